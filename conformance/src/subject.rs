@@ -1,0 +1,148 @@
+//! What the suite asks of a framework, beside its adapter.
+
+use bridge_core::{Adapter, DType, Device, Result, Stream};
+use serde::{Deserialize, Serialize};
+
+/// A tensor to make: a base buffer of random bytes, and a strided view of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// Element type.
+    pub dtype: DType,
+    /// Lengths, in elements.
+    pub shape: Vec<i64>,
+    /// Strides, in elements, signed.
+    pub strides: Vec<i64>,
+    /// Elements from the start of the base buffer to the first element of the view.
+    pub offset: usize,
+    /// Elements in the base buffer: every view element lies in it.
+    pub base: usize,
+    /// Whether the view shall be read-only (only for frameworks that have such tensors).
+    pub read_only: bool,
+}
+
+/// What a framework itself says of one of its tensors, read without the adapter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Observed {
+    /// Element type.
+    pub dtype: DType,
+    /// Lengths, in elements.
+    pub shape: Vec<i64>,
+    /// Strides, in elements, as the framework states them (not normalised).
+    pub strides: Vec<i64>,
+    /// Address of the first element.
+    pub address: usize,
+    /// Whether the framework refuses writes to it.
+    pub read_only: bool,
+    /// Where it is.
+    pub device: Device,
+}
+
+/// A framework under test: its adapter, and the few things that the suite does with tensors of its own.
+///
+/// Every method goes through the framework's own public interface and never through the adapter, so that the two are
+/// independent witnesses. Methods that touch elements put work into the framework's current stream and do not wait,
+/// unless they say so.
+pub trait Subject: Adapter {
+    /// The device on which this subject makes tensors.
+    fn device(&self) -> Device;
+
+    /// Dtypes that the framework can make tensors of on this device.
+    fn dtypes(&self) -> Vec<DType>;
+
+    /// Whether it can make views with negative strides.
+    fn makes_negative_strides(&self) -> bool;
+
+    /// Whether it can make read-only tensors.
+    fn makes_read_only(&self) -> bool;
+
+    /// A tensor as `spec` says, whose base buffer holds `bytes` (`spec.base * itemsize` of them). Waits until the bytes
+    /// are there.
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<Self::Tensor>;
+
+    /// What the framework says of the tensor.
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn observe(&self, tensor: &Self::Tensor) -> Result<Observed>;
+
+    /// The elements in row-major order, bit for bit. Waits for the current stream only.
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn read(&self, tensor: &Self::Tensor) -> Result<Vec<u8>>;
+
+    /// Overwrites the elements, given in row-major order, in the current stream.
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn write(&self, tensor: &Self::Tensor, bytes: &[u8]) -> Result<()>;
+
+    /// Sets every byte of the elements, in the current stream, by a kernel on the device, without any host copy.
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn fill(&self, tensor: &Self::Tensor, byte: u8) -> Result<()>;
+
+    /// A fresh tensor of `nbytes` bytes (uint8, compact) from the framework's allocator, not initialised.
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn allocate(&self, nbytes: usize) -> Result<Self::Tensor>;
+
+    /// Copies the elements of `from` into the fresh compact tensor `into` of as many bytes, in the current stream.
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn snapshot(&self, from: &Self::Tensor, into: &Self::Tensor) -> Result<()>;
+
+    /// Another reference to the same tensor object.
+    fn share(&self, tensor: &Self::Tensor) -> Self::Tensor;
+
+    /// Drops the tensor on another thread, and waits for that thread.
+    fn drop_on_thread(&self, tensor: Self::Tensor);
+
+    /// Streams of the framework that may be used beside its default stream, made once. Empty: the device has none.
+    fn streams(&self) -> Vec<Stream>;
+
+    /// Makes `stream` the framework's current one for the duration of `body`.
+    ///
+    /// # Errors
+    ///
+    /// What `body` or the framework reports.
+    fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+
+    /// Puts work that takes a few milliseconds into the current stream.
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn delay(&self) -> Result<()>;
+
+    /// Waits for the device, collects garbage and empties the caches; then the bytes that the framework's allocator has
+    /// in use, or `None` where nobody counts them.
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn settle(&self) -> Result<Option<usize>>;
+
+    /// The framework's own way of taking a tensor of `other`, for the native column, or `None` where there is none.
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn import_natively(&self, other: &Self::Tensor) -> Option<Result<Self::Tensor>> {
+        let _ = other;
+        None
+    }
+}

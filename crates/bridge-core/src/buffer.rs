@@ -1,0 +1,152 @@
+//! Memory with an owner.
+
+use crate::{DType, Device, Error, ErrorKind, Layout, Result, Stream};
+use serde::{Deserialize, Serialize};
+
+/// What a view may do with the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// Nobody may write through the view.
+    ReadOnly,
+    /// The view may be read and written.
+    ReadWrite,
+}
+
+/// When the owner's allocator may hand the memory out again, once the buffer has been dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reuse {
+    /// The allocator reuses it only behind what [`DeviceBuffer::stream`] holds at the time of the drop. Then the
+    /// buffer is dropped at once, and nothing waits.
+    InStreamOrder,
+    /// Nothing is known. Then the buffer is kept until the device has done the work.
+    Unknown,
+}
+
+/// Memory on a device, kept alive by a value that owns it.
+///
+/// A buffer makes four promises: *what* it is (an address and a length in bytes), *where* (a device), *when* it may be
+/// touched (behind the work that its stream holds), and *until when* (as long as the value lives; the owner takes it
+/// back in the order of the stream).
+///
+/// # Safety
+///
+/// Whoever implements this trait vouches for the following, and core and every other adapter rely on it:
+///
+/// - The bytes `address .. address + len` belong to one allocation on [`device`](Self::device), and stay allocated and
+///   mapped until the value is dropped. `len` may be 0, and then `address` means nothing.
+/// - None of the methods changes its answer during the life of the value.
+/// - With [`Access::ReadWrite`] the owner tolerates writes by others in the order of the stream.
+/// - Work put behind everything that [`stream`](Self::stream) holds when the value is made sees the bytes as the
+///   owner's user last wrote them. `None` means that the bytes are there already, as on the host.
+/// - Dropping the value is allowed on any thread, with or without Python's GIL, also while the interpreter or the
+///   driver shuts down, and happens once. It neither blocks on the device nor panics.
+/// - With [`Reuse::InStreamOrder`], the memory is reused only behind the work that `stream` holds when the value is
+///   dropped, even where the allocator ties the memory to another stream than the one that it was last written on.
+///
+/// In return core drops the value only after the owner's stream has been made to wait for every stream on which a
+/// view of it is known to have been used.
+pub unsafe trait DeviceBuffer: Send + Sync {
+    /// The lowest address.
+    fn address(&self) -> usize;
+    /// Length in bytes.
+    fn len(&self) -> usize;
+    /// Whether there are no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Where the bytes are.
+    fn device(&self) -> Device;
+    /// What a view may do.
+    fn access(&self) -> Access;
+    /// The stream on which the owner writes; `None` for memory that is ready at any time.
+    fn stream(&self) -> Option<Stream>;
+    /// When the allocator reuses the memory.
+    fn reuse(&self) -> Reuse;
+}
+
+/// An operation that a framework has put off until somebody reads the tensor (PyTorch's conj and neg bits).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pending {
+    /// Complex conjugation.
+    Conjugation,
+    /// Negation.
+    Negation,
+}
+
+/// A tensor that its framework has lent: a buffer, and how the elements lie in it.
+pub struct Lent {
+    dtype: DType,
+    layout: Layout,
+    pending: Option<Pending>,
+    buffer: Box<dyn DeviceBuffer>,
+}
+
+impl Lent {
+    /// Joins a buffer and a layout.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Layout`] when the view reaches outside the buffer, or `dtype` is not the one that the layout was
+    /// made for.
+    pub fn new(dtype: DType, layout: Layout, buffer: Box<dyn DeviceBuffer>) -> Result<Self> {
+        let inside = layout.extent().is_some_and(|extent| extent.end <= buffer.len());
+        if !inside || buffer.address().checked_add(buffer.len()).is_none() {
+            let text = format!("a view with {layout} reaches outside its buffer of {} bytes", buffer.len());
+            return Err(Error::new(ErrorKind::Layout, text));
+        }
+        if dtype.itemsize() != Some(layout.itemsize()) {
+            return Err(Error::new(ErrorKind::Layout, format!("the layout was not made for dtype {dtype}")));
+        }
+        Ok(Self { dtype, layout, pending: None, buffer })
+    }
+
+    /// Notes an operation that the framework has put off.
+    #[must_use]
+    pub fn with_pending(mut self, pending: Option<Pending>) -> Self {
+        self.pending = pending;
+        self
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Shape, strides and offset.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The operation that was put off, if any.
+    pub fn pending(&self) -> Option<Pending> {
+        self.pending
+    }
+
+    /// The memory.
+    pub fn buffer(&self) -> &dyn DeviceBuffer {
+        &*self.buffer
+    }
+
+    /// Where the memory is.
+    pub fn device(&self) -> Device {
+        self.buffer.device()
+    }
+
+    /// Address of the first element.
+    pub fn data(&self) -> usize {
+        // In range: `new` checked it.
+        self.buffer.address() + self.layout.offset()
+    }
+
+    pub(crate) fn into_buffer(self) -> Box<dyn DeviceBuffer> {
+        self.buffer
+    }
+}
+
+impl std::fmt::Debug for Lent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Lent({} at {:#x} on {}, {})", self.dtype, self.data(), self.device(), self.layout)
+    }
+}

@@ -1,0 +1,138 @@
+//! Devices: an open set over DLPack's codes.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// A kind of device, by DLPack's `DLDeviceType` (`dlpack.h`). The set is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceKind(pub i32);
+
+impl DeviceKind {
+    /// Host memory.
+    pub const CPU: DeviceKind = DeviceKind(1);
+    /// The memory of a CUDA device.
+    pub const CUDA: DeviceKind = DeviceKind(2);
+    /// Pinned host memory (`cudaMallocHost`).
+    pub const CUDA_HOST: DeviceKind = DeviceKind(3);
+    /// The memory of a ROCm device.
+    pub const ROCM: DeviceKind = DeviceKind(10);
+    /// Managed memory (`cudaMallocManaged`).
+    pub const CUDA_MANAGED: DeviceKind = DeviceKind(13);
+
+    const NAMED: &'static [(DeviceKind, &'static str)] = &[
+        (Self::CPU, "cpu"),
+        (Self::CUDA, "cuda"),
+        (Self::CUDA_HOST, "cuda_host"),
+        (Self::ROCM, "rocm"),
+        (Self::CUDA_MANAGED, "cuda_managed"),
+    ];
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Self::NAMED.iter().find(|(kind, _)| kind == self) {
+            Some((_, name)) => f.pad(name),
+            None => write!(f, "dlpack({})", self.0),
+        }
+    }
+}
+
+/// The text is no device kind, or no device such as `cpu` or `cuda:0`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParseDeviceError(String);
+
+impl fmt::Display for ParseDeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is not a device such as \"cpu\" or \"cuda:0\"", self.0)
+    }
+}
+
+impl std::error::Error for ParseDeviceError {}
+
+impl FromStr for DeviceKind {
+    type Err = ParseDeviceError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Some((kind, _)) = Self::NAMED.iter().find(|(_, name)| *name == text) {
+            return Ok(*kind);
+        }
+        let number = text.strip_prefix("dlpack(").and_then(|rest| rest.strip_suffix(')'));
+        let number = number.and_then(|number| number.parse().ok());
+        number.map(DeviceKind).ok_or_else(|| ParseDeviceError(text.into()))
+    }
+}
+
+/// One device: its kind and its number among the devices of that kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Device {
+    /// The kind.
+    pub kind: DeviceKind,
+    /// The ordinal as the process sees it: 0 for host memory.
+    pub index: i32,
+}
+
+impl Device {
+    /// Host memory.
+    pub const CPU: Device = Device { kind: DeviceKind::CPU, index: 0 };
+
+    /// The CUDA device with this ordinal.
+    pub const fn cuda(index: i32) -> Device {
+        Device { kind: DeviceKind::CUDA, index }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::CPU => f.pad("cpu"),
+            Self { kind, index } => write!(f, "{kind}:{index}"),
+        }
+    }
+}
+
+impl FromStr for Device {
+    type Err = ParseDeviceError;
+
+    /// Reads `cpu`, `cuda:1`; a kind without a number means number 0.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (kind, index) = text.split_once(':').unwrap_or((text, "0"));
+        match (kind.parse(), index.parse()) {
+            (Ok(kind), Ok(index)) if index >= 0 => Ok(Device { kind, index }),
+            _ => Err(ParseDeviceError(text.into())),
+        }
+    }
+}
+
+macro_rules! serialize_as_text {
+    ($($type:ty),*) => {$(
+        impl Serialize for $type {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    )*};
+}
+
+serialize_as_text!(DeviceKind, Device);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_read_back() {
+        for device in [Device::CPU, Device::cuda(3), Device { kind: DeviceKind(77), index: 1 }] {
+            assert_eq!(device.to_string().parse(), Ok(device));
+        }
+        assert_eq!("cuda".parse(), Ok(Device::cuda(0)));
+        assert!("cuda:-1".parse::<Device>().is_err());
+        assert!("gpu".parse::<Device>().is_err());
+    }
+}

@@ -1,0 +1,194 @@
+//! The DLPack codec, over [`dlpark`]: managed tensors in, versioned and legacy, and managed tensors out.
+//!
+//! Rules come from `dlpack.h` 1.3. A producer that breaks one is refused with [`ErrorKind::Protocol`], and its tensor is
+//! given back.
+
+use crate::{
+    Access, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, MAX_NDIM, Result, Reuse,
+    Stream,
+};
+pub use dlpark::ffi;
+use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
+use dlpark::metadata::Dynamic;
+use dlpark::{AllocationDeleter, DlpackFlags};
+pub use dlpark::{Managed, ManagedTensorBase, legacy, versioned};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+impl From<DLDataType> for DType {
+    fn from(dtype: DLDataType) -> Self {
+        DType { code: dtype.code.0, bits: dtype.bits, lanes: dtype.lanes }
+    }
+}
+
+impl From<DType> for DLDataType {
+    fn from(dtype: DType) -> Self {
+        DLDataType { code: DLDataTypeCode(dtype.code), bits: dtype.bits, lanes: dtype.lanes }
+    }
+}
+
+impl From<DLDevice> for Device {
+    fn from(device: DLDevice) -> Self {
+        // The codes of dlpack.h are small and positive; bindgen merely chose an unsigned type for the C enum.
+        Device { kind: DeviceKind(device.device_type.0 as i32), index: device.device_id }
+    }
+}
+
+impl From<Device> for DLDevice {
+    fn from(device: Device) -> Self {
+        DLDevice { device_type: DLDeviceType(device.kind.0 as u32), device_id: device.index }
+    }
+}
+
+/// What a managed tensor does not say of its memory.
+#[derive(Debug, Clone)]
+pub struct Origin {
+    /// As [`DeviceBuffer::stream`].
+    pub stream: Option<Stream>,
+    /// As [`DeviceBuffer::reuse`].
+    pub reuse: Reuse,
+    /// The addresses of the allocation, where somebody knows them.
+    pub allocation: Option<Range<usize>>,
+}
+
+struct ManagedBuffer {
+    address: usize,
+    len: usize,
+    device: Device,
+    access: Access,
+    stream: Option<Stream>,
+    reuse: Reuse,
+    _owner: AllocationDeleter,
+}
+
+// SAFETY: the producer vouches for memory, access and deleter through DLPack's contract, and whoever called the unsafe
+// `lend` for stream, reuse and allocation. `lend` checks that the view lies in the range named here.
+unsafe impl DeviceBuffer for ManagedBuffer {
+    fn address(&self) -> usize {
+        self.address
+    }
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn device(&self) -> Device {
+        self.device
+    }
+    fn access(&self) -> Access {
+        self.access
+    }
+    fn stream(&self) -> Option<Stream> {
+        self.stream
+    }
+    fn reuse(&self) -> Reuse {
+        self.reuse
+    }
+}
+
+fn broken(text: String) -> Error {
+    Error::new(ErrorKind::Protocol, format!("the DLPack tensor is malformed: {text}"))
+}
+
+/// Takes a raw managed tensor into ownership.
+///
+/// # Errors
+///
+/// [`ErrorKind::Protocol`] for a null pointer, [`ErrorKind::Version`] for a major version other than 1. The deleter has
+/// been called then.
+///
+/// # Safety
+///
+/// As for [`Managed::from_raw`]: `managed` is null, or an initialised managed tensor of just this ABI that the caller
+/// owns and whose deleter may be called from any thread.
+pub unsafe fn adopt<M: ManagedTensorBase>(managed: *mut M) -> Result<Managed<M>> {
+    // SAFETY: the caller's obligation is the same.
+    unsafe { Managed::from_raw(managed) }.map_err(|error| match error {
+        dlpark::dlpack::FromRawError::Version { source } => {
+            let text = format!("{source}: ask the producer for max_version=(1, 0)");
+            Error::new(ErrorKind::Version, text)
+        }
+        other => broken(other.to_string()),
+    })
+}
+
+/// Lends a managed tensor. On an error its deleter has been called.
+///
+/// # Errors
+///
+/// [`ErrorKind::Protocol`] and [`ErrorKind::Layout`] for what breaks DLPack's rules or arithmetic,
+/// [`ErrorKind::Dtype`] for vectors (lanes ≠ 1) and elements that are not whole bytes.
+///
+/// # Safety
+///
+/// The producer keeps DLPack's promises for this tensor, and `origin` is true: the caller vouches for the stream, the
+/// reuse and the allocation as the safety section of [`DeviceBuffer`] demands.
+pub unsafe fn lend<M: ManagedTensorBase>(managed: Managed<M>, origin: Origin) -> Result<Lent> {
+    // SAFETY: the handle owns the tensor, and nobody else changes it.
+    let ndim = unsafe { managed.tensor() }.ndim;
+    if usize::try_from(ndim).is_ok_and(|ndim| ndim > MAX_NDIM) {
+        // Before the shape is looked at: a wild ndim means a wild shape.
+        return Err(broken(format!("{ndim} dimensions are more than {MAX_NDIM}")));
+    }
+    let tensor = managed.validate().map_err(|error| broken(error.to_string()))?;
+    let (dtype, device) = (DType::from(tensor.dtype()), Device::from(tensor.device()));
+    if dtype.lanes != 1 {
+        let text = format!("vector elements (lanes = {}) have no counterpart: view the tensor as scalars", dtype.lanes);
+        return Err(Error::new(ErrorKind::Dtype, text));
+    }
+    if device.index < 0 {
+        return Err(broken(format!("device number {} is negative", device.index)));
+    }
+    let layout = Layout::new(dtype, tensor.shape(), tensor.strides(), 0)?.in_smallest_buffer();
+    let data = usize::try_from(tensor.byte_offset())
+        .ok()
+        .and_then(|offset| (tensor.data_ptr() as usize).checked_add(offset))
+        .ok_or_else(|| broken(format!("byte_offset {} overflows the address", tensor.byte_offset())))?;
+    let (below, above) = layout.reach();
+    let (address, len) = if layout.numel() == 0 {
+        (data, 0)
+    } else if tensor.data_ptr().is_null() {
+        return Err(broken("the data pointer is null".into()));
+    } else {
+        let range = data.checked_sub(below).zip(data.checked_add(above));
+        let (start, end) = range.ok_or_else(|| broken("the view leaves the address space".into()))?;
+        if origin.allocation.as_ref().is_some_and(|memory| start < memory.start || end > memory.end) {
+            let text = format!("bytes {start:#x}..{end:#x} lie outside the producer's allocation");
+            return Err(Error::new(ErrorKind::Layout, text));
+        }
+        (start, end - start)
+    };
+    let read_only = managed.flags().contains(DlpackFlags::READ_ONLY);
+    let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+    let Origin { stream, reuse, .. } = origin;
+    let owner = managed.into_deleter();
+    Lent::new(dtype, layout, Box::new(ManagedBuffer { address, len, device, access, stream, reuse, _owner: owner }))
+}
+
+/// A lease inside a managed tensor that has been handed over, so that it can be had back if the consumer fails without
+/// saying whether it has taken the tensor.
+#[derive(Debug)]
+pub struct Handover(Arc<Mutex<Option<Lease>>>);
+
+impl Handover {
+    /// Gives the lease back if the consumer has not; the consumer's deleter, should it still be called, does nothing.
+    pub fn reclaim(self) {
+        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+/// Wraps a lease as a managed tensor, whose deleter drops the lease. Strides are always written out, as DLPack 1.2
+/// wants them, and the byte offset is folded into the address, because several frameworks ignore it.
+pub fn wrap<M: ManagedTensorBase>(lease: Lease) -> (Managed<M>, Handover) {
+    let (dtype, device, data) = (lease.dtype(), lease.device(), lease.data());
+    let mut flags = DlpackFlags::empty();
+    flags.set(DlpackFlags::READ_ONLY, lease.access() == Access::ReadOnly);
+    flags.set(DlpackFlags::IS_COPIED, lease.is_copy());
+    let prepared = Dynamic::new(lease.layout().shape(), lease.layout().strides()).prepare_as::<M>();
+    let prepared = prepared.expect("core's layouts have at most MAX_NDIM dimensions, all in range");
+    let lease = Arc::new(Mutex::new(Some(lease)));
+    let mut initialized = prepared.initialize(Arc::clone(&lease));
+    initialized.set_data(data as *mut _).set_device(device.into()).set_dtype(dtype.into());
+    // SAFETY: IS_COPIED is set only where the memory was copied for this lease alone; READ_ONLY is the lease's own.
+    unsafe { initialized.set_flags_unchecked(flags) };
+    // SAFETY: data, dtype, shape and strides are those of the lease, which the context keeps alive until the deleter.
+    (unsafe { initialized.finish() }, Handover(lease))
+}

@@ -1,0 +1,152 @@
+//! Element types: an open set over DLPack's codes, with the field's names.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// An element type, by DLPack's `DLDataType` (`dlpack.h`): a type code, bits per lane, lanes.
+///
+/// The set is open: a code that this crate has no name for is carried as it is, and refused only where a
+/// [`Profile`](crate::Profile) does not list it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DType {
+    /// `DLDataTypeCode` of `dlpack.h`.
+    pub code: u8,
+    /// Bits of one lane.
+    pub bits: u8,
+    /// Lanes of one element: 1 for every type that the frameworks of this workspace have.
+    pub lanes: u16,
+}
+
+macro_rules! dtypes {
+    ($($constant:ident = $name:literal, $code:literal, $bits:literal;)*) => {
+        impl DType {
+            $(#[doc = concat!("`", $name, "`")]
+            pub const $constant: DType = DType { code: $code, bits: $bits, lanes: 1 };)*
+
+            /// Every dtype that has a name here.
+            pub const NAMED: &'static [(DType, &'static str)] = &[$((DType::$constant, $name)),*];
+        }
+    };
+}
+
+dtypes! {
+    BOOL = "bool", 6, 8;
+    INT8 = "int8", 0, 8;
+    INT16 = "int16", 0, 16;
+    INT32 = "int32", 0, 32;
+    INT64 = "int64", 0, 64;
+    UINT8 = "uint8", 1, 8;
+    UINT16 = "uint16", 1, 16;
+    UINT32 = "uint32", 1, 32;
+    UINT64 = "uint64", 1, 64;
+    FLOAT16 = "float16", 2, 16;
+    FLOAT32 = "float32", 2, 32;
+    FLOAT64 = "float64", 2, 64;
+    BFLOAT16 = "bfloat16", 4, 16;
+    COMPLEX32 = "complex32", 5, 32;
+    COMPLEX64 = "complex64", 5, 64;
+    COMPLEX128 = "complex128", 5, 128;
+    FLOAT8_E3M4 = "float8_e3m4", 7, 8;
+    FLOAT8_E4M3 = "float8_e4m3", 8, 8;
+    FLOAT8_E4M3B11FNUZ = "float8_e4m3b11fnuz", 9, 8;
+    FLOAT8_E4M3FN = "float8_e4m3fn", 10, 8;
+    FLOAT8_E4M3FNUZ = "float8_e4m3fnuz", 11, 8;
+    FLOAT8_E5M2 = "float8_e5m2", 12, 8;
+    FLOAT8_E5M2FNUZ = "float8_e5m2fnuz", 13, 8;
+    FLOAT8_E8M0FNU = "float8_e8m0fnu", 14, 8;
+    FLOAT6_E2M3FN = "float6_e2m3fn", 15, 6;
+    FLOAT6_E3M2FN = "float6_e3m2fn", 16, 6;
+    FLOAT4_E2M1FN = "float4_e2m1fn", 17, 4;
+}
+
+impl DType {
+    /// Bytes of one element, or `None` where an element is not a whole number of bytes.
+    pub fn itemsize(self) -> Option<usize> {
+        let bits = usize::from(self.bits) * usize::from(self.lanes);
+        (bits > 0 && bits % 8 == 0).then_some(bits / 8)
+    }
+
+    /// Whether an element is a pair of real and imaginary part.
+    pub fn is_complex(self) -> bool {
+        self.code == Self::COMPLEX64.code
+    }
+
+    fn name(self) -> Option<&'static str> {
+        Self::NAMED.iter().find(|(dtype, _)| *dtype == self).map(|(_, name)| *name)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.pad(name),
+            None => write!(f, "dlpack({}, {}, {})", self.code, self.bits, self.lanes),
+        }
+    }
+}
+
+/// The text is no dtype name, nor `dlpack(code, bits, lanes)`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParseDTypeError(String);
+
+impl fmt::Display for ParseDTypeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is not a dtype name such as \"float32\"", self.0)
+    }
+}
+
+impl std::error::Error for ParseDTypeError {}
+
+impl FromStr for DType {
+    type Err = ParseDTypeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Some((dtype, _)) = Self::NAMED.iter().find(|(_, name)| *name == text) {
+            return Ok(*dtype);
+        }
+        let numbers = text.strip_prefix("dlpack(").and_then(|rest| rest.strip_suffix(')'));
+        let mut numbers = numbers.unwrap_or_default().split(", ");
+        let mut next = || numbers.next().ok_or_else(|| ParseDTypeError(text.into()));
+        let (code, bits, lanes) = (next()?, next()?, next()?);
+        match (code.parse(), bits.parse(), lanes.parse()) {
+            (Ok(code), Ok(bits), Ok(lanes)) => Ok(DType { code, bits, lanes }),
+            _ => Err(ParseDTypeError(text.into())),
+        }
+    }
+}
+
+impl Serialize for DType {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for DType {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_read_back() {
+        let unnamed = DType { code: 99, bits: 24, lanes: 3 };
+        for dtype in DType::NAMED.iter().map(|(dtype, _)| *dtype).chain([unnamed]) {
+            assert_eq!(dtype.to_string().parse(), Ok(dtype));
+        }
+        assert!("float31".parse::<DType>().is_err());
+        assert!("dlpack(1, 2)".parse::<DType>().is_err());
+        assert!("dlpack(1, 2, x)".parse::<DType>().is_err());
+    }
+
+    #[test]
+    fn only_whole_bytes_have_an_itemsize() {
+        assert_eq!(DType::COMPLEX128.itemsize(), Some(16));
+        assert_eq!(DType::FLOAT4_E2M1FN.itemsize(), None);
+        assert_eq!(DType { code: 0, bits: 0, lanes: 1 }.itemsize(), None);
+    }
+}

@@ -1,0 +1,241 @@
+//! Shape, strides and offset, checked once.
+
+use crate::{DType, Error, ErrorKind, Result};
+use smallvec::SmallVec;
+use std::fmt;
+use std::ops::Range;
+
+/// Lengths or strides of a few dimensions, inline up to six.
+pub type Dims = SmallVec<[i64; 6]>;
+
+/// More dimensions than this are refused: NumPy, the most generous framework, stops at 64.
+pub const MAX_NDIM: usize = 64;
+
+/// How the elements of a view lie in a buffer.
+///
+/// Made only by [`Layout::new`], which checks the arithmetic, so that nothing later can overflow. Strides of
+/// dimensions of size 1 or less carry no meaning; they are replaced by those of a compact view, as are all strides of
+/// a view without elements. Two layouts that describe the same view therefore compare equal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    shape: Dims,
+    strides: Dims,
+    offset: usize,
+    itemsize: usize,
+    numel: usize,
+    /// Bytes below and above the first element that the view reaches.
+    reach: (usize, usize),
+}
+
+impl Layout {
+    /// A view of `shape` whose element *i* is `strides[d]` elements (signed) from its neighbour in dimension `d`, and
+    /// whose first element is `offset` bytes into its buffer. Without `strides` the view is compact, row-major.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Layout`] for a negative length, another number of strides than dimensions, over [`MAX_NDIM`]
+    /// dimensions, or sizes that overflow; [`ErrorKind::Dtype`] for an element that is not a whole number of bytes.
+    pub fn new(dtype: DType, shape: &[i64], strides: Option<&[i64]>, offset: usize) -> Result<Self> {
+        let itemsize = dtype.itemsize().ok_or_else(|| {
+            let text = format!("elements of dtype {dtype} are not whole bytes: unpack it first, or view it as uint8");
+            Error::new(ErrorKind::Dtype, text)
+        })?;
+        if shape.len() > MAX_NDIM {
+            return Err(malformed(format!("{} dimensions are more than {MAX_NDIM}", shape.len())));
+        }
+        if let Some(length) = shape.iter().find(|length| **length < 0) {
+            return Err(malformed(format!("length {length} in the shape is negative")));
+        }
+        if strides.is_some_and(|strides| strides.len() != shape.len()) {
+            return Err(malformed("the shape and the strides differ in length".into()));
+        }
+        // The largest object that Rust, C and every framework here can address.
+        let largest = i64::MAX as usize / itemsize;
+        let size = shape
+            .iter()
+            .filter(|length| **length != 0)
+            .try_fold(1usize, |size, length| size.checked_mul(*length as usize).filter(|size| *size <= largest));
+        let size = size.ok_or_else(|| malformed(format!("shape {shape:?} of {dtype} overflows 2^63 bytes")))?;
+        let empty = shape.contains(&0);
+        let numel = if empty { 0 } else { size };
+
+        let mut normal = compact_strides(shape);
+        let mut reach = (0usize, 0usize);
+        if let (Some(strides), false) = (strides, empty) {
+            for (d, (&length, &stride)) in shape.iter().zip(strides).enumerate().filter(|(_, (l, _))| **l > 1) {
+                normal[d] = stride;
+                let bytes =
+                    (length as u64 - 1).checked_mul(stride.unsigned_abs()).and_then(|n| n.checked_mul(itemsize as u64));
+                let side = if stride < 0 { &mut reach.0 } else { &mut reach.1 };
+                let sum = bytes.and_then(|bytes| side.checked_add(usize::try_from(bytes).ok()?));
+                *side = sum.filter(|sum| *sum <= i64::MAX as usize).ok_or_else(|| {
+                    malformed(format!("strides {strides:?} with shape {shape:?} reach further than 2^63 bytes"))
+                })?;
+            }
+        } else if !empty {
+            reach.1 = (numel - 1) * itemsize;
+        }
+        if !empty {
+            reach.1 += itemsize;
+        }
+        Ok(Self { shape: shape.into(), strides: normal, offset, itemsize, numel, reach })
+    }
+
+    /// Lengths, in elements.
+    pub fn shape(&self) -> &[i64] {
+        &self.shape
+    }
+
+    /// Strides, in elements, signed; normalised (see the type).
+    pub fn strides(&self) -> &[i64] {
+        &self.strides
+    }
+
+    /// Bytes from the start of the buffer to the first element.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Number of elements.
+    pub fn numel(&self) -> usize {
+        self.numel
+    }
+
+    /// Bytes of all elements together, as a compact copy has them.
+    pub fn nbytes(&self) -> usize {
+        self.numel * self.itemsize
+    }
+
+    /// Bytes of one element.
+    pub fn itemsize(&self) -> usize {
+        self.itemsize
+    }
+
+    /// The bytes that the view may touch, relative to its first element: `-below..above`, both as magnitudes.
+    pub fn reach(&self) -> (usize, usize) {
+        self.reach
+    }
+
+    /// The bytes of the buffer that the view may touch, or `None` if it begins before the buffer.
+    pub fn extent(&self) -> Option<Range<usize>> {
+        Some(self.offset.checked_sub(self.reach.0)?..self.offset.checked_add(self.reach.1)?)
+    }
+
+    /// The same view in a buffer that begins just where the view does: the smallest one that holds it.
+    #[must_use]
+    pub fn in_smallest_buffer(mut self) -> Self {
+        self.offset = self.reach.0;
+        self
+    }
+
+    /// Whether the elements follow one another in row-major order without a gap.
+    pub fn is_compact(&self) -> bool {
+        let mut expected = 1;
+        self.numel == 0
+            || self.shape.iter().zip(&self.strides).rev().all(|(&length, &stride)| {
+                let fits = length == 1 || stride == expected;
+                expected *= length;
+                fits
+            })
+    }
+
+    /// Whether any stride is negative.
+    pub fn has_negative_strides(&self) -> bool {
+        self.strides.iter().any(|stride| *stride < 0)
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "shape {:?}, strides {:?}, offset {} bytes", &*self.shape, &*self.strides, self.offset)
+    }
+}
+
+/// The strides, in elements, of a compact row-major view. Lengths of 0 count as 1, so nothing here overflows for a
+/// shape whose non-zero lengths multiply within 2^63.
+fn compact_strides(shape: &[i64]) -> Dims {
+    let mut strides = Dims::from_elem(1, shape.len());
+    for d in (1..shape.len()).rev() {
+        strides[d - 1] = strides[d] * shape[d].max(1);
+    }
+    strides
+}
+
+#[cold]
+fn malformed(text: String) -> Error {
+    Error::new(ErrorKind::Layout, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn layout(shape: &[i64], strides: &[i64], offset: usize) -> Result<Layout> {
+        Layout::new(DType::FLOAT32, shape, Some(strides), offset)
+    }
+
+    #[test]
+    fn strides_without_meaning_are_normalised() {
+        let odd = layout(&[1, 3, 1], &[-77, 1, i64::MIN], 0).unwrap();
+        assert_eq!(odd, Layout::new(DType::FLOAT32, &[1, 3, 1], None, 0).unwrap());
+        assert!(odd.is_compact() && !odd.has_negative_strides());
+        let empty = layout(&[4, 0, 2], &[i64::MAX, -1, 9], 0).unwrap();
+        assert!(empty.is_compact() && empty.extent() == Some(0..0));
+    }
+
+    #[test]
+    fn reversed_views_reach_below_their_first_element() {
+        let reversed = layout(&[4, 2], &[2, -1], 4).unwrap();
+        assert_eq!(reversed.extent(), Some(0..32));
+        assert_eq!(layout(&[4, 2], &[2, -1], 0).unwrap().extent(), None);
+        assert_eq!(layout(&[4, 2], &[2, -1], 0).unwrap().in_smallest_buffer().extent(), Some(0..32));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for (shape, strides) in [
+            (&[-1][..], &[1][..]),
+            (&[2, 2], &[1]),
+            (&[1 << 32, 1 << 31], &[1, 1]),
+            (&[1 << 32, 0, 1 << 32], &[1, 1, 1]),
+            (&[3], &[i64::MAX]),
+            (&[3], &[i64::MIN]),
+            (&[2, 2, 2], &[1 << 60, 1 << 60, 1 << 60]),
+            (&[1; 65], &[1; 65]),
+        ] {
+            assert_eq!(layout(shape, strides, 0).unwrap_err().kind(), ErrorKind::Layout, "{shape:?} {strides:?}");
+        }
+        let packed = Layout::new(DType::FLOAT4_E2M1FN, &[2], None, 0);
+        assert_eq!(packed.unwrap_err().kind(), ErrorKind::Dtype);
+        assert_eq!(layout(&[2], &[1], usize::MAX).unwrap().extent(), None);
+    }
+
+    proptest! {
+        /// The extent is exactly the hull of the bytes that the elements occupy.
+        #[test]
+        fn extent_is_the_hull_of_the_elements(dims in prop::collection::vec((0i64..4, -5i64..6), 0..4)) {
+            let (shape, strides): (Vec<_>, Vec<_>) = dims.into_iter().unzip();
+            let layout = layout(&shape, &strides, 10_000).unwrap();
+            let mut starts = vec![10_000i64];
+            for (&length, &stride) in shape.iter().zip(&strides) {
+                starts = starts.iter().flat_map(|at| (0..length).map(move |i| at + i * stride * 4)).collect();
+            }
+            prop_assert_eq!(layout.numel(), starts.len());
+            let hull = match (starts.iter().min(), starts.iter().max()) {
+                (Some(&low), Some(&high)) => low as usize..high as usize + 4,
+                _ => 10_000..10_000,
+            };
+            prop_assert_eq!(layout.extent(), Some(hull));
+        }
+
+        /// No input makes the arithmetic overflow or panic.
+        #[test]
+        fn any_numbers_are_judged(dims in prop::collection::vec((any::<i64>(), any::<i64>()), 0..5), offset: usize) {
+            let (shape, strides): (Vec<_>, Vec<_>) = dims.into_iter().unzip();
+            if let Ok(layout) = layout(&shape, &strides, offset) {
+                let _ = (layout.extent(), layout.is_compact(), layout.in_smallest_buffer().extent());
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Whether a tensor crosses in place, as a copy, or not at all.
+
+use crate::{Access, Device, Error, ErrorKind, Lent, Pending, Profile, Result, Strides};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// What the caller asks for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Options {
+    /// As in the array API: `None` copies only where it is needed, `Some(true)` always, `Some(false)` never.
+    pub copy: Option<bool>,
+    /// The device on which the result must be. `None`: where the tensor is.
+    pub device: Option<Device>,
+}
+
+/// Why a copy is made. A copy is always made by the producing framework, on the device where the tensor is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Reason {
+    /// The caller said `copy=True`.
+    Asked,
+    /// A conjugation that the producer has put off.
+    PendingConjugation,
+    /// A negation that the producer has put off.
+    PendingNegation,
+    /// The target takes no negative strides.
+    NegativeStrides,
+    /// The target takes compact tensors only.
+    Strides,
+    /// The address is not aligned as the target needs it.
+    Alignment,
+}
+
+/// How a tensor will cross.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Plan {
+    /// In place: the same memory.
+    ZeroCopy,
+    /// As a copy made by the producer.
+    Copy(Reason),
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Asked => "asked for",
+            Self::PendingConjugation => "a pending conjugation",
+            Self::PendingNegation => "a pending negation",
+            Self::NegativeStrides => "negative strides",
+            Self::Strides => "strides that are not compact",
+            Self::Alignment => "an unaligned address",
+        })
+    }
+}
+
+/// Decides how `lent` crosses into the framework with this profile.
+///
+/// # Errors
+///
+/// - [`ErrorKind::Device`]: it is not on the device that `options` asks for, or on none that the target has.
+/// - [`ErrorKind::Dtype`]: the target has no such dtype.
+/// - [`ErrorKind::ReadOnly`]: it is read-only, the target would lose that, and no copy was asked for.
+/// - [`ErrorKind::CopyNeeded`]: it has to be copied, and `copy` is `Some(false)`.
+pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
+    let (device, dtype, name) = (lent.device(), lent.dtype(), &target.name);
+    if let Some(asked) = options.device.filter(|asked| *asked != device) {
+        let text = format!("the tensor is on {device}, not on {asked}: move it with its own framework first");
+        return Err(Error::new(ErrorKind::Device, text));
+    }
+    if !target.devices.contains(&device.kind) {
+        let text = format!(
+            "the tensor is on {device}, which {name} does not have in this process: copy it to the host with its own framework first"
+        );
+        return Err(Error::new(ErrorKind::Device, text));
+    }
+    if !target.dtypes.contains(&dtype) {
+        let text = format!("{name} has no dtype {dtype}: cast the tensor, or view its bytes as uint8, first");
+        return Err(Error::new(ErrorKind::Dtype, text));
+    }
+    if lent.buffer().access() == Access::ReadOnly && !target.keeps_read_only && options.copy != Some(true) {
+        let text = format!("the tensor is read-only, and {name} would let you write to it: pass copy=True");
+        return Err(Error::new(ErrorKind::ReadOnly, text));
+    }
+    match (options.copy, needed(lent, target)) {
+        (Some(true), reason) => Ok(Plan::Copy(reason.unwrap_or(Reason::Asked))),
+        (_, None) => Ok(Plan::ZeroCopy),
+        (None, Some(reason)) => Ok(Plan::Copy(reason)),
+        (Some(false), Some(reason)) => {
+            let what = lent.layout();
+            let text = format!(
+                "{name} cannot take the tensor in place because of {reason} ({what}): pass copy=None to let {name} have a copy"
+            );
+            Err(Error::new(ErrorKind::CopyNeeded, text))
+        }
+    }
+}
+
+/// The first reason for which the target cannot take the tensor in place.
+fn needed(lent: &Lent, target: &Profile) -> Option<Reason> {
+    let layout = lent.layout();
+    if let Some(pending) = lent.pending() {
+        return Some(match pending {
+            Pending::Conjugation => Reason::PendingConjugation,
+            Pending::Negation => Reason::PendingNegation,
+        });
+    }
+    if layout.numel() == 0 {
+        return None;
+    }
+    let negative = layout.has_negative_strides();
+    match target.strides {
+        Strides::NonNegative | Strides::Compact if negative => return Some(Reason::NegativeStrides),
+        Strides::Compact if !layout.is_compact() => return Some(Reason::Strides),
+        _ => (),
+    }
+    let aligned = lent.data().is_multiple_of(target.alignment_of(layout.itemsize()));
+    (!aligned).then_some(Reason::Alignment)
+}
