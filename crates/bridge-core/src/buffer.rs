@@ -2,6 +2,7 @@
 
 use crate::{DType, Device, Error, ErrorKind, Layout, Result, Stream};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// What a view may do with the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -63,6 +64,56 @@ pub unsafe trait DeviceBuffer: Send + Sync {
     fn stream(&self) -> Option<Stream>;
     /// When the allocator reuses the memory.
     fn reuse(&self) -> Reuse;
+}
+
+/// A buffer whose facts are plain values, kept alive by `O`.
+pub struct Memory<O> {
+    bytes: Range<usize>,
+    device: Device,
+    access: Access,
+    stream: Option<Stream>,
+    reuse: Reuse,
+    _owner: O,
+}
+
+impl<O: Send + Sync> Memory<O> {
+    /// The bytes at these addresses, as long as `owner` lives.
+    ///
+    /// # Safety
+    ///
+    /// The caller makes the promises of [`DeviceBuffer`] for this memory, with `owner` as the value that is dropped.
+    pub unsafe fn new(
+        bytes: Range<usize>,
+        device: Device,
+        access: Access,
+        stream: Option<Stream>,
+        reuse: Reuse,
+        owner: O,
+    ) -> Self {
+        Self { bytes, device, access, stream, reuse, _owner: owner }
+    }
+}
+
+// SAFETY: whoever called the unsafe `new` has made the promises.
+unsafe impl<O: Send + Sync> DeviceBuffer for Memory<O> {
+    fn address(&self) -> usize {
+        self.bytes.start
+    }
+    fn len(&self) -> usize {
+        self.bytes.len()
+    }
+    fn device(&self) -> Device {
+        self.device
+    }
+    fn access(&self) -> Access {
+        self.access
+    }
+    fn stream(&self) -> Option<Stream> {
+        self.stream
+    }
+    fn reuse(&self) -> Reuse {
+        self.reuse
+    }
 }
 
 /// An operation that a framework has put off until somebody reads the tensor (PyTorch's conj and neg bits).

@@ -4,13 +4,12 @@
 //! given back.
 
 use crate::{
-    Access, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, MAX_NDIM, Result, Reuse,
-    Stream,
+    Access, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, MAX_NDIM, Memory, Result, Reuse, Stream,
 };
+use dlpark::DlpackFlags;
 pub use dlpark::ffi;
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
 use dlpark::metadata::Dynamic;
-use dlpark::{AllocationDeleter, DlpackFlags};
 pub use dlpark::{Managed, ManagedTensorBase, legacy, versioned};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,45 +42,12 @@ impl From<Device> for DLDevice {
 /// What a managed tensor does not say of its memory.
 #[derive(Debug, Clone)]
 pub struct Origin {
-    /// As [`DeviceBuffer::stream`].
+    /// As [`DeviceBuffer::stream`](crate::DeviceBuffer::stream).
     pub stream: Option<Stream>,
-    /// As [`DeviceBuffer::reuse`].
+    /// As [`DeviceBuffer::reuse`](crate::DeviceBuffer::reuse).
     pub reuse: Reuse,
     /// The addresses of the allocation, where somebody knows them.
     pub allocation: Option<Range<usize>>,
-}
-
-struct ManagedBuffer {
-    address: usize,
-    len: usize,
-    device: Device,
-    access: Access,
-    stream: Option<Stream>,
-    reuse: Reuse,
-    _owner: AllocationDeleter,
-}
-
-// SAFETY: the producer vouches for memory, access and deleter through DLPack's contract, and whoever called the unsafe
-// `lend` for stream, reuse and allocation. `lend` checks that the view lies in the range named here.
-unsafe impl DeviceBuffer for ManagedBuffer {
-    fn address(&self) -> usize {
-        self.address
-    }
-    fn len(&self) -> usize {
-        self.len
-    }
-    fn device(&self) -> Device {
-        self.device
-    }
-    fn access(&self) -> Access {
-        self.access
-    }
-    fn stream(&self) -> Option<Stream> {
-        self.stream
-    }
-    fn reuse(&self) -> Reuse {
-        self.reuse
-    }
 }
 
 fn broken(text: String) -> Error {
@@ -110,7 +76,8 @@ pub unsafe fn adopt<M: ManagedTensorBase>(managed: *mut M) -> Result<Managed<M>>
     })
 }
 
-/// Lends a managed tensor. On an error its deleter has been called.
+/// Lends a managed tensor. `origin` is asked for what the tensor does not say, given its device and the address of its
+/// first element. On an error the deleter has been called.
 ///
 /// # Errors
 ///
@@ -119,9 +86,12 @@ pub unsafe fn adopt<M: ManagedTensorBase>(managed: *mut M) -> Result<Managed<M>>
 ///
 /// # Safety
 ///
-/// The producer keeps DLPack's promises for this tensor, and `origin` is true: the caller vouches for the stream, the
-/// reuse and the allocation as the safety section of [`DeviceBuffer`] demands.
-pub unsafe fn lend<M: ManagedTensorBase>(managed: Managed<M>, origin: Origin) -> Result<Lent> {
+/// The producer keeps DLPack's promises for this tensor, and what `origin` gives is true: the caller vouches for the stream, the
+/// reuse and the allocation as the safety section of [`DeviceBuffer`](crate::DeviceBuffer) demands.
+pub unsafe fn lend<M: ManagedTensorBase>(
+    managed: Managed<M>,
+    origin: impl FnOnce(Device, usize) -> Result<Origin>,
+) -> Result<Lent> {
     // SAFETY: the handle owns the tensor, and nobody else changes it.
     let ndim = unsafe { managed.tensor() }.ndim;
     if usize::try_from(ndim).is_ok_and(|ndim| ndim > MAX_NDIM) {
@@ -143,8 +113,9 @@ pub unsafe fn lend<M: ManagedTensorBase>(managed: Managed<M>, origin: Origin) ->
         .and_then(|offset| (tensor.data_ptr() as usize).checked_add(offset))
         .ok_or_else(|| broken(format!("byte_offset {} overflows the address", tensor.byte_offset())))?;
     let (below, above) = layout.reach();
-    let (address, len) = if layout.numel() == 0 {
-        (data, 0)
+    let origin = origin(device, data)?;
+    let bytes = if layout.numel() == 0 {
+        data..data
     } else if tensor.data_ptr().is_null() {
         return Err(broken("the data pointer is null".into()));
     } else {
@@ -154,13 +125,14 @@ pub unsafe fn lend<M: ManagedTensorBase>(managed: Managed<M>, origin: Origin) ->
             let text = format!("bytes {start:#x}..{end:#x} lie outside the producer's allocation");
             return Err(Error::new(ErrorKind::Layout, text));
         }
-        (start, end - start)
+        start..end
     };
     let read_only = managed.flags().contains(DlpackFlags::READ_ONLY);
     let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-    let Origin { stream, reuse, .. } = origin;
-    let owner = managed.into_deleter();
-    Lent::new(dtype, layout, Box::new(ManagedBuffer { address, len, device, access, stream, reuse, _owner: owner }))
+    // SAFETY: the producer vouches for memory, access and deleter through DLPack's contract, the caller for the stream,
+    // the reuse and the allocation; the range was checked above.
+    let memory = unsafe { Memory::new(bytes, device, access, origin.stream, origin.reuse, managed.into_deleter()) };
+    Lent::new(dtype, layout, Box::new(memory))
 }
 
 /// A lease inside a managed tensor that has been handed over, so that it can be had back if the consumer fails without

@@ -8,6 +8,8 @@ use std::fmt;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorKind {
+    /// An argument, such as the name of a target or of a device, means nothing here.
+    Argument,
     /// The object is not a tensor that this adapter can lend.
     NotATensor,
     /// The target has no counterpart for the dtype.

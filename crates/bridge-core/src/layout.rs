@@ -5,8 +5,8 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::ops::Range;
 
-/// Lengths or strides of a few dimensions, inline up to six.
-pub type Dims = SmallVec<[i64; 6]>;
+/// Lengths or strides of a few dimensions, inline up to four.
+pub type Dims = SmallVec<[i64; 4]>;
 
 /// More dimensions than this are refused: NumPy, the most generous framework, stops at 64.
 pub const MAX_NDIM: usize = 64;

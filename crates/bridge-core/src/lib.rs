@@ -47,7 +47,7 @@ mod stream;
 mod views;
 
 pub use adapter::{Adapter, Consumer, Transfer, transfer};
-pub use buffer::{Access, DeviceBuffer, Lent, Pending, Reuse};
+pub use buffer::{Access, DeviceBuffer, Lent, Memory, Pending, Reuse};
 pub use device::{Device, DeviceKind, ParseDeviceError};
 pub use dtype::{DType, ParseDTypeError};
 pub use error::{Error, ErrorKind, Result};

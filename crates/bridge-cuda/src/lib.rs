@@ -1,1 +1,131 @@
-//! stub
+//! The CUDA driver's side of the contract: streams ordered by events, memory released in stream order, and the driver's
+//! knowledge of addresses.
+//!
+//! The crate builds and runs without CUDA; whether there is any is found out at the first call. It takes the driver from
+//! `libcuda.so.1`, never from the global scope, where another library's stubs may stand.
+//!
+//! # What it promises
+//!
+//! - The host never waits for the device. Only a thread of this crate asks events whether they have fired.
+//! - The calling thread's current context is afterwards what it was before, also after an error.
+//! - It works in each device's primary context, which all frameworks share, and keeps it for the rest of the process.
+//! - Where the driver refuses, as during a stream capture or at shutdown, memory is leaked ([`leaked`]) rather than given
+//!   back too early.
+//!
+//! # Forks
+//!
+//! The first call initialises CUDA in this process, and CUDA does not survive a fork: call nothing here before a tensor
+//! on a device is seen. In a forked child of a process that uses CUDA, ordering and queries give errors, memory that is
+//! retired is leaked, and nothing blocks.
+
+mod context;
+mod driver;
+#[cfg(test)]
+mod fake;
+mod library;
+mod ordering;
+mod pointer;
+mod reaper;
+
+pub use pointer::Located;
+
+use bridge_core::{Device, DeviceBuffer, Error, HostOnly, Ordering, Result, Stream};
+use library::Cuda;
+use ordering::CudaOrdering;
+use std::sync::{Arc, LazyLock, OnceLock};
+
+static CUDA: OnceLock<Result<Arc<CudaOrdering<Cuda>>>> = OnceLock::new();
+
+fn cuda() -> Result<&'static Arc<CudaOrdering<Cuda>>> {
+    let load = || Cuda::load(library::NAME).map(|(driver, count)| Arc::new(CudaOrdering::new(driver, count)));
+    CUDA.get_or_init(load).as_ref().map_err(|error| Error::new(error.kind(), error.to_string()))
+}
+
+/// Whether there is a driver and a device.
+///
+/// # Errors
+///
+/// [`ErrorKind::Missing`](bridge_core::ErrorKind::Missing) without the driver library, with one that is too old, and
+/// without a device; [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the driver cannot be initialised.
+pub fn available() -> Result<()> {
+    cuda().map(|_| ())
+}
+
+/// How many CUDA devices this process sees: 0 where CUDA is not [`available`].
+pub fn device_count() -> usize {
+    cuda().map_or(0, |cuda| cuda.devices().count())
+}
+
+/// The ordering of this process: CUDA events. CUDA is loaded at the first call of one of its methods, which fail where it
+/// is not [`available`].
+pub fn ordering() -> Arc<dyn Ordering> {
+    static ORDERING: LazyLock<Arc<Lazy>> = LazyLock::new(|| Arc::new(Lazy));
+    ORDERING.clone()
+}
+
+struct Lazy;
+
+impl Ordering for Lazy {
+    fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+        cuda()?.order(device, earlier, later)
+    }
+
+    fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        match cuda() {
+            Ok(cuda) => cuda.retire(device, stream, buffer),
+            Err(_) => HostOnly.retire(device, stream, buffer),
+        }
+    }
+}
+
+/// The device and the allocation that an address belongs to; `None` for host memory that CUDA does not know.
+///
+/// # Errors
+///
+/// Those of [`available`], and [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the driver refuses to answer.
+pub fn locate(address: usize) -> Result<Option<Located>> {
+    pointer::locate(cuda()?.devices(), address)
+}
+
+/// Buffers that [`Ordering::retire`] was given and that are neither dropped nor leaked yet.
+pub fn pending() -> usize {
+    reaper().map_or(0, reaper::Reaper::pending)
+}
+
+/// Buffers that [`Ordering::retire`] was given and that will never be dropped, because the driver could not tell when.
+pub fn leaked() -> usize {
+    reaper().map_or(0, reaper::Reaper::leaked)
+}
+
+/// Does not initialise CUDA: what has never been used has nothing to count.
+fn reaper() -> Option<&'static reaper::Reaper> {
+    CUDA.get()?.as_ref().ok().map(|cuda| cuda.reaper())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bridge_core::ErrorKind;
+
+    /// On any machine, with CUDA and without.
+    #[test]
+    fn the_probe_and_the_rest_agree() {
+        let byte = 0u8;
+        let address = (&raw const byte).addr();
+        let (a, b) = (Stream::from_handle(0xa0), Stream::LEGACY);
+        match available() {
+            Ok(()) => {
+                assert!(device_count() > 0);
+                assert_eq!(locate(address).unwrap(), None);
+                assert_eq!(ordering().order(Device::CPU, a, b).unwrap_err().kind(), ErrorKind::Device);
+            }
+            Err(error) => {
+                assert!(matches!(error.kind(), ErrorKind::Missing | ErrorKind::Driver), "{error}");
+                assert_eq!(device_count(), 0);
+                assert_eq!(locate(address).unwrap_err().to_string(), error.to_string());
+                assert_eq!(ordering().order(Device::cuda(0), a, b).unwrap_err().kind(), ErrorKind::Missing);
+            }
+        }
+        assert_eq!((pending(), leaked()), (0, 0));
+    }
+}

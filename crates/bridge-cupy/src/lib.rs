@@ -1,1 +1,65 @@
-//! stub
+//! The CuPy adapter: attributes out, a view over `UnownedMemory` in. CuPy's current stream is the owner's stream.
+
+mod arenas;
+mod export;
+mod import;
+mod runtime;
+
+use bridge_core::{Adapter, Consumer, Lease, Lent, Profile, Result};
+use bridge_pyo3::{PyAdapter, PyTensor};
+use pyo3::Python;
+use runtime::Runtime;
+use std::sync::Arc;
+
+/// CuPy in this process.
+#[derive(Clone, Copy)]
+pub struct CuPy<'py> {
+    py: Python<'py>,
+    runtime: &'static Runtime,
+}
+
+impl<'py> CuPy<'py> {
+    /// Imports CuPy, the first time, and looks at what it can do.
+    ///
+    /// # Errors
+    ///
+    /// [`Missing`](bridge_core::ErrorKind::Missing) if CuPy is not installed, or finds no CUDA
+    /// device.
+    pub fn new(py: Python<'py>) -> Result<Self> {
+        Ok(Self { py, runtime: Runtime::get(py)? })
+    }
+}
+
+impl<'py> Adapter for CuPy<'py> {
+    type Tensor = PyTensor<'py>;
+
+    fn profile(&self) -> &Profile {
+        &self.runtime.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.runtime.consumer.clone()
+    }
+
+    fn export(&self, array: &PyTensor<'py>) -> Result<Lent> {
+        export::lend(self.runtime, array)
+    }
+
+    fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
+        import::wrap(self.py, self.runtime, lease)
+    }
+
+    fn compact(&self, array: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+        export::compact(array)
+    }
+}
+
+impl<'py> PyAdapter<'py> for CuPy<'py> {
+    fn owns(&self, object: &PyTensor<'py>) -> bool {
+        self.runtime.is_array(object)
+    }
+
+    fn version(&self) -> &str {
+        &self.runtime.version
+    }
+}

@@ -1,1 +1,65 @@
-//! stub
+//! The NumPy adapter: arrays in host memory, through the array interface's C struct in both directions. It keeps any
+//! strides, any alignment and the read-only flag.
+
+mod export;
+mod import;
+mod interface;
+mod runtime;
+
+use bridge_core::{Adapter, Consumer, Lease, Lent, Profile, Result};
+use bridge_pyo3::{PyAdapter, PyTensor};
+use pyo3::Python;
+use runtime::Runtime;
+use std::sync::Arc;
+
+/// NumPy in this process.
+#[derive(Clone, Copy)]
+pub struct NumPy<'py> {
+    py: Python<'py>,
+    runtime: &'static Runtime,
+}
+
+impl<'py> NumPy<'py> {
+    /// Imports NumPy, the first time, and looks at what it can do.
+    ///
+    /// # Errors
+    ///
+    /// [`Missing`](bridge_core::ErrorKind::Missing) if NumPy is not installed.
+    pub fn new(py: Python<'py>) -> Result<Self> {
+        Ok(Self { py, runtime: Runtime::get(py)? })
+    }
+}
+
+impl<'py> Adapter for NumPy<'py> {
+    type Tensor = PyTensor<'py>;
+
+    fn profile(&self) -> &Profile {
+        &self.runtime.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.runtime.consumer.clone()
+    }
+
+    fn export(&self, array: &PyTensor<'py>) -> Result<Lent> {
+        export::lend(self.runtime, array)
+    }
+
+    fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
+        import::wrap(self.py, self.runtime, lease)
+    }
+
+    fn compact(&self, array: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+        export::compact(array)
+    }
+}
+
+impl<'py> PyAdapter<'py> for NumPy<'py> {
+    fn owns(&self, object: &PyTensor<'py>) -> bool {
+        self.runtime.is_array(object)
+    }
+
+    fn version(&self) -> &str {
+        &self.runtime.version
+    }
+}

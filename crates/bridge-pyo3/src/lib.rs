@@ -1,1 +1,24 @@
-//! stub
+//! What the adapters for Python objects share: an owner that may be dropped on any thread, DLPack capsules, the dtypes
+//! of NumPy, and the way from Python's errors to core's.
+
+mod capsule;
+mod dtypes;
+mod errors;
+mod owner;
+
+pub use capsule::{capsule, take_capsule};
+pub use dtypes::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES};
+pub use errors::{framework_error, installed, not_a_tensor};
+pub use owner::{LeaseOwner, Owner};
+
+/// Tensors of the adapters for Python.
+pub type PyTensor<'py> = pyo3::Bound<'py, pyo3::PyAny>;
+
+/// An adapter whose tensors are Python objects.
+pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
+    /// Whether `object` is a tensor of this framework, of whatever kind.
+    fn owns(&self, object: &PyTensor<'py>) -> bool;
+
+    /// The framework's version.
+    fn version(&self) -> &str;
+}

@@ -1,1 +1,190 @@
-//! stub
+//! The Python package `tensor_bridge`: a thin layer over the adapters and core's `transfer`.
+
+mod errors;
+mod foreign;
+mod frameworks;
+mod streams;
+
+use bridge_core::{Device, ErrorKind, Options};
+use bridge_pyo3::PyTensor;
+use errors::{argument, into_python};
+use frameworks::{Framework, source};
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+fn options(copy: Option<bool>, device: Option<&str>) -> bridge_core::Result<Options> {
+    let device = device.map(|device| device.parse::<Device>().map_err(argument)).transpose()?;
+    Ok(Options { copy, device })
+}
+
+fn transfer<'py>(
+    x: &PyTensor<'py>,
+    to: Framework,
+    copy: Option<bool>,
+    device: Option<&str>,
+) -> PyResult<PyTensor<'py>> {
+    let py = x.py();
+    let cross = || {
+        let from = source(x)?;
+        let to = to.open(py)?;
+        bridge_core::transfer(&*from, &*to, x, &bridge_cuda::ordering(), &options(copy, device)?)
+    };
+    cross().map(|(tensor, _)| tensor).map_err(|error| into_python(py, error))
+}
+
+/// A ``torch.Tensor`` over the memory of ``x``.
+///
+/// ``copy`` is as in the array API: ``None`` copies only where it is needed (see ``plan``), ``True`` always, ``False``
+/// never. A copy is made by the framework that owns ``x``, on the device where ``x`` is. ``device``, such as
+/// ``"cuda:0"``, is checked, not moved to.
+///
+/// Raises a ``BridgeError`` if ``x`` cannot cross.
+#[pyfunction]
+#[pyo3(signature = (x, *, copy=None, device=None))]
+fn to_torch<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&str>) -> PyResult<PyTensor<'py>> {
+    transfer(x, Framework::TORCH, copy, device)
+}
+
+/// A ``cupy.ndarray`` over the memory of ``x``. Arguments and errors are those of ``to_torch``.
+#[pyfunction]
+#[pyo3(signature = (x, *, copy=None, device=None))]
+fn to_cupy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&str>) -> PyResult<PyTensor<'py>> {
+    transfer(x, Framework::CUPY, copy, device)
+}
+
+/// A ``numpy.ndarray`` over the memory of ``x``, which must be in host memory. Arguments and errors are those of
+/// ``to_torch``.
+#[pyfunction]
+#[pyo3(signature = (x, *, copy=None, device=None))]
+fn to_numpy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&str>) -> PyResult<PyTensor<'py>> {
+    transfer(x, Framework::NUMPY, copy, device)
+}
+
+/// A tensor of the framework named ``target`` over the memory of ``x``. Arguments and errors are those of ``to_torch``.
+#[pyfunction]
+#[pyo3(signature = (x, target, *, copy=None, device=None))]
+fn convert<'py>(x: &PyTensor<'py>, target: &str, copy: Option<bool>, device: Option<&str>) -> PyResult<PyTensor<'py>> {
+    let target = Framework::named(target).map_err(|error| into_python(x.py(), error))?;
+    transfer(x, target, copy, device)
+}
+
+/// How a tensor would cross.
+#[pyclass(frozen, module = "tensor_bridge")]
+struct Plan {
+    plan: bridge_core::Plan,
+    nbytes: usize,
+    device: Device,
+}
+
+#[pymethods]
+impl Plan {
+    /// Whether the result would share the memory.
+    #[getter]
+    fn zero_copy(&self) -> bool {
+        self.plan == bridge_core::Plan::ZeroCopy
+    }
+
+    /// Why a copy would be made, or ``None``.
+    #[getter]
+    fn reason(&self) -> Option<String> {
+        match self.plan {
+            bridge_core::Plan::ZeroCopy => None,
+            bridge_core::Plan::Copy(reason) => Some(reason.to_string()),
+        }
+    }
+
+    /// Bytes that would be copied.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        if self.zero_copy() { 0 } else { self.nbytes }
+    }
+
+    /// Where the tensor is and the result would be.
+    #[getter]
+    fn device(&self) -> String {
+        self.device.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        match self.reason() {
+            None => format!("<Plan: zero copy on {}>", self.device),
+            Some(reason) => format!("<Plan: copy of {} bytes on {} because of {reason}>", self.nbytes, self.device),
+        }
+    }
+}
+
+/// What ``convert`` with the same arguments would do, without doing it; raises what it would raise.
+#[pyfunction]
+#[pyo3(signature = (x, target, *, copy=None, device=None))]
+fn plan(x: &PyTensor<'_>, target: &str, copy: Option<bool>, device: Option<&str>) -> PyResult<Plan> {
+    let py = x.py();
+    let look = || {
+        if x.is_instance_of::<PyCapsule>() {
+            return Err(argument("a look at a capsule would use it up: pass the tensor that it came from"));
+        }
+        let to = Framework::named(target)?.open(py)?;
+        let lent = source(x)?.export(x)?;
+        let plan = bridge_core::plan(&lent, to.profile(), &options(copy, device)?)?;
+        Ok(Plan { plan, nbytes: lent.layout().nbytes(), device: lent.device() })
+    };
+    look().map_err(|error| into_python(py, error))
+}
+
+/// Says that ``view``, a result of this package or a part of one, is used on ``stream`` as well: its owner then waits
+/// for that stream, too, before it takes the memory back.
+///
+/// The stream at the conversion and the one that is current where the view is dropped are known without this. ``stream``
+/// is a stream of any framework (``torch.cuda.Stream``, ``cupy.cuda.Stream``, anything with ``__cuda_stream__``) or the
+/// handle as an ``int``.
+#[pyfunction]
+fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = view.py();
+    let record = || {
+        let stream = streams::handle(stream)?;
+        let adapter = source(view)?;
+        let lent = adapter.export(view)?;
+        match adapter.consumer().views().used(lent.device(), lent.data(), stream.on_any_thread()) {
+            0 if lent.buffer().stream().is_some() => {
+                let text = "this tensor is no view that tensor_bridge has made: use its own framework's record_stream";
+                Err(bridge_core::Error::new(ErrorKind::Argument, text))
+            }
+            _ => Ok(()),
+        }
+    };
+    record().map_err(|error| into_python(py, error))
+}
+
+/// What a framework accepts and emits in this process.
+#[pyfunction]
+fn profile<'py>(py: Python<'py>, target: &str) -> PyResult<Bound<'py, PyAny>> {
+    let adapter = Framework::named(target).and_then(|framework| framework.open(py));
+    let adapter = adapter.map_err(|error| into_python(py, error))?;
+    let text = serde_json::to_string(adapter.profile()).expect("a profile is plain data");
+    py.import("json")?.call_method1("loads", (text,))
+}
+
+/// How many views this process has made (``leased``) and given back (``released``), and how many of those given back
+/// still wait for the device (``retired``).
+#[pyfunction]
+fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    let stats = bridge_core::stats();
+    let counts = pyo3::types::PyDict::new(py);
+    counts.set_item("leased", stats.leased)?;
+    counts.set_item("released", stats.released)?;
+    counts.set_item("retired", bridge_cuda::pending())?;
+    Ok(counts.into_any())
+}
+
+#[pymodule]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<Plan>()?;
+    module.add_function(wrap_pyfunction!(to_torch, module)?)?;
+    module.add_function(wrap_pyfunction!(to_cupy, module)?)?;
+    module.add_function(wrap_pyfunction!(to_numpy, module)?)?;
+    module.add_function(wrap_pyfunction!(convert, module)?)?;
+    module.add_function(wrap_pyfunction!(plan, module)?)?;
+    module.add_function(wrap_pyfunction!(record_stream, module)?)?;
+    module.add_function(wrap_pyfunction!(profile, module)?)?;
+    module.add_function(wrap_pyfunction!(stats, module)?)
+}

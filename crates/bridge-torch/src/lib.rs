@@ -1,1 +1,96 @@
-//! stub
+//! The PyTorch adapter.
+//!
+//! With the feature `python`, [`Torch`] lends and wraps `torch.Tensor` objects: through the C exchange API of DLPack 1.3
+//! where the installed version has it (2.10 and later, or the package `torch-c-dlpack-ext`), through `__dlpack__` and
+//! capsules elsewhere.
+//!
+//! What PyTorch leaves to its callers is done here: the exchange API checks neither `requires_grad` nor the conj and neg
+//! bits, and exports never tell the caching allocator which stream uses the memory.
+
+#[cfg(feature = "python")]
+mod capsule;
+#[cfg(feature = "python")]
+mod exchange;
+#[cfg(feature = "python")]
+mod export;
+#[cfg(feature = "python")]
+mod import;
+#[cfg(feature = "python")]
+mod runtime;
+
+#[cfg(feature = "python")]
+pub use python::{Torch, VERSIONS};
+
+#[cfg(feature = "python")]
+mod python {
+    use crate::runtime::Runtime;
+    use crate::{export, import};
+    use bridge_core::{Adapter, Consumer, Lease, Lent, Profile, Result};
+    use bridge_pyo3::{PyAdapter, PyTensor};
+    use pyo3::Python;
+    use std::sync::Arc;
+
+    /// The versions of PyTorch that the adapter is made for; the first of them has the `__dlpack__` of DLPack 1.0.
+    pub const VERSIONS: &str = "2.9 and later, tested with 2.11";
+
+    /// PyTorch in this process.
+    #[derive(Clone, Copy)]
+    pub struct Torch<'py> {
+        py: Python<'py>,
+        runtime: &'static Runtime,
+    }
+
+    impl<'py> Torch<'py> {
+        /// Imports PyTorch, the first time, and looks at what it can do.
+        ///
+        /// # Errors
+        ///
+        /// [`Missing`](bridge_core::ErrorKind::Missing) if PyTorch is not installed.
+        pub fn new(py: Python<'py>) -> Result<Self> {
+            Ok(Self { py, runtime: Runtime::fast(py)? })
+        }
+
+        /// The same, restricted to `__dlpack__` and capsules, as older versions of PyTorch need it.
+        ///
+        /// # Errors
+        ///
+        /// As for [`new`](Self::new).
+        pub fn with_capsules(py: Python<'py>) -> Result<Self> {
+            Ok(Self { py, runtime: Runtime::with_capsules(py)? })
+        }
+    }
+
+    impl<'py> Adapter for Torch<'py> {
+        type Tensor = PyTensor<'py>;
+
+        fn profile(&self) -> &Profile {
+            &self.runtime.profile
+        }
+
+        fn consumer(&self) -> Arc<dyn Consumer> {
+            self.runtime.consumer.clone()
+        }
+
+        fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
+            export::lend(self.runtime, tensor)
+        }
+
+        fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
+            import::wrap(self.py, self.runtime, lease)
+        }
+
+        fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+            export::compact(tensor)
+        }
+    }
+
+    impl<'py> PyAdapter<'py> for Torch<'py> {
+        fn owns(&self, object: &PyTensor<'py>) -> bool {
+            self.runtime.is_tensor(object)
+        }
+
+        fn version(&self) -> &str {
+            &self.runtime.version
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Primary contexts, made current for as long as it takes, and a small pool of events in each.
+
+use crate::driver::{Context, Driver, Event, Outcome, error};
+use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
+use std::marker::PhantomData;
+use std::sync::{Mutex, OnceLock};
+
+/// Kinds of device whose memory is written by the streams of a CUDA device.
+const KINDS: [DeviceKind; 3] = [DeviceKind::CUDA, DeviceKind::CUDA_HOST, DeviceKind::CUDA_MANAGED];
+
+/// Events that a pool keeps. More are in use at once only while many buffers are retired.
+const POOLED: usize = 64;
+
+#[derive(Default)]
+struct Slot {
+    context: OnceLock<Context>,
+    /// Only ever tried, never waited for: whoever finds it locked makes an event, or destroys one. So a thread never
+    /// waits for another here, nor a forked child for a thread that it does not have.
+    events: Mutex<Vec<Event>>,
+}
+
+/// The driver and what is kept for each of its devices.
+pub(crate) struct Devices<D> {
+    driver: D,
+    slots: Box<[Slot]>,
+}
+
+impl<D: Driver> Devices<D> {
+    pub fn new(driver: D, count: usize) -> Self {
+        Self { driver, slots: (0..count).map(|_| Slot::default()).collect() }
+    }
+
+    pub fn driver(&self) -> &D {
+        &self.driver
+    }
+
+    pub fn count(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Makes the device's primary context current until the value returned is dropped.
+    pub fn enter(&self, device: Device) -> Result<Entered<'_, D>> {
+        let slot = KINDS.contains(&device.kind).then(|| self.slots.get(usize::try_from(device.index).ok()?)).flatten();
+        let Some(slot) = slot else {
+            let text = format!("streams of {device} are not CUDA's: this process has {} CUDA device(s)", self.count());
+            return Err(Error::new(ErrorKind::Device, text));
+        };
+        Entered::new(&self.driver, slot, device.index).map_err(|failure| error(&self.driver, failure))
+    }
+}
+
+/// The primary context of a device is current on this thread. Dropping it restores what was current before.
+pub(crate) struct Entered<'a, D: Driver> {
+    driver: &'a D,
+    slot: &'a Slot,
+    pushed: bool,
+    /// Contexts are current on one thread.
+    not_send: PhantomData<*const ()>,
+}
+
+impl<'a, D: Driver> Entered<'a, D> {
+    fn new(driver: &'a D, slot: &'a Slot, ordinal: i32) -> Outcome<Self> {
+        let context = match slot.context.get() {
+            Some(context) => *context,
+            // Two threads may both retain it: the handle is the same, and it is never released.
+            None => {
+                let context = driver.retain_primary_context(ordinal)?;
+                *slot.context.get_or_init(|| context)
+            }
+        };
+        let pushed = driver.current_context()? != Some(context);
+        if pushed {
+            driver.push_context(context)?;
+        }
+        Ok(Self { driver, slot, pushed, not_send: PhantomData })
+    }
+
+    /// An event that stands for everything that is in the stream now. Give it to [`recycle`](Self::recycle).
+    pub fn record(&self, stream: Stream) -> Outcome<Event> {
+        let pooled = self.slot.events.try_lock().ok().and_then(|mut events| events.pop());
+        let event = pooled.map_or_else(|| self.driver.create_event(), Ok)?;
+        self.keep_if_ok(event, self.driver.record_event(event, stream))?;
+        Ok(event)
+    }
+
+    /// An event that fires, or `None` where none can be had. On a captured stream that is so: a captured event never
+    /// fires, asking it would invalidate the capture, and the graph may use the memory whenever it is launched.
+    pub fn record_unless_captured(&self, stream: Stream) -> Option<Event> {
+        match self.driver.is_capturing(stream) {
+            Ok(false) => self.record(stream).ok(),
+            _ => None,
+        }
+    }
+
+    /// Lets the stream wait for an event.
+    pub fn wait(&self, stream: Stream, event: Event) -> Outcome<()> {
+        self.keep_if_ok(event, self.driver.wait_event(stream, event))
+    }
+
+    /// Whether an event has fired.
+    pub fn query(&self, event: Event) -> Outcome<bool> {
+        self.keep_if_ok(event, self.driver.query_event(event))
+    }
+
+    /// Takes an event back for later use.
+    pub fn recycle(&self, event: Event) {
+        match self.slot.events.try_lock() {
+            Ok(mut events) if events.len() < POOLED => events.push(event),
+            _ => self.destroy(event),
+        }
+    }
+
+    /// An event that has been part of a failure is not used again.
+    fn keep_if_ok<T>(&self, event: Event, outcome: Outcome<T>) -> Outcome<T> {
+        outcome.inspect_err(|_| self.destroy(event))
+    }
+
+    fn destroy(&self, event: Event) {
+        // A failure leaves the event to the driver, which takes it back with the context.
+        let _ = self.driver.destroy_event(event);
+    }
+}
+
+impl<D: Driver> Drop for Entered<'_, D> {
+    fn drop(&mut self) {
+        if self.pushed {
+            // It fails only where the driver is gone, and then there is no current context to restore.
+            let _ = self.driver.pop_context();
+        }
+    }
+}

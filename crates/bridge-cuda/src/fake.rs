@@ -1,0 +1,253 @@
+//! A driver without a device, for the tests of the protocol. It keeps the rules that the real one enforces: a context
+//! must be current, an event must be alive and belong to it.
+
+use crate::driver::{Context, Driver, Event, Failure, Outcome, Pointer};
+use bridge_core::{Access, Device, DeviceBuffer, Reuse, Stream};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+/// What changed something, in the order of the calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Call {
+    Retain(i32),
+    Push(Context),
+    Pop,
+    Create,
+    Destroy(Event),
+    Record(Event, Stream),
+    Wait(Stream, Event),
+    Tolerate,
+}
+
+#[derive(Default)]
+struct State {
+    calls: Vec<Call>,
+    failing: HashMap<&'static str, u32>,
+    stacks: HashMap<ThreadId, Vec<Context>>,
+    /// Per live event: its context, where it was recorded, and whether it has fired.
+    events: HashMap<Event, (Context, Option<Stream>, bool)>,
+    created: usize,
+    ordered: Vec<(Stream, Stream)>,
+    queries: usize,
+    capturing: Option<Stream>,
+    pointers: HashMap<usize, Pointer>,
+}
+
+impl State {
+    fn current(&self) -> Option<Context> {
+        self.stacks.get(&std::thread::current().id())?.last().copied()
+    }
+
+    fn stack(&mut self) -> &mut Vec<Context> {
+        self.stacks.entry(std::thread::current().id()).or_default()
+    }
+
+    fn outcome(&self, call: &'static str) -> Outcome<()> {
+        self.failing.get(call).map_or(Ok(()), |code| Err(Failure { call, code: *code }))
+    }
+
+    /// The event, if it is alive in the current context.
+    fn event(&mut self, call: &'static str, event: Event) -> Outcome<&mut (Context, Option<Stream>, bool)> {
+        self.outcome(call)?;
+        let current = self.current().ok_or(Failure { call, code: 201 })?;
+        self.events.get_mut(&event).filter(|(context, ..)| *context == current).ok_or(Failure { call, code: 400 })
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Fake(Mutex<State>);
+
+impl Fake {
+    /// Handle of the primary context of a device.
+    pub fn primary(ordinal: i32) -> Context {
+        Context(1000 + ordinal as usize)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// Lets all later calls of a function fail; with code 0, succeed again.
+    pub fn fail(&self, call: &'static str, code: u32) {
+        let mut state = self.state();
+        state.failing.retain(|name, _| *name != call);
+        state.failing.extend((code != 0).then_some((call, code)));
+    }
+
+    /// Lets everything that is in the stream have run.
+    pub fn finish(&self, stream: Stream) {
+        self.state().events.values_mut().filter(|(_, at, _)| *at == Some(stream)).for_each(|event| event.2 = true);
+    }
+
+    /// Captures a stream from now on.
+    pub fn capture(&self, stream: Stream) {
+        self.state().capturing = Some(stream);
+    }
+
+    /// Answers with `pointer` for an address.
+    pub fn know(&self, address: usize, pointer: Pointer) {
+        self.state().pointers.insert(address, pointer);
+    }
+
+    /// The calls since the last time that they were taken.
+    pub fn take_calls(&self) -> Vec<Call> {
+        std::mem::take(&mut self.state().calls)
+    }
+
+    /// Pairs of streams that were put in order.
+    pub fn ordered(&self) -> Vec<(Stream, Stream)> {
+        self.state().ordered.clone()
+    }
+
+    /// Events that are alive.
+    pub fn live_events(&self) -> usize {
+        self.state().events.len()
+    }
+
+    /// How often an event was asked whether it has fired.
+    pub fn queries(&self) -> usize {
+        self.state().queries
+    }
+}
+
+impl Driver for Fake {
+    fn retain_primary_context(&self, ordinal: i32) -> Outcome<Context> {
+        let mut state = self.state();
+        state.calls.push(Call::Retain(ordinal));
+        state.outcome("cuDevicePrimaryCtxRetain")?;
+        Ok(Self::primary(ordinal))
+    }
+
+    fn current_context(&self) -> Outcome<Option<Context>> {
+        let state = self.state();
+        state.outcome("cuCtxGetCurrent")?;
+        Ok(state.current())
+    }
+
+    fn push_context(&self, context: Context) -> Outcome<()> {
+        let mut state = self.state();
+        state.calls.push(Call::Push(context));
+        state.outcome("cuCtxPushCurrent_v2")?;
+        state.stack().push(context);
+        Ok(())
+    }
+
+    fn pop_context(&self) -> Outcome<()> {
+        let mut state = self.state();
+        state.calls.push(Call::Pop);
+        state.stack().pop().map(|_| ()).ok_or(Failure { call: "cuCtxPopCurrent_v2", code: 201 })
+    }
+
+    fn create_event(&self) -> Outcome<Event> {
+        let mut state = self.state();
+        state.calls.push(Call::Create);
+        state.outcome("cuEventCreate")?;
+        let context = state.current().ok_or(Failure { call: "cuEventCreate", code: 201 })?;
+        state.created += 1;
+        let event = Event(state.created);
+        state.events.insert(event, (context, None, false));
+        Ok(event)
+    }
+
+    fn destroy_event(&self, event: Event) -> Outcome<()> {
+        let mut state = self.state();
+        state.calls.push(Call::Destroy(event));
+        state.events.remove(&event).map(|_| ()).ok_or(Failure { call: "cuEventDestroy_v2", code: 400 })
+    }
+
+    fn record_event(&self, event: Event, stream: Stream) -> Outcome<()> {
+        let mut state = self.state();
+        state.calls.push(Call::Record(event, stream));
+        let entry = state.event("cuEventRecord", event)?;
+        (entry.1, entry.2) = (Some(stream), false);
+        Ok(())
+    }
+
+    fn wait_event(&self, stream: Stream, event: Event) -> Outcome<()> {
+        let mut state = self.state();
+        state.calls.push(Call::Wait(stream, event));
+        let (_, earlier, _) = *state.event("cuStreamWaitEvent", event)?;
+        state.ordered.push((earlier.expect("an event is recorded before it is waited for"), stream));
+        Ok(())
+    }
+
+    fn query_event(&self, event: Event) -> Outcome<bool> {
+        let mut state = self.state();
+        state.queries += 1;
+        state.event("cuEventQuery", event).map(|(_, _, fired)| *fired)
+    }
+
+    fn is_capturing(&self, stream: Stream) -> Outcome<bool> {
+        let state = self.state();
+        state.outcome("cuStreamIsCapturing")?;
+        Ok(state.capturing == Some(stream))
+    }
+
+    fn tolerate_captures(&self) -> Outcome<()> {
+        self.state().calls.push(Call::Tolerate);
+        Ok(())
+    }
+
+    fn pointer(&self, address: usize) -> Outcome<Pointer> {
+        let state = self.state();
+        state.outcome("cuPointerGetAttributes")?;
+        Ok(state.pointers.get(&address).copied().unwrap_or_default())
+    }
+
+    fn describe(&self, code: u32) -> String {
+        format!("CUDA_ERROR_FAKE (code {code})")
+    }
+}
+
+/// A buffer without bytes that counts its drops, and panics in the drop if asked to.
+pub(crate) struct Counted {
+    pub drops: Arc<AtomicUsize>,
+    pub panics: bool,
+}
+
+impl Counted {
+    pub fn boxed(drops: &Arc<AtomicUsize>) -> Box<dyn DeviceBuffer> {
+        Box::new(Self { drops: Arc::clone(drops), panics: false })
+    }
+}
+
+// SAFETY: there are no bytes, and nothing changes.
+unsafe impl DeviceBuffer for Counted {
+    fn address(&self) -> usize {
+        0
+    }
+    fn len(&self) -> usize {
+        0
+    }
+    fn device(&self) -> Device {
+        Device::cuda(0)
+    }
+    fn access(&self) -> Access {
+        Access::ReadWrite
+    }
+    fn stream(&self) -> Option<Stream> {
+        None
+    }
+    fn reuse(&self) -> Reuse {
+        Reuse::Unknown
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.drops.fetch_add(1, SeqCst);
+        assert!(!self.panics, "asked to panic in the drop");
+    }
+}
+
+/// Waits for another thread to bring something about.
+pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < limit, "still not true after 20 s: {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}

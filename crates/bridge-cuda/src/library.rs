@@ -1,0 +1,261 @@
+//! The driver itself: functions taken from `libcuda.so.1`.
+//!
+//! Types and constants are cudarc's. The functions are looked up here, for three reasons: cudarc tries `libcuda.so`
+//! first, which may be the stub of a CUDA toolkit; it panics on a function that is not there; and it takes result
+//! codes for a closed enum, although a newer driver has more of them.
+
+use crate::driver::{Context, Driver, Event, Failure, Outcome, Pointer};
+use bridge_core::{Error, ErrorKind, Stream};
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUevent_flags, CUpointer_attribute, CUresult, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus,
+};
+use libloading::Library;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+
+/// The driver library's name: the one that comes with the kernel module, never the toolkit's stub.
+pub(crate) const NAME: &str = "libcuda.so.1";
+
+macro_rules! functions {
+    ($($name:ident($($type:ty),*);)*) => {
+        /// The functions used, by their names in the library.
+        #[expect(non_snake_case, reason = "the names of the CUDA driver API")]
+        struct Functions {
+            $($name: unsafe extern "C" fn($($type),*) -> u32,)*
+        }
+
+        impl Functions {
+            /// Looks all functions up; the error is the first name that is not there.
+            fn find(library: &Library) -> Result<Self, &'static str> {
+                Ok(Self {
+                    $(
+                        // SAFETY: the signature is that of `cuda.h` for this name, which has been the same since the
+                        // name was introduced (a changed function gets a new one, such as `_v2`). A library without
+                        // functions of such names gives an error; one with others of the same names is no driver.
+                        $name: *unsafe { library.get(stringify!($name).as_bytes()) }.map_err(|_| stringify!($name))?,
+                    )*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    cuInit(c_uint);
+    cuDeviceGetCount(*mut c_int);
+    cuDeviceGet(*mut CUdevice, c_int);
+    cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+    cuCtxGetCurrent(*mut CUcontext);
+    cuCtxPushCurrent_v2(CUcontext);
+    cuCtxPopCurrent_v2(*mut CUcontext);
+    cuEventCreate(*mut CUevent, c_uint);
+    cuEventDestroy_v2(CUevent);
+    cuEventRecord(CUevent, CUstream);
+    cuEventQuery(CUevent);
+    cuStreamWaitEvent(CUstream, CUevent, c_uint);
+    cuStreamIsCapturing(CUstream, *mut u32);
+    cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
+    cuPointerGetAttributes(c_uint, *mut CUpointer_attribute, *mut *mut c_void, CUdeviceptr);
+    cuGetErrorName(u32, *mut *const c_char);
+    cuGetErrorString(u32, *mut *const c_char);
+}
+
+/// Calls a function of the table, and names it in the failure.
+///
+/// The caller's SAFETY comment states why the arguments are sound.
+macro_rules! call {
+    ($cuda:expr, $name:ident($($argument:expr),*)) => {
+        match ($cuda.0.$name)($($argument),*) {
+            0 => Ok(()),
+            code => Err(Failure { call: stringify!($name), code }),
+        }
+    };
+}
+
+/// The CUDA driver, initialised, with at least one device.
+pub(crate) struct Cuda(Functions);
+
+impl Cuda {
+    /// Loads and initialises the driver; gives it and the number of its devices.
+    pub fn load(name: &str) -> Result<(Self, usize), Error> {
+        let missing = |text: String| Error::new(ErrorKind::Missing, text);
+        // SAFETY: loading the driver runs its initialisers, which every CUDA program does.
+        let library = unsafe { Library::new(name) }
+            .map_err(|cause| missing(format!("{name} was not found: install the NVIDIA driver")).caused_by(cause))?;
+        let functions = Functions::find(&library)
+            .map_err(|function| missing(format!("{name} has no {function}: install a newer NVIDIA driver")))?;
+        // The driver is never unloaded: frameworks use it too, and it may have threads of its own.
+        std::mem::forget(library);
+        let cuda = Self(functions);
+        match cuda.initialise() {
+            Ok(count @ 1..) => Ok((cuda, count as usize)),
+            Ok(_) => Err(no_device()),
+            Err(failure) if failure.code == CUresult::CUDA_ERROR_NO_DEVICE as u32 => Err(no_device()),
+            Err(failure) => Err(crate::driver::error(&cuda, failure)),
+        }
+    }
+
+    fn initialise(&self) -> Outcome<c_int> {
+        let mut count = 0;
+        // SAFETY: the flags must be 0, and `count` is writable.
+        unsafe {
+            call!(self, cuInit(0))?;
+            call!(self, cuDeviceGetCount(&mut count))?;
+        }
+        Ok(count)
+    }
+
+    /// The text that `cuGetErrorName` or `cuGetErrorString` has for a code.
+    fn text(&self, function: unsafe extern "C" fn(u32, *mut *const c_char) -> u32, code: u32) -> Option<&'static str> {
+        let mut text = std::ptr::null();
+        // SAFETY: `text` is writable; an unknown code sets it to null.
+        unsafe { function(code, &mut text) };
+        if text.is_null() {
+            return None;
+        }
+        // SAFETY: not null, hence a constant of the driver, which is never unloaded.
+        unsafe { CStr::from_ptr(text) }.to_str().ok()
+    }
+}
+
+fn no_device() -> Error {
+    Error::new(ErrorKind::Missing, "no CUDA device: the driver sees none (CUDA_VISIBLE_DEVICES may hide it)")
+}
+
+fn handle(stream: Stream) -> CUstream {
+    stream.handle() as usize as CUstream
+}
+
+// SAFETY of the calls below, unless more is said: contexts and events come from this driver and are alive, because the
+// crate keeps contexts for the whole process and destroys an event only when nobody else has it; streams are alive by
+// the promise of whoever named them (`DeviceBuffer::stream`, `Consumer::current_stream`); outputs are writable.
+impl Driver for Cuda {
+    fn retain_primary_context(&self, ordinal: i32) -> Outcome<Context> {
+        let (mut device, mut context) = (0, null_mut());
+        // SAFETY: both outputs are writable; a wrong ordinal is an error.
+        unsafe {
+            call!(self, cuDeviceGet(&mut device, ordinal))?;
+            call!(self, cuDevicePrimaryCtxRetain(&mut context, device))?;
+        }
+        Ok(Context(context as usize))
+    }
+
+    fn current_context(&self) -> Outcome<Option<Context>> {
+        let mut context = null_mut();
+        // SAFETY: the output is writable.
+        unsafe { call!(self, cuCtxGetCurrent(&mut context)) }?;
+        Ok((!context.is_null()).then_some(Context(context as usize)))
+    }
+
+    fn push_context(&self, context: Context) -> Outcome<()> {
+        // SAFETY: the context is alive, see above.
+        unsafe { call!(self, cuCtxPushCurrent_v2(context.0 as CUcontext)) }
+    }
+
+    fn pop_context(&self) -> Outcome<()> {
+        let mut popped = null_mut();
+        // SAFETY: the output is writable; an empty stack is an error.
+        unsafe { call!(self, cuCtxPopCurrent_v2(&mut popped)) }
+    }
+
+    fn create_event(&self) -> Outcome<Event> {
+        let mut event = null_mut();
+        // SAFETY: the output is writable.
+        unsafe { call!(self, cuEventCreate(&mut event, CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint)) }?;
+        Ok(Event(event as usize))
+    }
+
+    fn destroy_event(&self, event: Event) -> Outcome<()> {
+        // SAFETY: the event is alive, and nobody else has it, see above.
+        unsafe { call!(self, cuEventDestroy_v2(event.0 as CUevent)) }
+    }
+
+    fn record_event(&self, event: Event, stream: Stream) -> Outcome<()> {
+        // SAFETY: event and stream are alive, see above.
+        unsafe { call!(self, cuEventRecord(event.0 as CUevent, handle(stream))) }
+    }
+
+    fn wait_event(&self, stream: Stream, event: Event) -> Outcome<()> {
+        // SAFETY: event and stream are alive, see above; the flags must be 0.
+        unsafe { call!(self, cuStreamWaitEvent(handle(stream), event.0 as CUevent, 0)) }
+    }
+
+    fn query_event(&self, event: Event) -> Outcome<bool> {
+        // SAFETY: the event is alive, see above.
+        match unsafe { call!(self, cuEventQuery(event.0 as CUevent)) } {
+            Ok(()) => Ok(true),
+            Err(failure) if failure.code == CUresult::CUDA_ERROR_NOT_READY as u32 => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn is_capturing(&self, stream: Stream) -> Outcome<bool> {
+        let mut status = 0;
+        // SAFETY: the stream is alive, see above; the output is writable.
+        unsafe { call!(self, cuStreamIsCapturing(handle(stream), &mut status)) }?;
+        Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32)
+    }
+
+    fn tolerate_captures(&self) -> Outcome<()> {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the mode is readable and writable; what comes back is the thread's old mode, one of the three.
+        unsafe { call!(self, cuThreadExchangeStreamCaptureMode(&mut mode)) }
+    }
+
+    fn pointer(&self, address: usize) -> Outcome<Pointer> {
+        use CUpointer_attribute::{
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            CU_POINTER_ATTRIBUTE_RANGE_SIZE, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        };
+        let (mut memory_type, mut managed, mut ordinal) = (0u32, 0u32, 0i32);
+        let (mut start, mut size): (CUdeviceptr, usize) = (0, 0);
+        let mut attributes = [
+            (CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (&raw mut memory_type).cast::<c_void>()),
+            (CU_POINTER_ATTRIBUTE_IS_MANAGED, (&raw mut managed).cast()),
+            (CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (&raw mut ordinal).cast()),
+            (CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, (&raw mut start).cast()),
+            (CU_POINTER_ATTRIBUTE_RANGE_SIZE, (&raw mut size).cast()),
+        ];
+        let mut names = attributes.map(|(name, _)| name);
+        let mut outputs = attributes.each_mut().map(|(_, output)| *output);
+        let count = names.len() as c_uint;
+        // SAFETY: both arrays have `count` entries, and each output is of the attribute's type in the driver API, or
+        // zeroed and larger (`bool`). The address is only looked up, never read.
+        unsafe {
+            call!(self, cuPointerGetAttributes(count, names.as_mut_ptr(), outputs.as_mut_ptr(), address as CUdeviceptr))
+        }?;
+        Ok(Pointer { memory_type, managed: managed != 0, ordinal, start: start as usize, size })
+    }
+
+    fn describe(&self, code: u32) -> String {
+        match (self.text(self.0.cuGetErrorName, code), self.text(self.0.cuGetErrorString, code)) {
+            (Some(name), Some(text)) => format!("{name} ({text})"),
+            _ => format!("CUDA error {code}, which the driver has no name for"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(name: &str) -> Error {
+        Cuda::load(name).err().expect("no such driver exists")
+    }
+
+    #[test]
+    fn a_missing_library_is_a_typed_error() {
+        let error = refusal("libcuda-of-nobody.so.1");
+        assert_eq!(error.kind(), ErrorKind::Missing);
+        assert_eq!(error.to_string(), "libcuda-of-nobody.so.1 was not found: install the NVIDIA driver");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_missing_function_is_a_typed_error() {
+        let error = refusal("libc.so.6");
+        assert_eq!(error.kind(), ErrorKind::Missing);
+        assert_eq!(error.to_string(), "libc.so.6 has no cuInit: install a newer NVIDIA driver");
+    }
+}

@@ -1,0 +1,182 @@
+//! Ordering by CUDA events.
+
+use crate::context::Devices;
+use crate::driver::{Driver, error};
+use crate::reaper::Reaper;
+use bridge_core::{Device, DeviceBuffer, Ordering, Result, Stream};
+use std::sync::Arc;
+
+/// Orders streams by events of the driver.
+///
+/// "`cuStreamWaitEvent()` uses the most recently captured state at the time of the call, and is not affected by later
+/// calls to `cuEventRecord()`" (CUDA driver API, `cuEventRecord`). So an event goes back into the pool as soon as the
+/// wait has been put into the stream, long before it fires.
+pub(crate) struct CudaOrdering<D> {
+    devices: Arc<Devices<D>>,
+    reaper: Reaper,
+}
+
+impl<D: Driver> CudaOrdering<D> {
+    pub fn new(driver: D, count: usize) -> Self {
+        Self { devices: Arc::new(Devices::new(driver, count)), reaper: Reaper::default() }
+    }
+
+    pub fn devices(&self) -> &Devices<D> {
+        &self.devices
+    }
+
+    pub fn reaper(&self) -> &Reaper {
+        &self.reaper
+    }
+}
+
+impl<D: Driver> Ordering for CudaOrdering<D> {
+    fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+        if earlier == later {
+            return Ok(());
+        }
+        let entered = self.devices.enter(device)?;
+        let event = entered.record(earlier).and_then(|event| entered.wait(later, event).map(|()| event));
+        entered.recycle(event.map_err(|failure| error(self.devices.driver(), failure))?);
+        Ok(())
+    }
+
+    /// Never blocks and never fails: where no event can be recorded, the memory is leaked, because giving it back early
+    /// would let others overwrite what is still read.
+    fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        let event = self.devices.enter(device).ok().and_then(|entered| entered.record_unless_captured(stream));
+        self.reaper.take(&self.devices, device, event, buffer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::{Context, Event};
+    use crate::fake::{Call, Fake};
+    use bridge_core::{DeviceKind, ErrorKind};
+
+    const A: Stream = Stream::from_handle(0xa0);
+    const B: Stream = Stream::from_handle(0xb0);
+    const GPU: Device = Device::cuda(0);
+    const FOREIGN: Context = Context(7);
+
+    fn cuda() -> CudaOrdering<Fake> {
+        CudaOrdering::new(Fake::default(), 2)
+    }
+
+    fn fake(cuda: &CudaOrdering<Fake>) -> &Fake {
+        cuda.devices().driver()
+    }
+
+    #[test]
+    fn the_later_stream_waits_and_the_second_time_it_takes_two_calls() {
+        let (cuda, primary) = (cuda(), Fake::primary(0));
+        let one = Event(1);
+        cuda.order(GPU, A, B).unwrap();
+        let first =
+            [Call::Retain(0), Call::Push(primary), Call::Create, Call::Record(one, A), Call::Wait(B, one), Call::Pop];
+        assert_eq!(fake(&cuda).take_calls(), first);
+        fake(&cuda).push_context(primary).unwrap();
+        fake(&cuda).take_calls();
+        cuda.order(GPU, B, A).unwrap();
+        assert_eq!(fake(&cuda).take_calls(), [Call::Record(one, B), Call::Wait(A, one)]);
+        assert_eq!(fake(&cuda).ordered(), [(A, B), (B, A)]);
+    }
+
+    #[test]
+    fn the_default_streams_are_passed_as_what_they_are() {
+        let cuda = cuda();
+        for (earlier, later) in [(Stream::LEGACY, B), (A, Stream::PER_THREAD), (Stream::LEGACY, Stream::PER_THREAD)] {
+            cuda.order(GPU, earlier, later).unwrap();
+            assert_eq!(fake(&cuda).ordered().last(), Some(&(earlier, later)));
+        }
+    }
+
+    #[test]
+    fn equal_streams_need_no_driver() {
+        let cuda = cuda();
+        cuda.order(GPU, A, A).unwrap();
+        assert_eq!(fake(&cuda).take_calls(), []);
+    }
+
+    #[test]
+    fn each_device_has_its_own_context_and_events() {
+        let cuda = cuda();
+        for device in [Device::cuda(1), GPU, Device { kind: DeviceKind::CUDA_MANAGED, index: 1 }] {
+            cuda.order(device, A, B).unwrap();
+        }
+        let calls = fake(&cuda).take_calls();
+        let pushed =
+            calls.iter().filter_map(|call| if let Call::Push(context) = call { Some(context.0) } else { None });
+        assert_eq!(pushed.collect::<Vec<_>>(), [1001, 1000, 1001]);
+        assert_eq!(fake(&cuda).live_events(), 2);
+    }
+
+    #[test]
+    fn the_context_is_restored_also_after_errors() {
+        let steps =
+            ["cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"];
+        for current in [None, Some(FOREIGN), Some(Fake::primary(0)), Some(Fake::primary(1))] {
+            for step in steps {
+                let cuda = cuda();
+                current.iter().for_each(|context| fake(&cuda).push_context(*context).unwrap());
+                fake(&cuda).fail(step, 906);
+                let reached = step != "cuCtxPushCurrent_v2" || current != Some(Fake::primary(0));
+                match cuda.order(GPU, A, B) {
+                    Ok(()) => assert!(!reached, "{step} failed, and nobody said so"),
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::Driver);
+                        assert!(error.to_string().starts_with(step), "{error}");
+                    }
+                }
+                assert_eq!(fake(&cuda).current_context(), Ok(current), "after {step} failed");
+                fake(&cuda).fail(step, 0);
+                cuda.order(GPU, A, B).unwrap();
+                assert_eq!(fake(&cuda).current_context(), Ok(current), "after success");
+                assert_eq!(fake(&cuda).ordered().last(), Some(&(A, B)));
+                assert_eq!(fake(&cuda).live_events(), 1, "an event was lost when {step} failed");
+            }
+        }
+    }
+
+    #[test]
+    fn an_event_that_failed_is_not_used_again() {
+        let cuda = cuda();
+        fake(&cuda).fail("cuStreamWaitEvent", 400);
+        let error = cuda.order(GPU, A, B).unwrap_err();
+        assert!(error.to_string().contains("the stream was destroyed"), "{error}");
+        assert!(fake(&cuda).take_calls().contains(&Call::Destroy(Event(1))));
+        fake(&cuda).fail("cuStreamWaitEvent", 0);
+        cuda.order(GPU, A, B).unwrap();
+        assert!(fake(&cuda).take_calls().contains(&Call::Record(Event(2), A)));
+    }
+
+    #[test]
+    fn other_devices_are_refused_by_name() {
+        for device in [Device::CPU, Device::cuda(2), Device::cuda(-1), Device { kind: DeviceKind::ROCM, index: 0 }] {
+            let error = cuda().order(device, A, B).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Device);
+            assert!(error.to_string().contains(&device.to_string()));
+        }
+    }
+
+    #[test]
+    fn threads_share_one_ordering() {
+        let cuda = cuda();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let cuda = &cuda;
+                scope.spawn(move || {
+                    for _ in 0..200 {
+                        cuda.order(GPU, Stream::from_handle(100 + thread), B).unwrap();
+                        assert_eq!(fake(cuda).current_context(), Ok(None));
+                    }
+                });
+            }
+        });
+        let ordered = fake(&cuda).ordered();
+        let of = |thread: u64| ordered.iter().filter(|pair| **pair == (Stream::from_handle(100 + thread), B)).count();
+        assert_eq!((0..4).map(of).collect::<Vec<_>>(), [200; 4]);
+    }
+}

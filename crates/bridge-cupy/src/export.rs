@@ -1,0 +1,109 @@
+//! Out of CuPy.
+
+use crate::runtime::{Runtime, raised};
+use bridge_core::{Access, Device, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse, Stream};
+use bridge_pyo3::{LeaseOwner, Owner, PyTensor, not_a_tensor};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{IntoPyDict, PyTuple};
+
+/// What CuPy says of an array.
+struct Attributes<'py> {
+    address: usize,
+    device: i32,
+    memory: Bound<'py, PyAny>,
+    dtype: Bound<'py, PyAny>,
+    shape: Dims,
+    /// In bytes; `None` for a compact array.
+    strides: Option<Dims>,
+}
+
+impl<'py> Attributes<'py> {
+    fn of(runtime: &Runtime, array: &PyTensor<'py>) -> PyResult<Self> {
+        let py = array.py();
+        let pointer = array.getattr(intern!(py, "data"))?;
+        let compact = array.getattr_opt(intern!(py, "_c_contiguous"))?.map_or(Ok(false), |flag| flag.is_truthy())?;
+        Ok(Self {
+            address: pointer.getattr(intern!(py, "ptr"))?.extract()?,
+            device: match runtime.consumer.only_device() {
+                Some(device) => device,
+                None => pointer.getattr(intern!(py, "device_id"))?.extract()?,
+            },
+            memory: pointer.getattr(intern!(py, "mem"))?,
+            dtype: array.getattr(intern!(py, "dtype"))?,
+            shape: dims(array.getattr(intern!(py, "shape"))?)?,
+            strides: if compact { None } else { Some(dims(array.getattr(intern!(py, "strides"))?)?) },
+        })
+    }
+}
+
+fn dims(tuple: Bound<'_, PyAny>) -> PyResult<Dims> {
+    tuple.cast::<PyTuple>()?.iter_borrowed().map(|item| item.extract()).collect()
+}
+
+pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
+    let py = array.py();
+    if !runtime.is_array(array) {
+        return Err(not_a_tensor("cupy", array));
+    }
+    let Attributes { address, device, memory, dtype, shape, mut strides } =
+        Attributes::of(runtime, array).map_err(|error| raised(py, error))?;
+    let dtype = runtime.dtypes.read(&dtype)?;
+    let itemsize = dtype.itemsize().expect("CuPy's dtypes are whole bytes") as i64;
+    for stride in strides.iter_mut().flatten() {
+        if *stride % itemsize != 0 && !shape.contains(&0) {
+            let text = format!(
+                "a stride of {stride} bytes is no whole number of elements of {itemsize} bytes: call cupy.ascontiguousarray first"
+            );
+            return Err(Error::new(ErrorKind::Layout, text));
+        }
+        *stride /= itemsize;
+    }
+    let layout = Layout::new(dtype, &shape, strides.as_deref(), 0)?.in_smallest_buffer();
+    let (below, above) = layout.reach();
+    let bytes = if layout.numel() == 0 { address..address } else { address - below..address + above };
+    let stream = runtime.consumer.stream(py, device).map_err(|error| raised(py, error))?;
+    let reuse = reuse(runtime, &memory, stream).unwrap_or(Reuse::Unknown);
+    let owner = Owner::new(array.clone().unbind());
+    // SAFETY: the array keeps its memory for as long as it lives; CuPy vouches for its strides and for the device; its
+    // current stream is the one into which its user works; `reuse` claims no more than it has seen.
+    let memory = unsafe { Memory::new(bytes, Device::cuda(device), Access::ReadWrite, Some(stream), reuse, owner) };
+    Lent::new(dtype, layout, Box::new(memory))
+}
+
+/// When CuPy's allocator hands the memory out again.
+///
+/// CuPy's pool keeps free blocks in an arena per stream, that of the allocation, whatever stream used them later. So
+/// the answer is known where that arena is the one of `stream`. Memory that CuPy only borrows from a lease is given
+/// back by that lease, in order. Everything else is unknown.
+fn reuse(runtime: &Runtime, memory: &Bound<'_, PyAny>, stream: Stream) -> PyResult<Reuse> {
+    let py = memory.py();
+    let kind = memory.get_type_ptr().cast();
+    let in_order = if kind == runtime.pooled_memory.as_ptr() {
+        let pool = memory.getattr(intern!(py, "pool"))?;
+        // CuPy knows the legacy stream by the handle 0.
+        let handle = if stream == Stream::LEGACY { 0 } else { stream.handle() };
+        runtime.arenas.only(&pool, handle)? || from_arena_of(memory, &pool.call0()?, handle)?
+    } else if kind == runtime.unowned_memory.as_ptr() {
+        memory.getattr(intern!(py, "_owner"))?.is_instance_of::<LeaseOwner>()
+    } else {
+        false
+    };
+    Ok(if in_order { Reuse::InStreamOrder } else { Reuse::Unknown })
+}
+
+/// Whether a pooled block belongs to the arena of this stream. The arena is an attribute of its chunk, which Python
+/// sees only in the state for pickling; since CuPy 14. Where it is not to be found, the answer is no.
+fn from_arena_of(memory: &Bound<'_, PyAny>, pool: &Bound<'_, PyAny>, handle: u64) -> PyResult<bool> {
+    let py = memory.py();
+    let reduced = memory.call_method0(intern!(py, "__reduce__"))?.cast_into::<PyTuple>()?;
+    let chunk = reduced.get_item(2)?.cast_into::<PyTuple>()?.get_item(0)?;
+    let arena = chunk.getattr(intern!(py, "arena"))?;
+    Ok(arena.is(&pool.call_method1(intern!(py, "_arena"), (handle,))?))
+}
+
+pub(crate) fn compact<'py>(array: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+    let py = array.py();
+    let copy = || array.call_method(intern!(py, "copy"), (), Some(&[("order", "C")].into_py_dict(py)?));
+    copy().map_err(|error| raised(py, error))
+}

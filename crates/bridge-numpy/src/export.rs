@@ -1,0 +1,70 @@
+//! Out of NumPy.
+
+use crate::interface::{PyArrayInterface, WRITEABLE};
+use crate::runtime::{Runtime, raised};
+use bridge_core::{Access, Device, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse};
+use bridge_pyo3::{Owner, PyTensor, not_a_tensor};
+use pyo3::ffi::PyCapsule_GetPointer;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::IntoPyDict;
+use std::ptr;
+use std::slice;
+
+pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
+    let py = array.py();
+    if !runtime.is_array(array) {
+        return Err(not_a_tensor("numpy", array));
+    }
+    if runtime.is_masked(array) {
+        let text = "other frameworks have no masks: call .filled(value) first, or pass .data and .mask apart";
+        return Err(Error::new(ErrorKind::NotATensor, text));
+    }
+    let look_up = || Ok((array.getattr(intern!(py, "dtype"))?, array.getattr(intern!(py, "__array_struct__"))?));
+    let (dtype, capsule) = look_up().map_err(|error| raised(py, error))?;
+    let dtype = runtime.dtypes.read(&dtype)?;
+    // SAFETY: the object is alive and the GIL held; anything but a nameless capsule gives null.
+    let interface = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), ptr::null()) }.cast::<PyArrayInterface>();
+    // SAFETY: NumPy puts this struct behind the nameless capsule, which lives until the end of this function.
+    let interface = unsafe { interface.as_ref() }.filter(|interface| interface.two == 2).ok_or_else(|| {
+        drop(PyErr::take(py));
+        Error::new(ErrorKind::Framework, "numpy's __array_struct__ is not as documented: please report this")
+    })?;
+    let nd = usize::try_from(interface.nd).unwrap_or(0);
+    let (shape, strides) = match nd {
+        0 => (&[][..], &[][..]),
+        // SAFETY: both arrays have `nd` entries and live as long as the struct.
+        _ => unsafe { (slice::from_raw_parts(interface.shape, nd), slice::from_raw_parts(interface.strides, nd)) },
+    };
+    let layout = layout(dtype, shape, strides)?;
+    let (below, above) = layout.reach();
+    let data = interface.data as usize;
+    let access = if interface.flags & WRITEABLE == 0 { Access::ReadOnly } else { Access::ReadWrite };
+    let owner = Owner::new(array.clone().unbind());
+    // SAFETY: the array keeps its memory for as long as it lives, and NumPy vouches for its strides; host memory is
+    // ready at any time and has no stream.
+    let memory =
+        unsafe { Memory::new(data - below..data + above, Device::CPU, access, None, Reuse::InStreamOrder, owner) };
+    Lent::new(dtype, layout, Box::new(memory))
+}
+
+fn layout(dtype: bridge_core::DType, shape: &[isize], strides: &[isize]) -> Result<Layout> {
+    let shape: Dims = shape.iter().map(|length| *length as i64).collect();
+    let itemsize = dtype.itemsize().expect("NumPy's dtypes are whole bytes") as isize;
+    let elements = shape.iter().zip(strides).map(|(length, bytes)| match bytes % itemsize {
+        0 => Ok((bytes / itemsize) as i64),
+        _ if *length <= 1 => Ok(0),
+        _ => {
+            let text = format!("strides {strides:?} (bytes) are not whole elements of {itemsize} bytes: call numpy.ascontiguousarray first");
+            Err(Error::new(ErrorKind::Layout, text))
+        }
+    });
+    let elements = elements.collect::<Result<Dims>>()?;
+    Ok(Layout::new(dtype, &shape, Some(&elements), 0)?.in_smallest_buffer())
+}
+
+pub(crate) fn compact<'py>(array: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+    let py = array.py();
+    let copy = || array.call_method(intern!(py, "copy"), (), Some(&[("order", "C")].into_py_dict(py)?));
+    copy().map_err(|error| raised(py, error))
+}

@@ -1,0 +1,95 @@
+//! Into NumPy.
+
+use crate::interface::{ALIGNED, NOTSWAPPED, PyArrayInterface, WRITEABLE};
+use crate::runtime::{Runtime, raised};
+use bridge_core::{Access, Lease, Result};
+use bridge_pyo3::{NUMPY_DTYPES, PyTensor};
+use pyo3::exceptions::PyMemoryError;
+use pyo3::ffi::{PyCapsule_GetPointer, PyCapsule_New, PyObject};
+use pyo3::prelude::*;
+use std::ffi::{c_char, c_int};
+use std::ptr;
+
+/// What NumPy keeps as the base of the array: the lease, with the array interface.
+#[pyclass(frozen, module = "tensor_bridge", name = "Lease")]
+struct Base {
+    lease: Lease,
+    /// The kind character of the dtype; `V`, bytes without a meaning, for those that are not NumPy's own.
+    kind: u8,
+}
+
+/// The struct with the arrays that it points to.
+struct Interface {
+    header: PyArrayInterface,
+    dims: Vec<isize>,
+}
+
+#[pymethods]
+impl Base {
+    #[getter]
+    fn __array_struct__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let layout = self.lease.layout();
+        let itemsize = layout.itemsize() as isize;
+        let shape = layout.shape().iter().map(|length| *length as isize);
+        let dims = shape.chain(layout.strides().iter().map(|stride| *stride as isize * itemsize)).collect();
+        let writeable = if self.lease.access() == Access::ReadWrite { WRITEABLE } else { 0 };
+        let aligned = if self.lease.data().is_multiple_of(layout.itemsize()) { ALIGNED } else { 0 };
+        let mut interface = Box::new(Interface {
+            header: PyArrayInterface {
+                two: 2,
+                nd: layout.shape().len() as c_int,
+                typekind: self.kind as c_char,
+                itemsize: itemsize as c_int,
+                flags: NOTSWAPPED | writeable | aligned,
+                shape: ptr::null_mut(),
+                strides: ptr::null_mut(),
+                data: self.lease.data() as *mut _,
+                descr: ptr::null_mut(),
+            },
+            dims,
+        });
+        interface.header.shape = interface.dims.as_mut_ptr();
+        interface.header.strides = interface.header.shape.wrapping_add(layout.shape().len());
+        let interface = Box::into_raw(interface);
+        // SAFETY: the header is the first thing that its readers look at through this pointer; `free` takes the box back.
+        let capsule = unsafe { PyCapsule_New(&raw mut (*interface).header as *mut _, ptr::null(), Some(free)) };
+        // SAFETY: a new reference, or null with an exception set.
+        unsafe { Bound::from_owned_ptr_or_opt(py, capsule) }.ok_or_else(|| {
+            // SAFETY: no capsule was made, so nobody else frees it.
+            drop(unsafe { Box::from_raw(interface) });
+            PyErr::take(py).unwrap_or_else(|| PyMemoryError::new_err("no memory for a capsule"))
+        })
+    }
+}
+
+/// # Safety
+///
+/// Python calls it once, for a capsule made above.
+unsafe extern "C" fn free(capsule: *mut PyObject) {
+    // SAFETY: the capsule holds the address of the header of a boxed `Interface`, and nobody reads it any more.
+    unsafe {
+        let header = PyCapsule_GetPointer(capsule, ptr::null()).cast::<u8>();
+        drop(Box::from_raw(header.sub(std::mem::offset_of!(Interface, header)).cast::<Interface>()));
+    }
+}
+
+/// `typekind` by DLPack's type code.
+const KINDS: &[u8] = b"iuf??cb";
+
+pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Result<PyTensor<'py>> {
+    let dtype = lease.dtype();
+    let own = NUMPY_DTYPES.contains(&dtype);
+    let kind = if own { KINDS[usize::from(dtype.code)] } else { b'V' };
+    let make = || -> PyResult<PyTensor<'py>> {
+        let array = runtime.asarray.bind(py).call1((Bound::new(py, Base { lease, kind })?,))?;
+        match own {
+            true => Ok(array),
+            false => array.call_method1("view", (runtime.dtypes.write(py, dtype).map_err(into_python)?,)),
+        }
+    };
+    make().map_err(|error| raised(py, error))
+}
+
+fn into_python(error: bridge_core::Error) -> PyErr {
+    pyo3::exceptions::PyTypeError::new_err(error.to_string())
+}

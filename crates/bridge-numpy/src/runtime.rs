@@ -1,0 +1,80 @@
+//! What is known of the NumPy in this process, looked up once.
+
+use bridge_core::{Consumer, DType, Device, DeviceKind, Error, Profile, Result, Stream, Strides, Views};
+use bridge_pyo3::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES, PyTensor, framework_error, installed};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+use std::sync::Arc;
+
+pub(crate) struct Runtime {
+    pub(crate) version: String,
+    pub(crate) profile: Profile,
+    pub(crate) consumer: Arc<Host>,
+    pub(crate) dtypes: ArrayDTypes,
+    pub(crate) asarray: Py<PyAny>,
+    array: Py<PyType>,
+    masked: Py<PyType>,
+}
+
+/// Host memory has no streams.
+#[derive(Default)]
+pub(crate) struct Host(Views);
+
+impl Consumer for Host {
+    fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
+        Ok(None)
+    }
+
+    fn views(&self) -> &Views {
+        &self.0
+    }
+}
+
+impl Runtime {
+    pub(crate) fn get(py: Python<'_>) -> Result<&'static Self> {
+        static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
+        RUNTIME.get_or_try_init(py, || {
+            let numpy = installed(py, "numpy", "numpy")?;
+            Self::new(&numpy).map_err(|error| raised(py, error))
+        })
+    }
+
+    fn new(numpy: &Bound<'_, PyModule>) -> PyResult<Self> {
+        let wanted: Vec<DType> = NUMPY_DTYPES.iter().chain(EXTENSION_DTYPES).copied().collect();
+        let dtypes = ArrayDTypes::new(numpy.py(), "numpy", &wanted)?;
+        let profile = Profile {
+            name: "numpy".into(),
+            dtypes: dtypes.all(),
+            strides: Strides::Any,
+            alignment: 0,
+            devices: vec![DeviceKind::CPU],
+            keeps_read_only: true,
+        };
+        Ok(Self {
+            version: numpy.getattr("__version__")?.extract()?,
+            profile,
+            consumer: Arc::default(),
+            dtypes,
+            asarray: numpy.getattr("asarray")?.unbind(),
+            array: numpy.getattr("ndarray")?.cast_into::<PyType>()?.unbind(),
+            masked: numpy.getattr("ma")?.getattr("MaskedArray")?.cast_into::<PyType>()?.unbind(),
+        })
+    }
+
+    pub(crate) fn is_array(&self, object: &PyTensor<'_>) -> bool {
+        self.is_plain(object) || object.is_instance(self.array.bind(object.py())).unwrap_or(false)
+    }
+
+    fn is_plain(&self, object: &PyTensor<'_>) -> bool {
+        object.get_type_ptr().cast() == self.array.as_ptr()
+    }
+
+    pub(crate) fn is_masked(&self, array: &PyTensor<'_>) -> bool {
+        !self.is_plain(array) && array.is_instance(self.masked.bind(array.py())).unwrap_or(false)
+    }
+}
+
+pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {
+    framework_error(py, "numpy", error)
+}

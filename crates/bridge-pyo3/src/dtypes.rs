@@ -1,0 +1,110 @@
+//! The dtypes of NumPy, which CuPy shares, and those that the package `ml_dtypes` adds.
+
+use bridge_core::{DType, Error, ErrorKind, Result};
+use pyo3::intern;
+use pyo3::prelude::*;
+
+/// The dtypes of NumPy itself that have a counterpart in DLPack, in native byte order.
+pub const NUMPY_DTYPES: &[DType] = &[
+    DType::BOOL,
+    DType::INT8,
+    DType::INT16,
+    DType::INT32,
+    DType::INT64,
+    DType::UINT8,
+    DType::UINT16,
+    DType::UINT32,
+    DType::UINT64,
+    DType::FLOAT16,
+    DType::FLOAT32,
+    DType::FLOAT64,
+    DType::COMPLEX64,
+    DType::COMPLEX128,
+];
+
+/// What `ml_dtypes` adds, as far as an element is a whole number of bytes in both worlds.
+pub const EXTENSION_DTYPES: &[DType] = &[
+    DType::BFLOAT16,
+    DType::FLOAT8_E3M4,
+    DType::FLOAT8_E4M3,
+    DType::FLOAT8_E4M3B11FNUZ,
+    DType::FLOAT8_E4M3FN,
+    DType::FLOAT8_E4M3FNUZ,
+    DType::FLOAT8_E5M2,
+    DType::FLOAT8_E5M2FNUZ,
+    DType::FLOAT8_E8M0FNU,
+];
+
+/// The `numpy.dtype` objects of an array framework and what they mean here.
+///
+/// NumPy keeps one object per built-in dtype, so the usual look-up compares pointers.
+pub struct ArrayDTypes {
+    framework: &'static str,
+    known: Vec<(DType, Py<PyAny>)>,
+}
+
+impl ArrayDTypes {
+    /// Those of `wanted` that this process has: NumPy's own always, the others where `ml_dtypes` is installed.
+    ///
+    /// # Errors
+    ///
+    /// What Python reports.
+    pub fn new(py: Python<'_>, framework: &'static str, wanted: &[DType]) -> PyResult<Self> {
+        let make = py.import("numpy")?.getattr("dtype")?;
+        let extensions = py.import("ml_dtypes").ok();
+        let mut known = Vec::new();
+        for &dtype in wanted {
+            let name = dtype.to_string();
+            let object = match (NUMPY_DTYPES.contains(&dtype), &extensions) {
+                (true, _) => make.call1((name,))?,
+                (false, Some(extensions)) => match extensions.getattr(name.as_str()) {
+                    Ok(scalar) => make.call1((scalar,))?,
+                    Err(_) => continue,
+                },
+                (false, None) => continue,
+            };
+            known.push((dtype, object.unbind()));
+        }
+        Ok(Self { framework, known })
+    }
+
+    /// The dtypes of this process.
+    pub fn all(&self) -> Vec<DType> {
+        self.known.iter().map(|(dtype, _)| *dtype).collect()
+    }
+
+    /// What a `numpy.dtype` object means.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Dtype`] for one that DLPack has no counterpart for, and for foreign byte order.
+    pub fn read(&self, object: &Bound<'_, PyAny>) -> Result<DType> {
+        if let Some((dtype, _)) = self.known.iter().find(|(_, known)| known.as_ptr() == object.as_ptr()) {
+            return Ok(*dtype);
+        }
+        // Equal, but another object: a dtype with metadata, say.
+        let equal = self.known.iter().find(|(_, known)| object.eq(known.bind(object.py())).unwrap_or(false));
+        equal.map(|(dtype, _)| *dtype).ok_or_else(|| {
+            let swapped = object
+                .getattr(intern!(object.py(), "isnative"))
+                .is_ok_and(|native| !native.is_truthy().unwrap_or(true));
+            let advice = match swapped {
+                true => "is not in native byte order: call .astype(x.dtype.newbyteorder(\"=\")) first",
+                false => "has no counterpart in other frameworks: cast the array first",
+            };
+            Error::new(ErrorKind::Dtype, format!("{} dtype {object} {advice}", self.framework))
+        })
+    }
+
+    /// The `numpy.dtype` object for a dtype.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Dtype`] if there is none in this process.
+    pub fn write<'py>(&self, py: Python<'py>, dtype: DType) -> Result<&Bound<'py, PyAny>> {
+        let known = self.known.iter().find(|(known, _)| *known == dtype);
+        known.map(|(_, object)| object.bind(py)).ok_or_else(|| {
+            Error::new(ErrorKind::Dtype, format!("{} has no dtype {dtype} in this process", self.framework))
+        })
+    }
+}

@@ -1,0 +1,46 @@
+"""GPU tensors of one framework, used in another in place.
+
+``to_torch``, ``to_cupy`` and ``to_numpy`` take a tensor of any framework that this package knows, a DLPack capsule, or
+any object with ``__dlpack__``. The result shares the memory, is safe to use in the target's current stream, and keeps
+the memory alive; when the last view goes, the memory is given back in stream order.
+"""
+
+from ._core import (
+    Plan,
+    __version__,
+    convert,
+    plan,
+    profile,
+    record_stream,
+    stats,
+    to_cupy,
+    to_numpy,
+    to_torch,
+)
+from .errors import (
+    BridgeBufferError,
+    BridgeError,
+    BridgeImportError,
+    BridgeRuntimeError,
+    BridgeTypeError,
+    BridgeValueError,
+)
+
+__all__ = [
+    "BridgeBufferError",
+    "BridgeError",
+    "BridgeImportError",
+    "BridgeRuntimeError",
+    "BridgeTypeError",
+    "BridgeValueError",
+    "Plan",
+    "__version__",
+    "convert",
+    "plan",
+    "profile",
+    "record_stream",
+    "stats",
+    "to_cupy",
+    "to_numpy",
+    "to_torch",
+]

@@ -1,0 +1,103 @@
+//! The table of frameworks, and which of them an object belongs to.
+
+use crate::errors::argument;
+use crate::foreign::Foreign;
+use bridge_core::Result;
+use bridge_cupy::CuPy;
+use bridge_numpy::NumPy;
+use bridge_pyo3::{PyAdapter, PyTensor};
+use bridge_torch::Torch;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+use std::ops::Deref;
+use std::sync::{Mutex, PoisonError};
+
+/// The adapter of one of the frameworks.
+pub(crate) enum AnyAdapter<'py> {
+    Torch(Torch<'py>),
+    CuPy(CuPy<'py>),
+    NumPy(NumPy<'py>),
+    Foreign(Foreign<'py>),
+}
+
+impl<'py> Deref for AnyAdapter<'py> {
+    type Target = dyn PyAdapter<'py> + 'py;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Torch(adapter) => adapter,
+            Self::CuPy(adapter) => adapter,
+            Self::NumPy(adapter) => adapter,
+            Self::Foreign(adapter) => adapter,
+        }
+    }
+}
+
+type Open = for<'py> fn(Python<'py>) -> Result<AnyAdapter<'py>>;
+
+/// A framework: the name of its module, and how its adapter is made.
+const FRAMEWORKS: &[(&str, Open)] = &[
+    ("torch", |py| Torch::new(py).map(AnyAdapter::Torch)),
+    ("cupy", |py| CuPy::new(py).map(AnyAdapter::CuPy)),
+    ("numpy", |py| NumPy::new(py).map(AnyAdapter::NumPy)),
+];
+
+/// An entry of the table.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Framework(usize);
+
+impl Framework {
+    pub(crate) const TORCH: Framework = Framework(0);
+    pub(crate) const CUPY: Framework = Framework(1);
+    pub(crate) const NUMPY: Framework = Framework(2);
+
+    /// The framework that users call `name`.
+    pub(crate) fn named(name: &str) -> Result<Self> {
+        let known = FRAMEWORKS.iter().position(|(known, _)| *known == name);
+        known.map(Self).ok_or_else(|| {
+            let names: Vec<_> = FRAMEWORKS.iter().map(|(name, _)| *name).collect();
+            argument(format!("{name:?} is no target: choose one of {}", names.join(", ")))
+        })
+    }
+
+    /// Its adapter; imports the framework.
+    pub(crate) fn open(self, py: Python<'_>) -> Result<AnyAdapter<'_>> {
+        FRAMEWORKS[self.0].1(py)
+    }
+
+    /// Whether the program has imported it: before that no object can belong to it.
+    fn is_loaded(self, py: Python<'_>) -> bool {
+        let modules = py.import("sys").and_then(|sys| sys.getattr("modules"));
+        modules.and_then(|modules| modules.contains(FRAMEWORKS[self.0].0)).unwrap_or(false)
+    }
+}
+
+/// Types that were seen before. They are kept alive, so that an address means one type for ever.
+static SEEN: Mutex<Vec<(Py<PyType>, Framework)>> = Mutex::new(Vec::new());
+
+/// More types than this are not remembered: programs that make types as they go must not fill the memory.
+const TYPES_KEPT: usize = 64;
+
+/// The adapter for the framework that `object` belongs to; the one for DLPack producers if none knows it.
+pub(crate) fn source<'py>(object: &PyTensor<'py>) -> Result<AnyAdapter<'py>> {
+    let py = object.py();
+    let kind = object.get_type_ptr().cast();
+    let seen = {
+        let seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.iter().find(|(known, _)| known.as_ptr() == kind).map(|(_, framework)| *framework)
+    };
+    if let Some(framework) = seen {
+        return framework.open(py);
+    }
+    for framework in (0..FRAMEWORKS.len()).map(Framework).filter(|framework| framework.is_loaded(py)) {
+        let Ok(adapter) = framework.open(py) else { continue };
+        if adapter.owns(object) {
+            let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+            if seen.len() < TYPES_KEPT {
+                seen.push((object.get_type().unbind(), framework));
+            }
+            return Ok(adapter);
+        }
+    }
+    Ok(AnyAdapter::Foreign(Foreign(py)))
+}

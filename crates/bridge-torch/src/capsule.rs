@@ -1,0 +1,60 @@
+//! `__dlpack__` and capsules, for versions of PyTorch without the C exchange API.
+
+use crate::export::refusal;
+use crate::runtime::{Door, raised};
+use bridge_core::dlpack::{Origin, versioned::Dlpack};
+use bridge_core::{Device, DeviceKind, Lent, Result, Stream};
+use bridge_pyo3::{PyTensor, take_capsule};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{IntoPyDict, PyDict};
+
+pub(crate) struct Capsules;
+
+/// "No synchronisation" (array API, `__dlpack__`): ordering is core's job.
+const NO_SYNC: i32 = -1;
+
+fn export<'py>(tensor: &PyTensor<'py>) -> PyResult<Bound<'py, PyAny>> {
+    let py = tensor.py();
+    let (kind, _): (i32, i32) = tensor.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
+    let kwargs = PyDict::new(py);
+    kwargs.set_item(intern!(py, "max_version"), (1, 0))?;
+    if DeviceKind(kind) == DeviceKind::CUDA {
+        kwargs.set_item(intern!(py, "stream"), NO_SYNC)?;
+    }
+    tensor.call_method(intern!(py, "__dlpack__"), (), Some(&kwargs))
+}
+
+/// Neither waits nor looks at streams when it is given a bare capsule.
+fn from_dlpack<'py>(capsule: Bound<'py, PyAny>) -> PyResult<PyTensor<'py>> {
+    let py = capsule.py();
+    py.import(intern!(py, "torch.utils.dlpack"))?.call_method1(intern!(py, "from_dlpack"), (capsule,))
+}
+
+impl Door for Capsules {
+    fn lend(&self, tensor: &PyTensor<'_>, origin: &dyn Fn(Device) -> Result<Origin>) -> Result<Lent> {
+        let capsule = export(tensor).map_err(|error| refusal(tensor, error))?;
+        // SAFETY: PyTorch keeps DLPack's promises, and the origin is that of this tensor.
+        unsafe { take_capsule(&capsule, &|device, _| origin(device)) }
+    }
+
+    fn import<'py>(&self, py: Python<'py>, managed: Dlpack) -> PyResult<PyTensor<'py>> {
+        from_dlpack(bridge_pyo3::capsule(py, managed)?)
+    }
+
+    fn there_and_back<'py>(&self, tensor: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
+        from_dlpack(export(tensor)?)
+    }
+
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
+        let current = Python::try_attach(|py| {
+            let look_up = || -> PyResult<u64> {
+                let kwargs = [("device", device.index)].into_py_dict(py)?;
+                let cuda = py.import(intern!(py, "torch.cuda"))?;
+                cuda.call_method("current_stream", (), Some(&kwargs))?.getattr("cuda_stream")?.extract()
+            };
+            look_up().map(Stream::from_handle).map_err(|error| raised(py, error))
+        });
+        current.transpose()
+    }
+}

@@ -1,0 +1,108 @@
+//! The C exchange API of DLPack 1.3, as PyTorch 2.10 and later have it.
+
+use crate::export::refusal;
+use crate::runtime::Door;
+use bridge_core::dlpack::ffi::{
+    DLDevice, DLDeviceType, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLPackExchangeAPI, DLPackExchangeAPIHeader,
+};
+use bridge_core::dlpack::{Origin, adopt, lend, versioned::Dlpack};
+use bridge_core::{Device, Error, ErrorKind, Lent, Result, Stream};
+use bridge_pyo3::PyTensor;
+use pyo3::exceptions::{PyAttributeError, PyBufferError};
+use pyo3::ffi::PyCapsule_GetPointer;
+use pyo3::prelude::*;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+/// Older tables than this many steps back are not looked for: it bounds a chain that runs in a circle.
+const CHAIN: usize = 16;
+
+/// The functions of a framework's table that are used here. They stay for the life of the process (`dlpack.h`).
+pub(crate) struct ExchangeApi {
+    export: unsafe extern "C" fn(*mut c_void, *mut *mut DLManagedTensorVersioned) -> c_int,
+    import: unsafe extern "C" fn(*mut DLManagedTensorVersioned, *mut *mut c_void) -> c_int,
+    current_stream: unsafe extern "C" fn(DLDeviceType, i32, *mut *mut c_void) -> c_int,
+}
+
+impl ExchangeApi {
+    /// The functions of a tensor type, if it has a table of this major version.
+    pub(crate) fn of_type(tensor: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        let capsule = match tensor.getattr("__dlpack_c_exchange_api__") {
+            Err(error) if error.is_instance_of::<PyAttributeError>(tensor.py()) => return Ok(None),
+            other => other?,
+        };
+        // SAFETY: the object is alive and the GIL held; a wrong name gives null and sets an exception.
+        let table = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), c"dlpack_exchange_api".as_ptr()) };
+        if table.is_null() {
+            return Err(PyErr::take(tensor.py()).unwrap_or_else(|| PyBufferError::new_err("empty exchange table")));
+        }
+        let mut header = table.cast::<DLPackExchangeAPIHeader>();
+        for _ in 0..CHAIN {
+            // SAFETY: a header of the chain is valid for the life of the process, or null.
+            let Some(found) = (unsafe { header.as_ref() }) else { break };
+            if found.version.major == DLPACK_MAJOR_VERSION {
+                // SAFETY: a table of this major version begins with this header (`dlpack.h`), and lives as long.
+                let api: &DLPackExchangeAPI = unsafe { &*header.cast() };
+                return Ok(Self::of_table(api));
+            }
+            header = found.prev_api;
+        }
+        Ok(None)
+    }
+
+    fn of_table(api: &DLPackExchangeAPI) -> Option<Self> {
+        Some(Self {
+            export: api.managed_tensor_from_py_object_no_sync?,
+            import: api.managed_tensor_to_py_object_no_sync?,
+            current_stream: api.current_work_stream?,
+        })
+    }
+
+    fn export(&self, tensor: &PyTensor<'_>) -> PyResult<*mut DLManagedTensorVersioned> {
+        let mut managed = ptr::null_mut();
+        // SAFETY: the object is a tensor of the type that the table came from, and the GIL is held.
+        match unsafe { (self.export)(tensor.as_ptr().cast(), &mut managed) } {
+            0 => Ok(managed),
+            _ => Err(PyErr::fetch(tensor.py())),
+        }
+    }
+}
+
+impl Door for ExchangeApi {
+    fn lend(&self, tensor: &PyTensor<'_>, origin: &dyn Fn(Device) -> Result<Origin>) -> Result<Lent> {
+        let managed = self.export(tensor).map_err(|error| refusal(tensor, error))?;
+        // SAFETY: an initialised managed tensor has been handed over, whose deleter takes any thread.
+        // PyTorch keeps DLPack's promises, and the origin is that of this tensor.
+        unsafe { lend(adopt(managed)?, |device, _| origin(device)) }
+    }
+
+    fn import<'py>(&self, py: Python<'py>, managed: Dlpack) -> PyResult<PyTensor<'py>> {
+        let mut object = ptr::null_mut();
+        // SAFETY: the tensor is handed over, the GIL is held, and on success the object is a new reference.
+        match unsafe { (self.import)(managed.into_raw(), &mut object) } {
+            // SAFETY: as above.
+            0 => unsafe { Bound::from_owned_ptr_or_err(py, object.cast()) },
+            _ => Err(PyErr::fetch(py)),
+        }
+    }
+
+    fn there_and_back<'py>(&self, tensor: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
+        // SAFETY: as in `lend`.
+        let managed = unsafe { adopt(self.export(tensor)?) };
+        self.import(tensor.py(), managed.map_err(|error| PyBufferError::new_err(error.to_string()))?)
+    }
+
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
+        let DLDevice { device_type, device_id } = device.into();
+        let mut stream = ptr::null_mut();
+        // SAFETY: the function reads a thread-local of PyTorch; it takes the GIL itself if it has to raise.
+        match unsafe { (self.current_stream)(device_type, device_id, &mut stream) } {
+            0 => Ok(Some(Stream::from_handle(stream as u64))),
+            _ => {
+                let cause = Python::try_attach(|py| PyErr::take(py).map(|error| error.to_string())).flatten();
+                let text = format!("torch has no current stream for {device}: {}", cause.unwrap_or_default());
+                Err(Error::new(ErrorKind::Framework, text))
+            }
+        }
+    }
+}

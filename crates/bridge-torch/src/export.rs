@@ -1,0 +1,96 @@
+//! Out of PyTorch.
+
+use crate::runtime::{Runtime, raised};
+use bridge_core::dlpack::Origin;
+use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lent, Pending, Result, Reuse};
+use bridge_pyo3::{PyTensor, not_a_tensor};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{IntoPyDict, PyString};
+
+pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
+    if !runtime.is_tensor(tensor) {
+        return Err(not_a_tensor("torch", tensor));
+    }
+    screen(runtime, tensor)?;
+    let lent = runtime.consumer.door.lend(tensor, &|device| origin(runtime, tensor, device))?;
+    let pending = pending(tensor, lent.dtype()).map_err(|error| raised(tensor.py(), error))?;
+    Ok(lent.with_pending(pending))
+}
+
+/// Where the memory may be touched and when it may be reused. On a CUDA device the caching allocator is told that the
+/// current stream uses the memory, because it may have been allocated on another.
+fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, device: Device) -> Result<Origin> {
+    let host = Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None };
+    if device.kind != DeviceKind::CUDA {
+        return Ok(host);
+    }
+    runtime.start_cuda(tensor.py())?;
+    let stream = runtime.consumer.door.current_stream(device)?;
+    let recorded = stream.map(|stream| runtime.record_stream(tensor, device, stream));
+    let reuse = if matches!(recorded, Some(Ok(()))) { Reuse::InStreamOrder } else { Reuse::Unknown };
+    Ok(Origin { stream, reuse, ..host })
+}
+
+/// The checks that the exchange API leaves out.
+fn screen(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
+    let py = tensor.py();
+    let is = |name: &Bound<'_, PyString>| -> Result<bool> {
+        let value = tensor.getattr(name).and_then(|value| value.is_truthy());
+        value.map_err(|error| raised(py, error))
+    };
+    if runtime.has_own_dispatch(tensor) {
+        let text = "this tensor subclass decides itself where its data is (fake, distributed or functional): pass the plain tensor that it stands for";
+        return Err(Error::new(ErrorKind::NotATensor, text));
+    }
+    if is(intern!(py, "requires_grad"))? {
+        let text = "the tensor requires grad, and autograd does not reach into other frameworks: call .detach() first";
+        return Err(Error::new(ErrorKind::RequiresGrad, text));
+    }
+    Ok(())
+}
+
+/// PyTorch's lazy conjugation and negation. The conj bit exists on complex tensors only, the neg bit on any.
+fn pending(tensor: &PyTensor<'_>, dtype: DType) -> PyResult<Option<Pending>> {
+    let py = tensor.py();
+    if dtype.is_complex() && tensor.call_method0(intern!(py, "is_conj"))?.is_truthy()? {
+        return Ok(Some(Pending::Conjugation));
+    }
+    Ok(tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()?.then_some(Pending::Negation))
+}
+
+/// Why the door did not let the tensor out, in words that tell what to do.
+#[cold]
+pub(crate) fn refusal(tensor: &PyTensor<'_>, error: PyErr) -> Error {
+    let text_of = |name: &str| tensor.getattr(name).map_or_else(|_| "?".into(), |value| value.to_string());
+    let (layout, dtype, device) = (text_of("layout"), text_of("dtype"), text_of("device"));
+    let (kind, text) = if layout != "torch.strided" {
+        (ErrorKind::NotATensor, format!("a tensor of layout {layout} has no single memory: call .to_dense() first"))
+    } else if device.starts_with("meta") {
+        (ErrorKind::NotATensor, "a meta tensor has no memory: make a real one first".into())
+    } else if text_of("is_quantized") == "True" {
+        (
+            ErrorKind::Dtype,
+            format!("quantised dtype {dtype} has no counterpart: call .dequantize() or .int_repr() first"),
+        )
+    } else if text_of("is_nested") == "True" {
+        (ErrorKind::NotATensor, "a nested tensor has no single shape: call .to_padded_tensor() first".into())
+    } else {
+        (ErrorKind::Framework, format!("torch does not export a tensor of dtype {dtype} on {device}: {error}"))
+    };
+    Error::new(kind, text).caused_by(error)
+}
+
+pub(crate) fn compact<'py>(tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+    let py = tensor.py();
+    let copy = || -> PyResult<PyTensor<'py>> {
+        let resolved = tensor.call_method0(intern!(py, "resolve_conj"))?.call_method0(intern!(py, "resolve_neg"))?;
+        if !resolved.is(tensor) && resolved.call_method0(intern!(py, "is_contiguous"))?.is_truthy()? {
+            return Ok(resolved);
+        }
+        let format = py.import(intern!(py, "torch"))?.getattr(intern!(py, "contiguous_format"))?;
+        let kwargs = [("memory_format", format)].into_py_dict(py)?;
+        resolved.call_method(intern!(py, "clone"), (), Some(&kwargs))
+    };
+    copy().map_err(|error| raised(py, error))
+}

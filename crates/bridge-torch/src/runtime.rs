@@ -1,0 +1,205 @@
+//! What is known of the PyTorch in this process, looked up once.
+
+use crate::capsule::Capsules;
+use crate::exchange::ExchangeApi;
+use bridge_core::dlpack::{Origin, versioned::Dlpack};
+use bridge_core::{Consumer, DType, Device, DeviceKind, Lent, Profile, Result, Stream, Strides, Views};
+use bridge_pyo3::{PyTensor, framework_error, installed};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{IntoPyDict, PyType};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// The way tensors take in and out of PyTorch. None of it synchronises.
+pub(crate) trait Door: Send + Sync {
+    /// Lends a tensor that has been screened; `origin` tells what PyTorch does not, once the device is known.
+    fn lend(&self, tensor: &PyTensor<'_>, origin: &dyn Fn(Device) -> Result<Origin>) -> Result<Lent>;
+    /// A tensor over a managed tensor.
+    fn import<'py>(&self, py: Python<'py>, managed: Dlpack) -> PyResult<PyTensor<'py>>;
+    /// The same tensor, out of the door and in again.
+    fn there_and_back<'py>(&self, tensor: &PyTensor<'py>) -> PyResult<PyTensor<'py>>;
+    /// The current stream of a CUDA device on this thread, with or without the GIL; `None` if that cannot be known.
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>>;
+}
+
+/// The dtypes of PyTorch that DLPack may have a counterpart for. Which of them the installed version has, and takes
+/// through the door, is found out by trying.
+const DTYPES: &[DType] = &[
+    DType::BOOL,
+    DType::INT8,
+    DType::INT16,
+    DType::INT32,
+    DType::INT64,
+    DType::UINT8,
+    DType::UINT16,
+    DType::UINT32,
+    DType::UINT64,
+    DType::FLOAT16,
+    DType::FLOAT32,
+    DType::FLOAT64,
+    DType::BFLOAT16,
+    DType::COMPLEX32,
+    DType::COMPLEX64,
+    DType::COMPLEX128,
+    DType::FLOAT8_E4M3FN,
+    DType::FLOAT8_E4M3FNUZ,
+    DType::FLOAT8_E5M2,
+    DType::FLOAT8_E5M2FNUZ,
+    DType::FLOAT8_E8M0FNU,
+];
+
+/// More stream objects than this are not kept.
+const STREAMS_KEPT: usize = 64;
+
+pub(crate) struct Runtime {
+    pub(crate) version: String,
+    pub(crate) profile: Profile,
+    pub(crate) consumer: Arc<TorchConsumer>,
+    tensor: Py<PyType>,
+    parameter: Py<PyType>,
+    /// `torch.Tensor.__torch_dispatch__`: a subclass that overrides it need not have memory of its own.
+    dispatch: Py<PyAny>,
+    cuda: OnceLock<()>,
+    /// `torch.cuda.Stream` objects by device and handle, for `record_stream`.
+    streams: Mutex<Vec<(i32, Stream, Py<PyAny>)>>,
+}
+
+pub(crate) struct TorchConsumer {
+    pub(crate) door: Box<dyn Door>,
+    views: Views,
+}
+
+impl Consumer for TorchConsumer {
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
+        match device.kind {
+            DeviceKind::CUDA => self.door.current_stream(device),
+            _ => Ok(None),
+        }
+    }
+
+    fn views(&self) -> &Views {
+        &self.views
+    }
+}
+
+impl Runtime {
+    /// PyTorch through the exchange API if it has one.
+    pub(crate) fn fast(py: Python<'_>) -> Result<&'static Self> {
+        static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
+        RUNTIME.get_or_try_init(py, || {
+            let tensor = installed(py, "torch", "torch")?.getattr("Tensor").map_err(|e| raised(py, e))?;
+            match ExchangeApi::of_type(&tensor).map_err(|e| raised(py, e))? {
+                Some(api) => Self::new(py, Box::new(api)),
+                None => Self::new(py, Box::new(Capsules)),
+            }
+        })
+    }
+
+    /// PyTorch through capsules only.
+    pub(crate) fn with_capsules(py: Python<'_>) -> Result<&'static Self> {
+        static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
+        RUNTIME.get_or_try_init(py, || Self::new(py, Box::new(Capsules)))
+    }
+
+    fn new(py: Python<'_>, door: Box<dyn Door>) -> Result<Self> {
+        let torch = installed(py, "torch", "torch")?;
+        let look_up = || -> PyResult<_> {
+            let tensor: Bound<'_, PyType> = torch.getattr("Tensor")?.cast_into()?;
+            let parameter: Bound<'_, PyType> = torch.getattr("nn")?.getattr("Parameter")?.cast_into()?;
+            let dispatch = tensor.getattr("__torch_dispatch__")?.unbind();
+            let cuda: bool = torch.getattr("cuda")?.call_method0("is_available")?.extract()?;
+            let version = torch.getattr("__version__")?.str()?.to_string();
+            Ok((tensor.unbind(), parameter.unbind(), dispatch, cuda, version))
+        };
+        let (tensor, parameter, dispatch, cuda, version) = look_up().map_err(|e| raised(py, e))?;
+        let mut devices = vec![DeviceKind::CPU];
+        devices.extend(cuda.then_some(DeviceKind::CUDA));
+        let profile = Profile {
+            name: "torch".into(),
+            dtypes: dtypes(&torch, &*door).map_err(|e| raised(py, e))?,
+            strides: Strides::NonNegative,
+            alignment: 1,
+            devices,
+            keeps_read_only: false,
+        };
+        let consumer = Arc::new(TorchConsumer { door, views: Views::default() });
+        let (cuda, streams) = Default::default();
+        Ok(Self { version, profile, consumer, tensor, parameter, dispatch, cuda, streams })
+    }
+
+    pub(crate) fn is_tensor(&self, object: &PyTensor<'_>) -> bool {
+        self.is_plain(object) || object.is_instance(self.tensor.bind(object.py())).unwrap_or(false)
+    }
+
+    /// Whether the type is `Tensor` or `Parameter` itself.
+    fn is_plain(&self, object: &PyTensor<'_>) -> bool {
+        let kind = object.get_type_ptr().cast();
+        kind == self.tensor.as_ptr() || kind == self.parameter.as_ptr()
+    }
+
+    /// Whether a subclass decides itself what its operations do, as fake and distributed tensors do.
+    pub(crate) fn has_own_dispatch(&self, object: &PyTensor<'_>) -> bool {
+        let dispatch = intern!(object.py(), "__torch_dispatch__");
+        !self.is_plain(object)
+            && object.get_type().getattr(dispatch).map_or(true, |dispatch| !dispatch.is(&self.dispatch))
+    }
+
+    /// Makes PyTorch initialise CUDA, once: its streams mean nothing before.
+    pub(crate) fn start_cuda(&self, py: Python<'_>) -> Result<()> {
+        if self.cuda.get().is_none() {
+            let init = || py.import("torch")?.getattr("cuda")?.call_method0("init");
+            init().map_err(|e| raised(py, e))?;
+            let _ = self.cuda.set(());
+        }
+        Ok(())
+    }
+
+    /// Tells the caching allocator that the memory is used on `stream` as well, whatever stream it was allocated on: it
+    /// then reuses the block only behind that stream (`Tensor.record_stream`).
+    pub(crate) fn record_stream(&self, tensor: &PyTensor<'_>, device: Device, stream: Stream) -> PyResult<()> {
+        let py = tensor.py();
+        tensor.call_method1(intern!(py, "record_stream"), (self.stream(py, device.index, stream)?,)).map(drop)
+    }
+
+    fn stream<'py>(&self, py: Python<'py>, device: i32, stream: Stream) -> PyResult<PyTensor<'py>> {
+        let kept = || self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((.., object)) = kept().iter().find(|(on, known, _)| (*on, *known) == (device, stream)) {
+            return Ok(object.bind(py).clone());
+        }
+        let cuda = py.import("torch")?.getattr("cuda")?;
+        let made = match stream {
+            Stream::LEGACY => cuda.call_method1("default_stream", (device,))?,
+            _ => cuda.call_method1("ExternalStream", (stream.handle(), device))?,
+        };
+        let mut kept = kept();
+        if kept.len() >= STREAMS_KEPT {
+            kept.clear();
+        }
+        kept.push((device, stream, made.clone().unbind()));
+        Ok(made)
+    }
+}
+
+/// The dtypes that the installed version has and that get out of the door and in again.
+fn dtypes(torch: &Bound<'_, PyModule>, door: &dyn Door) -> PyResult<Vec<DType>> {
+    // PyTorch warns of some dtypes that they are experimental. Nobody has asked for them yet.
+    let warnings = torch.py().import("warnings")?;
+    let quiet = warnings.call_method0("catch_warnings")?;
+    quiet.call_method0("__enter__")?;
+    let ignored = warnings.call_method1("simplefilter", ("ignore",));
+    let dtypes = DTYPES.iter().copied().filter(|dtype| crosses(torch, door, *dtype).unwrap_or(false)).collect();
+    let none = torch.py().None();
+    quiet.call_method1("__exit__", (&none, &none, &none))?;
+    ignored.map(|_| dtypes)
+}
+
+fn crosses(torch: &Bound<'_, PyModule>, door: &dyn Door, dtype: DType) -> PyResult<bool> {
+    let dtype = torch.getattr(dtype.to_string().as_str())?;
+    let tensor = torch.call_method("empty", (1,), Some(&[("dtype", &dtype)].into_py_dict(torch.py())?))?;
+    Ok(door.there_and_back(&tensor)?.getattr("dtype")?.is(&dtype))
+}
+
+pub(crate) fn raised(py: Python<'_>, error: PyErr) -> bridge_core::Error {
+    framework_error(py, "torch", error)
+}
