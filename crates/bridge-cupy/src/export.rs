@@ -64,7 +64,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     let bytes = if layout.numel() == 0 { address..address } else { address - below..address + above };
     let stream = runtime.consumer.stream(py, device).map_err(|error| raised(py, error))?;
     let reuse = reuse(runtime, &memory, stream).unwrap_or(Reuse::Unknown);
-    let owner = Owner::new(array.clone().unbind());
+    let owner = Owner::new(array);
     // SAFETY: the array keeps its memory for as long as it lives; CuPy vouches for its strides and for the device; its
     // current stream is the one into which its user works; `reuse` claims no more than it has seen.
     let memory = unsafe { Memory::new(bytes, Device::cuda(device), Access::ReadWrite, Some(stream), reuse, owner) };

@@ -2,7 +2,7 @@
 
 use crate::arenas::Arenas;
 use bridge_core::{Consumer, DType, Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream, Strides, Views};
-use bridge_pyo3::{ArrayDTypes, NUMPY_DTYPES, PyTensor, framework_error, installed};
+use bridge_pyo3::{ArrayDTypes, NUMPY_DTYPES, PyTensor, framework_error, installed, with_gil};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
@@ -57,7 +57,7 @@ impl Consumer for CuPyConsumer {
         if device.kind != DeviceKind::CUDA {
             return Ok(None);
         }
-        let stream = Python::try_attach(|py| self.stream(py, device.index).map_err(|error| raised(py, error)));
+        let stream = with_gil(|py| self.stream(py, device.index).map_err(|error| raised(py, error)));
         stream.transpose()
     }
 

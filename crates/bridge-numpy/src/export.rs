@@ -40,7 +40,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     let (below, above) = layout.reach();
     let data = interface.data as usize;
     let access = if interface.flags & WRITEABLE == 0 { Access::ReadOnly } else { Access::ReadWrite };
-    let owner = Owner::new(array.clone().unbind());
+    let owner = Owner::new(array);
     // SAFETY: the array keeps its memory for as long as it lives, and NumPy vouches for its strides; host memory is
     // ready at any time and has no stream.
     let memory =

@@ -4,11 +4,13 @@
 mod capsule;
 mod dtypes;
 mod errors;
+mod gil;
 mod owner;
 
 pub use capsule::{capsule, take_capsule};
 pub use dtypes::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES};
 pub use errors::{framework_error, installed, not_a_tensor};
+pub use gil::with_gil;
 pub use owner::{LeaseOwner, Owner};
 
 /// Tensors of the adapters for Python.

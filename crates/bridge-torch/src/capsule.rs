@@ -4,7 +4,7 @@ use crate::export::refusal;
 use crate::runtime::{Door, raised};
 use bridge_core::dlpack::{Origin, versioned::Dlpack};
 use bridge_core::{Device, DeviceKind, Lent, Result, Stream};
-use bridge_pyo3::{PyTensor, take_capsule};
+use bridge_pyo3::{PyTensor, take_capsule, with_gil};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
@@ -47,7 +47,7 @@ impl Door for Capsules {
     }
 
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
-        let current = Python::try_attach(|py| {
+        let current = with_gil(|py| {
             let look_up = || -> PyResult<u64> {
                 let kwargs = [("device", device.index)].into_py_dict(py)?;
                 let cuda = py.import(intern!(py, "torch.cuda"))?;

@@ -1,0 +1,72 @@
+//! Into Python from wherever a deleter is called.
+
+use pyo3::ffi::{Py_IsInitialized, PyGILState_Ensure, PyGILState_Release, PyGILState_STATE};
+use pyo3::prelude::*;
+use pyo3::types::PyCFunction;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+/// Set when the interpreter begins to shut down.
+static CLOSED: AtomicBool = AtomicBool::new(false);
+/// Calls of [`with_gil`] that may be waiting for the GIL.
+static ENTERED: AtomicUsize = AtomicUsize::new(0);
+/// How often, a millisecond apart, the shutdown looks for them before it goes on regardless.
+const LOOKS: u32 = 1000;
+
+struct Entered(Option<PyGILState_STATE>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Some(state) = self.0 {
+            // SAFETY: the state is that of the matching Ensure, on this thread.
+            unsafe { PyGILState_Release(state) };
+        }
+        ENTERED.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Runs `body` with the GIL, whether this thread has it or not; `None` once the interpreter shuts down, when nobody may
+/// enter it any more.
+///
+/// `Python::try_attach` will not do in a deleter: it takes the GIL for granted on a thread that has attached before, and
+/// PyTorch releases it, without pyo3's knowledge, around the drop of a tensor. And a thread that waits for the GIL when
+/// the interpreter ends is ended by it, in the middle of Rust frames; so the shutdown waits for such threads here.
+pub fn with_gil<R>(body: impl FnOnce(Python<'_>) -> R) -> Option<R> {
+    ENTERED.fetch_add(1, SeqCst);
+    let mut entered = Entered(None);
+    // SAFETY: the call is allowed at any time.
+    if CLOSED.load(SeqCst) || unsafe { Py_IsInitialized() } == 0 {
+        return None;
+    }
+    // SAFETY: the interpreter is initialised, and waits in `close` for those who came here before it was closed.
+    entered.0 = Some(unsafe { PyGILState_Ensure() });
+    // SAFETY: this thread holds the GIL until `entered` is dropped, after `body`.
+    Some(body(unsafe { Python::assume_attached() }))
+}
+
+/// Makes the interpreter call [`close`] before it shuts down. Repeated calls do nothing.
+pub(crate) fn watch_for_exit(py: Python<'_>) {
+    static ONCE: Once = Once::new();
+    if !ONCE.is_completed() {
+        let register = || -> PyResult<()> {
+            let close = PyCFunction::new_closure(py, None, None, |arguments, _| close(arguments.py()))?;
+            py.import("atexit")?.call_method1("register", (close,)).map(drop)
+        };
+        let registered = register();
+        // Without `atexit` there is only the check of `Py_IsInitialized`.
+        ONCE.call_once(|| drop(registered));
+    }
+}
+
+/// Lets nobody in any more, and those in who wait already.
+fn close(py: Python<'_>) {
+    CLOSED.store(true, SeqCst);
+    py.detach(|| {
+        let mut looks = 0;
+        while ENTERED.load(SeqCst) > 0 && looks < LOOKS {
+            std::thread::sleep(Duration::from_millis(1));
+            looks += 1;
+        }
+    });
+}

@@ -1,0 +1,148 @@
+"""Bad input gets a typed error that says what to do next, and the process lives on."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import tensor_bridge as tb
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(3)
+
+
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def csr() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.eye(3).to_sparse_csr()
+
+
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "number": (lambda: 3, TypeError, "int is no tensor"),
+    "list": (lambda: [1, 2], TypeError, "list is no tensor"),
+    "numpy scalar": (lambda: object(), TypeError, "no tensor"),
+    "requires grad": (lambda: torch.ones(3, requires_grad=True), BufferError, "detach"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), TypeError, "to_dense"),
+    "sparse rows": (csr, TypeError, "to_dense"),
+    "meta": (lambda: torch.ones(3, device="meta"), TypeError, "meta"),
+    "fake": (fake, TypeError, "plain tensor"),
+    "nested": (nested, TypeError, "to_padded_tensor"),
+    "quantised": (
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        TypeError,
+        "dequantize",
+    ),
+    "masked": (lambda: np.ma.masked_array([1.0, 2.0], [0, 1]), TypeError, "filled"),
+    "strings": (lambda: np.array(["a"]), TypeError, "counterpart"),
+    "objects": (lambda: np.array([object()]), TypeError, "counterpart"),
+    "dates": (lambda: np.array(["2026-01-01"], "datetime64[D]"), TypeError, "counterpart"),
+    "byte order": (lambda: np.ones(3, ">f4"), TypeError, "newbyteorder"),
+    "long double": (lambda: np.ones(3, np.longdouble), TypeError, "counterpart"),
+    "fields of records": (lambda: np.zeros(3, [("a", "i1"), ("b", "<f4")])["b"], ValueError, "ascontiguousarray"),
+}
+
+
+@pytest.mark.parametrize("target", ["torch", "numpy"])
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_cross_is_refused(case: str, target: str) -> None:
+    make, builtin, words = REFUSED[case]
+    for call in (tb.convert, tb.plan):
+        with pytest.raises(tb.BridgeError, match=words) as caught:
+            call(make(), target)
+        assert isinstance(caught.value, builtin)
+
+
+def test_arguments_are_checked() -> None:
+    tensor = torch.ones(3)
+    with pytest.raises(tb.BridgeValueError, match="choose one of torch, cupy, numpy"):
+        tb.convert(tensor, "caffe")
+    with pytest.raises(tb.BridgeValueError, match="not on cuda:1") as caught:
+        tb.to_numpy(tensor, device="cuda:1")
+    assert caught.value.kind == "device"
+    with pytest.raises(tb.BridgeValueError, match="is not a device"):
+        tb.to_numpy(tensor, device="over there")
+    with pytest.raises(TypeError):
+        tb.to_numpy(tensor, copy="yes")
+    with pytest.raises(TypeError):
+        tb.to_numpy(tensor, None)
+    assert tb.to_numpy(tensor, device="cpu").tolist() == [1, 1, 1]
+
+
+def test_record_stream_wants_a_stream() -> None:
+    array = tb.to_numpy(torch.ones(3))
+    tb.record_stream(array, 1)
+    with pytest.raises(tb.BridgeValueError, match="no CUDA stream"):
+        tb.record_stream(array, "stream")
+    with pytest.raises(tb.BridgeTypeError):
+        tb.record_stream(3, 1)
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(("module", "package"), [("torch", "torch"), ("numpy", "numpy"), ("cupy", "cupy-cuda13x")])
+def test_a_missing_framework_is_named(module: str, package: str) -> None:
+    other = "torch" if module != "torch" else "numpy"
+    done = run(
+        f"""
+import sys
+sys.modules[{module!r}] = None
+import {other}, tensor_bridge as tb
+try:
+    tb.convert({other}.ones(3), {module!r})
+except tb.BridgeImportError as error:
+    assert isinstance(error, ImportError)
+    assert "pip install {package}" in str(error), error
+else:
+    raise SystemExit("no error")
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
+def test_cupy_without_a_gpu() -> None:
+    done = run(
+        """
+import os
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+import numpy, tensor_bridge as tb
+try:
+    tb.to_cupy(numpy.ones(3))
+except tb.BridgeImportError as error:
+    assert "no CUDA device" in str(error), error
+else:
+    raise SystemExit("no error")
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_errors_are_bridge_errors_and_built_ins() -> None:
+    pairs = [
+        (tb.BridgeTypeError, TypeError),
+        (tb.BridgeValueError, ValueError),
+        (tb.BridgeBufferError, BufferError),
+        (tb.BridgeImportError, ImportError),
+        (tb.BridgeRuntimeError, RuntimeError),
+    ]
+    for error, builtin in pairs:
+        assert issubclass(error, tb.BridgeError)
+        assert issubclass(error, builtin)

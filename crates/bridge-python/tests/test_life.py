@@ -1,0 +1,132 @@
+"""Memory lives exactly as long as somebody needs it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+import tensor_bridge as tb
+
+
+def test_a_view_outlives_its_producer() -> None:
+    array = np.arange(1000.0)
+    alive = weakref.ref(array)
+    tensor = tb.to_torch(array)
+    del array
+    gc.collect()
+    assert alive() is not None
+    assert tensor.sum().item() == 499500
+    del tensor
+    assert alive() is None
+
+
+def test_the_other_way_round() -> None:
+    tensor = torch.arange(1000.0)
+    array = tb.to_numpy(tensor)[10:]
+    del tensor
+    gc.collect()
+    assert array[0] == 10
+
+
+def test_a_failed_transfer_keeps_nothing() -> None:
+    array = np.arange(4.0)
+    alive = weakref.ref(array)
+    with pytest.raises(tb.BridgeError):
+        tb.to_torch(array[::-1], copy=False)
+    with pytest.raises(tb.BridgeError):
+        tb.to_torch(array, device="cuda:0")
+    del array
+    assert alive() is None
+
+
+def test_chains_lead_back_to_the_same_memory() -> None:
+    first = torch.arange(6.0)
+    last = tb.to_torch(tb.to_numpy(tb.to_torch(tb.to_numpy(first))))
+    assert last.data_ptr() == first.data_ptr()
+    address = first.data_ptr()
+    del first
+    gc.collect()
+    assert last.data_ptr() == address
+    assert last.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_views_may_be_dropped_on_any_thread() -> None:
+    tensors = [tb.to_torch(np.full(100, float(i))) for i in range(100)]
+    threads = [threading.Thread(target=tensors.pop) for _ in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not tensors
+
+
+def test_threads_may_convert_at_once() -> None:
+    wrong = []
+
+    def work(seed: int) -> None:
+        for i in range(500):
+            array = np.full(16, float(seed * 1000 + i))
+            if tb.to_numpy(tb.to_torch(array)).tolist() != array.tolist():
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+def test_many_conversions_do_not_grow_the_process() -> None:
+    tensor, array = torch.ones(1 << 18), np.ones(1 << 18)
+
+    def round_trips(count: int) -> None:
+        for _ in range(count):
+            tb.to_numpy(tensor)
+            tb.to_torch(array)
+            try:
+                tb.to_torch(array[::-1], copy=False)
+            except tb.BridgeError:
+                pass
+
+    round_trips(1000)
+    before = resident()
+    round_trips(20000)
+    assert resident() - before < 4 << 20
+
+
+@pytest.mark.parametrize("keeper", ["view", "producer = None; sys.keep = view", "cycle = [view]; cycle.append(cycle)"])
+def test_views_that_are_alive_at_exit(keeper: str) -> None:
+    code = f"""
+import sys, threading, numpy, torch, tensor_bridge as tb
+producer = torch.arange(4.0)
+view = tb.to_numpy(producer)
+back = tb.to_torch(view)
+{keeper}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_goes_on() -> None:
+    tensor = torch.arange(4.0)
+    view = tb.to_numpy(tensor)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if tb.to_torch(view + 1).tolist() == [1, 2, 3, 4] else 1)
+    assert os.waitpid(child, 0)[1] == 0
