@@ -1,0 +1,200 @@
+//! A framework of plain values, and an ordering that writes down what it is asked.
+
+use bridge_core::{
+    Access, Adapter, Consumer, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Layout, Lease, Lent,
+    Ordering, Pending, Profile, Result, Reuse, Stream, Strides, Views,
+};
+use std::sync::{Arc, Mutex};
+
+pub const OWNER: Stream = Stream::from_handle(0xa0);
+pub const READER: Stream = Stream::from_handle(0xb0);
+pub const OTHER: Stream = Stream::from_handle(0xc0);
+pub const GPU: Device = Device::cuda(0);
+
+/// What happened, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    Ordered(Stream, Stream),
+    Retired(Stream),
+    Dropped,
+}
+
+pub type Log = Arc<Mutex<Vec<Event>>>;
+
+pub fn taken(log: &Log) -> Vec<Event> {
+    std::mem::take(&mut *log.lock().unwrap())
+}
+
+#[derive(Default)]
+pub struct Recorder {
+    pub log: Log,
+    pub fails: Mutex<bool>,
+}
+
+impl Ordering for Recorder {
+    fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
+        if *self.fails.lock().unwrap() {
+            return Err(Error::new(ErrorKind::Driver, "planned"));
+        }
+        self.log.lock().unwrap().push(Event::Ordered(earlier, later));
+        Ok(())
+    }
+
+    fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        self.log.lock().unwrap().push(Event::Retired(stream));
+        drop(buffer);
+    }
+}
+
+/// A tensor that exists on paper only.
+#[derive(Clone)]
+pub struct Paper {
+    pub dtype: DType,
+    pub shape: Vec<i64>,
+    pub strides: Vec<i64>,
+    pub address: usize,
+    pub device: Device,
+    pub access: Access,
+    pub stream: Option<Stream>,
+    pub reuse: Reuse,
+    pub pending: Option<Pending>,
+    pub panics: bool,
+    pub log: Log,
+}
+
+impl Paper {
+    pub fn new(log: &Log) -> Self {
+        Self {
+            dtype: DType::FLOAT32,
+            shape: vec![2, 3],
+            strides: vec![3, 1],
+            address: 0x1000,
+            device: GPU,
+            access: Access::ReadWrite,
+            stream: Some(OWNER),
+            reuse: Reuse::InStreamOrder,
+            pending: None,
+            panics: false,
+            log: log.clone(),
+        }
+    }
+}
+
+struct PaperBuffer {
+    paper: Paper,
+    below: usize,
+    len: usize,
+}
+
+// SAFETY: there is no memory at all, and nobody in these tests touches the address.
+unsafe impl DeviceBuffer for PaperBuffer {
+    fn address(&self) -> usize {
+        self.paper.address - self.below
+    }
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn device(&self) -> Device {
+        self.paper.device
+    }
+    fn access(&self) -> Access {
+        self.paper.access
+    }
+    fn stream(&self) -> Option<Stream> {
+        self.paper.stream
+    }
+    fn reuse(&self) -> Reuse {
+        self.paper.reuse
+    }
+}
+
+impl Drop for PaperBuffer {
+    fn drop(&mut self) {
+        self.paper.log.lock().unwrap().push(Event::Dropped);
+        assert!(!self.paper.panics, "planned");
+    }
+}
+
+pub struct Side {
+    pub current: Mutex<Option<Stream>>,
+    pub views: Views,
+}
+
+impl Consumer for Side {
+    fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
+        Ok(*self.current.lock().unwrap())
+    }
+
+    fn views(&self) -> &Views {
+        &self.views
+    }
+}
+
+/// Lends papers and wraps leases as they are.
+pub struct Office {
+    pub profile: Profile,
+    pub side: Arc<Side>,
+    pub refuses: bool,
+}
+
+impl Office {
+    pub fn new(strides: Strides) -> Self {
+        let profile = Profile {
+            name: "office".into(),
+            dtypes: vec![DType::FLOAT32],
+            strides,
+            alignment: 64,
+            devices: vec![DeviceKind::CUDA, DeviceKind::CPU],
+            keeps_read_only: false,
+        };
+        let side = Side { current: Mutex::new(Some(READER)), views: Views::default() };
+        Self { profile, side: Arc::new(side), refuses: false }
+    }
+}
+
+/// What the office has: a paper of its own, or a lease on somebody else's.
+pub enum Item {
+    Own(Paper),
+    Leased(Lease),
+}
+
+impl Adapter for Office {
+    type Tensor = Item;
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.side.clone()
+    }
+
+    fn export(&self, item: &Item) -> Result<Lent> {
+        let Item::Own(paper) = item else {
+            return Err(Error::new(ErrorKind::NotATensor, "planned"));
+        };
+        let layout = Layout::new(paper.dtype, &paper.shape, Some(&paper.strides), 0)?.in_smallest_buffer();
+        let (below, above) = layout.reach();
+        let buffer = PaperBuffer { paper: paper.clone(), below, len: below + above };
+        Ok(Lent::new(paper.dtype, layout, Box::new(buffer))?.with_pending(paper.pending))
+    }
+
+    fn import(&self, lease: Lease) -> Result<Item> {
+        match self.refuses {
+            true => Err(Error::new(ErrorKind::Framework, "planned")),
+            false => Ok(Item::Leased(lease)),
+        }
+    }
+
+    fn compact(&self, item: &Item) -> Result<Item> {
+        let Item::Own(paper) = item else {
+            return Err(Error::new(ErrorKind::NotATensor, "planned"));
+        };
+        let mut strides = vec![1; paper.shape.len()];
+        for d in (1..strides.len()).rev() {
+            strides[d - 1] = strides[d] * paper.shape[d];
+        }
+        let access = Access::ReadWrite;
+        Ok(Item::Own(Paper { strides, access, address: 0x20000, pending: None, ..paper.clone() }))
+    }
+}

@@ -1,0 +1,108 @@
+//! The codec: out and in again, in both ABIs, with every drop counted.
+
+use crate::common::Event::Dropped;
+use crate::common::{Item, Office, Paper, Recorder, taken};
+use bridge_core::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
+use bridge_core::dlpack::{ManagedTensorBase, Origin, adopt, lend, wrap};
+use bridge_core::{Access, Device, ErrorKind, Lease, Options, Ordering, Reuse, Strides, transfer};
+use std::sync::Arc;
+
+fn lease(recorder: &Arc<Recorder>, read_only: bool) -> Lease {
+    let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+    let strides = vec![-3, 1];
+    let paper = Paper { device: Device::CPU, stream: None, access, strides, ..Paper::new(&recorder.log) };
+    let ordering: Arc<dyn Ordering> = recorder.clone();
+    let mut to = Office::new(Strides::Any);
+    to.profile.keeps_read_only = true;
+    let crossed = transfer(&Office::new(Strides::Any), &to, &Item::Own(paper), &ordering, &Options::default());
+    match crossed.expect("it crosses").0 {
+        Item::Leased(lease) => lease,
+        Item::Own(_) => unreachable!("import gives leases"),
+    }
+}
+
+fn host(_: Device, _: usize) -> bridge_core::Result<Origin> {
+    Ok(Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None })
+}
+
+fn there_and_back<M: ManagedTensorBase>(keeps_flags: bool) {
+    for read_only in [false, true] {
+        let recorder = Arc::new(Recorder::default());
+        let (managed, handover) = wrap::<M>(lease(&recorder, read_only));
+        drop(handover);
+        // SAFETY: `wrap` makes a whole managed tensor, whose memory nobody touches here.
+        let lent = unsafe { adopt(managed.into_raw()).and_then(|managed| lend(managed, host)) }.expect("it is sound");
+        assert_eq!((lent.layout().shape(), lent.layout().strides(), lent.data()), (&[2, 3][..], &[-3, 1][..], 0x1000));
+        let kept = if keeps_flags && read_only { Access::ReadOnly } else { Access::ReadWrite };
+        assert_eq!(lent.buffer().access(), kept);
+        assert_eq!(taken(&recorder.log), []);
+        drop(lent);
+        assert_eq!(taken(&recorder.log), [Dropped]);
+    }
+}
+
+#[test]
+fn versioned_there_and_back() {
+    there_and_back::<DLManagedTensorVersioned>(true);
+}
+
+#[test]
+fn legacy_there_and_back() {
+    there_and_back::<DLManagedTensor>(false);
+}
+
+#[test]
+fn a_handover_is_reclaimed_once() {
+    let recorder = Arc::new(Recorder::default());
+    let (managed, handover) = wrap::<DLManagedTensorVersioned>(lease(&recorder, false));
+    handover.reclaim();
+    assert_eq!(taken(&recorder.log), [Dropped]);
+    drop(managed);
+    assert_eq!(taken(&recorder.log), []);
+
+    let (managed, handover) = wrap::<DLManagedTensorVersioned>(lease(&recorder, false));
+    drop(managed);
+    assert_eq!(taken(&recorder.log), []);
+    handover.reclaim();
+    assert_eq!(taken(&recorder.log), [Dropped]);
+}
+
+#[test]
+fn views_outside_the_allocation_are_refused_and_given_back() {
+    for (allocation, fits) in [(0xff4..0x1018, true), (0x1000..0x1018, false), (0xff4..0x1000, false)] {
+        let recorder = Arc::new(Recorder::default());
+        let (managed, handover) = wrap::<DLManagedTensorVersioned>(lease(&recorder, false));
+        drop(handover);
+        let origin =
+            |_, _| Ok(Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: Some(allocation.clone()) });
+        // SAFETY: as above.
+        let lent = unsafe { lend(managed, origin) };
+        assert_eq!(lent.is_ok(), fits, "{allocation:x?}");
+        match lent {
+            Ok(lent) => drop(lent),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Layout),
+        }
+        assert_eq!(taken(&recorder.log), [Dropped]);
+    }
+}
+
+#[test]
+fn another_major_version_is_given_back_unread() {
+    let recorder = Arc::new(Recorder::default());
+    let (managed, handover) = wrap::<DLManagedTensorVersioned>(lease(&recorder, false));
+    drop(handover);
+    let raw = managed.into_raw();
+    // SAFETY: the tensor was made above, and is owned here.
+    unsafe {
+        (*raw).version.major = 2;
+        assert_eq!(adopt(raw).err().expect("it is refused").kind(), ErrorKind::Version);
+    }
+    assert_eq!(taken(&recorder.log), [Dropped]);
+}
+
+#[test]
+fn null_is_refused() {
+    // SAFETY: null is allowed.
+    let nothing = unsafe { adopt::<DLManagedTensor>(std::ptr::null_mut()) };
+    assert_eq!(nothing.err().expect("it is refused").kind(), ErrorKind::Protocol);
+}

@@ -1,0 +1,6 @@
+//! The contract without a framework: planning, the protocol in time, the DLPack codec.
+
+mod common;
+mod dlpack;
+mod planning;
+mod protocol;

@@ -1,0 +1,81 @@
+//! What crosses in place, what as a copy, what not at all.
+
+use crate::common::{Item, Log, Office, Paper};
+use bridge_core::{
+    Access, Adapter, DType, Device, DeviceKind, ErrorKind, Options, Pending, Plan, Reason, Strides, plan,
+};
+
+/// The plan for a paper into an office that takes compact tensors, at multiples of 64 bytes, without read-only.
+fn planned(change: impl FnOnce(&mut Paper), copy: Option<bool>) -> Result<Plan, ErrorKind> {
+    let office = Office::new(Strides::Compact);
+    let mut paper = Paper::new(&Log::default());
+    change(&mut paper);
+    let lent = office.export(&Item::Own(paper)).map_err(|error| error.kind())?;
+    plan(&lent, office.profile(), &Options { copy, device: None }).map_err(|error| error.kind())
+}
+
+type Change = fn(&mut Paper);
+
+#[test]
+fn every_reason_for_a_copy() {
+    let table: [(Change, Reason); 5] = [
+        (|paper| paper.pending = Some(Pending::Conjugation), Reason::PendingConjugation),
+        (|paper| paper.pending = Some(Pending::Negation), Reason::PendingNegation),
+        (|paper| paper.strides = vec![-3, 1], Reason::NegativeStrides),
+        (|paper| paper.strides = vec![1, 2], Reason::Strides),
+        (|paper| paper.address = 0x1020, Reason::Alignment),
+    ];
+    for (change, reason) in table {
+        assert_eq!(planned(change, None), Ok(Plan::Copy(reason)));
+        assert_eq!(planned(change, Some(true)), Ok(Plan::Copy(reason)));
+        assert_eq!(planned(change, Some(false)), Err(ErrorKind::CopyNeeded));
+    }
+    assert_eq!(planned(|_| (), None), Ok(Plan::ZeroCopy));
+    assert_eq!(planned(|_| (), Some(false)), Ok(Plan::ZeroCopy));
+    assert_eq!(planned(|_| (), Some(true)), Ok(Plan::Copy(Reason::Asked)));
+}
+
+#[test]
+fn every_refusal() {
+    let table: [(Change, ErrorKind); 4] = [
+        (|paper| paper.dtype = DType::INT8, ErrorKind::Dtype),
+        (|paper| paper.dtype = DType { code: 77, bits: 32, lanes: 1 }, ErrorKind::Dtype),
+        (|paper| paper.device.kind = DeviceKind::ROCM, ErrorKind::Device),
+        (|paper| paper.shape = vec![2, -3], ErrorKind::Layout),
+    ];
+    for (change, kind) in table {
+        for copy in [None, Some(true), Some(false)] {
+            assert_eq!(planned(change, copy), Err(kind));
+        }
+    }
+    let read_only: Change = |paper| paper.access = Access::ReadOnly;
+    assert_eq!(planned(read_only, None), Err(ErrorKind::ReadOnly));
+    assert_eq!(planned(read_only, Some(false)), Err(ErrorKind::ReadOnly));
+    assert_eq!(planned(read_only, Some(true)), Ok(Plan::Copy(Reason::Asked)));
+}
+
+#[test]
+fn another_device_than_asked_is_refused() {
+    let office = Office::new(Strides::Any);
+    let lent = office.export(&Item::Own(Paper::new(&Log::default()))).unwrap();
+    let on = |device| plan(&lent, office.profile(), &Options { copy: None, device: Some(device) });
+    assert_eq!(on(Device::cuda(0)).unwrap(), Plan::ZeroCopy);
+    let error = on(Device::cuda(1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Device);
+    assert!(error.to_string().contains("on cuda:0, not on cuda:1"), "{error}");
+}
+
+#[test]
+fn nothing_has_no_layout_and_no_alignment() {
+    let nothing: Change = |paper| (paper.shape, paper.strides, paper.address) = (vec![0, 3], vec![-5, 7], 3);
+    assert_eq!(planned(nothing, Some(false)), Ok(Plan::ZeroCopy));
+}
+
+#[test]
+fn alignment_is_at_least_that_of_an_element() {
+    let mut profile = Office::new(Strides::Any).profile;
+    for (alignment, itemsize, expected) in [(0, 8, 1), (1, 8, 8), (1, 16, 16), (64, 4, 64), (4, 8, 8), (1, 1, 1)] {
+        profile.alignment = alignment;
+        assert_eq!(profile.alignment_of(itemsize), expected, "{alignment} {itemsize}");
+    }
+}

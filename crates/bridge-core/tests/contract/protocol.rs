@@ -1,0 +1,166 @@
+//! The protocol of a transfer and of the release, against an ordering that writes down what it is asked.
+
+use crate::common::Event::{self, Dropped, Ordered, Retired};
+use crate::common::{GPU, Item, OTHER, OWNER, Office, Paper, READER, Recorder, taken};
+use bridge_core::{Device, ErrorKind, Lease, Options, Ordering, Plan, Reason, Reuse, Stream, Strides, stats, transfer};
+use std::sync::Arc;
+
+struct Setup {
+    recorder: Arc<Recorder>,
+    ordering: Arc<dyn Ordering>,
+    from: Office,
+    to: Office,
+}
+
+impl Setup {
+    fn new() -> Self {
+        let recorder = Arc::new(Recorder::default());
+        let ordering: Arc<dyn Ordering> = recorder.clone();
+        Self { recorder, ordering, from: Office::new(Strides::Any), to: Office::new(Strides::Compact) }
+    }
+
+    fn paper(&self) -> Paper {
+        Paper::new(&self.recorder.log)
+    }
+
+    fn cross(&self, paper: Paper) -> Lease {
+        let crossed = transfer(&self.from, &self.to, &Item::Own(paper), &self.ordering, &Options::default());
+        match crossed.expect("it crosses").0 {
+            Item::Leased(lease) => lease,
+            Item::Own(_) => unreachable!("import gives leases"),
+        }
+    }
+
+    fn events(&self) -> Vec<Event> {
+        taken(&self.recorder.log)
+    }
+}
+
+#[test]
+fn the_reader_waits_for_the_owner_and_the_owner_for_every_reader() {
+    let setup = Setup::new();
+    let lease = setup.cross(setup.paper());
+    assert_eq!(setup.events(), [Ordered(OWNER, READER)]);
+    assert_eq!(setup.to.side.views.used(GPU, 0x1004, OTHER), 1);
+    *setup.to.side.current.lock().unwrap() = Some(Stream::from_handle(0xd0));
+    drop(lease);
+    let dropped_on = Stream::from_handle(0xd0);
+    let expected = [Ordered(READER, OWNER), Ordered(OTHER, OWNER), Ordered(dropped_on, OWNER), Dropped];
+    assert_eq!(setup.events(), expected);
+    assert!(setup.to.side.views.is_empty());
+}
+
+#[test]
+fn equal_streams_need_nothing() {
+    let setup = Setup::new();
+    *setup.to.side.current.lock().unwrap() = Some(OWNER);
+    drop(setup.cross(setup.paper()));
+    assert_eq!(setup.events(), [Dropped]);
+}
+
+#[test]
+fn each_reader_is_waited_for_once() {
+    let setup = Setup::new();
+    let lease = setup.cross(setup.paper());
+    for stream in [READER, OTHER, OTHER, OWNER] {
+        setup.to.side.views.used(GPU, 0x1000, stream);
+    }
+    setup.events();
+    drop(lease);
+    assert_eq!(setup.events(), [Ordered(READER, OWNER), Ordered(OTHER, OWNER), Dropped]);
+}
+
+#[test]
+fn the_per_thread_stream_is_ordered_through_the_legacy_one_at_the_release() {
+    let setup = Setup::new();
+    *setup.to.side.current.lock().unwrap() = Some(Stream::PER_THREAD);
+    let lease = setup.cross(Paper { stream: Some(OWNER), ..setup.paper() });
+    assert_eq!(setup.events(), [Ordered(OWNER, Stream::PER_THREAD)]);
+    *setup.to.side.current.lock().unwrap() = None;
+    drop(lease);
+    assert_eq!(setup.events(), [Ordered(Stream::LEGACY, OWNER), Dropped]);
+}
+
+#[test]
+fn memory_with_unknown_reuse_is_retired_behind_the_readers() {
+    let setup = Setup::new();
+    let lease = setup.cross(Paper { reuse: Reuse::Unknown, ..setup.paper() });
+    setup.events();
+    drop(lease);
+    assert_eq!(setup.events(), [Ordered(READER, OWNER), Retired(OWNER), Dropped]);
+}
+
+#[test]
+fn memory_whose_readers_cannot_be_ordered_is_retired() {
+    let setup = Setup::new();
+    let lease = setup.cross(setup.paper());
+    setup.events();
+    *setup.recorder.fails.lock().unwrap() = true;
+    drop(lease);
+    assert_eq!(setup.events(), [Retired(OWNER), Dropped]);
+}
+
+#[test]
+fn host_memory_has_no_streams() {
+    let setup = Setup::new();
+    drop(setup.cross(Paper { device: Device::CPU, stream: None, ..setup.paper() }));
+    assert_eq!(setup.events(), [Dropped]);
+}
+
+#[test]
+fn whoever_lends_a_view_on_uses_it() {
+    let setup = Setup::new();
+    let third = Office::new(Strides::Any);
+    *third.side.current.lock().unwrap() = Some(OWNER);
+    // `to` holds a view of the paper, and lends the same memory on while OTHER is its current stream.
+    let lease = setup.cross(setup.paper());
+    let view = Item::Own(Paper { stream: Some(OTHER), ..setup.paper() });
+    let chained = transfer(&setup.to, &third, &view, &setup.ordering, &Options::default()).expect("it crosses");
+    drop(chained);
+    setup.events();
+    drop(lease);
+    assert_eq!(setup.events(), [Ordered(READER, OWNER), Ordered(OTHER, OWNER), Dropped]);
+}
+
+#[test]
+fn a_refused_import_gives_back() {
+    let mut setup = Setup::new();
+    setup.to.refuses = true;
+    let item = Item::Own(setup.paper());
+    let refused = transfer(&setup.from, &setup.to, &item, &setup.ordering, &Options::default());
+    assert_eq!(refused.err().expect("it is refused").kind(), ErrorKind::Framework);
+    assert_eq!(setup.events(), [Ordered(OWNER, READER), Ordered(READER, OWNER), Dropped]);
+}
+
+#[test]
+fn a_failed_hand_over_gives_back() {
+    let setup = Setup::new();
+    *setup.recorder.fails.lock().unwrap() = true;
+    let item = Item::Own(setup.paper());
+    let failed = transfer(&setup.from, &setup.to, &item, &setup.ordering, &Options::default());
+    assert_eq!(failed.err().expect("it fails").kind(), ErrorKind::Driver);
+    assert_eq!(setup.events(), [Dropped]);
+}
+
+#[test]
+fn a_panic_of_the_owner_stops_at_the_lease() {
+    let setup = Setup::new();
+    let before = stats().released;
+    drop(setup.cross(Paper { panics: true, device: Device::CPU, stream: None, ..setup.paper() }));
+    assert_eq!(setup.events(), [Dropped]);
+    assert!(stats().released > before);
+}
+
+#[test]
+fn a_copy_is_made_by_the_producer_and_told() {
+    let setup = Setup::new();
+    let item = Item::Own(Paper { strides: vec![-3, 1], ..setup.paper() });
+    let (copy, told) =
+        transfer(&setup.from, &setup.to, &item, &setup.ordering, &Options::default()).expect("it crosses");
+    assert_eq!((told.plan, told.bytes_copied), (Plan::Copy(Reason::NegativeStrides), 24));
+    assert_eq!(told.ordered, Some((OWNER, READER)));
+    let Item::Leased(lease) = copy else { unreachable!("import gives leases") };
+    assert_eq!((lease.data(), lease.is_copy(), lease.layout().is_compact()), (0x20000, true, true));
+    // The original has been given back already.
+    assert_eq!(setup.events(), [Dropped, Ordered(OWNER, READER)]);
+}
