@@ -88,7 +88,11 @@ pub fn transfer<F, T>(
     let path = plan(&lent, to.profile(), options)?;
     let (lent, bytes_copied) = match path {
         Plan::ZeroCopy => (lent, 0),
-        Plan::Copy(_) => (copy(from, to, tensor)?, lent.layout().nbytes()),
+        Plan::Copy(_) => {
+            let nbytes = lent.layout().nbytes();
+            drop(lent);
+            (copy(from, to, tensor)?, nbytes)
+        }
     };
     let device = lent.device();
     let consumer = to.consumer();
