@@ -1,6 +1,6 @@
 //! What the suite asks of a framework, beside its adapter.
 
-use bridge_core::{Adapter, DType, Device, Result, Stream};
+use bridge_core::{Adapter, DType, Device, Pending, Result, Stream};
 use serde::{Deserialize, Serialize};
 
 /// A tensor to make: a base buffer of random bytes, and a strided view of it.
@@ -18,6 +18,9 @@ pub struct Spec {
     pub base: usize,
     /// Whether the view shall be read-only (only for frameworks that have such tensors).
     pub read_only: bool,
+    /// An operation that the framework shall put off (only for frameworks that do so).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pending: Option<Pending>,
 }
 
 /// What a framework itself says of one of its tensors, read without the adapter.
@@ -55,6 +58,11 @@ pub trait Subject: Adapter {
     /// Whether it can make read-only tensors.
     fn makes_read_only(&self) -> bool;
 
+    /// The operations that it puts off.
+    fn puts_off(&self) -> Vec<Pending> {
+        Vec::new()
+    }
+
     /// A tensor as `spec` says, whose base buffer holds `bytes` (`spec.base * itemsize` of them). Waits until the bytes
     /// are there.
     ///
@@ -70,7 +78,8 @@ pub trait Subject: Adapter {
     /// What the framework reports.
     fn observe(&self, tensor: &Self::Tensor) -> Result<Observed>;
 
-    /// The elements in row-major order, bit for bit. Waits for the current stream only.
+    /// The elements in row-major order, bit for bit, with every pending operation done. Waits for the current stream
+    /// only.
     ///
     /// # Errors
     ///
@@ -135,6 +144,16 @@ pub trait Subject: Adapter {
     ///
     /// What the framework reports.
     fn settle(&self) -> Result<Option<usize>>;
+
+    /// Reports what a checker of the framework or its device has found since the last call; there need not be one. The
+    /// suite asks after every case.
+    ///
+    /// # Errors
+    ///
+    /// What was found.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// The framework's own way of taking a tensor of `other`, for the native column, or `None` where there is none.
     ///

@@ -1,2 +1,59 @@
-//! stub
-fn main() {}
+//! The project's own commands: `cargo xtask …`.
+
+mod bundle;
+mod check;
+mod run;
+mod venv;
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// The project's own commands.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Make or complete the virtual environment in target/venv.
+    Setup,
+    /// Check everything that can be checked without a GPU.
+    Test,
+    /// Run the conformance suite over the installed frameworks.
+    #[command(disable_help_flag = true)]
+    Conformance {
+        /// The runner's own options: see `cargo xtask conformance --help`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
+    /// Measure transfers against the frameworks' own.
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// The bench's own options: see `cargo xtask bench --help`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
+    /// Write a folder that runs the suite and the benches on a host with Python and frameworks, but without Rust.
+    Bundle {
+        /// Where to write it.
+        out: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().task {
+        Task::Setup => venv::ready().map(|_| ExitCode::SUCCESS),
+        Task::Test => check::all(),
+        Task::Conformance { options } => bundle::conformance(&options),
+        Task::Bench { options } => bundle::bench(&options),
+        Task::Bundle { out } => bundle::write(&out).map(|()| ExitCode::SUCCESS),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}

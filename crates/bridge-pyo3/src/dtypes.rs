@@ -25,6 +25,7 @@ pub const NUMPY_DTYPES: &[DType] = &[
 /// What `ml_dtypes` adds, as far as an element is a whole number of bytes in both worlds.
 pub const EXTENSION_DTYPES: &[DType] = &[
     DType::BFLOAT16,
+    DType::COMPLEX32,
     DType::FLOAT8_E3M4,
     DType::FLOAT8_E4M3,
     DType::FLOAT8_E4M3B11FNUZ,

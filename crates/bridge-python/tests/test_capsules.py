@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from capsules import CUDA, Producer, new_capsule
 
 import tensor_bridge as tb
+from capsules import CUDA, Producer, new_capsule
 
 LAYOUTS = [False, True]
 

@@ -26,8 +26,9 @@ def test_every_dtype_crosses_in_place_or_is_refused_by_name(name: str) -> None:
             tb.to_numpy(tensor)
 
 
-def test_only_complex32_has_no_counterpart_in_numpy() -> None:
-    assert set(DTYPES) - set(tb.profile("numpy")["dtypes"]) == {"complex32"}
+def test_numpy_lacks_at_most_complex32() -> None:
+    """Older versions of ml_dtypes, which brings the others, do not have it."""
+    assert set(DTYPES) - set(tb.profile("numpy")["dtypes"]) <= {"complex32"}
 
 
 VIEWS = {

@@ -1,0 +1,267 @@
+"""What a transfer costs the host, beside the frameworks' own way, in one run.
+
+Each contender is called in batches, the contenders of a size take turns, and the median over the rounds counts. A call
+includes dropping the view that it gave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tensor_bridge_conformance import host
+
+#: Bytes of the tensors: 1 KiB to 4 GiB.
+SIZES = [1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26, 1 << 30, 1 << 32]
+#: A transfer costs the same at any size when the slowest size costs at most so many times the fastest.
+FLAT = 1.5
+
+Call = Callable[[Any], Any]
+Context = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@dataclass
+class Row:
+    """One size of one pair: medians in nanoseconds."""
+
+    path: str
+    streams: str
+    size: int
+    ours: float
+    native: float
+    ratio: float
+
+
+@dataclass
+class Verdict:
+    """What the rows of one pair say, against the bars."""
+
+    path: str
+    streams: str
+    worst_ratio: float
+    bar: float | None
+    spread: float
+    passed: bool
+
+
+@dataclass
+class Setting:
+    """A pair on one arrangement of streams: how to make the tensor, both ways across, and the bar for their ratio."""
+
+    path: str
+    streams: str
+    make: Callable[[int], Any]
+    ours: Call
+    native: Call
+    bar: float | None
+    #: What is entered around the measurement (the consumer's stream).
+    inside: Context
+    #: Waits for the device.
+    settle: Callable[[], Any]
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print a table, write ``bench.json`` and ``bench.md``. Gives 0 when every bar is met."""
+    options = _options(argv)
+    settings = _settings(options.device)
+    if not settings:
+        print("nothing to measure: torch and NumPy, or on a CUDA device torch and CuPy, have to be installed")
+        return 2
+    rows = [row for setting in settings for row in _measure(setting, options)]
+    verdicts = [_judge(setting, rows) for setting in settings]
+    about = host.describe(_FRAMEWORKS)
+    table = _markdown(about, rows, verdicts)
+    print(table)
+    report = Path(options.report)
+    report.mkdir(parents=True, exist_ok=True)
+    data = {
+        "schema": 1,
+        "host": about,
+        "rows": [asdict(row) for row in rows],
+        "verdicts": [asdict(v) for v in verdicts],
+    }
+    (report / "bench.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    (report / "bench.md").write_text(table, encoding="utf-8")
+    judged = [verdict for verdict in verdicts if verdict.bar is not None]
+    missed = sum(not verdict.passed for verdict in judged)
+    print(f"{len(judged) - missed} passed, {missed} failed")
+    return 1 if missed else 0
+
+
+_FRAMEWORKS = [
+    {"name": "torch", "module": "torch", "distributions": ["torch"]},
+    {"name": "cupy", "module": "cupy", "distributions": ["cupy-cuda13x", "cupy-cuda12x", "cupy"]},
+    {"name": "numpy", "module": "numpy", "distributions": ["numpy"]},
+]
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="--bench", description=__doc__)
+    parser.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: cuda where there is one"
+    )
+    parser.add_argument("--rounds", type=int, default=60, help="rounds per size (default: 60)")
+    parser.add_argument("--batch", type=int, default=100, help="calls per round (default: 100)")
+    parser.add_argument("--max-size", type=int, default=SIZES[-1], metavar="BYTES", help="leave out larger tensors")
+    parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write bench.json")
+    return parser.parse_args(argv)
+
+
+def _settings(device: str) -> list[Setting]:
+    settings = []
+    with contextlib.suppress(ImportError):
+        import torch
+
+        if device != "cpu" and torch.cuda.is_available():
+            settings += _cuda_settings(torch, importlib.import_module("cupy"))
+        if device != "cuda":
+            settings += _cpu_settings(torch, importlib.import_module("numpy"))
+    return settings
+
+
+def _cpu_settings(torch: Any, numpy: Any) -> list[Setting]:
+    import tensor_bridge
+
+    def pair(path: str, make: Callable[[int], Any], ours: Any, native: Any) -> Setting:
+        return Setting(path, "host", make, ours, native, None, contextlib.nullcontext, lambda: None)
+
+    return [
+        pair(
+            "torch→numpy",
+            lambda size: torch.empty(_shape(size), dtype=torch.float32),
+            tensor_bridge.to_numpy,
+            numpy.from_dlpack,
+        ),
+        pair(
+            "numpy→torch",
+            lambda size: numpy.empty(_shape(size), dtype=numpy.float32),
+            tensor_bridge.to_torch,
+            torch.from_dlpack,
+        ),
+    ]
+
+
+def _cuda_settings(torch: Any, cupy: Any) -> list[Setting]:
+    import tensor_bridge
+
+    torch_stream, cupy_stream = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
+    streams: dict[str, Context] = {
+        # Both frameworks start out on the legacy default stream.
+        "same": contextlib.nullcontext,
+        "cross": lambda: _both(torch.cuda.stream(torch_stream), cupy_stream),
+    }
+    settings = []
+    for name, inside in streams.items():
+        settings.append(
+            Setting(
+                "cupy→torch",
+                name,
+                lambda size: cupy.empty(_shape(size), dtype=cupy.float32),
+                tensor_bridge.to_torch,
+                torch.from_dlpack,
+                1 / 4,
+                inside,
+                torch.cuda.synchronize,
+            )
+        )
+        settings.append(
+            Setting(
+                "torch→cupy",
+                name,
+                lambda size: torch.empty(_shape(size), dtype=torch.float32, device="cuda"),
+                tensor_bridge.to_cupy,
+                cupy.from_dlpack,
+                1 / 5,
+                inside,
+                torch.cuda.synchronize,
+            )
+        )
+    return settings
+
+
+@contextlib.contextmanager
+def _both(first: Any, second: Any) -> Any:
+    with first, second:
+        yield
+
+
+def _shape(size: int) -> tuple[int, int]:
+    """A float32 tensor of ``size`` bytes."""
+    return size // (4 * 256), 256
+
+
+def _measure(setting: Setting, options: argparse.Namespace) -> list[Row]:
+    rows = []
+    for size in (size for size in SIZES if size <= options.max_size):
+        with setting.inside():
+            tensor = setting.make(size)
+            contenders = [(setting.ours, list[float]()), (setting.native, list[float]())]
+            for index in range(options.rounds + 2):
+                for call, times in contenders:
+                    setting.settle()
+                    took = _batch(call, tensor, options.batch)
+                    # The first rounds warm caches and pools up.
+                    if index >= 2:
+                        times.append(took)
+            ours, native = (statistics.median(times) for _, times in contenders)
+            del tensor
+            setting.settle()
+        rows.append(Row(setting.path, setting.streams, size, ours, native, ours / native))
+    return rows
+
+
+def _batch(call: Call, tensor: Any, calls: int) -> float:
+    """Nanoseconds per call, with the garbage collector out of the way."""
+    gc.disable()
+    try:
+        started = time.perf_counter_ns()
+        for _ in range(calls):
+            call(tensor)
+        return (time.perf_counter_ns() - started) / calls
+    finally:
+        gc.enable()
+
+
+def _judge(setting: Setting, rows: list[Row]) -> Verdict:
+    own = [row for row in rows if (row.path, row.streams) == (setting.path, setting.streams)]
+    worst = max(row.ratio for row in own)
+    spread = max(row.ours for row in own) / min(row.ours for row in own)
+    passed = setting.bar is None or (worst <= setting.bar and spread <= FLAT)
+    return Verdict(setting.path, setting.streams, worst, setting.bar, spread, passed)
+
+
+def _markdown(about: dict[str, Any], rows: list[Row], verdicts: list[Verdict]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    where = "; ".join([*about["gpus"], about["cpu"]])
+    lines = [f"{where}; Python {about['python']}; {versions}; {about['date']}", ""]
+    lines += ["| path | streams | size | ours, ns | native, ns | ratio |", "|---|---|--:|--:|--:|--:|"]
+    for row in rows:
+        figures = f"{row.ours:,.0f} | {row.native:,.0f} | {row.ratio:.3f}"
+        lines.append(f"| {row.path} | {row.streams} | {_words(row.size)} | {figures} |")
+    lines += [
+        "",
+        "| path | streams | worst ratio | bar | slowest / fastest size | verdict |",
+        "|---|---|--:|--:|--:|---|",
+    ]
+    for verdict in verdicts:
+        bar = "none" if verdict.bar is None else f"{verdict.bar:.2f}"
+        word = "no bar" if verdict.bar is None else "met" if verdict.passed else "MISSED"
+        figures = f"{verdict.worst_ratio:.3f} | {bar} | {verdict.spread:.2f}"
+        lines.append(f"| {verdict.path} | {verdict.streams} | {figures} | {word} |")
+    return "\n".join(lines) + "\n"
+
+
+def _words(size: int) -> str:
+    units = ["B", "KiB", "MiB", "GiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size // 1024, units[1:]
+    return f"{size} {units[0]}"

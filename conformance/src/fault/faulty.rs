@@ -1,0 +1,269 @@
+//! An adapter with a fault.
+
+use super::Fault;
+use crate::{Observed, Subject};
+use bridge_core::{
+    Access, Adapter, Consumer, DType, Device, DeviceBuffer, Layout, Lease, Lent, Ordering, Profile, Result, Reuse,
+    Stream, Strides, Views,
+};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// A subject with an allocator that a fault can turn against it.
+pub trait Breakable: Subject {
+    /// Gives the memory of the tensor back, although the tensor still has it.
+    fn releaser(&self, tensor: &Self::Tensor) -> Box<dyn Fn() + Send + Sync>;
+}
+
+/// A subject, and its adapter with one fault. Without a fault it is the subject itself.
+pub struct Faulty<A: Subject> {
+    pub(super) sound: A,
+    fault: Option<Fault>,
+    profile: Profile,
+    ordering: Arc<dyn Ordering>,
+    /// The copy that was made last, and of what.
+    last: RefCell<Option<(Observed, A::Tensor)>>,
+}
+
+impl<A: Subject> Faulty<A> {
+    /// Plants a fault.
+    pub fn new(sound: A, fault: Option<Fault>, ordering: Arc<dyn Ordering>) -> Self {
+        let mut profile = sound.profile().clone();
+        match fault {
+            Some(Fault::DtypeOverclaimed) => {
+                let every = DType::NAMED.iter().map(|(dtype, _)| *dtype);
+                profile.dtypes = every.filter(|dtype| dtype.itemsize().is_some()).collect();
+            }
+            Some(Fault::ReadOnlyOverclaimed) => profile.keeps_read_only = true,
+            Some(Fault::NegativeStridesAccepted) => profile.strides = Strides::Any,
+            Some(Fault::AlignmentIgnored) => profile.alignment = 0,
+            _ => (),
+        }
+        Self { sound, fault, profile, ordering, last: RefCell::default() }
+    }
+
+    /// A stream of the framework that is not its current one.
+    fn another_stream(&self) -> Result<Option<Stream>> {
+        let current = self.sound.consumer().current_stream(self.sound.device())?;
+        Ok(self.sound.streams().into_iter().find(|stream| Some(*stream) != current))
+    }
+
+    fn compact_elsewhere(&self, tensor: &A::Tensor) -> Result<A::Tensor> {
+        let mut copy = None;
+        let mut compact = || {
+            copy = Some(self.sound.compact(tensor)?);
+            Ok(())
+        };
+        match self.another_stream()? {
+            Some(stream) => self.sound.on_stream(stream, &mut compact)?,
+            None => compact()?,
+        }
+        copy.map_or_else(|| self.sound.compact(tensor), Ok)
+    }
+
+    fn compact_once(&self, tensor: &A::Tensor) -> Result<A::Tensor> {
+        let what = self.sound.observe(tensor)?;
+        let mut last = self.last.borrow_mut();
+        if let Some((_, copy)) = last.as_ref().filter(|(of, _)| *of == what) {
+            return Ok(self.sound.share(copy));
+        }
+        let copy = self.sound.compact(tensor)?;
+        *last = Some((what, self.sound.share(&copy)));
+        Ok(copy)
+    }
+}
+
+impl<A: Breakable> Adapter for Faulty<A> {
+    type Tensor = A::Tensor;
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        let sound = self.sound.consumer();
+        match self.fault {
+            Some(Fault::WaitSkipped | Fault::ReleaseNotOrdered) => {
+                Arc::new(Liar { sound, claims: Some(Stream::LEGACY), views: None })
+            }
+            Some(Fault::ViewsNotNoted) => Arc::new(Liar { sound, claims: None, views: Some(Views::default()) }),
+            _ => sound,
+        }
+    }
+
+    fn export(&self, tensor: &A::Tensor) -> Result<Lent> {
+        let lent = self.sound.export(tensor)?;
+        match self.fault {
+            Some(fault) => spoil(fault, lent, || self.sound.releaser(tensor)),
+            None => Ok(lent),
+        }
+    }
+
+    fn import(&self, lease: Lease) -> Result<A::Tensor> {
+        match self.fault {
+            Some(Fault::Panic) if lease.layout().shape().len() == 2 => panic!("a planted fault"),
+            Some(Fault::SilentCopy) => self.sound.compact(&self.sound.import(lease)?),
+            Some(Fault::Leak) => {
+                let view = self.sound.import(lease)?;
+                std::mem::forget(self.sound.share(&view));
+                Ok(view)
+            }
+            Some(Fault::ReleaseNotOrdered) => {
+                let device = lease.device();
+                if let Some(current) = self.sound.consumer().current_stream(device)? {
+                    self.ordering.order(device, Stream::LEGACY, current)?;
+                }
+                self.sound.import(lease)
+            }
+            _ => self.sound.import(lease),
+        }
+    }
+
+    fn compact(&self, tensor: &A::Tensor) -> Result<A::Tensor> {
+        match self.fault {
+            Some(Fault::CopyNotFresh) => Ok(self.sound.share(tensor)),
+            Some(Fault::CopyElsewhere) => self.compact_elsewhere(tensor),
+            Some(Fault::CopyStale) => self.compact_once(tensor),
+            _ => self.sound.compact(tensor),
+        }
+    }
+}
+
+/// Lends the same tensor with a fault.
+fn spoil(fault: Fault, lent: Lent, releaser: impl FnOnce() -> Box<dyn Fn() + Send + Sync>) -> Result<Lent> {
+    let (mut dtype, layout, mut pending) = (lent.dtype(), lent.layout().clone(), lent.pending());
+    let (mut shape, mut strides) = (layout.shape().to_vec(), layout.strides().to_vec());
+    let mut offset = layout.offset();
+    let itemsize = layout.itemsize() as i64;
+    let mut buffer = Spoilt::of(&lent);
+    match fault {
+        Fault::StridesInBytes => strides.iter_mut().for_each(|stride| *stride *= itemsize),
+        Fault::OffsetDropped => offset = layout.reach().0,
+        Fault::ShapeReversed => {
+            shape.reverse();
+            strides.reverse();
+        }
+        Fault::EmptyFlattened if layout.numel() == 0 => (shape, strides) = (vec![0], vec![1]),
+        Fault::DtypeNarrowed => {
+            if let Some((_, narrow)) = NARROWER.iter().find(|(wide, _)| *wide == dtype) {
+                dtype = *narrow;
+                strides.iter_mut().for_each(|stride| *stride *= 2);
+            }
+        }
+        Fault::DtypeMistaken => {
+            let both = MISTAKEN.iter().flat_map(|(one, other)| [(*one, *other), (*other, *one)]);
+            dtype = both.into_iter().find(|(right, _)| *right == dtype).map_or(dtype, |(_, wrong)| wrong);
+        }
+        Fault::ReadOnlyLost => buffer.access = Access::ReadWrite,
+        Fault::ReadOnlyInvented => buffer.access = Access::ReadOnly,
+        Fault::PendingDropped => pending = None,
+        Fault::WrongDevice => buffer.device.index += 1,
+        Fault::StreamForgotten => buffer.stream = None,
+        Fault::StreamMistaken => buffer.stream = Some(Stream::LEGACY),
+        Fault::ReuseOverclaimed => buffer.reuse = Reuse::InStreamOrder,
+        Fault::DoubleRelease => buffer.again = Some(releaser()),
+        _ => (),
+    }
+    if fault != Fault::EarlyRelease {
+        buffer.lent = Some(lent);
+    }
+    let layout = Layout::new(dtype, &shape, Some(&strides), offset)?;
+    Ok(Lent::new(dtype, layout, Box::new(buffer))?.with_pending(pending))
+}
+
+/// Dtypes, and those of half their size.
+const NARROWER: &[(DType, DType)] = &[
+    (DType::FLOAT64, DType::FLOAT32),
+    (DType::FLOAT32, DType::FLOAT16),
+    (DType::INT64, DType::INT32),
+    (DType::INT32, DType::INT16),
+    (DType::UINT64, DType::UINT32),
+    (DType::COMPLEX128, DType::COMPLEX64),
+];
+
+/// Dtypes of the same size.
+const MISTAKEN: &[(DType, DType)] = &[
+    (DType::INT8, DType::UINT8),
+    (DType::INT32, DType::UINT32),
+    (DType::FLOAT16, DType::BFLOAT16),
+    (DType::FLOAT64, DType::COMPLEX64),
+    (DType::FLOAT8_E4M3FN, DType::FLOAT8_E4M3FNUZ),
+];
+
+/// A buffer that does not keep its promises.
+struct Spoilt {
+    lent: Option<Lent>,
+    bytes: (usize, usize),
+    device: Device,
+    access: Access,
+    stream: Option<Stream>,
+    reuse: Reuse,
+    again: Option<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Spoilt {
+    fn of(lent: &Lent) -> Self {
+        let buffer = lent.buffer();
+        Self {
+            lent: None,
+            bytes: (buffer.address(), buffer.len()),
+            device: buffer.device(),
+            access: buffer.access(),
+            stream: buffer.stream(),
+            reuse: buffer.reuse(),
+            again: None,
+        }
+    }
+}
+
+// SAFETY: the promises are broken on purpose. That is sound because faults are planted on simulated memory only, whose
+// addresses are mere numbers.
+unsafe impl DeviceBuffer for Spoilt {
+    fn address(&self) -> usize {
+        self.bytes.0
+    }
+    fn len(&self) -> usize {
+        self.bytes.1
+    }
+    fn device(&self) -> Device {
+        self.device
+    }
+    fn access(&self) -> Access {
+        self.access
+    }
+    fn stream(&self) -> Option<Stream> {
+        self.stream
+    }
+    fn reuse(&self) -> Reuse {
+        self.reuse
+    }
+}
+
+impl Drop for Spoilt {
+    fn drop(&mut self) {
+        if let Some(again) = self.again.take() {
+            again();
+        }
+        drop(self.lent.take());
+    }
+}
+
+/// A consumer that does not tell the truth.
+struct Liar {
+    sound: Arc<dyn Consumer>,
+    claims: Option<Stream>,
+    views: Option<Views>,
+}
+
+impl Consumer for Liar {
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
+        match self.claims {
+            Some(stream) => Ok(Some(stream)),
+            None => self.sound.current_stream(device),
+        }
+    }
+
+    fn views(&self) -> &Views {
+        self.views.as_ref().unwrap_or_else(|| self.sound.views())
+    }
+}

@@ -1,0 +1,182 @@
+//! Planted faults: what the suite must find, or else it is the suite that has failed.
+
+mod faulty;
+mod subject;
+
+pub use faulty::{Breakable, Faulty};
+
+use crate::engine::failing;
+use crate::sim::{Habits, SimDevice, SimFramework};
+use crate::{Config, Pair, Subject};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Which adapter of a pair has the fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// The one that lends.
+    Source,
+    /// The one that wraps.
+    Target,
+}
+
+/// A fault, where it is planted, and who must find it.
+#[derive(Debug, Clone, Copy)]
+pub struct Planted {
+    /// The fault.
+    pub fault: Fault,
+    /// Its name in reports.
+    pub name: &'static str,
+    /// The property that must fail.
+    pub caught_by: &'static str,
+    /// Who has it.
+    pub role: Role,
+    /// The source.
+    pub from: Habits,
+    /// The target.
+    pub to: Habits,
+}
+
+macro_rules! faults {
+    ($($(#[$doc:meta])* $fault:ident = $name:literal, $property:literal, $role:ident of $from:ident -> $to:ident;)*) => {
+        /// A mistake that an adapter can make.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Fault {
+            $($(#[$doc])* $fault,)*
+        }
+
+        /// Every fault.
+        pub const FAULTS: &[Planted] = &[$(Planted {
+            fault: Fault::$fault,
+            name: $name,
+            caught_by: $property,
+            role: Role::$role,
+            from: Habits::$from,
+            to: Habits::$to,
+        },)*];
+    };
+}
+
+faults! {
+    /// Strides are lent in bytes instead of elements.
+    StridesInBytes = "strides_in_bytes", "shape", Source of Generous -> Generous;
+    /// The offset of the first element is lost.
+    OffsetDropped = "offset_dropped", "values", Source of Generous -> Generous;
+    /// Shape and strides are lent in the wrong order.
+    ShapeReversed = "shape_reversed", "shape", Source of Generous -> Generous;
+    /// A tensor without elements loses its other dimensions.
+    EmptyFlattened = "empty_flattened", "shape", Source of Generous -> Generous;
+    /// The dtype is the next narrower one.
+    DtypeNarrowed = "dtype_narrowed", "dtype", Source of Generous -> Generous;
+    /// The dtype has the right size and the wrong kind.
+    DtypeMistaken = "dtype_mistaken", "dtype", Source of Generous -> Generous;
+    /// The profile lists dtypes that the framework does not have.
+    DtypeOverclaimed = "dtype_overclaimed", "dtype", Target of Generous -> Common;
+    /// Read-only memory is lent as writable.
+    ReadOnlyLost = "read_only_lost", "read_only", Source of Generous -> Generous;
+    /// Writable memory is lent as read-only.
+    ReadOnlyInvented = "read_only_invented", "read_only", Source of Generous -> Generous;
+    /// The profile says that read-only is kept, and it is not.
+    ReadOnlyOverclaimed = "read_only_overclaimed", "read_only", Target of Generous -> Common;
+    /// An operation that was put off is not reported.
+    PendingDropped = "pending_dropped", "values", Source of Generous -> Generous;
+    /// The memory is said to be on another device.
+    WrongDevice = "wrong_device", "identity", Source of Generous -> Generous;
+    /// The profile says that negative strides are taken, and they are not.
+    NegativeStridesAccepted = "negative_strides_accepted", "values", Target of Generous -> Common;
+    /// The profile says that any address will do, and it will not.
+    AlignmentIgnored = "alignment_ignored", "values", Target of Generous -> Strict;
+    /// The import panics on tensors of two dimensions.
+    Panic = "panic", "values", Target of Generous -> Generous;
+    /// The import wraps a copy.
+    SilentCopy = "silent_copy", "identity", Target of Generous -> Generous;
+    /// The copy is the tensor itself.
+    CopyNotFresh = "copy_not_fresh", "identity", Source of Generous -> Generous;
+    /// The copy is one that was made before the last write.
+    CopyStale = "copy_stale", "life", Source of Generous -> Generous;
+    /// The copy is made in a stream that nobody knows of.
+    CopyElsewhere = "copy_elsewhere", "order", Source of Generous -> Generous;
+    /// The memory is lent as ready at any time.
+    StreamForgotten = "stream_forgotten", "order", Source of Generous -> Common;
+    /// The memory is lent with the default stream instead of the current one.
+    StreamMistaken = "stream_mistaken", "order", Source of Generous -> Common;
+    /// The consumer says that its current stream is the default one.
+    WaitSkipped = "wait_skipped", "order", Target of Generous -> Common;
+    /// The consumer waits by itself, and never says in which stream it uses the view.
+    ReleaseNotOrdered = "release_not_ordered", "release_order", Target of Generous -> Common;
+    /// The consumer forgets the streams that were noted for a view.
+    ViewsNotNoted = "views_not_noted", "release_order", Target of Generous -> Generous;
+    /// The allocator is said to reuse memory in the order of the stream, and reuses it in that of another.
+    ReuseOverclaimed = "reuse_overclaimed", "release_order", Source of Common -> Generous;
+    /// The memory is given back while it is still lent.
+    EarlyRelease = "early_release", "life", Source of Generous -> Generous;
+    /// The memory is given back twice.
+    DoubleRelease = "double_release", "life", Source of Generous -> Generous;
+    /// One reference to the view is never dropped.
+    Leak = "leak", "life", Target of Generous -> Generous;
+}
+
+/// What became of a planted fault.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FaultReport {
+    /// The fault.
+    pub fault: String,
+    /// The property that must fail.
+    pub must_be_caught_by: String,
+    /// The properties that failed.
+    pub caught_by: Vec<String>,
+}
+
+impl FaultReport {
+    /// Whether the right property found it.
+    pub fn is_caught(&self) -> bool {
+        self.caught_by.contains(&self.must_be_caught_by)
+    }
+}
+
+/// Cases for each fault, over all properties. Each property stops at its first failure.
+const CASES: u32 = 600;
+
+/// Plants every fault in turn into an adapter of the simulated device, and runs every property on it.
+pub fn run_faults(seed: u64) -> Vec<FaultReport> {
+    let run = |planted: &Planted| FaultReport {
+        fault: planted.name.into(),
+        must_be_caught_by: planted.caught_by.into(),
+        caught_by: caught_by(planted, Some(planted.fault), seed),
+    };
+    FAULTS.iter().map(run).collect()
+}
+
+fn caught_by(planted: &Planted, fault: Option<Fault>, seed: u64) -> Vec<String> {
+    let device = SimDevice::new(seed);
+    let ordering = device.ordering();
+    let (from, to) = (SimFramework::new(&device, planted.from), SimFramework::new(&device, planted.to));
+    let plant = |sound| Faulty::new(sound, fault, Arc::clone(&ordering));
+    let config = Config { cases: CASES, seed, time_budget: None, properties: None, native: false };
+    let run = |from: &dyn Subject<Tensor = _>, to: &dyn Subject<Tensor = _>| {
+        failing(Pair { from, to, ordering: &ordering }, &config)
+    };
+    match planted.role {
+        Role::Source => run(&plant(from), &to),
+        Role::Target => run(&from, &plant(to)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::property;
+
+    #[test]
+    fn the_wrapper_itself_does_no_harm() {
+        for planted in [&FAULTS[0], &FAULTS[FAULTS.len() - 1]] {
+            assert_eq!(caught_by(planted, None, 5), Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn every_fault_names_a_property() {
+        assert!(FAULTS.len() >= 16);
+        assert!(FAULTS.iter().all(|planted| property(planted.caught_by).is_some()));
+    }
+}

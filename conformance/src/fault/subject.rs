@@ -1,0 +1,83 @@
+//! A faulty adapter's subject is the sound one: only the adapter is at fault.
+
+use super::{Breakable, Faulty};
+use crate::{Observed, Spec, Subject};
+use bridge_core::{DType, Device, Pending, Result, Stream};
+
+impl<A: Breakable> Subject for Faulty<A> {
+    fn device(&self) -> Device {
+        self.sound.device()
+    }
+
+    fn dtypes(&self) -> Vec<DType> {
+        self.sound.dtypes()
+    }
+
+    fn makes_negative_strides(&self) -> bool {
+        self.sound.makes_negative_strides()
+    }
+
+    fn makes_read_only(&self) -> bool {
+        self.sound.makes_read_only()
+    }
+
+    fn puts_off(&self) -> Vec<Pending> {
+        self.sound.puts_off()
+    }
+
+    fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<A::Tensor> {
+        self.sound.create(spec, bytes)
+    }
+
+    fn observe(&self, tensor: &A::Tensor) -> Result<Observed> {
+        self.sound.observe(tensor)
+    }
+
+    fn read(&self, tensor: &A::Tensor) -> Result<Vec<u8>> {
+        self.sound.read(tensor)
+    }
+
+    fn write(&self, tensor: &A::Tensor, bytes: &[u8]) -> Result<()> {
+        self.sound.write(tensor, bytes)
+    }
+
+    fn fill(&self, tensor: &A::Tensor, byte: u8) -> Result<()> {
+        self.sound.fill(tensor, byte)
+    }
+
+    fn allocate(&self, nbytes: usize) -> Result<A::Tensor> {
+        self.sound.allocate(nbytes)
+    }
+
+    fn snapshot(&self, from: &A::Tensor, into: &A::Tensor) -> Result<()> {
+        self.sound.snapshot(from, into)
+    }
+
+    fn share(&self, tensor: &A::Tensor) -> A::Tensor {
+        self.sound.share(tensor)
+    }
+
+    fn drop_on_thread(&self, tensor: A::Tensor) {
+        self.sound.drop_on_thread(tensor);
+    }
+
+    fn streams(&self) -> Vec<Stream> {
+        self.sound.streams()
+    }
+
+    fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.sound.on_stream(stream, body)
+    }
+
+    fn delay(&self) -> Result<()> {
+        self.sound.delay()
+    }
+
+    fn settle(&self) -> Result<Option<usize>> {
+        self.sound.settle()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.sound.check()
+    }
+}

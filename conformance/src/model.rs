@@ -1,0 +1,224 @@
+//! The oracle: host bytes and a layout, computed without core, so that core is judged too.
+
+use crate::{Observed, Spec};
+use bridge_core::{DType, ErrorKind, Pending, Profile, Strides};
+
+/// A small generator of pseudorandom numbers (SplitMix64), the same on every machine.
+#[derive(Debug, Clone)]
+pub struct Random(u64);
+
+impl Random {
+    /// The generator with this seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.bits() % bound as u64) as usize
+    }
+}
+
+/// Bytes of one element.
+///
+/// # Panics
+///
+/// For a dtype whose elements are not whole bytes: no subject makes those.
+pub fn itemsize(dtype: DType) -> usize {
+    dtype.itemsize().expect("subjects make tensors of whole bytes only")
+}
+
+/// Number of elements.
+pub fn numel(shape: &[i64]) -> usize {
+    shape.iter().product::<i64>() as usize
+}
+
+/// Where each element lies, in elements from the first one, in row-major order.
+pub fn places(shape: &[i64], strides: &[i64]) -> Vec<i64> {
+    shape.iter().zip(strides).fold(vec![0], |places, (&length, &stride)| {
+        places.iter().flat_map(|place| (0..length).map(move |i| place + i * stride)).collect()
+    })
+}
+
+/// The base buffer of `spec`: random bytes, NaN payloads included. `bool` gets only 0 and 1, because other bytes are no
+/// `bool`; tensors with a pending operation get no NaN, because arithmetic need not keep its bits.
+pub fn random_bytes(spec: &Spec, seed: u64) -> Vec<u8> {
+    random_elements(spec, spec.base, seed)
+}
+
+/// Random bytes for `count` elements of `spec`, as [`random_bytes`].
+pub fn random_elements(spec: &Spec, count: usize, seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    let len = count * itemsize(spec.dtype);
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        bytes.extend_from_slice(&random.bits().to_le_bytes());
+    }
+    bytes.truncate(len);
+    if spec.dtype == DType::BOOL {
+        bytes.iter_mut().for_each(|byte| *byte &= 1);
+    }
+    if spec.pending.is_some() {
+        // Without its highest bit the exponent is never that of a NaN.
+        top_bytes(spec.dtype, &mut bytes).for_each(|(_, byte)| *byte &= 0xbf);
+    }
+    bytes
+}
+
+/// The byte with the sign of each part of each element, little-endian, and whether the part is an imaginary one.
+fn top_bytes(dtype: DType, bytes: &mut [u8]) -> impl Iterator<Item = (bool, &mut u8)> {
+    let part = if dtype.is_complex() { itemsize(dtype) / 2 } else { itemsize(dtype) };
+    let parts = bytes.iter_mut().skip(part - 1).step_by(part).enumerate();
+    parts.map(move |(i, byte)| (dtype.is_complex() && i % 2 == 1, byte))
+}
+
+/// Does a pending operation on the bytes of floating-point or complex elements.
+pub fn resolve(dtype: DType, pending: Option<Pending>, bytes: &mut [u8]) {
+    let Some(pending) = pending else { return };
+    for (imaginary, byte) in top_bytes(dtype, bytes) {
+        if imaginary || pending == Pending::Negation {
+            *byte ^= 0x80;
+        }
+    }
+}
+
+/// The elements of the view in row-major order, out of its base buffer.
+pub fn elements(spec: &Spec, base: &[u8]) -> Vec<u8> {
+    let size = itemsize(spec.dtype);
+    let mut bytes = Vec::with_capacity(numel(&spec.shape) * size);
+    for place in places(&spec.shape, &spec.strides) {
+        let at = (spec.offset as i64 + place) as usize * size;
+        bytes.extend_from_slice(&base[at..at + size]);
+    }
+    resolve(spec.dtype, spec.pending, &mut bytes);
+    bytes
+}
+
+/// Writes `elements`, in row-major order, through the view into its base buffer.
+pub fn scatter(spec: &Spec, base: &mut [u8], elements: &[u8]) {
+    let size = itemsize(spec.dtype);
+    for (place, element) in places(&spec.shape, &spec.strides).into_iter().zip(elements.chunks(size)) {
+        let at = (spec.offset as i64 + place) as usize * size;
+        base[at..at + size].copy_from_slice(element);
+    }
+}
+
+/// A compact tensor of the same elements, alone in its base buffer.
+pub fn compact(spec: &Spec) -> Spec {
+    Spec {
+        dtype: spec.dtype,
+        shape: spec.shape.clone(),
+        strides: row_major(&spec.shape),
+        offset: 0,
+        base: numel(&spec.shape),
+        read_only: false,
+        pending: None,
+    }
+}
+
+/// The strides, in elements, of a compact row-major tensor.
+pub fn row_major(shape: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
+    for d in (1..shape.len()).rev() {
+        strides[d - 1] = strides[d] * shape[d].max(1);
+    }
+    strides
+}
+
+/// What must become of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// It crosses in place.
+    InPlace,
+    /// It crosses as a copy.
+    Copied,
+    /// It is refused.
+    Refused(ErrorKind),
+}
+
+/// What must become of a tensor that is taken from one framework into another, by their profiles.
+pub fn expected(
+    tensor: &Observed,
+    pending: Option<Pending>,
+    (source, target): (&Profile, &Profile),
+    copy: Option<bool>,
+) -> Expected {
+    if !target.devices.contains(&tensor.device.kind) {
+        return Expected::Refused(ErrorKind::Device);
+    }
+    if ![source, target].iter().all(|profile| profile.dtypes.contains(&tensor.dtype)) {
+        return Expected::Refused(ErrorKind::Dtype);
+    }
+    if tensor.read_only && !target.keeps_read_only && copy != Some(true) {
+        return Expected::Refused(ErrorKind::ReadOnly);
+    }
+    match (copy, pending.is_none() && fits(tensor, target)) {
+        (Some(true), _) | (None, false) => Expected::Copied,
+        (Some(false), false) => Expected::Refused(ErrorKind::CopyNeeded),
+        (_, true) => Expected::InPlace,
+    }
+}
+
+fn fits(tensor: &Observed, target: &Profile) -> bool {
+    let count = numel(&tensor.shape);
+    let mut meant = tensor.shape.iter().zip(&tensor.strides).filter(|(length, _)| **length > 1);
+    let strides = match target.strides {
+        Strides::Any => true,
+        Strides::NonNegative => meant.all(|(_, stride)| *stride >= 0),
+        Strides::Compact => places(&tensor.shape, &tensor.strides).into_iter().eq(0..count as i64),
+    };
+    let natural = 1 << itemsize(tensor.dtype).trailing_zeros();
+    let aligned = target.alignment == 0 || tensor.address.is_multiple_of(target.alignment.max(natural));
+    count == 0 || strides && aligned
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(dtype: DType, shape: &[i64], strides: &[i64], offset: usize, base: usize) -> Spec {
+        Spec { dtype, shape: shape.into(), strides: strides.into(), offset, base, read_only: false, pending: None }
+    }
+
+    #[test]
+    fn a_view_reads_and_writes_the_elements_it_names() {
+        let view = spec(DType::UINT16, &[2, 2], &[-3, 1], 3, 5);
+        let mut base: Vec<u8> = (0..10).collect();
+        assert_eq!(elements(&view, &base), [6, 7, 8, 9, 0, 1, 2, 3]);
+        scatter(&view, &mut base, &[60, 70, 80, 90, 0, 10, 20, 30]);
+        assert_eq!(base, [0, 10, 20, 30, 4, 5, 60, 70, 80, 90]);
+        assert!(elements(&spec(DType::UINT8, &[0, 3], &[3, 1], 0, 0), &[]).is_empty());
+        assert_eq!(elements(&spec(DType::UINT8, &[], &[], 1, 2), &[4, 5]), [5]);
+        assert_eq!(elements(&spec(DType::UINT8, &[2, 2], &[1, 0], 0, 2), &[4, 5]), [4, 4, 5, 5]);
+    }
+
+    #[test]
+    fn pending_operations_flip_signs() {
+        let one = 1f32.to_le_bytes();
+        let mut bytes = [one, one].concat();
+        resolve(DType::COMPLEX64, Some(Pending::Conjugation), &mut bytes);
+        assert_eq!(bytes, [one, (-1f32).to_le_bytes()].concat());
+        resolve(DType::FLOAT32, Some(Pending::Negation), &mut bytes);
+        assert_eq!(bytes, [(-1f32).to_le_bytes(), one].concat());
+    }
+
+    #[test]
+    fn random_bytes_hold_nan_payloads_and_only_true_bools() {
+        let floats = random_bytes(&spec(DType::FLOAT16, &[9000], &[1], 0, 9000), 3);
+        assert!(floats.chunks(2).any(|half| half[1] & 0x7c == 0x7c && half[0] != 0));
+        let bools = random_bytes(&spec(DType::BOOL, &[99], &[1], 0, 99), 3);
+        assert!(bools.iter().all(|byte| *byte < 2) && bools.contains(&0) && bools.contains(&1));
+        let negated = Spec { pending: Some(Pending::Negation), ..spec(DType::FLOAT32, &[9000], &[1], 0, 9000) };
+        let finite = |four: &[u8]| f32::from_le_bytes([four[0], four[1], four[2], four[3]]).is_finite();
+        assert!(random_bytes(&negated, 3).chunks(4).all(finite));
+    }
+}

@@ -1,0 +1,43 @@
+//! What a tensor is: its elements, dtype, shape and strides.
+
+use super::{Outcome, Pair, as_expected, ensure, same_bytes};
+use crate::Case;
+use crate::model::{self, Expected};
+use bridge_core::Layout;
+
+/// The elements arrive bit for bit, and stay in the source.
+pub(super) fn values<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let (tensor, bytes) = pair.create(case)?;
+    let expected = model::elements(&case.spec, &bytes);
+    same_bytes("the source before", &pair.from.read(&tensor)?, &expected)?;
+    let (view, _) = pair.transfer(&tensor, case.copy)?;
+    same_bytes("the view", &pair.to.read(&view)?, &expected)?;
+    same_bytes("the source after", &pair.from.read(&tensor)?, &expected)
+}
+
+/// Every dtype crosses as itself, or is refused just as the target's profile says.
+pub(super) fn dtype<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let (tensor, bytes) = pair.create(case)?;
+    let source = pair.from.observe(&tensor)?;
+    ensure!(source.dtype == case.spec.dtype, "the source made {} instead of {}", source.dtype, case.spec.dtype);
+    let expected = model::expected(&source, None, pair.profiles(), case.copy);
+    let Some((view, _)) = as_expected(pair.transfer(&tensor, case.copy), expected)? else { return Ok(()) };
+    let view_dtype = pair.to.observe(&view)?.dtype;
+    ensure!(view_dtype == source.dtype, "{} has become {view_dtype}", source.dtype);
+    same_bytes("the view", &pair.to.read(&view)?, &model::elements(&case.spec, &bytes))
+}
+
+/// Shape and strides arrive as they were, or compact in a copy.
+pub(super) fn shape<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let (tensor, _) = pair.create(case)?;
+    let source = pair.from.observe(&tensor)?;
+    let expected = model::expected(&source, None, pair.profiles(), case.copy);
+    let (view, _) = pair.transfer(&tensor, case.copy)?;
+    let view = pair.to.observe(&view)?;
+    ensure!(view.shape == case.spec.shape, "shape {:?} has become {:?}", case.spec.shape, view.shape);
+    let strides = (expected == Expected::InPlace).then_some(&case.spec.strides[..]);
+    let want = Layout::new(case.spec.dtype, &case.spec.shape, strides, 0)?;
+    let got = Layout::new(case.spec.dtype, &view.shape, Some(&view.strides), 0)?;
+    ensure!(got == want, "the view has {got}, but {want} was expected");
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! How long tensors live: a state machine over both frameworks, with a model of every buffer.
+
+use super::{Failure, Outcome, Pair, as_expected, ensure, same_bytes};
+use crate::model::{self, Expected};
+use crate::{Case, Op, Spec};
+use bridge_core::stats;
+use std::time::{Duration, Instant};
+
+/// A tensor of one of the two frameworks.
+enum Held<F, T> {
+    Source(F),
+    Target(T),
+}
+
+/// A tensor that is alive, and what it must show.
+struct Entry<F, T> {
+    tensor: Held<F, T>,
+    spec: Spec,
+    buffer: usize,
+}
+
+/// The frameworks, their tensors, and the model of every buffer.
+struct Machine<'a, F, T> {
+    pair: &'a Pair<'a, F, T>,
+    alive: Vec<Entry<F, T>>,
+    buffers: Vec<Vec<u8>>,
+}
+
+/// How long memory may take to come back when nobody holds it any more.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Whatever is created, converted, written and dropped, in whatever order and on whatever thread: the bytes are right
+/// at every read, every lease is given back once, and the memory is back at the end.
+pub(super) fn life<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let memory = || Ok::<_, Failure>((pair.from.settle()?, pair.to.settle()?));
+    let before = memory()?;
+    let leases = stats();
+    let mut machine = Machine { pair, alive: Vec::new(), buffers: Vec::new() };
+    machine.create(&case.spec, case.seed)?;
+    for (number, op) in case.ops.iter().enumerate() {
+        machine
+            .step(op, case)
+            .map_err(|failure| Failure { message: format!("step {number}, {op:?}: {}", failure.message), ..failure })?;
+    }
+    for entry in &machine.alive {
+        machine.read(entry)?;
+    }
+    drop(machine);
+    let patience = Instant::now() + PATIENCE;
+    loop {
+        // Collecting garbage may drop the last view, so it comes before the count.
+        let after = memory()?;
+        let now = stats();
+        let (leased, released) = (now.leased - leases.leased, now.released - leases.released);
+        if after == before && leased == released {
+            return Ok(());
+        }
+        if Instant::now() > patience {
+            ensure!(leased == released, "{leased} leases were made, but {released} were given back");
+            return Err(Failure::new(format!("memory in use was {before:?} bytes before, and is {after:?} after")));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl<F, T> Machine<'_, F, T> {
+    fn create(&mut self, spec: &Spec, seed: u64) -> Outcome {
+        let bytes = model::random_bytes(spec, seed);
+        let tensor = Held::Source(self.pair.from.create(spec, &bytes)?);
+        self.buffers.push(bytes);
+        self.alive.push(Entry { tensor, spec: spec.clone(), buffer: self.buffers.len() - 1 });
+        Ok(())
+    }
+
+    fn read(&self, entry: &Entry<F, T>) -> Outcome {
+        let bytes = match &entry.tensor {
+            Held::Source(tensor) => self.pair.from.read(tensor)?,
+            Held::Target(tensor) => self.pair.to.read(tensor)?,
+        };
+        same_bytes("a tensor", &bytes, &model::elements(&entry.spec, &self.buffers[entry.buffer]))
+    }
+
+    fn step(&mut self, op: &Op, case: &Case) -> Outcome {
+        let alive = self.alive.len();
+        match *op {
+            Op::Create(seed) => self.create(&case.spec, seed),
+            Op::Collect => {
+                self.pair.from.settle()?;
+                self.pair.to.settle()?;
+                Ok(())
+            }
+            Op::Pressure => self.pressure(case),
+            _ if alive == 0 => Ok(()),
+            Op::Convert(which, copy) => self.convert(which % alive, copy),
+            Op::Write(which, seed) => self.write(which % alive, seed),
+            Op::Read(which) => self.read(&self.alive[which % alive]),
+            Op::Drop(which) => {
+                drop(self.alive.swap_remove(which % alive));
+                Ok(())
+            }
+            Op::DropElsewhere(which) => {
+                match self.alive.swap_remove(which % alive).tensor {
+                    Held::Source(tensor) => self.pair.from.drop_on_thread(tensor),
+                    Held::Target(tensor) => self.pair.to.drop_on_thread(tensor),
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn convert(&mut self, which: usize, copy: Option<bool>) -> Outcome {
+        let pair = self.pair;
+        let Entry { tensor, spec, buffer } = &self.alive[which];
+        let (expected, converted) = match tensor {
+            Held::Source(tensor) => {
+                let expected = model::expected(&pair.from.observe(tensor)?, None, pair.profiles(), copy);
+                let got = pair.transfer(tensor, copy).map(|(view, _)| Held::Target(view));
+                (expected, as_expected(got, expected)?)
+            }
+            Held::Target(tensor) => {
+                let expected = model::expected(&pair.to.observe(tensor)?, None, pair.profiles_back(), copy);
+                let got = pair.back(tensor, copy).map(|(view, _)| Held::Source(view));
+                (expected, as_expected(got, expected)?)
+            }
+        };
+        let Some(tensor) = converted else { return Ok(()) };
+        let (mut spec, mut buffer) = (spec.clone(), *buffer);
+        if expected == Expected::Copied {
+            self.buffers.push(model::elements(&spec, &self.buffers[buffer]));
+            (spec, buffer) = (model::compact(&spec), self.buffers.len() - 1);
+        }
+        self.alive.push(Entry { tensor, spec, buffer });
+        Ok(())
+    }
+
+    fn write(&mut self, which: usize, seed: u64) -> Outcome {
+        let Entry { tensor, spec, buffer } = &self.alive[which];
+        let bytes = model::random_elements(spec, model::numel(&spec.shape), seed);
+        match tensor {
+            Held::Source(tensor) => self.pair.from.write(tensor, &bytes)?,
+            Held::Target(tensor) => self.pair.to.write(tensor, &bytes)?,
+        }
+        model::scatter(spec, &mut self.buffers[*buffer], &bytes);
+        // Reading on the same side waits for the write: nobody orders later uses on the other side behind it.
+        self.read(&self.alive[which])
+    }
+
+    fn pressure(&self, case: &Case) -> Outcome {
+        let nbytes = case.spec.base * model::itemsize(case.spec.dtype);
+        for garbage in [0x5a, 0xa5] {
+            let (ours, theirs) = (self.pair.from.allocate(nbytes)?, self.pair.to.allocate(nbytes)?);
+            self.pair.from.fill(&ours, garbage)?;
+            self.pair.to.fill(&theirs, garbage)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,178 @@
+//! The properties that every pair of adapters has.
+
+mod contents;
+mod life;
+mod order;
+mod place;
+mod table;
+
+pub use table::{PROPERTIES, Property, property};
+
+use crate::{Case, Subject};
+use bridge_core::{Error, ErrorKind, Options, Ordering, Profile, Result, Stream, Transfer, transfer};
+use std::fmt;
+use std::sync::Arc;
+
+/// Why a case failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// What was seen, and what was expected.
+    pub message: String,
+    /// The kind of the error, where the failure is that something was refused.
+    pub refused: Option<ErrorKind>,
+}
+
+impl Failure {
+    /// Something that is not as it must be.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), refused: None }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { message: format!("unexpected error ({:?}): {error}", error.kind()), refused: Some(error.kind()) }
+    }
+}
+
+pub(crate) type Outcome = std::result::Result<(), Failure>;
+
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)*) => {
+        if !$condition {
+            return Err($crate::properties::Failure::new(format!($($text)*)));
+        }
+    };
+}
+use ensure;
+
+/// Two subjects, and what orders their streams.
+pub struct Pair<'a, F, T> {
+    /// The source.
+    pub from: &'a dyn Subject<Tensor = F>,
+    /// The target.
+    pub to: &'a dyn Subject<Tensor = T>,
+    /// What orders their streams.
+    pub ordering: &'a Arc<dyn Ordering>,
+}
+
+/// How a tensor gets from one side to the other.
+type Take<'a, F, T> = &'a dyn Fn(&F) -> Result<T>;
+
+impl<F, T> Pair<'_, F, T> {
+    fn transfer(&self, tensor: &F, copy: Option<bool>) -> Result<(T, Transfer)> {
+        transfer(self.from, self.to, tensor, self.ordering, &Options { copy, device: None })
+    }
+
+    fn back(&self, tensor: &T, copy: Option<bool>) -> Result<(F, Transfer)> {
+        transfer(self.to, self.from, tensor, self.ordering, &Options { copy, device: None })
+    }
+
+    /// The source's tensor and the bytes of its base buffer.
+    fn create(&self, case: &Case) -> Result<(F, Vec<u8>)> {
+        let bytes = crate::model::random_bytes(&case.spec, case.seed);
+        Ok((self.from.create(&case.spec, &bytes)?, bytes))
+    }
+
+    /// The profiles on the way there.
+    fn profiles(&self) -> (&Profile, &Profile) {
+        (self.from.profile(), self.to.profile())
+    }
+
+    /// The profiles on the way back.
+    fn profiles_back(&self) -> (&Profile, &Profile) {
+        (self.to.profile(), self.from.profile())
+    }
+
+    fn streams(&self) -> Streams {
+        let from = self.from.streams();
+        // One framework has one current stream: both roles then mean the same streams.
+        let same = self.from.profile().name == self.to.profile().name;
+        Streams { to: if same { from.clone() } else { self.to.streams() }, from }
+    }
+
+    /// Waits until both devices are idle, whatever state a case has left them in.
+    pub(crate) fn recover(&self) {
+        let _ = (self.from.settle(), self.to.settle(), self.from.check(), self.to.check());
+    }
+}
+
+/// The streams of both sides, by the numbers of [`Picks`].
+struct Streams {
+    from: Vec<Stream>,
+    to: Vec<Stream>,
+}
+
+impl Streams {
+    fn pick(streams: &[Stream], number: usize) -> Option<Stream> {
+        number.checked_sub(1).map(|i| streams[i % streams.len()])
+    }
+
+    fn from(&self, number: usize) -> Option<Stream> {
+        Self::pick(&self.from, number)
+    }
+
+    fn to(&self, number: usize) -> Option<Stream> {
+        Self::pick(&self.to, number)
+    }
+}
+
+/// Runs `body` with `stream` as the current one of `subject`; `None` is the default one.
+fn on<S, R>(
+    subject: &dyn Subject<Tensor = S>,
+    stream: Option<Stream>,
+    body: impl FnOnce() -> std::result::Result<R, Failure>,
+) -> std::result::Result<R, Failure> {
+    let Some(stream) = stream else { return body() };
+    let (mut body, mut result) = (Some(body), None);
+    subject.on_stream(stream, &mut || {
+        result = body.take().map(|body| body());
+        Ok(())
+    })?;
+    result.unwrap_or_else(|| Err(Failure::new("on_stream did not run its body")))
+}
+
+/// Runs `body` where both sides have chosen their current streams.
+fn on_both<F, T, R>(
+    pair: &Pair<'_, F, T>,
+    from: Option<Stream>,
+    to: Option<Stream>,
+    body: impl FnOnce() -> std::result::Result<R, Failure>,
+) -> std::result::Result<R, Failure> {
+    on(pair.from, from, || on(pair.to, to, body))
+}
+
+/// Compares bit for bit.
+fn same_bytes(what: &str, got: &[u8], want: &[u8]) -> Outcome {
+    ensure!(got.len() == want.len(), "{what}: {} bytes instead of {}", got.len(), want.len());
+    if got == want {
+        return Ok(());
+    }
+    if let Some(at) = got.iter().zip(want).position(|(got, want)| got != want) {
+        let wrong = got.iter().zip(want).filter(|(got, want)| got != want).count();
+        let (got, want, all) = (got[at], want[at], want.len());
+        let text = format!("{what}: {wrong} of {all} bytes are wrong, the first at {at}: {got:#04x}, not {want:#04x}");
+        return Err(Failure::new(text));
+    }
+    Ok(())
+}
+
+/// Whether the result is as [`expected`](crate::model::expected) says, and the tensor where it crossed.
+fn as_expected<R>(got: Result<R>, expected: crate::model::Expected) -> std::result::Result<Option<R>, Failure> {
+    use crate::model::Expected;
+    match (got, expected) {
+        (Ok(result), Expected::InPlace | Expected::Copied) => Ok(Some(result)),
+        (Err(error), Expected::Refused(kind)) if error.kind() == kind => Ok(None),
+        (Ok(_), Expected::Refused(kind)) => Err(Failure::new(format!("crossed, but {kind:?} was to be the answer"))),
+        (Err(error), Expected::Refused(kind)) => {
+            Err(Failure::new(format!("refused with {:?} instead of {kind:?}: {error}", error.kind())))
+        }
+        (Err(error), _) => Err(error.into()),
+    }
+}

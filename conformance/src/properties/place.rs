@@ -1,0 +1,133 @@
+//! Where a tensor is: in place or copied, read-only or not, and who sees whose writes.
+
+use super::{Outcome, Pair, as_expected, ensure, same_bytes};
+use crate::model::{self, Expected};
+use crate::{Case, Observed};
+use bridge_core::{Layout, Options, Plan, Result, plan};
+use std::ops::Range;
+
+/// The bytes that a tensor may touch.
+fn hull(tensor: &Observed) -> Result<Range<usize>> {
+    let (below, above) = Layout::new(tensor.dtype, &tensor.shape, Some(&tensor.strides), 0)?.reach();
+    Ok(tensor.address.saturating_sub(below)..tensor.address.saturating_add(above))
+}
+
+/// In place means the same address on the same device, a copy means other memory.
+pub(super) fn identity<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let (tensor, _) = pair.create(case)?;
+    let (view, done) = pair.transfer(&tensor, case.copy)?;
+    let (source, view) = (pair.from.observe(&tensor)?, pair.to.observe(&view)?);
+    ensure!(view.device == source.device, "the view is on {}, not on {}", view.device, source.device);
+    if model::numel(&case.spec.shape) == 0 {
+        return Ok(());
+    }
+    if done.plan == Plan::ZeroCopy {
+        ensure!(view.address == source.address, "in place, but {:#x} became {:#x}", source.address, view.address);
+    } else {
+        let (old, new) = (hull(&source)?, hull(&view)?);
+        ensure!(
+            old.end <= new.start || new.end <= old.start,
+            "a copy, but bytes {new:x?} overlap the source's {old:x?}"
+        );
+    }
+    Ok(())
+}
+
+/// `plan` and `Transfer` say what happens, and it is what the target's profile demands.
+pub(super) fn honesty<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let (tensor, _) = pair.create(case)?;
+    let source = pair.from.observe(&tensor)?;
+    let expected = model::expected(&source, case.spec.pending, pair.profiles(), case.copy);
+    let options = Options { copy: case.copy, device: None };
+    let planned = pair.from.export(&tensor).and_then(|lent| plan(&lent, pair.to.profile(), &options));
+    let planned = as_expected(planned, expected)?;
+    let Some((view, done)) = as_expected(pair.transfer(&tensor, case.copy), expected)? else { return Ok(()) };
+    ensure!(planned == Some(done.plan), "planned {planned:?}, but did {:?}", done.plan);
+    let view = pair.to.observe(&view)?;
+    let nbytes = model::numel(&case.spec.shape) * model::itemsize(case.spec.dtype);
+    let (copied, bytes) = match expected {
+        Expected::Copied => (true, nbytes),
+        _ => (false, 0),
+    };
+    ensure!((done.plan != Plan::ZeroCopy) == copied, "{:?}, but {expected:?} was expected", done.plan);
+    ensure!(done.bytes_copied == bytes, "says that it copied {} bytes, not {bytes}", done.bytes_copied);
+    let moved = view.address != source.address;
+    ensure!(
+        nbytes == 0 || moved == copied,
+        "says {:?}, but the address has {}changed",
+        done.plan,
+        ["not ", ""][moved as usize]
+    );
+    Ok(())
+}
+
+/// Read-only memory stays read-only or is refused; a copy is writable.
+pub(super) fn read_only<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let (tensor, bytes) = pair.create(case)?;
+    let source = pair.from.observe(&tensor)?;
+    ensure!(source.read_only == case.spec.read_only, "the source made a tensor with read_only {}", source.read_only);
+    let expected = model::expected(&source, None, pair.profiles(), case.copy);
+    let Some((view, _)) = as_expected(pair.transfer(&tensor, case.copy), expected)? else { return Ok(()) };
+    let want = source.read_only && expected == Expected::InPlace;
+    let got = pair.to.observe(&view)?.read_only;
+    ensure!(got == want, "the view's read_only is {got}, but {want} was expected");
+    let new = model::random_elements(&case.spec, model::numel(&case.spec.shape), !case.seed);
+    let written = pair.to.write(&view, &new);
+    let old = model::elements(&case.spec, &bytes);
+    if !want {
+        written?;
+        return same_bytes("the written view", &pair.to.read(&view)?, &new);
+    }
+    same_bytes("the read-only view after an attempt to write", &pair.to.read(&view)?, &old)?;
+    ensure!(written.is_err() || new.is_empty(), "a write through the read-only view was not refused");
+    same_bytes("the read-only source", &pair.from.read(&tensor)?, &old)
+}
+
+/// A write on either side is seen on the other if and only if the tensor crossed in place.
+pub(super) fn aliasing<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let (tensor, mut ours) = pair.create(case)?;
+    let source = pair.from.observe(&tensor)?;
+    let shared = model::expected(&source, None, pair.profiles(), case.copy) == Expected::InPlace;
+    let (view, _) = pair.transfer(&tensor, case.copy)?;
+    let count = model::numel(&case.spec.shape);
+    let mut theirs = model::elements(&case.spec, &ours);
+
+    let new = model::random_elements(&case.spec, count, case.seed ^ 1);
+    model::scatter(&case.spec, &mut ours, &new);
+    if shared {
+        theirs = new.clone();
+    }
+    pair.from.write(&tensor, &new)?;
+    same_bytes("the source that was written", &pair.from.read(&tensor)?, &new)?;
+    same_bytes("the view of the source that was written", &pair.to.read(&view)?, &theirs)?;
+
+    let new = model::random_elements(&case.spec, count, case.seed ^ 2);
+    if shared {
+        model::scatter(&case.spec, &mut ours, &new);
+    }
+    pair.to.write(&view, &new)?;
+    same_bytes("the view that was written", &pair.to.read(&view)?, &new)?;
+    let seen = pair.from.read(&tensor)?;
+    same_bytes("the source of the view that was written", &seen, &model::elements(&case.spec, &ours))
+}
+
+/// There, back and there again: the same bits, and the same address as long as every step is in place.
+pub(super) fn round_trip<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let (tensor, bytes) = pair.create(case)?;
+    let source = pair.from.observe(&tensor)?;
+    let bits = model::elements(&case.spec, &bytes);
+    let there = pair.transfer(&tensor, case.copy)?.0;
+    let seen_there = pair.to.observe(&there)?;
+    let expected = model::expected(&seen_there, None, pair.profiles_back(), None);
+    let Some((back, _)) = as_expected(pair.back(&there, None), expected)? else { return Ok(()) };
+    drop((tensor, there));
+    same_bytes("the tensor that came back", &pair.from.read(&back)?, &bits)?;
+    let seen_back = pair.from.observe(&back)?;
+    let in_place = model::expected(&source, None, pair.profiles(), case.copy) == Expected::InPlace
+        && expected == Expected::InPlace;
+    let (start, end) = (source.address, seen_back.address);
+    ensure!(!in_place || bits.is_empty() || start == end, "every step was in place, but {start:#x} became {end:#x}");
+    let again = pair.transfer(&back, None)?.0;
+    drop(back);
+    same_bytes("the tensor that went again", &pair.to.read(&again)?, &bits)
+}

@@ -1,0 +1,242 @@
+//! The properties, as a table.
+
+use super::{Outcome, Pair, Take, contents, life, order, place};
+use crate::case::{blocks, cases, lives, picks, tensors};
+use crate::{Caps, Case, Op, Route};
+use bridge_core::{DType, Pending};
+use proptest::prelude::*;
+use proptest::sample::select;
+
+/// One property.
+pub struct Property {
+    /// Its name, as reports and expectations write it.
+    pub name: &'static str,
+    /// What it says, in one line.
+    pub doc: &'static str,
+    /// Its share of the cases of a pair, in percent where every property applies.
+    pub weight: u32,
+    /// Whether the frameworks' own way can be put beside it.
+    pub native: bool,
+    /// Why it has no meaning for a pair, if it has none.
+    pub left_out: fn(&Caps) -> Option<&'static str>,
+    /// Its cases.
+    pub strategy: fn(&Caps) -> BoxedStrategy<Case>,
+    check: Check,
+}
+
+#[derive(Clone, Copy)]
+enum Check {
+    Values,
+    Dtype,
+    Shape,
+    Identity,
+    Honesty,
+    ReadOnly,
+    Aliasing,
+    Order,
+    ReleaseOrder,
+    Life,
+    RoundTrip,
+}
+
+/// The property with this name.
+pub fn property(name: &str) -> Option<&'static Property> {
+    PROPERTIES.iter().find(|property| property.name == name)
+}
+
+impl Property {
+    /// Judges one case.
+    pub(crate) fn check<F, T>(&self, pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+        let ours: Take<'_, F, T> = &|tensor| Ok(pair.transfer(tensor, case.copy)?.0);
+        self.check_with(pair, case, ours)?;
+        pair.from.check()?;
+        Ok(pair.to.check()?)
+    }
+
+    /// Judges one case with another way of taking the tensor in, where the property is about that way.
+    pub(crate) fn check_with<F, T>(&self, pair: &Pair<'_, F, T>, case: &Case, take: Take<'_, F, T>) -> Outcome {
+        match self.check {
+            Check::Values => contents::values(pair, case),
+            Check::Dtype => contents::dtype(pair, case),
+            Check::Shape => contents::shape(pair, case),
+            Check::Identity => place::identity(pair, case),
+            Check::Honesty => place::honesty(pair, case),
+            Check::ReadOnly => place::read_only(pair, case),
+            Check::Aliasing => place::aliasing(pair, case),
+            Check::Order => order::order(pair, case, take),
+            Check::ReleaseOrder => order::release_order(pair, case, take),
+            Check::Life => life::life(pair, case),
+            Check::RoundTrip => place::round_trip(pair, case),
+        }
+    }
+}
+
+const EITHER: &[Option<bool>] = &[None, None, Some(true)];
+const ANY: &[Option<bool>] = &[None, Some(true), Some(false)];
+const NONE: &[Option<bool>] = &[None];
+
+/// Bytes of the blocks of `release_order`: large enough that a kernel takes its time.
+const BLOCK_SIZES: [usize; 5] = [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
+
+/// Every property, in the order in which they run.
+pub static PROPERTIES: &[Property] = &[
+    Property {
+        name: "values",
+        doc: "the elements arrive bit for bit",
+        weight: 13,
+        native: false,
+        left_out: no_common_dtype,
+        strategy: |caps| {
+            let plain = cases(tensors(caps, caps.common_dtypes(), true), EITHER);
+            with_pending(caps, plain)
+        },
+        check: Check::Values,
+    },
+    Property {
+        name: "dtype",
+        doc: "every dtype crosses as itself or is refused as the profile says",
+        weight: 9,
+        native: false,
+        left_out: |_| None,
+        strategy: |caps| cases(tensors(caps, caps.from.dtypes.clone(), true), EITHER),
+        check: Check::Dtype,
+    },
+    Property {
+        name: "shape",
+        doc: "shape and strides arrive",
+        weight: 10,
+        native: false,
+        left_out: no_common_dtype,
+        strategy: |caps| cases(tensors(caps, caps.common_dtypes(), true), EITHER),
+        check: Check::Shape,
+    },
+    Property {
+        name: "identity",
+        doc: "in place means the same address, a copy means other memory",
+        weight: 7,
+        native: false,
+        left_out: no_common_dtype,
+        strategy: |caps| cases(tensors(caps, caps.common_dtypes(), true), EITHER),
+        check: Check::Identity,
+    },
+    Property {
+        name: "honesty",
+        doc: "the plan says copy exactly when the address changes",
+        weight: 12,
+        native: false,
+        left_out: |_| None,
+        strategy: |caps| {
+            let plain = cases(tensors(caps, caps.from.dtypes.clone(), true), ANY);
+            with_pending(caps, plain)
+        },
+        check: Check::Honesty,
+    },
+    Property {
+        name: "read_only",
+        doc: "read-only is kept or refused",
+        weight: 4,
+        native: false,
+        left_out: |caps| (!caps.from.read_only).then_some("the source makes no read-only tensors"),
+        strategy: |caps| {
+            let plain = cases(tensors(caps, caps.common_dtypes(), false), ANY);
+            (plain, prop::bool::weighted(0.8))
+                .prop_map(|(mut case, read_only)| {
+                    case.spec.read_only = read_only;
+                    case
+                })
+                .boxed()
+        },
+        check: Check::ReadOnly,
+    },
+    Property {
+        name: "aliasing",
+        doc: "writes are seen on the other side exactly when the memory is shared",
+        weight: 9,
+        native: false,
+        left_out: no_common_dtype,
+        strategy: |caps| cases(tensors(caps, caps.common_dtypes(), false), EITHER),
+        check: Check::Aliasing,
+    },
+    Property {
+        name: "order",
+        doc: "the consumer sees what the owner's stream was still to write",
+        weight: 11,
+        native: true,
+        left_out: no_streams,
+        strategy: |caps| {
+            let plain = cases(tensors(caps, caps.common_dtypes(), false), &[None, None, None, Some(true)]);
+            (plain, picks(caps)).prop_map(|(case, streams)| Case { streams, ..case }).boxed()
+        },
+        check: Check::Order,
+    },
+    Property {
+        name: "release_order",
+        doc: "memory is reused only behind its last reader",
+        weight: 11,
+        native: true,
+        left_out: no_streams,
+        strategy: |caps| {
+            let plain = cases(blocks(caps.common_dtypes(), BLOCK_SIZES.into()), &[None, None, None, Some(true)]);
+            let route = select(&[Route::Direct, Route::Direct, Route::Noted, Route::Onward][..]);
+            (plain, picks(caps), route)
+                .prop_map(|(case, mut streams, route)| {
+                    if case.copy == Some(true) {
+                        // Then nobody but the user orders the reuse of the original behind the copy.
+                        streams.allocate = streams.write;
+                    }
+                    Case { streams, route, ..case }
+                })
+                .boxed()
+        },
+        check: Check::ReleaseOrder,
+    },
+    Property {
+        name: "life",
+        doc: "everything that is lent is given back once, and not before",
+        weight: 8,
+        native: false,
+        left_out: no_common_dtype,
+        strategy: |caps| {
+            let plain = cases(tensors(caps, caps.common_dtypes(), false), NONE);
+            (plain, lives()).prop_map(|(case, ops): (Case, Vec<Op>)| Case { ops, ..case }).boxed()
+        },
+        check: Check::Life,
+    },
+    Property {
+        name: "round_trip",
+        doc: "there and back again: the same bits, the same address",
+        weight: 6,
+        native: false,
+        left_out: no_common_dtype,
+        strategy: |caps| cases(tensors(caps, caps.common_dtypes(), true), EITHER),
+        check: Check::RoundTrip,
+    },
+];
+
+fn no_common_dtype(caps: &Caps) -> Option<&'static str> {
+    caps.common_dtypes().is_empty().then_some("the target takes no dtype that the source makes")
+}
+
+fn no_streams(caps: &Caps) -> Option<&'static str> {
+    let none = caps.from.streams == 0 || caps.to.streams == 0;
+    none.then_some("the device has no streams").or_else(|| no_common_dtype(caps))
+}
+
+/// Lets the source put operations off, now and then, on dtypes for which their result is known bit for bit.
+fn with_pending(caps: &Caps, plain: BoxedStrategy<Case>) -> BoxedStrategy<Case> {
+    let known = |pending| match pending {
+        Pending::Negation => [DType::FLOAT32, DType::FLOAT64],
+        Pending::Conjugation => [DType::COMPLEX64, DType::COMPLEX128],
+    };
+    let pairs = caps.from.puts_off.iter().flat_map(|pending| known(*pending).map(|dtype| (*pending, dtype)));
+    let common = caps.common_dtypes();
+    let pairs: Vec<_> = pairs.filter(|(_, dtype)| common.contains(dtype)).collect();
+    if pairs.is_empty() {
+        return plain;
+    }
+    let put_off = (plain.clone(), select(pairs)).prop_map(|(mut case, (pending, dtype))| {
+        (case.spec.pending, case.spec.dtype) = (Some(pending), dtype);
+        case
+    });
+    prop_oneof![3 => plain, 1 => put_off].boxed()
+}

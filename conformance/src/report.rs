@@ -1,0 +1,276 @@
+//! The reports of a run: JSON, JUnit XML and Markdown.
+
+use crate::fault::FaultReport;
+use crate::{Native, PairReport, PropertyReport, Verdict};
+use quick_junit::{NonSuccessKind, Report as JUnit, TestCase, TestCaseStatus, TestSuite};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::{fs, io};
+
+/// The version of `report.json`: raised when a key changes its meaning.
+pub const SCHEMA: u32 = 1;
+
+/// What a run ran on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    /// When, in UTC (RFC 3339).
+    pub date: String,
+    /// The operating system.
+    pub os: String,
+    /// The processor.
+    pub cpu: String,
+    /// The cores that the run could use.
+    pub cores: u32,
+    /// Python's version.
+    pub python: String,
+    /// The versions of the frameworks, by adapter.
+    pub versions: BTreeMap<String, String>,
+    /// The version of the CUDA driver.
+    pub driver: Option<String>,
+    /// The CUDA devices.
+    pub gpus: Vec<String>,
+}
+
+/// An adapter that did not run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// The adapter.
+    pub adapter: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Everything about a run in four numbers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Properties that passed, and faults that were caught by the property that they name.
+    pub passed: u32,
+    /// Properties that failed or died, faults that were not caught so, and stale expectations.
+    pub failed: u32,
+    /// Properties that failed as expected.
+    pub expected: u32,
+    /// Cases that were run.
+    pub cases: u64,
+}
+
+/// A run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// What it ran on.
+    pub host: Host,
+    /// The device.
+    pub device: String,
+    /// The seed of all cases.
+    pub seed: u64,
+    /// The pairs that ran.
+    pub pairs: Vec<PairReport>,
+    /// The planted faults.
+    pub faults: Vec<FaultReport>,
+    /// The adapters that did not run.
+    pub left_out: Vec<LeftOut>,
+    /// Expectations that match nothing, one line each.
+    pub stale: Vec<String>,
+    /// The sum.
+    pub summary: Summary,
+}
+
+impl Report {
+    /// Counts what is in the report.
+    pub fn sum_up(&mut self) {
+        let mut sum = Summary::default();
+        for property in self.pairs.iter().flat_map(|pair| &pair.properties) {
+            sum.cases += u64::from(property.cases);
+            match property.verdict {
+                Verdict::Passed => sum.passed += 1,
+                Verdict::Failed | Verdict::Crashed => sum.failed += 1,
+                Verdict::Expected => sum.expected += 1,
+                Verdict::NotApplicable => (),
+            }
+        }
+        let caught = self.faults.iter().filter(|fault| fault.is_caught()).count();
+        sum.passed += caught as u32;
+        sum.failed += (self.faults.len() - caught + self.stale.len()) as u32;
+        self.summary = sum;
+    }
+
+    /// Writes `report.json`, `junit.xml` and `report.md` into `folder`.
+    ///
+    /// # Errors
+    ///
+    /// What the file system reports.
+    pub fn write(&self, folder: &Path) -> io::Result<()> {
+        fs::create_dir_all(folder)?;
+        fs::write(folder.join("report.json"), serde_json::to_string_pretty(self)? + "\n")?;
+        fs::write(folder.join("junit.xml"), self.junit().to_string().map_err(io::Error::other)?)?;
+        fs::write(folder.join("report.md"), self.markdown())
+    }
+
+    /// As JUnit XML has it: a suite for each pair, one for the faults, one for what was left out.
+    fn junit(&self) -> JUnit {
+        let mut report = JUnit::new("tensor-bridge conformance");
+        for pair in &self.pairs {
+            let mut suite = TestSuite::new(format!("{} → {} on {}", pair.from, pair.to, pair.device));
+            for property in &pair.properties {
+                suite.add_test_case(TestCase::new(property.name.as_str(), status(property)));
+            }
+            report.add_test_suite(suite);
+        }
+        let caught = |fault: &FaultReport| {
+            let missed = format!("to be caught by {}, caught by {:?}", fault.must_be_caught_by, fault.caught_by);
+            let status = if fault.is_caught() { TestCaseStatus::success() } else { failure(&missed) };
+            TestCase::new(fault.fault.as_str(), status)
+        };
+        let skipped = |left: &LeftOut| {
+            let mut status = TestCaseStatus::skipped();
+            status.set_message(left.reason.as_str());
+            TestCase::new(left.adapter.as_str(), status)
+        };
+        let stale = |line: &String| TestCase::new(line.as_str(), failure(line));
+        let further = [
+            ("planted faults", self.faults.iter().map(caught).collect::<Vec<_>>()),
+            ("left out", self.left_out.iter().map(skipped).collect()),
+            ("stale expectations", self.stale.iter().map(stale).collect()),
+        ];
+        for (name, cases) in further.into_iter().filter(|(_, cases)| !cases.is_empty()) {
+            let mut suite = TestSuite::new(name);
+            suite.add_test_cases(cases);
+            report.add_test_suite(suite);
+        }
+        report
+    }
+
+    /// A matrix of the pairs, then every property, the faults, and what was left out.
+    pub fn markdown(&self) -> String {
+        let mut text = self.heading();
+        self.matrix(&mut text);
+        let each = |property: &PropertyReport, pair: &PairReport| {
+            let native = property.native.map_or(String::new(), native);
+            let reason = cell(property.reason.as_deref().unwrap_or_default());
+            let (name, verdict) = (&property.name, verdict(property.verdict));
+            format!("| {name} | {} → {} | {} | {verdict} | {native} | {reason} |", pair.from, pair.to, property.cases)
+        };
+        let rows = self.pairs.iter().flat_map(|pair| pair.properties.iter().map(move |property| each(property, pair)));
+        table(
+            &mut text,
+            "| property | pair | cases | verdict | native way | reason |\n|---|---|--:|---|---|---|",
+            rows,
+        );
+        let fault = |fault: &FaultReport| {
+            let word = if fault.is_caught() { "caught" } else { "**survived**" };
+            format!("| {} | {} | {} | {word} |", fault.fault, fault.must_be_caught_by, fault.caught_by.join(", "))
+        };
+        table(&mut text, "| fault | to be caught by | caught by | |\n|---|---|---|---|", self.faults.iter().map(fault));
+        let left = |left: &LeftOut| format!("| {} | {} |", left.adapter, cell(&left.reason));
+        table(&mut text, "| left out | reason |\n|---|---|", self.left_out.iter().map(left));
+        let stale = |line: &String| format!("| {} |", cell(line));
+        table(&mut text, "| stale expectations |\n|---|", self.stale.iter().map(stale));
+        text
+    }
+
+    fn heading(&self) -> String {
+        let Host { date, os, cpu, cores, python, versions, driver, gpus } = &self.host;
+        let versions: Vec<_> = versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        let driver = driver.iter().map(|driver| format!("driver {driver}"));
+        let host: Vec<_> =
+            gpus.iter().cloned().chain(driver).chain([format!("{cpu} ({cores} cores)"), os.clone()]).collect();
+        let Summary { passed, failed, expected, cases } = self.summary;
+        format!(
+            "# Conformance on {}\n\n{}. Python {python}, {}. {date}, seed {}.\n\n\
+             {passed} passed, {failed} failed, {expected} failed as expected; {cases} cases.\n",
+            self.device,
+            host.join(", "),
+            versions.join(", "),
+            self.seed,
+        )
+    }
+
+    /// Sources down, targets across.
+    fn matrix(&self, text: &mut String) {
+        let mut names: Vec<&str> = Vec::new();
+        for name in self.pairs.iter().flat_map(|pair| [&pair.from, &pair.to]) {
+            if !names.contains(&name.as_str()) {
+                names.push(name);
+            }
+        }
+        let field = |from: &str, to: &str| {
+            let pair = self.pairs.iter().find(|pair| pair.from == from && pair.to == to);
+            pair.map_or("–".into(), score)
+        };
+        let row = |from: &&str| {
+            let fields: Vec<String> = names.iter().map(|to| field(from, to)).collect();
+            format!("| **{from}** | {} |", fields.join(" | "))
+        };
+        let heading = format!("| from ↓ to → | {} |\n|---|{}", names.join(" | "), "---|".repeat(names.len()));
+        table(text, &heading, names.iter().map(row));
+    }
+}
+
+/// A table, unless it has no rows.
+fn table(text: &mut String, heading: &str, rows: impl Iterator<Item = String>) {
+    let mut rows = rows.peekable();
+    if rows.peek().is_some() {
+        text.extend(["\n", heading, "\n"]);
+        rows.for_each(|row| text.extend([&row, "\n"]));
+    }
+}
+
+/// How many properties of a pair passed.
+fn score(pair: &PairReport) -> String {
+    let count = |verdict| pair.properties.iter().filter(|property| property.verdict == verdict).count();
+    let (passed, expected) = (count(Verdict::Passed), count(Verdict::Expected));
+    let judged = pair.properties.len() - count(Verdict::NotApplicable);
+    let cases: u32 = pair.properties.iter().map(|property| property.cases).sum();
+    let mark = if pair.passed() { "" } else { "✗ " };
+    let expected = if expected > 0 { format!(" + {expected} expected") } else { String::new() };
+    format!("{mark}{passed}{expected} of {judged}, {cases} cases")
+}
+
+fn verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Passed => "passed",
+        Verdict::Failed => "**failed**",
+        Verdict::Crashed => "**crashed**",
+        Verdict::Expected => "failed as expected",
+        Verdict::NotApplicable => "not applicable",
+    }
+}
+
+fn native(Native { wrong, refused, cases }: Native) -> String {
+    let refused = if refused > 0 { format!(", refused {refused}") } else { String::new() };
+    format!("wrong {wrong}{refused} of {cases}")
+}
+
+/// Text that stays within one field of a table.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}
+
+fn failure(message: &str) -> TestCaseStatus {
+    let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
+    status.set_message(message);
+    status
+}
+
+fn status(property: &PropertyReport) -> TestCaseStatus {
+    let reason = property.reason.as_deref().unwrap_or("without a reason");
+    match property.verdict {
+        Verdict::Passed => TestCaseStatus::success(),
+        Verdict::Failed => failure(reason),
+        Verdict::Crashed => {
+            let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
+            status.set_message(reason);
+            status
+        }
+        Verdict::Expected | Verdict::NotApplicable => {
+            let mut status = TestCaseStatus::skipped();
+            status.set_message(reason);
+            status
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

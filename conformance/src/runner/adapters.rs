@@ -1,0 +1,112 @@
+//! The adapters that the runner knows, and which of them a run can use.
+
+use super::options::{Options, PairName};
+use crate::report::{Host, LeftOut};
+use bridge_core::{Device, DeviceKind};
+use serde::Serialize;
+
+/// A framework that the runner knows.
+#[derive(Debug, Clone, Serialize)]
+pub struct Known {
+    /// The adapter's name.
+    pub name: &'static str,
+    /// The Python module.
+    pub module: &'static str,
+    /// The packages that may have brought it; the first is the one to install.
+    pub distributions: &'static [&'static str],
+    /// The kinds of device that its tensors can be on.
+    #[serde(skip)]
+    pub devices: &'static [DeviceKind],
+}
+
+/// Every framework that the runner knows.
+pub const KNOWN: &[Known] = &[
+    Known { name: "torch", module: "torch", distributions: &["torch"], devices: &[DeviceKind::CPU, DeviceKind::CUDA] },
+    Known {
+        name: "cupy",
+        module: "cupy",
+        distributions: &["cupy-cuda13x", "cupy-cuda12x", "cupy"],
+        devices: &[DeviceKind::CUDA],
+    },
+    Known { name: "numpy", module: "numpy", distributions: &["numpy"], devices: &[DeviceKind::CPU] },
+];
+
+impl Known {
+    /// Why it cannot run on this device, if it cannot.
+    fn left_out(&self, device: Device, host: &Host) -> Option<String> {
+        if !self.devices.contains(&device.kind) {
+            return Some(match device {
+                Device::CPU if host.gpus.is_empty() => "no CUDA device".into(),
+                Device::CPU => "its tensors are on CUDA devices only, and this run is on the cpu".into(),
+                _ => "host memory only".into(),
+            });
+        }
+        let missing = !host.versions.contains_key(self.name);
+        missing.then(|| format!("not installed: pip install {}", self.distributions[0]))
+    }
+}
+
+/// The pairs that run, and the adapters that do not.
+///
+/// # Errors
+///
+/// An adapter that nobody knows was named.
+pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<PairName>, Vec<LeftOut>), String> {
+    let of_pairs = options.pairs.iter().flat_map(|pair| [&pair.from, &pair.to]);
+    let named: Vec<&String> = options.adapters.iter().chain(of_pairs).collect();
+    if let Some(unknown) = named.iter().find(|name| !KNOWN.iter().any(|known| known.name == **name)) {
+        let names: Vec<_> = KNOWN.iter().map(|known| known.name).collect();
+        return Err(format!("there is no adapter {unknown:?}: there are {}", names.join(", ")));
+    }
+    let wanted = KNOWN.iter().filter(|known| named.is_empty() || named.iter().any(|name| *name == known.name));
+    let (mut fit, mut left_out) = (Vec::new(), Vec::new());
+    for known in wanted {
+        match known.left_out(device, host) {
+            Some(reason) => left_out.push(LeftOut { adapter: known.name.into(), reason }),
+            None => fit.push(known.name),
+        }
+    }
+    let all = fit.iter().flat_map(|from| fit.iter().map(|to| PairName { from: (*from).into(), to: (*to).into() }));
+    let chosen = |pair: &PairName| options.pairs.is_empty() || options.pairs.contains(pair);
+    Ok((all.filter(chosen).collect(), left_out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(installed: &[&str], gpus: &[&str]) -> Host {
+        let versions = installed.iter().map(|name| ((*name).into(), "1.0".into())).collect();
+        Host { versions, gpus: gpus.iter().map(|name| (*name).into()).collect(), ..Host::default() }
+    }
+
+    /// The names of the pairs that run, and `adapter: reason` for what is left out.
+    fn select_names(line: &str, device: Device, host: &Host) -> Result<(Vec<String>, Vec<String>), String> {
+        let argv: Vec<String> = line.split_whitespace().map(String::from).collect();
+        let (pairs, left_out) = select(&Options::read(&argv).unwrap(), device, host)?;
+        let left_out = left_out.iter().map(|left| format!("{}: {}", left.adapter, left.reason));
+        Ok((pairs.iter().map(PairName::to_string).collect(), left_out.collect()))
+    }
+
+    #[test]
+    fn on_the_cpu_cupy_is_left_out() {
+        let (pairs, left_out) = select_names("", Device::CPU, &host(&["torch", "numpy", "cupy"], &[])).unwrap();
+        assert_eq!(pairs, ["torch:torch", "torch:numpy", "numpy:torch", "numpy:numpy"]);
+        assert_eq!(left_out, ["cupy: no CUDA device"]);
+    }
+
+    #[test]
+    fn what_is_not_installed_names_its_package() {
+        let (pairs, left_out) = select_names("", Device::cuda(0), &host(&["torch"], &["GPU"])).unwrap();
+        assert_eq!(pairs, ["torch:torch"]);
+        assert_eq!(left_out, ["cupy: not installed: pip install cupy-cuda13x", "numpy: host memory only"]);
+    }
+
+    #[test]
+    fn pairs_are_taken_as_named() {
+        let host = host(&["torch", "numpy"], &[]);
+        assert_eq!(select_names("--pairs numpy:torch", Device::CPU, &host).unwrap().0, ["numpy:torch"]);
+        assert_eq!(select_names("--adapters torch", Device::CPU, &host).unwrap().0, ["torch:torch"]);
+        assert!(select_names("--pairs torch:jax", Device::CPU, &host).unwrap_err().contains("jax"));
+    }
+}

@@ -1,0 +1,220 @@
+//! The runner of the suite: every pair in a process of its own, then the reports.
+//!
+//! It starts workers, which are this same program with `--worker`, and reads their messages. It loads no framework
+//! itself, and so outlives whatever they do to their process.
+
+mod adapters;
+mod crash;
+mod options;
+mod pair;
+mod progress;
+mod protocol;
+#[cfg(feature = "python")]
+mod python;
+mod watch;
+mod worker;
+
+pub use adapters::{KNOWN, Known};
+pub use options::{Choice, Options, PairName};
+pub use protocol::Message;
+pub use worker::work;
+
+use crate::expect::{self, read_expectations};
+use crate::fault::run_faults;
+use crate::report::{Host, Report, SCHEMA, Summary};
+use crate::{Expectation, PairReport, Regression};
+use bridge_core::{Device, DeviceKind};
+use crash::Replay;
+use pair::Job;
+use progress::Progress;
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+use watch::Patience;
+
+/// The exit code for bad usage, and for a run that could not begin.
+const USAGE: i32 = 2;
+
+/// A worker that says nothing for so long hangs: loading a framework from a cold disk takes the longest.
+const SILENCE: Duration = Duration::from_secs(180);
+/// A pair may take so long, whatever its budget says.
+const WHOLE: Duration = Duration::from_secs(1800);
+
+/// What the runner has to be told of its surroundings.
+pub struct Surroundings {
+    /// The program of a worker, and its first arguments.
+    pub launch: Vec<OsString>,
+    /// The expectations and regressions to go by, unless `--fixtures` names others.
+    pub fixtures: PathBuf,
+    /// The host.
+    pub host: Host,
+}
+
+/// Runs what the options ask for, prints and writes the reports. Gives the exit code: 0 if everything that ran passed.
+pub fn run(mut options: Options, around: &Surroundings) -> i32 {
+    let new_cases = options.fixtures.as_ref().unwrap_or(&options.report).join("regressions");
+    options.fixtures.get_or_insert_with(|| around.fixtures.clone());
+    let begun = match &options.replay {
+        Some(file) => replay(&options, around, &file.clone()),
+        None => Suite::new(&options, around).and_then(|suite| suite.run(&new_cases)),
+    };
+    begun.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        USAGE
+    })
+}
+
+struct Suite<'a> {
+    options: &'a Options,
+    around: &'a Surroundings,
+    expectations: Vec<Expectation>,
+    pairs: Vec<PairName>,
+    report: Report,
+}
+
+impl<'a> Suite<'a> {
+    /// # Errors
+    ///
+    /// Why the run cannot begin.
+    fn new(options: &'a Options, around: &'a Surroundings) -> Result<Self, String> {
+        let device = options.device.resolve(around.host.gpus.len())?;
+        let (pairs, left_out) = match options.wants_pairs() {
+            true => adapters::select(options, device, &around.host)?,
+            false => Default::default(),
+        };
+        if pairs.is_empty() && !options.faults {
+            let reasons: Vec<_> = left_out.iter().map(|left| format!("; {}: {}", left.adapter, left.reason)).collect();
+            return Err(format!("there is nothing to run{}", reasons.concat()));
+        }
+        let expectations = expectations(options.fixtures.as_deref().unwrap_or(&around.fixtures))?;
+        let report = Report {
+            schema: SCHEMA,
+            host: around.host.clone(),
+            device: device.to_string(),
+            seed: options.seed.unwrap_or_else(random_seed),
+            pairs: Vec::new(),
+            faults: Vec::new(),
+            left_out,
+            stale: Vec::new(),
+            summary: Summary::default(),
+        };
+        Ok(Self { options, around, expectations, pairs, report })
+    }
+
+    fn run(mut self, new_cases: &Path) -> Result<i32, String> {
+        let started = Instant::now();
+        println!("device {}, seed {}", self.report.device, self.report.seed);
+        if self.options.faults {
+            self.faults();
+        }
+        for (index, pair) in self.pairs.iter().enumerate() {
+            let left = self.options.time_budget.map(|whole| {
+                let left = Duration::from_secs(whole).saturating_sub(started.elapsed());
+                left / (self.pairs.len() - index) as u32
+            });
+            let judged = self.pair(pair, left)?;
+            for case in failing_cases(&judged) {
+                let written = case.write(new_cases).map_err(|error| error.to_string())?;
+                println!("the case is kept: {}", written.display());
+            }
+            self.report.pairs.push(judged);
+        }
+        if self.options.wants_pairs() {
+            let known: Vec<_> = KNOWN.iter().map(|known| known.name).collect();
+            self.report.stale = expect::stale(&self.expectations, &known, &self.report.pairs);
+        }
+        self.report.sum_up();
+        self.report.write(&self.options.report).map_err(|error| error.to_string())?;
+        println!("\n{}", self.report.markdown());
+        println!("reports are in {}", self.options.report.display());
+        let Summary { passed, failed, .. } = self.report.summary;
+        println!("{passed} passed, {failed} failed");
+        Ok(i32::from(failed > 0))
+    }
+
+    fn faults(&mut self) {
+        let started = Instant::now();
+        // A fault may well lead to a panic, which is then among what catches it.
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| ()));
+        self.report.faults = run_faults(self.report.seed);
+        std::panic::set_hook(hook);
+        let faults = &self.report.faults;
+        let caught = faults.iter().filter(|fault| fault.is_caught()).count();
+        println!("{caught} of {} planted faults caught in {:.1} s", faults.len(), started.elapsed().as_secs_f64());
+    }
+
+    /// # Errors
+    ///
+    /// The device does not read back, which would be a mistake in this file.
+    fn pair(&self, pair: &PairName, budget: Option<Duration>) -> Result<PairReport, String> {
+        let device: Device = self.report.device.parse().map_err(|error| format!("{error}"))?;
+        let job = Job {
+            launch: &self.around.launch,
+            pair,
+            device,
+            cases: self.options.cases.unwrap_or(if device.kind == DeviceKind::CPU { 1000 } else { 10_000 }),
+            seed: self.report.seed,
+            budget,
+            patience: Patience { silence: SILENCE, whole: WHOLE },
+            options: self.options,
+        };
+        let mut judged = job.judge(&Progress::new(pair, job.cases));
+        expect::apply(&self.expectations, &mut judged);
+        Ok(judged)
+    }
+}
+
+/// Runs the one case of a file in a process of its own.
+fn replay(options: &Options, around: &Surroundings, file: &Path) -> Result<i32, String> {
+    let one = Regression::read(file).map_err(|error| error.to_string())?;
+    let job = Job {
+        launch: &around.launch,
+        pair: &PairName { from: one.from, to: one.to },
+        device: options.device.resolve(around.host.gpus.len())?,
+        cases: 1,
+        seed: 0,
+        budget: None,
+        patience: Patience { silence: SILENCE, whole: WHOLE },
+        options,
+    };
+    let failure = match crash::replay(&job, file).map_err(|error| error.to_string())? {
+        Replay::Refused(reason) => return Err(reason),
+        Replay::Ran(failure) => failure,
+        Replay::Died(how) => Some(how),
+    };
+    match &failure {
+        None => println!("{}, {}: passed", job.pair, one.property),
+        Some(failure) => println!("{}, {}: FAILED: {failure}", job.pair, one.property),
+    }
+    let failed = i32::from(failure.is_some());
+    println!("{} passed, {failed} failed", 1 - failed);
+    Ok(failed)
+}
+
+/// What is to be replayed first from now on.
+fn failing_cases(report: &PairReport) -> Vec<Regression> {
+    let failing = report.properties.iter().filter(|property| property.verdict.is_failure());
+    let kept = |property: &crate::PropertyReport| {
+        let (from, to) = (report.from.clone(), report.to.clone());
+        Some(Regression { from, to, property: property.name.clone(), case: property.counterexample.clone()? })
+    };
+    failing.filter_map(kept).collect()
+}
+
+fn expectations(fixtures: &Path) -> Result<Vec<Expectation>, String> {
+    match read_expectations(&fixtures.join("expectations.json")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        read => read.map_err(|error| error.to_string()),
+    }
+}
+
+/// A seed that differs each time and is short enough to type.
+fn random_seed() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    since.as_nanos() as u64 % 1_000_000_000
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! The options of a run.
+
+use bridge_core::{Device, DeviceKind};
+use clap::Parser;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Certifies that frameworks pass tensors to each other rightly.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "conformance", version)]
+pub struct Options {
+    /// Where tensors are made: auto, cpu, cuda or cuda:N (auto: a CUDA device if there is one).
+    #[arg(long, default_value = "auto")]
+    pub device: Choice,
+    /// Adapters to run, in all ordered pairs (default: all that are installed and fit the device).
+    #[arg(long, value_delimiter = ',', value_name = "A,B")]
+    pub adapters: Vec<String>,
+    /// Ordered pairs to run, instead of all.
+    #[arg(long, value_delimiter = ',', value_name = "FROM:TO")]
+    pub pairs: Vec<PairName>,
+    /// Cases of each pair (default: 1000 on the cpu, 10000 on a CUDA device).
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub cases: Option<u32>,
+    /// Seed of all cases (default: another one each time; it is printed).
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Time for the whole run, in seconds: fewer cases are run where it does not suffice.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub time_budget: Option<u64>,
+    /// Run the planted faults on the simulated device; alone, unless a device, adapters or pairs are named as well.
+    #[arg(long)]
+    pub faults: bool,
+    /// Run the one case that this file holds.
+    #[arg(long, value_name = "FILE")]
+    pub replay: Option<PathBuf>,
+    /// Where reports are written.
+    #[arg(long, value_name = "DIR", default_value = "conformance-report")]
+    pub report: PathBuf,
+    /// The expectations and regressions of a checkout, where new regressions are written as well.
+    #[arg(long, hide = true)]
+    pub fixtures: Option<PathBuf>,
+    /// Judge this pair in this process, and write messages to the standard output.
+    #[arg(long, hide = true)]
+    pub worker: Option<PairName>,
+    /// The properties that a worker judges.
+    #[arg(long, hide = true, value_delimiter = ',')]
+    pub properties: Vec<String>,
+}
+
+impl Options {
+    /// Reads the options, without the name of a program before them.
+    ///
+    /// # Errors
+    ///
+    /// What to print, and the exit code: 2 for bad usage, 0 where help was asked for.
+    pub fn read(argv: &[String]) -> Result<Self, clap::Error> {
+        Self::try_parse_from(std::iter::once("conformance").chain(argv.iter().map(String::as_str)))
+    }
+
+    /// Whether pairs are to be run: faults alone are run where nothing says otherwise.
+    pub fn wants_pairs(&self) -> bool {
+        let named = self.device != Choice::Auto || !self.adapters.is_empty() || !self.pairs.is_empty();
+        named || !self.faults
+    }
+}
+
+/// The device that is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// A CUDA device if there is one.
+    Auto,
+    /// This one.
+    On(Device),
+}
+
+impl FromStr for Choice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let known = |device: &Device| [DeviceKind::CPU, DeviceKind::CUDA].contains(&device.kind);
+        match text.parse().ok().filter(known) {
+            _ if text == "auto" => Ok(Self::Auto),
+            Some(device) => Ok(Self::On(device)),
+            None => Err("say auto, cpu, cuda or cuda:N".into()),
+        }
+    }
+}
+
+impl Choice {
+    /// The device on a host with so many CUDA devices.
+    ///
+    /// # Errors
+    ///
+    /// There is no such device.
+    pub fn resolve(self, gpus: usize) -> Result<Device, String> {
+        match self {
+            Self::Auto if gpus > 0 => Ok(Device::cuda(0)),
+            Self::Auto => Ok(Device::CPU),
+            Self::On(Device::CPU) => Ok(Device::CPU),
+            Self::On(device) if (device.index as usize) < gpus => Ok(device),
+            Self::On(device) => Err(format!("there is no device {device}: this host has {gpus} CUDA devices")),
+        }
+    }
+}
+
+/// An ordered pair of adapters, `from:to`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PairName {
+    /// The source.
+    pub from: String,
+    /// The target.
+    pub to: String,
+}
+
+impl FromStr for PairName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once(':') {
+            Some((from, to)) if !from.is_empty() && !to.is_empty() => Ok(Self { from: from.into(), to: to.into() }),
+            _ => Err("say two adapters, such as torch:cupy".into()),
+        }
+    }
+}
+
+impl std::fmt::Display for PairName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.from, self.to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Result<Options, i32> {
+        let argv: Vec<String> = line.split_whitespace().map(String::from).collect();
+        Options::read(&argv).map_err(|error| error.exit_code())
+    }
+
+    #[test]
+    fn bad_usage_is_2_and_help_is_0() {
+        for line in ["--device tpu", "--device cuda:x", "--cases 0", "--pairs torch", "--seed", "--unknown"] {
+            assert_eq!(read(line).unwrap_err(), 2, "{line}");
+        }
+        assert_eq!(read("--help").unwrap_err(), 0);
+    }
+
+    #[test]
+    fn lists_and_pairs_are_read() {
+        let options = read("--adapters torch,numpy --pairs torch:numpy,numpy:numpy --device cuda:1").unwrap();
+        assert_eq!(options.adapters, ["torch", "numpy"]);
+        assert_eq!(options.pairs[1].to_string(), "numpy:numpy");
+        assert_eq!(options.device, Choice::On(Device::cuda(1)));
+    }
+
+    #[test]
+    fn faults_run_alone_unless_more_is_asked_for() {
+        assert!(read("").unwrap().wants_pairs());
+        assert!(!read("--faults --cases 10").unwrap().wants_pairs());
+        assert!(read("--faults --device cpu").unwrap().wants_pairs());
+    }
+
+    #[test]
+    fn a_device_must_be_there() {
+        assert_eq!(Choice::Auto.resolve(0), Ok(Device::CPU));
+        assert_eq!(Choice::Auto.resolve(2), Ok(Device::cuda(0)));
+        assert_eq!(Choice::On(Device::cuda(1)).resolve(2), Ok(Device::cuda(1)));
+        assert!(Choice::On(Device::cuda(2)).resolve(2).unwrap_err().contains("cuda:2"));
+    }
+}

@@ -1,0 +1,171 @@
+//! One pair, judged by workers: when one dies in a property, the next goes on with the properties that are left.
+
+use super::crash;
+use super::options::{Options, PairName};
+use super::progress::Progress;
+use super::protocol::Message;
+use super::watch::{Ending, Patience, Watch};
+use crate::{Caps, Case, PROPERTIES, PairReport, PropertyReport, REPLAYED, Verdict};
+use bridge_core::Device;
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
+/// The name under which a report says that no worker could judge the pair.
+pub const WORKER: &str = "worker";
+
+/// What is to be judged, and by which program.
+pub struct Job<'a> {
+    /// The program of a worker, and its first arguments.
+    pub launch: &'a [OsString],
+    /// The pair.
+    pub pair: &'a PairName,
+    /// Where.
+    pub device: Device,
+    /// Cases in all.
+    pub cases: u32,
+    /// The seed of all cases.
+    pub seed: u64,
+    /// Time for the pair, if it is limited.
+    pub budget: Option<Duration>,
+    /// How long a worker may take.
+    pub patience: Patience,
+    /// Where expectations and regressions are, and where reports go.
+    pub options: &'a Options,
+}
+
+/// The case in which a worker is.
+pub struct At {
+    /// The property.
+    pub property: String,
+    /// The number of the case.
+    pub index: u32,
+    /// The case.
+    pub case: Case,
+}
+
+/// How the work of one worker came to an end.
+enum Work {
+    Done,
+    Refused(String),
+    Died(Box<Death>),
+}
+
+struct Death {
+    ending: Ending,
+    last_words: String,
+    at: Option<At>,
+    caps: Option<Caps>,
+}
+
+impl Job<'_> {
+    /// The command line of a worker with these further arguments.
+    pub fn worker<W: Into<OsString>>(&self, more: impl IntoIterator<Item = W>) -> Vec<OsString> {
+        let mut program = self.launch.to_vec();
+        program.extend(["--worker".into(), self.pair.to_string().into()]);
+        program.extend(["--device".into(), self.device.to_string().into()]);
+        program.extend(["--report".into(), self.options.report.clone().into()]);
+        if let Some(fixtures) = &self.options.fixtures {
+            program.extend(["--fixtures".into(), fixtures.into()]);
+        }
+        program.extend(more.into_iter().map(Into::into));
+        program
+    }
+
+    /// Judges the pair.
+    pub fn judge(&self, progress: &Progress) -> PairReport {
+        let started = Instant::now();
+        let (from, to) = (self.pair.from.clone(), self.pair.to.clone());
+        let mut report = PairReport { from, to, device: self.device.to_string(), properties: Vec::new() };
+        loop {
+            let rest = rest(&report);
+            let work =
+                if rest.is_empty() { Work::Done } else { self.one_worker(&rest, started, &mut report, progress) };
+            match work {
+                Work::Done => return report,
+                Work::Refused(reason) => {
+                    let refused = failed(WORKER, 0, Verdict::Failed, reason);
+                    progress.property(&refused);
+                    report.properties.push(refused);
+                    return report;
+                }
+                Work::Died(death) => {
+                    let crashed = self.crashed(&death, progress);
+                    progress.property(&crashed);
+                    report.properties.push(crashed);
+                    if death.at.is_none() {
+                        return report;
+                    }
+                    if matches!(death.ending, Ending::Overdue(_)) {
+                        let late = |name| failed(name, 0, Verdict::Failed, "not run: no time was left".into());
+                        let late: Vec<_> = self::rest(&report).into_iter().map(late).collect();
+                        report.properties.extend(late);
+                        return report;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The verdict on the property in which a worker died.
+    fn crashed(&self, death: &Death, progress: &Progress) -> PropertyReport {
+        let Death { ending, last_words, at, caps } = death;
+        let words = if last_words.is_empty() { String::new() } else { format!("; its last words: {last_words}") };
+        let Some(at) = at else {
+            return failed(WORKER, 0, Verdict::Crashed, format!("outside any case, {ending}{words}"));
+        };
+        let (case, note) = crash::shrink(self, *ending, at, caps.as_ref(), progress);
+        let cases = if at.index == REPLAYED { 1 } else { at.index + 1 };
+        let report = failed(&at.property, cases, Verdict::Crashed, format!("{ending}{note}{words}"));
+        PropertyReport { counterexample: Some(case), ..report }
+    }
+
+    /// Lets one worker judge what is left, as far as it gets.
+    fn one_worker(&self, rest: &[&str], started: Instant, report: &mut PairReport, progress: &Progress) -> Work {
+        let run: u32 = report.properties.iter().map(|property| property.cases).sum();
+        let mut more = vec![
+            format!("--cases={}", self.cases.saturating_sub(run).max(1)),
+            format!("--seed={}", self.seed),
+            format!("--properties={}", rest.join(",")),
+        ];
+        if let Some(budget) = self.budget {
+            more.push(format!("--time-budget={}", budget.saturating_sub(started.elapsed()).as_secs().max(1)));
+        }
+        let patience = Patience { whole: self.patience.whole.saturating_sub(started.elapsed()), ..self.patience };
+        let mut watch = match Watch::start(&self.worker(more), patience) {
+            Ok(watch) => watch,
+            Err(error) => return Work::Refused(format!("the worker does not start: {error}")),
+        };
+        let (mut caps, mut at, mut done) = (None, None, None);
+        loop {
+            match watch.next() {
+                Ok(Message::Hello(known)) => caps = Some(known),
+                Ok(Message::Started { property, index, case }) => {
+                    progress.case(&property);
+                    at = Some(At { property, index, case });
+                }
+                Ok(Message::Finished(property)) => {
+                    at = None;
+                    progress.property(&property);
+                    report.properties.push(property);
+                }
+                Ok(Message::Refused(reason)) => done = Some(Work::Refused(reason)),
+                Ok(Message::Done) => done = Some(Work::Done),
+                Ok(Message::Replayed(_)) => (),
+                Err(Ending::Exit(0)) if done.is_some() => return done.unwrap_or(Work::Done),
+                Err(ending) => {
+                    return Work::Died(Box::new(Death { ending, last_words: watch.last_words(), at, caps }));
+                }
+            }
+        }
+    }
+}
+
+/// The properties that have not been judged.
+fn rest(report: &PairReport) -> Vec<&'static str> {
+    let judged = |name: &str| report.properties.iter().any(|property| property.name == name);
+    PROPERTIES.iter().map(|property| property.name).filter(|name| !judged(name)).collect()
+}
+
+fn failed(name: &str, cases: u32, verdict: Verdict, reason: String) -> PropertyReport {
+    PropertyReport { name: name.into(), cases, verdict, reason: Some(reason), native: None, counterexample: None }
+}

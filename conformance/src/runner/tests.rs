@@ -1,0 +1,257 @@
+//! The runner over workers that are shell scripts, and a worker over the simulated device.
+
+use super::*;
+use crate::sim::{Habits, SimDevice, SimFramework};
+use crate::{Caps, PROPERTIES, PropertyReport, Verdict, caps, property, tree};
+use std::fs;
+
+const SEED: u64 = 7;
+const DYING: &str = "shape";
+const INDEX: u32 = 3;
+
+fn known_caps() -> Caps {
+    let device = SimDevice::new(1);
+    caps(&SimFramework::new(&device, Habits::Generous), &SimFramework::new(&device, Habits::Generous))
+}
+
+fn dying_case() -> crate::Case {
+    tree(property(DYING).unwrap(), &known_caps(), SEED, INDEX).current()
+}
+
+/// A folder of its own for a test, gone when dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("bridge-conformance-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// A worker that runs this script.
+    fn launch(&self, script: &str) -> Vec<OsString> {
+        let path = self.0.join("worker.sh");
+        fs::write(&path, script).unwrap();
+        vec!["/bin/sh".into(), path.into()]
+    }
+
+    fn options(&self, line: &str) -> Options {
+        let mut argv: Vec<String> = line.split_whitespace().map(String::from).collect();
+        let report = self.0.join("report").to_string_lossy().into_owned();
+        argv.extend([format!("--report={report}"), format!("--seed={SEED}")]);
+        Options::read(&argv).unwrap()
+    }
+
+    /// What the runner makes of a script, for one pair.
+    fn judge(&self, script: &str) -> PairReport {
+        let (launch, options) = (self.launch(script), self.options(""));
+        let job = Job {
+            launch: &launch,
+            pair: &PairName { from: "torch".into(), to: "numpy".into() },
+            device: Device::CPU,
+            cases: 100,
+            seed: SEED,
+            budget: None,
+            patience: Patience { silence: Duration::from_millis(1500), whole: Duration::from_secs(60) },
+            options: &options,
+        };
+        job.judge(&Progress::new(job.pair, job.cases))
+    }
+
+    /// The exit code and the report of a whole run whose workers run this script.
+    fn run(&self, line: &str, script: &str) -> (i32, Option<Report>) {
+        let versions = ["torch", "numpy"].map(|name| (name.to_owned(), "1.0".to_owned())).into();
+        let host = Host { versions, ..Host::default() };
+        let around = Surroundings { launch: self.launch(script), fixtures: self.0.join("fixtures"), host };
+        let code = run(self.options(line), &around);
+        let text = fs::read_to_string(self.0.join("report/report.json")).ok();
+        (code, text.map(|text| serde_json::from_str(&text).unwrap()))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn say(message: &Message) -> String {
+    format!("printf '%s\\n' '{}'\n", serde_json::to_string(message).unwrap())
+}
+
+fn finished(name: &str, verdict: Verdict, counterexample: Option<crate::Case>) -> String {
+    let reason = (verdict != Verdict::Passed).then(|| "seen to be wrong".into());
+    say(&Message::Finished(PropertyReport {
+        name: name.into(),
+        cases: 5,
+        verdict,
+        reason,
+        native: None,
+        counterexample,
+    }))
+}
+
+/// A worker in which every property passes that it is asked for.
+fn passing() -> String {
+    let each = PROPERTIES.iter().map(|property| {
+        format!("case ,$chosen, in *,{},*) {} ;; esac\n", property.name, finished(property.name, Verdict::Passed, None))
+    });
+    let chosen = "for word in \"$@\"; do case $word in --properties=*) chosen=${word#--properties=} ;; esac; done\n";
+    format!("{chosen}{}{}", each.collect::<String>(), say(&Message::Done))
+}
+
+/// A worker that does `deed` in the first case of `DYING`, whenever it gets there.
+fn dying(deed: &str) -> String {
+    let started = say(&Message::Started { property: DYING.into(), index: INDEX, case: dying_case() });
+    format!(
+        "case \"$*\" in *--replay*|*{DYING}*) {}{started}{deed}\n;; esac\n{}",
+        say(&Message::Hello(known_caps())),
+        passing()
+    )
+}
+
+fn verdict(report: &PairReport, name: &str) -> PropertyReport {
+    report.properties.iter().find(|property| property.name == name).unwrap().clone()
+}
+
+#[test]
+fn a_worker_in_which_all_is_well() {
+    let report = Folder::new("well").judge(&passing());
+    assert!(report.passed());
+    assert_eq!(report.properties.len(), PROPERTIES.len());
+}
+
+#[test]
+fn death_is_a_verdict_with_the_shrunk_case_and_the_others_go_on() {
+    let folder = Folder::new("death");
+    let report = folder.judge(&dying("echo some framework said so >&2; echo Current thread 0x7 >&2; kill -SEGV $$"));
+    let crashed = verdict(&report, DYING);
+    assert_eq!((crashed.verdict, crashed.cases), (Verdict::Crashed, INDEX + 1));
+    let reason = crashed.reason.unwrap();
+    assert!(reason.contains("SIGSEGV") && reason.ends_with("some framework said so"), "{reason}");
+    let smallest = crate::shrink(tree(property(DYING).unwrap(), &known_caps(), SEED, INDEX), &mut |_| true);
+    assert_ne!(smallest.spec, dying_case().spec);
+    assert_eq!(crashed.counterexample.unwrap().spec, smallest.spec);
+    let others = report.properties.iter().filter(|property| property.verdict == Verdict::Passed);
+    assert_eq!(others.count(), PROPERTIES.len() - 1);
+}
+
+#[test]
+fn a_case_that_is_harmless_alone_is_kept_as_it_was() {
+    let replayed = say(&Message::Replayed(None));
+    let harmless = format!("case \"$*\" in *--replay*) {replayed} exit 0 ;; esac\n{}", dying("kill -ABRT $$"));
+    let crashed = verdict(&Folder::new("harmless").judge(&harmless), DYING);
+    assert_eq!(crashed.counterexample, Some(dying_case()));
+    let reason = crashed.reason.unwrap();
+    assert!(reason.contains("SIGABRT") && reason.contains("alone"), "{reason}");
+}
+
+#[test]
+fn a_worker_that_hangs_is_killed() {
+    let report = Folder::new("hang").judge(&dying("exec sleep 600"));
+    let crashed = verdict(&report, DYING);
+    assert_eq!((crashed.verdict, crashed.counterexample), (Verdict::Crashed, Some(dying_case())));
+    assert!(crashed.reason.unwrap().contains("hung"));
+    assert_eq!(report.properties.len(), PROPERTIES.len());
+}
+
+#[test]
+fn a_worker_that_never_begins_fails_the_pair() {
+    let refused = Folder::new("refused").judge(&say(&Message::Refused("no such framework".into())));
+    assert_eq!(refused.properties[0].reason.as_deref(), Some("no such framework"));
+    let gone = Folder::new("gone").judge("echo this is no message; exit 3");
+    assert_eq!(gone.properties[0].verdict, Verdict::Crashed);
+    assert!(gone.properties[0].reason.as_ref().unwrap().contains("exit code 3"));
+    assert!(!refused.passed() && !gone.passed());
+}
+
+#[test]
+fn a_run_that_passes_writes_its_report() {
+    let (code, report) = Folder::new("pass").run("--device cpu", &passing());
+    let report = report.unwrap();
+    assert_eq!(code, 0);
+    assert_eq!((report.schema, report.seed, report.device.as_str()), (SCHEMA, SEED, "cpu"));
+    assert_eq!((report.pairs.len(), report.summary.failed), (4, 0));
+    assert_eq!(report.left_out[0].reason, "no CUDA device");
+}
+
+#[test]
+fn a_failure_is_kept_for_the_next_run() {
+    let folder = Folder::new("failure");
+    let script = finished("values", Verdict::Failed, Some(dying_case())) + &say(&Message::Done);
+    let (code, report) = folder.run("--pairs torch:numpy", &script);
+    assert_eq!((code, report.unwrap().summary.failed), (1, 1));
+    let kept = Regression::read_all(&folder.0.join("report/regressions")).unwrap();
+    assert_eq!(kept.len(), 1);
+    assert_eq!((kept[0].property.as_str(), &kept[0].case), ("values", &dying_case()));
+}
+
+#[test]
+fn an_expected_failure_passes_and_a_stale_expectation_does_not() {
+    let folder = Folder::new("expected");
+    let expectation = |property: &str, from: &str| {
+        format!(r#"{{"from": "{from}", "to": "numpy", "property": "{property}", "reason": "it cannot"}}"#)
+    };
+    let script = finished("values", Verdict::Failed, Some(dying_case())) + &say(&Message::Done);
+    fs::create_dir_all(folder.0.join("fixtures")).unwrap();
+    let with = |list: &[String]| {
+        fs::write(folder.0.join("fixtures/expectations.json"), format!("[{}]", list.join(","))).unwrap();
+        let (code, report) = folder.run("--pairs torch:numpy", &script);
+        (code, report.unwrap().summary)
+    };
+    let (code, summary) = with(&[expectation("values", "torch")]);
+    assert_eq!((code, summary.expected, summary.failed), (0, 1, 0));
+    let (code, summary) = with(&[expectation("values", "torch"), expectation("colour", "torch")]);
+    assert_eq!((code, summary.failed), (1, 1));
+    let (code, summary) = with(&[expectation("values", "torch"), expectation("values", "jax")]);
+    assert_eq!((code, summary.failed), (1, 1));
+}
+
+#[test]
+fn a_run_that_cannot_begin_is_bad_usage() {
+    let folder = Folder::new("usage");
+    for line in ["--device cuda", "--device cpu --adapters cupy", "--adapters jax", "--replay /nowhere.json"] {
+        assert_eq!(folder.run(line, &passing()), (USAGE, None), "{line}");
+    }
+}
+
+#[test]
+fn one_case_is_replayed() {
+    let folder = Folder::new("replay");
+    let case = Regression { from: "torch".into(), to: "numpy".into(), property: "values".into(), case: dying_case() };
+    let file = case.write(&folder.0).unwrap();
+    let line = format!("--device cpu --replay {}", file.display());
+    let answers = [
+        (say(&Message::Replayed(None)), 0),
+        (say(&Message::Replayed(Some("wrong".into()))), 1),
+        ("kill -ABRT $$".into(), 1),
+        (say(&Message::Refused("no such framework".into())), USAGE),
+    ];
+    for (script, code) in answers {
+        assert_eq!(folder.run(&line, &script).0, code, "{script}");
+    }
+}
+
+#[test]
+fn a_worker_tells_all_it_does() {
+    let folder = Folder::new("worker");
+    let device = SimDevice::new(3);
+    let (from, to) = (SimFramework::new(&device, Habits::Generous), SimFramework::new(&device, Habits::Common));
+    let mut messages = Vec::new();
+    work(&from, &to, &device.ordering(), &folder.options("--cases 40"), &mut |message| messages.push(message));
+    assert_eq!(messages.first(), Some(&Message::Hello(caps(&from, &to))));
+    assert_eq!(messages.pop(), Some(Message::Done));
+    let judged = messages.iter().filter(|message| matches!(message, Message::Finished(_))).count();
+    assert_eq!(judged, PROPERTIES.len());
+    for message in &messages {
+        let line = serde_json::to_string(message).unwrap();
+        assert!(!line.contains('\n'));
+        assert_eq!(&serde_json::from_str::<Message>(&line).unwrap(), message);
+    }
+    let Some(Message::Started { property, case, .. }) = messages.into_iter().nth(1) else { panic!("no case began") };
+    let one = Regression { from: "sim".into(), to: "sim".into(), property, case };
+    let line = format!("--replay {}", one.write(&folder.0).unwrap().display());
+    let mut messages = Vec::new();
+    work(&from, &to, &device.ordering(), &folder.options(&line), &mut |message| messages.push(message));
+    assert_eq!(messages, [Message::Replayed(None), Message::Done]);
+}

@@ -1,0 +1,195 @@
+//! A simulated framework and its adapter.
+
+use super::device::SimDevice;
+use super::pool::Pool;
+use super::tensor::{Owner, SimBuffer, SimTensor, View};
+use crate::fault::Breakable;
+use crate::model;
+use bridge_core::{
+    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Layout, Lease, Lent, Profile, Result, Reuse, Stream,
+    Strides, Views,
+};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What kind of framework is simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Habits {
+    /// Takes any strides, keeps read-only, puts operations off, and its allocator can be told of streams.
+    Generous,
+    /// Takes strides that are not negative, and its allocator cannot be told of streams, as CuPy's.
+    Common,
+    /// Takes compact tensors on aligned addresses only, as TensorFlow.
+    Strict,
+}
+
+/// Every kind.
+pub const HABITS: [Habits; 3] = [Habits::Generous, Habits::Common, Habits::Strict];
+
+impl Habits {
+    fn profile(self) -> Profile {
+        let whole = DType::NAMED.iter().map(|(dtype, _)| *dtype).filter(|dtype| dtype.itemsize().is_some());
+        let (name, strides, alignment, keeps_read_only, leaves_out): (_, _, _, _, &[DType]) = match self {
+            Self::Generous => ("sim-generous", Strides::Any, 1, true, &[]),
+            Self::Common => ("sim-common", Strides::NonNegative, 1, false, &[DType::COMPLEX32, DType::UINT16]),
+            Self::Strict => ("sim-strict", Strides::Compact, 64, false, &[DType::COMPLEX32, DType::FLOAT8_E3M4]),
+        };
+        Profile {
+            name: name.into(),
+            dtypes: whole.filter(|dtype| !leaves_out.contains(dtype)).collect(),
+            strides,
+            alignment,
+            devices: vec![SimDevice::DEVICE.kind],
+            keeps_read_only,
+        }
+    }
+}
+
+/// The part that leases keep hold of.
+pub(super) struct SimConsumer {
+    views: Views,
+    current: Mutex<Stream>,
+}
+
+impl SimConsumer {
+    pub(super) fn current(&self) -> Stream {
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes another stream the current one; gives the one before.
+    pub(super) fn switch(&self, stream: Stream) -> Stream {
+        std::mem::replace(&mut *self.current.lock().unwrap_or_else(PoisonError::into_inner), stream)
+    }
+}
+
+impl Consumer for SimConsumer {
+    fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
+        Ok(Some(self.current()))
+    }
+
+    fn views(&self) -> &Views {
+        &self.views
+    }
+}
+
+/// A framework on a simulated device.
+pub struct SimFramework {
+    pub(super) habits: Habits,
+    pub(super) pool: Arc<Pool>,
+    pub(super) consumer: Arc<SimConsumer>,
+    pub(super) streams: Vec<Stream>,
+    profile: Profile,
+}
+
+impl SimFramework {
+    /// A framework with these habits. It makes two streams, beside the default one that all frameworks share.
+    pub fn new(device: &SimDevice, habits: Habits) -> Self {
+        Self {
+            habits,
+            profile: habits.profile(),
+            pool: Pool::new(device.clone()),
+            consumer: Arc::new(SimConsumer { views: Views::default(), current: Mutex::new(Stream::LEGACY) }),
+            streams: vec![device.stream(), device.stream()],
+        }
+    }
+
+    pub(super) fn device(&self) -> &SimDevice {
+        &self.pool.device
+    }
+
+    /// A fresh compact tensor, not initialised.
+    pub(super) fn fresh(&self, dtype: DType, shape: &[i64]) -> SimTensor {
+        let nbytes = model::numel(shape) * model::itemsize(dtype);
+        let block = Arc::new(self.pool.allocate(nbytes, self.consumer.current()));
+        SimTensor {
+            view: View {
+                dtype,
+                shape: shape.into(),
+                strides: model::row_major(shape),
+                address: block.address,
+                pending: None,
+            },
+            device: SimDevice::DEVICE,
+            read_only: false,
+            owner: Owner::Own(block),
+        }
+    }
+
+    /// What a framework dies of. A real one aborts the process; this one only says so.
+    fn fatal(&self, lease: &Lease) -> Option<&'static str> {
+        let (layout, profile) = (lease.layout(), &self.profile);
+        let negative = layout.has_negative_strides();
+        let strides = match profile.strides {
+            Strides::Any => true,
+            Strides::NonNegative => !negative,
+            Strides::Compact => layout.is_compact(),
+        };
+        let aligned = lease.data().is_multiple_of(profile.alignment_of(layout.itemsize()));
+        if !profile.dtypes.contains(&lease.dtype()) {
+            return Some("a dtype that it does not know");
+        }
+        match (layout.numel(), strides, aligned) {
+            (0, ..) | (_, true, true) => None,
+            (_, false, _) => Some("strides that it cannot follow"),
+            (_, true, false) => Some("an address that is not aligned"),
+        }
+    }
+}
+
+impl Breakable for SimFramework {
+    fn releaser(&self, tensor: &SimTensor) -> Box<dyn Fn() + Send + Sync> {
+        let owner = tensor.owner.clone();
+        Box::new(move || {
+            if let Owner::Own(block) = &owner {
+                block.give_back();
+            }
+        })
+    }
+}
+
+impl Adapter for SimFramework {
+    type Tensor = SimTensor;
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        Arc::clone(&self.consumer) as _
+    }
+
+    fn export(&self, tensor: &SimTensor) -> Result<Lent> {
+        let View { dtype, shape, strides, address, pending } = &tensor.view;
+        let bytes = tensor.owner.bytes();
+        let layout = Layout::new(*dtype, shape, Some(strides), address - bytes.start)?;
+        let reuse = match self.habits {
+            Habits::Generous => Reuse::InStreamOrder,
+            Habits::Common | Habits::Strict => Reuse::Unknown,
+        };
+        let buffer = SimBuffer { tensor: tensor.clone(), bytes, stream: self.consumer.current(), reuse };
+        Ok(Lent::new(*dtype, layout, Box::new(buffer))?.with_pending(*pending))
+    }
+
+    fn import(&self, lease: Lease) -> Result<SimTensor> {
+        if let Some(fatal) = self.fatal(&lease) {
+            return Err(Error::new(ErrorKind::Framework, format!("{} dies of {fatal}", self.profile.name)));
+        }
+        Ok(SimTensor {
+            view: View {
+                dtype: lease.dtype(),
+                shape: lease.layout().shape().into(),
+                strides: lease.layout().strides().into(),
+                address: lease.data(),
+                pending: None,
+            },
+            device: lease.device(),
+            read_only: lease.access() == Access::ReadOnly && self.profile.keeps_read_only,
+            owner: Owner::Foreign(Arc::new(lease)),
+        })
+    }
+
+    fn compact(&self, tensor: &SimTensor) -> Result<SimTensor> {
+        let copy = self.fresh(tensor.view.dtype, &tensor.view.shape);
+        self.copy(&tensor.view, &copy.view)?;
+        Ok(copy)
+    }
+}

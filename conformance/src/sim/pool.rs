@@ -1,0 +1,110 @@
+//! The caching allocator of a simulated framework: blocks go back to the stream on which they were allocated.
+
+use super::device::{Event, SimDevice};
+use super::memory::GRAIN;
+use bridge_core::Stream;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+#[derive(Default)]
+struct Blocks {
+    /// Addresses that may be handed out at once, by stream and length.
+    free: HashMap<(Stream, usize), Vec<usize>>,
+    /// Blocks that were used on other streams as well, and the points there.
+    waiting: Vec<(Vec<Event>, (Stream, usize), usize)>,
+    in_use: usize,
+}
+
+/// An allocator.
+pub(super) struct Pool {
+    pub(super) device: SimDevice,
+    blocks: Mutex<Blocks>,
+}
+
+/// A block in use. Dropping it gives the block back.
+pub(super) struct Block {
+    pool: Arc<Pool>,
+    pub(super) address: usize,
+    len: usize,
+    stream: Stream,
+    /// The streams on which it was used, beside the one on which it was allocated.
+    used: Mutex<Vec<Stream>>,
+}
+
+impl Pool {
+    pub(super) fn new(device: SimDevice) -> Arc<Self> {
+        Arc::new(Self { device, blocks: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Blocks> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A block of at least `nbytes` for use on `stream`, as it was left behind.
+    pub(super) fn allocate(self: &Arc<Self>, nbytes: usize, stream: Stream) -> Block {
+        self.device.drop_retired();
+        let len = nbytes.max(1).next_multiple_of(GRAIN);
+        let mut blocks = self.lock();
+        let waiting = std::mem::take(&mut blocks.waiting);
+        for (events, home, address) in waiting {
+            if events.iter().all(|event| self.device.reached(event)) {
+                blocks.free.entry(home).or_default().push(address);
+            } else {
+                blocks.waiting.push((events, home, address));
+            }
+        }
+        blocks.in_use += len;
+        let address = match blocks.free.get_mut(&(stream, len)).and_then(Vec::pop) {
+            Some(address) => {
+                self.device.hand_out(address);
+                address
+            }
+            None => self.device.reserve(len),
+        };
+        Block { pool: Arc::clone(self), address, len, stream, used: Mutex::default() }
+    }
+
+    /// Bytes in use.
+    pub(super) fn in_use(&self) -> usize {
+        self.lock().in_use
+    }
+}
+
+impl Block {
+    /// The block is used on `stream` too: it is not reused before that work is done.
+    pub(super) fn record_stream(&self, stream: Stream) {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if stream != self.stream && !used.contains(&stream) {
+            used.push(stream);
+        }
+    }
+
+    /// Its addresses.
+    pub(super) fn bytes(&self) -> Range<usize> {
+        self.address..self.address + self.len
+    }
+
+    /// Gives the block back: what the drop does, and what nobody else may do.
+    pub(super) fn give_back(&self) {
+        let Self { pool, address, len, stream, used } = self;
+        if !pool.device.give_back(*address) {
+            return;
+        }
+        let used = std::mem::take(&mut *used.lock().unwrap_or_else(PoisonError::into_inner));
+        let events: Vec<_> = used.iter().filter_map(|stream| pool.device.record(*stream).ok()).collect();
+        let mut blocks = pool.lock();
+        blocks.in_use -= len;
+        if events.is_empty() {
+            blocks.free.entry((*stream, *len)).or_default().push(*address);
+        } else {
+            blocks.waiting.push((events, (*stream, *len), *address));
+        }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}

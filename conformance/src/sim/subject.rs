@@ -1,0 +1,152 @@
+//! What the suite asks of a simulated framework.
+
+use super::device::SimDevice;
+use super::framework::{Habits, SimFramework};
+use super::memory::{Access, Memory};
+use super::tensor::{SimTensor, View};
+use crate::{Observed, Spec, Subject, model};
+use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Pending, Result, Stream};
+use std::sync::{Arc, Mutex, PoisonError};
+
+impl SimFramework {
+    /// Puts work into the current stream. Work holds no tensors, or they would outlive their last reference.
+    fn submit(&self, accesses: &[Access], work: impl FnOnce(&mut Memory) + Send + 'static) -> Result<()> {
+        self.device().submit(self.consumer.current(), accesses, Box::new(work))
+    }
+
+    /// Copies elements in the current stream.
+    pub(super) fn copy(&self, source: &View, target: &View) -> Result<()> {
+        let (source, target) = (source.clone(), target.clone());
+        self.submit(&[source.reads()?, target.writes()?], move |memory| {
+            let bytes = source.gather(memory);
+            target.scatter(memory, &bytes);
+        })
+    }
+
+    fn put(&self, view: &View, bytes: Vec<u8>) -> Result<()> {
+        let view = view.clone();
+        self.submit(&[view.writes()?], move |memory| view.scatter(memory, &bytes))
+    }
+
+    fn writable(&self, tensor: &SimTensor) -> Result<()> {
+        match tensor.read_only {
+            true => Err(Error::new(ErrorKind::Framework, "the tensor is read-only")),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Subject for SimFramework {
+    fn device(&self) -> Device {
+        SimDevice::DEVICE
+    }
+
+    fn dtypes(&self) -> Vec<DType> {
+        self.profile().dtypes.clone()
+    }
+
+    fn makes_negative_strides(&self) -> bool {
+        self.habits == Habits::Generous
+    }
+
+    fn makes_read_only(&self) -> bool {
+        self.habits == Habits::Generous
+    }
+
+    fn puts_off(&self) -> Vec<Pending> {
+        match self.habits {
+            Habits::Generous => vec![Pending::Conjugation, Pending::Negation],
+            Habits::Common | Habits::Strict => Vec::new(),
+        }
+    }
+
+    fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<SimTensor> {
+        let base = self.fresh(spec.dtype, &[spec.base as i64]);
+        self.put(&base.view, bytes.to_vec())?;
+        self.device().synchronize(self.consumer.current())?;
+        Ok(SimTensor {
+            view: View {
+                dtype: spec.dtype,
+                shape: spec.shape.clone(),
+                strides: spec.strides.clone(),
+                address: base.view.address + spec.offset * model::itemsize(spec.dtype),
+                pending: spec.pending,
+            },
+            read_only: spec.read_only,
+            ..base
+        })
+    }
+
+    fn observe(&self, tensor: &SimTensor) -> Result<Observed> {
+        let View { dtype, shape, strides, address, .. } = tensor.view.clone();
+        Ok(Observed { dtype, shape, strides, address, read_only: tensor.read_only, device: tensor.device })
+    }
+
+    fn read(&self, tensor: &SimTensor) -> Result<Vec<u8>> {
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let (view, into) = (tensor.view.clone(), Arc::clone(&bytes));
+        self.submit(&[view.reads()?], move |memory| {
+            *into.lock().unwrap_or_else(PoisonError::into_inner) = view.gather(memory);
+        })?;
+        self.device().synchronize(self.consumer.current())?;
+        Ok(std::mem::take(&mut *bytes.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn write(&self, tensor: &SimTensor, bytes: &[u8]) -> Result<()> {
+        self.writable(tensor)?;
+        self.put(&tensor.view, bytes.to_vec())
+    }
+
+    fn fill(&self, tensor: &SimTensor, byte: u8) -> Result<()> {
+        self.writable(tensor)?;
+        let nbytes = model::numel(&tensor.view.shape) * model::itemsize(tensor.view.dtype);
+        self.put(&tensor.view, vec![byte; nbytes])
+    }
+
+    fn allocate(&self, nbytes: usize) -> Result<SimTensor> {
+        Ok(self.fresh(DType::UINT8, &[nbytes as i64]))
+    }
+
+    fn snapshot(&self, from: &SimTensor, into: &SimTensor) -> Result<()> {
+        self.copy(&from.view, &into.view)
+    }
+
+    fn share(&self, tensor: &SimTensor) -> SimTensor {
+        tensor.clone()
+    }
+
+    fn drop_on_thread(&self, tensor: SimTensor) {
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(tensor));
+        });
+    }
+
+    fn streams(&self) -> Vec<Stream> {
+        self.streams.clone()
+    }
+
+    fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let before = self.consumer.switch(stream);
+        let result = body();
+        self.consumer.switch(before);
+        result
+    }
+
+    fn delay(&self) -> Result<()> {
+        self.device().delay(self.consumer.current())
+    }
+
+    fn settle(&self) -> Result<Option<usize>> {
+        self.device().drain();
+        Ok(Some(self.pool.in_use()))
+    }
+
+    fn check(&self) -> Result<()> {
+        self.device().check()
+    }
+
+    /// As frameworks do it without this project: nobody waits for anybody, and the memory goes back where it came from.
+    fn import_natively(&self, other: &SimTensor) -> Option<Result<SimTensor>> {
+        Some(Ok(other.clone()))
+    }
+}

@@ -1,0 +1,146 @@
+//! The tensor of a simulated framework, and how it is lent.
+
+use super::device::access;
+use super::memory::{Access, Memory};
+use super::pool::Block;
+use crate::model;
+use bridge_core::{Access as Rights, DType, Device, DeviceBuffer, Layout, Lease, Pending, Result, Reuse, Stream};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What keeps the memory alive.
+#[derive(Clone)]
+pub(super) enum Owner {
+    Own(Arc<Block>),
+    Foreign(Arc<Lease>),
+}
+
+impl Owner {
+    /// The addresses of the memory.
+    pub(super) fn bytes(&self) -> Range<usize> {
+        match self {
+            Self::Own(block) => block.bytes(),
+            Self::Foreign(lease) => {
+                let (address, len) = lease.buffer();
+                address..address + len
+            }
+        }
+    }
+}
+
+/// A strided view of memory of the simulated device. Clones are further references to the same tensor.
+#[derive(Clone)]
+pub struct SimTensor {
+    pub(super) view: View,
+    pub(super) device: Device,
+    pub(super) read_only: bool,
+    pub(super) owner: Owner,
+}
+
+/// Which bytes a tensor means, without keeping them alive: what work in a stream knows of it.
+#[derive(Clone)]
+pub(super) struct View {
+    pub(super) dtype: DType,
+    pub(super) shape: Vec<i64>,
+    pub(super) strides: Vec<i64>,
+    pub(super) address: usize,
+    pub(super) pending: Option<Pending>,
+}
+
+impl View {
+    /// The lowest address and the length in bytes.
+    pub(super) fn bytes(&self) -> Result<Range<usize>> {
+        let (below, above) = Layout::new(self.dtype, &self.shape, Some(&self.strides), 0)?.reach();
+        Ok(self.address - below..self.address + above)
+    }
+
+    pub(super) fn reads(&self) -> Result<Access> {
+        Ok(access(self.bytes()?, false))
+    }
+
+    pub(super) fn writes(&self) -> Result<Access> {
+        Ok(access(self.bytes()?, true))
+    }
+
+    /// The addresses of the elements, in row-major order.
+    fn addresses(&self) -> impl Iterator<Item = usize> {
+        let (address, itemsize) = (self.address, model::itemsize(self.dtype) as i64);
+        let places = model::places(&self.shape, &self.strides);
+        places.into_iter().map(move |place| (address as i64 + place * itemsize) as usize)
+    }
+
+    fn is_one_piece(&self) -> bool {
+        self.strides == model::row_major(&self.shape)
+    }
+
+    /// The elements, with what was put off done. Empty where the memory is nowhere: the checker has said so.
+    pub(super) fn gather(&self, memory: &mut Memory) -> Vec<u8> {
+        let size = model::itemsize(self.dtype);
+        let len = model::numel(&self.shape) * size;
+        let mut bytes = Vec::with_capacity(len);
+        if len > 0 && self.is_one_piece() {
+            bytes.extend_from_slice(memory.bytes(self.address..self.address + len).unwrap_or_default());
+        } else {
+            for at in self.addresses() {
+                bytes.extend_from_slice(memory.bytes(at..at + size).unwrap_or_default());
+            }
+        }
+        model::resolve(self.dtype, self.pending, &mut bytes);
+        bytes
+    }
+
+    /// Overwrites the elements.
+    pub(super) fn scatter(&self, memory: &mut Memory, elements: &[u8]) {
+        let size = model::itemsize(self.dtype);
+        if self.is_one_piece() {
+            if let Some(bytes) = memory.bytes(self.address..self.address + elements.len()) {
+                bytes.copy_from_slice(elements);
+            }
+            return;
+        }
+        for (at, element) in self.addresses().zip(elements.chunks(size)) {
+            if let Some(bytes) = memory.bytes(at..at + size) {
+                bytes.copy_from_slice(element);
+            }
+        }
+    }
+}
+
+/// A tensor that is lent.
+pub(super) struct SimBuffer {
+    pub(super) tensor: SimTensor,
+    pub(super) bytes: Range<usize>,
+    pub(super) stream: Stream,
+    pub(super) reuse: Reuse,
+}
+
+// SAFETY: the memory is simulated, so that its addresses are only numbers; `tensor` keeps them from being handed out
+// again until the drop. With `Reuse::InStreamOrder` the drop tells the allocator of the stream.
+unsafe impl DeviceBuffer for SimBuffer {
+    fn address(&self) -> usize {
+        self.bytes.start
+    }
+    fn len(&self) -> usize {
+        self.bytes.len()
+    }
+    fn device(&self) -> Device {
+        self.tensor.device
+    }
+    fn access(&self) -> Rights {
+        if self.tensor.read_only { Rights::ReadOnly } else { Rights::ReadWrite }
+    }
+    fn stream(&self) -> Option<Stream> {
+        Some(self.stream)
+    }
+    fn reuse(&self) -> Reuse {
+        self.reuse
+    }
+}
+
+impl Drop for SimBuffer {
+    fn drop(&mut self) {
+        if let (Reuse::InStreamOrder, Owner::Own(block)) = (self.reuse, &self.tensor.owner) {
+            block.record_stream(self.stream);
+        }
+    }
+}

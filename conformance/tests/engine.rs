@@ -1,0 +1,204 @@
+//! Cases, shrinking, reports, expectations and regressions.
+
+use bridge_conformance::expect::{apply, read_expectations, stale};
+use bridge_conformance::sim::{Habits, SimDevice, SimFramework};
+use bridge_conformance::{
+    Caps, Case, Config, Expectation, Observer, PROPERTIES, PairReport, PropertyReport, REPLAYED, Regression, Verdict,
+    caps, certify, property, replay, shrink, tree,
+};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+struct Bench {
+    device: SimDevice,
+    from: SimFramework,
+    to: SimFramework,
+}
+
+impl Bench {
+    fn new(from: Habits, to: Habits) -> Self {
+        let device = SimDevice::new(3);
+        Self { from: SimFramework::new(&device, from), to: SimFramework::new(&device, to), device }
+    }
+
+    fn caps(&self) -> Caps {
+        caps(&self.from, &self.to)
+    }
+
+    fn certify(&self, config: &Config, known: &[Regression], observer: &mut dyn Observer) -> PairReport {
+        certify(&self.from, &self.to, &self.device.ordering(), config, known, observer)
+    }
+}
+
+fn config(cases: u32) -> Config {
+    Config { cases, seed: 2, time_budget: None, properties: None, native: false }
+}
+
+#[test]
+fn a_case_is_the_same_wherever_it_is_made() {
+    let caps = Bench::new(Habits::Generous, Habits::Common).caps();
+    let elsewhere: Caps = serde_json::from_str(&serde_json::to_string(&caps).unwrap()).unwrap();
+    for property in PROPERTIES {
+        let mut different = 0;
+        for index in 0..20 {
+            let case = tree(property, &caps, 9, index).current();
+            assert_eq!(tree(property, &elsewhere, 9, index).current(), case);
+            let written: Case = serde_json::from_str(&serde_json::to_string(&case).unwrap()).unwrap();
+            assert_eq!(written, case);
+            different += usize::from(tree(property, &caps, 10, index).current() != case);
+        }
+        assert!(different > 10, "{}: the seed changes {different} of 20 cases", property.name);
+    }
+}
+
+#[test]
+fn a_failing_case_shrinks_to_what_matters() {
+    let caps = Bench::new(Habits::Generous, Habits::Generous).caps();
+    let life = property("life").unwrap();
+    let fails = |case: &Case| case.spec.shape.iter().product::<i64>() >= 4 && case.ops.len() >= 2;
+    let tree = (0..).map(|index| tree(life, &caps, 4, index)).find(|tree| fails(&tree.current())).unwrap();
+    let mut steps = 0;
+    let case = shrink(tree, &mut |case| {
+        steps += 1;
+        fails(case)
+    });
+    assert!(fails(&case) && steps <= 400);
+    assert_eq!((case.ops.len(), case.seed), (2, 0), "{case:?}");
+    assert!(case.spec.shape.iter().product::<i64>() <= 6, "{case:?}");
+}
+
+#[test]
+fn the_orders_get_their_share() {
+    let report = Bench::new(Habits::Strict, Habits::Common).certify(&config(200), &[], &mut ());
+    for name in ["order", "release_order"] {
+        let judged = report.properties.iter().find(|judged| judged.name == name).unwrap();
+        assert!(judged.cases >= 20, "{judged:?}");
+    }
+    assert_eq!(report.properties.iter().map(|judged| judged.cases).sum::<u32>(), 200);
+    assert_eq!(report.properties.len(), PROPERTIES.len());
+}
+
+#[test]
+fn without_time_every_property_still_runs_once() {
+    let config = Config { time_budget: Some(Duration::ZERO), ..config(1000) };
+    let report = Bench::new(Habits::Generous, Habits::Common).certify(&config, &[], &mut ());
+    assert!(
+        report.properties.iter().all(|judged| judged.cases == 1 && judged.verdict == Verdict::Passed),
+        "{report:?}"
+    );
+}
+
+#[test]
+fn the_native_way_is_found_wrong() {
+    let config = Config { properties: Some(vec!["order".into(), "release_order".into()]), native: true, ..config(200) };
+    let report = Bench::new(Habits::Generous, Habits::Common).certify(&config, &[], &mut ());
+    for judged in report.properties {
+        let native = judged.native.unwrap();
+        assert_eq!((judged.verdict, native.cases, native.refused), (Verdict::Passed, judged.cases, 0));
+        assert!(native.wrong * 4 > native.cases, "{}: {native:?}", judged.name);
+    }
+}
+
+#[derive(Default)]
+struct Log(Vec<(String, u32)>);
+
+impl Observer for Log {
+    fn started(&mut self, property: &str, index: u32, _: &Case) {
+        self.0.push((property.into(), index));
+    }
+
+    fn finished(&mut self, _: &PropertyReport) {}
+}
+
+#[test]
+fn regressions_are_run_first_and_say_so_when_they_are_back() {
+    let bench = Bench::new(Habits::Generous, Habits::Common);
+    let values = property("values").unwrap();
+    let good = tree(values, &bench.caps(), 1, 0).current();
+    let known = |to: &str, case: &Case| Regression {
+        from: "sim-generous".into(),
+        to: to.into(),
+        property: "values".into(),
+        case: case.clone(),
+    };
+    let only = Config { properties: Some(vec!["values".into()]), ..config(3) };
+    let mut log = Log::default();
+    let report = bench.certify(&only, &[known("sim-common", &good), known("elsewhere", &good)], &mut log);
+    assert!(report.passed());
+    assert_eq!(log.0.iter().map(|(_, index)| *index).collect::<Vec<_>>(), [REPLAYED, 0, 1, 2]);
+
+    // A case that nobody can pass: the view is larger than its base.
+    let mut bad = good;
+    (bad.spec.shape, bad.spec.strides) = (vec![100], vec![1 << 20]);
+    assert!(replay(&bench.from, &bench.to, &bench.device.ordering(), values, &bad).is_err());
+    let report = bench.certify(&only, &[known("sim-common", &bad)], &mut ());
+    let judged = &report.properties[0];
+    assert_eq!((judged.verdict, judged.cases, judged.counterexample.as_ref()), (Verdict::Failed, 1, Some(&bad)));
+    assert!(judged.reason.as_ref().unwrap().contains("a regression is back"));
+}
+
+fn judged(name: &str, verdict: Verdict) -> PropertyReport {
+    PropertyReport { name: name.into(), cases: 1, verdict, reason: None, native: None, counterexample: None }
+}
+
+fn expectation(from: &str, property: &str, device: Option<&str>) -> Expectation {
+    let (from, to, property) = (from.into(), "b".into(), property.into());
+    Expectation { from, to, property, device: device.map(String::from), reason: "it cannot".into() }
+}
+
+#[test]
+fn an_expected_failure_that_passes_fails() {
+    let verdicts = |expected: Expectation| {
+        let properties = vec![judged("values", Verdict::Failed), judged("shape", Verdict::Passed)];
+        let mut report = PairReport { from: "a".into(), to: "b".into(), device: "cuda:1".into(), properties };
+        apply(&[expected], &mut report);
+        report.properties.iter().map(|judged| judged.verdict).collect::<Vec<_>>()
+    };
+    let as_it_was = [Verdict::Failed, Verdict::Passed];
+    assert_eq!(verdicts(expectation("a", "values", None)), [Verdict::Expected, Verdict::Passed]);
+    assert_eq!(verdicts(expectation("a", "values", Some("cuda"))), [Verdict::Expected, Verdict::Passed]);
+    assert_eq!(verdicts(expectation("a", "shape", Some("cuda:1"))), [Verdict::Failed, Verdict::Failed]);
+    assert_eq!(verdicts(expectation("a", "values", Some("cpu"))), as_it_was);
+    assert_eq!(verdicts(expectation("c", "values", None)), as_it_was);
+}
+
+#[test]
+fn expectations_that_match_nothing_are_stale() {
+    let properties = vec![judged("values", Verdict::Failed), judged("order", Verdict::NotApplicable)];
+    let ran = [PairReport { from: "a".into(), to: "b".into(), device: "cpu".into(), properties }];
+    let lines = |expected: Expectation| stale(&[expected], &["a", "b"], &ran).len();
+    assert_eq!(lines(expectation("a", "values", None)), 0);
+    assert_eq!(lines(expectation("b", "values", None)), 0, "this pair did not run");
+    assert_eq!(lines(expectation("a", "vlaues", None)), 1);
+    assert_eq!(lines(expectation("c", "values", None)), 1);
+    assert_eq!(lines(expectation("a", "order", None)), 1);
+    assert_eq!(lines(Expectation { reason: " ".into(), ..expectation("a", "values", None) }), 1);
+}
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures")
+}
+
+#[test]
+fn the_fixtures_are_in_order() {
+    let expectations = read_expectations(&fixtures().join("expectations.json")).unwrap();
+    let known: Vec<_> = bridge_conformance::runner::KNOWN.iter().map(|known| known.name).collect();
+    assert_eq!(stale(&expectations, &known, &[]), Vec::<String>::new());
+    for regression in Regression::read_all(&fixtures().join("regressions")).unwrap() {
+        assert!(property(&regression.property).is_some(), "{regression:?}");
+    }
+}
+
+#[test]
+fn a_regression_reads_back() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("regressions");
+    let caps = Bench::new(Habits::Generous, Habits::Common).caps();
+    let life = property("life").unwrap();
+    let case = tree(life, &caps, 1, 0).current();
+    let regression = Regression { from: "a".into(), to: "b".into(), property: life.name.into(), case };
+    let path = regression.write(&folder).unwrap();
+    assert_eq!(regression.write(&folder).unwrap(), path);
+    assert_eq!(Regression::read_all(&folder).unwrap(), [regression]);
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(Regression::read_all(&folder).unwrap(), []);
+}

@@ -1,0 +1,99 @@
+//! The folder that everything with a framework in it runs from, here and on hosts without Rust.
+
+use crate::run::{Result, at, cargo, code, program, root, run, status, target};
+use crate::venv;
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// The most that a bundle may take.
+const LIMIT: u64 = 60 << 20;
+
+/// Extension modules: the library that cargo builds, and its place in the bundle.
+const MODULES: [(&str, &str); 2] = [
+    ("libtensor_bridge.so", "tensor_bridge/_core.abi3.so"),
+    ("libbridge_conformance.so", "tensor_bridge_conformance/_conformance.abi3.so"),
+];
+
+/// Sources: folders and files of the repository, and their place in the bundle.
+const SOURCES: [(&str, &str); 6] = [
+    ("crates/bridge-python/python/tensor_bridge", "tensor_bridge"),
+    ("conformance/python", "."),
+    ("fixtures", "fixtures"),
+    ("LICENSE-MIT", "LICENSE-MIT"),
+    ("LICENSE-APACHE", "LICENSE-APACHE"),
+    ("README.md", "README.md"),
+];
+
+/// Builds the extension modules and writes the bundle to `out`, which is replaced.
+pub fn write(out: &Path) -> Result<()> {
+    build()?;
+    if out.exists() {
+        let marked = out.join("conformance.py").is_file() || at(out, fs::read_dir(out))?.next().is_none();
+        if !marked {
+            return Err(format!("{} is no bundle: name a new or empty folder", out.display()));
+        }
+        at(out, fs::remove_dir_all(out))?;
+    }
+    let mut size = 0;
+    for (source, place) in SOURCES {
+        size += copy(&root().join(source), &out.join(place))?;
+    }
+    for (library, place) in MODULES {
+        size += copy(&target().join("release").join(library), &out.join(place))?;
+    }
+    println!("{} holds {:.1} MiB", out.display(), size as f64 / f64::from(1 << 20));
+    if size > LIMIT {
+        return Err(format!("a bundle may take {} MiB", LIMIT >> 20));
+    }
+    Ok(())
+}
+
+/// Runs the suite from a bundle in the target folder.
+pub fn conformance(options: &[String]) -> Result<ExitCode> {
+    let fixtures = root().join("fixtures");
+    script(&["--fixtures", &fixtures.to_string_lossy()], "conformance", options)
+}
+
+/// Runs the benches likewise.
+pub fn bench(options: &[String]) -> Result<ExitCode> {
+    script(&["--bench"], "bench", options)
+}
+
+fn script(first: &[&str], report: &str, options: &[String]) -> Result<ExitCode> {
+    let python = venv::ready()?;
+    let (bundle, report) = (target().join("bundle"), target().join(report));
+    write(&bundle)?;
+    let mut command = program(python, &[]);
+    command.arg(bundle.join("conformance.py")).args(first).args(options);
+    if !options.iter().any(|option| option == "--report" || option.starts_with("--report=")) {
+        command.arg("--report").arg(report);
+    }
+    status(&mut command).map(code)
+}
+
+fn build() -> Result<()> {
+    let packages = ["--package", "bridge-python", "--package", "bridge-conformance"];
+    let mut command = cargo(&["build", "--release", "--quiet"]);
+    command.args(packages).args(["--features", "bridge-conformance/python"]);
+    // The modules take Python's symbols from the interpreter that loads them, and so need none to be built.
+    run(command.env("PYO3_BUILD_EXTENSION_MODULE", "1").env("PYO3_NO_PYTHON", "1"))
+}
+
+/// Copies a file, or a folder with all that is in it but compiled Python. Gives the bytes copied.
+fn copy(source: &Path, place: &Path) -> Result<u64> {
+    if source.is_file() {
+        let parent = place.parent().unwrap_or(place);
+        at(parent, fs::create_dir_all(parent))?;
+        return at(source, fs::copy(source, place));
+    }
+    let mut size = 0;
+    at(place, fs::create_dir_all(place))?;
+    for entry in at(source, fs::read_dir(source))? {
+        let name = at(source, entry)?.file_name();
+        if name != "__pycache__" && !name.to_string_lossy().ends_with(".so") {
+            size += copy(&source.join(&name), &place.join(&name))?;
+        }
+    }
+    Ok(size)
+}

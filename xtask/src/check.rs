@@ -1,0 +1,106 @@
+//! Everything that can be checked on a machine without a GPU, one line a step.
+
+use crate::run::{Result, ask, cargo, program, target};
+use crate::venv;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+/// The oldest Rust that the workspace builds with (`rust-version` in Cargo.toml).
+const OLDEST_RUST: &str = env!("CARGO_PKG_RUST_VERSION");
+
+/// Folders with Python in them.
+const PYTHON: [&str; 2] = ["crates/bridge-python", "conformance/python"];
+
+/// A step: its name, and the program that is the step, or why there is none.
+type Step = (&'static str, Result<Command>);
+
+/// Runs every step, whatever becomes of the others.
+pub fn all() -> Result<ExitCode> {
+    let python = venv::ready()?;
+    let mut failed = Vec::new();
+    let (mut passed, mut left_out) = (0, Vec::new());
+    for (name, step) in steps(&python) {
+        let started = Instant::now();
+        let (word, output) = match step.map(|mut command| command.output()) {
+            Err(reason) => {
+                left_out.push((name, reason));
+                continue;
+            }
+            Ok(Ok(output)) if output.status.success() => ("ok", String::new()),
+            Ok(Ok(output)) => {
+                ("FAILED", String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+            }
+            Ok(Err(error)) => ("FAILED", format!("it does not start: {error}\n")),
+        };
+        println!("{name:<40} {word:<6} {:>7.1} s", started.elapsed().as_secs_f64());
+        print!("{output}");
+        if word == "ok" { passed += 1 } else { failed.push(name) }
+    }
+    for (name, reason) in left_out {
+        println!("{name:<40} left out: {reason}");
+    }
+    for name in &failed {
+        println!("failed: {name}");
+    }
+    println!("{passed} passed, {} failed", failed.len());
+    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn steps(python: &Path) -> Vec<Step> {
+    let rust = |arguments: &[&[&str]]| Ok(with(cargo(&arguments.concat()), "PYO3_PYTHON", python));
+    let module = |arguments: &[&[&str]]| Ok(program(python, &[&["-m"], &arguments.concat()[..]].concat()));
+    let clippy: &[&str] = &["clippy", "--workspace", "--all-targets", "--quiet"];
+    let deny: &[&str] = &["--", "-D", "warnings"];
+    let bundle = target().join("bundle");
+    vec![
+        ("cargo fmt", rust(&[&["fmt", "--check"]])),
+        ("cargo clippy", rust(&[clippy, deny])),
+        ("cargo clippy, all features", rust(&[clippy, &["--all-features"], deny])),
+        ("cargo test", rust(&[&["test", "--workspace", "--quiet"]])),
+        ("cargo doc", {
+            let doc = rust(&[&["doc", "--workspace", "--no-deps", "--quiet"]]);
+            doc.map(|doc| with(doc, "RUSTDOCFLAGS", "-D warnings"))
+        }),
+        ("cargo check, oldest Rust", oldest_rust()),
+        ("cargo deny", dependencies()),
+        ("ruff check", module(&[&["ruff", "check"], &PYTHON])),
+        ("ruff format", module(&[&["ruff", "format", "--check"], &PYTHON])),
+        ("mypy", module(&[&["mypy", "crates/bridge-python/python/tensor_bridge"]])),
+        ("bundle", itself(&["bundle".as_ref(), bundle.as_os_str()])),
+        ("pytest", {
+            let pytest = module(&[&["pytest", "-q", "crates/bridge-python/tests"]]);
+            pytest.map(|pytest| with(pytest, "PYTHONPATH", &bundle))
+        }),
+    ]
+}
+
+fn with(mut command: Command, name: &str, value: impl AsRef<OsStr>) -> Command {
+    command.env(name, value);
+    command
+}
+
+/// This program with another task.
+fn itself(arguments: &[&OsStr]) -> Result<Command> {
+    let path = std::env::current_exe().map_err(|error| error.to_string())?;
+    let mut command = program(path, &[]);
+    command.args(arguments);
+    Ok(command)
+}
+
+/// The check with the oldest Rust: clippy's `incompatible_msrv` covers the library, this the language.
+fn oldest_rust() -> Result<Command> {
+    let toolchains = ask(&mut program("rustup", &["toolchain", "list"])).unwrap_or_default();
+    if !toolchains.lines().any(|line| line.starts_with(OLDEST_RUST)) {
+        return Err(format!("the toolchain {OLDEST_RUST} is not installed"));
+    }
+    let toolchain = format!("+{OLDEST_RUST}");
+    Ok(program("cargo", &[&toolchain, "check", "--workspace", "--quiet"]))
+}
+
+fn dependencies() -> Result<Command> {
+    let installed = ask(&mut cargo(&["deny", "--version"])).is_some();
+    let check = || cargo(&["deny", "--all-features", "check"]);
+    installed.then(check).ok_or_else(|| "cargo-deny is not installed".into())
+}
