@@ -25,10 +25,7 @@ impl<'py> Attributes<'py> {
         let compact = array.getattr_opt(intern!(py, "_c_contiguous"))?.map_or(Ok(false), |flag| flag.is_truthy())?;
         Ok(Self {
             address: pointer.getattr(intern!(py, "ptr"))?.extract()?,
-            device: match runtime.consumer.only_device() {
-                Some(device) => device,
-                None => pointer.getattr(intern!(py, "device_id"))?.extract()?,
-            },
+            device: if runtime.one_device { 0 } else { pointer.getattr(intern!(py, "device_id"))?.extract()? },
             memory: pointer.getattr(intern!(py, "mem"))?,
             dtype: array.getattr(intern!(py, "dtype"))?,
             shape: dims(array.getattr(intern!(py, "shape"))?)?,

@@ -9,6 +9,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 pub(crate) struct Runtime {
@@ -17,6 +18,8 @@ pub(crate) struct Runtime {
     pub(crate) consumer: Arc<CuPyConsumer>,
     pub(crate) dtypes: ArrayDTypes,
     pub(crate) arenas: Arenas,
+    /// Where there is just one device, every array is on it.
+    pub(crate) one_device: bool,
     pub(crate) array: Py<PyType>,
     /// What `cupy.ndarray` does when it is called, less the detour through Python: half the time.
     new_array: Option<Py<PyAny>>,
@@ -25,27 +28,23 @@ pub(crate) struct Runtime {
     pub(crate) unowned_memory: Py<PyAny>,
 }
 
-/// CuPy's own function for its current stream, as it offers it to other Cython modules.
-type CurrentStream = unsafe extern "C" fn() -> isize;
+/// CuPy's own function for the current stream of a device, as it offers it to other Cython modules.
+type StreamOf = unsafe extern "C" fn(c_int) -> isize;
 
 pub(crate) struct CuPyConsumer {
-    current_stream: Option<CurrentStream>,
-    /// With one device the current one is always meant.
-    devices: i32,
+    stream_of: Option<StreamOf>,
     views: Views,
 }
 
 impl CuPyConsumer {
-    /// The device, where there is just one.
-    pub(crate) fn only_device(&self) -> Option<i32> {
-        (self.devices == 1).then_some(0)
-    }
-
     /// The stream that CuPy would use for this device now, on this thread.
     pub(crate) fn stream(&self, py: Python<'_>, device: i32) -> PyResult<Stream> {
-        if let (Some(current), Some(_)) = (self.current_stream, self.only_device()) {
+        if let Some(stream_of) = self.stream_of {
             // SAFETY: the signature was checked when the function was looked up, and the GIL is held.
-            return Ok(Stream::from_handle(unsafe { current() } as u64));
+            let handle = unsafe { stream_of(device) };
+            // What Cython returns when it raises.
+            let error = if handle == -1 { PyErr::take(py) } else { None };
+            return error.map_or_else(|| Ok(Stream::from_handle(handle as u64)), Err);
         }
         let stream = py.import(intern!(py, "cupy.cuda"))?.call_method1(intern!(py, "get_current_stream"), (device,))?;
         Ok(Stream::from_handle(stream.getattr(intern!(py, "ptr"))?.extract()?))
@@ -102,13 +101,14 @@ impl Runtime {
             keeps_read_only: false,
         };
         let views = Views::default();
-        let consumer = CuPyConsumer { current_stream: current_stream(py), devices, views };
+        let consumer = CuPyConsumer { stream_of: stream_of(py), views };
         Ok(Self {
             version: cupy.getattr("__version__")?.extract()?,
             profile,
             consumer: Arc::new(consumer),
             dtypes,
             arenas: Arenas::default(),
+            one_device: devices == 1,
             new_array: new_array(&array).ok(),
             array: array.cast_into::<PyType>()?.unbind(),
             memory_pointer: pointer.unbind(),
@@ -153,17 +153,18 @@ fn new_array(array: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
 }
 
 /// The C function behind `get_current_stream`, at a tenth of its cost. Cython names a capsule by the signature.
-fn current_stream(py: Python<'_>) -> Option<CurrentStream> {
-    let table = py.import("cupy.cuda.stream").ok()?.getattr("__pyx_capi__").ok()?.cast_into::<PyDict>().ok()?;
-    let capsule = table.get_item("get_current_stream_ptr").ok()??;
+fn stream_of(py: Python<'_>) -> Option<StreamOf> {
+    let module = py.import("cupy_backends.cuda.stream").ok()?;
+    let table = module.getattr("__pyx_capi__").ok()?.cast_into::<PyDict>().ok()?;
+    let capsule = table.get_item("get_stream_ptr").ok()??;
     // SAFETY: the object is alive and the GIL held; a capsule of another signature gives null and sets an exception.
-    let function = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), c"intptr_t (void)".as_ptr()) };
+    let function = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), c"intptr_t (int)".as_ptr()) };
     if function.is_null() {
         drop(PyErr::take(py));
         return None;
     }
-    // SAFETY: the name of the capsule says that it points to a function without arguments that returns intptr_t.
-    Some(unsafe { std::mem::transmute::<*mut std::ffi::c_void, CurrentStream>(function) })
+    // SAFETY: the name of the capsule says that it points to a function from int to intptr_t.
+    Some(unsafe { std::mem::transmute::<*mut c_void, StreamOf>(function) })
 }
 
 pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {
