@@ -158,12 +158,11 @@ pub fn expected(
     if ![source, target].iter().all(|profile| profile.dtypes.contains(&tensor.dtype)) {
         return Expected::Refused(ErrorKind::Dtype);
     }
-    if tensor.read_only && !target.keeps_read_only && copy != Some(true) {
-        return Expected::Refused(ErrorKind::ReadOnly);
-    }
+    let lost = tensor.read_only && !target.keeps_read_only;
     match (copy, pending.is_none() && fits(tensor, target)) {
         (Some(true), _) | (None, false) => Expected::Copied,
         (Some(false), false) => Expected::Refused(ErrorKind::CopyNeeded),
+        (_, true) if lost => Expected::Refused(ErrorKind::ReadOnly),
         (_, true) => Expected::InPlace,
     }
 }

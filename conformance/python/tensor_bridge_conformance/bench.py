@@ -1,7 +1,8 @@
 """What a transfer costs the host, beside the frameworks' own way, in one run.
 
-Each contender is called in batches, the contenders of a size take turns, and the median over the rounds counts. A call
-includes dropping the view that it gave.
+Each contender is called in batches. In every round all sizes and contenders of a pair take turns, so that a host that
+runs faster or slower for a while does so for all of them; the medians over the rounds count, and for the ratio the
+median of the ratios within a round. A call includes dropping the view that it gave.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from tensor_bridge_conformance import host
 
 #: Bytes of the tensors: 1 KiB to 4 GiB.
 SIZES = [1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26, 1 << 30, 1 << 32]
+#: Rounds that warm caches and pools up, and do not count.
+WARM_UP = 2
 #: A transfer costs the same at any size when the slowest size costs at most so many times the fastest.
 FLAT = 1.5
 
@@ -31,7 +34,7 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 @dataclass
 class Row:
-    """One size of one pair: medians in nanoseconds."""
+    """One size of one pair: medians, of the times in nanoseconds."""
 
     path: str
     streams: str
@@ -200,27 +203,31 @@ def _shape(size: int) -> tuple[int, int]:
 
 
 def _measure(setting: Setting, options: argparse.Namespace) -> list[Row]:
+    sizes = [size for size in SIZES if size <= options.max_size]
+    contenders = (setting.ours, setting.native)
+    with setting.inside():
+        tensors = [setting.make(size) for size in sizes]
+        rounds = []
+        for _ in range(options.rounds + WARM_UP):
+            times = []
+            for tensor in tensors:
+                times.append([_batch(call, tensor, options.batch, setting.settle) for call in contenders])
+            rounds.append(times)
+        del tensors, tensor
+        setting.settle()
     rows = []
-    for size in (size for size in SIZES if size <= options.max_size):
-        with setting.inside():
-            tensor = setting.make(size)
-            contenders = [(setting.ours, list[float]()), (setting.native, list[float]())]
-            for index in range(options.rounds + 2):
-                for call, times in contenders:
-                    setting.settle()
-                    took = _batch(call, tensor, options.batch)
-                    # The first rounds warm caches and pools up.
-                    if index >= 2:
-                        times.append(took)
-            ours, native = (statistics.median(times) for _, times in contenders)
-            del tensor
-            setting.settle()
-        rows.append(Row(setting.path, setting.streams, size, ours, native, ours / native))
+    for index, size in enumerate(sizes):
+        taken = [times[index] for times in rounds[WARM_UP:]]
+        ours, native, ratio = (
+            statistics.median(figures) for figures in zip(*((o, n, o / n) for o, n in taken), strict=True)
+        )
+        rows.append(Row(setting.path, setting.streams, size, ours, native, ratio))
     return rows
 
 
-def _batch(call: Call, tensor: Any, calls: int) -> float:
-    """Nanoseconds per call, with the garbage collector out of the way."""
+def _batch(call: Call, tensor: Any, calls: int, settle: Callable[[], Any]) -> float:
+    """Nanoseconds per call, with the garbage collector out of the way and the device idle before."""
+    settle()
     gc.disable()
     try:
         started = time.perf_counter_ns()

@@ -63,7 +63,8 @@ pub(super) fn release_order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take
             on(pair.to, onward, || {
                 let (device, consumer) = (pair.to.device(), pair.to.consumer());
                 if let Some(stream) = consumer.current_stream(device)? {
-                    consumer.views().used(device, pair.to.observe(&view)?.address, stream);
+                    let address = pair.to.observe(&view)?.address;
+                    consumer.views().used(device, address, stream, || consumer.keep(device, stream));
                 }
                 pair.to.delay()?;
                 Ok(pair.to.snapshot(&view, &snapshot)?)

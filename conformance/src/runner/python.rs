@@ -10,6 +10,7 @@ use std::path::Path;
 #[pymodule]
 #[pyo3(name = "_conformance")]
 fn extension(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    bridge_pyo3::watch_for_exit(module.py());
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(worker, module)?)
 }
@@ -49,7 +50,7 @@ fn worker(py: Python<'_>, argv: Vec<String>, send: &Bound<'_, PyAny>) -> PyResul
         Ok::<_, String>((load(&pair.from)?, load(&pair.to)?))
     };
     match prepared() {
-        Ok((from, to)) => work(&from, &to, &bridge_cuda::ordering(), &options, &mut send),
+        Ok((from, to)) => work(&from, &to, bridge_cuda::ordering(), &options, &mut send),
         Err(reason) => send(Message::Refused(reason)),
     }
     Ok(0)

@@ -1,6 +1,8 @@
 //! What a framework's adapter does, and the one way through.
 
-use crate::{Device, Error, ErrorKind, Lease, Lent, Options, Ordering, Plan, Profile, Result, Stream, Views, plan};
+use crate::{
+    Device, Error, ErrorKind, Keep, Lease, Lent, Options, Ordering, Plan, Profile, Result, Stream, Views, plan,
+};
 use std::sync::Arc;
 
 /// The part of a framework that leases keep hold of: it outlives every view.
@@ -12,6 +14,14 @@ pub trait Consumer: Send + Sync {
     ///
     /// What the framework reports.
     fn current_stream(&self, device: Device) -> Result<Option<Stream>>;
+
+    /// Keeps `stream`, as [`current_stream`](Self::current_stream) gave it, from being destroyed: a view may be dropped
+    /// long after the stream that it was made under has gone out of scope, and waiting for a stream that is gone
+    /// crashes the driver. `None` for streams that live as long as the process.
+    fn keep(&self, device: Device, stream: Stream) -> Option<Keep> {
+        let _ = (device, stream);
+        None
+    }
 
     /// The foreign memory that the framework has views of.
     fn views(&self) -> &Views;
@@ -106,7 +116,9 @@ pub fn transfer<F, T>(
     }
     if let Some(owner) = owner {
         // The tensor may itself be a view of foreign memory. Its owner must then wait for what happens here.
-        from.consumer().views().used(device, lent.buffer().address(), owner.on_any_thread());
+        let lender = from.consumer();
+        let keep = || lender.keep(device, owner);
+        lender.views().used(device, lent.buffer().address(), owner.on_any_thread(), keep);
     }
     let lease = Lease::new(lent, reader, path != Plan::ZeroCopy, consumer, Arc::clone(ordering));
     Ok((to.import(lease)?, Transfer { plan: path, bytes_copied, ordered }))

@@ -40,6 +40,7 @@ pub enum Reuse {
 /// - With [`Access::ReadWrite`] the owner tolerates writes by others in the order of the stream.
 /// - Work put behind everything that [`stream`](Self::stream) holds when the value is made sees the bytes as the
 ///   owner's user last wrote them. `None` means that the bytes are there already, as on the host.
+/// - The stream is not destroyed before the value is dropped.
 /// - Dropping the value is allowed on any thread, with or without Python's GIL, also while the interpreter or the
 ///   driver shuts down, and happens once. It neither blocks on the device nor panics.
 /// - With [`Reuse::InStreamOrder`], the memory is reused only behind the work that `stream` holds when the value is

@@ -4,7 +4,8 @@
 //! given back.
 
 use crate::{
-    Access, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, MAX_NDIM, Memory, Result, Reuse, Stream,
+    Access, DType, Device, DeviceKind, Error, ErrorKind, Keep, Layout, Lease, Lent, MAX_NDIM, Memory, Result, Reuse,
+    Stream,
 };
 use dlpark::DlpackFlags;
 pub use dlpark::ffi;
@@ -40,7 +41,6 @@ impl From<Device> for DLDevice {
 }
 
 /// What a managed tensor does not say of its memory.
-#[derive(Debug, Clone)]
 pub struct Origin {
     /// As [`DeviceBuffer::stream`](crate::DeviceBuffer::stream).
     pub stream: Option<Stream>,
@@ -48,6 +48,8 @@ pub struct Origin {
     pub reuse: Reuse,
     /// The addresses of the allocation, where somebody knows them.
     pub allocation: Option<Range<usize>>,
+    /// What else must live as long as the memory is lent.
+    pub keep: Option<Keep>,
 }
 
 fn broken(text: String) -> Error {
@@ -77,7 +79,7 @@ pub unsafe fn adopt<M: ManagedTensorBase>(managed: *mut M) -> Result<Managed<M>>
 }
 
 /// Lends a managed tensor. `origin` is asked for what the tensor does not say, given its device and the address of its
-/// first element. On an error the deleter has been called.
+/// first element (0 where it has none). On an error the deleter has been called.
 ///
 /// # Errors
 ///
@@ -113,7 +115,7 @@ pub unsafe fn lend<M: ManagedTensorBase>(
         .and_then(|offset| (tensor.data_ptr() as usize).checked_add(offset))
         .ok_or_else(|| broken(format!("byte_offset {} overflows the address", tensor.byte_offset())))?;
     let (below, above) = layout.reach();
-    let origin = origin(device, data)?;
+    let origin = origin(device, if layout.numel() == 0 { 0 } else { data })?;
     let bytes = if layout.numel() == 0 {
         data..data
     } else if tensor.data_ptr().is_null() {
@@ -129,9 +131,10 @@ pub unsafe fn lend<M: ManagedTensorBase>(
     };
     let read_only = managed.flags().contains(DlpackFlags::READ_ONLY);
     let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+    let owner = (managed.into_deleter(), origin.keep);
     // SAFETY: the producer vouches for memory, access and deleter through DLPack's contract, the caller for the stream,
     // the reuse and the allocation; the range was checked above.
-    let memory = unsafe { Memory::new(bytes, device, access, origin.stream, origin.reuse, managed.into_deleter()) };
+    let memory = unsafe { Memory::new(bytes, device, access, origin.stream, origin.reuse, owner) };
     Lent::new(dtype, layout, Box::new(memory))
 }
 

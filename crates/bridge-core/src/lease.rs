@@ -1,12 +1,15 @@
 //! A lent tensor on its way into another framework, and the way back.
 
 use crate::{Access, Consumer, DType, Device, DeviceBuffer, Layout, Lent, Ordering, Reuse, Stream};
+use smallvec::SmallVec;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 static LEASED: AtomicU64 = AtomicU64::new(0);
 static RELEASED: AtomicU64 = AtomicU64::new(0);
+static LOST: AtomicU64 = AtomicU64::new(0);
 
 /// How many leases this process has made and given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,13 +18,16 @@ pub struct Stats {
     pub leased: u64,
     /// Leases given back.
     pub released: u64,
+    /// Those among them whose memory was not: a reader could not be ordered in front of its reuse, as when a view is
+    /// dropped on a stream that is being captured into a graph.
+    pub lost: u64,
 }
 
 /// Counts of the whole process: `leased - released` views are alive.
 pub fn stats() -> Stats {
     // Released first: a lease given back between the two reads must not make the difference negative.
     let released = RELEASED.load(Relaxed);
-    Stats { leased: LEASED.load(Relaxed), released }
+    Stats { leased: LEASED.load(Relaxed), released, lost: LOST.load(Relaxed) }
 }
 
 /// The consumer's hold on a lent tensor. Dropping it gives the tensor back, in stream order.
@@ -56,7 +62,8 @@ impl Lease {
         let address = lent.buffer().address();
         let ordered = lent.buffer().stream().zip(stream).map(|(owner, reader)| {
             let bytes = address..address + lent.buffer().len();
-            (owner.on_any_thread(), consumer.views().enter(device, bytes, reader.on_any_thread()))
+            let keep = consumer.keep(device, reader);
+            (owner.on_any_thread(), consumer.views().enter(device, bytes, reader.on_any_thread(), keep))
         });
         LEASED.fetch_add(1, Relaxed);
         let (data, dtype, access) = (lent.data(), lent.dtype(), lent.buffer().access());
@@ -105,21 +112,42 @@ impl Lease {
     fn give_back(&mut self) {
         let Some(lent) = self.lent.take() else { return };
         let (device, reuse) = (lent.device(), lent.buffer().reuse());
-        let buffer: Box<dyn DeviceBuffer> = lent.into_buffer();
         let Some((owner, view)) = self.ordered else { return };
-        let mut streams = self.consumer.views().leave(view);
-        if let Ok(Some(current)) = self.consumer.current_stream(device) {
-            streams.push(current);
-        }
+        // Until every reader is in front of it, the memory must not be given back, whatever goes wrong on the way.
+        let buffer = Unordered(ManuallyDrop::new(lent.into_buffer()));
+        // The streams are kept alive until the end of this function.
+        let used = self.consumer.views().leave(view);
+        let Ok(current) = self.consumer.current_stream(device) else { return };
+        let mut streams: SmallVec<[Stream; 4]> = used.iter().map(|used| used.stream).chain(current).collect();
         streams.sort_unstable();
         streams.dedup();
-        let mut failed = false;
         for stream in streams.into_iter().filter(|stream| *stream != owner) {
-            failed |= self.ordering.order(device, stream, owner).is_err();
+            if self.ordering.order(device, stream, owner).is_err() {
+                return;
+            }
         }
-        if failed || reuse == Reuse::Unknown {
-            self.ordering.retire(device, owner, buffer);
+        match reuse {
+            Reuse::InStreamOrder => drop(buffer.into_ordered()),
+            Reuse::Unknown => self.ordering.retire(device, owner, buffer.into_ordered()),
         }
+    }
+}
+
+/// Memory that somebody may still read. Lost on the way, it is never given back, and counted.
+struct Unordered(ManuallyDrop<Box<dyn DeviceBuffer>>);
+
+impl Unordered {
+    fn into_ordered(mut self) -> Box<dyn DeviceBuffer> {
+        // SAFETY: the box is taken once, because `self` is forgotten right away.
+        let buffer = unsafe { ManuallyDrop::take(&mut self.0) };
+        std::mem::forget(self);
+        buffer
+    }
+}
+
+impl Drop for Unordered {
+    fn drop(&mut self) {
+        LOST.fetch_add(1, Relaxed);
     }
 }
 

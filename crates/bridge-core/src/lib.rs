@@ -56,4 +56,4 @@ pub use lease::{Lease, Stats, stats};
 pub use plan::{Options, Plan, Reason, plan};
 pub use profile::{Profile, Strides};
 pub use stream::{HostOnly, Ordering, Stream};
-pub use views::{Streams, Views};
+pub use views::{Keep, Views};

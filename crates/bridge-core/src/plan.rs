@@ -61,7 +61,7 @@ impl fmt::Display for Reason {
 ///
 /// - [`ErrorKind::Device`]: it is not on the device that `options` asks for, or on none that the target has.
 /// - [`ErrorKind::Dtype`]: the target has no such dtype.
-/// - [`ErrorKind::ReadOnly`]: it is read-only, the target would lose that, and no copy was asked for.
+/// - [`ErrorKind::ReadOnly`]: it is read-only, the target would lose that, and no copy is made.
 /// - [`ErrorKind::CopyNeeded`]: it has to be copied, and `copy` is `Some(false)`.
 pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
     let (device, dtype, name) = (lent.device(), lent.dtype(), &target.name);
@@ -79,12 +79,13 @@ pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
         let text = format!("{name} has no dtype {dtype}: cast the tensor, or view its bytes as uint8, first");
         return Err(Error::new(ErrorKind::Dtype, text));
     }
-    if lent.buffer().access() == Access::ReadOnly && !target.keeps_read_only && options.copy != Some(true) {
-        let text = format!("the tensor is read-only, and {name} would let you write to it: pass copy=True");
-        return Err(Error::new(ErrorKind::ReadOnly, text));
-    }
+    let lost = lent.buffer().access() == Access::ReadOnly && !target.keeps_read_only;
     match (options.copy, needed(lent, target)) {
         (Some(true), reason) => Ok(Plan::Copy(reason.unwrap_or(Reason::Asked))),
+        (_, None) if lost => {
+            let text = format!("the tensor is read-only, and {name} would let you write to it: pass copy=True");
+            Err(Error::new(ErrorKind::ReadOnly, text))
+        }
         (_, None) => Ok(Plan::ZeroCopy),
         (None, Some(reason)) => Ok(Plan::Copy(reason)),
         (Some(false), Some(reason)) => {

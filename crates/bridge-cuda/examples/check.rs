@@ -103,7 +103,7 @@ impl Checks {
             handle
         });
         let (big, small) = (allocate(BIG), [(); 2].map(|()| allocate(4)));
-        Self { ordering: bridge_cuda::ordering(), primary, streams, big, small, failed: 0 }
+        Self { ordering: Arc::clone(bridge_cuda::ordering()), primary, streams, big, small, failed: 0 }
     }
 
     fn check(&mut self, ok: bool, what: &str) {

@@ -92,6 +92,19 @@ impl<'a, D: Driver> Entered<'a, D> {
         }
     }
 
+    /// Refuses to join a stream that is being captured into a graph and one that is not: the wait would draw the one
+    /// outside into the capture, or end the capture with an error.
+    pub fn both_or_neither_captured(&self, earlier: Stream, later: Stream) -> Result<()> {
+        let captured = |stream| self.driver.is_capturing(stream).map_err(|failure| error(self.driver, failure));
+        if captured(earlier)? == captured(later)? {
+            return Ok(());
+        }
+        let text = format!(
+            "one of {earlier} and {later} is being captured into a CUDA graph and the other is not: cross before the capture begins, or use one stream on both sides"
+        );
+        Err(Error::new(ErrorKind::Driver, text))
+    }
+
     /// Lets the stream wait for an event.
     pub fn wait(&self, stream: Stream, event: Event) -> Outcome<()> {
         self.keep_if_ok(event, self.driver.wait_event(stream, event))

@@ -37,6 +37,9 @@ pub(crate) struct Failure {
 /// Shorthand for the results of driver calls.
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
+/// The mode in which driver calls leave captures alone (`CU_STREAM_CAPTURE_MODE_RELAXED`).
+pub(crate) const RELAXED: u32 = 2;
+
 /// The driver. None of the methods waits for the device, and each acts on the calling thread's current context.
 pub(crate) trait Driver: Send + Sync + 'static {
     /// The device's primary context, which all frameworks share. It is kept for the rest of the process.
@@ -59,8 +62,8 @@ pub(crate) trait Driver: Send + Sync + 'static {
     fn query_event(&self, event: Event) -> Outcome<bool>;
     /// Whether the stream is being captured into a graph instead of run.
     fn is_capturing(&self, stream: Stream) -> Outcome<bool>;
-    /// Keeps the calling thread's driver calls from invalidating captures that other threads have under way.
-    fn tolerate_captures(&self) -> Outcome<()>;
+    /// Sets how the calling thread's driver calls get on with captures that are under way; gives how they did before.
+    fn exchange_capture_mode(&self, mode: u32) -> Outcome<u32>;
     /// What the driver knows of an address. Needs no current context.
     fn pointer(&self, address: usize) -> Outcome<Pointer>;
     /// Name and description of a result code.

@@ -19,8 +19,11 @@ pub(crate) enum Call {
     Destroy(Event),
     Record(Event, Stream),
     Wait(Stream, Event),
-    Tolerate,
+    Mode(u32),
 }
+
+/// `CU_STREAM_CAPTURE_MODE_GLOBAL`, how every thread begins.
+const GLOBAL: u32 = 0;
 
 #[derive(Default)]
 struct State {
@@ -33,6 +36,7 @@ struct State {
     ordered: Vec<(Stream, Stream)>,
     queries: usize,
     capturing: Option<Stream>,
+    modes: HashMap<ThreadId, u32>,
     pointers: HashMap<usize, Pointer>,
 }
 
@@ -186,9 +190,11 @@ impl Driver for Fake {
         Ok(state.capturing == Some(stream))
     }
 
-    fn tolerate_captures(&self) -> Outcome<()> {
-        self.state().calls.push(Call::Tolerate);
-        Ok(())
+    fn exchange_capture_mode(&self, mode: u32) -> Outcome<u32> {
+        let state = &mut *self.state();
+        let before = state.modes.insert(std::thread::current().id(), mode).unwrap_or(GLOBAL);
+        state.calls.push(Call::Mode(mode));
+        Ok(before)
     }
 
     fn pointer(&self, address: usize) -> Outcome<Pointer> {

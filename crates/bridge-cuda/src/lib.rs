@@ -58,9 +58,9 @@ pub fn device_count() -> usize {
 
 /// The ordering of this process: CUDA events. CUDA is loaded at the first call of one of its methods, which fail where it
 /// is not [`available`].
-pub fn ordering() -> Arc<dyn Ordering> {
-    static ORDERING: LazyLock<Arc<Lazy>> = LazyLock::new(|| Arc::new(Lazy));
-    ORDERING.clone()
+pub fn ordering() -> &'static Arc<dyn Ordering> {
+    static ORDERING: LazyLock<Arc<dyn Ordering>> = LazyLock::new(|| Arc::new(Lazy));
+    &ORDERING
 }
 
 struct Lazy;

@@ -8,7 +8,7 @@ use crate::driver::{Context, Driver, Event, Failure, Outcome, Pointer};
 use bridge_core::{Error, ErrorKind, Stream};
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUevent_flags, CUpointer_attribute, CUresult, CUstream,
-    CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUstreamCaptureStatus,
 };
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -55,7 +55,7 @@ functions! {
     cuEventQuery(CUevent);
     cuStreamWaitEvent(CUstream, CUevent, c_uint);
     cuStreamIsCapturing(CUstream, *mut u32);
-    cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
+    cuThreadExchangeStreamCaptureMode(*mut u32);
     cuPointerGetAttributes(c_uint, *mut CUpointer_attribute, *mut *mut c_void, CUdeviceptr);
     cuGetErrorName(u32, *mut *const c_char);
     cuGetErrorString(u32, *mut *const c_char);
@@ -197,10 +197,10 @@ impl Driver for Cuda {
         Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32)
     }
 
-    fn tolerate_captures(&self) -> Outcome<()> {
-        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the mode is readable and writable; what comes back is the thread's old mode, one of the three.
-        unsafe { call!(self, cuThreadExchangeStreamCaptureMode(&mut mode)) }
+    fn exchange_capture_mode(&self, mut mode: u32) -> Outcome<u32> {
+        // SAFETY: the mode is readable and writable, and a C enum is an unsigned int here.
+        unsafe { call!(self, cuThreadExchangeStreamCaptureMode(&mut mode)) }?;
+        Ok(mode)
     }
 
     fn pointer(&self, address: usize) -> Outcome<Pointer> {

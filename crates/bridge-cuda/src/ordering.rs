@@ -36,6 +36,7 @@ impl<D: Driver> Ordering for CudaOrdering<D> {
             return Ok(());
         }
         let entered = self.devices.enter(device)?;
+        entered.both_or_neither_captured(earlier, later)?;
         let event = entered.record(earlier).and_then(|event| entered.wait(later, event).map(|()| event));
         entered.recycle(event.map_err(|failure| error(self.devices.driver(), failure))?);
         Ok(())
@@ -98,6 +99,18 @@ mod tests {
         let cuda = cuda();
         cuda.order(GPU, A, A).unwrap();
         assert_eq!(fake(&cuda).take_calls(), []);
+    }
+
+    #[test]
+    fn a_capture_is_not_drawn_into_what_is_outside() {
+        let cuda = cuda();
+        fake(&cuda).capture(A);
+        for (earlier, later) in [(A, B), (B, A)] {
+            let error = cuda.order(GPU, earlier, later).unwrap_err();
+            assert!(error.to_string().contains("captured"), "{error}");
+        }
+        let calls = fake(&cuda).take_calls();
+        assert!(!calls.iter().any(|call| matches!(call, Call::Record(..) | Call::Wait(..))), "{calls:?}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Drops retired buffers when their events have fired.
 
 use crate::context::Devices;
-use crate::driver::{Driver, Event};
+use crate::driver::{Driver, Event, RELAXED};
 use bridge_core::{Device, DeviceBuffer};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
@@ -32,6 +32,16 @@ impl Queue {
     /// The buffers, and whether no more will come.
     fn lock(&self) -> MutexGuard<'_, (Vec<Retired>, bool)> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at a share of the oldest, on a thread of the user's. It may have a capture under way, which a query would
+    /// invalidate in any mode but the relaxed one (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
+    fn finished_here<D: Driver>(waiting: &mut Vec<Retired>, devices: &Devices<D>) -> Vec<Retired> {
+        let Ok(before) = devices.driver().exchange_capture_mode(RELAXED) else { return Vec::new() };
+        let finished = Self::finished(waiting, devices, SHARE);
+        // It worked a moment ago; a driver that shuts down meanwhile has no captures.
+        let _ = devices.driver().exchange_capture_mode(before);
+        finished
     }
 
     /// Takes those of the `oldest` that need wait no longer.
@@ -79,7 +89,7 @@ impl Reaper {
         }
         let due = {
             let waiting = &mut self.queue.lock().0;
-            let due = Queue::finished(waiting, devices, SHARE);
+            let due = if waiting.is_empty() { Vec::new() } else { Queue::finished_here(waiting, devices) };
             waiting.push(retired);
             due
         };
@@ -152,9 +162,8 @@ fn start<D: Driver>(devices: Arc<Devices<D>>, queue: Arc<Queue>) -> bool {
 
 /// Ends when nothing is left and nobody can send any more.
 fn run<D: Driver>(devices: &Devices<D>, queue: &Queue) {
-    // Without it, a query would invalidate a capture that another thread has under way in the global mode (CUDA driver
-    // API, `cuThreadExchangeStreamCaptureMode`). Where it fails, so does every query.
-    let _ = devices.driver().tolerate_captures();
+    // Captures of other threads count as well. Where it fails, so does every query.
+    let _ = devices.driver().exchange_capture_mode(RELAXED);
     let mut pause = PAUSES.0;
     loop {
         let mut state = queue.lock();
@@ -174,6 +183,7 @@ fn run<D: Driver>(devices: &Devices<D>, queue: &Queue) {
 
 #[cfg(test)]
 mod tests {
+    use crate::driver::RELAXED;
     use crate::fake::{Call, Counted, Fake, eventually};
     use crate::ordering::CudaOrdering;
     use bridge_core::{Device, Ordering, Stream};
@@ -279,6 +289,23 @@ mod tests {
     }
 
     #[test]
+    fn whoever_retires_looks_at_older_buffers_without_harm_to_its_captures() {
+        let (cuda, drops) = setup();
+        cuda.retire(GPU, A, Counted::boxed(&drops));
+        eventually("the thread looks", || cuda.devices().driver().queries() > 1);
+        cuda.retire(GPU, B, Counted::boxed(&drops));
+        let calls = cuda.devices().driver().take_calls();
+        let modes: Vec<_> = calls.iter().filter(|call| matches!(call, Call::Mode(_))).collect();
+        // The thread has set its own, once.
+        assert_eq!(modes.iter().filter(|call| ***call == Call::Mode(RELAXED)).count(), 2, "{modes:?}");
+        assert_eq!(modes.iter().filter(|call| ***call == Call::Mode(0)).count(), 1, "{modes:?}");
+        cuda.devices().driver().finish(A);
+        cuda.devices().driver().finish(B);
+        settled(&cuda);
+        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (2, 0));
+    }
+
+    #[test]
     fn events_come_back_and_the_thread_starts_once() {
         let (cuda, drops) = setup();
         for round in 1..=20 {
@@ -288,7 +315,7 @@ mod tests {
             assert_eq!(drops.load(SeqCst), round);
         }
         let calls = cuda.devices().driver().take_calls();
-        assert_eq!(calls.iter().filter(|call| **call == Call::Tolerate).count(), 1);
+        assert_eq!(calls.iter().filter(|call| **call == Call::Mode(RELAXED)).count(), 1);
         assert_eq!(cuda.devices().driver().live_events(), 1);
     }
 

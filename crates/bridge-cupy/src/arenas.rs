@@ -1,40 +1,52 @@
-//! The arenas of CuPy's memory pools.
+//! The arenas of CuPy's memory pools: which stream a block was allocated on.
 
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
-use std::sync::{Mutex, PoisonError};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple};
 
-/// A pool's dictionary of arenas by stream, found once per pool.
-///
-/// It lets the usual case be told apart quickly: a pool that has arenas for one stream alone has allocated every one of
-/// its blocks there.
-#[derive(Default)]
-pub(crate) struct Arenas(Mutex<Vec<Pool>>);
+/// Each pool's dictionary of arenas by stream, found once per pool. There is one pool per device, unless the user makes
+/// more; what does not fit is looked for every time.
+pub(crate) struct Arenas([PyOnceLock<Pool>; 16]);
 
 /// A weak reference to the pool, as its blocks hold it, and the dictionary, where it was found.
 type Pool = (Py<PyAny>, Option<Py<PyDict>>);
 
-/// More pools than this are not remembered: there is one per device, unless the user makes more.
-const POOLS_KEPT: usize = 64;
-
 impl Arenas {
-    /// Whether the pool behind this weak reference has no arena but that of the stream with this handle.
-    pub(crate) fn only(&self, pool: &Bound<'_, PyAny>, handle: u64) -> PyResult<bool> {
-        let py = pool.py();
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let position = known.iter().position(|(seen, _)| seen.as_ptr() == pool.as_ptr());
-        let position = match position {
-            Some(position) => position,
-            None if known.len() >= POOLS_KEPT => return Ok(false),
-            None => {
-                known.push((pool.clone().unbind(), find(&pool.call0()?)?.map(Bound::unbind)));
-                known.len() - 1
-            }
-        };
-        let Some(arenas) = &known[position].1 else { return Ok(false) };
-        let arenas = arenas.bind(py);
-        Ok(arenas.len() == 1 && arenas.contains(handle)?)
+    pub(crate) const fn new() -> Self {
+        Self([const { PyOnceLock::new() }; 16])
     }
+
+    /// Whether a block of a pool belongs to the arena of the stream with this handle. Where CuPy's insides are not as
+    /// they are since CuPy 14, the answer is no.
+    pub(crate) fn holds(&self, memory: &Bound<'_, PyAny>, handle: u64) -> PyResult<bool> {
+        let pool = memory.getattr(intern!(memory.py(), "pool"))?;
+        let Some(arenas) = self.of_pool(&pool)? else { return Ok(false) };
+        let Some(expected) = arenas.get_item(handle)? else { return Ok(false) };
+        // A pool that has an arena for one stream alone has allocated every one of its blocks there.
+        Ok(arenas.len() == 1 || expected.call0()?.is(&arena_of(memory)?))
+    }
+
+    fn of_pool<'py>(&self, pool: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let py = pool.py();
+        let known = self.0.iter().map_while(|slot| slot.get(py));
+        if let Some((_, arenas)) = known.into_iter().find(|(seen, _)| seen.as_ptr() == pool.as_ptr()) {
+            return Ok(arenas.as_ref().map(|arenas| arenas.bind(py).clone()));
+        }
+        let found = find(&pool.call0()?)?;
+        if let Some(free) = self.0.iter().find(|slot| slot.get(py).is_none()) {
+            // Another thread may have been faster, and then this one looks again next time.
+            let _ = free.set(py, (pool.clone().unbind(), found.clone().map(Bound::unbind)));
+        }
+        Ok(found)
+    }
+}
+
+/// The arena of a pooled block: an attribute of its chunk, which Python sees only in the state for pickling.
+fn arena_of<'py>(memory: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let reduced = bridge_pyo3::call(memory, intern!(memory.py(), "__reduce__"), None)?.cast_into::<PyTuple>()?;
+    let chunk = reduced.get_borrowed_item(2)?.cast::<PyTuple>()?.get_item(0)?;
+    chunk.getattr(intern!(memory.py(), "arena"))
 }
 
 /// The dictionary among what the pool refers to that holds weak references to arenas, which is how CuPy 14 keeps them. A

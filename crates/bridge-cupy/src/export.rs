@@ -61,9 +61,10 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     let bytes = if layout.numel() == 0 { address..address } else { address - below..address + above };
     let stream = runtime.consumer.stream(py, device).map_err(|error| raised(py, error))?;
     let reuse = reuse(runtime, &memory, stream).unwrap_or(Reuse::Unknown);
-    let owner = Owner::new(array);
+    let kept = runtime.consumer.keep_current(py, device, stream).map_err(|error| raised(py, error))?;
+    let owner = (Owner::new(array), kept);
     // SAFETY: the array keeps its memory for as long as it lives; CuPy vouches for its strides and for the device; its
-    // current stream is the one into which its user works; `reuse` claims no more than it has seen.
+    // current stream, which is kept, is the one into which its user works; `reuse` claims no more than it has seen.
     let memory = unsafe { Memory::new(bytes, Device::cuda(device), Access::ReadWrite, Some(stream), reuse, owner) };
     Lent::new(dtype, layout, Box::new(memory))
 }
@@ -77,26 +78,14 @@ fn reuse(runtime: &Runtime, memory: &Bound<'_, PyAny>, stream: Stream) -> PyResu
     let py = memory.py();
     let kind = memory.get_type_ptr().cast();
     let in_order = if kind == runtime.pooled_memory.as_ptr() {
-        let pool = memory.getattr(intern!(py, "pool"))?;
         // CuPy knows the legacy stream by the handle 0.
-        let handle = if stream == Stream::LEGACY { 0 } else { stream.handle() };
-        runtime.arenas.only(&pool, handle)? || from_arena_of(memory, &pool.call0()?, handle)?
+        runtime.arenas.holds(memory, if stream == Stream::LEGACY { 0 } else { stream.handle() })?
     } else if kind == runtime.unowned_memory.as_ptr() {
         memory.getattr(intern!(py, "_owner"))?.is_instance_of::<LeaseOwner>()
     } else {
         false
     };
     Ok(if in_order { Reuse::InStreamOrder } else { Reuse::Unknown })
-}
-
-/// Whether a pooled block belongs to the arena of this stream. The arena is an attribute of its chunk, which Python
-/// sees only in the state for pickling; since CuPy 14. Where it is not to be found, the answer is no.
-fn from_arena_of(memory: &Bound<'_, PyAny>, pool: &Bound<'_, PyAny>, handle: u64) -> PyResult<bool> {
-    let py = memory.py();
-    let reduced = memory.call_method0(intern!(py, "__reduce__"))?.cast_into::<PyTuple>()?;
-    let chunk = reduced.get_item(2)?.cast_into::<PyTuple>()?.get_item(0)?;
-    let arena = chunk.getattr(intern!(py, "arena"))?;
-    Ok(arena.is(&pool.call_method1(intern!(py, "_arena"), (handle,))?))
 }
 
 pub(crate) fn compact<'py>(array: &PyTensor<'py>) -> Result<PyTensor<'py>> {

@@ -1,8 +1,10 @@
 //! What is known of the CuPy in this process, looked up once.
 
 use crate::arenas::Arenas;
-use bridge_core::{Consumer, DType, Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream, Strides, Views};
-use bridge_pyo3::{ArrayDTypes, NUMPY_DTYPES, PyTensor, framework_error, installed, with_gil};
+use bridge_core::{
+    Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Profile, Result, Stream, Strides, Views,
+};
+use bridge_pyo3::{ArrayDTypes, NUMPY_DTYPES, Owner, PyTensor, framework_error, installed, is_instance, with_gil};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
@@ -49,6 +51,18 @@ impl CuPyConsumer {
         let stream = py.import(intern!(py, "cupy.cuda"))?.call_method1(intern!(py, "get_current_stream"), (device,))?;
         Ok(Stream::from_handle(stream.getattr(intern!(py, "ptr"))?.extract()?))
     }
+
+    /// The object behind the current stream, so that it is not destroyed: CuPy destroys a stream with its object. The
+    /// default streams live for ever.
+    pub(crate) fn keep_current(&self, py: Python<'_>, device: i32, stream: Stream) -> PyResult<Option<Keep>> {
+        if [Stream::LEGACY, Stream::PER_THREAD].contains(&stream) {
+            return Ok(None);
+        }
+        let current =
+            py.import(intern!(py, "cupy.cuda"))?.call_method1(intern!(py, "get_current_stream"), (device,))?;
+        let is_it = current.getattr(intern!(py, "ptr"))?.extract::<u64>()? == stream.handle();
+        Ok(is_it.then(|| Arc::new(Owner::new(&current)) as Keep))
+    }
 }
 
 impl Consumer for CuPyConsumer {
@@ -58,6 +72,10 @@ impl Consumer for CuPyConsumer {
         }
         let stream = with_gil(|py| self.stream(py, device.index).map_err(|error| raised(py, error)));
         stream.transpose()
+    }
+
+    fn keep(&self, device: Device, stream: Stream) -> Option<Keep> {
+        with_gil(|py| self.keep_current(py, device.index, stream).ok()).flatten().flatten()
     }
 
     fn views(&self) -> &Views {
@@ -107,7 +125,7 @@ impl Runtime {
             profile,
             consumer: Arc::new(consumer),
             dtypes,
-            arenas: Arenas::default(),
+            arenas: Arenas::new(),
             one_device: devices == 1,
             new_array: new_array(&array).ok(),
             array: array.cast_into::<PyType>()?.unbind(),
@@ -135,8 +153,7 @@ impl Runtime {
     }
 
     pub(crate) fn is_array(&self, object: &PyTensor<'_>) -> bool {
-        object.get_type_ptr().cast() == self.array.as_ptr()
-            || object.is_instance(self.array.bind(object.py())).unwrap_or(false)
+        object.get_type_ptr().cast() == self.array.as_ptr() || is_instance(object, self.array.bind(object.py()))
     }
 }
 

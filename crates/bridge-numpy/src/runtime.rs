@@ -1,7 +1,7 @@
 //! What is known of the NumPy in this process, looked up once.
 
 use bridge_core::{Consumer, DType, Device, DeviceKind, Error, Profile, Result, Stream, Strides, Views};
-use bridge_pyo3::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES, PyTensor, framework_error, installed};
+use bridge_pyo3::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES, PyTensor, framework_error, installed, is_instance};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -63,7 +63,7 @@ impl Runtime {
     }
 
     pub(crate) fn is_array(&self, object: &PyTensor<'_>) -> bool {
-        self.is_plain(object) || object.is_instance(self.array.bind(object.py())).unwrap_or(false)
+        self.is_plain(object) || is_instance(object, self.array.bind(object.py()))
     }
 
     fn is_plain(&self, object: &PyTensor<'_>) -> bool {
@@ -71,7 +71,7 @@ impl Runtime {
     }
 
     pub(crate) fn is_masked(&self, array: &PyTensor<'_>) -> bool {
-        !self.is_plain(array) && array.is_instance(self.masked.bind(array.py())).unwrap_or(false)
+        !self.is_plain(array) && is_instance(array, self.masked.bind(array.py()))
     }
 }
 

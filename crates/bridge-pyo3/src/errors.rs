@@ -7,9 +7,10 @@ use pyo3::types::PyModule;
 
 /// An error that a framework raised, as core's error, with Python's exception as its cause.
 pub fn framework_error(py: Python<'_>, framework: &str, error: PyErr) -> Error {
-    let text =
-        format!("{framework} raised {}", error.value(py).repr().map_or_else(|_| "an error".into(), |r| r.to_string()));
-    Error::new(ErrorKind::Framework, text).caused_by(error)
+    let text = error.value(py).repr().map_or_else(|_| "an error".into(), |text| text.to_string());
+    // PyTorch writes the backtrace of C++ behind the first line.
+    let text = text.split("\\n").next().unwrap_or_default();
+    Error::new(ErrorKind::Framework, format!("{framework} raised {text}")).caused_by(error)
 }
 
 /// The error for an object that the adapter of `framework` does not know as a tensor.

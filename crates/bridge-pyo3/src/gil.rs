@@ -1,6 +1,8 @@
 //! Into Python from wherever a deleter is called.
 
-use pyo3::ffi::{Py_IsInitialized, PyGILState_Ensure, PyGILState_Release, PyGILState_STATE};
+use pyo3::ffi::{
+    Py_IsInitialized, PyErr_Fetch, PyErr_Restore, PyGILState_Ensure, PyGILState_Release, PyGILState_STATE, PyObject,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
 use std::sync::Once;
@@ -26,8 +28,34 @@ impl Drop for Entered {
     }
 }
 
+/// The exception that is on its way through this thread, put back when this is dropped.
+struct InFlight([*mut PyObject; 3]);
+
+impl InFlight {
+    /// Takes the exception out of the way.
+    ///
+    /// # Safety
+    ///
+    /// This thread holds the GIL, now and when the value is dropped.
+    unsafe fn set_aside() -> Self {
+        let [mut kind, mut value, mut traceback] = [std::ptr::null_mut(); 3];
+        // SAFETY: the GIL is held; the outputs are writable.
+        unsafe { PyErr_Fetch(&mut kind, &mut value, &mut traceback) };
+        Self([kind, value, traceback])
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let [kind, value, traceback] = self.0;
+        // SAFETY: these are the references that Fetch gave, and the GIL is held.
+        unsafe { PyErr_Restore(kind, value, traceback) };
+    }
+}
+
 /// Runs `body` with the GIL, whether this thread has it or not; `None` once the interpreter shuts down, when nobody may
-/// enter it any more.
+/// enter it any more. An exception that is on its way, as often when something is dropped, is none of `body`'s business
+/// and goes on afterwards.
 ///
 /// `Python::try_attach` will not do in a deleter: it takes the GIL for granted on a thread that has attached before, and
 /// PyTorch releases it, without pyo3's knowledge, around the drop of a tensor. And a thread that waits for the GIL when
@@ -41,12 +69,14 @@ pub fn with_gil<R>(body: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     }
     // SAFETY: the interpreter is initialised, and waits in `close` for those who came here before it was closed.
     entered.0 = Some(unsafe { PyGILState_Ensure() });
-    // SAFETY: this thread holds the GIL until `entered` is dropped, after `body`.
+    // SAFETY: this thread holds the GIL until `entered` is dropped, which is after `in_flight`.
+    let _in_flight = unsafe { InFlight::set_aside() };
+    // SAFETY: as above.
     Some(body(unsafe { Python::assume_attached() }))
 }
 
 /// Makes the interpreter call [`close`] before it shuts down. Repeated calls do nothing.
-pub(crate) fn watch_for_exit(py: Python<'_>) {
+pub fn watch_for_exit(py: Python<'_>) {
     static ONCE: Once = Once::new();
     if !ONCE.is_completed() {
         let register = || -> PyResult<()> {

@@ -38,18 +38,23 @@ impl Consumer for Nobody {
 
 static NOBODY: LazyLock<Arc<Nobody>> = LazyLock::new(|| Arc::new(Nobody(Views::default())));
 
-/// What a capsule does not say. The producer was asked to make the legacy default stream wait for its work, or was
-/// asked for nothing, which means the same (array API, `__dlpack__`). How it reuses memory is its own affair.
+/// What a capsule does not say. The producer was asked to make the legacy default stream wait for its work; whoever
+/// passes a bare capsule has seen to that (the docstring of `to_torch` says so). How the producer reuses memory is its
+/// own affair.
 fn origin(device: Device, address: usize) -> Result<Origin> {
     if device.kind != DeviceKind::CUDA {
-        return Ok(Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None });
+        return Ok(Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep: None });
+    }
+    let legacy = Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, allocation: None, keep: None };
+    if address == 0 {
+        return Ok(legacy);
     }
     let located = bridge_cuda::locate(address)?.filter(|located| located.device == device);
     let located = located.ok_or_else(|| {
         let text = format!("the DLPack tensor says that it is on {device}, but the driver knows no such memory there");
         Error::new(ErrorKind::Protocol, text)
     })?;
-    Ok(Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, allocation: Some(located.range) })
+    Ok(Origin { allocation: Some(located.range), ..legacy })
 }
 
 /// The capsule of a producer, whose work has been ordered in front of the legacy default stream.

@@ -9,8 +9,8 @@ use bridge_pyo3::{PyAdapter, PyTensor};
 use bridge_torch::Torch;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
+use std::cell::RefCell;
 use std::ops::Deref;
-use std::sync::{Mutex, PoisonError};
 
 /// The adapter of one of the frameworks.
 pub(crate) enum AnyAdapter<'py> {
@@ -65,6 +65,15 @@ impl Framework {
         FRAMEWORKS[self.0].1(py)
     }
 
+    /// Whether the type of the object, or one that it extends, comes from this framework's package.
+    fn names(self, object: &PyTensor<'_>) -> bool {
+        let package = FRAMEWORKS[self.0].0;
+        object.get_type().mro().iter().any(|kind| {
+            let module = kind.getattr("__module__").and_then(|module| module.extract::<String>());
+            module.is_ok_and(|module| module.split('.').next() == Some(package))
+        })
+    }
+
     /// Whether the program has imported it: before that no object can belong to it.
     fn is_loaded(self, py: Python<'_>) -> bool {
         let modules = py.import("sys").and_then(|sys| sys.getattr("modules"));
@@ -72,32 +81,44 @@ impl Framework {
     }
 }
 
-/// Types that were seen before. They are kept alive, so that an address means one type for ever.
-static SEEN: Mutex<Vec<(Py<PyType>, Framework)>> = Mutex::new(Vec::new());
+thread_local! {
+    /// Types that were seen before. They are kept alive, so that an address means one type for ever.
+    static SEEN: RefCell<Vec<(Py<PyType>, Framework)>> = const { RefCell::new(Vec::new()) };
+}
 
 /// More types than this are not remembered: programs that make types as they go must not fill the memory.
 const TYPES_KEPT: usize = 64;
 
+fn seen(object: &PyTensor<'_>) -> Option<Framework> {
+    let kind = object.get_type_ptr().cast();
+    SEEN.with_borrow(|seen| seen.iter().find(|(known, _)| known.as_ptr() == kind).map(|(_, framework)| *framework))
+}
+
 /// The adapter for the framework that `object` belongs to; the one for DLPack producers if none knows it.
 pub(crate) fn source<'py>(object: &PyTensor<'py>) -> Result<AnyAdapter<'py>> {
     let py = object.py();
-    let kind = object.get_type_ptr().cast();
-    let seen = {
-        let seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.iter().find(|(known, _)| known.as_ptr() == kind).map(|(_, framework)| *framework)
-    };
-    if let Some(framework) = seen {
+    if let Some(framework) = seen(object) {
         return framework.open(py);
     }
+    let mut broken = None;
     for framework in (0..FRAMEWORKS.len()).map(Framework).filter(|framework| framework.is_loaded(py)) {
-        let Ok(adapter) = framework.open(py) else { continue };
-        if adapter.owns(object) {
-            let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
-            if seen.len() < TYPES_KEPT {
-                seen.push((object.get_type().unbind(), framework));
+        let adapter = match framework.open(py) {
+            Ok(adapter) => adapter,
+            Err(error) => {
+                broken = broken.or_else(|| framework.names(object).then_some(error));
+                continue;
             }
+        };
+        if adapter.owns(object) {
+            let kind = object.get_type().unbind();
+            SEEN.with_borrow_mut(|seen| {
+                if seen.len() < TYPES_KEPT {
+                    seen.push((kind, framework))
+                }
+            });
             return Ok(adapter);
         }
     }
-    Ok(AnyAdapter::Foreign(Foreign(py)))
+    // A tensor of a framework whose adapter fails must not slip past that adapter's checks as a mere producer.
+    broken.map_or_else(|| Ok(AnyAdapter::Foreign(Foreign(py))), Err)
 }

@@ -5,12 +5,13 @@ mod foreign;
 mod frameworks;
 mod streams;
 
-use bridge_core::{Device, ErrorKind, Options};
-use bridge_pyo3::PyTensor;
+use bridge_core::{Device, ErrorKind, Keep, Options};
+use bridge_pyo3::{Owner, PyTensor};
 use errors::{argument, into_python};
 use frameworks::{Framework, source};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
+use std::sync::Arc;
 
 fn options(copy: Option<bool>, device: Option<&str>) -> bridge_core::Result<Options> {
     let device = device.map(|device| device.parse::<Device>().map_err(argument)).transpose()?;
@@ -27,9 +28,17 @@ fn transfer<'py>(
     let cross = || {
         let from = source(x)?;
         let to = to.open(py)?;
-        bridge_core::transfer(&*from, &*to, x, &bridge_cuda::ordering(), &options(copy, device)?)
+        bridge_core::transfer(&*from, &*to, x, bridge_cuda::ordering(), &options(copy, device)?)
     };
     cross().map(|(tensor, _)| tensor).map_err(|error| into_python(py, error))
+}
+
+/// Refuses what a look would use up.
+fn only_look(x: &PyTensor<'_>) -> bridge_core::Result<()> {
+    match x.is_instance_of::<PyCapsule>() {
+        true => Err(argument("a look at a capsule would use it up: pass the tensor that it came from")),
+        false => Ok(()),
+    }
 }
 
 /// A ``torch.Tensor`` over the memory of ``x``.
@@ -37,6 +46,9 @@ fn transfer<'py>(
 /// ``copy`` is as in the array API: ``None`` copies only where it is needed (see ``plan``), ``True`` always, ``False``
 /// never. A copy is made by the framework that owns ``x``, on the device where ``x`` is. ``device``, such as
 /// ``"cuda:0"``, is checked, not moved to.
+///
+/// ``x`` may also be a DLPack capsule, which is used up. A capsule on a CUDA device does not say which stream its tensor
+/// is written on: have the work ordered in front of the legacy default stream, or pass the tensor itself.
 ///
 /// Raises a ``BridgeError`` if ``x`` cannot cross.
 #[pyfunction]
@@ -119,9 +131,7 @@ impl Plan {
 fn plan(x: &PyTensor<'_>, target: &str, copy: Option<bool>, device: Option<&str>) -> PyResult<Plan> {
     let py = x.py();
     let look = || {
-        if x.is_instance_of::<PyCapsule>() {
-            return Err(argument("a look at a capsule would use it up: pass the tensor that it came from"));
-        }
+        only_look(x)?;
         let to = Framework::named(target)?.open(py)?;
         let lent = source(x)?.export(x)?;
         let plan = bridge_core::plan(&lent, to.profile(), &options(copy, device)?)?;
@@ -134,16 +144,18 @@ fn plan(x: &PyTensor<'_>, target: &str, copy: Option<bool>, device: Option<&str>
 /// for that stream, too, before it takes the memory back.
 ///
 /// The stream at the conversion and the one that is current where the view is dropped are known without this. ``stream``
-/// is a stream of any framework (``torch.cuda.Stream``, ``cupy.cuda.Stream``, anything with ``__cuda_stream__``) or the
-/// handle as an ``int``.
+/// is a stream of any framework (``torch.cuda.Stream``, ``cupy.cuda.Stream``, anything with ``__cuda_stream__``), which
+/// is kept alive as long as the view, or the handle as an ``int``, whose stream you keep alive yourself.
 #[pyfunction]
 fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = view.py();
     let record = || {
-        let stream = streams::handle(stream)?;
+        only_look(view)?;
+        let (object, stream) = (stream, streams::handle(stream)?);
         let adapter = source(view)?;
         let lent = adapter.export(view)?;
-        match adapter.consumer().views().used(lent.device(), lent.data(), stream.on_any_thread()) {
+        let keep = || Some(Arc::new(Owner::new(object)) as Keep);
+        match adapter.consumer().views().used(lent.device(), lent.data(), stream.on_any_thread(), keep) {
             0 if lent.buffer().stream().is_some() => {
                 let text = "this tensor is no view that tensor_bridge has made: use its own framework's record_stream";
                 Err(bridge_core::Error::new(ErrorKind::Argument, text))
@@ -163,20 +175,23 @@ fn profile<'py>(py: Python<'py>, target: &str) -> PyResult<Bound<'py, PyAny>> {
     py.import("json")?.call_method1("loads", (text,))
 }
 
-/// How many views this process has made (``leased``) and given back (``released``), and how many of those given back
-/// still wait for the device (``retired``).
+/// How many views this process has made (``leased``) and given back (``released``); how many of those given back still
+/// wait for the device (``retired``), and of how many the memory is never reused because the device could not tell when
+/// it may be (``lost``).
 #[pyfunction]
 fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let stats = bridge_core::stats();
     let counts = pyo3::types::PyDict::new(py);
     counts.set_item("leased", stats.leased)?;
     counts.set_item("released", stats.released)?;
+    counts.set_item("lost", stats.lost + bridge_cuda::leaked() as u64)?;
     counts.set_item("retired", bridge_cuda::pending())?;
     Ok(counts.into_any())
 }
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    bridge_pyo3::watch_for_exit(module.py());
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<Plan>()?;
     module.add_function(wrap_pyfunction!(to_torch, module)?)?;

@@ -14,7 +14,10 @@ pub(crate) fn handle(stream: &Bound<'_, PyAny>) -> Result<Stream> {
         let (_, handle): (u32, u64) = stream.call_method0("__cuda_stream__")?.extract()?;
         Ok(handle)
     };
+    // Events and allocations have a `ptr`, too.
+    let is_stream = stream.get_type().name().is_ok_and(|name| name.to_string().ends_with("Stream"));
     let attribute = || ATTRIBUTES.iter().find_map(|name| stream.getattr(*name).ok()?.extract::<u64>().ok());
+    let attribute = || if is_stream { attribute() } else { None };
     let handle = stream.extract::<u64>().or_else(|_| protocol()).ok().or_else(attribute);
     handle.map(Stream::from_handle).ok_or_else(|| argument(format!("{stream} is no CUDA stream")))
 }

@@ -105,6 +105,8 @@ def test_read_only_is_kept_or_refused() -> None:
     tensor = tb.to_torch(array, copy=True)
     tensor[0] = 9
     assert array[0] == 0
+    # A copy that is made anyway is writable.
+    assert tb.to_torch(array[::-1]).tolist() == [3, 2, 1, 0]
 
 
 def test_unaligned_arrays_are_copied() -> None:

@@ -85,12 +85,70 @@ def test_arguments_are_checked() -> None:
 
 
 def test_record_stream_wants_a_stream() -> None:
+    class Event:
+        ptr = 7
+
     array = tb.to_numpy(torch.ones(3))
     tb.record_stream(array, 1)
+    capsule = torch.ones(3).__dlpack__()
+    with pytest.raises(tb.BridgeValueError, match="use it up"):
+        tb.record_stream(capsule, 1)
+    assert tb.to_numpy(capsule).shape == (3,)
+    with pytest.raises(tb.BridgeValueError, match="no CUDA stream"):
+        tb.record_stream(array, Event())
     with pytest.raises(tb.BridgeValueError, match="no CUDA stream"):
         tb.record_stream(array, "stream")
     with pytest.raises(tb.BridgeTypeError):
         tb.record_stream(3, 1)
+
+
+def test_what_is_no_ordinary_error_stays_what_it_is() -> None:
+    class Producer:
+        def __init__(self, error: BaseException) -> None:
+            self.error = error
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            raise self.error
+
+        def __dlpack__(self) -> object:
+            raise AssertionError("never reached")
+
+    for error in (KeyboardInterrupt(), SystemExit(3), MemoryError("full")):
+        with pytest.raises(type(error)) as caught:
+            tb.to_numpy(Producer(error))
+        assert caught.value is error
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_the_first_look_does_not_depend_on_the_default_device(device: str) -> None:
+    done = run(
+        f"""
+import torch, numpy, tensor_bridge as tb
+torch.set_default_device({device!r})
+assert "float64" in tb.profile("torch")["dtypes"]
+assert tb.to_torch(numpy.ones(3)).tolist() == [1, 1, 1]
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_broken_framework_is_no_mere_producer() -> None:
+    done = run(
+        """
+import torch, tensor_bridge as tb
+def broken():
+    raise OSError("broken")
+torch.cuda.is_available = broken
+z = torch.tensor([1 + 2j]).conj().imag
+try:
+    tb.to_numpy(z)
+except tb.BridgeRuntimeError as error:
+    assert "broken" in str(error), error
+else:
+    raise SystemExit("no error")
+"""
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

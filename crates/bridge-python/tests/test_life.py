@@ -58,6 +58,35 @@ def test_chains_lead_back_to_the_same_memory() -> None:
     assert last.tolist() == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("change", ["module.half()", "module.weight.data = torch.zeros(1)", "module.weight.set_()"])
+def test_a_tensor_may_be_given_other_memory(change: str) -> None:
+    module = torch.nn.Linear(512, 512, bias=False).requires_grad_(False)
+    torch.nn.init.constant_(module.weight, 7)
+    array = tb.to_numpy(module.weight)
+    exec(change, {"module": module, "torch": torch})
+    junk = [torch.zeros(512, 512) for _ in range(8)]
+    assert (array == 7).all()
+    del junk
+
+
+@pytest.mark.parametrize("target", ["torch", "numpy"])
+def test_a_weak_proxy_is_a_producer_and_no_owner(target: str) -> None:
+    array = np.full(1 << 16, 7.0)
+    view = tb.convert(weakref.proxy(array), target)
+    del array
+    junk = [np.zeros(1 << 16) for _ in range(8)]
+    assert bool((view == 7).all())
+    del junk
+
+
+def test_an_exception_in_flight_survives_the_release() -> None:
+    for _ in range(3):
+        with pytest.raises(tb.BridgeTypeError):
+            [tb.to_numpy(x) for x in (torch.ones(2), torch.ones(2), 3)]
+        with pytest.raises(ZeroDivisionError):
+            print(tb.to_torch(np.ones(2)), 1 / 0)
+
+
 def test_views_may_be_dropped_on_any_thread() -> None:
     tensors = [tb.to_torch(np.full(100, float(i))) for i in range(100)]
     threads = [threading.Thread(target=tensors.pop) for _ in range(100)]

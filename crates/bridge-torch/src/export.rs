@@ -1,35 +1,53 @@
 //! Out of PyTorch.
 
-use crate::runtime::{Runtime, raised};
+use crate::runtime::{Runtime, raised, record_stream};
 use bridge_core::dlpack::Origin;
-use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lent, Pending, Result, Reuse};
-use bridge_pyo3::{PyTensor, not_a_tensor};
+use bridge_core::{Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream};
+use bridge_pyo3::{Owner, PyTensor, call, not_a_tensor};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyString};
+use std::sync::Arc;
 
 pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
     if !runtime.is_tensor(tensor) {
         return Err(not_a_tensor("torch", tensor));
     }
     screen(runtime, tensor)?;
-    let lent = runtime.consumer.door.lend(tensor, &|device| origin(runtime, tensor, device))?;
+    let storage = call(tensor, intern!(tensor.py(), "untyped_storage"), None);
+    let storage = storage.map_err(|error| refusal(tensor, error))?;
+    let lent = runtime.consumer.door.lend(tensor, &|device| origin(runtime, tensor, &storage, device))?;
     let pending = pending(tensor, lent.dtype()).map_err(|error| raised(tensor.py(), error))?;
     Ok(lent.with_pending(pending))
 }
 
-/// Where the memory may be touched and when it may be reused. On a CUDA device the caching allocator is told that the
-/// current stream uses the memory, because it may have been allocated on another.
-fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, device: Device) -> Result<Origin> {
-    let host = Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None };
+/// Where the memory may be touched and when it may be reused.
+///
+/// The storage is kept beside the tensor, because operations such as `module.half()` or `t.data = …` give the tensor
+/// another one. On a CUDA device the caching allocator is told that the current stream uses the memory, which may have
+/// been allocated on another. That helps only where the memory is that allocator's, and then the storage is resizable,
+/// or where it is a view of this adapter, whose lease sees to it.
+fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, storage: &PyTensor<'_>, device: Device) -> Result<Origin> {
+    let keep = Some(Arc::new(Owner::new(storage)) as Keep);
+    let host = Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep };
     if device.kind != DeviceKind::CUDA {
         return Ok(host);
     }
-    runtime.start_cuda(tensor.py())?;
-    let stream = runtime.consumer.door.current_stream(device)?;
-    let recorded = stream.map(|stream| runtime.record_stream(tensor, device, stream));
-    let reuse = if matches!(recorded, Some(Ok(()))) { Reuse::InStreamOrder } else { Reuse::Unknown };
-    Ok(Origin { stream, reuse, ..host })
+    let py = tensor.py();
+    runtime.start_cuda(py)?;
+    let Some(stream) = runtime.consumer.door.current_stream(device)? else {
+        return Ok(Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, ..host });
+    };
+    let settled = || -> PyResult<bool> {
+        if call(storage, intern!(py, "resizable"), None)?.is_truthy()? {
+            record_stream(tensor, device, stream)?;
+            return Ok(true);
+        }
+        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        Ok(runtime.consumer.views().used(device, address, stream.on_any_thread(), || None) > 0)
+    };
+    let reuse = if settled().unwrap_or(false) { Reuse::InStreamOrder } else { Reuse::Unknown };
+    Ok(Origin { stream: Some(stream), reuse, ..host })
 }
 
 /// The checks that the exchange API leaves out.
@@ -53,10 +71,10 @@ fn screen(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
 /// PyTorch's lazy conjugation and negation. The conj bit exists on complex tensors only, the neg bit on any.
 fn pending(tensor: &PyTensor<'_>, dtype: DType) -> PyResult<Option<Pending>> {
     let py = tensor.py();
-    if dtype.is_complex() && tensor.call_method0(intern!(py, "is_conj"))?.is_truthy()? {
+    if dtype.is_complex() && call(tensor, intern!(py, "is_conj"), None)?.is_truthy()? {
         return Ok(Some(Pending::Conjugation));
     }
-    Ok(tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()?.then_some(Pending::Negation))
+    Ok(call(tensor, intern!(py, "is_neg"), None)?.is_truthy()?.then_some(Pending::Negation))
 }
 
 /// Why the door did not let the tensor out, in words that tell what to do.

@@ -4,12 +4,14 @@ use crate::capsule::Capsules;
 use crate::exchange::ExchangeApi;
 use bridge_core::dlpack::{Origin, versioned::Dlpack};
 use bridge_core::{Consumer, DType, Device, DeviceKind, Lent, Profile, Result, Stream, Strides, Views};
-use bridge_pyo3::{PyTensor, framework_error, installed};
+use bridge_pyo3::{PyTensor, framework_error, installed, is_instance};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{IntoPyDict, PyType};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::cell::RefCell;
+use std::sync::{Arc, OnceLock};
 
 /// The way tensors take in and out of PyTorch. None of it synchronises.
 pub(crate) trait Door: Send + Sync {
@@ -61,8 +63,6 @@ pub(crate) struct Runtime {
     /// `torch.Tensor.__torch_dispatch__`: a subclass that overrides it need not have memory of its own.
     dispatch: Py<PyAny>,
     cuda: OnceLock<()>,
-    /// `torch.cuda.Stream` objects by device and handle, for `record_stream`.
-    streams: Mutex<Vec<(i32, Stream, Py<PyAny>)>>,
 }
 
 pub(crate) struct TorchConsumer {
@@ -124,12 +124,11 @@ impl Runtime {
             keeps_read_only: false,
         };
         let consumer = Arc::new(TorchConsumer { door, views: Views::default() });
-        let (cuda, streams) = Default::default();
-        Ok(Self { version, profile, consumer, tensor, parameter, dispatch, cuda, streams })
+        Ok(Self { version, profile, consumer, tensor, parameter, dispatch, cuda: OnceLock::new() })
     }
 
     pub(crate) fn is_tensor(&self, object: &PyTensor<'_>) -> bool {
-        self.is_plain(object) || object.is_instance(self.tensor.bind(object.py())).unwrap_or(false)
+        self.is_plain(object) || is_instance(object, self.tensor.bind(object.py()))
     }
 
     /// Whether the type is `Tensor` or `Parameter` itself.
@@ -154,31 +153,41 @@ impl Runtime {
         }
         Ok(())
     }
+}
 
-    /// Tells the caching allocator that the memory is used on `stream` as well, whatever stream it was allocated on: it
-    /// then reuses the block only behind that stream (`Tensor.record_stream`).
-    pub(crate) fn record_stream(&self, tensor: &PyTensor<'_>, device: Device, stream: Stream) -> PyResult<()> {
-        let py = tensor.py();
-        tensor.call_method1(intern!(py, "record_stream"), (self.stream(py, device.index, stream)?,)).map(drop)
+/// Tells the caching allocator that the memory is used on `stream` as well, whatever stream it was allocated on: it then
+/// reuses the block only behind that stream (`Tensor.record_stream`).
+pub(crate) fn record_stream(tensor: &PyTensor<'_>, device: Device, stream: Stream) -> PyResult<()> {
+    let py = tensor.py();
+    let stream = stream_object(py, device.index, stream)?;
+    bridge_pyo3::call(tensor, intern!(py, "record_stream"), Some(&stream)).map(drop)
+}
+
+thread_local! {
+    /// `torch.cuda.Stream` objects by device and handle, for `record_stream`.
+    static STREAMS: RefCell<Vec<(i32, Stream, Py<PyAny>)>> = const { RefCell::new(Vec::new()) };
+}
+
+fn stream_object(py: Python<'_>, device: i32, stream: Stream) -> PyResult<PyTensor<'_>> {
+    let kept = STREAMS.with_borrow(|kept| {
+        let found = kept.iter().find(|(on, known, _)| (*on, *known) == (device, stream));
+        found.map(|(.., object)| object.bind(py).clone())
+    });
+    if let Some(object) = kept {
+        return Ok(object);
     }
-
-    fn stream<'py>(&self, py: Python<'py>, device: i32, stream: Stream) -> PyResult<PyTensor<'py>> {
-        let kept = || self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((.., object)) = kept().iter().find(|(on, known, _)| (*on, *known) == (device, stream)) {
-            return Ok(object.bind(py).clone());
-        }
-        let cuda = py.import("torch")?.getattr("cuda")?;
-        let made = match stream {
-            Stream::LEGACY => cuda.call_method1("default_stream", (device,))?,
-            _ => cuda.call_method1("ExternalStream", (stream.handle(), device))?,
-        };
-        let mut kept = kept();
+    let cuda = py.import("torch")?.getattr("cuda")?;
+    let made = match stream {
+        Stream::LEGACY => cuda.call_method1("default_stream", (device,))?,
+        _ => cuda.call_method1("ExternalStream", (stream.handle(), device))?,
+    };
+    STREAMS.with_borrow_mut(|kept| {
         if kept.len() >= STREAMS_KEPT {
             kept.clear();
         }
         kept.push((device, stream, made.clone().unbind()));
-        Ok(made)
-    }
+    });
+    Ok(made)
 }
 
 /// The dtypes that the installed version has and that get out of the door and in again.
@@ -188,15 +197,23 @@ fn dtypes(torch: &Bound<'_, PyModule>, door: &dyn Door) -> PyResult<Vec<DType>> 
     let quiet = warnings.call_method0("catch_warnings")?;
     quiet.call_method0("__enter__")?;
     let ignored = warnings.call_method1("simplefilter", ("ignore",));
-    let dtypes = DTYPES.iter().copied().filter(|dtype| crosses(torch, door, *dtype).unwrap_or(false)).collect();
+    let dtypes: Vec<_> = DTYPES.iter().copied().filter(|dtype| crosses(torch, door, *dtype).unwrap_or(false)).collect();
     let none = torch.py().None();
     quiet.call_method1("__exit__", (&none, &none, &none))?;
-    ignored.map(|_| dtypes)
+    ignored?;
+    // Under a mode that replaces every new tensor, as FakeTensorMode does, none crosses. That must not be remembered.
+    if dtypes.is_empty() {
+        Err(PyRuntimeError::new_err("torch makes no real tensors in its current mode"))
+    } else {
+        Ok(dtypes)
+    }
 }
 
 fn crosses(torch: &Bound<'_, PyModule>, door: &dyn Door, dtype: DType) -> PyResult<bool> {
     let dtype = torch.getattr(dtype.to_string().as_str())?;
-    let tensor = torch.call_method("empty", (1,), Some(&[("dtype", &dtype)].into_py_dict(torch.py())?))?;
+    // The user may have made another device the default.
+    let on_the_host = [("dtype", dtype.clone()), ("device", "cpu".into_pyobject(torch.py())?.into_any())];
+    let tensor = torch.call_method("empty", (1,), Some(&on_the_host.into_py_dict(torch.py())?))?;
     Ok(door.there_and_back(&tensor)?.getattr("dtype")?.is(&dtype))
 }
 

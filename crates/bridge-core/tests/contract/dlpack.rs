@@ -22,7 +22,7 @@ fn lease(recorder: &Arc<Recorder>, read_only: bool) -> Lease {
 }
 
 fn host(_: Device, _: usize) -> bridge_core::Result<Origin> {
-    Ok(Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None })
+    Ok(Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep: None })
 }
 
 fn there_and_back<M: ManagedTensorBase>(keeps_flags: bool) {
@@ -73,8 +73,9 @@ fn views_outside_the_allocation_are_refused_and_given_back() {
         let recorder = Arc::new(Recorder::default());
         let (managed, handover) = wrap::<DLManagedTensorVersioned>(lease(&recorder, false));
         drop(handover);
-        let origin =
-            |_, _| Ok(Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: Some(allocation.clone()) });
+        let origin = |_, _| {
+            Ok(Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: Some(allocation.clone()), keep: None })
+        };
         // SAFETY: as above.
         let lent = unsafe { lend(managed, origin) };
         assert_eq!(lent.is_ok(), fits, "{allocation:x?}");

@@ -52,6 +52,9 @@ fn every_refusal() {
     assert_eq!(planned(read_only, None), Err(ErrorKind::ReadOnly));
     assert_eq!(planned(read_only, Some(false)), Err(ErrorKind::ReadOnly));
     assert_eq!(planned(read_only, Some(true)), Ok(Plan::Copy(Reason::Asked)));
+    let reversed: Change = |paper| (paper.access, paper.strides) = (Access::ReadOnly, vec![-3, 1]);
+    assert_eq!(planned(reversed, None), Ok(Plan::Copy(Reason::NegativeStrides)));
+    assert_eq!(planned(reversed, Some(false)), Err(ErrorKind::CopyNeeded));
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn the_reader_waits_for_the_owner_and_the_owner_for_every_reader() {
     let setup = Setup::new();
     let lease = setup.cross(setup.paper());
     assert_eq!(setup.events(), [Ordered(OWNER, READER)]);
-    assert_eq!(setup.to.side.views.used(GPU, 0x1004, OTHER), 1);
+    assert_eq!(setup.to.side.views.used(GPU, 0x1004, OTHER, || None), 1);
     *setup.to.side.current.lock().unwrap() = Some(Stream::from_handle(0xd0));
     drop(lease);
     let dropped_on = Stream::from_handle(0xd0);
@@ -63,7 +63,7 @@ fn each_reader_is_waited_for_once() {
     let setup = Setup::new();
     let lease = setup.cross(setup.paper());
     for stream in [READER, OTHER, OTHER, OWNER] {
-        setup.to.side.views.used(GPU, 0x1000, stream);
+        setup.to.side.views.used(GPU, 0x1000, stream, || None);
     }
     setup.events();
     drop(lease);
@@ -91,13 +91,15 @@ fn memory_with_unknown_reuse_is_retired_behind_the_readers() {
 }
 
 #[test]
-fn memory_whose_readers_cannot_be_ordered_is_retired() {
+fn memory_whose_readers_cannot_be_ordered_is_lost_and_counted() {
     let setup = Setup::new();
     let lease = setup.cross(setup.paper());
     setup.events();
     *setup.recorder.fails.lock().unwrap() = true;
+    let before = stats().lost;
     drop(lease);
-    assert_eq!(setup.events(), [Retired(OWNER), Dropped]);
+    assert_eq!(setup.events(), []);
+    assert!(stats().lost > before);
 }
 
 #[test]
@@ -163,4 +165,18 @@ fn a_copy_is_made_by_the_producer_and_told() {
     assert_eq!((lease.data(), lease.is_copy(), lease.layout().is_compact()), (0x20000, true, true));
     // The original has been given back already.
     assert_eq!(setup.events(), [Dropped, Ordered(OWNER, READER)]);
+}
+
+#[test]
+fn the_streams_of_a_view_are_kept_alive_until_it_is_gone() {
+    let setup = Setup::new();
+    let lease = setup.cross(setup.paper());
+    let kept: Arc<()> = Arc::default();
+    let keep = kept.clone();
+    assert_eq!(setup.to.side.views.used(GPU, 0x1000, OTHER, || Some(keep.clone())), 1);
+    drop(keep);
+    assert_eq!(Arc::strong_count(&kept), 2);
+    drop(lease);
+    assert_eq!(Arc::strong_count(&kept), 1);
+    assert_eq!(setup.to.side.views.used(GPU, 0x1000, OTHER, || unreachable!("there is no view")), 0);
 }

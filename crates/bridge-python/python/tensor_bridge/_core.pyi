@@ -16,6 +16,7 @@ class Stats(TypedDict):
     leased: int
     released: int
     retired: int
+    lost: int
 
 class Plan:
     @property

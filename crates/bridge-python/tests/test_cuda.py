@@ -1,0 +1,252 @@
+"""torch ↔ CuPy on a CUDA device, where the suite does not look: foreign producers, exits, memory, record_stream."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import tensor_bridge as tb
+from capsules import CUDA, Producer
+
+cupy: Any = pytest.importorskip("cupy")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+
+def settled() -> dict[str, int]:
+    """The counts once nothing waits for the device any more."""
+    torch.cuda.synchronize()
+    gc.collect()
+    for _ in range(500):
+        if tb.stats()["retired"] == 0:
+            break
+        time.sleep(0.01)
+    return dict(tb.stats())
+
+
+def test_both_ways_and_back_is_the_same_memory() -> None:
+    tensor = torch.arange(12.0, device="cuda").reshape(3, 4)
+    array = tb.to_cupy(tensor.T, copy=False)
+    assert (array.data.ptr, array.shape, array.strides) == (tensor.data_ptr(), (4, 3), (4, 16))
+    back = tb.to_torch(array, copy=False)
+    assert (back.data_ptr(), back.stride()) == (tensor.data_ptr(), (1, 4))
+    array[0, 0] = 7
+    assert tensor[0, 0].item() == back[0, 0].item() == 7
+
+
+def test_negative_strides_are_copied_by_cupy() -> None:
+    array = cupy.arange(4.0)[::-1]
+    assert tb.plan(array, "torch").reason == "negative strides"
+    assert tb.to_torch(array).tolist() == [3, 2, 1, 0]
+    with pytest.raises(tb.BridgeBufferError, match="negative strides"):
+        tb.to_torch(array, copy=False)
+
+
+def test_devices_are_checked_not_crossed() -> None:
+    tensor = torch.ones(3, device="cuda")
+    assert tb.to_cupy(tensor, device="cuda:0").sum() == 3
+    for call in (
+        lambda: tb.to_cupy(tensor, device="cuda:7"),
+        lambda: tb.to_numpy(tensor),
+        lambda: tb.to_cupy(tensor.cpu()),
+    ):
+        with pytest.raises(tb.BridgeValueError) as caught:
+            call()
+        assert caught.value.kind == "device"
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "complex32"])
+def test_dtypes_that_cupy_lacks(name: str) -> None:
+    with pytest.raises(tb.BridgeTypeError, match=name):
+        tb.to_cupy(torch.zeros(4, device="cuda").view(torch.uint8).view(getattr(torch, name)))
+
+
+def test_record_stream_takes_any_stream_and_only_views() -> None:
+    tensor = torch.zeros(4, device="cuda")
+    view = tb.to_cupy(tensor)
+    for stream in (torch.cuda.Stream(), cupy.cuda.Stream(), cupy.cuda.Stream.null.ptr):
+        tb.record_stream(view[1:], stream)
+    with pytest.raises(tb.BridgeValueError, match="its own framework"):
+        tb.record_stream(torch.zeros(4, device="cuda"), torch.cuda.Stream())
+
+
+def test_a_recorded_stream_is_waited_for() -> None:
+    stream = cupy.cuda.Stream(non_blocking=True)
+    spin = cupy.RawKernel(
+        'extern "C" __global__ void spin(long long n) { long long s = clock64(); while (clock64() - s < n); }', "spin"
+    )
+    for value in range(50):
+        tensor = torch.full((1 << 16,), float(value), device="cuda")
+        view = tb.to_cupy(tensor)
+        torch.cuda.synchronize()
+        with stream:
+            tb.record_stream(view, stream)
+            spin((1,), (1,), (3_000_000,))
+            read = view.copy()
+        del view, tensor
+        junk = [torch.full((1 << 16,), -1.0, device="cuda") for _ in range(3)]
+        torch.cuda.synchronize()
+        assert bool((read == value).all())
+        del junk
+
+
+@pytest.mark.parametrize("side", ["owner", "reader"])
+def test_streams_may_go_out_of_scope_before_the_view(side: str) -> None:
+    for _ in range(20):
+        if side == "reader":
+            with cupy.cuda.Stream(non_blocking=True):
+                view = tb.to_cupy(torch.ones(1 << 10, device="cuda"))
+        else:
+            with cupy.cuda.Stream(non_blocking=True):
+                view = tb.to_torch(cupy.ones(1 << 10))
+        gc.collect()
+        others = [cupy.cuda.Stream(non_blocking=True) for _ in range(4)]
+        assert view.sum() == 1 << 10
+        del view, others
+    assert settled()["lost"] == 0
+
+
+def test_memory_that_torch_has_from_elsewhere_is_not_reused_early() -> None:
+    """PyTorch's ``record_stream`` ignores memory that is not its allocator's."""
+    reader = cupy.cuda.Stream(non_blocking=True)
+    spin = cupy.RawKernel(
+        'extern "C" __global__ void spin(long long n) { long long s = clock64(); while (clock64() - s < n); }', "spin"
+    )
+    for value in range(30):
+        tensor = torch.from_dlpack(cupy.full(1 << 16, float(value)))
+        with reader:
+            view = tb.to_cupy(tensor)
+            spin((1,), (1,), (3_000_000,))
+            read = view.copy()
+        del view, tensor
+        junk = [cupy.full(1 << 16, -1.0) for _ in range(3)]
+        torch.cuda.synchronize()
+        assert bool((read == value).all())
+        del junk
+
+
+def test_zero_size_from_a_foreign_producer() -> None:
+    assert tb.to_torch(Foreign(cupy.empty((0, 3)))).shape == (0, 3)
+
+
+class Foreign:
+    """A producer that this package knows nothing of, with memory of CuPy."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.streams: list[object] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **arguments: Any) -> object:
+        self.streams.append(arguments.get("stream"))
+        return self.array.__dlpack__(**arguments)
+
+
+def test_a_foreign_producer_orders_the_legacy_stream() -> None:
+    producer = Foreign(cupy.arange(5))
+    tensor = tb.to_torch(producer)
+    assert (tensor.data_ptr(), tensor.tolist(), producer.streams) == (producer.array.data.ptr, [0, 1, 2, 3, 4], [1])
+    del tensor
+    assert settled()["retired"] == 0
+
+
+def test_the_driver_knows_what_a_capsule_lies_about() -> None:
+    array = cupy.cuda.alloc(512)
+    for length, fits in ((128, True), (1 << 40, False)):
+        producer = Producer()
+        producer.tensor.device_type, producer.tensor.data, producer.shape[0] = CUDA, array.ptr, length
+        if fits:
+            assert tb.to_torch(producer.capsule()).numel() == length
+        else:
+            with pytest.raises(tb.BridgeValueError, match="outside the producer's allocation"):
+                tb.to_torch(producer.capsule())
+        settled()
+        assert producer.deleted == 1
+
+
+def test_memory_comes_back_to_the_baseline() -> None:
+    pool = cupy.get_default_memory_pool()
+    side = cupy.cuda.Stream(non_blocking=True)
+    settled()
+    before = (torch.cuda.memory_allocated(), pool.used_bytes())
+    for _ in range(5000):
+        tb.to_cupy(torch.empty(1 << 20, device="cuda"))
+        tb.to_torch(cupy.empty(1 << 18))
+        # Allocated on one stream, lent under another: kept until the device has done its work.
+        array = cupy.empty(1 << 18)
+        with side:
+            tb.to_torch(array)
+        del array
+    counts = settled()
+    assert counts["leased"] == counts["released"]
+    assert (torch.cuda.memory_allocated(), pool.used_bytes()) == before
+
+
+@pytest.mark.parametrize("last", ["del view", "keep = view", "import sys; sys.keep = view"])
+def test_a_process_ends_with_work_under_way(last: str) -> None:
+    code = f"""
+import torch, cupy, tensor_bridge as tb
+side = cupy.cuda.Stream(non_blocking=True)
+array = cupy.zeros(1 << 20)
+with side:
+    view = tb.to_torch(array)
+    torch.cuda._sleep(200_000_000)
+    del array
+back = tb.to_cupy(torch.zeros(8, device="cuda"))
+{last}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_captured_graph_survives_views() -> None:
+    tensor = torch.zeros(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    before = tb.stats()["lost"]
+    with torch.cuda.graph(graph):
+        stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+        with stream:
+            view = tb.to_cupy(tensor)
+            view += 1
+            del view
+    graph.replay()
+    graph.replay()
+    assert tb.stats()["lost"] == before
+    torch.cuda.synchronize()
+    assert tensor.tolist() == [2, 2, 2, 2]
+
+
+def test_a_view_from_before_may_be_dropped_in_a_capture() -> None:
+    tensor = torch.zeros(4, device="cuda")
+    view = tb.to_cupy(torch.ones(4, device="cuda"))
+    lost = tb.stats()["lost"]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+            del view
+        tensor += 1
+    graph.replay()
+    torch.cuda.synchronize()
+    assert tensor.tolist() == [1, 1, 1, 1]
+    # Its memory cannot be ordered behind a stream that only records: it is kept, and counted.
+    assert tb.stats()["lost"] == lost + 1
+
+
+def test_a_capture_refuses_a_stream_outside() -> None:
+    inside = torch.zeros(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(tb.BridgeRuntimeError, match="captured"):
+            tb.to_cupy(inside)
+        inside += 1
+    graph.replay()
+    torch.cuda.synchronize()
+    assert inside.tolist() == [1, 1, 1, 1]
