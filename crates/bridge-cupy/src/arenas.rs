@@ -44,7 +44,7 @@ impl Arenas {
 
 /// The arena of a pooled block: an attribute of its chunk, which Python sees only in the state for pickling.
 fn arena_of<'py>(memory: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    let reduced = bridge_pyo3::call(memory, intern!(memory.py(), "__reduce__"), None)?.cast_into::<PyTuple>()?;
+    let reduced = bridge_pyo3::call(memory, intern!(memory.py(), "__reduce__"), &[])?.cast_into::<PyTuple>()?;
     let chunk = reduced.get_borrowed_item(2)?.cast::<PyTuple>()?.get_item(0)?;
     chunk.getattr(intern!(memory.py(), "arena"))
 }

@@ -4,6 +4,7 @@ mod arenas;
 mod export;
 mod import;
 mod runtime;
+mod streams;
 
 use bridge_core::{Adapter, Consumer, Lease, Lent, Profile, Result};
 use bridge_pyo3::{PyAdapter, PyTensor};

@@ -1,17 +1,14 @@
 //! What is known of the CuPy in this process, looked up once.
 
 use crate::arenas::Arenas;
-use bridge_core::{
-    Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Profile, Result, Stream, Strides, Views,
-};
-use bridge_pyo3::{ArrayDTypes, NUMPY_DTYPES, Owner, PyTensor, framework_error, installed, is_instance, with_gil};
+use crate::streams::CuPyConsumer;
+use bridge_core::{DType, DeviceKind, Error, ErrorKind, Profile, Result, Strides};
+use bridge_pyo3::{ArrayDTypes, NUMPY_DTYPES, PyTensor, call, framework_error, installed, is_instance};
 use pyo3::exceptions::PyTypeError;
-use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple, PyType};
-use std::ffi::{c_int, c_void};
+use pyo3::types::{PyTuple, PyType};
 use std::sync::Arc;
 
 pub(crate) struct Runtime {
@@ -28,59 +25,6 @@ pub(crate) struct Runtime {
     pub(crate) memory_pointer: Py<PyAny>,
     pub(crate) pooled_memory: Py<PyAny>,
     pub(crate) unowned_memory: Py<PyAny>,
-}
-
-/// CuPy's own function for the current stream of a device, as it offers it to other Cython modules.
-type StreamOf = unsafe extern "C" fn(c_int) -> isize;
-
-pub(crate) struct CuPyConsumer {
-    stream_of: Option<StreamOf>,
-    views: Views,
-}
-
-impl CuPyConsumer {
-    /// The stream that CuPy would use for this device now, on this thread.
-    pub(crate) fn stream(&self, py: Python<'_>, device: i32) -> PyResult<Stream> {
-        if let Some(stream_of) = self.stream_of {
-            // SAFETY: the signature was checked when the function was looked up, and the GIL is held.
-            let handle = unsafe { stream_of(device) };
-            // What Cython returns when it raises.
-            let error = if handle == -1 { PyErr::take(py) } else { None };
-            return error.map_or_else(|| Ok(Stream::from_handle(handle as u64)), Err);
-        }
-        let stream = py.import(intern!(py, "cupy.cuda"))?.call_method1(intern!(py, "get_current_stream"), (device,))?;
-        Ok(Stream::from_handle(stream.getattr(intern!(py, "ptr"))?.extract()?))
-    }
-
-    /// The object behind the current stream, so that it is not destroyed: CuPy destroys a stream with its object. The
-    /// default streams live for ever.
-    pub(crate) fn keep_current(&self, py: Python<'_>, device: i32, stream: Stream) -> PyResult<Option<Keep>> {
-        if [Stream::LEGACY, Stream::PER_THREAD].contains(&stream) {
-            return Ok(None);
-        }
-        let current =
-            py.import(intern!(py, "cupy.cuda"))?.call_method1(intern!(py, "get_current_stream"), (device,))?;
-        let is_it = current.getattr(intern!(py, "ptr"))?.extract::<u64>()? == stream.handle();
-        Ok(is_it.then(|| Arc::new(Owner::new(&current)) as Keep))
-    }
-}
-
-impl Consumer for CuPyConsumer {
-    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
-        if device.kind != DeviceKind::CUDA {
-            return Ok(None);
-        }
-        let stream = with_gil(|py| self.stream(py, device.index).map_err(|error| raised(py, error)));
-        stream.transpose()
-    }
-
-    fn keep(&self, device: Device, stream: Stream) -> Option<Keep> {
-        with_gil(|py| self.keep_current(py, device.index, stream).ok()).flatten().flatten()
-    }
-
-    fn views(&self) -> &Views {
-        &self.views
-    }
 }
 
 impl Runtime {
@@ -118,12 +62,10 @@ impl Runtime {
             devices: vec![DeviceKind::CUDA],
             keeps_read_only: false,
         };
-        let views = Views::default();
-        let consumer = CuPyConsumer { stream_of: stream_of(py), views };
         Ok(Self {
             version: cupy.getattr("__version__")?.extract()?,
             profile,
-            consumer: Arc::new(consumer),
+            consumer: Arc::new(CuPyConsumer::new(py)),
             dtypes,
             arenas: Arenas::new(),
             one_device: devices == 1,
@@ -148,7 +90,8 @@ impl Runtime {
             return self.array.bind(py).call1((shape, dtype, pointer, strides));
         };
         let array = new.bind(py).call1((self.array.bind(py),))?;
-        array.call_method1(intern!(py, "_init"), (shape, dtype, pointer, strides))?;
+        let arguments = [shape.as_any(), dtype, &pointer, strides.as_ref().map_or(dtype, |strides| strides.as_any())];
+        call(&array, intern!(py, "_init"), if strides.is_some() { &arguments } else { &arguments[..3] })?;
         Ok(array)
     }
 
@@ -167,21 +110,6 @@ fn new_array(array: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
         "_ndarray_base" if empty.get_type().is(array) => Ok(new.unbind()),
         other => Err(PyTypeError::new_err(format!("cupy.ndarray extends {other}"))),
     }
-}
-
-/// The C function behind `get_current_stream`, at a tenth of its cost. Cython names a capsule by the signature.
-fn stream_of(py: Python<'_>) -> Option<StreamOf> {
-    let module = py.import("cupy_backends.cuda.stream").ok()?;
-    let table = module.getattr("__pyx_capi__").ok()?.cast_into::<PyDict>().ok()?;
-    let capsule = table.get_item("get_stream_ptr").ok()??;
-    // SAFETY: the object is alive and the GIL held; a capsule of another signature gives null and sets an exception.
-    let function = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), c"intptr_t (int)".as_ptr()) };
-    if function.is_null() {
-        drop(PyErr::take(py));
-        return None;
-    }
-    // SAFETY: the name of the capsule says that it points to a function from int to intptr_t.
-    Some(unsafe { std::mem::transmute::<*mut c_void, StreamOf>(function) })
 }
 
 pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {

@@ -1,12 +1,15 @@
 //! Quick and strict forms of what pyo3 offers.
 
-use pyo3::ffi::PyObject_CallMethodObjArgs;
+use pyo3::ffi::{PyObject, PyObject_CallMethodObjArgs};
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyType};
 use std::ptr;
 
-/// `object.name(argument)`, or `object.name()`, without a bound method and a tuple on the way, which pyo3 makes for the
-/// stable ABI of Python 3.10.
+/// The most arguments that [`call`] passes.
+const MOST: usize = 4;
+
+/// `object.name(*arguments)`, for up to four arguments, without a bound method and a tuple on the way, which pyo3 makes
+/// for the stable ABI of Python 3.10.
 ///
 /// # Errors
 ///
@@ -14,17 +17,14 @@ use std::ptr;
 pub fn call<'py>(
     object: &Bound<'py, PyAny>,
     name: &Bound<'py, PyString>,
-    argument: Option<&Bound<'py, PyAny>>,
+    arguments: &[&Bound<'py, PyAny>],
 ) -> PyResult<Bound<'py, PyAny>> {
-    let argument = argument.map_or(ptr::null_mut(), |argument| argument.as_ptr());
-    // SAFETY: all objects are alive and the GIL is held; the list of arguments ends with null, early or late.
+    assert!(arguments.len() <= MOST, "the list of arguments has no room for more");
+    let at = |i: usize| arguments.get(i).map_or(ptr::null_mut(), |argument| argument.as_ptr());
+    // SAFETY: all objects are alive and the GIL is held; the list of arguments ends with its first null.
     unsafe {
-        let result = PyObject_CallMethodObjArgs(
-            object.as_ptr(),
-            name.as_ptr(),
-            argument,
-            ptr::null_mut::<pyo3::ffi::PyObject>(),
-        );
+        let end = ptr::null_mut::<PyObject>();
+        let result = PyObject_CallMethodObjArgs(object.as_ptr(), name.as_ptr(), at(0), at(1), at(2), at(3), end);
         Bound::from_owned_ptr_or_err(object.py(), result)
     }
 }

@@ -1,6 +1,6 @@
 //! Out of PyTorch.
 
-use crate::runtime::{Runtime, raised, record_stream};
+use crate::runtime::{Runtime, raised};
 use bridge_core::dlpack::Origin;
 use bridge_core::{Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream};
 use bridge_pyo3::{Owner, PyTensor, call, not_a_tensor};
@@ -14,7 +14,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
         return Err(not_a_tensor("torch", tensor));
     }
     screen(runtime, tensor)?;
-    let storage = call(tensor, intern!(tensor.py(), "untyped_storage"), None);
+    let storage = call(tensor, intern!(tensor.py(), "untyped_storage"), &[]);
     let storage = storage.map_err(|error| refusal(tensor, error))?;
     let lent = runtime.consumer.door.lend(tensor, &|device| origin(runtime, tensor, &storage, device))?;
     let pending = pending(tensor, lent.dtype()).map_err(|error| raised(tensor.py(), error))?;
@@ -39,8 +39,8 @@ fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, storage: &PyTensor<'_>, devi
         return Ok(Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, ..host });
     };
     let settled = || -> PyResult<bool> {
-        if call(storage, intern!(py, "resizable"), None)?.is_truthy()? {
-            record_stream(tensor, device, stream)?;
+        if call(storage, intern!(py, "resizable"), &[])?.is_truthy()? {
+            runtime.allocator.record_stream(tensor, device, stream)?;
             return Ok(true);
         }
         let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
@@ -71,10 +71,10 @@ fn screen(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
 /// PyTorch's lazy conjugation and negation. The conj bit exists on complex tensors only, the neg bit on any.
 fn pending(tensor: &PyTensor<'_>, dtype: DType) -> PyResult<Option<Pending>> {
     let py = tensor.py();
-    if dtype.is_complex() && call(tensor, intern!(py, "is_conj"), None)?.is_truthy()? {
+    if dtype.is_complex() && call(tensor, intern!(py, "is_conj"), &[])?.is_truthy()? {
         return Ok(Some(Pending::Conjugation));
     }
-    Ok(call(tensor, intern!(py, "is_neg"), None)?.is_truthy()?.then_some(Pending::Negation))
+    Ok(call(tensor, intern!(py, "is_neg"), &[])?.is_truthy()?.then_some(Pending::Negation))
 }
 
 /// Why the door did not let the tensor out, in words that tell what to do.

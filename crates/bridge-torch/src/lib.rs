@@ -8,6 +8,8 @@
 //! bits, and exports never tell the caching allocator which stream uses the memory.
 
 #[cfg(feature = "python")]
+mod allocator;
+#[cfg(feature = "python")]
 mod capsule;
 #[cfg(feature = "python")]
 mod exchange;

@@ -1,5 +1,6 @@
 //! What is known of the PyTorch in this process, looked up once.
 
+use crate::allocator::Allocator;
 use crate::capsule::Capsules;
 use crate::exchange::ExchangeApi;
 use bridge_core::dlpack::{Origin, versioned::Dlpack};
@@ -10,7 +11,6 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{IntoPyDict, PyType};
-use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
 
 /// The way tensors take in and out of PyTorch. None of it synchronises.
@@ -51,9 +51,6 @@ const DTYPES: &[DType] = &[
     DType::FLOAT8_E8M0FNU,
 ];
 
-/// More stream objects than this are not kept.
-const STREAMS_KEPT: usize = 64;
-
 pub(crate) struct Runtime {
     pub(crate) version: String,
     pub(crate) profile: Profile,
@@ -63,6 +60,7 @@ pub(crate) struct Runtime {
     /// `torch.Tensor.__torch_dispatch__`: a subclass that overrides it need not have memory of its own.
     dispatch: Py<PyAny>,
     cuda: OnceLock<()>,
+    pub(crate) allocator: Allocator,
 }
 
 pub(crate) struct TorchConsumer {
@@ -124,7 +122,8 @@ impl Runtime {
             keeps_read_only: false,
         };
         let consumer = Arc::new(TorchConsumer { door, views: Views::default() });
-        Ok(Self { version, profile, consumer, tensor, parameter, dispatch, cuda: OnceLock::new() })
+        let allocator = Allocator::new(&version);
+        Ok(Self { version, profile, consumer, tensor, parameter, dispatch, cuda: OnceLock::new(), allocator })
     }
 
     pub(crate) fn is_tensor(&self, object: &PyTensor<'_>) -> bool {
@@ -153,41 +152,6 @@ impl Runtime {
         }
         Ok(())
     }
-}
-
-/// Tells the caching allocator that the memory is used on `stream` as well, whatever stream it was allocated on: it then
-/// reuses the block only behind that stream (`Tensor.record_stream`).
-pub(crate) fn record_stream(tensor: &PyTensor<'_>, device: Device, stream: Stream) -> PyResult<()> {
-    let py = tensor.py();
-    let stream = stream_object(py, device.index, stream)?;
-    bridge_pyo3::call(tensor, intern!(py, "record_stream"), Some(&stream)).map(drop)
-}
-
-thread_local! {
-    /// `torch.cuda.Stream` objects by device and handle, for `record_stream`.
-    static STREAMS: RefCell<Vec<(i32, Stream, Py<PyAny>)>> = const { RefCell::new(Vec::new()) };
-}
-
-fn stream_object(py: Python<'_>, device: i32, stream: Stream) -> PyResult<PyTensor<'_>> {
-    let kept = STREAMS.with_borrow(|kept| {
-        let found = kept.iter().find(|(on, known, _)| (*on, *known) == (device, stream));
-        found.map(|(.., object)| object.bind(py).clone())
-    });
-    if let Some(object) = kept {
-        return Ok(object);
-    }
-    let cuda = py.import("torch")?.getattr("cuda")?;
-    let made = match stream {
-        Stream::LEGACY => cuda.call_method1("default_stream", (device,))?,
-        _ => cuda.call_method1("ExternalStream", (stream.handle(), device))?,
-    };
-    STREAMS.with_borrow_mut(|kept| {
-        if kept.len() >= STREAMS_KEPT {
-            kept.clear();
-        }
-        kept.push((device, stream, made.clone().unbind()));
-    });
-    Ok(made)
 }
 
 /// The dtypes that the installed version has and that get out of the door and in again.

@@ -1,0 +1,110 @@
+//! CuPy's current stream.
+
+use crate::runtime::raised;
+use bridge_core::{Consumer, Device, DeviceKind, Keep, Result, Stream, Views};
+use bridge_pyo3::{Owner, PyTensor, with_gil};
+use pyo3::ffi::PyCapsule_GetPointer;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+/// CuPy's own function for the current stream of a device, as it offers it to other Cython modules.
+type StreamOf = unsafe extern "C" fn(c_int) -> isize;
+
+pub(crate) struct CuPyConsumer {
+    stream_of: Option<StreamOf>,
+    views: Views,
+}
+
+thread_local! {
+    /// The stream that was kept last: the next view is likely to be made under it again.
+    static KEPT: RefCell<Option<((i32, Stream), Keep)>> = const { RefCell::new(None) };
+}
+
+impl CuPyConsumer {
+    pub(crate) fn new(py: Python<'_>) -> Self {
+        Self { stream_of: stream_of(py), views: Views::default() }
+    }
+
+    /// The stream that CuPy would use for this device now, on this thread.
+    pub(crate) fn stream(&self, py: Python<'_>, device: i32) -> PyResult<Stream> {
+        let Some(stream_of) = self.stream_of else {
+            return handle(&stream_object(py, device)?);
+        };
+        // SAFETY: the signature was checked when the function was looked up, and the GIL is held.
+        let handle = unsafe { stream_of(device) };
+        // What Cython returns when it raises.
+        let error = if handle == -1 { PyErr::take(py) } else { None };
+        error.map_or_else(|| Ok(Stream::from_handle(handle as u64)), Err)
+    }
+
+    /// The object behind `stream`, the current one, so that it is not destroyed: CuPy destroys a stream with its object.
+    /// The default streams live for ever.
+    pub(crate) fn keep_current(&self, py: Python<'_>, device: i32, stream: Stream) -> PyResult<Option<Keep>> {
+        if lives_for_ever(stream) {
+            return Ok(None);
+        }
+        if let Some((_, keep)) = KEPT.with_borrow(|kept| kept.clone().filter(|(known, _)| *known == (device, stream))) {
+            return Ok(Some(keep));
+        }
+        let object = stream_object(py, device)?;
+        if handle(&object)? != stream {
+            return Ok(None);
+        }
+        let keep: Keep = Arc::new(Owner::new(&object));
+        // The one that was kept before is dropped outside the cell: that runs code of CuPy.
+        drop(KEPT.replace(Some(((device, stream), keep.clone()))));
+        Ok(Some(keep))
+    }
+}
+
+impl Consumer for CuPyConsumer {
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
+        if device.kind != DeviceKind::CUDA {
+            return Ok(None);
+        }
+        let stream = with_gil(|py| self.stream(py, device.index).map_err(|error| raised(py, error)));
+        stream.transpose()
+    }
+
+    fn keep(&self, device: Device, stream: Stream) -> Option<Keep> {
+        if lives_for_ever(stream) {
+            return None;
+        }
+        with_gil(|py| self.keep_current(py, device.index, stream).ok()).flatten().flatten()
+    }
+
+    fn views(&self) -> &Views {
+        &self.views
+    }
+}
+
+fn lives_for_ever(stream: Stream) -> bool {
+    [Stream::LEGACY, Stream::PER_THREAD].contains(&stream)
+}
+
+fn stream_object(py: Python<'_>, device: i32) -> PyResult<PyTensor<'_>> {
+    py.import(intern!(py, "cupy.cuda"))?.call_method1(intern!(py, "get_current_stream"), (device,))
+}
+
+fn handle(stream: &PyTensor<'_>) -> PyResult<Stream> {
+    Ok(Stream::from_handle(stream.getattr(intern!(stream.py(), "ptr"))?.extract()?))
+}
+
+/// The C function behind `get_current_stream`, at a tenth of its cost. Cython names a capsule by the signature.
+fn stream_of(py: Python<'_>) -> Option<StreamOf> {
+    let module = py.import("cupy_backends.cuda.stream").ok()?;
+    let table = module.getattr("__pyx_capi__").ok()?.cast_into::<PyDict>().ok()?;
+    let capsule = table.get_item("get_stream_ptr").ok()??;
+    // SAFETY: the object is alive and the GIL held; a capsule of another signature gives null and sets an exception.
+    let function = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), c"intptr_t (int)".as_ptr()) };
+    if function.is_null() {
+        drop(PyErr::take(py));
+        return None;
+    }
+    // SAFETY: the name of the capsule says that it points to a function from int to intptr_t.
+    Some(unsafe { std::mem::transmute::<*mut c_void, StreamOf>(function) })
+}

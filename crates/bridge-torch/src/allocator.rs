@@ -1,0 +1,100 @@
+//! Telling PyTorch's caching allocator which streams use a block.
+
+use bridge_core::{Device, Stream};
+use bridge_pyo3::{PyTensor, call};
+use libloading::os::unix::{Library, RTLD_NOW};
+use pyo3::intern;
+use pyo3::prelude::*;
+use std::cell::RefCell;
+use std::ffi::c_void;
+
+/// `Tensor.record_stream`: by the C++ function behind it, in versions where that is known, and by the method elsewhere,
+/// at three times the cost.
+pub(crate) struct Allocator(Option<RecordStream>);
+
+/// `at::native::record_stream_cuda(at::Tensor&, c10::Stream)`, behind the dispatcher, which throws for conj and neg bits
+/// and runs the user's modes. A tensor is a pointer to its implementation.
+type RecordStream = unsafe extern "C" fn(*mut *mut c_void, StreamByValue);
+
+const SYMBOL: &[u8] = b"_ZN2at6native18record_stream_cudaERNS_6TensorEN3c106StreamE\0";
+const LIBRARY: &str = "libtorch_cuda.so";
+
+/// The versions whose headers were read for the layouts used here (`c10/core/Stream.h`, `c10/core/Device.h`).
+const VERSIONS: [&str; 2] = ["2.10.", "2.11."];
+
+/// Do not load what is not loaded (`dlfcn.h` of Linux).
+const RTLD_NOLOAD: i32 = 4;
+
+/// `c10::Stream`.
+#[repr(C)]
+struct StreamByValue {
+    device_type: i8,
+    device_index: i8,
+    /// 0 for the default stream; the handle for one from outside (`c10/cuda/CUDAStream.cpp`, `StreamId`).
+    id: i64,
+}
+
+/// `c10::DeviceType::CUDA`
+const CUDA: i8 = 1;
+
+impl Allocator {
+    pub(crate) fn new(version: &str) -> Self {
+        let known = VERSIONS.iter().any(|known| version.starts_with(known));
+        Self(if known { look_up() } else { None })
+    }
+
+    /// Tells the allocator that the memory is used on `stream` as well, whatever stream it was allocated on: it then
+    /// reuses the block only behind that stream. The memory must be PyTorch's own.
+    pub(crate) fn record_stream(&self, tensor: &PyTensor<'_>, device: Device, stream: Stream) -> PyResult<()> {
+        let py = tensor.py();
+        let (Some(record), Ok(device_index)) = (self.0, i8::try_from(device.index)) else {
+            return call(tensor, intern!(py, "record_stream"), &[&stream_object(py, device.index, stream)?]).map(drop);
+        };
+        let mut implementation = tensor.getattr(intern!(py, "_cdata"))?.extract::<usize>()? as *mut c_void;
+        let id = if stream == Stream::LEGACY { 0 } else { stream.handle() as i64 };
+        // SAFETY: `_cdata` is the address of the implementation, which the object keeps alive, and the pointer to it has
+        // the layout of a tensor; the stream has that of the versions above. The function throws only for memory that
+        // the allocator does not know, and that is its own here.
+        unsafe { record(&mut implementation, StreamByValue { device_type: CUDA, device_index, id }) };
+        Ok(())
+    }
+}
+
+fn look_up() -> Option<RecordStream> {
+    // SAFETY: the library is loaded already, or not at all, so no code runs; its symbol has the signature that its name
+    // spells out, and the library stays loaded as long as PyTorch does.
+    unsafe {
+        let library = Library::open(Some(LIBRARY), RTLD_NOW | RTLD_NOLOAD).ok()?;
+        library.get::<RecordStream>(SYMBOL).ok().map(|symbol| *symbol)
+    }
+}
+
+/// More stream objects than this are not kept.
+const STREAMS_KEPT: usize = 64;
+
+thread_local! {
+    /// `torch.cuda.Stream` objects by device and handle.
+    static STREAMS: RefCell<Vec<(i32, Stream, Py<PyAny>)>> = const { RefCell::new(Vec::new()) };
+}
+
+fn stream_object(py: Python<'_>, device: i32, stream: Stream) -> PyResult<PyTensor<'_>> {
+    let kept = STREAMS.with_borrow(|kept| {
+        let found = kept.iter().find(|(on, known, _)| (*on, *known) == (device, stream));
+        found.map(|(.., object)| object.bind(py).clone())
+    });
+    if let Some(object) = kept {
+        return Ok(object);
+    }
+    let cuda = py.import("torch")?.getattr("cuda")?;
+    let made = match stream {
+        Stream::LEGACY => cuda.call_method1("default_stream", (device,))?,
+        _ => cuda.call_method1("ExternalStream", (stream.handle(), device))?,
+    };
+    STREAMS.with_borrow_mut(|kept| {
+        if kept.len() >= STREAMS_KEPT {
+            kept.clear();
+        }
+        kept.push((device, stream, made.clone().unbind()));
+    });
+    Ok(made)
+}
