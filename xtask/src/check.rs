@@ -101,6 +101,6 @@ fn oldest_rust() -> Result<Command> {
 
 fn dependencies() -> Result<Command> {
     let installed = ask(&mut cargo(&["deny", "--version"])).is_some();
-    let check = || cargo(&["deny", "--all-features", "check"]);
+    let check = || cargo(&["deny", "--all-features", "check", "bans", "licenses", "sources"]);
     installed.then(check).ok_or_else(|| "cargo-deny is not installed".into())
 }
