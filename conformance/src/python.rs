@@ -39,6 +39,7 @@ pub fn subject<'py>(py: Python<'py>, name: &str, device: Device) -> PyResult<PyS
 fn adapter<'py>(py: Python<'py>, name: &str) -> Result<(BoxedAdapter<'py>, &'static str)> {
     match name {
         "torch" => Ok((Box::new(bridge_torch::Torch::new(py)?), "Torch")),
+        "torch-capsules" => Ok((Box::new(bridge_torch::Torch::with_capsules(py)?), "Torch")),
         "cupy" => Ok((Box::new(bridge_cupy::CuPy::new(py)?), "Cupy")),
         "numpy" => Ok((Box::new(bridge_numpy::NumPy::new(py)?), "Numpy")),
         _ => Err(Error::new(ErrorKind::Missing, format!("there is no adapter {name:?}"))),

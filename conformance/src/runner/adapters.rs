@@ -17,18 +17,36 @@ pub struct Known {
     /// The kinds of device that its tensors can be on.
     #[serde(skip)]
     pub devices: &'static [DeviceKind],
+    /// Whether it runs only where it is named: another way into a framework that runs anyway.
+    #[serde(skip)]
+    pub on_request: bool,
 }
 
 /// Every framework that the runner knows.
 pub const KNOWN: &[Known] = &[
-    Known { name: "torch", module: "torch", distributions: &["torch"], devices: &[DeviceKind::CPU, DeviceKind::CUDA] },
+    Known {
+        name: "torch",
+        module: "torch",
+        distributions: &["torch"],
+        devices: &[DeviceKind::CPU, DeviceKind::CUDA],
+        on_request: false,
+    },
     Known {
         name: "cupy",
         module: "cupy",
         distributions: &["cupy-cuda13x", "cupy-cuda12x", "cupy"],
         devices: &[DeviceKind::CUDA],
+        on_request: false,
     },
-    Known { name: "numpy", module: "numpy", distributions: &["numpy"], devices: &[DeviceKind::CPU] },
+    Known { name: "numpy", module: "numpy", distributions: &["numpy"], devices: &[DeviceKind::CPU], on_request: false },
+    // PyTorch without the C exchange API, as versions before 2.10 are.
+    Known {
+        name: "torch-capsules",
+        module: "torch",
+        distributions: &["torch"],
+        devices: &[DeviceKind::CPU, DeviceKind::CUDA],
+        on_request: true,
+    },
 ];
 
 impl Known {
@@ -58,7 +76,8 @@ pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<Pai
         let names: Vec<_> = KNOWN.iter().map(|known| known.name).collect();
         return Err(format!("there is no adapter {unknown:?}: there are {}", names.join(", ")));
     }
-    let wanted = KNOWN.iter().filter(|known| named.is_empty() || named.iter().any(|name| *name == known.name));
+    let is_named = |known: &Known| named.iter().any(|name| *name == known.name);
+    let wanted = KNOWN.iter().filter(|known| if named.is_empty() { !known.on_request } else { is_named(known) });
     let (mut fit, mut left_out) = (Vec::new(), Vec::new());
     for known in wanted {
         match known.left_out(device, host) {

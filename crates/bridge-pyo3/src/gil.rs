@@ -75,7 +75,7 @@ pub fn with_gil<R>(body: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     Some(body(unsafe { Python::assume_attached() }))
 }
 
-/// Makes the interpreter call [`close`] before it shuts down. Repeated calls do nothing.
+/// Makes the interpreter close the way in before it shuts down. Repeated calls do nothing.
 pub fn watch_for_exit(py: Python<'_>) {
     static ONCE: Once = Once::new();
     if !ONCE.is_completed() {

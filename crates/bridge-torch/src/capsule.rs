@@ -4,7 +4,7 @@ use crate::export::refusal;
 use crate::runtime::{Door, raised};
 use bridge_core::dlpack::{Origin, versioned::Dlpack};
 use bridge_core::{Device, DeviceKind, Lent, Result, Stream};
-use bridge_pyo3::{PyTensor, take_capsule, with_gil};
+use bridge_pyo3::{PyTensor, call, take_capsule, with_gil};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
@@ -16,6 +16,9 @@ const NO_SYNC: i32 = -1;
 
 fn export<'py>(tensor: &PyTensor<'py>) -> PyResult<Bound<'py, PyAny>> {
     let py = tensor.py();
+    // `__dlpack__` refuses the conj bit, of which core is told apart. Conjugated once more it is the same memory without.
+    let conjugated = call(tensor, intern!(py, "is_conj"), &[])?.is_truthy()?;
+    let tensor = &if conjugated { call(tensor, intern!(py, "conj"), &[])? } else { tensor.clone() };
     let (kind, _): (i32, i32) = tensor.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
     let kwargs = PyDict::new(py);
     kwargs.set_item(intern!(py, "max_version"), (1, 0))?;
