@@ -20,7 +20,7 @@ const SYMBOL: &[u8] = b"_ZN2at6native18record_stream_cudaERNS_6TensorEN3c106Stre
 const LIBRARY: &str = "libtorch_cuda.so";
 
 /// The versions whose headers were read for the layouts used here (`c10/core/Stream.h`, `c10/core/Device.h`).
-const VERSIONS: [&str; 2] = ["2.10.", "2.11."];
+const VERSIONS: [&str; 1] = ["2.11."];
 
 /// Do not load what is not loaded (`dlfcn.h` of Linux).
 const RTLD_NOLOAD: i32 = 4;
