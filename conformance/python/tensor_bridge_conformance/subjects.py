@@ -55,7 +55,8 @@ class Torch:
         gc.collect()
         gc.freeze()
         if self.cuda:
-            torch.cuda.init()
+            # Whoever shares the process works on this device, too.
+            torch.cuda.set_device(self.device)
             if not Torch.known:
                 made = [torch.cuda.Stream(self.device) for _ in range(STREAMS)]
                 Torch.known = {stream.cuda_stream: stream for stream in made}
