@@ -28,7 +28,7 @@ pub fn all() -> Result<ExitCode> {
                 left_out.push((name, reason));
                 continue;
             }
-            Ok(Ok(output)) if output.status.success() => ("ok", String::new()),
+            Ok(Ok(output)) if output.status.success() => ("ok", skipped(&output.stdout)),
             Ok(Ok(output)) => {
                 ("FAILED", String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
             }
@@ -46,6 +46,13 @@ pub fn all() -> Result<ExitCode> {
     }
     println!("{passed} passed, {} failed", failed.len());
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What a step that passed has left out all the same, as pytest says it.
+fn skipped(output: &[u8]) -> String {
+    let output = String::from_utf8_lossy(output);
+    let lines = output.lines().filter(|line| line.starts_with("SKIPPED"));
+    lines.map(|line| format!("    {line}\n")).collect()
 }
 
 fn steps(python: &Path) -> Vec<Step> {
@@ -70,7 +77,7 @@ fn steps(python: &Path) -> Vec<Step> {
         ("mypy", module(&[&["mypy", "crates/bridge-python/python/tensor_bridge"]])),
         ("bundle", itself(&["bundle".as_ref(), bundle.as_os_str()])),
         ("pytest", {
-            let pytest = module(&[&["pytest", "-q", "crates/bridge-python/tests"]]);
+            let pytest = module(&[&["pytest", "-q", "-rs", "crates/bridge-python/tests"]]);
             pytest.map(|pytest| with(pytest, "PYTHONPATH", &bundle))
         }),
     ]

@@ -47,7 +47,7 @@ pub enum Reuse {
 ///   dropped, even where the allocator ties the memory to another stream than the one that it was last written on.
 ///
 /// In return core drops the value only after the owner's stream has been made to wait for every stream on which a
-/// view of it is known to have been used.
+/// view of it is known to have been used; where that cannot be done, it never drops the value.
 pub unsafe trait DeviceBuffer: Send + Sync {
     /// The lowest address.
     fn address(&self) -> usize;

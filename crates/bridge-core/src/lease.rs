@@ -74,7 +74,7 @@ impl Lease {
         self.lent.as_ref().expect("only the drop takes it")
     }
 
-    /// Address of the first element. Whether it may be null: only for a view without elements.
+    /// Address of the first element. It may be null for a view without elements.
     pub fn data(&self) -> usize {
         self.data
     }

@@ -58,6 +58,11 @@ impl Views {
         count
     }
 
+    /// Whether a live view contains `address`.
+    pub fn contains(&self, device: Device, address: usize) -> bool {
+        !self.is_empty() && self.lock().iter().any(|(_, view)| view.device == device && view.bytes.contains(&address))
+    }
+
     pub(crate) fn enter(&self, device: Device, bytes: Range<usize>, stream: Stream, keep: Option<Keep>) -> usize {
         let mut live = self.lock();
         let key = live.insert(View { device, bytes, streams: smallvec![Used { stream, _keep: keep }] });

@@ -59,8 +59,4 @@ impl<'py> PyAdapter<'py> for CuPy<'py> {
     fn owns(&self, object: &PyTensor<'py>) -> bool {
         self.runtime.is_array(object)
     }
-
-    fn version(&self) -> &str {
-        &self.runtime.version
-    }
 }

@@ -12,7 +12,6 @@ use pyo3::types::{PyTuple, PyType};
 use std::sync::Arc;
 
 pub(crate) struct Runtime {
-    pub(crate) version: String,
     pub(crate) profile: Profile,
     pub(crate) consumer: Arc<CuPyConsumer>,
     pub(crate) dtypes: ArrayDTypes,
@@ -63,7 +62,6 @@ impl Runtime {
             keeps_read_only: false,
         };
         Ok(Self {
-            version: cupy.getattr("__version__")?.extract()?,
             profile,
             consumer: Arc::new(CuPyConsumer::new(py)),
             dtypes,

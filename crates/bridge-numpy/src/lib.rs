@@ -58,8 +58,4 @@ impl<'py> PyAdapter<'py> for NumPy<'py> {
     fn owns(&self, object: &PyTensor<'py>) -> bool {
         self.runtime.is_array(object)
     }
-
-    fn version(&self) -> &str {
-        &self.runtime.version
-    }
 }

@@ -8,7 +8,6 @@ use pyo3::types::PyType;
 use std::sync::Arc;
 
 pub(crate) struct Runtime {
-    pub(crate) version: String,
     pub(crate) profile: Profile,
     pub(crate) consumer: Arc<Host>,
     pub(crate) dtypes: ArrayDTypes,
@@ -52,7 +51,6 @@ impl Runtime {
             keeps_read_only: true,
         };
         Ok(Self {
-            version: numpy.getattr("__version__")?.extract()?,
             profile,
             consumer: Arc::default(),
             dtypes,

@@ -22,7 +22,4 @@ pub type PyTensor<'py> = pyo3::Bound<'py, pyo3::PyAny>;
 pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
     /// Whether `object` is a tensor of this framework, of whatever kind.
     fn owns(&self, object: &PyTensor<'py>) -> bool;
-
-    /// The framework's version.
-    fn version(&self) -> &str;
 }

@@ -42,11 +42,6 @@ impl LeaseOwner {
     pub fn new(lease: Lease) -> Self {
         Self(lease)
     }
-
-    /// The lease.
-    pub fn lease(&self) -> &Lease {
-        &self.0
-    }
 }
 
 #[pymethods]

@@ -126,8 +126,4 @@ impl<'py> PyAdapter<'py> for Foreign<'py> {
     fn owns(&self, _: &PyTensor<'py>) -> bool {
         false
     }
-
-    fn version(&self) -> &str {
-        "1"
-    }
 }

@@ -78,6 +78,7 @@ def test_a_capsule_is_used_up_once() -> None:
 
 
 def test_other_capsules_are_no_tensors() -> None:
+    pytest.importorskip("torch")
     with pytest.raises(tb.BridgeTypeError):
         tb.to_torch(new_capsule(ctypes.addressof(ctypes.c_int(1)), b"something", None))
 
@@ -130,6 +131,7 @@ HOSTILE: dict[str, tuple[Spoil, type[Exception], str]] = {
 @pytest.mark.parametrize("target", ["numpy", "torch"])
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_capsules_are_refused_and_given_back(case: str, target: str) -> None:
+    pytest.importorskip(target)
     spoil, builtin, words = HOSTILE[case]
     producer = Producer()
     spoil(producer)
@@ -166,6 +168,7 @@ class Foreign:
 
 @pytest.mark.parametrize("old", [False, True])
 def test_any_producer_can_lend(old: bool) -> None:
+    pytest.importorskip("torch")
     array = np.arange(6.0).reshape(2, 3).T
     tensor = tb.to_torch(Foreign(array, old=old))
     assert tensor.data_ptr() == array.ctypes.data
@@ -173,6 +176,7 @@ def test_any_producer_can_lend(old: bool) -> None:
 
 
 def test_a_producer_makes_its_copies_itself() -> None:
+    pytest.importorskip("torch")
     array = np.arange(6.0)[::-1]
     with pytest.raises(tb.BridgeBufferError, match="negative strides"):
         tb.to_torch(Foreign(array), copy=False)

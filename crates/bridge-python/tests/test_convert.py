@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-import torch
 
 import tensor_bridge as tb
+
+torch: Any = pytest.importorskip("torch")
 
 DTYPES = tb.profile("torch")["dtypes"]
 

@@ -9,10 +9,11 @@ import time
 from typing import Any
 
 import pytest
-import torch
 
 import tensor_bridge as tb
 from capsules import CUDA, Producer
+
+torch: Any = pytest.importorskip("torch")
 
 cupy: Any = pytest.importorskip("cupy")
 if not torch.cuda.is_available():
@@ -250,3 +251,13 @@ def test_a_capture_refuses_a_stream_outside() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert inside.tolist() == [1, 1, 1, 1]
+
+
+def test_an_exception_in_flight_survives_the_release() -> None:
+    """Where a view goes, CuPy is asked for its stream, also while an exception is on its way."""
+    tensor = torch.ones(2, device="cuda")
+    for _ in range(3):
+        with pytest.raises(tb.BridgeTypeError):
+            [tb.to_cupy(x) for x in (tensor, tensor, 3)]
+        with pytest.raises(ZeroDivisionError):
+            print(tb.to_cupy(tensor), 1 / 0)

@@ -7,16 +7,19 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tensor_bridge as tb
 
+torch: Any = pytest.importorskip("torch")
+
 
 def fake() -> torch.Tensor:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     with FakeTensorMode():
         return torch.ones(3)
 

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import tensor_bridge as tb
+
+torch: Any = pytest.importorskip("torch")
 
 
 def test_a_view_outlives_its_producer() -> None:

@@ -44,7 +44,7 @@ fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, storage: &PyTensor<'_>, devi
             return Ok(true);
         }
         let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
-        Ok(runtime.consumer.views().used(device, address, stream.on_any_thread(), || None) > 0)
+        Ok(runtime.consumer.views().contains(device, address))
     };
     let reuse = if settled().unwrap_or(false) { Reuse::InStreamOrder } else { Reuse::Unknown };
     Ok(Origin { stream: Some(stream), reuse, ..host })

@@ -2,7 +2,8 @@
 //!
 //! With the feature `python`, [`Torch`] lends and wraps `torch.Tensor` objects: through the C exchange API of DLPack 1.3
 //! where the installed version has it (2.10 and later, or the package `torch-c-dlpack-ext`), through `__dlpack__` and
-//! capsules elsewhere.
+//! capsules elsewhere. It is made for 2.9, the first version with the `__dlpack__` of DLPack 1.0, and later, and tested
+//! with 2.11.
 //!
 //! What PyTorch leaves to its callers is done here: the exchange API checks neither `requires_grad` nor the conj and neg
 //! bits, and exports never tell the caching allocator which stream uses the memory.
@@ -21,7 +22,7 @@ mod import;
 mod runtime;
 
 #[cfg(feature = "python")]
-pub use python::{Torch, VERSIONS};
+pub use python::Torch;
 
 #[cfg(feature = "python")]
 mod python {
@@ -31,9 +32,6 @@ mod python {
     use bridge_pyo3::{PyAdapter, PyTensor};
     use pyo3::Python;
     use std::sync::Arc;
-
-    /// The versions of PyTorch that the adapter is made for; the first of them has the `__dlpack__` of DLPack 1.0.
-    pub const VERSIONS: &str = "2.9 and later, tested with 2.11";
 
     /// PyTorch in this process.
     #[derive(Clone, Copy)]
@@ -89,10 +87,6 @@ mod python {
     impl<'py> PyAdapter<'py> for Torch<'py> {
         fn owns(&self, object: &PyTensor<'py>) -> bool {
             self.runtime.is_tensor(object)
-        }
-
-        fn version(&self) -> &str {
-            &self.runtime.version
         }
     }
 }

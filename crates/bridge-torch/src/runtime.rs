@@ -52,7 +52,6 @@ const DTYPES: &[DType] = &[
 ];
 
 pub(crate) struct Runtime {
-    pub(crate) version: String,
     pub(crate) profile: Profile,
     pub(crate) consumer: Arc<TorchConsumer>,
     tensor: Py<PyType>,
@@ -123,7 +122,7 @@ impl Runtime {
         };
         let consumer = Arc::new(TorchConsumer { door, views: Views::default() });
         let allocator = Allocator::new(&version);
-        Ok(Self { version, profile, consumer, tensor, parameter, dispatch, cuda: OnceLock::new(), allocator })
+        Ok(Self { profile, consumer, tensor, parameter, dispatch, cuda: OnceLock::new(), allocator })
     }
 
     pub(crate) fn is_tensor(&self, object: &PyTensor<'_>) -> bool {
