@@ -66,7 +66,7 @@ pub enum Op {
     Create(u64),
     /// A tensor is taken into the other framework.
     Convert(usize, Option<bool>),
-    /// A tensor is overwritten.
+    /// A tensor is overwritten, or read where nothing writes to it.
     Write(usize, u64),
     /// A tensor is read.
     Read(usize),
@@ -93,8 +93,15 @@ pub struct Side {
     pub read_only: bool,
     /// The operations that it puts off.
     pub puts_off: Vec<Pending>,
+    /// Whether its tensors can be written to.
+    #[serde(default = "yes")]
+    pub writes: bool,
     /// Number of streams beside the default one.
     pub streams: usize,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// All that the strategies know of a pair, so that a case can be made again where its frameworks are not loaded.
@@ -117,6 +124,7 @@ impl Side {
             negative: subject.makes_negative_strides(),
             read_only: subject.makes_read_only(),
             puts_off: subject.puts_off(),
+            writes: subject.writes(),
             streams: subject.streams().len(),
         }
     }
@@ -126,6 +134,11 @@ impl Caps {
     /// Whether both sides are the same framework, and so share its current stream.
     pub fn same_framework(&self) -> bool {
         self.from.profile.name == self.to.profile.name
+    }
+
+    /// Those of [`common_dtypes`](Self::common_dtypes) that the target makes, too, and so has kernels for.
+    pub fn computed_dtypes(&self) -> Vec<DType> {
+        self.common_dtypes().into_iter().filter(|dtype| self.to.dtypes.contains(dtype)).collect()
     }
 
     /// The dtypes that the source makes and that both profiles list.
@@ -228,8 +241,12 @@ pub(crate) fn tensors(caps: &Caps, dtypes: Vec<DType>, overlap: bool) -> BoxedSt
     let length = prop_oneof![1 => Just(0i64), 3 => Just(1), 12 => 2i64..6];
     let most = if strided { 4 } else { 0 };
     let steps = vec(View::any(caps, overlap), 0..=most);
-    (select(dtypes), vec(length, 0..4), steps, 0..=most, 0..=most)
-        .prop_map(|(dtype, shape, steps, lead, tail)| {
+    let around = (steps, 0..=most, 0..=most);
+    // A target that takes little in place shall get as much of that as of the rest.
+    let plain = (caps.to.profile.strides == Strides::Compact) as u32;
+    let around = prop_oneof![plain => Just((Vec::new(), 0, 0)), 1 => around];
+    (select(dtypes), vec(length, 0..4), around)
+        .prop_map(|(dtype, shape, (steps, lead, tail))| {
             let base = lead + model::numel(&shape) + tail;
             let strides = model::row_major(&shape);
             let plain = Spec { dtype, shape, strides, offset: lead, base, read_only: false, pending: None };
@@ -261,7 +278,7 @@ pub(crate) fn blocks(dtypes: Vec<DType>, sizes: Vec<usize>) -> BoxedStrategy<Spe
 pub(crate) fn picks(caps: &Caps) -> BoxedStrategy<Picks> {
     let same = caps.same_framework();
     let (from, to) = (0..=caps.from.streams, 0..=caps.to.streams);
-    let both = 0..=caps.from.streams.min(caps.to.streams);
+    let both = 0..=caps.from.streams.max(caps.to.streams);
     (from.clone(), from.clone(), to.clone(), to, from, both)
         .prop_map(move |(allocate, write, read, onward, back, drop)| Picks {
             allocate,

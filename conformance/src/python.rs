@@ -19,6 +19,7 @@ pub struct PySubject<'py> {
     negative: bool,
     read_only: bool,
     puts_off: Vec<Pending>,
+    writes: bool,
     streams: Vec<Stream>,
 }
 
@@ -28,10 +29,11 @@ pub struct PySubject<'py> {
 ///
 /// Those of the adapter and of the framework; `ValueError` for a name that is none.
 pub fn subject<'py>(py: Python<'py>, name: &str, device: Device) -> PyResult<PySubject<'py>> {
+    // Before the adapter: the package says how a framework is to be loaded.
+    let subjects = py.import("tensor_bridge_conformance.subjects")?;
     let (adapter, class) = adapter(py, name).map_err(|error| {
         pyo3::exceptions::PyRuntimeError::new_err(format!("{name} cannot be tested ({:?}): {error}", error.kind()))
     })?;
-    let subjects = py.import("tensor_bridge_conformance.subjects")?;
     PySubject::new(adapter, subjects.getattr(class)?.call1((device.to_string(),))?, device)
 }
 
@@ -42,6 +44,7 @@ fn adapter<'py>(py: Python<'py>, name: &str) -> Result<(BoxedAdapter<'py>, &'sta
         "torch-capsules" => Ok((Box::new(bridge_torch::Torch::with_capsules(py)?), "Torch")),
         "cupy" => Ok((Box::new(bridge_cupy::CuPy::new(py)?), "Cupy")),
         "numpy" => Ok((Box::new(bridge_numpy::NumPy::new(py)?), "Numpy")),
+        "tensorflow2" => Ok((Box::new(bridge_tensorflow::TensorFlow2::new(py)?), "Tensorflow2")),
         _ => Err(Error::new(ErrorKind::Missing, format!("there is no adapter {name:?}"))),
     }
 }
@@ -69,6 +72,7 @@ impl<'py> PySubject<'py> {
             dtypes: names.iter().map(|name| parsed(name)).collect::<PyResult<_>>()?,
             negative: harness.getattr("makes_negative_strides")?.extract()?,
             read_only: harness.getattr("makes_read_only")?.extract()?,
+            writes: harness.getattr("writes")?.extract()?,
             puts_off: puts_off.iter().map(pending).collect::<PyResult<_>>()?,
             streams: handles.into_iter().map(Stream::from_handle).collect(),
             adapter,
@@ -83,6 +87,13 @@ impl<'py> PySubject<'py> {
 
     fn told<R>(&self, result: PyResult<R>) -> Result<R> {
         result.map_err(|error| framework_error(self.py(), &self.adapter.profile().name, error))
+    }
+}
+
+/// Puts what a method gave in the tensor's place; `None` says that it has changed the tensor itself.
+fn replace<'py>(tensor: &mut PyTensor<'py>, made: Bound<'py, PyAny>) {
+    if !made.is_none() {
+        *tensor = made;
     }
 }
 
@@ -131,6 +142,10 @@ impl<'py> Subject for PySubject<'py> {
         self.puts_off.clone()
     }
 
+    fn writes(&self) -> bool {
+        self.writes
+    }
+
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<PyTensor<'py>> {
         let py = self.py();
         let Spec { dtype, shape, strides, offset, base, read_only, pending } = spec;
@@ -163,16 +178,18 @@ impl<'py> Subject for PySubject<'py> {
         self.told(self.harness.call_method1(intern!(self.py(), "write"), arguments).map(drop))
     }
 
-    fn fill(&self, tensor: &PyTensor<'py>, byte: u8) -> Result<()> {
-        self.told(self.harness.call_method1(intern!(self.py(), "fill"), (tensor, byte)).map(drop))
+    fn fill(&self, tensor: &mut PyTensor<'py>, byte: u8) -> Result<()> {
+        let made = self.harness.call_method1(intern!(self.py(), "fill"), (&*tensor, byte));
+        self.told(made.map(|made| replace(tensor, made)))
     }
 
     fn allocate(&self, nbytes: usize) -> Result<PyTensor<'py>> {
         self.told(self.harness.call_method1(intern!(self.py(), "allocate"), (nbytes,)))
     }
 
-    fn snapshot(&self, from: &PyTensor<'py>, into: &PyTensor<'py>) -> Result<()> {
-        self.told(self.harness.call_method1(intern!(self.py(), "snapshot"), (from, into)).map(drop))
+    fn snapshot(&self, from: &PyTensor<'py>, into: &mut PyTensor<'py>) -> Result<()> {
+        let made = self.harness.call_method1(intern!(self.py(), "snapshot"), (from, &*into));
+        self.told(made.map(|made| replace(into, made)))
     }
 
     fn share(&self, tensor: &PyTensor<'py>) -> PyTensor<'py> {

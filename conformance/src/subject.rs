@@ -63,6 +63,12 @@ pub trait Subject: Adapter {
         Vec::new()
     }
 
+    /// Whether its tensors can be written to. Where they cannot, `write` is not called, and [`fill`](Self::fill) and
+    /// [`snapshot`](Self::snapshot) put another tensor in the place of theirs.
+    fn writes(&self) -> bool {
+        true
+    }
+
     /// A tensor as `spec` says, whose base buffer holds `bytes` (`spec.base * itemsize` of them). Waits until the bytes
     /// are there.
     ///
@@ -86,21 +92,26 @@ pub trait Subject: Adapter {
     /// What the framework reports.
     fn read(&self, tensor: &Self::Tensor) -> Result<Vec<u8>>;
 
-    /// Overwrites the elements, given in row-major order, in the current stream.
+    /// Overwrites the elements, given in row-major order, in the current stream. Only where the framework
+    /// [writes](Self::writes).
     ///
     /// # Errors
     ///
     /// What the framework reports.
     fn write(&self, tensor: &Self::Tensor, bytes: &[u8]) -> Result<()>;
 
-    /// Sets every byte of the elements, in the current stream, by a kernel on the device, without any host copy.
+    /// Sets every byte of the elements, in the current stream, by a kernel on the device, without any host copy. Where
+    /// nothing [writes](Self::writes) to tensors, the kernel makes another one of that dtype and shape, which replaces
+    /// `tensor`.
     ///
     /// # Errors
     ///
     /// What the framework reports.
-    fn fill(&self, tensor: &Self::Tensor, byte: u8) -> Result<()>;
+    fn fill(&self, tensor: &mut Self::Tensor, byte: u8) -> Result<()>;
 
-    /// A fresh tensor of `nbytes` bytes (uint8, compact) from the framework's allocator, not initialised.
+    /// A fresh tensor of `nbytes` bytes (uint8, compact) from the framework's allocator, not initialised. Where nothing
+    /// [writes](Self::writes) to tensors, a kernel in the current stream has put garbage into it: [`fill`](Self::fill)
+    /// fills another tensor, and memory that was given back too early must be overwritten here.
     ///
     /// # Errors
     ///
@@ -108,11 +119,13 @@ pub trait Subject: Adapter {
     fn allocate(&self, nbytes: usize) -> Result<Self::Tensor>;
 
     /// Copies the elements of `from` into the fresh compact tensor `into` of as many bytes, in the current stream.
+    /// Where nothing [writes](Self::writes) to tensors, the copy is another such tensor, in other memory than that of
+    /// `from`, and replaces `into`.
     ///
     /// # Errors
     ///
     /// What the framework reports.
-    fn snapshot(&self, from: &Self::Tensor, into: &Self::Tensor) -> Result<()>;
+    fn snapshot(&self, from: &Self::Tensor, into: &mut Self::Tensor) -> Result<()>;
 
     /// Another reference to the same tensor object.
     fn share(&self, tensor: &Self::Tensor) -> Self::Tensor;
@@ -120,7 +133,8 @@ pub trait Subject: Adapter {
     /// Drops the tensor on another thread, and waits for that thread.
     fn drop_on_thread(&self, tensor: Self::Tensor);
 
-    /// Streams of the framework that may be used beside its default stream, made once. Empty: the device has none.
+    /// Streams of the framework that may be used beside its default stream, made once. Empty: it has no others, or the
+    /// device has none.
     fn streams(&self) -> Vec<Stream>;
 
     /// Makes `stream` the framework's current one for the duration of `body`.

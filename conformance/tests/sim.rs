@@ -1,7 +1,7 @@
 //! Every pair of simulated frameworks has every property.
 
-use bridge_conformance::sim::{HABITS, SimDevice, SimFramework};
-use bridge_conformance::{Config, Verdict, certify};
+use bridge_conformance::sim::{HABITS, Habits, SimDevice, SimFramework};
+use bridge_conformance::{Config, PROPERTIES, Verdict, caps, certify};
 
 #[test]
 fn every_simulated_pair_passes() {
@@ -15,4 +15,17 @@ fn every_simulated_pair_passes() {
             assert!(passed, "{} → {}: {judged:#?}", report.from, report.to);
         }
     }
+}
+
+#[test]
+fn what_is_left_out_where_nothing_writes_and_there_is_one_stream() {
+    let left_out = |from, to| {
+        let device = SimDevice::new(7);
+        let caps = caps(&SimFramework::new(&device, from), &SimFramework::new(&device, to));
+        let of = PROPERTIES.iter().filter(|property| (property.left_out)(&caps).is_some());
+        of.map(|property| property.name).collect::<Vec<_>>()
+    };
+    assert_eq!(left_out(Habits::Immutable, Habits::Immutable), ["read_only", "aliasing", "order", "release_order"]);
+    assert_eq!(left_out(Habits::Immutable, Habits::Generous), ["read_only"]);
+    assert!(left_out(Habits::Generous, Habits::Immutable).is_empty());
 }

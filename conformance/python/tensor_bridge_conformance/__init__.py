@@ -10,6 +10,12 @@ from pathlib import Path
 
 __all__ = ["main"]
 
+# TensorFlow reads these when it is loaded, by whomever. It is to say less, to leave memory of the GPU to others, and to
+# keep its symbols out of the global scope, where libraries of other frameworks would take them for those of CUDA.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+sys.modules.setdefault("tensorflow.python.pywrap_dlopen_global_flags", None)  # type: ignore[arg-type]
+
 
 def main(argv: list[str]) -> int:
     """Run the suite, or with ``--bench`` the benches. Gives the exit code."""

@@ -76,6 +76,8 @@ def main(argv: list[str]) -> int:
     """Measure, print a table, write ``bench.json`` and ``bench.md``. Gives 0 when every bar is met."""
     options = _options(argv)
     settings = _settings(options.device)
+    if options.only:
+        settings = [setting for setting in settings if setting.path in options.only]
     if not settings:
         print("nothing to measure: torch and NumPy, or on a CUDA device torch and CuPy, have to be installed")
         return 2
@@ -104,6 +106,7 @@ _FRAMEWORKS = [
     {"name": "torch", "module": "torch", "distributions": ["torch"]},
     {"name": "cupy", "module": "cupy", "distributions": ["cupy-cuda13x", "cupy-cuda12x", "cupy"]},
     {"name": "numpy", "module": "numpy", "distributions": ["numpy"]},
+    {"name": "tensorflow2", "module": "tensorflow", "distributions": ["tensorflow", "tensorflow-cpu"]},
 ]
 
 
@@ -115,8 +118,13 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=60, help="rounds per size (default: 60)")
     parser.add_argument("--batch", type=int, default=100, help="calls per round (default: 100)")
     parser.add_argument("--max-size", type=int, default=SIZES[-1], metavar="BYTES", help="leave out larger tensors")
+    parser.add_argument("--only", type=_paths, metavar="FROM:TO,...", help="measure these pairs alone")
     parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write bench.json")
     return parser.parse_args(argv)
+
+
+def _paths(line: str) -> list[str]:
+    return [path.replace(":", "→") for path in line.split(",")]
 
 
 def _settings(device: str) -> list[Setting]:
@@ -125,30 +133,122 @@ def _settings(device: str) -> list[Setting]:
         import torch
 
         if device != "cpu" and torch.cuda.is_available():
-            settings += _cuda_settings(torch, importlib.import_module("cupy"))
+            cupy = importlib.import_module("cupy")
+            settings += _cuda_settings(torch, cupy)
+            with contextlib.suppress(ImportError):
+                settings += _cuda_settings_of_tensorflow(torch, cupy, importlib.import_module("tensorflow"))
         if device != "cuda":
-            settings += _cpu_settings(torch, importlib.import_module("numpy"))
+            numpy = importlib.import_module("numpy")
+            settings += _cpu_settings(torch, numpy)
+            with contextlib.suppress(ImportError):
+                settings += _cpu_settings_of_tensorflow(torch, numpy, importlib.import_module("tensorflow"))
     return settings
+
+
+def _on_host(path: str, make: Callable[[int], Any], ours: Call, native: Call) -> Setting:
+    return Setting(path, "host", make, ours, native, None, contextlib.nullcontext, lambda: None)
 
 
 def _cpu_settings(torch: Any, numpy: Any) -> list[Setting]:
     import tensor_bridge
 
-    def pair(path: str, make: Callable[[int], Any], ours: Any, native: Any) -> Setting:
-        return Setting(path, "host", make, ours, native, None, contextlib.nullcontext, lambda: None)
-
     return [
-        pair(
+        _on_host(
             "torch→numpy",
             lambda size: torch.empty(_shape(size), dtype=torch.float32),
             tensor_bridge.to_numpy,
             numpy.from_dlpack,
         ),
-        pair(
+        _on_host(
             "numpy→torch",
             lambda size: numpy.empty(_shape(size), dtype=numpy.float32),
             tensor_bridge.to_torch,
             torch.from_dlpack,
+        ),
+    ]
+
+
+def _cpu_settings_of_tensorflow(torch: Any, numpy: Any, tensorflow: Any) -> list[Setting]:
+    import tensor_bridge
+
+    dlpack = tensorflow.experimental.dlpack
+
+    def aligned(size: int) -> Any:
+        """An array where TensorFlow takes it in place."""
+        memory = numpy.empty(size + 64, dtype=numpy.uint8)
+        start = -memory.ctypes.data % 64
+        return memory[start : start + size].view(numpy.float32).reshape(_shape(size))
+
+    return [
+        _on_host(
+            "torch→tensorflow2",
+            lambda size: torch.empty(_shape(size), dtype=torch.float32),
+            tensor_bridge.to_tensorflow,
+            lambda tensor: dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(tensor)),
+        ),
+        _on_host(
+            "tensorflow2→torch",
+            lambda size: tensorflow.zeros(_shape(size)),
+            tensor_bridge.to_torch,
+            lambda tensor: torch.utils.dlpack.from_dlpack(dlpack.to_dlpack(tensor)),
+        ),
+        _on_host(
+            "numpy→tensorflow2",
+            aligned,
+            tensor_bridge.to_tensorflow,
+            lambda array: dlpack.from_dlpack(array.__dlpack__()),
+        ),
+    ]
+
+
+def _cuda_settings_of_tensorflow(torch: Any, cupy: Any, tensorflow: Any) -> list[Setting]:
+    import tensor_bridge
+
+    dlpack = tensorflow.experimental.dlpack
+
+    def pair(path: str, make: Callable[[int], Any], ours: Call, native: Call, bar: float) -> Setting:
+        # TensorFlow has a stream of its own, and the others are on the legacy default stream.
+        return Setting(path, "cross", make, ours, native, bar, contextlib.nullcontext, torch.cuda.synchronize)
+
+    def of_torch(size: int) -> Any:
+        return torch.empty(_shape(size), dtype=torch.float32, device="cuda")
+
+    def of_cupy(size: int) -> Any:
+        return cupy.empty(_shape(size), dtype=cupy.float32)
+
+    def of_tensorflow(size: int) -> Any:
+        with tensorflow.device("GPU:0"):
+            return tensorflow.zeros(_shape(size))
+
+    # CuPy's `toDlpack` gives a versioned capsule, which TensorFlow refuses.
+    return [
+        pair(
+            "torch→tensorflow2",
+            of_torch,
+            tensor_bridge.to_tensorflow,
+            lambda tensor: dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(tensor)),
+            1,
+        ),
+        pair(
+            "cupy→tensorflow2",
+            of_cupy,
+            tensor_bridge.to_tensorflow,
+            lambda array: dlpack.from_dlpack(array.__dlpack__(stream=-1)),
+            1,
+        ),
+        pair(
+            "tensorflow2→torch",
+            of_tensorflow,
+            tensor_bridge.to_torch,
+            lambda tensor: torch.utils.dlpack.from_dlpack(dlpack.to_dlpack(tensor)),
+            1 / 3,
+        ),
+        pair(
+            "tensorflow2→cupy",
+            of_tensorflow,
+            tensor_bridge.to_cupy,
+            lambda tensor: cupy.from_dlpack(dlpack.to_dlpack(tensor)),
+            1 / 2,
         ),
     ]
 

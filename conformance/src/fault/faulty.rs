@@ -154,7 +154,7 @@ fn spoil(fault: Fault, lent: Lent, releaser: impl FnOnce() -> Box<dyn Fn() + Sen
             let both = MISTAKEN.iter().flat_map(|(one, other)| [(*one, *other), (*other, *one)]);
             dtype = both.into_iter().find(|(right, _)| *right == dtype).map_or(dtype, |(_, wrong)| wrong);
         }
-        Fault::ReadOnlyLost => buffer.access = Access::ReadWrite,
+        Fault::ReadOnlyLost | Fault::ReadOnlyForgotten => buffer.access = Access::ReadWrite,
         Fault::ReadOnlyInvented => buffer.access = Access::ReadOnly,
         Fault::PendingDropped => pending = None,
         Fault::WrongDevice => buffer.device.index += 1,

@@ -74,6 +74,8 @@ faults! {
     DtypeOverclaimed = "dtype_overclaimed", "dtype", Target of Generous -> Common;
     /// Read-only memory is lent as writable.
     ReadOnlyLost = "read_only_lost", "read_only", Source of Generous -> Generous;
+    /// Memory that was taken in as read-only is lent on as writable.
+    ReadOnlyForgotten = "read_only_forgotten", "read_only", Target of Generous -> Immutable;
     /// Writable memory is lent as read-only.
     ReadOnlyInvented = "read_only_invented", "read_only", Source of Generous -> Generous;
     /// The profile says that read-only is kept, and it is not.
@@ -171,6 +173,26 @@ mod tests {
     fn the_wrapper_itself_does_no_harm() {
         for planted in [&FAULTS[0], &FAULTS[FAULTS.len() - 1]] {
             assert_eq!(caught_by(planted, None, 5), Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn faults_are_caught_where_one_side_has_a_single_stream_and_does_not_write() {
+        let elsewhere = [
+            (Fault::StreamForgotten, Habits::Immutable, Habits::Common),
+            (Fault::StreamMistaken, Habits::Immutable, Habits::Common),
+            (Fault::WaitSkipped, Habits::Generous, Habits::Immutable),
+            (Fault::ReleaseNotOrdered, Habits::Immutable, Habits::Common),
+            (Fault::ReleaseNotOrdered, Habits::Common, Habits::Immutable),
+            (Fault::EarlyRelease, Habits::Immutable, Habits::Generous),
+            (Fault::Leak, Habits::Generous, Habits::Immutable),
+            (Fault::SilentCopy, Habits::Generous, Habits::Immutable),
+        ];
+        for (fault, from, to) in elsewhere {
+            let known = FAULTS.iter().find(|planted| planted.fault == fault).unwrap();
+            let planted = Planted { from, to, ..*known };
+            let caught_by = caught_by(&planted, Some(fault), 5);
+            assert!(caught_by.iter().any(|name| name == planted.caught_by), "{planted:?}: {caught_by:?}");
         }
     }
 

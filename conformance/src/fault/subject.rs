@@ -25,6 +25,10 @@ impl<A: Breakable> Subject for Faulty<A> {
         self.sound.puts_off()
     }
 
+    fn writes(&self) -> bool {
+        self.sound.writes()
+    }
+
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<A::Tensor> {
         self.sound.create(spec, bytes)
     }
@@ -41,7 +45,7 @@ impl<A: Breakable> Subject for Faulty<A> {
         self.sound.write(tensor, bytes)
     }
 
-    fn fill(&self, tensor: &A::Tensor, byte: u8) -> Result<()> {
+    fn fill(&self, tensor: &mut A::Tensor, byte: u8) -> Result<()> {
         self.sound.fill(tensor, byte)
     }
 
@@ -49,7 +53,7 @@ impl<A: Breakable> Subject for Faulty<A> {
         self.sound.allocate(nbytes)
     }
 
-    fn snapshot(&self, from: &A::Tensor, into: &A::Tensor) -> Result<()> {
+    fn snapshot(&self, from: &A::Tensor, into: &mut A::Tensor) -> Result<()> {
         self.sound.snapshot(from, into)
     }
 

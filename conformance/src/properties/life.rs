@@ -137,6 +137,8 @@ impl<F, T> Machine<'_, F, T> {
         let Entry { tensor, spec, buffer } = &self.alive[which];
         let bytes = model::random_elements(spec, model::numel(&spec.shape), seed);
         match tensor {
+            Held::Source(_) if !self.pair.from.writes() => return self.read(&self.alive[which]),
+            Held::Target(_) if !self.pair.to.writes() => return self.read(&self.alive[which]),
             Held::Source(tensor) => self.pair.from.write(tensor, &bytes)?,
             Held::Target(tensor) => self.pair.to.write(tensor, &bytes)?,
         }
@@ -148,9 +150,9 @@ impl<F, T> Machine<'_, F, T> {
     fn pressure(&self, case: &Case) -> Outcome {
         let nbytes = case.spec.base * model::itemsize(case.spec.dtype);
         for garbage in [0x5a, 0xa5] {
-            let (ours, theirs) = (self.pair.from.allocate(nbytes)?, self.pair.to.allocate(nbytes)?);
-            self.pair.from.fill(&ours, garbage)?;
-            self.pair.to.fill(&theirs, garbage)?;
+            let (mut ours, mut theirs) = (self.pair.from.allocate(nbytes)?, self.pair.to.allocate(nbytes)?);
+            self.pair.from.fill(&mut ours, garbage)?;
+            self.pair.to.fill(&mut theirs, garbage)?;
         }
         Ok(())
     }

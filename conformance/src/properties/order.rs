@@ -17,15 +17,15 @@ pub(super) fn order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take<'_, F, 
     let (writer, reader) = (streams.from(case.streams.write), streams.to(case.streams.read));
     let (before, seen, _) = bytes(case);
     let nbytes = model::numel(&case.spec.shape) * model::itemsize(case.spec.dtype);
-    let tensor = pair.from.create(&case.spec, &vec![before; case.spec.base * model::itemsize(case.spec.dtype)])?;
-    let snapshot = on(pair.to, reader, || Ok(pair.to.allocate(nbytes)?))?;
+    let mut tensor = pair.from.create(&case.spec, &vec![before; case.spec.base * model::itemsize(case.spec.dtype)])?;
+    let mut snapshot = on(pair.to, reader, || Ok(pair.to.allocate(nbytes)?))?;
     on(pair.from, writer, || {
         pair.from.delay()?;
-        Ok(pair.from.fill(&tensor, seen)?)
+        Ok(pair.from.fill(&mut tensor, seen)?)
     })?;
     let view = on_both(pair, writer, reader, || {
         let view = take(&tensor)?;
-        pair.to.snapshot(&view, &snapshot)?;
+        pair.to.snapshot(&view, &mut snapshot)?;
         Ok(view)
     });
     let got = on(pair.to, reader, || Ok(pair.to.read(&snapshot)?));
@@ -42,23 +42,23 @@ pub(super) fn release_order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take
     let (reader, onward) = (streams.to(case.streams.read), streams.to(case.streams.onward));
     let (before, seen, garbage) = bytes(case);
     let nbytes = model::numel(&case.spec.shape) * model::itemsize(case.spec.dtype);
-    let tensor = on(pair.from, allocated, || Ok(pair.from.create(&case.spec, &vec![before; nbytes])?))?;
-    on(pair.from, writer, || Ok(pair.from.fill(&tensor, seen)?))?;
+    let mut tensor = on(pair.from, allocated, || Ok(pair.from.create(&case.spec, &vec![before; nbytes])?))?;
+    on(pair.from, writer, || Ok(pair.from.fill(&mut tensor, seen)?))?;
 
     let got = match case.route {
         Route::Direct => {
-            let snapshot = on(pair.to, reader, || Ok(pair.to.allocate(nbytes)?))?;
+            let mut snapshot = on(pair.to, reader, || Ok(pair.to.allocate(nbytes)?))?;
             let view = on_both(pair, writer, reader, || {
                 let view = take(&tensor)?;
                 pair.to.delay()?;
-                pair.to.snapshot(&view, &snapshot)?;
+                pair.to.snapshot(&view, &mut snapshot)?;
                 Ok(view)
             })?;
             reuse(pair, case, garbage, (tensor, view, None))?;
             on(pair.to, reader, || Ok(pair.to.read(&snapshot)?))?
         }
         Route::Noted => {
-            let snapshot = on(pair.to, onward, || Ok(pair.to.allocate(nbytes)?))?;
+            let mut snapshot = on(pair.to, onward, || Ok(pair.to.allocate(nbytes)?))?;
             let view = arrived(pair, case, take, &tensor)?;
             on(pair.to, onward, || {
                 let (device, consumer) = (pair.to.device(), pair.to.consumer());
@@ -67,19 +67,19 @@ pub(super) fn release_order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take
                     consumer.views().used(device, address, stream, || consumer.keep(device, stream));
                 }
                 pair.to.delay()?;
-                Ok(pair.to.snapshot(&view, &snapshot)?)
+                Ok(pair.to.snapshot(&view, &mut snapshot)?)
             })?;
             reuse(pair, case, garbage, (tensor, view, None))?;
             on(pair.to, onward, || Ok(pair.to.read(&snapshot)?))?
         }
         Route::Onward => {
             let back = streams.from(case.streams.back);
-            let snapshot = on(pair.from, back, || Ok(pair.from.allocate(nbytes)?))?;
+            let mut snapshot = on(pair.from, back, || Ok(pair.from.allocate(nbytes)?))?;
             let view = arrived(pair, case, take, &tensor)?;
             let second = on_both(pair, back, onward, || {
                 let second = pair.back(&view, None)?.0;
                 pair.from.delay()?;
-                pair.from.snapshot(&second, &snapshot)?;
+                pair.from.snapshot(&second, &mut snapshot)?;
                 Ok(second)
             })?;
             reuse(pair, case, garbage, (tensor, view, Some(second)))?;
@@ -126,8 +126,8 @@ fn reuse<F, T>(pair: &Pair<'_, F, T>, case: &Case, garbage: u8, held: (F, T, Opt
     for number in [case.streams.allocate, case.streams.write] {
         on(pair.from, streams.from(number), || {
             for _ in 0..BLOCKS {
-                let block = pair.from.allocate(nbytes)?;
-                pair.from.fill(&block, garbage)?;
+                let mut block = pair.from.allocate(nbytes)?;
+                pair.from.fill(&mut block, garbage)?;
                 blocks.push((number, block));
             }
             Ok(())

@@ -61,7 +61,8 @@ pub(super) fn honesty<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     Ok(())
 }
 
-/// Read-only memory stays read-only or is refused; a copy is writable.
+/// Read-only memory stays read-only or is refused; a copy is writable. Where nothing writes to the target's tensors,
+/// the source says what has become of its memory, when it has got it back.
 pub(super) fn read_only<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let (tensor, bytes) = pair.create(case)?;
     let source = pair.from.observe(&tensor)?;
@@ -69,11 +70,23 @@ pub(super) fn read_only<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let expected = model::expected(&source, None, pair.profiles(), case.copy);
     let Some((view, _)) = as_expected(pair.transfer(&tensor, case.copy), expected)? else { return Ok(()) };
     let want = source.read_only && expected == Expected::InPlace;
+    let old = model::elements(&case.spec, &bytes);
+    if !pair.to.writes() {
+        if old.is_empty() {
+            return Ok(());
+        }
+        let seen_there = Observed { read_only: want, ..pair.to.observe(&view)? };
+        let expected = model::expected(&seen_there, None, pair.profiles_back(), None);
+        let Some((back, _)) = as_expected(pair.back(&view, None), expected)? else { return Ok(()) };
+        let want = want && expected == Expected::InPlace;
+        let got = pair.from.observe(&back)?.read_only;
+        ensure!(got == want, "the read_only of what came back is {got}, but {want} was expected");
+        return same_bytes("what came back", &pair.from.read(&back)?, &old);
+    }
     let got = pair.to.observe(&view)?.read_only;
     ensure!(got == want, "the view's read_only is {got}, but {want} was expected");
     let new = model::random_elements(&case.spec, model::numel(&case.spec.shape), !case.seed);
     let written = pair.to.write(&view, &new);
-    let old = model::elements(&case.spec, &bytes);
     if !want {
         written?;
         return same_bytes("the written view", &pair.to.read(&view)?, &new);
@@ -83,7 +96,7 @@ pub(super) fn read_only<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     same_bytes("the read-only source", &pair.from.read(&tensor)?, &old)
 }
 
-/// A write on either side is seen on the other if and only if the tensor crossed in place.
+/// A write on either side that writes is seen on the other if and only if the tensor crossed in place.
 pub(super) fn aliasing<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let (tensor, mut ours) = pair.create(case)?;
     let source = pair.from.observe(&tensor)?;
@@ -92,23 +105,27 @@ pub(super) fn aliasing<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let count = model::numel(&case.spec.shape);
     let mut theirs = model::elements(&case.spec, &ours);
 
-    let new = model::random_elements(&case.spec, count, case.seed ^ 1);
-    model::scatter(&case.spec, &mut ours, &new);
-    if shared {
-        theirs = new.clone();
-    }
-    pair.from.write(&tensor, &new)?;
-    same_bytes("the source that was written", &pair.from.read(&tensor)?, &new)?;
-    same_bytes("the view of the source that was written", &pair.to.read(&view)?, &theirs)?;
-
-    let new = model::random_elements(&case.spec, count, case.seed ^ 2);
-    if shared {
+    if pair.from.writes() {
+        let new = model::random_elements(&case.spec, count, case.seed ^ 1);
         model::scatter(&case.spec, &mut ours, &new);
+        if shared {
+            theirs = new.clone();
+        }
+        pair.from.write(&tensor, &new)?;
+        same_bytes("the source that was written", &pair.from.read(&tensor)?, &new)?;
+        same_bytes("the view of the source that was written", &pair.to.read(&view)?, &theirs)?;
     }
-    pair.to.write(&view, &new)?;
-    same_bytes("the view that was written", &pair.to.read(&view)?, &new)?;
-    let seen = pair.from.read(&tensor)?;
-    same_bytes("the source of the view that was written", &seen, &model::elements(&case.spec, &ours))
+    if pair.to.writes() {
+        let new = model::random_elements(&case.spec, count, case.seed ^ 2);
+        if shared {
+            model::scatter(&case.spec, &mut ours, &new);
+        }
+        pair.to.write(&view, &new)?;
+        same_bytes("the view that was written", &pair.to.read(&view)?, &new)?;
+        let seen = pair.from.read(&tensor)?;
+        same_bytes("the source of the view that was written", &seen, &model::elements(&case.spec, &ours))?;
+    }
+    Ok(())
 }
 
 /// There, back and there again: the same bits, and the same address as long as every step is in place.

@@ -3,7 +3,7 @@
 use super::{Outcome, Pair, Take, contents, life, order, place};
 use crate::case::{blocks, cases, lives, picks, tensors};
 use crate::{Caps, Case, Op, Route};
-use bridge_core::{DType, Pending};
+use bridge_core::{DType, DeviceKind, Pending};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -153,7 +153,10 @@ pub static PROPERTIES: &[Property] = &[
         doc: "writes are seen on the other side exactly when the memory is shared",
         weight: 9,
         native: false,
-        left_out: no_common_dtype,
+        left_out: |caps| {
+            let none = !caps.from.writes && !caps.to.writes;
+            none.then_some("neither side writes to its tensors").or_else(|| no_common_dtype(caps))
+        },
         strategy: |caps| cases(tensors(caps, caps.common_dtypes(), false), EITHER),
         check: Check::Aliasing,
     },
@@ -164,7 +167,7 @@ pub static PROPERTIES: &[Property] = &[
         native: true,
         left_out: no_streams,
         strategy: |caps| {
-            let plain = cases(tensors(caps, caps.common_dtypes(), false), &[None, None, None, Some(true)]);
+            let plain = cases(tensors(caps, caps.computed_dtypes(), false), &[None, None, None, Some(true)]);
             (plain, picks(caps)).prop_map(|(case, streams)| Case { streams, ..case }).boxed()
         },
         check: Check::Order,
@@ -176,7 +179,7 @@ pub static PROPERTIES: &[Property] = &[
         native: true,
         left_out: no_streams,
         strategy: |caps| {
-            let plain = cases(blocks(caps.common_dtypes(), BLOCK_SIZES.into()), &[None, None, None, Some(true)]);
+            let plain = cases(blocks(caps.computed_dtypes(), BLOCK_SIZES.into()), &[None, None, None, Some(true)]);
             let route = select(&[Route::Direct, Route::Direct, Route::Noted, Route::Onward][..]);
             (plain, picks(caps), route)
                 .prop_map(|(case, mut streams, route)| {
@@ -218,8 +221,14 @@ fn no_common_dtype(caps: &Caps) -> Option<&'static str> {
 }
 
 fn no_streams(caps: &Caps) -> Option<&'static str> {
-    let none = caps.from.streams == 0 || caps.to.streams == 0;
-    none.then_some("the device has no streams").or_else(|| no_common_dtype(caps))
+    let host = caps.device.kind == DeviceKind::CPU;
+    let single = caps.from.streams == 0 && caps.to.streams == 0;
+    let why = host.then_some("the device has no streams");
+    why.or(single.then_some("neither side has streams beside its default one")).or_else(|| no_computed_dtype(caps))
+}
+
+fn no_computed_dtype(caps: &Caps) -> Option<&'static str> {
+    caps.computed_dtypes().is_empty().then_some("there is no dtype that both sides make")
 }
 
 /// Lets the source put operations off, now and then, on dtypes for which their result is known bit for bit.

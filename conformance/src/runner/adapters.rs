@@ -39,6 +39,13 @@ pub const KNOWN: &[Known] = &[
         on_request: false,
     },
     Known { name: "numpy", module: "numpy", distributions: &["numpy"], devices: &[DeviceKind::CPU], on_request: false },
+    Known {
+        name: "tensorflow2",
+        module: "tensorflow",
+        distributions: &["tensorflow", "tensorflow-cpu"],
+        devices: &[DeviceKind::CPU, DeviceKind::CUDA],
+        on_request: false,
+    },
     // PyTorch without the C exchange API, as versions before 2.10 are.
     Known {
         name: "torch-capsules",
@@ -111,13 +118,14 @@ mod tests {
     fn on_the_cpu_cupy_is_left_out() {
         let (pairs, left_out) = select_names("", Device::CPU, &host(&["torch", "numpy", "cupy"], &[])).unwrap();
         assert_eq!(pairs, ["torch:torch", "torch:numpy", "numpy:torch", "numpy:numpy"]);
-        assert_eq!(left_out, ["cupy: no CUDA device"]);
+        assert_eq!(left_out, ["cupy: no CUDA device", "tensorflow2: not installed: pip install tensorflow"]);
     }
 
     #[test]
     fn what_is_not_installed_names_its_package() {
-        let (pairs, left_out) = select_names("", Device::cuda(0), &host(&["torch"], &["GPU"])).unwrap();
-        assert_eq!(pairs, ["torch:torch"]);
+        let host = host(&["torch", "tensorflow2"], &["GPU"]);
+        let (pairs, left_out) = select_names("", Device::cuda(0), &host).unwrap();
+        assert_eq!(pairs, ["torch:torch", "torch:tensorflow2", "tensorflow2:torch", "tensorflow2:tensorflow2"]);
         assert_eq!(left_out, ["cupy: not installed: pip install cupy-cuda13x", "numpy: host memory only"]);
     }
 

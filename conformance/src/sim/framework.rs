@@ -18,12 +18,14 @@ pub enum Habits {
     Generous,
     /// Takes strides that are not negative, and its allocator cannot be told of streams, as CuPy's.
     Common,
-    /// Takes compact tensors on aligned addresses only, as TensorFlow.
+    /// Takes compact tensors on aligned addresses only.
     Strict,
+    /// Is as strict, has a single stream, which is its own, and writes to no tensor, as TensorFlow.
+    Immutable,
 }
 
 /// Every kind.
-pub const HABITS: [Habits; 3] = [Habits::Generous, Habits::Common, Habits::Strict];
+pub const HABITS: [Habits; 4] = [Habits::Generous, Habits::Common, Habits::Strict, Habits::Immutable];
 
 impl Habits {
     fn profile(self) -> Profile {
@@ -32,6 +34,7 @@ impl Habits {
             Self::Generous => ("sim-generous", Strides::Any, 1, true, &[]),
             Self::Common => ("sim-common", Strides::NonNegative, 1, false, &[DType::COMPLEX32, DType::UINT16]),
             Self::Strict => ("sim-strict", Strides::Compact, 64, false, &[DType::COMPLEX32, DType::FLOAT8_E3M4]),
+            Self::Immutable => ("sim-immutable", Strides::Compact, 64, true, &[DType::COMPLEX32, DType::FLOAT8_E4M3]),
         };
         Profile {
             name: name.into(),
@@ -81,14 +84,19 @@ pub struct SimFramework {
 }
 
 impl SimFramework {
-    /// A framework with these habits. It makes two streams, beside the default one that all frameworks share.
+    /// A framework with these habits. It makes two streams, beside the default one that all frameworks share, or one
+    /// that it does everything in.
     pub fn new(device: &SimDevice, habits: Habits) -> Self {
+        let (current, streams) = match habits {
+            Habits::Immutable => (device.stream(), Vec::new()),
+            _ => (Stream::LEGACY, vec![device.stream(), device.stream()]),
+        };
         Self {
             habits,
             profile: habits.profile(),
             pool: Pool::new(device.clone()),
-            consumer: Arc::new(SimConsumer { views: Views::default(), current: Mutex::new(Stream::LEGACY) }),
-            streams: vec![device.stream(), device.stream()],
+            consumer: Arc::new(SimConsumer { views: Views::default(), current: Mutex::new(current) }),
+            streams,
         }
     }
 
@@ -162,7 +170,7 @@ impl Adapter for SimFramework {
         let bytes = tensor.owner.bytes();
         let layout = Layout::new(*dtype, shape, Some(strides), address - bytes.start)?;
         let reuse = match self.habits {
-            Habits::Generous => Reuse::InStreamOrder,
+            Habits::Generous | Habits::Immutable => Reuse::InStreamOrder,
             Habits::Common | Habits::Strict => Reuse::Unknown,
         };
         let buffer = SimBuffer { tensor: tensor.clone(), bytes, stream: self.consumer.current(), reuse };

@@ -29,7 +29,7 @@ impl SimFramework {
     }
 
     fn writable(&self, tensor: &SimTensor) -> Result<()> {
-        match tensor.read_only {
+        match tensor.read_only || !self.writes() {
             true => Err(Error::new(ErrorKind::Framework, "the tensor is read-only")),
             false => Ok(()),
         }
@@ -56,8 +56,12 @@ impl Subject for SimFramework {
     fn puts_off(&self) -> Vec<Pending> {
         match self.habits {
             Habits::Generous => vec![Pending::Conjugation, Pending::Negation],
-            Habits::Common | Habits::Strict => Vec::new(),
+            Habits::Common | Habits::Strict | Habits::Immutable => Vec::new(),
         }
+    }
+
+    fn writes(&self) -> bool {
+        self.habits != Habits::Immutable
     }
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<SimTensor> {
@@ -79,7 +83,9 @@ impl Subject for SimFramework {
 
     fn observe(&self, tensor: &SimTensor) -> Result<Observed> {
         let View { dtype, shape, strides, address, .. } = tensor.view.clone();
-        Ok(Observed { dtype, shape, strides, address, read_only: tensor.read_only, device: tensor.device })
+        // Where nothing writes to tensors, no tensor shows whether its memory is read-only.
+        let read_only = tensor.read_only && self.writes();
+        Ok(Observed { dtype, shape, strides, address, read_only, device: tensor.device })
     }
 
     fn read(&self, tensor: &SimTensor) -> Result<Vec<u8>> {
@@ -97,17 +103,28 @@ impl Subject for SimFramework {
         self.put(&tensor.view, bytes.to_vec())
     }
 
-    fn fill(&self, tensor: &SimTensor, byte: u8) -> Result<()> {
-        self.writable(tensor)?;
+    fn fill(&self, tensor: &mut SimTensor, byte: u8) -> Result<()> {
+        if self.writes() {
+            self.writable(tensor)?;
+        } else {
+            *tensor = self.fresh(tensor.view.dtype, &tensor.view.shape);
+        }
         let nbytes = model::numel(&tensor.view.shape) * model::itemsize(tensor.view.dtype);
         self.put(&tensor.view, vec![byte; nbytes])
     }
 
     fn allocate(&self, nbytes: usize) -> Result<SimTensor> {
-        Ok(self.fresh(DType::UINT8, &[nbytes as i64]))
+        let tensor = self.fresh(DType::UINT8, &[nbytes as i64]);
+        if !self.writes() {
+            self.put(&tensor.view, vec![0xcd; nbytes])?;
+        }
+        Ok(tensor)
     }
 
-    fn snapshot(&self, from: &SimTensor, into: &SimTensor) -> Result<()> {
+    fn snapshot(&self, from: &SimTensor, into: &mut SimTensor) -> Result<()> {
+        if !self.writes() {
+            *into = self.fresh(into.view.dtype, &into.view.shape);
+        }
         self.copy(&from.view, &into.view)
     }
 

@@ -27,6 +27,9 @@ pub trait Consumer: Send + Sync {
     fn views(&self) -> &Views;
 }
 
+/// The alignment in bytes of copies that adapters make: the most that any framework asks for (TensorFlow).
+pub const COPY_ALIGNMENT: usize = 64;
+
 /// A framework, as core sees it. Adapters translate; checking and planning is core's job.
 ///
 /// # For implementers
@@ -60,8 +63,8 @@ pub trait Adapter {
     /// What the framework reports; the lease is given back then.
     fn import(&self, lease: Lease) -> Result<Self::Tensor>;
 
-    /// A fresh, compact, aligned copy by the framework's own kernels, on the same device, in the current stream, with
-    /// every pending operation done.
+    /// A fresh, compact copy, aligned to [`COPY_ALIGNMENT`], by the framework's own kernels, on the same device, in the
+    /// current stream, with every pending operation done.
     ///
     /// # Errors
     ///

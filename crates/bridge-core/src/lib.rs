@@ -46,7 +46,7 @@ mod profile;
 mod stream;
 mod views;
 
-pub use adapter::{Adapter, Consumer, Transfer, transfer};
+pub use adapter::{Adapter, COPY_ALIGNMENT, Consumer, Transfer, transfer};
 pub use buffer::{Access, DeviceBuffer, Lent, Memory, Pending, Reuse};
 pub use device::{Device, DeviceKind, ParseDeviceError};
 pub use dtype::{DType, ParseDTypeError};

@@ -92,12 +92,19 @@ impl<'a, D: Driver> Entered<'a, D> {
         }
     }
 
-    /// Refuses to join a stream that is being captured into a graph and one that is not: the wait would draw the one
-    /// outside into the capture, or end the capture with an error.
-    pub fn both_or_neither_captured(&self, earlier: Stream, later: Stream) -> Result<()> {
+    /// Whether everything in the stream has run. It is not captured.
+    pub fn is_idle(&self, stream: Stream) -> bool {
+        // What cannot be asked is taken for busy.
+        self.driver.is_idle(stream).unwrap_or(false)
+    }
+
+    /// Whether two streams are being captured into a graph. Refuses to join one that is and one that is not: the wait
+    /// would draw the one outside into the capture, or end the capture with an error.
+    pub fn both_captured(&self, earlier: Stream, later: Stream) -> Result<bool> {
         let captured = |stream| self.driver.is_capturing(stream).map_err(|failure| error(self.driver, failure));
-        if captured(earlier)? == captured(later)? {
-            return Ok(());
+        let both = captured(earlier)?;
+        if both == captured(later)? {
+            return Ok(both);
         }
         let text = format!(
             "one of {earlier} and {later} is being captured into a CUDA graph and the other is not: cross before the capture begins, or use one stream on both sides"

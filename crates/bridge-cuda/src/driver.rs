@@ -60,6 +60,9 @@ pub(crate) trait Driver: Send + Sync + 'static {
     fn wait_event(&self, stream: Stream, event: Event) -> Outcome<()>;
     /// Whether everything that the event stands for has run.
     fn query_event(&self, event: Event) -> Outcome<bool>;
+    /// Whether everything has run that an event would stand for if it were recorded in the stream now; also `false` where
+    /// that cannot be told. The stream is not captured. Captures elsewhere are left alone.
+    fn is_idle(&self, stream: Stream) -> Outcome<bool>;
     /// Whether the stream is being captured into a graph instead of run.
     fn is_capturing(&self, stream: Stream) -> Outcome<bool>;
     /// Sets how the calling thread's driver calls get on with captures that are under way; gives how they did before.

@@ -36,6 +36,7 @@ struct State {
     ordered: Vec<(Stream, Stream)>,
     queries: usize,
     capturing: Option<Stream>,
+    idle: Vec<Stream>,
     modes: HashMap<ThreadId, u32>,
     pointers: HashMap<usize, Pointer>,
 }
@@ -89,6 +90,11 @@ impl Fake {
     /// Captures a stream from now on.
     pub fn capture(&self, stream: Stream) {
         self.state().capturing = Some(stream);
+    }
+
+    /// Says from now on that a stream is idle.
+    pub fn idle(&self, stream: Stream) {
+        self.state().idle.push(stream);
     }
 
     /// Answers with `pointer` for an address.
@@ -182,6 +188,13 @@ impl Driver for Fake {
         let mut state = self.state();
         state.queries += 1;
         state.event("cuEventQuery", event).map(|(_, _, fired)| *fired)
+    }
+
+    fn is_idle(&self, stream: Stream) -> Outcome<bool> {
+        let state = self.state();
+        state.outcome("cuStreamQuery")?;
+        assert_ne!(state.capturing, Some(stream), "asking a captured stream ends the capture");
+        Ok(state.idle.contains(&stream))
     }
 
     fn is_capturing(&self, stream: Stream) -> Outcome<bool> {

@@ -2,12 +2,12 @@
 
 use crate::interface::{PyArrayInterface, WRITEABLE};
 use crate::runtime::{Runtime, raised};
-use bridge_core::{Access, Device, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse};
+use bridge_core::{Access, COPY_ALIGNMENT, Device, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse};
 use bridge_pyo3::{Owner, PyTensor, not_a_tensor};
 use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::IntoPyDict;
+use pyo3::types::PyDict;
 use std::ptr;
 use std::slice;
 
@@ -64,7 +64,22 @@ fn layout(dtype: bridge_core::DType, shape: &[isize], strides: &[isize]) -> Resu
 }
 
 pub(crate) fn compact<'py>(array: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+    aligned_copy(array).map_err(|error| raised(array.py(), error))
+}
+
+/// NumPy's own `copy` aligns to 16 bytes only.
+fn aligned_copy<'py>(array: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
     let py = array.py();
-    let copy = || array.call_method(intern!(py, "copy"), (), Some(&[("order", "C")].into_py_dict(py)?));
-    copy().map_err(|error| raised(py, error))
+    let numpy = py.import(intern!(py, "numpy"))?;
+    let nbytes: usize = array.getattr(intern!(py, "nbytes"))?.extract()?;
+    let memory = numpy.call_method1(intern!(py, "empty"), (nbytes + COPY_ALIGNMENT, intern!(py, "uint8")))?;
+    let address: usize = memory.getattr(intern!(py, "ctypes"))?.getattr(intern!(py, "data"))?.extract()?;
+    let start = address.next_multiple_of(COPY_ALIGNMENT) - address;
+    let kwargs = PyDict::new(py);
+    kwargs.set_item(intern!(py, "dtype"), array.getattr(intern!(py, "dtype"))?)?;
+    kwargs.set_item(intern!(py, "buffer"), memory)?;
+    kwargs.set_item(intern!(py, "offset"), start)?;
+    let copy = numpy.call_method(intern!(py, "ndarray"), (array.getattr(intern!(py, "shape"))?,), Some(&kwargs))?;
+    numpy.call_method1(intern!(py, "copyto"), (&copy, array))?;
+    Ok(copy)
 }

@@ -6,6 +6,7 @@ use bridge_core::Result;
 use bridge_cupy::CuPy;
 use bridge_numpy::NumPy;
 use bridge_pyo3::{PyAdapter, PyTensor};
+use bridge_tensorflow::TensorFlow2;
 use bridge_torch::Torch;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
@@ -17,6 +18,7 @@ pub(crate) enum AnyAdapter<'py> {
     Torch(Torch<'py>),
     CuPy(CuPy<'py>),
     NumPy(NumPy<'py>),
+    TensorFlow2(TensorFlow2<'py>),
     Foreign(Foreign<'py>),
 }
 
@@ -28,6 +30,7 @@ impl<'py> Deref for AnyAdapter<'py> {
             Self::Torch(adapter) => adapter,
             Self::CuPy(adapter) => adapter,
             Self::NumPy(adapter) => adapter,
+            Self::TensorFlow2(adapter) => adapter,
             Self::Foreign(adapter) => adapter,
         }
     }
@@ -40,6 +43,7 @@ const FRAMEWORKS: &[(&str, Open)] = &[
     ("torch", |py| Torch::new(py).map(AnyAdapter::Torch)),
     ("cupy", |py| CuPy::new(py).map(AnyAdapter::CuPy)),
     ("numpy", |py| NumPy::new(py).map(AnyAdapter::NumPy)),
+    ("tensorflow", |py| TensorFlow2::new(py).map(AnyAdapter::TensorFlow2)),
 ];
 
 /// An entry of the table.
@@ -50,6 +54,7 @@ impl Framework {
     pub(crate) const TORCH: Framework = Framework(0);
     pub(crate) const CUPY: Framework = Framework(1);
     pub(crate) const NUMPY: Framework = Framework(2);
+    pub(crate) const TENSORFLOW: Framework = Framework(3);
 
     /// The framework that users call `name`.
     pub(crate) fn named(name: &str) -> Result<Self> {

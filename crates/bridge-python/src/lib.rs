@@ -4,6 +4,7 @@ mod errors;
 mod foreign;
 mod frameworks;
 mod streams;
+mod tensorflow;
 
 use bridge_core::{Device, ErrorKind, Keep, Options};
 use bridge_pyo3::{Owner, PyTensor};
@@ -70,6 +71,17 @@ fn to_cupy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&str>) -> 
 #[pyo3(signature = (x, *, copy=None, device=None))]
 fn to_numpy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&str>) -> PyResult<PyTensor<'py>> {
     transfer(x, Framework::NUMPY, copy, device)
+}
+
+/// An eager ``tf.Tensor`` of TensorFlow 2 over the memory of ``x``. Arguments and errors are those of ``to_torch``.
+///
+/// TensorFlow takes compact tensors at addresses that 64 divides; of others it gets a copy. It never writes to ``x``,
+/// and read-only memory stays so. Inside a ``tf.function`` that is being traced the tensor becomes a constant of the
+/// function: pass it as an argument.
+#[pyfunction]
+#[pyo3(signature = (x, *, copy=None, device=None))]
+fn to_tensorflow<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&str>) -> PyResult<PyTensor<'py>> {
+    transfer(x, Framework::TENSORFLOW, copy, device)
 }
 
 /// A tensor of the framework named ``target`` over the memory of ``x``. Arguments and errors are those of ``to_torch``.
@@ -177,7 +189,7 @@ fn profile<'py>(py: Python<'py>, target: &str) -> PyResult<Bound<'py, PyAny>> {
 
 /// How many views this process has made (``leased``) and given back (``released``); how many of those given back still
 /// wait for the device (``retired``), and of how many the memory is never reused because the device could not tell when
-/// it may be (``lost``).
+/// it may be (``lost``). ``untaken`` tensors were given out of a TensorFlow graph and wait for ``take``.
 #[pyfunction]
 fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let stats = bridge_core::stats();
@@ -186,6 +198,7 @@ fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     counts.set_item("released", stats.released)?;
     counts.set_item("lost", stats.lost + bridge_cuda::leaked() as u64)?;
     counts.set_item("retired", bridge_cuda::pending())?;
+    counts.set_item("untaken", bridge_tensorflow::External::waiting())?;
     Ok(counts.into_any())
 }
 
@@ -197,9 +210,14 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(to_torch, module)?)?;
     module.add_function(wrap_pyfunction!(to_cupy, module)?)?;
     module.add_function(wrap_pyfunction!(to_numpy, module)?)?;
+    module.add_function(wrap_pyfunction!(to_tensorflow, module)?)?;
     module.add_function(wrap_pyfunction!(convert, module)?)?;
     module.add_function(wrap_pyfunction!(plan, module)?)?;
     module.add_function(wrap_pyfunction!(record_stream, module)?)?;
     module.add_function(wrap_pyfunction!(profile, module)?)?;
+    module.add_class::<tensorflow::Feed>()?;
+    module.add_function(wrap_pyfunction!(tensorflow::tensorflow_operations, module)?)?;
+    module.add_function(wrap_pyfunction!(tensorflow::tensorflow_feed, module)?)?;
+    module.add_function(wrap_pyfunction!(tensorflow::tensorflow_take, module)?)?;
     module.add_function(wrap_pyfunction!(stats, module)?)
 }

@@ -1,8 +1,8 @@
 """GPU tensors of one framework, used in another in place.
 
-``to_torch``, ``to_cupy`` and ``to_numpy`` take a tensor of any framework that this package knows, a DLPack capsule, or
-any object with ``__dlpack__``. The result shares the memory, is safe to use in the target's current stream, and keeps
-the memory alive; when the last view goes, the memory is given back in stream order.
+``to_torch``, ``to_cupy``, ``to_numpy`` and ``to_tensorflow`` take a tensor of any framework that this package knows, a
+DLPack capsule, or any object with ``__dlpack__``. The result shares the memory, is safe to use in the target's current
+stream, and keeps the memory alive; when the last view goes, the memory is given back in stream order.
 """
 
 from ._core import (
@@ -15,6 +15,7 @@ from ._core import (
     stats,
     to_cupy,
     to_numpy,
+    to_tensorflow,
     to_torch,
 )
 from .errors import (
@@ -42,5 +43,15 @@ __all__ = [
     "stats",
     "to_cupy",
     "to_numpy",
+    "to_tensorflow",
     "to_torch",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # Imported when it is first named: it needs NumPy, as TensorFlow does.
+    if name == "tensorflow":
+        import importlib
+
+        return importlib.import_module(".tensorflow", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,116 @@
+"""Tensors of other frameworks inside TensorFlow's graphs: ``tf.function`` and graphs of version 1.
+
+Eager tensors need none of this: ``tensor_bridge.to_tensorflow(x)`` gives one, which a ``tf.function`` takes as it is. A
+graph, though, is built once and run many times, and the ``feed_dict`` of a session copies through the host. So what is
+fed and fetched here is a handle, a tensor of two ``int32`` in host memory, and the tensor itself stays where it is::
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        handle = tb.tensorflow.placeholder()
+        x = tb.tensorflow.external_input(tf.float32, [None, 4], handle)
+        y = tb.tensorflow.external_output(2 * x + 1)
+        fetched = session.run(y, {handle: tb.tensorflow.feed(torch_tensor)})
+        result = tb.tensorflow.take(fetched, "torch")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _core
+from .errors import BridgeValueError
+
+if TYPE_CHECKING:
+    from ._core import Target
+
+__all__ = ["Feed", "external_input", "external_output", "feed", "placeholder", "take"]
+
+
+class Feed(np.ndarray):
+    """A tensor that is fed: the two numbers of its handle.
+
+    Runs can read the tensor as long as this object lives, any number of times. They keep the memory themselves for as
+    long as they need it.
+    """
+
+    _kept: _core.Feed | None = None
+
+
+def placeholder(name: str = "handle") -> Any:
+    """The place in a graph of version 1 where a handle is fed."""
+    import tensorflow as tf
+
+    return tf.compat.v1.placeholder(tf.int32, [2], name)
+
+
+def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "external_input") -> Any:
+    """A tensor of the graph that is another framework's memory, with this dtype and shape.
+
+    ``handle`` is a tensor that holds what ``feed`` gave: an argument of the ``tf.function``, or a ``placeholder``.
+    Without it, a graph of version 1 gets a placeholder of its own, which is the attribute ``handle`` of the result.
+    ``shape`` may have lengths of ``None``. What is fed is checked against dtype and shape in every run.
+
+    The operation runs on the device where it is built (``tf.device``), and what is fed has to be there.
+    """
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        raise _misplaced("tensor_bridge.to_tensorflow(x) gives an eager tensor")
+    if handle is None:
+        if tf.compat.v1.get_default_graph().building_function:
+            raise _misplaced("inside a tf.function pass the handle: external_input(dtype, shape, handle)")
+        handle = placeholder()
+    made = _apply("TensorBridgeInput", name, handle=handle, T=tf.as_dtype(dtype))
+    checked = tf.ensure_shape(made, shape, name=f"{name}_shape")
+    checked.handle = handle
+    return checked
+
+
+def external_output(y: Any, *, name: str = "external_output") -> Any:
+    """A handle by which the value that ``y`` has in a run can be taken, once, with ``take``."""
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        raise _misplaced("an eager tensor is converted as it is, with tensor_bridge.convert")
+    return _apply("TensorBridgeOutput", name, x=y)
+
+
+def feed(x: Any, *, copy: bool | None = None) -> Feed:
+    """Feed ``x``, a tensor of any framework, in place: what a run is given for a handle.
+
+    TensorFlow's stream waits, on the device, for the work on ``x`` that is under way now. ``copy`` and the errors are
+    those of ``tensor_bridge.convert``. A run that reads a handle whose ``Feed`` is gone fails and says so.
+    """
+    kept = _core.tensorflow_feed(x, copy)
+    handle: Feed = np.array(kept.handle, dtype=np.int32).view(Feed)
+    handle._kept = kept
+    return handle
+
+
+def take(fetched: Any, target: Target) -> Any:
+    """The tensor behind a handle that a run has given, as one of ``target``, in place.
+
+    Each can be taken once. One that is never taken keeps its memory: ``tensor_bridge.stats()["untaken"]`` counts them.
+    """
+    numbers = np.asarray(fetched)
+    if numbers.shape != (2,) or numbers.dtype != np.int32:
+        raise _argument(f"{fetched!r} is no handle: pass what a run gave for external_output")
+    return _core.tensorflow_take([int(number) for number in numbers], target)
+
+
+def _apply(operation: str, name: str, **arguments: Any) -> Any:
+    from tensorflow.python.framework import op_def_library
+
+    _core.tensorflow_operations()
+    return op_def_library.apply_op(operation, name=name, **arguments)
+
+
+def _misplaced(advice: str) -> BridgeValueError:
+    return _argument(f"this is for graphs: {advice}")
+
+
+def _argument(text: str) -> BridgeValueError:
+    error = BridgeValueError(text)
+    error.kind = "argument"
+    return error

@@ -1,0 +1,200 @@
+//! TensorFlow's C functions, looked up at run time.
+//!
+//! The signatures are those of `tensorflow/c/*.h`, which have not changed since 2.12. A few functions have no C name;
+//! theirs is the one that the C++ compiler gave, and what they take and return was read in the headers of 2.21.
+
+use crate::library::Libraries;
+use bridge_core::{Error, ErrorKind, Result};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::NonNull;
+
+macro_rules! opaque {
+    ($($(#[$doc:meta])* $name:ident;)*) => {
+        $($(#[$doc])*
+        #[allow(non_camel_case_types, reason = "the names in TensorFlow's headers")]
+        #[repr(C)]
+        pub(crate) struct $name([u8; 0]);)*
+    };
+}
+
+opaque! {
+    TF_Status;
+    TF_Tensor;
+    TF_DeviceList;
+    TF_OpDefinitionBuilder;
+    TF_KernelBuilder;
+    TF_OpKernelConstruction;
+    TF_OpKernelContext;
+    TF_ShapeInferenceContext;
+    TFE_Context;
+    TFE_Op;
+    TFE_TensorHandle;
+    /// `tensorflow::Tensor`
+    CxxTensor;
+}
+
+/// Gives memory back to whoever owns it: address, length in bytes, and what was given along.
+pub(crate) type Deallocator = unsafe extern "C" fn(*mut c_void, usize, *mut c_void);
+pub(crate) type CreateKernel = unsafe extern "C" fn(*mut TF_OpKernelConstruction) -> *mut c_void;
+pub(crate) type Compute = unsafe extern "C" fn(*mut c_void, *mut TF_OpKernelContext);
+pub(crate) type InferShapes = unsafe extern "C" fn(*mut TF_ShapeInferenceContext, *mut TF_Status);
+
+macro_rules! functions {
+    ($(#[$doc:meta])* $table:ident { $($name:ident($($type:ty),*) $(-> $result:ty)?;)* }) => {
+        $(#[$doc])*
+        #[expect(non_snake_case, reason = "the names in TensorFlow's headers")]
+        pub(crate) struct $table {
+            $(pub(crate) $name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
+        }
+
+        impl $table {
+            /// Looks all functions up.
+            ///
+            /// # Errors
+            ///
+            /// [`ErrorKind::Version`], which names the first function that is not there.
+            pub(crate) fn find(libraries: &Libraries) -> Result<Self> {
+                // SAFETY: the signatures are those of the headers, see the head of this file.
+                Ok(Self { $($name: unsafe { libraries.required(stringify!($name)) }?,)* })
+            }
+        }
+    };
+}
+
+functions! {
+    /// What every runtime has.
+    Core {
+        TF_Version() -> *const c_char;
+        TF_NewStatus() -> *mut TF_Status;
+        TF_DeleteStatus(*mut TF_Status);
+        TF_SetStatus(*mut TF_Status, c_int, *const c_char);
+        TF_GetCode(*const TF_Status) -> c_int;
+        TF_Message(*const TF_Status) -> *const c_char;
+        TF_DataTypeSize(c_int) -> usize;
+        TF_NewTensor(c_int, *const i64, c_int, *mut c_void, usize, Deallocator, *mut c_void) -> *mut TF_Tensor;
+        TF_AllocateTensor(c_int, *const i64, c_int, usize) -> *mut TF_Tensor;
+        TF_DeleteTensor(*mut TF_Tensor);
+        TF_TensorType(*const TF_Tensor) -> c_int;
+        TF_NumDims(*const TF_Tensor) -> c_int;
+        TF_Dim(*const TF_Tensor, c_int) -> i64;
+        TF_TensorByteSize(*const TF_Tensor) -> usize;
+        TF_TensorData(*const TF_Tensor) -> *mut c_void;
+        TF_NewOpDefinitionBuilder(*const c_char) -> *mut TF_OpDefinitionBuilder;
+        TF_OpDefinitionBuilderAddInput(*mut TF_OpDefinitionBuilder, *const c_char);
+        TF_OpDefinitionBuilderAddOutput(*mut TF_OpDefinitionBuilder, *const c_char);
+        TF_OpDefinitionBuilderAddAttr(*mut TF_OpDefinitionBuilder, *const c_char);
+        TF_OpDefinitionBuilderSetIsStateful(*mut TF_OpDefinitionBuilder, bool);
+        TF_OpDefinitionBuilderSetShapeInferenceFunction(*mut TF_OpDefinitionBuilder, InferShapes);
+        TF_RegisterOpDefinition(*mut TF_OpDefinitionBuilder, *mut TF_Status);
+        TF_ShapeInferenceContextSetUnknownShape(*mut TF_ShapeInferenceContext, *mut TF_Status);
+        TF_NewKernelBuilder(*const c_char, *const c_char, Option<CreateKernel>, Compute, Option<unsafe extern "C" fn(*mut c_void)>) -> *mut TF_KernelBuilder;
+        TF_KernelBuilder_HostMemory(*mut TF_KernelBuilder, *const c_char);
+        TF_RegisterKernelBuilder(*const c_char, *mut TF_KernelBuilder, *mut TF_Status);
+        TF_GetInput(*mut TF_OpKernelContext, c_int, *mut *mut TF_Tensor, *mut TF_Status);
+        TF_SetOutput(*mut TF_OpKernelContext, c_int, *const TF_Tensor, *mut TF_Status);
+        TF_ExpectedOutputDataType(*mut TF_OpKernelContext, c_int) -> c_int;
+        TF_OpKernelContext_Failure(*mut TF_OpKernelContext, *mut TF_Status);
+    }
+}
+
+functions! {
+    /// The eager runtime of TensorFlow 2.
+    Eager {
+        TFE_ContextListDevices(*mut TFE_Context, *mut TF_Status) -> *mut TF_DeviceList;
+        TF_DeleteDeviceList(*mut TF_DeviceList);
+        TF_DeviceListCount(*const TF_DeviceList) -> c_int;
+        TF_DeviceListName(*const TF_DeviceList, c_int, *mut TF_Status) -> *const c_char;
+        TF_DeviceListType(*const TF_DeviceList, c_int, *mut TF_Status) -> *const c_char;
+        TFE_NewOp(*mut TFE_Context, *const c_char, *mut TF_Status) -> *mut TFE_Op;
+        TFE_DeleteOp(*mut TFE_Op);
+        TFE_OpSetDevice(*mut TFE_Op, *const c_char, *mut TF_Status);
+        TFE_OpSetAttrType(*mut TFE_Op, *const c_char, c_int);
+        TFE_OpAddInput(*mut TFE_Op, *mut TFE_TensorHandle, *mut TF_Status);
+        TFE_Execute(*mut TFE_Op, *mut *mut TFE_TensorHandle, *mut c_int, *mut TF_Status);
+        TFE_NewTensorHandle(*const TF_Tensor, *mut TF_Status) -> *mut TFE_TensorHandle;
+        TFE_NewTensorHandleFromDeviceMemory(*mut TFE_Context, *const c_char, c_int, *const i64, c_int, *mut c_void, usize, Deallocator, *mut c_void, *mut TF_Status) -> *mut TFE_TensorHandle;
+        TFE_TensorHandleCopyToDevice(*mut TFE_TensorHandle, *mut TFE_Context, *const c_char, *mut TF_Status) -> *mut TFE_TensorHandle;
+        TFE_TensorHandleCopySharingTensor(*mut TFE_TensorHandle, *mut TF_Status) -> *mut TFE_TensorHandle;
+        TFE_TensorHandleResolve(*mut TFE_TensorHandle, *mut TF_Status) -> *mut TF_Tensor;
+        TFE_DeleteTensorHandle(*mut TFE_TensorHandle);
+        TFE_TensorHandleDataType(*mut TFE_TensorHandle) -> c_int;
+        TFE_TensorHandleNumDims(*mut TFE_TensorHandle, *mut TF_Status) -> c_int;
+        TFE_TensorHandleDim(*mut TFE_TensorHandle, c_int, *mut TF_Status) -> i64;
+        TFE_TensorHandleDeviceMemorySize(*mut TFE_TensorHandle, *mut TF_Status) -> usize;
+        TFE_TensorHandleDevicePointer(*mut TFE_TensorHandle, *mut TF_Status) -> *mut c_void;
+        TFE_TensorHandleBackingDeviceName(*mut TFE_TensorHandle, *mut TF_Status) -> *const c_char;
+    }
+}
+
+/// C++ functions, where they are there: without them something is slower, or cannot be had.
+pub(crate) struct Cxx {
+    /// The tensor of a local handle, and its address.
+    pub(crate) tensor: Option<(TensorOfHandle, DataOfTensor)>,
+    /// `bool Tensor::RefCountIsOne() const`: true only for memory of TensorFlow's own allocators that nobody shares.
+    pub(crate) is_own: Option<unsafe extern "C" fn(*const CxxTensor) -> bool>,
+    /// `const GpuDevice& OpKernelContext::eigen_device<GpuDevice>() const`; only builds with GPU support have it.
+    pub(crate) gpu_device: Option<unsafe extern "C" fn(*mut TF_OpKernelContext) -> *const *const *const c_void>,
+}
+
+/// `absl::Status TensorHandle::Tensor(const Tensor**) const`: the status is written to the first argument.
+type TensorOfHandle = unsafe extern "C" fn(*mut usize, *mut TFE_TensorHandle, *mut *const CxxTensor) -> *mut usize;
+/// `void* Tensor::data() const`
+type DataOfTensor = unsafe extern "C" fn(*const CxxTensor) -> *mut c_void;
+
+impl Cxx {
+    pub(crate) fn find(libraries: &Libraries) -> Self {
+        // SAFETY: the signatures are what the names say, by the C++ ABI of x86-64 and AArch64 Linux; the results that
+        // have no C type (a status, a reference) were read in the headers.
+        unsafe {
+            let tensor = libraries.optional("_ZNK10tensorflow12TensorHandle6TensorEPPKNS_6TensorE");
+            let data = libraries.optional("_ZNK10tensorflow6Tensor4dataEv");
+            Self {
+                tensor: tensor.zip(data),
+                is_own: libraries.optional("_ZNK10tensorflow6Tensor13RefCountIsOneEv"),
+                gpu_device: libraries
+                    .optional("_ZNK10tensorflow15OpKernelContext12eigen_deviceIN5Eigen9GpuDeviceEEERKT_v"),
+            }
+        }
+    }
+}
+
+/// Where functions say whether they succeeded.
+pub(crate) struct Status<'a> {
+    core: &'a Core,
+    raw: NonNull<TF_Status>,
+}
+
+impl<'a> Status<'a> {
+    pub(crate) fn new(core: &'a Core) -> Self {
+        // SAFETY: the function has no obligations.
+        let raw = unsafe { (core.TF_NewStatus)() };
+        Self { core, raw: NonNull::new(raw).expect("TF_NewStatus gives a status") }
+    }
+
+    pub(crate) fn raw(&self) -> *mut TF_Status {
+        self.raw.as_ptr()
+    }
+
+    /// What the last function said that was given this status.
+    pub(crate) fn check(&self) -> Result<()> {
+        // SAFETY: the status lives as long as `self`.
+        match unsafe { (self.core.TF_GetCode)(self.raw()) } {
+            0 => Ok(()),
+            _ => Err(self.error()),
+        }
+    }
+
+    #[cold]
+    fn error(&self) -> Error {
+        // SAFETY: the message is a C string that lives as long as the status is not written to.
+        let message = unsafe { CStr::from_ptr((self.core.TF_Message)(self.raw())) }.to_string_lossy();
+        Error::new(ErrorKind::Framework, format!("tensorflow reported: {message}"))
+    }
+}
+
+impl Drop for Status<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the status is ours, and nobody uses it any more.
+        unsafe { (self.core.TF_DeleteStatus)(self.raw()) };
+    }
+}

@@ -1,0 +1,277 @@
+//! TensorFlow's devices: their names, which GPU is which, and the one stream that each computes in.
+
+use crate::api::{Eager, Status, TF_OpKernelContext, TFE_Context, TFE_TensorHandle};
+use crate::kernel::{Call, Operation, Tensor};
+use crate::runtime::Runtime;
+use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError, RwLock};
+
+/// A GPU, as TensorFlow numbers them: `set_visible_devices` and logical devices make numbers of their own.
+#[derive(Debug, Clone)]
+pub(crate) struct Gpu {
+    /// TensorFlow's whole name of it.
+    pub(crate) name: CString,
+    /// The driver's number.
+    pub(crate) ordinal: i32,
+    /// The stream in which TensorFlow computes there, always the same one.
+    pub(crate) stream: Stream,
+}
+
+/// The GPUs of every context that was asked: streams stay what they are.
+static LEARNT: RwLock<Vec<Gpu>> = RwLock::new(Vec::new());
+
+/// The driver's number of the GPU with this stream, if it was learnt.
+pub(crate) fn ordinal_of(stream: Stream) -> Option<i32> {
+    let learnt = LEARNT.read().unwrap_or_else(PoisonError::into_inner);
+    learnt.iter().find(|gpu| gpu.stream == stream).map(|gpu| gpu.ordinal)
+}
+
+/// The devices of one eager context.
+#[derive(Debug)]
+pub(crate) struct Devices {
+    /// The context's address.
+    pub(crate) context: usize,
+    pub(crate) cpu: CString,
+    pub(crate) gpus: Vec<Gpu>,
+}
+
+impl Devices {
+    /// The GPU on which a tensor in this memory would be. Where TensorFlow has split a GPU, it is the first part.
+    pub(crate) fn gpu(&self, device: Device) -> Result<&Gpu> {
+        self.gpus.iter().find(|gpu| device == Device::cuda(gpu.ordinal)).ok_or_else(|| {
+            let shown: Vec<_> = self.gpus.iter().map(|gpu| format!("cuda:{}", gpu.ordinal)).collect();
+            let shown = if shown.is_empty() { "no GPU".into() } else { shown.join(", ") };
+            let text = format!(
+                "the tensor is on {device}, and tensorflow shows {shown} in this process: see tf.config.set_visible_devices"
+            );
+            Error::new(ErrorKind::Device, text)
+        })
+    }
+
+    /// Asks TensorFlow for its devices, and each GPU for its stream.
+    ///
+    /// # Safety
+    ///
+    /// `context` is alive.
+    pub(crate) unsafe fn learn(runtime: &'static Runtime, context: *mut TFE_Context) -> Result<Self> {
+        // An operation must not be registered twice.
+        static LEARNING: Mutex<()> = Mutex::new(());
+        let _one_at_a_time = LEARNING.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the caller's obligation, and so in the calls below.
+        let listed = unsafe { list(runtime, context) }?;
+        let cpu = listed.iter().find(|(_, kind)| kind.as_c_str() == CPU).map(|(name, _)| name.clone());
+        let cpu = cpu.ok_or_else(|| Error::new(ErrorKind::Framework, "tensorflow lists no CPU"))?;
+        let mut gpus = Vec::new();
+        for (name, _) in listed.into_iter().filter(|(_, kind)| kind.as_c_str() == GPU) {
+            // SAFETY: as above.
+            let (stream, address) = unsafe { ask(runtime, context, &name) }?;
+            let located = bridge_cuda::locate(address)?.filter(|located| located.device.kind == DeviceKind::CUDA);
+            // Without an address in the driver's memory it is another vendor's GPU.
+            if let Some(located) = located {
+                gpus.push(Gpu { name, ordinal: located.device.index, stream });
+            }
+        }
+        LEARNT.write().unwrap_or_else(PoisonError::into_inner).extend(gpus.iter().cloned());
+        Ok(Self { context: context.addr(), cpu, gpus })
+    }
+}
+
+pub(crate) const CPU: &CStr = c"CPU";
+pub(crate) const GPU: &CStr = c"GPU";
+
+/// Names and types.
+///
+/// # Safety
+///
+/// `context` is alive.
+unsafe fn list(runtime: &Runtime, context: *mut TFE_Context) -> Result<Vec<(CString, CString)>> {
+    let (Eager { TFE_ContextListDevices, TF_DeviceListCount, .. }, eager) = (&runtime.eager, &runtime.eager);
+    let status = Status::new(&runtime.core);
+    // SAFETY: the context is alive; the list is ours until it is deleted, and so are its strings.
+    unsafe {
+        let list = TFE_ContextListDevices(context, status.raw());
+        status.check()?;
+        let text = |get: unsafe extern "C" fn(*const _, c_int, *mut _) -> *const c_char, i| {
+            let text = get(list, i, status.raw());
+            if text.is_null() { CString::default() } else { CStr::from_ptr(text).to_owned() }
+        };
+        let entry = |i| (text(eager.TF_DeviceListName, i), text(eager.TF_DeviceListType, i));
+        let entries = (0..TF_DeviceListCount(list)).map(entry).collect();
+        (eager.TF_DeleteDeviceList)(list);
+        Ok(entries)
+    }
+}
+
+/// An operation that tells TensorFlow's stream and the address of its input.
+static STREAM: Operation = Operation {
+    name: c"TensorBridgeStream",
+    inputs: &[c"x: float"],
+    outputs: &[c"told: int64"],
+    attributes: &[],
+    host: &[c"told"],
+    kernels: &[(GPU, tell)],
+};
+
+unsafe extern "C" fn tell(_: *mut c_void, context: *mut TF_OpKernelContext) {
+    // SAFETY: TensorFlow calls this to compute.
+    unsafe {
+        Call::run(context, |call| {
+            let told = [call.stream()?.handle(), call.input(0)?.address() as u64];
+            call.output(&Tensor::of(&call.runtime.core, INT64, &told)?)
+        });
+    }
+}
+
+const FLOAT: c_int = 1;
+const INT64: c_int = 9;
+
+/// A handle of the eager runtime that is deleted in the end.
+pub(crate) struct Handle {
+    eager: &'static Eager,
+    raw: NonNull<TFE_TensorHandle>,
+}
+
+// SAFETY: the reference is counted atomically, and the handle is only deleted here.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    /// # Safety
+    ///
+    /// `raw` is null or a reference that is taken over.
+    pub(crate) unsafe fn from_raw(runtime: &'static Runtime, raw: *mut TFE_TensorHandle) -> Option<Self> {
+        NonNull::new(raw).map(|raw| Self { eager: &runtime.eager, raw })
+    }
+
+    pub(crate) fn raw(&self) -> *mut TFE_TensorHandle {
+        self.raw.as_ptr()
+    }
+
+    /// Gives the reference away.
+    #[cfg(feature = "python")]
+    pub(crate) fn into_raw(self) -> *mut TFE_TensorHandle {
+        std::mem::ManuallyDrop::new(self).raw()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: the reference is ours.
+        unsafe { (self.eager.TFE_DeleteTensorHandle)(self.raw()) };
+    }
+}
+
+/// What went wrong where TensorFlow gave nothing and said nothing.
+fn nothing() -> Error {
+    Error::new(ErrorKind::Framework, "tensorflow gave no tensor")
+}
+
+/// Runs an operation with one input and one output on a device.
+///
+/// # Safety
+///
+/// `context` is alive.
+pub(crate) unsafe fn execute(
+    runtime: &'static Runtime,
+    context: *mut TFE_Context,
+    operation: &CStr,
+    device: &CStr,
+    input: &Handle,
+    types: &[(&CStr, c_int)],
+) -> Result<Handle> {
+    let eager = &runtime.eager;
+    let status = Status::new(&runtime.core);
+    // SAFETY: context and input are alive, the operation is ours and deleted; the handle that comes back is ours.
+    unsafe {
+        let op = (eager.TFE_NewOp)(context, operation.as_ptr(), status.raw());
+        status.check()?;
+        let run = || -> Result<_> {
+            (eager.TFE_OpSetDevice)(op, device.as_ptr(), status.raw());
+            status.check()?;
+            (eager.TFE_OpAddInput)(op, input.raw(), status.raw());
+            status.check()?;
+            types.iter().for_each(|(name, code)| (eager.TFE_OpSetAttrType)(op, name.as_ptr(), *code));
+            let (mut result, mut count) = (std::ptr::null_mut(), 1);
+            (eager.TFE_Execute)(op, &mut result, &mut count, status.raw());
+            status.check()?;
+            Handle::from_raw(runtime, result).ok_or_else(nothing)
+        };
+        let result = run();
+        (eager.TFE_DeleteOp)(op);
+        result
+    }
+}
+
+/// Whether TensorFlow knows an operation.
+///
+/// # Safety
+///
+/// `context` is alive.
+pub(crate) unsafe fn is_registered(runtime: &Runtime, context: *mut TFE_Context, operation: &CStr) -> bool {
+    let status = Status::new(&runtime.core);
+    // SAFETY: the context is alive; the operation is ours and deleted, if there is one.
+    unsafe {
+        let op = (runtime.eager.TFE_NewOp)(context, operation.as_ptr(), status.raw());
+        if !op.is_null() {
+            (runtime.eager.TFE_DeleteOp)(op);
+        }
+    }
+    status.check().is_ok()
+}
+
+/// Registers operations that nobody has registered yet.
+///
+/// # Errors
+///
+/// [`ErrorKind::Argument`] if somebody has: their kernels would not know what is fed here.
+///
+/// # Safety
+///
+/// `context` is alive.
+pub(crate) unsafe fn register(
+    runtime: &Runtime,
+    context: *mut TFE_Context,
+    operations: &[&'static Operation],
+) -> Result<()> {
+    for operation in operations {
+        // SAFETY: the caller's obligation.
+        if unsafe { is_registered(runtime, context, operation.name) } {
+            let text = "another copy of tensor_bridge in this process has registered its operations: load it once";
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
+        operation.register(&runtime.core)?;
+    }
+    Ok(())
+}
+
+/// The stream of a GPU, and an address on it.
+///
+/// # Safety
+///
+/// `context` is alive.
+unsafe fn ask(runtime: &'static Runtime, context: *mut TFE_Context, gpu: &CStr) -> Result<(Stream, usize)> {
+    // SAFETY: the caller's obligation; the handles are ours, the result is in host memory and holds two numbers.
+    unsafe {
+        // Another copy of this crate may have been here, and any copy's kernel tells the same.
+        if !is_registered(runtime, context, STREAM.name) {
+            STREAM.register(&runtime.core)?;
+        }
+        let (eager, status) = (&runtime.eager, Status::new(&runtime.core));
+        let on_host = Tensor::of(&runtime.core, FLOAT, &[0f32])?;
+        let handle = (eager.TFE_NewTensorHandle)(on_host.raw(), status.raw());
+        status.check()?;
+        let handle = Handle::from_raw(runtime, handle).ok_or_else(nothing)?;
+        let there = (eager.TFE_TensorHandleCopyToDevice)(handle.raw(), context, gpu.as_ptr(), status.raw());
+        status.check()?;
+        let there = Handle::from_raw(runtime, there).ok_or_else(nothing)?;
+        let told = execute(runtime, context, STREAM.name, gpu, &there, &[])?;
+        let told = (eager.TFE_TensorHandleResolve)(told.raw(), status.raw());
+        status.check()?;
+        let told = Tensor::from_raw(&runtime.core, told).ok_or_else(nothing)?;
+        let [stream, address] = told.numbers::<u64, 2>().ok_or_else(nothing)?;
+        Ok((Stream::from_handle(stream), address as usize))
+    }
+}

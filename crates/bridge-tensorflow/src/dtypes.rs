@@ -1,0 +1,58 @@
+//! The dtypes of TensorFlow (`TF_DataType` in `tensorflow/c/tf_datatype.h`).
+
+use bridge_core::DType;
+use std::ffi::c_int;
+
+/// What both sides have. Types of less than a byte are not among them: TensorFlow keeps each element in a byte of its
+/// own, DLPack packs them.
+pub(crate) const DTYPES: &[(DType, c_int)] = &[
+    (DType::FLOAT32, 1),
+    (DType::FLOAT64, 2),
+    (DType::INT32, INT32),
+    (DType::UINT8, UINT8),
+    (DType::INT16, 5),
+    (DType::INT8, 6),
+    (DType::COMPLEX64, 8),
+    (DType::INT64, 9),
+    (DType::BOOL, 10),
+    (DType::BFLOAT16, 14),
+    (DType::UINT16, 17),
+    (DType::COMPLEX128, 18),
+    (DType::FLOAT16, 19),
+    (DType::UINT32, 22),
+    (DType::UINT64, 23),
+    (DType::FLOAT8_E5M2, 24),
+    (DType::FLOAT8_E4M3FN, 25),
+    (DType::FLOAT8_E4M3FNUZ, 26),
+    (DType::FLOAT8_E4M3B11FNUZ, 27),
+    (DType::FLOAT8_E5M2FNUZ, 28),
+];
+
+pub(crate) const INT32: c_int = 3;
+pub(crate) const UINT8: c_int = 4;
+
+/// Those that are no numbers, and what to do with a tensor of one.
+const REFUSED: &[(c_int, &str)] = &[
+    (
+        7,
+        "strings have no memory of a fixed size: decode them in TensorFlow first (tf.io.decode_raw, tf.strings.to_number)",
+    ),
+    (20, "a resource is a handle to something else: read its value first"),
+    (21, "a variant holds any value: take the tensor out of it first"),
+    (29, "int4 takes a byte an element in TensorFlow and half a byte elsewhere: call tf.cast(x, tf.int8) first"),
+    (30, "uint4 takes a byte an element in TensorFlow and half a byte elsewhere: call tf.cast(x, tf.uint8) first"),
+];
+
+/// The code for a dtype.
+pub(crate) fn code(dtype: DType) -> Option<c_int> {
+    DTYPES.iter().find(|(known, _)| *known == dtype).map(|(_, code)| *code)
+}
+
+/// The dtype for a code, or why there is none.
+pub(crate) fn dtype(code: c_int) -> Result<DType, &'static str> {
+    let known = DTYPES.iter().find(|(_, known)| *known == code).map(|(dtype, _)| *dtype);
+    known.ok_or_else(|| {
+        let reason = REFUSED.iter().find(|(refused, _)| *refused == code).map(|(_, reason)| *reason);
+        reason.unwrap_or("its dtype has no counterpart in other frameworks: call tf.cast first")
+    })
+}

@@ -1,0 +1,115 @@
+//! Into TensorFlow.
+
+use crate::api::{Status, TFE_Context};
+use crate::devices::{Devices, Handle};
+use crate::dtypes;
+use crate::process::{Process, TensorFlowConsumer, raised};
+use bridge_core::{Access, Device, DeviceKind, Error, ErrorKind, Lease, Result};
+use bridge_pyo3::PyTensor;
+use pyo3::prelude::*;
+use std::ffi::{CStr, c_int, c_void};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What TensorFlow keeps until it needs the memory no more.
+type Owner = Box<dyn Send + Sync>;
+
+/// A lease, and its place among the read-only memory.
+struct Imported {
+    _lease: Lease,
+    read_only: Option<usize>,
+    consumer: Arc<TensorFlowConsumer>,
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        if let Some(key) = self.read_only {
+            self.consumer.read_only.leave(key);
+        }
+    }
+}
+
+pub(crate) fn wrap<'py>(py: Python<'py>, process: &'static Process, lease: Lease) -> Result<PyTensor<'py>> {
+    let code = dtypes::code(lease.dtype())
+        .ok_or_else(|| Error::new(ErrorKind::Dtype, format!("tensorflow has no dtype {}", lease.dtype())))?;
+    let (device, shape) = (lease.device(), bridge_core::Dims::from(lease.layout().shape()));
+    let bytes = lease.data()..lease.data() + lease.layout().nbytes();
+    let read_only = (lease.access() == Access::ReadOnly).then(|| process.consumer.read_only.enter(bytes.clone()));
+    let owner = Box::new(Imported { _lease: lease, read_only, consumer: process.consumer.clone() });
+    wrap_memory(py, process, device, code, &shape, bytes, owner)
+}
+
+/// An eager tensor over compact memory, which `owner` keeps.
+pub(crate) fn wrap_memory<'py>(
+    py: Python<'py>,
+    process: &'static Process,
+    device: Device,
+    code: c_int,
+    shape: &[i64],
+    bytes: Range<usize>,
+    owner: Owner,
+) -> Result<PyTensor<'py>> {
+    let (context, devices) = process.devices(py)?;
+    let handle = handle(process, context, place(&devices, device)?, code, shape, bytes, owner)?;
+    let raw = handle.into_raw();
+    // SAFETY: the handle is ours and given away; the GIL is held, and the result is a new reference or null.
+    unsafe {
+        let object = (process.from_handle)(raw, false);
+        if object.is_null() {
+            drop(Handle::from_raw(process.runtime, raw));
+            return Err(raised(py, PyErr::fetch(py)));
+        }
+        Ok(Bound::from_owned_ptr(py, object))
+    }
+}
+
+/// TensorFlow's name of a device.
+pub(crate) fn place(devices: &Devices, device: Device) -> Result<&CStr> {
+    match device.kind {
+        DeviceKind::CUDA => Ok(&devices.gpu(device)?.name),
+        _ => Ok(&devices.cpu),
+    }
+}
+
+/// A handle of the eager runtime over compact memory. The owner is dropped when TensorFlow needs the memory no more,
+/// which is when its last use is in the stream, and also on errors.
+pub(crate) fn handle(
+    process: &'static Process,
+    context: *mut TFE_Context,
+    place: &CStr,
+    code: c_int,
+    shape: &[i64],
+    bytes: Range<usize>,
+    owner: Owner,
+) -> Result<Handle> {
+    let status = Status::new(&process.runtime.core);
+    // Memory of no bytes may be anywhere, but TensorFlow looks at its alignment all the same.
+    let address = if bytes.is_empty() { process.profile.alignment } else { bytes.start };
+    let owner = Box::into_raw(Box::new(owner)).cast();
+    // SAFETY: the context is alive, the name and the shape too; the memory is compact, of the length that shape and
+    // dtype need, and kept by the owner. TensorFlow calls `release` once with it, also where it makes no handle.
+    unsafe {
+        let raw = (process.runtime.eager.TFE_NewTensorHandleFromDeviceMemory)(
+            context,
+            place.as_ptr(),
+            code,
+            shape.as_ptr(),
+            shape.len() as c_int,
+            address as *mut c_void,
+            bytes.len(),
+            release,
+            owner,
+            status.raw(),
+        );
+        status.check()?;
+        Handle::from_raw(process.runtime, raw)
+            .ok_or_else(|| Error::new(ErrorKind::Framework, "tensorflow made no handle for the memory"))
+    }
+}
+
+/// Called by TensorFlow on any thread, with or without the GIL.
+unsafe extern "C" fn release(_: *mut c_void, _: usize, owner: *mut c_void) {
+    // SAFETY: this is the owner that was given along, and it comes back once. A lease lets no panic out of its drop,
+    // and the other owners have none.
+    drop(unsafe { Box::from_raw(owner.cast::<Owner>()) });
+}

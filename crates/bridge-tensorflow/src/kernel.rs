@@ -1,0 +1,219 @@
+//! Operations and kernels of our own, through TensorFlow's C functions for them.
+
+use crate::api::{
+    Compute, Core, Status, TF_KernelBuilder, TF_OpKernelContext, TF_ShapeInferenceContext, TF_Status, TF_Tensor,
+};
+use crate::runtime::Runtime;
+use bridge_core::{Dims, Error, ErrorKind, Result, Stream};
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+
+/// An operation: what TensorFlow is told of it.
+pub(crate) struct Operation {
+    pub(crate) name: &'static CStr,
+    pub(crate) inputs: &'static [&'static CStr],
+    pub(crate) outputs: &'static [&'static CStr],
+    pub(crate) attributes: &'static [&'static CStr],
+    /// Arguments that are in host memory on any device.
+    pub(crate) host: &'static [&'static CStr],
+    /// Device types and what computes there.
+    pub(crate) kernels: &'static [(&'static CStr, Compute)],
+}
+
+impl Operation {
+    /// Registers the operation and its kernels, for the rest of the process. Nobody may have done so before: TensorFlow
+    /// aborts at the second time.
+    pub(crate) fn register(&self, core: &Core) -> Result<()> {
+        let status = Status::new(core);
+        // SAFETY: every pointer is a C string or a builder of TensorFlow's; registering takes the builders over. The
+        // kernels live for ever.
+        unsafe {
+            let builder = (core.TF_NewOpDefinitionBuilder)(self.name.as_ptr());
+            for (add, items) in [
+                (core.TF_OpDefinitionBuilderAddInput, self.inputs),
+                (core.TF_OpDefinitionBuilderAddOutput, self.outputs),
+                (core.TF_OpDefinitionBuilderAddAttr, self.attributes),
+            ] {
+                items.iter().for_each(|item| add(builder, item.as_ptr()));
+            }
+            // Never folded, merged or left out: what it gives depends on more than its inputs.
+            (core.TF_OpDefinitionBuilderSetIsStateful)(builder, true);
+            (core.TF_OpDefinitionBuilderSetShapeInferenceFunction)(builder, any_shape);
+            (core.TF_RegisterOpDefinition)(builder, status.raw());
+            status.check()?;
+            for (device, compute) in self.kernels {
+                let kernel: *mut TF_KernelBuilder =
+                    (core.TF_NewKernelBuilder)(self.name.as_ptr(), device.as_ptr(), None, *compute, None);
+                self.host.iter().for_each(|argument| (core.TF_KernelBuilder_HostMemory)(kernel, argument.as_ptr()));
+                (core.TF_RegisterKernelBuilder)(self.name.as_ptr(), kernel, status.raw());
+                status.check()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+unsafe extern "C" fn any_shape(context: *mut TF_ShapeInferenceContext, status: *mut TF_Status) {
+    if let Some(runtime) = Runtime::current() {
+        // SAFETY: TensorFlow calls this with a context and a status of its own.
+        unsafe { (runtime.core.TF_ShapeInferenceContextSetUnknownShape)(context, status) };
+    }
+}
+
+/// A tensor of TensorFlow's C API: a counted reference to a buffer.
+pub(crate) struct Tensor {
+    core: &'static Core,
+    raw: NonNull<TF_Tensor>,
+}
+
+// SAFETY: the reference is counted atomically, and nothing here writes to the tensor.
+unsafe impl Send for Tensor {}
+// SAFETY: as above.
+unsafe impl Sync for Tensor {}
+
+impl Tensor {
+    /// # Safety
+    ///
+    /// `raw` is null or a reference that is taken over.
+    pub(crate) unsafe fn from_raw(core: &'static Core, raw: *mut TF_Tensor) -> Option<Self> {
+        NonNull::new(raw).map(|raw| Self { core, raw })
+    }
+
+    /// A fresh tensor in host memory with these numbers.
+    pub(crate) fn of<T: Copy>(core: &'static Core, code: c_int, numbers: &[T]) -> Result<Self> {
+        let (dims, nbytes) = ([numbers.len() as i64], size_of_val(numbers));
+        // SAFETY: one dimension, and a fresh tensor of as many bytes, which nobody else has.
+        unsafe {
+            let raw = (core.TF_AllocateTensor)(code, dims.as_ptr(), 1, nbytes);
+            let tensor = Self::from_raw(core, raw).ok_or_else(|| {
+                Error::new(ErrorKind::Framework, "tensorflow has no memory for a tensor of a few bytes")
+            })?;
+            let numbers = numbers.as_ptr().cast::<u8>();
+            numbers.copy_to_nonoverlapping((core.TF_TensorData)(raw).cast(), nbytes);
+            Ok(tensor)
+        }
+    }
+
+    pub(crate) fn raw(&self) -> *mut TF_Tensor {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) fn code(&self) -> c_int {
+        // SAFETY: the tensor is alive, here and below.
+        unsafe { (self.core.TF_TensorType)(self.raw()) }
+    }
+
+    pub(crate) fn shape(&self) -> Dims {
+        // SAFETY: see above; the dimensions asked for are there.
+        unsafe { (0..(self.core.TF_NumDims)(self.raw())).map(|i| (self.core.TF_Dim)(self.raw(), i)).collect() }
+    }
+
+    pub(crate) fn nbytes(&self) -> usize {
+        // SAFETY: see above.
+        unsafe { (self.core.TF_TensorByteSize)(self.raw()) }
+    }
+
+    /// The address of the first byte, on whatever device.
+    pub(crate) fn address(&self) -> usize {
+        // SAFETY: see above.
+        unsafe { (self.core.TF_TensorData)(self.raw()) }.addr()
+    }
+
+    /// The numbers of a tensor in host memory, if it holds as many.
+    ///
+    /// # Safety
+    ///
+    /// The tensor is in host memory, and any bytes are a `T`.
+    pub(crate) unsafe fn numbers<T: Copy, const N: usize>(&self) -> Option<[T; N]> {
+        // SAFETY: there are enough bytes; they need not be aligned.
+        (self.nbytes() == size_of::<[T; N]>())
+            .then(|| unsafe { (self.core.TF_TensorData)(self.raw()).cast::<[T; N]>().read_unaligned() })
+    }
+}
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        // SAFETY: the reference is ours.
+        unsafe { (self.core.TF_DeleteTensor)(self.raw()) };
+    }
+}
+
+/// One run of a kernel.
+pub(crate) struct Call {
+    pub(crate) runtime: &'static Runtime,
+    context: *mut TF_OpKernelContext,
+}
+
+impl Call {
+    /// Runs `body` for a kernel; what it reports becomes the failure of the operation.
+    ///
+    /// # Safety
+    ///
+    /// `context` is what TensorFlow gave to a kernel's function for computing, and the function returns after this.
+    pub(crate) unsafe fn run(context: *mut TF_OpKernelContext, body: fn(&Self) -> Result<()>) {
+        let Some(runtime) = Runtime::current() else { return };
+        let call = Self { runtime, context };
+        let done = catch_unwind(AssertUnwindSafe(|| body(&call)));
+        let failed = match done {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "tensor_bridge panicked: please report this".into(),
+        };
+        let (status, text) = (Status::new(&runtime.core), CString::new(failed.replace('\0', " ")));
+        // SAFETY: the status is ours, the text a C string, and the context alive; TensorFlow copies both.
+        unsafe {
+            (runtime.core.TF_SetStatus)(status.raw(), INVALID_ARGUMENT, text.unwrap_or_default().as_ptr());
+            (runtime.core.TF_OpKernelContext_Failure)(context, status.raw());
+        }
+    }
+
+    pub(crate) fn input(&self, number: c_int) -> Result<Tensor> {
+        let (core, mut raw) = (&self.runtime.core, std::ptr::null_mut());
+        let status = Status::new(core);
+        // SAFETY: the context is alive; the operation has the input; the reference that comes back is ours.
+        let tensor = unsafe {
+            (core.TF_GetInput)(self.context, number, &mut raw, status.raw());
+            Tensor::from_raw(core, raw)
+        };
+        status.check()?;
+        tensor.ok_or_else(|| Error::new(ErrorKind::Framework, "tensorflow gave no input"))
+    }
+
+    pub(crate) fn output(&self, tensor: &Tensor) -> Result<()> {
+        let core = &self.runtime.core;
+        let status = Status::new(core);
+        // SAFETY: the context and the tensor are alive; TensorFlow takes a reference of its own.
+        unsafe { (core.TF_SetOutput)(self.context, 0, tensor.raw(), status.raw()) };
+        status.check()
+    }
+
+    /// The code of the dtype that the operation is to give.
+    pub(crate) fn output_code(&self) -> c_int {
+        // SAFETY: the context is alive, and the operation has one output.
+        unsafe { (self.runtime.core.TF_ExpectedOutputDataType)(self.context, 0) }
+    }
+
+    /// TensorFlow's stream of the device that the kernel runs on, which must be a GPU.
+    pub(crate) fn stream(&self) -> Result<Stream> {
+        let gpu_device = self
+            .runtime
+            .cxx
+            .gpu_device
+            .ok_or_else(|| Error::new(ErrorKind::Version, "this build of TensorFlow does not show its stream"))?;
+        type StreamOf = unsafe extern "C" fn(*const c_void) -> *const u64;
+        // SAFETY: in a GPU kernel's run, the function gives the address of Eigen's device, whose first member is the
+        // address of its stream interface (`GpuDevice` in Eigen's TensorDeviceGpu.h). The interface's table of virtual
+        // functions begins with the two destructors, and `stream()` follows, which gives a reference to the handle.
+        let handle = unsafe {
+            let interface = *gpu_device(self.context);
+            let functions = *interface.cast::<*const *const c_void>();
+            let stream_of: StreamOf = std::mem::transmute::<*const c_void, StreamOf>(*functions.add(2));
+            *stream_of(interface.cast())
+        };
+        Ok(Stream::from_handle(handle))
+    }
+}
+
+/// `TF_INVALID_ARGUMENT`
+const INVALID_ARGUMENT: c_int = 3;

@@ -1,0 +1,276 @@
+//! What is known of the TensorFlow in this Python process, looked up once.
+
+use crate::api::{TFE_Context, TFE_TensorHandle};
+use crate::devices::{self, Devices};
+use crate::dtypes::DTYPES;
+use crate::graph;
+use crate::library::Libraries;
+use crate::runtime::Runtime;
+use bridge_core::{Consumer, Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream, Strides, Views};
+use bridge_pyo3::{PyTensor, framework_error, installed, is_instance, with_gil};
+use pyo3::exceptions::PyRuntimeWarning;
+use pyo3::ffi::{PyCapsule_GetPointer, PyObject};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+use slab::Slab;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// The alignment in bytes that addresses must have, on the host and on a GPU. Kernels of Eigen check it and end the
+/// process (`Tensor::IsAligned`, `EIGEN_MAX_ALIGN_BYTES`); on an H200 with 2.21, 15 of 22 operations did so with an
+/// address aligned to 32, and most others lost the CUDA context with one aligned to 8.
+const ALIGNMENT: usize = 64;
+
+/// The handle of an eager tensor, which stays the object's.
+type HandleOf = unsafe extern "C" fn(*const PyObject) -> *mut TFE_TensorHandle;
+/// A new eager tensor, which takes the handle over unless it is null.
+type FromHandle = unsafe extern "C" fn(*mut TFE_TensorHandle, bool) -> *mut PyObject;
+
+pub(crate) struct Process {
+    pub(crate) runtime: &'static Runtime,
+    pub(crate) profile: Profile,
+    pub(crate) consumer: Arc<TensorFlowConsumer>,
+    pub(crate) handle_of: HandleOf,
+    pub(crate) from_handle: FromHandle,
+    /// The module that holds the eager context.
+    context: Py<PyModule>,
+    eager_tensor: Py<PyType>,
+    variable: Py<PyType>,
+    /// Types of tensors that cannot be lent, with what to do.
+    refused: Vec<(Py<PyType>, &'static str)>,
+}
+
+/// The order matters: the last is a base of others.
+const REFUSED: &[(&str, &str)] = &[
+    ("RaggedTensor", "a ragged tensor has no single memory: call .to_tensor() first"),
+    ("SparseTensor", "a sparse tensor has no single memory: call tf.sparse.to_dense first"),
+    ("IndexedSlices", "indexed slices have no single memory: call tf.convert_to_tensor first"),
+    ("TensorArray", "a tensor array has no single memory: call .stack() first"),
+    (
+        "Tensor",
+        "a symbolic tensor has no memory until its graph runs: return it from the tf.function and convert the result, \
+         or use external_input and external_output of tensor_bridge.tensorflow inside the graph",
+    ),
+];
+
+impl Process {
+    pub(crate) fn get(py: Python<'_>) -> Result<&'static Self> {
+        static PROCESS: PyOnceLock<Process> = PyOnceLock::new();
+        PROCESS.get_or_try_init(py, || {
+            let tensorflow = installed(py, "tensorflow", "tensorflow")?;
+            let file: String =
+                tensorflow.getattr("__file__").and_then(|file| file.extract()).map_err(|e| raised(py, e))?;
+            let folder = Path::new(&file).parent().unwrap_or(Path::new(""));
+            let runtime = Runtime::open(folder)?;
+            // SAFETY: the signatures are what the names say.
+            let (handle_of, from_handle) = unsafe {
+                let libraries: &Libraries = runtime.libraries();
+                (
+                    libraries.required("_Z18EagerTensor_HandlePK7_object")?,
+                    libraries.required("_Z21EagerTensorFromHandleP16TFE_TensorHandleb")?,
+                )
+            };
+            Self::new(&tensorflow, runtime, handle_of, from_handle).map_err(|error| raised(py, error))
+        })
+    }
+
+    fn new(
+        tensorflow: &Bound<'_, PyModule>,
+        runtime: &'static Runtime,
+        handle_of: HandleOf,
+        from_handle: FromHandle,
+    ) -> PyResult<Self> {
+        let py = tensorflow.py();
+        let class = |module: &Bound<'_, PyModule>, name: &str| -> PyResult<Py<PyType>> {
+            Ok(module.getattr(name)?.cast_into()?.unbind())
+        };
+        let refused = REFUSED.iter().map(|(name, advice)| Ok((class(tensorflow, name)?, *advice)));
+        let mut devices = vec![DeviceKind::CPU];
+        if runtime.capabilities().cuda {
+            let gpus = tensorflow.getattr("config")?.call_method1("list_physical_devices", ("GPU",))?;
+            devices.extend((gpus.len()? > 0).then_some(DeviceKind::CUDA));
+        }
+        // SAFETY: the function takes any number.
+        let known = |code| unsafe { (runtime.core.TF_DataTypeSize)(code) } > 0;
+        let profile = Profile {
+            name: "tensorflow".into(),
+            dtypes: DTYPES.iter().filter(|(_, code)| known(*code)).map(|(dtype, _)| *dtype).collect(),
+            strides: Strides::Compact,
+            alignment: ALIGNMENT,
+            devices,
+            keeps_read_only: true,
+        };
+        Ok(Self {
+            runtime,
+            profile,
+            consumer: Arc::default(),
+            handle_of,
+            from_handle,
+            context: py.import("tensorflow.python.eager.context")?.unbind(),
+            eager_tensor: class(&py.import("tensorflow.python.framework.ops")?, "EagerTensor")?,
+            variable: class(tensorflow, "Variable")?,
+            refused: refused.collect::<PyResult<_>>()?,
+        })
+    }
+
+    pub(crate) fn is_eager(&self, object: &PyTensor<'_>) -> bool {
+        object.get_type_ptr().cast() == self.eager_tensor.as_ptr()
+    }
+
+    pub(crate) fn is_variable(&self, object: &PyTensor<'_>) -> bool {
+        is_instance(object, self.variable.bind(object.py()))
+    }
+
+    /// Why an object that is no eager tensor cannot be lent, if it is TensorFlow's at all.
+    pub(crate) fn refusal(&self, object: &PyTensor<'_>) -> Option<&'static str> {
+        let kind = self.refused.iter().find(|(kind, _)| is_instance(object, kind.bind(object.py())));
+        kind.map(|(_, advice)| *advice)
+    }
+
+    /// The eager context, and its devices. The first time, TensorFlow sets itself up.
+    pub(crate) fn devices(&self, py: Python<'_>) -> Result<(*mut TFE_Context, Arc<Devices>)> {
+        let context = self.context(py).map_err(|error| raised(py, error))?;
+        if let Some(devices) = self.consumer.devices().filter(|devices| devices.context == context.addr()) {
+            return Ok((context, devices));
+        }
+        let shared = Shared(context);
+        // Others may hold what is needed here while they wait for the GIL.
+        // SAFETY: Python's context object keeps the context alive.
+        let devices = Arc::new(py.detach(|| unsafe { Devices::learn(self.runtime, shared.get()) })?);
+        *self.consumer.devices.write().unwrap_or_else(PoisonError::into_inner) = Some(devices.clone());
+        if !devices.gpus.is_empty() {
+            warn_of_growth(py).map_err(|error| raised(py, error))?;
+        }
+        Ok((context, devices))
+    }
+
+    /// Tells TensorFlow of the operations for graphs, once.
+    pub(crate) fn register_operations(&self, py: Python<'_>) -> Result<()> {
+        static REGISTERED: PyOnceLock<()> = PyOnceLock::new();
+        let (context, _) = self.devices(py)?;
+        // SAFETY: Python's context object keeps the context alive.
+        let register = || unsafe { devices::register(self.runtime, context, &[&graph::INPUT, &graph::OUTPUT]) };
+        REGISTERED.get_or_try_init(py, register).map(|_| ())
+    }
+
+    fn context(&self, py: Python<'_>) -> PyResult<*mut TFE_Context> {
+        let module = self.context.bind(py);
+        let handle = || module.getattr(intern!(py, "_context"))?.getattr(intern!(py, "_context_handle"));
+        let handle = match handle() {
+            Ok(handle) if !handle.is_none() => handle,
+            _ => {
+                module.call_method0("context")?.call_method0("ensure_initialized")?;
+                handle()?
+            }
+        };
+        // SAFETY: the object is alive and the GIL held. TensorFlow gives its capsule no name.
+        let context = unsafe { PyCapsule_GetPointer(handle.as_ptr(), std::ptr::null()) };
+        if context.is_null() { Err(PyErr::fetch(py)) } else { Ok(context.cast()) }
+    }
+}
+
+/// A pointer that may go to code without the GIL.
+pub(crate) struct Shared<T>(pub(crate) *mut T);
+
+// SAFETY: TensorFlow's contexts and handles may be used on any thread; nothing is done with the pointer itself.
+unsafe impl<T> Send for Shared<T> {}
+
+impl<T> Shared<T> {
+    pub(crate) fn get(self) -> *mut T {
+        self.0
+    }
+}
+
+/// TensorFlow takes nearly all memory of every GPU that it shows, unless it is told not to before it sets itself up.
+fn warn_of_growth(py: Python<'_>) -> PyResult<()> {
+    let config = py.import("tensorflow")?.getattr("config")?;
+    let forced: String = py.import("os")?.call_method1("getenv", ("TF_FORCE_GPU_ALLOW_GROWTH", ""))?.extract()?;
+    for gpu in config.call_method1("get_visible_devices", ("GPU",))?.try_iter()? {
+        let gpu = gpu?;
+        let grows = config.getattr("experimental")?.call_method1("get_memory_growth", (&gpu,))?.is_truthy()?;
+        let limited = !config.call_method1("get_logical_device_configuration", (&gpu,))?.is_none();
+        if !(grows || limited || ["true", "1"].contains(&forced.to_lowercase().as_str())) {
+            let text = "TensorFlow has taken nearly all memory of the GPU, and other frameworks may find none: set \
+                        TF_FORCE_GPU_ALLOW_GROWTH=true, or call tf.config.experimental.set_memory_growth(gpu, True), \
+                        before TensorFlow first uses it";
+            let warning = (text, py.get_type::<PyRuntimeWarning>());
+            return py.import("warnings")?.call_method1("warn", warning).map(drop);
+        }
+    }
+    Ok(())
+}
+
+#[derive(Default)]
+pub(crate) struct TensorFlowConsumer {
+    /// Of the eager context that was seen last.
+    devices: RwLock<Option<Arc<Devices>>>,
+    views: Views,
+    pub(crate) read_only: ReadOnly,
+}
+
+impl TensorFlowConsumer {
+    fn devices(&self) -> Option<Arc<Devices>> {
+        self.devices.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Consumer for TensorFlowConsumer {
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
+        if device.kind != DeviceKind::CUDA {
+            return Ok(None);
+        }
+        let known = self.devices();
+        let devices = match known {
+            Some(devices) => devices,
+            None => match with_gil(|py| Ok(Process::get(py)?.devices(py)?.1)) {
+                Some(devices) => devices?,
+                None => return Ok(None),
+            },
+        };
+        Ok(Some(devices.gpu(device)?.stream))
+    }
+
+    fn views(&self) -> &Views {
+        &self.views
+    }
+}
+
+/// Memory that TensorFlow has from elsewhere and that is read-only: it writes to none, but whoever has it from
+/// TensorFlow may not either.
+#[derive(Default)]
+pub(crate) struct ReadOnly {
+    ranges: Mutex<Slab<Range<usize>>>,
+    /// How many there are, to be read without the lock.
+    count: AtomicUsize,
+}
+
+impl ReadOnly {
+    pub(crate) fn enter(&self, bytes: Range<usize>) -> usize {
+        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        self.count.store(ranges.len() + 1, Relaxed);
+        ranges.insert(bytes)
+    }
+
+    pub(crate) fn leave(&self, key: usize) {
+        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        ranges.remove(key);
+        self.count.store(ranges.len(), Relaxed);
+    }
+
+    pub(crate) fn contains(&self, address: usize) -> bool {
+        let ranges = || self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        self.count.load(Relaxed) > 0 && ranges().iter().any(|(_, bytes)| bytes.contains(&address))
+    }
+}
+
+pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {
+    match error.is_instance_of::<pyo3::exceptions::PyImportError>(py) {
+        true => Error::new(ErrorKind::Version, format!("tensorflow is not as expected ({})", error.value(py)))
+            .caused_by(error),
+        false => framework_error(py, "tensorflow", error),
+    }
+}
