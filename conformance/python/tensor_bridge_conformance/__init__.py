@@ -18,11 +18,16 @@ sys.modules.setdefault("tensorflow.python.pywrap_dlopen_global_flags", None)  # 
 
 
 def main(argv: list[str]) -> int:
-    """Run the suite, or with ``--bench`` the benches. Gives the exit code."""
+    """Run the suite, with ``--bench`` the benches, with ``--soak`` very many transfers. Gives the exit code."""
     if "--bench" in argv:
         from tensor_bridge_conformance import bench
 
         return bench.main([option for option in argv if option != "--bench"])
+
+    if "--soak" in argv:
+        from tensor_bridge_conformance import soak
+
+        return soak.main([option for option in argv if option != "--soak"])
 
     from tensor_bridge_conformance import _conformance, host
 

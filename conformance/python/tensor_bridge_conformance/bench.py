@@ -23,6 +23,8 @@ from tensor_bridge_conformance import host
 
 #: Bytes of the tensors: 1 KiB to 4 GiB.
 SIZES = [1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26, 1 << 30, 1 << 32]
+#: Cycles of a delay: about three milliseconds.
+CYCLES = 6_000_000
 #: Rounds that warm caches and pools up, and do not count.
 WARM_UP = 2
 #: A transfer costs the same at any size when the slowest size costs at most so many times the fastest.
@@ -68,8 +70,8 @@ class Setting:
     bar: float | None
     #: What is entered around the measurement (the consumer's stream).
     inside: Context
-    #: Waits for the device.
-    settle: Callable[[], Any]
+    #: Called before every batch: waits for the device, and gives it work again where it shall be busy.
+    before: Callable[[], Any]
 
 
 def main(argv: list[str]) -> int:
@@ -206,9 +208,20 @@ def _cuda_settings_of_tensorflow(torch: Any, cupy: Any, tensorflow: Any) -> list
 
     dlpack = tensorflow.experimental.dlpack
 
-    def pair(path: str, make: Callable[[int], Any], ours: Call, native: Call, bar: float) -> Setting:
+    operand = tensorflow.fill([1 << 20], tensorflow.constant(1e6, "float64"))
+
+    def occupy() -> None:
+        """Milliseconds of work in the streams of all three."""
+        torch.cuda.synchronize()
+        tensorflow.math.igamma(operand, operand)
+        torch.cuda._sleep(CYCLES)
+
+    def pair(path: str, make: Callable[[int], Any], ours: Call, native: Call, bar: float) -> list[Setting]:
         # TensorFlow has a stream of its own, and the others are on the legacy default stream.
-        return Setting(path, "cross", make, ours, native, bar, contextlib.nullcontext, torch.cuda.synchronize)
+        return [
+            Setting(path, "cross", make, ours, native, bar, contextlib.nullcontext, torch.cuda.synchronize),
+            Setting(path, "cross, busy", make, ours, native, None, contextlib.nullcontext, occupy),
+        ]
 
     def of_torch(size: int) -> Any:
         return torch.empty(_shape(size), dtype=torch.float32, device="cuda")
@@ -221,7 +234,7 @@ def _cuda_settings_of_tensorflow(torch: Any, cupy: Any, tensorflow: Any) -> list
             return tensorflow.zeros(_shape(size))
 
     # CuPy's `toDlpack` gives a versioned capsule, which TensorFlow refuses.
-    return [
+    pairs = [
         pair(
             "torch→tensorflow2",
             of_torch,
@@ -251,6 +264,7 @@ def _cuda_settings_of_tensorflow(torch: Any, cupy: Any, tensorflow: Any) -> list
             1 / 2,
         ),
     ]
+    return [setting for settings in pairs for setting in settings]
 
 
 def _cuda_settings(torch: Any, cupy: Any) -> list[Setting]:
@@ -311,10 +325,10 @@ def _measure(setting: Setting, options: argparse.Namespace) -> list[Row]:
         for _ in range(options.rounds + WARM_UP):
             times = []
             for tensor in tensors:
-                times.append([_batch(call, tensor, options.batch, setting.settle) for call in contenders])
+                times.append([_batch(call, tensor, options.batch, setting.before) for call in contenders])
             rounds.append(times)
         del tensors, tensor
-        setting.settle()
+        setting.before()
     rows = []
     for index, size in enumerate(sizes):
         taken = [times[index] for times in rounds[WARM_UP:]]
@@ -325,9 +339,9 @@ def _measure(setting: Setting, options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _batch(call: Call, tensor: Any, calls: int, settle: Callable[[], Any]) -> float:
-    """Nanoseconds per call, with the garbage collector out of the way and the device idle before."""
-    settle()
+def _batch(call: Call, tensor: Any, calls: int, before: Callable[[], Any]) -> float:
+    """Nanoseconds per call, with the garbage collector out of the way."""
+    before()
     gc.disable()
     try:
         started = time.perf_counter_ns()

@@ -477,9 +477,10 @@ class Tensorflow2:
         return tensor
 
     def copied(self, tensor: Any) -> Any:
-        """A copy, bit for bit, by one of the few operations that every dtype has everywhere."""
-        elements = self.tf.reshape(tensor, [-1])
-        return self.tf.reshape(self.tf.gather(elements, self.numbers[: elements.shape[0]]), tensor.shape)
+        """A copy, bit for bit, by the few operations that every dtype has on a GPU: reshaping is not among them."""
+        if tensor.shape.rank == 0:
+            return self.tf.gather(self.tf.stack([tensor, tensor]), self.numbers[0])
+        return self.tf.gather(tensor, self.numbers[: tensor.shape[0]])
 
     def observe(self, tensor: Any) -> tuple[str, list[int], list[int], int, bool, str]:
         shape = tensor.shape.as_list()

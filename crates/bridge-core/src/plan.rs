@@ -1,6 +1,6 @@
 //! Whether a tensor crosses in place, as a copy, or not at all.
 
-use crate::{Access, Device, Error, ErrorKind, Lent, Pending, Profile, Result, Strides};
+use crate::{Access, Device, DeviceKind, Error, ErrorKind, Lent, Pending, Profile, Result, Strides};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -70,8 +70,12 @@ pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
         return Err(Error::new(ErrorKind::Device, text));
     }
     if !target.devices.contains(&device.kind) {
+        let (place, advice) = match device.kind {
+            DeviceKind::CPU => ("in host memory".into(), "move it to a device"),
+            _ => (format!("on {device}"), "copy it to the host"),
+        };
         let text = format!(
-            "the tensor is on {device}, which {name} does not have in this process: copy it to the host with its own framework first"
+            "the tensor is {place}, which {name} does not have in this process: {advice} with its own framework first"
         );
         return Err(Error::new(ErrorKind::Device, text));
     }

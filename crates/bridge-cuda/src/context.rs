@@ -49,6 +49,14 @@ impl<D: Driver> Devices<D> {
     }
 }
 
+/// When the work in a stream is done.
+pub(crate) enum Mark {
+    /// It is.
+    Idle,
+    /// When this event has fired.
+    Event(Event),
+}
+
 /// The primary context of a device is current on this thread. Dropping it restores what was current before.
 pub(crate) struct Entered<'a, D: Driver> {
     driver: &'a D,
@@ -83,28 +91,24 @@ impl<'a, D: Driver> Entered<'a, D> {
         Ok(event)
     }
 
-    /// An event that fires, or `None` where none can be had. On a captured stream that is so: a captured event never
-    /// fires, asking it would invalidate the capture, and the graph may use the memory whenever it is launched.
-    pub fn record_unless_captured(&self, stream: Stream) -> Option<Event> {
+    /// When the work in the stream is done, or `None` where that cannot be told. On a captured stream it is so: a captured
+    /// event never fires, asking it would invalidate the capture, and the graph may use the memory whenever it is
+    /// launched.
+    pub fn mark(&self, stream: Stream) -> Option<Mark> {
         match self.driver.is_capturing(stream) {
-            Ok(false) => self.record(stream).ok(),
+            // To ask costs less than an event, and whoever waits for it.
+            Ok(false) if self.driver.is_idle(stream).unwrap_or(false) => Some(Mark::Idle),
+            Ok(false) => self.record(stream).ok().map(Mark::Event),
             _ => None,
         }
     }
 
-    /// Whether everything in the stream has run. It is not captured.
-    pub fn is_idle(&self, stream: Stream) -> bool {
-        // What cannot be asked is taken for busy.
-        self.driver.is_idle(stream).unwrap_or(false)
-    }
-
-    /// Whether two streams are being captured into a graph. Refuses to join one that is and one that is not: the wait
-    /// would draw the one outside into the capture, or end the capture with an error.
-    pub fn both_captured(&self, earlier: Stream, later: Stream) -> Result<bool> {
+    /// Refuses to join a stream that is being captured into a graph and one that is not: the wait would draw the one
+    /// outside into the capture, or end the capture with an error.
+    pub fn both_or_neither_captured(&self, earlier: Stream, later: Stream) -> Result<()> {
         let captured = |stream| self.driver.is_capturing(stream).map_err(|failure| error(self.driver, failure));
-        let both = captured(earlier)?;
-        if both == captured(later)? {
-            return Ok(both);
+        if captured(earlier)? == captured(later)? {
+            return Ok(());
         }
         let text = format!(
             "one of {earlier} and {later} is being captured into a CUDA graph and the other is not: cross before the capture begins, or use one stream on both sides"

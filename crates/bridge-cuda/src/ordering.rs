@@ -1,6 +1,6 @@
 //! Ordering by CUDA events.
 
-use crate::context::Devices;
+use crate::context::{Devices, Mark};
 use crate::driver::{Driver, error};
 use crate::reaper::Reaper;
 use bridge_core::{Device, DeviceBuffer, Ordering, Result, Stream};
@@ -36,11 +36,7 @@ impl<D: Driver> Ordering for CudaOrdering<D> {
             return Ok(());
         }
         let entered = self.devices.enter(device)?;
-        // Work that has run needs no waiting for, and to ask costs half of an event: while the device is idle, the host's
-        // time counts; while it is busy, the host is ahead of it.
-        if !entered.both_captured(earlier, later)? && entered.is_idle(earlier) {
-            return Ok(());
-        }
+        entered.both_or_neither_captured(earlier, later)?;
         let event = entered.record(earlier).and_then(|event| entered.wait(later, event).map(|()| event));
         entered.recycle(event.map_err(|failure| error(self.devices.driver(), failure))?);
         Ok(())
@@ -49,8 +45,12 @@ impl<D: Driver> Ordering for CudaOrdering<D> {
     /// Never blocks and never fails: where no event can be recorded, the memory is leaked, because giving it back early
     /// would let others overwrite what is still read.
     fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        let event = self.devices.enter(device).ok().and_then(|entered| entered.record_unless_captured(stream));
-        self.reaper.take(&self.devices, device, event, buffer);
+        let mark = self.devices.enter(device).ok().and_then(|entered| entered.mark(stream));
+        match mark {
+            Some(Mark::Idle) => drop(buffer),
+            Some(Mark::Event(event)) => self.reaper.take(&self.devices, device, Some(event), buffer),
+            None => self.reaper.take(&self.devices, device, None, buffer),
+        }
     }
 }
 
@@ -58,8 +58,9 @@ impl<D: Driver> Ordering for CudaOrdering<D> {
 mod tests {
     use super::*;
     use crate::driver::{Context, Event};
-    use crate::fake::{Call, Fake};
+    use crate::fake::{Call, Counted, Fake};
     use bridge_core::{DeviceKind, ErrorKind};
+    use std::sync::atomic::Ordering::SeqCst;
 
     const A: Stream = Stream::from_handle(0xa0);
     const B: Stream = Stream::from_handle(0xb0);
@@ -90,16 +91,14 @@ mod tests {
     }
 
     #[test]
-    fn work_that_has_run_is_not_waited_for() {
-        let cuda = cuda();
+    fn what_is_retired_on_an_idle_stream_is_dropped_at_once() {
+        let (cuda, drops) = (cuda(), Arc::default());
         fake(&cuda).idle(A);
-        cuda.order(GPU, A, B).unwrap();
-        assert_eq!(fake(&cuda).ordered(), []);
-        cuda.order(GPU, B, A).unwrap();
-        assert_eq!(fake(&cuda).ordered(), [(B, A)]);
-        fake(&cuda).fail("cuStreamQuery", 999);
-        cuda.order(GPU, A, B).unwrap();
-        assert_eq!(fake(&cuda).ordered(), [(B, A), (A, B)]);
+        cuda.retire(GPU, A, Counted::boxed(&drops));
+        assert_eq!((drops.load(SeqCst), cuda.reaper().pending()), (1, 0));
+        fake(&cuda).capture(A);
+        cuda.retire(GPU, A, Counted::boxed(&drops));
+        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (1, 1));
     }
 
     #[test]

@@ -101,7 +101,9 @@ impl<'py> Adapter for Foreign<'py> {
             capsule(object, false).map_err(|error| refused(py, error))?
         } else {
             let name = object.get_type().fully_qualified_name().map_or_else(|_| "this".into(), |name| name.to_string());
-            let text = format!("{name} is no tensor: pass one of torch, cupy or numpy, or an object with __dlpack__");
+            let text = format!(
+                "{name} is no tensor: pass one of torch, cupy, numpy or tensorflow (of a Keras variable its value), or an object with __dlpack__"
+            );
             return Err(Error::new(ErrorKind::NotATensor, text));
         };
         // SAFETY: whoever hands over a capsule or implements `__dlpack__` vouches for DLPack's contract; what can be

@@ -3,6 +3,7 @@
 use crate::errors::into_python;
 use crate::frameworks::{Framework, source};
 use crate::options;
+use bridge_core::{Error, ErrorKind};
 use bridge_pyo3::PyTensor;
 use bridge_tensorflow::{External, Graph};
 use pyo3::prelude::*;
@@ -42,11 +43,17 @@ pub(crate) fn tensorflow_feed(x: &PyTensor<'_>, copy: Option<bool>) -> PyResult<
 pub(crate) fn tensorflow_take<'py>(py: Python<'py>, handle: [i32; 2], target: &str) -> PyResult<PyTensor<'py>> {
     let cross = || {
         let (graph, to) = (Graph::new(py)?, Framework::named(target)?.open(py)?);
-        let fetched = External::fetched(handle);
+        let fetched = External::fetched(handle)?;
         let (tensor, _) =
             bridge_core::transfer(&graph, &*to, &fetched, bridge_cuda::ordering(), &options(None, None)?)?;
-        fetched.forget();
+        fetched.taken();
         Ok(tensor)
     };
-    cross().map_err(|error| into_python(py, error))
+    cross().map_err(|error: Error| match error.kind() {
+        ErrorKind::ReadOnly => {
+            let text = "what was fetched is read-only memory: take it as \"numpy\" or \"tensorflow\", which keep it so";
+            into_python(py, Error::new(ErrorKind::ReadOnly, text))
+        }
+        _ => into_python(py, error),
+    })
 }

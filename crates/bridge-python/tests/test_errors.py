@@ -73,7 +73,7 @@ def test_what_cannot_cross_is_refused(case: str, target: str) -> None:
 
 def test_arguments_are_checked() -> None:
     tensor = torch.ones(3)
-    with pytest.raises(tb.BridgeValueError, match="choose one of torch, cupy, numpy"):
+    with pytest.raises(tb.BridgeValueError, match="choose one of torch, cupy, numpy, tensorflow"):
         tb.convert(tensor, "caffe")
     with pytest.raises(tb.BridgeValueError, match="not on cuda:1") as caught:
         tb.to_numpy(tensor, device="cuda:1")
@@ -158,7 +158,10 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize(("module", "package"), [("torch", "torch"), ("numpy", "numpy"), ("cupy", "cupy-cuda13x")])
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [("torch", "torch"), ("numpy", "numpy"), ("cupy", "cupy-cuda13x"), ("tensorflow", "tensorflow")],
+)
 def test_a_missing_framework_is_named(module: str, package: str) -> None:
     other = "torch" if module != "torch" else "numpy"
     done = run(

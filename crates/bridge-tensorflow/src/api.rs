@@ -104,7 +104,6 @@ functions! {
         TF_DeleteDeviceList(*mut TF_DeviceList);
         TF_DeviceListCount(*const TF_DeviceList) -> c_int;
         TF_DeviceListName(*const TF_DeviceList, c_int, *mut TF_Status) -> *const c_char;
-        TF_DeviceListType(*const TF_DeviceList, c_int, *mut TF_Status) -> *const c_char;
         TFE_NewOp(*mut TFE_Context, *const c_char, *mut TF_Status) -> *mut TFE_Op;
         TFE_DeleteOp(*mut TFE_Op);
         TFE_OpSetDevice(*mut TFE_Op, *const c_char, *mut TF_Status);
@@ -123,6 +122,7 @@ functions! {
         TFE_TensorHandleDeviceMemorySize(*mut TFE_TensorHandle, *mut TF_Status) -> usize;
         TFE_TensorHandleDevicePointer(*mut TFE_TensorHandle, *mut TF_Status) -> *mut c_void;
         TFE_TensorHandleBackingDeviceName(*mut TFE_TensorHandle, *mut TF_Status) -> *const c_char;
+        TFE_TensorHandleDeviceName(*mut TFE_TensorHandle, *mut TF_Status) -> *const c_char;
     }
 }
 
@@ -130,8 +130,9 @@ functions! {
 pub(crate) struct Cxx {
     /// The tensor of a local handle, and its address.
     pub(crate) tensor: Option<(TensorOfHandle, DataOfTensor)>,
-    /// `bool Tensor::RefCountIsOne() const`: true only for memory of TensorFlow's own allocators that nobody shares.
-    pub(crate) is_own: Option<unsafe extern "C" fn(*const CxxTensor) -> bool>,
+    /// `bool TensorHandle::IsReady() const`: whether the tensor has been made, as it always has without an asynchronous
+    /// executor.
+    pub(crate) is_ready: Option<unsafe extern "C" fn(*const TFE_TensorHandle) -> bool>,
     /// `const GpuDevice& OpKernelContext::eigen_device<GpuDevice>() const`; only builds with GPU support have it.
     pub(crate) gpu_device: Option<unsafe extern "C" fn(*mut TF_OpKernelContext) -> *const *const *const c_void>,
 }
@@ -143,14 +144,15 @@ type DataOfTensor = unsafe extern "C" fn(*const CxxTensor) -> *mut c_void;
 
 impl Cxx {
     pub(crate) fn find(libraries: &Libraries) -> Self {
-        // SAFETY: the signatures are what the names say, by the C++ ABI of x86-64 and AArch64 Linux; the results that
-        // have no C type (a status, a reference) were read in the headers.
+        // SAFETY: the signatures are what the names say; the results that have no C type (a status, a reference) were read
+        // in the headers.
         unsafe {
             let tensor = libraries.optional("_ZNK10tensorflow12TensorHandle6TensorEPPKNS_6TensorE");
             let data = libraries.optional("_ZNK10tensorflow6Tensor4dataEv");
             Self {
-                tensor: tensor.zip(data),
-                is_own: libraries.optional("_ZNK10tensorflow6Tensor13RefCountIsOneEv"),
+                // Elsewhere a result like this status does not come back through a first argument.
+                tensor: tensor.zip(data).filter(|_| cfg!(target_arch = "x86_64")),
+                is_ready: libraries.optional("_ZNK10tensorflow12TensorHandle7IsReadyEv"),
                 gpu_device: libraries
                     .optional("_ZNK10tensorflow15OpKernelContext12eigen_deviceIN5Eigen9GpuDeviceEEERKT_v"),
             }

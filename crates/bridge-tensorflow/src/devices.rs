@@ -3,21 +3,43 @@
 use crate::api::{Eager, Status, TF_OpKernelContext, TFE_Context, TFE_TensorHandle};
 use crate::kernel::{Call, Operation, Tensor};
 use crate::runtime::Runtime;
-use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use bridge_core::{Device, Error, ErrorKind, Keep, Result, Stream};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError, RwLock};
 
 /// A GPU, as TensorFlow numbers them: `set_visible_devices` and logical devices make numbers of their own.
 #[derive(Debug, Clone)]
 pub(crate) struct Gpu {
-    /// TensorFlow's whole name of it.
+    /// TensorFlow's name of it, `/device:GPU:` and a number.
     pub(crate) name: CString,
     /// The driver's number.
     pub(crate) ordinal: i32,
     /// The stream in which TensorFlow computes there, always the same one.
     pub(crate) stream: Stream,
 }
+
+/// The devices of one eager context in this process.
+pub(crate) struct Devices {
+    /// The context's address, and what keeps it alive: another one at the same address would have other devices.
+    pub(crate) context: usize,
+    _kept: Keep,
+    /// What whole names of them begin with: job, replica and task, which a cluster changes.
+    prefix: String,
+    pub(crate) gpus: Vec<Gpu>,
+}
+
+/// Where a tensor is.
+pub(crate) enum Place<'a> {
+    Host,
+    Gpu(&'a Gpu),
+}
+
+/// TensorFlow's name of host memory. Names without job and task mean the devices of this process.
+pub(crate) const HOST: &CStr = c"/device:CPU:0";
+
+/// What names of host memory begin with whatever the cluster.
+const LOCALHOST: &str = "/job:localhost/replica:0/task:0";
 
 /// The GPUs of every context that was asked: streams stay what they are.
 static LEARNT: RwLock<Vec<Gpu>> = RwLock::new(Vec::new());
@@ -26,15 +48,6 @@ static LEARNT: RwLock<Vec<Gpu>> = RwLock::new(Vec::new());
 pub(crate) fn ordinal_of(stream: Stream) -> Option<i32> {
     let learnt = LEARNT.read().unwrap_or_else(PoisonError::into_inner);
     learnt.iter().find(|gpu| gpu.stream == stream).map(|gpu| gpu.ordinal)
-}
-
-/// The devices of one eager context.
-#[derive(Debug)]
-pub(crate) struct Devices {
-    /// The context's address.
-    pub(crate) context: usize,
-    pub(crate) cpu: CString,
-    pub(crate) gpus: Vec<Gpu>,
 }
 
 impl Devices {
@@ -50,58 +63,96 @@ impl Devices {
         })
     }
 
+    /// The device of this process with this whole name.
+    pub(crate) fn named(&self, name: &CStr) -> Option<Place<'_>> {
+        let (prefix, device) = name.to_str().ok()?.split_at_checked(name.to_str().ok()?.find("/device:")?)?;
+        if prefix != self.prefix && prefix != LOCALHOST {
+            return None;
+        }
+        let gpu = self.gpus.iter().find(|gpu| gpu.name.to_bytes() == device.as_bytes()).map(Place::Gpu);
+        gpu.or_else(|| device.starts_with("/device:CPU:").then_some(Place::Host))
+    }
+
     /// Asks TensorFlow for its devices, and each GPU for its stream.
     ///
     /// # Safety
     ///
-    /// `context` is alive.
-    pub(crate) unsafe fn learn(runtime: &'static Runtime, context: *mut TFE_Context) -> Result<Self> {
+    /// `context` is alive as long as `kept`.
+    pub(crate) unsafe fn learn(runtime: &'static Runtime, context: *mut TFE_Context, kept: Keep) -> Result<Self> {
         // An operation must not be registered twice.
         static LEARNING: Mutex<()> = Mutex::new(());
         let _one_at_a_time = LEARNING.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the caller's obligation, and so in the calls below.
+        // SAFETY: the caller's obligation, here and below.
+        let prefix = unsafe { prefix(runtime, context) }?;
+        // SAFETY: see above.
         let listed = unsafe { list(runtime, context) }?;
-        let cpu = listed.iter().find(|(_, kind)| kind.as_c_str() == CPU).map(|(name, _)| name.clone());
-        let cpu = cpu.ok_or_else(|| Error::new(ErrorKind::Framework, "tensorflow lists no CPU"))?;
         let mut gpus = Vec::new();
-        for (name, _) in listed.into_iter().filter(|(_, kind)| kind.as_c_str() == GPU) {
-            // SAFETY: as above.
+        for name in listed.iter().filter_map(|name| name.strip_prefix(&prefix)) {
+            if !name.starts_with("/device:GPU:") {
+                continue;
+            }
+            let name = CString::new(name).expect("it was a C string");
+            // SAFETY: see above.
             let (stream, address) = unsafe { ask(runtime, context, &name) }?;
-            let located = bridge_cuda::locate(address)?.filter(|located| located.device.kind == DeviceKind::CUDA);
-            // Without an address in the driver's memory it is another vendor's GPU.
-            if let Some(located) = located {
+            // Where the driver does not know the address, it is another vendor's GPU.
+            if let Ok(Some(located)) = bridge_cuda::locate(address) {
                 gpus.push(Gpu { name, ordinal: located.device.index, stream });
             }
         }
-        LEARNT.write().unwrap_or_else(PoisonError::into_inner).extend(gpus.iter().cloned());
-        Ok(Self { context: context.addr(), cpu, gpus })
+        let mut learnt = LEARNT.write().unwrap_or_else(PoisonError::into_inner);
+        learnt.retain(|known| gpus.iter().all(|gpu| gpu.stream != known.stream));
+        learnt.extend(gpus.iter().cloned());
+        Ok(Self { context: context.addr(), _kept: kept, prefix, gpus })
     }
 }
 
 pub(crate) const CPU: &CStr = c"CPU";
 pub(crate) const GPU: &CStr = c"GPU";
 
-/// Names and types.
+/// The whole names of all devices, also of other processes in a cluster.
 ///
 /// # Safety
 ///
 /// `context` is alive.
-unsafe fn list(runtime: &Runtime, context: *mut TFE_Context) -> Result<Vec<(CString, CString)>> {
-    let (Eager { TFE_ContextListDevices, TF_DeviceListCount, .. }, eager) = (&runtime.eager, &runtime.eager);
-    let status = Status::new(&runtime.core);
+unsafe fn list(runtime: &Runtime, context: *mut TFE_Context) -> Result<Vec<String>> {
+    let (eager, status) = (&runtime.eager, Status::new(&runtime.core));
     // SAFETY: the context is alive; the list is ours until it is deleted, and so are its strings.
     unsafe {
-        let list = TFE_ContextListDevices(context, status.raw());
+        let list = (eager.TFE_ContextListDevices)(context, status.raw());
         status.check()?;
-        let text = |get: unsafe extern "C" fn(*const _, c_int, *mut _) -> *const c_char, i| {
-            let text = get(list, i, status.raw());
-            if text.is_null() { CString::default() } else { CStr::from_ptr(text).to_owned() }
+        let text = |i| {
+            let name = (eager.TF_DeviceListName)(list, i, status.raw());
+            if name.is_null() { String::new() } else { CStr::from_ptr(name).to_string_lossy().into_owned() }
         };
-        let entry = |i| (text(eager.TF_DeviceListName, i), text(eager.TF_DeviceListType, i));
-        let entries = (0..TF_DeviceListCount(list)).map(entry).collect();
+        let names = (0..(eager.TF_DeviceListCount)(list)).map(text).collect();
         (eager.TF_DeleteDeviceList)(list);
-        Ok(entries)
+        Ok(names)
     }
+}
+
+/// What whole names of this process's devices begin with: that of the device that an operation ran on says it.
+///
+/// # Safety
+///
+/// `context` is alive.
+unsafe fn prefix(runtime: &'static Runtime, context: *mut TFE_Context) -> Result<String> {
+    // SAFETY: the caller's obligation; the handle is ours, and the name lives as long as the device.
+    unsafe {
+        let status = Status::new(&runtime.core);
+        let copy = execute(runtime, context, COPY, HOST, &on_host(runtime)?, &[(c"T", FLOAT)])?;
+        let name = (runtime.eager.TFE_TensorHandleDeviceName)(copy.raw(), status.raw());
+        status.check()?;
+        let name = CStr::from_ptr(name).to_string_lossy();
+        Ok(name.split("/device:").next().unwrap_or_default().to_owned())
+    }
+}
+
+/// The operation that copies a tensor on any device.
+pub(crate) const COPY: &CStr = c"DeepCopy";
+
+/// A small tensor in host memory.
+fn on_host(runtime: &'static Runtime) -> Result<Handle> {
+    Tensor::of(&runtime.core, FLOAT, &[0f32])?.into_handle(runtime)
 }
 
 /// An operation that tells TensorFlow's stream and the address of its input.
@@ -165,7 +216,7 @@ impl Drop for Handle {
 }
 
 /// What went wrong where TensorFlow gave nothing and said nothing.
-fn nothing() -> Error {
+pub(crate) fn nothing() -> Error {
     Error::new(ErrorKind::Framework, "tensorflow gave no tensor")
 }
 
@@ -260,11 +311,7 @@ unsafe fn ask(runtime: &'static Runtime, context: *mut TFE_Context, gpu: &CStr) 
             STREAM.register(&runtime.core)?;
         }
         let (eager, status) = (&runtime.eager, Status::new(&runtime.core));
-        let on_host = Tensor::of(&runtime.core, FLOAT, &[0f32])?;
-        let handle = (eager.TFE_NewTensorHandle)(on_host.raw(), status.raw());
-        status.check()?;
-        let handle = Handle::from_raw(runtime, handle).ok_or_else(nothing)?;
-        let there = (eager.TFE_TensorHandleCopyToDevice)(handle.raw(), context, gpu.as_ptr(), status.raw());
+        let there = (eager.TFE_TensorHandleCopyToDevice)(on_host(runtime)?.raw(), context, gpu.as_ptr(), status.raw());
         status.check()?;
         let there = Handle::from_raw(runtime, there).ok_or_else(nothing)?;
         let told = execute(runtime, context, STREAM.name, gpu, &there, &[])?;

@@ -1,15 +1,14 @@
 //! Out of TensorFlow.
 
-use crate::api::Status;
-use crate::devices::{Gpu, Handle, execute};
-use crate::dtypes::{INT32, UINT8, dtype};
+use crate::api::{Status, TFE_TensorHandle};
+use crate::devices::{COPY, Handle, Place, execute, nothing};
+use crate::dtypes::{self, INT32, UINT8};
 use crate::import;
-use crate::process::{Process, Shared, raised};
-use bridge_core::{
-    Access, Consumer, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse, Views,
-};
+use crate::kernel::Tensor;
+use crate::process::{Process, SYMBOLIC, Shared, raised};
+use bridge_core::{Access, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse};
 use bridge_pyo3::{PyTensor, call, not_a_tensor};
-use pyo3::intern;
+use pyo3::{Python, intern};
 use std::ffi::CStr;
 
 pub(crate) fn lend(process: &'static Process, object: &PyTensor<'_>) -> Result<Lent> {
@@ -17,6 +16,9 @@ pub(crate) fn lend(process: &'static Process, object: &PyTensor<'_>) -> Result<L
         return of_eager(process, object);
     }
     if process.is_variable(object) {
+        if !process.executes_eagerly(object.py())? {
+            return Err(Error::new(ErrorKind::NotATensor, SYMBOLIC));
+        }
         // Its current value: later assignments give the variable other memory, because this one is in use.
         let value = call(object, intern!(object.py(), "value"), &[]).map_err(|error| raised(object.py(), error))?;
         if process.is_eager(&value) {
@@ -38,112 +40,133 @@ fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
     }
     // SAFETY: see above.
     let code = unsafe { (eager.TFE_TensorHandleDataType)(handle) };
-    let dtype = dtype(code).map_err(|reason| Error::new(ErrorKind::Dtype, reason))?;
+    let dtype = dtypes::dtype(code).map_err(|reason| Error::new(ErrorKind::Dtype, reason))?;
     let (_, devices) = process.devices(py)?;
     // SAFETY: see above; the name lives as long as the device.
     let name = unsafe { (eager.TFE_TensorHandleBackingDeviceName)(handle, status.raw()) };
     status.check()?;
     // SAFETY: as above.
     let name = unsafe { CStr::from_ptr(name) };
-    let gpu = devices.gpus.iter().find(|gpu| gpu.name.as_c_str() == name);
-    if gpu.is_none() && name != devices.cpu.as_c_str() {
-        let text = format!("the tensor is on {}, which is no device of this process", name.to_string_lossy());
-        return Err(Error::new(ErrorKind::Device, text));
-    }
-    let shared = Shared(handle);
-    let raw_status = Shared(status.raw());
-    // Waits where the tensor is still to be made by an asynchronous executor, which may need the GIL for that.
-    // SAFETY: see above; the object keeps the handle.
-    py.detach(|| unsafe { (eager.TFE_TensorHandleDeviceMemorySize)(shared.get(), raw_status.get()) });
-    status.check()?;
-    // SAFETY: see above; the dimensions asked for are there.
+    // A cluster that was joined meanwhile has given the devices other names.
+    let renamed = if devices.named(name).is_none() { Some(process.learn(py)?) } else { None };
+    let place = renamed.as_ref().unwrap_or(&devices).named(name).ok_or_else(|| {
+        let name = name.to_string_lossy();
+        let text = format!("the tensor is on {name}, which is no device of this process: copy it to one with tf.identity under tf.device first");
+        Error::new(ErrorKind::Device, text)
+    })?;
+    // SAFETY: the object keeps the handle.
+    unsafe { wait(py, process, handle, &status) }?;
+    // SAFETY: see above; the dimensions asked for are there. Where the tensor could not be made, the status says it.
     let shape: Dims = unsafe {
         let ndim = (eager.TFE_TensorHandleNumDims)(handle, status.raw());
         (0..ndim).map(|i| (eager.TFE_TensorHandleDim)(handle, i, status.raw())).collect()
     };
     status.check()?;
     let layout = Layout::new(dtype, &shape, None, 0)?;
-    let (address, is_own) = memory(process, handle, &status)?;
-    let gpu = if code == INT32 { gpu.filter(|_| is_on_device(address)) } else { gpu };
+    let address = memory(process, handle, &status)?;
     // SAFETY: see above; the reference that comes back is ours.
     let owner = unsafe {
         let copy = (eager.TFE_TensorHandleCopySharingTensor)(handle, status.raw());
         status.check()?;
-        Handle::from_raw(runtime, copy)
+        Handle::from_raw(runtime, copy).ok_or_else(nothing)?
     };
     let bytes = address..address + layout.nbytes();
     let read_only = process.consumer.read_only.contains(address);
     let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-    let (device, stream, reuse) = match gpu {
-        None => (Device::CPU, None, Reuse::InStreamOrder),
-        Some(gpu) => {
-            (Device::cuda(gpu.ordinal), Some(gpu.stream), reuse(process.consumer.views(), gpu, address, is_own))
+    let (device, stream, reuse) = match place {
+        // TensorFlow keeps most tensors of int32 in host memory, also where it names a GPU.
+        Place::Gpu(gpu) if code != INT32 || is_on_device(address) => {
+            (Device::cuda(gpu.ordinal), Some(gpu.stream), Reuse::Unknown)
         }
+        _ => (Device::CPU, None, Reuse::InStreamOrder),
     };
-    // SAFETY: the handle keeps the memory; TensorFlow says what it is and where, works on it in the one stream of the
-    // device, and hands out memory of its own allocator behind that stream alone.
+    // SAFETY: the handle keeps the memory; TensorFlow says what it is and where, works on it
+    // in the one stream of the device.
     let memory = unsafe { Memory::new(bytes, device, access, stream, reuse, owner) };
     Lent::new(dtype, layout, Box::new(memory))
 }
 
-/// Memory of TensorFlow's own allocator is reused at once, in the one stream of the device. A view that this adapter has
-/// made is given back by its lease, in order. Memory that is shared between tensors, or that TensorFlow has from
-/// elsewhere, is unknown.
-fn reuse(views: &Views, gpu: &Gpu, address: usize, is_own: bool) -> Reuse {
-    let known = is_own || views.contains(Device::cuda(gpu.ordinal), address);
-    if known { Reuse::InStreamOrder } else { Reuse::Unknown }
+/// Waits until an asynchronous executor has made the tensor; elsewhere it has been made. What went wrong then is in the
+/// status of the next call.
+///
+/// # Safety
+///
+/// The handle is alive, and on a device of this process.
+unsafe fn wait(py: Python<'_>, process: &Process, handle: *mut TFE_TensorHandle, status: &Status<'_>) -> Result<()> {
+    // SAFETY: a handle on a device of this process is a local `TensorHandle`.
+    if process.runtime.cxx.is_ready.is_some_and(|is_ready| unsafe { is_ready(handle) }) {
+        return Ok(());
+    }
+    let (shared, raw) = (Shared(handle), Shared(status.raw()));
+    // The executor may need the GIL.
+    // SAFETY: the handle is alive.
+    py.detach(|| unsafe { (process.runtime.eager.TFE_TensorHandleDeviceMemorySize)(shared.get(), raw.get()) });
+    status.check()
 }
 
-/// The address of a handle that is ready, and whether the memory is TensorFlow's own and nobody shares it.
-fn memory(process: &Process, handle: *mut crate::api::TFE_TensorHandle, status: &Status<'_>) -> Result<(usize, bool)> {
+/// The address of a handle that is ready.
+fn memory(process: &Process, handle: *mut TFE_TensorHandle, status: &Status<'_>) -> Result<usize> {
     let (eager, cxx) = (&process.runtime.eager, &process.runtime.cxx);
     if let Some((tensor_of, data_of)) = cxx.tensor {
         let (mut result, mut tensor) = (0, std::ptr::null());
-        // SAFETY: a handle of a local tensor is a `TensorHandle`, as TensorFlow's own functions take it; that it is
-        // local, and made, the question for its size has told. The result is 1 for success.
+        // SAFETY: a handle on a device of this process is a local `TensorHandle`, as TensorFlow's own functions take it,
+        // and the tensor has been made. The result is 1 for success.
         unsafe {
             tensor_of(&mut result, handle, &mut tensor);
             if result == 1 && !tensor.is_null() {
-                let is_own = cxx.is_own.is_some_and(|is_own| is_own(tensor));
-                return Ok((data_of(tensor).addr(), is_own));
+                return Ok(data_of(tensor).addr());
             }
         }
     }
     // SAFETY: the handle is alive. This waits for the device.
     let address = unsafe { (eager.TFE_TensorHandleDevicePointer)(handle, status.raw()) };
     status.check()?;
-    Ok((address.addr(), false))
+    Ok(address.addr())
 }
 
-/// TensorFlow keeps most tensors of int32 in host memory, also where it names a GPU; the driver knows.
+/// Whether the driver knows the address as memory of a device.
 fn is_on_device(address: usize) -> bool {
     matches!(bridge_cuda::locate(address), Ok(Some(located)) if located.device.kind == DeviceKind::CUDA)
 }
 
-/// The operation that copies bytes on any device.
-const COPY: &CStr = c"DeepCopy";
-
 pub(crate) fn compact<'py>(process: &'static Process, object: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-    let py = object.py();
-    let lent = lend(process, object)?;
-    let (code, shape) = (crate::dtypes::code(lent.dtype()), Dims::from(lent.layout().shape()));
-    let code = code.expect("what was lent has a code");
-    let (address, nbytes, device) = (lent.data(), lent.layout().nbytes(), lent.device());
+    let (py, lent) = (object.py(), lend(process, object)?);
+    match lent.device().kind {
+        DeviceKind::CUDA => copy_on_device(py, process, lent),
+        _ => copy_on_host(py, process, &lent),
+    }
+}
+
+fn copy_on_host<'py>(py: Python<'py>, process: &'static Process, lent: &Lent) -> Result<PyTensor<'py>> {
+    let code = dtypes::code(lent.dtype()).expect("what was lent has a code");
+    let copy = Tensor::allocate(&process.runtime.core, code, lent.layout().shape(), lent.layout().nbytes())?;
+    // SAFETY: what is lent is compact host memory of that many bytes, and ready; nobody else has the copy.
+    unsafe { copy.write(lent.data() as *const u8, lent.layout().nbytes()) };
+    import::eager_tensor(py, process, copy.into_handle(process.runtime)?)
+}
+
+/// As bytes, because few operations take every dtype.
+fn copy_on_device<'py>(py: Python<'py>, process: &'static Process, lent: Lent) -> Result<PyTensor<'py>> {
+    let code = dtypes::code(lent.dtype()).expect("what was lent has a code");
+    let (device, shape, start) = (lent.device(), Dims::from(lent.layout().shape()), lent.data());
+    let nbytes = lent.layout().nbytes();
     if nbytes == 0 {
         return import::wrap_memory(py, process, device, code, &shape, 0..0, Box::new(()));
     }
-    if !address.is_multiple_of(process.profile.alignment) {
+    if !start.is_multiple_of(process.profile.alignment) {
         let text = "tensorflow ends the process when it copies a tensor at an unaligned address: copy it with the framework that made it";
         return Err(Error::new(ErrorKind::Layout, text));
     }
     let (context, devices) = process.devices(py)?;
-    let place = import::place(&devices, device)?;
-    // As bytes, because few operations take every dtype.
-    let bytes =
-        import::handle(process, context, place, UINT8, &[nbytes as i64], address..address + nbytes, Box::new(lent))?;
-    // SAFETY: Python's context object keeps the context alive.
-    let copy = unsafe { execute(process.runtime, context, COPY, place, &bytes, &[(c"T", UINT8)]) }?;
+    let name = import::place(&devices, device)?;
+    let bytes = import::handle(process, context, name, UINT8, &[nbytes as i64], start..start + nbytes, Box::new(lent))?;
     let status = Status::new(&process.runtime.core);
-    let (address, _) = memory(process, copy.raw(), &status)?;
-    import::wrap_memory(py, process, device, code, &shape, address..address + nbytes, Box::new(copy))
+    // SAFETY: Python's context object keeps the context alive; the copy is ours, and on the device.
+    let copy = unsafe {
+        let copy = execute(process.runtime, context, COPY, name, &bytes, &[(c"T", UINT8)])?;
+        wait(py, process, copy.raw(), &status)?;
+        copy
+    };
+    let start = memory(process, copy.raw(), &status)?;
+    import::wrap_memory(py, process, device, code, &shape, start..start + nbytes, Box::new(copy))
 }

@@ -8,12 +8,14 @@ use crate::api::TF_OpKernelContext;
 use crate::devices::{CPU, GPU, ordinal_of};
 use crate::dtypes::{self, INT32};
 use crate::kernel::{Call, Operation, Tensor};
+use crate::release::{into_raw, release};
 use crate::runtime::Runtime;
 use bridge_core::{
-    Access, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lease, Lent, Memory, Result, Reuse, Stream,
+    Access, DType, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse, Stream,
 };
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -39,22 +41,27 @@ pub(crate) static OUTPUT: Operation = Operation {
 /// A tensor at the edge of a graph.
 ///
 /// One that was fed can be read by runs as long as this value lives; the runs keep the memory for as long as they need
-/// it. One that was fetched waits in the process until it is taken.
-#[derive(Debug)]
+/// it. One that was fetched goes back to wait in the process if it is dropped before it was [taken](Self::taken).
 pub struct External {
     id: u64,
-    fed: bool,
+    fetched: Option<Arc<Fetched>>,
 }
 
-/// What was fed: the lease, and the stream that waits for the owner's work.
-struct Fed {
-    lease: Lease,
-    stream: Option<Stream>,
+/// What was fed: the owner of the memory and what a tensor over it needs.
+pub(crate) struct Fed {
+    pub(crate) dtype: DType,
+    pub(crate) device: Device,
+    pub(crate) shape: Dims,
+    pub(crate) bytes: Range<usize>,
+    /// The stream that waits for the owner's work.
+    pub(crate) stream: Option<Stream>,
+    pub(crate) _owner: Box<dyn Send + Sync>,
 }
 
 /// What was fetched.
 struct Fetched {
     tensor: Tensor,
+    dtype: DType,
     device: Device,
     stream: Option<Stream>,
 }
@@ -77,44 +84,47 @@ fn enter<T>(table: &Table<T>, entry: T) -> u64 {
 }
 
 impl External {
-    pub(crate) fn feed(lease: Lease, stream: Option<Stream>) -> Self {
-        Self { id: enter(&FED, Fed { lease, stream }), fed: true }
+    pub(crate) fn feed(fed: Fed) -> Self {
+        Self { id: enter(&FED, fed), fetched: None }
     }
 
     /// What a run has fetched, by the numbers that it gave.
-    pub fn fetched(handle: [i32; 2]) -> Self {
-        Self { id: id(handle), fed: false }
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Consumed`] if somebody has taken it, or is about to.
+    pub fn fetched(handle: [i32; 2]) -> Result<Self> {
+        let id = id(handle);
+        let fetched = lock(&FETCHED).remove(&id).ok_or_else(|| {
+            let text = "no fetched tensor has this handle: it was taken before, or is no result of external_output";
+            Error::new(ErrorKind::Consumed, text)
+        })?;
+        Ok(Self { id, fetched: Some(fetched) })
     }
 
-    /// The numbers to feed.
+    /// The numbers that stand for it in a graph.
     pub fn handle(&self) -> [i32; 2] {
         handle(self.id)
     }
 
-    /// Lends what was fetched. `known` says of an address on a device whether a lease sees to its reuse, and whether it
-    /// is read-only.
-    pub(crate) fn lend(&self, known: impl FnOnce(Device, usize) -> (bool, bool)) -> Result<Lent> {
-        let entry = lock(&FETCHED).get(&self.id).cloned().ok_or_else(|| {
-            let text = "no fetched tensor has this handle: it was taken before, or is no result of external_output";
-            Error::new(ErrorKind::Consumed, text)
-        })?;
-        let Fetched { tensor, device, stream } = &*entry;
-        let dtype = dtypes::dtype(tensor.code()).map_err(|reason| Error::new(ErrorKind::Dtype, reason))?;
-        let layout = Layout::new(dtype, &tensor.shape(), None, 0)?;
-        let (address, device, stream) = (tensor.address(), *device, *stream);
-        let (leased, read_only) = known(device, address);
-        let reuse = if stream.is_none() || leased { Reuse::InStreamOrder } else { Reuse::Unknown };
-        let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+    /// Lends what was fetched, which is read-only if `is_read_only` says so of its address.
+    pub(crate) fn lend(&self, is_read_only: impl FnOnce(usize) -> bool) -> Result<Lent> {
+        let fetched = self.fetched.clone().ok_or_else(|| refused("what is fed is no result of a run"))?;
+        let layout = Layout::new(fetched.dtype, &fetched.tensor.shape(), None, 0)?;
+        let address = fetched.tensor.address();
+        let access = if is_read_only(address) { Access::ReadOnly } else { Access::ReadWrite };
+        let (dtype, device, stream) = (fetched.dtype, fetched.device, fetched.stream);
+        let reuse = if stream.is_none() { Reuse::InStreamOrder } else { Reuse::Unknown };
         let bytes = address..address + layout.nbytes();
         // SAFETY: the tensor keeps its memory; the kernel that had it as its input has seen where it is, and in which
         // stream it was written.
-        let memory = unsafe { Memory::new(bytes, device, access, stream, reuse, entry) };
+        let memory = unsafe { Memory::new(bytes, device, access, stream, reuse, fetched) };
         Lent::new(dtype, layout, Box::new(memory))
     }
 
-    /// Lets go of what was fetched: somebody has it now, or nobody wants it.
-    pub fn forget(self) {
-        lock(&FETCHED).remove(&self.id);
+    /// Says that somebody has what was fetched.
+    pub fn taken(mut self) {
+        self.fetched = None;
     }
 
     /// How many fetched tensors wait to be taken.
@@ -125,10 +135,13 @@ impl External {
 
 impl Drop for External {
     fn drop(&mut self) {
-        if self.fed {
-            // Dropped outside the lock: it may be the last reference to the lease.
-            let entry = lock(&FED).remove(&self.id);
-            drop(entry);
+        match self.fetched.take() {
+            Some(fetched) => drop(lock(&FETCHED).insert(self.id, fetched)),
+            None => {
+                // Dropped outside the lock: it may be the last reference to the lease.
+                let entry = lock(&FED).remove(&self.id);
+                drop(entry);
+            }
         }
     }
 }
@@ -175,7 +188,7 @@ fn input(call: &Call, stream: Option<Stream>) -> Result<()> {
             "no tensor is fed under this handle: keep what tensor_bridge.tensorflow.feed gave until the run is over",
         )
     })?;
-    let (dtype, device) = (fed.lease.dtype(), fed.lease.device());
+    let (dtype, device) = (fed.dtype, fed.device);
     let code = dtypes::code(dtype).filter(|code| *code == call.output_code());
     let code = code.ok_or_else(|| {
         let declared = dtypes::dtype(call.output_code()).map_or("another dtype".into(), |dtype| dtype.to_string());
@@ -192,29 +205,22 @@ fn input(call: &Call, stream: Option<Stream>) -> Result<()> {
 
 /// A tensor over the memory of what was fed.
 fn over(runtime: &'static Runtime, code: c_int, fed: Arc<Fed>) -> Result<Tensor> {
-    let shape = Dims::from(fed.lease.layout().shape());
-    let nbytes = fed.lease.layout().nbytes();
+    let (shape, nbytes) = (fed.shape.clone(), fed.bytes.len());
     // Memory of no bytes may be anywhere, but TensorFlow looks at its alignment all the same.
-    let data = if nbytes == 0 { null_mut() } else { fed.lease.data() as *mut c_void };
-    let owner = Arc::into_raw(fed).cast_mut().cast();
+    let data = if nbytes == 0 { null_mut() } else { fed.bytes.start as *mut c_void };
     // SAFETY: the memory is compact, of the length that shape and dtype need, aligned as core has checked it against the
     // profile, and kept by the owner, which comes back once, also where no tensor is made.
     unsafe {
         let (core, ndim) = (&runtime.core, shape.len() as c_int);
-        let raw = (core.TF_NewTensor)(code, shape.as_ptr(), ndim, data, nbytes, release, owner);
+        let raw = (core.TF_NewTensor)(code, shape.as_ptr(), ndim, data, nbytes, release, into_raw(Box::new(fed)));
         Tensor::from_raw(core, raw).ok_or_else(|| refused("tensorflow made no tensor of the memory"))
     }
-}
-
-/// Called by TensorFlow on any thread.
-unsafe extern "C" fn release(_: *mut c_void, _: usize, owner: *mut c_void) {
-    // SAFETY: this is the reference that was given along, and it comes back once. A lease lets no panic out of its drop.
-    drop(unsafe { Arc::from_raw(owner.cast_const().cast::<Fed>()) });
 }
 
 /// Keeps the input, written in `stream` or on the host, until it is taken.
 fn output(call: &Call, stream: Option<Stream>) -> Result<()> {
     let tensor = call.input(0)?;
+    let dtype = dtypes::dtype(tensor.code()).map_err(refused)?;
     let device = match stream {
         None => Device::CPU,
         Some(stream) => match bridge_cuda::locate(tensor.address())? {
@@ -225,6 +231,6 @@ fn output(call: &Call, stream: Option<Stream>) -> Result<()> {
         },
     };
     let stream = stream.filter(|_| device != Device::CPU);
-    let id = enter(&FETCHED, Fetched { tensor, device, stream });
+    let id = enter(&FETCHED, Fetched { tensor, dtype, device, stream });
     call.output(&Tensor::of(&call.runtime.core, INT32, &handle(id))?)
 }

@@ -1,18 +1,17 @@
 //! Into TensorFlow.
 
 use crate::api::{Status, TFE_Context};
-use crate::devices::{Devices, Handle};
+use crate::devices::{Devices, HOST, Handle, nothing};
 use crate::dtypes;
+use crate::graph::Fed;
 use crate::process::{Process, TensorFlowConsumer, raised};
-use bridge_core::{Access, Device, DeviceKind, Error, ErrorKind, Lease, Result};
+use crate::release::{Owner, into_raw, release};
+use bridge_core::{Access, Consumer, Device, DeviceKind, Dims, Error, ErrorKind, Lease, Result};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// What TensorFlow keeps until it needs the memory no more.
-type Owner = Box<dyn Send + Sync>;
 
 /// A lease, and its place among the read-only memory.
 struct Imported {
@@ -29,14 +28,35 @@ impl Drop for Imported {
     }
 }
 
+impl Imported {
+    fn new(process: &Process, lease: Lease) -> Self {
+        let bytes = bytes(&lease);
+        let read_only = (lease.access() == Access::ReadOnly).then(|| process.consumer.read_only.enter(bytes));
+        Self { _lease: lease, read_only, consumer: process.consumer.clone() }
+    }
+}
+
+fn bytes(lease: &Lease) -> Range<usize> {
+    lease.data()..lease.data() + lease.layout().nbytes()
+}
+
 pub(crate) fn wrap<'py>(py: Python<'py>, process: &'static Process, lease: Lease) -> Result<PyTensor<'py>> {
     let code = dtypes::code(lease.dtype())
         .ok_or_else(|| Error::new(ErrorKind::Dtype, format!("tensorflow has no dtype {}", lease.dtype())))?;
-    let (device, shape) = (lease.device(), bridge_core::Dims::from(lease.layout().shape()));
-    let bytes = lease.data()..lease.data() + lease.layout().nbytes();
-    let read_only = (lease.access() == Access::ReadOnly).then(|| process.consumer.read_only.enter(bytes.clone()));
-    let owner = Box::new(Imported { _lease: lease, read_only, consumer: process.consumer.clone() });
-    wrap_memory(py, process, device, code, &shape, bytes, owner)
+    let (device, shape, bytes) = (lease.device(), Dims::from(lease.layout().shape()), bytes(&lease));
+    wrap_memory(py, process, device, code, &shape, bytes, Box::new(Imported::new(process, lease)))
+}
+
+/// A lease for graphs, in which it has no handle of the eager runtime.
+pub(crate) fn fed(process: &Process, lease: Lease) -> Result<Fed> {
+    Ok(Fed {
+        dtype: lease.dtype(),
+        device: lease.device(),
+        shape: lease.layout().shape().into(),
+        bytes: bytes(&lease),
+        stream: process.consumer.current_stream(lease.device())?,
+        _owner: Box::new(Imported::new(process, lease)),
+    })
 }
 
 /// An eager tensor over compact memory, which `owner` keeps.
@@ -51,6 +71,11 @@ pub(crate) fn wrap_memory<'py>(
 ) -> Result<PyTensor<'py>> {
     let (context, devices) = process.devices(py)?;
     let handle = handle(process, context, place(&devices, device)?, code, shape, bytes, owner)?;
+    eager_tensor(py, process, handle)
+}
+
+/// The handle as an eager tensor.
+pub(crate) fn eager_tensor<'py>(py: Python<'py>, process: &'static Process, handle: Handle) -> Result<PyTensor<'py>> {
     let raw = handle.into_raw();
     // SAFETY: the handle is ours and given away; the GIL is held, and the result is a new reference or null.
     unsafe {
@@ -67,7 +92,7 @@ pub(crate) fn wrap_memory<'py>(
 pub(crate) fn place(devices: &Devices, device: Device) -> Result<&CStr> {
     match device.kind {
         DeviceKind::CUDA => Ok(&devices.gpu(device)?.name),
-        _ => Ok(&devices.cpu),
+        _ => Ok(HOST),
     }
 }
 
@@ -85,7 +110,6 @@ pub(crate) fn handle(
     let status = Status::new(&process.runtime.core);
     // Memory of no bytes may be anywhere, but TensorFlow looks at its alignment all the same.
     let address = if bytes.is_empty() { process.profile.alignment } else { bytes.start };
-    let owner = Box::into_raw(Box::new(owner)).cast();
     // SAFETY: the context is alive, the name and the shape too; the memory is compact, of the length that shape and
     // dtype need, and kept by the owner. TensorFlow calls `release` once with it, also where it makes no handle.
     unsafe {
@@ -98,18 +122,10 @@ pub(crate) fn handle(
             address as *mut c_void,
             bytes.len(),
             release,
-            owner,
+            into_raw(owner),
             status.raw(),
         );
         status.check()?;
-        Handle::from_raw(process.runtime, raw)
-            .ok_or_else(|| Error::new(ErrorKind::Framework, "tensorflow made no handle for the memory"))
+        Handle::from_raw(process.runtime, raw).ok_or_else(nothing)
     }
-}
-
-/// Called by TensorFlow on any thread, with or without the GIL.
-unsafe extern "C" fn release(_: *mut c_void, _: usize, owner: *mut c_void) {
-    // SAFETY: this is the owner that was given along, and it comes back once. A lease lets no panic out of its drop,
-    // and the other owners have none.
-    drop(unsafe { Box::from_raw(owner.cast::<Owner>()) });
 }

@@ -3,6 +3,7 @@
 use crate::api::{
     Compute, Core, Status, TF_KernelBuilder, TF_OpKernelContext, TF_ShapeInferenceContext, TF_Status, TF_Tensor,
 };
+use crate::devices::{Handle, nothing};
 use crate::runtime::Runtime;
 use bridge_core::{Dims, Error, ErrorKind, Result, Stream};
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -80,23 +81,48 @@ impl Tensor {
         NonNull::new(raw).map(|raw| Self { core, raw })
     }
 
+    /// A fresh tensor in host memory.
+    pub(crate) fn allocate(core: &'static Core, code: c_int, shape: &[i64], nbytes: usize) -> Result<Self> {
+        // SAFETY: the shape has as many lengths as are told; what comes back is ours.
+        let tensor = unsafe {
+            Self::from_raw(core, (core.TF_AllocateTensor)(code, shape.as_ptr(), shape.len() as c_int, nbytes))
+        };
+        tensor.ok_or_else(|| {
+            Error::new(ErrorKind::Framework, format!("tensorflow has no memory for a tensor of {nbytes} bytes"))
+        })
+    }
+
     /// A fresh tensor in host memory with these numbers.
     pub(crate) fn of<T: Copy>(core: &'static Core, code: c_int, numbers: &[T]) -> Result<Self> {
-        let (dims, nbytes) = ([numbers.len() as i64], size_of_val(numbers));
-        // SAFETY: one dimension, and a fresh tensor of as many bytes, which nobody else has.
-        unsafe {
-            let raw = (core.TF_AllocateTensor)(code, dims.as_ptr(), 1, nbytes);
-            let tensor = Self::from_raw(core, raw).ok_or_else(|| {
-                Error::new(ErrorKind::Framework, "tensorflow has no memory for a tensor of a few bytes")
-            })?;
-            let numbers = numbers.as_ptr().cast::<u8>();
-            numbers.copy_to_nonoverlapping((core.TF_TensorData)(raw).cast(), nbytes);
-            Ok(tensor)
-        }
+        let nbytes = size_of_val(numbers);
+        let tensor = Self::allocate(core, code, &[numbers.len() as i64], nbytes)?;
+        // SAFETY: the tensor is fresh, and both have as many bytes.
+        unsafe { tensor.write(numbers.as_ptr().cast(), nbytes) };
+        Ok(tensor)
+    }
+
+    /// Fills a tensor in host memory with bytes from elsewhere.
+    ///
+    /// # Safety
+    ///
+    /// Both have as many bytes, and nobody uses the tensor meanwhile.
+    pub(crate) unsafe fn write(&self, bytes: *const u8, nbytes: usize) {
+        // SAFETY: the caller's obligation.
+        unsafe { bytes.copy_to_nonoverlapping((self.core.TF_TensorData)(self.raw()).cast(), nbytes) };
     }
 
     pub(crate) fn raw(&self) -> *mut TF_Tensor {
         self.raw.as_ptr()
+    }
+
+    /// A handle of the eager runtime to the same memory.
+    pub(crate) fn into_handle(self, runtime: &'static Runtime) -> Result<Handle> {
+        let status = Status::new(self.core);
+        // SAFETY: the tensor is alive, and the handle takes a reference of its own; what comes back is ours.
+        let handle =
+            unsafe { Handle::from_raw(runtime, (runtime.eager.TFE_NewTensorHandle)(self.raw(), status.raw())) };
+        status.check()?;
+        handle.ok_or_else(nothing)
     }
 
     pub(crate) fn code(&self) -> c_int {

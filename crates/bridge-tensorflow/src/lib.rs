@@ -18,6 +18,7 @@ mod dtypes;
 mod graph;
 mod kernel;
 mod library;
+mod release;
 mod runtime;
 
 #[cfg(feature = "python")]
@@ -123,15 +124,11 @@ mod python {
         }
 
         fn export(&self, fetched: &External) -> Result<Lent> {
-            let consumer = &self.0.consumer;
-            fetched.lend(|device, address| {
-                (consumer.views().contains(device, address), consumer.read_only.contains(address))
-            })
+            fetched.lend(|address| self.0.consumer.read_only.contains(address))
         }
 
         fn import(&self, lease: Lease) -> Result<External> {
-            let stream = self.0.consumer.current_stream(lease.device())?;
-            Ok(External::feed(lease, stream))
+            Ok(External::feed(import::fed(self.0, lease)?))
         }
 
         fn compact(&self, _: &External) -> Result<External> {

@@ -21,7 +21,7 @@ const WITHOUT_PYTHON: &[&str] = &[NAMES[0], NAMES[1]];
 const RTLD_NOLOAD: i32 = 4;
 
 /// What the supported versions are, in words for errors.
-pub(crate) const SUPPORTED: &str = "TensorFlow 2.12 to 2.21";
+pub(crate) const SUPPORTED: &str = "TensorFlow 2.12 and later";
 
 /// The libraries of one TensorFlow.
 pub(crate) struct Libraries {
@@ -66,7 +66,7 @@ impl Libraries {
         let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
         let paths = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
         let mut found = paths.filter(|path| path.ends_with(NAMES[0]));
-        found.next().and_then(Path::parent).map(Path::to_path_buf)
+        found.next().and_then(Path::parent)?.canonicalize().ok()
     }
 
     fn symbol(&self, name: &str) -> Option<*mut c_void> {

@@ -7,7 +7,7 @@ use crate::graph;
 use crate::library::Libraries;
 use crate::runtime::Runtime;
 use bridge_core::{Consumer, Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream, Strides, Views};
-use bridge_pyo3::{PyTensor, framework_error, installed, is_instance, with_gil};
+use bridge_pyo3::{Owner, PyTensor, framework_error, installed, is_instance, with_gil};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::ffi::{PyCapsule_GetPointer, PyObject};
 use pyo3::intern;
@@ -16,7 +16,6 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use slab::Slab;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -50,22 +49,22 @@ const REFUSED: &[(&str, &str)] = &[
     ("SparseTensor", "a sparse tensor has no single memory: call tf.sparse.to_dense first"),
     ("IndexedSlices", "indexed slices have no single memory: call tf.convert_to_tensor first"),
     ("TensorArray", "a tensor array has no single memory: call .stack() first"),
-    (
-        "Tensor",
-        "a symbolic tensor has no memory until its graph runs: return it from the tf.function and convert the result, \
-         or use external_input and external_output of tensor_bridge.tensorflow inside the graph",
-    ),
+    ("Tensor", SYMBOLIC),
 ];
+
+/// What to do with a tensor that stands for the result of a graph.
+pub(crate) const SYMBOLIC: &str = "a symbolic tensor has no memory until its graph runs: return it from the tf.function \
+    and convert the result, or use external_input and external_output of tensor_bridge.tensorflow inside the graph";
 
 impl Process {
     pub(crate) fn get(py: Python<'_>) -> Result<&'static Self> {
         static PROCESS: PyOnceLock<Process> = PyOnceLock::new();
         PROCESS.get_or_try_init(py, || {
             let tensorflow = installed(py, "tensorflow", "tensorflow")?;
-            let file: String =
-                tensorflow.getattr("__file__").and_then(|file| file.extract()).map_err(|e| raised(py, e))?;
-            let folder = Path::new(&file).parent().unwrap_or(Path::new(""));
-            let runtime = Runtime::open(folder)?;
+            let runtime = Runtime::loaded().map_err(|error| {
+                let version = tensorflow.getattr("__version__").map_or("without a version".into(), |v| v.to_string());
+                Error::new(ErrorKind::Version, format!("tensorflow {version} is not supported: {error}"))
+            })?;
             // SAFETY: the signatures are what the names say.
             let (handle_of, from_handle) = unsafe {
                 let libraries: &Libraries = runtime.libraries();
@@ -125,27 +124,41 @@ impl Process {
         is_instance(object, self.variable.bind(object.py()))
     }
 
+    /// Whether operations run at once now, on this thread, and not when a graph does.
+    pub(crate) fn executes_eagerly(&self, py: Python<'_>) -> Result<bool> {
+        let context = self.context.bind(py).call_method0(intern!(py, "context"));
+        let eagerly = context.and_then(|context| context.call_method0(intern!(py, "executing_eagerly")));
+        eagerly.and_then(|eagerly| eagerly.is_truthy()).map_err(|error| raised(py, error))
+    }
+
     /// Why an object that is no eager tensor cannot be lent, if it is TensorFlow's at all.
     pub(crate) fn refusal(&self, object: &PyTensor<'_>) -> Option<&'static str> {
         let kind = self.refused.iter().find(|(kind, _)| is_instance(object, kind.bind(object.py())));
         kind.map(|(_, advice)| *advice)
     }
 
-    /// The eager context, and its devices. The first time, TensorFlow sets itself up.
+    /// The eager context, which Python's own object keeps alive, and its devices. The first time, TensorFlow sets itself
+    /// up.
     pub(crate) fn devices(&self, py: Python<'_>) -> Result<(*mut TFE_Context, Arc<Devices>)> {
-        let context = self.context(py).map_err(|error| raised(py, error))?;
+        let (context, _) = self.context(py).map_err(|error| raised(py, error))?;
         if let Some(devices) = self.consumer.devices().filter(|devices| devices.context == context.addr()) {
             return Ok((context, devices));
         }
-        let shared = Shared(context);
+        Ok((context, self.learn(py)?))
+    }
+
+    /// Asks for the devices of the context.
+    pub(crate) fn learn(&self, py: Python<'_>) -> Result<Arc<Devices>> {
+        let (context, capsule) = self.context(py).map_err(|error| raised(py, error))?;
+        let (shared, kept) = (Shared(context), Arc::new(Owner::new(&capsule)));
         // Others may hold what is needed here while they wait for the GIL.
-        // SAFETY: Python's context object keeps the context alive.
-        let devices = Arc::new(py.detach(|| unsafe { Devices::learn(self.runtime, shared.get()) })?);
-        *self.consumer.devices.write().unwrap_or_else(PoisonError::into_inner) = Some(devices.clone());
-        if !devices.gpus.is_empty() {
+        // SAFETY: the capsule keeps the context alive.
+        let devices = Arc::new(py.detach(|| unsafe { Devices::learn(self.runtime, shared.get(), kept) })?);
+        let before = self.consumer.devices.write().unwrap_or_else(PoisonError::into_inner).replace(devices.clone());
+        if before.is_none() && !devices.gpus.is_empty() {
             warn_of_growth(py).map_err(|error| raised(py, error))?;
         }
-        Ok((context, devices))
+        Ok(devices)
     }
 
     /// Tells TensorFlow of the operations for graphs, once.
@@ -157,7 +170,7 @@ impl Process {
         REGISTERED.get_or_try_init(py, register).map(|_| ())
     }
 
-    fn context(&self, py: Python<'_>) -> PyResult<*mut TFE_Context> {
+    fn context<'py>(&self, py: Python<'py>) -> PyResult<(*mut TFE_Context, PyTensor<'py>)> {
         let module = self.context.bind(py);
         let handle = || module.getattr(intern!(py, "_context"))?.getattr(intern!(py, "_context_handle"));
         let handle = match handle() {
@@ -169,7 +182,7 @@ impl Process {
         };
         // SAFETY: the object is alive and the GIL held. TensorFlow gives its capsule no name.
         let context = unsafe { PyCapsule_GetPointer(handle.as_ptr(), std::ptr::null()) };
-        if context.is_null() { Err(PyErr::fetch(py)) } else { Ok(context.cast()) }
+        if context.is_null() { Err(PyErr::fetch(py)) } else { Ok((context.cast(), handle)) }
     }
 }
 
@@ -193,7 +206,7 @@ fn warn_of_growth(py: Python<'_>) -> PyResult<()> {
         let gpu = gpu?;
         let grows = config.getattr("experimental")?.call_method1("get_memory_growth", (&gpu,))?.is_truthy()?;
         let limited = !config.call_method1("get_logical_device_configuration", (&gpu,))?.is_none();
-        if !(grows || limited || ["true", "1"].contains(&forced.to_lowercase().as_str())) {
+        if !(grows || limited || forced == "true") {
             let text = "TensorFlow has taken nearly all memory of the GPU, and other frameworks may find none: set \
                         TF_FORCE_GPU_ALLOW_GROWTH=true, or call tf.config.experimental.set_memory_growth(gpu, True), \
                         before TensorFlow first uses it";

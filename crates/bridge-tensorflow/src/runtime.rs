@@ -7,7 +7,7 @@ use std::ffi::CStr;
 use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The versions that are supported, and tested at both ends.
+/// The oldest version that is supported.
 const OLDEST: (u32, u32) = (2, 12);
 
 /// A TensorFlow 2 in this process. It needs neither headers nor C++ of TensorFlow: functions are looked up in the
@@ -38,12 +38,11 @@ impl Runtime {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Missing`] if there is none, [`ErrorKind::Version`] if it is not one of 2.12 to 2.21 or lacks a
-    /// function.
+    /// [`ErrorKind::Missing`] if there is none, [`ErrorKind::Version`] if it is older than 2.12 or lacks a function.
     pub fn loaded() -> Result<&'static Self> {
         Self::get_or(|| {
             let folder = Libraries::folder_loaded().ok_or_else(|| {
-                let text = "this process has loaded no TensorFlow 2: import it first, or open it by its folder";
+                let text = format!("this process has loaded no TensorFlow 2: supported are {SUPPORTED}");
                 Error::new(ErrorKind::Missing, text)
             })?;
             Libraries::loaded(&folder)
@@ -51,18 +50,23 @@ impl Runtime {
     }
 
     /// The TensorFlow of the Python package in `folder` (`site-packages/tensorflow`), which is loaded without Python
-    /// unless it is loaded already.
+    /// unless the process has it already.
     ///
     /// # Errors
     ///
     /// As for [`loaded`](Self::loaded), and [`ErrorKind::Argument`] if the process has another one: there can be one
     /// TensorFlow 2 in a process.
     pub fn open(folder: &Path) -> Result<&'static Self> {
-        let runtime = Self::get_or(|| Libraries::loaded(folder).or_else(|_| Libraries::load(folder)))?;
-        let same = runtime.libraries.folder.canonicalize().ok() == folder.canonicalize().ok();
-        same.then_some(runtime).ok_or_else(|| {
-            let other = runtime.libraries.folder.display();
-            Error::new(ErrorKind::Argument, format!("this process uses the TensorFlow in {other} already"))
+        let folder = folder.canonicalize().map_err(|error| {
+            Error::new(ErrorKind::Missing, format!("there is no folder {} ({error})", folder.display()))
+        })?;
+        let runtime = Self::get_or(|| match Libraries::folder_loaded() {
+            Some(loaded) => Libraries::loaded(&loaded),
+            None => Libraries::load(&folder),
+        })?;
+        let used = &runtime.libraries.folder;
+        (*used == folder).then_some(runtime).ok_or_else(|| {
+            Error::new(ErrorKind::Argument, format!("this process uses the TensorFlow in {} already", used.display()))
         })
     }
 

@@ -5,6 +5,9 @@ DLPack capsule, or any object with ``__dlpack__``. The result shares the memory,
 stream, and keeps the memory alive; when the last view goes, the memory is given back in stream order.
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
 from ._core import (
     Plan,
     __version__,
@@ -48,10 +51,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    # Imported when it is first named: it needs NumPy, as TensorFlow does.
-    if name == "tensorflow":
-        import importlib
+if TYPE_CHECKING:
+    from . import tensorflow as tensorflow
+else:
 
-        return importlib.import_module(".tensorflow", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        # Imported when it is first named: it needs NumPy, as TensorFlow does.
+        if name == "tensorflow":
+            return importlib.import_module(".tensorflow", __name__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

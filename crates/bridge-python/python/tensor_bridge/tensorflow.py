@@ -36,6 +36,14 @@ class Feed(np.ndarray):
 
     _kept: _core.Feed | None = None
 
+    def __array_finalize__(self, other: object) -> None:
+        """Views and copies keep the tensor as well."""
+        self._kept = getattr(other, "_kept", None)
+
+    def __reduce__(self) -> str:
+        """Refuse: a handle means something in this process alone."""
+        raise TypeError("what is fed cannot leave the process: feed the tensor there")
+
 
 def placeholder(name: str = "handle") -> Any:
     """The place in a graph of version 1 where a handle is fed."""
@@ -61,6 +69,8 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
         if tf.compat.v1.get_default_graph().building_function:
             raise _misplaced("inside a tf.function pass the handle: external_input(dtype, shape, handle)")
         handle = placeholder()
+    if getattr(handle, "dtype", None) != tf.int32:
+        raise _argument(f"{handle!r} is no handle: pass a tensor of two int32, which stands for what feed gives")
     made = _apply("TensorBridgeInput", name, handle=handle, T=tf.as_dtype(dtype))
     checked = tf.ensure_shape(made, shape, name=f"{name}_shape")
     checked.handle = handle
@@ -73,6 +83,10 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
 
     if tf.executing_eagerly():
         raise _misplaced("an eager tensor is converted as it is, with tensor_bridge.convert")
+    if y.dtype._is_ref_dtype:
+        raise _argument(
+            "a reference variable changes after it is read: make it a resource variable (use_resource=True)"
+        )
     return _apply("TensorBridgeOutput", name, x=y)
 
 

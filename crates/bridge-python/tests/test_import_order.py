@@ -1,0 +1,73 @@
+"""The frameworks may be imported in any order, on machines with a GPU and without."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tensorflow")
+
+CUDA = torch.cuda.is_available()
+if CUDA:
+    pytest.importorskip("cupy")
+ORDERS = list(itertools.permutations(["torch", "tensorflow", "tensor_bridge", *(["cupy"] if CUDA else [])]))
+
+CODE = """
+import sys
+sys.modules["tensorflow.python.pywrap_dlopen_global_flags"] = None
+import {order}
+import tensor_bridge as tb
+
+def same(first, *targets):
+    \"\"\"Sends a tensor round, and looks at its address and its values at each stop.\"\"\"
+    x = first
+    for target in targets:
+        x = tb.convert(x, target, copy=False)
+        assert tb.to_torch(x).data_ptr() == tb.to_torch(first).data_ptr(), (first, target)
+        assert (tb.to_torch(x) * 2).tolist() == [0, 2, 4, 6], (first, target)
+
+same(torch.arange(4.0), "tensorflow", "numpy", "tensorflow", "torch")
+same(tensorflow.range(4.0), "torch", "numpy", "tensorflow")
+"""
+CODE_CUDA = """
+with tensorflow.device("GPU:0"):
+    same(tensorflow.range(4.0), "torch", "cupy", "tensorflow", "cupy", "torch")
+    assert (tb.to_tensorflow(cupy.arange(4.0)) * 2).numpy().tolist() == [0, 2, 4, 6]
+same(torch.arange(4.0, device="cuda"), "tensorflow", "cupy", "torch", "cupy", "tensorflow")
+a = torch.ones(64, 64, device="cuda")
+assert (a @ a).sum().item() == 64**3
+b = tb.to_tensorflow(a)
+assert tensorflow.reduce_sum(tensorflow.linalg.matmul(b, b)).numpy() == 64**3
+c = tb.to_cupy(b)
+assert (c @ c).sum() == 64**3
+"""
+
+
+def run(order: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    code = CODE.format(order=", ".join(order)) + (CODE_CUDA if CUDA else "")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, env=env
+    )
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[dict[tuple[str, ...], Future[subprocess.CompletedProcess[str]]]]:
+    """One process for each order, a few at a time."""
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        yield {order: pool.submit(run, order) for order in ORDERS}
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=",".join)
+def test_any_order_of_imports_works(
+    order: tuple[str, ...], runs: dict[tuple[str, ...], Future[subprocess.CompletedProcess[str]]]
+) -> None:
+    done = runs[order].result()
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,839 @@
+"""TensorFlow ↔ PyTorch and NumPy on the host: in place both ways, refused with advice, and alive as long as needed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_bridge as tb
+
+torch: Any = pytest.importorskip("torch")
+tf: Any = pytest.importorskip("tensorflow")
+
+DTYPES = tb.profile("tensorflow")["dtypes"]
+
+
+def aligned(values: Any) -> np.ndarray:
+    """A copy at an address that TensorFlow takes; NumPy's own are multiples of 16."""
+    values = np.asarray(values)
+    memory = np.empty(values.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    array = memory[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    array[...] = values
+    return array
+
+
+def bits(x: Any) -> bytes:
+    """What the framework itself says is in a tensor."""
+    if isinstance(x, torch.Tensor):
+        return bytes(torch.empty(x.shape, dtype=x.dtype).copy_(x).reshape(-1).view(torch.uint8).numpy())
+    return bytes(np.asarray(x.numpy() if isinstance(x, tf.Tensor) else x).tobytes())
+
+
+def address(tensor: Any) -> int:
+    """TensorFlow's own word on where a float tensor is."""
+    return np.frombuffer(memoryview(tensor), np.uint8).ctypes.data
+
+
+def in_bytes(name: str) -> np.ndarray:
+    """192 bytes that are a good tensor of any dtype."""
+    return aligned(np.arange(192) % (2 if name == "bool" else 251)).astype(np.uint8)
+
+
+# --- in place
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_crosses_from_numpy_and_back_in_place(name: str) -> None:
+    array = aligned(in_bytes(name)).view(tf.as_dtype(name).as_numpy_dtype)
+    tensor = tb.to_tensorflow(array, copy=False)
+    assert tensor.dtype.name == name
+    assert bits(tensor) == bits(array)
+    back = tb.to_numpy(tensor, copy=False)
+    assert (back.ctypes.data, back.dtype) == (array.ctypes.data, array.dtype)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_crosses_from_torch_and_back_in_place_or_is_refused_by_name(name: str) -> None:
+    if name not in tb.profile("torch")["dtypes"]:
+        with pytest.raises(tb.BridgeTypeError, match=name):
+            tb.to_torch(tf.constant(in_bytes(name).view(tf.as_dtype(name).as_numpy_dtype)))
+        return
+    source = torch.from_numpy(in_bytes(name)).clone().view(getattr(torch, name))
+    tensor = tb.to_tensorflow(source, copy=False)
+    assert tensor.dtype.name == name
+    assert bits(tensor) == bits(source)
+    back = tb.to_torch(tensor, copy=False)
+    assert (back.data_ptr(), back.dtype) == (source.data_ptr(), source.dtype)
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_that_tensorflow_made_crosses_in_place(name: str) -> None:
+    tensor = tf.constant(in_bytes(name).view(tf.as_dtype(name).as_numpy_dtype))
+    for target in ("numpy", "torch"):
+        if name in tb.profile(target)["dtypes"]:
+            view = tb.convert(tensor, target, copy=False)
+            assert bits(view) == bits(tensor)
+            view[:] = view[:1].item() if target == "numpy" else view[:1].clone()
+            assert bits(view) == bits(tensor)
+
+
+def test_tensorflow_lacks_what_it_has_no_name_for() -> None:
+    missing = set(tb.profile("torch")["dtypes"]) - set(DTYPES)
+    assert missing
+    for name in missing:
+        assert not hasattr(tf, name)
+        with pytest.raises(tb.BridgeTypeError, match=name):
+            tb.to_tensorflow(torch.zeros(64, dtype=torch.uint8).view(getattr(torch, name)))
+
+
+def test_the_address_is_the_one_that_tensorflow_knows() -> None:
+    tensor = tf.range(1000.0)
+    assert tb.to_torch(tensor).data_ptr() == tb.to_numpy(tensor).ctypes.data == address(tensor)
+    source = torch.arange(1000.0)
+    assert address(tb.to_tensorflow(source)) == source.data_ptr()
+
+
+def test_writes_are_seen_on_all_sides() -> None:
+    source = torch.zeros(16)
+    tensor = tb.to_tensorflow(source)
+    array = tb.to_numpy(tensor)
+    source[1], array[2] = 5, 7
+    assert tensor.numpy().tolist() == array.tolist() == source.tolist() == [0, 5, 7] + 13 * [0]
+
+
+def test_gradients_flow_from_a_view() -> None:
+    view = tb.to_tensorflow(torch.arange(4.0))
+    with tf.GradientTape() as tape:
+        tape.watch(view)
+        loss = tf.reduce_sum(view * view)
+    assert tape.gradient(loss, view).numpy().tolist() == [0, 2, 4, 6]
+
+
+WHOLE = {
+    "whole": lambda x: x,
+    "0-d": lambda x: x[0, 0, 0, ...],
+    "zero-size": lambda x: x[:, 1:1],
+    "zero-size at an odd address": lambda x: x[1:1, 1:, 1:],
+    "offset": lambda x: x[1:],
+    "size-1": lambda x: x[1:2, :1, 0:5:9],
+}
+COPIED = {
+    "transposed": (lambda x: x.T if isinstance(x, np.ndarray) else x.permute(2, 1, 0), "strides that are not compact"),
+    "steps": (lambda x: x[::2, :, ::3], "strides that are not compact"),
+    "broadcast": (
+        lambda x: np.broadcast_to(x[0, 0], (4, 16)) if isinstance(x, np.ndarray) else x[0, 0].expand(4, 16),
+        "strides that are not compact",
+    ),
+    "one element on": (lambda x: x[0, 0, 1:], "an unaligned address"),
+}
+
+
+def whole(framework: str) -> Any:
+    array = aligned(np.arange(3 * 4 * 16, dtype=np.float32).reshape(3, 4, 16))
+    return array if framework == "numpy" else torch.from_numpy(array.copy()).clone()
+
+
+def pointer(x: Any) -> int:
+    return int(x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr())
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("view", WHOLE)
+def test_compact_views_cross_in_place(view: str, framework: str) -> None:
+    x = WHOLE[view](whole(framework))
+    assert tb.plan(x, "tensorflow").zero_copy
+    tensor = tb.to_tensorflow(x, copy=False)
+    assert tuple(tensor.shape) == tuple(x.shape)
+    assert bits(tensor) == bits(x)
+    back = tb.convert(tensor, framework, copy=False)
+    assert tuple(back.shape) == tuple(x.shape)
+    if bits(x):
+        assert pointer(back) == pointer(x)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("view", COPIED)
+def test_other_views_are_copied_and_the_plan_says_why(view: str, framework: str) -> None:
+    take, reason = COPIED[view]
+    x = take(whole(framework))
+    plan = tb.plan(x, "tensorflow")
+    assert (plan.zero_copy, plan.reason, plan.nbytes) == (False, reason, len(bits(x)))
+    with pytest.raises(tb.BridgeBufferError, match=reason) as caught:
+        tb.to_tensorflow(x, copy=False)
+    assert caught.value.kind == "copy_needed"
+    tensor = tb.to_tensorflow(x)
+    assert bits(tensor) == bits(x)
+    assert address(tensor) != pointer(x)
+
+
+def test_negative_strides_are_copied() -> None:
+    array = aligned(np.arange(64.0))[::-1]
+    assert tb.plan(array, "tensorflow").reason == "negative strides"
+    assert tb.to_tensorflow(array).numpy().tolist() == array.tolist()
+
+
+def test_strides_of_dimensions_of_length_1_do_not_matter() -> None:
+    tensor = torch.arange(16.0).as_strided((1, 16, 1), (3, 1, 5))
+    assert address(tb.to_tensorflow(tensor, copy=False)) == tensor.data_ptr()
+
+
+@pytest.mark.parametrize("target", ["torch", "numpy", "tensorflow"])
+def test_tensors_of_tensorflow_are_copied_if_asked(target: str) -> None:
+    tensor = tf.range(100.0)
+    copy = tb.convert(tensor, target, copy=True)
+    assert bits(copy) == bits(tensor)
+    before = bits(tensor)
+    tb.to_numpy(copy)[:] = -1
+    assert bits(tensor) == before
+
+
+@pytest.mark.parametrize("value", [tf.constant(True), tf.zeros((0, 3)), tf.zeros((), tf.complex128)])
+def test_odd_shapes_are_copied_if_asked(value: Any) -> None:
+    copy = tb.to_numpy(value, copy=True)
+    assert (copy.shape, bits(copy)) == (tuple(value.shape), bits(value))
+
+
+def test_numpy_is_copied_if_asked() -> None:
+    array = aligned(np.arange(100.0))
+    tensor = tb.to_tensorflow(array, copy=True)
+    array[:] = -1
+    assert tensor.numpy().tolist() == list(range(100))
+
+
+def test_to_the_same_framework() -> None:
+    tensor = tf.range(10.0)
+    assert address(tb.to_tensorflow(tensor, copy=False)) == address(tensor)
+
+
+def test_the_plan_of_a_tensor_of_tensorflow() -> None:
+    for target in ("torch", "numpy", "tensorflow"):
+        plan = tb.plan(tf.ones(3), target)
+        assert (plan.zero_copy, plan.reason, plan.nbytes, plan.device) == (True, None, 0, "cpu")
+    with pytest.raises(tb.BridgeValueError, match="not on cuda:0") as caught:
+        tb.to_torch(tf.ones(3), device="cuda:0")
+    assert caught.value.kind == "device"
+
+
+# --- read-only memory
+
+
+def test_read_only_goes_through_tensorflow() -> None:
+    array = aligned(np.arange(16.0))
+    array.flags.writeable = False
+    tensor = tb.to_tensorflow(array, copy=False)
+    back = tb.to_numpy(tensor)
+    assert back.ctypes.data == array.ctypes.data
+    assert not back.flags.writeable
+    # Tensors that share the memory are read-only as well.
+    assert not tb.to_numpy(tf.reshape(tensor, (4, 4))).flags.writeable
+    with pytest.raises(tb.BridgeBufferError, match="read-only.*copy=True") as caught:
+        tb.to_torch(tensor)
+    assert caught.value.kind == "read_only"
+    copy = tb.to_torch(tensor, copy=True)
+    copy[0] = 9
+    assert array[0] == 0
+
+
+def test_memory_is_read_only_as_long_as_the_view_of_it() -> None:
+    array = aligned(np.arange(16.0))
+    array.flags.writeable = False
+    tensor = tb.to_tensorflow(array)
+    del tensor
+    array.flags.writeable = True
+    assert tb.to_numpy(tb.to_tensorflow(array)).flags.writeable
+
+
+# --- variables
+
+
+def test_a_variable_lends_its_current_value() -> None:
+    variable = tf.Variable([1.0, 2.0])
+    array = tb.to_numpy(variable)
+    assert array.tolist() == [1, 2]
+    variable.assign_add([1.0, 1.0])
+    assert array.tolist() == [1, 2]
+    assert tb.to_torch(variable).tolist() == variable.numpy().tolist() == [2, 3]
+
+
+def test_writes_reach_a_variable_until_its_next_assignment() -> None:
+    variable = tf.Variable([1.0, 2.0])
+    array = tb.to_numpy(variable)
+    array[0] = 50
+    assert variable.numpy().tolist() == [50, 2]
+    variable.assign_add([1.0, 1.0])
+    array[0] = 70
+    assert variable.numpy().tolist() == [51, 3]
+
+
+UPDATES = {
+    "assign_add": lambda variable: variable.assign_add([1.0, 1.0]),
+    "scatter": lambda variable: variable.scatter_nd_update([[0]], [9.0]),
+    "slice": lambda variable: variable[0:1].assign([9.0]),
+    "optimizer": lambda variable: tf.keras.optimizers.SGD(0.1).apply_gradients([(tf.ones(2), variable)]),
+    "raw": lambda variable: tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=1.0, delta=[1.0, 1.0]),
+    "function": lambda variable: tf.function(lambda: variable.assign_add([1.0, 1.0]))(),
+}
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_a_variable_that_starts_as_a_view_never_writes_to_it(update: str) -> None:
+    source = torch.tensor([1.0, 2.0])
+    variable = tf.Variable(tb.to_tensorflow(source, copy=False))
+    UPDATES[update](variable)
+    assert variable.numpy()[0] != 1
+    assert source.tolist() == [1, 2]
+
+
+# --- what is refused
+
+
+def symbolic() -> Any:
+    """Raises what a conversion inside a traced function raises."""
+    caught = []
+
+    @tf.function
+    def traced(x: Any) -> Any:
+        try:
+            tb.to_numpy(x)
+        except tb.BridgeError as error:
+            caught.append(error)
+        return x
+
+    traced(tf.ones(3))
+    raise caught[0]
+
+
+def placeholder() -> Any:
+    with tf.Graph().as_default():
+        return tb.to_numpy(tf.compat.v1.placeholder(tf.float32))
+
+
+def tensor_list() -> Any:
+    return tf.raw_ops.EmptyTensorList(element_shape=[1], max_num_elements=3, element_dtype=tf.float32)
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str, str]] = {
+    "string": (lambda: tf.constant("text"), "dtype", "decode_raw"),
+    "resource": (lambda: tf.Variable([1.0]).handle, "dtype", "read its value"),
+    "variant": (tensor_list, "dtype", "take the tensor out"),
+    "int4": (lambda: tf.zeros(3, "int4"), "dtype", r"tf\.cast\(x, tf\.int8\)"),
+    "uint4": (lambda: tf.zeros(3, "uint4"), "dtype", r"tf\.cast\(x, tf\.uint8\)"),
+    "quantised": (lambda: tf.zeros(3, tf.qint8), "dtype", r"tf\.cast"),
+    "ragged": (lambda: tf.ragged.constant([[1], [2, 3]]), "not_a_tensor", r"to_tensor\(\)"),
+    "sparse": (lambda: tf.sparse.eye(3), "not_a_tensor", "to_dense"),
+    "slices": (
+        lambda: tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([3, 2])),
+        "not_a_tensor",
+        "convert_to_tensor",
+    ),
+    "array": (lambda: tf.TensorArray(tf.float32, 2), "not_a_tensor", r"stack\(\)"),
+    "symbolic": (symbolic, "not_a_tensor", "return it from the tf.function"),
+    "placeholder": (placeholder, "not_a_tensor", "until its graph runs"),
+    "no tensor": (lambda: tf.TensorSpec([1]), "not_a_tensor", "no tensor"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_leave_tensorflow_is_refused_with_advice(case: str) -> None:
+    make, kind, words = REFUSED[case]
+    for call in (tb.convert, tb.plan):
+        for target in ("torch", "numpy", "tensorflow"):
+            with pytest.raises(tb.BridgeTypeError, match=words) as caught:
+                call(make(), target)
+            assert caught.value.kind == kind
+
+
+def test_a_conversion_in_a_graph_makes_a_constant() -> None:
+    source = torch.ones(4)
+    traced = tf.function(lambda: tb.to_tensorflow(source) + 1)
+    assert traced().numpy().tolist() == [2, 2, 2, 2]
+    with tf.Graph().as_default():
+        assert tb.to_tensorflow(source).numpy().tolist() == [1, 1, 1, 1]
+
+
+# --- functions
+
+
+BODIES: dict[str, Callable[[Any], Any]] = {
+    "arithmetic": lambda x: x * 2 + 1,
+    "unary": lambda x: tf.exp(-tf.sqrt(tf.abs(x))),
+    "scatter": lambda x: tf.tensor_scatter_nd_update(x, [[0]], [99.0]),
+    "activation": lambda x: tf.nn.relu(tf.nn.bias_add(tf.reshape(x, (1, -1)), tf.ones_like(x))),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("body", BODIES)
+def test_kernels_do_not_reuse_the_memory_of_a_view(body: str, traced: bool) -> None:
+    function = tf.function(BODIES[body]) if traced else BODIES[body]
+    source = torch.arange(1.0, 1025.0)
+    expected = BODIES[body](tf.constant(source.numpy()))
+    for _ in range(2):
+        # Nobody but the kernel holds the view.
+        result = function(tb.to_tensorflow(source, copy=False))
+        assert np.allclose(result.numpy(), expected.numpy())
+        assert source.equal(torch.arange(1.0, 1025.0))
+
+
+def test_functions_do_not_trace_again_for_views() -> None:
+    traces = []
+
+    @tf.function
+    def function(x: Any) -> Any:
+        traces.append(x)
+        return tf.reduce_sum(x)
+
+    function(tf.zeros(16))
+    for value in range(20):
+        assert function(tb.to_tensorflow(torch.full((16,), float(value)))).numpy() == 16 * value
+    assert len(traces) == 1
+
+
+# --- life
+
+
+def test_a_view_in_tensorflow_outlives_its_source() -> None:
+    array = aligned(np.arange(1000.0))
+    alive = weakref.ref(array)
+    tensor = tb.to_tensorflow(array)
+    other = tf.reshape(tensor, (10, 100))
+    del array, tensor
+    gc.collect()
+    assert alive() is not None
+    assert tf.reduce_sum(other).numpy() == 499500
+    del other
+    assert alive() is None
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch"])
+def test_a_view_outlives_its_tensor_of_tensorflow(target: str) -> None:
+    view = tb.convert(tf.range(100000.0) * 1, target)[10:]
+    gc.collect()
+    junk = [tf.fill(100000, -1.0) for _ in range(8)]
+    assert view[0] == 10
+    assert view[-1] == 99999
+    del junk
+
+
+def test_the_memory_of_tensorflow_is_given_back() -> None:
+    """Its allocator hands the same block out again once nothing holds it any more."""
+    tensor = tf.zeros(1 << 22)
+    at = address(tensor)
+    view = tb.to_torch(tensor)
+    del tensor
+    others = [tf.zeros(1 << 22) for _ in range(4)]
+    assert at not in [address(other) for other in others]
+    before = tb.stats()["released"]
+    del view, others
+    assert tb.stats()["released"] == before + 1
+
+
+def test_a_failed_transfer_keeps_nothing() -> None:
+    array = aligned(np.arange(64.0))
+    alive = weakref.ref(array)
+    with pytest.raises(tb.BridgeError):
+        tb.to_tensorflow(array[::-1], copy=False)
+    with pytest.raises(tb.BridgeError):
+        tb.to_tensorflow(array, device="cuda:0")
+    del array
+    assert alive() is None
+
+
+def test_chains_lead_back_to_the_same_memory() -> None:
+    first = tf.range(6.0)
+    at = address(first)
+    last = tb.to_tensorflow(tb.to_numpy(tb.to_tensorflow(tb.to_torch(tb.to_numpy(first)))))
+    del first
+    gc.collect()
+    assert address(last) == at
+    assert last.numpy().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_cycles_are_collected() -> None:
+    array = aligned(np.arange(64.0))
+    alive = weakref.ref(array)
+    cycle: list[Any] = [tb.to_tensorflow(array)]
+    cycle.append(cycle)
+    del array, cycle
+    gc.collect()
+    assert alive() is None
+
+
+def test_views_may_be_dropped_on_any_thread() -> None:
+    views = [tb.to_tensorflow(torch.full((16,), float(i))) for i in range(50)]
+    views += [tb.to_torch(tf.fill(16, float(i))) for i in range(50)]
+    threads = [threading.Thread(target=views.pop) for _ in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not views
+
+
+def test_threads_may_convert_at_once() -> None:
+    wrong, end = [], time.monotonic() + 1
+
+    def work(seed: int) -> None:
+        count = 0
+        try:
+            while time.monotonic() < end:
+                count += 1
+                source = torch.full((64,), float(seed + count))
+                if not (tb.to_numpy(tb.to_tensorflow(source) * 2) == 2 * (seed + count)).all():
+                    wrong.append(source)
+        except Exception as error:
+            wrong.append(error)
+        if count < 10:
+            wrong.append(count)
+
+    threads = [threading.Thread(target=work, args=(1000 * seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
+def test_many_conversions_do_not_grow_the_process() -> None:
+    source, tensor, text = torch.ones(1 << 18), tf.ones(1 << 18), tf.constant("text")
+
+    def round_trips(count: int) -> None:
+        for _ in range(count):
+            tb.to_tensorflow(source)
+            tb.to_torch(tensor)
+            try:
+                tb.to_numpy(text)
+            except tb.BridgeError:
+                pass
+
+    round_trips(1000)
+    before = resident()
+    round_trips(20000)
+    assert resident() - before < 4 << 20
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_goes_on() -> None:
+    source = torch.arange(4.0)
+    view = tb.to_tensorflow(source)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if tb.to_torch(view).data_ptr() == source.data_ptr() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# --- other processes
+
+
+SETUP = """
+import sys
+sys.modules["tensorflow.python.pywrap_dlopen_global_flags"] = None
+import gc, threading, time, numpy, tensorflow as tf, torch, tensor_bridge as tb
+
+def settle():
+    # Where Python is needed, a thread of the package's gives views back.
+    patience = time.monotonic() + 20
+    while (stats := tb.stats())["leased"] != stats["released"]:
+        assert time.monotonic() < patience, stats
+        gc.collect()
+        time.sleep(0.01)
+"""
+
+
+def run(code: str, *, setup: str = SETUP, path: str = "") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([path, *sys.path])}
+    command = [sys.executable, "-c", setup + code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+
+
+def complaints(stderr: str) -> list[str]:
+    """The lines that are not TensorFlow's log, some of which no setting turns off."""
+    logged = re.compile(r"WARNING: All log messages before absl|[IWE]\d{4} |To enable the following instructions|\s*$")
+    return [line for line in stderr.splitlines() if not logged.match(line)]
+
+
+@pytest.mark.parametrize("keeper", ["pass", "sys.keep = views", "views.append(views); sys.keep = tf.function(abs)"])
+def test_views_that_are_alive_at_exit(keeper: str) -> None:
+    done = run(
+        f"""
+source = torch.arange(64.0)
+view = tb.to_tensorflow(source)
+variable = tf.Variable(view)
+views = [view, view * 2, tb.to_torch(view), tb.to_torch(tf.range(4.0)), tb.to_numpy(variable)]
+{keeper}
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_tensors_of_an_eager_context_that_is_gone() -> None:
+    done = run(
+        """
+from tensorflow.python.eager import context
+source = torch.arange(64.0)
+old, view, array = tf.range(64.0), tb.to_tensorflow(source), tb.to_numpy(tf.range(3.0))
+for _ in range(3):
+    context._reset_context()
+    for tensor in (old, view):
+        assert tb.to_torch(tensor).tolist() == source.tolist()
+        assert tb.to_numpy(tensor, copy=True).tolist() == source.tolist()
+    assert array.tolist() == [0, 1, 2]
+    assert tb.to_torch(view).data_ptr() == source.data_ptr()
+    new = tb.to_tensorflow(source, copy=False)
+    assert (new + 1).numpy().tolist() == (source + 1).tolist()
+    assert tb.to_torch(tf.range(3.0) + 1).tolist() == [1, 2, 3]
+del old, view, array, new, tensor
+gc.collect()
+stats = tb.stats()
+assert stats["leased"] == stats["released"], stats
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_tensors_that_an_asynchronous_executor_is_yet_to_make() -> None:
+    done = run(
+        """
+tf.config.experimental.set_synchronous_execution(False)
+
+def sleep(x):
+    time.sleep(0.5)
+    return x * 2
+
+late = tf.function(lambda x: tf.numpy_function(sleep, [x], tf.float32))
+late(tf.ones(4)).numpy()
+begun = time.monotonic()
+tensor = late(tf.ones(4))
+assert time.monotonic() - begun < 0.4, "it is not asynchronous"
+assert tb.to_torch(tensor).tolist() == [2, 2, 2, 2]
+variable = tf.Variable([1.0, 2.0])
+for i in range(100):
+    variable.assign_add([1.0, 1.0])
+    assert tb.to_numpy(variable).tolist() == [i + 2, i + 3]
+    x = tf.random.normal((64, 64))
+    y = x @ x + 1
+    assert (tb.to_numpy(y) == y.numpy()).all()
+    assert tb.to_numpy(tf.range(10.0) * i, copy=True)[-1] == 9 * i
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_an_asynchronous_failure_is_told() -> None:
+    done = run(
+        """
+tf.config.experimental.set_synchronous_execution(False)
+failed = tf.raw_ops.CheckNumerics(tensor=[float("nan")], message="no number")
+for call in (tb.to_numpy, lambda x: tb.to_torch(x, copy=True), lambda x: tb.plan(x, "numpy")):
+    try:
+        call(failed)
+    except tb.BridgeRuntimeError as error:
+        assert error.kind == "framework" and "no number" in str(error), error
+    else:
+        raise SystemExit("no error")
+tf.experimental.async_clear_error()
+assert tb.to_numpy(tf.range(3.0) + 1).tolist() == [1, 2, 3]
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_owners_that_need_python_are_released_by_an_executor() -> None:
+    """The executor's thread drops the last reference, while this thread holds the GIL and waits for the executor."""
+    done = run(
+        """
+from tensorflow.python.eager import context
+tf.config.experimental.set_synchronous_execution(False)
+released_on = []
+
+class Owner(numpy.ndarray):
+    def __del__(self):
+        released_on.append(threading.get_ident())
+
+def owned():
+    return tb.to_tensorflow(torch.ones(1 << 12).numpy().view(Owner), copy=False)
+
+big = tf.ones((500, 500))
+for i in range(100):
+    slow = tf.linalg.matmul(big, big)[0, 0]
+    result = tf.add(owned(), slow)
+    if i % 3 == 0:
+        assert (tb.to_numpy(result) == 501).all()
+del slow, result
+context.async_wait()
+settle()
+assert len(released_on) == 100, released_on
+assert set(released_on) - {threading.get_ident()}, "every owner was released by this thread"
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_a_change_of_the_executor_waits_for_releases() -> None:
+    """TensorFlow joins the executor's thread with the GIL held, and that thread has an owner to release."""
+    done = run(
+        """
+class Owner(numpy.ndarray):
+    def __del__(self):
+        pass
+
+big = tf.ones((1500, 1500))
+for _ in range(3):
+    tf.config.experimental.set_synchronous_execution(False)
+    view = tb.to_tensorflow(torch.ones(1 << 12).numpy().view(Owner), copy=False)
+    result = tf.add(view, tf.linalg.matmul(big, big)[0, 0])
+    del view
+    tf.config.experimental.set_synchronous_execution(True)
+del result
+settle()
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_a_copy_behind_a_busy_executor() -> None:
+    done = run(
+        """
+tf.config.experimental.set_synchronous_execution(False)
+
+def sleep(x):
+    time.sleep(0.3)
+    return x
+
+late = tf.function(lambda x: tf.numpy_function(sleep, [x], tf.float64))
+late(tf.ones(4, "float64")).numpy()
+tensor = tf.range(10.0) * 1
+pending = late(tf.ones(4, "float64"))
+assert tb.to_numpy(tensor, copy=True).tolist() == list(range(10))
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_writing_through_a_view_writes_to_the_tensor_whoever_has_it() -> None:
+    """TensorFlow shares constants and takes them for unchanging: README, Limits."""
+    constants = tf.function(lambda: tf.constant([1.0, 2.0, 3.0]))
+    tb.to_numpy(constants())[0] = 9
+    assert constants().numpy().tolist() == [9, 2, 3]
+    assert tb.to_numpy(constants(), copy=True).flags.writeable
+
+
+def test_several_processors_of_the_host() -> None:
+    done = run(
+        """
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+with tf.device("CPU:1"):
+    tensor = tf.range(3.0) + 1
+assert "CPU:1" in tensor.device, tensor.device
+assert tb.to_numpy(tensor).tolist() == [1, 2, 3]
+assert tb.to_numpy(tensor, copy=True).tolist() == [1, 2, 3]
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_a_cluster_that_is_joined_after_the_first_conversion() -> None:
+    done = run(
+        """
+import socket
+from tensorflow.core.protobuf import tensorflow_server_pb2 as protocol
+from tensorflow.python.eager import context
+assert tb.to_numpy(tb.to_tensorflow(torch.ones(3))).tolist() == [1, 1, 1]
+with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+cluster = tf.train.ClusterSpec({"chief": [f"localhost:{port}"]}).as_cluster_def()
+server = protocol.ServerDef(cluster=cluster, job_name="chief", task_index=0, protocol="grpc")
+context.set_server_def(server)
+made = tf.ones(3) + 1
+assert "/job:chief" in made.device, made.device
+assert tb.to_numpy(made).tolist() == [2, 2, 2]
+assert tb.to_numpy(tb.to_tensorflow(torch.ones(3)) + 1).tolist() == [2, 2, 2]
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_program_that_builds_graphs_only() -> None:
+    """Without eager execution a view is an eager tensor all the same; it goes into a graph by a feed."""
+    done = run(
+        """
+tf.compat.v1.disable_eager_execution()
+source = torch.arange(4.0)
+view = tb.to_tensorflow(source)
+assert tb.to_torch(view).data_ptr() == source.data_ptr()
+x = tf.compat.v1.placeholder(tf.float32)
+with tf.compat.v1.Session() as session:
+    assert tb.to_torch(session.run(x + 1, {x: view.numpy()})).tolist() == [1, 2, 3, 4]
+for graph in (x, tf.compat.v1.get_variable("variable", [3])):
+    try:
+        tb.to_numpy(graph)
+    except tb.BridgeTypeError as error:
+        assert error.kind == "not_a_tensor", error
+    else:
+        raise SystemExit("no error")
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+FAKES = {
+    "too old": "__version__ = '1.15.0'",
+    "broken": "raise ImportError('libcuda is broken')",
+    "failing": "raise ValueError('out of tune')",
+    "without a file": "del __file__",
+}
+
+
+@pytest.mark.parametrize("fake", FAKES)
+def test_what_is_no_tensorflow_2(fake: str, tmp_path: Path) -> None:
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow" / "__init__.py").write_text(FAKES[fake])
+    done = run(REFUSED_TWICE, setup="", path=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+def test_libraries_that_are_not_those_of_tensorflow(tmp_path: Path) -> None:
+    import _ctypes
+
+    package = tmp_path / "tensorflow"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2"):
+        (package / name).symlink_to(_ctypes.__file__)
+    done = run(REFUSED_TWICE, setup="", path=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+REFUSED_TWICE = """
+import numpy, tensor_bridge as tb
+for call in (lambda: tb.to_tensorflow(numpy.ones(3)), lambda: tb.profile("tensorflow")):
+    try:
+        call()
+    except tb.BridgeError as error:
+        assert error.kind in ("missing", "version", "framework"), error.kind
+        assert "tensorflow" in str(error).lower(), error
+    else:
+        raise SystemExit("no error")
+assert tb.to_numpy(numpy.ones(3)).tolist() == [1, 1, 1]
+"""

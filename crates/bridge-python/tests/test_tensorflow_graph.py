@@ -1,0 +1,190 @@
+"""Tensors of other frameworks inside TensorFlow's graphs, on the CPU."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_bridge as tb
+
+torch: Any = pytest.importorskip("torch")
+tf: Any = pytest.importorskip("tensorflow")
+
+graph = tb.tensorflow
+
+
+@pytest.fixture
+def session() -> Iterator[Any]:
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        yield session
+
+
+@pytest.fixture(autouse=True)
+def everything_is_taken() -> Iterator[None]:
+    before = tb.stats()["untaken"]
+    yield
+    assert tb.stats()["untaken"] == before
+
+
+def test_a_session_works_on_the_memory_of_torch(session: Any) -> None:
+    handle = graph.placeholder()
+    x = graph.external_input(tf.float32, [None, 4], handle)
+    same, result = graph.external_output(x), graph.external_output(2 * x + 1)
+    assert x.shape.as_list() == [None, 4]
+    for rows in (1, 2, 5):
+        tensor = torch.rand(rows, 4)
+        fetched = session.run([same, result], {handle: graph.feed(tensor)})
+        view, computed = (graph.take(one, "torch") for one in fetched)
+        assert view.data_ptr() == tensor.data_ptr()
+        assert torch.equal(computed, 2 * tensor + 1)
+
+
+def test_a_function_is_traced_once() -> None:
+    traced = []
+
+    @tf.function
+    def double(handle: Any) -> Any:
+        x = graph.external_input(tf.float32, [None, 3], handle)
+        traced.append(x.shape.as_list())
+        return graph.external_output(2 * x), x + 1
+
+    for rows in (2, 2, 7):
+        tensor = torch.rand(rows, 3)
+        fetched, eager = double(graph.feed(tensor))
+        assert torch.equal(graph.take(fetched, "torch"), 2 * tensor)
+        assert np.array_equal(eager, tensor.numpy() + 1)
+    assert traced == [[None, 3]]
+
+
+def test_one_feed_serves_many_runs(session: Any) -> None:
+    x = graph.external_input(tf.int64, [3])
+    total = tf.reduce_sum(x)
+    tensor = torch.tensor([1, 2, 3])
+    fed = graph.feed(tensor)
+    assert session.run(total, {x.handle: fed}) == 6
+    tensor[0] = 10
+    assert session.run(total, {x.handle: fed}) == 15
+    assert session.run(total, {x.handle: fed.copy()}) == 15
+
+
+def test_the_memory_lives_as_long_as_a_run_or_a_view_needs_it(session: Any) -> None:
+    x = graph.external_input(tf.float32, [1000])
+    fetched = session.run(graph.external_output(x), {x.handle: graph.feed(torch.arange(1000.0))})
+    gc.collect()
+    view = graph.take(fetched, "torch")
+    gc.collect()
+    assert torch.equal(view, torch.arange(1000.0))
+
+
+@pytest.mark.parametrize("shape", [[], [0], [2, 0, 3], [1, 1]])
+def test_every_shape_crosses(session: Any, shape: list[int]) -> None:
+    x = graph.external_input(tf.int32, shape)
+    fetched = session.run(graph.external_output(x), {x.handle: graph.feed(torch.ones(shape, dtype=torch.int32))})
+    result = graph.take(fetched, "torch")
+    assert (list(result.shape), result.dtype, int(result.sum())) == (shape, torch.int32, int(np.prod(shape)))
+
+
+def test_what_is_fed_wrongly_is_named(session: Any) -> None:
+    x = graph.external_input(tf.float32, [None, 2], name="weights")
+    y = x + 1
+    for wrong, words in [
+        (graph.feed(torch.ones(1, 2, dtype=torch.float64)), "weights.*float64, but float32 was declared"),
+        (graph.feed(torch.ones(1, 3)), r"weights.*\[1,3\]"),
+        (np.array([12345, 0], np.int32), "weights.*keep what tensor_bridge.tensorflow.feed gave"),
+        (np.asarray(graph.feed(torch.ones(1, 2))).tolist(), "weights.*keep what tensor_bridge.tensorflow.feed gave"),
+    ]:
+        gc.collect()
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            session.run(y, {x.handle: wrong})
+        assert re.search(words, caught.value.message.replace("\n", " "))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="feed a value for placeholder"):
+        session.run(y)
+
+
+def test_each_result_is_taken_once(session: Any) -> None:
+    fetched = session.run(graph.external_output(tf.ones([2])))
+    assert tb.stats()["untaken"] == 1
+    with pytest.raises(tb.BridgeValueError, match="choose one of"):
+        graph.take(fetched, "caffe")
+    assert graph.take(fetched, "numpy").tolist() == [1, 1]
+    with pytest.raises(tb.BridgeBufferError, match="taken before") as caught:
+        graph.take(fetched, "numpy")
+    assert caught.value.kind == "consumed"
+
+
+def test_a_failed_take_leaves_the_result(session: Any) -> None:
+    memory = aligned(4)
+    memory.flags.writeable = False
+    x = graph.external_input(tf.float32, [4])
+    fetched = session.run(graph.external_output(x), {x.handle: graph.feed(memory)})
+    with pytest.raises(tb.BridgeBufferError, match="take it as"):
+        graph.take(fetched, "torch")
+    assert not graph.take(fetched, "numpy").flags.writeable
+
+
+def aligned(length: int) -> Any:
+    """A float32 array where TensorFlow takes it in place."""
+    memory = np.zeros(4 * length + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + 4 * length].view(np.float32)
+
+
+def test_unaligned_memory_is_copied_or_refused(session: Any) -> None:
+    x = graph.external_input(tf.float32, [None])
+    tensor = torch.arange(16.0)[1:]
+    assert session.run(tf.reduce_sum(x), {x.handle: graph.feed(tensor)}) == 120
+    with pytest.raises(tb.BridgeBufferError, match="unaligned"):
+        graph.feed(tensor, copy=False)
+
+
+def test_what_has_no_memory_is_no_output(session: Any) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="strings"):
+        session.run(graph.external_output(tf.constant("text")))
+    variable = tf.compat.v1.Variable([1.0], use_resource=False)
+    with pytest.raises(tb.BridgeValueError, match="use_resource"):
+        graph.external_output(variable._ref())
+
+
+def test_graphs_only() -> None:
+    with pytest.raises(tb.BridgeValueError, match="to_tensorflow"):
+        graph.external_input(tf.float32, [1])
+    with pytest.raises(tb.BridgeValueError, match="convert"):
+        graph.external_output(tf.ones(1))
+    # TensorFlow makes an error of its own of what is raised while it traces.
+    with pytest.raises(Exception, match="pass the handle"):
+        tf.function(lambda: graph.external_input(tf.float32, [1])).get_concrete_function()
+    with pytest.raises(tb.BridgeValueError, match="no handle"), tf.Graph().as_default():
+        graph.external_input(tf.float32, [1], tf.constant([1, 2], tf.int64))
+    for wrong in (3, [1, 2, 3], "handle", np.zeros(2)):
+        with pytest.raises(tb.BridgeValueError, match="no handle"):
+            graph.take(wrong, "torch")
+
+
+def test_a_feed_stays_in_its_process() -> None:
+    fed = graph.feed(torch.ones(3))
+    with pytest.raises(TypeError, match="cannot leave the process"):
+        pickle.dumps(fed)
+
+
+def test_a_second_copy_of_the_package_is_told() -> None:
+    code = """
+import importlib.util, sys, torch, tensorflow as tf, tensor_bridge as tb
+fed = tb.tensorflow.feed(torch.ones(3))
+spec = importlib.util.spec_from_file_location("copy._core", tb._core.__file__)
+copy = importlib.util.module_from_spec(spec)
+try:
+    spec.loader.exec_module(copy)
+    copy.tensorflow_operations()
+except (tb.BridgeValueError, ImportError) as error:
+    print(type(error).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
