@@ -151,6 +151,7 @@ def _soak(source: Framework, target: Framework, frameworks: list[Framework], tra
         return _resident(), {framework.name: framework.used() for framework in frameworks}, stats
 
     run(WARM_UP)
+    memory()
     host_before, before, views_before = memory()
     started = time.perf_counter()
     run(transfers)

@@ -43,6 +43,7 @@ impl Habits {
             alignment,
             devices: vec![SimDevice::DEVICE.kind],
             keeps_read_only,
+            waits_on_export: false,
         }
     }
 }

@@ -71,7 +71,7 @@ pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
     }
     if !target.devices.contains(&device.kind) {
         let (place, advice) = match device.kind {
-            DeviceKind::CPU => ("in host memory".into(), "move it to a device"),
+            DeviceKind::CPU => ("in host memory (cpu)".into(), "move it to a device"),
             _ => (format!("on {device}"), "copy it to the host"),
         };
         let text = format!(

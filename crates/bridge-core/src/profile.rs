@@ -32,6 +32,9 @@ pub struct Profile {
     pub devices: Vec<DeviceKind>,
     /// Whether it keeps read-only memory read-only.
     pub keeps_read_only: bool,
+    /// Whether the host waits for the device when one of its tensors is lent.
+    #[serde(default)]
+    pub waits_on_export: bool,
 }
 
 impl Profile {

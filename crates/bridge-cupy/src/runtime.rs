@@ -60,6 +60,7 @@ impl Runtime {
             alignment: 1,
             devices: vec![DeviceKind::CUDA],
             keeps_read_only: false,
+            waits_on_export: false,
         };
         Ok(Self {
             profile,

@@ -49,6 +49,7 @@ impl Runtime {
             alignment: 0,
             devices: vec![DeviceKind::CPU],
             keeps_read_only: true,
+            waits_on_export: false,
         };
         Ok(Self {
             profile,

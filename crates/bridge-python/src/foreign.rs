@@ -22,6 +22,7 @@ static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile {
     alignment: 0,
     devices: Vec::new(),
     keeps_read_only: true,
+    waits_on_export: false,
 });
 
 struct Nobody(Views);

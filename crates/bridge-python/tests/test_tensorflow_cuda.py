@@ -187,9 +187,11 @@ def test_devices_are_checked_not_crossed() -> None:
 
 @pytest.mark.parametrize("target", ["torch", "cupy"])
 def test_the_host_does_not_wait_for_what_tensorflow_lends(target: str) -> None:
-    result = busy()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), cupy.cuda.ExternalStream(stream.cuda_stream):
+        # Whatever is set up at the first time is so now.
+        tb.convert(busy(1), target, copy=False)
+        result = busy()
         view = tb.convert(result, target, copy=False)
         done = stream.record_event()
         assert not done.query(), "the conversion has waited for TensorFlow's stream, or the reader will not"
@@ -266,7 +268,8 @@ def test_a_ring_keeps_the_order_of_all_three() -> None:
         with other:
             array = tb.to_cupy(doubled, copy=False) + 1
         del doubled
-        with torch.cuda.stream(stream):
+        # What CuPy has written on a stream is lent under that stream.
+        with torch.cuda.stream(stream), other:
             last = tb.to_torch(array, copy=False) - 1
         del array
         stream.synchronize()

@@ -1,4 +1,4 @@
-"""Tensors of other frameworks inside TensorFlow's graphs, on the CPU."""
+"""Tensors of other frameworks inside TensorFlow's graphs, on the host and on a GPU where there is one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,20 @@ tf: Any = pytest.importorskip("tensorflow")
 graph = tb.tensorflow
 
 
+#: PyTorch's and TensorFlow's names of the devices.
+PLACES = {"cpu": "CPU:0"}
+if torch.cuda.is_available() and tf.config.list_physical_devices("GPU"):
+    PLACES["cuda"] = "GPU:0"
+
+
+@pytest.fixture(params=PLACES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def session() -> Iterator[Any]:
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+def session(device: str) -> Iterator[Any]:
+    with tf.Graph().as_default(), tf.device(PLACES[device]), tf.compat.v1.Session() as session:
         yield session
 
 
@@ -34,72 +45,88 @@ def everything_is_taken() -> Iterator[None]:
     assert tb.stats()["untaken"] == before
 
 
-def test_a_session_works_on_the_memory_of_torch(session: Any) -> None:
+def test_a_session_works_on_the_memory_of_torch(session: Any, device: str) -> None:
     handle = graph.placeholder()
     x = graph.external_input(tf.float32, [None, 4], handle)
     same, result = graph.external_output(x), graph.external_output(2 * x + 1)
     assert x.shape.as_list() == [None, 4]
     for rows in (1, 2, 5):
-        tensor = torch.rand(rows, 4)
+        tensor = torch.rand(rows, 4, device=device)
         fetched = session.run([same, result], {handle: graph.feed(tensor)})
         view, computed = (graph.take(one, "torch") for one in fetched)
         assert view.data_ptr() == tensor.data_ptr()
         assert torch.equal(computed, 2 * tensor + 1)
 
 
-def test_a_function_is_traced_once() -> None:
+def test_a_function_is_traced_once(device: str) -> None:
     traced = []
 
     @tf.function
     def double(handle: Any) -> Any:
-        x = graph.external_input(tf.float32, [None, 3], handle)
-        traced.append(x.shape.as_list())
-        return graph.external_output(2 * x), x + 1
+        with tf.device(PLACES[device]):
+            x = graph.external_input(tf.float32, [None, 3], handle)
+            traced.append(x.shape.as_list())
+            return graph.external_output(2 * x), x + 1
 
     for rows in (2, 2, 7):
-        tensor = torch.rand(rows, 3)
+        tensor = torch.rand(rows, 3, device=device)
         fetched, eager = double(graph.feed(tensor))
         assert torch.equal(graph.take(fetched, "torch"), 2 * tensor)
-        assert np.array_equal(eager, tensor.numpy() + 1)
+        assert torch.equal(tb.to_torch(eager), tensor + 1)
     assert traced == [[None, 3]]
 
 
-def test_one_feed_serves_many_runs(session: Any) -> None:
+def test_one_feed_serves_many_runs(session: Any, device: str) -> None:
     x = graph.external_input(tf.int64, [3])
     total = tf.reduce_sum(x)
-    tensor = torch.tensor([1, 2, 3])
+    tensor = torch.tensor([1, 2, 3], device=device)
     fed = graph.feed(tensor)
     assert session.run(total, {x.handle: fed}) == 6
     tensor[0] = 10
+    fed = graph.feed(tensor)
     assert session.run(total, {x.handle: fed}) == 15
     assert session.run(total, {x.handle: fed.copy()}) == 15
 
 
-def test_the_memory_lives_as_long_as_a_run_or_a_view_needs_it(session: Any) -> None:
+def test_the_memory_lives_as_long_as_a_run_or_a_view_needs_it(session: Any, device: str) -> None:
     x = graph.external_input(tf.float32, [1000])
-    fetched = session.run(graph.external_output(x), {x.handle: graph.feed(torch.arange(1000.0))})
+    fetched = session.run(graph.external_output(x), {x.handle: graph.feed(torch.arange(1000.0, device=device))})
     gc.collect()
     view = graph.take(fetched, "torch")
     gc.collect()
-    assert torch.equal(view, torch.arange(1000.0))
+    assert torch.equal(view, torch.arange(1000.0, device=device))
 
 
 @pytest.mark.parametrize("shape", [[], [0], [2, 0, 3], [1, 1]])
-def test_every_shape_crosses(session: Any, shape: list[int]) -> None:
-    x = graph.external_input(tf.int32, shape)
-    fetched = session.run(graph.external_output(x), {x.handle: graph.feed(torch.ones(shape, dtype=torch.int32))})
-    result = graph.take(fetched, "torch")
-    assert (list(result.shape), result.dtype, int(result.sum())) == (shape, torch.int32, int(np.prod(shape)))
+def test_every_shape_crosses(session: Any, device: str, shape: list[int]) -> None:
+    x = graph.external_input(tf.float64, shape)
+    tensor = torch.ones(shape, dtype=torch.float64, device=device)
+    result = graph.take(session.run(graph.external_output(x), {x.handle: graph.feed(tensor)}), "torch")
+    assert (list(result.shape), result.dtype, result.sum()) == (shape, torch.float64, tensor.sum())
 
 
-def test_what_is_fed_wrongly_is_named(session: Any) -> None:
+@pytest.mark.parametrize("name", ["int32", "bool", "bfloat16", "complex128", "uint8", "int64"])
+def test_dtypes_cross(session: Any, device: str, name: str) -> None:
+    x = graph.external_input(name, [3])
+    tensor = torch.tensor([1, 0, 1], device=device).to(getattr(torch, name))
+    result = graph.take(session.run(graph.external_output(x), {x.handle: graph.feed(tensor)}), "torch")
+    assert torch.equal(result.to(device), tensor)
+
+
+def test_what_is_fed_wrongly_is_named(session: Any, device: str) -> None:
     x = graph.external_input(tf.float32, [None, 2], name="weights")
     y = x + 1
     for wrong, words in [
-        (graph.feed(torch.ones(1, 2, dtype=torch.float64)), "weights.*float64, but float32 was declared"),
-        (graph.feed(torch.ones(1, 3)), r"weights.*\[1,3\]"),
+        (
+            graph.feed(torch.ones(1, 2, dtype=torch.float64, device=device)),
+            "weights.*float64, but float32 was declared",
+        ),
+        (graph.feed(torch.ones(1, 3, device=device)), r"weights.*\[1,3\]"),
         (np.array([12345, 0], np.int32), "weights.*keep what tensor_bridge.tensorflow.feed gave"),
-        (np.asarray(graph.feed(torch.ones(1, 2))).tolist(), "weights.*keep what tensor_bridge.tensorflow.feed gave"),
+        (
+            np.asarray(graph.feed(torch.ones(1, 2, device=device))).tolist(),
+            "weights.*keep what tensor_bridge.tensorflow.feed gave",
+        ),
     ]:
         gc.collect()
         with pytest.raises(tf.errors.InvalidArgumentError) as caught:
@@ -109,17 +136,18 @@ def test_what_is_fed_wrongly_is_named(session: Any) -> None:
         session.run(y)
 
 
-def test_each_result_is_taken_once(session: Any) -> None:
+def test_each_result_is_taken_once(session: Any, device: str) -> None:
     fetched = session.run(graph.external_output(tf.ones([2])))
     assert tb.stats()["untaken"] == 1
     with pytest.raises(tb.BridgeValueError, match="choose one of"):
         graph.take(fetched, "caffe")
-    assert graph.take(fetched, "numpy").tolist() == [1, 1]
+    assert graph.take(fetched, "torch").tolist() == [1, 1]
     with pytest.raises(tb.BridgeBufferError, match="taken before") as caught:
         graph.take(fetched, "numpy")
     assert caught.value.kind == "consumed"
 
 
+@pytest.mark.parametrize("device", ["cpu"])
 def test_a_failed_take_leaves_the_result(session: Any) -> None:
     memory = aligned(4)
     memory.flags.writeable = False
@@ -137,14 +165,44 @@ def aligned(length: int) -> Any:
     return memory[start : start + 4 * length].view(np.float32)
 
 
-def test_unaligned_memory_is_copied_or_refused(session: Any) -> None:
+def test_unaligned_memory_is_copied_or_refused(session: Any, device: str) -> None:
     x = graph.external_input(tf.float32, [None])
-    tensor = torch.arange(16.0)[1:]
+    tensor = torch.arange(16.0, device=device)[1:]
     assert session.run(tf.reduce_sum(x), {x.handle: graph.feed(tensor)}) == 120
     with pytest.raises(tb.BridgeBufferError, match="unaligned"):
         graph.feed(tensor, copy=False)
 
 
+@pytest.mark.skipif("cuda" not in PLACES, reason="no GPU")
+def test_the_place_of_an_input_is_checked(session: Any, device: str) -> None:
+    x = graph.external_input(tf.float32, [2])
+    other = torch.ones(2, device="cpu" if device == "cuda" else "cuda")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="under tf.device"):
+        session.run(x + 1, {x.handle: graph.feed(other)})
+
+
+@pytest.mark.skipif("cuda" not in PLACES, reason="no GPU")
+@pytest.mark.parametrize("device", ["cuda"])
+def test_a_run_waits_for_the_work_on_what_is_fed_and_reuse_for_the_run(session: Any) -> None:
+    x = graph.external_input(tf.float32, [1 << 20])
+    y = graph.external_output(x + 0)
+    side = torch.cuda.Stream()
+    for value in range(20):
+        with torch.cuda.stream(side):
+            tensor = torch.zeros(1 << 20, device="cuda")
+            torch.cuda._sleep(20_000_000)
+            tensor += value
+            fed = graph.feed(tensor)
+            del tensor
+        fetched = session.run(y, {x.handle: fed})
+        del fed
+        with torch.cuda.stream(side):
+            garbage = torch.full((1 << 20,), -1.0, device="cuda")
+        assert bool((graph.take(fetched, "torch") == value).all())
+        del garbage
+
+
+@pytest.mark.parametrize("device", ["cpu"])
 def test_what_has_no_memory_is_no_output(session: Any) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match="strings"):
         session.run(graph.external_output(tf.constant("text")))

@@ -102,6 +102,7 @@ impl Process {
             alignment: ALIGNMENT,
             devices,
             keeps_read_only: true,
+            waits_on_export: !runtime.capabilities().lends_without_waiting,
         };
         Ok(Self {
             runtime,

@@ -119,6 +119,7 @@ impl Runtime {
             alignment: 1,
             devices,
             keeps_read_only: false,
+            waits_on_export: false,
         };
         let consumer = Arc::new(TorchConsumer { door, views: Views::default() });
         let allocator = Allocator::new(&version);

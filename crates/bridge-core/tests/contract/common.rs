@@ -146,6 +146,7 @@ impl Office {
             alignment: 64,
             devices: vec![DeviceKind::CUDA, DeviceKind::CPU],
             keeps_read_only: false,
+            waits_on_export: false,
         };
         let side = Side { current: Mutex::new(Some(READER)), views: Views::default() };
         Self { profile, side: Arc::new(side), refuses: false }

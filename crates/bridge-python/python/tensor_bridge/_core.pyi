@@ -11,6 +11,7 @@ class Profile(TypedDict):
     alignment: int
     devices: list[str]
     keeps_read_only: bool
+    waits_on_export: bool
 
 class Stats(TypedDict):
     leased: int
