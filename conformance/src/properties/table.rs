@@ -198,9 +198,9 @@ pub static PROPERTIES: &[Property] = &[
         doc: "everything that is lent is given back once, and not before",
         weight: 8,
         native: false,
-        left_out: no_common_dtype,
+        left_out: no_computed_dtype,
         strategy: |caps| {
-            let plain = cases(tensors(caps, caps.common_dtypes(), false), NONE);
+            let plain = cases(tensors(caps, caps.computed_dtypes(), false), NONE);
             (plain, lives()).prop_map(|(case, ops): (Case, Vec<Op>)| Case { ops, ..case }).boxed()
         },
         check: Check::Life,

@@ -34,7 +34,8 @@ def same(first, *targets):
         assert (tb.to_torch(x) * 2).tolist() == [0, 2, 4, 6], (first, target)
 
 same(torch.arange(4.0), "tensorflow", "numpy", "tensorflow", "torch")
-same(tensorflow.range(4.0), "torch", "numpy", "tensorflow")
+with tensorflow.device("CPU:0"):
+    same(tensorflow.range(4.0), "torch", "numpy", "tensorflow")
 """
 CODE_CUDA = """
 with tensorflow.device("GPU:0"):

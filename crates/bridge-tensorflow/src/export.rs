@@ -75,7 +75,7 @@ fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
     let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
     let (device, stream, reuse) = match place {
         // TensorFlow keeps most tensors of int32 in host memory, also where it names a GPU.
-        Place::Gpu(gpu) if code != INT32 || is_on_device(address) => {
+        Place::Gpu(gpu) if code != INT32 || bytes.is_empty() || is_on_device(address) => {
             (Device::cuda(gpu.ordinal), Some(gpu.stream), Reuse::Unknown)
         }
         _ => (Device::CPU, None, Reuse::InStreamOrder),
