@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
 
+import memory
 import tensor_bridge as tb
 from capsules import CUDA, Producer
 
@@ -21,14 +21,8 @@ if not torch.cuda.is_available():
 
 
 def settled() -> dict[str, int]:
-    """The counts once nothing waits for the device any more."""
     torch.cuda.synchronize()
-    gc.collect()
-    for _ in range(500):
-        if tb.stats()["retired"] == 0:
-            break
-        time.sleep(0.01)
-    return dict(tb.stats())
+    return memory.settled()
 
 
 def test_both_ways_and_back_is_the_same_memory() -> None:

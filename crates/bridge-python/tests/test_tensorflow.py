@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import tensor_bridge as tb
+from memory import resident
 
 torch: Any = pytest.importorskip("torch")
 tf: Any = pytest.importorskip("tensorflow")
@@ -505,11 +506,6 @@ def test_threads_may_convert_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-
-
-def resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import memory
 import tensor_bridge as tb
+from memory import resident
 
 torch: Any = pytest.importorskip("torch")
 cupy: Any = pytest.importorskip("cupy")
@@ -27,15 +27,9 @@ COUNT = 1 << 20
 
 
 def settled() -> dict[str, int]:
-    """The counts once nothing waits for the device any more."""
     torch.cuda.synchronize()
     tf.test.experimental.sync_devices()
-    gc.collect()
-    for _ in range(500):
-        if tb.stats()["retired"] == 0:
-            break
-        time.sleep(0.01)
-    return dict(tb.stats())
+    return memory.settled()
 
 
 def filled(value: float, count: int = COUNT) -> Any:
@@ -286,11 +280,6 @@ def test_kernels_do_not_reuse_the_memory_of_a_view() -> None:
 
 
 # --- memory
-
-
-def resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_memory_comes_back_to_the_baseline() -> None:

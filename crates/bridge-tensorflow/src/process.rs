@@ -60,7 +60,7 @@ impl Process {
     pub(crate) fn get(py: Python<'_>) -> Result<&'static Self> {
         static PROCESS: PyOnceLock<Process> = PyOnceLock::new();
         PROCESS.get_or_try_init(py, || {
-            let tensorflow = installed(py, "tensorflow", "tensorflow")?;
+            let tensorflow = import(py)?;
             let runtime = Runtime::loaded().map_err(|error| {
                 let version = tensorflow.getattr("__version__").map_or("without a version".into(), |v| v.to_string());
                 Error::new(ErrorKind::Version, format!("tensorflow {version} is not supported: {error}"))
@@ -185,6 +185,21 @@ impl Process {
         let context = unsafe { PyCapsule_GetPointer(handle.as_ptr(), std::ptr::null()) };
         if context.is_null() { Err(PyErr::fetch(py)) } else { Ok((context.cast(), handle)) }
     }
+}
+
+/// Imports TensorFlow. Where nobody has done so before, it is kept from showing its symbols to libraries that are loaded
+/// later, which would take its stubs for CUDA.
+fn import(py: Python<'_>) -> Result<Bound<'_, PyModule>> {
+    const SHOWS: &str = "tensorflow.python.pywrap_dlopen_global_flags";
+    let modules = py.import("sys").and_then(|sys| sys.getattr("modules")).map_err(|error| raised(py, error))?;
+    let is_there = |name: &str| modules.contains(name).unwrap_or(true);
+    let hides = !is_there("tensorflow") && !is_there(SHOWS) && modules.set_item(SHOWS, py.None()).is_ok();
+    let tensorflow = installed(py, "tensorflow", "tensorflow");
+    if hides {
+        // It may be gone already.
+        let _ = modules.del_item(SHOWS);
+    }
+    tensorflow
 }
 
 /// A pointer that may go to code without the GIL.
