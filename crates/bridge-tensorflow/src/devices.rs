@@ -65,7 +65,8 @@ impl Devices {
 
     /// The device of this process with this whole name.
     pub(crate) fn named(&self, name: &CStr) -> Option<Place<'_>> {
-        let (prefix, device) = name.to_str().ok()?.split_at_checked(name.to_str().ok()?.find("/device:")?)?;
+        let name = name.to_str().ok()?;
+        let (prefix, device) = name.split_at(name.find("/device:")?);
         if prefix != self.prefix && prefix != LOCALHOST {
             return None;
         }

@@ -80,8 +80,8 @@ fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
         }
         _ => (Device::CPU, None, Reuse::InStreamOrder),
     };
-    // SAFETY: the handle keeps the memory; TensorFlow says what it is and where, works on it
-    // in the one stream of the device.
+    // SAFETY: the handle keeps the memory; TensorFlow says what it is and where, and works on it in the one stream of the
+    // device.
     let memory = unsafe { Memory::new(bytes, device, access, stream, reuse, owner) };
     Lent::new(dtype, layout, Box::new(memory))
 }
