@@ -51,6 +51,9 @@ fn only_look(x: &PyTensor<'_>) -> bridge_core::Result<()> {
 /// ``x`` may also be a DLPack capsule, which is used up. A capsule on a CUDA device does not say which stream its tensor
 /// is written on: have the work ordered in front of the legacy default stream, or pass the tensor itself.
 ///
+/// TensorFlow takes its tensors for unchanging and shares them, constants for the whole process: to write to the result
+/// when ``x`` is one, pass ``copy=True``.
+///
 /// Raises a ``BridgeError`` if ``x`` cannot cross.
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None))]
@@ -75,8 +78,9 @@ fn to_numpy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&str>) ->
 
 /// An eager ``tf.Tensor`` of TensorFlow 2 over the memory of ``x``. Arguments and errors are those of ``to_torch``.
 ///
-/// TensorFlow takes compact tensors at addresses that 64 divides; of others it gets a copy. It never writes to ``x``,
-/// and read-only memory stays so. Inside a ``tf.function`` that is being traced the tensor becomes a constant of the
+/// TensorFlow takes compact tensors at addresses that 64 divides; of others it gets a copy. It never writes to ``x``, but
+/// for the raw operations ``InplaceUpdate``, ``InplaceAdd`` and ``InplaceSub``, and lends read-only memory on as such.
+/// Inside a ``tf.function`` that is being traced the tensor becomes a constant of the
 /// function: pass it as an argument.
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None))]

@@ -1,8 +1,9 @@
 //! Out of TensorFlow.
 
 use crate::api::{Status, TFE_TensorHandle};
-use crate::devices::{COPY, Handle, Place, execute, nothing};
+use crate::devices::{COPY, Place};
 use crate::dtypes::{self, INT32, UINT8};
+use crate::eager::{Handle, execute, nothing};
 use crate::import;
 use crate::kernel::Tensor;
 use crate::process::{Process, SYMBOLIC, Shared, raised};

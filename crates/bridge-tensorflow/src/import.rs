@@ -1,8 +1,9 @@
 //! Into TensorFlow.
 
 use crate::api::{Status, TFE_Context};
-use crate::devices::{Devices, HOST, Handle, nothing};
+use crate::devices::{Devices, HOST};
 use crate::dtypes;
+use crate::eager::{Handle, nothing};
 use crate::graph::Fed;
 use crate::process::{Process, TensorFlowConsumer, raised};
 use crate::release::{Owner, into_raw, release};

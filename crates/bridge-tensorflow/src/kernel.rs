@@ -3,7 +3,7 @@
 use crate::api::{
     Compute, Core, Status, TF_KernelBuilder, TF_OpKernelContext, TF_ShapeInferenceContext, TF_Status, TF_Tensor,
 };
-use crate::devices::{Handle, nothing};
+use crate::eager::{Handle, nothing};
 use crate::runtime::Runtime;
 use bridge_core::{Dims, Error, ErrorKind, Result, Stream};
 use std::ffi::{CStr, CString, c_int, c_void};

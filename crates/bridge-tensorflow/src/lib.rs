@@ -1,7 +1,7 @@
 //! The TensorFlow adapter.
 //!
 //! It takes TensorFlow as the Python package brings it: no headers, no C++ ABI. Functions are looked up by name in the
-//! libraries that are loaded ([`Runtime`]), which are those of 2.12 to 2.21; 2.21 is what is tested on a GPU.
+//! libraries that are loaded ([`Runtime`]), which are those of 2.12 or later; 2.21 is what is tested on a GPU.
 //!
 //! With the feature `python`, [`TensorFlow2`] lends and wraps eager tensors through the C interface of the eager runtime.
 //! TensorFlow computes in one stream per GPU and never asks for another. The adapter learns that stream once, from a
@@ -15,6 +15,7 @@
 mod api;
 mod devices;
 mod dtypes;
+mod eager;
 mod graph;
 mod kernel;
 mod library;
@@ -57,7 +58,7 @@ mod python {
         /// # Errors
         ///
         /// [`Missing`](bridge_core::ErrorKind::Missing) if TensorFlow is not installed, and
-        /// [`Version`](bridge_core::ErrorKind::Version) if it is not one of 2.12 to 2.21.
+        /// [`Version`](bridge_core::ErrorKind::Version) if it is older than 2.12.
         pub fn new(py: Python<'py>) -> Result<Self> {
             Ok(Self { py, process: Process::get(py)? })
         }

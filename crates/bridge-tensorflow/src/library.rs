@@ -14,8 +14,6 @@ const NAMES: [&str; 4] = [
     "python/_pywrap_tensorflow_internal.so",
 ];
 const REQUIRED: usize = 2;
-/// Those that are opened where Python has not loaded them.
-const WITHOUT_PYTHON: &[&str] = &[NAMES[0], NAMES[1]];
 
 /// Do not load what is not loaded (`dlfcn.h` of Linux).
 const RTLD_NOLOAD: i32 = 4;
@@ -57,7 +55,7 @@ impl Libraries {
                 Error::new(ErrorKind::Missing, text)
             })
         };
-        let open = WITHOUT_PYTHON.iter().map(open).collect::<Result<_>>()?;
+        let open = NAMES[..REQUIRED].iter().map(open).collect::<Result<_>>()?;
         Ok(Self { folder: folder.into(), open })
     }
 

@@ -1,8 +1,9 @@
 //! What is known of the TensorFlow in this Python process, looked up once.
 
 use crate::api::{TFE_Context, TFE_TensorHandle};
-use crate::devices::{self, Devices};
+use crate::devices::Devices;
 use crate::dtypes::DTYPES;
+use crate::eager;
 use crate::graph;
 use crate::library::Libraries;
 use crate::runtime::Runtime;
@@ -167,7 +168,7 @@ impl Process {
         static REGISTERED: PyOnceLock<()> = PyOnceLock::new();
         let (context, _) = self.devices(py)?;
         // SAFETY: Python's context object keeps the context alive.
-        let register = || unsafe { devices::register(self.runtime, context, &[&graph::INPUT, &graph::OUTPUT]) };
+        let register = || unsafe { eager::register(self.runtime, context, &[&graph::INPUT, &graph::OUTPUT]) };
         REGISTERED.get_or_try_init(py, register).map(|_| ())
     }
 
@@ -268,8 +269,8 @@ impl Consumer for TensorFlowConsumer {
     }
 }
 
-/// Memory that TensorFlow has from elsewhere and that is read-only: it writes to none, but whoever has it from
-/// TensorFlow may not either.
+/// Memory that TensorFlow has from elsewhere and that is read-only. TensorFlow writes to none of its tensors, but for raw
+/// operations that say so (`InplaceUpdate` and the like); whoever has the memory from TensorFlow may not write either.
 #[derive(Default)]
 pub(crate) struct ReadOnly {
     ranges: Mutex<Slab<Range<usize>>>,

@@ -1,0 +1,312 @@
+"""TensorFlow in processes of their own: executors, contexts, clusters, the end of a program, no TensorFlow at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tensor_bridge as tb
+
+torch = pytest.importorskip("torch")
+tf = pytest.importorskip("tensorflow")
+
+SETUP = """
+import sys
+sys.modules["tensorflow.python.pywrap_dlopen_global_flags"] = None
+import gc, threading, time, numpy, tensorflow as tf, torch, tensor_bridge as tb
+
+def settle():
+    # Where Python is needed, a thread of the package's gives views back.
+    patience = time.monotonic() + 20
+    while (stats := tb.stats())["leased"] != stats["released"]:
+        assert time.monotonic() < patience, stats
+        gc.collect()
+        time.sleep(0.01)
+"""
+
+
+def run(code: str, *, setup: str = SETUP, path: str = "") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([path, *sys.path])}
+    command = [sys.executable, "-c", setup + code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+
+
+def complaints(stderr: str) -> list[str]:
+    """The lines that are not TensorFlow's log, some of which no setting turns off."""
+    logged = re.compile(r"WARNING: All log messages before absl|[IWE]\d{4} |To enable the following instructions|\s*$")
+    return [line for line in stderr.splitlines() if not logged.match(line)]
+
+
+@pytest.mark.parametrize("keeper", ["pass", "sys.keep = views", "views.append(views); sys.keep = tf.function(abs)"])
+def test_views_that_are_alive_at_exit(keeper: str) -> None:
+    done = run(
+        f"""
+source = torch.arange(64.0)
+view = tb.to_tensorflow(source)
+variable = tf.Variable(view)
+views = [view, view * 2, tb.to_torch(view), tb.to_torch(tf.range(4.0)), tb.to_numpy(variable)]
+{keeper}
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_tensors_of_an_eager_context_that_is_gone() -> None:
+    done = run(
+        """
+from tensorflow.python.eager import context
+source = torch.arange(64.0)
+old, view, array = tf.range(64.0), tb.to_tensorflow(source), tb.to_numpy(tf.range(3.0))
+for _ in range(3):
+    context._reset_context()
+    for tensor in (old, view):
+        assert tb.to_torch(tensor).tolist() == source.tolist()
+        assert tb.to_numpy(tensor, copy=True).tolist() == source.tolist()
+    assert array.tolist() == [0, 1, 2]
+    assert tb.to_torch(view).data_ptr() == source.data_ptr()
+    new = tb.to_tensorflow(source, copy=False)
+    assert (new + 1).numpy().tolist() == (source + 1).tolist()
+    assert tb.to_torch(tf.range(3.0) + 1).tolist() == [1, 2, 3]
+del old, view, array, new, tensor
+gc.collect()
+stats = tb.stats()
+assert stats["leased"] == stats["released"], stats
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_tensors_that_an_asynchronous_executor_is_yet_to_make() -> None:
+    done = run(
+        """
+tf.config.experimental.set_synchronous_execution(False)
+
+def sleep(x):
+    time.sleep(0.5)
+    return x * 2
+
+late = tf.function(lambda x: tf.numpy_function(sleep, [x], tf.float32))
+late(tf.ones(4)).numpy()
+begun = time.monotonic()
+tensor = late(tf.ones(4))
+assert time.monotonic() - begun < 0.4, "it is not asynchronous"
+assert tb.to_torch(tensor).tolist() == [2, 2, 2, 2]
+variable = tf.Variable([1.0, 2.0])
+for i in range(100):
+    variable.assign_add([1.0, 1.0])
+    assert tb.to_numpy(variable).tolist() == [i + 2, i + 3]
+    x = tf.random.normal((64, 64))
+    y = x @ x + 1
+    assert (tb.to_numpy(y) == y.numpy()).all()
+    assert tb.to_numpy(tf.range(10.0) * i, copy=True)[-1] == 9 * i
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_an_asynchronous_failure_is_told() -> None:
+    done = run(
+        """
+tf.config.experimental.set_synchronous_execution(False)
+failed = tf.raw_ops.CheckNumerics(tensor=[float("nan")], message="no number")
+for call in (tb.to_numpy, lambda x: tb.to_torch(x, copy=True), lambda x: tb.plan(x, "numpy")):
+    try:
+        call(failed)
+    except tb.BridgeRuntimeError as error:
+        assert error.kind == "framework" and "no number" in str(error), error
+    else:
+        raise SystemExit("no error")
+tf.experimental.async_clear_error()
+assert tb.to_numpy(tf.range(3.0) + 1).tolist() == [1, 2, 3]
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_owners_that_need_python_are_released_by_an_executor() -> None:
+    """The executor's thread drops the last reference, while this thread holds the GIL and waits for the executor."""
+    done = run(
+        """
+from tensorflow.python.eager import context
+tf.config.experimental.set_synchronous_execution(False)
+released_on = []
+
+class Owner(numpy.ndarray):
+    def __del__(self):
+        released_on.append(threading.get_ident())
+
+def owned():
+    return tb.to_tensorflow(torch.ones(1 << 12).numpy().view(Owner), copy=False)
+
+big = tf.ones((500, 500))
+for i in range(100):
+    slow = tf.linalg.matmul(big, big)[0, 0]
+    result = tf.add(owned(), slow)
+    if i % 3 == 0:
+        assert (tb.to_numpy(result) == 501).all()
+del slow, result
+context.async_wait()
+settle()
+assert len(released_on) == 100, released_on
+assert set(released_on) - {threading.get_ident()}, "every owner was released by this thread"
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_a_change_of_the_executor_waits_for_releases() -> None:
+    """TensorFlow joins the executor's thread with the GIL held, and that thread has an owner to release."""
+    done = run(
+        """
+class Owner(numpy.ndarray):
+    def __del__(self):
+        pass
+
+big = tf.ones((1500, 1500))
+for _ in range(3):
+    tf.config.experimental.set_synchronous_execution(False)
+    view = tb.to_tensorflow(torch.ones(1 << 12).numpy().view(Owner), copy=False)
+    result = tf.add(view, tf.linalg.matmul(big, big)[0, 0])
+    del view
+    tf.config.experimental.set_synchronous_execution(True)
+del result
+settle()
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_a_copy_behind_a_busy_executor() -> None:
+    done = run(
+        """
+tf.config.experimental.set_synchronous_execution(False)
+
+def sleep(x):
+    time.sleep(0.3)
+    return x
+
+late = tf.function(lambda x: tf.numpy_function(sleep, [x], tf.float64))
+late(tf.ones(4, "float64")).numpy()
+tensor = tf.range(10.0) * 1
+pending = late(tf.ones(4, "float64"))
+assert tb.to_numpy(tensor, copy=True).tolist() == list(range(10))
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_writing_through_a_view_writes_to_the_tensor_whoever_has_it() -> None:
+    """TensorFlow shares constants and takes them for unchanging: README, Limits."""
+    constants = tf.function(lambda: tf.constant([1.0, 2.0, 3.0]))
+    tb.to_numpy(constants())[0] = 9
+    assert constants().numpy().tolist() == [9, 2, 3]
+    assert tb.to_numpy(constants(), copy=True).flags.writeable
+
+
+def test_several_processors_of_the_host() -> None:
+    done = run(
+        """
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+with tf.device("CPU:1"):
+    tensor = tf.range(3.0) + 1
+assert "CPU:1" in tensor.device, tensor.device
+assert tb.to_numpy(tensor).tolist() == [1, 2, 3]
+assert tb.to_numpy(tensor, copy=True).tolist() == [1, 2, 3]
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+def test_a_cluster_that_is_joined_after_the_first_conversion() -> None:
+    done = run(
+        """
+import socket
+from tensorflow.core.protobuf import tensorflow_server_pb2 as protocol
+from tensorflow.python.eager import context
+assert tb.to_numpy(tb.to_tensorflow(torch.ones(3))).tolist() == [1, 1, 1]
+with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+cluster = tf.train.ClusterSpec({"chief": [f"localhost:{port}"]}).as_cluster_def()
+server = protocol.ServerDef(cluster=cluster, job_name="chief", task_index=0, protocol="grpc")
+context.set_server_def(server)
+made = tf.ones(3) + 1
+assert "/job:chief" in made.device, made.device
+assert tb.to_numpy(made).tolist() == [2, 2, 2]
+assert tb.to_numpy(tb.to_tensorflow(torch.ones(3)) + 1).tolist() == [2, 2, 2]
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_program_that_builds_graphs_only() -> None:
+    """Without eager execution a view is an eager tensor all the same; it goes into a graph by a feed."""
+    done = run(
+        """
+tf.compat.v1.disable_eager_execution()
+source = torch.arange(4.0)
+view = tb.to_tensorflow(source)
+assert tb.to_torch(view).data_ptr() == source.data_ptr()
+x = tf.compat.v1.placeholder(tf.float32)
+with tf.compat.v1.Session() as session:
+    assert tb.to_torch(session.run(x + 1, {x: view.numpy()})).tolist() == [1, 2, 3, 4]
+for graph in (x, tf.compat.v1.get_variable("variable", [3])):
+    try:
+        tb.to_numpy(graph)
+    except tb.BridgeTypeError as error:
+        assert error.kind == "not_a_tensor", error
+    else:
+        raise SystemExit("no error")
+"""
+    )
+    assert (done.returncode, complaints(done.stderr)) == (0, [])
+
+
+#: What the module ``tensorflow`` does, and the kind of the error.
+FAKES = {
+    "too old": ("__version__ = '1.15.0'", "version"),
+    "broken": ("raise ImportError('libcuda is broken')", "missing"),
+    "failing": ("raise ValueError('out of tune')", "framework"),
+    "without a file": ("del __file__", "version"),
+}
+
+
+@pytest.mark.parametrize("fake", FAKES)
+def test_what_is_no_tensorflow_2(fake: str, tmp_path: Path) -> None:
+    (tmp_path / "tensorflow").mkdir()
+    code, kind = FAKES[fake]
+    (tmp_path / "tensorflow" / "__init__.py").write_text(code)
+    done = run(REFUSED_TWICE.format(kind=kind), setup="", path=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+def test_libraries_that_are_not_those_of_tensorflow(tmp_path: Path) -> None:
+    import _ctypes
+
+    package = tmp_path / "tensorflow"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2"):
+        (package / name).symlink_to(_ctypes.__file__)
+    done = run(REFUSED_TWICE.format(kind="version"), setup="", path=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+REFUSED_TWICE = """
+import numpy, tensor_bridge as tb
+for call in (lambda: tb.to_tensorflow(numpy.ones(3)), lambda: tb.profile("tensorflow")):
+    try:
+        call()
+    except tb.BridgeError as error:
+        assert error.kind == {kind!r}, error.kind
+        assert "tensorflow" in str(error).lower(), error
+    else:
+        raise SystemExit("no error")
+assert tb.to_numpy(numpy.ones(3)).tolist() == [1, 1, 1]
+"""
