@@ -103,6 +103,12 @@ impl<'a, D: Driver> Entered<'a, D> {
         }
     }
 
+    /// Whether the context was current before, and the legacy default stream orders this stream of it.
+    pub fn is_own_behind_legacy(&self, stream: Stream) -> Result<bool> {
+        let blocking = || self.driver.is_blocking(stream).map_err(|failure| error(self.driver, failure));
+        Ok(!self.pushed && blocking()?)
+    }
+
     /// Refuses to join a stream that is being captured into a graph and one that is not: the wait would draw the one
     /// outside into the capture, or end the capture with an error.
     pub fn both_or_neither_captured(&self, earlier: Stream, later: Stream) -> Result<()> {

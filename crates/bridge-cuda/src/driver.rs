@@ -60,6 +60,9 @@ pub(crate) trait Driver: Send + Sync + 'static {
     fn wait_event(&self, stream: Stream, event: Event) -> Outcome<()>;
     /// Whether everything that the event stands for has run.
     fn query_event(&self, event: Event) -> Outcome<bool>;
+    /// Whether work in the stream waits for work that was put into the legacy default stream before, and the other way
+    /// round.
+    fn is_blocking(&self, stream: Stream) -> Outcome<bool>;
     /// Whether everything has run that an event would stand for if it were recorded in the stream now; also `false` where
     /// that cannot be told. The stream is not captured. Captures elsewhere are left alone.
     fn is_idle(&self, stream: Stream) -> Outcome<bool>;

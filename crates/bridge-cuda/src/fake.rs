@@ -37,6 +37,7 @@ struct State {
     queries: usize,
     capturing: Option<Stream>,
     idle: Vec<Stream>,
+    blocking: Vec<Stream>,
     modes: HashMap<ThreadId, u32>,
     pointers: HashMap<usize, Pointer>,
 }
@@ -90,6 +91,11 @@ impl Fake {
     /// Captures a stream from now on.
     pub fn capture(&self, stream: Stream) {
         self.state().capturing = Some(stream);
+    }
+
+    /// Says from now on that the legacy stream orders a stream.
+    pub fn blocking(&self, stream: Stream) {
+        self.state().blocking.push(stream);
     }
 
     /// Says from now on that a stream is idle.
@@ -188,6 +194,12 @@ impl Driver for Fake {
         let mut state = self.state();
         state.queries += 1;
         state.event("cuEventQuery", event).map(|(_, _, fired)| *fired)
+    }
+
+    fn is_blocking(&self, stream: Stream) -> Outcome<bool> {
+        let state = self.state();
+        state.outcome("cuStreamGetFlags")?;
+        Ok(state.blocking.contains(&stream))
     }
 
     fn is_idle(&self, stream: Stream) -> Outcome<bool> {

@@ -87,6 +87,17 @@ pub fn locate(address: usize) -> Result<Option<Located>> {
     pointer::locate(cuda()?.devices(), address)
 }
 
+/// Whether this thread works on the device now, as a kernel's does, and in `stream` work waits for what was put into the
+/// legacy default stream before, and the other way round (`CU_STREAM_DEFAULT` of the driver's streams).
+///
+/// # Errors
+///
+/// Those of [`available`], [`ErrorKind::Device`](bridge_core::ErrorKind::Device) for a device that is not CUDA's, and
+/// [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the driver refuses to answer.
+pub fn works_behind_legacy(device: Device, stream: Stream) -> Result<bool> {
+    cuda()?.devices().enter(device)?.is_own_behind_legacy(stream)
+}
+
 /// Buffers that [`Ordering::retire`] was given and that are neither dropped nor leaked yet.
 pub fn pending() -> usize {
     reaper().map_or(0, reaper::Reaper::pending)

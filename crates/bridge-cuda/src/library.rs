@@ -194,14 +194,16 @@ impl Driver for Cuda {
 
     /// A blocking stream waits for the legacy stream, but a query of it does not see what is in that one; a query of the
     /// legacy stream does see the blocking ones. (Tried on an H200 with CUDA 13.0; the documentation is silent.)
-    fn is_idle(&self, stream: Stream) -> Outcome<bool> {
+    fn is_blocking(&self, stream: Stream) -> Outcome<bool> {
         let mut flags = 0;
-        if stream != Stream::LEGACY {
-            // SAFETY: the stream is alive, see above; the output is writable.
-            unsafe { call!(self, cuStreamGetFlags(handle(stream), &mut flags)) }?;
-            if flags & CUstream_flags::CU_STREAM_NON_BLOCKING as u32 == 0 {
-                return Ok(false);
-            }
+        // SAFETY: the stream is alive, see above; the output is writable.
+        unsafe { call!(self, cuStreamGetFlags(handle(stream), &mut flags)) }?;
+        Ok(flags & CUstream_flags::CU_STREAM_NON_BLOCKING as u32 == 0)
+    }
+
+    fn is_idle(&self, stream: Stream) -> Outcome<bool> {
+        if stream != Stream::LEGACY && self.is_blocking(stream)? {
+            return Ok(false);
         }
         let before = self.exchange_capture_mode(RELAXED)?;
         // SAFETY: the stream is alive, see above.

@@ -91,6 +91,19 @@ mod tests {
     }
 
     #[test]
+    fn only_a_blocking_stream_of_the_current_device_works_behind_legacy() {
+        let cuda = cuda();
+        fake(&cuda).blocking(A);
+        let behind = |stream| cuda.devices().enter(GPU).unwrap().is_own_behind_legacy(stream).unwrap();
+        assert!(!behind(A), "no context was current");
+        fake(&cuda).push_context(Fake::primary(0)).unwrap();
+        assert!(behind(A));
+        assert!(!behind(B), "a non-blocking stream");
+        fake(&cuda).push_context(FOREIGN).unwrap();
+        assert!(!behind(A), "another context is current");
+    }
+
+    #[test]
     fn what_is_retired_on_an_idle_stream_is_dropped_at_once() {
         let (cuda, drops) = (cuda(), Arc::default());
         fake(&cuda).idle(A);

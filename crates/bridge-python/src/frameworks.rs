@@ -2,11 +2,12 @@
 
 use crate::errors::argument;
 use crate::foreign::Foreign;
+use crate::tensorflow1;
 use bridge_core::Result;
 use bridge_cupy::CuPy;
 use bridge_numpy::NumPy;
 use bridge_pyo3::{PyAdapter, PyTensor};
-use bridge_tensorflow::TensorFlow2;
+use bridge_tensorflow::{TensorFlow1, TensorFlow2};
 use bridge_torch::Torch;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
@@ -19,6 +20,7 @@ pub(crate) enum AnyAdapter<'py> {
     CuPy(CuPy<'py>),
     NumPy(NumPy<'py>),
     TensorFlow2(TensorFlow2<'py>),
+    TensorFlow1(TensorFlow1<'py>),
     Foreign(Foreign<'py>),
 }
 
@@ -31,6 +33,7 @@ impl<'py> Deref for AnyAdapter<'py> {
             Self::CuPy(adapter) => adapter,
             Self::NumPy(adapter) => adapter,
             Self::TensorFlow2(adapter) => adapter,
+            Self::TensorFlow1(adapter) => adapter,
             Self::Foreign(adapter) => adapter,
         }
     }
@@ -38,12 +41,21 @@ impl<'py> Deref for AnyAdapter<'py> {
 
 type Open = for<'py> fn(Python<'py>) -> Result<AnyAdapter<'py>>;
 
-/// A framework: the name of its module, and how its adapter is made.
-const FRAMEWORKS: &[(&str, Open)] = &[
-    ("torch", |py| Torch::new(py).map(AnyAdapter::Torch)),
-    ("cupy", |py| CuPy::new(py).map(AnyAdapter::CuPy)),
-    ("numpy", |py| NumPy::new(py).map(AnyAdapter::NumPy)),
-    ("tensorflow", |py| TensorFlow2::new(py).map(AnyAdapter::TensorFlow2)),
+/// A framework.
+struct Entry {
+    /// What users call it.
+    name: &'static str,
+    /// The module that the types of its tensors are in, or below.
+    module: &'static str,
+    open: Open,
+}
+
+const FRAMEWORKS: &[Entry] = &[
+    Entry { name: "torch", module: "torch", open: |py| Torch::new(py).map(AnyAdapter::Torch) },
+    Entry { name: "cupy", module: "cupy", open: |py| CuPy::new(py).map(AnyAdapter::CuPy) },
+    Entry { name: "numpy", module: "numpy", open: |py| NumPy::new(py).map(AnyAdapter::NumPy) },
+    Entry { name: "tensorflow", module: "tensorflow", open: |py| TensorFlow2::new(py).map(AnyAdapter::TensorFlow2) },
+    Entry { name: "tensorflow1", module: tensorflow1::MODULE, open: tensorflow1::adapter },
 ];
 
 /// An entry of the table.
@@ -58,31 +70,34 @@ impl Framework {
 
     /// The framework that users call `name`.
     pub(crate) fn named(name: &str) -> Result<Self> {
-        let known = FRAMEWORKS.iter().position(|(known, _)| *known == name);
+        let known = FRAMEWORKS.iter().position(|known| known.name == name);
         known.map(Self).ok_or_else(|| {
-            let names: Vec<_> = FRAMEWORKS.iter().map(|(name, _)| *name).collect();
+            let names: Vec<_> = FRAMEWORKS.iter().map(|known| known.name).collect();
             argument(format!("{name:?} is no target: choose one of {}", names.join(", ")))
         })
     }
 
     /// Its adapter; imports the framework.
     pub(crate) fn open(self, py: Python<'_>) -> Result<AnyAdapter<'_>> {
-        FRAMEWORKS[self.0].1(py)
+        (FRAMEWORKS[self.0].open)(py)
     }
 
-    /// Whether the type of the object, or one that it extends, comes from this framework's package.
+    /// Whether the type of the object, or one that it extends, comes from this framework's modules.
     fn names(self, object: &PyTensor<'_>) -> bool {
-        let package = FRAMEWORKS[self.0].0;
+        let ours = |name: &str| {
+            let below = name.strip_prefix(FRAMEWORKS[self.0].module);
+            below.is_some_and(|below| below.is_empty() || below.starts_with('.'))
+        };
         object.get_type().mro().iter().any(|kind| {
             let module = kind.getattr("__module__").and_then(|module| module.extract::<String>());
-            module.is_ok_and(|module| module.split('.').next() == Some(package))
+            module.is_ok_and(|module| ours(&module))
         })
     }
 
     /// Whether the program has imported it: before that no object can belong to it.
     fn is_loaded(self, py: Python<'_>) -> bool {
         let modules = py.import("sys").and_then(|sys| sys.getattr("modules"));
-        modules.and_then(|modules| modules.contains(FRAMEWORKS[self.0].0)).unwrap_or(false)
+        modules.and_then(|modules| modules.contains(FRAMEWORKS[self.0].module)).unwrap_or(false)
     }
 }
 

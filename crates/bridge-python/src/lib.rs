@@ -5,6 +5,7 @@ mod foreign;
 mod frameworks;
 mod streams;
 mod tensorflow;
+mod tensorflow1;
 
 use bridge_core::{Device, ErrorKind, Keep, Options};
 use bridge_pyo3::{Owner, PyTensor};
@@ -193,7 +194,8 @@ fn profile<'py>(py: Python<'py>, target: &str) -> PyResult<Bound<'py, PyAny>> {
 
 /// How many views this process has made (``leased``) and given back (``released``); how many of those given back still
 /// wait for the device (``retired``), and of how many the memory is never reused because the device could not tell when
-/// it may be (``lost``). ``untaken`` tensors were given out of a TensorFlow graph and wait for ``take``.
+/// it may be (``lost``). ``untaken`` tensors were given out of a TensorFlow graph and wait for ``take``; ``reclaimed``
+/// ones waited for it in vain, until their session was gone.
 #[pyfunction]
 fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let stats = bridge_core::stats();
@@ -203,6 +205,7 @@ fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     counts.set_item("lost", stats.lost + bridge_cuda::leaked() as u64)?;
     counts.set_item("retired", bridge_cuda::pending())?;
     counts.set_item("untaken", bridge_tensorflow::External::waiting())?;
+    counts.set_item("reclaimed", bridge_tensorflow::External::reclaimed())?;
     Ok(counts.into_any())
 }
 
@@ -223,5 +226,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tensorflow::tensorflow_operations, module)?)?;
     module.add_function(wrap_pyfunction!(tensorflow::tensorflow_feed, module)?)?;
     module.add_function(wrap_pyfunction!(tensorflow::tensorflow_take, module)?)?;
+    module.add_class::<tensorflow1::Session>()?;
+    module.add_class::<bridge_tensorflow::Tensor>()?;
+    module.add_function(wrap_pyfunction!(tensorflow1::tensorflow1_open, module)?)?;
     module.add_function(wrap_pyfunction!(stats, module)?)
 }

@@ -24,7 +24,7 @@ impl Feed {
 /// Registers the operations for graphs.
 #[pyfunction]
 pub(crate) fn tensorflow_operations(py: Python<'_>) -> PyResult<()> {
-    Graph::new(py).map(drop).map_err(|error| into_python(py, error))
+    Graph::of_process(py).map(drop).map_err(|error| into_python(py, error))
 }
 
 /// Feeds ``x`` to graphs.
@@ -32,7 +32,7 @@ pub(crate) fn tensorflow_operations(py: Python<'_>) -> PyResult<()> {
 pub(crate) fn tensorflow_feed(x: &PyTensor<'_>, copy: Option<bool>) -> PyResult<Feed> {
     let py = x.py();
     let cross = || {
-        let (from, graph) = (source(x)?, Graph::new(py)?);
+        let (from, graph) = (source(x)?, Graph::of_process(py)?);
         bridge_core::transfer(&*from, &graph, x, bridge_cuda::ordering(), &options(copy, None)?)
     };
     cross().map(|(external, _)| Feed(external)).map_err(|error| into_python(py, error))
@@ -42,12 +42,15 @@ pub(crate) fn tensorflow_feed(x: &PyTensor<'_>, copy: Option<bool>) -> PyResult<
 #[pyfunction]
 pub(crate) fn tensorflow_take<'py>(py: Python<'py>, handle: [i32; 2], target: &str) -> PyResult<PyTensor<'py>> {
     let cross = || {
-        let (graph, to) = (Graph::new(py)?, Framework::named(target)?.open(py)?);
-        let fetched = External::fetched(handle)?;
-        let (tensor, _) =
-            bridge_core::transfer(&graph, &*to, &fetched, bridge_cuda::ordering(), &options(None, None)?)?;
-        fetched.taken();
-        Ok(tensor)
+        let (graph, to) = (Graph::of_process(py)?, Framework::named(target)?.open(py)?);
+        let fetched = External::take(handle)?;
+        match bridge_core::transfer(&graph, &*to, &fetched, bridge_cuda::ordering(), &options(None, None)?) {
+            Ok((tensor, _)) => Ok(tensor),
+            Err(error) => {
+                fetched.put_back();
+                Err(error)
+            }
+        }
     };
     cross().map_err(|error: Error| match error.kind() {
         ErrorKind::ReadOnly => {

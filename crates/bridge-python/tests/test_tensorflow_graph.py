@@ -124,10 +124,10 @@ def test_what_is_fed_wrongly_is_named(session: Any, device: str) -> None:
             "weights.*float64, but float32 was declared",
         ),
         (graph.feed(torch.ones(1, 3, device=device)), r"weights.*\[1,3\]"),
-        (np.array([12345, 0], np.int32), "weights.*keep what tensor_bridge.tensorflow.feed gave"),
+        (np.array([12345, 0], np.int32), "weights.*keep what feed gave"),
         (
             np.asarray(graph.feed(torch.ones(1, 2, device=device))).tolist(),
-            "weights.*keep what tensor_bridge.tensorflow.feed gave",
+            "weights.*keep what feed gave",
         ),
     ]:
         gc.collect()

@@ -1,6 +1,6 @@
 //! TensorFlow's C functions, looked up at run time.
 //!
-//! The signatures are those of `tensorflow/c/*.h`, which have not changed since 2.12. A few functions have no C name;
+//! The signatures are those of `tensorflow/c/*.h`, which are the same in 1.15 and since 2.12. A few functions have no C name;
 //! theirs is the one that the C++ compiler gave, and what they take and return was read in the headers of 2.21.
 
 use crate::library::Libraries;
@@ -29,6 +29,13 @@ opaque! {
     TFE_Context;
     TFE_Op;
     TFE_TensorHandle;
+    TF_Graph;
+    TF_Operation;
+    TF_OperationDescription;
+    TF_ImportGraphDefOptions;
+    TF_ImportGraphDefResults;
+    TF_SessionOptions;
+    TF_Session;
     /// `tensorflow::Tensor`
     CxxTensor;
 }
@@ -36,6 +43,7 @@ opaque! {
 /// Gives memory back to whoever owns it: address, length in bytes, and what was given along.
 pub(crate) type Deallocator = unsafe extern "C" fn(*mut c_void, usize, *mut c_void);
 pub(crate) type CreateKernel = unsafe extern "C" fn(*mut TF_OpKernelConstruction) -> *mut c_void;
+pub(crate) type DeleteKernel = unsafe extern "C" fn(*mut c_void);
 pub(crate) type Compute = unsafe extern "C" fn(*mut c_void, *mut TF_OpKernelContext);
 pub(crate) type InferShapes = unsafe extern "C" fn(*mut TF_ShapeInferenceContext, *mut TF_Status);
 
@@ -64,7 +72,6 @@ macro_rules! functions {
 functions! {
     /// What every runtime has.
     Core {
-        TF_Version() -> *const c_char;
         TF_NewStatus() -> *mut TF_Status;
         TF_DeleteStatus(*mut TF_Status);
         TF_SetStatus(*mut TF_Status, c_int, *const c_char);
@@ -87,7 +94,7 @@ functions! {
         TF_OpDefinitionBuilderSetShapeInferenceFunction(*mut TF_OpDefinitionBuilder, InferShapes);
         TF_RegisterOpDefinition(*mut TF_OpDefinitionBuilder, *mut TF_Status);
         TF_ShapeInferenceContextSetUnknownShape(*mut TF_ShapeInferenceContext, *mut TF_Status);
-        TF_NewKernelBuilder(*const c_char, *const c_char, Option<CreateKernel>, Compute, Option<unsafe extern "C" fn(*mut c_void)>) -> *mut TF_KernelBuilder;
+        TF_NewKernelBuilder(*const c_char, *const c_char, CreateKernel, Compute, DeleteKernel) -> *mut TF_KernelBuilder;
         TF_KernelBuilder_HostMemory(*mut TF_KernelBuilder, *const c_char);
         TF_RegisterKernelBuilder(*const c_char, *mut TF_KernelBuilder, *mut TF_Status);
         TF_GetInput(*mut TF_OpKernelContext, c_int, *mut *mut TF_Tensor, *mut TF_Status);
@@ -97,13 +104,68 @@ functions! {
     }
 }
 
+/// Bytes of TensorFlow's.
+#[allow(non_camel_case_types, reason = "the name in TensorFlow's headers")]
+#[repr(C)]
+pub(crate) struct TF_Buffer {
+    pub(crate) data: *const c_void,
+    /// In bytes.
+    pub(crate) length: usize,
+    data_deallocator: Option<unsafe extern "C" fn(*mut c_void, usize)>,
+}
+
+/// An output of an operation in a graph, and likewise an input.
+#[allow(non_camel_case_types, reason = "the name in TensorFlow's headers")]
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct TF_Output {
+    pub(crate) oper: *mut TF_Operation,
+    pub(crate) index: c_int,
+}
+
+functions! {
+    /// Graphs and sessions.
+    Sessions {
+        TF_GetAllOpList() -> *mut TF_Buffer;
+        TF_NewBufferFromString(*const c_void, usize) -> *mut TF_Buffer;
+        TF_DeleteBuffer(*mut TF_Buffer);
+        TF_NewGraph() -> *mut TF_Graph;
+        TF_DeleteGraph(*mut TF_Graph);
+        TF_GraphOperationByName(*mut TF_Graph, *const c_char) -> *mut TF_Operation;
+        TF_GraphSetTensorShape(*mut TF_Graph, TF_Output, *const i64, c_int, *mut TF_Status);
+        TF_OperationNumOutputs(*mut TF_Operation) -> c_int;
+        TF_NewOperation(*mut TF_Graph, *const c_char, *const c_char) -> *mut TF_OperationDescription;
+        TF_SetDevice(*mut TF_OperationDescription, *const c_char);
+        TF_ColocateWith(*mut TF_OperationDescription, *mut TF_Operation);
+        TF_AddInput(*mut TF_OperationDescription, TF_Output);
+        TF_SetAttrType(*mut TF_OperationDescription, *const c_char, c_int);
+        TF_SetAttrTensor(*mut TF_OperationDescription, *const c_char, *mut TF_Tensor, *mut TF_Status);
+        TF_SetAttrStringList(*mut TF_OperationDescription, *const c_char, *const *const c_void, *const usize, c_int);
+        TF_FinishOperation(*mut TF_OperationDescription, *mut TF_Status) -> *mut TF_Operation;
+        TF_NewImportGraphDefOptions() -> *mut TF_ImportGraphDefOptions;
+        TF_DeleteImportGraphDefOptions(*mut TF_ImportGraphDefOptions);
+        TF_ImportGraphDefOptionsAddInputMapping(*mut TF_ImportGraphDefOptions, *const c_char, c_int, TF_Output);
+        TF_GraphImportGraphDefWithResults(*mut TF_Graph, *const TF_Buffer, *const TF_ImportGraphDefOptions, *mut TF_Status) -> *mut TF_ImportGraphDefResults;
+        TF_ImportGraphDefResultsMissingUnusedInputMappings(*mut TF_ImportGraphDefResults, *mut c_int, *mut *mut *const c_char, *mut *mut c_int);
+        TF_DeleteImportGraphDefResults(*mut TF_ImportGraphDefResults);
+        TF_NewSessionOptions() -> *mut TF_SessionOptions;
+        TF_SetConfig(*mut TF_SessionOptions, *const c_void, usize, *mut TF_Status);
+        TF_DeleteSessionOptions(*mut TF_SessionOptions);
+        TF_NewSession(*mut TF_Graph, *const TF_SessionOptions, *mut TF_Status) -> *mut TF_Session;
+        TF_CloseSession(*mut TF_Session, *mut TF_Status);
+        TF_DeleteSession(*mut TF_Session, *mut TF_Status);
+        TF_SessionListDevices(*mut TF_Session, *mut TF_Status) -> *mut TF_DeviceList;
+        TF_DeleteDeviceList(*mut TF_DeviceList);
+        TF_DeviceListCount(*const TF_DeviceList) -> c_int;
+        TF_DeviceListName(*const TF_DeviceList, c_int, *mut TF_Status) -> *const c_char;
+        TF_SessionRun(*mut TF_Session, *const TF_Buffer, *const TF_Output, *const *mut TF_Tensor, c_int, *const TF_Output, *mut *mut TF_Tensor, c_int, *const *const TF_Operation, c_int, *mut TF_Buffer, *mut TF_Status);
+    }
+}
+
 functions! {
     /// The eager runtime of TensorFlow 2.
     Eager {
         TFE_ContextListDevices(*mut TFE_Context, *mut TF_Status) -> *mut TF_DeviceList;
-        TF_DeleteDeviceList(*mut TF_DeviceList);
-        TF_DeviceListCount(*const TF_DeviceList) -> c_int;
-        TF_DeviceListName(*const TF_DeviceList, c_int, *mut TF_Status) -> *const c_char;
         TFE_NewOp(*mut TFE_Context, *const c_char, *mut TF_Status) -> *mut TFE_Op;
         TFE_DeleteOp(*mut TFE_Op);
         TFE_OpSetDevice(*mut TFE_Op, *const c_char, *mut TF_Status);

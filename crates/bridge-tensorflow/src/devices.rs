@@ -1,12 +1,12 @@
 //! TensorFlow's devices: their names, which GPU is which, and the one stream that each computes in.
 
-use crate::api::{Status, TF_OpKernelContext, TFE_Context};
-use crate::eager::{Handle, execute, is_registered, nothing};
-use crate::kernel::{Call, Operation, Tensor};
+use crate::api::{Status, TF_DeviceList, TFE_Context};
+use crate::eager::{Handle, execute, nothing};
+use crate::kernel::{Call, Kernel, Operation, Tensor, entry, is_registered};
 use crate::runtime::Runtime;
 use bridge_core::{Device, Error, ErrorKind, Keep, Result, Stream};
-use std::ffi::{CStr, CString, c_int, c_void};
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::ffi::{CStr, CString, c_int};
+use std::sync::{Mutex, PoisonError};
 
 /// A GPU, as TensorFlow numbers them: `set_visible_devices` and logical devices make numbers of their own.
 #[derive(Debug, Clone)]
@@ -41,15 +41,6 @@ pub(crate) const HOST: &CStr = c"/device:CPU:0";
 /// What names of host memory begin with whatever the cluster.
 const LOCALHOST: &str = "/job:localhost/replica:0/task:0";
 
-/// The GPUs of every context that was asked: streams stay what they are.
-static LEARNT: RwLock<Vec<Gpu>> = RwLock::new(Vec::new());
-
-/// The driver's number of the GPU with this stream, if it was learnt.
-pub(crate) fn ordinal_of(stream: Stream) -> Option<i32> {
-    let learnt = LEARNT.read().unwrap_or_else(PoisonError::into_inner);
-    learnt.iter().find(|gpu| gpu.stream == stream).map(|gpu| gpu.ordinal)
-}
-
 impl Devices {
     /// The GPU on which a tensor in this memory would be. Where TensorFlow has split a GPU, it is the first part.
     pub(crate) fn gpu(&self, device: Device) -> Result<&Gpu> {
@@ -80,9 +71,7 @@ impl Devices {
     ///
     /// `context` is alive as long as `kept`.
     pub(crate) unsafe fn learn(runtime: &'static Runtime, context: *mut TFE_Context, kept: Keep) -> Result<Self> {
-        // An operation must not be registered twice.
-        static LEARNING: Mutex<()> = Mutex::new(());
-        let _one_at_a_time = LEARNING.lock().unwrap_or_else(PoisonError::into_inner);
+        register(runtime)?;
         // SAFETY: the caller's obligation, here and below.
         let prefix = unsafe { prefix(runtime, context) }?;
         // SAFETY: see above.
@@ -100,9 +89,7 @@ impl Devices {
                 gpus.push(Gpu { name, ordinal: located.device.index, stream });
             }
         }
-        let mut learnt = LEARNT.write().unwrap_or_else(PoisonError::into_inner);
-        learnt.retain(|known| gpus.iter().all(|gpu| gpu.stream != known.stream));
-        learnt.extend(gpus.iter().cloned());
+        gpus.iter().for_each(|gpu| runtime.consumer.learn(gpu.clone()));
         Ok(Self { context: context.addr(), _kept: kept, prefix, gpus })
     }
 }
@@ -116,18 +103,31 @@ pub(crate) const GPU: &CStr = c"GPU";
 ///
 /// `context` is alive.
 unsafe fn list(runtime: &Runtime, context: *mut TFE_Context) -> Result<Vec<String>> {
-    let (eager, status) = (&runtime.eager, Status::new(&runtime.core));
-    // SAFETY: the context is alive; the list is ours until it is deleted, and so are its strings.
+    let status = Status::new(&runtime.core);
+    // SAFETY: the context is alive; the list is given away.
     unsafe {
-        let list = (eager.TFE_ContextListDevices)(context, status.raw());
+        let list = (runtime.eager().TFE_ContextListDevices)(context, status.raw());
         status.check()?;
+        Ok(names(runtime, list))
+    }
+}
+
+/// The names in a list.
+///
+/// # Safety
+///
+/// The list is one of TensorFlow's, and taken over.
+pub(crate) unsafe fn names(runtime: &Runtime, list: *mut TF_DeviceList) -> Vec<String> {
+    let (sessions, status) = (&runtime.sessions, Status::new(&runtime.core));
+    // SAFETY: the list is ours until it is deleted, and so are its strings.
+    unsafe {
         let text = |i| {
-            let name = (eager.TF_DeviceListName)(list, i, status.raw());
+            let name = (sessions.TF_DeviceListName)(list, i, status.raw());
             if name.is_null() { String::new() } else { CStr::from_ptr(name).to_string_lossy().into_owned() }
         };
-        let names = (0..(eager.TF_DeviceListCount)(list)).map(text).collect();
-        (eager.TF_DeleteDeviceList)(list);
-        Ok(names)
+        let names = (0..(sessions.TF_DeviceListCount)(list)).map(text).collect();
+        (sessions.TF_DeleteDeviceList)(list);
+        names
     }
 }
 
@@ -141,7 +141,7 @@ unsafe fn prefix(runtime: &'static Runtime, context: *mut TFE_Context) -> Result
     unsafe {
         let status = Status::new(&runtime.core);
         let copy = execute(runtime, context, COPY, HOST, &on_host(runtime)?, &[(c"T", FLOAT)])?;
-        let name = (runtime.eager.TFE_TensorHandleDeviceName)(copy.raw(), status.raw());
+        let name = (runtime.eager().TFE_TensorHandleDeviceName)(copy.raw(), status.raw());
         status.check()?;
         let name = CStr::from_ptr(name).to_string_lossy();
         Ok(name.split("/device:").next().unwrap_or_default().to_owned())
@@ -157,26 +157,44 @@ fn on_host(runtime: &'static Runtime) -> Result<Handle> {
 }
 
 /// An operation that tells TensorFlow's stream and the address of its input.
-static STREAM: Operation = Operation {
+pub(crate) static STREAM: Operation = Operation {
     name: c"TensorBridgeStream",
     inputs: &[c"x: float"],
     outputs: &[c"told: int64"],
     attributes: &[],
     host: &[c"told"],
-    kernels: &[(GPU, tell)],
+    kernels: &[entry::<Tell>(GPU)],
 };
 
-unsafe extern "C" fn tell(_: *mut c_void, context: *mut TF_OpKernelContext) {
-    // SAFETY: TensorFlow calls this to compute.
-    unsafe {
-        Call::run(context, |call| {
-            let told = [call.stream()?.handle(), call.input(0)?.address() as u64];
-            call.output(&Tensor::of(&call.runtime.core, INT64, &told)?)
-        });
+struct Tell;
+
+impl Kernel for Tell {
+    fn compute(call: &Call) -> Result<()> {
+        let told = [call.stream()?.handle(), call.input(0)?.address() as u64];
+        call.output(&Tensor::of(&call.runtime.core, INT64, &told)?)
     }
 }
 
-const FLOAT: c_int = 1;
+/// Registers [`STREAM`], unless it is there. Another copy of this crate may have been here, and any copy's kernel tells
+/// the same.
+pub(crate) fn register(runtime: &'static Runtime) -> Result<()> {
+    static REGISTERING: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = REGISTERING.lock().unwrap_or_else(PoisonError::into_inner);
+    if is_registered(runtime, STREAM.name) { Ok(()) } else { STREAM.register(runtime) }
+}
+
+/// What [`STREAM`] has told.
+///
+/// # Safety
+///
+/// The tensor is in host memory.
+pub(crate) unsafe fn told(tensor: &Tensor) -> Result<(Stream, usize)> {
+    // SAFETY: the caller's obligation.
+    let [stream, address] = unsafe { tensor.numbers::<u64, 2>() }.ok_or_else(nothing)?;
+    Ok((Stream::from_handle(stream), address as usize))
+}
+
+pub(crate) const FLOAT: c_int = 1;
 const INT64: c_int = 9;
 
 /// The stream of a GPU, and an address on it.
@@ -187,19 +205,13 @@ const INT64: c_int = 9;
 unsafe fn ask(runtime: &'static Runtime, context: *mut TFE_Context, gpu: &CStr) -> Result<(Stream, usize)> {
     // SAFETY: the caller's obligation; the handles are ours, the result is in host memory and holds two numbers.
     unsafe {
-        // Another copy of this crate may have been here, and any copy's kernel tells the same.
-        if !is_registered(runtime, context, STREAM.name) {
-            STREAM.register(&runtime.core)?;
-        }
-        let (eager, status) = (&runtime.eager, Status::new(&runtime.core));
+        let (eager, status) = (runtime.eager(), Status::new(&runtime.core));
         let there = (eager.TFE_TensorHandleCopyToDevice)(on_host(runtime)?.raw(), context, gpu.as_ptr(), status.raw());
         status.check()?;
         let there = Handle::from_raw(runtime, there).ok_or_else(nothing)?;
         let told = execute(runtime, context, STREAM.name, gpu, &there, &[])?;
         let told = (eager.TFE_TensorHandleResolve)(told.raw(), status.raw());
         status.check()?;
-        let told = Tensor::from_raw(&runtime.core, told).ok_or_else(nothing)?;
-        let [stream, address] = told.numbers::<u64, 2>().ok_or_else(nothing)?;
-        Ok((Stream::from_handle(stream), address as usize))
+        self::told(&Tensor::from_raw(&runtime.core, told).ok_or_else(nothing)?)
     }
 }

@@ -1,7 +1,6 @@
 //! Handles and operations of TensorFlow's eager runtime.
 
 use crate::api::{Eager, Status, TFE_Context, TFE_TensorHandle};
-use crate::kernel::Operation;
 use crate::runtime::Runtime;
 use bridge_core::{Error, ErrorKind, Result};
 use std::ffi::{CStr, c_int};
@@ -23,7 +22,7 @@ impl Handle {
     ///
     /// `raw` is null or a reference that is taken over.
     pub(crate) unsafe fn from_raw(runtime: &'static Runtime, raw: *mut TFE_TensorHandle) -> Option<Self> {
-        NonNull::new(raw).map(|raw| Self { eager: &runtime.eager, raw })
+        NonNull::new(raw).map(|raw| Self { eager: runtime.eager(), raw })
     }
 
     pub(crate) fn raw(&self) -> *mut TFE_TensorHandle {
@@ -62,7 +61,7 @@ pub(crate) unsafe fn execute(
     input: &Handle,
     types: &[(&CStr, c_int)],
 ) -> Result<Handle> {
-    let eager = &runtime.eager;
+    let eager = runtime.eager();
     let status = Status::new(&runtime.core);
     // SAFETY: context and input are alive, the operation is ours and deleted; the handle that comes back is ours.
     unsafe {
@@ -83,46 +82,4 @@ pub(crate) unsafe fn execute(
         (eager.TFE_DeleteOp)(op);
         result
     }
-}
-
-/// Whether TensorFlow knows an operation.
-///
-/// # Safety
-///
-/// `context` is alive.
-pub(crate) unsafe fn is_registered(runtime: &Runtime, context: *mut TFE_Context, operation: &CStr) -> bool {
-    let status = Status::new(&runtime.core);
-    // SAFETY: the context is alive; the operation is ours and deleted, if there is one.
-    unsafe {
-        let op = (runtime.eager.TFE_NewOp)(context, operation.as_ptr(), status.raw());
-        if !op.is_null() {
-            (runtime.eager.TFE_DeleteOp)(op);
-        }
-    }
-    status.check().is_ok()
-}
-
-/// Registers operations that nobody has registered yet.
-///
-/// # Errors
-///
-/// [`ErrorKind::Argument`] if somebody has: their kernels would not know what is fed here.
-///
-/// # Safety
-///
-/// `context` is alive.
-pub(crate) unsafe fn register(
-    runtime: &Runtime,
-    context: *mut TFE_Context,
-    operations: &[&'static Operation],
-) -> Result<()> {
-    for operation in operations {
-        // SAFETY: the caller's obligation.
-        if unsafe { is_registered(runtime, context, operation.name) } {
-            let text = "another copy of tensor_bridge in this process has registered its operations: load it once";
-            return Err(Error::new(ErrorKind::Argument, text));
-        }
-        operation.register(&runtime.core)?;
-    }
-    Ok(())
 }

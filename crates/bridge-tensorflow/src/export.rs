@@ -32,7 +32,7 @@ pub(crate) fn lend(process: &'static Process, object: &PyTensor<'_>) -> Result<L
 
 fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
     let py = tensor.py();
-    let (runtime, eager) = (process.runtime, &process.runtime.eager);
+    let (runtime, eager) = (process.runtime, process.runtime.eager());
     let status = Status::new(&runtime.core);
     // SAFETY: the object is an eager tensor, and keeps its handle alive; the status is ours. Here and below.
     let handle = unsafe { (process.handle_of)(tensor.as_ptr()) };
@@ -72,7 +72,7 @@ fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
         Handle::from_raw(runtime, copy).ok_or_else(nothing)?
     };
     let bytes = address..address + layout.nbytes();
-    let read_only = process.consumer.read_only.contains(address);
+    let read_only = process.runtime.consumer.read_only.contains(address);
     let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
     let (device, stream, reuse) = match place {
         // TensorFlow keeps most tensors of int32 in host memory, also where it names a GPU.
@@ -101,13 +101,13 @@ unsafe fn wait(py: Python<'_>, process: &Process, handle: *mut TFE_TensorHandle,
     let (shared, raw) = (Shared(handle), Shared(status.raw()));
     // The executor may need the GIL.
     // SAFETY: the handle is alive.
-    py.detach(|| unsafe { (process.runtime.eager.TFE_TensorHandleDeviceMemorySize)(shared.get(), raw.get()) });
+    py.detach(|| unsafe { (process.runtime.eager().TFE_TensorHandleDeviceMemorySize)(shared.get(), raw.get()) });
     status.check()
 }
 
 /// The address of a handle that is ready.
 fn memory(process: &Process, handle: *mut TFE_TensorHandle, status: &Status<'_>) -> Result<usize> {
-    let (eager, cxx) = (&process.runtime.eager, &process.runtime.cxx);
+    let (eager, cxx) = (process.runtime.eager(), &process.runtime.cxx);
     if let Some((tensor_of, data_of)) = cxx.tensor {
         let (mut result, mut tensor) = (0, std::ptr::null());
         // SAFETY: a handle on a device of this process is a local `TensorHandle`, as TensorFlow's own functions take it,

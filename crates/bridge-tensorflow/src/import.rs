@@ -4,60 +4,20 @@ use crate::api::{Status, TFE_Context};
 use crate::devices::{Devices, HOST};
 use crate::dtypes;
 use crate::eager::{Handle, nothing};
-use crate::graph::Fed;
-use crate::process::{Process, TensorFlowConsumer, raised};
+use crate::external::{bytes, imported};
+use crate::process::{Process, raised};
 use crate::release::{Owner, into_raw, release};
-use bridge_core::{Access, Consumer, Device, DeviceKind, Dims, Error, ErrorKind, Lease, Result};
+use bridge_core::{Device, DeviceKind, Dims, Error, ErrorKind, Lease, Result};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
-use std::sync::Arc;
-
-/// A lease, and its place among the read-only memory.
-struct Imported {
-    _lease: Lease,
-    read_only: Option<usize>,
-    consumer: Arc<TensorFlowConsumer>,
-}
-
-impl Drop for Imported {
-    fn drop(&mut self) {
-        if let Some(key) = self.read_only {
-            self.consumer.read_only.leave(key);
-        }
-    }
-}
-
-impl Imported {
-    fn new(process: &Process, lease: Lease) -> Self {
-        let bytes = bytes(&lease);
-        let read_only = (lease.access() == Access::ReadOnly).then(|| process.consumer.read_only.enter(bytes));
-        Self { _lease: lease, read_only, consumer: process.consumer.clone() }
-    }
-}
-
-fn bytes(lease: &Lease) -> Range<usize> {
-    lease.data()..lease.data() + lease.layout().nbytes()
-}
 
 pub(crate) fn wrap<'py>(py: Python<'py>, process: &'static Process, lease: Lease) -> Result<PyTensor<'py>> {
     let code = dtypes::code(lease.dtype())
         .ok_or_else(|| Error::new(ErrorKind::Dtype, format!("tensorflow has no dtype {}", lease.dtype())))?;
     let (device, shape, bytes) = (lease.device(), Dims::from(lease.layout().shape()), bytes(&lease));
-    wrap_memory(py, process, device, code, &shape, bytes, Box::new(Imported::new(process, lease)))
-}
-
-/// A lease for graphs, in which it has no handle of the eager runtime.
-pub(crate) fn fed(process: &Process, lease: Lease) -> Result<Fed> {
-    Ok(Fed {
-        dtype: lease.dtype(),
-        device: lease.device(),
-        shape: lease.layout().shape().into(),
-        bytes: bytes(&lease),
-        stream: process.consumer.current_stream(lease.device())?,
-        _owner: Box::new(Imported::new(process, lease)),
-    })
+    wrap_memory(py, process, device, code, &shape, bytes, imported(process.runtime, lease))
 }
 
 /// An eager tensor over compact memory, which `owner` keeps.
@@ -114,7 +74,7 @@ pub(crate) fn handle(
     // SAFETY: the context is alive, the name and the shape too; the memory is compact, of the length that shape and
     // dtype need, and kept by the owner. TensorFlow calls `release` once with it, also where it makes no handle.
     unsafe {
-        let raw = (process.runtime.eager.TFE_NewTensorHandleFromDeviceMemory)(
+        let raw = (process.runtime.eager().TFE_NewTensorHandleFromDeviceMemory)(
             context,
             place.as_ptr(),
             code,

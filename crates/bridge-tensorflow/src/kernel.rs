@@ -1,14 +1,18 @@
 //! Operations and kernels of our own, through TensorFlow's C functions for them.
 
 use crate::api::{
-    Compute, Core, Status, TF_KernelBuilder, TF_OpKernelContext, TF_ShapeInferenceContext, TF_Status, TF_Tensor,
+    Compute, Core, CreateKernel, DeleteKernel, InferShapes, Status, TF_KernelBuilder, TF_OpKernelConstruction,
+    TF_OpKernelContext, TF_ShapeInferenceContext, TF_Status, TF_Tensor,
 };
 use crate::eager::{Handle, nothing};
+use crate::external::unique;
+use crate::library::Series;
 use crate::runtime::Runtime;
 use bridge_core::{Dims, Error, ErrorKind, Result, Stream};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
 /// An operation: what TensorFlow is told of it.
 pub(crate) struct Operation {
@@ -18,14 +22,55 @@ pub(crate) struct Operation {
     pub(crate) attributes: &'static [&'static CStr],
     /// Arguments that are in host memory on any device.
     pub(crate) host: &'static [&'static CStr],
-    /// Device types and what computes there.
-    pub(crate) kernels: &'static [(&'static CStr, Compute)],
+    pub(crate) kernels: &'static [Entry],
+}
+
+/// What an operation computes on a type of device.
+pub(crate) trait Kernel {
+    /// Runs it once.
+    fn compute(call: &Call) -> Result<()>;
+
+    /// An instance of it is gone: the session or the function that it was made for.
+    fn gone(_instance: u64) {}
+}
+
+/// A kernel as TensorFlow takes it.
+pub(crate) struct Entry {
+    device: &'static CStr,
+    /// One for each series. TensorFlow tells a kernel nothing by which it would know which of them calls.
+    functions: [(CreateKernel, Compute, DeleteKernel); 2],
+}
+
+/// The kernel for a type of device.
+pub(crate) const fn entry<K: Kernel>(device: &'static CStr) -> Entry {
+    let functions = [
+        (create as CreateKernel, compute::<K, 0> as Compute, delete::<K> as DeleteKernel),
+        (create, compute::<K, 1>, delete::<K>),
+    ];
+    Entry { device, functions }
+}
+
+/// An instance of a kernel is a number, which is never 0 or used again.
+unsafe extern "C" fn create(_: *mut TF_OpKernelConstruction) -> *mut c_void {
+    std::ptr::without_provenance_mut(unique() as usize)
+}
+
+unsafe extern "C" fn compute<K: Kernel, const SLOT: usize>(instance: *mut c_void, context: *mut TF_OpKernelContext) {
+    let Some(runtime) = Runtime::in_slot(SLOT) else { return };
+    // SAFETY: TensorFlow calls this to compute, and it returns after this.
+    unsafe { Call::run(Call { runtime, context, instance: instance.addr() as u64 }, K::compute) }
+}
+
+unsafe extern "C" fn delete<K: Kernel>(instance: *mut c_void) {
+    // What is dropped may come from anywhere, and TensorFlow takes no panic.
+    let _ = catch_unwind(|| K::gone(instance.addr() as u64));
 }
 
 impl Operation {
     /// Registers the operation and its kernels, for the rest of the process. Nobody may have done so before: TensorFlow
     /// aborts at the second time.
-    pub(crate) fn register(&self, core: &Core) -> Result<()> {
+    pub(crate) fn register(&self, runtime: &Runtime) -> Result<()> {
+        let (core, slot) = (&runtime.core, runtime.series() as usize);
         let status = Status::new(core);
         // SAFETY: every pointer is a C string or a builder of TensorFlow's; registering takes the builders over. The
         // kernels live for ever.
@@ -40,12 +85,13 @@ impl Operation {
             }
             // Never folded, merged or left out: what it gives depends on more than its inputs.
             (core.TF_OpDefinitionBuilderSetIsStateful)(builder, true);
-            (core.TF_OpDefinitionBuilderSetShapeInferenceFunction)(builder, any_shape);
+            (core.TF_OpDefinitionBuilderSetShapeInferenceFunction)(builder, ANY_SHAPE[slot]);
             (core.TF_RegisterOpDefinition)(builder, status.raw());
             status.check()?;
-            for (device, compute) in self.kernels {
+            for Entry { device, functions } in self.kernels {
+                let (create, compute, delete) = functions[slot];
                 let kernel: *mut TF_KernelBuilder =
-                    (core.TF_NewKernelBuilder)(self.name.as_ptr(), device.as_ptr(), None, *compute, None);
+                    (core.TF_NewKernelBuilder)(self.name.as_ptr(), device.as_ptr(), create, compute, delete);
                 self.host.iter().for_each(|argument| (core.TF_KernelBuilder_HostMemory)(kernel, argument.as_ptr()));
                 (core.TF_RegisterKernelBuilder)(self.name.as_ptr(), kernel, status.raw());
                 status.check()?;
@@ -55,10 +101,50 @@ impl Operation {
     }
 }
 
-unsafe extern "C" fn any_shape(context: *mut TF_ShapeInferenceContext, status: *mut TF_Status) {
-    if let Some(runtime) = Runtime::current() {
+/// For each series.
+const ANY_SHAPE: [InferShapes; 2] = [any_shape::<0>, any_shape::<1>];
+
+unsafe extern "C" fn any_shape<const SLOT: usize>(context: *mut TF_ShapeInferenceContext, status: *mut TF_Status) {
+    if let Some(runtime) = Runtime::in_slot(SLOT) {
         // SAFETY: TensorFlow calls this with a context and a status of its own.
         unsafe { (runtime.core.TF_ShapeInferenceContextSetUnknownShape)(context, status) };
+    }
+}
+
+/// Registers operations, unless this has been done; for the rest of the process.
+///
+/// # Errors
+///
+/// [`ErrorKind::Argument`] if somebody else has: their kernels would not know what is fed here.
+pub(crate) fn register(runtime: &'static Runtime, operations: &[&'static Operation]) -> Result<()> {
+    static OURS: Mutex<Vec<(Series, &CStr)>> = Mutex::new(Vec::new());
+    let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
+    for operation in operations {
+        let name = (runtime.series(), operation.name);
+        if ours.contains(&name) {
+            continue;
+        }
+        if is_registered(runtime, operation.name) {
+            let text = "another copy of tensor_bridge in this process has registered its operations: load it once";
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
+        operation.register(runtime)?;
+        ours.push(name);
+    }
+    Ok(())
+}
+
+/// Whether TensorFlow knows an operation. Registering one a second time ends the process.
+pub(crate) fn is_registered(runtime: &Runtime, operation: &CStr) -> bool {
+    let sessions = &runtime.sessions;
+    // SAFETY: the list is ours until it is deleted, and says how long it is.
+    unsafe {
+        let list = (sessions.TF_GetAllOpList)();
+        let bytes = std::slice::from_raw_parts((*list).data.cast::<u8>(), (*list).length);
+        let name = operation.to_bytes();
+        let found = bytes.windows(name.len()).any(|window| window == name);
+        (sessions.TF_DeleteBuffer)(list);
+        found
     }
 }
 
@@ -120,7 +206,7 @@ impl Tensor {
         let status = Status::new(self.core);
         // SAFETY: the tensor is alive, and the handle takes a reference of its own; what comes back is ours.
         let handle =
-            unsafe { Handle::from_raw(runtime, (runtime.eager.TFE_NewTensorHandle)(self.raw(), status.raw())) };
+            unsafe { Handle::from_raw(runtime, (runtime.eager().TFE_NewTensorHandle)(self.raw(), status.raw())) };
         status.check()?;
         handle.ok_or_else(nothing)
     }
@@ -169,6 +255,8 @@ impl Drop for Tensor {
 pub(crate) struct Call {
     pub(crate) runtime: &'static Runtime,
     context: *mut TF_OpKernelContext,
+    /// The instance of the kernel.
+    pub(crate) instance: u64,
 }
 
 impl Call {
@@ -176,10 +264,9 @@ impl Call {
     ///
     /// # Safety
     ///
-    /// `context` is what TensorFlow gave to a kernel's function for computing, and the function returns after this.
-    pub(crate) unsafe fn run(context: *mut TF_OpKernelContext, body: fn(&Self) -> Result<()>) {
-        let Some(runtime) = Runtime::current() else { return };
-        let call = Self { runtime, context };
+    /// The context is what TensorFlow gave to a kernel's function for computing, and the function returns after this.
+    unsafe fn run(call: Self, body: fn(&Self) -> Result<()>) {
+        let (runtime, context) = (call.runtime, call.context);
         let done = catch_unwind(AssertUnwindSafe(|| body(&call)));
         let failed = match done {
             Ok(Ok(())) => return,

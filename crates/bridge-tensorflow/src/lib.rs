@@ -1,26 +1,35 @@
 //! The TensorFlow adapter.
 //!
 //! It takes TensorFlow as the Python package brings it: no headers, no C++ ABI. Functions are looked up by name in the
-//! libraries that are loaded ([`Runtime`]), which are those of 2.12 or later; 2.21 is what is tested on a GPU.
+//! libraries that are loaded ([`Runtime`]), which are those of 1.15, of 2.12 or later, or both at once; 1.15.5 and 2.21
+//! are what is tested on a GPU. They are those that Python has loaded, or are opened without Python.
 //!
 //! With the feature `python`, [`TensorFlow2`] lends and wraps eager tensors through the C interface of the eager runtime.
 //! TensorFlow computes in one stream per GPU and never asks for another. The adapter learns that stream once, from a
 //! kernel of its own, and orders handoff and release in it. Neither makes the host wait.
 //!
 //! [`Graph`] is the same for graphs, where tensors have no memory yet: it feeds a tensor under a handle and takes one that
-//! a run has fetched, through two operations that the adapter registers.
+//! a run has fetched, through two operations that the adapter registers. A [`Session`] loads a graph that was saved, and
+//! runs it.
 
 #![cfg_attr(not(feature = "python"), allow(dead_code, reason = "so far the eager runtime is used from Python alone"))]
 
 mod api;
+mod config;
+mod consumer;
 mod devices;
 mod dtypes;
 mod eager;
+mod edges;
+mod external;
 mod graph;
 mod kernel;
 mod library;
+mod operations;
 mod release;
 mod runtime;
+mod session;
+mod stub;
 
 #[cfg(feature = "python")]
 mod export;
@@ -28,18 +37,26 @@ mod export;
 mod import;
 #[cfg(feature = "python")]
 mod process;
-
-pub use graph::External;
 #[cfg(feature = "python")]
-pub use python::{Graph, TensorFlow2};
+mod tensorflow1;
+
+pub use config::SessionOptions;
+pub use edges::Graph;
+pub use external::External;
+pub use library::Series;
+#[cfg(feature = "python")]
+pub use python::TensorFlow2;
 pub use runtime::{Capabilities, Runtime};
+pub use session::{Input, Session};
+#[cfg(feature = "python")]
+pub use tensorflow1::{Tensor, TensorFlow1};
 
 #[cfg(feature = "python")]
 mod python {
-    use crate::graph::External;
+    use crate::edges::Graph;
     use crate::process::Process;
     use crate::{export, import};
-    use bridge_core::{Adapter, Consumer, Error, ErrorKind, Lease, Lent, Profile, Result};
+    use bridge_core::{Adapter, Consumer, Lease, Lent, Profile, Result};
     use bridge_pyo3::{PyAdapter, PyTensor};
     use pyo3::Python;
     use std::sync::Arc;
@@ -72,7 +89,7 @@ mod python {
         }
 
         fn consumer(&self) -> Arc<dyn Consumer> {
-            self.process.consumer.clone()
+            self.process.runtime.consumer.clone()
         }
 
         fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
@@ -95,46 +112,14 @@ mod python {
         }
     }
 
-    /// The edges of TensorFlow's graphs: importing feeds a tensor, exporting lends one that was fetched.
-    #[derive(Clone, Copy)]
-    pub struct Graph(&'static Process);
-
     impl Graph {
-        /// Registers the operations, the first time.
+        /// The edges of the graphs of the TensorFlow 2 in this Python process.
         ///
         /// # Errors
         ///
-        /// As for [`TensorFlow2::new`], and [`Argument`](ErrorKind::Argument) if another copy of this crate in the
-        /// process has registered them.
-        pub fn new(py: Python<'_>) -> Result<Self> {
-            let process = Process::get(py)?;
-            process.register_operations(py)?;
-            Ok(Self(process))
-        }
-    }
-
-    impl Adapter for Graph {
-        type Tensor = External;
-
-        fn profile(&self) -> &Profile {
-            &self.0.profile
-        }
-
-        fn consumer(&self) -> Arc<dyn Consumer> {
-            self.0.consumer.clone()
-        }
-
-        fn export(&self, fetched: &External) -> Result<Lent> {
-            fetched.lend(|address| self.0.consumer.read_only.contains(address))
-        }
-
-        fn import(&self, lease: Lease) -> Result<External> {
-            Ok(External::feed(import::fed(self.0, lease)?))
-        }
-
-        fn compact(&self, _: &External) -> Result<External> {
-            let text = "a fetched tensor is taken in place: copy it with the framework that takes it";
-            Err(Error::new(ErrorKind::Argument, text))
+        /// As for [`TensorFlow2::new`] and [`Graph::new`].
+        pub fn of_process(py: Python<'_>) -> Result<Self> {
+            Self::new(Process::get(py)?.runtime)
         }
     }
 }

@@ -1,69 +1,140 @@
 //! Finding TensorFlow's shared libraries.
 
+use crate::stub;
 use bridge_core::{Error, ErrorKind, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 
-/// Where the functions are, in the folder of the package; the first two have to be there. The last two are the same for
-/// Python, by its new and its old name.
-const NAMES: [&str; 4] = [
-    "libtensorflow_framework.so.2",
-    "libtensorflow_cc.so.2",
-    "python/lib_pywrap_tensorflow_common.so",
-    "python/_pywrap_tensorflow_internal.so",
-];
-const REQUIRED: usize = 2;
+/// A line of versions with the same libraries. One of each can be in a process, both at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Series {
+    /// TensorFlow 1.x: 1.15.
+    One,
+    /// TensorFlow 2.x: 2.12 and later.
+    Two,
+}
+
+impl Series {
+    pub(crate) const ALL: [Self; 2] = [Self::One, Self::Two];
+
+    /// What frameworks are called in profiles and errors.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::One => "tensorflow1",
+            Self::Two => "tensorflow",
+        }
+    }
+
+    /// What is supported of it, in words for errors.
+    pub(crate) const fn supported(self) -> &'static str {
+        match self {
+            Self::One => "TensorFlow 1.15",
+            Self::Two => "TensorFlow 2.12 and later",
+        }
+    }
+
+    /// Whether a version is supported, given its first two numbers.
+    pub(crate) fn supports(self, version: (u32, u32)) -> bool {
+        match self {
+            Self::One => version == (1, 15),
+            Self::Two => version >= (2, 12),
+        }
+    }
+
+    /// Where the functions are, in the folder of the package, and how many of these libraries have to be there. The first
+    /// tells the series. The last two of 2.x are the same for Python, by its new and its old name.
+    const fn names(self) -> (&'static [&'static str], usize) {
+        match self {
+            Self::One => (&["libtensorflow_framework.so.1", "python/_pywrap_tensorflow_internal.so"], 2),
+            Self::Two => (
+                &[
+                    "libtensorflow_framework.so.2",
+                    "libtensorflow_cc.so.2",
+                    "python/lib_pywrap_tensorflow_common.so",
+                    "python/_pywrap_tensorflow_internal.so",
+                ],
+                2,
+            ),
+        }
+    }
+
+    /// The series of the package in this folder.
+    fn of(folder: &Path) -> Option<Self> {
+        Self::ALL.into_iter().find(|series| folder.join(series.names().0[0]).is_file())
+    }
+}
 
 /// Do not load what is not loaded (`dlfcn.h` of Linux).
 const RTLD_NOLOAD: i32 = 4;
 
-/// What the supported versions are, in words for errors.
-pub(crate) const SUPPORTED: &str = "TensorFlow 2.12 and later";
-
 /// The libraries of one TensorFlow.
 pub(crate) struct Libraries {
+    pub(crate) series: Series,
     pub(crate) folder: PathBuf,
     open: Vec<Library>,
 }
 
+/// Where the libraries of a package are: in `path` itself, or in a folder of it. The package of 1.15 is
+/// `tensorflow_core`, and `tensorflow` beside it is empty.
+///
+/// # Errors
+///
+/// [`ErrorKind::Missing`] if there are none.
+pub(crate) fn find(path: &Path) -> Result<(Series, PathBuf)> {
+    let missing = |text: String| {
+        let supported = Series::ALL.map(Series::supported).join(", ");
+        let text = format!(
+            "{text}: name the folder of a TensorFlow package, such as site-packages/tensorflow, or site-packages/tensorflow_core of 1.15 (supported are {supported})"
+        );
+        Error::new(ErrorKind::Missing, text)
+    };
+    let path =
+        path.canonicalize().map_err(|error| missing(format!("there is no folder {} ({error})", path.display())))?;
+    let places = [path.clone(), path.join("tensorflow_core"), path.join("../tensorflow_core"), path.join("tensorflow")];
+    let found = places.iter().find_map(|place| Some((Series::of(place)?, place.canonicalize().ok()?)));
+    found.ok_or_else(|| missing(format!("{} holds no libraries of TensorFlow", path.display())))
+}
+
 impl Libraries {
     /// Those of the package in `folder` that the process has loaded already.
-    pub(crate) fn loaded(folder: &Path) -> Result<Self> {
+    pub(crate) fn loaded(series: Series, folder: &Path) -> Result<Self> {
         // SAFETY: the libraries are loaded already, or not at all, so no code of theirs runs.
         let open = |name| unsafe { Library::open(Some(folder.join(name)), RTLD_NOW | RTLD_NOLOAD) };
-        let found: Vec<_> = NAMES.iter().map(|name| open(*name)).collect();
-        if let Some(missing) = found[..REQUIRED].iter().position(|library| library.is_err()) {
-            let (name, folder) = (NAMES[missing], folder.display());
-            let text = format!("the package in {folder} has not loaded {name}: supported are {SUPPORTED}");
+        let (names, required) = series.names();
+        let found: Vec<_> = names.iter().map(|name| open(*name)).collect();
+        if let Some(missing) = found[..required].iter().position(|library| library.is_err()) {
+            let (name, folder, supported) = (names[missing], folder.display(), series.supported());
+            let text = format!("the package in {folder} has not loaded {name}: supported is {supported}");
             return Err(Error::new(ErrorKind::Version, text));
         }
-        Ok(Self { folder: folder.into(), open: found.into_iter().flatten().collect() })
+        Ok(Self { series, folder: folder.into(), open: found.into_iter().flatten().collect() })
     }
 
     /// Loads those of the package in `folder`, without Python.
-    pub(crate) fn load(folder: &Path) -> Result<Self> {
+    pub(crate) fn load(series: Series, folder: &Path) -> Result<Self> {
+        let (names, required) = series.names();
         let open = |name: &&str| {
             let path = folder.join(name);
             // SAFETY: loading runs the initialisers of the libraries, which TensorFlow makes for just that; that the
             // folder holds a TensorFlow is for the caller to know.
             unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
-                let text = format!(
-                    "{} is no folder of a TensorFlow package, such as site-packages/tensorflow ({error}): supported are {SUPPORTED}",
-                    folder.display()
-                );
-                Error::new(ErrorKind::Missing, text)
+                Error::new(ErrorKind::Missing, format!("{} cannot be loaded: {error}", path.display()))
             })
         };
-        let open = NAMES[..REQUIRED].iter().map(open).collect::<Result<_>>()?;
-        Ok(Self { folder: folder.into(), open })
+        let open = match series {
+            // SAFETY: as above. It calls Python's functions from its Python module alone, which nobody uses here.
+            Series::One => vec![unsafe { stub::load(&folder.join(names[1])) }?],
+            Series::Two => names[..required].iter().map(open).collect::<Result<_>>()?,
+        };
+        Ok(Self { series, folder: folder.into(), open })
     }
 
-    /// The folder of the TensorFlow that this process has loaded, whoever loaded it.
-    pub(crate) fn folder_loaded() -> Option<PathBuf> {
+    /// The folder of the TensorFlow of this series that this process has loaded, whoever loaded it.
+    pub(crate) fn folder_loaded(series: Series) -> Option<PathBuf> {
         let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
         let paths = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
-        let mut found = paths.filter(|path| path.ends_with(NAMES[0]));
+        let mut found = paths.filter(|path| path.ends_with(series.names().0[0]));
         found.next().and_then(Path::parent)?.canonicalize().ok()
     }
 
@@ -98,10 +169,8 @@ impl Libraries {
     pub(crate) unsafe fn required<F: Copy>(&self, name: &str) -> Result<F> {
         // SAFETY: the caller's obligation.
         unsafe { self.optional(name) }.ok_or_else(|| {
-            let text = format!(
-                "the TensorFlow in {} has no function {name}: supported are {SUPPORTED}",
-                self.folder.display()
-            );
+            let (folder, supported) = (self.folder.display(), self.series.supported());
+            let text = format!("the TensorFlow in {folder} has no function {name}: supported is {supported}");
             Error::new(ErrorKind::Version, text)
         })
     }

@@ -2,12 +2,9 @@
 
 use crate::api::{TFE_Context, TFE_TensorHandle};
 use crate::devices::Devices;
-use crate::dtypes::DTYPES;
-use crate::eager;
-use crate::graph;
-use crate::library::Libraries;
+use crate::library::{Libraries, Series};
 use crate::runtime::Runtime;
-use bridge_core::{Consumer, Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream, Strides, Views};
+use bridge_core::{DeviceKind, Error, ErrorKind, Profile, Result};
 use bridge_pyo3::{Owner, PyTensor, framework_error, installed, is_instance, with_gil};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::ffi::{PyCapsule_GetPointer, PyObject};
@@ -15,15 +12,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
-use slab::Slab;
-use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
-
-/// The alignment in bytes that addresses must have, on the host and on a GPU. Kernels of Eigen check it and end the
-/// process (`Tensor::IsAligned`, `EIGEN_MAX_ALIGN_BYTES`); on an H200 with 2.21, 15 of 22 operations did so with an
-/// address aligned to 32, and most others lost the CUDA context with one aligned to 8.
-const ALIGNMENT: usize = 64;
+use std::sync::Arc;
 
 /// The handle of an eager tensor, which stays the object's.
 type HandleOf = unsafe extern "C" fn(*const PyObject) -> *mut TFE_TensorHandle;
@@ -33,7 +22,6 @@ type FromHandle = unsafe extern "C" fn(*mut TFE_TensorHandle, bool) -> *mut PyOb
 pub(crate) struct Process {
     pub(crate) runtime: &'static Runtime,
     pub(crate) profile: Profile,
-    pub(crate) consumer: Arc<TensorFlowConsumer>,
     pub(crate) handle_of: HandleOf,
     pub(crate) from_handle: FromHandle,
     /// The module that holds the eager context.
@@ -62,7 +50,7 @@ impl Process {
         static PROCESS: PyOnceLock<Process> = PyOnceLock::new();
         PROCESS.get_or_try_init(py, || {
             let tensorflow = import(py)?;
-            let runtime = Runtime::loaded().map_err(|error| {
+            let runtime = Runtime::loaded(Series::Two).map_err(|error| {
                 let version = tensorflow.getattr("__version__").map_or("without a version".into(), |v| v.to_string());
                 Error::new(ErrorKind::Version, format!("tensorflow {version} is not supported: {error}"))
             })?;
@@ -94,21 +82,15 @@ impl Process {
             let gpus = tensorflow.getattr("config")?.call_method1("list_physical_devices", ("GPU",))?;
             devices.extend((gpus.len()? > 0).then_some(DeviceKind::CUDA));
         }
-        // SAFETY: the function takes any number.
-        let known = |code| unsafe { (runtime.core.TF_DataTypeSize)(code) } > 0;
         let profile = Profile {
-            name: "tensorflow".into(),
-            dtypes: DTYPES.iter().filter(|(_, code)| known(*code)).map(|(dtype, _)| *dtype).collect(),
-            strides: Strides::Compact,
-            alignment: ALIGNMENT,
             devices,
-            keeps_read_only: true,
             waits_on_export: !runtime.capabilities().lends_without_waiting,
+            ..runtime.profile.clone()
         };
+        runtime.consumer.ask.get_or_init(|| || with_gil(|py| Ok(Self::get(py)?.devices(py)?.1)));
         Ok(Self {
             runtime,
             profile,
-            consumer: Arc::default(),
             handle_of,
             from_handle,
             context: py.import("tensorflow.python.eager.context")?.unbind(),
@@ -143,7 +125,7 @@ impl Process {
     /// up.
     pub(crate) fn devices(&self, py: Python<'_>) -> Result<(*mut TFE_Context, Arc<Devices>)> {
         let (context, _) = self.context(py).map_err(|error| raised(py, error))?;
-        if let Some(devices) = self.consumer.devices().filter(|devices| devices.context == context.addr()) {
+        if let Some(devices) = self.runtime.consumer.devices().filter(|devices| devices.context == context.addr()) {
             return Ok((context, devices));
         }
         Ok((context, self.learn(py)?))
@@ -156,20 +138,11 @@ impl Process {
         // Others may hold what is needed here while they wait for the GIL.
         // SAFETY: the capsule keeps the context alive.
         let devices = Arc::new(py.detach(|| unsafe { Devices::learn(self.runtime, shared.get(), kept) })?);
-        let before = self.consumer.devices.write().unwrap_or_else(PoisonError::into_inner).replace(devices.clone());
+        let before = self.runtime.consumer.replace(devices.clone());
         if before.is_none() && !devices.gpus.is_empty() {
             warn_of_growth(py).map_err(|error| raised(py, error))?;
         }
         Ok(devices)
-    }
-
-    /// Tells TensorFlow of the operations for graphs, once.
-    pub(crate) fn register_operations(&self, py: Python<'_>) -> Result<()> {
-        static REGISTERED: PyOnceLock<()> = PyOnceLock::new();
-        let (context, _) = self.devices(py)?;
-        // SAFETY: Python's context object keeps the context alive.
-        let register = || unsafe { eager::register(self.runtime, context, &[&graph::INPUT, &graph::OUTPUT]) };
-        REGISTERED.get_or_try_init(py, register).map(|_| ())
     }
 
     fn context<'py>(&self, py: Python<'py>) -> PyResult<(*mut TFE_Context, PyTensor<'py>)> {
@@ -232,69 +205,6 @@ fn warn_of_growth(py: Python<'_>) -> PyResult<()> {
         }
     }
     Ok(())
-}
-
-#[derive(Default)]
-pub(crate) struct TensorFlowConsumer {
-    /// Of the eager context that was seen last.
-    devices: RwLock<Option<Arc<Devices>>>,
-    views: Views,
-    pub(crate) read_only: ReadOnly,
-}
-
-impl TensorFlowConsumer {
-    fn devices(&self) -> Option<Arc<Devices>> {
-        self.devices.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-impl Consumer for TensorFlowConsumer {
-    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
-        if device.kind != DeviceKind::CUDA {
-            return Ok(None);
-        }
-        let known = self.devices();
-        let devices = match known {
-            Some(devices) => devices,
-            None => match with_gil(|py| Ok(Process::get(py)?.devices(py)?.1)) {
-                Some(devices) => devices?,
-                None => return Ok(None),
-            },
-        };
-        Ok(Some(devices.gpu(device)?.stream))
-    }
-
-    fn views(&self) -> &Views {
-        &self.views
-    }
-}
-
-/// Memory that TensorFlow has from elsewhere and that is read-only. TensorFlow writes to none of its tensors, but for raw
-/// operations that say so (`InplaceUpdate` and the like); whoever has the memory from TensorFlow may not write either.
-#[derive(Default)]
-pub(crate) struct ReadOnly {
-    ranges: Mutex<Slab<Range<usize>>>,
-    /// How many there are, to be read without the lock.
-    count: AtomicUsize,
-}
-
-impl ReadOnly {
-    pub(crate) fn enter(&self, bytes: Range<usize>) -> usize {
-        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-        self.count.store(ranges.len() + 1, Relaxed);
-        ranges.insert(bytes)
-    }
-
-    pub(crate) fn leave(&self, key: usize) {
-        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-        ranges.remove(key);
-        self.count.store(ranges.len(), Relaxed);
-    }
-
-    pub(crate) fn contains(&self, address: usize) -> bool {
-        let ranges = || self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-        self.count.load(Relaxed) > 0 && ranges().iter().any(|(_, bytes)| bytes.contains(&address))
-    }
 }
 
 pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {

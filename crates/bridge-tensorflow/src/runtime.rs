@@ -1,21 +1,30 @@
 //! A TensorFlow in this process: its functions, its version, and what it can do.
 
-use crate::api::{Core, Cxx, Eager};
-use crate::library::{Libraries, SUPPORTED};
-use bridge_core::{Error, ErrorKind, Result};
+use crate::api::{Core, Cxx, Eager, Sessions};
+use crate::consumer::RuntimeConsumer;
+use crate::dtypes::DTYPES;
+use crate::library::{self, Libraries, Series};
+use bridge_core::{DType, DeviceKind, Error, ErrorKind, Profile, Result, Strides};
 use std::ffi::CStr;
-use std::path::Path;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// The oldest version that is supported.
-const OLDEST: (u32, u32) = (2, 12);
+/// The alignment in bytes that addresses must have, on the host and on a GPU. Kernels of Eigen check it and end the
+/// process (`Tensor::IsAligned`, `EIGEN_MAX_ALIGN_BYTES`); on an H200 with 2.21, 15 of 22 operations did so with an
+/// address aligned to 32, and most others lost the CUDA context with one aligned to 8.
+const ALIGNMENT: usize = 64;
 
-/// A TensorFlow 2 in this process. It needs neither headers nor C++ of TensorFlow: functions are looked up in the
-/// libraries of the Python package.
+/// A TensorFlow in this process, 1.x or 2.x. It needs neither headers nor C++ of TensorFlow: functions are looked up in
+/// the libraries of the Python package.
 pub struct Runtime {
     pub(crate) core: Core,
-    pub(crate) eager: Eager,
+    pub(crate) sessions: Sessions,
+    /// 1.x has no eager runtime that could take memory from elsewhere.
+    eager: Option<Eager>,
     pub(crate) cxx: Cxx,
+    pub(crate) consumer: Arc<RuntimeConsumer>,
+    /// What it accepts and emits, on GPUs as well if it was built for them.
+    pub(crate) profile: Profile,
     version: String,
     libraries: Libraries,
 }
@@ -25,76 +34,133 @@ pub struct Runtime {
 pub struct Capabilities {
     /// Whether it was built for CUDA, and its stream can be learnt.
     pub cuda: bool,
-    /// Whether a tensor can be lent without the host waiting for the device.
+    /// Whether an eager tensor can be lent without the host waiting for the device.
     pub lends_without_waiting: bool,
 }
 
-static RUNTIME: OnceLock<Runtime> = OnceLock::new();
-/// Held while the one runtime is looked for.
+/// One of each series.
+static RUNTIMES: [OnceLock<Runtime>; 2] = [const { OnceLock::new() }; 2];
+/// Held while one of them is looked for.
 static LOOKING: Mutex<()> = Mutex::new(());
 
 impl Runtime {
-    /// The TensorFlow that this process has loaded, by Python or otherwise.
+    /// The TensorFlow of this series that the process has loaded, by Python or otherwise.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Missing`] if there is none, [`ErrorKind::Version`] if it is older than 2.12 or lacks a function.
-    pub fn loaded() -> Result<&'static Self> {
-        Self::get_or(|| {
-            let folder = Libraries::folder_loaded().ok_or_else(|| {
-                let text = format!("this process has loaded no TensorFlow 2: supported are {SUPPORTED}");
-                Error::new(ErrorKind::Missing, text)
+    /// [`ErrorKind::Missing`] if there is none, [`ErrorKind::Version`] if it is not a supported one or lacks a function.
+    pub fn loaded(series: Series) -> Result<&'static Self> {
+        Self::get_or(series, || {
+            let folder = Libraries::folder_loaded(series).ok_or_else(|| {
+                let text = match Series::ALL.into_iter().find(|other| Libraries::folder_loaded(*other).is_some()) {
+                    Some(other) => format!(
+                        "this process has loaded a TensorFlow of another series (supported of it is {})",
+                        other.supported()
+                    ),
+                    None => "this process has loaded no TensorFlow".into(),
+                };
+                Error::new(ErrorKind::Missing, format!("{text}: supported is {}", series.supported()))
             })?;
-            Libraries::loaded(&folder)
+            Libraries::loaded(series, &folder)
         })
     }
 
-    /// The TensorFlow of the Python package in `folder` (`site-packages/tensorflow`), which is loaded without Python
-    /// unless the process has it already.
+    /// The TensorFlow of the Python package in `folder` (`site-packages/tensorflow`, `site-packages/tensorflow_core` of
+    /// 1.15), which is loaded without Python unless the process has it already. 1.x and 2.x may be in one process: neither
+    /// shows its symbols to anybody.
     ///
     /// # Errors
     ///
-    /// As for [`loaded`](Self::loaded), and [`ErrorKind::Argument`] if the process has another one: there can be one
-    /// TensorFlow 2 in a process.
+    /// [`ErrorKind::Missing`] if the folder holds no TensorFlow or it cannot be loaded, [`ErrorKind::Version`] if it is
+    /// not a supported one, and [`ErrorKind::Argument`] if the process has another one of the same series: there can be one.
     pub fn open(folder: &Path) -> Result<&'static Self> {
-        let folder = folder.canonicalize().map_err(|error| {
-            Error::new(ErrorKind::Missing, format!("there is no folder {} ({error})", folder.display()))
+        let (series, folder) = library::find(folder)?;
+        Self::open_found(series, folder)
+    }
+
+    /// The same for a folder that has to hold this series.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open), and [`ErrorKind::Version`] for a folder of the other series.
+    pub fn open_as(series: Series, folder: &Path) -> Result<&'static Self> {
+        let (found, folder) = library::find(folder)?;
+        if found != series {
+            let (folder, supported) = (folder.display(), series.supported());
+            let text = format!(
+                "{folder} holds another series, of which {} is supported: here it must be {supported}",
+                found.supported()
+            );
+            return Err(Error::new(ErrorKind::Version, text));
+        }
+        Self::open_found(series, folder)
+    }
+
+    fn open_found(series: Series, folder: PathBuf) -> Result<&'static Self> {
+        let runtime = Self::get_or(series, || match Libraries::folder_loaded(series) {
+            Some(loaded) => Libraries::loaded(series, &loaded),
+            None => Libraries::load(series, &folder),
         })?;
-        let runtime = Self::get_or(|| match Libraries::folder_loaded() {
-            Some(loaded) => Libraries::loaded(&loaded),
-            None => Libraries::load(&folder),
-        })?;
-        let used = &runtime.libraries.folder;
+        let used = runtime.folder();
         (*used == folder).then_some(runtime).ok_or_else(|| {
             Error::new(ErrorKind::Argument, format!("this process uses the TensorFlow in {} already", used.display()))
         })
     }
 
-    fn get_or(find: impl FnOnce() -> Result<Libraries>) -> Result<&'static Self> {
+    fn get_or(series: Series, find: impl FnOnce() -> Result<Libraries>) -> Result<&'static Self> {
+        let slot = &RUNTIMES[series as usize];
+        if let Some(runtime) = slot.get() {
+            return Ok(runtime);
+        }
         let _one_at_a_time = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
-        match RUNTIME.get() {
+        match slot.get() {
             Some(runtime) => Ok(runtime),
             None => {
                 let runtime = Self::new(find()?)?;
-                Ok(RUNTIME.get_or_init(|| runtime))
+                Ok(slot.get_or_init(|| runtime))
             }
         }
     }
 
-    /// The runtime whose kernels run.
-    pub(crate) fn current() -> Option<&'static Self> {
-        RUNTIME.get()
+    /// The runtime in a slot: a series as a number.
+    pub(crate) fn in_slot(slot: usize) -> Option<&'static Self> {
+        RUNTIMES[slot].get()
     }
 
     fn new(libraries: Libraries) -> Result<Self> {
-        let core = Core::find(&libraries)?;
-        // SAFETY: the function has no obligations, and gives a string that lives as long as the library.
-        let version = unsafe { CStr::from_ptr((core.TF_Version)()) }.to_string_lossy().into_owned();
-        if parse(&version).is_none_or(|version| version < OLDEST) {
-            let text = format!("this is TensorFlow {version}: supported are {SUPPORTED}");
+        let series = libraries.series;
+        // SAFETY: the function has had this signature in every version; it has no obligations, and gives a string that
+        // lives as long as the library.
+        let version = unsafe {
+            let tell = libraries.required::<unsafe extern "C" fn() -> *const std::ffi::c_char>("TF_Version")?;
+            CStr::from_ptr(tell()).to_string_lossy().into_owned()
+        };
+        if !parse(&version).is_some_and(|version| series.supports(version)) {
+            let supported = Series::ALL.map(Series::supported).join(", ");
+            let text = format!("this is TensorFlow {version}: supported are {supported}");
             return Err(Error::new(ErrorKind::Version, text));
         }
-        Ok(Self { eager: Eager::find(&libraries)?, cxx: Cxx::find(&libraries), core, version, libraries })
+        let (core, cxx) = (Core::find(&libraries)?, Cxx::find(&libraries));
+        let cuda = cxx.gpu_device.is_some().then_some(DeviceKind::CUDA);
+        let profile = Profile {
+            name: series.name().into(),
+            dtypes: dtypes(&core),
+            strides: Strides::Compact,
+            alignment: ALIGNMENT,
+            devices: [DeviceKind::CPU].into_iter().chain(cuda).collect(),
+            keeps_read_only: true,
+            waits_on_export: false,
+        };
+        Ok(Self {
+            core,
+            sessions: Sessions::find(&libraries)?,
+            eager: if series == Series::Two { Some(Eager::find(&libraries)?) } else { None },
+            cxx,
+            consumer: Arc::new(RuntimeConsumer::new(series)),
+            profile,
+            version,
+            libraries,
+        })
     }
 
     /// The version, such as `2.21.0`.
@@ -102,15 +168,43 @@ impl Runtime {
         &self.version
     }
 
+    /// The series that the version belongs to.
+    pub fn series(&self) -> Series {
+        self.libraries.series
+    }
+
+    /// The folder of the package.
+    pub fn folder(&self) -> &Path {
+        &self.libraries.folder
+    }
+
     /// What this version offers.
     pub fn capabilities(&self) -> Capabilities {
         Capabilities { cuda: self.cxx.gpu_device.is_some(), lends_without_waiting: self.cxx.tensor.is_some() }
+    }
+
+    /// Of 2.x: whoever has a tensor or a context of the eager runtime asks.
+    pub(crate) fn eager(&self) -> &Eager {
+        self.eager.as_ref().expect("only 2.x has tensors of the eager runtime")
     }
 
     #[cfg(feature = "python")]
     pub(crate) fn libraries(&self) -> &Libraries {
         &self.libraries
     }
+}
+
+impl std::fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Runtime({} in {})", self.version, self.folder().display())
+    }
+}
+
+/// Those of our table that this version has.
+fn dtypes(core: &Core) -> Vec<DType> {
+    // SAFETY: the function takes any number.
+    let known = |code| unsafe { (core.TF_DataTypeSize)(code) } > 0;
+    DTYPES.iter().filter(|(_, code)| known(*code)).map(|(dtype, _)| *dtype).collect()
 }
 
 /// The first two numbers of a version.

@@ -1,36 +1,36 @@
 //! The real TensorFlow, loaded without Python.
 
-use bridge_core::ErrorKind;
-use bridge_tensorflow::Runtime;
-use std::path::{Path, PathBuf};
+mod installed;
 
-/// The folder of the package in the environment that `cargo xtask setup` makes, if it is there.
-fn installed() -> Option<PathBuf> {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
-    let lib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(target).join("venv/lib");
-    let pythons = std::fs::read_dir(lib).ok()?.flatten();
-    let mut folders = pythons.map(|python| python.path().join("site-packages/tensorflow"));
-    folders.find(|folder| folder.join("libtensorflow_cc.so.2").is_file())
-}
+use bridge_core::ErrorKind;
+use bridge_tensorflow::{Runtime, Series};
+use std::path::Path;
 
 fn kind(result: bridge_core::Result<&'static Runtime>) -> Option<ErrorKind> {
     result.err().map(|error| error.kind())
 }
 
-/// One test: a process has one TensorFlow.
+/// One test: a process has one TensorFlow of each series.
 #[test]
 fn a_folder_is_opened_once() {
-    assert_eq!(kind(Runtime::loaded()), Some(ErrorKind::Missing));
+    assert_eq!(kind(Runtime::loaded(Series::Two)), Some(ErrorKind::Missing));
     assert_eq!(kind(Runtime::open(Path::new("/nowhere"))), Some(ErrorKind::Missing));
     let elsewhere = std::env::temp_dir();
     assert_eq!(kind(Runtime::open(&elsewhere)), Some(ErrorKind::Missing));
-    let Some(folder) = installed() else {
-        eprintln!("left out: no TensorFlow in target/venv");
-        return;
-    };
-    let runtime = Runtime::open(&folder).unwrap();
-    assert!(runtime.version().starts_with("2."), "{}", runtime.version());
-    assert_eq!(runtime.capabilities().lends_without_waiting, cfg!(target_arch = "x86_64"));
-    assert!(std::ptr::eq(runtime, Runtime::loaded().unwrap()));
-    assert_eq!(kind(Runtime::open(&elsewhere)), Some(ErrorKind::Argument));
+    if let Some(folder) = installed::two() {
+        assert_eq!(kind(Runtime::open_as(Series::One, &folder)), Some(ErrorKind::Version));
+        let runtime = Runtime::open(&folder).unwrap();
+        assert!(runtime.version().starts_with("2."), "{}", runtime.version());
+        assert_eq!(runtime.capabilities().lends_without_waiting, cfg!(target_arch = "x86_64"));
+        assert!(std::ptr::eq(runtime, Runtime::loaded(Series::Two).unwrap()));
+        let error = Runtime::loaded(Series::One).unwrap_err();
+        assert!(error.to_string().contains("another series"), "{error}");
+    }
+    if let Some(folder) = installed::one() {
+        assert_eq!(kind(Runtime::open_as(Series::Two, &folder)), Some(ErrorKind::Version));
+        let runtime = Runtime::open(folder.parent().unwrap()).unwrap();
+        assert!(runtime.version().starts_with("1.15."), "{}", runtime.version());
+        assert!(std::ptr::eq(runtime, Runtime::open_as(Series::One, &folder).unwrap()));
+        assert_eq!(kind(Runtime::open(&elsewhere)), Some(ErrorKind::Missing));
+    }
 }

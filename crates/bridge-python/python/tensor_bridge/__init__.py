@@ -53,10 +53,11 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import tensorflow as tensorflow
+    from . import tensorflow1 as tensorflow1
 else:
 
     def __getattr__(name: str) -> object:
-        # Imported when it is first named: it needs NumPy, as TensorFlow does.
-        if name == "tensorflow":
-            return importlib.import_module(".tensorflow", __name__)
+        # Imported when they are first named: the first needs NumPy, as TensorFlow does.
+        if name in ("tensorflow", "tensorflow1"):
+            return importlib.import_module(f".{name}", __name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,7 @@ from typing import Any, Literal, TypedDict
 
 __version__: str
 
-Target = Literal["torch", "cupy", "numpy", "tensorflow"]
+Target = Literal["torch", "cupy", "numpy", "tensorflow", "tensorflow1"]
 
 class Profile(TypedDict):
     name: str
@@ -19,6 +19,7 @@ class Stats(TypedDict):
     retired: int
     lost: int
     untaken: int
+    reclaimed: int
 
 class Plan:
     @property
@@ -47,3 +48,35 @@ class Feed:
 def tensorflow_operations() -> None: ...
 def tensorflow_feed(x: Any, copy: bool | None) -> Feed: ...
 def tensorflow_take(handle: list[int], target: Target) -> Any: ...
+
+class Tensor:
+    @property
+    def handle(self) -> list[int]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def read_only(self) -> bool: ...
+
+class Session:
+    def __new__(
+        cls,
+        graph_def: bytes,
+        inputs: list[tuple[str, str, list[int | None] | None, str | None]],
+        outputs: list[str],
+        memory_growth: bool,
+        memory_fraction: float | None,
+        visible_devices: list[int] | None,
+        config: bytes,
+    ) -> Session: ...
+    def run(self, feeds: list[tuple[str, Tensor]]) -> list[Tensor]: ...
+    @property
+    def devices(self) -> list[str]: ...
+    def close(self) -> None: ...
+
+def tensorflow1_open(folder: str | None) -> tuple[str, str]: ...

@@ -1,0 +1,104 @@
+//! What the Python module `tensor_bridge.tensorflow1` stands on: TensorFlow 1.x, loaded without the Python of its time.
+
+use crate::errors::{argument, into_python};
+use crate::frameworks::AnyAdapter;
+use bridge_core::{DType, Error, ErrorKind};
+use bridge_pyo3::PyTensor;
+use bridge_tensorflow::{Input, Runtime, Series, SessionOptions, Tensor, TensorFlow1};
+use pyo3::prelude::*;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Where users find it, which also says whether they do.
+pub(crate) const MODULE: &str = "tensor_bridge.tensorflow1";
+
+/// The adapter. Whoever has it can meet its tensors.
+pub(crate) fn adapter(py: Python<'_>) -> bridge_core::Result<AnyAdapter<'_>> {
+    let there = py.import(MODULE);
+    there.map_err(|error| Error::new(ErrorKind::Missing, format!("{MODULE} cannot be imported")).caused_by(error))?;
+    TensorFlow1::new(py).map(AnyAdapter::TensorFlow1)
+}
+
+/// Opens the package in a folder, and gives its version and the folder of its libraries.
+#[pyfunction]
+pub(crate) fn tensorflow1_open(py: Python<'_>, folder: Option<PathBuf>) -> PyResult<(String, PathBuf)> {
+    let open = || match folder {
+        Some(folder) => py.detach(|| Runtime::open_as(Series::One, &folder)),
+        None => Ok(TensorFlow1::new(py)?.runtime()),
+    };
+    let runtime = open().map_err(|error| into_python(py, error))?;
+    Ok((runtime.version().into(), runtime.folder().into()))
+}
+
+/// Name, dtype, shape and device of an input.
+type Declared = (String, String, Option<Vec<Option<i64>>>, Option<String>);
+
+fn input((name, dtype, shape, device): Declared) -> bridge_core::Result<Input> {
+    let dtype: DType = dtype.parse().map_err(argument)?;
+    let input = match shape {
+        Some(shape) => Input::new(&name, dtype, &shape),
+        None => Input::of_any_shape(&name, dtype),
+    }?;
+    device.map_or(Ok(input.clone()), |device| input.on(&device))
+}
+
+/// A session of TensorFlow 1.x.
+#[pyclass(frozen, module = "tensor_bridge")]
+pub(crate) struct Session(Mutex<Option<Arc<bridge_tensorflow::Session>>>);
+
+impl Session {
+    fn open(&self) -> bridge_core::Result<Arc<bridge_tensorflow::Session>> {
+        let session = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        session.ok_or_else(|| argument("the session is closed: open another one"))
+    }
+}
+
+#[pymethods]
+impl Session {
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "they are those of the class in Python")]
+    fn new(
+        py: Python<'_>,
+        graph_def: &[u8],
+        inputs: Vec<Declared>,
+        outputs: Vec<String>,
+        memory_growth: bool,
+        memory_fraction: Option<f64>,
+        visible_devices: Option<Vec<u32>>,
+        config: Vec<u8>,
+    ) -> PyResult<Self> {
+        let options = SessionOptions { memory_growth, memory_fraction, visible_devices, config };
+        let open = || {
+            let runtime = TensorFlow1::new(py)?.runtime();
+            let inputs = inputs.into_iter().map(input).collect::<bridge_core::Result<Vec<_>>>()?;
+            let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
+            // The first session sets the devices up.
+            py.detach(|| bridge_tensorflow::Session::open(runtime, graph_def, &inputs, &outputs, &options))
+        };
+        open().map(|session| Self(Mutex::new(Some(Arc::new(session))))).map_err(|error| into_python(py, error))
+    }
+
+    /// Runs the graph once.
+    fn run<'py>(&self, py: Python<'py>, feeds: Vec<(String, Bound<'py, Tensor>)>) -> PyResult<Vec<PyTensor<'py>>> {
+        let run = || -> bridge_core::Result<_> {
+            let session = self.open()?;
+            let feeds: Vec<_> = feeds.iter().map(|(name, tensor)| (name.as_str(), tensor.get().external())).collect();
+            let results = py.detach(|| session.run(&feeds))?;
+            results.into_iter().map(|result| Tensor::wrap(py, result)).collect()
+        };
+        run().map_err(|error| into_python(py, error))
+    }
+
+    /// The whole names of the devices that it can use.
+    #[getter]
+    fn devices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let session = self.open().map_err(|error| into_python(py, error))?;
+        Ok(session.devices().to_vec())
+    }
+
+    /// Ends it, when the runs that are under way are over.
+    fn close(&self, py: Python<'_>) {
+        let session = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(session));
+    }
+}

@@ -1,0 +1,96 @@
+//! The adapter for the edges of graphs.
+
+use crate::dtypes;
+use crate::external::{External, Held, Value};
+use crate::kernel::register;
+use crate::library::Series;
+use crate::operations::{INPUT, OUTPUT};
+use crate::runtime::Runtime;
+use crate::session::Session;
+use bridge_core::{Adapter, Consumer, DType, Device, DeviceKind, Dims, Error, ErrorKind, Lease, Lent, Profile, Result};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The edges of a runtime's graphs: importing gives a tensor that can be fed, exporting lends one that a run has given.
+#[derive(Clone, Copy, Debug)]
+pub struct Graph(&'static Runtime);
+
+impl Graph {
+    /// Registers the operations, the first time.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] if another copy of this crate in the process has registered them, and what TensorFlow
+    /// reports.
+    pub fn new(runtime: &'static Runtime) -> Result<Self> {
+        register(runtime, &[&INPUT, &OUTPUT])?;
+        Ok(Self(runtime))
+    }
+
+    /// The runtime.
+    pub fn runtime(&self) -> &'static Runtime {
+        self.0
+    }
+}
+
+impl Adapter for Graph {
+    type Tensor = External;
+
+    fn profile(&self) -> &Profile {
+        &self.0.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.0.consumer.clone()
+    }
+
+    fn export(&self, tensor: &External) -> Result<Lent> {
+        tensor.lend()
+    }
+
+    fn import(&self, lease: Lease) -> Result<External> {
+        External::feed(self.0, lease)
+    }
+
+    fn compact(&self, tensor: &External) -> Result<External> {
+        let code = dtypes::code(tensor.dtype());
+        let code = code.ok_or_else(|| Error::new(ErrorKind::Dtype, format!("tensorflow has no {}", tensor.dtype())))?;
+        match tensor.device().kind {
+            DeviceKind::CUDA => copy_on_device(self.0, tensor),
+            _ => tensor.copy_on_host(code),
+        }
+    }
+}
+
+/// As bytes, because few operations take every dtype.
+fn copy_on_device(runtime: &'static Runtime, tensor: &External) -> Result<External> {
+    type Copies = Vec<((Series, Device), Arc<Session>)>;
+    static COPIES: Mutex<Copies> = Mutex::new(Vec::new());
+    let value = tensor.value();
+    let as_bytes = |value: &Arc<Value>, dtype: DType, shape: Dims| Value {
+        dtype,
+        shape,
+        bytes: value.bytes.clone(),
+        held: Held::Owner { _owner: Box::new(value.clone()) },
+        by: 0,
+        ..**value
+    };
+    let bytes = External::new(as_bytes(value, DType::UINT8, [value.bytes.len() as i64].into_iter().collect()));
+    let session = {
+        let mut copies = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (runtime.series(), value.device);
+        match copies.iter().find(|(known, _)| *known == key) {
+            Some((_, session)) => session.clone(),
+            None => {
+                // The GPU is set up already, by whoever has the tensor on it.
+                let session = Arc::new(Session::for_copies(runtime, value.device)?);
+                copies.push((key, session.clone()));
+                session
+            }
+        }
+    };
+    let copied = session.run(&[("x", &bytes)])?.pop().expect("one output was declared");
+    if !value.bytes.is_empty() && copied.address() == value.bytes.start {
+        return Err(Error::new(ErrorKind::Framework, "tensorflow did not copy: please report this"));
+    }
+    Ok(External::new(as_bytes(copied.value(), value.dtype, value.shape.clone())))
+}

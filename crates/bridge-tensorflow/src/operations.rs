@@ -1,0 +1,142 @@
+//! Operations that take a tensor of another framework into a graph and one of TensorFlow out of it.
+//!
+//! `TensorBridgeInput` gives the tensor that was fed under its handle, in place; `TensorBridgeOutput` keeps its input and
+//! gives a handle to take it by. Handles are two `int32`, because TensorFlow leaves tensors of that dtype in host memory on
+//! any device.
+
+use crate::devices::{CPU, GPU};
+use crate::dtypes::{self, INT32};
+use crate::external::{self, Held, Value};
+use crate::kernel::{Call, Kernel, Operation, Tensor, entry};
+use crate::release::{into_raw, release};
+use crate::runtime::Runtime;
+use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+pub(crate) static INPUT: Operation = Operation {
+    name: c"TensorBridgeInput",
+    inputs: &[c"handle: int32"],
+    outputs: &[c"y: T"],
+    attributes: &[c"T: type"],
+    host: &[c"handle"],
+    kernels: &[entry::<Input<false>>(CPU), entry::<Input<true>>(GPU)],
+};
+
+pub(crate) static OUTPUT: Operation = Operation {
+    name: c"TensorBridgeOutput",
+    inputs: &[c"x: T"],
+    outputs: &[c"handle: int32"],
+    attributes: &[c"T: type"],
+    host: &[c"handle"],
+    kernels: &[entry::<Output<false>>(CPU), entry::<Output<true>>(GPU)],
+};
+
+struct Input<const ON_GPU: bool>;
+
+impl<const ON_GPU: bool> Kernel for Input<ON_GPU> {
+    fn compute(call: &Call) -> Result<()> {
+        input(call, stream::<ON_GPU>(call)?)
+    }
+}
+
+struct Output<const ON_GPU: bool>;
+
+impl<const ON_GPU: bool> Kernel for Output<ON_GPU> {
+    fn compute(call: &Call) -> Result<()> {
+        output(call, stream::<ON_GPU>(call)?)
+    }
+
+    fn gone(instance: u64) {
+        external::reclaim(instance);
+    }
+}
+
+/// The stream that a kernel computes in, or `None` on the host.
+fn stream<const ON_GPU: bool>(call: &Call) -> Result<Option<Stream>> {
+    ON_GPU.then(|| call.stream()).transpose()
+}
+
+fn refused(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Argument, text)
+}
+
+/// Gives the tensor that was fed.
+fn input(call: &Call, stream: Option<Stream>) -> Result<()> {
+    // SAFETY: the operation has its handle in host memory.
+    let handle = unsafe { call.input(0)?.numbers::<i32, 2>() };
+    let handle = handle.ok_or_else(|| refused("a handle is what feed gives: two int32"))?;
+    let fed = external::fed(handle)
+        .ok_or_else(|| refused("no tensor is fed under this handle: keep what feed gave until the run is over"))?;
+    let (dtype, device) = (fed.dtype, fed.device);
+    if !std::ptr::eq(fed.runtime, call.runtime) {
+        let version = fed.runtime.version();
+        return Err(refused(format!("the tensor was fed to TensorFlow {version}, which is another one: convert it")));
+    }
+    let code = dtypes::code(dtype).filter(|code| *code == call.output_code());
+    let code = code.ok_or_else(|| {
+        let declared = dtypes::dtype(call.output_code()).map_or("another dtype".into(), |dtype| dtype.to_string());
+        refused(format!("the tensor fed is {dtype}, but {declared} was declared"))
+    })?;
+    if fed.stream != stream && !stands_for(call.runtime, &fed, stream)? {
+        let place = if stream.is_some() { "a GPU" } else { "the CPU" };
+        return Err(refused(format!(
+            "the tensor fed is on {device}, but this external_input was placed on {place}: build it under tf.device of the tensor's device"
+        )));
+    }
+    match &fed.held {
+        Held::Tensor(tensor) => call.output(tensor),
+        Held::Owner { .. } => call.output(&over(call.runtime, code, fed)?),
+    }
+}
+
+/// Whether the tensor was fed under the legacy stream because this one was not known: a stream of its device that waits
+/// for the legacy one.
+fn stands_for(runtime: &Runtime, fed: &Value, stream: Option<Stream>) -> Result<bool> {
+    let (Some(Stream::LEGACY), Some(stream)) = (fed.stream, stream) else { return Ok(false) };
+    let stands = bridge_cuda::works_behind_legacy(fed.device, stream)?;
+    if stands {
+        runtime.consumer.learn_stream(stream, fed.device);
+    }
+    Ok(stands)
+}
+
+/// A tensor over the memory of what was fed.
+fn over(runtime: &'static Runtime, code: c_int, fed: Arc<Value>) -> Result<Tensor> {
+    let (shape, nbytes) = (fed.shape.clone(), fed.bytes.len());
+    // Memory of no bytes may be anywhere, but TensorFlow looks at its alignment all the same.
+    let data = if nbytes == 0 { null_mut() } else { fed.bytes.start as *mut _ };
+    // SAFETY: the memory is compact, of the length that shape and dtype need, aligned as core has checked it against the
+    // profile, and kept by the owner, which comes back once, also where no tensor is made.
+    unsafe {
+        let (core, ndim) = (&runtime.core, shape.len() as c_int);
+        let raw = (core.TF_NewTensor)(code, shape.as_ptr(), ndim, data, nbytes, release, into_raw(Box::new(fed)));
+        Tensor::from_raw(core, raw).ok_or_else(|| refused("tensorflow made no tensor of the memory"))
+    }
+}
+
+/// Keeps the input, written in `stream` or on the host, until it is taken.
+fn output(call: &Call, stream: Option<Stream>) -> Result<()> {
+    let (tensor, runtime) = (call.input(0)?, call.runtime);
+    let dtype = dtypes::dtype(tensor.code()).map_err(refused)?;
+    let device = match stream {
+        None => Device::CPU,
+        Some(stream) => match bridge_cuda::locate(tensor.address())? {
+            Some(located) if located.device.kind == DeviceKind::CUDA => {
+                runtime.consumer.learn_stream(stream, located.device);
+                located.device
+            }
+            // Of a tensor without elements TensorFlow shows no memory.
+            _ if tensor.nbytes() == 0 => Device::cuda(runtime.consumer.ordinal_of(stream).unwrap_or(0)),
+            _ => Device::CPU,
+        },
+    };
+    let stream = stream.filter(|_| device != Device::CPU);
+    let (shape, start) = (tensor.shape(), tensor.address());
+    let bytes = start..start + tensor.nbytes();
+    let held = Held::Tensor(tensor);
+    let handle =
+        external::enter_fetched(Value { runtime, dtype, device, shape, bytes, stream, held, by: call.instance });
+    call.output(&Tensor::of(&runtime.core, INT32, &handle)?)
+}

@@ -1,0 +1,330 @@
+//! Sessions without Python: a graph that was saved, with inputs and outputs that are other frameworks' memory.
+
+use crate::api::{Status, TF_Output, TF_Session, TF_Tensor};
+use crate::config::SessionOptions;
+use crate::devices::{self, FLOAT, Gpu, STREAM, told};
+use crate::dtypes::{self, INT32};
+use crate::eager::nothing;
+use crate::external::External;
+use crate::graph::{Definition, Node, OutputName};
+use crate::kernel::{Tensor, register};
+use crate::operations::{INPUT, OUTPUT};
+use crate::runtime::Runtime;
+use bridge_core::{DType, Device, Error, ErrorKind, Result};
+use std::ffi::{CString, c_int};
+use std::ptr::{NonNull, null, null_mut};
+
+/// A tensor of a graph that is fed.
+#[derive(Debug, Clone)]
+pub struct Input {
+    name: OutputName,
+    dtype: DType,
+    shape: Option<Vec<Option<i64>>>,
+    device: Option<CString>,
+}
+
+impl Input {
+    /// The one with this name, such as `x:0`, of this dtype and shape. Lengths that may differ from run to run are `None`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] if that is no name of a tensor.
+    pub fn new(name: &str, dtype: DType, shape: &[Option<i64>]) -> Result<Self> {
+        Ok(Self { shape: Some(shape.into()), ..Self::of_any_shape(name, dtype)? })
+    }
+
+    /// The same where nothing is known of the shape.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Self::new).
+    pub fn of_any_shape(name: &str, dtype: DType) -> Result<Self> {
+        Ok(Self { name: OutputName::parse(name)?, dtype, shape: None, device: None })
+    }
+
+    /// Where what is fed will be, by TensorFlow's name, such as `/device:GPU:1`. Without this it is the first GPU if the
+    /// session has one, and the host if not.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] for a name with a null character.
+    pub fn on(mut self, device: &str) -> Result<Self> {
+        let text = "the name of a device holds a null character";
+        self.device = Some(CString::new(device).map_err(|_| Error::new(ErrorKind::Argument, text))?);
+        Ok(self)
+    }
+
+    /// What is wrong with a tensor that is fed.
+    fn refusal(&self, fed: &External) -> Option<String> {
+        if fed.dtype() != self.dtype {
+            return Some(format!("is {}, but what was fed is {}", self.dtype, fed.dtype()));
+        }
+        let shape = self.shape.as_ref()?;
+        let fits = shape.len() == fed.shape().len()
+            && shape.iter().zip(fed.shape()).all(|(declared, fed)| declared.is_none_or(|declared| declared == *fed));
+        let shown: Vec<_> = shape.iter().map(|length| length.map_or("?".into(), |length| length.to_string())).collect();
+        (!fits).then(|| format!("has the shape [{}], but what was fed has {:?}", shown.join(", "), fed.shape()))
+    }
+}
+
+/// A graph and what runs it. Runs may be on several threads at once.
+///
+/// Results stay valid when the session is gone. What a run has fetched and nobody has taken goes with it.
+pub struct Session {
+    runtime: &'static Runtime,
+    raw: NonNull<TF_Session>,
+    inputs: Vec<Input>,
+    /// Where the handles of the inputs are fed.
+    handles: Vec<TF_Output>,
+    outputs: Vec<TF_Output>,
+    devices: Vec<String>,
+    /// Deleted after the session.
+    graph: Definition,
+}
+
+// SAFETY: TensorFlow's sessions may be run, and deleted, on any thread.
+unsafe impl Send for Session {}
+// SAFETY: as above.
+unsafe impl Sync for Session {}
+
+impl Session {
+    /// Loads a serialised `GraphDef`, whose tensors `inputs` are replaced by what is fed in a run and whose tensors
+    /// `outputs` are what a run gives. An empty one, with no outputs named, passes every input on.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] for a tensor that the graph does not have or that is named twice, [`ErrorKind::Dtype`] for
+    /// an input that TensorFlow has no dtype for, and what TensorFlow reports.
+    pub fn open(
+        runtime: &'static Runtime,
+        graph_def: &[u8],
+        inputs: &[Input],
+        outputs: &[&str],
+        options: &SessionOptions,
+    ) -> Result<Self> {
+        register(runtime, &[&INPUT, &OUTPUT])?;
+        let mut session = Self::empty(runtime, options)?;
+        session.learn_streams()?;
+        for (i, input) in inputs.iter().enumerate() {
+            if inputs[..i].iter().any(|other| other.name == input.name) {
+                return Err(argument(format!("the input {} is named twice", input.name)));
+            }
+        }
+        session.inputs = inputs.into();
+        let fed = inputs.iter().map(|input| session.add_input(input)).collect::<Result<Vec<_>>>()?;
+        let replaced: Vec<_> = inputs.iter().map(|input| &input.name).zip(fed).collect();
+        if graph_def.is_empty() && outputs.is_empty() {
+            for (name, fed) in &replaced {
+                session.add_output(name, *fed)?;
+            }
+            return Ok(session);
+        }
+        session.graph.import(graph_def, &replaced)?;
+        for name in outputs {
+            let name = OutputName::parse(name)?;
+            let fed = replaced.iter().find(|(replaced, _)| **replaced == name);
+            let output = fed.map_or_else(|| session.graph.find(&name), |(_, fed)| Ok(*fed))?;
+            session.add_output(&name, output)?;
+        }
+        Ok(session)
+    }
+
+    /// A session that copies bytes on a GPU, in TensorFlow's stream and without a kernel.
+    pub(crate) fn for_copies(runtime: &'static Runtime, gpu: Device) -> Result<Self> {
+        /// `Copy` is made for debuggers, and passes its input on where there is none.
+        const DEBUGGED: &str = "DebugIdentity;file:///dev/null;0";
+        register(runtime, &[&INPUT, &OUTPUT])?;
+        let mut session = Self::empty(runtime, &SessionOptions::default())?;
+        session.learn_streams()?;
+        let device = runtime.consumer.name_of(gpu);
+        let device = device.ok_or_else(|| argument(format!("tensorflow does not show {gpu} in this process")))?;
+        let input = Input { device: Some(device), ..Input::new("x:0", DType::UINT8, &[None])? };
+        let fed = session.add_input(&input)?;
+        session.inputs.push(input);
+        let strings = &[(c"debug_ops_spec", DEBUGGED)];
+        let node = Node { inputs: &[fed], strings, beside: Some(fed), ..Node::default() };
+        let made = session.graph.add(c"Copy", "y", &node)?;
+        session.add_output(&OutputName::parse("y")?, made)?;
+        Ok(session)
+    }
+
+    fn empty(runtime: &'static Runtime, options: &SessionOptions) -> Result<Self> {
+        let (sessions, status) = (&runtime.sessions, Status::new(&runtime.core));
+        let (graph, config) = (Definition::new(runtime), options.serialised());
+        // SAFETY: the options are ours until they are deleted, the bytes are copied, and the graph lives longer than the
+        // session; the list of devices is given away.
+        unsafe {
+            let raw_options = (sessions.TF_NewSessionOptions)();
+            (sessions.TF_SetConfig)(raw_options, config.as_ptr().cast(), config.len(), status.raw());
+            let configured = status.check();
+            let raw = match configured {
+                Ok(()) => (sessions.TF_NewSession)(graph.raw(), raw_options, status.raw()),
+                Err(_) => null_mut(),
+            };
+            (sessions.TF_DeleteSessionOptions)(raw_options);
+            configured?;
+            status.check()?;
+            let raw = NonNull::new(raw).ok_or_else(nothing)?;
+            let none = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+            let mut session =
+                Self { runtime, raw, inputs: none.0, handles: none.1, outputs: none.2, devices: none.3, graph };
+            let list = (sessions.TF_SessionListDevices)(session.raw(), status.raw());
+            status.check()?;
+            session.devices = devices::names(runtime, list);
+            Ok(session)
+        }
+    }
+
+    fn raw(&self) -> *mut TF_Session {
+        self.raw.as_ptr()
+    }
+
+    fn core(&self) -> &'static crate::api::Core {
+        &self.runtime.core
+    }
+
+    /// The whole names of the devices that it can use.
+    pub fn devices(&self) -> &[String] {
+        &self.devices
+    }
+
+    /// Asks the GPUs for their streams.
+    fn learn_streams(&self) -> Result<()> {
+        for name in self.devices.iter().filter(|name| name.contains("/device:GPU:")) {
+            devices::register(self.runtime)?;
+            let name = CString::new(name.as_str()).expect("it was a C string");
+            let (number, zero) =
+                (name.to_string_lossy().replace(['/', ':'], "_"), Tensor::of(self.core(), FLOAT, &[0f32])?);
+            let constant = Node { types: &[(c"dtype", FLOAT)], tensors: &[(c"value", &zero)], ..Node::default() };
+            let constant = self.graph.add(c"Const", &format!("tensor_bridge/zero{number}"), &constant)?;
+            let node = Node { inputs: &[constant], device: Some(&name), ..Node::default() };
+            let tell = self.graph.add(STREAM.name, &format!("tensor_bridge/stream{number}"), &node)?;
+            let told_here = self.execute(&[], &[], &[tell])?;
+            // SAFETY: what a run gives is in host memory.
+            let (stream, address) = unsafe { told(&told_here[0]) }?;
+            // Where the driver does not know the address, it is another vendor's GPU.
+            if let Ok(Some(located)) = bridge_cuda::locate(address) {
+                self.runtime.consumer.learn(Gpu { name, ordinal: located.device.index, stream });
+            }
+        }
+        Ok(())
+    }
+
+    fn add_input(&mut self, input: &Input) -> Result<TF_Output> {
+        let code = dtypes::code(input.dtype).ok_or_else(|| {
+            Error::new(
+                ErrorKind::Dtype,
+                format!("tensorflow has no dtype {} for the input {}", input.dtype, input.name),
+            )
+        })?;
+        let has_gpu = self.devices.iter().any(|name| name.contains("/device:GPU:"));
+        let device = input.device.as_deref().unwrap_or(if has_gpu { c"/device:GPU:0" } else { devices::HOST });
+        let placeholder = Node { types: &[(c"dtype", INT32)], ..Node::default() };
+        let name = node_name("handle", &input.name);
+        let handle = self.graph.add(c"Placeholder", &name, &placeholder)?;
+        self.handles.push(handle);
+        let node = Node { inputs: &[handle], types: &[(c"T", code)], device: Some(device), ..Node::default() };
+        let fed = self.graph.add(INPUT.name, &node_name("input", &input.name), &node)?;
+        if let Some(shape) = &input.shape {
+            self.graph.set_shape(fed, shape)?;
+        }
+        Ok(fed)
+    }
+
+    fn add_output(&mut self, name: &OutputName, output: TF_Output) -> Result<()> {
+        let node = Node { inputs: &[output], beside: Some(output), ..Node::default() };
+        let name = format!("{}_{}", node_name("output", name), self.outputs.len());
+        self.outputs.push(self.graph.add(OUTPUT.name, &name, &node)?);
+        Ok(())
+    }
+
+    /// Runs the graph once: every input has to be fed, by its name, and the outputs come back in the order in which they
+    /// were declared.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] for an input that is not fed, fed twice or not declared, or is of another dtype or shape,
+    /// and what TensorFlow reports; the error names the input or the operation.
+    pub fn run(&self, feeds: &[(&str, &External)]) -> Result<Vec<External>> {
+        let mut fed: Vec<Option<&External>> = vec![None; self.inputs.len()];
+        for (name, tensor) in feeds {
+            let parsed = OutputName::parse(name)?;
+            let place = self.inputs.iter().position(|input| input.name == parsed).ok_or_else(|| {
+                let declared: Vec<_> = self.inputs.iter().map(|input| input.name.to_string()).collect();
+                argument(format!("the session has no input {name}: it has {}", declared.join(", ")))
+            })?;
+            if let Some(refusal) = self.inputs[place].refusal(tensor) {
+                return Err(argument(format!("the input {name} {refusal}")));
+            }
+            if fed[place].replace(tensor).is_some() {
+                return Err(argument(format!("the input {name} is fed twice")));
+            }
+        }
+        if let Some(missing) = fed.iter().position(Option::is_none) {
+            return Err(argument(format!("the input {} is not fed", self.inputs[missing].name)));
+        }
+        let handles = fed.iter().flatten().map(|fed| Tensor::of(self.core(), INT32, &fed.handle()));
+        let fetched = self.execute(&self.handles, &handles.collect::<Result<Vec<_>>>()?, &self.outputs)?;
+        let take = |handle: &Tensor| {
+            // SAFETY: what a run gives is in host memory.
+            External::take(unsafe { handle.numbers::<i32, 2>() }.ok_or_else(nothing)?)
+        };
+        fetched.iter().map(take).collect()
+    }
+
+    fn execute(&self, inputs: &[TF_Output], values: &[Tensor], outputs: &[TF_Output]) -> Result<Vec<Tensor>> {
+        debug_assert_eq!(inputs.len(), values.len());
+        let (core, status) = (self.core(), Status::new(self.core()));
+        let values: Vec<*mut TF_Tensor> = values.iter().map(Tensor::raw).collect();
+        let mut results: Vec<*mut TF_Tensor> = vec![null_mut(); outputs.len()];
+        // SAFETY: the session and its graph are alive; every array has as many entries as are told; results are ours.
+        unsafe {
+            (self.runtime.sessions.TF_SessionRun)(
+                self.raw(),
+                null(),
+                inputs.as_ptr(),
+                values.as_ptr(),
+                inputs.len() as c_int,
+                outputs.as_ptr(),
+                results.as_mut_ptr(),
+                outputs.len() as c_int,
+                null(),
+                0,
+                null_mut(),
+                status.raw(),
+            );
+            let results: Vec<_> = results.into_iter().map(|raw| Tensor::from_raw(core, raw)).collect();
+            status.check()?;
+            results.into_iter().map(|result| result.ok_or_else(nothing)).collect()
+        }
+    }
+
+    /// Ends the session. Dropping it does the same, and says nothing.
+    ///
+    /// # Errors
+    ///
+    /// What TensorFlow reports.
+    pub fn close(self) -> Result<()> {
+        let status = Status::new(self.core());
+        // SAFETY: the session is alive.
+        unsafe { (self.runtime.sessions.TF_CloseSession)(self.raw(), status.raw()) };
+        status.check()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let status = Status::new(self.core());
+        // SAFETY: the session is ours, and nobody runs it any more.
+        unsafe { (self.runtime.sessions.TF_DeleteSession)(self.raw(), status.raw()) };
+    }
+}
+
+fn argument(text: String) -> Error {
+    Error::new(ErrorKind::Argument, text)
+}
+
+/// A name for an operation of ours, which says for which tensor of the graph it is.
+fn node_name(kind: &str, name: &OutputName) -> String {
+    format!("tensor_bridge/{kind}/{}", name.to_string().replace(':', "_"))
+}

@@ -1,0 +1,185 @@
+//! What TensorFlow 1.x wants of Python when it is loaded.
+//!
+//! The one library of the 1.x wheel holds both the C functions and the extension module of Python 3.7, and is linked so
+//! that it cannot be loaded before every symbol is found. None of Python's is used by the C functions. So a small library
+//! is made here that has the symbols and names TensorFlow's as one that it needs: loading the first loads the second, and
+//! in the scope that they share the symbols are found. Nobody else sees them, and TensorFlow sees no real Python, whose
+//! version would be another.
+//!
+//! Functions do nothing and give 0, which as the answer of `Py_IsInitialized` keeps operations that call back into Python
+//! (`PyFunc`) from doing so.
+
+use bridge_core::{Error, ErrorKind, Result};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use object::Endianness;
+use object::elf::{self, SymbolInfo};
+use object::write::elf::{FileHeader, ProgramHeader, Sym, Writer};
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Found in the wheel of 1.15.5 (`nm --undefined-only`), as are the objects.
+const FUNCTIONS: &str = "
+    PyArg_ParseTuple PyArg_ParseTupleAndKeywords PyArg_UnpackTuple PyBool_FromLong PyBytes_AsString
+    PyBytes_AsStringAndSize PyBytes_FromStringAndSize PyCFunction_NewEx PyCallable_Check PyCapsule_GetPointer
+    PyCapsule_Import PyCapsule_New PyComplex_AsCComplex PyComplex_ImagAsDouble PyComplex_RealAsDouble PyDict_GetItem
+    PyDict_Keys PyDict_New PyDict_Next PyDict_SetItem PyDict_SetItemString PyDict_Size PyErr_Clear
+    PyErr_ExceptionMatches PyErr_Fetch PyErr_Format PyErr_NormalizeException PyErr_Occurred PyErr_Print PyErr_Restore
+    PyErr_SetObject PyErr_SetString PyErr_WriteUnraisable PyEval_CallObjectWithKeywords PyEval_RestoreThread
+    PyEval_SaveThread PyFloat_AsDouble PyFloat_FromDouble PyGILState_Ensure PyGILState_Release PyImport_AddModule
+    PyImport_Import PyImport_ImportModule PyInstanceMethod_New PyIter_Next PyList_Append PyList_GetItem PyList_New
+    PyList_SetItem PyList_Size PyList_Sort PyLong_AsDouble PyLong_AsLong PyLong_AsLongAndOverflow PyLong_AsLongLong
+    PyLong_AsLongLongAndOverflow PyLong_AsUnsignedLong PyLong_AsUnsignedLongLong PyLong_FromLong PyLong_FromLongLong
+    PyLong_FromSize_t PyLong_FromUnsignedLong PyLong_FromUnsignedLongLong PyLong_FromVoidPtr PyMapping_HasKey
+    PyMapping_Keys PyMapping_Size PyModule_AddObject PyModule_Create2 PyModule_GetDict PyNumber_Float PyNumber_Long
+    PyObject_Call PyObject_CallFunctionObjArgs PyObject_CallMethod PyObject_CallMethodObjArgs PyObject_CallObject
+    PyObject_ClearWeakRefs PyObject_Free PyObject_GC_UnTrack PyObject_GenericGetAttr PyObject_GetAttr
+    PyObject_GetAttrString PyObject_GetBuffer PyObject_GetItem PyObject_GetIter PyObject_HasAttrString PyObject_Hash
+    PyObject_Init PyObject_IsInstance PyObject_IsSubclass PyObject_IsTrue PyObject_Malloc PyObject_Repr
+    PyObject_RichCompareBool PyObject_SetAttr PyObject_Size PyObject_Str PyRun_SimpleStringFlags PySequence_Check
+    PySequence_Fast PySequence_GetItem PySequence_Size PySequence_Tuple PySys_WriteStdout PyThreadState_Get
+    PyTuple_GetItem PyTuple_New PyTuple_SetItem PyTuple_Size PyType_FromSpecWithBases PyType_GenericNew
+    PyType_IsSubtype PyType_Ready PyUnicode_AsASCIIString PyUnicode_AsUTF8 PyUnicode_AsUTF8AndSize
+    PyUnicode_AsUTF8String PyUnicode_Concat PyUnicode_DecodeUTF8 PyUnicode_FromFormat PyUnicode_FromString
+    PyUnicode_FromStringAndSize PyUnicode_InternFromString PyWeakref_NewRef Py_BuildValue Py_DecRef Py_IsInitialized
+    _PyArg_NoKeywords _PyObject_New _Py_CheckRecursiveCall
+";
+
+const OBJECTS: &str = "
+    PyBool_Type PyCFunction_Type PyCapsule_Type PyComplex_Type PyExc_AssertionError PyExc_AttributeError
+    PyExc_BufferError PyExc_Exception PyExc_IOError PyExc_ImportError PyExc_IndexError PyExc_MemoryError
+    PyExc_NotImplementedError PyExc_OverflowError PyExc_RuntimeError PyExc_StopIteration PyExc_SyntaxError
+    PyExc_SystemError PyExc_TypeError PyExc_ValueError PyExc_ZeroDivisionError PyFloat_Type PySet_Type PyTuple_Type
+    PyType_Type _Py_CheckRecursionLimit _Py_FalseStruct _Py_NoneStruct _Py_NotImplementedStruct _Py_TrueStruct
+";
+
+/// Symbols of this library before others: with another's CUDA, of another version, TensorFlow's calls end the process.
+const RTLD_DEEPBIND: i32 = 8;
+
+/// xor eax, eax; ret
+const GIVE_ZERO: [u8; 3] = [0x31, 0xc0, 0xc3];
+/// More than any of the objects takes.
+const OBJECT: u64 = 1024;
+/// What segments are aligned to.
+const PAGE: u64 = 4096;
+
+/// Loads the library at `path`, which wants Python's symbols. What comes back has its symbols and those of the libraries
+/// that it needs.
+///
+/// # Errors
+///
+/// [`ErrorKind::Missing`] with the words of the system.
+///
+/// # Safety
+///
+/// The file is a library whose initialisers may run, and what it calls of Python's are functions that may do nothing.
+pub(crate) unsafe fn load(path: &Path) -> Result<Library> {
+    let missing = |text: String| Error::new(ErrorKind::Missing, format!("{} cannot be loaded: {text}", path.display()));
+    if !cfg!(target_arch = "x86_64") {
+        return Err(missing("TensorFlow 1.x is made for x86-64 alone".into()));
+    }
+    let stub = make(path).map_err(|error| missing(error.to_string()))?;
+    let name = "tensor-bridge-python";
+    let mut file: File = memfd_create(name, MemfdFlags::CLOEXEC).map_err(|error| missing(error.to_string()))?.into();
+    file.write_all(&stub).map_err(|error| missing(error.to_string()))?;
+    let stub = format!("/proc/self/fd/{}", file.as_raw_fd());
+    // SAFETY: the stub has no initialisers; the rest is the caller's obligation.
+    let library = unsafe { Library::open(Some(stub), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND) };
+    library.map_err(|error| missing(error.to_string()))
+}
+
+/// A shared library with Python's symbols that needs the library at `path`.
+fn make(path: &Path) -> object::write::Result<Vec<u8>> {
+    let functions: Vec<&str> = FUNCTIONS.split_whitespace().collect();
+    let objects: Vec<&str> = OBJECTS.split_whitespace().collect();
+    let count = (functions.len() + objects.len()) as u32;
+    let (mut bytes, needed) = (Vec::new(), path.as_os_str().as_bytes());
+    let mut file = Writer::new(Endianness::Little, true, &mut bytes);
+
+    file.reserve_file_header();
+    file.reserve_program_headers(3);
+    let needed = file.add_dynamic_string(needed);
+    let names: Vec<_> = functions.iter().chain(&objects).map(|name| file.add_dynamic_string(name.as_bytes())).collect();
+    for _ in &names {
+        file.reserve_dynamic_symbol_index();
+    }
+    // The writer wants to know of sections, although there is no table of them: the loader needs none.
+    file.reserve_dynsym_section_index();
+    file.reserve_dynstr_section_index();
+    file.reserve_hash_section_index();
+    file.reserve_dynamic_section_index();
+    let dynsym = file.reserve_dynsym();
+    let dynstr = file.reserve_dynstr()?;
+    let hash = file.reserve_hash(count, count + 1);
+    let dynamic = file.reserve_dynamic(7);
+    let data = file.reserve(OBJECT, 64);
+    let writable = file.reserved_len();
+    let code = file.reserve(GIVE_ZERO.len() as u64, PAGE);
+
+    file.write_file_header(&FileHeader {
+        os_abi: elf::ELFOSABI_NONE,
+        abi_version: 0,
+        e_type: elf::ET_DYN,
+        e_machine: elf::EM_X86_64,
+        e_entry: 0,
+        e_flags: elf::FileFlags::default(),
+    })?;
+    file.write_align_program_headers();
+    let dynamic_len = data - dynamic;
+    // The loader writes addresses into the dynamic section.
+    for (p_type, p_flags, start, len) in [
+        (elf::PT_LOAD, elf::PF_R | elf::PF_W, 0, writable),
+        (elf::PT_LOAD, elf::PF_R | elf::PF_X, code, GIVE_ZERO.len() as u64),
+        (elf::PT_DYNAMIC, elf::PF_R | elf::PF_W, dynamic, dynamic_len),
+    ] {
+        file.write_program_header(&ProgramHeader {
+            p_type,
+            p_flags,
+            p_offset: start,
+            p_vaddr: start,
+            p_paddr: start,
+            p_filesz: len,
+            p_memsz: len,
+            p_align: PAGE,
+        });
+    }
+    file.write_null_dynamic_symbol();
+    for (i, name) in names.iter().enumerate() {
+        let (kind, value) = if i < functions.len() { (elf::STT_FUNC, code) } else { (elf::STT_OBJECT, data) };
+        let st_name = file.dynamic_string_offset(Some(*name));
+        file.write_dynamic_symbol(&Sym {
+            section: None,
+            st_name,
+            st_info: SymbolInfo::new(elf::STB_GLOBAL, kind),
+            st_other: Default::default(),
+            // Any section will do: 0 would mean that the symbol is not here.
+            st_shndx: elf::SymbolSection(1),
+            st_value: value,
+            st_size: 0,
+        });
+    }
+    file.write_dynstr();
+    let hashes: Vec<_> = functions.iter().chain(&objects).map(|name| elf::hash(name.as_bytes())).collect();
+    file.write_hash(count, count + 1, |i| i.checked_sub(1).map(|i| hashes[i as usize]));
+    let dynstr_len = file.dynstr_len().into();
+    file.write_align_dynamic();
+    file.write_dynamic_string(elf::DT_NEEDED, needed)?;
+    for (tag, value) in [
+        (elf::DT_HASH, hash),
+        (elf::DT_STRTAB, dynstr),
+        (elf::DT_STRSZ, dynstr_len),
+        (elf::DT_SYMTAB, dynsym),
+        (elf::DT_SYMENT, 24),
+        (elf::DT_NULL, 0),
+    ] {
+        file.write_dynamic(tag, value)?;
+    }
+    file.write_align(64);
+    file.write(&[0; OBJECT as usize]);
+    file.write_align(PAGE);
+    file.write(&GIVE_ZERO);
+    Ok(bytes)
+}

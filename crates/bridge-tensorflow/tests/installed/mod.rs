@@ -1,0 +1,24 @@
+//! Where `cargo xtask setup` puts TensorFlow.
+
+#![allow(dead_code, reason = "not every test uses both")]
+
+use std::path::{Path, PathBuf};
+
+fn target() -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(target)
+}
+
+/// The package of 1.15, if it is there.
+pub fn one() -> Option<PathBuf> {
+    let named = std::env::var_os("TENSOR_BRIDGE_TENSORFLOW1").map(PathBuf::from);
+    let folder = named.unwrap_or_else(|| target().join("tensorflow1/tensorflow_core"));
+    folder.join("libtensorflow_framework.so.1").is_file().then_some(folder)
+}
+
+/// The package of 2.x in the environment for Python, if it is there.
+pub fn two() -> Option<PathBuf> {
+    let pythons = std::fs::read_dir(target().join("venv/lib")).ok()?.flatten();
+    let mut folders = pythons.map(|python| python.path().join("site-packages/tensorflow"));
+    folders.find(|folder| folder.join("libtensorflow_cc.so.2").is_file())
+}

@@ -1,0 +1,200 @@
+//! Sessions of the real TensorFlow, 1.15 and 2.x, in one process without Python.
+
+mod installed;
+
+use bridge_core::{
+    Access, Adapter, Consumer, DType, Device, ErrorKind, HostOnly, Layout, Lease, Lent, Memory, Options, Ordering,
+    Profile, Result, Reuse, Strides, Views, transfer,
+};
+use bridge_tensorflow::{External, Graph, Input, Runtime, Series, Session, SessionOptions};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+/// y = 2 x + 1, as TensorFlow 2.21 saves it.
+const LINE: &[u8] = include_bytes!("data/line.pb");
+
+/// Numbers at an address that 64 divides, and how often such memory was given back.
+#[repr(align(64))]
+struct Numbers([f32; 16]);
+
+struct Counted(#[expect(dead_code, reason = "it keeps the memory")] Box<Numbers>, Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.1.fetch_add(1, SeqCst);
+    }
+}
+
+/// Lends the first of some numbers; takes addresses.
+struct Plain {
+    profile: Profile,
+    nobody: Arc<Nobody>,
+    drops: Arc<AtomicUsize>,
+    dtype: DType,
+}
+
+#[derive(Default)]
+struct Nobody(Views);
+
+impl Consumer for Nobody {
+    fn current_stream(&self, _: Device) -> Result<Option<bridge_core::Stream>> {
+        Ok(None)
+    }
+
+    fn views(&self) -> &Views {
+        &self.0
+    }
+}
+
+impl Plain {
+    fn new(dtype: DType) -> Self {
+        let profile = Profile {
+            name: "plain".into(),
+            dtypes: vec![DType::FLOAT32, DType::INT32],
+            strides: Strides::Any,
+            alignment: 1,
+            devices: vec![bridge_core::DeviceKind::CPU],
+            keeps_read_only: true,
+            waits_on_export: false,
+        };
+        Self { profile, nobody: Arc::default(), drops: Arc::default(), dtype }
+    }
+}
+
+/// A view of somebody's numbers.
+enum View {
+    Own(usize),
+    Of(Box<Lease>),
+}
+
+impl View {
+    fn numbers(&self) -> (usize, Vec<f32>) {
+        let Self::Of(lease) = self else { panic!("it was lent") };
+        let count = lease.layout().numel();
+        // SAFETY: the lease is of compact host memory with as many float32.
+        (lease.data(), unsafe { std::slice::from_raw_parts(lease.data() as *const f32, count) }.to_vec())
+    }
+}
+
+impl Adapter for Plain {
+    type Tensor = View;
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.nobody.clone()
+    }
+
+    fn export(&self, view: &View) -> Result<Lent> {
+        let View::Own(count) = view else { panic!("it is lent on by nobody") };
+        let numbers = Box::new(Numbers(std::array::from_fn(|i| i as f32)));
+        let start = (&raw const numbers.0).addr();
+        let bytes = start..start + count * 4;
+        let owner = Counted(numbers, self.drops.clone());
+        // SAFETY: the box keeps the memory, which nobody else uses.
+        let memory = unsafe { Memory::new(bytes, Device::CPU, Access::ReadWrite, None, Reuse::InStreamOrder, owner) };
+        Lent::new(self.dtype, Layout::new(self.dtype, &[*count as i64], None, 0)?, Box::new(memory))
+    }
+
+    fn import(&self, lease: Lease) -> Result<View> {
+        Ok(View::Of(Box::new(lease)))
+    }
+
+    fn compact(&self, _: &View) -> Result<View> {
+        panic!("nothing here needs a copy")
+    }
+}
+
+fn feed(plain: &Plain, graph: &Graph, count: usize) -> External {
+    let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
+    transfer(plain, graph, &View::Own(count), &ordering, &Options::default()).unwrap().0
+}
+
+fn take(plain: &Plain, graph: &Graph, external: &External) -> View {
+    let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
+    transfer(graph, plain, external, &ordering, &Options::default()).unwrap().0
+}
+
+fn refused<T>(result: Result<T>, expected: &str) {
+    let Err(error) = result else { panic!("{expected}: it was not refused") };
+    assert_eq!(error.kind(), ErrorKind::Argument, "{error}");
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
+/// Everything that a session does, in a runtime.
+fn check(runtime: &'static Runtime) {
+    let (graph, plain, options) = (Graph::new(runtime).unwrap(), Plain::new(DType::FLOAT32), SessionOptions::default());
+    let x = Input::new("x:0", DType::FLOAT32, &[None]).unwrap();
+    let session = Session::open(runtime, LINE, std::slice::from_ref(&x), &["y:0", "x"], &options).unwrap();
+    let before = (External::waiting(), External::reclaimed());
+    for count in [5, 16, 0] {
+        let fed = feed(&plain, &graph, count);
+        for _ in 0..2 {
+            let results = session.run(&[("x", &fed)]).unwrap();
+            let [y, same] = results.try_into().unwrap_or_else(|_| panic!("two outputs were declared"));
+            assert_eq!((y.dtype(), y.shape(), y.device()), (DType::FLOAT32, &[count as i64][..], Device::CPU));
+            assert!(count == 0 || same.address() == fed.address(), "what is passed on is in place");
+            let view = take(&plain, &graph, &y);
+            let (address, numbers) = view.numbers();
+            assert_eq!(numbers, (0..count).map(|i| 2.0 * i as f32 + 1.0).collect::<Vec<_>>());
+            assert_eq!(address, y.address());
+        }
+    }
+    assert_eq!(plain.drops.load(SeqCst), 3, "the memory went back, once each");
+
+    let fed = feed(&plain, &graph, 4);
+    refused(session.run(&[]), "the input x:0 is not fed");
+    refused(session.run(&[("x:0", &fed), ("x", &fed)]), "the input x is fed twice");
+    refused(session.run(&[("z:0", &fed)]), "no input z:0: it has x:0");
+    refused(session.run(&[("x:1", &fed)]), "no input x:1");
+    let whole = feed(&Plain::new(DType::INT32), &graph, 4);
+    refused(session.run(&[("x:0", &whole)]), "is float32, but what was fed is int32");
+    let four = Input::new("x:0", DType::FLOAT32, &[Some(3)]).unwrap();
+    let narrow = Session::open(runtime, LINE, &[four], &["y:0"], &options).unwrap();
+    refused(narrow.run(&[("x:0", &fed)]), "has the shape [3], but what was fed has [4]");
+    let open = |inputs: &[Input], outputs: &[&str]| Session::open(runtime, LINE, inputs, outputs, &options);
+    refused(open(std::slice::from_ref(&x), &["nothing:0"]), "no tensor nothing:0");
+    refused(open(std::slice::from_ref(&x), &["y:1"]), "no tensor y:1");
+    refused(open(&[x.clone(), x.clone()], &["y:0"]), "named twice");
+    refused(open(&[Input::new("a:0", DType::FLOAT32, &[None]).unwrap()], &["y:0"]), "no input a:0");
+    let integers = Input::new("x:0", DType::INT32, &[None]).unwrap();
+    assert_eq!(open(&[integers], &["y:0"]).err().unwrap().kind(), ErrorKind::Framework);
+    let broken = Session::open(runtime, b"no graph", &[], &["y:0"], &options);
+    assert_eq!(broken.err().unwrap().kind(), ErrorKind::Framework);
+
+    // Results outlive their session.
+    let y = session.run(&[("x:0", &fed)]).unwrap().swap_remove(0);
+    session.close().unwrap();
+    assert_eq!(take(&plain, &graph, &y).numbers().1, [1.0, 3.0, 5.0, 7.0]);
+    assert_eq!((External::waiting(), External::reclaimed()), before, "everything was taken");
+    drop(fed);
+    assert_eq!(plain.drops.load(SeqCst), 4);
+}
+
+/// One test: a process has one TensorFlow of each series.
+#[test]
+fn sessions_of_both_series_in_one_process() {
+    let mut versions = Vec::new();
+    for (series, folder) in [(Series::One, installed::one()), (Series::Two, installed::two())] {
+        let Some(folder) = folder else {
+            eprintln!("left out: no TensorFlow of series {series:?} (cargo xtask setup fetches it)");
+            continue;
+        };
+        let runtime = Runtime::open(&folder).unwrap();
+        assert_eq!(runtime.series(), series);
+        assert!(std::ptr::eq(runtime, Runtime::loaded(series).unwrap()));
+        versions.push(runtime);
+    }
+    for runtime in &versions {
+        check(runtime);
+    }
+    let [one, two] = versions[..] else { return };
+    let (graph, plain) = (Graph::new(one).unwrap(), Plain::new(DType::FLOAT32));
+    let fed = feed(&plain, &graph, 4);
+    let x = Input::new("x:0", DType::FLOAT32, &[None]).unwrap();
+    let session = Session::open(two, LINE, &[x], &["y:0"], &SessionOptions::default()).unwrap();
+    let Err(error) = session.run(&[("x:0", &fed)]) else { panic!("it was fed to the other one") };
+    assert!(error.to_string().contains("was fed to TensorFlow 1.15"), "{error}");
+}
