@@ -150,6 +150,41 @@ def test_each_result_is_taken_once(session: Any, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu"])
+def test_results_that_nobody_takes_go_with_the_session(device: str) -> None:
+    with tf.Graph().as_default(), tf.device(PLACES[device]):
+        x = graph.external_input(tf.float32, [None])
+        y, session = graph.external_output(2 * x), tf.compat.v1.Session()
+        before, taken = tb.stats(), []
+        for length in (1, 2, 3):
+            feed = graph.feed(torch.ones(length, device=device))
+            # Another set of results makes TensorFlow build its kernels anew.
+            taken.append(session.run([y] * length, {x.handle: feed})[0])
+        kept = graph.take(taken[1], "torch")
+        assert tb.stats()["untaken"] == before["untaken"] + 2
+        session.close()
+        del session
+        gc.collect()
+    after = tb.stats()
+    assert (after["untaken"], after["reclaimed"]) == (before["untaken"], before["reclaimed"] + 2)
+    assert kept.tolist() == [2, 2]
+    with pytest.warns(ResourceWarning, match="2 results of external_output were never taken"):
+        graph.feed(torch.ones(1))
+    with pytest.raises(tb.BridgeBufferError, match="its session is gone") as caught:
+        graph.take(taken[0], "torch")
+    assert caught.value.kind == "consumed"
+
+
+def test_results_outlive_a_function_that_is_called_once(device: str) -> None:
+    def double(handle: Any) -> Any:
+        return graph.external_output(2 * graph.external_input(tf.float32, [None], handle))
+
+    feed = graph.feed(torch.ones(3, device=device))
+    with tf.device(PLACES[device]):
+        fetched = tf.function(double)(feed)
+    gc.collect()
+    assert graph.take(fetched, "torch").tolist() == [2, 2, 2]
+
+
 def test_a_failed_take_leaves_the_result(session: Any) -> None:
     memory = aligned(4)
     memory.flags.writeable = False

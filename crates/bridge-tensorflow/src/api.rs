@@ -100,6 +100,7 @@ functions! {
         TF_GetInput(*mut TF_OpKernelContext, c_int, *mut *mut TF_Tensor, *mut TF_Status);
         TF_SetOutput(*mut TF_OpKernelContext, c_int, *const TF_Tensor, *mut TF_Status);
         TF_ExpectedOutputDataType(*mut TF_OpKernelContext, c_int) -> c_int;
+        TF_OpKernelConstruction_GetAttrInt32(*mut TF_OpKernelConstruction, *const c_char, *mut i32, *mut TF_Status);
         TF_OpKernelContext_Failure(*mut TF_OpKernelContext, *mut TF_Status);
     }
 }

@@ -10,6 +10,7 @@ use crate::library::Series;
 use crate::runtime::Runtime;
 use bridge_core::{Dims, Error, ErrorKind, Result, Stream};
 use std::ffi::{CStr, CString, c_int, c_void};
+use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
@@ -27,11 +28,14 @@ pub(crate) struct Operation {
 
 /// What an operation computes on a type of device.
 pub(crate) trait Kernel {
+    /// The attribute that says, where it is 1, that nothing ends with an instance.
+    const OUTLIVED: Option<&CStr> = None;
+
     /// Runs it once.
     fn compute(call: &Call) -> Result<()>;
 
     /// An instance of it is gone: the session or the function that it was made for.
-    fn gone(_instance: u64) {}
+    fn gone(_instance: NonZeroU64) {}
 }
 
 /// A kernel as TensorFlow takes it.
@@ -43,16 +47,20 @@ pub(crate) struct Entry {
 
 /// The kernel for a type of device.
 pub(crate) const fn entry<K: Kernel>(device: &'static CStr) -> Entry {
-    let functions = [
-        (create as CreateKernel, compute::<K, 0> as Compute, delete::<K> as DeleteKernel),
-        (create, compute::<K, 1>, delete::<K>),
-    ];
-    Entry { device, functions }
+    let one = (create::<K, 0> as CreateKernel, compute::<K, 0> as Compute, delete::<K> as DeleteKernel);
+    Entry { device, functions: [one, (create::<K, 1>, compute::<K, 1>, delete::<K>)] }
 }
 
-/// An instance of a kernel is a number, which is never 0 or used again.
-unsafe extern "C" fn create(_: *mut TF_OpKernelConstruction) -> *mut c_void {
-    std::ptr::without_provenance_mut(unique() as usize)
+/// An instance of a kernel is a number that is never used again, or 0 where nothing ends with it.
+unsafe extern "C" fn create<K: Kernel, const SLOT: usize>(construction: *mut TF_OpKernelConstruction) -> *mut c_void {
+    let outlived = K::OUTLIVED.zip(Runtime::in_slot(SLOT)).is_some_and(|(attribute, runtime)| {
+        let (mut value, status) = (0, Status::new(&runtime.core));
+        let get = runtime.core.TF_OpKernelConstruction_GetAttrInt32;
+        // SAFETY: TensorFlow calls this with a construction of its own; the output is writable.
+        unsafe { get(construction, attribute.as_ptr(), &mut value, status.raw()) };
+        status.check().is_ok() && value == 1
+    });
+    std::ptr::without_provenance_mut(if outlived { 0 } else { unique() as usize })
 }
 
 unsafe extern "C" fn compute<K: Kernel, const SLOT: usize>(instance: *mut c_void, context: *mut TF_OpKernelContext) {
@@ -63,7 +71,7 @@ unsafe extern "C" fn compute<K: Kernel, const SLOT: usize>(instance: *mut c_void
 
 unsafe extern "C" fn delete<K: Kernel>(instance: *mut c_void) {
     // What is dropped may come from anywhere, and TensorFlow takes no panic.
-    let _ = catch_unwind(|| K::gone(instance.addr() as u64));
+    let _ = catch_unwind(|| NonZeroU64::new(instance.addr() as u64).map(K::gone));
 }
 
 impl Operation {

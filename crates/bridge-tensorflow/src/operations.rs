@@ -1,7 +1,8 @@
 //! Operations that take a tensor of another framework into a graph and one of TensorFlow out of it.
 //!
 //! `TensorBridgeInput` gives the tensor that was fed under its handle, in place; `TensorBridgeOutput` keeps its input and
-//! gives a handle to take it by. Handles are two `int32`, because TensorFlow leaves tensors of that dtype in host memory on
+//! gives a handle to take it by, until the session is gone, or for as long as the process lives where `outlived` is 1: a
+//! `tf.function` may be gone as soon as it was called. Handles are two `int32`, because TensorFlow leaves tensors of that dtype in host memory on
 //! any device.
 
 use crate::devices::{CPU, GPU};
@@ -11,7 +12,8 @@ use crate::kernel::{Call, Kernel, Operation, Tensor, entry};
 use crate::release::{into_raw, release};
 use crate::runtime::Runtime;
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
+use std::num::NonZeroU64;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -28,7 +30,7 @@ pub(crate) static OUTPUT: Operation = Operation {
     name: c"TensorBridgeOutput",
     inputs: &[c"x: T"],
     outputs: &[c"handle: int32"],
-    attributes: &[c"T: type"],
+    attributes: &[c"T: type", c"outlived: int = 0"],
     host: &[c"handle"],
     kernels: &[entry::<Output<false>>(CPU), entry::<Output<true>>(GPU)],
 };
@@ -44,12 +46,14 @@ impl<const ON_GPU: bool> Kernel for Input<ON_GPU> {
 struct Output<const ON_GPU: bool>;
 
 impl<const ON_GPU: bool> Kernel for Output<ON_GPU> {
+    const OUTLIVED: Option<&CStr> = Some(c"outlived");
+
     fn compute(call: &Call) -> Result<()> {
         output(call, stream::<ON_GPU>(call)?)
     }
 
-    fn gone(instance: u64) {
-        external::reclaim(instance);
+    fn gone(instance: NonZeroU64) {
+        external::reclaim(instance.get());
     }
 }
 

@@ -14,6 +14,7 @@ fed and fetched here is a handle, a tensor of two ``int32`` in host memory, and 
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,7 +88,9 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
         raise _argument(
             "a reference variable changes after it is read: make it a resource variable (use_resource=True)"
         )
-    return _apply("TensorBridgeOutput", name, x=y)
+    # A tf.function may be gone as soon as it was called.
+    outlived = int(tf.compat.v1.get_default_graph().building_function)
+    return _apply("TensorBridgeOutput", name, x=y, outlived=outlived)
 
 
 def feed(x: Any, *, copy: bool | None = None) -> Feed:
@@ -96,6 +99,7 @@ def feed(x: Any, *, copy: bool | None = None) -> Feed:
     TensorFlow's stream waits, on the device, for the work on ``x`` that is under way now. ``copy`` and the errors are
     those of ``tensor_bridge.convert``. A run that reads a handle whose ``Feed`` is gone fails and says so.
     """
+    _warn_of_reclaimed()
     kept = _core.tensorflow_feed(x, copy)
     handle: Feed = np.array(kept.handle, dtype=np.int32).view(Feed)
     handle._kept = kept
@@ -106,11 +110,26 @@ def take(fetched: Any, target: Target) -> Any:
     """The tensor behind a handle that a run has given, as one of ``target``, in place.
 
     Each can be taken once. One that is never taken keeps its memory: ``tensor_bridge.stats()["untaken"]`` counts them.
+    Those of a session go when it is closed; they are counted as ``reclaimed``, and the next call here warns of them
+    (``ResourceWarning``).
     """
+    _warn_of_reclaimed()
     numbers = np.asarray(fetched)
     if numbers.shape != (2,) or numbers.dtype != np.int32:
         raise _argument(f"{fetched!r} is no handle: pass what a run gave for external_output")
     return _core.tensorflow_take([int(number) for number in numbers], target)
+
+
+_warned = 0
+
+
+def _warn_of_reclaimed() -> None:
+    global _warned
+    reclaimed = _core.stats()["reclaimed"]
+    if reclaimed > _warned:
+        text = f"{reclaimed - _warned} results of external_output were never taken, and have gone with their sessions"
+        _warned = reclaimed
+        warnings.warn(text, ResourceWarning, stacklevel=3)
 
 
 def _apply(operation: str, name: str, **arguments: Any) -> Any:

@@ -44,10 +44,10 @@ def open(folder: str | os.PathLike[str] | None = None) -> str:
 class Session:
     """A graph that was saved, and what runs it. It may be run on several threads at once.
 
-    ``graph_def`` is a serialised ``GraphDef``: bytes, or the message itself. ``inputs`` names tensors of the graph, such
-    as ``"x:0"``, with the dtype and the shape of what will be fed in their place, in which lengths may be ``None``, and
-    where it will be if that is neither the first GPU nor, without one, the host: ``("float32", [None, 4],
-    "/device:CPU:0")``. ``outputs`` names the tensors that a run gives.
+    ``graph_def`` is a serialised ``GraphDef``: bytes, or the message itself. ``inputs`` names tensors of the graph,
+    such as ``"x:0"``, with the dtype and the shape of what will be fed in their place, in which lengths may be
+    ``None``. A third entry names the device where it will be, such as ``"/device:CPU:0"``; without it that is the first
+    GPU, or the host if the session has none. ``outputs`` names the tensors that a run gives.
 
     GPU memory is taken as it is needed (``memory_growth``), and at most ``memory_fraction`` of it; ``visible_devices``
     says which GPUs of the driver's are used. In TensorFlow 1.x the first session settles this for the process.
@@ -78,9 +78,7 @@ class Session:
             _serialised(config),
         )
 
-    def run(
-        self, feeds: Mapping[str, Any], target: Target | None = None, *, copy: bool | None = None
-    ) -> list[Any]:
+    def run(self, feeds: Mapping[str, Any], target: Target | None = None, *, copy: bool | None = None) -> list[Any]:
         """Run the graph once, on tensors of any framework, which are fed in place.
 
         Every input has to be fed, by its name; the outputs come in the order in which they were declared, as tensors of
@@ -112,8 +110,10 @@ class Session:
 
 
 def _fed(x: Any, copy: bool | None) -> Tensor:
-    is_ours = isinstance(x, Tensor) and not copy
-    return x if is_ours else _core.convert(x, "tensorflow1", copy=copy)
+    if isinstance(x, Tensor) and not copy:
+        return x
+    fed: Tensor = _core.convert(x, "tensorflow1", copy=copy)
+    return fed
 
 
 def _serialised(message: Any) -> bytes:
