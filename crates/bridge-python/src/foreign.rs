@@ -103,7 +103,7 @@ impl<'py> Adapter for Foreign<'py> {
         } else {
             let name = object.get_type().fully_qualified_name().map_or_else(|_| "this".into(), |name| name.to_string());
             let text = format!(
-                "{name} is no tensor: pass one of torch, cupy, numpy or tensorflow (of a Keras variable its value), or an object with __dlpack__"
+                "{name} is no tensor: pass one of torch, cupy, numpy, tensorflow or tensorflow1 (of a Keras variable its value), or an object with __dlpack__"
             );
             return Err(Error::new(ErrorKind::NotATensor, text));
         };

@@ -2,7 +2,6 @@
 
 use crate::errors::argument;
 use crate::foreign::Foreign;
-use crate::tensorflow1;
 use bridge_core::Result;
 use bridge_cupy::CuPy;
 use bridge_numpy::NumPy;
@@ -55,7 +54,11 @@ const FRAMEWORKS: &[Entry] = &[
     Entry { name: "cupy", module: "cupy", open: |py| CuPy::new(py).map(AnyAdapter::CuPy) },
     Entry { name: "numpy", module: "numpy", open: |py| NumPy::new(py).map(AnyAdapter::NumPy) },
     Entry { name: "tensorflow", module: "tensorflow", open: |py| TensorFlow2::new(py).map(AnyAdapter::TensorFlow2) },
-    Entry { name: "tensorflow1", module: tensorflow1::MODULE, open: tensorflow1::adapter },
+    Entry {
+        name: "tensorflow1",
+        module: "tensor_bridge.tensorflow1",
+        open: |py| TensorFlow1::new(py).map(AnyAdapter::TensorFlow1),
+    },
 ];
 
 /// An entry of the table.
@@ -67,6 +70,7 @@ impl Framework {
     pub(crate) const CUPY: Framework = Framework(1);
     pub(crate) const NUMPY: Framework = Framework(2);
     pub(crate) const TENSORFLOW: Framework = Framework(3);
+    const TENSORFLOW1: Framework = Framework(4);
 
     /// The framework that users call `name`.
     pub(crate) fn named(name: &str) -> Result<Self> {
@@ -94,8 +98,11 @@ impl Framework {
         })
     }
 
-    /// Whether the program has imported it: before that no object can belong to it.
+    /// Whether the program has imported it, or opened it: before that no object can belong to it.
     fn is_loaded(self, py: Python<'_>) -> bool {
+        if self == Self::TENSORFLOW1 {
+            return TensorFlow1::is_open();
+        }
         let modules = py.import("sys").and_then(|sys| sys.getattr("modules"));
         modules.and_then(|modules| modules.contains(FRAMEWORKS[self.0].module)).unwrap_or(false)
     }

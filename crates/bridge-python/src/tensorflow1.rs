@@ -1,23 +1,12 @@
 //! What the Python module `tensor_bridge.tensorflow1` stands on: TensorFlow 1.x, loaded without the Python of its time.
 
 use crate::errors::{argument, into_python};
-use crate::frameworks::AnyAdapter;
-use bridge_core::{DType, Error, ErrorKind};
+use bridge_core::DType;
 use bridge_pyo3::PyTensor;
 use bridge_tensorflow::{Input, Runtime, Series, SessionOptions, Tensor, TensorFlow1};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// Where users find it, which also says whether they do.
-pub(crate) const MODULE: &str = "tensor_bridge.tensorflow1";
-
-/// The adapter. Whoever has it can meet its tensors.
-pub(crate) fn adapter(py: Python<'_>) -> bridge_core::Result<AnyAdapter<'_>> {
-    let there = py.import(MODULE);
-    there.map_err(|error| Error::new(ErrorKind::Missing, format!("{MODULE} cannot be imported")).caused_by(error))?;
-    TensorFlow1::new(py).map(AnyAdapter::TensorFlow1)
-}
 
 /// Opens the package in a folder, and gives its version and the folder of its libraries.
 #[pyfunction]

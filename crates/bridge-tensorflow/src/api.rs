@@ -196,7 +196,7 @@ pub(crate) struct Cxx {
     /// `bool TensorHandle::IsReady() const`: whether the tensor has been made, as it always has without an asynchronous
     /// executor.
     pub(crate) is_ready: Option<unsafe extern "C" fn(*const TFE_TensorHandle) -> bool>,
-    /// `const GpuDevice& OpKernelContext::eigen_device<GpuDevice>() const`; only builds with GPU support have it.
+    /// `const GpuDevice& OpKernelContext::eigen_device<GpuDevice>() const`; only of builds for GPUs.
     pub(crate) gpu_device: Option<unsafe extern "C" fn(*mut TF_OpKernelContext) -> *const *const *const c_void>,
 }
 
@@ -212,12 +212,17 @@ impl Cxx {
         unsafe {
             let tensor = libraries.optional("_ZNK10tensorflow12TensorHandle6TensorEPPKNS_6TensorE");
             let data = libraries.optional("_ZNK10tensorflow6Tensor4dataEv");
+            // Builds of 1.x without CUDA have the function below as well.
+            let built: Option<unsafe extern "C" fn() -> bool> =
+                libraries.optional("_ZN10tensorflow19IsGoogleCudaEnabledEv");
+            let for_cuda = built.is_none_or(|built| built());
             Self {
                 // Elsewhere a result like this status does not come back through a first argument.
                 tensor: tensor.zip(data).filter(|_| cfg!(target_arch = "x86_64")),
                 is_ready: libraries.optional("_ZNK10tensorflow12TensorHandle7IsReadyEv"),
                 gpu_device: libraries
-                    .optional("_ZNK10tensorflow15OpKernelContext12eigen_deviceIN5Eigen9GpuDeviceEEERKT_v"),
+                    .optional("_ZNK10tensorflow15OpKernelContext12eigen_deviceIN5Eigen9GpuDeviceEEERKT_v")
+                    .filter(|_| for_cuda),
             }
         }
     }

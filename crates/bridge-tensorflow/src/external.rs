@@ -77,11 +77,15 @@ pub(crate) fn fed(handle: [i32; 2]) -> Option<Arc<Value>> {
     lock(&FED).get(&id(handle)).cloned()
 }
 
+/// A handle that nobody has.
+pub(crate) fn new_handle() -> [i32; 2] {
+    handle(unique())
+}
+
 /// Enters what a kernel has fetched, to be taken by this handle.
-pub(crate) fn enter_fetched(value: Value) -> [i32; 2] {
-    let id = unique();
-    lock(&FETCHED).insert(id, Arc::new(value));
-    handle(id)
+pub(crate) fn enter_fetched(handle: [i32; 2], value: Value) {
+    let before = lock(&FETCHED).insert(id(handle), Arc::new(value));
+    drop(before);
 }
 
 /// Drops what this instance of a kernel has fetched and nobody has taken: its session is gone.

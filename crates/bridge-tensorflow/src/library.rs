@@ -68,6 +68,11 @@ impl Series {
 /// Do not load what is not loaded (`dlfcn.h` of Linux).
 const RTLD_NOLOAD: i32 = 4;
 
+/// The system's words for a library that it does not load, which name what is missing.
+pub(crate) fn words(error: libloading::Error) -> String {
+    std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 /// The libraries of one TensorFlow.
 pub(crate) struct Libraries {
     pub(crate) series: Series,

@@ -35,6 +35,17 @@ pub(crate) static OUTPUT: Operation = Operation {
     kernels: &[entry::<Output<false>>(CPU), entry::<Output<true>>(GPU)],
 };
 
+/// What a session has in the place of `TensorBridgeOutput`: it chooses the handle itself, and so knows it also where the
+/// run fails.
+pub(crate) static KEEP: Operation = Operation {
+    name: c"TensorBridgeKeep",
+    inputs: &[c"x: T", c"handle: int32"],
+    outputs: &[],
+    attributes: &[c"T: type"],
+    host: &[c"handle"],
+    kernels: &[entry::<Keep<false>>(CPU), entry::<Keep<true>>(GPU)],
+};
+
 struct Input<const ON_GPU: bool>;
 
 impl<const ON_GPU: bool> Kernel for Input<ON_GPU> {
@@ -49,11 +60,23 @@ impl<const ON_GPU: bool> Kernel for Output<ON_GPU> {
     const OUTLIVED: Option<&CStr> = Some(c"outlived");
 
     fn compute(call: &Call) -> Result<()> {
-        output(call, stream::<ON_GPU>(call)?)
+        let handle = external::new_handle();
+        external::enter_fetched(handle, fetched(call, stream::<ON_GPU>(call)?)?);
+        call.output(&Tensor::of(&call.runtime.core, INT32, &handle)?)
     }
 
     fn gone(instance: NonZeroU64) {
         external::reclaim(instance.get());
+    }
+}
+
+struct Keep<const ON_GPU: bool>;
+
+impl<const ON_GPU: bool> Kernel for Keep<ON_GPU> {
+    fn compute(call: &Call) -> Result<()> {
+        let handle = handle(call, 1)?;
+        external::enter_fetched(handle, fetched(call, stream::<ON_GPU>(call)?)?);
+        Ok(())
     }
 }
 
@@ -66,12 +89,16 @@ fn refused(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Argument, text)
 }
 
+/// The handle that is this input.
+fn handle(call: &Call, number: c_int) -> Result<[i32; 2]> {
+    // SAFETY: the operations have their handles in host memory.
+    let handle = unsafe { call.input(number)?.numbers::<i32, 2>() };
+    handle.ok_or_else(|| refused("a handle is what feed gives: two int32"))
+}
+
 /// Gives the tensor that was fed.
 fn input(call: &Call, stream: Option<Stream>) -> Result<()> {
-    // SAFETY: the operation has its handle in host memory.
-    let handle = unsafe { call.input(0)?.numbers::<i32, 2>() };
-    let handle = handle.ok_or_else(|| refused("a handle is what feed gives: two int32"))?;
-    let fed = external::fed(handle)
+    let fed = external::fed(handle(call, 0)?)
         .ok_or_else(|| refused("no tensor is fed under this handle: keep what feed gave until the run is over"))?;
     let (dtype, device) = (fed.dtype, fed.device);
     if !std::ptr::eq(fed.runtime, call.runtime) {
@@ -120,8 +147,8 @@ fn over(runtime: &'static Runtime, code: c_int, fed: Arc<Value>) -> Result<Tenso
     }
 }
 
-/// Keeps the input, written in `stream` or on the host, until it is taken.
-fn output(call: &Call, stream: Option<Stream>) -> Result<()> {
+/// The input, written in `stream` or on the host.
+fn fetched(call: &Call, stream: Option<Stream>) -> Result<Value> {
     let (tensor, runtime) = (call.input(0)?, call.runtime);
     let dtype = dtypes::dtype(tensor.code()).map_err(refused)?;
     let device = match stream {
@@ -139,8 +166,5 @@ fn output(call: &Call, stream: Option<Stream>) -> Result<()> {
     let stream = stream.filter(|_| device != Device::CPU);
     let (shape, start) = (tensor.shape(), tensor.address());
     let bytes = start..start + tensor.nbytes();
-    let held = Held::Tensor(tensor);
-    let handle =
-        external::enter_fetched(Value { runtime, dtype, device, shape, bytes, stream, held, by: call.instance });
-    call.output(&Tensor::of(&runtime.core, INT32, &handle)?)
+    Ok(Value { runtime, dtype, device, shape, bytes, stream, held: Held::Tensor(tensor), by: call.instance })
 }

@@ -1,14 +1,14 @@
 //! Sessions without Python: a graph that was saved, with inputs and outputs that are other frameworks' memory.
 
-use crate::api::{Status, TF_Output, TF_Session, TF_Tensor};
+use crate::api::{Status, TF_Operation, TF_Output, TF_Session, TF_Tensor};
 use crate::config::SessionOptions;
 use crate::devices::{self, FLOAT, Gpu, STREAM, told};
 use crate::dtypes::{self, INT32};
 use crate::eager::nothing;
-use crate::external::External;
+use crate::external::{self, External};
 use crate::graph::{Definition, Node, OutputName};
 use crate::kernel::{Tensor, register};
-use crate::operations::{INPUT, OUTPUT};
+use crate::operations::{INPUT, KEEP};
 use crate::runtime::Runtime;
 use bridge_core::{DType, Device, Error, ErrorKind, Result};
 use std::ffi::{CString, c_int};
@@ -69,14 +69,15 @@ impl Input {
 
 /// A graph and what runs it. Runs may be on several threads at once.
 ///
-/// Results stay valid when the session is gone. What a run has fetched and nobody has taken goes with it.
+/// Results stay valid when the session is gone.
 pub struct Session {
     runtime: &'static Runtime,
     raw: NonNull<TF_Session>,
     inputs: Vec<Input>,
-    /// Where the handles of the inputs are fed.
+    /// Where the handles of the inputs are fed, and then those of the outputs.
     handles: Vec<TF_Output>,
-    outputs: Vec<TF_Output>,
+    /// What keeps the outputs.
+    outputs: Vec<*mut TF_Operation>,
     devices: Vec<String>,
     /// Deleted after the session.
     graph: Definition,
@@ -102,7 +103,7 @@ impl Session {
         outputs: &[&str],
         options: &SessionOptions,
     ) -> Result<Self> {
-        register(runtime, &[&INPUT, &OUTPUT])?;
+        register(runtime, &[&INPUT, &KEEP])?;
         let mut session = Self::empty(runtime, options)?;
         session.learn_streams()?;
         for (i, input) in inputs.iter().enumerate() {
@@ -133,7 +134,7 @@ impl Session {
     pub(crate) fn for_copies(runtime: &'static Runtime, gpu: Device) -> Result<Self> {
         /// `Copy` is made for debuggers, and passes its input on where there is none.
         const DEBUGGED: &str = "DebugIdentity;file:///dev/null;0";
-        register(runtime, &[&INPUT, &OUTPUT])?;
+        register(runtime, &[&INPUT, &KEEP])?;
         let mut session = Self::empty(runtime, &SessionOptions::default())?;
         session.learn_streams()?;
         let device = runtime.consumer.name_of(gpu);
@@ -199,7 +200,7 @@ impl Session {
             let constant = self.graph.add(c"Const", &format!("tensor_bridge/zero{number}"), &constant)?;
             let node = Node { inputs: &[constant], device: Some(&name), ..Node::default() };
             let tell = self.graph.add(STREAM.name, &format!("tensor_bridge/stream{number}"), &node)?;
-            let told_here = self.execute(&[], &[], &[tell])?;
+            let told_here = self.execute(&[], &[], &[tell], &[])?;
             // SAFETY: what a run gives is in host memory.
             let (stream, address) = unsafe { told(&told_here[0]) }?;
             // Where the driver does not know the address, it is another vendor's GPU.
@@ -211,7 +212,8 @@ impl Session {
     }
 
     fn add_input(&mut self, input: &Input) -> Result<TF_Output> {
-        let code = dtypes::code(input.dtype).ok_or_else(|| {
+        let code = dtypes::code(input.dtype).filter(|_| self.runtime.profile.dtypes.contains(&input.dtype));
+        let code = code.ok_or_else(|| {
             Error::new(
                 ErrorKind::Dtype,
                 format!("tensorflow has no dtype {} for the input {}", input.dtype, input.name),
@@ -219,10 +221,7 @@ impl Session {
         })?;
         let has_gpu = self.devices.iter().any(|name| name.contains("/device:GPU:"));
         let device = input.device.as_deref().unwrap_or(if has_gpu { c"/device:GPU:0" } else { devices::HOST });
-        let placeholder = Node { types: &[(c"dtype", INT32)], ..Node::default() };
-        let name = node_name("handle", &input.name);
-        let handle = self.graph.add(c"Placeholder", &name, &placeholder)?;
-        self.handles.push(handle);
+        let handle = self.add_handle(&node_name("handle", &input.name))?;
         let node = Node { inputs: &[handle], types: &[(c"T", code)], device: Some(device), ..Node::default() };
         let fed = self.graph.add(INPUT.name, &node_name("input", &input.name), &node)?;
         if let Some(shape) = &input.shape {
@@ -231,10 +230,18 @@ impl Session {
         Ok(fed)
     }
 
+    fn add_handle(&mut self, name: &str) -> Result<TF_Output> {
+        let placeholder = Node { types: &[(c"dtype", INT32)], ..Node::default() };
+        let handle = self.graph.add(c"Placeholder", name, &placeholder)?;
+        self.handles.push(handle);
+        Ok(handle)
+    }
+
     fn add_output(&mut self, name: &OutputName, output: TF_Output) -> Result<()> {
-        let node = Node { inputs: &[output], beside: Some(output), ..Node::default() };
         let name = format!("{}_{}", node_name("output", name), self.outputs.len());
-        self.outputs.push(self.graph.add(OUTPUT.name, &name, &node)?);
+        let handle = self.add_handle(&format!("{name}_handle"))?;
+        let node = Node { inputs: &[output, handle], beside: Some(output), ..Node::default() };
+        self.outputs.push(self.graph.add(KEEP.name, &name, &node)?.oper);
         Ok(())
     }
 
@@ -263,16 +270,23 @@ impl Session {
         if let Some(missing) = fed.iter().position(Option::is_none) {
             return Err(argument(format!("the input {} is not fed", self.inputs[missing].name)));
         }
-        let handles = fed.iter().flatten().map(|fed| Tensor::of(self.core(), INT32, &fed.handle()));
-        let fetched = self.execute(&self.handles, &handles.collect::<Result<Vec<_>>>()?, &self.outputs)?;
-        let take = |handle: &Tensor| {
-            // SAFETY: what a run gives is in host memory.
-            External::take(unsafe { handle.numbers::<i32, 2>() }.ok_or_else(nothing)?)
-        };
-        fetched.iter().map(take).collect()
+        let results: Vec<_> = self.outputs.iter().map(|_| external::new_handle()).collect();
+        let handles = fed.iter().flatten().map(|fed| fed.handle()).chain(results.iter().copied());
+        let handles = handles.map(|handle| Tensor::of(self.core(), INT32, &handle)).collect::<Result<Vec<_>>>()?;
+        let done = self.execute(&self.handles, &handles, &[], &self.outputs);
+        // Also what a run has kept that failed.
+        let results: Vec<_> = results.into_iter().map(External::take).collect();
+        done?;
+        results.into_iter().collect()
     }
 
-    fn execute(&self, inputs: &[TF_Output], values: &[Tensor], outputs: &[TF_Output]) -> Result<Vec<Tensor>> {
+    fn execute(
+        &self,
+        inputs: &[TF_Output],
+        values: &[Tensor],
+        outputs: &[TF_Output],
+        targets: &[*mut TF_Operation],
+    ) -> Result<Vec<Tensor>> {
         debug_assert_eq!(inputs.len(), values.len());
         let (core, status) = (self.core(), Status::new(self.core()));
         let values: Vec<*mut TF_Tensor> = values.iter().map(Tensor::raw).collect();
@@ -288,8 +302,8 @@ impl Session {
                 outputs.as_ptr(),
                 results.as_mut_ptr(),
                 outputs.len() as c_int,
-                null(),
-                0,
+                targets.as_ptr().cast(),
+                targets.len() as c_int,
                 null_mut(),
                 status.raw(),
             );

@@ -9,6 +9,7 @@
 //! Functions do nothing and give 0, which as the answer of `Py_IsInitialized` keeps operations that call back into Python
 //! (`PyFunc`) from doing so.
 
+use crate::library::words;
 use bridge_core::{Error, ErrorKind, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use object::Endianness;
@@ -88,7 +89,7 @@ pub(crate) unsafe fn load(path: &Path) -> Result<Library> {
     let stub = format!("/proc/self/fd/{}", file.as_raw_fd());
     // SAFETY: the stub has no initialisers; the rest is the caller's obligation.
     let library = unsafe { Library::open(Some(stub), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND) };
-    library.map_err(|error| missing(error.to_string()))
+    library.map_err(|error| missing(words(error)))
 }
 
 /// A shared library with Python's symbols that needs the library at `path`.

@@ -100,6 +100,11 @@ impl<'py> TensorFlow1<'py> {
         Ok(Self { py, graph: Graph::new(runtime)? })
     }
 
+    /// Whether one is open: before that there is no tensor of it.
+    pub fn is_open() -> bool {
+        Runtime::in_slot(Series::One as usize).is_some()
+    }
+
     /// The runtime.
     pub fn runtime(&self) -> &'static Runtime {
         self.graph.runtime()

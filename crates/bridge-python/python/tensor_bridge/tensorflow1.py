@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._core import Tensor
+from .errors import BridgeValueError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 __all__ = ["Session", "Tensor", "open"]
 
 
-def open(folder: str | os.PathLike[str] | None = None) -> str:
+def open(folder: str | bytes | os.PathLike[Any] | None = None) -> str:
     """Load TensorFlow 1.15 from the folder of its package, and give its version.
 
     The folder is ``tensorflow_core`` of the unpacked wheel, or the one that it is in. Without one it is what the
     environment variable ``TENSOR_BRIDGE_TENSORFLOW1`` names. A process has one TensorFlow 1.x; to open it again does
     nothing. TensorFlow 2 may be there as well.
     """
-    version, _ = _core.tensorflow1_open(None if folder is None else os.fspath(folder))
+    version, _ = _core.tensorflow1_open(None if folder is None else os.fsdecode(folder))
     return version
 
 
@@ -57,8 +58,8 @@ class Session:
     def __init__(
         self,
         graph_def: Any,
-        inputs: Mapping[str, Sequence[Any]],
-        outputs: Sequence[str],
+        inputs: Mapping[str, Any],
+        outputs: str | Sequence[str],
         *,
         memory_growth: bool = True,
         memory_fraction: float | None = None,
@@ -66,12 +67,12 @@ class Session:
         config: Any = b"",
     ) -> None:
         """Open the session."""
-        declared = [(name, *_declared(*how)) for name, how in inputs.items()]
+        declared = [(name, *_declared(*([how] if isinstance(how, str) else how))) for name, how in inputs.items()]
         devices = None if visible_devices is None else list(visible_devices)
         self._session = _core.Session(
             _serialised(graph_def),
             declared,
-            list(outputs),
+            [outputs] if isinstance(outputs, str) else list(outputs),
             memory_growth,
             memory_fraction,
             devices,
@@ -117,7 +118,14 @@ def _fed(x: Any, copy: bool | None) -> Tensor:
 
 
 def _serialised(message: Any) -> bytes:
-    return message if isinstance(message, bytes) else message.SerializeToString()
+    if isinstance(message, bytes):
+        return message
+    if not hasattr(message, "SerializeToString"):
+        error = BridgeValueError(f"{message!r:.80} is no message: pass the bytes of a file, or the message itself")
+        error.kind = "argument"
+        raise error
+    serialised: bytes = message.SerializeToString()
+    return serialised
 
 
 def _declared(
