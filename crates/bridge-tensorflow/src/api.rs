@@ -135,6 +135,7 @@ functions! {
         TF_GraphOperationByName(*mut TF_Graph, *const c_char) -> *mut TF_Operation;
         TF_GraphSetTensorShape(*mut TF_Graph, TF_Output, *const i64, c_int, *mut TF_Status);
         TF_OperationNumOutputs(*mut TF_Operation) -> c_int;
+        TF_OperationOutputType(TF_Output) -> c_int;
         TF_NewOperation(*mut TF_Graph, *const c_char, *const c_char) -> *mut TF_OperationDescription;
         TF_SetDevice(*mut TF_OperationDescription, *const c_char);
         TF_ColocateWith(*mut TF_OperationDescription, *mut TF_Operation);
@@ -146,6 +147,7 @@ functions! {
         TF_NewImportGraphDefOptions() -> *mut TF_ImportGraphDefOptions;
         TF_DeleteImportGraphDefOptions(*mut TF_ImportGraphDefOptions);
         TF_ImportGraphDefOptionsAddInputMapping(*mut TF_ImportGraphDefOptions, *const c_char, c_int, TF_Output);
+        TF_ImportGraphDefOptionsRemapControlDependency(*mut TF_ImportGraphDefOptions, *const c_char, *mut TF_Operation);
         TF_GraphImportGraphDefWithResults(*mut TF_Graph, *const TF_Buffer, *const TF_ImportGraphDefOptions, *mut TF_Status) -> *mut TF_ImportGraphDefResults;
         TF_ImportGraphDefResultsMissingUnusedInputMappings(*mut TF_ImportGraphDefResults, *mut c_int, *mut *mut *const c_char, *mut *mut c_int);
         TF_DeleteImportGraphDefResults(*mut TF_ImportGraphDefResults);

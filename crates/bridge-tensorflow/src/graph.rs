@@ -4,6 +4,7 @@ use crate::api::{Status, TF_Graph, TF_Operation, TF_Output};
 use crate::kernel::Tensor;
 use crate::runtime::Runtime;
 use bridge_core::{Error, ErrorKind, Result};
+use prost::Message;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::{NonNull, null_mut};
 
@@ -17,6 +18,24 @@ pub(crate) struct Definition {
 unsafe impl Send for Definition {}
 // SAFETY: as above.
 unsafe impl Sync for Definition {}
+
+/// The little of a `GraphDef` that is looked at (`tensorflow/core/framework/graph.proto`).
+#[derive(Clone, PartialEq, Message)]
+struct GraphDef {
+    #[prost(message, repeated, tag = "1")]
+    node: Vec<NodeDef>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct NodeDef {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    op: String,
+}
+
+/// What the code of a dtype is more by where it is of a reference: `DT_FLOAT_REF` and so on, in `types.proto`.
+pub(crate) const REFERENCE: c_int = 100;
 
 /// What an operation is made of.
 #[derive(Default)]
@@ -106,6 +125,12 @@ impl Definition {
             .ok_or_else(|| Error::new(ErrorKind::Argument, format!("the graph has no tensor {name}")))
     }
 
+    /// The code of an output's dtype; that of a reference is more by [`REFERENCE`].
+    pub(crate) fn code(&self, output: TF_Output) -> c_int {
+        // SAFETY: the output is one of an operation of this graph.
+        unsafe { (self.runtime.sessions.TF_OperationOutputType)(output) }
+    }
+
     /// Says what is known of an output's lengths.
     pub(crate) fn set_shape(&self, output: TF_Output, shape: &[Option<i64>]) -> Result<()> {
         let status = Status::new(&self.runtime.core);
@@ -121,6 +146,12 @@ impl Definition {
     /// Adds all operations of a serialised `GraphDef`, in which outputs of the graph take the place of some.
     pub(crate) fn import(&self, graph_def: &[u8], replaced: &[(&OutputName, TF_Output)]) -> Result<()> {
         let (sessions, status) = (&self.runtime.sessions, Status::new(&self.runtime.core));
+        let nodes = GraphDef::decode(graph_def).map_err(|error| {
+            let text = format!("this is no serialised GraphDef ({error}): pass the bytes of a frozen graph");
+            Error::new(ErrorKind::Argument, text)
+        })?;
+        let placeholders: Vec<&str> =
+            nodes.node.iter().filter(|node| node.op.starts_with("Placeholder")).map(|node| &*node.name).collect();
         // SAFETY: the bytes are copied; options, results and buffer are ours until they are deleted; names that come back
         // belong to the results.
         unsafe {
@@ -129,6 +160,11 @@ impl Definition {
             for (name, output) in replaced {
                 let map = sessions.TF_ImportGraphDefOptionsAddInputMapping;
                 map(options, name.operation.as_ptr(), name.index, *output);
+                // What only waits for a placeholder waits for what is fed. Others still run, as when TensorFlow feeds.
+                if placeholders.iter().any(|placeholder| placeholder.as_bytes() == name.operation.to_bytes()) {
+                    let remap = sessions.TF_ImportGraphDefOptionsRemapControlDependency;
+                    remap(options, name.operation.as_ptr(), output.oper);
+                }
             }
             let results = (sessions.TF_GraphImportGraphDefWithResults)(self.raw(), bytes, options, status.raw());
             (sessions.TF_DeleteImportGraphDefOptions)(options);

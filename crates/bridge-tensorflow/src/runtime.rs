@@ -97,14 +97,18 @@ impl Runtime {
     }
 
     fn open_found(series: Series, folder: PathBuf) -> Result<&'static Self> {
+        let other = |used: &Path| {
+            let used = used.display();
+            let text =
+                format!("this process has loaded the TensorFlow in {used} already, for good: start another process");
+            Error::new(ErrorKind::Argument, text)
+        };
         let runtime = Self::get_or(series, || match Libraries::folder_loaded(series) {
-            Some(loaded) => Libraries::loaded(series, &loaded),
+            Some(loaded) if loaded == folder => Libraries::loaded(series, &folder),
+            Some(loaded) => Err(other(&loaded)),
             None => Libraries::load(series, &folder),
         })?;
-        let used = runtime.folder();
-        (*used == folder).then_some(runtime).ok_or_else(|| {
-            Error::new(ErrorKind::Argument, format!("this process uses the TensorFlow in {} already", used.display()))
-        })
+        if runtime.folder() == folder { Ok(runtime) } else { Err(other(runtime.folder())) }
     }
 
     fn get_or(series: Series, find: impl FnOnce() -> Result<Libraries>) -> Result<&'static Self> {

@@ -6,7 +6,7 @@ use crate::devices::{self, FLOAT, Gpu, STREAM, told};
 use crate::dtypes::{self, INT32};
 use crate::eager::nothing;
 use crate::external::{self, External};
-use crate::graph::{Definition, Node, OutputName};
+use crate::graph::{Definition, Node, OutputName, REFERENCE};
 use crate::kernel::{Tensor, register};
 use crate::operations::{INPUT, KEEP};
 use crate::runtime::Runtime;
@@ -24,13 +24,15 @@ pub struct Input {
 }
 
 impl Input {
-    /// The one with this name, such as `x:0`, of this dtype and shape. Lengths that may differ from run to run are `None`.
+    /// The one with this name, such as `x:0`, of this dtype and shape. Lengths that may differ from run to run are `None`,
+    /// or -1 as elsewhere.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Argument`] if that is no name of a tensor.
     pub fn new(name: &str, dtype: DType, shape: &[Option<i64>]) -> Result<Self> {
-        Ok(Self { shape: Some(shape.into()), ..Self::of_any_shape(name, dtype)? })
+        let shape = shape.iter().map(|length| length.filter(|length| *length >= 0)).collect();
+        Ok(Self { shape: Some(shape), ..Self::of_any_shape(name, dtype)? })
     }
 
     /// The same where nothing is known of the shape.
@@ -90,12 +92,13 @@ unsafe impl Sync for Session {}
 
 impl Session {
     /// Loads a serialised `GraphDef`, whose tensors `inputs` are replaced by what is fed in a run and whose tensors
-    /// `outputs` are what a run gives. An empty one, with no outputs named, passes every input on.
+    /// `outputs` are what a run gives.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for a tensor that the graph does not have or that is named twice, [`ErrorKind::Dtype`] for
-    /// an input that TensorFlow has no dtype for, and what TensorFlow reports.
+    /// [`ErrorKind::Argument`] for bytes that are no `GraphDef`, for a tensor that the graph does not have, an input that
+    /// is named twice and an output that is a reference variable; [`ErrorKind::Dtype`] for inputs and outputs of a dtype
+    /// that cannot cross; and what TensorFlow reports.
     pub fn open(
         runtime: &'static Runtime,
         graph_def: &[u8],
@@ -114,11 +117,8 @@ impl Session {
         session.inputs = inputs.into();
         let fed = inputs.iter().map(|input| session.add_input(input)).collect::<Result<Vec<_>>>()?;
         let replaced: Vec<_> = inputs.iter().map(|input| &input.name).zip(fed).collect();
-        if graph_def.is_empty() && outputs.is_empty() {
-            for (name, fed) in &replaced {
-                session.add_output(name, *fed)?;
-            }
-            return Ok(session);
+        if outputs.is_empty() {
+            return Err(argument("name at least one output".into()));
         }
         session.graph.import(graph_def, &replaced)?;
         for name in outputs {
@@ -238,6 +238,15 @@ impl Session {
     }
 
     fn add_output(&mut self, name: &OutputName, output: TF_Output) -> Result<()> {
+        match self.graph.code(output) {
+            code if code > REFERENCE => {
+                let text = "is a reference variable, which changes after it is read: freeze the graph";
+                return Err(argument(format!("the output {name} {text}")));
+            }
+            code => dtypes::dtype(code).map_err(|reason| {
+                Error::new(ErrorKind::Dtype, format!("the output {name} cannot be taken: {reason}"))
+            })?,
+        };
         let name = format!("{}_{}", node_name("output", name), self.outputs.len());
         let handle = self.add_handle(&format!("{name}_handle"))?;
         let node = Node { inputs: &[output, handle], beside: Some(output), ..Node::default() };

@@ -101,7 +101,7 @@ fn make(path: &Path) -> object::write::Result<Vec<u8>> {
     let mut file = Writer::new(Endianness::Little, true, &mut bytes);
 
     file.reserve_file_header();
-    file.reserve_program_headers(3);
+    file.reserve_program_headers(4);
     let needed = file.add_dynamic_string(needed);
     let names: Vec<_> = functions.iter().chain(&objects).map(|name| file.add_dynamic_string(name.as_bytes())).collect();
     for _ in &names {
@@ -135,6 +135,8 @@ fn make(path: &Path) -> object::write::Result<Vec<u8>> {
         (elf::PT_LOAD, elf::PF_R | elf::PF_W, 0, writable),
         (elf::PT_LOAD, elf::PF_R | elf::PF_X, code, GIVE_ZERO.len() as u64),
         (elf::PT_DYNAMIC, elf::PF_R | elf::PF_W, dynamic, dynamic_len),
+        // Without it the loader makes the stacks of the process executable, or refuses to.
+        (elf::PT_GNU_STACK, elf::PF_R | elf::PF_W, 0, 0),
     ] {
         file.write_program_header(&ProgramHeader {
             p_type,

@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 /// y = 2 x + 1, as TensorFlow 2.21 saves it.
 const LINE: &[u8] = include_bytes!("data/line.pb");
 
+/// Beside a placeholder x: `after`, which waits for it, a reference variable `v`, and a string `text`.
+const EDGES: &[u8] = include_bytes!("data/edges.pb");
+
 /// Numbers at an address that 64 divides, and how often such memory was given back.
 #[repr(align(64))]
 struct Numbers([f32; 16]);
@@ -151,8 +154,8 @@ fn check(runtime: &'static Runtime) {
     refused(session.run(&[("x:1", &fed)]), "no input x:1");
     let whole = feed(&Plain::new(DType::INT32), &graph, 4);
     refused(session.run(&[("x:0", &whole)]), "is float32, but what was fed is int32");
-    let four = Input::new("x:0", DType::FLOAT32, &[Some(3)]).unwrap();
-    let narrow = Session::open(runtime, LINE, &[four], &["y:0"], &options).unwrap();
+    let three = Input::new("x:0", DType::FLOAT32, &[Some(3)]).unwrap();
+    let narrow = Session::open(runtime, LINE, &[three], &["y:0"], &options).unwrap();
     refused(narrow.run(&[("x:0", &fed)]), "has the shape [3], but what was fed has [4]");
     let open = |inputs: &[Input], outputs: &[&str]| Session::open(runtime, LINE, inputs, outputs, &options);
     refused(open(std::slice::from_ref(&x), &["nothing:0"]), "no tensor nothing:0");
@@ -161,8 +164,16 @@ fn check(runtime: &'static Runtime) {
     refused(open(&[Input::new("a:0", DType::FLOAT32, &[None]).unwrap()], &["y:0"]), "no input a:0");
     let integers = Input::new("x:0", DType::INT32, &[None]).unwrap();
     assert_eq!(open(&[integers], &["y:0"]).err().unwrap().kind(), ErrorKind::Framework);
-    let broken = Session::open(runtime, b"no graph", &[], &["y:0"], &options);
-    assert_eq!(broken.err().unwrap().kind(), ErrorKind::Framework);
+    refused(Session::open(runtime, b"no graph", &[], &["y:0"], &options), "no serialised GraphDef");
+    refused(open(std::slice::from_ref(&x), &[]), "at least one output");
+
+    let edges = |outputs: &[&str]| Session::open(runtime, EDGES, std::slice::from_ref(&x), outputs, &options);
+    let after = edges(&["after:0"]).unwrap().run(&[("x:0", &fed)]).unwrap().swap_remove(0);
+    assert_eq!(take(&plain, &graph, &after).numbers().1, [1.0, 2.0], "what waits for the placeholder runs");
+    refused(edges(&["v:0"]), "the output v:0 is a reference variable");
+    let text = edges(&["text:0"]).err().unwrap();
+    assert_eq!(text.kind(), ErrorKind::Dtype);
+    assert!(text.to_string().contains("the output text:0"), "{text}");
 
     // Results outlive their session.
     let y = session.run(&[("x:0", &fed)]).unwrap().swap_remove(0);
@@ -184,6 +195,8 @@ fn sessions_of_both_series_in_one_process() {
         };
         let runtime = Runtime::open(&folder).unwrap();
         assert_eq!(runtime.series(), series);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        assert!(!maps.lines().any(|line| line.contains("rwx") && line.contains("[stack]")), "the stack is no code");
         assert!(std::ptr::eq(runtime, Runtime::loaded(series).unwrap()));
         versions.push(runtime);
     }
