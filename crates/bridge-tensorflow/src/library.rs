@@ -3,7 +3,8 @@
 use crate::stub;
 use bridge_core::{Error, ErrorKind, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use std::ffi::{CString, c_void};
+use std::ffi::{CString, OsString, c_void};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 /// A line of versions with the same libraries. One of each can be in a process, both at the same time.
@@ -96,8 +97,9 @@ pub(crate) fn find(path: &Path) -> Result<(Series, PathBuf)> {
     };
     let path =
         path.canonicalize().map_err(|error| missing(format!("there is no folder {} ({error})", path.display())))?;
-    let places = [path.clone(), path.join("tensorflow_core"), path.join("../tensorflow_core"), path.join("tensorflow")];
-    let found = places.iter().find_map(|place| Some((Series::of(place)?, place.canonicalize().ok()?)));
+    let beside = path.ends_with("tensorflow").then(|| path.join("../tensorflow_core"));
+    let mut places = [path.clone(), path.join("tensorflow_core"), path.join("tensorflow")].into_iter().chain(beside);
+    let found = places.find_map(|place| Some((Series::of(&place)?, place.canonicalize().ok()?)));
     found.ok_or_else(|| missing(format!("{} holds no libraries of TensorFlow", path.display())))
 }
 
@@ -137,10 +139,12 @@ impl Libraries {
 
     /// The folder of the TensorFlow of this series that this process has loaded, whoever loaded it.
     pub(crate) fn folder_loaded(series: Series) -> Option<PathBuf> {
-        let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-        let paths = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
-        let mut found = paths.filter(|path| path.ends_with(series.names().0[0]));
-        found.next().and_then(Path::parent)?.canonicalize().ok()
+        let maps = std::fs::read("/proc/self/maps").ok()?;
+        let path = |line: &[u8]| line.iter().position(|byte| *byte == b'/').map(|at| line[at..].to_vec());
+        let mut paths =
+            maps.split(|byte| *byte == b'\n').filter_map(path).map(|path| PathBuf::from(OsString::from_vec(path)));
+        let found = paths.find(|path| path.ends_with(series.names().0[0]))?;
+        found.parent()?.canonicalize().ok()
     }
 
     fn symbol(&self, name: &str) -> Option<*mut c_void> {

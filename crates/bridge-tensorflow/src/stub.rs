@@ -82,6 +82,9 @@ pub(crate) unsafe fn load(path: &Path) -> Result<Library> {
     if !cfg!(target_arch = "x86_64") {
         return Err(missing("TensorFlow 1.x is made for x86-64 alone".into()));
     }
+    if path.as_os_str().as_bytes().contains(&b'$') {
+        return Err(missing("the loader takes a $ in its path for something else: move the folder".into()));
+    }
     let stub = make(path).map_err(|error| missing(error.to_string()))?;
     let name = "tensor-bridge-python";
     let mut file: File = memfd_create(name, MemfdFlags::CLOEXEC).map_err(|error| missing(error.to_string()))?.into();
