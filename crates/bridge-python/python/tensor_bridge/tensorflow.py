@@ -81,8 +81,8 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
 def external_output(y: Any, *, name: str = "external_output") -> Any:
     """A handle by which the value that ``y`` has in a run can be taken, once, with ``take``.
 
-    What a session has given goes with it when nobody has taken it. What a ``tf.function`` has given waits in any case, also
-    when the call fails further on, and so does what was built inside ``tf.cond`` and the like.
+    What a session has given goes with it when nobody has taken it. What a ``tf.function`` has given waits in any case,
+    also when the call fails further on, and so does what was built inside ``tf.cond`` and the like.
     """
     import tensorflow as tf
 
