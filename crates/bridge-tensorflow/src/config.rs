@@ -2,6 +2,7 @@
 //! (`tensorflow/core/protobuf/config.proto`).
 
 use prost::Message;
+use std::collections::BTreeMap;
 
 /// How a session uses the machine. In 1.x the first session of a process settles what concerns GPUs, for all.
 #[derive(Debug, Clone, PartialEq)]
@@ -11,7 +12,8 @@ pub struct SessionOptions {
     pub memory_growth: bool,
     /// The most of each GPU's memory that may be taken, of 1.
     pub memory_fraction: Option<f64>,
-    /// Which of the GPUs that the driver shows are used, and in which order: the first is TensorFlow's `GPU:0`.
+    /// Which of the GPUs that the driver shows are used, and in which order: the first is TensorFlow's `GPU:0`. None of
+    /// them where the list is empty.
     pub visible_devices: Option<Vec<u32>>,
     /// More of a `ConfigProto`, serialised. It wins over the fields above.
     pub config: Vec<u8>,
@@ -25,6 +27,8 @@ impl Default for SessionOptions {
 
 #[derive(Clone, PartialEq, Message)]
 struct ConfigProto {
+    #[prost(btree_map = "string, int32", tag = "1")]
+    device_count: BTreeMap<String, i32>,
     #[prost(message, optional, tag = "6")]
     gpu_options: Option<GpuOptions>,
     #[prost(bool, tag = "7")]
@@ -51,7 +55,10 @@ impl SessionOptions {
             visible_device_list: devices.join(","),
         };
         // Operations that have no kernel for a GPU run on the CPU.
-        let config = ConfigProto { gpu_options: Some(gpu_options), allow_soft_placement: true };
+        let allow_soft_placement = true;
+        let none = self.visible_devices.as_ref().is_some_and(Vec::is_empty);
+        let device_count = none.then(|| ("GPU".into(), 0)).into_iter().collect();
+        let config = ConfigProto { device_count, gpu_options: Some(gpu_options), allow_soft_placement };
         [config.encode_to_vec(), self.config.clone()].concat()
     }
 }
@@ -71,5 +78,7 @@ mod tests {
         };
         let expected = [0x32, 14, 9, 0, 0, 0, 0, 0, 0, 0xe0, 0x3f, 0x2a, 3, b'1', b',', b'0', 0x38, 1, 0x38, 0];
         assert_eq!(options.serialised(), expected);
+        let none = SessionOptions { visible_devices: Some(Vec::new()), ..SessionOptions::default() };
+        assert_eq!(none.serialised()[..7], [0x0a, 5, 0x0a, 3, b'G', b'P', b'U']);
     }
 }

@@ -30,6 +30,14 @@ impl Graph {
     pub fn runtime(&self) -> &'static Runtime {
         self.0
     }
+
+    /// Refuses a tensor of the other TensorFlow, which another stream orders.
+    fn check(&self, tensor: &External) -> Result<()> {
+        let version = tensor.value().runtime.version();
+        std::ptr::eq(tensor.value().runtime, self.0)
+            .then_some(())
+            .ok_or_else(|| Error::new(ErrorKind::Argument, format!("the tensor is one of TensorFlow {version}")))
+    }
 }
 
 impl Adapter for Graph {
@@ -44,6 +52,7 @@ impl Adapter for Graph {
     }
 
     fn export(&self, tensor: &External) -> Result<Lent> {
+        self.check(tensor)?;
         tensor.lend()
     }
 
@@ -52,6 +61,7 @@ impl Adapter for Graph {
     }
 
     fn compact(&self, tensor: &External) -> Result<External> {
+        self.check(tensor)?;
         let code = dtypes::code(tensor.dtype());
         let code = code.ok_or_else(|| Error::new(ErrorKind::Dtype, format!("tensorflow has no {}", tensor.dtype())))?;
         match tensor.device().kind {

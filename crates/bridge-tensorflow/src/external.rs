@@ -21,6 +21,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 pub struct External {
     id: u64,
     value: Arc<Value>,
+    /// Whether it is among what can be fed.
+    entered: bool,
 }
 
 /// The memory and what a tensor over it needs.
@@ -35,6 +37,12 @@ pub(crate) struct Value {
     pub(crate) held: Held,
     /// The instance of a kernel that has fetched it; 0 for what comes from elsewhere.
     pub(crate) by: u64,
+}
+
+impl Value {
+    fn is_fetched(&self) -> bool {
+        matches!(self.held, Held::Tensor(_))
+    }
 }
 
 /// What keeps the memory.
@@ -82,10 +90,12 @@ pub(crate) fn new_handle() -> [i32; 2] {
     handle(unique())
 }
 
-/// Enters what a kernel has fetched, to be taken by this handle.
-pub(crate) fn enter_fetched(handle: [i32; 2], value: Value) {
-    let before = lock(&FETCHED).insert(id(handle), Arc::new(value));
-    drop(before);
+/// Enters what a kernel has fetched, to be taken by this handle; whether nothing else waits under it.
+pub(crate) fn enter_fetched(handle: [i32; 2], value: Value) -> bool {
+    let value = Arc::new(value);
+    let mut fetched = lock(&FETCHED);
+    let waits = fetched.entry(id(handle)).or_insert_with(|| value.clone());
+    Arc::ptr_eq(waits, &value)
 }
 
 /// Drops what this instance of a kernel has fetched and nobody has taken: its session is gone.
@@ -142,7 +152,7 @@ impl External {
 
     fn entered(id: u64, value: Arc<Value>) -> Self {
         lock(&FED).insert(id, value.clone());
-        Self { id, value }
+        Self { id, value, entered: true }
     }
 
     /// What a run has fetched, by the numbers that it gave.
@@ -158,9 +168,15 @@ impl External {
         Ok(Self::entered(id(handle), value))
     }
 
-    /// Lets it wait to be taken again, under the same handle.
-    pub fn put_back(self) {
-        lock(&FETCHED).insert(self.id, self.value.clone());
+    /// Lets what a run has given wait to be taken again, under the same handle.
+    pub fn put_back(mut self) {
+        // In this order: as soon as it can be taken, somebody else has the handle.
+        self.entered = false;
+        let fed = lock(&FED).remove(&self.id);
+        if self.value.is_fetched() {
+            lock(&FETCHED).insert(self.id, self.value.clone());
+        }
+        drop(fed);
     }
 
     /// How many fetched tensors wait to be taken.
@@ -246,8 +262,10 @@ impl External {
 
 impl Drop for External {
     fn drop(&mut self) {
-        // Dropped outside the lock: it may be the last reference to the lease.
-        let entry = lock(&FED).remove(&self.id);
-        drop(entry);
+        if self.entered {
+            // Dropped outside the lock: it may be the last reference to the lease.
+            let entry = lock(&FED).remove(&self.id);
+            drop(entry);
+        }
     }
 }

@@ -34,8 +34,8 @@ struct NodeDef {
     op: String,
 }
 
-/// What the code of a dtype is more by where it is of a reference: `DT_FLOAT_REF` and so on, in `types.proto`.
-pub(crate) const REFERENCE: c_int = 100;
+/// Operations whose results change after they are read.
+const VARIABLES: [&str; 3] = ["Variable", "VariableV2", "TemporaryVariable"];
 
 /// What an operation is made of.
 #[derive(Default)]
@@ -125,7 +125,7 @@ impl Definition {
             .ok_or_else(|| Error::new(ErrorKind::Argument, format!("the graph has no tensor {name}")))
     }
 
-    /// The code of an output's dtype; that of a reference is more by [`REFERENCE`].
+    /// The code of an output's dtype.
     pub(crate) fn code(&self, output: TF_Output) -> c_int {
         // SAFETY: the output is one of an operation of this graph.
         unsafe { (self.runtime.sessions.TF_OperationOutputType)(output) }
@@ -150,6 +150,11 @@ impl Definition {
             let text = format!("this is no serialised GraphDef ({error}): pass the bytes of a frozen graph");
             Error::new(ErrorKind::Argument, text)
         })?;
+        if let Some(node) = nodes.node.iter().find(|node| VARIABLES.contains(&&*node.op)) {
+            let text =
+                format!("the graph holds the variable {}: freeze it (convert_variables_to_constants)", node.name);
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
         let placeholders: Vec<&str> =
             nodes.node.iter().filter(|node| node.op.starts_with("Placeholder")).map(|node| &*node.name).collect();
         // SAFETY: the bytes are copied; options, results and buffer are ours until they are deleted; names that come back

@@ -74,9 +74,8 @@ struct Keep<const ON_GPU: bool>;
 
 impl<const ON_GPU: bool> Kernel for Keep<ON_GPU> {
     fn compute(call: &Call) -> Result<()> {
-        let handle = handle(call, 1)?;
-        external::enter_fetched(handle, fetched(call, stream::<ON_GPU>(call)?)?);
-        Ok(())
+        let entered = external::enter_fetched(handle(call, 1)?, fetched(call, stream::<ON_GPU>(call)?)?);
+        entered.then_some(()).ok_or_else(|| refused("another tensor waits under this handle"))
     }
 }
 

@@ -67,7 +67,8 @@ impl Runtime {
 
     /// The TensorFlow of the Python package in `folder` (`site-packages/tensorflow`, `site-packages/tensorflow_core` of
     /// 1.15), which is loaded without Python unless the process has it already. 1.x and 2.x may be in one process: neither
-    /// shows its symbols to anybody.
+    /// shows its symbols to anybody. The folder is trusted like a program: what its libraries do when they are loaded is
+    /// done.
     ///
     /// # Errors
     ///
@@ -141,7 +142,8 @@ impl Runtime {
         };
         if !parse(&version).is_some_and(|version| series.supports(version)) {
             let supported = Series::ALL.map(Series::supported).join(", ");
-            let text = format!("this is TensorFlow {version}: supported are {supported}");
+            let folder = libraries.folder.display();
+            let text = format!("the TensorFlow in {folder} is {version}: supported are {supported}");
             return Err(Error::new(ErrorKind::Version, text));
         }
         let (core, cxx) = (Core::find(&libraries)?, Cxx::find(&libraries));

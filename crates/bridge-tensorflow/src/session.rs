@@ -6,7 +6,7 @@ use crate::devices::{self, FLOAT, Gpu, STREAM, told};
 use crate::dtypes::{self, INT32};
 use crate::eager::nothing;
 use crate::external::{self, External};
-use crate::graph::{Definition, Node, OutputName, REFERENCE};
+use crate::graph::{Definition, Node, OutputName};
 use crate::kernel::{Tensor, register};
 use crate::operations::{INPUT, KEEP};
 use crate::runtime::Runtime;
@@ -71,15 +71,19 @@ impl Input {
 
 /// A graph and what runs it. Runs may be on several threads at once.
 ///
-/// Results stay valid when the session is gone.
+/// Results stay valid when the session is gone. A session does not survive a fork: the child can neither run nor end it.
 pub struct Session {
     runtime: &'static Runtime,
     raw: NonNull<TF_Session>,
+    /// The process that it belongs to.
+    process: u32,
     inputs: Vec<Input>,
     /// Where the handles of the inputs are fed, and then those of the outputs.
     handles: Vec<TF_Output>,
     /// What keeps the outputs.
     outputs: Vec<*mut TF_Operation>,
+    /// The names of the outputs.
+    names: Vec<String>,
     devices: Vec<String>,
     /// Deleted after the session.
     graph: Definition,
@@ -96,8 +100,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for bytes that are no `GraphDef`, for a tensor that the graph does not have, an input that
-    /// is named twice and an output that is a reference variable; [`ErrorKind::Dtype`] for inputs and outputs of a dtype
+    /// [`ErrorKind::Argument`] for bytes that are no `GraphDef`, for a graph with variables or without a tensor that is
+    /// named, and for an input that is named twice; [`ErrorKind::Dtype`] for inputs and outputs of a dtype
     /// that cannot cross; and what TensorFlow reports.
     pub fn open(
         runtime: &'static Runtime,
@@ -166,9 +170,17 @@ impl Session {
             configured?;
             status.check()?;
             let raw = NonNull::new(raw).ok_or_else(nothing)?;
-            let none = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-            let mut session =
-                Self { runtime, raw, inputs: none.0, handles: none.1, outputs: none.2, devices: none.3, graph };
+            let mut session = Self {
+                runtime,
+                raw,
+                process: std::process::id(),
+                inputs: Vec::new(),
+                handles: Vec::new(),
+                outputs: Vec::new(),
+                names: Vec::new(),
+                devices: Vec::new(),
+                graph,
+            };
             let list = (sessions.TF_SessionListDevices)(session.raw(), status.raw());
             status.check()?;
             session.devices = devices::names(runtime, list);
@@ -238,15 +250,9 @@ impl Session {
     }
 
     fn add_output(&mut self, name: &OutputName, output: TF_Output) -> Result<()> {
-        match self.graph.code(output) {
-            code if code > REFERENCE => {
-                let text = "is a reference variable, which changes after it is read: freeze the graph";
-                return Err(argument(format!("the output {name} {text}")));
-            }
-            code => dtypes::dtype(code).map_err(|reason| {
-                Error::new(ErrorKind::Dtype, format!("the output {name} cannot be taken: {reason}"))
-            })?,
-        };
+        dtypes::dtype(self.graph.code(output))
+            .map_err(|reason| Error::new(ErrorKind::Dtype, format!("the output {name} cannot be taken: {reason}")))?;
+        self.names.push(name.to_string());
         let name = format!("{}_{}", node_name("output", name), self.outputs.len());
         let handle = self.add_handle(&format!("{name}_handle"))?;
         let node = Node { inputs: &[output, handle], beside: Some(output), ..Node::default() };
@@ -260,8 +266,12 @@ impl Session {
     /// # Errors
     ///
     /// [`ErrorKind::Argument`] for an input that is not fed, fed twice or not declared, or is of another dtype or shape,
-    /// and what TensorFlow reports; the error names the input or the operation.
+    /// [`ErrorKind::Framework`] for an output in a branch that is not taken, and what TensorFlow reports; the error names
+    /// the input, the output or the operation.
     pub fn run(&self, feeds: &[(&str, &External)]) -> Result<Vec<External>> {
+        if self.process != std::process::id() {
+            return Err(argument("a session does not survive a fork: open one in the child".into()));
+        }
         let mut fed: Vec<Option<&External>> = vec![None; self.inputs.len()];
         for (name, tensor) in feeds {
             let parsed = OutputName::parse(name)?;
@@ -286,7 +296,13 @@ impl Session {
         // Also what a run has kept that failed.
         let results: Vec<_> = results.into_iter().map(External::take).collect();
         done?;
-        results.into_iter().collect()
+        let named = |(result, name): (Result<External>, &String)| {
+            result.map_err(|_| {
+                let text = format!("the output {name} was not computed: it is in a branch that this run did not take");
+                Error::new(ErrorKind::Framework, text)
+            })
+        };
+        results.into_iter().zip(&self.names).map(named).collect()
     }
 
     fn execute(
@@ -337,6 +353,10 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // TensorFlow would wait for threads that the child does not have.
+            return;
+        }
         let status = Status::new(self.core());
         // SAFETY: the session is ours, and nobody runs it any more.
         unsafe { (self.runtime.sessions.TF_DeleteSession)(self.raw(), status.raw()) };

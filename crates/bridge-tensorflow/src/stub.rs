@@ -89,7 +89,8 @@ pub(crate) unsafe fn load(path: &Path) -> Result<Library> {
     let name = "tensor-bridge-python";
     let mut file: File = memfd_create(name, MemfdFlags::CLOEXEC).map_err(|error| missing(error.to_string()))?.into();
     file.write_all(&stub).map_err(|error| missing(error.to_string()))?;
-    let stub = format!("/proc/self/fd/{}", file.as_raw_fd());
+    // The loader knows the stub by this name, which must not come to mean another file.
+    let stub = format!("/proc/self/fd/{}", std::mem::ManuallyDrop::new(file).as_raw_fd());
     // SAFETY: the stub has no initialisers; the rest is the caller's obligation.
     let library = unsafe { Library::open(Some(stub), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND) };
     library.map_err(|error| missing(words(error)))

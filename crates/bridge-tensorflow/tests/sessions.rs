@@ -13,7 +13,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 /// y = 2 x + 1, as TensorFlow 2.21 saves it.
 const LINE: &[u8] = include_bytes!("data/line.pb");
 
-/// Beside a placeholder x: `after`, which waits for it, a reference variable `v`, and a string `text`.
+/// A variable `v`, and what was read of it.
+const VARIABLE: &[u8] = include_bytes!("data/variable.pb");
+
+/// Beside a placeholder x: `after`, which waits for it, a `branch` that is never taken, and a string `text`.
 const EDGES: &[u8] = include_bytes!("data/edges.pb");
 
 /// Numbers at an address that 64 divides, and how often such memory was given back.
@@ -170,7 +173,9 @@ fn check(runtime: &'static Runtime) {
     let edges = |outputs: &[&str]| Session::open(runtime, EDGES, std::slice::from_ref(&x), outputs, &options);
     let after = edges(&["after:0"]).unwrap().run(&[("x:0", &fed)]).unwrap().swap_remove(0);
     assert_eq!(take(&plain, &graph, &after).numbers().1, [1.0, 2.0], "what waits for the placeholder runs");
-    refused(edges(&["v:0"]), "the output v:0 is a reference variable");
+    refused(Session::open(runtime, VARIABLE, &[], &["v/read:0"], &options), "the variable v: freeze it");
+    let branch = edges(&["branch:0"]).unwrap().run(&[("x:0", &fed)]).err().unwrap();
+    assert!(branch.to_string().contains("the output branch:0 was not computed"), "{branch}");
     let text = edges(&["text:0"]).err().unwrap();
     assert_eq!(text.kind(), ErrorKind::Dtype);
     assert!(text.to_string().contains("the output text:0"), "{text}");
