@@ -188,8 +188,10 @@ def test_results_outlive_a_function_that_is_called_once(device: str) -> None:
 def test_a_failed_take_leaves_the_result(session: Any) -> None:
     memory = aligned(4)
     memory.flags.writeable = False
-    x = graph.external_input(tf.float32, [4])
-    fetched = session.run(graph.external_output(x), {x.handle: graph.feed(memory)})
+    with tf.device("CPU:0"):
+        x = graph.external_input(tf.float32, [4])
+        y = graph.external_output(x)
+    fetched = session.run(y, {x.handle: graph.feed(memory)})
     with pytest.raises(tb.BridgeBufferError, match="take it as"):
         graph.take(fetched, "torch")
     assert not graph.take(fetched, "numpy").flags.writeable

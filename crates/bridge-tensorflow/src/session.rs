@@ -208,7 +208,9 @@ impl Session {
             let name = CString::new(name.as_str()).expect("it was a C string");
             let (number, zero) =
                 (name.to_string_lossy().replace(['/', ':'], "_"), Tensor::of(self.core(), FLOAT, &[0f32])?);
-            let constant = Node { types: &[(c"dtype", FLOAT)], tensors: &[(c"value", &zero)], ..Node::default() };
+            let (types, tensors) = (&[(c"dtype", FLOAT)], &[(c"value", &zero)]);
+            // On the host: on a GPU it would keep memory as long as the session lives.
+            let constant = Node { types, tensors, device: Some(devices::HOST), ..Node::default() };
             let constant = self.graph.add(c"Const", &format!("tensor_bridge/zero{number}"), &constant)?;
             let node = Node { inputs: &[constant], device: Some(&name), ..Node::default() };
             let tell = self.graph.add(STREAM.name, &format!("tensor_bridge/stream{number}"), &node)?;
