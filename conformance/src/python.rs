@@ -1,11 +1,12 @@
 //! Frameworks whose tensors are Python objects.
 
-use crate::{Observed, Spec, Subject};
+use crate::{Observed, Spec, Subject, model};
 use bridge_core::{Adapter, Consumer, DType, Device, Error, ErrorKind, Lease, Lent, Pending, Profile, Result, Stream};
 use bridge_pyo3::{PyTensor, framework_error};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 type BoxedAdapter<'py> = Box<dyn Adapter<Tensor = PyTensor<'py>> + 'py>;
@@ -30,23 +31,46 @@ pub struct PySubject<'py> {
 /// Those of the adapter and of the framework; `ValueError` for a name that is none.
 pub fn subject<'py>(py: Python<'py>, name: &str, device: Device) -> PyResult<PySubject<'py>> {
     // Before the adapter: the package says how a framework is to be loaded.
-    let subjects = py.import("tensor_bridge_conformance.subjects")?;
-    let (adapter, class) = adapter(py, name).map_err(|error| {
+    let package = py.import("tensor_bridge_conformance")?;
+    let (adapter, module, class) = adapter(py, name).map_err(|error| {
         pyo3::exceptions::PyRuntimeError::new_err(format!("{name} cannot be tested ({:?}): {error}", error.kind()))
     })?;
-    PySubject::new(adapter, subjects.getattr(class)?.call1((device.to_string(),))?, device)
+    let module = py.import(format!("{}.{module}", package.name()?))?;
+    let subject = PySubject::new(adapter, module.getattr(class)?.call1((device.to_string(),))?, device)?;
+    subject.warm_up().map_err(refused)?;
+    Ok(subject)
 }
 
-/// The adapter with this name, and the class of `subjects.py` that goes with it.
-fn adapter<'py>(py: Python<'py>, name: &str) -> Result<(BoxedAdapter<'py>, &'static str)> {
+/// The adapter with this name, and the module and the class of the package that go with it.
+fn adapter<'py>(py: Python<'py>, name: &str) -> Result<(BoxedAdapter<'py>, &'static str, &'static str)> {
     match name {
-        "torch" => Ok((Box::new(bridge_torch::Torch::new(py)?), "Torch")),
-        "torch-capsules" => Ok((Box::new(bridge_torch::Torch::with_capsules(py)?), "Torch")),
-        "cupy" => Ok((Box::new(bridge_cupy::CuPy::new(py)?), "Cupy")),
-        "numpy" => Ok((Box::new(bridge_numpy::NumPy::new(py)?), "Numpy")),
-        "tensorflow2" => Ok((Box::new(bridge_tensorflow::TensorFlow2::new(py)?), "Tensorflow2")),
+        "torch" => Ok((Box::new(bridge_torch::Torch::new(py)?), "subjects", "Torch")),
+        "torch-capsules" => Ok((Box::new(bridge_torch::Torch::with_capsules(py)?), "subjects", "Torch")),
+        "cupy" => Ok((Box::new(bridge_cupy::CuPy::new(py)?), "subjects", "Cupy")),
+        "numpy" => Ok((Box::new(bridge_numpy::NumPy::new(py)?), "subjects", "Numpy")),
+        "tensorflow2" => Ok((Box::new(bridge_tensorflow::TensorFlow2::new(py)?), "subjects", "Tensorflow2")),
+        "tensorflow1" => Ok((Box::new(bridge_tensorflow::TensorFlow1::new(py)?), "tensorflow1", "Tensorflow1")),
         _ => Err(Error::new(ErrorKind::Missing, format!("there is no adapter {name:?}"))),
     }
+}
+
+/// Of the TensorFlow 1.x in this process, which is loaded: its version, the folder of its libraries, and whether it was
+/// built for CUDA.
+#[pyfunction]
+pub(crate) fn tensorflow1(py: Python<'_>) -> PyResult<(String, PathBuf, bool)> {
+    let runtime = bridge_tensorflow::TensorFlow1::new(py).map_err(refused)?.runtime();
+    Ok((runtime.version().into(), runtime.folder().into(), runtime.capabilities().cuda))
+}
+
+/// The tensor behind a handle that a run of TensorFlow 1.x has given: nothing but the bridge can take it.
+#[pyfunction]
+pub(crate) fn tensorflow1_take(py: Python<'_>, handle: [i32; 2]) -> PyResult<PyTensor<'_>> {
+    let taken = bridge_tensorflow::External::take(handle).and_then(|taken| bridge_tensorflow::Tensor::wrap(py, taken));
+    taken.map_err(refused)
+}
+
+fn refused(error: Error) -> PyErr {
+    pyo3::exceptions::PyRuntimeError::new_err(error.to_string())
 }
 
 fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> PyResult<T> {
@@ -79,6 +103,15 @@ impl<'py> PySubject<'py> {
             harness,
             device,
         })
+    }
+
+    /// Makes a copy: what an adapter keeps for all copies is there before anything is counted.
+    fn warm_up(&self) -> Result<()> {
+        let (shape, strides) = (vec![1], vec![1]);
+        let dtype = self.dtypes[0];
+        let spec = Spec { dtype, shape, strides, offset: 0, base: 1, read_only: false, pending: None };
+        let tensor = self.create(&spec, &vec![0; model::itemsize(dtype)])?;
+        self.compact(&tensor).map(drop)
     }
 
     fn py(&self) -> Python<'py> {
@@ -229,6 +262,7 @@ impl<'py> Subject for PySubject<'py> {
     }
 
     fn import_natively(&self, other: &PyTensor<'py>) -> Option<Result<PyTensor<'py>>> {
-        Some(self.told(self.harness.call_method1(intern!(self.py(), "import_natively"), (other,))))
+        let made = self.told(self.harness.call_method1(intern!(self.py(), "import_natively"), (other,)));
+        if made.as_ref().is_ok_and(|made| made.is_none()) { None } else { Some(made) }
     }
 }

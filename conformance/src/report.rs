@@ -26,6 +26,12 @@ pub struct Host {
     pub python: String,
     /// The versions of the frameworks, by adapter.
     pub versions: BTreeMap<String, String>,
+    /// Why frameworks that are there cannot be used, by adapter.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub refused: BTreeMap<String, String>,
+    /// Why frameworks cannot use the CUDA devices, by adapter.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub host_only: BTreeMap<String, String>,
     /// The version of the CUDA driver.
     pub driver: Option<String>,
     /// The CUDA devices.
@@ -171,7 +177,7 @@ impl Report {
     }
 
     fn heading(&self) -> String {
-        let Host { date, os, cpu, cores, python, versions, driver, gpus } = &self.host;
+        let Host { date, os, cpu, cores, python, versions, driver, gpus, .. } = &self.host;
         let versions: Vec<_> = versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
         let driver = driver.iter().map(|driver| format!("driver {driver}"));
         let host: Vec<_> =

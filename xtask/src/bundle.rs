@@ -1,7 +1,7 @@
 //! The folder that everything with a framework in it runs from, here and on hosts without Rust.
 
 use crate::run::{Result, at, cargo, code, program, root, run, status, target};
-use crate::venv;
+use crate::{tensorflow1, venv};
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,15 +9,24 @@ use std::process::ExitCode;
 /// The most that a bundle may take.
 const LIMIT: u64 = 60 << 20;
 
-/// Extension modules: the library that cargo builds, and its place in the bundle.
-const MODULES: [(&str, &str); 2] = [
+/// What cargo is told, in one call each: extension modules, and the library with a C interface, whose dependencies go
+/// without Python.
+const BUILDS: [&[&str]; 2] = [
+    &["--package", "bridge-python", "--package", "bridge-conformance", "--features", "bridge-conformance/python"],
+    &["--package", "bridge-capi"],
+];
+
+/// The libraries that it builds, and their places in the bundle.
+const LIBRARIES: [(&str, &str); 3] = [
     ("libtensor_bridge.so", "tensor_bridge/_core.abi3.so"),
     ("libbridge_conformance.so", "tensor_bridge_conformance/_conformance.abi3.so"),
+    ("libbridge_capi.so", "tensor_bridge_tf1/libtensor_bridge_tf1.so"),
 ];
 
 /// Sources: folders and files of the repository, and their place in the bundle.
-const SOURCES: [(&str, &str); 6] = [
+const SOURCES: [(&str, &str); 7] = [
     ("crates/bridge-python/python/tensor_bridge", "tensor_bridge"),
+    ("crates/bridge-capi/python/tensor_bridge_tf1", "tensor_bridge_tf1"),
     ("conformance/python", "."),
     ("fixtures", "fixtures"),
     ("LICENSE-MIT", "LICENSE-MIT"),
@@ -25,7 +34,7 @@ const SOURCES: [(&str, &str); 6] = [
     ("README.md", "README.md"),
 ];
 
-/// Builds the extension modules and writes the bundle to `out`, which is replaced.
+/// Builds the libraries and writes the bundle to `out`, which is replaced.
 pub fn write(out: &Path) -> Result<()> {
     build()?;
     if out.exists() {
@@ -39,7 +48,7 @@ pub fn write(out: &Path) -> Result<()> {
     for (source, place) in SOURCES {
         size += copy(&root().join(source), &out.join(place))?;
     }
-    for (library, place) in MODULES {
+    for (library, place) in LIBRARIES {
         size += copy(&target().join("release").join(library), &out.join(place))?;
     }
     println!("{} holds {:.1} MiB", out.display(), size as f64 / f64::from(1 << 20));
@@ -61,10 +70,12 @@ pub fn bench(options: &[String]) -> Result<ExitCode> {
 }
 
 fn script(first: &[&str], report: &str, options: &[String]) -> Result<ExitCode> {
-    let python = venv::ready()?;
+    let python = venv::MAIN.ready()?;
+    let tensorflow1 = tensorflow1::folder_if_any(&python);
     let (bundle, report) = (target().join("bundle"), target().join(report));
     write(&bundle)?;
     let mut command = program(python, &[]);
+    tensorflow1::tell(&mut command, tensorflow1);
     command.arg(bundle.join("conformance.py")).args(first).args(options);
     if !options.iter().any(|option| option == "--report" || option.starts_with("--report=")) {
         command.arg("--report").arg(report);
@@ -73,11 +84,11 @@ fn script(first: &[&str], report: &str, options: &[String]) -> Result<ExitCode> 
 }
 
 fn build() -> Result<()> {
-    let packages = ["--package", "bridge-python", "--package", "bridge-conformance"];
-    let mut command = cargo(&["build", "--release", "--quiet"]);
-    command.args(packages).args(["--features", "bridge-conformance/python"]);
-    // The modules take Python's symbols from the interpreter that loads them, and so need none to be built.
-    run(command.env("PYO3_BUILD_EXTENSION_MODULE", "1").env("PYO3_NO_PYTHON", "1"))
+    BUILDS.iter().try_for_each(|packages| {
+        let mut command = cargo(&["build", "--release", "--quiet"]);
+        // The modules take Python's symbols from the interpreter that loads them, and so need none to be built.
+        run(command.args(*packages).env("PYO3_BUILD_EXTENSION_MODULE", "1").env("PYO3_NO_PYTHON", "1"))
+    })
 }
 
 /// Copies a file, or a folder with all that is in it but compiled Python. Gives the bytes copied.

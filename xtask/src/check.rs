@@ -1,7 +1,7 @@
 //! Everything that can be checked on a machine without a GPU, one line a step.
 
 use crate::run::{Result, ask, cargo, program, target};
-use crate::venv;
+use crate::{tensorflow1, venv};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -11,17 +11,24 @@ use std::time::Instant;
 const OLDEST_RUST: &str = env!("CARGO_PKG_RUST_VERSION");
 
 /// Folders with Python in them.
-const PYTHON: [&str; 2] = ["crates/bridge-python", "conformance/python"];
+const PYTHON: [&str; 3] = ["crates/bridge-python", "crates/bridge-capi/python", "conformance/python"];
+
+/// The package that is built by itself, because no feature of its dependencies may bring Python in.
+const C_INTERFACE: [&str; 2] = ["--package", "bridge-capi"];
+
+/// Packages of Python whose types are checked.
+const TYPED: [&str; 2] = ["crates/bridge-python/python/tensor_bridge", "crates/bridge-capi/python/tensor_bridge_tf1"];
 
 /// A step: its name, and the program that is the step, or why there is none.
 type Step = (&'static str, Result<Command>);
 
 /// Runs every step, whatever becomes of the others.
 pub fn all() -> Result<ExitCode> {
-    let python = venv::ready()?;
+    let python = venv::MAIN.ready()?;
+    let tensorflow1 = tensorflow1::folder_if_any(&python);
     let mut failed = Vec::new();
     let (mut passed, mut left_out) = (0, Vec::new());
-    for (name, step) in steps(&python) {
+    for (name, step) in steps(&python, tensorflow1.as_deref()) {
         let started = Instant::now();
         let (word, output) = match step.map(|mut command| command.output()) {
             Err(reason) => {
@@ -55,9 +62,15 @@ fn skipped(output: &[u8]) -> String {
     lines.map(|line| format!("    {line}\n")).collect()
 }
 
-fn steps(python: &Path) -> Vec<Step> {
+fn steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
     let rust = |arguments: &[&[&str]]| Ok(with(cargo(&arguments.concat()), "PYO3_PYTHON", python));
     let module = |arguments: &[&[&str]]| Ok(program(python, &[&["-m"], &arguments.concat()[..]].concat()));
+    let told = |step: Result<Command>| {
+        step.map(|mut step| {
+            tensorflow1::tell(&mut step, tensorflow1);
+            step
+        })
+    };
     let clippy: &[&str] = &["clippy", "--workspace", "--all-targets", "--quiet"];
     let deny: &[&str] = &["--", "-D", "warnings"];
     let bundle = target().join("bundle");
@@ -65,7 +78,9 @@ fn steps(python: &Path) -> Vec<Step> {
         ("cargo fmt", rust(&[&["fmt", "--check"]])),
         ("cargo clippy", rust(&[clippy, deny])),
         ("cargo clippy, all features", rust(&[clippy, &["--all-features"], deny])),
-        ("cargo test", rust(&[&["test", "--workspace", "--quiet"]])),
+        ("cargo clippy, without Python", rust(&[&["clippy", "--all-targets", "--quiet"], &C_INTERFACE, deny])),
+        ("cargo test", told(rust(&[&["test", "--workspace", "--quiet"]]))),
+        ("cargo test, without Python", told(rust(&[&["test", "--quiet"], &C_INTERFACE]))),
         ("cargo doc", {
             let doc = rust(&[&["doc", "--workspace", "--no-deps", "--quiet"]]);
             doc.map(|doc| with(doc, "RUSTDOCFLAGS", "-D warnings"))
@@ -74,11 +89,15 @@ fn steps(python: &Path) -> Vec<Step> {
         ("cargo deny", dependencies()),
         ("ruff check", module(&[&["ruff", "check"], &PYTHON])),
         ("ruff format", module(&[&["ruff", "format", "--check"], &PYTHON])),
-        ("mypy", module(&[&["mypy", "crates/bridge-python/python/tensor_bridge"]])),
+        ("mypy", module(&[&["mypy"], &TYPED])),
         ("bundle", itself(&["bundle".as_ref(), bundle.as_os_str()])),
         ("pytest", {
-            let pytest = module(&[&["pytest", "-q", "-rs", "crates/bridge-python/tests"]]);
+            let pytest = told(module(&[&["pytest", "-q", "-rs", "crates/bridge-python/tests"]]));
             pytest.map(|pytest| with(pytest, "PYTHONPATH", &bundle))
+        }),
+        ("pytest, Python 3.7", {
+            let pytest = ["-m", "pytest", "-q", "-rs", "crates/bridge-capi/python/tests"];
+            venv::PYTHON37.ready().map(|python| with(program(python, &pytest), "PYTHONPATH", &bundle))
         }),
     ]
 }

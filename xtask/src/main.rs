@@ -3,6 +3,7 @@
 mod bundle;
 mod check;
 mod run;
+mod tensorflow1;
 mod venv;
 
 use clap::{Parser, Subcommand};
@@ -19,7 +20,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Make or complete the virtual environment in target/venv.
+    /// Make or complete the virtual environments in the target folder, and fetch TensorFlow 1.15.
     Setup,
     /// Check everything that can be checked without a GPU.
     Test,
@@ -46,7 +47,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let done = match Cli::parse().task {
-        Task::Setup => venv::ready().map(|_| ExitCode::SUCCESS),
+        Task::Setup => setup().map(|()| ExitCode::SUCCESS),
         Task::Test => check::all(),
         Task::Conformance { options } => bundle::conformance(&options),
         Task::Bench { options } => bundle::bench(&options),
@@ -56,4 +57,14 @@ fn main() -> ExitCode {
         eprintln!("error: {error}");
         ExitCode::FAILURE
     })
+}
+
+/// Everything beside Rust that the other commands need. What some tests can do without is named and left out.
+fn setup() -> run::Result<()> {
+    let python = venv::MAIN.ready()?;
+    tensorflow1::folder_if_any(&python);
+    if let Err(reason) = venv::PYTHON37.ready() {
+        println!("left out: the tests in Python 3.7: {reason}");
+    }
+    Ok(())
 }

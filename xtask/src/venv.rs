@@ -1,47 +1,118 @@
-//! The virtual environment that the suite and the Python tests run in.
+//! The virtual environments that the suite and the Python tests run in.
 
 use crate::run::{Result, ask, at, program, root, run, target};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Requirements for any machine, and those for a machine with a CUDA device.
-const REQUIREMENTS: [&str; 2] = ["xtask/requirements.txt", "xtask/requirements-cuda.txt"];
-
-/// Names under which a Python may be found, the first that works is taken. `$PYTHON` comes before them.
-const PYTHONS: [&str; 6] = ["python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.14"];
-
-/// The Python of the environment, which is made, and completed where the requirements have changed.
-pub fn ready() -> Result<PathBuf> {
-    let venv = target().join("venv");
-    let python = venv.join("bin/python");
-    if !works(&python) {
-        let found = find().ok_or("no Python 3.10 or later with venv was found: install one, or set PYTHON")?;
-        println!("making {} with {found}", venv.display());
-        run(program(&found, &["-m", "venv", "--clear"]).arg(&venv))?;
-    }
-    install(&python, &venv.join("requirements.stamp"))?;
-    Ok(python)
+/// A virtual environment in the target folder.
+pub struct Venv {
+    /// Its folder.
+    name: &'static str,
+    /// What it holds on any machine, and on a machine with a CUDA device.
+    requirements: &'static [&'static str],
+    /// Which Pythons can be used: in words, and as they are asked.
+    python: &'static str,
+    fits: &'static str,
+    /// A variable that names the Python to use.
+    variable: &'static str,
+    /// Names under which such a Python may be found, the first that works is taken.
+    names: &'static [&'static str],
+    /// A folder of pyenv's that holds one begins so.
+    version: &'static str,
+    /// Modules without which it is of no use.
+    essential: &'static [&'static str],
 }
 
-/// Installs what the requirements name, unless the stamp says that this has been done. What cannot be had for this
-/// Python is named and left out.
-fn install(python: &Path, stamp: &Path) -> Result<()> {
-    let files = &REQUIREMENTS[..if has_cuda() { 2 } else { 1 }];
-    let texts = files.iter().map(|file| at(Path::new(file), fs::read_to_string(root().join(file))));
-    let wanted = texts.collect::<Result<String>>()?;
-    if fs::read_to_string(stamp).is_ok_and(|done| done == wanted) {
-        return Ok(());
+/// The one that nearly everything runs in.
+pub const MAIN: Venv = Venv {
+    name: "venv",
+    requirements: &["xtask/requirements.txt", "xtask/requirements-cuda.txt"],
+    python: "Python 3.10 or later with venv",
+    fits: "sys.version_info >= (3, 10)",
+    variable: "PYTHON",
+    names: &["python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.14"],
+    version: "3.1",
+    essential: &[],
+};
+
+/// The one for the package that goes with TensorFlow 1.15.
+pub const PYTHON37: Venv = Venv {
+    name: "venv37",
+    requirements: &["xtask/requirements-python37.txt"],
+    python: "Python 3.7 with venv",
+    fits: "sys.version_info[:2] == (3, 7)",
+    variable: "PYTHON37",
+    names: &["python3.7", "python3"],
+    version: "3.7.",
+    essential: &["pytest", "tensorflow"],
+};
+
+impl Venv {
+    /// The Python of the environment, which is made, and completed where the requirements have changed.
+    ///
+    /// # Errors
+    ///
+    /// Why there is none.
+    pub fn ready(&self) -> Result<PathBuf> {
+        let venv = target().join(self.name);
+        let python = venv.join("bin/python");
+        if !self.works(&python) {
+            let missing = || format!("no {} was found: install one, or set {}", self.python, self.variable);
+            let found = self.find().ok_or_else(missing)?;
+            println!("making {} with {}", venv.display(), found.display());
+            run(program(&found, &["-m", "venv", "--clear"]).arg(&venv))?;
+        }
+        self.install(&python, &venv.join("requirements.stamp"))?;
+        let script = "import importlib.util as u, sys; print(*(m for m in sys.argv[1:] if not u.find_spec(m)))";
+        match ask(program(&python, &["-c", script]).args(self.essential)) {
+            Some(missing) if missing.is_empty() => Ok(python),
+            missing => Err(format!("{} lacks {}", venv.display(), missing.unwrap_or("a working Python".into()))),
+        }
     }
-    let pip = |what: &[&str]| run(program(python, &["-m", "pip", "install", "--quiet"]).args(what));
-    println!("installing what {} name", files.join(" and "));
-    let together: Vec<&str> = files.iter().flat_map(|file| ["-r", file]).collect();
-    if pip(&together).is_ok() {
-        return at(stamp, fs::write(stamp, wanted));
+
+    /// Installs what the requirements name, unless the stamp says that this has been done. What cannot be had for this
+    /// Python is named and left out.
+    fn install(&self, python: &Path, stamp: &Path) -> Result<()> {
+        let files = &self.requirements[..if has_cuda() { self.requirements.len() } else { 1 }];
+        let texts = files.iter().map(|file| at(Path::new(file), fs::read_to_string(root().join(file))));
+        let wanted = texts.collect::<Result<String>>()?;
+        if fs::read_to_string(stamp).is_ok_and(|done| done == wanted) {
+            return Ok(());
+        }
+        let pip = |what: &[&str]| run(program(python, &["-m", "pip", "install", "--quiet"]).args(what));
+        println!("installing what {} name", files.join(" and "));
+        let together: Vec<&str> = files.iter().flat_map(|file| ["-r", file]).collect();
+        if pip(&together).is_ok() {
+            return at(stamp, fs::write(stamp, wanted));
+        }
+        println!("not everything can be had together: trying one by one");
+        let left_out: Vec<&str> = requirements(&wanted).filter(|one| pip(&[one]).is_err()).collect();
+        println!("left out: {}", left_out.join(", "));
+        Ok(())
     }
-    println!("not everything can be had together: trying one by one");
-    let left_out: Vec<&str> = requirements(&wanted).filter(|one| pip(&[one]).is_err()).collect();
-    println!("left out: {}", left_out.join(", "));
-    Ok(())
+
+    fn find(&self) -> Option<PathBuf> {
+        let chosen = std::env::var_os(self.variable).map(PathBuf::from);
+        let named = self.names.iter().map(PathBuf::from);
+        chosen.into_iter().chain(named).chain(self.of_pyenv()).find(|python| self.works(python))
+    }
+
+    /// Those that pyenv has installed, the newest first as far as their names say it.
+    fn of_pyenv(&self) -> Vec<PathBuf> {
+        let top = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
+        let top = top.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".pyenv")));
+        let folders = top.and_then(|top| fs::read_dir(top.join("versions")).ok()).into_iter().flatten().flatten();
+        let fitting = folders.filter(|folder| folder.file_name().to_string_lossy().starts_with(self.version));
+        let mut found: Vec<_> = fitting.map(|folder| folder.path().join("bin/python")).collect();
+        found.sort_by(|one, other| other.cmp(one));
+        found
+    }
+
+    /// Whether this is a Python that can be used. A shim that only stands for a Python is run to see.
+    fn works(&self, python: &Path) -> bool {
+        let script = format!("import sys, ssl, venv, ensurepip; print({})", self.fits);
+        ask(&mut program(python, &["-c", &script])).is_some_and(|answer| answer == "True")
+    }
 }
 
 /// The requirements in the text of a requirements file.
@@ -49,19 +120,8 @@ fn requirements(text: &str) -> impl Iterator<Item = &str> {
     text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
-fn find() -> Option<String> {
-    let chosen = std::env::var("PYTHON").ok();
-    chosen.into_iter().chain(PYTHONS.map(String::from)).find(|name| works(Path::new(name)))
-}
-
-/// Whether this is a Python that can be used. A shim that only stands for a Python is run to see.
-fn works(python: &Path) -> bool {
-    let script = "import sys, ssl, venv, ensurepip; print(sys.version_info >= (3, 10))";
-    ask(&mut program(python, &["-c", script])).is_some_and(|answer| answer == "True")
-}
-
 /// Whether there is a CUDA device, as far as can be seen without loading its driver.
-fn has_cuda() -> bool {
+pub fn has_cuda() -> bool {
     let listed = fs::read_dir("/proc/driver/nvidia/gpus").is_ok_and(|mut gpus| gpus.next().is_some());
     listed
         || Path::new("/dev/nvidia0").exists()
@@ -80,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_program_that_is_no_python_is_skipped() {
-        assert!(!works(Path::new("/bin/false")));
-        assert!(!works(Path::new("/nowhere/python3")));
+        assert!(!MAIN.works(Path::new("/bin/false")));
+        assert!(!MAIN.works(Path::new("/nowhere/python3")));
     }
 }

@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import json
 import os
 import platform
+import subprocess
+import sys
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+#: What TensorFlow 1.15 looks for before it uses a CUDA device.
+CUDA_10 = [
+    *(f"lib{name}.so.10.0" for name in ("cudart", "cublas", "cufft", "curand", "cusolver", "cusparse")),
+    "libcudnn.so.7",
+]
+
 
 def describe(adapters: list[dict[str, Any]]) -> dict[str, Any]:
-    """Describe the host, and which of ``adapters`` (name, module, distributions) have their framework installed."""
+    """Describe the host, and which of ``adapters`` have their framework installed.
+
+    They are given by name, and by module and distributions or by the variable that names a folder.
+    """
     driver, gpus = _cuda()
-    versions = {adapter["name"]: _version(adapter["module"], adapter["distributions"]) for adapter in adapters}
+    versions: dict[str, str | None] = {}
+    refused: dict[str, str | None] = {}
+    host_only: dict[str, str | None] = {}
+    for adapter in adapters:
+        name = adapter["name"]
+        if "module" in adapter:
+            versions[name] = _version(adapter["module"], adapter["distributions"])
+        elif os.environ.get(adapter["variable"]):
+            versions[name], refused[name], host_only[name] = _libraries()
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "os": _system(),
@@ -23,6 +43,8 @@ def describe(adapters: list[dict[str, Any]]) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
         "versions": {name: version for name, version in versions.items() if version},
+        "refused": {name: reason for name, reason in refused.items() if reason},
+        "host_only": {name: reason for name, reason in host_only.items() if reason},
         "driver": driver,
         "gpus": gpus,
     }
@@ -37,6 +59,37 @@ def _version(module: str, distributions: list[str]) -> str | None:
         except metadata.PackageNotFoundError:
             continue
     return "unknown"
+
+
+def _libraries() -> tuple[str | None, str | None, str | None]:
+    """The version that the libraries of TensorFlow 1.x say, or why they cannot be used, or not on a CUDA device.
+
+    A process of its own loads them.
+    """
+    path = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})"
+    command = [sys.executable, "-c", f"{path}; from {__name__} import tell_tensorflow1; tell_tensorflow1()"]
+    child = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    said = (child.stdout if child.returncode == 0 else child.stderr).strip().splitlines()
+    if child.returncode:
+        last = said[-1].removeprefix("RuntimeError: ") if said else f"it ends a process with {child.returncode}"
+        return None, last, None
+    version, missing = json.loads(said[-1])
+    return version, None, missing
+
+
+def tell_tensorflow1() -> None:
+    """Print the version of TensorFlow 1.x, and what it lacks to use a CUDA device."""
+    from tensor_bridge_conformance import _conformance
+
+    version, _, cuda = _conformance.tensorflow1()
+    missing = None if cuda else "it is a build without CUDA: the wheel tensorflow-gpu has one"
+    for library in CUDA_10 if cuda else []:
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            missing = f"it needs CUDA 10.0 and cuDNN 7, and {library} is not found: see LD_LIBRARY_PATH"
+            break
+    print(json.dumps([version, missing]))
 
 
 def _field(path: str, key: str, separator: str) -> str | None:

@@ -1,7 +1,8 @@
 """Whether memory stays where it was: very many transfers each way, with the memory of host and device before and after.
 
-Every transfer makes a view and drops it. Before a figure is taken, a part of the transfers has run already, so that
-caches and pools have what they will keep.
+Every transfer makes a view and drops it, and every run of a session of TensorFlow 1.x makes two: of what it is fed, and
+of what it gives. Before a figure is taken, a part of the transfers has run already, so that caches and pools have what
+they will keep.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path as File
 from typing import Any
 
 from tensor_bridge_conformance import host
@@ -30,19 +31,23 @@ SLACK = 4 << 20
 
 @dataclass
 class Row:
-    """One pair: bytes after the transfers less bytes before, and views that were not given back."""
+    """One path: bytes after the transfers less bytes before, and how many views were made and given back."""
 
     path: str
     transfers: int
     seconds: float
     host_bytes: int
     framework_bytes: dict[str, int]
-    views: int
+    made: int
+    returned: int
+    #: Views that a transfer makes.
+    each: int
 
     @property
     def passed(self) -> bool:
-        """Whether everything is back."""
-        return self.host_bytes <= SLACK and not any(self.framework_bytes.values()) and self.views == 0
+        """Whether everything was lent, and is back."""
+        counted = self.made == self.returned == self.each * self.transfers
+        return self.host_bytes <= SLACK and not any(self.framework_bytes.values()) and counted
 
 
 @dataclass
@@ -55,20 +60,37 @@ class Framework:
     used: Callable[[], int]
 
 
+@dataclass
+class Path:
+    """A way to go: its name, what is done once, what is done with it again and again, and how often."""
+
+    name: str
+    make: Callable[[], Any]
+    take: Callable[[Any], Any]
+    times: int
+    #: Views that it makes each time.
+    each: int = 1
+
+
 def main(argv: list[str]) -> int:
     """Run, print a table, write ``soak.json`` and ``soak.md``. Gives 0 when all memory is back."""
     parser = argparse.ArgumentParser(prog="--soak", description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--transfers", type=int, default=1_000_000, help="for each pair (default: 1,000,000)")
+    parser.add_argument("--runs", type=int, default=100_000, help="of a session of TensorFlow 1.x (default: 100,000)")
+    parser.add_argument("--only", metavar="PATH", help="the one path to take, such as session or torch:numpy")
     parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write soak.json")
     options = parser.parse_args(argv)
-    frameworks = [made for make in (_torch, _cupy, _numpy, _tensorflow) if (made := make(options.device))]
-    pairs = [(source, target) for source in frameworks for target in frameworks if source is not target]
-    rows = [_soak(source, target, frameworks, options.transfers) for source, target in pairs]
+    makers = (_torch, _cupy, _numpy, _tensorflow, _tensorflow1)
+    frameworks = [made for make in makers if (made := make(options.device))]
+    paths = _pairs(frameworks, options.transfers) + _sessions(frameworks, options.runs)
+    if options.only:
+        paths = [path for path in paths if path.name == options.only.replace(":", "→")]
+    rows = [_soak(path, frameworks) for path in paths]
     about = host.describe(_FRAMEWORKS)
     table = _markdown(about, rows)
     print(table)
-    report = Path(options.report)
+    report = File(options.report)
     report.mkdir(parents=True, exist_ok=True)
     data = {"schema": 1, "host": about, "rows": [asdict(row) | {"passed": row.passed} for row in rows]}
     (report / "soak.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
@@ -76,11 +98,12 @@ def main(argv: list[str]) -> int:
     return 0 if rows and all(row.passed for row in rows) else 1
 
 
-_FRAMEWORKS = [
+_FRAMEWORKS: list[dict[str, Any]] = [
     {"name": "torch", "module": "torch", "distributions": ["torch"]},
     {"name": "cupy", "module": "cupy", "distributions": ["cupy-cuda13x", "cupy-cuda12x", "cupy"]},
     {"name": "numpy", "module": "numpy", "distributions": ["numpy"]},
     {"name": "tensorflow2", "module": "tensorflow", "distributions": ["tensorflow", "tensorflow-cpu"]},
+    {"name": "tensorflow1", "variable": "TENSOR_BRIDGE_TENSORFLOW1"},
 ]
 
 
@@ -140,42 +163,92 @@ def _tensorflow(device: str) -> Framework | None:
     return Framework("tensorflow2", make, bridge.to_tensorflow, used)
 
 
-def _soak(source: Framework, target: Framework, frameworks: list[Framework], transfers: int) -> Row:
+def _tensorflow1(device: str) -> Framework | None:
+    """TensorFlow 1.x, whose tensors come out of a session. On a GPU nobody but the driver counts its memory."""
+    bridge = _module("tensor_bridge")
+    torch, tensorflow1 = _module("torch"), _module("tensor_bridge.tensorflow1")
+    if torch is None or not os.environ.get("TENSOR_BRIDGE_TENSORFLOW1"):
+        return None
+    session = tensorflow1.Session(_square_plus_itself(), {"x:0": ("float32", [None])}, "y:0")
+
+    def make() -> Any:
+        return session.run({"x:0": torch.zeros(ELEMENTS, device=device)})[0]
+
+    def used() -> int:
+        if device == "cpu":
+            return 0
+        free, whole = torch.cuda.mem_get_info()
+        return int(whole - free)
+
+    return Framework("tensorflow1", make, lambda tensor: bridge.convert(tensor, "tensorflow1"), used)
+
+
+def _square_plus_itself() -> bytes:
+    """A serialised ``GraphDef``: y = x x + x. On a GPU that TensorFlow 1.x does not know, few kernels are compiled."""
+
+    def field(number: int, content: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(content)]) + content
+
+    def node(name: bytes, operation: bytes, inputs: list[bytes], attribute: bytes) -> bytes:
+        float32 = bytes([6 << 3, 1])
+        types = field(5, field(1, attribute) + field(2, float32))
+        return field(1, field(1, name) + field(2, operation) + b"".join(field(3, each) for each in inputs) + types)
+
+    x = node(b"x", b"Placeholder", [], b"dtype")
+    return x + node(b"square", b"Mul", [b"x", b"x"], b"T") + node(b"y", b"Add", [b"square", b"x"], b"T")
+
+
+def _pairs(frameworks: list[Framework], times: int) -> list[Path]:
+    pairs = [(source, target) for source in frameworks for target in frameworks if source is not target]
+    return [Path(f"{source.name}→{target.name}", source.make, target.take, times) for source, target in pairs]
+
+
+def _sessions(frameworks: list[Framework], times: int) -> list[Path]:
+    """Runs of a session on a tensor of PyTorch, whose result PyTorch takes."""
+    named = {framework.name: framework for framework in frameworks}
+    if not {"torch", "tensorflow1"} <= named.keys():
+        return []
+    tensorflow1 = _module("tensor_bridge.tensorflow1")
+    session = tensorflow1.Session(_square_plus_itself(), {"x:0": ("float32", [None])}, "y:0")
+    return [Path("session", named["torch"].make, lambda x: session.run({"x:0": x}, "torch"), times, 2)]
+
+
+def _soak(path: Path, frameworks: list[Framework]) -> Row:
+    def memory() -> tuple[int, dict[str, int], int, int]:
+        made, alive = _settled()
+        return _resident(), {framework.name: framework.used() for framework in frameworks}, made, alive
+
     def run(times: int) -> None:
-        tensor = source.make()
         for _ in range(times):
-            target.take(tensor)
+            path.take(tensor)
 
-    def memory() -> tuple[int, dict[str, int], int]:
-        stats = _settled()
-        return _resident(), {framework.name: framework.used() for framework in frameworks}, stats
-
-    run(WARM_UP)
+    tensor = path.make()
+    run(min(WARM_UP, path.times))
     memory()
-    host_before, before, views_before = memory()
+    host_before, before, made_before, alive_before = memory()
     started = time.perf_counter()
-    run(transfers)
+    run(path.times)
     seconds = time.perf_counter() - started
-    host_after, after, views_after = memory()
+    host_after, after, made_after, alive_after = memory()
     differences = {name: after[name] - before[name] for name in before}
-    path = f"{source.name}→{target.name}"
-    return Row(path, transfers, seconds, host_after - host_before, differences, views_after - views_before)
+    made = made_after - made_before
+    returned = made - (alive_after - alive_before)
+    return Row(path.name, path.times, seconds, host_after - host_before, differences, made, returned, path.each)
 
 
-def _settled() -> int:
-    """The views that are alive, when garbage is collected and nothing waits for the device any more."""
+def _settled() -> tuple[int, int]:
+    """The views that were made, and those alive when garbage is collected and nothing waits for the device any more."""
     bridge = importlib.import_module("tensor_bridge")
     gc.collect()
     patience = time.monotonic() + 10
     while bridge.stats()["retired"] and time.monotonic() < patience:
         time.sleep(0.01)
     stats = bridge.stats()
-    alive: int = stats["leased"] - stats["released"] + stats["retired"] + stats["lost"]
-    return alive
+    return stats["leased"], stats["leased"] - stats["released"] + stats["retired"] + stats["lost"]
 
 
 def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    pages = int(File("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -184,11 +257,12 @@ def _markdown(about: dict[str, Any], rows: list[Row]) -> str:
     where = "; ".join([*about["gpus"], about["cpu"]])
     lines = [f"{where}; Python {about['python']}; {versions}; {about['date']}", ""]
     lines += [
-        "| path | transfers | s | host, bytes | device, bytes | views left | verdict |",
-        "|---|--:|--:|--:|--:|--:|---|",
+        "| path | transfers | s | host, bytes | device, bytes | views made | given back | verdict |",
+        "|---|--:|--:|--:|--:|--:|--:|---|",
     ]
     for row in rows:
         device = sum(row.framework_bytes.values())
-        figures = f"{row.transfers:,} | {row.seconds:.1f} | {row.host_bytes:+,} | {device:+,} | {row.views}"
-        lines.append(f"| {row.path} | {figures} | {'back' if row.passed else 'NOT BACK'} |")
+        memory = f"{row.seconds:.1f} | {row.host_bytes:+,} | {device:+,}"
+        counts = f"{row.made:,} | {row.returned:,} | {'back' if row.passed else 'NOT BACK'}"
+        lines.append(f"| {row.path} | {row.transfers:,} | {memory} | {counts} |")
     return "\n".join(lines) + "\n"

@@ -14,6 +14,7 @@ import importlib
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,11 +44,15 @@ def pattern(byte: int, size: int) -> int:
     return int.from_bytes(bytes([byte]) * size, "little", signed=True)
 
 
-def lent(tensor: Any) -> Any:
-    """What a framework's own ``from_dlpack`` takes of the tensor: on a GPU TensorFlow gives nothing but a capsule."""
+def taken(take: Callable[[Any], Any], tensor: Any) -> Any:
+    """What a framework's own ``from_dlpack`` makes of a tensor; ``None`` of one that does not know DLPack.
+
+    On a GPU TensorFlow gives nothing but a capsule.
+    """
     tensorflow = sys.modules.get("tensorflow")
-    on_gpu = tensorflow is not None and tensorflow.is_tensor(tensor) and "GPU" in tensor.device
-    return tensorflow.experimental.dlpack.to_dlpack(tensor) if on_gpu else tensor  # type: ignore[union-attr]
+    if tensorflow is not None and tensorflow.is_tensor(tensor) and "GPU" in tensor.device:
+        return take(tensorflow.experimental.dlpack.to_dlpack(tensor))
+    return take(tensor) if hasattr(tensor, "__dlpack__") else None
 
 
 class Torch:
@@ -166,7 +171,7 @@ class Torch:
         return used
 
     def import_natively(self, other: Any) -> Any:
-        return self.torch.from_dlpack(lent(other))
+        return taken(self.torch.from_dlpack, other)
 
 
 class Arrays:
@@ -222,7 +227,7 @@ class Arrays:
         into.view(bits.dtype).reshape(bits.shape)[...] = bits
 
     def import_natively(self, other: Any) -> Any:
-        return self.module.from_dlpack(lent(other))
+        return taken(self.module.from_dlpack, other)
 
 
 class Numpy(Arrays):
@@ -558,6 +563,8 @@ class Tensorflow2:
         return used
 
     def import_natively(self, other: Any) -> Any:
+        if not hasattr(other, "__dlpack__"):
+            return None
         # On a GPU without any waiting, as TensorFlow's documentation has it: it names no stream to wait for.
         capsule = other.__dlpack__(stream=-1) if self.cuda else other.__dlpack__()
         return self.tf.experimental.dlpack.from_dlpack(capsule)

@@ -222,9 +222,10 @@ fn no_common_dtype(caps: &Caps) -> Option<&'static str> {
 
 fn no_streams(caps: &Caps) -> Option<&'static str> {
     let host = caps.device.kind == DeviceKind::CPU;
-    let single = caps.from.streams == 0 && caps.to.streams == 0;
+    // Two frameworks with one stream each have two.
+    let single = caps.same_framework() && caps.from.streams == 0;
     let why = host.then_some("the device has no streams");
-    why.or(single.then_some("neither side has streams beside its default one")).or_else(|| no_computed_dtype(caps))
+    why.or(single.then_some("both sides have the same single stream")).or_else(|| no_computed_dtype(caps))
 }
 
 fn no_computed_dtype(caps: &Caps) -> Option<&'static str> {

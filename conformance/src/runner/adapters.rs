@@ -10,10 +10,9 @@ use serde::Serialize;
 pub struct Known {
     /// The adapter's name.
     pub name: &'static str,
-    /// The Python module.
-    pub module: &'static str,
-    /// The packages that may have brought it; the first is the one to install.
-    pub distributions: &'static [&'static str],
+    /// Where it is found.
+    #[serde(flatten)]
+    pub origin: Origin,
     /// The kinds of device that its tensors can be on.
     #[serde(skip)]
     pub devices: &'static [DeviceKind],
@@ -22,35 +21,59 @@ pub struct Known {
     pub on_request: bool,
 }
 
+/// Where a framework is found.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(untagged)]
+pub enum Origin {
+    /// In a Python package.
+    Package {
+        /// The Python module.
+        module: &'static str,
+        /// The packages that may have brought it; the first is the one to install.
+        distributions: &'static [&'static str],
+    },
+    /// In a folder that an environment variable names.
+    Folder {
+        /// The variable.
+        variable: &'static str,
+    },
+}
+
+const fn package(module: &'static str, distributions: &'static [&'static str]) -> Origin {
+    Origin::Package { module, distributions }
+}
+
 /// Every framework that the runner knows.
 pub const KNOWN: &[Known] = &[
     Known {
         name: "torch",
-        module: "torch",
-        distributions: &["torch"],
+        origin: package("torch", &["torch"]),
         devices: &[DeviceKind::CPU, DeviceKind::CUDA],
         on_request: false,
     },
     Known {
         name: "cupy",
-        module: "cupy",
-        distributions: &["cupy-cuda13x", "cupy-cuda12x", "cupy"],
+        origin: package("cupy", &["cupy-cuda13x", "cupy-cuda12x", "cupy"]),
         devices: &[DeviceKind::CUDA],
         on_request: false,
     },
-    Known { name: "numpy", module: "numpy", distributions: &["numpy"], devices: &[DeviceKind::CPU], on_request: false },
+    Known { name: "numpy", origin: package("numpy", &["numpy"]), devices: &[DeviceKind::CPU], on_request: false },
     Known {
         name: "tensorflow2",
-        module: "tensorflow",
-        distributions: &["tensorflow", "tensorflow-cpu"],
+        origin: package("tensorflow", &["tensorflow", "tensorflow-cpu"]),
+        devices: &[DeviceKind::CPU, DeviceKind::CUDA],
+        on_request: false,
+    },
+    Known {
+        name: "tensorflow1",
+        origin: Origin::Folder { variable: "TENSOR_BRIDGE_TENSORFLOW1" },
         devices: &[DeviceKind::CPU, DeviceKind::CUDA],
         on_request: false,
     },
     // PyTorch without the C exchange API, as versions before 2.10 are.
     Known {
         name: "torch-capsules",
-        module: "torch",
-        distributions: &["torch"],
+        origin: package("torch", &["torch"]),
         devices: &[DeviceKind::CPU, DeviceKind::CUDA],
         on_request: true,
     },
@@ -66,8 +89,17 @@ impl Known {
                 _ => "host memory only".into(),
             });
         }
-        let missing = !host.versions.contains_key(self.name);
-        missing.then(|| format!("not installed: pip install {}", self.distributions[0]))
+        if host.versions.contains_key(self.name) {
+            return host.host_only.get(self.name).filter(|_| device.kind == DeviceKind::CUDA).cloned();
+        }
+        Some(match (host.refused.get(self.name), self.origin) {
+            (Some(reason), _) => reason.clone(),
+            (None, Origin::Package { distributions, .. }) => format!("not installed: pip install {}", distributions[0]),
+            (None, Origin::Folder { variable }) => format!(
+                "not installed: cargo xtask setup fetches it, or set {variable} to the folder tensorflow_core of a \
+                 TensorFlow 1.15 wheel"
+            ),
+        })
     }
 }
 
@@ -118,7 +150,7 @@ mod tests {
     fn on_the_cpu_cupy_is_left_out() {
         let (pairs, left_out) = select_names("", Device::CPU, &host(&["torch", "numpy", "cupy"], &[])).unwrap();
         assert_eq!(pairs, ["torch:torch", "torch:numpy", "numpy:torch", "numpy:numpy"]);
-        assert_eq!(left_out, ["cupy: no CUDA device", "tensorflow2: not installed: pip install tensorflow"]);
+        assert_eq!(left_out[..2], ["cupy: no CUDA device", "tensorflow2: not installed: pip install tensorflow"]);
     }
 
     #[test]
@@ -126,7 +158,21 @@ mod tests {
         let host = host(&["torch", "tensorflow2"], &["GPU"]);
         let (pairs, left_out) = select_names("", Device::cuda(0), &host).unwrap();
         assert_eq!(pairs, ["torch:torch", "torch:tensorflow2", "tensorflow2:torch", "tensorflow2:tensorflow2"]);
-        assert_eq!(left_out, ["cupy: not installed: pip install cupy-cuda13x", "numpy: host memory only"]);
+        assert_eq!(left_out[..2], ["cupy: not installed: pip install cupy-cuda13x", "numpy: host memory only"]);
+    }
+
+    #[test]
+    fn what_is_no_package_says_where_it_is_looked_for() {
+        let mut host = host(&["numpy"], &[]);
+        let reason = |host: &Host| select_names("--adapters tensorflow1,numpy", Device::CPU, host).unwrap().1;
+        assert!(reason(&host)[0].contains("TENSOR_BRIDGE_TENSORFLOW1"));
+        host.refused.insert("tensorflow1".into(), "this is TensorFlow 1.14.0".into());
+        assert_eq!(reason(&host), ["tensorflow1: this is TensorFlow 1.14.0"]);
+        host.versions.insert("tensorflow1".into(), "1.15.5".into());
+        host.host_only.insert("tensorflow1".into(), "a build without CUDA".into());
+        assert!(reason(&host).is_empty());
+        let on_cuda = select_names("--adapters tensorflow1", Device::cuda(0), &host).unwrap().1;
+        assert_eq!(on_cuda, ["tensorflow1: a build without CUDA"]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod python;
 mod watch;
 mod worker;
 
-pub use adapters::{KNOWN, Known};
+pub use adapters::{KNOWN, Known, Origin};
 pub use options::{Choice, Options, PairName};
 pub use protocol::Message;
 pub use worker::work;

@@ -4,8 +4,8 @@
 //! given back.
 
 use crate::{
-    Access, DType, Device, DeviceKind, Error, ErrorKind, Keep, Layout, Lease, Lent, MAX_NDIM, Memory, Result, Reuse,
-    Stream,
+    Access, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Keep, Layout, Lease, Lent, MAX_NDIM, Memory,
+    Result, Reuse, Stream,
 };
 use dlpark::DlpackFlags;
 pub use dlpark::ffi;
@@ -50,6 +50,24 @@ pub struct Origin {
     pub allocation: Option<Range<usize>>,
     /// What else must live as long as the memory is lent.
     pub keep: Option<Keep>,
+    /// How the tensor is given back where that may not happen on any thread at any time, as when its deleter takes a lock
+    /// that is gone at the end of the process. It may never do it.
+    pub release: Option<Release>,
+}
+
+/// Drops an owner, or leaves it for good.
+pub type Release = fn(Box<dyn Send + Sync>);
+
+/// An owner that is dropped in its own way.
+struct Released {
+    owner: Option<Box<dyn Send + Sync>>,
+    release: Release,
+}
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        self.owner.take().into_iter().for_each(self.release);
+    }
 }
 
 fn broken(text: String) -> Error {
@@ -132,10 +150,19 @@ pub unsafe fn lend<M: ManagedTensorBase>(
     let read_only = managed.flags().contains(DlpackFlags::READ_ONLY);
     let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
     let owner = (managed.into_deleter(), origin.keep);
+    let (stream, reuse) = (origin.stream, origin.reuse);
     // SAFETY: the producer vouches for memory, access and deleter through DLPack's contract, the caller for the stream,
     // the reuse and the allocation; the range was checked above.
-    let memory = unsafe { Memory::new(bytes, device, access, origin.stream, origin.reuse, owner) };
-    Lent::new(dtype, layout, Box::new(memory))
+    let memory: Box<dyn DeviceBuffer> = unsafe {
+        match origin.release {
+            None => Box::new(Memory::new(bytes, device, access, stream, reuse, owner)),
+            Some(release) => {
+                let owner = Released { owner: Some(Box::new(owner)), release };
+                Box::new(Memory::new(bytes, device, access, stream, reuse, owner))
+            }
+        }
+    };
+    Lent::new(dtype, layout, memory)
 }
 
 /// A lease inside a managed tensor that has been handed over, so that it can be had back if the consumer fails without

@@ -1,10 +1,12 @@
 //! Into Python from wherever a deleter is called.
 
 use pyo3::ffi::{
-    Py_IsInitialized, PyErr_Fetch, PyErr_Restore, PyGILState_Ensure, PyGILState_Release, PyGILState_STATE, PyObject,
+    Py_IsInitialized, PyErr_Fetch, PyErr_Restore, PyGILState_Ensure, PyGILState_GetThisThreadState, PyGILState_Release,
+    PyGILState_STATE, PyObject,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
+use std::mem::ManuallyDrop;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
@@ -73,6 +75,24 @@ pub fn with_gil<R>(body: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     let _in_flight = unsafe { InFlight::set_aside() };
     // SAFETY: as above.
     Some(body(unsafe { Python::assume_attached() }))
+}
+
+/// Drops an owner that asks for the GIL by itself and does not look whether the interpreter shuts down, as PyTorch's
+/// tensors do: a thread that waits for it then is ended, in the middle of C++ that cannot be unwound, and the process with
+/// it. So on threads that Python does not know the GIL is taken here; once the interpreter shuts down, the owner is left
+/// to the end of the process.
+pub fn drop_guarded(owner: Box<dyn Send + Sync>) {
+    // SAFETY: the function may be called on any thread at any time.
+    if !unsafe { PyGILState_GetThisThreadState() }.is_null() {
+        return drop(owner);
+    }
+    let mut owner = ManuallyDrop::new(owner);
+    // SAFETY: the owner is dropped once, here or below.
+    let mut drop = || unsafe { ManuallyDrop::drop(&mut owner) };
+    if with_gil(|_| drop()).is_none() && !CLOSED.load(SeqCst) {
+        // There is no interpreter.
+        drop();
+    }
 }
 
 /// Makes the interpreter close the way in before it shuts down. Repeated calls do nothing.

@@ -5,7 +5,7 @@ use bridge_core::{
     Adapter, Consumer, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Profile, Result, Reuse, Stream, Strides,
     Views,
 };
-use bridge_pyo3::{PyAdapter, PyTensor, framework_error, take_capsule};
+use bridge_pyo3::{PyAdapter, PyTensor, drop_guarded, framework_error, take_capsule};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -44,9 +44,21 @@ static NOBODY: LazyLock<Arc<Nobody>> = LazyLock::new(|| Arc::new(Nobody(Views::d
 /// own affair.
 fn origin(device: Device, address: usize) -> Result<Origin> {
     if device.kind != DeviceKind::CUDA {
-        return Ok(Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep: None });
+        return Ok(Origin {
+            stream: None,
+            reuse: Reuse::InStreamOrder,
+            allocation: None,
+            keep: None,
+            release: Some(drop_guarded),
+        });
     }
-    let legacy = Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, allocation: None, keep: None };
+    let legacy = Origin {
+        stream: Some(Stream::LEGACY),
+        reuse: Reuse::Unknown,
+        allocation: None,
+        keep: None,
+        release: Some(drop_guarded),
+    };
     if address == 0 {
         return Ok(legacy);
     }

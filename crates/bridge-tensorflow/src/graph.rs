@@ -34,8 +34,8 @@ struct NodeDef {
     op: String,
 }
 
-/// Operations whose results change after they are read.
-const VARIABLES: [&str; 3] = ["Variable", "VariableV2", "TemporaryVariable"];
+/// Operations that are variables. Those of references change after they are read, and none has a value here.
+const VARIABLES: [&str; 4] = ["Variable", "VariableV2", "TemporaryVariable", "VarHandleOp"];
 
 /// What an operation is made of.
 #[derive(Default)]

@@ -1,6 +1,10 @@
 //! Giving memory back when TensorFlow needs it no more.
 
+#[cfg(feature = "python")]
+use bridge_pyo3::drop_guarded as drop_owner;
 use std::ffi::c_void;
+#[cfg(not(feature = "python"))]
+use std::mem::drop as drop_owner;
 use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -37,11 +41,11 @@ fn drop_elsewhere(owner: Owner) {
     let start = || {
         let (sender, owners) = channel::<Owner>();
         let thread = thread::Builder::new().name("tensor-bridge-release".into());
-        thread.spawn(move || owners.into_iter().for_each(drop)).ok().map(|_| sender)
+        thread.spawn(move || owners.into_iter().for_each(drop_owner)).ok().map(|_| sender)
     };
     match THREAD.get_or_init(start) {
         // The thread never ends, so it takes everything.
         Some(sender) => drop(sender.send(owner)),
-        None => drop(owner),
+        None => drop_owner(owner),
     }
 }

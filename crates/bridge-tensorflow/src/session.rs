@@ -101,7 +101,8 @@ impl Session {
     /// # Errors
     ///
     /// [`ErrorKind::Argument`] for bytes that are no `GraphDef`, for a graph with variables or without a tensor that is
-    /// named, and for an input that is named twice; [`ErrorKind::Dtype`] for inputs and outputs of a dtype
+    /// named, and for an input that is named twice; [`ErrorKind::Device`] for a GPU that is not there;
+    /// [`ErrorKind::Dtype`] for inputs and outputs of a dtype
     /// that cannot cross; and what TensorFlow reports.
     pub fn open(
         runtime: &'static Runtime,
@@ -154,6 +155,7 @@ impl Session {
     }
 
     fn empty(runtime: &'static Runtime, options: &SessionOptions) -> Result<Self> {
+        check_devices(runtime, options)?;
         let (sessions, status) = (&runtime.sessions, Status::new(&runtime.core));
         let (graph, config) = (Definition::new(runtime), options.serialised());
         // SAFETY: the options are ours until they are deleted, the bytes are copied, and the graph lives longer than the
@@ -362,6 +364,22 @@ impl Drop for Session {
         let status = Status::new(self.core());
         // SAFETY: the session is ours, and nobody runs it any more.
         unsafe { (self.runtime.sessions.TF_DeleteSession)(self.raw(), status.raw()) };
+    }
+}
+
+/// TensorFlow 1.x ends the process when it is to use a GPU that is not there.
+fn check_devices(runtime: &Runtime, options: &SessionOptions) -> Result<()> {
+    let named = options.visible_devices.iter().flatten();
+    if !runtime.capabilities().cuda || named.clone().next().is_none() {
+        return Ok(());
+    }
+    let count = bridge_cuda::device_count();
+    match named.copied().find(|number| *number as usize >= count) {
+        None => Ok(()),
+        Some(number) => {
+            let text = format!("there is no GPU {number} to be made visible: this process sees {count} CUDA device(s)");
+            Err(Error::new(ErrorKind::Device, text))
+        }
     }
 }
 

@@ -1,9 +1,9 @@
 //! Out of PyTorch.
 
 use crate::runtime::{Runtime, raised};
-use bridge_core::dlpack::Origin;
+use bridge_core::dlpack::{Origin, Release};
 use bridge_core::{Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream};
-use bridge_pyo3::{Owner, PyTensor, call, not_a_tensor};
+use bridge_pyo3::{Owner, PyTensor, call, drop_guarded, not_a_tensor};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyString};
@@ -29,7 +29,9 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
 /// or where it is a view of this adapter, whose lease sees to it.
 fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, storage: &PyTensor<'_>, device: Device) -> Result<Origin> {
     let keep = Some(Arc::new(Owner::new(storage)) as Keep);
-    let host = Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep };
+    // PyTorch takes the GIL when the last reference goes.
+    let release = Some(drop_guarded as Release);
+    let host = Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep, release };
     if device.kind != DeviceKind::CUDA {
         return Ok(host);
     }

@@ -22,7 +22,7 @@ fn lease(recorder: &Arc<Recorder>, read_only: bool) -> Lease {
 }
 
 fn host(_: Device, _: usize) -> bridge_core::Result<Origin> {
-    Ok(Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep: None })
+    Ok(Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep: None, release: None })
 }
 
 fn there_and_back<M: ManagedTensorBase>(keeps_flags: bool) {
@@ -74,7 +74,13 @@ fn views_outside_the_allocation_are_refused_and_given_back() {
         let (managed, handover) = wrap::<DLManagedTensorVersioned>(lease(&recorder, false));
         drop(handover);
         let origin = |_, _| {
-            Ok(Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: Some(allocation.clone()), keep: None })
+            Ok(Origin {
+                stream: None,
+                reuse: Reuse::InStreamOrder,
+                allocation: Some(allocation.clone()),
+                keep: None,
+                release: None,
+            })
         };
         // SAFETY: as above.
         let lent = unsafe { lend(managed, origin) };

@@ -1,0 +1,83 @@
+"""Makes the wheel: the package, and the library beside it.
+
+The library is built with cargo, or is the file that TENSOR_BRIDGE_TF1_LIBRARY names. Nothing of it depends on a version
+of Python, so one wheel serves all: ``py3-none-linux_x86_64``.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Tuple
+
+from setuptools import Distribution, setup
+from setuptools.command.build_py import build_py
+from setuptools.command.install import install
+from wheel.bdist_wheel import bdist_wheel
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent.parent
+
+
+def library() -> Path:
+    """The file of the library."""
+    named = os.environ.get("TENSOR_BRIDGE_TF1_LIBRARY")
+    if named:
+        return Path(named)
+    if not (ROOT / "Cargo.toml").is_file():
+        raise SystemExit("the sources of the library are not there: build in the checkout, with pip 21.3 or later")
+    # By itself: together with others of the workspace it would get the features that they want.
+    subprocess.check_call(["cargo", "build", "--release", "--package", "bridge-capi"], cwd=str(ROOT))
+    return ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release" / "libbridge_capi.so"
+
+
+class WithLibrary(build_py):
+    """The package with the library in it."""
+
+    def run(self) -> None:
+        """Copy both."""
+        super().run()
+        shutil.copyfile(str(library()), str(Path(self.build_lib) / "tensor_bridge_tf1" / "libtensor_bridge_tf1.so"))
+
+
+class NotPure(Distribution):
+    """A package in which there is more than Python."""
+
+    def has_ext_modules(self) -> bool:
+        """Say so."""
+        return True
+
+
+class BesideLibraries(install):
+    """Where packages go that are not for every platform; older versions look for modules in C to know that."""
+
+    def finalize_options(self) -> None:
+        """Go there."""
+        super().finalize_options()
+        self.install_lib = self.install_platlib
+
+
+class ForEveryPython(bdist_wheel):
+    """A wheel for one platform and every Python."""
+
+    def get_tag(self) -> Tuple[str, str, str]:
+        """The tag of the wheel."""
+        return "py3", "none", "linux_x86_64"
+
+
+setup(
+    name="tensor-bridge-tf1",
+    version=re.findall(r'__version__ = "(.+)"', (HERE / "tensor_bridge_tf1" / "__init__.py").read_text())[0],
+    description="GPU tensors of other frameworks in the graphs of TensorFlow 1.15, in place",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="MIT OR Apache-2.0",
+    python_requires=">=3.6",
+    install_requires=["numpy"],
+    packages=["tensor_bridge_tf1"],
+    package_data={"tensor_bridge_tf1": ["py.typed"]},
+    distclass=NotPure,
+    cmdclass={"build_py": WithLibrary, "install": BesideLibraries, "bdist_wheel": ForEveryPython},
+    classifiers=["Programming Language :: Python :: 3", "Programming Language :: Rust", "Typing :: Typed"],
+)

@@ -1,0 +1,262 @@
+"""Tensors of other frameworks inside the graphs of TensorFlow 1.15, in place.
+
+A graph is built once and run many times, and the ``feed_dict`` of a session copies through the host. So what is fed and
+fetched here is a handle, a tensor of two ``int32`` in host memory, and the tensor itself stays where it is::
+
+    import tensor_bridge_tf1 as tb
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        handle = tb.placeholder()
+        x = tb.external_input(tf.float32, [None, 4], handle)
+        y = tb.external_output(2 * x + 1)
+        fetched = session.run(y, {handle: tb.feed(torch_tensor)})
+        result = torch.utils.dlpack.from_dlpack(tb.take(fetched))
+
+A graph that was saved is used as it is: the external input takes the place of its placeholder::
+
+    x = tb.external_input(tf.float32, [None, 4])
+    (y,) = tf.import_graph_def(graph_def, input_map={"x:0": x}, return_elements=["y:0"])
+    fetched = session.run(tb.external_output(y), {x.handle: tb.feed(torch_tensor)})
+
+With ``tf.enable_eager_execution()`` both operations are executed at once::
+
+    x = tb.external_input(tf.float32, [None, 4], tb.feed(torch_tensor))
+    result = torch.utils.dlpack.from_dlpack(tb.take(tb.external_output(2 * x + 1)))
+"""
+
+import ctypes
+import warnings
+from typing import Any, Dict, Optional
+
+import numpy as np
+
+from . import _sources
+from ._graph import INPUT, OUTPUT, Operations
+from ._library import COUNTS, Counts, Info, Owned, library
+from ._taken import Taken
+from .errors import (
+    BridgeBufferError,
+    BridgeError,
+    BridgeImportError,
+    BridgeRuntimeError,
+    BridgeTypeError,
+    BridgeValueError,
+    of_kind,
+)
+
+__all__ = [
+    "BridgeBufferError",
+    "BridgeError",
+    "BridgeImportError",
+    "BridgeRuntimeError",
+    "BridgeTypeError",
+    "BridgeValueError",
+    "Feed",
+    "Taken",
+    "external_input",
+    "external_output",
+    "feed",
+    "placeholder",
+    "stats",
+    "take",
+]
+
+__version__ = "0.1.0"
+
+#: What ``copy`` may be, with the numbers that the library has for it.
+_COPY = {None: 0, True: 1, False: 2}
+
+
+class Feed(np.ndarray):
+    """A tensor that is fed: the two numbers of its handle.
+
+    Runs can read the tensor as long as this object lives, any number of times. They keep the memory themselves for as
+    long as they need it.
+    """
+
+    _kept: Optional[Owned] = None
+
+    def __array_finalize__(self, other: Any) -> None:
+        """Views and copies keep the tensor as well."""
+        self._kept = getattr(other, "_kept", None)
+
+    def __reduce__(self) -> Any:
+        """Refuse: a handle means something in this process alone."""
+        raise TypeError("what is fed cannot leave the process: feed the tensor there")
+
+
+def feed(x: Any, *, copy: Optional[bool] = None) -> Feed:
+    """Feed ``x`` in place: what a run is given for a handle.
+
+    ``x`` is a NumPy array, a DLPack capsule (which is used up), or an object with ``__dlpack__`` or
+    ``__cuda_array_interface__``, such as a tensor of PyTorch or CuPy. TensorFlow's stream waits, on the device, for the
+    work on it that is under way now. A bare capsule does not say where that is: order it before the legacy default
+    stream.
+
+    TensorFlow takes compact tensors at addresses that 64 divides, and a copy of others, which is made in host memory by
+    this package and on a CUDA device by the framework of ``x``. ``copy=True`` has one made in any case, and
+    ``copy=False`` refuses what would need one. A run that reads a handle whose ``Feed`` is gone fails and says so.
+    """
+    operations = _ready()
+    try:
+        number = _COPY[copy]
+    except (KeyError, TypeError):
+        raise _argument(f"copy is {copy!r}: it must be True, False or None") from None
+    x = _sources.resolved(x, copy)
+    try:
+        kept = _feed(operations, x, number)
+    except BridgeBufferError as error:
+        x = None if error.kind != "copy_needed" or copy is False else _sources.copied(x)
+        if x is None:
+            raise
+        kept = _feed(operations, x, _COPY[None])
+    numbers = (ctypes.c_int32 * 2)()
+    library().external_handle(kept, numbers)
+    fed: Feed = np.array(numbers, dtype=np.int32).view(Feed)
+    fed._kept = kept
+    return fed
+
+
+def _feed(operations: Operations, x: Any, copy: int) -> Owned:
+    kept = Owned("external_drop")
+    with _sources.lent(x) as tensor:
+        library().feed(operations.runtime, tensor, copy, kept.out)
+    return kept
+
+
+def placeholder(name: str = "handle") -> Any:
+    """The place in a graph where a handle is fed."""
+    tf = _ready().tf
+    return tf.compat.v1.placeholder(tf.int32, [2], name)
+
+
+def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "external_input") -> Any:
+    """A tensor that is another framework's memory, with this dtype and shape.
+
+    ``handle`` is a ``placeholder``. Without it, the graph gets one of its own, which is the attribute ``handle`` of the
+    result. In eager execution it is what ``feed`` gave, and the result an eager tensor, which keeps the memory. In a
+    ``tf.function`` it is an argument, for which the function is given ``tf.convert_to_tensor(fed)``.
+
+    ``shape`` may have lengths of ``None``. What is fed is checked against dtype and shape in every run. In a graph the
+    operation runs on the device where it is built (``tf.device``), and what is fed has to be there.
+
+    A graph that was saved takes it in: ``tf.import_graph_def(graph_def, input_map={"x:0": external_input(...)})``.
+    """
+    operations = _ready()
+    tf = operations.tf
+    dtype = tf.as_dtype(dtype)
+    if tf.executing_eagerly():
+        made = operations.execute(INPUT, name, _place(handle), _eager_handle(tf, handle), T=dtype.as_datatype_enum)
+        with tf.device(made.device):
+            return tf.ensure_shape(made, shape, name=name + "_shape")
+    if tf.compat.v1.get_default_graph().building_function:
+        if handle is None or isinstance(handle, np.ndarray):
+            raise _argument(
+                "inside a tf.function pass the handle: let it be an argument, and call the function with "
+                "tf.convert_to_tensor(fed), where fed is what feed gave and lives until the call is over"
+            )
+    elif handle is None:
+        handle = placeholder()
+    elif isinstance(handle, np.ndarray):
+        raise _argument("a graph takes what feed gives in each run: session.run(y, {x.handle: feed(tensor)})")
+    if getattr(handle, "dtype", None) != tf.int32:
+        raise _no_handle(handle, "pass a tensor of two int32, which stands for what feed gives")
+    checked = tf.ensure_shape(operations.add(INPUT, name, handle=handle, T=dtype), shape, name=name + "_shape")
+    checked.handle = handle
+    return checked
+
+
+def external_output(y: Any, *, name: str = "external_output") -> Any:
+    """A handle by which the value that ``y`` has in a run, or has now in eager execution, can be taken, once."""
+    operations = _ready()
+    tf = operations.tf
+    if getattr(getattr(y, "dtype", None), "_is_ref_dtype", False):
+        raise _argument(
+            "a reference variable changes after it is read: make it a resource variable (use_resource=True)"
+        )
+    y = tf.convert_to_tensor(y)
+    if tf.executing_eagerly():
+        return operations.execute(OUTPUT, name, y.device, y, T=y.dtype.as_datatype_enum, outlived=1)
+    # A tf.function may be gone as soon as it was called.
+    outlived = int(tf.compat.v1.get_default_graph().building_function)
+    return operations.add(OUTPUT, name, x=y, outlived=outlived)
+
+
+def take(fetched: Any) -> Taken:
+    """The tensor behind a handle that a run has given, in place, for any framework to use.
+
+    Each can be taken once. One that is never taken keeps its memory, which ``stats()["untaken"]`` counts, until its
+    session goes: then it is reclaimed, and the next call of this package warns of it. What eager execution and a
+    ``tf.function`` give belongs to no session, and waits for as long as the process lives.
+    """
+    operations = _ready()
+    numbers = np.asarray(fetched)
+    if numbers.shape != (2,) or numbers.dtype != np.int32:
+        raise _no_handle(fetched, "pass what a run gave for external_output")
+    external = Owned("external_drop")
+    library().take(operations.runtime, (ctypes.c_int32 * 2)(*numbers.tolist()), external.out)
+    return Taken(external)
+
+
+def stats() -> Dict[str, int]:
+    """How many views this process has made (``leased``) and given back (``released``).
+
+    ``retired`` of those given back still wait for the device, and ``lost`` are never reused because the device could
+    not tell when they may be. ``untaken`` results wait for ``take``, and ``reclaimed`` went with their session before.
+    """
+    _warn_of_reclaimed()
+    return _counts()
+
+
+def _counts() -> Dict[str, int]:
+    counts = Counts()
+    library().stats(ctypes.byref(counts))
+    return {name: getattr(counts, name) for name in COUNTS}
+
+
+_reclaimed = 0
+
+
+def _warn_of_reclaimed() -> None:
+    """Warn, once, of each result that was never taken and has gone with its session."""
+    global _reclaimed
+    reclaimed = _counts()["reclaimed"]
+    lost, _reclaimed = reclaimed - _reclaimed, reclaimed
+    if lost > 0:
+        text = (
+            "{} results of external_output were never taken, and their memory went back with their session: "
+            "call take on each, or do not fetch it"
+        )
+        warnings.warn(text.format(lost), ResourceWarning, stacklevel=4)
+
+
+def _ready() -> Operations:
+    _warn_of_reclaimed()
+    return Operations.get()
+
+
+def _eager_handle(tf: Any, handle: Any) -> Any:
+    if handle is None:
+        raise _argument("in eager execution pass what feed gave: external_input(dtype, shape, feed(tensor))")
+    numbers = tf.convert_to_tensor(handle)
+    if numbers.dtype != tf.int32:
+        raise _no_handle(handle, "pass what feed gave")
+    return numbers
+
+
+def _place(handle: Any) -> Optional[str]:
+    """TensorFlow's name of the device that holds what is fed; where that is not known, its own choice."""
+    kept = getattr(handle, "_kept", None)
+    if kept is None:
+        return None
+    info = Info()
+    library().external_info(kept, ctypes.byref(info))
+    return f"/device:GPU:{info.device.index}" if info.device.kind == _sources.CUDA else "/device:CPU:0"
+
+
+def _no_handle(object: Any, advice: str) -> BridgeError:
+    return _argument(f"{object!r} is no handle: {advice}")
+
+
+def _argument(text: str) -> BridgeError:
+    return of_kind("argument", text)

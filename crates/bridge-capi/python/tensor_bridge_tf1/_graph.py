@@ -1,0 +1,72 @@
+"""The operations, in graphs and executed at once."""
+
+import ctypes
+import threading
+from typing import Any, Optional
+
+from ._library import library
+from .errors import of_kind
+
+SUPPORTED = "supported is TensorFlow 1.15 (pip install tensorflow==1.15.5, for Python 3.6 and 3.7)"
+
+INPUT, OUTPUT = "TensorBridgeInput", "TensorBridgeOutput"
+
+
+def tensorflow() -> Any:
+    """TensorFlow, of the one version that there is support for."""
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise of_kind("missing", f"tensorflow cannot be imported ({error}): {SUPPORTED}") from error
+    version = getattr(tf, "__version__", "without a version")
+    if not version.startswith("1.15."):
+        text = "this is TensorFlow {}: {}; for TensorFlow 2 there is the package tensor_bridge"
+        raise of_kind("version", text.format(version, SUPPORTED))
+    return tf
+
+
+class Operations:
+    """The operations as TensorFlow knows them, registered once in a process."""
+
+    _made: "Optional[Operations]" = None
+    _making = threading.Lock()
+
+    def __init__(self) -> None:
+        """Register them and tell Python of their definitions."""
+        tf = self.tf = tensorflow()
+        from tensorflow.core.framework import op_def_pb2
+        from tensorflow.python.framework import op_def_library, op_def_registry
+
+        # It lives as long as the process, so nobody drops it.
+        self.runtime = ctypes.c_void_p()
+        library().runtime_loaded(1, ctypes.byref(self.runtime))
+        graph, definitions = tf.Graph(), op_def_pb2.OpList()
+        definitions.op.extend([graph._get_op_def(name) for name in (INPUT, OUTPUT)])
+        op_def_registry.register_op_list(definitions)
+        self._library = op_def_library.OpDefLibrary()
+        self._library.add_op_list(definitions)
+
+    @classmethod
+    def get(cls) -> "Operations":
+        """Those of this process."""
+        if cls._made is None:
+            with cls._making:
+                if cls._made is None:
+                    cls._made = cls()
+        return cls._made
+
+    def add(self, operation: str, name: str, **arguments: Any) -> Any:
+        """The output of the operation, in the graph that is being built."""
+        return self._library.apply_op(operation, name=name, **arguments)
+
+    def execute(self, operation: str, name: str, device: Optional[str], argument: Any, **attributes: int) -> Any:
+        """The output of the operation, executed at once on the device."""
+        from tensorflow.python.eager import context, execute
+
+        pairs = tuple(part for pair in attributes.items() for part in pair)
+        with self.tf.device(device):
+            made = execute.execute(operation.encode(), 1, [argument], pairs, context.context(), name)
+        if context.context().is_async():
+            # What is fed need not live longer than this call.
+            context.async_wait()
+        return made[0]

@@ -1,0 +1,197 @@
+"""The C library: its structures and functions, as ``tensor_bridge.h`` describes them."""
+
+import atexit
+import ctypes
+import os
+import threading
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from typing import Any, Dict, List, Optional, Tuple
+
+from .errors import of_kind
+
+#: The version of the interface that this package speaks.
+ABI = 1
+
+#: Names the library where it is not the one of the package.
+VARIABLE = "TENSOR_BRIDGE_TF1_LIBRARY"
+
+MAX_NDIM = 64
+
+
+class Dtype(ctypes.Structure):
+    """An element type, as DLPack numbers them."""
+
+    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+
+
+class Device(ctypes.Structure):
+    """A device, as DLPack numbers them."""
+
+    _fields_ = [("kind", c_int32), ("index", c_int32)]
+
+
+class Memory(ctypes.Structure):
+    """A tensor in plain memory."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("ndim", c_int32),
+        ("read_only", c_int32),
+        ("dtype", Dtype),
+        ("device", Device),
+        ("stream", c_uint64),
+        ("release", c_void_p),
+        ("owner", c_void_p),
+    ]
+
+
+class Info(ctypes.Structure):
+    """What is known of a tensor at the edge of a graph."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("stream", c_uint64),
+        ("dtype", Dtype),
+        ("device", Device),
+        ("ndim", c_int32),
+        ("read_only", c_int32),
+        ("shape", c_int64 * MAX_NDIM),
+    ]
+
+
+COUNTS = ("leased", "released", "retired", "lost", "untaken", "reclaimed")
+
+
+class Counts(ctypes.Structure):
+    """What was lent and given back."""
+
+    _fields_ = [(name, c_uint64) for name in COUNTS]
+
+
+#: Functions of the interpreter that the library wants, in the order of ``tb_python``.
+INTERPRETER = (
+    "PyGILState_Ensure",
+    "PyGILState_Release",
+    "PyGILState_Check",
+    "PyCapsule_New",
+    "PyCapsule_IsValid",
+    "PyCapsule_GetPointer",
+    "PyCapsule_SetName",
+)
+
+Object = ctypes.py_object
+Out = POINTER(c_void_p)
+
+#: The functions that give a status, by their names without ``tb_``: whether they are called with the GIL, and the
+#: arguments.
+FUNCTIONS: Dict[str, Tuple[bool, List[Any]]] = {
+    "stats": (False, [POINTER(Counts)]),
+    "runtime_loaded": (False, [c_int32, Out]),
+    "tensor_memory": (False, [POINTER(Memory), Out]),
+    "feed": (False, [c_void_p, c_void_p, c_int32, Out]),
+    "take": (False, [c_void_p, POINTER(c_int32 * 2), Out]),
+    "external_handle": (False, [c_void_p, POINTER(c_int32 * 2)]),
+    "external_info": (False, [c_void_p, POINTER(Info)]),
+    "external_view": (False, [c_void_p, c_uint64, Out]),
+    "view_used": (False, [c_void_p, c_uint64]),
+    "python_open": (True, [POINTER(c_void_p * len(INTERPRETER))]),
+    "python_close": (False, []),
+    "python_tensor": (True, [Object, Out]),
+    "python_capsule": (True, [c_void_p, c_uint64, c_int32, Out]),
+}
+
+#: Those that give nothing: with the GIL, so that Python objects are let go at once.
+DROPS = ("tensor_drop", "external_drop", "view_drop")
+
+
+class Library:
+    """The library, loaded: its functions without ``tb_``, which raise what they report."""
+
+    def __init__(self, path: str) -> None:
+        """Load it and look whether it is the right one."""
+        try:
+            unlocked, locked = ctypes.CDLL(path), ctypes.PyDLL(path)
+            abi = unlocked.tb_abi
+        except (OSError, AttributeError) as error:
+            text = (
+                "the library of tensor_bridge_tf1 cannot be loaded ({}): install the package again, or name the "
+                "library in {}"
+            )
+            raise of_kind("missing", text.format(error, VARIABLE)) from error
+        abi.restype = c_uint32
+        if abi() != ABI:
+            text = "{} has version {} of the interface, and this package needs {}: install both from one version"
+            raise of_kind("version", text.format(path, abi(), ABI))
+        self._error, self._status_name = unlocked.tb_error, unlocked.tb_status_name
+        self._error.restype = self._status_name.restype = c_char_p
+        self._error.argtypes, self._status_name.argtypes = [], [c_int32]
+        for name, (with_gil, arguments) in FUNCTIONS.items():
+            function = getattr(locked if with_gil else unlocked, "tb_" + name)
+            function.argtypes, function.restype, function.errcheck = arguments, c_int32, self._check
+            setattr(self, name, function)
+        for name in DROPS:
+            function = getattr(locked, "tb_" + name)
+            function.argtypes, function.restype = [c_void_p], None
+            setattr(self, name, function)
+        addresses = [ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p) for name in INTERPRETER]
+        self.python_open((c_void_p * len(INTERPRETER))(*addresses))
+        atexit.register(self.python_close)
+
+    def __getattr__(self, name: str) -> Any:
+        """A function that is none."""
+        raise AttributeError(name)
+
+    def _check(self, status: int, function: Any, arguments: Any) -> None:
+        if status:
+            name = self._status_name(status) or b"framework"
+            raise of_kind(name.decode(), (self._error() or b"").decode(errors="replace"))
+
+
+_loaded: Optional[Library] = None
+_loading = threading.Lock()
+
+
+def library() -> Library:
+    """The library, which is loaded the first time."""
+    global _loaded
+    if _loaded is None:
+        with _loading:
+            if _loaded is None:
+                beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libtensor_bridge_tf1.so")
+                _loaded = Library(os.environ.get(VARIABLE) or beside)
+    return _loaded
+
+
+class Owned:
+    """Something of the library's that is dropped with this object, and stands for it as an argument."""
+
+    def __init__(self, drop: str) -> None:
+        """Nothing yet: ``out`` is where the library puts it."""
+        self._as_parameter_: Optional[c_void_p] = c_void_p()
+        self._drop = getattr(library(), drop)
+
+    @property
+    def out(self) -> Any:
+        """Where to put it."""
+        assert self._as_parameter_ is not None, "it was dropped"
+        return ctypes.byref(self._as_parameter_)
+
+    def drop(self) -> None:
+        """Drop it now."""
+        pointer, self._as_parameter_ = self._as_parameter_, None
+        self._drop(pointer)
+
+    def __enter__(self) -> "Owned":
+        """It, to be dropped at the end of the block."""
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Drop it, also where an exception keeps this object."""
+        self.drop()
+
+    def __del__(self) -> None:
+        """Drop it."""
+        if hasattr(self, "_drop"):
+            self.drop()

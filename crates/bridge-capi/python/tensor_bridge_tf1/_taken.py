@@ -1,0 +1,147 @@
+"""What a run has given, for whoever takes it."""
+
+import ctypes
+from typing import Any, Dict, Optional, Tuple
+
+import numpy as np
+
+from . import _dtypes
+from ._library import Info, Owned, library
+from ._sources import CPU, CUDA, LEGACY
+from .errors import of_kind
+
+
+class Taken:
+    """A tensor that a run of TensorFlow has given, in TensorFlow's memory, for other frameworks to use in place.
+
+    ``torch.utils.dlpack.from_dlpack(taken)`` and whatever else knows ``__dlpack__`` makes a tensor of it that shares
+    the memory and keeps it; on a CUDA device also what knows ``__cuda_array_interface__``, and on the host ``numpy()``.
+    It may be used any number of times, also in a graph: ``feed(taken)``.
+    """
+
+    def __init__(self, external: Owned) -> None:
+        """What ``take`` gives: make none yourself."""
+        self._external = external
+        self._info = Info()
+        self._used = None  # type: Optional[Owned]
+        library().external_info(external, ctypes.byref(self._info))
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """Lengths, in elements. The memory is compact, row-major."""
+        return tuple(self._info.shape[: self._info.ndim])
+
+    @property
+    def dtype(self) -> str:
+        """The name of the element type, such as ``"float32"``."""
+        return _dtypes.name((self._info.dtype.code, self._info.dtype.bits))
+
+    @property
+    def device(self) -> str:
+        """Where the memory is: ``"cpu"``, ``"cuda:0"``."""
+        kind, index = self.__dlpack_device__()
+        return "cpu" if kind == CPU else f"cuda:{index}"
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nobody may write to the memory: it was fed by somebody who said so."""
+        return bool(self._info.read_only)
+
+    def __repr__(self) -> str:
+        """What it is, without its values."""
+        return f"<Taken: {self.dtype} {list(self.shape)} on {self.device}>"
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        """The device, by DLPack's numbers."""
+        return (self._info.device.kind, self._info.device.index)
+
+    def __dlpack__(
+        self,
+        stream: Optional[int] = None,
+        max_version: Optional[Tuple[int, int]] = None,
+        dl_device: Optional[Tuple[int, int]] = None,
+        copy: Optional[bool] = None,
+    ) -> Any:
+        """A capsule over the memory, which the consumer's ``stream`` may use: it waits for TensorFlow's, on the device.
+
+        The stream has to live as long as the tensor that the consumer makes. Read-only memory goes only to consumers
+        that ask for ``max_version`` 1.0 or later, whose capsules can say so.
+        """
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise of_kind("device", f"the tensor is on {self.device}: move it with the framework that takes it")
+        if copy:
+            raise of_kind("argument", "the tensor is lent in place: copy it with the framework that takes it")
+        if stream is not None and (stream < -1 or (stream == 0 and self._info.device.kind == CUDA)):
+            raise of_kind("argument", f"stream {stream} is none: 1 is CUDA's legacy default stream")
+        capsule = ctypes.c_void_p()
+        # Without synchronisation (-1) the order would be the caller's affair; waiting costs the host nothing.
+        handle = LEGACY if stream is None or stream < 0 else stream
+        versioned = max_version is not None and max_version[0] >= 1
+        library().python_capsule(self._external, handle, versioned, ctypes.byref(capsule))
+        made = ctypes.cast(capsule, ctypes.py_object).value
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(made))
+        return made
+
+    @property
+    def __cuda_array_interface__(self) -> Dict[str, Any]:
+        """The memory on a CUDA device, written in the stream that it names; there is none on the host.
+
+        Whoever uses it keeps this object until the work is done. Work in a stream that does not wait for the legacy
+        default stream has to be told with ``record_stream``.
+        """
+        if self._info.device.kind != CUDA:
+            raise AttributeError(f"the tensor is on {self.device}: use numpy() or __dlpack__")
+        self._use()
+        if self.dtype == "bfloat16":
+            raise of_kind("dtype", "the interface has no dtype bfloat16: use __dlpack__")
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": _dtypes.to_numpy(self.dtype).str,
+            "data": (self._info.data or 0, self.read_only),
+            "strides": None,
+            "stream": self._info.stream,
+        }
+
+    def record_stream(self, stream: int) -> None:
+        """The memory is used on this CUDA stream as well, which lives as long as this object.
+
+        TensorFlow's stream waits for it before the memory is used again. The legacy default stream, and those that
+        consumers name to ``__dlpack__``, are known without this.
+        """
+        if self._info.device.kind == CUDA:
+            library().view_used(self._use(), stream)
+
+    def _use(self) -> Owned:
+        """The view behind the interface, which goes with this object."""
+        if self._used is None:
+            used = Owned("view_drop")
+            library().external_view(self._external, LEGACY, used.out)
+            self._used = used
+        return self._used
+
+    def numpy(self) -> Any:
+        """The memory as an array, in place; on the host only. It is writeable unless the tensor is read-only."""
+        if self._info.device.kind != CPU:
+            text = "the tensor is on {}, and NumPy has arrays on the host: copy it there with a framework that is on it"
+            raise of_kind("device", text.format(self.device))
+        dtype = _dtypes.to_numpy(self.dtype)
+        if 0 in self.shape:
+            return np.empty(self.shape, dtype)
+        return np.asarray(_Bytes(self, dtype.itemsize)).view(dtype).reshape(self.shape)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        """The same for NumPy's own functions: ``numpy.asarray(taken)``."""
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+
+class _Bytes:
+    """A view of a taken tensor, as the array's base: it goes with the last array over it."""
+
+    def __init__(self, taken: Taken, itemsize: int) -> None:
+        self._view = Owned("view_drop")
+        library().external_view(taken._external, 0, self._view.out)
+        count = int(np.prod(taken.shape, dtype=np.int64)) * itemsize
+        data = (taken._info.data, taken.read_only)
+        self.__array_interface__ = {"version": 3, "shape": (count,), "typestr": "|u1", "data": data}

@@ -1,0 +1,56 @@
+"""The errors of tensor_bridge_tf1, by the names that tensor_bridge has for them.
+
+Each is a ``BridgeError`` and also the built-in exception that fits, so both ``except BridgeError`` and
+``except TypeError`` catch it. The attribute ``kind`` says what went wrong in one word, such as ``"copy_needed"``.
+"""
+
+from typing import Dict, Type
+
+
+class BridgeError(Exception):
+    """Something about a tensor or its frameworks keeps it from crossing."""
+
+    kind: str = "error"
+
+
+class BridgeTypeError(BridgeError, TypeError):
+    """Not a tensor, or a dtype that the target does not have."""
+
+
+class BridgeValueError(BridgeError, ValueError):
+    """A wrong argument, a layout that makes no sense, or another device than asked."""
+
+
+class BridgeBufferError(BridgeError, BufferError):
+    """Memory that cannot be handed on: read-only, in need of a copy, used up, tied to autograd."""
+
+
+class BridgeImportError(BridgeError, ImportError):
+    """A framework, a driver or the library of this package is missing."""
+
+
+class BridgeRuntimeError(BridgeError, RuntimeError):
+    """A framework or the driver failed."""
+
+
+_CLASSES: Dict[str, Type[BridgeError]] = {
+    "not_a_tensor": BridgeTypeError,
+    "dtype": BridgeTypeError,
+    "argument": BridgeValueError,
+    "layout": BridgeValueError,
+    "device": BridgeValueError,
+    "read_only": BridgeBufferError,
+    "copy_needed": BridgeBufferError,
+    "requires_grad": BridgeBufferError,
+    "consumed": BridgeBufferError,
+    "protocol": BridgeBufferError,
+    "version": BridgeBufferError,
+    "missing": BridgeImportError,
+}
+
+
+def of_kind(kind: str, text: str) -> BridgeError:
+    """The error of this kind with this message, to be raised."""
+    error = _CLASSES.get(kind, BridgeRuntimeError)(text)
+    error.kind = kind
+    return error

@@ -1,0 +1,79 @@
+"""DLPack capsules made by hand, good and hostile."""
+
+import ctypes
+from typing import Any
+
+CPU, CUDA = 1, 2
+FLOAT = 2
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class Legacy(ctypes.Structure):
+    _fields_ = [("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+class Versioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", DLTensor),
+    ]
+
+
+new_capsule = ctypes.pythonapi.PyCapsule_New
+new_capsule.restype = ctypes.py_object
+new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+is_valid = ctypes.pythonapi.PyCapsule_IsValid
+is_valid.restype = ctypes.c_int
+is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Producer:
+    """A float32 vector 0, 1, …, 15 as a DLPack capsule; ``tensor`` and ``managed`` may be spoilt before ``capsule``."""
+
+    def __init__(self, *, legacy: bool = True, deleter: bool = True) -> None:
+        self.deleted = 0
+        self._memory = (ctypes.c_char * 128)()
+        # Where TensorFlow takes it in place.
+        self.address = -(-ctypes.addressof(self._memory) // 64) * 64
+        self.data = (ctypes.c_float * 16).from_address(self.address)
+        self.data[:] = range(16)
+        self.shape = (ctypes.c_int64 * 3)(16, 1, 1)
+        self.strides = (ctypes.c_int64 * 3)(1, 1, 1)
+        self._deleter = Deleter(self._delete)
+        self.managed: Any = Legacy() if legacy else Versioned(major=1, minor=0)
+        self.name = b"dltensor" if legacy else b"dltensor_versioned"
+        if deleter:
+            self.managed.deleter = ctypes.cast(self._deleter, ctypes.c_void_p)
+        self.tensor = self.managed.tensor
+        self.tensor.data = self.address
+        self.tensor.device_type, self.tensor.ndim = CPU, 1
+        self.tensor.code, self.tensor.bits, self.tensor.lanes = FLOAT, 32, 1
+        self.tensor.shape, self.tensor.strides = self.shape, self.strides
+
+    def _delete(self, managed: int) -> None:
+        assert managed == ctypes.addressof(self.managed)
+        self.deleted += 1
+
+    def capsule(self) -> Any:
+        return new_capsule(ctypes.addressof(self.managed), self.name, None)

@@ -1,0 +1,56 @@
+"""What every test here is held to: whatever it does, no view is left behind."""
+
+import gc
+import os
+import time
+import warnings
+from typing import Any, Iterator
+
+import pytest
+
+import tensor_bridge_tf1 as tb
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+# TensorFlow 1.15 is older than what it stands on.
+warnings.filterwarnings("ignore", category=FutureWarning)
+warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+
+@pytest.fixture(scope="session")
+def tf() -> Any:
+    """TensorFlow 1.15."""
+    module = pytest.importorskip("tensorflow")
+    if not module.__version__.startswith("1.15."):
+        pytest.skip("this is TensorFlow " + module.__version__)
+    module.compat.v1.logging.set_verbosity("ERROR")
+    return module
+
+
+@pytest.fixture
+def session(tf: Any) -> Iterator[Any]:
+    """A session on a graph of its own."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        yield session
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    before = alive()
+    yield
+    # What ends on TensorFlow's threads is released by one of the library's.
+    wait_until(lambda: alive() == before)
+
+
+def alive() -> Any:
+    gc.collect()
+    stats = tb._counts()
+    return stats["leased"] - stats["released"], stats["untaken"]
+
+
+def wait_until(done: Any) -> None:
+    """Ask for ten seconds at most."""
+    patience = time.time() + 10
+    while not done() and time.time() < patience:
+        time.sleep(0.001)
+    assert done()

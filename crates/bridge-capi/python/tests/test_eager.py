@@ -1,0 +1,129 @@
+"""TensorFlow 1.15 that executes eagerly."""
+
+import gc
+import subprocess
+import sys
+import weakref
+from typing import Any, Iterator
+
+import numpy as np
+import pytest
+
+import tensor_bridge_tf1 as tb
+from memory import aligned
+
+
+@pytest.fixture(autouse=True)
+def eager(tf: Any) -> Iterator[None]:
+    from tensorflow.python.eager import context
+
+    with context.eager_mode():
+        yield
+
+
+def test_a_tensor_of_torch_is_an_eager_tensor_and_back(tf: Any) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.rand(4, 8)
+    x = tb.external_input(tf.float32, [None, 8], tb.feed(tensor))
+    assert x.shape.as_list() == [4, 8]
+    assert torch.utils.dlpack.from_dlpack(tb.take(tb.external_output(x))).data_ptr() == tensor.data_ptr()
+    computed = torch.utils.dlpack.from_dlpack(tb.take(tb.external_output(2 * x + 1)))
+    assert torch.equal(computed, 2 * tensor + 1)
+    tensor[0, 0] = 77
+    assert tb.take(tb.external_output(x[0])).numpy()[0] == 77
+
+
+def test_the_memory_lives_as_long_as_the_tensor(tf: Any) -> None:
+    from conftest import wait_until
+
+    array = aligned(8)
+    alive = weakref.ref(array)
+    x = tb.external_input(tf.float32, [8], tb.feed(array, copy=False))
+    address = array.ctypes.data
+    del array
+    gc.collect()
+    taken = tb.take(tb.external_output(x))
+    del x
+    gc.collect()
+    assert taken.numpy().ctypes.data == address
+    assert alive() is not None
+    del taken
+    # Eager tensors are let go by TensorFlow, and their owners by the library's own thread.
+    wait_until(lambda: alive() is None)
+
+
+@pytest.mark.parametrize("shape", [[], [0], [2, 0, 3], [1, 1]])
+@pytest.mark.parametrize("name", ["bool", "int32", "float16", "bfloat16", "complex128", "uint8"])
+def test_dtypes_and_shapes_cross(tf: Any, name: str, shape: Any) -> None:
+    array = np.ones(shape, np.float32).astype(tf.as_dtype(name).as_numpy_dtype)
+    x = tb.external_input(name, shape, tb.feed(array))
+    taken = tb.take(tb.external_output(x))
+    assert (taken.dtype, taken.shape) == (name, tuple(shape))
+    assert (taken.numpy() == array).all()
+
+
+def test_gradients_are_taken_by_what_is_fed(tf: Any) -> None:
+    x = tb.external_input(tf.float32, [3], tb.feed(np.array([1, 2, 3], np.float32)))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = x * x
+    assert tb.take(tb.external_output(tape.gradient(y, x))).numpy().tolist() == [2, 4, 6]
+
+
+def test_what_is_wrong_is_named(tf: Any) -> None:
+    fed = tb.feed(np.ones(2, np.float32))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="float32, but float64 was declared.*weights"):
+        tb.external_input(tf.float64, [2], fed, name="weights")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[2\].*weights"):
+        tb.external_input(tf.float32, [3], fed, name="weights")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="keep what feed gave.*weights"):
+        tb.external_input(tf.float32, [3], np.array([999999, 0], np.int32), name="weights")
+    with pytest.raises(tb.BridgeValueError, match="pass what feed gave"):
+        tb.external_input(tf.float32, [2])
+    with pytest.raises(tb.BridgeValueError, match="no handle"):
+        tb.external_input(tf.float32, [2], np.ones(2))
+    fetched = tb.external_output(tf.ones([2]))
+    assert tb.take(fetched).numpy().tolist() == [1, 1]
+    with pytest.raises(tb.BridgeBufferError, match="taken before"):
+        tb.take(fetched)
+
+
+def test_a_function_takes_the_handle_as_a_tensor(tf: Any) -> None:
+    traced = []
+
+    @tf.function
+    def double(handle: Any) -> Any:
+        x = tb.external_input(tf.float32, [None, 3], handle)
+        traced.append(x.shape.as_list())
+        return tb.external_output(2 * x), x + 1
+
+    for rows in (2, 2, 7):
+        array = np.random.rand(rows, 3).astype(np.float32)
+        fed = tb.feed(array)
+        fetched, eager = double(tf.convert_to_tensor(fed))
+        gc.collect()
+        assert (tb.take(fetched).numpy() == 2 * array).all()
+        assert (eager.numpy() == array + 1).all()
+    assert traced == [[None, 3]]
+    # TensorFlow makes an error of its own of what is raised while it traces.
+    with pytest.raises(Exception, match="convert_to_tensor"):
+        double(tb.feed(np.ones((2, 3), np.float32)))
+
+
+@pytest.mark.parametrize("mode", ["SYNC", "ASYNC"])
+def test_eager_execution_is_enabled_as_programs_do(tf: Any, mode: str) -> None:
+    code = f"""
+import numpy as np, tensorflow as tf, tensor_bridge_tf1 as tb
+tf.compat.v1.enable_eager_execution(execution_mode=tf.contrib.eager.{mode})
+for i in range(20):
+    x = tb.external_input(tf.float32, [None], tb.feed(np.full(1000, i, np.float32)))
+    assert (tb.take(tb.external_output(x * 2)).numpy() == 2 * i).all()
+with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    x = tb.external_input(tf.float32, [None])
+    fetched = session.run(tb.external_output(x + 1), {{x.handle: tb.feed(np.ones(4, np.float32))}})
+    assert tb.take(fetched).numpy().tolist() == [2] * 4
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

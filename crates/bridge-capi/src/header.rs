@@ -1,0 +1,109 @@
+//! The header and the library say the same.
+
+use crate::external::Info;
+use crate::python::Functions;
+use crate::session::{CInput, COptions, Named};
+use crate::stats::Counts;
+use crate::tensor::{CDType, CDevice, CMemory};
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::mem::offset_of;
+use std::process::{Command, Stdio};
+
+const HEADER: &str = include_str!("../include/tensor_bridge.h");
+
+/// The sources with functions for C.
+const SOURCES: &[&str] = &[
+    include_str!("external.rs"),
+    include_str!("lib.rs"),
+    include_str!("python.rs"),
+    include_str!("session.rs"),
+    include_str!("stats.rs"),
+    include_str!("status.rs"),
+    include_str!("tensor.rs"),
+    include_str!("view.rs"),
+];
+
+/// The words of a text that begin like a name of the interface and are followed by a parenthesis.
+fn functions(text: &str) -> BTreeSet<&str> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let names = text.match_indices("tb_").filter(|(at, _)| !text[..*at].ends_with(is_name)).filter_map(|(at, _)| {
+        let name = text[at..].split(|c| !is_name(c)).next()?;
+        text[at + name.len()..].starts_with('(').then_some(name)
+    });
+    names.collect()
+}
+
+#[test]
+fn every_function_is_declared_and_defined() {
+    let marker = "extern \"C\" fn ";
+    let defined = SOURCES.iter().flat_map(|source| source.split(marker).skip(1));
+    let defined: BTreeSet<_> =
+        defined.filter_map(|rest| rest.split('(').next()).filter(|name| name.starts_with("tb_")).collect();
+    let declared = functions(HEADER);
+    assert_eq!(declared, defined);
+    assert!(declared.len() > 20 && declared.contains("tb_session_run"), "{declared:?}");
+}
+
+#[test]
+fn the_version_is_one() {
+    let declared = HEADER.lines().find_map(|line| line.strip_prefix("#define TB_ABI "));
+    assert_eq!(declared, Some(crate::tb_abi().to_string().as_str()));
+}
+
+/// C's word on a structure: its size, and where its fields are.
+macro_rules! layout {
+    ($name:literal, $type:ty, $($field:ident),*) => {
+        [format!("_Static_assert(sizeof({}) == {}, \"\");\n", $name, size_of::<$type>())].into_iter()
+            $(.chain([format!(
+                "_Static_assert(offsetof({}, {}) == {}, \"\");\n", $name, stringify!($field), offset_of!($type, $field)
+            )]))*
+            .collect::<String>()
+    };
+}
+
+#[test]
+fn structures_are_laid_out_alike() {
+    let asserted = [
+        layout!("tb_dtype", CDType, code, bits, lanes),
+        layout!("tb_device", CDevice, kind, index),
+        layout!("tb_memory", CMemory, data, shape, strides, ndim, read_only, dtype, device, stream, release, owner),
+        layout!("tb_info", Info, data, stream, dtype, device, ndim, read_only, shape),
+        layout!("tb_counts", Counts, leased, released, retired, lost, untaken, reclaimed),
+        layout!("tb_input", CInput, name, shape, ndim, dtype, device),
+        layout!(
+            "tb_session_options",
+            COptions,
+            no_memory_growth,
+            memory_fraction,
+            visible_devices,
+            visible_device_count,
+            config,
+            config_size
+        ),
+        layout!("tb_named", Named, name, tensor),
+        layout!(
+            "tb_python",
+            Functions,
+            gil_state_ensure,
+            gil_state_release,
+            gil_state_check,
+            capsule_new,
+            capsule_is_valid,
+            capsule_get_pointer,
+            capsule_set_name
+        ),
+    ];
+    let program = format!("{HEADER}\n{}", asserted.concat());
+    for (language, more) in [("c", ""), ("c++", "#define _Static_assert static_assert\n")] {
+        let mut compiler = Command::new("cc");
+        compiler.args(["-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-pedantic", "-x", language, "-"]);
+        let mut compiler =
+            compiler.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("there is a C compiler");
+        let mut input = compiler.stdin.take().unwrap();
+        input.write_all(format!("{more}{program}").as_bytes()).unwrap();
+        drop(input);
+        let output = compiler.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}

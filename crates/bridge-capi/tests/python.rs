@@ -1,0 +1,216 @@
+//! Who releases what, and where, in a process that has an interpreter. This one is a mutex and a few structures.
+
+use bridge_capi as _;
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+#[repr(C)]
+struct Functions {
+    gil_state_ensure: unsafe extern "C" fn() -> c_int,
+    gil_state_release: unsafe extern "C" fn(c_int),
+    gil_state_check: unsafe extern "C" fn() -> c_int,
+    capsule_new: unsafe extern "C" fn(*mut c_void, *const c_char, unsafe extern "C" fn(*mut c_void)) -> *mut c_void,
+    capsule_is_valid: unsafe extern "C" fn(*mut c_void, *const c_char) -> c_int,
+    capsule_get_pointer: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void,
+    capsule_set_name: unsafe extern "C" fn(*mut c_void, *const c_char) -> c_int,
+}
+
+#[repr(C)]
+struct Memory {
+    data: *const f32,
+    shape: *const i64,
+    strides: *const i64,
+    ndim: i32,
+    read_only: i32,
+    dtype: [u8; 4],
+    device: [i32; 2],
+    stream: u64,
+    release: unsafe extern "C" fn(*mut c_void),
+    owner: *mut c_void,
+}
+
+unsafe extern "C" {
+    fn tb_python_open(python: *const Functions) -> i32;
+    fn tb_python_close() -> i32;
+    fn tb_python_tensor(capsule: *mut c_void, out: *mut *mut c_void) -> i32;
+    fn tb_tensor_memory(memory: *const Memory, out: *mut *mut c_void) -> i32;
+    fn tb_tensor_drop(tensor: *mut c_void);
+    fn tb_status_name(status: i32) -> *const c_char;
+}
+
+static GIL: Mutex<()> = Mutex::new(());
+
+thread_local! {
+    static HELD: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
+    static IS_TEST: Cell<bool> = const { Cell::new(false) };
+}
+
+fn hold() {
+    HELD.set(Some(GIL.lock().unwrap()));
+}
+
+fn let_go() {
+    HELD.take();
+}
+
+unsafe extern "C" fn ensure() -> c_int {
+    hold();
+    7
+}
+
+unsafe extern "C" fn release(state: c_int) {
+    assert_eq!(state, 7);
+    let_go();
+}
+
+unsafe extern "C" fn check() -> c_int {
+    HELD.with_borrow(|held| c_int::from(held.is_some()))
+}
+
+struct Capsule {
+    pointer: *mut c_void,
+    name: *const c_char,
+}
+
+unsafe extern "C" fn capsule_new(
+    _: *mut c_void,
+    _: *const c_char,
+    _: unsafe extern "C" fn(*mut c_void),
+) -> *mut c_void {
+    null_mut()
+}
+
+/// The capsule behind an object: every object of this interpreter is one.
+fn capsule(object: *mut c_void) -> *mut Capsule {
+    assert!(HELD.with_borrow(Option::is_some), "capsules are looked at with the GIL");
+    object.cast()
+}
+
+unsafe extern "C" fn is_valid(object: *mut c_void, name: *const c_char) -> c_int {
+    // SAFETY: the object is a capsule, and both names are C strings.
+    unsafe { c_int::from(CStr::from_ptr((*capsule(object)).name) == CStr::from_ptr(name)) }
+}
+
+unsafe extern "C" fn pointer(object: *mut c_void, _: *const c_char) -> *mut c_void {
+    // SAFETY: the object is a capsule.
+    unsafe { (*capsule(object)).pointer }
+}
+
+unsafe extern "C" fn set_name(object: *mut c_void, name: *const c_char) -> c_int {
+    // SAFETY: the object is a capsule.
+    unsafe { (*capsule(object)).name = name };
+    0
+}
+
+/// How often owners were released, on the test's thread and on others.
+static RELEASED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+unsafe extern "C" fn count(_: *mut c_void) {
+    assert!(HELD.with_borrow(Option::is_some), "owners are released with the GIL");
+    RELEASED[usize::from(!IS_TEST.get())].fetch_add(1, SeqCst);
+}
+
+fn released() -> [usize; 2] {
+    RELEASED.each_ref().map(|count| count.load(SeqCst))
+}
+
+fn comes_to(expected: [usize; 2]) {
+    let begun = Instant::now();
+    while released() != expected && begun.elapsed() < Duration::from_secs(10) {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(released(), expected);
+}
+
+fn tensor() -> *mut c_void {
+    static NUMBERS: [f32; 4] = [0.0; 4];
+    let (shape, mut out) = (4, null_mut());
+    let memory = Memory {
+        data: NUMBERS.as_ptr(),
+        shape: &shape,
+        strides: null(),
+        ndim: 1,
+        read_only: 1,
+        dtype: [2, 32, 1, 0],
+        device: [1, 0],
+        stream: 0,
+        release: count,
+        owner: null_mut(),
+    };
+    // SAFETY: the memory is static, and described as the header says.
+    assert_eq!(unsafe { tb_tensor_memory(&memory, &mut out) }, 0);
+    out
+}
+
+fn word(status: i32) -> &'static str {
+    // SAFETY: the library gives static C strings for its statuses.
+    unsafe { CStr::from_ptr(tb_status_name(status)) }.to_str().unwrap()
+}
+
+/// One test, because an interpreter is opened and closed once.
+#[test]
+fn owners_are_released_with_the_gil_or_not_at_all() {
+    IS_TEST.set(true);
+    let functions = Functions {
+        gil_state_ensure: ensure,
+        gil_state_release: release,
+        gil_state_check: check,
+        capsule_new,
+        capsule_is_valid: is_valid,
+        capsule_get_pointer: pointer,
+        capsule_set_name: set_name,
+    };
+    // SAFETY: the functions do what their names say; tensors are dropped once.
+    unsafe {
+        assert_eq!(tb_python_open(&functions), 0);
+        assert_eq!(tb_python_open(&functions), 0, "the second time means nothing");
+
+        // With the GIL, at once and here.
+        hold();
+        tb_tensor_drop(tensor());
+        assert_eq!(released(), [1, 0]);
+
+        // Without it, elsewhere, and not before the GIL is free.
+        let waiting = [tensor(), tensor()].map(|tensor| tensor.addr());
+        thread::scope(|scope| {
+            let drop = || waiting.map(|tensor| tb_tensor_drop(tensor as *mut c_void));
+            scope.spawn(drop).join().unwrap();
+        });
+        assert_eq!(released(), [1, 0]);
+        let_go();
+        comes_to([1, 2]);
+
+        // Capsules that hold nothing good, and what is none.
+        hold();
+        let mut out = null_mut();
+        for (name, kind) in [
+            (c"dltensor", "protocol"),
+            (c"used_dltensor", "consumed"),
+            (c"dltensor_versioned", "protocol"),
+            (c"used_dltensor_versioned", "consumed"),
+            (c"other", "not_a_tensor"),
+        ] {
+            let mut capsule = Capsule { pointer: null_mut(), name: name.as_ptr() };
+            assert_eq!(word(tb_python_tensor((&raw mut capsule).cast(), &mut out)), kind);
+            let used = CStr::from_ptr(capsule.name).to_bytes().starts_with(b"used_");
+            assert_eq!(used, kind != "not_a_tensor", "{name:?}");
+        }
+        assert_eq!(word(tb_python_tensor(null_mut(), &mut out)), "argument");
+
+        // Once the interpreter is closed, not at all.
+        let last = tensor();
+        let_go();
+        assert_eq!(tb_python_close(), 0);
+        hold();
+        tb_tensor_drop(last);
+        let_go();
+        tb_tensor_drop(tensor());
+        thread::sleep(Duration::from_millis(50));
+        assert_eq!(released(), [1, 2]);
+    }
+}

@@ -1,0 +1,255 @@
+"""What sessions of TensorFlow 1.15 refuse, with an error that names it, and go on."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_bridge as tb
+from graphs import FLOATS, aligned, line, on_host, placeholder, saved, tf, v1
+
+torch: Any = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def session() -> Iterator[tb.tensorflow1.Session]:
+    with on_host(line(), {"x:0": FLOATS}, ["y:0"]) as session:
+        yield session
+        assert session.run({"x:0": torch.ones(2)}, "torch")[0].tolist() == [3, 3]
+
+
+def refused(call: Callable[[], object], words: str, kind: str) -> None:
+    before = tb.stats()["untaken"]
+    with pytest.raises(tb.BridgeError, match=words) as caught:
+        call()
+    assert caught.value.kind == kind
+    assert tb.stats()["untaken"] == before
+
+
+ONES = torch.ones(2)
+
+#: What a session with the input x:0, any number of float32, is fed wrongly; what the error says, and its kind.
+FEEDS: dict[str, tuple[Callable[[], dict[Any, Any]], str, str]] = {
+    "nothing": (lambda: {}, "the input x:0 is not fed", "argument"),
+    "one input twice": (lambda: {"x:0": ONES, "x": ONES}, "the input x is fed twice", "argument"),
+    "an unknown input": (lambda: {"x:0": ONES, "z": ONES}, "no input z: it has x:0", "argument"),
+    "another output of it": (lambda: {"x:1": ONES}, "no input x:1", "argument"),
+    "no name": (lambda: {"": ONES}, "names no tensor", "argument"),
+    "a wrong dtype": (lambda: {"x": ONES.double()}, "input x is float32, .* is float64", "argument"),
+    "a wrong shape": (lambda: {"x": torch.ones(2, 3)}, r"input x has the shape \[\?\], .* has \[2, 3\]", "argument"),
+    "no dimension": (lambda: {"x": torch.tensor(1.0)}, r"\[\?\], .* has \[\]", "argument"),
+    "a dtype of others": (lambda: {"x": ONES.to(torch.float8_e5m2)}, "tensorflow1 has no dtype float8_e5m2", "dtype"),
+    "what requires grad": (lambda: {"x": torch.ones(2, requires_grad=True)}, "detach", "requires_grad"),
+    "no tensor": (lambda: {"x": 3}, "int is no tensor", "not_a_tensor"),
+    "a list": (lambda: {"x": [1.0, 2.0]}, "list is no tensor", "not_a_tensor"),
+    "a sparse tensor": (lambda: {"x": torch.eye(2).to_sparse()}, "to_dense", "not_a_tensor"),
+    "a meta tensor": (lambda: {"x": torch.ones(2, device="meta")}, "meta", "not_a_tensor"),
+    "strings": (lambda: {"x": np.array(["a"])}, "counterpart", "dtype"),
+}
+
+
+@pytest.mark.parametrize("case", FEEDS)
+def test_what_is_fed_wrongly_is_named(session: Any, case: str) -> None:
+    feeds, words, kind = FEEDS[case]
+    refused(lambda: session.run(feeds()), words, kind)
+
+
+X = {"x:0": FLOATS}
+
+#: What a session is opened with wrongly: inputs, outputs and options; what the error says, and its kind.
+SESSIONS: dict[str, tuple[dict[str, Any], list[str], dict[str, Any], str, str]] = {
+    "an unknown input": ({"q:0": FLOATS}, ["y"], {}, "no input q:0", "argument"),
+    "another output of an input": ({"x:1": FLOATS}, ["y"], {}, "x:1", "argument"),
+    "an input twice": ({"x:0": FLOATS, "x": FLOATS}, ["y"], {}, "x:0 is named twice", "argument"),
+    "no name of an input": ({"x:y": FLOATS}, ["y"], {}, "names no tensor", "argument"),
+    "an unknown output": (X, ["q:0"], {}, "no tensor q:0", "argument"),
+    "another output": (X, ["y:1"], {}, "no tensor y:1", "argument"),
+    "no output": (X, [], {}, "at least one output", "argument"),
+    "no name of an output": (X, ["y:-1"], {}, "names no tensor", "argument"),
+    "a dtype that is none": ({"x:0": ("float", [None])}, ["y"], {}, '"float" is not a dtype', "argument"),
+    "a dtype that 1.15 lacks": ({"x:0": ("float8_e4m3fn", [None])}, ["y"], {}, "float8_e4m3fn", "dtype"),
+    "a dtype that the graph does not take": (
+        {"x:0": ("int32", [None])},
+        ["y"],
+        {},
+        "x_0:0 .*expected float",
+        "framework",
+    ),
+    "a device that is none": ({"x:0": ("float32", [None], "nowhere")}, ["y"], {}, "nowhere", "framework"),
+    "a null character": ({"x:0": ("float32", [None], "/device:\0")}, ["y"], {}, "null character", "argument"),
+}
+
+
+@pytest.mark.parametrize("case", SESSIONS)
+def test_what_is_declared_wrongly_is_named(case: str) -> None:
+    inputs, outputs, options, words, kind = SESSIONS[case]
+    refused(lambda: on_host(line(), inputs, outputs, **options).run({"x": ONES}), words, kind)
+
+
+#: What is no graph, and what the error says.
+GRAPHS: dict[str, tuple[Any, str]] = {
+    "garbage": (b"no graph", "no serialised GraphDef"),
+    "half a graph": (line()[:-1], "GraphDef"),
+    "a path": ("model.pb", "'model.pb' is no message: pass the bytes"),
+    "nothing": (None, "None is no message"),
+    "an unknown operation": (
+        v1.GraphDef(node=[v1.NodeDef(name="y", op="NoSuchThing")]).SerializeToString(),
+        "NoSuchThing",
+    ),
+    "no graph": (b"", "no tensor y:0"),
+}
+
+
+@pytest.mark.parametrize("case", GRAPHS)
+def test_what_is_no_graph_is_refused(case: str) -> None:
+    graph, words = GRAPHS[case]
+    with pytest.raises(tb.BridgeError, match=words) as caught:
+        on_host(graph, {}, ["y:0"])
+    assert caught.value.kind in ("framework", "argument")
+
+
+def test_what_is_no_configuration_is_refused() -> None:
+    with pytest.raises(tb.BridgeRuntimeError, match="ConfigProto"):
+        tb.tensorflow1.Session(line(), X, ["y"], config=b"garbage")
+
+
+def test_a_closed_session_runs_no_more() -> None:
+    session = on_host(line(), X, ["y"])
+    assert any(name.endswith("/device:CPU:0") for name in session.devices)
+    session.close()
+    for use in (lambda: session.run({"x": ONES}), lambda: session.devices):
+        refused(use, "session is closed: open another", "argument")
+
+
+def test_an_unknown_target_is_refused(session: Any) -> None:
+    refused(lambda: session.run({"x": ONES}, "caffe"), "choose one of .*tensorflow1", "argument")
+
+
+def test_the_place_is_checked() -> None:
+    refused(lambda: tb.convert(ONES, "tensorflow1", device="cuda:0"), "is on cpu, not on cuda:0", "device")
+
+
+def test_a_tensor_stays_in_its_process() -> None:
+    tensor = tb.convert(ONES, "tensorflow1")
+    with pytest.raises(TypeError, match="pickle"):
+        pickle.dumps(tensor)
+    with pytest.raises(TypeError, match="cannot create"):
+        type(tensor)()
+
+
+# --- what goes wrong in a run
+
+
+def test_what_has_no_memory_is_no_output() -> None:
+    text = saved(lambda: tf.constant("text", name="y"))
+    refused(lambda: on_host(text, {}, ["y"]), "y:0 cannot be taken: strings have no memory", "dtype")
+
+
+@pytest.mark.parametrize("resource", [True, False])
+def test_a_graph_that_is_not_frozen_is_refused(resource: bool) -> None:
+    def build() -> None:
+        weights = v1.get_variable("weights", [2], use_resource=resource)
+        tf.add(placeholder(shape=[None]), weights, name="y")
+
+    refused(lambda: on_host(saved(build), X, ["y"]), "variable weights: freeze it", "argument")
+
+
+def test_an_operation_that_fails_is_named() -> None:
+    graph = saved(lambda: tf.reshape(placeholder(shape=[None]), [3], name="three"))
+    with on_host(graph, X, ["three"]) as session:
+        refused(lambda: session.run({"x": ONES}), "(?s)2 values, but the requested shape has 3.*three", "framework")
+        assert session.run({"x": torch.ones(3)}, "torch")[0].tolist() == [1, 1, 1]
+
+
+def test_an_output_in_a_branch_that_is_not_taken_is_named() -> None:
+    def build() -> None:
+        x, taken = placeholder(shape=[None]), placeholder("bool", [], "taken")
+        without, with_ = tf.raw_ops.Switch(data=x, pred=taken)
+        tf.negative(with_, name="y")
+        tf.identity(without, name="z")
+
+    before = tb.stats()["untaken"]
+    with on_host(saved(build), {"x": FLOATS, "taken": ("bool", [])}, ["y", "x"]) as session:
+        assert session.run({"x": ONES, "taken": torch.tensor(True)}, "torch")[0].tolist() == [-1, -1]
+        refused(lambda: session.run({"x": ONES, "taken": torch.tensor(False)}), "y:0 was not computed", "framework")
+    assert tb.stats()["untaken"] == before
+
+
+def test_a_failed_run_keeps_nothing() -> None:
+    """What the other outputs have given cannot be taken by anybody."""
+
+    def build() -> None:
+        x = placeholder(shape=[None])
+        checked = tf.reshape(x, [3], name="three")
+        with tf.control_dependencies([tf.identity(x, name="same")]):
+            tf.identity(checked, name="after")
+
+    before = dict(tb.stats())
+    with on_host(saved(build), X, ["same", "x", "three", "after"]) as session:
+        for _ in range(20):
+            array = aligned(np.zeros(4, np.float32))
+            alive = weakref.ref(array)
+            with pytest.raises(tb.BridgeRuntimeError, match="three"):
+                session.run({"x": array})
+            del array
+            gc.collect()
+            assert alive() is None
+            assert tb.stats()["untaken"] == before["untaken"]
+    after = tb.stats()
+    assert after["leased"] - before["leased"] == after["released"] - before["released"] == 20
+
+
+# --- what nobody takes
+
+
+def given_out() -> bytes:
+    """A graph of 1.x that gives a tensor out by itself, as one of TensorFlow 2 does: README, In TensorFlow's graphs."""
+    return saved(lambda: tb.tensorflow.external_output(placeholder(shape=[None]) + 1, name="y"))
+
+
+def test_what_nobody_takes_goes_with_its_session() -> None:
+    before = dict(tb.stats())
+    session, other = (on_host(given_out(), X, ["y:0"]) for _ in range(2))
+    handles = [session.run({"x": torch.ones(4)}, "numpy")[0] for _ in range(10)]
+    (kept,) = other.run({"x": torch.ones(4)}, "numpy")
+    assert (handles[0].dtype, handles[0].shape) == (np.int32, (2,))
+    assert tb.stats()["untaken"] - before["untaken"] == 11
+    # TensorFlow 2 has the same operations, but not these tensors. They go on waiting.
+    refused(lambda: tb.tensorflow.take(handles[0], "torch"), "is one of TensorFlow 1.15", "argument")
+    session.close()
+    after = tb.stats()
+    assert (after["untaken"] - before["untaken"], after["reclaimed"] - before["reclaimed"]) == (1, 10)
+    refused(lambda: tb.tensorflow.take(handles[0], "torch"), "its session is gone", "consumed")
+    assert kept.shape == (2,)
+    other.close()
+    after = tb.stats()
+    assert (after["untaken"] - before["untaken"], after["reclaimed"] - before["reclaimed"]) == (0, 11)
+
+
+def test_what_is_released_too_early_is_named() -> None:
+    """A graph that is fed a handle by itself, whose tensor is gone before the run."""
+
+    def build() -> None:
+        handle = placeholder("int32", [2], "handle")
+        tf.add(tb.tensorflow.external_input("float32", [None], handle, name="weights"), 1, name="y")
+
+    with on_host(saved(build), {"handle:0": ("int32", [2])}, ["y:0"]) as session:
+        fed = tb.convert(torch.ones(2), "tensorflow1")
+        handle = torch.tensor(fed.handle, dtype=torch.int32)
+        assert session.run({"handle": handle}, "torch")[0].tolist() == [2, 2]
+        del fed
+        of_two = tb.tensorflow.feed(torch.ones(2))
+        wrong = tb.convert(torch.ones(2, dtype=torch.float64), "tensorflow1")
+        for numbers, words in [
+            (handle, "keep what feed gave"),
+            (of_two, "another one: convert it"),
+            (wrong.handle, "is float64, but float32 was declared"),
+        ]:
+            handle = torch.tensor(np.asarray(numbers), dtype=torch.int32)
+            refused(lambda: session.run({"handle": handle}), f"(?s){words}.*weights", "framework")  # noqa: B023

@@ -1,0 +1,334 @@
+"""TensorFlow 1.15 in processes of their own: folders that hold it or not, orders of imports, the end of a program."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import tensor_bridge as tb
+from graphs import FOLDER, line, tf
+
+pytest.importorskip("torch")
+
+SETUP = """
+import os, sys
+import tensor_bridge as tb
+FOLDER = os.environ.pop("TENSOR_BRIDGE_TENSORFLOW1")
+HOST = b"\\x0a\\x07\\x0a\\x03GPU\\x10\\x00"  # device_count { key: "GPU" value: 0 }
+
+def refused(call, kind, *words):
+    try:
+        call()
+    except tb.BridgeError as error:
+        assert error.kind == kind, (error.kind, str(error))
+        assert all(word in str(error) for word in words), str(error)
+    else:
+        raise SystemExit("no error")
+
+def works():
+    import numpy
+    x = numpy.arange(32, dtype="float32")
+    with tb.tensorflow1.Session(LINE, {"x": ("float32", [None])}, ["y"], config=HOST) as session:
+        assert session.run({"x": x}, "numpy")[0].tolist() == (2 * x + 1).tolist()
+"""
+
+
+def run(code: str, *, setup: str = SETUP, timeout: int = 300, **settings: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings}
+    command = [sys.executable, "-c", f"LINE = {line()!r}\n{setup}\n{code}"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=env)
+
+
+def succeeds(code: str, **settings: str) -> None:
+    done = run(code, **settings)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+# --- folders
+
+
+def test_without_a_folder_it_is_told_what_to_do() -> None:
+    succeeds(
+        """
+import numpy
+for call in (
+    lambda: tb.tensorflow1.open(),
+    lambda: tb.convert(numpy.ones(3), "tensorflow1"),
+    lambda: tb.profile("tensorflow1"),
+    lambda: tb.tensorflow1.Session(LINE, {}, ["y"]),
+):
+    refused(call, "missing", "tensor_bridge.tensorflow1.open(folder)", "TENSOR_BRIDGE_TENSORFLOW1")
+tb.tensorflow1.open(FOLDER)
+works()
+"""
+    )
+
+
+@pytest.mark.parametrize("use", ["tb.tensorflow1.open()", "works()", "tb.profile('tensorflow1')"])
+def test_the_environment_names_the_folder(use: str) -> None:
+    succeeds(f"os.environ['TENSOR_BRIDGE_TENSORFLOW1'] = FOLDER; {use}; works()")
+
+
+def test_it_is_opened_once() -> None:
+    succeeds(
+        """
+from pathlib import Path
+import threading
+versions = []
+threads = [threading.Thread(target=lambda: versions.append(tb.tensorflow1.open(FOLDER))) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+for folder in (FOLDER, FOLDER + "/", Path(FOLDER), Path(FOLDER).parent, os.path.relpath(FOLDER), None):
+    versions.append(tb.tensorflow1.open(folder))
+(version,) = set(versions)
+assert version.startswith("1.15."), version
+works()
+"""
+    )
+
+
+def test_no_memory_becomes_writable_code() -> None:
+    """Where a library asks for it, or does not say that it need not, loading makes the stacks executable."""
+    succeeds(
+        """
+def executable():
+    return [line for line in open("/proc/self/maps") if "rwx" in line]
+before = executable()
+tb.tensorflow1.open(FOLDER)
+works()
+assert executable() == before, executable()
+"""
+    )
+
+
+def test_two_folders_are_one_too_many(tmp_path: Path) -> None:
+    (tmp_path / "python").mkdir()
+    for name in ("libtensorflow_framework.so.1", "python/_pywrap_tensorflow_internal.so"):
+        (tmp_path / name).symlink_to(Path(FOLDER) / name)
+    (tmp_path / "same").symlink_to(FOLDER, target_is_directory=True)
+    succeeds(
+        f"""
+tb.tensorflow1.open(FOLDER)
+refused(lambda: tb.tensorflow1.open({str(tmp_path)!r}), "argument", "already", os.path.realpath(FOLDER))
+tb.tensorflow1.open({str(tmp_path / "same")!r})
+works()
+"""
+    )
+
+
+def library(path: Path, source: str) -> None:
+    """Compile a shared library."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
+    subprocess.run(command, input=source, text=True, check=True, timeout=60)
+
+
+def package(path: Path, version: str) -> None:
+    """A package whose libraries say that they are this version, and can do nothing else."""
+    (path / "python").mkdir()
+    for name in ("libtensorflow_framework.so.1", "python/_pywrap_tensorflow_internal.so"):
+        library(path / name, f'const char *TF_Version(void) {{ return "{version}"; }}')
+
+
+#: What the libraries of a package say, and words of the error.
+VERSIONS = {
+    "1.14.0": ("1.14.0", "supported are", "1.15"),
+    "1.1.5": ("1.1.5", "1.15"),
+    "2.21.0": ("2.21.0", "1.15"),
+    "1": ("is 1:", "1.15"),
+    "": ("1.15",),
+    # The right one, by its word; but it has no functions.
+    "1.15.5": ("has no function TF_", "supported is TensorFlow 1.15"),
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_another_version_is_named(tmp_path: Path, version: str) -> None:
+    package(tmp_path, version)
+    succeeds(
+        f"""
+refused(lambda: tb.tensorflow1.open({str(tmp_path)!r}), "version", *{VERSIONS[version]!r})
+tb.tensorflow1.open(FOLDER)
+works()
+"""
+    )
+
+
+def test_what_is_no_tensorflow_1_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("no folder")
+    (tmp_path / "text" / "python").mkdir(parents=True)
+    for name in ("libtensorflow_framework.so.1", "python/_pywrap_tensorflow_internal.so"):
+        (tmp_path / "text" / name).write_text("no library")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "libtensorflow_framework.so.1").symlink_to(Path(FOLDER) / "libtensorflow_framework.so.1")
+    two = str(Path(tf.__file__).parent)
+    succeeds(
+        f"""
+os.chdir({str(tmp_path)!r})
+for folder, words in [
+    ("nowhere", ["nowhere", "site-packages/tensorflow_core"]),
+    ("empty", ["empty holds no libraries", "site-packages/tensorflow_core"]),
+    ("file", ["file holds no libraries"]),
+    ("text", ["_pywrap_tensorflow_internal.so cannot be loaded"]),
+    ("half", ["_pywrap_tensorflow_internal.so cannot be loaded"]),
+    ("", ["site-packages/tensorflow_core"]),
+    ("nul\\0", ["site-packages/tensorflow_core"]),
+]:
+    refused(lambda: tb.tensorflow1.open(folder), "missing", *words)
+refused(lambda: tb.tensorflow1.open({two!r}), "version", {two!r}, "must be TensorFlow 1.15")
+tb.tensorflow1.open(FOLDER)
+works()
+for folder, kind in [({two!r}, "version"), ("empty", "missing")]:
+    refused(lambda: tb.tensorflow1.open(folder), kind)
+works()
+"""
+    )
+
+
+# --- beside others
+
+
+def test_it_needs_no_other_framework() -> None:
+    succeeds(
+        """
+import numpy
+for name in ("tensorflow", "torch", "cupy", "ml_dtypes"):
+    sys.modules[name] = None
+tb.tensorflow1.open(FOLDER)
+works()
+memory = numpy.empty(4 * 64 + 64, numpy.uint8)
+array = memory[-memory.ctypes.data % 64:][:4 * 64].view(numpy.float32)
+array[:] = numpy.arange(64)
+with tb.tensorflow1.Session(LINE, {"x": (numpy.float32, [None])}, ["y", "x"], config=HOST) as session:
+    y, x = session.run({"x": array}, "numpy")
+assert x.ctypes.data == array.ctypes.data
+assert y.tolist() == (2 * array + 1).tolist()
+assert not [name for name in sys.modules if name.split(".")[0] in ("tensorflow", "torch") and sys.modules[name]]
+"""
+    )
+
+
+ORDERS = list(itertools.permutations(["torch", "tensorflow", "tensorflow1"]))
+#: TensorFlow 2 shows its symbols to everybody, unless it is told not to.
+SHOWN = {"shown": "", "hidden": "sys.modules['tensorflow.python.pywrap_dlopen_global_flags'] = None"}
+
+ORDER = """
+{shown}
+for name in {order}:
+    tb.tensorflow1.open(FOLDER) if name == "tensorflow1" else __import__(name)
+works()
+import numpy, tensorflow as tf, torch
+with tf.device("CPU:0"):
+    x = torch.arange(64.0)
+    with tb.tensorflow1.Session(LINE, {{"x": ("float32", [None])}}, ["y", "x"], config=HOST) as session:
+        y, same = session.run({{"x": tb.to_tensorflow(x, copy=False)}})
+    back = tb.to_torch(tb.to_numpy(tb.to_tensorflow(same, copy=False), copy=False), copy=False)
+    assert back.data_ptr() == x.data_ptr()
+    assert tf.reduce_sum(tb.to_tensorflow(y, copy=False)).numpy() == (2 * x + 1).sum().item()
+    assert (torch.ones(64, 64) @ torch.ones(64, 64)).sum().item() == 64**3
+    assert tf.reduce_sum(tf.ones((64, 64)) @ tf.ones((64, 64))).numpy() == 64**3
+"""
+
+
+@pytest.fixture(scope="module")
+def orders() -> Iterator[dict[tuple[str, tuple[str, ...]], Future[subprocess.CompletedProcess[str]]]]:
+    """One process for each order, a few at a time."""
+    cases = list(itertools.product(SHOWN, ORDERS))
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        yield {
+            (shown, order): pool.submit(run, ORDER.format(shown=SHOWN[shown], order=order)) for shown, order in cases
+        }
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+@pytest.mark.parametrize("order", ORDERS, ids=",".join)
+def test_any_order_of_imports_works(
+    shown: str,
+    order: tuple[str, ...],
+    orders: dict[tuple[str, tuple[str, ...]], Future[subprocess.CompletedProcess[str]]],
+) -> None:
+    done = orders[shown, order].result()
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_second_copy_of_the_package_is_told(tmp_path: Path) -> None:
+    copy = tmp_path / "_core.abi3.so"
+    shutil.copy(tb._core.__file__, copy)
+    succeeds(
+        f"""
+import importlib.util, numpy
+tb.tensorflow1.open(FOLDER)
+works()
+spec = importlib.util.spec_from_file_location("second._core", {str(copy)!r})
+second = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(second)
+assert second.tensorflow1_open(FOLDER)[0].startswith("1.15.")
+refused(lambda: second.Session(LINE, [("x", "float32", None, None)], ["y"], True, None, None, HOST),
+    "argument", "another copy")
+refused(lambda: second.convert(numpy.ones(3), "tensorflow1"), "argument", "another copy")
+works()
+"""
+    )
+
+
+# --- the end
+
+
+ENDS = ["pass", "sys.keep = (session, views, results)", "views.append(views); sys.keep = views", "session.close()"]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_views_and_sessions_that_are_alive_at_exit(end: str) -> None:
+    done = run(
+        f"""
+import numpy, torch, threading
+tb.tensorflow1.open(FOLDER)
+session = tb.tensorflow1.Session(LINE, {{"x": ("float32", [None])}}, ["y", "x"], config=HOST)
+others = [tb.tensorflow1.Session(LINE, {{"x": ("float32", [None])}}, ["y"], config=HOST) for _ in range(3)]
+tensor = torch.arange(1000.0)
+results = session.run({{"x": tensor}}) + others[0].run({{"x": numpy.ones(64, "float32")}})
+views = [tb.to_torch(y) for y in results] + [tb.to_numpy(y) for y in results]
+del tensor
+{end}
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_has_tensors_but_no_sessions() -> None:
+    """TensorFlow's threads are not in it."""
+    succeeds(
+        """
+import torch
+tb.tensorflow1.open(FOLDER)
+tensor = torch.arange(4.0)
+session = tb.tensorflow1.Session(LINE, {"x": ("float32", [None])}, ["y", "x"], config=HOST)
+y, x = session.run({"x": tensor})
+child = os.fork()
+if child == 0:
+    try:
+        refused(lambda: session.run({"x": tensor}), "argument", "does not survive a fork")
+        session.close()
+        assert tb.to_torch(x).tolist() == [0, 1, 2, 3] and tb.to_torch(y).tolist() == [1, 3, 5, 7]
+        del session, x, y
+    except BaseException as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert session.run({"x": tensor}, "numpy")[0].tolist() == [1, 3, 5, 7]
+works()
+"""
+    )

@@ -1,0 +1,49 @@
+"""The model of ``frozen_model.py`` in the program that has always run it: Python 3.7 with TensorFlow 1.15 itself.
+
+What changes in such a program is how the session is fed. Frames come from PyTorch and results go to it, in place, by
+``tensor_bridge_tf1``::
+
+    python3.7 examples/python37.py
+"""
+
+import argparse
+
+import tensor_bridge_tf1 as tb
+import tensorflow.compat.v1 as tf
+import torch
+from frozen_model import SHAPE, Trained, report, train
+
+
+def serve(model: Trained, device: str) -> None:
+    """Run the frozen model on frames of PyTorch, and say what became of them."""
+    frames = torch.rand(8, *SHAPE, device=device)
+    gain, offset = (torch.from_numpy(values).to(device) for values in (model.gain, model.offset))
+    config = tf.ConfigProto(device_count={"GPU": int(device != "cpu")}, gpu_options=tf.GPUOptions(allow_growth=True))
+    kept, difference = [], 0.0
+    with tf.Graph().as_default(), tf.Session(config=config) as session:
+        x = tb.external_input(tf.float32, SHAPE)
+        (y,) = tf.import_graph_def(tf.GraphDef.FromString(model.graph), {"x:0": x}, ["y:0"])
+        outputs = tb.external_output(y), tb.external_output(x)
+        for frame in frames:
+            fetched = session.run(outputs, {x.handle: tb.feed(frame)})
+            result, seen = (torch.utils.dlpack.from_dlpack(tb.take(handle)) for handle in fetched)
+            kept.append(seen.data_ptr() == frame.data_ptr())
+            difference = max(difference, (result - (gain * frame + offset)).abs().max().item())
+    where = f"frames of PyTorch on {frames.device}, results on {result.device}"
+    print(f"served by TensorFlow {tf.__version__}: {len(frames)} {where}")
+    print(f"read where PyTorch has them: {all(kept)}")
+    print(f"largest difference to PyTorch's own result: {difference:.1e}")
+
+
+def main() -> None:
+    """Train, freeze, serve."""
+    parser = argparse.ArgumentParser(description="Feed a model of TensorFlow 1.x from PyTorch, in Python 3.7.")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the frames are (default: cpu)")
+    options = parser.parse_args()
+    model = train()
+    report(model)
+    serve(model, options.device)
+
+
+if __name__ == "__main__":
+    main()
