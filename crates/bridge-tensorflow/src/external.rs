@@ -100,6 +100,9 @@ pub(crate) fn enter_fetched(handle: [i32; 2], value: Value) -> bool {
 
 /// Drops what this instance of a kernel has fetched and nobody has taken: its session is gone.
 pub(crate) fn reclaim(by: u64) {
+    if by == 0 {
+        return;
+    }
     // Dropped outside the lock: memory that goes back may lead here again.
     let gone: Vec<_> = lock(&FETCHED).extract_if(|_, value| value.by == by).collect();
     RECLAIMED.fetch_add(gone.len() as u64, Relaxed);

@@ -42,6 +42,7 @@ const VARIABLES: [&str; 4] = ["Variable", "VariableV2", "TemporaryVariable", "Va
 pub(crate) struct Node<'a> {
     pub(crate) inputs: &'a [TF_Output],
     pub(crate) types: &'a [(&'a CStr, c_int)],
+    pub(crate) numbers: &'a [(&'a CStr, i64)],
     pub(crate) tensors: &'a [(&'a CStr, &'a Tensor)],
     /// Lists of one.
     pub(crate) strings: &'a [(&'a CStr, &'a str)],
@@ -95,6 +96,9 @@ impl Definition {
             let new = (sessions.TF_NewOperation)(self.raw(), operation.as_ptr(), name.as_ptr());
             node.inputs.iter().for_each(|input| (sessions.TF_AddInput)(new, *input));
             node.types.iter().for_each(|(attribute, code)| (sessions.TF_SetAttrType)(new, attribute.as_ptr(), *code));
+            node.numbers
+                .iter()
+                .for_each(|(attribute, number)| (sessions.TF_SetAttrInt)(new, attribute.as_ptr(), *number));
             for (attribute, tensor) in node.tensors {
                 // What goes wrong here, finishing reports as well: the attribute is missing then.
                 (sessions.TF_SetAttrTensor)(new, attribute.as_ptr(), tensor.raw(), status.raw());

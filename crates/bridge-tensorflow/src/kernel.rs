@@ -5,12 +5,10 @@ use crate::api::{
     TF_OpKernelContext, TF_ShapeInferenceContext, TF_Status, TF_Tensor,
 };
 use crate::eager::{Handle, nothing};
-use crate::external::unique;
 use crate::library::Series;
 use crate::runtime::Runtime;
 use bridge_core::{Dims, Error, ErrorKind, Result, Stream};
 use std::ffi::{CStr, CString, c_int, c_void};
-use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
@@ -28,14 +26,19 @@ pub(crate) struct Operation {
 
 /// What an operation computes on a type of device.
 pub(crate) trait Kernel {
-    /// The attribute that says, where it is 1, that nothing ends with an instance.
-    const OUTLIVED: Option<&CStr> = None;
+    /// An attribute, an int, by which instances differ.
+    const ATTRIBUTE: Option<&CStr> = None;
+
+    /// The number of an instance whose attribute has this value.
+    fn instance(_attribute: i32) -> u64 {
+        0
+    }
 
     /// Runs it once.
     fn compute(call: &Call) -> Result<()>;
 
     /// An instance of it is gone: the session or the function that it was made for.
-    fn gone(_instance: NonZeroU64) {}
+    fn gone(_instance: u64) {}
 }
 
 /// A kernel as TensorFlow takes it.
@@ -51,16 +54,17 @@ pub(crate) const fn entry<K: Kernel>(device: &'static CStr) -> Entry {
     Entry { device, functions: [one, (create::<K, 1>, compute::<K, 1>, delete::<K>)] }
 }
 
-/// An instance of a kernel is a number that is never used again, or 0 where nothing ends with it.
+/// What TensorFlow keeps of an instance is a number.
 unsafe extern "C" fn create<K: Kernel, const SLOT: usize>(construction: *mut TF_OpKernelConstruction) -> *mut c_void {
-    let outlived = K::OUTLIVED.zip(Runtime::in_slot(SLOT)).is_some_and(|(attribute, runtime)| {
+    let attribute = K::ATTRIBUTE.zip(Runtime::in_slot(SLOT)).map_or(0, |(attribute, runtime)| {
         let (mut value, status) = (0, Status::new(&runtime.core));
         let get = runtime.core.TF_OpKernelConstruction_GetAttrInt32;
-        // SAFETY: TensorFlow calls this with a construction of its own; the output is writable.
+        // SAFETY: TensorFlow calls this with a construction of its own; the output is writable. The operation has the
+        // attribute.
         unsafe { get(construction, attribute.as_ptr(), &mut value, status.raw()) };
-        status.check().is_ok() && value == 1
+        value
     });
-    std::ptr::without_provenance_mut(if outlived { 0 } else { unique() as usize })
+    std::ptr::without_provenance_mut(K::instance(attribute) as usize)
 }
 
 unsafe extern "C" fn compute<K: Kernel, const SLOT: usize>(instance: *mut c_void, context: *mut TF_OpKernelContext) {
@@ -71,7 +75,7 @@ unsafe extern "C" fn compute<K: Kernel, const SLOT: usize>(instance: *mut c_void
 
 unsafe extern "C" fn delete<K: Kernel>(instance: *mut c_void) {
     // What is dropped may come from anywhere, and TensorFlow takes no panic.
-    let _ = catch_unwind(|| NonZeroU64::new(instance.addr() as u64).map(K::gone));
+    let _ = catch_unwind(|| K::gone(instance.addr() as u64));
 }
 
 impl Operation {
@@ -252,6 +256,23 @@ impl Tensor {
     }
 }
 
+impl Tensor {
+    /// The handle at a place in a list of them in host memory; without a place it is all that is there.
+    ///
+    /// # Safety
+    ///
+    /// The tensor is in host memory.
+    pub(crate) unsafe fn handle(&self, place: Option<usize>) -> Option<[i32; 2]> {
+        let Some(place) = place else {
+            // SAFETY: the caller's obligation.
+            return unsafe { self.numbers() };
+        };
+        // SAFETY: there are enough bytes; they need not be aligned.
+        (self.nbytes() >= size_of::<[i32; 2]>() * (place + 1))
+            .then(|| unsafe { (self.core.TF_TensorData)(self.raw()).cast::<[i32; 2]>().add(place).read_unaligned() })
+    }
+}
+
 impl Drop for Tensor {
     fn drop(&mut self) {
         // SAFETY: the reference is ours.
@@ -263,7 +284,7 @@ impl Drop for Tensor {
 pub(crate) struct Call {
     pub(crate) runtime: &'static Runtime,
     context: *mut TF_OpKernelContext,
-    /// The instance of the kernel.
+    /// The number of the kernel's instance.
     pub(crate) instance: u64,
 }
 

@@ -13,7 +13,6 @@ use crate::release::{into_raw, release};
 use crate::runtime::Runtime;
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
 use std::ffi::{CStr, c_int};
-use std::num::NonZeroU64;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -21,7 +20,7 @@ pub(crate) static INPUT: Operation = Operation {
     name: c"TensorBridgeInput",
     inputs: &[c"handle: int32"],
     outputs: &[c"y: T"],
-    attributes: &[c"T: type"],
+    attributes: &[c"T: type", c"place: int = -1"],
     host: &[c"handle"],
     kernels: &[entry::<Input<false>>(CPU), entry::<Input<true>>(GPU)],
 };
@@ -41,7 +40,7 @@ pub(crate) static KEEP: Operation = Operation {
     name: c"TensorBridgeKeep",
     inputs: &[c"x: T", c"handle: int32"],
     outputs: &[],
-    attributes: &[c"T: type"],
+    attributes: &[c"T: type", c"place: int = -1"],
     host: &[c"handle"],
     kernels: &[entry::<Keep<false>>(CPU), entry::<Keep<true>>(GPU)],
 };
@@ -49,6 +48,12 @@ pub(crate) static KEEP: Operation = Operation {
 struct Input<const ON_GPU: bool>;
 
 impl<const ON_GPU: bool> Kernel for Input<ON_GPU> {
+    const ATTRIBUTE: Option<&CStr> = Some(PLACE);
+
+    fn instance(place: i32) -> u64 {
+        (place + 1) as u64
+    }
+
     fn compute(call: &Call) -> Result<()> {
         input(call, stream::<ON_GPU>(call)?)
     }
@@ -57,24 +62,35 @@ impl<const ON_GPU: bool> Kernel for Input<ON_GPU> {
 struct Output<const ON_GPU: bool>;
 
 impl<const ON_GPU: bool> Kernel for Output<ON_GPU> {
-    const OUTLIVED: Option<&CStr> = Some(c"outlived");
+    const ATTRIBUTE: Option<&CStr> = Some(c"outlived");
+
+    /// A number that is never used again, or 0 where nothing ends with the instance.
+    fn instance(outlived: i32) -> u64 {
+        if outlived == 1 { 0 } else { external::unique() }
+    }
 
     fn compute(call: &Call) -> Result<()> {
         let handle = external::new_handle();
-        external::enter_fetched(handle, fetched(call, stream::<ON_GPU>(call)?)?);
+        external::enter_fetched(handle, fetched(call, stream::<ON_GPU>(call)?, call.instance)?);
         call.output(&Tensor::of(&call.runtime.core, INT32, &handle)?)
     }
 
-    fn gone(instance: NonZeroU64) {
-        external::reclaim(instance.get());
+    fn gone(instance: u64) {
+        external::reclaim(instance);
     }
 }
 
 struct Keep<const ON_GPU: bool>;
 
 impl<const ON_GPU: bool> Kernel for Keep<ON_GPU> {
+    const ATTRIBUTE: Option<&CStr> = Some(PLACE);
+
+    fn instance(place: i32) -> u64 {
+        (place + 1) as u64
+    }
+
     fn compute(call: &Call) -> Result<()> {
-        let entered = external::enter_fetched(handle(call, 1)?, fetched(call, stream::<ON_GPU>(call)?)?);
+        let entered = external::enter_fetched(handle(call, 1)?, fetched(call, stream::<ON_GPU>(call)?, 0)?);
         entered.then_some(()).ok_or_else(|| refused("another tensor waits under this handle"))
     }
 }
@@ -88,10 +104,15 @@ fn refused(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Argument, text)
 }
 
-/// The handle that is this input.
+/// The attribute that says which one of several handles in a tensor is meant: a session feeds all at once, because each
+/// tensor that is fed costs some microseconds on its way to a GPU's kernels. The number of an instance is one more.
+pub(crate) const PLACE: &CStr = c"place";
+
+/// The handle that is this input, or in it.
 fn handle(call: &Call, number: c_int) -> Result<[i32; 2]> {
+    let place = (call.instance as usize).checked_sub(1);
     // SAFETY: the operations have their handles in host memory.
-    let handle = unsafe { call.input(number)?.numbers::<i32, 2>() };
+    let handle = unsafe { call.input(number)?.handle(place) };
     handle.ok_or_else(|| refused("a handle is what feed gives: two int32"))
 }
 
@@ -146,8 +167,8 @@ fn over(runtime: &'static Runtime, code: c_int, fed: Arc<Value>) -> Result<Tenso
     }
 }
 
-/// The input, written in `stream` or on the host.
-fn fetched(call: &Call, stream: Option<Stream>) -> Result<Value> {
+/// The input, written in `stream` or on the host, which goes with the instance `by`.
+fn fetched(call: &Call, stream: Option<Stream>, by: u64) -> Result<Value> {
     let (tensor, runtime) = (call.input(0)?, call.runtime);
     let dtype = dtypes::dtype(tensor.code()).map_err(refused)?;
     let device = match stream {
@@ -165,5 +186,5 @@ fn fetched(call: &Call, stream: Option<Stream>) -> Result<Value> {
     let stream = stream.filter(|_| device != Device::CPU);
     let (shape, start) = (tensor.shape(), tensor.address());
     let bytes = start..start + tensor.nbytes();
-    Ok(Value { runtime, dtype, device, shape, bytes, stream, held: Held::Tensor(tensor), by: call.instance })
+    Ok(Value { runtime, dtype, device, shape, bytes, stream, held: Held::Tensor(tensor), by })
 }

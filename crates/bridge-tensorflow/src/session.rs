@@ -8,7 +8,7 @@ use crate::eager::nothing;
 use crate::external::{self, External};
 use crate::graph::{Definition, Node, OutputName};
 use crate::kernel::{Tensor, register};
-use crate::operations::{INPUT, KEEP};
+use crate::operations::{INPUT, KEEP, PLACE};
 use crate::runtime::Runtime;
 use bridge_core::{DType, Device, Error, ErrorKind, Result};
 use std::ffi::{CString, c_int};
@@ -78,8 +78,8 @@ pub struct Session {
     /// The process that it belongs to.
     process: u32,
     inputs: Vec<Input>,
-    /// Where the handles of the inputs are fed, and then those of the outputs.
-    handles: Vec<TF_Output>,
+    /// Where all handles are fed: those of the inputs, and then those of the outputs.
+    handles: TF_Output,
     /// What keeps the outputs.
     outputs: Vec<*mut TF_Operation>,
     /// The names of the outputs.
@@ -119,7 +119,6 @@ impl Session {
                 return Err(argument(format!("the input {} is named twice", input.name)));
             }
         }
-        session.inputs = inputs.into();
         let fed = inputs.iter().map(|input| session.add_input(input)).collect::<Result<Vec<_>>>()?;
         let replaced: Vec<_> = inputs.iter().map(|input| &input.name).zip(fed).collect();
         if outputs.is_empty() {
@@ -146,7 +145,6 @@ impl Session {
         let device = device.ok_or_else(|| argument(format!("tensorflow does not show {gpu} in this process")))?;
         let input = Input { device: Some(device), ..Input::new("x:0", DType::UINT8, &[None])? };
         let fed = session.add_input(&input)?;
-        session.inputs.push(input);
         let strings = &[(c"debug_ops_spec", DEBUGGED)];
         let node = Node { inputs: &[fed], strings, beside: Some(fed), ..Node::default() };
         let made = session.graph.add(c"Copy", "y", &node)?;
@@ -158,6 +156,8 @@ impl Session {
         check_devices(runtime, options)?;
         let (sessions, status) = (&runtime.sessions, Status::new(&runtime.core));
         let (graph, config) = (Definition::new(runtime), options.serialised());
+        let placeholder = Node { types: &[(c"dtype", INT32)], ..Node::default() };
+        let handles = graph.add(c"Placeholder", "tensor_bridge/handles", &placeholder)?;
         // SAFETY: the options are ours until they are deleted, the bytes are copied, and the graph lives longer than the
         // session; the list of devices is given away.
         unsafe {
@@ -177,7 +177,7 @@ impl Session {
                 raw,
                 process: std::process::id(),
                 inputs: Vec::new(),
-                handles: Vec::new(),
+                handles,
                 outputs: Vec::new(),
                 names: Vec::new(),
                 devices: Vec::new(),
@@ -237,20 +237,15 @@ impl Session {
         })?;
         let has_gpu = self.devices.iter().any(|name| name.contains("/device:GPU:"));
         let device = input.device.as_deref().unwrap_or(if has_gpu { c"/device:GPU:0" } else { devices::HOST });
-        let handle = self.add_handle(&node_name("handle", &input.name))?;
-        let node = Node { inputs: &[handle], types: &[(c"T", code)], device: Some(device), ..Node::default() };
+        let numbers = &[(PLACE, self.inputs.len() as i64)];
+        let node =
+            Node { inputs: &[self.handles], types: &[(c"T", code)], numbers, device: Some(device), ..Node::default() };
         let fed = self.graph.add(INPUT.name, &node_name("input", &input.name), &node)?;
         if let Some(shape) = &input.shape {
             self.graph.set_shape(fed, shape)?;
         }
+        self.inputs.push(input.clone());
         Ok(fed)
-    }
-
-    fn add_handle(&mut self, name: &str) -> Result<TF_Output> {
-        let placeholder = Node { types: &[(c"dtype", INT32)], ..Node::default() };
-        let handle = self.graph.add(c"Placeholder", name, &placeholder)?;
-        self.handles.push(handle);
-        Ok(handle)
     }
 
     fn add_output(&mut self, name: &OutputName, output: TF_Output) -> Result<()> {
@@ -258,8 +253,8 @@ impl Session {
             .map_err(|reason| Error::new(ErrorKind::Dtype, format!("the output {name} cannot be taken: {reason}")))?;
         self.names.push(name.to_string());
         let name = format!("{}_{}", node_name("output", name), self.outputs.len());
-        let handle = self.add_handle(&format!("{name}_handle"))?;
-        let node = Node { inputs: &[output, handle], beside: Some(output), ..Node::default() };
+        let numbers = &[(PLACE, (self.inputs.len() + self.outputs.len()) as i64)];
+        let node = Node { inputs: &[output, self.handles], numbers, beside: Some(output), ..Node::default() };
         self.outputs.push(self.graph.add(KEEP.name, &name, &node)?.oper);
         Ok(())
     }
@@ -294,9 +289,10 @@ impl Session {
             return Err(argument(format!("the input {} is not fed", self.inputs[missing].name)));
         }
         let results: Vec<_> = self.outputs.iter().map(|_| external::new_handle()).collect();
-        let handles = fed.iter().flatten().map(|fed| fed.handle()).chain(results.iter().copied());
-        let handles = handles.map(|handle| Tensor::of(self.core(), INT32, &handle)).collect::<Result<Vec<_>>>()?;
-        let done = self.execute(&self.handles, &handles, &[], &self.outputs);
+        let handles: Vec<[i32; 2]> =
+            fed.iter().flatten().map(|fed| fed.handle()).chain(results.iter().copied()).collect();
+        let handles = Tensor::of(self.core(), INT32, handles.as_flattened())?;
+        let done = self.execute(&[self.handles], &[handles], &[], &self.outputs);
         // Also what a run has kept that failed.
         let results: Vec<_> = results.into_iter().map(External::take).collect();
         done?;
