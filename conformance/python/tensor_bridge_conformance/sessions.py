@@ -228,7 +228,8 @@ class Session:
             return ctypes.string_at(library.TF_TensorData(fetched), library.TF_TensorByteSize(fetched))
         finally:
             for tensor in (*values, fetched):
-                library.TF_DeleteTensor(tensor)
+                if tensor:
+                    library.TF_DeleteTensor(tensor)
 
 
 def fields(message: bytes, path: Sequence[int]) -> Iterator[int | bytes]:

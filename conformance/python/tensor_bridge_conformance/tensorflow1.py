@@ -54,9 +54,10 @@ GRAPHS = {
 class Tensorflow1:
     """TensorFlow 1.x on one device. Nothing writes to its tensors, and a GPU has one stream for all of them.
 
-    On a GPU it is used without kernels, which TensorFlow compiles for minutes on one that it does not know: operations
-    copy, and a delay multiplies floats. Nor may a run wait for the device at its end, or there would be nothing pending
-    to be ordered: TensorFlow reads ``TF_SYNC_ON_FINISH`` when a session makes its devices.
+    On a GPU nothing is done but to copy, and in a delay to multiply floats: kernels are compiled at their first use on
+    a GPU that TensorFlow does not know, all of them in many minutes. And no run waits for the device at its end, or
+    there would be nothing pending to be ordered: TensorFlow reads ``TF_SYNC_ON_FINISH`` when a session makes its
+    devices.
     """
 
     writes = False
@@ -70,6 +71,7 @@ class Tensorflow1:
 
     def __init__(self, device: str) -> None:
         kind, _, index = device.partition(":")
+        self.device = device
         self.cuda = kind == "cuda"
         self.name = f"/device:GPU:{index or 0}" if self.cuda else HOST
         if self.cuda:
@@ -172,8 +174,10 @@ class Tensorflow1:
         code, address, *shape = struct.unpack(f"{len(seen) // 8}q", seen)
         strides = [math.prod(max(length, 1) for length in shape[dim + 1 :]) for dim in range(len(shape))]
         elements = math.prod(shape)
-        device = located(address) if self.cuda and elements else tensor.device
-        return self.names[code], shape, strides, address if elements else 0, False, device
+        if not elements:
+            # A kernel sees some address or other.
+            return self.names[code], shape, strides, 0, False, self.device
+        return self.names[code], shape, strides, address, False, located(address) if self.cuda else self.device
 
     def read(self, tensor: Any) -> bytes:
         return self.given("read", self.named[tensor.dtype], self.handle(tensor))

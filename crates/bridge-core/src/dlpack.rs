@@ -42,9 +42,9 @@ impl From<Device> for DLDevice {
 
 /// What a managed tensor does not say of its memory.
 pub struct Origin {
-    /// As [`DeviceBuffer::stream`](crate::DeviceBuffer::stream).
+    /// As [`DeviceBuffer::stream`].
     pub stream: Option<Stream>,
-    /// As [`DeviceBuffer::reuse`](crate::DeviceBuffer::reuse).
+    /// As [`DeviceBuffer::reuse`].
     pub reuse: Reuse,
     /// The addresses of the allocation, where somebody knows them.
     pub allocation: Option<Range<usize>>,
@@ -107,7 +107,7 @@ pub unsafe fn adopt<M: ManagedTensorBase>(managed: *mut M) -> Result<Managed<M>>
 /// # Safety
 ///
 /// The producer keeps DLPack's promises for this tensor, and what `origin` gives is true: the caller vouches for the stream, the
-/// reuse and the allocation as the safety section of [`DeviceBuffer`](crate::DeviceBuffer) demands.
+/// reuse and the allocation as the safety section of [`DeviceBuffer`] demands.
 pub unsafe fn lend<M: ManagedTensorBase>(
     managed: Managed<M>,
     origin: impl FnOnce(Device, usize) -> Result<Origin>,

@@ -161,7 +161,8 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
         raise _argument("a graph takes what feed gives in each run: session.run(y, {x.handle: feed(tensor)})")
     if getattr(handle, "dtype", None) != tf.int32:
         raise _no_handle(handle, "pass a tensor of two int32, which stands for what feed gives")
-    checked = tf.ensure_shape(operations.add(INPUT, name, handle=handle, T=dtype), shape, name=name + "_shape")
+    made = operations.add(INPUT, name, handle=handle, T=dtype, place=-1)
+    checked = tf.ensure_shape(made, shape, name=name + "_shape")
     checked.handle = handle
     return checked
 

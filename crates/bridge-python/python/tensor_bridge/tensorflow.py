@@ -72,7 +72,7 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
         handle = placeholder()
     if getattr(handle, "dtype", None) != tf.int32:
         raise _argument(f"{handle!r} is no handle: pass a tensor of two int32, which stands for what feed gives")
-    made = _apply("TensorBridgeInput", name, handle=handle, T=tf.as_dtype(dtype))
+    made = _apply("TensorBridgeInput", name, handle=handle, T=tf.as_dtype(dtype), place=-1)
     checked = tf.ensure_shape(made, shape, name=f"{name}_shape")
     checked.handle = handle
     return checked
