@@ -12,7 +12,7 @@ import tensor_bridge as tb
 PROFILES = Path(__file__).parents[3] / "fixtures" / "profiles"
 
 
-@pytest.mark.parametrize("name", ["torch", "numpy", "cupy", "tensorflow"])
+@pytest.mark.parametrize("name", ["torch", "numpy", "cupy", "tensorflow", "tensorflow1"])
 def test_profiles_are_as_written_down(name: str) -> None:
     written = json.loads((PROFILES / f"{name}.json").read_text())
     try:
