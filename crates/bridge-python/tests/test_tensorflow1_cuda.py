@@ -556,10 +556,16 @@ del tensor
     assert (done.returncode, complaints(done.stderr)) == (0, [])
 
 
-def test_the_host_stays_what_it_is(session: Any) -> None:
+NO_GPU: dict[str, dict[str, Any]] = {
+    "no visible devices": {"visible_devices": []},
+    "the configuration": {"config": tf.compat.v1.ConfigProto(device_count={"GPU": 0})},
+}
+
+
+@pytest.mark.parametrize("options", NO_GPU.values(), ids=NO_GPU)
+def test_the_host_stays_what_it_is(session: Any, options: dict[str, Any]) -> None:
     """A session on the host, beside one on the device."""
-    config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-    with tb.tensorflow1.Session(double(), X, ["y", "x"], config=config) as on_host:
+    with tb.tensorflow1.Session(double(), X, ["y", "x"], **options) as on_host:
         assert not any("/device:GPU:" in name for name in on_host.devices)
         tensor = torch.arange(64.0)
         computed, same = on_host.run({"x": tensor})
