@@ -258,6 +258,7 @@ impl External {
             bytes: start..start + value.bytes.len(),
             shape: value.shape.clone(),
             held: Held::Tensor(tensor),
+            by: 0,
             ..**value
         }))
     }

@@ -254,9 +254,7 @@ impl Tensor {
         (self.nbytes() == size_of::<[T; N]>())
             .then(|| unsafe { (self.core.TF_TensorData)(self.raw()).cast::<[T; N]>().read_unaligned() })
     }
-}
 
-impl Tensor {
     /// The handle at a place in a list of them in host memory; without a place it is all that is there.
     ///
     /// # Safety

@@ -101,9 +101,8 @@ impl Session {
     /// # Errors
     ///
     /// [`ErrorKind::Argument`] for bytes that are no `GraphDef`, for a graph with variables or without a tensor that is
-    /// named, and for an input that is named twice; [`ErrorKind::Device`] for a GPU that is not there;
-    /// [`ErrorKind::Dtype`] for inputs and outputs of a dtype
-    /// that cannot cross; and what TensorFlow reports.
+    /// named, for an input that is named twice, and without outputs; [`ErrorKind::Device`] for a GPU that is not there;
+    /// [`ErrorKind::Dtype`] for inputs and outputs of a dtype that cannot cross; and what TensorFlow reports.
     pub fn open(
         runtime: &'static Runtime,
         graph_def: &[u8],
@@ -111,19 +110,20 @@ impl Session {
         outputs: &[&str],
         options: &SessionOptions,
     ) -> Result<Self> {
-        register(runtime, &[&INPUT, &KEEP])?;
-        let mut session = Self::empty(runtime, options)?;
-        session.learn_streams()?;
+        // Before there is a session: the first one settles how GPU memory is taken.
         for (i, input) in inputs.iter().enumerate() {
             if inputs[..i].iter().any(|other| other.name == input.name) {
                 return Err(argument(format!("the input {} is named twice", input.name)));
             }
         }
-        let fed = inputs.iter().map(|input| session.add_input(input)).collect::<Result<Vec<_>>>()?;
-        let replaced: Vec<_> = inputs.iter().map(|input| &input.name).zip(fed).collect();
         if outputs.is_empty() {
             return Err(argument("name at least one output".into()));
         }
+        register(runtime, &[&INPUT, &KEEP])?;
+        let mut session = Self::empty(runtime, options)?;
+        session.learn_streams()?;
+        let fed = inputs.iter().map(|input| session.add_input(input)).collect::<Result<Vec<_>>>()?;
+        let replaced: Vec<_> = inputs.iter().map(|input| &input.name).zip(fed).collect();
         session.graph.import(graph_def, &replaced)?;
         for name in outputs {
             let name = OutputName::parse(name)?;
