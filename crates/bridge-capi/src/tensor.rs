@@ -8,7 +8,7 @@ use bridge_core::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 use bridge_core::dlpack::{Origin, adopt, lend};
 use bridge_core::{
     Access, Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, MAX_NDIM, Memory,
-    Profile, Result, Reuse, Stream, Strides, Views,
+    Profile, Result, Reuse, Stream, Views,
 };
 use std::ffi::c_void;
 use std::ops::Range;
@@ -194,29 +194,9 @@ impl Tensor {
 /// Lends tensors of others; there is no framework behind it that could wrap anything.
 pub(crate) struct Others;
 
-static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile {
-    name: "the owner".into(),
-    dtypes: Vec::new(),
-    strides: Strides::Any,
-    alignment: 0,
-    devices: Vec::new(),
-    keeps_read_only: true,
-    waits_on_export: false,
-});
+static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile::of_lender("the owner"));
 
-struct Nobody(Views);
-
-impl Consumer for Nobody {
-    fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
-        Ok(None)
-    }
-
-    fn views(&self) -> &Views {
-        &self.0
-    }
-}
-
-static NOBODY: LazyLock<Arc<Nobody>> = LazyLock::new(|| Arc::new(Nobody(Views::default())));
+static NOBODY: LazyLock<Arc<Views>> = LazyLock::new(Arc::default);
 
 impl Adapter for Others {
     type Tensor = Tensor;

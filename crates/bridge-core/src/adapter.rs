@@ -27,6 +27,17 @@ pub trait Consumer: Send + Sync {
     fn views(&self) -> &Views;
 }
 
+/// Nothing but views: of a lender behind which no framework is known, or whose tensors are in host memory.
+impl Consumer for Views {
+    fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
+        Ok(None)
+    }
+
+    fn views(&self) -> &Views {
+        self
+    }
+}
+
 /// The alignment in bytes of copies that adapters make: the most that any framework asks for (TensorFlow).
 pub const COPY_ALIGNMENT: usize = 64;
 

@@ -38,6 +38,19 @@ pub struct Profile {
 }
 
 impl Profile {
+    /// That of a lender behind which no framework is known that could take anything.
+    pub fn of_lender(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            dtypes: Vec::new(),
+            strides: Strides::Any,
+            alignment: 0,
+            devices: Vec::new(),
+            keeps_read_only: true,
+            waits_on_export: false,
+        }
+    }
+
     /// The alignment in bytes that an element of `itemsize` bytes needs here.
     pub fn alignment_of(&self, itemsize: usize) -> usize {
         match self.alignment {

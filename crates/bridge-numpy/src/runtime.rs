@@ -1,6 +1,6 @@
 //! What is known of the NumPy in this process, looked up once.
 
-use bridge_core::{Consumer, DType, Device, DeviceKind, Error, Profile, Result, Stream, Strides, Views};
+use bridge_core::{DType, DeviceKind, Error, Profile, Result, Strides, Views};
 use bridge_pyo3::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES, PyTensor, framework_error, installed, is_instance};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -9,25 +9,12 @@ use std::sync::Arc;
 
 pub(crate) struct Runtime {
     pub(crate) profile: Profile,
-    pub(crate) consumer: Arc<Host>,
+    /// Host memory has no streams.
+    pub(crate) consumer: Arc<Views>,
     pub(crate) dtypes: ArrayDTypes,
     pub(crate) asarray: Py<PyAny>,
     array: Py<PyType>,
     masked: Py<PyType>,
-}
-
-/// Host memory has no streams.
-#[derive(Default)]
-pub(crate) struct Host(Views);
-
-impl Consumer for Host {
-    fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
-        Ok(None)
-    }
-
-    fn views(&self) -> &Views {
-        &self.0
-    }
 }
 
 impl Runtime {

@@ -2,8 +2,7 @@
 
 use bridge_core::dlpack::Origin;
 use bridge_core::{
-    Adapter, Consumer, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Profile, Result, Reuse, Stream, Strides,
-    Views,
+    Adapter, Consumer, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Profile, Result, Reuse, Stream, Views,
 };
 use bridge_pyo3::{PyAdapter, PyTensor, drop_guarded, framework_error, take_capsule};
 use pyo3::exceptions::PyTypeError;
@@ -15,29 +14,9 @@ use std::sync::{Arc, LazyLock};
 /// Lends only: there is no framework behind it that could wrap anything.
 pub(crate) struct Foreign<'py>(pub(crate) Python<'py>);
 
-static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile {
-    name: "DLPack".into(),
-    dtypes: Vec::new(),
-    strides: Strides::Any,
-    alignment: 0,
-    devices: Vec::new(),
-    keeps_read_only: true,
-    waits_on_export: false,
-});
+static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile::of_lender("DLPack"));
 
-struct Nobody(Views);
-
-impl Consumer for Nobody {
-    fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
-        Ok(None)
-    }
-
-    fn views(&self) -> &Views {
-        &self.0
-    }
-}
-
-static NOBODY: LazyLock<Arc<Nobody>> = LazyLock::new(|| Arc::new(Nobody(Views::default())));
+static NOBODY: LazyLock<Arc<Views>> = LazyLock::new(Arc::default);
 
 /// What a capsule does not say. The producer was asked to make the legacy default stream wait for its work; whoever
 /// passes a bare capsule has seen to that (the docstring of `to_torch` says so). How the producer reuses memory is its
