@@ -10,6 +10,9 @@ use std::ops::Range;
 pub enum Access {
     /// Nobody may write through the view.
     ReadOnly,
+    /// The producer does not say, as in an unversioned DLPack capsule. A consumer that keeps read-only memory may take
+    /// it as read-only, as NumPy does; the others take it as writable.
+    Unstated,
     /// The view may be read and written.
     ReadWrite,
 }

@@ -32,6 +32,12 @@ pub enum ErrorKind {
     Version,
     /// A framework or a driver library is missing.
     Missing,
+    /// The producer refuses to export the tensor (array API: `BufferError`).
+    Refused,
+    /// One of two streams is being captured into a CUDA graph and the other is not.
+    Captured,
+    /// A framework or the device has no memory left.
+    OutOfMemory,
     /// The CUDA driver reported an error.
     Driver,
     /// A framework raised an error of its own.

@@ -1,7 +1,7 @@
 //! From Python's errors to core's.
 
 use bridge_core::{Error, ErrorKind, Result};
-use pyo3::exceptions::PyImportError;
+use pyo3::exceptions::{PyException, PyImportError, PyMemoryError};
 use pyo3::prelude::*;
 use pyo3::types::PyModule;
 
@@ -34,4 +34,17 @@ pub fn installed<'py>(py: Python<'py>, module: &str, package: &str) -> Result<Bo
         };
         Error::new(kind, text).caused_by(error)
     })
+}
+
+/// Returns the value of a probe, or `None` where it raised an ordinary exception: that is an answer, too.
+///
+/// # Errors
+///
+/// What no probe may swallow: `KeyboardInterrupt`, `SystemExit` and the like, and `MemoryError`.
+pub fn probe<T>(py: Python<'_>, result: PyResult<T>) -> PyResult<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_instance_of::<PyException>(py) && !error.is_instance_of::<PyMemoryError>(py) => Ok(None),
+        Err(error) => Err(error),
+    }
 }

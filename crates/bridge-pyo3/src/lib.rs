@@ -10,7 +10,7 @@ mod owner;
 
 pub use capsule::{capsule, take_capsule};
 pub use dtypes::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES};
-pub use errors::{framework_error, installed, not_a_tensor};
+pub use errors::{framework_error, installed, not_a_tensor, probe};
 pub use gil::{drop_guarded, watch_for_exit, with_gil};
 pub use methods::{call, is_instance};
 pub use owner::{LeaseOwner, Owner};
@@ -22,4 +22,16 @@ pub type PyTensor<'py> = pyo3::Bound<'py, pyo3::PyAny>;
 pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
     /// Whether `object` is a tensor of this framework, of whatever kind.
     fn owns(&self, object: &PyTensor<'py>) -> bool;
+
+    /// Returns the device and the address of the first element of `tensor`, or `None` for a tensor without elements.
+    /// Unlike [`export`](bridge_core::Adapter::export) it also answers for tensors that cannot cross, such as those that
+    /// require grad.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`export`](bridge_core::Adapter::export).
+    fn locate(&self, tensor: &PyTensor<'py>) -> bridge_core::Result<Option<(bridge_core::Device, usize)>> {
+        let lent = self.export(tensor)?;
+        Ok((lent.layout().numel() > 0).then(|| (lent.device(), lent.data())))
+    }
 }

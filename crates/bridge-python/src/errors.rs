@@ -13,9 +13,11 @@ fn class(kind: ErrorKind) -> &'static str {
         ErrorKind::ReadOnly
         | ErrorKind::CopyNeeded
         | ErrorKind::RequiresGrad
+        | ErrorKind::Refused
         | ErrorKind::Consumed
         | ErrorKind::Protocol
         | ErrorKind::Version => "BridgeBufferError",
+        ErrorKind::OutOfMemory => "BridgeMemoryError",
         ErrorKind::Missing => "BridgeImportError",
         _ => "BridgeRuntimeError",
     }

@@ -29,5 +29,9 @@ class BridgeImportError(BridgeError, ImportError):
     """A framework or a driver is missing."""
 
 
+class BridgeMemoryError(BridgeError, MemoryError):
+    """A framework or the device has no memory left."""
+
+
 class BridgeRuntimeError(BridgeError, RuntimeError):
     """A framework or the driver failed."""
