@@ -1,14 +1,16 @@
 //! What a framework's adapter does, and the one way through.
 
+use crate::plan::{landing, needed};
 use crate::{
-    Device, Error, ErrorKind, Keep, Lease, Lent, Options, Ordering, Plan, Profile, Result, Stream, Views, plan,
+    Device, DeviceKind, Error, ErrorKind, Keep, Lease, Lent, Options, Ordering, Plan, Profile, Result, Stream, Views,
+    host, plan,
 };
 use std::sync::Arc;
 
 /// The part of a framework that leases keep hold of: it outlives every view.
 pub trait Consumer: Send + Sync {
-    /// The stream into which the framework would put work for `device` now, on this thread. `None` for host memory,
-    /// and where nothing can be known any more because the interpreter shuts down.
+    /// The stream into which the framework would put work for `device` now, on this thread. `None` for memory that the
+    /// framework reads on the host, and while the interpreter shuts down, when nothing can be known.
     ///
     /// # Errors
     ///
@@ -79,7 +81,8 @@ pub trait Adapter {
     ///
     /// # Errors
     ///
-    /// What the framework reports.
+    /// What the framework reports; [`ErrorKind::CopyNeeded`] where it cannot copy. Then core copies host memory, and the
+    /// consumer copies device memory that it can take in place.
     fn compact(&self, tensor: &Self::Tensor) -> Result<Self::Tensor>;
 }
 
@@ -110,42 +113,94 @@ pub fn transfer<F, T>(
 ) -> Result<(T, Transfer)> {
     let lent = from.export(tensor)?;
     let path = plan(&lent, to.profile(), options)?;
-    let (lent, bytes_copied) = match path {
-        Plan::ZeroCopy => (lent, 0),
-        Plan::Copy(_) => {
-            let nbytes = lent.layout().nbytes();
-            drop(lent);
-            (copy(from, to, tensor)?, nbytes)
-        }
-    };
-    let device = lent.device();
-    let consumer = to.consumer();
-    let (owner, reader) = match lent.buffer().stream() {
-        Some(owner) => (Some(owner), Some(consumer.current_stream(device)?.unwrap_or(Stream::LEGACY))),
-        None => (None, None),
-    };
-    let ordered = owner.zip(reader).filter(|(owner, reader)| owner != reader);
-    if let Some((owner, reader)) = ordered {
-        ordering.order(device, owner, reader)?;
-    }
-    if let Some(owner) = owner {
-        // The tensor may itself be a view of foreign memory. Its owner must then wait for what happens here.
+    // The tensor may itself be a view of foreign memory. Its owner must wait for what happens here, be it a copy.
+    if let Some(stream) = lent.buffer().stream() {
         let lender = from.consumer();
-        let keep = || lender.keep(device, owner);
-        lender.views().used(device, lent.buffer().address(), owner.on_any_thread(), keep);
+        let keep = || lender.keep(lent.device(), stream);
+        lender.views().used(lent.device(), lent.buffer().address(), stream.on_any_thread(), keep);
     }
-    let lease = Lease::new(lent, reader, path != Plan::ZeroCopy, consumer, Arc::clone(ordering));
-    Ok((to.import(lease)?, Transfer { plan: path, bytes_copied, ordered }))
+    let crossing = Crossing { from, to, ordering, options };
+    match path {
+        Plan::ZeroCopy => {
+            let (result, ordered) = crossing.place(lent, false)?;
+            Ok((result, Transfer { plan: path, bytes_copied: 0, ordered }))
+        }
+        Plan::Copy(_) => {
+            let bytes_copied = lent.layout().nbytes();
+            let (result, ordered) = crossing.copy(lent, tensor)?;
+            Ok((result, Transfer { plan: path, bytes_copied, ordered }))
+        }
+    }
 }
 
-fn copy<F, T>(from: &dyn Adapter<Tensor = F>, to: &dyn Adapter<Tensor = T>, tensor: &F) -> Result<Lent> {
-    let lent = from.export(&from.compact(tensor)?)?;
-    match plan(&lent, to.profile(), &Options::default())? {
-        Plan::ZeroCopy => Ok(lent),
-        Plan::Copy(reason) => {
-            let (from, to) = (&from.profile().name, &to.profile().name);
-            let text = format!("the copy that {from} made does not fit {to} because of {reason}: please report this");
-            Err(Error::new(ErrorKind::Framework, text))
+/// The streams that were ordered, where they differ: owner and consumer.
+type Streams = Option<(Stream, Stream)>;
+
+struct Crossing<'a, F, T> {
+    from: &'a dyn Adapter<Tensor = F>,
+    to: &'a dyn Adapter<Tensor = T>,
+    ordering: &'a Arc<dyn Ordering>,
+    options: &'a Options,
+}
+
+impl<F, T> Crossing<'_, F, T> {
+    /// Orders the consumer behind the owner, and wraps the memory.
+    fn place(&self, lent: Lent, copied: bool) -> Result<(T, Streams)> {
+        let memory = lent.device();
+        let device = landing(memory, self.to.profile(), self.options.device).unwrap_or(memory);
+        let lent = lent.seen_on(device);
+        let consumer = self.to.consumer();
+        let owner = lent.buffer().stream();
+        let reader = if owner.is_some() { consumer.current_stream(device)? } else { None };
+        let ordered = owner.zip(reader).filter(|(owner, reader)| owner != reader);
+        match (ordered, owner) {
+            (Some((owner, reader)), _) => self.ordering.order(memory, owner, reader)?,
+            (None, Some(owner)) if reader.is_none() => self.ordering.synchronize(memory, owner)?,
+            _ => (),
         }
+        let lease = Lease::new(lent, reader, copied, consumer, Arc::clone(self.ordering));
+        Ok((self.to.import(lease)?, ordered))
     }
+
+    /// Lets the producer copy; where it cannot, or where its copy is none or does not fit, core copies host memory, and
+    /// the consumer copies device memory.
+    fn copy(&self, lent: Lent, tensor: &F) -> Result<(T, Streams)> {
+        match self.from.compact(tensor).and_then(|copy| self.from.export(&copy)) {
+            Ok(copy) if self.fits(&copy) && !overlap(&copy, &lent) => {
+                drop(lent);
+                return self.place(copy, true);
+            }
+            Err(error) if error.kind() != ErrorKind::CopyNeeded => return Err(error),
+            _ => (),
+        }
+        if lent.device().kind == DeviceKind::CPU && lent.pending().is_none() {
+            let copy = host::copy(&lent)?;
+            drop(lent);
+            return self.place(copy, true);
+        }
+        if let Some(reason) = needed(&lent, self.to.profile()) {
+            let (from, to) = (&self.from.profile().name, &self.to.profile().name);
+            let text = format!(
+                "{from} makes no copy that {to} can use, and {to} cannot take the tensor in place because of {reason}: make a compact copy with the framework that owns it first"
+            );
+            return Err(Error::new(ErrorKind::CopyNeeded, text));
+        }
+        let (view, ordered) = self.place(lent, false)?;
+        Ok((self.to.compact(&view)?, ordered))
+    }
+
+    fn fits(&self, copy: &Lent) -> bool {
+        let options = Options { copy: Some(false), ..*self.options };
+        plan(copy, self.to.profile(), &options).is_ok()
+    }
+}
+
+/// Whether two tensors share bytes.
+fn overlap(one: &Lent, other: &Lent) -> bool {
+    let bytes = |lent: &Lent| {
+        let (below, above) = lent.layout().reach();
+        lent.data().saturating_sub(below)..lent.data().saturating_add(above)
+    };
+    let (one, other) = (bytes(one), bytes(other));
+    one.start < other.end && other.start < one.end
 }

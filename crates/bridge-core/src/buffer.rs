@@ -135,6 +135,7 @@ pub struct Lent {
     dtype: DType,
     layout: Layout,
     pending: Option<Pending>,
+    device: Device,
     buffer: Box<dyn DeviceBuffer>,
 }
 
@@ -154,7 +155,7 @@ impl Lent {
         if dtype.itemsize() != Some(layout.itemsize()) {
             return Err(Error::new(ErrorKind::Layout, format!("the layout was not made for dtype {dtype}")));
         }
-        Ok(Self { dtype, layout, pending: None, buffer })
+        Ok(Self { dtype, layout, pending: None, device: buffer.device(), buffer })
     }
 
     /// Notes an operation that the framework has put off.
@@ -184,9 +185,15 @@ impl Lent {
         &*self.buffer
     }
 
-    /// Where the memory is.
+    /// Where the memory is, as the framework sees it that takes it.
     pub fn device(&self) -> Device {
-        self.buffer.device()
+        self.device
+    }
+
+    /// The same memory, seen as memory of `device`.
+    pub(crate) fn seen_on(mut self, device: Device) -> Self {
+        self.device = device;
+        self
     }
 
     /// Address of the first element.

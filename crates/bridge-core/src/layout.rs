@@ -11,12 +11,18 @@ pub type Dims = SmallVec<[i64; 4]>;
 /// More dimensions than this are refused: NumPy, the most generous framework, stops at 64.
 pub const MAX_NDIM: usize = 64;
 
+/// The largest extent of a view, in bytes: the largest object that Rust, C and every framework here can address.
+const MAX_BYTES: usize = i64::MAX as usize;
+
 /// How the elements of a view lie in a buffer.
 ///
-/// Made only by [`Layout::new`], which checks the arithmetic, so that nothing later can overflow. Strides of
-/// dimensions of size 1 or less carry no meaning; they are replaced by those of a compact view, as are all strides of
-/// a view without elements. Two layouts that describe the same view therefore compare equal.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Made only by [`Layout::new`], which checks the arithmetic, so that nothing later can overflow.
+///
+/// Strides of dimensions of length 1 address nothing, and neither do those of a view without elements. Frameworks read a
+/// meaning from them all the same: PyTorch tells channels-last tensors by them. So they are kept as the producer stated
+/// them, except for negative ones and those that overflow in bytes, which are replaced by the strides of a compact view.
+/// Comparison ignores them: two layouts that describe the same view are equal.
+#[derive(Debug, Clone)]
 pub struct Layout {
     shape: Dims,
     strides: Dims,
@@ -49,8 +55,7 @@ impl Layout {
         if strides.is_some_and(|strides| strides.len() != shape.len()) {
             return Err(malformed("the shape and the strides differ in length".into()));
         }
-        // The largest object that Rust, C and every framework here can address.
-        let largest = i64::MAX as usize / itemsize;
+        let largest = MAX_BYTES / itemsize;
         let size = shape
             .iter()
             .filter(|length| **length != 0)
@@ -59,26 +64,31 @@ impl Layout {
         let empty = shape.contains(&0);
         let numel = if empty { 0 } else { size };
 
-        let mut normal = compact_strides(shape);
-        let mut reach = (0usize, 0usize);
-        if let (Some(strides), false) = (strides, empty) {
-            for (d, (&length, &stride)) in shape.iter().zip(strides).enumerate().filter(|(_, (l, _))| **l > 1) {
-                normal[d] = stride;
-                let bytes =
-                    (length as u64 - 1).checked_mul(stride.unsigned_abs()).and_then(|n| n.checked_mul(itemsize as u64));
-                let side = if stride < 0 { &mut reach.0 } else { &mut reach.1 };
-                let sum = bytes.and_then(|bytes| side.checked_add(usize::try_from(bytes).ok()?));
-                *side = sum.filter(|sum| *sum <= i64::MAX as usize).ok_or_else(|| {
-                    malformed(format!("strides {strides:?} with shape {shape:?} reach further than 2^63 bytes"))
-                })?;
+        let compact = compact_strides(shape);
+        let mut kept = compact.clone();
+        // The first element. Every sum below counts it, so that the whole extent stays below 2^63.
+        let mut reach = (0usize, if empty { 0 } else { itemsize });
+        for (d, (&length, &stride)) in shape.iter().zip(strides.unwrap_or(&compact)).enumerate() {
+            if empty || length == 1 {
+                if (0..=largest as i64).contains(&stride) {
+                    kept[d] = stride;
+                }
+                continue;
             }
-        } else if !empty {
-            reach.1 = (numel - 1) * itemsize;
+            kept[d] = stride;
+            let bytes = (length as u64 - 1).checked_mul(stride.unsigned_abs());
+            let bytes = bytes.and_then(|n| usize::try_from(n.checked_mul(itemsize as u64)?).ok());
+            let (below, above) = reach;
+            let sum = bytes.and_then(|bytes| match stride < 0 {
+                true => Some((below.checked_add(bytes)?, above)),
+                false => Some((below, above.checked_add(bytes)?)),
+            });
+            let fits = |(below, above): &(usize, usize)| below.checked_add(*above).is_some_and(|all| all <= MAX_BYTES);
+            reach = sum.filter(fits).ok_or_else(|| {
+                malformed(format!("strides {strides:?} with shape {shape:?} reach further than 2^63 bytes"))
+            })?;
         }
-        if !empty {
-            reach.1 += itemsize;
-        }
-        Ok(Self { shape: shape.into(), strides: normal, offset, itemsize, numel, reach })
+        Ok(Self { shape: shape.into(), strides: kept, offset, itemsize, numel, reach })
     }
 
     /// Lengths, in elements.
@@ -86,7 +96,7 @@ impl Layout {
         &self.shape
     }
 
-    /// Strides, in elements, signed; normalised (see the type).
+    /// Strides, in elements, signed; those without a meaning as the producer stated them (see the type).
     pub fn strides(&self) -> &[i64] {
         &self.strides
     }
@@ -128,6 +138,11 @@ impl Layout {
         self
     }
 
+    /// Whether the strides are those of a compact, row-major view also where they address nothing.
+    pub fn has_compact_strides(&self) -> bool {
+        self.strides == compact_strides(&self.shape)
+    }
+
     /// Whether the elements follow one another in row-major order without a gap.
     pub fn is_compact(&self) -> bool {
         let mut expected = 1;
@@ -144,6 +159,24 @@ impl Layout {
         self.strides.iter().any(|stride| *stride < 0)
     }
 }
+
+impl PartialEq for Layout {
+    fn eq(&self, other: &Self) -> bool {
+        let meant = |layout: &Self| -> Dims {
+            let addresses = |length: i64| layout.numel > 0 && length > 1;
+            layout
+                .shape
+                .iter()
+                .zip(&layout.strides)
+                .map(|(l, stride)| if addresses(*l) { *stride } else { 0 })
+                .collect()
+        };
+        (&self.shape, self.offset, self.itemsize) == (&other.shape, other.offset, other.itemsize)
+            && meant(self) == meant(other)
+    }
+}
+
+impl Eq for Layout {}
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -176,12 +209,29 @@ mod tests {
     }
 
     #[test]
-    fn strides_without_meaning_are_normalised() {
+    fn strides_without_meaning_are_kept_where_a_framework_can_hold_them() {
         let odd = layout(&[1, 3, 1], &[-77, 1, i64::MIN], 0).unwrap();
         assert_eq!(odd, Layout::new(DType::FLOAT32, &[1, 3, 1], None, 0).unwrap());
-        assert!(odd.is_compact() && !odd.has_negative_strides());
+        assert!(odd.is_compact() && odd.has_compact_strides() && !odd.has_negative_strides());
+        let channels_last = layout(&[2, 3, 1, 1], &[3, 1, 3, 3], 0).unwrap();
+        assert_eq!(channels_last.strides(), [3, 1, 3, 3]);
+        assert!(channels_last.is_compact() && !channels_last.has_compact_strides());
+        assert_eq!(channels_last, Layout::new(DType::FLOAT32, &[2, 3, 1, 1], None, 0).unwrap());
+        let most = i64::MAX / 4;
+        assert_eq!(layout(&[1, 1], &[most, most + 1], 0).unwrap().strides(), [most, 1]);
         let empty = layout(&[4, 0, 2], &[i64::MAX, -1, 9], 0).unwrap();
         assert!(empty.is_compact() && empty.extent() == Some(0..0));
+        assert_eq!(empty.strides(), [2, 2, 9]);
+        assert_ne!(layout(&[2, 2], &[2, 1], 0).unwrap(), layout(&[2, 2], &[3, 1], 0).unwrap());
+    }
+
+    #[test]
+    fn the_whole_extent_is_below_2_to_the_63() {
+        let bytes = |strides: &[i64], shape: &[i64]| Layout::new(DType::UINT8, shape, Some(strides), 0);
+        assert!(bytes(&[i64::MAX], &[2]).is_err(), "the last element ends at 2^63");
+        assert_eq!(bytes(&[i64::MAX - 1], &[2]).unwrap().reach(), (0, i64::MAX as usize));
+        assert!(bytes(&[-(1 << 62), 1 << 62], &[2, 2]).is_err(), "both sides together");
+        assert!(bytes(&[-(1 << 62), (1 << 62) - 2], &[2, 2]).is_ok());
     }
 
     #[test]

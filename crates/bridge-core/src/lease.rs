@@ -1,6 +1,7 @@
 //! A lent tensor on its way into another framework, and the way back.
 
-use crate::{Access, Consumer, DType, Device, DeviceBuffer, Layout, Lent, Ordering, Reuse, Stream};
+use crate::views::{Span, Streams, Used};
+use crate::{Access, Consumer, DType, Device, DeviceBuffer, ErrorKind, Layout, Lent, Ordering, Reuse, Stream};
 use smallvec::SmallVec;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +20,7 @@ pub struct Stats {
     /// Leases given back.
     pub released: u64,
     /// Those among them whose memory was not: a reader could not be ordered in front of its reuse, as when a view is
-    /// dropped on a stream that is being captured into a graph.
+    /// dropped that was used on a stream that is being captured into a graph.
     pub lost: u64,
 }
 
@@ -46,8 +47,17 @@ pub struct Lease {
     copied: bool,
     consumer: Arc<dyn Consumer>,
     ordering: Arc<dyn Ordering>,
-    /// The owner's stream and the entry in the consumer's views.
-    ordered: Option<(Stream, usize)>,
+    /// `None` for memory that is ready at any time.
+    ordered: Option<Ordered>,
+}
+
+/// What orders the way back.
+struct Ordered {
+    owner: Stream,
+    /// The stream at import; `None` where the host reads.
+    reader: Option<Used>,
+    /// The entry in the consumer's views.
+    view: Option<Span>,
 }
 
 impl Lease {
@@ -59,11 +69,11 @@ impl Lease {
         ordering: Arc<dyn Ordering>,
     ) -> Self {
         let device = lent.device();
-        let address = lent.buffer().address();
-        let ordered = lent.buffer().stream().zip(stream).map(|(owner, reader)| {
-            let bytes = address..address + lent.buffer().len();
-            let keep = consumer.keep(device, reader);
-            (owner.on_any_thread(), consumer.views().enter(device, bytes, reader.on_any_thread(), keep))
+        let ordered = lent.buffer().stream().map(|owner| {
+            let reader =
+                stream.map(|stream| Used { stream: stream.on_any_thread(), keep: consumer.keep(device, stream) });
+            let view = consumer.views().enter(device, lent.buffer().address(), lent.buffer().len());
+            Ordered { owner: owner.on_any_thread(), reader, view }
         });
         LEASED.fetch_add(1, Relaxed);
         let (data, dtype, access) = (lent.data(), lent.dtype(), lent.buffer().access());
@@ -111,29 +121,50 @@ impl Lease {
 
     fn give_back(&mut self) {
         let Some(lent) = self.lent.take() else { return };
-        let (device, reuse) = (lent.device(), lent.buffer().reuse());
-        let Some((owner, view)) = self.ordered else { return };
+        let (device, reuse) = (lent.buffer().device(), lent.buffer().reuse());
+        let Some(Ordered { owner, reader, view }) = self.ordered.take() else { return };
         // Until every reader is in front of it, the memory must not be given back, whatever goes wrong on the way.
         let buffer = Unordered(ManuallyDrop::new(lent.into_buffer()));
-        // The streams are kept alive until the end of this function.
-        let used = self.consumer.views().leave(view);
-        let Ok(current) = self.consumer.current_stream(device) else { return };
-        let mut streams: SmallVec<[Stream; 4]> = used.iter().map(|used| used.stream).chain(current).collect();
-        streams.sort_unstable();
-        streams.dedup();
-        for stream in streams.into_iter().filter(|stream| *stream != owner) {
-            if self.ordering.order(device, stream, owner).is_err() {
-                return;
-            }
+        // This keeps the streams alive until the end of this function.
+        let mut used = view.map_or_else(Streams::new, |view| self.consumer.views().leave(view));
+        used.extend(reader);
+        let Ok(current) = self.consumer.current_stream(self.device) else { return };
+        let ordering = &self.ordering;
+        let behind = |stream| if stream == owner { Ok(()) } else { ordering.order(device, stream, owner) };
+        let mut readers: SmallVec<[Stream; 4]> = used.iter().map(|used| used.stream).collect();
+        readers.sort_unstable();
+        readers.dedup();
+        if readers.iter().any(|reader| behind(*reader).is_err()) {
+            return;
         }
-        match reuse {
+        let give_back = move |ordering: &dyn Ordering| match reuse {
             Reuse::InStreamOrder => drop(buffer.into_ordered()),
-            Reuse::Unknown => self.ordering.retire(device, owner, buffer.into_ordered()),
+            Reuse::Unknown => ordering.retire(device, owner, buffer.into_ordered()),
+        };
+        let current = current.map(Stream::on_any_thread).filter(|current| !readers.contains(current));
+        match current.map(|current| (current, behind(current))) {
+            None | Some((_, Ok(()))) => give_back(&**ordering),
+            // The view has no known use in the stream that is being captured here. It can wait for it later.
+            Some((current, Err(error))) if error.kind() == ErrorKind::Captured => {
+                let keep = self.consumer.keep(self.device, current);
+                let mut give_back = Some(give_back);
+                let attempt = move |ordering: &dyn Ordering| {
+                    let _kept = &keep;
+                    match ordering.order(device, current, owner) {
+                        Err(error) if error.kind() == ErrorKind::Captured => return false,
+                        Ok(()) => give_back.take().into_iter().for_each(|give_back| give_back(ordering)),
+                        Err(_) => give_back = None,
+                    }
+                    true
+                };
+                ordering.defer(device, current, Box::new(attempt));
+            }
+            Some(_) => (),
         }
     }
 }
 
-/// Memory that somebody may still read. Lost on the way, it is never given back, and counted.
+/// Memory that a reader may still use. Dropped on an error path, it is never given back, and counted.
 struct Unordered(ManuallyDrop<Box<dyn DeviceBuffer>>);
 
 impl Unordered {

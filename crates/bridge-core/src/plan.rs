@@ -65,11 +65,11 @@ impl fmt::Display for Reason {
 /// - [`ErrorKind::CopyNeeded`]: it has to be copied, and `copy` is `Some(false)`.
 pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
     let (device, dtype, name) = (lent.device(), lent.dtype(), &target.name);
-    if let Some(asked) = options.device.filter(|asked| *asked != device) {
-        let text = format!("the tensor is on {device}, not on {asked}: move it with its own framework first");
-        return Err(Error::new(ErrorKind::Device, text));
-    }
-    if !target.devices.contains(&device.kind) {
+    if landing(device, target, options.device).is_none() {
+        if let Some(asked) = options.device.filter(|asked| *asked != device) {
+            let text = format!("the tensor is on {device}, not on {asked}: move it with its own framework first");
+            return Err(Error::new(ErrorKind::Device, text));
+        }
         let (place, advice) = match device.kind {
             DeviceKind::CPU => ("in host memory (cpu)".into(), "move it to a device"),
             _ => (format!("on {device}"), "copy it to the host"),
@@ -102,8 +102,27 @@ pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
     }
 }
 
+/// Kinds of memory that another kind of device can use as well. A GPU uses managed memory as its own, and the host reads
+/// pinned and managed memory (CUDA driver API, "Unified Addressing").
+const ALSO: &[(DeviceKind, DeviceKind)] = &[
+    (DeviceKind::CUDA_MANAGED, DeviceKind::CUDA),
+    (DeviceKind::CUDA_MANAGED, DeviceKind::CPU),
+    (DeviceKind::CUDA_HOST, DeviceKind::CPU),
+];
+
+/// Returns the device on which the target sees memory that is on `device`, if it can use such memory and that is what the
+/// caller asks for.
+pub(crate) fn landing(device: Device, target: &Profile, asked: Option<Device>) -> Option<Device> {
+    let also = ALSO.iter().filter(|(kind, _)| *kind == device.kind).map(|(_, kind)| match *kind {
+        DeviceKind::CPU => Device::CPU,
+        kind => Device { kind, ..device },
+    });
+    let mut usable = [device].into_iter().chain(also).filter(|device| target.devices.contains(&device.kind));
+    usable.find(|device| asked.is_none_or(|asked| asked == *device))
+}
+
 /// The first reason for which the target cannot take the tensor in place.
-fn needed(lent: &Lent, target: &Profile) -> Option<Reason> {
+pub(crate) fn needed(lent: &Lent, target: &Profile) -> Option<Reason> {
     let layout = lent.layout();
     if let Some(pending) = lent.pending() {
         return Some(match pending {

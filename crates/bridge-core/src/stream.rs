@@ -63,7 +63,28 @@ pub trait Ordering: Send + Sync {
 
     /// Drops `buffer` as soon as everything that is in `stream` now has run.
     fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>);
+
+    /// Blocks the host until everything that is in `stream` now has run. Only a framework that reads device memory on the
+    /// host needs it, such as NumPy with managed memory.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Driver`] with the driver's own words, [`ErrorKind::Missing`] where this is not implemented.
+    fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
+        let text = format!("the host cannot wait for {stream} of {device}: copy the tensor to the host first");
+        Err(Error::new(ErrorKind::Missing, text))
+    }
+
+    /// Calls `attempt`, on any thread, after the capture of `stream` into a graph has ended, and again until it returns
+    /// `true`. Where `stream` is not being captured, or this is not implemented, drops `attempt` uncalled: the memory that
+    /// it holds is then lost, and counted.
+    fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
+        let _ = (device, stream, attempt);
+    }
 }
+
+/// Gives memory back as soon as that is possible, and returns whether it was. See [`Ordering::defer`].
+pub type Deferred = Box<dyn FnMut(&dyn Ordering) -> bool + Send>;
 
 /// The ordering of a process without a device: host memory needs none.
 #[derive(Debug, Clone, Copy, Default)]

@@ -1,8 +1,8 @@
 //! A framework of plain values, and an ordering that writes down what it is asked.
 
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Layout, Lease, Lent,
-    Ordering, Pending, Profile, Result, Reuse, Stream, Strides, Views,
+    Access, Adapter, Consumer, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Layout, Lease,
+    Lent, Ordering, Pending, Profile, Result, Reuse, Stream, Strides, Views,
 };
 use std::sync::{Arc, Mutex};
 
@@ -16,6 +16,8 @@ pub const GPU: Device = Device::cuda(0);
 pub enum Event {
     Ordered(Stream, Stream),
     Retired(Stream),
+    Synchronized(Stream),
+    Deferred(Stream),
     Dropped,
 }
 
@@ -29,6 +31,9 @@ pub fn taken(log: &Log) -> Vec<Event> {
 pub struct Recorder {
     pub log: Log,
     pub fails: Mutex<bool>,
+    /// The stream that is being captured, and what waits for the end of the capture.
+    pub captured: Mutex<Option<Stream>>,
+    pub deferred: Mutex<Vec<Deferred>>,
 }
 
 impl Ordering for Recorder {
@@ -36,8 +41,23 @@ impl Ordering for Recorder {
         if *self.fails.lock().unwrap() {
             return Err(Error::new(ErrorKind::Driver, "planned"));
         }
+        if [earlier, later].map(Some).contains(&*self.captured.lock().unwrap()) {
+            return Err(Error::new(ErrorKind::Captured, "planned"));
+        }
         self.log.lock().unwrap().push(Event::Ordered(earlier, later));
         Ok(())
+    }
+
+    fn synchronize(&self, _: Device, stream: Stream) -> Result<()> {
+        self.log.lock().unwrap().push(Event::Synchronized(stream));
+        Ok(())
+    }
+
+    fn defer(&self, _: Device, stream: Stream, attempt: Deferred) {
+        self.log.lock().unwrap().push(Event::Deferred(stream));
+        if *self.captured.lock().unwrap() == Some(stream) {
+            self.deferred.lock().unwrap().push(attempt);
+        }
     }
 
     fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
@@ -135,6 +155,8 @@ pub struct Office {
     pub profile: Profile,
     pub side: Arc<Side>,
     pub refuses: bool,
+    /// The address of copies; `None`: the office cannot copy.
+    pub copies_to: Option<usize>,
 }
 
 impl Office {
@@ -149,7 +171,7 @@ impl Office {
             waits_on_export: false,
         };
         let side = Side { current: Mutex::new(Some(READER)), views: Views::default() };
-        Self { profile, side: Arc::new(side), refuses: false }
+        Self { profile, side: Arc::new(side), refuses: false, copies_to: Some(0x20000) }
     }
 }
 
@@ -187,15 +209,20 @@ impl Adapter for Office {
         }
     }
 
+    /// Leases are copied, too, by a consumer whose producer cannot.
     fn compact(&self, item: &Item) -> Result<Item> {
-        let Item::Own(paper) = item else {
-            return Err(Error::new(ErrorKind::NotATensor, "planned"));
+        let address = self.copies_to.ok_or_else(|| Error::new(ErrorKind::CopyNeeded, "planned"))?;
+        let paper = match item {
+            Item::Own(paper) => paper.clone(),
+            Item::Leased(lease) => {
+                Paper { shape: lease.layout().shape().into(), stream: Some(READER), ..Paper::new(&Log::default()) }
+            }
         };
         let mut strides = vec![1; paper.shape.len()];
         for d in (1..strides.len()).rev() {
             strides[d - 1] = strides[d] * paper.shape[d];
         }
         let access = Access::ReadWrite;
-        Ok(Item::Own(Paper { strides, access, address: 0x20000, pending: None, ..paper.clone() }))
+        Ok(Item::Own(Paper { strides, access, address, pending: None, ..paper }))
     }
 }

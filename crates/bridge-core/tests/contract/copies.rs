@@ -1,0 +1,152 @@
+//! Who copies where a copy is needed, and what a copy waits for.
+
+use crate::common::Event::{Deferred, Dropped, Ordered, Synchronized};
+use crate::common::{GPU, Item, OTHER, OWNER, Office, Paper, READER, Recorder, taken};
+use bridge_core::{
+    Access, Device, DeviceKind, ErrorKind, Lease, Options, Ordering, Result, Stream, Strides, Transfer, stats, transfer,
+};
+use std::sync::Arc;
+
+const COPY: Options = Options { copy: Some(true), device: None };
+
+fn cross(recorder: &Arc<Recorder>, from: &Office, to: &Office, item: &Item, how: &Options) -> Result<(Item, Transfer)> {
+    let ordering: Arc<dyn Ordering> = recorder.clone();
+    transfer(from, to, item, &ordering, how)
+}
+
+fn leased(crossed: Result<(Item, Transfer)>) -> Lease {
+    match crossed.expect("it crosses").0 {
+        Item::Leased(lease) => lease,
+        Item::Own(_) => panic!("the consumer has copied"),
+    }
+}
+
+#[test]
+fn the_owner_of_a_view_waits_for_a_copy_of_the_view() {
+    let recorder = Arc::new(Recorder::default());
+    let (from, to, third) = (Office::new(Strides::Any), Office::new(Strides::Any), Office::new(Strides::Any));
+    let paper = Paper::new(&recorder.log);
+    let view = leased(cross(&recorder, &from, &to, &Item::Own(paper.clone()), &Options::default()));
+    // `to` copies its view while OTHER is its current stream.
+    let item = Item::Own(Paper { stream: Some(OTHER), ..paper });
+    drop(cross(&recorder, &to, &third, &item, &COPY).expect("it crosses"));
+    taken(&recorder.log);
+    drop(view);
+    assert_eq!(taken(&recorder.log), [Ordered(READER, OWNER), Ordered(OTHER, OWNER), Dropped]);
+}
+
+#[test]
+fn a_copy_that_is_none_or_does_not_fit_is_made_by_core_on_the_host() {
+    let values: Vec<f32> = (0..12).map(|i| i as f32).collect();
+    // Every second element of each row of six, the rows reversed.
+    let (shape, strides, first) = (vec![2, 3], vec![-6, 2], 6);
+    let expected = [6., 8., 10., 0., 2., 4.];
+    let address = values[first..].as_ptr().addr();
+    for copies_to in [None, Some(address), Some(0x20001)] {
+        for copy in [None, Some(true)] {
+            let recorder = Arc::new(Recorder::default());
+            let mut from = Office::new(Strides::Any);
+            from.copies_to = copies_to;
+            let (device, stream) = (Device::CPU, None);
+            let (shape, strides) = (shape.clone(), strides.clone());
+            let paper = Paper { device, stream, shape, strides, address, ..Paper::new(&recorder.log) };
+            let options = Options { copy, device: None };
+            let to = Office::new(Strides::Compact);
+            let lease = leased(cross(&recorder, &from, &to, &Item::Own(paper), &options));
+            assert!(lease.is_copy() && lease.layout().is_compact() && lease.data().is_multiple_of(64));
+            assert_eq!(lease.access(), Access::ReadWrite);
+            // SAFETY: the lease is on six floats, which nothing writes to.
+            let copied = unsafe { std::slice::from_raw_parts(lease.data() as *const f32, 6) };
+            assert_eq!(copied, expected, "{copies_to:x?}");
+        }
+    }
+}
+
+#[test]
+fn on_a_device_the_consumer_copies_what_it_can_take_in_place() {
+    let recorder = Arc::new(Recorder::default());
+    let (mut from, to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
+    from.copies_to = None;
+    let paper = Paper { access: Access::ReadOnly, ..Paper::new(&recorder.log) };
+    let (copy, told) = cross(&recorder, &from, &to, &Item::Own(paper), &COPY).expect("it crosses");
+    assert!(matches!(copy, Item::Own(Paper { address: 0x20000, access: Access::ReadWrite, .. })));
+    assert_eq!((told.bytes_copied, told.ordered), (24, Some((OWNER, READER))));
+    // The view that was copied is given back behind the consumer's stream.
+    assert_eq!(taken(&recorder.log), [Ordered(OWNER, READER), Ordered(READER, OWNER), Dropped]);
+
+    let paper = Paper { strides: vec![1, 2], ..Paper::new(&recorder.log) };
+    let refused = cross(&recorder, &from, &to, &Item::Own(paper), &COPY).err().expect("neither can copy it");
+    assert_eq!(refused.kind(), ErrorKind::CopyNeeded);
+    assert!(refused.to_string().contains("strides that are not compact"), "{refused}");
+}
+
+#[test]
+fn a_copy_has_to_be_on_the_device_that_was_asked_for() {
+    let recorder = Arc::new(Recorder::default());
+    let (from, to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
+    let paper = || Item::Own(Paper { device: Device::cuda(1), ..Paper::new(&recorder.log) });
+    let options = Options { copy: Some(true), device: Some(Device::cuda(1)) };
+    assert_eq!(leased(cross(&recorder, &from, &to, &paper(), &options)).device(), Device::cuda(1));
+    let elsewhere = Options { copy: Some(true), device: Some(GPU) };
+    let refused = cross(&recorder, &from, &to, &paper(), &elsewhere).err().expect("it is on another device");
+    assert_eq!(refused.kind(), ErrorKind::Device);
+}
+
+#[test]
+fn managed_memory_is_memory_of_its_gpu_and_of_the_host() {
+    let managed = Device { kind: DeviceKind::CUDA_MANAGED, index: 1 };
+    let recorder = Arc::new(Recorder::default());
+    let from = Office::new(Strides::Any);
+    let paper = || Item::Own(Paper { device: managed, ..Paper::new(&recorder.log) });
+    let lease = leased(cross(&recorder, &from, &Office::new(Strides::Any), &paper(), &Options::default()));
+    assert_eq!((lease.device(), taken(&recorder.log)), (Device::cuda(1), vec![Ordered(OWNER, READER)]));
+    drop(lease);
+
+    let mut host = Office::new(Strides::Any);
+    host.profile.devices = vec![DeviceKind::CPU];
+    *host.side.current.lock().unwrap() = None;
+    taken(&recorder.log);
+    let lease = leased(cross(&recorder, &from, &host, &paper(), &Options::default()));
+    assert_eq!((lease.device(), taken(&recorder.log)), (Device::CPU, vec![Synchronized(OWNER)]));
+    drop(lease);
+    assert_eq!(taken(&recorder.log), [Dropped]);
+    let asked = Options { copy: None, device: Some(GPU) };
+    let refused = cross(&recorder, &from, &Office::new(Strides::Any), &paper(), &asked);
+    assert_eq!(refused.err().expect("it is another GPU").kind(), ErrorKind::Device);
+}
+
+/// A view that was read on READER and is dropped while `current` is the consumer's stream and `captured` is captured.
+fn dropped_in_a_capture(captured: Stream, current: Stream) -> (Arc<Recorder>, u64) {
+    let recorder = Arc::new(Recorder::default());
+    let to = Office::new(Strides::Any);
+    let item = Item::Own(Paper::new(&recorder.log));
+    let lease = leased(cross(&recorder, &Office::new(Strides::Any), &to, &item, &Options::default()));
+    taken(&recorder.log);
+    *to.side.current.lock().unwrap() = Some(current);
+    *recorder.captured.lock().unwrap() = Some(captured);
+    let lost = stats().lost;
+    drop(lease);
+    (recorder, lost)
+}
+
+#[test]
+fn a_view_dropped_in_a_capture_that_it_took_no_part_in_is_given_back_after_it() {
+    let (recorder, _) = dropped_in_a_capture(OTHER, OTHER);
+    assert_eq!(taken(&recorder.log), [Ordered(READER, OWNER), Deferred(OTHER)]);
+    let mut attempt = recorder.deferred.lock().unwrap().pop().expect("it waits");
+    assert!(!attempt(&*recorder), "the capture goes on");
+    *recorder.captured.lock().unwrap() = None;
+    assert!(attempt(&*recorder));
+    assert_eq!(taken(&recorder.log), [Ordered(OTHER, OWNER), Dropped]);
+    drop(attempt);
+    assert_eq!(taken(&recorder.log), []);
+}
+
+#[test]
+fn a_view_that_took_part_in_a_capture_is_lost_and_counted() {
+    for (captured, current) in [(READER, READER), (OWNER, OTHER)] {
+        let (recorder, lost) = dropped_in_a_capture(captured, current);
+        assert!(stats().lost > lost, "{captured} is captured");
+        assert!(!taken(&recorder.log).contains(&Dropped));
+    }
+}
