@@ -147,12 +147,12 @@ impl Lease {
             // The view has no known use in the stream that is being captured here. It can wait for it later.
             Some((current, Err(error))) if error.kind() == ErrorKind::Captured => {
                 let keep = self.consumer.keep(self.device, current);
-                let mut give_back = Some(give_back);
-                let attempt = move |ordering: &dyn Ordering| {
+                let (later, mut give_back) = (Arc::clone(ordering), Some(give_back));
+                let attempt = move || {
                     let _kept = &keep;
-                    match ordering.order(device, current, owner) {
+                    match later.order(device, current, owner) {
                         Err(error) if error.kind() == ErrorKind::Captured => return false,
-                        Ok(()) => give_back.take().into_iter().for_each(|give_back| give_back(ordering)),
+                        Ok(()) => give_back.take().into_iter().for_each(|give_back| give_back(&*later)),
                         Err(_) => give_back = None,
                     }
                     true

@@ -76,15 +76,15 @@ pub trait Ordering: Send + Sync {
     }
 
     /// Calls `attempt`, on any thread, after the capture of `stream` into a graph has ended, and again until it returns
-    /// `true`. Where `stream` is not being captured, or this is not implemented, drops `attempt` uncalled: the memory that
-    /// it holds is then lost, and counted.
+    /// `true`. Where `stream` is not being captured, calls it once. Where this is not implemented, drops it: the memory
+    /// that it holds is then lost, and counted.
     fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
         let _ = (device, stream, attempt);
     }
 }
 
 /// Gives memory back as soon as that is possible, and returns whether it was. See [`Ordering::defer`].
-pub type Deferred = Box<dyn FnMut(&dyn Ordering) -> bool + Send>;
+pub type Deferred = Box<dyn FnMut() -> bool + Send>;
 
 /// The ordering of a process without a device: host memory needs none.
 #[derive(Debug, Clone, Copy, Default)]

@@ -1,12 +1,15 @@
 //! Primary contexts, made current for as long as it takes, and a small pool of events in each.
 
-use crate::driver::{Context, Driver, Event, Outcome, error};
+use crate::driver::{Context, Driver, Event, Failure, Outcome, error};
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
 use std::marker::PhantomData;
 use std::sync::{Mutex, OnceLock};
 
 /// Kinds of device whose memory is written by the streams of a CUDA device.
 const KINDS: [DeviceKind; 3] = [DeviceKind::CUDA, DeviceKind::CUDA_HOST, DeviceKind::CUDA_MANAGED];
+
+/// Result codes of calls that a capture forbids (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and those behind it).
+const CAPTURING: std::ops::RangeInclusive<u32> = 900..=908;
 
 /// Events that a pool keeps. More are in use at once only while many buffers are retired.
 const POOLED: usize = 64;
@@ -36,6 +39,28 @@ impl<D: Driver> Devices<D> {
 
     pub fn count(&self) -> usize {
         self.slots.len()
+    }
+
+    /// The device that the calling thread's driver calls act on; `None` where no context is current.
+    pub fn current(&self) -> Option<Device> {
+        self.driver.current_device().ok().map(Device::cuda)
+    }
+
+    /// Whether work for `device` can be in this stream. The default streams belong to every device, and so does a stream
+    /// of which the driver does not know the context.
+    pub fn has_stream(&self, device: Device, stream: Stream) -> Result<bool> {
+        let entered = self.enter(device)?;
+        if [Stream::LEGACY, Stream::PER_THREAD].contains(&stream) {
+            return Ok(true);
+        }
+        let Ok(context) = self.driver.context_of(stream) else { return Ok(true) };
+        let pushed = self.driver.push_context(context);
+        pushed.map_err(|failure| error(&self.driver, failure))?;
+        let ordinal = self.driver.current_device();
+        let popped = self.driver.pop_context();
+        drop(entered);
+        popped.map_err(|failure| error(&self.driver, failure))?;
+        Ok(ordinal.map_or(true, |ordinal| ordinal == device.index))
     }
 
     /// Makes the device's primary context current until the value returned is dropped.
@@ -119,7 +144,27 @@ impl<'a, D: Driver> Entered<'a, D> {
         let text = format!(
             "one of {earlier} and {later} is being captured into a CUDA graph and the other is not: cross before the capture begins, or use one stream on both sides"
         );
-        Err(Error::new(ErrorKind::Driver, text))
+        Err(Error::new(ErrorKind::Captured, text))
+    }
+
+    /// Whether the stream is being captured; `None` where the driver cannot tell. The legacy stream counts as captured
+    /// as long as the driver refuses to answer for the sake of another capture.
+    pub fn is_captured(&self, stream: Stream) -> Option<bool> {
+        match self.driver.is_capturing(stream) {
+            Ok(captured) => Some(captured),
+            Err(Failure { code, .. }) => CAPTURING.contains(&code).then_some(true),
+        }
+    }
+
+    /// Blocks the host until everything that is in the stream now has run.
+    pub fn synchronize(&self, stream: Stream) -> Result<()> {
+        if self.is_captured(stream) == Some(true) {
+            let text = format!(
+                "the host cannot wait for {stream}, which is being captured into a CUDA graph: convert the tensor before the capture"
+            );
+            return Err(Error::new(ErrorKind::Captured, text));
+        }
+        self.driver.synchronize(stream).map_err(|failure| error(self.driver, failure))
     }
 
     /// Lets the stream wait for an event.

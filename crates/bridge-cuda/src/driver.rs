@@ -40,7 +40,7 @@ pub(crate) type Outcome<T> = Result<T, Failure>;
 /// The mode in which driver calls leave captures alone (`CU_STREAM_CAPTURE_MODE_RELAXED`).
 pub(crate) const RELAXED: u32 = 2;
 
-/// The driver. None of the methods waits for the device, and each acts on the calling thread's current context.
+/// The driver. No method but [`synchronize`](Self::synchronize) waits for the device, and each acts on the calling thread's current context.
 pub(crate) trait Driver: Send + Sync + 'static {
     /// The device's primary context, which all frameworks share. It is kept for the rest of the process.
     fn retain_primary_context(&self, ordinal: i32) -> Outcome<Context>;
@@ -68,6 +68,12 @@ pub(crate) trait Driver: Send + Sync + 'static {
     fn is_idle(&self, stream: Stream) -> Outcome<bool>;
     /// Whether the stream is being captured into a graph instead of run.
     fn is_capturing(&self, stream: Stream) -> Outcome<bool>;
+    /// Blocks the host until everything that is in the stream now has run.
+    fn synchronize(&self, stream: Stream) -> Outcome<()>;
+    /// Ordinal of the device of the calling thread's current context, which has to have one.
+    fn current_device(&self) -> Outcome<i32>;
+    /// The context that a stream belongs to.
+    fn context_of(&self, stream: Stream) -> Outcome<Context>;
     /// Sets how the calling thread's driver calls get on with captures that are under way; gives how they did before.
     fn exchange_capture_mode(&self, mode: u32) -> Outcome<u32>;
     /// What the driver knows of an address. Needs no current context.

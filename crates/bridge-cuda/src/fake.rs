@@ -20,6 +20,7 @@ pub(crate) enum Call {
     Record(Event, Stream),
     Wait(Stream, Event),
     Mode(u32),
+    Synchronize(Stream),
 }
 
 /// `CU_STREAM_CAPTURE_MODE_GLOBAL`, how every thread begins.
@@ -40,6 +41,8 @@ struct State {
     blocking: Vec<Stream>,
     modes: HashMap<ThreadId, u32>,
     pointers: HashMap<usize, Pointer>,
+    /// The contexts of streams; those that are not here belong to the first device's.
+    streams: HashMap<Stream, Context>,
 }
 
 impl State {
@@ -91,6 +94,16 @@ impl Fake {
     /// Captures a stream from now on.
     pub fn capture(&self, stream: Stream) {
         self.state().capturing = Some(stream);
+    }
+
+    /// Ends the capture.
+    pub fn end_capture(&self) {
+        self.state().capturing = None;
+    }
+
+    /// Says from now on that a stream belongs to a device.
+    pub fn belongs(&self, stream: Stream, ordinal: i32) {
+        self.state().streams.insert(stream, Self::primary(ordinal));
     }
 
     /// Says from now on that the legacy stream orders a stream.
@@ -213,6 +226,24 @@ impl Driver for Fake {
         let state = self.state();
         state.outcome("cuStreamIsCapturing")?;
         Ok(state.capturing == Some(stream))
+    }
+
+    fn synchronize(&self, stream: Stream) -> Outcome<()> {
+        let mut state = self.state();
+        state.calls.push(Call::Synchronize(stream));
+        state.outcome("cuStreamSynchronize")
+    }
+
+    fn current_device(&self) -> Outcome<i32> {
+        let current = self.state().current();
+        let ordinal = current.map(|context| context.0 as i32 - Self::primary(0).0 as i32);
+        ordinal.ok_or(Failure { call: "cuCtxGetDevice", code: 201 })
+    }
+
+    fn context_of(&self, stream: Stream) -> Outcome<Context> {
+        let state = self.state();
+        state.outcome("cuStreamGetCtx")?;
+        Ok(state.streams.get(&stream).copied().unwrap_or(Self::primary(0)))
     }
 
     fn exchange_capture_mode(&self, mode: u32) -> Outcome<u32> {

@@ -22,6 +22,7 @@ mod context;
 mod driver;
 #[cfg(test)]
 mod fake;
+mod later;
 mod library;
 mod ordering;
 mod pointer;
@@ -29,7 +30,7 @@ mod reaper;
 
 pub use pointer::Located;
 
-use bridge_core::{Device, DeviceBuffer, Error, HostOnly, Ordering, Result, Stream};
+use bridge_core::{Deferred, Device, DeviceBuffer, Error, HostOnly, Ordering, Result, Stream};
 use library::Cuda;
 use ordering::CudaOrdering;
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -76,6 +77,16 @@ impl Ordering for Lazy {
             Err(_) => HostOnly.retire(device, stream, buffer),
         }
     }
+
+    fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
+        cuda()?.synchronize(device, stream)
+    }
+
+    fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
+        if let Ok(cuda) = cuda() {
+            cuda.defer(device, stream, attempt);
+        }
+    }
 }
 
 /// The device and the allocation that an address belongs to; `None` for host memory that CUDA does not know.
@@ -85,6 +96,29 @@ impl Ordering for Lazy {
 /// Those of [`available`], and [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the driver refuses to answer.
 pub fn locate(address: usize) -> Result<Option<Located>> {
     pointer::locate(cuda()?.devices(), address)
+}
+
+/// Returns the device that the calling thread's CUDA calls act on, or `None` where it has no current context.
+///
+/// # Errors
+///
+/// Those of [`available`].
+pub fn current_device() -> Result<Option<Device>> {
+    Ok(cuda()?.devices().current())
+}
+
+/// Whether `stream` is one of the device's. The default streams are streams of every device.
+///
+/// # Errors
+///
+/// Those of [`available`], [`ErrorKind::Device`](bridge_core::ErrorKind::Device) for a device that is not CUDA's, and
+/// [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the driver refuses to answer.
+///
+/// # Safety
+///
+/// `stream` is a default stream, or has not been destroyed.
+pub unsafe fn has_stream(device: Device, stream: Stream) -> Result<bool> {
+    cuda()?.devices().has_stream(device, stream)
 }
 
 /// Whether this thread works on the device now, as a kernel's does, and in `stream` work waits for what was put into the
@@ -98,19 +132,20 @@ pub fn works_behind_legacy(device: Device, stream: Stream) -> Result<bool> {
     cuda()?.devices().enter(device)?.is_own_behind_legacy(stream)
 }
 
-/// Buffers that [`Ordering::retire`] was given and that are neither dropped nor leaked yet.
+/// Buffers that [`Ordering::retire`] was given and that are neither dropped nor leaked yet, and those that wait for the end
+/// of a capture.
 pub fn pending() -> usize {
-    reaper().map_or(0, reaper::Reaper::pending)
+    used().map_or(0, |cuda| cuda.reaper().pending() + cuda.later().pending())
 }
 
 /// Buffers that [`Ordering::retire`] was given and that will never be dropped, because the driver could not tell when.
 pub fn leaked() -> usize {
-    reaper().map_or(0, reaper::Reaper::leaked)
+    used().map_or(0, |cuda| cuda.reaper().leaked())
 }
 
 /// Does not initialise CUDA: what has never been used has nothing to count.
-fn reaper() -> Option<&'static reaper::Reaper> {
-    CUDA.get()?.as_ref().ok().map(|cuda| cuda.reaper())
+fn used() -> Option<&'static CudaOrdering<Cuda>> {
+    CUDA.get()?.as_ref().ok().map(|cuda| &**cuda)
 }
 
 #[cfg(test)]

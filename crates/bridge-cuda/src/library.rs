@@ -49,6 +49,7 @@ functions! {
     cuCtxGetCurrent(*mut CUcontext);
     cuCtxPushCurrent_v2(CUcontext);
     cuCtxPopCurrent_v2(*mut CUcontext);
+    cuCtxGetDevice(*mut CUdevice);
     cuEventCreate(*mut CUevent, c_uint);
     cuEventDestroy_v2(CUevent);
     cuEventRecord(CUevent, CUstream);
@@ -56,6 +57,8 @@ functions! {
     cuStreamWaitEvent(CUstream, CUevent, c_uint);
     cuStreamGetFlags(CUstream, *mut c_uint);
     cuStreamQuery(CUstream);
+    cuStreamSynchronize(CUstream);
+    cuStreamGetCtx(CUstream, *mut CUcontext);
     cuStreamIsCapturing(CUstream, *mut u32);
     cuThreadExchangeStreamCaptureMode(*mut u32);
     cuPointerGetAttributes(c_uint, *mut CUpointer_attribute, *mut *mut c_void, CUdeviceptr);
@@ -221,6 +224,34 @@ impl Driver for Cuda {
         // SAFETY: the stream is alive, see above; the output is writable.
         unsafe { call!(self, cuStreamIsCapturing(handle(stream), &mut status)) }?;
         Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32)
+    }
+
+    fn synchronize(&self, stream: Stream) -> Outcome<()> {
+        // SAFETY: the stream is alive, see above.
+        unsafe { call!(self, cuStreamSynchronize(handle(stream))) }
+    }
+
+    fn current_device(&self) -> Outcome<i32> {
+        let (mut current, mut count) = (0, 0);
+        // SAFETY: the outputs are writable; without a current context the first call is an error.
+        unsafe {
+            call!(self, cuCtxGetDevice(&mut current))?;
+            call!(self, cuDeviceGetCount(&mut count))?;
+        }
+        let is_current = |ordinal: &c_int| {
+            let mut device = 0;
+            // SAFETY: the output is writable.
+            unsafe { call!(self, cuDeviceGet(&mut device, *ordinal)) }.is_ok() && device == current
+        };
+        let unknown = Failure { call: "cuCtxGetDevice", code: CUresult::CUDA_ERROR_INVALID_DEVICE as u32 };
+        (0..count).find(is_current).ok_or(unknown)
+    }
+
+    fn context_of(&self, stream: Stream) -> Outcome<Context> {
+        let mut context = null_mut();
+        // SAFETY: the stream is alive, see above; the output is writable.
+        unsafe { call!(self, cuStreamGetCtx(handle(stream), &mut context)) }?;
+        Ok(Context(context as usize))
     }
 
     fn exchange_capture_mode(&self, mut mode: u32) -> Outcome<u32> {

@@ -2,8 +2,9 @@
 
 use crate::context::{Devices, Mark};
 use crate::driver::{Driver, error};
+use crate::later::Later;
 use crate::reaper::Reaper;
-use bridge_core::{Device, DeviceBuffer, Ordering, Result, Stream};
+use bridge_core::{Deferred, Device, DeviceBuffer, Ordering, Result, Stream};
 use std::sync::Arc;
 
 /// Orders streams by events of the driver.
@@ -14,11 +15,12 @@ use std::sync::Arc;
 pub(crate) struct CudaOrdering<D> {
     devices: Arc<Devices<D>>,
     reaper: Reaper,
+    later: Later,
 }
 
 impl<D: Driver> CudaOrdering<D> {
     pub fn new(driver: D, count: usize) -> Self {
-        Self { devices: Arc::new(Devices::new(driver, count)), reaper: Reaper::default() }
+        Self { devices: Arc::new(Devices::new(driver, count)), reaper: Reaper::default(), later: Later::default() }
     }
 
     pub fn devices(&self) -> &Devices<D> {
@@ -27,6 +29,15 @@ impl<D: Driver> CudaOrdering<D> {
 
     pub fn reaper(&self) -> &Reaper {
         &self.reaper
+    }
+
+    #[cfg(test)]
+    pub fn reaper_mut(&mut self) -> &mut Reaper {
+        &mut self.reaper
+    }
+
+    pub fn later(&self) -> &Later {
+        &self.later
     }
 }
 
@@ -51,6 +62,14 @@ impl<D: Driver> Ordering for CudaOrdering<D> {
             Some(Mark::Event(event)) => self.reaper.take(&self.devices, device, Some(event), buffer),
             None => self.reaper.take(&self.devices, device, None, buffer),
         }
+    }
+
+    fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
+        self.devices.enter(device)?.synchronize(stream)
+    }
+
+    fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
+        self.later.add(&self.devices, device, stream, attempt);
     }
 }
 
@@ -136,10 +155,35 @@ mod tests {
         fake(&cuda).capture(A);
         for (earlier, later) in [(A, B), (B, A)] {
             let error = cuda.order(GPU, earlier, later).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Captured);
             assert!(error.to_string().contains("captured"), "{error}");
         }
         let calls = fake(&cuda).take_calls();
         assert!(!calls.iter().any(|call| matches!(call, Call::Record(..) | Call::Wait(..))), "{calls:?}");
+    }
+
+    #[test]
+    fn the_host_waits_for_a_stream_that_runs_and_for_none_that_only_records() {
+        let cuda = cuda();
+        cuda.synchronize(GPU, A).unwrap();
+        assert!(fake(&cuda).take_calls().contains(&Call::Synchronize(A)));
+        fake(&cuda).capture(A);
+        assert_eq!(cuda.synchronize(GPU, A).unwrap_err().kind(), ErrorKind::Captured);
+        assert!(!fake(&cuda).take_calls().contains(&Call::Synchronize(A)));
+    }
+
+    #[test]
+    fn a_stream_belongs_to_the_device_of_its_context() {
+        let cuda = cuda();
+        fake(&cuda).belongs(B, 1);
+        let has = |device, stream| cuda.devices().has_stream(Device::cuda(device), stream).unwrap();
+        assert!(has(0, A) && !has(1, A) && has(1, B) && !has(0, B));
+        assert!(has(0, Stream::LEGACY) && has(1, Stream::PER_THREAD));
+        assert_eq!((fake(&cuda).current_context(), cuda.devices().current()), (Ok(None), None));
+        fake(&cuda).push_context(Fake::primary(1)).unwrap();
+        assert_eq!(cuda.devices().current(), Some(Device::cuda(1)));
+        fake(&cuda).fail("cuStreamGetCtx", 1);
+        assert!(has(0, B), "the driver does not know");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::driver::{Driver, Event, RELAXED};
 use bridge_core::{Device, DeviceBuffer};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Pauses of the thread between two looks at the events: the first after it found something, and the longest.
@@ -21,17 +21,25 @@ struct Counts {
     leaked: AtomicUsize,
 }
 
-/// What waits for its events.
+#[derive(Default)]
+struct State {
+    /// What waits for its events.
+    waiting: Vec<Retired>,
+    /// Whether no more will come.
+    closed: bool,
+    /// Whether a thread looks after them.
+    thread: bool,
+}
+
 #[derive(Default)]
 struct Queue {
-    waiting: Mutex<(Vec<Retired>, bool)>,
+    state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Queue {
-    /// The buffers, and whether no more will come.
-    fn lock(&self) -> MutexGuard<'_, (Vec<Retired>, bool)> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks at a share of the oldest, on a thread of the user's. It may have a capture under way, which a query would
@@ -55,12 +63,20 @@ impl Queue {
 /// the rest when nobody comes any more.
 ///
 /// All events are asked in turn, so that a buffer whose work has run never stands behind one whose work has not.
-#[derive(Default)]
 pub(crate) struct Reaper {
     counts: Arc<Counts>,
     queue: Arc<Queue>,
-    /// Whether a thread could be started.
-    thread: OnceLock<bool>,
+    spawn: Spawn,
+}
+
+/// Starts a thread, and returns whether it could.
+type Spawn = fn(Box<dyn FnOnce() + Send>) -> bool;
+
+impl Default for Reaper {
+    fn default() -> Self {
+        let spawn = |body| std::thread::Builder::new().name("tensor-bridge".into()).spawn(body).is_ok();
+        Self { counts: Arc::default(), queue: Arc::default(), spawn }
+    }
 }
 
 impl Reaper {
@@ -84,11 +100,17 @@ impl Reaper {
     ) {
         let retired = Retired::new(device, event, buffer, Arc::clone(&self.counts));
         // A forked child records no events, and so it never gets here, where it would have no thread.
-        if event.is_none() || !*self.thread.get_or_init(|| start(Arc::clone(devices), Arc::clone(&self.queue))) {
+        if event.is_none() {
             return;
         }
         let due = {
-            let waiting = &mut self.queue.lock().0;
+            let state = &mut *self.queue.lock();
+            // Where no thread can be started, the buffer waits for the next one that is retired, which tries again.
+            if !state.thread {
+                let (devices, queue) = (Arc::clone(devices), Arc::clone(&self.queue));
+                state.thread = (self.spawn)(Box::new(move || run(&devices, &queue)));
+            }
+            let waiting = &mut state.waiting;
             let due = if waiting.is_empty() { Vec::new() } else { Queue::finished_here(waiting, devices) };
             waiting.push(retired);
             due
@@ -101,7 +123,7 @@ impl Reaper {
 
 impl Drop for Reaper {
     fn drop(&mut self) {
-        self.queue.lock().1 = true;
+        self.queue.lock().closed = true;
         self.queue.changed.notify_one();
     }
 }
@@ -155,11 +177,6 @@ impl Drop for Retired {
     }
 }
 
-fn start<D: Driver>(devices: Arc<Devices<D>>, queue: Arc<Queue>) -> bool {
-    let thread = std::thread::Builder::new().name("tensor-bridge".into());
-    thread.spawn(move || run(&devices, &queue)).is_ok()
-}
-
 /// Ends when nothing is left and nobody can send any more.
 fn run<D: Driver>(devices: &Devices<D>, queue: &Queue) {
     // Captures of other threads count as well. Where it fails, so does every query.
@@ -167,13 +184,13 @@ fn run<D: Driver>(devices: &Devices<D>, queue: &Queue) {
     let mut pause = PAUSES.0;
     loop {
         let mut state = queue.lock();
-        while state.0.is_empty() {
-            if state.1 {
+        while state.waiting.is_empty() {
+            if state.closed {
                 return;
             }
             state = queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let due = Queue::finished(&mut state.0, devices, usize::MAX);
+        let due = Queue::finished(&mut state.waiting, devices, usize::MAX);
         drop(state);
         pause = if due.is_empty() { PAUSES.1.min(pause * 2) } else { PAUSES.0 };
         due.into_iter().for_each(Retired::give_back);
@@ -317,6 +334,25 @@ mod tests {
         let calls = cuda.devices().driver().take_calls();
         assert_eq!(calls.iter().filter(|call| **call == Call::Mode(RELAXED)).count(), 1);
         assert_eq!(cuda.devices().driver().live_events(), 1);
+    }
+
+    #[test]
+    fn a_thread_that_could_not_be_started_is_tried_again() {
+        static TRIES: AtomicUsize = AtomicUsize::new(0);
+        let (mut cuda, drops) = setup();
+        let spawn = cuda.reaper().spawn;
+        cuda.reaper_mut().spawn = |body| match TRIES.fetch_add(1, SeqCst) {
+            0 => false,
+            _ => std::thread::Builder::new().spawn(body).is_ok(),
+        };
+        cuda.retire(GPU, A, Counted::boxed(&drops));
+        cuda.devices().driver().finish(A);
+        assert_eq!((drops.load(SeqCst), cuda.reaper().pending(), cuda.reaper().leaked()), (0, 1, 0));
+        cuda.retire(GPU, B, Counted::boxed(&drops));
+        cuda.devices().driver().finish(B);
+        settled(&cuda);
+        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked(), TRIES.load(SeqCst)), (2, 0, 2));
+        assert!(spawn(Box::new(|| ())));
     }
 
     #[test]

@@ -53,10 +53,12 @@ impl Ordering for Recorder {
         Ok(())
     }
 
-    fn defer(&self, _: Device, stream: Stream, attempt: Deferred) {
+    fn defer(&self, _: Device, stream: Stream, mut attempt: Deferred) {
         self.log.lock().unwrap().push(Event::Deferred(stream));
         if *self.captured.lock().unwrap() == Some(stream) {
             self.deferred.lock().unwrap().push(attempt);
+        } else {
+            attempt();
         }
     }
 

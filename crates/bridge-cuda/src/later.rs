@@ -1,0 +1,154 @@
+//! Gives memory back after a capture.
+
+use crate::context::Devices;
+use crate::driver::Driver;
+use bridge_core::{Deferred, Device, Stream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The pause between two looks at a capture, which takes milliseconds at least.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// An attempt to give memory back, and the captured stream that it waits for.
+struct Waiting {
+    device: Device,
+    stream: Stream,
+    attempt: Deferred,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: Vec<Waiting>,
+    /// How many the thread has taken out to look at them.
+    looked_at: usize,
+    /// Whether a thread looks after them. It ends when nothing is left.
+    thread: bool,
+}
+
+/// What waits for the end of a capture. Dropped uncalled, an attempt counts its memory as lost.
+#[derive(Clone, Default)]
+pub(crate) struct Later(Arc<Mutex<State>>);
+
+impl Later {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Number of attempts that wait.
+    pub fn pending(&self) -> usize {
+        let state = self.lock();
+        state.waiting.len() + state.looked_at
+    }
+
+    /// Calls `attempt` when `stream` is no longer being captured. Where it is not, calls it at once, and once.
+    pub fn add<D: Driver>(&self, devices: &Arc<Devices<D>>, device: Device, stream: Stream, attempt: Deferred) {
+        let mut waiting = Waiting { device, stream, attempt };
+        if waiting.is_captured(devices) != Some(true) {
+            waiting.is_done();
+            return;
+        }
+        let mut state = self.lock();
+        state.waiting.push(waiting);
+        // A thread that could not be started is tried again with the next attempt.
+        if !state.thread {
+            let (later, devices) = (self.clone(), Arc::clone(devices));
+            let thread = std::thread::Builder::new().name("tensor-bridge-later".into());
+            state.thread = thread.spawn(move || later.run(&devices)).is_ok();
+        }
+    }
+
+    fn run<D: Driver>(&self, devices: &Devices<D>) {
+        loop {
+            std::thread::sleep(PAUSE);
+            let (mut due, mut kept) = (Vec::new(), Vec::new());
+            let taken = {
+                let state = &mut *self.lock();
+                state.looked_at = state.waiting.len();
+                std::mem::take(&mut state.waiting)
+            };
+            for waiting in taken {
+                match waiting.is_captured(devices) {
+                    Some(true) => kept.push(waiting),
+                    Some(false) => due.push(waiting),
+                    None => drop(waiting),
+                }
+            }
+            // Not under the lock: this runs code of the owners. Another capture may have begun meanwhile.
+            kept.extend(due.into_iter().filter_map(|mut waiting| (!waiting.is_done()).then_some(waiting)));
+            let mut state = self.lock();
+            state.waiting.append(&mut kept);
+            state.looked_at = 0;
+            if state.waiting.is_empty() {
+                state.thread = false;
+                return;
+            }
+        }
+    }
+}
+
+impl Waiting {
+    /// Whether the stream is being captured; `None` where the driver cannot tell, as when it shuts down.
+    fn is_captured<D: Driver>(&self, devices: &Devices<D>) -> Option<bool> {
+        devices.enter(self.device).ok()?.is_captured(self.stream)
+    }
+
+    fn is_done(&mut self) -> bool {
+        // The owner's code: its panic must not take the other attempts with it.
+        catch_unwind(AssertUnwindSafe(|| (self.attempt)())).unwrap_or(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fake::{Fake, eventually};
+    use crate::ordering::CudaOrdering;
+    use bridge_core::{Device, Ordering, Stream};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    const A: Stream = Stream::from_handle(0xa0);
+    const GPU: Device = Device::cuda(0);
+
+    /// An attempt that succeeds at the call with this number, and the count of calls.
+    fn attempt(succeeds: usize) -> (Arc<AtomicUsize>, bridge_core::Deferred) {
+        let calls = Arc::<AtomicUsize>::default();
+        let counted = calls.clone();
+        (calls, Box::new(move || counted.fetch_add(1, SeqCst) + 1 == succeeds))
+    }
+
+    #[test]
+    fn an_attempt_is_made_after_the_capture_until_it_succeeds() {
+        for _ in 0..2 {
+            let cuda = CudaOrdering::new(Fake::default(), 1);
+            cuda.devices().driver().capture(A);
+            let (calls, attempt) = attempt(2);
+            cuda.defer(GPU, A, attempt);
+            std::thread::sleep(super::PAUSE * 3);
+            assert_eq!((calls.load(SeqCst), cuda.later().pending()), (0, 1), "the capture goes on");
+            cuda.devices().driver().end_capture();
+            eventually("both calls are made", || calls.load(SeqCst) == 2);
+            eventually("nothing waits", || cuda.later().pending() == 0);
+        }
+    }
+
+    #[test]
+    fn an_attempt_behind_no_capture_is_made_once() {
+        let cuda = CudaOrdering::new(Fake::default(), 1);
+        let (calls, attempt) = attempt(2);
+        cuda.defer(GPU, A, attempt);
+        assert_eq!((calls.load(SeqCst), cuda.later().pending()), (1, 0));
+    }
+
+    #[test]
+    fn an_attempt_is_dropped_where_the_driver_is_gone() {
+        let cuda = CudaOrdering::new(Fake::default(), 1);
+        cuda.devices().driver().capture(A);
+        let (calls, attempt) = attempt(1);
+        cuda.defer(GPU, A, attempt);
+        cuda.devices().driver().fail("cuStreamIsCapturing", 4);
+        eventually("nothing waits", || cuda.later().pending() == 0);
+        eventually("the attempt is dropped", || Arc::strong_count(&calls) == 1);
+        assert_eq!(calls.load(SeqCst), 0);
+    }
+}
