@@ -22,13 +22,16 @@ impl<'py> Attributes<'py> {
     fn of(runtime: &Runtime, array: &PyTensor<'py>) -> PyResult<Self> {
         let py = array.py();
         let pointer = array.getattr(intern!(py, "data"))?;
-        let compact = array.getattr_opt(intern!(py, "_c_contiguous"))?.map_or(Ok(false), |flag| flag.is_truthy())?;
+        let shape = dims(array.getattr(intern!(py, "shape"))?)?;
+        // Frameworks read a meaning from strides of length 1, so they are kept.
+        let compact = !shape.iter().any(|length| *length <= 1)
+            && array.getattr_opt(intern!(py, "_c_contiguous"))?.map_or(Ok(false), |flag| flag.is_truthy())?;
         Ok(Self {
             address: pointer.getattr(intern!(py, "ptr"))?.extract()?,
             device: if runtime.one_device { 0 } else { pointer.getattr(intern!(py, "device_id"))?.extract()? },
             memory: pointer.getattr(intern!(py, "mem"))?,
             dtype: array.getattr(intern!(py, "dtype"))?,
-            shape: dims(array.getattr(intern!(py, "shape"))?)?,
+            shape,
             strides: if compact { None } else { Some(dims(array.getattr(intern!(py, "strides"))?)?) },
         })
     }
@@ -47,8 +50,8 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
         Attributes::of(runtime, array).map_err(|error| raised(py, error))?;
     let dtype = runtime.dtypes.read(&dtype)?;
     let itemsize = dtype.itemsize().expect("CuPy's dtypes are whole bytes") as i64;
-    for stride in strides.iter_mut().flatten() {
-        if *stride % itemsize != 0 && !shape.contains(&0) {
+    for (stride, length) in strides.iter_mut().flatten().zip(&shape) {
+        if *stride % itemsize != 0 && *length > 1 && !shape.contains(&0) {
             let text = format!(
                 "a stride of {stride} bytes is no whole number of elements of {itemsize} bytes: call cupy.ascontiguousarray first"
             );
@@ -88,8 +91,20 @@ fn reuse(runtime: &Runtime, memory: &Bound<'_, PyAny>, stream: Stream) -> PyResu
     Ok(if in_order { Reuse::InStreamOrder } else { Reuse::Unknown })
 }
 
-pub(crate) fn compact<'py>(array: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+pub(crate) fn compact<'py>(runtime: &Runtime, array: &PyTensor<'py>) -> Result<PyTensor<'py>> {
     let py = array.py();
     let copy = || array.call_method(intern!(py, "copy"), (), Some(&[("order", "C")].into_py_dict(py)?));
-    copy().map_err(|error| raised(py, error))
+    let on_its_device = || {
+        if runtime.one_device {
+            return copy();
+        }
+        // CuPy copies to the current device, not to the array's.
+        let device = array.getattr(intern!(py, "device"))?;
+        device.call_method0(intern!(py, "__enter__"))?;
+        let copied = copy();
+        let none = py.None();
+        device.call_method1(intern!(py, "__exit__"), (&none, &none, &none))?;
+        copied
+    };
+    on_its_device().map_err(|error| raised(py, error))
 }

@@ -16,7 +16,7 @@ fn make<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease, dtype: &Bound<'py
     let (address, len) = lease.buffer();
     let (offset, device) = (layout.offset(), lease.device().index);
     let shape = PyTuple::new(py, layout.shape())?;
-    let strides = match layout.is_compact() {
+    let strides = match layout.has_compact_strides() {
         true => None,
         false => Some(PyTuple::new(py, layout.strides().iter().map(|stride| stride * layout.itemsize() as i64))?),
     };

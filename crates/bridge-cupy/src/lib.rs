@@ -51,7 +51,7 @@ impl<'py> Adapter for CuPy<'py> {
     }
 
     fn compact(&self, array: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-        export::compact(array)
+        export::compact(self.runtime, array)
     }
 }
 

@@ -2,11 +2,11 @@
 
 use crate::runtime::raised;
 use bridge_core::{Consumer, Device, DeviceKind, Keep, Result, Stream, Views};
-use bridge_pyo3::{Owner, PyTensor, with_gil};
+use bridge_pyo3::{Owner, PyTensor, is_instance, with_gil};
 use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyType};
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -20,7 +20,8 @@ pub(crate) struct CuPyConsumer {
 }
 
 thread_local! {
-    /// The stream that was kept last: the next view is likely to be made under it again.
+    /// The stream that was kept last: the next view is likely to be made under it again. It owns its handle, so the handle
+    /// names no other stream as long as it is kept here.
     static KEPT: RefCell<Option<((i32, Stream), Keep)>> = const { RefCell::new(None) };
 }
 
@@ -41,8 +42,8 @@ impl CuPyConsumer {
         error.map_or_else(|| Ok(Stream::from_handle(handle as u64)), Err)
     }
 
-    /// The object behind `stream`, the current one, so that it is not destroyed: CuPy destroys a stream with its object.
-    /// The default streams live for ever.
+    /// Returns the object behind `stream`, the current one, so that it is not destroyed: CuPy destroys a stream with its
+    /// object. The default streams live for ever, and an `ExternalStream` keeps nothing alive.
     pub(crate) fn keep_current(&self, py: Python<'_>, device: i32, stream: Stream) -> PyResult<Option<Keep>> {
         if lives_for_ever(stream) {
             return Ok(None);
@@ -51,7 +52,8 @@ impl CuPyConsumer {
             return Ok(Some(keep));
         }
         let object = stream_object(py, device)?;
-        if handle(&object)? != stream {
+        let owner = py.import(intern!(py, "cupy.cuda"))?.getattr(intern!(py, "Stream"))?.cast_into::<PyType>()?;
+        if handle(&object)? != stream || !is_instance(&object, &owner) {
             return Ok(None);
         }
         let keep: Keep = Arc::new(Owner::new(&object));

@@ -5,7 +5,7 @@ use pyo3::ffi::{
     PyGILState_STATE, PyObject,
 };
 use pyo3::prelude::*;
-use pyo3::types::PyCFunction;
+use pyo3::types::{IntoPyDict, PyCFunction};
 use std::mem::ManuallyDrop;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -26,7 +26,8 @@ impl Drop for Entered {
             // SAFETY: the state is that of the matching Ensure, on this thread.
             unsafe { PyGILState_Release(state) };
         }
-        ENTERED.fetch_sub(1, SeqCst);
+        // A child that was forked in here counts from 0.
+        let _ = ENTERED.fetch_update(SeqCst, SeqCst, |entered| entered.checked_sub(1));
     }
 }
 
@@ -55,25 +56,36 @@ impl Drop for InFlight {
     }
 }
 
-/// Runs `body` with the GIL, whether this thread has it or not; `None` once the interpreter shuts down, when nobody may
-/// enter it any more. An exception that is on its way, as often when something is dropped, is none of `body`'s business
-/// and goes on afterwards.
+/// Runs `body` with the GIL, whether this thread holds it or not. Returns `None` once the interpreter shuts down. A pending
+/// exception, as is often there when something is dropped, is saved before `body` and restored after it.
 ///
 /// `Python::try_attach` will not do in a deleter: it takes the GIL for granted on a thread that has attached before, and
-/// PyTorch releases it, without pyo3's knowledge, around the drop of a tensor. And a thread that waits for the GIL when
-/// the interpreter ends is ended by it, in the middle of Rust frames; so the shutdown waits for such threads here.
+/// PyTorch releases it, without pyo3's knowledge, around the drop of a tensor. And at finalisation CPython kills threads
+/// that block on the GIL, inside Rust frames; so `close` admits threads that already wait, and rejects later ones.
 pub fn with_gil<R>(body: impl FnOnce(Python<'_>) -> R) -> Option<R> {
+    entered(|py| {
+        // SAFETY: this thread holds the GIL until `entered` returns.
+        let _in_flight = unsafe { InFlight::set_aside() };
+        body(py)
+    })
+}
+
+/// Takes the exception that a C function has just set on this thread, whether the thread holds the GIL or not.
+pub fn take_raised() -> Option<PyErr> {
+    entered(PyErr::take).flatten()
+}
+
+/// Runs `body` with the GIL, a pending exception in place.
+fn entered<R>(body: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     ENTERED.fetch_add(1, SeqCst);
     let mut entered = Entered(None);
     // SAFETY: the call is allowed at any time.
     if CLOSED.load(SeqCst) || unsafe { Py_IsInitialized() } == 0 {
         return None;
     }
-    // SAFETY: the interpreter is initialised, and waits in `close` for those who came here before it was closed.
+    // SAFETY: the interpreter is initialised, and `close` waits for threads that came here before it.
     entered.0 = Some(unsafe { PyGILState_Ensure() });
-    // SAFETY: this thread holds the GIL until `entered` is dropped, which is after `in_flight`.
-    let _in_flight = unsafe { InFlight::set_aside() };
-    // SAFETY: as above.
+    // SAFETY: this thread holds the GIL until `entered` is dropped.
     Some(body(unsafe { Python::assume_attached() }))
 }
 
@@ -95,13 +107,17 @@ pub fn drop_guarded(owner: Box<dyn Send + Sync>) {
     }
 }
 
-/// Makes the interpreter close the way in before it shuts down. Repeated calls do nothing.
+/// Makes the interpreter close the way in before it shuts down, and a forked child forget the threads that only its parent
+/// has. Repeated calls do nothing.
 pub fn watch_for_exit(py: Python<'_>) {
     static ONCE: Once = Once::new();
     if !ONCE.is_completed() {
         let register = || -> PyResult<()> {
             let close = PyCFunction::new_closure(py, None, None, |arguments, _| close(arguments.py()))?;
-            py.import("atexit")?.call_method1("register", (close,)).map(drop)
+            py.import("atexit")?.call_method1("register", (close,))?;
+            let forget = PyCFunction::new_closure(py, None, None, |_, _| ENTERED.store(0, SeqCst))?;
+            let kwargs = [("after_in_child", forget)].into_py_dict(py)?;
+            py.import("os")?.call_method("register_at_fork", (), Some(&kwargs)).map(drop)
         };
         let registered = register();
         // Without `atexit` there is only the check of `Py_IsInitialized`.

@@ -11,7 +11,7 @@ mod owner;
 pub use capsule::{capsule, take_capsule};
 pub use dtypes::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES};
 pub use errors::{framework_error, installed, not_a_tensor, probe};
-pub use gil::{drop_guarded, watch_for_exit, with_gil};
+pub use gil::{drop_guarded, take_raised, watch_for_exit, with_gil};
 pub use methods::{call, is_instance};
 pub use owner::{LeaseOwner, Owner};
 

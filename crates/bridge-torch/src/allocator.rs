@@ -1,4 +1,4 @@
-//! Telling PyTorch's caching allocator which streams use a block.
+//! PyTorch's caching allocator: which memory is its own, and which streams use it.
 
 use bridge_core::{Device, Stream};
 use bridge_pyo3::{PyTensor, call};
@@ -7,10 +7,21 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use std::cell::RefCell;
 use std::ffi::c_void;
+use std::sync::OnceLock;
 
-/// `Tensor.record_stream`: by the C++ function behind it, in versions where that is known, and by the method elsewhere,
-/// at three times the cost.
-pub(crate) struct Allocator(Option<RecordStream>);
+pub(crate) struct Allocator {
+    /// The C++ function behind `Tensor.record_stream`, in versions where that is known. Elsewhere the method is called, at
+    /// three times the cost.
+    record_stream: Option<RecordStream>,
+    /// `torch._C`
+    module: Py<PyAny>,
+    /// Whether [`CACHING`] lists the allocator of the process. It is chosen before CUDA is initialised, for good.
+    caches: OnceLock<bool>,
+}
+
+/// The names of the allocators whose `recordStream` delays the reuse of a block. That of a pluggable allocator calls a
+/// function of the user's, which need not exist.
+const CACHING: [&str; 2] = ["native", "cudaMallocAsync"];
 
 /// `at::native::record_stream_cuda(at::Tensor&, c10::Stream)`, behind the dispatcher, which throws for conj and neg bits
 /// and runs the user's modes. A tensor is a pointer to its implementation.
@@ -38,16 +49,37 @@ struct StreamByValue {
 const CUDA: i8 = 1;
 
 impl Allocator {
-    pub(crate) fn new(version: &str) -> Self {
+    pub(crate) fn new(torch: &Bound<'_, PyModule>, version: &str) -> PyResult<Self> {
         let known = VERSIONS.iter().any(|known| version.starts_with(known));
-        Self(if known { look_up() } else { None })
+        let record_stream = if known { look_up() } else { None };
+        Ok(Self { record_stream, module: torch.getattr("_C")?.unbind(), caches: OnceLock::new() })
+    }
+
+    /// Whether this allocator made the storage, and reuses its memory behind the streams that it is told of. Storages of
+    /// other owners, also of other processes, have another deleter. CUDA is initialised.
+    ///
+    /// # Errors
+    ///
+    /// What PyTorch raises, as versions do that have no such function.
+    pub(crate) fn owns(&self, storage: &PyTensor<'_>) -> PyResult<bool> {
+        let (py, module) = (storage.py(), self.module.bind(storage.py()));
+        let caches = match self.caches.get() {
+            Some(caches) => *caches,
+            None => {
+                let name = module.call_method0(intern!(py, "_cuda_getAllocatorBackend"))?;
+                let name: String = name.extract()?;
+                *self.caches.get_or_init(|| CACHING.contains(&name.as_str()))
+            }
+        };
+        let implementation = || storage.getattr(intern!(py, "_cdata"));
+        Ok(caches && call(module, intern!(py, "_has_Standard_Deleter"), &[&implementation()?])?.is_truthy()?)
     }
 
     /// Tells the allocator that the memory is used on `stream` as well, whatever stream it was allocated on: it then
-    /// reuses the block only behind that stream. The memory must be PyTorch's own.
+    /// reuses the block only behind that stream. The memory must be [the allocator's own](Self::owns).
     pub(crate) fn record_stream(&self, tensor: &PyTensor<'_>, device: Device, stream: Stream) -> PyResult<()> {
         let py = tensor.py();
-        let (Some(record), Ok(device_index)) = (self.0, i8::try_from(device.index)) else {
+        let (Some(record), Ok(device_index)) = (self.record_stream, i8::try_from(device.index)) else {
             return call(tensor, intern!(py, "record_stream"), &[&stream_object(py, device.index, stream)?]).map(drop);
         };
         let mut implementation = tensor.getattr(intern!(py, "_cdata"))?.extract::<usize>()? as *mut c_void;

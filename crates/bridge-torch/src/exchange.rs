@@ -7,7 +7,7 @@ use bridge_core::dlpack::ffi::{
 };
 use bridge_core::dlpack::{Origin, adopt, lend, versioned::Dlpack};
 use bridge_core::{Device, Error, ErrorKind, Lent, Result, Stream};
-use bridge_pyo3::{PyTensor, with_gil};
+use bridge_pyo3::{PyTensor, take_raised};
 use pyo3::exceptions::{PyAttributeError, PyBufferError};
 use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::prelude::*;
@@ -99,9 +99,12 @@ impl Door for ExchangeApi {
         match unsafe { (self.current_stream)(device_type, device_id, &mut stream) } {
             0 => Ok(Some(Stream::from_handle(stream as u64))),
             _ => {
-                let cause = with_gil(|py| PyErr::take(py).map(|error| error.to_string())).flatten();
-                let text = format!("torch has no current stream for {device}: {}", cause.unwrap_or_default());
-                Err(Error::new(ErrorKind::Framework, text))
+                let text = format!("torch has no current stream for {device}: check torch.cuda.is_available()");
+                let error = Error::new(ErrorKind::Framework, text);
+                Err(match take_raised() {
+                    Some(cause) => error.caused_by(cause),
+                    None => error,
+                })
             }
         }
     }

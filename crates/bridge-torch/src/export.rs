@@ -2,8 +2,8 @@
 
 use crate::runtime::{Runtime, raised};
 use bridge_core::dlpack::{Origin, Release};
-use bridge_core::{Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream};
-use bridge_pyo3::{Owner, PyTensor, call, drop_guarded, not_a_tensor};
+use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream};
+use bridge_pyo3::{Owner, PyTensor, call, drop_guarded, not_a_tensor, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyString};
@@ -21,12 +21,32 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
     Ok(lent.with_pending(pending))
 }
 
+/// The device and the address of the first element, also of a tensor that requires grad.
+pub(crate) fn locate(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Option<(Device, usize)>> {
+    let py = tensor.py();
+    if !runtime.is_tensor(tensor) {
+        return Err(not_a_tensor("torch", tensor));
+    }
+    plain(runtime, tensor)?;
+    let look_up = || -> PyResult<_> {
+        let on_cuda = tensor.getattr(intern!(py, "is_cuda"))?.is_truthy()?;
+        let device = match on_cuda {
+            true => Device::cuda(call(tensor, intern!(py, "get_device"), &[])?.extract()?),
+            false => Device::CPU,
+        };
+        let elements: usize = call(tensor, intern!(py, "numel"), &[])?.extract()?;
+        let address = call(tensor, intern!(py, "data_ptr"), &[])?.extract()?;
+        Ok((elements > 0).then_some((device, address)))
+    };
+    look_up().map_err(|error| refusal(tensor, error))
+}
+
 /// Where the memory may be touched and when it may be reused.
 ///
-/// The storage is kept beside the tensor, because operations such as `module.half()` or `t.data = …` give the tensor
-/// another one. On a CUDA device the caching allocator is told that the current stream uses the memory, which may have
-/// been allocated on another. That helps only where the memory is that allocator's, and then the storage is resizable,
-/// or where it is a view of this adapter, whose lease sees to it.
+/// The storage is kept beside the tensor, because operations such as `module.half()` or `t.data = …` replace the tensor's
+/// storage. On a CUDA device `record_stream` tells the caching allocator that the current stream uses the memory, which
+/// may have been allocated on another. That helps only where the memory is the allocator's own. Of all other memory,
+/// views of this adapter among it, nothing is known: another view over the same memory may have been made elsewhere.
 fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, storage: &PyTensor<'_>, device: Device) -> Result<Origin> {
     let keep = Some(Arc::new(Owner::new(storage)) as Keep);
     // PyTorch takes the GIL when the last reference goes.
@@ -41,15 +61,24 @@ fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, storage: &PyTensor<'_>, devi
         return Ok(Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, ..host });
     };
     let settled = || -> PyResult<bool> {
-        if call(storage, intern!(py, "resizable"), &[])?.is_truthy()? {
+        let own = runtime.allocator.owns(storage)?;
+        if own {
             runtime.allocator.record_stream(tensor, device, stream)?;
-            return Ok(true);
         }
-        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
-        Ok(runtime.consumer.views().contains(device, address))
+        Ok(own)
     };
-    let reuse = if settled().unwrap_or(false) { Reuse::InStreamOrder } else { Reuse::Unknown };
+    let settled = probe(py, settled()).map_err(|error| raised(py, error))?;
+    let reuse = if settled == Some(true) { Reuse::InStreamOrder } else { Reuse::Unknown };
     Ok(Origin { stream: Some(stream), reuse, ..host })
+}
+
+/// Refuses tensors without memory of their own.
+fn plain(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
+    if runtime.has_own_dispatch(tensor) {
+        let text = "this tensor subclass decides itself where its data is (fake, distributed or functional): pass the plain tensor that it stands for";
+        return Err(Error::new(ErrorKind::NotATensor, text));
+    }
+    Ok(())
 }
 
 /// The checks that the exchange API leaves out.
@@ -59,10 +88,7 @@ fn screen(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
         let value = tensor.getattr(name).and_then(|value| value.is_truthy());
         value.map_err(|error| raised(py, error))
     };
-    if runtime.has_own_dispatch(tensor) {
-        let text = "this tensor subclass decides itself where its data is (fake, distributed or functional): pass the plain tensor that it stands for";
-        return Err(Error::new(ErrorKind::NotATensor, text));
-    }
+    plain(runtime, tensor)?;
     if is(intern!(py, "requires_grad"))? {
         let text = "the tensor requires grad, and autograd does not reach into other frameworks: call .detach() first";
         return Err(Error::new(ErrorKind::RequiresGrad, text));

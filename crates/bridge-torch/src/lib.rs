@@ -28,7 +28,7 @@ pub use python::Torch;
 mod python {
     use crate::runtime::Runtime;
     use crate::{export, import};
-    use bridge_core::{Adapter, Consumer, Lease, Lent, Profile, Result};
+    use bridge_core::{Adapter, Consumer, Device, Lease, Lent, Profile, Result};
     use bridge_pyo3::{PyAdapter, PyTensor};
     use pyo3::Python;
     use std::sync::Arc;
@@ -87,6 +87,10 @@ mod python {
     impl<'py> PyAdapter<'py> for Torch<'py> {
         fn owns(&self, object: &PyTensor<'py>) -> bool {
             self.runtime.is_tensor(object)
+        }
+
+        fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
+            export::locate(self.runtime, tensor)
         }
     }
 }

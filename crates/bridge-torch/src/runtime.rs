@@ -122,7 +122,7 @@ impl Runtime {
             waits_on_export: false,
         };
         let consumer = Arc::new(TorchConsumer { door, views: Views::default() });
-        let allocator = Allocator::new(&version);
+        let allocator = Allocator::new(&torch, &version).map_err(|e| raised(py, e))?;
         Ok(Self { profile, consumer, tensor, parameter, dispatch, cuda: OnceLock::new(), allocator })
     }
 

@@ -178,6 +178,7 @@ impl Office {
 }
 
 /// What the office has: a paper of its own, or a lease on somebody else's.
+#[expect(clippy::large_enum_variant, reason = "there are few of them")]
 pub enum Item {
     Own(Paper),
     Leased(Lease),
