@@ -117,16 +117,11 @@ impl Tensor {
         // How the producer reuses memory is its own affair.
         let origin = |device: Device, address| {
             let (_, allocation) = located(device, address)?;
-            Ok(match device.kind {
-                DeviceKind::CUDA => Origin {
-                    stream: Some(Stream::LEGACY),
-                    reuse: Reuse::Unknown,
-                    allocation,
-                    keep: None,
-                    release: None,
-                },
-                _ => Origin { stream: None, reuse: Reuse::InStreamOrder, allocation, keep: None, release: None },
-            })
+            let (stream, reuse) = match device.kind {
+                DeviceKind::CUDA => (Some(Stream::LEGACY), Reuse::Unknown),
+                _ => (None, Reuse::InStreamOrder),
+            };
+            Ok(Origin { device: None, stream, reuse, allocation, keep: None, release: None })
         };
         // SAFETY: the caller's obligations, which go to the codec; the stream is the caller's as well, and of the reuse
         // nothing is claimed.

@@ -42,6 +42,8 @@ impl From<Device> for DLDevice {
 
 /// What a managed tensor does not say of its memory.
 pub struct Origin {
+    /// Where the memory is, if not where the tensor says: DLPack writes number 0 for all pinned and managed memory.
+    pub device: Option<Device>,
     /// As [`DeviceBuffer::stream`].
     pub stream: Option<Stream>,
     /// As [`DeviceBuffer::reuse`].
@@ -104,6 +106,8 @@ pub unsafe fn adopt<M: ManagedTensorBase>(managed: *mut M) -> Result<Managed<M>>
 /// [`ErrorKind::Protocol`] and [`ErrorKind::Layout`] for what breaks DLPack's rules or arithmetic,
 /// [`ErrorKind::Dtype`] for vectors (lanes ≠ 1) and elements that are not whole bytes.
 ///
+/// The access of an unversioned tensor is [`Access::Unstated`].
+///
 /// # Safety
 ///
 /// The producer keeps DLPack's promises for this tensor, and what `origin` gives is true: the caller vouches for the stream, the
@@ -119,13 +123,13 @@ pub unsafe fn lend<M: ManagedTensorBase>(
         return Err(broken(format!("{ndim} dimensions are more than {MAX_NDIM}")));
     }
     let tensor = managed.validate().map_err(|error| broken(error.to_string()))?;
-    let (dtype, device) = (DType::from(tensor.dtype()), Device::from(tensor.device()));
+    let (dtype, said) = (DType::from(tensor.dtype()), Device::from(tensor.device()));
     if dtype.lanes != 1 {
         let text = format!("vector elements (lanes = {}) have no counterpart: view the tensor as scalars", dtype.lanes);
         return Err(Error::new(ErrorKind::Dtype, text));
     }
-    if device.index < 0 {
-        return Err(broken(format!("device number {} is negative", device.index)));
+    if said.index < 0 {
+        return Err(broken(format!("device number {} is negative", said.index)));
     }
     let layout = Layout::new(dtype, tensor.shape(), tensor.strides(), 0)?.in_smallest_buffer();
     let data = usize::try_from(tensor.byte_offset())
@@ -133,7 +137,7 @@ pub unsafe fn lend<M: ManagedTensorBase>(
         .and_then(|offset| (tensor.data_ptr() as usize).checked_add(offset))
         .ok_or_else(|| broken(format!("byte_offset {} overflows the address", tensor.byte_offset())))?;
     let (below, above) = layout.reach();
-    let origin = origin(device, if layout.numel() == 0 { 0 } else { data })?;
+    let origin = origin(said, if layout.numel() == 0 { 0 } else { data })?;
     let bytes = if layout.numel() == 0 {
         data..data
     } else if tensor.data_ptr().is_null() {
@@ -147,10 +151,15 @@ pub unsafe fn lend<M: ManagedTensorBase>(
         }
         start..end
     };
-    let read_only = managed.flags().contains(DlpackFlags::READ_ONLY);
-    let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+    // SAFETY: the handle owns the tensor, and nobody else changes it.
+    let access = match unsafe { &*managed.as_ptr() }.version() {
+        // There is no flag for it before version 1.0.
+        None => Access::Unstated,
+        Some(_) if managed.flags().contains(DlpackFlags::READ_ONLY) => Access::ReadOnly,
+        Some(_) => Access::ReadWrite,
+    };
     let owner = (managed.into_deleter(), origin.keep);
-    let (stream, reuse) = (origin.stream, origin.reuse);
+    let (device, stream, reuse) = (origin.device.unwrap_or(said), origin.stream, origin.reuse);
     // SAFETY: the producer vouches for memory, access and deleter through DLPack's contract, the caller for the stream,
     // the reuse and the allocation; the range was checked above.
     let memory: Box<dyn DeviceBuffer> = unsafe {

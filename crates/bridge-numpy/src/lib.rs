@@ -50,7 +50,7 @@ impl<'py> Adapter for NumPy<'py> {
     }
 
     fn compact(&self, array: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-        export::compact(array)
+        export::compact(self.runtime, array)
     }
 }
 

@@ -14,6 +14,8 @@ pub(crate) struct Runtime {
     pub(crate) dtypes: ArrayDTypes,
     pub(crate) asarray: Py<PyAny>,
     array: Py<PyType>,
+    /// `ndarray.view`, whatever a subclass puts in its place.
+    view: Py<PyAny>,
     masked: Py<PyType>,
 }
 
@@ -29,12 +31,13 @@ impl Runtime {
     fn new(numpy: &Bound<'_, PyModule>) -> PyResult<Self> {
         let wanted: Vec<DType> = NUMPY_DTYPES.iter().chain(EXTENSION_DTYPES).copied().collect();
         let dtypes = ArrayDTypes::new(numpy.py(), "numpy", &wanted)?;
+        let array = numpy.getattr("ndarray")?.cast_into::<PyType>()?;
         let profile = Profile {
             name: "numpy".into(),
             dtypes: dtypes.all(),
             strides: Strides::Any,
             alignment: 0,
-            devices: vec![DeviceKind::CPU],
+            devices: vec![DeviceKind::CPU, DeviceKind::CUDA_HOST, DeviceKind::CUDA_MANAGED],
             keeps_read_only: true,
             waits_on_export: false,
         };
@@ -43,7 +46,8 @@ impl Runtime {
             consumer: Arc::default(),
             dtypes,
             asarray: numpy.getattr("asarray")?.unbind(),
-            array: numpy.getattr("ndarray")?.cast_into::<PyType>()?.unbind(),
+            view: array.getattr("view")?.unbind(),
+            array: array.unbind(),
             masked: numpy.getattr("ma")?.getattr("MaskedArray")?.cast_into::<PyType>()?.unbind(),
         })
     }
@@ -54,6 +58,15 @@ impl Runtime {
 
     fn is_plain(&self, object: &PyTensor<'_>) -> bool {
         object.get_type_ptr().cast() == self.array.as_ptr()
+    }
+
+    /// Returns the array itself, or for a subclass, whose attributes may say anything, a view of the class `ndarray`.
+    pub(crate) fn plain<'py>(&self, array: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
+        let py = array.py();
+        match self.is_plain(array) {
+            true => Ok(array.clone()),
+            false => self.view.bind(py).call1((array, self.array.bind(py))),
+        }
     }
 
     pub(crate) fn is_masked(&self, array: &PyTensor<'_>) -> bool {

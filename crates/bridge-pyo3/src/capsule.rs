@@ -1,5 +1,6 @@
 //! DLPack capsules: who holds the name holds the tensor.
 
+use crate::gil::report_unraisable;
 use bridge_core::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 use bridge_core::dlpack::{ManagedTensorBase, Origin, adopt, lend, versioned};
 use bridge_core::{Device, Error, ErrorKind, Lent, Result};
@@ -7,6 +8,7 @@ use pyo3::IntoPyObject;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi::{PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName};
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use std::ffi::CStr;
 
 const VERSIONED: (&CStr, &CStr) = (c"dltensor_versioned", c"used_dltensor_versioned");
@@ -50,24 +52,31 @@ unsafe fn take<M: ManagedTensorBase>(
     origin: &dyn Fn(Device, usize) -> Result<Origin>,
 ) -> Result<Option<Lent>> {
     let object = capsule.as_ptr();
-    // SAFETY: the object is alive and the GIL is held; IsValid takes any object and sets no exception.
-    if unsafe { PyCapsule_IsValid(object, used.as_ptr()) } == 1 {
-        let text = "the DLPack capsule was used up before: ask its producer for a new one";
-        return Err(Error::new(ErrorKind::Consumed, text));
-    }
-    // SAFETY: as above.
-    if unsafe { PyCapsule_IsValid(object, name.as_ptr()) } != 1 {
-        return Ok(None);
-    }
-    // SAFETY: the object is a capsule of this name. Renaming it takes the tensor over from its destructor, by DLPack's
-    // rule for Python, and nothing between the two calls can fail.
-    let managed = unsafe {
-        let managed = PyCapsule_GetPointer(object, name.as_ptr()).cast::<M>();
-        PyCapsule_SetName(object, used.as_ptr());
-        managed
-    };
+    // The look and the renaming are one step for other threads, which without the GIL takes the capsule's lock.
+    let managed = with_critical_section(capsule, || {
+        // SAFETY: the object is alive and the GIL is held; IsValid takes any object and sets no exception.
+        if unsafe { PyCapsule_IsValid(object, used.as_ptr()) } == 1 {
+            let text = "the DLPack capsule was used up before: ask its producer for a new one";
+            return Err(Error::new(ErrorKind::Consumed, text));
+        }
+        // SAFETY: as above.
+        if unsafe { PyCapsule_IsValid(object, name.as_ptr()) } != 1 {
+            return Ok(None);
+        }
+        // SAFETY: the object is a capsule of this name. Renaming it takes the tensor over from its destructor, by DLPack's
+        // rule for Python, and nothing between the two calls can fail.
+        unsafe {
+            let managed = PyCapsule_GetPointer(object, name.as_ptr()).cast::<M>();
+            PyCapsule_SetName(object, used.as_ptr());
+            Ok(Some(managed))
+        }
+    })?;
+    let Some(managed) = managed else { return Ok(None) };
     // SAFETY: we own the tensor now; the rest are the caller's obligations.
-    unsafe { lend(adopt(managed)?, origin) }.map(Some)
+    let lent = unsafe { adopt(managed).and_then(|managed| lend(managed, origin)) };
+    // Of a tensor that is refused the deleter has run.
+    report_unraisable(capsule.py());
+    lent.map(Some)
 }
 
 /// A capsule that holds the managed tensor, and gives it back if nobody takes it.

@@ -1,5 +1,6 @@
 //! The dtypes of NumPy, which CuPy shares, and those that the package `ml_dtypes` adds.
 
+use crate::errors::{brief_str, framework_error, probe};
 use bridge_core::{DType, Error, ErrorKind, Result};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -52,15 +53,15 @@ impl ArrayDTypes {
     /// What Python reports.
     pub fn new(py: Python<'_>, framework: &'static str, wanted: &[DType]) -> PyResult<Self> {
         let make = py.import("numpy")?.getattr("dtype")?;
-        let extensions = py.import("ml_dtypes").ok();
+        let extensions = probe(py, py.import("ml_dtypes"))?;
         let mut known = Vec::new();
         for &dtype in wanted {
             let name = dtype.to_string();
             let object = match (NUMPY_DTYPES.contains(&dtype), &extensions) {
                 (true, _) => make.call1((name,))?,
-                (false, Some(extensions)) => match extensions.getattr(name.as_str()) {
-                    Ok(scalar) => make.call1((scalar,))?,
-                    Err(_) => continue,
+                (false, Some(extensions)) => match extensions.getattr_opt(name.as_str())? {
+                    Some(scalar) => make.call1((scalar,))?,
+                    None => continue,
                 },
                 (false, None) => continue,
             };
@@ -84,17 +85,22 @@ impl ArrayDTypes {
             return Ok(*dtype);
         }
         // Equal, but another object: a dtype with metadata, say.
-        let equal = self.known.iter().find(|(_, known)| object.eq(known.bind(object.py())).unwrap_or(false));
-        equal.map(|(dtype, _)| *dtype).ok_or_else(|| {
-            let swapped = object
-                .getattr(intern!(object.py(), "isnative"))
-                .is_ok_and(|native| !native.is_truthy().unwrap_or(true));
-            let advice = match swapped {
-                true => "is not in native byte order: call .astype(x.dtype.newbyteorder(\"=\")) first",
-                false => "has no counterpart in other frameworks: cast the array first",
-            };
-            Error::new(ErrorKind::Dtype, format!("{} dtype {object} {advice}", self.framework))
-        })
+        let py = object.py();
+        let holds = |answer: PyResult<bool>| match probe(py, answer) {
+            Ok(answer) => Ok(answer == Some(true)),
+            Err(error) => Err(framework_error(py, self.framework, error)),
+        };
+        for (dtype, known) in &self.known {
+            if holds(object.eq(known.bind(py)))? {
+                return Ok(*dtype);
+            }
+        }
+        let swapped = object.getattr(intern!(py, "isnative")).and_then(|native| Ok(!native.is_truthy()?));
+        let advice = match holds(swapped)? {
+            true => "is not in native byte order: call .astype(x.dtype.newbyteorder(\"=\")) first",
+            false => "has no counterpart in other frameworks: cast the array first",
+        };
+        Err(Error::new(ErrorKind::Dtype, format!("{} dtype {} {advice}", self.framework, brief_str(object))))
     }
 
     /// The `numpy.dtype` object for a dtype.

@@ -1,23 +1,93 @@
 //! From Python's errors to core's.
 
 use bridge_core::{Error, ErrorKind, Result};
-use pyo3::exceptions::{PyException, PyImportError, PyMemoryError};
+use pyo3::exceptions::{PyBufferError, PyException, PyImportError, PyMemoryError, PyRecursionError};
 use pyo3::prelude::*;
 use pyo3::types::PyModule;
 
-/// An error that a framework raised, as core's error, with Python's exception as its cause.
-pub fn framework_error(py: Python<'_>, framework: &str, error: PyErr) -> Error {
-    let text = error.value(py).repr().map_or_else(|_| "an error".into(), |text| text.to_string());
+/// Characters of a foreign text that a message quotes. Messages quote messages where conversions nest, so each must be
+/// bounded.
+const QUOTED: usize = 200;
+
+/// Exceptions of frameworks that mean a full memory and extend no `MemoryError`, by module and name. Programs catch them
+/// by their class.
+const OUT_OF_MEMORY: &[(&str, &str)] = &[
+    ("torch", "OutOfMemoryError"),
+    ("cupy.cuda.memory", "OutOfMemoryError"),
+    ("tensorflow.python.framework.errors_impl", "ResourceExhaustedError"),
+];
+
+/// Returns the first line of `text`, cut to a length that a message can hold.
+pub fn brief(text: &str) -> String {
     // PyTorch writes the backtrace of C++ behind the first line.
-    let text = text.split("\\n").next().unwrap_or_default();
-    Error::new(ErrorKind::Framework, format!("{framework} raised {text}")).caused_by(error)
+    let line = text.lines().next().unwrap_or_default();
+    match line.char_indices().nth(QUOTED) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line.into(),
+    }
 }
 
-/// The error for an object that the adapter of `framework` does not know as a tensor.
+/// Returns the text that Python's `str` makes of an object, as [`brief`] cuts it, or the name of its type where `str`
+/// fails.
+pub fn brief_str(object: &Bound<'_, PyAny>) -> String {
+    object.str().map_or_else(|_| type_name(object), |text| brief(&text.to_string_lossy()))
+}
+
+/// Returns the name of an object's type, with its module, as [`brief`] cuts it.
+pub fn type_name(object: &Bound<'_, PyAny>) -> String {
+    let name = object.get_type().fully_qualified_name();
+    name.map_or_else(|_| "this object".into(), |name| brief(&name.to_string_lossy()))
+}
+
+/// Converts an exception that a framework raised to core's error, with the exception as its cause.
+///
+/// The kind is [`ErrorKind::Refused`] for a `BufferError`, which the array API demands of a producer that cannot export,
+/// [`ErrorKind::OutOfMemory`] for a full memory, and [`ErrorKind::Framework`] for all others.
+pub fn framework_error(py: Python<'_>, framework: &str, error: PyErr) -> Error {
+    let kind = if is_out_of_memory(py, &error) {
+        ErrorKind::OutOfMemory
+    } else if error.is_instance_of::<PyBufferError>(py) {
+        ErrorKind::Refused
+    } else {
+        ErrorKind::Framework
+    };
+    let name = type_name(error.value(py));
+    match probe(py, error.value(py).str()) {
+        Ok(text) => {
+            let text = text.map_or_else(String::new, |text| brief(&text.to_string_lossy()));
+            let colon = if text.is_empty() { "" } else { ": " };
+            Error::new(kind, format!("{framework} raised {name}{colon}{text}")).caused_by(error)
+        }
+        // Ctrl-C, while the exception was asked for its text.
+        Err(interrupt) => Error::new(kind, format!("{framework} raised {name}")).caused_by(interrupt),
+    }
+}
+
+/// Returns whether an exception means that a framework or the process has no memory left.
+pub fn is_out_of_memory(py: Python<'_>, error: &PyErr) -> bool {
+    let named = |kind: Bound<'_, PyAny>, attribute: &str, expected: &str| {
+        kind.getattr(attribute).is_ok_and(|name| name.extract::<&str>().is_ok_and(|name| name == expected))
+    };
+    error.is_instance_of::<PyMemoryError>(py)
+        || error.get_type(py).mro().iter().any(|kind| {
+            OUT_OF_MEMORY.iter().any(|(module, name)| {
+                named(kind.clone(), "__name__", name) && named(kind.clone(), "__module__", module)
+            })
+        })
+}
+
+/// Returns whether a probe may take the exception as an answer, and an error of ours may stand in its place. It may not
+/// for what ends the program (`KeyboardInterrupt`, `SystemExit` and the like) and for what depends on the moment
+/// (`MemoryError`, `RecursionError`).
+pub fn is_ordinary(py: Python<'_>, error: &PyErr) -> bool {
+    error.is_instance_of::<PyException>(py)
+        && !error.is_instance_of::<PyMemoryError>(py)
+        && !error.is_instance_of::<PyRecursionError>(py)
+}
+
+/// Returns the error for an object that the adapter of `framework` does not know as a tensor.
 pub fn not_a_tensor(framework: &str, object: &Bound<'_, PyAny>) -> Error {
-    let type_name =
-        object.get_type().fully_qualified_name().map_or_else(|_| "this object".into(), |name| name.to_string());
-    Error::new(ErrorKind::NotATensor, format!("{type_name} is no tensor of {framework}"))
+    Error::new(ErrorKind::NotATensor, format!("{} is no tensor of {framework}", type_name(object)))
 }
 
 /// Imports the module of a framework.
@@ -27,10 +97,11 @@ pub fn not_a_tensor(framework: &str, object: &Bound<'_, PyAny>) -> Error {
 /// [`ErrorKind::Missing`], which names the package to install, if there is no such module or it cannot be loaded.
 pub fn installed<'py>(py: Python<'py>, module: &str, package: &str) -> Result<Bound<'py, PyModule>> {
     PyModule::import(py, module).map_err(|error| {
+        let text = brief_str(error.value(py));
         let (kind, text) = if error.is_instance_of::<PyImportError>(py) {
-            (ErrorKind::Missing, format!("{module} cannot be imported ({}): pip install {package}", error.value(py)))
+            (ErrorKind::Missing, format!("{module} cannot be imported ({text}): pip install {package}"))
         } else {
-            (ErrorKind::Framework, format!("importing {module} failed: {error}"))
+            (ErrorKind::Framework, format!("importing {module} failed: {}: {text}", type_name(error.value(py))))
         };
         Error::new(kind, text).caused_by(error)
     })
@@ -40,11 +111,11 @@ pub fn installed<'py>(py: Python<'py>, module: &str, package: &str) -> Result<Bo
 ///
 /// # Errors
 ///
-/// What no probe may swallow: `KeyboardInterrupt`, `SystemExit` and the like, and `MemoryError`.
+/// What no probe may swallow: see [`is_ordinary`].
 pub fn probe<T>(py: Python<'_>, result: PyResult<T>) -> PyResult<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(error) if error.is_instance_of::<PyException>(py) && !error.is_instance_of::<PyMemoryError>(py) => Ok(None),
+        Err(error) if is_ordinary(py, &error) => Ok(None),
         Err(error) => Err(error),
     }
 }

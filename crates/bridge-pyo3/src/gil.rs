@@ -1,8 +1,8 @@
 //! Into Python from wherever a deleter is called.
 
 use pyo3::ffi::{
-    Py_IsInitialized, PyErr_Fetch, PyErr_Restore, PyGILState_Ensure, PyGILState_GetThisThreadState, PyGILState_Release,
-    PyGILState_STATE, PyObject,
+    Py_IsInitialized, PyErr_Fetch, PyErr_Occurred, PyErr_Restore, PyErr_WriteUnraisable, PyGILState_Ensure,
+    PyGILState_GetThisThreadState, PyGILState_Release, PyGILState_STATE, PyObject,
 };
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyCFunction};
@@ -89,21 +89,36 @@ fn entered<R>(body: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     Some(body(unsafe { Python::assume_attached() }))
 }
 
-/// Drops an owner that asks for the GIL by itself and does not look whether the interpreter shuts down, as PyTorch's
-/// tensors do: a thread that waits for it then is ended, in the middle of C++ that cannot be unwound, and the process with
-/// it. So on threads that Python does not know the GIL is taken here; once the interpreter shuts down, the owner is left
-/// to the end of the process.
+/// Drops an owner whose deleter needs the GIL, or takes it without looking whether the interpreter shuts down, as
+/// PyTorch's tensors do: CPython then kills the thread inside C++ that cannot be unwound, and the process with it. So the
+/// GIL is taken here. Once the interpreter shuts down, threads that Python does not know leave the owner to the end of the
+/// process.
+///
+/// A pending exception is saved before the drop and restored after it. One that the deleter leaves behind is reported to
+/// `sys.unraisablehook`.
 pub fn drop_guarded(owner: Box<dyn Send + Sync>) {
-    // SAFETY: the function may be called on any thread at any time.
-    if !unsafe { PyGILState_GetThisThreadState() }.is_null() {
-        return drop(owner);
-    }
     let mut owner = ManuallyDrop::new(owner);
-    // SAFETY: the owner is dropped once, here or below.
+    // SAFETY: the owner is dropped once: either here or below.
     let mut drop = || unsafe { ManuallyDrop::drop(&mut owner) };
-    if with_gil(|_| drop()).is_none() && !CLOSED.load(SeqCst) {
-        // There is no interpreter.
+    let entered = with_gil(|py| {
         drop();
+        report_unraisable(py);
+    });
+    // SAFETY: the function may be called on any thread at any time.
+    let is_known = || !unsafe { PyGILState_GetThisThreadState() }.is_null();
+    // Otherwise there is no interpreter, or it shuts down on this very thread.
+    if entered.is_none() && (!CLOSED.load(SeqCst) || is_known()) {
+        drop();
+    }
+}
+
+/// Reports an exception that foreign code has left set, which no caller of ours may take for its own.
+pub(crate) fn report_unraisable(_: Python<'_>) {
+    // SAFETY: the GIL is held; WriteUnraisable wants an exception to be set, and takes null for no object.
+    unsafe {
+        if !PyErr_Occurred().is_null() {
+            PyErr_WriteUnraisable(std::ptr::null_mut());
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Quick and strict forms of what pyo3 offers.
 
-use pyo3::ffi::{PyObject, PyObject_CallMethodObjArgs};
+use pyo3::ffi::{PyObject, PyObject_CallMethodObjArgs, PyType_IsSubtype};
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyType};
 use std::ptr;
@@ -29,8 +29,9 @@ pub fn call<'py>(
     }
 }
 
-/// Whether the object really is of this type or a subclass. `isinstance` also believes what an object says of itself in
-/// `__class__`, as a `weakref.proxy` does, which keeps nothing alive.
+/// Returns whether the object really is of this type or a subclass. `isinstance` also believes what an object says of
+/// itself in `__class__`, as a `weakref.proxy` does, which keeps nothing alive, and runs what a metaclass defines.
 pub fn is_instance(object: &Bound<'_, PyAny>, kind: &Bound<'_, PyType>) -> bool {
-    object.get_type().is_subclass(kind).unwrap_or(false)
+    // SAFETY: both types are alive, and the GIL is held; the function runs no Python code and cannot fail.
+    unsafe { PyType_IsSubtype(object.get_type_ptr(), kind.as_type_ptr()) == 1 }
 }

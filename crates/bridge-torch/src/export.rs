@@ -51,7 +51,7 @@ fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, storage: &PyTensor<'_>, devi
     let keep = Some(Arc::new(Owner::new(storage)) as Keep);
     // PyTorch takes the GIL when the last reference goes.
     let release = Some(drop_guarded as Release);
-    let host = Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep, release };
+    let host = Origin { device: None, stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep, release };
     if device.kind != DeviceKind::CUDA {
         return Ok(host);
     }

@@ -4,7 +4,7 @@ use crate::common::Event::Dropped;
 use crate::common::{Item, Office, Paper, Recorder, taken};
 use bridge_core::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 use bridge_core::dlpack::{ManagedTensorBase, Origin, adopt, lend, wrap};
-use bridge_core::{Access, Device, ErrorKind, Lease, Options, Ordering, Reuse, Strides, transfer};
+use bridge_core::{Access, Device, DeviceKind, ErrorKind, Lease, Options, Ordering, Reuse, Strides, transfer};
 use std::sync::Arc;
 
 fn lease(recorder: &Arc<Recorder>, read_only: bool) -> Lease {
@@ -22,7 +22,9 @@ fn lease(recorder: &Arc<Recorder>, read_only: bool) -> Lease {
 }
 
 fn host(_: Device, _: usize) -> bridge_core::Result<Origin> {
-    Ok(Origin { stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep: None, release: None })
+    let origin =
+        Origin { device: None, stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep: None, release: None };
+    Ok(origin)
 }
 
 fn there_and_back<M: ManagedTensorBase>(keeps_flags: bool) {
@@ -33,7 +35,11 @@ fn there_and_back<M: ManagedTensorBase>(keeps_flags: bool) {
         // SAFETY: `wrap` makes a whole managed tensor, whose memory nobody touches here.
         let lent = unsafe { adopt(managed.into_raw()).and_then(|managed| lend(managed, host)) }.expect("it is sound");
         assert_eq!((lent.layout().shape(), lent.layout().strides(), lent.data()), (&[2, 3][..], &[-3, 1][..], 0x1000));
-        let kept = if keeps_flags && read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let kept = match (keeps_flags, read_only) {
+            (true, true) => Access::ReadOnly,
+            (true, false) => Access::ReadWrite,
+            (false, _) => Access::Unstated,
+        };
         assert_eq!(lent.buffer().access(), kept);
         assert_eq!(taken(&recorder.log), []);
         drop(lent);
@@ -68,20 +74,23 @@ fn a_handover_is_reclaimed_once() {
 }
 
 #[test]
+fn the_caller_may_know_the_device_better() {
+    let recorder = Arc::new(Recorder::default());
+    let (managed, handover) = wrap::<DLManagedTensorVersioned>(lease(&recorder, false));
+    drop(handover);
+    let known = Device { kind: DeviceKind::CUDA_MANAGED, index: 1 };
+    // SAFETY: as above.
+    let lent = unsafe { lend(managed, |said, address| Ok(Origin { device: Some(known), ..host(said, address)? })) };
+    assert_eq!(lent.expect("it is sound").device(), known);
+}
+
+#[test]
 fn views_outside_the_allocation_are_refused_and_given_back() {
     for (allocation, fits) in [(0xff4..0x1018, true), (0x1000..0x1018, false), (0xff4..0x1000, false)] {
         let recorder = Arc::new(Recorder::default());
         let (managed, handover) = wrap::<DLManagedTensorVersioned>(lease(&recorder, false));
         drop(handover);
-        let origin = |_, _| {
-            Ok(Origin {
-                stream: None,
-                reuse: Reuse::InStreamOrder,
-                allocation: Some(allocation.clone()),
-                keep: None,
-                release: None,
-            })
-        };
+        let origin = |device, address| Ok(Origin { allocation: Some(allocation.clone()), ..host(device, address)? });
         // SAFETY: as above.
         let lent = unsafe { lend(managed, origin) };
         assert_eq!(lent.is_ok(), fits, "{allocation:x?}");
