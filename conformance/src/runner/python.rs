@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use std::path::Path;
 
 /// The native half of `tensor_bridge_conformance`.
-#[pymodule]
+#[pymodule(gil_used = true)]
 #[pyo3(name = "_conformance")]
 fn extension(module: &Bound<'_, PyModule>) -> PyResult<()> {
     bridge_pyo3::watch_for_exit(module.py());

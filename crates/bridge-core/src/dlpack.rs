@@ -8,6 +8,7 @@ use crate::{
     Result, Reuse, Stream,
 };
 use dlpark::DlpackFlags;
+use dlpark::OpaqueContext;
 pub use dlpark::ffi;
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
 use dlpark::metadata::Dynamic;
@@ -189,17 +190,53 @@ impl Handover {
 /// Wraps a lease as a managed tensor, whose deleter drops the lease. Strides are always written out, as DLPack 1.2
 /// wants them, and the byte offset is folded into the address, because several frameworks ignore it.
 pub fn wrap<M: ManagedTensorBase>(lease: Lease) -> (Managed<M>, Handover) {
-    let (dtype, device, data) = (lease.dtype(), lease.device(), lease.data());
+    let (dtype, device, data, layout) = (lease.dtype(), lease.device(), lease.data(), lease.layout().clone());
     let mut flags = DlpackFlags::empty();
     flags.set(DlpackFlags::READ_ONLY, lease.access() == Access::ReadOnly);
     flags.set(DlpackFlags::IS_COPIED, lease.is_copy());
-    let prepared = Dynamic::new(lease.layout().shape(), lease.layout().strides()).prepare_as::<M>();
-    let prepared = prepared.expect("core's layouts have at most MAX_NDIM dimensions, all in range");
     let lease = Arc::new(Mutex::new(Some(lease)));
-    let mut initialized = prepared.initialize(Arc::clone(&lease));
+    // SAFETY: dtype, layout and address are those of the lease, which the context keeps alive until the deleter.
+    // IS_COPIED is set only where the memory was copied for this lease alone; READ_ONLY is the lease's own.
+    (unsafe { managed(dtype, &layout, device, data, flags, Arc::clone(&lease)) }, Handover(lease))
+}
+
+/// Describes memory that the caller knows by other means as a managed tensor, so that [`lend`] checks it as one. `data`
+/// is the address of the first element.
+///
+/// # Safety
+///
+/// The producer of the memory keeps DLPack's promises for this tensor, and `owner` keeps the memory.
+pub unsafe fn describe(
+    dtype: DType,
+    layout: &Layout,
+    device: Device,
+    data: usize,
+    read_only: bool,
+    owner: Keep,
+) -> versioned::Dlpack {
+    let flags = if read_only { DlpackFlags::READ_ONLY } else { DlpackFlags::empty() };
+    // SAFETY: the caller's obligation.
+    unsafe { managed(dtype, layout, device, data, flags, Arc::new(owner)) }
+}
+
+/// # Safety
+///
+/// All arguments describe the same tensor, which `context` keeps alive.
+unsafe fn managed<M: ManagedTensorBase>(
+    dtype: DType,
+    layout: &Layout,
+    device: Device,
+    data: usize,
+    flags: DlpackFlags,
+    context: impl OpaqueContext,
+) -> Managed<M> {
+    let prepared = Dynamic::new(layout.shape(), layout.strides()).prepare_as::<M>();
+    let prepared = prepared.expect("core's layouts have at most MAX_NDIM dimensions, all in range");
+    let mut initialized = prepared.initialize(context);
     initialized.set_data(data as *mut _).set_device(device.into()).set_dtype(dtype.into());
-    // SAFETY: IS_COPIED is set only where the memory was copied for this lease alone; READ_ONLY is the lease's own.
-    unsafe { initialized.set_flags_unchecked(flags) };
-    // SAFETY: data, dtype, shape and strides are those of the lease, which the context keeps alive until the deleter.
-    (unsafe { initialized.finish() }, Handover(lease))
+    // SAFETY: the caller's obligation.
+    unsafe {
+        initialized.set_flags_unchecked(flags);
+        initialized.finish()
+    }
 }

@@ -1,8 +1,10 @@
 //! Core's errors as Python's exceptions.
 
-use bridge_core::{Error, ErrorKind};
-use pyo3::exceptions::{PyException, PyMemoryError, PyRuntimeError};
+use bridge_core::{Error, ErrorKind, Result};
+use bridge_pyo3::{brief, framework_error, is_ordinary, is_out_of_memory, type_name};
+use pyo3::exceptions::{PyBaseException, PyRuntimeError, PyUnicodeError};
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 use std::error::Error as _;
 
 /// The class in `tensor_bridge.errors` for a kind.
@@ -23,11 +25,12 @@ fn class(kind: ErrorKind) -> &'static str {
     }
 }
 
-/// The exception for an error, with the framework's own exception as its cause.
+/// Returns the exception for an error, with the framework's own exception as its cause. What programs catch by its class,
+/// the end of the program and a full memory among them, is raised as it is.
 #[cold]
 pub(crate) fn into_python(py: Python<'_>, error: Error) -> PyErr {
     let cause = error.source().and_then(|source| source.downcast_ref::<PyErr>());
-    if let Some(cause) = cause.filter(|cause| !is_ours_to_wrap(py, cause)) {
+    if let Some(cause) = cause.filter(|cause| !is_ordinary(py, cause) || is_out_of_memory(py, cause)) {
         return cause.clone_ref(py);
     }
     let make = || -> PyResult<PyErr> {
@@ -44,12 +47,36 @@ pub(crate) fn into_python(py: Python<'_>, error: Error) -> PyErr {
     })
 }
 
-/// Ctrl-C, the end of the program and a full memory are what they are, wherever they come up.
-fn is_ours_to_wrap(py: Python<'_>, cause: &PyErr) -> bool {
-    cause.is_instance_of::<PyException>(py) && !cause.is_instance_of::<PyMemoryError>(py)
+/// Returns whether what stands behind the error must reach the program, whatever else could be tried: see [`is_ordinary`].
+pub(crate) fn is_interrupt(py: Python<'_>, error: &Error) -> bool {
+    let cause = error.source().and_then(|source| source.downcast_ref::<PyErr>());
+    cause.is_some_and(|cause| !is_ordinary(py, cause))
 }
 
-/// An argument that means nothing here.
+/// Returns whether an exception is one of [`into_python`].
+pub(crate) fn is_ours(exception: &Bound<'_, PyBaseException>) -> bool {
+    let base = exception.py().import("tensor_bridge.errors").and_then(|errors| errors.getattr("BridgeError"));
+    base.and_then(|base| exception.is_instance(&base)).unwrap_or(false)
+}
+
+/// Returns the error for an argument that means nothing here.
 pub(crate) fn argument(error: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Argument, error.to_string())
+}
+
+/// Returns the text of an argument, which `what` names in the error.
+///
+/// # Errors
+///
+/// [`ErrorKind::Argument`] for anything but a `str`, and for one with half of a surrogate pair.
+pub(crate) fn text(object: &Bound<'_, PyAny>, what: &str) -> Result<String> {
+    let text =
+        object.cast::<PyString>().map_err(|_| argument(format!("{what} is a str, not {}", type_name(object))))?;
+    match text.to_str() {
+        Ok(text) => Ok(text.into()),
+        Err(error) if error.is_instance_of::<PyUnicodeError>(object.py()) => {
+            Err(argument(format!("{what} {:?} holds half of a surrogate pair", brief(&text.to_string_lossy()))))
+        }
+        Err(error) => Err(framework_error(object.py(), what, error)),
+    }
 }

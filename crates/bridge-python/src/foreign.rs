@@ -1,77 +1,137 @@
-//! Objects of frameworks that nobody knows here, but that speak DLPack: capsules, and producers with `__dlpack__`.
+//! Objects of frameworks that have no adapter here, but that speak a protocol: DLPack capsules, producers with
+//! `__dlpack__`, and the array interfaces of NumPy and of CUDA.
 
+use crate::interfaces;
 use bridge_core::dlpack::Origin;
 use bridge_core::{
     Adapter, Consumer, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Profile, Result, Reuse, Stream, Views,
 };
-use bridge_pyo3::{PyAdapter, PyTensor, drop_guarded, framework_error, take_capsule};
-use pyo3::exceptions::PyTypeError;
+use bridge_numpy::NumPy;
+use bridge_pyo3::{PyAdapter, PyTensor, drop_guarded, framework_error, take_capsule, type_name};
+use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
+use std::cell::Cell;
 use std::sync::{Arc, LazyLock};
 
-/// Lends only: there is no framework behind it that could wrap anything.
+/// Lends only: no framework stands behind it that could wrap anything.
 pub(crate) struct Foreign<'py>(pub(crate) Python<'py>);
 
 static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile::of_lender("DLPack"));
 
-static NOBODY: LazyLock<Arc<Views>> = LazyLock::new(Arc::default);
+static NO_VIEWS: LazyLock<Arc<Views>> = LazyLock::new(Arc::default);
 
-/// What a capsule does not say. The producer was asked to make the legacy default stream wait for its work; whoever
-/// passes a bare capsule has seen to that (the docstring of `to_torch` says so). How the producer reuses memory is its
-/// own affair.
-fn origin(device: Device, address: usize) -> Result<Origin> {
-    if device.kind != DeviceKind::CUDA {
-        return Ok(Origin {
-            stream: None,
-            reuse: Reuse::InStreamOrder,
-            allocation: None,
-            keep: None,
-            release: Some(drop_guarded),
-        });
-    }
-    let legacy = Origin {
-        stream: Some(Stream::LEGACY),
-        reuse: Reuse::Unknown,
+/// The memory that a producer may label so, by what the driver knows of the address. CuPy labels managed memory as plain
+/// memory of its device.
+const LABELS: &[(DeviceKind, DeviceKind)] = &[
+    (DeviceKind::CUDA, DeviceKind::CUDA),
+    (DeviceKind::CUDA, DeviceKind::CUDA_MANAGED),
+    (DeviceKind::CUDA_MANAGED, DeviceKind::CUDA_MANAGED),
+    (DeviceKind::CUDA_HOST, DeviceKind::CUDA_HOST),
+];
+
+/// Returns what a capsule does not say. The producer was asked to make the legacy default stream wait for its work; who
+/// passes a bare capsule has done that (the docstring of `to_torch` says so). How the producer reuses memory is unknown.
+pub(crate) fn origin(said: Device, address: usize) -> Result<Origin> {
+    let host = Origin {
+        device: None,
+        stream: None,
+        reuse: Reuse::InStreamOrder,
         allocation: None,
         keep: None,
         release: Some(drop_guarded),
     };
-    if address == 0 {
-        return Ok(legacy);
+    if !LABELS.iter().any(|(label, _)| *label == said.kind) {
+        return Ok(host);
     }
-    let located = bridge_cuda::locate(address)?.filter(|located| located.device == device);
-    let located = located.ok_or_else(|| {
-        let text = format!("the DLPack tensor says that it is on {device}, but the driver knows no such memory there");
+    let ordered = Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, ..host };
+    if address == 0 {
+        return Ok(ordered);
+    }
+    let located = match bridge_cuda::locate(address) {
+        // Without a driver, or where the driver does not know it, memory that is called pinned is plain host memory.
+        Ok(None) | Err(_) if said.kind == DeviceKind::CUDA_HOST => {
+            return Ok(Origin { device: Some(Device::CPU), stream: None, reuse: Reuse::InStreamOrder, ..ordered });
+        }
+        located => located?,
+    };
+    let fits = |known: Device| {
+        // DLPack writes number 0 for pinned and managed memory.
+        let numbered = said.kind != DeviceKind::CUDA || known.index == said.index;
+        numbered && LABELS.contains(&(said.kind, known.kind))
+    };
+    let located = located.filter(|located| fits(located.device)).ok_or_else(|| {
+        let text = format!("the producer says that the memory is on {said}, but the driver knows no such memory there");
         Error::new(ErrorKind::Protocol, text)
     })?;
-    Ok(Origin { allocation: Some(located.range), ..legacy })
+    let device = if said.kind == DeviceKind::CUDA { said } else { located.device };
+    Ok(Origin { device: Some(device), allocation: Some(located.range), ..ordered })
 }
 
-/// The capsule of a producer, whose work has been ordered in front of the legacy default stream.
-fn capsule<'py>(producer: &PyTensor<'py>, copy: bool) -> PyResult<PyTensor<'py>> {
+/// Returns what `__dlpack__` returns, its work ordered before the legacy default stream. Without `__dlpack_device__`
+/// the producer is asked for no stream, which on a CUDA device means the legacy default stream (array API).
+///
+/// # Errors
+///
+/// What the producer raises.
+fn call_dlpack<'py>(producer: &PyTensor<'py>, max_version: bool, copy: bool) -> PyResult<PyTensor<'py>> {
     let py = producer.py();
-    let (kind, _): (i32, i32) = producer.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
-    let call = |max_version: bool| {
-        let kwargs = PyDict::new(py);
-        if DeviceKind(kind) == DeviceKind::CUDA {
+    let kwargs = PyDict::new(py);
+    if let Some(device) = producer.getattr_opt(intern!(py, "__dlpack_device__"))? {
+        let (kind, _): (i32, i32) = device.call0()?.extract()?;
+        if [DeviceKind::CUDA, DeviceKind::CUDA_MANAGED].contains(&DeviceKind(kind)) {
             kwargs.set_item(intern!(py, "stream"), Stream::LEGACY.handle())?;
         }
-        if max_version {
-            kwargs.set_item(intern!(py, "max_version"), (1, 0))?;
-        }
-        if copy {
-            kwargs.set_item(intern!(py, "copy"), true)?;
-        }
-        producer.call_method(intern!(py, "__dlpack__"), (), Some(&kwargs))
-    };
-    // Producers from before the array API of 2023 know neither argument.
-    call(true).or_else(|error| if error.is_instance_of::<PyTypeError>(py) && !copy { call(false) } else { Err(error) })
+    }
+    if max_version {
+        kwargs.set_item(intern!(py, "max_version"), (1, 0))?;
+    }
+    if copy {
+        kwargs.set_item(intern!(py, "copy"), true)?;
+    }
+    producer.call_method(intern!(py, "__dlpack__"), (), Some(&kwargs))
+}
+
+/// Whether the producer does not know an argument, as those from before the array API of 2023. An error of ours means
+/// that it was called, and has failed inside.
+fn lacks_argument(py: Python<'_>, error: &PyErr) -> bool {
+    error.is_instance_of::<PyTypeError>(py) && !crate::errors::is_ours(error.value(py))
 }
 
 fn refused(py: Python<'_>, error: PyErr) -> Error {
     framework_error(py, "the producer", error)
+}
+
+/// A conversion of a foreign object on this thread. A producer may convert as well, itself in the worst case; the depth is
+/// bounded because each level takes some kilobytes of the C stack, which Python's limit of recursion does not count.
+struct Nested;
+
+impl Nested {
+    const MOST: u32 = 16;
+
+    fn enter() -> Result<Self> {
+        DEPTH.set(DEPTH.get() + 1);
+        let entered = Self;
+        if DEPTH.get() <= Self::MOST {
+            return Ok(entered);
+        }
+        let text = format!(
+            "{} conversions stand one inside another: the producer's __dlpack__ or array interface converts itself",
+            Self::MOST
+        );
+        Err(Error::new(ErrorKind::Protocol, text))
+    }
+}
+
+impl Drop for Nested {
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
+    }
+}
+
+thread_local! {
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
 impl<'py> Adapter for Foreign<'py> {
@@ -82,24 +142,34 @@ impl<'py> Adapter for Foreign<'py> {
     }
 
     fn consumer(&self) -> Arc<dyn Consumer> {
-        NOBODY.clone()
+        NO_VIEWS.clone()
     }
 
     fn export(&self, object: &PyTensor<'py>) -> Result<Lent> {
         let py = self.0;
+        let _nested = Nested::enter()?;
+        let attribute = |name| object.getattr_opt(name).map_err(|error| refused(py, error));
         let capsule = if object.is_instance_of::<PyCapsule>() {
             object.clone()
-        } else if object.hasattr(intern!(py, "__dlpack__")).unwrap_or(false) {
-            capsule(object, false).map_err(|error| refused(py, error))?
+        } else if attribute(intern!(py, "__dlpack__"))?.is_some() {
+            let capsule = match call_dlpack(object, true, false) {
+                Err(error) if lacks_argument(py, &error) => call_dlpack(object, false, false),
+                capsule => capsule,
+            };
+            capsule.map_err(|error| refused(py, error))?
+        } else if let Some(interface) = attribute(intern!(py, "__cuda_array_interface__"))? {
+            return interfaces::lend_cuda(object, &interface);
+        } else if let Some(interface) = attribute(intern!(py, "__array_interface__"))? {
+            return NumPy::new(py)?.export(&interfaces::array(object, &interface)?);
         } else {
-            let name = object.get_type().fully_qualified_name().map_or_else(|_| "this".into(), |name| name.to_string());
             let text = format!(
-                "{name} is no tensor: pass one of torch, cupy, numpy, tensorflow or tensorflow1 (of a Keras variable its value), or an object with __dlpack__"
+                "{} is no tensor: pass one of torch, cupy, numpy, tensorflow or tensorflow1 (of a Keras variable its value), or an object with __dlpack__ or an array interface",
+                type_name(object)
             );
             return Err(Error::new(ErrorKind::NotATensor, text));
         };
-        // SAFETY: whoever hands over a capsule or implements `__dlpack__` vouches for DLPack's contract; what can be
-        // checked of it is checked.
+        // SAFETY: who hands over a capsule or implements `__dlpack__` vouches for DLPack's contract; what can be checked
+        // of it is checked.
         unsafe { take_capsule(&capsule, &origin) }
     }
 
@@ -107,12 +177,23 @@ impl<'py> Adapter for Foreign<'py> {
         Err(Error::new(ErrorKind::Argument, "DLPack is no target: name a framework"))
     }
 
+    /// Asks the producer for a copy. Core copies where it has none.
     fn compact(&self, object: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-        if object.is_instance_of::<PyCapsule>() {
-            let text = "a bare capsule cannot be copied by its producer: pass the tensor that it came from";
-            return Err(Error::new(ErrorKind::CopyNeeded, text));
+        let py = self.0;
+        let _nested = Nested::enter()?;
+        let none = |text| Error::new(ErrorKind::CopyNeeded, text);
+        let dlpack = object.getattr_opt(intern!(py, "__dlpack__")).map_err(|error| refused(py, error))?;
+        if dlpack.is_none() {
+            return Err(none("a capsule or an array interface makes no copies: copy the tensor that it came from"));
         }
-        capsule(object, true).map_err(|error| refused(object.py(), error))
+        call_dlpack(object, true, true).map_err(|error| {
+            if error.is_instance_of::<PyBufferError>(py) || lacks_argument(py, &error) {
+                none("the producer's __dlpack__ makes no copies: make one with its own framework first")
+                    .caused_by(error)
+            } else {
+                refused(py, error)
+            }
+        })
     }
 }
 

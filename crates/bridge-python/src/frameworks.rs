@@ -1,11 +1,11 @@
 //! The table of frameworks, and which of them an object belongs to.
 
-use crate::errors::argument;
+use crate::errors::{argument, is_interrupt, text};
 use crate::foreign::Foreign;
 use bridge_core::Result;
 use bridge_cupy::CuPy;
 use bridge_numpy::NumPy;
-use bridge_pyo3::{PyAdapter, PyTensor};
+use bridge_pyo3::{PyAdapter, PyTensor, brief, framework_error, probe};
 use bridge_tensorflow::{TensorFlow1, TensorFlow2};
 use bridge_torch::Torch;
 use pyo3::prelude::*;
@@ -72,12 +72,13 @@ impl Framework {
     pub(crate) const TENSORFLOW: Framework = Framework(3);
     const TENSORFLOW1: Framework = Framework(4);
 
-    /// The framework that users call `name`.
-    pub(crate) fn named(name: &str) -> Result<Self> {
+    /// The framework that users call `target`, a `str`.
+    pub(crate) fn named(target: &Bound<'_, PyAny>) -> Result<Self> {
+        let name = text(target, "a target")?;
         let known = FRAMEWORKS.iter().position(|known| known.name == name);
         known.map(Self).ok_or_else(|| {
             let names: Vec<_> = FRAMEWORKS.iter().map(|known| known.name).collect();
-            argument(format!("{name:?} is no target: choose one of {}", names.join(", ")))
+            argument(format!("{:?} is no target: choose one of {}", brief(&name), names.join(", ")))
         })
     }
 
@@ -87,24 +88,27 @@ impl Framework {
     }
 
     /// Whether the type of the object, or one that it extends, comes from this framework's modules.
-    fn names(self, object: &PyTensor<'_>) -> bool {
+    fn names(self, object: &PyTensor<'_>) -> PyResult<bool> {
+        let py = object.py();
         let ours = |name: &str| {
             let below = name.strip_prefix(FRAMEWORKS[self.0].module);
             below.is_some_and(|below| below.is_empty() || below.starts_with('.'))
         };
-        object.get_type().mro().iter().any(|kind| {
+        for kind in object.get_type().mro() {
             let module = kind.getattr("__module__").and_then(|module| module.extract::<String>());
-            module.is_ok_and(|module| ours(&module))
-        })
+            if probe(py, module)?.is_some_and(|module| ours(&module)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether the program has imported it, or opened it: before that no object can belong to it.
-    fn is_loaded(self, py: Python<'_>) -> bool {
-        if self == Self::TENSORFLOW1 {
-            return TensorFlow1::is_open();
+    fn is_loaded(self, py: Python<'_>) -> PyResult<bool> {
+        match self == Self::TENSORFLOW1 {
+            true => Ok(TensorFlow1::is_open()),
+            false => py.import("sys")?.getattr("modules")?.contains(FRAMEWORKS[self.0].module),
         }
-        let modules = py.import("sys").and_then(|sys| sys.getattr("modules"));
-        modules.and_then(|modules| modules.contains(FRAMEWORKS[self.0].module)).unwrap_or(false)
     }
 }
 
@@ -128,11 +132,18 @@ pub(crate) fn source<'py>(object: &PyTensor<'py>) -> Result<AnyAdapter<'py>> {
         return framework.open(py);
     }
     let mut broken = None;
-    for framework in (0..FRAMEWORKS.len()).map(Framework).filter(|framework| framework.is_loaded(py)) {
+    let raised = |error| framework_error(py, "Python", error);
+    for framework in (0..FRAMEWORKS.len()).map(Framework) {
+        if !framework.is_loaded(py).map_err(raised)? {
+            continue;
+        }
         let adapter = match framework.open(py) {
             Ok(adapter) => adapter,
+            Err(error) if is_interrupt(py, &error) => return Err(error),
             Err(error) => {
-                broken = broken.or_else(|| framework.names(object).then_some(error));
+                if framework.names(object).map_err(raised)? {
+                    broken.get_or_insert(error);
+                }
                 continue;
             }
         };

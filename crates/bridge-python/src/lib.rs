@@ -3,6 +3,7 @@
 mod errors;
 mod foreign;
 mod frameworks;
+mod interfaces;
 mod streams;
 mod tensorflow;
 mod tensorflow1;
@@ -92,7 +93,12 @@ fn to_tensorflow<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&str
 /// A tensor of the framework named ``target`` over the memory of ``x``. Arguments and errors are those of ``to_torch``.
 #[pyfunction]
 #[pyo3(signature = (x, target, *, copy=None, device=None))]
-fn convert<'py>(x: &PyTensor<'py>, target: &str, copy: Option<bool>, device: Option<&str>) -> PyResult<PyTensor<'py>> {
+fn convert<'py>(
+    x: &PyTensor<'py>,
+    target: &PyTensor<'py>,
+    copy: Option<bool>,
+    device: Option<&str>,
+) -> PyResult<PyTensor<'py>> {
     let target = Framework::named(target).map_err(|error| into_python(x.py(), error))?;
     transfer(x, target, copy, device)
 }
@@ -145,7 +151,7 @@ impl Plan {
 /// What ``convert`` with the same arguments would do, without doing it; raises what it would raise.
 #[pyfunction]
 #[pyo3(signature = (x, target, *, copy=None, device=None))]
-fn plan(x: &PyTensor<'_>, target: &str, copy: Option<bool>, device: Option<&str>) -> PyResult<Plan> {
+fn plan(x: &PyTensor<'_>, target: &PyTensor<'_>, copy: Option<bool>, device: Option<&str>) -> PyResult<Plan> {
     let py = x.py();
     let look = || {
         only_look(x)?;
@@ -185,7 +191,7 @@ fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()>
 
 /// What a framework accepts and emits in this process.
 #[pyfunction]
-fn profile<'py>(py: Python<'py>, target: &str) -> PyResult<Bound<'py, PyAny>> {
+fn profile<'py>(py: Python<'py>, target: &PyTensor<'py>) -> PyResult<Bound<'py, PyAny>> {
     let adapter = Framework::named(target).and_then(|framework| framework.open(py));
     let adapter = adapter.map_err(|error| into_python(py, error))?;
     let text = serde_json::to_string(adapter.profile()).expect("a profile is plain data");
@@ -209,7 +215,8 @@ fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok(counts.into_any())
 }
 
-#[pymodule]
+// Core's table of types and the adapters' look-ups were written with the GIL in mind: see ARCHITECTURE.md.
+#[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     bridge_pyo3::watch_for_exit(module.py());
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

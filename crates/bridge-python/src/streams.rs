@@ -2,22 +2,43 @@
 
 use crate::errors::argument;
 use bridge_core::{Result, Stream};
+use bridge_pyo3::{framework_error, probe, type_name};
 use pyo3::prelude::*;
+use pyo3::types::PyInt;
 
 /// Where the frameworks' stream objects keep their handle.
 const ATTRIBUTES: &[&str] = &["cuda_stream", "ptr", "handle"];
 
-/// The handle of a stream: an `int`, an object with `__cuda_stream__` (CUDA Python's protocol: version and handle), or
-/// one of the frameworks' own objects.
+/// Returns the handle of a stream: an `int`, an object with `__cuda_stream__` (CUDA Python's protocol: version and handle),
+/// or one of the frameworks' own objects.
+///
+/// # Errors
+///
+/// [`ErrorKind::Argument`](bridge_core::ErrorKind::Argument) for anything else.
 pub(crate) fn handle(stream: &Bound<'_, PyAny>) -> Result<Stream> {
-    let protocol = || -> PyResult<u64> {
-        let (_, handle): (u32, u64) = stream.call_method0("__cuda_stream__")?.extract()?;
-        Ok(handle)
-    };
+    let py = stream.py();
+    let found = find(stream).map_err(|error| framework_error(py, "the stream", error))?;
+    found.map(Stream::from_handle).ok_or_else(|| argument(format!("{} is no CUDA stream", type_name(stream))))
+}
+
+fn find(stream: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+    let py = stream.py();
+    // Arrays and tensors of one element pass for integers, too.
+    if stream.is_instance_of::<PyInt>() {
+        return probe(py, stream.extract());
+    }
+    let protocol = || stream.call_method0("__cuda_stream__")?.extract::<(u32, u64)>();
+    if let Some((_, handle)) = probe(py, protocol())? {
+        return Ok(Some(handle));
+    }
     // Events and allocations have a `ptr`, too.
-    let is_stream = stream.get_type().name().is_ok_and(|name| name.to_string().ends_with("Stream"));
-    let attribute = || ATTRIBUTES.iter().find_map(|name| stream.getattr(*name).ok()?.extract::<u64>().ok());
-    let attribute = || if is_stream { attribute() } else { None };
-    let handle = stream.extract::<u64>().or_else(|_| protocol()).ok().or_else(attribute);
-    handle.map(Stream::from_handle).ok_or_else(|| argument(format!("{stream} is no CUDA stream")))
+    if !stream.get_type().name()?.to_string_lossy().ends_with("Stream") {
+        return Ok(None);
+    }
+    for name in ATTRIBUTES {
+        if let Some(handle) = probe(py, stream.getattr(*name).and_then(|handle| handle.extract()))? {
+            return Ok(Some(handle));
+        }
+    }
+    Ok(None)
 }

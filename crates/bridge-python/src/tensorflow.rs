@@ -40,7 +40,11 @@ pub(crate) fn tensorflow_feed(x: &PyTensor<'_>, copy: Option<bool>) -> PyResult<
 
 /// The tensor that a graph has given under this handle, as one of ``target``.
 #[pyfunction]
-pub(crate) fn tensorflow_take<'py>(py: Python<'py>, handle: [i32; 2], target: &str) -> PyResult<PyTensor<'py>> {
+pub(crate) fn tensorflow_take<'py>(
+    py: Python<'py>,
+    handle: [i32; 2],
+    target: &PyTensor<'py>,
+) -> PyResult<PyTensor<'py>> {
     let cross = || {
         let (graph, to) = (Graph::of_process(py)?, Framework::named(target)?.open(py)?);
         let fetched = External::take(handle)?;

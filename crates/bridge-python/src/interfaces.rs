@@ -1,0 +1,142 @@
+//! Objects known only by an array interface: NumPy's `__array_interface__`, and `__cuda_array_interface__` (versions 0 to
+//! 3, Numba documentation), which Numba, RMM and PyArrow have.
+
+use crate::foreign::origin;
+use bridge_core::dlpack::{describe, lend};
+use bridge_core::{DType, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Result, Stream};
+use bridge_pyo3::{NUMPY_DTYPES, Owner, PyTensor, brief, framework_error};
+use pyo3::prelude::*;
+use pyo3::types::{IntoPyDict, PyDict, PyTuple};
+use std::sync::Arc;
+
+fn broken(text: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Protocol, format!("the array interface is malformed: {text}"))
+}
+
+fn raised(py: Python<'_>, error: PyErr) -> Error {
+    framework_error(py, "the array interface", error)
+}
+
+/// Returns the entry of an interface, `None` also for Python's `None`.
+fn entry<'py, T>(interface: &Bound<'py, PyDict>, name: &str) -> Result<Option<T>>
+where
+    T: for<'a> FromPyObject<'a, 'py>,
+{
+    let read = || match interface.get_item(name)? {
+        Some(value) if !value.is_none() => value.extract().map(Some).map_err(Into::into),
+        _ => Ok(None),
+    };
+    read().map_err(|error| raised(interface.py(), error))
+}
+
+/// Returns an entry that is a tuple of integers.
+fn dims(interface: &Bound<'_, PyDict>, name: &str) -> Result<Option<Dims>> {
+    let Some(tuple) = entry::<Bound<'_, PyTuple>>(interface, name)? else { return Ok(None) };
+    let dims = tuple.iter_borrowed().map(|item| item.extract()).collect::<PyResult<Dims>>();
+    dims.map(Some).map_err(|error| raised(interface.py(), error))
+}
+
+fn dict<'a, 'py>(interface: &'a PyTensor<'py>) -> Result<&'a Bound<'py, PyDict>> {
+    let dict = interface.cast::<PyDict>().map_err(|_| broken("it is no dict"))?;
+    match entry::<PyTensor<'_>>(dict, "mask")? {
+        Some(_) => Err(Error::new(ErrorKind::NotATensor, "other frameworks have no masks: fill the array first")),
+        None => Ok(dict),
+    }
+}
+
+/// Returns a NumPy array over the memory of an object with `__array_interface__`. NumPy checks the interface, and the
+/// array keeps the object alive.
+///
+/// # Errors
+///
+/// [`ErrorKind::Protocol`] for what is no dict, and what NumPy raises.
+pub(crate) fn array<'py>(object: &PyTensor<'py>, interface: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+    let py = object.py();
+    let interface = dict(interface)?;
+    let make = || {
+        // The object itself may offer NumPy a buffer or another interface as well, and another array each time.
+        let fields = [("__array_interface__", interface.as_any()), ("object", object)].into_py_dict(py)?;
+        let holder = py.import("types")?.getattr("SimpleNamespace")?.call((), Some(&fields))?;
+        py.import("numpy")?.call_method1("asarray", (holder,))
+    };
+    make().map_err(|error| raised(py, error))
+}
+
+/// Returns the dtype of a `typestr` such as `<f4`: byte order, kind and bytes.
+fn dtype(typestr: &str) -> Option<DType> {
+    const NATIVE: char = if cfg!(target_endian = "big") { '>' } else { '<' };
+    /// The kinds in the order of DLPack's type codes, as far as they have one.
+    const KINDS: &[(char, DType)] =
+        &[('b', DType::BOOL), ('i', DType::INT8), ('u', DType::UINT8), ('f', DType::FLOAT32), ('c', DType::COMPLEX64)];
+    let mut chars = typestr.chars();
+    let (order, kind) = (chars.next()?, chars.next()?);
+    let bytes: u8 = chars.as_str().parse().ok()?;
+    let (_, of_kind) = KINDS.iter().find(|(known, _)| *known == kind)?;
+    let dtype = DType { bits: bytes.checked_mul(8)?, ..*of_kind };
+    let ordered = order == NATIVE || order == '=' || bytes == 1;
+    (ordered && NUMPY_DTYPES.contains(&dtype)).then_some(dtype)
+}
+
+/// The memory that a `__cuda_array_interface__` describes.
+struct Described {
+    dtype: DType,
+    layout: Layout,
+    address: usize,
+    read_only: bool,
+    /// The stream that the producer's work is in.
+    stream: Option<Stream>,
+}
+
+impl Described {
+    fn by(interface: &Bound<'_, PyDict>) -> Result<Self> {
+        let missing = |name| move || broken(format_args!("it has no {name}"));
+        let typestr: String = entry(interface, "typestr")?.ok_or_else(missing("typestr"))?;
+        let dtype = dtype(&typestr).ok_or_else(|| {
+            let text = format!("typestr {:?} has no counterpart in other frameworks: cast the array", brief(&typestr));
+            Error::new(ErrorKind::Dtype, text)
+        })?;
+        let shape = dims(interface, "shape")?.ok_or_else(missing("shape"))?;
+        let mut strides = dims(interface, "strides")?;
+        let itemsize = dtype.itemsize().expect("NumPy's dtypes are whole bytes") as i64;
+        for stride in strides.iter_mut().flatten() {
+            if *stride % itemsize != 0 {
+                let text = format!(
+                    "a stride of {stride} bytes is no whole number of elements of {itemsize} bytes: make a contiguous copy first"
+                );
+                return Err(Error::new(ErrorKind::Layout, text));
+            }
+            *stride /= itemsize;
+        }
+        let layout = Layout::new(dtype, &shape, strides.as_deref(), 0)?;
+        let (address, read_only): (usize, PyTensor<'_>) = entry(interface, "data")?.ok_or_else(missing("data"))?;
+        let read_only = read_only.is_truthy().map_err(|error| raised(interface.py(), error))?;
+        let stream = entry::<u64>(interface, "stream")?;
+        if stream == Some(0) {
+            return Err(broken("stream 0 is ambiguous: the producer must write 1 or 2 for the default streams"));
+        }
+        Ok(Self { dtype, layout, address, read_only, stream: stream.map(Stream::from_handle) })
+    }
+}
+
+/// Lends the memory of an object with `__cuda_array_interface__`, screened as a capsule is. The object does not keep its
+/// stream alive for us, and so the legacy default stream is made to wait for it here.
+///
+/// # Errors
+///
+/// [`ErrorKind::Protocol`] for an interface that breaks its rules and for memory that the driver does not know,
+/// [`ErrorKind::Dtype`], [`ErrorKind::Layout`], [`ErrorKind::NotATensor`] for a mask, and those of the driver.
+pub(crate) fn lend_cuda(object: &PyTensor<'_>, interface: &PyTensor<'_>) -> Result<Lent> {
+    let Described { dtype, layout, address, read_only, stream } = Described::by(dict(interface)?)?;
+    let device = match bridge_cuda::locate(address)? {
+        Some(located) => located.device,
+        None if layout.numel() == 0 => Device::cuda(0),
+        None => return Err(broken(format_args!("the driver knows no memory at address {address:#x}"))),
+    };
+    if let Some(stream) = stream.filter(|_| layout.numel() > 0) {
+        let device = Device { kind: DeviceKind::CUDA, ..device };
+        bridge_cuda::ordering().order(device, stream, Stream::LEGACY)?;
+    }
+    // SAFETY: the object vouches for its interface, as the producer of a capsule does for the capsule; `origin` asks the
+    // driver for the rest. The object keeps the memory.
+    unsafe { lend(describe(dtype, &layout, device, address, read_only, Arc::new(Owner::new(object))), origin) }
+}

@@ -1,0 +1,281 @@
+"""Producers known by a protocol alone: old and new forms of ``__dlpack__``, and the array interfaces."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_bridge as tb
+from capsules import CPU, Producer
+
+torch: Any = pytest.importorskip("torch")
+
+
+class Base:
+    """A producer over an array; subclasses know more or fewer arguments."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (CPU, 0)
+
+
+class Ancient(Base):
+    def __dlpack__(self, stream: object = None) -> object:
+        return self.array.__dlpack__(stream=stream)
+
+
+class WithoutCopy(Base):
+    def __dlpack__(self, *, stream: object = None, max_version: object = None) -> object:
+        return self.array.__dlpack__(stream=stream, max_version=max_version)
+
+
+class IgnoresCopy(Base):
+    def __dlpack__(self, *, stream: object = None, max_version: object = None, **_: object) -> object:
+        return self.array.__dlpack__(stream=stream, max_version=max_version)
+
+
+class RefusesCopy(Base):
+    def __dlpack__(self, *, copy: bool | None = None, **arguments: Any) -> object:
+        if copy:
+            raise BufferError("no copies here")
+        return self.array.__dlpack__(**arguments)
+
+
+class Copies(Base):
+    def __dlpack__(self, **arguments: Any) -> object:
+        return self.array.__dlpack__(**arguments)
+
+
+PRODUCERS = [Ancient, WithoutCopy, IgnoresCopy, RefusesCopy, Copies]
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch"])
+@pytest.mark.parametrize("kind", PRODUCERS)
+def test_a_copy_is_a_copy_whatever_the_producer_knows(kind: type[Base], target: str) -> None:
+    array = np.arange(6.0)
+    result = tb.convert(kind(array), target, copy=True)
+    array[:] = -1
+    assert result.tolist() == [0, 1, 2, 3, 4, 5]
+    result[0] = 9
+    assert array[0] == -1
+
+
+@pytest.mark.parametrize("kind", PRODUCERS)
+def test_a_copy_that_is_needed_is_made_whatever_the_producer_knows(kind: type[Base]) -> None:
+    array = np.arange(6.0)[::-1]
+    assert tb.plan(kind(array), "torch").reason == "negative strides"
+    assert tb.to_torch(kind(array)).tolist() == [5, 4, 3, 2, 1, 0]
+    with pytest.raises(tb.BridgeBufferError, match="negative strides"):
+        tb.to_torch(kind(array), copy=False)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("target", ["numpy", "torch"])
+def test_a_bare_capsule_is_copied(target: str, legacy: bool) -> None:
+    producer = Producer(legacy=legacy)
+    result = tb.convert(producer.capsule(), target, copy=True)
+    assert producer.deleted == 1
+    ctypes.memset(producer.data, 0, 32)
+    assert result.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_producer_may_lack_the_device() -> None:
+    class NoDevice:
+        def __init__(self, array: np.ndarray) -> None:
+            self.array = array
+
+        def __dlpack__(self, *, stream: object = None, max_version: object = None, copy: object = None) -> object:
+            assert stream is None
+            return self.array.__dlpack__(max_version=max_version, copy=copy)
+
+    array = np.arange(4.0)
+    assert tb.to_torch(NoDevice(array)).data_ptr() == array.ctypes.data
+    assert tb.to_torch(NoDevice(array), copy=True).data_ptr() != array.ctypes.data
+
+
+def test_a_refusal_is_a_buffer_error() -> None:
+    class Refuses(Base):
+        def __dlpack__(self, **_: object) -> object:
+            raise BufferError("the memory is not mine to lend")
+
+    with pytest.raises(BufferError, match="not mine to lend") as caught:
+        tb.to_numpy(Refuses(np.ones(1)))
+    assert (type(caught.value), getattr(caught.value, "kind", None)) == (tb.BridgeBufferError, "refused")
+    assert type(caught.value.__cause__) is BufferError
+
+
+def test_an_unaligned_producer_reaches_tensorflow() -> None:
+    """Of 16-byte aligned memory TensorFlow gets a copy, also where the producer's own copy is no better aligned."""
+    pytest.importorskip("tensorflow")
+    memory = np.zeros(1 << 12, np.uint8)
+    start = -memory.ctypes.data % 64 + 16
+    array = memory[start : start + 256].view(np.float64)
+    array[:] = np.arange(32)
+
+    class Aligned16(Base):
+        def __dlpack__(self, *, copy: bool | None = None, **arguments: Any) -> object:
+            assert self.array.ctypes.data % 64 == 16
+            if not copy:
+                return self.array.__dlpack__(**arguments)
+            other = memory[start + 512 : start + 768].view(np.float64)
+            other[:] = self.array
+            return other.__dlpack__(**arguments)
+
+    assert tb.plan(Aligned16(array), "tensorflow").reason == "an unaligned address"
+    assert tb.to_tensorflow(Aligned16(array)).numpy().tolist() == list(range(32))
+
+
+def test_what_programs_catch_stays_what_it_is() -> None:
+    class Raises(Base):
+        def __init__(self, error: BaseException) -> None:
+            self.error = error
+
+        def __dlpack__(self, **_: object) -> object:
+            raise self.error
+
+    cupy_error: Any = type("OutOfMemoryError", (Exception,), {"__module__": "cupy.cuda.memory"})
+    errors = [torch.OutOfMemoryError("full"), RecursionError("deep"), cupy_error("full")]
+    for error in errors:
+        for copy in (None, True):
+            with pytest.raises(type(error)) as caught:
+                tb.to_numpy(Raises(error), copy=copy)
+            assert caught.value is error
+    lookalike: Any = type("OutOfMemoryError", (Exception,), {"__module__": "mine"})
+    with pytest.raises(tb.BridgeRuntimeError, match=r"mine\.OutOfMemoryError: full"):
+        tb.to_numpy(Raises(lookalike("full")))
+
+
+def test_a_full_memory_of_tensorflow_stays_what_it_is() -> None:
+    tensorflow = pytest.importorskip("tensorflow")
+    error = tensorflow.errors.ResourceExhaustedError(None, None, "full")
+
+    class Raises(Base):
+        def __dlpack__(self, **_: object) -> object:
+            raise error
+
+    with pytest.raises(tensorflow.errors.ResourceExhaustedError) as caught:
+        tb.to_numpy(Raises(np.ones(1)))
+    assert caught.value is error
+
+
+class Interface:
+    """An object with ``__array_interface__`` alone."""
+
+    def __init__(self, array: np.ndarray, **changes: object) -> None:
+        self.array, self.changes = array, changes
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        return {**self.array.__array_interface__, **self.changes}
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch"])
+def test_an_array_interface_is_enough(target: str) -> None:
+    array = np.arange(12.0).reshape(3, 4).T
+    producer = Interface(array)
+    alive = weakref.ref(producer)
+    view = tb.convert(producer, target)
+    del producer
+    gc.collect()
+    assert alive() is not None
+    assert view.tolist() == array.tolist()
+    assert (view.ctypes.data if target == "numpy" else view.data_ptr()) == array.ctypes.data
+    del view
+    gc.collect()
+    assert alive() is None
+
+
+def test_an_array_interface_is_screened() -> None:
+    array = np.arange(6.0)
+    frozen = Interface(array, data=(array.ctypes.data, True))
+    assert not tb.to_numpy(frozen).flags.writeable
+    with pytest.raises(tb.BridgeBufferError, match="read-only"):
+        tb.to_torch(frozen)
+    assert tb.to_torch(frozen, copy=True).tolist() == array.tolist()
+    assert tb.to_torch(Interface(array, shape=(3,), strides=(-8,), data=(array.ctypes.data + 16, False))).tolist() == [
+        2,
+        1,
+        0,
+    ]
+    empty = Interface(array, shape=(0,), strides=None, data=(0, False))
+    assert tb.to_torch(empty).shape == (0,)
+    buffer = Interface(array, data=bytes(range(8)), typestr="|u1", shape=(4,), strides=None, offset=2)
+    assert tb.to_numpy(buffer).tolist() == [2, 3, 4, 5]
+    for changes, builtin, words in [
+        ({"typestr": ">f8"}, TypeError, "byte order"),
+        ({"typestr": "<M8[D]"}, TypeError, "counterpart"),
+        ({"mask": array}, TypeError, "mask"),
+        ({"data": (0, False)}, RuntimeError, "NULL"),
+        ({"strides": (1 << 62,)}, ValueError, "strides"),
+        ({"shape": (1 << 62,)}, RuntimeError, "too big"),
+        ({"shape": "many"}, RuntimeError, "TypeError"),
+        ({"typestr": None}, RuntimeError, "typestr"),
+    ]:
+        for target in ("numpy", "torch"):
+            with pytest.raises(tb.BridgeError, match=words) as caught:
+                tb.convert(Interface(array, **changes), target)  # type: ignore[arg-type]
+            assert isinstance(caught.value, builtin), changes  # type: ignore[arg-type]
+
+
+def test_dlpack_goes_before_the_interfaces() -> None:
+    class Both(Copies):
+        @property
+        def __array_interface__(self) -> dict[str, object]:
+            raise AssertionError("never reached")
+
+        __cuda_array_interface__ = __array_interface__
+
+    array = np.arange(3.0)
+    assert tb.to_torch(Both(array)).data_ptr() == array.ctypes.data
+
+
+class CudaInterface:
+    """An object with ``__cuda_array_interface__`` alone, over memory that is on no device."""
+
+    def __init__(self, **changes: object) -> None:
+        self.array = np.ones((2, 3), np.float32)
+        self.changes = changes
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        interface = self.array.__array_interface__
+        return {**{name: interface[name] for name in ("shape", "strides", "typestr", "data", "version")}, **self.changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ({"typestr": ">f4"}, "dtype", "typestr"),
+        ({"typestr": "|V4"}, "dtype", "typestr"),
+        ({"typestr": "<f16"}, "dtype", "typestr"),
+        ({"typestr": "ß" * 100_000}, "dtype", "typestr"),
+        ({"typestr": 4}, "framework", "TypeError"),
+        ({"mask": np.ones(3)}, "not_a_tensor", "mask"),
+        ({"shape": None}, "protocol", "no shape"),
+        ({"shape": [2, 3]}, "framework", "TypeError"),
+        ({"shape": (-2, 3)}, "layout", "negative"),
+        ({"shape": (1,) * 100}, "layout", "dimensions"),
+        ({"shape": (1 << 40, 1 << 40)}, "layout", "overflow"),
+        ({"strides": ((1 << 63) - 4, 4)}, "layout", "strides"),
+        ({"strides": (6, 4)}, "layout", "no whole number"),
+        ({"strides": (4,)}, "layout", "differ in length"),
+        ({"data": None}, "protocol", "no data"),
+        ({"data": (-1, False)}, "framework", "OverflowError"),
+        ({"data": (1 << 64, False)}, "framework", "OverflowError"),
+        ({"stream": 0, "version": 3}, "protocol", "stream 0"),
+        ({}, "protocol", "knows no memory|libcuda"),
+    ],
+)
+def test_a_cuda_array_interface_is_screened(changes: dict[str, object], kind: str, words: str) -> None:
+    with pytest.raises(tb.BridgeError, match=words) as caught:
+        tb.to_torch(CudaInterface(**changes))
+    # Without a driver there is no memory on a device at all.
+    assert caught.value.kind in ({kind, "missing"} if not changes else {kind})
+    assert len(str(caught.value)) < 1000
