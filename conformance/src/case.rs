@@ -83,6 +83,8 @@ pub enum Op {
 /// What is known of one framework of a pair.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Side {
+    /// Its [name](Subject::name) in reports and regressions.
+    pub name: String,
     /// What it accepts and emits.
     pub profile: Profile,
     /// The dtypes that it can make.
@@ -119,6 +121,7 @@ impl Side {
     /// Asks a subject.
     pub fn of<T>(subject: &dyn Subject<Tensor = T>) -> Self {
         Self {
+            name: subject.name().into(),
             profile: subject.profile().clone(),
             dtypes: subject.dtypes(),
             negative: subject.makes_negative_strides(),

@@ -250,8 +250,8 @@ impl<F, T> Run<'_, F, T> {
         let mut weights: u32 = chosen.iter().copied().filter(applies).map(|property| property.weight).sum();
         let (mut cases, mut time) = (self.config.cases, self.config.time_budget);
         let mut report = PairReport {
-            from: self.caps.from.profile.name.clone(),
-            to: self.caps.to.profile.name.clone(),
+            from: self.caps.from.name.clone(),
+            to: self.caps.to.name.clone(),
             device: self.caps.device.to_string(),
             properties: Vec::new(),
         };

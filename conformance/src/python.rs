@@ -13,6 +13,7 @@ type BoxedAdapter<'py> = Box<dyn Adapter<Tensor = PyTensor<'py>> + 'py>;
 
 /// A framework in this interpreter: its adapter, and the object of `subjects.py` that makes tensors with it.
 pub struct PySubject<'py> {
+    name: String,
     adapter: BoxedAdapter<'py>,
     harness: Bound<'py, PyAny>,
     device: Device,
@@ -36,7 +37,7 @@ pub fn subject<'py>(py: Python<'py>, name: &str, device: Device) -> PyResult<PyS
         pyo3::exceptions::PyRuntimeError::new_err(format!("{name} cannot be tested ({:?}): {error}", error.kind()))
     })?;
     let module = py.import(format!("{}.{module}", package.name()?))?;
-    let subject = PySubject::new(adapter, module.getattr(class)?.call1((device.to_string(),))?, device)?;
+    let subject = PySubject::new(name, adapter, module.getattr(class)?.call1((device.to_string(),))?, device)?;
     subject.warm_up().map_err(refused)?;
     Ok(subject)
 }
@@ -48,7 +49,7 @@ fn adapter<'py>(py: Python<'py>, name: &str) -> Result<(BoxedAdapter<'py>, &'sta
         "torch-capsules" => Ok((Box::new(bridge_torch::Torch::with_capsules(py)?), "subjects", "Torch")),
         "cupy" => Ok((Box::new(bridge_cupy::CuPy::new(py)?), "subjects", "Cupy")),
         "numpy" => Ok((Box::new(bridge_numpy::NumPy::new(py)?), "subjects", "Numpy")),
-        "tensorflow2" => Ok((Box::new(bridge_tensorflow::TensorFlow2::new(py)?), "subjects", "Tensorflow2")),
+        "tensorflow" => Ok((Box::new(bridge_tensorflow::TensorFlow2::new(py)?), "subjects", "Tensorflow")),
         "tensorflow1" => Ok((Box::new(bridge_tensorflow::TensorFlow1::new(py)?), "tensorflow1", "Tensorflow1")),
         _ => Err(Error::new(ErrorKind::Missing, format!("there is no adapter {name:?}"))),
     }
@@ -78,12 +79,13 @@ fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> PyResult<
 }
 
 impl<'py> PySubject<'py> {
-    /// Joins an adapter and an object with the methods of the classes in `subjects.py`.
+    /// Joins an adapter and an object with the methods of the classes in `subjects.py`. `name` is the adapter's among
+    /// [`KNOWN`](crate::runner::KNOWN).
     ///
     /// # Errors
     ///
     /// What the object raises when it is asked what it can do.
-    pub fn new(adapter: BoxedAdapter<'py>, harness: Bound<'py, PyAny>, device: Device) -> PyResult<Self> {
+    pub fn new(name: &str, adapter: BoxedAdapter<'py>, harness: Bound<'py, PyAny>, device: Device) -> PyResult<Self> {
         let names: Vec<String> = harness.getattr("dtypes")?.extract()?;
         let puts_off: Vec<String> = harness.getattr("puts_off")?.extract()?;
         let pending = |name: &String| match name.as_str() {
@@ -93,6 +95,7 @@ impl<'py> PySubject<'py> {
         };
         let handles: Vec<u64> = harness.call_method0("streams")?.extract()?;
         Ok(Self {
+            name: name.into(),
             dtypes: names.iter().map(|name| parsed(name)).collect::<PyResult<_>>()?,
             negative: harness.getattr("makes_negative_strides")?.extract()?,
             read_only: harness.getattr("makes_read_only")?.extract()?,
@@ -155,6 +158,10 @@ impl<'py> Adapter for PySubject<'py> {
 }
 
 impl<'py> Subject for PySubject<'py> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
     fn device(&self) -> Device {
         self.device
     }

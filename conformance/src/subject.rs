@@ -46,6 +46,12 @@ pub struct Observed {
 /// independent witnesses. Methods that touch elements put work into the framework's current stream and do not wait,
 /// unless they say so.
 pub trait Subject: Adapter {
+    /// The name under which reports and regressions file this subject. It differs from the profile's where one framework
+    /// has several adapters.
+    fn name(&self) -> &str {
+        &self.profile().name
+    }
+
     /// The device on which this subject makes tensors.
     fn device(&self) -> Device;
 

@@ -137,6 +137,22 @@ fn regressions_are_run_first_and_say_so_when_they_are_back() {
     assert!(judged.reason.as_ref().unwrap().contains("a regression is back"));
 }
 
+#[test]
+fn a_regression_is_replayed_under_the_name_that_reports_file_it_under() {
+    let device = SimDevice::new(3);
+    // Two adapters of one framework have one profile.
+    let from = SimFramework::new(&device, Habits::Generous).named("another-way");
+    let to = SimFramework::new(&device, Habits::Common);
+    let (from_name, to_name) = ("another-way".into(), "sim-common".into());
+    let case = tree(property("values").unwrap(), &caps(&from, &to), 1, 0).current();
+    let known = [Regression { from: from_name, to: to_name, property: "values".into(), case }];
+    let only = Config { properties: Some(vec!["values".into()]), ..config(1) };
+    let mut log = Log::default();
+    let report = certify(&from, &to, &device.ordering(), &only, &known, &mut log);
+    assert_eq!((report.from.as_str(), report.to.as_str()), ("another-way", "sim-common"));
+    assert_eq!(log.0.iter().map(|(_, index)| *index).collect::<Vec<_>>(), [REPLAYED, 0]);
+}
+
 fn judged(name: &str, verdict: Verdict) -> PropertyReport {
     PropertyReport { name: name.into(), cases: 1, verdict, reason: None, native: None, counterexample: None }
 }

@@ -11,7 +11,7 @@ use std::time::Instant;
 const OLDEST_RUST: &str = env!("CARGO_PKG_RUST_VERSION");
 
 /// Folders with Python in them.
-const PYTHON: [&str; 4] = ["crates/bridge-python", "crates/bridge-capi/python", "conformance/python", "examples"];
+const PYTHON: [&str; 4] = ["crates/bridge-python", "crates/bridge-capi/python", "conformance", "examples"];
 
 /// The package that is built by itself, because no feature of its dependencies may bring Python in.
 const C_INTERFACE: [&str; 2] = ["--package", "bridge-capi"];
@@ -92,7 +92,8 @@ fn steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ("mypy", module(&[&["mypy"], &TYPED])),
         ("bundle", itself(&["bundle".as_ref(), bundle.as_os_str()])),
         ("pytest", {
-            let pytest = told(module(&[&["pytest", "-q", "-rs", "crates/bridge-python/tests"]]));
+            let pytest =
+                told(module(&[&["pytest", "-q", "-rs", "crates/bridge-python/tests", "conformance/tests/python"]]));
             pytest.map(|pytest| with(pytest, "PYTHONPATH", &bundle))
         }),
         ("pytest, Python 3.7", {

@@ -108,7 +108,7 @@ _FRAMEWORKS = [
     {"name": "torch", "module": "torch", "distributions": ["torch"]},
     {"name": "cupy", "module": "cupy", "distributions": ["cupy-cuda13x", "cupy-cuda12x", "cupy"]},
     {"name": "numpy", "module": "numpy", "distributions": ["numpy"]},
-    {"name": "tensorflow2", "module": "tensorflow", "distributions": ["tensorflow", "tensorflow-cpu"]},
+    {"name": "tensorflow", "module": "tensorflow", "distributions": ["tensorflow", "tensorflow-cpu"]},
 ]
 
 
@@ -183,19 +183,19 @@ def _cpu_settings_of_tensorflow(torch: Any, numpy: Any, tensorflow: Any) -> list
 
     return [
         _on_host(
-            "torch→tensorflow2",
+            "torch→tensorflow",
             lambda size: torch.empty(_shape(size), dtype=torch.float32),
             tensor_bridge.to_tensorflow,
             lambda tensor: dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(tensor)),
         ),
         _on_host(
-            "tensorflow2→torch",
+            "tensorflow→torch",
             lambda size: tensorflow.zeros(_shape(size)),
             tensor_bridge.to_torch,
             lambda tensor: torch.utils.dlpack.from_dlpack(dlpack.to_dlpack(tensor)),
         ),
         _on_host(
-            "numpy→tensorflow2",
+            "numpy→tensorflow",
             aligned,
             tensor_bridge.to_tensorflow,
             lambda array: dlpack.from_dlpack(array.__dlpack__()),
@@ -236,28 +236,28 @@ def _cuda_settings_of_tensorflow(torch: Any, cupy: Any, tensorflow: Any) -> list
     # CuPy's `toDlpack` gives a versioned capsule, which TensorFlow refuses.
     pairs = [
         pair(
-            "torch→tensorflow2",
+            "torch→tensorflow",
             of_torch,
             tensor_bridge.to_tensorflow,
             lambda tensor: dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(tensor)),
             1,
         ),
         pair(
-            "cupy→tensorflow2",
+            "cupy→tensorflow",
             of_cupy,
             tensor_bridge.to_tensorflow,
             lambda array: dlpack.from_dlpack(array.__dlpack__(stream=-1)),
             1,
         ),
         pair(
-            "tensorflow2→torch",
+            "tensorflow→torch",
             of_tensorflow,
             tensor_bridge.to_torch,
             lambda tensor: torch.utils.dlpack.from_dlpack(dlpack.to_dlpack(tensor)),
             1 / 3,
         ),
         pair(
-            "tensorflow2→cupy",
+            "tensorflow→cupy",
             of_tensorflow,
             tensor_bridge.to_cupy,
             lambda tensor: cupy.from_dlpack(dlpack.to_dlpack(tensor)),

@@ -102,7 +102,7 @@ _FRAMEWORKS: list[dict[str, Any]] = [
     {"name": "torch", "module": "torch", "distributions": ["torch"]},
     {"name": "cupy", "module": "cupy", "distributions": ["cupy-cuda13x", "cupy-cuda12x", "cupy"]},
     {"name": "numpy", "module": "numpy", "distributions": ["numpy"]},
-    {"name": "tensorflow2", "module": "tensorflow", "distributions": ["tensorflow", "tensorflow-cpu"]},
+    {"name": "tensorflow", "module": "tensorflow", "distributions": ["tensorflow", "tensorflow-cpu"]},
     {"name": "tensorflow1", "variable": "TENSOR_BRIDGE_TENSORFLOW1"},
 ]
 
@@ -160,7 +160,7 @@ def _tensorflow(device: str) -> Framework | None:
         current: int = tensorflow.config.experimental.get_memory_info(place)["current"]
         return current
 
-    return Framework("tensorflow2", make, bridge.to_tensorflow, used)
+    return Framework("tensorflow", make, bridge.to_tensorflow, used)
 
 
 def _tensorflow1(device: str) -> Framework | None:

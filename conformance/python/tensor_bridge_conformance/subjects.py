@@ -387,7 +387,7 @@ class DLTensor(ctypes.Structure):
     ]
 
 
-class Tensorflow2:
+class Tensorflow:
     """TensorFlow on one device. Nothing writes to its tensors, and a GPU has one stream for all of them."""
 
     writes = False

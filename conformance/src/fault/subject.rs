@@ -5,6 +5,10 @@ use crate::{Observed, Spec, Subject};
 use bridge_core::{DType, Device, Pending, Result, Stream};
 
 impl<A: Breakable> Subject for Faulty<A> {
+    fn name(&self) -> &str {
+        self.sound.name()
+    }
+
     fn device(&self) -> Device {
         self.sound.device()
     }

@@ -59,7 +59,7 @@ pub const KNOWN: &[Known] = &[
     },
     Known { name: "numpy", origin: package("numpy", &["numpy"]), devices: &[DeviceKind::CPU], on_request: false },
     Known {
-        name: "tensorflow2",
+        name: "tensorflow",
         origin: package("tensorflow", &["tensorflow", "tensorflow-cpu"]),
         devices: &[DeviceKind::CPU, DeviceKind::CUDA],
         on_request: false,
@@ -150,14 +150,14 @@ mod tests {
     fn on_the_cpu_cupy_is_left_out() {
         let (pairs, left_out) = select_names("", Device::CPU, &host(&["torch", "numpy", "cupy"], &[])).unwrap();
         assert_eq!(pairs, ["torch:torch", "torch:numpy", "numpy:torch", "numpy:numpy"]);
-        assert_eq!(left_out[..2], ["cupy: no CUDA device", "tensorflow2: not installed: pip install tensorflow"]);
+        assert_eq!(left_out[..2], ["cupy: no CUDA device", "tensorflow: not installed: pip install tensorflow"]);
     }
 
     #[test]
     fn what_is_not_installed_names_its_package() {
-        let host = host(&["torch", "tensorflow2"], &["GPU"]);
+        let host = host(&["torch", "tensorflow"], &["GPU"]);
         let (pairs, left_out) = select_names("", Device::cuda(0), &host).unwrap();
-        assert_eq!(pairs, ["torch:torch", "torch:tensorflow2", "tensorflow2:torch", "tensorflow2:tensorflow2"]);
+        assert_eq!(pairs, ["torch:torch", "torch:tensorflow", "tensorflow:torch", "tensorflow:tensorflow"]);
         assert_eq!(left_out[..2], ["cupy: not installed: pip install cupy-cuda13x", "numpy: host memory only"]);
     }
 

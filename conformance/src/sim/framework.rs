@@ -81,6 +81,7 @@ pub struct SimFramework {
     pub(super) pool: Arc<Pool>,
     pub(super) consumer: Arc<SimConsumer>,
     pub(super) streams: Vec<Stream>,
+    pub(super) name: String,
     profile: Profile,
 }
 
@@ -92,13 +93,20 @@ impl SimFramework {
             Habits::Immutable => (device.stream(), Vec::new()),
             _ => (Stream::LEGACY, vec![device.stream(), device.stream()]),
         };
+        let profile = habits.profile();
         Self {
             habits,
-            profile: habits.profile(),
+            name: profile.name.clone(),
+            profile,
             pool: Pool::new(device.clone()),
             consumer: Arc::new(SimConsumer { views: Views::default(), current: Mutex::new(current) }),
             streams,
         }
+    }
+
+    /// The same framework, filed under another name than its profile's.
+    pub fn named(self, name: &str) -> Self {
+        Self { name: name.into(), ..self }
     }
 
     pub(super) fn device(&self) -> &SimDevice {

@@ -37,6 +37,10 @@ impl SimFramework {
 }
 
 impl Subject for SimFramework {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
     fn device(&self) -> Device {
         SimDevice::DEVICE
     }
