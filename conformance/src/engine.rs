@@ -1,7 +1,7 @@
 //! Runs properties over a pair: cases, shrinking, the column of the native way, reports.
 
 use crate::model::{self, Random};
-use crate::properties::{Outcome, PROPERTIES, Pair, Property};
+use crate::properties::{Outcome, PROPERTIES, Pair, Property, outstanding};
 use crate::{Caps, Case, Failure, Regression, Route, Side, Subject};
 use bridge_core::{Error, ErrorKind, Ordering};
 use proptest::strategy::{Strategy, ValueTree};
@@ -216,10 +216,13 @@ pub fn replay<F, T>(
     judge(&Pair { from, to, ordering }, property, case)
 }
 
-/// Judges one case; a panic is a failure, and after a failure both devices are idle again.
+/// Judges one case; a panic is a failure, and so is a lease that does not come back. After a failure both devices are
+/// idle again.
 fn judge<F, T>(pair: &Pair<'_, F, T>, property: &Property, case: &Case) -> Outcome {
+    let before = outstanding();
     let outcome = catch_unwind(AssertUnwindSafe(|| property.check(pair, case)))
-        .unwrap_or_else(|panic| Err(Failure::new(format!("panicked: {}", words(&*panic)))));
+        .unwrap_or_else(|panic| Err(Failure::new(format!("panicked: {}", words(&*panic)))))
+        .and_then(|()| pair.returned(before));
     if outcome.is_err() {
         pair.recover();
     }

@@ -2,6 +2,7 @@
 
 use bridge_core::{Adapter, DType, Device, Pending, Result, Stream};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// A tensor to make: a base buffer of random bytes, and a strided view of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -164,6 +165,12 @@ pub trait Subject: Adapter {
     ///
     /// What the framework reports.
     fn settle(&self) -> Result<Option<usize>>;
+
+    /// How long memory may take to come back after the last reference to it was dropped. It bounds a wait that ends at
+    /// once where all is well; zero where everything is back when [`settle`](Self::settle) returns.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(30)
+    }
 
     /// Reports what a checker of the framework or its device has found since the last call; there need not be one. The
     /// suite asks after every case.

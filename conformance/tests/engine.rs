@@ -74,6 +74,7 @@ fn the_orders_get_their_share() {
         let judged = report.properties.iter().find(|judged| judged.name == name).unwrap();
         assert!(judged.cases >= 20, "{judged:?}");
     }
+    assert!(report.passed(), "{report:#?}");
     assert_eq!(report.properties.iter().map(|judged| judged.cases).sum::<u32>(), 200);
     assert_eq!(report.properties.len(), PROPERTIES.len());
 }

@@ -95,7 +95,7 @@ faults! {
     /// The copy is the tensor itself.
     CopyNotFresh = "copy_not_fresh", "identity", Source of Generous -> Generous;
     /// The copy is one that was made before the last write.
-    CopyStale = "copy_stale", "life", Source of Generous -> Generous;
+    CopyStale = "copy_stale", "aliasing", Source of Generous -> Generous;
     /// The copy is made in a stream that nobody knows of.
     CopyElsewhere = "copy_elsewhere", "order", Source of Generous -> Generous;
     /// The memory is lent as ready at any time.

@@ -3,6 +3,7 @@
 use super::{Breakable, Faulty};
 use crate::{Observed, Spec, Subject};
 use bridge_core::{DType, Device, Pending, Result, Stream};
+use std::time::Duration;
 
 impl<A: Breakable> Subject for Faulty<A> {
     fn name(&self) -> &str {
@@ -83,6 +84,10 @@ impl<A: Breakable> Subject for Faulty<A> {
 
     fn settle(&self) -> Result<Option<usize>> {
         self.sound.settle()
+    }
+
+    fn patience(&self) -> Duration {
+        self.sound.patience()
     }
 
     fn check(&self) -> Result<()> {

@@ -9,9 +9,10 @@ mod table;
 pub use table::{PROPERTIES, Property, property};
 
 use crate::{Case, Subject};
-use bridge_core::{Error, ErrorKind, Options, Ordering, Profile, Result, Stream, Transfer, transfer};
+use bridge_core::{Error, ErrorKind, Options, Ordering, Profile, Result, Stream, Transfer, stats, transfer};
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Why a case failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +63,15 @@ pub struct Pair<'a, F, T> {
     pub ordering: &'a Arc<dyn Ordering>,
 }
 
+/// Time between two looks at memory that is still to come back.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Leases of this process that have not been given back.
+pub(crate) fn outstanding() -> u64 {
+    let stats = stats();
+    stats.leased.saturating_sub(stats.released)
+}
+
 /// How a tensor gets from one side to the other.
 type Take<'a, F, T> = &'a dyn Fn(&F) -> Result<T>;
 
@@ -95,6 +105,35 @@ impl<F, T> Pair<'_, F, T> {
         // One framework has one current stream: both roles then mean the same streams.
         let same = self.from.profile().name == self.to.profile().name;
         Streams { to: if same { from.clone() } else { self.to.streams() }, from }
+    }
+
+    /// Settles both sides; then the bytes that their allocators have in use.
+    fn memory(&self) -> Result<(Option<usize>, Option<usize>)> {
+        Ok((self.from.settle()?, self.to.settle()?))
+    }
+
+    /// How long memory may take to come back.
+    fn patience(&self) -> Duration {
+        self.from.patience().max(self.to.patience())
+    }
+
+    /// Waits until at most `before` leases are outstanding. Every case waits for its own leases, so that the next one
+    /// does not see them.
+    ///
+    /// # Errors
+    ///
+    /// They were not given back in time.
+    pub(crate) fn returned(&self, before: u64) -> Outcome {
+        let started = Instant::now();
+        while outstanding() > before {
+            // Collecting garbage may drop the last view.
+            self.memory()?;
+            let left = outstanding().saturating_sub(before);
+            let late = left > 0 && started.elapsed() >= self.patience();
+            ensure!(!late, "{left} leases of this case were not given back within {:?}", self.patience());
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
     }
 
     /// Waits until both devices are idle, whatever state a case has left them in.

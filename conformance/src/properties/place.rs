@@ -114,6 +114,8 @@ pub(super) fn aliasing<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         pair.from.write(&tensor, &new)?;
         same_bytes("the source that was written", &pair.from.read(&tensor)?, &new)?;
         same_bytes("the view of the source that was written", &pair.to.read(&view)?, &theirs)?;
+        let again = pair.transfer(&tensor, case.copy)?.0;
+        same_bytes("a view taken after the write", &pair.to.read(&again)?, &new)?;
     }
     if pair.to.writes() {
         let new = model::random_elements(&case.spec, count, case.seed ^ 2);

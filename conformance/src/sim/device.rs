@@ -108,15 +108,22 @@ impl SimDevice {
 
     /// Runs everything, and drops what was retired behind it.
     pub fn drain(&self) {
-        let mut state = self.lock();
-        for stream in 0..state.queues.len() {
-            let tick = state.queues[stream].put_in;
-            state.advance(stream, tick);
-            state.host.see(stream, tick);
+        loop {
+            let mut state = self.lock();
+            for stream in 0..state.queues.len() {
+                let tick = state.queues[stream].put_in;
+                state.advance(stream, tick);
+                state.host.see(stream, tick);
+            }
+            state.memory.forget_past();
+            let done = state.retired.is_empty();
+            drop(state);
+            if done {
+                return;
+            }
+            // A buffer that is dropped may retire the one that it was a view of.
+            self.drop_retired();
         }
-        state.memory.forget_past();
-        drop(state);
-        self.drop_retired();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
