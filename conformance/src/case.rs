@@ -93,6 +93,9 @@ pub struct Side {
     pub negative: bool,
     /// Whether it makes read-only tensors.
     pub read_only: bool,
+    /// Whether elements of its tensors may lie at addresses that are no multiples of their size.
+    #[serde(default)]
+    pub unaligned: bool,
     /// The operations that it puts off.
     pub puts_off: Vec<Pending>,
     /// Whether its tensors can be written to.
@@ -126,6 +129,7 @@ impl Side {
             dtypes: subject.dtypes(),
             negative: subject.makes_negative_strides(),
             read_only: subject.makes_read_only(),
+            unaligned: subject.unaligned(),
             puts_off: subject.puts_off(),
             writes: subject.writes(),
             streams: subject.streams().len(),
@@ -169,7 +173,7 @@ const MAX_ELEMENTS: usize = 4096;
 impl View {
     /// The next step, among those that the source can do; `overlap`: also to views that hold an element twice.
     fn any(caps: &Caps, overlap: bool) -> BoxedStrategy<View> {
-        let dim = || 0usize..4;
+        let dim = || 0usize..12;
         let lowest = if caps.from.negative { -9i64 } else { 0 };
         let mut steps = vec![
             (dim(), 0i64..4, 1i64..4).prop_map(|(dim, start, step)| View::Slice { dim, start, step }).boxed(),
@@ -238,21 +242,53 @@ impl View {
     }
 }
 
+/// Where a base buffer begins.
+#[derive(Debug, Clone, Copy)]
+enum Alignment {
+    /// So many bytes behind a multiple of [`Spec::GRAIN`].
+    Bytes(usize),
+    /// One element behind it.
+    Element,
+}
+
+impl Alignment {
+    fn bytes(self, itemsize: usize) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Element => itemsize,
+        }
+    }
+}
+
+/// Starts of base buffers. A framework whose tensors are all compact chooses the addresses itself.
+fn alignments(caps: &Caps) -> BoxedStrategy<Alignment> {
+    let mut known = vec![Alignment::Bytes(0)];
+    if caps.from.profile.strides != Strides::Compact {
+        known.extend([Alignment::Element, Alignment::Bytes(16), Alignment::Bytes(32), Alignment::Bytes(64)]);
+    }
+    if caps.from.unaligned {
+        known.push(Alignment::Bytes(1));
+    }
+    select(known).boxed()
+}
+
 /// Tensors that the source can make, with one of these dtypes; `overlap`: also views that hold an element twice.
 pub(crate) fn tensors(caps: &Caps, dtypes: Vec<DType>, overlap: bool) -> BoxedStrategy<Spec> {
     let strided = caps.from.profile.strides != Strides::Compact;
     let length = prop_oneof![1 => Just(0i64), 3 => Just(1), 12 => 2i64..6];
     let most = if strided { 4 } else { 0 };
     let steps = vec(View::any(caps, overlap), 0..=most);
-    let around = (steps, 0..=most, 0..=most);
+    let around = (steps, 0..=most, 0..=most, alignments(caps));
     // A target that takes little in place shall get as much of that as of the rest.
     let plain = (caps.to.profile.strides == Strides::Compact) as u32;
-    let around = prop_oneof![plain => Just((Vec::new(), 0, 0)), 1 => around];
-    (select(dtypes), vec(length, 0..4), around)
-        .prop_map(|(dtype, shape, (steps, lead, tail))| {
+    let around = prop_oneof![plain => Just((Vec::new(), 0, 0, Alignment::Bytes(0))), 1 => around];
+    // More dimensions than fit where small lists of them are kept in place.
+    let shape = prop_oneof![7 => vec(length, 0..4), 1 => vec(1i64..3, 9..12)];
+    (select(dtypes), shape, around)
+        .prop_map(|(dtype, shape, (steps, lead, tail, align))| {
             let base = lead + model::numel(&shape) + tail;
-            let strides = model::row_major(&shape);
-            let plain = Spec { dtype, shape, strides, offset: lead, base, read_only: false, pending: None };
+            let align = align.bytes(model::itemsize(dtype));
+            let plain = Spec { offset: lead, base, align, ..Spec::compact(dtype, &shape) };
             let mut spec = steps.iter().fold(plain, |spec, step| {
                 let mut next = spec.clone();
                 step.apply(&mut next);
@@ -270,8 +306,8 @@ pub(crate) fn tensors(caps: &Caps, dtypes: Vec<DType>, overlap: bool) -> BoxedSt
 pub(crate) fn blocks(dtypes: Vec<DType>, sizes: Vec<usize>) -> BoxedStrategy<Spec> {
     (select(dtypes), select(sizes))
         .prop_map(|(dtype, bytes)| {
-            let base = bytes / model::itemsize(dtype);
-            Spec { dtype, shape: vec![base as i64], strides: vec![1], offset: 0, base, read_only: false, pending: None }
+            let count = bytes / model::itemsize(dtype);
+            Spec::compact(dtype, &[count as i64])
         })
         .boxed()
 }

@@ -114,15 +114,7 @@ pub fn scatter(spec: &Spec, base: &mut [u8], elements: &[u8]) {
 
 /// A compact tensor of the same elements, alone in its base buffer.
 pub fn compact(spec: &Spec) -> Spec {
-    Spec {
-        dtype: spec.dtype,
-        shape: spec.shape.clone(),
-        strides: row_major(&spec.shape),
-        offset: 0,
-        base: numel(&spec.shape),
-        read_only: false,
-        pending: None,
-    }
+    Spec::compact(spec.dtype, &spec.shape)
 }
 
 /// The strides, in elements, of a compact row-major tensor.
@@ -185,7 +177,7 @@ mod tests {
     use super::*;
 
     fn spec(dtype: DType, shape: &[i64], strides: &[i64], offset: usize, base: usize) -> Spec {
-        Spec { dtype, shape: shape.into(), strides: strides.into(), offset, base, read_only: false, pending: None }
+        Spec { strides: strides.into(), offset, base, ..Spec::compact(dtype, shape) }
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub struct PySubject<'py> {
     dtypes: Vec<DType>,
     negative: bool,
     read_only: bool,
+    unaligned: bool,
     puts_off: Vec<Pending>,
     writes: bool,
     streams: Vec<Stream>,
@@ -99,6 +100,7 @@ impl<'py> PySubject<'py> {
             dtypes: names.iter().map(|name| parsed(name)).collect::<PyResult<_>>()?,
             negative: harness.getattr("makes_negative_strides")?.extract()?,
             read_only: harness.getattr("makes_read_only")?.extract()?,
+            unaligned: harness.getattr("unaligned")?.extract()?,
             writes: harness.getattr("writes")?.extract()?,
             puts_off: puts_off.iter().map(pending).collect::<PyResult<_>>()?,
             streams: handles.into_iter().map(Stream::from_handle).collect(),
@@ -110,9 +112,8 @@ impl<'py> PySubject<'py> {
 
     /// Makes a copy: what an adapter keeps for all copies is there before anything is counted.
     fn warm_up(&self) -> Result<()> {
-        let (shape, strides) = (vec![1], vec![1]);
         let dtype = self.dtypes[0];
-        let spec = Spec { dtype, shape, strides, offset: 0, base: 1, read_only: false, pending: None };
+        let spec = Spec::compact(dtype, &[1]);
         let tensor = self.create(&spec, &vec![0; model::itemsize(dtype)])?;
         self.compact(&tensor).map(drop)
     }
@@ -178,6 +179,10 @@ impl<'py> Subject for PySubject<'py> {
         self.read_only
     }
 
+    fn unaligned(&self) -> bool {
+        self.unaligned
+    }
+
     fn puts_off(&self) -> Vec<Pending> {
         self.puts_off.clone()
     }
@@ -188,13 +193,13 @@ impl<'py> Subject for PySubject<'py> {
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<PyTensor<'py>> {
         let py = self.py();
-        let Spec { dtype, shape, strides, offset, base, read_only, pending } = spec;
+        let Spec { dtype, shape, strides, offset, base, align, read_only, pending } = spec;
         let pending = pending.map(|pending| match pending {
             Pending::Conjugation => intern!(py, "conjugation"),
             Pending::Negation => intern!(py, "negation"),
         });
         let dtype = PyString::new(py, &dtype.to_string());
-        let arguments = (dtype, shape, strides, offset, base, read_only, pending, PyBytes::new(py, bytes));
+        let arguments = (dtype, shape, strides, offset, base, align, read_only, pending, PyBytes::new(py, bytes));
         self.told(self.harness.call_method1(intern!(py, "create"), arguments))
     }
 

@@ -1,5 +1,6 @@
 //! What the suite asks of a framework, beside its adapter.
 
+use crate::model;
 use bridge_core::{Adapter, DType, Device, Pending, Result, Stream};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -17,11 +18,34 @@ pub struct Spec {
     pub offset: usize,
     /// Elements in the base buffer: every view element lies in it.
     pub base: usize,
+    /// Bytes from a multiple of [`GRAIN`](Self::GRAIN) to the start of the base buffer. 0 for frameworks that choose the
+    /// address themselves.
+    #[serde(default)]
+    pub align: usize,
     /// Whether the view shall be read-only (only for frameworks that have such tensors).
     pub read_only: bool,
     /// An operation that the framework shall put off (only for frameworks that do so).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<Pending>,
+}
+
+impl Spec {
+    /// Addresses of base buffers are said modulo so many bytes: no framework asks for a larger alignment.
+    pub const GRAIN: usize = 128;
+
+    /// A compact tensor, alone in its base buffer.
+    pub fn compact(dtype: DType, shape: &[i64]) -> Self {
+        Self {
+            dtype,
+            shape: shape.into(),
+            strides: model::row_major(shape),
+            offset: 0,
+            base: model::numel(shape),
+            align: 0,
+            read_only: false,
+            pending: None,
+        }
+    }
 }
 
 /// What a framework itself says of one of its tensors, read without the adapter.
@@ -64,6 +88,11 @@ pub trait Subject: Adapter {
 
     /// Whether it can make read-only tensors.
     fn makes_read_only(&self) -> bool;
+
+    /// Whether elements of its tensors may lie at addresses that are no multiples of their size.
+    fn unaligned(&self) -> bool {
+        false
+    }
 
     /// The operations that it puts off.
     fn puts_off(&self) -> Vec<Pending> {

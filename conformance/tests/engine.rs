@@ -1,11 +1,13 @@
 //! Cases, shrinking, reports, expectations and regressions.
 
 use bridge_conformance::expect::{apply, read_expectations, stale};
+use bridge_conformance::model::{itemsize, random_bytes};
 use bridge_conformance::sim::{Habits, SimDevice, SimFramework};
 use bridge_conformance::{
-    Caps, Case, Config, Expectation, Observer, PROPERTIES, PairReport, PropertyReport, REPLAYED, Regression, Verdict,
-    caps, certify, property, replay, shrink, tree,
+    Caps, Case, Config, Expectation, Observer, PROPERTIES, PairReport, PropertyReport, REPLAYED, Regression, Spec,
+    Subject, Verdict, caps, certify, property, replay, shrink, tree,
 };
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -49,6 +51,38 @@ fn a_case_is_the_same_wherever_it_is_made() {
         }
         assert!(different > 10, "{}: the seed changes {different} of 20 cases", property.name);
     }
+}
+
+#[test]
+fn cases_are_aligned_as_the_source_can_make_them() {
+    let mut unaligned = 0;
+    for from in [Habits::Generous, Habits::Common, Habits::Strict] {
+        let caps = Bench::new(from, Habits::Common).caps();
+        for property in PROPERTIES {
+            for index in 0..100 {
+                let spec = tree(property, &caps, 9, index).current().spec;
+                let own = spec.align.is_multiple_of(itemsize(spec.dtype));
+                assert!(own || from == Habits::Generous, "{spec:?}");
+                assert!(spec.align == 0 || from != Habits::Strict, "{spec:?}");
+                unaligned += usize::from(!own);
+            }
+        }
+    }
+    assert!(unaligned > 30, "{unaligned}");
+}
+
+#[test]
+fn a_case_lies_at_the_address_that_it_names() {
+    let bench = Bench::new(Habits::Generous, Habits::Common);
+    let mut seen = BTreeSet::new();
+    for index in 0..100 {
+        let spec = tree(property("values").unwrap(), &bench.caps(), 9, index).current().spec;
+        let tensor = bench.from.create(&spec, &random_bytes(&spec, 1)).unwrap();
+        let start = bench.from.observe(&tensor).unwrap().address - spec.offset * itemsize(spec.dtype);
+        assert_eq!(start % Spec::GRAIN, spec.align % Spec::GRAIN, "{spec:?}");
+        seen.insert(spec.align);
+    }
+    assert!(seen.len() > 4, "{seen:?}");
 }
 
 #[test]

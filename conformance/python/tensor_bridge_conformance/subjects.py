@@ -35,6 +35,9 @@ DELAY = 3e-3
 #: The most bytes that any tensor of the suite has.
 MOST = 1 << 20
 
+#: What addresses of base buffers are counted from (``Spec::GRAIN``).
+GRAIN = 128
+
 #: Streams that a framework makes beside its default one.
 STREAMS = 2
 
@@ -55,12 +58,25 @@ def taken(take: Callable[[Any], Any], tensor: Any) -> Any:
     return take(tensor) if hasattr(tensor, "__dlpack__") else None
 
 
+def placed(allocate: Callable[[int], Any], address: Callable[[Any], int], nbytes: int, align: int) -> Any:
+    """A base buffer that begins ``align`` bytes behind a multiple of ``GRAIN``.
+
+    No more is allocated than that takes, because allocators hand out a block again for a request of the same size.
+    """
+    memory = allocate(align + nbytes)
+    if address(memory) % GRAIN:
+        memory = allocate(GRAIN + align + nbytes)
+    start = -address(memory) % GRAIN + align
+    return memory[start : start + nbytes]
+
+
 class Torch:
     """PyTorch on one device."""
 
     writes = True
     makes_negative_strides = False
     makes_read_only = False
+    unaligned = False
     puts_off = ("conjugation", "negation")
 
     #: Streams of the process by handle, so that two instances speak of the same ones.
@@ -103,13 +119,15 @@ class Torch:
         strides: list[int],
         offset: int,
         base: int,
+        align: int,
         read_only: bool,
         pending: str | None,
         data: bytes,
     ) -> Any:
-        memory = self.allocate(len(data))
+        memory = placed(self.allocate, self.torch.Tensor.data_ptr, len(data), align)
         memory.copy_(self.host(data))
-        tensor = memory.view(self.named[dtype]).as_strided(shape, strides, offset)
+        elements = memory.view(self.named[dtype])
+        tensor = elements.as_strided(shape, strides, elements.storage_offset() + offset)
         if pending == "conjugation":
             tensor = tensor.conj()
         if pending == "negation":
@@ -234,6 +252,7 @@ class Numpy(Arrays):
     """NumPy."""
 
     makes_read_only = True
+    unaligned = True
 
     def __init__(self, device: str) -> None:
         import numpy
@@ -247,11 +266,12 @@ class Numpy(Arrays):
         strides: list[int],
         offset: int,
         base: int,
+        align: int,
         read_only: bool,
         pending: str | None,
         data: bytes,
     ) -> Any:
-        memory = self.allocate(len(data))
+        memory = placed(self.allocate, self.address, len(data), align)
         memory[...] = self.numpy.frombuffer(data, dtype="uint8")
         known = self.named[dtype]
         size = known.itemsize
@@ -261,8 +281,18 @@ class Numpy(Arrays):
         return array
 
     def observe(self, array: Any) -> tuple[str, list[int], list[int], int, bool, str]:
-        address = array.__array_interface__["data"][0]
-        return array.dtype.name, list(array.shape), self.strides(array), address, not array.flags.writeable, "cpu"
+        return (
+            array.dtype.name,
+            list(array.shape),
+            self.strides(array),
+            self.address(array),
+            not array.flags.writeable,
+            "cpu",
+        )
+
+    def address(self, array: Any) -> int:
+        start: int = array.__array_interface__["data"][0]
+        return start
 
     def read(self, array: Any) -> bytes:
         data: bytes = array.tobytes()
@@ -286,6 +316,7 @@ class Cupy(Arrays):
     """CuPy on one device."""
 
     makes_read_only = False
+    unaligned = False
 
     #: Streams of the process by handle, so that two instances speak of the same ones.
     known: ClassVar[dict[int, Any]] = {}
@@ -323,11 +354,12 @@ class Cupy(Arrays):
         strides: list[int],
         offset: int,
         base: int,
+        align: int,
         read_only: bool,
         pending: str | None,
         data: bytes,
     ) -> Any:
-        memory = self.allocate(len(data))
+        memory = placed(self.allocate, self.address, len(data), align)
         memory.set(self.numpy.frombuffer(data, dtype="uint8"))
         known = self.named[dtype]
         size = known.itemsize
@@ -338,7 +370,11 @@ class Cupy(Arrays):
 
     def observe(self, array: Any) -> tuple[str, list[int], list[int], int, bool, str]:
         device = f"cuda:{array.device.id}"
-        return array.dtype.name, list(array.shape), self.strides(array), array.data.ptr, False, device
+        return array.dtype.name, list(array.shape), self.strides(array), self.address(array), False, device
+
+    def address(self, array: Any) -> int:
+        start: int = array.data.ptr
+        return start
 
     def read(self, array: Any) -> bytes:
         data: bytes = self.bits(array).get().tobytes()
@@ -393,6 +429,7 @@ class Tensorflow:
     writes = False
     makes_negative_strides = False
     makes_read_only = False
+    unaligned = False
     puts_off = ()
 
     def __init__(self, device: str) -> None:
@@ -450,7 +487,7 @@ class Tensorflow:
     def warm_up(self) -> None:
         """Loads every kernel, so that memory which they keep is there before anything is counted."""
         for name, dtype in self.named.items():
-            tensor = self.create(name, [2], [1], 0, 2, False, None, bytes(2 * dtype.size))
+            tensor = self.create(name, [2], [1], 0, 2, 0, False, None, bytes(2 * dtype.size))
             self.read(self.snapshot(self.fill(tensor, 1), self.allocate(1)))
         self.delay()
         self.settle()
@@ -466,6 +503,7 @@ class Tensorflow:
         strides: list[int],
         offset: int,
         base: int,
+        align: int,
         read_only: bool,
         pending: str | None,
         data: bytes,

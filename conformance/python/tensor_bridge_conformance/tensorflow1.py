@@ -63,6 +63,7 @@ class Tensorflow1:
     writes = False
     makes_negative_strides = False
     makes_read_only = False
+    unaligned = False
     puts_off = ()
 
     #: Tensors of equal bytes on the device, by dtype, byte and size: a fill may not wait for one to get there. Two
@@ -99,7 +100,7 @@ class Tensorflow1:
     def warm_up(self) -> None:
         """Builds every graph and loads every kernel, so that what they keep is there before anything is counted."""
         for name, size in self.sizes.items():
-            tensor = self.create(name, [2], [1], 0, 2, False, None, bytes(2 * size))
+            tensor = self.create(name, [2], [1], 0, 2, 0, False, None, bytes(2 * size))
             self.read(self.snapshot(self.fill(tensor, 1), self.allocate(1)))
             self.observe(tensor)
         self.delay()
@@ -159,6 +160,7 @@ class Tensorflow1:
         strides: list[int],
         offset: int,
         base: int,
+        align: int,
         read_only: bool,
         pending: str | None,
         data: bytes,

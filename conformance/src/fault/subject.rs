@@ -26,6 +26,10 @@ impl<A: Breakable> Subject for Faulty<A> {
         self.sound.makes_read_only()
     }
 
+    fn unaligned(&self) -> bool {
+        self.sound.unaligned()
+    }
+
     fn puts_off(&self) -> Vec<Pending> {
         self.sound.puts_off()
     }

@@ -2,7 +2,7 @@
 
 use super::{Outcome, Pair, Take, contents, life, order, place};
 use crate::case::{blocks, cases, lives, picks, tensors};
-use crate::{Caps, Case, Op, Route};
+use crate::{Caps, Case, Op, Route, model};
 use bridge_core::{DType, DeviceKind, Pending};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -246,6 +246,7 @@ fn with_pending(caps: &Caps, plain: BoxedStrategy<Case>) -> BoxedStrategy<Case> 
     }
     let put_off = (plain.clone(), select(pairs)).prop_map(|(mut case, (pending, dtype))| {
         (case.spec.pending, case.spec.dtype) = (Some(pending), dtype);
+        case.spec.align = case.spec.align.next_multiple_of(model::itemsize(dtype));
         case
     });
     prop_oneof![3 => plain, 1 => put_off].boxed()

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// What kind of framework is simulated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Habits {
-    /// Takes any strides, keeps read-only, puts operations off, and its allocator can be told of streams.
+    /// Takes any strides and addresses, keeps read-only, puts operations off, and its allocator can be told of streams.
     Generous,
     /// Takes strides that are not negative, and its allocator cannot be told of streams, as CuPy's.
     Common,
@@ -31,7 +31,7 @@ impl Habits {
     fn profile(self) -> Profile {
         let whole = DType::NAMED.iter().map(|(dtype, _)| *dtype).filter(|dtype| dtype.itemsize().is_some());
         let (name, strides, alignment, keeps_read_only, leaves_out): (_, _, _, _, &[DType]) = match self {
-            Self::Generous => ("sim-generous", Strides::Any, 1, true, &[]),
+            Self::Generous => ("sim-generous", Strides::Any, 0, true, &[]),
             Self::Common => ("sim-common", Strides::NonNegative, 1, false, &[DType::COMPLEX32, DType::UINT16]),
             Self::Strict => ("sim-strict", Strides::Compact, 64, false, &[DType::COMPLEX32, DType::FLOAT8_E3M4]),
             Self::Immutable => ("sim-immutable", Strides::Compact, 64, true, &[DType::COMPLEX32, DType::FLOAT8_E4M3]),

@@ -58,6 +58,10 @@ impl Subject for SimFramework {
         self.habits == Habits::Generous
     }
 
+    fn unaligned(&self) -> bool {
+        self.habits == Habits::Generous
+    }
+
     fn puts_off(&self) -> Vec<Pending> {
         match self.habits {
             Habits::Generous => vec![Pending::Conjugation, Pending::Negation],
@@ -70,19 +74,22 @@ impl Subject for SimFramework {
     }
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<SimTensor> {
-        let base = self.fresh(spec.dtype, &[spec.base as i64]);
-        self.put(&base.view, bytes.to_vec())?;
+        // Blocks begin at multiples of more than `Spec::GRAIN`.
+        let whole = self.fresh(DType::UINT8, &[(spec.align + bytes.len()) as i64]);
+        let address = whole.view.address + spec.align;
+        let base = View { address, shape: vec![bytes.len() as i64], ..whole.view.clone() };
+        self.put(&base, bytes.to_vec())?;
         self.device().synchronize(self.consumer.current())?;
         Ok(SimTensor {
             view: View {
                 dtype: spec.dtype,
                 shape: spec.shape.clone(),
                 strides: spec.strides.clone(),
-                address: base.view.address + spec.offset * model::itemsize(spec.dtype),
+                address: address + spec.offset * model::itemsize(spec.dtype),
                 pending: spec.pending,
             },
             read_only: spec.read_only,
-            ..base
+            ..whole
         })
     }
 

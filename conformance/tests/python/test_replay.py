@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import tensor_bridge_conformance
 from tensor_bridge_conformance import _conformance, host
 
