@@ -33,8 +33,8 @@ if not torch.cuda.is_available():
 
 COUNT = 1 << 20
 X = {"x:0": FLOATS}
-#: ``ConfigProto``: ``graph_options.rewrite_options.disable_meta_optimizer``.
-AS_BUILT = bytes([0x52, 5, 0x52, 3, 0x98, 1, 1])
+#: ``ConfigProto``: ``graph_options.rewrite_options.disable_meta_optimizer`` and ``allow_soft_placement``.
+AS_BUILT = bytes([0x52, 5, 0x52, 3, 0x98, 1, 1, 0x38, 1])
 
 
 @functools.cache
@@ -477,6 +477,22 @@ with session(visible_devices=[0]) as opened:
     assert sum("/device:GPU:" in name for name in opened.devices) == 1, opened.devices
     assert (opened.run({"x": torch.ones(64, device="cuda")}, "torch")[0] == 2).all()
 """
+    )
+
+
+def test_managed_memory_of_tensorflow_crosses() -> None:
+    succeeds(
+        """
+import torch
+with session(["y", "x"]) as opened:
+    for value in range(1, 21):
+        tensor = torch.full((1 << 20,), float(value), device="cuda")
+        computed, same = opened.run({"x": tensor})
+        assert (computed.device, same.device, same.address) == ("cuda:0", "cuda:0", tensor.data_ptr())
+        assert (tb.to_torch(computed, copy=False) == 2 * value).all()
+        assert (tb.to_torch(computed, copy=True) == 2 * value).all()
+""",
+        TF_FORCE_UNIFIED_MEMORY="1",
     )
 
 

@@ -353,6 +353,57 @@ assert tb.to_tensorflow(torch.ones(64)).numpy().sum() == 64
     assert done.returncode == 0, done.stderr
 
 
+#: What TensorFlow 2 documents of how it takes memory.
+ALLOCATORS = {
+    "BFC": {},
+    "stream-ordered": {"TF_GPU_ALLOCATOR": "cuda_malloc_async"},
+    "managed": {"TF_FORCE_UNIFIED_MEMORY": "1"},
+}
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+def test_tensors_of_every_allocator_cross(allocator: str) -> None:
+    done = run(
+        """
+def pointer(tensor):
+    return tb.to_cupy(tensor, copy=False).data.ptr
+
+for value in range(1, 21):
+    with tf.device("GPU:0"):
+        tensor = tf.fill([1 << 20], tf.constant(float(value))) * 2
+    view = tb.to_torch(tensor, copy=False)
+    assert view.is_cuda and view.data_ptr() == pointer(tensor)
+    assert (view == 2 * value).all()
+    array = tb.to_cupy(tensor, copy=True)
+    assert array.data.ptr != view.data_ptr() and (array == 2 * value).all()
+    back = tb.to_tensorflow(view, copy=False)
+    assert (back + 1).numpy()[-1] == 2 * value + 1
+    del tensor, view, back, array
+
+# int32 is in host memory, mostly.
+with tf.device("GPU:0"):
+    numbers = tf.raw_ops.Cast(x=tf.fill([64], tf.constant(3.0)), DstT=tf.int32)
+assert tb.to_torch(numbers).cpu().tolist() == [3] * 64
+ints = tb.to_tensorflow(torch.arange(64, dtype=torch.int32, device="cuda"), copy=False)
+assert tb.to_torch(ints, copy=False).is_cuda
+assert tb.to_numpy(tf.range(4) + 1).tolist() == [1, 2, 3, 4]
+
+# The edges of a graph.
+@tf.function
+def double(handle):
+    with tf.device("GPU:0"):
+        x = tb.tensorflow.external_input(tf.float32, [None], handle)
+        return tb.tensorflow.external_output(2 * x), tb.tensorflow.external_output(x)
+
+x = torch.arange(4096.0, device="cuda")
+doubled, same = (tb.tensorflow.take(one, "torch") for one in double(tb.tensorflow.feed(x)))
+assert same.data_ptr() == x.data_ptr() and torch.equal(doubled, 2 * x)
+""",
+        **ALLOCATORS[allocator],
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_tensors_of_every_logical_device() -> None:
     done = run(
         """

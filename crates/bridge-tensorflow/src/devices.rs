@@ -4,7 +4,7 @@ use crate::api::{Status, TF_DeviceList, TFE_Context};
 use crate::eager::{Handle, execute, nothing};
 use crate::kernel::{Call, Kernel, Operation, Tensor, entry, is_registered};
 use crate::runtime::Runtime;
-use bridge_core::{Device, Error, ErrorKind, Keep, Result, Stream};
+use bridge_core::{Device, DeviceKind, Error, ErrorKind, Keep, Result, Stream};
 use std::ffi::{CStr, CString, c_int};
 use std::sync::{Mutex, PoisonError};
 
@@ -83,15 +83,25 @@ impl Devices {
             }
             let name = CString::new(name).expect("it was a C string");
             // SAFETY: see above.
-            let (stream, address) = unsafe { ask(runtime, context, &name) }?;
-            // Where the driver does not know the address, it is another vendor's GPU.
-            if let Ok(Some(located)) = bridge_cuda::locate(address) {
-                gpus.push(Gpu { name, ordinal: located.device.index, stream });
-            }
+            let told = unsafe { ask(runtime, context, &name) }?;
+            gpus.extend(told.map(|(stream, ordinal)| Gpu { name, ordinal, stream }));
         }
         gpus.iter().for_each(|gpu| runtime.consumer.learn(gpu.clone()));
         Ok(Self { context: context.addr(), _kept: kept, prefix, gpus })
     }
+}
+
+/// Returns the CUDA device whose memory, its own or managed (`TF_FORCE_UNIFIED_MEMORY`), an address lies in; `None` for
+/// host memory.
+///
+/// # Errors
+///
+/// Those of [`bridge_cuda::locate`]. An address that the driver does not answer for must not pass for one on the host.
+pub(crate) fn gpu_of(address: usize) -> Result<Option<Device>> {
+    let located = bridge_cuda::locate(address)?;
+    let device = located.map(|located| located.device);
+    let on_device = device.filter(|device| [DeviceKind::CUDA, DeviceKind::CUDA_MANAGED].contains(&device.kind));
+    Ok(on_device.map(|device| Device::cuda(device.index)))
 }
 
 pub(crate) const CPU: &CStr = c"CPU";
@@ -156,9 +166,9 @@ fn on_host(runtime: &'static Runtime) -> Result<Handle> {
     Tensor::of(&runtime.core, FLOAT, &[0f32])?.into_handle(runtime)
 }
 
-/// An operation that tells TensorFlow's stream and the address of its input.
+/// Returns TensorFlow's stream and the driver's number of the GPU that it runs on, or -1 where that is no CUDA device.
 pub(crate) static STREAM: Operation = Operation {
-    name: c"TensorBridgeStream",
+    name: c"TensorBridgeDevice",
     inputs: &[c"x: float"],
     outputs: &[c"told: int64"],
     attributes: &[],
@@ -170,7 +180,12 @@ struct Tell;
 
 impl Kernel for Tell {
     fn compute(call: &Call) -> Result<()> {
-        let told = [call.stream()?.handle(), call.input(0)?.address() as u64];
+        let input = call.input(0)?;
+        // Here and not later: memory of a stream-ordered pool (`TF_GPU_ALLOCATOR=cuda_malloc_async`) is unknown to the
+        // driver as soon as TensorFlow has freed it, which is when this operation is over.
+        let gpu = gpu_of(input.address()).ok().flatten();
+        let ordinal = gpu.map_or(NO_CUDA, |gpu| i64::from(gpu.index));
+        let told = [call.stream()?.handle(), ordinal as u64];
         call.output(&Tensor::of(&call.runtime.core, INT64, &told)?)
     }
 }
@@ -183,26 +198,28 @@ pub(crate) fn register(runtime: &'static Runtime) -> Result<()> {
     if is_registered(runtime, STREAM.name) { Ok(()) } else { STREAM.register(runtime) }
 }
 
-/// What [`STREAM`] has told.
+/// What [`STREAM`] returned: the stream and the driver's number, or `None` for another vendor's GPU.
 ///
 /// # Safety
 ///
 /// The tensor is in host memory.
-pub(crate) unsafe fn told(tensor: &Tensor) -> Result<(Stream, usize)> {
+pub(crate) unsafe fn told(tensor: &Tensor) -> Result<Option<(Stream, i32)>> {
     // SAFETY: the caller's obligation.
-    let [stream, address] = unsafe { tensor.numbers::<u64, 2>() }.ok_or_else(nothing)?;
-    Ok((Stream::from_handle(stream), address as usize))
+    let [stream, ordinal] = unsafe { tensor.numbers::<i64, 2>() }.ok_or_else(nothing)?;
+    Ok((ordinal != NO_CUDA).then(|| (Stream::from_handle(stream as u64), ordinal as i32)))
 }
 
 pub(crate) const FLOAT: c_int = 1;
 const INT64: c_int = 9;
+/// The number of a GPU that the CUDA driver does not know.
+const NO_CUDA: i64 = -1;
 
-/// The stream of a GPU, and an address on it.
+/// Returns the stream of a GPU and the driver's number of it.
 ///
 /// # Safety
 ///
 /// `context` is alive.
-unsafe fn ask(runtime: &'static Runtime, context: *mut TFE_Context, gpu: &CStr) -> Result<(Stream, usize)> {
+unsafe fn ask(runtime: &'static Runtime, context: *mut TFE_Context, gpu: &CStr) -> Result<Option<(Stream, i32)>> {
     // SAFETY: the caller's obligation; the handles are ours, the result is in host memory and holds two numbers.
     unsafe {
         let (eager, status) = (runtime.eager(), Status::new(&runtime.core));

@@ -1,7 +1,7 @@
 //! Out of TensorFlow.
 
 use crate::api::{Status, TFE_TensorHandle};
-use crate::devices::{COPY, Place};
+use crate::devices::{COPY, Place, gpu_of};
 use crate::dtypes::{self, INT32, UINT8};
 use crate::eager::{Handle, execute, nothing};
 use crate::import;
@@ -74,11 +74,10 @@ fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
     let bytes = address..address + layout.nbytes();
     let read_only = process.runtime.consumer.read_only.contains(address);
     let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
+    // TensorFlow keeps most tensors of int32 in host memory, also where it names a GPU.
+    let is_on_gpu = || Ok(code != INT32 || bytes.is_empty() || gpu_of(address)?.is_some());
     let (device, stream, reuse) = match place {
-        // TensorFlow keeps most tensors of int32 in host memory, also where it names a GPU.
-        Place::Gpu(gpu) if code != INT32 || bytes.is_empty() || is_on_device(address) => {
-            (Device::cuda(gpu.ordinal), Some(gpu.stream), Reuse::Unknown)
-        }
+        Place::Gpu(gpu) if is_on_gpu()? => (Device::cuda(gpu.ordinal), Some(gpu.stream), Reuse::Unknown),
         _ => (Device::CPU, None, Reuse::InStreamOrder),
     };
     // SAFETY: the handle keeps the memory; TensorFlow says what it is and where, and works on it in the one stream of the
@@ -123,11 +122,6 @@ fn memory(process: &Process, handle: *mut TFE_TensorHandle, status: &Status<'_>)
     let address = unsafe { (eager.TFE_TensorHandleDevicePointer)(handle, status.raw()) };
     status.check()?;
     Ok(address.addr())
-}
-
-/// Whether the driver knows the address as memory of a device.
-fn is_on_device(address: usize) -> bool {
-    matches!(bridge_cuda::locate(address), Ok(Some(located)) if located.device.kind == DeviceKind::CUDA)
 }
 
 pub(crate) fn compact<'py>(process: &'static Process, object: &PyTensor<'py>) -> Result<PyTensor<'py>> {

@@ -5,13 +5,13 @@
 //! `tf.function` may be gone as soon as it was called. Handles are two `int32`, because TensorFlow leaves tensors of that dtype in host memory on
 //! any device.
 
-use crate::devices::{CPU, GPU};
+use crate::devices::{CPU, GPU, gpu_of};
 use crate::dtypes::{self, INT32};
 use crate::external::{self, Held, Value};
 use crate::kernel::{Call, Kernel, Operation, Tensor, entry};
 use crate::release::{into_raw, release};
 use crate::runtime::Runtime;
-use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
+use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -173,14 +173,14 @@ fn fetched(call: &Call, stream: Option<Stream>, by: u64) -> Result<Value> {
     let dtype = dtypes::dtype(tensor.code()).map_err(refused)?;
     let device = match stream {
         None => Device::CPU,
-        Some(stream) => match bridge_cuda::locate(tensor.address())? {
-            Some(located) if located.device.kind == DeviceKind::CUDA => {
-                runtime.consumer.learn_stream(stream, located.device);
-                located.device
+        Some(stream) => match gpu_of(tensor.address())? {
+            Some(gpu) => {
+                runtime.consumer.learn_stream(stream, gpu);
+                gpu
             }
             // Of a tensor without elements TensorFlow shows no memory.
-            _ if tensor.nbytes() == 0 => Device::cuda(runtime.consumer.ordinal_of(stream).unwrap_or(0)),
-            _ => Device::CPU,
+            None if tensor.nbytes() == 0 => Device::cuda(runtime.consumer.ordinal_of(stream).unwrap_or(0)),
+            None => Device::CPU,
         },
     };
     let stream = stream.filter(|_| device != Device::CPU);

@@ -218,10 +218,8 @@ impl Session {
             let tell = self.graph.add(STREAM.name, &format!("tensor_bridge/stream{number}"), &node)?;
             let told_here = self.execute(&[], &[], &[tell], &[])?;
             // SAFETY: what a run gives is in host memory.
-            let (stream, address) = unsafe { told(&told_here[0]) }?;
-            // Where the driver does not know the address, it is another vendor's GPU.
-            if let Ok(Some(located)) = bridge_cuda::locate(address) {
-                self.runtime.consumer.learn(Gpu { name, ordinal: located.device.index, stream });
+            if let Some((stream, ordinal)) = unsafe { told(&told_here[0]) }? {
+                self.runtime.consumer.learn(Gpu { name, ordinal, stream });
             }
         }
         Ok(())
