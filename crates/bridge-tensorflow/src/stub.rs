@@ -8,6 +8,10 @@
 //!
 //! Functions do nothing and give 0, which as the answer of `Py_IsInitialized` keeps operations that call back into Python
 //! (`PyFunc`) from doing so.
+//!
+//! The library also passes the functions of the memory allocator on to those of the process. TensorFlow would otherwise
+//! find those of libc first, while libc and libstdc++ use a preloaded allocator (jemalloc, tcmalloc): what one has
+//! allocated, the other would free.
 
 use crate::library::words;
 use bridge_core::{Error, ErrorKind, Result};
@@ -16,6 +20,7 @@ use object::Endianness;
 use object::elf::{self, SymbolInfo};
 use object::write::elf::{FileHeader, ProgramHeader, Sym, Writer};
 use rustix::fs::{MemfdFlags, memfd_create};
+use std::ffi::{CString, c_void};
 use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::AsRawFd;
@@ -57,11 +62,56 @@ const OBJECTS: &str = "
     PyType_Type _Py_CheckRecursionLimit _Py_FalseStruct _Py_NoneStruct _Py_NotImplementedStruct _Py_TrueStruct
 ";
 
+/// What an allocator may define in the place of libc and libstdc++: all of it, so that no two of them are of different
+/// allocators.
+const ALLOCATOR: &str = "
+    malloc free calloc realloc reallocarray memalign posix_memalign aligned_alloc valloc pvalloc malloc_usable_size
+    _Znwm _Znam _ZnwmRKSt9nothrow_t _ZnamRKSt9nothrow_t
+    _ZnwmSt11align_val_t _ZnamSt11align_val_t _ZnwmSt11align_val_tRKSt9nothrow_t _ZnamSt11align_val_tRKSt9nothrow_t
+    _ZdlPv _ZdaPv _ZdlPvm _ZdaPvm _ZdlPvRKSt9nothrow_t _ZdaPvRKSt9nothrow_t
+    _ZdlPvSt11align_val_t _ZdaPvSt11align_val_t _ZdlPvmSt11align_val_t _ZdaPvmSt11align_val_t
+    _ZdlPvSt11align_val_tRKSt9nothrow_t _ZdaPvSt11align_val_tRKSt9nothrow_t
+";
+
 /// Symbols of this library before others: with another's CUDA, of another version, TensorFlow's calls end the process.
 const RTLD_DEEPBIND: i32 = 8;
 
+/// A function of the stub, padded with traps.
+type Code = [u8; 16];
+
 /// xor eax, eax; ret
-const GIVE_ZERO: [u8; 3] = [0x31, 0xc0, 0xc3];
+const GIVE_ZERO: Code = code(&[0x31, 0xc0, 0xc3]);
+
+/// movabs r11, address; jmp r11. No function takes an argument in this register.
+fn pass_on(address: usize) -> Code {
+    let mut pass = code(&[0x49, 0xbb, 0, 0, 0, 0, 0, 0, 0, 0, 0x41, 0xff, 0xe3]);
+    pass[2..10].copy_from_slice(&(address as u64).to_le_bytes());
+    pass
+}
+
+const fn code(instructions: &[u8]) -> Code {
+    /// int3
+    const TRAP: u8 = 0xcc;
+    let (mut padded, mut i) = ([TRAP; 16], 0);
+    while i < instructions.len() {
+        padded[i] = instructions[i];
+        i += 1;
+    }
+    padded
+}
+
+/// Returns the functions of the allocator that the process uses, by name, with their addresses: those of the global
+/// scope, where a preloaded one comes first. A name that is not there, TensorFlow's own libraries have.
+fn allocator() -> Vec<(&'static str, usize)> {
+    let global = Library::this();
+    let find = |name: &'static str| {
+        let terminated = CString::new(name).ok()?;
+        // SAFETY: only the address is taken.
+        let found = unsafe { global.get::<*mut c_void>(terminated.as_bytes_with_nul()) }.ok()?;
+        Some((name, found.addr()))
+    };
+    ALLOCATOR.split_whitespace().filter_map(find).collect()
+}
 /// More than any of the objects takes.
 const OBJECT: u64 = 1024;
 /// What segments are aligned to.
@@ -85,7 +135,7 @@ pub(crate) unsafe fn load(path: &Path) -> Result<Library> {
     if path.as_os_str().as_bytes().contains(&b'$') {
         return Err(missing("the loader takes a $ in its path for something else: move the folder".into()));
     }
-    let stub = make(path).map_err(|error| missing(error.to_string()))?;
+    let stub = make(path, &allocator()).map_err(|error| missing(error.to_string()))?;
     let name = "tensor-bridge-python";
     let mut file: File = memfd_create(name, MemfdFlags::CLOEXEC).map_err(|error| missing(error.to_string()))?.into();
     file.write_all(&stub).map_err(|error| missing(error.to_string()))?;
@@ -96,18 +146,27 @@ pub(crate) unsafe fn load(path: &Path) -> Result<Library> {
     library.map_err(|error| missing(words(error)))
 }
 
-/// A shared library with Python's symbols that needs the library at `path`.
-fn make(path: &Path) -> object::write::Result<Vec<u8>> {
-    let functions: Vec<&str> = FUNCTIONS.split_whitespace().collect();
-    let objects: Vec<&str> = OBJECTS.split_whitespace().collect();
-    let count = (functions.len() + objects.len()) as u32;
+/// A shared library with Python's symbols that needs the library at `path`, and passes these functions on.
+fn make(path: &Path, passed_on: &[(&str, usize)]) -> object::write::Result<Vec<u8>> {
+    /// Where a symbol is: its place among the functions, or in the objects.
+    enum Place {
+        Code(u64),
+        Data,
+    }
+    let functions = FUNCTIONS.split_whitespace().map(|name| (name, Place::Code(0)));
+    let objects = OBJECTS.split_whitespace().map(|name| (name, Place::Data));
+    let passed = (1..).zip(passed_on).map(|(i, (name, _))| (*name, Place::Code(i)));
+    let symbols: Vec<(&str, Place)> = functions.chain(objects).chain(passed).collect();
+    let text = [GIVE_ZERO].into_iter().chain(passed_on.iter().map(|(_, address)| pass_on(*address)));
+    let text = text.collect::<Vec<Code>>().concat();
+    let count = symbols.len() as u32;
     let (mut bytes, needed) = (Vec::new(), path.as_os_str().as_bytes());
     let mut file = Writer::new(Endianness::Little, true, &mut bytes);
 
     file.reserve_file_header();
     file.reserve_program_headers(4);
     let needed = file.add_dynamic_string(needed);
-    let names: Vec<_> = functions.iter().chain(&objects).map(|name| file.add_dynamic_string(name.as_bytes())).collect();
+    let names: Vec<_> = symbols.iter().map(|(name, _)| file.add_dynamic_string(name.as_bytes())).collect();
     for _ in &names {
         file.reserve_dynamic_symbol_index();
     }
@@ -122,7 +181,7 @@ fn make(path: &Path) -> object::write::Result<Vec<u8>> {
     let dynamic = file.reserve_dynamic(7);
     let data = file.reserve(OBJECT, 64);
     let writable = file.reserved_len();
-    let code = file.reserve(GIVE_ZERO.len() as u64, PAGE);
+    let code = file.reserve(text.len() as u64, PAGE);
 
     file.write_file_header(&FileHeader {
         os_abi: elf::ELFOSABI_NONE,
@@ -137,7 +196,7 @@ fn make(path: &Path) -> object::write::Result<Vec<u8>> {
     // The loader writes addresses into the dynamic section.
     for (p_type, p_flags, start, len) in [
         (elf::PT_LOAD, elf::PF_R | elf::PF_W, 0, writable),
-        (elf::PT_LOAD, elf::PF_R | elf::PF_X, code, GIVE_ZERO.len() as u64),
+        (elf::PT_LOAD, elf::PF_R | elf::PF_X, code, text.len() as u64),
         (elf::PT_DYNAMIC, elf::PF_R | elf::PF_W, dynamic, dynamic_len),
         // Without it the loader makes the stacks of the process executable, or refuses to.
         (elf::PT_GNU_STACK, elf::PF_R | elf::PF_W, 0, 0),
@@ -154,8 +213,11 @@ fn make(path: &Path) -> object::write::Result<Vec<u8>> {
         });
     }
     file.write_null_dynamic_symbol();
-    for (i, name) in names.iter().enumerate() {
-        let (kind, value) = if i < functions.len() { (elf::STT_FUNC, code) } else { (elf::STT_OBJECT, data) };
+    for (name, (_, place)) in names.iter().zip(&symbols) {
+        let (kind, value) = match place {
+            Place::Code(i) => (elf::STT_FUNC, code + i * size_of::<Code>() as u64),
+            Place::Data => (elf::STT_OBJECT, data),
+        };
         let st_name = file.dynamic_string_offset(Some(*name));
         file.write_dynamic_symbol(&Sym {
             section: None,
@@ -169,7 +231,7 @@ fn make(path: &Path) -> object::write::Result<Vec<u8>> {
         });
     }
     file.write_dynstr();
-    let hashes: Vec<_> = functions.iter().chain(&objects).map(|name| elf::hash(name.as_bytes())).collect();
+    let hashes: Vec<_> = symbols.iter().map(|(name, _)| elf::hash(name.as_bytes())).collect();
     file.write_hash(count, count + 1, |i| i.checked_sub(1).map(|i| hashes[i as usize]));
     let dynstr_len = file.dynstr_len().into();
     file.write_align_dynamic();
@@ -187,6 +249,6 @@ fn make(path: &Path) -> object::write::Result<Vec<u8>> {
     file.write_align(64);
     file.write(&[0; OBJECT as usize]);
     file.write_align(PAGE);
-    file.write(&GIVE_ZERO);
+    file.write(&text);
     Ok(bytes)
 }
