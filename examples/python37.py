@@ -25,7 +25,7 @@ def serve(model: Trained, device: str) -> None:
         (y,) = tf.import_graph_def(tf.GraphDef.FromString(model.graph), {"x:0": x}, ["y:0"])
         outputs = tb.external_output(y), tb.external_output(x)
         for frame in frames:
-            fetched = session.run(outputs, {x.handle: tb.feed(frame)})
+            fetched = session.run(outputs, {tb.handle_of(x): tb.feed(frame)})
             result, seen = (torch.utils.dlpack.from_dlpack(tb.take(handle)) for handle in fetched)
             kept.append(seen.data_ptr() == frame.data_ptr())
             difference = max(difference, (result - (gain * frame + offset)).abs().max().item())

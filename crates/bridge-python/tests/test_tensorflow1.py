@@ -221,7 +221,9 @@ def test_a_ring_of_all_four_is_the_same_memory(session: Any) -> None:
     assert (tb.to_tensorflow(computed, copy=False) - 1).numpy().tolist() == (2 * first).tolist()
     with tf.Graph().as_default(), tf.compat.v1.Session() as graph, tf.device("CPU:0"):
         x = tb.tensorflow.external_input(tf.float32, [None])
-        fetched = graph.run(tb.tensorflow.external_output(x), {x.handle: tb.tensorflow.feed(same, copy=False)})
+        fetched = graph.run(
+            tb.tensorflow.external_output(x), {tb.tensorflow.handle_of(x): tb.tensorflow.feed(same, copy=False)}
+        )
         last = tb.tensorflow.take(fetched, "tensorflow1")
     assert last.address == tb.to_torch(last, copy=False).data_ptr() == first.data_ptr()
 

@@ -293,7 +293,7 @@ def test_a_graph_of_two_takes_what_one_gives(session: Any) -> None:
         x = tb.tensorflow.external_input(tf.float32, [None])
         outputs = tb.tensorflow.external_output(x), tb.tensorflow.external_output(x * 2)
         for fed, factor in ((same, 1), (computed, 2)):
-            fetched = graph.run(outputs, {x.handle: tb.tensorflow.feed(fed, copy=False)})
+            fetched = graph.run(outputs, {tb.tensorflow.handle_of(x): tb.tensorflow.feed(fed, copy=False)})
             passed, doubled = (tb.tensorflow.take(each, "tensorflow1") for each in fetched)
             assert passed.address == fed.address
             assert torch.equal(tb.to_torch(session.run({"x": doubled})[0]), 4 * factor * tensor)

@@ -83,16 +83,18 @@ def test_one_feed_serves_many_runs(session: Any, device: str) -> None:
     total = tf.reduce_sum(x)
     tensor = torch.tensor([1, 2, 3], device=device)
     fed = graph.feed(tensor)
-    assert session.run(total, {x.handle: fed}) == 6
+    assert session.run(total, {graph.handle_of(x): fed}) == 6
     tensor[0] = 10
     fed = graph.feed(tensor)
-    assert session.run(total, {x.handle: fed}) == 15
-    assert session.run(total, {x.handle: fed.copy()}) == 15
+    assert session.run(total, {graph.handle_of(x): fed}) == 15
+    assert session.run(total, {graph.handle_of(x): fed.copy()}) == 15
 
 
 def test_the_memory_lives_as_long_as_a_run_or_a_view_needs_it(session: Any, device: str) -> None:
     x = graph.external_input(tf.float32, [1000])
-    fetched = session.run(graph.external_output(x), {x.handle: graph.feed(torch.arange(1000.0, device=device))})
+    fetched = session.run(
+        graph.external_output(x), {graph.handle_of(x): graph.feed(torch.arange(1000.0, device=device))}
+    )
     gc.collect()
     view = graph.take(fetched, "torch")
     gc.collect()
@@ -103,7 +105,7 @@ def test_the_memory_lives_as_long_as_a_run_or_a_view_needs_it(session: Any, devi
 def test_every_shape_crosses(session: Any, device: str, shape: list[int]) -> None:
     x = graph.external_input(tf.float64, shape)
     tensor = torch.ones(shape, dtype=torch.float64, device=device)
-    result = graph.take(session.run(graph.external_output(x), {x.handle: graph.feed(tensor)}), "torch")
+    result = graph.take(session.run(graph.external_output(x), {graph.handle_of(x): graph.feed(tensor)}), "torch")
     assert (list(result.shape), result.dtype, result.sum()) == (shape, torch.float64, tensor.sum())
 
 
@@ -111,7 +113,7 @@ def test_every_shape_crosses(session: Any, device: str, shape: list[int]) -> Non
 def test_dtypes_cross(session: Any, device: str, name: str) -> None:
     x = graph.external_input(name, [3])
     tensor = torch.tensor([1, 0, 1], device=device).to(getattr(torch, name))
-    result = graph.take(session.run(graph.external_output(x), {x.handle: graph.feed(tensor)}), "torch")
+    result = graph.take(session.run(graph.external_output(x), {graph.handle_of(x): graph.feed(tensor)}), "torch")
     assert torch.equal(result.to(device), tensor)
 
 
@@ -132,7 +134,7 @@ def test_what_is_fed_wrongly_is_named(session: Any, device: str) -> None:
     ]:
         gc.collect()
         with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-            session.run(y, {x.handle: wrong})
+            session.run(y, {graph.handle_of(x): wrong})
         assert re.search(words, caught.value.message.replace("\n", " "))
     with pytest.raises(tf.errors.InvalidArgumentError, match="feed a value for placeholder"):
         session.run(y)
@@ -158,7 +160,7 @@ def test_results_that_nobody_takes_go_with_the_session(device: str) -> None:
         for length in (1, 2, 3):
             feed = graph.feed(torch.ones(length, device=device))
             # Another set of results makes TensorFlow build its kernels anew.
-            taken.append(session.run([y] * length, {x.handle: feed})[0])
+            taken.append(session.run([y] * length, {graph.handle_of(x): feed})[0])
         kept = graph.take(taken[1], "torch")
         assert tb.stats()["untaken"] == before["untaken"] + 2
         session.close()
@@ -191,7 +193,7 @@ def test_a_failed_take_leaves_the_result(session: Any) -> None:
     with tf.device("CPU:0"):
         x = graph.external_input(tf.float32, [4])
         y = graph.external_output(x)
-    fetched = session.run(y, {x.handle: graph.feed(memory)})
+    fetched = session.run(y, {graph.handle_of(x): graph.feed(memory)})
     with pytest.raises(tb.BridgeBufferError, match="take it as"):
         graph.take(fetched, "torch")
     assert not graph.take(fetched, "numpy").flags.writeable
@@ -204,10 +206,54 @@ def aligned(length: int) -> Any:
     return memory[start : start + 4 * length].view(np.float32)
 
 
+def test_gradients_are_taken_in_a_graph(session: Any, device: str) -> None:
+    x = graph.external_input(tf.float32, [3])
+    weights = tf.constant([5.0, 6.0, 7.0])
+    by_x, by_weights = tf.gradients(tf.reduce_sum(weights * x * x), [x, weights])
+    fed = graph.feed(torch.tensor([1.0, 2.0, 3.0], device=device))
+    results = session.run([graph.external_output(by_x), by_weights], {graph.handle_of(x): fed})
+    assert graph.take(results[0], "torch").tolist() == [10, 24, 42]
+    assert results[1].tolist() == [1, 4, 9]
+    # Nothing leads from a number to the tensor that it stands for.
+    assert tf.gradients(x, graph.handle_of(x)) == [None]
+
+
+def test_gradients_are_taken_in_a_function(device: str) -> None:
+    @tf.function
+    def watched(handle: Any) -> Any:
+        with tf.device(PLACES[device]):
+            x = graph.external_input(tf.float32, [None], handle)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = x * x
+            return graph.external_output(tape.gradient(y, x))
+
+    fed = graph.feed(torch.tensor([1.0, 2.0, 3.0], device=device))
+    assert graph.take(watched(fed), "torch").tolist() == [2, 4, 6]
+
+
+def test_gradients_are_taken_through_a_function(device: str) -> None:
+    """TensorFlow then builds the gradient by all that the function takes, its handle among it."""
+
+    @tf.function
+    def loss(handle: Any, weights: Any) -> Any:
+        with tf.device(PLACES[device]):
+            x = graph.external_input(tf.float32, [None], handle)
+            return tf.reduce_sum(weights * weights * x), graph.external_output(weights + x)
+
+    variable = tf.Variable([1.0, 2.0, 3.0])
+    fed = tf.convert_to_tensor(kept := graph.feed(torch.tensor([1.0, 2.0, 3.0], device=device)))
+    with tf.GradientTape() as tape:
+        value, fetched = loss(fed, variable)
+    assert (value.numpy(), tape.gradient(value, variable).numpy().tolist()) == (36, [2, 8, 18])
+    assert graph.take(fetched, "torch").tolist() == [2, 4, 6]
+    del kept
+
+
 def test_unaligned_memory_is_copied_or_refused(session: Any, device: str) -> None:
     x = graph.external_input(tf.float32, [None])
     tensor = torch.arange(16.0, device=device)[1:]
-    assert session.run(tf.reduce_sum(x), {x.handle: graph.feed(tensor)}) == 120
+    assert session.run(tf.reduce_sum(x), {graph.handle_of(x): graph.feed(tensor)}) == 120
     with pytest.raises(tb.BridgeBufferError, match="unaligned"):
         graph.feed(tensor, copy=False)
 
@@ -217,7 +263,7 @@ def test_the_place_of_an_input_is_checked(session: Any, device: str) -> None:
     x = graph.external_input(tf.float32, [2])
     other = torch.ones(2, device="cpu" if device == "cuda" else "cuda")
     with pytest.raises(tf.errors.InvalidArgumentError, match="under tf.device"):
-        session.run(x + 1, {x.handle: graph.feed(other)})
+        session.run(x + 1, {graph.handle_of(x): graph.feed(other)})
 
 
 @pytest.mark.skipif("cuda" not in PLACES, reason="no GPU")
@@ -233,7 +279,7 @@ def test_a_run_waits_for_the_work_on_what_is_fed_and_reuse_for_the_run(session: 
             tensor += value
             fed = graph.feed(tensor)
             del tensor
-        fetched = session.run(y, {x.handle: fed})
+        fetched = session.run(y, {graph.handle_of(x): fed})
         del fed
         with torch.cuda.stream(side):
             garbage = torch.full((1 << 20,), -1.0, device="cuda")
@@ -260,6 +306,12 @@ def test_graphs_only() -> None:
         tf.function(lambda: graph.external_input(tf.float32, [1])).get_concrete_function()
     with pytest.raises(tb.BridgeValueError, match="no handle"), tf.Graph().as_default():
         graph.external_input(tf.float32, [1], tf.constant([1, 2], tf.int64))
+    with tf.Graph().as_default():
+        for wrong in (tf.ones([2]), tf.ensure_shape(tf.ones([2]), [2]), 3, None):
+            with pytest.raises(tb.BridgeValueError, match="no external_input"):
+                graph.handle_of(wrong)
+    with pytest.raises(tb.BridgeValueError, match="no external_input"):
+        graph.handle_of(tf.ones([2]))
     for wrong in (3, [1, 2, 3], "handle", np.zeros(2)):
         with pytest.raises(tb.BridgeValueError, match="no handle"):
             graph.take(wrong, "torch")

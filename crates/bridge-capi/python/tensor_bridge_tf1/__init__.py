@@ -16,7 +16,7 @@ A graph that was saved is used as it is: the external input takes the place of i
 
     x = tb.external_input(tf.float32, [None, 4])
     (y,) = tf.import_graph_def(graph_def, input_map={"x:0": x}, return_elements=["y:0"])
-    fetched = session.run(tb.external_output(y), {x.handle: tb.feed(torch_tensor)})
+    fetched = session.run(tb.external_output(y), {tb.handle_of(x): tb.feed(torch_tensor)})
 
 With ``tf.enable_eager_execution()`` both operations are executed at once::
 
@@ -56,6 +56,7 @@ __all__ = [
     "external_input",
     "external_output",
     "feed",
+    "handle_of",
     "placeholder",
     "stats",
     "take",
@@ -133,9 +134,10 @@ def placeholder(name: str = "handle") -> Any:
 def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "external_input") -> Any:
     """A tensor that is another framework's memory, with this dtype and shape.
 
-    ``handle`` is a ``placeholder``. Without it, the graph gets one of its own, which is the attribute ``handle`` of the
-    result. In eager execution it is what ``feed`` gave, and the result an eager tensor, which keeps the memory. In a
-    ``tf.function`` it is an argument, for which the function is given ``tf.convert_to_tensor(fed)``.
+    ``handle`` is a ``placeholder``. Without it, the graph gets one of its own, which ``handle_of`` returns. In eager
+    execution it is what ``feed`` gave, and the result an eager tensor, which keeps the memory. In a ``tf.function`` it
+    is an argument, for which the function is given ``tf.convert_to_tensor(fed)``. Gradients with respect to the result
+    are taken as of any tensor.
 
     ``shape`` may have lengths of ``None``. What is fed is checked against dtype and shape in every run. In a graph the
     operation runs on the device where it is built (``tf.device``), and what is fed has to be there.
@@ -158,13 +160,26 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
     elif handle is None:
         handle = placeholder()
     elif isinstance(handle, np.ndarray):
-        raise _argument("a graph takes what feed gives in each run: session.run(y, {x.handle: feed(tensor)})")
+        raise _argument("a graph takes what feed gives in each run: session.run(y, {handle_of(x): feed(tensor)})")
     if getattr(handle, "dtype", None) != tf.int32:
         raise _no_handle(handle, "pass a tensor of two int32, which stands for what feed gives")
     made = operations.add(INPUT, name, handle=handle, T=dtype, place=-1)
-    checked = tf.ensure_shape(made, shape, name=name + "_shape")
-    checked.handle = handle
-    return checked
+    return tf.ensure_shape(made, shape, name=name + "_shape")
+
+
+def handle_of(x: Any) -> Any:
+    """Return the tensor of the graph that holds the handle of ``x``, which ``external_input`` returned.
+
+    A run is fed there: ``session.run(y, {handle_of(x): feed(tensor)})``.
+    """
+    # Read from the graph: TensorFlow takes a tensor with an attribute ``handle`` for a variable.
+    operation = getattr(x, "op", None)
+    if getattr(operation, "type", None) == "EnsureShape":
+        operation = operation.inputs[0].op
+    if getattr(operation, "type", None) != INPUT:
+        text = "an object of type {} is no external_input of a graph, and has no handle"
+        raise _argument(text.format(type(x).__name__))
+    return operation.inputs[0]
 
 
 def external_output(y: Any, *, name: str = "external_output") -> Any:

@@ -108,7 +108,7 @@ def gpu(tf: Any, driver: Driver) -> Iterator[Any]:
 def doubling(tf: Any, gpu: Any) -> Any:
     x = tb.external_input(tf.float32, [None])
     outputs = [tb.external_output(x), tb.external_output(x + x)]
-    return lambda fed: [tb.take(one) for one in gpu.run(outputs, {x.handle: fed})]
+    return lambda fed: [tb.take(one) for one in gpu.run(outputs, {tb.handle_of(x): fed})]
 
 
 def values(driver: Driver, taken: Any) -> np.ndarray:
@@ -150,7 +150,7 @@ def test_the_memory_is_not_reused_before_tensorflow_has_read_it(tf: Any, driver:
         memory = Memory(driver, 1 << 24).fill(value)
         alive = weakref.ref(memory)
         fed = tb.feed(memory, copy=False)
-        fetched = gpu.run(output, {x.handle: fed})
+        fetched = gpu.run(output, {tb.handle_of(x): fed})
         del memory, fed
         wait_until(lambda: alive() is None)  # noqa: B023
         assert (values(driver, tb.take(fetched)) == 21 * value).all()
@@ -191,7 +191,7 @@ def test_views_outlive_their_session(tf: Any, driver: Driver) -> None:
         session = tf.compat.v1.Session()
         x = tb.external_input(tf.float32, [None])
         y = tb.external_output(x + x)
-        taken = tb.take(session.run(y, {x.handle: tb.feed(memory)}))
+        taken = tb.take(session.run(y, {tb.handle_of(x): tb.feed(memory)}))
         session.close()
         del session, x, y
     gc.collect()
@@ -220,7 +220,7 @@ def test_memory_that_is_not_where_it_says_is_refused(driver: Driver, doubling: A
 def test_the_place_of_an_input_is_checked(tf: Any, driver: Driver, gpu: Any) -> None:
     x = tb.external_input(tf.float32, [2])
     with pytest.raises(tf.errors.InvalidArgumentError, match="under tf.device"):
-        gpu.run(x + x, {x.handle: tb.feed(np.ones(2, np.float32))})
+        gpu.run(x + x, {tb.handle_of(x): tb.feed(np.ones(2, np.float32))})
 
 
 def test_eager_execution(tf: Any, driver: Driver) -> None:

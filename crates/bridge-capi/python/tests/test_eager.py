@@ -70,6 +70,25 @@ def test_gradients_are_taken_by_what_is_fed(tf: Any) -> None:
     assert tb.take(tb.external_output(tape.gradient(y, x))).numpy().tolist() == [2, 4, 6]
 
 
+def test_gradients_are_taken_in_and_through_a_function(tf: Any) -> None:
+    @tf.function
+    def both(handle: Any, weights: Any) -> Any:
+        x = tb.external_input(tf.float32, [None], handle)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x * x
+        return tb.external_output(tape.gradient(y, x)), tf.reduce_sum(weights * weights * x)
+
+    fed = tb.feed(np.array([1, 2, 3], np.float32))
+    variable = tf.Variable([1.0, 2.0, 3.0])
+    with tf.GradientTape() as tape:
+        fetched, loss = both(tf.convert_to_tensor(fed), variable)
+    assert tb.take(fetched).numpy().tolist() == [2, 4, 6]
+    assert tape.gradient(loss, variable).numpy().tolist() == [2, 8, 18]
+    with pytest.raises(tb.BridgeValueError, match="no external_input"):
+        tb.handle_of(tb.external_input(tf.float32, [3], fed))
+
+
 def test_what_is_wrong_is_named(tf: Any) -> None:
     fed = tb.feed(np.ones(2, np.float32))
     with pytest.raises(tf.errors.InvalidArgumentError, match="float32, but float64 was declared.*weights"):
@@ -120,7 +139,7 @@ for i in range(20):
     assert (tb.take(tb.external_output(x * 2)).numpy() == 2 * i).all()
 with tf.Graph().as_default(), tf.compat.v1.Session() as session:
     x = tb.external_input(tf.float32, [None])
-    fetched = session.run(tb.external_output(x + 1), {{x.handle: tb.feed(np.ones(4, np.float32))}})
+    fetched = session.run(tb.external_output(x + 1), {{tb.handle_of(x): tb.feed(np.ones(4, np.float32))}})
     assert tb.take(fetched).numpy().tolist() == [2] * 4
 """
     done = subprocess.run(

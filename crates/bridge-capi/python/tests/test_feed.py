@@ -22,7 +22,7 @@ class Graph:
         self.y = tb.external_output(self.x)
 
     def __call__(self, fed: Any) -> Any:
-        return tb.take(self.session.run(self.y, {self.x.handle: fed})).numpy()
+        return tb.take(self.session.run(self.y, {tb.handle_of(self.x): fed})).numpy()
 
 
 @pytest.fixture

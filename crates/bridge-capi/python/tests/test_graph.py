@@ -34,13 +34,35 @@ def test_a_session_works_on_the_memory_of_numpy(tf: Any, session: Any) -> None:
     same, result = tb.external_output(x), tb.external_output(x * x)
     array = aligned((5, 3))
     array[:] = np.arange(15).reshape(5, 3)
-    fetched = session.run([same, result], {x.handle: tb.feed(array, copy=False)})
+    fetched = session.run([same, result], {tb.handle_of(x): tb.feed(array, copy=False)})
     view, computed = (tb.take(one).numpy() for one in fetched)
     assert view.ctypes.data == array.ctypes.data
     assert view.flags.writeable
     assert (computed == array * array).all()
     view[0, 0] = 7
     assert array[0, 0] == 7
+
+
+def test_gradients_are_taken(tf: Any, session: Any) -> None:
+    x = tb.external_input(tf.float32, [3])
+    weights = tf.constant([5.0, 6.0, 7.0])
+    by_x, by_weights = tf.gradients(weights * x * x, [x, weights])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = x * x
+    outputs = [tb.external_output(by_x), tb.external_output(tape.gradient(y, x)), by_weights]
+    feeds = {tb.handle_of(x): tb.feed(np.array([1, 2, 3], np.float32))}
+    by_graph, by_tape, by_weights = session.run(outputs, feeds)
+    assert tb.take(by_graph).numpy().tolist() == [10, 24, 42]
+    assert tb.take(by_tape).numpy().tolist() == [2, 4, 6]
+    assert by_weights.tolist() == [1, 4, 9]
+    assert tf.gradients(x, tb.handle_of(x)) == [None]
+
+
+def test_what_has_no_handle_is_named(tf: Any, session: Any) -> None:
+    for wrong in (tf.ones([2]), tf.ensure_shape(tf.ones([2]), [2]), 3, None):
+        with pytest.raises(tb.BridgeValueError, match="no external_input"):
+            tb.handle_of(wrong)
 
 
 def test_a_result_is_one_tensor_for_all(tf: Any, session: Any) -> None:
@@ -56,19 +78,19 @@ def test_a_result_is_one_tensor_for_all(tf: Any, session: Any) -> None:
     gc.collect()
     assert tensor.sum() == array.sum() == 66
     x = tb.external_input(tf.float32, [None])
-    again = tb.take(session.run(tb.external_output(x + 1), {x.handle: tb.feed(tensor)}))
+    again = tb.take(session.run(tb.external_output(x + 1), {tb.handle_of(x): tb.feed(tensor)}))
     assert np.asarray(again, dtype=np.float64).sum() == 78
 
 
 def test_what_was_taken_can_be_fed(tf: Any, session: Any) -> None:
     x = tb.external_input(tf.float32, [2])
     same, double = tb.external_output(x), tb.external_output(2 * x)
-    taken = tb.take(session.run(double, {x.handle: tb.feed(np.ones(2, np.float32))}))
+    taken = tb.take(session.run(double, {tb.handle_of(x): tb.feed(np.ones(2, np.float32))}))
     for power in range(2, 5):
         fed = tb.feed(taken, copy=False)
-        view = tb.take(session.run(same, {x.handle: fed}))
+        view = tb.take(session.run(same, {tb.handle_of(x): fed}))
         assert view.numpy().ctypes.data == taken.numpy().ctypes.data
-        taken = tb.take(session.run(double, {x.handle: fed}))
+        taken = tb.take(session.run(double, {tb.handle_of(x): fed}))
         assert taken.numpy().tolist() == [2**power] * 2
 
 
@@ -78,17 +100,17 @@ def test_one_feed_serves_many_runs(tf: Any, session: Any) -> None:
     array = aligned(3, np.int64)
     array[:] = 1, 2, 3
     fed = tb.feed(array, copy=False)
-    assert session.run(total, {x.handle: fed}) == 6
+    assert session.run(total, {tb.handle_of(x): fed}) == 6
     array[0] = 10
-    assert session.run(total, {x.handle: fed}) == 15
-    assert session.run(total, {x.handle: fed.copy()}) == 15
+    assert session.run(total, {tb.handle_of(x): fed}) == 15
+    assert session.run(total, {tb.handle_of(x): fed.copy()}) == 15
 
 
 @pytest.mark.parametrize("shape", [[], [0], [2, 0, 3], [1, 1], [1, 2, 1, 3, 1]])
 def test_every_shape_crosses(tf: Any, session: Any, shape: List[int]) -> None:
     x = tb.external_input(tf.float64, shape)
     array = np.ones(shape)
-    taken = tb.take(session.run(tb.external_output(x), {x.handle: tb.feed(array)}))
+    taken = tb.take(session.run(tb.external_output(x), {tb.handle_of(x): tb.feed(array)}))
     assert (taken.shape, taken.numpy().shape, taken.numpy().sum()) == (tuple(shape), tuple(shape), array.sum())
     torch = pytest.importorskip("torch")
     assert list(torch.utils.dlpack.from_dlpack(taken).shape) == shape
@@ -106,7 +128,7 @@ def test_dtypes_cross(tf: Any, session: Any, name: str) -> None:
     array = aligned(6, dtype)
     array[:] = np.array([1, 0, 1, 0, 0, 1]).astype(dtype)
     x = tb.external_input(name, [6])
-    taken = tb.take(session.run(tb.external_output(x), {x.handle: tb.feed(array, copy=False)}))
+    taken = tb.take(session.run(tb.external_output(x), {tb.handle_of(x): tb.feed(array, copy=False)}))
     assert taken.dtype == name
     assert taken.numpy().dtype == dtype
     assert taken.numpy().ctypes.data == array.ctypes.data
@@ -120,7 +142,7 @@ def test_dtypes_cross_to_torch(tf: Any, session: Any, name: str) -> None:
         pytest.skip("DLPack of PyTorch 1.13 has no " + name)
     tensor = torch.tensor([1, 0, 1, 0, 0, 1]).to(getattr(torch, name))
     x = tb.external_input(name, [6])
-    taken = tb.take(session.run(tb.external_output(x), {x.handle: tb.feed(tensor, copy=False)}))
+    taken = tb.take(session.run(tb.external_output(x), {tb.handle_of(x): tb.feed(tensor, copy=False)}))
     result = torch.utils.dlpack.from_dlpack(taken)
     assert (result.dtype, result.data_ptr()) == (tensor.dtype, tensor.data_ptr())
     assert torch.equal(result, tensor)
@@ -131,7 +153,7 @@ def test_a_saved_graph_takes_an_external_input(tf: Any, session: Any) -> None:
         tf.identity(tf.compat.v1.placeholder(tf.float32, [None, 2], "x") + [[10.0, 20.0]], "y")
     x = tb.external_input(tf.float32, [None, 2])
     (y,) = tf.import_graph_def(trained.as_graph_def(), input_map={"x:0": x}, return_elements=["y:0"])
-    fetched = session.run(tb.external_output(y), {x.handle: tb.feed(np.ones((3, 2), np.float32))})
+    fetched = session.run(tb.external_output(y), {tb.handle_of(x): tb.feed(np.ones((3, 2), np.float32))})
     assert tb.take(fetched).numpy().tolist() == [[11, 21]] * 3
 
 
@@ -139,7 +161,7 @@ def test_a_graph_with_the_operations_can_be_saved_and_loaded(tf: Any, session: A
     with tf.Graph().as_default() as built:
         x = tb.external_input(tf.float32, [None], name="x")
         tb.external_output(x + 1, name="y")
-        names = [x.handle.name, "y:0"]
+        names = [tb.handle_of(x).name, "y:0"]
     handle, y = tf.import_graph_def(built.as_graph_def(), return_elements=names, name="")
     fetched = session.run(y, {handle: tb.feed(np.ones(3, np.float32))})
     assert tb.take(fetched).numpy().tolist() == [2, 2, 2]
@@ -152,7 +174,7 @@ def test_variables_are_trained_on_what_is_fed(tf: Any, session: Any) -> None:
     step = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
     session.run(tf.compat.v1.global_variables_initializer())
     inputs = np.linspace(-1, 1, 32, dtype=np.float32)[:, None]
-    feeds = {x.handle: tb.feed(inputs), t.handle: tb.feed(3 * inputs)}
+    feeds = {tb.handle_of(x): tb.feed(inputs), tb.handle_of(t): tb.feed(3 * inputs)}
     for _ in range(200):
         session.run(step, feeds)
     assert abs(tb.take(session.run(tb.external_output(weight), feeds)).numpy().item() - 3) < 1e-3
@@ -170,13 +192,13 @@ def test_what_is_fed_wrongly_is_named(tf: Any, session: Any) -> None:
     ]:
         gc.collect()
         with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-            session.run(y, {x.handle: wrong})
+            session.run(y, {tb.handle_of(x): wrong})
         assert re.search(words, caught.value.message.replace("\n", " "))
     numbers = np.asarray(fed).tolist()
-    session.run(y, {x.handle: fed})
+    session.run(y, {tb.handle_of(x): fed})
     del fed
     with pytest.raises(tf.errors.InvalidArgumentError, match="keep what feed gave"):
-        session.run(y, {x.handle: numbers})
+        session.run(y, {tb.handle_of(x): numbers})
     with pytest.raises(tf.errors.InvalidArgumentError, match="feed a value for placeholder"):
         session.run(y)
 
@@ -235,7 +257,7 @@ def test_runs_on_many_threads(tf: Any, session: Any) -> None:
             for round in range(50):
                 array = aligned(257)
                 array[:] = seed * 1000 + round
-                fetched = session.run([same, total], {x.handle: tb.feed(array)})
+                fetched = session.run([same, total], {tb.handle_of(x): tb.feed(array)})
                 view, sum = (tb.take(one).numpy() for one in fetched)
                 assert view.ctypes.data == array.ctypes.data
                 assert sum == (seed * 1000 + round) * 257
@@ -257,7 +279,7 @@ def test_two_thousand_runs_leave_nothing(tf: Any, session: Any) -> None:
     tensor = torch.zeros(250000)
 
     def run() -> None:
-        fetched = session.run(y, {x.handle: tb.feed(tensor)})
+        fetched = session.run(y, {tb.handle_of(x): tb.feed(tensor)})
         assert torch.utils.dlpack.from_dlpack(tb.take(fetched))[-1] == 1
 
     for _ in range(100):
@@ -279,7 +301,7 @@ def test_read_only_memory_stays_so(tf: Any, session: Any) -> None:
     array = aligned(4)
     array.flags.writeable = False
     x = tb.external_input(tf.float32, [4])
-    fetched = session.run(tb.external_output(x), {x.handle: tb.feed(array, copy=False)})
+    fetched = session.run(tb.external_output(x), {tb.handle_of(x): tb.feed(array, copy=False)})
     taken = tb.take(fetched)
     assert taken.read_only
     assert taken.numpy().ctypes.data == array.ctypes.data

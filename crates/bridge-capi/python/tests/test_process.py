@@ -47,8 +47,8 @@ session = tf.compat.v1.Session()
 x = tb.external_input(tf.float32, [None])
 y = tb.external_output(x)
 fed = tb.feed(array, copy=False)
-untaken = session.run(y, {x.handle: fed})
-taken = tb.take(session.run(y, {x.handle: fed}))
+untaken = session.run(y, {tb.handle_of(x): fed})
+taken = tb.take(session.run(y, {tb.handle_of(x): fed}))
 views = [taken.numpy(), taken.__dlpack__(), np.asarray(taken)[3:]]
 """
 
@@ -72,7 +72,7 @@ def test_the_interpreter_ends_while_threads_run(tf: Any) -> None:
         + """
 def work():
     while True:
-        tb.take(session.run(y, {x.handle: tb.feed(array)})).numpy()
+        tb.take(session.run(y, {tb.handle_of(x): tb.feed(array)})).numpy()
 for _ in range(3):
     threading.Thread(target=work, daemon=True).start()
 time.sleep(0.3)
@@ -99,7 +99,7 @@ for round in range(5):
     alive = weakref.ref(array)
     fed = tb.feed(array, copy=False)
     numbers = np.asarray(fed).copy()
-    thread = threading.Thread(target=session.run, args=(y, {x.handle: numbers.tolist()}))
+    thread = threading.Thread(target=session.run, args=(y, {tb.handle_of(x): numbers.tolist()}))
     thread.start()
     time.sleep(0.1)
     del fed, array

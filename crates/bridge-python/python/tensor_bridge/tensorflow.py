@@ -25,7 +25,9 @@ from .errors import BridgeValueError
 if TYPE_CHECKING:
     from ._core import Target
 
-__all__ = ["Feed", "external_input", "external_output", "feed", "placeholder", "take"]
+__all__ = ["Feed", "external_input", "external_output", "feed", "handle_of", "placeholder", "take"]
+
+_INPUT, _OUTPUT = "TensorBridgeInput", "TensorBridgeOutput"
 
 
 class Feed(np.ndarray):
@@ -57,8 +59,9 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
     """A tensor of the graph that is another framework's memory, with this dtype and shape.
 
     ``handle`` is a tensor that holds what ``feed`` gave: an argument of the ``tf.function``, or a ``placeholder``.
-    Without it, a graph of version 1 gets a placeholder of its own, which is the attribute ``handle`` of the result.
-    ``shape`` may have lengths of ``None``. What is fed is checked against dtype and shape in every run.
+    Without it, a graph of version 1 gets a placeholder of its own, which ``handle_of`` returns. ``shape`` may have
+    lengths of ``None``. What is fed is checked against dtype and shape in every run. Gradients with respect to the
+    result are taken as of any tensor.
 
     The operation runs on the device where it is built (``tf.device``), and what is fed has to be there.
     """
@@ -72,10 +75,22 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
         handle = placeholder()
     if getattr(handle, "dtype", None) != tf.int32:
         raise _argument(f"{handle!r} is no handle: pass a tensor of two int32, which stands for what feed gives")
-    made = _apply("TensorBridgeInput", name, handle=handle, T=tf.as_dtype(dtype), place=-1)
-    checked = tf.ensure_shape(made, shape, name=f"{name}_shape")
-    checked.handle = handle
-    return checked
+    made = _apply(_INPUT, name, handle=handle, T=tf.as_dtype(dtype), place=-1)
+    return tf.ensure_shape(made, shape, name=f"{name}_shape")
+
+
+def handle_of(x: Any) -> Any:
+    """Return the tensor of the graph that holds the handle of ``x``, which ``external_input`` returned.
+
+    A run is fed there: ``session.run(y, {handle_of(x): feed(tensor)})``.
+    """
+    # Read from the graph: TensorFlow takes a tensor with an attribute ``handle`` for a variable.
+    operation = getattr(x, "op", None)
+    if getattr(operation, "type", None) == "EnsureShape":
+        operation = operation.inputs[0].op
+    if getattr(operation, "type", None) != _INPUT:
+        raise _argument(f"an object of type {type(x).__name__} is no external_input of a graph, and has no handle")
+    return operation.inputs[0]
 
 
 def external_output(y: Any, *, name: str = "external_output") -> Any:
@@ -94,7 +109,7 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
         )
     # A tf.function may be gone as soon as it was called.
     outlived = int(tf.compat.v1.get_default_graph().building_function)
-    return _apply("TensorBridgeOutput", name, x=y, outlived=outlived)
+    return _apply(_OUTPUT, name, x=y, outlived=outlived)
 
 
 def feed(x: Any, *, copy: bool | None = None) -> Feed:
