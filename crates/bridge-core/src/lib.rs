@@ -15,6 +15,7 @@
 //! | dtype, strides, alignment, device, read-only fit the target; whether to copy | core: [`plan`](plan()) |
 //! | a capsule follows DLPack's rules | core: [`dlpack`] |
 //! | an address belongs to the device that a capsule names | the crate for that device, `bridge-cuda` |
+//! | a copy is one, fits the target, and is waited for | core: [`transfer`] |
 //! | the consumer's stream waits for the owner's | core: [`transfer`], over [`Ordering`] |
 //! | the owner's stream waits for every reader | core: [`Lease`], over [`Ordering`] |
 //! | the memory is not reused before that, whatever the allocator's habits | the exporting adapter: [`DeviceBuffer::reuse`] |
@@ -26,12 +27,13 @@
 //! # The protocol in time
 //!
 //! 1. [`Adapter::export`]: the owner's stream is the one current in its framework.
-//! 2. Where the consumer's current stream differs, it is made to wait for a point in the owner's stream.
-//! 3. [`Adapter::import`].
-//! 4. When the last view goes, the owner's stream is made to wait for the stream at import, the one current where the
+//! 2. The owner's stream is noted in the producer's own [`Views`], in case the tensor is a view itself.
+//! 3. Where the consumer's current stream differs, it is made to wait for a point in the owner's stream.
+//! 4. [`Adapter::import`].
+//! 5. When the last view is dropped, the owner's stream is made to wait for the stream at import, the one current where the
 //!    view is dropped, and those noted in [`Views`]. Only then is the owner's reference dropped.
 //!
-//! Nothing of this blocks the host. There is no framework, no CUDA and no Python among this crate's dependencies.
+//! Nothing of this blocks the host, except where a consumer reads device memory on the host. There is no framework, no CUDA and no Python among this crate's dependencies.
 
 mod adapter;
 mod buffer;

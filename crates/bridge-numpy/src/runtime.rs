@@ -37,7 +37,7 @@ impl Runtime {
             dtypes: dtypes.all(),
             strides: Strides::Any,
             alignment: 0,
-            devices: vec![DeviceKind::CPU, DeviceKind::CUDA_HOST, DeviceKind::CUDA_MANAGED],
+            devices: vec![DeviceKind::CPU],
             keeps_read_only: true,
             waits_on_export: false,
         };

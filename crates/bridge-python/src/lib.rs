@@ -1,5 +1,6 @@
 //! The Python package `tensor_bridge`: a thin layer over the adapters and core's `transfer`.
 
+mod device;
 mod errors;
 mod foreign;
 mod frameworks;
@@ -8,24 +9,22 @@ mod streams;
 mod tensorflow;
 mod tensorflow1;
 
-use bridge_core::{Device, ErrorKind, Keep, Options};
-use bridge_pyo3::{Owner, PyTensor};
+use bridge_core::{Device, DeviceKind, Error, ErrorKind, Options};
+use bridge_pyo3::PyTensor;
 use errors::{argument, into_python};
 use frameworks::{Framework, source};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
-use std::sync::Arc;
 
-fn options(copy: Option<bool>, device: Option<&str>) -> bridge_core::Result<Options> {
-    let device = device.map(|device| device.parse::<Device>().map_err(argument)).transpose()?;
-    Ok(Options { copy, device })
+fn options(copy: Option<bool>, device: Option<&PyTensor<'_>>) -> bridge_core::Result<Options> {
+    Ok(Options { copy, device: device.map(device::device).transpose()? })
 }
 
 fn transfer<'py>(
     x: &PyTensor<'py>,
     to: Framework,
     copy: Option<bool>,
-    device: Option<&str>,
+    device: Option<&PyTensor<'_>>,
 ) -> PyResult<PyTensor<'py>> {
     let py = x.py();
     let cross = || {
@@ -39,7 +38,9 @@ fn transfer<'py>(
 /// Refuses what a look would use up.
 fn only_look(x: &PyTensor<'_>) -> bridge_core::Result<()> {
     match x.is_instance_of::<PyCapsule>() {
-        true => Err(argument("a look at a capsule would use it up: pass the tensor that it came from")),
+        true => {
+            Err(argument("reading a DLPack capsule consumes it: pass the original tensor to plan() or record_stream()"))
+        }
         false => Ok(()),
     }
 }
@@ -47,8 +48,9 @@ fn only_look(x: &PyTensor<'_>) -> bridge_core::Result<()> {
 /// A ``torch.Tensor`` over the memory of ``x``.
 ///
 /// ``copy`` is as in the array API: ``None`` copies only where it is needed (see ``plan``), ``True`` always, ``False``
-/// never. A copy is made by the framework that owns ``x``, on the device where ``x`` is. ``device``, such as
-/// ``"cuda:0"``, is checked, not moved to.
+/// never. A copy is made by the framework that owns ``x``, on the device where ``x`` is. ``device`` is checked, not moved to:
+/// a name such as ``"cuda:0"``, where ``"cuda"`` means the current device, a ``torch.device``, a ``cupy.cuda.Device``, or
+/// the pair that ``__dlpack_device__`` returns.
 ///
 /// ``x`` may also be a DLPack capsule, which is used up. A capsule on a CUDA device does not say which stream its tensor
 /// is written on: have the work ordered in front of the legacy default stream, or pass the tensor itself.
@@ -59,14 +61,14 @@ fn only_look(x: &PyTensor<'_>) -> bridge_core::Result<()> {
 /// Raises a ``BridgeError`` if ``x`` cannot cross.
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None))]
-fn to_torch<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&str>) -> PyResult<PyTensor<'py>> {
+fn to_torch<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
     transfer(x, Framework::TORCH, copy, device)
 }
 
 /// A ``cupy.ndarray`` over the memory of ``x``. Arguments and errors are those of ``to_torch``.
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None))]
-fn to_cupy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&str>) -> PyResult<PyTensor<'py>> {
+fn to_cupy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
     transfer(x, Framework::CUPY, copy, device)
 }
 
@@ -74,7 +76,7 @@ fn to_cupy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&str>) -> 
 /// ``to_torch``.
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None))]
-fn to_numpy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&str>) -> PyResult<PyTensor<'py>> {
+fn to_numpy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
     transfer(x, Framework::NUMPY, copy, device)
 }
 
@@ -86,7 +88,7 @@ fn to_numpy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&str>) ->
 /// function: pass it as an argument.
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None))]
-fn to_tensorflow<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&str>) -> PyResult<PyTensor<'py>> {
+fn to_tensorflow<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
     transfer(x, Framework::TENSORFLOW, copy, device)
 }
 
@@ -97,7 +99,7 @@ fn convert<'py>(
     x: &PyTensor<'py>,
     target: &PyTensor<'py>,
     copy: Option<bool>,
-    device: Option<&str>,
+    device: Option<&PyTensor<'_>>,
 ) -> PyResult<PyTensor<'py>> {
     let target = Framework::named(target).map_err(|error| into_python(x.py(), error))?;
     transfer(x, target, copy, device)
@@ -151,7 +153,7 @@ impl Plan {
 /// What ``convert`` with the same arguments would do, without doing it; raises what it would raise.
 #[pyfunction]
 #[pyo3(signature = (x, target, *, copy=None, device=None))]
-fn plan(x: &PyTensor<'_>, target: &PyTensor<'_>, copy: Option<bool>, device: Option<&str>) -> PyResult<Plan> {
+fn plan(x: &PyTensor<'_>, target: &PyTensor<'_>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<Plan> {
     let py = x.py();
     let look = || {
         only_look(x)?;
@@ -163,12 +165,13 @@ fn plan(x: &PyTensor<'_>, target: &PyTensor<'_>, copy: Option<bool>, device: Opt
     look().map_err(|error| into_python(py, error))
 }
 
-/// Says that ``view``, a result of this package or a part of one, is used on ``stream`` as well: its owner then waits
-/// for that stream, too, before it takes the memory back.
+/// Notes that ``view``, a result of this package or a part of one, is used on ``stream`` as well: its owner then waits
+/// for that stream, too, before it takes the memory back. Host memory and views without elements need no note.
 ///
 /// The stream at the conversion and the one that is current where the view is dropped are known without this. ``stream``
-/// is a stream of any framework (``torch.cuda.Stream``, ``cupy.cuda.Stream``, anything with ``__cuda_stream__``), which
-/// is kept alive as long as the view, or the handle as an ``int``, whose stream you keep alive yourself.
+/// is a stream of any framework (``torch.cuda.Stream``, ``cupy.cuda.Stream``, anything with ``__cuda_stream__``) on
+/// the device of the view, which is kept alive as long as the view. Of an ``ExternalStream``, and of a handle that is passed
+/// as an ``int``, you keep the stream alive yourself.
 #[pyfunction]
 fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = view.py();
@@ -176,12 +179,21 @@ fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()>
         only_look(view)?;
         let (object, stream) = (stream, streams::handle(stream)?);
         let adapter = source(view)?;
-        let lent = adapter.export(view)?;
-        let keep = || Some(Arc::new(Owner::new(object)) as Keep);
-        match adapter.consumer().views().used(lent.device(), lent.data(), stream.on_any_thread(), keep) {
-            0 if lent.buffer().stream().is_some() => {
+        let Some((device, address)) = adapter.locate(view)?.filter(|(device, _)| device.kind == DeviceKind::CUDA)
+        else {
+            return Ok(());
+        };
+        // SAFETY: the caller names a stream that is alive, as the documentation demands of a raw handle.
+        if !unsafe { bridge_cuda::has_stream(device, stream) }? {
+            let text = format!(
+                "{stream} belongs to another device than the view, which is on {device}: pass a stream of {device}"
+            );
+            return Err(Error::new(ErrorKind::Device, text));
+        }
+        match adapter.consumer().views().used(device, address, stream.on_any_thread(), || streams::keep(object)) {
+            0 => {
                 let text = "this tensor is no view that tensor_bridge has made: use its own framework's record_stream";
-                Err(bridge_core::Error::new(ErrorKind::Argument, text))
+                Err(argument(text))
             }
             _ => Ok(()),
         }

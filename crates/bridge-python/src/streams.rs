@@ -1,10 +1,11 @@
 //! Streams of any framework.
 
 use crate::errors::argument;
-use bridge_core::{Result, Stream};
-use bridge_pyo3::{framework_error, probe, type_name};
+use bridge_core::{Keep, Result, Stream};
+use bridge_pyo3::{Owner, framework_error, probe, type_name};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
+use std::sync::Arc;
 
 /// Where the frameworks' stream objects keep their handle.
 const ATTRIBUTES: &[&str] = &["cuda_stream", "ptr", "handle"];
@@ -19,6 +20,13 @@ pub(crate) fn handle(stream: &Bound<'_, PyAny>) -> Result<Stream> {
     let py = stream.py();
     let found = find(stream).map_err(|error| framework_error(py, "the stream", error))?;
     found.map(Stream::from_handle).ok_or_else(|| argument(format!("{} is no CUDA stream", type_name(stream))))
+}
+
+/// Keeps a stream alive with its object, where the object owns the stream: an integer and an `ExternalStream` do not.
+pub(crate) fn keep(stream: &Bound<'_, PyAny>) -> Option<Keep> {
+    let external = stream.get_type().name().is_ok_and(|name| name.to_string_lossy().starts_with("External"));
+    let owns = !external && !stream.is_instance_of::<PyInt>();
+    owns.then(|| Arc::new(Owner::new(stream)) as Keep)
 }
 
 fn find(stream: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {

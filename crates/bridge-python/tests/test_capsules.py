@@ -110,7 +110,7 @@ def test_other_capsules_are_no_tensors() -> None:
 
 def test_a_look_does_not_use_the_capsule_up() -> None:
     capsule = Producer().capsule()
-    with pytest.raises(tb.BridgeValueError, match="use it up"):
+    with pytest.raises(tb.BridgeValueError, match="consumes"):
         tb.plan(capsule, "numpy")
     assert tb.to_numpy(capsule).shape == (8,)
 

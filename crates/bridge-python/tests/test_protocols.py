@@ -246,7 +246,10 @@ class CudaInterface:
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
         interface = self.array.__array_interface__
-        return {**{name: interface[name] for name in ("shape", "strides", "typestr", "data", "version")}, **self.changes}
+        return {
+            **{name: interface[name] for name in ("shape", "strides", "typestr", "data", "version")},
+            **self.changes,
+        }
 
 
 @pytest.mark.parametrize(

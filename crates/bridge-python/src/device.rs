@@ -1,0 +1,64 @@
+//! What `device=` takes.
+
+use crate::errors::{argument, text};
+use bridge_core::{Device, DeviceKind, Result};
+use bridge_pyo3::{PyTensor, framework_error, probe, type_name};
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+/// Reads a device: a name such as `"cpu"` or `"cuda:0"`, a `torch.device`, a `cupy.cuda.Device`, or what
+/// `__dlpack_device__` returns. A kind of CUDA's without a number means the current device, as in PyTorch.
+///
+/// # Errors
+///
+/// [`Argument`](bridge_core::ErrorKind::Argument) for anything else.
+pub(crate) fn device(object: &PyTensor<'_>) -> Result<Device> {
+    let py = object.py();
+    if object.is_instance_of::<PyString>() {
+        let name = text(object, "a device")?;
+        return named(&name, None);
+    }
+    let read = || -> PyResult<_> {
+        if let Some((kind, index)) = probe(py, object.extract::<(i32, i32)>())? {
+            return Ok(Some(Ok(Device { kind: DeviceKind(kind), index })));
+        }
+        let attribute = |name: &str| probe(py, object.getattr(name));
+        // torch.device
+        if let (Some(kind), Some(index)) = (attribute("type")?, attribute("index")?)
+            && kind.is_instance_of::<PyString>()
+        {
+            return Ok(Some(named(&kind.extract::<String>()?, index.extract()?)));
+        }
+        // cupy.cuda.Device
+        let module = attribute("__module__")?.and_then(|module| module.extract::<String>().ok());
+        if module.is_some_and(|module| module.starts_with("cupy")) {
+            let id = attribute("id")?.and_then(|id| id.extract().ok());
+            return Ok(id.map(|id| Ok(Device::cuda(id))));
+        }
+        Ok(None)
+    };
+    let unknown = || {
+        let kind = type_name(object);
+        argument(format!(
+            "{kind} is no device: pass \"cpu\", \"cuda\", \"cuda:0\", a torch.device or a cupy.cuda.Device"
+        ))
+    };
+    match read() {
+        Ok(found) => found.unwrap_or_else(|| Err(unknown())),
+        Err(error) => Err(framework_error(py, "the device", error)),
+    }
+}
+
+fn named(name: &str, index: Option<i32>) -> Result<Device> {
+    let parse = |name: &str| name.parse::<Device>().map_err(argument);
+    match index {
+        Some(index) => parse(&format!("{name}:{index}")),
+        // The current device is asked for where the name has no number and CUDA is there; without it 0 is as good.
+        None => match parse(name)? {
+            device if device.kind == DeviceKind::CUDA && !name.contains(':') => {
+                Ok(bridge_cuda::current_device().ok().flatten().unwrap_or(device))
+            }
+            device => Ok(device),
+        },
+    }
+}

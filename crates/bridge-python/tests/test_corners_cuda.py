@@ -1,0 +1,281 @@
+"""Corners on a CUDA device: who waits for copies, what is known of an allocator, handles used again, captures."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memory
+import tensor_bridge as tb
+from capsules import CUDA, Producer
+
+torch: Any = pytest.importorskip("torch")
+cupy: Any = pytest.importorskip("cupy")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+
+N = 1 << 16
+MANAGED = 13
+
+
+def spin(stream: Any) -> None:
+    """Keep a stream busy for some milliseconds."""
+    code = 'extern "C" __global__ void spin(long long n) { long long s = clock64(); while (clock64() - s < n); }'
+    with stream:
+        cupy.RawKernel(code, "spin")((1,), (1,), (10_000_000,))
+
+
+def settled() -> dict[str, int]:
+    torch.cuda.synchronize()
+    return memory.settled()
+
+
+@pytest.mark.parametrize("reason", ["asked", "strides"])
+def test_the_owner_of_a_view_waits_for_a_copy_of_the_view(reason: str) -> None:
+    copier, other = cupy.cuda.Stream(non_blocking=True), torch.cuda.Stream()
+    wrong = 0
+    for value in range(1, 21):
+        owner = torch.full((N,), float(value), device="cuda")
+        view = tb.to_cupy(owner)
+        torch.cuda.synchronize()
+        spin(copier)
+        with copier, torch.cuda.stream(other):
+            copy = tb.to_torch(view, copy=True) if reason == "asked" else tb.to_torch(view[::-1])
+        del view, owner
+        junk = [torch.full((N,), -1.0, device="cuda") for _ in range(3)]
+        torch.cuda.synchronize()
+        wrong += not bool((copy == value).all())
+        del junk, copy
+    assert wrong == 0
+
+
+def test_another_view_over_the_same_memory_is_no_view_of_ours() -> None:
+    side, reader = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
+    wrong = 0
+    for value in range(1, 21):
+        array = cupy.full(N, float(value))
+        cupy.cuda.Device().synchronize()
+        ours, theirs = tb.to_torch(array), torch.from_dlpack(array)
+        with torch.cuda.stream(side), reader:
+            lent = tb.to_cupy(theirs)
+        spin(reader)
+        with reader:
+            read = lent.copy()
+        del ours, array, theirs
+        with torch.cuda.stream(side), reader:
+            del lent
+        junk = [cupy.full(N, -1.0) for _ in range(3)]
+        torch.cuda.synchronize()
+        wrong += not bool((read == value).all())
+        del junk, read
+    assert wrong == 0
+
+
+ALLOCATOR = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+/* Hands a freed block out again at once, as RMM's pools do for their own streams. */
+static struct { void *at; size_t size; int is_free; } blocks[4096];
+static int count;
+void *take(size_t size, int device, void *stream) {
+    for (int i = count - 1; i >= 0; i--)
+        if (blocks[i].is_free && blocks[i].size == size) { blocks[i].is_free = 0; return blocks[i].at; }
+    int (*allocate)(void **, size_t) = dlsym(RTLD_DEFAULT, "cudaMalloc");
+    blocks[count].size = size;
+    allocate(&blocks[count].at, size);
+    return blocks[count++].at;
+}
+void give(void *at, size_t size, int device, void *stream) {
+    for (int i = 0; i < count; i++) if (blocks[i].at == at) blocks[i].is_free = 1;
+}
+"""
+
+
+def test_a_pluggable_allocator_is_not_believed_to_wait(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    source, library = tmp_path / "allocator.c", tmp_path / "allocator.so"
+    source.write_text(ALLOCATOR)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    code = f"""
+import torch
+allocator = torch.cuda.memory.CUDAPluggableAllocator({str(library)!r}, "take", "give")
+torch.cuda.memory.change_current_allocator(allocator)
+import cupy
+import tensor_bridge as tb
+N = 1 << 16
+code = 'extern "C" __global__ void spin(long long n) {{ long long s = clock64(); while (clock64() - s < n); }}'
+kernel = cupy.RawKernel(code, "spin")
+side, reader = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
+wrong = 0
+for value in range(1, 21):
+    tensor = torch.full((N,), float(value), device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side), reader:
+        view = tb.to_cupy(tensor)
+        kernel((1,), (1,), (10_000_000,))
+        read = view.copy()
+        del view, tensor
+    junk = [torch.full((N,), -1.0, device="cuda") for _ in range(3)]
+    torch.cuda.synchronize()
+    wrong += not bool((read == value).all())
+    del junk
+print(wrong)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
+
+
+def test_a_handle_that_names_another_stream_now_is_kept_alive() -> None:
+    for _ in range(20):
+        first = cupy.cuda.Stream(non_blocking=True)
+        handle = first.ptr
+        with cupy.cuda.ExternalStream(handle):
+            view = tb.to_cupy(torch.ones(8, device="cuda"))
+        del view, first
+        streams = []
+        while len(streams) < 64 and (not streams or streams[-1].ptr != handle):
+            streams.append(cupy.cuda.Stream(non_blocking=True))
+        again = streams.pop()
+        with again:
+            view = tb.to_cupy(torch.ones(8, device="cuda"))
+        if again.ptr == handle:
+            keeps = [thing for thing in gc.get_referrers(again) if isinstance(thing, list)]
+            assert not keeps
+        references = sys.getrefcount(again)
+        del view
+        assert sys.getrefcount(again) <= references
+        del again, streams
+    assert settled()["lost"] == 0
+
+
+@pytest.fixture
+def managed() -> Any:
+    before = cupy.cuda.get_allocator()
+    cupy.cuda.set_allocator(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc)
+    yield cupy.arange(8, dtype=cupy.float32)
+    cupy.cuda.set_allocator(before)
+
+
+def test_managed_memory_crosses_as_what_it_is_labelled(managed: Any) -> None:
+    cupy.cuda.Device().synchronize()
+    for label in (CUDA, MANAGED):
+        for target in ("torch", "cupy"):
+            producer = Producer()
+            producer.tensor.data, producer.tensor.device_type = managed.data.ptr, label
+            view = tb.convert(producer.capsule(), target)
+            assert (view + 1).sum().item() == 36
+            assert "cuda" in str(view.device).lower()
+            del view
+            settled()
+            assert producer.deleted == 1
+    assert tb.to_torch(managed.__dlpack__()).data_ptr() == managed.data.ptr
+
+
+def test_the_host_waits_for_managed_memory_that_it_reads(managed: Any) -> None:
+    stream = cupy.cuda.Stream.null
+    spin(stream)
+    managed += 1
+    array = tb.to_numpy(managed.__dlpack__(stream=1))
+    assert array.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert array.ctypes.data == managed.data.ptr
+
+
+def test_record_stream_asks_no_more_than_it_needs() -> None:
+    stream = torch.cuda.Stream()
+    tb.record_stream(tb.to_cupy(torch.zeros(0, device="cuda")), stream)
+    view = tb.to_torch(cupy.zeros(4)).requires_grad_()
+    tb.record_stream(view, stream)
+    with pytest.raises(tb.BridgeValueError, match="its own framework"):
+        tb.record_stream(torch.zeros(4, device="cuda"), stream)
+
+
+@two_gpus
+def test_a_stream_of_another_device_is_refused() -> None:
+    view = tb.to_cupy(torch.zeros(4, device="cuda:0"))
+    with pytest.raises(tb.BridgeValueError, match="cuda:0") as caught:
+        tb.record_stream(view, torch.cuda.Stream("cuda:1"))
+    assert caught.value.kind == "device"
+    tb.record_stream(view, torch.cuda.Stream("cuda:0"))
+    del view
+    assert settled()["lost"] == 0
+
+
+@two_gpus
+def test_a_copy_stays_on_the_device_of_the_array() -> None:
+    with cupy.cuda.Device(1):
+        array = cupy.arange(8, dtype=cupy.float32)
+    tensor = tb.to_torch(array[::-1], device="cuda:1")
+    assert (str(tensor.device), tensor.tolist()) == ("cuda:1", [7, 6, 5, 4, 3, 2, 1, 0])
+    assert cupy.cuda.Device().id == 0
+    with pytest.raises(tb.BridgeValueError) as caught:
+        tb.to_torch(array[::-1], device="cuda:0")
+    assert caught.value.kind == "device"
+
+
+@two_gpus
+def test_cuda_without_a_number_is_the_current_device() -> None:
+    tensor = torch.ones(2, device="cuda:1")
+    with pytest.raises(tb.BridgeValueError):
+        tb.to_cupy(tensor, device="cuda")
+    with torch.cuda.device(1):
+        torch.cuda.current_stream().synchronize()
+        assert tb.to_cupy(tensor, device="cuda").device.id == 1
+        assert tb.to_cupy(tensor, device=torch.device("cuda")).device.id == 1
+
+
+def test_devices_of_every_framework_are_understood() -> None:
+    tensor = torch.ones(2, device="cuda")
+    for device in ("cuda", "cuda:0", tensor.device, torch.device("cuda"), cupy.cuda.Device(0), (CUDA, 0)):
+        assert tb.to_cupy(tensor, device=device).sum() == 2
+    for nonsense in ("gpu", 3.5, object(), torch.device("cpu"), cupy.cuda.Stream.null):
+        with pytest.raises(tb.BridgeValueError):
+            tb.to_cupy(tensor, device=nonsense)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 1, 1), (2, 1, 8, 8)])
+def test_channels_last_survives_cupy(shape: tuple[int, ...]) -> None:
+    tensor = torch.ones(shape, device="cuda").to(memory_format=torch.channels_last)
+    assert tb.to_torch(tb.to_cupy(tensor)).stride() == tensor.stride()
+
+
+def test_a_view_dropped_in_a_capture_that_it_took_no_part_in_comes_back_after_it() -> None:
+    tensor = torch.zeros(4, device="cuda")
+    view = tb.to_cupy(torch.ones(4, device="cuda"))
+    before = settled()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
+            del view
+        tensor += 1
+        assert tb.stats()["retired"] == before["retired"] + 1
+    graph.replay()
+    torch.cuda.synchronize()
+    assert tensor.tolist() == [1, 1, 1, 1]
+    deadline = time.monotonic() + 20
+    while tb.stats()["retired"] > before["retired"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    after = settled()
+    assert (after["lost"], after["retired"]) == (before["lost"], before["retired"])
+
+
+def test_full_memory_stays_what_it_is() -> None:
+    tensor = torch.zeros(1 << 28, device="cuda")
+    held = torch.cuda.memory_reserved() / torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.memory.set_per_process_memory_fraction(held)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            tb.to_cupy(tensor, copy=True)
+    finally:
+        torch.cuda.memory.set_per_process_memory_fraction(1.0)
