@@ -1,5 +1,6 @@
 //! The arenas of CuPy's memory pools: which stream a block was allocated on.
 
+use bridge_pyo3::probe;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -57,8 +58,10 @@ fn find<'py>(pool: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyDict>>> {
     for object in py.import("gc")?.call_method1("get_referents", (pool,))?.try_iter()? {
         let Ok(candidate) = object?.cast_into::<PyDict>() else { continue };
         let of_arenas = |value: Bound<'py, PyAny>| value.call0().and_then(|value| value.is_instance(&arena));
-        if candidate.values().iter().any(|value| of_arenas(value).unwrap_or(false)) {
-            return Ok(Some(candidate));
+        for value in candidate.values() {
+            if probe(py, of_arenas(value))? == Some(true) {
+                return Ok(Some(candidate));
+            }
         }
     }
     Ok(None)

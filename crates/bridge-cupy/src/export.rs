@@ -2,7 +2,7 @@
 
 use crate::runtime::{Runtime, raised};
 use bridge_core::{Access, Device, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse, Stream};
-use bridge_pyo3::{LeaseOwner, Owner, PyTensor, not_a_tensor};
+use bridge_pyo3::{LeaseOwner, Owner, PyTensor, not_a_tensor, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyTuple};
@@ -61,9 +61,12 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     }
     let layout = Layout::new(dtype, &shape, strides.as_deref(), 0)?.in_smallest_buffer();
     let (below, above) = layout.reach();
-    let bytes = if layout.numel() == 0 { address..address } else { address - below..address + above };
+    // Strides of `as_strided` may be any. A range that wraps is empty, and `Lent::new` refuses it.
+    let bytes =
+        if layout.numel() == 0 { address..address } else { address.wrapping_sub(below)..address.wrapping_add(above) };
     let stream = runtime.consumer.stream(py, device).map_err(|error| raised(py, error))?;
-    let reuse = reuse(runtime, &memory, stream).unwrap_or(Reuse::Unknown);
+    let reuse = probe(py, reuse(runtime, &memory, stream)).map_err(|error| raised(py, error))?;
+    let reuse = reuse.unwrap_or(Reuse::Unknown);
     let kept = runtime.consumer.keep_current(py, device, stream).map_err(|error| raised(py, error))?;
     let owner = (Owner::new(array), kept);
     // SAFETY: the array keeps its memory for as long as it lives; CuPy vouches for its strides and for the device; its

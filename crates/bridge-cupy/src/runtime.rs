@@ -3,7 +3,9 @@
 use crate::arenas::Arenas;
 use crate::streams::CuPyConsumer;
 use bridge_core::{DType, DeviceKind, Error, ErrorKind, Profile, Result, Strides};
-use bridge_pyo3::{ArrayDTypes, NUMPY_DTYPES, PyTensor, call, framework_error, installed, is_instance};
+use bridge_pyo3::{
+    ArrayDTypes, NUMPY_DTYPES, PyTensor, brief_str, call, framework_error, installed, is_instance, probe,
+};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -33,7 +35,10 @@ impl Runtime {
             let cupy = installed(py, "cupy", "cupy-cuda13x")?;
             let count = || cupy.getattr("cuda")?.getattr("runtime")?.call_method0("getDeviceCount")?.extract();
             let devices = count().map_err(|error: PyErr| {
-                let text = format!("cupy finds no CUDA device ({}): check nvidia-smi and the driver", error.value(py));
+                let text = format!(
+                    "cupy finds no CUDA device ({}): check nvidia-smi and the driver",
+                    brief_str(error.value(py))
+                );
                 Error::new(ErrorKind::Missing, text).caused_by(error)
             })?;
             Self::new(&cupy, devices).map_err(|error| raised(py, error))
@@ -50,12 +55,16 @@ impl Runtime {
         let array = cupy.getattr("ndarray")?;
         let takes = |dtype: &DType| {
             let nothing = pointer.call1((unowned.call1((0, 0, py.None(), 0))?, 0))?;
-            let dtype = dtypes.write(py, *dtype).map_err(|_| PyErr::fetch(py))?;
+            let dtype = dtypes.write(py, *dtype).map_err(|error| PyTypeError::new_err(error.to_string()))?;
             array.call1((0, dtype, nothing))
         };
+        let mut taken = Vec::new();
+        for dtype in dtypes.all() {
+            taken.extend(probe(py, takes(&dtype))?.map(|_| dtype));
+        }
         let profile = Profile {
             name: "cupy".into(),
-            dtypes: dtypes.all().into_iter().filter(|dtype| takes(dtype).is_ok()).collect(),
+            dtypes: taken,
             strides: Strides::Any,
             alignment: 1,
             devices: vec![DeviceKind::CUDA],
@@ -68,7 +77,7 @@ impl Runtime {
             dtypes,
             arenas: Arenas::new(),
             one_device: devices == 1,
-            new_array: new_array(&array).ok(),
+            new_array: probe(py, new_array(&array))?,
             array: array.cast_into::<PyType>()?.unbind(),
             memory_pointer: pointer.unbind(),
             pooled_memory: memory.getattr("PooledMemory")?.unbind(),

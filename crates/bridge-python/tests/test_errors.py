@@ -51,6 +51,8 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "dequantize",
     ),
+    "zero tensor": (lambda: torch._efficientzerotensor((3,)), TypeError, "no memory of its own"),
+    "functionalised": (lambda: torch._to_functional_tensor(torch.ones(3)), TypeError, "no memory of its own"),
     "masked": (lambda: np.ma.masked_array([1.0, 2.0], [0, 1]), TypeError, "filled"),
     "strings": (lambda: np.array(["a"]), TypeError, "counterpart"),
     "objects": (lambda: np.array([object()]), TypeError, "counterpart"),

@@ -3,7 +3,7 @@
 use crate::runtime::{Runtime, raised};
 use bridge_core::dlpack::{Origin, Release};
 use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream};
-use bridge_pyo3::{Owner, PyTensor, call, drop_guarded, not_a_tensor, probe};
+use bridge_pyo3::{Owner, PyTensor, brief_str, call, drop_guarded, not_a_tensor, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyString};
@@ -16,10 +16,18 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
     screen(runtime, tensor)?;
     let storage = call(tensor, intern!(tensor.py(), "untyped_storage"), &[]);
     let storage = storage.map_err(|error| refusal(tensor, error))?;
-    let lent = runtime.consumer.door.lend(tensor, &|device| origin(runtime, tensor, &storage, device))?;
+    let lent = runtime.consumer.door.lend(tensor, &|device| origin(runtime, tensor, &storage, device));
+    let lent = lent.map_err(|error| match error.kind() {
+        // PyTorch's own capsules are sound, but for the null pointer of a tensor that stands for another.
+        ErrorKind::Protocol => Error::new(ErrorKind::NotATensor, WITHOUT_MEMORY).caused_by(error),
+        _ => error,
+    })?;
     let pending = pending(tensor, lent.dtype()).map_err(|error| raised(tensor.py(), error))?;
     Ok(lent.with_pending(pending))
 }
+
+const WITHOUT_MEMORY: &str = "this tensor has no memory of its own (a ZeroTensor, or one that functionalisation or \
+    another transform of torch.func wraps): pass a .clone() of a ZeroTensor, or the tensor that is wrapped";
 
 /// The device and the address of the first element, also of a tensor that requires grad.
 pub(crate) fn locate(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Option<(Device, usize)>> {
@@ -74,7 +82,7 @@ fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, storage: &PyTensor<'_>, devi
 
 /// Refuses tensors without memory of their own.
 fn plain(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
-    if runtime.has_own_dispatch(tensor) {
+    if runtime.has_own_dispatch(tensor).map_err(|error| raised(tensor.py(), error))? {
         let text = "this tensor subclass decides itself where its data is (fake, distributed or functional): pass the plain tensor that it stands for";
         return Err(Error::new(ErrorKind::NotATensor, text));
     }
@@ -108,7 +116,7 @@ fn pending(tensor: &PyTensor<'_>, dtype: DType) -> PyResult<Option<Pending>> {
 /// Why the door did not let the tensor out, in words that tell what to do.
 #[cold]
 pub(crate) fn refusal(tensor: &PyTensor<'_>, error: PyErr) -> Error {
-    let text_of = |name: &str| tensor.getattr(name).map_or_else(|_| "?".into(), |value| value.to_string());
+    let text_of = |name: &str| tensor.getattr(name).map_or_else(|_| "?".into(), |value| brief_str(&value));
     let (layout, dtype, device) = (text_of("layout"), text_of("dtype"), text_of("device"));
     let (kind, text) = if layout != "torch.strided" {
         (ErrorKind::NotATensor, format!("a tensor of layout {layout} has no single memory: call .to_dense() first"))
@@ -122,7 +130,8 @@ pub(crate) fn refusal(tensor: &PyTensor<'_>, error: PyErr) -> Error {
     } else if text_of("is_nested") == "True" {
         (ErrorKind::NotATensor, "a nested tensor has no single shape: call .to_padded_tensor() first".into())
     } else {
-        (ErrorKind::Framework, format!("torch does not export a tensor of dtype {dtype} on {device}: {error}"))
+        let reason = brief_str(error.value(tensor.py()));
+        (ErrorKind::Framework, format!("torch does not export a tensor of dtype {dtype} on {device}: {reason}"))
     };
     Error::new(kind, text).caused_by(error)
 }

@@ -5,7 +5,7 @@ use crate::capsule::Capsules;
 use crate::exchange::ExchangeApi;
 use bridge_core::dlpack::{Origin, versioned::Dlpack};
 use bridge_core::{Consumer, DType, Device, DeviceKind, Lent, Profile, Result, Stream, Strides, Views};
-use bridge_pyo3::{PyTensor, framework_error, installed, is_instance};
+use bridge_pyo3::{PyTensor, framework_error, installed, is_instance, probe};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -137,10 +137,12 @@ impl Runtime {
     }
 
     /// Whether a subclass decides itself what its operations do, as fake and distributed tensors do.
-    pub(crate) fn has_own_dispatch(&self, object: &PyTensor<'_>) -> bool {
-        let dispatch = intern!(object.py(), "__torch_dispatch__");
-        !self.is_plain(object)
-            && object.get_type().getattr(dispatch).map_or(true, |dispatch| !dispatch.is(&self.dispatch))
+    pub(crate) fn has_own_dispatch(&self, object: &PyTensor<'_>) -> PyResult<bool> {
+        if self.is_plain(object) {
+            return Ok(false);
+        }
+        let dispatch = object.get_type().getattr(intern!(object.py(), "__torch_dispatch__"))?;
+        Ok(!dispatch.is(&self.dispatch))
     }
 
     /// Makes PyTorch initialise CUDA, once: its streams mean nothing before.
@@ -161,10 +163,17 @@ fn dtypes(torch: &Bound<'_, PyModule>, door: &dyn Door) -> PyResult<Vec<DType>> 
     let quiet = warnings.call_method0("catch_warnings")?;
     quiet.call_method0("__enter__")?;
     let ignored = warnings.call_method1("simplefilter", ("ignore",));
-    let dtypes: Vec<_> = DTYPES.iter().copied().filter(|dtype| crosses(torch, door, *dtype).unwrap_or(false)).collect();
-    let none = torch.py().None();
+    let py = torch.py();
+    let mut dtypes = Vec::new();
+    let tried = DTYPES.iter().try_for_each(|dtype| {
+        let crosses = probe(py, crosses(torch, door, *dtype))?;
+        dtypes.extend((crosses == Some(true)).then_some(*dtype));
+        Ok::<_, PyErr>(())
+    });
+    let none = py.None();
     quiet.call_method1("__exit__", (&none, &none, &none))?;
     ignored?;
+    tried?;
     // Under a mode that replaces every new tensor, as FakeTensorMode does, none crosses. That must not be remembered.
     if dtypes.is_empty() {
         Err(PyRuntimeError::new_err("torch makes no real tensors in its current mode"))
