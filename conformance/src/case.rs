@@ -56,6 +56,16 @@ pub enum Route {
     Noted,
     /// It is lent back to the source in another stream, and read there.
     Onward,
+    /// It is copied back to the source in another stream, by a copy that runs late.
+    CopyOn,
+    /// It is read, without a note, in the stream that is current where it is dropped.
+    Late,
+    /// A second view of the tensor is taken. The stream is noted; one view is dropped, and the other is read there.
+    Twice,
+    /// The target's framework takes the tensor by itself as well. That view is lent back to the source and outlives ours.
+    Beside,
+    /// It is read in a stream that is destroyed before the view is dropped, and whose handle another stream had before.
+    Fresh,
 }
 
 /// One step of the state machine of `life`. The numbers choose among the tensors that are alive, modulo their count.

@@ -126,9 +126,6 @@ const SHRINK_STEPS: u32 = 400;
 /// Leases are counted per process, so only one pair can be judged at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// The frameworks' own way from one to the other.
-type NativeWay<'a, F, T> = &'a dyn Fn(&F) -> Option<bridge_core::Result<T>>;
-
 /// What the strategies know of a pair.
 pub fn caps<F, T>(from: &dyn Subject<Tensor = F>, to: &dyn Subject<Tensor = T>) -> Caps {
     Caps { from: Side::of(from), to: Side::of(to), device: from.device() }
@@ -166,7 +163,7 @@ pub fn shrink(mut tree: Box<dyn ValueTree<Value = Case>>, fails: &mut dyn FnMut(
 /// Certifies the pair: runs every property on random cases, regressions first.
 ///
 /// Both sides have one type of tensor here, so that the target's own import can be put beside the adapters
-/// ([`Config::native`]); [`certify_pair`] takes any two.
+/// ([`Config::native`]) and beside ours ([`Route::Beside`]); [`certify_pair`] takes any two.
 pub fn certify<A: Subject, B: Subject<Tensor = A::Tensor>>(
     from: &A,
     to: &B,
@@ -175,10 +172,8 @@ pub fn certify<A: Subject, B: Subject<Tensor = A::Tensor>>(
     regressions: &[Regression],
     observer: &mut dyn Observer,
 ) -> PairReport {
-    let native: NativeWay<'_, A::Tensor, B::Tensor> = &|tensor| to.import_natively(tensor);
-    let native = config.native.then_some(native);
-    Run { pair: Pair { from, to, ordering }, caps: caps(from, to), config, native, shrinks: true }
-        .all(regressions, observer)
+    let native = |tensor: &A::Tensor| to.import_natively(tensor);
+    certify_pair(Pair { from, to, ordering, native: Some(&native) }, config, regressions, observer)
 }
 
 /// Certifies a pair of any two types of tensors.
@@ -189,13 +184,13 @@ pub fn certify_pair<F, T>(
     observer: &mut dyn Observer,
 ) -> PairReport {
     let caps = caps(pair.from, pair.to);
-    Run { pair, caps, config, native: None, shrinks: true }.all(regressions, observer)
+    Run { pair, caps, config, shrinks: true }.all(regressions, observer)
 }
 
 /// Only says which properties fail: what planted faults are judged by.
 pub(crate) fn failing<F, T>(pair: Pair<'_, F, T>, config: &Config) -> Vec<String> {
     let caps = caps(pair.from, pair.to);
-    let report = Run { pair, caps, config, native: None, shrinks: false }.all(&[], &mut ());
+    let report = Run { pair, caps, config, shrinks: false }.all(&[], &mut ());
     let failed = report.properties.into_iter().filter(|property| property.verdict == Verdict::Failed);
     failed.map(|property| property.name).collect()
 }
@@ -205,15 +200,16 @@ pub(crate) fn failing<F, T>(pair: Pair<'_, F, T>, config: &Config) -> Vec<String
 /// # Errors
 ///
 /// Why it failed.
-pub fn replay<F, T>(
-    from: &dyn Subject<Tensor = F>,
-    to: &dyn Subject<Tensor = T>,
+pub fn replay<A: Subject, B: Subject<Tensor = A::Tensor>>(
+    from: &A,
+    to: &B,
     ordering: &Arc<dyn Ordering>,
     property: &Property,
     case: &Case,
 ) -> Result<(), Failure> {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    judge(&Pair { from, to, ordering }, property, case)
+    let native = |tensor: &A::Tensor| to.import_natively(tensor);
+    judge(&Pair { from, to, ordering, native: Some(&native) }, property, case)
 }
 
 /// Judges one case; a panic is a failure, and so is a lease that does not come back. After a failure both devices are
@@ -238,7 +234,6 @@ struct Run<'a, F, T> {
     pair: Pair<'a, F, T>,
     caps: Caps,
     config: &'a Config,
-    native: Option<NativeWay<'a, F, T>>,
     shrinks: bool,
 }
 
@@ -342,7 +337,7 @@ impl<F, T> Run<'_, F, T> {
 
     /// Runs the case through the frameworks' own way and counts what comes of it.
     fn beside(&self, property: &Property, case: &Case, native: &mut Option<Native>) {
-        let Some(way) = self.native.filter(|_| property.native) else { return };
+        let Some(way) = self.pair.native.filter(|_| self.config.native && property.native) else { return };
         // It is compared where it can be right: native ways know no copies and no notes, and strange strides kill some.
         let spec = model::compact(&case.spec);
         let case = Case { spec, copy: None, route: Route::Direct, ..case.clone() };

@@ -52,5 +52,5 @@ pub use engine::{
     shrink, tree,
 };
 pub use expect::{Expectation, Regression};
-pub use properties::{Failure, PROPERTIES, Pair, Property, property};
+pub use properties::{Failure, NativeWay, PROPERTIES, Pair, Property, property};
 pub use subject::{Observed, Spec, Subject};

@@ -265,6 +265,15 @@ impl<'py> Subject for PySubject<'py> {
         result
     }
 
+    fn on_fresh_stream(&self, external: bool, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let made = self.harness.call_method1(intern!(self.py(), "fresh"), (external,));
+        let made: Option<u64> = self.told(made.and_then(|made| made.extract()))?;
+        let Some(handle) = made else { return body() };
+        let result = self.on_stream(Stream::from_handle(handle), body);
+        let ended = self.harness.call_method1(intern!(self.py(), "end"), (handle,));
+        self.told(ended.map(drop)).and(result)
+    }
+
     fn delay(&self) -> Result<()> {
         self.told(self.harness.call_method0(intern!(self.py(), "delay")).map(drop))
     }

@@ -180,6 +180,18 @@ pub trait Subject: Adapter {
     /// What `body` or the framework reports.
     fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()>;
 
+    /// Makes a stream, makes it the framework's current one for the duration of `body`, and drops it. An `external` stream
+    /// is one that the framework knows by its handle alone, and that is destroyed at once; of any other, the last
+    /// reference counts. Runs `body` in the current stream where the framework makes no streams.
+    ///
+    /// # Errors
+    ///
+    /// What `body` or the framework reports.
+    fn on_fresh_stream(&self, external: bool, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let _ = external;
+        body()
+    }
+
     /// Puts work that takes a few milliseconds into the current stream.
     ///
     /// # Errors

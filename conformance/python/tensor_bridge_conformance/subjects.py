@@ -70,7 +70,52 @@ def placed(allocate: Callable[[int], Any], address: Callable[[Any], int], nbytes
     return memory[start : start + nbytes]
 
 
-class Torch:
+def raw_stream() -> int:
+    """A stream of the driver that no framework knows: it does not wait for the legacy stream."""
+    stream = ctypes.c_void_p()
+    failed = ctypes.CDLL("libcuda.so.1").cuStreamCreate(ctypes.byref(stream), 1)
+    if failed or not stream.value:
+        raise RuntimeError(f"cuStreamCreate reports {failed}")
+    return stream.value
+
+
+def destroy(stream: int) -> None:
+    """Destroys a stream of the driver. What was put into it still runs."""
+    failed = ctypes.CDLL("libcuda.so.1").cuStreamDestroy_v2(ctypes.c_void_p(stream))
+    if failed:
+        raise RuntimeError(f"cuStreamDestroy reports {failed}")
+
+
+class Passing:
+    """Streams of one case, beside those that a framework keeps in ``known``: its own, or external ones."""
+
+    known: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self) -> None:
+        #: Whether a stream is external, by its handle.
+        self.passing: dict[int, bool] = {}
+
+    def stream(self, external: bool) -> tuple[int, Any]:
+        """A new stream and its handle."""
+        raise NotImplementedError
+
+    def fresh(self, external: bool) -> int | None:
+        handle, stream = self.stream(external)
+        if handle not in self.known:
+            self.known[handle] = stream
+            self.passing[handle] = external
+        return handle
+
+    def end(self, handle: int) -> None:
+        """Drops the framework's stream. An external one is destroyed."""
+        if handle not in self.passing:
+            return
+        del self.known[handle]
+        if self.passing.pop(handle):
+            destroy(handle)
+
+
+class Torch(Passing):
     """PyTorch on one device."""
 
     writes = True
@@ -85,6 +130,7 @@ class Torch:
     def __init__(self, device: str) -> None:
         import torch
 
+        super().__init__()
         self.torch = torch
         self.device = torch.device(device)
         self.cuda = self.device.type == "cuda"
@@ -173,6 +219,14 @@ class Torch:
             Torch.known[handle] = default if handle == default.cuda_stream else external
         torch.cuda.set_stream(Torch.known[handle])
         return before
+
+    def stream(self, external: bool) -> tuple[int, Any]:
+        cuda = self.torch.cuda
+        stream = cuda.ExternalStream(raw_stream(), self.device) if external else cuda.Stream(self.device)
+        return stream.cuda_stream, stream
+
+    def fresh(self, external: bool) -> int | None:
+        return super().fresh(external) if self.cuda else None
 
     def delay(self) -> None:
         if self.cuda:
@@ -304,6 +358,9 @@ class Numpy(Arrays):
     def streams(self) -> list[int]:
         return []
 
+    def fresh(self, external: bool) -> None:
+        """There are no streams."""
+
     def delay(self) -> None:
         pass
 
@@ -312,7 +369,7 @@ class Numpy(Arrays):
         return None
 
 
-class Cupy(Arrays):
+class Cupy(Arrays, Passing):
     """CuPy on one device."""
 
     makes_read_only = False
@@ -327,7 +384,8 @@ class Cupy(Arrays):
         self.cupy = cupy
         self.index = int(device.partition(":")[2] or 0)
         cupy.cuda.Device(self.index).use()
-        super().__init__(cupy, NAMES)
+        Arrays.__init__(self, cupy, NAMES)
+        Passing.__init__(self)
         self.named = {name: dtype for name, dtype in self.named.items() if self.knows(dtype)}
         self.dtypes = list(self.named)
         self.spin = cupy.RawKernel(
@@ -395,6 +453,11 @@ class Cupy(Arrays):
             Cupy.known[handle] = cuda.Stream.null if handle == 0 else cuda.ExternalStream(handle, self.index)
         Cupy.known[handle].use()
         return before
+
+    def stream(self, external: bool) -> tuple[int, Any]:
+        cuda = self.cupy.cuda
+        stream = cuda.ExternalStream(raw_stream(), self.index) if external else cuda.Stream(non_blocking=True)
+        return stream.ptr, stream
 
     def delay(self) -> None:
         self.spin((1,), (1,), (self.numpy.int64(CYCLES),))
@@ -585,6 +648,9 @@ class Tensorflow:
 
     def streams(self) -> list[int]:
         return []
+
+    def fresh(self, external: bool) -> None:
+        """There is one stream."""
 
     def delay(self) -> None:
         if self.cuda:

@@ -209,6 +209,9 @@ class Tensorflow1:
     def streams(self) -> list[int]:
         return []
 
+    def fresh(self, external: bool) -> None:
+        """There is one stream."""
+
     def delay(self) -> None:
         if self.cuda:
             for _ in range(self.repeats):

@@ -3,11 +3,12 @@
 use super::Fault;
 use crate::{Observed, Subject};
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, DeviceBuffer, Layout, Lease, Lent, Ordering, Profile, Result, Reuse,
-    Stream, Strides, Views,
+    Access, Adapter, Consumer, DType, Device, DeviceBuffer, Keep, Layout, Lease, Lent, Ordering, Profile, Result,
+    Reuse, Stream, Strides, Views,
 };
-use std::cell::RefCell;
-use std::sync::Arc;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A subject with an allocator that a fault can turn against it.
 pub trait Breakable: Subject {
@@ -23,7 +24,15 @@ pub struct Faulty<A: Subject> {
     ordering: Arc<dyn Ordering>,
     /// The copy that was made last, and of what.
     last: RefCell<Option<(Observed, A::Tensor)>>,
+    /// Whether a tensor was lent, and nothing has asked for the consumer since.
+    lends: Cell<bool>,
+    /// Tensors that were taken in.
+    imports: Cell<usize>,
+    keeps: Keeps,
 }
+
+/// What keeps streams alive, by handle, as it was when the handle was first seen.
+type Keeps = Arc<Mutex<HashMap<Stream, Option<Keep>>>>;
 
 impl<A: Subject> Faulty<A> {
     /// Plants a fault.
@@ -39,13 +48,29 @@ impl<A: Subject> Faulty<A> {
             Some(Fault::AlignmentIgnored) => profile.alignment = 0,
             _ => (),
         }
-        Self { sound, fault, profile, ordering, last: RefCell::default() }
+        Self {
+            sound,
+            fault,
+            profile,
+            ordering,
+            last: RefCell::default(),
+            lends: Cell::default(),
+            imports: Cell::default(),
+            keeps: Keeps::default(),
+        }
     }
 
     /// A stream of the framework that is not its current one.
     fn another_stream(&self) -> Result<Option<Stream>> {
         let current = self.sound.consumer().current_stream(self.sound.device())?;
         Ok(self.sound.streams().into_iter().find(|stream| Some(*stream) != current))
+    }
+
+    /// Whether the framework has a view of this memory; the lent tensor itself need not be one.
+    fn has_view_of(&self, lent: &Lent) -> Result<bool> {
+        let (device, consumer) = (lent.device(), self.sound.consumer());
+        let Some(stream) = consumer.current_stream(device)? else { return Ok(false) };
+        Ok(consumer.views().used(device, lent.data(), stream, || None) > 0)
     }
 
     fn compact_elsewhere(&self, tensor: &A::Tensor) -> Result<A::Tensor> {
@@ -82,24 +107,33 @@ impl<A: Breakable> Adapter for Faulty<A> {
 
     fn consumer(&self) -> Arc<dyn Consumer> {
         let sound = self.sound.consumer();
+        let lends = self.lends.take();
+        let mut liar = Liar { sound: Arc::clone(&sound), claims: None, views: None, keeps: None };
         match self.fault {
-            Some(Fault::WaitSkipped | Fault::ReleaseNotOrdered) => {
-                Arc::new(Liar { sound, claims: Some(Stream::LEGACY), views: None })
-            }
-            Some(Fault::ViewsNotNoted) => Arc::new(Liar { sound, claims: None, views: Some(Views::default()) }),
-            _ => sound,
+            Some(Fault::WaitSkipped | Fault::ReleaseNotOrdered) => liar.claims = Some(Stream::LEGACY),
+            Some(Fault::ViewsNotNoted) => liar.views = Some(Views::default()),
+            Some(Fault::LendingNotNoted) if lends => liar.views = Some(Views::default()),
+            Some(Fault::SecondViewNotNoted) if self.imports.get() % 2 == 1 => liar.views = Some(Views::default()),
+            Some(Fault::StreamKeptByHandle) => liar.keeps = Some(Arc::clone(&self.keeps)),
+            _ => return sound,
         }
+        Arc::new(liar)
     }
 
     fn export(&self, tensor: &A::Tensor) -> Result<Lent> {
         let lent = self.sound.export(tensor)?;
+        self.lends.set(true);
         match self.fault {
+            Some(Fault::ReuseBorrowed) if self.has_view_of(&lent)? => {
+                spoil(Fault::ReuseOverclaimed, lent, || self.sound.releaser(tensor))
+            }
             Some(fault) => spoil(fault, lent, || self.sound.releaser(tensor)),
             None => Ok(lent),
         }
     }
 
     fn import(&self, lease: Lease) -> Result<A::Tensor> {
+        self.imports.set(self.imports.get() + 1);
         match self.fault {
             Some(Fault::Panic) if lease.layout().shape().len() == 2 => panic!("a planted fault"),
             Some(Fault::SilentCopy) => self.sound.compact(&self.sound.import(lease)?),
@@ -253,6 +287,7 @@ struct Liar {
     sound: Arc<dyn Consumer>,
     claims: Option<Stream>,
     views: Option<Views>,
+    keeps: Option<Keeps>,
 }
 
 impl Consumer for Liar {
@@ -261,6 +296,12 @@ impl Consumer for Liar {
             Some(stream) => Ok(Some(stream)),
             None => self.sound.current_stream(device),
         }
+    }
+
+    fn keep(&self, device: Device, stream: Stream) -> Option<Keep> {
+        let Some(keeps) = &self.keeps else { return self.sound.keep(device, stream) };
+        let mut keeps = keeps.lock().unwrap_or_else(PoisonError::into_inner);
+        keeps.entry(stream).or_insert_with(|| self.sound.keep(device, stream)).clone()
     }
 
     fn views(&self) -> &Views {

@@ -6,7 +6,7 @@ mod subject;
 pub use faulty::{Breakable, Faulty};
 
 use crate::engine::failing;
-use crate::sim::{Habits, SimDevice, SimFramework};
+use crate::sim::{Habits, SimDevice, SimFramework, SimTensor};
 use crate::{Config, Pair, Subject};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -93,7 +93,7 @@ faults! {
     /// The import wraps a copy.
     SilentCopy = "silent_copy", "identity", Target of Generous -> Generous;
     /// The copy is the tensor itself.
-    CopyNotFresh = "copy_not_fresh", "identity", Source of Generous -> Generous;
+    CopyNotFresh = "copy_not_fresh", "values", Source of Generous -> Generous;
     /// The copy is one that was made before the last write.
     CopyStale = "copy_stale", "aliasing", Source of Generous -> Generous;
     /// The copy is made in a stream that nobody knows of.
@@ -108,6 +108,14 @@ faults! {
     ReleaseNotOrdered = "release_not_ordered", "release_order", Target of Generous -> Common;
     /// The consumer forgets the streams that were noted for a view.
     ViewsNotNoted = "views_not_noted", "release_order", Target of Generous -> Generous;
+    /// Views that are lent on are not noted.
+    LendingNotNoted = "lending_not_noted", "release_order", Target of Generous -> Generous;
+    /// Of several views over one memory only some are noted.
+    SecondViewNotNoted = "second_view_not_noted", "release_order", Target of Generous -> Common;
+    /// What keeps a stream alive is looked up by the handle that another stream had before.
+    StreamKeptByHandle = "stream_kept_by_handle", "release_order", Target of Generous -> Common;
+    /// The allocator is said to reuse memory in the order of the stream because another view of it is known.
+    ReuseBorrowed = "reuse_borrowed", "release_order", Target of Common -> Generous;
     /// The allocator is said to reuse memory in the order of the stream, and reuses it in that of another.
     ReuseOverclaimed = "reuse_overclaimed", "release_order", Source of Common -> Generous;
     /// The memory is given back while it is still lent.
@@ -156,7 +164,8 @@ fn caught_by(planted: &Planted, fault: Option<Fault>, seed: u64) -> Vec<String> 
     let plant = |sound| Faulty::new(sound, fault, Arc::clone(&ordering));
     let config = Config { cases: CASES, seed, time_budget: None, properties: None, native: false };
     let run = |from: &dyn Subject<Tensor = _>, to: &dyn Subject<Tensor = _>| {
-        failing(Pair { from, to, ordering: &ordering }, &config)
+        let native = |tensor: &SimTensor| to.import_natively(tensor);
+        failing(Pair { from, to, ordering: &ordering, native: Some(&native) }, &config)
     };
     match planted.role {
         Role::Source => run(&plant(from), &to),
@@ -167,7 +176,7 @@ fn caught_by(planted: &Planted, fault: Option<Fault>, seed: u64) -> Vec<String> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::property;
+    use crate::{Route, caps, property, replay, tree};
 
     #[test]
     fn the_wrapper_itself_does_no_harm() {
@@ -193,6 +202,42 @@ mod tests {
             let planted = Planted { from, to, ..*known };
             let caught_by = caught_by(&planted, Some(fault), 5);
             assert!(caught_by.iter().any(|name| name == planted.caught_by), "{planted:?}: {caught_by:?}");
+        }
+    }
+
+    /// Whether a route of `release_order` finds the fault by itself.
+    fn is_found_by(route: Route, planted: &Planted) -> bool {
+        let device = SimDevice::new(5);
+        let ordering = device.ordering();
+        let (from, to) = (SimFramework::new(&device, planted.from), SimFramework::new(&device, planted.to));
+        let property = property("release_order").unwrap();
+        let caps = caps(&from, &to);
+        let plant = |sound, role| Faulty::new(sound, (planted.role == role).then_some(planted.fault), ordering.clone());
+        let (from, to) = (plant(from, Role::Source), plant(to, Role::Target));
+        let cases = (0..1000).map(|index| tree(property, &caps, 5, index).current());
+        let mut cases = cases.filter(|case| case.route == route);
+        cases.any(|case| replay(&from, &to, &ordering, property, &case).is_err())
+    }
+
+    #[test]
+    fn every_route_finds_the_faults_that_it_is_there_for() {
+        let (source, target, generous, common) = (Role::Source, Role::Target, Habits::Generous, Habits::Common);
+        let routes = [
+            (Route::Direct, Fault::ReuseOverclaimed, source, common, generous),
+            (Route::Noted, Fault::ViewsNotNoted, target, generous, generous),
+            (Route::Onward, Fault::LendingNotNoted, target, generous, generous),
+            (Route::CopyOn, Fault::LendingNotNoted, target, generous, generous),
+            (Route::CopyOn, Fault::CopyElsewhere, target, generous, generous),
+            (Route::Late, Fault::ReleaseNotOrdered, target, generous, common),
+            (Route::Twice, Fault::SecondViewNotNoted, target, generous, common),
+            (Route::Beside, Fault::ReuseBorrowed, target, generous, generous),
+            (Route::Beside, Fault::ReuseBorrowed, target, common, generous),
+            (Route::Fresh, Fault::StreamKeptByHandle, target, generous, common),
+            (Route::Fresh, Fault::StreamKeptByHandle, target, common, generous),
+        ];
+        for (route, fault, role, from, to) in routes {
+            let planted = Planted { fault, name: "", caught_by: "release_order", role, from, to };
+            assert!(is_found_by(route, &planted), "{route:?} does not find {planted:?}");
         }
     }
 

@@ -82,6 +82,10 @@ impl<A: Breakable> Subject for Faulty<A> {
         self.sound.on_stream(stream, body)
     }
 
+    fn on_fresh_stream(&self, external: bool, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.sound.on_fresh_stream(external, body)
+    }
+
     fn delay(&self) -> Result<()> {
         self.sound.delay()
     }
@@ -92,6 +96,10 @@ impl<A: Breakable> Subject for Faulty<A> {
 
     fn patience(&self) -> Duration {
         self.sound.patience()
+    }
+
+    fn import_natively(&self, other: &A::Tensor) -> Option<Result<A::Tensor>> {
+        self.sound.import_natively(other)
     }
 
     fn check(&self) -> Result<()> {

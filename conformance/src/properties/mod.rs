@@ -61,7 +61,12 @@ pub struct Pair<'a, F, T> {
     pub to: &'a dyn Subject<Tensor = T>,
     /// What orders their streams.
     pub ordering: &'a Arc<dyn Ordering>,
+    /// The target's own way of taking a tensor of the source. `None`, or a result of `None`: there is none.
+    pub native: Option<NativeWay<'a, F, T>>,
 }
+
+/// The frameworks' own way from one to the other.
+pub type NativeWay<'a, F, T> = &'a dyn Fn(&F) -> Option<Result<T>>;
 
 /// Time between two looks at memory that is still to come back.
 const PAUSE: Duration = Duration::from_millis(1);

@@ -2,7 +2,7 @@
 
 use super::{Failure, Outcome, Pair, Take, on, on_both, same_bytes};
 use crate::{Case, Route, model};
-use bridge_core::DType;
+use bridge_core::{DType, Stream};
 
 /// The byte that is there before, the one that is to be seen, and the garbage of later owners.
 fn bytes(case: &Case) -> (u8, u8, u8) {
@@ -39,69 +39,208 @@ pub(super) fn order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take<'_, F, 
 pub(super) fn release_order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take<'_, F, T>) -> Outcome {
     let streams = pair.streams();
     let (allocated, writer) = (streams.from(case.streams.allocate), streams.from(case.streams.write));
-    let (reader, onward) = (streams.to(case.streams.read), streams.to(case.streams.onward));
     let (before, seen, garbage) = bytes(case);
     let nbytes = model::numel(&case.spec.shape) * model::itemsize(case.spec.dtype);
     let mut tensor = on(pair.from, allocated, || Ok(pair.from.create(&case.spec, &vec![before; nbytes])?))?;
     on(pair.from, writer, || Ok(pair.from.fill(&mut tensor, seen)?))?;
 
+    let scene = Scene { pair, case, take, tensor, nbytes, garbage };
     let got = match case.route {
-        Route::Direct => {
-            let mut snapshot = on(pair.to, reader, || Ok(pair.to.allocate(nbytes)?))?;
-            let view = on_both(pair, writer, reader, || {
-                let view = take(&tensor)?;
-                pair.to.delay()?;
-                pair.to.snapshot(&view, &mut snapshot)?;
-                Ok(view)
-            })?;
-            reuse(pair, case, garbage, (tensor, view, None))?;
-            on(pair.to, reader, || Ok(pair.to.read(&snapshot)?))?
-        }
-        Route::Noted => {
-            let mut snapshot = on(pair.to, onward, || Ok(pair.to.allocate(nbytes)?))?;
-            let view = arrived(pair, case, take, &tensor)?;
-            on(pair.to, onward, || {
-                let (device, consumer) = (pair.to.device(), pair.to.consumer());
-                if let Some(stream) = consumer.current_stream(device)? {
-                    let address = pair.to.observe(&view)?.address;
-                    consumer.views().used(device, address, stream, || consumer.keep(device, stream));
-                }
-                pair.to.delay()?;
-                Ok(pair.to.snapshot(&view, &mut snapshot)?)
-            })?;
-            reuse(pair, case, garbage, (tensor, view, None))?;
-            on(pair.to, onward, || Ok(pair.to.read(&snapshot)?))?
-        }
-        Route::Onward => {
-            let back = streams.from(case.streams.back);
-            let mut snapshot = on(pair.from, back, || Ok(pair.from.allocate(nbytes)?))?;
-            let view = arrived(pair, case, take, &tensor)?;
-            let second = on_both(pair, back, onward, || {
-                let second = pair.back(&view, None)?.0;
-                pair.from.delay()?;
-                pair.from.snapshot(&second, &mut snapshot)?;
-                Ok(second)
-            })?;
-            reuse(pair, case, garbage, (tensor, view, Some(second)))?;
-            on(pair.from, back, || Ok(pair.from.read(&snapshot)?))?
-        }
+        Route::Direct => scene.direct()?,
+        Route::Noted => scene.noted(streams.to(case.streams.onward), true)?,
+        Route::Late => scene.noted(streams.to(case.streams.drop), false)?,
+        Route::Twice => scene.twice()?,
+        Route::Onward => scene.onward()?,
+        Route::CopyOn => scene.copy_on()?,
+        Route::Beside => scene.beside()?,
+        Route::Fresh => scene.fresh()?,
     };
-    same_bytes("what the reader read", &got, &vec![seen; nbytes])
+    // There may be no native way to put beside ours.
+    got.map_or(Ok(()), |got| same_bytes("what the reader read", &got, &vec![seen; nbytes]))
 }
 
-/// Takes the tensor in, and waits until it is there: from then on the user may use the view in any stream.
-fn arrived<F, T>(
-    pair: &Pair<'_, F, T>,
-    case: &Case,
-    take: Take<'_, F, T>,
-    tensor: &F,
-) -> std::result::Result<T, Failure> {
-    let streams = pair.streams();
-    on_both(pair, streams.from(case.streams.write), streams.to(case.streams.read), || {
-        let view = take(tensor)?;
-        pair.to.read(&view)?;
-        Ok(view)
-    })
+/// A tensor that is taken in, read late, and given back before it was read.
+struct Scene<'a, F, T> {
+    pair: &'a Pair<'a, F, T>,
+    case: &'a Case,
+    take: Take<'a, F, T>,
+    tensor: F,
+    nbytes: usize,
+    garbage: u8,
+}
+
+/// What the reader read.
+type Read = std::result::Result<Option<Vec<u8>>, Failure>;
+
+impl<F, T> Scene<'_, F, T> {
+    fn back(&self) -> Option<Stream> {
+        self.pair.streams().from(self.case.streams.back)
+    }
+
+    fn onward_stream(&self) -> Option<Stream> {
+        self.pair.streams().to(self.case.streams.onward)
+    }
+
+    /// Takes the tensor in, and waits until it is there: from then on the user may use the view in any stream.
+    fn arrived(&self) -> std::result::Result<T, Failure> {
+        let streams = self.pair.streams();
+        on_both(self.pair, streams.from(self.case.streams.write), streams.to(self.case.streams.read), || {
+            let view = (self.take)(&self.tensor)?;
+            self.pair.to.read(&view)?;
+            Ok(view)
+        })
+    }
+
+    /// Notes that the view is used in the current stream.
+    fn note(&self, view: &T) -> Outcome {
+        let to = self.pair.to;
+        let (device, consumer) = (to.device(), to.consumer());
+        if let Some(stream) = consumer.current_stream(device)? {
+            let address = to.observe(view)?.address;
+            consumer.views().used(device, address, stream, || consumer.keep(device, stream));
+        }
+        Ok(())
+    }
+
+    fn direct(self) -> Read {
+        let (pair, streams) = (self.pair, self.pair.streams());
+        let (writer, reader) = (streams.from(self.case.streams.write), streams.to(self.case.streams.read));
+        let mut snapshot = on(pair.to, reader, || Ok(pair.to.allocate(self.nbytes)?))?;
+        let view = on_both(pair, writer, reader, || {
+            let view = (self.take)(&self.tensor)?;
+            pair.to.delay()?;
+            pair.to.snapshot(&view, &mut snapshot)?;
+            Ok(view)
+        })?;
+        reuse(pair, self.case, self.garbage, (self.tensor, view, None))?;
+        on(pair.to, reader, || Ok(Some(pair.to.read(&snapshot)?)))
+    }
+
+    fn noted(self, stream: Option<Stream>, noted: bool) -> Read {
+        let pair = self.pair;
+        let mut snapshot = on(pair.to, stream, || Ok(pair.to.allocate(self.nbytes)?))?;
+        let view = self.arrived()?;
+        on(pair.to, stream, || {
+            if noted {
+                self.note(&view)?;
+            }
+            pair.to.delay()?;
+            Ok(pair.to.snapshot(&view, &mut snapshot)?)
+        })?;
+        reuse(pair, self.case, self.garbage, (self.tensor, view, None))?;
+        on(pair.to, stream, || Ok(Some(pair.to.read(&snapshot)?)))
+    }
+
+    fn twice(self) -> Read {
+        let (pair, onward) = (self.pair, self.onward_stream());
+        let mut snapshot = on(pair.to, onward, || Ok(pair.to.allocate(self.nbytes)?))?;
+        let mut views = [self.arrived()?, self.arrived()?];
+        if self.case.seed & 0x200 != 0 {
+            views.reverse();
+        }
+        let [first, view] = views;
+        on(pair.to, onward, || {
+            self.note(&first)?;
+            self.note(&view)
+        })?;
+        drop(first);
+        on(pair.to, onward, || {
+            pair.to.delay()?;
+            Ok(pair.to.snapshot(&view, &mut snapshot)?)
+        })?;
+        reuse(pair, self.case, self.garbage, (self.tensor, view, None))?;
+        on(pair.to, onward, || Ok(Some(pair.to.read(&snapshot)?)))
+    }
+
+    fn onward(self) -> Read {
+        let (pair, back) = (self.pair, self.back());
+        let mut snapshot = on(pair.from, back, || Ok(pair.from.allocate(self.nbytes)?))?;
+        let view = self.arrived()?;
+        let second = on_both(pair, back, self.onward_stream(), || {
+            let second = pair.back(&view, None)?.0;
+            pair.from.delay()?;
+            pair.from.snapshot(&second, &mut snapshot)?;
+            Ok(second)
+        })?;
+        reuse(pair, self.case, self.garbage, (self.tensor, view, Some(second)))?;
+        on(pair.from, back, || Ok(Some(pair.from.read(&snapshot)?)))
+    }
+
+    fn copy_on(self) -> Read {
+        let (pair, back) = (self.pair, self.back());
+        let view = self.arrived()?;
+        let copy = on_both(pair, back, self.onward_stream(), || {
+            pair.to.delay()?;
+            Ok(pair.back(&view, Some(true))?.0)
+        })?;
+        reuse(pair, self.case, self.garbage, (self.tensor, view, None))?;
+        on(pair.from, back, || Ok(Some(pair.from.read(&copy)?)))
+    }
+
+    fn beside(self) -> Read {
+        let (pair, case, streams) = (self.pair, self.case, self.pair.streams());
+        let ours = self.arrived()?;
+        let native = on_both(pair, streams.from(case.streams.write), streams.to(case.streams.read), || {
+            let Some(native) = pair.native.and_then(|native| native(&self.tensor)) else { return Ok(None) };
+            let native = native?;
+            pair.to.read(&native)?;
+            Ok(Some(native))
+        });
+        // The suite judges our way: a native way that refuses the tensor ends the case.
+        let Ok(Some(native)) = native else { return Ok(None) };
+        let back = self.back();
+        let mut snapshot = on(pair.from, back, || Ok(pair.from.allocate(self.nbytes)?))?;
+        let second = on_both(pair, back, self.onward_stream(), || Ok(pair.back(&native, None)?.0))?;
+        on_both(pair, streams.from(case.streams.drop), streams.to(case.streams.drop), || {
+            drop(ours);
+            Ok(())
+        })?;
+        // Ours is given back: only the native view still holds the memory.
+        pair.memory()?;
+        on(pair.from, back, || {
+            pair.from.delay()?;
+            Ok(pair.from.snapshot(&second, &mut snapshot)?)
+        })?;
+        reuse(pair, case, self.garbage, (self.tensor, native, Some(second)))?;
+        on(pair.from, back, || Ok(Some(pair.from.read(&snapshot)?)))
+    }
+
+    fn fresh(self) -> Read {
+        let (pair, case) = (self.pair, self.case);
+        let writer = pair.streams().from(case.streams.write);
+        let mut snapshot = pair.to.allocate(self.nbytes)?;
+        // From here on all that was done before is known to every stream, also to those that are still to be made.
+        pair.memory()?;
+        let fresh = |external, body: &mut dyn FnMut() -> Outcome| -> Outcome {
+            let mut result = Ok(());
+            on(pair.from, writer, || {
+                Ok(pair.to.on_fresh_stream(external, &mut || {
+                    result = body();
+                    Ok(())
+                })?)
+            })?;
+            result
+        };
+        // A framework that lends under an external stream may note it for its memory, and then the stream has to live on.
+        if pair.from.profile().name != pair.to.profile().name {
+            fresh(true, &mut || {
+                pair.to.read(&(self.take)(&self.tensor)?)?;
+                Ok(())
+            })?;
+        }
+        let mut view = None;
+        fresh(false, &mut || {
+            let taken = (self.take)(&self.tensor)?;
+            pair.to.delay()?;
+            pair.to.snapshot(&taken, &mut snapshot)?;
+            view = Some(taken);
+            Ok(())
+        })?;
+        let view = view.ok_or_else(|| Failure::new("on_fresh_stream did not run its body"))?;
+        reuse(pair, case, self.garbage, (self.tensor, view, None))?;
+        pair.memory()?;
+        Ok(Some(pair.to.read(&snapshot)?))
+    }
 }
 
 /// How many blocks are taken from each stream, in the hope that the allocator hands out the one just given back.

@@ -78,6 +78,19 @@ const NONE: &[Option<bool>] = &[None];
 /// Bytes of the blocks of `release_order`: large enough that a kernel takes its time.
 const BLOCK_SIZES: [usize; 5] = [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
 
+/// What happens to the view in `release_order`. The plain way comes first: cases shrink towards it.
+const ROUTES: &[Route] = &[
+    Route::Direct,
+    Route::Direct,
+    Route::Noted,
+    Route::Onward,
+    Route::CopyOn,
+    Route::Late,
+    Route::Twice,
+    Route::Beside,
+    Route::Fresh,
+];
+
 /// Every property, in the order in which they run.
 pub static PROPERTIES: &[Property] = &[
     Property {
@@ -180,7 +193,7 @@ pub static PROPERTIES: &[Property] = &[
         left_out: no_streams,
         strategy: |caps| {
             let plain = cases(blocks(caps.computed_dtypes(), BLOCK_SIZES.into()), &[None, None, None, Some(true)]);
-            let route = select(&[Route::Direct, Route::Direct, Route::Noted, Route::Onward][..]);
+            let route = select(ROUTES);
             (plain, picks(caps), route)
                 .prop_map(|(case, mut streams, route)| {
                     if case.copy == Some(true) {

@@ -23,7 +23,8 @@ enum Task {
 }
 
 struct Queue {
-    stream: Stream,
+    /// `None` once it was destroyed: what is in it still runs.
+    stream: Option<Stream>,
     waiting: VecDeque<Task>,
     put_in: u64,
     done: u64,
@@ -40,6 +41,8 @@ pub(super) struct Event {
 struct State {
     memory: Memory,
     queues: Vec<Queue>,
+    /// Handles of destroyed streams: the next streams get them.
+    handles: Vec<Stream>,
     /// What the host knows to have happened.
     host: Clock,
     retired: Vec<(Event, Box<dyn DeviceBuffer>)>,
@@ -63,6 +66,7 @@ impl SimDevice {
         let device = Self(Arc::new(Mutex::new(State {
             memory: Memory::default(),
             queues: Vec::new(),
+            handles: Vec::new(),
             host: Clock::default(),
             retired: Vec::new(),
             found: Vec::new(),
@@ -75,14 +79,24 @@ impl SimDevice {
     /// A new stream; the first one is the default one, [`Stream::LEGACY`].
     pub fn stream(&self) -> Stream {
         let mut state = self.lock();
-        let stream = match state.queues.len() as u64 {
+        let number = state.queues.len() as u64;
+        let stream = state.handles.pop().unwrap_or(match number {
             0 => Stream::LEGACY,
             // The handles below are CUDA's names for default streams.
             number => Stream::from_handle(0x100 * number),
-        };
+        });
         let (waiting, clock) = (VecDeque::new(), Clock::default());
-        state.queues.push(Queue { stream, waiting, put_in: 0, done: 0, clock });
+        state.queues.push(Queue { stream: Some(stream), waiting, put_in: 0, done: 0, clock });
         stream
+    }
+
+    /// Destroys a stream. Its work still runs; its handle goes to the next stream that is made.
+    pub(super) fn destroy(&self, stream: Stream) {
+        let mut state = self.lock();
+        if let Ok(index) = state.index(stream) {
+            state.queues[index].stream = None;
+            state.handles.push(stream);
+        }
     }
 
     /// What orders streams of this device.
@@ -159,7 +173,7 @@ impl SimDevice {
 
     /// The point behind everything that is in a stream now.
     pub(super) fn record(&self, stream: Stream) -> Result<Event> {
-        let state = self.lock();
+        let mut state = self.lock();
         let index = state.index(stream)?;
         let Queue { put_in, clock, .. } = &state.queues[index];
         Ok(Event { stream: index, tick: *put_in, clock: clock.clone() })
@@ -203,8 +217,11 @@ impl SimDevice {
 }
 
 impl State {
-    fn index(&self, stream: Stream) -> Result<usize> {
-        let index = self.queues.iter().position(|queue| queue.stream == stream);
+    fn index(&mut self, stream: Stream) -> Result<usize> {
+        let index = self.queues.iter().position(|queue| queue.stream == Some(stream));
+        if index.is_none() {
+            self.found.push(format!("a use of {stream}, which was destroyed"));
+        }
         index.ok_or_else(|| Error::new(ErrorKind::Driver, format!("the simulated device has no {stream}")))
     }
 

@@ -6,10 +6,10 @@ use super::tensor::{Owner, SimBuffer, SimTensor, View};
 use crate::fault::Breakable;
 use crate::model;
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Layout, Lease, Lent, Profile, Result, Reuse, Stream,
-    Strides, Views,
+    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Keep, Layout, Lease, Lent, Profile, Result, Reuse,
+    Stream, Strides, Views,
 };
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What kind of framework is simulated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,23 +51,58 @@ impl Habits {
 /// The part that leases keep hold of.
 pub(super) struct SimConsumer {
     views: Views,
-    current: Mutex<Stream>,
+    current: Mutex<Current>,
+}
+
+/// The stream that work goes into.
+#[derive(Clone)]
+pub(super) struct Current {
+    pub(super) stream: Stream,
+    /// What keeps it from being destroyed, where the framework made it for a while.
+    pub(super) owner: Option<Arc<OwnStream>>,
+}
+
+impl From<Stream> for Current {
+    fn from(stream: Stream) -> Self {
+        Self { stream, owner: None }
+    }
+}
+
+/// A stream that is destroyed when it is dropped.
+pub(super) struct OwnStream {
+    pub(super) device: SimDevice,
+    pub(super) stream: Stream,
+}
+
+impl Drop for OwnStream {
+    fn drop(&mut self) {
+        self.device.destroy(self.stream);
+    }
 }
 
 impl SimConsumer {
     pub(super) fn current(&self) -> Stream {
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock().stream
     }
 
-    /// Makes another stream the current one; gives the one before.
-    pub(super) fn switch(&self, stream: Stream) -> Stream {
-        std::mem::replace(&mut *self.current.lock().unwrap_or_else(PoisonError::into_inner), stream)
+    fn lock(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes another stream the current one; returns the one before.
+    pub(super) fn switch(&self, current: Current) -> Current {
+        std::mem::replace(&mut *self.lock(), current)
     }
 }
 
 impl Consumer for SimConsumer {
     fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
         Ok(Some(self.current()))
+    }
+
+    fn keep(&self, _: Device, stream: Stream) -> Option<Keep> {
+        let Current { stream: current, owner } = self.lock().clone();
+        owner.filter(|_| current == stream).map(|owner| owner as Keep)
     }
 
     fn views(&self) -> &Views {
@@ -99,7 +134,7 @@ impl SimFramework {
             name: profile.name.clone(),
             profile,
             pool: Pool::new(device.clone()),
-            consumer: Arc::new(SimConsumer { views: Views::default(), current: Mutex::new(current) }),
+            consumer: Arc::new(SimConsumer { views: Views::default(), current: Mutex::new(current.into()) }),
             streams,
         }
     }
@@ -178,9 +213,10 @@ impl Adapter for SimFramework {
         let View { dtype, shape, strides, address, pending } = &tensor.view;
         let bytes = tensor.owner.bytes();
         let layout = Layout::new(*dtype, shape, Some(strides), address - bytes.start)?;
-        let reuse = match self.habits {
-            Habits::Generous | Habits::Immutable => Reuse::InStreamOrder,
-            Habits::Common | Habits::Strict => Reuse::Unknown,
+        let reuse = match (self.habits, &tensor.owner) {
+            (Habits::Generous | Habits::Immutable, Owner::Own(_) | Owner::Foreign(_)) => Reuse::InStreamOrder,
+            // Nothing tells the owner of memory that was taken without the bridge.
+            (_, Owner::Native(_)) | (Habits::Common | Habits::Strict, _) => Reuse::Unknown,
         };
         let buffer = SimBuffer { tensor: tensor.clone(), bytes, stream: self.consumer.current(), reuse };
         Ok(Lent::new(*dtype, layout, Box::new(buffer))?.with_pending(*pending))

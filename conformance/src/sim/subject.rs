@@ -1,9 +1,9 @@
 //! What the suite asks of a simulated framework.
 
 use super::device::SimDevice;
-use super::framework::{Habits, SimFramework};
+use super::framework::{Current, Habits, OwnStream, SimFramework};
 use super::memory::{Access, Memory};
-use super::tensor::{SimTensor, View};
+use super::tensor::{Owner, SimTensor, View};
 use crate::{Observed, Spec, Subject, model};
 use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Pending, Result, Stream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -155,7 +155,19 @@ impl Subject for SimFramework {
     }
 
     fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        let before = self.consumer.switch(stream);
+        let before = self.consumer.switch(stream.into());
+        let result = body();
+        self.consumer.switch(before);
+        result
+    }
+
+    fn on_fresh_stream(&self, external: bool, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        if self.streams.is_empty() {
+            return body();
+        }
+        let stream = self.device().stream();
+        let owner = Arc::new(OwnStream { device: self.device().clone(), stream });
+        let before = self.consumer.switch(Current { stream, owner: (!external).then(|| Arc::clone(&owner)) });
         let result = body();
         self.consumer.switch(before);
         result
@@ -180,6 +192,7 @@ impl Subject for SimFramework {
 
     /// As frameworks do it without this project: nobody waits for anybody, and the memory goes back where it came from.
     fn import_natively(&self, other: &SimTensor) -> Option<Result<SimTensor>> {
-        Some(Ok(other.clone()))
+        let owner = Owner::Native(Arc::new(other.owner.clone()));
+        Some(Ok(SimTensor { owner, ..other.clone() }))
     }
 }

@@ -13,6 +13,8 @@ use std::sync::Arc;
 pub(super) enum Owner {
     Own(Arc<Block>),
     Foreign(Arc<Lease>),
+    /// Of a tensor that was taken without the bridge.
+    Native(Arc<Owner>),
 }
 
 impl Owner {
@@ -20,6 +22,7 @@ impl Owner {
     pub(super) fn bytes(&self) -> Range<usize> {
         match self {
             Self::Own(block) => block.bytes(),
+            Self::Native(owner) => owner.bytes(),
             Self::Foreign(lease) => {
                 let (address, len) = lease.buffer();
                 address..address + len
