@@ -207,11 +207,12 @@ typedef struct tb_input {
 } tb_input;
 
 typedef struct tb_session_options {
-  int32_t no_memory_growth;        /* not 0: TensorFlow takes nearly the whole GPU at once */
+  int32_t no_memory_growth;        /* not 0: TensorFlow takes nearly the whole GPU at once; else that is for config to
+                                      say if it has gpu_options, and if not, memory is taken as it is needed */
   double memory_fraction;          /* the most that it takes of a GPU; 0 for no limit */
   const uint32_t *visible_devices; /* the GPUs that it uses; NULL for all */
   size_t visible_device_count;
-  const void *config;              /* a serialised ConfigProto, which is merged; NULL for none */
+  const void *config;              /* a serialised ConfigProto, which wins; NULL for one with allow_soft_placement */
   size_t config_size;
 } tb_session_options;
 

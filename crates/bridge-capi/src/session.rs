@@ -83,10 +83,10 @@ unsafe fn options(options: *const COptions) -> Result<SessionOptions> {
         (devices, slice(options.config.cast::<u8>(), options.config_size, "config")?)
     };
     Ok(SessionOptions {
-        memory_growth: options.no_memory_growth == 0,
+        memory_growth: (options.no_memory_growth != 0).then_some(false),
         memory_fraction: (options.memory_fraction > 0.0).then_some(options.memory_fraction),
         visible_devices: (!options.visible_devices.is_null()).then(|| devices.to_vec()),
-        config: config.to_vec(),
+        config: (!options.config.is_null()).then(|| config.to_vec()),
     })
 }
 

@@ -51,10 +51,10 @@ impl Session {
         graph_def: &[u8],
         inputs: Vec<Declared>,
         outputs: Vec<String>,
-        memory_growth: bool,
+        memory_growth: Option<bool>,
         memory_fraction: Option<f64>,
         visible_devices: Option<Vec<u32>>,
-        config: Vec<u8>,
+        config: Option<Vec<u8>>,
     ) -> PyResult<Self> {
         let options = SessionOptions { memory_growth, memory_fraction, visible_devices, config };
         let open = || {

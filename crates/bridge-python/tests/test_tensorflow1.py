@@ -289,6 +289,22 @@ def test_more_of_the_configuration_is_given_as_tensorflow_has_it() -> None:
             assert session.run({"x": torch.ones(2)}, "numpy")[0].tolist() == [3, 3]
 
 
+def test_the_configuration_wins_also_where_it_says_false() -> None:
+    def build() -> None:
+        with tf.device("/device:GPU:7"):
+            tf.add(2 * placeholder(shape=[None]), 1, name="y")
+
+    graph = saved(build)
+    hard, soft = (v1.ConfigProto(device_count={"GPU": 0}, allow_soft_placement=allowed) for allowed in (False, True))
+    for elsewhere in ({"config": soft}, {}):
+        with tb.tensorflow1.Session(graph, {"x": FLOATS}, ["y"], **elsewhere) as session:
+            device = session.devices[0]
+            tensor = torch.ones(2, device="cuda" if any("GPU" in name for name in session.devices) else "cpu")
+            assert session.run({"x": tensor}, "torch")[0].tolist() == [3, 3], device
+    with pytest.raises(tb.BridgeRuntimeError, match="Cannot assign a device"):
+        tb.tensorflow1.Session(graph, {"x": FLOATS}, ["y"], config=hard).run({"x": torch.ones(2)})
+
+
 def test_threads_may_run_a_session_at_once(session: Any) -> None:
     wrong = []
 

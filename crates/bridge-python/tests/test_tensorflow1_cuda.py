@@ -441,6 +441,11 @@ OPTIONS = {
     "as it is needed": ("memory_growth=True, memory_fraction=0.2", "< 4"),
     "a part at once": ("memory_growth=False, memory_fraction=0.1", "> 0.08 * whole"),
     "by the configuration": ("config=bytes([0x32, 11, 9, 0, 0, 0, 0, 0, 0, 0xC0, 0x3F, 0x20, 0])", "> 0.1 * whole"),
+    # As messages are written: without what is false.
+    "by what the configuration leaves out": (
+        "config=bytes([0x32, 9, 9, 0, 0, 0, 0, 0, 0, 0xC0, 0x3F])",
+        "> 0.1 * whole",
+    ),
 }
 
 
@@ -467,12 +472,16 @@ def test_devices_that_are_not_there_are_refused() -> None:
     succeeds(
         """
 import torch
-try:
-    session(visible_devices=[torch.cuda.device_count()])
-except tb.BridgeValueError as error:
-    assert error.kind == "device" and "no GPU" in str(error), error
-else:
-    raise SystemExit("no error")
+count = torch.cuda.device_count()
+listed = str(count).encode()
+listed = bytes([0x32, len(listed) + 2, 0x2A, len(listed)]) + listed  # gpu_options { visible_device_list }
+for options in ({"visible_devices": [count]}, {"config": listed}, {"visible_devices": [0], "config": listed}):
+    try:
+        session(**options)
+    except tb.BridgeValueError as error:
+        assert error.kind == "device" and "no GPU" in str(error), error
+    else:
+        raise SystemExit("no error")
 with session(visible_devices=[0]) as opened:
     assert sum("/device:GPU:" in name for name in opened.devices) == 1, opened.devices
     assert (opened.run({"x": torch.ones(64, device="cuda")}, "torch")[0] == 2).all()

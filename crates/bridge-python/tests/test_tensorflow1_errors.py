@@ -115,8 +115,19 @@ def test_what_is_no_graph_is_refused(case: str) -> None:
 
 
 def test_what_is_no_configuration_is_refused() -> None:
-    with pytest.raises(tb.BridgeRuntimeError, match="ConfigProto"):
-        tb.tensorflow1.Session(line(), X, ["y"], config=b"garbage")
+    for wrong, words in [
+        (b"garbage", "no serialised ConfigProto"),
+        ("0,1", "'0,1' is no message"),
+        (listing("x"), 'visible_device_list "x": it must be distinct numbers'),
+        (listing("0,-1"), '"0,-1"'),
+        (listing("1,1"), '"1,1"'),
+    ]:
+        refused(lambda: tb.tensorflow1.Session(line(), X, ["y"], config=wrong), words, "argument")  # noqa: B023
+
+
+def listing(devices: str) -> Any:
+    """A configuration that TensorFlow 1.x ends the process for, where it is wrong."""
+    return v1.ConfigProto(gpu_options=v1.GPUOptions(visible_device_list=devices))
 
 
 def test_a_closed_session_runs_no_more() -> None:

@@ -1,28 +1,26 @@
 //! How a session uses the machine: TensorFlow's `ConfigProto`, of which the fields here are a few
 //! (`tensorflow/core/protobuf/config.proto`).
 
+use bridge_core::{Error, ErrorKind, Result};
 use prost::Message;
 use std::collections::BTreeMap;
 
 /// How a session uses the machine. In 1.x the first session of a process settles what concerns GPUs, for all.
-#[derive(Debug, Clone, PartialEq)]
+///
+/// Without `config`, memory grows and operations without a kernel for a GPU run on the CPU (`allow_soft_placement`). A
+/// `config` is taken as it is: false and 0 are not written in one, and so cannot be told from what it leaves out. Only
+/// where it has no `gpu_options` at all, memory still grows.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct SessionOptions {
-    /// Whether GPU memory is taken as it is needed, and not nearly all of it at once. `true` unless said otherwise,
-    /// because other frameworks need some.
-    pub memory_growth: bool,
+    /// Whether GPU memory is taken as it is needed, and not nearly all of it at once: other frameworks need some.
+    pub memory_growth: Option<bool>,
     /// The most of each GPU's memory that may be taken, of 1.
     pub memory_fraction: Option<f64>,
     /// Which of the GPUs that the driver shows are used, and in which order: the first is TensorFlow's `GPU:0`. None of
     /// them where the list is empty.
     pub visible_devices: Option<Vec<u32>>,
-    /// More of a `ConfigProto`, serialised. It wins over the fields above.
-    pub config: Vec<u8>,
-}
-
-impl Default for SessionOptions {
-    fn default() -> Self {
-        Self { memory_growth: true, memory_fraction: None, visible_devices: None, config: Vec::new() }
-    }
+    /// A `ConfigProto`, serialised. What it says wins over the fields above.
+    pub config: Option<Vec<u8>>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -41,44 +39,115 @@ struct GpuOptions {
     per_process_gpu_memory_fraction: f64,
     #[prost(bool, tag = "4")]
     allow_growth: bool,
-    #[prost(string, tag = "5")]
-    visible_device_list: String,
+    // A string, whose encoding is for TensorFlow to check.
+    #[prost(bytes, tag = "5")]
+    visible_device_list: Vec<u8>,
 }
 
 impl SessionOptions {
-    /// As TensorFlow takes it. Messages in a row are one: what comes later wins.
-    pub(crate) fn serialised(&self) -> Vec<u8> {
+    /// Returns the options as TensorFlow takes them, and the GPUs by the driver's numbers that they make visible, if they
+    /// name any.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] for a `config` that is no `ConfigProto`, or whose list of devices is none.
+    pub(crate) fn serialised(&self) -> Result<(Vec<u8>, Option<Vec<u32>>)> {
+        let given = self.config.as_deref().map(ConfigProto::decode).transpose().map_err(|error| {
+            argument(format!("config is no serialised ConfigProto ({error}): pass its bytes, or the message itself"))
+        })?;
+        let of_gpus = given.as_ref().and_then(|given| given.gpu_options.as_ref());
+        let list = of_gpus.map(|of_gpus| &of_gpus.visible_device_list).filter(|list| !list.is_empty());
+        let listed = list.map(|list| numbers(&String::from_utf8_lossy(list))).transpose()?;
         let devices = self.visible_devices.iter().flatten().map(u32::to_string).collect::<Vec<_>>();
         let gpu_options = GpuOptions {
             per_process_gpu_memory_fraction: self.memory_fraction.unwrap_or_default(),
-            allow_growth: self.memory_growth,
-            visible_device_list: devices.join(","),
+            allow_growth: self.memory_growth.unwrap_or(of_gpus.is_none()),
+            visible_device_list: devices.join(",").into(),
         };
-        // Operations that have no kernel for a GPU run on the CPU.
-        let allow_soft_placement = true;
         let none = self.visible_devices.as_ref().is_some_and(Vec::is_empty);
         let device_count = none.then(|| ("GPU".into(), 0)).into_iter().collect();
-        let config = ConfigProto { device_count, gpu_options: Some(gpu_options), allow_soft_placement };
-        [config.encode_to_vec(), self.config.clone()].concat()
+        let allow_soft_placement = given.is_none();
+        let ours = ConfigProto { device_count, gpu_options: Some(gpu_options), allow_soft_placement };
+        // Messages in a row are one: what comes later wins.
+        let bytes = [&ours.encode_to_vec(), self.config.as_deref().unwrap_or_default()].concat();
+        Ok((bytes, listed.or_else(|| self.visible_devices.clone())))
     }
+}
+
+/// Returns the numbers of a `visible_device_list`.
+fn numbers(list: &str) -> Result<Vec<u32>> {
+    let numbers = list.split(',').map(|number| number.trim().parse()).collect::<Result<Vec<u32>, _>>();
+    let distinct = numbers.ok().filter(|numbers| (1..numbers.len()).all(|i| !numbers[..i].contains(&numbers[i])));
+    distinct.ok_or_else(|| {
+        let shown: String = list.chars().take(80).collect();
+        argument(format!("config has the visible_device_list {shown:?}: it must be distinct numbers, such as \"0,1\""))
+    })
+}
+
+fn argument(text: String) -> Error {
+    Error::new(ErrorKind::Argument, text)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn bytes(options: &SessionOptions) -> Vec<u8> {
+        options.serialised().unwrap().0
+    }
+
     #[test]
     fn the_bytes_are_those_of_the_protocol() {
-        assert_eq!(SessionOptions::default().serialised(), [0x32, 2, 0x20, 1, 0x38, 1]);
+        assert_eq!(bytes(&SessionOptions::default()), [0x32, 2, 0x20, 1, 0x38, 1]);
         let options = SessionOptions {
-            memory_growth: false,
+            memory_growth: Some(false),
             memory_fraction: Some(0.5),
             visible_devices: Some(vec![1, 0]),
-            config: vec![0x38, 0],
+            config: None,
         };
-        let expected = [0x32, 14, 9, 0, 0, 0, 0, 0, 0, 0xe0, 0x3f, 0x2a, 3, b'1', b',', b'0', 0x38, 1, 0x38, 0];
-        assert_eq!(options.serialised(), expected);
+        let expected = [0x32, 14, 9, 0, 0, 0, 0, 0, 0, 0xe0, 0x3f, 0x2a, 3, b'1', b',', b'0', 0x38, 1];
+        assert_eq!(bytes(&options), expected);
         let none = SessionOptions { visible_devices: Some(Vec::new()), ..SessionOptions::default() };
-        assert_eq!(none.serialised()[..7], [0x0a, 5, 0x0a, 3, b'G', b'P', b'U']);
+        assert_eq!(bytes(&none)[..7], [0x0a, 5, 0x0a, 3, b'G', b'P', b'U']);
+    }
+
+    /// What TensorFlow reads: whether memory grows, and whether operations may run elsewhere.
+    fn read(options: &SessionOptions) -> (bool, bool) {
+        let read = ConfigProto::decode(&*bytes(options)).unwrap();
+        (read.gpu_options.unwrap().allow_growth, read.allow_soft_placement)
+    }
+
+    #[test]
+    fn a_configuration_wins_also_where_it_says_false() {
+        let with = |config: &[u8]| SessionOptions { config: Some(config.to_vec()), ..SessionOptions::default() };
+        let told = |growth| SessionOptions { memory_growth: Some(growth), ..with(&[]) };
+        // Without `gpu_options`, with empty ones, with a fraction in them, and with both set.
+        assert_eq!(read(&with(&[])), (true, false));
+        assert_eq!(read(&with(&[0x32, 0])), (false, false));
+        assert_eq!(read(&with(&[0x32, 9, 9, 0, 0, 0, 0, 0, 0, 0xe0, 0x3f])), (false, false));
+        assert_eq!(read(&with(&[0x32, 2, 0x20, 1, 0x38, 1])), (true, true));
+        assert_eq!((read(&told(true)), read(&told(false))), ((true, false), (false, false)));
+        assert_eq!(read(&SessionOptions { memory_growth: Some(true), ..with(&[0x32, 2, 0x20, 0]) }), (false, false));
+    }
+
+    #[test]
+    fn the_visible_devices_are_those_of_the_configuration() {
+        let listed = |list: &[u8], devices: Option<Vec<u32>>| {
+            let gpu_options = GpuOptions { visible_device_list: list.to_vec(), ..GpuOptions::default() };
+            let config = ConfigProto { gpu_options: Some(gpu_options), ..ConfigProto::default() }.encode_to_vec();
+            let options =
+                SessionOptions { config: Some(config), visible_devices: devices, ..SessionOptions::default() };
+            options.serialised().map(|(_, devices)| devices)
+        };
+        assert_eq!(listed(b"1, 0", Some(vec![7])).unwrap(), Some(vec![1, 0]));
+        assert_eq!(listed(b"", Some(vec![7])).unwrap(), Some(vec![7]));
+        assert_eq!(listed(b"", None).unwrap(), None);
+        for wrong in [&b"x"[..], b"-1", b"0,", b"0,0", b"0 1", b"99999999999", b"\xff", &[b'9'; 1000]] {
+            let error = listed(wrong, None).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Argument);
+            assert!(error.to_string().len() < 200, "{error}");
+        }
+        let garbage = SessionOptions { config: Some(b"garbage".to_vec()), ..SessionOptions::default() };
+        assert!(garbage.serialised().unwrap_err().to_string().contains("no serialised ConfigProto"));
     }
 }

@@ -153,9 +153,10 @@ impl Session {
     }
 
     fn empty(runtime: &'static Runtime, options: &SessionOptions) -> Result<Self> {
-        check_devices(runtime, options)?;
+        let (config, visible) = options.serialised()?;
+        check_devices(runtime, &visible.unwrap_or_default())?;
         let (sessions, status) = (&runtime.sessions, Status::new(&runtime.core));
-        let (graph, config) = (Definition::new(runtime), options.serialised());
+        let graph = Definition::new(runtime);
         let placeholder = Node { types: &[(c"dtype", INT32)], ..Node::default() };
         let handles = graph.add(c"Placeholder", "tensor_bridge/handles", &placeholder)?;
         // SAFETY: the options are ours until they are deleted, the bytes are copied, and the graph lives longer than the
@@ -362,13 +363,12 @@ impl Drop for Session {
 }
 
 /// TensorFlow 1.x ends the process when it is to use a GPU that is not there.
-fn check_devices(runtime: &Runtime, options: &SessionOptions) -> Result<()> {
-    let named = options.visible_devices.iter().flatten();
-    if !runtime.capabilities().cuda || named.clone().next().is_none() {
+fn check_devices(runtime: &Runtime, visible: &[u32]) -> Result<()> {
+    if !runtime.capabilities().cuda || visible.is_empty() {
         return Ok(());
     }
     let count = bridge_cuda::device_count();
-    match named.copied().find(|number| *number as usize >= count) {
+    match visible.iter().find(|number| **number as usize >= count) {
         None => Ok(()),
         Some(number) => {
             let text = format!("there is no GPU {number} to be made visible: this process sees {count} CUDA device(s)");

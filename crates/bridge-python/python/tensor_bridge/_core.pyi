@@ -71,10 +71,10 @@ class Session:
         graph_def: bytes,
         inputs: list[tuple[str, str, list[int | None] | None, str | None]],
         outputs: list[str],
-        memory_growth: bool,
+        memory_growth: bool | None,
         memory_fraction: float | None,
         visible_devices: list[int] | None,
-        config: bytes,
+        config: bytes | None,
     ) -> Session: ...
     def run(self, feeds: list[tuple[str, Tensor]]) -> list[Tensor]: ...
     @property

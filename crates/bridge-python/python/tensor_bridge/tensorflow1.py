@@ -50,9 +50,13 @@ class Session:
     ``None``. A third entry names the device where it will be, such as ``"/device:CPU:0"``; without it that is the first
     GPU, or the host if the session has none. ``outputs`` names the tensors that a run gives.
 
-    GPU memory is taken as it is needed (``memory_growth``), and at most ``memory_fraction`` of it; ``visible_devices``
-    says which GPUs of the driver's are used. In TensorFlow 1.x the first session settles this for the process.
-    ``config`` is a serialised ``ConfigProto`` with more, which wins.
+    GPU memory is taken as it is needed unless ``memory_growth`` is ``False``, and at most ``memory_fraction`` of it;
+    ``visible_devices`` says which GPUs of the driver's are used. In TensorFlow 1.x the first session settles this for
+    the process. Operations without a kernel for a GPU run on the CPU.
+
+    ``config`` is a ``ConfigProto``, the message or its bytes, and wins. It is taken as it is, with
+    ``allow_soft_placement=False`` unless it says ``True``, and if it has ``gpu_options``, memory grows only where they
+    or ``memory_growth`` say so: a ``False`` is not written in a message, and cannot be told from what it leaves out.
     """
 
     def __init__(
@@ -61,10 +65,10 @@ class Session:
         inputs: Mapping[str, Any],
         outputs: str | Sequence[str],
         *,
-        memory_growth: bool = True,
+        memory_growth: bool | None = None,
         memory_fraction: float | None = None,
         visible_devices: Sequence[int] | None = None,
-        config: Any = b"",
+        config: Any = None,
     ) -> None:
         """Open the session."""
         declared = [(name, *_declared(*([how] if isinstance(how, str) else how))) for name, how in inputs.items()]
@@ -76,7 +80,7 @@ class Session:
             memory_growth,
             memory_fraction,
             devices,
-            _serialised(config),
+            None if config is None else _serialised(config),
         )
 
     def run(self, feeds: Mapping[str, Any], target: Target | None = None, *, copy: bool | None = None) -> list[Any]:
