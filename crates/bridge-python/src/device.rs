@@ -30,8 +30,8 @@ pub(crate) fn device(object: &PyTensor<'_>) -> Result<Device> {
             return Ok(Some(named(&kind.extract::<String>()?, index.extract()?)));
         }
         // cupy.cuda.Device
-        let module = attribute("__module__")?.and_then(|module| module.extract::<String>().ok());
-        if module.is_some_and(|module| module.starts_with("cupy")) {
+        let module = object.get_type().module()?;
+        if module.to_string_lossy().starts_with("cupy") {
             let id = attribute("id")?.and_then(|id| id.extract().ok());
             return Ok(id.map(|id| Ok(Device::cuda(id))));
         }

@@ -58,7 +58,9 @@ def test_giants_of_stride_0_keep_their_length() -> None:
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def test_an_error_of_the_current_stream_is_a_bridge_error() -> None:
