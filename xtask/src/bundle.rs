@@ -34,6 +34,9 @@ const SOURCES: [(&str, &str); 7] = [
     ("README.md", "README.md"),
 ];
 
+/// The fuzzer, which runs from the sources over the package of a bundle.
+pub const FUZZER: &str = "crates/bridge-python/fuzz/fuzz.py";
+
 /// Builds the libraries and writes the bundle to `out`, which is replaced.
 pub fn write(out: &Path) -> Result<()> {
     build()?;
@@ -67,6 +70,14 @@ pub fn conformance(options: &[String]) -> Result<ExitCode> {
 /// Runs the benches likewise.
 pub fn bench(options: &[String]) -> Result<ExitCode> {
     script(&["--bench"], "bench", options)
+}
+
+/// Runs the fuzzer over the package of a bundle in the target folder.
+pub fn fuzz(options: &[String]) -> Result<ExitCode> {
+    let (python, bundle) = (venv::MAIN.ready()?, target().join("bundle"));
+    write(&bundle)?;
+    let mut command = program(python, &[FUZZER]);
+    status(command.args(options).env("PYTHONPATH", &bundle)).map(code)
 }
 
 fn script(first: &[&str], report: &str, options: &[String]) -> Result<ExitCode> {

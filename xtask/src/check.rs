@@ -1,5 +1,6 @@
 //! Everything that can be checked on a machine without a GPU, one line a step.
 
+use crate::bundle::FUZZER;
 use crate::run::{Result, ask, cargo, program, target};
 use crate::{tensorflow1, venv};
 use std::ffi::OsStr;
@@ -95,6 +96,10 @@ fn steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
             let pytest =
                 told(module(&[&["pytest", "-q", "-rs", "crates/bridge-python/tests", "conformance/tests/python"]]));
             pytest.map(|pytest| with(pytest, "PYTHONPATH", &bundle))
+        }),
+        ("fuzz", {
+            let fuzz = program(python, &[FUZZER, "--seconds", "30", "--seed", "1"]);
+            Ok(with(fuzz, "PYTHONPATH", &bundle))
         }),
         ("pytest, Python 3.7", {
             let pytest = ["-m", "pytest", "-q", "-rs", "crates/bridge-capi/python/tests"];

@@ -38,6 +38,13 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
+    /// Feed hostile input to the Python package.
+    #[command(disable_help_flag = true)]
+    Fuzz {
+        /// The fuzzer's own options: see `cargo xtask fuzz --help`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
     /// Write a folder that runs the suite and the benches on a host with Python and frameworks, but without Rust.
     Bundle {
         /// Where to write it.
@@ -51,6 +58,7 @@ fn main() -> ExitCode {
         Task::Test => check::all(),
         Task::Conformance { options } => bundle::conformance(&options),
         Task::Bench { options } => bundle::bench(&options),
+        Task::Fuzz { options } => bundle::fuzz(&options),
         Task::Bundle { out } => bundle::write(&out).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {

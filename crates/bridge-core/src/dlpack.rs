@@ -118,7 +118,11 @@ pub unsafe fn lend<M: ManagedTensorBase>(
     origin: impl FnOnce(Device, usize) -> Result<Origin>,
 ) -> Result<Lent> {
     // SAFETY: the handle owns the tensor, and nobody else changes it.
-    let ndim = unsafe { managed.tensor() }.ndim;
+    let raw = unsafe { managed.tensor() };
+    let ndim = raw.ndim;
+    if !(raw.shape.is_aligned() && raw.strides.is_aligned()) {
+        return Err(broken("the shape or the strides are not aligned".into()));
+    }
     if usize::try_from(ndim).is_ok_and(|ndim| ndim > MAX_NDIM) {
         // Before the shape is looked at: a wild ndim means a wild shape.
         return Err(broken(format!("{ndim} dimensions are more than {MAX_NDIM}")));

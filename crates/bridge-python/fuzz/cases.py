@@ -1,0 +1,213 @@
+"""What is drawn: cases as plain data, by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+Case = dict[str, Any]
+
+EDGES = [0, 1, 2, 3, 7, 64, 65, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 47, 1 << 62, (1 << 63) - 1]
+RAISED = ["BufferError", "TypeError", "ValueError", "KeyboardInterrupt", "SystemExit", "MemoryError", "RecursionError"]
+NONSENSE = ["none", "text", "surrogate", "number", "list", "array", "tensor", "type", "wild capsule", "used capsule"]
+# Code, bits: of DLPack.
+DTYPES = [(1, 8), (0, 16), (2, 32), (2, 64), (5, 128), (6, 8)]
+ODD_DTYPES = [(4, 16), (3, 64), (2, 0), (2, 12), (0, 4), (200, 8), (5, 32), (17, 4), (10, 8)]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of cases: the simplest one, and what is drawn in the place of its fields."""
+
+    simplest: Case
+    draw: Callable[[Random], Case]
+
+
+def number(random: Random) -> int:
+    """An integer of 64 bits at an edge, or a small one."""
+    if random.random() < 0.6:
+        return random.randrange(-3, 9)
+    edge = random.choice(EDGES) + random.randrange(-1, 2)
+    return max(-(1 << 63), min((1 << 63) - 1, edge * random.choice([1, -1])))
+
+
+def layout(random: Random) -> Case:
+    """Shape and strides, in elements: inside the memory half of the time."""
+    shape = [random.choice([0, 1, 1, 2, 3, 4]) for _ in range(random.choice([0, 1, 1, 2, 2, 3, 4, 9]))]
+    strides = [random.randrange(-4, 5) for _ in shape]
+    if random.random() < 0.4:
+        strides = [number(random) for _ in shape]
+        shape = [random.choice([length, number(random)]) for length in shape]
+    return {"shape": shape, "strides": strides if random.random() < 0.9 else None}
+
+
+def rarely(random: Random, usual: Any, others: list[Any], chance: float = 0.12) -> Any:
+    """``usual``, or now and then one of the others."""
+    return random.choice(others) if random.random() < chance else usual
+
+
+CAPSULE: Case = {
+    "versioned": True,
+    "major": 1,
+    "minor": 1,
+    "flags": 0,
+    "ndim": None,
+    "shape": [4],
+    "strides": [1],
+    "dtype": [2, 32],
+    "lanes": 1,
+    "offset": 0,
+    "device": [1, 0],
+    "pointers": "good",
+    "skew": 0,
+    "deleter": "counts",
+    "capsule": "good",
+}
+
+
+def capsule(random: Random) -> Case:
+    """A DLPack capsule."""
+    return {
+        **layout(random),
+        "versioned": random.random() < 0.7,
+        "major": rarely(random, 1, [0, 2, (1 << 32) - 1]),
+        "minor": random.choice([0, 1, 2, 3]),
+        "flags": rarely(random, 0, [1, 2, 3, (1 << 64) - 1], 0.3),
+        "ndim": rarely(random, None, [-1, 65, 1 << 30, -(1 << 31), (1 << 31) - 1]),
+        "dtype": list(rarely(random, random.choice(DTYPES), ODD_DTYPES)),
+        "lanes": rarely(random, 1, [0, 2, 65535], 0.05),
+        "offset": rarely(random, 0, [1, 4, 64, 1 << 62, 1 << 63, (1 << 64) - 1], 0.2),
+        "device": rarely(random, [1, 0], [[2, 0], [2, 9], [3, 0], [13, 0], [10, 0], [0, 0], [99, 0], [1, -1], [1, 5]]),
+        "pointers": rarely(random, "good", ["no data", "no shape", "no strides"]),
+        "skew": rarely(random, 0, [1, 4], 0.05),
+        "deleter": rarely(random, "counts", ["none", "leaves an error"], 0.2),
+        "capsule": rarely(random, "good", ["used", "other name", "twice"]),
+    }
+
+
+PRODUCER: Case = {
+    "device": "good",
+    "dlpack": "good",
+    "knows": ["stream", "max_version", "copy"],
+    "depth": 0,
+    "offset": 0,
+    "step": 1,
+}
+
+
+def producer(random: Random) -> Case:
+    """An object with ``__dlpack__``."""
+    return {
+        "device": rarely(
+            random, "good", ["missing", "(1,)", "(2, 0)", "(13, 0)", "(1 << 40, 0)", *RAISED, *NONSENSE], 0.3
+        ),
+        "dlpack": rarely(random, "good", ["aliases", "same capsule", *RAISED, *NONSENSE], 0.6),
+        "knows": [name for name in PRODUCER["knows"] if random.random() < 0.8],
+        "depth": rarely(random, 0, [1, 2, 5, 30, 300, 1 << 40], 0.3),
+        "offset": random.choice([0, 16, 64]),
+        "step": random.choice([1, 1, -1, 2]),
+    }
+
+
+INTERFACE: Case = {
+    "name": "__array_interface__",
+    "shape": [4],
+    "strides": [1],
+    "typestr": "<f4",
+    "data": "good",
+    "fields": {},
+    "raises": None,
+}
+
+
+def interface(random: Random) -> Case:
+    """An object with an array interface."""
+    fields = {
+        "version": [0, 3, 4, None, "x"],
+        "mask": [None, 1],
+        "stream": [0, 1, 2, -1, None, "s"],
+        "descr": [[], None, [["", "<f8"]]],
+        "offset": [0, 1, -1, 1 << 62],
+    }
+    return {
+        **layout(random),
+        "name": random.choice(["__array_interface__", "__array_interface__", "__cuda_array_interface__"]),
+        "typestr": rarely(
+            random, "<f4", ["|b1", "<i8", ">f4", "|V4", "<M8[D]", "f4", "", "<f16", "long", None, 4], 0.3
+        ),
+        "data": rarely(random, "good", ["read-only", "null", "bytes", "text", "none", "negative", "one"], 0.3),
+        "fields": {name: random.choice(values) for name, values in fields.items() if random.random() < 0.15},
+        "raises": rarely(random, None, [*RAISED, "is no dict"]),
+    }
+
+
+SUBCLASS: Case = {"lies": [], "how": "lies", "dtype": "int16", "step": 1}
+LIES = [
+    "dtype",
+    "shape",
+    "strides",
+    "nbytes",
+    "__array_struct__",
+    "__array_interface__",
+    "__dlpack__",
+    "ctypes",
+    "view",
+]
+
+
+def subclass(random: Random) -> Case:
+    """A subclass of ``numpy.ndarray`` with attributes of its own."""
+    return {
+        "lies": [name for name in LIES if random.random() < 0.4],
+        "how": rarely(random, "lies", [*RAISED, *NONSENSE], 0.4),
+        "dtype": random.choice(["int16", "float64", "bool", "complex64"]),
+        "step": random.choice([1, -1, 2]),
+    }
+
+
+STRIDED: Case = {"shape": [4], "bytes": [1], "dtype": "uint8", "writeable": True}
+
+
+def strided(random: Random) -> Case:
+    """A view of NumPy's ``as_strided``, with strides in bytes."""
+    shape = [max(0, min(number(random), 1 << 40)) for _ in range(random.randrange(4))]
+    return {
+        "shape": shape,
+        "bytes": [number(random) for _ in shape],
+        "dtype": random.choice(["uint8", "int16", "float32", "complex128"]),
+        "writeable": random.random() < 0.8,
+    }
+
+
+ARGUMENTS: Case = {"call": "convert", "value": "text"}
+
+
+def arguments(random: Random) -> Case:
+    """Another argument than a tensor."""
+    calls = ["convert", "plan", "profile", "device", "record_stream", "tensor"]
+    return {"call": random.choice(calls), "value": random.choice([*NONSENSE, "long text", "unprintable"])}
+
+
+KINDS: dict[str, Kind] = {
+    "capsule": Kind(CAPSULE, capsule),
+    "producer": Kind(PRODUCER, producer),
+    "interface": Kind(INTERFACE, interface),
+    "subclass": Kind(SUBCLASS, subclass),
+    "strided": Kind(STRIDED, strided),
+    "arguments": Kind(ARGUMENTS, arguments),
+}
+
+
+def settled(case: Case) -> Case:
+    """The case with the simplest value for every field that it does not name."""
+    return {"target": "numpy", "copy": None, **KINDS[case["kind"]].simplest, **case}
+
+
+def draw(seed: int, at: int, targets: list[str]) -> Case:
+    """Case number ``at`` of a seed."""
+    random = Random(f"{seed}:{at}")
+    kind = random.choices(list(KINDS), [8, 4, 3, 2, 3, 1])[0]
+    common = {"kind": kind, "target": random.choice(targets), "copy": random.choice([None, None, True, False])}
+    return settled({**common, **KINDS[kind].draw(random)})
