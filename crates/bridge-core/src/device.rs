@@ -42,6 +42,15 @@ impl fmt::Display for DeviceKind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseDeviceError(String);
 
+impl ParseDeviceError {
+    /// Characters of the text that are kept for the message.
+    const KEPT: usize = 64;
+
+    fn of(text: &str) -> Self {
+        Self(text.chars().take(Self::KEPT).collect())
+    }
+}
+
 impl fmt::Display for ParseDeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} is not a device such as \"cpu\" or \"cuda:0\"", self.0)
@@ -59,7 +68,7 @@ impl FromStr for DeviceKind {
         }
         let number = text.strip_prefix("dlpack(").and_then(|rest| rest.strip_suffix(')'));
         let number = number.and_then(|number| number.parse().ok());
-        number.map(DeviceKind).ok_or_else(|| ParseDeviceError(text.into()))
+        number.map(DeviceKind).ok_or_else(|| ParseDeviceError::of(text))
     }
 }
 
@@ -99,7 +108,7 @@ impl FromStr for Device {
         let (kind, index) = text.split_once(':').unwrap_or((text, "0"));
         match (kind.parse(), index.parse()) {
             (Ok(kind), Ok(index)) if index >= 0 => Ok(Device { kind, index }),
-            _ => Err(ParseDeviceError(text.into())),
+            _ => Err(ParseDeviceError::of(text)),
         }
     }
 }

@@ -17,6 +17,10 @@ DTYPES = [(1, 8), (0, 16), (2, 32), (2, 64), (5, 128), (6, 8)]
 ODD_DTYPES = [(4, 16), (3, 64), (2, 0), (2, 12), (0, 4), (200, 8), (5, 32), (17, 4), (10, 8)]
 
 
+DEVICES = ["missing", "(1,)", "(2, 0)", "(13, 0)", "(1 << 40, 0)"]
+TYPESTRS = ["|b1", "<i8", ">f4", "|V4", "<M8[D]", "f4", "", "<f16", "long", None, 4]
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of cases: the simplest one, and what is drawn in the place of its fields."""
@@ -134,9 +138,7 @@ def interface(random: Random) -> Case:
     return {
         **layout(random),
         "name": random.choice(["__array_interface__", "__array_interface__", "__cuda_array_interface__"]),
-        "typestr": rarely(
-            random, "<f4", ["|b1", "<i8", ">f4", "|V4", "<M8[D]", "f4", "", "<f16", "long", None, 4], 0.3
-        ),
+        "typestr": rarely(random, "<f4", TYPESTRS, 0.3),
         "data": rarely(random, "good", ["read-only", "null", "bytes", "text", "none", "negative", "one"], 0.3),
         "fields": {name: random.choice(values) for name, values in fields.items() if random.random() < 0.15},
         "raises": rarely(random, None, [*RAISED, "is no dict"]),

@@ -1,8 +1,8 @@
 """Feeds hostile input to the installed package, and judges what it does.
 
-A case is plain data, drawn from a seed and its number, so it can be written down and replayed. Batches of cases run in a
-process of their own: a crash, a hang and a wrong answer are verdicts. A case that fails is shrunk towards the simplest
-of its kind and printed as JSON; put it into ``fixtures/fuzz/seeds.json``, which every run replays first.
+A case is plain data, drawn from a seed and its number, so it can be written down and replayed. Each batch of cases runs
+in a process of its own: a crash, a hang and a wrong answer are verdicts. A case that fails is shrunk towards the
+simplest of its kind and printed as JSON; put it into ``fixtures/fuzz/seeds.json``, which every run replays first.
 """
 
 from __future__ import annotations

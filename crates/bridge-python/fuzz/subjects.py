@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cases import DTYPES
 
 import tensor_bridge as tb
-from cases import DTYPES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from capsules import Deleter, Legacy, Versioned, new_capsule  # noqa: E402
@@ -46,7 +46,7 @@ class Subject:
 class Guarded:
     """Bytes that end just before a page that cannot be touched."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int) -> None:  # noqa: D107
         page = mmap.PAGESIZE
         room = -(-size // page) * page
         self.map = mmap.mmap(-1, room + page)
@@ -81,7 +81,7 @@ def used_capsule() -> Any:
 class Unprintable:
     """An object that cannot be printed."""
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # noqa: D105
         raise ValueError("x" * 100_000)
 
 
@@ -123,7 +123,8 @@ def elements(memory: np.ndarray, start: int, shape: list[int], strides: list[int
         return memory[start].item() if 0 <= start < len(memory) else None
     if 0 in shape:
         return np.zeros(shape).tolist()
-    places = [start + sum(i * s for i, s in zip(index, strides)) for index in itertools.product(*map(range, shape))]
+    indices = itertools.product(*map(range, shape))
+    places = [start + sum(i * s for i, s in zip(index, strides, strict=True)) for index in indices]
     if min(places) < 0 or max(places) >= len(memory):
         return None
     flat = [memory[place].item() for place in places]
@@ -182,9 +183,8 @@ def capsule(case: Case) -> Subject:
         strides = compact(shape)
     place = Guarded(ctypes.sizeof(managed))
     address = place.put(managed)
-    name = {"used": b"used_" + NAMES[case["versioned"]], "other name": b"other"}.get(
-        case["capsule"], NAMES[case["versioned"]]
-    )
+    name = NAMES[case["versioned"]]
+    name = {"used": b"used_" + name, "other name": b"other"}.get(case["capsule"], name)
     made = new_capsule(address, name, None)
     aligned = case["offset"] % itemsize == 0
     values = elements(memory, middle + case["offset"] // itemsize, shape, strides) if aligned and sound_dtype else None
@@ -205,9 +205,8 @@ def capsule(case: Case) -> Subject:
         expected = int(taken and case["deleter"] == "counts")
         return "" if counted == [address] * expected else f"the deleter ran {len(counted)} times, not {expected}"
 
-    return Subject(
-        act, values if honest else None, honest, wrong_deletions=deletions, keep=(pages, place, deleter, made)
-    )
+    keep = (pages, place, deleter, made)
+    return Subject(act, values if honest else None, honest, wrong_deletions=deletions, keep=keep)
 
 
 def producer(case: Case) -> Subject:

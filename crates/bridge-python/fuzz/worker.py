@@ -7,8 +7,9 @@ import json
 import sys
 from typing import Any
 
-import tensor_bridge as tb
 from subjects import MAKERS, Subject
+
+import tensor_bridge as tb
 
 LONGEST = 2000
 ALLOWED = (tb.BridgeError, RecursionError)

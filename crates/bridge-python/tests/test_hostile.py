@@ -170,6 +170,7 @@ def test_messages_are_bounded() -> None:
         lambda: tb.to_numpy(nameless),
         lambda: tb.convert(torch.ones(1), name),  # type: ignore[arg-type]
         lambda: tb.convert(torch.ones(1), nameless),
+        lambda: tb.to_numpy(torch.ones(1), device=name),
         lambda: tb.record_stream(tb.to_numpy(torch.ones(1)), Long()),
         lambda: tb.record_stream(tb.to_numpy(torch.ones(1)), torch.ones(1000, 1000)),
         lambda: tb.to_torch(np.zeros(2, [(f"{name}{i}", "f4") for i in range(4)])),
