@@ -312,9 +312,38 @@ def test_graphs_only() -> None:
                 graph.handle_of(wrong)
     with pytest.raises(tb.BridgeValueError, match="no external_input"):
         graph.handle_of(tf.ones([2]))
-    for wrong in (3, [1, 2, 3], "handle", np.zeros(2)):
-        with pytest.raises(tb.BridgeValueError, match="no handle"):
+    for wrong in (3, [1, 2, 3], "handle", np.zeros(2), [[1], [2, 3]], Loud()):
+        with pytest.raises(tb.BridgeValueError, match="no handle") as caught:
             graph.take(wrong, "torch")
+        assert len(str(caught.value)) < 200
+
+
+class Loud:
+    """An object with much to say of itself."""
+
+    def __repr__(self) -> str:
+        return "loud" * 100_000
+
+
+def test_what_is_no_tensor_of_a_graph_is_named(session: Any) -> None:
+    for wrong in (1.0, [1.0], None, np.ones(2), Loud(), tf.sparse.from_dense([1.0]), torch.ones(2)):
+        with pytest.raises(tb.BridgeTypeError, match=f"type {type(wrong).__name__} is no tensor of a graph") as caught:
+            graph.external_output(wrong)
+        assert caught.value.kind == "not_a_tensor"
+        assert len(str(caught.value)) < 200
+    for dtype, shape, handle, kind in [
+        ("no dtype", [1], None, "dtype"),
+        (Loud(), [1], None, "dtype"),
+        (None, [1], None, "dtype"),
+        (tf.float32, "text", None, "argument"),
+        (tf.float32, [-2], None, "argument"),
+        (tf.float32, [Loud()], None, "argument"),
+        (tf.float32, [1], Loud(), "argument"),
+    ]:
+        with pytest.raises(tb.BridgeError) as refused:
+            graph.external_input(dtype, shape, handle)
+        assert refused.value.kind == kind
+        assert len(str(refused.value)) <= 300
 
 
 def test_a_feed_stays_in_its_process() -> None:

@@ -84,7 +84,8 @@ fn numbers(list: &str) -> Result<Vec<u32>> {
     })
 }
 
-fn argument(text: String) -> Error {
+/// An argument that means nothing here.
+pub(crate) fn argument(text: String) -> Error {
     Error::new(ErrorKind::Argument, text)
 }
 

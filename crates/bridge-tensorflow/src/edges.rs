@@ -1,12 +1,12 @@
 //! The adapter for the edges of graphs.
 
-use crate::dtypes;
 use crate::external::{External, Held, Value};
 use crate::kernel::register;
 use crate::library::Series;
 use crate::operations::{INPUT, OUTPUT};
 use crate::runtime::Runtime;
 use crate::session::Session;
+use crate::{devices, dtypes};
 use bridge_core::{Adapter, Consumer, DType, Device, DeviceKind, Dims, Error, ErrorKind, Lease, Lent, Profile, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Graph(&'static Runtime);
 
 impl Graph {
-    /// Registers the operations, the first time.
+    /// Registers the operations, the first time: those of the edges, and the one that says which GPU is which.
     ///
     /// # Errors
     ///
@@ -23,6 +23,7 @@ impl Graph {
     /// reports.
     pub fn new(runtime: &'static Runtime) -> Result<Self> {
         register(runtime, &[&INPUT, &OUTPUT])?;
+        devices::register(runtime)?;
         Ok(Self(runtime))
     }
 

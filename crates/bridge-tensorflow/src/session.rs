@@ -1,7 +1,7 @@
 //! Sessions without Python: a graph that was saved, with inputs and outputs that are other frameworks' memory.
 
 use crate::api::{Status, TF_Operation, TF_Output, TF_Session, TF_Tensor};
-use crate::config::SessionOptions;
+use crate::config::{SessionOptions, argument};
 use crate::devices::{self, FLOAT, Gpu, STREAM, told};
 use crate::dtypes::{self, INT32};
 use crate::eager::nothing;
@@ -375,10 +375,6 @@ fn check_devices(runtime: &Runtime, visible: &[u32]) -> Result<()> {
             Err(Error::new(ErrorKind::Device, text))
         }
     }
-}
-
-fn argument(text: String) -> Error {
-    Error::new(ErrorKind::Argument, text)
 }
 
 /// A name for an operation of ours, which says for which tensor of the graph it is.

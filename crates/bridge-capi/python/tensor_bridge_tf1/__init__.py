@@ -102,7 +102,7 @@ def feed(x: Any, *, copy: Optional[bool] = None) -> Feed:
     try:
         number = _COPY[copy]
     except (KeyError, TypeError):
-        raise _argument(f"copy is {copy!r}: it must be True, False or None") from None
+        raise _argument(f"copy is {copy!r:.80}: it must be True, False or None") from None
     x = _sources.resolved(x, copy)
     try:
         kept = _feed(operations, x, number)
@@ -146,9 +146,18 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
     """
     operations = _ready()
     tf = operations.tf
-    dtype = tf.as_dtype(dtype)
+    try:
+        dtype = tf.as_dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise of_kind("dtype", f"{_shown(dtype)} is no dtype of TensorFlow") from error
+    try:
+        shape = tf.TensorShape(shape)
+    except (TypeError, ValueError) as error:
+        raise _argument(f"{_shown(shape)} is no shape: {str(error):.200}") from error
     if tf.executing_eagerly():
-        made = operations.execute(INPUT, name, _place(handle), _eager_handle(tf, handle), T=dtype.as_datatype_enum)
+        made = operations.execute(
+            INPUT, name, _place(operations, handle), _eager_handle(tf, handle), T=dtype.as_datatype_enum
+        )
         with tf.device(made.device):
             return tf.ensure_shape(made, shape, name=name + "_shape")
     if tf.compat.v1.get_default_graph().building_function:
@@ -177,8 +186,7 @@ def handle_of(x: Any) -> Any:
     if getattr(operation, "type", None) == "EnsureShape":
         operation = operation.inputs[0].op
     if getattr(operation, "type", None) != INPUT:
-        text = "an object of type {} is no external_input of a graph, and has no handle"
-        raise _argument(text.format(type(x).__name__))
+        raise _argument(f"{_shown(x)} is no external_input of a graph, and has no handle")
     return operation.inputs[0]
 
 
@@ -190,7 +198,11 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
         raise _argument(
             "a reference variable changes after it is read: make it a resource variable (use_resource=True)"
         )
-    y = tf.convert_to_tensor(y)
+    try:
+        y = tf.convert_to_tensor(y)
+    except (TypeError, ValueError) as error:
+        text = f"{_shown(y)} is no tensor, and TensorFlow makes none of it: {str(error):.200}"
+        raise of_kind("not_a_tensor", text) from error
     if tf.executing_eagerly():
         return operations.execute(OUTPUT, name, y.device, y, T=y.dtype.as_datatype_enum, outlived=1)
     # A tf.function may be gone as soon as it was called.
@@ -206,7 +218,10 @@ def take(fetched: Any) -> Taken:
     ``tf.function`` give belongs to no session, and waits for as long as the process lives.
     """
     operations = _ready()
-    numbers = np.asarray(fetched)
+    try:
+        numbers = np.asarray(fetched)
+    except (TypeError, ValueError, NotImplementedError):
+        numbers = np.empty(0)
     if numbers.shape != (2,) or numbers.dtype != np.int32:
         raise _no_handle(fetched, "pass what a run gave for external_output")
     external = Owned("external_drop")
@@ -254,24 +269,32 @@ def _ready() -> Operations:
 def _eager_handle(tf: Any, handle: Any) -> Any:
     if handle is None:
         raise _argument("in eager execution pass what feed gave: external_input(dtype, shape, feed(tensor))")
-    numbers = tf.convert_to_tensor(handle)
+    try:
+        numbers = tf.convert_to_tensor(handle)
+    except (TypeError, ValueError) as error:
+        raise _no_handle(handle, "pass what feed gave") from error
     if numbers.dtype != tf.int32:
         raise _no_handle(handle, "pass what feed gave")
     return numbers
 
 
-def _place(handle: Any) -> Optional[str]:
+def _place(operations: Operations, handle: Any) -> Optional[str]:
     """TensorFlow's name of the device that holds what is fed; where that is not known, its own choice."""
     kept = getattr(handle, "_kept", None)
     if kept is None:
         return None
     info = Info()
     library().external_info(kept, ctypes.byref(info))
-    return f"/device:GPU:{info.device.index}" if info.device.kind == _sources.CUDA else "/device:CPU:0"
+    return operations.gpu(info.device.index) if info.device.kind == _sources.CUDA else "/device:CPU:0"
 
 
 def _no_handle(object: Any, advice: str) -> BridgeError:
-    return _argument(f"{object!r} is no handle: {advice}")
+    return _argument(f"{_shown(object)} is no handle: {advice}")
+
+
+def _shown(object: Any) -> str:
+    """What an error says of an object, which may be as large as it likes."""
+    return f"an object of type {type(object).__name__}"
 
 
 def _argument(text: str) -> BridgeError:

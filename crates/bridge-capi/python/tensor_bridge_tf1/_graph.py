@@ -2,7 +2,7 @@
 
 import ctypes
 import threading
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 from ._library import library
 from .errors import of_kind
@@ -10,6 +10,9 @@ from .errors import of_kind
 SUPPORTED = "supported is TensorFlow 1.15 (pip install tensorflow==1.15.5, for Python 3.6 and 3.7)"
 
 INPUT, OUTPUT = "TensorBridgeInput", "TensorBridgeOutput"
+
+#: Returns TensorFlow's stream and the driver's number of the GPU that it runs on, or -1.
+DEVICE = "TensorBridgeDevice"
 
 
 def tensorflow() -> Any:
@@ -45,6 +48,7 @@ class Operations:
         op_def_registry.register_op_list(definitions)
         self._library = op_def_library.OpDefLibrary()
         self._library.add_op_list(definitions)
+        self._gpus: Dict[int, str] = {}
 
     @classmethod
     def get(cls) -> "Operations":
@@ -54,6 +58,25 @@ class Operations:
                 if cls._made is None:
                     cls._made = cls()
         return cls._made
+
+    def gpu(self, number: int) -> str:
+        """Return the name that the eager context has for the driver's GPU ``number``.
+
+        ``visible_device_list`` and the like make TensorFlow's numbers others than the driver's.
+        """
+        if number not in self._gpus:
+            from tensorflow.python.eager import context
+
+            for i in range(context.context().num_gpus()):
+                name = f"/device:GPU:{i}"
+                with self.tf.device("/cpu:0"):
+                    zero = self.tf.constant(0.0)
+                _, found = self.execute(DEVICE, "tensor_bridge_device", name, zero.gpu(i)).numpy()
+                self._gpus[int(found)] = name
+        if number not in self._gpus:
+            shown = ", ".join(f"cuda:{known}" for known in sorted(self._gpus)) or "no GPU"
+            raise of_kind("device", f"the tensor is on cuda:{number}, and TensorFlow shows {shown} in this process")
+        return self._gpus[number]
 
     def add(self, operation: str, name: str, **arguments: Any) -> Any:
         """The output of the operation, in the graph that is being built."""

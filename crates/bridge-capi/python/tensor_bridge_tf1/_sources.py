@@ -124,12 +124,12 @@ def _of_interface(x: Any, interface: Any) -> Owned:
     except BridgeError:
         raise
     except Exception as error:
-        text = f"the __cuda_array_interface__ is malformed: {error!r}"
+        text = f"the __cuda_array_interface__ is malformed: {error!r:.200}"
         raise of_kind("protocol", text) from error
     if masked:
         raise of_kind("not_a_tensor", "tensors have no masks: pass the data without it")
     if stream is not None and (not isinstance(stream, int) or stream <= 0):
-        text = "the __cuda_array_interface__ is malformed: stream {!r} is none (1 is the legacy default stream)"
+        text = "the __cuda_array_interface__ is malformed: stream {!r:.80} is none (1 is the legacy default stream)"
         raise of_kind("protocol", text.format(stream))
     dtype = _dtypes.from_numpy(numpy_dtype)
     return _of_memory(x, address, shape, strides, dtype, (CUDA, -1), bool(read_only), stream or 0)

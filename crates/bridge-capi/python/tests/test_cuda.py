@@ -6,6 +6,8 @@ Nothing else of Python 3.7 need be there: memory comes from the driver, by ``cty
 
 import ctypes
 import gc
+import subprocess
+import sys
 import weakref
 from typing import Any, Iterator
 
@@ -26,6 +28,7 @@ class Driver:
         self("cuDeviceGetCount", ctypes.byref(count))
         if not count.value:
             raise OSError("there is no CUDA device")
+        self.count = count.value
         self.context = ctypes.c_void_p()
         self("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
 
@@ -238,6 +241,47 @@ def test_eager_execution(tf: Any, driver: Driver) -> None:
         host = tb.external_input(tf.float32, [None], tb.feed(np.ones(8, np.float32)))
         assert host.device.endswith("CPU:0")
         del x, host
+
+
+def test_eager_execution_on_the_second_device_alone(tf: Any, driver: Driver) -> None:
+    """TensorFlow's GPU:0 is the driver's second there."""
+    if not tf.test.is_built_with_cuda():
+        pytest.skip("this TensorFlow was built without CUDA")
+    if driver.count < 2:
+        pytest.skip("one CUDA device")
+    code = """
+import ctypes, tensorflow as tf, tensor_bridge_tf1 as tb
+gpu_options = tf.compat.v1.GPUOptions(visible_device_list="1", allow_growth=True)
+tf.compat.v1.enable_eager_execution(config=tf.compat.v1.ConfigProto(gpu_options=gpu_options))
+cuda = ctypes.CDLL("libcuda.so.1")
+
+class Memory:
+    def __init__(self, ordinal):
+        context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+        assert cuda.cuInit(0) == cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal) == 0
+        assert cuda.cuCtxPushCurrent_v2(context) == 0
+        assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(4096)) == 0
+        assert cuda.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
+        self.address = pointer.value
+        data = (self.address, False)
+        self.__cuda_array_interface__ = {"shape": (1024,), "typestr": "<f4", "data": data, "version": 3, "stream": 1}
+
+memory = Memory(1)
+x = tb.external_input(tf.float32, [None], tb.feed(memory))
+assert x.device.endswith("GPU:0"), x.device
+taken = tb.take(tb.external_output(x))
+assert (taken.device, taken.__cuda_array_interface__["data"][0]) == ("cuda:1", memory.address)
+try:
+    tb.external_input(tf.float32, [None], tb.feed(Memory(0)))
+except tb.BridgeValueError as error:
+    assert error.kind == "device" and "cuda:0" in str(error), error
+else:
+    raise SystemExit("no error")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_two_thousand_runs_leave_nothing(driver: Driver, doubling: Any) -> None:

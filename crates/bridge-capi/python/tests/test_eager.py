@@ -89,6 +89,30 @@ def test_gradients_are_taken_in_and_through_a_function(tf: Any) -> None:
         tb.handle_of(tb.external_input(tf.float32, [3], fed))
 
 
+def test_the_place_is_named_as_tensorflow_names_it(tf: Any, monkeypatch: Any) -> None:
+    """TensorFlow shows the driver's GPUs 3 and 1 as its own 0 and 1."""
+    from tensorflow.python.eager import context
+    from tensorflow.python.framework import ops
+
+    from tensor_bridge_tf1._graph import Operations
+
+    operations = Operations.get()
+    asked = []
+
+    def execute(operation: str, name: str, device: str, argument: Any) -> Any:
+        asked.append(device)
+        return tf.constant([0, {"/device:GPU:0": 3, "/device:GPU:1": 1}[device]], tf.int64)
+
+    monkeypatch.setattr(operations, "_gpus", {})
+    monkeypatch.setattr(operations, "execute", execute)
+    monkeypatch.setattr(type(context.context()), "num_gpus", lambda _: 2)
+    monkeypatch.setattr(ops.EagerTensor, "gpu", lambda tensor, _: tensor)
+    assert [operations.gpu(number) for number in (1, 3, 1)] == ["/device:GPU:1", "/device:GPU:0", "/device:GPU:1"]
+    assert asked == ["/device:GPU:0", "/device:GPU:1"]
+    with pytest.raises(tb.BridgeValueError, match="is on cuda:0, and TensorFlow shows cuda:1, cuda:3"):
+        operations.gpu(0)
+
+
 def test_what_is_wrong_is_named(tf: Any) -> None:
     fed = tb.feed(np.ones(2, np.float32))
     with pytest.raises(tf.errors.InvalidArgumentError, match="float32, but float64 was declared.*weights"):

@@ -59,6 +59,36 @@ def test_gradients_are_taken(tf: Any, session: Any) -> None:
     assert tf.gradients(x, tb.handle_of(x)) == [None]
 
 
+class Loud:
+    """An object with much to say of itself."""
+
+    def __repr__(self) -> str:
+        return "loud" * 100000
+
+
+def test_what_is_no_tensor_is_named(tf: Any, session: Any) -> None:
+    for wrong in (object(), None, Loud(), tf.sparse.from_dense([1.0])):
+        with pytest.raises(tb.BridgeTypeError, match="is no tensor") as caught:
+            tb.external_output(wrong)
+        assert caught.value.kind == "not_a_tensor"
+        assert len(str(caught.value)) < 500
+    for dtype, shape, handle, kind in [
+        ("no dtype", [1], None, "dtype"),
+        (Loud(), [1], None, "dtype"),
+        (tf.float32, "text", None, "argument"),
+        (tf.float32, [-2], None, "argument"),
+        (tf.float32, [1], Loud(), "argument"),
+    ]:
+        with pytest.raises(tb.BridgeError) as refused:
+            tb.external_input(dtype, shape, handle)
+        assert refused.value.kind == kind
+        assert len(str(refused.value)) <= 300
+    for wrong in (Loud(), [[1], [2, 3]]):
+        with pytest.raises(tb.BridgeValueError, match="no handle") as refused:
+            tb.take(wrong)
+        assert len(str(refused.value)) < 200
+
+
 def test_what_has_no_handle_is_named(tf: Any, session: Any) -> None:
     for wrong in (tf.ones([2]), tf.ensure_shape(tf.ones([2]), [2]), 3, None):
         with pytest.raises(tb.BridgeValueError, match="no external_input"):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
-from .errors import BridgeValueError
+from .errors import BridgeError, BridgeTypeError, BridgeValueError
 
 if TYPE_CHECKING:
     from ._core import Target
@@ -74,8 +74,16 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
             raise _misplaced("inside a tf.function pass the handle: external_input(dtype, shape, handle)")
         handle = placeholder()
     if getattr(handle, "dtype", None) != tf.int32:
-        raise _argument(f"{handle!r} is no handle: pass a tensor of two int32, which stands for what feed gives")
-    made = _apply(_INPUT, name, handle=handle, T=tf.as_dtype(dtype), place=-1)
+        raise _argument(f"{_shown(handle)} is no handle: pass a tensor of two int32, which stands for what feed gives")
+    try:
+        dtype = tf.as_dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise _error(BridgeTypeError, "dtype", f"{_shown(dtype)} is no dtype of TensorFlow") from error
+    try:
+        shape = tf.TensorShape(shape)
+    except (TypeError, ValueError) as error:
+        raise _argument(f"{_shown(shape)} is no shape: {str(error):.200}") from error
+    made = _apply(_INPUT, name, handle=handle, T=dtype, place=-1)
     return tf.ensure_shape(made, shape, name=f"{name}_shape")
 
 
@@ -89,7 +97,7 @@ def handle_of(x: Any) -> Any:
     if getattr(operation, "type", None) == "EnsureShape":
         operation = operation.inputs[0].op
     if getattr(operation, "type", None) != _INPUT:
-        raise _argument(f"an object of type {type(x).__name__} is no external_input of a graph, and has no handle")
+        raise _argument(f"{_shown(x)} is no external_input of a graph, and has no handle")
     return operation.inputs[0]
 
 
@@ -103,6 +111,9 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
 
     if tf.executing_eagerly():
         raise _misplaced("an eager tensor is converted as it is, with tensor_bridge.convert")
+    if not isinstance(y, tf.Tensor | tf.Variable):
+        text = f"{_shown(y)} is no tensor of a graph: call tf.convert_to_tensor first"
+        raise _error(BridgeTypeError, "not_a_tensor", text)
     if y.dtype._is_ref_dtype:
         raise _argument(
             "a reference variable changes after it is read: make it a resource variable (use_resource=True)"
@@ -133,9 +144,12 @@ def take(fetched: Any, target: Target) -> Any:
     (``ResourceWarning``).
     """
     _warn_of_reclaimed()
-    numbers = np.asarray(fetched)
+    try:
+        numbers = np.asarray(fetched)
+    except (TypeError, ValueError, NotImplementedError):
+        numbers = np.empty(0)
     if numbers.shape != (2,) or numbers.dtype != np.int32:
-        raise _argument(f"{fetched!r} is no handle: pass what a run gave for external_output")
+        raise _argument(f"{_shown(fetched)} is no handle: pass what a run gave for external_output")
     return _core.tensorflow_take([int(number) for number in numbers], target)
 
 
@@ -158,11 +172,20 @@ def _apply(operation: str, name: str, **arguments: Any) -> Any:
     return op_def_library.apply_op(operation, name=name, **arguments)
 
 
-def _misplaced(advice: str) -> BridgeValueError:
+def _misplaced(advice: str) -> BridgeError:
     return _argument(f"this is for graphs: {advice}")
 
 
-def _argument(text: str) -> BridgeValueError:
-    error = BridgeValueError(text)
-    error.kind = "argument"
+def _shown(object: Any) -> str:
+    """What an error says of an object, which may be as large as it likes."""
+    return f"an object of type {type(object).__name__}"
+
+
+def _argument(text: str) -> BridgeError:
+    return _error(BridgeValueError, "argument", text)
+
+
+def _error(kind_of_error: type[BridgeError], kind: str, text: str) -> BridgeError:
+    error = kind_of_error(text)
+    error.kind = kind
     return error
