@@ -152,7 +152,8 @@ tb_status tb_feed(const tb_runtime *runtime, const tb_tensor *tensor, int32_t co
 /* Takes what a run has given under this handle. Each can be taken once (TB_CONSUMED). */
 tb_status tb_take(const tb_runtime *runtime, const int32_t handle[2], tb_external **out);
 
-/* What was taken can be taken again under its handle. The object is gone then. */
+/* What was taken can be taken again under its handle. The object is gone then. TB_ARGUMENT for one that was fed, which
+ * stays the caller's. */
 tb_status tb_external_put_back(tb_external *external);
 
 /* What a run is fed. It is good as long as the object lives; a run that has read it keeps the memory itself. */

@@ -187,7 +187,7 @@ pub unsafe extern "C" fn tb_take(runtime: *const CRuntime, handle: *const [i32; 
     })
 }
 
-/// Lets what was taken be taken again.
+/// Lets what was taken be taken again. What was fed is refused, and stays the caller's.
 ///
 /// # Safety
 ///
@@ -195,8 +195,12 @@ pub unsafe extern "C" fn tb_take(runtime: *const CRuntime, handle: *const [i32; 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_external_put_back(external: *mut External) -> Status {
     answer(|| {
-        there(external, "external")?;
         // SAFETY: the caller's obligation.
+        if !unsafe { look(external, "external") }?.edge.is_fetched() {
+            let text = "this was fed, and no run has given it, so it cannot be put back: drop it with tb_external_drop";
+            return Err(refused(text));
+        }
+        // SAFETY: as above; the object is taken over.
         unsafe { Box::from_raw(external) }.edge.put_back();
         Ok(())
     })

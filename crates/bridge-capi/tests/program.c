@@ -206,7 +206,12 @@ static void what_is_fed_is_no_result(const tb_runtime *runtime) {
   OK(tb_external_handle(external, handle));
   /* What is fed is no result. */
   CHECK(tb_take(runtime, handle, &other) == TB_CONSUMED);
-  OK(tb_external_put_back(external));
+  CHECK(tb_external_put_back(external) == TB_ARGUMENT);
+  CHECK(strstr(tb_error(), "tb_external_drop") != NULL);
+  int32_t still[2];
+  OK(tb_external_handle(external, still));
+  CHECK(still[0] == handle[0] && still[1] == handle[1] && released == 0);
+  tb_external_drop(external);
   CHECK(released == 1);
   CHECK(tb_take(runtime, handle, &other) == TB_CONSUMED);
 }

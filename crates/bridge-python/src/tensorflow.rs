@@ -5,7 +5,7 @@ use crate::frameworks::{Framework, source};
 use crate::options;
 use bridge_core::{Error, ErrorKind};
 use bridge_pyo3::PyTensor;
-use bridge_tensorflow::{External, Graph};
+use bridge_tensorflow::{External, PyGraph};
 use pyo3::prelude::*;
 
 /// A tensor that is fed to graphs as long as this object lives.
@@ -24,7 +24,7 @@ impl Feed {
 /// Registers the operations for graphs.
 #[pyfunction]
 pub(crate) fn tensorflow_operations(py: Python<'_>) -> PyResult<()> {
-    Graph::of_process(py).map(drop).map_err(|error| into_python(py, error))
+    PyGraph::of_process(py).map(drop).map_err(|error| into_python(py, error))
 }
 
 /// Feeds ``x`` to graphs.
@@ -32,7 +32,7 @@ pub(crate) fn tensorflow_operations(py: Python<'_>) -> PyResult<()> {
 pub(crate) fn tensorflow_feed(x: &PyTensor<'_>, copy: Option<bool>) -> PyResult<Feed> {
     let py = x.py();
     let cross = || {
-        let (from, graph) = (source(x)?, Graph::of_process(py)?);
+        let (from, graph) = (source(x)?, PyGraph::of_process(py)?);
         bridge_core::transfer(&*from, &graph, x, bridge_cuda::ordering(), &options(copy, None)?)
     };
     cross().map(|(external, _)| Feed(external)).map_err(|error| into_python(py, error))
@@ -46,7 +46,7 @@ pub(crate) fn tensorflow_take<'py>(
     target: &PyTensor<'py>,
 ) -> PyResult<PyTensor<'py>> {
     let cross = || {
-        let (graph, to) = (Graph::of_process(py)?, Framework::named(target)?.open(py)?);
+        let (graph, to) = (PyGraph::of_process(py)?, Framework::named(target)?.open(py)?);
         let fetched = External::take(handle)?;
         match bridge_core::transfer(&graph, &*to, &fetched, bridge_cuda::ordering(), &options(None, None)?) {
             Ok((tensor, _)) => Ok(tensor),

@@ -171,7 +171,12 @@ impl External {
         Ok(Self::entered(id(handle), value))
     }
 
-    /// Lets what a run has given wait to be taken again, under the same handle.
+    /// Whether a run has given it, and it was not fed.
+    pub fn is_fetched(&self) -> bool {
+        self.value.is_fetched()
+    }
+
+    /// Lets what a run has given wait to be taken again, under the same handle. What was fed is dropped.
     pub fn put_back(mut self) {
         // In this order: as soon as it can be taken, somebody else has the handle.
         self.entered = false;

@@ -45,7 +45,7 @@ pub use edges::Graph;
 pub use external::External;
 pub use library::Series;
 #[cfg(feature = "python")]
-pub use python::TensorFlow2;
+pub use python::{PyGraph, TensorFlow2};
 pub use runtime::{Capabilities, Runtime};
 pub use session::{Input, Session};
 #[cfg(feature = "python")]
@@ -54,7 +54,9 @@ pub use tensorflow1::{Tensor, TensorFlow1};
 #[cfg(feature = "python")]
 mod python {
     use crate::edges::Graph;
+    use crate::external::External;
     use crate::process::Process;
+    use crate::runtime::Runtime;
     use crate::{export, import};
     use bridge_core::{Adapter, Consumer, Lease, Lent, Profile, Result};
     use bridge_pyo3::{PyAdapter, PyTensor};
@@ -112,14 +114,61 @@ mod python {
         }
     }
 
-    impl Graph {
+    /// The edges of graphs, on a thread that holds the GIL: it is released while a copy is made, for which a session
+    /// runs on a GPU.
+    #[derive(Clone, Copy)]
+    pub struct PyGraph<'py> {
+        py: Python<'py>,
+        graph: Graph,
+    }
+
+    impl<'py> PyGraph<'py> {
+        /// The edges of the graphs of a runtime.
+        ///
+        /// # Errors
+        ///
+        /// As for [`Graph::new`].
+        pub fn new(py: Python<'py>, runtime: &'static Runtime) -> Result<Self> {
+            Ok(Self { py, graph: Graph::new(runtime)? })
+        }
+
         /// The edges of the graphs of the TensorFlow 2 in this Python process.
         ///
         /// # Errors
         ///
         /// As for [`TensorFlow2::new`] and [`Graph::new`].
-        pub fn of_process(py: Python<'_>) -> Result<Self> {
-            Self::new(Process::get(py)?.runtime)
+        pub fn of_process(py: Python<'py>) -> Result<Self> {
+            Self::new(py, Process::get(py)?.runtime)
+        }
+
+        /// The runtime.
+        pub fn runtime(&self) -> &'static Runtime {
+            self.graph.runtime()
+        }
+    }
+
+    impl Adapter for PyGraph<'_> {
+        type Tensor = External;
+
+        fn profile(&self) -> &Profile {
+            self.graph.profile()
+        }
+
+        fn consumer(&self) -> Arc<dyn Consumer> {
+            self.graph.consumer()
+        }
+
+        fn export(&self, tensor: &External) -> Result<Lent> {
+            self.graph.export(tensor)
+        }
+
+        fn import(&self, lease: Lease) -> Result<External> {
+            self.graph.import(lease)
+        }
+
+        fn compact(&self, tensor: &External) -> Result<External> {
+            let graph = self.graph;
+            self.py.detach(|| graph.compact(tensor))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! TensorFlow 1.x beside other frameworks in one Python process, which need not be the Python that it was made for.
 
-use crate::edges::Graph;
+use crate::PyGraph;
 use crate::external::External;
 use crate::library::Series;
 use crate::runtime::Runtime;
@@ -82,7 +82,7 @@ impl Tensor {
 #[derive(Clone, Copy)]
 pub struct TensorFlow1<'py> {
     py: Python<'py>,
-    graph: Graph,
+    graph: PyGraph<'py>,
 }
 
 impl<'py> TensorFlow1<'py> {
@@ -90,14 +90,14 @@ impl<'py> TensorFlow1<'py> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Missing`] if there is none, and those of [`Runtime::open_as`] and [`Graph::new`].
+    /// [`ErrorKind::Missing`] if there is none, and those of [`Runtime::open_as`] and [`Graph::new`](crate::Graph::new).
     pub fn new(py: Python<'py>) -> Result<Self> {
         let runtime = match Runtime::in_slot(Series::One as usize) {
             Some(runtime) => runtime,
             // Loading takes its time, and initialisers of libraries may wait for others.
             None => py.detach(open)?,
         };
-        Ok(Self { py, graph: Graph::new(runtime)? })
+        Ok(Self { py, graph: PyGraph::new(py, runtime)? })
     }
 
     /// Whether one is open: before that there is no tensor of it.
@@ -151,11 +151,7 @@ impl<'py> Adapter for TensorFlow1<'py> {
     }
 
     fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-        let (graph, tensor) = (self.graph, external(tensor)?);
-        let from = tensor.get().external();
-        // On a GPU a session runs.
-        let copy = self.py.detach(|| graph.compact(from))?;
-        Tensor::wrap(self.py, copy)
+        Tensor::wrap(self.py, self.graph.compact(external(tensor)?.get().external())?)
     }
 }
 
