@@ -128,7 +128,7 @@ INTERFACE: Case = {
 
 def interface(random: Random) -> Case:
     """An object with an array interface."""
-    fields = {
+    fields: dict[str, list[Any]] = {
         "version": [0, 3, 4, None, "x"],
         "mask": [None, 1],
         "stream": [0, 1, 2, -1, None, "s"],

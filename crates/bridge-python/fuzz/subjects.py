@@ -68,7 +68,8 @@ def reuse_guarded(size: int, _kept: dict[int, Guarded] = {}) -> Guarded:  # noqa
 
 def raise_named(name: str) -> Any:
     """Raises the exception of this name."""
-    raise getattr(builtins, name)("no")
+    # Each `repr` of it doubles the backslashes.
+    raise getattr(builtins, name)("no '\"\\")
 
 
 def used_capsule() -> Any:
@@ -127,7 +128,7 @@ def elements(memory: np.ndarray, start: int, shape: list[int], strides: list[int
     places = [start + sum(i * s for i, s in zip(index, strides, strict=True)) for index in indices]
     if min(places) < 0 or max(places) >= len(memory):
         return None
-    flat = [memory[place].item() for place in places]
+    flat: list[Any] = [memory[place].item() for place in places]
     for length in reversed(shape[1:]):
         flat = [flat[i : i + length] for i in range(0, len(flat), length)]
     return flat
@@ -211,9 +212,9 @@ def capsule(case: Case) -> Subject:
 
 def producer(case: Case) -> Subject:
     """An object with ``__dlpack__``."""
-    memory = np.zeros(512, np.uint8)
+    memory: Any = np.zeros(512, np.uint8)
     start = -memory.ctypes.data % 64 + case["offset"]
-    array = memory[start : start + 128].view(np.float32)
+    array: Any = memory[start : start + 128].view(np.float32)
     array[:] = np.arange(32)
     view = array[:: case["step"]]
     kept: list[Any] = []
@@ -307,8 +308,8 @@ def interface(case: Case) -> Subject:
 
 def subclass(case: Case) -> Subject:
     """An array whose attributes describe another."""
-    array = np.arange(12).astype(case["dtype"])[:: case["step"]]
-    other = np.zeros(1 << 12, np.complex128)
+    array: Any = np.arange(12).astype(case["dtype"])[:: case["step"]]
+    other: Any = np.zeros(1 << 12, np.complex128)
 
     def attribute(name: str) -> Any:
         def read(_: object) -> Any:

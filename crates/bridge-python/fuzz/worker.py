@@ -17,7 +17,7 @@ ALLOWED = (tb.BridgeError, RecursionError)
 
 def chain(error: BaseException | None) -> list[BaseException]:
     """An exception and its causes."""
-    errors = []
+    errors: list[BaseException] = []
     while error is not None and len(errors) < 100:
         errors.append(error)
         error = error.__cause__

@@ -52,7 +52,9 @@ fn only_look(x: &PyTensor<'_>) -> bridge_core::Result<()> {
 /// a name such as ``"cuda:0"``, where ``"cuda"`` means the current device, a ``torch.device``, a ``cupy.cuda.Device``, or
 /// the pair that ``__dlpack_device__`` returns.
 ///
-/// ``x`` may also be a DLPack capsule, which is used up. A capsule on a CUDA device does not say which stream its tensor
+/// ``x`` may also be an object with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``, or a DLPack
+/// capsule, which is used up. An unversioned capsule does not say whether its memory may be written: NumPy takes it as
+/// read-only, the others as writable. A capsule on a CUDA device does not say which stream its tensor
 /// is written on: have the work ordered in front of the legacy default stream, or pass the tensor itself.
 ///
 /// TensorFlow takes its tensors for unchanging and shares them, constants for the whole process: to write to the result
@@ -227,7 +229,7 @@ fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok(counts.into_any())
 }
 
-// Core's table of types and the adapters' look-ups were written with the GIL in mind: see ARCHITECTURE.md.
+// What relies on the GIL is listed in ARCHITECTURE.md.
 #[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     bridge_pyo3::watch_for_exit(module.py());
