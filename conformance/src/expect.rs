@@ -56,8 +56,8 @@ pub fn apply(expectations: &[Expectation], report: &mut PairReport) {
 
 /// The expectations that match nothing: names of no property, names that are not `adapters`, and, among the pairs that
 /// ran, properties that have no meaning there. One line each.
-pub fn stale(expectations: &[Expectation], adapters: &[&str], ran: &[PairReport]) -> Vec<String> {
-    let unknown = |name: &String| !adapters.contains(&name.as_str());
+pub fn stale(expectations: &[Expectation], adapters: &[String], ran: &[PairReport]) -> Vec<String> {
+    let unknown = |name: &String| !adapters.contains(name);
     let why = |expectation: &Expectation| {
         if property(&expectation.property).is_none() {
             return Some(format!("there is no property {:?}", expectation.property));

@@ -38,6 +38,8 @@ mod engine;
 pub mod expect;
 pub mod fault;
 pub mod model;
+#[cfg(feature = "python")]
+mod pluggable;
 mod properties;
 #[cfg(feature = "python")]
 pub mod python;

@@ -1,6 +1,7 @@
 //! Frameworks whose tensors are Python objects.
 
-use crate::{Observed, Spec, Subject, model};
+use crate::runner::adapter_of;
+use crate::{Observed, Spec, Subject, model, pluggable};
 use bridge_core::{Adapter, Consumer, DType, Device, Error, ErrorKind, Lease, Lent, Pending, Profile, Result, Stream};
 use bridge_pyo3::{PyTensor, framework_error};
 use pyo3::intern;
@@ -34,7 +35,9 @@ pub struct PySubject<'py> {
 pub fn subject<'py>(py: Python<'py>, name: &str, device: Device) -> PyResult<PySubject<'py>> {
     // Before the adapter: the package says how a framework is to be loaded.
     let package = py.import("tensor_bridge_conformance")?;
-    let (adapter, module, class) = adapter(py, name).map_err(|error| {
+    let known = adapter_of(name);
+    py.import("tensor_bridge_conformance.allocators")?.call_method1("prepare", (known,))?;
+    let (adapter, module, class) = adapter(py, known).map_err(|error| {
         pyo3::exceptions::PyRuntimeError::new_err(format!("{name} cannot be tested ({:?}): {error}", error.kind()))
     })?;
     let module = py.import(format!("{}.{module}", package.name()?))?;
@@ -71,6 +74,12 @@ pub(crate) fn tensorflow1_take(py: Python<'_>, handle: [i32; 2]) -> PyResult<PyT
     taken.map_err(refused)
 }
 
+/// Bytes that PyTorch has in use from the pool of `CUDAPluggableAllocator`.
+#[pyfunction]
+pub(crate) fn plugged_in_use() -> i64 {
+    pluggable::in_use()
+}
+
 fn refused(error: Error) -> PyErr {
     pyo3::exceptions::PyRuntimeError::new_err(error.to_string())
 }
@@ -81,7 +90,7 @@ fn parsed<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> PyResult<
 
 impl<'py> PySubject<'py> {
     /// Joins an adapter and an object with the methods of the classes in `subjects.py`. `name` is the adapter's among
-    /// [`KNOWN`](crate::runner::KNOWN).
+    /// [`KNOWN`](crate::runner::KNOWN), or that of a variant.
     ///
     /// # Errors
     ///

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tensor_bridge_conformance import _conformance, allocators
+
 NAMES = [
     "bool",
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
@@ -239,6 +241,8 @@ class Torch(Passing):
         self.torch.cuda.synchronize()
         gc.collect()
         self.torch.cuda.empty_cache()
+        if allocators.chosen("torch") == "pluggable":
+            return int(_conformance.plugged_in_use())
         used: int = self.torch.cuda.memory_allocated()
         return used
 
@@ -386,6 +390,7 @@ class Cupy(Arrays, Passing):
         cupy.cuda.Device(self.index).use()
         Arrays.__init__(self, cupy, NAMES)
         Passing.__init__(self)
+        self.pool = allocators.cupy_pool(cupy)
         self.named = {name: dtype for name, dtype in self.named.items() if self.knows(dtype)}
         self.dtypes = list(self.named)
         self.spin = cupy.RawKernel(
@@ -465,9 +470,10 @@ class Cupy(Arrays, Passing):
     def settle(self) -> int | None:
         self.cupy.cuda.runtime.deviceSynchronize()
         gc.collect()
-        pool = self.cupy.get_default_memory_pool()
-        pool.free_all_blocks()
-        used: int = pool.used_bytes()
+        if self.pool is None:
+            return None
+        self.pool.free_all_blocks()
+        used: int = self.pool.used_bytes()
         return used
 
 

@@ -1,6 +1,7 @@
 //! The adapters that the runner knows, and which of them a run can use.
 
 use super::options::{Options, PairName};
+use super::variants::{VARIANTS, Variant, adapter_of, agree};
 use crate::report::{Host, LeftOut};
 use bridge_core::{Device, DeviceKind};
 use serde::Serialize;
@@ -111,22 +112,45 @@ impl Known {
 pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<PairName>, Vec<LeftOut>), String> {
     let of_pairs = options.pairs.iter().flat_map(|pair| [&pair.from, &pair.to]);
     let named: Vec<&String> = options.adapters.iter().chain(of_pairs).collect();
-    if let Some(unknown) = named.iter().find(|name| !KNOWN.iter().any(|known| known.name == **name)) {
-        let names: Vec<_> = KNOWN.iter().map(|known| known.name).collect();
-        return Err(format!("there is no adapter {unknown:?}: there are {}", names.join(", ")));
+    if let Some(unknown) = named.iter().find(|name| !names().contains(name)) {
+        return Err(format!("there is no adapter {unknown:?}: there are {}", names().join(", ")));
     }
-    let is_named = |known: &Known| named.iter().any(|name| *name == known.name);
-    let wanted = KNOWN.iter().filter(|known| if named.is_empty() { !known.on_request } else { is_named(known) });
+    let is_named = |name: &str| named.iter().any(|known| *known == name);
+    let wanted = KNOWN.iter().flat_map(|known| with_variants(known).map(move |name| (known, name)));
+    let wanted = wanted.filter(|(known, name)| {
+        let by_variants = options.variants && (named.is_empty() || is_named(known.name));
+        let plain = named.is_empty() && name == known.name;
+        is_named(name) || !known.on_request && (plain || by_variants)
+    });
     let (mut fit, mut left_out) = (Vec::new(), Vec::new());
-    for known in wanted {
-        match known.left_out(device, host) {
-            Some(reason) => left_out.push(LeftOut { adapter: known.name.into(), reason }),
-            None => fit.push(known.name),
+    for (known, name) in wanted {
+        let host_memory = device.kind == DeviceKind::CPU && name != known.name;
+        let reason = host_memory.then(|| "a variant is about memory of a CUDA device".into());
+        match known.left_out(device, host).or(reason) {
+            Some(reason) => left_out.push(LeftOut { adapter: name, reason }),
+            None => fit.push(name),
         }
     }
-    let all = fit.iter().flat_map(|from| fit.iter().map(|to| PairName { from: (*from).into(), to: (*to).into() }));
-    let chosen = |pair: &PairName| options.pairs.is_empty() || options.pairs.contains(pair);
+    let all = fit.iter().flat_map(|from| fit.iter().map(|to| PairName { from: from.clone(), to: to.clone() }));
+    let chosen = |pair: &PairName| {
+        let (from, to) = (pair.from.as_str(), pair.to.as_str());
+        // All variants beside all others would be too many: each goes beside itself and the plain frameworks.
+        let plain = |name| is_named(name) || adapter_of(name) == name;
+        let few = from == to || plain(from) || plain(to);
+        agree(from, to) && few && (options.pairs.is_empty() || options.pairs.contains(pair))
+    };
     Ok((all.filter(chosen).collect(), left_out))
+}
+
+/// The names of every adapter and of its variants.
+pub fn names() -> Vec<String> {
+    KNOWN.iter().flat_map(with_variants).collect()
+}
+
+/// The name of an adapter, and those of its variants.
+fn with_variants(known: &'static Known) -> impl Iterator<Item = String> {
+    let variants = VARIANTS.iter().filter(|variant| variant.adapter == known.name).map(Variant::full_name);
+    std::iter::once(known.name.to_owned()).chain(variants)
 }
 
 #[cfg(test)]
@@ -173,6 +197,28 @@ mod tests {
         assert!(reason(&host).is_empty());
         let on_cuda = select_names("--adapters tensorflow1", Device::cuda(0), &host).unwrap().1;
         assert_eq!(on_cuda, ["tensorflow1: a build without CUDA"]);
+    }
+
+    #[test]
+    fn variants_go_beside_themselves_and_the_plain_frameworks() {
+        let host = host(&["torch", "cupy"], &["GPU"]);
+        let (pairs, _) = select_names("--variants --adapters torch,cupy", Device::cuda(0), &host).unwrap();
+        let has = |pair: &str| pairs.iter().any(|name| name == pair);
+        assert!(has("torch:cupy") && has("torch+async:cupy") && has("torch+async:torch+async"), "{pairs:?}");
+        assert!(has("cupy:torch+pluggable") && has("torch:cupy+managed"), "{pairs:?}");
+        assert!(!has("torch+async:torch") && !has("torch+async:torch+uncached"), "{pairs:?}");
+        assert!(!has("torch+async:cupy+managed") && !pairs.iter().any(|name| name.contains("tensorflow")), "{pairs:?}");
+        let (pairs, _) = select_names("--pairs torch+async:cupy+managed", Device::cuda(0), &host).unwrap();
+        assert_eq!(pairs, ["torch+async:cupy+managed"]);
+        assert!(select_names("--adapters torch+bfc", Device::cuda(0), &host).is_err());
+    }
+
+    #[test]
+    fn variants_are_left_out_on_the_cpu() {
+        let host = host(&["torch", "numpy"], &[]);
+        let (pairs, left_out) = select_names("--variants --adapters torch,numpy", Device::CPU, &host).unwrap();
+        assert_eq!(pairs.len(), 4);
+        assert!(left_out.iter().any(|left| left.starts_with("torch+async: a variant is about")), "{left_out:?}");
     }
 
     #[test]

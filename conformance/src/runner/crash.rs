@@ -75,7 +75,7 @@ pub enum Replay {
 /// The process does not start.
 pub fn replay(job: &Job<'_>, file: &Path) -> io::Result<Replay> {
     let program = job.worker([OsString::from("--replay"), file.into()]);
-    let mut watch = Watch::start(&program, job.patience)?;
+    let mut watch = Watch::start(&program, &job.environment(), job.patience)?;
     let mut result = None;
     loop {
         match watch.next() {

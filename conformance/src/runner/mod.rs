@@ -11,12 +11,14 @@ mod progress;
 mod protocol;
 #[cfg(feature = "python")]
 mod python;
+mod variants;
 mod watch;
 mod worker;
 
 pub use adapters::{KNOWN, Known, Origin};
 pub use options::{Choice, Options, PairName};
 pub use protocol::Message;
+pub use variants::{VARIANTS, Variant, adapter_of};
 pub use worker::work;
 
 use crate::expect::{self, read_expectations};
@@ -121,8 +123,7 @@ impl<'a> Suite<'a> {
             self.report.pairs.push(judged);
         }
         if self.options.wants_pairs() {
-            let known: Vec<_> = KNOWN.iter().map(|known| known.name).collect();
-            self.report.stale = expect::stale(&self.expectations, &known, &self.report.pairs);
+            self.report.stale = expect::stale(&self.expectations, &adapters::names(), &self.report.pairs);
         }
         self.report.sum_up();
         self.report.write(&self.options.report).map_err(|error| error.to_string())?;

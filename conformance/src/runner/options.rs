@@ -18,6 +18,10 @@ pub struct Options {
     /// Ordered pairs to run, instead of all.
     #[arg(long, value_delimiter = ',', value_name = "FROM:TO")]
     pub pairs: Vec<PairName>,
+    /// Run each adapter with every allocator that its framework documents as well, beside the plain ones. A single one is
+    /// named like an adapter, such as torch+async.
+    #[arg(long)]
+    pub variants: bool,
     /// Cases of each pair (default: 1000 on the cpu, 10000 on a CUDA device).
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub cases: Option<u32>,

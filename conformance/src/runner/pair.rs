@@ -4,6 +4,7 @@ use super::crash;
 use super::options::{Options, PairName};
 use super::progress::Progress;
 use super::protocol::Message;
+use super::variants::environment;
 use super::watch::{Ending, Patience, Watch};
 use crate::{Caps, Case, PROPERTIES, PairReport, PropertyReport, REPLAYED, Verdict};
 use bridge_core::Device;
@@ -71,6 +72,11 @@ impl Job<'_> {
         program
     }
 
+    /// What is set in the environment of a worker: the allocators of the pair's variants.
+    pub fn environment(&self) -> Vec<(&'static str, &'static str)> {
+        environment([self.pair.from.as_str(), self.pair.to.as_str()])
+    }
+
     /// Judges the pair.
     pub fn judge(&self, progress: &Progress) -> PairReport {
         let started = Instant::now();
@@ -131,7 +137,7 @@ impl Job<'_> {
             more.push(format!("--time-budget={}", budget.saturating_sub(started.elapsed()).as_secs().max(1)));
         }
         let patience = Patience { whole: self.patience.whole.saturating_sub(started.elapsed()), ..self.patience };
-        let mut watch = match Watch::start(&self.worker(more), patience) {
+        let mut watch = match Watch::start(&self.worker(more), &self.environment(), patience) {
             Ok(watch) => watch,
             Err(error) => return Work::Refused(format!("the worker does not start: {error}")),
         };

@@ -1,7 +1,7 @@
 //! The extension module `_conformance`: the runner and its workers, as functions that the script calls.
 
 use super::{KNOWN, Message, Options, Surroundings, run, work};
-use crate::python::{subject, tensorflow1, tensorflow1_take};
+use crate::python::{plugged_in_use, subject, tensorflow1, tensorflow1_take};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::path::Path;
@@ -12,6 +12,7 @@ use std::path::Path;
 fn extension(module: &Bound<'_, PyModule>) -> PyResult<()> {
     bridge_pyo3::watch_for_exit(module.py());
     module.add_function(wrap_pyfunction!(main, module)?)?;
+    module.add_function(wrap_pyfunction!(plugged_in_use, module)?)?;
     module.add_function(wrap_pyfunction!(tensorflow1, module)?)?;
     module.add_function(wrap_pyfunction!(tensorflow1_take, module)?)?;
     module.add_function(wrap_pyfunction!(worker, module)?)

@@ -44,10 +44,14 @@ impl Folder {
 
     /// What the runner makes of a script, for one pair.
     fn judge(&self, script: &str) -> PairReport {
+        self.judge_pair("torch:numpy", script)
+    }
+
+    fn judge_pair(&self, pair: &str, script: &str) -> PairReport {
         let (launch, options) = (self.launch(script), self.options(""));
         let job = Job {
             launch: &launch,
-            pair: &PairName { from: "torch".into(), to: "numpy".into() },
+            pair: &pair.parse().unwrap(),
             device: Device::CPU,
             cases: 100,
             seed: SEED,
@@ -119,6 +123,16 @@ fn a_worker_in_which_all_is_well() {
     let report = Folder::new("well").judge(&passing());
     assert!(report.passed());
     assert_eq!(report.properties.len(), PROPERTIES.len());
+}
+
+#[test]
+fn a_variant_is_set_in_the_environment_of_its_worker() {
+    let script = format!("test \"$PYTORCH_NO_CUDA_MEMORY_CACHING\" = 1 || exit 3\n{}", passing());
+    let folder = Folder::new("variant");
+    let report = folder.judge_pair("torch+uncached:cupy", &script);
+    assert!(report.passed(), "{report:?}");
+    assert_eq!(report.from, "torch+uncached");
+    assert!(!folder.judge_pair("torch:cupy", &script).passed());
 }
 
 #[test]

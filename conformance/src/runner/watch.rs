@@ -82,15 +82,20 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Starts `program`, its first element, with the others as arguments.
+    /// Starts `program`, its first element, with the others as arguments, and with these variables set.
     ///
     /// # Errors
     ///
     /// It does not start.
-    pub fn start(program: &[OsString], patience: Patience) -> io::Result<Self> {
+    pub fn start(program: &[OsString], environment: &[(&str, &str)], patience: Patience) -> io::Result<Self> {
         let (name, arguments) = program.split_first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut command = Command::new(name);
-        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(arguments)
+            .envs(environment.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let (output, errors) = (child.stdout.take(), child.stderr.take());
         let (send, messages) = channel();
