@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import importlib
 import json
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tensor_bridge_conformance import host
+from tensor_bridge_conformance import growth, host
+from tensor_bridge_conformance.growth import STEP, Call, batch
 
 #: Bytes of the tensors: 1 KiB to 4 GiB.
 SIZES = [1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26, 1 << 30, 1 << 32]
@@ -30,7 +29,6 @@ WARM_UP = 2
 #: A transfer costs the same at any size when the slowest size costs at most so many times the fastest.
 FLAT = 1.5
 
-Call = Callable[[Any], Any]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
@@ -72,6 +70,15 @@ class Setting:
     inside: Context
     #: Called before every batch: waits for the device, and gives it work again where it shall be busy.
     before: Callable[[], Any]
+    #: Takes a view back to where it came from.
+    back: Call | None = None
+
+    def parts(self, count: int) -> list[Any]:
+        """As many small tensors, no two at one address."""
+        if self.path.startswith("tensorflow"):
+            return [self.make(1 << 10) for _ in range(count)]
+        whole = self.make(-(-count * STEP // 1024) * 1024).reshape(-1, STEP // 4)
+        return [whole[index] for index in range(count)]
 
 
 def main(argv: list[str]) -> int:
@@ -85,8 +92,9 @@ def main(argv: list[str]) -> int:
         return 2
     rows = [row for setting in settings for row in _measure(setting, options)]
     verdicts = [_judge(setting, rows) for setting in settings]
+    grown = [row for setting in settings for row in growth.measure(setting, options)]
     about = host.describe(_FRAMEWORKS)
-    table = _markdown(about, rows, verdicts)
+    table = _markdown(about, rows, verdicts) + "\n" + "\n".join(growth.markdown(grown)) + "\n"
     print(table)
     report = Path(options.report)
     report.mkdir(parents=True, exist_ok=True)
@@ -95,10 +103,11 @@ def main(argv: list[str]) -> int:
         "host": about,
         "rows": [asdict(row) for row in rows],
         "verdicts": [asdict(v) for v in verdicts],
+        "growth": [asdict(row) for row in grown],
     }
     (report / "bench.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     (report / "bench.md").write_text(table, encoding="utf-8")
-    judged = [verdict for verdict in verdicts if verdict.bar is not None]
+    judged = [verdict for verdict in [*verdicts, *grown] if verdict.bar is not None]
     missed = sum(not verdict.passed for verdict in judged)
     print(f"{len(judged) - missed} passed, {missed} failed")
     return 1 if missed else 0
@@ -120,6 +129,8 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=60, help="rounds per size (default: 60)")
     parser.add_argument("--batch", type=int, default=100, help="calls per round (default: 100)")
     parser.add_argument("--max-size", type=int, default=SIZES[-1], metavar="BYTES", help="leave out larger tensors")
+    parser.add_argument("--views", type=int, default=100_000, help="live views beside a transfer (default: 100000)")
+    parser.add_argument("--threads", type=int, default=8, help="threads that transfer at once (default: 8)")
     parser.add_argument("--only", type=_paths, metavar="FROM:TO,...", help="measure these pairs alone")
     parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write bench.json")
     return parser.parse_args(argv)
@@ -147,8 +158,8 @@ def _settings(device: str) -> list[Setting]:
     return settings
 
 
-def _on_host(path: str, make: Callable[[int], Any], ours: Call, native: Call) -> Setting:
-    return Setting(path, "host", make, ours, native, None, contextlib.nullcontext, lambda: None)
+def _on_host(path: str, make: Callable[[int], Any], ours: Call, native: Call, back: Call | None = None) -> Setting:
+    return Setting(path, "host", make, ours, native, None, contextlib.nullcontext, lambda: None, back)
 
 
 def _cpu_settings(torch: Any, numpy: Any) -> list[Setting]:
@@ -160,12 +171,14 @@ def _cpu_settings(torch: Any, numpy: Any) -> list[Setting]:
             lambda size: torch.empty(_shape(size), dtype=torch.float32),
             tensor_bridge.to_numpy,
             numpy.from_dlpack,
+            tensor_bridge.to_torch,
         ),
         _on_host(
             "numpy→torch",
             lambda size: numpy.empty(_shape(size), dtype=numpy.float32),
             tensor_bridge.to_torch,
             torch.from_dlpack,
+            tensor_bridge.to_numpy,
         ),
     ]
 
@@ -288,6 +301,7 @@ def _cuda_settings(torch: Any, cupy: Any) -> list[Setting]:
                 1 / 4,
                 inside,
                 torch.cuda.synchronize,
+                tensor_bridge.to_cupy,
             )
         )
         settings.append(
@@ -300,6 +314,7 @@ def _cuda_settings(torch: Any, cupy: Any) -> list[Setting]:
                 1 / 5,
                 inside,
                 torch.cuda.synchronize,
+                tensor_bridge.to_torch,
             )
         )
     return settings
@@ -325,7 +340,7 @@ def _measure(setting: Setting, options: argparse.Namespace) -> list[Row]:
         for _ in range(options.rounds + WARM_UP):
             times = []
             for tensor in tensors:
-                times.append([_batch(call, tensor, options.batch, setting.before) for call in contenders])
+                times.append([batch(call, tensor, options.batch, setting.before) for call in contenders])
             rounds.append(times)
         del tensors, tensor
         setting.before()
@@ -337,19 +352,6 @@ def _measure(setting: Setting, options: argparse.Namespace) -> list[Row]:
         )
         rows.append(Row(setting.path, setting.streams, size, ours, native, ratio))
     return rows
-
-
-def _batch(call: Call, tensor: Any, calls: int, before: Callable[[], Any]) -> float:
-    """Nanoseconds per call, with the garbage collector out of the way."""
-    before()
-    gc.disable()
-    try:
-        started = time.perf_counter_ns()
-        for _ in range(calls):
-            call(tensor)
-        return (time.perf_counter_ns() - started) / calls
-    finally:
-        gc.enable()
 
 
 def _judge(setting: Setting, rows: list[Row]) -> Verdict:
