@@ -205,12 +205,12 @@ mod tests {
         }
     }
 
-    /// Whether a route of `release_order` finds the fault by itself.
-    fn is_found_by(route: Route, planted: &Planted) -> bool {
+    /// Whether a route of a property finds the fault by itself.
+    fn is_found_by(name: &str, route: Route, planted: &Planted) -> bool {
         let device = SimDevice::new(5);
         let ordering = device.ordering();
         let (from, to) = (SimFramework::new(&device, planted.from), SimFramework::new(&device, planted.to));
-        let property = property("release_order").unwrap();
+        let property = property(name).unwrap();
         let caps = caps(&from, &to);
         let plant = |sound, role| Faulty::new(sound, (planted.role == role).then_some(planted.fault), ordering.clone());
         let (from, to) = (plant(from, Role::Source), plant(to, Role::Target));
@@ -237,7 +237,12 @@ mod tests {
         ];
         for (route, fault, role, from, to) in routes {
             let planted = Planted { fault, name: "", caught_by: "release_order", role, from, to };
-            assert!(is_found_by(route, &planted), "{route:?} does not find {planted:?}");
+            assert!(is_found_by("release_order", route, &planted), "{route:?} does not find {planted:?}");
+        }
+        let (fault, from, to) = (Fault::StreamMistaken, generous, common);
+        for (route, role) in [(Route::Direct, source), (Route::Onward, target), (Route::CopyOn, target)] {
+            let planted = Planted { fault, name: "", caught_by: "order", role, from, to };
+            assert!(is_found_by("order", route, &planted), "{route:?} does not find {planted:?}");
         }
     }
 

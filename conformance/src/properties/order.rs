@@ -18,19 +18,41 @@ pub(super) fn order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take<'_, F, 
     let (before, seen, _) = bytes(case);
     let nbytes = model::numel(&case.spec.shape) * model::itemsize(case.spec.dtype);
     let mut tensor = pair.from.create(&case.spec, &vec![before; case.spec.base * model::itemsize(case.spec.dtype)])?;
+    let back = streams.from(case.streams.back);
     let mut snapshot = on(pair.to, reader, || Ok(pair.to.allocate(nbytes)?))?;
+    let mut snapshot_back = on(pair.from, back, || Ok(pair.from.allocate(nbytes)?))?;
     on(pair.from, writer, || {
         pair.from.delay()?;
         Ok(pair.from.fill(&mut tensor, seen)?)
     })?;
+    let copies = match case.route {
+        Route::Onward => Some(None),
+        Route::CopyOn => Some(Some(true)),
+        _ => None,
+    };
     let view = on_both(pair, writer, reader, || {
         let view = take(&tensor)?;
-        pair.to.snapshot(&view, &mut snapshot)?;
+        if copies.is_none() {
+            pair.to.snapshot(&view, &mut snapshot)?;
+        }
         Ok(view)
     });
-    let got = on(pair.to, reader, || Ok(pair.to.read(&snapshot)?));
+    // Nothing has waited for the writer yet when the view goes on.
+    let second = match (&view, copies) {
+        (Ok(view), Some(copy)) => Some(on_both(pair, back, reader, || {
+            let second = pair.back(view, copy)?.0;
+            pair.from.snapshot(&second, &mut snapshot_back)?;
+            Ok(second)
+        })),
+        _ => None,
+    };
+    let got = match copies {
+        Some(_) => on(pair.from, back, || Ok(pair.from.read(&snapshot_back)?)),
+        None => on(pair.to, reader, || Ok(pair.to.read(&snapshot)?)),
+    };
     // Nothing may be under way any more when the memory is reused by the next case, even if the handoff went wrong.
     on(pair.from, writer, || Ok(pair.from.read(&tensor)?))?;
+    drop(second.transpose()?);
     drop(view?);
     same_bytes("what the consumer saw", &got?, &vec![seen; nbytes])
 }

@@ -181,7 +181,17 @@ pub static PROPERTIES: &[Property] = &[
         left_out: no_streams,
         strategy: |caps| {
             let plain = cases(tensors(caps, caps.computed_dtypes(), false), &[None, None, None, Some(true)]);
-            (plain, picks(caps)).prop_map(|(case, streams)| Case { streams, ..case }).boxed()
+            let route = select(&[Route::Direct, Route::Direct, Route::Direct, Route::Onward, Route::CopyOn][..]);
+            let same = caps.same_framework();
+            (plain, picks(caps), route)
+                .prop_map(move |(case, mut streams, route)| {
+                    if same {
+                        // The view goes on in the stream in which it was taken in.
+                        streams.back = streams.read;
+                    }
+                    Case { streams, route, ..case }
+                })
+                .boxed()
         },
         check: Check::Order,
     },
