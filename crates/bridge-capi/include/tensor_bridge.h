@@ -52,7 +52,10 @@ typedef enum tb_status {
   TB_MISSING = 12,      /* a framework or a driver is missing */
   TB_DRIVER = 13,       /* the CUDA driver reported an error */
   TB_FRAMEWORK = 14,    /* TensorFlow reported an error */
-  TB_PANIC = 15         /* a fault of this library: please report it */
+  TB_PANIC = 15,        /* a fault of this library: please report it */
+  TB_REFUSED = 16,      /* the producer refuses to hand the tensor out */
+  TB_CAPTURED = 17,     /* one of two streams is being captured into a CUDA graph and the other is not */
+  TB_OUT_OF_MEMORY = 18 /* TensorFlow or the device has no memory left */
 } tb_status;
 
 /* TB_ABI of the library. */

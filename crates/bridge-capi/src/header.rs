@@ -46,6 +46,23 @@ fn every_function_is_declared_and_defined() {
 }
 
 #[test]
+fn every_status_is_declared_with_its_number() {
+    let declared = HEADER.lines().filter_map(|line| line.trim().strip_prefix("TB_")?.split_once(" = "));
+    let statuses = declared.take_while(|(name, _)| !name.starts_with("COPY_IF"));
+    let mut count = 0;
+    for (name, number) in statuses {
+        let number = number.split([',', ' ']).next().unwrap().parse().unwrap();
+        let known = crate::status::tb_status_name(number);
+        assert!(!known.is_null(), "{name}");
+        // SAFETY: the library returns static C strings for its statuses.
+        let known = unsafe { std::ffi::CStr::from_ptr(known) }.to_str().unwrap();
+        assert_eq!(known, name.to_lowercase());
+        count += 1;
+    }
+    assert!(crate::status::tb_status_name(count).is_null(), "{count} are declared");
+}
+
+#[test]
 fn the_version_is_one() {
     let declared = HEADER.lines().find_map(|line| line.strip_prefix("#define TB_ABI "));
     assert_eq!(declared, Some(crate::tb_abi().to_string().as_str()));

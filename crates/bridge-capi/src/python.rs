@@ -77,7 +77,8 @@ impl Python {
             // SAFETY: the state is that of the call above, on this thread.
             unsafe { (self.functions.gil_state_release)(state) };
         }
-        self.entered.fetch_sub(1, SeqCst);
+        // A child that was forked in here counts from 0.
+        let _ = self.entered.fetch_update(SeqCst, SeqCst, |entered| entered.checked_sub(1));
     }
 
     /// Lets nobody in any more, and those in who wait already.
@@ -166,9 +167,30 @@ pub unsafe extern "C" fn tb_python_open(python: *const Functions) -> Status {
     answer(|| {
         // SAFETY: the caller's obligation.
         let functions = *unsafe { look(python, "python") }?;
-        PYTHON.get_or_init(|| Python { functions, closed: AtomicBool::new(false), entered: AtomicUsize::new(0) });
+        PYTHON.get_or_init(|| {
+            // SAFETY: the function stores to an atomic alone, which any thread of a forked child may do. Where it cannot be
+            // registered, a child waits a little at its end.
+            let _ = unsafe { pthread_atfork(None, None, Some(forget_threads)) };
+            Python { functions, closed: AtomicBool::new(false), entered: AtomicUsize::new(0) }
+        });
         Ok(())
     })
+}
+
+unsafe extern "C" {
+    /// `pthread.h`
+    fn pthread_atfork(
+        prepare: Option<unsafe extern "C" fn()>,
+        parent: Option<unsafe extern "C" fn()>,
+        child: Option<unsafe extern "C" fn()>,
+    ) -> c_int;
+}
+
+/// Makes a forked child forget the threads that only its parent has.
+unsafe extern "C" fn forget_threads() {
+    if let Some(python) = get() {
+        python.entered.store(0, SeqCst);
+    }
 }
 
 /// Says that the interpreter will shut down.

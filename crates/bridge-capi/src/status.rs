@@ -5,38 +5,41 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// `tb_status`: 0 for success, otherwise the number of a row of [`KINDS`], counted from 1, or [`PANIC`].
+/// `tb_status`: [`OK`], the number of a row of [`KINDS`], or [`PANIC`].
 pub(crate) type Status = i32;
 
 const OK: Status = 0;
-const PANIC: Status = KINDS.len() as Status + 1;
+const FRAMEWORK: Status = 14;
+const PANIC: Status = 15;
 
-/// The kinds of errors in the order of `tb_status`, with their names.
-const KINDS: &[(ErrorKind, &CStr)] = &[
-    (ErrorKind::Argument, c"argument"),
-    (ErrorKind::NotATensor, c"not_a_tensor"),
-    (ErrorKind::Dtype, c"dtype"),
-    (ErrorKind::Layout, c"layout"),
-    (ErrorKind::Device, c"device"),
-    (ErrorKind::ReadOnly, c"read_only"),
-    (ErrorKind::CopyNeeded, c"copy_needed"),
-    (ErrorKind::RequiresGrad, c"requires_grad"),
-    (ErrorKind::Consumed, c"consumed"),
-    (ErrorKind::Protocol, c"protocol"),
-    (ErrorKind::Version, c"version"),
-    (ErrorKind::Missing, c"missing"),
-    (ErrorKind::Driver, c"driver"),
-    (ErrorKind::Framework, c"framework"),
+/// The numbers of the kinds of errors, which never change, with their names.
+const KINDS: &[(ErrorKind, Status, &CStr)] = &[
+    (ErrorKind::Argument, 1, c"argument"),
+    (ErrorKind::NotATensor, 2, c"not_a_tensor"),
+    (ErrorKind::Dtype, 3, c"dtype"),
+    (ErrorKind::Layout, 4, c"layout"),
+    (ErrorKind::Device, 5, c"device"),
+    (ErrorKind::ReadOnly, 6, c"read_only"),
+    (ErrorKind::CopyNeeded, 7, c"copy_needed"),
+    (ErrorKind::RequiresGrad, 8, c"requires_grad"),
+    (ErrorKind::Consumed, 9, c"consumed"),
+    (ErrorKind::Protocol, 10, c"protocol"),
+    (ErrorKind::Version, 11, c"version"),
+    (ErrorKind::Missing, 12, c"missing"),
+    (ErrorKind::Driver, 13, c"driver"),
+    (ErrorKind::Framework, FRAMEWORK, c"framework"),
+    (ErrorKind::Refused, 16, c"refused"),
+    (ErrorKind::Captured, 17, c"captured"),
+    (ErrorKind::OutOfMemory, 18, c"out_of_memory"),
 ];
 
 thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// The number of a kind; a kind that core has got since counts as [`ErrorKind::Framework`], the last row.
+/// The number of a kind; a kind that core has got since counts as [`ErrorKind::Framework`].
 fn status(kind: ErrorKind) -> Status {
-    let row = KINDS.iter().position(|(known, _)| *known == kind);
-    row.map_or(KINDS.len(), |row| row + 1) as Status
+    KINDS.iter().find(|(known, ..)| *known == kind).map_or(FRAMEWORK, |(_, status, _)| *status)
 }
 
 /// Runs the body of a function that C calls: its error is kept for `tb_error`, and a panic ends here.
@@ -72,11 +75,11 @@ pub extern "C" fn tb_error() -> *const c_char {
 /// A status in one word.
 #[unsafe(no_mangle)]
 pub extern "C" fn tb_status_name(status: Status) -> *const c_char {
-    match usize::try_from(status) {
-        Ok(0) => c"ok".as_ptr(),
-        Ok(number) if number <= KINDS.len() => KINDS[number - 1].1.as_ptr(),
-        _ if status == PANIC => c"panic".as_ptr(),
-        _ => std::ptr::null(),
+    let kind = KINDS.iter().find(|(_, known, _)| *known == status).map(|(.., name)| name.as_ptr());
+    match status {
+        OK => c"ok".as_ptr(),
+        PANIC => c"panic".as_ptr(),
+        _ => kind.unwrap_or(std::ptr::null()),
     }
 }
 
@@ -97,9 +100,9 @@ mod tests {
 
     #[test]
     fn errors_keep_their_kind_and_their_words() {
-        for (number, (kind, expected)) in KINDS.iter().enumerate() {
+        for (kind, number, expected) in KINDS {
             let status = answer(|| Err(Error::new(*kind, "with a \0 inside")));
-            assert_eq!((status, last().as_str()), (number as Status + 1, "with a   inside"));
+            assert_eq!((status, last().as_str()), (*number, "with a   inside"));
             assert_eq!(name(status).as_deref(), expected.to_str().ok());
         }
         assert_eq!(answer(|| Ok(())), OK);

@@ -41,6 +41,10 @@ unsafe extern "C" {
     fn tb_tensor_memory(memory: *const Memory, out: *mut *mut c_void) -> i32;
     fn tb_tensor_drop(tensor: *mut c_void);
     fn tb_status_name(status: i32) -> *const c_char;
+
+    fn fork() -> c_int;
+    fn waitpid(child: c_int, status: *mut c_int, options: c_int) -> c_int;
+    fn _exit(status: c_int) -> !;
 }
 
 static GIL: Mutex<()> = Mutex::new(());
@@ -58,7 +62,11 @@ fn let_go() {
     HELD.take();
 }
 
+/// How many threads have come for the GIL.
+static CAME: AtomicUsize = AtomicUsize::new(0);
+
 unsafe extern "C" fn ensure() -> c_int {
+    CAME.fetch_add(1, SeqCst);
     hold();
     7
 }
@@ -202,6 +210,26 @@ fn owners_are_released_with_the_gil_or_not_at_all() {
         }
         assert_eq!(word(tb_python_tensor(null_mut(), &mut out)), "argument");
 
+        // A child that is forked while another thread waits for the GIL does not wait for that thread.
+        let came = CAME.load(SeqCst);
+        let waiting = tensor().addr();
+        thread::spawn(move || tb_tensor_drop(waiting as *mut c_void)).join().unwrap();
+        while CAME.load(SeqCst) == came {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let child = fork();
+        if child == 0 {
+            let begun = Instant::now();
+            tb_python_close();
+            _exit(c_int::from(begun.elapsed() > Duration::from_millis(500)));
+        }
+        let mut status = -1;
+        assert_eq!(waitpid(child, &mut status, 0), child);
+        assert_eq!(status, 0, "the child has waited for a thread of its parent");
+        let_go();
+        comes_to([1, 3]);
+        hold();
+
         // Once the interpreter is closed, not at all.
         let last = tensor();
         let_go();
@@ -211,6 +239,6 @@ fn owners_are_released_with_the_gil_or_not_at_all() {
         let_go();
         tb_tensor_drop(tensor());
         thread::sleep(Duration::from_millis(50));
-        assert_eq!(released(), [1, 2]);
+        assert_eq!(released(), [1, 3]);
     }
 }

@@ -178,6 +178,16 @@ def test_an_operation_that_fails_is_named() -> None:
         assert session.run({"x": torch.ones(3)}, "torch")[0].tolist() == [1, 1, 1]
 
 
+def test_a_full_memory_is_named() -> None:
+    """128 TiB, for which TensorFlow finds no memory."""
+    graph = saved(lambda: tf.fill(placeholder("int64", [1]), 1.0, name="y"))
+    with on_host(graph, {"x": ("int64", [1])}, ["y"]) as session:
+        with pytest.raises(MemoryError):
+            session.run({"x": torch.tensor([1 << 45])})
+        refused(lambda: session.run({"x": torch.tensor([1 << 45])}), "OOM", "out_of_memory")
+        assert session.run({"x": torch.tensor([3])}, "torch")[0].tolist() == [1, 1, 1]
+
+
 def test_an_output_in_a_branch_that_is_not_taken_is_named() -> None:
     def build() -> None:
         x, taken = placeholder(shape=[None]), placeholder("bool", [], "taken")

@@ -128,6 +128,26 @@ assert tb.to_numpy(tf.range(3.0) + 1).tolist() == [1, 2, 3]
     assert (done.returncode, complaints(done.stderr)) == (0, [])
 
 
+def test_a_full_memory_is_what_tensorflow_says_it_is() -> None:
+    """128 TiB, for which TensorFlow finds no memory when it is about to compute."""
+    done = run(
+        """
+tf.config.experimental.set_synchronous_execution(False)
+for call in (tb.to_numpy, lambda x: tb.to_torch(x, copy=True), lambda x: tb.plan(x, "numpy")):
+    failed = tf.fill([1 << 45], 1.0)
+    try:
+        call(failed)
+    except tf.errors.ResourceExhaustedError as error:
+        assert "OOM" in str(error), error
+    else:
+        raise SystemExit("no error")
+    tf.experimental.async_clear_error()
+assert tb.to_numpy(tf.range(3.0) + 1).tolist() == [1, 2, 3]
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_owners_that_need_python_are_released_by_an_executor() -> None:
     """The executor's thread drops the last reference, while this thread holds the GIL and waits for the executor."""
     done = run(

@@ -231,6 +231,9 @@ impl Cxx {
     }
 }
 
+/// `TF_RESOURCE_EXHAUSTED`: the host or a GPU has no memory left.
+pub(crate) const RESOURCE_EXHAUSTED: c_int = 8;
+
 /// Where functions say whether they succeeded.
 pub(crate) struct Status<'a> {
     core: &'a Core,
@@ -253,15 +256,16 @@ impl<'a> Status<'a> {
         // SAFETY: the status lives as long as `self`.
         match unsafe { (self.core.TF_GetCode)(self.raw()) } {
             0 => Ok(()),
-            _ => Err(self.error()),
+            code => Err(self.error(code)),
         }
     }
 
     #[cold]
-    fn error(&self) -> Error {
+    fn error(&self, code: c_int) -> Error {
         // SAFETY: the message is a C string that lives as long as the status is not written to.
         let message = unsafe { CStr::from_ptr((self.core.TF_Message)(self.raw())) }.to_string_lossy();
-        Error::new(ErrorKind::Framework, format!("tensorflow reported: {message}"))
+        let kind = if code == RESOURCE_EXHAUSTED { ErrorKind::OutOfMemory } else { ErrorKind::Framework };
+        Error::new(kind, format!("tensorflow reported: {message}"))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Operations and kernels of our own, through TensorFlow's C functions for them.
 
 use crate::api::{
-    Compute, Core, CreateKernel, DeleteKernel, InferShapes, Status, TF_KernelBuilder, TF_OpKernelConstruction,
-    TF_OpKernelContext, TF_ShapeInferenceContext, TF_Status, TF_Tensor,
+    Compute, Core, CreateKernel, DeleteKernel, InferShapes, RESOURCE_EXHAUSTED, Status, TF_KernelBuilder,
+    TF_OpKernelConstruction, TF_OpKernelContext, TF_ShapeInferenceContext, TF_Status, TF_Tensor,
 };
 use crate::eager::{Handle, nothing};
 use crate::library::Series;
@@ -186,7 +186,7 @@ impl Tensor {
             Self::from_raw(core, (core.TF_AllocateTensor)(code, shape.as_ptr(), shape.len() as c_int, nbytes))
         };
         tensor.ok_or_else(|| {
-            Error::new(ErrorKind::Framework, format!("tensorflow has no memory for a tensor of {nbytes} bytes"))
+            Error::new(ErrorKind::OutOfMemory, format!("tensorflow has no memory for a tensor of {nbytes} bytes"))
         })
     }
 
@@ -295,15 +295,16 @@ impl Call {
     unsafe fn run(call: Self, body: fn(&Self) -> Result<()>) {
         let (runtime, context) = (call.runtime, call.context);
         let done = catch_unwind(AssertUnwindSafe(|| body(&call)));
-        let failed = match done {
+        let (code, failed) = match done {
             Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "tensor_bridge panicked: please report this".into(),
+            Ok(Err(error)) if error.kind() == ErrorKind::OutOfMemory => (RESOURCE_EXHAUSTED, error.to_string()),
+            Ok(Err(error)) => (INVALID_ARGUMENT, error.to_string()),
+            Err(_) => (INVALID_ARGUMENT, "tensor_bridge panicked: please report this".into()),
         };
         let (status, text) = (Status::new(&runtime.core), CString::new(failed.replace('\0', " ")));
         // SAFETY: the status is ours, the text a C string, and the context alive; TensorFlow copies both.
         unsafe {
-            (runtime.core.TF_SetStatus)(status.raw(), INVALID_ARGUMENT, text.unwrap_or_default().as_ptr());
+            (runtime.core.TF_SetStatus)(status.raw(), code, text.unwrap_or_default().as_ptr());
             (runtime.core.TF_OpKernelContext_Failure)(context, status.raw());
         }
     }

@@ -55,7 +55,7 @@ pub use tensorflow1::{Tensor, TensorFlow1};
 mod python {
     use crate::edges::Graph;
     use crate::external::External;
-    use crate::process::Process;
+    use crate::process::{Process, exhausted};
     use crate::runtime::Runtime;
     use crate::{export, import};
     use bridge_core::{Adapter, Consumer, Lease, Lent, Profile, Result};
@@ -95,15 +95,15 @@ mod python {
         }
 
         fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
-            export::lend(self.process, tensor)
+            export::lend(self.process, tensor).map_err(|error| exhausted(self.py, error))
         }
 
         fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
-            import::wrap(self.py, self.process, lease)
+            import::wrap(self.py, self.process, lease).map_err(|error| exhausted(self.py, error))
         }
 
         fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-            export::compact(self.process, tensor)
+            export::compact(self.process, tensor).map_err(|error| exhausted(self.py, error))
         }
     }
 

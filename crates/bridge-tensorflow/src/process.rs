@@ -12,6 +12,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
+use std::error::Error as _;
 use std::sync::Arc;
 
 /// The handle of an eager tensor, which stays the object's.
@@ -205,6 +206,23 @@ fn warn_of_growth(py: Python<'_>) -> PyResult<()> {
         }
     }
     Ok(())
+}
+
+/// Gives an error of TensorFlow's C functions that says that memory is full the exception that TensorFlow has for it as its
+/// source, by which programs catch it.
+#[cold]
+pub(crate) fn exhausted(py: Python<'_>, error: Error) -> Error {
+    if error.kind() != ErrorKind::OutOfMemory || error.source().is_some() {
+        return error;
+    }
+    let make = || -> PyResult<PyErr> {
+        let class = py.import("tensorflow")?.getattr("errors")?.getattr("ResourceExhaustedError")?;
+        Ok(PyErr::from_value(class.call1((py.None(), py.None(), error.to_string()))?))
+    };
+    match make() {
+        Ok(exception) => error.caused_by(exception),
+        Err(failure) => error.caused_by(failure),
+    }
 }
 
 pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {

@@ -29,6 +29,10 @@ class BridgeImportError(BridgeError, ImportError):
     """A framework, a driver or the library of this package is missing."""
 
 
+class BridgeMemoryError(BridgeError, MemoryError):
+    """TensorFlow or the device has no memory left."""
+
+
 class BridgeRuntimeError(BridgeError, RuntimeError):
     """A framework or the driver failed."""
 
@@ -46,6 +50,8 @@ _CLASSES: Dict[str, Type[BridgeError]] = {
     "protocol": BridgeBufferError,
     "version": BridgeBufferError,
     "missing": BridgeImportError,
+    "refused": BridgeBufferError,
+    "out_of_memory": BridgeMemoryError,
 }
 
 
