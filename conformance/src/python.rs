@@ -53,7 +53,7 @@ fn adapter<'py>(py: Python<'py>, name: &str) -> Result<(BoxedAdapter<'py>, &'sta
         "torch-capsules" => Ok((Box::new(bridge_torch::Torch::with_capsules(py)?), "subjects", "Torch")),
         "cupy" => Ok((Box::new(bridge_cupy::CuPy::new(py)?), "subjects", "Cupy")),
         "numpy" => Ok((Box::new(bridge_numpy::NumPy::new(py)?), "subjects", "Numpy")),
-        "tensorflow" => Ok((Box::new(bridge_tensorflow::TensorFlow2::new(py)?), "subjects", "Tensorflow")),
+        "tensorflow" => Ok((Box::new(bridge_tensorflow::TensorFlow2::new(py)?), "tensorflow", "Tensorflow")),
         "tensorflow1" => Ok((Box::new(bridge_tensorflow::TensorFlow1::new(py)?), "tensorflow1", "Tensorflow1")),
         _ => Err(Error::new(ErrorKind::Missing, format!("there is no adapter {name:?}"))),
     }

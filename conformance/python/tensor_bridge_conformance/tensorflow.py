@@ -1,0 +1,217 @@
+"""TensorFlow 2 under test, as the suite uses it: through its own public interface, never through the bridge."""
+
+# What the methods promise is said in conformance/src/subject.rs, once.
+# ruff: noqa: D102, D107
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tensor_bridge_conformance.subjects import DELAY, MOST, NAMES
+
+
+class DLTensor(ctypes.Structure):
+    """The head of what a DLPack capsule points to (``dlpack.h``)."""
+
+    _fields_: ClassVar = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_uint32),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class Tensorflow:
+    """TensorFlow on one device. Nothing writes to its tensors, and a GPU has one stream for all of them."""
+
+    writes = False
+    makes_negative_strides = False
+    makes_read_only = False
+    unaligned = False
+    puts_off = ()
+
+    def __init__(self, device: str) -> None:
+        import numpy
+        import tensorflow
+
+        self.numpy = numpy
+        self.tf = tensorflow
+        kind, _, index = device.partition(":")
+        self.cuda = kind == "cuda"
+        self.name = f"GPU:{index or 0}" if self.cuda else "CPU:0"
+        self.pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        self.pointer.restype = ctypes.c_void_p
+        self.pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        self.named = {name: dtype for name in NAMES if (dtype := self.dtype(name)) is not None}
+        self.dtypes = list(self.named)
+        with self.here():
+            # They are there before anything is counted, and no fill waits for one to be copied to the device.
+            every = numpy.arange(256, dtype="uint8")
+            self.every = tensorflow.unstack(tensorflow.constant(every))
+            small = [dtype for dtype in self.named.values() if self.is_small_float(dtype)]
+            self.tables = {dtype: tensorflow.constant(every.view(dtype.as_numpy_dtype)) for dtype in small}
+            self.numbers = tensorflow.constant(numpy.arange(MOST), "int64")
+            # Of such numbers the series below takes as many steps as it is allowed: some milliseconds in one kernel.
+            self.operand = tensorflow.fill([1 << 20], tensorflow.constant(1e6, "float64")) if self.cuda else None
+        self.repeats = 1
+        self.warm_up()
+        if self.cuda:
+            started = time.perf_counter()
+            self.delay()
+            self.tf.test.experimental.sync_devices()
+            self.repeats = math.ceil(DELAY / (time.perf_counter() - started))
+        gc.collect()
+        gc.freeze()
+
+    def here(self) -> Any:
+        return self.tf.device(self.name)
+
+    def dtype(self, name: str) -> Any:
+        # TensorFlow keeps these in host memory, even where it says that they are on a GPU.
+        if self.cuda and name == "int32":
+            return None
+        try:
+            dtype = self.tf.as_dtype(name)
+            with self.here():
+                self.tf.gather(self.tf.constant(self.numpy.zeros(1, dtype.as_numpy_dtype)), [0])
+        except (TypeError, ValueError, self.tf.errors.OpError):
+            return None
+        return dtype
+
+    def is_small_float(self, dtype: Any) -> bool:
+        """Whether it is one of the dtypes that few operations take, and DLPack neither."""
+        return "float8" in dtype.name
+
+    def warm_up(self) -> None:
+        """Loads every kernel, so that memory which they keep is there before anything is counted."""
+        for name, dtype in self.named.items():
+            tensor = self.create(name, [2], [1], 0, 2, 0, False, None, bytes(2 * dtype.size))
+            self.read(self.snapshot(self.fill(tensor, 1), self.allocate(1)))
+        self.delay()
+        self.settle()
+
+    def full(self, shape: list[int], byte: int) -> Any:
+        """Bytes that a kernel has written."""
+        return self.tf.fill(shape, self.every[byte])
+
+    def create(
+        self,
+        dtype: str,
+        shape: list[int],
+        strides: list[int],
+        offset: int,
+        base: int,
+        align: int,
+        read_only: bool,
+        pending: str | None,
+        data: bytes,
+    ) -> Any:
+        known = self.named[dtype]
+        with self.here():
+            tensor = self.tf.constant(self.numpy.frombuffer(data, known.as_numpy_dtype).reshape(shape))
+            if self.is_small_float(known):
+                tensor = self.copied(tensor)
+            elif not self.cuda:
+                # It may be the array's own memory.
+                tensor = self.tf.raw_ops.DeepCopy(x=tensor)
+        self.tf.test.experimental.sync_devices()
+        return tensor
+
+    def copied(self, tensor: Any) -> Any:
+        """A copy, bit for bit, by the few operations that every dtype has on a GPU: reshaping is not among them."""
+        if tensor.shape.rank == 0:
+            return self.tf.gather(self.tf.stack([tensor, tensor]), self.numbers[0])
+        return self.tf.gather(tensor, self.numbers[: tensor.shape[0]])
+
+    def observe(self, tensor: Any) -> tuple[str, list[int], list[int], int, bool, str]:
+        shape = tensor.shape.as_list()
+        strides = [math.prod(max(length, 1) for length in shape[dim + 1 :]) for dim in range(len(shape))]
+        if self.is_small_float(tensor.dtype):
+            return tensor.dtype.name, shape, strides, *self.place(tensor)
+        capsule = self.tf.experimental.dlpack.to_dlpack(tensor)
+        seen = DLTensor.from_address(self.pointer(capsule, b"dltensor"))
+        address = (seen.data or 0) + seen.byte_offset
+        device = {1: "cpu", 2: f"cuda:{seen.device_id}"}[seen.device_type]
+        return tensor.dtype.name, shape, strides, address, False, device
+
+    def place(self, tensor: Any) -> tuple[int, bool, str]:
+        """Where a tensor is whose dtype DLPack does not know: TensorFlow's C functions say it."""
+        folder = Path(self.tf.__file__).parent
+        handle_of = ctypes.PyDLL(str(folder / "python/lib_pywrap_tensorflow_common.so"))[
+            "_Z18EagerTensor_HandlePK7_object"
+        ]
+        functions = ctypes.CDLL(str(folder / "libtensorflow_cc.so.2"))
+        address_of, new_status = functions.TFE_TensorHandleDevicePointer, functions.TF_NewStatus
+        for function in (handle_of, address_of, new_status):
+            function.restype = ctypes.c_void_p
+        handle_of.argtypes, address_of.argtypes = [ctypes.py_object], [ctypes.c_void_p, ctypes.c_void_p]
+        status = ctypes.c_void_p(new_status())
+        address = address_of(handle_of(tensor), status)
+        functions.TF_DeleteStatus(status)
+        kind, _, index = tensor.backing_device.rpartition("/device:")[2].partition(":")
+        return address or 0, False, f"cuda:{index}" if kind == "GPU" else "cpu"
+
+    def read(self, tensor: Any) -> bytes:
+        if self.cuda and tensor.dtype.name in self.named:
+            # Of a tensor on a GPU TensorFlow keeps the host copy that it made first, and does not look again.
+            tensor = self.snapshot(tensor, None)
+        data: bytes = tensor.numpy().tobytes()
+        return data
+
+    def write(self, tensor: Any, data: bytes) -> None:
+        raise TypeError("nothing writes to tensors of TensorFlow")
+
+    def fill(self, tensor: Any, byte: int) -> Any:
+        dtype, shape = tensor.dtype, tensor.shape.as_list()
+        with self.here():
+            if dtype == self.tf.bool:
+                return self.tf.cast(self.full(shape, byte), dtype)
+            if self.is_small_float(dtype):
+                return self.tf.gather(self.tables[dtype], self.tf.cast(self.full(shape, byte), "int64"))
+            return self.tf.bitcast(self.full(shape + [dtype.size] * (dtype.size > 1), byte), dtype)
+
+    def allocate(self, nbytes: int) -> Any:
+        with self.here():
+            return self.full([nbytes], 0x5A)
+
+    def snapshot(self, source: Any, into: Any) -> Any:
+        with self.here():
+            if self.is_small_float(source.dtype):
+                return self.copied(source)
+            change = self.tf.cast if source.dtype == self.tf.bool else self.tf.bitcast
+            return self.tf.raw_ops.DeepCopy(x=self.tf.reshape(change(source, self.tf.uint8), [-1]))
+
+    def streams(self) -> list[int]:
+        return []
+
+    def fresh(self, external: bool) -> None:
+        """There is one stream."""
+
+    def delay(self) -> None:
+        if self.cuda:
+            with self.here():
+                for _ in range(self.repeats):
+                    self.tf.math.igamma(self.operand, self.operand)
+
+    def settle(self) -> int | None:
+        self.tf.test.experimental.sync_devices()
+        gc.collect()
+        if not self.cuda:
+            return None
+        used: int = self.tf.config.experimental.get_memory_info(self.name)["current"]
+        return used
+
+    def import_natively(self, other: Any) -> Any:
+        if not hasattr(other, "__dlpack__"):
+            return None
+        # On a GPU without any waiting, as TensorFlow's documentation has it: it names no stream to wait for.
+        capsule = other.__dlpack__(stream=-1) if self.cuda else other.__dlpack__()
+        return self.tf.experimental.dlpack.from_dlpack(capsule)
