@@ -123,6 +123,10 @@ pub const REPLAYED: u32 = u32::MAX;
 /// At most so many cases are run to shrink one.
 const SHRINK_STEPS: u32 = 400;
 
+/// No further case is run to shrink one after this time: a case that waits for memory in vain takes long, and the runner
+/// takes a worker for hung that says nothing for minutes.
+const SHRINK_TIME: Duration = Duration::from_secs(60);
+
 /// Leases are counted per process, so only one pair can be judged at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -320,17 +324,12 @@ impl<F, T> Run<'_, F, T> {
         failure: Failure,
         native: Option<Native>,
     ) -> PropertyReport {
-        let mut last = failure;
-        let case = match self.shrinks {
-            false => tree.current(),
-            true => shrink(tree, &mut |case| match judge(&self.pair, property, case) {
-                Ok(()) => false,
-                Err(failure) => {
-                    last = failure;
-                    true
-                }
-            }),
+        let (mut last, started) = (failure, Instant::now());
+        let mut fails = |case: &Case| {
+            let judged = (started.elapsed() < SHRINK_TIME).then(|| judge(&self.pair, property, case).err()).flatten();
+            judged.map(|failure| last = failure).is_some()
         };
+        let case = if self.shrinks { shrink(tree, &mut fails) } else { tree.current() };
         let reason = Some(last.to_string());
         PropertyReport { counterexample: Some(case), ..outcome(property, run, Verdict::Failed, reason, native) }
     }

@@ -210,7 +210,7 @@ pub trait Subject: Adapter {
     /// How long memory may take to come back after the last reference to it was dropped. It bounds a wait that ends at
     /// once where all is well; zero where everything is back when [`settle`](Self::settle) returns.
     fn patience(&self) -> Duration {
-        Duration::from_secs(30)
+        Duration::from_secs(20)
     }
 
     /// Reports what a checker of the framework or its device has found since the last call; there need not be one. The
