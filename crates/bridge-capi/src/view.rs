@@ -35,6 +35,7 @@ impl Reader {
             devices: vec![external.edge().device().kind],
             keeps_read_only,
             waits_on_export: false,
+            private_functions: false,
         };
         Self { profile, stream: Stream::from_handle(stream) }
     }

@@ -35,6 +35,10 @@ pub struct Profile {
     /// Whether the host waits for the device when one of its tensors is lent.
     #[serde(default)]
     pub waits_on_export: bool,
+    /// Whether it calls C++ functions of the framework that have no stable interface, because they were tested with the
+    /// installed version. With other versions it calls public ones in their place, which are slower or do less.
+    #[serde(default)]
+    pub private_functions: bool,
 }
 
 impl Profile {
@@ -48,6 +52,7 @@ impl Profile {
             devices: Vec::new(),
             keeps_read_only: true,
             waits_on_export: false,
+            private_functions: false,
         }
     }
 

@@ -70,6 +70,7 @@ impl Runtime {
             devices: vec![DeviceKind::CUDA],
             keeps_read_only: false,
             waits_on_export: false,
+            private_functions: false,
         };
         Ok(Self {
             profile,

@@ -40,6 +40,7 @@ impl Runtime {
             devices: vec![DeviceKind::CPU],
             keeps_read_only: true,
             waits_on_export: false,
+            private_functions: false,
         };
         Ok(Self {
             profile,

@@ -1,11 +1,12 @@
 //! TensorFlow's C functions, looked up at run time.
 //!
 //! The signatures are those of `tensorflow/c/*.h`, which are the same in 1.15 and since 2.12. A few functions have no C name;
-//! theirs is the one that the C++ compiler gave, and what they take and return was read in the headers of 2.21.
+//! theirs is the one that the C++ compiler gave, and they are called in the versions that they were tested with.
 
 use crate::library::Libraries;
 use bridge_core::{Error, ErrorKind, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 
 macro_rules! opaque {
@@ -192,10 +193,10 @@ functions! {
     }
 }
 
-/// C++ functions, where they are there: without them something is slower, or cannot be had.
+/// C++ functions, where they are there and known: without them something is slower, or cannot be had.
 pub(crate) struct Cxx {
     /// The tensor of a local handle, and its address.
-    pub(crate) tensor: Option<(TensorOfHandle, DataOfTensor)>,
+    pub(crate) tensor: Option<TensorFunctions>,
     /// `bool TensorHandle::IsReady() const`: whether the tensor has been made, as it always has without an asynchronous
     /// executor.
     pub(crate) is_ready: Option<unsafe extern "C" fn(*const TFE_TensorHandle) -> bool>,
@@ -203,31 +204,86 @@ pub(crate) struct Cxx {
     pub(crate) gpu_device: Option<unsafe extern "C" fn(*mut TF_OpKernelContext) -> *const *const *const c_void>,
 }
 
-/// `absl::Status TensorHandle::Tensor(const Tensor**) const`: the status is written to the first argument.
-type TensorOfHandle = unsafe extern "C" fn(*mut usize, *mut TFE_TensorHandle, *mut *const CxxTensor) -> *mut usize;
-/// `void* Tensor::data() const`
-type DataOfTensor = unsafe extern "C" fn(*const CxxTensor) -> *mut c_void;
+#[derive(Clone, Copy)]
+pub(crate) struct TensorFunctions {
+    /// `Status TensorHandle::Tensor(const Tensor**) const`: the status is written to the first argument.
+    tensor_of: unsafe extern "C" fn(*mut usize, *mut TFE_TensorHandle, *mut *const CxxTensor) -> *mut usize,
+    /// `void* Tensor::data() const`
+    data_of: unsafe extern "C" fn(*const CxxTensor) -> *mut c_void,
+    /// The status that stands for success.
+    ok: usize,
+}
+
+impl TensorFunctions {
+    /// Returns the address of the handle's tensor, or `None` where the function fails.
+    ///
+    /// # Safety
+    ///
+    /// The handle is a local one, and its tensor has been made.
+    pub(crate) unsafe fn address(&self, handle: *mut TFE_TensorHandle) -> Option<usize> {
+        let (mut result, mut tensor) = (!self.ok, std::ptr::null());
+        // SAFETY: the caller's obligation; both outputs are writable. The tensor lives as long as the handle.
+        unsafe {
+            (self.tensor_of)(&mut result, handle, &mut tensor);
+            (result == self.ok && !tensor.is_null()).then(|| (self.data_of)(tensor).addr())
+        }
+    }
+}
+
+/// The first two numbers of a version.
+pub(crate) type Version = (u32, u32);
+type Versions = RangeInclusive<Version>;
+
+/// Versions with which the functions of [`TensorHandle`](Cxx::tensor) were tested, with the status that stands for success:
+/// a mangled name says nothing of the result, and `Status` was a pointer before it was a number.
+const HANDLES: [(Versions, usize); 2] = [((2, 12)..=(2, 19), 0), ((2, 20)..=(2, 21), 1)];
+
+/// Versions whose [`eigen_device`](Cxx::gpu_device) returns a device whose first member is its stream's interface: run on a
+/// GPU with 1.15 and 2.21, and the same instructions in those between.
+const STREAMS: [Versions; 2] = [(1, 15)..=(1, 15), (2, 12)..=(2, 21)];
 
 impl Cxx {
-    pub(crate) fn find(libraries: &Libraries) -> Self {
-        // SAFETY: the signatures are what the names say; the results that have no C type (a status, a reference) were read
-        // in the headers.
+    pub(crate) fn find(libraries: &Libraries, version: Version) -> Self {
+        let ok = HANDLES.iter().find(|(versions, _)| versions.contains(&version)).map(|(_, ok)| *ok);
+        // SAFETY: the signatures are what the names say; the results that have no C type (a status, a reference) were
+        // tried with the versions of the tables.
         unsafe {
-            let tensor = libraries.optional("_ZNK10tensorflow12TensorHandle6TensorEPPKNS_6TensorE");
-            let data = libraries.optional("_ZNK10tensorflow6Tensor4dataEv");
-            // Builds of 1.x without CUDA have the function below as well.
-            let built: Option<unsafe extern "C" fn() -> bool> =
-                libraries.optional("_ZN10tensorflow19IsGoogleCudaEnabledEv");
-            let for_cuda = built.is_none_or(|built| built());
+            let tensor_of = libraries.optional("_ZNK10tensorflow12TensorHandle6TensorEPPKNS_6TensorE");
+            let data_of = libraries.optional("_ZNK10tensorflow6Tensor4dataEv");
+            let tensor = ok.zip(tensor_of).zip(data_of);
             Self {
                 // Elsewhere a result like this status does not come back through a first argument.
-                tensor: tensor.zip(data).filter(|_| cfg!(target_arch = "x86_64")),
-                is_ready: libraries.optional("_ZNK10tensorflow12TensorHandle7IsReadyEv"),
-                gpu_device: libraries
-                    .optional("_ZNK10tensorflow15OpKernelContext12eigen_deviceIN5Eigen9GpuDeviceEEERKT_v")
-                    .filter(|_| for_cuda),
+                tensor: tensor
+                    .filter(|_| cfg!(target_arch = "x86_64"))
+                    .map(|((ok, tensor_of), data_of)| TensorFunctions { tensor_of, data_of, ok }),
+                is_ready: ok.and_then(|_| libraries.optional("_ZNK10tensorflow12TensorHandle7IsReadyEv")),
+                gpu_device: Self::shows_streams(version)
+                    .then(|| {
+                        libraries.optional("_ZNK10tensorflow15OpKernelContext12eigen_deviceIN5Eigen9GpuDeviceEEERKT_v")
+                    })
+                    .flatten()
+                    .filter(|_| is_for_cuda(libraries)),
             }
         }
+    }
+
+    /// Whether functions of this table are called in a version.
+    pub(crate) fn shows_streams(version: Version) -> bool {
+        STREAMS.iter().any(|versions| versions.contains(&version))
+    }
+}
+
+/// Whether the libraries were built for CUDA: others have the functions for GPUs as well.
+///
+/// # Safety
+///
+/// The version is one of [`STREAMS`].
+unsafe fn is_for_cuda(libraries: &Libraries) -> bool {
+    // SAFETY: the function has this signature in these versions, and no obligations.
+    unsafe {
+        let built: Option<unsafe extern "C" fn() -> bool> =
+            libraries.optional("_ZN10tensorflow19IsGoogleCudaEnabledEv");
+        built.is_none_or(|built| built())
     }
 }
 
@@ -273,5 +329,44 @@ impl Drop for Status<'_> {
     fn drop(&mut self) {
         // SAFETY: the status is ours, and nobody uses it any more.
         unsafe { (self.core.TF_DeleteStatus)(self.raw()) };
+    }
+}
+
+#[cfg(test)]
+#[path = "../tests/installed/mod.rs"]
+mod installed;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::library::{self, Series};
+
+    #[test]
+    fn private_functions_are_called_in_tested_versions_alone() {
+        let Some(folder) = installed::two() else {
+            eprintln!("left out: no TensorFlow 2 (cargo xtask setup fetches it)");
+            return;
+        };
+        let (series, folder) = library::find(&folder).unwrap();
+        assert_eq!(series, Series::Two);
+        // TensorFlow cannot be unloaded.
+        let libraries = std::mem::ManuallyDrop::new(Libraries::load(series, &folder).unwrap());
+        for (version, ok, streams) in [
+            ((1, 15), None, true),
+            ((2, 11), None, false),
+            ((2, 12), Some(0), true),
+            ((2, 19), Some(0), true),
+            ((2, 20), Some(1), true),
+            ((2, 21), Some(1), true),
+            ((2, 22), None, false),
+            ((3, 12), None, false),
+        ] {
+            let cxx = Cxx::find(&libraries, version);
+            let expected = if cfg!(target_arch = "x86_64") { ok } else { None };
+            assert_eq!(cxx.tensor.map(|functions| functions.ok), expected, "{version:?}");
+            assert_eq!(cxx.is_ready.is_some(), ok.is_some(), "{version:?}");
+            assert_eq!(Cxx::shows_streams(version), streams, "{version:?}");
+            assert!(streams || cxx.gpu_device.is_none(), "{version:?}");
+        }
     }
 }

@@ -78,7 +78,7 @@ impl Devices {
         let listed = unsafe { list(runtime, context) }?;
         let mut gpus = Vec::new();
         for name in listed.iter().filter_map(|name| name.strip_prefix(&prefix)) {
-            if !name.starts_with("/device:GPU:") {
+            if !name.starts_with("/device:GPU:") || !runtime.capabilities().cuda {
                 continue;
             }
             let name = CString::new(name).expect("it was a C string");

@@ -52,6 +52,11 @@ fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
     let renamed = if devices.named(name).is_none() { Some(process.learn(py)?) } else { None };
     let place = renamed.as_ref().unwrap_or(&devices).named(name).ok_or_else(|| {
         let name = name.to_string_lossy();
+        if name.contains("/device:GPU:") && !runtime.profile.private_functions {
+            let version = runtime.version();
+            let text = format!("the tensor is on {name}, and on a GPU TensorFlow {version} is not supported yet: use 2.12 to 2.21, or copy it to the host");
+            return Error::new(ErrorKind::Version, text);
+        }
         let text = format!("the tensor is on {name}, which is no device of this process: copy it to one with tf.identity under tf.device first");
         Error::new(ErrorKind::Device, text)
     })?;
@@ -106,17 +111,11 @@ unsafe fn wait(py: Python<'_>, process: &Process, handle: *mut TFE_TensorHandle,
 
 /// The address of a handle that is ready.
 fn memory(process: &Process, handle: *mut TFE_TensorHandle, status: &Status<'_>) -> Result<usize> {
-    let (eager, cxx) = (process.runtime.eager(), &process.runtime.cxx);
-    if let Some((tensor_of, data_of)) = cxx.tensor {
-        let (mut result, mut tensor) = (0, std::ptr::null());
-        // SAFETY: a handle on a device of this process is a local `TensorHandle`, as TensorFlow's own functions take it,
-        // and the tensor has been made. The result is 1 for success.
-        unsafe {
-            tensor_of(&mut result, handle, &mut tensor);
-            if result == 1 && !tensor.is_null() {
-                return Ok(data_of(tensor).addr());
-            }
-        }
+    let (eager, tensor) = (process.runtime.eager(), process.runtime.cxx.tensor);
+    // SAFETY: a handle on a device of this process is a local `TensorHandle`, as TensorFlow's own functions take it, and
+    // the tensor has been made.
+    if let Some(address) = tensor.and_then(|functions| unsafe { functions.address(handle) }) {
+        return Ok(address);
     }
     // SAFETY: the handle is alive. This waits for the device.
     let address = unsafe { (eager.TFE_TensorHandleDevicePointer)(handle, status.raw()) };

@@ -1,6 +1,6 @@
 //! A TensorFlow in this process: its functions, its version, and what it can do.
 
-use crate::api::{Core, Cxx, Eager, Sessions};
+use crate::api::{Core, Cxx, Eager, Sessions, Version};
 use crate::consumer::RuntimeConsumer;
 use crate::dtypes::DTYPES;
 use crate::library::{self, Libraries, Series};
@@ -140,13 +140,13 @@ impl Runtime {
             let tell = libraries.required::<unsafe extern "C" fn() -> *const std::ffi::c_char>("TF_Version")?;
             CStr::from_ptr(tell()).to_string_lossy().into_owned()
         };
-        if !parse(&version).is_some_and(|version| series.supports(version)) {
+        let Some(numbers) = parse(&version).filter(|numbers| series.supports(*numbers)) else {
             let supported = Series::ALL.map(Series::supported).join(", ");
             let folder = libraries.folder.display();
             let text = format!("the TensorFlow in {folder} is {version}: supported are {supported}");
             return Err(Error::new(ErrorKind::Version, text));
-        }
-        let (core, cxx) = (Core::find(&libraries)?, Cxx::find(&libraries));
+        };
+        let (core, cxx) = (Core::find(&libraries)?, Cxx::find(&libraries, numbers));
         let cuda = cxx.gpu_device.is_some().then_some(DeviceKind::CUDA);
         let profile = Profile {
             name: series.name().into(),
@@ -156,6 +156,7 @@ impl Runtime {
             devices: [DeviceKind::CPU].into_iter().chain(cuda).collect(),
             keeps_read_only: true,
             waits_on_export: false,
+            private_functions: Cxx::shows_streams(numbers),
         };
         Ok(Self {
             core,
@@ -214,7 +215,7 @@ fn dtypes(core: &Core) -> Vec<DType> {
 }
 
 /// The first two numbers of a version.
-fn parse(version: &str) -> Option<(u32, u32)> {
+fn parse(version: &str) -> Option<Version> {
     let mut numbers = version.split('.').map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }

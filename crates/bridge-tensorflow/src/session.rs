@@ -206,7 +206,8 @@ impl Session {
 
     /// Asks the GPUs for their streams.
     fn learn_streams(&self) -> Result<()> {
-        for name in self.devices.iter().filter(|name| name.contains("/device:GPU:")) {
+        let cuda = self.runtime.capabilities().cuda;
+        for name in self.devices.iter().filter(|name| cuda && name.contains("/device:GPU:")) {
             devices::register(self.runtime)?;
             let name = CString::new(name.as_str()).expect("it was a C string");
             let (number, zero) =

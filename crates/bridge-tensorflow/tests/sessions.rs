@@ -50,6 +50,7 @@ impl Plain {
             devices: vec![bridge_core::DeviceKind::CPU],
             keeps_read_only: true,
             waits_on_export: false,
+            private_functions: false,
         };
         Self { profile, nobody: Arc::default(), drops: Arc::default(), dtype }
     }

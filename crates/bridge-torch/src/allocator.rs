@@ -48,10 +48,14 @@ struct StreamByValue {
 /// `c10::DeviceType::CUDA`
 const CUDA: i8 = 1;
 
+/// Whether the layouts used here were read in the headers of this version.
+pub(crate) fn is_known(version: &str) -> bool {
+    VERSIONS.iter().any(|known| version.starts_with(known))
+}
+
 impl Allocator {
     pub(crate) fn new(torch: &Bound<'_, PyModule>, version: &str) -> PyResult<Self> {
-        let known = VERSIONS.iter().any(|known| version.starts_with(known));
-        let record_stream = if known { look_up() } else { None };
+        let record_stream = if is_known(version) { look_up() } else { None };
         Ok(Self { record_stream, module: torch.getattr("_C")?.unbind(), caches: OnceLock::new() })
     }
 

@@ -1,6 +1,6 @@
 //! What is known of the PyTorch in this process, looked up once.
 
-use crate::allocator::Allocator;
+use crate::allocator::{Allocator, is_known};
 use crate::capsule::Capsules;
 use crate::exchange::ExchangeApi;
 use bridge_core::dlpack::{Origin, versioned::Dlpack};
@@ -120,6 +120,7 @@ impl Runtime {
             devices,
             keeps_read_only: false,
             waits_on_export: false,
+            private_functions: is_known(&version),
         };
         let consumer = Arc::new(TorchConsumer { door, views: Views::default() });
         let allocator = Allocator::new(&torch, &version).map_err(|e| raised(py, e))?;

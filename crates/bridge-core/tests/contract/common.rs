@@ -171,6 +171,7 @@ impl Office {
             devices: vec![DeviceKind::CUDA, DeviceKind::CPU],
             keeps_read_only: false,
             waits_on_export: false,
+            private_functions: false,
         };
         let side = Side { current: Mutex::new(Some(READER)), views: Views::default() };
         Self { profile, side: Arc::new(side), refuses: false, copies_to: Some(0x20000) }

@@ -14,6 +14,7 @@ class Profile(TypedDict):
     devices: list[str]
     keeps_read_only: bool
     waits_on_export: bool
+    private_functions: bool
 
 class Stats(TypedDict):
     leased: int
