@@ -148,6 +148,32 @@ assert tb.to_numpy(tf.range(3.0) + 1).tolist() == [1, 2, 3]
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("interrupt", ["KeyboardInterrupt", "SystemExit", "MemoryError"])
+def test_an_interrupt_is_not_swallowed(interrupt: str) -> None:
+    done = run(
+        f"""
+from tensorflow.python.eager import context
+tensor = tf.range(3.0) + 1
+
+class Interrupted:
+    @property
+    def _context_handle(self):
+        raise {interrupt}("on purpose")
+
+whole, context._context = context._context, Interrupted()
+try:
+    tb.to_numpy(tensor)
+except BaseException as error:
+    assert type(error) is {interrupt}, repr(error)
+else:
+    raise AssertionError("no error")
+context._context = whole
+assert tb.to_numpy(tensor).tolist() == [1, 2, 3]
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_owners_that_need_python_are_released_by_an_executor() -> None:
     """The executor's thread drops the last reference, while this thread holds the GIL and waits for the executor."""
     done = run(

@@ -111,14 +111,14 @@ pub(crate) fn reclaim(by: u64) {
 /// A lease, and its place among the read-only memory.
 struct Imported {
     _lease: Lease,
-    read_only: Option<usize>,
+    read_only: Option<Range<usize>>,
     runtime: &'static Runtime,
 }
 
 impl Drop for Imported {
     fn drop(&mut self) {
-        if let Some(key) = self.read_only {
-            self.runtime.consumer.read_only.leave(key);
+        if let Some(bytes) = self.read_only.take() {
+            self.runtime.consumer.read_only.leave(bytes);
         }
     }
 }
@@ -130,7 +130,8 @@ pub(crate) fn bytes(lease: &Lease) -> Range<usize> {
 
 /// What keeps a lease while TensorFlow has its memory.
 pub(crate) fn imported(runtime: &'static Runtime, lease: Lease) -> Owner {
-    let read_only = (lease.access() == Access::ReadOnly).then(|| runtime.consumer.read_only.enter(bytes(&lease)));
+    let read_only = (lease.access() == Access::ReadOnly).then(|| bytes(&lease));
+    read_only.iter().for_each(|bytes| runtime.consumer.read_only.enter(bytes.clone()));
     Box::new(Imported { _lease: lease, read_only, runtime })
 }
 

@@ -5,7 +5,7 @@ use crate::devices::Devices;
 use crate::library::{Libraries, Series};
 use crate::runtime::Runtime;
 use bridge_core::{DeviceKind, Error, ErrorKind, Profile, Result};
-use bridge_pyo3::{Owner, PyTensor, framework_error, installed, is_instance, with_gil};
+use bridge_pyo3::{Owner, PyTensor, brief_str, framework_error, installed, is_instance, probe, with_gil};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::ffi::{PyCapsule_GetPointer, PyObject};
 use pyo3::intern;
@@ -51,8 +51,9 @@ impl Process {
         static PROCESS: PyOnceLock<Process> = PyOnceLock::new();
         PROCESS.get_or_try_init(py, || {
             let tensorflow = import(py)?;
+            let version = probe(py, tensorflow.getattr("__version__")).map_err(|error| raised(py, error))?;
             let runtime = Runtime::loaded(Series::Two).map_err(|error| {
-                let version = tensorflow.getattr("__version__").map_or("without a version".into(), |v| v.to_string());
+                let version = version.map_or("without a version".into(), |version| brief_str(&version));
                 Error::new(ErrorKind::Version, format!("tensorflow {version} is not supported: {error}"))
             })?;
             // SAFETY: the signatures are what the names say.
@@ -149,8 +150,8 @@ impl Process {
     fn context<'py>(&self, py: Python<'py>) -> PyResult<(*mut TFE_Context, PyTensor<'py>)> {
         let module = self.context.bind(py);
         let handle = || module.getattr(intern!(py, "_context"))?.getattr(intern!(py, "_context_handle"));
-        let handle = match handle() {
-            Ok(handle) if !handle.is_none() => handle,
+        let handle = match probe(py, handle())? {
+            Some(handle) if !handle.is_none() => handle,
             _ => {
                 module.call_method0("context")?.call_method0("ensure_initialized")?;
                 handle()?
@@ -167,12 +168,18 @@ impl Process {
 fn import(py: Python<'_>) -> Result<Bound<'_, PyModule>> {
     const SHOWS: &str = "tensorflow.python.pywrap_dlopen_global_flags";
     let modules = py.import("sys").and_then(|sys| sys.getattr("modules")).map_err(|error| raised(py, error))?;
-    let is_there = |name: &str| modules.contains(name).unwrap_or(true);
-    let hides = !is_there("tensorflow") && !is_there(SHOWS) && modules.set_item(SHOWS, py.None()).is_ok();
+    let hide = || -> PyResult<bool> {
+        let hides = !modules.contains("tensorflow")? && !modules.contains(SHOWS)?;
+        if hides {
+            modules.set_item(SHOWS, py.None())?;
+        }
+        Ok(hides)
+    };
+    let hides = hide().map_err(|error| raised(py, error))?;
     let tensorflow = installed(py, "tensorflow", "tensorflow");
     if hides {
         // It may be gone already.
-        let _ = modules.del_item(SHOWS);
+        probe(py, modules.del_item(SHOWS)).map_err(|error| raised(py, error))?;
     }
     tensorflow
 }
@@ -227,8 +234,10 @@ pub(crate) fn exhausted(py: Python<'_>, error: Error) -> Error {
 
 pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {
     match error.is_instance_of::<pyo3::exceptions::PyImportError>(py) {
-        true => Error::new(ErrorKind::Version, format!("tensorflow is not as expected ({})", error.value(py)))
-            .caused_by(error),
+        true => {
+            Error::new(ErrorKind::Version, format!("tensorflow is not as expected ({})", brief_str(error.value(py))))
+                .caused_by(error)
+        }
         false => framework_error(py, "tensorflow", error),
     }
 }
