@@ -1,9 +1,10 @@
 //! A lent tensor on its way into another framework, and the way back.
 
-use crate::views::{Span, Streams, Used};
+use crate::views::{Streams, Used};
 use crate::{Access, Consumer, DType, Device, DeviceBuffer, ErrorKind, Layout, Lent, Ordering, Reuse, Stream};
 use smallvec::SmallVec;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -56,8 +57,8 @@ struct Ordered {
     owner: Stream,
     /// The stream at import; `None` where the host reads.
     reader: Option<Used>,
-    /// The entry in the consumer's views.
-    view: Option<Span>,
+    /// The bytes that are entered in the consumer's views.
+    bytes: Range<usize>,
 }
 
 impl Lease {
@@ -72,8 +73,11 @@ impl Lease {
         let ordered = lent.buffer().stream().map(|owner| {
             let reader =
                 stream.map(|stream| Used { stream: stream.on_any_thread(), keep: consumer.keep(device, stream) });
-            let view = consumer.views().enter(device, lent.buffer().address(), lent.buffer().len());
-            Ordered { owner: owner.on_any_thread(), reader, view }
+            let start = lent.buffer().address();
+            // In range: `Lent::new` checked it.
+            let bytes = start..start + lent.buffer().len();
+            consumer.views().enter(device, &bytes);
+            Ordered { owner: owner.on_any_thread(), reader, bytes }
         });
         LEASED.fetch_add(1, Relaxed);
         let (data, dtype, access) = (lent.data(), lent.dtype(), lent.buffer().access());
@@ -122,11 +126,11 @@ impl Lease {
     fn give_back(&mut self) {
         let Some(lent) = self.lent.take() else { return };
         let (device, reuse) = (lent.buffer().device(), lent.buffer().reuse());
-        let Some(Ordered { owner, reader, view }) = self.ordered.take() else { return };
+        let Some(Ordered { owner, reader, bytes }) = self.ordered.take() else { return };
         // Until every reader is in front of it, the memory must not be given back, whatever goes wrong on the way.
         let buffer = Unordered(ManuallyDrop::new(lent.into_buffer()));
         // This keeps the streams alive until the end of this function.
-        let mut used = view.map_or_else(Streams::new, |view| self.consumer.views().leave(view));
+        let mut used: Streams = self.consumer.views().leave(self.device, &bytes);
         used.extend(reader);
         let Ok(current) = self.consumer.current_stream(self.device) else { return };
         let ordering = &self.ordering;

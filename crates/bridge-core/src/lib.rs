@@ -46,6 +46,7 @@ mod layout;
 mod lease;
 mod plan;
 mod profile;
+mod spans;
 mod stream;
 mod views;
 
@@ -58,5 +59,6 @@ pub use layout::{Dims, Layout, MAX_NDIM};
 pub use lease::{Lease, Stats, stats};
 pub use plan::{Options, Plan, Reason, plan};
 pub use profile::{Profile, Strides};
+pub use spans::Spans;
 pub use stream::{Deferred, HostOnly, Ordering, Stream};
 pub use views::{Keep, Views};

@@ -1,7 +1,6 @@
 //! Which streams the live views of a framework are used on.
 
-use crate::{Device, Stream};
-use iset::IntervalMap;
+use crate::{Device, Spans, Stream};
 use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -27,12 +26,6 @@ impl Used {
 
 pub(crate) type Streams = SmallVec<[Used; 2]>;
 
-/// An address on a device.
-type Address = (Device, usize);
-
-/// The memory of one or more views, from its first byte to the byte behind its last.
-pub(crate) type Span = Range<Address>;
-
 /// Views over the same bytes share one entry: a use of the address is a use of each of them.
 #[derive(Default)]
 struct Entry {
@@ -47,13 +40,13 @@ struct Entry {
 /// at the address. No method calls foreign code while it holds the lock.
 #[derive(Default)]
 pub struct Views {
-    live: Mutex<IntervalMap<Address, Entry>>,
+    live: Mutex<Spans<Device, Entry>>,
     /// The number of views, to be read without the lock.
     count: AtomicUsize,
 }
 
 impl Views {
-    fn lock(&self) -> MutexGuard<'_, IntervalMap<Address, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, Spans<Device, Entry>> {
         // The map is consistent between any two statements here, so a panic elsewhere does not spoil it.
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -61,45 +54,45 @@ impl Views {
     /// Notes that the memory at `address` is used on `stream`, for every view that contains the address. `keep` keeps the
     /// stream alive until those views are dropped. Returns their number; 0 means that no view contains the address.
     pub fn used(&self, device: Device, address: usize, stream: Stream, keep: impl FnOnce() -> Option<Keep>) -> usize {
-        let at = (device, address);
-        if self.is_empty() || !self.lock().has_overlap(at..=at) {
+        if self.is_empty() {
+            return 0;
+        }
+        let mut views = 0;
+        self.lock().containing(device, address, |entry| views += entry.views);
+        if views == 0 {
             return 0;
         }
         // Not under the lock: it may enter the interpreter.
         let used = Used { stream, keep: keep() };
-        let mut views = 0;
-        for entry in self.lock().values_overlap_mut(at) {
-            views += entry.views;
+        self.lock().containing(device, address, |entry| {
             if !entry.noted.iter().any(|noted| noted.covers(&used)) {
                 entry.noted.push(used.clone());
             }
-        }
+        });
         views
     }
 
-    /// Enters a view of `len` bytes. A view of no bytes has no address, and so no entry.
-    pub(crate) fn enter(&self, device: Device, address: usize, len: usize) -> Option<Span> {
-        let span = (device, address)..(device, address.checked_add(len)?);
-        if len == 0 {
-            return None;
+    /// Enters a view of these bytes.
+    pub(crate) fn enter(&self, device: Device, bytes: &Range<usize>) {
+        if let Some(entry) = self.lock().enter(device, bytes) {
+            entry.views += 1;
+            self.count.fetch_add(1, Relaxed);
         }
-        let mut live = self.lock();
-        live.entry(span.clone()).or_default().views += 1;
-        self.count.fetch_add(1, Relaxed);
-        Some(span)
     }
 
-    /// Removes one view of this memory, and returns the streams noted for it.
-    pub(crate) fn leave(&self, span: Span) -> Streams {
-        let mut live = self.lock();
-        let Some(entry) = live.get_mut(span.clone()) else { return Streams::new() };
-        self.count.fetch_sub(1, Relaxed);
-        entry.views -= 1;
-        match entry.views {
-            0 => live.remove(span).map(|entry| entry.noted).unwrap_or_default(),
-            // Streams that were noted before this view was made do no harm: they are waited for once more.
-            _ => entry.noted.clone(),
-        }
+    /// Removes one view of these bytes, and returns the streams noted for it.
+    pub(crate) fn leave(&self, device: Device, bytes: &Range<usize>) -> Streams {
+        let mut noted = Streams::new();
+        let removed = self.lock().leave(device, bytes, |entry| {
+            self.count.fetch_sub(1, Relaxed);
+            entry.views -= 1;
+            if entry.views > 0 {
+                // Streams that were noted before this view was made do no harm: they are waited for once more.
+                noted = entry.noted.clone();
+            }
+            entry.views == 0
+        });
+        removed.map_or(noted, |entry| entry.noted)
     }
 
     /// Number of live views.
@@ -128,38 +121,39 @@ mod tests {
     #[test]
     fn a_use_reaches_every_view_of_the_address() {
         let views = Views::default();
-        let whole = views.enter(GPU, 0x1000, 0x100).unwrap();
-        let twin = views.enter(GPU, 0x1000, 0x100).unwrap();
-        let part = views.enter(GPU, 0x1040, 0x10).unwrap();
-        let other = views.enter(Device::cuda(1), 0x1000, 0x100).unwrap();
+        let (whole, part) = (0x1000..0x1100, 0x1040..0x1050);
+        for bytes in [&whole, &whole, &part] {
+            views.enter(GPU, bytes);
+        }
+        views.enter(Device::cuda(1), &whole);
         assert_eq!(views.used(GPU, 0x1044, A, || None), 3);
         assert_eq!(views.used(GPU, 0x1050, B, || None), 2);
         assert_eq!(views.used(GPU, 0x1100, B, || None), 0, "the byte behind the last");
-        assert_eq!(noted(views.leave(part)), [A]);
-        assert_eq!(noted(views.leave(twin)), [A, B]);
-        assert_eq!(noted(views.leave(whole)), [A, B]);
+        assert_eq!(noted(views.leave(GPU, &part)), [A]);
+        assert_eq!(noted(views.leave(GPU, &whole)), [A, B]);
+        assert_eq!(noted(views.leave(GPU, &whole)), [A, B]);
         assert_eq!((views.used(GPU, 0x1044, A, || None), views.len()), (0, 1));
-        assert_eq!(noted(views.leave(other)), []);
+        assert_eq!(noted(views.leave(Device::cuda(1), &whole)), []);
         assert!(views.is_empty());
     }
 
     #[test]
     fn a_handle_used_again_is_kept_although_it_was_noted_raw_before() {
         let views = Views::default();
-        let view = views.enter(GPU, 0x1000, 0x100).unwrap();
+        views.enter(GPU, &(0x1000..0x1100));
         let keep: Keep = Arc::new(());
         views.used(GPU, 0x1000, A, || None);
         views.used(GPU, 0x1000, A, || Some(keep.clone()));
         views.used(GPU, 0x1000, A, || Some(keep.clone()));
         assert_eq!(Arc::strong_count(&keep), 2, "it is kept, once");
-        drop(views.leave(view));
+        drop(views.leave(GPU, &(0x1000..0x1100)));
         assert_eq!(Arc::strong_count(&keep), 1);
     }
 
     #[test]
     fn a_keep_may_use_the_views_itself() {
         let views = Views::default();
-        let _view = views.enter(GPU, 0x1000, 0x100).unwrap();
+        views.enter(GPU, &(0x1000..0x1100));
         let reentered = || {
             views.used(GPU, 0x1000, B, || None);
             None
@@ -170,27 +164,8 @@ mod tests {
     #[test]
     fn views_of_no_bytes_have_no_address() {
         let views = Views::default();
-        assert!(views.enter(GPU, 0x1000, 0).is_none() && views.enter(GPU, usize::MAX, 2).is_none());
+        views.enter(GPU, &(0x1000..0x1000));
         assert_eq!((views.used(GPU, 0x1000, A, || None), views.len()), (0, 0));
-    }
-
-    #[test]
-    fn the_map_agrees_with_a_list() {
-        let views = Views::default();
-        let mut list: Vec<Span> = Vec::new();
-        let mut random = 1u64;
-        for _ in 0..4000 {
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let (start, len) = ((random >> 33) as usize % 512, (random >> 45) as usize % 64 + 1);
-            match random >> 61 {
-                0..=3 => list.extend(views.enter(GPU, start, len)),
-                4..=6 if !list.is_empty() => drop(views.leave(list.swap_remove(start % list.len()))),
-                _ => {
-                    let expected = list.iter().filter(|span| span.contains(&(GPU, start))).count();
-                    assert_eq!(views.used(GPU, start, A, || None), expected);
-                }
-            }
-        }
-        assert_eq!(views.len(), list.len());
+        assert!(views.leave(GPU, &(0x1000..0x1000)).is_empty());
     }
 }

@@ -2,12 +2,11 @@
 
 use crate::devices::{Devices, Gpu};
 use crate::library::Series;
-use bridge_core::{Consumer, Device, DeviceKind, Error, ErrorKind, Result, Stream, Views};
-use iset::IntervalMap;
+use bridge_core::{Consumer, Device, DeviceKind, Error, ErrorKind, Result, Spans, Stream, Views};
 use std::ffi::CString;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 /// Asks the eager runtime for its devices; `None` while the interpreter shuts down.
 pub(crate) type Ask = fn() -> Option<Result<Arc<Devices>>>;
@@ -115,40 +114,38 @@ impl Consumer for RuntimeConsumer {
 #[derive(Default)]
 pub(crate) struct ReadOnly {
     /// How many views each range has.
-    ranges: Mutex<IntervalMap<usize, usize>>,
-    /// How many ranges there are, to be read without the lock.
+    ranges: Mutex<Spans<(), usize>>,
+    /// How many views there are, to be read without the lock.
     count: AtomicUsize,
 }
 
 impl ReadOnly {
-    /// Notes a view of the bytes. [`leave`](Self::leave) it once.
-    pub(crate) fn enter(&self, bytes: Range<usize>) {
-        if bytes.is_empty() {
-            return;
-        }
-        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-        match ranges.get_mut(bytes.clone()) {
-            Some(views) => *views += 1,
-            None => drop(ranges.insert(bytes, 1)),
-        }
-        self.count.store(ranges.len(), Relaxed);
+    fn lock(&self) -> MutexGuard<'_, Spans<(), usize>> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn leave(&self, bytes: Range<usize>) {
-        if bytes.is_empty() {
-            return;
+    /// Notes a view of the bytes. [`leave`](Self::leave) it once.
+    pub(crate) fn enter(&self, bytes: &Range<usize>) {
+        if let Some(views) = self.lock().enter((), bytes) {
+            *views += 1;
+            self.count.fetch_add(1, Relaxed);
         }
-        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-        match ranges.get_mut(bytes.clone()) {
-            Some(views) if *views > 1 => *views -= 1,
-            _ => drop(ranges.remove(bytes)),
-        }
-        self.count.store(ranges.len(), Relaxed);
+    }
+
+    pub(crate) fn leave(&self, bytes: &Range<usize>) {
+        self.lock().leave((), bytes, |views| {
+            *views -= 1;
+            self.count.fetch_sub(1, Relaxed);
+            *views == 0
+        });
     }
 
     pub(crate) fn contains(&self, address: usize) -> bool {
-        let ranges = || self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-        self.count.load(Relaxed) > 0 && ranges().overlap(address).next().is_some()
+        let mut found = false;
+        if self.count.load(Relaxed) > 0 {
+            self.lock().containing((), address, |_| found = true);
+        }
+        found
     }
 }
 
@@ -160,14 +157,14 @@ mod tests {
     fn read_only_memory_stays_so_until_its_last_view_goes() {
         let read_only = ReadOnly::default();
         assert!(!read_only.contains(0x1000));
-        read_only.enter(0x1000..0x1000);
+        read_only.enter(&(0x1000..0x1000));
         assert!(!read_only.contains(0x1000));
-        read_only.leave(0x1000..0x1000);
+        read_only.leave(&(0x1000..0x1000));
         // The same range twice, a part of it, what overlaps it, and what lies beside it.
         let ranges = [0x1000..0x2000, 0x1000..0x2000, 0x1400..0x1800, 0x1800..0x2800, 0x3000..0x4000];
         let orders = [[0, 1, 2, 3, 4], [1, 0, 4, 3, 2], [4, 3, 2, 1, 0], [2, 0, 3, 1, 4]];
         for order in orders {
-            ranges.iter().for_each(|range| read_only.enter(range.clone()));
+            ranges.iter().for_each(|range| read_only.enter(range));
             for gone in 0..=order.len() {
                 let left = || order[gone..].iter().map(|i| &ranges[*i]);
                 for address in (0xfff..0x4002).step_by(0x3ff).chain([0x1000, 0x17ff, 0x1800, 0x1fff, 0x2000, 0x27ff]) {
@@ -175,7 +172,7 @@ mod tests {
                     assert_eq!(read_only.contains(address), expected, "{address:#x} after {gone} of {order:?}");
                 }
                 if let Some(i) = order.get(gone) {
-                    read_only.leave(ranges[*i].clone());
+                    read_only.leave(&ranges[*i]);
                 }
             }
         }

@@ -117,7 +117,7 @@ struct Imported {
 
 impl Drop for Imported {
     fn drop(&mut self) {
-        if let Some(bytes) = self.read_only.take() {
+        if let Some(bytes) = &self.read_only {
             self.runtime.consumer.read_only.leave(bytes);
         }
     }
@@ -131,7 +131,7 @@ pub(crate) fn bytes(lease: &Lease) -> Range<usize> {
 /// What keeps a lease while TensorFlow has its memory.
 pub(crate) fn imported(runtime: &'static Runtime, lease: Lease) -> Owner {
     let read_only = (lease.access() == Access::ReadOnly).then(|| bytes(&lease));
-    read_only.iter().for_each(|bytes| runtime.consumer.read_only.enter(bytes.clone()));
+    read_only.iter().for_each(|bytes| runtime.consumer.read_only.enter(bytes));
     Box::new(Imported { _lease: lease, read_only, runtime })
 }
 

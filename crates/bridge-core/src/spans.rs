@@ -1,0 +1,133 @@
+//! A map from ranges of addresses, which may overlap, to values.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry::Occupied;
+use std::ops::{Range, RangeInclusive};
+
+/// Number of classes: one for each bit of a length.
+const CLASSES: usize = usize::BITS as usize;
+
+/// Values by ranges of addresses, which may overlap, at places such as devices.
+///
+/// Entries are in classes by the highest bit of their length. A range that contains an address starts less than two such
+/// powers before it. So a look-up visits, in each class that is not empty, only neighbours of the address.
+#[derive(Debug)]
+pub struct Spans<P, T> {
+    classes: [BTreeMap<(P, usize, usize), T>; CLASSES],
+    /// The classes that are not empty, a bit each.
+    occupied: usize,
+}
+
+impl<P, T> Default for Spans<P, T> {
+    fn default() -> Self {
+        Self { classes: [const { BTreeMap::new() }; CLASSES], occupied: 0 }
+    }
+}
+
+/// The class of a range; `None` for one without addresses.
+fn class(bytes: &Range<usize>) -> Option<usize> {
+    Some(bytes.end.checked_sub(bytes.start)?.checked_ilog2()? as usize)
+}
+
+impl<P: Copy + Ord, T> Spans<P, T> {
+    /// The value for this range, which is the default one if the range is new. `None` for a range without addresses.
+    pub fn enter(&mut self, place: P, bytes: &Range<usize>) -> Option<&mut T>
+    where
+        T: Default,
+    {
+        let class = class(bytes)?;
+        self.occupied |= 1 << class;
+        Some(self.classes[class].entry((place, bytes.start, bytes.end)).or_default())
+    }
+
+    /// Removes the value for this range if `is_last` returns `true` for it, and returns it then.
+    pub fn leave(&mut self, place: P, bytes: &Range<usize>, is_last: impl FnOnce(&mut T) -> bool) -> Option<T> {
+        let class = class(bytes)?;
+        let Occupied(mut entry) = self.classes[class].entry((place, bytes.start, bytes.end)) else { return None };
+        let removed = is_last(entry.get_mut()).then(|| entry.remove());
+        if self.classes[class].is_empty() {
+            self.occupied &= !(1 << class);
+        }
+        removed
+    }
+
+    /// Calls `visit` with the value of every range that contains the address.
+    pub fn containing(&mut self, place: P, address: usize, mut visit: impl FnMut(&mut T)) {
+        let mut occupied = self.occupied;
+        while occupied != 0 {
+            let class = occupied.trailing_zeros() as usize;
+            occupied &= occupied - 1;
+            let near = Self::near(place, address, class);
+            let nearby = self.classes[class].range_mut(near);
+            nearby.filter(|((_, _, end), _)| *end > address).for_each(|(_, value)| visit(value));
+        }
+    }
+
+    /// The keys of this class whose ranges may contain the address.
+    fn near(place: P, address: usize, class: usize) -> RangeInclusive<(P, usize, usize)> {
+        let farthest = usize::MAX >> (CLASSES - 1 - class);
+        (place, address.saturating_sub(farthest), 0)..=(place, address, usize::MAX)
+    }
+
+    /// Whether there is no range.
+    pub fn is_empty(&self) -> bool {
+        self.occupied == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn counted(spans: &mut Spans<u8, usize>, place: u8, address: usize) -> usize {
+        let mut count = 0;
+        spans.containing(place, address, |views| count += *views);
+        count
+    }
+
+    #[test]
+    fn ranges_at_the_ends_of_the_address_space() {
+        let mut spans = Spans::<u8, usize>::default();
+        for bytes in [0..1, 0..usize::MAX, usize::MAX - 1..usize::MAX] {
+            *spans.enter(0, &bytes).unwrap() += 1;
+        }
+        let at = |spans: &mut _, address| counted(spans, 0, address);
+        assert_eq!([0, 1, usize::MAX - 1, usize::MAX].map(|address| at(&mut spans, address)), [2, 1, 2, 0]);
+        assert!(spans.enter(0, &(5..5)).is_none() && spans.leave(0, &(5..5), |_| true).is_none());
+        let reversed = Range { start: 6, end: 5 };
+        assert!(spans.enter(0, &reversed).is_none());
+    }
+
+    proptest! {
+        /// The map agrees with a list of all ranges.
+        #[test]
+        fn it_agrees_with_a_list(
+            steps in prop::collection::vec((0u8..2, 0usize..300, 0usize..9, 0usize..16, 0..4), 0..200),
+        ) {
+            let (mut spans, mut list) = (Spans::<u8, usize>::default(), Vec::new());
+            for (place, start, log, more, step) in steps {
+                let bytes = start..start + (1 << log) + more;
+                match step {
+                    0 | 1 => {
+                        *spans.enter(place, &bytes).unwrap() += 1;
+                        list.push((place, bytes));
+                    }
+                    2 if !list.is_empty() => {
+                        let (place, bytes) = list.swap_remove(start % list.len());
+                        let removed = spans.leave(place, &bytes, |views| {
+                            *views -= 1;
+                            *views == 0
+                        });
+                        prop_assert_eq!(removed.is_some(), !list.contains(&(place, bytes)));
+                    }
+                    _ => {
+                        let expected = list.iter().filter(|(at, bytes)| *at == place && bytes.contains(&start)).count();
+                        prop_assert_eq!(counted(&mut spans, place, start), expected);
+                    }
+                }
+                prop_assert_eq!(spans.is_empty(), list.is_empty());
+            }
+        }
+    }
+}
