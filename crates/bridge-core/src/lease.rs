@@ -1,6 +1,6 @@
 //! A lent tensor on its way into another framework, and the way back.
 
-use crate::views::{Streams, Used};
+use crate::views::Used;
 use crate::{Access, Consumer, DType, Device, DeviceBuffer, ErrorKind, Layout, Lent, Ordering, Reuse, Stream};
 use smallvec::SmallVec;
 use std::mem::ManuallyDrop;
@@ -129,13 +129,12 @@ impl Lease {
         let Some(Ordered { owner, reader, bytes }) = self.ordered.take() else { return };
         // Until every reader is in front of it, the memory must not be given back, whatever goes wrong on the way.
         let buffer = Unordered(ManuallyDrop::new(lent.into_buffer()));
-        // This keeps the streams alive until the end of this function.
-        let mut used: Streams = self.consumer.views().leave(self.device, &bytes);
-        used.extend(reader);
+        // Both keep their streams alive until the end of this function.
+        let noted = self.consumer.views().leave(self.device, &bytes);
         let Ok(current) = self.consumer.current_stream(self.device) else { return };
         let ordering = &self.ordering;
         let behind = |stream| if stream == owner { Ok(()) } else { ordering.order(device, stream, owner) };
-        let mut readers: SmallVec<[Stream; 4]> = used.iter().map(|used| used.stream).collect();
+        let mut readers: SmallVec<[Stream; 4]> = noted.iter().chain(&reader).map(|used| used.stream).collect();
         readers.sort_unstable();
         readers.dedup();
         if readers.iter().any(|reader| behind(*reader).is_err()) {

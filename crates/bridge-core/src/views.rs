@@ -1,7 +1,6 @@
 //! Which streams the live views of a framework are used on.
 
 use crate::{Device, Spans, Stream};
-use smallvec::SmallVec;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,13 +23,12 @@ impl Used {
     }
 }
 
-pub(crate) type Streams = SmallVec<[Used; 2]>;
-
 /// Views over the same bytes share one entry: a use of the address is a use of each of them.
 #[derive(Default)]
 struct Entry {
     views: usize,
-    noted: Streams,
+    /// Nearly always empty. A vector keeps the nodes of the map small.
+    noted: Vec<Used>,
 }
 
 /// The views of foreign memory that a framework holds, and the streams noted for each.
@@ -81,8 +79,8 @@ impl Views {
     }
 
     /// Removes one view of these bytes, and returns the streams noted for it.
-    pub(crate) fn leave(&self, device: Device, bytes: &Range<usize>) -> Streams {
-        let mut noted = Streams::new();
+    pub(crate) fn leave(&self, device: Device, bytes: &Range<usize>) -> Vec<Used> {
+        let mut noted = Vec::new();
         let removed = self.lock().leave(device, bytes, |entry| {
             self.count.fetch_sub(1, Relaxed);
             entry.views -= 1;
@@ -114,7 +112,7 @@ mod tests {
     const A: Stream = Stream::from_handle(0xa0);
     const B: Stream = Stream::from_handle(0xb0);
 
-    fn noted(streams: Streams) -> Vec<Stream> {
+    fn noted(streams: Vec<Used>) -> Vec<Stream> {
         streams.iter().map(|used| used.stream).collect()
     }
 
