@@ -184,7 +184,7 @@ def handle_of(x: Any) -> Any:
     A run is fed there: ``session.run(y, {handle_of(x): feed(tensor)})``.
     """
     # Read from the graph: TensorFlow takes a tensor with an attribute ``handle`` for a variable.
-    operation = getattr(x, "op", None)
+    operation: Any = getattr(x, "op", None)
     if getattr(operation, "type", None) == "EnsureShape":
         operation = operation.inputs[0].op
     if getattr(operation, "type", None) != INPUT:
