@@ -172,7 +172,7 @@ def test_what_is_no_tensorflow_1_is_named(tmp_path: Path) -> None:
         (tmp_path / "text" / name).write_text("no library")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "libtensorflow_framework.so.1").symlink_to(Path(FOLDER) / "libtensorflow_framework.so.1")
-    two = str(Path(tf.__file__).parent)
+    two = str(Path(tf.__file__).resolve().parent)
     succeeds(
         f"""
 os.chdir({str(tmp_path)!r})
