@@ -15,7 +15,7 @@ import pytest
 
 import memory
 import tensor_bridge as tb
-from capsules import CUDA, Producer
+from capsules import CUDA
 
 torch: Any = pytest.importorskip("torch")
 cupy: Any = pytest.importorskip("cupy")
@@ -25,7 +25,6 @@ if not torch.cuda.is_available():
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
 
 N = 1 << 16
-MANAGED = 13
 
 
 def spin(stream: Any) -> None:
@@ -162,38 +161,6 @@ def test_a_handle_that_names_another_stream_now_is_kept_alive() -> None:
     assert settled()["lost"] == 0
 
 
-@pytest.fixture
-def managed() -> Any:
-    before = cupy.cuda.get_allocator()
-    cupy.cuda.set_allocator(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc)
-    yield cupy.arange(8, dtype=cupy.float32)
-    cupy.cuda.set_allocator(before)
-
-
-def test_managed_memory_crosses_as_what_it_is_labelled(managed: Any) -> None:
-    cupy.cuda.Device().synchronize()
-    for label in (CUDA, MANAGED):
-        for target in ("torch", "cupy"):
-            producer = Producer()
-            producer.tensor.data, producer.tensor.device_type = managed.data.ptr, label
-            view = tb.convert(producer.capsule(), target)
-            assert (view + 1).sum().item() == 36
-            assert "cuda" in str(view.device).lower()
-            del view
-            settled()
-            assert producer.deleted == 1
-    assert tb.to_torch(managed.__dlpack__()).data_ptr() == managed.data.ptr
-
-
-def test_the_host_waits_for_managed_memory_that_it_reads(managed: Any) -> None:
-    stream = cupy.cuda.Stream.null
-    spin(stream)
-    managed += 1
-    array = tb.to_numpy(managed.__dlpack__(stream=1))
-    assert array.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert array.ctypes.data == managed.data.ptr
-
-
 def test_record_stream_asks_no_more_than_it_needs() -> None:
     stream = torch.cuda.Stream()
     tb.record_stream(tb.to_cupy(torch.zeros(0, device="cuda")), stream)
@@ -270,14 +237,3 @@ def test_a_view_dropped_in_a_capture_that_it_took_no_part_in_comes_back_after_it
         time.sleep(0.01)
     after = settled()
     assert (after["lost"], after["retired"]) == (before["lost"], before["retired"])
-
-
-def test_full_memory_stays_what_it_is() -> None:
-    tensor = torch.zeros(1 << 28, device="cuda")
-    held = torch.cuda.memory_reserved() / torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.memory.set_per_process_memory_fraction(held)
-    try:
-        with pytest.raises(torch.OutOfMemoryError):
-            tb.to_cupy(tensor, copy=True)
-    finally:
-        torch.cuda.memory.set_per_process_memory_fraction(1.0)
