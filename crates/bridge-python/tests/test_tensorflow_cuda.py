@@ -179,6 +179,7 @@ def test_devices_are_checked_not_crossed() -> None:
 # --- order
 
 
+@pytest.mark.usefixtures("uninterrupted")
 @pytest.mark.parametrize("target", ["torch", "cupy"])
 def test_the_host_does_not_wait_for_what_tensorflow_lends(target: str) -> None:
     stream = torch.cuda.Stream()
@@ -194,6 +195,7 @@ def test_the_host_does_not_wait_for_what_tensorflow_lends(target: str) -> None:
     assert (tb.to_torch(read).cpu().numpy() == busy(1).numpy()).all()
 
 
+@pytest.mark.usefixtures("uninterrupted")
 @pytest.mark.parametrize("source", ["torch", "cupy"])
 def test_tensorflow_reads_what_a_stream_is_yet_to_write(source: str) -> None:
     stream = torch.cuda.Stream()
