@@ -117,7 +117,7 @@ def report(case: Case, words: str, name: str) -> None:
 
 
 def play(batch: list[Case], names: list[str]) -> int:
-    """Runs all cases, whatever becomes of some, and returns how many failed."""
+    """Runs all cases, also after one that fails, and returns how many failed."""
     failed, at = 0, 0
     while at < len(batch):
         for words in run(batch[at:]):

@@ -26,11 +26,13 @@ fn class(kind: ErrorKind) -> &'static str {
 }
 
 /// Returns the exception for an error, with the framework's own exception as its cause. What programs catch by its class,
-/// the end of the program and a full memory among them, is raised as it is.
+/// the end of the program and a full memory among them, is raised as it is, and so is an error of ours that a producer has
+/// run into by a conversion of its own: it says what to do already.
 #[cold]
 pub(crate) fn into_python(py: Python<'_>, error: Error) -> PyErr {
     let cause = error.source().and_then(|source| source.downcast_ref::<PyErr>());
-    if let Some(cause) = cause.filter(|cause| !is_ordinary(py, cause) || is_out_of_memory(py, cause)) {
+    let as_it_is = |cause: &&PyErr| !is_ordinary(py, cause) || is_out_of_memory(py, cause) || is_ours(cause.value(py));
+    if let Some(cause) = cause.filter(as_it_is) {
         return cause.clone_ref(py);
     }
     let make = || -> PyResult<PyErr> {
