@@ -28,8 +28,8 @@ pub(crate) fn copy(lent: &Lent) -> Result<Lent> {
     let start = memory.as_mut_ptr().cast::<u8>();
     // SAFETY: by the contract of `DeviceBuffer` the bytes of the view are mapped and, as host memory, ready; `Lent::new`
     // has checked that the layout stays inside them. The capacity has room for every element, and belongs to us alone.
-    unsafe { copy_elements(lent.data() as *const u8, layout, start) };
-    let bytes = start.addr()..start.addr() + nbytes;
+    unsafe { copy_elements(ptr::with_exposed_provenance(lent.data()), layout, start) };
+    let bytes = start.expose_provenance()..start.addr() + nbytes;
     let compact = Layout::new(lent.dtype(), layout.shape(), None, 0)?;
     // SAFETY: the vector owns the bytes, which never move, and is dropped with the buffer. Nothing else knows them.
     let memory = unsafe { Memory::new(bytes, Device::CPU, Access::ReadWrite, None, Reuse::InStreamOrder, memory) };
@@ -67,5 +67,65 @@ unsafe fn copy_elements(from: *const u8, layout: &Layout, to: *mut u8) {
         let Some(d) = (0..outer).rev().find(|d| index[*d] + 1 < shape[*d]) else { return };
         index[d] += 1;
         index[d + 1..outer].fill(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use proptest::prelude::*;
+
+    /// A view with these lengths and strides of bytes that all differ, or nearly.
+    fn lent(dtype: DType, dims: &[(i64, i64)]) -> Lent {
+        let (shape, strides): (Vec<_>, Vec<_>) = dims.iter().copied().unzip();
+        let layout = Layout::new(dtype, &shape, Some(&strides), 0).unwrap().in_smallest_buffer();
+        let bytes: Vec<u8> = (0..layout.extent().unwrap().end).map(|i| (i * 37 % 251) as u8).collect();
+        let range = bytes.as_ptr().expose_provenance()..bytes.as_ptr().addr() + bytes.len();
+        // SAFETY: the vector owns the bytes, and is dropped with the buffer.
+        let memory = unsafe { Memory::new(range, Device::CPU, Access::ReadOnly, None, Reuse::InStreamOrder, bytes) };
+        Lent::new(dtype, layout, Box::new(memory)).unwrap()
+    }
+
+    fn read(lent: &Lent, address: usize) -> Vec<u8> {
+        // SAFETY: the caller names an element of the view, whose bytes are readable.
+        unsafe { std::slice::from_raw_parts(ptr::with_exposed_provenance(address), lent.layout().itemsize()) }.to_vec()
+    }
+
+    proptest! {
+        /// A copy has every element at its place, whatever the strides.
+        #[test]
+        fn a_copy_has_every_element(
+            dims in prop::collection::vec((0i64..5, -6i64..7), 0..5),
+            dtype in prop::sample::select(&[DType::UINT8, DType::FLOAT16, DType::FLOAT32, DType::COMPLEX128][..]),
+        ) {
+            let original = lent(dtype, &dims);
+            let copy = copy(&original).unwrap();
+            let (layout, itemsize) = (original.layout(), original.layout().itemsize());
+            prop_assert_eq!((copy.layout().shape(), copy.layout().is_compact()), (layout.shape(), true));
+            prop_assert_eq!((copy.data() % COPY_ALIGNMENT, copy.buffer().access()), (0, Access::ReadWrite));
+            prop_assert_eq!(copy.buffer().len(), layout.nbytes());
+            // The elements by an independent walk: all addresses, the last dimension running fastest.
+            let mut addresses = vec![original.data() as i64];
+            for &(length, stride) in &dims {
+                let steps = |at: &i64| (0..length).map(|i| at + i * stride * itemsize as i64).collect::<Vec<_>>();
+                addresses = addresses.iter().flat_map(steps).collect();
+            }
+            prop_assert_eq!(addresses.len(), layout.numel());
+            for (i, address) in addresses.into_iter().enumerate() {
+                prop_assert_eq!(read(&copy, copy.data() + i * itemsize), read(&original, address as usize));
+            }
+        }
+    }
+
+    #[test]
+    fn there_is_an_error_where_there_is_no_memory() {
+        let byte = 0u8;
+        let start = (&raw const byte).addr();
+        let layout = Layout::new(DType::UINT8, &[i64::MAX], Some(&[0]), 0).unwrap();
+        // SAFETY: the view repeats one byte, which outlives the buffer.
+        let memory = unsafe { Memory::new(start..start + 1, Device::CPU, Access::ReadOnly, None, Reuse::Unknown, ()) };
+        let giant = Lent::new(DType::UINT8, layout, Box::new(memory)).unwrap();
+        assert_eq!(copy(&giant).unwrap_err().kind(), ErrorKind::OutOfMemory);
     }
 }

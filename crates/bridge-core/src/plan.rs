@@ -13,7 +13,8 @@ pub struct Options {
     pub device: Option<Device>,
 }
 
-/// Why a copy is made. A copy is always made by the producing framework, on the device where the tensor is.
+/// Why a copy is made, on the device where the tensor is. The producing framework makes it. Where it cannot, core copies
+/// host memory, and the consumer copies device memory that it can take in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -38,7 +39,7 @@ pub enum Reason {
 pub enum Plan {
     /// In place: the same memory.
     ZeroCopy,
-    /// As a copy made by the producer.
+    /// As a copy.
     Copy(Reason),
 }
 

@@ -48,7 +48,8 @@ fn only_look(x: &PyTensor<'_>) -> bridge_core::Result<()> {
 /// A ``torch.Tensor`` over the memory of ``x``.
 ///
 /// ``copy`` is as in the array API: ``None`` copies only where it is needed (see ``plan``), ``True`` always, ``False``
-/// never. A copy is made by the framework that owns ``x``, on the device where ``x`` is. ``device`` is checked, not moved to:
+/// never. The framework that owns ``x`` makes the copy, on the device where ``x`` is; where it cannot, this package copies
+/// host memory, and the target copies device memory that it can take in place. ``device`` is checked, not moved to:
 /// a name such as ``"cuda:0"``, where ``"cuda"`` means the current device, a ``torch.device``, a ``cupy.cuda.Device``, or
 /// the pair that ``__dlpack_device__`` returns.
 ///
