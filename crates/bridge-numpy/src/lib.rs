@@ -56,6 +56,6 @@ impl<'py> Adapter for NumPy<'py> {
 
 impl<'py> PyAdapter<'py> for NumPy<'py> {
     fn owns(&self, object: &PyTensor<'py>) -> bool {
-        self.runtime.is_array(object)
+        self.runtime.is_array(object) && !self.runtime.exports_itself(object)
     }
 }

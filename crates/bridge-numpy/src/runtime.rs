@@ -2,6 +2,7 @@
 
 use bridge_core::{DType, DeviceKind, Error, Profile, Result, Strides, Views};
 use bridge_pyo3::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES, PyTensor, framework_error, installed, is_instance};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -14,6 +15,8 @@ pub(crate) struct Runtime {
     pub(crate) dtypes: ArrayDTypes,
     pub(crate) asarray: Py<PyAny>,
     array: Py<PyType>,
+    /// `ndarray.__dlpack__`
+    dlpack: Py<PyAny>,
     /// `ndarray.view`, whatever a subclass puts in its place.
     view: Py<PyAny>,
     masked: Py<PyType>,
@@ -47,6 +50,7 @@ impl Runtime {
             consumer: Arc::default(),
             dtypes,
             asarray: numpy.getattr("asarray")?.unbind(),
+            dlpack: array.getattr("__dlpack__")?.unbind(),
             view: array.getattr("view")?.unbind(),
             array: array.unbind(),
             masked: numpy.getattr("ma")?.getattr("MaskedArray")?.cast_into::<PyType>()?.unbind(),
@@ -55,6 +59,12 @@ impl Runtime {
 
     pub(crate) fn is_array(&self, object: &PyTensor<'_>) -> bool {
         self.is_plain(object) || is_instance(object, self.array.bind(object.py()))
+    }
+
+    /// Whether a subclass says itself how it is exported. Then it is a producer like any other.
+    pub(crate) fn exports_itself(&self, array: &PyTensor<'_>) -> bool {
+        let own = || array.get_type().getattr(intern!(array.py(), "__dlpack__"));
+        !self.is_plain(array) && own().is_ok_and(|own| !own.is(&self.dlpack))
     }
 
     fn is_plain(&self, object: &PyTensor<'_>) -> bool {

@@ -10,8 +10,10 @@ use std::error::Error as _;
 /// The class in `tensor_bridge.errors` for a kind.
 fn class(kind: ErrorKind) -> &'static str {
     match kind {
-        ErrorKind::NotATensor | ErrorKind::Dtype => "BridgeTypeError",
-        ErrorKind::Argument | ErrorKind::Layout | ErrorKind::Device => "BridgeValueError",
+        ErrorKind::NotATensor => "BridgeTypeError",
+        ErrorKind::Dtype => "BridgeDTypeError",
+        ErrorKind::Argument | ErrorKind::Device => "BridgeValueError",
+        ErrorKind::Layout => "BridgeLayoutError",
         ErrorKind::ReadOnly
         | ErrorKind::CopyNeeded
         | ErrorKind::RequiresGrad

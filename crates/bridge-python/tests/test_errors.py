@@ -212,3 +212,11 @@ def test_errors_are_bridge_errors_and_built_ins() -> None:
     for error, builtin in pairs:
         assert issubclass(error, tb.BridgeError)
         assert issubclass(error, builtin)
+
+
+def test_what_cannot_be_exported_is_a_buffer_error() -> None:
+    """The array API wants one of ``from_dlpack``."""
+    for array in (np.zeros(2, "datetime64[s]"), np.zeros(2, ">f4"), np.zeros(3, "u1,f4")["f1"]):
+        with pytest.raises(BufferError) as caught:
+            tb.to_numpy(array)
+        assert isinstance(caught.value, tb.BridgeTypeError | tb.BridgeValueError)

@@ -282,3 +282,14 @@ def test_a_cuda_array_interface_is_screened(changes: dict[str, object], kind: st
     # Without a driver there is no memory on a device at all.
     assert caught.value.kind in ({kind, "missing"} if not changes else {kind})
     assert len(str(caught.value)) < 1000
+
+
+def test_a_subclass_of_ndarray_with_a_dlpack_of_its_own_is_taken_by_that() -> None:
+    class Unversioned(np.ndarray):
+        def __dlpack__(self, stream: object = None) -> object:
+            return super().__dlpack__(stream=None)
+
+    array = np.arange(5)
+    assert tb.to_numpy(array).flags.writeable
+    view = tb.to_numpy(array.view(Unversioned))
+    assert view.ctypes.data == array.ctypes.data and not view.flags.writeable

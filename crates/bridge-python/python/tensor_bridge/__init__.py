@@ -23,8 +23,10 @@ from ._core import (
 )
 from .errors import (
     BridgeBufferError,
+    BridgeDTypeError,
     BridgeError,
     BridgeImportError,
+    BridgeLayoutError,
     BridgeMemoryError,
     BridgeRuntimeError,
     BridgeTypeError,
@@ -33,8 +35,10 @@ from .errors import (
 
 __all__ = [
     "BridgeBufferError",
+    "BridgeDTypeError",
     "BridgeError",
     "BridgeImportError",
+    "BridgeLayoutError",
     "BridgeMemoryError",
     "BridgeRuntimeError",
     "BridgeTypeError",

@@ -14,11 +14,19 @@ class BridgeError(Exception):
 
 
 class BridgeTypeError(BridgeError, TypeError):
-    """Not a tensor, or a dtype that the target does not have."""
+    """Not a tensor."""
+
+
+class BridgeDTypeError(BridgeTypeError, BufferError):
+    """A dtype that has no counterpart: also a ``BufferError``, as the array API wants of what cannot be exported."""
 
 
 class BridgeValueError(BridgeError, ValueError):
-    """A wrong argument, a layout that makes no sense, or another device than asked."""
+    """A wrong argument, or another device than asked."""
+
+
+class BridgeLayoutError(BridgeValueError, BufferError):
+    """A layout that makes no sense or has no counterpart: also a ``BufferError``, as the array API wants."""
 
 
 class BridgeBufferError(BridgeError, BufferError):
