@@ -153,7 +153,6 @@ LIES = [
     "nbytes",
     "__array_struct__",
     "__array_interface__",
-    "__dlpack__",
     "ctypes",
     "view",
 ]

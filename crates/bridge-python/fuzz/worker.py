@@ -42,7 +42,7 @@ def convert(subject: Subject, case: dict[str, Any]) -> str:
     if subject.expected is not None and subject.safe_to_read:
         found = (result if hasattr(result, "tolist") else result.numpy()).tolist()
         if repr(found) != repr(subject.expected):
-            return f"wrong values: {found} instead of {subject.expected}"
+            return f"wrong values: {found!r:.100} instead of {subject.expected!r:.100}"
     return ""
 
 
