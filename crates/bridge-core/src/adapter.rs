@@ -113,7 +113,7 @@ pub fn transfer<F, T>(
 ) -> Result<(T, Transfer)> {
     let lent = from.export(tensor)?;
     let path = plan(&lent, to.profile(), options)?;
-    // The tensor may itself be a view of foreign memory. Its owner must wait for what happens here, be it a copy.
+    // The tensor may itself be a view of foreign memory. Its owner must then wait for this use, a copy included.
     if let Some(stream) = lent.buffer().stream() {
         let lender = from.consumer();
         let keep = || lender.keep(lent.device(), stream);
@@ -133,7 +133,7 @@ pub fn transfer<F, T>(
     }
 }
 
-/// The streams that were ordered, where they differ: owner and consumer.
+/// The owner's stream and the consumer's, where one was made to wait for the other.
 type Streams = Option<(Stream, Stream)>;
 
 struct Crossing<'a, F, T> {
@@ -162,8 +162,8 @@ impl<F, T> Crossing<'_, F, T> {
         Ok((self.to.import(lease)?, ordered))
     }
 
-    /// Lets the producer copy; where it cannot, or where its copy is none or does not fit, core copies host memory, and
-    /// the consumer copies device memory.
+    /// Lets the producer copy. Where it cannot, or its copy shares memory with the original or does not fit the target,
+    /// core copies host memory, and the consumer copies device memory.
     fn copy(&self, lent: Lent, tensor: &F) -> Result<(T, Streams)> {
         match self.from.compact(tensor).and_then(|copy| self.from.export(&copy)) {
             Ok(copy) if self.fits(&copy) && !overlap(&copy, &lent) => {

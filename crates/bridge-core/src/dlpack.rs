@@ -117,7 +117,7 @@ pub unsafe fn lend<M: ManagedTensorBase>(
     managed: Managed<M>,
     origin: impl FnOnce(Device, usize) -> Result<Origin>,
 ) -> Result<Lent> {
-    // SAFETY: the handle owns the tensor, and nobody else changes it.
+    // SAFETY: the handle owns the tensor, and no other code changes it.
     let raw = unsafe { managed.tensor() };
     let ndim = raw.ndim;
     if !(raw.shape.is_aligned() && raw.strides.is_aligned()) {
@@ -156,7 +156,7 @@ pub unsafe fn lend<M: ManagedTensorBase>(
         }
         start..end
     };
-    // SAFETY: the handle owns the tensor, and nobody else changes it.
+    // SAFETY: the handle owns the tensor, and no other code changes it.
     let access = match unsafe { &*managed.as_ptr() }.version() {
         // There is no flag for it before version 1.0.
         None => Access::Unstated,

@@ -15,7 +15,7 @@
 //! | dtype, strides, alignment, device, read-only fit the target; whether to copy | core: [`plan`](plan()) |
 //! | a capsule follows DLPack's rules | core: [`dlpack`] |
 //! | an address belongs to the device that a capsule names | the crate for that device, `bridge-cuda` |
-//! | a copy is one, fits the target, and is waited for | core: [`transfer`] |
+//! | a copy lies apart from the original and fits the target; the owner of a view waits for it | core: [`transfer`] |
 //! | the consumer's stream waits for the owner's | core: [`transfer`], over [`Ordering`] |
 //! | the owner's stream waits for every reader | core: [`Lease`], over [`Ordering`] |
 //! | the memory is not reused before that, whatever the allocator's habits | the exporting adapter: [`DeviceBuffer::reuse`] |

@@ -148,7 +148,7 @@ impl<'a, D: Driver> Entered<'a, D> {
     }
 
     /// Whether the stream is being captured; `None` where the driver cannot tell. The legacy stream counts as captured
-    /// as long as the driver refuses to answer for the sake of another capture.
+    /// while another capture forbids the query.
     pub fn is_captured(&self, stream: Stream) -> Option<bool> {
         match self.driver.is_capturing(stream) {
             Ok(captured) => Some(captured),
