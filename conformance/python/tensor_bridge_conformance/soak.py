@@ -244,7 +244,7 @@ def _settled() -> tuple[int, int]:
     while bridge.stats()["retired"] and time.monotonic() < patience:
         time.sleep(0.01)
     stats = bridge.stats()
-    return stats["leased"], stats["leased"] - stats["released"] + stats["retired"] + stats["lost"]
+    return stats["leased"], stats["leased"] - stats["released"] + stats["retired"] + stats["leaked"]
 
 
 def _resident() -> int:

@@ -190,7 +190,7 @@ typedef struct tb_counts {
   uint64_t leased;    /* views made: fed to TensorFlow, or taken from it */
   uint64_t released;  /* views given back */
   uint64_t retired;   /* of those, how many still wait for the device */
-  uint64_t lost;      /* of how many the memory is never used again, because the device could not tell when */
+  uint64_t leaked;    /* of how many the memory is never used again, because the device could not tell when */
   uint64_t untaken;   /* results that wait to be taken */
   uint64_t reclaimed; /* results that were never taken and went with their session */
 } tb_counts;

@@ -86,7 +86,7 @@ fn structures_are_laid_out_alike() {
         layout!("tb_device", CDevice, kind, index),
         layout!("tb_memory", CMemory, data, shape, strides, ndim, read_only, dtype, device, stream, release, owner),
         layout!("tb_info", Info, data, stream, dtype, device, ndim, read_only, shape),
-        layout!("tb_counts", Counts, leased, released, retired, lost, untaken, reclaimed),
+        layout!("tb_counts", Counts, leased, released, retired, leaked, untaken, reclaimed),
         layout!("tb_input", CInput, name, shape, ndim, dtype, device),
         layout!(
             "tb_session_options",

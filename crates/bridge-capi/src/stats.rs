@@ -10,7 +10,7 @@ pub struct Counts {
     pub(crate) leased: u64,
     pub(crate) released: u64,
     pub(crate) retired: u64,
-    pub(crate) lost: u64,
+    pub(crate) leaked: u64,
     pub(crate) untaken: u64,
     pub(crate) reclaimed: u64,
 }
@@ -27,9 +27,9 @@ pub unsafe extern "C" fn tb_stats(out: *mut Counts) -> Status {
         let counts = Counts {
             leased: stats.leased,
             released: stats.released,
-            retired: bridge_cuda::pending() as u64,
-            lost: stats.lost + bridge_cuda::leaked() as u64,
-            untaken: External::waiting() as u64,
+            retired: bridge_cuda::retired() as u64,
+            leaked: stats.leaked + bridge_cuda::leaked() as u64,
+            untaken: External::untaken() as u64,
             reclaimed: External::reclaimed(),
         };
         // SAFETY: the caller's obligation.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 static LEASED: AtomicU64 = AtomicU64::new(0);
 static RELEASED: AtomicU64 = AtomicU64::new(0);
-static LOST: AtomicU64 = AtomicU64::new(0);
+static LEAKED: AtomicU64 = AtomicU64::new(0);
 
 /// How many leases this process has made and given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,14 +22,14 @@ pub struct Stats {
     pub released: u64,
     /// Those among them whose memory was not: a reader could not be ordered in front of its reuse, as when a view is
     /// dropped that was used on a stream that is being captured into a graph.
-    pub lost: u64,
+    pub leaked: u64,
 }
 
 /// Counts of the whole process: `leased - released` views are alive.
 pub fn stats() -> Stats {
     // Released first: a lease given back between the two reads must not make the difference negative.
     let released = RELEASED.load(Relaxed);
-    Stats { leased: LEASED.load(Relaxed), released, lost: LOST.load(Relaxed) }
+    Stats { leased: LEASED.load(Relaxed), released, leaked: LEAKED.load(Relaxed) }
 }
 
 /// The consumer's hold on a lent tensor. Dropping it gives the tensor back, in stream order.
@@ -181,7 +181,7 @@ impl Unordered {
 
 impl Drop for Unordered {
     fn drop(&mut self) {
-        LOST.fetch_add(1, Relaxed);
+        LEAKED.fetch_add(1, Relaxed);
     }
 }
 

@@ -77,7 +77,7 @@ pub trait Ordering: Send + Sync {
 
     /// Calls `attempt`, on any thread, after the capture of `stream` into a graph has ended, and again until it returns
     /// `true`. Where `stream` is not being captured, calls it once. Where this is not implemented, drops it: the memory
-    /// that it holds is then lost, and counted.
+    /// that it holds is then leaked, and counted.
     fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
         let _ = (device, stream, attempt);
     }

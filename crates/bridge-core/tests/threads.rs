@@ -36,7 +36,7 @@ fn no_lease_is_lost_from_the_counts() {
     let after = stats();
     let leases = (THREADS * LEASES) as u64;
     assert_eq!((after.leased - before.leased, after.released - before.released), (leases, leases));
-    assert_eq!(after.lost, before.lost);
+    assert_eq!(after.leaked, before.leaked);
 }
 
 #[test]

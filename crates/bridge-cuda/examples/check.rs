@@ -84,7 +84,7 @@ fn allocate(bytes: usize) -> CUdeviceptr {
 
 fn settle() {
     let limit = Instant::now() + Duration::from_secs(20);
-    while bridge_cuda::pending() > 0 {
+    while bridge_cuda::retired() > 0 {
         assert!(Instant::now() < limit, "retired buffers are still pending after 20 s");
         thread::sleep(Duration::from_micros(50));
     }
@@ -187,7 +187,7 @@ impl Checks {
             self.ordering.retire(GPU, stream(a), slow.buffer());
             self.ordering.retire(GPU, stream(b), quick.buffer());
             waited += usize::from(!busy(a));
-            while bridge_cuda::pending() > 0 {
+            while bridge_cuda::retired() > 0 {
                 // In this order: what is dropped before the stream is seen busy was dropped early.
                 let (dropped, quick) = (slow.is_dropped(), quick.is_dropped());
                 early += usize::from(dropped && busy(a));
@@ -292,7 +292,7 @@ impl Checks {
     fn leave_one_pending(&self) {
         self.keep_busy(self.streams[0]);
         self.ordering.retire(GPU, stream(self.streams[0]), Flag::default().buffer());
-        println!("        ends with {} buffer(s) pending", bridge_cuda::pending());
+        println!("        ends with {} buffer(s) pending", bridge_cuda::retired());
     }
 }
 

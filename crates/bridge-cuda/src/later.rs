@@ -26,7 +26,7 @@ struct State {
     thread: bool,
 }
 
-/// What waits for the end of a capture. Dropped uncalled, an attempt counts its memory as lost.
+/// What waits for the end of a capture. Dropped uncalled, an attempt counts its memory as leaked.
 #[derive(Clone, Default)]
 pub(crate) struct Later(Arc<Mutex<State>>);
 
@@ -36,7 +36,7 @@ impl Later {
     }
 
     /// Number of attempts that wait.
-    pub fn pending(&self) -> usize {
+    pub fn deferred(&self) -> usize {
         let state = self.lock();
         state.waiting.len() + state.looked_at
     }
@@ -125,10 +125,10 @@ mod tests {
             let (calls, attempt) = attempt(2);
             cuda.defer(GPU, A, attempt);
             std::thread::sleep(super::PAUSE * 3);
-            assert_eq!((calls.load(SeqCst), cuda.later().pending()), (0, 1), "the capture goes on");
+            assert_eq!((calls.load(SeqCst), cuda.later().deferred()), (0, 1), "the capture goes on");
             cuda.devices().driver().end_capture();
             eventually("both calls are made", || calls.load(SeqCst) == 2);
-            eventually("nothing waits", || cuda.later().pending() == 0);
+            eventually("nothing waits", || cuda.later().deferred() == 0);
         }
     }
 
@@ -137,7 +137,7 @@ mod tests {
         let cuda = CudaOrdering::new(Fake::default(), 1);
         let (calls, attempt) = attempt(2);
         cuda.defer(GPU, A, attempt);
-        assert_eq!((calls.load(SeqCst), cuda.later().pending()), (1, 0));
+        assert_eq!((calls.load(SeqCst), cuda.later().deferred()), (1, 0));
     }
 
     #[test]
@@ -147,7 +147,7 @@ mod tests {
         let (calls, attempt) = attempt(1);
         cuda.defer(GPU, A, attempt);
         cuda.devices().driver().fail("cuStreamIsCapturing", 4);
-        eventually("nothing waits", || cuda.later().pending() == 0);
+        eventually("nothing waits", || cuda.later().deferred() == 0);
         eventually("the attempt is dropped", || Arc::strong_count(&calls) == 1);
         assert_eq!(calls.load(SeqCst), 0);
     }

@@ -134,8 +134,8 @@ pub fn works_behind_legacy(device: Device, stream: Stream) -> Result<bool> {
 
 /// Buffers that [`Ordering::retire`] was given and that are neither dropped nor leaked yet, and those that wait for the end
 /// of a capture.
-pub fn pending() -> usize {
-    used().map_or(0, |cuda| cuda.reaper().pending() + cuda.later().pending())
+pub fn retired() -> usize {
+    used().map_or(0, |cuda| cuda.reaper().retired() + cuda.later().deferred())
 }
 
 /// Buffers that [`Ordering::retire`] was given and that will never be dropped, because the driver could not tell when.
@@ -172,6 +172,6 @@ mod tests {
                 assert_eq!(ordering().order(Device::cuda(0), a, b).unwrap_err().kind(), ErrorKind::Missing);
             }
         }
-        assert_eq!((pending(), leaked()), (0, 0));
+        assert_eq!((retired(), leaked()), (0, 0));
     }
 }

@@ -127,7 +127,7 @@ mod tests {
         let (cuda, drops) = (cuda(), Arc::default());
         fake(&cuda).idle(A);
         cuda.retire(GPU, A, Counted::boxed(&drops));
-        assert_eq!((drops.load(SeqCst), cuda.reaper().pending()), (1, 0));
+        assert_eq!((drops.load(SeqCst), cuda.reaper().retired()), (1, 0));
         fake(&cuda).capture(A);
         cuda.retire(GPU, A, Counted::boxed(&drops));
         assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (1, 1));

@@ -17,7 +17,7 @@ const SHARE: usize = 8;
 
 #[derive(Default)]
 struct Counts {
-    pending: AtomicUsize,
+    retired: AtomicUsize,
     leaked: AtomicUsize,
 }
 
@@ -81,8 +81,8 @@ impl Default for Reaper {
 
 impl Reaper {
     /// Buffers that are neither dropped nor leaked yet.
-    pub fn pending(&self) -> usize {
-        self.counts.pending.load(Acquire)
+    pub fn retired(&self) -> usize {
+        self.counts.retired.load(Acquire)
     }
 
     /// Buffers that will never be dropped.
@@ -140,7 +140,7 @@ struct Retired {
 
 impl Retired {
     fn new(device: Device, event: Option<Event>, buffer: Box<dyn DeviceBuffer>, counts: Arc<Counts>) -> Self {
-        counts.pending.fetch_add(1, Release);
+        counts.retired.fetch_add(1, Release);
         Self { device, event, fired: false, buffer: Some(buffer), counts }
     }
 
@@ -162,7 +162,7 @@ impl Retired {
         if let Some(buffer) = self.buffer.take_if(|_| self.fired) {
             // The owner's code: its panic must not take the other buffers with it.
             let _ = catch_unwind(AssertUnwindSafe(|| drop(buffer)));
-            self.counts.pending.fetch_sub(1, Release);
+            self.counts.retired.fetch_sub(1, Release);
         }
     }
 }
@@ -172,7 +172,7 @@ impl Drop for Retired {
         if let Some(buffer) = self.buffer.take() {
             std::mem::forget(buffer);
             self.counts.leaked.fetch_add(1, Release);
-            self.counts.pending.fetch_sub(1, Release);
+            self.counts.retired.fetch_sub(1, Release);
         }
     }
 }
@@ -216,7 +216,7 @@ mod tests {
     }
 
     fn settled(cuda: &CudaOrdering<Fake>) {
-        eventually("nothing is pending", || cuda.reaper().pending() == 0);
+        eventually("nothing is pending", || cuda.reaper().retired() == 0);
     }
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
         let (cuda, drops) = setup();
         cuda.retire(GPU, A, Counted::boxed(&drops));
         eventually("the event was asked a few times", || cuda.devices().driver().queries() > 5);
-        assert_eq!((drops.load(SeqCst), cuda.reaper().pending()), (0, 1));
+        assert_eq!((drops.load(SeqCst), cuda.reaper().retired()), (0, 1));
         cuda.devices().driver().finish(A);
         settled(&cuda);
         assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (1, 0));
@@ -238,7 +238,7 @@ mod tests {
         cuda.retire(GPU, B, Counted::boxed(&drops));
         cuda.devices().driver().finish(B);
         eventually("the second is dropped", || drops.load(SeqCst) == 1);
-        eventually("one is left", || cuda.reaper().pending() == 1);
+        eventually("one is left", || cuda.reaper().retired() == 1);
         assert_eq!(late.load(SeqCst), 0);
         cuda.devices().driver().finish(A);
         settled(&cuda);
@@ -347,7 +347,7 @@ mod tests {
         };
         cuda.retire(GPU, A, Counted::boxed(&drops));
         cuda.devices().driver().finish(A);
-        assert_eq!((drops.load(SeqCst), cuda.reaper().pending(), cuda.reaper().leaked()), (0, 1, 0));
+        assert_eq!((drops.load(SeqCst), cuda.reaper().retired(), cuda.reaper().leaked()), (0, 1, 0));
         cuda.retire(GPU, B, Counted::boxed(&drops));
         cuda.devices().driver().finish(B);
         settled(&cuda);
@@ -382,7 +382,7 @@ mod tests {
         cuda.retire(GPU, A, Counted::boxed(&drops));
         cuda.devices().driver().finish(A);
         drop(cuda);
-        eventually("it is dropped", || counts.pending.load(SeqCst) == 0);
+        eventually("it is dropped", || counts.retired.load(SeqCst) == 0);
         assert_eq!(drops.load(SeqCst), 1);
     }
 }

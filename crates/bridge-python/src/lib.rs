@@ -215,7 +215,7 @@ fn profile<'py>(py: Python<'py>, target: &PyTensor<'py>) -> PyResult<Bound<'py, 
 
 /// How many views this process has made (``leased``) and given back (``released``); how many of those given back still
 /// wait for the device (``retired``), and of how many the memory is never reused because the device could not tell when
-/// it may be (``lost``). ``untaken`` tensors were given out of a TensorFlow graph and wait for ``take``; ``reclaimed``
+/// it may be (``leaked``). ``untaken`` tensors were given out of a TensorFlow graph and wait for ``take``; ``reclaimed``
 /// ones waited for it in vain, until their session was gone.
 #[pyfunction]
 fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
@@ -223,9 +223,9 @@ fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let counts = pyo3::types::PyDict::new(py);
     counts.set_item("leased", stats.leased)?;
     counts.set_item("released", stats.released)?;
-    counts.set_item("lost", stats.lost + bridge_cuda::leaked() as u64)?;
-    counts.set_item("retired", bridge_cuda::pending())?;
-    counts.set_item("untaken", bridge_tensorflow::External::waiting())?;
+    counts.set_item("leaked", stats.leaked + bridge_cuda::leaked() as u64)?;
+    counts.set_item("retired", bridge_cuda::retired())?;
+    counts.set_item("untaken", bridge_tensorflow::External::untaken())?;
     counts.set_item("reclaimed", bridge_tensorflow::External::reclaimed())?;
     Ok(counts.into_any())
 }

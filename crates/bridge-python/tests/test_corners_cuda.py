@@ -158,7 +158,7 @@ def test_a_handle_that_names_another_stream_now_is_kept_alive() -> None:
         assert alive() is not None
         del view, streams
     assert again, "the driver used no handle again"
-    assert settled()["lost"] == 0
+    assert settled()["leaked"] == 0
 
 
 def test_record_stream_asks_no_more_than_it_needs() -> None:
@@ -178,7 +178,7 @@ def test_a_stream_of_another_device_is_refused() -> None:
     assert caught.value.kind == "device"
     tb.record_stream(view, torch.cuda.Stream("cuda:0"))
     del view
-    assert settled()["lost"] == 0
+    assert settled()["leaked"] == 0
 
 
 @two_gpus
@@ -236,4 +236,4 @@ def test_a_view_dropped_in_a_capture_that_it_took_no_part_in_comes_back_after_it
     while tb.stats()["retired"] > before["retired"] and time.monotonic() < deadline:
         time.sleep(0.01)
     after = settled()
-    assert (after["lost"], after["retired"]) == (before["lost"], before["retired"])
+    assert (after["leaked"], after["retired"]) == (before["leaked"], before["retired"])

@@ -104,7 +104,7 @@ def test_streams_may_go_out_of_scope_before_the_view(side: str) -> None:
         others = [cupy.cuda.Stream(non_blocking=True) for _ in range(4)]
         assert view.sum() == 1 << 10
         del view, others
-    assert settled()["lost"] == 0
+    assert settled()["leaked"] == 0
 
 
 def test_memory_that_torch_has_from_elsewhere_is_not_reused_early() -> None:
@@ -205,7 +205,7 @@ back = tb.to_cupy(torch.zeros(8, device="cuda"))
 def test_a_captured_graph_survives_views() -> None:
     tensor = torch.zeros(4, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    before = tb.stats()["lost"]
+    before = tb.stats()["leaked"]
     with torch.cuda.graph(graph):
         stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
         with stream:
@@ -214,7 +214,7 @@ def test_a_captured_graph_survives_views() -> None:
             del view
     graph.replay()
     graph.replay()
-    assert tb.stats()["lost"] == before
+    assert tb.stats()["leaked"] == before
     torch.cuda.synchronize()
     assert tensor.tolist() == [2, 2, 2, 2]
 

@@ -189,7 +189,7 @@ impl External {
     }
 
     /// How many fetched tensors wait to be taken.
-    pub fn waiting() -> usize {
+    pub fn untaken() -> usize {
         lock(&FETCHED).len()
     }
 

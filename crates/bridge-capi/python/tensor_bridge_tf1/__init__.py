@@ -234,7 +234,7 @@ def take(fetched: Any) -> Taken:
 def stats() -> Dict[str, int]:
     """How many views this process has made (``leased``) and given back (``released``).
 
-    ``retired`` of those given back still wait for the device, and ``lost`` are never reused because the device could
+    ``retired`` of those given back still wait for the device, and ``leaked`` are never reused because the device could
     not tell when they may be. ``untaken`` results wait for ``take``, and ``reclaimed`` went with their session before.
     """
     _warn_of_reclaimed()

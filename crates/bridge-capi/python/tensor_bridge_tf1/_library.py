@@ -61,7 +61,7 @@ class Info(ctypes.Structure):
     ]
 
 
-COUNTS = ("leased", "released", "retired", "lost", "untaken", "reclaimed")
+COUNTS = ("leased", "released", "retired", "leaked", "untaken", "reclaimed")
 
 
 class Counts(ctypes.Structure):

@@ -304,7 +304,7 @@ def test_two_thousand_runs_leave_nothing(driver: Driver, doubling: Any) -> None:
     wait_until(lambda: tb.stats()["retired"] == 0)
     after = tb.stats()
     assert after["leased"] - stats["leased"] == after["released"] - stats["released"] == 4000
-    assert after["lost"] == stats["lost"]
+    assert after["leaked"] == stats["leaked"]
     assert before - free() < 16 << 20
 
 

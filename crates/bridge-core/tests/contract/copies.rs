@@ -124,9 +124,9 @@ fn dropped_in_a_capture(captured: Stream, current: Stream) -> (Arc<Recorder>, u6
     taken(&recorder.log);
     *to.side.current.lock().unwrap() = Some(current);
     *recorder.captured.lock().unwrap() = Some(captured);
-    let lost = stats().lost;
+    let leaked = stats().leaked;
     drop(lease);
-    (recorder, lost)
+    (recorder, leaked)
 }
 
 #[test]
@@ -145,8 +145,8 @@ fn a_view_dropped_in_a_capture_that_it_took_no_part_in_is_given_back_after_it() 
 #[test]
 fn a_view_that_took_part_in_a_capture_is_lost_and_counted() {
     for (captured, current) in [(READER, READER), (OWNER, OTHER)] {
-        let (recorder, lost) = dropped_in_a_capture(captured, current);
-        assert!(stats().lost > lost, "{captured} is captured");
+        let (recorder, leaked) = dropped_in_a_capture(captured, current);
+        assert!(stats().leaked > leaked, "{captured} is captured");
         assert!(!taken(&recorder.log).contains(&Dropped));
     }
 }

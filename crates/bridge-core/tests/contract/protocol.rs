@@ -96,10 +96,10 @@ fn memory_whose_readers_cannot_be_ordered_is_lost_and_counted() {
     let lease = setup.cross(setup.paper());
     setup.events();
     *setup.recorder.fails.lock().unwrap() = true;
-    let before = stats().lost;
+    let before = stats().leaked;
     drop(lease);
     assert_eq!(setup.events(), []);
-    assert!(stats().lost > before);
+    assert!(stats().leaked > before);
 }
 
 #[test]

@@ -20,7 +20,7 @@ class Stats(TypedDict):
     leased: int
     released: int
     retired: int
-    lost: int
+    leaked: int
     untaken: int
     reclaimed: int
 
