@@ -20,61 +20,71 @@ const C_INTERFACE: [&str; 2] = ["--package", "bridge-capi"];
 /// Packages of Python whose types are checked.
 const TYPED: [&str; 2] = ["crates/bridge-python/python/tensor_bridge", "crates/bridge-capi/python/tensor_bridge_tf1"];
 
-/// A step: its name, and the program that is the step, or why there is none.
+/// The most processes that the Python tests are spread over: each loads every framework.
+const MOST_WORKERS: usize = 4;
+
+/// A step: its name, and its command, or the reason why it is left out.
 type Step = (&'static str, Result<Command>);
 
-/// Runs every step, whatever becomes of the others.
+/// The outcome of a step.
+#[derive(Clone, Copy, PartialEq)]
+enum Outcome {
+    Passed,
+    Failed,
+    LeftOut,
+}
+
+/// Runs every step, also after one has failed. The two lanes run side by side: cargo has a lock for each profile, so the
+/// release build of the bundle and the Python tests need not wait for the Rust tests.
 pub fn all() -> Result<ExitCode> {
     let python = venv::MAIN.ready()?;
     let tensorflow1 = tensorflow1::folder_if_any(&python);
-    let mut failed = Vec::new();
-    let (mut passed, mut left_out) = (0, Vec::new());
-    for (name, step) in steps(&python, tensorflow1.as_deref()) {
-        let started = Instant::now();
-        let (word, output) = match step.map(|mut command| command.output()) {
-            Err(reason) => {
-                left_out.push((name, reason));
-                continue;
-            }
-            Ok(Ok(output)) if output.status.success() => ("ok", skipped(&output.stdout)),
-            Ok(Ok(output)) => {
-                ("FAILED", String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
-            }
-            Ok(Err(error)) => ("FAILED", format!("it does not start: {error}\n")),
-        };
-        println!("{name:<40} {word:<6} {:>7.1} s", started.elapsed().as_secs_f64());
-        print!("{output}");
-        if word == "ok" { passed += 1 } else { failed.push(name) }
-    }
-    for (name, reason) in left_out {
-        println!("{name:<40} left out: {reason}");
-    }
-    for name in &failed {
+    let lanes = [rust_steps(&python, tensorflow1.as_deref()), python_steps(&python, tensorflow1.as_deref())];
+    let outcomes = std::thread::scope(|scope| {
+        let lanes = lanes.map(|steps| scope.spawn(move || steps.into_iter().map(run_step).collect::<Vec<_>>()));
+        lanes.map(|lane| lane.join().expect("a lane does not panic")).concat()
+    });
+    let failed: Vec<_> = outcomes.iter().filter(|(_, outcome)| *outcome == Outcome::Failed).collect();
+    for (name, _) in &failed {
         println!("failed: {name}");
     }
-    println!("{passed} passed, {} failed", failed.len());
+    let passed = outcomes.iter().filter(|(_, outcome)| *outcome == Outcome::Passed).count();
+    println!("{passed} passed, {} failed, {} left out", failed.len(), outcomes.len() - passed - failed.len());
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What a step that passed has left out all the same, as pytest says it.
+/// Runs one step and prints a line about it, with the output of a step that failed.
+fn run_step((name, step): Step) -> (&'static str, Outcome) {
+    let started = Instant::now();
+    let (outcome, word, output) = match step.map(|mut command| command.output()) {
+        Err(reason) => {
+            println!("{name:<40} left out: {reason}");
+            return (name, Outcome::LeftOut);
+        }
+        Ok(Ok(output)) if output.status.success() => (Outcome::Passed, "ok", skipped(&output.stdout)),
+        Ok(Ok(output)) => {
+            let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+            (Outcome::Failed, "FAILED", text)
+        }
+        Ok(Err(error)) => (Outcome::Failed, "FAILED", format!("it does not start: {error}\n")),
+    };
+    print!("{name:<40} {word:<6} {:>7.1} s\n{output}", started.elapsed().as_secs_f64());
+    (name, outcome)
+}
+
+/// Returns the tests that a step which passed has skipped, as pytest lists them.
 fn skipped(output: &[u8]) -> String {
     let output = String::from_utf8_lossy(output);
     let lines = output.lines().filter(|line| line.starts_with("SKIPPED"));
     lines.map(|line| format!("    {line}\n")).collect()
 }
 
-fn steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
+/// The steps that cargo runs, in the profile for development.
+fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
     let rust = |arguments: &[&[&str]]| Ok(with(cargo(&arguments.concat()), "PYO3_PYTHON", python));
-    let module = |arguments: &[&[&str]]| Ok(program(python, &[&["-m"], &arguments.concat()[..]].concat()));
-    let told = |step: Result<Command>| {
-        step.map(|mut step| {
-            tensorflow1::tell(&mut step, tensorflow1);
-            step
-        })
-    };
+    let told = |step: Result<Command>| step.map(|step| tensorflow1::told(step, tensorflow1));
     let clippy: &[&str] = &["clippy", "--workspace", "--all-targets", "--quiet"];
     let deny: &[&str] = &["--", "-D", "warnings"];
-    let bundle = target().join("bundle");
     vec![
         ("cargo fmt", rust(&[&["fmt", "--check"]])),
         ("cargo clippy", rust(&[clippy, deny])),
@@ -88,22 +98,26 @@ fn steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         }),
         ("cargo check, oldest Rust", oldest_rust()),
         ("cargo deny", dependencies()),
-        ("ruff check", module(&[&["ruff", "check"], &PYTHON])),
-        ("ruff format", module(&[&["ruff", "format", "--check"], &PYTHON])),
-        ("mypy", module(&[&["mypy"], &TYPED])),
+    ]
+}
+
+/// The steps that Python runs, over a bundle.
+fn python_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
+    let module = |arguments: &[&[&str]]| program(python, &[&["-m"], &arguments.concat()[..]].concat());
+    let bundle = target().join("bundle");
+    let over_bundle = |step: Command| with(tensorflow1::told(step, tensorflow1), "PYTHONPATH", &bundle);
+    let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_WORKERS)).to_string();
+    let pytest: &[&str] = &["pytest", "-q", "-rs", "-n", &workers, "--dist", "worksteal"];
+    vec![
+        ("ruff check", Ok(module(&[&["ruff", "check"], &PYTHON]))),
+        ("ruff format", Ok(module(&[&["ruff", "format", "--check"], &PYTHON]))),
+        ("mypy", Ok(module(&[&["mypy"], &TYPED]))),
         ("bundle", itself(&["bundle".as_ref(), bundle.as_os_str()])),
-        ("pytest", {
-            let pytest =
-                told(module(&[&["pytest", "-q", "-rs", "crates/bridge-python/tests", "conformance/tests/python"]]));
-            pytest.map(|pytest| with(pytest, "PYTHONPATH", &bundle))
-        }),
-        ("fuzz", {
-            let fuzz = program(python, &[FUZZER, "--seconds", "30", "--seed", "1"]);
-            Ok(with(fuzz, "PYTHONPATH", &bundle))
-        }),
+        ("pytest", Ok(over_bundle(module(&[pytest, &["crates/bridge-python/tests", "conformance/tests/python"]])))),
+        ("fuzz", Ok(over_bundle(program(python, &[FUZZER, "--seconds", "30", "--seed", "1"])))),
         ("pytest, Python 3.7", {
-            let pytest = ["-m", "pytest", "-q", "-rs", "crates/bridge-capi/python/tests"];
-            venv::PYTHON37.ready().map(|python| with(program(python, &pytest), "PYTHONPATH", &bundle))
+            let arguments = [&["-m"], pytest, &["crates/bridge-capi/python/tests"]].concat();
+            venv::PYTHON37.ready().map(|python| with(program(python, &arguments), "PYTHONPATH", &bundle))
         }),
     ]
 }

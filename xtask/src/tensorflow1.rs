@@ -43,9 +43,10 @@ pub fn folder_if_any(python: &Path) -> Option<PathBuf> {
     folder(python).inspect_err(|reason| println!("left out: TensorFlow 1.15: {reason}")).ok()
 }
 
-/// Tells a program where the package is, if it is anywhere.
-pub fn tell(command: &mut Command, folder: Option<impl AsRef<OsStr>>) {
+/// Returns the command with the folder of the package in its environment, if there is one.
+pub fn told(mut command: Command, folder: Option<impl AsRef<OsStr>>) -> Command {
     folder.iter().for_each(|folder| _ = command.env(VARIABLE, folder));
+    command
 }
 
 fn fetched(python: &Path) -> Result<PathBuf> {
