@@ -7,8 +7,8 @@ use crate::status::{Status, answer, quietly, refused};
 use bridge_core::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
 use bridge_core::dlpack::{Origin, adopt, lend};
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, MAX_NDIM, Memory,
-    Profile, Result, Reuse, Stream, Views,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, MAX_NDIM,
+    Memory, Profile, Result, Reuse, Stream, Views,
 };
 use std::ffi::c_void;
 use std::ops::Range;
@@ -181,7 +181,7 @@ impl Tensor {
         }
         // SAFETY: the caller vouches for the memory and its owner; the range was checked above. The legacy stream waits
         // for the work of the owner's stream, and of the reuse nothing is claimed.
-        let memory = unsafe { Memory::new(bytes, device, access, stream, reuse, owner) };
+        let memory = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, owner) };
         Ok(Self(Arc::new(Lent::new(dtype, layout, Box::new(memory))?)))
     }
 }
@@ -207,11 +207,16 @@ impl Adapter for Others {
     fn export(&self, tensor: &Tensor) -> Result<Lent> {
         let lent = &tensor.0;
         let (memory, layout) = (lent.buffer(), lent.layout().clone());
-        let bytes = memory.address()..memory.address() + memory.len();
+        let allocation = Allocation {
+            bytes: memory.address()..memory.address() + memory.len(),
+            device: memory.device(),
+            access: memory.access(),
+            stream: memory.stream(),
+            reuse: memory.reuse(),
+        };
         let owner = Owner::new(Arc::clone(lent));
         // SAFETY: the promises are those of the buffer, which the owner keeps.
-        let memory =
-            unsafe { Memory::new(bytes, memory.device(), memory.access(), memory.stream(), memory.reuse(), owner) };
+        let memory = unsafe { Memory::new(allocation, owner) };
         Lent::new(lent.dtype(), layout, Box::new(memory))
     }
 
@@ -229,10 +234,11 @@ impl Adapter for Others {
         let copy = Aligned::new(layout.nbytes())?;
         // SAFETY: the lender vouches for the memory, which is on the host; the copy is fresh and as long as needed.
         unsafe { compact(lent.data() as *const u8, lent.layout(), copy.data()) };
-        let (start, device) = (copy.data().addr(), lent.device());
-        let bytes = start..start + layout.nbytes();
+        let start = copy.data().addr();
+        let host = Allocation::host(start..start + layout.nbytes(), Access::ReadWrite);
+        let allocation = Allocation { device: lent.device(), ..host };
         // SAFETY: the copy keeps its memory until it is dropped, and nobody else has it.
-        let memory = unsafe { Memory::new(bytes, device, Access::ReadWrite, None, Reuse::InStreamOrder, copy) };
+        let memory = unsafe { Memory::new(allocation, copy) };
         Ok(Tensor(Arc::new(Lent::new(lent.dtype(), layout, Box::new(memory))?)))
     }
 }

@@ -70,53 +70,64 @@ pub unsafe trait DeviceBuffer: Send + Sync {
     fn reuse(&self) -> Reuse;
 }
 
-/// A buffer whose facts are plain values, kept alive by `O`.
+/// What an allocator knows of a piece of memory: the answers of a [`DeviceBuffer`] as plain values.
+#[derive(Debug, Clone)]
+pub struct Allocation {
+    /// Addresses of the bytes.
+    pub bytes: Range<usize>,
+    /// As [`DeviceBuffer::device`].
+    pub device: Device,
+    /// As [`DeviceBuffer::access`].
+    pub access: Access,
+    /// As [`DeviceBuffer::stream`].
+    pub stream: Option<Stream>,
+    /// As [`DeviceBuffer::reuse`].
+    pub reuse: Reuse,
+}
+
+impl Allocation {
+    /// Host memory, which is ready at any time and has no stream.
+    pub fn host(bytes: Range<usize>, access: Access) -> Self {
+        Self { bytes, device: Device::CPU, access, stream: None, reuse: Reuse::InStreamOrder }
+    }
+}
+
+/// An [`Allocation`] as a buffer, kept alive by `O`.
 pub struct Memory<O> {
-    bytes: Range<usize>,
-    device: Device,
-    access: Access,
-    stream: Option<Stream>,
-    reuse: Reuse,
+    allocation: Allocation,
     _owner: O,
 }
 
 impl<O: Send + Sync> Memory<O> {
-    /// The bytes at these addresses, as long as `owner` lives.
+    /// Lends the allocation for as long as `owner` lives.
     ///
     /// # Safety
     ///
-    /// The caller makes the promises of [`DeviceBuffer`] for this memory, with `owner` as the value that is dropped.
-    pub unsafe fn new(
-        bytes: Range<usize>,
-        device: Device,
-        access: Access,
-        stream: Option<Stream>,
-        reuse: Reuse,
-        owner: O,
-    ) -> Self {
-        Self { bytes, device, access, stream, reuse, _owner: owner }
+    /// The caller makes the promises of [`DeviceBuffer`] for this allocation, with `owner` as the value that is dropped.
+    pub unsafe fn new(allocation: Allocation, owner: O) -> Self {
+        Self { allocation, _owner: owner }
     }
 }
 
-// SAFETY: whoever called the unsafe `new` has made the promises.
+// SAFETY: the caller of the unsafe `new` has made the promises.
 unsafe impl<O: Send + Sync> DeviceBuffer for Memory<O> {
     fn address(&self) -> usize {
-        self.bytes.start
+        self.allocation.bytes.start
     }
     fn len(&self) -> usize {
-        self.bytes.len()
+        self.allocation.bytes.len()
     }
     fn device(&self) -> Device {
-        self.device
+        self.allocation.device
     }
     fn access(&self) -> Access {
-        self.access
+        self.allocation.access
     }
     fn stream(&self) -> Option<Stream> {
-        self.stream
+        self.allocation.stream
     }
     fn reuse(&self) -> Reuse {
-        self.reuse
+        self.allocation.reuse
     }
 }
 

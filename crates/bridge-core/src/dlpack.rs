@@ -4,8 +4,8 @@
 //! given back.
 
 use crate::{
-    Access, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Keep, Layout, Lease, Lent, MAX_NDIM, Memory,
-    Result, Reuse, Stream,
+    Access, Allocation, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Keep, Layout, Lease, Lent, MAX_NDIM,
+    Memory, Result, Reuse, Stream,
 };
 use dlpark::DlpackFlags;
 use dlpark::OpaqueContext;
@@ -164,15 +164,16 @@ pub unsafe fn lend<M: ManagedTensorBase>(
         Some(_) => Access::ReadWrite,
     };
     let owner = (managed.into_deleter(), origin.keep);
-    let (device, stream, reuse) = (origin.device.unwrap_or(said), origin.stream, origin.reuse);
+    let device = origin.device.unwrap_or(said);
+    let allocation = Allocation { bytes, device, access, stream: origin.stream, reuse: origin.reuse };
     // SAFETY: the producer vouches for memory, access and deleter through DLPack's contract, the caller for the stream,
     // the reuse and the allocation; the range was checked above.
     let memory: Box<dyn DeviceBuffer> = unsafe {
         match origin.release {
-            None => Box::new(Memory::new(bytes, device, access, stream, reuse, owner)),
+            None => Box::new(Memory::new(allocation, owner)),
             Some(release) => {
                 let owner = Released { owner: Some(Box::new(owner)), release };
-                Box::new(Memory::new(bytes, device, access, stream, reuse, owner))
+                Box::new(Memory::new(allocation, owner))
             }
         }
     };

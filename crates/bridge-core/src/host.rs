@@ -1,6 +1,6 @@
 //! Copies of host memory, for producers that cannot copy.
 
-use crate::{Access, COPY_ALIGNMENT, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse};
+use crate::{Access, Allocation, COPY_ALIGNMENT, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Result};
 use std::ptr;
 
 /// A unit of memory with the alignment that every framework takes.
@@ -32,7 +32,7 @@ pub(crate) fn copy(lent: &Lent) -> Result<Lent> {
     let bytes = start.expose_provenance()..start.addr() + nbytes;
     let compact = Layout::new(lent.dtype(), layout.shape(), None, 0)?;
     // SAFETY: the vector owns the bytes, which never move, and is dropped with the buffer. Nothing else knows them.
-    let memory = unsafe { Memory::new(bytes, Device::CPU, Access::ReadWrite, None, Reuse::InStreamOrder, memory) };
+    let memory = unsafe { Memory::new(Allocation::host(bytes, Access::ReadWrite), memory) };
     Lent::new(lent.dtype(), compact, Box::new(memory))
 }
 
@@ -83,7 +83,7 @@ mod tests {
         let bytes: Vec<u8> = (0..layout.extent().unwrap().end).map(|i| (i * 37 % 251) as u8).collect();
         let range = bytes.as_ptr().expose_provenance()..bytes.as_ptr().addr() + bytes.len();
         // SAFETY: the vector owns the bytes, and is dropped with the buffer.
-        let memory = unsafe { Memory::new(range, Device::CPU, Access::ReadOnly, None, Reuse::InStreamOrder, bytes) };
+        let memory = unsafe { Memory::new(Allocation::host(range, Access::ReadOnly), bytes) };
         Lent::new(dtype, layout, Box::new(memory)).unwrap()
     }
 
@@ -124,7 +124,7 @@ mod tests {
         let start = (&raw const byte).addr();
         let layout = Layout::new(DType::UINT8, &[i64::MAX], Some(&[0]), 0).unwrap();
         // SAFETY: the view repeats one byte, which outlives the buffer.
-        let memory = unsafe { Memory::new(start..start + 1, Device::CPU, Access::ReadOnly, None, Reuse::Unknown, ()) };
+        let memory = unsafe { Memory::new(Allocation::host(start..start + 1, Access::ReadOnly), ()) };
         let giant = Lent::new(DType::UINT8, layout, Box::new(memory)).unwrap();
         assert_eq!(copy(&giant).unwrap_err().kind(), ErrorKind::OutOfMemory);
     }

@@ -51,7 +51,7 @@ mod stream;
 mod views;
 
 pub use adapter::{Adapter, COPY_ALIGNMENT, Consumer, Transfer, transfer};
-pub use buffer::{Access, DeviceBuffer, Lent, Memory, Pending, Reuse};
+pub use buffer::{Access, Allocation, DeviceBuffer, Lent, Memory, Pending, Reuse};
 pub use device::{Device, DeviceKind, ParseDeviceError};
 pub use dtype::{DType, ParseDTypeError};
 pub use error::{Error, ErrorKind, Result};

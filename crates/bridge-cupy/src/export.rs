@@ -1,7 +1,7 @@
 //! Out of CuPy.
 
 use crate::runtime::{Runtime, raised};
-use bridge_core::{Access, Device, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse, Stream};
+use bridge_core::{Access, Allocation, Device, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse, Stream};
 use bridge_pyo3::{LeaseOwner, Owner, PyTensor, not_a_tensor, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -69,9 +69,11 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     let reuse = reuse.unwrap_or(Reuse::Unknown);
     let kept = runtime.consumer.keep_current(py, device, stream).map_err(|error| raised(py, error))?;
     let owner = (Owner::new(array), kept);
+    let (device, access) = (Device::cuda(device), Access::ReadWrite);
+    let allocation = Allocation { bytes, device, access, stream: Some(stream), reuse };
     // SAFETY: the array keeps its memory for as long as it lives; CuPy vouches for its strides and for the device; its
     // current stream, which is kept, is the one into which its user works; `reuse` claims no more than it has seen.
-    let memory = unsafe { Memory::new(bytes, Device::cuda(device), Access::ReadWrite, Some(stream), reuse, owner) };
+    let memory = unsafe { Memory::new(allocation, owner) };
     Lent::new(dtype, layout, Box::new(memory))
 }
 

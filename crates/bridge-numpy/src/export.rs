@@ -3,7 +3,7 @@
 use crate::interface::{PyArrayInterface, WRITEABLE};
 use crate::runtime::{Runtime, raised};
 use bridge_core::{
-    Access, COPY_ALIGNMENT, DType, Device, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Result, Reuse,
+    Access, Allocation, COPY_ALIGNMENT, DType, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Result,
 };
 use bridge_pyo3::{Owner, PyTensor, not_a_tensor};
 use pyo3::ffi::PyCapsule_GetPointer;
@@ -54,7 +54,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     let owner = Owner::new(array);
     // SAFETY: the array keeps its memory for as long as it lives, and NumPy vouches for its strides; host memory is
     // ready at any time and has no stream.
-    let memory = unsafe { Memory::new(start..end, Device::CPU, access, None, Reuse::InStreamOrder, owner) };
+    let memory = unsafe { Memory::new(Allocation::host(start..end, access), owner) };
     Lent::new(dtype, layout, Box::new(memory))
 }
 

@@ -7,7 +7,9 @@ use crate::eager::{Handle, execute, nothing};
 use crate::import;
 use crate::kernel::Tensor;
 use crate::process::{Process, SYMBOLIC, Shared, raised};
-use bridge_core::{Access, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse};
+use bridge_core::{
+    Access, Allocation, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse,
+};
 use bridge_pyo3::{PyTensor, call, not_a_tensor};
 use pyo3::{Python, intern};
 use std::ffi::CStr;
@@ -87,7 +89,7 @@ fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
     };
     // SAFETY: the handle keeps the memory; TensorFlow says what it is and where, and works on it in the one stream of the
     // device.
-    let memory = unsafe { Memory::new(bytes, device, access, stream, reuse, owner) };
+    let memory = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, owner) };
     Lent::new(dtype, layout, Box::new(memory))
 }
 

@@ -8,8 +8,8 @@ use crate::library::Series;
 use crate::release::Owner;
 use crate::runtime::Runtime;
 use bridge_core::{
-    Access, Consumer, DType, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lease, Lent, Memory, Result, Reuse,
-    Stream,
+    Access, Allocation, Consumer, DType, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lease, Lent, Memory,
+    Result, Reuse, Stream,
 };
 use std::collections::HashMap;
 use std::ops::Range;
@@ -245,10 +245,11 @@ impl External {
         let value = &self.value;
         let layout = Layout::new(value.dtype, &value.shape, None, 0)?;
         let reuse = if value.stream.is_none() { Reuse::InStreamOrder } else { Reuse::Unknown };
-        let bytes = value.bytes.clone();
+        let (bytes, device) = (value.bytes.clone(), value.device);
+        let allocation = Allocation { bytes, device, access: self.access(), stream: value.stream, reuse };
         // SAFETY: the value keeps its memory. TensorFlow's kernel that had it as its input has seen where it is, and in
         // which stream it was written; a lease has said so.
-        let memory = unsafe { Memory::new(bytes, value.device, self.access(), value.stream, reuse, value.clone()) };
+        let memory = unsafe { Memory::new(allocation, value.clone()) };
         Lent::new(value.dtype, layout, Box::new(memory))
     }
 

@@ -3,8 +3,8 @@
 mod installed;
 
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, ErrorKind, HostOnly, Layout, Lease, Lent, Memory, Options, Ordering,
-    Profile, Result, Reuse, Strides, Views, transfer,
+    Access, Adapter, Allocation, Consumer, DType, Device, ErrorKind, HostOnly, Layout, Lease, Lent, Memory, Options,
+    Ordering, Profile, Result, Strides, Views, transfer,
 };
 use bridge_tensorflow::{External, Graph, Input, Runtime, Series, Session, SessionOptions};
 use std::sync::Arc;
@@ -89,7 +89,7 @@ impl Adapter for Plain {
         let bytes = start..start + count * 4;
         let owner = Counted(numbers, self.drops.clone());
         // SAFETY: the box keeps the memory, which nobody else uses.
-        let memory = unsafe { Memory::new(bytes, Device::CPU, Access::ReadWrite, None, Reuse::InStreamOrder, owner) };
+        let memory = unsafe { Memory::new(Allocation::host(bytes, Access::ReadWrite), owner) };
         Lent::new(self.dtype, Layout::new(self.dtype, &[*count as i64], None, 0)?, Box::new(memory))
     }
 
