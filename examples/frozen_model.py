@@ -4,16 +4,17 @@ The model corrects the frames of a camera: every pixel has a gain and an offset 
 frames of an evenly lit wall. Training and freezing need a TensorFlow with the interface of version 1, which is in
 TensorFlow 2 as well. Serving needs the folder of TensorFlow 1.15, but not its Python, and copies no frame::
 
-    python examples/frozen_model.py tensorflow-1.15.5/tensorflow_core
+    python examples/frozen_model.py
 
-On a GPU the frames stay there. One that is newer than TensorFlow 1.15 is slow at first: TensorFlow compiles kernels for
-it.
+After ``cargo xtask setup`` the example finds TensorFlow 1.15 by itself; an argument names another folder. On a GPU the
+frames stay there. On a GPU that is newer than TensorFlow 1.15 the first run is slow: TensorFlow compiles its kernels.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,16 +23,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 #: Rows and columns of a frame.
 SHAPE = (240, 320)
+#: Where ``cargo xtask setup`` puts TensorFlow 1.15.
+FETCHED = Path(__file__).resolve().parents[1] / "target/tensorflow1/tensorflow_core"
 
 
 class Trained(NamedTuple):
-    """A model, and what was seen of it."""
+    """A model, and facts of its training."""
 
     #: A serialised ``GraphDef`` without variables, from ``x:0`` to ``y:0``.
     graph: bytes
     gain: Any
     offset: Any
-    #: The mean square of what is wrong, before and after the training.
+    #: The mean squared error before and after the training.
     losses: tuple[float, float]
 
 
@@ -71,7 +74,7 @@ def train(steps: int = 400) -> Trained:
 
 
 def serve(model: Trained, folder: str | None, device: str) -> None:
-    """Run the frozen model on frames of PyTorch, and say what became of them."""
+    """Run the frozen model on frames of PyTorch, and print where frames and results were."""
     import tensorflow.compat.v1 as tf
     import torch
 
@@ -81,23 +84,23 @@ def serve(model: Trained, folder: str | None, device: str) -> None:
     frames = torch.rand(8, *SHAPE, device=device)
     gain, offset = (torch.from_numpy(values).to(device) for values in (model.gain, model.offset))
     config = tf.ConfigProto(device_count={"GPU": int(device != "cpu")})
-    given, kept, lent, difference = [], [], [], 0.0
+    results, kept, in_place, difference = [], [], [], 0.0
     with tb.tensorflow1.Session(model.graph, {"x:0": ("float32", SHAPE)}, ["y:0", "x:0"], config=config) as session:
         for frame in frames:
             result, seen = session.run({"x:0": frame})
             y = tb.to_torch(result)
-            given.append(y)
+            results.append(y)
             kept.append(seen.address == frame.data_ptr())
-            lent.append(y.data_ptr() == result.address)
-    for frame, y in zip(frames, given, strict=True):
+            in_place.append(y.data_ptr() == result.address)
+    for frame, y in zip(frames, results, strict=True):
         difference = max(difference, (y - (gain * frame + offset)).abs().max().item())
-    print(f"served by TensorFlow {version}: {len(given)} frames of PyTorch on {frames.device}, results on {y.device}")
-    print(f"read where PyTorch has them: {all(kept)}; results where TensorFlow has them: {all(lent)}")
+    print(f"served by TensorFlow {version}: {len(results)} frames of PyTorch on {frames.device}, results on {y.device}")
+    print(f"read where PyTorch has them: {all(kept)}; results where TensorFlow has them: {all(in_place)}")
     print(f"largest difference to PyTorch's own result: {difference:.1e}")
 
 
 def report(model: Trained) -> None:
-    """Say how the training went."""
+    """Print how the training went."""
     import tensorflow as tf
 
     before, after = model.losses
@@ -108,8 +111,9 @@ def report(model: Trained) -> None:
 def main() -> None:
     """Train, freeze, serve."""
     parser = argparse.ArgumentParser(description="Train and freeze a model of TensorFlow 1.x, feed it from PyTorch.")
-    folder = "the folder of TensorFlow 1.15, tensorflow_core (default: what TENSOR_BRIDGE_TENSORFLOW1 names)"
-    parser.add_argument("tensorflow1", nargs="?", help=folder)
+    folder = "the folder of TensorFlow 1.15 (default: TENSOR_BRIDGE_TENSORFLOW1, then what cargo xtask setup fetched)"
+    fetched = str(FETCHED) if FETCHED.is_dir() and not os.environ.get("TENSOR_BRIDGE_TENSORFLOW1") else None
+    parser.add_argument("tensorflow1", nargs="?", default=fetched, help=folder)
     device = "where the frames are (default: cuda if there is one)"
     parser.add_argument("--device", choices=["cpu", "cuda"], help=device)
     options = parser.parse_args()

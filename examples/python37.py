@@ -1,7 +1,7 @@
 """The model of ``frozen_model.py`` in the program that has always run it: Python 3.7 with TensorFlow 1.15 itself.
 
-What changes in such a program is how the session is fed. Frames come from PyTorch and results go to it, in place, by
-``tensor_bridge_tf1``::
+Only the feeding of the session differs from the old program: ``tensor_bridge_tf1`` takes frames from PyTorch and
+returns results to it, in place::
 
     python3.7 examples/python37.py
 """
@@ -15,7 +15,7 @@ from frozen_model import SHAPE, Trained, report, train
 
 
 def serve(model: Trained, device: str) -> None:
-    """Run the frozen model on frames of PyTorch, and say what became of them."""
+    """Run the frozen model on frames of PyTorch, and print where frames and results were."""
     frames = torch.rand(8, *SHAPE, device=device)
     gain, offset = (torch.from_numpy(values).to(device) for values in (model.gain, model.offset))
     config = tf.ConfigProto(device_count={"GPU": int(device != "cpu")}, gpu_options=tf.GPUOptions(allow_growth=True))
