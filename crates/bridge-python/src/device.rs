@@ -1,4 +1,4 @@
-//! What `device=` takes.
+//! The argument `device=`.
 
 use crate::errors::{argument, text};
 use bridge_core::{Device, DeviceKind, Result};
@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 /// Reads a device: a name such as `"cpu"` or `"cuda:0"`, a `torch.device`, a `cupy.cuda.Device`, or what
-/// `__dlpack_device__` returns. A kind of CUDA's without a number means the current device, as in PyTorch.
+/// `__dlpack_device__` returns. `"cuda"` without a number means the current device, as in PyTorch.
 ///
 /// # Errors
 ///
@@ -53,7 +53,7 @@ fn named(name: &str, index: Option<i32>) -> Result<Device> {
     let parse = |name: &str| name.parse::<Device>().map_err(argument);
     match index {
         Some(index) => parse(&format!("{name}:{index}")),
-        // The current device is asked for where the name has no number and CUDA is there; without it 0 is as good.
+        // Without a number the current device is meant. Without CUDA device 0 does as well.
         None => match parse(name)? {
             device if device.kind == DeviceKind::CUDA && !name.contains(':') => {
                 Ok(bridge_cuda::current_device().ok().flatten().unwrap_or(device))

@@ -27,9 +27,10 @@ fn class(kind: ErrorKind) -> &'static str {
     }
 }
 
-/// Returns the exception for an error, with the framework's own exception as its cause. What programs catch by its class,
-/// the end of the program and a full memory among them, is raised as it is, and so is an error of ours that a producer has
-/// run into by a conversion of its own: it says what to do already.
+/// Returns the exception for an error, with the framework's own exception as its cause.
+///
+/// Two kinds of causes are returned themselves: those that programs catch by class (interrupts, exits, a full memory), and
+/// errors of this package, which a producer has met in a conversion of its own and which say what to do already.
 #[cold]
 pub(crate) fn into_python(py: Python<'_>, error: Error) -> PyErr {
     let cause = error.source().and_then(|source| source.downcast_ref::<PyErr>());
@@ -51,19 +52,19 @@ pub(crate) fn into_python(py: Python<'_>, error: Error) -> PyErr {
     })
 }
 
-/// Returns whether what stands behind the error must reach the program, whatever else could be tried: see [`is_ordinary`].
+/// Returns whether the cause of the error must reach the program, whatever else could be tried: see [`is_ordinary`].
 pub(crate) fn is_interrupt(py: Python<'_>, error: &Error) -> bool {
     let cause = error.source().and_then(|source| source.downcast_ref::<PyErr>());
     cause.is_some_and(|cause| !is_ordinary(py, cause))
 }
 
-/// Returns whether an exception is one of [`into_python`].
+/// Returns whether an exception is a `BridgeError`.
 pub(crate) fn is_ours(exception: &Bound<'_, PyBaseException>) -> bool {
     let base = exception.py().import("tensor_bridge.errors").and_then(|errors| errors.getattr("BridgeError"));
     base.and_then(|base| exception.is_instance(&base)).unwrap_or(false)
 }
 
-/// Returns the error for an argument that means nothing here.
+/// Returns the error for an argument that cannot be used.
 pub(crate) fn argument(error: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Argument, error.to_string())
 }

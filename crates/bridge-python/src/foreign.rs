@@ -1,5 +1,5 @@
-//! Objects of frameworks that have no adapter here, but that speak a protocol: DLPack capsules, producers with
-//! `__dlpack__`, and the array interfaces of NumPy and of CUDA.
+//! Objects that are known only by a protocol: DLPack capsules, producers with `__dlpack__`, and objects with the array
+//! interface of NumPy or of CUDA.
 
 use crate::interfaces;
 use bridge_core::dlpack::Origin;
@@ -15,15 +15,15 @@ use pyo3::types::{PyCapsule, PyDict};
 use std::cell::Cell;
 use std::sync::{Arc, LazyLock};
 
-/// Lends only: no framework stands behind it that could wrap anything.
+/// Exports objects that are known by a protocol. It imports nothing.
 pub(crate) struct Foreign<'py>(pub(crate) Python<'py>);
 
 static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile::of_lender("DLPack"));
 
 static NO_VIEWS: LazyLock<Arc<Views>> = LazyLock::new(Arc::default);
 
-/// The memory that a producer may label so, by what the driver knows of the address. CuPy labels managed memory as plain
-/// memory of its device.
+/// Pairs of the label that a producer may use and the kind that the driver reports for the address. CuPy labels managed
+/// memory as plain memory of its device.
 const LABELS: &[(DeviceKind, DeviceKind)] = &[
     (DeviceKind::CUDA, DeviceKind::CUDA),
     (DeviceKind::CUDA, DeviceKind::CUDA_MANAGED),
@@ -31,8 +31,9 @@ const LABELS: &[(DeviceKind, DeviceKind)] = &[
     (DeviceKind::CUDA_HOST, DeviceKind::CUDA_HOST),
 ];
 
-/// Returns what a capsule does not say. The producer was asked to make the legacy default stream wait for its work; who
-/// passes a bare capsule has done that (the docstring of `to_torch` says so). How the producer reuses memory is unknown.
+/// Returns the facts that a capsule does not hold. The producer's work is ordered before the legacy default stream: by the
+/// call of `__dlpack__`, and for a bare capsule by the caller (see the docstring of `to_torch`). How the producer reuses
+/// memory is unknown.
 pub(crate) fn origin(said: Device, address: usize) -> Result<Origin> {
     let host = Origin {
         device: None,
@@ -50,7 +51,7 @@ pub(crate) fn origin(said: Device, address: usize) -> Result<Origin> {
         return Ok(ordered);
     }
     let located = match bridge_cuda::locate(address) {
-        // Without a driver, or where the driver does not know it, memory that is called pinned is plain host memory.
+        // Without a driver, or where the driver does not know the address, memory labelled as pinned is plain host memory.
         Ok(None) | Err(_) if said.kind == DeviceKind::CUDA_HOST => {
             return Ok(Origin { device: Some(Device::CPU), stream: None, reuse: Reuse::InStreamOrder, ..ordered });
         }
@@ -69,8 +70,8 @@ pub(crate) fn origin(said: Device, address: usize) -> Result<Origin> {
     Ok(Origin { device: Some(device), allocation: Some(located.range), ..ordered })
 }
 
-/// Returns what `__dlpack__` returns, its work ordered before the legacy default stream. Without `__dlpack_device__`
-/// the producer is asked for no stream, which on a CUDA device means the legacy default stream (array API).
+/// Calls `__dlpack__` so that the producer orders its work before the legacy default stream. Without `__dlpack_device__`
+/// no stream is passed, which on a CUDA device means the legacy default stream (array API).
 ///
 /// # Errors
 ///
@@ -93,8 +94,8 @@ fn call_dlpack<'py>(producer: &PyTensor<'py>, max_version: bool, copy: bool) -> 
     producer.call_method(intern!(py, "__dlpack__"), (), Some(&kwargs))
 }
 
-/// Whether the producer does not know an argument, as those from before the array API of 2023. An error of ours means
-/// that it was called, and has failed inside.
+/// Returns whether the producer does not know an argument, as producers from before the array API of 2023. An error of
+/// this package means that the producer was called and failed inside.
 fn lacks_argument(py: Python<'_>, error: &PyErr) -> bool {
     error.is_instance_of::<PyTypeError>(py) && !crate::errors::is_ours(error.value(py))
 }
@@ -103,8 +104,8 @@ fn refused(py: Python<'_>, error: PyErr) -> Error {
     framework_error(py, "the producer", error)
 }
 
-/// A conversion of a foreign object on this thread. A producer may convert as well, itself in the worst case; the depth is
-/// bounded because each level takes some kilobytes of the C stack, which Python's limit of recursion does not count.
+/// A conversion of a foreign object on this thread. A producer may convert as well, in the worst case itself. The depth is
+/// bounded, because each level takes some kilobytes of the C stack, which Python's recursion limit does not count.
 struct Nested;
 
 impl Nested {
@@ -168,8 +169,8 @@ impl<'py> Adapter for Foreign<'py> {
             );
             return Err(Error::new(ErrorKind::NotATensor, text));
         };
-        // SAFETY: who hands over a capsule or implements `__dlpack__` vouches for DLPack's contract; what can be checked
-        // of it is checked.
+        // SAFETY: the producer of a capsule and the class that implements `__dlpack__` keep DLPack's contract; what can
+        // be checked of it is checked.
         unsafe { take_capsule(&capsule, &origin) }
     }
 
@@ -177,7 +178,7 @@ impl<'py> Adapter for Foreign<'py> {
         Err(Error::new(ErrorKind::Argument, "DLPack is no target: name a framework"))
     }
 
-    /// Asks the producer for a copy. Core copies where it has none.
+    /// Asks the producer for a copy. Where it makes none, core copies.
     fn compact(&self, object: &PyTensor<'py>) -> Result<PyTensor<'py>> {
         let py = self.0;
         let _nested = Nested::enter()?;

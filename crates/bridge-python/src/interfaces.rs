@@ -1,5 +1,5 @@
 //! Objects known only by an array interface: NumPy's `__array_interface__`, and `__cuda_array_interface__` (versions 0 to
-//! 3, Numba documentation), which Numba, RMM and PyArrow have.
+//! 3, specified by Numba), which Numba, RMM and PyArrow have.
 
 use crate::foreign::origin;
 use bridge_core::dlpack::{describe, lend};
@@ -17,7 +17,7 @@ fn raised(py: Python<'_>, error: PyErr) -> Error {
     framework_error(py, "the array interface", error)
 }
 
-/// Returns the entry of an interface, `None` also for Python's `None`.
+/// Returns an entry of an interface; `None` also where it is Python's `None`.
 fn entry<'py, T>(interface: &Bound<'py, PyDict>, name: &str) -> Result<Option<T>>
 where
     T: for<'a> FromPyObject<'a, 'py>,
@@ -49,12 +49,12 @@ fn dict<'a, 'py>(interface: &'a PyTensor<'py>) -> Result<&'a Bound<'py, PyDict>>
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Protocol`] for what is no dict, and what NumPy raises.
+/// [`ErrorKind::Protocol`] for anything but a dict, and NumPy's own errors.
 pub(crate) fn array<'py>(object: &PyTensor<'py>, interface: &PyTensor<'py>) -> Result<PyTensor<'py>> {
     let py = object.py();
     let interface = dict(interface)?;
     let make = || {
-        // The object itself may offer NumPy a buffer or another interface as well, and another array each time.
+        // NumPy gets the interface alone: the object may have a buffer as well, or return another interface each time.
         let fields = [("__array_interface__", interface.as_any()), ("object", object)].into_py_dict(py)?;
         let holder = py.import("types")?.getattr("SimpleNamespace")?.call((), Some(&fields))?;
         py.import("numpy")?.call_method1("asarray", (holder,))
@@ -65,7 +65,7 @@ pub(crate) fn array<'py>(object: &PyTensor<'py>, interface: &PyTensor<'py>) -> R
 /// Returns the dtype of a `typestr` such as `<f4`: byte order, kind and bytes.
 fn dtype(typestr: &str) -> Option<DType> {
     const NATIVE: char = if cfg!(target_endian = "big") { '>' } else { '<' };
-    /// The kinds in the order of DLPack's type codes, as far as they have one.
+    /// Kind characters, each with a dtype of that kind.
     const KINDS: &[(char, DType)] =
         &[('b', DType::BOOL), ('i', DType::INT8), ('u', DType::UINT8), ('f', DType::FLOAT32), ('c', DType::COMPLEX64)];
     let mut chars = typestr.chars();
@@ -118,8 +118,8 @@ impl Described {
     }
 }
 
-/// Lends the memory of an object with `__cuda_array_interface__`, screened as a capsule is. The object does not keep its
-/// stream alive for us, and so the legacy default stream is made to wait for it here.
+/// Exports the memory of an object with `__cuda_array_interface__`, screened like a capsule. The object does not keep its
+/// stream alive, so the legacy default stream waits for it here.
 ///
 /// # Errors
 ///
@@ -136,7 +136,7 @@ pub(crate) fn lend_cuda(object: &PyTensor<'_>, interface: &PyTensor<'_>) -> Resu
         let device = Device { kind: DeviceKind::CUDA, ..device };
         bridge_cuda::ordering().order(device, stream, Stream::LEGACY)?;
     }
-    // SAFETY: the object vouches for its interface, as the producer of a capsule does for the capsule; `origin` asks the
-    // driver for the rest. The object keeps the memory.
+    // SAFETY: the object keeps the promises of its interface, as the producer of a capsule does; `origin` asks the driver
+    // for the rest. The object keeps the memory alive.
     unsafe { lend(describe(dtype, &layout, device, address, read_only, Arc::new(Owner::new(object))), origin) }
 }

@@ -35,8 +35,8 @@ fn transfer<'py>(
     cross().map(|(tensor, _)| tensor).map_err(|error| into_python(py, error))
 }
 
-/// Refuses what a look would use up.
-fn only_look(x: &PyTensor<'_>) -> bridge_core::Result<()> {
+/// Refuses a capsule, which can be read once only.
+fn not_a_capsule(x: &PyTensor<'_>) -> bridge_core::Result<()> {
     match x.is_instance_of::<PyCapsule>() {
         true => {
             Err(argument("reading a DLPack capsule consumes it: pass the original tensor to plan() or record_stream()"))
@@ -45,21 +45,24 @@ fn only_look(x: &PyTensor<'_>) -> bridge_core::Result<()> {
     }
 }
 
-/// A ``torch.Tensor`` over the memory of ``x``.
+/// Returns a ``torch.Tensor`` over the memory of ``x``.
 ///
-/// ``copy`` is as in the array API: ``None`` copies only where it is needed (see ``plan``), ``True`` always, ``False``
-/// never. The framework that owns ``x`` makes the copy, on the device where ``x`` is; where it cannot, this package copies
-/// host memory, and the target copies device memory that it can take in place. ``device`` is checked, not moved to:
-/// a name such as ``"cuda:0"``, where ``"cuda"`` means the current device, a ``torch.device``, a ``cupy.cuda.Device``, or
-/// the pair that ``__dlpack_device__`` returns.
+/// ``x`` is a tensor of one of the frameworks, an object with ``__dlpack__``, ``__cuda_array_interface__`` or
+/// ``__array_interface__``, or a DLPack capsule, which this call consumes.
 ///
-/// ``x`` may also be an object with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``, or a DLPack
-/// capsule, which is used up. An unversioned capsule does not say whether its memory may be written: NumPy takes it as
-/// read-only, the others as writable. A capsule on a CUDA device does not say which stream its tensor
-/// is written on: have the work ordered in front of the legacy default stream, or pass the tensor itself.
+/// ``copy`` is as in the array API: ``None`` copies only where the target cannot take ``x`` in place (see ``plan``),
+/// ``True`` always, ``False`` never. The framework that owns ``x`` makes the copy, on the device of ``x``. Where it cannot,
+/// this package copies host memory, and the target copies device memory.
 ///
-/// TensorFlow takes its tensors for unchanging and shares them, constants for the whole process: to write to the result
-/// when ``x`` is one, pass ``copy=True``.
+/// ``device`` is checked; nothing is moved. It is a name such as ``"cuda:0"``, where ``"cuda"`` means the current device, a
+/// ``torch.device``, a ``cupy.cuda.Device``, or the pair that ``__dlpack_device__`` returns.
+///
+/// An unversioned capsule does not say whether its memory may be written: NumPy takes it as read-only, the other targets
+/// as writable. A capsule on a CUDA device does not name the stream that its tensor is written on: order that work before
+/// the legacy default stream, or pass the tensor itself.
+///
+/// TensorFlow assumes that tensors do not change, and shares constants in the whole process: to write to the result when
+/// ``x`` is a tensor of TensorFlow, pass ``copy=True``.
 ///
 /// Raises a ``BridgeError`` if ``x`` cannot cross.
 #[pyfunction]
@@ -68,14 +71,14 @@ fn to_torch<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor
     transfer(x, Framework::TORCH, copy, device)
 }
 
-/// A ``cupy.ndarray`` over the memory of ``x``. Arguments and errors are those of ``to_torch``.
+/// Returns a ``cupy.ndarray`` over the memory of ``x``. Arguments and errors are those of ``to_torch``.
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None))]
 fn to_cupy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
     transfer(x, Framework::CUPY, copy, device)
 }
 
-/// A ``numpy.ndarray`` over the memory of ``x``, which must be in host memory. Arguments and errors are those of
+/// Returns a ``numpy.ndarray`` over the memory of ``x``, which must be host memory. Arguments and errors are those of
 /// ``to_torch``.
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None))]
@@ -83,19 +86,18 @@ fn to_numpy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor
     transfer(x, Framework::NUMPY, copy, device)
 }
 
-/// An eager ``tf.Tensor`` of TensorFlow 2 over the memory of ``x``. Arguments and errors are those of ``to_torch``.
+/// Returns an eager ``tf.Tensor`` of TensorFlow 2 over the memory of ``x``. Arguments and errors are those of ``to_torch``.
 ///
-/// TensorFlow takes compact tensors at addresses that 64 divides; of others it gets a copy. It never writes to ``x``, but
-/// for the raw operations ``InplaceUpdate``, ``InplaceAdd`` and ``InplaceSub``, and lends read-only memory on as such.
-/// Inside a ``tf.function`` that is being traced the tensor becomes a constant of the
-/// function: pass it as an argument.
+/// TensorFlow takes compact tensors at addresses that 64 divides, and copies of others. It never writes to ``x``, except by
+/// the raw operations ``InplaceUpdate``, ``InplaceAdd`` and ``InplaceSub``. Read-only memory stays read-only when it is
+/// exported again. While a ``tf.function`` is traced, the tensor becomes a constant of the function: pass it as an argument.
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None))]
 fn to_tensorflow<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
     transfer(x, Framework::TENSORFLOW, copy, device)
 }
 
-/// A tensor of the framework named ``target`` over the memory of ``x``. Arguments and errors are those of ``to_torch``.
+/// Returns a tensor of the framework named ``target`` over the memory of ``x``. Arguments and errors are those of ``to_torch``.
 #[pyfunction]
 #[pyo3(signature = (x, target, *, copy=None, device=None))]
 fn convert<'py>(
@@ -108,7 +110,7 @@ fn convert<'py>(
     transfer(x, target, copy, device)
 }
 
-/// How a tensor would cross.
+/// How a conversion would be done.
 #[pyclass(frozen, module = "tensor_bridge")]
 struct Plan {
     plan: bridge_core::Plan,
@@ -139,7 +141,7 @@ impl Plan {
         if self.zero_copy() { 0 } else { self.nbytes }
     }
 
-    /// Where the tensor is and the result would be.
+    /// The device of the tensor and of the result.
     #[getter]
     fn device(&self) -> String {
         self.device.to_string()
@@ -153,13 +155,13 @@ impl Plan {
     }
 }
 
-/// What ``convert`` with the same arguments would do, without doing it; raises what it would raise.
+/// Returns what ``convert`` with the same arguments would do, and raises what it would raise.
 #[pyfunction]
 #[pyo3(signature = (x, target, *, copy=None, device=None))]
 fn plan(x: &PyTensor<'_>, target: &PyTensor<'_>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<Plan> {
     let py = x.py();
     let look = || {
-        only_look(x)?;
+        not_a_capsule(x)?;
         let to = Framework::named(target)?.open(py)?;
         let lent = source(x)?.export(x)?;
         let plan = bridge_core::plan(&lent, to.profile(), &options(copy, device)?)?;
@@ -168,18 +170,18 @@ fn plan(x: &PyTensor<'_>, target: &PyTensor<'_>, copy: Option<bool>, device: Opt
     look().map_err(|error| into_python(py, error))
 }
 
-/// Notes that ``view``, a result of this package or a part of one, is used on ``stream`` as well: its owner then waits
-/// for that stream, too, before it takes the memory back. Host memory and views without elements need no note.
+/// Records that ``view``, a result of this package or a part of one, is used on one more stream. Its owner waits for that
+/// stream before it reuses the memory. Host memory and views without elements need no record.
 ///
-/// The stream at the conversion and the one that is current where the view is dropped are known without this. ``stream``
-/// is a stream of any framework (``torch.cuda.Stream``, ``cupy.cuda.Stream``, anything with ``__cuda_stream__``) on
-/// the device of the view, which is kept alive as long as the view. Of an ``ExternalStream``, and of a handle that is passed
-/// as an ``int``, you keep the stream alive yourself.
+/// The stream that is current at the conversion, and the one that is current where the view is dropped, need no record.
+/// ``stream`` is a stream of any framework (``torch.cuda.Stream``, ``cupy.cuda.Stream``, any object with
+/// ``__cuda_stream__``) on the device of the view. The view keeps it alive, except for an ``ExternalStream`` and a handle
+/// passed as an ``int``: keep those alive yourself.
 #[pyfunction]
 fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = view.py();
     let record = || {
-        only_look(view)?;
+        not_a_capsule(view)?;
         let (object, stream) = (stream, streams::handle(stream)?);
         let adapter = source(view)?;
         let Some((device, address)) = adapter.locate(view)?.filter(|(device, _)| device.kind == DeviceKind::CUDA)
@@ -204,7 +206,7 @@ fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()>
     record().map_err(|error| into_python(py, error))
 }
 
-/// What a framework accepts and emits in this process.
+/// Returns what a framework accepts and exports in this process.
 #[pyfunction]
 fn profile<'py>(py: Python<'py>, target: &PyTensor<'py>) -> PyResult<Bound<'py, PyAny>> {
     let adapter = Framework::named(target).and_then(|framework| framework.open(py));
@@ -213,10 +215,10 @@ fn profile<'py>(py: Python<'py>, target: &PyTensor<'py>) -> PyResult<Bound<'py, 
     py.import("json")?.call_method1("loads", (text,))
 }
 
-/// How many views this process has made (``leased``) and given back (``released``); how many of those given back still
-/// wait for the device (``retired``), and of how many the memory is never reused because the device could not tell when
-/// it may be (``leaked``). ``untaken`` tensors were given out of a TensorFlow graph and wait for ``take``; ``reclaimed``
-/// ones waited for it in vain, until their session was gone.
+/// Returns counts of the whole process: views made (``leased``) and returned to their owners (``released``); of the
+/// returned ones, those whose memory still waits for the device (``retired``) and those whose memory is never reused, because
+/// the driver cannot tell when it may be (``leaked``). ``untaken`` results of TensorFlow's graphs wait for ``take``;
+/// ``reclaimed`` results were never taken and were dropped with their session.
 #[pyfunction]
 fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let stats = bridge_core::stats();

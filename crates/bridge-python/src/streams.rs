@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyInt;
 use std::sync::Arc;
 
-/// Where the frameworks' stream objects keep their handle.
+/// Attributes in which the frameworks' stream objects keep their handle.
 const ATTRIBUTES: &[&str] = &["cuda_stream", "ptr", "handle"];
 
 /// Returns the handle of a stream: an `int`, an object with `__cuda_stream__` (CUDA Python's protocol: version and handle),
@@ -22,7 +22,8 @@ pub(crate) fn handle(stream: &Bound<'_, PyAny>) -> Result<Stream> {
     found.map(Stream::from_handle).ok_or_else(|| argument(format!("{} is no CUDA stream", type_name(stream))))
 }
 
-/// Keeps a stream alive with its object, where the object owns the stream: an integer and an `ExternalStream` do not.
+/// Returns what keeps a stream alive: its object, where the object owns the stream. An integer and an `ExternalStream` do
+/// not.
 pub(crate) fn keep(stream: &Bound<'_, PyAny>) -> Option<Keep> {
     let external = stream.get_type().name().is_ok_and(|name| name.to_string_lossy().starts_with("External"));
     let owns = !external && !stream.is_instance_of::<PyInt>();
@@ -31,7 +32,7 @@ pub(crate) fn keep(stream: &Bound<'_, PyAny>) -> Option<Keep> {
 
 fn find(stream: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
     let py = stream.py();
-    // Arrays and tensors of one element pass for integers, too.
+    // Only a real `int`: arrays and tensors of one element convert to integers as well.
     if stream.is_instance_of::<PyInt>() {
         return probe(py, stream.extract());
     }
@@ -39,7 +40,7 @@ fn find(stream: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
     if let Some((_, handle)) = probe(py, protocol())? {
         return Ok(Some(handle));
     }
-    // Events and allocations have a `ptr`, too.
+    // Events and allocations have a `ptr` as well.
     if !stream.get_type().name()?.to_string_lossy().ends_with("Stream") {
         return Ok(None);
     }

@@ -1,4 +1,4 @@
-"""What every test here is held to: whatever it does, no view is left behind."""
+"""Hold every test to one rule: whatever it does, it leaves no view behind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 import tensor_bridge as tb
 
-# TensorFlow shows its symbols to libraries that are loaded later, CUDA's for PyTorch and CuPy among them; where this
-# module cannot be imported, it does not.
+# TensorFlow shows its symbols, among them stubs of CUDA, to libraries that are loaded later. Where this module cannot be
+# imported, it does not.
 sys.modules.setdefault("tensorflow.python.pywrap_dlopen_global_flags", None)  # type: ignore[arg-type]
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
@@ -22,8 +22,10 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     before = alive()
+    # The frameworks hold hundreds of thousands of objects. No test makes garbage of them, so no collection visits them.
+    gc.freeze()
     yield
-    # TensorFlow's threads leave it to one of the package's to release what needs Python.
+    # Owners that need Python are not released on TensorFlow's threads but on one of the package's.
     patience = time.monotonic() + 10
     while alive() != before and time.monotonic() < patience:
         time.sleep(0.001)
@@ -38,7 +40,7 @@ def alive() -> int:
 
 @pytest.fixture
 def uninterrupted() -> Iterator[None]:
-    """Keep the garbage collector, which takes 0.2 s beside these frameworks, out of a test that looks at the clock."""
+    """Keep the garbage collector, which takes 0.2 s beside these frameworks, out of a test that measures time."""
     gc.disable()
     yield
     gc.enable()

@@ -1,8 +1,8 @@
-"""GPU tensors of one framework, used in another in place.
+"""Use tensors of one framework in another, in place.
 
 ``to_torch``, ``to_cupy``, ``to_numpy`` and ``to_tensorflow`` take a tensor of any framework that this package knows, a
-DLPack capsule, or any object with ``__dlpack__``. The result shares the memory, is safe to use in the target's current
-stream, and keeps the memory alive; when the last view goes, the memory is given back in stream order.
+DLPack capsule, or any object with ``__dlpack__`` or an array interface. The result shares the memory and is safe to use in
+the target's current stream. When its last view is dropped, the owner reuses the memory in stream order.
 """
 
 import importlib
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        # Imported when they are first named: the first needs NumPy, as TensorFlow does.
+        # Imported at first use: the first needs NumPy, as TensorFlow does.
         if name in ("tensorflow", "tensorflow1"):
             return importlib.import_module(f".{name}", __name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class BridgeError(Exception):
-    """Something about a tensor or its frameworks keeps it from crossing."""
+    """The base of all errors of this package."""
 
     kind: str = "error"
 
@@ -18,19 +18,19 @@ class BridgeTypeError(BridgeError, TypeError):
 
 
 class BridgeDTypeError(BridgeTypeError, BufferError):
-    """A dtype that has no counterpart: also a ``BufferError``, as the array API wants of what cannot be exported."""
+    """A dtype without a counterpart; also a ``BufferError``, as the array API wants where an export is impossible."""
 
 
 class BridgeValueError(BridgeError, ValueError):
-    """A wrong argument, or another device than asked."""
+    """A wrong argument, or another device than the requested one."""
 
 
 class BridgeLayoutError(BridgeValueError, BufferError):
-    """A layout that makes no sense or has no counterpart: also a ``BufferError``, as the array API wants."""
+    """A malformed layout, or one without a counterpart; also a ``BufferError``, as the array API wants."""
 
 
 class BridgeBufferError(BridgeError, BufferError):
-    """Memory that cannot be handed on: read-only, in need of a copy, used up, tied to autograd."""
+    """Memory that cannot be exported: read-only, in need of a copy, consumed, or part of autograd."""
 
 
 class BridgeImportError(BridgeError, ImportError):
@@ -38,7 +38,7 @@ class BridgeImportError(BridgeError, ImportError):
 
 
 class BridgeMemoryError(BridgeError, MemoryError):
-    """A framework or the device has no memory left."""
+    """A framework or the device is out of memory."""
 
 
 class BridgeRuntimeError(BridgeError, RuntimeError):
