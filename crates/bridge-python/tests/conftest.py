@@ -12,8 +12,8 @@ import pytest
 
 import tensor_bridge as tb
 
-# TensorFlow shows its symbols, among them stubs of CUDA, to libraries that are loaded later. Where this module cannot be
-# imported, it does not.
+# TensorFlow shows its symbols, among them stubs of CUDA, to libraries that are loaded later. Where this module cannot
+# be imported, it does not.
 sys.modules.setdefault("tensorflow.python.pywrap_dlopen_global_flags", None)  # type: ignore[arg-type]
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")

@@ -45,6 +45,28 @@ def line() -> bytes:
     return saved(lambda: tf.add(2 * placeholder(shape=[None]), 1, name="y"))
 
 
+#: ``ConfigProto``: ``graph_options.rewrite_options.disable_meta_optimizer`` and ``allow_soft_placement``.
+AS_BUILT = bytes([0x52, 5, 0x52, 3, 0x98, 1, 1, 0x38, 1])
+
+
+@functools.cache
+def double() -> bytes:
+    """y = x + x, for which a GPU that is newer than TensorFlow 1.15 gets kernels in a bearable time."""
+
+    def build() -> None:
+        x = placeholder(shape=[None])
+        tf.add(x, x, name="y")
+
+    return saved(build)
+
+
+@functools.cache
+def has_gpu() -> bool:
+    """Whether TensorFlow 1.15 sees a GPU."""
+    with tb.tensorflow1.Session(double(), {"x": FLOATS}, ["y"], config=AS_BUILT) as session:
+        return any("/device:GPU:" in name for name in session.devices)
+
+
 def on_host(graph: Any, inputs: Mapping[str, Any], outputs: Sequence[str], **options: Any) -> tb.tensorflow1.Session:
     """A session on the host."""
     return tb.tensorflow1.Session(graph, inputs, outputs, config=HOST, **options)

@@ -1,21 +1,14 @@
 """Tensors on a CUDA device in sessions of TensorFlow 1.15: in place, in the order of the streams, beside everything.
 
-A GPU that is newer than TensorFlow 1.15 has the kernels that somebody has waited for. So what is computed here is sums
+TensorFlow 1.15 compiles each kernel for a newer GPU at first use, which takes long. So the tests compute nothing but sums
 and products of two float32 tensors of one shape, of more than one element, and graphs are run as they were built: the
 optimiser would make other operations of them.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
-import os
-import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -23,7 +16,7 @@ import pytest
 
 import memory
 import tensor_bridge as tb
-from graphs import FLOATS, placeholder, saved, tf
+from graphs import AS_BUILT, FLOATS, double, has_gpu, placeholder, saved, tf
 from memory import resident
 
 torch: Any = pytest.importorskip("torch")
@@ -33,29 +26,14 @@ if not torch.cuda.is_available():
 
 COUNT = 1 << 20
 X = {"x:0": FLOATS}
-#: ``ConfigProto``: ``graph_options.rewrite_options.disable_meta_optimizer`` and ``allow_soft_placement``.
-AS_BUILT = bytes([0x52, 5, 0x52, 3, 0x98, 1, 1, 0x38, 1])
 
-
-@functools.cache
-def double() -> bytes:
-    """y = x + x."""
-
-    def build() -> None:
-        x = placeholder(shape=[None])
-        tf.add(x, x, name="y")
-
-    return saved(build)
+if not has_gpu():
+    pytest.skip("TensorFlow 1.15 has no GPU", allow_module_level=True)
 
 
 def on_device(graph: bytes, inputs: Mapping[str, Any], outputs: Sequence[str]) -> tb.tensorflow1.Session:
     """A session that uses the GPU."""
     return tb.tensorflow1.Session(graph, inputs, outputs, config=AS_BUILT)
-
-
-with on_device(double(), X, ["y"]) as _first:
-    if not any("/device:GPU:" in name for name in _first.devices):
-        pytest.skip("TensorFlow 1.15 has no GPU", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
@@ -383,206 +361,6 @@ def test_thousands_of_runs_leave_memory_as_it_was(session: Any) -> None:
     assert after["leased"] - before["leased"] == after["released"] - before["released"] > 3 * 2000
     assert (after["leaked"], after["retired"], after["untaken"]) == (before["leaked"], 0, before["untaken"])
     assert resident() - resident_before < 8 << 20
-
-
-# --- other processes
-
-
-SETUP = """
-import sys
-sys.modules["tensorflow.python.pywrap_dlopen_global_flags"] = None
-import tensor_bridge as tb
-
-def session(outputs=("y",), config=b"", **options):
-    return tb.tensorflow1.Session(DOUBLE, {"x": ("float32", [None])}, outputs, config=AS_BUILT + config, **options)
-"""
-
-
-def run(code: str, **settings: str | None) -> subprocess.CompletedProcess[str]:
-    merged = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings}
-    env = {name: value for name, value in merged.items() if value is not None}
-    command = [sys.executable, "-c", f"DOUBLE = {double()!r}\nAS_BUILT = {AS_BUILT!r}\n{SETUP}\n{code}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=env)
-
-
-def succeeds(code: str, **settings: str | None) -> None:
-    done = run(code, **settings)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_what_is_fed_before_any_session_is_ordered() -> None:
-    succeeds(
-        """
-import torch
-tb.tensorflow1.open()
-side = torch.cuda.Stream()
-with torch.cuda.stream(side):
-    # The first use of a kernel waits for the device.
-    tensor = torch.zeros(1 << 20, device="cuda") + 0
-    tensor += 0
-    torch.cuda._sleep(1_000_000_000)
-    tensor += 3
-    fed = tb.convert(tensor, "tensorflow1", copy=False)
-    assert not side.query(), "the conversion has waited for the writer"
-assert (fed.address, fed.device) == (tensor.data_ptr(), "cuda:0")
-opened = session(["y", "x"])
-computed, same = opened.run({"x": fed}, "torch")
-assert (computed == 6).all() and same.data_ptr() == tensor.data_ptr()
-for value in range(10):
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(20_000_000)
-        tensor.fill_(value)
-        fed = tb.convert(tensor, "tensorflow1", copy=False)
-    assert (opened.run({"x": fed}, "torch")[0] == 2 * value).all()
-"""
-    )
-
-
-#: Options of the first session, and GiB of the device that it takes, of the ``whole``. The configuration says that it
-#: takes an eighth at once.
-OPTIONS = {
-    "by themselves": ("", "< 4"),
-    "as it is needed": ("memory_growth=True, memory_fraction=0.2", "< 4"),
-    "a part at once": ("memory_growth=False, memory_fraction=0.1", "> 0.08 * whole"),
-    "by the configuration": ("config=bytes([0x32, 11, 9, 0, 0, 0, 0, 0, 0, 0xC0, 0x3F, 0x20, 0])", "> 0.1 * whole"),
-    # As messages are written: without what is false.
-    "by what the configuration leaves out": (
-        "config=bytes([0x32, 9, 9, 0, 0, 0, 0, 0, 0, 0xC0, 0x3F])",
-        "> 0.1 * whole",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", OPTIONS)
-def test_memory_is_taken_as_the_options_say(case: str) -> None:
-    options, taken = OPTIONS[case]
-    succeeds(
-        f"""
-import torch
-tensor = torch.ones(1 << 20, device="cuda")
-torch.cuda.synchronize()
-before, total = torch.cuda.mem_get_info()
-whole = total / 2**30
-with session({options}) as opened:
-    assert (opened.run({{"x": tensor}}, "torch")[0] == 2).all()
-    used = (before - torch.cuda.mem_get_info()[0]) / 2**30
-    assert used {taken}, (used, whole)
-""",
-        TF_FORCE_GPU_ALLOW_GROWTH=None,
-    )
-
-
-def test_devices_that_are_not_there_are_refused() -> None:
-    succeeds(
-        """
-import torch
-count = torch.cuda.device_count()
-listed = str(count).encode()
-listed = bytes([0x32, len(listed) + 2, 0x2A, len(listed)]) + listed  # gpu_options { visible_device_list }
-for options in ({"visible_devices": [count]}, {"config": listed}, {"visible_devices": [0], "config": listed}):
-    try:
-        session(**options)
-    except tb.BridgeValueError as error:
-        assert error.kind == "device" and "no GPU" in str(error), error
-    else:
-        raise SystemExit("no error")
-with session(visible_devices=[0]) as opened:
-    assert sum("/device:GPU:" in name for name in opened.devices) == 1, opened.devices
-    assert (opened.run({"x": torch.ones(64, device="cuda")}, "torch")[0] == 2).all()
-"""
-    )
-
-
-def test_managed_memory_of_tensorflow_crosses() -> None:
-    succeeds(
-        """
-import torch
-with session(["y", "x"]) as opened:
-    for value in range(1, 21):
-        tensor = torch.full((1 << 20,), float(value), device="cuda")
-        computed, same = opened.run({"x": tensor})
-        assert (computed.device, same.device, same.address) == ("cuda:0", "cuda:0", tensor.data_ptr())
-        assert (tb.to_torch(computed, copy=False) == 2 * value).all()
-        assert (tb.to_torch(computed, copy=True) == 2 * value).all()
-""",
-        TF_FORCE_UNIFIED_MEMORY="1",
-    )
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
-def test_the_second_device_alone() -> None:
-    succeeds(
-        """
-import torch
-with session(["y", "x"], visible_devices=[1]) as opened:
-    tensor = torch.ones(1 << 20, device="cuda:1")
-    computed, same = opened.run({"x": tensor})
-    assert (computed.device, same.device, same.address) == ("cuda:1", "cuda:1", tensor.data_ptr())
-    assert (tb.to_torch(computed) == 2).all()
-    try:
-        opened.run({"x": torch.ones(64, device="cuda:0")})
-    except tb.BridgeError as error:
-        assert "cuda:0" in str(error), error
-    else:
-        raise SystemExit("no error")
-"""
-    )
-
-
-ORDERS = list(itertools.permutations(["torch", "cupy", "tensorflow", "tensorflow1"]))[::4]
-
-ORDER = """
-for name in {order}:
-    tb.tensorflow1.open() if name == "tensorflow1" else __import__(name)
-import cupy, tensorflow as tf, torch
-x = torch.arange(4096.0, device="cuda")
-with session(["y", "x"]) as opened:
-    y, same = opened.run({{"x": x}})
-array = tb.to_cupy(same, copy=False)
-two = tb.to_tensorflow(array, copy=False)
-assert tb.to_torch(two, copy=False).data_ptr() == array.data.ptr == x.data_ptr()
-assert torch.equal(tb.to_torch(y), 2 * x)
-assert (two * 2).numpy().tolist() == (array * 2).get().tolist() == (2 * x).tolist()
-a = torch.ones(64, 64, device="cuda")
-assert (a @ a).sum().item() == (tb.to_cupy(a) @ tb.to_cupy(a)).sum() == 64**3
-"""
-
-
-@pytest.fixture(scope="module")
-def orders() -> Iterator[dict[tuple[str, ...], Future[subprocess.CompletedProcess[str]]]]:
-    """One process for each order, a few at a time."""
-    with ThreadPoolExecutor(3) as pool:
-        yield {order: pool.submit(run, ORDER.format(order=order)) for order in ORDERS}
-
-
-@pytest.mark.parametrize("order", ORDERS, ids=",".join)
-def test_any_order_of_imports_works(
-    order: tuple[str, ...], orders: dict[tuple[str, ...], Future[subprocess.CompletedProcess[str]]]
-) -> None:
-    done = orders[order].result()
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def complaints(stderr: str) -> list[str]:
-    """The lines that are not TensorFlow's log, some of which no setting turns off."""
-    logged = re.compile(r"WARNING: All log messages before absl|[IWE]\d{4} |\d{4}-\d\d-\d\d [\d:.]+: [IWE] |\s*$")
-    return [line for line in stderr.splitlines() if not logged.match(line)]
-
-
-@pytest.mark.parametrize("end", ["pass", "sys.keep = (opened, views, results)", "torch.cuda._sleep(100_000_000)"])
-def test_views_and_sessions_that_are_alive_at_exit(end: str) -> None:
-    done = run(
-        f"""
-import torch
-opened = session(["y", "x"])
-tensor = torch.ones(1 << 20, device="cuda")
-results = [result for _ in range(3) for result in opened.run({{"x": tensor}})]
-views = [tb.to_torch(result) for result in results]
-del tensor
-{end}
-"""
-    )
-    assert (done.returncode, complaints(done.stderr)) == (0, [])
 
 
 NO_GPU: dict[str, dict[str, Any]] = {
