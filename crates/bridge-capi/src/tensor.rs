@@ -154,22 +154,14 @@ impl Tensor {
             let strides = if memory.strides.is_null() { None } else { Some(slice(memory.strides, ndim, "strides")?) };
             (slice(memory.shape, ndim, "shape")?, strides)
         };
-        let layout = Layout::new(dtype, shape, strides, 0)?.in_smallest_buffer();
+        let layout = Layout::new(dtype, shape, strides, 0)?;
         let data = if layout.numel() == 0 { 0 } else { memory.data.addr() };
         if data == 0 && layout.numel() > 0 {
             return Err(refused("data is NULL, but there are elements"));
         }
-        let (below, above) = layout.reach();
-        let outside = || Error::new(ErrorKind::Layout, format!("a view with {layout} leaves the memory at {data:#x}"));
-        let bytes = match layout.numel() {
-            0 => 0..0,
-            _ => data.checked_sub(below).ok_or_else(outside)?..data.checked_add(above).ok_or_else(outside)?,
-        };
         let kind = DeviceKind(memory.device.kind);
         let (device, allocation) = located(Device { kind, index: memory.device.index }, data)?;
-        if allocation.is_some_and(|memory| bytes.start < memory.start || bytes.end > memory.end) {
-            return Err(outside());
-        }
+        let bytes = layout.hull(data, allocation.as_ref())?;
         let access = if memory.read_only != 0 { Access::ReadOnly } else { Access::ReadWrite };
         let (stream, reuse) = match kind {
             DeviceKind::CUDA => (Some(Stream::LEGACY), Reuse::Unknown),
@@ -182,7 +174,7 @@ impl Tensor {
         // SAFETY: the caller vouches for the memory and its owner; the range was checked above. The legacy stream waits
         // for the work of the owner's stream, and of the reuse nothing is claimed.
         let memory = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, owner) };
-        Ok(Self(Arc::new(Lent::new(dtype, layout, Box::new(memory))?)))
+        Ok(Self(Arc::new(Lent::at(data, dtype, layout, Box::new(memory))?)))
     }
 }
 

@@ -197,10 +197,6 @@ impl<F, T> Crossing<'_, F, T> {
 
 /// Whether two tensors share bytes.
 fn overlap(one: &Lent, other: &Lent) -> bool {
-    let bytes = |lent: &Lent| {
-        let (below, above) = lent.layout().reach();
-        lent.data().saturating_sub(below)..lent.data().saturating_add(above)
-    };
-    let (one, other) = (bytes(one), bytes(other));
+    let (one, other) = (one.hull(), other.hull());
     one.start < other.end && other.start < one.end
 }

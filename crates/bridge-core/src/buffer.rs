@@ -169,6 +169,17 @@ impl Lent {
         Ok(Self { dtype, layout, pending: None, device: buffer.device(), buffer })
     }
 
+    /// As [`new`](Self::new), for a view known by the address of its first element, whatever offset its layout has.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new).
+    pub fn at(data: usize, dtype: DType, layout: Layout, buffer: Box<dyn DeviceBuffer>) -> Result<Self> {
+        // Below the buffer this is an offset behind its end, which `new` refuses.
+        let offset = data.wrapping_sub(buffer.address());
+        Self::new(dtype, layout.at(offset), buffer)
+    }
+
     /// Notes an operation that the framework has put off.
     #[must_use]
     pub fn with_pending(mut self, pending: Option<Pending>) -> Self {
@@ -211,6 +222,13 @@ impl Lent {
     pub fn data(&self) -> usize {
         // In range: `new` checked it.
         self.buffer.address() + self.layout.offset()
+    }
+
+    /// Addresses of the bytes that the view may touch.
+    pub(crate) fn hull(&self) -> Range<usize> {
+        let (below, above) = self.layout.reach();
+        // In range: `new` checked it.
+        self.data() - below..self.data() + above
     }
 
     pub(crate) fn into_buffer(self) -> Box<dyn DeviceBuffer> {

@@ -136,26 +136,16 @@ pub unsafe fn lend<M: ManagedTensorBase>(
     if said.index < 0 {
         return Err(broken(format!("device number {} is negative", said.index)));
     }
-    let layout = Layout::new(dtype, tensor.shape(), tensor.strides(), 0)?.in_smallest_buffer();
+    let layout = Layout::new(dtype, tensor.shape(), tensor.strides(), 0)?;
     let data = usize::try_from(tensor.byte_offset())
         .ok()
         .and_then(|offset| (tensor.data_ptr() as usize).checked_add(offset))
         .ok_or_else(|| broken(format!("byte_offset {} overflows the address", tensor.byte_offset())))?;
-    let (below, above) = layout.reach();
     let origin = origin(said, if layout.numel() == 0 { 0 } else { data })?;
-    let bytes = if layout.numel() == 0 {
-        data..data
-    } else if tensor.data_ptr().is_null() {
+    if layout.numel() > 0 && tensor.data_ptr().is_null() {
         return Err(broken("the data pointer is null".into()));
-    } else {
-        let range = data.checked_sub(below).zip(data.checked_add(above));
-        let (start, end) = range.ok_or_else(|| broken("the view leaves the address space".into()))?;
-        if origin.allocation.as_ref().is_some_and(|memory| start < memory.start || end > memory.end) {
-            let text = format!("bytes {start:#x}..{end:#x} lie outside the producer's allocation");
-            return Err(Error::new(ErrorKind::Layout, text));
-        }
-        start..end
-    };
+    }
+    let bytes = layout.hull(data, origin.allocation.as_ref())?;
     // SAFETY: the handle owns the tensor, and no other code changes it.
     let access = match unsafe { &*managed.as_ptr() }.version() {
         // There is no flag for it before version 1.0.
@@ -177,7 +167,7 @@ pub unsafe fn lend<M: ManagedTensorBase>(
             }
         }
     };
-    Lent::new(dtype, layout, memory)
+    Lent::at(data, dtype, layout, memory)
 }
 
 /// A lease inside a managed tensor that has been handed over, so that it can be had back if the consumer fails without

@@ -73,18 +73,19 @@ unsafe fn copy_elements(from: *const u8, layout: &Layout, to: *mut u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
+    use crate::{DType, DeviceBuffer};
     use proptest::prelude::*;
 
     /// A view with these lengths and strides of bytes that all differ, or nearly.
     fn lent(dtype: DType, dims: &[(i64, i64)]) -> Lent {
         let (shape, strides): (Vec<_>, Vec<_>) = dims.iter().copied().unzip();
-        let layout = Layout::new(dtype, &shape, Some(&strides), 0).unwrap().in_smallest_buffer();
-        let bytes: Vec<u8> = (0..layout.extent().unwrap().end).map(|i| (i * 37 % 251) as u8).collect();
+        let layout = Layout::new(dtype, &shape, Some(&strides), 0).unwrap();
+        let (below, above) = layout.reach();
+        let bytes: Vec<u8> = (0..below + above).map(|i| (i * 37 % 251) as u8).collect();
         let range = bytes.as_ptr().expose_provenance()..bytes.as_ptr().addr() + bytes.len();
         // SAFETY: the vector owns the bytes, and is dropped with the buffer.
         let memory = unsafe { Memory::new(Allocation::host(range, Access::ReadOnly), bytes) };
-        Lent::new(dtype, layout, Box::new(memory)).unwrap()
+        Lent::at(memory.address() + below, dtype, layout, Box::new(memory)).unwrap()
     }
 
     fn read(lent: &Lent, address: usize) -> Vec<u8> {

@@ -92,6 +92,32 @@ impl Layout {
         Ok(Self { shape: shape.into(), strides: kept, offset, itemsize, numel, reach })
     }
 
+    /// As [`new`](Self::new), from strides in bytes, as NumPy and the array interfaces have them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new), and [`ErrorKind::Layout`] for a stride that is not a whole number of elements and
+    /// addresses something.
+    pub fn from_byte_strides(dtype: DType, shape: &[i64], byte_strides: &[i64]) -> Result<Self> {
+        let itemsize = dtype.itemsize().map_or(1, |itemsize| itemsize as i64);
+        let mut whole = true;
+        let strides: Dims = byte_strides
+            .iter()
+            .enumerate()
+            .map(|(d, bytes)| {
+                let odd = bytes % itemsize != 0;
+                whole &= !odd || shape.get(d).is_some_and(|length| *length <= 1);
+                if odd { 0 } else { bytes / itemsize }
+            })
+            .collect();
+        if whole || shape.contains(&0) {
+            return Self::new(dtype, shape, Some(&strides), 0);
+        }
+        Err(malformed(format!(
+            "strides {byte_strides:?} (bytes) are no whole number of elements of {itemsize} bytes: make a compact copy first, as numpy.ascontiguousarray and cupy.ascontiguousarray do"
+        )))
+    }
+
     /// Lengths, in elements.
     pub fn shape(&self) -> &[i64] {
         &self.shape
@@ -132,11 +158,34 @@ impl Layout {
         Some(self.offset.checked_sub(self.reach.0)?..self.offset.checked_add(self.reach.1)?)
     }
 
-    /// The same view in a buffer that begins just where the view does: the smallest one that holds it.
-    #[must_use]
-    pub fn in_smallest_buffer(mut self) -> Self {
-        self.offset = self.reach.0;
-        self
+    /// The addresses that a view with its first element at address `data` may touch: the smallest buffer that holds it.
+    /// An adapter lends these bytes where the framework does not say which allocation is the tensor's own. `allocation`
+    /// is checked where the caller knows memory that must hold the view.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Layout`] for a view with elements that has a null address or leaves the address space or
+    /// `allocation`.
+    pub fn hull(&self, data: usize, allocation: Option<&Range<usize>>) -> Result<Range<usize>> {
+        if self.numel == 0 {
+            return Ok(data..data);
+        }
+        let (below, above) = self.reach;
+        let hull = data.checked_sub(below).zip(data.checked_add(above)).filter(|_| data != 0);
+        let (start, end) = hull.ok_or_else(|| {
+            malformed(format!("a view with {self} at address {data:#x} leaves the address space: check its strides"))
+        })?;
+        match allocation {
+            Some(memory) if start < memory.start || end > memory.end => Err(malformed(format!(
+                "a view with {self} at address {data:#x} reaches outside the producer's allocation: check its strides"
+            ))),
+            _ => Ok(start..end),
+        }
+    }
+
+    /// The same view with its first element `offset` bytes into its buffer.
+    pub(crate) fn at(self, offset: usize) -> Self {
+        Self { offset, ..self }
     }
 
     /// Whether the strides are those of a compact, row-major view also where they address nothing.
@@ -241,7 +290,29 @@ mod tests {
         let reversed = layout(&[4, 2], &[2, -1], 4).unwrap();
         assert_eq!(reversed.extent(), Some(0..32));
         assert_eq!(layout(&[4, 2], &[2, -1], 0).unwrap().extent(), None);
-        assert_eq!(layout(&[4, 2], &[2, -1], 0).unwrap().in_smallest_buffer().extent(), Some(0..32));
+        assert_eq!(layout(&[4, 2], &[2, -1], 0).unwrap().hull(100, None).unwrap(), 96..128);
+    }
+
+    #[test]
+    fn a_hull_lies_in_the_address_space_and_in_the_allocation() {
+        let reversed = layout(&[2, 3], &[3, -1], 0).unwrap();
+        let hull = |data, allocation: Option<Range<usize>>| reversed.hull(data, allocation.as_ref()).ok();
+        assert_eq!(hull(100, Some(92..116)), Some(92..116));
+        assert_eq!((hull(100, Some(93..116)), hull(100, Some(92..115))), (None, None));
+        assert_eq!((hull(7, None), hull(usize::MAX - 8, None), hull(0, None)), (None, None, None));
+        let empty = layout(&[0, 3], &[3, 1], 0).unwrap();
+        assert_eq!(empty.hull(usize::MAX, Some(&(0..1))).unwrap(), usize::MAX..usize::MAX);
+    }
+
+    #[test]
+    fn byte_strides_are_whole_elements_where_they_address_something() {
+        let of = |shape: &[i64], strides: &[i64]| Layout::from_byte_strides(DType::FLOAT32, shape, strides);
+        assert_eq!(of(&[2, 3], &[12, -4]).unwrap().strides(), [3, -1]);
+        assert_eq!(of(&[1, 3], &[5, 4]).unwrap().strides(), [0, 1]);
+        assert!(of(&[3, 0], &[5, 4]).is_ok() && of(&[3], &[8, 4]).is_err());
+        assert_eq!(of(&[2, 3], &[5, 4]).unwrap_err().kind(), ErrorKind::Layout);
+        let packed = Layout::from_byte_strides(DType::FLOAT4_E2M1FN, &[2], &[1]);
+        assert_eq!(packed.unwrap_err().kind(), ErrorKind::Dtype);
     }
 
     #[test]
@@ -286,7 +357,7 @@ mod tests {
         fn any_numbers_are_judged(dims in prop::collection::vec((any::<i64>(), any::<i64>()), 0..5), offset: usize) {
             let (shape, strides): (Vec<_>, Vec<_>) = dims.into_iter().unzip();
             if let Ok(layout) = layout(&shape, &strides, offset) {
-                let _ = (layout.extent(), layout.is_compact(), layout.in_smallest_buffer().extent());
+                let _ = (layout.extent(), layout.is_compact(), layout.hull(offset, None).is_ok());
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Out of CuPy.
 
 use crate::runtime::{Runtime, raised};
-use bridge_core::{Access, Allocation, Device, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse, Stream};
+use bridge_core::{Access, Allocation, Device, Dims, Layout, Lent, Memory, Result, Reuse, Stream};
 use bridge_pyo3::{LeaseOwner, Owner, PyTensor, not_a_tensor, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -46,24 +46,15 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     if !runtime.is_array(array) {
         return Err(not_a_tensor("cupy", array));
     }
-    let Attributes { address, device, memory, dtype, shape, mut strides } =
+    let Attributes { address, device, memory, dtype, shape, strides } =
         Attributes::of(runtime, array).map_err(|error| raised(py, error))?;
     let dtype = runtime.dtypes.read(&dtype)?;
-    let itemsize = dtype.itemsize().expect("CuPy's dtypes are whole bytes") as i64;
-    for (stride, length) in strides.iter_mut().flatten().zip(&shape) {
-        if *stride % itemsize != 0 && *length > 1 && !shape.contains(&0) {
-            let text = format!(
-                "a stride of {stride} bytes is no whole number of elements of {itemsize} bytes: call cupy.ascontiguousarray first"
-            );
-            return Err(Error::new(ErrorKind::Layout, text));
-        }
-        *stride /= itemsize;
-    }
-    let layout = Layout::new(dtype, &shape, strides.as_deref(), 0)?.in_smallest_buffer();
-    let (below, above) = layout.reach();
-    // Strides of `as_strided` may be any. A range that wraps is empty, and `Lent::new` refuses it.
-    let bytes =
-        if layout.numel() == 0 { address..address } else { address.wrapping_sub(below)..address.wrapping_add(above) };
+    let layout = match strides {
+        Some(strides) => Layout::from_byte_strides(dtype, &shape, &strides)?,
+        None => Layout::new(dtype, &shape, None, 0)?,
+    };
+    // `mem.size` is not the allocation's where the memory came by DLPack: CuPy adds up the lengths of the shape.
+    let bytes = layout.hull(address, None)?;
     let stream = runtime.consumer.stream(py, device).map_err(|error| raised(py, error))?;
     let reuse = probe(py, reuse(runtime, &memory, stream)).map_err(|error| raised(py, error))?;
     let reuse = reuse.unwrap_or(Reuse::Unknown);
@@ -74,7 +65,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     // SAFETY: the array keeps its memory for as long as it lives; CuPy vouches for its strides and for the device; its
     // current stream, which is kept, is the one into which its user works; `reuse` claims no more than it has seen.
     let memory = unsafe { Memory::new(allocation, owner) };
-    Lent::new(dtype, layout, Box::new(memory))
+    Lent::at(address, dtype, layout, Box::new(memory))
 }
 
 /// When CuPy's allocator hands the memory out again.

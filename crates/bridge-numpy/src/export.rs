@@ -36,26 +36,23 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
         Error::new(ErrorKind::Framework, "numpy's __array_struct__ is not as documented: please report this")
     })?;
     let nd = interface.nd as usize;
-    let (shape, strides) = match nd {
-        0 => (&[][..], &[][..]),
-        // SAFETY: both arrays have `nd` entries and live as long as the struct.
-        _ => unsafe { (slice::from_raw_parts(interface.shape, nd), slice::from_raw_parts(interface.strides, nd)) },
+    let dims = |start: *const isize| -> Dims {
+        match nd {
+            0 => Dims::new(),
+            // SAFETY: the shape and the strides have `nd` entries each and live as long as the struct.
+            _ => unsafe { slice::from_raw_parts(start, nd) }.iter().map(|dim| *dim as i64).collect(),
+        }
     };
-    let layout = layout(dtype, shape, strides)?;
-    let (below, above) = layout.reach();
+    let layout = Layout::from_byte_strides(dtype, &dims(interface.shape), &dims(interface.strides))?;
     let data = interface.data as usize;
-    // Strides of `as_strided` may be any, and so may the address of an array interface that NumPy was given.
-    let bytes = data.checked_sub(below).zip(data.checked_add(above)).filter(|_| data != 0 || layout.numel() == 0);
-    let (start, end) = bytes.ok_or_else(|| {
-        let text = format!("a view of address {data:#x} with {layout} leaves the address space: check its strides");
-        Error::new(ErrorKind::Layout, text)
-    })?;
+    // NumPy does not say which allocation a view belongs to: `as_strided` and array interfaces may leave that of the base.
+    let bytes = layout.hull(data, None)?;
     let access = if interface.flags & WRITEABLE == 0 { Access::ReadOnly } else { Access::ReadWrite };
     let owner = Owner::new(array);
     // SAFETY: the array keeps its memory for as long as it lives, and NumPy vouches for its strides; host memory is
     // ready at any time and has no stream.
-    let memory = unsafe { Memory::new(Allocation::host(start..end, access), owner) };
-    Lent::new(dtype, layout, Box::new(memory))
+    let memory = unsafe { Memory::new(Allocation::host(bytes, access), owner) };
+    Lent::at(data, dtype, layout, Box::new(memory))
 }
 
 /// Whether the struct can be read, and describes elements of this dtype.
@@ -63,21 +60,6 @@ fn is_sound(interface: &PyArrayInterface, dtype: DType) -> bool {
     interface.two == 2
         && usize::try_from(interface.nd).is_ok_and(|nd| nd <= MAX_NDIM)
         && dtype.itemsize() == usize::try_from(interface.itemsize).ok()
-}
-
-fn layout(dtype: DType, shape: &[isize], strides: &[isize]) -> Result<Layout> {
-    let shape: Dims = shape.iter().map(|length| *length as i64).collect();
-    let itemsize = dtype.itemsize().expect("NumPy's dtypes are whole bytes") as isize;
-    let elements = shape.iter().zip(strides).map(|(length, bytes)| match bytes % itemsize {
-        0 => Ok((bytes / itemsize) as i64),
-        _ if *length <= 1 => Ok(0),
-        _ => {
-            let text = format!("strides {strides:?} (bytes) are not whole elements of {itemsize} bytes: call numpy.ascontiguousarray first");
-            Err(Error::new(ErrorKind::Layout, text))
-        }
-    });
-    let elements = elements.collect::<Result<Dims>>()?;
-    Ok(Layout::new(dtype, &shape, Some(&elements), 0)?.in_smallest_buffer())
 }
 
 pub(crate) fn compact<'py>(runtime: &Runtime, array: &PyTensor<'py>) -> Result<PyTensor<'py>> {

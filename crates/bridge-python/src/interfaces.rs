@@ -96,18 +96,10 @@ impl Described {
             Error::new(ErrorKind::Dtype, text)
         })?;
         let shape = dims(interface, "shape")?.ok_or_else(missing("shape"))?;
-        let mut strides = dims(interface, "strides")?;
-        let itemsize = dtype.itemsize().expect("NumPy's dtypes are whole bytes") as i64;
-        for stride in strides.iter_mut().flatten() {
-            if *stride % itemsize != 0 {
-                let text = format!(
-                    "a stride of {stride} bytes is no whole number of elements of {itemsize} bytes: make a contiguous copy first"
-                );
-                return Err(Error::new(ErrorKind::Layout, text));
-            }
-            *stride /= itemsize;
-        }
-        let layout = Layout::new(dtype, &shape, strides.as_deref(), 0)?;
+        let layout = match dims(interface, "strides")? {
+            Some(strides) => Layout::from_byte_strides(dtype, &shape, &strides)?,
+            None => Layout::new(dtype, &shape, None, 0)?,
+        };
         let (address, read_only): (usize, PyTensor<'_>) = entry(interface, "data")?.ok_or_else(missing("data"))?;
         let read_only = read_only.is_truthy().map_err(|error| raised(interface.py(), error))?;
         let stream = entry::<u64>(interface, "stream")?;

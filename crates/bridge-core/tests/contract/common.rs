@@ -200,10 +200,10 @@ impl Adapter for Office {
         let Item::Own(paper) = item else {
             return Err(Error::new(ErrorKind::NotATensor, "planned"));
         };
-        let layout = Layout::new(paper.dtype, &paper.shape, Some(&paper.strides), 0)?.in_smallest_buffer();
+        let layout = Layout::new(paper.dtype, &paper.shape, Some(&paper.strides), 0)?;
         let (below, above) = layout.reach();
         let buffer = PaperBuffer { paper: paper.clone(), below, len: below + above };
-        Ok(Lent::new(paper.dtype, layout, Box::new(buffer))?.with_pending(paper.pending))
+        Ok(Lent::at(paper.address, paper.dtype, layout, Box::new(buffer))?.with_pending(paper.pending))
     }
 
     fn import(&self, lease: Lease) -> Result<Item> {
