@@ -1,7 +1,8 @@
 //! `__dlpack__` and capsules, for versions of PyTorch without the C exchange API.
 
+use crate::exchange::Exchange;
 use crate::export::refusal;
-use crate::runtime::{Door, raised};
+use crate::runtime::raised;
 use bridge_core::dlpack::{Origin, versioned::Dlpack};
 use bridge_core::{Device, DeviceKind, Lent, Result, Stream};
 use bridge_pyo3::{PyTensor, call, take_capsule, with_gil};
@@ -34,7 +35,7 @@ fn from_dlpack<'py>(capsule: Bound<'py, PyAny>) -> PyResult<PyTensor<'py>> {
     py.import(intern!(py, "torch.utils.dlpack"))?.call_method1(intern!(py, "from_dlpack"), (capsule,))
 }
 
-impl Door for Capsules {
+impl Exchange for Capsules {
     fn lend(&self, tensor: &PyTensor<'_>, origin: &dyn Fn(Device) -> Result<Origin>) -> Result<Lent> {
         let capsule = export(tensor).map_err(|error| refusal(tensor, error))?;
         // SAFETY: PyTorch keeps DLPack's promises, and the origin is that of this tensor.
@@ -45,7 +46,7 @@ impl Door for Capsules {
         from_dlpack(bridge_pyo3::capsule(py, managed)?)
     }
 
-    fn there_and_back<'py>(&self, tensor: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
+    fn round_trip<'py>(&self, tensor: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
         from_dlpack(export(tensor)?)
     }
 

@@ -1,7 +1,7 @@
-//! The C exchange API of DLPack 1.3, as PyTorch 2.10 and later have it.
+//! The exchange of tensors with PyTorch, and the faster of its two ways: the C exchange API of DLPack 1.3, which PyTorch
+//! 2.10 and later have.
 
 use crate::export::refusal;
-use crate::runtime::Door;
 use bridge_core::dlpack::ffi::{
     DLDevice, DLDeviceType, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLPackExchangeAPI, DLPackExchangeAPIHeader,
 };
@@ -13,6 +13,18 @@ use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::prelude::*;
 use std::ffi::{c_int, c_void};
 use std::ptr;
+
+/// Exports and imports tensors. No method synchronises.
+pub(crate) trait Exchange: Send + Sync {
+    /// Lends a tensor that has been screened. `origin` adds what PyTorch does not say, once the device is known.
+    fn lend(&self, tensor: &PyTensor<'_>, origin: &dyn Fn(Device) -> Result<Origin>) -> Result<Lent>;
+    /// Makes a tensor over a managed tensor.
+    fn import<'py>(&self, py: Python<'py>, managed: Dlpack) -> PyResult<PyTensor<'py>>;
+    /// Exports a tensor and imports it again.
+    fn round_trip<'py>(&self, tensor: &PyTensor<'py>) -> PyResult<PyTensor<'py>>;
+    /// Returns the current stream of a CUDA device on this thread, with or without the GIL; `None` if it is unknown.
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>>;
+}
 
 /// Older tables than this many steps back are not looked for: it bounds a chain that runs in a circle.
 const CHAIN: usize = 16;
@@ -68,7 +80,7 @@ impl ExchangeApi {
     }
 }
 
-impl Door for ExchangeApi {
+impl Exchange for ExchangeApi {
     fn lend(&self, tensor: &PyTensor<'_>, origin: &dyn Fn(Device) -> Result<Origin>) -> Result<Lent> {
         let managed = self.export(tensor).map_err(|error| refusal(tensor, error))?;
         // SAFETY: an initialised managed tensor has been handed over, whose deleter takes any thread.
@@ -86,7 +98,7 @@ impl Door for ExchangeApi {
         }
     }
 
-    fn there_and_back<'py>(&self, tensor: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
+    fn round_trip<'py>(&self, tensor: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
         // SAFETY: as in `lend`.
         let managed = unsafe { adopt(self.export(tensor)?) };
         self.import(tensor.py(), managed.map_err(|error| PyBufferError::new_err(error.to_string()))?)

@@ -16,7 +16,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
     screen(runtime, tensor)?;
     let storage = call(tensor, intern!(tensor.py(), "untyped_storage"), &[]);
     let storage = storage.map_err(|error| refusal(tensor, error))?;
-    let lent = runtime.consumer.door.lend(tensor, &|device| origin(runtime, tensor, &storage, device));
+    let lent = runtime.consumer.exchange.lend(tensor, &|device| origin(runtime, tensor, &storage, device));
     let lent = lent.map_err(|error| match error.kind() {
         // PyTorch's own capsules are sound, but for the null pointer of a tensor that stands for another.
         ErrorKind::Protocol => Error::new(ErrorKind::NotATensor, WITHOUT_MEMORY).caused_by(error),
@@ -65,7 +65,7 @@ fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, storage: &PyTensor<'_>, devi
     }
     let py = tensor.py();
     runtime.start_cuda(py)?;
-    let Some(stream) = runtime.consumer.door.current_stream(device)? else {
+    let Some(stream) = runtime.consumer.exchange.current_stream(device)? else {
         return Ok(Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, ..host });
     };
     let settled = || -> PyResult<bool> {

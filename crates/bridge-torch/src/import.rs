@@ -10,7 +10,7 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
         runtime.start_cuda(py)?;
     }
     let (managed, handover) = dlpack::wrap(lease);
-    match runtime.consumer.door.import(py, managed) {
+    match runtime.consumer.exchange.import(py, managed) {
         Ok(tensor) => Ok(tensor),
         Err(error) => {
             // PyTorch does not say whether it took the tensor before it failed.

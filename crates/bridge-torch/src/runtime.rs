@@ -2,9 +2,8 @@
 
 use crate::allocator::{Allocator, is_known};
 use crate::capsule::Capsules;
-use crate::exchange::ExchangeApi;
-use bridge_core::dlpack::{Origin, versioned::Dlpack};
-use bridge_core::{Consumer, DType, Device, DeviceKind, Lent, Profile, Result, Stream, Strides, Views};
+use crate::exchange::{Exchange, ExchangeApi};
+use bridge_core::{Consumer, DType, Device, DeviceKind, Profile, Result, Stream, Strides, Views};
 use bridge_pyo3::{PyTensor, framework_error, installed, is_instance, probe};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
@@ -12,44 +11,6 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{IntoPyDict, PyType};
 use std::sync::{Arc, OnceLock};
-
-/// The way tensors take in and out of PyTorch. None of it synchronises.
-pub(crate) trait Door: Send + Sync {
-    /// Lends a tensor that has been screened; `origin` tells what PyTorch does not, once the device is known.
-    fn lend(&self, tensor: &PyTensor<'_>, origin: &dyn Fn(Device) -> Result<Origin>) -> Result<Lent>;
-    /// A tensor over a managed tensor.
-    fn import<'py>(&self, py: Python<'py>, managed: Dlpack) -> PyResult<PyTensor<'py>>;
-    /// The same tensor, out of the door and in again.
-    fn there_and_back<'py>(&self, tensor: &PyTensor<'py>) -> PyResult<PyTensor<'py>>;
-    /// The current stream of a CUDA device on this thread, with or without the GIL; `None` if that cannot be known.
-    fn current_stream(&self, device: Device) -> Result<Option<Stream>>;
-}
-
-/// The dtypes of PyTorch that DLPack may have a counterpart for. Which of them the installed version has, and takes
-/// through the door, is found out by trying.
-const DTYPES: &[DType] = &[
-    DType::BOOL,
-    DType::INT8,
-    DType::INT16,
-    DType::INT32,
-    DType::INT64,
-    DType::UINT8,
-    DType::UINT16,
-    DType::UINT32,
-    DType::UINT64,
-    DType::FLOAT16,
-    DType::FLOAT32,
-    DType::FLOAT64,
-    DType::BFLOAT16,
-    DType::COMPLEX32,
-    DType::COMPLEX64,
-    DType::COMPLEX128,
-    DType::FLOAT8_E4M3FN,
-    DType::FLOAT8_E4M3FNUZ,
-    DType::FLOAT8_E5M2,
-    DType::FLOAT8_E5M2FNUZ,
-    DType::FLOAT8_E8M0FNU,
-];
 
 pub(crate) struct Runtime {
     pub(crate) profile: Profile,
@@ -63,14 +24,14 @@ pub(crate) struct Runtime {
 }
 
 pub(crate) struct TorchConsumer {
-    pub(crate) door: Box<dyn Door>,
+    pub(crate) exchange: Box<dyn Exchange>,
     views: Views,
 }
 
 impl Consumer for TorchConsumer {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         match device.kind {
-            DeviceKind::CUDA => self.door.current_stream(device),
+            DeviceKind::CUDA => self.exchange.current_stream(device),
             _ => Ok(None),
         }
     }
@@ -99,7 +60,7 @@ impl Runtime {
         RUNTIME.get_or_try_init(py, || Self::new(py, Box::new(Capsules)))
     }
 
-    fn new(py: Python<'_>, door: Box<dyn Door>) -> Result<Self> {
+    fn new(py: Python<'_>, exchange: Box<dyn Exchange>) -> Result<Self> {
         let torch = installed(py, "torch", "torch")?;
         let look_up = || -> PyResult<_> {
             let tensor: Bound<'_, PyType> = torch.getattr("Tensor")?.cast_into()?;
@@ -114,7 +75,7 @@ impl Runtime {
         devices.extend(cuda.then_some(DeviceKind::CUDA));
         let profile = Profile {
             name: "torch".into(),
-            dtypes: dtypes(&torch, &*door).map_err(|e| raised(py, e))?,
+            dtypes: dtypes(&torch, &*exchange).map_err(|e| raised(py, e))?,
             strides: Strides::NonNegative,
             alignment: 1,
             devices,
@@ -122,7 +83,7 @@ impl Runtime {
             waits_on_export: false,
             private_functions: is_known(&version),
         };
-        let consumer = Arc::new(TorchConsumer { door, views: Views::default() });
+        let consumer = Arc::new(TorchConsumer { exchange, views: Views::default() });
         let allocator = Allocator::new(&torch, &version).map_err(|e| raised(py, e))?;
         Ok(Self { profile, consumer, tensor, parameter, dispatch, cuda: OnceLock::new(), allocator })
     }
@@ -157,8 +118,8 @@ impl Runtime {
     }
 }
 
-/// The dtypes that the installed version has and that get out of the door and in again.
-fn dtypes(torch: &Bound<'_, PyModule>, door: &dyn Door) -> PyResult<Vec<DType>> {
+/// Returns the dtypes that the installed version has, under the names of the field, and both exports and imports.
+fn dtypes(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange) -> PyResult<Vec<DType>> {
     // PyTorch warns of some dtypes that they are experimental. Nobody has asked for them yet.
     let warnings = torch.py().import("warnings")?;
     let quiet = warnings.call_method0("catch_warnings")?;
@@ -166,8 +127,8 @@ fn dtypes(torch: &Bound<'_, PyModule>, door: &dyn Door) -> PyResult<Vec<DType>> 
     let ignored = warnings.call_method1("simplefilter", ("ignore",));
     let py = torch.py();
     let mut dtypes = Vec::new();
-    let tried = DTYPES.iter().try_for_each(|dtype| {
-        let crosses = probe(py, crosses(torch, door, *dtype))?;
+    let tried = DType::NAMED.iter().try_for_each(|(dtype, _)| {
+        let crosses = probe(py, crosses(torch, exchange, *dtype))?;
         dtypes.extend((crosses == Some(true)).then_some(*dtype));
         Ok::<_, PyErr>(())
     });
@@ -183,12 +144,12 @@ fn dtypes(torch: &Bound<'_, PyModule>, door: &dyn Door) -> PyResult<Vec<DType>> 
     }
 }
 
-fn crosses(torch: &Bound<'_, PyModule>, door: &dyn Door, dtype: DType) -> PyResult<bool> {
+fn crosses(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange, dtype: DType) -> PyResult<bool> {
     let dtype = torch.getattr(dtype.to_string().as_str())?;
     // The user may have made another device the default.
     let on_the_host = [("dtype", dtype.clone()), ("device", "cpu".into_pyobject(torch.py())?.into_any())];
     let tensor = torch.call_method("empty", (1,), Some(&on_the_host.into_py_dict(torch.py())?))?;
-    Ok(door.there_and_back(&tensor)?.getattr("dtype")?.is(&dtype))
+    Ok(exchange.round_trip(&tensor)?.getattr("dtype")?.is(&dtype))
 }
 
 pub(crate) fn raised(py: Python<'_>, error: PyErr) -> bridge_core::Error {
