@@ -181,7 +181,7 @@ impl Tensor {
 /// Lends tensors of others; there is no framework behind it that could wrap anything.
 pub(crate) struct Others;
 
-static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile::of_lender("the owner"));
+static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile::export_only("the owner"));
 
 static NOBODY: LazyLock<Arc<Views>> = LazyLock::new(Arc::default);
 

@@ -1,4 +1,4 @@
-//! What a framework's adapter does, and the one way through.
+//! Adapters, and the transfer between two of them.
 
 use crate::plan::{landing, needed};
 use crate::{
@@ -7,29 +7,29 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// The part of a framework that leases keep hold of: it outlives every view.
+/// The part of an importing framework that a lease needs at its end. It outlives every view.
 pub trait Consumer: Send + Sync {
-    /// The stream into which the framework would put work for `device` now, on this thread. `None` for memory that the
-    /// framework reads on the host, and while the interpreter shuts down, when nothing can be known.
+    /// Returns the stream into which the framework would put work for `device` now, on this thread. `None` for memory
+    /// that the framework reads on the host, and while the interpreter shuts down, when the stream is unknown.
     ///
     /// # Errors
     ///
-    /// What the framework reports.
+    /// Errors of the framework.
     fn current_stream(&self, device: Device) -> Result<Option<Stream>>;
 
-    /// Keeps `stream`, as [`current_stream`](Self::current_stream) gave it, from being destroyed: a view may be dropped
-    /// long after the stream that it was made under has gone out of scope, and waiting for a stream that is gone
-    /// crashes the driver. `None` for streams that live as long as the process.
+    /// Returns a value that keeps `stream`, which [`current_stream`](Self::current_stream) returned, from being
+    /// destroyed. A view may outlive the stream it was made under, and waiting for a destroyed stream crashes the
+    /// driver. `None` for streams that live as long as the process.
     fn keep(&self, device: Device, stream: Stream) -> Option<Keep> {
         let _ = (device, stream);
         None
     }
 
-    /// The foreign memory that the framework has views of.
+    /// The framework's live views of foreign memory.
     fn views(&self) -> &Views;
 }
 
-/// Nothing but views: of a lender behind which no framework is known, or whose tensors are in host memory.
+/// Consumer without streams: for export-only sources, and for frameworks whose tensors are in host memory.
 impl Consumer for Views {
     fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
         Ok(None)
@@ -40,70 +40,156 @@ impl Consumer for Views {
     }
 }
 
-/// The alignment in bytes of copies that adapters make: the most that any framework asks for (TensorFlow).
+/// Alignment, in bytes, of copies that adapters make: the largest that a framework requires (TensorFlow).
 pub const COPY_ALIGNMENT: usize = 64;
 
-/// A framework, as core sees it. Adapters translate; checking and planning is core's job.
+/// A framework, as core sees it. Adapters translate; core checks and plans.
 ///
 /// # For implementers
 ///
-/// An adapter knows its own framework and no other. It is judged by the conformance suite: write a `Subject` for it and
-/// call `certify`.
+/// An adapter knows its own framework and no other. The conformance suite judges it: write a `Subject` for it and call
+/// `certify`.
+///
+/// A whole adapter, for a toy framework of float32 arrays in host memory:
+///
+/// ```
+/// use bridge_core::*;
+/// use std::{ptr, slice, sync::Arc};
+///
+/// /// The framework's tensor: its own numbers, or a view of foreign memory.
+/// #[derive(Clone)]
+/// enum Array {
+///     Own(Arc<Vec<f32>>),
+///     View(Arc<Lease>),
+/// }
+///
+/// impl Array {
+///     fn numbers(&self) -> &[f32] {
+///         match self {
+///             Array::Own(numbers) => numbers,
+///             Array::View(lease) if lease.layout().numel() == 0 => &[],
+///             // SAFETY: the profile admits compact, aligned float32 in host memory, which the lease keeps.
+///             Array::View(lease) => unsafe {
+///                 slice::from_raw_parts(ptr::with_exposed_provenance(lease.data()), lease.layout().numel())
+///             },
+///         }
+///     }
+/// }
+///
+/// struct Arrays {
+///     profile: Profile,
+///     views: Arc<Views>,
+/// }
+///
+/// impl Adapter for Arrays {
+///     type Tensor = Array;
+///
+///     fn profile(&self) -> &Profile {
+///         &self.profile
+///     }
+///
+///     fn consumer(&self) -> Arc<dyn Consumer> {
+///         self.views.clone() // Host memory has no streams.
+///     }
+///
+///     fn export(&self, array: &Array) -> Result<Lent> {
+///         let data = array.numbers().as_ptr().expose_provenance();
+///         let layout = Layout::new(DType::FLOAT32, &[array.numbers().len() as i64], None, 0)?;
+///         let allocation = Allocation::host(layout.hull(data, None)?, Access::ReadOnly);
+///         // SAFETY: the array keeps the numbers in place and may be dropped on any thread; it never writes to them.
+///         let memory = unsafe { Memory::new(allocation, array.clone()) };
+///         Lent::at(data, DType::FLOAT32, layout, Box::new(memory))
+///     }
+///
+///     fn import(&self, lease: Lease) -> Result<Array> {
+///         Ok(Array::View(Arc::new(lease)))
+///     }
+///
+///     fn compact(&self, _: &Array) -> Result<Array> {
+///         Err(Error::new(ErrorKind::CopyNeeded, "core copies host memory"))
+///     }
+/// }
+///
+/// let arrays = Arrays {
+///     profile: Profile {
+///         dtypes: vec![DType::FLOAT32],
+///         strides: Strides::Compact,
+///         alignment: 1,
+///         devices: vec![DeviceKind::CPU],
+///         ..Profile::export_only("arrays")
+///     },
+///     views: Arc::default(),
+/// };
+/// let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
+/// let array = Array::Own(Arc::new(vec![1.0, 2.0, 3.0]));
+///
+/// let (view, done) = transfer(&arrays, &arrays, &array, &ordering, &Options::default())?;
+/// assert_eq!((done.plan, done.bytes_copied), (Plan::ZeroCopy, 0));
+/// assert_eq!(view.numbers().as_ptr(), array.numbers().as_ptr());
+/// drop(array);
+/// assert_eq!(view.numbers(), [1.0, 2.0, 3.0], "the view keeps the memory");
+///
+/// let options = Options { copy: Some(true), ..Options::default() };
+/// let (copy, done) = transfer(&arrays, &arrays, &view, &ordering, &options)?;
+/// assert_eq!((done.plan, done.bytes_copied), (Plan::Copy(Reason::Asked), 12));
+/// assert_ne!(copy.numbers().as_ptr(), view.numbers().as_ptr());
+/// # Ok::<(), Error>(())
+/// ```
 pub trait Adapter {
-    /// The framework's own tensor.
+    /// A tensor of the framework.
     type Tensor;
 
-    /// What the framework accepts and emits.
+    /// Returns what the framework accepts and emits.
     fn profile(&self) -> &Profile;
 
-    /// What leases keep hold of.
+    /// Returns the part that leases hold.
     fn consumer(&self) -> Arc<dyn Consumer>;
 
-    /// Lends a tensor: in place, without a copy, without blocking the host. The stream of the buffer is the one that is
+    /// Lends a tensor in place, without a copy and without blocking the host. The buffer's stream is the stream that is
     /// current in the framework now.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotATensor`] for anything that has no single strided memory (sparse, quantised, meta, …),
+    /// [`ErrorKind::NotATensor`] for an object without one strided memory (sparse, quantised, meta, …),
     /// [`ErrorKind::RequiresGrad`], [`ErrorKind::Dtype`], [`ErrorKind::Layout`].
     fn export(&self, tensor: &Self::Tensor) -> Result<Lent>;
 
-    /// Wraps a lease as a tensor that shares its memory and drops it with the last view. Core has checked that the
-    /// lease fits [`profile`](Self::profile), and ordered the current stream behind the owner's.
+    /// Wraps a lease as a tensor that shares its memory and drops the lease with the last view. Core has checked that
+    /// the lease fits [`profile`](Self::profile), and has ordered the current stream behind the owner's.
     ///
     /// # Errors
     ///
-    /// What the framework reports; the lease is given back then.
+    /// Errors of the framework. The lease is then dropped.
     fn import(&self, lease: Lease) -> Result<Self::Tensor>;
 
-    /// A fresh, compact copy, aligned to [`COPY_ALIGNMENT`], by the framework's own kernels, on the same device, in the
-    /// current stream, with every pending operation done.
+    /// Makes a compact copy, aligned to [`COPY_ALIGNMENT`], with the framework's own kernels: on the same device, in
+    /// the current stream, with deferred operations applied.
     ///
     /// # Errors
     ///
-    /// What the framework reports; [`ErrorKind::CopyNeeded`] where it cannot copy. Then core copies host memory, and the
-    /// consumer copies device memory that it can take in place.
+    /// Errors of the framework. [`ErrorKind::CopyNeeded`] where it cannot copy: core then copies host memory, and the
+    /// consumer copies device memory that it accepts in place.
     fn compact(&self, tensor: &Self::Tensor) -> Result<Self::Tensor>;
 }
 
 /// What a transfer did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transfer {
-    /// The path taken.
+    /// How the tensor crossed.
     pub plan: Plan,
-    /// Bytes that were copied: 0 in place.
+    /// Bytes copied: 0 in place.
     pub bytes_copied: usize,
-    /// The owner's stream and the consumer's stream that was made to wait for it, where they differ.
+    /// The owner's stream, and the consumer's stream that now waits for it, where they differ.
     pub ordered: Option<(Stream, Stream)>,
 }
 
-/// Takes `tensor` from one framework into another: lends it, plans, copies where the plan says so, orders the
-/// consumer's current stream behind the owner's, and wraps it.
+/// Takes `tensor` from one framework into another: exports it, plans, copies where the plan says so, orders the
+/// consumer's current stream behind the owner's, and imports it.
 ///
 /// # Errors
 ///
-/// Those of [`plan`](crate::plan), [`Adapter::export`], [`Adapter::import`] and [`Ordering::order`]. After an error
-/// nothing is left behind.
+/// Those of [`plan`](crate::plan()), [`Adapter::export`], [`Adapter::import`] and [`Ordering::order`]. An error leaves
+/// no view and no lease behind.
 pub fn transfer<F, T>(
     from: &dyn Adapter<Tensor = F>,
     to: &dyn Adapter<Tensor = T>,
@@ -113,11 +199,11 @@ pub fn transfer<F, T>(
 ) -> Result<(T, Transfer)> {
     let lent = from.export(tensor)?;
     let path = plan(&lent, to.profile(), options)?;
-    // The tensor may itself be a view of foreign memory. Its owner must then wait for this use, a copy included.
+    // The tensor may itself be a view of foreign memory, whose owner must then wait for this use, a copy included.
     if let Some(stream) = lent.buffer().stream() {
-        let lender = from.consumer();
-        let keep = || lender.keep(lent.device(), stream);
-        lender.views().used(lent.device(), lent.buffer().address(), stream.on_any_thread(), keep);
+        let producer = from.consumer();
+        let keep = || producer.keep(lent.device(), stream);
+        producer.views().used(lent.device(), lent.buffer().address(), stream.on_any_thread(), keep);
     }
     let crossing = Crossing { from, to, ordering, options };
     match path {
@@ -133,7 +219,7 @@ pub fn transfer<F, T>(
     }
 }
 
-/// The owner's stream and the consumer's, where one was made to wait for the other.
+/// The owner's stream, and the consumer's stream that waits for it.
 type Streams = Option<(Stream, Stream)>;
 
 struct Crossing<'a, F, T> {
@@ -144,7 +230,7 @@ struct Crossing<'a, F, T> {
 }
 
 impl<F, T> Crossing<'_, F, T> {
-    /// Orders the consumer behind the owner, and wraps the memory.
+    /// Orders the consumer's stream behind the owner's, and imports the memory.
     fn place(&self, lent: Lent, copied: bool) -> Result<(T, Streams)> {
         let memory = lent.device();
         let device = landing(memory, self.to.profile(), self.options.device).unwrap_or(memory);
@@ -162,8 +248,8 @@ impl<F, T> Crossing<'_, F, T> {
         Ok((self.to.import(lease)?, ordered))
     }
 
-    /// Lets the producer copy. Where it cannot, or its copy shares memory with the original or does not fit the target,
-    /// core copies host memory, and the consumer copies device memory.
+    /// Imports a copy. The producer makes it. Where it cannot, or its copy overlaps the original or does not fit the
+    /// target, core copies host memory, and the consumer copies device memory.
     fn copy(&self, lent: Lent, tensor: &F) -> Result<(T, Streams)> {
         match self.from.compact(tensor).and_then(|copy| self.from.export(&copy)) {
             Ok(copy) if self.fits(&copy) && !overlap(&copy, &lent) => {

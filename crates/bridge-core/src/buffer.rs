@@ -8,39 +8,38 @@ use std::ops::Range;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
-    /// Nobody may write through the view.
+    /// The view must not be written to.
     ReadOnly,
-    /// The producer does not say, as in an unversioned DLPack capsule. A consumer that keeps read-only memory may take
-    /// it as read-only, as NumPy does; the others take it as writable.
+    /// Not stated by the producer, as in an unversioned DLPack capsule. A consumer that keeps read-only memory may
+    /// treat it as read-only, as NumPy does; the others treat it as writable.
     Unstated,
     /// The view may be read and written.
     ReadWrite,
 }
 
-/// When the owner's allocator may hand the memory out again, once the buffer has been dropped.
+/// When the owner's allocator may reuse the memory, once the buffer has been dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reuse {
-    /// The allocator reuses it only behind what [`DeviceBuffer::stream`] holds at the time of the drop. Then the
-    /// buffer is dropped at once, and nothing waits.
+    /// Only behind the work that [`DeviceBuffer::stream`] holds at the time of the drop. Core drops the buffer at once.
     InStreamOrder,
-    /// Nothing is known. Then the buffer is kept until the device has done the work.
+    /// Unknown. Core keeps the buffer until the device has done that work.
     Unknown,
 }
 
 /// Memory on a device, kept alive by a value that owns it.
 ///
-/// A buffer makes four promises: *what* it is (an address and a length in bytes), *where* (a device), *when* it may be
-/// touched (behind the work that its stream holds), and *until when* (as long as the value lives; the owner takes it
-/// back in the order of the stream).
+/// A buffer makes four promises: *what* it is (an address and a length in bytes), *where* it is (a device), *when* it
+/// may be touched (behind the work that its stream holds), and *until when* (as long as the value lives; the owner
+/// reuses it in the order of the stream).
 ///
 /// # Safety
 ///
-/// Whoever implements this trait vouches for the following, and core and every other adapter rely on it:
+/// An implementer vouches for the following; core and every other adapter rely on it:
 ///
 /// - The bytes `address .. address + len` belong to one allocation on [`device`](Self::device), and stay allocated and
 ///   mapped until the value is dropped. `len` may be 0, and then `address` means nothing.
-/// - None of the methods changes its answer during the life of the value.
-/// - With [`Access::ReadWrite`] the owner tolerates writes by others in the order of the stream.
+/// - Every method returns the same value throughout the life of the buffer.
+/// - With [`Access::ReadWrite`] the owner tolerates foreign writes in the order of the stream.
 /// - Work put behind everything that [`stream`](Self::stream) holds when the value is made sees the bytes as the
 ///   owner's user last wrote them. `None` means that the bytes are there already, as on the host.
 /// - The stream is not destroyed before the value is dropped.
@@ -49,31 +48,31 @@ pub enum Reuse {
 /// - With [`Reuse::InStreamOrder`], the memory is reused only behind the work that `stream` holds when the value is
 ///   dropped, even where the allocator ties the memory to another stream than the one that it was last written on.
 ///
-/// In return core drops the value only after the owner's stream has been made to wait for every stream on which a
-/// view of it is known to have been used; where that cannot be done, it never drops the value.
+/// In return, core drops the value only after it has made the owner's stream wait for every stream on which a view is
+/// known to have been used. Where it cannot, it never drops the value.
 pub unsafe trait DeviceBuffer: Send + Sync {
-    /// The lowest address.
+    /// Returns the lowest address.
     fn address(&self) -> usize;
-    /// Length in bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> usize;
-    /// Whether there are no bytes.
+    /// Returns whether the length is 0.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Where the bytes are.
+    /// Returns the device that the bytes are on.
     fn device(&self) -> Device;
-    /// What a view may do.
+    /// Returns what a view may do with the memory.
     fn access(&self) -> Access;
-    /// The stream on which the owner writes; `None` for memory that is ready at any time.
+    /// Returns the stream on which the owner writes; `None` for memory that is ready at any time.
     fn stream(&self) -> Option<Stream>;
-    /// When the allocator reuses the memory.
+    /// Returns when the allocator may reuse the memory.
     fn reuse(&self) -> Reuse;
 }
 
-/// What an allocator knows of a piece of memory: the answers of a [`DeviceBuffer`] as plain values.
+/// What the owner knows about the memory that it lends: a [`DeviceBuffer`]'s properties as plain values.
 #[derive(Debug, Clone)]
 pub struct Allocation {
-    /// Addresses of the bytes.
+    /// Addresses of the bytes that are lent.
     pub bytes: Range<usize>,
     /// As [`DeviceBuffer::device`].
     pub device: Device,
@@ -86,7 +85,7 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Host memory, which is ready at any time and has no stream.
+    /// Returns host memory, which is ready at any time and has no stream.
     pub fn host(bytes: Range<usize>, access: Access) -> Self {
         Self { bytes, device: Device::CPU, access, stream: None, reuse: Reuse::InStreamOrder }
     }
@@ -99,11 +98,12 @@ pub struct Memory<O> {
 }
 
 impl<O: Send + Sync> Memory<O> {
-    /// Lends the allocation for as long as `owner` lives.
+    /// Makes a buffer that keeps `owner` until it is dropped.
     ///
     /// # Safety
     ///
-    /// The caller makes the promises of [`DeviceBuffer`] for this allocation, with `owner` as the value that is dropped.
+    /// The caller makes the promises of [`DeviceBuffer`] for this allocation, with `owner` as the value that is
+    /// dropped.
     pub unsafe fn new(allocation: Allocation, owner: O) -> Self {
         Self { allocation, _owner: owner }
     }
@@ -131,7 +131,7 @@ unsafe impl<O: Send + Sync> DeviceBuffer for Memory<O> {
     }
 }
 
-/// An operation that a framework has put off until somebody reads the tensor (PyTorch's conj and neg bits).
+/// An operation that the framework defers until the tensor is read (PyTorch's conj and neg bits).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pending {
@@ -141,7 +141,7 @@ pub enum Pending {
     Negation,
 }
 
-/// A tensor that its framework has lent: a buffer, and how the elements lie in it.
+/// An exported tensor: a buffer, a dtype and a layout.
 pub struct Lent {
     dtype: DType,
     layout: Layout,
@@ -151,7 +151,7 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// Joins a buffer and a layout.
+    /// Combines a buffer and a layout.
     ///
     /// # Errors
     ///
@@ -180,51 +180,51 @@ impl Lent {
         Self::new(dtype, layout.at(offset), buffer)
     }
 
-    /// Notes an operation that the framework has put off.
+    /// Records a deferred operation.
     #[must_use]
     pub fn with_pending(mut self, pending: Option<Pending>) -> Self {
         self.pending = pending;
         self
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Shape, strides and offset.
+    /// Returns the shape, the strides and the offset.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The operation that was put off, if any.
+    /// Returns the deferred operation, if there is one.
     pub fn pending(&self) -> Option<Pending> {
         self.pending
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn buffer(&self) -> &dyn DeviceBuffer {
         &*self.buffer
     }
 
-    /// Where the memory is, as the framework sees it that takes it.
+    /// Returns the device that the memory is on, as the consumer sees it.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// The same memory, seen as memory of `device`.
+    /// Returns the same tensor, seen as memory of `device`.
     pub(crate) fn seen_on(mut self, device: Device) -> Self {
         self.device = device;
         self
     }
 
-    /// Address of the first element.
+    /// Returns the address of the first element.
     pub fn data(&self) -> usize {
         // In range: `new` checked it.
         self.buffer.address() + self.layout.offset()
     }
 
-    /// Addresses of the bytes that the view may touch.
+    /// Returns the addresses that the view may touch.
     pub(crate) fn hull(&self) -> Range<usize> {
         let (below, above) = self.layout.reach();
         // In range: `new` checked it.

@@ -38,12 +38,12 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// The text is no device kind, or no device such as `cpu` or `cuda:0`.
+/// Error for text that is no device kind, or no device such as `cpu` or `cuda:0`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseDeviceError(String);
 
 impl ParseDeviceError {
-    /// Characters of the text that are kept for the message.
+    /// The most characters of the text that the message quotes.
     const KEPT: usize = 64;
 
     fn of(text: &str) -> Self {
@@ -75,9 +75,9 @@ impl FromStr for DeviceKind {
 /// One device: its kind and its number among the devices of that kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Device {
-    /// The kind.
+    /// The kind of device.
     pub kind: DeviceKind,
-    /// The ordinal as the process sees it: 0 for host memory.
+    /// The ordinal in this process; 0 for host memory.
     pub index: i32,
 }
 
@@ -85,7 +85,7 @@ impl Device {
     /// Host memory.
     pub const CPU: Device = Device { kind: DeviceKind::CPU, index: 0 };
 
-    /// The CUDA device with this ordinal.
+    /// Returns the CUDA device with this ordinal.
     pub const fn cuda(index: i32) -> Device {
         Device { kind: DeviceKind::CUDA, index }
     }
@@ -103,7 +103,7 @@ impl fmt::Display for Device {
 impl FromStr for Device {
     type Err = ParseDeviceError;
 
-    /// Reads `cpu`, `cuda:1`; a kind without a number means number 0.
+    /// Parses `cpu` or `cuda:1`; a kind without an ordinal means ordinal 0.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (kind, index) = text.split_once(':').unwrap_or((text, "0"));
         match (kind.parse(), index.parse()) {

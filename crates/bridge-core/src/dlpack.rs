@@ -1,7 +1,7 @@
-//! The DLPack codec, over [`dlpark`]: managed tensors in, versioned and legacy, and managed tensors out.
+//! The DLPack codec, over [`dlpark`]: imports managed tensors, versioned and legacy, and exports them.
 //!
-//! Rules come from `dlpack.h` 1.3. A producer that breaks one is refused with [`ErrorKind::Protocol`], and its tensor is
-//! given back.
+//! The rules are those of `dlpack.h` 1.3. A managed tensor that breaks one is refused with [`ErrorKind::Protocol`], and
+//! its deleter is called.
 
 use crate::{
     Access, Allocation, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Keep, Layout, Lease, Lent, MAX_NDIM,
@@ -30,7 +30,7 @@ impl From<DType> for DLDataType {
 
 impl From<DLDevice> for Device {
     fn from(device: DLDevice) -> Self {
-        // The codes of dlpack.h are small and positive; bindgen merely chose an unsigned type for the C enum.
+        // The codes of dlpack.h are small and positive; bindgen chose an unsigned type for the C enum.
         Device { kind: DeviceKind(device.device_type.0 as i32), index: device.device_id }
     }
 }
@@ -41,27 +41,28 @@ impl From<Device> for DLDevice {
     }
 }
 
-/// What a managed tensor does not say of its memory.
+/// What a managed tensor does not say about its memory.
 pub struct Origin {
-    /// Where the memory is, if not where the tensor says: DLPack writes number 0 for all pinned and managed memory.
+    /// The device, where it is not the one that the tensor names: DLPack writes ordinal 0 for all pinned and managed
+    /// memory.
     pub device: Option<Device>,
     /// As [`DeviceBuffer::stream`].
     pub stream: Option<Stream>,
     /// As [`DeviceBuffer::reuse`].
     pub reuse: Reuse,
-    /// The addresses of the allocation, where somebody knows them.
+    /// Addresses of an allocation that must hold the view, where the caller knows it.
     pub allocation: Option<Range<usize>>,
-    /// What else must live as long as the memory is lent.
+    /// A value that must live as long as the memory is lent.
     pub keep: Option<Keep>,
-    /// How the tensor is given back where that may not happen on any thread at any time, as when its deleter takes a lock
-    /// that is gone at the end of the process. It may never do it.
+    /// Custom destructor for producers whose deleter must not run on every thread at every time. It may leak, for
+    /// example during interpreter shutdown.
     pub release: Option<Release>,
 }
 
-/// Drops an owner, or leaves it for good.
+/// Drops an owner, or leaks it.
 pub type Release = fn(Box<dyn Send + Sync>);
 
-/// An owner that is dropped in its own way.
+/// An owner with a custom destructor.
 struct Released {
     owner: Option<Box<dyn Send + Sync>>,
     release: Release,
@@ -81,13 +82,13 @@ fn broken(text: String) -> Error {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Protocol`] for a null pointer, [`ErrorKind::Version`] for a major version other than 1. The deleter has
-/// been called then.
+/// [`ErrorKind::Protocol`] for a null pointer, [`ErrorKind::Version`] for a major version other than 1, after the
+/// deleter has been called.
 ///
 /// # Safety
 ///
-/// As for [`Managed::from_raw`]: `managed` is null, or an initialised managed tensor of just this ABI that the caller
-/// owns and whose deleter may be called from any thread.
+/// As for [`Managed::from_raw`]: `managed` is null, or an initialised managed tensor of exactly this ABI that the
+/// caller owns and whose deleter may be called on any thread.
 pub unsafe fn adopt<M: ManagedTensorBase>(managed: *mut M) -> Result<Managed<M>> {
     // SAFETY: the caller's obligation is the same.
     unsafe { Managed::from_raw(managed) }.map_err(|error| match error {
@@ -99,20 +100,21 @@ pub unsafe fn adopt<M: ManagedTensorBase>(managed: *mut M) -> Result<Managed<M>>
     })
 }
 
-/// Lends a managed tensor. `origin` is asked for what the tensor does not say, given its device and the address of its
-/// first element (0 where it has none). On an error the deleter has been called.
+/// Lends a managed tensor. `origin` receives the tensor's device and the address of its first element (0 for a tensor
+/// without elements), and returns what the tensor does not say. The access of an unversioned tensor is
+/// [`Access::Unstated`].
 ///
 /// # Errors
+///
+/// The deleter has been called in every case.
 ///
 /// [`ErrorKind::Protocol`] and [`ErrorKind::Layout`] for what breaks DLPack's rules or arithmetic,
 /// [`ErrorKind::Dtype`] for vectors (lanes ≠ 1) and elements that are not whole bytes.
 ///
-/// The access of an unversioned tensor is [`Access::Unstated`].
-///
 /// # Safety
 ///
-/// The producer keeps DLPack's promises for this tensor, and what `origin` gives is true: the caller vouches for the stream, the
-/// reuse and the allocation as the safety section of [`DeviceBuffer`] demands.
+/// The producer keeps DLPack's promises for this tensor, and `origin` returns the truth: the caller vouches for the
+/// stream, the reuse and the allocation as the safety section of [`DeviceBuffer`] demands.
 pub unsafe fn lend<M: ManagedTensorBase>(
     managed: Managed<M>,
     origin: impl FnOnce(Device, usize) -> Result<Origin>,
@@ -124,7 +126,7 @@ pub unsafe fn lend<M: ManagedTensorBase>(
         return Err(broken("the shape or the strides are not aligned".into()));
     }
     if usize::try_from(ndim).is_ok_and(|ndim| ndim > MAX_NDIM) {
-        // Before the shape is looked at: a wild ndim means a wild shape.
+        // Before the shape is read: a wild ndim means a wild shape.
         return Err(broken(format!("{ndim} dimensions are more than {MAX_NDIM}")));
     }
     let tensor = managed.validate().map_err(|error| broken(error.to_string()))?;
@@ -148,7 +150,7 @@ pub unsafe fn lend<M: ManagedTensorBase>(
     let bytes = layout.hull(data, origin.allocation.as_ref())?;
     // SAFETY: the handle owns the tensor, and no other code changes it.
     let access = match unsafe { &*managed.as_ptr() }.version() {
-        // There is no flag for it before version 1.0.
+        // DLPack has no flag for it before version 1.0.
         None => Access::Unstated,
         Some(_) if managed.flags().contains(DlpackFlags::READ_ONLY) => Access::ReadOnly,
         Some(_) => Access::ReadWrite,
@@ -170,20 +172,20 @@ pub unsafe fn lend<M: ManagedTensorBase>(
     Lent::at(data, dtype, layout, memory)
 }
 
-/// A lease inside a managed tensor that has been handed over, so that it can be had back if the consumer fails without
-/// saying whether it has taken the tensor.
+/// A second hold on the lease inside a managed tensor, to reclaim it if the consumer fails without saying whether it
+/// has taken the tensor.
 #[derive(Debug)]
 pub struct Handover(Arc<Mutex<Option<Lease>>>);
 
 impl Handover {
-    /// Gives the lease back if the consumer has not; the consumer's deleter, should it still be called, does nothing.
+    /// Drops the lease if the consumer has not. The managed tensor's deleter, if it is still called, does nothing.
     pub fn reclaim(self) {
         drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
-/// Wraps a lease as a managed tensor, whose deleter drops the lease. Strides are always written out, as DLPack 1.2
-/// wants them, and the byte offset is folded into the address, because several frameworks ignore it.
+/// Wraps a lease as a managed tensor, whose deleter drops the lease. Strides are always present, as DLPack 1.2 demands,
+/// and the byte offset is folded into the address, because several frameworks ignore it.
 pub fn wrap<M: ManagedTensorBase>(lease: Lease) -> (Managed<M>, Handover) {
     let (dtype, device, data, layout) = (lease.dtype(), lease.device(), lease.data(), lease.layout().clone());
     let mut flags = DlpackFlags::empty();
@@ -191,16 +193,16 @@ pub fn wrap<M: ManagedTensorBase>(lease: Lease) -> (Managed<M>, Handover) {
     flags.set(DlpackFlags::IS_COPIED, lease.is_copy());
     let lease = Arc::new(Mutex::new(Some(lease)));
     // SAFETY: dtype, layout and address are those of the lease, which the context keeps alive until the deleter.
-    // IS_COPIED is set only where the memory was copied for this lease alone; READ_ONLY is the lease's own.
+    // IS_COPIED is set only where the memory was copied for this lease alone.
     (unsafe { managed(dtype, &layout, device, data, flags, Arc::clone(&lease)) }, Handover(lease))
 }
 
-/// Describes memory that the caller knows by other means as a managed tensor, so that [`lend`] checks it as one. `data`
-/// is the address of the first element.
+/// Describes memory that is known by other means as a managed tensor, so that [`lend`] checks it as one. `data` is the
+/// address of the first element.
 ///
 /// # Safety
 ///
-/// The producer of the memory keeps DLPack's promises for this tensor, and `owner` keeps the memory.
+/// The producer keeps DLPack's promises for this tensor, and `owner` keeps the memory alive.
 pub unsafe fn describe(
     dtype: DType,
     layout: &Layout,
@@ -214,6 +216,8 @@ pub unsafe fn describe(
     unsafe { managed(dtype, layout, device, data, flags, Arc::new(owner)) }
 }
 
+/// Makes a managed tensor.
+///
 /// # Safety
 ///
 /// All arguments describe the same tensor, which `context` keeps alive.

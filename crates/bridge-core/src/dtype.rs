@@ -1,4 +1,4 @@
-//! Element types: an open set over DLPack's codes, with the field's names.
+//! Element types: an open set over DLPack's codes, with the names that frameworks use.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 /// An element type, by DLPack's `DLDataType` (`dlpack.h`): a type code, bits per lane, lanes.
 ///
-/// The set is open: a code that this crate has no name for is carried as it is, and refused only where a
+/// The set is open: a code without a name here crosses unchanged, and is refused only where a
 /// [`Profile`](crate::Profile) does not list it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DType {
@@ -14,7 +14,7 @@ pub struct DType {
     pub code: u8,
     /// Bits of one lane.
     pub bits: u8,
-    /// Lanes of one element: 1 for every type that the frameworks of this workspace have.
+    /// Lanes of one element: 1 for every dtype of the frameworks supported here.
     pub lanes: u16,
 }
 
@@ -24,7 +24,7 @@ macro_rules! dtypes {
             $(#[doc = concat!("`", $name, "`")]
             pub const $constant: DType = DType { code: $code, bits: $bits, lanes: 1 };)*
 
-            /// Every dtype that has a name here.
+            /// Every dtype with a name, and its name.
             pub const NAMED: &'static [(DType, &'static str)] = &[$((DType::$constant, $name)),*];
         }
     };
@@ -61,13 +61,13 @@ dtypes! {
 }
 
 impl DType {
-    /// Bytes of one element, or `None` where an element is not a whole number of bytes.
+    /// Returns the bytes of one element, or `None` where an element is not a whole number of bytes.
     pub fn itemsize(self) -> Option<usize> {
         let bits = usize::from(self.bits) * usize::from(self.lanes);
         (bits > 0 && bits % 8 == 0).then_some(bits / 8)
     }
 
-    /// Whether an element is a pair of real and imaginary part.
+    /// Returns whether an element is a pair of a real and an imaginary part.
     pub fn is_complex(self) -> bool {
         self.code == Self::COMPLEX64.code
     }
@@ -86,7 +86,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// The text is no dtype name, nor `dlpack(code, bits, lanes)`.
+/// Error for text that is neither a dtype name nor `dlpack(code, bits, lanes)`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseDTypeError(String);
 

@@ -1,32 +1,32 @@
-//! One error type for the whole path, so that every caller can branch on [`ErrorKind`].
+//! One error type for the whole path: callers branch on its [`ErrorKind`].
 
 use std::error::Error as StdError;
 use std::fmt;
 
-/// What went wrong, coarse enough to branch on. The message says what to do next.
+/// The kind of an error, coarse enough to branch on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// An argument, such as the name of a target or of a device, means nothing here.
+    /// An argument is invalid, such as the name of a target or of a device.
     Argument,
-    /// The object is not a tensor that this adapter can lend.
+    /// The object is not a tensor that the adapter can export.
     NotATensor,
     /// The target has no counterpart for the dtype.
     Dtype,
     /// The shape, the strides or the offset describe no valid view of the memory.
     Layout,
-    /// The tensor is on another device than asked, or on one that the target does not have.
+    /// The tensor is not on the requested device, or is on a device that the target does not have.
     Device,
-    /// The tensor is read-only and the target cannot keep it so.
+    /// The tensor is read-only, and the target would make it writable.
     ReadOnly,
-    /// A copy would be needed, and `copy=False` forbids it.
+    /// A copy is needed, and `copy=False` forbids it or no framework can make it.
     CopyNeeded,
-    /// The tensor takes part in automatic differentiation.
+    /// The tensor requires grad.
     RequiresGrad,
-    /// A DLPack capsule was used up before.
+    /// A DLPack capsule was consumed before.
     Consumed,
-    /// A DLPack capsule breaks the rules of the protocol.
+    /// A DLPack capsule or an array interface breaks the rules of its protocol.
     Protocol,
     /// The DLPack major version, or the version of a framework, is not supported.
     Version,
@@ -36,7 +36,7 @@ pub enum ErrorKind {
     Refused,
     /// One of two streams is being captured into a CUDA graph and the other is not.
     Captured,
-    /// A framework or the device has no memory left.
+    /// A framework, the host or the device is out of memory.
     OutOfMemory,
     /// The CUDA driver reported an error.
     Driver,
@@ -44,7 +44,7 @@ pub enum ErrorKind {
     Framework,
 }
 
-/// An error with its kind, a message for the user and, where there is one, its cause.
+/// An error: its kind, a message that tells the user what to do next and, where there is one, its cause.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -52,11 +52,11 @@ pub struct Error {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// Shorthand for results of this crate.
+/// The result of a function that fails with an [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error whose message tells the user what to do next.
+    /// Makes an error. The message tells the user what to do next.
     #[cold]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), source: None }
@@ -69,7 +69,7 @@ impl Error {
         self
     }
 
-    /// What went wrong.
+    /// Returns the kind.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }

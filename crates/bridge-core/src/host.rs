@@ -1,9 +1,9 @@
-//! Copies of host memory, for producers that cannot copy.
+//! Copies of host memory, where the producer cannot copy.
 
 use crate::{Access, Allocation, COPY_ALIGNMENT, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Result};
 use std::ptr;
 
-/// A unit of memory with the alignment that every framework takes.
+/// A unit of memory with the alignment of copies.
 #[repr(align(64))]
 struct Block {
     _bytes: [u8; COPY_ALIGNMENT],
@@ -22,16 +22,17 @@ pub(crate) fn copy(lent: &Lent) -> Result<Lent> {
     let mut memory: Vec<Block> = Vec::new();
     let count = nbytes.div_ceil(COPY_ALIGNMENT);
     memory.try_reserve_exact(count).map_err(|error| {
-        let text = format!("there is no host memory for a copy of {nbytes} bytes: free some first");
+        let text = format!("no host memory for a copy of {nbytes} bytes: free some first");
         Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
     })?;
     let start = memory.as_mut_ptr().cast::<u8>();
-    // SAFETY: by the contract of `DeviceBuffer` the bytes of the view are mapped and, as host memory, ready; `Lent::new`
-    // has checked that the layout stays inside them. The capacity has room for every element, and belongs to us alone.
+    // SAFETY: by the contract of `DeviceBuffer` the bytes of the view are mapped and, as host memory, ready;
+    // `Lent::new` has checked that the layout stays inside them. The capacity has room for every element, and no other
+    // code knows it.
     unsafe { copy_elements(ptr::with_exposed_provenance(lent.data()), layout, start) };
     let bytes = start.expose_provenance()..start.addr() + nbytes;
     let compact = Layout::new(lent.dtype(), layout.shape(), None, 0)?;
-    // SAFETY: the vector owns the bytes, which never move, and is dropped with the buffer. Nothing else knows them.
+    // SAFETY: the vector owns the bytes, which never move, and is dropped with the buffer. No other code knows them.
     let memory = unsafe { Memory::new(Allocation::host(bytes, Access::ReadWrite), memory) };
     Lent::new(lent.dtype(), compact, Box::new(memory))
 }
@@ -47,7 +48,7 @@ unsafe fn copy_elements(from: *const u8, layout: &Layout, to: *mut u8) {
         return;
     }
     let itemsize = layout.itemsize();
-    // The innermost dimensions that are compact are copied as one row.
+    // The compact innermost dimensions are copied as one row.
     let mut outer = layout.shape().len();
     let mut row = 1i64;
     while outer > 0 && (layout.shape()[outer - 1] == 1 || layout.strides()[outer - 1] == row) {
@@ -60,7 +61,7 @@ unsafe fn copy_elements(from: *const u8, layout: &Layout, to: *mut u8) {
     let mut done = 0;
     loop {
         let elements: i64 = index.iter().zip(strides).map(|(i, stride)| i * stride).sum();
-        // SAFETY: the element is one of the view, and the row behind it too; `done` rows have been written before. The
+        // SAFETY: the row is part of the view, and `to` has room for it behind the `done` bytes written so far. The
         // arithmetic stays within the extent that `Layout::new` has checked.
         unsafe { ptr::copy_nonoverlapping(from.offset(elements as isize * itemsize as isize), to.add(done), row) };
         done += row;
@@ -76,7 +77,7 @@ mod tests {
     use crate::{DType, DeviceBuffer};
     use proptest::prelude::*;
 
-    /// A view with these lengths and strides of bytes that all differ, or nearly.
+    /// A view with these lengths and strides over bytes that mostly differ.
     fn lent(dtype: DType, dims: &[(i64, i64)]) -> Lent {
         let (shape, strides): (Vec<_>, Vec<_>) = dims.iter().copied().unzip();
         let layout = Layout::new(dtype, &shape, Some(&strides), 0).unwrap();
@@ -120,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_error_where_there_is_no_memory() {
+    fn a_copy_that_does_not_fit_into_memory_is_an_error() {
         let byte = 0u8;
         let start = (&raw const byte).addr();
         let layout = Layout::new(DType::UINT8, &[i64::MAX], Some(&[0]), 0).unwrap();

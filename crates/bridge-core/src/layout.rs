@@ -8,20 +8,20 @@ use std::ops::Range;
 /// Lengths or strides of a few dimensions, inline up to four.
 pub type Dims = SmallVec<[i64; 4]>;
 
-/// More dimensions than this are refused: NumPy, the most generous framework, stops at 64.
+/// The most dimensions of a view: those of NumPy, which allows more than the other frameworks.
 pub const MAX_NDIM: usize = 64;
 
-/// The largest extent of a view, in bytes: the largest object that Rust, C and every framework here can address.
+/// The largest extent of a view, in bytes: that of the largest object in Rust and in C.
 const MAX_BYTES: usize = i64::MAX as usize;
 
 /// How the elements of a view lie in a buffer.
 ///
-/// Made only by [`Layout::new`], which checks the arithmetic, so that nothing later can overflow.
+/// Only [`Layout::new`] makes one, and it checks the arithmetic, so that nothing later can overflow.
 ///
-/// Strides of dimensions of length 1 address nothing, and neither do those of a view without elements. Frameworks read a
-/// meaning from them all the same: PyTorch tells channels-last tensors by them. So they are kept as the producer stated
-/// them, except for negative ones and those that overflow in bytes, which are replaced by the strides of a compact view.
-/// Comparison ignores them: two layouts that describe the same view are equal.
+/// Strides of dimensions of length 1 address nothing, and neither do those of a view without elements. Frameworks still
+/// read meaning from them: PyTorch recognises channels-last tensors by them. So they are kept as the producer stated
+/// them, except that the strides of a compact view replace negative ones and those that overflow in bytes. Comparison
+/// ignores them: two layouts that describe the same view are equal.
 #[derive(Debug, Clone)]
 pub struct Layout {
     shape: Dims,
@@ -34,13 +34,14 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// A view of `shape` whose element *i* is `strides[d]` elements (signed) from its neighbour in dimension `d`, and
-    /// whose first element is `offset` bytes into its buffer. Without `strides` the view is compact, row-major.
+    /// Makes the layout of a view of `shape`. In dimension `d`, neighbours are `strides[d]` elements (signed) apart;
+    /// without `strides` the view is compact and row-major. The first element is `offset` bytes into the buffer.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Layout`] for a negative length, another number of strides than dimensions, over [`MAX_NDIM`]
-    /// dimensions, or sizes that overflow; [`ErrorKind::Dtype`] for an element that is not a whole number of bytes.
+    /// [`ErrorKind::Layout`] for a negative length, for more or fewer strides than dimensions, for more than
+    /// [`MAX_NDIM`] dimensions, and for sizes that overflow; [`ErrorKind::Dtype`] for an element that is not a whole
+    /// number of bytes.
     pub fn new(dtype: DType, shape: &[i64], strides: Option<&[i64]>, offset: usize) -> Result<Self> {
         let itemsize = dtype.itemsize().ok_or_else(|| {
             let text = format!("elements of dtype {dtype} are not whole bytes: unpack it first, or view it as uint8");
@@ -66,7 +67,7 @@ impl Layout {
 
         let compact = compact_strides(shape);
         let mut kept = compact.clone();
-        // The first element. Every sum below counts it, so that the whole extent stays below 2^63.
+        // Every sum below counts the first element, so that the whole extent stays below 2^63.
         let mut reach = (0usize, if empty { 0 } else { itemsize });
         for (d, (&length, &stride)) in shape.iter().zip(strides.unwrap_or(&compact)).enumerate() {
             if empty || length == 1 {
@@ -118,49 +119,50 @@ impl Layout {
         )))
     }
 
-    /// Lengths, in elements.
+    /// Returns the lengths, in elements.
     pub fn shape(&self) -> &[i64] {
         &self.shape
     }
 
-    /// Strides, in elements, signed; those without a meaning as the producer stated them (see the type).
+    /// Returns the strides, in elements, signed. Those that address nothing are as the producer stated them (see the
+    /// type).
     pub fn strides(&self) -> &[i64] {
         &self.strides
     }
 
-    /// Bytes from the start of the buffer to the first element.
+    /// Returns the bytes from the start of the buffer to the first element.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.numel
     }
 
-    /// Bytes of all elements together, as a compact copy has them.
+    /// Returns the bytes of a compact copy.
     pub fn nbytes(&self) -> usize {
         self.numel * self.itemsize
     }
 
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     pub fn itemsize(&self) -> usize {
         self.itemsize
     }
 
-    /// The bytes that the view may touch, relative to its first element: `-below..above`, both as magnitudes.
+    /// Returns how many bytes `(below, above)` the start of the first element the view may touch.
     pub fn reach(&self) -> (usize, usize) {
         self.reach
     }
 
-    /// The bytes of the buffer that the view may touch, or `None` if it begins before the buffer.
+    /// Returns the bytes of the buffer that the view may touch, or `None` if it begins before the buffer.
     pub fn extent(&self) -> Option<Range<usize>> {
         Some(self.offset.checked_sub(self.reach.0)?..self.offset.checked_add(self.reach.1)?)
     }
 
-    /// The addresses that a view with its first element at address `data` may touch: the smallest buffer that holds it.
-    /// An adapter lends these bytes where the framework does not say which allocation is the tensor's own. `allocation`
-    /// is checked where the caller knows memory that must hold the view.
+    /// Returns the addresses that a view with its first element at address `data` may touch: the smallest buffer that
+    /// holds it. An adapter lends these bytes where the framework does not say which allocation is the tensor's own.
+    /// `allocation`, where the caller knows one, must hold them.
     ///
     /// # Errors
     ///
@@ -183,17 +185,17 @@ impl Layout {
         }
     }
 
-    /// The same view with its first element `offset` bytes into its buffer.
+    /// Returns the same view with its first element `offset` bytes into its buffer.
     pub(crate) fn at(self, offset: usize) -> Self {
         Self { offset, ..self }
     }
 
-    /// Whether the strides are those of a compact, row-major view also where they address nothing.
+    /// Returns whether all strides are those of a compact, row-major view, those that address nothing included.
     pub fn has_compact_strides(&self) -> bool {
         self.strides == compact_strides(&self.shape)
     }
 
-    /// Whether the elements follow one another in row-major order without a gap.
+    /// Returns whether the elements follow one another in row-major order without a gap.
     pub fn is_compact(&self) -> bool {
         let mut expected = 1;
         self.numel == 0
@@ -204,7 +206,7 @@ impl Layout {
             })
     }
 
-    /// Whether any stride is negative.
+    /// Returns whether any stride is negative.
     pub fn has_negative_strides(&self) -> bool {
         self.strides.iter().any(|stride| *stride < 0)
     }
@@ -234,8 +236,8 @@ impl fmt::Display for Layout {
     }
 }
 
-/// The strides, in elements, of a compact row-major view. Lengths of 0 count as 1, so nothing here overflows for a
-/// shape whose non-zero lengths multiply within 2^63.
+/// Returns the strides, in elements, of a compact row-major view. Lengths of 0 count as 1, so nothing overflows for a
+/// shape whose non-zero lengths multiply to less than 2^63.
 fn compact_strides(shape: &[i64]) -> Dims {
     let mut strides = Dims::from_elem(1, shape.len());
     for d in (1..shape.len()).rev() {

@@ -1,4 +1,4 @@
-//! A lent tensor on its way into another framework, and the way back.
+//! The consumer's hold on an exported tensor, and the ordered return of its memory.
 
 use crate::views::Used;
 use crate::{Access, Consumer, DType, Device, DeviceBuffer, ErrorKind, Layout, Lent, Ordering, Reuse, Stream};
@@ -13,31 +13,31 @@ static LEASED: AtomicU64 = AtomicU64::new(0);
 static RELEASED: AtomicU64 = AtomicU64::new(0);
 static LEAKED: AtomicU64 = AtomicU64::new(0);
 
-/// How many leases this process has made and given back.
+/// Counts of leases in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
     /// Leases made.
     pub leased: u64,
-    /// Leases given back.
+    /// Leases dropped.
     pub released: u64,
-    /// Those among them whose memory was not: a reader could not be ordered in front of its reuse, as when a view is
-    /// dropped that was used on a stream that is being captured into a graph.
+    /// Dropped leases whose memory is leaked, because a reader could not be ordered before its reuse: for example a
+    /// view was used on a stream that is being captured into a graph.
     pub leaked: u64,
 }
 
-/// Counts of the whole process: `leased - released` views are alive.
+/// Returns the counts of this process: `leased - released` leases are alive.
 pub fn stats() -> Stats {
-    // Released first: a lease given back between the two reads must not make the difference negative.
+    // Released first: a lease dropped between the two reads must not make the difference negative.
     let released = RELEASED.load(Relaxed);
     Stats { leased: LEASED.load(Relaxed), released, leaked: LEAKED.load(Relaxed) }
 }
 
-/// The consumer's hold on a lent tensor. Dropping it gives the tensor back, in stream order.
+/// The consumer's hold on an exported tensor. Dropping it returns the memory to the owner, in stream order.
 ///
-/// An importing adapter puts it where its framework keeps the owner of foreign memory, so that it is dropped exactly
-/// when the last view goes. On the drop, the owner's stream waits for the stream at import, the stream that is current
-/// where the drop happens, and every stream noted in [`Views`](crate::Views); then the owner's reference is dropped,
-/// at once or, where its allocator's habits are unknown, behind the work.
+/// An importing adapter stores it where its framework keeps the owner of foreign memory, so that the last view drops
+/// it. The drop makes the owner's stream wait for the stream at import, the stream current at the drop, and every
+/// stream noted in [`Views`](crate::Views). Then the buffer is dropped: at once with [`Reuse::InStreamOrder`], after
+/// that work with [`Reuse::Unknown`].
 pub struct Lease {
     /// `None` only while it is being dropped.
     lent: Option<Lent>,
@@ -52,12 +52,12 @@ pub struct Lease {
     ordered: Option<Ordered>,
 }
 
-/// What orders the way back.
+/// What the drop orders.
 struct Ordered {
     owner: Stream,
     /// The stream at import; `None` where the host reads.
     reader: Option<Used>,
-    /// The bytes that are entered in the consumer's views.
+    /// The addresses entered in the consumer's views.
     bytes: Range<usize>,
 }
 
@@ -88,37 +88,37 @@ impl Lease {
         self.lent.as_ref().expect("only the drop takes it")
     }
 
-    /// Address of the first element. It may be null for a view without elements.
+    /// Returns the address of the first element. It may be null for a view without elements.
     pub fn data(&self) -> usize {
         self.data
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Shape, strides and offset.
+    /// Returns the shape, the strides and the offset.
     pub fn layout(&self) -> &Layout {
         self.lent().layout()
     }
 
-    /// Where the memory is.
+    /// Returns the device that the memory is on, as the consumer sees it.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// What the view may do.
+    /// Returns what the view may do with the memory.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// Whether the memory is a copy that was made for this lease, and so belongs to the consumer alone.
+    /// Returns whether the memory is a copy that was made for this lease, and so belongs to the consumer alone.
     pub fn is_copy(&self) -> bool {
         self.copied
     }
 
-    /// The lowest address of the memory and its length in bytes.
+    /// Returns the lowest address of the memory and its length in bytes.
     pub fn buffer(&self) -> (usize, usize) {
         (self.lent().buffer().address(), self.lent().buffer().len())
     }
@@ -127,7 +127,7 @@ impl Lease {
         let Some(lent) = self.lent.take() else { return };
         let (device, reuse) = (lent.buffer().device(), lent.buffer().reuse());
         let Some(Ordered { owner, reader, bytes }) = self.ordered.take() else { return };
-        // Until every reader is in front of it, the memory must not be given back, whatever goes wrong on the way.
+        // Until every reader is ordered before its reuse, the memory must not be returned, whatever fails below.
         let buffer = Unordered(ManuallyDrop::new(lent.into_buffer()));
         // Both keep their streams alive until the end of this function.
         let noted = self.consumer.views().leave(self.device, &bytes);
@@ -147,7 +147,7 @@ impl Lease {
         let current = current.map(Stream::on_any_thread).filter(|current| !readers.contains(current));
         match current.map(|current| (current, behind(current))) {
             None | Some((_, Ok(()))) => give_back(&**ordering),
-            // The view has no known use in the stream that is being captured here. It can wait for it later.
+            // The view has no known use in the stream that is being captured, so the wait can follow the capture.
             Some((current, Err(error))) if error.kind() == ErrorKind::Captured => {
                 let keep = self.consumer.keep(self.device, current);
                 let (later, mut give_back) = (Arc::clone(ordering), Some(give_back));
@@ -167,7 +167,7 @@ impl Lease {
     }
 }
 
-/// Memory that a reader may still use. Dropped on an error path, it is never given back, and counted.
+/// Memory that a reader may still use. Dropping it, as error paths do, leaks the memory and counts the leak.
 struct Unordered(ManuallyDrop<Box<dyn DeviceBuffer>>);
 
 impl Unordered {
@@ -187,7 +187,7 @@ impl Drop for Unordered {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // Frameworks call this through C: a panic of a foreign implementation must end here.
+        // Frameworks call this through C, which a panic of a foreign implementation must not cross.
         let _ = catch_unwind(AssertUnwindSafe(|| self.give_back()));
         RELEASED.fetch_add(1, Relaxed);
     }

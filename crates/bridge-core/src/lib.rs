@@ -1,39 +1,45 @@
 //! The contract of tensor-bridge.
 //!
-//! Every framework has one thing in common: memory with an owner. This crate names it, a [`DeviceBuffer`], with the
-//! four promises that go with it: what it is, where it is, when it may be touched, and until when. An [`Adapter`] lends
-//! its framework's tensor as a [`Lent`] buffer, or wraps a [`Lease`] on a lent buffer as its framework's tensor.
-//! [`transfer`] is the one way from one to the other.
+//! Every framework has memory with an owner. This crate calls it a [`DeviceBuffer`] and makes four promises part of it:
+//! *what* it is, *where* it is, *when* it may be touched, and *until when*. An [`Adapter`] exports its framework's
+//! tensor as [`Lent`]: a buffer, a dtype and a [`Layout`]. It imports a [`Lease`] on such a buffer as its framework's
+//! tensor. [`transfer`] connects two adapters, and is the only path between them.
+//!
+//! The words used throughout: the *producer* exports a tensor and is, or stands for, the *owner* of its memory. The
+//! *consumer* imports it as a *view*. The *owner's stream* is the stream that the buffer names.
 //!
 //! # Whose job each check is
 //!
-//! | check | who |
+//! | check | done by |
 //! |---|---|
 //! | the object is a tensor of this framework, with one strided memory, outside autograd | the exporting adapter |
-//! | pending operations (conj and neg bits) are reported | the exporting adapter |
+//! | deferred operations (conj and neg bits) are reported | the exporting adapter |
 //! | shape, strides and offset are sound and lie inside the buffer | core: [`Layout::new`], [`Lent::new`] |
+//! | the view lies inside its allocation, where the driver knows that | core: [`Layout::hull`] |
 //! | dtype, strides, alignment, device, read-only fit the target; whether to copy | core: [`plan`](plan()) |
 //! | a capsule follows DLPack's rules | core: [`dlpack`] |
 //! | an address belongs to the device that a capsule names | the crate for that device, `bridge-cuda` |
-//! | a copy lies apart from the original and fits the target; the owner of a view waits for it | core: [`transfer`] |
+//! | a copy does not overlap the original and fits the target; the owner of a view waits for it | core: [`transfer`] |
 //! | the consumer's stream waits for the owner's | core: [`transfer`], over [`Ordering`] |
 //! | the owner's stream waits for every reader | core: [`Lease`], over [`Ordering`] |
-//! | the memory is not reused before that, whatever the allocator's habits | the exporting adapter: [`DeviceBuffer::reuse`] |
+//! | the memory is not reused before that, whatever its allocator does | the exporting adapter: [`DeviceBuffer::reuse`] |
 //! | the last view drops the lease, once, on any thread | the importing adapter |
 //! | panics stop before C | core, in the drop of a [`Lease`]; adapters, in functions that C calls |
 //!
-//! Adapters therefore never look at a [`Profile`], and core never calls a framework.
+//! Adapters therefore never read a [`Profile`], and core never calls a framework.
 //!
-//! # The protocol in time
+//! # A transfer in time
 //!
-//! 1. [`Adapter::export`]: the owner's stream is the one current in its framework.
-//! 2. The owner's stream is noted in the producer's own [`Views`], in case the tensor is a view itself.
-//! 3. Where the consumer's current stream differs, it is made to wait for a point in the owner's stream.
-//! 4. [`Adapter::import`].
-//! 5. When the last view is dropped, the owner's stream is made to wait for the stream at import, the one current where the
-//!    view is dropped, and those noted in [`Views`]. Only then is the owner's reference dropped.
+//! 1. [`Adapter::export`] lends the tensor. The owner's stream is the stream current in its framework.
+//! 2. Core notes the owner's stream in the producer's own [`Views`], because the tensor may itself be a view.
+//! 3. Where the consumer's current stream differs, core makes it wait for the work now in the owner's stream.
+//! 4. [`Adapter::import`] wraps the lease.
+//! 5. The last view drops the lease. Core makes the owner's stream wait for the stream at import, for the stream
+//!    current at the drop, and for every stream noted in [`Views`]. Then it drops the owner's reference.
 //!
-//! Nothing of this blocks the host, except where a consumer reads device memory on the host. There is no framework, no CUDA and no Python among this crate's dependencies.
+//! None of this blocks the host, except where a consumer reads device memory on the host.
+//!
+//! The crate depends on no framework, no CUDA and no Python.
 
 mod adapter;
 mod buffer;

@@ -4,32 +4,32 @@ use crate::{Access, Device, DeviceKind, Error, ErrorKind, Lent, Pending, Profile
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What the caller asks for.
+/// The caller's requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Options {
     /// As in the array API: `None` copies only where it is needed, `Some(true)` always, `Some(false)` never.
     pub copy: Option<bool>,
-    /// The device on which the result must be. `None`: where the tensor is.
+    /// The device that the result must be on. `None`: where the tensor is.
     pub device: Option<Device>,
 }
 
-/// Why a copy is made, on the device where the tensor is. The producing framework makes it. Where it cannot, core copies
-/// host memory, and the consumer copies device memory that it can take in place.
+/// Why a copy is made. The producer makes it, on the tensor's device. Where it cannot, core copies host memory, and the
+/// consumer copies device memory that it accepts in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Reason {
-    /// The caller said `copy=True`.
+    /// The caller passed `copy=True`.
     Asked,
-    /// A conjugation that the producer has put off.
+    /// The producer has deferred a conjugation.
     PendingConjugation,
-    /// A negation that the producer has put off.
+    /// The producer has deferred a negation.
     PendingNegation,
-    /// The target takes no negative strides.
+    /// The target accepts no negative strides.
     NegativeStrides,
-    /// The target takes compact tensors only.
+    /// The target accepts compact tensors only.
     Strides,
-    /// The address is not aligned as the target needs it.
+    /// The address does not have the alignment that the target requires.
     Alignment,
 }
 
@@ -60,10 +60,10 @@ impl fmt::Display for Reason {
 ///
 /// # Errors
 ///
-/// - [`ErrorKind::Device`]: it is not on the device that `options` asks for, or on none that the target has.
+/// - [`ErrorKind::Device`]: it is not on the device that `options` names, or the target has no such device.
 /// - [`ErrorKind::Dtype`]: the target has no such dtype.
-/// - [`ErrorKind::ReadOnly`]: it is read-only, the target would lose that, and no copy is made.
-/// - [`ErrorKind::CopyNeeded`]: it has to be copied, and `copy` is `Some(false)`.
+/// - [`ErrorKind::ReadOnly`]: it is read-only, the target would make it writable, and no copy is made.
+/// - [`ErrorKind::CopyNeeded`]: it must be copied, and `copy` is `Some(false)`.
 pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
     let (device, dtype, name) = (lent.device(), lent.dtype(), &target.name);
     if landing(device, target, options.device).is_none() {
@@ -103,16 +103,15 @@ pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
     }
 }
 
-/// Kinds of memory that another kind of device can use as well. A GPU uses managed memory as its own, and the host reads
-/// pinned and managed memory (CUDA driver API, "Unified Addressing").
+/// Kinds of memory, and another kind of device that can use them. A GPU uses managed memory as its own, and the host
+/// reads pinned and managed memory (CUDA driver API, "Unified Addressing").
 const ALSO: &[(DeviceKind, DeviceKind)] = &[
     (DeviceKind::CUDA_MANAGED, DeviceKind::CUDA),
     (DeviceKind::CUDA_MANAGED, DeviceKind::CPU),
     (DeviceKind::CUDA_HOST, DeviceKind::CPU),
 ];
 
-/// Returns the device on which the target sees memory that is on `device`, if it can use such memory and that is what the
-/// caller asks for.
+/// Returns the device under which the target uses memory of `device`, if it can and the caller requests no other.
 pub(crate) fn landing(device: Device, target: &Profile, asked: Option<Device>) -> Option<Device> {
     let also = ALSO.iter().filter(|(kind, _)| *kind == device.kind).map(|(_, kind)| match *kind {
         DeviceKind::CPU => Device::CPU,
@@ -122,7 +121,7 @@ pub(crate) fn landing(device: Device, target: &Profile, asked: Option<Device>) -
     usable.find(|device| asked.is_none_or(|asked| asked == *device))
 }
 
-/// The first reason for which the target cannot take the tensor in place.
+/// Returns the first reason why the target cannot take the tensor in place.
 pub(crate) fn needed(lent: &Lent, target: &Profile) -> Option<Reason> {
     let layout = lent.layout();
     if let Some(pending) = lent.pending() {

@@ -3,47 +3,47 @@
 use crate::{DType, DeviceKind};
 use serde::{Deserialize, Serialize};
 
-/// Which strides a framework takes. The order is from generous to strict.
+/// The strides that a framework accepts, from lenient to strict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Strides {
     /// Any strides, of either sign.
     Any,
-    /// Any that are not negative.
+    /// Any strides that are not negative.
     NonNegative,
-    /// Only those of a compact, row-major tensor.
+    /// Those of a compact, row-major tensor only.
     Compact,
 }
 
-/// What a framework accepts and emits. It is data: printed, compared, kept in `fixtures/profiles/`, and judged by the
-/// suite, which checks that a framework takes exactly what its profile says.
+/// What a framework accepts and emits, as data: printed, compared, and kept in `fixtures/profiles/`. The conformance
+/// suite checks that a framework accepts exactly what its profile says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
     /// The framework's name, as users write it in `convert(x, "torch")`.
     pub name: String,
-    /// The dtypes that it has a counterpart for.
+    /// The dtypes that it accepts.
     pub dtypes: Vec<DType>,
-    /// The strides that it takes.
+    /// The strides that it accepts.
     pub strides: Strides,
-    /// The alignment, in bytes, that the address of the first element must have, beyond the itemsize. 1 where the
-    /// itemsize is enough, 0 where no alignment is needed at all.
+    /// Alignment of the first element's address, in bytes, beyond that of the itemsize. 1: the itemsize is enough. 0:
+    /// any address is accepted.
     pub alignment: usize,
-    /// The kinds of device that its tensors can be on, in this process.
+    /// The kinds of device that its tensors can be on in this process.
     pub devices: Vec<DeviceKind>,
     /// Whether it keeps read-only memory read-only.
     pub keeps_read_only: bool,
-    /// Whether the host waits for the device when one of its tensors is lent.
+    /// Whether exporting a tensor blocks the host until the device is done.
     #[serde(default)]
     pub waits_on_export: bool,
-    /// Whether it calls C++ functions of the framework that have no stable interface, because they were tested with the
-    /// installed version. With other versions it calls public ones in their place, which are slower or do less.
+    /// Whether the adapter calls C++ functions of the framework without a stable interface, tested with the installed
+    /// version. With other versions it calls public functions, which are slower or do less.
     #[serde(default)]
     pub private_functions: bool,
 }
 
 impl Profile {
-    /// That of a lender behind which no framework is known that could take anything.
-    pub fn of_lender(name: &str) -> Self {
+    /// Returns the profile of an export-only source, such as a bare capsule; it accepts nothing.
+    pub fn export_only(name: &str) -> Self {
         Self {
             name: name.into(),
             dtypes: Vec::new(),
@@ -56,7 +56,7 @@ impl Profile {
         }
     }
 
-    /// The alignment in bytes that an element of `itemsize` bytes needs here.
+    /// Returns the alignment, in bytes, that the framework requires of an element of `itemsize` bytes.
     pub fn alignment_of(&self, itemsize: usize) -> usize {
         match self.alignment {
             0 => 1,

@@ -7,14 +7,15 @@ use std::ops::{Range, RangeInclusive};
 /// Number of classes: one for each bit of a length.
 const CLASSES: usize = usize::BITS as usize;
 
-/// Values by ranges of addresses, which may overlap, at places such as devices.
+/// Values by place, such as a device, and range of addresses. Ranges may overlap.
 ///
-/// Entries are in classes by the highest bit of their length. A range that contains an address starts less than two such
-/// powers before it. So a look-up visits, in each class that is not empty, only neighbours of the address.
+/// Entries are in classes by the highest bit of their length, so a range of class `k` that contains an address starts
+/// less than `2^(k+1)` before it. A look-up visits only such neighbours of the address, in the classes that are not
+/// empty.
 #[derive(Debug)]
 pub struct Spans<P, T> {
     classes: [BTreeMap<(P, usize, usize), T>; CLASSES],
-    /// The classes that are not empty, a bit each.
+    /// Bit set of the classes that are not empty.
     occupied: usize,
 }
 
@@ -24,13 +25,13 @@ impl<P, T> Default for Spans<P, T> {
     }
 }
 
-/// The class of a range; `None` for one without addresses.
+/// Returns the class of a range; `None` for an empty range.
 fn class(bytes: &Range<usize>) -> Option<usize> {
     Some(bytes.end.checked_sub(bytes.start)?.checked_ilog2()? as usize)
 }
 
 impl<P: Copy + Ord, T> Spans<P, T> {
-    /// The value for this range, which is the default one if the range is new. `None` for a range without addresses.
+    /// Returns the value for this range, after inserting the default if there is none. `None` for an empty range.
     pub fn enter(&mut self, place: P, bytes: &Range<usize>) -> Option<&mut T>
     where
         T: Default,
@@ -40,7 +41,7 @@ impl<P: Copy + Ord, T> Spans<P, T> {
         Some(self.classes[class].entry((place, bytes.start, bytes.end)).or_default())
     }
 
-    /// Removes the value for this range if `is_last` returns `true` for it, and returns it then.
+    /// Removes and returns the value for this range if `is_last` returns `true` for it.
     pub fn leave(&mut self, place: P, bytes: &Range<usize>, is_last: impl FnOnce(&mut T) -> bool) -> Option<T> {
         let class = class(bytes)?;
         let Occupied(mut entry) = self.classes[class].entry((place, bytes.start, bytes.end)) else { return None };
@@ -63,13 +64,13 @@ impl<P: Copy + Ord, T> Spans<P, T> {
         }
     }
 
-    /// The keys of this class whose ranges may contain the address.
+    /// Returns the keys of this class whose ranges may contain the address.
     fn near(place: P, address: usize, class: usize) -> RangeInclusive<(P, usize, usize)> {
         let farthest = usize::MAX >> (CLASSES - 1 - class);
         (place, address.saturating_sub(farthest), 0)..=(place, address, usize::MAX)
     }
 
-    /// Whether there is no range.
+    /// Returns whether there is no range.
     pub fn is_empty(&self) -> bool {
         self.occupied == 0
     }

@@ -1,4 +1,4 @@
-//! Which streams the live views of a framework are used on.
+//! The live views of a framework, and the streams that they are used on.
 
 use crate::{Device, Spans, Stream};
 use std::ops::Range;
@@ -16,8 +16,8 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    /// Whether this entry makes `later` superfluous: the same stream, kept alive if `later` would keep it alive. A raw
-    /// handle keeps nothing alive, so its stream may have been destroyed, and the handle may name another one now.
+    /// Returns whether this entry makes `later` redundant: the same stream, kept alive if `later` would keep it alive.
+    /// An entry without a `keep` may be stale: its stream may have been destroyed, and its handle reused.
     fn covers(&self, later: &Used) -> bool {
         self.stream == later.stream && (self.keep.is_some() || later.keep.is_none())
     }
@@ -27,30 +27,30 @@ impl Used {
 #[derive(Default)]
 struct Entry {
     views: usize,
-    /// Nearly always empty. A vector keeps the nodes of the map small.
+    /// Nearly always empty; a vector keeps the nodes of the map small.
     noted: Vec<Used>,
 }
 
 /// The views of foreign memory that a framework holds, and the streams noted for each.
 ///
-/// The key is the address. So a note reaches a view, a slice of a view, and a view that was lent on to a third framework.
-/// The cost of each method grows with the logarithm of the number of views, and with the number of views that overlap
-/// at the address. No method calls foreign code while it holds the lock.
+/// The key is the address, so a note on a slice of a view, or on a view of the view in a third framework, reaches the
+/// view. The cost of each method grows with the logarithm of the number of views, and with the number of views that
+/// overlap at the address. No method calls foreign code while it holds the lock.
 #[derive(Default)]
 pub struct Views {
     live: Mutex<Spans<Device, Entry>>,
-    /// The number of views, to be read without the lock.
+    /// The number of views, readable without the lock.
     count: AtomicUsize,
 }
 
 impl Views {
     fn lock(&self) -> MutexGuard<'_, Spans<Device, Entry>> {
-        // The map is consistent between any two statements here, so a panic elsewhere does not spoil it.
+        // The map is consistent between any two statements here, so a panic elsewhere leaves it sound.
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the memory at `address` is used on `stream`, for every view that contains the address. `keep` keeps the
-    /// stream alive until those views are dropped. Returns their number; 0 means that no view contains the address.
+    /// Notes that the memory at `address` is used on `stream`, for every view that contains the address. `keep` keeps
+    /// the stream alive until those views are dropped. Returns the number of these views.
     pub fn used(&self, device: Device, address: usize, stream: Stream, keep: impl FnOnce() -> Option<Keep>) -> usize {
         if self.is_empty() {
             return 0;
@@ -60,7 +60,7 @@ impl Views {
         if views == 0 {
             return 0;
         }
-        // Not under the lock: it may enter the interpreter.
+        // Not under the lock: `keep` may enter the interpreter.
         let used = Used { stream, keep: keep() };
         self.lock().containing(device, address, |entry| {
             if !entry.noted.iter().any(|noted| noted.covers(&used)) {
@@ -70,7 +70,7 @@ impl Views {
         views
     }
 
-    /// Enters a view of these bytes.
+    /// Adds a view of these bytes.
     pub(crate) fn enter(&self, device: Device, bytes: &Range<usize>) {
         if let Some(entry) = self.lock().enter(device, bytes) {
             entry.views += 1;
@@ -85,7 +85,7 @@ impl Views {
             self.count.fetch_sub(1, Relaxed);
             entry.views -= 1;
             if entry.views > 0 {
-                // Streams that were noted before this view was made do no harm: they are waited for once more.
+                // Streams noted before this view was made are harmless: the owner waits for them once more.
                 noted = entry.noted.clone();
             }
             entry.views == 0
@@ -93,12 +93,12 @@ impl Views {
         removed.map_or(noted, |entry| entry.noted)
     }
 
-    /// Number of live views.
+    /// Returns the number of live views.
     pub fn len(&self) -> usize {
         self.count.load(Relaxed)
     }
 
-    /// Whether there is no live view.
+    /// Returns whether there is no live view.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -18,7 +18,7 @@ use std::sync::{Arc, LazyLock};
 /// Exports objects that are known by a protocol. It imports nothing.
 pub(crate) struct Foreign<'py>(pub(crate) Python<'py>);
 
-static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile::of_lender("DLPack"));
+static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile::export_only("DLPack"));
 
 static NO_VIEWS: LazyLock<Arc<Views>> = LazyLock::new(Arc::default);
 
