@@ -1,7 +1,8 @@
-//! Checks on a CUDA device what the tests check against a driver without one: that order is order, that nothing waits,
-//! that memory is not dropped early, that contexts and captures are left alone. It prints a line per check.
+//! Repeats on a CUDA device what the tests check with a fake driver: work is ordered, no call waits, memory is not
+//! dropped early, contexts and captures are unaffected. Prints a line per check.
 //!
-//! Run it with `cargo run --release -p bridge-cuda --example check`. Without CUDA it says so.
+//! Run it with `cargo run --release -p bridge-cuda --example check`. Without CUDA it prints why there is nothing to
+//! check.
 
 use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Ordering, Reuse, Stream};
 use cudarc::driver::sys::{self, CUcontext, CUdeviceptr, CUresult, CUstream};
@@ -18,7 +19,7 @@ const FILLS: usize = 100;
 const BIG: usize = 512 << 20;
 const ROUNDS: u32 = 50;
 
-/// Calls the driver through cudarc, as an independent witness, and ends the program when a call fails.
+/// Calls the driver through cudarc, as an independent witness, and aborts the program when a call fails.
 macro_rules! cu {
     ($name:ident($($argument:expr),* $(,)?)) => {{
         // SAFETY: in this program all handles come from the driver and are alive, all outputs are writable, and fills
@@ -46,13 +47,13 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(checks.failed > 0))
 }
 
-/// What the checks work with: the primary context, two streams, some memory.
+/// The primary context, two streams and some memory.
 struct Checks {
     ordering: Arc<dyn Ordering>,
     primary: CUcontext,
     streams: [CUstream; 2],
     big: CUdeviceptr,
-    /// Two numbers: one that is written, and one that takes what was read.
+    /// Two numbers: one to write, and a copy of it.
     small: [CUdeviceptr; 2],
     failed: usize,
 }
@@ -98,7 +99,7 @@ impl Checks {
         cu!(cuCtxSetCurrent(primary));
         let streams = [(); 2].map(|()| {
             let mut handle = null_mut();
-            // Non-blocking: no order with the default streams but the one that is asked for.
+            // Non-blocking: ordered with the default streams only by `order`.
             cu!(cuStreamCreate(&mut handle, 1));
             handle
         });
@@ -117,11 +118,11 @@ impl Checks {
         }
     }
 
-    /// Whatever is current stays current: nothing, the primary context, another one; also after an error.
+    /// The current context stays current: none, the primary one, another one; also after an error.
     fn contexts(&mut self) {
         let mut other = null_mut();
         cu!(cuCtxCreate_v2(&mut other, 0, 0));
-        // What it has put on the thread's stack would stand behind the primary context when that is taken away.
+        // Otherwise it would stay on the thread's stack, below the primary context.
         cu!(cuCtxPopCurrent_v2(&mut other));
         for (name, context) in [("no", null_mut()), ("the primary", self.primary), ("another", other)] {
             cu!(cuCtxSetCurrent(context));
@@ -137,7 +138,7 @@ impl Checks {
         cu!(cuCtxSetCurrent(self.primary));
     }
 
-    /// How many of the reads on `later` missed the write at the end of `earlier`, and how many calls waited for it.
+    /// Returns how many reads on `later` missed the write at the end of `earlier`, and how many calls waited for it.
     fn rounds(&self, earlier: CUstream, later: CUstream, order: impl Fn()) -> (usize, usize) {
         let [written, read] = self.small;
         let (mut stale, mut waited) = (0, 0);
@@ -177,7 +178,7 @@ impl Checks {
         self.check(stale == 0 && waited == 0, &text);
     }
 
-    /// A retired buffer goes after the work, and not at all early.
+    /// A retired buffer is dropped after the work, and not before.
     fn release(&mut self) {
         let [a, b] = self.streams;
         let (mut early, mut waited, mut held_back) = (0, 0, 0);
@@ -188,7 +189,7 @@ impl Checks {
             self.ordering.retire(GPU, stream(b), quick.buffer());
             waited += usize::from(!busy(a));
             while bridge_cuda::retired() > 0 {
-                // In this order: what is dropped before the stream is seen busy was dropped early.
+                // In this order: a buffer that is dropped before the stream is seen busy was dropped early.
                 let (dropped, quick) = (slow.is_dropped(), quick.is_dropped());
                 early += usize::from(dropped && busy(a));
                 held_back += usize::from(dropped && !quick);
@@ -200,7 +201,7 @@ impl Checks {
         self.check(bridge_cuda::leaked() == 0, "retire(): nothing leaked");
     }
 
-    /// A capture on this thread survives what the background thread does, and a buffer used in it is never dropped.
+    /// A capture on this thread survives the background thread, and a buffer used in it is never dropped.
     fn captures(&mut self) {
         let [a, b] = self.streams;
         let (outside, inside) = (Flag::default(), Flag::default());
@@ -250,13 +251,16 @@ impl Checks {
         let boxed = vec![0u8; 4096];
         for address in [(&raw const stacked).addr(), boxed.as_ptr().addr(), 0, 64] {
             let found = bridge_cuda::locate(address);
-            self.check(matches!(found, Ok(None)), &format!("locate() of {address:#x}, no memory of CUDA's: {found:?}"));
+            self.check(
+                matches!(found, Ok(None)),
+                &format!("locate() of {address:#x}, memory unknown to CUDA: {found:?}"),
+            );
         }
         cu!(cuMemFreeHost(pinned as *mut _));
         cu!(cuMemFree_v2(managed as CUdeviceptr));
     }
 
-    /// Not a check: machines differ.
+    /// Prints timings; machines differ, so nothing is checked.
     fn cost(&self) {
         let [a, b] = self.streams.map(stream);
         let order = || self.ordering.order(GPU, a, b).expect("order");
@@ -288,7 +292,7 @@ impl Checks {
         batches[batches.len() / 2]
     }
 
-    /// The process must end all the same.
+    /// Leaves a buffer pending: the process must still end.
     fn leave_one_pending(&self) {
         self.keep_busy(self.streams[0]);
         self.ordering.retire(GPU, stream(self.streams[0]), Flag::default().buffer());
@@ -304,7 +308,7 @@ fn busy_in(context: CUcontext, handle: CUstream) -> bool {
     busy
 }
 
-/// Tells whether its buffer was dropped.
+/// Records whether its buffer was dropped.
 #[derive(Default)]
 struct Flag(Arc<AtomicBool>);
 

@@ -1,28 +1,28 @@
-//! Primary contexts, made current for as long as it takes, and a small pool of events in each.
+//! Primary contexts, made current for the length of a call, and a small pool of events for each.
 
 use crate::driver::{Context, Driver, Event, Failure, Outcome, error};
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
 use std::marker::PhantomData;
 use std::sync::{Mutex, OnceLock};
 
-/// Kinds of device whose memory is written by the streams of a CUDA device.
+/// Kinds of memory that the streams of a CUDA device write.
 const KINDS: [DeviceKind; 3] = [DeviceKind::CUDA, DeviceKind::CUDA_HOST, DeviceKind::CUDA_MANAGED];
 
-/// Result codes of calls that a capture forbids (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and those behind it).
+/// Result codes of calls that a capture forbids (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and the following codes).
 const CAPTURING: std::ops::RangeInclusive<u32> = 900..=908;
 
-/// Events that a pool keeps. More are in use at once only while many buffers are retired.
+/// The most events that a pool keeps. More are in use only while many buffers are retired.
 const POOLED: usize = 64;
 
 #[derive(Default)]
 struct Slot {
     context: OnceLock<Context>,
-    /// Only ever tried, never waited for: whoever finds it locked makes an event, or destroys one. So a thread never
-    /// waits for another here, nor a forked child for a thread that it does not have.
+    /// Only `try_lock` is called: a thread that finds the pool locked creates or destroys an event instead. So no
+    /// thread waits for another here, and a forked child does not wait for a thread that exists in its parent only.
     events: Mutex<Vec<Event>>,
 }
 
-/// The driver and what is kept for each of its devices.
+/// The driver, with the context and the events of each device.
 pub(crate) struct Devices<D> {
     driver: D,
     slots: Box<[Slot]>,
@@ -41,13 +41,13 @@ impl<D: Driver> Devices<D> {
         self.slots.len()
     }
 
-    /// The device that the calling thread's driver calls act on; `None` where no context is current.
+    /// Returns the device that the calling thread's driver calls act on; `None` where no context is current.
     pub fn current(&self) -> Option<Device> {
         self.driver.current_device().ok().map(Device::cuda)
     }
 
-    /// Whether work for `device` can be in this stream. The default streams belong to every device, and so does a stream
-    /// of which the driver does not know the context.
+    /// Returns whether the stream can hold work for `device`. The default streams belong to every device, and so does a
+    /// stream whose context the driver does not know.
     pub fn has_stream(&self, device: Device, stream: Stream) -> Result<bool> {
         let entered = self.enter(device)?;
         if [Stream::LEGACY, Stream::PER_THREAD].contains(&stream) {
@@ -63,7 +63,7 @@ impl<D: Driver> Devices<D> {
         Ok(ordinal.map_or(true, |ordinal| ordinal == device.index))
     }
 
-    /// Makes the device's primary context current until the value returned is dropped.
+    /// Makes the device's primary context current until the returned value is dropped.
     pub fn enter(&self, device: Device) -> Result<Entered<'_, D>> {
         let slot = KINDS.contains(&device.kind).then(|| self.slots.get(usize::try_from(device.index).ok()?)).flatten();
         let Some(slot) = slot else {
@@ -74,20 +74,20 @@ impl<D: Driver> Devices<D> {
     }
 }
 
-/// When the work in a stream is done.
+/// When the work now in a stream is done.
 pub(crate) enum Mark {
-    /// It is.
+    /// Already.
     Idle,
-    /// When this event has fired.
+    /// Once this event has fired.
     Event(Event),
 }
 
-/// The primary context of a device is current on this thread. Dropping it restores what was current before.
+/// The primary context of a device, current on this thread. Dropping it restores the previous context.
 pub(crate) struct Entered<'a, D: Driver> {
     driver: &'a D,
     slot: &'a Slot,
     pushed: bool,
-    /// Contexts are current on one thread.
+    /// A context is current on one thread.
     not_send: PhantomData<*const ()>,
 }
 
@@ -95,7 +95,7 @@ impl<'a, D: Driver> Entered<'a, D> {
     fn new(driver: &'a D, slot: &'a Slot, ordinal: i32) -> Outcome<Self> {
         let context = match slot.context.get() {
             Some(context) => *context,
-            // Two threads may both retain it: the handle is the same, and it is never released.
+            // Two threads may both retain it: they get the same handle, and it is never released.
             None => {
                 let context = driver.retain_primary_context(ordinal)?;
                 *slot.context.get_or_init(|| context)
@@ -108,7 +108,7 @@ impl<'a, D: Driver> Entered<'a, D> {
         Ok(Self { driver, slot, pushed, not_send: PhantomData })
     }
 
-    /// An event that stands for everything that is in the stream now. Give it to [`recycle`](Self::recycle).
+    /// Records an event behind all work now in the stream. Pass it to [`recycle`](Self::recycle) afterwards.
     pub fn record(&self, stream: Stream) -> Outcome<Event> {
         let pooled = self.slot.events.try_lock().ok().and_then(|mut events| events.pop());
         let event = pooled.map_or_else(|| self.driver.create_event(), Ok)?;
@@ -116,26 +116,26 @@ impl<'a, D: Driver> Entered<'a, D> {
         Ok(event)
     }
 
-    /// When the work in the stream is done, or `None` where that cannot be told. On a captured stream it is so: a captured
-    /// event never fires, asking it would invalidate the capture, and the graph may use the memory whenever it is
-    /// launched.
+    /// Returns when the work now in the stream is done, or `None` where that is unknown, as for a captured stream: a
+    /// captured event never fires, querying it invalidates the capture, and the graph may use the memory at every
+    /// launch.
     pub fn mark(&self, stream: Stream) -> Option<Mark> {
         match self.driver.is_capturing(stream) {
-            // To ask costs less than an event, and whoever waits for it.
+            // A query of the stream costs less than an event and its polling.
             Ok(false) if self.driver.is_idle(stream).unwrap_or(false) => Some(Mark::Idle),
             Ok(false) => self.record(stream).ok().map(Mark::Event),
             _ => None,
         }
     }
 
-    /// Whether the context was current before, and the legacy default stream orders this stream of it.
+    /// Returns whether the context was current before, and the legacy default stream orders this stream of it.
     pub fn is_own_behind_legacy(&self, stream: Stream) -> Result<bool> {
         let blocking = || self.driver.is_blocking(stream).map_err(|failure| error(self.driver, failure));
         Ok(!self.pushed && blocking()?)
     }
 
-    /// Refuses to join a stream that is being captured into a graph and one that is not: the wait would draw the one
-    /// outside into the capture, or end the capture with an error.
+    /// Refuses two streams of which one is being captured into a graph: the wait would pull the other one into the
+    /// capture, or end the capture with an error.
     pub fn both_or_neither_captured(&self, earlier: Stream, later: Stream) -> Result<()> {
         let captured = |stream| self.driver.is_capturing(stream).map_err(|failure| error(self.driver, failure));
         if captured(earlier)? == captured(later)? {
@@ -147,8 +147,8 @@ impl<'a, D: Driver> Entered<'a, D> {
         Err(Error::new(ErrorKind::Captured, text))
     }
 
-    /// Whether the stream is being captured; `None` where the driver cannot tell. The legacy stream counts as captured
-    /// while another capture forbids the query.
+    /// Returns whether the stream is being captured; `None` where the driver cannot tell. The legacy stream counts as
+    /// captured while another capture forbids the query.
     pub fn is_captured(&self, stream: Stream) -> Option<bool> {
         match self.driver.is_capturing(stream) {
             Ok(captured) => Some(captured),
@@ -156,7 +156,7 @@ impl<'a, D: Driver> Entered<'a, D> {
         }
     }
 
-    /// Blocks the host until everything that is in the stream now has run.
+    /// Blocks the host until all work now in the stream has run.
     pub fn synchronize(&self, stream: Stream) -> Result<()> {
         if self.is_captured(stream) == Some(true) {
             let text = format!(
@@ -167,17 +167,17 @@ impl<'a, D: Driver> Entered<'a, D> {
         self.driver.synchronize(stream).map_err(|failure| error(self.driver, failure))
     }
 
-    /// Lets the stream wait for an event.
+    /// Makes the stream wait for an event.
     pub fn wait(&self, stream: Stream, event: Event) -> Outcome<()> {
         self.keep_if_ok(event, self.driver.wait_event(stream, event))
     }
 
-    /// Whether an event has fired.
+    /// Returns whether an event has fired.
     pub fn query(&self, event: Event) -> Outcome<bool> {
         self.keep_if_ok(event, self.driver.query_event(event))
     }
 
-    /// Takes an event back for later use.
+    /// Returns an event to the pool.
     pub fn recycle(&self, event: Event) {
         match self.slot.events.try_lock() {
             Ok(mut events) if events.len() < POOLED => events.push(event),
@@ -185,13 +185,13 @@ impl<'a, D: Driver> Entered<'a, D> {
         }
     }
 
-    /// An event that has been part of a failure is not used again.
+    /// Destroys the event if the call failed.
     fn keep_if_ok<T>(&self, event: Event, outcome: Outcome<T>) -> Outcome<T> {
         outcome.inspect_err(|_| self.destroy(event))
     }
 
     fn destroy(&self, event: Event) {
-        // A failure leaves the event to the driver, which takes it back with the context.
+        // On a failure the driver destroys the event with its context.
         let _ = self.driver.destroy_event(event);
     }
 }
@@ -199,7 +199,7 @@ impl<'a, D: Driver> Entered<'a, D> {
 impl<D: Driver> Drop for Entered<'_, D> {
     fn drop(&mut self) {
         if self.pushed {
-            // It fails only where the driver is gone, and then there is no current context to restore.
+            // It fails only after the driver has shut down, when there is no current context to restore.
             let _ = self.driver.pop_context();
         }
     }

@@ -1,4 +1,4 @@
-//! The few driver functions that the protocol needs, as a trait, so that it can be tested without a device.
+//! The driver functions that the protocol needs, as a trait, so that the tests need no device.
 
 use bridge_core::{Error, ErrorKind, Stream};
 
@@ -10,14 +10,14 @@ pub(crate) struct Context(pub usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Event(pub usize);
 
-/// What the driver knows of an address.
+/// What the driver knows about an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Pointer {
     /// `CUmemorytype`, or 0 for memory that the driver does not know.
     pub memory_type: u32,
     /// Whether the memory is managed.
     pub managed: bool,
-    /// Ordinal of the device that it was allocated for.
+    /// Ordinal of the device that the memory was allocated for.
     pub ordinal: i32,
     /// Lowest address of the allocation.
     pub start: usize,
@@ -25,64 +25,64 @@ pub(crate) struct Pointer {
     pub size: usize,
 }
 
-/// A driver call that failed. It is small, so that the quick path carries no message.
+/// A failed driver call. It is small: the message is made on the error path only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// The function of the driver API.
+    /// The driver function.
     pub call: &'static str,
-    /// Its `CUresult`: a number, because a newer driver may report one that no enum here has.
+    /// Its `CUresult`, as a number, because a newer driver may return codes that no enum has.
     pub code: u32,
 }
 
-/// Shorthand for the results of driver calls.
+/// The result of a driver call.
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
-/// The mode in which driver calls leave captures alone (`CU_STREAM_CAPTURE_MODE_RELAXED`).
+/// The mode in which driver calls do not affect captures (`CU_STREAM_CAPTURE_MODE_RELAXED`).
 pub(crate) const RELAXED: u32 = 2;
 
-/// The driver. No method but [`synchronize`](Self::synchronize) waits for the device, and each acts on the calling thread's current context.
+/// The driver. Methods act on the calling thread's current context. Only [`synchronize`](Self::synchronize) waits for
+/// the device.
 pub(crate) trait Driver: Send + Sync + 'static {
-    /// The device's primary context, which all frameworks share. It is kept for the rest of the process.
+    /// Retains the device's primary context, which all frameworks share, for the rest of the process.
     fn retain_primary_context(&self, ordinal: i32) -> Outcome<Context>;
-    /// The calling thread's current context.
+    /// Returns the calling thread's current context.
     fn current_context(&self) -> Outcome<Option<Context>>;
-    /// Makes a context current, on top of the one that was.
+    /// Makes a context current, and keeps the previous one below it.
     fn push_context(&self, context: Context) -> Outcome<()>;
-    /// Makes the context current that was so before the push.
+    /// Restores the context that was current before the push.
     fn pop_context(&self) -> Outcome<()>;
-    /// A new event in the current context, without timing.
+    /// Creates an event in the current context, without timing.
     fn create_event(&self) -> Outcome<Event>;
-    /// Destroys an event. Where it has not fired yet, the driver does so afterwards.
+    /// Destroys an event, after it has fired.
     fn destroy_event(&self, event: Event) -> Outcome<()>;
-    /// Lets the event stand for everything that is in the stream now.
+    /// Records the event behind all work now in the stream.
     fn record_event(&self, event: Event, stream: Stream) -> Outcome<()>;
-    /// Lets everything that is put into the stream from now on wait for what the event stands for now.
+    /// Makes all work submitted to the stream from now on wait for the event as it is recorded now.
     fn wait_event(&self, stream: Stream, event: Event) -> Outcome<()>;
-    /// Whether everything that the event stands for has run.
+    /// Returns whether the event has fired.
     fn query_event(&self, event: Event) -> Outcome<bool>;
-    /// Whether work in the stream waits for work that was put into the legacy default stream before, and the other way
-    /// round.
+    /// Returns whether work in the stream and earlier work in the legacy default stream wait for each other.
     fn is_blocking(&self, stream: Stream) -> Outcome<bool>;
-    /// Whether everything has run that an event would stand for if it were recorded in the stream now; also `false` where
-    /// that cannot be told. The stream is not captured. Captures elsewhere are left alone.
+    /// Returns whether an event recorded in the stream now would fire at once; `false` also where that is unknown. The
+    /// stream must not be captured. Other captures are unaffected.
     fn is_idle(&self, stream: Stream) -> Outcome<bool>;
-    /// Whether the stream is being captured into a graph instead of run.
+    /// Returns whether the stream is being captured into a graph.
     fn is_capturing(&self, stream: Stream) -> Outcome<bool>;
-    /// Blocks the host until everything that is in the stream now has run.
+    /// Blocks the host until all work now in the stream has run.
     fn synchronize(&self, stream: Stream) -> Outcome<()>;
-    /// Ordinal of the device of the calling thread's current context, which has to have one.
+    /// Returns the ordinal of the device of the calling thread's current context. It is an error if there is none.
     fn current_device(&self) -> Outcome<i32>;
-    /// The context that a stream belongs to.
+    /// Returns the context that a stream belongs to.
     fn context_of(&self, stream: Stream) -> Outcome<Context>;
-    /// Sets how the calling thread's driver calls get on with captures that are under way; gives how they did before.
+    /// Sets the calling thread's capture mode, and returns the previous one.
     fn exchange_capture_mode(&self, mode: u32) -> Outcome<u32>;
-    /// What the driver knows of an address. Needs no current context.
+    /// Returns what the driver knows about an address. Needs no current context.
     fn pointer(&self, address: usize) -> Outcome<Pointer>;
-    /// Name and description of a result code.
+    /// Returns the name and the description of a result code.
     fn describe(&self, code: u32) -> String;
 }
 
-/// What to do next, for the codes where that is known: first code, last code, advice.
+/// Advice by range of result codes: first code, last code, what to do next.
 const ADVICE: &[(u32, u32, &str)] = &[
     (2, 2, "free memory on the device first"),
     (3, 3, "CUDA does not survive a fork: start processes with the method \"spawn\""),
@@ -95,7 +95,7 @@ const ADVICE: &[(u32, u32, &str)] = &[
     (900, 908, "a stream is being captured: exchange the tensor before the capture, or on the captured stream"),
 ];
 
-/// The error for the user.
+/// Makes the error that the user sees.
 #[cold]
 pub(crate) fn error(driver: &impl Driver, failure: Failure) -> Error {
     let Failure { call, code } = failure;

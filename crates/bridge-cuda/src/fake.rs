@@ -1,5 +1,5 @@
-//! A driver without a device, for the tests of the protocol. It keeps the rules that the real one enforces: a context
-//! must be current, an event must be alive and belong to it.
+//! A driver without a device, for the tests. It enforces the rules of the real one: a context must be current, and an
+//! event must be alive and belong to it.
 
 use crate::driver::{Context, Driver, Event, Failure, Outcome, Pointer};
 use bridge_core::{Access, Device, DeviceBuffer, Reuse, Stream};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-/// What changed something, in the order of the calls.
+/// A call that changes state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
     Retain(i32),
@@ -23,7 +23,7 @@ pub(crate) enum Call {
     Synchronize(Stream),
 }
 
-/// `CU_STREAM_CAPTURE_MODE_GLOBAL`, how every thread begins.
+/// `CU_STREAM_CAPTURE_MODE_GLOBAL`, the initial mode of every thread.
 const GLOBAL: u32 = 0;
 
 #[derive(Default)]
@@ -31,7 +31,7 @@ struct State {
     calls: Vec<Call>,
     failing: HashMap<&'static str, u32>,
     stacks: HashMap<ThreadId, Vec<Context>>,
-    /// Per live event: its context, where it was recorded, and whether it has fired.
+    /// Live events: context, stream of the last record, and whether the event has fired.
     events: HashMap<Event, (Context, Option<Stream>, bool)>,
     created: usize,
     ordered: Vec<(Stream, Stream)>,
@@ -41,7 +41,7 @@ struct State {
     blocking: Vec<Stream>,
     modes: HashMap<ThreadId, u32>,
     pointers: HashMap<usize, Pointer>,
-    /// The contexts of streams; those that are not here belong to the first device's.
+    /// The contexts of streams; all others belong to the first device's context.
     streams: HashMap<Stream, Context>,
 }
 
@@ -58,7 +58,7 @@ impl State {
         self.failing.get(call).map_or(Ok(()), |code| Err(Failure { call, code: *code }))
     }
 
-    /// The event, if it is alive in the current context.
+    /// Returns the event, if it is alive in the current context.
     fn event(&mut self, call: &'static str, event: Event) -> Outcome<&mut (Context, Option<Stream>, bool)> {
         self.outcome(call)?;
         let current = self.current().ok_or(Failure { call, code: 201 })?;
@@ -70,7 +70,7 @@ impl State {
 pub(crate) struct Fake(Mutex<State>);
 
 impl Fake {
-    /// Handle of the primary context of a device.
+    /// Returns the primary context of a device.
     pub fn primary(ordinal: i32) -> Context {
         Context(1000 + ordinal as usize)
     }
@@ -79,19 +79,19 @@ impl Fake {
         self.0.lock().unwrap()
     }
 
-    /// Lets all later calls of a function fail; with code 0, succeed again.
+    /// Makes all later calls of a function fail; with code 0, succeed again.
     pub fn fail(&self, call: &'static str, code: u32) {
         let mut state = self.state();
         state.failing.retain(|name, _| *name != call);
         state.failing.extend((code != 0).then_some((call, code)));
     }
 
-    /// Lets everything that is in the stream have run.
+    /// Finishes all work in the stream.
     pub fn finish(&self, stream: Stream) {
         self.state().events.values_mut().filter(|(_, at, _)| *at == Some(stream)).for_each(|event| event.2 = true);
     }
 
-    /// Captures a stream from now on.
+    /// Begins the capture of a stream.
     pub fn capture(&self, stream: Stream) {
         self.state().capturing = Some(stream);
     }
@@ -101,42 +101,42 @@ impl Fake {
         self.state().capturing = None;
     }
 
-    /// Says from now on that a stream belongs to a device.
+    /// Assigns a stream to a device.
     pub fn belongs(&self, stream: Stream, ordinal: i32) {
         self.state().streams.insert(stream, Self::primary(ordinal));
     }
 
-    /// Says from now on that the legacy stream orders a stream.
+    /// Makes a stream a blocking one.
     pub fn blocking(&self, stream: Stream) {
         self.state().blocking.push(stream);
     }
 
-    /// Says from now on that a stream is idle.
+    /// Makes a stream idle.
     pub fn idle(&self, stream: Stream) {
         self.state().idle.push(stream);
     }
 
-    /// Answers with `pointer` for an address.
+    /// Registers what the driver knows about an address.
     pub fn know(&self, address: usize, pointer: Pointer) {
         self.state().pointers.insert(address, pointer);
     }
 
-    /// The calls since the last time that they were taken.
+    /// Returns the calls since the last `take_calls`.
     pub fn take_calls(&self) -> Vec<Call> {
         std::mem::take(&mut self.state().calls)
     }
 
-    /// Pairs of streams that were put in order.
+    /// Returns the pairs of streams that were ordered.
     pub fn ordered(&self) -> Vec<(Stream, Stream)> {
         self.state().ordered.clone()
     }
 
-    /// Events that are alive.
+    /// Returns the number of live events.
     pub fn live_events(&self) -> usize {
         self.state().events.len()
     }
 
-    /// How often an event was asked whether it has fired.
+    /// Returns the number of event queries.
     pub fn queries(&self) -> usize {
         self.state().queries
     }
@@ -218,7 +218,7 @@ impl Driver for Fake {
     fn is_idle(&self, stream: Stream) -> Outcome<bool> {
         let state = self.state();
         state.outcome("cuStreamQuery")?;
-        assert_ne!(state.capturing, Some(stream), "asking a captured stream ends the capture");
+        assert_ne!(state.capturing, Some(stream), "a query of a captured stream ends the capture");
         Ok(state.idle.contains(&stream))
     }
 
@@ -264,7 +264,7 @@ impl Driver for Fake {
     }
 }
 
-/// A buffer without bytes that counts its drops, and panics in the drop if asked to.
+/// A buffer without bytes that counts its drops, and can panic in the drop.
 pub(crate) struct Counted {
     pub drops: Arc<AtomicUsize>,
     pub panics: bool,
@@ -301,11 +301,11 @@ unsafe impl DeviceBuffer for Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         self.drops.fetch_add(1, SeqCst);
-        assert!(!self.panics, "asked to panic in the drop");
+        assert!(!self.panics, "planned panic in the drop");
     }
 }
 
-/// Waits for another thread to bring something about.
+/// Waits until another thread has made the condition true.
 pub(crate) fn eventually(what: &str, condition: impl Fn() -> bool) {
     let limit = Instant::now() + Duration::from_secs(20);
     while !condition() {

@@ -1,4 +1,4 @@
-//! Gives memory back after a capture.
+//! Defers the return of memory until a capture has ended.
 
 use crate::context::Devices;
 use crate::driver::Driver;
@@ -7,10 +7,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The pause between two looks at a capture, which takes milliseconds at least.
+/// The pause between two polls of a capture, which takes milliseconds at least.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// An attempt to give memory back, and the captured stream that it waits for.
+/// An attempt to return memory, and the captured stream that it waits for.
 struct Waiting {
     device: Device,
     stream: Stream,
@@ -20,13 +20,13 @@ struct Waiting {
 #[derive(Default)]
 struct State {
     waiting: Vec<Waiting>,
-    /// How many the thread has taken out to look at them.
-    looked_at: usize,
-    /// Whether a thread looks after them. It ends when nothing is left.
+    /// How many attempts the thread has taken out to poll them.
+    polled: usize,
+    /// Whether the thread runs. It ends when no attempt is left.
     thread: bool,
 }
 
-/// What waits for the end of a capture. Dropped uncalled, an attempt counts its memory as leaked.
+/// The attempts that wait for the end of a capture. Dropping an attempt uncalled leaks its memory and counts the leak.
 #[derive(Clone, Default)]
 pub(crate) struct Later(Arc<Mutex<State>>);
 
@@ -35,13 +35,14 @@ impl Later {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of attempts that wait.
+    /// Returns the number of waiting attempts.
     pub fn deferred(&self) -> usize {
         let state = self.lock();
-        state.waiting.len() + state.looked_at
+        state.waiting.len() + state.polled
     }
 
-    /// Calls `attempt` when `stream` is no longer being captured. Where it is not, calls it at once, and once.
+    /// Calls `attempt` when `stream` is no longer being captured. Where it is not captured now, calls it at once, and
+    /// only once.
     pub fn add<D: Driver>(&self, devices: &Arc<Devices<D>>, device: Device, stream: Stream, attempt: Deferred) {
         let mut waiting = Waiting { device, stream, attempt };
         if waiting.is_captured(devices) != Some(true) {
@@ -50,7 +51,7 @@ impl Later {
         }
         let mut state = self.lock();
         state.waiting.push(waiting);
-        // A thread that could not be started is tried again with the next attempt.
+        // If the thread cannot be started, the next attempt tries again.
         if !state.thread {
             let (later, devices) = (self.clone(), Arc::clone(devices));
             let thread = std::thread::Builder::new().name("tensor-bridge-later".into());
@@ -64,7 +65,7 @@ impl Later {
             let (mut due, mut kept) = (Vec::new(), Vec::new());
             let taken = {
                 let state = &mut *self.lock();
-                state.looked_at = state.waiting.len();
+                state.polled = state.waiting.len();
                 std::mem::take(&mut state.waiting)
             };
             for waiting in taken {
@@ -74,11 +75,11 @@ impl Later {
                     None => drop(waiting),
                 }
             }
-            // Not under the lock: this runs code of the owners. Another capture may have begun meanwhile.
+            // Not under the lock: this runs foreign code. Another capture may have begun meanwhile.
             kept.extend(due.into_iter().filter_map(|mut waiting| (!waiting.is_done()).then_some(waiting)));
             let mut state = self.lock();
             state.waiting.append(&mut kept);
-            state.looked_at = 0;
+            state.polled = 0;
             if state.waiting.is_empty() {
                 state.thread = false;
                 return;
@@ -88,13 +89,13 @@ impl Later {
 }
 
 impl Waiting {
-    /// Whether the stream is being captured; `None` where the driver cannot tell, as when it shuts down.
+    /// Returns whether the stream is being captured; `None` where the driver cannot tell, as when it shuts down.
     fn is_captured<D: Driver>(&self, devices: &Devices<D>) -> Option<bool> {
         devices.enter(self.device).ok()?.is_captured(self.stream)
     }
 
     fn is_done(&mut self) -> bool {
-        // The owner's code: its panic must not take the other attempts with it.
+        // Foreign code: its panic must not prevent the other attempts.
         catch_unwind(AssertUnwindSafe(|| (self.attempt)())).unwrap_or(true)
     }
 }
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_is_dropped_where_the_driver_is_gone() {
+    fn an_attempt_is_dropped_where_the_driver_has_shut_down() {
         let cuda = CudaOrdering::new(Fake::default(), 1);
         cuda.devices().driver().capture(A);
         let (calls, attempt) = attempt(1);

@@ -1,22 +1,23 @@
-//! The CUDA driver's side of the contract: streams ordered by events, memory released in stream order, and the driver's
-//! knowledge of addresses.
+//! The CUDA driver's side of the contract: orders streams with events, releases memory in stream order, and looks up
+//! the device of an address.
 //!
-//! The crate builds and runs without CUDA; whether there is any is found out at the first call. It takes the driver from
-//! `libcuda.so.1`, never from the global scope, where another library's stubs may stand.
+//! The crate builds and runs without CUDA, and looks for a driver at the first call. It loads `libcuda.so.1`, and never
+//! uses the global scope, which may hold another library's stubs.
 //!
 //! # What it promises
 //!
-//! - The host never waits for the device. Only a thread of this crate asks events whether they have fired.
-//! - The calling thread's current context is afterwards what it was before, also after an error.
-//! - It works in each device's primary context, which all frameworks share, and keeps it for the rest of the process.
-//! - Where the driver refuses, as during a stream capture or at shutdown, memory is leaked ([`leaked`]) rather than given
-//!   back too early.
+//! - No call waits for the device, except [`Ordering::synchronize`]. Events are polled.
+//! - Every call leaves the calling thread's current context unchanged, also after an error.
+//! - Work is done in each device's primary context, which all frameworks share. It is retained for the rest of the
+//!   process.
+//! - Where the driver refuses, as during a stream capture or at shutdown, memory is leaked ([`leaked`]) rather than
+//!   returned too early.
 //!
 //! # Forks
 //!
-//! The first call initialises CUDA in this process, and CUDA does not survive a fork: call nothing here before a tensor
-//! on a device is seen. In a forked child of a process that uses CUDA, ordering and queries give errors, memory that is
-//! retired is leaked, and nothing blocks.
+//! The first call initialises CUDA in this process, and CUDA does not survive a fork: call no function of this crate
+//! before there is a tensor on a device. In a forked child of a process that uses CUDA, ordering and queries return
+//! errors, retired memory is leaked, and nothing blocks.
 
 mod context;
 mod driver;
@@ -42,7 +43,7 @@ fn cuda() -> Result<&'static Arc<CudaOrdering<Cuda>>> {
     CUDA.get_or_init(load).as_ref().map_err(|error| Error::new(error.kind(), error.to_string()))
 }
 
-/// Whether there is a driver and a device.
+/// Checks that there is a driver and a device.
 ///
 /// # Errors
 ///
@@ -52,13 +53,13 @@ pub fn available() -> Result<()> {
     cuda().map(|_| ())
 }
 
-/// How many CUDA devices this process sees: 0 where CUDA is not [`available`].
+/// Returns the number of CUDA devices in this process: 0 where CUDA is not [`available`].
 pub fn device_count() -> usize {
     cuda().map_or(0, |cuda| cuda.devices().count())
 }
 
-/// The ordering of this process: CUDA events. CUDA is loaded at the first call of one of its methods, which fail where it
-/// is not [`available`].
+/// Returns the ordering of this process, over CUDA events. The first call of one of its methods loads CUDA; the methods
+/// fail where CUDA is not [`available`].
 pub fn ordering() -> &'static Arc<dyn Ordering> {
     static ORDERING: LazyLock<Arc<dyn Ordering>> = LazyLock::new(|| Arc::new(Lazy));
     &ORDERING
@@ -89,16 +90,16 @@ impl Ordering for Lazy {
     }
 }
 
-/// The device and the allocation that an address belongs to; `None` for host memory that CUDA does not know.
+/// Returns the device and the allocation of an address; `None` for host memory that CUDA does not know.
 ///
 /// # Errors
 ///
-/// Those of [`available`], and [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the driver refuses to answer.
+/// Those of [`available`], and [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the query fails.
 pub fn locate(address: usize) -> Result<Option<Located>> {
     pointer::locate(cuda()?.devices(), address)
 }
 
-/// Returns the device that the calling thread's CUDA calls act on, or `None` where it has no current context.
+/// Returns the device that the calling thread's CUDA calls act on, or `None` where the thread has no current context.
 ///
 /// # Errors
 ///
@@ -107,12 +108,12 @@ pub fn current_device() -> Result<Option<Device>> {
     Ok(cuda()?.devices().current())
 }
 
-/// Whether `stream` is one of the device's. The default streams are streams of every device.
+/// Returns whether `stream` belongs to `device`. The default streams belong to every device.
 ///
 /// # Errors
 ///
 /// Those of [`available`], [`ErrorKind::Device`](bridge_core::ErrorKind::Device) for a device that is not CUDA's, and
-/// [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the driver refuses to answer.
+/// [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the query fails.
 ///
 /// # Safety
 ///
@@ -121,29 +122,29 @@ pub unsafe fn has_stream(device: Device, stream: Stream) -> Result<bool> {
     cuda()?.devices().has_stream(device, stream)
 }
 
-/// Whether this thread works on the device now, as a kernel's does, and in `stream` work waits for what was put into the
-/// legacy default stream before, and the other way round (`CU_STREAM_DEFAULT` of the driver's streams).
+/// Returns whether the device's context is current on this thread, as it is in a kernel's, and `stream` is a blocking
+/// stream: work in it and earlier work in the legacy default stream wait for each other (`CU_STREAM_DEFAULT`).
 ///
 /// # Errors
 ///
 /// Those of [`available`], [`ErrorKind::Device`](bridge_core::ErrorKind::Device) for a device that is not CUDA's, and
-/// [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the driver refuses to answer.
+/// [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the query fails.
 pub fn works_behind_legacy(device: Device, stream: Stream) -> Result<bool> {
     cuda()?.devices().enter(device)?.is_own_behind_legacy(stream)
 }
 
-/// Buffers that [`Ordering::retire`] was given and that are neither dropped nor leaked yet, and those that wait for the end
-/// of a capture.
+/// Returns the number of buffers that [`Ordering::retire`] has neither dropped nor leaked yet, and of those that wait
+/// for the end of a capture.
 pub fn retired() -> usize {
     used().map_or(0, |cuda| cuda.reaper().retired() + cuda.later().deferred())
 }
 
-/// Buffers that [`Ordering::retire`] was given and that will never be dropped, because the driver could not tell when.
+/// Returns the number of buffers that [`Ordering::retire`] will never drop, because the driver could not tell when.
 pub fn leaked() -> usize {
     used().map_or(0, |cuda| cuda.reaper().leaked())
 }
 
-/// Does not initialise CUDA: what has never been used has nothing to count.
+/// Returns the ordering if it has been used, without initialising CUDA.
 fn used() -> Option<&'static CudaOrdering<Cuda>> {
     CUDA.get()?.as_ref().ok().map(|cuda| &**cuda)
 }

@@ -1,8 +1,8 @@
-//! The driver itself: functions taken from `libcuda.so.1`.
+//! The driver itself: functions of `libcuda.so.1`.
 //!
 //! Types and constants are cudarc's. The functions are looked up here, for three reasons: cudarc tries `libcuda.so`
-//! first, which may be the stub of a CUDA toolkit; it panics on a function that is not there; and it takes result
-//! codes for a closed enum, although a newer driver has more of them.
+//! first, which may be the stub of a CUDA toolkit; it panics on a missing function; and it declares result codes as a
+//! closed enum, although newer drivers add codes.
 
 use crate::driver::{Context, Driver, Event, Failure, Outcome, Pointer, RELAXED};
 use bridge_core::{Error, ErrorKind, Stream};
@@ -14,7 +14,7 @@ use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
-/// The driver library's name: the one that comes with the kernel module, never the toolkit's stub.
+/// The driver library that comes with the kernel module, never the toolkit's stub.
 pub(crate) const NAME: &str = "libcuda.so.1";
 
 macro_rules! functions {
@@ -26,13 +26,13 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Looks all functions up; the error is the first name that is not there.
+            /// Looks up all functions. The error is the first missing name.
             fn find(library: &Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $(
-                        // SAFETY: the signature is that of `cuda.h` for this name, which has been the same since the
-                        // name was introduced (a changed function gets a new one, such as `_v2`). A library without
-                        // functions of such names gives an error; one with others of the same names is no driver.
+                        // SAFETY: the signature is that of `cuda.h` for this name, unchanged since the name was
+                        // introduced (a changed function gets a new name, such as `_v2`). A library without such
+                        // names is an error; one with other functions of these names is no driver.
                         $name: *unsafe { library.get(stringify!($name).as_bytes()) }.map_err(|_| stringify!($name))?,
                     )*
                 })
@@ -82,7 +82,7 @@ macro_rules! call {
 pub(crate) struct Cuda(Functions);
 
 impl Cuda {
-    /// Loads and initialises the driver; gives it and the number of its devices.
+    /// Loads and initialises the driver. Returns it and the number of its devices.
     pub fn load(name: &str) -> Result<(Self, usize), Error> {
         let missing = |text: String| Error::new(ErrorKind::Missing, text);
         // SAFETY: loading the driver runs its initialisers, which every CUDA program does.
@@ -90,7 +90,7 @@ impl Cuda {
             .map_err(|cause| missing(format!("{name} was not found: install the NVIDIA driver")).caused_by(cause))?;
         let functions = Functions::find(&library)
             .map_err(|function| missing(format!("{name} has no {function}: install a newer NVIDIA driver")))?;
-        // The driver is never unloaded: frameworks use it too, and it may have threads of its own.
+        // The driver is never unloaded: frameworks use it, too, and it may have threads of its own.
         std::mem::forget(library);
         let cuda = Self(functions);
         match cuda.initialise() {
@@ -111,7 +111,7 @@ impl Cuda {
         Ok(count)
     }
 
-    /// The text that `cuGetErrorName` or `cuGetErrorString` has for a code.
+    /// Returns the text of `cuGetErrorName` or `cuGetErrorString` for a code.
     fn text(&self, function: unsafe extern "C" fn(u32, *mut *const c_char) -> u32, code: u32) -> Option<&'static str> {
         let mut text = std::ptr::null();
         // SAFETY: `text` is writable; an unknown code sets it to null.
@@ -132,9 +132,9 @@ fn handle(stream: Stream) -> CUstream {
     stream.handle() as usize as CUstream
 }
 
-// SAFETY of the calls below, unless more is said: contexts and events come from this driver and are alive, because the
-// crate keeps contexts for the whole process and destroys an event only when nobody else has it; streams are alive by
-// the promise of whoever named them (`DeviceBuffer::stream`, `Consumer::current_stream`); outputs are writable.
+// SAFETY of the calls below, where a comment says "see above": contexts and events come from this driver and are alive,
+// because the crate keeps contexts for the whole process and destroys an event only through its last handle; streams
+// are alive by the promise of `DeviceBuffer::stream` or `Consumer::current_stream`, which returned them.
 impl Driver for Cuda {
     fn retain_primary_context(&self, ordinal: i32) -> Outcome<Context> {
         let (mut device, mut context) = (0, null_mut());
@@ -172,7 +172,7 @@ impl Driver for Cuda {
     }
 
     fn destroy_event(&self, event: Event) -> Outcome<()> {
-        // SAFETY: the event is alive, and nobody else has it, see above.
+        // SAFETY: the event is alive, and this is its last handle, see above.
         unsafe { call!(self, cuEventDestroy_v2(event.0 as CUevent)) }
     }
 
@@ -195,8 +195,8 @@ impl Driver for Cuda {
         }
     }
 
-    /// A blocking stream waits for the legacy stream, but a query of it does not see what is in that one; a query of the
-    /// legacy stream does see the blocking ones. (Tried on an H200 with CUDA 13.0; the documentation is silent.)
+    /// A blocking stream waits for the legacy stream, but its query does not see work in the legacy stream. The query
+    /// of the legacy stream does see work in blocking streams. (Tried on an H200 with CUDA 13.0; not documented.)
     fn is_blocking(&self, stream: Stream) -> Outcome<bool> {
         let mut flags = 0;
         // SAFETY: the stream is alive, see above; the output is writable.
@@ -210,9 +210,9 @@ impl Driver for Cuda {
         }
         let before = self.exchange_capture_mode(RELAXED)?;
         // SAFETY: the stream is alive, see above.
-        let asked = unsafe { call!(self, cuStreamQuery(handle(stream))) };
+        let queried = unsafe { call!(self, cuStreamQuery(handle(stream))) };
         self.exchange_capture_mode(before)?;
-        match asked {
+        match queried {
             Ok(()) => Ok(true),
             Err(failure) if failure.code == CUresult::CUDA_ERROR_NOT_READY as u32 => Ok(false),
             Err(failure) => Err(failure),
@@ -288,7 +288,7 @@ impl Driver for Cuda {
     fn describe(&self, code: u32) -> String {
         match (self.text(self.0.cuGetErrorName, code), self.text(self.0.cuGetErrorString, code)) {
             (Some(name), Some(text)) => format!("{name} ({text})"),
-            _ => format!("CUDA error {code}, which the driver has no name for"),
+            _ => format!("CUDA error {code}, unknown to the driver"),
         }
     }
 }

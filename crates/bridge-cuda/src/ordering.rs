@@ -1,4 +1,4 @@
-//! Ordering by CUDA events.
+//! Orders streams with CUDA events.
 
 use crate::context::{Devices, Mark};
 use crate::driver::{Driver, error};
@@ -7,11 +7,11 @@ use crate::reaper::Reaper;
 use bridge_core::{Deferred, Device, DeviceBuffer, Ordering, Result, Stream};
 use std::sync::Arc;
 
-/// Orders streams by events of the driver.
+/// Orders streams with events of the driver.
 ///
 /// "`cuStreamWaitEvent()` uses the most recently captured state at the time of the call, and is not affected by later
-/// calls to `cuEventRecord()`" (CUDA driver API, `cuEventRecord`). So an event goes back into the pool as soon as the
-/// wait has been put into the stream, long before it fires.
+/// calls to `cuEventRecord()`" (CUDA driver API, `cuEventRecord`). So an event returns to the pool as soon as the wait
+/// has been submitted, long before it fires.
 pub(crate) struct CudaOrdering<D> {
     devices: Arc<Devices<D>>,
     reaper: Reaper,
@@ -53,8 +53,8 @@ impl<D: Driver> Ordering for CudaOrdering<D> {
         Ok(())
     }
 
-    /// Never blocks and never fails: where no event can be recorded, the memory is leaked, because giving it back early
-    /// would let others overwrite what is still read.
+    /// Never blocks and never fails: where no event can be recorded, the memory is leaked, because an early return
+    /// would let the owner overwrite bytes that are still read.
     fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         let mark = self.devices.enter(device).ok().and_then(|entered| entered.mark(stream));
         match mark {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_retired_on_an_idle_stream_is_dropped_at_once() {
+    fn a_buffer_retired_on_an_idle_stream_is_dropped_at_once() {
         let (cuda, drops) = (cuda(), Arc::default());
         fake(&cuda).idle(A);
         cuda.retire(GPU, A, Counted::boxed(&drops));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_streams_are_passed_as_what_they_are() {
+    fn the_default_streams_are_passed_unchanged() {
         let cuda = cuda();
         for (earlier, later) in [(Stream::LEGACY, B), (A, Stream::PER_THREAD), (Stream::LEGACY, Stream::PER_THREAD)] {
             cuda.order(GPU, earlier, later).unwrap();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_capture_is_not_drawn_into_what_is_outside() {
+    fn a_captured_stream_is_not_ordered_with_one_outside() {
         let cuda = cuda();
         fake(&cuda).capture(A);
         for (earlier, later) in [(A, B), (B, A)] {
@@ -210,7 +210,7 @@ mod tests {
                 fake(&cuda).fail(step, 906);
                 let reached = step != "cuCtxPushCurrent_v2" || current != Some(Fake::primary(0));
                 match cuda.order(GPU, A, B) {
-                    Ok(()) => assert!(!reached, "{step} failed, and nobody said so"),
+                    Ok(()) => assert!(!reached, "{step} failed without an error"),
                     Err(error) => {
                         assert_eq!(error.kind(), ErrorKind::Driver);
                         assert!(error.to_string().starts_with(step), "{error}");

@@ -1,4 +1,4 @@
-//! Where an address is.
+//! The device and the allocation of an address.
 
 use crate::context::Devices;
 use crate::driver::{Driver, error};
@@ -6,13 +6,13 @@ use bridge_core::{Device, DeviceKind, Result};
 use cudarc::driver::sys::CUmemorytype;
 use std::ops::Range;
 
-/// What the driver knows of an address.
+/// The device and the allocation of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Located {
-    /// [`DeviceKind::CUDA`], [`DeviceKind::CUDA_HOST`] (pinned) or [`DeviceKind::CUDA_MANAGED`], with the ordinal of the
-    /// device that it was allocated for. (DLPack writes 0 as the number of pinned and managed memory.)
+    /// [`DeviceKind::CUDA`], [`DeviceKind::CUDA_HOST`] (pinned) or [`DeviceKind::CUDA_MANAGED`], with the ordinal of
+    /// the device that the memory was allocated for. (DLPack writes ordinal 0 for pinned and managed memory.)
     pub device: Device,
-    /// The addresses of the whole allocation that the address lies in.
+    /// The addresses of the whole allocation that holds the address.
     pub range: Range<usize>,
 }
 
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_of_memory_is_told() {
+    fn each_kind_of_memory_is_recognised() {
         let base = Pointer { memory_type: 0, managed: false, ordinal: 1, start: 0x800, size: 0x900 };
         let cases = [
             (0, false, None),

@@ -8,11 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Pauses of the thread between two looks at the events: the first after it found something, and the longest.
+/// Pauses of the thread between two polls of the events: the first after a success, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(2));
 
-/// How many buffers whoever retires one looks at: more than it adds, so that nothing piles up, and few, so that it is not
-/// held up.
+/// Buffers polled per `retire`: more than one, so that the queue shrinks; few, so that the caller is not delayed.
 const SHARE: usize = 8;
 
 #[derive(Default)]
@@ -23,11 +22,11 @@ struct Counts {
 
 #[derive(Default)]
 struct State {
-    /// What waits for its events.
+    /// The buffers whose events have not fired, as far as is known.
     waiting: Vec<Retired>,
-    /// Whether no more will come.
+    /// Whether the reaper has been dropped.
     closed: bool,
-    /// Whether a thread looks after them.
+    /// Whether the thread runs.
     thread: bool,
 }
 
@@ -42,34 +41,34 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at a share of the oldest, on a thread of the user's. It may have a capture under way, which a query would
-    /// invalidate in any mode but the relaxed one (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
+    /// Polls a share of the oldest buffers on the calling thread. That thread may have a capture under way, which a
+    /// query invalidates in every mode but the relaxed one (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
     fn finished_here<D: Driver>(waiting: &mut Vec<Retired>, devices: &Devices<D>) -> Vec<Retired> {
         let Ok(before) = devices.driver().exchange_capture_mode(RELAXED) else { return Vec::new() };
         let finished = Self::finished(waiting, devices, SHARE);
-        // It worked a moment ago; a driver that shuts down meanwhile has no captures.
+        // The call worked a moment ago; a driver that has shut down meanwhile has no captures.
         let _ = devices.driver().exchange_capture_mode(before);
         finished
     }
 
-    /// Takes those of the `oldest` that need wait no longer.
+    /// Polls the `oldest` buffers, and removes those that no longer wait.
     fn finished<D: Driver>(waiting: &mut Vec<Retired>, devices: &Devices<D>, oldest: usize) -> Vec<Retired> {
         let oldest = oldest.min(waiting.len());
         waiting.extract_if(..oldest, |retired| !retired.must_wait(devices)).collect()
     }
 }
 
-/// Whoever retires a buffer first drops some that are due; a background thread, started when it is first needed, drops
-/// the rest when nobody comes any more.
+/// Holds retired buffers until their events have fired. Each `retire` first drops some buffers that are due; a
+/// background thread, started when it is first needed, drops the rest.
 ///
-/// All events are asked in turn, so that a buffer whose work has run never stands behind one whose work has not.
+/// All events are polled in turn, so that no finished buffer waits behind an unfinished one.
 pub(crate) struct Reaper {
     counts: Arc<Counts>,
     queue: Arc<Queue>,
     spawn: Spawn,
 }
 
-/// Starts a thread, and returns whether it could.
+/// Starts a thread, and returns whether that worked.
 type Spawn = fn(Box<dyn FnOnce() + Send>) -> bool;
 
 impl Default for Reaper {
@@ -80,17 +79,17 @@ impl Default for Reaper {
 }
 
 impl Reaper {
-    /// Buffers that are neither dropped nor leaked yet.
+    /// Returns the number of buffers that are neither dropped nor leaked yet.
     pub fn retired(&self) -> usize {
         self.counts.retired.load(Acquire)
     }
 
-    /// Buffers that will never be dropped.
+    /// Returns the number of buffers that will never be dropped.
     pub fn leaked(&self) -> usize {
         self.counts.leaked.load(Acquire)
     }
 
-    /// Drops `buffer` when `event` has fired; leaks it without one.
+    /// Drops `buffer` after `event` has fired. Without an event, leaks it.
     pub fn take<D: Driver>(
         &self,
         devices: &Arc<Devices<D>>,
@@ -99,13 +98,13 @@ impl Reaper {
         buffer: Box<dyn DeviceBuffer>,
     ) {
         let retired = Retired::new(device, event, buffer, Arc::clone(&self.counts));
-        // A forked child records no events, and so it never gets here, where it would have no thread.
+        // A forked child, in which the thread does not run, records no events and returns here.
         if event.is_none() {
             return;
         }
         let due = {
             let state = &mut *self.queue.lock();
-            // Where no thread can be started, the buffer waits for the next one that is retired, which tries again.
+            // If the thread cannot be started, the next `retire` tries again.
             if !state.thread {
                 let (devices, queue) = (Arc::clone(devices), Arc::clone(&self.queue));
                 state.thread = (self.spawn)(Box::new(move || run(&devices, &queue)));
@@ -116,7 +115,7 @@ impl Reaper {
             due
         };
         self.queue.changed.notify_one();
-        // Behind the lock: this runs code of the owners.
+        // Not under the lock: this runs foreign code.
         due.into_iter().for_each(Retired::give_back);
     }
 }
@@ -128,7 +127,7 @@ impl Drop for Reaper {
     }
 }
 
-/// A buffer behind an event. It is dropped by [`give_back`](Self::give_back) alone; lost in any other way, it is leaked.
+/// A buffer that waits for an event. Only [`give_back`](Self::give_back) drops the buffer; any other drop leaks it.
 struct Retired {
     device: Device,
     event: Option<Event>,
@@ -144,13 +143,14 @@ impl Retired {
         Self { device, event, fired: false, buffer: Some(buffer), counts }
     }
 
-    /// Whether to ask again later. Afterwards the event is back in its pool, or lost with what it stood for.
+    /// Polls the event, and returns whether it is still pending. If not, the event has returned to its pool, or the
+    /// query has failed.
     fn must_wait<D: Driver>(&mut self, devices: &Devices<D>) -> bool {
         let (Some(event), Ok(entered)) = (self.event, devices.enter(self.device)) else { return false };
         match entered.query(event) {
             Ok(true) => entered.recycle(event),
             Ok(false) => return true,
-            // What the event stood for may or may not have run.
+            // The work before the event may or may not have run.
             Err(_) => return false,
         }
         self.fired = true;
@@ -160,7 +160,7 @@ impl Retired {
     /// Drops the buffer if its event has fired.
     fn give_back(mut self) {
         if let Some(buffer) = self.buffer.take_if(|_| self.fired) {
-            // The owner's code: its panic must not take the other buffers with it.
+            // Foreign code: its panic must not prevent the other drops.
             let _ = catch_unwind(AssertUnwindSafe(|| drop(buffer)));
             self.counts.retired.fetch_sub(1, Release);
         }
@@ -177,9 +177,9 @@ impl Drop for Retired {
     }
 }
 
-/// Ends when nothing is left and nobody can send any more.
+/// Polls the events until the reaper has been dropped and no buffer is left.
 fn run<D: Driver>(devices: &Devices<D>, queue: &Queue) {
-    // Captures of other threads count as well. Where it fails, so does every query.
+    // A query would invalidate captures of other threads, too. If this fails, so does every query.
     let _ = devices.driver().exchange_capture_mode(RELAXED);
     let mut pause = PAUSES.0;
     loop {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_finished_does_not_stand_behind_what_is_not() {
+    fn a_finished_buffer_does_not_wait_behind_an_unfinished_one() {
         let (cuda, drops) = setup();
         let late = Arc::default();
         cuda.retire(GPU, A, Counted::boxed(&late));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_shuts_down_leaves_what_is_pending() {
+    fn pending_buffers_are_leaked_when_the_driver_shuts_down() {
         let (cuda, drops) = setup();
         for _ in 0..3 {
             cuda.retire(GPU, A, Counted::boxed(&drops));
@@ -306,14 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn whoever_retires_looks_at_older_buffers_without_harm_to_its_captures() {
+    fn retire_polls_older_buffers_without_harm_to_the_callers_captures() {
         let (cuda, drops) = setup();
         cuda.retire(GPU, A, Counted::boxed(&drops));
         eventually("the thread looks", || cuda.devices().driver().queries() > 1);
         cuda.retire(GPU, B, Counted::boxed(&drops));
         let calls = cuda.devices().driver().take_calls();
         let modes: Vec<_> = calls.iter().filter(|call| matches!(call, Call::Mode(_))).collect();
-        // The thread has set its own, once.
+        // One of them is the thread's own.
         assert_eq!(modes.iter().filter(|call| ***call == Call::Mode(RELAXED)).count(), 2, "{modes:?}");
         assert_eq!(modes.iter().filter(|call| ***call == Call::Mode(0)).count(), 1, "{modes:?}");
         cuda.devices().driver().finish(A);
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn events_come_back_and_the_thread_starts_once() {
+    fn events_are_reused_and_the_thread_starts_once() {
         let (cuda, drops) = setup();
         for round in 1..=20 {
             cuda.retire(GPU, A, Counted::boxed(&drops));
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pending_is_still_dropped_when_the_ordering_goes() {
+    fn pending_buffers_are_dropped_after_the_ordering() {
         let (cuda, drops) = setup();
         let counts = Arc::clone(&cuda.reaper().counts);
         cuda.retire(GPU, A, Counted::boxed(&drops));
