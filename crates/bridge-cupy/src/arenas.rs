@@ -1,4 +1,4 @@
-//! The arenas of CuPy's memory pools: which stream a block was allocated on.
+//! The arenas of CuPy's memory pools: the stream that a block was allocated on.
 
 use bridge_pyo3::probe;
 use pyo3::intern;
@@ -7,10 +7,10 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 
 /// Each pool's dictionary of arenas by stream, found once per pool. There is one pool per device, unless the user makes
-/// more; what does not fit is looked for every time.
+/// more; the dictionaries of further pools are searched every time.
 pub(crate) struct Arenas([PyOnceLock<Pool>; 16]);
 
-/// A weak reference to the pool, as its blocks hold it, and the dictionary, where it was found.
+/// The weak reference to the pool that its blocks hold, and the dictionary, if it was found.
 type Pool = (Py<PyAny>, Option<Py<PyDict>>);
 
 impl Arenas {
@@ -18,13 +18,13 @@ impl Arenas {
         Self([const { PyOnceLock::new() }; 16])
     }
 
-    /// Whether a block of a pool belongs to the arena of the stream with this handle. Where CuPy's insides are not as
-    /// they are since CuPy 14, the answer is no.
+    /// Returns whether a block of a pool belongs to the arena of the stream with this handle; `false` where CuPy's
+    /// internals differ from those of CuPy 14.
     pub(crate) fn holds(&self, memory: &Bound<'_, PyAny>, handle: u64) -> PyResult<bool> {
         let pool = memory.getattr(intern!(memory.py(), "pool"))?;
         let Some(arenas) = self.of_pool(&pool)? else { return Ok(false) };
         let Some(expected) = arenas.get_item(handle)? else { return Ok(false) };
-        // A pool that has an arena for one stream alone has allocated every one of its blocks there.
+        // A pool with a single arena has allocated all its blocks there.
         Ok(arenas.len() == 1 || expected.call0()?.is(&arena_of(memory)?))
     }
 
@@ -36,22 +36,22 @@ impl Arenas {
         }
         let found = find(&pool.call0()?)?;
         if let Some(free) = self.0.iter().find(|slot| slot.get(py).is_none()) {
-            // Another thread may have been faster, and then this one looks again next time.
+            // If another thread was faster, the next call searches again.
             let _ = free.set(py, (pool.clone().unbind(), found.clone().map(Bound::unbind)));
         }
         Ok(found)
     }
 }
 
-/// The arena of a pooled block: an attribute of its chunk, which Python sees only in the state for pickling.
+/// Returns the arena of a pooled block: an attribute of its chunk, which only the pickling state exposes to Python.
 fn arena_of<'py>(memory: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let reduced = bridge_pyo3::call(memory, intern!(memory.py(), "__reduce__"), &[])?.cast_into::<PyTuple>()?;
     let chunk = reduced.get_borrowed_item(2)?.cast::<PyTuple>()?.get_item(0)?;
     chunk.getattr(intern!(memory.py(), "arena"))
 }
 
-/// The dictionary among what the pool refers to that holds weak references to arenas, which is how CuPy 14 keeps them. A
-/// pool with a block in use has at least one.
+/// Finds, among the objects that the pool refers to, the dictionary of weak references to arenas, as in CuPy 14. A pool
+/// with a block in use has at least one arena.
 fn find<'py>(pool: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyDict>>> {
     let py = pool.py();
     let arena = py.import("cupy.cuda.memory")?.getattr("_Arena")?;

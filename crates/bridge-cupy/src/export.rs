@@ -1,4 +1,4 @@
-//! Out of CuPy.
+//! Exports CuPy arrays.
 
 use crate::runtime::{Runtime, raised};
 use bridge_core::{Access, Allocation, Device, Dims, Layout, Lent, Memory, Result, Reuse, Stream};
@@ -7,7 +7,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyTuple};
 
-/// What CuPy says of an array.
+/// The attributes of an array.
 struct Attributes<'py> {
     address: usize,
     device: i32,
@@ -23,7 +23,7 @@ impl<'py> Attributes<'py> {
         let py = array.py();
         let pointer = array.getattr(intern!(py, "data"))?;
         let shape = dims(array.getattr(intern!(py, "shape"))?)?;
-        // Frameworks read a meaning from strides of length 1, so they are kept.
+        // Frameworks read meaning from the strides of dimensions of length 1, so those are kept.
         let compact = !shape.iter().any(|length| *length <= 1)
             && array.getattr_opt(intern!(py, "_c_contiguous"))?.map_or(Ok(false), |flag| flag.is_truthy())?;
         Ok(Self {
@@ -53,7 +53,8 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
         Some(strides) => Layout::from_byte_strides(dtype, &shape, &strides)?,
         None => Layout::new(dtype, &shape, None, 0)?,
     };
-    // `mem.size` is not the allocation's where the memory came by DLPack: CuPy adds up the lengths of the shape.
+    // The hull, because `mem.size` is wrong for memory imported by DLPack, where CuPy adds up the lengths of the shape,
+    // and for the reversed views of an array interface. Reading it costs two attributes of about ten.
     let bytes = layout.hull(address, None)?;
     let stream = runtime.consumer.stream(py, device).map_err(|error| raised(py, error))?;
     let reuse = probe(py, reuse(runtime, &memory, stream)).map_err(|error| raised(py, error))?;
@@ -62,22 +63,23 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     let owner = (Owner::new(array), kept);
     let (device, access) = (Device::cuda(device), Access::ReadWrite);
     let allocation = Allocation { bytes, device, access, stream: Some(stream), reuse };
-    // SAFETY: the array keeps its memory for as long as it lives; CuPy vouches for its strides and for the device; its
-    // current stream, which is kept, is the one into which its user works; `reuse` claims no more than it has seen.
+    // SAFETY: the array keeps its memory alive; CuPy vouches for the strides and the device; its current stream, which
+    // is kept, is the one that its user's work is in; `reuse` is in stream order only where the allocator was seen to
+    // be.
     let memory = unsafe { Memory::new(allocation, owner) };
     Lent::at(address, dtype, layout, Box::new(memory))
 }
 
-/// When CuPy's allocator hands the memory out again.
+/// Returns when CuPy's allocator reuses the memory.
 ///
-/// CuPy's pool keeps free blocks in an arena per stream, that of the allocation, whatever stream used them later. So
-/// the answer is known where that arena is the one of `stream`. Memory that CuPy only borrows from a lease is given
-/// back by that lease, in order. Everything else is unknown.
+/// CuPy's pool keeps free blocks in an arena per stream of allocation, whatever streams used them later. So reuse is in
+/// stream order where that arena is the one of `stream`. It also is for memory of a lease, which the lease returns in
+/// order. All other memory is unknown.
 fn reuse(runtime: &Runtime, memory: &Bound<'_, PyAny>, stream: Stream) -> PyResult<Reuse> {
     let py = memory.py();
     let kind = memory.get_type_ptr().cast();
     let in_order = if kind == runtime.pooled_memory.as_ptr() {
-        // CuPy knows the legacy stream by the handle 0.
+        // CuPy's handle of the legacy stream is 0.
         runtime.arenas.holds(memory, if stream == Stream::LEGACY { 0 } else { stream.handle() })?
     } else if kind == runtime.unowned_memory.as_ptr() {
         memory.getattr(intern!(py, "_owner"))?.is_instance_of::<LeaseOwner>()
@@ -94,7 +96,7 @@ pub(crate) fn compact<'py>(runtime: &Runtime, array: &PyTensor<'py>) -> Result<P
         if runtime.one_device {
             return copy();
         }
-        // CuPy copies to the current device, not to the array's.
+        // CuPy copies to the current device, not to the array's device.
         let device = array.getattr(intern!(py, "device"))?;
         device.call_method0(intern!(py, "__enter__"))?;
         let copied = copy();

@@ -1,4 +1,4 @@
-//! Into CuPy.
+//! Imports leases as CuPy arrays.
 
 use crate::runtime::{Runtime, raised};
 use bridge_core::{Lease, Result};

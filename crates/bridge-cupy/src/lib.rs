@@ -1,4 +1,5 @@
-//! The CuPy adapter: attributes out, a view over `UnownedMemory` in. CuPy's current stream is the owner's stream.
+//! The CuPy adapter. Exports read an array's attributes; imports make an array over `UnownedMemory`. The owner's stream
+//! is CuPy's current stream.
 
 mod arenas;
 mod export;
@@ -20,12 +21,11 @@ pub struct CuPy<'py> {
 }
 
 impl<'py> CuPy<'py> {
-    /// Imports CuPy, the first time, and looks at what it can do.
+    /// Imports CuPy at the first call, and looks up what the installed version supports.
     ///
     /// # Errors
     ///
-    /// [`Missing`](bridge_core::ErrorKind::Missing) if CuPy is not installed, or finds no CUDA
-    /// device.
+    /// [`Missing`](bridge_core::ErrorKind::Missing) if CuPy is not installed, or finds no CUDA device.
     pub fn new(py: Python<'py>) -> Result<Self> {
         Ok(Self { py, runtime: Runtime::get(py)? })
     }

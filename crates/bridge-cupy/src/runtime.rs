@@ -1,4 +1,4 @@
-//! What is known of the CuPy in this process, looked up once.
+//! The CuPy of this process, looked up once.
 
 use crate::arenas::Arenas;
 use crate::streams::CuPyConsumer;
@@ -18,10 +18,10 @@ pub(crate) struct Runtime {
     pub(crate) consumer: Arc<CuPyConsumer>,
     pub(crate) dtypes: ArrayDTypes,
     pub(crate) arenas: Arenas,
-    /// Where there is just one device, every array is on it.
+    /// Whether there is one device only, which every array is then on.
     pub(crate) one_device: bool,
     pub(crate) array: Py<PyType>,
-    /// What `cupy.ndarray` does when it is called, less the detour through Python: half the time.
+    /// `__new__` of the class that `cupy.ndarray` extends: half the time of a call of `cupy.ndarray`.
     new_array: Option<Py<PyAny>>,
     pub(crate) memory_pointer: Py<PyAny>,
     pub(crate) pooled_memory: Py<PyAny>,
@@ -86,7 +86,7 @@ impl Runtime {
         })
     }
 
-    /// `cupy.ndarray(shape, dtype, pointer, strides)`, with strides in bytes.
+    /// Calls `cupy.ndarray(shape, dtype, pointer, strides)`, with strides in bytes.
     pub(crate) fn make_array<'py>(
         &self,
         py: Python<'py>,
@@ -109,7 +109,7 @@ impl Runtime {
     }
 }
 
-/// `__new__` of the class that `cupy.ndarray` extends, if the two fit together as they do since CuPy 12.
+/// Returns `__new__` of the class that `cupy.ndarray` extends, if the two classes fit together as in CuPy 12 and later.
 fn new_array(array: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
     array.getattr("_init")?;
     let base = array.getattr("__base__")?;

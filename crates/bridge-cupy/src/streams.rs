@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// CuPy's own function for the current stream of a device, as it offers it to other Cython modules.
+/// CuPy's C function for the current stream of a device, which it exports to other Cython modules.
 type StreamOf = unsafe extern "C" fn(c_int) -> isize;
 
 pub(crate) struct CuPyConsumer {
@@ -20,8 +20,8 @@ pub(crate) struct CuPyConsumer {
 }
 
 thread_local! {
-    /// The stream that was kept last: the next view is likely to be made under it again. It owns its handle, so the handle
-    /// names no other stream as long as it is kept here.
+    /// The stream that was kept last, because the next view is probably made under it. It owns its handle, so the
+    /// handle names no other stream while it is kept here.
     static KEPT: RefCell<Option<((i32, Stream), Keep)>> = const { RefCell::new(None) };
 }
 
@@ -30,20 +30,20 @@ impl CuPyConsumer {
         Self { stream_of: stream_of(py), views: Views::default() }
     }
 
-    /// The stream that CuPy would use for this device now, on this thread.
+    /// Returns the stream that CuPy would use for this device now, on this thread.
     pub(crate) fn stream(&self, py: Python<'_>, device: i32) -> PyResult<Stream> {
         let Some(stream_of) = self.stream_of else {
             return handle(&stream_object(py, device)?);
         };
         // SAFETY: the signature was checked when the function was looked up, and the GIL is held.
         let handle = unsafe { stream_of(device) };
-        // What Cython returns when it raises.
+        // Cython's return value when the function raises.
         let error = if handle == -1 { PyErr::take(py) } else { None };
         error.map_or_else(|| Ok(Stream::from_handle(handle as u64)), Err)
     }
 
-    /// Returns the object behind `stream`, the current one, so that it is not destroyed: CuPy destroys a stream with its
-    /// object. The default streams live for ever, and an `ExternalStream` keeps nothing alive.
+    /// Returns a hold on the object of `stream`, the current stream, because CuPy destroys a stream with its object.
+    /// `None` for the default streams, which live for ever, and for an `ExternalStream`, which keeps nothing alive.
     pub(crate) fn keep_current(&self, py: Python<'_>, device: i32, stream: Stream) -> PyResult<Option<Keep>> {
         if lives_for_ever(stream) {
             return Ok(None);
@@ -57,7 +57,7 @@ impl CuPyConsumer {
             return Ok(None);
         }
         let keep: Keep = Arc::new(Owner::new(&object));
-        // The one that was kept before is dropped outside the cell: that runs code of CuPy.
+        // The previous one is dropped outside the cell, because that runs code of CuPy.
         drop(KEPT.replace(Some(((device, stream), keep.clone()))));
         Ok(Some(keep))
     }
@@ -96,17 +96,18 @@ fn handle(stream: &PyTensor<'_>) -> PyResult<Stream> {
     Ok(Stream::from_handle(stream.getattr(intern!(stream.py(), "ptr"))?.extract()?))
 }
 
-/// The C function behind `get_current_stream`, at a tenth of its cost. Cython names a capsule by the signature.
+/// Returns the C function behind `get_current_stream`, at a tenth of its cost. Cython names a capsule by the signature.
 fn stream_of(py: Python<'_>) -> Option<StreamOf> {
     let module = py.import("cupy_backends.cuda.stream").ok()?;
     let table = module.getattr("__pyx_capi__").ok()?.cast_into::<PyDict>().ok()?;
     let capsule = table.get_item("get_stream_ptr").ok()??;
-    // SAFETY: the object is alive and the GIL held; a capsule of another signature gives null and sets an exception.
+    // SAFETY: the object is alive and the GIL is held; a capsule of another signature returns null and sets an
+    // exception.
     let function = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), c"intptr_t (int)".as_ptr()) };
     if function.is_null() {
         drop(PyErr::take(py));
         return None;
     }
-    // SAFETY: the name of the capsule says that it points to a function from int to intptr_t.
+    // SAFETY: by its name, the capsule points to a function from int to intptr_t.
     Some(unsafe { std::mem::transmute::<*mut c_void, StreamOf>(function) })
 }

@@ -1,4 +1,4 @@
-//! Out of NumPy.
+//! Exports NumPy arrays.
 
 use crate::interface::{PyArrayInterface, WRITEABLE};
 use crate::runtime::{Runtime, raised};
@@ -28,9 +28,9 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     };
     let (dtype, capsule) = look_up().map_err(|error| raised(py, error))?;
     let dtype = runtime.dtypes.read(&dtype)?;
-    // SAFETY: the object is alive and the GIL held; anything but a nameless capsule returns null.
+    // SAFETY: the object is alive and the GIL is held; the function returns null for any object but a nameless capsule.
     let interface = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), ptr::null()) }.cast::<PyArrayInterface>();
-    // SAFETY: NumPy puts this struct behind the nameless capsule, which lives until the end of this function.
+    // SAFETY: NumPy's nameless capsule holds this struct, and lives until the end of this function.
     let interface = unsafe { interface.as_ref() }.filter(|interface| is_sound(interface, dtype)).ok_or_else(|| {
         drop(PyErr::take(py));
         Error::new(ErrorKind::Framework, "numpy's __array_struct__ is not as documented: please report this")
@@ -39,23 +39,23 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     let dims = |start: *const isize| -> Dims {
         match nd {
             0 => Dims::new(),
-            // SAFETY: the shape and the strides have `nd` entries each and live as long as the struct.
+            // SAFETY: `start` is the shape or the strides, which have `nd` entries and live as long as the struct.
             _ => unsafe { slice::from_raw_parts(start, nd) }.iter().map(|dim| *dim as i64).collect(),
         }
     };
     let layout = Layout::from_byte_strides(dtype, &dims(interface.shape), &dims(interface.strides))?;
     let data = interface.data as usize;
-    // NumPy does not say which allocation a view belongs to: `as_strided` and array interfaces may leave that of the base.
+    // The hull, because NumPy does not know the allocation: `as_strided` and array interfaces may leave that of the
+    // base.
     let bytes = layout.hull(data, None)?;
     let access = if interface.flags & WRITEABLE == 0 { Access::ReadOnly } else { Access::ReadWrite };
     let owner = Owner::new(array);
-    // SAFETY: the array keeps its memory for as long as it lives, and NumPy vouches for its strides; host memory is
-    // ready at any time and has no stream.
+    // SAFETY: the array keeps its memory alive, and NumPy vouches for its strides.
     let memory = unsafe { Memory::new(Allocation::host(bytes, access), owner) };
     Lent::at(data, dtype, layout, Box::new(memory))
 }
 
-/// Whether the struct can be read, and describes elements of this dtype.
+/// Returns whether the struct can be read, and describes elements of this dtype.
 fn is_sound(interface: &PyArrayInterface, dtype: DType) -> bool {
     interface.two == 2
         && usize::try_from(interface.nd).is_ok_and(|nd| nd <= MAX_NDIM)
@@ -66,7 +66,7 @@ pub(crate) fn compact<'py>(runtime: &Runtime, array: &PyTensor<'py>) -> Result<P
     runtime.plain(array).and_then(|plain| aligned_copy(&plain)).map_err(|error| raised(array.py(), error))
 }
 
-/// NumPy's own `copy` aligns to 16 bytes only.
+/// Copies the array to [`COPY_ALIGNMENT`]: NumPy's own `copy` aligns to 16 bytes only.
 fn aligned_copy<'py>(array: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
     let py = array.py();
     let numpy = py.import(intern!(py, "numpy"))?;

@@ -1,4 +1,4 @@
-//! Into NumPy.
+//! Imports leases as NumPy arrays.
 
 use crate::interface::{ALIGNED, NOTSWAPPED, PyArrayInterface, WRITEABLE};
 use crate::runtime::{Runtime, raised};
@@ -10,15 +10,15 @@ use pyo3::prelude::*;
 use std::ffi::{c_char, c_int};
 use std::ptr;
 
-/// What NumPy keeps as the base of the array: the lease, with the array interface.
+/// The base of the array, which NumPy keeps: the lease, with the array interface.
 #[pyclass(frozen, module = "tensor_bridge", name = "Lease")]
 struct Base {
     lease: Lease,
-    /// The kind character of the dtype; `V`, bytes without a meaning, for those that are not NumPy's own.
+    /// The kind character of the dtype; `V`, raw bytes, for dtypes that are not NumPy's own.
     kind: u8,
 }
 
-/// The struct with the arrays that it points to.
+/// The struct, and the arrays that it points to.
 struct Interface {
     header: PyArrayInterface,
     dims: Vec<isize>,
@@ -51,29 +51,32 @@ impl Base {
         interface.header.shape = interface.dims.as_mut_ptr();
         interface.header.strides = interface.header.shape.wrapping_add(layout.shape().len());
         let interface = Box::into_raw(interface);
-        // SAFETY: the header is the first thing that its readers look at through this pointer; `free` takes the box back.
+        // SAFETY: the pointer is that of the header inside a box that `free` takes back, and the destructor may be
+        // called on it once.
         let capsule = unsafe { PyCapsule_New(&raw mut (*interface).header as *mut _, ptr::null(), Some(free)) };
         // SAFETY: a new reference, or null with an exception set.
         unsafe { Bound::from_owned_ptr_or_opt(py, capsule) }.ok_or_else(|| {
-            // SAFETY: no capsule was made, so nobody else frees it.
+            // SAFETY: no capsule was made, so `free` is not called.
             drop(unsafe { Box::from_raw(interface) });
             PyErr::take(py).unwrap_or_else(|| PyMemoryError::new_err("no memory for a capsule"))
         })
     }
 }
 
+/// Destructor of the capsule.
+///
 /// # Safety
 ///
 /// Python calls it once, for a capsule made above.
 unsafe extern "C" fn free(capsule: *mut PyObject) {
-    // SAFETY: the capsule holds the address of the header of a boxed `Interface`, and nobody reads it any more.
+    // SAFETY: the capsule holds the address of the header of a boxed `Interface`, and has no reader any more.
     unsafe {
         let header = PyCapsule_GetPointer(capsule, ptr::null()).cast::<u8>();
         drop(Box::from_raw(header.sub(std::mem::offset_of!(Interface, header)).cast::<Interface>()));
     }
 }
 
-/// `typekind` by DLPack's type code.
+/// The kind character by DLPack's type code.
 const KINDS: &[u8] = b"iuf??cb";
 
 pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Result<PyTensor<'py>> {

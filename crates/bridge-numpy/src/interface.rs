@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// `PyArrayInterface`. Strides count bytes. It travels in a capsule without a name.
+/// `PyArrayInterface`, held by a capsule without a name. Strides are in bytes.
 #[repr(C)]
 pub(crate) struct PyArrayInterface {
     /// Always 2: a sanity check.
@@ -15,7 +15,7 @@ pub(crate) struct PyArrayInterface {
     pub(crate) shape: *mut isize,
     pub(crate) strides: *mut isize,
     pub(crate) data: *mut c_void,
-    /// Only with a flag that is not used here.
+    /// Valid only with a flag that is not used here.
     pub(crate) descr: *mut c_void,
 }
 

@@ -1,5 +1,5 @@
-//! The NumPy adapter: arrays in host memory, through the array interface's C struct in both directions. It keeps any
-//! strides, any alignment and the read-only flag.
+//! The NumPy adapter: arrays in host memory, exported and imported through the C struct of the array interface. It
+//! keeps any strides, any alignment and the read-only flag.
 
 mod export;
 mod import;
@@ -20,7 +20,7 @@ pub struct NumPy<'py> {
 }
 
 impl<'py> NumPy<'py> {
-    /// Imports NumPy, the first time, and looks at what it can do.
+    /// Imports NumPy at the first call, and looks up what the installed version supports.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What is known of the NumPy in this process, looked up once.
+//! The NumPy of this process, looked up once.
 
 use bridge_core::{DType, DeviceKind, Error, Profile, Result, Strides, Views};
 use bridge_pyo3::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES, PyTensor, framework_error, installed, is_instance};
@@ -17,7 +17,7 @@ pub(crate) struct Runtime {
     array: Py<PyType>,
     /// `ndarray.__dlpack__`
     dlpack: Py<PyAny>,
-    /// `ndarray.view`, whatever a subclass puts in its place.
+    /// `ndarray.view`, whatever a subclass overrides.
     view: Py<PyAny>,
     masked: Py<PyType>,
 }
@@ -61,7 +61,7 @@ impl Runtime {
         self.is_plain(object) || is_instance(object, self.array.bind(object.py()))
     }
 
-    /// Whether a subclass says itself how it is exported. Then it is a producer like any other.
+    /// Returns whether the array is of a subclass with its own `__dlpack__`, and so a producer of its own.
     pub(crate) fn exports_itself(&self, array: &PyTensor<'_>) -> bool {
         let own = || array.get_type().getattr(intern!(array.py(), "__dlpack__"));
         !self.is_plain(array) && own().is_ok_and(|own| !own.is(&self.dlpack))
@@ -71,7 +71,7 @@ impl Runtime {
         object.get_type_ptr().cast() == self.array.as_ptr()
     }
 
-    /// Returns the array itself, or for a subclass, whose attributes may say anything, a view of the class `ndarray`.
+    /// Returns the array itself, or for a subclass, which may override any attribute, a view of the class `ndarray`.
     pub(crate) fn plain<'py>(&self, array: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
         let py = array.py();
         match self.is_plain(array) {

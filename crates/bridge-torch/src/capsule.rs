@@ -12,12 +12,13 @@ use pyo3::types::{IntoPyDict, PyDict};
 
 pub(crate) struct Capsules;
 
-/// "No synchronisation" (array API, `__dlpack__`): ordering is core's job.
+/// "No synchronisation" (array API, `__dlpack__`): core orders streams.
 const NO_SYNC: i32 = -1;
 
 fn export<'py>(tensor: &PyTensor<'py>) -> PyResult<Bound<'py, PyAny>> {
     let py = tensor.py();
-    // `__dlpack__` refuses the conj bit, of which core is told apart. Conjugated once more it is the same memory without.
+    // `__dlpack__` refuses the conj bit, which is reported separately. A second conjugation clears it over the same
+    // memory.
     let conjugated = call(tensor, intern!(py, "is_conj"), &[])?.is_truthy()?;
     let tensor = &if conjugated { call(tensor, intern!(py, "conj"), &[])? } else { tensor.clone() };
     let (kind, _): (i32, i32) = tensor.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
@@ -29,7 +30,7 @@ fn export<'py>(tensor: &PyTensor<'py>) -> PyResult<Bound<'py, PyAny>> {
     tensor.call_method(intern!(py, "__dlpack__"), (), Some(&kwargs))
 }
 
-/// Neither waits nor looks at streams when it is given a bare capsule.
+/// Imports a bare capsule, for which PyTorch neither waits nor reads streams.
 fn from_dlpack<'py>(capsule: Bound<'py, PyAny>) -> PyResult<PyTensor<'py>> {
     let py = capsule.py();
     py.import(intern!(py, "torch.utils.dlpack"))?.call_method1(intern!(py, "from_dlpack"), (capsule,))

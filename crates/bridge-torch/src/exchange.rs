@@ -1,5 +1,5 @@
-//! The exchange of tensors with PyTorch, and the faster of its two ways: the C exchange API of DLPack 1.3, which PyTorch
-//! 2.10 and later have.
+//! How tensors are exchanged with PyTorch, and the faster of two ways: the C exchange API of DLPack 1.3, in PyTorch
+//! 2.10 and later. The other one is in `capsule.rs`.
 
 use crate::export::refusal;
 use bridge_core::dlpack::ffi::{
@@ -26,10 +26,10 @@ pub(crate) trait Exchange: Send + Sync {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>>;
 }
 
-/// Older tables than this many steps back are not looked for: it bounds a chain that runs in a circle.
+/// The most older tables that are searched: a bound for a circular chain.
 const CHAIN: usize = 16;
 
-/// The functions of a framework's table that are used here. They stay for the life of the process (`dlpack.h`).
+/// Functions of a framework's exchange table, valid for the life of the process (`dlpack.h`).
 pub(crate) struct ExchangeApi {
     export: unsafe extern "C" fn(*mut c_void, *mut *mut DLManagedTensorVersioned) -> c_int,
     import: unsafe extern "C" fn(*mut DLManagedTensorVersioned, *mut *mut c_void) -> c_int,
@@ -37,13 +37,13 @@ pub(crate) struct ExchangeApi {
 }
 
 impl ExchangeApi {
-    /// The functions of a tensor type, if it has a table of this major version.
+    /// Returns the functions of a tensor type, if it has a table of this major version.
     pub(crate) fn of_type(tensor: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         let capsule = match tensor.getattr("__dlpack_c_exchange_api__") {
             Err(error) if error.is_instance_of::<PyAttributeError>(tensor.py()) => return Ok(None),
             other => other?,
         };
-        // SAFETY: the object is alive and the GIL held; a wrong name gives null and sets an exception.
+        // SAFETY: the object is alive and the GIL is held; a wrong name returns null and sets an exception.
         let table = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), c"dlpack_exchange_api".as_ptr()) };
         if table.is_null() {
             return Err(PyErr::take(tensor.py()).unwrap_or_else(|| PyBufferError::new_err("empty exchange table")));
@@ -83,14 +83,15 @@ impl ExchangeApi {
 impl Exchange for ExchangeApi {
     fn lend(&self, tensor: &PyTensor<'_>, origin: &dyn Fn(Device) -> Result<Origin>) -> Result<Lent> {
         let managed = self.export(tensor).map_err(|error| refusal(tensor, error))?;
-        // SAFETY: an initialised managed tensor has been handed over, whose deleter takes any thread.
-        // PyTorch keeps DLPack's promises, and the origin is that of this tensor.
+        // SAFETY: the managed tensor is initialised and ours, and its deleter may run on any thread. PyTorch keeps
+        // DLPack's promises, and the origin is that of this tensor.
         unsafe { lend(adopt(managed)?, |device, _| origin(device)) }
     }
 
     fn import<'py>(&self, py: Python<'py>, managed: Dlpack) -> PyResult<PyTensor<'py>> {
         let mut object = ptr::null_mut();
-        // SAFETY: the tensor is handed over, the GIL is held, and on success the object is a new reference.
+        // SAFETY: the function takes ownership of the tensor, the GIL is held, and on success the object is a new
+        // reference.
         match unsafe { (self.import)(managed.into_raw(), &mut object) } {
             // SAFETY: as above.
             0 => unsafe { Bound::from_owned_ptr_or_err(py, object.cast()) },
@@ -107,7 +108,7 @@ impl Exchange for ExchangeApi {
     fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
         let DLDevice { device_type, device_id } = device.into();
         let mut stream = ptr::null_mut();
-        // SAFETY: the function reads a thread-local of PyTorch; it takes the GIL itself if it has to raise.
+        // SAFETY: the function reads a thread-local of PyTorch, and takes the GIL itself to raise.
         match unsafe { (self.current_stream)(device_type, device_id, &mut stream) } {
             0 => Ok(Some(Stream::from_handle(stream as u64))),
             _ => {

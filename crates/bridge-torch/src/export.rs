@@ -1,4 +1,4 @@
-//! Out of PyTorch.
+//! Exports PyTorch tensors.
 
 use crate::runtime::{Runtime, raised};
 use bridge_core::dlpack::{Origin, Release};
@@ -18,7 +18,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
     let storage = storage.map_err(|error| refusal(tensor, error))?;
     let lent = runtime.consumer.exchange.lend(tensor, &|device| origin(runtime, tensor, &storage, device));
     let lent = lent.map_err(|error| match error.kind() {
-        // PyTorch's own capsules are sound, but for the null pointer of a tensor that stands for another.
+        // PyTorch's capsules are well-formed, except for the null pointer of a tensor that wraps another.
         ErrorKind::Protocol => Error::new(ErrorKind::NotATensor, WITHOUT_MEMORY).caused_by(error),
         _ => error,
     })?;
@@ -29,7 +29,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
 const WITHOUT_MEMORY: &str = "this tensor has no memory of its own (a ZeroTensor, or one that functionalisation or \
     another transform of torch.func wraps): pass a .clone() of a ZeroTensor, or the tensor that is wrapped";
 
-/// The device and the address of the first element, also of a tensor that requires grad.
+/// Returns the device and the address of the first element, also for a tensor that requires grad.
 pub(crate) fn locate(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Option<(Device, usize)>> {
     let py = tensor.py();
     if !runtime.is_tensor(tensor) {
@@ -49,15 +49,18 @@ pub(crate) fn locate(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Option<
     look_up().map_err(|error| refusal(tensor, error))
 }
 
-/// Where the memory may be touched and when it may be reused.
+/// Returns what a capsule of the tensor does not say: its stream, and when its memory is reused.
 ///
-/// The storage is kept beside the tensor, because operations such as `module.half()` or `t.data = …` replace the tensor's
-/// storage. On a CUDA device `record_stream` tells the caching allocator that the current stream uses the memory, which
-/// may have been allocated on another. That helps only where the memory is the allocator's own. Of all other memory,
-/// views of this adapter among it, nothing is known: another view over the same memory may have been made elsewhere.
+/// The storage is kept alive besides the tensor, because operations such as `module.half()` or `t.data = …` replace the
+/// tensor's storage. On a CUDA device, `record_stream` makes the caching allocator reuse the memory behind the current
+/// stream, whatever stream it was allocated on. That works for the allocator's own memory only. The reuse of other
+/// memory is unknown, views of this adapter included: another framework may have views of the same memory.
+///
+/// The storage's range is not read: its two methods cost a tenth of a microsecond, and PyTorch itself keeps views
+/// inside their storage.
 fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, storage: &PyTensor<'_>, device: Device) -> Result<Origin> {
     let keep = Some(Arc::new(Owner::new(storage)) as Keep);
-    // PyTorch takes the GIL when the last reference goes.
+    // Dropping the last reference takes the GIL.
     let release = Some(drop_guarded as Release);
     let host = Origin { device: None, stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep, release };
     if device.kind != DeviceKind::CUDA {
@@ -89,7 +92,7 @@ fn plain(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The checks that the exchange API leaves out.
+/// Makes the checks that the exchange API omits.
 fn screen(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
     let py = tensor.py();
     let is = |name: &Bound<'_, PyString>| -> Result<bool> {
@@ -104,7 +107,7 @@ fn screen(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
     Ok(())
 }
 
-/// PyTorch's lazy conjugation and negation. The conj bit exists on complex tensors only, the neg bit on any.
+/// Returns PyTorch's deferred conjugation or negation. Only complex tensors have a conj bit; all have a neg bit.
 fn pending(tensor: &PyTensor<'_>, dtype: DType) -> PyResult<Option<Pending>> {
     let py = tensor.py();
     if dtype.is_complex() && call(tensor, intern!(py, "is_conj"), &[])?.is_truthy()? {
@@ -113,7 +116,7 @@ fn pending(tensor: &PyTensor<'_>, dtype: DType) -> PyResult<Option<Pending>> {
     Ok(call(tensor, intern!(py, "is_neg"), &[])?.is_truthy()?.then_some(Pending::Negation))
 }
 
-/// Why the door did not let the tensor out, in words that tell what to do.
+/// Makes the error for a tensor that PyTorch does not export, with advice.
 #[cold]
 pub(crate) fn refusal(tensor: &PyTensor<'_>, error: PyErr) -> Error {
     let text_of = |name: &str| tensor.getattr(name).map_or_else(|_| "?".into(), |value| brief_str(&value));

@@ -1,4 +1,4 @@
-//! Into PyTorch.
+//! Imports leases as PyTorch tensors.
 
 use crate::runtime::{Runtime, raised};
 use bridge_core::{DeviceKind, Lease, Result, dlpack};
@@ -13,7 +13,7 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
     match runtime.consumer.exchange.import(py, managed) {
         Ok(tensor) => Ok(tensor),
         Err(error) => {
-            // PyTorch does not say whether it took the tensor before it failed.
+            // PyTorch does not say whether it took ownership before it failed.
             handover.reclaim();
             Err(raised(py, error))
         }

@@ -1,12 +1,12 @@
 //! The PyTorch adapter.
 //!
-//! With the feature `python`, [`Torch`] lends and wraps `torch.Tensor` objects: through the C exchange API of DLPack 1.3
-//! where the installed version has it (2.10 and later, or the package `torch-c-dlpack-ext`), through `__dlpack__` and
-//! capsules elsewhere. It is made for 2.9, the first version with the `__dlpack__` of DLPack 1.0, and later, and tested
-//! with 2.11.
+//! With the feature `python`, [`Torch`] exports and imports `torch.Tensor` objects: through the C exchange API of
+//! DLPack 1.3 where the installed version has it (2.10 and later, or the package `torch-c-dlpack-ext`), and through
+//! `__dlpack__` and capsules elsewhere. It supports PyTorch 2.9, the first version with the `__dlpack__` of DLPack 1.0,
+//! and later, and is tested with 2.11.
 //!
-//! What PyTorch leaves to its callers is done here: the exchange API checks neither `requires_grad` nor the conj and neg
-//! bits, and exports never tell the caching allocator which stream uses the memory.
+//! The adapter does what PyTorch leaves to its callers: the exchange API checks neither `requires_grad` nor the conj
+//! and neg bits, and no export records the stream that uses the memory with the caching allocator.
 
 #[cfg(feature = "python")]
 mod allocator;
@@ -41,7 +41,7 @@ mod python {
     }
 
     impl<'py> Torch<'py> {
-        /// Imports PyTorch, the first time, and looks at what it can do.
+        /// Imports PyTorch at the first call, and looks up what the installed version supports.
         ///
         /// # Errors
         ///
@@ -50,7 +50,7 @@ mod python {
             Ok(Self { py, runtime: Runtime::fast(py)? })
         }
 
-        /// The same, restricted to `__dlpack__` and capsules, as older versions of PyTorch need it.
+        /// As [`new`](Self::new), but through `__dlpack__` and capsules only, as older versions of PyTorch need.
         ///
         /// # Errors
         ///

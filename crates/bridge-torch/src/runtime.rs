@@ -1,4 +1,4 @@
-//! What is known of the PyTorch in this process, looked up once.
+//! The PyTorch of this process, looked up once.
 
 use crate::allocator::{Allocator, is_known};
 use crate::capsule::Capsules;
@@ -17,7 +17,7 @@ pub(crate) struct Runtime {
     pub(crate) consumer: Arc<TorchConsumer>,
     tensor: Py<PyType>,
     parameter: Py<PyType>,
-    /// `torch.Tensor.__torch_dispatch__`: a subclass that overrides it need not have memory of its own.
+    /// `torch.Tensor.__torch_dispatch__`: a subclass that overrides it may have no memory of its own.
     dispatch: Py<PyAny>,
     cuda: OnceLock<()>,
     pub(crate) allocator: Allocator,
@@ -42,7 +42,7 @@ impl Consumer for TorchConsumer {
 }
 
 impl Runtime {
-    /// PyTorch through the exchange API if it has one.
+    /// Returns PyTorch through the exchange API, or through capsules where it has none.
     pub(crate) fn fast(py: Python<'_>) -> Result<&'static Self> {
         static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
         RUNTIME.get_or_try_init(py, || {
@@ -54,7 +54,7 @@ impl Runtime {
         })
     }
 
-    /// PyTorch through capsules only.
+    /// Returns PyTorch through capsules.
     pub(crate) fn with_capsules(py: Python<'_>) -> Result<&'static Self> {
         static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
         RUNTIME.get_or_try_init(py, || Self::new(py, Box::new(Capsules)))
@@ -92,13 +92,13 @@ impl Runtime {
         self.is_plain(object) || is_instance(object, self.tensor.bind(object.py()))
     }
 
-    /// Whether the type is `Tensor` or `Parameter` itself.
+    /// Returns whether the type is `Tensor` or `Parameter` itself.
     fn is_plain(&self, object: &PyTensor<'_>) -> bool {
         let kind = object.get_type_ptr().cast();
         kind == self.tensor.as_ptr() || kind == self.parameter.as_ptr()
     }
 
-    /// Whether a subclass decides itself what its operations do, as fake and distributed tensors do.
+    /// Returns whether the object is of a subclass with its own dispatch, such as fake and distributed tensors.
     pub(crate) fn has_own_dispatch(&self, object: &PyTensor<'_>) -> PyResult<bool> {
         if self.is_plain(object) {
             return Ok(false);
@@ -107,7 +107,7 @@ impl Runtime {
         Ok(!dispatch.is(&self.dispatch))
     }
 
-    /// Makes PyTorch initialise CUDA, once: its streams mean nothing before.
+    /// Makes PyTorch initialise CUDA, once: its streams are invalid before.
     pub(crate) fn start_cuda(&self, py: Python<'_>) -> Result<()> {
         if self.cuda.get().is_none() {
             let init = || py.import("torch")?.getattr("cuda")?.call_method0("init");
@@ -120,7 +120,7 @@ impl Runtime {
 
 /// Returns the dtypes that the installed version has, under the names of the field, and both exports and imports.
 fn dtypes(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange) -> PyResult<Vec<DType>> {
-    // PyTorch warns of some dtypes that they are experimental. Nobody has asked for them yet.
+    // PyTorch warns that some dtypes are experimental, and the user has not used them.
     let warnings = torch.py().import("warnings")?;
     let quiet = warnings.call_method0("catch_warnings")?;
     quiet.call_method0("__enter__")?;
@@ -136,7 +136,7 @@ fn dtypes(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange) -> PyResult<Vec<
     quiet.call_method1("__exit__", (&none, &none, &none))?;
     ignored?;
     tried?;
-    // Under a mode that replaces every new tensor, as FakeTensorMode does, none crosses. That must not be remembered.
+    // Under a mode that replaces every new tensor, as FakeTensorMode does, no dtype crosses. That must not be kept.
     if dtypes.is_empty() {
         Err(PyRuntimeError::new_err("torch makes no real tensors in its current mode"))
     } else {
@@ -146,7 +146,7 @@ fn dtypes(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange) -> PyResult<Vec<
 
 fn crosses(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange, dtype: DType) -> PyResult<bool> {
     let dtype = torch.getattr(dtype.to_string().as_str())?;
-    // The user may have made another device the default.
+    // The user may have set another default device.
     let on_the_host = [("dtype", dtype.clone()), ("device", "cpu".into_pyobject(torch.py())?.into_any())];
     let tensor = torch.call_method("empty", (1,), Some(&on_the_host.into_py_dict(torch.py())?))?;
     Ok(exchange.round_trip(&tensor)?.getattr("dtype")?.is(&dtype))
