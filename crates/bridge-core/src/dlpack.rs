@@ -130,20 +130,20 @@ pub unsafe fn lend<M: ManagedTensorBase>(
         return Err(broken(format!("{ndim} dimensions are more than {MAX_NDIM}")));
     }
     let tensor = managed.validate().map_err(|error| broken(error.to_string()))?;
-    let (dtype, said) = (DType::from(tensor.dtype()), Device::from(tensor.device()));
+    let (dtype, stated) = (DType::from(tensor.dtype()), Device::from(tensor.device()));
     if dtype.lanes != 1 {
         let text = format!("vector elements (lanes = {}) have no counterpart: view the tensor as scalars", dtype.lanes);
         return Err(Error::new(ErrorKind::Dtype, text));
     }
-    if said.index < 0 {
-        return Err(broken(format!("device number {} is negative", said.index)));
+    if stated.index < 0 {
+        return Err(broken(format!("device number {} is negative", stated.index)));
     }
     let layout = Layout::new(dtype, tensor.shape(), tensor.strides(), 0)?;
     let data = usize::try_from(tensor.byte_offset())
         .ok()
         .and_then(|offset| (tensor.data_ptr() as usize).checked_add(offset))
         .ok_or_else(|| broken(format!("byte_offset {} overflows the address", tensor.byte_offset())))?;
-    let origin = origin(said, if layout.numel() == 0 { 0 } else { data })?;
+    let origin = origin(stated, if layout.numel() == 0 { 0 } else { data })?;
     if layout.numel() > 0 && tensor.data_ptr().is_null() {
         return Err(broken("the data pointer is null".into()));
     }
@@ -156,7 +156,7 @@ pub unsafe fn lend<M: ManagedTensorBase>(
         Some(_) => Access::ReadWrite,
     };
     let owner = (managed.into_deleter(), origin.keep);
-    let device = origin.device.unwrap_or(said);
+    let device = origin.device.unwrap_or(stated);
     let allocation = Allocation { bytes, device, access, stream: origin.stream, reuse: origin.reuse };
     // SAFETY: the producer vouches for memory, access and deleter through DLPack's contract, the caller for the stream,
     // the reuse and the allocation; the range was checked above.

@@ -67,8 +67,8 @@ impl fmt::Display for Reason {
 pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
     let (device, dtype, name) = (lent.device(), lent.dtype(), &target.name);
     if landing(device, target, options.device).is_none() {
-        if let Some(asked) = options.device.filter(|asked| *asked != device) {
-            let text = format!("the tensor is on {device}, not on {asked}: move it with its own framework first");
+        if let Some(requested) = options.device.filter(|requested| *requested != device) {
+            let text = format!("the tensor is on {device}, not on {requested}: move it with its own framework first");
             return Err(Error::new(ErrorKind::Device, text));
         }
         let (place, advice) = match device.kind {
@@ -96,7 +96,7 @@ pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
         (Some(false), Some(reason)) => {
             let what = lent.layout();
             let text = format!(
-                "{name} cannot take the tensor in place because of {reason} ({what}): pass copy=None to let {name} have a copy"
+                "{name} cannot take the tensor in place because of {reason} ({what}): pass copy=None to allow a copy"
             );
             Err(Error::new(ErrorKind::CopyNeeded, text))
         }
@@ -112,13 +112,13 @@ const ALSO: &[(DeviceKind, DeviceKind)] = &[
 ];
 
 /// Returns the device under which the target uses memory of `device`, if it can and the caller requests no other.
-pub(crate) fn landing(device: Device, target: &Profile, asked: Option<Device>) -> Option<Device> {
+pub(crate) fn landing(device: Device, target: &Profile, requested: Option<Device>) -> Option<Device> {
     let also = ALSO.iter().filter(|(kind, _)| *kind == device.kind).map(|(_, kind)| match *kind {
         DeviceKind::CPU => Device::CPU,
         kind => Device { kind, ..device },
     });
     let mut usable = [device].into_iter().chain(also).filter(|device| target.devices.contains(&device.kind));
-    usable.find(|device| asked.is_none_or(|asked| asked == *device))
+    usable.find(|device| requested.is_none_or(|requested| requested == *device))
 }
 
 /// Returns the first reason why the target cannot take the tensor in place.

@@ -1,4 +1,4 @@
-//! Counts under many threads. Alone in its process, because the counts are the process's.
+//! Counts under many threads, in a process of their own, because the counts are those of the process.
 
 #[allow(dead_code)]
 #[path = "contract/common.rs"]
@@ -9,7 +9,7 @@ use common::{Item, Office, Paper, Recorder};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread;
 
-/// One test at a time: the counts are those of the whole process.
+/// Admits one test at a time: the counts are those of the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -56,7 +56,7 @@ fn views_of_many_threads_all_leave() {
                 let log = Default::default();
                 start.wait();
                 for number in 0..VIEWS {
-                    // Half of the addresses are the thread's own, the others are shared by all.
+                    // Half of the addresses are the thread's own, all threads share the others.
                     let address = 0x10000 * (1 + number % 2 * (thread + 1)) + number % 7 * 0x100;
                     let item = Item::Own(Paper { address, ..Paper::new(&log) });
                     let view = transfer(&from, &to, &item, &ordering, &Options::default()).expect("it crosses").0;

@@ -223,7 +223,7 @@ mod tests {
     fn a_buffer_is_dropped_once_and_not_before_its_event_has_fired() {
         let (cuda, drops) = setup();
         cuda.retire(GPU, A, Counted::boxed(&drops));
-        eventually("the event was asked a few times", || cuda.devices().driver().queries() > 5);
+        eventually("the event was queried a few times", || cuda.devices().driver().queries() > 5);
         assert_eq!((drops.load(SeqCst), cuda.reaper().retired()), (0, 1));
         cuda.devices().driver().finish(A);
         settled(&cuda);
@@ -309,7 +309,7 @@ mod tests {
     fn retire_polls_older_buffers_without_harm_to_the_callers_captures() {
         let (cuda, drops) = setup();
         cuda.retire(GPU, A, Counted::boxed(&drops));
-        eventually("the thread looks", || cuda.devices().driver().queries() > 1);
+        eventually("the thread polls", || cuda.devices().driver().queries() > 1);
         cuda.retire(GPU, B, Counted::boxed(&drops));
         let calls = cuda.devices().driver().take_calls();
         let modes: Vec<_> = calls.iter().filter(|call| matches!(call, Call::Mode(_))).collect();

@@ -56,8 +56,8 @@ pub(crate) fn locate(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Option<
 /// stream, whatever stream it was allocated on. That works for the allocator's own memory only. The reuse of other
 /// memory is unknown, views of this adapter included: another framework may have views of the same memory.
 ///
-/// The storage's range is not read: its two methods cost a tenth of a microsecond, and PyTorch itself keeps views
-/// inside their storage.
+/// The storage's range is not read: its two methods cost a tenth of a microsecond, and PyTorch checks a view
+/// against its storage when it makes the view.
 fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, storage: &PyTensor<'_>, device: Device) -> Result<Origin> {
     let keep = Some(Arc::new(Owner::new(storage)) as Keep);
     // Dropping the last reference takes the GIL.

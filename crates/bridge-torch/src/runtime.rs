@@ -138,7 +138,9 @@ fn dtypes(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange) -> PyResult<Vec<
     tried?;
     // Under a mode that replaces every new tensor, as FakeTensorMode does, no dtype crosses. That must not be kept.
     if dtypes.is_empty() {
-        Err(PyRuntimeError::new_err("torch makes no real tensors in its current mode"))
+        Err(PyRuntimeError::new_err(
+            "torch makes no real tensors in its current mode: leave the mode, such as FakeTensorMode, first",
+        ))
     } else {
         Ok(dtypes)
     }

@@ -1,4 +1,4 @@
-//! A framework of plain values, and an ordering that writes down what it is asked.
+//! A framework of plain values, and an ordering that records its calls.
 
 use bridge_core::{
     Access, Adapter, Consumer, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Layout, Lease,
@@ -11,7 +11,7 @@ pub const READER: Stream = Stream::from_handle(0xb0);
 pub const OTHER: Stream = Stream::from_handle(0xc0);
 pub const GPU: Device = Device::cuda(0);
 
-/// What happened, in order.
+/// A call of the ordering, or the drop of a buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     Ordered(Stream, Stream),
@@ -31,8 +31,9 @@ pub fn taken(log: &Log) -> Vec<Event> {
 pub struct Recorder {
     pub log: Log,
     pub fails: Mutex<bool>,
-    /// The stream that is being captured, and what waits for the end of the capture.
+    /// The stream that is being captured.
     pub captured: Mutex<Option<Stream>>,
+    /// The attempts that wait for the end of the capture.
     pub deferred: Mutex<Vec<Deferred>>,
 }
 
@@ -68,7 +69,7 @@ impl Ordering for Recorder {
     }
 }
 
-/// A tensor that exists on paper only.
+/// A tensor without memory.
 #[derive(Clone)]
 pub struct Paper {
     pub dtype: DType,
@@ -108,7 +109,7 @@ struct PaperBuffer {
     len: usize,
 }
 
-// SAFETY: there is no memory at all, and nobody in these tests touches the address.
+// SAFETY: there is no memory, and no test touches the address.
 unsafe impl DeviceBuffer for PaperBuffer {
     fn address(&self) -> usize {
         self.paper.address - self.below
@@ -152,12 +153,12 @@ impl Consumer for Side {
     }
 }
 
-/// Lends papers and wraps leases as they are.
+/// Exports papers, and imports leases unchanged.
 pub struct Office {
     pub profile: Profile,
     pub side: Arc<Side>,
     pub refuses: bool,
-    /// The address of copies; `None`: the office cannot copy.
+    /// The address of copies; `None` if the office cannot copy.
     pub copies_to: Option<usize>,
 }
 
@@ -178,7 +179,7 @@ impl Office {
     }
 }
 
-/// What the office has: a paper of its own, or a lease on somebody else's.
+/// The office's tensor: a paper of its own, or a lease.
 #[allow(clippy::large_enum_variant, reason = "there are few of them; not every test has leases")]
 pub enum Item {
     Own(Paper),
@@ -213,7 +214,7 @@ impl Adapter for Office {
         }
     }
 
-    /// Leases are copied, too, by a consumer whose producer cannot.
+    /// Copies leases, too, as a consumer does where the producer cannot copy.
     fn compact(&self, item: &Item) -> Result<Item> {
         let address = self.copies_to.ok_or_else(|| Error::new(ErrorKind::CopyNeeded, "planned"))?;
         let paper = match item {

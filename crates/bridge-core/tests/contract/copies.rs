@@ -1,4 +1,4 @@
-//! Who copies where a copy is needed, and what a copy waits for.
+//! Which side makes a copy, and what the copy waits for.
 
 use crate::common::Event::{Deferred, Dropped, Ordered, Synchronized};
 use crate::common::{GPU, Item, OTHER, OWNER, Office, Paper, READER, Recorder, taken};
@@ -71,7 +71,7 @@ fn on_a_device_the_consumer_copies_what_it_can_take_in_place() {
     let (copy, told) = cross(&recorder, &from, &to, &Item::Own(paper), &COPY).expect("it crosses");
     assert!(matches!(copy, Item::Own(Paper { address: 0x20000, access: Access::ReadWrite, .. })));
     assert_eq!((told.bytes_copied, told.ordered), (24, Some((OWNER, READER))));
-    // The view that was copied is given back behind the consumer's stream.
+    // The copied view is returned behind the consumer's stream.
     assert_eq!(taken(&recorder.log), [Ordered(OWNER, READER), Ordered(READER, OWNER), Dropped]);
 
     let paper = Paper { strides: vec![1, 2], ..Paper::new(&recorder.log) };
@@ -115,7 +115,7 @@ fn managed_memory_is_memory_of_its_gpu_and_of_the_host() {
     assert_eq!(refused.err().expect("it is another GPU").kind(), ErrorKind::Device);
 }
 
-/// A view that was read on READER and is dropped while `current` is the consumer's stream and `captured` is captured.
+/// Drops a view that was read on READER, while `current` is the consumer's stream and `captured` is captured.
 fn dropped_in_a_capture(captured: Stream, current: Stream) -> (Arc<Recorder>, u64) {
     let recorder = Arc::new(Recorder::default());
     let to = Office::new(Strides::Any);

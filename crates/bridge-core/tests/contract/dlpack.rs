@@ -1,4 +1,4 @@
-//! The codec: out and in again, in both ABIs, with every drop counted.
+//! The codec: round trips in both ABIs, with every drop counted.
 
 use crate::common::Event::Dropped;
 use crate::common::{Item, Office, Paper, Recorder, taken};
@@ -17,7 +17,7 @@ fn lease(recorder: &Arc<Recorder>, read_only: bool) -> Lease {
     let crossed = transfer(&Office::new(Strides::Any), &to, &Item::Own(paper), &ordering, &Options::default());
     match crossed.expect("it crosses").0 {
         Item::Leased(lease) => lease,
-        Item::Own(_) => unreachable!("import gives leases"),
+        Item::Own(_) => unreachable!("import returns leases"),
     }
 }
 
@@ -32,7 +32,7 @@ fn there_and_back<M: ManagedTensorBase>(keeps_flags: bool) {
         let recorder = Arc::new(Recorder::default());
         let (managed, handover) = wrap::<M>(lease(&recorder, read_only));
         drop(handover);
-        // SAFETY: `wrap` makes a whole managed tensor, whose memory nobody touches here.
+        // SAFETY: `wrap` makes a whole managed tensor, whose memory this test does not touch.
         let lent = unsafe { adopt(managed.into_raw()).and_then(|managed| lend(managed, host)) }.expect("it is sound");
         assert_eq!((lent.layout().shape(), lent.layout().strides(), lent.data()), (&[2, 3][..], &[-3, 1][..], 0x1000));
         let kept = match (keeps_flags, read_only) {

@@ -1,4 +1,4 @@
-//! The contract without a framework: planning, the protocol in time, the DLPack codec.
+//! The contract without a framework: planning, transfers in time, the DLPack codec.
 
 mod common;
 mod copies;

@@ -1,11 +1,11 @@
-//! What crosses in place, what as a copy, what not at all.
+//! Which tensors cross in place, which as a copy, and which not at all.
 
 use crate::common::{Item, Log, Office, Paper};
 use bridge_core::{
     Access, Adapter, DType, Device, DeviceKind, ErrorKind, Options, Pending, Plan, Reason, Strides, plan,
 };
 
-/// The plan for a paper into an office that takes compact tensors, at multiples of 64 bytes, without read-only.
+/// Plans the transfer of a paper into an office that accepts compact, writable tensors at multiples of 64 bytes.
 fn planned(change: impl FnOnce(&mut Paper), copy: Option<bool>) -> Result<Plan, ErrorKind> {
     let office = Office::new(Strides::Compact);
     let mut paper = Paper::new(&Log::default());

@@ -1,4 +1,4 @@
-//! The protocol of a transfer and of the release, against an ordering that writes down what it is asked.
+//! The protocol of a transfer and of its release, with an ordering that records its calls.
 
 use crate::common::Event::{self, Dropped, Ordered, Retired};
 use crate::common::{GPU, Item, OTHER, OWNER, Office, Paper, READER, Recorder, taken};
@@ -27,7 +27,7 @@ impl Setup {
         let crossed = transfer(&self.from, &self.to, &Item::Own(paper), &self.ordering, &Options::default());
         match crossed.expect("it crosses").0 {
             Item::Leased(lease) => lease,
-            Item::Own(_) => unreachable!("import gives leases"),
+            Item::Own(_) => unreachable!("import returns leases"),
         }
     }
 
@@ -114,7 +114,7 @@ fn whoever_lends_a_view_on_uses_it() {
     let setup = Setup::new();
     let third = Office::new(Strides::Any);
     *third.side.current.lock().unwrap() = Some(OWNER);
-    // `to` holds a view of the paper, and lends the same memory on while OTHER is its current stream.
+    // `to` holds a view of the paper, and exports the same memory while OTHER is its current stream.
     let lease = setup.cross(setup.paper());
     let view = Item::Own(Paper { stream: Some(OTHER), ..setup.paper() });
     let chained = transfer(&setup.to, &third, &view, &setup.ordering, &Options::default()).expect("it crosses");
@@ -161,9 +161,9 @@ fn a_copy_is_made_by_the_producer_and_told() {
         transfer(&setup.from, &setup.to, &item, &setup.ordering, &Options::default()).expect("it crosses");
     assert_eq!((told.plan, told.bytes_copied), (Plan::Copy(Reason::NegativeStrides), 24));
     assert_eq!(told.ordered, Some((OWNER, READER)));
-    let Item::Leased(lease) = copy else { unreachable!("import gives leases") };
+    let Item::Leased(lease) = copy else { unreachable!("import returns leases") };
     assert_eq!((lease.data(), lease.is_copy(), lease.layout().is_compact()), (0x20000, true, true));
-    // The original has been given back already.
+    // The original has been returned already.
     assert_eq!(setup.events(), [Dropped, Ordered(OWNER, READER)]);
 }
 
