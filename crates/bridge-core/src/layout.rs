@@ -101,22 +101,15 @@ impl Layout {
     /// addresses something.
     pub fn from_byte_strides(dtype: DType, shape: &[i64], byte_strides: &[i64]) -> Result<Self> {
         let itemsize = dtype.itemsize().map_or(1, |itemsize| itemsize as i64);
-        let mut whole = true;
-        let strides: Dims = byte_strides
-            .iter()
-            .enumerate()
-            .map(|(d, bytes)| {
-                let odd = bytes % itemsize != 0;
-                whole &= !odd || shape.get(d).is_some_and(|length| *length <= 1);
-                if odd { 0 } else { bytes / itemsize }
-            })
-            .collect();
-        if whole || shape.contains(&0) {
-            return Self::new(dtype, shape, Some(&strides), 0);
+        let odd = |bytes: i64| bytes % itemsize != 0;
+        let addresses = |d: usize| shape.get(d) != Some(&1) && !shape.contains(&0);
+        if byte_strides.iter().enumerate().any(|(d, bytes)| odd(*bytes) && addresses(d)) {
+            return Err(malformed(format!(
+                "strides {byte_strides:?} (bytes) are no whole number of elements of {itemsize} bytes: make a compact copy first, as numpy.ascontiguousarray and cupy.ascontiguousarray do"
+            )));
         }
-        Err(malformed(format!(
-            "strides {byte_strides:?} (bytes) are no whole number of elements of {itemsize} bytes: make a compact copy first, as numpy.ascontiguousarray and cupy.ascontiguousarray do"
-        )))
+        let strides: Dims = byte_strides.iter().map(|bytes| if odd(*bytes) { 0 } else { bytes / itemsize }).collect();
+        Self::new(dtype, shape, Some(&strides), 0)
     }
 
     /// Returns the lengths, in elements.

@@ -6,7 +6,10 @@
 //! tensor. [`transfer`] connects two adapters, and is the only path between them.
 //!
 //! The words used throughout: the *producer* exports a tensor and is, or stands for, the *owner* of its memory. The
-//! *consumer* imports it as a *view*. The *owner's stream* is the stream that the buffer names.
+//! *consumer* imports it as a *view*. The *owner's stream* is the stream that the buffer names. A *reader* is a stream in
+//! which a view is used.
+//!
+//! [`Adapter`] has an example that runs; the safety section of [`DeviceBuffer`] is what an adapter vouches for.
 //!
 //! # Whose job each check is
 //!
@@ -26,7 +29,7 @@
 //! | the last view drops the lease, once, on any thread | the importing adapter |
 //! | panics stop before C | core, in the drop of a [`Lease`]; adapters, in functions that C calls |
 //!
-//! Adapters therefore never read a [`Profile`], and core never calls a framework.
+//! Adapters therefore never read another framework's [`Profile`], and core calls frameworks through adapters only.
 //!
 //! # A transfer in time
 //!
