@@ -63,12 +63,12 @@ pub struct Origin {
 pub type Release = fn(Box<dyn Send + Sync>);
 
 /// An owner with a custom destructor.
-struct Released {
+struct CustomDrop {
     owner: Option<Box<dyn Send + Sync>>,
     release: Release,
 }
 
-impl Drop for Released {
+impl Drop for CustomDrop {
     fn drop(&mut self) {
         self.owner.take().into_iter().for_each(self.release);
     }
@@ -164,7 +164,7 @@ pub unsafe fn lend<M: ManagedTensorBase>(
         match origin.release {
             None => Box::new(Memory::new(allocation, owner)),
             Some(release) => {
-                let owner = Released { owner: Some(Box::new(owner)), release };
+                let owner = CustomDrop { owner: Some(Box::new(owner)), release };
                 Box::new(Memory::new(allocation, owner))
             }
         }

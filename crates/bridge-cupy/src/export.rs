@@ -7,6 +7,35 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyTuple};
 
+pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
+    let py = array.py();
+    if !runtime.is_array(array) {
+        return Err(not_a_tensor("cupy", array));
+    }
+    let Attributes { address, device, memory, dtype, shape, strides } =
+        Attributes::of(runtime, array).map_err(|error| raised(py, error))?;
+    let dtype = runtime.dtypes.read(&dtype)?;
+    let layout = match strides {
+        Some(strides) => Layout::from_byte_strides(dtype, &shape, &strides)?,
+        None => Layout::new(dtype, &shape, None, 0)?,
+    };
+    // The hull, because `mem.size` is wrong for memory imported by DLPack, where CuPy adds up the lengths of the shape,
+    // and for the reversed views of an array interface. Reading it costs two attributes of about ten.
+    let bytes = layout.hull(address, None)?;
+    let stream = runtime.consumer.stream(py, device).map_err(|error| raised(py, error))?;
+    let reuse = probe(py, reuse(runtime, &memory, stream)).map_err(|error| raised(py, error))?;
+    let reuse = reuse.unwrap_or(Reuse::Unknown);
+    let kept = runtime.consumer.keep_current(py, device, stream).map_err(|error| raised(py, error))?;
+    let owner = (Owner::new(array), kept);
+    let (device, access) = (Device::cuda(device), Access::ReadWrite);
+    let allocation = Allocation { bytes, device, access, stream: Some(stream), reuse };
+    // SAFETY: the array keeps its memory alive; CuPy vouches for the strides and the device; its current stream, which
+    // is kept, is the one that its user's work is in; `reuse` is in stream order only where the allocator was seen to
+    // be.
+    let memory = unsafe { Memory::new(allocation, owner) };
+    Lent::at(address, dtype, layout, Box::new(memory))
+}
+
 /// The attributes of an array.
 struct Attributes<'py> {
     address: usize,
@@ -39,35 +68,6 @@ impl<'py> Attributes<'py> {
 
 fn dims(tuple: Bound<'_, PyAny>) -> PyResult<Dims> {
     tuple.cast::<PyTuple>()?.iter_borrowed().map(|item| item.extract()).collect()
-}
-
-pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
-    let py = array.py();
-    if !runtime.is_array(array) {
-        return Err(not_a_tensor("cupy", array));
-    }
-    let Attributes { address, device, memory, dtype, shape, strides } =
-        Attributes::of(runtime, array).map_err(|error| raised(py, error))?;
-    let dtype = runtime.dtypes.read(&dtype)?;
-    let layout = match strides {
-        Some(strides) => Layout::from_byte_strides(dtype, &shape, &strides)?,
-        None => Layout::new(dtype, &shape, None, 0)?,
-    };
-    // The hull, because `mem.size` is wrong for memory imported by DLPack, where CuPy adds up the lengths of the shape,
-    // and for the reversed views of an array interface. Reading it costs two attributes of about ten.
-    let bytes = layout.hull(address, None)?;
-    let stream = runtime.consumer.stream(py, device).map_err(|error| raised(py, error))?;
-    let reuse = probe(py, reuse(runtime, &memory, stream)).map_err(|error| raised(py, error))?;
-    let reuse = reuse.unwrap_or(Reuse::Unknown);
-    let kept = runtime.consumer.keep_current(py, device, stream).map_err(|error| raised(py, error))?;
-    let owner = (Owner::new(array), kept);
-    let (device, access) = (Device::cuda(device), Access::ReadWrite);
-    let allocation = Allocation { bytes, device, access, stream: Some(stream), reuse };
-    // SAFETY: the array keeps its memory alive; CuPy vouches for the strides and the device; its current stream, which
-    // is kept, is the one that its user's work is in; `reuse` is in stream order only where the allocator was seen to
-    // be.
-    let memory = unsafe { Memory::new(allocation, owner) };
-    Lent::at(address, dtype, layout, Box::new(memory))
 }
 
 /// Returns when CuPy's allocator reuses the memory.

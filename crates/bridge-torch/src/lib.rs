@@ -8,89 +8,78 @@
 //! The adapter does what PyTorch leaves to its callers: the exchange API checks neither `requires_grad` nor the conj
 //! and neg bits, and no export records the stream that uses the memory with the caching allocator.
 
-#[cfg(feature = "python")]
+#![cfg(feature = "python")]
+
 mod allocator;
-#[cfg(feature = "python")]
 mod capsule;
-#[cfg(feature = "python")]
 mod exchange;
-#[cfg(feature = "python")]
 mod export;
-#[cfg(feature = "python")]
 mod import;
-#[cfg(feature = "python")]
 mod runtime;
 
-#[cfg(feature = "python")]
-pub use python::Torch;
+use bridge_core::{Adapter, Consumer, Device, Lease, Lent, Profile, Result};
+use bridge_pyo3::{PyAdapter, PyTensor};
+use pyo3::Python;
+use runtime::Runtime;
+use std::sync::Arc;
 
-#[cfg(feature = "python")]
-mod python {
-    use crate::runtime::Runtime;
-    use crate::{export, import};
-    use bridge_core::{Adapter, Consumer, Device, Lease, Lent, Profile, Result};
-    use bridge_pyo3::{PyAdapter, PyTensor};
-    use pyo3::Python;
-    use std::sync::Arc;
+/// PyTorch in this process.
+#[derive(Clone, Copy)]
+pub struct Torch<'py> {
+    py: Python<'py>,
+    runtime: &'static Runtime,
+}
 
-    /// PyTorch in this process.
-    #[derive(Clone, Copy)]
-    pub struct Torch<'py> {
-        py: Python<'py>,
-        runtime: &'static Runtime,
+impl<'py> Torch<'py> {
+    /// Imports PyTorch at the first call, and looks up what the installed version supports.
+    ///
+    /// # Errors
+    ///
+    /// [`Missing`](bridge_core::ErrorKind::Missing) if PyTorch is not installed.
+    pub fn new(py: Python<'py>) -> Result<Self> {
+        Ok(Self { py, runtime: Runtime::fast(py)? })
     }
 
-    impl<'py> Torch<'py> {
-        /// Imports PyTorch at the first call, and looks up what the installed version supports.
-        ///
-        /// # Errors
-        ///
-        /// [`Missing`](bridge_core::ErrorKind::Missing) if PyTorch is not installed.
-        pub fn new(py: Python<'py>) -> Result<Self> {
-            Ok(Self { py, runtime: Runtime::fast(py)? })
-        }
+    /// As [`new`](Self::new), but through `__dlpack__` and capsules only, as older versions of PyTorch need.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Self::new).
+    pub fn with_capsules(py: Python<'py>) -> Result<Self> {
+        Ok(Self { py, runtime: Runtime::with_capsules(py)? })
+    }
+}
 
-        /// As [`new`](Self::new), but through `__dlpack__` and capsules only, as older versions of PyTorch need.
-        ///
-        /// # Errors
-        ///
-        /// As for [`new`](Self::new).
-        pub fn with_capsules(py: Python<'py>) -> Result<Self> {
-            Ok(Self { py, runtime: Runtime::with_capsules(py)? })
-        }
+impl<'py> Adapter for Torch<'py> {
+    type Tensor = PyTensor<'py>;
+
+    fn profile(&self) -> &Profile {
+        &self.runtime.profile
     }
 
-    impl<'py> Adapter for Torch<'py> {
-        type Tensor = PyTensor<'py>;
-
-        fn profile(&self) -> &Profile {
-            &self.runtime.profile
-        }
-
-        fn consumer(&self) -> Arc<dyn Consumer> {
-            self.runtime.consumer.clone()
-        }
-
-        fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
-            export::lend(self.runtime, tensor)
-        }
-
-        fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
-            import::wrap(self.py, self.runtime, lease)
-        }
-
-        fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-            export::compact(tensor)
-        }
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.runtime.consumer.clone()
     }
 
-    impl<'py> PyAdapter<'py> for Torch<'py> {
-        fn owns(&self, object: &PyTensor<'py>) -> bool {
-            self.runtime.is_tensor(object)
-        }
+    fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
+        export::lend(self.runtime, tensor)
+    }
 
-        fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
-            export::locate(self.runtime, tensor)
-        }
+    fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
+        import::wrap(self.py, self.runtime, lease)
+    }
+
+    fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+        export::compact(tensor)
+    }
+}
+
+impl<'py> PyAdapter<'py> for Torch<'py> {
+    fn owns(&self, object: &PyTensor<'py>) -> bool {
+        self.runtime.is_tensor(object)
+    }
+
+    fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
+        export::locate(self.runtime, tensor)
     }
 }
