@@ -1,6 +1,6 @@
 """Tensors on a CUDA device in sessions of TensorFlow 1.15: in place, in the order of the streams, beside everything.
 
-TensorFlow 1.15 compiles each kernel for a newer GPU at first use, which takes long. So the tests compute nothing but sums
+TensorFlow 1.15 compiles each kernel for a newer GPU at first use, which takes long. So the tests compute only sums
 and products of two float32 tensors of one shape, of more than one element, and graphs are run as they were built: the
 optimiser would make other operations of them.
 """
