@@ -14,50 +14,28 @@
 
 #![cfg_attr(not(feature = "python"), allow(dead_code, reason = "so far the eager runtime is used from Python alone"))]
 
-mod api;
-mod config;
-mod consumer;
-mod devices;
-mod dtypes;
 mod eager;
-mod edges;
-mod external;
 mod graph;
-mod kernel;
-mod library;
-mod operations;
-mod release;
 mod runtime;
-mod session;
-mod stub;
 
+pub use graph::config::SessionOptions;
+pub use graph::edges::Graph;
+pub use graph::external::External;
 #[cfg(feature = "python")]
-mod export;
-#[cfg(feature = "python")]
-mod import;
-#[cfg(feature = "python")]
-mod process;
-#[cfg(feature = "python")]
-mod tensorflow1;
-
-pub use config::SessionOptions;
-pub use edges::Graph;
-pub use external::External;
-pub use library::Series;
+pub use graph::python::{Tensor, TensorFlow1};
+pub use graph::session::{Input, Session};
 #[cfg(feature = "python")]
 pub use python::{PyGraph, TensorFlow2};
+pub use runtime::library::Series;
 pub use runtime::{Capabilities, Runtime};
-pub use session::{Input, Session};
-#[cfg(feature = "python")]
-pub use tensorflow1::{Tensor, TensorFlow1};
 
 #[cfg(feature = "python")]
 mod python {
-    use crate::edges::Graph;
-    use crate::external::External;
-    use crate::process::{Process, exhausted};
+    use crate::eager::process::{Process, exhausted};
+    use crate::eager::{export, import};
+    use crate::graph::edges::Graph;
+    use crate::graph::external::External;
     use crate::runtime::Runtime;
-    use crate::{export, import};
     use bridge_core::{Adapter, Consumer, Lease, Lent, Profile, Result};
     use bridge_pyo3::{PyAdapter, PyTensor};
     use pyo3::Python;

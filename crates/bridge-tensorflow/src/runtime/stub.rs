@@ -13,7 +13,7 @@
 //! find those of libc first, while libc and libstdc++ use a preloaded allocator (jemalloc, tcmalloc): what one has
 //! allocated, the other would free.
 
-use crate::library::words;
+use crate::runtime::library::words;
 use bridge_core::{Error, ErrorKind, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use object::Endianness;

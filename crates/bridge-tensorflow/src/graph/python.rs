@@ -1,9 +1,9 @@
 //! TensorFlow 1.x beside other frameworks in one Python process, which need not be the Python that it was made for.
 
 use crate::PyGraph;
-use crate::external::External;
-use crate::library::Series;
+use crate::graph::external::External;
 use crate::runtime::Runtime;
+use crate::runtime::library::Series;
 use bridge_core::{Access, Adapter, Consumer, Error, ErrorKind, Lease, Lent, Profile, Result};
 use bridge_pyo3::{PyAdapter, PyTensor, framework_error};
 use pyo3::prelude::*;

@@ -1,6 +1,6 @@
 //! Finding TensorFlow's shared libraries.
 
-use crate::stub;
+use crate::runtime::stub;
 use bridge_core::{Error, ErrorKind, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CString, OsString, c_void};

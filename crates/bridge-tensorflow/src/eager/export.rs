@@ -1,12 +1,12 @@
 //! Out of TensorFlow.
 
-use crate::api::{Status, TFE_TensorHandle};
-use crate::devices::{COPY, Place, gpu_of};
-use crate::dtypes::{self, INT32, UINT8};
-use crate::eager::{Handle, execute, nothing};
-use crate::import;
-use crate::kernel::Tensor;
-use crate::process::{Process, SYMBOLIC, Shared, raised};
+use crate::eager::devices::{COPY, Place, gpu_of};
+use crate::eager::handle::{Handle, execute, nothing};
+use crate::eager::import;
+use crate::eager::process::{Process, SYMBOLIC, Shared, raised};
+use crate::runtime::api::{Status, TFE_TensorHandle};
+use crate::runtime::dtypes::{self, INT32, UINT8};
+use crate::runtime::kernel::Tensor;
 use bridge_core::{
     Access, Allocation, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse,
 };

@@ -1,7 +1,7 @@
 //! What leases keep of a TensorFlow, and what is known of its GPUs.
 
-use crate::devices::{Devices, Gpu};
-use crate::library::Series;
+use crate::eager::devices::{Devices, Gpu};
+use crate::runtime::library::Series;
 use bridge_core::{Consumer, Device, DeviceKind, Error, ErrorKind, Result, Spans, Stream, Views};
 use std::ffi::CString;
 use std::ops::Range;

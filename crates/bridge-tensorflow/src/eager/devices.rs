@@ -1,9 +1,9 @@
 //! TensorFlow's devices: their names, which GPU is which, and the one stream that each computes in.
 
-use crate::api::{Status, TF_DeviceList, TFE_Context};
-use crate::eager::{Handle, execute, nothing};
-use crate::kernel::{Call, Kernel, Operation, Tensor, entry, is_registered};
+use crate::eager::handle::{Handle, execute, nothing};
 use crate::runtime::Runtime;
+use crate::runtime::api::{Status, TF_DeviceList, TFE_Context};
+use crate::runtime::kernel::{Call, Kernel, Operation, Tensor, entry, is_registered};
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Keep, Result, Stream};
 use std::ffi::{CStr, CString, c_int};
 use std::sync::{Mutex, PoisonError};

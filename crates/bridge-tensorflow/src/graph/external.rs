@@ -1,12 +1,12 @@
 //! Tensors at the edges of graphs, and the handles that stand for them.
 //!
 //! A graph is built once and run many times, so what it holds is a handle: two numbers in host memory. The kernels of
-//! [`operations`](crate::operations) look up what is fed by it, and enter what they fetch.
+//! [`operations`](crate::graph::operations) look up what is fed by it, and enter what they fetch.
 
-use crate::kernel::Tensor;
-use crate::library::Series;
-use crate::release::Owner;
 use crate::runtime::Runtime;
+use crate::runtime::kernel::Tensor;
+use crate::runtime::library::Series;
+use crate::runtime::release::Owner;
 use bridge_core::{
     Access, Allocation, Consumer, DType, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lease, Lent, Memory,
     Result, Reuse, Stream,

@@ -5,12 +5,12 @@
 //! `tf.function` may be gone as soon as it was called. Handles are two `int32`, because TensorFlow leaves tensors of that dtype in host memory on
 //! any device.
 
-use crate::devices::{CPU, GPU, gpu_of};
-use crate::dtypes::{self, INT32};
-use crate::external::{self, Held, Value};
-use crate::kernel::{Call, Kernel, Operation, Tensor, entry};
-use crate::release::{into_raw, release};
+use crate::eager::devices::{CPU, GPU, gpu_of};
+use crate::graph::external::{self, Held, Value};
 use crate::runtime::Runtime;
+use crate::runtime::dtypes::{self, INT32};
+use crate::runtime::kernel::{Call, Kernel, Operation, Tensor, entry};
+use crate::runtime::release::{into_raw, release};
 use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use std::ffi::{CStr, c_int};
 use std::ptr::null_mut;

@@ -1,7 +1,7 @@
 //! Handles and operations of TensorFlow's eager runtime.
 
-use crate::api::{Eager, Status, TFE_Context, TFE_TensorHandle};
 use crate::runtime::Runtime;
+use crate::runtime::api::{Eager, Status, TFE_Context, TFE_TensorHandle};
 use bridge_core::{Error, ErrorKind, Result};
 use std::ffi::{CStr, c_int};
 use std::ptr::NonNull;

@@ -1,15 +1,15 @@
 //! Sessions without Python: a graph that was saved, with inputs and outputs that are other frameworks' memory.
 
-use crate::api::{Status, TF_Operation, TF_Output, TF_Session, TF_Tensor};
-use crate::config::{SessionOptions, argument};
-use crate::devices::{self, FLOAT, Gpu, STREAM, told};
-use crate::dtypes::{self, INT32};
-use crate::eager::nothing;
-use crate::external::{self, External};
-use crate::graph::{Definition, Node, OutputName};
-use crate::kernel::{Tensor, register};
-use crate::operations::{INPUT, KEEP, PLACE};
+use crate::eager::devices::{self, FLOAT, Gpu, STREAM, told};
+use crate::eager::handle::nothing;
+use crate::graph::config::{SessionOptions, argument};
+use crate::graph::definition::{Definition, Node, OutputName};
+use crate::graph::external::{self, External};
+use crate::graph::operations::{INPUT, KEEP, PLACE};
 use crate::runtime::Runtime;
+use crate::runtime::api::{Status, TF_Operation, TF_Output, TF_Session, TF_Tensor};
+use crate::runtime::dtypes::{self, INT32};
+use crate::runtime::kernel::{Tensor, register};
 use bridge_core::{DType, Device, Error, ErrorKind, Result};
 use std::ffi::{CString, c_int};
 use std::ptr::{NonNull, null, null_mut};
@@ -195,7 +195,7 @@ impl Session {
         self.raw.as_ptr()
     }
 
-    fn core(&self) -> &'static crate::api::Core {
+    fn core(&self) -> &'static crate::runtime::api::Core {
         &self.runtime.core
     }
 

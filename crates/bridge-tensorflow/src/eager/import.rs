@@ -1,12 +1,12 @@
 //! Into TensorFlow.
 
-use crate::api::{Status, TFE_Context};
-use crate::devices::{Devices, HOST};
-use crate::dtypes;
-use crate::eager::{Handle, nothing};
-use crate::external::{bytes, imported};
-use crate::process::{Process, raised};
-use crate::release::{Owner, into_raw, release};
+use crate::eager::devices::{Devices, HOST};
+use crate::eager::handle::{Handle, nothing};
+use crate::eager::process::{Process, raised};
+use crate::graph::external::{bytes, imported};
+use crate::runtime::api::{Status, TFE_Context};
+use crate::runtime::dtypes;
+use crate::runtime::release::{Owner, into_raw, release};
 use bridge_core::{Device, DeviceKind, Dims, Error, ErrorKind, Lease, Result};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;

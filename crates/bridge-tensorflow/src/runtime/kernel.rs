@@ -1,12 +1,12 @@
 //! Operations and kernels of our own, through TensorFlow's C functions for them.
 
-use crate::api::{
+use crate::eager::handle::{Handle, nothing};
+use crate::runtime::Runtime;
+use crate::runtime::api::{
     Compute, Core, CreateKernel, DeleteKernel, InferShapes, RESOURCE_EXHAUSTED, Status, TF_KernelBuilder,
     TF_OpKernelConstruction, TF_OpKernelContext, TF_ShapeInferenceContext, TF_Status, TF_Tensor,
 };
-use crate::eager::{Handle, nothing};
-use crate::library::Series;
-use crate::runtime::Runtime;
+use crate::runtime::library::Series;
 use bridge_core::{Dims, Error, ErrorKind, Result, Stream};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,9 +1,17 @@
 //! A TensorFlow in this process: its functions, its version, and what it can do.
 
-use crate::api::{Core, Cxx, Eager, Sessions, Version};
-use crate::consumer::RuntimeConsumer;
-use crate::dtypes::DTYPES;
-use crate::library::{self, Libraries, Series};
+pub(crate) mod api;
+pub(crate) mod consumer;
+pub(crate) mod dtypes;
+pub(crate) mod kernel;
+pub(crate) mod library;
+pub(crate) mod release;
+pub(crate) mod stub;
+
+use crate::runtime::api::{Core, Cxx, Eager, Sessions, Version};
+use crate::runtime::consumer::RuntimeConsumer;
+use crate::runtime::dtypes::DTYPES;
+use crate::runtime::library::{Libraries, Series};
 use bridge_core::{DType, DeviceKind, Error, ErrorKind, Profile, Result, Strides};
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! What is known of the TensorFlow in this Python process, looked up once.
 
-use crate::api::{TFE_Context, TFE_TensorHandle};
-use crate::devices::Devices;
-use crate::library::{Libraries, Series};
+use crate::eager::devices::Devices;
 use crate::runtime::Runtime;
+use crate::runtime::api::{TFE_Context, TFE_TensorHandle};
+use crate::runtime::library::{Libraries, Series};
 use bridge_core::{DeviceKind, Error, ErrorKind, Profile, Result};
 use bridge_pyo3::{Owner, PyTensor, brief_str, framework_error, installed, is_instance, probe, with_gil};
 use pyo3::exceptions::PyRuntimeWarning;

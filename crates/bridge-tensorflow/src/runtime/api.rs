@@ -3,7 +3,7 @@
 //! The signatures are those of `tensorflow/c/*.h`, which are the same in 1.15 and since 2.12. A few functions have no C name;
 //! theirs is the one that the C++ compiler gave, and they are called in the versions that they were tested with.
 
-use crate::library::Libraries;
+use crate::runtime::library::Libraries;
 use bridge_core::{Error, ErrorKind, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::RangeInclusive;
@@ -333,13 +333,13 @@ impl Drop for Status<'_> {
 }
 
 #[cfg(test)]
-#[path = "../tests/installed/mod.rs"]
+#[path = "../../tests/installed/mod.rs"]
 mod installed;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::library::{self, Series};
+    use crate::runtime::library::{self, Series};
 
     #[test]
     fn private_functions_are_called_in_tested_versions_alone() {

@@ -1,8 +1,8 @@
 //! A graph of TensorFlow's, as it is built for a session.
 
-use crate::api::{Status, TF_Graph, TF_Operation, TF_Output};
-use crate::kernel::Tensor;
 use crate::runtime::Runtime;
+use crate::runtime::api::{Status, TF_Graph, TF_Operation, TF_Output};
+use crate::runtime::kernel::Tensor;
 use bridge_core::{Error, ErrorKind, Result};
 use prost::Message;
 use std::ffi::{CStr, CString, c_char, c_int};

@@ -1,12 +1,13 @@
 //! The adapter for the edges of graphs.
 
-use crate::external::{External, Held, Value};
-use crate::kernel::register;
-use crate::library::Series;
-use crate::operations::{INPUT, OUTPUT};
+use crate::eager::devices;
+use crate::graph::external::{External, Held, Value};
+use crate::graph::operations::{INPUT, OUTPUT};
+use crate::graph::session::Session;
 use crate::runtime::Runtime;
-use crate::session::Session;
-use crate::{devices, dtypes};
+use crate::runtime::dtypes;
+use crate::runtime::kernel::register;
+use crate::runtime::library::Series;
 use bridge_core::{Adapter, Consumer, DType, Device, DeviceKind, Dims, Error, ErrorKind, Lease, Lent, Profile, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
