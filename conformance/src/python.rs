@@ -64,13 +64,14 @@ fn adapter<'py>(py: Python<'py>, name: &str) -> Result<(BoxedAdapter<'py>, &'sta
 #[pyfunction]
 pub(crate) fn tensorflow1(py: Python<'_>) -> PyResult<(String, PathBuf, bool)> {
     let runtime = bridge_tensorflow::TensorFlow1::new(py).map_err(refused)?.runtime();
-    Ok((runtime.version().into(), runtime.folder().into(), runtime.capabilities().cuda))
+    Ok((runtime.version().into(), runtime.folder().into(), runtime.has_cuda()))
 }
 
 /// The tensor behind a handle that a run of TensorFlow 1.x has given: nothing but the bridge can take it.
 #[pyfunction]
 pub(crate) fn tensorflow1_take(py: Python<'_>, handle: [i32; 2]) -> PyResult<PyTensor<'_>> {
-    let taken = bridge_tensorflow::External::take(handle).and_then(|taken| bridge_tensorflow::Tensor::wrap(py, taken));
+    let taken =
+        bridge_tensorflow::External::take(handle).and_then(|taken| bridge_tensorflow::PyExternal::wrap(py, taken));
     taken.map_err(refused)
 }
 

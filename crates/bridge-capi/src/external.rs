@@ -5,7 +5,7 @@ use crate::release::dropping;
 use crate::status::{Status, answer, quietly, refused};
 use crate::tensor::{CDType, CDevice, Others, Tensor};
 use bridge_core::{Access, Adapter, DType, Device, Error, ErrorKind, MAX_NDIM, Options, Result, transfer};
-use bridge_tensorflow::{External as Edge, Graph, Runtime, Series};
+use bridge_tensorflow::{External as Edge, GraphEdges, Runtime, Series};
 use std::ffi::{CString, c_char, c_void};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 /// `tb_runtime`: a TensorFlow with the operations registered.
 pub struct CRuntime {
     pub(crate) runtime: &'static Runtime,
-    pub(crate) graph: Graph,
+    pub(crate) graph: GraphEdges,
     version: CString,
 }
 
@@ -26,7 +26,7 @@ impl CRuntime {
             return Ok(found);
         }
         let version = CString::new(runtime.version()).unwrap_or_default();
-        known.push(Box::leak(Box::new(Self { runtime, graph: Graph::new(runtime)?, version })));
+        known.push(Box::leak(Box::new(Self { runtime, graph: GraphEdges::new(runtime)?, version })));
         Ok(known[known.len() - 1])
     }
 }
@@ -46,7 +46,7 @@ impl External {
         &self.edge
     }
 
-    pub(crate) fn graph(&self) -> Graph {
+    pub(crate) fn graph(&self) -> GraphEdges {
         self.runtime.graph
     }
 

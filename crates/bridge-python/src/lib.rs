@@ -251,7 +251,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tensorflow::tensorflow_feed, module)?)?;
     module.add_function(wrap_pyfunction!(tensorflow::tensorflow_take, module)?)?;
     module.add_class::<tensorflow1::Session>()?;
-    module.add_class::<bridge_tensorflow::Tensor>()?;
+    module.add_class::<bridge_tensorflow::PyExternal>()?;
     module.add_function(wrap_pyfunction!(tensorflow1::tensorflow1_open, module)?)?;
     module.add_function(wrap_pyfunction!(stats, module)?)
 }

@@ -1,44 +1,49 @@
-//! What the Python module `tensor_bridge.tensorflow` stands on: tensors at the edges of TensorFlow's graphs.
+//! The Rust side of the Python module `tensor_bridge.tensorflow`: tensors at the edges of TensorFlow's graphs.
 
 use crate::errors::into_python;
 use crate::frameworks::{Framework, source};
 use crate::options;
-use bridge_core::{Error, ErrorKind};
+use bridge_core::{Error, ErrorKind, Result};
 use bridge_pyo3::PyTensor;
-use bridge_tensorflow::{External, PyGraph};
+use bridge_tensorflow::{External, PyGraphEdges, TensorFlow2};
 use pyo3::prelude::*;
 
-/// A tensor that is fed to graphs as long as this object lives.
+/// A tensor that can be fed to graphs as long as this object lives.
 #[pyclass(frozen, module = "tensor_bridge")]
 pub(crate) struct Feed(External);
 
 #[pymethods]
 impl Feed {
-    /// The two numbers that stand for it in a graph.
+    /// The handle that stands for it in a graph: two numbers.
     #[getter]
     fn handle(&self) -> [i32; 2] {
         self.0.handle()
     }
 }
 
+/// The adapter for the edges of this process's graphs. Registers its operations, the first time.
+fn edges(py: Python<'_>) -> Result<PyGraphEdges<'_>> {
+    PyGraphEdges::new(py, TensorFlow2::new(py)?.runtime())
+}
+
 /// Registers the operations for graphs.
 #[pyfunction]
 pub(crate) fn tensorflow_operations(py: Python<'_>) -> PyResult<()> {
-    PyGraph::of_process(py).map(drop).map_err(|error| into_python(py, error))
+    edges(py).map(drop).map_err(|error| into_python(py, error))
 }
 
-/// Feeds ``x`` to graphs.
+/// Imports ``x`` as a tensor to be fed.
 #[pyfunction]
 pub(crate) fn tensorflow_feed(x: &PyTensor<'_>, copy: Option<bool>) -> PyResult<Feed> {
     let py = x.py();
     let cross = || {
-        let (from, graph) = (source(x)?, PyGraph::of_process(py)?);
-        bridge_core::transfer(&*from, &graph, x, bridge_cuda::ordering(), &options(copy, None)?)
+        let (from, edges) = (source(x)?, edges(py)?);
+        bridge_core::transfer(&*from, &edges, x, bridge_cuda::ordering(), &options(copy, None)?)
     };
     cross().map(|(external, _)| Feed(external)).map_err(|error| into_python(py, error))
 }
 
-/// The tensor that a graph has given under this handle, as one of ``target``.
+/// Takes the fetched tensor of a handle, as one of ``target``.
 #[pyfunction]
 pub(crate) fn tensorflow_take<'py>(
     py: Python<'py>,
@@ -46,9 +51,9 @@ pub(crate) fn tensorflow_take<'py>(
     target: &PyTensor<'py>,
 ) -> PyResult<PyTensor<'py>> {
     let cross = || {
-        let (graph, to) = (PyGraph::of_process(py)?, Framework::named(target)?.open(py)?);
+        let (edges, to) = (edges(py)?, Framework::named(target)?.open(py)?);
         let fetched = External::take(handle)?;
-        match bridge_core::transfer(&graph, &*to, &fetched, bridge_cuda::ordering(), &options(None, None)?) {
+        match bridge_core::transfer(&edges, &*to, &fetched, bridge_cuda::ordering(), &options(None, None)?) {
             Ok((tensor, _)) => Ok(tensor),
             Err(error) => {
                 fetched.put_back();

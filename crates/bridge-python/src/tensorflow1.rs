@@ -1,14 +1,14 @@
-//! What the Python module `tensor_bridge.tensorflow1` stands on: TensorFlow 1.x, loaded without the Python of its time.
+//! The Rust side of the Python module `tensor_bridge.tensorflow1`: TensorFlow 1.x, loaded without its Python.
 
 use crate::errors::{argument, into_python};
 use bridge_core::DType;
 use bridge_pyo3::PyTensor;
-use bridge_tensorflow::{Input, Runtime, Series, SessionOptions, Tensor, TensorFlow1};
+use bridge_tensorflow::{Input, PyExternal, Runtime, Series, SessionOptions, TensorFlow1};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Opens the package in a folder, and gives its version and the folder of its libraries.
+/// Opens the package in a folder. Returns its version and the folder of its libraries.
 #[pyfunction]
 pub(crate) fn tensorflow1_open(py: Python<'_>, folder: Option<PathBuf>) -> PyResult<(String, PathBuf)> {
     let open = || match folder {
@@ -61,31 +61,31 @@ impl Session {
             let runtime = TensorFlow1::new(py)?.runtime();
             let inputs = inputs.into_iter().map(input).collect::<bridge_core::Result<Vec<_>>>()?;
             let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
-            // The first session sets the devices up.
+            // Without the GIL: the first session sets the devices up.
             py.detach(|| bridge_tensorflow::Session::open(runtime, graph_def, &inputs, &outputs, &options))
         };
         open().map(|session| Self(Mutex::new(Some(Arc::new(session))))).map_err(|error| into_python(py, error))
     }
 
     /// Runs the graph once.
-    fn run<'py>(&self, py: Python<'py>, feeds: Vec<(String, Bound<'py, Tensor>)>) -> PyResult<Vec<PyTensor<'py>>> {
+    fn run<'py>(&self, py: Python<'py>, feeds: Vec<(String, Bound<'py, PyExternal>)>) -> PyResult<Vec<PyTensor<'py>>> {
         let run = || -> bridge_core::Result<_> {
             let session = self.open()?;
             let feeds: Vec<_> = feeds.iter().map(|(name, tensor)| (name.as_str(), tensor.get().external())).collect();
             let results = py.detach(|| session.run(&feeds))?;
-            results.into_iter().map(|result| Tensor::wrap(py, result)).collect()
+            results.into_iter().map(|result| PyExternal::wrap(py, result)).collect()
         };
         run().map_err(|error| into_python(py, error))
     }
 
-    /// The whole names of the devices that it can use.
+    /// The full names of the devices that it can use.
     #[getter]
     fn devices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let session = self.open().map_err(|error| into_python(py, error))?;
         Ok(session.devices().to_vec())
     }
 
-    /// Ends it, when the runs that are under way are over.
+    /// Closes it when pending runs are over.
     fn close(&self, py: Python<'_>) {
         let session = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(session));

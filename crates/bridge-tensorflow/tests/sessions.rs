@@ -6,7 +6,7 @@ use bridge_core::{
     Access, Adapter, Allocation, Consumer, DType, Device, ErrorKind, HostOnly, Layout, Lease, Lent, Memory, Options,
     Ordering, Profile, Result, Strides, Views, transfer,
 };
-use bridge_tensorflow::{External, Graph, Input, Runtime, Series, Session, SessionOptions};
+use bridge_tensorflow::{External, GraphEdges, Input, Runtime, Series, Session, SessionOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -102,12 +102,12 @@ impl Adapter for Plain {
     }
 }
 
-fn feed(plain: &Plain, graph: &Graph, count: usize) -> External {
+fn feed(plain: &Plain, graph: &GraphEdges, count: usize) -> External {
     let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
     transfer(plain, graph, &View::Own(count), &ordering, &Options::default()).unwrap().0
 }
 
-fn take(plain: &Plain, graph: &Graph, external: &External) -> View {
+fn take(plain: &Plain, graph: &GraphEdges, external: &External) -> View {
     let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
     transfer(graph, plain, external, &ordering, &Options::default()).unwrap().0
 }
@@ -129,7 +129,8 @@ fn refused<T>(result: Result<T>, expected: &str) {
 
 /// Everything that a session does, in a runtime.
 fn check(runtime: &'static Runtime) {
-    let (graph, plain, options) = (Graph::new(runtime).unwrap(), Plain::new(DType::FLOAT32), SessionOptions::default());
+    let (graph, plain, options) =
+        (GraphEdges::new(runtime).unwrap(), Plain::new(DType::FLOAT32), SessionOptions::default());
     let x = Input::new("x:0", DType::FLOAT32, &[None]).unwrap();
     let session = Session::open(runtime, LINE, std::slice::from_ref(&x), &["y:0", "x"], &options).unwrap();
     let before = (External::untaken(), External::reclaimed());
@@ -207,10 +208,10 @@ fn sessions_of_both_series_in_one_process() {
         check(runtime);
     }
     let [one, two] = versions[..] else { return };
-    let (graph, plain) = (Graph::new(one).unwrap(), Plain::new(DType::FLOAT32));
+    let (graph, plain) = (GraphEdges::new(one).unwrap(), Plain::new(DType::FLOAT32));
     let fed = feed(&plain, &graph, 4);
     let x = Input::new("x:0", DType::FLOAT32, &[None]).unwrap();
     let session = Session::open(two, LINE, &[x], &["y:0"], &SessionOptions::default()).unwrap();
     let Err(error) = session.run(&[("x:0", &fed)]) else { panic!("it was fed to the other one") };
-    assert!(error.to_string().contains("was fed to TensorFlow 1.15"), "{error}");
+    assert!(error.to_string().contains("was fed to another TensorFlow, 1.15"), "{error}");
 }

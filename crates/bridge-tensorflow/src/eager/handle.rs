@@ -1,14 +1,15 @@
-//! Handles and operations of TensorFlow's eager runtime.
+//! Handles and operations of the eager runtime.
 
-use crate::runtime::Runtime;
-use crate::runtime::api::{Eager, Status, TFE_Context, TFE_TensorHandle};
-use bridge_core::{Error, ErrorKind, Result};
+use crate::eager::functions::{EagerRuntime, TFE_Context, TFE_TensorHandle};
+use crate::runtime::status::Status;
+use crate::runtime::tensor::{RuntimeTensor, no_tensor};
+use bridge_core::Result;
 use std::ffi::{CStr, c_int};
 use std::ptr::NonNull;
 
-/// A handle of the eager runtime that is deleted in the end.
+/// An owned handle of the eager runtime.
 pub(crate) struct Handle {
-    eager: &'static Eager,
+    eager: &'static EagerRuntime,
     raw: NonNull<TFE_TensorHandle>,
 }
 
@@ -18,19 +19,30 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
+    /// Takes a reference over; `None` for null.
+    ///
     /// # Safety
     ///
-    /// `raw` is null or a reference that is taken over.
-    pub(crate) unsafe fn from_raw(runtime: &'static Runtime, raw: *mut TFE_TensorHandle) -> Option<Self> {
-        NonNull::new(raw).map(|raw| Self { eager: runtime.eager(), raw })
+    /// `raw` is null or a reference of the caller's.
+    pub(crate) unsafe fn from_raw(eager: &'static EagerRuntime, raw: *mut TFE_TensorHandle) -> Option<Self> {
+        NonNull::new(raw).map(|raw| Self { eager, raw })
+    }
+
+    /// Returns a handle to the memory of a tensor.
+    pub(crate) fn of(eager: &'static EagerRuntime, tensor: &RuntimeTensor) -> Result<Self> {
+        let status = Status::new(&eager.runtime.core);
+        // SAFETY: the tensor is alive, and the handle takes a reference of its own; the result is ours.
+        let handle =
+            unsafe { Self::from_raw(eager, (eager.functions.TFE_NewTensorHandle)(tensor.raw(), status.raw())) };
+        status.check()?;
+        handle.ok_or_else(no_tensor)
     }
 
     pub(crate) fn raw(&self) -> *mut TFE_TensorHandle {
         self.raw.as_ptr()
     }
 
-    /// Gives the reference away.
-    #[cfg(feature = "python")]
+    /// Hands the reference over to the caller.
     pub(crate) fn into_raw(self) -> *mut TFE_TensorHandle {
         std::mem::ManuallyDrop::new(self).raw()
     }
@@ -39,14 +51,24 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: the reference is ours.
-        unsafe { (self.eager.TFE_DeleteTensorHandle)(self.raw()) };
+        unsafe { (self.eager.functions.TFE_DeleteTensorHandle)(self.raw()) };
     }
 }
 
-/// What went wrong where TensorFlow gave nothing and said nothing.
-pub(crate) fn nothing() -> Error {
-    Error::new(ErrorKind::Framework, "tensorflow gave no tensor")
+/// A pointer that code without the GIL may use on another thread.
+pub(crate) struct Shared<T>(pub(crate) *mut T);
+
+// SAFETY: TensorFlow's contexts, handles and statuses may be used on any thread; the pointer is only passed to TensorFlow.
+unsafe impl<T> Send for Shared<T> {}
+
+impl<T> Shared<T> {
+    pub(crate) fn get(self) -> *mut T {
+        self.0
+    }
 }
+
+/// The operation that copies a tensor on any device.
+pub(crate) const COPY: &CStr = c"DeepCopy";
 
 /// Runs an operation with one input and one output on a device.
 ///
@@ -54,32 +76,31 @@ pub(crate) fn nothing() -> Error {
 ///
 /// `context` is alive.
 pub(crate) unsafe fn execute(
-    runtime: &'static Runtime,
+    eager: &'static EagerRuntime,
     context: *mut TFE_Context,
     operation: &CStr,
     device: &CStr,
     input: &Handle,
     types: &[(&CStr, c_int)],
 ) -> Result<Handle> {
-    let eager = runtime.eager();
-    let status = Status::new(&runtime.core);
-    // SAFETY: context and input are alive, the operation is ours and deleted; the handle that comes back is ours.
+    let (functions, status) = (&eager.functions, Status::new(&eager.runtime.core));
+    // SAFETY: context and input are alive, the operation is ours and deleted; the returned handle is ours.
     unsafe {
-        let op = (eager.TFE_NewOp)(context, operation.as_ptr(), status.raw());
+        let op = (functions.TFE_NewOp)(context, operation.as_ptr(), status.raw());
         status.check()?;
         let run = || -> Result<_> {
-            (eager.TFE_OpSetDevice)(op, device.as_ptr(), status.raw());
+            (functions.TFE_OpSetDevice)(op, device.as_ptr(), status.raw());
             status.check()?;
-            (eager.TFE_OpAddInput)(op, input.raw(), status.raw());
+            (functions.TFE_OpAddInput)(op, input.raw(), status.raw());
             status.check()?;
-            types.iter().for_each(|(name, code)| (eager.TFE_OpSetAttrType)(op, name.as_ptr(), *code));
+            types.iter().for_each(|(name, code)| (functions.TFE_OpSetAttrType)(op, name.as_ptr(), *code));
             let (mut result, mut count) = (std::ptr::null_mut(), 1);
-            (eager.TFE_Execute)(op, &mut result, &mut count, status.raw());
+            (functions.TFE_Execute)(op, &mut result, &mut count, status.raw());
             status.check()?;
-            Handle::from_raw(runtime, result).ok_or_else(nothing)
+            Handle::from_raw(eager, result).ok_or_else(no_tensor)
         };
         let result = run();
-        (eager.TFE_DeleteOp)(op);
+        (functions.TFE_DeleteOp)(op);
         result
     }
 }

@@ -1,10 +1,81 @@
-//! Eager tensors, of TensorFlow 2.
+//! Eager tensors of TensorFlow 2, as Python objects, through the C functions of the eager runtime.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`functions`] | the functions of the eager runtime |
+//! | [`handle`] | handles of tensors, and operations on them |
+//! | [`devices`] | the devices of the eager context, and the stream of each |
+//! | [`process`] | the TensorFlow of this Python process: its classes, its context |
+//! | [`export`], [`import`] | out of TensorFlow, and into it |
+//!
+//! Each imports those above it alone; [`export`] also imports [`import`], for its copies.
 
-pub(crate) mod devices;
-#[cfg(feature = "python")]
-pub(crate) mod export;
-pub(crate) mod handle;
-#[cfg(feature = "python")]
-pub(crate) mod import;
-#[cfg(feature = "python")]
-pub(crate) mod process;
+mod devices;
+mod export;
+mod functions;
+mod handle;
+mod import;
+mod process;
+
+use crate::eager::process::{Process, exhausted};
+use crate::runtime::Runtime;
+use bridge_core::{Adapter, Consumer, Lease, Lent, Profile, Result};
+use bridge_pyo3::{PyAdapter, PyTensor};
+use pyo3::Python;
+use std::sync::Arc;
+
+/// TensorFlow 2 in this process, executing eagerly.
+#[derive(Clone, Copy)]
+pub struct TensorFlow2<'py> {
+    py: Python<'py>,
+    process: &'static Process,
+}
+
+impl<'py> TensorFlow2<'py> {
+    /// Imports TensorFlow, the first time, and queries what it can do. TensorFlow sets up its devices later, when its first
+    /// tensor is made or seen.
+    ///
+    /// # Errors
+    ///
+    /// [`Missing`](bridge_core::ErrorKind::Missing) if TensorFlow is not installed, and
+    /// [`Version`](bridge_core::ErrorKind::Version) if it is older than 2.12.
+    pub fn new(py: Python<'py>) -> Result<Self> {
+        Ok(Self { py, process: Process::get(py)? })
+    }
+
+    /// The runtime.
+    pub fn runtime(&self) -> &'static Runtime {
+        self.process.eager.runtime
+    }
+}
+
+impl<'py> Adapter for TensorFlow2<'py> {
+    type Tensor = PyTensor<'py>;
+
+    fn profile(&self) -> &Profile {
+        &self.process.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.runtime().consumer.clone()
+    }
+
+    fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
+        export::lend(self.process, tensor).map_err(|error| exhausted(self.py, error))
+    }
+
+    fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
+        import::wrap(self.py, self.process, lease).map_err(|error| exhausted(self.py, error))
+    }
+
+    fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+        export::compact(self.process, tensor).map_err(|error| exhausted(self.py, error))
+    }
+}
+
+impl<'py> PyAdapter<'py> for TensorFlow2<'py> {
+    fn owns(&self, object: &PyTensor<'py>) -> bool {
+        let process = self.process;
+        process.is_eager(object) || process.is_variable(object) || process.refusal(object).is_some()
+    }
+}

@@ -1,13 +1,14 @@
-//! What is known of the TensorFlow in this Python process, looked up once.
+//! The TensorFlow 2 of this Python process, looked up once.
 
 use crate::eager::devices::Devices;
+use crate::eager::functions::{EagerRuntime, TFE_Context};
+use crate::eager::handle::Shared;
 use crate::runtime::Runtime;
-use crate::runtime::api::{TFE_Context, TFE_TensorHandle};
-use crate::runtime::library::{Libraries, Series};
-use bridge_core::{DeviceKind, Error, ErrorKind, Profile, Result};
+use crate::runtime::library::Series;
+use bridge_core::{Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream};
 use bridge_pyo3::{Owner, PyTensor, brief_str, framework_error, installed, is_instance, probe, with_gil};
 use pyo3::exceptions::PyRuntimeWarning;
-use pyo3::ffi::{PyCapsule_GetPointer, PyObject};
+use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -15,25 +16,19 @@ use pyo3::types::PyType;
 use std::error::Error as _;
 use std::sync::Arc;
 
-/// The handle of an eager tensor, which stays the object's.
-type HandleOf = unsafe extern "C" fn(*const PyObject) -> *mut TFE_TensorHandle;
-/// A new eager tensor, which takes the handle over unless it is null.
-type FromHandle = unsafe extern "C" fn(*mut TFE_TensorHandle, bool) -> *mut PyObject;
-
+/// The TensorFlow 2 that Python has imported: its functions, its profile and its classes.
 pub(crate) struct Process {
-    pub(crate) runtime: &'static Runtime,
+    pub(crate) eager: EagerRuntime,
     pub(crate) profile: Profile,
-    pub(crate) handle_of: HandleOf,
-    pub(crate) from_handle: FromHandle,
     /// The module that holds the eager context.
     context: Py<PyModule>,
     eager_tensor: Py<PyType>,
     variable: Py<PyType>,
-    /// Types of tensors that cannot be lent, with what to do.
+    /// Types of tensors that cannot be exported, with advice.
     refused: Vec<(Py<PyType>, &'static str)>,
 }
 
-/// The order matters: the last is a base of others.
+/// The types of `Process::refused`, with advice. The order matters: the last is a base class of others.
 const REFUSED: &[(&str, &str)] = &[
     ("RaggedTensor", "a ragged tensor has no single memory: call .to_tensor() first"),
     ("SparseTensor", "a sparse tensor has no single memory: call tf.sparse.to_dense first"),
@@ -42,59 +37,42 @@ const REFUSED: &[(&str, &str)] = &[
     ("Tensor", SYMBOLIC),
 ];
 
-/// What to do with a tensor that stands for the result of a graph.
+/// Advice for the symbolic tensors of a graph.
 pub(crate) const SYMBOLIC: &str = "a symbolic tensor has no memory until its graph runs: return it from the tf.function \
     and convert the result, or use external_input and external_output of tensor_bridge.tensorflow inside the graph";
 
 impl Process {
+    /// Returns the TensorFlow of this process. Imports it, the first time.
     pub(crate) fn get(py: Python<'_>) -> Result<&'static Self> {
         static PROCESS: PyOnceLock<Process> = PyOnceLock::new();
         PROCESS.get_or_try_init(py, || {
             let tensorflow = import(py)?;
             let version = probe(py, tensorflow.getattr("__version__")).map_err(|error| raised(py, error))?;
-            let runtime = Runtime::loaded(Series::Two).map_err(|error| {
+            let eager = Runtime::loaded(Series::Two).and_then(EagerRuntime::find).map_err(|error| {
                 let version = version.map_or("without a version".into(), |version| brief_str(&version));
                 Error::new(ErrorKind::Version, format!("tensorflow {version} is not supported: {error}"))
             })?;
-            // SAFETY: the signatures are what the names say.
-            let (handle_of, from_handle) = unsafe {
-                let libraries: &Libraries = runtime.libraries();
-                (
-                    libraries.required("_Z18EagerTensor_HandlePK7_object")?,
-                    libraries.required("_Z21EagerTensorFromHandleP16TFE_TensorHandleb")?,
-                )
-            };
-            Self::new(&tensorflow, runtime, handle_of, from_handle).map_err(|error| raised(py, error))
+            Self::new(&tensorflow, eager).map_err(|error| raised(py, error))
         })
     }
 
-    fn new(
-        tensorflow: &Bound<'_, PyModule>,
-        runtime: &'static Runtime,
-        handle_of: HandleOf,
-        from_handle: FromHandle,
-    ) -> PyResult<Self> {
+    fn new(tensorflow: &Bound<'_, PyModule>, eager: EagerRuntime) -> PyResult<Self> {
         let py = tensorflow.py();
         let class = |module: &Bound<'_, PyModule>, name: &str| -> PyResult<Py<PyType>> {
             Ok(module.getattr(name)?.cast_into()?.unbind())
         };
         let refused = REFUSED.iter().map(|(name, advice)| Ok((class(tensorflow, name)?, *advice)));
         let mut devices = vec![DeviceKind::CPU];
-        if runtime.capabilities().cuda {
+        if eager.runtime.has_cuda() {
             let gpus = tensorflow.getattr("config")?.call_method1("list_physical_devices", ("GPU",))?;
             devices.extend((gpus.len()? > 0).then_some(DeviceKind::CUDA));
         }
-        let profile = Profile {
-            devices,
-            waits_on_export: !runtime.capabilities().lends_without_waiting,
-            ..runtime.profile.clone()
-        };
-        runtime.consumer.ask.get_or_init(|| || with_gil(|py| Ok(Self::get(py)?.devices(py)?.1)));
+        let profile =
+            Profile { devices, waits_on_export: eager.handles.tensor.is_none(), ..eager.runtime.profile.clone() };
+        eager.runtime.consumer.eager.get_or_init(|| stream);
         Ok(Self {
-            runtime,
+            eager,
             profile,
-            handle_of,
-            from_handle,
             context: py.import("tensorflow.python.eager.context")?.unbind(),
             eager_tensor: class(&py.import("tensorflow.python.framework.ops")?, "EagerTensor")?,
             variable: class(tensorflow, "Variable")?,
@@ -102,45 +80,47 @@ impl Process {
         })
     }
 
+    /// Returns whether an object is an eager tensor.
     pub(crate) fn is_eager(&self, object: &PyTensor<'_>) -> bool {
         object.get_type_ptr().cast() == self.eager_tensor.as_ptr()
     }
 
+    /// Returns whether an object is a variable.
     pub(crate) fn is_variable(&self, object: &PyTensor<'_>) -> bool {
         is_instance(object, self.variable.bind(object.py()))
     }
 
-    /// Whether operations run at once now, on this thread, and not when a graph does.
+    /// Returns whether operations on this thread run at once, and not later in a graph.
     pub(crate) fn executes_eagerly(&self, py: Python<'_>) -> Result<bool> {
         let context = self.context.bind(py).call_method0(intern!(py, "context"));
         let eagerly = context.and_then(|context| context.call_method0(intern!(py, "executing_eagerly")));
         eagerly.and_then(|eagerly| eagerly.is_truthy()).map_err(|error| raised(py, error))
     }
 
-    /// Why an object that is no eager tensor cannot be lent, if it is TensorFlow's at all.
+    /// Returns why an object of TensorFlow's that is no eager tensor cannot be exported; `None` for other objects.
     pub(crate) fn refusal(&self, object: &PyTensor<'_>) -> Option<&'static str> {
         let kind = self.refused.iter().find(|(kind, _)| is_instance(object, kind.bind(object.py())));
         kind.map(|(_, advice)| *advice)
     }
 
-    /// The eager context, which Python's own object keeps alive, and its devices. The first time, TensorFlow sets itself
-    /// up.
-    pub(crate) fn devices(&self, py: Python<'_>) -> Result<(*mut TFE_Context, Arc<Devices>)> {
+    /// Returns the eager context, which Python's own object keeps alive, and its devices. TensorFlow sets the devices up,
+    /// the first time.
+    pub(crate) fn devices(&'static self, py: Python<'_>) -> Result<(*mut TFE_Context, Arc<Devices>)> {
         let (context, _) = self.context(py).map_err(|error| raised(py, error))?;
-        if let Some(devices) = self.runtime.consumer.devices().filter(|devices| devices.context == context.addr()) {
+        if let Some(devices) = Devices::current().filter(|devices| devices.context == context.addr()) {
             return Ok((context, devices));
         }
-        Ok((context, self.learn(py)?))
+        Ok((context, self.query_devices(py)?))
     }
 
-    /// Asks for the devices of the context.
-    pub(crate) fn learn(&self, py: Python<'_>) -> Result<Arc<Devices>> {
+    /// Queries the devices of the eager context.
+    pub(crate) fn query_devices(&'static self, py: Python<'_>) -> Result<Arc<Devices>> {
         let (context, capsule) = self.context(py).map_err(|error| raised(py, error))?;
         let (shared, kept) = (Shared(context), Arc::new(Owner::new(&capsule)));
-        // Others may hold what is needed here while they wait for the GIL.
+        // Without the GIL: a thread that waits for it may hold what the query needs.
         // SAFETY: the capsule keeps the context alive.
-        let devices = Arc::new(py.detach(|| unsafe { Devices::learn(self.runtime, shared.get(), kept) })?);
-        let before = self.runtime.consumer.replace(devices.clone());
+        let devices = Arc::new(py.detach(|| unsafe { Devices::query(&self.eager, shared.get(), kept) })?);
+        let before = Devices::replace(devices.clone());
         if before.is_none() && !devices.gpus.is_empty() {
             warn_of_growth(py).map_err(|error| raised(py, error))?;
         }
@@ -157,14 +137,26 @@ impl Process {
                 handle()?
             }
         };
-        // SAFETY: the object is alive and the GIL held. TensorFlow gives its capsule no name.
+        // SAFETY: the object is alive and the GIL held. TensorFlow's capsule has no name.
         let context = unsafe { PyCapsule_GetPointer(handle.as_ptr(), std::ptr::null()) };
         if context.is_null() { Err(PyErr::fetch(py)) } else { Ok((context.cast(), handle)) }
     }
 }
 
-/// Imports TensorFlow. Where nobody has done so before, it is kept from showing its symbols to libraries that are loaded
-/// later, which would take its stubs for CUDA.
+/// Returns the stream of a GPU in the eager context; `None` while the interpreter shuts down.
+fn stream(device: Device) -> Result<Option<Stream>> {
+    let devices = match Devices::current() {
+        Some(devices) => devices,
+        None => match with_gil(|py| Ok(Process::get(py)?.devices(py)?.1)) {
+            Some(queried) => queried?,
+            None => return Ok(None),
+        },
+    };
+    Ok(Some(devices.gpu(device)?.stream))
+}
+
+/// Imports TensorFlow. The first import is kept from adding its symbols to the global scope, where libraries that are
+/// loaded later would take its stubs for CUDA.
 fn import(py: Python<'_>) -> Result<Bound<'_, PyModule>> {
     const SHOWS: &str = "tensorflow.python.pywrap_dlopen_global_flags";
     let modules = py.import("sys").and_then(|sys| sys.getattr("modules")).map_err(|error| raised(py, error))?;
@@ -178,25 +170,13 @@ fn import(py: Python<'_>) -> Result<Bound<'_, PyModule>> {
     let hides = hide().map_err(|error| raised(py, error))?;
     let tensorflow = installed(py, "tensorflow", "tensorflow");
     if hides {
-        // It may be gone already.
+        // The program may have removed it.
         probe(py, modules.del_item(SHOWS)).map_err(|error| raised(py, error))?;
     }
     tensorflow
 }
 
-/// A pointer that may go to code without the GIL.
-pub(crate) struct Shared<T>(pub(crate) *mut T);
-
-// SAFETY: TensorFlow's contexts and handles may be used on any thread; nothing is done with the pointer itself.
-unsafe impl<T> Send for Shared<T> {}
-
-impl<T> Shared<T> {
-    pub(crate) fn get(self) -> *mut T {
-        self.0
-    }
-}
-
-/// TensorFlow takes nearly all memory of every GPU that it shows, unless it is told not to before it sets itself up.
+/// Warns if TensorFlow has taken nearly all memory of a GPU, as it does unless the program says otherwise in time.
 fn warn_of_growth(py: Python<'_>) -> PyResult<()> {
     let config = py.import("tensorflow")?.getattr("config")?;
     let forced: String = py.import("os")?.call_method1("getenv", ("TF_FORCE_GPU_ALLOW_GROWTH", ""))?.extract()?;
@@ -215,8 +195,8 @@ fn warn_of_growth(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Gives an error of TensorFlow's C functions that says that memory is full the exception that TensorFlow has for it as its
-/// source, by which programs catch it.
+/// Adds TensorFlow's own exception as the source of an error of its C functions that means that memory is full: programs
+/// catch it by its class.
 #[cold]
 pub(crate) fn exhausted(py: Python<'_>, error: Error) -> Error {
     if error.kind() != ErrorKind::OutOfMemory || error.source().is_some() {
@@ -232,6 +212,7 @@ pub(crate) fn exhausted(py: Python<'_>, error: Error) -> Error {
     }
 }
 
+/// Returns the error for an exception that TensorFlow has raised.
 pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {
     match error.is_instance_of::<pyo3::exceptions::PyImportError>(py) {
         true => {

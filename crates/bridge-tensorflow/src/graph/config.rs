@@ -1,25 +1,25 @@
-//! How a session uses the machine: TensorFlow's `ConfigProto`, of which the fields here are a few
+//! The devices and the memory of a session: a few fields of TensorFlow's `ConfigProto`
 //! (`tensorflow/core/protobuf/config.proto`).
 
-use bridge_core::{Error, ErrorKind, Result};
+use crate::graph::argument;
+use bridge_core::Result;
 use prost::Message;
 use std::collections::BTreeMap;
 
-/// How a session uses the machine. In 1.x the first session of a process settles what concerns GPUs, for all.
+/// The devices and the memory of a session. In 1.x the first session of a process sets the GPUs' options for all.
 ///
 /// Without `config`, memory grows and operations without a kernel for a GPU run on the CPU (`allow_soft_placement`). A
-/// `config` is taken as it is: false and 0 are not written in one, and so cannot be told from what it leaves out. Only
-/// where it has no `gpu_options` at all, memory still grows.
+/// `config` is used as it is: a message does not contain false and 0, which cannot be distinguished from missing fields.
+/// Memory still grows if the `config` has no `gpu_options` at all.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SessionOptions {
-    /// Whether GPU memory is taken as it is needed, and not nearly all of it at once: other frameworks need some.
+    /// Whether GPU memory is taken as it is needed, and not nearly all at once: other frameworks need some.
     pub memory_growth: Option<bool>,
-    /// The most of each GPU's memory that may be taken, of 1.
+    /// The share of each GPU's memory that may be taken at most, between 0 and 1.
     pub memory_fraction: Option<f64>,
-    /// Which of the GPUs that the driver shows are used, and in which order: the first is TensorFlow's `GPU:0`. None of
-    /// them where the list is empty.
+    /// The driver's numbers of the GPUs to use. The first is TensorFlow's `GPU:0`. An empty list means the host alone.
     pub visible_devices: Option<Vec<u32>>,
-    /// A `ConfigProto`, serialised. What it says wins over the fields above.
+    /// A `ConfigProto`, serialised. Its fields take precedence over those above.
     pub config: Option<Vec<u8>>,
 }
 
@@ -39,18 +39,17 @@ struct GpuOptions {
     per_process_gpu_memory_fraction: f64,
     #[prost(bool, tag = "4")]
     allow_growth: bool,
-    // A string, whose encoding is for TensorFlow to check.
+    // A string, whose encoding TensorFlow checks.
     #[prost(bytes, tag = "5")]
     visible_device_list: Vec<u8>,
 }
 
 impl SessionOptions {
-    /// Returns the options as TensorFlow takes them, and the GPUs by the driver's numbers that they make visible, if they
-    /// name any.
+    /// Returns the serialised `ConfigProto`, and the driver's numbers of the visible GPUs if the options name them.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for a `config` that is no `ConfigProto`, or whose list of devices is none.
+    /// [`ErrorKind::Argument`](bridge_core::ErrorKind::Argument) for a `config` that is no `ConfigProto`, or whose list of devices is invalid.
     pub(crate) fn serialised(&self) -> Result<(Vec<u8>, Option<Vec<u32>>)> {
         let given = self.config.as_deref().map(ConfigProto::decode).transpose().map_err(|error| {
             argument(format!("config is no serialised ConfigProto ({error}): pass its bytes, or the message itself"))
@@ -68,7 +67,7 @@ impl SessionOptions {
         let device_count = none.then(|| ("GPU".into(), 0)).into_iter().collect();
         let allow_soft_placement = given.is_none();
         let ours = ConfigProto { device_count, gpu_options: Some(gpu_options), allow_soft_placement };
-        // Messages in a row are one: what comes later wins.
+        // Concatenated messages are merged, and later fields take precedence.
         let bytes = [&ours.encode_to_vec(), self.config.as_deref().unwrap_or_default()].concat();
         Ok((bytes, listed.or_else(|| self.visible_devices.clone())))
     }
@@ -84,14 +83,10 @@ fn numbers(list: &str) -> Result<Vec<u32>> {
     })
 }
 
-/// An argument that means nothing here.
-pub(crate) fn argument(text: String) -> Error {
-    Error::new(ErrorKind::Argument, text)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bridge_core::ErrorKind;
 
     fn bytes(options: &SessionOptions) -> Vec<u8> {
         options.serialised().unwrap().0
@@ -112,22 +107,22 @@ mod tests {
         assert_eq!(bytes(&none)[..7], [0x0a, 5, 0x0a, 3, b'G', b'P', b'U']);
     }
 
-    /// What TensorFlow reads: whether memory grows, and whether operations may run elsewhere.
+    /// Returns what TensorFlow reads: whether memory grows, and whether operations may run on another device.
     fn read(options: &SessionOptions) -> (bool, bool) {
         let read = ConfigProto::decode(&*bytes(options)).unwrap();
         (read.gpu_options.unwrap().allow_growth, read.allow_soft_placement)
     }
 
     #[test]
-    fn a_configuration_wins_also_where_it_says_false() {
+    fn a_configuration_takes_precedence_even_if_it_says_false() {
         let with = |config: &[u8]| SessionOptions { config: Some(config.to_vec()), ..SessionOptions::default() };
-        let told = |growth| SessionOptions { memory_growth: Some(growth), ..with(&[]) };
+        let given = |growth| SessionOptions { memory_growth: Some(growth), ..with(&[]) };
         // Without `gpu_options`, with empty ones, with a fraction in them, and with both set.
         assert_eq!(read(&with(&[])), (true, false));
         assert_eq!(read(&with(&[0x32, 0])), (false, false));
         assert_eq!(read(&with(&[0x32, 9, 9, 0, 0, 0, 0, 0, 0, 0xe0, 0x3f])), (false, false));
         assert_eq!(read(&with(&[0x32, 2, 0x20, 1, 0x38, 1])), (true, true));
-        assert_eq!((read(&told(true)), read(&told(false))), ((true, false), (false, false)));
+        assert_eq!((read(&given(true)), read(&given(false))), ((true, false), (false, false)));
         assert_eq!(read(&SessionOptions { memory_growth: Some(true), ..with(&[0x32, 2, 0x20, 0]) }), (false, false));
     }
 

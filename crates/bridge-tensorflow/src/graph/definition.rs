@@ -1,25 +1,27 @@
 //! A graph of TensorFlow's, as it is built for a session.
 
+use crate::graph::argument;
 use crate::runtime::Runtime;
-use crate::runtime::api::{Status, TF_Graph, TF_Operation, TF_Output};
-use crate::runtime::kernel::Tensor;
-use bridge_core::{Error, ErrorKind, Result};
+use crate::runtime::api::{TF_Graph, TF_Operation, TF_Output};
+use crate::runtime::status::Status;
+use crate::runtime::tensor::RuntimeTensor;
+use bridge_core::Result;
 use prost::Message;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::{NonNull, null_mut};
 
-/// The operations of a graph, which are deleted in the end.
-pub(crate) struct Definition {
+/// An owned graph.
+pub(crate) struct Graph {
     runtime: &'static Runtime,
     raw: NonNull<TF_Graph>,
 }
 
 // SAFETY: TensorFlow guards graphs with a lock of its own.
-unsafe impl Send for Definition {}
+unsafe impl Send for Graph {}
 // SAFETY: as above.
-unsafe impl Sync for Definition {}
+unsafe impl Sync for Graph {}
 
-/// The little of a `GraphDef` that is looked at (`tensorflow/core/framework/graph.proto`).
+/// The fields of a `GraphDef` that are read (`tensorflow/core/framework/graph.proto`).
 #[derive(Clone, PartialEq, Message)]
 struct GraphDef {
     #[prost(message, repeated, tag = "1")]
@@ -34,24 +36,24 @@ struct NodeDef {
     op: String,
 }
 
-/// Operations that are variables. Those of references change after they are read, and none has a value here.
+/// Operations that are variables: a session here initialises none of them.
 const VARIABLES: [&str; 4] = ["Variable", "VariableV2", "TemporaryVariable", "VarHandleOp"];
 
-/// What an operation is made of.
+/// The arguments of an operation.
 #[derive(Default)]
 pub(crate) struct Node<'a> {
     pub(crate) inputs: &'a [TF_Output],
     pub(crate) types: &'a [(&'a CStr, c_int)],
     pub(crate) numbers: &'a [(&'a CStr, i64)],
-    pub(crate) tensors: &'a [(&'a CStr, &'a Tensor)],
-    /// Lists of one.
+    pub(crate) tensors: &'a [(&'a CStr, &'a RuntimeTensor)],
+    /// Lists with one string.
     pub(crate) strings: &'a [(&'a CStr, &'a str)],
     pub(crate) device: Option<&'a CStr>,
-    /// An operation on whose device it has to be.
+    /// An output of an operation whose device it has to share.
     pub(crate) beside: Option<TF_Output>,
 }
 
-/// The name of an output in a graph: an operation and a number, `x:0`. Without a number it is the first.
+/// The name of an output in a graph: an operation and an index, such as `x:0`. Without an index it is the first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OutputName {
     operation: CString,
@@ -59,12 +61,15 @@ pub(crate) struct OutputName {
 }
 
 impl OutputName {
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`](bridge_core::ErrorKind::Argument) for a text that is no such name.
     pub(crate) fn parse(name: &str) -> Result<Self> {
         let (operation, index) = name.rsplit_once(':').unwrap_or((name, "0"));
         let parsed = CString::new(operation).ok().zip(index.parse().ok().filter(|index| *index >= 0));
-        let (operation, index) = parsed.filter(|_| !operation.is_empty()).ok_or_else(|| {
-            Error::new(ErrorKind::Argument, format!("{name:?} names no tensor of a graph, as \"x:0\" does"))
-        })?;
+        let (operation, index) = parsed
+            .filter(|_| !operation.is_empty())
+            .ok_or_else(|| argument(format!("{name:?} names no tensor of a graph, as \"x:0\" does")))?;
         Ok(Self { operation, index })
     }
 }
@@ -75,23 +80,23 @@ impl std::fmt::Display for OutputName {
     }
 }
 
-impl Definition {
+impl Graph {
     pub(crate) fn new(runtime: &'static Runtime) -> Self {
-        // SAFETY: the function has no obligations; what comes back is ours.
+        // SAFETY: the function has no obligations; the result is ours.
         let raw = unsafe { (runtime.sessions.TF_NewGraph)() };
-        Self { runtime, raw: NonNull::new(raw).expect("TF_NewGraph gives a graph") }
+        Self { runtime, raw: NonNull::new(raw).expect("TF_NewGraph returns a graph") }
     }
 
     pub(crate) fn raw(&self) -> *mut TF_Graph {
         self.raw.as_ptr()
     }
 
-    /// Adds an operation, and gives its first output.
+    /// Adds an operation, and returns its first output.
     pub(crate) fn add(&self, operation: &CStr, name: &str, node: &Node<'_>) -> Result<TF_Output> {
         let (sessions, status) = (&self.runtime.sessions, Status::new(&self.runtime.core));
-        let name = CString::new(name).map_err(|_| Error::new(ErrorKind::Argument, "a name holds a null character"))?;
-        // SAFETY: the graph is alive, everything given is a C string or belongs to the graph, and finishing takes the
-        // description over, also where it fails.
+        let name = CString::new(name).map_err(|_| argument("a name holds a null character"))?;
+        // SAFETY: the graph is alive, every argument is a C string or belongs to the graph, and finishing takes the
+        // description over, even if it fails.
         unsafe {
             let new = (sessions.TF_NewOperation)(self.raw(), operation.as_ptr(), name.as_ptr());
             node.inputs.iter().for_each(|input| (sessions.TF_AddInput)(new, *input));
@@ -100,7 +105,7 @@ impl Definition {
                 .iter()
                 .for_each(|(attribute, number)| (sessions.TF_SetAttrInt)(new, attribute.as_ptr(), *number));
             for (attribute, tensor) in node.tensors {
-                // What goes wrong here, finishing reports as well: the attribute is missing then.
+                // Finishing reports a failure here, too: the attribute is missing then.
                 (sessions.TF_SetAttrTensor)(new, attribute.as_ptr(), tensor.raw(), status.raw());
             }
             for (attribute, string) in node.strings {
@@ -115,7 +120,7 @@ impl Definition {
         }
     }
 
-    /// The output with this name.
+    /// Returns the output with this name.
     pub(crate) fn find(&self, name: &OutputName) -> Result<TF_Output> {
         let sessions = &self.runtime.sessions;
         // SAFETY: the graph is alive, and so are its operations.
@@ -124,22 +129,20 @@ impl Definition {
         // SAFETY: as above.
         let there = !oper.is_null() && name.index < unsafe { (sessions.TF_OperationNumOutputs)(oper) };
         let output = TF_Output { oper, index: name.index };
-        there
-            .then_some(output)
-            .ok_or_else(|| Error::new(ErrorKind::Argument, format!("the graph has no tensor {name}")))
+        there.then_some(output).ok_or_else(|| argument(format!("the graph has no tensor {name}")))
     }
 
-    /// The code of an output's dtype.
+    /// TensorFlow's code of an output's dtype.
     pub(crate) fn code(&self, output: TF_Output) -> c_int {
         // SAFETY: the output is one of an operation of this graph.
         unsafe { (self.runtime.sessions.TF_OperationOutputType)(output) }
     }
 
-    /// Says what is known of an output's lengths.
+    /// Declares the shape of an output, with `None` for lengths that may differ.
     pub(crate) fn set_shape(&self, output: TF_Output, shape: &[Option<i64>]) -> Result<()> {
         let status = Status::new(&self.runtime.core);
         let shape: Vec<i64> = shape.iter().map(|length| length.unwrap_or(-1)).collect();
-        // SAFETY: the graph is alive, the output its own, and the shape has as many lengths as are told.
+        // SAFETY: the graph is alive, the output its own, and the shape has as many lengths as are passed.
         unsafe {
             let set = self.runtime.sessions.TF_GraphSetTensorShape;
             set(self.raw(), output, shape.as_ptr(), shape.len() as c_int, status.raw());
@@ -147,21 +150,21 @@ impl Definition {
         status.check()
     }
 
-    /// Adds all operations of a serialised `GraphDef`, in which outputs of the graph take the place of some.
+    /// Adds all operations of a serialised `GraphDef`, with some of its outputs replaced by outputs of the graph.
     pub(crate) fn import(&self, graph_def: &[u8], replaced: &[(&OutputName, TF_Output)]) -> Result<()> {
         let (sessions, status) = (&self.runtime.sessions, Status::new(&self.runtime.core));
         let nodes = GraphDef::decode(graph_def).map_err(|error| {
-            let text = format!("this is no serialised GraphDef ({error}): pass the bytes of a frozen graph");
-            Error::new(ErrorKind::Argument, text)
+            argument(format!("this is no serialised GraphDef ({error}): pass the bytes of a frozen graph"))
         })?;
         if let Some(node) = nodes.node.iter().find(|node| VARIABLES.contains(&&*node.op)) {
-            let text =
-                format!("the graph holds the variable {}: freeze it (convert_variables_to_constants)", node.name);
-            return Err(Error::new(ErrorKind::Argument, text));
+            let name = &node.name;
+            return Err(argument(format!(
+                "the graph holds the variable {name}: freeze it (convert_variables_to_constants)"
+            )));
         }
         let placeholders: Vec<&str> =
             nodes.node.iter().filter(|node| node.op.starts_with("Placeholder")).map(|node| &*node.name).collect();
-        // SAFETY: the bytes are copied; options, results and buffer are ours until they are deleted; names that come back
+        // SAFETY: the bytes are copied; options, results and buffer are ours until they are deleted; the returned names
         // belong to the results.
         unsafe {
             let bytes = (sessions.TF_NewBufferFromString)(graph_def.as_ptr().cast(), graph_def.len());
@@ -169,7 +172,8 @@ impl Definition {
             for (name, output) in replaced {
                 let map = sessions.TF_ImportGraphDefOptionsAddInputMapping;
                 map(options, name.operation.as_ptr(), name.index, *output);
-                // What only waits for a placeholder waits for what is fed. Others still run, as when TensorFlow feeds.
+                // Control dependencies on a placeholder move to the fed output. Other replaced operations still run, as
+                // when TensorFlow feeds them.
                 if placeholders.iter().any(|placeholder| placeholder.as_bytes() == name.operation.to_bytes()) {
                     let remap = sessions.TF_ImportGraphDefOptionsRemapControlDependency;
                     remap(options, name.operation.as_ptr(), output.oper);
@@ -186,15 +190,15 @@ impl Definition {
             (sessions.TF_DeleteImportGraphDefResults)(results);
             match first {
                 None => Ok(()),
-                Some(name) => Err(Error::new(ErrorKind::Argument, format!("the graph has no input {name}"))),
+                Some(name) => Err(argument(format!("the graph has no input {name}"))),
             }
         }
     }
 }
 
-impl Drop for Definition {
+impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: the graph is ours, and no session uses it any more.
+        // SAFETY: the graph is ours; a session drops it after itself.
         unsafe { (self.runtime.sessions.TF_DeleteGraph)(self.raw()) };
     }
 }
@@ -204,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_have_a_number() {
+    fn names_have_an_index() {
         let name = |text| OutputName::parse(text).map(|name| name.to_string()).ok();
         assert_eq!(name("x:0").as_deref(), Some("x:0"));
         assert_eq!(name("scope/x").as_deref(), Some("scope/x:0"));

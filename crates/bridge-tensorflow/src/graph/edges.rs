@@ -1,22 +1,22 @@
 //! The adapter for the edges of graphs.
 
-use crate::eager::devices;
+use crate::graph::argument;
 use crate::graph::external::{External, Held, Value};
 use crate::graph::operations::{INPUT, OUTPUT};
 use crate::graph::session::Session;
 use crate::runtime::Runtime;
-use crate::runtime::dtypes;
 use crate::runtime::kernel::register;
 use crate::runtime::library::Series;
+use crate::runtime::stream;
 use bridge_core::{Adapter, Consumer, DType, Device, DeviceKind, Dims, Error, ErrorKind, Lease, Lent, Profile, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The edges of a runtime's graphs: importing gives a tensor that can be fed, exporting lends one that a run has given.
+/// The adapter for the edges of a runtime's graphs: it imports tensors to be fed, and exports those that a run has fetched.
 #[derive(Clone, Copy, Debug)]
-pub struct Graph(&'static Runtime);
+pub struct GraphEdges(&'static Runtime);
 
-impl Graph {
-    /// Registers the operations, the first time: those of the edges, and the one that says which GPU is which.
+impl GraphEdges {
+    /// Registers the operations, the first time: those of the edges, and the one that reports the stream of a GPU.
     ///
     /// # Errors
     ///
@@ -24,7 +24,7 @@ impl Graph {
     /// reports.
     pub fn new(runtime: &'static Runtime) -> Result<Self> {
         register(runtime, &[&INPUT, &OUTPUT])?;
-        devices::register(runtime)?;
+        stream::register(runtime)?;
         Ok(Self(runtime))
     }
 
@@ -33,16 +33,16 @@ impl Graph {
         self.0
     }
 
-    /// Refuses a tensor of the other TensorFlow, which another stream orders.
+    /// Refuses a tensor of the other TensorFlow, which computes in another stream.
     fn check(&self, tensor: &External) -> Result<()> {
         let version = tensor.value().runtime.version();
         std::ptr::eq(tensor.value().runtime, self.0)
             .then_some(())
-            .ok_or_else(|| Error::new(ErrorKind::Argument, format!("the tensor is one of TensorFlow {version}")))
+            .ok_or_else(|| argument(format!("the tensor is one of TensorFlow {version}")))
     }
 }
 
-impl Adapter for Graph {
+impl Adapter for GraphEdges {
     type Tensor = External;
 
     fn profile(&self) -> &Profile {
@@ -64,16 +64,14 @@ impl Adapter for Graph {
 
     fn compact(&self, tensor: &External) -> Result<External> {
         self.check(tensor)?;
-        let code = dtypes::code(tensor.dtype());
-        let code = code.ok_or_else(|| Error::new(ErrorKind::Dtype, format!("tensorflow has no {}", tensor.dtype())))?;
         match tensor.device().kind {
             DeviceKind::CUDA => copy_on_device(self.0, tensor),
-            _ => tensor.copy_on_host(code),
+            _ => tensor.copy_on_host(),
         }
     }
 }
 
-/// As bytes, because few operations take every dtype.
+/// Copies bytes, because few operations support every dtype.
 fn copy_on_device(runtime: &'static Runtime, tensor: &External) -> Result<External> {
     type Copies = Vec<((Series, Device), Arc<Session>)>;
     static COPIES: Mutex<Copies> = Mutex::new(Vec::new());
@@ -83,7 +81,7 @@ fn copy_on_device(runtime: &'static Runtime, tensor: &External) -> Result<Extern
         shape,
         bytes: value.bytes.clone(),
         held: Held::Owner { _owner: Box::new(value.clone()) },
-        by: 0,
+        instance: 0,
         ..**value
     };
     let bytes = External::new(as_bytes(value, DType::UINT8, [value.bytes.len() as i64].into_iter().collect()));
@@ -93,7 +91,7 @@ fn copy_on_device(runtime: &'static Runtime, tensor: &External) -> Result<Extern
         match copies.iter().find(|(known, _)| *known == key) {
             Some((_, session)) => session.clone(),
             None => {
-                // The GPU is set up already, by whoever has the tensor on it.
+                // The session of the tensor has set the GPU up.
                 let session = Arc::new(Session::for_copies(runtime, value.device)?);
                 copies.push((key, session.clone()));
                 session

@@ -1,12 +1,14 @@
 //! Tensors at the edges of graphs, and the handles that stand for them.
 //!
-//! A graph is built once and run many times, so what it holds is a handle: two numbers in host memory. The kernels of
-//! [`operations`](crate::graph::operations) look up what is fed by it, and enter what they fetch.
+//! A graph is built once and run many times, so it holds a handle: two numbers in host memory. The kernels of
+//! [`operations`](crate::graph::operations) look up the fed tensor of a handle, and record the tensors that they fetch.
 
 use crate::runtime::Runtime;
-use crate::runtime::kernel::Tensor;
+use crate::runtime::dtypes;
 use crate::runtime::library::Series;
+use crate::runtime::read_only::bytes;
 use crate::runtime::release::Owner;
+use crate::runtime::tensor::RuntimeTensor;
 use bridge_core::{
     Access, Allocation, Consumer, DType, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lease, Lent, Memory,
     Result, Reuse, Stream,
@@ -16,27 +18,27 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// A tensor at the edge of a runtime's graphs: one of elsewhere that can be fed, or one that a run has given. Runs can read
-/// it as long as this value lives, any number of times; they keep the memory for as long as they need it.
+/// A tensor at the edge of a runtime's graphs: one of another framework, to be fed, or one that a run has fetched. Runs can
+/// read it any number of times as long as this value lives; they keep the memory for as long as they need it.
 pub struct External {
     id: u64,
     value: Arc<Value>,
-    /// Whether it is among what can be fed.
-    entered: bool,
+    /// Whether it can be fed, which ends when it is put back.
+    is_fed: bool,
 }
 
-/// The memory and what a tensor over it needs.
+/// The memory of such a tensor, with its dtype, shape and place.
 pub(crate) struct Value {
     pub(crate) runtime: &'static Runtime,
     pub(crate) dtype: DType,
     pub(crate) device: Device,
     pub(crate) shape: Dims,
     pub(crate) bytes: Range<usize>,
-    /// The stream of TensorFlow that orders the memory, or the legacy stream in its place.
+    /// TensorFlow's stream on the device, or the legacy stream if that is unknown; `None` on the host.
     pub(crate) stream: Option<Stream>,
     pub(crate) held: Held,
-    /// The instance of a kernel that has fetched it; 0 for what comes from elsewhere.
-    pub(crate) by: u64,
+    /// The number of the kernel instance that has fetched it, which [`reclaim`] receives; 0 for no instance.
+    pub(crate) instance: u64,
 }
 
 impl Value {
@@ -45,21 +47,21 @@ impl Value {
     }
 }
 
-/// What keeps the memory.
+/// The owner of the memory.
 pub(crate) enum Held {
     /// TensorFlow.
-    Tensor(Tensor),
-    /// Somebody else.
+    Tensor(RuntimeTensor),
+    /// Another framework.
     Owner { _owner: Owner },
 }
 
 type Table = LazyLock<Mutex<HashMap<u64, Arc<Value>>>>;
 
-/// What can be fed.
+/// The tensors that can be fed.
 static FED: Table = LazyLock::new(Mutex::default);
-/// What was fetched and nobody has taken.
-static FETCHED: Table = LazyLock::new(Mutex::default);
-/// Never used twice, so that an old handle means nothing instead of something else.
+/// The tensors that runs have fetched, until they are taken.
+static UNTAKEN: Table = LazyLock::new(Mutex::default);
+/// Never reused, so that an old handle never means a new tensor.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 static RECLAIMED: AtomicU64 = AtomicU64::new(0);
 
@@ -67,7 +69,7 @@ fn lock(table: &Table) -> MutexGuard<'_, HashMap<u64, Arc<Value>>> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A number that no other call gives.
+/// Returns a number that no other call returns.
 pub(crate) fn unique() -> u64 {
     NEXT.fetch_add(1, Relaxed)
 }
@@ -80,63 +82,36 @@ fn handle(id: u64) -> [i32; 2] {
     [id as i32, (id >> 32) as i32]
 }
 
-/// What is fed under this handle.
+/// Returns the tensor that is fed under this handle.
 pub(crate) fn fed(handle: [i32; 2]) -> Option<Arc<Value>> {
     lock(&FED).get(&id(handle)).cloned()
 }
 
-/// A handle that nobody has.
+/// Returns an unused handle.
 pub(crate) fn new_handle() -> [i32; 2] {
     handle(unique())
 }
 
-/// Enters what a kernel has fetched, to be taken by this handle; whether nothing else waits under it.
-pub(crate) fn enter_fetched(handle: [i32; 2], value: Value) -> bool {
+/// Records a fetched tensor under a handle, and returns whether the handle had none.
+pub(crate) fn record_fetched(handle: [i32; 2], value: Value) -> bool {
     let value = Arc::new(value);
-    let mut fetched = lock(&FETCHED);
-    let waits = fetched.entry(id(handle)).or_insert_with(|| value.clone());
-    Arc::ptr_eq(waits, &value)
+    let mut untaken = lock(&UNTAKEN);
+    let recorded = untaken.entry(id(handle)).or_insert_with(|| value.clone());
+    Arc::ptr_eq(recorded, &value)
 }
 
-/// Drops what this instance of a kernel has fetched and nobody has taken: its session is gone.
-pub(crate) fn reclaim(by: u64) {
-    if by == 0 {
+/// Drops the untaken tensors of a kernel instance, whose session is closed.
+pub(crate) fn reclaim(instance: u64) {
+    if instance == 0 {
         return;
     }
-    // Dropped outside the lock: memory that goes back may lead here again.
-    let gone: Vec<_> = lock(&FETCHED).extract_if(|_, value| value.by == by).collect();
-    RECLAIMED.fetch_add(gone.len() as u64, Relaxed);
-}
-
-/// A lease, and its place among the read-only memory.
-struct Imported {
-    _lease: Lease,
-    read_only: Option<Range<usize>>,
-    runtime: &'static Runtime,
-}
-
-impl Drop for Imported {
-    fn drop(&mut self) {
-        if let Some(bytes) = &self.read_only {
-            self.runtime.consumer.read_only.leave(bytes);
-        }
-    }
-}
-
-/// The addresses that a lease lends.
-pub(crate) fn bytes(lease: &Lease) -> Range<usize> {
-    lease.data()..lease.data() + lease.layout().nbytes()
-}
-
-/// What keeps a lease while TensorFlow has its memory.
-pub(crate) fn imported(runtime: &'static Runtime, lease: Lease) -> Owner {
-    let read_only = (lease.access() == Access::ReadOnly).then(|| bytes(&lease));
-    read_only.iter().for_each(|bytes| runtime.consumer.read_only.enter(bytes));
-    Box::new(Imported { _lease: lease, read_only, runtime })
+    // Dropped outside the lock: releasing memory may call this again.
+    let reclaimed: Vec<_> = lock(&UNTAKEN).extract_if(|_, value| value.instance == instance).collect();
+    RECLAIMED.fetch_add(reclaimed.len() as u64, Relaxed);
 }
 
 impl External {
-    /// A lease that can be fed.
+    /// Returns the tensor of a lease, to be fed.
     pub(crate) fn feed(runtime: &'static Runtime, lease: Lease) -> Result<Self> {
         Ok(Self::new(Value {
             runtime,
@@ -145,60 +120,60 @@ impl External {
             shape: lease.layout().shape().into(),
             bytes: bytes(&lease),
             stream: runtime.consumer.current_stream(lease.device())?,
-            held: Held::Owner { _owner: imported(runtime, lease) },
-            by: 0,
+            held: Held::Owner { _owner: runtime.consumer.read_only.owner(lease) },
+            instance: 0,
         }))
     }
 
     pub(crate) fn new(value: Value) -> Self {
-        Self::entered(unique(), Arc::new(value))
+        Self::fed(unique(), Arc::new(value))
     }
 
-    fn entered(id: u64, value: Arc<Value>) -> Self {
+    fn fed(id: u64, value: Arc<Value>) -> Self {
         lock(&FED).insert(id, value.clone());
-        Self { id, value, entered: true }
+        Self { id, value, is_fed: true }
     }
 
-    /// What a run has fetched, by the numbers that it gave.
+    /// Takes the tensor that a run has fetched, by the handle that the run returned.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Consumed`] if somebody has taken it, or its session is gone.
+    /// [`ErrorKind::Consumed`] if it was taken before, or its session is closed.
     pub fn take(handle: [i32; 2]) -> Result<Self> {
-        let value = lock(&FETCHED).remove(&id(handle)).ok_or_else(|| {
-            let text = "no fetched tensor has this handle: it was taken before, its session is gone, or it is no result of external_output";
+        let value = lock(&UNTAKEN).remove(&id(handle)).ok_or_else(|| {
+            let text = "no fetched tensor has this handle: it was taken before, its session is closed, or it is no result of external_output";
             Error::new(ErrorKind::Consumed, text)
         })?;
-        Ok(Self::entered(id(handle), value))
+        Ok(Self::fed(id(handle), value))
     }
 
-    /// Whether a run has given it, and it was not fed.
+    /// Returns whether a run has fetched it, and it does not come from another framework.
     pub fn is_fetched(&self) -> bool {
         self.value.is_fetched()
     }
 
-    /// Lets what a run has given wait to be taken again, under the same handle. What was fed is dropped.
+    /// Returns a fetched tensor to the untaken ones, under the same handle. A tensor of another framework is dropped.
     pub fn put_back(mut self) {
-        // In this order: as soon as it can be taken, somebody else has the handle.
-        self.entered = false;
+        // In this order: as soon as it is untaken, another thread can take it, and feed it under the same handle.
+        self.is_fed = false;
         let fed = lock(&FED).remove(&self.id);
         if self.value.is_fetched() {
-            lock(&FETCHED).insert(self.id, self.value.clone());
+            lock(&UNTAKEN).insert(self.id, self.value.clone());
         }
         drop(fed);
     }
 
-    /// How many fetched tensors wait to be taken.
+    /// The number of fetched tensors that were not taken yet.
     pub fn untaken() -> usize {
-        lock(&FETCHED).len()
+        lock(&UNTAKEN).len()
     }
 
-    /// How many fetched tensors were given back because their sessions went before anybody took them.
+    /// The number of fetched tensors that were dropped untaken, because their sessions were closed.
     pub fn reclaimed() -> u64 {
         RECLAIMED.load(Relaxed)
     }
 
-    /// The numbers that stand for it in a graph.
+    /// The handle that stands for it in a graph.
     pub fn handle(&self) -> [i32; 2] {
         handle(self.id)
     }
@@ -213,7 +188,7 @@ impl External {
         &self.value.shape
     }
 
-    /// Where the memory is.
+    /// The device of the memory.
     pub fn device(&self) -> Device {
         self.value.device
     }
@@ -228,44 +203,42 @@ impl External {
         self.value.runtime.series()
     }
 
-    /// What may be done with the memory. TensorFlow writes to none of its tensors, but others may.
+    /// Whether the memory may be written. TensorFlow writes to none of its tensors, but other frameworks may.
     pub fn access(&self) -> Access {
-        match self.value.runtime.consumer.read_only.contains(self.address()) {
-            true => Access::ReadOnly,
-            false => Access::ReadWrite,
-        }
+        self.value.runtime.consumer.read_only.access(self.address())
     }
 
     pub(crate) fn value(&self) -> &Arc<Value> {
         &self.value
     }
 
-    /// Lends it.
+    /// Exports it.
     pub(crate) fn lend(&self) -> Result<Lent> {
         let value = &self.value;
         let layout = Layout::new(value.dtype, &value.shape, None, 0)?;
         let reuse = if value.stream.is_none() { Reuse::InStreamOrder } else { Reuse::Unknown };
         let (bytes, device) = (value.bytes.clone(), value.device);
         let allocation = Allocation { bytes, device, access: self.access(), stream: value.stream, reuse };
-        // SAFETY: the value keeps its memory. TensorFlow's kernel that had it as its input has seen where it is, and in
-        // which stream it was written; a lease has said so.
+        // SAFETY: the value keeps its memory. The kernel that fetched it has seen its device and the stream in which it was
+        // written; for a fed tensor, the lease states them.
         let memory = unsafe { Memory::new(allocation, value.clone()) };
         Lent::new(value.dtype, layout, Box::new(memory))
     }
 
-    /// A copy in memory of TensorFlow's, on the host.
-    pub(crate) fn copy_on_host(&self, code: std::ffi::c_int) -> Result<Self> {
-        let value = &self.value;
+    /// Returns a copy in host memory of TensorFlow's.
+    pub(crate) fn copy_on_host(&self) -> Result<Self> {
+        let (value, code) = (&self.value, dtypes::required(self.value.dtype)?);
         debug_assert_ne!(value.device.kind, DeviceKind::CUDA);
-        let tensor = Tensor::allocate(&value.runtime.core, code, &value.shape, value.bytes.len())?;
-        // SAFETY: the value is compact host memory of that many bytes, and ready; nobody else has the copy.
-        unsafe { tensor.write(value.bytes.start as *const u8, value.bytes.len()) };
+        let bytes = value.bytes.start as *const u8;
+        // SAFETY: the value is compact host memory of that many bytes, and ready.
+        let tensor =
+            unsafe { RuntimeTensor::copied(&value.runtime.core, code, &value.shape, bytes, value.bytes.len()) }?;
         let start = tensor.address();
         Ok(Self::new(Value {
             bytes: start..start + value.bytes.len(),
             shape: value.shape.clone(),
             held: Held::Tensor(tensor),
-            by: 0,
+            instance: 0,
             ..**value
         }))
     }
@@ -273,7 +246,7 @@ impl External {
 
 impl Drop for External {
     fn drop(&mut self) {
-        if self.entered {
+        if self.is_fed {
             // Dropped outside the lock: it may be the last reference to the lease.
             let entry = lock(&FED).remove(&self.id);
             drop(entry);

@@ -1,6 +1,6 @@
-//! TensorFlow 1.x beside other frameworks in one Python process, which need not be the Python that it was made for.
+//! The adapters for graphs whose tensors are Python objects. The Python need not be the one that TensorFlow was made for.
 
-use crate::PyGraph;
+use crate::graph::edges::GraphEdges;
 use crate::graph::external::External;
 use crate::runtime::Runtime;
 use crate::runtime::library::Series;
@@ -11,15 +11,63 @@ use pyo3::types::PyTuple;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Names the folder of the package where nobody has opened one.
+/// [`GraphEdges`] on a thread that holds the GIL, which a copy releases: on a GPU it runs a session.
+#[derive(Clone, Copy)]
+pub struct PyGraphEdges<'py> {
+    py: Python<'py>,
+    edges: GraphEdges,
+}
+
+impl<'py> PyGraphEdges<'py> {
+    /// Registers the operations of a runtime, the first time.
+    ///
+    /// # Errors
+    ///
+    /// As for [`GraphEdges::new`].
+    pub fn new(py: Python<'py>, runtime: &'static Runtime) -> Result<Self> {
+        Ok(Self { py, edges: GraphEdges::new(runtime)? })
+    }
+
+    /// The runtime.
+    pub fn runtime(&self) -> &'static Runtime {
+        self.edges.runtime()
+    }
+}
+
+impl Adapter for PyGraphEdges<'_> {
+    type Tensor = External;
+
+    fn profile(&self) -> &Profile {
+        self.edges.profile()
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.edges.consumer()
+    }
+
+    fn export(&self, tensor: &External) -> Result<Lent> {
+        self.edges.export(tensor)
+    }
+
+    fn import(&self, lease: Lease) -> Result<External> {
+        self.edges.import(lease)
+    }
+
+    fn compact(&self, tensor: &External) -> Result<External> {
+        let edges = self.edges;
+        self.py.detach(|| edges.compact(tensor))
+    }
+}
+
+/// The environment variable that names the folder of the package, if the program has opened none.
 const FOLDER: &str = "TENSOR_BRIDGE_TENSORFLOW1";
 
-/// A tensor of TensorFlow 1.x, as a Python object: one that can be fed to sessions, or one that a session has given.
-#[pyclass(frozen, module = "tensor_bridge.tensorflow1")]
-pub struct Tensor(External);
+/// An [`External`] of TensorFlow 1.x as a Python object.
+#[pyclass(frozen, module = "tensor_bridge.tensorflow1", name = "Tensor")]
+pub struct PyExternal(External);
 
-impl Tensor {
-    /// The object for a tensor.
+impl PyExternal {
+    /// Returns the object for a tensor.
     ///
     /// # Errors
     ///
@@ -36,8 +84,8 @@ impl Tensor {
 }
 
 #[pymethods]
-impl Tensor {
-    /// The two numbers that stand for it in a graph.
+impl PyExternal {
+    /// The handle that stands for it in a graph: two numbers.
     #[getter]
     fn handle(&self) -> [i32; 2] {
         self.0.handle()
@@ -55,7 +103,7 @@ impl Tensor {
         PyTuple::new(py, self.0.shape())
     }
 
-    /// Where it is, as ``cpu`` or ``cuda:0``.
+    /// The device, such as ``cpu`` or ``cuda:0``.
     #[getter]
     fn device(&self) -> String {
         self.0.device().to_string()
@@ -67,7 +115,7 @@ impl Tensor {
         self.0.address()
     }
 
-    /// Whether the memory is another framework's, who lets nobody write to it.
+    /// Whether the memory is read-only memory of another framework.
     #[getter]
     fn read_only(&self) -> bool {
         self.0.access() == Access::ReadOnly
@@ -82,32 +130,33 @@ impl Tensor {
 #[derive(Clone, Copy)]
 pub struct TensorFlow1<'py> {
     py: Python<'py>,
-    graph: PyGraph<'py>,
+    edges: PyGraphEdges<'py>,
 }
 
 impl<'py> TensorFlow1<'py> {
-    /// The TensorFlow 1.x that was opened, or the one in the folder that `TENSOR_BRIDGE_TENSORFLOW1` names.
+    /// Returns the TensorFlow 1.x that was opened. Otherwise, opens the one in the folder that `TENSOR_BRIDGE_TENSORFLOW1`
+    /// names.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Missing`] if there is none, and those of [`Runtime::open_as`] and [`Graph::new`](crate::Graph::new).
+    /// [`ErrorKind::Missing`] if there is none, and those of [`Runtime::open_as`] and [`GraphEdges::new`].
     pub fn new(py: Python<'py>) -> Result<Self> {
         let runtime = match Runtime::in_slot(Series::One as usize) {
             Some(runtime) => runtime,
-            // Loading takes its time, and initialisers of libraries may wait for others.
+            // Without the GIL: loading takes seconds, and initialisers may wait for a thread that needs the GIL.
             None => py.detach(open)?,
         };
-        Ok(Self { py, graph: PyGraph::new(py, runtime)? })
+        Ok(Self { py, edges: PyGraphEdges::new(py, runtime)? })
     }
 
-    /// Whether one is open: before that there is no tensor of it.
+    /// Returns whether one is open: before that it has no tensors.
     pub fn is_open() -> bool {
         Runtime::in_slot(Series::One as usize).is_some()
     }
 
     /// The runtime.
     pub fn runtime(&self) -> &'static Runtime {
-        self.graph.runtime()
+        self.edges.runtime()
     }
 }
 
@@ -125,8 +174,8 @@ fn open() -> Result<&'static Runtime> {
     }
 }
 
-fn external<'a>(tensor: &'a PyTensor<'_>) -> Result<&'a Bound<'a, Tensor>> {
-    tensor.cast::<Tensor>().map_err(|_| {
+fn external<'a>(tensor: &'a PyTensor<'_>) -> Result<&'a Bound<'a, PyExternal>> {
+    tensor.cast::<PyExternal>().map_err(|_| {
         Error::new(ErrorKind::NotATensor, "this is no tensor of TensorFlow 1.x: convert it to \"tensorflow1\" first")
     })
 }
@@ -135,28 +184,28 @@ impl<'py> Adapter for TensorFlow1<'py> {
     type Tensor = PyTensor<'py>;
 
     fn profile(&self) -> &Profile {
-        &self.graph.runtime().profile
+        &self.edges.runtime().profile
     }
 
     fn consumer(&self) -> Arc<dyn Consumer> {
-        self.graph.consumer()
+        self.edges.consumer()
     }
 
     fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
-        self.graph.export(external(tensor)?.get().external())
+        self.edges.export(external(tensor)?.get().external())
     }
 
     fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
-        Tensor::wrap(self.py, self.graph.import(lease)?)
+        PyExternal::wrap(self.py, self.edges.import(lease)?)
     }
 
     fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-        Tensor::wrap(self.py, self.graph.compact(external(tensor)?.get().external())?)
+        PyExternal::wrap(self.py, self.edges.compact(external(tensor)?.get().external())?)
     }
 }
 
 impl<'py> PyAdapter<'py> for TensorFlow1<'py> {
     fn owns(&self, object: &PyTensor<'py>) -> bool {
-        object.is_instance_of::<Tensor>()
+        object.is_instance_of::<PyExternal>()
     }
 }

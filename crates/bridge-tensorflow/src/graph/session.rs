@@ -1,92 +1,42 @@
-//! Sessions without Python: a graph that was saved, with inputs and outputs that are other frameworks' memory.
+//! Sessions without Python: a saved graph, with inputs and outputs in other frameworks' memory.
 
-use crate::eager::devices::{self, FLOAT, Gpu, STREAM, told};
-use crate::eager::handle::nothing;
-use crate::graph::config::{SessionOptions, argument};
-use crate::graph::definition::{Definition, Node, OutputName};
+use crate::graph::argument;
+use crate::graph::config::SessionOptions;
+use crate::graph::definition::{Graph, Node, OutputName};
 use crate::graph::external::{self, External};
+use crate::graph::input::Input;
 use crate::graph::operations::{INPUT, KEEP, PLACE};
 use crate::runtime::Runtime;
-use crate::runtime::api::{Status, TF_Operation, TF_Output, TF_Session, TF_Tensor};
+use crate::runtime::api::{Core, TF_Operation, TF_Output, TF_Session, TF_Tensor};
 use crate::runtime::dtypes::{self, INT32};
-use crate::runtime::kernel::{Tensor, register};
+use crate::runtime::gpus::{GPUS, Gpu, HOST, names};
+use crate::runtime::kernel::register;
+use crate::runtime::status::Status;
+use crate::runtime::stream::{self, FLOAT, STREAM};
+use crate::runtime::tensor::{RuntimeTensor, no_tensor};
 use bridge_core::{DType, Device, Error, ErrorKind, Result};
 use std::ffi::{CString, c_int};
 use std::ptr::{NonNull, null, null_mut};
 
-/// A tensor of a graph that is fed.
-#[derive(Debug, Clone)]
-pub struct Input {
-    name: OutputName,
-    dtype: DType,
-    shape: Option<Vec<Option<i64>>>,
-    device: Option<CString>,
-}
-
-impl Input {
-    /// The one with this name, such as `x:0`, of this dtype and shape. Lengths that may differ from run to run are `None`,
-    /// or -1 as elsewhere.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Argument`] if that is no name of a tensor.
-    pub fn new(name: &str, dtype: DType, shape: &[Option<i64>]) -> Result<Self> {
-        let shape = shape.iter().map(|length| length.filter(|length| *length >= 0)).collect();
-        Ok(Self { shape: Some(shape), ..Self::of_any_shape(name, dtype)? })
-    }
-
-    /// The same where nothing is known of the shape.
-    ///
-    /// # Errors
-    ///
-    /// As for [`new`](Self::new).
-    pub fn of_any_shape(name: &str, dtype: DType) -> Result<Self> {
-        Ok(Self { name: OutputName::parse(name)?, dtype, shape: None, device: None })
-    }
-
-    /// Where what is fed will be, by TensorFlow's name, such as `/device:GPU:1`. Without this it is the first GPU if the
-    /// session has one, and the host if not.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Argument`] for a name with a null character.
-    pub fn on(mut self, device: &str) -> Result<Self> {
-        let text = "the name of a device holds a null character";
-        self.device = Some(CString::new(device).map_err(|_| Error::new(ErrorKind::Argument, text))?);
-        Ok(self)
-    }
-
-    /// What is wrong with a tensor that is fed.
-    fn refusal(&self, fed: &External) -> Option<String> {
-        if fed.dtype() != self.dtype {
-            return Some(format!("is {}, but what was fed is {}", self.dtype, fed.dtype()));
-        }
-        let shape = self.shape.as_ref()?;
-        let fits = shape.len() == fed.shape().len()
-            && shape.iter().zip(fed.shape()).all(|(declared, fed)| declared.is_none_or(|declared| declared == *fed));
-        let shown: Vec<_> = shape.iter().map(|length| length.map_or("?".into(), |length| length.to_string())).collect();
-        (!fits).then(|| format!("has the shape [{}], but what was fed has {:?}", shown.join(", "), fed.shape()))
-    }
-}
-
-/// A graph and what runs it. Runs may be on several threads at once.
+/// A graph that can be run, on several threads at once.
 ///
-/// Results stay valid when the session is gone. A session does not survive a fork: the child can neither run nor end it.
+/// Results stay valid when the session is closed. A session does not survive a fork: the child can neither run nor close
+/// it.
 pub struct Session {
     runtime: &'static Runtime,
     raw: NonNull<TF_Session>,
-    /// The process that it belongs to.
+    /// The id of the process that opened it.
     process: u32,
     inputs: Vec<Input>,
-    /// Where all handles are fed: those of the inputs, and then those of the outputs.
+    /// The placeholder of all handles: those of the inputs, then those of the outputs.
     handles: TF_Output,
-    /// What keeps the outputs.
+    /// The operations that record the outputs.
     outputs: Vec<*mut TF_Operation>,
     /// The names of the outputs.
     names: Vec<String>,
     devices: Vec<String>,
     /// Deleted after the session.
-    graph: Definition,
+    graph: Graph,
 }
 
 // SAFETY: TensorFlow's sessions may be run, and deleted, on any thread.
@@ -95,14 +45,14 @@ unsafe impl Send for Session {}
 unsafe impl Sync for Session {}
 
 impl Session {
-    /// Loads a serialised `GraphDef`, whose tensors `inputs` are replaced by what is fed in a run and whose tensors
-    /// `outputs` are what a run gives.
+    /// Loads a serialised `GraphDef`. A run replaces its tensors `inputs` by the fed ones, and returns its tensors
+    /// `outputs`.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for bytes that are no `GraphDef`, for a graph with variables or without a tensor that is
-    /// named, for an input that is named twice, and without outputs; [`ErrorKind::Device`] for a GPU that is not there;
-    /// [`ErrorKind::Dtype`] for inputs and outputs of a dtype that cannot cross; and what TensorFlow reports.
+    /// [`ErrorKind::Argument`] for bytes that are no `GraphDef`, for a graph with variables or without one of the named
+    /// tensors, for an input that is named twice, and without outputs; [`ErrorKind::Device`] for a GPU that does not
+    /// exist; [`ErrorKind::Dtype`] for inputs and outputs of a dtype that cannot cross; and what TensorFlow reports.
     pub fn open(
         runtime: &'static Runtime,
         graph_def: &[u8],
@@ -110,18 +60,18 @@ impl Session {
         outputs: &[&str],
         options: &SessionOptions,
     ) -> Result<Self> {
-        // Before there is a session: the first one settles how GPU memory is taken.
+        // Before the session is created: the first one of 1.x sets the options of GPU memory.
         for (i, input) in inputs.iter().enumerate() {
             if inputs[..i].iter().any(|other| other.name == input.name) {
                 return Err(argument(format!("the input {} is named twice", input.name)));
             }
         }
         if outputs.is_empty() {
-            return Err(argument("name at least one output".into()));
+            return Err(argument("name at least one output"));
         }
         register(runtime, &[&INPUT, &KEEP])?;
         let mut session = Self::empty(runtime, options)?;
-        session.learn_streams()?;
+        session.query_streams()?;
         let fed = inputs.iter().map(|input| session.add_input(input)).collect::<Result<Vec<_>>>()?;
         let replaced: Vec<_> = inputs.iter().map(|input| &input.name).zip(fed).collect();
         session.graph.import(graph_def, &replaced)?;
@@ -134,14 +84,14 @@ impl Session {
         Ok(session)
     }
 
-    /// A session that copies bytes on a GPU, in TensorFlow's stream and without a kernel.
+    /// Opens a session that copies bytes on a GPU, in TensorFlow's stream and without a kernel.
     pub(crate) fn for_copies(runtime: &'static Runtime, gpu: Device) -> Result<Self> {
-        /// `Copy` is made for debuggers, and passes its input on where there is none.
+        /// `Copy` is meant for debuggers, and without one forwards its input.
         const DEBUGGED: &str = "DebugIdentity;file:///dev/null;0";
         register(runtime, &[&INPUT, &KEEP])?;
         let mut session = Self::empty(runtime, &SessionOptions::default())?;
-        session.learn_streams()?;
-        let device = runtime.consumer.name_of(gpu);
+        session.query_streams()?;
+        let device = runtime.consumer.gpus.name_of(gpu);
         let device = device.ok_or_else(|| argument(format!("tensorflow does not show {gpu} in this process")))?;
         let input = Input { device: Some(device), ..Input::new("x:0", DType::UINT8, &[None])? };
         let fed = session.add_input(&input)?;
@@ -156,11 +106,11 @@ impl Session {
         let (config, visible) = options.serialised()?;
         check_devices(runtime, &visible.unwrap_or_default())?;
         let (sessions, status) = (&runtime.sessions, Status::new(&runtime.core));
-        let graph = Definition::new(runtime);
+        let graph = Graph::new(runtime);
         let placeholder = Node { types: &[(c"dtype", INT32)], ..Node::default() };
         let handles = graph.add(c"Placeholder", "tensor_bridge/handles", &placeholder)?;
         // SAFETY: the options are ours until they are deleted, the bytes are copied, and the graph lives longer than the
-        // session; the list of devices is given away.
+        // session; the list of devices is ours, and handed over.
         unsafe {
             let raw_options = (sessions.TF_NewSessionOptions)();
             (sessions.TF_SetConfig)(raw_options, config.as_ptr().cast(), config.len(), status.raw());
@@ -172,7 +122,7 @@ impl Session {
             (sessions.TF_DeleteSessionOptions)(raw_options);
             configured?;
             status.check()?;
-            let raw = NonNull::new(raw).ok_or_else(nothing)?;
+            let raw = NonNull::new(raw).ok_or_else(no_tensor)?;
             let mut session = Self {
                 runtime,
                 raw,
@@ -186,7 +136,7 @@ impl Session {
             };
             let list = (sessions.TF_SessionListDevices)(session.raw(), status.raw());
             status.check()?;
-            session.devices = devices::names(runtime, list);
+            session.devices = names(&runtime.core, &runtime.sessions, list);
             Ok(session)
         }
     }
@@ -195,33 +145,32 @@ impl Session {
         self.raw.as_ptr()
     }
 
-    fn core(&self) -> &'static crate::runtime::api::Core {
+    fn core(&self) -> &'static Core {
         &self.runtime.core
     }
 
-    /// The whole names of the devices that it can use.
+    /// The full names of the devices that it can use.
     pub fn devices(&self) -> &[String] {
         &self.devices
     }
 
-    /// Asks the GPUs for their streams.
-    fn learn_streams(&self) -> Result<()> {
-        let cuda = self.runtime.capabilities().cuda;
-        for name in self.devices.iter().filter(|name| cuda && name.contains("/device:GPU:")) {
-            devices::register(self.runtime)?;
+    /// Queries the streams of the GPUs.
+    fn query_streams(&self) -> Result<()> {
+        let cuda = self.runtime.has_cuda();
+        for name in self.devices.iter().filter(|name| cuda && name.contains(GPUS)) {
+            stream::register(self.runtime)?;
             let name = CString::new(name.as_str()).expect("it was a C string");
-            let (number, zero) =
-                (name.to_string_lossy().replace(['/', ':'], "_"), Tensor::of(self.core(), FLOAT, &[0f32])?);
+            let (suffix, zero) = (name.to_string_lossy().replace(['/', ':'], "_"), stream::input(self.runtime)?);
             let (types, tensors) = (&[(c"dtype", FLOAT)], &[(c"value", &zero)]);
             // On the host: on a GPU it would keep memory as long as the session lives.
-            let constant = Node { types, tensors, device: Some(devices::HOST), ..Node::default() };
-            let constant = self.graph.add(c"Const", &format!("tensor_bridge/zero{number}"), &constant)?;
+            let constant = Node { types, tensors, device: Some(HOST), ..Node::default() };
+            let constant = self.graph.add(c"Const", &format!("tensor_bridge/zero{suffix}"), &constant)?;
             let node = Node { inputs: &[constant], device: Some(&name), ..Node::default() };
-            let tell = self.graph.add(STREAM.name, &format!("tensor_bridge/stream{number}"), &node)?;
-            let told_here = self.execute(&[], &[], &[tell], &[])?;
-            // SAFETY: what a run gives is in host memory.
-            if let Some((stream, ordinal)) = unsafe { told(&told_here[0]) }? {
-                self.runtime.consumer.learn(Gpu { name, ordinal, stream });
+            let report = self.graph.add(STREAM.name, &format!("tensor_bridge/stream{suffix}"), &node)?;
+            let results = self.execute(&[], &[], &[report], &[])?;
+            // SAFETY: the results of a run are in host memory.
+            if let Some((stream, ordinal)) = unsafe { stream::reported(&results[0]) }? {
+                self.runtime.consumer.gpus.record(Gpu { name, ordinal, stream });
             }
         }
         Ok(())
@@ -235,8 +184,8 @@ impl Session {
                 format!("tensorflow has no dtype {} for the input {}", input.dtype, input.name),
             )
         })?;
-        let has_gpu = self.devices.iter().any(|name| name.contains("/device:GPU:"));
-        let device = input.device.as_deref().unwrap_or(if has_gpu { c"/device:GPU:0" } else { devices::HOST });
+        let has_gpu = self.devices.iter().any(|name| name.contains(GPUS));
+        let device = input.device.as_deref().unwrap_or(if has_gpu { c"/device:GPU:0" } else { HOST });
         let numbers = &[(PLACE, self.inputs.len() as i64)];
         let node =
             Node { inputs: &[self.handles], types: &[(c"T", code)], numbers, device: Some(device), ..Node::default() };
@@ -259,17 +208,17 @@ impl Session {
         Ok(())
     }
 
-    /// Runs the graph once: every input has to be fed, by its name, and the outputs come back in the order in which they
-    /// were declared.
+    /// Runs the graph once. Every input has to be fed, by its name; the outputs are returned in the order of their
+    /// declaration.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Argument`] for an input that is not fed, fed twice or not declared, or is of another dtype or shape,
-    /// [`ErrorKind::Framework`] for an output in a branch that is not taken, and what TensorFlow reports; the error names
-    /// the input, the output or the operation.
+    /// [`ErrorKind::Framework`] for an output in a branch that the run does not take, and what TensorFlow reports; the error
+    /// names the input, the output or the operation.
     pub fn run(&self, feeds: &[(&str, &External)]) -> Result<Vec<External>> {
         if self.process != std::process::id() {
-            return Err(argument("a session does not survive a fork: open one in the child".into()));
+            return Err(argument("a session does not survive a fork: open one in the child"));
         }
         let mut fed: Vec<Option<&External>> = vec![None; self.inputs.len()];
         for (name, tensor) in feeds {
@@ -291,9 +240,9 @@ impl Session {
         let results: Vec<_> = self.outputs.iter().map(|_| external::new_handle()).collect();
         let handles: Vec<[i32; 2]> =
             fed.iter().flatten().map(|fed| fed.handle()).chain(results.iter().copied()).collect();
-        let handles = Tensor::of(self.core(), INT32, handles.as_flattened())?;
+        let handles = RuntimeTensor::of(self.core(), INT32, handles.as_flattened())?;
         let done = self.execute(&[self.handles], &[handles], &[], &self.outputs);
-        // Also what a run has kept that failed.
+        // Before the error is returned: a run that fails may have recorded some outputs.
         let results: Vec<_> = results.into_iter().map(External::take).collect();
         done?;
         let named = |(result, name): (Result<External>, &String)| {
@@ -308,15 +257,15 @@ impl Session {
     fn execute(
         &self,
         inputs: &[TF_Output],
-        values: &[Tensor],
+        values: &[RuntimeTensor],
         outputs: &[TF_Output],
         targets: &[*mut TF_Operation],
-    ) -> Result<Vec<Tensor>> {
+    ) -> Result<Vec<RuntimeTensor>> {
         debug_assert_eq!(inputs.len(), values.len());
         let (core, status) = (self.core(), Status::new(self.core()));
-        let values: Vec<*mut TF_Tensor> = values.iter().map(Tensor::raw).collect();
+        let values: Vec<*mut TF_Tensor> = values.iter().map(RuntimeTensor::raw).collect();
         let mut results: Vec<*mut TF_Tensor> = vec![null_mut(); outputs.len()];
-        // SAFETY: the session and its graph are alive; every array has as many entries as are told; results are ours.
+        // SAFETY: the session and its graph are alive; every array has as many entries as are passed; the results are ours.
         unsafe {
             (self.runtime.sessions.TF_SessionRun)(
                 self.raw(),
@@ -332,13 +281,13 @@ impl Session {
                 null_mut(),
                 status.raw(),
             );
-            let results: Vec<_> = results.into_iter().map(|raw| Tensor::from_raw(core, raw)).collect();
+            let results: Vec<_> = results.into_iter().map(|raw| RuntimeTensor::from_raw(core, raw)).collect();
             status.check()?;
-            results.into_iter().map(|result| result.ok_or_else(nothing)).collect()
+            results.into_iter().map(|result| result.ok_or_else(no_tensor)).collect()
         }
     }
 
-    /// Ends the session. Dropping it does the same, and says nothing.
+    /// Closes the session. Dropping it does the same, and ignores errors.
     ///
     /// # Errors
     ///
@@ -354,18 +303,18 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // TensorFlow would wait for threads that the child does not have.
+            // TensorFlow would wait for threads that do not exist in the child.
             return;
         }
         let status = Status::new(self.core());
-        // SAFETY: the session is ours, and nobody runs it any more.
+        // SAFETY: the session is ours, and no run borrows it any more.
         unsafe { (self.runtime.sessions.TF_DeleteSession)(self.raw(), status.raw()) };
     }
 }
 
-/// TensorFlow 1.x ends the process when it is to use a GPU that is not there.
+/// Refuses GPUs that do not exist: TensorFlow 1.x aborts the process when it is asked to use one.
 fn check_devices(runtime: &Runtime, visible: &[u32]) -> Result<()> {
-    if !runtime.capabilities().cuda || visible.is_empty() {
+    if !runtime.has_cuda() || visible.is_empty() {
         return Ok(());
     }
     let count = bridge_cuda::device_count();
@@ -378,7 +327,7 @@ fn check_devices(runtime: &Runtime, visible: &[u32]) -> Result<()> {
     }
 }
 
-/// A name for an operation of ours, which says for which tensor of the graph it is.
+/// Returns a name for an operation of ours at a tensor of the graph.
 fn node_name(kind: &str, name: &OutputName) -> String {
     format!("tensor_bridge/{kind}/{}", name.to_string().replace(':', "_"))
 }

@@ -1,10 +1,10 @@
 //! The dtypes of TensorFlow (`TF_DataType` in `tensorflow/c/tf_datatype.h`).
 
-use bridge_core::DType;
+use bridge_core::{DType, Error, ErrorKind, Result};
 use std::ffi::c_int;
 
-/// What both sides have. Types of less than a byte are not among them: TensorFlow keeps each element in a byte of its
-/// own, DLPack packs them.
+/// The dtypes that TensorFlow and DLPack share. Those of less than a byte are left out: TensorFlow keeps each element in a
+/// byte of its own, DLPack packs them.
 pub(crate) const DTYPES: &[(DType, c_int)] = &[
     (DType::FLOAT32, 1),
     (DType::FLOAT64, 2),
@@ -31,7 +31,7 @@ pub(crate) const DTYPES: &[(DType, c_int)] = &[
 pub(crate) const INT32: c_int = 3;
 pub(crate) const UINT8: c_int = 4;
 
-/// Those that are no numbers, and what to do with a tensor of one.
+/// TensorFlow's other dtypes, and what to do with a tensor of one.
 const REFUSED: &[(c_int, &str)] = &[
     (
         7,
@@ -43,12 +43,21 @@ const REFUSED: &[(c_int, &str)] = &[
     (30, "uint4 takes a byte an element in TensorFlow and half a byte elsewhere: call tf.cast(x, tf.uint8) first"),
 ];
 
-/// The code for a dtype.
+/// Returns TensorFlow's code of a dtype, if it has one.
 pub(crate) fn code(dtype: DType) -> Option<c_int> {
     DTYPES.iter().find(|(known, _)| *known == dtype).map(|(_, code)| *code)
 }
 
-/// The dtype for a code, or why there is none.
+/// Returns TensorFlow's code of a dtype.
+///
+/// # Errors
+///
+/// [`ErrorKind::Dtype`] if it has none.
+pub(crate) fn required(dtype: DType) -> Result<c_int> {
+    code(dtype).ok_or_else(|| Error::new(ErrorKind::Dtype, format!("tensorflow has no dtype {dtype}")))
+}
+
+/// Returns the dtype of a code, or why there is none, with advice.
 pub(crate) fn dtype(code: c_int) -> Result<DType, &'static str> {
     let known = DTYPES.iter().find(|(_, known)| *known == code).map(|(dtype, _)| *dtype);
     known.ok_or_else(|| {

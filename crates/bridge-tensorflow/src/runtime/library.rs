@@ -4,10 +4,16 @@ use crate::runtime::stub;
 use bridge_core::{Error, ErrorKind, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CString, OsString, c_void};
+use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// A line of versions with the same libraries. One of each can be in a process, both at the same time.
+/// The first two numbers of a version.
+pub(crate) type Version = (u32, u32);
+/// Versions from one to another, both included.
+pub(crate) type Versions = RangeInclusive<Version>;
+
+/// Versions of TensorFlow with the same libraries. A process can have one of each series at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Series {
     /// TensorFlow 1.x: 1.15.
@@ -19,7 +25,7 @@ pub enum Series {
 impl Series {
     pub(crate) const ALL: [Self; 2] = [Self::One, Self::Two];
 
-    /// What frameworks are called in profiles and errors.
+    /// The name of the framework in profiles.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::One => "tensorflow1",
@@ -27,7 +33,7 @@ impl Series {
         }
     }
 
-    /// What is supported of it, in words for errors.
+    /// The supported versions, in words for errors.
     pub(crate) const fn supported(self) -> &'static str {
         match self {
             Self::One => "TensorFlow 1.15",
@@ -35,16 +41,16 @@ impl Series {
         }
     }
 
-    /// Whether a version is supported, given its first two numbers.
-    pub(crate) fn supports(self, version: (u32, u32)) -> bool {
+    /// Returns whether a version is supported.
+    pub(crate) fn supports(self, version: Version) -> bool {
         match self {
             Self::One => version == (1, 15),
             Self::Two => version >= (2, 12),
         }
     }
 
-    /// Where the functions are, in the folder of the package, and how many of these libraries have to be there. The first
-    /// tells the series. The last two of 2.x are the same for Python, by its new and its old name.
+    /// The libraries with the functions, in the folder of the package, and how many of them are required. The first one
+    /// identifies the series. The last two of 2.x are Python's, by its new and its old name.
     const fn names(self) -> (&'static [&'static str], usize) {
         match self {
             Self::One => (&["libtensorflow_framework.so.1", "python/_pywrap_tensorflow_internal.so"], 2),
@@ -60,19 +66,14 @@ impl Series {
         }
     }
 
-    /// The series of the package in this folder.
+    /// Returns the series of the package in this folder.
     fn of(folder: &Path) -> Option<Self> {
         Self::ALL.into_iter().find(|series| folder.join(series.names().0[0]).is_file())
     }
 }
 
-/// Do not load what is not loaded (`dlfcn.h` of Linux).
+/// Fail if the library is not loaded yet (`dlfcn.h` of Linux).
 const RTLD_NOLOAD: i32 = 4;
-
-/// The system's words for a library that it does not load, which name what is missing.
-pub(crate) fn words(error: libloading::Error) -> String {
-    std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string)
-}
 
 /// The libraries of one TensorFlow.
 pub(crate) struct Libraries {
@@ -81,8 +82,8 @@ pub(crate) struct Libraries {
     open: Vec<Library>,
 }
 
-/// Where the libraries of a package are: in `path` itself, or in a folder of it. The package of 1.15 is
-/// `tensorflow_core`, and `tensorflow` beside it is empty.
+/// Returns the folder with the libraries of a package: `path` itself, or a folder of it. The package of 1.15 is
+/// `tensorflow_core`; the `tensorflow` beside it has no libraries.
 ///
 /// # Errors
 ///
@@ -104,9 +105,9 @@ pub(crate) fn find(path: &Path) -> Result<(Series, PathBuf)> {
 }
 
 impl Libraries {
-    /// Those of the package in `folder` that the process has loaded already.
+    /// Opens the libraries of the package in `folder`, which the process has loaded already.
     pub(crate) fn loaded(series: Series, folder: &Path) -> Result<Self> {
-        // SAFETY: the libraries are loaded already, or not at all, so no code of theirs runs.
+        // SAFETY: a library that is not loaded yet is not opened, so no initialiser runs.
         let open = |name| unsafe { Library::open(Some(folder.join(name)), RTLD_NOW | RTLD_NOLOAD) };
         let (names, required) = series.names();
         let found: Vec<_> = names.iter().map(|name| open(*name)).collect();
@@ -118,26 +119,26 @@ impl Libraries {
         Ok(Self { series, folder: folder.into(), open: found.into_iter().flatten().collect() })
     }
 
-    /// Loads those of the package in `folder`, without Python.
+    /// Loads the libraries of the package in `folder`, without Python.
     pub(crate) fn load(series: Series, folder: &Path) -> Result<Self> {
         let (names, required) = series.names();
         let open = |name: &&str| {
             let path = folder.join(name);
-            // SAFETY: loading runs the initialisers of the libraries, which TensorFlow makes for just that; that the
-            // folder holds a TensorFlow is for the caller to know.
+            // SAFETY: loading runs the libraries' initialisers, which are meant to run then. The user trusts the folder
+            // (`Runtime::open`).
             unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
                 Error::new(ErrorKind::Missing, format!("{} cannot be loaded: {error}", path.display()))
             })
         };
         let open = match series {
-            // SAFETY: as above. It calls Python's functions from its Python module alone, which nobody uses here.
+            // SAFETY: as above. It calls Python's functions from its Python module alone, which is not used here.
             Series::One => vec![unsafe { stub::load(&folder.join(names[1])) }?],
             Series::Two => names[..required].iter().map(open).collect::<Result<_>>()?,
         };
         Ok(Self { series, folder: folder.into(), open })
     }
 
-    /// The folder of the TensorFlow of this series that this process has loaded, whoever loaded it.
+    /// Returns the folder of the TensorFlow of this series that the process has loaded, by Python or otherwise.
     pub(crate) fn folder_loaded(series: Series) -> Option<PathBuf> {
         let maps = std::fs::read("/proc/self/maps").ok()?;
         let path = |line: &[u8]| line.iter().position(|byte| *byte == b'/').map(|at| line[at..].to_vec());
@@ -154,19 +155,19 @@ impl Libraries {
         self.open.iter().find_map(|library| find(library).ok())
     }
 
-    /// The function with this name, if there is one.
+    /// Returns the function with this name, if there is one.
     ///
     /// # Safety
     ///
     /// `F` is a pointer to a function, and its signature that of the function.
     pub(crate) unsafe fn optional<F: Copy>(&self, name: &str) -> Option<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-        // SAFETY: a function pointer has the size of an address, and the caller vouches for the signature. The library
+        // SAFETY: a function pointer has the size of an address; the signature is the caller's obligation. The library
         // stays loaded: TensorFlow cannot be unloaded.
         self.symbol(name).map(|address| unsafe { std::mem::transmute_copy(&address) })
     }
 
-    /// The same for one that has to be there.
+    /// Returns the function with this name.
     ///
     /// # Errors
     ///

@@ -1,62 +1,68 @@
-//! A TensorFlow in this process: its functions, its version, and what it can do.
+//! A TensorFlow in this process, of either series: its functions, its version, and what it can do.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`library`], [`stub`] | finding and loading the shared libraries; the Python symbols that those of 1.x need |
+//! | [`api`], [`cxx`], [`status`] | the C functions, the one C++ function, the errors that they report |
+//! | [`dtypes`], [`tensor`] | TensorFlow's dtypes and tensors |
+//! | [`gpus`], [`read_only`], [`consumer`], [`release`] | what leases need: streams, read-only memory, views, the release of memory |
+//! | [`kernel`], [`stream`] | operations of our own, and the one that reports a GPU's stream |
+//!
+//! [`Runtime`] is defined here. [`kernel`] and [`stream`] import it; it imports neither of them.
 
 pub(crate) mod api;
 pub(crate) mod consumer;
+pub(crate) mod cxx;
 pub(crate) mod dtypes;
+pub(crate) mod gpus;
 pub(crate) mod kernel;
 pub(crate) mod library;
+pub(crate) mod read_only;
 pub(crate) mod release;
+pub(crate) mod status;
+pub(crate) mod stream;
 pub(crate) mod stub;
+pub(crate) mod tensor;
 
-use crate::runtime::api::{Core, Cxx, Eager, Sessions, Version};
+use crate::runtime::api::{Core, Sessions};
 use crate::runtime::consumer::RuntimeConsumer;
+use crate::runtime::cxx::GpuDevice;
 use crate::runtime::dtypes::DTYPES;
-use crate::runtime::library::{Libraries, Series};
+use crate::runtime::library::{Libraries, Series, Version};
 use bridge_core::{DType, DeviceKind, Error, ErrorKind, Profile, Result, Strides};
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// The alignment in bytes that addresses must have, on the host and on a GPU. Kernels of Eigen check it and end the
-/// process (`Tensor::IsAligned`, `EIGEN_MAX_ALIGN_BYTES`); on an H200 with 2.21, 15 of 22 operations did so with an
-/// address aligned to 32, and most others lost the CUDA context with one aligned to 8.
+/// The alignment of addresses in bytes, on the host and on a GPU. Kernels of Eigen check it and abort the process
+/// (`Tensor::IsAligned`, `EIGEN_MAX_ALIGN_BYTES`): on an H200 with 2.21, 15 of 22 operations did so at an address aligned
+/// to 32, and most others lost the CUDA context at one aligned to 8.
 const ALIGNMENT: usize = 64;
 
-/// A TensorFlow in this process, 1.x or 2.x. It needs neither headers nor C++ of TensorFlow: functions are looked up in
-/// the libraries of the Python package.
+/// A TensorFlow in this process, 1.x or 2.x. Its functions are looked up in the libraries of the Python package.
 pub struct Runtime {
     pub(crate) core: Core,
     pub(crate) sessions: Sessions,
-    /// 1.x has no eager runtime that could take memory from elsewhere.
-    eager: Option<Eager>,
-    pub(crate) cxx: Cxx,
+    /// In builds for CUDA that show their streams.
+    pub(crate) gpu_device: Option<GpuDevice>,
     pub(crate) consumer: Arc<RuntimeConsumer>,
-    /// What it accepts and emits, on GPUs as well if it was built for them.
+    /// What it accepts, on GPUs as well if it was built for them.
     pub(crate) profile: Profile,
     version: String,
     libraries: Libraries,
 }
 
-/// What the installed version offers beyond what every supported one does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Capabilities {
-    /// Whether it was built for CUDA, and its stream can be learnt.
-    pub cuda: bool,
-    /// Whether an eager tensor can be lent without the host waiting for the device.
-    pub lends_without_waiting: bool,
-}
-
-/// One of each series.
+/// The runtime of each series.
 static RUNTIMES: [OnceLock<Runtime>; 2] = [const { OnceLock::new() }; 2];
-/// Held while one of them is looked for.
-static LOOKING: Mutex<()> = Mutex::new(());
+/// Held while one of them is opened.
+static OPENING: Mutex<()> = Mutex::new(());
 
 impl Runtime {
-    /// The TensorFlow of this series that the process has loaded, by Python or otherwise.
+    /// Returns the TensorFlow of this series that the process has loaded, by Python or otherwise.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Missing`] if there is none, [`ErrorKind::Version`] if it is not a supported one or lacks a function.
+    /// [`ErrorKind::Missing`] if there is none, [`ErrorKind::Version`] if it is not supported or lacks a function.
     pub fn loaded(series: Series) -> Result<&'static Self> {
         Self::get_or(series, || {
             let folder = Libraries::folder_loaded(series).ok_or_else(|| {
@@ -73,21 +79,21 @@ impl Runtime {
         })
     }
 
-    /// The TensorFlow of the Python package in `folder` (`site-packages/tensorflow`, `site-packages/tensorflow_core` of
-    /// 1.15), which is loaded without Python unless the process has it already. 1.x and 2.x may be in one process: neither
-    /// shows its symbols to anybody. The folder is trusted like a program: what its libraries do when they are loaded is
-    /// done.
+    /// Returns the TensorFlow of the Python package in `folder` (`site-packages/tensorflow`,
+    /// `site-packages/tensorflow_core` of 1.15). Loads it without Python, unless the process has loaded it. 1.x and 2.x may
+    /// be in one process: neither adds its symbols to the global scope. The folder is trusted like a program: loading its
+    /// libraries runs their code.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Missing`] if the folder holds no TensorFlow or it cannot be loaded, [`ErrorKind::Version`] if it is
-    /// not a supported one, and [`ErrorKind::Argument`] if the process has another one of the same series: there can be one.
+    /// not supported, and [`ErrorKind::Argument`] if the process has loaded another one of the same series.
     pub fn open(folder: &Path) -> Result<&'static Self> {
         let (series, folder) = library::find(folder)?;
         Self::open_found(series, folder)
     }
 
-    /// The same for a folder that has to hold this series.
+    /// Returns the TensorFlow in `folder` as [`open`](Self::open) does, which must be of this series.
     ///
     /// # Errors
     ///
@@ -125,7 +131,7 @@ impl Runtime {
         if let Some(runtime) = slot.get() {
             return Ok(runtime);
         }
-        let _one_at_a_time = LOOKING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
         match slot.get() {
             Some(runtime) => Ok(runtime),
             None => {
@@ -135,18 +141,18 @@ impl Runtime {
         }
     }
 
-    /// The runtime in a slot: a series as a number.
+    /// Returns the runtime in a slot, if it is open. The slot is the series as a number.
     pub(crate) fn in_slot(slot: usize) -> Option<&'static Self> {
         RUNTIMES[slot].get()
     }
 
     fn new(libraries: Libraries) -> Result<Self> {
         let series = libraries.series;
-        // SAFETY: the function has had this signature in every version; it has no obligations, and gives a string that
-        // lives as long as the library.
+        // SAFETY: the function has this signature in every version and no obligations; the string lives as long as the
+        // library.
         let version = unsafe {
-            let tell = libraries.required::<unsafe extern "C" fn() -> *const std::ffi::c_char>("TF_Version")?;
-            CStr::from_ptr(tell()).to_string_lossy().into_owned()
+            let version_of = libraries.required::<unsafe extern "C" fn() -> *const std::ffi::c_char>("TF_Version")?;
+            CStr::from_ptr(version_of()).to_string_lossy().into_owned()
         };
         let Some(numbers) = parse(&version).filter(|numbers| series.supports(*numbers)) else {
             let supported = Series::ALL.map(Series::supported).join(", ");
@@ -154,23 +160,22 @@ impl Runtime {
             let text = format!("the TensorFlow in {folder} is {version}: supported are {supported}");
             return Err(Error::new(ErrorKind::Version, text));
         };
-        let (core, cxx) = (Core::find(&libraries)?, Cxx::find(&libraries, numbers));
-        let cuda = cxx.gpu_device.is_some().then_some(DeviceKind::CUDA);
+        let (core, gpu_device) = (Core::find(&libraries)?, GpuDevice::find(&libraries, numbers));
+        let cuda = gpu_device.is_some().then_some(DeviceKind::CUDA);
         let profile = Profile {
             name: series.name().into(),
-            dtypes: dtypes(&core),
+            dtypes: known_dtypes(&core),
             strides: Strides::Compact,
             alignment: ALIGNMENT,
             devices: [DeviceKind::CPU].into_iter().chain(cuda).collect(),
             keeps_read_only: true,
             waits_on_export: false,
-            private_functions: Cxx::shows_streams(numbers),
+            private_functions: cxx::shows_streams(numbers),
         };
         Ok(Self {
             core,
             sessions: Sessions::find(&libraries)?,
-            eager: if series == Series::Two { Some(Eager::find(&libraries)?) } else { None },
-            cxx,
+            gpu_device,
             consumer: Arc::new(RuntimeConsumer::new(series)),
             profile,
             version,
@@ -193,19 +198,15 @@ impl Runtime {
         &self.libraries.folder
     }
 
-    /// What this version offers.
-    pub fn capabilities(&self) -> Capabilities {
-        Capabilities { cuda: self.cxx.gpu_device.is_some(), lends_without_waiting: self.cxx.tensor.is_some() }
+    /// Returns whether this is a build for CUDA whose streams can be queried.
+    pub fn has_cuda(&self) -> bool {
+        self.gpu_device.is_some()
     }
 
-    /// Of 2.x: whoever has a tensor or a context of the eager runtime asks.
-    pub(crate) fn eager(&self) -> &Eager {
-        self.eager.as_ref().expect("only 2.x has tensors of the eager runtime")
-    }
-
+    /// The libraries and their version, to look further functions up.
     #[cfg(feature = "python")]
-    pub(crate) fn libraries(&self) -> &Libraries {
-        &self.libraries
+    pub(crate) fn libraries(&self) -> (&Libraries, Version) {
+        (&self.libraries, parse(&self.version).expect("the version was parsed before"))
     }
 }
 
@@ -215,14 +216,14 @@ impl std::fmt::Debug for Runtime {
     }
 }
 
-/// Those of our table that this version has.
-fn dtypes(core: &Core) -> Vec<DType> {
+/// Returns the dtypes of the table that this version has.
+fn known_dtypes(core: &Core) -> Vec<DType> {
     // SAFETY: the function takes any number.
     let known = |code| unsafe { (core.TF_DataTypeSize)(code) } > 0;
     DTYPES.iter().filter(|(_, code)| known(*code)).map(|(dtype, _)| *dtype).collect()
 }
 
-/// The first two numbers of a version.
+/// Returns the first two numbers of a version.
 fn parse(version: &str) -> Option<Version> {
     let mut numbers = version.split('.').map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))

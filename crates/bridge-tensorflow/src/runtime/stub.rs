@@ -1,19 +1,18 @@
-//! What TensorFlow 1.x wants of Python when it is loaded.
+//! A stub of Python, with which TensorFlow 1.x can be loaded.
 //!
 //! The one library of the 1.x wheel holds both the C functions and the extension module of Python 3.7, and is linked so
-//! that it cannot be loaded before every symbol is found. None of Python's is used by the C functions. So a small library
-//! is made here that has the symbols and names TensorFlow's as one that it needs: loading the first loads the second, and
-//! in the scope that they share the symbols are found. Nobody else sees them, and TensorFlow sees no real Python, whose
-//! version would be another.
+//! that it cannot be loaded before every symbol is found. The C functions use none of Python's. So this module writes a
+//! small library that defines these symbols and names TensorFlow's library as one that it needs: loading the first loads
+//! the second, which finds the symbols in the scope that the two share. No other library sees them, and TensorFlow does
+//! not see the real Python, whose version differs.
 //!
-//! Functions do nothing and give 0, which as the answer of `Py_IsInitialized` keeps operations that call back into Python
-//! (`PyFunc`) from doing so.
+//! The functions do nothing and return 0. As the result of `Py_IsInitialized` it keeps operations that call back into
+//! Python (`PyFunc`) from doing so.
 //!
-//! The library also passes the functions of the memory allocator on to those of the process. TensorFlow would otherwise
-//! find those of libc first, while libc and libstdc++ use a preloaded allocator (jemalloc, tcmalloc): what one has
-//! allocated, the other would free.
+//! The stub also forwards the functions of the memory allocator to those of the process. TensorFlow would otherwise find
+//! those of libc first, while libc and libstdc++ use a preloaded allocator (jemalloc, tcmalloc): memory that one
+//! allocates, the other would free.
 
-use crate::runtime::library::words;
 use bridge_core::{Error, ErrorKind, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use object::Endianness;
@@ -27,7 +26,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Found in the wheel of 1.15.5 (`nm --undefined-only`), as are the objects.
+/// Python's functions that the wheel of 1.15.5 needs (`nm --undefined-only`).
 const FUNCTIONS: &str = "
     PyArg_ParseTuple PyArg_ParseTupleAndKeywords PyArg_UnpackTuple PyBool_FromLong PyBytes_AsString
     PyBytes_AsStringAndSize PyBytes_FromStringAndSize PyCFunction_NewEx PyCallable_Check PyCapsule_GetPointer
@@ -54,6 +53,7 @@ const FUNCTIONS: &str = "
     _PyArg_NoKeywords _PyObject_New _Py_CheckRecursiveCall
 ";
 
+/// Python's objects that it needs.
 const OBJECTS: &str = "
     PyBool_Type PyCFunction_Type PyCapsule_Type PyComplex_Type PyExc_AssertionError PyExc_AttributeError
     PyExc_BufferError PyExc_Exception PyExc_IOError PyExc_ImportError PyExc_IndexError PyExc_MemoryError
@@ -62,8 +62,8 @@ const OBJECTS: &str = "
     PyType_Type _Py_CheckRecursionLimit _Py_FalseStruct _Py_NoneStruct _Py_NotImplementedStruct _Py_TrueStruct
 ";
 
-/// What an allocator may define in the place of libc and libstdc++: all of it, so that no two of them are of different
-/// allocators.
+/// The functions of libc and libstdc++ that an allocator may replace. All of them are forwarded, so that no two belong to
+/// different allocators.
 const ALLOCATOR: &str = "
     malloc free calloc realloc reallocarray memalign posix_memalign aligned_alloc valloc pvalloc malloc_usable_size
     _Znwm _Znam _ZnwmRKSt9nothrow_t _ZnamRKSt9nothrow_t
@@ -73,17 +73,17 @@ const ALLOCATOR: &str = "
     _ZdlPvSt11align_val_tRKSt9nothrow_t _ZdaPvSt11align_val_tRKSt9nothrow_t
 ";
 
-/// Symbols of this library before others: with another's CUDA, of another version, TensorFlow's calls end the process.
+/// Look symbols up in this library first: calls into a CUDA of another version would abort the process.
 const RTLD_DEEPBIND: i32 = 8;
 
 /// A function of the stub, padded with traps.
 type Code = [u8; 16];
 
 /// xor eax, eax; ret
-const GIVE_ZERO: Code = code(&[0x31, 0xc0, 0xc3]);
+const RETURN_ZERO: Code = code(&[0x31, 0xc0, 0xc3]);
 
 /// movabs r11, address; jmp r11. No function takes an argument in this register.
-fn pass_on(address: usize) -> Code {
+fn forward(address: usize) -> Code {
     let mut pass = code(&[0x49, 0xbb, 0, 0, 0, 0, 0, 0, 0, 0, 0x41, 0xff, 0xe3]);
     pass[2..10].copy_from_slice(&(address as u64).to_le_bytes());
     pass
@@ -100,8 +100,8 @@ const fn code(instructions: &[u8]) -> Code {
     padded
 }
 
-/// Returns the functions of the allocator that the process uses, by name, with their addresses: those of the global
-/// scope, where a preloaded one comes first. A name that is not there, TensorFlow's own libraries have.
+/// Returns the names and addresses of the functions of the process's allocator: those in the global scope, where a
+/// preloaded one comes first. TensorFlow's own libraries define the names that are missing there.
 fn allocator() -> Vec<(&'static str, usize)> {
     let global = Library::this();
     let find = |name: &'static str| {
@@ -112,21 +112,22 @@ fn allocator() -> Vec<(&'static str, usize)> {
     };
     ALLOCATOR.split_whitespace().filter_map(find).collect()
 }
-/// More than any of the objects takes.
+
+/// More than the size of any of the objects, in bytes.
 const OBJECT: u64 = 1024;
-/// What segments are aligned to.
+/// The alignment of segments, in bytes.
 const PAGE: u64 = 4096;
 
-/// Loads the library at `path`, which wants Python's symbols. What comes back has its symbols and those of the libraries
+/// Loads the library at `path`, which needs Python's symbols. The returned one has its symbols and those of the libraries
 /// that it needs.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Missing`] with the words of the system.
+/// [`ErrorKind::Missing`] with the system's reason.
 ///
 /// # Safety
 ///
-/// The file is a library whose initialisers may run, and what it calls of Python's are functions that may do nothing.
+/// The file is a library whose initialisers may run, and the functions of Python that it calls may do nothing.
 pub(crate) unsafe fn load(path: &Path) -> Result<Library> {
     let missing = |text: String| Error::new(ErrorKind::Missing, format!("{} cannot be loaded: {text}", path.display()));
     if !cfg!(target_arch = "x86_64") {
@@ -139,25 +140,30 @@ pub(crate) unsafe fn load(path: &Path) -> Result<Library> {
     let name = "tensor-bridge-python";
     let mut file: File = memfd_create(name, MemfdFlags::CLOEXEC).map_err(|error| missing(error.to_string()))?.into();
     file.write_all(&stub).map_err(|error| missing(error.to_string()))?;
-    // The loader knows the stub by this name, which must not come to mean another file.
+    // The loader identifies the stub by this name. The descriptor stays open, so that the name never means another file.
     let stub = format!("/proc/self/fd/{}", std::mem::ManuallyDrop::new(file).as_raw_fd());
     // SAFETY: the stub has no initialisers; the rest is the caller's obligation.
     let library = unsafe { Library::open(Some(stub), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND) };
-    library.map_err(|error| missing(words(error)))
+    library.map_err(|error| missing(reason(error)))
 }
 
-/// A shared library with Python's symbols that needs the library at `path`, and passes these functions on.
-fn make(path: &Path, passed_on: &[(&str, usize)]) -> object::write::Result<Vec<u8>> {
-    /// Where a symbol is: its place among the functions, or in the objects.
+/// Returns the system's reason for not loading a library, which names what is missing.
+fn reason(error: libloading::Error) -> String {
+    std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// Returns a shared library with Python's symbols that needs the library at `path`, and forwards these functions.
+fn make(path: &Path, forwarded: &[(&str, usize)]) -> object::write::Result<Vec<u8>> {
+    /// The place of a symbol: an index into the functions, or the objects.
     enum Place {
         Code(u64),
         Data,
     }
     let functions = FUNCTIONS.split_whitespace().map(|name| (name, Place::Code(0)));
     let objects = OBJECTS.split_whitespace().map(|name| (name, Place::Data));
-    let passed = (1..).zip(passed_on).map(|(i, (name, _))| (*name, Place::Code(i)));
+    let passed = (1..).zip(forwarded).map(|(i, (name, _))| (*name, Place::Code(i)));
     let symbols: Vec<(&str, Place)> = functions.chain(objects).chain(passed).collect();
-    let text = [GIVE_ZERO].into_iter().chain(passed_on.iter().map(|(_, address)| pass_on(*address)));
+    let text = [RETURN_ZERO].into_iter().chain(forwarded.iter().map(|(_, address)| forward(*address)));
     let text = text.collect::<Vec<Code>>().concat();
     let count = symbols.len() as u32;
     let (mut bytes, needed) = (Vec::new(), path.as_os_str().as_bytes());
@@ -170,7 +176,7 @@ fn make(path: &Path, passed_on: &[(&str, usize)]) -> object::write::Result<Vec<u
     for _ in &names {
         file.reserve_dynamic_symbol_index();
     }
-    // The writer wants to know of sections, although there is no table of them: the loader needs none.
+    // The writer needs the indices of sections, although it writes no table of them: the loader reads none.
     file.reserve_dynsym_section_index();
     file.reserve_dynstr_section_index();
     file.reserve_hash_section_index();
@@ -224,7 +230,7 @@ fn make(path: &Path, passed_on: &[(&str, usize)]) -> object::write::Result<Vec<u
             st_name,
             st_info: SymbolInfo::new(elf::STB_GLOBAL, kind),
             st_other: Default::default(),
-            // Any section will do: 0 would mean that the symbol is not here.
+            // Any section: 0 would mean that the symbol is undefined.
             st_shndx: elf::SymbolSection(1),
             st_value: value,
             st_size: 0,

@@ -1,0 +1,163 @@
+//! The functions of the eager runtime: C functions, and a few of C++, called in the versions that they were tested with.
+
+use crate::runtime::Runtime;
+use crate::runtime::api::{Deallocator, TF_DeviceList, TF_Status, TF_Tensor, functions, opaque};
+use crate::runtime::library::{Libraries, Version, Versions};
+use bridge_core::Result;
+use pyo3::ffi::PyObject;
+use std::ffi::{c_char, c_int, c_void};
+
+opaque! {
+    TFE_Context;
+    TFE_Op;
+    TFE_TensorHandle;
+    /// `tensorflow::Tensor`
+    CxxTensor;
+}
+
+/// A TensorFlow 2 with the functions of its eager runtime.
+pub(crate) struct EagerRuntime {
+    pub(crate) runtime: &'static Runtime,
+    pub(crate) functions: EagerFunctions,
+    pub(crate) handles: HandleFunctions,
+    /// `TFE_TensorHandle* EagerTensor_Handle(const PyObject*)`: the handle of an eager tensor, which the object keeps.
+    pub(crate) handle_of: unsafe extern "C" fn(*const PyObject) -> *mut TFE_TensorHandle,
+    /// `PyObject* EagerTensorFromHandle(TFE_TensorHandle*, bool)`: a new eager tensor. Unless it is null, it takes the handle
+    /// over.
+    pub(crate) from_handle: unsafe extern "C" fn(*mut TFE_TensorHandle, bool) -> *mut PyObject,
+}
+
+impl EagerRuntime {
+    /// Looks the functions up.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Version`](bridge_core::ErrorKind::Version) if one of those is missing that every version has.
+    pub(crate) fn find(runtime: &'static Runtime) -> Result<Self> {
+        let (libraries, version) = runtime.libraries();
+        let (functions, handles) = (EagerFunctions::find(libraries)?, HandleFunctions::find(libraries, version));
+        // SAFETY: the signatures are what the mangled names say.
+        unsafe {
+            let handle_of = libraries.required("_Z18EagerTensor_HandlePK7_object")?;
+            let from_handle = libraries.required("_Z21EagerTensorFromHandleP16TFE_TensorHandleb")?;
+            Ok(Self { runtime, functions, handles, handle_of, from_handle })
+        }
+    }
+}
+
+functions! {
+    /// The C functions (`tensorflow/c/eager/c_api.h`).
+    EagerFunctions {
+        TFE_ContextListDevices(*mut TFE_Context, *mut TF_Status) -> *mut TF_DeviceList;
+        TFE_NewOp(*mut TFE_Context, *const c_char, *mut TF_Status) -> *mut TFE_Op;
+        TFE_DeleteOp(*mut TFE_Op);
+        TFE_OpSetDevice(*mut TFE_Op, *const c_char, *mut TF_Status);
+        TFE_OpSetAttrType(*mut TFE_Op, *const c_char, c_int);
+        TFE_OpAddInput(*mut TFE_Op, *mut TFE_TensorHandle, *mut TF_Status);
+        TFE_Execute(*mut TFE_Op, *mut *mut TFE_TensorHandle, *mut c_int, *mut TF_Status);
+        TFE_NewTensorHandle(*const TF_Tensor, *mut TF_Status) -> *mut TFE_TensorHandle;
+        TFE_NewTensorHandleFromDeviceMemory(*mut TFE_Context, *const c_char, c_int, *const i64, c_int, *mut c_void, usize, Deallocator, *mut c_void, *mut TF_Status) -> *mut TFE_TensorHandle;
+        TFE_TensorHandleCopyToDevice(*mut TFE_TensorHandle, *mut TFE_Context, *const c_char, *mut TF_Status) -> *mut TFE_TensorHandle;
+        TFE_TensorHandleCopySharingTensor(*mut TFE_TensorHandle, *mut TF_Status) -> *mut TFE_TensorHandle;
+        TFE_TensorHandleResolve(*mut TFE_TensorHandle, *mut TF_Status) -> *mut TF_Tensor;
+        TFE_DeleteTensorHandle(*mut TFE_TensorHandle);
+        TFE_TensorHandleDataType(*mut TFE_TensorHandle) -> c_int;
+        TFE_TensorHandleNumDims(*mut TFE_TensorHandle, *mut TF_Status) -> c_int;
+        TFE_TensorHandleDim(*mut TFE_TensorHandle, c_int, *mut TF_Status) -> i64;
+        TFE_TensorHandleDeviceMemorySize(*mut TFE_TensorHandle, *mut TF_Status) -> usize;
+        TFE_TensorHandleDevicePointer(*mut TFE_TensorHandle, *mut TF_Status) -> *mut c_void;
+        TFE_TensorHandleBackingDeviceName(*mut TFE_TensorHandle, *mut TF_Status) -> *const c_char;
+        TFE_TensorHandleDeviceName(*mut TFE_TensorHandle, *mut TF_Status) -> *const c_char;
+    }
+}
+
+/// C++ functions of handles, in tested versions. Without them, exporting an eager tensor waits for the device.
+pub(crate) struct HandleFunctions {
+    /// The tensor of a local handle, and its address.
+    pub(crate) tensor: Option<TensorFunctions>,
+    /// `bool TensorHandle::IsReady() const`: whether the tensor has been made, which is always so without an asynchronous
+    /// executor.
+    pub(crate) is_ready: Option<unsafe extern "C" fn(*const TFE_TensorHandle) -> bool>,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct TensorFunctions {
+    /// `Status TensorHandle::Tensor(const Tensor**) const`: the status is written to the first argument.
+    tensor_of: unsafe extern "C" fn(*mut usize, *mut TFE_TensorHandle, *mut *const CxxTensor) -> *mut usize,
+    /// `void* Tensor::data() const`
+    data_of: unsafe extern "C" fn(*const CxxTensor) -> *mut c_void,
+    /// The status of success.
+    ok: usize,
+}
+
+impl TensorFunctions {
+    /// Returns the address of the handle's tensor, or `None` where the function fails.
+    ///
+    /// # Safety
+    ///
+    /// The handle is alive and local, and its tensor has been made.
+    pub(crate) unsafe fn address(&self, handle: *mut TFE_TensorHandle) -> Option<usize> {
+        let (mut result, mut tensor) = (!self.ok, std::ptr::null());
+        // SAFETY: the caller's obligation; both outputs are writable. The tensor lives as long as the handle.
+        unsafe {
+            (self.tensor_of)(&mut result, handle, &mut tensor);
+            (result == self.ok && !tensor.is_null()).then(|| (self.data_of)(tensor).addr())
+        }
+    }
+}
+
+/// Versions with which [`HandleFunctions`] were tested, with the status of success: a mangled name says nothing of the
+/// result, and `Status` was a pointer before it was a number.
+const HANDLES: [(Versions, usize); 2] = [((2, 12)..=(2, 19), 0), ((2, 20)..=(2, 21), 1)];
+
+impl HandleFunctions {
+    fn find(libraries: &Libraries, version: Version) -> Self {
+        let ok = HANDLES.iter().find(|(versions, _)| versions.contains(&version)).map(|(_, ok)| *ok);
+        // SAFETY: the signatures are what the mangled names say; the status, which has no C type, was tried with the
+        // versions of the table.
+        unsafe {
+            let tensor_of = libraries.optional("_ZNK10tensorflow12TensorHandle6TensorEPPKNS_6TensorE");
+            let data_of = libraries.optional("_ZNK10tensorflow6Tensor4dataEv");
+            let tensor = ok.zip(tensor_of).zip(data_of);
+            Self {
+                // On other architectures a status is not returned through a first argument.
+                tensor: tensor
+                    .filter(|_| cfg!(target_arch = "x86_64"))
+                    .map(|((ok, tensor_of), data_of)| TensorFunctions { tensor_of, data_of, ok }),
+                is_ready: ok.and_then(|_| libraries.optional("_ZNK10tensorflow12TensorHandle7IsReadyEv")),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::installed;
+    use crate::runtime::library::Series;
+
+    #[test]
+    fn functions_of_handles_are_called_in_tested_versions_alone() {
+        let Some(folder) = installed::two() else {
+            eprintln!("left out: no TensorFlow 2 (cargo xtask setup fetches it)");
+            return;
+        };
+        // TensorFlow cannot be unloaded.
+        let libraries = std::mem::ManuallyDrop::new(Libraries::load(Series::Two, &folder).unwrap());
+        for (version, ok) in [
+            ((1, 15), None),
+            ((2, 11), None),
+            ((2, 12), Some(0)),
+            ((2, 19), Some(0)),
+            ((2, 20), Some(1)),
+            ((2, 21), Some(1)),
+            ((2, 22), None),
+            ((3, 12), None),
+        ] {
+            let found = HandleFunctions::find(&libraries, version);
+            let expected = if cfg!(target_arch = "x86_64") { ok } else { None };
+            assert_eq!(found.tensor.map(|functions| functions.ok), expected, "{version:?}");
+            assert_eq!(found.is_ready.is_some(), ok.is_some(), "{version:?}");
+        }
+    }
+}
