@@ -333,7 +333,7 @@ def test_what_nobody_takes_goes_with_its_session() -> None:
     session.close()
     after = settled()
     assert (after["untaken"] - before["untaken"], after["reclaimed"] - before["reclaimed"]) == (0, 10)
-    with pytest.raises(tb.BridgeBufferError, match="its session is gone"):
+    with pytest.raises(tb.BridgeBufferError, match="its session is closed"):
         tb.tensorflow.take(handles[0], "torch")
 
 

@@ -246,7 +246,7 @@ def test_what_nobody_takes_goes_with_its_session() -> None:
     session.close()
     after = tb.stats()
     assert (after["untaken"] - before["untaken"], after["reclaimed"] - before["reclaimed"]) == (1, 10)
-    refused(lambda: tb.tensorflow.take(handles[0], "torch"), "its session is gone", "consumed")
+    refused(lambda: tb.tensorflow.take(handles[0], "torch"), "its session is closed", "consumed")
     assert kept.shape == (2,)
     other.close()
     after = tb.stats()
@@ -268,7 +268,7 @@ def test_what_is_released_too_early_is_named() -> None:
         of_two = tb.tensorflow.feed(torch.ones(2))
         wrong = tb.convert(torch.ones(2, dtype=torch.float64), "tensorflow1")
         for numbers, words in [
-            (handle, "keep what feed gave"),
+            (handle, "keep what feed returned"),
             (of_two, "another one: convert it"),
             (wrong.handle, "is float64, but float32 was declared"),
         ]:

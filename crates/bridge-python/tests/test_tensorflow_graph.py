@@ -126,10 +126,10 @@ def test_what_is_fed_wrongly_is_named(session: Any, device: str) -> None:
             "weights.*float64, but float32 was declared",
         ),
         (graph.feed(torch.ones(1, 3, device=device)), r"weights.*\[1,3\]"),
-        (np.array([12345, 0], np.int32), "weights.*keep what feed gave"),
+        (np.array([12345, 0], np.int32), "weights.*keep what feed returned"),
         (
             np.asarray(graph.feed(torch.ones(1, 2, device=device))).tolist(),
-            "weights.*keep what feed gave",
+            "weights.*keep what feed returned",
         ),
     ]:
         gc.collect()
@@ -171,7 +171,7 @@ def test_results_that_nobody_takes_go_with_the_session(device: str) -> None:
     assert kept.tolist() == [2, 2]
     with pytest.warns(ResourceWarning, match="2 results of external_output were never taken"):
         graph.feed(torch.ones(1))
-    with pytest.raises(tb.BridgeBufferError, match="its session is gone") as caught:
+    with pytest.raises(tb.BridgeBufferError, match="its session is closed") as caught:
         graph.take(taken[0], "torch")
     assert caught.value.kind == "consumed"
 

@@ -119,7 +119,7 @@ def test_what_is_wrong_is_named(tf: Any) -> None:
         tb.external_input(tf.float64, [2], fed, name="weights")
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[2\].*weights"):
         tb.external_input(tf.float32, [3], fed, name="weights")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="keep what feed gave.*weights"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="keep what feed returned.*weights"):
         tb.external_input(tf.float32, [3], np.array([999999, 0], np.int32), name="weights")
     with pytest.raises(tb.BridgeValueError, match="pass what feed gave"):
         tb.external_input(tf.float32, [2])

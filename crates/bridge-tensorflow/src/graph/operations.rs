@@ -123,7 +123,7 @@ fn handle(call: &Call, number: c_int) -> Result<[i32; 2]> {
 /// Outputs the fed tensor.
 fn input(call: &Call, stream: Option<Stream>) -> Result<()> {
     let fed = external::fed(handle(call, 0)?).ok_or_else(|| {
-        argument("no tensor is fed under this handle: keep the object that feed returned until the run is over")
+        argument("no tensor is fed under this handle: keep what feed returned until the run is over")
     })?;
     let (dtype, device) = (fed.dtype, fed.device);
     if !std::ptr::eq(fed.runtime, call.runtime) {
