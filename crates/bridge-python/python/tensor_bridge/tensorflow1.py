@@ -1,6 +1,6 @@
-"""TensorFlow 1.15 in this process, beside everything else, without the Python of its time.
+"""TensorFlow 1.15 in this process, without the Python that it was made for.
 
-The package of 1.15 is a wheel for Python 3.7. Its libraries need no Python, so they can be loaded here: name the folder
+The package of 1.15 is a wheel for Python 3.7. Its libraries need no Python, so any Python can load them from the folder
 of the unpacked wheel. A model that was saved as a frozen graph then runs on tensors of other frameworks, in place::
 
     tb.tensorflow1.open("tensorflow-1.15.5/tensorflow_core")
@@ -9,8 +9,8 @@ of the unpacked wheel. A model that was saved as a frozen graph then runs on ten
     ) as session:
         (y,) = session.run({"x:0": torch_tensor}, "torch")
 
-What a session gives is a ``Tensor``, which ``tensor_bridge.convert`` and the like take as any other framework's, and
-which can be fed to sessions again; ``tensor_bridge.convert(x, "tensorflow1")`` makes one of ``x``.
+A session returns each result as a ``Tensor``, which ``tensor_bridge.convert`` and the like accept, and which can be fed
+to sessions again; ``tensor_bridge.convert(x, "tensorflow1")`` returns ``x`` as one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._core import Tensor
-from .errors import BridgeValueError
+from ._errors import argument
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -32,31 +32,31 @@ __all__ = ["Session", "Tensor", "open"]
 
 
 def open(folder: str | bytes | os.PathLike[Any] | None = None) -> str:
-    """Load TensorFlow 1.15 from the folder of its package, and give its version.
+    """Load TensorFlow 1.15 from the folder of its package, and return its version.
 
-    The folder is ``tensorflow_core`` of the unpacked wheel, or the one that it is in. Without one it is what the
-    environment variable ``TENSOR_BRIDGE_TENSORFLOW1`` names. A process has one TensorFlow 1.x; to open it again does
-    nothing. TensorFlow 2 may be there as well.
+    The folder is ``tensorflow_core`` of the unpacked wheel, or its parent. The default is the folder that the
+    environment variable ``TENSOR_BRIDGE_TENSORFLOW1`` names. A process can have one TensorFlow 1.x, also beside
+    TensorFlow 2; opening it again does nothing.
     """
     version, _ = _core.tensorflow1_open(None if folder is None else os.fsdecode(folder))
     return version
 
 
 class Session:
-    """A graph that was saved, and what runs it. It may be run on several threads at once.
+    """A saved graph that can be run, on several threads at once.
 
-    ``graph_def`` is a serialised ``GraphDef``: bytes, or the message itself. ``inputs`` names tensors of the graph,
-    such as ``"x:0"``, with the dtype and the shape of what will be fed in their place, in which lengths may be
-    ``None``. A third entry names the device where it will be, such as ``"/device:CPU:0"``; without it that is the first
-    GPU, or the host if the session has none. ``outputs`` names the tensors that a run gives.
+    ``graph_def`` is a serialised ``GraphDef``: bytes, or the message itself. ``inputs`` names the tensors of the graph
+    that a run replaces by the fed ones, such as ``"x:0"``, with dtype and shape, in which lengths may be ``None``. A
+    third entry names the device of the fed tensor, such as ``"/device:CPU:0"``; the default is the first GPU, or the host
+    if the session has none. ``outputs`` names the tensors that a run returns.
 
     GPU memory is taken as it is needed unless ``memory_growth`` is ``False``, and at most ``memory_fraction`` of it;
-    ``visible_devices`` says which GPUs of the driver's are used. In TensorFlow 1.x the first session settles this for
-    the process. Operations without a kernel for a GPU run on the CPU.
+    ``visible_devices`` has the driver's numbers of the GPUs to use. In TensorFlow 1.x the first session sets these
+    options for the process. Operations without a kernel for a GPU run on the CPU.
 
-    ``config`` is a ``ConfigProto``, the message or its bytes, and wins. It is taken as it is, with
-    ``allow_soft_placement=False`` unless it says ``True``, and if it has ``gpu_options``, memory grows only where they
-    or ``memory_growth`` say so: a ``False`` is not written in a message, and cannot be told from what it leaves out.
+    ``config`` is a ``ConfigProto``, the message or its bytes, and takes precedence. It is used as it is, with
+    ``allow_soft_placement=False`` unless it says ``True``. If it has ``gpu_options``, memory grows only if they or
+    ``memory_growth`` say so: a message does not contain ``False``, which cannot be distinguished from a missing field.
     """
 
     def __init__(
@@ -86,31 +86,31 @@ class Session:
     def run(self, feeds: Mapping[str, Any], target: Target | None = None, *, copy: bool | None = None) -> list[Any]:
         """Run the graph once, on tensors of any framework, which are fed in place.
 
-        Every input has to be fed, by its name; the outputs come in the order in which they were declared, as tensors of
-        the framework ``target``, or without one as ``Tensor``. ``copy`` and the errors are those of
+        Every input has to be fed, by its name. The outputs are returned in the order of their declaration, as tensors
+        of the framework ``target``, or as ``Tensor`` without a target. ``copy`` and the errors are those of
         ``tensor_bridge.convert``.
         """
-        given = [(name, _fed(x, copy)) for name, x in feeds.items()]
-        results = self._session.run(given)
+        fed = [(name, _fed(x, copy)) for name, x in feeds.items()]
+        results = self._session.run(fed)
         return results if target is None else [_core.convert(y, target) for y in results]
 
     @property
     def devices(self) -> list[str]:
-        """The names of the devices that it can use."""
+        """The full names of the devices that it can use."""
         return self._session.devices
 
     def close(self) -> None:
-        """End the session. Results stay valid."""
+        """Close the session. Results stay valid."""
         self._session.close()
 
     def __enter__(self) -> Session:
-        """Close it at the end of a ``with`` block."""
+        """Return the session, which the end of the ``with`` block closes."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the session."""
         self.close()
 
 
@@ -125,9 +125,7 @@ def _serialised(message: Any) -> bytes:
     if isinstance(message, bytes):
         return message
     if not hasattr(message, "SerializeToString"):
-        error = BridgeValueError(f"{message!r:.80} is no message: pass the bytes of a file, or the message itself")
-        error.kind = "argument"
-        raise error
+        raise argument(f"{message!r:.80} is no message: pass the bytes of a file, or the message itself")
     serialised: bytes = message.SerializeToString()
     return serialised
 
