@@ -14,16 +14,17 @@ use std::time::{Duration, Instant};
 /// y = 2 x + 1, as TensorFlow 2.21 saves it.
 const LINE: &[u8] = include_bytes!("data/line.pb");
 
-/// A variable `v`, and what was read of it.
+/// A variable `v`, and a read of it.
 const VARIABLE: &[u8] = include_bytes!("data/variable.pb");
 
-/// Beside a placeholder x: `after`, which waits for it, a `branch` that is never taken, and a string `text`.
+/// A placeholder `x`; `after`, which waits for it; a `branch` that is never taken; a string `text`.
 const EDGES: &[u8] = include_bytes!("data/edges.pb");
 
-/// Numbers at an address that 64 divides, and how often such memory was given back.
+/// Numbers at an address that 64 divides.
 #[repr(align(64))]
 struct Numbers([f32; 16]);
 
+/// An owner of numbers that counts its drops.
 struct Counted(#[expect(dead_code, reason = "it keeps the memory")] Box<Numbers>, Arc<AtomicUsize>);
 
 impl Drop for Counted {
@@ -32,10 +33,10 @@ impl Drop for Counted {
     }
 }
 
-/// Lends the first of some numbers; takes addresses.
+/// Exports the first of some numbers; imports addresses.
 struct Plain {
     profile: Profile,
-    nobody: Arc<Views>,
+    views: Arc<Views>,
     drops: Arc<AtomicUsize>,
     dtype: DType,
 }
@@ -52,11 +53,11 @@ impl Plain {
             waits_on_export: false,
             private_functions: false,
         };
-        Self { profile, nobody: Arc::default(), drops: Arc::default(), dtype }
+        Self { profile, views: Arc::default(), drops: Arc::default(), dtype }
     }
 }
 
-/// A view of somebody's numbers.
+/// Numbers of its own, or a view of imported ones.
 enum View {
     Own(usize),
     Of(Box<Lease>),
@@ -64,7 +65,7 @@ enum View {
 
 impl View {
     fn numbers(&self) -> (usize, Vec<f32>) {
-        let Self::Of(lease) = self else { panic!("it was lent") };
+        let Self::Of(lease) = self else { panic!("it was imported") };
         let count = lease.layout().numel();
         // SAFETY: the lease is of compact host memory with as many float32.
         (lease.data(), unsafe { std::slice::from_raw_parts(lease.data() as *const f32, count) }.to_vec())
@@ -79,16 +80,16 @@ impl Adapter for Plain {
     }
 
     fn consumer(&self) -> Arc<dyn Consumer> {
-        self.nobody.clone()
+        self.views.clone()
     }
 
     fn export(&self, view: &View) -> Result<Lent> {
-        let View::Own(count) = view else { panic!("it is lent on by nobody") };
+        let View::Own(count) = view else { panic!("no view is exported") };
         let numbers = Box::new(Numbers(std::array::from_fn(|i| i as f32)));
         let start = (&raw const numbers.0).addr();
         let bytes = start..start + count * 4;
         let owner = Counted(numbers, self.drops.clone());
-        // SAFETY: the box keeps the memory, which nobody else uses.
+        // SAFETY: the box keeps the memory, which has no other user.
         let memory = unsafe { Memory::new(Allocation::host(bytes, Access::ReadWrite), owner) };
         Lent::new(self.dtype, Layout::new(self.dtype, &[*count as i64], None, 0)?, Box::new(memory))
     }
@@ -112,13 +113,13 @@ fn take(plain: &Plain, graph: &GraphEdges, external: &External) -> View {
     transfer(graph, plain, external, &ordering, &Options::default()).unwrap().0
 }
 
-/// What ends on TensorFlow's threads may be dropped on another one.
-fn went_back(plain: &Plain, count: usize) {
+/// Waits for the drops: what ends on a thread of TensorFlow's may be dropped on another one.
+fn released(plain: &Plain, count: usize) {
     let patience = Instant::now() + Duration::from_secs(10);
     while plain.drops.load(SeqCst) < count && Instant::now() < patience {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(plain.drops.load(SeqCst), count, "the memory went back, once each");
+    assert_eq!(plain.drops.load(SeqCst), count, "the memory was released, once each");
 }
 
 fn refused<T>(result: Result<T>, expected: &str) {
@@ -147,7 +148,7 @@ fn check(runtime: &'static Runtime) {
             assert_eq!(address, y.address());
         }
     }
-    went_back(&plain, 3);
+    released(&plain, 3);
 
     let fed = feed(&plain, &graph, 4);
     refused(session.run(&[]), "the input x:0 is not fed");
@@ -185,7 +186,7 @@ fn check(runtime: &'static Runtime) {
     assert_eq!(take(&plain, &graph, &y).numbers().1, [1.0, 3.0, 5.0, 7.0]);
     assert_eq!((External::untaken(), External::reclaimed()), before, "everything was taken");
     drop(fed);
-    went_back(&plain, 4);
+    released(&plain, 4);
 }
 
 /// One test: a process has one TensorFlow of each series.
@@ -212,6 +213,6 @@ fn sessions_of_both_series_in_one_process() {
     let fed = feed(&plain, &graph, 4);
     let x = Input::new("x:0", DType::FLOAT32, &[None]).unwrap();
     let session = Session::open(two, LINE, &[x], &["y:0"], &SessionOptions::default()).unwrap();
-    let Err(error) = session.run(&[("x:0", &fed)]) else { panic!("it was fed to the other one") };
+    let Err(error) = session.run(&[("x:0", &fed)]) else { panic!("the tensor of the other one was accepted") };
     assert!(error.to_string().contains("was fed to another TensorFlow, 1.15"), "{error}");
 }

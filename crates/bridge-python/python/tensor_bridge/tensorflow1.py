@@ -47,8 +47,8 @@ class Session:
 
     ``graph_def`` is a serialised ``GraphDef``: bytes, or the message itself. ``inputs`` names the tensors of the graph
     that a run replaces by the fed ones, such as ``"x:0"``, with dtype and shape, in which lengths may be ``None``. A
-    third entry names the device of the fed tensor, such as ``"/device:CPU:0"``; the default is the first GPU, or the host
-    if the session has none. ``outputs`` names the tensors that a run returns.
+    third entry names the device of the fed tensor, such as ``"/device:CPU:0"``; the default is the first GPU, or the
+    host if the session has none. ``outputs`` names the tensors that a run returns.
 
     GPU memory is taken as it is needed unless ``memory_growth`` is ``False``, and at most ``memory_fraction`` of it;
     ``visible_devices`` has the driver's numbers of the GPUs to use. In TensorFlow 1.x the first session sets these

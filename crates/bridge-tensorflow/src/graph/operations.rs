@@ -100,7 +100,8 @@ impl<const ON_GPU: bool> Kernel for Keep<ON_GPU> {
 
 /// Returns the stream that a kernel computes in, or `None` on the host.
 fn stream<const ON_GPU: bool>(call: &Call) -> Result<Option<Stream>> {
-    ON_GPU.then(|| call.stream()).transpose()
+    // SAFETY: kernels with `ON_GPU` are registered for GPUs.
+    ON_GPU.then(|| unsafe { call.stream() }).transpose()
 }
 
 /// The attribute with the index of a handle among several in one tensor. A session feeds all handles at once, because each
@@ -122,9 +123,8 @@ fn handle(call: &Call, number: c_int) -> Result<[i32; 2]> {
 
 /// Outputs the fed tensor.
 fn input(call: &Call, stream: Option<Stream>) -> Result<()> {
-    let fed = external::fed(handle(call, 0)?).ok_or_else(|| {
-        argument("no tensor is fed under this handle: keep what feed returned until the run is over")
-    })?;
+    let fed = external::fed(handle(call, 0)?)
+        .ok_or_else(|| argument("no tensor is fed under this handle: keep what feed returned until the run is over"))?;
     let (dtype, device) = (fed.dtype, fed.device);
     if !std::ptr::eq(fed.runtime, call.runtime) {
         let version = fed.runtime.version();

@@ -312,7 +312,7 @@ impl Drop for Session {
     }
 }
 
-/// Refuses GPUs that do not exist: TensorFlow 1.x aborts the process when it is asked to use one.
+/// Refuses GPUs that do not exist: TensorFlow 1.x aborts the process when it has to use one.
 fn check_devices(runtime: &Runtime, visible: &[u32]) -> Result<()> {
     if !runtime.has_cuda() || visible.is_empty() {
         return Ok(());

@@ -43,7 +43,7 @@ impl Consumer for RuntimeConsumer {
         match (self.gpus.stream_of(device), self.series) {
             (Some(stream), _) => Ok(Some(stream)),
             // The streams of 1.x wait for the legacy stream, and it for them, as the kernels check. To query the stream
-            // would set the GPU up, which the program does, with the options that it wants.
+            // would set the GPU up, which the program does, with its own options.
             (None, Series::One) => Ok(Some(Stream::LEGACY)),
             (None, Series::Two) => {
                 let text =

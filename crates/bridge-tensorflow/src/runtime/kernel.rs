@@ -223,16 +223,20 @@ impl Call {
         unsafe { (self.runtime.core.TF_ExpectedOutputDataType)(self.context, 0) }
     }
 
-    /// Returns TensorFlow's stream of the GPU that the kernel runs on. Only kernels for GPUs may call this.
+    /// Returns TensorFlow's stream of the GPU that the kernel runs on.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Version`] if this version does not show its streams.
-    pub(crate) fn stream(&self) -> Result<Stream> {
+    ///
+    /// # Safety
+    ///
+    /// The kernel is registered for GPUs.
+    pub(crate) unsafe fn stream(&self) -> Result<Stream> {
         let gpu_device = self.runtime.gpu_device;
         let gpu_device = gpu_device
             .ok_or_else(|| Error::new(ErrorKind::Version, "this build of TensorFlow does not show its stream"))?;
-        // SAFETY: the context is that of a kernel for GPUs, which runs until this call is over.
+        // SAFETY: the context is that of a kernel for GPUs (the caller's obligation), which is running.
         Ok(unsafe { gpu_device.stream(self.context) })
     }
 }

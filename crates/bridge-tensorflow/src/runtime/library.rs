@@ -171,7 +171,7 @@ impl Libraries {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Version`] if it is not.
+    /// [`ErrorKind::Version`] if it is missing.
     ///
     /// # Safety
     ///

@@ -13,9 +13,9 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) static STREAM: Operation = Operation {
     name: c"TensorBridgeDevice",
     inputs: &[c"x: float"],
-    outputs: &[c"told: int64"],
+    outputs: &[c"report: int64"],
     attributes: &[],
-    host: &[c"told"],
+    host: &[c"report"],
     kernels: &[entry::<Report>(GPU)],
 };
 
@@ -34,7 +34,9 @@ impl Kernel for Report {
         // driver as soon as TensorFlow has freed it, which is when this operation is over.
         let gpu = gpu_of(input.address()).ok().flatten();
         let ordinal = gpu.map_or(NO_CUDA, |gpu| i64::from(gpu.index));
-        let report = [call.stream()?.handle(), ordinal as u64];
+        // SAFETY: the kernel is registered for GPUs alone.
+        let stream = unsafe { call.stream() }?;
+        let report = [stream.handle(), ordinal as u64];
         call.output(&RuntimeTensor::of(&call.runtime.core, INT64, &report)?)
     }
 }
