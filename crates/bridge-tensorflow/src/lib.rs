@@ -1,7 +1,7 @@
 //! The TensorFlow adapter: of 1.15, of 2.12 or later, or of both at once in one process.
 //!
-//! TensorFlow's functions are looked up by name in the libraries of its Python package, loaded by Python or without it; no
-//! headers and no C++ ABI are needed. 1.15.5 and 2.21 are tested on a GPU.
+//! TensorFlow's functions are looked up by name in the libraries of its Python package, loaded by Python or without it;
+//! no headers and no C++ ABI are needed. 1.15.5 and 2.21 are tested on a GPU.
 //!
 //! | folder | contents |
 //! |---|---|
@@ -9,11 +9,11 @@
 //! | `graph` | [`GraphEdges`] imports tensors to be fed to graphs and exports fetched ones, under handles and through two operations of its own; [`Session`] runs a saved graph without Python |
 //! | `eager` | `TensorFlow2`, with the feature `python`: eager tensors of 2.x |
 //!
-//! The rule of imports: `graph` and `eager` import from `runtime`, and nothing from each other. Within a folder, the module
-//! documentation lists the modules in the order of their imports.
+//! The rule of imports: `graph` and `eager` import from `runtime`, and nothing from each other. Within a folder, the
+//! module documentation lists the modules in the order of their imports.
 //!
-//! TensorFlow computes in one stream per GPU, and no function changes or returns it. A kernel of our own reports the stream
-//! once; handoff and release are ordered in it. The host does not wait.
+//! TensorFlow computes in one stream per GPU, and no function changes or returns it. A kernel of our own reports the
+//! stream once; handoff and release are ordered in it. The host does not wait.
 
 #[cfg(feature = "python")]
 mod eager;

@@ -87,8 +87,8 @@ fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
         Place::Gpu(gpu) if is_on_gpu()? => (Device::cuda(gpu.ordinal), Some(gpu.stream), Reuse::Unknown),
         _ => (Device::CPU, None, Reuse::InStreamOrder),
     };
-    // SAFETY: the handle keeps the memory, dtype and place are what TensorFlow reports, and TensorFlow works on it in the
-    // one stream of the device.
+    // SAFETY: the handle keeps the memory, dtype and place are what TensorFlow reports, and TensorFlow works on it in
+    // the one stream of the device.
     let memory = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, owner) };
     Lent::new(dtype, layout, Box::new(memory))
 }
@@ -114,8 +114,8 @@ unsafe fn wait(py: Python<'_>, process: &Process, handle: *mut TFE_TensorHandle,
 /// Returns the address of the memory of a handle that is ready.
 fn memory(process: &Process, handle: *mut TFE_TensorHandle, status: &Status<'_>) -> Result<usize> {
     let EagerRuntime { functions, handles, .. } = &process.eager;
-    // SAFETY: a handle on a device of this process is a local `TensorHandle`, as TensorFlow's own functions take it, and
-    // the tensor has been made.
+    // SAFETY: a handle on a device of this process is a local `TensorHandle`, as TensorFlow's own functions take it,
+    // and the tensor has been made.
     if let Some(address) = handles.tensor.and_then(|functions| unsafe { functions.address(handle) }) {
         return Ok(address);
     }

@@ -1,4 +1,4 @@
-//! The functions of the eager runtime: C functions, and a few of C++, called in the versions that they were tested with.
+//! The functions of the eager runtime: C functions, and a few of C++ in tested versions.
 
 use crate::runtime::Runtime;
 use crate::runtime::api::{Deallocator, TF_DeviceList, TF_Status, TF_Tensor, functions, opaque};
@@ -22,8 +22,8 @@ pub(crate) struct EagerRuntime {
     pub(crate) handles: HandleFunctions,
     /// `TFE_TensorHandle* EagerTensor_Handle(const PyObject*)`: the handle of an eager tensor, which the object keeps.
     pub(crate) handle_of: unsafe extern "C" fn(*const PyObject) -> *mut TFE_TensorHandle,
-    /// `PyObject* EagerTensorFromHandle(TFE_TensorHandle*, bool)`: a new eager tensor. Unless it is null, it takes the handle
-    /// over.
+    /// `PyObject* EagerTensorFromHandle(TFE_TensorHandle*, bool)`: a new eager tensor. Unless it is null, it takes the
+    /// handle over.
     pub(crate) from_handle: unsafe extern "C" fn(*mut TFE_TensorHandle, bool) -> *mut PyObject,
 }
 
@@ -75,8 +75,8 @@ functions! {
 pub(crate) struct HandleFunctions {
     /// The tensor of a local handle, and its address.
     pub(crate) tensor: Option<TensorFunctions>,
-    /// `bool TensorHandle::IsReady() const`: whether the tensor has been made, which is always so without an asynchronous
-    /// executor.
+    /// `bool TensorHandle::IsReady() const`: whether the tensor has been made, which is always so without an
+    /// asynchronous executor.
     pub(crate) is_ready: Option<unsafe extern "C" fn(*const TFE_TensorHandle) -> bool>,
 }
 

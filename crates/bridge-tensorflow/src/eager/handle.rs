@@ -58,7 +58,8 @@ impl Drop for Handle {
 /// A pointer that code without the GIL may use on another thread.
 pub(crate) struct Shared<T>(pub(crate) *mut T);
 
-// SAFETY: TensorFlow's contexts, handles and statuses may be used on any thread; the pointer is only passed to TensorFlow.
+// SAFETY: TensorFlow's contexts, handles and statuses may be used on any thread; the pointer is only passed to
+// TensorFlow.
 unsafe impl<T> Send for Shared<T> {}
 
 impl<T> Shared<T> {

@@ -51,8 +51,8 @@ pub(crate) fn eager_tensor<'py>(py: Python<'py>, process: &'static Process, hand
     }
 }
 
-/// Returns a handle over compact memory. TensorFlow drops the owner when the last use of the memory is in its stream, and
-/// also on errors.
+/// Returns a handle over compact memory. TensorFlow drops the owner when the last use of the memory is in its stream,
+/// and also on errors.
 pub(crate) fn handle(
     process: &'static Process,
     context: *mut TFE_Context,

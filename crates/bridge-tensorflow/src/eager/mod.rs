@@ -32,8 +32,8 @@ pub struct TensorFlow2<'py> {
 }
 
 impl<'py> TensorFlow2<'py> {
-    /// Imports TensorFlow, the first time, and queries what it can do. TensorFlow sets up its devices later, when its first
-    /// tensor is made or seen.
+    /// Imports TensorFlow, the first time, and queries what it can do. TensorFlow sets up its devices later, when its
+    /// first tensor is made or seen.
     ///
     /// # Errors
     ///

@@ -103,8 +103,8 @@ impl Process {
         kind.map(|(_, advice)| *advice)
     }
 
-    /// Returns the eager context, which Python's own object keeps alive, and its devices. TensorFlow sets the devices up,
-    /// the first time.
+    /// Returns the eager context, which Python's own object keeps alive, and its devices. TensorFlow sets the devices
+    /// up, the first time.
     pub(crate) fn devices(&'static self, py: Python<'_>) -> Result<(*mut TFE_Context, Arc<Devices>)> {
         let (context, _) = self.context(py).map_err(|error| raised(py, error))?;
         if let Some(devices) = Devices::current().filter(|devices| devices.context == context.addr()) {
@@ -195,8 +195,8 @@ fn warn_of_growth(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Adds TensorFlow's own exception as the source of an error of its C functions that means that memory is full: programs
-/// catch it by its class.
+/// Adds TensorFlow's own exception as the source of an error of its C functions that means that memory is full:
+/// programs catch it by its class.
 #[cold]
 pub(crate) fn exhausted(py: Python<'_>, error: Error) -> Error {
     if error.kind() != ErrorKind::OutOfMemory || error.source().is_some() {

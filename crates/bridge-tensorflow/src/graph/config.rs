@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 /// The devices and the memory of a session. In 1.x the first session of a process sets the GPUs' options for all.
 ///
 /// Without `config`, memory grows and operations without a kernel for a GPU run on the CPU (`allow_soft_placement`). A
-/// `config` is used as it is: a message does not contain false and 0, which cannot be distinguished from missing fields.
-/// Memory still grows if the `config` has no `gpu_options` at all.
+/// `config` is used as it is: a message does not contain false and 0, which cannot be distinguished from missing
+/// fields. Memory still grows if the `config` has no `gpu_options` at all.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SessionOptions {
     /// Whether GPU memory is taken as it is needed, and not nearly all at once: other frameworks need some.
@@ -49,7 +49,8 @@ impl SessionOptions {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`](bridge_core::ErrorKind::Argument) for a `config` that is no `ConfigProto`, or whose list of devices is invalid.
+    /// [`ErrorKind::Argument`](bridge_core::ErrorKind::Argument) for a `config` that is no `ConfigProto`, or whose list
+    /// of devices is invalid.
     pub(crate) fn serialised(&self) -> Result<(Vec<u8>, Option<Vec<u32>>)> {
         let given = self.config.as_deref().map(ConfigProto::decode).transpose().map_err(|error| {
             argument(format!("config is no serialised ConfigProto ({error}): pass its bytes, or the message itself"))

@@ -11,7 +11,8 @@ use crate::runtime::stream;
 use bridge_core::{Adapter, Consumer, DType, Device, DeviceKind, Dims, Error, ErrorKind, Lease, Lent, Profile, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The adapter for the edges of a runtime's graphs: it imports tensors to be fed, and exports those that a run has fetched.
+/// The adapter for the edges of a runtime's graphs: it imports tensors to be fed, and exports those that a run has
+/// fetched.
 #[derive(Clone, Copy, Debug)]
 pub struct GraphEdges(&'static Runtime);
 

@@ -18,8 +18,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// A tensor at the edge of a runtime's graphs: one of another framework, to be fed, or one that a run has fetched. Runs can
-/// read it any number of times as long as this value lives; they keep the memory for as long as they need it.
+/// A tensor at the edge of a runtime's graphs: one of another framework, to be fed, or one that a run has fetched. Runs
+/// can read it any number of times as long as this value lives; they keep the memory for as long as they need it.
 pub struct External {
     id: u64,
     value: Arc<Value>,
@@ -219,8 +219,8 @@ impl External {
         let reuse = if value.stream.is_none() { Reuse::InStreamOrder } else { Reuse::Unknown };
         let (bytes, device) = (value.bytes.clone(), value.device);
         let allocation = Allocation { bytes, device, access: self.access(), stream: value.stream, reuse };
-        // SAFETY: the value keeps its memory. The kernel that fetched it has seen its device and the stream in which it was
-        // written; for a fed tensor, the lease states them.
+        // SAFETY: the value keeps its memory. The kernel that fetched it has seen its device and the stream in which it
+        // was written; for a fed tensor, the lease states them.
         let memory = unsafe { Memory::new(allocation, value.clone()) };
         Lent::new(value.dtype, layout, Box::new(memory))
     }

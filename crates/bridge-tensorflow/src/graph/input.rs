@@ -16,8 +16,8 @@ pub struct Input {
 }
 
 impl Input {
-    /// Declares the tensor with this name, such as `x:0`, of this dtype and shape. Lengths that may differ between runs are
-    /// `None`, or -1.
+    /// Declares the tensor with this name, such as `x:0`, of this dtype and shape. Lengths that may differ between runs
+    /// are `None`, or -1.
     ///
     /// # Errors
     ///
@@ -36,8 +36,8 @@ impl Input {
         Ok(Self { name: OutputName::parse(name)?, dtype, shape: None, device: None })
     }
 
-    /// Sets the device of the fed tensors, by TensorFlow's name, such as `/device:GPU:1`. The default is the first GPU if the
-    /// session has one, and the host if not.
+    /// Sets the device of the fed tensors, by TensorFlow's name, such as `/device:GPU:1`. The default is the first GPU
+    /// if the session has one, and the host if not.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
 //! Operations that bring a tensor of another framework into a graph and one of TensorFlow out of it.
 //!
-//! `TensorBridgeInput` outputs the tensor that was fed under its handle, in place. `TensorBridgeOutput` records its input
-//! and outputs a handle to take it by. An untaken tensor is dropped with its session, or kept for the life of the process
-//! if `outlived` is 1: a `tf.function` may be destroyed right after its call. Handles are two `int32`, because TensorFlow
-//! keeps tensors of that dtype in host memory on any device.
+//! `TensorBridgeInput` outputs the tensor that was fed under its handle, in place. `TensorBridgeOutput` records its
+//! input and outputs a handle to take it by. An untaken tensor is dropped with its session, or kept for the life of the
+//! process if `outlived` is 1: a `tf.function` may be destroyed right after its call. Handles are two `int32`, because
+//! TensorFlow keeps tensors of that dtype in host memory on any device.
 
 use crate::graph::argument;
 use crate::graph::external::{self, Held, Value};
@@ -36,7 +36,8 @@ pub(crate) static OUTPUT: Operation = Operation {
     kernels: &[entry::<Output<false>>(CPU), entry::<Output<true>>(GPU)],
 };
 
-/// A session's replacement for `TensorBridgeOutput`: the session chooses the handle, and so knows it even if the run fails.
+/// A session's replacement for `TensorBridgeOutput`: the session chooses the handle, and so knows it even if the run
+/// fails.
 pub(crate) static KEEP: Operation = Operation {
     name: c"TensorBridgeKeep",
     inputs: &[c"x: T", c"handle: int32"],
@@ -104,8 +105,8 @@ fn stream<const ON_GPU: bool>(call: &Call) -> Result<Option<Stream>> {
     ON_GPU.then(|| unsafe { call.stream() }).transpose()
 }
 
-/// The attribute with the index of a handle among several in one tensor. A session feeds all handles at once, because each
-/// fed tensor costs a GPU's kernels some microseconds. The number of an instance is one more than the index.
+/// The attribute with the index of a handle among several in one tensor. A session feeds all handles at once, because
+/// each fed tensor costs a GPU's kernels some microseconds. The number of an instance is one more than the index.
 pub(crate) const PLACE: &CStr = c"place";
 
 /// Returns the handle in an input: the only one, or the one at the instance's place.
@@ -147,8 +148,8 @@ fn input(call: &Call, stream: Option<Stream>) -> Result<()> {
     }
 }
 
-/// Returns whether the tensor was fed under the legacy stream in the place of this one: a stream of its device that waits
-/// for the legacy stream.
+/// Returns whether the tensor was fed under the legacy stream in the place of this one: a stream of its device that
+/// waits for the legacy stream.
 fn stands_for(runtime: &Runtime, fed: &Value, stream: Option<Stream>) -> Result<bool> {
     let (Some(Stream::LEGACY), Some(stream)) = (fed.stream, stream) else { return Ok(false) };
     let stands = bridge_cuda::works_behind_legacy(fed.device, stream)?;
@@ -164,7 +165,8 @@ fn over(runtime: &'static Runtime, code: c_int, fed: Arc<Value>) -> Result<Runti
     // TensorFlow checks the alignment of empty memory, too.
     let data = if nbytes == 0 { null_mut() } else { fed.bytes.start as *mut _ };
     // SAFETY: the memory is compact, has the length that shape and dtype need, and is aligned, which core has checked
-    // against the profile. The owner keeps it; TensorFlow passes the owner to `release` once, even if it makes no tensor.
+    // against the profile. The owner keeps it; TensorFlow passes the owner to `release` once, even if it makes no
+    // tensor.
     unsafe {
         let (core, ndim) = (&runtime.core, shape.len() as c_int);
         let raw = (core.TF_NewTensor)(code, shape.as_ptr(), ndim, data, nbytes, release, into_raw(Box::new(fed)));

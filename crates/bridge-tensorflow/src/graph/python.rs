@@ -1,4 +1,5 @@
-//! The adapters for graphs whose tensors are Python objects. The Python need not be the one that TensorFlow was made for.
+//! The adapters for graphs whose tensors are Python objects. The Python need not be the one that TensorFlow was made
+//! for.
 
 use crate::graph::edges::GraphEdges;
 use crate::graph::external::External;
@@ -134,8 +135,8 @@ pub struct TensorFlow1<'py> {
 }
 
 impl<'py> TensorFlow1<'py> {
-    /// Returns the TensorFlow 1.x that was opened. Otherwise, opens the one in the folder that `TENSOR_BRIDGE_TENSORFLOW1`
-    /// names.
+    /// Returns the TensorFlow 1.x that was opened. Otherwise, opens the one in the folder that
+    /// `TENSOR_BRIDGE_TENSORFLOW1` names.
     ///
     /// # Errors
     ///

@@ -20,8 +20,8 @@ use std::ptr::{NonNull, null, null_mut};
 
 /// A graph that can be run, on several threads at once.
 ///
-/// Results stay valid when the session is closed. A session does not survive a fork: the child can neither run nor close
-/// it.
+/// Results stay valid when the session is closed. A session does not survive a fork: the child can neither run nor
+/// close it.
 pub struct Session {
     runtime: &'static Runtime,
     raw: NonNull<TF_Session>,
@@ -109,8 +109,8 @@ impl Session {
         let graph = Graph::new(runtime);
         let placeholder = Node { types: &[(c"dtype", INT32)], ..Node::default() };
         let handles = graph.add(c"Placeholder", "tensor_bridge/handles", &placeholder)?;
-        // SAFETY: the options are ours until they are deleted, the bytes are copied, and the graph lives longer than the
-        // session; the list of devices is ours, and handed over.
+        // SAFETY: the options are ours until they are deleted, the bytes are copied, and the graph lives longer than
+        // the session; the list of devices is ours, and handed over.
         unsafe {
             let raw_options = (sessions.TF_NewSessionOptions)();
             (sessions.TF_SetConfig)(raw_options, config.as_ptr().cast(), config.len(), status.raw());
@@ -213,9 +213,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for an input that is not fed, fed twice or not declared, or is of another dtype or shape,
-    /// [`ErrorKind::Framework`] for an output in a branch that the run does not take, and what TensorFlow reports; the error
-    /// names the input, the output or the operation.
+    /// [`ErrorKind::Argument`] for an input that is not fed, fed twice or not declared, or is of another dtype or
+    /// shape, [`ErrorKind::Framework`] for an output in a branch that the run does not take, and what TensorFlow
+    /// reports; the error names the input, the output or the operation.
     pub fn run(&self, feeds: &[(&str, &External)]) -> Result<Vec<External>> {
         if self.process != std::process::id() {
             return Err(argument("a session does not survive a fork: open one in the child"));
@@ -265,7 +265,8 @@ impl Session {
         let (core, status) = (self.core(), Status::new(self.core()));
         let values: Vec<*mut TF_Tensor> = values.iter().map(RuntimeTensor::raw).collect();
         let mut results: Vec<*mut TF_Tensor> = vec![null_mut(); outputs.len()];
-        // SAFETY: the session and its graph are alive; every array has as many entries as are passed; the results are ours.
+        // SAFETY: the session and its graph are alive; every array has as many entries as are passed; the results are
+        // ours.
         unsafe {
             (self.runtime.sessions.TF_SessionRun)(
                 self.raw(),

@@ -1,5 +1,5 @@
-//! The one C++ function that the runtime calls: no C function returns the stream of a GPU. Without it, TensorFlow is used
-//! on the host alone.
+//! The one C++ function that the runtime calls: no C function returns the stream of a GPU. Without it, TensorFlow is
+//! used on the host alone.
 
 use crate::runtime::api::TF_OpKernelContext;
 use crate::runtime::library::{Libraries, Version, Versions};
@@ -41,8 +41,8 @@ impl GpuDevice {
         type StreamOf = unsafe extern "C" fn(*const c_void) -> *const u64;
         // SAFETY: in a GPU kernel's run (the caller's obligation), the function returns the address of Eigen's device,
         // whose first member is the address of its stream interface (`GpuDevice` in Eigen's TensorDeviceGpu.h). The
-        // interface's table of virtual functions begins with the two destructors, followed by `stream()`, which returns a
-        // reference to the handle.
+        // interface's table of virtual functions begins with the two destructors, followed by `stream()`, which returns
+        // a reference to the handle.
         let handle = unsafe {
             let interface = *(self.0)(context);
             let functions = *interface.cast::<*const *const c_void>();

@@ -83,8 +83,8 @@ unsafe extern "C" fn delete<K: Kernel>(instance: *mut c_void) {
 }
 
 impl Operation {
-    /// Registers the operation and its kernels, for the rest of the process. It must not be registered: TensorFlow aborts
-    /// the process at the second time.
+    /// Registers the operation and its kernels, for the rest of the process. It must not be registered: TensorFlow
+    /// aborts the process at the second time.
     pub(crate) fn register(&self, runtime: &Runtime) -> Result<()> {
         let (core, slot) = (&runtime.core, runtime.series() as usize);
         let status = Status::new(core);

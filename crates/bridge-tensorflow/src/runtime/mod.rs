@@ -35,8 +35,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The alignment of addresses in bytes, on the host and on a GPU. Kernels of Eigen check it and abort the process
-/// (`Tensor::IsAligned`, `EIGEN_MAX_ALIGN_BYTES`): on an H200 with 2.21, 15 of 22 operations did so at an address aligned
-/// to 32, and most others lost the CUDA context at one aligned to 8.
+/// (`Tensor::IsAligned`, `EIGEN_MAX_ALIGN_BYTES`): on an H200 with 2.21, 15 of 22 operations did so at an address
+/// aligned to 32, and most others lost the CUDA context at one aligned to 8.
 const ALIGNMENT: usize = 64;
 
 /// A TensorFlow in this process, 1.x or 2.x. Its functions are looked up in the libraries of the Python package.
@@ -80,9 +80,9 @@ impl Runtime {
     }
 
     /// Returns the TensorFlow of the Python package in `folder` (`site-packages/tensorflow`,
-    /// `site-packages/tensorflow_core` of 1.15). Loads it without Python, unless the process has loaded it. 1.x and 2.x may
-    /// be in one process: neither adds its symbols to the global scope. The folder is trusted like a program: loading its
-    /// libraries runs their code.
+    /// `site-packages/tensorflow_core` of 1.15). Loads it without Python, unless the process has loaded it. 1.x and 2.x
+    /// may be in one process: neither adds its symbols to the global scope. The folder is trusted like a program:
+    /// loading its libraries runs their code.
     ///
     /// # Errors
     ///

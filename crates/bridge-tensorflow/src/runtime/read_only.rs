@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The read-only memory among the imported. TensorFlow writes to none of its tensors, but for raw operations that say so
-/// (`InplaceUpdate` and the like). A framework that imports the memory from TensorFlow must not write to it either.
+/// The read-only memory among the imported. TensorFlow writes to none of its tensors, but for raw operations that say
+/// so (`InplaceUpdate` and the like). A framework that imports the memory from TensorFlow must not write to it either.
 #[derive(Default)]
 pub(crate) struct ReadOnly {
     /// The number of views of each range.
@@ -40,8 +40,8 @@ impl ReadOnly {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the lease as the owner of a tensor's memory, and records the memory until the owner is dropped if the lease
-    /// is read-only.
+    /// Returns the lease as the owner of a tensor's memory, and records the memory until the owner is dropped if the
+    /// lease is read-only.
     pub(crate) fn owner(&'static self, lease: Lease) -> Owner {
         let read_only = (lease.access() == Access::ReadOnly).then(|| (self, bytes(&lease)));
         read_only.iter().for_each(|(memory, bytes)| memory.enter(bytes));

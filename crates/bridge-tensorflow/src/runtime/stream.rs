@@ -41,8 +41,8 @@ impl Kernel for Report {
     }
 }
 
-/// Registers [`STREAM`], unless it is registered: another copy of this crate may have done so, and its kernel reports the
-/// same.
+/// Registers [`STREAM`], unless it is registered: another copy of this crate may have done so, and its kernel reports
+/// the same.
 pub(crate) fn register(runtime: &'static Runtime) -> Result<()> {
     static REGISTERING: Mutex<()> = Mutex::new(());
     let _one_at_a_time = REGISTERING.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,15 +2,15 @@
 //!
 //! The one library of the 1.x wheel holds both the C functions and the extension module of Python 3.7, and is linked so
 //! that it cannot be loaded before every symbol is found. The C functions use none of Python's. So this module writes a
-//! small library that defines these symbols and names TensorFlow's library as one that it needs: loading the first loads
-//! the second, which finds the symbols in the scope that the two share. No other library sees them, and TensorFlow does
-//! not see the real Python, whose version differs.
+//! small library that defines these symbols and names TensorFlow's library as one that it needs: loading the first
+//! loads the second, which finds the symbols in the scope that the two share. No other library sees them, and
+//! TensorFlow does not see the real Python, whose version differs.
 //!
 //! The functions do nothing and return 0. As the result of `Py_IsInitialized` it keeps operations that call back into
 //! Python (`PyFunc`) from doing so.
 //!
-//! The stub also forwards the functions of the memory allocator to those of the process. TensorFlow would otherwise find
-//! those of libc first, while libc and libstdc++ use a preloaded allocator (jemalloc, tcmalloc): memory that one
+//! The stub also forwards the functions of the memory allocator to those of the process. TensorFlow would otherwise
+//! find those of libc first, while libc and libstdc++ use a preloaded allocator (jemalloc, tcmalloc): memory that one
 //! allocates, the other would free.
 
 use bridge_core::{Error, ErrorKind, Result};
@@ -62,8 +62,8 @@ const OBJECTS: &str = "
     PyType_Type _Py_CheckRecursionLimit _Py_FalseStruct _Py_NoneStruct _Py_NotImplementedStruct _Py_TrueStruct
 ";
 
-/// The functions of libc and libstdc++ that an allocator may replace. All of them are forwarded, so that no two belong to
-/// different allocators.
+/// The functions of libc and libstdc++ that an allocator may replace. All of them are forwarded, so that no two belong
+/// to different allocators.
 const ALLOCATOR: &str = "
     malloc free calloc realloc reallocarray memalign posix_memalign aligned_alloc valloc pvalloc malloc_usable_size
     _Znwm _Znam _ZnwmRKSt9nothrow_t _ZnamRKSt9nothrow_t
@@ -118,8 +118,8 @@ const OBJECT: u64 = 1024;
 /// The alignment of segments, in bytes.
 const PAGE: u64 = 4096;
 
-/// Loads the library at `path`, which needs Python's symbols. The returned one has its symbols and those of the libraries
-/// that it needs.
+/// Loads the library at `path`, which needs Python's symbols. The returned one has its symbols and those of the
+/// libraries that it needs.
 ///
 /// # Errors
 ///
@@ -140,7 +140,8 @@ pub(crate) unsafe fn load(path: &Path) -> Result<Library> {
     let name = "tensor-bridge-python";
     let mut file: File = memfd_create(name, MemfdFlags::CLOEXEC).map_err(|error| missing(error.to_string()))?.into();
     file.write_all(&stub).map_err(|error| missing(error.to_string()))?;
-    // The loader identifies the stub by this name. The descriptor stays open, so that the name never means another file.
+    // The loader identifies the stub by this name. The descriptor stays open, so that the name never means another
+    // file.
     let stub = format!("/proc/self/fd/{}", std::mem::ManuallyDrop::new(file).as_raw_fd());
     // SAFETY: the stub has no initialisers; the rest is the caller's obligation.
     let library = unsafe { Library::open(Some(stub), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND) };
