@@ -269,7 +269,7 @@ def test_what_is_released_too_early_is_named() -> None:
         wrong = tb.convert(torch.ones(2, dtype=torch.float64), "tensorflow1")
         for numbers, words in [
             (handle, "keep what feed returned"),
-            (of_two, "another one: convert it"),
+            (of_two, "fed to another TensorFlow"),
             (wrong.handle, "is float64, but float32 was declared"),
         ]:
             handle = torch.tensor(np.asarray(numbers), dtype=torch.int32)
