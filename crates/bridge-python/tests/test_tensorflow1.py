@@ -344,7 +344,7 @@ def test_a_session_may_be_closed_during_a_run_which_lets_others_work() -> None:
     session = tb.tensorflow1.Session(slow(), {"x": ("float64", [None])}, ["y"], config=one_thread)
     results: list[Any] = []
     tensor = torch.arange(1e5, dtype=torch.float64)
-    leased, started = tb.stats()["leased"], time.monotonic()
+    leased = tb.stats()["leased"]
     thread = threading.Thread(target=lambda: results.extend(session.run({"x": tensor}, "torch")))
     thread.start()
     settle(lambda: tb.stats()["leased"] > leased)
@@ -354,9 +354,7 @@ def test_a_session_may_be_closed_during_a_run_which_lets_others_work() -> None:
         turns += 1
         if turns == 10:
             session.close()
-            closed = time.monotonic() - started
-    assert turns > 20, "nobody else has run, or the run was too short to tell"
-    assert closed < (time.monotonic() - started) / 2, "closing has waited for the run"
+    assert turns > 20, "closing has waited for the run, no other thread has run, or the run was too short to tell"
     assert torch.equal(results[0], tensor)
     with pytest.raises(tb.BridgeValueError, match="closed"):
         session.run({"x": tensor})
