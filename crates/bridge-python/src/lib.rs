@@ -68,14 +68,14 @@ fn not_a_capsule(x: &PyTensor<'_>) -> bridge_core::Result<()> {
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None))]
 fn to_torch<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::TORCH, copy, device)
+    transfer(x, Framework::Torch, copy, device)
 }
 
 /// Returns a ``cupy.ndarray`` over the memory of ``x``. Arguments and errors are those of ``to_torch``.
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None))]
 fn to_cupy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::CUPY, copy, device)
+    transfer(x, Framework::CuPy, copy, device)
 }
 
 /// Returns a ``numpy.ndarray`` over the memory of ``x``, which must be host memory. Arguments and errors are those of
@@ -83,7 +83,7 @@ fn to_cupy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None))]
 fn to_numpy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::NUMPY, copy, device)
+    transfer(x, Framework::NumPy, copy, device)
 }
 
 /// Returns an eager ``tf.Tensor`` of TensorFlow 2 over the memory of ``x``. Arguments and errors are those of ``to_torch``.
@@ -94,7 +94,7 @@ fn to_numpy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None))]
 fn to_tensorflow<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::TENSORFLOW, copy, device)
+    transfer(x, Framework::TensorFlow, copy, device)
 }
 
 /// Returns a tensor of the framework named ``target`` over the memory of ``x``. Arguments and errors are those of ``to_torch``.
@@ -106,7 +106,7 @@ fn convert<'py>(
     copy: Option<bool>,
     device: Option<&PyTensor<'_>>,
 ) -> PyResult<PyTensor<'py>> {
-    let target = Framework::named(target).map_err(|error| into_python(x.py(), error))?;
+    let target = frameworks::named(target).map_err(|error| into_python(x.py(), error))?;
     transfer(x, target, copy, device)
 }
 
@@ -162,7 +162,7 @@ fn plan(x: &PyTensor<'_>, target: &PyTensor<'_>, copy: Option<bool>, device: Opt
     let py = x.py();
     let look = || {
         not_a_capsule(x)?;
-        let to = Framework::named(target)?.open(py)?;
+        let to = frameworks::named(target)?.open(py)?;
         let lent = source(x)?.export(x)?;
         let plan = bridge_core::plan(&lent, to.profile(), &options(copy, device)?)?;
         Ok(Plan { plan, nbytes: lent.layout().nbytes(), device: lent.device() })
@@ -209,7 +209,7 @@ fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()>
 /// Returns what a framework accepts and exports in this process.
 #[pyfunction]
 fn profile<'py>(py: Python<'py>, target: &PyTensor<'py>) -> PyResult<Bound<'py, PyAny>> {
-    let adapter = Framework::named(target).and_then(|framework| framework.open(py));
+    let adapter = frameworks::named(target).and_then(|framework| framework.open(py));
     let adapter = adapter.map_err(|error| into_python(py, error))?;
     let text = serde_json::to_string(adapter.profile()).expect("a profile is plain data");
     py.import("json")?.call_method1("loads", (text,))

@@ -1,7 +1,7 @@
 //! The Rust side of the Python module `tensor_bridge.tensorflow`: tensors at the edges of TensorFlow's graphs.
 
 use crate::errors::into_python;
-use crate::frameworks::{Framework, source};
+use crate::frameworks::{named, source};
 use crate::options;
 use bridge_core::{Error, ErrorKind, Result};
 use bridge_pyo3::PyTensor;
@@ -51,7 +51,7 @@ pub(crate) fn tensorflow_take<'py>(
     target: &PyTensor<'py>,
 ) -> PyResult<PyTensor<'py>> {
     let cross = || {
-        let (edges, to) = (edges(py)?, Framework::named(target)?.open(py)?);
+        let (edges, to) = (edges(py)?, named(target)?.open(py)?);
         let fetched = External::take(handle)?;
         match bridge_core::transfer(&edges, &*to, &fetched, bridge_cuda::ordering(), &options(None, None)?) {
             Ok((tensor, _)) => Ok(tensor),

@@ -1,0 +1,41 @@
+//! The table of frameworks: one row for each adapter for Python objects.
+//!
+//! The Python package and the conformance suite read this table, so a new adapter needs one row. Each crate of adapters
+//! is a feature: [`Framework::open`] reports [`ErrorKind::Missing`](bridge_core::ErrorKind::Missing) for a framework
+//! whose feature is off. Without any feature the crate is plain data and depends on neither Python nor a framework.
+
+mod table;
+
+#[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
+pub use table::AnyAdapter;
+pub use table::Framework;
+
+use bridge_core::DeviceKind;
+
+/// Where a process finds a framework.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// An installed Python package: the distributions that contain it. The first is the one to install.
+    Distributions(&'static [&'static str]),
+    /// A folder that this environment variable names.
+    Folder(&'static str),
+}
+
+/// Host memory, and the memory of CUDA devices.
+const BOTH: &[DeviceKind] = &[DeviceKind::CPU, DeviceKind::CUDA];
+const HOST: &[DeviceKind] = &[DeviceKind::CPU];
+const CUDA: &[DeviceKind] = &[DeviceKind::CUDA];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_and_differ() {
+        for framework in Framework::ALL {
+            assert_eq!(Framework::named(framework.name()), Some(*framework));
+            assert!(!framework.devices().is_empty());
+        }
+        assert_eq!(Framework::named("jax"), None);
+    }
+}

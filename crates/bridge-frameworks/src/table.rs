@@ -1,0 +1,147 @@
+//! The rows, and what is generated from them.
+
+use crate::{BOTH, CUDA, HOST, Source};
+use bridge_core::DeviceKind;
+
+macro_rules! frameworks {
+    ($($variant:ident {
+        name: $name:literal,
+        module: $module:literal,
+        source: $source:expr,
+        devices: $devices:expr,
+        adapter: $package:ident::$adapter:ident if $feature:literal,
+    })*) => {
+        /// A framework that tensor-bridge has an adapter for.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Framework {
+            $(#[doc = concat!("`", $name, "`.")] $variant,)*
+        }
+
+        impl Framework {
+            /// Every framework, in the order in which objects are offered to the adapters.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
+            /// The name that users pass.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+
+            /// The Python module that defines the types of its tensors, itself or in a submodule.
+            pub const fn module(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $module,)*
+                }
+            }
+
+            /// Where a process finds it.
+            pub const fn source(self) -> Source {
+                match self {
+                    $(Self::$variant => $source,)*
+                }
+            }
+
+            /// The kinds of device that its tensors can be on.
+            pub const fn devices(self) -> &'static [DeviceKind] {
+                match self {
+                    $(Self::$variant => $devices,)*
+                }
+            }
+        }
+
+        #[cfg(any($(feature = $feature),*))]
+        mod adapters {
+            use super::Framework;
+            use bridge_core::Result;
+            use bridge_pyo3::PyAdapter;
+            use pyo3::Python;
+            use std::ops::Deref;
+
+            /// The adapter of one of the frameworks.
+            pub enum AnyAdapter<'py> {
+                $(#[doc = concat!("The adapter for `", $name, "`.")]
+                #[cfg(feature = $feature)]
+                $variant($package::$adapter<'py>),)*
+            }
+
+            impl<'py> Deref for AnyAdapter<'py> {
+                type Target = dyn PyAdapter<'py> + 'py;
+
+                fn deref(&self) -> &Self::Target {
+                    match self {
+                        $(#[cfg(feature = $feature)] Self::$variant(adapter) => adapter,)*
+                    }
+                }
+            }
+
+            impl Framework {
+                /// Returns the adapter. Imports the framework at the first use.
+                ///
+                /// # Errors
+                ///
+                /// Those of the adapter; [`ErrorKind::Missing`](bridge_core::ErrorKind::Missing) where its feature is
+                /// off.
+                pub fn open(self, py: Python<'_>) -> Result<AnyAdapter<'_>> {
+                    match self {
+                        $(#[cfg(feature = $feature)]
+                        Self::$variant => $package::$adapter::new(py).map(AnyAdapter::$variant),
+                        #[cfg(not(feature = $feature))]
+                        Self::$variant => Err(bridge_core::Error::new(
+                            bridge_core::ErrorKind::Missing,
+                            concat!("this build has no adapter for ", $name, ": enable the feature ", $feature),
+                        )),)*
+                    }
+                }
+            }
+        }
+
+        #[cfg(any($(feature = $feature),*))]
+        pub use adapters::AnyAdapter;
+    };
+}
+
+frameworks! {
+    Torch {
+        name: "torch",
+        module: "torch",
+        source: Source::Distributions(&["torch"]),
+        devices: BOTH,
+        adapter: bridge_torch::Torch if "torch",
+    }
+    CuPy {
+        name: "cupy",
+        module: "cupy",
+        source: Source::Distributions(&["cupy-cuda13x", "cupy-cuda12x", "cupy"]),
+        devices: CUDA,
+        adapter: bridge_cupy::CuPy if "cupy",
+    }
+    NumPy {
+        name: "numpy",
+        module: "numpy",
+        source: Source::Distributions(&["numpy"]),
+        devices: HOST,
+        adapter: bridge_numpy::NumPy if "numpy",
+    }
+    TensorFlow {
+        name: "tensorflow",
+        module: "tensorflow",
+        source: Source::Distributions(&["tensorflow", "tensorflow-cpu"]),
+        devices: BOTH,
+        adapter: bridge_tensorflow::TensorFlow2 if "tensorflow",
+    }
+    TensorFlow1 {
+        name: "tensorflow1",
+        module: "tensor_bridge.tensorflow1",
+        source: Source::Folder("TENSOR_BRIDGE_TENSORFLOW1"),
+        devices: BOTH,
+        adapter: bridge_tensorflow::TensorFlow1 if "tensorflow",
+    }
+}
+
+impl Framework {
+    /// Returns the framework that users call `name`.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|framework| framework.name() == name)
+    }
+}
