@@ -2,19 +2,18 @@
 
 use crate::model::{self, Random};
 use crate::properties::{Outcome, PROPERTIES, Pair, Property, outstanding};
-use crate::{Caps, Case, Failure, Regression, Route, Side, Subject};
-use bridge_core::{Error, ErrorKind, Ordering};
+use crate::{Case, Failure, Native, PairReport, PropertyReport, Regression, Route, Sides, Subject, Verdict};
+use bridge_core::{Error, ErrorKind};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config as ProptestConfig, RngAlgorithm, TestRng, TestRunner};
-use serde::{Deserialize, Serialize};
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How much is run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// How much is run. The default: 1000 cases a pair, all properties, no native column.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// Cases of a pair, over all its properties.
     pub cases: u32,
@@ -26,92 +25,61 @@ pub struct Config {
     pub properties: Option<Vec<String>>,
     /// Whether the frameworks' own way is run beside ours, where there is one.
     pub native: bool,
+    /// Cases that failed once: those of a pair run first.
+    pub regressions: Vec<Regression>,
 }
 
-/// What has become of a property.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// Every case passed.
-    Passed,
-    /// A case failed, or an expected failure passed.
-    Failed,
-    /// The process died in a case, or hung. Only who watches the process can tell.
-    Crashed,
-    /// A case failed, as the expectations say.
-    Expected,
-    /// It has no meaning for this pair.
-    NotApplicable,
-}
-
-impl Verdict {
-    /// Whether something is wrong that nobody expected.
-    pub fn is_failure(self) -> bool {
-        matches!(self, Self::Failed | Self::Crashed)
+impl Default for Config {
+    fn default() -> Self {
+        Self { cases: 1000, seed: 0, time_budget: None, properties: None, native: false, regressions: Vec::new() }
     }
 }
 
-/// How often the frameworks' own way was wrong in the same cases.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Native {
-    /// Cases with a wrong result.
-    pub wrong: u32,
-    /// Cases that it refused.
-    pub refused: u32,
-    /// Cases in all.
-    pub cases: u32,
+/// Certifies an adapter by its subject: runs every property on random cases between it and a reference that is known to
+/// be right. Returns two reports: into the reference, and back from it.
+///
+/// [`Config::certify`] does the same with other settings, [`Config::certify_pair`] with two types of tensors.
+pub fn certify<T>(subject: &dyn Subject<Tensor = T>, reference: &dyn Subject<Tensor = T>) -> [PairReport; 2] {
+    Config::default().certify(subject, reference)
 }
 
-/// One property of one pair.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PropertyReport {
-    /// The property.
-    pub name: String,
-    /// Cases that were run, the failing one included and those of shrinking not.
-    pub cases: u32,
-    /// What has become of it.
-    pub verdict: Verdict,
-    /// Why it failed, was expected to, or has no meaning.
-    #[serde(default)]
-    pub reason: Option<String>,
-    /// The frameworks' own way.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub native: Option<Native>,
-    /// The smallest failing case that was found.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub counterexample: Option<Case>,
-}
+impl Config {
+    /// Certifies an adapter as [`certify`] does, with these settings.
+    pub fn certify<T>(
+        &self,
+        subject: &dyn Subject<Tensor = T>,
+        reference: &dyn Subject<Tensor = T>,
+    ) -> [PairReport; 2] {
+        [(subject, reference), (reference, subject)]
+            .map(|(from, to)| self.certify_pair(&Pair::new(from, to).with_native_way(), &mut ()))
+    }
 
-/// One ordered pair.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PairReport {
-    /// The source.
-    pub from: String,
-    /// The target.
-    pub to: String,
-    /// The device on which the source made its tensors.
-    pub device: String,
-    /// The properties that were asked for.
-    pub properties: Vec<PropertyReport>,
-}
+    /// Certifies one ordered pair, of any two types of tensors, and reports its progress to `observer`.
+    ///
+    /// Only [with a native way](Pair::with_native_way) can it be put beside the adapters ([`Config::native`]) and beside
+    /// ours ([`Route::Beside`]).
+    pub fn certify_pair<F, T>(&self, pair: &Pair<'_, F, T>, observer: &mut dyn Observer) -> PairReport {
+        Run { pair, sides: pair.sides(), config: self, shrinks: true }.all(observer)
+    }
 
-impl PairReport {
-    /// Whether no property failed unexpectedly.
-    pub fn passed(&self) -> bool {
-        self.properties.iter().all(|property| !property.verdict.is_failure())
+    /// Returns the properties that fail, without shrinking: what planted faults are judged by.
+    pub(crate) fn failing<F, T>(&self, pair: &Pair<'_, F, T>) -> Vec<String> {
+        let report = Run { pair, sides: pair.sides(), config: self, shrinks: false }.all(&mut ());
+        let failed = report.properties.into_iter().filter(|property| property.verdict == Verdict::Failed);
+        failed.map(|property| property.name).collect()
     }
 }
 
-/// Is told how far a run has got.
+/// Follows the progress of a run.
 pub trait Observer {
-    /// A case begins; should the process die now, it was this one. `index` is the one that [`tree`] takes, or
-    /// [`REPLAYED`].
+    /// Called when a case begins: should the process die now, this case did it. `index` is the one that [`tree`] takes,
+    /// or [`REPLAYED`].
     fn started(&mut self, property: &str, index: u32, case: &Case);
-    /// A property is done.
+    /// Called when a property is done.
     fn finished(&mut self, report: &PropertyReport);
 }
 
-/// Watches nothing.
+/// Ignores everything.
 impl Observer for () {
     fn started(&mut self, _: &str, _: u32, _: &Case) {}
     fn finished(&mut self, _: &PropertyReport) {}
@@ -120,34 +88,29 @@ impl Observer for () {
 /// The index of a case that comes from a regression and not from a seed.
 pub const REPLAYED: u32 = u32::MAX;
 
-/// At most so many cases are run to shrink one.
+/// The most cases that are run to shrink one.
 const SHRINK_STEPS: u32 = 400;
 
-/// No further case is run to shrink one after this time: a case that waits for memory in vain takes long, and the runner
-/// takes a worker for hung that says nothing for minutes.
+/// Time after which shrinking stops: a case that waits in vain for memory takes long, and the runner kills a worker that
+/// is silent for minutes.
 const SHRINK_TIME: Duration = Duration::from_secs(60);
 
 /// Leases are counted per process, so only one pair can be judged at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// What the strategies know of a pair.
-pub fn caps<F, T>(from: &dyn Subject<Tensor = F>, to: &dyn Subject<Tensor = T>) -> Caps {
-    Caps { from: Side::of(from), to: Side::of(to), device: from.device() }
-}
-
-/// The case with this number, and how it shrinks: the same for the same arguments in any process.
-pub fn tree(property: &Property, caps: &Caps, seed: u64, index: u32) -> Box<dyn ValueTree<Value = Case>> {
+/// Returns the case with this number, and how it shrinks: the same for the same arguments in any process.
+pub fn tree(property: &Property, sides: &Sides, seed: u64, index: u32) -> Box<dyn ValueTree<Value = Case>> {
     let mut random =
         property.name.bytes().fold(Random::new(seed), |mut random, byte| Random::new(random.bits() ^ u64::from(byte)));
     let mut random = Random::new(random.bits() ^ u64::from(index));
     let bytes: Vec<u8> = (0..4).flat_map(|_| random.bits().to_le_bytes()).collect();
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
-    let tree = (property.strategy)(caps).new_tree(&mut TestRunner::new_with_rng(config, rng));
+    let tree = (property.strategy)(sides).new_tree(&mut TestRunner::new_with_rng(config, rng));
     tree.expect("the strategies reject nothing")
 }
 
-/// The smallest case that still fails, as far as a bounded search finds it. `tree` is at a case that fails.
+/// Returns the smallest case that still fails and that a bounded search finds. The current case of `tree` fails.
 pub fn shrink(mut tree: Box<dyn ValueTree<Value = Case>>, fails: &mut dyn FnMut(&Case) -> bool) -> Case {
     let mut best = tree.current();
     let mut failed = true;
@@ -164,60 +127,18 @@ pub fn shrink(mut tree: Box<dyn ValueTree<Value = Case>>, fails: &mut dyn FnMut(
     best
 }
 
-/// Certifies the pair: runs every property on random cases, regressions first.
-///
-/// Both sides have one type of tensor here, so that the target's own import can be put beside the adapters
-/// ([`Config::native`]) and beside ours ([`Route::Beside`]); [`certify_pair`] takes any two.
-pub fn certify<A: Subject, B: Subject<Tensor = A::Tensor>>(
-    from: &A,
-    to: &B,
-    ordering: &Arc<dyn Ordering>,
-    config: &Config,
-    regressions: &[Regression],
-    observer: &mut dyn Observer,
-) -> PairReport {
-    let native = |tensor: &A::Tensor| to.import_natively(tensor);
-    certify_pair(Pair { from, to, ordering, native: Some(&native) }, config, regressions, observer)
-}
-
-/// Certifies a pair of any two types of tensors.
-pub fn certify_pair<F, T>(
-    pair: Pair<'_, F, T>,
-    config: &Config,
-    regressions: &[Regression],
-    observer: &mut dyn Observer,
-) -> PairReport {
-    let caps = caps(pair.from, pair.to);
-    Run { pair, caps, config, shrinks: true }.all(regressions, observer)
-}
-
-/// Only says which properties fail: what planted faults are judged by.
-pub(crate) fn failing<F, T>(pair: Pair<'_, F, T>, config: &Config) -> Vec<String> {
-    let caps = caps(pair.from, pair.to);
-    let report = Run { pair, caps, config, shrinks: false }.all(&[], &mut ());
-    let failed = report.properties.into_iter().filter(|property| property.verdict == Verdict::Failed);
-    failed.map(|property| property.name).collect()
-}
-
 /// Runs one case of one property.
 ///
 /// # Errors
 ///
 /// Why it failed.
-pub fn replay<A: Subject, B: Subject<Tensor = A::Tensor>>(
-    from: &A,
-    to: &B,
-    ordering: &Arc<dyn Ordering>,
-    property: &Property,
-    case: &Case,
-) -> Result<(), Failure> {
+pub fn replay<F, T>(pair: &Pair<'_, F, T>, property: &Property, case: &Case) -> Result<(), Failure> {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let native = |tensor: &A::Tensor| to.import_natively(tensor);
-    judge(&Pair { from, to, ordering, native: Some(&native) }, property, case)
+    judge(pair, property, case)
 }
 
-/// Judges one case; a panic is a failure, and so is a lease that does not come back. After a failure both devices are
-/// idle again.
+/// Judges one case. A panic is a failure, and so is a lease that is not given back. After a failure, waits until both
+/// devices are idle.
 fn judge<F, T>(pair: &Pair<'_, F, T>, property: &Property, case: &Case) -> Outcome {
     let before = outstanding();
     let outcome = catch_unwind(AssertUnwindSafe(|| property.check(pair, case)))
@@ -235,37 +156,37 @@ fn words(panic: &(dyn Any + Send)) -> &str {
 }
 
 struct Run<'a, F, T> {
-    pair: Pair<'a, F, T>,
-    caps: Caps,
+    pair: &'a Pair<'a, F, T>,
+    sides: Sides,
     config: &'a Config,
     shrinks: bool,
 }
 
 impl<F, T> Run<'_, F, T> {
-    fn all(&self, regressions: &[Regression], observer: &mut dyn Observer) -> PairReport {
+    fn all(&self, observer: &mut dyn Observer) -> PairReport {
         let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let chosen = |property: &&Property| {
             self.config.properties.as_ref().is_none_or(|names| names.iter().any(|name| name == property.name))
         };
-        let applies = |property: &&Property| (property.left_out)(&self.caps).is_none();
+        let applies = |property: &&Property| (property.left_out)(&self.sides).is_none();
         let chosen: Vec<_> = PROPERTIES.iter().filter(chosen).collect();
         let mut weights: u32 = chosen.iter().copied().filter(applies).map(|property| property.weight).sum();
         let (mut cases, mut time) = (self.config.cases, self.config.time_budget);
         let mut report = PairReport {
-            from: self.caps.from.name.clone(),
-            to: self.caps.to.name.clone(),
-            device: self.caps.device.to_string(),
+            from: self.sides.from.name.clone(),
+            to: self.sides.to.name.clone(),
+            device: self.sides.device.to_string(),
             properties: Vec::new(),
         };
         for property in chosen {
-            let result = match (property.left_out)(&self.caps) {
+            let result = match (property.left_out)(&self.sides) {
                 Some(reason) => outcome(property, 0, Verdict::NotApplicable, Some(reason.into()), None),
                 None => {
-                    // What is left is shared among those that are left, so nothing is lost by rounding or by haste.
+                    // The rest is shared among the remaining properties, so that rounding and early ends lose no case.
                     let share = (u64::from(cases) * u64::from(property.weight)).div_ceil(u64::from(weights)) as u32;
                     let slice = time.map(|time| time * property.weight / weights);
                     let start = Instant::now();
-                    let known = regressions.iter().filter(|known| known.is_about(&report, property.name));
+                    let known = self.config.regressions.iter().filter(|known| known.is_about(&report, property.name));
                     let result = self.one(property, share.max(1), slice, known, observer);
                     (cases, weights) = (cases - share.min(cases), weights - property.weight);
                     time = time.map(|time| time.saturating_sub(start.elapsed()));
@@ -292,7 +213,7 @@ impl<F, T> Run<'_, F, T> {
         for Regression { case, .. } in known {
             observer.started(property.name, REPLAYED, case);
             run += 1;
-            if let Err(failure) = judge(&self.pair, property, case) {
+            if let Err(failure) = judge(self.pair, property, case) {
                 let reason = format!("a regression is back: {failure}");
                 return PropertyReport {
                     counterexample: Some(case.clone()),
@@ -304,11 +225,11 @@ impl<F, T> Run<'_, F, T> {
             if index > 0 && time.is_some_and(|time| start.elapsed() > time) {
                 break;
             }
-            let tree = tree(property, &self.caps, self.config.seed, index);
+            let tree = tree(property, &self.sides, self.config.seed, index);
             let case = tree.current();
             observer.started(property.name, index, &case);
             run += 1;
-            if let Err(failure) = judge(&self.pair, property, &case) {
+            if let Err(failure) = judge(self.pair, property, &case) {
                 return self.failed(property, run, tree, failure, native);
             }
             self.beside(property, &case, &mut native);
@@ -326,7 +247,7 @@ impl<F, T> Run<'_, F, T> {
     ) -> PropertyReport {
         let (mut last, started) = (failure, Instant::now());
         let mut fails = |case: &Case| {
-            let judged = (started.elapsed() < SHRINK_TIME).then(|| judge(&self.pair, property, case).err()).flatten();
+            let judged = (started.elapsed() < SHRINK_TIME).then(|| judge(self.pair, property, case).err()).flatten();
             judged.map(|failure| last = failure).is_some()
         };
         let case = if self.shrinks { shrink(tree, &mut fails) } else { tree.current() };
@@ -334,14 +255,15 @@ impl<F, T> Run<'_, F, T> {
         PropertyReport { counterexample: Some(case), ..outcome(property, run, Verdict::Failed, reason, native) }
     }
 
-    /// Runs the case through the frameworks' own way and counts what comes of it.
+    /// Runs the case through the frameworks' own way and counts the outcome.
     fn beside(&self, property: &Property, case: &Case, native: &mut Option<Native>) {
-        let Some(way) = self.pair.native.filter(|_| self.config.native && property.native) else { return };
-        // It is compared where it can be right: native ways know no copies and no notes, and strange strides kill some.
+        let Some(way) = self.pair.native.as_ref().filter(|_| self.config.native && property.native) else { return };
+        // Compared only where it can be right: native ways know no copies and no recorded streams, and some abort on
+        // unusual strides.
         let spec = model::compact(&case.spec);
         let case = Case { spec, copy: None, route: Route::Direct, ..case.clone() };
         let missing = Cell::new(false);
-        let result = property.check_with(&self.pair, &case, &|tensor| {
+        let result = property.check_with(self.pair, &case, &|tensor| {
             way(tensor).unwrap_or_else(|| {
                 missing.set(true);
                 Err(Error::new(ErrorKind::Missing, "there is no native way"))
@@ -372,5 +294,5 @@ fn outcome(
     reason: Option<String>,
     native: Option<Native>,
 ) -> PropertyReport {
-    PropertyReport { name: property.name.into(), cases, verdict, reason, native, counterexample: None }
+    PropertyReport { native, ..PropertyReport::new(property.name, cases, verdict, reason) }
 }

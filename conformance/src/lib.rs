@@ -1,58 +1,75 @@
 //! The conformance suite of tensor-bridge.
 //!
-//! It judges whether two adapters pass tensors to each other rightly: the same bits, the same memory where the plan says
-//! so, at the right time and for the right time. What it knows of a framework beside its adapter is a [`Subject`], so
-//! that an adapter outside this repository can be certified as well.
+//! It judges whether two adapters exchange tensors correctly: the same bits, the same memory where the plan says so,
+//! ordered before and after the work of both sides, and given back once. What the suite needs of a framework beside its
+//! adapter is a [`Subject`], so it certifies adapters outside this repository as well.
 //!
 //! # How to certify an adapter
 //!
-//! Implement [`Subject`] beside [`Adapter`](bridge_core::Adapter), through your framework's own interface, and pass it
-//! to [`certify`] together with a framework that is known to be right, as source and as target. Here both are simulated:
+//! Implement [`Subject`] for your [`Adapter`](bridge_core::Adapter), through your framework's own interface. Pass it to
+//! [`certify`] with a framework that is known to be right. Here both are simulated:
 //!
 //! ```
+//! use bridge_conformance::certify;
 //! use bridge_conformance::sim::{Habits, SimDevice, SimFramework};
-//! use bridge_conformance::{Config, certify};
 //!
 //! let device = SimDevice::new(1);
-//! let known = SimFramework::new(&device, Habits::Generous);
+//! let reference = SimFramework::new(&device, Habits::Generous);
 //! let yours = SimFramework::new(&device, Habits::Strict);
-//! let config = Config { cases: 100, seed: 1, time_budget: None, properties: None, native: false };
-//! for report in [
-//!     certify(&known, &yours, &device.ordering(), &config, &[], &mut ()),
-//!     certify(&yours, &known, &device.ordering(), &config, &[], &mut ()),
-//! ] {
+//! for report in certify(&yours, &reference) {
 //!     assert!(report.passed(), "{report:#?}");
 //! }
 //! ```
 //!
-//! A failure comes with the smallest case that still fails, as data: write it down as a [`Regression`], and it is run
-//! first from then on. What a framework cannot do is written down as an [`Expectation`], with its reason.
+//! A [`Config`] sets the number of cases, the seed and more:
+//!
+//! ```
+//! # use bridge_conformance::sim::{Habits, SimDevice, SimFramework};
+//! use bridge_conformance::Config;
+//!
+//! # let device = SimDevice::new(1);
+//! # let reference = SimFramework::new(&device, Habits::Generous);
+//! # let yours = SimFramework::new(&device, Habits::Common);
+//! let quick = Config { cases: 100, seed: 7, ..Config::default() };
+//! assert!(quick.certify(&yours, &reference).iter().all(|report| report.passed()));
+//! ```
+//!
+//! A failure is reported with the smallest case that still fails, as data. Keep it as a [`Regression`] in
+//! [`Config::regressions`]: the suite then runs it first. What a framework cannot do is an [`Expectation`] with its
+//! reason.
+//!
+//! # Features
+//!
+//! None is on by default, and none is needed to certify an adapter. `runner` is the program that this repository uses:
+//! options, one process for each pair, progress and reports. `python`, which includes it, is the extension module with
+//! the adapters for Python objects.
 //!
 //! # What judges the suite
 //!
-//! The properties ([`PROPERTIES`]) are judged in turn by planted faults ([`fault`]): each must be found, by the property
-//! that is meant to find it, on the simulated device ([`sim`]).
+//! The properties ([`PROPERTIES`]) are judged in turn by planted [faults](fault): the property that a fault names must
+//! find it on the simulated device ([`sim`]).
 
 mod case;
 mod engine;
 pub mod expect;
 pub mod fault;
 pub mod model;
-#[cfg(feature = "python")]
-mod pluggable;
+
 mod properties;
 #[cfg(feature = "python")]
 pub mod python;
+#[cfg(feature = "runner")]
 pub mod report;
+#[cfg(feature = "runner")]
 pub mod runner;
 pub mod sim;
+mod strategy;
 mod subject;
+mod verdict;
 
-pub use case::{Caps, Case, Op, Picks, Route, Side};
-pub use engine::{
-    Config, Native, Observer, PairReport, PropertyReport, REPLAYED, Verdict, caps, certify, certify_pair, replay,
-    shrink, tree,
-};
+pub use case::{Case, Op, Picks, Route, Side, Sides};
+pub use engine::{Config, Observer, REPLAYED, certify, replay, shrink, tree};
 pub use expect::{Expectation, Regression};
-pub use properties::{Failure, NativeWay, PROPERTIES, Pair, Property, property};
-pub use subject::{Observed, Spec, Subject};
+pub use properties::{Failure, PROPERTIES, Pair, Property, property};
+pub use subject::{Capabilities, Observed, Spec, Subject};
+pub use verdict::{Native, PairReport, PropertyReport, Verdict};

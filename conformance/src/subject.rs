@@ -1,8 +1,9 @@
 //! What the suite asks of a framework, beside its adapter.
 
 use crate::model;
-use bridge_core::{Adapter, DType, Device, Pending, Result, Stream};
+use bridge_core::{Adapter, DType, Device, HostOnly, Ordering, Pending, Result, Stream};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A tensor to make: a base buffer of random bytes, and a strided view of it.
@@ -22,15 +23,15 @@ pub struct Spec {
     /// address themselves.
     #[serde(default)]
     pub align: usize,
-    /// Whether the view shall be read-only (only for frameworks that have such tensors).
+    /// Whether the view is read-only (only for frameworks that make such tensors).
     pub read_only: bool,
-    /// An operation that the framework shall put off (only for frameworks that do so).
+    /// An operation that the framework defers (only for frameworks that do so).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending: Option<Pending>,
 }
 
 impl Spec {
-    /// Addresses of base buffers are said modulo so many bytes: no framework asks for a larger alignment.
+    /// The modulus of [`align`](Self::align), in bytes: no framework needs a larger alignment.
     pub const GRAIN: usize = 128;
 
     /// A compact tensor, alone in its base buffer.
@@ -48,7 +49,7 @@ impl Spec {
     }
 }
 
-/// What a framework itself says of one of its tensors, read without the adapter.
+/// What a framework itself reports of one of its tensors, read without the adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observed {
     /// Element type.
@@ -61,92 +62,107 @@ pub struct Observed {
     pub address: usize,
     /// Whether the framework refuses writes to it.
     pub read_only: bool,
-    /// Where it is.
+    /// Device of the memory.
     pub device: Device,
+}
+
+/// What a framework can do on the device of its subject. The suite makes no other tensors.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capabilities {
+    /// Dtypes of the tensors that it can make.
+    pub dtypes: Vec<DType>,
+    /// Whether it makes views with negative strides.
+    pub negative_strides: bool,
+    /// Whether it makes read-only tensors.
+    pub read_only: bool,
+    /// Whether elements may lie at addresses that are no multiples of their size.
+    pub unaligned: bool,
+    /// The operations that it defers.
+    pub defers: Vec<Pending>,
+    /// Whether tensors can be written to. Where they cannot, [`Subject::write`] is not called, and [`Subject::fill`] and
+    /// [`Subject::snapshot`] replace their tensor by another.
+    pub writes: bool,
+}
+
+/// float32 tensors that can be written to, and nothing else.
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self {
+            dtypes: vec![DType::FLOAT32],
+            negative_strides: false,
+            read_only: false,
+            unaligned: false,
+            defers: Vec::new(),
+            writes: true,
+        }
+    }
 }
 
 /// A framework under test: its adapter, and the few things that the suite does with tensors of its own.
 ///
-/// Every method goes through the framework's own public interface and never through the adapter, so that the two are
-/// independent witnesses. Methods that touch elements put work into the framework's current stream and do not wait,
-/// unless they say so.
+/// Every method uses the framework's own public interface and never the adapter, so that the two are independent
+/// witnesses. Methods that touch elements submit work to the framework's current stream and do not wait for it, unless
+/// their documentation says so. All report the framework's own errors.
 pub trait Subject: Adapter {
-    /// The name under which reports and regressions file this subject. It differs from the profile's where one framework
-    /// has several adapters.
+    /// Returns the name in reports and regressions. It differs from the profile's where one framework has several
+    /// adapters.
     fn name(&self) -> &str {
         &self.profile().name
     }
 
-    /// The device on which this subject makes tensors.
+    /// Returns the device on which this subject makes tensors.
     fn device(&self) -> Device;
 
-    /// Dtypes that the framework can make tensors of on this device.
-    fn dtypes(&self) -> Vec<DType>;
+    /// Returns what the framework can do on this device.
+    fn capabilities(&self) -> Capabilities;
 
-    /// Whether it can make views with negative strides.
-    fn makes_negative_strides(&self) -> bool;
-
-    /// Whether it can make read-only tensors.
-    fn makes_read_only(&self) -> bool;
-
-    /// Whether elements of its tensors may lie at addresses that are no multiples of their size.
-    fn unaligned(&self) -> bool {
-        false
+    /// Returns what orders the streams of the device. The default serves frameworks of host memory.
+    fn ordering(&self) -> Arc<dyn Ordering> {
+        Arc::new(HostOnly)
     }
 
-    /// The operations that it puts off.
-    fn puts_off(&self) -> Vec<Pending> {
-        Vec::new()
-    }
-
-    /// Whether its tensors can be written to. Where they cannot, `write` is not called, and [`fill`](Self::fill) and
-    /// [`snapshot`](Self::snapshot) put another tensor in the place of theirs.
-    fn writes(&self) -> bool {
-        true
-    }
-
-    /// A tensor as `spec` says, whose base buffer holds `bytes` (`spec.base * itemsize` of them). Waits until the bytes
-    /// are there.
+    /// Makes the tensor that `spec` describes. `bytes` are those of its base buffer (`spec.base * itemsize`). Waits until
+    /// they are written.
     ///
     /// # Errors
     ///
     /// What the framework reports.
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<Self::Tensor>;
 
-    /// What the framework says of the tensor.
+    /// Returns what the framework reports of the tensor.
     ///
     /// # Errors
     ///
     /// What the framework reports.
     fn observe(&self, tensor: &Self::Tensor) -> Result<Observed>;
 
-    /// The elements in row-major order, bit for bit, with every pending operation done. Waits for the current stream
-    /// only.
+    /// Returns the elements in row-major order, bit for bit, with deferred operations applied. Waits for the current
+    /// stream only.
     ///
     /// # Errors
     ///
     /// What the framework reports.
     fn read(&self, tensor: &Self::Tensor) -> Result<Vec<u8>>;
 
-    /// Overwrites the elements, given in row-major order, in the current stream. Only where the framework
-    /// [writes](Self::writes).
+    /// Overwrites the elements, in row-major order, in the current stream. Called only where
+    /// [`Capabilities::writes`] is set.
     ///
     /// # Errors
     ///
     /// What the framework reports.
     fn write(&self, tensor: &Self::Tensor, bytes: &[u8]) -> Result<()>;
 
-    /// Sets every byte of the elements, in the current stream, by a kernel on the device, without any host copy. Where
-    /// nothing [writes](Self::writes) to tensors, the kernel makes another one of that dtype and shape, which replaces
-    /// `tensor`.
+    /// Sets every byte of the elements, in the current stream, by a kernel on the device and without a host copy. Where
+    /// tensors cannot be [written](Capabilities::writes) to, the kernel makes another tensor of the same dtype and
+    /// shape, which replaces `tensor`.
     ///
     /// # Errors
     ///
     /// What the framework reports.
     fn fill(&self, tensor: &mut Self::Tensor, byte: u8) -> Result<()>;
 
-    /// A fresh tensor of `nbytes` bytes (uint8, compact) from the framework's allocator, not initialised. Where nothing
-    /// [writes](Self::writes) to tensors, a kernel in the current stream has put garbage into it: [`fill`](Self::fill)
+    /// Allocates a compact uint8 tensor of `nbytes` bytes by the framework's allocator, not initialised. Where tensors
+    /// cannot be [written](Capabilities::writes) to, a kernel in the current stream fills it with garbage: `fill`
     /// fills another tensor, and memory that was given back too early must be overwritten here.
     ///
     /// # Errors
@@ -155,34 +171,33 @@ pub trait Subject: Adapter {
     fn allocate(&self, nbytes: usize) -> Result<Self::Tensor>;
 
     /// Copies the elements of `from` into the fresh compact tensor `into` of as many bytes, in the current stream.
-    /// Where nothing [writes](Self::writes) to tensors, the copy is another such tensor, in other memory than that of
-    /// `from`, and replaces `into`.
+    /// Where tensors cannot be [written](Capabilities::writes) to, the copy is another such tensor, in memory of its own,
+    /// and replaces `into`.
     ///
     /// # Errors
     ///
     /// What the framework reports.
     fn snapshot(&self, from: &Self::Tensor, into: &mut Self::Tensor) -> Result<()>;
 
-    /// Another reference to the same tensor object.
+    /// Returns another reference to the same tensor object.
     fn share(&self, tensor: &Self::Tensor) -> Self::Tensor;
 
     /// Drops the tensor on another thread, and waits for that thread.
     fn drop_on_thread(&self, tensor: Self::Tensor);
 
-    /// Streams of the framework that may be used beside its default stream, made once. Empty: it has no others, or the
-    /// device has none.
+    /// Returns the framework's streams beside its default one, made once. Empty where it or the device has no others.
     fn streams(&self) -> Vec<Stream>;
 
-    /// Makes `stream` the framework's current one for the duration of `body`.
+    /// Runs `body` with `stream` as the framework's current stream.
     ///
     /// # Errors
     ///
     /// What `body` or the framework reports.
     fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()>;
 
-    /// Makes a stream, makes it the framework's current one for the duration of `body`, and drops it. An `external` stream
-    /// is one that the framework knows by its handle alone, and that is destroyed at once; of any other, the last
-    /// reference counts. Runs `body` in the current stream where the framework makes no streams.
+    /// Makes a stream, runs `body` with it as the framework's current stream, and drops it. The framework knows an
+    /// `external` stream by its handle alone, and the stream is destroyed at once; any other lives until its last
+    /// reference is dropped. Runs `body` in the current stream where the framework makes no streams.
     ///
     /// # Errors
     ///
@@ -192,29 +207,28 @@ pub trait Subject: Adapter {
         body()
     }
 
-    /// Puts work that takes a few milliseconds into the current stream.
+    /// Submits work of a few milliseconds to the current stream.
     ///
     /// # Errors
     ///
     /// What the framework reports.
     fn delay(&self) -> Result<()>;
 
-    /// Waits for the device, collects garbage and empties the caches; then the bytes that the framework's allocator has
-    /// in use, or `None` where nobody counts them.
+    /// Waits for the device, collects garbage and empties the caches. Returns the bytes that the framework's allocator
+    /// then has in use, or `None` where they are not counted.
     ///
     /// # Errors
     ///
     /// What the framework reports.
     fn settle(&self) -> Result<Option<usize>>;
 
-    /// How long memory may take to come back after the last reference to it was dropped. It bounds a wait that ends at
-    /// once where all is well; zero where everything is back when [`settle`](Self::settle) returns.
+    /// Returns how long memory may take to be given back after its last reference was dropped. The suite polls and
+    /// stops at once when it is back. Zero where everything is back when [`settle`](Self::settle) returns.
     fn patience(&self) -> Duration {
         Duration::from_secs(20)
     }
 
-    /// Reports what a checker of the framework or its device has found since the last call; there need not be one. The
-    /// suite asks after every case.
+    /// Reports what a checker of the framework or its device has found since the last call. Called after every case.
     ///
     /// # Errors
     ///
@@ -223,7 +237,8 @@ pub trait Subject: Adapter {
         Ok(())
     }
 
-    /// The framework's own way of taking a tensor of `other`, for the native column, or `None` where there is none.
+    /// Imports a tensor of the same type by the framework's own means, for the native column. Returns `None` where it
+    /// has none.
     ///
     /// # Errors
     ///

@@ -1,18 +1,17 @@
 //! Cases, shrinking, reports, expectations and regressions.
 
-use bridge_conformance::expect::{apply, read_expectations, stale};
+use bridge_conformance::expect::{apply, stale};
 use bridge_conformance::model::{itemsize, random_bytes};
-use bridge_conformance::sim::{Habits, SimDevice, SimFramework};
+use bridge_conformance::sim::{Habits, SimDevice, SimFramework, SimTensor};
 use bridge_conformance::{
-    Caps, Case, Config, Expectation, Observer, PROPERTIES, PairReport, PropertyReport, REPLAYED, Regression, Spec,
-    Subject, Verdict, caps, certify, property, replay, shrink, tree,
+    Case, Config, Expectation, Observer, PROPERTIES, Pair, PairReport, PropertyReport, REPLAYED, Regression, Sides,
+    Spec, Subject, Verdict, certify, property, replay, shrink, tree,
 };
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 struct Bench {
-    device: SimDevice,
     from: SimFramework,
     to: SimFramework,
 }
@@ -20,34 +19,38 @@ struct Bench {
 impl Bench {
     fn new(from: Habits, to: Habits) -> Self {
         let device = SimDevice::new(3);
-        Self { from: SimFramework::new(&device, from), to: SimFramework::new(&device, to), device }
+        Self { from: SimFramework::new(&device, from), to: SimFramework::new(&device, to) }
     }
 
-    fn caps(&self) -> Caps {
-        caps(&self.from, &self.to)
+    fn pair(&self) -> Pair<'_, SimTensor, SimTensor> {
+        Pair::new(&self.from, &self.to).with_native_way()
     }
 
-    fn certify(&self, config: &Config, known: &[Regression], observer: &mut dyn Observer) -> PairReport {
-        certify(&self.from, &self.to, &self.device.ordering(), config, known, observer)
+    fn sides(&self) -> Sides {
+        self.pair().sides()
+    }
+
+    fn certify(&self, config: &Config, observer: &mut dyn Observer) -> PairReport {
+        config.certify_pair(&self.pair(), observer)
     }
 }
 
 fn config(cases: u32) -> Config {
-    Config { cases, seed: 2, time_budget: None, properties: None, native: false }
+    Config { cases, seed: 2, ..Config::default() }
 }
 
 #[test]
 fn a_case_is_the_same_wherever_it_is_made() {
-    let caps = Bench::new(Habits::Generous, Habits::Common).caps();
-    let elsewhere: Caps = serde_json::from_str(&serde_json::to_string(&caps).unwrap()).unwrap();
+    let sides = Bench::new(Habits::Generous, Habits::Common).sides();
+    let elsewhere: Sides = serde_json::from_str(&serde_json::to_string(&sides).unwrap()).unwrap();
     for property in PROPERTIES {
         let mut different = 0;
         for index in 0..20 {
-            let case = tree(property, &caps, 9, index).current();
+            let case = tree(property, &sides, 9, index).current();
             assert_eq!(tree(property, &elsewhere, 9, index).current(), case);
             let written: Case = serde_json::from_str(&serde_json::to_string(&case).unwrap()).unwrap();
             assert_eq!(written, case);
-            different += usize::from(tree(property, &caps, 10, index).current() != case);
+            different += usize::from(tree(property, &sides, 10, index).current() != case);
         }
         assert!(different > 10, "{}: the seed changes {different} of 20 cases", property.name);
     }
@@ -57,10 +60,10 @@ fn a_case_is_the_same_wherever_it_is_made() {
 fn cases_are_aligned_as_the_source_can_make_them() {
     let mut unaligned = 0;
     for from in [Habits::Generous, Habits::Common, Habits::Strict] {
-        let caps = Bench::new(from, Habits::Common).caps();
+        let sides = Bench::new(from, Habits::Common).sides();
         for property in PROPERTIES {
             for index in 0..100 {
-                let spec = tree(property, &caps, 9, index).current().spec;
+                let spec = tree(property, &sides, 9, index).current().spec;
                 let own = spec.align.is_multiple_of(itemsize(spec.dtype));
                 assert!(own || from == Habits::Generous, "{spec:?}");
                 assert!(spec.align == 0 || from != Habits::Strict, "{spec:?}");
@@ -76,7 +79,7 @@ fn a_case_lies_at_the_address_that_it_names() {
     let bench = Bench::new(Habits::Generous, Habits::Common);
     let mut seen = BTreeSet::new();
     for index in 0..100 {
-        let spec = tree(property("values").unwrap(), &bench.caps(), 9, index).current().spec;
+        let spec = tree(property("values").unwrap(), &bench.sides(), 9, index).current().spec;
         let tensor = bench.from.create(&spec, &random_bytes(&spec, 1)).unwrap();
         let start = bench.from.observe(&tensor).unwrap().address - spec.offset * itemsize(spec.dtype);
         assert_eq!(start % Spec::GRAIN, spec.align % Spec::GRAIN, "{spec:?}");
@@ -87,10 +90,10 @@ fn a_case_lies_at_the_address_that_it_names() {
 
 #[test]
 fn a_failing_case_shrinks_to_what_matters() {
-    let caps = Bench::new(Habits::Generous, Habits::Generous).caps();
+    let sides = Bench::new(Habits::Generous, Habits::Generous).sides();
     let life = property("life").unwrap();
     let fails = |case: &Case| case.spec.shape.iter().product::<i64>() >= 4 && case.ops.len() >= 2;
-    let tree = (0..).map(|index| tree(life, &caps, 4, index)).find(|tree| fails(&tree.current())).unwrap();
+    let tree = (0..).map(|index| tree(life, &sides, 4, index)).find(|tree| fails(&tree.current())).unwrap();
     let mut steps = 0;
     let case = shrink(tree, &mut |case| {
         steps += 1;
@@ -103,7 +106,7 @@ fn a_failing_case_shrinks_to_what_matters() {
 
 #[test]
 fn the_orders_get_their_share() {
-    let report = Bench::new(Habits::Strict, Habits::Common).certify(&config(200), &[], &mut ());
+    let report = Bench::new(Habits::Strict, Habits::Common).certify(&config(200), &mut ());
     for name in ["order", "release_order"] {
         let judged = report.properties.iter().find(|judged| judged.name == name).unwrap();
         assert!(judged.cases >= 20, "{judged:?}");
@@ -116,7 +119,7 @@ fn the_orders_get_their_share() {
 #[test]
 fn without_time_every_property_still_runs_once() {
     let config = Config { time_budget: Some(Duration::ZERO), ..config(1000) };
-    let report = Bench::new(Habits::Generous, Habits::Common).certify(&config, &[], &mut ());
+    let report = Bench::new(Habits::Generous, Habits::Common).certify(&config, &mut ());
     assert!(
         report.properties.iter().all(|judged| judged.cases == 1 && judged.verdict == Verdict::Passed),
         "{report:?}"
@@ -126,7 +129,7 @@ fn without_time_every_property_still_runs_once() {
 #[test]
 fn the_native_way_is_found_wrong() {
     let config = Config { properties: Some(vec!["order".into(), "release_order".into()]), native: true, ..config(200) };
-    let report = Bench::new(Habits::Generous, Habits::Common).certify(&config, &[], &mut ());
+    let report = Bench::new(Habits::Generous, Habits::Common).certify(&config, &mut ());
     for judged in report.properties {
         let native = judged.native.unwrap();
         assert_eq!((judged.verdict, native.cases, native.refused), (Verdict::Passed, judged.cases, 0));
@@ -149,24 +152,24 @@ impl Observer for Log {
 fn regressions_are_run_first_and_say_so_when_they_are_back() {
     let bench = Bench::new(Habits::Generous, Habits::Common);
     let values = property("values").unwrap();
-    let good = tree(values, &bench.caps(), 1, 0).current();
+    let good = tree(values, &bench.sides(), 1, 0).current();
     let known = |to: &str, case: &Case| Regression {
         from: "sim-generous".into(),
         to: to.into(),
         property: "values".into(),
         case: case.clone(),
     };
-    let only = Config { properties: Some(vec!["values".into()]), ..config(3) };
+    let only = |regressions| Config { properties: Some(vec!["values".into()]), regressions, ..config(3) };
     let mut log = Log::default();
-    let report = bench.certify(&only, &[known("sim-common", &good), known("elsewhere", &good)], &mut log);
+    let report = bench.certify(&only(vec![known("sim-common", &good), known("elsewhere", &good)]), &mut log);
     assert!(report.passed());
     assert_eq!(log.0.iter().map(|(_, index)| *index).collect::<Vec<_>>(), [REPLAYED, 0, 1, 2]);
 
     // A case that nobody can pass: the view is larger than its base.
     let mut bad = good;
     (bad.spec.shape, bad.spec.strides) = (vec![100], vec![1 << 20]);
-    assert!(replay(&bench.from, &bench.to, &bench.device.ordering(), values, &bad).is_err());
-    let report = bench.certify(&only, &[known("sim-common", &bad)], &mut ());
+    assert!(replay(&bench.pair(), values, &bad).is_err());
+    let report = bench.certify(&only(vec![known("sim-common", &bad)]), &mut ());
     let judged = &report.properties[0];
     assert_eq!((judged.verdict, judged.cases, judged.counterexample.as_ref()), (Verdict::Failed, 1, Some(&bad)));
     assert!(judged.reason.as_ref().unwrap().contains("a regression is back"));
@@ -179,13 +182,22 @@ fn a_regression_is_replayed_under_the_name_that_reports_file_it_under() {
     let from = SimFramework::new(&device, Habits::Generous).named("another-way");
     let to = SimFramework::new(&device, Habits::Common);
     let (from_name, to_name) = ("another-way".into(), "sim-common".into());
-    let case = tree(property("values").unwrap(), &caps(&from, &to), 1, 0).current();
-    let known = [Regression { from: from_name, to: to_name, property: "values".into(), case }];
-    let only = Config { properties: Some(vec!["values".into()]), ..config(1) };
+    let case = tree(property("values").unwrap(), &Sides::of(&from, &to), 1, 0).current();
+    let regressions = vec![Regression { from: from_name, to: to_name, property: "values".into(), case }];
+    let only = Config { properties: Some(vec!["values".into()]), regressions, ..config(1) };
     let mut log = Log::default();
-    let report = certify(&from, &to, &device.ordering(), &only, &known, &mut log);
+    let report = only.certify_pair(&Pair::new(&from, &to), &mut log);
     assert_eq!((report.from.as_str(), report.to.as_str()), ("another-way", "sim-common"));
     assert_eq!(log.0.iter().map(|(_, index)| *index).collect::<Vec<_>>(), [REPLAYED, 0]);
+}
+
+#[test]
+fn an_adapter_is_certified_both_ways() {
+    let bench = Bench::new(Habits::Strict, Habits::Generous);
+    let both = certify(&bench.from, &bench.to);
+    let names = both.each_ref().map(|report| (report.from.as_str(), report.to.as_str()));
+    assert_eq!(names, [("sim-strict", "sim-generous"), ("sim-generous", "sim-strict")]);
+    assert!(both.iter().all(PairReport::passed));
 }
 
 fn judged(name: &str, verdict: Verdict) -> PropertyReport {
@@ -226,26 +238,12 @@ fn expectations_that_match_nothing_are_stale() {
     assert_eq!(lines(Expectation { reason: " ".into(), ..expectation("a", "values", None) }), 1);
 }
 
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures")
-}
-
-#[test]
-fn the_fixtures_are_in_order() {
-    let expectations = read_expectations(&fixtures().join("expectations.json")).unwrap();
-    let known: Vec<_> = bridge_conformance::runner::KNOWN.iter().map(|known| known.name.into()).collect();
-    assert_eq!(stale(&expectations, &known, &[]), Vec::<String>::new());
-    for regression in Regression::read_all(&fixtures().join("regressions")).unwrap() {
-        assert!(property(&regression.property).is_some(), "{regression:?}");
-    }
-}
-
 #[test]
 fn a_regression_reads_back() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("regressions");
-    let caps = Bench::new(Habits::Generous, Habits::Common).caps();
+    let sides = Bench::new(Habits::Generous, Habits::Common).sides();
     let life = property("life").unwrap();
-    let case = tree(life, &caps, 1, 0).current();
+    let case = tree(life, &sides, 1, 0).current();
     let regression = Regression { from: "a".into(), to: "b".into(), property: life.name.into(), case };
     let path = regression.write(&folder).unwrap();
     assert_eq!(regression.write(&folder).unwrap(), path);

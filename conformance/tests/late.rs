@@ -1,10 +1,10 @@
-//! A verdict does not depend on when the memory of another case comes back.
+//! A verdict does not depend on when the memory of another case is given back.
 //!
-//! It is alone in its process, because leases are counted per process.
+//! The test has a process of its own, because leases are counted per process.
 
 use bridge_conformance::model::random_bytes;
 use bridge_conformance::sim::{Habits, SimDevice, SimFramework, SimTensor};
-use bridge_conformance::{Case, Config, Observer, PropertyReport, Subject, caps, certify, property, tree};
+use bridge_conformance::{Case, Config, Observer, Pair, PropertyReport, Subject, property, tree};
 use bridge_core::{Options, transfer};
 use std::thread::{JoinHandle, spawn};
 
@@ -29,15 +29,16 @@ fn views_of_earlier_cases_that_are_dropped_late_are_no_failure() {
     let device = SimDevice::new(3);
     let (from, to) = (SimFramework::new(&device, Habits::Generous), SimFramework::new(&device, Habits::Generous));
     let ordering = device.ordering();
-    let spec = tree(property("values").unwrap(), &caps(&from, &to), 1, 0).current().spec;
+    let pair = Pair::new(&from, &to).with_native_way();
+    let spec = tree(property("values").unwrap(), &pair.sides(), 1, 0).current().spec;
     let view = |seed| {
         let tensor = from.create(&spec, &random_bytes(&spec, seed)).unwrap();
         transfer(&from, &to, &tensor, &ordering, &Options::default()).unwrap().0
     };
     let mut late = Late { views: (0..CASES).map(|seed| view(seed.into())).collect(), threads: Vec::new() };
     let properties = Some(vec!["life".into()]);
-    let config = Config { cases: CASES, seed: 2, time_budget: None, properties, native: false };
-    let report = certify(&from, &to, &ordering, &config, &[], &mut late);
+    let config = Config { cases: CASES, seed: 2, properties, ..Config::default() };
+    let report = config.certify_pair(&pair, &mut late);
     late.threads.into_iter().for_each(|thread| thread.join().unwrap());
     assert!(report.passed(), "{report:#?}");
     assert_eq!(report.properties[0].cases, CASES);

@@ -1,15 +1,15 @@
 //! Every pair of simulated frameworks has every property.
 
 use bridge_conformance::sim::{HABITS, Habits, SimDevice, SimFramework};
-use bridge_conformance::{Config, PROPERTIES, Verdict, caps, certify};
+use bridge_conformance::{Config, PROPERTIES, Pair, Sides, Verdict};
 
 #[test]
 fn every_simulated_pair_passes() {
     for (from, to) in HABITS.iter().flat_map(|from| HABITS.iter().map(move |to| (*from, *to))) {
         let device = SimDevice::new(7);
         let (from, to) = (SimFramework::new(&device, from), SimFramework::new(&device, to));
-        let config = Config { cases: 1000, seed: 1, time_budget: None, properties: None, native: false };
-        let report = certify(&from, &to, &device.ordering(), &config, &[], &mut ());
+        let config = Config { seed: 1, ..Config::default() };
+        let report = config.certify_pair(&Pair::new(&from, &to).with_native_way(), &mut ());
         for judged in &report.properties {
             let passed = matches!(judged.verdict, Verdict::Passed | Verdict::NotApplicable);
             assert!(passed, "{} → {}: {judged:#?}", report.from, report.to);
@@ -21,8 +21,8 @@ fn every_simulated_pair_passes() {
 fn what_is_left_out_where_nothing_writes_and_there_is_one_stream() {
     let left_out = |from, to| {
         let device = SimDevice::new(7);
-        let caps = caps(&SimFramework::new(&device, from), &SimFramework::new(&device, to));
-        let of = PROPERTIES.iter().filter(|property| (property.left_out)(&caps).is_some());
+        let sides = Sides::of(&SimFramework::new(&device, from), &SimFramework::new(&device, to));
+        let of = PROPERTIES.iter().filter(|property| (property.left_out)(&sides).is_some());
         of.map(|property| property.name).collect::<Vec<_>>()
     };
     assert_eq!(left_out(Habits::Immutable, Habits::Immutable), ["read_only", "aliasing", "order", "release_order"]);

@@ -1,4 +1,4 @@
-"""The conformance suite of tensor-bridge: which frameworks pass tensors to each other rightly."""
+"""The conformance suite of tensor-bridge: which frameworks exchange tensors correctly."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 __all__ = ["main"]
 
-# TensorFlow reads these when it is loaded, by whomever. It is to say less, to leave memory of the GPU to others, and to
-# keep its symbols out of the global scope, where libraries of other frameworks would take them for those of CUDA.
+# TensorFlow reads these when it is loaded, whichever module imports it: to log less, to allocate GPU memory as it is
+# needed, and to keep its symbols out of the global scope, where libraries of other frameworks would find its stubs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 sys.modules.setdefault("tensorflow.python.pywrap_dlopen_global_flags", None)  # type: ignore[arg-type]
 
 
 def main(argv: list[str]) -> int:
-    """Run the suite, with ``--bench`` the benches, with ``--soak`` very many transfers. Gives the exit code."""
+    """Run the suite, with ``--bench`` the benches, with ``--soak`` very many transfers. Return the exit code."""
     if "--bench" in argv:
         from tensor_bridge_conformance import bench
 
@@ -31,11 +31,11 @@ def main(argv: list[str]) -> int:
 
     from tensor_bridge_conformance import _conformance, host
 
-    # The runner is native code, which would not see an interrupt that waits for the interpreter.
+    # The runner is native code: an interrupt would wait until it returns to the interpreter.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     script = str(Path(sys.argv[0]).resolve())
     if "--worker" in argv:
-        # What a framework prints goes with the errors: the channel to the runner is for messages alone.
+        # What a framework prints is redirected to stderr: the channel to the runner carries messages only.
         channel = os.dup(1)
         os.dup2(2, 1)
         with os.fdopen(channel, "w", encoding="utf-8", closefd=True) as messages:
@@ -44,6 +44,6 @@ def main(argv: list[str]) -> int:
                 messages.write(line + "\n")
                 messages.flush()
 
-            return int(_conformance.worker(argv, send))
+            return _conformance.worker(argv, send)
     launch = [sys.executable, script]
-    return int(_conformance.main(argv, launch, lambda known: json.dumps(host.describe(json.loads(known)))))
+    return _conformance.main(argv, launch, lambda: json.dumps(host.describe()))

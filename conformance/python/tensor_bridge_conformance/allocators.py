@@ -1,4 +1,4 @@
-"""Allocators that a framework takes by a call: the runner says in the environment which one it shall be."""
+"""Allocators that are set by a call. The runner names the one to set in the environment."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 
 def chosen(adapter: str) -> str | None:
-    """The name of the allocator that the variant of an adapter is about (``conformance/src/runner/variants.rs``)."""
+    """Return the allocator of an adapter's variant (``conformance/src/runner/variants.rs``), or ``None``."""
     return os.environ.get(f"CONFORMANCE_{adapter.upper()}_ALLOCATOR")
 
 
 def prepare(adapter: str) -> None:
-    """Set PyTorch's allocator, before anything is allocated: later it takes no other."""
+    """Set PyTorch's allocator, which it accepts only before the first allocation."""
     if adapter != "torch" or chosen(adapter) != "pluggable" or Pools.torch is not None:
         return
     import torch
@@ -24,7 +24,7 @@ def prepare(adapter: str) -> None:
 
 
 class Pools:
-    """The allocators of this process: two subjects of one framework share them."""
+    """The allocators of this process. Two subjects of one framework share them."""
 
     torch: ClassVar[Any] = None
     cupy: ClassVar[Any] = None

@@ -1,35 +1,28 @@
-"""What a transfer costs the host, beside the frameworks' own way, in one run.
+"""Cost of a transfer on the host, compared with the frameworks' own way in the same run.
 
-Each contender is called in batches. In every round all sizes and contenders of a pair take turns, so that a host that
-runs faster or slower for a while does so for all of them; the medians over the rounds count, and for the ratio the
-median of the ratios within a round. A call includes dropping the view that it gave.
+Each contender is called in batches. In every round all sizes and contenders of a pair take turns, so that a change of
+the host's speed affects all. A figure is the median over the rounds, a ratio the median of the ratios within a round.
+A call includes dropping the view that it returned.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
-import json
 import statistics
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from tensor_bridge_conformance import growth, host
-from tensor_bridge_conformance.growth import STEP, Call, batch
+from tensor_bridge_conformance import growth, host, settings
+from tensor_bridge_conformance.growth import batch
+from tensor_bridge_conformance.reports import publish
+from tensor_bridge_conformance.settings import Setting
 
 #: Bytes of the tensors: 1 KiB to 4 GiB.
 SIZES = [1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26, 1 << 30, 1 << 32]
-#: Cycles of a delay: about three milliseconds.
-CYCLES = 6_000_000
 #: Rounds that warm caches and pools up, and do not count.
 WARM_UP = 2
-#: A transfer costs the same at any size when the slowest size costs at most so many times the fastest.
+#: The most that the slowest size costs, as a multiple of the fastest: above it, cost depends on size.
 FLAT = 1.5
-
-Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 @dataclass
@@ -46,7 +39,7 @@ class Row:
 
 @dataclass
 class Verdict:
-    """What the rows of one pair say, against the bars."""
+    """The rows of one pair, compared with the bars."""
 
     path: str
     streams: str
@@ -56,69 +49,36 @@ class Verdict:
     passed: bool
 
 
-@dataclass
-class Setting:
-    """A pair on one arrangement of streams: how to make the tensor, both ways across, and the bar for their ratio."""
-
-    path: str
-    streams: str
-    make: Callable[[int], Any]
-    ours: Call
-    native: Call
-    bar: float | None
-    #: What is entered around the measurement (the consumer's stream).
-    inside: Context
-    #: Called before every batch: waits for the device, and gives it work again where it shall be busy.
-    before: Callable[[], Any]
-    #: Takes a view back to where it came from.
-    back: Call | None = None
-
-    def parts(self, count: int) -> list[Any]:
-        """As many small tensors, no two at one address."""
-        if self.path.startswith("tensorflow"):
-            return [self.make(1 << 10) for _ in range(count)]
-        whole = self.make(-(-count * STEP // 1024) * 1024).reshape(-1, STEP // 4)
-        return [whole[index] for index in range(count)]
-
-
 def main(argv: list[str]) -> int:
-    """Measure, print a table, write ``bench.json`` and ``bench.md``. Gives 0 when every bar is met."""
+    """Measure, print a table, write ``bench.json`` and ``bench.md``. Return 0 when every bar is met."""
     options = _options(argv)
-    settings = _settings(options.device)
+    measured = settings.all_on(options.device)
     if options.only:
-        settings = [setting for setting in settings if setting.path in options.only]
-    if not settings:
-        print("nothing to measure: torch and NumPy, or on a CUDA device torch and CuPy, have to be installed")
+        measured = [setting for setting in measured if setting.path in options.only]
+    if not measured:
+        print("nothing to measure: install torch and NumPy, or on a CUDA device torch and CuPy")
         return 2
-    rows = [row for setting in settings for row in _measure(setting, options)]
-    verdicts = [_judge(setting, rows) for setting in settings]
-    grown = [row for setting in settings for row in growth.measure(setting, options)]
-    about = host.describe(_FRAMEWORKS)
+    rows = [row for setting in measured for row in _measure(setting, options)]
+    verdicts = [_judge(setting, rows) for setting in measured]
+    grown = [row for setting in measured for row in growth.measure(setting, options)]
+    about = host.describe(*FRAMEWORKS)
     table = _markdown(about, rows, verdicts) + "\n" + "\n".join(growth.markdown(grown)) + "\n"
-    print(table)
-    report = Path(options.report)
-    report.mkdir(parents=True, exist_ok=True)
     data = {
-        "schema": 1,
         "host": about,
         "rows": [asdict(row) for row in rows],
         "verdicts": [asdict(v) for v in verdicts],
         "growth": [asdict(row) for row in grown],
     }
-    (report / "bench.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    (report / "bench.md").write_text(table, encoding="utf-8")
-    judged = [verdict for verdict in [*verdicts, *grown] if verdict.bar is not None]
+    publish(options.report, "bench", table, data)
+    judged: list[Verdict | growth.Growth] = [v for v in verdicts if v.bar is not None]
+    judged += [row for row in grown if row.bar is not None]
     missed = sum(not verdict.passed for verdict in judged)
     print(f"{len(judged) - missed} passed, {missed} failed")
     return 1 if missed else 0
 
 
-_FRAMEWORKS = [
-    {"name": "torch", "module": "torch", "distributions": ["torch"]},
-    {"name": "cupy", "module": "cupy", "distributions": ["cupy-cuda13x", "cupy-cuda12x", "cupy"]},
-    {"name": "numpy", "module": "numpy", "distributions": ["numpy"]},
-    {"name": "tensorflow", "module": "tensorflow", "distributions": ["tensorflow", "tensorflow-cpu"]},
-]
+#: The frameworks whose versions the report names.
+FRAMEWORKS = ("torch", "cupy", "numpy", "tensorflow")
 
 
 def _options(argv: list[str]) -> argparse.Namespace:
@@ -138,197 +98,6 @@ def _options(argv: list[str]) -> argparse.Namespace:
 
 def _paths(line: str) -> list[str]:
     return [path.replace(":", "→") for path in line.split(",")]
-
-
-def _settings(device: str) -> list[Setting]:
-    settings = []
-    with contextlib.suppress(ImportError):
-        import torch
-
-        if device != "cpu" and torch.cuda.is_available():
-            cupy = importlib.import_module("cupy")
-            settings += _cuda_settings(torch, cupy)
-            with contextlib.suppress(ImportError):
-                settings += _cuda_settings_of_tensorflow(torch, cupy, importlib.import_module("tensorflow"))
-        if device != "cuda":
-            numpy = importlib.import_module("numpy")
-            settings += _cpu_settings(torch, numpy)
-            with contextlib.suppress(ImportError):
-                settings += _cpu_settings_of_tensorflow(torch, numpy, importlib.import_module("tensorflow"))
-    return settings
-
-
-def _on_host(path: str, make: Callable[[int], Any], ours: Call, native: Call, back: Call | None = None) -> Setting:
-    return Setting(path, "host", make, ours, native, None, contextlib.nullcontext, lambda: None, back)
-
-
-def _cpu_settings(torch: Any, numpy: Any) -> list[Setting]:
-    import tensor_bridge
-
-    return [
-        _on_host(
-            "torch→numpy",
-            lambda size: torch.empty(_shape(size), dtype=torch.float32),
-            tensor_bridge.to_numpy,
-            numpy.from_dlpack,
-            tensor_bridge.to_torch,
-        ),
-        _on_host(
-            "numpy→torch",
-            lambda size: numpy.empty(_shape(size), dtype=numpy.float32),
-            tensor_bridge.to_torch,
-            torch.from_dlpack,
-            tensor_bridge.to_numpy,
-        ),
-    ]
-
-
-def _cpu_settings_of_tensorflow(torch: Any, numpy: Any, tensorflow: Any) -> list[Setting]:
-    import tensor_bridge
-
-    dlpack = tensorflow.experimental.dlpack
-
-    def aligned(size: int) -> Any:
-        """An array where TensorFlow takes it in place."""
-        memory = numpy.empty(size + 64, dtype=numpy.uint8)
-        start = -memory.ctypes.data % 64
-        return memory[start : start + size].view(numpy.float32).reshape(_shape(size))
-
-    return [
-        _on_host(
-            "torch→tensorflow",
-            lambda size: torch.empty(_shape(size), dtype=torch.float32),
-            tensor_bridge.to_tensorflow,
-            lambda tensor: dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(tensor)),
-        ),
-        _on_host(
-            "tensorflow→torch",
-            lambda size: tensorflow.zeros(_shape(size)),
-            tensor_bridge.to_torch,
-            lambda tensor: torch.utils.dlpack.from_dlpack(dlpack.to_dlpack(tensor)),
-        ),
-        _on_host(
-            "numpy→tensorflow",
-            aligned,
-            tensor_bridge.to_tensorflow,
-            lambda array: dlpack.from_dlpack(array.__dlpack__()),
-        ),
-    ]
-
-
-def _cuda_settings_of_tensorflow(torch: Any, cupy: Any, tensorflow: Any) -> list[Setting]:
-    import tensor_bridge
-
-    dlpack = tensorflow.experimental.dlpack
-
-    operand = tensorflow.fill([1 << 20], tensorflow.constant(1e6, "float64"))
-
-    def occupy() -> None:
-        """Milliseconds of work in the streams of all three."""
-        torch.cuda.synchronize()
-        tensorflow.math.igamma(operand, operand)
-        torch.cuda._sleep(CYCLES)
-
-    def pair(path: str, make: Callable[[int], Any], ours: Call, native: Call, bar: float) -> list[Setting]:
-        # TensorFlow has a stream of its own, and the others are on the legacy default stream.
-        return [
-            Setting(path, "cross", make, ours, native, bar, contextlib.nullcontext, torch.cuda.synchronize),
-            Setting(path, "cross, busy", make, ours, native, None, contextlib.nullcontext, occupy),
-        ]
-
-    def of_torch(size: int) -> Any:
-        return torch.empty(_shape(size), dtype=torch.float32, device="cuda")
-
-    def of_cupy(size: int) -> Any:
-        return cupy.empty(_shape(size), dtype=cupy.float32)
-
-    def of_tensorflow(size: int) -> Any:
-        with tensorflow.device("GPU:0"):
-            return tensorflow.zeros(_shape(size))
-
-    # CuPy's `toDlpack` gives a versioned capsule, which TensorFlow refuses.
-    pairs = [
-        pair(
-            "torch→tensorflow",
-            of_torch,
-            tensor_bridge.to_tensorflow,
-            lambda tensor: dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(tensor)),
-            1,
-        ),
-        pair(
-            "cupy→tensorflow",
-            of_cupy,
-            tensor_bridge.to_tensorflow,
-            lambda array: dlpack.from_dlpack(array.__dlpack__(stream=-1)),
-            1,
-        ),
-        pair(
-            "tensorflow→torch",
-            of_tensorflow,
-            tensor_bridge.to_torch,
-            lambda tensor: torch.utils.dlpack.from_dlpack(dlpack.to_dlpack(tensor)),
-            1 / 3,
-        ),
-        pair(
-            "tensorflow→cupy",
-            of_tensorflow,
-            tensor_bridge.to_cupy,
-            lambda tensor: cupy.from_dlpack(dlpack.to_dlpack(tensor)),
-            1 / 2,
-        ),
-    ]
-    return [setting for settings in pairs for setting in settings]
-
-
-def _cuda_settings(torch: Any, cupy: Any) -> list[Setting]:
-    import tensor_bridge
-
-    torch_stream, cupy_stream = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
-    streams: dict[str, Context] = {
-        # Both frameworks start out on the legacy default stream.
-        "same": contextlib.nullcontext,
-        "cross": lambda: _both(torch.cuda.stream(torch_stream), cupy_stream),
-    }
-    settings = []
-    for name, inside in streams.items():
-        settings.append(
-            Setting(
-                "cupy→torch",
-                name,
-                lambda size: cupy.empty(_shape(size), dtype=cupy.float32),
-                tensor_bridge.to_torch,
-                torch.from_dlpack,
-                1 / 4,
-                inside,
-                torch.cuda.synchronize,
-                tensor_bridge.to_cupy,
-            )
-        )
-        settings.append(
-            Setting(
-                "torch→cupy",
-                name,
-                lambda size: torch.empty(_shape(size), dtype=torch.float32, device="cuda"),
-                tensor_bridge.to_cupy,
-                cupy.from_dlpack,
-                1 / 5,
-                inside,
-                torch.cuda.synchronize,
-                tensor_bridge.to_torch,
-            )
-        )
-    return settings
-
-
-@contextlib.contextmanager
-def _both(first: Any, second: Any) -> Any:
-    with first, second:
-        yield
-
-
-def _shape(size: int) -> tuple[int, int]:
-    """A float32 tensor of ``size`` bytes."""
-    return size // (4 * 256), 256
 
 
 def _measure(setting: Setting, options: argparse.Namespace) -> list[Row]:
@@ -363,9 +132,7 @@ def _judge(setting: Setting, rows: list[Row]) -> Verdict:
 
 
 def _markdown(about: dict[str, Any], rows: list[Row], verdicts: list[Verdict]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    where = "; ".join([*about["gpus"], about["cpu"]])
-    lines = [f"{where}; Python {about['python']}; {versions}; {about['date']}", ""]
+    lines = [host.heading(about), ""]
     lines += ["| path | streams | size | ours, ns | native, ns | ratio |", "|---|---|--:|--:|--:|--:|"]
     for row in rows:
         figures = f"{row.ours:,.0f} | {row.native:,.0f} | {row.ratio:.3f}"

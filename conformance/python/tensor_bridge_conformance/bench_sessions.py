@@ -1,18 +1,18 @@
-"""What a run of a session of TensorFlow 1.15 costs on a tensor of PyTorch: in place, and through the host.
+"""Cost of a run of a session of TensorFlow 1.15 on a tensor of PyTorch: in place, and through the host.
 
 ``y = two * x + one``, float32, all of one shape: without broadcasting it takes two kernels and no more. Three ways to
 run it take turns in one process:
 
 - *ours*: ``Session.run({"x": x, ...}, "torch")`` of ``tensor_bridge.tensorflow1``, from a tensor of PyTorch to one of
   PyTorch. ``two`` and ``one`` are tensors of PyTorch as well, which stay fed.
-- *host*: what feeding through the host comes to without the Python of 1.15, which can only add to it. ``x.cpu()`` is
-  fed for a placeholder, from where it is on the host, and what is fetched is copied to a tensor on the device. ``two``
-  and ``one`` are variables of TensorFlow's.
-- *bare*: the same on three variables. Nothing is fed and nothing is fetched: ``y`` is a target, computed and dropped.
-  The C function is called with arguments that were made beforehand.
+- *host*: the least cost of feeding through the host: the Python of 1.15 can only add to it. ``x.cpu()`` is fed for a
+  placeholder in place, and the result is copied from the host to a tensor on the device. ``two`` and ``one`` are
+  variables of TensorFlow.
+- *bare*: the same on three variables. Nothing is fed or fetched: ``y`` is a target, computed and dropped. The C
+  function is called with arguments that were made beforehand.
 
-A run ends when the device has done its work, which is TensorFlow's own rule. So what *ours* takes longer than *bare* is
-what the bridge adds, with three inputs and an output, in Python.
+A run ends when the device has done its work: that is TensorFlow's own rule. So *ours* less *bare* is what the bridge
+adds, with three inputs and an output, in Python.
 
     python -m tensor_bridge_conformance.bench_sessions --device cuda:0 --report out
 """
@@ -22,31 +22,29 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import json
-import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tensor_bridge_conformance import host
-from tensor_bridge_conformance.sessions import FLOAT, Buffer, Library, Output, Pointer
+from tensor_bridge_conformance.graphs import Graph
+from tensor_bridge_conformance.reports import publish
 
 MIB = 1 << 20
 #: MiB of a tensor: 1 MiB to 1 GiB.
 SIZES = [1, 4, 16, 64, 256, 1024]
-#: Rounds that warm everything up, and do not count.
+#: Rounds that warm caches and pools up, and do not count.
 WARM_UP = 3
-#: Seconds that a batch of runs is to take, and the most runs in one.
+#: Seconds of a batch of runs, and the most runs in one.
 BATCH, MOST = 0.02, 200
 
 #: On a device: how many times faster than through the host, at how many MiB.
 FASTER, AT = 20, 64
-#: On a device: the most that a run may take longer than a bare one, at any size, in nanoseconds.
+#: On a device: the most that a run takes longer than a bare one, at any size, in nanoseconds.
 OVERHEAD = 50_000
 
 #: ``ConfigProto``: memory of the GPU as it is needed, operations where there are kernels for them; and no GPU at all
@@ -54,35 +52,13 @@ OVERHEAD = 50_000
 CONFIG = bytes([0x32, 2, 0x20, 1, 0x38, 1])
 NO_GPU = b"\x0a\x07\x0a\x03GPU\x10\x00"
 
-_FRAMEWORKS = [
-    {"name": "torch", "module": "torch", "distributions": ["torch"]},
-    {"name": "numpy", "module": "numpy", "distributions": ["numpy"]},
-]
-
-#: Leaves memory to whoever has it.
-Leave = ctypes.CFUNCTYPE(None, c_void_p, c_size_t, c_void_p)
-
-#: What functions take, beyond those that the suite uses.
-FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "TF_SetAttrShape": (None, [c_void_p, c_char_p, POINTER(c_int64), c_int]),
-    "TF_SetAttrString": (None, [c_void_p, c_char_p, c_char_p, c_size_t]),
-    "TF_NewTensor": (c_void_p, [c_int, POINTER(c_int64), c_int, c_void_p, c_size_t, Leave, c_void_p]),
-    "TF_GraphToGraphDef": (None, [c_void_p, POINTER(Buffer), c_void_p]),
-    "TF_SessionRun": (
-        None,
-        [
-            *(c_void_p, c_void_p),
-            *(POINTER(Output), POINTER(c_void_p), c_int),
-            *(POINTER(Output), POINTER(c_void_p), c_int),
-            *(POINTER(c_void_p), c_int, c_void_p, c_void_p),
-        ],
-    ),
-}
+#: The frameworks whose versions the report names.
+FRAMEWORKS = ("torch", "numpy")
 
 
 @dataclass
 class Row:
-    """One size: medians of nanoseconds over the rounds, and medians of what was compared within a round."""
+    """One size: medians over the rounds in nanoseconds, and medians of the comparisons within a round."""
 
     device: str
     mib: float
@@ -91,13 +67,13 @@ class Row:
     bare: float
     #: How many times faster than through the host.
     faster: float
-    #: What a run takes longer than a bare one, in nanoseconds.
+    #: Time that a run takes longer than a bare one, in nanoseconds.
     overhead: float
 
 
 @dataclass
 class Verdict:
-    """A bar, and what was measured."""
+    """A bar, and the measured figure."""
 
     what: str
     measured: float
@@ -105,103 +81,11 @@ class Verdict:
     passed: bool
 
 
-class Graph:
-    """A graph that is built with TensorFlow's own functions, and a session for it. It stays until the process ends."""
-
-    def __init__(self, folder: Path, config: bytes) -> None:
-        """An empty one, in the TensorFlow that is loaded from this folder."""
-        self.library = Library.of(folder)
-        mine = ctypes.CDLL(str(folder / "python/_pywrap_tensorflow_internal.so"), os.RTLD_NOLOAD | os.RTLD_LOCAL)
-        self.functions = {name: getattr(mine, name) for name in FUNCTIONS}
-        for name, (result, arguments) in FUNCTIONS.items():
-            self.functions[name].restype, self.functions[name].argtypes = result, arguments
-        self.graph, self.status = self.library.TF_NewGraph(), self.library.TF_NewStatus()
-        options = self.library.TF_NewSessionOptions()
-        self.library.TF_SetConfig(options, config, len(config))
-        self.session = self.library.TF_NewSession(self.graph, options)
-        self.library.TF_DeleteSessionOptions(options)
-
-    def add(self, operation: str, name: str, inputs: Sequence[Output] = (), **attributes: Any) -> Output:
-        """Add an operation, and give its first output. Attributes are types, shapes and strings."""
-        new = self.library.TF_NewOperation(self.graph, operation.encode(), name.encode())
-        for each in inputs:
-            self.library.TF_AddInput(new, each)
-        for attribute, value in attributes.items():
-            if isinstance(value, int):
-                self.library.TF_SetAttrType(new, attribute.encode(), value)
-            elif isinstance(value, str):
-                self.functions["TF_SetAttrString"](new, attribute.encode(), value.encode(), len(value))
-            else:
-                self.functions["TF_SetAttrShape"](new, attribute.encode(), (c_int64 * len(value))(*value), len(value))
-        return Output(self.library.TF_FinishOperation(new), 0)
-
-    def line(self, inputs: Mapping[str, Output]) -> Output:
-        """The product and the sum."""
-        product = self.add("Mul", "product", [inputs["two"], inputs["x"]])
-        return self.add("Add", "y", [product, inputs["one"]])
-
-    def placeholder(self, name: str, shape: Sequence[int]) -> Output:
-        """What has to be fed."""
-        return self.add("Placeholder", name, dtype=FLOAT, shape=shape)
-
-    def variable(self, name: str, array: Any) -> Output:
-        """A tensor of TensorFlow's own with these values."""
-        handle = self.add("VarHandleOp", name, dtype=FLOAT, shape=array.shape, shared_name=f"{name}_{self.graph}")
-        value = self.placeholder(f"{name}/value", array.shape)
-        assign = self.add("AssignVariableOp", f"{name}/assign", [handle, value], dtype=FLOAT)
-        tensor = self.tensor(array)
-        self.run(feeds={0: (value, tensor)}, targets=[assign])()
-        self.library.TF_DeleteTensor(tensor)
-        return self.add("ReadVariableOp", f"{name}/read", [handle], dtype=FLOAT)
-
-    def tensor(self, array: Any) -> Pointer:
-        """A tensor over an array, which has to stay."""
-        shape = (c_int64 * array.ndim)(*array.shape)
-        made = self.functions["TF_NewTensor"](FLOAT, shape, array.ndim, array.ctypes.data, array.nbytes, _LEAVE, None)
-        return Pointer(made)
-
-    def run(
-        self,
-        feeds: Mapping[int, tuple[Output, Pointer]] | None = None,
-        fetches: Sequence[Output] = (),
-        targets: Sequence[Output] = (),
-    ) -> Callable[[], list[int]]:
-        """A run, to be called any number of times, which gives the tensors fetched: they are the caller's."""
-        places, tensors = zip(*feeds.values(), strict=True) if feeds else ((), ())
-        fetched = (Pointer * len(fetches))()
-        arguments = (
-            *(self.session, None),
-            *((Output * len(places))(*places), (Pointer * len(places))(*tensors), len(places)),
-            *((Output * len(fetches))(*fetches), fetched, len(fetches)),
-            *((Pointer * len(targets))(*(target.oper for target in targets)), len(targets), None, self.status),
-        )
-        function, code, status = self.functions["TF_SessionRun"], self.library.TF_GetCode, self.status
-
-        def call() -> list[int]:
-            function(*arguments)
-            if code(status):
-                raise RuntimeError(self.library.TF_Message(status).decode(errors="replace"))
-            return list(fetched)
-
-        return call
-
-    def serialised(self) -> bytes:
-        """The ``GraphDef``."""
-        buffer = Buffer()
-        self.functions["TF_GraphToGraphDef"](self.graph, ctypes.byref(buffer), self.status)
-        if self.library.TF_GetCode(self.status):
-            raise RuntimeError(self.library.TF_Message(self.status).decode(errors="replace"))
-        return ctypes.string_at(buffer.data, buffer.length)
-
-
-_LEAVE = Leave(lambda *_: None)
-
-
 class Setting:
     """The three ways for tensors of one size."""
 
     def __init__(self, folder: Path, device: str, nbytes: int) -> None:
-        """Make the tensors, the graphs and the sessions, and see that all three give the same."""
+        """Make the tensors, the graphs and the sessions, and check that all three return the same."""
         import torch
 
         import tensor_bridge as tb
@@ -216,7 +100,7 @@ class Setting:
         graph.line({name: graph.placeholder(name, shape) for name in on_host})
         inputs = {name: ("float32", shape) for name in on_host}
         self.session = tb.tensorflow1.Session(graph.serialised(), inputs, ["y"], config=config)
-        # They stay fed as long as these live.
+        # They stay fed as long as these objects live.
         self.others = {"two": tb.convert(two, "tensorflow1"), "one": tb.convert(one, "tensorflow1")}
 
         self.graph = Graph(folder, config)
@@ -233,14 +117,14 @@ class Setting:
         (bare,) = self.graph.run(fetches=[y])()
         for given in (self.ours(), self.host(), self.taken(self.graph, bare)):
             if given.device != self.x.device or not torch.equal(given, expected):
-                raise RuntimeError("a run has given wrong numbers")
+                raise RuntimeError("a run returned wrong numbers")
 
     def ours(self) -> Any:
-        """In place."""
+        """Run in place."""
         return self.session.run({"x": self.x, **self.others}, "torch")[0]
 
     def host(self) -> Any:
-        """Through the host."""
+        """Run through the host."""
         array = self.x.cpu().numpy()
         fed = self.placed.tensor(array)
         (fetched,) = self.placed.run({0: (self.place, fed)}, [self.result])()
@@ -248,7 +132,7 @@ class Setting:
         return self.taken(self.placed, fetched)
 
     def taken(self, graph: Graph, fetched: int) -> Any:
-        """A copy on the device of what was fetched, which is deleted."""
+        """Return a copy on the device of a fetched tensor, which is deleted."""
         import numpy
 
         data = (ctypes.c_float * self.x.numel()).from_address(graph.library.TF_TensorData(fetched))
@@ -263,7 +147,7 @@ class Setting:
             self.torch.cuda.synchronize(self.device)
 
     def batch(self, call: Callable[[], Any], calls: int) -> float:
-        """Nanoseconds per call, with the garbage collector out of the way. A call includes dropping what it gave."""
+        """Return nanoseconds per call, with the garbage collector off. A call includes dropping its result."""
         self.settle()
         gc.disable()
         try:
@@ -277,32 +161,27 @@ class Setting:
 
 
 def main(argv: list[str]) -> int:
-    """Measure, print a table, write ``bench_sessions.json`` and ``.md``. Gives 0 when every bar is met."""
+    """Measure, print a table, write ``bench_sessions.json`` and ``.md``. Return 0 when every bar is met."""
     options = _options(argv)
     import torch
 
     from tensor_bridge import _core
 
-    # Its threads would go on waiting for work while TensorFlow's compute.
+    # Idle threads of PyTorch would spin while those of TensorFlow compute.
     torch.set_num_threads(1)
     version, folder = _core.tensorflow1_open(None)
     sizes = [float(size) for size in options.sizes.split(",")] if options.sizes else SIZES
     rows = measure(Path(folder), options.device, sizes, options.rounds)
     verdicts = judge(rows)
-    about = host.describe(_FRAMEWORKS)
+    about = host.describe(*FRAMEWORKS)
     about["versions"]["tensorflow1"] = version
     table = markdown(about, rows, verdicts)
-    print(table)
-    report = Path(options.report)
-    report.mkdir(parents=True, exist_ok=True)
     data = {
-        "schema": 1,
         "host": about,
         "rows": [asdict(row) for row in rows],
         "verdicts": [asdict(verdict) for verdict in verdicts],
     }
-    (report / "bench_sessions.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    (report / "bench_sessions.md").write_text(table, encoding="utf-8")
+    publish(options.report, "bench_sessions", table, data)
     missed = sum(not verdict.passed for verdict in verdicts)
     print(f"{len(verdicts) - missed} passed, {missed} failed")
     return 1 if missed else 0
@@ -319,7 +198,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
 
 
 def measure(folder: Path, device: str, sizes: Sequence[float], rounds: int) -> list[Row]:
-    """All sizes and ways take turns in every round."""
+    """Measure. All sizes and ways take turns in every round."""
     settings = [Setting(folder, device, int(size * MIB)) for size in sizes]
     ways = [[setting.ours, setting.host, setting.bare] for setting in settings]
     calls: list[list[int]] = []
@@ -342,7 +221,7 @@ def measure(folder: Path, device: str, sizes: Sequence[float], rounds: int) -> l
 
 
 def judge(rows: Sequence[Row]) -> list[Verdict]:
-    """The bars are for devices: on a host nothing is copied in any way, and a run takes as long as memory is slow."""
+    """Compare with the bars, on devices only: on a host no way copies, and memory alone bounds a run."""
     rows = [row for row in rows if row.device.startswith("cuda")]
     verdicts = [
         Verdict(f"times faster at {AT} MiB", row.faster, FASTER, row.faster >= FASTER) for row in rows if row.mib == AT
@@ -354,10 +233,8 @@ def judge(rows: Sequence[Row]) -> list[Verdict]:
 
 
 def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
-    """The report in words."""
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    where = "; ".join([*about["gpus"], about["cpu"]])
-    lines = [f"{where}; Python {about['python']}; {versions}; {about['date']}", ""]
+    """Return the report."""
+    lines = [host.heading(about), ""]
     lines += ["y = two * x + one in a session of TensorFlow 1.15, x from PyTorch, float32", ""]
     lines += ["| device | size, MiB | ours, µs | host, µs | bare, µs | times faster | overhead, µs |"]
     lines += ["|---|--:|--:|--:|--:|--:|--:|"]

@@ -1,7 +1,7 @@
-"""What a transfer costs where many views are alive, or many threads transfer: beside the same with none and with one.
+"""Cost of a transfer beside many live views or with many threads, compared with none and with one.
 
-Both are measured in turns, so that a host that runs faster or slower for a while does so for both; the medians over the
-turns count, and for the ratio the median of the ratios within a turn.
+Both are measured in turns, so that a change of the host's speed affects both. A figure is the median over the turns, a
+ratio the median of the ratios within a turn.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-Call = Callable[[Any], Any]
+from tensor_bridge_conformance.settings import Call, Setting
 
 #: Turns that count, after one that does not.
 TURNS = 5
 #: Bytes of the tensor that is transferred, at most.
 SIZE = 1 << 18
-#: Bytes of each tensor behind the crowd of views: TensorFlow takes no smaller steps in place.
-STEP = 64
-#: A transfer costs at most so many times as much beside a crowd as alone.
+#: The most that a transfer costs beside a crowd, as a multiple of its cost alone.
 BAR = 1.3
 
 
 @dataclass
 class Growth:
-    """One way of one pair: medians in nanoseconds, alone and in a crowd, and what the crowd costs."""
+    """One way of one pair: medians in nanoseconds, alone and beside a crowd, and their ratio."""
 
     path: str
     streams: str
@@ -44,7 +42,7 @@ class Growth:
 
 
 def batch(call: Call, tensor: Any, calls: int, before: Callable[[], Any]) -> float:
-    """Nanoseconds per call, with the garbage collector out of the way."""
+    """Return nanoseconds per call, with the garbage collector off."""
     before()
     gc.disable()
     try:
@@ -56,8 +54,8 @@ def batch(call: Call, tensor: Any, calls: int, before: Callable[[], Any]) -> flo
         gc.enable()
 
 
-def measure(setting: Any, options: argparse.Namespace) -> list[Growth]:
-    """The rows of a pair (a ``bench.Setting``): beside live views, there and back, and with threads."""
+def measure(setting: Setting, options: argparse.Namespace) -> list[Growth]:
+    """Return the rows of a pair: beside live views, there and back, and with threads."""
     if setting.streams not in ("host", "cross"):
         return []
     with setting.inside():
@@ -77,17 +75,17 @@ def measure(setting: Any, options: argparse.Namespace) -> list[Growth]:
     return rows
 
 
-def _row(setting: Any, path: str, crowd: str, turns: list[list[float]]) -> Growth:
-    """A row of turns: ours alone and crowded, and the native way likewise if it was measured."""
+def _row(setting: Setting, path: str, crowd: str, turns: list[list[float]]) -> Growth:
+    """Return a row of turns: ours alone and crowded, and the native way likewise if it was measured."""
     alone, crowded = (statistics.median(figures) for figures in list(zip(*turns, strict=True))[:2])
     ratio = statistics.median(turn[1] / turn[0] for turn in turns)
     native = statistics.median(turn[3] / turn[2] for turn in turns) if len(turns[0]) > 2 else None
-    # Threads take turns in the interpreter: what that costs the native way, it costs ours.
+    # Threads share the interpreter: what that costs the native way, it costs ours.
     bar = None if setting.bar is None else BAR * max(native or 1, 1)
     return Growth(path, setting.streams, crowd, alone, crowded, ratio, native, bar, passed=bar is None or ratio <= bar)
 
 
-def _beside_views(setting: Any, options: argparse.Namespace, ways: list[tuple[str, Call, Any]]) -> list[Growth]:
+def _beside_views(setting: Setting, options: argparse.Namespace, ways: list[tuple[str, Call, Any]]) -> list[Growth]:
     tensors = setting.parts(options.views)
     turns: list[list[list[float]]] = [[] for _ in ways]
     for turn in range(TURNS + 1):
@@ -105,12 +103,12 @@ def _beside_views(setting: Any, options: argparse.Namespace, ways: list[tuple[st
 
 
 def _warm(call: Call, tensor: Any, calls: int, before: Callable[[], Any]) -> float:
-    """A batch after one that does not count: making or dropping a crowd empties the caches of the processor."""
+    """Measure a batch after one that does not count: making or dropping a crowd evicts the processor's caches."""
     batch(call, tensor, calls, before)
     return batch(call, tensor, calls, before)
 
 
-def _with_threads(setting: Any, options: argparse.Namespace, tensor: Any) -> Growth:
+def _with_threads(setting: Setting, options: argparse.Namespace, tensor: Any) -> Growth:
     turns = []
     for turn in range(TURNS + 1):
         figures = []
@@ -122,8 +120,8 @@ def _with_threads(setting: Any, options: argparse.Namespace, tensor: Any) -> Gro
 
 
 def _threads(call: Call, tensor: Any, count: int, options: argparse.Namespace, before: Callable[[], Any]) -> float:
-    """Nanoseconds per call of all threads together."""
-    calls = options.batch * 10
+    """Return nanoseconds per call of all threads together."""
+    calls: int = options.batch * 10
     start = threading.Barrier(count + 1)
 
     def work() -> None:
@@ -147,7 +145,7 @@ def _threads(call: Call, tensor: Any, count: int, options: argparse.Namespace, b
 
 
 def markdown(rows: list[Growth]) -> list[str]:
-    """The lines of a table."""
+    """Return the lines of a table."""
     lines = ["| path | streams | beside | alone, ns | beside, ns | ratio | native ratio | bar | verdict |"]
     lines.append("|---|---|---|--:|--:|--:|--:|--:|---|")
     for row in rows:

@@ -1,4 +1,4 @@
-"""What the suite runs on. Imports no framework: that is left to the workers."""
+"""The host that the suite runs on. Imports no framework: only the workers do."""
 
 from __future__ import annotations
 
@@ -21,16 +21,24 @@ CUDA_10 = [
 ]
 
 
-def describe(adapters: list[dict[str, Any]]) -> dict[str, Any]:
-    """Describe the host, and which of ``adapters`` have their framework installed.
+def adapters(*names: str) -> list[dict[str, Any]]:
+    """Return the adapters with these names, or all.
 
-    They are given by name, and by module and distributions or by the variable that names a folder.
+    Each has its name, and the module and distributions of its framework or the variable that names its folder.
     """
+    from tensor_bridge_conformance import _conformance
+
+    known: list[dict[str, Any]] = json.loads(_conformance.adapters())
+    return [adapter for adapter in known if not names or adapter["name"] in names]
+
+
+def describe(*names: str) -> dict[str, Any]:
+    """Describe the host, and for which of the adapters with these names, or of all, the framework is installed."""
     driver, gpus = _cuda()
     versions: dict[str, str | None] = {}
     refused: dict[str, str | None] = {}
     host_only: dict[str, str | None] = {}
-    for adapter in adapters:
+    for adapter in adapters(*names):
         name = adapter["name"]
         if "module" in adapter:
             versions[name] = _version(adapter["module"], adapter["distributions"])
@@ -62,16 +70,20 @@ def _version(module: str, distributions: list[str]) -> str | None:
 
 
 def _libraries() -> tuple[str | None, str | None, str | None]:
-    """The version that the libraries of TensorFlow 1.x say, or why they cannot be used, or not on a CUDA device.
+    """Return the version of TensorFlow 1.x, or why it cannot be used, and why not on a CUDA device.
 
-    A process of its own loads them.
+    A process of its own loads the libraries.
     """
     path = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})"
     command = [sys.executable, "-c", f"{path}; from {__name__} import tell_tensorflow1; tell_tensorflow1()"]
     child = subprocess.run(command, capture_output=True, text=True, errors="replace")
     said = (child.stdout if child.returncode == 0 else child.stderr).strip().splitlines()
     if child.returncode:
-        last = said[-1].removeprefix("RuntimeError: ") if said else f"it ends a process with {child.returncode}"
+        last = (
+            said[-1].removeprefix("RuntimeError: ")
+            if said
+            else f"the process that loads it ends with {child.returncode}"
+        )
         return None, last, None
     version, missing = json.loads(said[-1])
     return version, None, missing
@@ -92,6 +104,13 @@ def tell_tensorflow1() -> None:
     print(json.dumps([version, missing]))
 
 
+def heading(about: dict[str, Any]) -> str:
+    """Return a description in one line, for the head of a report."""
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    where = "; ".join([*about["gpus"], about["cpu"]])
+    return f"{where}; Python {about['python']}; {versions}; {about['date']}"
+
+
 def _field(path: str, key: str, separator: str) -> str | None:
     try:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
@@ -110,7 +129,7 @@ def _processor() -> str:
 
 
 def _cuda() -> tuple[str | None, list[str]]:
-    """The driver's version and the names of the devices, asked from the driver itself."""
+    """Return the driver's version and the names of the devices, both from the driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

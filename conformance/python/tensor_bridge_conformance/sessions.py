@@ -1,6 +1,6 @@
-"""TensorFlow's C functions for graphs and sessions (``tensorflow/c/c_api.h``), in a library that is loaded already."""
+"""TensorFlow's C functions for graphs and sessions (``tensorflow/c/c_api.h``), in a library that is already loaded."""
 
-# What the methods do is TensorFlow's to say.
+# TensorFlow documents what the functions do.
 # ruff: noqa: D102, D105, D107
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ CONFIG = bytes([0x32, 2, 0x20, 1, 0x52, 5, 0x52, 3, 0x98, 1, 1])
 TRACE = bytes([8, 1])
 IN_USE = (1, 1, 2, 6, 5)
 
-#: A tensor of the C interface, and the like.
+#: A pointer to a tensor, or to another object of the C interface.
 Pointer = c_void_p
-#: What is fed: code, shape and bytes.
+#: A value to feed: code, shape and bytes.
 Value = tuple[int, list[int], bytes]
 
 
@@ -47,8 +47,7 @@ class Buffer(ctypes.Structure):
 
 Compute = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
 
-#: What functions give, where it is not nothing, and the kinds of their arguments. The last one of those in the second
-#: table is a status.
+#: Return types of the functions, and types of their arguments. In the second table the last argument is a status.
 PLAIN: dict[str, tuple[Any, list[Any]]] = {
     "TF_NewStatus": (c_void_p, []),
     "TF_DeleteStatus": (None, [c_void_p]),
@@ -100,7 +99,7 @@ CHECKED: dict[str, tuple[Any, list[Any]]] = {
 
 
 class Library:
-    """The functions, by their names. Those that report raise ``RuntimeError``, and take no status."""
+    """The functions, by their names. Those of ``CHECKED`` raise ``RuntimeError`` instead of taking a status."""
 
     @staticmethod
     @cache
@@ -134,7 +133,7 @@ class Library:
         return call
 
     def tensor(self, code: int, shape: Sequence[int], data: bytes) -> Pointer:
-        """A tensor in host memory, which is the caller's to delete."""
+        """Make a tensor in host memory. The caller deletes it."""
         made = Pointer(self.TF_AllocateTensor(code, (c_int64 * len(shape))(*shape), len(shape), len(data)))
         ctypes.memmove(self.TF_TensorData(made), data, len(data))
         return made
@@ -143,7 +142,7 @@ class Library:
         return [self.TF_Dim(tensor, dim) for dim in range(self.TF_NumDims(tensor))]
 
     def register(self, witness: str) -> None:
-        """Registers an operation that tells what a kernel sees of its input: the code, the address and the shape."""
+        """Register an operation that reports what a kernel sees of its input: the code, the address and the shape."""
         name = witness.encode()
         if name in self._registered:
             return
@@ -165,14 +164,14 @@ class Library:
         given = Pointer()
         self.TF_GetInput(context, 0, ctypes.byref(given))
         seen = [self.TF_TensorType(given), self.TF_TensorData(given) or 0, *self.shape(given)]
-        told = self.tensor(INT64, [len(seen)], bytes((c_int64 * len(seen))(*seen)))
-        self.TF_SetOutput(context, 0, told)
-        self.TF_DeleteTensor(told)
+        report = self.tensor(INT64, [len(seen)], bytes((c_int64 * len(seen))(*seen)))
+        self.TF_SetOutput(context, 0, report)
+        self.TF_DeleteTensor(report)
         self.TF_DeleteTensor(given)
 
 
 class Session:
-    """A graph that grows, and what runs it. It stays until the end of the process."""
+    """A graph that grows, and the session that runs it. Both live until the process ends."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -186,7 +185,7 @@ class Session:
     def add(
         self, operation: str, attributes: dict[str, int | bytes], inputs: Sequence[Output] = (), device: str = HOST
     ) -> Output:
-        """Adds an operation, and gives its first output. Attributes are types, or lists of one string."""
+        """Add an operation, and return its first output. Attributes are types, or lists of one string."""
         library = self.library
         self.operations += 1
         new = library.TF_NewOperation(self.graph, operation.encode(), f"{operation}_{self.operations}".encode())
@@ -202,11 +201,11 @@ class Session:
         return Output(library.TF_FinishOperation(new), 0)
 
     def run(self, feeds: Sequence[tuple[Output, Value]], fetch: Output) -> bytes:
-        """Feeds values, and gives the bytes of one."""
+        """Feed values, and return the bytes of ``fetch``."""
         return self._run(feeds, fetch, None, None)
 
     def run_traced(self, feeds: Sequence[tuple[Output, Value]], fetch: Output) -> tuple[bytes, int]:
-        """The same with the most bytes in use that the allocator of any operation has counted."""
+        """Do the same, and return as well the most bytes in use that the allocator of an operation counted."""
         options = Buffer(ctypes.cast(c_char_p(TRACE), c_void_p), len(TRACE), None)
         about = Buffer()
         given = self._run(feeds, fetch, options, about)
@@ -233,7 +232,7 @@ class Session:
 
 
 def fields(message: bytes, path: Sequence[int]) -> Iterator[int | bytes]:
-    """What a serialised message of protocol buffers has at a path of field numbers."""
+    """Yield the values of a serialised protocol buffer at a path of field numbers."""
     at = 0
 
     def number() -> int:

@@ -1,8 +1,7 @@
-"""Whether memory stays where it was: very many transfers each way, with the memory of host and device before and after.
+"""Leaks: very many transfers each way, with the memory of host and device before and after.
 
-Every transfer makes a view and drops it, and every run of a session of TensorFlow 1.x makes two: of what it is fed, and
-of what it gives. Before a figure is taken, a part of the transfers has run already, so that caches and pools have what
-they will keep.
+Every transfer makes a view and drops it. Every run of a session of TensorFlow 1.x makes two: of its input and of its
+output. The first transfers run before memory is read, so that caches and pools have grown to what they keep.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import json
 import os
 import time
 from collections.abc import Callable
@@ -19,19 +17,20 @@ from pathlib import Path as File
 from typing import Any
 
 from tensor_bridge_conformance import host
+from tensor_bridge_conformance.reports import publish
 
 #: Elements of the tensors (float32).
 ELEMENTS = 1 << 18
 #: Transfers that warm caches and pools up.
 WARM_UP = 20_000
-#: What resident host memory may grow by, in bytes for all transfers of a pair: far less than one byte a transfer at a
-#: million, but allocators move about by that much.
+#: The most growth of resident host memory, in bytes for all transfers of a pair: the noise of allocators, and at a
+#: million transfers four bytes each.
 SLACK = 4 << 20
 
 
 @dataclass
 class Row:
-    """One path: bytes after the transfers less bytes before, and how many views were made and given back."""
+    """One path: bytes after the transfers less bytes before, and the views made and given back."""
 
     path: str
     transfers: int
@@ -45,14 +44,14 @@ class Row:
 
     @property
     def passed(self) -> bool:
-        """Whether everything was lent, and is back."""
+        """Whether every transfer made its views, and all memory was given back."""
         counted = self.made == self.returned == self.each * self.transfers
         return self.host_bytes <= SLACK and not any(self.framework_bytes.values()) and counted
 
 
 @dataclass
 class Framework:
-    """A framework: how to make a tensor, how to take one, and the bytes that its allocator has in use on the device."""
+    """A framework: how to make a tensor, how to import one, and the bytes that it has in use on the device."""
 
     name: str
     make: Callable[[], Any]
@@ -62,23 +61,23 @@ class Framework:
 
 @dataclass
 class Path:
-    """A way to go: its name, what is done once, what is done with it again and again, and how often."""
+    """A path: how its tensor is made, what is repeated with that tensor, and how often."""
 
     name: str
     make: Callable[[], Any]
     take: Callable[[Any], Any]
     times: int
-    #: Views that it makes each time.
+    #: Views that each repetition makes.
     each: int = 1
 
 
 def main(argv: list[str]) -> int:
-    """Run, print a table, write ``soak.json`` and ``soak.md``. Gives 0 when all memory is back."""
+    """Run, print a table, write ``soak.json`` and ``soak.md``. Return 0 when all memory was given back."""
     parser = argparse.ArgumentParser(prog="--soak", description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--transfers", type=int, default=1_000_000, help="for each pair (default: 1,000,000)")
     parser.add_argument("--runs", type=int, default=100_000, help="of a session of TensorFlow 1.x (default: 100,000)")
-    parser.add_argument("--only", metavar="PATH", help="the one path to take, such as session or torch:numpy")
+    parser.add_argument("--only", metavar="PATH", help="the one path to run, such as session or torch:numpy")
     parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write soak.json")
     options = parser.parse_args(argv)
     makers = (_torch, _cupy, _numpy, _tensorflow, _tensorflow1)
@@ -87,24 +86,15 @@ def main(argv: list[str]) -> int:
     if options.only:
         paths = [path for path in paths if path.name == options.only.replace(":", "→")]
     rows = [_soak(path, frameworks) for path in paths]
-    about = host.describe(_FRAMEWORKS)
+    about = host.describe(*FRAMEWORKS)
     table = _markdown(about, rows)
-    print(table)
-    report = File(options.report)
-    report.mkdir(parents=True, exist_ok=True)
-    data = {"schema": 1, "host": about, "rows": [asdict(row) | {"passed": row.passed} for row in rows]}
-    (report / "soak.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    (report / "soak.md").write_text(table, encoding="utf-8")
+    data = {"host": about, "rows": [asdict(row) | {"passed": row.passed} for row in rows]}
+    publish(options.report, "soak", table, data)
     return 0 if rows and all(row.passed for row in rows) else 1
 
 
-_FRAMEWORKS: list[dict[str, Any]] = [
-    {"name": "torch", "module": "torch", "distributions": ["torch"]},
-    {"name": "cupy", "module": "cupy", "distributions": ["cupy-cuda13x", "cupy-cuda12x", "cupy"]},
-    {"name": "numpy", "module": "numpy", "distributions": ["numpy"]},
-    {"name": "tensorflow", "module": "tensorflow", "distributions": ["tensorflow", "tensorflow-cpu"]},
-    {"name": "tensorflow1", "variable": "TENSOR_BRIDGE_TENSORFLOW1"},
-]
+#: The frameworks whose versions the report names.
+FRAMEWORKS = ("torch", "cupy", "numpy", "tensorflow", "tensorflow1")
 
 
 def _module(name: str) -> Any:
@@ -136,7 +126,7 @@ def _numpy(device: str) -> Framework | None:
         return None
 
     def aligned() -> Any:
-        """An array where TensorFlow takes it in place."""
+        """Return an array at an address where TensorFlow imports it in place."""
         memory = numpy.zeros(4 * ELEMENTS + 64, dtype=numpy.uint8)
         start = -memory.ctypes.data % 64
         return memory[start : start + 4 * ELEMENTS].view(numpy.float32)
@@ -164,7 +154,7 @@ def _tensorflow(device: str) -> Framework | None:
 
 
 def _tensorflow1(device: str) -> Framework | None:
-    """TensorFlow 1.x, whose tensors come out of a session. On a GPU nobody but the driver counts its memory."""
+    """TensorFlow 1.x, whose tensors are outputs of a session. On a GPU only the driver counts its memory."""
     bridge = _module("tensor_bridge")
     torch, tensorflow1 = _module("torch"), _module("tensor_bridge.tensorflow1")
     if torch is None or not os.environ.get("TENSOR_BRIDGE_TENSORFLOW1"):
@@ -184,7 +174,7 @@ def _tensorflow1(device: str) -> Framework | None:
 
 
 def _square_plus_itself() -> bytes:
-    """A serialised ``GraphDef``: y = x x + x. On a GPU that TensorFlow 1.x does not know, few kernels are compiled."""
+    """Return a serialised ``GraphDef``: y = x x + x. It needs few kernels, which some GPUs compile at first use."""
 
     def field(number: int, content: bytes) -> bytes:
         return bytes([number << 3 | 2, len(content)]) + content
@@ -204,7 +194,7 @@ def _pairs(frameworks: list[Framework], times: int) -> list[Path]:
 
 
 def _sessions(frameworks: list[Framework], times: int) -> list[Path]:
-    """Runs of a session on a tensor of PyTorch, whose result PyTorch takes."""
+    """Return runs of a session from PyTorch to PyTorch."""
     named = {framework.name: framework for framework in frameworks}
     if not {"torch", "tensorflow1"} <= named.keys():
         return []
@@ -237,7 +227,7 @@ def _soak(path: Path, frameworks: list[Framework]) -> Row:
 
 
 def _settled() -> tuple[int, int]:
-    """The views that were made, and those alive when garbage is collected and nothing waits for the device any more."""
+    """Return the views made, and those alive after garbage was collected and no retired memory waits for the device."""
     bridge = importlib.import_module("tensor_bridge")
     gc.collect()
     patience = time.monotonic() + 10
@@ -253,9 +243,7 @@ def _resident() -> int:
 
 
 def _markdown(about: dict[str, Any], rows: list[Row]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    where = "; ".join([*about["gpus"], about["cpu"]])
-    lines = [f"{where}; Python {about['python']}; {versions}; {about['date']}", ""]
+    lines = [host.heading(about), ""]
     lines += [
         "| path | transfers | s | host, bytes | device, bytes | views made | given back | verdict |",
         "|---|--:|--:|--:|--:|--:|--:|---|",

@@ -3,8 +3,8 @@
 use super::Fault;
 use crate::{Observed, Subject};
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, DeviceBuffer, Keep, Layout, Lease, Lent, Ordering, Profile, Result,
-    Reuse, Stream, Strides, Views,
+    Access, Adapter, Consumer, DType, Device, DeviceBuffer, Keep, Layout, Lease, Lent, Profile, Result, Reuse, Stream,
+    Strides, Views,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -21,7 +21,6 @@ pub struct Faulty<A: Subject> {
     pub(super) sound: A,
     fault: Option<Fault>,
     profile: Profile,
-    ordering: Arc<dyn Ordering>,
     /// The copy that was made last, and of what.
     last: RefCell<Option<(Observed, A::Tensor)>>,
     /// Whether a tensor was lent, and nothing has asked for the consumer since.
@@ -36,7 +35,7 @@ type Keeps = Arc<Mutex<HashMap<Stream, Option<Keep>>>>;
 
 impl<A: Subject> Faulty<A> {
     /// Plants a fault.
-    pub fn new(sound: A, fault: Option<Fault>, ordering: Arc<dyn Ordering>) -> Self {
+    pub fn new(sound: A, fault: Option<Fault>) -> Self {
         let mut profile = sound.profile().clone();
         match fault {
             Some(Fault::DtypeOverclaimed) => {
@@ -52,7 +51,6 @@ impl<A: Subject> Faulty<A> {
             sound,
             fault,
             profile,
-            ordering,
             last: RefCell::default(),
             lends: Cell::default(),
             imports: Cell::default(),
@@ -145,7 +143,7 @@ impl<A: Breakable> Adapter for Faulty<A> {
             Some(Fault::ReleaseNotOrdered) => {
                 let device = lease.device();
                 if let Some(current) = self.sound.consumer().current_stream(device)? {
-                    self.ordering.order(device, Stream::LEGACY, current)?;
+                    self.sound.ordering().order(device, Stream::LEGACY, current)?;
                 }
                 self.sound.import(lease)
             }

@@ -5,11 +5,9 @@ mod subject;
 
 pub use faulty::{Breakable, Faulty};
 
-use crate::engine::failing;
-use crate::sim::{Habits, SimDevice, SimFramework, SimTensor};
-use crate::{Config, Pair, Subject};
+use crate::sim::{Habits, SimDevice, SimFramework};
+use crate::{Config, Pair};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 /// Which adapter of a pair has the fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,24 +157,18 @@ pub fn run_faults(seed: u64) -> Vec<FaultReport> {
 
 fn caught_by(planted: &Planted, fault: Option<Fault>, seed: u64) -> Vec<String> {
     let device = SimDevice::new(seed);
-    let ordering = device.ordering();
     let (from, to) = (SimFramework::new(&device, planted.from), SimFramework::new(&device, planted.to));
-    let plant = |sound| Faulty::new(sound, fault, Arc::clone(&ordering));
-    let config = Config { cases: CASES, seed, time_budget: None, properties: None, native: false };
-    let run = |from: &dyn Subject<Tensor = _>, to: &dyn Subject<Tensor = _>| {
-        let native = |tensor: &SimTensor| to.import_natively(tensor);
-        failing(Pair { from, to, ordering: &ordering, native: Some(&native) }, &config)
-    };
+    let config = Config { cases: CASES, seed, ..Config::default() };
     match planted.role {
-        Role::Source => run(&plant(from), &to),
-        Role::Target => run(&from, &plant(to)),
+        Role::Source => config.failing(&Pair::new(&Faulty::new(from, fault), &to).with_native_way()),
+        Role::Target => config.failing(&Pair::new(&from, &Faulty::new(to, fault)).with_native_way()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Route, caps, property, replay, tree};
+    use crate::{Route, Sides, property, replay, tree};
 
     #[test]
     fn the_wrapper_itself_does_no_harm() {
@@ -208,15 +200,15 @@ mod tests {
     /// Whether a route of a property finds the fault by itself.
     fn is_found_by(name: &str, route: Route, planted: &Planted) -> bool {
         let device = SimDevice::new(5);
-        let ordering = device.ordering();
         let (from, to) = (SimFramework::new(&device, planted.from), SimFramework::new(&device, planted.to));
         let property = property(name).unwrap();
-        let caps = caps(&from, &to);
-        let plant = |sound, role| Faulty::new(sound, (planted.role == role).then_some(planted.fault), ordering.clone());
+        let sides = Sides::of(&from, &to);
+        let plant = |sound, role| Faulty::new(sound, (planted.role == role).then_some(planted.fault));
         let (from, to) = (plant(from, Role::Source), plant(to, Role::Target));
-        let cases = (0..1000).map(|index| tree(property, &caps, 5, index).current());
+        let pair = Pair::new(&from, &to).with_native_way();
+        let cases = (0..1000).map(|index| tree(property, &sides, 5, index).current());
         let mut cases = cases.filter(|case| case.route == route);
-        cases.any(|case| replay(&from, &to, &ordering, property, &case).is_err())
+        cases.any(|case| replay(&pair, property, &case).is_err())
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! A faulty adapter's subject is the sound one: only the adapter is at fault.
+//! The subject of a faulty adapter is the sound one: only the adapter has the fault.
 
 use super::{Breakable, Faulty};
-use crate::{Observed, Spec, Subject};
-use bridge_core::{DType, Device, Pending, Result, Stream};
+use crate::{Capabilities, Observed, Spec, Subject};
+use bridge_core::{Device, Ordering, Result, Stream};
+use std::sync::Arc;
 use std::time::Duration;
 
 impl<A: Breakable> Subject for Faulty<A> {
@@ -14,28 +15,12 @@ impl<A: Breakable> Subject for Faulty<A> {
         self.sound.device()
     }
 
-    fn dtypes(&self) -> Vec<DType> {
-        self.sound.dtypes()
+    fn capabilities(&self) -> Capabilities {
+        self.sound.capabilities()
     }
 
-    fn makes_negative_strides(&self) -> bool {
-        self.sound.makes_negative_strides()
-    }
-
-    fn makes_read_only(&self) -> bool {
-        self.sound.makes_read_only()
-    }
-
-    fn unaligned(&self) -> bool {
-        self.sound.unaligned()
-    }
-
-    fn puts_off(&self) -> Vec<Pending> {
-        self.sound.puts_off()
-    }
-
-    fn writes(&self) -> bool {
-        self.sound.writes()
+    fn ordering(&self) -> Arc<dyn Ordering> {
+        self.sound.ordering()
     }
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<A::Tensor> {

@@ -127,8 +127,8 @@ impl<F, T> Machine<'_, F, T> {
         let Entry { tensor, spec, buffer } = &self.alive[which];
         let bytes = model::random_elements(spec, model::numel(&spec.shape), seed);
         match tensor {
-            Held::Source(_) if !self.pair.from.writes() => return self.read(&self.alive[which]),
-            Held::Target(_) if !self.pair.to.writes() => return self.read(&self.alive[which]),
+            Held::Source(_) if !self.pair.from.capabilities().writes => return self.read(&self.alive[which]),
+            Held::Target(_) if !self.pair.to.capabilities().writes => return self.read(&self.alive[which]),
             Held::Source(tensor) => self.pair.from.write(tensor, &bytes)?,
             Held::Target(tensor) => self.pair.to.write(tensor, &bytes)?,
         }

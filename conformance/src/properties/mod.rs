@@ -8,7 +8,7 @@ mod table;
 
 pub use table::{PROPERTIES, Property, property};
 
-use crate::{Case, Subject};
+use crate::{Case, Sides, Subject};
 use bridge_core::{Error, ErrorKind, Options, Ordering, Profile, Result, Stream, Transfer, stats, transfer};
 use std::fmt;
 use std::sync::Arc;
@@ -53,20 +53,37 @@ macro_rules! ensure {
 }
 use ensure;
 
-/// Two subjects, and what orders their streams.
+/// An ordered pair of subjects, and what orders their streams.
 pub struct Pair<'a, F, T> {
-    /// The source.
-    pub from: &'a dyn Subject<Tensor = F>,
-    /// The target.
-    pub to: &'a dyn Subject<Tensor = T>,
-    /// What orders their streams.
-    pub ordering: &'a Arc<dyn Ordering>,
-    /// The target's own way of taking a tensor of the source. `None`, or a result of `None`: there is none.
-    pub native: Option<NativeWay<'a, F, T>>,
+    pub(crate) from: &'a dyn Subject<Tensor = F>,
+    pub(crate) to: &'a dyn Subject<Tensor = T>,
+    ordering: Arc<dyn Ordering>,
+    pub(crate) native: Option<NativeWay<'a, F, T>>,
 }
 
-/// The frameworks' own way from one to the other.
-pub type NativeWay<'a, F, T> = &'a dyn Fn(&F) -> Option<Result<T>>;
+/// The frameworks' own way from one to the other; `None` where there is none.
+type NativeWay<'a, F, T> = Box<dyn Fn(&F) -> Option<Result<T>> + 'a>;
+
+impl<'a, F, T> Pair<'a, F, T> {
+    /// A source and a target, ordered as the source [says](Subject::ordering).
+    pub fn new(from: &'a dyn Subject<Tensor = F>, to: &'a dyn Subject<Tensor = T>) -> Self {
+        Self { from, to, ordering: from.ordering(), native: None }
+    }
+
+    /// Returns what the strategies need to know of the pair.
+    pub fn sides(&self) -> Sides {
+        Sides::of(self.from, self.to)
+    }
+}
+
+impl<T> Pair<'_, T, T> {
+    /// Adds the target's [own import](Subject::import_natively), which needs one type of tensor on both sides.
+    #[must_use]
+    pub fn with_native_way(self) -> Self {
+        let to = self.to;
+        Self { native: Some(Box::new(move |tensor| to.import_natively(tensor))), ..self }
+    }
+}
 
 /// Time between two looks at memory that is still to come back.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -82,11 +99,11 @@ type Take<'a, F, T> = &'a dyn Fn(&F) -> Result<T>;
 
 impl<F, T> Pair<'_, F, T> {
     fn transfer(&self, tensor: &F, copy: Option<bool>) -> Result<(T, Transfer)> {
-        transfer(self.from, self.to, tensor, self.ordering, &Options { copy, device: None })
+        transfer(self.from, self.to, tensor, &self.ordering, &Options { copy, device: None })
     }
 
     fn back(&self, tensor: &T, copy: Option<bool>) -> Result<(F, Transfer)> {
-        transfer(self.to, self.from, tensor, self.ordering, &Options { copy, device: None })
+        transfer(self.to, self.from, tensor, &self.ordering, &Options { copy, device: None })
     }
 
     /// The source's tensor and the bytes of its base buffer.

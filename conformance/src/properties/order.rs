@@ -203,7 +203,7 @@ impl<F, T> Scene<'_, F, T> {
         let (pair, case, streams) = (self.pair, self.case, self.pair.streams());
         let ours = self.arrived()?;
         let native = on_both(pair, streams.from(case.streams.write), streams.to(case.streams.read), || {
-            let Some(native) = pair.native.and_then(|native| native(&self.tensor)) else { return Ok(None) };
+            let Some(native) = pair.native.as_ref().and_then(|native| native(&self.tensor)) else { return Ok(None) };
             let native = native?;
             pair.to.read(&native)?;
             Ok(Some(native))

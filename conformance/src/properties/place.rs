@@ -24,7 +24,7 @@ pub(super) fn identity<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     if done.plan == Plan::ZeroCopy {
         ensure!(view.address == source.address, "in place, but {:#x} became {:#x}", source.address, view.address);
         let natural = 1 << model::itemsize(view.dtype).trailing_zeros();
-        let aligned = pair.to.unaligned() || view.address.is_multiple_of(natural);
+        let aligned = pair.to.capabilities().unaligned || view.address.is_multiple_of(natural);
         ensure!(aligned, "in place at {:#x}, which is no multiple of {natural}", view.address);
     } else {
         let (old, new) = (hull(&source)?, hull(&view)?);
@@ -74,7 +74,7 @@ pub(super) fn read_only<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let Some((view, _)) = as_expected(pair.transfer(&tensor, case.copy), expected)? else { return Ok(()) };
     let want = source.read_only && expected == Expected::InPlace;
     let old = model::elements(&case.spec, &bytes);
-    if !pair.to.writes() {
+    if !pair.to.capabilities().writes {
         if old.is_empty() {
             return Ok(());
         }
@@ -108,7 +108,7 @@ pub(super) fn aliasing<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let count = model::numel(&case.spec.shape);
     let mut theirs = model::elements(&case.spec, &ours);
 
-    if pair.from.writes() {
+    if pair.from.capabilities().writes {
         let new = model::random_elements(&case.spec, count, case.seed ^ 1);
         model::scatter(&case.spec, &mut ours, &new);
         if shared {
@@ -120,7 +120,7 @@ pub(super) fn aliasing<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         let again = pair.transfer(&tensor, case.copy)?.0;
         same_bytes("a view taken after the write", &pair.to.read(&again)?, &new)?;
     }
-    if pair.to.writes() {
+    if pair.to.capabilities().writes {
         let new = model::random_elements(&case.spec, count, case.seed ^ 2);
         if shared {
             model::scatter(&case.spec, &mut ours, &new);

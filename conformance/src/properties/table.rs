@@ -1,8 +1,8 @@
 //! The properties, as a table.
 
 use super::{Outcome, Pair, Take, contents, life, order, place};
-use crate::case::{blocks, cases, lives, picks, tensors};
-use crate::{Caps, Case, Op, Route, model};
+use crate::strategy::{blocks, cases, lives, picks, tensors};
+use crate::{Case, Op, Route, Sides, model};
 use bridge_core::{DType, DeviceKind, Pending};
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -18,9 +18,9 @@ pub struct Property {
     /// Whether the frameworks' own way can be put beside it.
     pub native: bool,
     /// Why it has no meaning for a pair, if it has none.
-    pub left_out: fn(&Caps) -> Option<&'static str>,
+    pub left_out: fn(&Sides) -> Option<&'static str>,
     /// Its cases.
-    pub strategy: fn(&Caps) -> BoxedStrategy<Case>,
+    pub strategy: fn(&Sides) -> BoxedStrategy<Case>,
     check: Check,
 }
 
@@ -99,9 +99,9 @@ pub static PROPERTIES: &[Property] = &[
         weight: 13,
         native: false,
         left_out: no_common_dtype,
-        strategy: |caps| {
-            let plain = cases(tensors(caps, caps.common_dtypes(), true), EITHER);
-            with_pending(caps, plain)
+        strategy: |sides| {
+            let plain = cases(tensors(sides, sides.common_dtypes(), true), EITHER);
+            with_pending(sides, plain)
         },
         check: Check::Values,
     },
@@ -111,7 +111,7 @@ pub static PROPERTIES: &[Property] = &[
         weight: 9,
         native: false,
         left_out: |_| None,
-        strategy: |caps| cases(tensors(caps, caps.from.dtypes.clone(), true), EITHER),
+        strategy: |sides| cases(tensors(sides, sides.from.can.dtypes.clone(), true), EITHER),
         check: Check::Dtype,
     },
     Property {
@@ -120,7 +120,7 @@ pub static PROPERTIES: &[Property] = &[
         weight: 10,
         native: false,
         left_out: no_common_dtype,
-        strategy: |caps| cases(tensors(caps, caps.common_dtypes(), true), EITHER),
+        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER),
         check: Check::Shape,
     },
     Property {
@@ -129,7 +129,7 @@ pub static PROPERTIES: &[Property] = &[
         weight: 7,
         native: false,
         left_out: no_common_dtype,
-        strategy: |caps| cases(tensors(caps, caps.common_dtypes(), true), EITHER),
+        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER),
         check: Check::Identity,
     },
     Property {
@@ -138,9 +138,9 @@ pub static PROPERTIES: &[Property] = &[
         weight: 12,
         native: false,
         left_out: |_| None,
-        strategy: |caps| {
-            let plain = cases(tensors(caps, caps.from.dtypes.clone(), true), ANY);
-            with_pending(caps, plain)
+        strategy: |sides| {
+            let plain = cases(tensors(sides, sides.from.can.dtypes.clone(), true), ANY);
+            with_pending(sides, plain)
         },
         check: Check::Honesty,
     },
@@ -149,9 +149,9 @@ pub static PROPERTIES: &[Property] = &[
         doc: "read-only is kept or refused",
         weight: 4,
         native: false,
-        left_out: |caps| (!caps.from.read_only).then_some("the source makes no read-only tensors"),
-        strategy: |caps| {
-            let plain = cases(tensors(caps, caps.common_dtypes(), false), ANY);
+        left_out: |sides| (!sides.from.can.read_only).then_some("the source makes no read-only tensors"),
+        strategy: |sides| {
+            let plain = cases(tensors(sides, sides.common_dtypes(), false), ANY);
             (plain, prop::bool::weighted(0.8))
                 .prop_map(|(mut case, read_only)| {
                     case.spec.read_only = read_only;
@@ -166,11 +166,11 @@ pub static PROPERTIES: &[Property] = &[
         doc: "writes are seen on the other side exactly when the memory is shared",
         weight: 9,
         native: false,
-        left_out: |caps| {
-            let none = !caps.from.writes && !caps.to.writes;
-            none.then_some("neither side writes to its tensors").or_else(|| no_common_dtype(caps))
+        left_out: |sides| {
+            let none = !sides.from.can.writes && !sides.to.can.writes;
+            none.then_some("neither side writes to its tensors").or_else(|| no_common_dtype(sides))
         },
-        strategy: |caps| cases(tensors(caps, caps.common_dtypes(), false), EITHER),
+        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), false), EITHER),
         check: Check::Aliasing,
     },
     Property {
@@ -179,11 +179,11 @@ pub static PROPERTIES: &[Property] = &[
         weight: 11,
         native: true,
         left_out: no_streams,
-        strategy: |caps| {
-            let plain = cases(tensors(caps, caps.computed_dtypes(), false), &[None, None, None, Some(true)]);
+        strategy: |sides| {
+            let plain = cases(tensors(sides, sides.computed_dtypes(), false), &[None, None, None, Some(true)]);
             let route = select(&[Route::Direct, Route::Direct, Route::Direct, Route::Onward, Route::CopyOn][..]);
-            let same = caps.same_framework();
-            (plain, picks(caps), route)
+            let same = sides.same_framework();
+            (plain, picks(sides), route)
                 .prop_map(move |(case, mut streams, route)| {
                     if same {
                         // The view goes on in the stream in which it was taken in.
@@ -201,10 +201,10 @@ pub static PROPERTIES: &[Property] = &[
         weight: 11,
         native: true,
         left_out: no_streams,
-        strategy: |caps| {
-            let plain = cases(blocks(caps.computed_dtypes(), BLOCK_SIZES.into()), &[None, None, None, Some(true)]);
+        strategy: |sides| {
+            let plain = cases(blocks(sides.computed_dtypes(), BLOCK_SIZES.into()), &[None, None, None, Some(true)]);
             let route = select(ROUTES);
-            (plain, picks(caps), route)
+            (plain, picks(sides), route)
                 .prop_map(|(case, mut streams, route)| {
                     if case.copy == Some(true) {
                         // Then nobody but the user orders the reuse of the original behind the copy.
@@ -222,8 +222,8 @@ pub static PROPERTIES: &[Property] = &[
         weight: 8,
         native: false,
         left_out: no_computed_dtype,
-        strategy: |caps| {
-            let plain = cases(tensors(caps, caps.computed_dtypes(), false), NONE);
+        strategy: |sides| {
+            let plain = cases(tensors(sides, sides.computed_dtypes(), false), NONE);
             (plain, lives()).prop_map(|(case, ops): (Case, Vec<Op>)| Case { ops, ..case }).boxed()
         },
         check: Check::Life,
@@ -234,35 +234,35 @@ pub static PROPERTIES: &[Property] = &[
         weight: 6,
         native: false,
         left_out: no_common_dtype,
-        strategy: |caps| cases(tensors(caps, caps.common_dtypes(), true), EITHER),
+        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER),
         check: Check::RoundTrip,
     },
 ];
 
-fn no_common_dtype(caps: &Caps) -> Option<&'static str> {
-    caps.common_dtypes().is_empty().then_some("the target takes no dtype that the source makes")
+fn no_common_dtype(sides: &Sides) -> Option<&'static str> {
+    sides.common_dtypes().is_empty().then_some("the target takes no dtype that the source makes")
 }
 
-fn no_streams(caps: &Caps) -> Option<&'static str> {
-    let host = caps.device.kind == DeviceKind::CPU;
+fn no_streams(sides: &Sides) -> Option<&'static str> {
+    let host = sides.device.kind == DeviceKind::CPU;
     // Two frameworks with one stream each have two.
-    let single = caps.same_framework() && caps.from.streams == 0;
+    let single = sides.same_framework() && sides.from.streams == 0;
     let why = host.then_some("the device has no streams");
-    why.or(single.then_some("both sides have the same single stream")).or_else(|| no_computed_dtype(caps))
+    why.or(single.then_some("both sides have the same single stream")).or_else(|| no_computed_dtype(sides))
 }
 
-fn no_computed_dtype(caps: &Caps) -> Option<&'static str> {
-    caps.computed_dtypes().is_empty().then_some("there is no dtype that both sides make")
+fn no_computed_dtype(sides: &Sides) -> Option<&'static str> {
+    sides.computed_dtypes().is_empty().then_some("there is no dtype that both sides make")
 }
 
 /// Lets the source put operations off, now and then, on dtypes for which their result is known bit for bit.
-fn with_pending(caps: &Caps, plain: BoxedStrategy<Case>) -> BoxedStrategy<Case> {
+fn with_pending(sides: &Sides, plain: BoxedStrategy<Case>) -> BoxedStrategy<Case> {
     let known = |pending| match pending {
         Pending::Negation => [DType::FLOAT32, DType::FLOAT64],
         Pending::Conjugation => [DType::COMPLEX64, DType::COMPLEX128],
     };
-    let pairs = caps.from.puts_off.iter().flat_map(|pending| known(*pending).map(|dtype| (*pending, dtype)));
-    let common = caps.common_dtypes();
+    let pairs = sides.from.can.defers.iter().flat_map(|pending| known(*pending).map(|dtype| (*pending, dtype)));
+    let common = sides.common_dtypes();
     let pairs: Vec<_> = pairs.filter(|(_, dtype)| common.contains(dtype)).collect();
     if pairs.is_empty() {
         return plain;

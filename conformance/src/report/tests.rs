@@ -2,7 +2,7 @@ use super::*;
 
 fn property(name: &str, verdict: Verdict, reason: Option<&str>) -> PropertyReport {
     let reason = reason.map(String::from);
-    PropertyReport { name: name.into(), cases: 10, verdict, reason, native: None, counterexample: None }
+    PropertyReport::new(name, 10, verdict, reason)
 }
 
 fn report() -> Report {

@@ -4,86 +4,48 @@ use super::options::{Options, PairName};
 use super::variants::{VARIANTS, Variant, adapter_of, agree};
 use crate::report::{Host, LeftOut};
 use bridge_core::{Device, DeviceKind};
-use serde::Serialize;
+use bridge_frameworks::{Framework, Source};
+use serde_json::{Value, json};
 
-/// A framework that the runner knows.
-#[derive(Debug, Clone, Serialize)]
+/// An adapter that the runner knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Known {
     /// The adapter's name.
     pub name: &'static str,
-    /// Where it is found.
-    #[serde(flatten)]
-    pub origin: Origin,
-    /// The kinds of device that its tensors can be on.
-    #[serde(skip)]
-    pub devices: &'static [DeviceKind],
+    /// Its framework.
+    pub framework: Framework,
     /// Whether it runs only where it is named: another way into a framework that runs anyway.
-    #[serde(skip)]
     pub on_request: bool,
 }
 
-/// Where a framework is found.
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(untagged)]
-pub enum Origin {
-    /// In a Python package.
-    Package {
-        /// The Python module.
-        module: &'static str,
-        /// The packages that may have brought it; the first is the one to install.
-        distributions: &'static [&'static str],
-    },
-    /// In a folder that an environment variable names.
-    Folder {
-        /// The variable.
-        variable: &'static str,
-    },
-}
+/// PyTorch without the C exchange API, as versions before 2.10 are.
+pub const TORCH_CAPSULES: Known = Known { name: "torch-capsules", framework: Framework::Torch, on_request: true };
 
-const fn package(module: &'static str, distributions: &'static [&'static str]) -> Origin {
-    Origin::Package { module, distributions }
+/// Returns every adapter: one for each framework, and then the further ones.
+pub fn known() -> impl Iterator<Item = Known> {
+    let plain = |framework: &Framework| Known { name: framework.name(), framework: *framework, on_request: false };
+    Framework::ALL.iter().map(plain).chain([TORCH_CAPSULES])
 }
-
-/// Every framework that the runner knows.
-pub const KNOWN: &[Known] = &[
-    Known {
-        name: "torch",
-        origin: package("torch", &["torch"]),
-        devices: &[DeviceKind::CPU, DeviceKind::CUDA],
-        on_request: false,
-    },
-    Known {
-        name: "cupy",
-        origin: package("cupy", &["cupy-cuda13x", "cupy-cuda12x", "cupy"]),
-        devices: &[DeviceKind::CUDA],
-        on_request: false,
-    },
-    Known { name: "numpy", origin: package("numpy", &["numpy"]), devices: &[DeviceKind::CPU], on_request: false },
-    Known {
-        name: "tensorflow",
-        origin: package("tensorflow", &["tensorflow", "tensorflow-cpu"]),
-        devices: &[DeviceKind::CPU, DeviceKind::CUDA],
-        on_request: false,
-    },
-    Known {
-        name: "tensorflow1",
-        origin: Origin::Folder { variable: "TENSOR_BRIDGE_TENSORFLOW1" },
-        devices: &[DeviceKind::CPU, DeviceKind::CUDA],
-        on_request: false,
-    },
-    // PyTorch without the C exchange API, as versions before 2.10 are.
-    Known {
-        name: "torch-capsules",
-        origin: package("torch", &["torch"]),
-        devices: &[DeviceKind::CPU, DeviceKind::CUDA],
-        on_request: true,
-    },
-];
 
 impl Known {
-    /// Why it cannot run on this device, if it cannot.
-    fn left_out(&self, device: Device, host: &Host) -> Option<String> {
-        if !self.devices.contains(&device.kind) {
+    /// Returns the adapter with this name, which may be that of a variant.
+    pub fn named(name: &str) -> Option<Self> {
+        known().find(|known| known.name == adapter_of(name))
+    }
+
+    /// Returns the name, and where the framework is found: `module` and `distributions`, or the `variable` with its
+    /// folder.
+    pub fn description(self) -> Value {
+        let Self { name, framework, .. } = self;
+        match framework.source() {
+            Source::Distributions(all) => json!({"name": name, "module": framework.module(), "distributions": all}),
+            Source::Folder(variable) => json!({"name": name, "variable": variable}),
+        }
+    }
+
+    /// Returns why it cannot run on this device, if it cannot.
+    fn left_out(self, device: Device, host: &Host) -> Option<String> {
+        if !self.framework.devices().contains(&device.kind) {
             return Some(match device {
                 Device::CPU if host.gpus.is_empty() => "no CUDA device".into(),
                 Device::CPU => "its tensors are on CUDA devices only, and this run is on the cpu".into(),
@@ -93,10 +55,10 @@ impl Known {
         if host.versions.contains_key(self.name) {
             return host.host_only.get(self.name).filter(|_| device.kind == DeviceKind::CUDA).cloned();
         }
-        Some(match (host.refused.get(self.name), self.origin) {
+        Some(match (host.refused.get(self.name), self.framework.source()) {
             (Some(reason), _) => reason.clone(),
-            (None, Origin::Package { distributions, .. }) => format!("not installed: pip install {}", distributions[0]),
-            (None, Origin::Folder { variable }) => format!(
+            (None, Source::Distributions(all)) => format!("not installed: pip install {}", all[0]),
+            (None, Source::Folder(variable)) => format!(
                 "not installed: cargo xtask setup fetches it, or set {variable} to the folder tensorflow_core of a \
                  TensorFlow 1.15 wheel"
             ),
@@ -104,19 +66,19 @@ impl Known {
     }
 }
 
-/// The pairs that run, and the adapters that do not.
+/// Returns the pairs that run, and the adapters that do not.
 ///
 /// # Errors
 ///
-/// An adapter that nobody knows was named.
+/// An adapter that does not exist was named.
 pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<PairName>, Vec<LeftOut>), String> {
     let of_pairs = options.pairs.iter().flat_map(|pair| [&pair.from, &pair.to]);
     let named: Vec<&String> = options.adapters.iter().chain(of_pairs).collect();
     if let Some(unknown) = named.iter().find(|name| !names().contains(name)) {
         return Err(format!("there is no adapter {unknown:?}: there are {}", names().join(", ")));
     }
-    let is_named = |name: &str| named.iter().any(|known| *known == name);
-    let wanted = KNOWN.iter().flat_map(|known| with_variants(known).map(move |name| (known, name)));
+    let is_named = |name: &str| named.iter().any(|named| *named == name);
+    let wanted = known().flat_map(|known| with_variants(known).map(move |name| (known, name)));
     let wanted = wanted.filter(|(known, name)| {
         let by_variants = options.variants && (named.is_empty() || is_named(known.name));
         let plain = named.is_empty() && name == known.name;
@@ -134,7 +96,7 @@ pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<Pai
     let all = fit.iter().flat_map(|from| fit.iter().map(|to| PairName { from: from.clone(), to: to.clone() }));
     let chosen = |pair: &PairName| {
         let (from, to) = (pair.from.as_str(), pair.to.as_str());
-        // All variants beside all others would be too many: each goes beside itself and the plain frameworks.
+        // All variants beside all others would be too many pairs: each runs beside itself and the plain frameworks.
         let plain = |name| is_named(name) || adapter_of(name) == name;
         let few = from == to || plain(from) || plain(to);
         agree(from, to) && few && (options.pairs.is_empty() || options.pairs.contains(pair))
@@ -142,14 +104,14 @@ pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<Pai
     Ok((all.filter(chosen).collect(), left_out))
 }
 
-/// The names of every adapter and of its variants.
+/// Returns the names of every adapter and of its variants.
 pub fn names() -> Vec<String> {
-    KNOWN.iter().flat_map(with_variants).collect()
+    known().flat_map(with_variants).collect()
 }
 
-/// The name of an adapter, and those of its variants.
-fn with_variants(known: &'static Known) -> impl Iterator<Item = String> {
-    let variants = VARIANTS.iter().filter(|variant| variant.adapter == known.name).map(Variant::full_name);
+/// Returns the name of an adapter, and those of its variants.
+fn with_variants(known: Known) -> impl Iterator<Item = String> {
+    let variants = VARIANTS.iter().filter(move |variant| variant.adapter() == known.name).map(Variant::full_name);
     std::iter::once(known.name.to_owned()).chain(variants)
 }
 
@@ -168,6 +130,15 @@ mod tests {
         let (pairs, left_out) = select(&Options::read(&argv).unwrap(), device, host)?;
         let left_out = left_out.iter().map(|left| format!("{}: {}", left.adapter, left.reason));
         Ok((pairs.iter().map(PairName::to_string).collect(), left_out.collect()))
+    }
+
+    #[test]
+    fn descriptions_say_where_a_framework_is_found() {
+        let described = |name| Known::named(name).unwrap().description();
+        assert_eq!(described("torch-capsules")["module"], "torch");
+        assert_eq!(described("cupy+async")["distributions"][0], "cupy-cuda13x");
+        assert_eq!(described("tensorflow1")["variable"], "TENSOR_BRIDGE_TENSORFLOW1");
+        assert_eq!(Known::named("jax"), None);
     }
 
     #[test]

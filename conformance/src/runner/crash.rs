@@ -4,36 +4,36 @@ use super::pair::{At, Job};
 use super::progress::Progress;
 use super::protocol::Message;
 use super::watch::{Ending, Watch};
-use crate::{Caps, Case, REPLAYED, Regression, property, tree};
+use crate::{Case, REPLAYED, Regression, Sides, property, tree};
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-/// Every step of shrinking starts a process with its frameworks, so there are few.
+/// The most steps: each starts a process and loads its frameworks.
 const STEPS: u32 = 100;
-/// And they may take so long.
+/// The time for all of them.
 const TIME: Duration = Duration::from_secs(120);
 
-/// Shrinks the case in which a worker died, by running smaller ones in processes of their own. Gives the smallest, and
-/// words to add to the reason.
+/// Shrinks the case in which a worker died, by running smaller ones in processes of their own. Returns the smallest, and
+/// a note for the reason.
 pub fn shrink(
     job: &Job<'_>,
     ending: Ending,
     at: &At,
-    caps: Option<&Caps>,
+    sides: Option<&Sides>,
     progress: &Progress,
 ) -> (Case, &'static str) {
     let as_it_was = |note| (at.case.clone(), note);
-    let (Some(caps), Some(property)) = (caps, property(&at.property)) else { return as_it_was("") };
+    let (Some(sides), Some(property)) = (sides, property(&at.property)) else { return as_it_was("") };
     if matches!(ending, Ending::Silent(_) | Ending::Overdue(_)) || at.index == REPLAYED {
         return as_it_was("");
     }
-    progress.say(&format!("{}: {ending} in {}, shrinking the case", job.pair, at.property));
+    progress.detail(&format!("{}: {ending} in {}, shrinking the case", job.pair, at.property));
     if !dies(job, at, &at.case).unwrap_or(false) {
-        return as_it_was("; alone in a process the case does not do it");
+        return as_it_was("; alone in a process the case does no harm");
     }
-    let tree = tree(property, caps, job.seed, at.index);
+    let tree = tree(property, sides, job.seed, at.index);
     if tree.current() != at.case {
         return as_it_was("; the case could not be made again here, so it is not shrunk");
     }
@@ -45,7 +45,7 @@ pub fn shrink(
     (smallest, "")
 }
 
-/// Whether a process dies that runs this case.
+/// Returns whether a process that runs this case dies.
 fn dies(job: &Job<'_>, at: &At, case: &Case) -> io::Result<bool> {
     let file = job.options.report.join("shrinking.json");
     let (from, to) = (job.pair.from.clone(), job.pair.to.clone());
@@ -57,7 +57,7 @@ fn dies(job: &Job<'_>, at: &At, case: &Case) -> io::Result<bool> {
     Ok(matches!(ended?, Replay::Died(_)))
 }
 
-/// What came of one case in a process of its own.
+/// The outcome of one case in a process of its own.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Replay {
     /// It ran to its end: why it failed, if it did.
@@ -68,7 +68,7 @@ pub enum Replay {
     Died(String),
 }
 
-/// Runs the case that `file` holds in a process of its own.
+/// Runs the case in `file` in a process of its own.
 ///
 /// # Errors
 ///

@@ -1,7 +1,7 @@
 //! The runner of the suite: every pair in a process of its own, then the reports.
 //!
-//! It starts workers, which are this same program with `--worker`, and reads their messages. It loads no framework
-//! itself, and so outlives whatever they do to their process.
+//! It starts workers, which are this same program with `--worker`, and reads their messages. It loads no framework, so
+//! that it survives when one aborts its process.
 
 mod adapters;
 mod crash;
@@ -9,13 +9,11 @@ mod options;
 mod pair;
 mod progress;
 mod protocol;
-#[cfg(feature = "python")]
-mod python;
 mod variants;
 mod watch;
 mod worker;
 
-pub use adapters::{KNOWN, Known, Origin};
+pub use adapters::{Known, TORCH_CAPSULES, known};
 pub use options::{Choice, Options, PairName};
 pub use protocol::Message;
 pub use variants::{VARIANTS, Variant, adapter_of};
@@ -28,7 +26,7 @@ use crate::{Expectation, PairReport, Regression};
 use bridge_core::{Device, DeviceKind};
 use crash::Replay;
 use pair::Job;
-use progress::Progress;
+use progress::{Display, Progress};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -38,22 +36,22 @@ use watch::Patience;
 /// The exit code for bad usage, and for a run that could not begin.
 const USAGE: i32 = 2;
 
-/// A worker that says nothing for so long hangs: loading a framework from a cold disk takes the longest.
+/// A worker that is silent for this time hangs: loading a framework from a cold disk takes the longest.
 const SILENCE: Duration = Duration::from_secs(180);
-/// A pair may take so long, whatever its budget says.
+/// The most time for a pair, whatever its budget.
 const WHOLE: Duration = Duration::from_secs(1800);
 
-/// What the runner has to be told of its surroundings.
+/// The surroundings of the runner.
 pub struct Surroundings {
     /// The program of a worker, and its first arguments.
     pub launch: Vec<OsString>,
-    /// The expectations and regressions to go by, unless `--fixtures` names others.
+    /// The folder of expectations and regressions, unless `--fixtures` names another.
     pub fixtures: PathBuf,
     /// The host.
     pub host: Host,
 }
 
-/// Runs what the options ask for, prints and writes the reports. Gives the exit code: 0 if everything that ran passed.
+/// Runs what the options request, prints and writes the reports. Returns the exit code: 0 if everything that ran passed.
 pub fn run(mut options: Options, around: &Surroundings) -> i32 {
     let new_cases = options.fixtures.as_ref().unwrap_or(&options.report).join("regressions");
     options.fixtures.get_or_insert_with(|| around.fixtures.clone());
@@ -136,7 +134,7 @@ impl<'a> Suite<'a> {
 
     fn faults(&mut self) {
         let started = Instant::now();
-        // A fault may well lead to a panic, which is then among what catches it.
+        // A fault may cause a panic, which is one of the ways in which it is caught.
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(|_| ()));
         self.report.faults = run_faults(self.report.seed);
@@ -144,6 +142,11 @@ impl<'a> Suite<'a> {
         let faults = &self.report.faults;
         let caught = faults.iter().filter(|fault| fault.is_caught()).count();
         println!("{caught} of {} planted faults caught in {:.1} s", faults.len(), started.elapsed().as_secs_f64());
+    }
+
+    fn display(&self) -> Display {
+        let width = self.pairs.iter().map(|pair| pair.arrow().chars().count()).max();
+        Display { width: width.unwrap_or_default(), verbose: self.options.verbose }
     }
 
     /// # Errors
@@ -161,8 +164,10 @@ impl<'a> Suite<'a> {
             patience: Patience { silence: SILENCE, whole: WHOLE },
             options: self.options,
         };
-        let mut judged = job.judge(&Progress::new(pair, job.cases));
+        let progress = Progress::new(pair, job.cases, self.display());
+        let mut judged = job.judge(&progress);
         expect::apply(&self.expectations, &mut judged);
+        progress.finish(&judged);
         Ok(judged)
     }
 }
@@ -194,7 +199,7 @@ fn replay(options: &Options, around: &Surroundings, file: &Path) -> Result<i32, 
     Ok(failed)
 }
 
-/// What is to be replayed first from now on.
+/// Returns the cases that later runs replay first.
 fn failing_cases(report: &PairReport) -> Vec<Regression> {
     let failing = report.properties.iter().filter(|property| property.verdict.is_failure());
     let kept = |property: &crate::PropertyReport| {
@@ -211,7 +216,7 @@ fn expectations(fixtures: &Path) -> Result<Vec<Expectation>, String> {
     }
 }
 
-/// A seed that differs each time and is short enough to type.
+/// Returns a seed that differs each time and is short enough to type.
 fn random_seed() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     since.as_nanos() as u64 % 1_000_000_000

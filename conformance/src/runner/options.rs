@@ -5,11 +5,11 @@ use clap::Parser;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Certifies that frameworks pass tensors to each other rightly.
+/// Certifies that frameworks exchange tensors correctly.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "conformance", version)]
 pub struct Options {
-    /// Where tensors are made: auto, cpu, cuda or cuda:N (auto: a CUDA device if there is one).
+    /// Device of the tensors: auto, cpu, cuda or cuda:N (auto: a CUDA device if there is one).
     #[arg(long, default_value = "auto")]
     pub device: Choice,
     /// Adapters to run, in all ordered pairs (default: all that are installed and fit the device).
@@ -18,29 +18,32 @@ pub struct Options {
     /// Ordered pairs to run, instead of all.
     #[arg(long, value_delimiter = ',', value_name = "FROM:TO")]
     pub pairs: Vec<PairName>,
-    /// Run each adapter with every allocator that its framework documents as well, beside the plain ones. A single one is
-    /// named like an adapter, such as torch+async.
+    /// Also run each adapter with every allocator that its framework documents. A single one is named like an adapter,
+    /// such as torch+async.
     #[arg(long)]
     pub variants: bool,
     /// Cases of each pair (default: 1000 on the cpu, 10000 on a CUDA device).
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub cases: Option<u32>,
-    /// Seed of all cases (default: another one each time; it is printed).
+    /// Seed of all cases (default: a new one for each run; it is printed).
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Time for the whole run, in seconds: fewer cases are run where it does not suffice.
+    /// Time for the whole run, in seconds: fewer cases run where it does not suffice.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub time_budget: Option<u64>,
-    /// Run the planted faults on the simulated device; alone, unless a device, adapters or pairs are named as well.
+    /// Run the planted faults on the simulated device. Pairs run as well where a device, adapters or pairs are named.
     #[arg(long)]
     pub faults: bool,
-    /// Run the one case that this file holds.
+    /// Run the one case in this file.
     #[arg(long, value_name = "FILE")]
     pub replay: Option<PathBuf>,
-    /// Where reports are written.
+    /// Folder of the reports.
     #[arg(long, value_name = "DIR", default_value = "conformance-report")]
     pub report: PathBuf,
-    /// The expectations and regressions of a checkout, where new regressions are written as well.
+    /// Print every property as it is judged, not only every pair.
+    #[arg(long, short)]
+    pub verbose: bool,
+    /// Folder of expectations and regressions in a checkout. New regressions are written there, too.
     #[arg(long, hide = true)]
     pub fixtures: Option<PathBuf>,
     /// Judge this pair in this process, and write messages to the standard output.
@@ -52,7 +55,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Reads the options, without the name of a program before them.
+    /// Parses the options, which no program name precedes.
     ///
     /// # Errors
     ///
@@ -61,14 +64,14 @@ impl Options {
         Self::try_parse_from(std::iter::once("conformance").chain(argv.iter().map(String::as_str)))
     }
 
-    /// Whether pairs are to be run: faults alone are run where nothing says otherwise.
+    /// Returns whether pairs run: with `--faults` they do where a device, adapters or pairs are named.
     pub fn wants_pairs(&self) -> bool {
         let named = self.device != Choice::Auto || !self.adapters.is_empty() || !self.pairs.is_empty();
         named || !self.faults
     }
 }
 
-/// The device that is asked for.
+/// The requested device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
     /// A CUDA device if there is one.
@@ -91,7 +94,7 @@ impl FromStr for Choice {
 }
 
 impl Choice {
-    /// The device on a host with so many CUDA devices.
+    /// Returns the device on a host with `gpus` CUDA devices.
     ///
     /// # Errors
     ///
@@ -127,6 +130,13 @@ impl FromStr for PairName {
     }
 }
 
+impl PairName {
+    /// Returns the pair as it is shown, `from → to`.
+    pub fn arrow(&self) -> String {
+        format!("{} → {}", self.from, self.to)
+    }
+}
+
 impl std::fmt::Display for PairName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:{}", self.from, self.to)
@@ -159,10 +169,15 @@ mod tests {
     }
 
     #[test]
-    fn faults_run_alone_unless_more_is_asked_for() {
+    fn faults_run_alone_unless_pairs_are_named() {
         assert!(read("").unwrap().wants_pairs());
         assert!(!read("--faults --cases 10").unwrap().wants_pairs());
         assert!(read("--faults --device cpu").unwrap().wants_pairs());
+    }
+
+    #[test]
+    fn details_are_asked_for_by_v() {
+        assert!(read("-v").unwrap().verbose && read("--verbose").unwrap().verbose && !read("").unwrap().verbose);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One pair, judged by workers: when one dies in a property, the next goes on with the properties that are left.
+//! One pair, judged by workers: when one dies in a property, the next continues with the remaining properties.
 
 use super::crash;
 use super::options::{Options, PairName};
@@ -6,12 +6,12 @@ use super::progress::Progress;
 use super::protocol::Message;
 use super::variants::environment;
 use super::watch::{Ending, Patience, Watch};
-use crate::{Caps, Case, PROPERTIES, PairReport, PropertyReport, REPLAYED, Verdict};
+use crate::{Case, PROPERTIES, PairReport, PropertyReport, REPLAYED, Sides, Verdict};
 use bridge_core::Device;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-/// The name under which a report says that no worker could judge the pair.
+/// The entry of a report for a pair that no worker could judge.
 pub const WORKER: &str = "worker";
 
 /// What is to be judged, and by which program.
@@ -30,11 +30,11 @@ pub struct Job<'a> {
     pub budget: Option<Duration>,
     /// How long a worker may take.
     pub patience: Patience,
-    /// Where expectations and regressions are, and where reports go.
+    /// The options of the run: folders of regressions and reports.
     pub options: &'a Options,
 }
 
-/// The case in which a worker is.
+/// The case that a worker runs.
 pub struct At {
     /// The property.
     pub property: String,
@@ -44,7 +44,7 @@ pub struct At {
     pub case: Case,
 }
 
-/// How the work of one worker came to an end.
+/// How the work of one worker ended.
 enum Work {
     Done,
     Refused(String),
@@ -55,11 +55,11 @@ struct Death {
     ending: Ending,
     last_words: String,
     at: Option<At>,
-    caps: Option<Caps>,
+    sides: Option<Sides>,
 }
 
 impl Job<'_> {
-    /// The command line of a worker with these further arguments.
+    /// Returns the command line of a worker with these further arguments.
     pub fn worker<W: Into<OsString>>(&self, more: impl IntoIterator<Item = W>) -> Vec<OsString> {
         let mut program = self.launch.to_vec();
         program.extend(["--worker".into(), self.pair.to_string().into()]);
@@ -72,7 +72,7 @@ impl Job<'_> {
         program
     }
 
-    /// What is set in the environment of a worker: the allocators of the pair's variants.
+    /// Returns the variables of a worker's environment: the allocators of the pair's variants.
     pub fn environment(&self) -> Vec<(&'static str, &'static str)> {
         environment([self.pair.from.as_str(), self.pair.to.as_str()])
     }
@@ -112,20 +112,20 @@ impl Job<'_> {
         }
     }
 
-    /// The verdict on the property in which a worker died.
+    /// Returns the verdict on the property in which a worker died, with the smallest case.
     fn crashed(&self, death: &Death, progress: &Progress) -> PropertyReport {
-        let Death { ending, last_words, at, caps } = death;
+        let Death { ending, last_words, at, sides } = death;
         let words = if last_words.is_empty() { String::new() } else { format!("; its last words: {last_words}") };
         let Some(at) = at else {
             return failed(WORKER, 0, Verdict::Crashed, format!("outside any case, {ending}{words}"));
         };
-        let (case, note) = crash::shrink(self, *ending, at, caps.as_ref(), progress);
+        let (case, note) = crash::shrink(self, *ending, at, sides.as_ref(), progress);
         let cases = if at.index == REPLAYED { 1 } else { at.index + 1 };
         let report = failed(&at.property, cases, Verdict::Crashed, format!("{ending}{note}{words}"));
         PropertyReport { counterexample: Some(case), ..report }
     }
 
-    /// Lets one worker judge what is left, as far as it gets.
+    /// Lets one worker judge the properties of `rest`, as far as it gets.
     fn one_worker(&self, rest: &[&str], started: Instant, report: &mut PairReport, progress: &Progress) -> Work {
         let run: u32 = report.properties.iter().map(|property| property.cases).sum();
         let mut more = vec![
@@ -141,10 +141,10 @@ impl Job<'_> {
             Ok(watch) => watch,
             Err(error) => return Work::Refused(format!("the worker does not start: {error}")),
         };
-        let (mut caps, mut at, mut done) = (None, None, None);
+        let (mut sides, mut at, mut done) = (None, None, None);
         loop {
             match watch.next() {
-                Ok(Message::Hello(known)) => caps = Some(known),
+                Ok(Message::Hello(known)) => sides = Some(known),
                 Ok(Message::Started { property, index, case }) => {
                     progress.case(&property);
                     at = Some(At { property, index, case });
@@ -159,19 +159,19 @@ impl Job<'_> {
                 Ok(Message::Replayed(_)) => (),
                 Err(Ending::Exit(0)) if done.is_some() => return done.unwrap_or(Work::Done),
                 Err(ending) => {
-                    return Work::Died(Box::new(Death { ending, last_words: watch.last_words(), at, caps }));
+                    return Work::Died(Box::new(Death { ending, last_words: watch.last_words(), at, sides }));
                 }
             }
         }
     }
 }
 
-/// The properties that have not been judged.
+/// Returns the properties that have not been judged.
 fn rest(report: &PairReport) -> Vec<&'static str> {
     let judged = |name: &str| report.properties.iter().any(|property| property.name == name);
     PROPERTIES.iter().map(|property| property.name).filter(|name| !judged(name)).collect()
 }
 
 fn failed(name: &str, cases: u32, verdict: Verdict, reason: String) -> PropertyReport {
-    PropertyReport { name: name.into(), cases, verdict, reason: Some(reason), native: None, counterexample: None }
+    PropertyReport::new(name, cases, verdict, Some(reason))
 }

@@ -1,62 +1,148 @@
-//! How far a run has got: a bar on a terminal, a line for each property elsewhere.
+//! Progress of a run: one line a pair. On a terminal a bar stands in its place until the pair is done.
 
 use super::options::PairName;
-use crate::{PropertyReport, Verdict};
-use indicatif::{ProgressBar, ProgressStyle};
+use crate::{PairReport, PropertyReport, Verdict};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::cell::Cell;
+use std::env;
+use std::time::{Duration, Instant};
 
-/// Shows how far a pair has got.
+/// The bar of a pair: cases done and in all, failures, time, and the property that runs.
+const BAR: &str = "{prefix}  {bar:24} {pos:>6}/{len} cases  {msg}  {elapsed:>4}";
+
+/// How a run shows its progress.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Display {
+    /// Characters that every pair's name fits into.
+    pub width: usize,
+    /// Whether every property has a line, too.
+    pub verbose: bool,
+}
+
+/// The progress of one pair.
 pub struct Progress {
     bar: ProgressBar,
+    display: Display,
     pair: String,
+    failed: Cell<u32>,
+    started: Instant,
 }
 
 impl Progress {
-    /// Begins with a pair that has so many cases.
-    pub fn new(pair: &PairName, cases: u32) -> Self {
-        let bar = ProgressBar::new(u64::from(cases));
-        let style = ProgressStyle::with_template("{prefix:20} {wide_bar} {pos}/{len} {msg:14} {elapsed}");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        let pair = format!("{} → {}", pair.from, pair.to);
+    /// Begins a pair of `cases` cases. The bar is hidden where the standard output is no terminal, and in CI.
+    pub fn new(pair: &PairName, cases: u32, display: Display) -> Self {
+        let target = match env::var_os("CI") {
+            Some(_) => ProgressDrawTarget::hidden(),
+            None => ProgressDrawTarget::stdout(),
+        };
+        let bar = ProgressBar::with_draw_target(Some(cases.into()), target);
+        bar.set_style(ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        let pair = format!("{:<1$}", pair.arrow(), display.width);
         bar.set_prefix(pair.clone());
-        Self { bar, pair }
+        Self { bar, display, pair, failed: Cell::default(), started: Instant::now() }
     }
 
-    /// A case begins.
+    /// Counts a case of `property`, which begins.
     pub fn case(&self, property: &str) {
-        if self.bar.message() != property {
-            self.bar.set_message(property.to_owned());
-        }
+        self.bar.set_message(format!("{} failed  {property:<13}", self.failed.get()));
         self.bar.inc(1);
     }
 
-    /// A property is done.
+    /// Counts a property, which is done, and prints it in detail where that was asked for.
     pub fn property(&self, report: &PropertyReport) {
-        let line = format!("{:<18} {:<14} {:>6} cases  {}", self.pair, report.name, report.cases, word(report.verdict));
-        self.say(&match &report.reason {
-            Some(reason) => format!("{line}: {reason}"),
-            None => line,
-        });
+        self.failed.set(self.failed.get() + u32::from(report.verdict.is_failure()));
+        self.detail(&property_line(&self.pair, report));
     }
 
-    /// Something to tell.
-    pub fn say(&self, line: &str) {
-        self.bar.suspend(|| println!("{line}"));
+    /// Prints a line where details were asked for.
+    pub fn detail(&self, line: &str) {
+        if self.display.verbose {
+            self.bar.suspend(|| println!("{line}"));
+        }
+    }
+
+    /// Replaces the bar by the verdict.
+    pub fn finish(self, report: &PairReport) {
+        self.bar.finish_and_clear();
+        println!("{}", pair_line(&self.pair, report, self.started.elapsed()));
     }
 }
 
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
-    }
+/// The line of a pair that is done.
+fn pair_line(pair: &str, report: &PairReport, time: Duration) -> String {
+    let count = |verdict| report.properties.iter().filter(|property| property.verdict == verdict).count();
+    let (failed, crashed) = (count(Verdict::Failed), count(Verdict::Crashed));
+    let verdict = match (failed, crashed) {
+        (0, 0) => Verdict::Passed,
+        (_, 0) => Verdict::Failed,
+        _ => Verdict::Crashed,
+    };
+    let cases: u32 = report.properties.iter().map(|property| property.cases).sum();
+    let (word, failed, seconds) = (word(verdict), failed + crashed, time.as_secs_f64());
+    format!("{pair}  {word:<7}  {cases:>6} cases  {failed:>2} failed  {seconds:>7.1} s")
+}
+
+/// The line of a property.
+fn property_line(pair: &str, report: &PropertyReport) -> String {
+    let PropertyReport { name, cases, verdict, reason, .. } = report;
+    let line = format!("{pair}  {name:<13}  {cases:>6} cases  {}", word(*verdict));
+    reason.iter().fold(line, |line, reason| format!("{line}: {reason}"))
 }
 
 /// The verdict in one word.
-pub fn word(verdict: Verdict) -> &'static str {
+fn word(verdict: Verdict) -> &'static str {
     match verdict {
         Verdict::Passed => "passed",
         Verdict::Failed => "FAILED",
         Verdict::Crashed => "CRASHED",
         Verdict::Expected => "fails as expected",
         Verdict::NotApplicable => "not applicable",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(verdicts: &[Verdict]) -> PairReport {
+        let judged = |verdict: &Verdict| PropertyReport::new("values", 120, *verdict, Some("as it is".into()));
+        let properties = verdicts.iter().map(judged).collect();
+        PairReport { from: "torch".into(), to: "numpy".into(), device: "cpu".into(), properties }
+    }
+
+    #[test]
+    fn lines_of_pairs_are_aligned_and_plain() {
+        use Verdict::{Crashed, Expected, Failed, NotApplicable, Passed};
+        let line = |pair, seconds, verdicts: &[Verdict]| {
+            pair_line(&format!("{pair:<18}"), &report(verdicts), Duration::from_secs(seconds))
+        };
+        let lines = [
+            line("numpy → tensorflow", 4, &[Passed, Expected, NotApplicable]),
+            line("torch → numpy", 1800, &[Passed, Failed]),
+            line("cupy → cupy", 0, &[Failed, Crashed]),
+        ];
+        let expected = [
+            "numpy → tensorflow  passed      360 cases   0 failed      4.0 s",
+            "torch → numpy       FAILED      240 cases   1 failed   1800.0 s",
+            "cupy → cupy         CRASHED     240 cases   2 failed      0.0 s",
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn lines_of_properties_say_why() {
+        let line = property_line("torch → numpy", &report(&[Verdict::Expected]).properties[0]);
+        assert_eq!(line, "torch → numpy  values            120 cases  fails as expected: as it is");
+    }
+
+    #[test]
+    fn failures_are_counted_as_they_come() {
+        let pair: PairName = "torch:numpy".parse().unwrap();
+        let progress = Progress::new(&pair, 10, Display { width: 20, verbose: false });
+        assert_eq!(progress.pair, "torch → numpy       ");
+        progress.case("values");
+        progress.property(&report(&[Verdict::Failed]).properties[0]);
+        progress.property(&report(&[Verdict::Expected]).properties[0]);
+        assert_eq!(progress.failed.get(), 1);
     }
 }

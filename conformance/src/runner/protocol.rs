@@ -1,6 +1,6 @@
-//! What a worker tells the runner: one JSON object a line.
+//! Messages of a worker to the runner: one JSON object a line.
 
-use crate::{Caps, Case, Observer, PropertyReport};
+use crate::{Case, Observer, PropertyReport, Sides};
 use serde::{Deserialize, Serialize};
 
 /// One line.
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 pub enum Message {
     /// The frameworks are loaded.
-    Hello(Caps),
+    Hello(Sides),
     /// The worker cannot judge this pair, and why.
     Refused(String),
-    /// A case begins: should the worker die now, it was this one.
+    /// A case begins: should the worker die now, this case did it.
     Started {
         /// The property.
         property: String,
@@ -22,7 +22,7 @@ pub enum Message {
     },
     /// A property is done.
     Finished(PropertyReport),
-    /// The one case that was asked for has been run: why it failed, if it did.
+    /// The requested case has run: why it failed, if it did.
     Replayed(Option<String>),
     /// Everything is done.
     Done,

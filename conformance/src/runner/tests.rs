@@ -2,23 +2,23 @@
 
 use super::*;
 use crate::sim::{Habits, SimDevice, SimFramework};
-use crate::{Caps, PROPERTIES, PropertyReport, Verdict, caps, property, tree};
+use crate::{PROPERTIES, Pair, PropertyReport, Sides, Verdict, property, tree};
 use std::fs;
 
 const SEED: u64 = 7;
 const DYING: &str = "shape";
 const INDEX: u32 = 3;
 
-fn known_caps() -> Caps {
+fn known_sides() -> Sides {
     let device = SimDevice::new(1);
-    caps(&SimFramework::new(&device, Habits::Generous), &SimFramework::new(&device, Habits::Generous))
+    Sides::of(&SimFramework::new(&device, Habits::Generous), &SimFramework::new(&device, Habits::Generous))
 }
 
 fn dying_case() -> crate::Case {
-    tree(property(DYING).unwrap(), &known_caps(), SEED, INDEX).current()
+    tree(property(DYING).unwrap(), &known_sides(), SEED, INDEX).current()
 }
 
-/// A folder of its own for a test, gone when dropped.
+/// A folder of its own for a test, deleted when dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -59,7 +59,7 @@ impl Folder {
             patience: Patience { silence: Duration::from_millis(1500), whole: Duration::from_secs(60) },
             options: &options,
         };
-        job.judge(&Progress::new(job.pair, job.cases))
+        job.judge(&Progress::new(job.pair, job.cases, Display::default()))
     }
 
     /// The exit code and the report of a whole run whose workers run this script.
@@ -85,14 +85,7 @@ fn say(message: &Message) -> String {
 
 fn finished(name: &str, verdict: Verdict, counterexample: Option<crate::Case>) -> String {
     let reason = (verdict != Verdict::Passed).then(|| "seen to be wrong".into());
-    say(&Message::Finished(PropertyReport {
-        name: name.into(),
-        cases: 5,
-        verdict,
-        reason,
-        native: None,
-        counterexample,
-    }))
+    say(&Message::Finished(PropertyReport { counterexample, ..PropertyReport::new(name, 5, verdict, reason) }))
 }
 
 /// A worker in which every property passes that it is asked for.
@@ -109,7 +102,7 @@ fn dying(deed: &str) -> String {
     let started = say(&Message::Started { property: DYING.into(), index: INDEX, case: dying_case() });
     format!(
         "case \"$*\" in *--replay*|*{DYING}*) {}{started}{deed}\n;; esac\n{}",
-        say(&Message::Hello(known_caps())),
+        say(&Message::Hello(known_sides())),
         passing()
     )
 }
@@ -143,7 +136,7 @@ fn death_is_a_verdict_with_the_shrunk_case_and_the_others_go_on() {
     assert_eq!((crashed.verdict, crashed.cases), (Verdict::Crashed, INDEX + 1));
     let reason = crashed.reason.unwrap();
     assert!(reason.contains("SIGSEGV") && reason.ends_with("some framework said so"), "{reason}");
-    let smallest = crate::shrink(tree(property(DYING).unwrap(), &known_caps(), SEED, INDEX), &mut |_| true);
+    let smallest = crate::shrink(tree(property(DYING).unwrap(), &known_sides(), SEED, INDEX), &mut |_| true);
     assert_ne!(smallest.spec, dying_case().spec);
     assert_eq!(crashed.counterexample.unwrap().spec, smallest.spec);
     let others = report.properties.iter().filter(|property| property.verdict == Verdict::Passed);
@@ -230,6 +223,16 @@ fn a_run_that_cannot_begin_is_bad_usage() {
 }
 
 #[test]
+fn the_fixtures_are_in_order() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures");
+    let expectations = read_expectations(&fixtures.join("expectations.json")).unwrap();
+    assert_eq!(expect::stale(&expectations, &adapters::names(), &[]), Vec::<String>::new());
+    for regression in Regression::read_all(&fixtures.join("regressions")).unwrap() {
+        assert!(property(&regression.property).is_some(), "{regression:?}");
+    }
+}
+
+#[test]
 fn one_case_is_replayed() {
     let folder = Folder::new("replay");
     let case = Regression { from: "torch".into(), to: "numpy".into(), property: "values".into(), case: dying_case() };
@@ -251,9 +254,10 @@ fn a_worker_tells_all_it_does() {
     let folder = Folder::new("worker");
     let device = SimDevice::new(3);
     let (from, to) = (SimFramework::new(&device, Habits::Generous), SimFramework::new(&device, Habits::Common));
+    let pair = Pair::new(&from, &to).with_native_way();
     let mut messages = Vec::new();
-    work(&from, &to, &device.ordering(), &folder.options("--cases 40"), &mut |message| messages.push(message));
-    assert_eq!(messages.first(), Some(&Message::Hello(caps(&from, &to))));
+    work(&pair, &folder.options("--cases 40"), &mut |message| messages.push(message));
+    assert_eq!(messages.first(), Some(&Message::Hello(pair.sides())));
     assert_eq!(messages.pop(), Some(Message::Done));
     let judged = messages.iter().filter(|message| matches!(message, Message::Finished(_))).count();
     assert_eq!(judged, PROPERTIES.len());
@@ -266,6 +270,6 @@ fn a_worker_tells_all_it_does() {
     let one = Regression { from: "sim".into(), to: "sim".into(), property, case };
     let line = format!("--replay {}", one.write(&folder.0).unwrap().display());
     let mut messages = Vec::new();
-    work(&from, &to, &device.ordering(), &folder.options(&line), &mut |message| messages.push(message));
+    work(&pair, &folder.options(&line), &mut |message| messages.push(message));
     assert_eq!(messages, [Message::Replayed(None), Message::Done]);
 }

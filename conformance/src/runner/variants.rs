@@ -1,17 +1,19 @@
 //! Variants of a framework: the allocators that it documents, each chosen by the environment of a worker.
 //!
-//! A variant goes by the adapter's name and its own, such as `torch+uncached`: in options, reports, expectations and
-//! kept cases alike. So a kept case is replayed under the allocator that it failed under.
+//! A variant is named by the adapter's name and its own, such as `torch+uncached`, in options, reports, expectations and
+//! kept cases. So a kept case is replayed under the allocator with which it failed.
 
-/// One variant of an adapter. All of them are about memory of CUDA devices.
+use bridge_frameworks::Framework;
+
+/// One variant of a framework's adapter. All of them concern memory of CUDA devices.
 #[derive(Debug, Clone, Copy)]
 pub struct Variant {
-    /// The adapter.
-    pub adapter: &'static str,
+    /// The framework.
+    pub framework: Framework,
     /// Its name.
     pub name: &'static str,
-    /// What is set in the environment of a worker. Variables that begin with `CONFORMANCE_` are read by the suite's own
-    /// Python package, for allocators that a framework takes by a call.
+    /// Variables of a worker's environment. Those that begin with `CONFORMANCE_` are read by the suite's own Python
+    /// package, for allocators that a framework takes by a call.
     pub environment: &'static [(&'static str, &'static str)],
 }
 
@@ -19,10 +21,10 @@ pub struct Variant {
 const MARK: char = '+';
 
 macro_rules! variants {
-    ($($adapter:literal, $name:literal: $($variable:literal = $value:literal),+;)*) => {
+    ($($framework:ident, $name:literal: $($variable:literal = $value:literal),+;)*) => {
         /// Every variant.
         pub const VARIANTS: &[Variant] = &[$(Variant {
-            adapter: $adapter,
+            framework: Framework::$framework,
             name: $name,
             environment: &[$(($variable, $value)),+],
         },)*];
@@ -31,42 +33,47 @@ macro_rules! variants {
 
 // PyTorch 2.9 and later read `PYTORCH_ALLOC_CONF`, those before it the other.
 variants! {
-    "torch", "expandable": "PYTORCH_ALLOC_CONF" = "expandable_segments:True",
+    Torch, "expandable": "PYTORCH_ALLOC_CONF" = "expandable_segments:True",
         "PYTORCH_CUDA_ALLOC_CONF" = "expandable_segments:True";
-    "torch", "async": "PYTORCH_ALLOC_CONF" = "backend:cudaMallocAsync",
+    Torch, "async": "PYTORCH_ALLOC_CONF" = "backend:cudaMallocAsync",
         "PYTORCH_CUDA_ALLOC_CONF" = "backend:cudaMallocAsync";
-    "torch", "uncached": "PYTORCH_NO_CUDA_MEMORY_CACHING" = "1";
-    "torch", "pluggable": "CONFORMANCE_TORCH_ALLOCATOR" = "pluggable";
-    "cupy", "uncached": "CONFORMANCE_CUPY_ALLOCATOR" = "uncached";
-    "cupy", "async": "CONFORMANCE_CUPY_ALLOCATOR" = "async";
-    "cupy", "managed": "CONFORMANCE_CUPY_ALLOCATOR" = "managed";
-    "tensorflow", "async": "TF_GPU_ALLOCATOR" = "cuda_malloc_async";
+    Torch, "uncached": "PYTORCH_NO_CUDA_MEMORY_CACHING" = "1";
+    Torch, "pluggable": "CONFORMANCE_TORCH_ALLOCATOR" = "pluggable";
+    CuPy, "uncached": "CONFORMANCE_CUPY_ALLOCATOR" = "uncached";
+    CuPy, "async": "CONFORMANCE_CUPY_ALLOCATOR" = "async";
+    CuPy, "managed": "CONFORMANCE_CUPY_ALLOCATOR" = "managed";
+    TensorFlow, "async": "TF_GPU_ALLOCATOR" = "cuda_malloc_async";
 }
 
 impl Variant {
-    /// The adapter's name and its own.
-    pub fn full_name(&self) -> String {
-        format!("{}{MARK}{}", self.adapter, self.name)
+    /// Returns the name of the adapter.
+    pub fn adapter(&self) -> &'static str {
+        self.framework.name()
     }
 
-    /// The variant that a full name means.
+    /// Returns the adapter's name and its own.
+    pub fn full_name(&self) -> String {
+        format!("{}{MARK}{}", self.adapter(), self.name)
+    }
+
+    /// Returns the variant with this full name.
     pub fn named(name: &str) -> Option<&'static Self> {
         let (adapter, variant) = name.split_once(MARK)?;
-        VARIANTS.iter().find(|known| (known.adapter, known.name) == (adapter, variant))
+        VARIANTS.iter().find(|known| (known.adapter(), known.name) == (adapter, variant))
     }
 }
 
-/// The adapter's name, without that of a variant.
+/// Returns the adapter's name, without that of a variant.
 pub fn adapter_of(name: &str) -> &str {
     name.split_once(MARK).map_or(name, |(adapter, _)| adapter)
 }
 
-/// What is set in the environment of a worker for these adapters.
+/// Returns the variables of a worker's environment for these adapters.
 pub fn environment<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<(&'static str, &'static str)> {
     names.into_iter().filter_map(Variant::named).flat_map(|variant| variant.environment.iter().copied()).collect()
 }
 
-/// Whether a process can have both: a framework in it has one allocator.
+/// Returns whether one process can have both: a framework has one allocator in it.
 pub fn agree(from: &str, to: &str) -> bool {
     adapter_of(from) != adapter_of(to) || from == to
 }
@@ -74,15 +81,13 @@ pub fn agree(from: &str, to: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runner::KNOWN;
     use bridge_core::DeviceKind;
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_variant_is_one_of_a_known_adapter_on_cuda_devices() {
+    fn every_variant_is_one_of_a_framework_on_cuda_devices() {
         for variant in VARIANTS {
-            let known = KNOWN.iter().find(|known| known.name == variant.adapter).expect("it is known");
-            assert!(known.devices.contains(&DeviceKind::CUDA), "{variant:?}");
+            assert!(variant.framework.devices().contains(&DeviceKind::CUDA), "{variant:?}");
             assert!(!variant.environment.is_empty(), "{variant:?}");
             assert_eq!(Variant::named(&variant.full_name()).map(Variant::full_name), Some(variant.full_name()));
         }

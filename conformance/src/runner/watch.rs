@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{fmt, io, thread};
 
-/// The signals that a process dies of, by number (signal(7), Linux).
+/// Names of the signals that end a process, by number (signal(7), Linux).
 const SIGNALS: &[(i32, &str)] = &[
     (4, "SIGILL"),
     (5, "SIGTRAP"),
@@ -24,22 +24,22 @@ const SIGNALS: &[(i32, &str)] = &[
     (31, "SIGSYS"),
 ];
 
-/// So many of the last lines that a worker wrote to its standard error are kept.
+/// How many of the last lines of a worker's standard error are kept.
 const LAST_WORDS: usize = 4;
 
-/// How the lines begin that Python adds when it dies, after it has said why: they would drive that out.
+/// Starts of the lines that Python prints after the reason when it aborts: they would displace it.
 const TRACE: &[&str] = &["Python runtime state:", "Current thread", "Thread 0x", "File \"", "Extension modules:"];
 
 /// How a worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// By itself.
+    /// By an exit code.
     Exit(i32),
     /// By a signal.
     Signal(i32),
-    /// It said nothing for so long, and was killed.
+    /// Killed after it was silent for this time.
     Silent(Duration),
-    /// It went on for so long, and was killed.
+    /// Killed after it ran for this time.
     Overdue(Duration),
 }
 
@@ -72,7 +72,7 @@ pub struct Patience {
     pub whole: Duration,
 }
 
-/// A worker, which is killed when this is dropped.
+/// A worker. Dropping it kills the worker.
 pub struct Watch {
     child: Child,
     messages: Receiver<Message>,
@@ -82,7 +82,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Starts `program`, its first element, with the others as arguments, and with these variables set.
+    /// Starts a program, the first element of `program`, with the others as arguments and with these variables set.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl Watch {
         let (output, errors) = (child.stdout.take(), child.stderr.take());
         let (send, messages) = channel();
         thread::spawn(move || {
-            // A line that is no message is what a framework prints: nothing to do with us.
+            // Other lines come from a framework that prints.
             let lines = output.into_iter().flat_map(|output| BufReader::new(output).split(b'\n')).map_while(Result::ok);
             for message in lines.filter_map(|line| serde_json::from_slice(&line).ok()) {
                 if send.send(message).is_err() {
@@ -124,11 +124,11 @@ impl Watch {
         Ok(Self { child, messages, errors: Some(errors), started: Instant::now(), patience })
     }
 
-    /// Waits for what it says next.
+    /// Waits for the next message.
     ///
     /// # Errors
     ///
-    /// It is gone.
+    /// The worker has ended, or was killed because it was late.
     pub fn next(&mut self) -> Result<Message, Ending> {
         let left = self.patience.whole.saturating_sub(self.started.elapsed());
         self.messages.recv_timeout(left.min(self.patience.silence)).map_err(|error| match error {
@@ -140,13 +140,13 @@ impl Watch {
         })
     }
 
-    /// The last lines that it wrote to its standard error. Call it when the worker has ended.
+    /// Returns the last lines of its standard error. Call it when the worker has ended.
     pub fn last_words(&mut self) -> String {
         let lines = self.errors.take().and_then(|errors| errors.join().ok()).unwrap_or_default();
         Vec::from(lines).join(" | ")
     }
 
-    /// Sees it off: kills it where `late` says why, or where it has closed its output and still does not end.
+    /// Waits for its end. Kills it where it is `late`, or has closed its output and still runs.
     fn reap(&mut self, late: Option<Ending>) -> Ending {
         let patience = Instant::now() + Duration::from_secs(10);
         while late.is_none() && Instant::now() < patience {
@@ -164,7 +164,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // Neither does anything to a child that has been waited for.
+        // Neither has an effect on a child that was waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

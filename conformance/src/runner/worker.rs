@@ -2,31 +2,23 @@
 
 use super::options::Options;
 use super::protocol::{Message, Sender};
-use crate::{Config, Regression, Subject, caps, certify, property, replay};
-use bridge_core::Ordering;
+use crate::{Config, Pair, Regression, property, replay};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-/// Judges the pair, or runs the one case that is asked for, and tells what happens.
-pub fn work<A: Subject, B: Subject<Tensor = A::Tensor>>(
-    from: &A,
-    to: &B,
-    ordering: &Arc<dyn Ordering>,
-    options: &Options,
-    send: &mut dyn FnMut(Message),
-) {
+/// Judges the pair, or runs the one case of `--replay`, and sends messages about it.
+pub fn work<F, T>(pair: &Pair<'_, F, T>, options: &Options, send: &mut dyn FnMut(Message)) {
     match prepare(options) {
         Err(reason) => send(Message::Refused(reason)),
         Ok(Task::One(one)) => {
             let property = property(&one.property).expect("prepare has looked it up");
-            let failure = replay(from, to, ordering, property, &one.case).err();
+            let failure = replay(pair, property, &one.case).err();
             send(Message::Replayed(failure.map(|failure| failure.to_string())));
             send(Message::Done);
         }
-        Ok(Task::All(config, known)) => {
-            send(Message::Hello(caps(from, to)));
-            certify(from, to, ordering, &config, &known, &mut Sender(send));
+        Ok(Task::All(config)) => {
+            send(Message::Hello(pair.sides()));
+            config.certify_pair(pair, &mut Sender(send));
             send(Message::Done);
         }
     }
@@ -34,7 +26,7 @@ pub fn work<A: Subject, B: Subject<Tensor = A::Tensor>>(
 
 enum Task {
     One(Regression),
-    All(Config, Vec<Regression>),
+    All(Config),
 }
 
 fn prepare(options: &Options) -> Result<Task, String> {
@@ -45,7 +37,7 @@ fn prepare(options: &Options) -> Result<Task, String> {
         return known.then_some(()).ok_or(format!("there is no property {:?}", one.property)).map(|()| Task::One(one));
     }
     let mut known = Vec::new();
-    for folder in regressions(options) {
+    for folder in folders(options) {
         known.extend(Regression::read_all(&folder).map_err(io)?);
     }
     let config = Config {
@@ -54,12 +46,13 @@ fn prepare(options: &Options) -> Result<Task, String> {
         time_budget: options.time_budget.map(Duration::from_secs),
         properties: (!options.properties.is_empty()).then(|| options.properties.clone()),
         native: true,
+        regressions: known,
     };
-    Ok(Task::All(config, known))
+    Ok(Task::All(config))
 }
 
-/// The folders that regressions are read from; new ones are written to the last.
-pub fn regressions(options: &Options) -> Vec<PathBuf> {
+/// Returns the folders of regressions.
+fn folders(options: &Options) -> Vec<PathBuf> {
     let places = [options.fixtures.as_deref(), Some(&options.report)];
     places.into_iter().flatten().map(|place: &Path| place.join("regressions")).collect()
 }

@@ -4,8 +4,8 @@ use super::device::SimDevice;
 use super::framework::{Current, Habits, OwnStream, SimFramework};
 use super::memory::{Access, Memory};
 use super::tensor::{Owner, SimTensor, View};
-use crate::{Observed, Spec, Subject, model};
-use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Pending, Result, Stream};
+use crate::{Capabilities, Observed, Spec, Subject, model};
+use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Ordering, Pending, Result, Stream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -29,6 +29,11 @@ impl SimFramework {
         self.submit(&[view.writes()?], move |memory| view.scatter(memory, &bytes))
     }
 
+    /// Returns whether tensors can be written to.
+    fn writes(&self) -> bool {
+        self.habits != Habits::Immutable
+    }
+
     fn writable(&self, tensor: &SimTensor) -> Result<()> {
         match tensor.read_only || !self.writes() {
             true => Err(Error::new(ErrorKind::Framework, "the tensor is read-only")),
@@ -46,31 +51,20 @@ impl Subject for SimFramework {
         SimDevice::DEVICE
     }
 
-    fn dtypes(&self) -> Vec<DType> {
-        self.profile().dtypes.clone()
-    }
-
-    fn makes_negative_strides(&self) -> bool {
-        self.habits == Habits::Generous
-    }
-
-    fn makes_read_only(&self) -> bool {
-        self.habits == Habits::Generous
-    }
-
-    fn unaligned(&self) -> bool {
-        self.habits == Habits::Generous
-    }
-
-    fn puts_off(&self) -> Vec<Pending> {
-        match self.habits {
-            Habits::Generous => vec![Pending::Conjugation, Pending::Negation],
-            Habits::Common | Habits::Strict | Habits::Immutable => Vec::new(),
+    fn capabilities(&self) -> Capabilities {
+        let generous = self.habits == Habits::Generous;
+        Capabilities {
+            dtypes: self.profile().dtypes.clone(),
+            negative_strides: generous,
+            read_only: generous,
+            unaligned: generous,
+            defers: if generous { vec![Pending::Conjugation, Pending::Negation] } else { Vec::new() },
+            writes: self.writes(),
         }
     }
 
-    fn writes(&self) -> bool {
-        self.habits != Habits::Immutable
+    fn ordering(&self) -> Arc<dyn Ordering> {
+        self.device().ordering()
     }
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<SimTensor> {

@@ -1,4 +1,4 @@
-"""A case that the runner has kept is run first from then on, whatever the adapter is called."""
+"""A case that the runner has kept runs first from then on, whatever the name of the adapter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tensor_bridge_conformance
-from tensor_bridge_conformance import _conformance, host
+from tensor_bridge_conformance import host
 
 SCRIPT = Path(tensor_bridge_conformance.__file__).parents[1] / "conformance.py"
 
@@ -25,22 +25,8 @@ CASE = {
 }
 
 
-class Listed(Exception):
-    """Carries the adapters that the runner knows out of it, before it runs anything."""
-
-
-def known() -> list[dict[str, Any]]:
-    def describe(adapters: str) -> str:
-        raise Listed(adapters)
-
-    with pytest.raises(Listed) as listed:
-        _conformance.main([], [sys.executable, str(SCRIPT)], describe)
-    adapters: list[dict[str, Any]] = json.loads(str(listed.value))
-    return adapters
-
-
 def messages(*options: str) -> list[dict[str, Any]]:
-    """What a worker says."""
+    """Returns the messages of a worker."""
     worker = subprocess.run(
         [sys.executable, str(SCRIPT), *options], capture_output=True, text=True, errors="replace", timeout=300
     )
@@ -49,9 +35,9 @@ def messages(*options: str) -> list[dict[str, Any]]:
     return lines
 
 
-@pytest.mark.parametrize("name", [adapter["name"] for adapter in known()])
+@pytest.mark.parametrize("name", [adapter["name"] for adapter in host.adapters()])
 def test_a_kept_case_is_replayed(name: str, tmp_path: Path) -> None:
-    about = host.describe(known())
+    about = host.describe()
     if name not in about["versions"]:
         pytest.skip(about["refused"].get(name, "not installed"))
     device = "cpu"

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
-from tensor_bridge_conformance import subjects
+from tensor_bridge_conformance.subjects import Spec, Subject
+from tensor_bridge_conformance.subjects.common import GRAIN
 
 
-def cuda() -> bool:
-    torch = pytest.importorskip("torch")
-    available: bool = torch.cuda.is_available()
-    return available
+def subject(framework: str) -> Subject:
+    if framework == "cupy" and not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("no CUDA device")
+    module = importlib.import_module(f"tensor_bridge_conformance.subjects.{framework}")
+    made: Subject = module.subject("cuda:0" if framework == "cupy" else "cpu")
+    return made
 
 
 @pytest.mark.parametrize("align", [0, 4, 16, 32, 64])
-@pytest.mark.parametrize("name", ["Torch", "Numpy", "Cupy"])
-def test_a_base_buffer_lies_where_the_case_says(name: str, align: int) -> None:
-    if name == "Cupy" and not cuda():
-        pytest.skip("no CUDA device")
-    subject = getattr(subjects, name)("cuda:0" if name == "Cupy" else "cpu")
+@pytest.mark.parametrize("framework", ["torch", "numpy", "cupy"])
+def test_a_base_buffer_lies_where_the_case_says(framework: str, align: int) -> None:
+    made = subject(framework)
     data = bytes(range(16))
     # Many, because one may lie there by chance.
     for _ in range(20):
-        tensor = subject.create("float32", [2], [2], 1, 4, align, False, None, data)
-        assert subject.observe(tensor)[3] % subjects.GRAIN == align + 4
-        assert subject.read(tensor) == data[4:8] + data[12:16]
+        tensor = made.create(Spec("float32", [2], [2], 1, 4, align), data)
+        assert made.observe(tensor).address % GRAIN == align + 4
+        assert made.read(tensor) == data[4:8] + data[12:16]
+
+
+def test_a_single_stream_cannot_be_switched() -> None:
+    made = subject("numpy")
+    assert made.streams() == [] and made.fresh(False) is None
+    with pytest.raises(RuntimeError, match="single stream"):
+        made.use(1)

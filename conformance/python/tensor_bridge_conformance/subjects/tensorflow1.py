@@ -1,11 +1,11 @@
-"""TensorFlow 1.x under test, as the suite uses it: through its C functions, and the bridge where nothing else will do.
+"""TensorFlow 1.x under test: through its C functions, and through the bridge where nothing else can do it.
 
-Its graphs have tensors only while they run. What the suite holds is what the bridge makes of them: its input operation
-takes a tensor into a run, and its output operation takes one out. What happens between the two is TensorFlow's own, and
-so are the witnesses: what is read is fetched to the host, and an operation of the suite tells where a tensor is.
+Its graphs have tensors only while they run. The suite holds what the bridge makes of them: the bridge's input operation
+passes a tensor into a run, and its output operation passes one out. What happens between the two is TensorFlow's own,
+and so are the witnesses: reads are fetched to the host, and an operation of the suite reports where a tensor is.
 """
 
-# What the methods promise is said in conformance/src/subject.rs, once.
+# What the methods promise is documented in conformance/src/subject.rs, once.
 # ruff: noqa: D102, D107
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ import math
 import os
 import struct
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from tensor_bridge_conformance import _conformance
 from tensor_bridge_conformance.sessions import FLOAT, HOST, INT32, UINT8, Library, Output, Session, Value
-from tensor_bridge_conformance.subjects import DELAY, NAMES
+from tensor_bridge_conformance.subjects import Capabilities, Observed, Spec, Subject
+from tensor_bridge_conformance.subjects.common import DELAY, NAMES, Unwritable, row_major
 
 #: The codes of dtypes (``TF_DataType``).
 CODES = {
@@ -28,18 +30,18 @@ CODES = {
     "uint64": 23,
 }
 
-#: Elements (float32) of what is multiplied in a delay, and how often in one run: below a millisecond on a GPU.
+#: Elements (float32) that a delay multiplies, and how often in one run: less than a millisecond on a GPU.
 OPERAND = 1 << 24
 CHAIN = 16
 
-#: The operations of the bridge, and one of the suite's that tells what a kernel sees.
+#: The operations of the bridge, and one of the suite that reports what a kernel sees.
 INPUT, OUTPUT, WITNESS = "TensorBridgeInput", "TensorBridgeOutput", "ConformanceWitness"
 
-#: Without an entry that nobody has to open a gate for, ``Copy`` passes its input on (``debug_ops_spec``).
+#: Without an entry that has no gate, ``Copy`` returns its input (``debug_ops_spec``).
 UNGATED = b"DebugIdentity;file:///dev/null;0"
 
-#: The graphs of a dtype: what comes after a placeholder, each with what the one before gives. All but the first begin
-#: with the handle of a tensor, and those that end in an output give one.
+#: The graphs of a dtype: the operations behind a placeholder, each on the output of the one before. All but the first
+#: take the handle of a tensor, and those that end in an output return one.
 GRAPHS = {
     "make": [OUTPUT],
     "read": [INPUT],
@@ -51,22 +53,15 @@ GRAPHS = {
 }
 
 
-class Tensorflow1:
-    """TensorFlow 1.x on one device. Nothing writes to its tensors, and a GPU has one stream for all of them.
+class TensorFlow1(Unwritable):
+    """TensorFlow 1.x on one device.
 
-    On a GPU nothing is done but to copy, and in a delay to multiply floats: kernels are compiled at their first use on
-    a GPU that TensorFlow does not know, all of them in many minutes. And no run waits for the device at its end, or
-    there would be nothing pending to be ordered: TensorFlow reads ``TF_SYNC_ON_FINISH`` when a session makes its
-    devices.
+    On a GPU it only copies, and in a delay multiplies floats: on a GPU that TensorFlow does not know, each kernel is
+    compiled at its first use, all of them in many minutes. No run waits for the device at its end, or there would be
+    no pending work to order: TensorFlow reads ``TF_SYNC_ON_FINISH`` when a session makes its devices.
     """
 
-    writes = False
-    makes_negative_strides = False
-    makes_read_only = False
-    unaligned = False
-    puts_off = ()
-
-    #: Tensors of equal bytes on the device, by dtype, byte and size: a fill may not wait for one to get there. Two
+    #: Tensors of equal bytes on the device, by dtype, byte and size: a fill must not wait for a copy to the device. Two
     #: instances share them, as they share the allocator.
     constants: ClassVar[dict[tuple[str, int, int], Any]] = {}
 
@@ -82,7 +77,6 @@ class Tensorflow1:
         self.library.register(WITNESS)
         self.graphs: dict[tuple[str, int], tuple[list[Output], Output]] = {}
         self.named = {name: CODES[name] for name in NAMES if name in CODES}
-        self.dtypes = list(self.named)
         self.names = {code: name for name, code in self.named.items()}
         self.sizes = {name: self.library.TF_DataTypeSize(code) for name, code in self.named.items()}
         self.operand = self.make("float32", [OPERAND], struct.pack("f", 1) * OPERAND) if self.cuda else None
@@ -97,17 +91,20 @@ class Tensorflow1:
         gc.collect()
         gc.freeze()
 
+    def capabilities(self) -> Capabilities:
+        return Capabilities(tuple(self.named), writes=False)
+
     def warm_up(self) -> None:
-        """Builds every graph and loads every kernel, so that what they keep is there before anything is counted."""
+        """Build every graph and load every kernel, so that what they keep is allocated before memory is counted."""
         for name, size in self.sizes.items():
-            tensor = self.create(name, [2], [1], 0, 2, 0, False, None, bytes(2 * size))
+            tensor = self.create(Spec(name, [2], [1], 0, 2), bytes(2 * size))
             self.read(self.snapshot(self.fill(tensor, 1), self.allocate(1)))
             self.observe(tensor)
         self.delay()
         self.settle()
 
     def graph(self, what: str, code: int) -> tuple[list[Output], Output]:
-        """Where one of ``GRAPHS`` is fed and what it gives; it is built at the first use."""
+        """Return the inputs and the output of one of ``GRAPHS``, which is built at its first use."""
         if (what, code) not in self.graphs:
             add = self.session.add
             given = add("Placeholder", {"dtype": code if what == "make" else INT32})
@@ -132,12 +129,12 @@ class Tensorflow1:
         return self.graphs[what, code]
 
     def given(self, what: str, code: int, *values: Value) -> bytes:
-        """What a graph gives when it is fed these values."""
+        """Run a graph on these values, and return its output."""
         fed, fetch = self.graph(what, code)
         return self.session.run(list(zip(fed, values, strict=True)), fetch)
 
     def tensor(self, what: str, code: int, *values: Value) -> Any:
-        """The same where it is the handle of a tensor."""
+        """Run a graph whose output is the handle of a tensor, and take that tensor."""
         return _conformance.tensorflow1_take(struct.unpack("2i", self.given(what, code, *values)))
 
     def handle(self, tensor: Any) -> Value:
@@ -153,39 +150,22 @@ class Tensorflow1:
             self.constants[key] = self.make(dtype, [nbytes], bytes([byte]) * nbytes)
         return self.constants[key]
 
-    def create(
-        self,
-        dtype: str,
-        shape: list[int],
-        strides: list[int],
-        offset: int,
-        base: int,
-        align: int,
-        read_only: bool,
-        pending: str | None,
-        data: bytes,
-    ) -> Any:
+    def create(self, spec: Spec, data: bytes) -> Any:
         if self.cuda and data:
-            kind, values = ("bool", 2) if dtype == "bool" else ("uint8", 256)
+            kind, values = ("bool", 2) if spec.dtype == "bool" else ("uint8", 256)
             for byte in range(values):
                 self.constant(kind, byte, len(data))
-        return self.make(dtype, shape, data)
+        return self.make(spec.dtype, spec.shape, data)
 
-    def observe(self, tensor: Any) -> tuple[str, list[int], list[int], int, bool, str]:
+    def observe(self, tensor: Any) -> Observed:
         seen = self.given("see", self.named[tensor.dtype], self.handle(tensor))
         code, address, *shape = struct.unpack(f"{len(seen) // 8}q", seen)
-        strides = [math.prod(max(length, 1) for length in shape[dim + 1 :]) for dim in range(len(shape))]
-        elements = math.prod(shape)
-        if not elements:
-            # A kernel sees some address or other.
-            return self.names[code], shape, strides, 0, False, self.device
-        return self.names[code], shape, strides, address, False, located(address) if self.cuda else self.device
+        device = located(address) if self.cuda and math.prod(shape) else self.device
+        # Without elements a kernel sees an arbitrary address.
+        return Observed(self.names[code], shape, row_major(shape), address if math.prod(shape) else 0, False, device)
 
     def read(self, tensor: Any) -> bytes:
         return self.given("read", self.named[tensor.dtype], self.handle(tensor))
-
-    def write(self, tensor: Any, data: bytes) -> None:
-        raise TypeError("nothing writes to tensors of TensorFlow")
 
     def fill(self, tensor: Any, byte: int) -> Any:
         dtype, shape = tensor.dtype, list(tensor.shape)
@@ -195,8 +175,8 @@ class Tensorflow1:
             return self.make(dtype, shape, bytes([byte]) * nbytes)
         what, kind = ("shape", dtype) if dtype in ("bool", "uint8") else ("fill", "uint8")
         whole = shape + [size] * (size > 1)
-        told = INT32, [len(whole)], struct.pack(f"{len(whole)}i", *whole)
-        return self.tensor(what, self.named[dtype], self.handle(self.constant(kind, byte, nbytes)), told)
+        lengths = INT32, [len(whole)], struct.pack(f"{len(whole)}i", *whole)
+        return self.tensor(what, self.named[dtype], self.handle(self.constant(kind, byte, nbytes)), lengths)
 
     def allocate(self, nbytes: int) -> Any:
         if not self.cuda:
@@ -205,12 +185,6 @@ class Tensorflow1:
 
     def snapshot(self, source: Any, into: Any) -> Any:
         return self.tensor("copy", self.named[source.dtype], self.handle(source))
-
-    def streams(self) -> list[int]:
-        return []
-
-    def fresh(self, external: bool) -> None:
-        """There is one stream."""
 
     def delay(self) -> None:
         if self.cuda:
@@ -224,14 +198,14 @@ class Tensorflow1:
         self.constants.clear()
         fed, fetch = self.graph("copy", UINT8)
         one = self.make("uint8", [1], b"\0")
-        # What is fetched has to be there, and so has all that was put into the stream before.
+        # The fetch waits for the copy, and so for all that was submitted to the stream before.
         self.read(one)
         given, used = self.session.run_traced([(fed[0], self.handle(one))], fetch)
         _conformance.tensorflow1_take(struct.unpack("2i", given))
         return used
 
     def import_natively(self, other: Any) -> None:
-        """There is no way of its own: it takes tensors of others by the host alone."""
+        """TensorFlow 1.x takes tensors of other frameworks through the host alone."""
 
 
 #: ``CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL``
@@ -239,7 +213,10 @@ ORDINAL = 9
 
 
 def located(address: int) -> str:
-    """The device of an address, as the driver says."""
+    """Return the device of an address, from the driver."""
     ordinal = ctypes.c_int(-1)
     failed = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute(ctypes.byref(ordinal), ORDINAL, ctypes.c_uint64(address))
     return "cpu" if failed else f"cuda:{ordinal.value}"
+
+
+subject: Callable[[str], Subject] = TensorFlow1

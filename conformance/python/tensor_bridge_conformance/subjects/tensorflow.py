@@ -1,6 +1,6 @@
-"""TensorFlow 2 under test, as the suite uses it: through its own public interface, never through the bridge."""
+"""TensorFlow 2 under test."""
 
-# What the methods promise is said in conformance/src/subject.rs, once.
+# What the methods promise is documented in conformance/src/subject.rs, once.
 # ruff: noqa: D102, D107
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import ctypes
 import gc
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tensor_bridge_conformance.subjects import DELAY, MOST, NAMES
+from tensor_bridge_conformance.subjects import Capabilities, Observed, Spec, Subject
+from tensor_bridge_conformance.subjects.common import DELAY, NAMES, Unwritable, row_major
+
+#: The most bytes of any tensor of the suite.
+MOST = 1 << 20
 
 
 class DLTensor(ctypes.Structure):
@@ -29,14 +34,8 @@ class DLTensor(ctypes.Structure):
     ]
 
 
-class Tensorflow:
-    """TensorFlow on one device. Nothing writes to its tensors, and a GPU has one stream for all of them."""
-
-    writes = False
-    makes_negative_strides = False
-    makes_read_only = False
-    unaligned = False
-    puts_off = ()
+class TensorFlow(Unwritable):
+    """TensorFlow on one device."""
 
     def __init__(self, device: str) -> None:
         import numpy
@@ -51,15 +50,14 @@ class Tensorflow:
         self.pointer.restype = ctypes.c_void_p
         self.pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
         self.named = {name: dtype for name in NAMES if (dtype := self.dtype(name)) is not None}
-        self.dtypes = list(self.named)
         with self.here():
-            # They are there before anything is counted, and no fill waits for one to be copied to the device.
-            every = numpy.arange(256, dtype="uint8")
+            # Made before memory is counted, so that no fill waits for a copy to the device.
+            every: Any = numpy.arange(256, dtype="uint8")
             self.every = tensorflow.unstack(tensorflow.constant(every))
             small = [dtype for dtype in self.named.values() if self.is_small_float(dtype)]
             self.tables = {dtype: tensorflow.constant(every.view(dtype.as_numpy_dtype)) for dtype in small}
             self.numbers = tensorflow.constant(numpy.arange(MOST), "int64")
-            # Of such numbers the series below takes as many steps as it is allowed: some milliseconds in one kernel.
+            # On such numbers the series of `delay` runs to its limit: some milliseconds in one kernel.
             self.operand = tensorflow.fill([1 << 20], tensorflow.constant(1e6, "float64")) if self.cuda else None
         self.repeats = 1
         self.warm_up()
@@ -71,11 +69,14 @@ class Tensorflow:
         gc.collect()
         gc.freeze()
 
+    def capabilities(self) -> Capabilities:
+        return Capabilities(tuple(self.named), writes=False)
+
     def here(self) -> Any:
         return self.tf.device(self.name)
 
     def dtype(self, name: str) -> Any:
-        # TensorFlow keeps these in host memory, even where it says that they are on a GPU.
+        # TensorFlow keeps these in host memory, even where it reports that they are on a GPU.
         if self.cuda and name == "int32":
             return None
         try:
@@ -87,36 +88,25 @@ class Tensorflow:
         return dtype
 
     def is_small_float(self, dtype: Any) -> bool:
-        """Whether it is one of the dtypes that few operations take, and DLPack neither."""
+        """Return whether few operations take this dtype, and DLPack neither."""
         return "float8" in dtype.name
 
     def warm_up(self) -> None:
-        """Loads every kernel, so that memory which they keep is there before anything is counted."""
+        """Load every kernel, so that the memory that they keep is allocated before memory is counted."""
         for name, dtype in self.named.items():
-            tensor = self.create(name, [2], [1], 0, 2, 0, False, None, bytes(2 * dtype.size))
+            tensor = self.create(Spec(name, [2], [1], 0, 2), bytes(2 * dtype.size))
             self.read(self.snapshot(self.fill(tensor, 1), self.allocate(1)))
         self.delay()
         self.settle()
 
     def full(self, shape: list[int], byte: int) -> Any:
-        """Bytes that a kernel has written."""
+        """Return bytes that a kernel has written."""
         return self.tf.fill(shape, self.every[byte])
 
-    def create(
-        self,
-        dtype: str,
-        shape: list[int],
-        strides: list[int],
-        offset: int,
-        base: int,
-        align: int,
-        read_only: bool,
-        pending: str | None,
-        data: bytes,
-    ) -> Any:
-        known = self.named[dtype]
+    def create(self, spec: Spec, data: bytes) -> Any:
+        known = self.named[spec.dtype]
         with self.here():
-            tensor = self.tf.constant(self.numpy.frombuffer(data, known.as_numpy_dtype).reshape(shape))
+            tensor = self.tf.constant(self.numpy.frombuffer(data, known.as_numpy_dtype).reshape(spec.shape))
             if self.is_small_float(known):
                 tensor = self.copied(tensor)
             elif not self.cuda:
@@ -126,24 +116,24 @@ class Tensorflow:
         return tensor
 
     def copied(self, tensor: Any) -> Any:
-        """A copy, bit for bit, by the few operations that every dtype has on a GPU: reshaping is not among them."""
+        """Copy bit for bit, by the few operations that every dtype has on a GPU: reshaping is not one of them."""
         if tensor.shape.rank == 0:
             return self.tf.gather(self.tf.stack([tensor, tensor]), self.numbers[0])
         return self.tf.gather(tensor, self.numbers[: tensor.shape[0]])
 
-    def observe(self, tensor: Any) -> tuple[str, list[int], list[int], int, bool, str]:
+    def observe(self, tensor: Any) -> Observed:
         shape = tensor.shape.as_list()
-        strides = [math.prod(max(length, 1) for length in shape[dim + 1 :]) for dim in range(len(shape))]
+        strides = row_major(shape)
         if self.is_small_float(tensor.dtype):
-            return tensor.dtype.name, shape, strides, *self.place(tensor)
+            return Observed(tensor.dtype.name, shape, strides, *self.place(tensor))
         capsule = self.tf.experimental.dlpack.to_dlpack(tensor)
         seen = DLTensor.from_address(self.pointer(capsule, b"dltensor"))
         address = (seen.data or 0) + seen.byte_offset
         device = {1: "cpu", 2: f"cuda:{seen.device_id}"}[seen.device_type]
-        return tensor.dtype.name, shape, strides, address, False, device
+        return Observed(tensor.dtype.name, shape, strides, address, False, device)
 
     def place(self, tensor: Any) -> tuple[int, bool, str]:
-        """Where a tensor is whose dtype DLPack does not know: TensorFlow's C functions say it."""
+        """Return address, read-only and device of a dtype that DLPack does not know, by TensorFlow's C functions."""
         folder = Path(self.tf.__file__).parent
         handle_of = ctypes.PyDLL(str(folder / "python/lib_pywrap_tensorflow_common.so"))[
             "_Z18EagerTensor_HandlePK7_object"
@@ -161,13 +151,10 @@ class Tensorflow:
 
     def read(self, tensor: Any) -> bytes:
         if self.cuda and tensor.dtype.name in self.named:
-            # Of a tensor on a GPU TensorFlow keeps the host copy that it made first, and does not look again.
+            # TensorFlow keeps the first host copy of a tensor on a GPU, and does not read the device again.
             tensor = self.snapshot(tensor, None)
         data: bytes = tensor.numpy().tobytes()
         return data
-
-    def write(self, tensor: Any, data: bytes) -> None:
-        raise TypeError("nothing writes to tensors of TensorFlow")
 
     def fill(self, tensor: Any, byte: int) -> Any:
         dtype, shape = tensor.dtype, tensor.shape.as_list()
@@ -189,12 +176,6 @@ class Tensorflow:
             change = self.tf.cast if source.dtype == self.tf.bool else self.tf.bitcast
             return self.tf.raw_ops.DeepCopy(x=self.tf.reshape(change(source, self.tf.uint8), [-1]))
 
-    def streams(self) -> list[int]:
-        return []
-
-    def fresh(self, external: bool) -> None:
-        """There is one stream."""
-
     def delay(self) -> None:
         if self.cuda:
             with self.here():
@@ -212,6 +193,9 @@ class Tensorflow:
     def import_natively(self, other: Any) -> Any:
         if not hasattr(other, "__dlpack__"):
             return None
-        # On a GPU without any waiting, as TensorFlow's documentation has it: it names no stream to wait for.
+        # On a GPU without ordering, as in TensorFlow's documentation, which names no stream to wait for.
         capsule = other.__dlpack__(stream=-1) if self.cuda else other.__dlpack__()
         return self.tf.experimental.dlpack.from_dlpack(capsule)
+
+
+subject: Callable[[str], Subject] = TensorFlow

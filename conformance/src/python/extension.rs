@@ -1,16 +1,18 @@
 //! The extension module `_conformance`: the runner and its workers, as functions that the script calls.
 
-use super::{KNOWN, Message, Options, Surroundings, run, work};
-use crate::python::{plugged_in_use, subject, tensorflow1, tensorflow1_take};
+use super::{plugged_in_use, subject, tensorflow1, tensorflow1_take};
+use crate::Pair;
+use crate::runner::{Known, Message, Options, Surroundings, known, run, work};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::path::Path;
 
-/// The native half of `tensor_bridge_conformance`.
+/// The native half of `tensor_bridge_conformance`. `_conformance.pyi` describes it for Python.
 #[pymodule(gil_used = true)]
 #[pyo3(name = "_conformance")]
 fn extension(module: &Bound<'_, PyModule>) -> PyResult<()> {
     bridge_pyo3::watch_for_exit(module.py());
+    module.add_function(wrap_pyfunction!(adapters, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(plugged_in_use, module)?)?;
     module.add_function(wrap_pyfunction!(tensorflow1, module)?)?;
@@ -18,22 +20,28 @@ fn extension(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(worker, module)?)
 }
 
-/// Runs the suite. `launch` is the command line of a worker, whose last element is the script; `describe` takes the
-/// known adapters and gives the host, both as JSON.
+/// Returns the known adapters, as JSON.
+#[pyfunction]
+fn adapters() -> PyResult<String> {
+    json(&known().map(Known::description).collect::<Vec<_>>())
+}
+
+/// Runs the suite. `launch` is the command line of a worker, whose last element is the script; `describe` returns the
+/// host, as JSON.
 #[pyfunction]
 fn main(argv: Vec<String>, launch: Vec<String>, describe: &Bound<'_, PyAny>) -> PyResult<i32> {
     let options = match read(&argv) {
         Ok(options) => options,
         Err(code) => return Ok(code),
     };
-    let host: String = describe.call1((json(KNOWN)?,))?.extract()?;
+    let host: String = describe.call0()?.extract()?;
     let host = serde_json::from_str(&host).map_err(|error| PyValueError::new_err(error.to_string()))?;
     let script = launch.last().map(Path::new).and_then(Path::parent).unwrap_or(Path::new("."));
     let fixtures = script.join("fixtures");
     Ok(run(options, &Surroundings { launch: launch.into_iter().map(Into::into).collect(), fixtures, host }))
 }
 
-/// Judges one pair; `send` takes each message, as a line of JSON.
+/// Judges one pair; `send` receives each message, as a line of JSON.
 #[pyfunction]
 fn worker(py: Python<'_>, argv: Vec<String>, send: &Bound<'_, PyAny>) -> PyResult<i32> {
     let options = match read(&argv) {
@@ -42,7 +50,7 @@ fn worker(py: Python<'_>, argv: Vec<String>, send: &Bound<'_, PyAny>) -> PyResul
     };
     let mut send = |message: Message| {
         if json(&message).and_then(|line| send.call1((line,))).is_err() {
-            // Nobody listens any more: the runner is gone.
+            // The runner has ended, and no process reads the messages.
             std::process::exit(1);
         }
     };
@@ -53,16 +61,16 @@ fn worker(py: Python<'_>, argv: Vec<String>, send: &Bound<'_, PyAny>) -> PyResul
         Ok::<_, String>((load(&pair.from)?, load(&pair.to)?))
     };
     match prepared() {
-        Ok((from, to)) => work(&from, &to, bridge_cuda::ordering(), &options, &mut send),
+        Ok((from, to)) => work(&Pair::new(&from, &to).with_native_way(), &options, &mut send),
         Err(reason) => send(Message::Refused(reason)),
     }
     Ok(0)
 }
 
-/// The options, or the exit code after printing what was wrong with them.
+/// Returns the options, or the exit code after printing why there are none.
 fn read(argv: &[String]) -> Result<Options, i32> {
     Options::read(argv).map_err(|error| {
-        // Where that cannot be printed, the exit code has to do.
+        // Where it cannot be printed, the exit code is all there is.
         let _ = error.print();
         error.exit_code()
     })

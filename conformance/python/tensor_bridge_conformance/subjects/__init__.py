@@ -1,0 +1,99 @@
+"""The frameworks under test, through their own public interfaces and never through the bridge.
+
+Each framework has a module by its name. Its ``subject`` makes a `Subject` for a device. Dtypes have the names of
+``bridge_core``, strides and offsets count elements, and elements are ``bytes`` in row-major order. Tensors are whatever
+the framework makes: ``Any``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+__all__ = ["Capabilities", "Observed", "Spec", "Subject"]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a framework can do on a device (``Capabilities`` in ``conformance/src/subject.rs``)."""
+
+    dtypes: tuple[str, ...]
+    negative_strides: bool = False
+    read_only: bool = False
+    unaligned: bool = False
+    #: Operations that it defers: ``conjugation`` and ``negation``.
+    defers: tuple[str, ...] = ()
+    writes: bool = True
+
+
+class Spec(NamedTuple):
+    """A tensor to make: a base buffer, and a strided view of it (``Spec`` in ``conformance/src/subject.rs``)."""
+
+    dtype: str
+    shape: list[int]
+    strides: list[int]
+    offset: int
+    base: int
+    align: int = 0
+    read_only: bool = False
+    pending: str | None = None
+
+
+class Observed(NamedTuple):
+    """What a framework reports of one of its tensors (``Observed`` in ``conformance/src/subject.rs``)."""
+
+    dtype: str
+    shape: list[int]
+    strides: list[int]
+    address: int
+    read_only: bool
+    device: str
+
+
+class Subject(Protocol):
+    """What the suite needs of a framework. ``conformance/src/subject.rs`` documents what each method promises."""
+
+    def capabilities(self) -> Capabilities:
+        """Return what the framework can do on the device."""
+
+    def create(self, spec: Spec, data: bytes) -> Any:
+        """Make a tensor whose base buffer holds ``data``. Wait until it is there."""
+
+    def observe(self, tensor: Any) -> Observed:
+        """Return what the framework reports of a tensor."""
+
+    def read(self, tensor: Any) -> bytes:
+        """Return the elements. Wait for the current stream only."""
+
+    def write(self, tensor: Any, data: bytes) -> None:
+        """Overwrite the elements in the current stream."""
+
+    def fill(self, tensor: Any, byte: int) -> Any:
+        """Set every byte by a kernel. Return the tensor that replaces this one, or ``None``."""
+
+    def allocate(self, nbytes: int) -> Any:
+        """Allocate a compact uint8 tensor by the framework's allocator."""
+
+    def snapshot(self, source: Any, into: Any) -> Any:
+        """Copy the elements into a compact tensor. Return the tensor that replaces ``into``, or ``None``."""
+
+    def streams(self) -> list[int]:
+        """Return the handles of the streams beside the default one."""
+
+    def use(self, handle: int) -> int:
+        """Make a stream the current one. Return the handle of the one before."""
+
+    def fresh(self, external: bool) -> int | None:
+        """Make a stream and return its handle, or ``None`` where the framework makes no streams."""
+
+    def end(self, handle: int) -> None:
+        """Drop a stream that ``fresh`` has made. Destroy it where it is external."""
+
+    def delay(self) -> None:
+        """Submit work of a few milliseconds to the current stream."""
+
+    def settle(self) -> int | None:
+        """Wait for the device, empty the caches, and return the bytes in use where they are counted."""
+
+    def import_natively(self, other: Any) -> Any:
+        """Import a tensor by the framework's own means. Return ``None`` where it has none."""

@@ -1,0 +1,103 @@
+"""CuPy under test."""
+
+# What the methods promise is documented in conformance/src/subject.rs, once.
+# ruff: noqa: D102, D107
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from tensor_bridge_conformance import allocators
+from tensor_bridge_conformance.subjects import Capabilities, Observed, Subject
+from tensor_bridge_conformance.subjects.arrays import Arrays
+from tensor_bridge_conformance.subjects.streams import CYCLES, ManyStreams
+
+
+class CuPy(Arrays, ManyStreams):
+    """CuPy on one device."""
+
+    known: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self, device: str) -> None:
+        import cupy
+
+        self.cupy = cupy
+        self.index = int(device.partition(":")[2] or 0)
+        cupy.cuda.Device(self.index).use()
+        Arrays.__init__(self, cupy)
+        ManyStreams.__init__(self)
+        self.pool = allocators.cupy_pool(cupy)
+        self.named = {name: dtype for name, dtype in self.named.items() if self.knows(dtype)}
+        self.spin = cupy.RawKernel(
+            'extern "C" __global__ void spin(long long cycles)'
+            "{ long long start = clock64(); while (clock64() - start < cycles); }",
+            "spin",
+        )
+        self.delay()
+        self.keep_streams()
+
+    def knows(self, dtype: Any) -> bool:
+        try:
+            self.cupy.zeros(1, dtype).copy().get()
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(tuple(self.named), negative_strides=True)
+
+    def address(self, array: Any) -> int:
+        start: int = array.data.ptr
+        return start
+
+    def upload(self, memory: Any, data: Any) -> None:
+        memory.set(data)
+        self.cupy.cuda.get_current_stream().synchronize()
+
+    def view(self, memory: Any, dtype: Any, shape: list[int], offset: int, strides: list[int]) -> Any:
+        return self.cupy.ndarray(shape, dtype, memory.data + offset, strides)
+
+    def observe(self, array: Any) -> Observed:
+        device = f"cuda:{array.device.id}"
+        return Observed(array.dtype.name, list(array.shape), self.strides(array), self.address(array), False, device)
+
+    def read(self, array: Any) -> bytes:
+        data: bytes = self.bits(array).get().tobytes()
+        return data
+
+    def write(self, array: Any, data: bytes) -> None:
+        bits = self.bits(array)
+        bits[...] = self.cupy.asarray(self.elements(data, bits))
+
+    def handle(self, stream: Any) -> int:
+        handle: int = stream.ptr
+        return handle
+
+    def current(self) -> Any:
+        return self.cupy.cuda.get_current_stream()
+
+    def enter(self, stream: Any) -> None:
+        stream.use()
+
+    def made(self) -> Any:
+        return self.cupy.cuda.Stream(non_blocking=True)
+
+    def wrapped(self, handle: int) -> Any:
+        cuda = self.cupy.cuda
+        return cuda.Stream.null if handle == 0 else cuda.ExternalStream(handle, self.index)
+
+    def delay(self) -> None:
+        self.spin((1,), (1,), (self.numpy.int64(CYCLES),))
+
+    def settle(self) -> int | None:
+        self.cupy.cuda.runtime.deviceSynchronize()
+        gc.collect()
+        if self.pool is None:
+            return None
+        self.pool.free_all_blocks()
+        used: int = self.pool.used_bytes()
+        return used
+
+
+subject: Callable[[str], Subject] = CuPy

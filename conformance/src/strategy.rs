@@ -1,0 +1,213 @@
+//! Random cases: how each property's tensors, streams and steps are chosen.
+
+use crate::{Case, Op, Picks, Route, Sides, Spec, model};
+use bridge_core::{DType, Strides};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+/// One step from a compact tensor to a strange view of it.
+#[derive(Debug, Clone)]
+enum View {
+    Slice { dim: usize, start: i64, step: i64 },
+    Reverse { dim: usize },
+    Swap { one: usize, other: usize },
+    Select { dim: usize, index: i64 },
+    Unit { dim: usize, stride: i64 },
+    Broadcast { dim: usize, length: i64 },
+    Window { dim: usize, length: i64 },
+}
+
+/// More elements than this tell nothing new.
+const MAX_ELEMENTS: usize = 4096;
+
+impl View {
+    /// The next step, among those that the source can do; `overlap`: also to views that hold an element twice.
+    fn any(sides: &Sides, overlap: bool) -> BoxedStrategy<View> {
+        let dim = || 0usize..12;
+        let lowest = if sides.from.can.negative_strides { -9i64 } else { 0 };
+        let mut steps = vec![
+            (dim(), 0i64..4, 1i64..4).prop_map(|(dim, start, step)| View::Slice { dim, start, step }).boxed(),
+            (dim(), dim()).prop_map(|(one, other)| View::Swap { one, other }).boxed(),
+            (dim(), 0i64..4).prop_map(|(dim, index)| View::Select { dim, index }).boxed(),
+            (dim(), lowest..100).prop_map(|(dim, stride)| View::Unit { dim, stride }).boxed(),
+        ];
+        if sides.from.can.negative_strides {
+            steps.push(dim().prop_map(|dim| View::Reverse { dim }).boxed());
+        }
+        if overlap {
+            steps.push((dim(), 1i64..4).prop_map(|(dim, length)| View::Broadcast { dim, length }).boxed());
+            steps.push((dim(), 2i64..4).prop_map(|(dim, length)| View::Window { dim, length }).boxed());
+        }
+        proptest::strategy::Union::new(steps).boxed()
+    }
+
+    /// Takes the step where it has a meaning, and does nothing where it has none.
+    fn apply(&self, spec: &mut Spec) {
+        let (ndim, offset) = (spec.shape.len(), &mut spec.offset);
+        let (shape, strides) = (&mut spec.shape, &mut spec.strides);
+        let mut go = |elements: i64| *offset = (*offset as i64 + elements) as usize;
+        match *self {
+            View::Unit { dim, stride } => {
+                shape.insert(dim.min(ndim), 1);
+                strides.insert(dim.min(ndim), stride);
+            }
+            View::Broadcast { dim, length } => {
+                shape.insert(dim.min(ndim), length);
+                strides.insert(dim.min(ndim), 0);
+            }
+            _ if ndim == 0 => (),
+            View::Swap { one, other } => {
+                shape.swap(one % ndim, other % ndim);
+                strides.swap(one % ndim, other % ndim);
+            }
+            View::Slice { dim, .. } | View::Reverse { dim } | View::Select { dim, .. } if shape[dim % ndim] == 0 => (),
+            View::Slice { dim, start, step } => {
+                let dim = dim % ndim;
+                let start = start % shape[dim];
+                go(start * strides[dim]);
+                shape[dim] = (shape[dim] - start + step - 1) / step;
+                strides[dim] *= step;
+            }
+            View::Reverse { dim } => {
+                let dim = dim % ndim;
+                go((shape[dim] - 1) * strides[dim]);
+                strides[dim] = -strides[dim];
+            }
+            View::Select { dim, index } => {
+                let dim = dim % ndim;
+                go(index % shape[dim] * strides[dim]);
+                shape.remove(dim);
+                strides.remove(dim);
+            }
+            View::Window { dim, length } => {
+                let dim = dim % ndim;
+                if shape[dim] >= length {
+                    let stride = strides[dim];
+                    shape[dim] -= length - 1;
+                    shape.insert(dim + 1, length);
+                    strides.insert(dim + 1, stride);
+                }
+            }
+        }
+    }
+}
+
+/// Where a base buffer begins.
+#[derive(Debug, Clone, Copy)]
+enum Alignment {
+    /// So many bytes behind a multiple of [`Spec::GRAIN`].
+    Bytes(usize),
+    /// One element behind it.
+    Element,
+}
+
+impl Alignment {
+    fn bytes(self, itemsize: usize) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Element => itemsize,
+        }
+    }
+}
+
+/// Starts of base buffers. A framework whose tensors are all compact chooses the addresses itself.
+fn alignments(sides: &Sides) -> BoxedStrategy<Alignment> {
+    let mut known = vec![Alignment::Bytes(0)];
+    if sides.from.profile.strides != Strides::Compact {
+        known.extend([Alignment::Element, Alignment::Bytes(16), Alignment::Bytes(32), Alignment::Bytes(64)]);
+    }
+    if sides.from.can.unaligned {
+        known.push(Alignment::Bytes(1));
+    }
+    select(known).boxed()
+}
+
+/// Tensors that the source can make, with one of these dtypes; `overlap`: also views that hold an element twice.
+pub(crate) fn tensors(sides: &Sides, dtypes: Vec<DType>, overlap: bool) -> BoxedStrategy<Spec> {
+    let strided = sides.from.profile.strides != Strides::Compact;
+    let length = prop_oneof![1 => Just(0i64), 3 => Just(1), 12 => 2i64..6];
+    let most = if strided { 4 } else { 0 };
+    let steps = vec(View::any(sides, overlap), 0..=most);
+    let around = (steps, 0..=most, 0..=most, alignments(sides));
+    // A target that takes little in place shall get as much of that as of the rest.
+    let plain = (sides.to.profile.strides == Strides::Compact) as u32;
+    let around = prop_oneof![plain => Just((Vec::new(), 0, 0, Alignment::Bytes(0))), 1 => around];
+    // More dimensions than fit where small lists of them are kept in place.
+    let shape = prop_oneof![7 => vec(length, 0..4), 1 => vec(1i64..3, 9..12)];
+    (select(dtypes), shape, around)
+        .prop_map(|(dtype, shape, (steps, lead, tail, align))| {
+            let base = lead + model::numel(&shape) + tail;
+            let align = align.bytes(model::itemsize(dtype));
+            let plain = Spec { offset: lead, base, align, ..Spec::compact(dtype, &shape) };
+            let mut spec = steps.iter().fold(plain, |spec, step| {
+                let mut next = spec.clone();
+                step.apply(&mut next);
+                if model::numel(&next.shape) > MAX_ELEMENTS { spec } else { next }
+            });
+            if model::numel(&spec.shape) == 0 {
+                spec.offset = lead;
+            }
+            spec
+        })
+        .boxed()
+}
+
+/// Compact tensors of `sizes` bytes.
+pub(crate) fn blocks(dtypes: Vec<DType>, sizes: Vec<usize>) -> BoxedStrategy<Spec> {
+    (select(dtypes), select(sizes))
+        .prop_map(|(dtype, bytes)| {
+            let count = bytes / model::itemsize(dtype);
+            Spec::compact(dtype, &[count as i64])
+        })
+        .boxed()
+}
+
+/// Streams for every role. Where both sides are the same framework, it has one current stream: what is taken in is
+/// taken in where it was lent.
+pub(crate) fn picks(sides: &Sides) -> BoxedStrategy<Picks> {
+    let same = sides.same_framework();
+    let (from, to) = (0..=sides.from.streams, 0..=sides.to.streams);
+    let both = 0..=sides.from.streams.max(sides.to.streams);
+    (from.clone(), from.clone(), to.clone(), to, from, both)
+        .prop_map(move |(allocate, write, read, onward, back, drop)| Picks {
+            allocate,
+            write,
+            read: if same { write } else { read },
+            onward,
+            back: if same { onward } else { back },
+            drop,
+        })
+        .boxed()
+}
+
+/// Cases of these tensors, with one of these wishes for a copy, on the default streams.
+pub(crate) fn cases(specs: BoxedStrategy<Spec>, copies: &'static [Option<bool>]) -> BoxedStrategy<Case> {
+    (specs, any::<u64>(), select(copies))
+        .prop_map(|(spec, seed, copy)| Case {
+            spec,
+            seed,
+            streams: Picks::default(),
+            copy,
+            route: Route::Direct,
+            ops: Vec::new(),
+        })
+        .boxed()
+}
+
+/// A sequence of steps for `life`.
+pub(crate) fn lives() -> BoxedStrategy<Vec<Op>> {
+    let which = || 0usize..8;
+    let copy = select(&[None, None, Some(true), Some(false)][..]);
+    let op = prop_oneof![
+        2 => any::<u64>().prop_map(Op::Create),
+        5 => (which(), copy).prop_map(|(which, copy)| Op::Convert(which, copy)),
+        3 => (which(), any::<u64>()).prop_map(|(which, seed)| Op::Write(which, seed)),
+        3 => which().prop_map(Op::Read),
+        3 => which().prop_map(Op::Drop),
+        1 => which().prop_map(Op::DropElsewhere),
+        1 => Just(Op::Collect),
+        1 => Just(Op::Pressure),
+    ];
+    vec(op, 1..16).boxed()
+}
