@@ -8,7 +8,7 @@ use std::env;
 use std::time::{Duration, Instant};
 
 /// The bar of a pair: cases done and in all, failures, time, and the property that runs.
-const BAR: &str = "{prefix}  {bar:24} {pos:>6}/{len} cases  {msg}  {elapsed:>4}";
+const BAR: &str = "{prefix}  {wide_bar} {pos:>6}/{len} cases  {msg}  {elapsed:>4}";
 
 /// How a run shows its progress.
 #[derive(Debug, Clone, Copy, Default)]
@@ -39,6 +39,9 @@ impl Progress {
         bar.set_style(ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar()));
         let pair = format!("{:<1$}", pair.arrow(), display.width);
         bar.set_prefix(pair.clone());
+        if !bar.is_hidden() {
+            bar.enable_steady_tick(Duration::from_secs(1));
+        }
         Self { bar, display, pair, failed: Cell::default(), started: Instant::now() }
     }
 
