@@ -57,7 +57,8 @@ pub enum Route {
     CopyOn,
     /// It is read in the stream that is current where it is dropped, and which is not recorded.
     Late,
-    /// A second view of the tensor is imported. The stream is recorded; one view is dropped, and the other is read there.
+    /// A second view of the tensor is imported. The stream is recorded; one view is dropped, and the other is read
+    /// there.
     Twice,
     /// The target's framework imports the tensor by its own means as well. That view is exported back to the source and
     /// outlives ours.

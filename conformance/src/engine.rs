@@ -56,8 +56,8 @@ impl Config {
 
     /// Certifies one ordered pair, of any two types of tensors, and reports its progress to `observer`.
     ///
-    /// Only [with a native way](Pair::with_native_way) can it be put beside the adapters ([`Config::native`]) and beside
-    /// ours ([`Route::Beside`]).
+    /// Only [with a native way](Pair::with_native_way) can it be put beside the adapters ([`Config::native`]) and
+    /// beside ours ([`Route::Beside`]).
     pub fn certify_pair<F, T>(&self, pair: &Pair<'_, F, T>, observer: &mut dyn Observer) -> PairReport {
         Run { pair, sides: pair.sides(), config: self, shrinks: true }.all(observer)
     }
@@ -91,8 +91,8 @@ pub const REPLAYED: u32 = u32::MAX;
 /// The most cases that are run to shrink one.
 const SHRINK_STEPS: u32 = 400;
 
-/// Time after which shrinking stops: a case that waits in vain for memory takes long, and the runner kills a worker that
-/// is silent for minutes.
+/// Time after which shrinking stops: a case that waits in vain for memory takes long, and the runner kills a worker
+/// that is silent for minutes.
 const SHRINK_TIME: Duration = Duration::from_secs(60);
 
 /// Leases are counted per process, so only one pair can be judged at a time.

@@ -1,4 +1,4 @@
-//! What frameworks cannot do, and what once went wrong: both are data.
+//! Failures that are expected, and cases that failed once: both are data.
 
 use crate::properties::property;
 use crate::{Case, PairReport, Verdict};
@@ -21,7 +21,7 @@ pub struct Expectation {
     /// A device or a kind of device, such as `cpu` or `cuda`; without one, every device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Why it cannot be otherwise.
+    /// Why the framework cannot do it.
     pub reason: String,
 }
 
@@ -46,7 +46,7 @@ pub fn apply(expectations: &[Expectation], report: &mut PairReport) {
             (Verdict::Failed | Verdict::Crashed, Some(seen)) => (Verdict::Expected, Some(format!("{reason} ({seen})"))),
             (Verdict::Failed | Verdict::Crashed, None) => (Verdict::Expected, Some(reason)),
             (Verdict::Passed, _) => {
-                let text = format!("expected to fail ({reason}), but it passed: take the expectation out");
+                let text = format!("expected to fail ({reason}), but it passed: remove the expectation");
                 (Verdict::Failed, Some(text))
             }
             other => other,
@@ -54,8 +54,8 @@ pub fn apply(expectations: &[Expectation], report: &mut PairReport) {
     }
 }
 
-/// The expectations that match nothing: names of no property, names that are not `adapters`, and, among the pairs that
-/// ran, properties that have no meaning there. One line each.
+/// Returns one line for each expectation that matches nothing: its property does not exist, an adapter is not one of
+/// `adapters`, or the property has no meaning for a pair that ran.
 pub fn stale(expectations: &[Expectation], adapters: &[String], ran: &[PairReport]) -> Vec<String> {
     let unknown = |name: &String| !adapters.contains(name);
     let why = |expectation: &Expectation| {
@@ -79,7 +79,7 @@ pub fn stale(expectations: &[Expectation], adapters: &[String], ran: &[PairRepor
     expectations.iter().filter_map(line).collect()
 }
 
-/// A shrunk case that failed once, and is run first from then on.
+/// A shrunk case that failed once. Later runs replay it first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Regression {
@@ -98,7 +98,7 @@ impl Regression {
         (&self.from, &self.to) == (&report.from, &report.to) && self.property == property
     }
 
-    /// Writes the case into `folder`, under a name that the same case always gets.
+    /// Writes the case into `folder`. The same case always has the same file name.
     ///
     /// # Errors
     ///
@@ -118,12 +118,12 @@ impl Regression {
     ///
     /// # Errors
     ///
-    /// What the file system reports, and [`io::ErrorKind::InvalidData`] for a file that holds no regression.
+    /// What the file system reports, and [`io::ErrorKind::InvalidData`] for another content.
     pub fn read(path: &Path) -> io::Result<Self> {
         read(path)
     }
 
-    /// Reads every case of `folder`, sorted by name; none if there is no such folder.
+    /// Reads every case in `folder`, sorted by name, or none where there is no such folder.
     ///
     /// # Errors
     ///
@@ -144,7 +144,7 @@ impl Regression {
 ///
 /// # Errors
 ///
-/// What the file system reports, and [`io::ErrorKind::InvalidData`] for a file that holds none.
+/// What the file system reports, and [`io::ErrorKind::InvalidData`] for another content.
 pub fn read_expectations(path: &Path) -> io::Result<Vec<Expectation>> {
     read(path)
 }

@@ -1,4 +1,4 @@
-//! The oracle: host bytes and a layout, computed without core, so that core is judged too.
+//! The oracle: expected bytes, layouts and plans, computed without core, so that core is judged as well.
 
 use crate::{Observed, Spec};
 use bridge_core::{DType, ErrorKind, Pending, Profile, Strides};
@@ -8,12 +8,12 @@ use bridge_core::{DType, ErrorKind, Pending, Profile, Strides};
 pub struct Random(u64);
 
 impl Random {
-    /// The generator with this seed.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -22,7 +22,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which is not 0.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.bits() % bound as u64) as usize
     }
@@ -42,20 +42,20 @@ pub fn numel(shape: &[i64]) -> usize {
     shape.iter().product::<i64>() as usize
 }
 
-/// Where each element lies, in elements from the first one, in row-major order.
+/// Returns the place of each element in row-major order, in elements from the first one.
 pub fn places(shape: &[i64], strides: &[i64]) -> Vec<i64> {
     shape.iter().zip(strides).fold(vec![0], |places, (&length, &stride)| {
         places.iter().flat_map(|place| (0..length).map(move |i| place + i * stride)).collect()
     })
 }
 
-/// The base buffer of `spec`: random bytes, NaN payloads included. `bool` gets only 0 and 1, because other bytes are no
-/// `bool`; tensors with a pending operation get no NaN, because arithmetic need not keep its bits.
+/// Returns the base buffer of `spec`: random bytes, NaN payloads included. Elements of `bool` are only 0 and 1; tensors
+/// with a deferred operation have no NaN, because arithmetic need not keep its bits.
 pub fn random_bytes(spec: &Spec, seed: u64) -> Vec<u8> {
     random_elements(spec, spec.base, seed)
 }
 
-/// Random bytes for `count` elements of `spec`, as [`random_bytes`].
+/// Returns random bytes for `count` elements of `spec`, as [`random_bytes`] does.
 pub fn random_elements(spec: &Spec, count: usize, seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     let len = count * itemsize(spec.dtype);
@@ -68,20 +68,20 @@ pub fn random_elements(spec: &Spec, count: usize, seed: u64) -> Vec<u8> {
         bytes.iter_mut().for_each(|byte| *byte &= 1);
     }
     if spec.pending.is_some() {
-        // Without its highest bit the exponent is never that of a NaN.
+        // Without its highest bit no exponent is that of a NaN.
         top_bytes(spec.dtype, &mut bytes).for_each(|(_, byte)| *byte &= 0xbf);
     }
     bytes
 }
 
-/// The byte with the sign of each part of each element, little-endian, and whether the part is an imaginary one.
+/// Returns the byte with the sign of each part of each element, little-endian, and whether the part is imaginary.
 fn top_bytes(dtype: DType, bytes: &mut [u8]) -> impl Iterator<Item = (bool, &mut u8)> {
     let part = if dtype.is_complex() { itemsize(dtype) / 2 } else { itemsize(dtype) };
     let parts = bytes.iter_mut().skip(part - 1).step_by(part).enumerate();
     parts.map(move |(i, byte)| (dtype.is_complex() && i % 2 == 1, byte))
 }
 
-/// Does a pending operation on the bytes of floating-point or complex elements.
+/// Applies a deferred operation to the bytes of floating-point or complex elements.
 pub fn resolve(dtype: DType, pending: Option<Pending>, bytes: &mut [u8]) {
     let Some(pending) = pending else { return };
     for (imaginary, byte) in top_bytes(dtype, bytes) {
@@ -91,7 +91,7 @@ pub fn resolve(dtype: DType, pending: Option<Pending>, bytes: &mut [u8]) {
     }
 }
 
-/// The elements of the view in row-major order, out of its base buffer.
+/// Returns the elements of the view in row-major order, from its base buffer.
 pub fn elements(spec: &Spec, base: &[u8]) -> Vec<u8> {
     let size = itemsize(spec.dtype);
     let mut bytes = Vec::with_capacity(numel(&spec.shape) * size);
@@ -112,12 +112,12 @@ pub fn scatter(spec: &Spec, base: &mut [u8], elements: &[u8]) {
     }
 }
 
-/// A compact tensor of the same elements, alone in its base buffer.
+/// Returns a compact tensor of the same shape, alone in its base buffer.
 pub fn compact(spec: &Spec) -> Spec {
     Spec::compact(spec.dtype, &spec.shape)
 }
 
-/// The strides, in elements, of a compact row-major tensor.
+/// Returns the strides, in elements, of a compact row-major tensor.
 pub fn row_major(shape: &[i64]) -> Vec<i64> {
     let mut strides = vec![1; shape.len()];
     for d in (1..shape.len()).rev() {
@@ -126,7 +126,7 @@ pub fn row_major(shape: &[i64]) -> Vec<i64> {
     strides
 }
 
-/// What must become of a tensor.
+/// The expected outcome of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
     /// It crosses in place.
@@ -137,7 +137,7 @@ pub enum Expected {
     Refused(ErrorKind),
 }
 
-/// What must become of a tensor that is taken from one framework into another, by their profiles.
+/// Returns the expected outcome of a transfer between two frameworks, by their profiles.
 pub fn expected(
     tensor: &Observed,
     pending: Option<Pending>,
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn pending_operations_flip_signs() {
+    fn deferred_operations_flip_signs() {
         let one = 1f32.to_le_bytes();
         let mut bytes = [one, one].concat();
         resolve(DType::COMPLEX64, Some(Pending::Conjugation), &mut bytes);

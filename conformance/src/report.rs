@@ -11,7 +11,7 @@ use std::{fs, io};
 /// The version of `report.json`: raised when a key changes its meaning.
 pub const SCHEMA: u32 = 1;
 
-/// What a run ran on.
+/// The host of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
     /// When, in UTC (RFC 3339).
@@ -20,13 +20,13 @@ pub struct Host {
     pub os: String,
     /// The processor.
     pub cpu: String,
-    /// The cores that the run could use.
+    /// Cores that the run can use.
     pub cores: u32,
     /// Python's version.
     pub python: String,
     /// The versions of the frameworks, by adapter.
     pub versions: BTreeMap<String, String>,
-    /// Why frameworks that are there cannot be used, by adapter.
+    /// Why installed frameworks cannot be used, by adapter.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub refused: BTreeMap<String, String>,
     /// Why frameworks cannot use the CUDA devices, by adapter.
@@ -47,12 +47,12 @@ pub struct LeftOut {
     pub reason: String,
 }
 
-/// Everything about a run in four numbers.
+/// The counts of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Properties that passed, and faults that were caught by the property that they name.
+    /// Properties that passed, and faults that the named property caught.
     pub passed: u32,
-    /// Properties that failed or died, faults that were not caught so, and stale expectations.
+    /// Properties that failed or crashed, faults that the named property missed, and stale expectations.
     pub failed: u32,
     /// Properties that failed as expected.
     pub expected: u32,
@@ -65,7 +65,7 @@ pub struct Summary {
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// What it ran on.
+    /// The host.
     pub host: Host,
     /// The device.
     pub device: String,
@@ -79,7 +79,7 @@ pub struct Report {
     pub left_out: Vec<LeftOut>,
     /// Expectations that match nothing, one line each.
     pub stale: Vec<String>,
-    /// The sum.
+    /// The counts.
     pub summary: Summary,
 }
 
@@ -114,7 +114,7 @@ impl Report {
         fs::write(folder.join("report.md"), self.markdown())
     }
 
-    /// As JUnit XML has it: a suite for each pair, one for the faults, one for what was left out.
+    /// Converts the report to JUnit XML: a suite for each pair, one for the faults, one for what was left out.
     fn junit(&self) -> JUnit {
         let mut report = JUnit::new("tensor-bridge conformance");
         for pair in &self.pairs {
@@ -148,7 +148,7 @@ impl Report {
         report
     }
 
-    /// A matrix of the pairs, then every property, the faults, and what was left out.
+    /// Returns a matrix of the pairs, then every property, the faults, and what was left out.
     pub fn markdown(&self) -> String {
         let mut text = self.heading();
         self.matrix(&mut text);
@@ -193,7 +193,7 @@ impl Report {
         )
     }
 
-    /// Sources down, targets across.
+    /// Appends the matrix: sources down, targets across.
     fn matrix(&self, text: &mut String) {
         let mut names: Vec<&str> = Vec::new();
         for name in self.pairs.iter().flat_map(|pair| [&pair.from, &pair.to]) {
@@ -214,7 +214,7 @@ impl Report {
     }
 }
 
-/// A table, unless it has no rows.
+/// Appends a table, unless it has no rows.
 fn table(text: &mut String, heading: &str, rows: impl Iterator<Item = String>) {
     let mut rows = rows.peekable();
     if rows.peek().is_some() {
@@ -223,7 +223,7 @@ fn table(text: &mut String, heading: &str, rows: impl Iterator<Item = String>) {
     }
 }
 
-/// How many properties of a pair passed.
+/// Returns how many properties of a pair passed.
 fn score(pair: &PairReport) -> String {
     let count = |verdict| pair.properties.iter().filter(|property| property.verdict == verdict).count();
     let (passed, expected) = (count(Verdict::Passed), count(Verdict::Expected));
@@ -249,7 +249,7 @@ fn native(Native { wrong, refused, cases }: Native) -> String {
     format!("wrong {wrong}{refused} of {cases}")
 }
 
-/// Text that stays within one field of a table.
+/// Escapes text for one field of a table.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }

@@ -18,11 +18,11 @@ enum View {
     Window { dim: usize, length: i64 },
 }
 
-/// More elements than this tell nothing new.
+/// The most elements of a tensor: larger ones test nothing new.
 const MAX_ELEMENTS: usize = 4096;
 
 impl View {
-    /// The next step, among those that the source can do; `overlap`: also to views that hold an element twice.
+    /// Chooses a step that the source can do. `overlap`: also steps to views that contain an element twice.
     fn any(sides: &Sides, overlap: bool) -> BoxedStrategy<View> {
         let dim = || 0usize..12;
         let lowest = if sides.from.can.negative_strides { -9i64 } else { 0 };
@@ -42,7 +42,7 @@ impl View {
         proptest::strategy::Union::new(steps).boxed()
     }
 
-    /// Takes the step where it has a meaning, and does nothing where it has none.
+    /// Applies the step where it has a meaning.
     fn apply(&self, spec: &mut Spec) {
         let (ndim, offset) = (spec.shape.len(), &mut spec.offset);
         let (shape, strides) = (&mut spec.shape, &mut spec.strides);
@@ -96,7 +96,7 @@ impl View {
 /// Where a base buffer begins.
 #[derive(Debug, Clone, Copy)]
 enum Alignment {
-    /// So many bytes behind a multiple of [`Spec::GRAIN`].
+    /// This many bytes behind a multiple of [`Spec::GRAIN`].
     Bytes(usize),
     /// One element behind it.
     Element,
@@ -111,7 +111,7 @@ impl Alignment {
     }
 }
 
-/// Starts of base buffers. A framework whose tensors are all compact chooses the addresses itself.
+/// Chooses the start of a base buffer. A framework whose tensors are all compact chooses addresses itself.
 fn alignments(sides: &Sides) -> BoxedStrategy<Alignment> {
     let mut known = vec![Alignment::Bytes(0)];
     if sides.from.profile.strides != Strides::Compact {
@@ -123,17 +123,18 @@ fn alignments(sides: &Sides) -> BoxedStrategy<Alignment> {
     select(known).boxed()
 }
 
-/// Tensors that the source can make, with one of these dtypes; `overlap`: also views that hold an element twice.
+/// Chooses a tensor that the source can make, with one of these dtypes. `overlap`: also views that contain an element
+/// twice.
 pub(crate) fn tensors(sides: &Sides, dtypes: Vec<DType>, overlap: bool) -> BoxedStrategy<Spec> {
     let strided = sides.from.profile.strides != Strides::Compact;
     let length = prop_oneof![1 => Just(0i64), 3 => Just(1), 12 => 2i64..6];
     let most = if strided { 4 } else { 0 };
     let steps = vec(View::any(sides, overlap), 0..=most);
     let around = (steps, 0..=most, 0..=most, alignments(sides));
-    // A target that takes little in place shall get as much of that as of the rest.
+    // A target that imports compact tensors only: otherwise nearly all cases would be copies.
     let plain = (sides.to.profile.strides == Strides::Compact) as u32;
     let around = prop_oneof![plain => Just((Vec::new(), 0, 0, Alignment::Bytes(0))), 1 => around];
-    // More dimensions than fit where small lists of them are kept in place.
+    // Some shapes have more dimensions than core keeps without an allocation.
     let shape = prop_oneof![7 => vec(length, 0..4), 1 => vec(1i64..3, 9..12)];
     (select(dtypes), shape, around)
         .prop_map(|(dtype, shape, (steps, lead, tail, align))| {
@@ -153,7 +154,7 @@ pub(crate) fn tensors(sides: &Sides, dtypes: Vec<DType>, overlap: bool) -> Boxed
         .boxed()
 }
 
-/// Compact tensors of `sizes` bytes.
+/// Chooses a compact tensor of one of these sizes, in bytes.
 pub(crate) fn blocks(dtypes: Vec<DType>, sizes: Vec<usize>) -> BoxedStrategy<Spec> {
     (select(dtypes), select(sizes))
         .prop_map(|(dtype, bytes)| {
@@ -163,8 +164,8 @@ pub(crate) fn blocks(dtypes: Vec<DType>, sizes: Vec<usize>) -> BoxedStrategy<Spe
         .boxed()
 }
 
-/// Streams for every role. Where both sides are the same framework, it has one current stream: what is taken in is
-/// taken in where it was lent.
+/// Chooses a stream for every role. Where both sides are the same framework, it has one current stream: a tensor is
+/// imported in the stream in which it was exported.
 pub(crate) fn picks(sides: &Sides) -> BoxedStrategy<Picks> {
     let same = sides.same_framework();
     let (from, to) = (0..=sides.from.streams, 0..=sides.to.streams);
@@ -181,7 +182,7 @@ pub(crate) fn picks(sides: &Sides) -> BoxedStrategy<Picks> {
         .boxed()
 }
 
-/// Cases of these tensors, with one of these wishes for a copy, on the default streams.
+/// Chooses a case of these tensors, with one of these values of `copy`, on the default streams.
 pub(crate) fn cases(specs: BoxedStrategy<Spec>, copies: &'static [Option<bool>]) -> BoxedStrategy<Case> {
     (specs, any::<u64>(), select(copies))
         .prop_map(|(spec, seed, copy)| Case {
@@ -195,7 +196,7 @@ pub(crate) fn cases(specs: BoxedStrategy<Spec>, copies: &'static [Option<bool>])
         .boxed()
 }
 
-/// A sequence of steps for `life`.
+/// Chooses the steps of `life`.
 pub(crate) fn lives() -> BoxedStrategy<Vec<Op>> {
     let which = || 0usize..8;
     let copy = select(&[None, None, Some(true), Some(false)][..]);

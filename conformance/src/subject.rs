@@ -19,8 +19,8 @@ pub struct Spec {
     pub offset: usize,
     /// Elements in the base buffer: every view element lies in it.
     pub base: usize,
-    /// Bytes from a multiple of [`GRAIN`](Self::GRAIN) to the start of the base buffer. 0 for frameworks that choose the
-    /// address themselves.
+    /// Bytes from a multiple of [`GRAIN`](Self::GRAIN) to the start of the base buffer. 0 for frameworks that choose
+    /// the address themselves.
     #[serde(default)]
     pub align: usize,
     /// Whether the view is read-only (only for frameworks that make such tensors).
@@ -79,8 +79,8 @@ pub struct Capabilities {
     pub unaligned: bool,
     /// The operations that it defers.
     pub defers: Vec<Pending>,
-    /// Whether tensors can be written to. Where they cannot, [`Subject::write`] is not called, and [`Subject::fill`] and
-    /// [`Subject::snapshot`] replace their tensor by another.
+    /// Whether tensors can be written to. Where they cannot, [`Subject::write`] is not called, and [`Subject::fill`]
+    /// and [`Subject::snapshot`] replace their tensor by another.
     pub writes: bool,
 }
 
@@ -121,8 +121,8 @@ pub trait Subject: Adapter {
         Arc::new(HostOnly)
     }
 
-    /// Makes the tensor that `spec` describes. `bytes` are those of its base buffer (`spec.base * itemsize`). Waits until
-    /// they are written.
+    /// Makes the tensor that `spec` describes. `bytes` are those of its base buffer (`spec.base * itemsize`). Waits
+    /// until they are written.
     ///
     /// # Errors
     ///
@@ -171,8 +171,8 @@ pub trait Subject: Adapter {
     fn allocate(&self, nbytes: usize) -> Result<Self::Tensor>;
 
     /// Copies the elements of `from` into the fresh compact tensor `into` of as many bytes, in the current stream.
-    /// Where tensors cannot be [written](Capabilities::writes) to, the copy is another such tensor, in memory of its own,
-    /// and replaces `into`.
+    /// Where tensors cannot be [written](Capabilities::writes) to, the copy is another such tensor, in memory of its
+    /// own, and replaces `into`.
     ///
     /// # Errors
     ///

@@ -10,9 +10,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A subject with an allocator that a fault can turn against it.
+/// A subject whose memory a fault can give back early.
 pub trait Breakable: Subject {
-    /// Gives the memory of the tensor back, although the tensor still has it.
+    /// Returns a function that gives the memory of the tensor back while the tensor still uses it.
     fn releaser(&self, tensor: &Self::Tensor) -> Box<dyn Fn() + Send + Sync>;
 }
 
@@ -21,11 +21,11 @@ pub struct Faulty<A: Subject> {
     pub(super) sound: A,
     fault: Option<Fault>,
     profile: Profile,
-    /// The copy that was made last, and of what.
+    /// The last copy, and what it is a copy of.
     last: RefCell<Option<(Observed, A::Tensor)>>,
-    /// Whether a tensor was lent, and nothing has asked for the consumer since.
+    /// Whether a tensor was exported since the consumer was last queried.
     lends: Cell<bool>,
-    /// Tensors that were taken in.
+    /// Number of imported tensors.
     imports: Cell<usize>,
     keeps: Keeps,
 }
@@ -58,13 +58,13 @@ impl<A: Subject> Faulty<A> {
         }
     }
 
-    /// A stream of the framework that is not its current one.
+    /// Returns a stream of the framework that is not its current one.
     fn another_stream(&self) -> Result<Option<Stream>> {
         let current = self.sound.consumer().current_stream(self.sound.device())?;
         Ok(self.sound.streams().into_iter().find(|stream| Some(*stream) != current))
     }
 
-    /// Whether the framework has a view of this memory; the lent tensor itself need not be one.
+    /// Returns whether the framework has a view of this memory; the exported tensor itself need not be one.
     fn has_view_of(&self, lent: &Lent) -> Result<bool> {
         let (device, consumer) = (lent.device(), self.sound.consumer());
         let Some(stream) = consumer.current_stream(device)? else { return Ok(false) };
@@ -161,7 +161,7 @@ impl<A: Breakable> Adapter for Faulty<A> {
     }
 }
 
-/// Lends the same tensor with a fault.
+/// Exports the same tensor with a fault.
 fn spoil(fault: Fault, lent: Lent, releaser: impl FnOnce() -> Box<dyn Fn() + Send + Sync>) -> Result<Lent> {
     let (mut dtype, layout, mut pending) = (lent.dtype(), lent.layout().clone(), lent.pending());
     let (mut shape, mut strides) = (layout.shape().to_vec(), layout.strides().to_vec());
@@ -222,7 +222,7 @@ const MISTAKEN: &[(DType, DType)] = &[
     (DType::FLOAT8_E4M3FN, DType::FLOAT8_E4M3FNUZ),
 ];
 
-/// A buffer that does not keep its promises.
+/// A buffer that breaks its promises.
 struct Spoilt {
     lent: Option<Lent>,
     bytes: (usize, usize),
@@ -249,7 +249,7 @@ impl Spoilt {
 }
 
 // SAFETY: the promises are broken on purpose. That is sound because faults are planted on simulated memory only, whose
-// addresses are mere numbers.
+// addresses are only numbers.
 unsafe impl DeviceBuffer for Spoilt {
     fn address(&self) -> usize {
         self.bytes.0
@@ -280,7 +280,7 @@ impl Drop for Spoilt {
     }
 }
 
-/// A consumer that does not tell the truth.
+/// A consumer that reports wrong facts.
 struct Liar {
     sound: Arc<dyn Consumer>,
     claims: Option<Stream>,

@@ -1,4 +1,4 @@
-//! Planted faults: what the suite must find, or else it is the suite that has failed.
+//! Planted faults. Where the suite does not find one, the suite has failed.
 
 mod faulty;
 mod subject;
@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 /// Which adapter of a pair has the fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// The one that lends.
+    /// The one that exports.
     Source,
-    /// The one that wraps.
+    /// The one that imports.
     Target,
 }
 
-/// A fault, where it is planted, and who must find it.
+/// A fault, where it is planted, and the property that must find it.
 #[derive(Debug, Clone, Copy)]
 pub struct Planted {
     /// The fault.
@@ -27,7 +27,7 @@ pub struct Planted {
     pub name: &'static str,
     /// The property that must fail.
     pub caught_by: &'static str,
-    /// Who has it.
+    /// The adapter that has it.
     pub role: Role,
     /// The source.
     pub from: Habits,
@@ -56,11 +56,11 @@ macro_rules! faults {
 }
 
 faults! {
-    /// Strides are lent in bytes instead of elements.
+    /// Strides are exported in bytes instead of elements.
     StridesInBytes = "strides_in_bytes", "shape", Source of Generous -> Generous;
     /// The offset of the first element is lost.
     OffsetDropped = "offset_dropped", "values", Source of Generous -> Generous;
-    /// Shape and strides are lent in the wrong order.
+    /// Shape and strides are exported in the wrong order.
     ShapeReversed = "shape_reversed", "shape", Source of Generous -> Generous;
     /// A tensor without elements loses its other dimensions.
     EmptyFlattened = "empty_flattened", "shape", Source of Generous -> Generous;
@@ -70,21 +70,21 @@ faults! {
     DtypeMistaken = "dtype_mistaken", "dtype", Source of Generous -> Generous;
     /// The profile lists dtypes that the framework does not have.
     DtypeOverclaimed = "dtype_overclaimed", "dtype", Target of Generous -> Common;
-    /// Read-only memory is lent as writable.
+    /// Read-only memory is exported as writable.
     ReadOnlyLost = "read_only_lost", "read_only", Source of Generous -> Generous;
-    /// Memory that was taken in as read-only is lent on as writable.
+    /// Memory that was imported as read-only is exported as writable.
     ReadOnlyForgotten = "read_only_forgotten", "read_only", Target of Generous -> Immutable;
-    /// Writable memory is lent as read-only.
+    /// Writable memory is exported as read-only.
     ReadOnlyInvented = "read_only_invented", "read_only", Source of Generous -> Generous;
-    /// The profile says that read-only is kept, and it is not.
+    /// The profile claims that read-only is kept, and it is not.
     ReadOnlyOverclaimed = "read_only_overclaimed", "read_only", Target of Generous -> Common;
-    /// An operation that was put off is not reported.
+    /// A deferred operation is not reported.
     PendingDropped = "pending_dropped", "values", Source of Generous -> Generous;
-    /// The memory is said to be on another device.
+    /// The memory is reported on another device.
     WrongDevice = "wrong_device", "identity", Source of Generous -> Generous;
-    /// The profile says that negative strides are taken, and they are not.
+    /// The profile claims negative strides, which the import does not accept.
     NegativeStridesAccepted = "negative_strides_accepted", "values", Target of Generous -> Common;
-    /// The profile says that any address will do, and it will not.
+    /// The profile claims any alignment, which the import does not accept.
     AlignmentIgnored = "alignment_ignored", "values", Target of Generous -> Strict;
     /// The import panics on tensors of two dimensions.
     Panic = "panic", "values", Target of Generous -> Generous;
@@ -94,29 +94,29 @@ faults! {
     CopyNotFresh = "copy_not_fresh", "values", Source of Generous -> Generous;
     /// The copy is one that was made before the last write.
     CopyStale = "copy_stale", "aliasing", Source of Generous -> Generous;
-    /// The copy is made in a stream that nobody knows of.
+    /// The copy is made in a stream that is not reported.
     CopyElsewhere = "copy_elsewhere", "order", Source of Generous -> Generous;
-    /// The memory is lent as ready at any time.
+    /// The memory is exported without a stream.
     StreamForgotten = "stream_forgotten", "order", Source of Generous -> Common;
-    /// The memory is lent with the default stream instead of the current one.
+    /// The memory is exported with the default stream instead of the current one.
     StreamMistaken = "stream_mistaken", "order", Source of Generous -> Common;
-    /// The consumer says that its current stream is the default one.
+    /// The consumer reports the default stream as its current one.
     WaitSkipped = "wait_skipped", "order", Target of Generous -> Common;
-    /// The consumer waits by itself, and never says in which stream it uses the view.
+    /// The consumer waits by itself, and never reports the stream in which it uses the view.
     ReleaseNotOrdered = "release_not_ordered", "release_order", Target of Generous -> Common;
-    /// The consumer forgets the streams that were noted for a view.
+    /// The consumer forgets the streams that were recorded for a view.
     ViewsNotNoted = "views_not_noted", "release_order", Target of Generous -> Generous;
-    /// Views that are lent on are not noted.
+    /// The export of a view is not recorded.
     LendingNotNoted = "lending_not_noted", "release_order", Target of Generous -> Generous;
-    /// Of several views over one memory only some are noted.
+    /// Of several views over one memory only some are recorded.
     SecondViewNotNoted = "second_view_not_noted", "release_order", Target of Generous -> Common;
-    /// What keeps a stream alive is looked up by the handle that another stream had before.
+    /// What keeps a stream alive is looked up by a handle that an earlier stream had.
     StreamKeptByHandle = "stream_kept_by_handle", "release_order", Target of Generous -> Common;
-    /// The allocator is said to reuse memory in the order of the stream because another view of it is known.
+    /// Reuse in stream order is claimed because another view of the memory is known.
     ReuseBorrowed = "reuse_borrowed", "release_order", Target of Common -> Generous;
-    /// The allocator is said to reuse memory in the order of the stream, and reuses it in that of another.
+    /// Reuse in the order of the stream is claimed, and the allocator reuses memory in that of another.
     ReuseOverclaimed = "reuse_overclaimed", "release_order", Source of Common -> Generous;
-    /// The memory is given back while it is still lent.
+    /// The memory is given back while a view still uses it.
     EarlyRelease = "early_release", "life", Source of Generous -> Generous;
     /// The memory is given back twice.
     DoubleRelease = "double_release", "life", Source of Generous -> Generous;
@@ -124,7 +124,7 @@ faults! {
     Leak = "leak", "life", Target of Generous -> Generous;
 }
 
-/// What became of a planted fault.
+/// The outcome of a planted fault.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultReport {
     /// The fault.
@@ -136,7 +136,7 @@ pub struct FaultReport {
 }
 
 impl FaultReport {
-    /// Whether the right property found it.
+    /// Returns whether the property that must find it did.
     pub fn is_caught(&self) -> bool {
         self.caught_by.contains(&self.must_be_caught_by)
     }
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Whether a route of a property finds the fault by itself.
+    /// Returns whether a route of a property alone finds the fault.
     fn is_found_by(name: &str, route: Route, planted: &Planted) -> bool {
         let device = SimDevice::new(5);
         let (from, to) = (SimFramework::new(&device, planted.from), SimFramework::new(&device, planted.to));

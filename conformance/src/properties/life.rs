@@ -11,7 +11,7 @@ enum Held<F, T> {
     Target(T),
 }
 
-/// A tensor that is alive, and what it must show.
+/// A tensor that is alive, and its model.
 struct Entry<F, T> {
     tensor: Held<F, T>,
     spec: Spec,
@@ -25,8 +25,8 @@ struct Machine<'a, F, T> {
     buffers: Vec<Vec<u8>>,
 }
 
-/// Whatever is created, converted, written and dropped, in whatever order and on whatever thread: the bytes are right
-/// at every read, every lease is given back once, and the memory is back at the end.
+/// In any order of steps and on any thread, the bytes are right at every read, every lease is given back once, and no
+/// memory stays in use at the end.
 pub(super) fn life<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let before = pair.memory()?;
     let mut machine = Machine { pair, alive: Vec::new(), buffers: Vec::new() };
@@ -43,7 +43,7 @@ pub(super) fn life<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let started = Instant::now();
     loop {
         let after = pair.memory()?;
-        // Memory of the cases before may come back meanwhile: less than before is no failure of this one.
+        // Memory of earlier cases may be given back meanwhile: less than before is no failure of this one.
         if after.0 <= before.0 && after.1 <= before.1 {
             return Ok(());
         }
@@ -133,7 +133,7 @@ impl<F, T> Machine<'_, F, T> {
             Held::Target(tensor) => self.pair.to.write(tensor, &bytes)?,
         }
         model::scatter(spec, &mut self.buffers[*buffer], &bytes);
-        // Reading on the same side waits for the write: nobody orders later uses on the other side behind it.
+        // Reading on the same side waits for the write: later uses on the other side are not ordered behind it.
         self.read(&self.alive[which])
     }
 

@@ -17,14 +17,14 @@ use std::time::{Duration, Instant};
 /// Why a case failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// What was seen, and what was expected.
+    /// What was observed, and what was expected.
     pub message: String,
-    /// The kind of the error, where the failure is that something was refused.
+    /// The kind of the error, where the failure is an unexpected error.
     pub refused: Option<ErrorKind>,
 }
 
 impl Failure {
-    /// Something that is not as it must be.
+    /// A failure that is no error of an adapter.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), refused: None }
     }
@@ -85,16 +85,16 @@ impl<T> Pair<'_, T, T> {
     }
 }
 
-/// Time between two looks at memory that is still to come back.
+/// Time between two polls of memory that is not yet given back.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Leases of this process that have not been given back.
+/// Returns the leases of this process that have not been given back.
 pub(crate) fn outstanding() -> u64 {
     let stats = stats();
     stats.leased.saturating_sub(stats.released)
 }
 
-/// How a tensor gets from one side to the other.
+/// A way of importing a tensor of the source into the target.
 type Take<'a, F, T> = &'a dyn Fn(&F) -> Result<T>;
 
 impl<F, T> Pair<'_, F, T> {
@@ -106,18 +106,18 @@ impl<F, T> Pair<'_, F, T> {
         transfer(self.to, self.from, tensor, &self.ordering, &Options { copy, device: None })
     }
 
-    /// The source's tensor and the bytes of its base buffer.
+    /// Makes the source's tensor. Returns it with the bytes of its base buffer.
     fn create(&self, case: &Case) -> Result<(F, Vec<u8>)> {
         let bytes = crate::model::random_bytes(&case.spec, case.seed);
         Ok((self.from.create(&case.spec, &bytes)?, bytes))
     }
 
-    /// The profiles on the way there.
+    /// Returns the profiles of source and target.
     fn profiles(&self) -> (&Profile, &Profile) {
         (self.from.profile(), self.to.profile())
     }
 
-    /// The profiles on the way back.
+    /// Returns the profiles of target and source, for the way back.
     fn profiles_back(&self) -> (&Profile, &Profile) {
         (self.to.profile(), self.from.profile())
     }
@@ -129,18 +129,18 @@ impl<F, T> Pair<'_, F, T> {
         Streams { to: if same { from.clone() } else { self.to.streams() }, from }
     }
 
-    /// Settles both sides; then the bytes that their allocators have in use.
+    /// Settles both sides. Returns the bytes that their allocators then have in use.
     fn memory(&self) -> Result<(Option<usize>, Option<usize>)> {
         Ok((self.from.settle()?, self.to.settle()?))
     }
 
-    /// How long memory may take to come back.
+    /// Returns how long memory may take to be given back.
     fn patience(&self) -> Duration {
         self.from.patience().max(self.to.patience())
     }
 
-    /// Waits until at most `before` leases are outstanding. Every case waits for its own leases, so that the next one
-    /// does not see them.
+    /// Waits until at most `before` leases are outstanding. Every case waits for its own leases, so that none affects
+    /// the next case.
     ///
     /// # Errors
     ///
@@ -158,7 +158,7 @@ impl<F, T> Pair<'_, F, T> {
         Ok(())
     }
 
-    /// Waits until both devices are idle, whatever state a case has left them in.
+    /// Waits until both devices are idle after a case that failed.
     pub(crate) fn recover(&self) {
         let _ = (self.from.settle(), self.to.settle(), self.from.check(), self.to.check());
     }
@@ -172,7 +172,7 @@ struct Streams {
 
 impl Streams {
     fn pick(streams: &[Stream], number: usize) -> Option<Stream> {
-        // A framework without streams of its own works on its one stream throughout.
+        // A framework without further streams always works in its single one.
         number.checked_sub(1).and_then(|i| streams.get(i % streams.len().max(1))).copied()
     }
 
@@ -225,13 +225,13 @@ fn same_bytes(what: &str, got: &[u8], want: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// Whether the result is as [`expected`](crate::model::expected) says, and the tensor where it crossed.
+/// Compares a result with the [expected](crate::model::expected) outcome. Returns the tensor where it crossed.
 fn as_expected<R>(got: Result<R>, expected: crate::model::Expected) -> std::result::Result<Option<R>, Failure> {
     use crate::model::Expected;
     match (got, expected) {
         (Ok(result), Expected::InPlace | Expected::Copied) => Ok(Some(result)),
         (Err(error), Expected::Refused(kind)) if error.kind() == kind => Ok(None),
-        (Ok(_), Expected::Refused(kind)) => Err(Failure::new(format!("crossed, but {kind:?} was to be the answer"))),
+        (Ok(_), Expected::Refused(kind)) => Err(Failure::new(format!("crossed, but {kind:?} was expected"))),
         (Err(error), Expected::Refused(kind)) => {
             Err(Failure::new(format!("refused with {:?} instead of {kind:?}: {error}", error.kind())))
         }

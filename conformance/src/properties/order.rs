@@ -1,17 +1,17 @@
-//! When a tensor may be touched, and until when: work in streams that runs late.
+//! From when and until when a tensor may be accessed: work in streams that runs late.
 
 use super::{Failure, Outcome, Pair, Take, on, on_both, same_bytes};
 use crate::{Case, Route, model};
 use bridge_core::{DType, Stream};
 
-/// The byte that is there before, the one that is to be seen, and the garbage of later owners.
+/// Returns the initial byte, the one that must be read, and the garbage of later owners.
 fn bytes(case: &Case) -> (u8, u8, u8) {
     let seen = (case.seed & 0xff) as u8;
     // bool knows only two bytes.
     if case.spec.dtype == DType::BOOL { (!seen & 1, seen & 1, !seen & 1) } else { (!seen, seen, seen ^ 0x5a) }
 }
 
-/// What the owner's stream holds when a tensor is lent is done before the consumer touches it.
+/// Work in the owner's stream at the export is done before the consumer accesses the tensor.
 pub(super) fn order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take<'_, F, T>) -> Outcome {
     let streams = pair.streams();
     let (writer, reader) = (streams.from(case.streams.write), streams.to(case.streams.read));
@@ -37,7 +37,7 @@ pub(super) fn order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take<'_, F, 
         }
         Ok(view)
     });
-    // Nothing has waited for the writer yet when the view goes on.
+    // No work has waited for the writer yet when the view is exported.
     let second = match (&view, copies) {
         (Ok(view), Some(copy)) => Some(on_both(pair, back, reader, || {
             let second = pair.back(view, copy)?.0;
@@ -50,11 +50,11 @@ pub(super) fn order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take<'_, F, 
         Some(_) => on(pair.from, back, || Ok(pair.from.read(&snapshot_back)?)),
         None => on(pair.to, reader, || Ok(pair.to.read(&snapshot)?)),
     };
-    // Nothing may be under way any more when the memory is reused by the next case, even if the handoff went wrong.
+    // All work must be done before the next case reuses the memory, even if this transfer failed.
     on(pair.from, writer, || Ok(pair.from.read(&tensor)?))?;
     drop(second.transpose()?);
     drop(view?);
-    same_bytes("what the consumer saw", &got?, &vec![seen; nbytes])
+    same_bytes("the consumer's copy", &got?, &vec![seen; nbytes])
 }
 
 /// The memory is not reused before the last reader has read, wherever it was allocated, written and read.
@@ -77,11 +77,11 @@ pub(super) fn release_order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take
         Route::Beside => scene.beside()?,
         Route::Fresh => scene.fresh()?,
     };
-    // There may be no native way to put beside ours.
-    got.map_or(Ok(()), |got| same_bytes("what the reader read", &got, &vec![seen; nbytes]))
+    // There may be no native way to compare with.
+    got.map_or(Ok(()), |got| same_bytes("the reader's copy", &got, &vec![seen; nbytes]))
 }
 
-/// A tensor that is taken in, read late, and given back before it was read.
+/// A tensor that is imported, read late, and given back before the read has run.
 struct Scene<'a, F, T> {
     pair: &'a Pair<'a, F, T>,
     case: &'a Case,
@@ -91,7 +91,7 @@ struct Scene<'a, F, T> {
     garbage: u8,
 }
 
-/// What the reader read.
+/// The bytes that the reader has read; `None` where there is no native way.
 type Read = std::result::Result<Option<Vec<u8>>, Failure>;
 
 impl<F, T> Scene<'_, F, T> {
@@ -103,7 +103,7 @@ impl<F, T> Scene<'_, F, T> {
         self.pair.streams().to(self.case.streams.onward)
     }
 
-    /// Takes the tensor in, and waits until it is there: from then on the user may use the view in any stream.
+    /// Imports the tensor and waits for its data: from then on the user may use the view in any stream.
     fn arrived(&self) -> std::result::Result<T, Failure> {
         let streams = self.pair.streams();
         on_both(self.pair, streams.from(self.case.streams.write), streams.to(self.case.streams.read), || {
@@ -113,7 +113,7 @@ impl<F, T> Scene<'_, F, T> {
         })
     }
 
-    /// Notes that the view is used in the current stream.
+    /// Records that the view is used in the current stream.
     fn note(&self, view: &T) -> Outcome {
         let to = self.pair.to;
         let (device, consumer) = (to.device(), to.consumer());
@@ -208,7 +208,7 @@ impl<F, T> Scene<'_, F, T> {
             pair.to.read(&native)?;
             Ok(Some(native))
         });
-        // The suite judges our way: a native way that refuses the tensor ends the case.
+        // The suite judges our way: the case ends where the native way refuses the tensor.
         let Ok(Some(native)) = native else { return Ok(None) };
         let back = self.back();
         let mut snapshot = on(pair.from, back, || Ok(pair.from.allocate(self.nbytes)?))?;
@@ -217,7 +217,7 @@ impl<F, T> Scene<'_, F, T> {
             drop(ours);
             Ok(())
         })?;
-        // Ours is given back: only the native view still holds the memory.
+        // Ours is given back: only the native view still keeps the memory.
         pair.memory()?;
         on(pair.from, back, || {
             pair.from.delay()?;
@@ -231,7 +231,7 @@ impl<F, T> Scene<'_, F, T> {
         let (pair, case) = (self.pair, self.case);
         let writer = pair.streams().from(case.streams.write);
         let mut snapshot = pair.to.allocate(self.nbytes)?;
-        // From here on all that was done before is known to every stream, also to those that are still to be made.
+        // From here on all earlier work lies in the past of every stream, also of those that are not yet made.
         pair.memory()?;
         let fresh = |external, body: &mut dyn FnMut() -> Outcome| -> Outcome {
             let mut result = Ok(());
@@ -243,7 +243,8 @@ impl<F, T> Scene<'_, F, T> {
             })?;
             result
         };
-        // A framework that lends under an external stream may note it for its memory, and then the stream has to live on.
+        // A framework that exports under an external stream may record it for its memory: that stream must not be
+        // destroyed.
         if pair.from.profile().name != pair.to.profile().name {
             fresh(true, &mut || {
                 pair.to.read(&(self.take)(&self.tensor)?)?;
@@ -265,16 +266,16 @@ impl<F, T> Scene<'_, F, T> {
     }
 }
 
-/// How many blocks are taken from each stream, in the hope that the allocator hands out the one just given back.
+/// Blocks allocated on each stream, so that the allocator reuses the one just given back.
 const BLOCKS: usize = 2;
 
-/// Drops every reference, and fills with garbage what the source's allocator then hands out.
+/// Drops every reference, and fills the blocks that the source's allocator then hands out with garbage.
 fn reuse<F, T>(pair: &Pair<'_, F, T>, case: &Case, garbage: u8, held: (F, T, Option<F>)) -> Outcome {
     let streams = pair.streams();
     let (from, to) = (streams.from(case.streams.drop), streams.to(case.streams.drop));
     on_both(pair, from, to, || {
         let (tensor, view, second) = held;
-        // Both orders matter: the owner may or may not outlive the view.
+        // Both orders matter: the owner may outlive the view or not.
         if case.seed & 0x100 == 0 {
             drop((second, view, tensor));
         } else {
@@ -294,7 +295,7 @@ fn reuse<F, T>(pair: &Pair<'_, F, T>, case: &Case, garbage: u8, held: (F, T, Opt
             Ok(())
         })?;
     }
-    // The garbage is there before the blocks go: nothing may be under way any more in the next case.
+    // Wait for the garbage before the blocks are dropped: no work may run on into the next case.
     for (number, block) in blocks {
         on(pair.from, streams.from(number), || Ok(pair.from.read(&block)?))?;
     }

@@ -1,4 +1,4 @@
-//! Where a tensor is: in place or copied, read-only or not, and who sees whose writes.
+//! Where a tensor is: in place or copied, read-only or not, and on which side writes are seen.
 
 use super::{Outcome, Pair, as_expected, ensure, same_bytes};
 use crate::model::{self, Expected};
@@ -6,7 +6,7 @@ use crate::{Case, Observed};
 use bridge_core::{Layout, Options, Plan, Result, plan};
 use std::ops::Range;
 
-/// The bytes that a tensor may touch.
+/// Returns the addresses between the lowest and the highest byte of a tensor.
 fn hull(tensor: &Observed) -> Result<Range<usize>> {
     let (below, above) = Layout::new(tensor.dtype, &tensor.shape, Some(&tensor.strides), 0)?.reach();
     Ok(tensor.address.saturating_sub(below)..tensor.address.saturating_add(above))
@@ -36,7 +36,7 @@ pub(super) fn identity<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     Ok(())
 }
 
-/// `plan` and `Transfer` say what happens, and it is what the target's profile demands.
+/// `plan` and `Transfer` report what happens, and it is what the target's profile demands.
 pub(super) fn honesty<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let (tensor, _) = pair.create(case)?;
     let source = pair.from.observe(&tensor)?;
@@ -53,11 +53,11 @@ pub(super) fn honesty<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         _ => (false, 0),
     };
     ensure!((done.plan != Plan::ZeroCopy) == copied, "{:?}, but {expected:?} was expected", done.plan);
-    ensure!(done.bytes_copied == bytes, "says that it copied {} bytes, not {bytes}", done.bytes_copied);
+    ensure!(done.bytes_copied == bytes, "reports {} copied bytes, not {bytes}", done.bytes_copied);
     let moved = view.address != source.address;
     ensure!(
         nbytes == 0 || moved == copied,
-        "says {:?}, but the address has {}changed",
+        "reports {:?}, but the address has {}changed",
         done.plan,
         ["not ", ""][moved as usize]
     );
@@ -83,8 +83,8 @@ pub(super) fn read_only<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         let Some((back, _)) = as_expected(pair.back(&view, None), expected)? else { return Ok(()) };
         let want = want && expected == Expected::InPlace;
         let got = pair.from.observe(&back)?.read_only;
-        ensure!(got == want, "the read_only of what came back is {got}, but {want} was expected");
-        return same_bytes("what came back", &pair.from.read(&back)?, &old);
+        ensure!(got == want, "read_only after the way back is {got}, but {want} was expected");
+        return same_bytes("the tensor after the way back", &pair.from.read(&back)?, &old);
     }
     let got = pair.to.observe(&view)?.read_only;
     ensure!(got == want, "the view's read_only is {got}, but {want} was expected");
@@ -143,7 +143,7 @@ pub(super) fn round_trip<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let expected = model::expected(&seen_there, None, pair.profiles_back(), None);
     let Some((back, _)) = as_expected(pair.back(&there, None), expected)? else { return Ok(()) };
     drop((tensor, there));
-    same_bytes("the tensor that came back", &pair.from.read(&back)?, &bits)?;
+    same_bytes("the tensor after the way back", &pair.from.read(&back)?, &bits)?;
     let seen_back = pair.from.observe(&back)?;
     let in_place = model::expected(&source, None, pair.profiles(), case.copy) == Expected::InPlace
         && expected == Expected::InPlace;
@@ -151,5 +151,5 @@ pub(super) fn round_trip<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     ensure!(!in_place || bits.is_empty() || start == end, "every step was in place, but {start:#x} became {end:#x}");
     let again = pair.transfer(&back, None)?.0;
     drop(back);
-    same_bytes("the tensor that went again", &pair.to.read(&again)?, &bits)
+    same_bytes("the tensor after the second way there", &pair.to.read(&again)?, &bits)
 }

@@ -9,17 +9,17 @@ use proptest::sample::select;
 
 /// One property.
 pub struct Property {
-    /// Its name, as reports and expectations write it.
+    /// Its name in reports and expectations.
     pub name: &'static str,
-    /// What it says, in one line.
+    /// What it states, in one line.
     pub doc: &'static str,
     /// Its share of the cases of a pair, in percent where every property applies.
     pub weight: u32,
-    /// Whether the frameworks' own way can be put beside it.
+    /// Whether the frameworks' own way can be compared with it.
     pub native: bool,
-    /// Why it has no meaning for a pair, if it has none.
+    /// Returns why it has no meaning for a pair, if it has none.
     pub left_out: fn(&Sides) -> Option<&'static str>,
-    /// Its cases.
+    /// Returns its cases.
     pub strategy: fn(&Sides) -> BoxedStrategy<Case>,
     check: Check,
 }
@@ -39,7 +39,7 @@ enum Check {
     RoundTrip,
 }
 
-/// The property with this name.
+/// Returns the property with this name.
 pub fn property(name: &str) -> Option<&'static Property> {
     PROPERTIES.iter().find(|property| property.name == name)
 }
@@ -53,7 +53,7 @@ impl Property {
         Ok(pair.to.check()?)
     }
 
-    /// Judges one case with another way of taking the tensor in, where the property is about that way.
+    /// Judges one case with another way of importing the tensor, where the property concerns that way.
     pub(crate) fn check_with<F, T>(&self, pair: &Pair<'_, F, T>, case: &Case, take: Take<'_, F, T>) -> Outcome {
         match self.check {
             Check::Values => contents::values(pair, case),
@@ -75,10 +75,10 @@ const EITHER: &[Option<bool>] = &[None, None, Some(true)];
 const ANY: &[Option<bool>] = &[None, Some(true), Some(false)];
 const NONE: &[Option<bool>] = &[None];
 
-/// Bytes of the blocks of `release_order`: large enough that a kernel takes its time.
+/// Bytes of the blocks of `release_order`: large enough that a kernel takes some time.
 const BLOCK_SIZES: [usize; 5] = [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
 
-/// What happens to the view in `release_order`. The plain way comes first: cases shrink towards it.
+/// Routes of `release_order`. The plain one is first: cases shrink towards it.
 const ROUTES: &[Route] = &[
     Route::Direct,
     Route::Direct,
@@ -175,7 +175,7 @@ pub static PROPERTIES: &[Property] = &[
     },
     Property {
         name: "order",
-        doc: "the consumer sees what the owner's stream was still to write",
+        doc: "the consumer sees what the owner's stream had still to write",
         weight: 11,
         native: true,
         left_out: no_streams,
@@ -186,7 +186,7 @@ pub static PROPERTIES: &[Property] = &[
             (plain, picks(sides), route)
                 .prop_map(move |(case, mut streams, route)| {
                     if same {
-                        // The view goes on in the stream in which it was taken in.
+                        // The view is exported in the stream in which it was imported.
                         streams.back = streams.read;
                     }
                     Case { streams, route, ..case }
@@ -207,7 +207,7 @@ pub static PROPERTIES: &[Property] = &[
             (plain, picks(sides), route)
                 .prop_map(|(case, mut streams, route)| {
                     if case.copy == Some(true) {
-                        // Then nobody but the user orders the reuse of the original behind the copy.
+                        // Only the user orders the reuse of the original behind the copy.
                         streams.allocate = streams.write;
                     }
                     Case { streams, route, ..case }
@@ -218,7 +218,7 @@ pub static PROPERTIES: &[Property] = &[
     },
     Property {
         name: "life",
-        doc: "everything that is lent is given back once, and not before",
+        doc: "every lease is given back once, and not before",
         weight: 8,
         native: false,
         left_out: no_computed_dtype,
@@ -255,7 +255,7 @@ fn no_computed_dtype(sides: &Sides) -> Option<&'static str> {
     sides.computed_dtypes().is_empty().then_some("there is no dtype that both sides make")
 }
 
-/// Lets the source put operations off, now and then, on dtypes for which their result is known bit for bit.
+/// Adds cases in which the source defers an operation, on dtypes for which its result is known bit for bit.
 fn with_pending(sides: &Sides, plain: BoxedStrategy<Case>) -> BoxedStrategy<Case> {
     let known = |pending| match pending {
         Pending::Negation => [DType::FLOAT32, DType::FLOAT64],
@@ -267,10 +267,10 @@ fn with_pending(sides: &Sides, plain: BoxedStrategy<Case>) -> BoxedStrategy<Case
     if pairs.is_empty() {
         return plain;
     }
-    let put_off = (plain.clone(), select(pairs)).prop_map(|(mut case, (pending, dtype))| {
+    let deferred = (plain.clone(), select(pairs)).prop_map(|(mut case, (pending, dtype))| {
         (case.spec.pending, case.spec.dtype) = (Some(pending), dtype);
         case.spec.align = case.spec.align.next_multiple_of(model::itemsize(dtype));
         case
     });
-    prop_oneof![3 => plain, 1 => put_off].boxed()
+    prop_oneof![3 => plain, 1 => deferred].boxed()
 }

@@ -1,7 +1,7 @@
-//! An allocator for PyTorch's `CUDAPluggableAllocator`: a pool that hands a block out again in the order of its stream, at
-//! once and whatever other streams still do with it, as RAPIDS' memory manager does.
+//! An allocator for PyTorch's `CUDAPluggableAllocator`: a pool that reuses a block at once in the order of its stream,
+//! whatever work of other streams still uses it, as RAPIDS' memory manager does.
 //!
-//! PyTorch finds the two functions by their names in the library that this is.
+//! PyTorch finds the two functions by their names in this library.
 
 use libloading::{Library, Symbol};
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Blocks that may be handed out, by device, stream and bytes.
+/// Blocks that can be handed out, by device, stream and bytes.
 type Free = HashMap<(c_int, usize, isize), Vec<usize>>;
 
 static FREE: LazyLock<Mutex<Free>> = LazyLock::new(Mutex::default);
@@ -19,7 +19,7 @@ fn free_blocks() -> MutexGuard<'static, Free> {
     FREE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memory of the current CUDA context from the driver, or null.
+/// Allocates memory of the current CUDA context from the driver. Returns null where there is none.
 fn from_driver(size: isize) -> *mut c_void {
     type Allocate = unsafe extern "C" fn(*mut u64, usize) -> c_int;
     let (mut address, size) = (0u64, size.max(1) as usize);
@@ -35,8 +35,8 @@ fn from_driver(size: isize) -> *mut c_void {
     if failed == 0 { address as *mut c_void } else { std::ptr::null_mut() }
 }
 
-/// `void *alloc(ssize_t size, int device, cudaStream_t stream)`, as PyTorch calls it: with the device's context current.
-/// Null where there is no memory.
+/// `void *alloc(ssize_t size, int device, cudaStream_t stream)`, which PyTorch calls with the device's context current.
+/// Returns null where there is no memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn tb_plug_malloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     let known = free_blocks().get_mut(&(device, stream as usize, size)).and_then(Vec::pop);
@@ -57,7 +57,7 @@ pub extern "C" fn tb_plug_free(pointer: *mut c_void, size: isize, device: c_int,
     free_blocks().entry((device, stream as usize, size)).or_default().push(pointer as usize);
 }
 
-/// Bytes that PyTorch has in use: it does not count them itself.
+/// Returns the bytes that PyTorch has in use, which it does not count itself.
 pub(crate) fn in_use() -> i64 {
     IN_USE.load(Relaxed)
 }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_go_back_to_their_stream_and_size() {
+    fn blocks_are_reused_by_stream_and_size() {
         let (one, other) = (0x10 as *mut c_void, 0x20 as *mut c_void);
         let block = 0x7000 as *mut c_void;
         IN_USE.fetch_add(512, Relaxed);

@@ -15,8 +15,8 @@ const STEPS: u32 = 100;
 /// The time for all of them.
 const TIME: Duration = Duration::from_secs(120);
 
-/// Shrinks the case in which a worker died, by running smaller ones in processes of their own. Returns the smallest, and
-/// a note for the reason.
+/// Shrinks the case in which a worker died, by running smaller ones in processes of their own. Returns the smallest,
+/// and a note for the reason.
 pub fn shrink(
     job: &Job<'_>,
     ending: Ending,

@@ -51,7 +51,8 @@ pub struct Surroundings {
     pub host: Host,
 }
 
-/// Runs what the options request, prints and writes the reports. Returns the exit code: 0 if everything that ran passed.
+/// Runs what the options request, prints and writes the reports. Returns the exit code: 0 if everything that ran
+/// passed.
 pub fn run(mut options: Options, around: &Surroundings) -> i32 {
     let new_cases = options.fixtures.as_ref().unwrap_or(&options.report).join("regressions");
     options.fixtures.get_or_insert_with(|| around.fixtures.clone());

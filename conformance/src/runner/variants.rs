@@ -1,7 +1,7 @@
 //! Variants of a framework: the allocators that it documents, each chosen by the environment of a worker.
 //!
-//! A variant is named by the adapter's name and its own, such as `torch+uncached`, in options, reports, expectations and
-//! kept cases. So a kept case is replayed under the allocator with which it failed.
+//! A variant is named by the adapter's name and its own, such as `torch+uncached`, in options, reports, expectations
+//! and kept cases. So a kept case is replayed under the allocator with which it failed.
 
 use bridge_frameworks::Framework;
 

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a piece of work does.
+/// A piece of work.
 pub(super) type Work = Box<dyn FnOnce(&mut Memory) + Send>;
 
 enum Task {
@@ -18,12 +18,12 @@ enum Task {
         stream: usize,
         tick: u64,
     },
-    /// Takes its time: everything else goes first that may.
+    /// Takes its time: all other work that is ready runs first.
     Delay,
 }
 
 struct Queue {
-    /// `None` once it was destroyed: what is in it still runs.
+    /// `None` after it was destroyed: its work still runs.
     stream: Option<Stream>,
     waiting: VecDeque<Task>,
     put_in: u64,
@@ -41,9 +41,9 @@ pub(super) struct Event {
 struct State {
     memory: Memory,
     queues: Vec<Queue>,
-    /// Handles of destroyed streams: the next streams get them.
+    /// Handles of destroyed streams, which new streams reuse.
     handles: Vec<Stream>,
-    /// What the host knows to have happened.
+    /// The work that the host has waited for.
     host: Clock,
     retired: Vec<(Event, Box<dyn DeviceBuffer>)>,
     found: Vec<String>,
@@ -54,14 +54,14 @@ struct State {
 #[derive(Clone)]
 pub struct SimDevice(Arc<Mutex<State>>);
 
-/// At most so many pieces of work run between two calls of the host.
+/// The most pieces of work that run between two calls of the host.
 const PROGRESS: usize = 3;
 
 impl SimDevice {
-    /// Its place among the devices: an extension device in DLPack's list (`kDLExtDev`).
+    /// An extension device in DLPack's list (`kDLExtDev`).
     pub const DEVICE: Device = Device { kind: DeviceKind(12), index: 0 };
 
-    /// A device that schedules by this seed. It has a default stream.
+    /// A device that schedules work by this seed. It has a default stream.
     pub fn new(seed: u64) -> Self {
         let device = Self(Arc::new(Mutex::new(State {
             memory: Memory::default(),
@@ -76,13 +76,13 @@ impl SimDevice {
         device
     }
 
-    /// A new stream; the first one is the default one, [`Stream::LEGACY`].
+    /// Makes a stream. The first one is the default one, [`Stream::LEGACY`].
     pub fn stream(&self) -> Stream {
         let mut state = self.lock();
         let number = state.queues.len() as u64;
         let stream = state.handles.pop().unwrap_or(match number {
             0 => Stream::LEGACY,
-            // The handles below are CUDA's names for default streams.
+            // Lower handles are CUDA's names of default streams.
             number => Stream::from_handle(0x100 * number),
         });
         let (waiting, clock) = (VecDeque::new(), Clock::default());
@@ -90,7 +90,7 @@ impl SimDevice {
         stream
     }
 
-    /// Destroys a stream. Its work still runs; its handle goes to the next stream that is made.
+    /// Destroys a stream. Its work still runs; the next new stream reuses its handle.
     pub(super) fn destroy(&self, stream: Stream) {
         let mut state = self.lock();
         if let Ok(index) = state.index(stream) {
@@ -99,16 +99,16 @@ impl SimDevice {
         }
     }
 
-    /// What orders streams of this device.
+    /// Returns what orders streams of this device.
     pub fn ordering(&self) -> Arc<dyn Ordering> {
         Arc::new(SimOrdering(self.clone()))
     }
 
-    /// What the checker has found since the last call.
+    /// Reports what the checker has found since the last call.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Driver`] with what was found first.
+    /// [`ErrorKind::Driver`] with the first finding.
     pub fn check(&self) -> Result<()> {
         let found = std::mem::take(&mut self.lock().found);
         match &found[..] {
@@ -120,7 +120,7 @@ impl SimDevice {
         }
     }
 
-    /// Runs everything, and drops what was retired behind it.
+    /// Runs all work, and drops the retired buffers.
     pub fn drain(&self) {
         loop {
             let mut state = self.lock();
@@ -135,7 +135,7 @@ impl SimDevice {
             if done {
                 return;
             }
-            // A buffer that is dropped may retire the one that it was a view of.
+            // Dropping a view may retire the buffer that it was a view of.
             self.drop_retired();
         }
     }
@@ -144,7 +144,7 @@ impl SimDevice {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts work into a stream. The accesses are judged now: what is ordered before it is known already.
+    /// Submits work to a stream. The accesses are judged at once: all earlier work is already known.
     pub(super) fn submit(&self, stream: Stream, accesses: &[Access], work: Work) -> Result<()> {
         let mut state = self.lock();
         let index = state.index(stream)?;
@@ -152,7 +152,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Puts work that takes its time into a stream.
+    /// Submits work that takes its time to a stream.
     pub(super) fn delay(&self, stream: Stream) -> Result<()> {
         let mut state = self.lock();
         let index = state.index(stream)?;
@@ -160,7 +160,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Lets the host wait for everything in a stream.
+    /// Waits on the host for all work in a stream.
     pub(super) fn synchronize(&self, stream: Stream) -> Result<()> {
         let mut state = self.lock();
         let index = state.index(stream)?;
@@ -171,7 +171,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// The point behind everything that is in a stream now.
+    /// Records a point behind all work that is in a stream now.
     pub(super) fn record(&self, stream: Stream) -> Result<Event> {
         let mut state = self.lock();
         let index = state.index(stream)?;
@@ -179,7 +179,7 @@ impl SimDevice {
         Ok(Event { stream: index, tick: *put_in, clock: clock.clone() })
     }
 
-    /// Whether the point has been reached. If so, the host knows it from now on.
+    /// Returns whether the point has been reached. From then on that work lies in the host's past.
     pub(super) fn reached(&self, event: &Event) -> bool {
         self.lock().reached(event)
     }
@@ -191,21 +191,21 @@ impl SimDevice {
         let (done, waiting): (Vec<_>, Vec<_>) = retired.into_iter().partition(|(event, _)| state.reached(event));
         state.retired.extend(waiting);
         drop(state);
-        // Without the lock: their owners give memory back.
+        // Without the lock, which their owners take to give memory back.
         drop(done);
     }
 
-    /// New memory.
+    /// Allocates new memory.
     pub(super) fn reserve(&self, len: usize) -> usize {
         self.lock().memory.reserve(len)
     }
 
-    /// The block at `address` is handed out.
+    /// Marks the block at `address` as handed out.
     pub(super) fn hand_out(&self, address: usize) {
         self.lock().memory.own(address, true);
     }
 
-    /// The block at `address` is given back; whether it was not before.
+    /// Marks the block at `address` as given back. Returns `false`, and reports it, where it was already.
     pub(super) fn give_back(&self, address: usize) -> bool {
         let mut state = self.lock();
         let first = state.memory.own(address, false);
@@ -259,7 +259,7 @@ impl State {
         }
     }
 
-    /// Runs a stream as far as `tick`, and what that waits for. Waits point backwards in time, so this ends.
+    /// Runs a stream up to `tick`, and the work that it waits for. Waits point backwards in time, so this terminates.
     fn advance(&mut self, index: usize, tick: u64) {
         while self.queues[index].done < tick {
             if let Some(Task::Wait { stream, tick }) = self.queues[index].waiting.front() {
@@ -298,13 +298,13 @@ impl Ordering for SimOrdering {
     fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         match self.0.record(stream) {
             Ok(event) => self.0.lock().retired.push((event, buffer)),
-            // Nothing can be known of the stream: the memory is lost rather than reused too early.
+            // The stream is unknown: the memory is leaked rather than reused too early.
             Err(_) => std::mem::forget(buffer),
         }
     }
 }
 
-/// An access to a range of addresses.
+/// Returns an access to a range of addresses.
 pub(super) fn access(bytes: Range<usize>, writes: bool) -> Access {
     Access { bytes, writes }
 }

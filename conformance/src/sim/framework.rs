@@ -11,16 +11,16 @@ use bridge_core::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What kind of framework is simulated.
+/// The kind of a simulated framework.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Habits {
-    /// Takes any strides and addresses, keeps read-only, puts operations off, and its allocator can be told of streams.
+    /// Takes any strides and addresses, keeps read-only, defers operations, and its allocator records streams.
     Generous,
-    /// Takes strides that are not negative, and its allocator cannot be told of streams, as CuPy's.
+    /// Takes strides that are not negative, and its allocator records no streams, like CuPy's.
     Common,
-    /// Takes compact tensors on aligned addresses only.
+    /// Takes compact tensors at aligned addresses only.
     Strict,
-    /// Is as strict, has a single stream, which is its own, and writes to no tensor, as TensorFlow.
+    /// Is as strict, has a single stream of its own, and writes to no tensor, like TensorFlow.
     Immutable,
 }
 
@@ -49,17 +49,17 @@ impl Habits {
     }
 }
 
-/// The part that leases keep hold of.
+/// The part that leases keep alive.
 pub(super) struct SimConsumer {
     views: Views,
     current: Mutex<Current>,
 }
 
-/// The stream that work goes into.
+/// The current stream.
 #[derive(Clone)]
 pub(super) struct Current {
     pub(super) stream: Stream,
-    /// What keeps it from being destroyed, where the framework made it for a while.
+    /// Keeps the stream alive, where the framework made it for one case.
     pub(super) owner: Option<Arc<OwnStream>>,
 }
 
@@ -90,7 +90,7 @@ impl SimConsumer {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes another stream the current one; returns the one before.
+    /// Makes another stream the current one. Returns the one before.
     pub(super) fn switch(&self, current: Current) -> Current {
         std::mem::replace(&mut *self.lock(), current)
     }
@@ -122,8 +122,8 @@ pub struct SimFramework {
 }
 
 impl SimFramework {
-    /// A framework with these habits. It makes two streams, beside the default one that all frameworks share, or one
-    /// that it does everything in.
+    /// A framework with these habits. It makes two streams beside the default one, which all frameworks share, or a
+    /// single stream for all its work.
     pub fn new(device: &SimDevice, habits: Habits) -> Self {
         let (current, streams) = match habits {
             Habits::Immutable => (device.stream(), Vec::new()),
@@ -140,7 +140,7 @@ impl SimFramework {
         }
     }
 
-    /// The same framework, filed under another name than its profile's.
+    /// Sets a name that differs from the profile's.
     pub fn named(self, name: &str) -> Self {
         Self { name: name.into(), ..self }
     }
@@ -149,7 +149,7 @@ impl SimFramework {
         &self.pool.device
     }
 
-    /// A fresh compact tensor, not initialised.
+    /// Allocates a compact tensor, not initialised.
     pub(super) fn fresh(&self, dtype: DType, shape: &[i64]) -> SimTensor {
         let nbytes = model::numel(shape) * model::itemsize(dtype);
         let block = Arc::new(self.pool.allocate(nbytes, self.consumer.current()));
@@ -167,7 +167,7 @@ impl SimFramework {
         }
     }
 
-    /// What a framework dies of. A real one aborts the process; this one only says so.
+    /// Returns what would abort the process in a real framework. This one only reports it.
     fn fatal(&self, lease: &Lease) -> Option<&'static str> {
         let (layout, profile) = (lease.layout(), &self.profile);
         let negative = layout.has_negative_strides();
@@ -216,7 +216,7 @@ impl Adapter for SimFramework {
         let layout = Layout::new(*dtype, shape, Some(strides), address - bytes.start)?;
         let reuse = match (self.habits, &tensor.owner) {
             (Habits::Generous | Habits::Immutable, Owner::Own(_) | Owner::Foreign(_)) => Reuse::InStreamOrder,
-            // Nothing tells the owner of memory that was taken without the bridge.
+            // The owner of memory that was imported without the bridge learns of no stream.
             (_, Owner::Native(_)) | (Habits::Common | Habits::Strict, _) => Reuse::Unknown,
         };
         let buffer = SimBuffer { tensor: tensor.clone(), bytes, stream: self.consumer.current(), reuse };
@@ -225,7 +225,7 @@ impl Adapter for SimFramework {
 
     fn import(&self, lease: Lease) -> Result<SimTensor> {
         if let Some(fatal) = self.fatal(&lease) {
-            return Err(Error::new(ErrorKind::Framework, format!("{} dies of {fatal}", self.profile.name)));
+            return Err(Error::new(ErrorKind::Framework, format!("{} aborts because of {fatal}", self.profile.name)));
         }
         Ok(SimTensor {
             view: View {

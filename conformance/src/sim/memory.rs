@@ -4,14 +4,14 @@ use super::clock::Clock;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What a piece of work does with a range of addresses.
+/// A read or a write of a range of addresses.
 #[derive(Debug, Clone)]
 pub(super) struct Access {
     pub(super) bytes: Range<usize>,
     pub(super) writes: bool,
 }
 
-/// An access that has been put into a stream.
+/// An access that was submitted to a stream.
 #[derive(Debug)]
 struct Past {
     access: Access,
@@ -19,7 +19,7 @@ struct Past {
     tick: u64,
 }
 
-/// One block of physical memory. It outlives its owners: an allocator hands it out again and again.
+/// One block of physical memory. It outlives its owners: an allocator reuses it.
 #[derive(Debug)]
 struct Block {
     data: Vec<u8>,
@@ -34,20 +34,20 @@ pub(super) struct Memory {
     end: usize,
 }
 
-/// Blocks begin at multiples of it, as those of real allocators do.
+/// Blocks begin at multiples of this many bytes, like those of real allocators.
 pub(super) const GRAIN: usize = 512;
 
 impl Memory {
-    /// A new block of `len` bytes of rubbish.
+    /// Makes a block of `len` bytes of garbage.
     pub(super) fn reserve(&mut self, len: usize) -> usize {
-        // A gap on either side: whoever runs over the end hits nothing.
+        // A gap on either side: an access past the end hits no block.
         let address = self.end + 2 * GRAIN;
         self.end = address + len.next_multiple_of(GRAIN);
         self.blocks.insert(address, Block { data: vec![0xcd; len], owned: true, past: Vec::new() });
         address
     }
 
-    /// Notes whether somebody owns the block at `address`; gives what was noted before.
+    /// Sets whether the block at `address` is owned. Returns whether it was.
     pub(super) fn own(&mut self, address: usize, owned: bool) -> bool {
         self.blocks.get_mut(&address).is_some_and(|block| std::mem::replace(&mut block.owned, owned))
     }
@@ -57,13 +57,13 @@ impl Memory {
         (bytes.end - start <= block.data.len()).then_some((*start, block))
     }
 
-    /// The bytes at these addresses, if they lie in one block.
+    /// Returns the bytes at these addresses, if they lie in one block.
     pub(super) fn bytes(&mut self, bytes: Range<usize>) -> Option<&mut [u8]> {
         let (start, block) = self.block(&bytes)?;
         Some(&mut block.data[bytes.start - start..bytes.end - start])
     }
 
-    /// Judges an access by the `tick`-th piece of work of `stream`, whose past is `clock`, and remembers it.
+    /// Judges an access by the `tick`-th piece of work of `stream`, whose past is `clock`, and records it.
     pub(super) fn judge(&mut self, access: &Access, stream: usize, tick: u64, clock: &Clock) -> Result<(), String> {
         let Access { bytes, writes } = access;
         if bytes.is_empty() {
@@ -88,7 +88,7 @@ impl Memory {
                 past.stream
             )
         });
-        // Whatever is ordered behind this access is ordered behind those that it covers.
+        // Work that is ordered behind this access is ordered behind those that it covers.
         let covers = |past: &Past| {
             let within = bytes.start <= past.access.bytes.start && past.access.bytes.end <= bytes.end;
             within && (*writes || !past.access.writes) && clock.has_seen(past.stream, past.tick)
@@ -98,7 +98,7 @@ impl Memory {
         race.map_or(Ok(()), Err)
     }
 
-    /// Forgets every access: they all lie in the past of everything to come.
+    /// Forgets every access: all lie in the past of all later work.
     pub(super) fn forget_past(&mut self) {
         self.blocks.values_mut().for_each(|block| block.past.clear());
     }

@@ -1,4 +1,4 @@
-//! The caching allocator of a simulated framework: blocks go back to the stream on which they were allocated.
+//! The caching allocator of a simulated framework: blocks are reused on the stream on which they were allocated.
 
 use super::device::{Event, SimDevice};
 use super::memory::GRAIN;
@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
 struct Blocks {
-    /// Addresses that may be handed out at once, by stream and length.
+    /// Addresses that can be handed out at once, by stream and length.
     free: HashMap<(Stream, usize), Vec<usize>>,
-    /// Blocks that were used on other streams as well, and the points there.
+    /// Blocks that were used on other streams as well, and the points there to wait for.
     waiting: Vec<(Vec<Event>, (Stream, usize), usize)>,
     in_use: usize,
 }
@@ -41,7 +41,7 @@ impl Pool {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A block of at least `nbytes` for use on `stream`, as it was left behind.
+    /// Allocates a block of at least `nbytes` for use on `stream`, with its former content.
     pub(super) fn allocate(self: &Arc<Self>, nbytes: usize, stream: Stream) -> Block {
         self.device.drop_retired();
         let len = nbytes.max(1).next_multiple_of(GRAIN);
@@ -65,14 +65,14 @@ impl Pool {
         Block { pool: Arc::clone(self), address, len, stream, used: Mutex::default() }
     }
 
-    /// Bytes in use.
+    /// Returns the bytes in use.
     pub(super) fn in_use(&self) -> usize {
         self.lock().in_use
     }
 }
 
 impl Block {
-    /// The block is used on `stream` too: it is not reused before that work is done.
+    /// Records a use on `stream`: the block is not reused before that work is done.
     pub(super) fn record_stream(&self, stream: Stream) {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         if stream != self.stream && !used.contains(&stream) {
@@ -80,12 +80,12 @@ impl Block {
         }
     }
 
-    /// Its addresses.
+    /// Returns its addresses.
     pub(super) fn bytes(&self) -> Range<usize> {
         self.address..self.address + self.len
     }
 
-    /// Gives the block back: what the drop does, and what nobody else may do.
+    /// Gives the block back. Only the drop may do so.
     pub(super) fn give_back(&self) {
         let Self { pool, address, len, stream, used } = self;
         if !pool.device.give_back(*address) {

@@ -1,4 +1,4 @@
-//! What the suite asks of a simulated framework.
+//! The subject of a simulated framework.
 
 use super::device::SimDevice;
 use super::framework::{Current, Habits, OwnStream, SimFramework};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 impl SimFramework {
-    /// Puts work into the current stream. Work holds no tensors, or they would outlive their last reference.
+    /// Submits work to the current stream. Work holds no tensors, or they would outlive their last reference.
     fn submit(&self, accesses: &[Access], work: impl FnOnce(&mut Memory) + Send + 'static) -> Result<()> {
         self.device().submit(self.consumer.current(), accesses, Box::new(work))
     }
@@ -89,7 +89,7 @@ impl Subject for SimFramework {
 
     fn observe(&self, tensor: &SimTensor) -> Result<Observed> {
         let View { dtype, shape, strides, address, .. } = tensor.view.clone();
-        // Where nothing writes to tensors, no tensor shows whether its memory is read-only.
+        // Where tensors cannot be written to, none shows whether its memory is read-only.
         let read_only = tensor.read_only && self.writes();
         Ok(Observed { dtype, shape, strides, address, read_only, device: tensor.device })
     }
@@ -184,7 +184,7 @@ impl Subject for SimFramework {
         self.device().check()
     }
 
-    /// As frameworks do it without this project: nobody waits for anybody, and the memory goes back where it came from.
+    /// As frameworks do it without this project: neither side waits, and the owner reuses the memory at once.
     fn import_natively(&self, other: &SimTensor) -> Option<Result<SimTensor>> {
         let owner = Owner::Native(Arc::new(other.owner.clone()));
         Some(Ok(SimTensor { owner, ..other.clone() }))

@@ -1,4 +1,4 @@
-//! The tensor of a simulated framework, and how it is lent.
+//! The tensor of a simulated framework, and its buffer when it is exported.
 
 use super::device::access;
 use super::memory::{Access, Memory};
@@ -13,12 +13,12 @@ use std::sync::Arc;
 pub(super) enum Owner {
     Own(Arc<Block>),
     Foreign(Arc<Lease>),
-    /// Of a tensor that was taken without the bridge.
+    /// Of a tensor that was imported without the bridge.
     Native(Arc<Owner>),
 }
 
 impl Owner {
-    /// The addresses of the memory.
+    /// Returns the addresses of the memory.
     pub(super) fn bytes(&self) -> Range<usize> {
         match self {
             Self::Own(block) => block.bytes(),
@@ -51,7 +51,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// The lowest address and the length in bytes.
+    /// Returns the addresses between the lowest and the highest byte.
     pub(super) fn bytes(&self) -> Result<Range<usize>> {
         let (below, above) = Layout::new(self.dtype, &self.shape, Some(&self.strides), 0)?.reach();
         Ok(self.address - below..self.address + above)
@@ -65,7 +65,7 @@ impl View {
         Ok(access(self.bytes()?, true))
     }
 
-    /// The addresses of the elements, in row-major order.
+    /// Returns the addresses of the elements, in row-major order.
     fn addresses(&self) -> impl Iterator<Item = usize> {
         let (address, itemsize) = (self.address, model::itemsize(self.dtype) as i64);
         let places = model::places(&self.shape, &self.strides);
@@ -76,7 +76,7 @@ impl View {
         self.strides == model::row_major(&self.shape)
     }
 
-    /// The elements, with what was put off done. Empty where the memory is nowhere: the checker has said so.
+    /// Returns the elements, with deferred operations applied. Empty outside any block, which the checker reports.
     pub(super) fn gather(&self, memory: &mut Memory) -> Vec<u8> {
         let size = model::itemsize(self.dtype);
         let len = model::numel(&self.shape) * size;
@@ -109,7 +109,7 @@ impl View {
     }
 }
 
-/// A tensor that is lent.
+/// An exported tensor.
 pub(super) struct SimBuffer {
     pub(super) tensor: SimTensor,
     pub(super) bytes: Range<usize>,
@@ -117,8 +117,8 @@ pub(super) struct SimBuffer {
     pub(super) reuse: Reuse,
 }
 
-// SAFETY: the memory is simulated, so that its addresses are only numbers; `tensor` keeps them from being handed out
-// again until the drop. With `Reuse::InStreamOrder` the drop tells the allocator of the stream.
+// SAFETY: the memory is simulated, so its addresses are only numbers; `tensor` keeps its block from being reused until
+// the drop. With `Reuse::InStreamOrder` the drop records the stream with the allocator.
 unsafe impl DeviceBuffer for SimBuffer {
     fn address(&self) -> usize {
         self.bytes.start
