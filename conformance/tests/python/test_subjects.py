@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any, ClassVar
 
 import pytest
 
 from tensor_bridge_conformance.subjects import Spec, Subject
 from tensor_bridge_conformance.subjects.common import GRAIN
+from tensor_bridge_conformance.subjects.streams import ManyStreams
 
 
 def subject(framework: str) -> Subject:
@@ -35,3 +37,42 @@ def test_a_single_stream_cannot_be_switched() -> None:
     assert made.streams() == [] and made.fresh(False) is None
     with pytest.raises(RuntimeError, match="single stream"):
         made.use(1)
+
+
+class Handles(ManyStreams):
+    """A framework whose streams are their handles."""
+
+    known: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next, self.now = 0x10, 0
+        self.keep_streams()
+
+    def handle(self, stream: Any) -> int:
+        return int(stream)
+
+    def current(self) -> Any:
+        return self.now
+
+    def enter(self, stream: Any) -> None:
+        self.now = stream
+
+    def made(self) -> Any:
+        self.next += 0x10
+        return self.next
+
+    def wrapped(self, handle: int) -> Any:
+        return handle
+
+
+def test_streams_of_a_case_are_dropped_and_those_of_the_process_stay() -> None:
+    framework = Handles()
+    kept = framework.streams()
+    assert len(kept) == 2 and Handles().streams() == kept
+    fresh = framework.fresh(external=False)
+    assert fresh is not None and fresh not in kept
+    assert framework.use(fresh) == 0 and framework.use(kept[0]) == fresh
+    framework.end(fresh)
+    framework.end(kept[0])
+    assert list(framework.known) == kept
