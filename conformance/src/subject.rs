@@ -1,4 +1,4 @@
-//! What the suite asks of a framework, beside its adapter.
+//! What the suite needs of a framework, beside its adapter.
 
 use crate::model;
 use bridge_core::{Adapter, DType, Device, HostOnly, Ordering, Pending, Result, Stream};

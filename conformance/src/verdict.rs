@@ -73,7 +73,7 @@ pub struct PairReport {
     pub to: String,
     /// The device on which the source made its tensors.
     pub device: String,
-    /// The properties that were asked for.
+    /// The requested properties.
     pub properties: Vec<PropertyReport>,
 }
 

@@ -165,7 +165,7 @@ fn regressions_are_run_first_and_say_so_when_they_are_back() {
     assert!(report.passed());
     assert_eq!(log.0.iter().map(|(_, index)| *index).collect::<Vec<_>>(), [REPLAYED, 0, 1, 2]);
 
-    // A case that nobody can pass: the view is larger than its base.
+    // A case that cannot pass: the view is larger than its base.
     let mut bad = good;
     (bad.spec.shape, bad.spec.strides) = (vec![100], vec![1 << 20]);
     assert!(replay(&bench.pair(), values, &bad).is_err());

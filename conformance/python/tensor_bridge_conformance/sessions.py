@@ -22,7 +22,7 @@ HOST = "/device:CPU:0"
 #: (``gpu_options.allow_growth``, ``graph_options.rewrite_options.disable_meta_optimizer``).
 CONFIG = bytes([0x32, 2, 0x20, 1, 0x52, 5, 0x52, 3, 0x98, 1, 1])
 
-#: ``RunOptions`` that ask for statistics (``trace_level: SOFTWARE_TRACE``), and the path of fields to one in the
+#: ``RunOptions`` that request statistics (``trace_level: SOFTWARE_TRACE``), and the path of fields to one in the
 #: ``RunMetadata`` (``step_stats.dev_stats.node_stats.memory.allocator_bytes_in_use``).
 TRACE = bytes([8, 1])
 IN_USE = (1, 1, 2, 6, 5)

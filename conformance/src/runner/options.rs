@@ -59,7 +59,7 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// What to print, and the exit code: 2 for bad usage, 0 where help was asked for.
+    /// What to print, and the exit code: 2 for bad usage, 0 for help.
     pub fn read(argv: &[String]) -> Result<Self, clap::Error> {
         Self::try_parse_from(std::iter::once("conformance").chain(argv.iter().map(String::as_str)))
     }

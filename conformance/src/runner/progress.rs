@@ -51,13 +51,13 @@ impl Progress {
         self.bar.inc(1);
     }
 
-    /// Counts a property, which is done, and prints it in detail where that was asked for.
+    /// Counts a property, which is done, and prints it where details are on.
     pub fn property(&self, report: &PropertyReport) {
         self.failed.set(self.failed.get() + u32::from(report.verdict.is_failure()));
         self.detail(&property_line(&self.pair, report));
     }
 
-    /// Prints a line where details were asked for.
+    /// Prints a line where details are on.
     pub fn detail(&self, line: &str) {
         if self.display.verbose {
             self.bar.suspend(|| println!("{line}"));

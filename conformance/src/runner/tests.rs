@@ -88,7 +88,7 @@ fn finished(name: &str, verdict: Verdict, counterexample: Option<crate::Case>) -
     say(&Message::Finished(PropertyReport { counterexample, ..PropertyReport::new(name, 5, verdict, reason) }))
 }
 
-/// A worker in which every property passes that it is asked for.
+/// A worker in which every requested property passes.
 fn passing() -> String {
     let each = PROPERTIES.iter().map(|property| {
         format!("case ,$chosen, in *,{},*) {} ;; esac\n", property.name, finished(property.name, Verdict::Passed, None))

@@ -216,7 +216,7 @@ impl Adapter for SimFramework {
         let layout = Layout::new(*dtype, shape, Some(strides), address - bytes.start)?;
         let reuse = match (self.habits, &tensor.owner) {
             (Habits::Generous | Habits::Immutable, Owner::Own(_) | Owner::Foreign(_)) => Reuse::InStreamOrder,
-            // The owner of memory that was imported without the bridge learns of no stream.
+            // The owner of memory that was imported without the bridge is notified of no stream.
             (_, Owner::Native(_)) | (Habits::Common | Habits::Strict, _) => Reuse::Unknown,
         };
         let buffer = SimBuffer { tensor: tensor.clone(), bytes, stream: self.consumer.current(), reuse };
