@@ -18,7 +18,11 @@ const PYTHON: [&str; 4] = ["crates/bridge-python", "crates/bridge-capi/python", 
 const C_INTERFACE: [&str; 2] = ["--package", "bridge-capi"];
 
 /// Packages of Python whose types are checked.
-const TYPED: [&str; 2] = ["crates/bridge-python/python/tensor_bridge", "crates/bridge-capi/python/tensor_bridge_tf1"];
+const TYPED: [&str; 3] = [
+    "crates/bridge-python/python/tensor_bridge",
+    "crates/bridge-capi/python/tensor_bridge_tf1",
+    "conformance/python/tensor_bridge_conformance",
+];
 
 /// The most processes that the Python tests are spread over: each loads every framework.
 const MOST_WORKERS: usize = 4;
@@ -90,7 +94,7 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ("cargo clippy", rust(&[clippy, deny])),
         ("cargo clippy, all features", rust(&[clippy, &["--all-features"], deny])),
         ("cargo clippy, without Python", rust(&[&["clippy", "--all-targets", "--quiet"], &C_INTERFACE, deny])),
-        ("cargo test", told(rust(&[&["test", "--workspace", "--quiet"]]))),
+        ("cargo test", told(rust(&[&["test", "--workspace", "--quiet", "--features", "bridge-conformance/runner"]]))),
         ("cargo test, without Python", told(rust(&[&["test", "--quiet"], &C_INTERFACE]))),
         ("cargo doc", {
             let doc = rust(&[&["doc", "--workspace", "--no-deps", "--quiet"]]);
