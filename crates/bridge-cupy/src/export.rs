@@ -2,7 +2,7 @@
 
 use crate::runtime::{Runtime, raised};
 use bridge_core::{Access, Allocation, Device, Dims, Layout, Lent, Memory, Result, Reuse, Stream};
-use bridge_pyo3::{LeaseOwner, Owner, PyTensor, not_a_tensor, probe};
+use bridge_pyo3::{LeaseOwner, PyOwner, PyTensor, not_a_tensor, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyTuple};
@@ -26,7 +26,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     let reuse = probe(py, reuse(runtime, &memory, stream)).map_err(|error| raised(py, error))?;
     let reuse = reuse.unwrap_or(Reuse::Unknown);
     let kept = runtime.consumer.keep_current(py, device, stream).map_err(|error| raised(py, error))?;
-    let owner = (Owner::new(array), kept);
+    let owner = (PyOwner::new(array), kept);
     let (device, access) = (Device::cuda(device), Access::ReadWrite);
     let allocation = Allocation { bytes, device, access, stream: Some(stream), reuse };
     // SAFETY: the array keeps its memory alive; CuPy vouches for the strides and the device; its current stream, which

@@ -2,7 +2,7 @@
 
 use crate::runtime::raised;
 use bridge_core::{Consumer, Device, DeviceKind, Keep, Result, Stream, Views};
-use bridge_pyo3::{Owner, PyTensor, is_instance, with_gil};
+use bridge_pyo3::{PyOwner, PyTensor, is_instance, with_gil};
 use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -56,7 +56,7 @@ impl CuPyConsumer {
         if handle(&object)? != stream || !is_instance(&object, &owner) {
             return Ok(None);
         }
-        let keep: Keep = Arc::new(Owner::new(&object));
+        let keep: Keep = Arc::new(PyOwner::new(&object));
         // The previous one is dropped outside the cell, because that runs code of CuPy.
         drop(KEPT.replace(Some(((device, stream), keep.clone()))));
         Ok(Some(keep))

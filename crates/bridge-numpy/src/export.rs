@@ -5,7 +5,7 @@ use crate::runtime::{Runtime, raised};
 use bridge_core::{
     Access, Allocation, COPY_ALIGNMENT, DType, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Result,
 };
-use bridge_pyo3::{Owner, PyTensor, not_a_tensor};
+use bridge_pyo3::{PyOwner, PyTensor, not_a_tensor};
 use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -49,7 +49,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     // base.
     let bytes = layout.hull(data, None)?;
     let access = if interface.flags & WRITEABLE == 0 { Access::ReadOnly } else { Access::ReadWrite };
-    let owner = Owner::new(array);
+    let owner = PyOwner::new(array);
     // SAFETY: the array keeps its memory alive, and NumPy vouches for its strides.
     let memory = unsafe { Memory::new(Allocation::host(bytes, access), owner) };
     Lent::at(data, dtype, layout, Box::new(memory))

@@ -1,153 +1,89 @@
-//! Into Python from wherever a deleter is called.
+//! The way into Python (`bridge-interpreter`) in the terms of pyo3.
 
-use pyo3::ffi::{
-    Py_IsInitialized, PyErr_Fetch, PyErr_Occurred, PyErr_Restore, PyErr_WriteUnraisable, PyGILState_Ensure,
-    PyGILState_GetThisThreadState, PyGILState_Release, PyGILState_STATE, PyObject,
-};
+use bridge_interpreter::{Functions, Object};
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyCFunction};
-use std::mem::ManuallyDrop;
+use pyo3::types::PyCFunction;
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::time::Duration;
 
-/// Set when the interpreter begins to shut down.
-static CLOSED: AtomicBool = AtomicBool::new(false);
-/// Calls of [`with_gil`] that may be waiting for the GIL.
-static ENTERED: AtomicUsize = AtomicUsize::new(0);
-/// How often, a millisecond apart, the shutdown looks for them before it goes on regardless.
-const LOOKS: u32 = 1000;
-
-struct Entered(Option<PyGILState_STATE>);
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        if let Some(state) = self.0 {
-            // SAFETY: the state is that of the matching Ensure, on this thread.
-            unsafe { PyGILState_Release(state) };
-        }
-        // A child that was forked in here counts from 0.
-        let _ = ENTERED.fetch_update(SeqCst, SeqCst, |entered| entered.checked_sub(1));
-    }
+// The same symbols as in `pyo3::ffi`, with the types of the table.
+unsafe extern "C" {
+    fn Py_IsInitialized() -> c_int;
+    fn PyGILState_Ensure() -> c_int;
+    fn PyGILState_Release(state: c_int);
+    fn PyGILState_GetThisThreadState() -> *mut c_void;
+    fn PyErr_Fetch(kind: *mut Object, value: *mut Object, traceback: *mut Object);
+    fn PyErr_Restore(kind: Object, value: Object, traceback: Object);
+    fn PyErr_Occurred() -> Object;
+    fn PyErr_WriteUnraisable(object: Object);
+    fn PyCapsule_New(
+        pointer: *mut c_void,
+        name: *const c_char,
+        destructor: Option<unsafe extern "C" fn(Object)>,
+    ) -> Object;
+    fn PyCapsule_IsValid(capsule: Object, name: *const c_char) -> c_int;
+    fn PyCapsule_GetPointer(capsule: Object, name: *const c_char) -> *mut c_void;
+    fn PyCapsule_SetName(capsule: Object, name: *const c_char) -> c_int;
 }
 
-/// The exception that is on its way through this thread, put back when this is dropped.
-struct InFlight([*mut PyObject; 3]);
+const FUNCTIONS: Functions = Functions {
+    is_initialized: Py_IsInitialized,
+    gil_state_ensure: PyGILState_Ensure,
+    gil_state_release: PyGILState_Release,
+    gil_state_get_this_thread_state: PyGILState_GetThisThreadState,
+    err_fetch: PyErr_Fetch,
+    err_restore: PyErr_Restore,
+    err_occurred: PyErr_Occurred,
+    err_write_unraisable: PyErr_WriteUnraisable,
+    capsule_new: PyCapsule_New,
+    capsule_is_valid: PyCapsule_IsValid,
+    capsule_get_pointer: PyCapsule_GetPointer,
+    capsule_set_name: PyCapsule_SetName,
+};
 
-impl InFlight {
-    /// Takes the exception out of the way.
-    ///
-    /// # Safety
-    ///
-    /// This thread holds the GIL, now and when the value is dropped.
-    unsafe fn set_aside() -> Self {
-        let [mut kind, mut value, mut traceback] = [std::ptr::null_mut(); 3];
-        // SAFETY: the GIL is held; the outputs are writable.
-        unsafe { PyErr_Fetch(&mut kind, &mut value, &mut traceback) };
-        Self([kind, value, traceback])
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        let [kind, value, traceback] = self.0;
-        // SAFETY: these are the references that Fetch gave, and the GIL is held.
-        unsafe { PyErr_Restore(kind, value, traceback) };
-    }
+/// Opens the way in, once.
+pub(crate) fn open() {
+    // SAFETY: the functions are those of the interpreter that this library is linked with, as their names say.
+    unsafe { bridge_interpreter::open(FUNCTIONS) };
 }
 
 /// Runs `body` with the GIL, whether this thread holds it or not. Returns `None` once the interpreter shuts down. A pending
 /// exception, as is often there when something is dropped, is saved before `body` and restored after it.
 ///
 /// `Python::try_attach` will not do in a deleter: it takes the GIL for granted on a thread that has attached before, and
-/// PyTorch releases it, without pyo3's knowledge, around the drop of a tensor. And at finalisation CPython kills threads
-/// that block on the GIL, inside Rust frames; so `close` admits threads that already wait, and rejects later ones.
+/// PyTorch releases it, without pyo3's knowledge, around the drop of a tensor.
 pub fn with_gil<R>(body: impl FnOnce(Python<'_>) -> R) -> Option<R> {
-    entered(|py| {
-        // SAFETY: this thread holds the GIL until `entered` returns.
-        let _in_flight = unsafe { InFlight::set_aside() };
-        body(py)
-    })
+    open();
+    // SAFETY: this thread holds the GIL until `body` returns.
+    bridge_interpreter::with_gil(|| body(unsafe { Python::assume_attached() }))
 }
 
 /// Takes the exception that a C function has just set on this thread, whether the thread holds the GIL or not.
 pub fn take_raised() -> Option<PyErr> {
-    entered(PyErr::take).flatten()
+    open();
+    // SAFETY: as in `with_gil`.
+    bridge_interpreter::enter(|| PyErr::take(unsafe { Python::assume_attached() })).flatten()
 }
 
-/// Runs `body` with the GIL, a pending exception in place.
-fn entered<R>(body: impl FnOnce(Python<'_>) -> R) -> Option<R> {
-    ENTERED.fetch_add(1, SeqCst);
-    let mut entered = Entered(None);
-    // SAFETY: the call is allowed at any time.
-    if CLOSED.load(SeqCst) || unsafe { Py_IsInitialized() } == 0 {
-        return None;
-    }
-    // SAFETY: the interpreter is initialised, and `close` waits for threads that came here before it.
-    entered.0 = Some(unsafe { PyGILState_Ensure() });
-    // SAFETY: this thread holds the GIL until `entered` is dropped.
-    Some(body(unsafe { Python::assume_attached() }))
-}
-
-/// Drops an owner whose deleter needs the GIL, or takes it without looking whether the interpreter shuts down, as
-/// PyTorch's tensors do: CPython then kills the thread inside C++ that cannot be unwound, and the process with it. So the
-/// GIL is taken here. Once the interpreter shuts down, threads that Python does not know leave the owner to the end of the
-/// process.
-///
-/// A pending exception is saved before the drop and restored after it. One that the deleter leaves behind is reported to
-/// `sys.unraisablehook`.
+/// Drops an owner whose deleter needs the GIL: see [`bridge_interpreter::drop_guarded`].
 pub fn drop_guarded(owner: Box<dyn Send + Sync>) {
-    let mut owner = ManuallyDrop::new(owner);
-    // SAFETY: the owner is dropped once: either here or below.
-    let mut drop = || unsafe { ManuallyDrop::drop(&mut owner) };
-    let entered = with_gil(|py| {
-        drop();
-        report_unraisable(py);
-    });
-    // SAFETY: the function may be called on any thread at any time.
-    let is_known = || !unsafe { PyGILState_GetThisThreadState() }.is_null();
-    // Otherwise there is no interpreter, or it shuts down on this very thread.
-    if entered.is_none() && (!CLOSED.load(SeqCst) || is_known()) {
-        drop();
-    }
+    open();
+    bridge_interpreter::drop_guarded(owner);
 }
 
-/// Reports an exception that foreign code has left set, which no caller of ours may take for its own.
-pub(crate) fn report_unraisable(_: Python<'_>) {
-    // SAFETY: the GIL is held; WriteUnraisable wants an exception to be set, and takes null for no object.
-    unsafe {
-        if !PyErr_Occurred().is_null() {
-            PyErr_WriteUnraisable(std::ptr::null_mut());
-        }
-    }
-}
-
-/// Makes the interpreter close the way in before it shuts down, and a forked child forget the threads that only its parent
-/// has. Repeated calls do nothing.
+/// Makes the interpreter close the way in before it shuts down. Repeated calls do nothing.
 pub fn watch_for_exit(py: Python<'_>) {
     static ONCE: Once = Once::new();
     if !ONCE.is_completed() {
+        open();
         let register = || -> PyResult<()> {
-            let close = PyCFunction::new_closure(py, None, None, |arguments, _| close(arguments.py()))?;
-            py.import("atexit")?.call_method1("register", (close,))?;
-            let forget = PyCFunction::new_closure(py, None, None, |_, _| ENTERED.store(0, SeqCst))?;
-            let kwargs = [("after_in_child", forget)].into_py_dict(py)?;
-            py.import("os")?.call_method("register_at_fork", (), Some(&kwargs)).map(drop)
+            let close = PyCFunction::new_closure(py, None, None, |arguments, _| {
+                arguments.py().detach(bridge_interpreter::close)
+            })?;
+            py.import("atexit")?.call_method1("register", (close,)).map(drop)
         };
         let registered = register();
         // Without `atexit` there is only the check of `Py_IsInitialized`.
         ONCE.call_once(|| drop(registered));
     }
-}
-
-/// Lets nobody in any more, and those in who wait already.
-fn close(py: Python<'_>) {
-    CLOSED.store(true, SeqCst);
-    py.detach(|| {
-        let mut looks = 0;
-        while ENTERED.load(SeqCst) > 0 && looks < LOOKS {
-            std::thread::sleep(Duration::from_millis(1));
-            looks += 1;
-        }
-    });
 }

@@ -8,6 +8,7 @@ mod gil;
 mod methods;
 mod owner;
 
+pub use bridge_interpreter::drop_deferred;
 pub use capsule::{capsule, take_capsule};
 pub use dtypes::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES};
 pub use errors::{
@@ -15,7 +16,7 @@ pub use errors::{
 };
 pub use gil::{drop_guarded, take_raised, watch_for_exit, with_gil};
 pub use methods::{call, is_instance};
-pub use owner::{LeaseOwner, Owner};
+pub use owner::{LeaseOwner, PyOwner};
 
 /// Tensors of the adapters for Python.
 pub type PyTensor<'py> = pyo3::Bound<'py, pyo3::PyAny>;

@@ -1,35 +1,42 @@
 //! A Python object as the owner of memory, and a lease as a Python object.
 
-use crate::gil::{watch_for_exit, with_gil};
+use crate::gil::watch_for_exit;
 use bridge_core::Lease;
+use bridge_interpreter::Guarded;
 use pyo3::ffi::{Py_DecRef, PyObject};
 use pyo3::prelude::*;
 use std::ptr::NonNull;
 
-/// A reference to a Python object that may be dropped on any thread, with or without the GIL.
+/// A reference to a Python object that may be dropped on any thread, with or without the GIL ([`Guarded`]). Once the
+/// interpreter shuts down, the reference is leaked.
 ///
-/// A bare `Py` that is dropped without the GIL is put off until somebody enters Python through pyo3, which may be never.
-/// This one enters Python for the drop ([`with_gil`]). While the interpreter shuts down that is not possible any more;
-/// the reference is then left to the end of the process.
-pub struct Owner(NonNull<PyObject>);
+/// pyo3 defers the drop of a bare `Py` without the GIL until some thread enters Python through pyo3, which may be never.
+pub struct PyOwner {
+    _object: Guarded<Reference>,
+}
 
-// SAFETY: the pointer is a counted reference, and it is used with the GIL alone.
-unsafe impl Send for Owner {}
-// SAFETY: as above; a shared `Owner` gives nothing away.
-unsafe impl Sync for Owner {}
-
-impl Owner {
-    /// Another reference to `object`.
+impl PyOwner {
+    /// Takes another reference to `object`.
     pub fn new(object: &Bound<'_, PyAny>) -> Self {
         watch_for_exit(object.py());
-        Self(NonNull::new(object.clone().into_ptr()).expect("a bound object is not null"))
+        let object = NonNull::new(object.clone().into_ptr()).expect("a bound object is not null");
+        Self { _object: Guarded::new(Reference(object)) }
     }
 }
 
-impl Drop for Owner {
+/// A counted reference. Its drop needs the GIL.
+struct Reference(NonNull<PyObject>);
+
+// SAFETY: the pointer is a counted reference, and it is used with the GIL alone: `PyOwner` guards it.
+unsafe impl Send for Reference {}
+// SAFETY: as above; a shared `Reference` is not used.
+unsafe impl Sync for Reference {}
+
+impl Drop for Reference {
     fn drop(&mut self) {
-        // SAFETY: the reference was taken over in `new` and is given back here alone, with the GIL.
-        with_gil(|_| unsafe { Py_DecRef(self.0.as_ptr()) });
+        // SAFETY: the reference was taken in `PyOwner::new` and is released here alone. The guard holds the GIL, because
+        // `new` has opened the way into the interpreter.
+        unsafe { Py_DecRef(self.0.as_ptr()) };
     }
 }
 
@@ -38,7 +45,7 @@ impl Drop for Owner {
 pub struct LeaseOwner(Lease);
 
 impl LeaseOwner {
-    /// Takes the lease over.
+    /// Wraps the lease.
     pub fn new(lease: Lease) -> Self {
         Self(lease)
     }

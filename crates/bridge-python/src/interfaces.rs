@@ -4,7 +4,7 @@
 use crate::foreign::origin;
 use bridge_core::dlpack::{describe, lend};
 use bridge_core::{DType, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Result, Stream};
-use bridge_pyo3::{NUMPY_DTYPES, Owner, PyTensor, brief, framework_error};
+use bridge_pyo3::{NUMPY_DTYPES, PyOwner, PyTensor, brief, framework_error};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyTuple};
 use std::sync::Arc;
@@ -130,5 +130,5 @@ pub(crate) fn lend_cuda(object: &PyTensor<'_>, interface: &PyTensor<'_>) -> Resu
     }
     // SAFETY: the object keeps the promises of its interface, as the producer of a capsule does; `origin` asks the driver
     // for the rest. The object keeps the memory alive.
-    unsafe { lend(describe(dtype, &layout, device, address, read_only, Arc::new(Owner::new(object))), origin) }
+    unsafe { lend(describe(dtype, &layout, device, address, read_only, Arc::new(PyOwner::new(object))), origin) }
 }

@@ -2,7 +2,7 @@
 
 use crate::errors::argument;
 use bridge_core::{Keep, Result, Stream};
-use bridge_pyo3::{Owner, framework_error, probe, type_name};
+use bridge_pyo3::{PyOwner, framework_error, probe, type_name};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) fn handle(stream: &Bound<'_, PyAny>) -> Result<Stream> {
 pub(crate) fn keep(stream: &Bound<'_, PyAny>) -> Option<Keep> {
     let external = stream.get_type().name().is_ok_and(|name| name.to_string_lossy().starts_with("External"));
     let owns = !external && !stream.is_instance_of::<PyInt>();
-    owns.then(|| Arc::new(Owner::new(stream)) as Keep)
+    owns.then(|| Arc::new(PyOwner::new(stream)) as Keep)
 }
 
 fn find(stream: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {

@@ -3,7 +3,7 @@
 use crate::runtime::{Runtime, raised};
 use bridge_core::dlpack::{Origin, Release};
 use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream};
-use bridge_pyo3::{Owner, PyTensor, brief_str, call, drop_guarded, not_a_tensor, probe};
+use bridge_pyo3::{PyOwner, PyTensor, brief_str, call, drop_guarded, not_a_tensor, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyString};
@@ -59,7 +59,7 @@ pub(crate) fn locate(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Option<
 /// The storage's range is not read: its two methods cost a tenth of a microsecond, and PyTorch checks a view
 /// against its storage when it makes the view.
 fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, storage: &PyTensor<'_>, device: Device) -> Result<Origin> {
-    let keep = Some(Arc::new(Owner::new(storage)) as Keep);
+    let keep = Some(Arc::new(PyOwner::new(storage)) as Keep);
     // Dropping the last reference takes the GIL.
     let release = Some(drop_guarded as Release);
     let host = Origin { device: None, stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep, release };

@@ -6,7 +6,7 @@ use crate::eager::handle::Shared;
 use crate::runtime::Runtime;
 use crate::runtime::library::Series;
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream};
-use bridge_pyo3::{Owner, PyTensor, brief_str, framework_error, installed, is_instance, probe, with_gil};
+use bridge_pyo3::{PyOwner, PyTensor, brief_str, framework_error, installed, is_instance, probe, with_gil};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
@@ -116,7 +116,7 @@ impl Process {
     /// Queries the devices of the eager context.
     pub(crate) fn query_devices(&'static self, py: Python<'_>) -> Result<Arc<Devices>> {
         let (context, capsule) = self.context(py).map_err(|error| raised(py, error))?;
-        let (shared, kept) = (Shared(context), Arc::new(Owner::new(&capsule)));
+        let (shared, kept) = (Shared(context), Arc::new(PyOwner::new(&capsule)));
         // Without the GIL: a thread that waits for it may hold what the query needs.
         // SAFETY: the capsule keeps the context alive.
         let devices = Arc::new(py.detach(|| unsafe { Devices::query(&self.eager, shared.get(), kept) })?);

@@ -1,0 +1,20 @@
+//! The way into the Python interpreter: the GIL for deleters, where owners are dropped, and DLPack capsules.
+//!
+//! Nothing of Python is linked. [`open`] receives the interpreter's C functions: `bridge-pyo3` passes those that it links,
+//! `bridge-capi` those that its caller passes. Each shared library that contains this crate has a gate of its own.
+//!
+//! - [`with_gil`] runs code with the GIL, until [`close`] rejects further calls because the interpreter shuts down.
+//! - [`drop_guarded`] and [`Guarded`] drop owners that need the GIL. A thread that Python knows takes the GIL for it. On
+//!   any other thread the drop is deferred, because a thread that holds the GIL may be waiting for that thread, as
+//!   TensorFlow does when it joins its executor.
+//! - [`take_capsule`] and [`new_capsule`] move managed tensors out of capsules and into them.
+
+mod capsule;
+mod functions;
+mod gate;
+mod release;
+
+pub use capsule::{AnyManaged, new_capsule, take_capsule};
+pub use functions::{Functions, Object, open};
+pub use gate::{close, enter, report_unraisable, with_gil};
+pub use release::{Guarded, drop_deferred, drop_guarded};
