@@ -1,11 +1,10 @@
 //! A TensorFlow of this process, and tensors at the edges of its graphs.
 
-use crate::pointers::{look, put, text, there};
-use crate::release::dropping;
-use crate::status::{Status, answer, quietly, refused};
-use crate::tensor::{CDType, CDevice, Others, Tensor};
+use crate::pointers::{borrow, drop_raw, into_raw, non_null, text, write};
+use crate::status::{Status, answer, refused};
+use crate::tensor::{CDType, CDevice, CTensor, Caller};
 use bridge_core::{Access, Adapter, DType, Device, Error, ErrorKind, MAX_NDIM, Options, Result, transfer};
-use bridge_tensorflow::{External as Edge, GraphEdges, Runtime, Series};
+use bridge_tensorflow::{External, GraphEdges, Runtime, Series};
 use std::ffi::{CString, c_char, c_void};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -18,7 +17,7 @@ pub struct CRuntime {
 }
 
 impl CRuntime {
-    /// The one for this TensorFlow. There are few, and they live as long as the process.
+    /// Returns the one for this TensorFlow. There are few, and they live as long as the process.
     fn of(runtime: &'static Runtime) -> Result<&'static Self> {
         static KNOWN: Mutex<Vec<&'static CRuntime>> = Mutex::new(Vec::new());
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -32,32 +31,28 @@ impl CRuntime {
 }
 
 /// `tb_external`
-pub struct External {
-    edge: Edge,
+pub struct CExternal {
+    edge: External,
     runtime: &'static CRuntime,
 }
 
-impl External {
-    pub(crate) fn new(edge: Edge, runtime: &'static CRuntime) -> Self {
+impl CExternal {
+    pub(crate) fn new(edge: External, runtime: &'static CRuntime) -> Self {
         Self { edge, runtime }
     }
 
-    pub(crate) fn edge(&self) -> &Edge {
+    pub(crate) fn edge(&self) -> &External {
         &self.edge
     }
 
     pub(crate) fn graph(&self) -> GraphEdges {
         self.runtime.graph
     }
-
-    pub(crate) fn into_raw(self) -> *mut Self {
-        Box::into_raw(Box::new(self))
-    }
 }
 
 /// `tb_info`
 #[repr(C)]
-pub struct Info {
+pub struct CInfo {
     pub(crate) data: *mut c_void,
     pub(crate) stream: u64,
     pub(crate) dtype: CDType,
@@ -78,12 +73,12 @@ fn options(copy: i32) -> Result<Options> {
     Ok(Options { copy, device: None })
 }
 
-fn info(external: &External) -> Result<Info> {
+fn info(external: &CExternal) -> Result<CInfo> {
     let lent = external.graph().export(external.edge())?;
     let mut shape = [0; MAX_NDIM];
     let lengths = lent.layout().shape();
     shape[..lengths.len()].copy_from_slice(lengths);
-    Ok(Info {
+    Ok(CInfo {
         data: lent.data() as *mut c_void,
         stream: lent.buffer().stream().map_or(0, |stream| stream.handle()),
         dtype: DType::into(lent.dtype()),
@@ -94,47 +89,47 @@ fn info(external: &External) -> Result<Info> {
     })
 }
 
-/// The TensorFlow of a series that the process has loaded.
+/// Finds the TensorFlow of a series that the process has loaded.
 ///
 /// # Safety
 ///
-/// `out` is null or can be written.
+/// `out` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_runtime_loaded(series: i32, out: *mut *const CRuntime) -> Status {
     answer(|| {
         let series = match series {
             1 => Series::One,
             2 => Series::Two,
-            _ => return Err(refused(format!("there is no series {series} of TensorFlow: it must be 1 or 2"))),
+            _ => return Err(refused(format!("series is {series}: it must be 1 or 2"))),
         };
-        there(out, "out")?;
+        non_null(out, "out")?;
         // SAFETY: the caller's obligation.
-        unsafe { put(out, CRuntime::of(Runtime::loaded(series)?)?, "out") }
+        unsafe { write(out, CRuntime::of(Runtime::loaded(series)?)?, "out") }
     })
 }
 
-/// The TensorFlow in a folder.
+/// Loads the TensorFlow in a folder.
 ///
 /// # Safety
 ///
-/// `folder` is null or a C string; `out` is null or can be written.
+/// `folder` is null or a C string; `out` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_runtime_open(folder: *const c_char, out: *mut *const CRuntime) -> Status {
     answer(|| {
-        there(out, "out")?;
+        non_null(out, "out")?;
         // SAFETY: the caller's obligations.
         unsafe {
             let folder = Path::new(text(folder, "folder")?);
-            put(out, CRuntime::of(Runtime::open(folder)?)?, "out")
+            write(out, CRuntime::of(Runtime::open(folder)?)?, "out")
         }
     })
 }
 
-/// The version of a runtime; null for null.
+/// Returns the version of a runtime; null for null.
 ///
 /// # Safety
 ///
-/// `runtime` is null, or what a function here gave.
+/// `runtime` is null, or was returned by a function here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_runtime_version(runtime: *const CRuntime) -> *const c_char {
     // SAFETY: the caller's obligation.
@@ -145,59 +140,64 @@ pub unsafe extern "C" fn tb_runtime_version(runtime: *const CRuntime) -> *const 
 ///
 /// # Safety
 ///
-/// `runtime` and `tensor` are null or alive; `out` is null or can be written.
+/// `runtime` and `tensor` are null or alive; `out` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_feed(
     runtime: *const CRuntime,
-    tensor: *const Tensor,
+    tensor: *const CTensor,
     copy: i32,
-    out: *mut *mut External,
+    out: *mut *mut CExternal,
 ) -> Status {
     answer(|| {
-        there(out, "out")?;
+        non_null(out, "out")?;
         // SAFETY: the caller's obligations; runtimes live as long as the process.
         unsafe {
-            let (runtime, tensor) = (look(runtime, "runtime")?, look(tensor, "tensor")?);
-            let (edge, _) = transfer(&Others, &runtime.graph, tensor, bridge_cuda::ordering(), &options(copy)?)?;
-            put(out, External::new(edge, runtime).into_raw(), "out")
+            let (runtime, tensor) = (borrow(runtime, "runtime")?, borrow(tensor, "tensor")?);
+            let (edge, _) = transfer(&Caller, &runtime.graph, tensor, bridge_cuda::ordering(), &options(copy)?)?;
+            write(out, into_raw(CExternal::new(edge, runtime)), "out")
         }
     })
 }
 
-/// Takes what a run has given.
+/// Takes the tensor that a run fetched.
 ///
 /// # Safety
 ///
-/// `runtime` is null or what a function here gave, `handle` is null or two numbers, `out` is null or can be written.
+/// `runtime` is null or was returned by a function here, `handle` is null or two numbers, `out` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_take(runtime: *const CRuntime, handle: *const [i32; 2], out: *mut *mut External) -> Status {
+pub unsafe extern "C" fn tb_take(
+    runtime: *const CRuntime,
+    handle: *const [i32; 2],
+    out: *mut *mut CExternal,
+) -> Status {
     answer(|| {
-        there(out, "out")?;
+        non_null(out, "out")?;
         // SAFETY: the caller's obligations; runtimes live as long as the process.
         unsafe {
-            let (runtime, handle) = (look(runtime, "runtime")?, *look(handle, "handle")?);
-            let edge = Edge::take(handle)?;
+            let (runtime, handle) = (borrow(runtime, "runtime")?, *borrow(handle, "handle")?);
+            let edge = External::take(handle)?;
             if edge.series() != runtime.runtime.series() {
                 edge.put_back();
                 let text = "this handle comes from a TensorFlow of the other series: take it with that runtime";
                 return Err(Error::new(ErrorKind::Argument, text));
             }
-            put(out, External::new(edge, runtime).into_raw(), "out")
+            write(out, into_raw(CExternal::new(edge, runtime)), "out")
         }
     })
 }
 
-/// Lets what was taken be taken again. What was fed is refused, and stays the caller's.
+/// Makes a taken tensor available to be taken again. One that was fed is refused, and stays the caller's.
 ///
 /// # Safety
 ///
-/// `external` is null, or what a function here gave and nobody else uses.
+/// `external` is null, or was returned by a function here and is used no more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_external_put_back(external: *mut External) -> Status {
+pub unsafe extern "C" fn tb_external_put_back(external: *mut CExternal) -> Status {
     answer(|| {
         // SAFETY: the caller's obligation.
-        if !unsafe { look(external, "external") }?.edge.is_fetched() {
-            let text = "this was fed, and no run has given it, so it cannot be put back: drop it with tb_external_drop";
+        if !unsafe { borrow(external, "external") }?.edge.is_fetched() {
+            let text =
+                "this tensor was fed, not fetched by a run, so it cannot be put back: drop it with tb_external_drop";
             return Err(refused(text));
         }
         // SAFETY: as above; the object is taken over.
@@ -206,29 +206,29 @@ pub unsafe extern "C" fn tb_external_put_back(external: *mut External) -> Status
     })
 }
 
-/// The two numbers that stand for an external in graphs.
+/// Returns the two numbers that stand for an external in graphs.
 ///
 /// # Safety
 ///
-/// `external` is null or alive; `handle` is null or can be written.
+/// `external` is null or alive; `handle` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_external_handle(external: *const External, handle: *mut [i32; 2]) -> Status {
+pub unsafe extern "C" fn tb_external_handle(external: *const CExternal, handle: *mut [i32; 2]) -> Status {
     answer(|| {
         // SAFETY: the caller's obligations.
-        unsafe { put(handle, look(external, "external")?.edge.handle(), "handle") }
+        unsafe { write(handle, borrow(external, "external")?.edge.handle(), "handle") }
     })
 }
 
-/// What is known of an external.
+/// Describes an external.
 ///
 /// # Safety
 ///
-/// `external` is null or alive; `out` is null or can be written.
+/// `external` is null or alive; `out` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_external_info(external: *const External, out: *mut Info) -> Status {
+pub unsafe extern "C" fn tb_external_info(external: *const CExternal, out: *mut CInfo) -> Status {
     answer(|| {
         // SAFETY: the caller's obligations.
-        unsafe { put(out, info(look(external, "external")?)?, "out") }
+        unsafe { write(out, info(borrow(external, "external")?)?, "out") }
     })
 }
 
@@ -236,11 +236,9 @@ pub unsafe extern "C" fn tb_external_info(external: *const External, out: *mut I
 ///
 /// # Safety
 ///
-/// `external` is null, or what a function here gave and nobody else uses.
+/// `external` is null, or was returned by a function here and is used no more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_external_drop(external: *mut External) {
-    if !external.is_null() {
-        // SAFETY: the caller's obligation.
-        quietly(|| dropping(|| drop(unsafe { Box::from_raw(external) })));
-    }
+pub unsafe extern "C" fn tb_external_drop(external: *mut CExternal) {
+    // SAFETY: the caller's obligation.
+    unsafe { drop_raw(external) };
 }

@@ -1,10 +1,10 @@
-//! The header and the library say the same.
+//! The header declares what the library defines.
 
-use crate::external::Info;
-use crate::python::Functions;
-use crate::session::{CInput, COptions, Named};
-use crate::stats::Counts;
+use crate::external::CInfo;
+use crate::session::{CInput, CNamed, COptions};
+use crate::stats::CCounts;
 use crate::tensor::{CDType, CDevice, CMemory};
+use bridge_interpreter::Functions;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::mem::offset_of;
@@ -24,7 +24,7 @@ const SOURCES: &[&str] = &[
     include_str!("view.rs"),
 ];
 
-/// The words of a text that begin like a name of the interface and are followed by a parenthesis.
+/// Returns the names of the interface in a text that a parenthesis follows.
 fn functions(text: &str) -> BTreeSet<&str> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let names = text.match_indices("tb_").filter(|(at, _)| !text[..*at].ends_with(is_name)).filter_map(|(at, _)| {
@@ -68,7 +68,7 @@ fn the_version_is_one() {
     assert_eq!(declared, Some(crate::tb_abi().to_string().as_str()));
 }
 
-/// C's word on a structure: its size, and where its fields are.
+/// Returns assertions for the C compiler: the size of a structure, and the offsets of its fields.
 macro_rules! layout {
     ($name:literal, $type:ty, $($field:ident),*) => {
         [format!("_Static_assert(sizeof({}) == {}, \"\");\n", $name, size_of::<$type>())].into_iter()
@@ -85,8 +85,8 @@ fn structures_are_laid_out_alike() {
         layout!("tb_dtype", CDType, code, bits, lanes),
         layout!("tb_device", CDevice, kind, index),
         layout!("tb_memory", CMemory, data, shape, strides, ndim, read_only, dtype, device, stream, release, owner),
-        layout!("tb_info", Info, data, stream, dtype, device, ndim, read_only, shape),
-        layout!("tb_counts", Counts, leased, released, retired, leaked, untaken, reclaimed),
+        layout!("tb_info", CInfo, data, stream, dtype, device, ndim, read_only, shape),
+        layout!("tb_counts", CCounts, leased, released, retired, leaked, untaken, reclaimed),
         layout!("tb_input", CInput, name, shape, ndim, dtype, device),
         layout!(
             "tb_session_options",
@@ -98,13 +98,18 @@ fn structures_are_laid_out_alike() {
             config,
             config_size
         ),
-        layout!("tb_named", Named, name, tensor),
+        layout!("tb_named", CNamed, name, tensor),
         layout!(
             "tb_python",
             Functions,
+            is_initialized,
             gil_state_ensure,
             gil_state_release,
-            gil_state_check,
+            gil_state_get_this_thread_state,
+            err_fetch,
+            err_restore,
+            err_occurred,
+            err_write_unraisable,
             capsule_new,
             capsule_is_valid,
             capsule_get_pointer,

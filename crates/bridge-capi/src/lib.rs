@@ -1,17 +1,15 @@
-//! The C interface of tensor-bridge, for C++ and, over `ctypes`, for Pythons that the extension module is too new for.
+//! The C interface of tensor-bridge: for C++ and, through `ctypes`, for versions of Python that are too old for the
+//! extension module.
 //!
-//! `include/tensor_bridge.h` is its documentation. A tensor of somebody else ([`tensor`]) is fed to a graph of
-//! TensorFlow's, and what a run gives is taken ([`external`]) and viewed ([`view`]), in a session of Python's or in one
-//! of its own ([`session`]).
+//! `include/tensor_bridge.h` is its documentation. The caller's tensor ([`tensor`]) is fed to a graph of TensorFlow, and the
+//! tensor that a run fetched is taken ([`external`]) and viewed ([`view`]). The session is Python's or one of this library
+//! ([`session`]). Structures and objects of the header begin with `C` here.
 //!
-//! Nothing of Python is linked. In a Python process the package `tensor_bridge_tf1` hands the few functions over that
-//! are needed ([`python`]); then owners are dropped with the GIL and never on TensorFlow's threads ([`release`]).
+//! Nothing of Python is linked. In a Python process the package `tensor_bridge_tf1` passes the functions of the interpreter
+//! ([`python`]); then owners are dropped with the GIL, and not on TensorFlow's threads.
 //!
-//! Every function ends panics, and reports errors as a status with words ([`status`]).
-#![allow(
-    rustdoc::private_intra_doc_links,
-    reason = "the public things are the C functions, and those are in the header"
-)]
+//! No panic leaves a function. Errors are a status and a message ([`status`]).
+#![allow(rustdoc::private_intra_doc_links, reason = "the public items are the C functions, which the header documents")]
 
 mod external;
 #[cfg(test)]
@@ -19,14 +17,13 @@ mod header;
 mod memory;
 mod pointers;
 mod python;
-mod release;
 mod session;
 mod stats;
 mod status;
 mod tensor;
 mod view;
 
-/// The version of the interface: `TB_ABI` of the header.
+/// Returns the version of the interface: `TB_ABI` of the header.
 #[unsafe(no_mangle)]
 pub extern "C" fn tb_abi() -> u32 {
     1

@@ -1,4 +1,4 @@
-//! Copies in host memory, aligned as every framework wants it.
+//! Copies in host memory, aligned for every framework.
 
 use bridge_core::{COPY_ALIGNMENT, Dims, Error, ErrorKind, Layout, Result};
 use std::alloc::{Layout as Block, alloc, dealloc};
@@ -10,17 +10,17 @@ pub(crate) struct Aligned {
     block: Block,
 }
 
-// SAFETY: the memory is this value's own, and the value does nothing with it.
+// SAFETY: the value owns the memory, and never reads or writes it.
 unsafe impl Send for Aligned {}
 // SAFETY: as above.
 unsafe impl Sync for Aligned {}
 
 impl Aligned {
-    /// Memory of so many bytes.
+    /// Allocates `nbytes` bytes.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Layout`] if there is not so much.
+    /// [`ErrorKind::Layout`] if the allocation fails.
     pub(crate) fn new(nbytes: usize) -> Result<Self> {
         let full = || Error::new(ErrorKind::Layout, format!("there is no memory for a copy of {nbytes} bytes"));
         let block = Block::from_size_align(nbytes.max(1), COPY_ALIGNMENT).map_err(|_| full())?;
@@ -41,14 +41,14 @@ impl Drop for Aligned {
     }
 }
 
-/// Copies the elements of a view, whose first is at `from`, one behind the other.
+/// Copies the elements of a view to compact, row-major memory. `from` is the address of its first element.
 ///
 /// # Safety
 ///
-/// The memory that `layout` reaches around `from` can be read, and `layout.nbytes()` bytes at `to` can be written.
+/// The memory that `layout` reaches around `from` is readable, and `layout.nbytes()` bytes at `to` are writable.
 pub(crate) unsafe fn compact(from: *const u8, layout: &Layout, to: *mut u8) {
     let (shape, strides) = (layout.shape(), layout.strides());
-    // The last dimensions may be compact, and are copied as one block.
+    // The last dimensions that are compact are copied as one block.
     let (mut outer, mut block) = (shape.len(), 1);
     while outer > 0 && (shape[outer - 1] == 1 || strides[outer - 1] == block) {
         outer -= 1;
@@ -57,7 +57,7 @@ pub(crate) unsafe fn compact(from: *const u8, layout: &Layout, to: *mut u8) {
     let (outer, nbytes, itemsize) = (&shape[..outer], block as usize * layout.itemsize(), layout.itemsize() as i64);
     let (mut index, mut at) = (Dims::from_elem(0, outer.len()), 0i64);
     for number in 0..layout.nbytes() / nbytes.max(1) {
-        // SAFETY: `at` is the distance of an element of the view, and every block has its own place in the copy.
+        // SAFETY: `at` is the offset of an element of the view, and every block has a place of its own in the copy.
         unsafe {
             let block = from.offset((at * itemsize) as isize);
             block.copy_to_nonoverlapping(to.add(number * nbytes), nbytes);
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use bridge_core::DType;
 
-    /// The bytes of the elements of a view of 0, 1, …, by the plain rule for strides.
+    /// Returns the bytes of the elements of a view of 0, 1, …, computed element by element.
     fn expected(shape: &[i64], strides: &[i64], first: i64) -> Vec<u8> {
         let mut elements = vec![first];
         for (length, stride) in shape.iter().zip(strides) {

@@ -1,59 +1,79 @@
-//! Pointers that C hands in.
+//! Pointers that C passes.
 
-use crate::status::refused;
+use crate::status::{quietly, refused};
 use bridge_core::Result;
 use std::ffi::{CStr, c_char};
 
 /// Refuses null.
-pub(crate) fn there<T>(pointer: *const T, name: &str) -> Result<()> {
+pub(crate) fn non_null<T>(pointer: *const T, name: &str) -> Result<()> {
     if pointer.is_null() { Err(refused(format!("{name} is NULL"))) } else { Ok(()) }
 }
 
-/// What the pointer points to.
+/// Borrows the value behind the pointer.
 ///
 /// # Safety
 ///
 /// The pointer is null, or to a `T` that is alive and unchanged as long as the result is used.
-pub(crate) unsafe fn look<'a, T>(pointer: *const T, name: &str) -> Result<&'a T> {
-    there(pointer, name)?;
+pub(crate) unsafe fn borrow<'a, T>(pointer: *const T, name: &str) -> Result<&'a T> {
+    non_null(pointer, name)?;
     // SAFETY: the caller's obligation.
     Ok(unsafe { &*pointer })
 }
 
-/// The `count` values behind the pointer, which may be null if there are none.
+/// Borrows the `count` values behind the pointer, which may be null if `count` is 0.
 ///
 /// # Safety
 ///
-/// As for [`look`], for so many values.
+/// As for [`borrow`], for `count` values.
 pub(crate) unsafe fn slice<'a, T>(pointer: *const T, count: usize, name: &str) -> Result<&'a [T]> {
     if count == 0 {
         return Ok(&[]);
     }
-    there(pointer, name)?;
+    non_null(pointer, name)?;
     // SAFETY: the caller's obligation.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
-/// The text behind the pointer.
+/// Borrows the text behind the pointer.
 ///
 /// # Safety
 ///
-/// As for [`look`], for a C string.
+/// As for [`borrow`], for a C string.
 pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &str) -> Result<&'a str> {
-    there(pointer, name)?;
+    non_null(pointer, name)?;
     // SAFETY: the caller's obligation.
     let text = unsafe { CStr::from_ptr(pointer) }.to_str();
-    text.map_err(|error| refused(format!("{name} is no UTF-8: {error}")))
+    text.map_err(|error| refused(format!("{name} is not UTF-8: {error}")))
 }
 
 /// Writes a result.
 ///
 /// # Safety
 ///
-/// The pointer is null, or can be written.
-pub(crate) unsafe fn put<T>(out: *mut T, value: T, name: &str) -> Result<()> {
-    there(out, name)?;
-    // SAFETY: the caller's obligation; what is there need not be initialised.
+/// The pointer is null or writable.
+pub(crate) unsafe fn write<T>(out: *mut T, value: T, name: &str) -> Result<()> {
+    non_null(out, name)?;
+    // SAFETY: the caller's obligation; the place need not be initialised.
     unsafe { out.write(value) };
     Ok(())
+}
+
+/// Moves a value to the heap, for C to own.
+pub(crate) fn into_raw<T>(value: T) -> *mut T {
+    Box::into_raw(Box::new(value))
+}
+
+/// Drops a value that C owns, and then the owners that the drop, or an earlier one, has deferred. Null is no fault.
+///
+/// # Safety
+///
+/// The pointer is null, or from [`into_raw`] and used no more.
+pub(crate) unsafe fn drop_raw<T>(value: *mut T) {
+    if !value.is_null() {
+        quietly(|| {
+            // SAFETY: the caller's obligation.
+            drop(unsafe { Box::from_raw(value) });
+            bridge_interpreter::drop_deferred();
+        });
+    }
 }

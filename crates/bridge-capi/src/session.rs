@@ -1,7 +1,7 @@
 //! Sessions without Python.
 
-use crate::external::{CRuntime, External};
-use crate::pointers::{look, put, slice, text, there};
+use crate::external::{CExternal, CRuntime};
+use crate::pointers::{borrow, into_raw, non_null, slice, text, write};
 use crate::status::{Status, answer, refused};
 use crate::tensor::CDType;
 use bridge_core::{MAX_NDIM, Result};
@@ -31,22 +31,22 @@ pub struct COptions {
 
 /// `tb_named`
 #[repr(C)]
-pub struct Named {
+pub struct CNamed {
     pub(crate) name: *const c_char,
-    pub(crate) tensor: *const External,
+    pub(crate) tensor: *const CExternal,
 }
 
 /// `tb_session`
 pub struct CSession {
     session: Session,
     runtime: &'static CRuntime,
-    /// How many results a run gives.
+    /// Results of a run.
     outputs: usize,
 }
 
 /// # Safety
 ///
-/// The pointers are null, or to what the C counterpart says.
+/// The pointers are null, or to what the header says.
 unsafe fn input(input: &CInput) -> Result<Input> {
     // SAFETY: the caller's obligations, here and below.
     let name = unsafe { text(input.name, "the name of an input") }?;
@@ -55,7 +55,7 @@ unsafe fn input(input: &CInput) -> Result<Input> {
     let declared = match ndim {
         None => Input::of_any_shape(name, dtype)?,
         Some(ndim) if ndim > MAX_NDIM => {
-            return Err(refused(format!("the input {name} has {ndim} dimensions: at most {MAX_NDIM} are there")));
+            return Err(refused(format!("the input {name} has {ndim} dimensions: at most {MAX_NDIM} are supported")));
         }
         Some(ndim) => {
             // SAFETY: see above.
@@ -94,8 +94,8 @@ unsafe fn options(options: *const COptions) -> Result<SessionOptions> {
 ///
 /// # Safety
 ///
-/// Every pointer is null, or to as many values as its count says, which are what the header says of them. `out` is null
-/// or can be written.
+/// Every pointer is null, or to as many values as its count says, as the header describes them. `out` is null or
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_session_open(
     runtime: *const CRuntime,
@@ -109,19 +109,19 @@ pub unsafe extern "C" fn tb_session_open(
     out: *mut *mut CSession,
 ) -> Status {
     answer(|| {
-        there(out, "out")?;
+        non_null(out, "out")?;
         // SAFETY: the caller's obligations; runtimes live as long as the process.
         unsafe {
-            let runtime: &'static CRuntime = look(runtime, "runtime")?;
+            let runtime: &'static CRuntime = borrow(runtime, "runtime")?;
             let graph_def = slice(graph_def.cast::<u8>(), size, "graph_def")?;
             let inputs = slice(inputs, input_count, "inputs")?.iter().map(|declared| input(declared));
             let outputs =
                 slice(outputs, output_count, "outputs")?.iter().map(|name| text(*name, "the name of an output"));
             let (inputs, outputs) = (inputs.collect::<Result<Vec<_>>>()?, outputs.collect::<Result<Vec<_>>>()?);
             let session = Session::open(runtime.runtime, graph_def, &inputs, &outputs, &options(with)?)?;
-            // A graph without anything passes its inputs on.
+            // An empty graph returns its inputs.
             let count = if graph_def.is_empty() && outputs.is_empty() { inputs.len() } else { outputs.len() };
-            put(out, Box::into_raw(Box::new(CSession { session, runtime, outputs: count })), "out")
+            write(out, into_raw(CSession { session, runtime, outputs: count }), "out")
         }
     })
 }
@@ -130,31 +130,31 @@ pub unsafe extern "C" fn tb_session_open(
 ///
 /// # Safety
 ///
-/// As for [`tb_session_open`]; `outputs` can be written so many times.
+/// As for [`tb_session_open`]; `outputs` has room for `output_count` pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_session_run(
     session: *const CSession,
-    feeds: *const Named,
+    feeds: *const CNamed,
     feed_count: usize,
-    outputs: *mut *mut External,
+    outputs: *mut *mut CExternal,
     output_count: usize,
 ) -> Status {
     answer(|| {
         // SAFETY: the caller's obligations.
         unsafe {
-            let session = look(session, "session")?;
+            let session = borrow(session, "session")?;
             if output_count != session.outputs {
-                return Err(refused(format!("a run gives {} results, not {output_count}", session.outputs)));
+                return Err(refused(format!("a run returns {} results, not {output_count}", session.outputs)));
             }
             if output_count > 0 {
-                there(outputs, "outputs")?;
+                non_null(outputs, "outputs")?;
             }
-            let fed = |fed: &Named| {
-                Ok((text(fed.name, "the name of a feed")?, look(fed.tensor, "the tensor of a feed")?.edge()))
+            let fed = |fed: &CNamed| {
+                Ok((text(fed.name, "the name of a feed")?, borrow(fed.tensor, "the tensor of a feed")?.edge()))
             };
             let feeds = slice(feeds, feed_count, "feeds")?.iter().map(fed).collect::<Result<Vec<_>>>()?;
             for (number, edge) in session.session.run(&feeds)?.into_iter().enumerate() {
-                outputs.add(number).write(External::new(edge, session.runtime).into_raw());
+                outputs.add(number).write(into_raw(CExternal::new(edge, session.runtime)));
             }
             Ok(())
         }
@@ -165,11 +165,11 @@ pub unsafe extern "C" fn tb_session_run(
 ///
 /// # Safety
 ///
-/// `session` is null, or what [`tb_session_open`] gave and nobody else uses.
+/// `session` is null, or was returned by [`tb_session_open`] and is used no more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_session_close(session: *mut CSession) -> Status {
     answer(|| {
-        there(session, "session")?;
+        non_null(session, "session")?;
         // SAFETY: the caller's obligation.
         unsafe { Box::from_raw(session) }.session.close()
     })

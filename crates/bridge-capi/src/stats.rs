@@ -1,12 +1,12 @@
-//! What this process has lent and given back.
+//! CCounts of the whole process.
 
-use crate::pointers::put;
+use crate::pointers::write;
 use crate::status::{Status, answer};
 use bridge_tensorflow::External;
 
 /// `tb_counts`
 #[repr(C)]
-pub struct Counts {
+pub struct CCounts {
     pub(crate) leased: u64,
     pub(crate) released: u64,
     pub(crate) retired: u64,
@@ -15,16 +15,16 @@ pub struct Counts {
     pub(crate) reclaimed: u64,
 }
 
-/// Counts of the whole process.
+/// Returns the counts.
 ///
 /// # Safety
 ///
-/// `out` is null or can be written.
+/// `out` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_stats(out: *mut Counts) -> Status {
+pub unsafe extern "C" fn tb_stats(out: *mut CCounts) -> Status {
     answer(|| {
         let stats = bridge_core::stats();
-        let counts = Counts {
+        let counts = CCounts {
             leased: stats.leased,
             released: stats.released,
             retired: bridge_cuda::retired() as u64,
@@ -33,6 +33,6 @@ pub unsafe extern "C" fn tb_stats(out: *mut Counts) -> Status {
             reclaimed: External::reclaimed(),
         };
         // SAFETY: the caller's obligation.
-        unsafe { put(out, counts, "out") }
+        unsafe { write(out, counts, "out") }
     })
 }

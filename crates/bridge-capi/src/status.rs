@@ -1,4 +1,4 @@
-//! What functions give back: a status, and the words of the last error of each thread.
+//! Results of the C functions: a status, and for each thread the message of its last error.
 
 use bridge_core::{Error, ErrorKind, Result};
 use std::cell::RefCell;
@@ -37,12 +37,12 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// The number of a kind; a kind that core has got since counts as [`ErrorKind::Framework`].
+/// Returns the number of a kind. A kind that core has added since counts as [`ErrorKind::Framework`].
 fn status(kind: ErrorKind) -> Status {
     KINDS.iter().find(|(known, ..)| *known == kind).map_or(FRAMEWORK, |(_, status, _)| *status)
 }
 
-/// Runs the body of a function that C calls: its error is kept for `tb_error`, and a panic ends here.
+/// Runs the body of a function that C calls: keeps its error for `tb_error`, and catches a panic.
 pub(crate) fn answer(body: impl FnOnce() -> Result<()>) -> Status {
     let (status, text) = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return OK,
@@ -50,29 +50,29 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<()>) -> Status {
         Err(_) => (PANIC, "tensor_bridge panicked: please report this".into()),
     };
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    // While the thread ends there is nobody left to ask for the words.
+    // While the thread ends, no caller can read the message.
     let _ = LAST.try_with(|last| last.replace(text));
     status
 }
 
-/// The same for functions that cannot fail.
+/// Runs the body of a function that cannot fail: catches a panic.
 pub(crate) fn quietly(body: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(body));
 }
 
-/// An argument that means nothing here.
+/// Returns the error for an invalid argument.
 #[cold]
 pub(crate) fn refused(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Argument, text)
 }
 
-/// What the last call on this thread that failed has reported.
+/// Returns the message of the last call on this thread that failed.
 #[unsafe(no_mangle)]
 pub extern "C" fn tb_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// A status in one word.
+/// Returns the name of a status: one word.
 #[unsafe(no_mangle)]
 pub extern "C" fn tb_status_name(status: Status) -> *const c_char {
     let kind = KINDS.iter().find(|(_, known, _)| *known == status).map(|(.., name)| name.as_ptr());
@@ -99,26 +99,26 @@ mod tests {
     }
 
     #[test]
-    fn errors_keep_their_kind_and_their_words() {
+    fn errors_keep_their_kind_and_their_message() {
         for (kind, number, expected) in KINDS {
             let status = answer(|| Err(Error::new(*kind, "with a \0 inside")));
             assert_eq!((status, last().as_str()), (*number, "with a   inside"));
             assert_eq!(name(status).as_deref(), expected.to_str().ok());
         }
         assert_eq!(answer(|| Ok(())), OK);
-        assert_eq!(last(), "with a   inside", "a success leaves the words of the last error");
+        assert_eq!(last(), "with a   inside", "a success keeps the message of the last error");
         assert_eq!((name(OK).as_deref(), name(-1), name(99)), (Some("ok"), None, None));
     }
 
     #[test]
-    fn words_belong_to_a_thread() {
+    fn messages_belong_to_a_thread() {
         assert_ne!(answer(|| Err(refused("mine"))), OK);
         assert_eq!(std::thread::spawn(last).join().unwrap(), "");
         assert_eq!(last(), "mine");
     }
 
     #[test]
-    fn panics_stop_here() {
+    fn panics_are_caught() {
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(|_| ()));
         let status = answer(|| panic!("on purpose"));

@@ -1,15 +1,14 @@
-//! Tensors of others: lent as they are, and copied by this library where that is possible.
+//! Tensors of the caller: lent as they are, and copied by this library in host memory.
 
 use crate::memory::{Aligned, compact};
-use crate::pointers::{look, put, slice, there};
-use crate::release::{Owner, dropping};
-use crate::status::{Status, answer, quietly, refused};
-use bridge_core::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
-use bridge_core::dlpack::{Origin, adopt, lend};
+use crate::pointers::{borrow, drop_raw, into_raw, non_null, slice, write};
+use crate::status::{Status, answer, refused};
+use bridge_core::dlpack::{Origin, Release};
 use bridge_core::{
     Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, MAX_NDIM,
     Memory, Profile, Result, Reuse, Stream, Views,
 };
+use bridge_interpreter::{AnyManaged, Guarded};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -64,30 +63,31 @@ pub struct CMemory {
     pub(crate) owner: *mut c_void,
 }
 
-/// The owner of a `tb_memory`.
-struct Released {
+/// The owner of a `tb_memory`, and its deleter.
+struct CallerOwned {
     release: Option<unsafe extern "C" fn(*mut c_void)>,
     owner: *mut c_void,
 }
 
-// SAFETY: whoever hands the two over promises that the function may be called on any thread.
-unsafe impl Send for Released {}
-// SAFETY: as above; nothing is done with a shared one.
-unsafe impl Sync for Released {}
+// SAFETY: the caller of `tb_tensor_memory` promises that the deleter may be called on any thread.
+unsafe impl Send for CallerOwned {}
+// SAFETY: as above; a shared one is not used.
+unsafe impl Sync for CallerOwned {}
 
-impl Drop for Released {
+impl Drop for CallerOwned {
     fn drop(&mut self) {
         if let Some(release) = self.release {
-            // SAFETY: this is the one call; that it is allowed is the promise of whoever handed the function over.
+            // SAFETY: this is the only call, which the caller of `tb_tensor_memory` has allowed.
             unsafe { release(self.owner) };
         }
     }
 }
 
-/// `tb_tensor`: a tensor of another framework, which can be lent any number of times.
-pub struct Tensor(Arc<Lent>);
+/// `tb_tensor`: a tensor of the caller, which can be lent any number of times.
+pub struct CTensor(Arc<Lent>);
 
-/// Where the address is, by what the driver says.
+/// Looks up the device of an address, and the allocation around it, in the driver. Only addresses on CUDA devices are looked
+/// up.
 fn located(device: Device, address: usize) -> Result<(Device, Option<Range<usize>>)> {
     if device.kind != DeviceKind::CUDA {
         return Ok((Device { index: device.index.max(0), ..device }, None));
@@ -106,41 +106,35 @@ fn located(device: Device, address: usize) -> Result<(Device, Option<Range<usize
     Ok((found.device, Some(found.range)))
 }
 
-impl Tensor {
-    /// Takes over a managed tensor of DLPack.
+impl CTensor {
+    /// Takes ownership of a managed tensor of DLPack.
     ///
     /// # Safety
     ///
-    /// The tensor is null, or one of the kind that `versioned` says, which is the caller's to give away and keeps
-    /// DLPack's promises. On a CUDA device its work is in front of the legacy default stream.
-    pub(crate) unsafe fn managed(managed: *mut c_void, versioned: bool) -> Result<Self> {
-        // How the producer reuses memory is its own affair.
+    /// The tensor is null, or the caller owns it and its producer keeps DLPack's promises. On a CUDA device its work is
+    /// ordered before the legacy default stream.
+    pub(crate) unsafe fn managed(managed: AnyManaged) -> Result<Self> {
         let origin = |device: Device, address| {
             let (_, allocation) = located(device, address)?;
             let (stream, reuse) = match device.kind {
                 DeviceKind::CUDA => (Some(Stream::LEGACY), Reuse::Unknown),
                 _ => (None, Reuse::InStreamOrder),
             };
-            Ok(Origin { device: None, stream, reuse, allocation, keep: None, release: None })
+            // The deleter may need the GIL.
+            let release: Option<Release> = Some(|owner| drop(Guarded::new(owner)));
+            Ok(Origin { device: None, stream, reuse, allocation, keep: None, release })
         };
-        // SAFETY: the caller's obligations, which go to the codec; the stream is the caller's as well, and of the reuse
-        // nothing is claimed.
-        let lent = unsafe {
-            match versioned {
-                true => lend(adopt(managed.cast::<DLManagedTensorVersioned>())?, origin),
-                false => lend(adopt(managed.cast::<DLManagedTensor>())?, origin),
-            }
-        };
-        Ok(Self(Arc::new(lent?)))
+        // SAFETY: the caller's obligations; the stream is the caller's as well, and nothing is claimed of the reuse.
+        Ok(Self(Arc::new(unsafe { managed.lend(origin) }?)))
     }
 
-    /// Takes over plain memory.
+    /// Takes ownership of plain memory.
     ///
     /// # Safety
     ///
     /// The shape and the strides have `ndim` entries. The elements that they describe are readable memory until `owner`
     /// is dropped, and writable unless the memory says otherwise.
-    unsafe fn memory(memory: &CMemory, owner: Owner) -> Result<Self> {
+    unsafe fn memory(memory: &CMemory, owner: Guarded<CallerOwned>) -> Result<Self> {
         let ndim = usize::try_from(memory.ndim).ok().filter(|ndim| *ndim <= MAX_NDIM);
         let ndim = ndim.ok_or_else(|| refused(format!("ndim is {}: it must be 0 to {MAX_NDIM}", memory.ndim)))?;
         let dtype = DType::from(memory.dtype);
@@ -168,35 +162,35 @@ impl Tensor {
             _ => (None, Reuse::InStreamOrder),
         };
         if let (Some(legacy), 2..) = (stream, memory.stream) {
-            // The stream may be gone by the time that the memory is given back, but the legacy stream will not.
+            // The stream may be destroyed before the memory is returned; the legacy stream is not.
             bridge_cuda::ordering().order(device, Stream::from_handle(memory.stream), legacy)?;
         }
         // SAFETY: the caller vouches for the memory and its owner; the range was checked above. The legacy stream waits
-        // for the work of the owner's stream, and of the reuse nothing is claimed.
+        // for the work of the owner's stream, and nothing is claimed of the reuse.
         let memory = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, owner) };
         Ok(Self(Arc::new(Lent::at(data, dtype, layout, Box::new(memory))?)))
     }
 }
 
-/// Lends tensors of others; there is no framework behind it that could wrap anything.
-pub(crate) struct Others;
+/// Exports the caller's tensors. It imports nothing, because no framework stands behind it.
+pub(crate) struct Caller;
 
 static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile::export_only("the owner"));
 
-static NOBODY: LazyLock<Arc<Views>> = LazyLock::new(Arc::default);
+static NO_VIEWS: LazyLock<Arc<Views>> = LazyLock::new(Arc::default);
 
-impl Adapter for Others {
-    type Tensor = Tensor;
+impl Adapter for Caller {
+    type Tensor = CTensor;
 
     fn profile(&self) -> &Profile {
         &PROFILE
     }
 
     fn consumer(&self) -> Arc<dyn Consumer> {
-        NOBODY.clone()
+        NO_VIEWS.clone()
     }
 
-    fn export(&self, tensor: &Tensor) -> Result<Lent> {
+    fn export(&self, tensor: &CTensor) -> Result<Lent> {
         let lent = &tensor.0;
         let (memory, layout) = (lent.buffer(), lent.layout().clone());
         let allocation = Allocation {
@@ -206,17 +200,16 @@ impl Adapter for Others {
             stream: memory.stream(),
             reuse: memory.reuse(),
         };
-        let owner = Owner::new(Arc::clone(lent));
         // SAFETY: the promises are those of the buffer, which the owner keeps.
-        let memory = unsafe { Memory::new(allocation, owner) };
+        let memory = unsafe { Memory::new(allocation, Arc::clone(lent)) };
         Lent::new(lent.dtype(), layout, Box::new(memory))
     }
 
-    fn import(&self, _: Lease) -> Result<Tensor> {
-        Err(refused("the owner of foreign memory takes nothing"))
+    fn import(&self, _: Lease) -> Result<CTensor> {
+        Err(refused("the caller's side imports no tensors"))
     }
 
-    fn compact(&self, tensor: &Tensor) -> Result<Tensor> {
+    fn compact(&self, tensor: &CTensor) -> Result<CTensor> {
         let lent = &tensor.0;
         if lent.buffer().stream().is_some() {
             let text = "the tensor has to be copied on its device: call .contiguous() or .copy() on it first";
@@ -224,48 +217,48 @@ impl Adapter for Others {
         }
         let layout = Layout::new(lent.dtype(), lent.layout().shape(), None, 0)?;
         let copy = Aligned::new(layout.nbytes())?;
-        // SAFETY: the lender vouches for the memory, which is on the host; the copy is fresh and as long as needed.
+        // SAFETY: the producer vouches for the memory, which is on the host; the copy is fresh and as long as needed.
         unsafe { compact(lent.data() as *const u8, lent.layout(), copy.data()) };
         let start = copy.data().addr();
         let host = Allocation::host(start..start + layout.nbytes(), Access::ReadWrite);
         let allocation = Allocation { device: lent.device(), ..host };
-        // SAFETY: the copy keeps its memory until it is dropped, and nobody else has it.
+        // SAFETY: the copy keeps its memory until it is dropped, and no one else has it.
         let memory = unsafe { Memory::new(allocation, copy) };
-        Ok(Tensor(Arc::new(Lent::new(lent.dtype(), layout, Box::new(memory))?)))
+        Ok(CTensor(Arc::new(Lent::new(lent.dtype(), layout, Box::new(memory))?)))
     }
 }
 
-/// A tensor in plain memory.
+/// Makes a tensor of plain memory.
 ///
 /// # Safety
 ///
-/// `memory` is null, or describes memory as the header says; its owner is given away. `out` is null or can be written.
+/// `memory` is null, or describes memory as the header says; its owner is passed on. `out` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_tensor_memory(memory: *const CMemory, out: *mut *mut Tensor) -> Status {
+pub unsafe extern "C" fn tb_tensor_memory(memory: *const CMemory, out: *mut *mut CTensor) -> Status {
     answer(|| {
         // SAFETY: the caller's obligations.
         unsafe {
-            let memory = look(memory, "memory")?;
-            let owner = Owner::new(Released { release: memory.release, owner: memory.owner });
-            there(out, "out")?;
-            put(out, Box::into_raw(Box::new(Tensor::memory(memory, owner)?)), "out")
+            let memory = borrow(memory, "memory")?;
+            let owner = Guarded::new(CallerOwned { release: memory.release, owner: memory.owner });
+            non_null(out, "out")?;
+            write(out, into_raw(CTensor::memory(memory, owner)?), "out")
         }
     })
 }
 
-/// A managed tensor of DLPack.
+/// Makes a tensor of a managed tensor of DLPack.
 ///
 /// # Safety
 ///
-/// As for [`Tensor::managed`], and `out` is null or can be written.
+/// As for [`CTensor::managed`], of the ABI that `versioned` says; `out` is null or writable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_tensor_dlpack(managed: *mut c_void, versioned: i32, out: *mut *mut Tensor) -> Status {
+pub unsafe extern "C" fn tb_tensor_dlpack(managed: *mut c_void, versioned: i32, out: *mut *mut CTensor) -> Status {
     answer(|| {
         // SAFETY: the caller's obligations.
         unsafe {
-            let tensor = Tensor::managed(managed, versioned != 0);
-            there(out, "out")?;
-            put(out, Box::into_raw(Box::new(tensor?)), "out")
+            let tensor = CTensor::managed(AnyManaged::from_raw(managed, versioned != 0));
+            non_null(out, "out")?;
+            write(out, into_raw(tensor?), "out")
         }
     })
 }
@@ -274,11 +267,9 @@ pub unsafe extern "C" fn tb_tensor_dlpack(managed: *mut c_void, versioned: i32, 
 ///
 /// # Safety
 ///
-/// `tensor` is null, or what a function here gave and nobody else uses.
+/// `tensor` is null, or was returned by a function here and is used no more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_tensor_drop(tensor: *mut Tensor) {
-    if !tensor.is_null() {
-        // SAFETY: the caller's obligation.
-        quietly(|| dropping(|| drop(unsafe { Box::from_raw(tensor) })));
-    }
+pub unsafe extern "C" fn tb_tensor_drop(tensor: *mut CTensor) {
+    // SAFETY: the caller's obligation.
+    unsafe { drop_raw(tensor) };
 }

@@ -1,32 +1,31 @@
-//! Views of tensors at the edges of graphs, for whoever asks: leases, bare or as managed tensors of DLPack.
+//! Views of tensors at the edges of graphs: leases, bare or as managed tensors of DLPack.
 
-use crate::external::External;
-use crate::pointers::{look, put, there};
-use crate::release::dropping;
-use crate::status::{Status, answer, quietly, refused};
-use bridge_core::dlpack::ffi::{DLManagedTensor, DLManagedTensorVersioned};
-use bridge_core::dlpack::{Managed, wrap};
+use crate::external::CExternal;
+use crate::pointers::{borrow, drop_raw, into_raw, non_null, write};
+use crate::status::{Status, answer, refused};
+use bridge_core::dlpack::wrap;
 use bridge_core::{
     Adapter, Consumer, Device, DeviceKind, Lease, Lent, Options, Profile, Result, Stream, Strides, Views, transfer,
 };
+use bridge_interpreter::AnyManaged;
 use std::ffi::c_void;
 use std::sync::{Arc, LazyLock};
 
 /// `tb_view`
-pub struct View(Lease);
+pub struct CView(Lease);
 
-/// Somebody who reads and writes in one stream, and takes every lease as it is.
+/// An adapter for the caller, who reads and writes in one stream and takes every lease as it is.
 struct Reader {
     profile: Profile,
     stream: Stream,
 }
 
-/// The views of all readers: what counts is the address.
+/// The views of all readers, which are looked up by address.
 static VIEWS: LazyLock<Views> = LazyLock::new(Views::default);
 
 impl Reader {
-    /// A reader for tensors like this one.
-    fn of(external: &External, stream: u64, keeps_read_only: bool) -> Self {
+    /// Returns a reader for tensors of this dtype and device.
+    fn of(external: &CExternal, stream: u64, keeps_read_only: bool) -> Self {
         let profile = Profile {
             name: "DLPack without versions".into(),
             dtypes: vec![external.edge().dtype()],
@@ -66,7 +65,7 @@ impl Adapter for Reader {
     }
 
     fn export(&self, _: &Lease) -> Result<Lent> {
-        Err(refused("what was taken is lent once"))
+        Err(refused("a view cannot be lent again: lend the tensor that it was made of"))
     }
 
     fn import(&self, lease: Lease) -> Result<Lease> {
@@ -74,87 +73,72 @@ impl Adapter for Reader {
     }
 
     fn compact(&self, _: &Lease) -> Result<Lease> {
-        Err(refused("what was taken is lent once"))
+        Err(refused("a view cannot be lent again: lend the tensor that it was made of"))
     }
 }
 
-fn lease(external: &External, stream: u64, keeps_read_only: bool) -> Result<Lease> {
+fn lease(external: &CExternal, stream: u64, keeps_read_only: bool) -> Result<Lease> {
     let reader = Reader::of(external, stream, keeps_read_only);
     let in_place = Options { copy: Some(false), device: None };
     let (lease, _) = transfer(&external.graph(), &reader, external.edge(), bridge_cuda::ordering(), &in_place)?;
     Ok(lease)
 }
 
-/// A managed tensor over what a run has given, or over what is fed, ready to be read in `stream`.
-pub(crate) fn managed(external: &External, stream: u64, versioned: bool) -> Result<*mut c_void> {
+/// Returns a managed tensor over a fetched or fed tensor, ready to be read in `stream`.
+pub(crate) fn managed(external: &CExternal, stream: u64, versioned: bool) -> Result<AnyManaged> {
     let lease = lease(external, stream, versioned)?;
     Ok(match versioned {
-        true => wrap::<DLManagedTensorVersioned>(lease).0.into_raw().cast(),
-        false => wrap::<DLManagedTensor>(lease).0.into_raw().cast(),
+        true => AnyManaged::Versioned(wrap(lease).0.into_raw()),
+        false => AnyManaged::Legacy(wrap(lease).0.into_raw()),
     })
 }
 
-/// Gives a managed tensor back.
+/// Returns a managed tensor of DLPack over an external.
 ///
 /// # Safety
 ///
-/// It is one that [`managed`] gave, with the same `versioned`, and nobody else has it.
-pub(crate) unsafe fn delete(managed: *mut c_void, versioned: bool) {
-    // SAFETY: the caller's obligation. Our own are of the version that we know.
-    unsafe {
-        match versioned {
-            true => drop(Managed::from_raw(managed.cast::<DLManagedTensorVersioned>())),
-            false => drop(Managed::from_raw(managed.cast::<DLManagedTensor>())),
-        }
-    }
-}
-
-/// A managed tensor of DLPack over an external.
-///
-/// # Safety
-///
-/// `external` is null or alive; `out` is null or can be written.
+/// `external` is null or alive; `out` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_external_dlpack(
-    external: *const External,
+    external: *const CExternal,
     stream: u64,
     versioned: i32,
     out: *mut *mut c_void,
 ) -> Status {
     answer(|| {
-        there(out, "out")?;
+        non_null(out, "out")?;
         // SAFETY: the caller's obligations.
-        unsafe { put(out, managed(look(external, "external")?, stream, versioned != 0)?, "out") }
+        unsafe { write(out, managed(borrow(external, "external")?, stream, versioned != 0)?.as_raw(), "out") }
     })
 }
 
-/// A view of an external, without a description of its own.
+/// Returns a view of an external. The external describes it.
 ///
 /// # Safety
 ///
 /// As for [`tb_external_dlpack`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_external_view(external: *const External, stream: u64, out: *mut *mut View) -> Status {
+pub unsafe extern "C" fn tb_external_view(external: *const CExternal, stream: u64, out: *mut *mut CView) -> Status {
     answer(|| {
-        there(out, "out")?;
+        non_null(out, "out")?;
         // SAFETY: the caller's obligations.
         unsafe {
-            let view = View(lease(look(external, "external")?, stream, true)?);
-            put(out, Box::into_raw(Box::new(view)), "out")
+            let view = CView(lease(borrow(external, "external")?, stream, true)?);
+            write(out, into_raw(view), "out")
         }
     })
 }
 
-/// Notes a further stream on which a view is used.
+/// Records a further stream in which a view is used.
 ///
 /// # Safety
 ///
 /// `view` is null or alive.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_view_used(view: *const View, stream: u64) -> Status {
+pub unsafe extern "C" fn tb_view_used(view: *const CView, stream: u64) -> Status {
     answer(|| {
         // SAFETY: the caller's obligation.
-        let View(lease) = unsafe { look(view, "view") }?;
+        let CView(lease) = unsafe { borrow(view, "view") }?;
         VIEWS.used(lease.device(), lease.data(), Stream::from_handle(stream).on_any_thread(), || None);
         Ok(())
     })
@@ -164,11 +148,9 @@ pub unsafe extern "C" fn tb_view_used(view: *const View, stream: u64) -> Status 
 ///
 /// # Safety
 ///
-/// `view` is null, or what [`tb_external_view`] gave and nobody else uses.
+/// `view` is null, or was returned by [`tb_external_view`] and is used no more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_view_drop(view: *mut View) {
-    if !view.is_null() {
-        // SAFETY: the caller's obligation.
-        quietly(|| dropping(|| drop(unsafe { Box::from_raw(view) })));
-    }
+pub unsafe extern "C" fn tb_view_drop(view: *mut CView) {
+    // SAFETY: the caller's obligation.
+    unsafe { drop_raw(view) };
 }

@@ -1,6 +1,7 @@
-//! Who releases what, and where, in a process that has an interpreter. This one is a mutex and a few structures.
+//! Where owners are released in a process with an interpreter. This one is a mutex and a few structures.
 
 use bridge_capi as _;
+use bridge_interpreter::Functions;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -8,17 +9,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
-
-#[repr(C)]
-struct Functions {
-    gil_state_ensure: unsafe extern "C" fn() -> c_int,
-    gil_state_release: unsafe extern "C" fn(c_int),
-    gil_state_check: unsafe extern "C" fn() -> c_int,
-    capsule_new: unsafe extern "C" fn(*mut c_void, *const c_char, unsafe extern "C" fn(*mut c_void)) -> *mut c_void,
-    capsule_is_valid: unsafe extern "C" fn(*mut c_void, *const c_char) -> c_int,
-    capsule_get_pointer: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void,
-    capsule_set_name: unsafe extern "C" fn(*mut c_void, *const c_char) -> c_int,
-}
 
 #[repr(C)]
 struct Memory {
@@ -62,22 +52,61 @@ fn let_go() {
     HELD.take();
 }
 
-/// How many threads have come for the GIL.
+fn holds() -> bool {
+    HELD.with_borrow(Option::is_some)
+}
+
+unsafe extern "C" fn is_initialized() -> c_int {
+    1
+}
+
+/// Calls of [`ensure`] that waited for the GIL.
 static CAME: AtomicUsize = AtomicUsize::new(0);
 
+/// What [`ensure`] returns where the thread held the GIL, and where it did not.
+const NESTED: c_int = 6;
+const OUTER: c_int = 7;
+
 unsafe extern "C" fn ensure() -> c_int {
+    if holds() {
+        return NESTED;
+    }
     CAME.fetch_add(1, SeqCst);
     hold();
-    7
+    OUTER
 }
 
 unsafe extern "C" fn release(state: c_int) {
-    assert_eq!(state, 7);
-    let_go();
+    assert!(holds() && [NESTED, OUTER].contains(&state));
+    if state == OUTER {
+        let_go();
+    }
 }
 
-unsafe extern "C" fn check() -> c_int {
-    HELD.with_borrow(|held| c_int::from(held.is_some()))
+/// Python knows the test's thread, and any other while it holds the GIL.
+unsafe extern "C" fn this_thread_state() -> *mut c_void {
+    if IS_TEST.get() || holds() { std::ptr::dangling_mut() } else { null_mut() }
+}
+
+unsafe extern "C" fn fetch(kind: *mut *mut c_void, value: *mut *mut c_void, traceback: *mut *mut c_void) {
+    assert!(holds());
+    for out in [kind, value, traceback] {
+        // SAFETY: the caller passes writable places.
+        unsafe { out.write(null_mut()) };
+    }
+}
+
+unsafe extern "C" fn restore(kind: *mut c_void, value: *mut c_void, traceback: *mut c_void) {
+    assert!(holds() && [kind, value, traceback].iter().all(|object| object.is_null()));
+}
+
+unsafe extern "C" fn occurred() -> *mut c_void {
+    assert!(holds());
+    null_mut()
+}
+
+unsafe extern "C" fn write_unraisable(_: *mut c_void) {
+    panic!("no exception is set");
 }
 
 struct Capsule {
@@ -88,14 +117,14 @@ struct Capsule {
 unsafe extern "C" fn capsule_new(
     _: *mut c_void,
     _: *const c_char,
-    _: unsafe extern "C" fn(*mut c_void),
+    _: Option<unsafe extern "C" fn(*mut c_void)>,
 ) -> *mut c_void {
     null_mut()
 }
 
 /// The capsule behind an object: every object of this interpreter is one.
 fn capsule(object: *mut c_void) -> *mut Capsule {
-    assert!(HELD.with_borrow(Option::is_some), "capsules are looked at with the GIL");
+    assert!(holds(), "capsules are read with the GIL");
     object.cast()
 }
 
@@ -119,7 +148,7 @@ unsafe extern "C" fn set_name(object: *mut c_void, name: *const c_char) -> c_int
 static RELEASED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 unsafe extern "C" fn count(_: *mut c_void) {
-    assert!(HELD.with_borrow(Option::is_some), "owners are released with the GIL");
+    assert!(holds(), "owners are released with the GIL");
     RELEASED[usize::from(!IS_TEST.get())].fetch_add(1, SeqCst);
 }
 
@@ -156,7 +185,7 @@ fn tensor() -> *mut c_void {
 }
 
 fn word(status: i32) -> &'static str {
-    // SAFETY: the library gives static C strings for its statuses.
+    // SAFETY: the library returns static C strings for its statuses.
     unsafe { CStr::from_ptr(tb_status_name(status)) }.to_str().unwrap()
 }
 
@@ -165,9 +194,14 @@ fn word(status: i32) -> &'static str {
 fn owners_are_released_with_the_gil_or_not_at_all() {
     IS_TEST.set(true);
     let functions = Functions {
+        is_initialized,
         gil_state_ensure: ensure,
         gil_state_release: release,
-        gil_state_check: check,
+        gil_state_get_this_thread_state: this_thread_state,
+        err_fetch: fetch,
+        err_restore: restore,
+        err_occurred: occurred,
+        err_write_unraisable: write_unraisable,
         capsule_new,
         capsule_is_valid: is_valid,
         capsule_get_pointer: pointer,
@@ -183,7 +217,7 @@ fn owners_are_released_with_the_gil_or_not_at_all() {
         tb_tensor_drop(tensor());
         assert_eq!(released(), [1, 0]);
 
-        // Without it, elsewhere, and not before the GIL is free.
+        // On a thread that Python does not know: elsewhere, and not before the GIL is free.
         let waiting = [tensor(), tensor()].map(|tensor| tensor.addr());
         thread::scope(|scope| {
             let drop = || waiting.map(|tensor| tb_tensor_drop(tensor as *mut c_void));
@@ -193,7 +227,7 @@ fn owners_are_released_with_the_gil_or_not_at_all() {
         let_go();
         comes_to([1, 2]);
 
-        // Capsules that hold nothing good, and what is none.
+        // Capsules without a tensor, consumed ones, and one of another name.
         hold();
         let mut out = null_mut();
         for (name, kind) in [

@@ -72,9 +72,14 @@ class Counts(ctypes.Structure):
 
 #: Functions of the interpreter that the library wants, in the order of ``tb_python``.
 INTERPRETER = (
+    "Py_IsInitialized",
     "PyGILState_Ensure",
     "PyGILState_Release",
-    "PyGILState_Check",
+    "PyGILState_GetThisThreadState",
+    "PyErr_Fetch",
+    "PyErr_Restore",
+    "PyErr_Occurred",
+    "PyErr_WriteUnraisable",
     "PyCapsule_New",
     "PyCapsule_IsValid",
     "PyCapsule_GetPointer",
