@@ -1,4 +1,7 @@
-"""DLPack capsules made by hand, good and hostile."""
+"""DLPack capsules made by hand, good and hostile.
+
+The tests of ``tensor_bridge_tf1`` import this as well, with Python 3.7.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +46,25 @@ new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype = ctypes.py_object
 new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
+is_valid = ctypes.pythonapi.PyCapsule_IsValid
+is_valid.restype = ctypes.c_int
+is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
 Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Producer:
-    """A float32 vector 0, 1, …, 7 as a DLPack capsule; ``tensor`` and ``managed`` may be spoilt before ``capsule``."""
+    """A float32 vector 0, 1, …, 7 as a DLPack capsule; ``tensor`` and ``managed`` may be spoilt before ``capsule``.
+
+    Its memory goes on to 15, at an address that 64 divides.
+    """
 
     def __init__(self, *, legacy: bool = False, deleter: bool = True) -> None:
         self.deleted = 0
-        self.data = (ctypes.c_float * 8)(*range(8))
+        self._memory = (ctypes.c_char * 128)()
+        self.address = -(-ctypes.addressof(self._memory) // 64) * 64
+        self.data = (ctypes.c_float * 16).from_address(self.address)
+        self.data[:] = range(16)
         self.shape = (ctypes.c_int64 * 3)(8, 1, 1)
         self.strides = (ctypes.c_int64 * 3)(1, 1, 1)
         self._deleter = Deleter(self._delete)
@@ -60,7 +73,7 @@ class Producer:
         if deleter:
             self.managed.deleter = ctypes.cast(self._deleter, ctypes.c_void_p)
         self.tensor = self.managed.tensor
-        self.tensor.data = ctypes.addressof(self.data)
+        self.tensor.data = self.address
         self.tensor.device_type, self.tensor.ndim = CPU, 1
         self.tensor.code, self.tensor.bits, self.tensor.lanes = FLOAT, 32, 1
         self.tensor.shape, self.tensor.strides = self.shape, self.strides

@@ -2,13 +2,18 @@
 
 import gc
 import os
+import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any, Iterator
 
 import pytest
 
 import tensor_bridge_tf1 as tb
+
+# For ``capsules``, which is one for both packages.
+sys.path.append(str(Path(__file__).parents[3] / "bridge-python" / "tests"))
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")

@@ -32,7 +32,7 @@ def test_a_capsule_is_used_up_and_its_tensor_given_back_once(legacy: bool) -> No
 @pytest.mark.parametrize("case", sorted(set(HOSTILE) - {"unknown dtype", "unknown device"}))
 def test_hostile_capsules_are_given_back(case: str) -> None:
     spoil, kind, words = HOSTILE[case]
-    producer = Producer()
+    producer = Producer(legacy=True)
     spoil(producer)
     with pytest.raises(tb.BridgeError, match=words):
         _sources.lent(producer.capsule())
@@ -40,7 +40,7 @@ def test_hostile_capsules_are_given_back(case: str) -> None:
 
 
 def test_producers_lend() -> None:
-    producer = Producer()
+    producer = Producer(legacy=True)
     tensor = _sources.lent(Foreign(producer))
     assert producer.deleted == 0
     del tensor
