@@ -1,7 +1,7 @@
-"""Makes the wheel: the package, and the library beside it.
+"""Build the wheel: the package, and the library in it.
 
-The library is built with cargo, or is the file that TENSOR_BRIDGE_TF1_LIBRARY names. Nothing of it depends on a version
-of Python, so one wheel serves all: ``py3-none-linux_x86_64``.
+The library is built with cargo, or is the file that TENSOR_BRIDGE_TF1_LIBRARY names. No part depends on a version of
+Python, so one wheel serves all: ``py3-none-linux_x86_64``.
 """
 
 import os
@@ -21,19 +21,19 @@ ROOT = HERE.parent.parent.parent
 
 
 def library() -> Path:
-    """The file of the library."""
+    """Return the file of the library."""
     named = os.environ.get("TENSOR_BRIDGE_TF1_LIBRARY")
     if named:
         return Path(named)
     if not (ROOT / "Cargo.toml").is_file():
-        raise SystemExit("the sources of the library are not there: build in the checkout, with pip 21.3 or later")
-    # By itself: together with others of the workspace it would get the features that they want.
+        raise SystemExit("the sources of the library are missing: build in the checkout, with pip 21.3 or later")
+    # Alone: in one build with other packages it would get their features.
     subprocess.check_call(["cargo", "build", "--release", "--package", "bridge-capi"], cwd=str(ROOT))
     return ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release" / "libbridge_capi.so"
 
 
 class WithLibrary(build_py):
-    """The package with the library in it."""
+    """The package with the library."""
 
     def run(self) -> None:
         """Copy both."""
@@ -42,18 +42,18 @@ class WithLibrary(build_py):
 
 
 class NotPure(Distribution):
-    """A package in which there is more than Python."""
+    """A package with a library in it."""
 
     def has_ext_modules(self) -> bool:
-        """Say so."""
+        """Return that it has one."""
         return True
 
 
 class BesideLibraries(install):
-    """Where packages go that are not for every platform; older versions look for modules in C to know that."""
+    """The folder of packages for one platform, which older versions use only for extension modules."""
 
     def finalize_options(self) -> None:
-        """Go there."""
+        """Choose that folder."""
         super().finalize_options()
         self.install_lib = self.install_platlib
 
@@ -62,7 +62,7 @@ class ForEveryPython(bdist_wheel):
     """A wheel for one platform and every Python."""
 
     def get_tag(self) -> Tuple[str, str, str]:
-        """The tag of the wheel."""
+        """Return the tag of the wheel."""
         return "py3", "none", "linux_x86_64"
 
 

@@ -100,7 +100,7 @@ fn located(device: Device, address: usize) -> Result<(Device, Option<Range<usize
     };
     let found = bridge_cuda::locate(address)?.filter(asked).ok_or_else(|| {
         let place = if device.index < 0 { "a CUDA device".into() } else { device.to_string() };
-        let text = format!("the tensor says that it is on {place}, but the driver knows no such memory there");
+        let text = format!("the tensor claims to be on {place}, but the driver knows no such memory there");
         Error::new(ErrorKind::Protocol, text)
     })?;
     Ok((found.device, Some(found.range)))

@@ -103,9 +103,9 @@ pub unsafe fn take_capsule(capsule: Object) -> Result<AnyManaged> {
         }
     }
     Err(if NAMES.iter().any(|(_, used)| is(used)) {
-        Error::new(ErrorKind::Consumed, "the DLPack capsule was used up before: ask its producer for a new one")
+        Error::new(ErrorKind::Consumed, "the DLPack capsule was consumed before: ask its producer for a new one")
     } else {
-        let text = "this is no DLPack capsule (named \"dltensor\" or \"dltensor_versioned\")";
+        let text = "this is not a DLPack capsule (named \"dltensor\" or \"dltensor_versioned\")";
         Error::new(ErrorKind::NotATensor, text)
     })
 }

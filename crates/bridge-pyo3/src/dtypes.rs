@@ -23,7 +23,7 @@ pub const NUMPY_DTYPES: &[DType] = &[
     DType::COMPLEX128,
 ];
 
-/// What `ml_dtypes` adds, as far as an element is a whole number of bytes in both worlds.
+/// The dtypes that `ml_dtypes` adds, without those whose elements are not whole bytes in both worlds.
 pub const EXTENSION_DTYPES: &[DType] = &[
     DType::BFLOAT16,
     DType::COMPLEX32,
@@ -37,7 +37,7 @@ pub const EXTENSION_DTYPES: &[DType] = &[
     DType::FLOAT8_E8M0FNU,
 ];
 
-/// The `numpy.dtype` objects of an array framework and what they mean here.
+/// The `numpy.dtype` objects of an array framework and their counterparts in core.
 ///
 /// NumPy keeps one object per built-in dtype, so the usual look-up compares pointers.
 pub struct ArrayDTypes {
@@ -46,11 +46,11 @@ pub struct ArrayDTypes {
 }
 
 impl ArrayDTypes {
-    /// Those of `wanted` that this process has: NumPy's own always, the others where `ml_dtypes` is installed.
+    /// Looks up those of `wanted` that this process has: NumPy's own always, the others where `ml_dtypes` is installed.
     ///
     /// # Errors
     ///
-    /// What Python reports.
+    /// What Python raises.
     pub fn new(py: Python<'_>, framework: &'static str, wanted: &[DType]) -> PyResult<Self> {
         let make = py.import("numpy")?.getattr("dtype")?;
         let extensions = probe(py, py.import("ml_dtypes"))?;
@@ -70,16 +70,16 @@ impl ArrayDTypes {
         Ok(Self { framework, known })
     }
 
-    /// The dtypes of this process.
+    /// Returns the dtypes of this process.
     pub fn all(&self) -> Vec<DType> {
         self.known.iter().map(|(dtype, _)| *dtype).collect()
     }
 
-    /// What a `numpy.dtype` object means.
+    /// Returns the dtype that a `numpy.dtype` object stands for.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Dtype`] for one that DLPack has no counterpart for, and for foreign byte order.
+    /// [`ErrorKind::Dtype`] for a dtype without a counterpart in DLPack, and for foreign byte order.
     pub fn read(&self, object: &Bound<'_, PyAny>) -> Result<DType> {
         if let Some((dtype, _)) = self.known.iter().find(|(_, known)| known.as_ptr() == object.as_ptr()) {
             return Ok(*dtype);
@@ -103,11 +103,11 @@ impl ArrayDTypes {
         Err(Error::new(ErrorKind::Dtype, format!("{} dtype {} {advice}", self.framework, brief_str(object))))
     }
 
-    /// The `numpy.dtype` object for a dtype.
+    /// Returns the `numpy.dtype` object for a dtype.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Dtype`] if there is none in this process.
+    /// [`ErrorKind::Dtype`] if this process has none.
     pub fn write<'py>(&self, py: Python<'py>, dtype: DType) -> Result<&Bound<'py, PyAny>> {
         let known = self.known.iter().find(|(known, _)| *known == dtype);
         known.map(|(_, object)| object.bind(py)).ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! From Python's errors to core's.
+//! Conversion of Python's errors to core's.
 
 use bridge_core::{Error, ErrorKind, Result};
 use pyo3::exceptions::{PyBufferError, PyException, PyImportError, PyMemoryError, PyRecursionError};
@@ -58,7 +58,7 @@ pub fn framework_error(py: Python<'_>, framework: &str, error: PyErr) -> Error {
             let colon = if text.is_empty() { "" } else { ": " };
             Error::new(kind, format!("{framework} raised {name}{colon}{text}")).caused_by(error)
         }
-        // Ctrl-C, while the exception was asked for its text.
+        // Ctrl-C during `str(exception)`.
         Err(interrupt) => Error::new(kind, format!("{framework} raised {name}")).caused_by(interrupt),
     }
 }
@@ -87,7 +87,7 @@ pub fn is_ordinary(py: Python<'_>, error: &PyErr) -> bool {
 
 /// Returns the error for an object that the adapter of `framework` does not know as a tensor.
 pub fn not_a_tensor(framework: &str, object: &Bound<'_, PyAny>) -> Error {
-    Error::new(ErrorKind::NotATensor, format!("{} is no tensor of {framework}", type_name(object)))
+    Error::new(ErrorKind::NotATensor, format!("{} is not a tensor of {framework}", type_name(object)))
 }
 
 /// Imports the module of a framework.
@@ -107,7 +107,7 @@ pub fn installed<'py>(py: Python<'py>, module: &str, package: &str) -> Result<Bo
     })
 }
 
-/// Returns the value of a probe, or `None` where it raised an ordinary exception: that is an answer, too.
+/// Returns the value of a probe, or `None` where it raised an ordinary exception.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! What the adapters for Python objects share: an owner that may be dropped on any thread, DLPack capsules, the dtypes
-//! of NumPy, and the way from Python's errors to core's.
+//! Shared by the adapters for Python objects: an owner that may be dropped on any thread, DLPack capsules, the dtypes of
+//! NumPy, and the conversion of Python's errors to core's. [`bridge_interpreter`] is the way into Python below.
 
 mod capsule;
 mod dtypes;
@@ -23,7 +23,7 @@ pub type PyTensor<'py> = pyo3::Bound<'py, pyo3::PyAny>;
 
 /// An adapter whose tensors are Python objects.
 pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
-    /// Whether `object` is a tensor of this framework, of whatever kind.
+    /// Returns whether `object` is a tensor of this framework, of any kind.
     fn owns(&self, object: &PyTensor<'py>) -> bool;
 
     /// Returns the device and the address of the first element of `tensor`, or `None` for a tensor without elements.

@@ -1,4 +1,4 @@
-//! Quick and strict forms of what pyo3 offers.
+//! Faster or stricter forms of functions of pyo3.
 
 use pyo3::ffi::{PyObject, PyObject_CallMethodObjArgs, PyType_IsSubtype};
 use pyo3::prelude::*;
@@ -8,8 +8,8 @@ use std::ptr;
 /// The most arguments that [`call`] passes.
 const MOST: usize = 4;
 
-/// `object.name(*arguments)`, for up to four arguments, without a bound method and a tuple on the way, which pyo3 makes
-/// for the stable ABI of Python 3.10.
+/// Calls `object.name(*arguments)`, with up to four arguments. It makes neither a bound method nor a tuple, as pyo3 does for
+/// the stable ABI of Python 3.10.
 ///
 /// # Errors
 ///
@@ -29,8 +29,8 @@ pub fn call<'py>(
     }
 }
 
-/// Returns whether the object really is of this type or a subclass. `isinstance` also believes what an object says of
-/// itself in `__class__`, as a `weakref.proxy` does, which keeps nothing alive, and runs what a metaclass defines.
+/// Returns whether the type of the object is this type or a subclass. `isinstance` also believes `__class__`, which a
+/// `weakref.proxy` copies from an object that it does not keep alive, and runs code of metaclasses.
 pub fn is_instance(object: &Bound<'_, PyAny>, kind: &Bound<'_, PyType>) -> bool {
     // SAFETY: both types are alive, and the GIL is held; the function runs no Python code and cannot fail.
     unsafe { PyType_IsSubtype(object.get_type_ptr(), kind.as_type_ptr()) == 1 }

@@ -94,7 +94,7 @@ def test_a_capsule_is_used_up_once() -> None:
     producer = Producer()
     capsule = producer.capsule()
     first = tb.to_numpy(capsule)
-    with pytest.raises(tb.BridgeBufferError, match="used up before") as caught:
+    with pytest.raises(tb.BridgeBufferError, match="consumed before") as caught:
         tb.to_numpy(capsule)
     assert caught.value.kind == "consumed"
     assert producer.deleted == 0

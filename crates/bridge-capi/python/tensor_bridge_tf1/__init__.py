@@ -1,7 +1,7 @@
 """Tensors of other frameworks inside the graphs of TensorFlow 1.15, in place.
 
-A graph is built once and run many times, and the ``feed_dict`` of a session copies through the host. So what is fed and
-fetched here is a handle, a tensor of two ``int32`` in host memory, and the tensor itself stays where it is::
+A graph is built once and run many times, and the ``feed_dict`` of a session copies through the host. So a run is fed a
+handle here and returns one, a tensor of two ``int32`` in host memory. The tensor itself stays where it is::
 
     import tensor_bridge_tf1 as tb
 
@@ -12,13 +12,13 @@ fetched here is a handle, a tensor of two ``int32`` in host memory, and the tens
         fetched = session.run(y, {handle: tb.feed(torch_tensor)})
         result = torch.utils.dlpack.from_dlpack(tb.take(fetched))
 
-A graph that was saved is used as it is: the external input takes the place of its placeholder::
+A saved graph is used as it is: the external input replaces its placeholder::
 
     x = tb.external_input(tf.float32, [None, 4])
     (y,) = tf.import_graph_def(graph_def, input_map={"x:0": x}, return_elements=["y:0"])
     fetched = session.run(tb.external_output(y), {tb.handle_of(x): tb.feed(torch_tensor)})
 
-With ``tf.enable_eager_execution()`` both operations are executed at once::
+With ``tf.enable_eager_execution()`` both operations are executed immediately::
 
     x = tb.external_input(tf.float32, [None, 4], tb.feed(torch_tensor))
     result = torch.utils.dlpack.from_dlpack(tb.take(tb.external_output(2 * x + 1)))
@@ -66,39 +66,38 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-#: What ``copy`` may be, with the numbers that the library has for it.
+#: Values of ``copy``, with the library's numbers (``tb_copy``).
 _COPY = {None: 0, True: 1, False: 2}
 
 
 class Feed(np.ndarray):
     """A tensor that is fed: the two numbers of its handle.
 
-    Runs can read the tensor as long as this object lives, any number of times. They keep the memory themselves for as
-    long as they need it.
+    Runs can read the tensor any number of times as long as this object lives. A run that has read it keeps the memory
+    as long as it needs it.
     """
 
     _kept: Optional[Owned] = None
 
     def __array_finalize__(self, other: Any) -> None:
-        """Views and copies keep the tensor as well."""
+        """Keep the tensor in views and copies, too."""
         self._kept = getattr(other, "_kept", None)
 
     def __reduce__(self) -> Any:
-        """Refuse: a handle means something in this process alone."""
-        raise TypeError("what is fed cannot leave the process: feed the tensor there")
+        """Refuse: a handle is valid in this process alone."""
+        raise TypeError("a Feed cannot leave the process: feed the tensor there")
 
 
 def feed(x: Any, *, copy: Optional[bool] = None) -> Feed:
-    """Feed ``x`` in place: what a run is given for a handle.
+    """Return the handle of ``x``, to be fed to runs, which use ``x`` in place.
 
-    ``x`` is a NumPy array, a DLPack capsule (which is used up), or an object with ``__dlpack__`` or
-    ``__cuda_array_interface__``, such as a tensor of PyTorch or CuPy. TensorFlow's stream waits, on the device, for the
-    work on it that is under way now. A bare capsule does not say where that is: order it before the legacy default
-    stream.
+    ``x`` is a NumPy array, a DLPack capsule (which is consumed), or an object with ``__dlpack__`` or
+    ``__cuda_array_interface__``, such as a tensor of PyTorch or CuPy. TensorFlow's stream waits, on the device, for
+    pending work on it. A bare capsule does not name the stream of that work: order it before the legacy default stream.
 
-    TensorFlow takes compact tensors at addresses that 64 divides, and a copy of others, which is made in host memory by
-    this package and on a CUDA device by the framework of ``x``. ``copy=True`` has one made in any case, and
-    ``copy=False`` refuses what would need one. A run that reads a handle whose ``Feed`` is gone fails and says so.
+    TensorFlow takes compact tensors at addresses that 64 divides. Others are copied, in host memory by this package and
+    on a CUDA device by the framework of ``x``. ``copy=True`` always copies, and ``copy=False`` refuses tensors that
+    need a copy. A run that reads a handle whose ``Feed`` was dropped fails with an error.
     """
     operations = _ready()
     try:
@@ -128,34 +127,34 @@ def _feed(operations: Operations, x: Any, copy: int) -> Owned:
 
 
 def placeholder(name: str = "handle") -> Any:
-    """The place in a graph where a handle is fed."""
+    """Return a new placeholder of the graph, to which a handle is fed."""
     tf = _ready().tf
     return tf.compat.v1.placeholder(tf.int32, [2], name)
 
 
 def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "external_input") -> Any:
-    """A tensor that is another framework's memory, with this dtype and shape.
+    """Return a tensor over another framework's memory, with this dtype and shape.
 
     ``handle`` is a ``placeholder``. Without it, the graph gets one of its own, which ``handle_of`` returns. In eager
-    execution it is what ``feed`` gave, and the result an eager tensor, which keeps the memory. In a ``tf.function`` it
-    is an argument, for which the function is given ``tf.convert_to_tensor(fed)``. Gradients with respect to the result
-    are taken as of any tensor.
+    execution it is the result of ``feed``, and this returns an eager tensor, which keeps the memory. In a
+    ``tf.function`` it is an argument: call the function with ``tf.convert_to_tensor(fed)``. Gradients with respect to
+    the result are taken as of any tensor.
 
-    ``shape`` may have lengths of ``None``. What is fed is checked against dtype and shape in every run. In a graph the
-    operation runs on the device where it is built (``tf.device``), and what is fed has to be there.
+    ``shape`` may have lengths of ``None``. Every run checks the tensor that is fed against dtype and shape. In a graph
+    the operation runs on the device where it is built (``tf.device``), and the tensor that is fed must be there.
 
-    A graph that was saved takes it in: ``tf.import_graph_def(graph_def, input_map={"x:0": external_input(...)})``.
+    A saved graph takes it, too: ``tf.import_graph_def(graph_def, input_map={"x:0": external_input(...)})``.
     """
     operations = _ready()
     tf = operations.tf
     try:
         dtype = tf.as_dtype(dtype)
     except (TypeError, ValueError) as error:
-        raise of_kind("dtype", f"{_shown(dtype)} is no dtype of TensorFlow") from error
+        raise of_kind("dtype", f"{_shown(dtype)} is not a dtype of TensorFlow") from error
     try:
         shape = tf.TensorShape(shape)
     except (TypeError, ValueError) as error:
-        raise _argument(f"{_shown(shape)} is no shape: {str(error):.200}") from error
+        raise _argument(f"{_shown(shape)} is not a shape: {str(error):.200}") from error
     if tf.executing_eagerly():
         made = operations.execute(
             INPUT, name, _place(operations, handle), _eager_handle(tf, handle), T=dtype.as_datatype_enum
@@ -166,14 +165,14 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
         if handle is None or isinstance(handle, np.ndarray):
             raise _argument(
                 "inside a tf.function pass the handle: let it be an argument, and call the function with "
-                "tf.convert_to_tensor(fed), where fed is what feed gave and lives until the call is over"
+                "tf.convert_to_tensor(fed), where fed is the result of feed and lives until the call is over"
             )
     elif handle is None:
         handle = placeholder()
     elif isinstance(handle, np.ndarray):
-        raise _argument("a graph takes what feed gives in each run: session.run(y, {handle_of(x): feed(tensor)})")
+        raise _argument("pass the result of feed to each run of a graph: session.run(y, {handle_of(x): feed(tensor)})")
     if getattr(handle, "dtype", None) != tf.int32:
-        raise _no_handle(handle, "pass a tensor of two int32, which stands for what feed gives")
+        raise _no_handle(handle, "pass a tensor of two int32, to which the result of feed is fed")
     made = operations.add(INPUT, name, handle=handle, T=dtype, place=-1)
     return tf.ensure_shape(made, shape, name=name + "_shape")
 
@@ -181,19 +180,19 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
 def handle_of(x: Any) -> Any:
     """Return the tensor of the graph that holds the handle of ``x``, which ``external_input`` returned.
 
-    A run is fed there: ``session.run(y, {handle_of(x): feed(tensor)})``.
+    Feed it to a run: ``session.run(y, {handle_of(x): feed(tensor)})``.
     """
     # Read from the graph: TensorFlow takes a tensor with an attribute ``handle`` for a variable.
     operation: Any = getattr(x, "op", None)
     if getattr(operation, "type", None) == "EnsureShape":
         operation = operation.inputs[0].op
     if getattr(operation, "type", None) != INPUT:
-        raise _argument(f"{_shown(x)} is no external_input of a graph, and has no handle")
+        raise _argument(f"{_shown(x)} is not an external_input of a graph, and has no handle")
     return operation.inputs[0]
 
 
 def external_output(y: Any, *, name: str = "external_output") -> Any:
-    """A handle by which the value that ``y`` has in a run, or has now in eager execution, can be taken, once."""
+    """Return a handle with which ``take`` takes the value of ``y``, once: that of a run, or in eager execution of now."""
     operations = _ready()
     tf = operations.tf
     if getattr(getattr(y, "dtype", None), "_is_ref_dtype", False):
@@ -203,21 +202,21 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
     try:
         y = tf.convert_to_tensor(y)
     except (TypeError, ValueError) as error:
-        text = f"{_shown(y)} is no tensor, and TensorFlow makes none of it: {str(error):.200}"
+        text = f"{_shown(y)} is not a tensor, and TensorFlow cannot convert it: {str(error):.200}"
         raise of_kind("not_a_tensor", text) from error
     if tf.executing_eagerly():
         return operations.execute(OUTPUT, name, y.device, y, T=y.dtype.as_datatype_enum, outlived=1)
-    # A tf.function may be gone as soon as it was called.
+    # A tf.function may be dropped as soon as it was called.
     outlived = int(tf.compat.v1.get_default_graph().building_function)
     return operations.add(OUTPUT, name, x=y, outlived=outlived)
 
 
 def take(fetched: Any) -> Taken:
-    """The tensor behind a handle that a run has given, in place, for any framework to use.
+    """Return the tensor behind a handle that a run returned, in place, for any framework to use.
 
-    Each can be taken once. One that is never taken keeps its memory, which ``stats()["untaken"]`` counts, until its
-    session goes: then it is reclaimed, and the next call of this package warns of it. What eager execution and a
-    ``tf.function`` give belongs to no session, and waits for as long as the process lives.
+    Each can be taken once. One that is never taken keeps its memory until its session is dropped: then it is reclaimed,
+    and the next call of this package warns. ``stats()["untaken"]`` counts them. The results of eager execution and of a
+    ``tf.function`` belong to no session, and wait as long as the process lives.
     """
     operations = _ready()
     try:
@@ -225,17 +224,18 @@ def take(fetched: Any) -> Taken:
     except (TypeError, ValueError, NotImplementedError):
         numbers = np.empty(0)
     if numbers.shape != (2,) or numbers.dtype != np.int32:
-        raise _no_handle(fetched, "pass what a run gave for external_output")
+        raise _no_handle(fetched, "pass the value that a run returned for external_output")
     external = Owned("external_drop")
     library().take(operations.runtime, (ctypes.c_int32 * 2)(*numbers.tolist()), external.out)
     return Taken(external)
 
 
 def stats() -> Dict[str, int]:
-    """How many views this process has made (``leased``) and given back (``released``).
+    """Return how many views this process has made (``leased``) and returned (``released``).
 
-    ``retired`` of those given back still wait for the device, and ``leaked`` are never reused because the device could
-    not tell when they may be. ``untaken`` results wait for ``take``, and ``reclaimed`` went with their session before.
+    Of the returned ones, ``retired`` wait for the device, and the memory of ``leaked`` is never reused because the
+    driver could not tell when it may be. ``untaken`` results wait for ``take``; ``reclaimed`` ones were dropped with
+    their session.
     """
     _warn_of_reclaimed()
     return _counts()
@@ -251,13 +251,13 @@ _reclaimed = 0
 
 
 def _warn_of_reclaimed() -> None:
-    """Warn, once, of each result that was never taken and has gone with its session."""
+    """Warn, once, of each result that was dropped with its session before it was taken."""
     global _reclaimed
     reclaimed = _counts()["reclaimed"]
     lost, _reclaimed = reclaimed - _reclaimed, reclaimed
     if lost > 0:
         text = (
-            "{} results of external_output were never taken, and their memory went back with their session: "
+            "{} results of external_output were never taken, and were dropped with their session: "
             "call take on each, or do not fetch it"
         )
         warnings.warn(text.format(lost), ResourceWarning, stacklevel=4)
@@ -270,18 +270,18 @@ def _ready() -> Operations:
 
 def _eager_handle(tf: Any, handle: Any) -> Any:
     if handle is None:
-        raise _argument("in eager execution pass what feed gave: external_input(dtype, shape, feed(tensor))")
+        raise _argument("in eager execution pass the result of feed: external_input(dtype, shape, feed(tensor))")
     try:
         numbers = tf.convert_to_tensor(handle)
     except (TypeError, ValueError) as error:
-        raise _no_handle(handle, "pass what feed gave") from error
+        raise _no_handle(handle, "pass the result of feed") from error
     if numbers.dtype != tf.int32:
-        raise _no_handle(handle, "pass what feed gave")
+        raise _no_handle(handle, "pass the result of feed")
     return numbers
 
 
 def _place(operations: Operations, handle: Any) -> Optional[str]:
-    """TensorFlow's name of the device that holds what is fed; where that is not known, its own choice."""
+    """Return TensorFlow's name of the device of a tensor that is fed; ``None`` lets TensorFlow choose."""
     kept = getattr(handle, "_kept", None)
     if kept is None:
         return None
@@ -291,11 +291,11 @@ def _place(operations: Operations, handle: Any) -> Optional[str]:
 
 
 def _no_handle(object: Any, advice: str) -> BridgeError:
-    return _argument(f"{_shown(object)} is no handle: {advice}")
+    return _argument(f"{_shown(object)} is not a handle: {advice}")
 
 
 def _shown(object: Any) -> str:
-    """What an error says of an object, which may be as large as it likes."""
+    """Describe an object in an error, whatever its size."""
     return f"an object of type {type(object).__name__}"
 
 

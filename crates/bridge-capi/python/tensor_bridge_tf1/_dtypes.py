@@ -1,4 +1,4 @@
-"""Element types: DLPack's numbers, NumPy's dtypes, and the names that both go by."""
+"""Element types: DLPack's numbers, NumPy's dtypes, and the names of both."""
 
 from typing import Any, Tuple
 
@@ -29,7 +29,7 @@ _BY_NUMBERS = {numbers: name for name, numbers in NAMES.items()}
 
 
 def from_numpy(dtype: np.dtype) -> Dtype:
-    """DLPack's numbers for a dtype of NumPy's."""
+    """Return DLPack's numbers of a NumPy dtype."""
     numbers = NAMES.get(dtype.name)
     if numbers is None or not dtype.isnative:
         text = "dtype {} has no counterpart: cast the array to a number type in native byte order first"
@@ -38,12 +38,12 @@ def from_numpy(dtype: np.dtype) -> Dtype:
 
 
 def name(numbers: Tuple[int, int]) -> str:
-    """The name of the dtype with this code and so many bits."""
+    """Return the name of the dtype with this code and number of bits."""
     return _BY_NUMBERS.get(numbers, f"dlpack{numbers}")
 
 
 def to_numpy(name: str) -> Any:
-    """NumPy's dtype with this name. That for bfloat16 is TensorFlow's own."""
+    """Return the NumPy dtype of this name. TensorFlow defines that of bfloat16."""
     if name == "bfloat16":
         import tensorflow as tf
 

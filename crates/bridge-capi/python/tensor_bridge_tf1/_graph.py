@@ -1,4 +1,4 @@
-"""The operations, in graphs and executed at once."""
+"""The operations, in graphs and in eager execution."""
 
 import ctypes
 import threading
@@ -16,7 +16,7 @@ DEVICE = "TensorBridgeDevice"
 
 
 def tensorflow() -> Any:
-    """TensorFlow, of the one version that there is support for."""
+    """Return TensorFlow, of the one version that is supported."""
     try:
         import tensorflow as tf
     except ImportError as error:
@@ -35,12 +35,12 @@ class Operations:
     _making = threading.Lock()
 
     def __init__(self) -> None:
-        """Register them and tell Python of their definitions."""
+        """Register them, in Python as well."""
         tf = self.tf = tensorflow()
         from tensorflow.core.framework import op_def_pb2
         from tensorflow.python.framework import op_def_library, op_def_registry
 
-        # It lives as long as the process, so nobody drops it.
+        # It lives as long as the process, so it is never dropped.
         self.runtime = ctypes.c_void_p()
         library().runtime_loaded(1, ctypes.byref(self.runtime))
         graph, definitions = tf.Graph(), op_def_pb2.OpList()
@@ -52,7 +52,7 @@ class Operations:
 
     @classmethod
     def get(cls) -> "Operations":
-        """Those of this process."""
+        """Return those of this process."""
         if cls._made is None:
             with cls._making:
                 if cls._made is None:
@@ -60,9 +60,9 @@ class Operations:
         return cls._made
 
     def gpu(self, number: int) -> str:
-        """Return the name that the eager context has for the driver's GPU ``number``.
+        """Return the eager context's name of the driver's GPU ``number``.
 
-        ``visible_device_list`` and the like make TensorFlow's numbers others than the driver's.
+        With ``visible_device_list`` and the like, TensorFlow's numbers differ from the driver's.
         """
         if number not in self._gpus:
             from tensorflow.python.eager import context
@@ -79,17 +79,17 @@ class Operations:
         return self._gpus[number]
 
     def add(self, operation: str, name: str, **arguments: Any) -> Any:
-        """The output of the operation, in the graph that is being built."""
+        """Add the operation to the current graph and return its output."""
         return self._library.apply_op(operation, name=name, **arguments)
 
     def execute(self, operation: str, name: str, device: Optional[str], argument: Any, **attributes: int) -> Any:
-        """The output of the operation, executed at once on the device."""
+        """Execute the operation on the device and return its output."""
         from tensorflow.python.eager import context, execute
 
         pairs = tuple(part for pair in attributes.items() for part in pair)
         with self.tf.device(device):
             made = execute.execute(operation.encode(), 1, [argument], pairs, context.context(), name)
         if context.context().is_async():
-            # What is fed need not live longer than this call.
+            # A tensor that is fed need not live longer than this call.
             context.async_wait()
         return made[0]

@@ -19,13 +19,13 @@ MAX_NDIM = 64
 
 
 class Dtype(ctypes.Structure):
-    """An element type, as DLPack numbers them."""
+    """An element type, by DLPack's numbers."""
 
     _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
 
 
 class Device(ctypes.Structure):
-    """A device, as DLPack numbers them."""
+    """A device, by DLPack's numbers."""
 
     _fields_ = [("kind", c_int32), ("index", c_int32)]
 
@@ -48,7 +48,7 @@ class Memory(ctypes.Structure):
 
 
 class Info(ctypes.Structure):
-    """What is known of a tensor at the edge of a graph."""
+    """Description of a tensor at the edge of a graph."""
 
     _fields_ = [
         ("data", c_void_p),
@@ -65,12 +65,12 @@ COUNTS = ("leased", "released", "retired", "leaked", "untaken", "reclaimed")
 
 
 class Counts(ctypes.Structure):
-    """What was lent and given back."""
+    """Counts of views, over the whole process."""
 
     _fields_ = [(name, c_uint64) for name in COUNTS]
 
 
-#: Functions of the interpreter that the library wants, in the order of ``tb_python``.
+#: Functions of the interpreter that the library needs, in the order of ``tb_python``.
 INTERPRETER = (
     "Py_IsInitialized",
     "PyGILState_Ensure",
@@ -89,8 +89,8 @@ INTERPRETER = (
 Object = ctypes.py_object
 Out = POINTER(c_void_p)
 
-#: The functions that give a status, by their names without ``tb_``: whether they are called with the GIL, and the
-#: arguments.
+#: The functions that return a status, by their names without ``tb_``: whether they are called with the GIL, and the
+#: types of the arguments.
 FUNCTIONS: Dict[str, Tuple[bool, List[Any]]] = {
     "stats": (False, [POINTER(Counts)]),
     "runtime_loaded": (False, [c_int32, Out]),
@@ -107,15 +107,15 @@ FUNCTIONS: Dict[str, Tuple[bool, List[Any]]] = {
     "python_capsule": (True, [c_void_p, c_uint64, c_int32, Out]),
 }
 
-#: Those that give nothing: with the GIL, so that Python objects are let go at once.
+#: The functions that return nothing. They are called with the GIL, so that Python objects are released at once.
 DROPS = ("tensor_drop", "external_drop", "view_drop")
 
 
 class Library:
-    """The library, loaded: its functions without ``tb_``, which raise what they report."""
+    """The loaded library: its functions without ``tb_``, which raise their errors."""
 
     def __init__(self, path: str) -> None:
-        """Load it and look whether it is the right one."""
+        """Load the library and check its version."""
         try:
             unlocked, locked = ctypes.CDLL(path), ctypes.PyDLL(path)
             abi = unlocked.tb_abi
@@ -145,7 +145,7 @@ class Library:
         atexit.register(self.python_close)
 
     def __getattr__(self, name: str) -> Any:
-        """A function that is none."""
+        """Report a function that does not exist."""
         raise AttributeError(name)
 
     def _check(self, status: int, function: Any, arguments: Any) -> None:
@@ -159,7 +159,7 @@ _loading = threading.Lock()
 
 
 def library() -> Library:
-    """The library, which is loaded the first time."""
+    """Return the library, loaded by the first call."""
     global _loaded
     if _loaded is None:
         with _loading:
@@ -170,33 +170,33 @@ def library() -> Library:
 
 
 class Owned:
-    """Something of the library's that is dropped with this object, and stands for it as an argument."""
+    """An object of the library, dropped with this one, which stands for it as an argument."""
 
     def __init__(self, drop: str) -> None:
-        """Nothing yet: ``out`` is where the library puts it."""
+        """Start empty: the library writes the object to ``out``."""
         self._as_parameter_: Optional[c_void_p] = c_void_p()
         self._drop = getattr(library(), drop)
 
     @property
     def out(self) -> Any:
-        """Where to put it."""
-        assert self._as_parameter_ is not None, "it was dropped"
+        """Where the library writes the object."""
+        assert self._as_parameter_ is not None, "the object was dropped"
         return ctypes.byref(self._as_parameter_)
 
     def drop(self) -> None:
-        """Drop it now."""
+        """Drop the object now."""
         pointer, self._as_parameter_ = self._as_parameter_, None
         self._drop(pointer)
 
     def __enter__(self) -> "Owned":
-        """It, to be dropped at the end of the block."""
+        """Return this object, which the end of the block drops."""
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Drop it, also where an exception keeps this object."""
+        """Drop the object, also where an exception keeps this one alive."""
         self.drop()
 
     def __del__(self) -> None:
-        """Drop it."""
+        """Drop the object."""
         if hasattr(self, "_drop"):
             self.drop()

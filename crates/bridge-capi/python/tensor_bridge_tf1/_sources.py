@@ -1,4 +1,4 @@
-"""What can be fed: NumPy arrays, DLPack capsules and their producers, and memory of CUDA devices."""
+"""Tensors that can be fed: NumPy arrays, DLPack capsules and their producers, and memory of CUDA devices."""
 
 import ctypes
 import sys
@@ -12,12 +12,12 @@ from .errors import BridgeError, of_kind
 
 CPU, CUDA = 1, 2
 
-#: CUDA's legacy default stream, in front of which producers order their work.
+#: CUDA's legacy default stream. Producers order their work before it.
 LEGACY = 1
 
 
 def lent(x: Any) -> Owned:
-    """``x`` as a tensor of the library's, which keeps it."""
+    """Return ``x`` as a tensor of the library, which keeps ``x`` alive."""
     if isinstance(x, np.ndarray):
         return _of_numpy(x)
     if type(x).__name__ == "PyCapsule":
@@ -25,20 +25,20 @@ def lent(x: Any) -> Owned:
     _refuse(x)
     speaks = hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
     interface = getattr(x, "__cuda_array_interface__", None)
-    # DLPack has the producer order its work, so it comes first unless the interface names the stream.
+    # With DLPack the producer orders its work, so it comes first unless the interface names the stream.
     if interface is not None and ("stream" in interface or not speaks):
         return _of_interface(x, interface)
     if speaks:
         return _of_producer(x)
     text = (
-        "{}.{} is no tensor: pass a NumPy array, a DLPack capsule, or an object with __dlpack__ or "
+        "{}.{} is not a tensor: pass a NumPy array, a DLPack capsule, or an object with __dlpack__ or "
         "__cuda_array_interface__"
     )
     raise of_kind("not_a_tensor", text.format(type(x).__module__, type(x).__name__))
 
 
 def copied(x: Any) -> Optional[Any]:
-    """A compact copy of ``x`` on its device by its own framework, if that can be asked for one."""
+    """Return a compact copy of ``x`` by its own framework, on its device, or ``None`` where it makes no copies."""
     torch = _torch(x)
     try:
         if torch is not None:
@@ -50,13 +50,13 @@ def copied(x: Any) -> Optional[Any]:
 
 
 def _torch(x: Any) -> Any:
-    """PyTorch, if ``x`` is a tensor of it."""
+    """Return PyTorch if ``x`` is one of its tensors."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(x, getattr(torch, "Tensor", ())) else None
 
 
 def _refuse(x: Any) -> None:
-    """Tensors of PyTorch that cannot be lent, with what to do."""
+    """Refuse tensors of PyTorch that cannot be lent, with advice."""
     if _torch(x) is None:
         return
     if x.requires_grad:
@@ -67,14 +67,14 @@ def _refuse(x: Any) -> None:
 
 
 def resolved(x: Any, copy: Optional[bool]) -> Any:
-    """``x``, or a copy of it by PyTorch with the conjugation or negation done that PyTorch has put off.
+    """Return ``x``, or a copy by PyTorch where PyTorch has deferred a conjugation or negation.
 
-    PyTorch's own DLPack knows nothing of a negation.
+    PyTorch's own DLPack ignores a deferred negation.
     """
     if _torch(x) is None or not (x.is_conj() or x.is_neg()):
         return x
     if copy is False:
-        text = "the tensor has a conjugation or negation put off, which a copy does: pass copy=None"
+        text = "the tensor has a deferred conjugation or negation, which needs a copy: pass copy=None"
         raise of_kind("copy_needed", text)
     return x.resolve_conj().resolve_neg()
 
@@ -101,7 +101,7 @@ def _of_producer(x: Any) -> Owned:
         elif _torch(x) is None:
             capsule = x.__dlpack__(stream=LEGACY)
         else:
-            # It orders the current stream of the current device, whatever the device of the tensor is.
+            # PyTorch orders the current stream of the current device, whatever the device of the tensor.
             with _torch(x).cuda.device_of(x):
                 capsule = x.__dlpack__(stream=LEGACY)
     except BridgeError:
@@ -112,7 +112,7 @@ def _of_producer(x: Any) -> Owned:
 
 
 def _of_interface(x: Any, interface: Any) -> Owned:
-    """Version 2 or 3 of the interface, in which the driver knows where the memory is."""
+    """Read version 2 or 3 of the interface. The driver knows the device of the memory."""
     try:
         shape = [int(length) for length in interface["shape"]]
         address, read_only = interface["data"]
@@ -129,14 +129,14 @@ def _of_interface(x: Any, interface: Any) -> Owned:
     if masked:
         raise of_kind("not_a_tensor", "tensors have no masks: pass the data without it")
     if stream is not None and (not isinstance(stream, int) or stream <= 0):
-        text = "the __cuda_array_interface__ is malformed: stream {!r:.80} is none (1 is the legacy default stream)"
+        text = "the __cuda_array_interface__ is malformed: stream {!r:.80} is invalid (1 is the legacy default stream)"
         raise of_kind("protocol", text.format(stream))
     dtype = _dtypes.from_numpy(numpy_dtype)
     return _of_memory(x, address, shape, strides, dtype, (CUDA, -1), bool(read_only), stream or 0)
 
 
 def _elements(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Sequence[int]:
-    """Strides in elements, out of those in bytes. Of a dimension with one element they mean nothing."""
+    """Convert strides from bytes to elements. The stride of a dimension with one element is ignored."""
     if len(shape) != len(strides):
         raise of_kind("protocol", f"shape {tuple(shape)} and strides {tuple(strides)} differ in length")
     if any(step % itemsize and length > 1 for length, step in zip(shape, strides)):
@@ -169,7 +169,7 @@ def _of_memory(
         owner=id(owner),
     )
     tensor, call = Owned("tensor_drop"), library().tensor_memory
-    # From here on the reference is the library's, which gives it back, also where the call fails.
+    # From here on the library owns the reference, and releases it also where the call fails.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
     call(ctypes.byref(memory), tensor.out)
     return tensor

@@ -1,4 +1,4 @@
-"""What a run has given, for whoever takes it."""
+"""Tensors that a run fetched, for other frameworks."""
 
 import ctypes
 from typing import Any, Dict, Optional, Tuple
@@ -12,15 +12,15 @@ from .errors import of_kind
 
 
 class Taken:
-    """A tensor that a run of TensorFlow has given, in TensorFlow's memory, for other frameworks to use in place.
+    """A tensor that a run fetched, in TensorFlow's memory, for other frameworks to use in place.
 
-    ``torch.utils.dlpack.from_dlpack(taken)`` and whatever else knows ``__dlpack__`` makes a tensor of it that shares
-    the memory and keeps it; on a CUDA device also what knows ``__cuda_array_interface__``, and on the host ``numpy()``.
-    It may be used any number of times, also in a graph: ``feed(taken)``.
+    ``torch.utils.dlpack.from_dlpack(taken)``, as any other consumer of ``__dlpack__``, returns a tensor that shares
+    the memory and keeps it. Consumers of ``__cuda_array_interface__`` do so on a CUDA device, and ``numpy()`` on the
+    host. It may be used any number of times, also in a graph: ``feed(taken)``.
     """
 
     def __init__(self, external: Owned) -> None:
-        """What ``take`` gives: make none yourself."""
+        """Only ``take`` makes one."""
         self._external = external
         self._info = Info()
         self._used = None  # type: Optional[Owned]
@@ -44,11 +44,11 @@ class Taken:
 
     @property
     def read_only(self) -> bool:
-        """Whether nobody may write to the memory: it was fed by somebody who said so."""
+        """Whether the memory must not be written: it was fed from read-only memory."""
         return bool(self._info.read_only)
 
     def __repr__(self) -> str:
-        """What it is, without its values."""
+        """Describe it, without its values."""
         return f"<Taken: {self.dtype} {list(self.shape)} on {self.device}>"
 
     def __dlpack_device__(self) -> Tuple[int, int]:
@@ -62,19 +62,19 @@ class Taken:
         dl_device: Optional[Tuple[int, int]] = None,
         copy: Optional[bool] = None,
     ) -> Any:
-        """A capsule over the memory, which the consumer's ``stream`` may use: it waits for TensorFlow's, on the device.
+        """Return a capsule over the memory. The consumer's ``stream`` waits for TensorFlow's, on the device.
 
-        The stream has to live as long as the tensor that the consumer makes. Read-only memory goes only to consumers
-        that ask for ``max_version`` 1.0 or later, whose capsules can say so.
+        The stream must live as long as the consumer's tensor. Read-only memory needs ``max_version`` 1.0 or later,
+        because older capsules have no flag for it.
         """
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
-            raise of_kind("device", f"the tensor is on {self.device}: move it with the framework that takes it")
+            raise of_kind("device", f"the tensor is on {self.device}: move it with the consumer's framework")
         if copy:
-            raise of_kind("argument", "the tensor is lent in place: copy it with the framework that takes it")
+            raise of_kind("argument", "the tensor is lent in place: copy it with the consumer's framework")
         if stream is not None and (stream < -1 or (stream == 0 and self._info.device.kind == CUDA)):
-            raise of_kind("argument", f"stream {stream} is none: 1 is CUDA's legacy default stream")
+            raise of_kind("argument", f"stream {stream} is invalid: 1 is CUDA's legacy default stream")
         capsule = ctypes.c_void_p()
-        # Without synchronisation (-1) the order would be the caller's affair; waiting costs the host nothing.
+        # With -1 the caller orders the work; waiting all the same costs the host nothing.
         handle = LEGACY if stream is None or stream < 0 else stream
         versioned = max_version is not None and max_version[0] >= 1
         library().python_capsule(self._external, handle, versioned, ctypes.byref(capsule))
@@ -84,10 +84,10 @@ class Taken:
 
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:
-        """The memory on a CUDA device, written in the stream that it names; there is none on the host.
+        """The interface, for memory on a CUDA device. It names the stream in which the memory is written.
 
-        Whoever uses it keeps this object until the work is done. Work in a stream that does not wait for the legacy
-        default stream has to be told with ``record_stream``.
+        The consumer keeps this object until its work is done, and calls ``record_stream`` for work in a stream that
+        does not wait for the legacy default stream.
         """
         if self._info.device.kind != CUDA:
             raise AttributeError(f"the tensor is on {self.device}: use numpy() or __dlpack__")
@@ -104,16 +104,16 @@ class Taken:
         }
 
     def record_stream(self, stream: int) -> None:
-        """The memory is used on this CUDA stream as well, which lives as long as this object.
+        """Record that the memory is used on this CUDA stream, too, which must live as long as this object.
 
-        TensorFlow's stream waits for it before the memory is used again. The legacy default stream, and those that
-        consumers name to ``__dlpack__``, are known without this.
+        TensorFlow's stream waits for it before the memory is reused. The legacy default stream, and those passed to
+        ``__dlpack__``, need no record.
         """
         if self._info.device.kind == CUDA:
             library().view_used(self._use(), stream)
 
     def _use(self) -> Owned:
-        """The view behind the interface, which goes with this object."""
+        """Return the view behind the interface, which is dropped with this object."""
         if self._used is None:
             used = Owned("view_drop")
             library().external_view(self._external, LEGACY, used.out)
@@ -121,9 +121,9 @@ class Taken:
         return self._used
 
     def numpy(self) -> Any:
-        """The memory as an array, in place; on the host only. It is writeable unless the tensor is read-only."""
+        """Return the memory as an array, in place; on the host only. It is writeable unless the tensor is read-only."""
         if self._info.device.kind != CPU:
-            text = "the tensor is on {}, and NumPy has arrays on the host: copy it there with a framework that is on it"
+            text = "the tensor is on {}, and NumPy has arrays on the host: copy it there with a framework that uses it"
             raise of_kind("device", text.format(self.device))
         dtype = _dtypes.to_numpy(self.dtype)
         if 0 in self.shape:
@@ -131,13 +131,13 @@ class Taken:
         return np.asarray(_Bytes(self, dtype.itemsize)).view(dtype).reshape(self.shape)
 
     def __array__(self, dtype: Any = None) -> Any:
-        """The same for NumPy's own functions: ``numpy.asarray(taken)``."""
+        """Return the array for NumPy's own functions: ``numpy.asarray(taken)``."""
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
 
 class _Bytes:
-    """A view of a taken tensor, as the array's base: it goes with the last array over it."""
+    """A view of a taken tensor, as the base of arrays: dropped with the last of them."""
 
     def __init__(self, taken: Taken, itemsize: int) -> None:
         self._view = Owned("view_drop")

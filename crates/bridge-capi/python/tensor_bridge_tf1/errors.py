@@ -1,4 +1,4 @@
-"""The errors of tensor_bridge_tf1, by the names that tensor_bridge has for them.
+"""The errors of tensor_bridge_tf1, with the names of those of tensor_bridge.
 
 Each is a ``BridgeError`` and also the built-in exception that fits, so both ``except BridgeError`` and
 ``except TypeError`` catch it. The attribute ``kind`` says what went wrong in one word, such as ``"copy_needed"``.
@@ -8,7 +8,7 @@ from typing import Dict, Type
 
 
 class BridgeError(Exception):
-    """Something about a tensor or its frameworks keeps it from crossing."""
+    """A tensor cannot cross, because of the tensor or of a framework."""
 
     kind: str = "error"
 
@@ -18,11 +18,11 @@ class BridgeTypeError(BridgeError, TypeError):
 
 
 class BridgeValueError(BridgeError, ValueError):
-    """A wrong argument, a layout that makes no sense, or another device than asked."""
+    """A wrong argument, an invalid layout, or another device than requested."""
 
 
 class BridgeBufferError(BridgeError, BufferError):
-    """Memory that cannot be handed on: read-only, in need of a copy, used up, tied to autograd."""
+    """Memory that cannot be exported: read-only, in need of a copy, consumed, tied to autograd."""
 
 
 class BridgeImportError(BridgeError, ImportError):
@@ -56,7 +56,7 @@ _CLASSES: Dict[str, Type[BridgeError]] = {
 
 
 def of_kind(kind: str, text: str) -> BridgeError:
-    """The error of this kind with this message, to be raised."""
+    """Return the error of this kind with this message."""
     error = _CLASSES.get(kind, BridgeRuntimeError)(text)
     error.kind = kind
     return error

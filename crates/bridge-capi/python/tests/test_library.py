@@ -20,7 +20,7 @@ def test_a_capsule_is_used_up_and_its_tensor_given_back_once(legacy: bool) -> No
     capsule = producer.capsule()
     tensor = _sources.lent(capsule)
     assert is_valid(capsule, b"used_" + producer.name)
-    with pytest.raises(tb.BridgeBufferError, match="used up before"):
+    with pytest.raises(tb.BridgeBufferError, match="consumed before"):
         _sources.lent(capsule)
     del capsule
     gc.collect()
