@@ -1,12 +1,15 @@
-//! Where owners are released in a process with an interpreter. This one is a mutex and a few structures.
+//! Where owners are released in a process with an interpreter.
+
+#[path = "../../bridge-interpreter/tests/fake/mod.rs"]
+#[allow(dead_code, reason = "the tests of bridge-interpreter use the rest")]
+mod fake;
 
 use bridge_capi as _;
 use bridge_interpreter::Functions;
-use std::cell::{Cell, RefCell};
+use fake::{CAME, Capsule, FUNCTIONS, hold, holds, is_known, know, let_go};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -37,119 +40,12 @@ unsafe extern "C" {
     fn _exit(status: c_int) -> !;
 }
 
-static GIL: Mutex<()> = Mutex::new(());
-
-thread_local! {
-    static HELD: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
-    static IS_TEST: Cell<bool> = const { Cell::new(false) };
-}
-
-fn hold() {
-    HELD.set(Some(GIL.lock().unwrap()));
-}
-
-fn let_go() {
-    HELD.take();
-}
-
-fn holds() -> bool {
-    HELD.with_borrow(Option::is_some)
-}
-
-unsafe extern "C" fn is_initialized() -> c_int {
-    1
-}
-
-/// Calls of [`ensure`] that waited for the GIL.
-static CAME: AtomicUsize = AtomicUsize::new(0);
-
-/// What [`ensure`] returns where the thread held the GIL, and where it did not.
-const NESTED: c_int = 6;
-const OUTER: c_int = 7;
-
-unsafe extern "C" fn ensure() -> c_int {
-    if holds() {
-        return NESTED;
-    }
-    CAME.fetch_add(1, SeqCst);
-    hold();
-    OUTER
-}
-
-unsafe extern "C" fn release(state: c_int) {
-    assert!(holds() && [NESTED, OUTER].contains(&state));
-    if state == OUTER {
-        let_go();
-    }
-}
-
-/// Python knows the test's thread, and any other while it holds the GIL.
-unsafe extern "C" fn this_thread_state() -> *mut c_void {
-    if IS_TEST.get() || holds() { std::ptr::dangling_mut() } else { null_mut() }
-}
-
-unsafe extern "C" fn fetch(kind: *mut *mut c_void, value: *mut *mut c_void, traceback: *mut *mut c_void) {
-    assert!(holds());
-    for out in [kind, value, traceback] {
-        // SAFETY: the caller passes writable places.
-        unsafe { out.write(null_mut()) };
-    }
-}
-
-unsafe extern "C" fn restore(kind: *mut c_void, value: *mut c_void, traceback: *mut c_void) {
-    assert!(holds() && [kind, value, traceback].iter().all(|object| object.is_null()));
-}
-
-unsafe extern "C" fn occurred() -> *mut c_void {
-    assert!(holds());
-    null_mut()
-}
-
-unsafe extern "C" fn write_unraisable(_: *mut c_void) {
-    panic!("no exception is set");
-}
-
-struct Capsule {
-    pointer: *mut c_void,
-    name: *const c_char,
-}
-
-unsafe extern "C" fn capsule_new(
-    _: *mut c_void,
-    _: *const c_char,
-    _: Option<unsafe extern "C" fn(*mut c_void)>,
-) -> *mut c_void {
-    null_mut()
-}
-
-/// The capsule behind an object: every object of this interpreter is one.
-fn capsule(object: *mut c_void) -> *mut Capsule {
-    assert!(holds(), "capsules are read with the GIL");
-    object.cast()
-}
-
-unsafe extern "C" fn is_valid(object: *mut c_void, name: *const c_char) -> c_int {
-    // SAFETY: the object is a capsule, and both names are C strings.
-    unsafe { c_int::from(CStr::from_ptr((*capsule(object)).name) == CStr::from_ptr(name)) }
-}
-
-unsafe extern "C" fn pointer(object: *mut c_void, _: *const c_char) -> *mut c_void {
-    // SAFETY: the object is a capsule.
-    unsafe { (*capsule(object)).pointer }
-}
-
-unsafe extern "C" fn set_name(object: *mut c_void, name: *const c_char) -> c_int {
-    // SAFETY: the object is a capsule.
-    unsafe { (*capsule(object)).name = name };
-    0
-}
-
 /// How often owners were released, on the test's thread and on others.
 static RELEASED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 unsafe extern "C" fn count(_: *mut c_void) {
     assert!(holds(), "owners are released with the GIL");
-    RELEASED[usize::from(!IS_TEST.get())].fetch_add(1, SeqCst);
+    RELEASED[usize::from(!is_known())].fetch_add(1, SeqCst);
 }
 
 fn released() -> [usize; 2] {
@@ -192,25 +88,11 @@ fn word(status: i32) -> &'static str {
 /// One test, because an interpreter is opened and closed once.
 #[test]
 fn owners_are_released_with_the_gil_or_not_at_all() {
-    IS_TEST.set(true);
-    let functions = Functions {
-        is_initialized,
-        gil_state_ensure: ensure,
-        gil_state_release: release,
-        gil_state_get_this_thread_state: this_thread_state,
-        err_fetch: fetch,
-        err_restore: restore,
-        err_occurred: occurred,
-        err_write_unraisable: write_unraisable,
-        capsule_new,
-        capsule_is_valid: is_valid,
-        capsule_get_pointer: pointer,
-        capsule_set_name: set_name,
-    };
+    know();
     // SAFETY: the functions do what their names say; tensors are dropped once.
     unsafe {
-        assert_eq!(tb_python_open(&functions), 0);
-        assert_eq!(tb_python_open(&functions), 0, "the second time means nothing");
+        assert_eq!(tb_python_open(&FUNCTIONS), 0);
+        assert_eq!(tb_python_open(&FUNCTIONS), 0, "the second time means nothing");
 
         // With the GIL, at once and here.
         hold();
@@ -237,9 +119,9 @@ fn owners_are_released_with_the_gil_or_not_at_all() {
             (c"used_dltensor_versioned", "consumed"),
             (c"other", "not_a_tensor"),
         ] {
-            let mut capsule = Capsule { pointer: null_mut(), name: name.as_ptr() };
-            assert_eq!(word(tb_python_tensor((&raw mut capsule).cast(), &mut out)), kind);
-            let used = CStr::from_ptr(capsule.name).to_bytes().starts_with(b"used_");
+            let mut capsule = Capsule::named(name);
+            assert_eq!(word(tb_python_tensor(capsule.object(), &mut out)), kind);
+            let used = capsule.name().starts_with("used_");
             assert_eq!(used, kind != "not_a_tensor", "{name:?}");
         }
         assert_eq!(word(tb_python_tensor(null_mut(), &mut out)), "argument");

@@ -192,7 +192,7 @@ def handle_of(x: Any) -> Any:
 
 
 def external_output(y: Any, *, name: str = "external_output") -> Any:
-    """Return a handle with which ``take`` takes the value of ``y``, once: that of a run, or in eager execution of now."""
+    """Return a handle to ``take``, once, the value of ``y`` in a run, or in eager execution its value now."""
     operations = _ready()
     tf = operations.tf
     if getattr(getattr(y, "dtype", None), "_is_ref_dtype", False):
