@@ -145,12 +145,21 @@ unsafe extern "C" {
 
 /// Makes forked children forget the threads of their parent.
 pub(crate) fn watch_for_forks() {
-    // SAFETY: the function stores to atomics alone, which any thread of a forked child may do. Where it cannot be
-    // registered, a child waits a little at its end.
-    let _ = unsafe { pthread_atfork(None, None, Some(forget_threads)) };
+    // SAFETY: the functions lock and unlock a mutex and store to atomics, which the one thread of a forked child may do.
+    // Where they cannot be registered, a child waits a little at its end.
+    let _ = unsafe { pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
 }
 
-unsafe extern "C" fn forget_threads() {
-    ENTERED.store(0, SeqCst);
+unsafe extern "C" fn before_fork() {
+    release::before_fork();
+}
+
+unsafe extern "C" fn in_parent() {
+    release::after_fork();
+}
+
+unsafe extern "C" fn in_child() {
+    release::after_fork();
     release::forget_thread();
+    ENTERED.store(0, SeqCst);
 }

@@ -6,6 +6,7 @@
 //! Python at once, because it would take the GIL from a thread that is about to drop them anyway.
 
 use crate::gate::{Thread, report_unraisable, with_gil};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,6 +63,8 @@ fn release<T>(value: T, defer: fn(T) -> Owner, closed: fn(T)) {
     }
 }
 
+type Guard = MutexGuard<'static, VecDeque<Owner>>;
+
 static DEFERRED: Mutex<VecDeque<Owner>> = Mutex::new(VecDeque::new());
 static ARRIVED: Condvar = Condvar::new();
 /// Whether the thread runs that drops them.
@@ -69,8 +72,12 @@ static RUNS: AtomicBool = AtomicBool::new(false);
 /// How long a deferred owner waits for [`drop_deferred`] before the thread enters Python for it.
 const MOMENT: Duration = Duration::from_millis(1);
 
+fn deferred() -> Guard {
+    DEFERRED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn defer(owner: Owner) {
-    DEFERRED.lock().unwrap_or_else(PoisonError::into_inner).push_back(owner);
+    deferred().push_back(owner);
     if !RUNS.swap(true, SeqCst) {
         let thread = thread::Builder::new().name("tensor-bridge-release".into());
         // Without the thread the owner waits for `drop_deferred`.
@@ -79,16 +86,12 @@ fn defer(owner: Owner) {
     ARRIVED.notify_one();
 }
 
-/// Returns the deferred owners. The lock is only tried: in a forked child, a thread of the parent may hold it for ever.
-fn deferred() -> Option<MutexGuard<'static, VecDeque<Owner>>> {
-    DEFERRED.try_lock().ok()
-}
-
 /// Drops deferred owners, with the GIL and one at a time: no thread with the GIL may see an owner that is neither deferred
 /// nor dropped. Returns `None` once the interpreter shuts down, when they are leaked.
 fn drop_all() -> Option<()> {
+    let next = || deferred().pop_front();
     with_gil(|| {
-        while let Some(owner) = deferred().and_then(|mut owners| owners.pop_front()) {
+        while let Some(owner) = next() {
             // A panic of a foreign owner must neither end the thread nor meet C.
             let _ = catch_unwind(AssertUnwindSafe(|| drop(owner)));
             // SAFETY: the GIL is held.
@@ -99,7 +102,7 @@ fn drop_all() -> Option<()> {
 
 /// Drops deferred owners now if Python knows this thread, which takes the GIL if there are any.
 pub fn drop_deferred() {
-    if deferred().is_some_and(|owners| !owners.is_empty()) && matches!(Thread::current(), Thread::Known) {
+    if !deferred().is_empty() && matches!(Thread::current(), Thread::Known) {
         drop_all();
     }
 }
@@ -107,11 +110,25 @@ pub fn drop_deferred() {
 fn run() {
     let mut open = Some(());
     while open.is_some() {
-        let owners = DEFERRED.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(ARRIVED.wait_while(owners, |owners| owners.is_empty()));
+        drop(ARRIVED.wait_while(deferred(), |owners| owners.is_empty()));
         thread::sleep(MOMENT);
         open = drop_all();
     }
+}
+
+thread_local! {
+    /// The lock, while this thread forks: a child must not begin with a lock that a thread of its parent holds.
+    static FORKING: RefCell<Option<Guard>> = const { RefCell::new(None) };
+}
+
+/// Called by `fork`, in the parent.
+pub(crate) fn before_fork() {
+    let _ = FORKING.try_with(|guard| guard.replace(Some(deferred())));
+}
+
+/// Called by `fork` afterwards, in the parent and in the child.
+pub(crate) fn after_fork() {
+    let _ = FORKING.try_with(RefCell::take);
 }
 
 /// Makes a forked child start a thread of its own.
