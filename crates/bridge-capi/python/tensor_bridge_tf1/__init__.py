@@ -170,7 +170,7 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
     elif handle is None:
         handle = placeholder()
     elif isinstance(handle, np.ndarray):
-        raise _argument("pass the result of feed to each run of a graph: session.run(y, {handle_of(x): feed(tensor)})")
+        raise _argument("a graph takes the result of feed in each run: session.run(y, {handle_of(x): feed(tensor)})")
     if getattr(handle, "dtype", None) != tf.int32:
         raise _no_handle(handle, "pass a tensor of two int32, to which the result of feed is fed")
     made = operations.add(INPUT, name, handle=handle, T=dtype, place=-1)
