@@ -34,8 +34,8 @@ pub extern "C" fn tb_python_close() -> Status {
 ///
 /// # Safety
 ///
-/// `capsule` is null or a Python object, and the caller holds the GIL. A capsule of DLPack's names holds what they say, and
-/// its producer keeps DLPack's promises. `out` is null or writable.
+/// `capsule` is null or a Python object, and the caller holds the GIL. A capsule of DLPack's names holds what they say,
+/// and its producer keeps DLPack's promises. `out` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_python_tensor(capsule: Object, out: *mut *mut CTensor) -> Status {
     answer(|| {

@@ -86,8 +86,8 @@ impl Drop for CallerOwned {
 /// `tb_tensor`: a tensor of the caller, which can be lent any number of times.
 pub struct CTensor(Arc<Lent>);
 
-/// Looks up the device of an address, and the allocation around it, in the driver. Only addresses on CUDA devices are looked
-/// up.
+/// Looks up the device of an address, and the allocation around it, in the driver. Only addresses on CUDA devices are
+/// looked up.
 fn located(device: Device, address: usize) -> Result<(Device, Option<Range<usize>>)> {
     if device.kind != DeviceKind::CUDA {
         return Ok((Device { index: device.index.max(0), ..device }, None));

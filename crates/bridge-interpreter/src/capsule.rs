@@ -79,13 +79,13 @@ fn opened() -> Result<&'static Functions> {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::NotATensor`] for anything but a DLPack capsule, [`ErrorKind::Consumed`] for one that was consumed before,
-/// [`ErrorKind::Argument`] where no interpreter is open.
+/// [`ErrorKind::NotATensor`] for anything but a DLPack capsule, [`ErrorKind::Consumed`] for one that was consumed
+/// before, [`ErrorKind::Argument`] where no interpreter is open.
 ///
 /// # Safety
 ///
-/// `capsule` is a Python object, this thread holds the GIL, and no other thread uses the capsule meanwhile (where there is
-/// no GIL, the caller holds the capsule's lock).
+/// `capsule` is a Python object, this thread holds the GIL, and no other thread uses the capsule meanwhile (where there
+/// is no GIL, the caller holds the capsule's lock).
 pub unsafe fn take_capsule(capsule: Object) -> Result<AnyManaged> {
     let functions = opened()?;
     // SAFETY: the object is alive and the GIL is held; IsValid takes any object and sets no exception.
@@ -110,8 +110,8 @@ pub unsafe fn take_capsule(capsule: Object) -> Result<AnyManaged> {
     })
 }
 
-/// Puts a managed tensor into a new capsule, whose destructor calls the tensor's deleter unless a consumer has taken the
-/// tensor. Returns a new reference, or null with Python's exception set; the deleter has been called then.
+/// Puts a managed tensor into a new capsule, whose destructor calls the tensor's deleter unless a consumer has taken
+/// the tensor. Returns a new reference, or null with Python's exception set; the deleter has been called then.
 ///
 /// # Errors
 ///

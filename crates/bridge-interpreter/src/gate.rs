@@ -54,8 +54,8 @@ impl Drop for Entered {
     }
 }
 
-/// Runs `body` with the GIL, a pending exception in place, whether this thread holds the GIL or not. Returns `None` once
-/// the interpreter shuts down, and where there is none.
+/// Runs `body` with the GIL, a pending exception in place, whether this thread holds the GIL or not. Returns `None`
+/// once the interpreter shuts down, and where there is none.
 ///
 /// At finalisation CPython kills threads that block on the GIL, inside Rust frames; so [`close`] admits threads that
 /// already wait, and rejects later ones.
@@ -72,8 +72,8 @@ pub fn enter<R>(body: impl FnOnce() -> R) -> Option<R> {
     Some(body())
 }
 
-/// Runs `body` with the GIL, as [`enter`] does. A pending exception, as is often there when something is dropped, is saved
-/// before `body` and restored after it.
+/// Runs `body` with the GIL, as [`enter`] does. A pending exception, as is often there when something is dropped, is
+/// saved before `body` and restored after it.
 pub fn with_gil<R>(body: impl FnOnce() -> R) -> Option<R> {
     let functions = functions()?;
     enter(|| {
@@ -122,8 +122,8 @@ pub unsafe fn report_unraisable() {
     }
 }
 
-/// Closes the way in before the interpreter shuts down: drops deferred owners, rejects later calls of [`enter`], and waits
-/// up to a second for those under way. The caller does not hold the GIL.
+/// Closes the way in before the interpreter shuts down: drops deferred owners, rejects later calls of [`enter`], and
+/// waits up to a second for those under way. The caller does not hold the GIL.
 pub fn close() {
     release::drop_deferred();
     CLOSED.store(true, SeqCst);
@@ -145,8 +145,8 @@ unsafe extern "C" {
 
 /// Makes forked children forget the threads of their parent.
 pub(crate) fn watch_for_forks() {
-    // SAFETY: the functions lock and unlock a mutex and store to atomics, which the one thread of a forked child may do.
-    // Where they cannot be registered, a child waits a little at its end.
+    // SAFETY: the functions lock and unlock a mutex and store to atomics, which the one thread of a forked child may
+    // do. Where they cannot be registered, a child waits a little at its end.
     let _ = unsafe { pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
 }
 

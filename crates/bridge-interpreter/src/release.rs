@@ -2,8 +2,8 @@
 //!
 //! A thread that Python knows takes the GIL and drops the owner at once. On any other thread the drop is deferred: that
 //! thread must not wait for the GIL, because a thread that holds it may be waiting for that one. Deferred owners are
-//! dropped by the next [`drop_deferred`], or after a millisecond by a thread of this library. That thread does not enter
-//! Python at once, because it would take the GIL from a thread that is about to drop them anyway.
+//! dropped by the next [`drop_deferred`], or after a millisecond by a thread of this library. That thread does not
+//! enter Python at once, because it would take the GIL from a thread that is about to drop them anyway.
 
 use crate::gate::{Thread, report_unraisable, with_gil};
 use std::cell::RefCell;
@@ -46,7 +46,8 @@ impl<T: Send + Sync + 'static> Drop for Guarded<T> {
     }
 }
 
-/// Drops `value` where that is allowed. Once the interpreter shuts down, a thread that Python knows passes it to `closed`.
+/// Drops `value` where that is allowed. Once the interpreter shuts down, a thread that Python knows passes it to
+/// `closed`.
 fn release<T>(value: T, defer: fn(T) -> Owner, closed: fn(T)) {
     match Thread::current() {
         Thread::Free => drop(value),
@@ -86,8 +87,8 @@ fn defer(owner: Owner) {
     ARRIVED.notify_one();
 }
 
-/// Drops deferred owners, with the GIL and one at a time: no thread with the GIL may see an owner that is neither deferred
-/// nor dropped. Returns `None` once the interpreter shuts down, when they are leaked.
+/// Drops deferred owners, with the GIL and one at a time: no thread with the GIL may see an owner that is neither
+/// deferred nor dropped. Returns `None` once the interpreter shuts down, when they are leaked.
 fn drop_all() -> Option<()> {
     let next = || deferred().pop_front();
     with_gil(|| {

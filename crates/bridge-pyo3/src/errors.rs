@@ -9,8 +9,8 @@ use pyo3::types::PyModule;
 /// bounded.
 const QUOTED: usize = 200;
 
-/// Exceptions of frameworks that mean a full memory and extend no `MemoryError`, by module and name. Programs catch them
-/// by their class.
+/// Exceptions of frameworks that mean a full memory and extend no `MemoryError`, by module and name. Programs catch
+/// them by their class.
 const OUT_OF_MEMORY: &[(&str, &str)] = &[
     ("torch", "OutOfMemoryError"),
     ("cupy.cuda.memory", "OutOfMemoryError"),
@@ -41,8 +41,8 @@ pub fn type_name(object: &Bound<'_, PyAny>) -> String {
 
 /// Converts an exception that a framework raised to core's error, with the exception as its cause.
 ///
-/// The kind is [`ErrorKind::Refused`] for a `BufferError`, which the array API demands of a producer that cannot export,
-/// [`ErrorKind::OutOfMemory`] for a full memory, and [`ErrorKind::Framework`] for all others.
+/// The kind is [`ErrorKind::Refused`] for a `BufferError`, which the array API demands of a producer that cannot
+/// export, [`ErrorKind::OutOfMemory`] for a full memory, and [`ErrorKind::Framework`] for all others.
 pub fn framework_error(py: Python<'_>, framework: &str, error: PyErr) -> Error {
     let kind = if is_out_of_memory(py, &error) {
         ErrorKind::OutOfMemory

@@ -47,11 +47,11 @@ pub(crate) fn open() {
     unsafe { bridge_interpreter::open(FUNCTIONS) };
 }
 
-/// Runs `body` with the GIL, whether this thread holds it or not. Returns `None` once the interpreter shuts down. A pending
-/// exception, as is often there when something is dropped, is saved before `body` and restored after it.
+/// Runs `body` with the GIL, whether this thread holds it or not. Returns `None` once the interpreter shuts down. A
+/// pending exception, as is often there when something is dropped, is saved before `body` and restored after it.
 ///
-/// `Python::try_attach` will not do in a deleter: it takes the GIL for granted on a thread that has attached before, and
-/// PyTorch releases it, without pyo3's knowledge, around the drop of a tensor.
+/// `Python::try_attach` will not do in a deleter: it takes the GIL for granted on a thread that has attached before,
+/// and PyTorch releases it, without pyo3's knowledge, around the drop of a tensor.
 pub fn with_gil<R>(body: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     open();
     // SAFETY: this thread holds the GIL until `body` returns.

@@ -1,5 +1,5 @@
-//! Shared by the adapters for Python objects: an owner that may be dropped on any thread, DLPack capsules, the dtypes of
-//! NumPy, and the conversion of Python's errors to core's. [`bridge_interpreter`] is the way into Python below.
+//! Shared by the adapters for Python objects: an owner that may be dropped on any thread, DLPack capsules, the dtypes
+//! of NumPy, and the conversion of Python's errors to core's. [`bridge_interpreter`] is the way into Python below.
 
 mod capsule;
 mod dtypes;
@@ -27,8 +27,8 @@ pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
     fn owns(&self, object: &PyTensor<'py>) -> bool;
 
     /// Returns the device and the address of the first element of `tensor`, or `None` for a tensor without elements.
-    /// Unlike [`export`](bridge_core::Adapter::export) it also answers for tensors that cannot cross, such as those that
-    /// require grad.
+    /// Unlike [`export`](bridge_core::Adapter::export) it also answers for tensors that cannot cross, such as those
+    /// that require grad.
     ///
     /// # Errors
     ///

@@ -8,8 +8,8 @@ use std::ptr;
 /// The most arguments that [`call`] passes.
 const MOST: usize = 4;
 
-/// Calls `object.name(*arguments)`, with up to four arguments. It makes neither a bound method nor a tuple, as pyo3 does for
-/// the stable ABI of Python 3.10.
+/// Calls `object.name(*arguments)`, with up to four arguments. It makes neither a bound method nor a tuple, as pyo3
+/// does for the stable ABI of Python 3.10.
 ///
 /// # Errors
 ///

@@ -10,7 +10,8 @@ use std::ptr::NonNull;
 /// A reference to a Python object that may be dropped on any thread, with or without the GIL ([`Guarded`]). Once the
 /// interpreter shuts down, the reference is leaked.
 ///
-/// pyo3 defers the drop of a bare `Py` without the GIL until some thread enters Python through pyo3, which may be never.
+/// pyo3 defers the drop of a bare `Py` without the GIL until some thread enters Python through pyo3, which may be
+/// never.
 pub struct PyOwner {
     _object: Guarded<Reference>,
 }
@@ -34,8 +35,8 @@ unsafe impl Sync for Reference {}
 
 impl Drop for Reference {
     fn drop(&mut self) {
-        // SAFETY: the reference was taken in `PyOwner::new` and is released here alone. The guard holds the GIL, because
-        // `new` has opened the way into the interpreter.
+        // SAFETY: the reference was taken in `PyOwner::new` and is released here alone. The guard holds the GIL,
+        // because `new` has opened the way into the interpreter.
         unsafe { Py_DecRef(self.0.as_ptr()) };
     }
 }
