@@ -4,6 +4,7 @@ use crate::eager::devices::Devices;
 use crate::eager::functions::{EagerRuntime, TFE_Context};
 use crate::eager::handle::Shared;
 use crate::runtime::Runtime;
+use crate::runtime::gpus::Gpus;
 use crate::runtime::library::Series;
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream};
 use bridge_pyo3::{PyOwner, PyTensor, brief_str, framework_error, installed, is_instance, probe, with_gil};
@@ -143,16 +144,18 @@ impl Process {
     }
 }
 
-/// Returns the stream of a GPU in the eager context; `None` while the interpreter shuts down.
-fn stream(device: Device) -> Result<Option<Stream>> {
-    let devices = match Devices::current() {
-        Some(devices) => devices,
-        None => match with_gil(|py| Ok(Process::get(py)?.devices(py)?.1)) {
-            Some(queried) => queried?,
-            None => return Ok(None),
-        },
-    };
-    Ok(Some(devices.gpu(device)?.stream))
+/// Returns the stream of a GPU in the eager context; `None` while the interpreter shuts down. Python is entered only where
+/// neither the context nor a kernel has reported the stream: a thread of TensorFlow that drops a lease must not wait for
+/// the GIL.
+fn stream(device: Device, reported: &Gpus) -> Result<Option<Stream>> {
+    if let Some(devices) = Devices::current() {
+        return Ok(Some(devices.gpu(device)?.stream));
+    }
+    if let Some(stream) = reported.stream_of(device) {
+        return Ok(Some(stream));
+    }
+    let queried = with_gil(|py| Process::get(py)?.devices(py)?.1.gpu(device).map(|gpu| gpu.stream));
+    queried.transpose()
 }
 
 /// Imports TensorFlow. The first import is kept from adding its symbols to the global scope, where libraries that are

@@ -6,8 +6,9 @@ use crate::runtime::read_only::ReadOnly;
 use bridge_core::{Consumer, Device, DeviceKind, Error, ErrorKind, Result, Stream, Views};
 use std::sync::OnceLock;
 
-/// Returns the stream of a GPU in the eager context; `None` while the interpreter shuts down.
-pub(crate) type EagerStream = fn(Device) -> Result<Option<Stream>>;
+/// Returns the stream of a GPU in the eager context, or else the stream that a kernel has reported for it; `None` while
+/// the interpreter shuts down.
+pub(crate) type EagerStream = fn(Device, &Gpus) -> Result<Option<Stream>>;
 
 /// The consumer of one runtime. A process has one stream of TensorFlow per GPU, which sessions and the eager runtime
 /// share.
@@ -38,7 +39,7 @@ impl Consumer for RuntimeConsumer {
             return Ok(None);
         }
         if let Some(stream) = self.eager.get() {
-            return stream(device);
+            return stream(device, &self.gpus);
         }
         match (self.gpus.stream_of(device), self.series) {
             (Some(stream), _) => Ok(Some(stream)),
