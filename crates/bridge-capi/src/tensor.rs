@@ -154,6 +154,8 @@ impl CTensor {
             return Err(refused("data is NULL, but there are elements"));
         }
         let kind = DeviceKind(memory.device.kind);
+        // Before the driver is needed, which may be missing.
+        layout.hull(data, None)?;
         let (device, allocation) = located(Device { kind, index: memory.device.index }, data)?;
         let bytes = layout.hull(data, allocation.as_ref())?;
         let access = if memory.read_only != 0 { Access::ReadOnly } else { Access::ReadWrite };

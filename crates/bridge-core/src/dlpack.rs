@@ -147,6 +147,7 @@ pub unsafe fn lend<M: ManagedTensorBase>(
     if layout.numel() > 0 && tensor.data_ptr().is_null() {
         return Err(broken("the data pointer is null".into()));
     }
+    layout.hull(data, None).map_err(|_| broken("the view leaves the address space".into()))?;
     let bytes = layout.hull(data, origin.allocation.as_ref())?;
     // SAFETY: the handle owns the tensor, and no other code changes it.
     let access = match unsafe { &*managed.as_ptr() }.version() {

@@ -104,13 +104,16 @@ tensor = tb.to_numpy(np.zeros(3).view(Slow))
 thread = threading.Thread(target=lambda: globals().pop("tensor"))
 thread.start()
 entered.wait(60)
-start = time.monotonic()
-if os.fork() == 0:
-    raise SystemExit
-os.wait()
-took = time.monotonic() - start
+took = []
+for _ in range(5):
+    start = time.monotonic()
+    if os.fork() == 0:
+        raise SystemExit
+    os.wait()
+    took.append(time.monotonic() - start)
 leave.set()
 thread.join()
-assert took < 0.9, f"the child took {took:.2f} s"
+# A child that waits takes a second each time; one on a busy machine may take long once.
+assert min(took) < 0.9, f"the children took {took} s"
 """)
     assert (done.returncode, done.stderr) == (0, "")

@@ -86,16 +86,20 @@ def test_tensors_that_an_asynchronous_executor_is_yet_to_make() -> None:
         """
 tf.config.experimental.set_synchronous_execution(False)
 
-def sleep(x):
-    time.sleep(0.5)
+released, waited = threading.Event(), []
+
+def wait(x):
+    waited.append(released.wait(20))
     return x * 2
 
-late = tf.function(lambda x: tf.numpy_function(sleep, [x], tf.float32))
+late = tf.function(lambda x: tf.numpy_function(wait, [x], tf.float32))
+released.set()
 late(tf.ones(4)).numpy()
-begun = time.monotonic()
+released.clear()
 tensor = late(tf.ones(4))
-assert time.monotonic() - begun < 0.4, "it is not asynchronous"
+threading.Timer(0.3, released.set).start()
 assert tb.to_torch(tensor).tolist() == [2, 2, 2, 2]
+assert waited == [True, True], "it is not asynchronous"
 variable = tf.Variable([1.0, 2.0])
 for i in range(100):
     variable.assign_add([1.0, 1.0])
