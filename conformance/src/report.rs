@@ -151,7 +151,11 @@ impl Report {
     /// Returns a matrix of the pairs, then every property, the faults, and what was left out.
     pub fn markdown(&self) -> String {
         let mut text = self.heading();
-        self.matrix(&mut text);
+        if let Some((heading, rows)) = self.matrix().split_first() {
+            let line = "|---".repeat(heading.len());
+            let row = |row: &Vec<String>| format!("| **{}** | {} |", row[0], row[1..].join(" | "));
+            table(&mut text, &format!("| {} |\n{line}|", heading.join(" | ")), rows.iter().map(row));
+        }
         let each = |property: &PropertyReport, pair: &PairReport| {
             let native = property.native.map_or(String::new(), native);
             let reason = cell(property.reason.as_deref().unwrap_or_default());
@@ -193,24 +197,52 @@ impl Report {
         )
     }
 
-    /// Appends the matrix: sources down, targets across.
-    fn matrix(&self, text: &mut String) {
+    /// Returns what a terminal shows at the end: the matrix, and what was left out or needs a look. The properties are in
+    /// the reports.
+    pub fn text(&self) -> String {
+        let rows = self.matrix();
+        let widths: Vec<usize> = (0..rows.first().map_or(0, Vec::len))
+            .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default())
+            .collect();
+        let mut text = String::new();
+        for row in &rows {
+            let fields = row.iter().zip(&widths).map(|(field, width)| format!("{field:<width$}"));
+            text.extend([fields.collect::<Vec<_>>().join("  ").trim_end(), "\n"]);
+        }
+        let faults = self.faults.iter().filter(|fault| !fault.is_caught());
+        let lines = self
+            .left_out
+            .iter()
+            .map(|left| format!("left out: {}: {}\n", left.adapter, left.reason))
+            .chain(
+                faults.map(|fault| format!("survived: {}, not caught by {}\n", fault.fault, fault.must_be_caught_by)),
+            )
+            .chain(self.stale.iter().map(|line| format!("stale expectation: {line}\n")));
+        text.extend(lines);
+        text
+    }
+
+    /// Returns the matrix of the pairs: sources down, targets across, names in the first row and column. It is empty
+    /// where no pair ran.
+    fn matrix(&self) -> Vec<Vec<String>> {
         let mut names: Vec<&str> = Vec::new();
         for name in self.pairs.iter().flat_map(|pair| [&pair.from, &pair.to]) {
             if !names.contains(&name.as_str()) {
                 names.push(name);
             }
         }
+        if names.is_empty() {
+            return Vec::new();
+        }
         let field = |from: &str, to: &str| {
             let pair = self.pairs.iter().find(|pair| pair.from == from && pair.to == to);
             pair.map_or("–".into(), score)
         };
-        let row = |from: &&str| {
-            let fields: Vec<String> = names.iter().map(|to| field(from, to)).collect();
-            format!("| **{from}** | {} |", fields.join(" | "))
+        let row = |from: &str| {
+            [from.to_owned()].into_iter().chain(names.iter().map(|to| field(from, to))).collect::<Vec<String>>()
         };
-        let heading = format!("| from ↓ to → | {} |\n|---|{}", names.join(" | "), "---|".repeat(names.len()));
-        table(text, &heading, names.iter().map(row));
+        let heading = ["from ↓ to →"].iter().chain(&names).map(|name| (*name).to_owned()).collect();
+        [heading].into_iter().chain(names.iter().map(|from| row(from))).collect()
     }
 }
 

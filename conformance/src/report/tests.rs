@@ -72,6 +72,17 @@ fn the_markdown_shows_the_matrix_and_every_row() {
 }
 
 #[test]
+fn a_terminal_shows_the_matrix_in_columns_and_what_needs_a_look() {
+    let text = report().text();
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines[0], "from ↓ to →  torch                            cupy");
+    assert_eq!(lines[1], "torch        –                                2 of 2, 20 cases");
+    assert_eq!(lines[2], "cupy         ✗ 0 + 1 expected of 3, 40 cases  –");
+    assert!(text.contains("left out: numpy: host memory only\n"), "{text}");
+    assert!(text.contains("survived: double_release, not caught by life\n"), "{text}");
+}
+
+#[test]
 fn junit_counts_failures_errors_and_what_was_skipped() {
     let junit = report().junit();
     let count = |suite: &TestSuite| (suite.tests, suite.failures, suite.errors, suite.skipped);

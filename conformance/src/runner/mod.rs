@@ -126,7 +126,8 @@ impl<'a> Suite<'a> {
         }
         self.report.sum_up();
         self.report.write(&self.options.report).map_err(|error| error.to_string())?;
-        println!("\n{}", self.report.markdown());
+        let text = if self.options.verbose { self.report.markdown() } else { self.report.text() };
+        println!("\n{text}");
         println!("reports are in {}", self.options.report.display());
         let Summary { passed, failed, .. } = self.report.summary;
         println!("{passed} passed, {failed} failed");

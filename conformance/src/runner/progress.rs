@@ -51,15 +51,20 @@ impl Progress {
         self.bar.inc(1);
     }
 
-    /// Counts a property, which is done, and prints it where details are on.
+    /// Counts a property, which is done. Prints it where it failed, or details are on.
     pub fn property(&self, report: &PropertyReport) {
-        self.failed.set(self.failed.get() + u32::from(report.verdict.is_failure()));
-        self.detail(&property_line(&self.pair, report));
+        let is_failure = report.verdict.is_failure();
+        self.failed.set(self.failed.get() + u32::from(is_failure));
+        self.print(&property_line(&self.pair, report), is_failure);
     }
 
     /// Prints a line where details are on.
     pub fn detail(&self, line: &str) {
-        if self.display.verbose {
+        self.print(line, false);
+    }
+
+    fn print(&self, line: &str, always: bool) {
+        if always || self.display.verbose {
             self.bar.suspend(|| println!("{line}"));
         }
     }
