@@ -472,6 +472,20 @@ def test_thousands_of_runs_do_not_grow_the_process(session: Any) -> None:
     assert resident() - before < 8 << 20
 
 
+def test_a_conversion_takes_microseconds(session: Any) -> None:
+    """A look at TensorFlow's list of operations takes 10 ms, a thousand times as long as a conversion."""
+    tensor = torch.ones(64)
+
+    def seconds(target: Any) -> float:
+        begun = time.perf_counter()
+        for _ in range(100):
+            tb.convert(tensor, target)
+        return time.perf_counter() - begun
+
+    seconds("tensorflow1")
+    assert min(seconds("tensorflow1") for _ in range(5)) < 200 * max(seconds("numpy") for _ in range(5))
+
+
 def test_hundreds_of_sessions_do_not_grow_the_process() -> None:
     constant = np.random.default_rng(1).random(1 << 17, np.float32)
     graph = saved(lambda: tf.add(placeholder(shape=[1 << 17]), tf.constant(constant), name="y"))

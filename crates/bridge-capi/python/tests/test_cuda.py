@@ -163,7 +163,7 @@ def test_unaligned_memory_is_copied_by_its_owner_or_refused(driver: Driver, doub
     memory = Memory(driver, 1000, offset=4).fill(5)
     with pytest.raises(tb.BridgeBufferError, match="unaligned"):
         tb.feed(memory, copy=False)
-    with pytest.raises(tb.BridgeBufferError, match=r"\.copy\(\)") as caught:
+    with pytest.raises(tb.BridgeBufferError, match="make a compact copy") as caught:
         tb.feed(memory)
     assert caught.value.kind == "copy_needed"
 
