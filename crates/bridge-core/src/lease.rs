@@ -36,7 +36,7 @@ pub fn stats() -> Stats {
 ///
 /// An importing adapter stores it where its framework keeps the owner of foreign memory, so that the last view drops
 /// it. The drop makes the owner's stream wait for the stream at import, the stream current at the drop, and every
-/// stream noted in [`Views`](crate::Views). Then the buffer is dropped: at once with [`Reuse::InStreamOrder`], after
+/// stream recorded in [`Views`](crate::Views). Then the buffer is dropped: at once with [`Reuse::InStreamOrder`], after
 /// that work with [`Reuse::Unknown`].
 pub struct Lease {
     /// `None` only while it is being dropped.
@@ -130,11 +130,11 @@ impl Lease {
         // Until every reader is ordered before its reuse, the memory must not be returned, whatever fails below.
         let buffer = Unordered(ManuallyDrop::new(lent.into_buffer()));
         // Both keep their streams alive until the end of this function.
-        let noted = self.consumer.views().leave(self.device, &bytes);
+        let recorded = self.consumer.views().leave(self.device, &bytes);
         let Ok(current) = self.consumer.current_stream(self.device) else { return };
         let ordering = &self.ordering;
         let behind = |stream| if stream == owner { Ok(()) } else { ordering.order(device, stream, owner) };
-        let mut readers: SmallVec<[Stream; 4]> = noted.iter().chain(&reader).map(|used| used.stream).collect();
+        let mut readers: SmallVec<[Stream; 4]> = recorded.iter().chain(&reader).map(|used| used.stream).collect();
         readers.sort_unstable();
         readers.dedup();
         if readers.iter().any(|reader| behind(*reader).is_err()) {

@@ -34,11 +34,11 @@
 //! # A transfer in time
 //!
 //! 1. [`Adapter::export`] lends the tensor. The owner's stream is the stream current in its framework.
-//! 2. Core notes the owner's stream in the producer's own [`Views`], because the tensor may itself be a view.
+//! 2. Core records the owner's stream in the producer's own [`Views`], because the tensor may itself be a view.
 //! 3. Where the consumer's current stream differs, core makes it wait for the work now in the owner's stream.
 //! 4. [`Adapter::import`] wraps the lease.
 //! 5. The last view drops the lease. Core makes the owner's stream wait for the stream at import, for the stream
-//!    current at the drop, and for every stream noted in [`Views`]. Then it drops the owner's reference.
+//!    current at the drop, and for every stream recorded in [`Views`]. Then it drops the owner's reference.
 //!
 //! None of this blocks the host, except where a consumer reads device memory on the host.
 //!

@@ -28,12 +28,12 @@ impl Used {
 struct Entry {
     views: usize,
     /// Nearly always empty; a vector keeps the nodes of the map small.
-    noted: Vec<Used>,
+    recorded: Vec<Used>,
 }
 
-/// The views of foreign memory that a framework holds, and the streams noted for each.
+/// The views of foreign memory that a framework holds, and the streams recorded for each.
 ///
-/// The key is the address, so a note on a slice of a view, or on a view of the view in a third framework, reaches the
+/// The key is the address, so a record for a slice of a view, or on a view of the view in a third framework, reaches the
 /// view. The cost of each method grows with the logarithm of the number of views, and with the number of views that
 /// overlap at the address. No method calls foreign code while it holds the lock.
 #[derive(Default)]
@@ -49,7 +49,7 @@ impl Views {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the memory at `address` is used on `stream`, for every view that contains the address. `keep` keeps
+    /// Records that the memory at `address` is used on `stream`, for every view that contains the address. `keep` keeps
     /// the stream alive until those views are dropped. Returns the number of these views.
     pub fn used(&self, device: Device, address: usize, stream: Stream, keep: impl FnOnce() -> Option<Keep>) -> usize {
         if self.is_empty() {
@@ -63,8 +63,8 @@ impl Views {
         // Not under the lock: `keep` may enter the interpreter.
         let used = Used { stream, keep: keep() };
         self.lock().containing(device, address, |entry| {
-            if !entry.noted.iter().any(|noted| noted.covers(&used)) {
-                entry.noted.push(used.clone());
+            if !entry.recorded.iter().any(|recorded| recorded.covers(&used)) {
+                entry.recorded.push(used.clone());
             }
         });
         views
@@ -78,19 +78,19 @@ impl Views {
         }
     }
 
-    /// Removes one view of these bytes, and returns the streams noted for it.
+    /// Removes one view of these bytes, and returns the streams recorded for it.
     pub(crate) fn leave(&self, device: Device, bytes: &Range<usize>) -> Vec<Used> {
-        let mut noted = Vec::new();
+        let mut recorded = Vec::new();
         let removed = self.lock().leave(device, bytes, |entry| {
             self.count.fetch_sub(1, Relaxed);
             entry.views -= 1;
             if entry.views > 0 {
-                // Streams noted before this view was made are harmless: the owner waits for them once more.
-                noted = entry.noted.clone();
+                // Streams recorded before this view was made are harmless: the owner waits for them once more.
+                recorded = entry.recorded.clone();
             }
             entry.views == 0
         });
-        removed.map_or(noted, |entry| entry.noted)
+        removed.map_or(recorded, |entry| entry.recorded)
     }
 
     /// Returns the number of live views.
@@ -112,7 +112,7 @@ mod tests {
     const A: Stream = Stream::from_handle(0xa0);
     const B: Stream = Stream::from_handle(0xb0);
 
-    fn noted(streams: Vec<Used>) -> Vec<Stream> {
+    fn recorded(streams: Vec<Used>) -> Vec<Stream> {
         streams.iter().map(|used| used.stream).collect()
     }
 
@@ -127,11 +127,11 @@ mod tests {
         assert_eq!(views.used(GPU, 0x1044, A, || None), 3);
         assert_eq!(views.used(GPU, 0x1050, B, || None), 2);
         assert_eq!(views.used(GPU, 0x1100, B, || None), 0, "the byte behind the last");
-        assert_eq!(noted(views.leave(GPU, &part)), [A]);
-        assert_eq!(noted(views.leave(GPU, &whole)), [A, B]);
-        assert_eq!(noted(views.leave(GPU, &whole)), [A, B]);
+        assert_eq!(recorded(views.leave(GPU, &part)), [A]);
+        assert_eq!(recorded(views.leave(GPU, &whole)), [A, B]);
+        assert_eq!(recorded(views.leave(GPU, &whole)), [A, B]);
         assert_eq!((views.used(GPU, 0x1044, A, || None), views.len()), (0, 1));
-        assert_eq!(noted(views.leave(Device::cuda(1), &whole)), []);
+        assert_eq!(recorded(views.leave(Device::cuda(1), &whole)), []);
         assert!(views.is_empty());
     }
 
