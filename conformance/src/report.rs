@@ -197,8 +197,8 @@ impl Report {
         )
     }
 
-    /// Returns what a terminal shows at the end: the matrix, and what was left out or needs a look. The properties are in
-    /// the reports.
+    /// Returns what a terminal shows at the end: the matrix, and what was left out or needs a look. The properties are
+    /// in the reports.
     pub fn text(&self) -> String {
         let rows = self.matrix();
         let widths: Vec<usize> = (0..rows.first().map_or(0, Vec::len))

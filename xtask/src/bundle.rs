@@ -9,8 +9,8 @@ use std::process::ExitCode;
 /// The most that a bundle may take.
 const LIMIT: u64 = 60 << 20;
 
-/// What cargo is told, in one call each: extension modules, and the library with a C interface, whose dependencies go
-/// without Python.
+/// Arguments of cargo, in one call each: the extension modules, and the C library, whose dependencies are built without
+/// Python.
 const BUILDS: [&[&str]; 2] = [
     &["--package", "bridge-python", "--package", "bridge-conformance", "--features", "bridge-conformance/python"],
     &["--package", "bridge-capi"],
@@ -23,7 +23,7 @@ const LIBRARIES: [(&str, &str); 3] = [
     ("libbridge_capi.so", "tensor_bridge_tf1/libtensor_bridge_tf1.so"),
 ];
 
-/// Sources: folders and files of the repository, and their place in the bundle.
+/// Folders and files of the repository, and their places in the bundle.
 const SOURCES: [(&str, &str); 7] = [
     ("crates/bridge-python/python/tensor_bridge", "tensor_bridge"),
     ("crates/bridge-capi/python/tensor_bridge_tf1", "tensor_bridge_tf1"),
@@ -67,7 +67,7 @@ pub fn conformance(options: &[String]) -> Result<ExitCode> {
     script(&["--fixtures", &fixtures.to_string_lossy()], "conformance", options)
 }
 
-/// Runs the benches likewise.
+/// Runs the benches from a bundle in the target folder.
 pub fn bench(options: &[String]) -> Result<ExitCode> {
     script(&["--bench"], "bench", options)
 }
@@ -101,7 +101,7 @@ fn build() -> Result<()> {
     })
 }
 
-/// Copies a file, or a folder with all that is in it but compiled Python. Gives the bytes copied.
+/// Copies a file, or a folder without compiled Python. Returns the bytes copied.
 fn copy(source: &Path, place: &Path) -> Result<u64> {
     if source.is_file() {
         let parent = place.parent().unwrap_or(place);

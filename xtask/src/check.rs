@@ -38,8 +38,8 @@ enum Outcome {
     LeftOut,
 }
 
-/// Runs every step, also after one has failed. The two lanes run side by side: cargo has a lock for each profile, so the
-/// release build of the bundle and the Python tests need not wait for the Rust tests.
+/// Runs every step, also after one has failed. The two lanes run side by side: cargo has a lock for each profile, so
+/// the release build of the bundle and the Python tests need not wait for the Rust tests.
 pub fn all() -> Result<ExitCode> {
     let python = venv::MAIN.ready()?;
     let tensorflow1 = tensorflow1::folder_if_any(&python);

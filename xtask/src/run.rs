@@ -16,20 +16,20 @@ pub fn root() -> PathBuf {
     own.parent().unwrap_or(&own).to_path_buf()
 }
 
-/// Where cargo puts what it builds, and this program everything else.
+/// The target folder of cargo, which also holds everything that this program makes.
 pub fn target() -> PathBuf {
     let chosen = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     root().join(chosen.unwrap_or_else(|| "target".into()))
 }
 
-/// A program that starts at the top of the repository.
+/// Returns a program that starts at the top of the repository.
 pub fn program(name: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
     let mut command = Command::new(name);
     command.args(arguments).current_dir(root());
     command
 }
 
-/// The cargo that runs this program.
+/// Returns a call of the cargo that runs this program.
 pub fn cargo(arguments: &[&str]) -> Command {
     program(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), arguments)
 }
@@ -39,7 +39,7 @@ pub fn status(command: &mut Command) -> Result<ExitStatus> {
     command.status().map_err(|error| format!("{} does not start: {error}", command.get_program().display()))
 }
 
-/// Runs a program with its output shown, which has to succeed.
+/// Runs a program with its output shown, which must succeed.
 pub fn run(command: &mut Command) -> Result<()> {
     match status(command)? {
         status if status.success() => Ok(()),
@@ -47,19 +47,19 @@ pub fn run(command: &mut Command) -> Result<()> {
     }
 }
 
-/// What a program prints, if it runs and succeeds.
+/// Returns what a program prints, if it runs and succeeds.
 pub fn ask(command: &mut Command) -> Option<String> {
     let output = command.output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// The exit code of this program for the one of another.
+/// Returns the exit code for the status of another program.
 pub fn code(status: ExitStatus) -> ExitCode {
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     code.map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// Words for a failed operation on a path.
+/// Adds the path to the error of an operation.
 pub fn at<T>(path: &Path, result: std::io::Result<T>) -> Result<T> {
     result.map_err(|error| format!("{}: {error}", path.display()))
 }

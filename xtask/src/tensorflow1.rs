@@ -1,5 +1,4 @@
-//! The libraries of TensorFlow 1.15, out of a wheel that is unpacked and not installed: what uses them needs no Python
-//! 3.7.
+//! The libraries of TensorFlow 1.15, from a wheel that is unpacked and not installed: their users need no Python 3.7.
 
 use crate::run::{Result, at, program, root, run, target};
 use crate::venv::has_cuda;
@@ -8,13 +7,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where the suite and the tests are told the folder of the package. Who has set it is not overruled.
+/// The variable that names the folder of the package to the suite and the tests. A value that is set stays.
 const VARIABLE: &str = "TENSOR_BRIDGE_TENSORFLOW1";
 
 /// The wheel for any machine, and that for a machine with a CUDA device.
 const REQUIREMENTS: [&str; 2] = ["xtask/requirements-tensorflow1.txt", "xtask/requirements-tensorflow1-cuda.txt"];
 
-/// What pip is to take the machine for: the one that the wheels of 1.15 are made for.
+/// Arguments that make pip choose for the machine that the wheels of 1.15 are made for.
 const MADE_FOR: [&str; 8] = [
     "--implementation=cp",
     "--python-version=3.7",
@@ -26,11 +25,12 @@ const MADE_FOR: [&str; 8] = [
     "--quiet",
 ];
 
-/// The folder of the package: the one that the user has named, or that of the wheel, which is fetched the first time.
+/// Returns the folder of the package: the one that the user has named, or that of the wheel, which is fetched the first
+/// time.
 ///
 /// # Errors
 ///
-/// Why it cannot be had.
+/// The reason why there is none.
 pub fn folder(python: &Path) -> Result<PathBuf> {
     match std::env::var_os(VARIABLE).filter(|named| !named.is_empty()) {
         Some(named) => Ok(named.into()),
@@ -38,7 +38,7 @@ pub fn folder(python: &Path) -> Result<PathBuf> {
     }
 }
 
-/// The same for those who can do without: the reason is printed.
+/// Returns the folder as [`folder`] does, or prints the reason why there is none.
 pub fn folder_if_any(python: &Path) -> Option<PathBuf> {
     folder(python).inspect_err(|reason| println!("left out: TensorFlow 1.15: {reason}")).ok()
 }

@@ -8,22 +8,22 @@ use std::path::{Path, PathBuf};
 pub struct Venv {
     /// Its folder.
     name: &'static str,
-    /// What it holds on any machine, and on a machine with a CUDA device.
+    /// Requirements files: for any machine, and for a machine with a CUDA device.
     requirements: &'static [&'static str],
-    /// Which Pythons can be used: in words, and as they are asked.
+    /// Which Pythons can be used: in words, and as an expression that such a Python evaluates to `True`.
     python: &'static str,
     fits: &'static str,
-    /// A variable that names the Python to use.
+    /// The variable that names the Python to use.
     variable: &'static str,
-    /// Names under which such a Python may be found, the first that works is taken.
+    /// Names of programs that may be such a Python; the first that works is used.
     names: &'static [&'static str],
-    /// A folder of pyenv's that holds one begins so.
+    /// The start of the names of pyenv's folders that hold one.
     version: &'static str,
-    /// Modules without which it is of no use.
+    /// Modules without which the environment is useless.
     essential: &'static [&'static str],
 }
 
-/// The one that nearly everything runs in.
+/// The environment that nearly everything runs in.
 pub const MAIN: Venv = Venv {
     name: "venv",
     requirements: &["xtask/requirements.txt", "xtask/requirements-cuda.txt"],
@@ -35,7 +35,7 @@ pub const MAIN: Venv = Venv {
     essential: &[],
 };
 
-/// The one for the package that goes with TensorFlow 1.15.
+/// The environment for `tensor_bridge_tf1`, with TensorFlow 1.15.
 pub const PYTHON37: Venv = Venv {
     name: "venv37",
     requirements: &["xtask/requirements-python37.txt"],
@@ -48,11 +48,12 @@ pub const PYTHON37: Venv = Venv {
 };
 
 impl Venv {
-    /// The Python of the environment, which is made, and completed where the requirements have changed.
+    /// Returns the Python of the environment. Makes the environment, and completes it where the requirements have
+    /// changed.
     ///
     /// # Errors
     ///
-    /// Why there is none.
+    /// The reason why there is none.
     pub fn ready(&self) -> Result<PathBuf> {
         let venv = target().join(self.name);
         let python = venv.join("bin/python");
@@ -70,8 +71,8 @@ impl Venv {
         }
     }
 
-    /// Installs what the requirements name, unless the stamp says that this has been done. What cannot be had for this
-    /// Python is named and left out.
+    /// Installs the requirements, unless the stamp says that this has been done. Names and leaves out those that cannot
+    /// be installed for this Python.
     fn install(&self, python: &Path, stamp: &Path) -> Result<()> {
         let files = &self.requirements[..if has_cuda() { self.requirements.len() } else { 1 }];
         let texts = files.iter().map(|file| at(Path::new(file), fs::read_to_string(root().join(file))));
@@ -97,7 +98,7 @@ impl Venv {
         chosen.into_iter().chain(named).chain(self.of_pyenv()).find(|python| self.works(python))
     }
 
-    /// Those that pyenv has installed, the newest first as far as their names say it.
+    /// Returns the Pythons that pyenv has installed, the newest first as far as their names tell.
     fn of_pyenv(&self) -> Vec<PathBuf> {
         let top = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
         let top = top.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".pyenv")));
@@ -108,19 +109,19 @@ impl Venv {
         found
     }
 
-    /// Whether this is a Python that can be used. A shim that only stands for a Python is run to see.
+    /// Returns whether this is a Python that can be used. It is run, because a shim may stand for no Python.
     fn works(&self, python: &Path) -> bool {
         let script = format!("import sys, ssl, venv, ensurepip; print({})", self.fits);
         ask(&mut program(python, &["-c", &script])).is_some_and(|answer| answer == "True")
     }
 }
 
-/// The requirements in the text of a requirements file.
+/// Returns the requirements in the text of a requirements file.
 fn requirements(text: &str) -> impl Iterator<Item = &str> {
     text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
-/// Whether there is a CUDA device, as far as can be seen without loading its driver.
+/// Returns whether there is a CUDA device, as far as can be seen without loading its driver.
 pub fn has_cuda() -> bool {
     let listed = fs::read_dir("/proc/driver/nvidia/gpus").is_ok_and(|mut gpus| gpus.next().is_some());
     listed

@@ -6,8 +6,8 @@
 //! tensor. [`transfer`] connects two adapters, and is the only path between them.
 //!
 //! The words used throughout: the *producer* exports a tensor and is, or stands for, the *owner* of its memory. The
-//! *consumer* imports it as a *view*. The *owner's stream* is the stream that the buffer names. A *reader* is a stream in
-//! which a view is used.
+//! *consumer* imports it as a *view*. The *owner's stream* is the stream that the buffer names. A *reader* is a stream
+//! in which a view is used.
 //!
 //! [`Adapter`] has an example that runs; the safety section of [`DeviceBuffer`] is what an adapter vouches for.
 //!

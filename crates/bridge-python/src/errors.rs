@@ -29,8 +29,8 @@ fn class(kind: ErrorKind) -> &'static str {
 
 /// Returns the exception for an error, with the framework's own exception as its cause.
 ///
-/// Two kinds of causes are returned themselves: those that programs catch by class (interrupts, exits, a full memory), and
-/// errors of this package, which a producer has met in a conversion of its own and which say what to do already.
+/// Two kinds of causes are returned themselves: those that programs catch by class (interrupts, exits, a full memory),
+/// and errors of this package, which a producer has met in a conversion of its own and which say what to do already.
 #[cold]
 pub(crate) fn into_python(py: Python<'_>, error: Error) -> PyErr {
     let cause = error.source().and_then(|source| source.downcast_ref::<PyErr>());

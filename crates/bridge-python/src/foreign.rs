@@ -31,9 +31,9 @@ const LABELS: &[(DeviceKind, DeviceKind)] = &[
     (DeviceKind::CUDA_HOST, DeviceKind::CUDA_HOST),
 ];
 
-/// Returns the facts that a capsule does not hold. The producer's work is ordered before the legacy default stream: by the
-/// call of `__dlpack__`, and for a bare capsule by the caller (see the docstring of `to_torch`). How the producer reuses
-/// memory is unknown.
+/// Returns the facts that a capsule does not hold. The producer's work is ordered before the legacy default stream: by
+/// the call of `__dlpack__`, and for a bare capsule by the caller (see the docstring of `to_torch`). How the producer
+/// reuses memory is unknown.
 pub(crate) fn origin(said: Device, address: usize) -> Result<Origin> {
     let host = Origin {
         device: None,
@@ -51,7 +51,8 @@ pub(crate) fn origin(said: Device, address: usize) -> Result<Origin> {
         return Ok(ordered);
     }
     let located = match bridge_cuda::locate(address) {
-        // Without a driver, or where the driver does not know the address, memory labelled as pinned is plain host memory.
+        // Without a driver, or where the driver does not know the address, memory labelled as pinned is plain host
+        // memory.
         Ok(None) | Err(_) if said.kind == DeviceKind::CUDA_HOST => {
             return Ok(Origin { device: Some(Device::CPU), stream: None, reuse: Reuse::InStreamOrder, ..ordered });
         }
@@ -70,8 +71,8 @@ pub(crate) fn origin(said: Device, address: usize) -> Result<Origin> {
     Ok(Origin { device: Some(device), allocation: Some(located.range), ..ordered })
 }
 
-/// Calls `__dlpack__` so that the producer orders its work before the legacy default stream. Without `__dlpack_device__`
-/// no stream is passed, which on a CUDA device means the legacy default stream (array API).
+/// Calls `__dlpack__` so that the producer orders its work before the legacy default stream. Without
+/// `__dlpack_device__` no stream is passed, which on a CUDA device means the legacy default stream (array API).
 ///
 /// # Errors
 ///
@@ -104,8 +105,8 @@ fn refused(py: Python<'_>, error: PyErr) -> Error {
     framework_error(py, "the producer", error)
 }
 
-/// A conversion of a foreign object on this thread. A producer may convert as well, in the worst case itself. The depth is
-/// bounded, because each level takes some kilobytes of the C stack, which Python's recursion limit does not count.
+/// A conversion of a foreign object on this thread. A producer may convert as well, in the worst case itself. The depth
+/// is bounded, because each level takes some kilobytes of the C stack, which Python's recursion limit does not count.
 struct Nested;
 
 impl Nested {

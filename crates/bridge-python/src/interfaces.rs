@@ -1,5 +1,5 @@
-//! Objects known only by an array interface: NumPy's `__array_interface__`, and `__cuda_array_interface__` (versions 0 to
-//! 3, specified by Numba), which Numba, RMM and PyArrow have.
+//! Objects known only by an array interface: NumPy's `__array_interface__`, and `__cuda_array_interface__` (versions 0
+//! to 3, specified by Numba), which Numba, RMM and PyArrow have.
 
 use crate::foreign::origin;
 use bridge_core::dlpack::{describe, lend};
@@ -110,8 +110,8 @@ impl Described {
     }
 }
 
-/// Exports the memory of an object with `__cuda_array_interface__`, screened like a capsule. The object does not keep its
-/// stream alive, so the legacy default stream waits for it here.
+/// Exports the memory of an object with `__cuda_array_interface__`, screened like a capsule. The object does not keep
+/// its stream alive, so the legacy default stream waits for it here.
 ///
 /// # Errors
 ///
@@ -128,7 +128,7 @@ pub(crate) fn lend_cuda(object: &PyTensor<'_>, interface: &PyTensor<'_>) -> Resu
         let device = Device { kind: DeviceKind::CUDA, ..device };
         bridge_cuda::ordering().order(device, stream, Stream::LEGACY)?;
     }
-    // SAFETY: the object keeps the promises of its interface, as the producer of a capsule does; `origin` asks the driver
-    // for the rest. The object keeps the memory alive.
+    // SAFETY: the object keeps the promises of its interface, as the producer of a capsule does; `origin` asks the
+    // driver for the rest. The object keeps the memory alive.
     unsafe { lend(describe(dtype, &layout, device, address, read_only, Arc::new(PyOwner::new(object))), origin) }
 }

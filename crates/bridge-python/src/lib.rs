@@ -51,18 +51,18 @@ fn not_a_capsule(x: &PyTensor<'_>) -> bridge_core::Result<()> {
 /// ``__array_interface__``, or a DLPack capsule, which this call consumes.
 ///
 /// ``copy`` is as in the array API: ``None`` copies only where the target cannot take ``x`` in place (see ``plan``),
-/// ``True`` always, ``False`` never. The framework that owns ``x`` makes the copy, on the device of ``x``. Where it cannot,
-/// this package copies host memory, and the target copies device memory.
+/// ``True`` always, ``False`` never. The framework that owns ``x`` makes the copy, on the device of ``x``. Where it
+/// cannot, this package copies host memory, and the target copies device memory.
 ///
-/// ``device`` is checked; nothing is moved. It is a name such as ``"cuda:0"``, where ``"cuda"`` means the current device, a
-/// ``torch.device``, a ``cupy.cuda.Device``, or the pair that ``__dlpack_device__`` returns.
+/// ``device`` is checked; nothing is moved. It is a name such as ``"cuda:0"``, where ``"cuda"`` means the current
+/// device, a ``torch.device``, a ``cupy.cuda.Device``, or the pair that ``__dlpack_device__`` returns.
 ///
-/// An unversioned capsule does not say whether its memory may be written: NumPy takes it as read-only, the other targets
-/// as writable. A capsule on a CUDA device does not name the stream that its tensor is written on: order that work before
-/// the legacy default stream, or pass the tensor itself.
+/// An unversioned capsule does not say whether its memory may be written: NumPy takes it as read-only, the other
+/// targets as writable. A capsule on a CUDA device does not name the stream that its tensor is written on: order that
+/// work before the legacy default stream, or pass the tensor itself.
 ///
-/// TensorFlow assumes that tensors do not change, and shares constants in the whole process: to write to the result when
-/// ``x`` is a tensor of TensorFlow, pass ``copy=True``.
+/// TensorFlow assumes that tensors do not change, and shares constants in the whole process: to write to the result
+/// when ``x`` is a tensor of TensorFlow, pass ``copy=True``.
 ///
 /// Raises a ``BridgeError`` if ``x`` cannot cross.
 #[pyfunction]
@@ -86,18 +86,21 @@ fn to_numpy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor
     transfer(x, Framework::NumPy, copy, device)
 }
 
-/// Returns an eager ``tf.Tensor`` of TensorFlow 2 over the memory of ``x``. Arguments and errors are those of ``to_torch``.
+/// Returns an eager ``tf.Tensor`` of TensorFlow 2 over the memory of ``x``. Arguments and errors are those of
+/// ``to_torch``.
 ///
-/// TensorFlow takes compact tensors at addresses that 64 divides, and copies of others. It never writes to ``x``, except by
-/// the raw operations ``InplaceUpdate``, ``InplaceAdd`` and ``InplaceSub``. Read-only memory stays read-only when it is
-/// exported again. While a ``tf.function`` is traced, the tensor becomes a constant of the function: pass it as an argument.
+/// TensorFlow takes compact tensors at addresses that 64 divides, and copies of others. It never writes to ``x``,
+/// except by the raw operations ``InplaceUpdate``, ``InplaceAdd`` and ``InplaceSub``. Read-only memory stays read-only
+/// when it is exported again. While a ``tf.function`` is traced, the tensor becomes a constant of the function: pass it
+/// as an argument.
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None))]
 fn to_tensorflow<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
     transfer(x, Framework::TensorFlow, copy, device)
 }
 
-/// Returns a tensor of the framework named ``target`` over the memory of ``x``. Arguments and errors are those of ``to_torch``.
+/// Returns a tensor of the framework named ``target`` over the memory of ``x``. Arguments and errors are those of
+/// ``to_torch``.
 #[pyfunction]
 #[pyo3(signature = (x, target, *, copy=None, device=None))]
 fn convert<'py>(
@@ -170,13 +173,13 @@ fn plan(x: &PyTensor<'_>, target: &PyTensor<'_>, copy: Option<bool>, device: Opt
     look().map_err(|error| into_python(py, error))
 }
 
-/// Records that ``view``, a result of this package or a part of one, is used on one more stream. Its owner waits for that
-/// stream before it reuses the memory. Host memory and views without elements need no record.
+/// Records that ``view``, a result of this package or a part of one, is used on one more stream. Its owner waits for
+/// that stream before it reuses the memory. Host memory and views without elements need no record.
 ///
 /// The stream that is current at the conversion, and the one that is current where the view is dropped, need no record.
 /// ``stream`` is a stream of any framework (``torch.cuda.Stream``, ``cupy.cuda.Stream``, any object with
-/// ``__cuda_stream__``) on the device of the view. The view keeps it alive, except for an ``ExternalStream`` and a handle
-/// passed as an ``int``: keep those alive yourself.
+/// ``__cuda_stream__``) on the device of the view. The view keeps it alive, except for an ``ExternalStream`` and a
+/// handle passed as an ``int``: keep those alive yourself.
 #[pyfunction]
 fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = view.py();
@@ -216,9 +219,9 @@ fn profile<'py>(py: Python<'py>, target: &PyTensor<'py>) -> PyResult<Bound<'py, 
 }
 
 /// Returns counts of the whole process: views made (``leased``) and returned to their owners (``released``); of the
-/// returned ones, those whose memory still waits for the device (``retired``) and those whose memory is never reused, because
-/// the driver cannot tell when it may be (``leaked``). ``untaken`` results of TensorFlow's graphs wait for ``take``;
-/// ``reclaimed`` results were never taken and were dropped with their session.
+/// returned ones, those whose memory still waits for the device (``retired``) and those whose memory is never reused,
+/// because the driver cannot tell when it may be (``leaked``). ``untaken`` results of TensorFlow's graphs wait for
+/// ``take``; ``reclaimed`` results were never taken and were dropped with their session.
 #[pyfunction]
 fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let stats = bridge_core::stats();

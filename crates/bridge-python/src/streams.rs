@@ -10,8 +10,8 @@ use std::sync::Arc;
 /// Attributes in which the frameworks' stream objects keep their handle.
 const ATTRIBUTES: &[&str] = &["cuda_stream", "ptr", "handle"];
 
-/// Returns the handle of a stream: an `int`, an object with `__cuda_stream__` (CUDA Python's protocol: version and handle),
-/// or one of the frameworks' own objects.
+/// Returns the handle of a stream: an `int`, an object with `__cuda_stream__` (CUDA Python's protocol: version and
+/// handle), or one of the frameworks' own objects.
 ///
 /// # Errors
 ///
@@ -22,8 +22,8 @@ pub(crate) fn handle(stream: &Bound<'_, PyAny>) -> Result<Stream> {
     found.map(Stream::from_handle).ok_or_else(|| argument(format!("{} is no CUDA stream", type_name(stream))))
 }
 
-/// Returns what keeps a stream alive: its object, where the object owns the stream. An integer and an `ExternalStream` do
-/// not.
+/// Returns what keeps a stream alive: its object, where the object owns the stream. An integer and an `ExternalStream`
+/// do not.
 pub(crate) fn keep(stream: &Bound<'_, PyAny>) -> Option<Keep> {
     let external = stream.get_type().name().is_ok_and(|name| name.to_string_lossy().starts_with("External"));
     let owns = !external && !stream.is_instance_of::<PyInt>();

@@ -144,9 +144,9 @@ impl Process {
     }
 }
 
-/// Returns the stream of a GPU in the eager context; `None` while the interpreter shuts down. Python is entered only where
-/// neither the context nor a kernel has reported the stream: a thread of TensorFlow that drops a lease must not wait for
-/// the GIL.
+/// Returns the stream of a GPU in the eager context; `None` while the interpreter shuts down. Python is entered only
+/// where neither the context nor a kernel has reported the stream: a thread of TensorFlow that drops a lease must not
+/// wait for the GIL.
 fn stream(device: Device, reported: &Gpus) -> Result<Option<Stream>> {
     if let Some(devices) = Devices::current() {
         return Ok(Some(devices.gpu(device)?.stream));
