@@ -85,7 +85,7 @@ fn script(first: &[&str], report: &str, options: &[String]) -> Result<ExitCode> 
     let tensorflow1 = tensorflow1::folder_if_any(&python);
     let (bundle, report) = (target().join("bundle"), target().join(report));
     write(&bundle)?;
-    let mut command = tensorflow1::told(program(python, &[]), tensorflow1);
+    let mut command = tensorflow1::with_folder(program(python, &[]), tensorflow1);
     command.arg(bundle.join("conformance.py")).args(first).args(options);
     if !options.iter().any(|option| option == "--report" || option.starts_with("--report=")) {
         command.arg("--report").arg(report);

@@ -86,7 +86,7 @@ fn skipped(output: &[u8]) -> String {
 /// The steps that cargo runs, in the profile for development.
 fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
     let rust = |arguments: &[&[&str]]| Ok(with(cargo(&arguments.concat()), "PYO3_PYTHON", python));
-    let told = |step: Result<Command>| step.map(|step| tensorflow1::told(step, tensorflow1));
+    let with_tensorflow1 = |step: Result<Command>| step.map(|step| tensorflow1::with_folder(step, tensorflow1));
     let clippy: &[&str] = &["clippy", "--workspace", "--all-targets", "--quiet"];
     let deny: &[&str] = &["--", "-D", "warnings"];
     vec![
@@ -94,8 +94,11 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ("cargo clippy", rust(&[clippy, deny])),
         ("cargo clippy, all features", rust(&[clippy, &["--all-features"], deny])),
         ("cargo clippy, without Python", rust(&[&["clippy", "--all-targets", "--quiet"], &C_INTERFACE, deny])),
-        ("cargo test", told(rust(&[&["test", "--workspace", "--quiet", "--features", "bridge-conformance/runner"]]))),
-        ("cargo test, without Python", told(rust(&[&["test", "--quiet"], &C_INTERFACE]))),
+        (
+            "cargo test",
+            with_tensorflow1(rust(&[&["test", "--workspace", "--quiet", "--features", "bridge-conformance/runner"]])),
+        ),
+        ("cargo test, without Python", with_tensorflow1(rust(&[&["test", "--quiet"], &C_INTERFACE]))),
         ("cargo doc", {
             let doc = rust(&[&["doc", "--workspace", "--no-deps", "--quiet"]]);
             doc.map(|doc| with(doc, "RUSTDOCFLAGS", "-D warnings"))
@@ -109,7 +112,7 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
 fn python_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
     let module = |arguments: &[&[&str]]| program(python, &[&["-m"], &arguments.concat()[..]].concat());
     let bundle = target().join("bundle");
-    let over_bundle = |step: Command| with(tensorflow1::told(step, tensorflow1), "PYTHONPATH", &bundle);
+    let over_bundle = |step: Command| with(tensorflow1::with_folder(step, tensorflow1), "PYTHONPATH", &bundle);
     let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_WORKERS)).to_string();
     let pytest: &[&str] = &["pytest", "-q", "-rs", "-n", &workers, "--dist", "worksteal"];
     vec![

@@ -44,7 +44,7 @@ pub fn folder_if_any(python: &Path) -> Option<PathBuf> {
 }
 
 /// Returns the command with the folder of the package in its environment, if there is one.
-pub fn told(mut command: Command, folder: Option<impl AsRef<OsStr>>) -> Command {
+pub fn with_folder(mut command: Command, folder: Option<impl AsRef<OsStr>>) -> Command {
     folder.iter().for_each(|folder| _ = command.env(VARIABLE, folder));
     command
 }

@@ -1,4 +1,4 @@
-"""Memory lives exactly as long as somebody needs it."""
+"""Memory lives exactly as long as it is needed."""
 
 from __future__ import annotations
 

@@ -378,7 +378,7 @@ def test_kernels_do_not_reuse_the_memory_of_a_view(body: str, traced: bool) -> N
     source = torch.arange(1.0, 1025.0)
     expected = BODIES[body](tf.constant(source.numpy()))
     for _ in range(2):
-        # Nobody but the kernel holds the view.
+        # Only the kernel holds the view.
         result = function(tb.to_tensorflow(source, copy=False))
         assert np.allclose(result.numpy(), expected.numpy())
         assert source.equal(torch.arange(1.0, 1025.0))

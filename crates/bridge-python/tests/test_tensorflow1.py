@@ -156,7 +156,7 @@ def test_read_only_memory_stays_so(session: Any) -> None:
     writes = tb.convert(array, "tensorflow1")
     array.flags.writeable = False
     reads = tb.convert(array, "tensorflow1", copy=False)
-    # It is the memory that is read-only for those who have it from TensorFlow, whoever fed it.
+    # The memory is read-only for every consumer of TensorFlow's tensor.
     assert writes.read_only and reads.read_only
     computed, same = session.run({"x": reads})
     assert (computed.read_only, same.read_only, same.address) == (False, True, array.ctypes.data)

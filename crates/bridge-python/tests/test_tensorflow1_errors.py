@@ -226,7 +226,7 @@ def test_a_failed_run_keeps_nothing() -> None:
     assert after["leased"] - before["leased"] == after["released"] - before["released"] == 20
 
 
-# --- what nobody takes
+# --- untaken results
 
 
 def given_out() -> bytes:

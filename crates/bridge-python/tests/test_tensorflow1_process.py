@@ -220,7 +220,7 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("tensorflow",
 
 
 ORDERS = list(itertools.permutations(["torch", "tensorflow", "tensorflow1"]))
-#: TensorFlow 2 shows its symbols to everybody, unless it is told not to.
+#: TensorFlow 2 shows its symbols to all libraries, unless this module is missing.
 SHOWN = {"shown": "", "hidden": "sys.modules['tensorflow.python.pywrap_dlopen_global_flags'] = None"}
 
 ORDER = """

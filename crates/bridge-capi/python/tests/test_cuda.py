@@ -100,7 +100,7 @@ def read(driver: Driver, address: int, count: int) -> np.ndarray:
 
 @pytest.fixture
 def gpu(tf: Any, driver: Driver) -> Iterator[Any]:
-    """A session on the GPU that gives back what it is fed, and twice as much."""
+    """A session on the GPU that returns its input, and twice its input."""
     if not tf.test.is_built_with_cuda():
         pytest.skip("this TensorFlow was built without CUDA")
     with tf.Graph().as_default(), tf.device("/device:GPU:0"), tf.compat.v1.Session() as session:

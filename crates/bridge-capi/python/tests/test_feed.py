@@ -14,7 +14,7 @@ from memory import aligned
 
 
 class Graph:
-    """Gives back what it is fed."""
+    """A graph that returns its input."""
 
     def __init__(self, tf: Any, session: Any, dtype: Any) -> None:
         self.session = session
@@ -341,7 +341,7 @@ def test_an_interface_that_lies_is_refused_and_let_go(tf: Any) -> None:
 
 
 class Foreign:
-    """A producer that nobody knows."""
+    """A producer of an unknown kind."""
 
     def __init__(self, producer: Producer) -> None:
         self.producer = producer
