@@ -7,26 +7,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 use std::error::Error as _;
 
-/// The class in `tensor_bridge.errors` for a kind.
-fn class(kind: ErrorKind) -> &'static str {
-    match kind {
-        ErrorKind::NotATensor => "BridgeTypeError",
-        ErrorKind::Dtype => "BridgeDTypeError",
-        ErrorKind::Argument | ErrorKind::Device => "BridgeValueError",
-        ErrorKind::Layout => "BridgeLayoutError",
-        ErrorKind::ReadOnly
-        | ErrorKind::CopyNeeded
-        | ErrorKind::RequiresGrad
-        | ErrorKind::Refused
-        | ErrorKind::Consumed
-        | ErrorKind::Protocol
-        | ErrorKind::Version => "BridgeBufferError",
-        ErrorKind::OutOfMemory => "BridgeMemoryError",
-        ErrorKind::Missing => "BridgeImportError",
-        _ => "BridgeRuntimeError",
-    }
-}
-
 /// Returns the exception for an error, with the framework's own exception as its cause.
 ///
 /// Two kinds of causes are returned themselves: those that programs catch by class (interrupts, exits, a full memory),
@@ -39,11 +19,9 @@ pub(crate) fn into_python(py: Python<'_>, error: Error) -> PyErr {
         return cause.clone_ref(py);
     }
     let make = || -> PyResult<PyErr> {
-        let class = py.import("tensor_bridge.errors")?.getattr(class(error.kind()))?;
-        let exception = class.call1((error.to_string(),))?;
         let kind = serde_json::to_value(error.kind()).expect("a kind is a word");
-        exception.setattr("kind", kind.as_str())?;
-        let exception = PyErr::from_value(exception);
+        let errors = py.import("tensor_bridge.errors")?;
+        let exception = PyErr::from_value(errors.call_method1("of_kind", (kind.as_str(), error.to_string()))?);
         exception.set_cause(py, cause.map(|cause| cause.clone_ref(py)));
         Ok(exception)
     };

@@ -36,8 +36,10 @@ from ._library import COUNTS, Counts, Info, Owned, library
 from ._taken import Taken
 from .errors import (
     BridgeBufferError,
+    BridgeDTypeError,
     BridgeError,
     BridgeImportError,
+    BridgeLayoutError,
     BridgeMemoryError,
     BridgeRuntimeError,
     BridgeTypeError,
@@ -47,8 +49,10 @@ from .errors import (
 
 __all__ = [
     "BridgeBufferError",
+    "BridgeDTypeError",
     "BridgeError",
     "BridgeImportError",
+    "BridgeLayoutError",
     "BridgeMemoryError",
     "BridgeRuntimeError",
     "BridgeTypeError",

@@ -1,10 +1,8 @@
-"""The errors of tensor_bridge.
+"""The errors of tensor_bridge, and of tensor_bridge_tf1, which ships this file as well (so it is Python 3.6).
 
 Each is a ``BridgeError`` and also the built-in exception that fits, so both ``except BridgeError`` and
 ``except TypeError`` catch it. The attribute ``kind`` says what went wrong in one word, such as ``"copy_needed"``.
 """
-
-from __future__ import annotations
 
 
 class BridgeError(Exception):
@@ -34,7 +32,7 @@ class BridgeBufferError(BridgeError, BufferError):
 
 
 class BridgeImportError(BridgeError, ImportError):
-    """A framework or a driver is missing."""
+    """A framework, a driver or a library is missing."""
 
 
 class BridgeMemoryError(BridgeError, MemoryError):
@@ -43,3 +41,29 @@ class BridgeMemoryError(BridgeError, MemoryError):
 
 class BridgeRuntimeError(BridgeError, RuntimeError):
     """A framework or the driver failed."""
+
+
+#: The class for each kind; ``BridgeRuntimeError`` for the others (``driver``, ``framework``, ``captured``).
+_CLASSES = {
+    "not_a_tensor": BridgeTypeError,
+    "dtype": BridgeDTypeError,
+    "argument": BridgeValueError,
+    "device": BridgeValueError,
+    "layout": BridgeLayoutError,
+    "read_only": BridgeBufferError,
+    "copy_needed": BridgeBufferError,
+    "requires_grad": BridgeBufferError,
+    "refused": BridgeBufferError,
+    "consumed": BridgeBufferError,
+    "protocol": BridgeBufferError,
+    "version": BridgeBufferError,
+    "out_of_memory": BridgeMemoryError,
+    "missing": BridgeImportError,
+}
+
+
+def of_kind(kind: str, text: str) -> BridgeError:
+    """Return the error of this kind with this message."""
+    error = _CLASSES.get(kind, BridgeRuntimeError)(text)
+    error.kind = kind
+    return error

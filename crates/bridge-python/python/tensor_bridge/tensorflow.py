@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
-from ._errors import argument, of_kind
-from .errors import BridgeError, BridgeTypeError
+from .errors import BridgeError, of_kind
 
 if TYPE_CHECKING:
     from ._core import Target
@@ -75,15 +74,15 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
             raise _misplaced("inside a tf.function pass the handle: external_input(dtype, shape, handle)")
         handle = placeholder()
     if getattr(handle, "dtype", None) != tf.int32:
-        raise argument(f"{_shown(handle)} is no handle: pass a tensor with what feed returned: two int32")
+        raise of_kind("argument", f"{_shown(handle)} is no handle: pass a tensor with what feed returned: two int32")
     try:
         dtype = tf.as_dtype(dtype)
     except (TypeError, ValueError) as error:
-        raise of_kind(BridgeTypeError, "dtype", f"{_shown(dtype)} is no dtype of TensorFlow") from error
+        raise of_kind("dtype", f"{_shown(dtype)} is no dtype of TensorFlow") from error
     try:
         shape = tf.TensorShape(shape)
     except (TypeError, ValueError) as error:
-        raise argument(f"{_shown(shape)} is no shape: {str(error):.200}") from error
+        raise of_kind("argument", f"{_shown(shape)} is no shape: {str(error):.200}") from error
     made = _apply(_INPUT, name, handle=handle, T=dtype, place=-1)
     return tf.ensure_shape(made, shape, name=f"{name}_shape")
 
@@ -98,7 +97,7 @@ def handle_of(x: Any) -> Any:
     if getattr(operation, "type", None) == "EnsureShape":
         operation = operation.inputs[0].op
     if getattr(operation, "type", None) != _INPUT:
-        raise argument(f"{_shown(x)} is no external_input of a graph, and has no handle")
+        raise of_kind("argument", f"{_shown(x)} is no external_input of a graph, and has no handle")
     return operation.inputs[0]
 
 
@@ -114,9 +113,11 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
         raise _misplaced("convert an eager tensor as it is, with tensor_bridge.convert")
     if not isinstance(y, tf.Tensor | tf.Variable):
         text = f"{_shown(y)} is no tensor of a graph: call tf.convert_to_tensor first"
-        raise of_kind(BridgeTypeError, "not_a_tensor", text)
+        raise of_kind("not_a_tensor", text)
     if y.dtype._is_ref_dtype:
-        raise argument("a reference variable changes after it is read: make it a resource variable (use_resource=True)")
+        raise of_kind(
+            "argument", "a reference variable changes after it is read: make it a resource variable (use_resource=True)"
+        )
     # A tf.function may be destroyed right after its call.
     outlived = int(tf.compat.v1.get_default_graph().building_function)
     return _apply(_OUTPUT, name, x=y, outlived=outlived)
@@ -148,7 +149,7 @@ def take(fetched: Any, target: Target) -> Any:
     except (TypeError, ValueError, NotImplementedError):
         numbers = np.empty(0)
     if numbers.shape != (2,) or numbers.dtype != np.int32:
-        raise argument(f"{_shown(fetched)} is no handle: pass what a run returned for external_output")
+        raise of_kind("argument", f"{_shown(fetched)} is no handle: pass what a run returned for external_output")
     return _core.tensorflow_take([int(number) for number in numbers], target)
 
 
@@ -174,7 +175,7 @@ def _apply(operation: str, name: str, **arguments: Any) -> Any:
 
 
 def _misplaced(advice: str) -> BridgeError:
-    return argument(f"this is for graphs: {advice}")
+    return of_kind("argument", f"this is for graphs: {advice}")
 
 
 def _shown(object: Any) -> str:

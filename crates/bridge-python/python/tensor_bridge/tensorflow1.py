@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._core import Tensor
-from ._errors import argument
+from .errors import of_kind
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -125,7 +125,7 @@ def _serialised(message: Any) -> bytes:
     if isinstance(message, bytes):
         return message
     if not hasattr(message, "SerializeToString"):
-        raise argument(f"{message!r:.80} is no message: pass the bytes of a file, or the message itself")
+        raise of_kind("argument", f"{message!r:.80} is no message: pass the bytes of a file, or the message itself")
     serialised: bytes = message.SerializeToString()
     return serialised
 
