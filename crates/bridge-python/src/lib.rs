@@ -237,7 +237,7 @@ fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok(counts.into_any())
 }
 
-// What relies on the GIL is listed in ARCHITECTURE.md.
+// What relies on the GIL is listed in docs/design/adapters.md.
 #[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     bridge_pyo3::watch_for_exit(module.py());

@@ -176,7 +176,7 @@ def test_read_only_memory_stays_so(session: Any) -> None:
 
 
 def test_writing_through_a_view_writes_to_what_tensorflow_keeps() -> None:
-    """TensorFlow shares constants and takes them for unchanging: README, Limits."""
+    """TensorFlow shares constants and takes them for unchanging: docs/tensorflow.md, Limits."""
     with on_host(saved(lambda: tf.constant([1.0, 2.0, 3.0], name="y")), {}, ["y"]) as session:
         (view,) = session.run({}, "numpy")
         view[0] = 9
