@@ -38,7 +38,6 @@ def test_it_measures_on_the_host(tmp_path: Path) -> None:
         assert row["device"] == "cpu"
         # No run of a session takes less than a microsecond.
         assert min(row["bare"], row["ours"], row["host"]) > 1000
-        assert row["overhead"] > 0
     assert large["bare"] > small["bare"]
     table = (tmp_path / "bench_sessions.md").read_text()
     assert table in done.stdout
