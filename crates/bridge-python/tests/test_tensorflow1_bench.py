@@ -22,7 +22,7 @@ def test_it_measures_on_the_host(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tensor_bridge_conformance.bench_sessions", "--report", str(tmp_path)]
     settings = {"PYTHONPATH": os.pathsep.join(sys.path), "TENSOR_BRIDGE_TENSORFLOW1": FOLDER}
     done = subprocess.run(
-        [*command, "--device=cpu", "--sizes=0.25,2", "--rounds=3"],
+        [*command, "--device=cpu", "--sizes=0.25,16", "--rounds=3"],
         capture_output=True,
         text=True,
         timeout=300,
@@ -32,12 +32,13 @@ def test_it_measures_on_the_host(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads((tmp_path / "bench_sessions.json").read_text())
     small, large = report["rows"]
-    assert (small["mib"], large["mib"], report["verdicts"]) == (0.25, 2, [])
+    assert (small["mib"], large["mib"], report["verdicts"]) == (0.25, 16, [])
     assert report["host"]["versions"]["tensorflow1"].startswith("1.15.")
     for row in (small, large):
         assert row["device"] == "cpu"
         # No run of a session takes less than a microsecond.
         assert min(row["bare"], row["ours"], row["host"]) > 1000
+    # 64 times the work.
     assert large["bare"] > small["bare"]
     table = (tmp_path / "bench_sessions.md").read_text()
     assert table in done.stdout
