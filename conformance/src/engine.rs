@@ -137,7 +137,7 @@ pub fn replay<F, T>(pair: &Pair<'_, F, T>, property: &Property, case: &Case) -> 
     judge(pair, property, case)
 }
 
-/// Judges one case. A panic is a failure, and so is a lease that is not given back. After a failure, waits until both
+/// Judges one case. A panic is a failure, and so is a lease that is not released. After a failure, waits until both
 /// devices are idle.
 fn judge<F, T>(pair: &Pair<'_, F, T>, property: &Property, case: &Case) -> Outcome {
     let before = outstanding();

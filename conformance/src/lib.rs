@@ -1,7 +1,7 @@
 //! The conformance suite of tensor-bridge.
 //!
 //! It judges whether two adapters exchange tensors correctly: the same bits, the same memory where the plan says so,
-//! ordered before and after the work of both sides, and given back once. What the suite needs of a framework beside its
+//! ordered before and after the work of both sides, and released once. What the suite needs of a framework beside its
 //! adapter is a [`Subject`], so it certifies adapters outside this repository as well.
 //!
 //! # How to certify an adapter

@@ -163,7 +163,7 @@ pub trait Subject: Adapter {
 
     /// Allocates a compact uint8 tensor of `nbytes` bytes by the framework's allocator, not initialised. Where tensors
     /// cannot be [written](Capabilities::writes) to, a kernel in the current stream fills it with garbage: `fill`
-    /// fills another tensor, and memory that was given back too early must be overwritten here.
+    /// fills another tensor, and memory that was released too early must be overwritten here.
     ///
     /// # Errors
     ///
@@ -222,7 +222,7 @@ pub trait Subject: Adapter {
     /// What the framework reports.
     fn settle(&self) -> Result<Option<usize>>;
 
-    /// Returns how long memory may take to be given back after its last reference was dropped. The suite polls and
+    /// Returns how long memory may take to be released after its last reference was dropped. The suite polls and
     /// stops at once when it is back. Zero where everything is back when [`settle`](Self::settle) returns.
     fn patience(&self) -> Duration {
         Duration::from_secs(20)

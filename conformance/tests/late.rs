@@ -1,4 +1,4 @@
-//! A verdict does not depend on when the memory of another case is given back.
+//! A verdict does not depend on when the memory of another case is released.
 //!
 //! The test has a process of its own, because leases are counted per process.
 

@@ -30,7 +30,7 @@ SLACK = 4 << 20
 
 @dataclass
 class Row:
-    """One path: bytes after the transfers less bytes before, and the views made and given back."""
+    """One path: bytes after the transfers less bytes before, and the views made and released."""
 
     path: str
     transfers: int
@@ -44,7 +44,7 @@ class Row:
 
     @property
     def passed(self) -> bool:
-        """Whether every transfer made its views, and all memory was given back."""
+        """Whether every transfer made its views, and all memory was released."""
         counted = self.made == self.returned == self.each * self.transfers
         return self.host_bytes <= SLACK and not any(self.framework_bytes.values()) and counted
 
@@ -72,7 +72,7 @@ class Path:
 
 
 def main(argv: list[str]) -> int:
-    """Run, print a table, write ``soak.json`` and ``soak.md``. Return 0 when all memory was given back."""
+    """Run, print a table, write ``soak.json`` and ``soak.md``. Return 0 when all memory was released."""
     parser = argparse.ArgumentParser(prog="--soak", description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--transfers", type=int, default=1_000_000, help="for each pair (default: 1,000,000)")
@@ -245,7 +245,7 @@ def _resident() -> int:
 def _markdown(about: dict[str, Any], rows: list[Row]) -> str:
     lines = [host.heading(about), ""]
     lines += [
-        "| path | transfers | s | host, bytes | device, bytes | views made | given back | verdict |",
+        "| path | transfers | s | host, bytes | device, bytes | views made | released | verdict |",
         "|---|--:|--:|--:|--:|--:|--:|---|",
     ]
     for row in rows:

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A subject whose memory a fault can give back early.
 pub trait Breakable: Subject {
-    /// Returns a function that gives the memory of the tensor back while the tensor still uses it.
+    /// Returns a function that releases the memory of the tensor while the tensor still uses it.
     fn releaser(&self, tensor: &Self::Tensor) -> Box<dyn Fn() + Send + Sync>;
 }
 

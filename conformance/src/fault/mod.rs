@@ -116,9 +116,9 @@ faults! {
     ReuseBorrowed = "reuse_borrowed", "release_order", Target of Common -> Generous;
     /// Reuse in the order of the stream is claimed, and the allocator reuses memory in that of another.
     ReuseOverclaimed = "reuse_overclaimed", "release_order", Source of Common -> Generous;
-    /// The memory is given back while a view still uses it.
+    /// The memory is released while a view still uses it.
     EarlyRelease = "early_release", "life", Source of Generous -> Generous;
-    /// The memory is given back twice.
+    /// The memory is released twice.
     DoubleRelease = "double_release", "life", Source of Generous -> Generous;
     /// One reference to the view is never dropped.
     Leak = "leak", "life", Target of Generous -> Generous;

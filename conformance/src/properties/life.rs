@@ -25,7 +25,7 @@ struct Machine<'a, F, T> {
     buffers: Vec<Vec<u8>>,
 }
 
-/// In any order of steps and on any thread, the bytes are right at every read, every lease is given back once, and no
+/// In any order of steps and on any thread, the bytes are right at every read, every lease is released once, and no
 /// memory stays in use at the end.
 pub(super) fn life<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let before = pair.memory()?;
@@ -43,7 +43,7 @@ pub(super) fn life<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let started = Instant::now();
     loop {
         let after = pair.memory()?;
-        // Memory of earlier cases may be given back meanwhile: less than before is no failure of this one.
+        // Memory of earlier cases may be released meanwhile: less than before is no failure of this one.
         if after.0 <= before.0 && after.1 <= before.1 {
             return Ok(());
         }

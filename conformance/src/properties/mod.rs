@@ -85,10 +85,10 @@ impl<T> Pair<'_, T, T> {
     }
 }
 
-/// Time between two polls of memory that is not yet given back.
+/// Time between two polls of memory that is not yet released.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Returns the leases of this process that have not been given back.
+/// Returns the leases of this process that have not been released.
 pub(crate) fn outstanding() -> u64 {
     let stats = stats();
     stats.leased.saturating_sub(stats.released)
@@ -134,7 +134,7 @@ impl<F, T> Pair<'_, F, T> {
         Ok((self.from.settle()?, self.to.settle()?))
     }
 
-    /// Returns how long memory may take to be given back.
+    /// Returns how long memory may take to be released.
     fn patience(&self) -> Duration {
         self.from.patience().max(self.to.patience())
     }
@@ -144,7 +144,7 @@ impl<F, T> Pair<'_, F, T> {
     ///
     /// # Errors
     ///
-    /// They were not given back in time.
+    /// They were not released in time.
     pub(crate) fn returned(&self, before: u64) -> Outcome {
         let started = Instant::now();
         while outstanding() > before {
@@ -152,7 +152,7 @@ impl<F, T> Pair<'_, F, T> {
             self.memory()?;
             let left = outstanding().saturating_sub(before);
             let late = left > 0 && started.elapsed() >= self.patience();
-            ensure!(!late, "{left} leases of this case were not given back within {:?}", self.patience());
+            ensure!(!late, "{left} leases of this case were not released within {:?}", self.patience());
             std::thread::sleep(PAUSE);
         }
         Ok(())

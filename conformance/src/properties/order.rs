@@ -81,7 +81,7 @@ pub(super) fn release_order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take
     got.map_or(Ok(()), |got| same_bytes("the reader's copy", &got, &vec![seen; nbytes]))
 }
 
-/// A tensor that is imported, read late, and given back before the read has run.
+/// A tensor that is imported, read late, and released before the read has run.
 struct Scene<'a, F, T> {
     pair: &'a Pair<'a, F, T>,
     case: &'a Case,
@@ -217,7 +217,7 @@ impl<F, T> Scene<'_, F, T> {
             drop(ours);
             Ok(())
         })?;
-        // Ours is given back: only the native view still keeps the memory.
+        // Ours is released: only the native view still keeps the memory.
         pair.memory()?;
         on(pair.from, back, || {
             pair.from.delay()?;
@@ -266,7 +266,7 @@ impl<F, T> Scene<'_, F, T> {
     }
 }
 
-/// Blocks allocated on each stream, so that the allocator reuses the one just given back.
+/// Blocks allocated on each stream, so that the allocator reuses the one just released.
 const BLOCKS: usize = 2;
 
 /// Drops every reference, and fills the blocks that the source's allocator then hands out with garbage.

@@ -218,7 +218,7 @@ pub static PROPERTIES: &[Property] = &[
     },
     Property {
         name: "life",
-        doc: "every lease is given back once, and not before",
+        doc: "every lease is released once, and not before",
         weight: 8,
         native: false,
         left_out: no_computed_dtype,

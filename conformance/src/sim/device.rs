@@ -205,12 +205,12 @@ impl SimDevice {
         self.lock().memory.own(address, true);
     }
 
-    /// Marks the block at `address` as given back. Returns `false`, and reports it, where it was already.
+    /// Marks the block at `address` as released. Returns `false`, and reports it, where it was already.
     pub(super) fn give_back(&self, address: usize) -> bool {
         let mut state = self.lock();
         let first = state.memory.own(address, false);
         if !first {
-            state.found.push(format!("that the block at {address:#x} was given back twice"));
+            state.found.push(format!("that the block at {address:#x} was released twice"));
         }
         first
     }

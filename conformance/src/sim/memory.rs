@@ -74,7 +74,7 @@ impl Memory {
             return Err(format!("a {what} of {bytes:x?} outside any block"));
         };
         if !block.owned {
-            return Err(format!("a {what} of {bytes:x?} after the memory was given back"));
+            return Err(format!("a {what} of {bytes:x?} after the memory was released"));
         }
         let overlap = |past: &Past| past.access.bytes.start < bytes.end && bytes.start < past.access.bytes.end;
         let mut races = block

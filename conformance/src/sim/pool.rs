@@ -22,7 +22,7 @@ pub(super) struct Pool {
     blocks: Mutex<Blocks>,
 }
 
-/// A block in use. Dropping it gives the block back.
+/// A block in use. Dropping it releases the block.
 pub(super) struct Block {
     pool: Arc<Pool>,
     pub(super) address: usize,

@@ -59,7 +59,7 @@ def judge(case: dict[str, Any]) -> str:
         time.sleep(0.001)
         stats = tb.stats()
     if not words and stats["leased"] != stats["released"]:
-        words = f"{stats['leased'] - stats['released']} views were not given back"
+        words = f"{stats['leased'] - stats['released']} views were not released"
     if not words and (wrong := subject.wrong_deletions()):
         words = wrong
     if not words and [kind for kind in heard if kind not in (MemoryError, *ALLOWED)]:
