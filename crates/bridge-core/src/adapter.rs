@@ -2,8 +2,8 @@
 
 use crate::plan::{landing, needed};
 use crate::{
-    Device, DeviceKind, Error, ErrorKind, Keep, Lease, Lent, Options, Ordering, Plan, Profile, Result, Stream, Views,
-    host, plan,
+    DType, Device, DeviceKind, Error, ErrorKind, Keep, Lease, Lent, Options, Ordering, Plan, Profile, Result, Stream,
+    Views, host, plan,
 };
 use std::sync::Arc;
 
@@ -170,6 +170,19 @@ pub trait Adapter {
     /// Errors of the framework. [`ErrorKind::CopyNeeded`] where it cannot copy: core then copies host memory, and the
     /// consumer copies device memory that it accepts in place.
     fn compact(&self, tensor: &Self::Tensor) -> Result<Self::Tensor>;
+
+    /// Returns a fresh tensor with undefined elements: compact, writable, aligned to [`COPY_ALIGNMENT`], from the
+    /// framework's own allocator, in its current stream of `device`.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the framework. [`ErrorKind::CopyNeeded`] where its memory cannot be written from outside, which is the
+    /// default.
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64]) -> Result<Self::Tensor> {
+        let _ = (device, dtype, shape);
+        let text = format!("{} lends no memory of its own to be written to", self.profile().name);
+        Err(Error::new(ErrorKind::CopyNeeded, text))
+    }
 }
 
 /// What a transfer did.

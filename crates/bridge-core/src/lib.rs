@@ -46,6 +46,7 @@
 
 mod adapter;
 mod buffer;
+mod copies;
 mod device;
 pub mod dlpack;
 mod dtype;
@@ -61,6 +62,7 @@ mod views;
 
 pub use adapter::{Adapter, COPY_ALIGNMENT, Consumer, Transfer, transfer};
 pub use buffer::{Access, Allocation, DeviceBuffer, Lent, Memory, Pending, Reuse};
+pub use copies::{Copies, Strided};
 pub use device::{Device, DeviceKind, ParseDeviceError};
 pub use dtype::{DType, ParseDTypeError};
 pub use error::{Error, ErrorKind, Result};

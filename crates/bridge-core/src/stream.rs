@@ -1,6 +1,6 @@
 //! Streams, and the trait that orders work between them.
 
-use crate::{Device, DeviceBuffer, Error, ErrorKind, Result};
+use crate::{Copies, Device, DeviceBuffer, Error, ErrorKind, Result};
 use std::fmt;
 
 /// A queue of work on a device, by its driver's handle (for CUDA a `CUstream`).
@@ -79,6 +79,11 @@ pub trait Ordering: Send + Sync {
     /// and counts the memory that it holds.
     fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
         let _ = (device, stream, attempt);
+    }
+
+    /// Returns the copies to prefer to the frameworks' own, if there are any.
+    fn copies(&self) -> Option<&dyn Copies> {
+        None
     }
 }
 

@@ -1,0 +1,77 @@
+//! Copies of strided tensors, as a trait. `bridge-copy` implements it.
+
+use crate::{DType, Device, Layout, Pending, Result, Stream};
+
+/// One side of a copy: the elements of a view, by the address of the first.
+#[derive(Debug, Clone, Copy)]
+pub struct Strided<'a> {
+    /// The device that the memory is on.
+    pub device: Device,
+    /// Address of the first element. The offset of the layout is already part of it.
+    pub data: usize,
+    /// Shape, strides and itemsize.
+    pub layout: &'a Layout,
+}
+
+/// Copies strided tensors into strided tensors, on a device, on the host and between the two.
+pub trait Copies: Send + Sync {
+    /// Fills `to` with the elements of `from`, and flips the bits of `flips` in each (an element as a little-endian
+    /// number; 0 flips none: see [`Pending::flips`]). Both have the same shape and itemsize, any strides, and do not
+    /// overlap; `to` has no two elements at one address.
+    ///
+    /// | from | to | `stream` | when it returns |
+    /// |---|---|---|---|
+    /// | host | host | `None` | the elements are in `to` |
+    /// | device | the same device | of that device | the work is in `stream` |
+    /// | host | device | of the device | `from` has been read; the rest of the work is in `stream` |
+    /// | device | host | of the device | the elements are in `to`: the host has waited |
+    /// | device | another device | of the device of `from` | the work is in `stream` |
+    ///
+    /// # Errors
+    ///
+    /// Before anything is written: [`ErrorKind::CopyNeeded`](crate::ErrorKind::CopyNeeded) for what this implementation
+    /// cannot copy, [`ErrorKind::Layout`](crate::ErrorKind::Layout) where the two sides differ in shape or itemsize or
+    /// overlap, [`ErrorKind::Device`](crate::ErrorKind::Device) for memory that the driver cannot reach. After that:
+    /// [`ErrorKind::Driver`](crate::ErrorKind::Driver), and the text says that the elements of `to` are undefined.
+    ///
+    /// # Safety
+    ///
+    /// The bytes of both views stay mapped until the work has run, those of `from` are not written and those of `to`
+    /// not read by other work meanwhile, and `stream`, if there is one, is alive and already ordered behind the last
+    /// work on both.
+    unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()>;
+}
+
+impl Pending {
+    /// Returns the bits to flip in each element of `dtype` in order to do this operation; `None` where flipping bits
+    /// does not do it, as for integers.
+    pub fn flips(self, dtype: DType) -> Option<u128> {
+        const SIGNED: [DType; 4] = [DType::FLOAT16, DType::BFLOAT16, DType::FLOAT32, DType::FLOAT64];
+        const COMPLEX: [DType; 3] = [DType::COMPLEX32, DType::COMPLEX64, DType::COMPLEX128];
+        let top = 1u128 << (dtype.itemsize()? * 8 - 1);
+        let real = if COMPLEX.contains(&dtype) { 1u128 << (dtype.itemsize()? * 4 - 1) } else { 0 };
+        match self {
+            Self::Conjugation if COMPLEX.contains(&dtype) => Some(top),
+            Self::Negation if COMPLEX.contains(&dtype) || SIGNED.contains(&dtype) => Some(top | real),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flipping_bits_conjugates_and_negates() {
+        let flip = |pending: Pending, dtype, value: u128| value ^ pending.flips(dtype).expect("bits do it");
+        let float = |value: f32| u128::from(value.to_bits());
+        assert_eq!(flip(Pending::Negation, DType::FLOAT32, float(1.5)), float(-1.5));
+        let complex = |re: f32, im: f32| float(im) << 32 | float(re);
+        assert_eq!(flip(Pending::Conjugation, DType::COMPLEX64, complex(1.5, 2.0)), complex(1.5, -2.0));
+        assert_eq!(flip(Pending::Negation, DType::COMPLEX64, complex(1.5, 2.0)), complex(-1.5, -2.0));
+        assert_eq!(flip(Pending::Negation, DType::FLOAT16, 0x3c00), 0xbc00);
+        assert_eq!(Pending::Negation.flips(DType::INT32), None);
+        assert_eq!(Pending::Conjugation.flips(DType::FLOAT32), None);
+    }
+}
