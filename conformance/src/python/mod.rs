@@ -5,7 +5,7 @@ mod pluggable;
 
 use crate::runner::{Known, TORCH_CAPSULES, adapter_of};
 use crate::{Capabilities, Observed, Spec, Subject, model};
-use bridge_core::{Adapter, Consumer, Device, Error, Lease, Lent, Ordering, Pending, Profile, Result, Stream};
+use bridge_core::{Adapter, Consumer, DType, Device, Error, Lease, Lent, Ordering, Pending, Profile, Result, Stream};
 use bridge_frameworks::AnyAdapter;
 use bridge_pyo3::{PyAdapter, PyTensor, framework_error};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -177,6 +177,10 @@ impl<'py> Adapter for PySubject<'py> {
     fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
         self.adapter.compact(tensor)
     }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64]) -> Result<PyTensor<'py>> {
+        self.adapter.empty(device, dtype, shape)
+    }
 }
 
 impl<'py> Subject for PySubject<'py> {
@@ -193,7 +197,7 @@ impl<'py> Subject for PySubject<'py> {
     }
 
     fn ordering(&self) -> Arc<dyn Ordering> {
-        Arc::clone(bridge_cuda::ordering())
+        Arc::clone(bridge_copy::ordering())
     }
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<PyTensor<'py>> {

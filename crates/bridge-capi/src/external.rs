@@ -153,7 +153,7 @@ pub unsafe extern "C" fn tb_feed(
         // SAFETY: the caller's obligations; runtimes live as long as the process.
         unsafe {
             let (runtime, tensor) = (borrow(runtime, "runtime")?, borrow(tensor, "tensor")?);
-            let (edge, _) = transfer(&Caller, &runtime.graph, tensor, bridge_cuda::ordering(), &options(copy)?)?;
+            let (edge, _) = transfer(&Caller, &runtime.graph, tensor, bridge_copy::ordering(), &options(copy)?)?;
             write(out, into_raw(CExternal::new(edge, runtime)), "out")
         }
     })

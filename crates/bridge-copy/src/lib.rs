@@ -6,6 +6,9 @@
 mod host;
 mod kernels;
 mod moves;
+mod ordering;
+
+pub use ordering::{ordering, ordering_with};
 
 use bridge_core::{Copies, Error, ErrorKind, Result, Stream, Strided};
 

@@ -1,7 +1,12 @@
 //! Copies of host memory, where the producer cannot copy.
 
-use crate::{Access, Allocation, COPY_ALIGNMENT, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Result};
+use crate::fill::fill;
+use crate::{
+    Access, Allocation, COPY_ALIGNMENT, DType, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Ordering, Result,
+    Views,
+};
 use std::ptr;
+use std::sync::Arc;
 
 /// A unit of memory with the alignment of copies.
 #[repr(align(64))]
@@ -11,30 +16,38 @@ struct Block {
 
 const _: () = assert!(align_of::<Block>() == COPY_ALIGNMENT && size_of::<Block>() == COPY_ALIGNMENT);
 
-/// Copies a tensor in host memory into fresh, compact memory, aligned to [`COPY_ALIGNMENT`] bytes.
+/// Copies a tensor in host memory, without a deferred operation, into fresh, compact memory, aligned to
+/// [`COPY_ALIGNMENT`] bytes: by the copies of `ordering`, or by a loop of this module.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::OutOfMemory`].
-pub(crate) fn copy(lent: &Lent) -> Result<Lent> {
+/// [`ErrorKind::OutOfMemory`], and those of [`fill`].
+pub(crate) fn copy(lent: Lent, ordering: &Arc<dyn Ordering>) -> Result<Lent> {
     debug_assert!(lent.device().kind == DeviceKind::CPU && lent.pending().is_none());
-    let (layout, nbytes) = (lent.layout(), lent.layout().nbytes());
+    let target = empty(lent.dtype(), lent.layout().shape())?;
+    if let Err(lent) = fill(lent, &target, Arc::new(Views::default()), ordering)? {
+        let to = ptr::with_exposed_provenance_mut(target.data());
+        // SAFETY: by the contract of `DeviceBuffer` the bytes of the view are mapped and, as host memory, ready;
+        // `Lent::new` has checked that the layout stays inside them. The target has room for every element, and no
+        // other code knows it.
+        unsafe { copy_elements(ptr::with_exposed_provenance(lent.data()), lent.layout(), to) };
+    }
+    Ok(target)
+}
+
+/// Returns fresh, compact host memory, aligned to [`COPY_ALIGNMENT`] bytes.
+fn empty(dtype: DType, shape: &[i64]) -> Result<Lent> {
+    let layout = Layout::new(dtype, shape, None, 0)?;
+    let nbytes = layout.nbytes();
     let mut memory: Vec<Block> = Vec::new();
-    let count = nbytes.div_ceil(COPY_ALIGNMENT);
-    memory.try_reserve_exact(count).map_err(|error| {
+    memory.try_reserve_exact(nbytes.div_ceil(COPY_ALIGNMENT)).map_err(|error| {
         let text = format!("no host memory for a copy of {nbytes} bytes: free some first");
         Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
     })?;
-    let start = memory.as_mut_ptr().cast::<u8>();
-    // SAFETY: by the contract of `DeviceBuffer` the bytes of the view are mapped and, as host memory, ready;
-    // `Lent::new` has checked that the layout stays inside them. The capacity has room for every element, and no other
-    // code knows it.
-    unsafe { copy_elements(ptr::with_exposed_provenance(lent.data()), layout, start) };
-    let bytes = start.expose_provenance()..start.addr() + nbytes;
-    let compact = Layout::new(lent.dtype(), layout.shape(), None, 0)?;
+    let start = memory.as_mut_ptr().expose_provenance();
     // SAFETY: the vector owns the bytes, which never move, and is dropped with the buffer. No other code knows them.
-    let memory = unsafe { Memory::new(Allocation::host(bytes, Access::ReadWrite), memory) };
-    Lent::new(lent.dtype(), compact, Box::new(memory))
+    let memory = unsafe { Memory::new(Allocation::host(start..start + nbytes, Access::ReadWrite), memory) };
+    Lent::new(dtype, layout, Box::new(memory))
 }
 
 /// Copies the elements in row-major order.
@@ -74,7 +87,7 @@ unsafe fn copy_elements(from: *const u8, layout: &Layout, to: *mut u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, DeviceBuffer};
+    use crate::{DeviceBuffer, HostOnly};
     use proptest::prelude::*;
 
     /// A view with these lengths and strides over bytes that mostly differ.
@@ -87,6 +100,10 @@ mod tests {
         // SAFETY: the vector owns the bytes, and is dropped with the buffer.
         let memory = unsafe { Memory::new(Allocation::host(range, Access::ReadOnly), bytes) };
         Lent::at(memory.address() + below, dtype, layout, Box::new(memory)).unwrap()
+    }
+
+    fn host() -> Arc<dyn Ordering> {
+        Arc::new(HostOnly)
     }
 
     fn read(lent: &Lent, address: usize) -> Vec<u8> {
@@ -102,7 +119,7 @@ mod tests {
             dtype in prop::sample::select(&[DType::UINT8, DType::FLOAT16, DType::FLOAT32, DType::COMPLEX128][..]),
         ) {
             let original = lent(dtype, &dims);
-            let copy = copy(&original).unwrap();
+            let copy = copy(lent(dtype, &dims), &host()).unwrap();
             let (layout, itemsize) = (original.layout(), original.layout().itemsize());
             prop_assert_eq!((copy.layout().shape(), copy.layout().is_compact()), (layout.shape(), true));
             prop_assert_eq!((copy.data() % COPY_ALIGNMENT, copy.buffer().access()), (0, Access::ReadWrite));
@@ -128,6 +145,6 @@ mod tests {
         // SAFETY: the view repeats one byte, which outlives the buffer.
         let memory = unsafe { Memory::new(Allocation::host(start..start + 1, Access::ReadOnly), ()) };
         let giant = Lent::new(DType::UINT8, layout, Box::new(memory)).unwrap();
-        assert_eq!(copy(&giant).unwrap_err().kind(), ErrorKind::OutOfMemory);
+        assert_eq!(copy(giant, &host()).unwrap_err().kind(), ErrorKind::OutOfMemory);
     }
 }

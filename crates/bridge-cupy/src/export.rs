@@ -92,17 +92,7 @@ fn reuse(runtime: &Runtime, memory: &Bound<'_, PyAny>, stream: Stream) -> PyResu
 pub(crate) fn compact<'py>(runtime: &Runtime, array: &PyTensor<'py>) -> Result<PyTensor<'py>> {
     let py = array.py();
     let copy = || array.call_method(intern!(py, "copy"), (), Some(&[("order", "C")].into_py_dict(py)?));
-    let on_its_device = || {
-        if runtime.one_device {
-            return copy();
-        }
-        // CuPy copies to the current device, not to the array's device.
-        let device = array.getattr(intern!(py, "device"))?;
-        device.call_method0(intern!(py, "__enter__"))?;
-        let copied = copy();
-        let none = py.None();
-        device.call_method1(intern!(py, "__exit__"), (&none, &none, &none))?;
-        copied
-    };
-    on_its_device().map_err(|error| raised(py, error))
+    // CuPy copies to the current device, not to the array's device.
+    let copied = runtime.on_device(|| array.getattr(intern!(py, "device")), copy);
+    copied.map_err(|error| raised(py, error))
 }

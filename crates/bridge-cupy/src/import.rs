@@ -1,8 +1,9 @@
-//! Imports leases as CuPy arrays.
+//! Imports leases as CuPy arrays, and makes arrays to copy into.
 
 use crate::runtime::{Runtime, raised};
-use bridge_core::{Lease, Result};
+use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lease, Result};
 use bridge_pyo3::{LeaseOwner, PyTensor};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -24,4 +25,25 @@ fn make<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease, dtype: &Bound<'py
     let memory = runtime.unowned_memory.bind(py).call1((address, len, owner, device))?;
     let pointer = runtime.memory_pointer.bind(py).call1((memory, offset))?;
     runtime.make_array(py, shape, dtype, pointer, strides)
+}
+
+/// Calls `cupy.empty` on the device: CuPy's allocator returns memory of the current one, in its current stream.
+pub(crate) fn empty<'py>(
+    py: Python<'py>,
+    runtime: &Runtime,
+    device: Device,
+    dtype: DType,
+    shape: &[i64],
+) -> Result<PyTensor<'py>> {
+    if device.kind != DeviceKind::CUDA {
+        return Err(Error::new(ErrorKind::CopyNeeded, format!("cupy allocates no memory on {device}")));
+    }
+    let dtype = runtime.dtypes.write(py, dtype)?;
+    let make = || {
+        let cupy = py.import(intern!(py, "cupy"))?;
+        let there = || cupy.getattr(intern!(py, "cuda"))?.call_method1(intern!(py, "Device"), (device.index,));
+        let shape = PyTuple::new(py, shape)?;
+        runtime.on_device(there, || cupy.call_method1(intern!(py, "empty"), (shape, dtype)))
+    };
+    make().map_err(|error| raised(py, error))
 }

@@ -104,6 +104,24 @@ impl Runtime {
         Ok(array)
     }
 
+    /// Calls `body` while the device, a `cupy.cuda.Device`, is CuPy's current one.
+    pub(crate) fn on_device<'py>(
+        &self,
+        device: impl FnOnce() -> PyResult<Bound<'py, PyAny>>,
+        body: impl FnOnce() -> PyResult<PyTensor<'py>>,
+    ) -> PyResult<PyTensor<'py>> {
+        if self.one_device {
+            return body();
+        }
+        let device = device()?;
+        let py = device.py();
+        device.call_method0(intern!(py, "__enter__"))?;
+        let made = body();
+        let none = py.None();
+        device.call_method1(intern!(py, "__exit__"), (&none, &none, &none))?;
+        made
+    }
+
     pub(crate) fn is_array(&self, object: &PyTensor<'_>) -> bool {
         object.get_type_ptr().cast() == self.array.as_ptr() || is_instance(object, self.array.bind(object.py()))
     }

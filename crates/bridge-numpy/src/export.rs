@@ -1,15 +1,13 @@
 //! Exports NumPy arrays.
 
+use crate::import::aligned;
 use crate::interface::{PyArrayInterface, WRITEABLE};
 use crate::runtime::{Runtime, raised};
-use bridge_core::{
-    Access, Allocation, COPY_ALIGNMENT, DType, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Result,
-};
+use bridge_core::{Access, Allocation, DType, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Result};
 use bridge_pyo3::{PyOwner, PyTensor, not_a_tensor};
 use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 use std::ptr;
 use std::slice;
 
@@ -63,22 +61,14 @@ fn is_sound(interface: &PyArrayInterface, dtype: DType) -> bool {
 }
 
 pub(crate) fn compact<'py>(runtime: &Runtime, array: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-    runtime.plain(array).and_then(|plain| aligned_copy(&plain)).map_err(|error| raised(array.py(), error))
-}
-
-/// Copies the array to [`COPY_ALIGNMENT`]: NumPy's own `copy` aligns to 16 bytes only.
-fn aligned_copy<'py>(array: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
     let py = array.py();
-    let numpy = py.import(intern!(py, "numpy"))?;
-    let nbytes: usize = array.getattr(intern!(py, "nbytes"))?.extract()?;
-    let memory = numpy.call_method1(intern!(py, "empty"), (nbytes + COPY_ALIGNMENT, intern!(py, "uint8")))?;
-    let address: usize = memory.getattr(intern!(py, "ctypes"))?.getattr(intern!(py, "data"))?.extract()?;
-    let start = address.next_multiple_of(COPY_ALIGNMENT) - address;
-    let kwargs = PyDict::new(py);
-    kwargs.set_item(intern!(py, "dtype"), array.getattr(intern!(py, "dtype"))?)?;
-    kwargs.set_item(intern!(py, "buffer"), memory)?;
-    kwargs.set_item(intern!(py, "offset"), start)?;
-    let copy = numpy.call_method(intern!(py, "ndarray"), (array.getattr(intern!(py, "shape"))?,), Some(&kwargs))?;
-    numpy.call_method1(intern!(py, "copyto"), (&copy, array))?;
-    Ok(copy)
+    let copy = || {
+        let plain = runtime.plain(array)?;
+        let nbytes = plain.getattr(intern!(py, "nbytes"))?.extract()?;
+        let (shape, dtype) = (plain.getattr(intern!(py, "shape"))?, plain.getattr(intern!(py, "dtype"))?);
+        let copy = aligned(nbytes, &shape, &dtype)?;
+        py.import(intern!(py, "numpy"))?.call_method1(intern!(py, "copyto"), (&copy, plain))?;
+        Ok(copy)
+    };
+    copy().map_err(|error| raised(py, error))
 }

@@ -1,12 +1,14 @@
-//! Imports leases as NumPy arrays.
+//! Imports leases as NumPy arrays, and makes arrays to copy into.
 
 use crate::interface::{ALIGNED, NOTSWAPPED, PyArrayInterface, WRITEABLE};
 use crate::runtime::{Runtime, raised};
-use bridge_core::{Access, Lease, Result};
+use bridge_core::{Access, COPY_ALIGNMENT, DType, Device, Error, ErrorKind, Layout, Lease, Result};
 use bridge_pyo3::{NUMPY_DTYPES, PyTensor};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi::{PyCapsule_GetPointer, PyCapsule_New, PyObject};
+use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 use std::ffi::{c_char, c_int};
 use std::ptr;
 
@@ -95,4 +97,37 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
 
 fn into_python(error: bridge_core::Error) -> PyErr {
     pyo3::exceptions::PyTypeError::new_err(error.to_string())
+}
+
+pub(crate) fn empty<'py>(
+    py: Python<'py>,
+    runtime: &Runtime,
+    device: Device,
+    dtype: DType,
+    shape: &[i64],
+) -> Result<PyTensor<'py>> {
+    if device != Device::CPU {
+        return Err(Error::new(ErrorKind::CopyNeeded, format!("numpy allocates no memory on {device}")));
+    }
+    let nbytes = Layout::new(dtype, shape, None, 0)?.nbytes();
+    let dtype = runtime.dtypes.write(py, dtype)?;
+    let shape = PyTuple::new(py, shape).map_err(|error| raised(py, error))?;
+    aligned(nbytes, &shape, dtype).map_err(|error| raised(py, error))
+}
+
+/// Returns an array of `nbytes` bytes at a multiple of [`COPY_ALIGNMENT`]: NumPy itself aligns to 16 bytes only.
+pub(crate) fn aligned<'py>(
+    nbytes: usize,
+    shape: &Bound<'py, PyAny>,
+    dtype: &Bound<'py, PyAny>,
+) -> PyResult<PyTensor<'py>> {
+    let py = shape.py();
+    let numpy = py.import(intern!(py, "numpy"))?;
+    let memory = numpy.call_method1(intern!(py, "empty"), (nbytes + COPY_ALIGNMENT, intern!(py, "uint8")))?;
+    let address: usize = memory.getattr(intern!(py, "ctypes"))?.getattr(intern!(py, "data"))?.extract()?;
+    let kwargs = PyDict::new(py);
+    kwargs.set_item(intern!(py, "dtype"), dtype)?;
+    kwargs.set_item(intern!(py, "buffer"), memory)?;
+    kwargs.set_item(intern!(py, "offset"), address.next_multiple_of(COPY_ALIGNMENT) - address)?;
+    numpy.call_method(intern!(py, "ndarray"), (shape,), Some(&kwargs))
 }

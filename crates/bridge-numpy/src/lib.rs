@@ -6,7 +6,7 @@ mod import;
 mod interface;
 mod runtime;
 
-use bridge_core::{Adapter, Consumer, Lease, Lent, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Profile, Result};
 use bridge_pyo3::{PyAdapter, PyTensor};
 use pyo3::Python;
 use runtime::Runtime;
@@ -51,6 +51,10 @@ impl<'py> Adapter for NumPy<'py> {
 
     fn compact(&self, array: &PyTensor<'py>) -> Result<PyTensor<'py>> {
         export::compact(self.runtime, array)
+    }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64]) -> Result<PyTensor<'py>> {
+        import::empty(self.py, self.runtime, device, dtype, shape)
     }
 }
 

@@ -30,7 +30,7 @@ fn transfer<'py>(
     let cross = || {
         let from = source(x)?;
         let to = to.open(py)?;
-        bridge_core::transfer(&*from, &*to, x, bridge_cuda::ordering(), &options(copy, device)?)
+        bridge_core::transfer(&*from, &*to, x, bridge_copy::ordering(), &options(copy, device)?)
     };
     cross().map(|(tensor, _)| tensor).map_err(|error| into_python(py, error))
 }

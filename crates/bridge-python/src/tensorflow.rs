@@ -38,7 +38,7 @@ pub(crate) fn tensorflow_feed(x: &PyTensor<'_>, copy: Option<bool>) -> PyResult<
     let py = x.py();
     let cross = || {
         let (from, edges) = (source(x)?, edges(py)?);
-        bridge_core::transfer(&*from, &edges, x, bridge_cuda::ordering(), &options(copy, None)?)
+        bridge_core::transfer(&*from, &edges, x, bridge_copy::ordering(), &options(copy, None)?)
     };
     cross().map(|(external, _)| Feed(external)).map_err(|error| into_python(py, error))
 }
@@ -53,7 +53,7 @@ pub(crate) fn tensorflow_take<'py>(
     let cross = || {
         let (edges, to) = (edges(py)?, named(target)?.open(py)?);
         let fetched = External::take(handle)?;
-        match bridge_core::transfer(&edges, &*to, &fetched, bridge_cuda::ordering(), &options(None, None)?) {
+        match bridge_core::transfer(&edges, &*to, &fetched, bridge_copy::ordering(), &options(None, None)?) {
             Ok((tensor, _)) => Ok(tensor),
             Err(error) => {
                 fetched.put_back();

@@ -17,7 +17,7 @@ mod export;
 mod import;
 mod runtime;
 
-use bridge_core::{Adapter, Consumer, Device, Lease, Lent, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Profile, Result};
 use bridge_pyo3::{PyAdapter, PyTensor};
 use pyo3::Python;
 use runtime::Runtime;
@@ -71,6 +71,10 @@ impl<'py> Adapter for Torch<'py> {
 
     fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
         export::compact(tensor)
+    }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64]) -> Result<PyTensor<'py>> {
+        import::empty(self.py, device, dtype, shape)
     }
 }
 

@@ -1,8 +1,8 @@
 //! A framework of plain values, and an ordering that records its calls.
 
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Layout, Lease,
-    Lent, Ordering, Pending, Profile, Result, Reuse, Stream, Strides, Views,
+    Access, Adapter, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Layout,
+    Lease, Lent, Ordering, Pending, Profile, Result, Reuse, Stream, Strided, Strides, Views,
 };
 use std::sync::{Arc, Mutex};
 
@@ -11,13 +11,14 @@ pub const READER: Stream = Stream::from_handle(0xb0);
 pub const OTHER: Stream = Stream::from_handle(0xc0);
 pub const GPU: Device = Device::cuda(0);
 
-/// A call of the ordering, or the drop of a buffer.
+/// A call of the ordering or of its copies, or the drop of a buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     Ordered(Stream, Stream),
     Retired(Stream),
     Synchronized(Stream),
     Deferred(Stream),
+    Copied { from: usize, to: usize, flips: u128, stream: Option<Stream> },
     Dropped,
 }
 
@@ -35,6 +36,32 @@ pub struct Recorder {
     pub captured: Mutex<Option<Stream>>,
     /// The attempts that wait for the end of the capture.
     pub deferred: Mutex<Vec<Deferred>>,
+    /// The errors of its copies; `None` if it has no copies.
+    pub copies: Option<Copied>,
+}
+
+/// What follows a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Copied {
+    Well,
+    /// The copy returns this error.
+    Fails(ErrorKind),
+    /// The copy succeeds, and every call of the ordering behind it fails.
+    BreaksTheOrdering,
+}
+
+/// Copies nothing.
+impl Copies for Recorder {
+    unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()> {
+        assert_eq!((from.device, from.layout.shape()), (to.device, to.layout.shape()));
+        self.log.lock().unwrap().push(Event::Copied { from: from.data, to: to.data, flips, stream });
+        match self.copies {
+            Some(Copied::Fails(kind)) => return Err(Error::new(kind, "planned")),
+            Some(Copied::BreaksTheOrdering) => *self.fails.lock().unwrap() = true,
+            _ => (),
+        }
+        Ok(())
+    }
 }
 
 impl Ordering for Recorder {
@@ -66,6 +93,10 @@ impl Ordering for Recorder {
     fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         self.log.lock().unwrap().push(Event::Retired(stream));
         drop(buffer);
+    }
+
+    fn copies(&self) -> Option<&dyn Copies> {
+        self.copies.map(|_| self as &dyn Copies)
     }
 }
 
@@ -160,6 +191,8 @@ pub struct Office {
     pub refuses: bool,
     /// The address of copies; `None` if the office cannot copy.
     pub copies_to: Option<usize>,
+    /// Its own memory to be written to; `None` if it lends none.
+    pub fresh: Option<Paper>,
 }
 
 impl Office {
@@ -175,7 +208,7 @@ impl Office {
             private_functions: false,
         };
         let side = Side { current: Mutex::new(Some(READER)), views: Views::default() };
-        Self { profile, side: Arc::new(side), refuses: false, copies_to: Some(0x20000) }
+        Self { profile, side: Arc::new(side), refuses: false, copies_to: Some(0x20000), fresh: None }
     }
 }
 
@@ -229,5 +262,11 @@ impl Adapter for Office {
         }
         let access = Access::ReadWrite;
         Ok(Item::Own(Paper { strides, access, address, pending: None, ..paper }))
+    }
+
+    /// Returns the paper that a test has prepared, whatever was asked for, as a framework under a mode may.
+    fn empty(&self, _: Device, _: DType, _: &[i64]) -> Result<Item> {
+        let fresh = self.fresh.clone().map(Item::Own);
+        fresh.ok_or_else(|| Error::new(ErrorKind::CopyNeeded, "planned"))
     }
 }

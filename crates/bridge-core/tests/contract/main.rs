@@ -3,5 +3,6 @@
 mod common;
 mod copies;
 mod dlpack;
+mod kernels;
 mod planning;
 mod protocol;

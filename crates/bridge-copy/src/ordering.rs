@@ -1,0 +1,40 @@
+//! The ordering of the process, with copies.
+
+use crate::Copier;
+use bridge_core::{Copies, Deferred, Device, DeviceBuffer, Ordering, Result, Stream};
+use std::sync::{Arc, LazyLock};
+
+/// Returns [`bridge_cuda::ordering`] with the copies of this crate.
+pub fn ordering() -> &'static Arc<dyn Ordering> {
+    static ORDERING: LazyLock<Arc<dyn Ordering>> = LazyLock::new(|| Arc::new(WithCopies(&Copier)));
+    &ORDERING
+}
+
+/// Returns [`bridge_cuda::ordering`] with other copies, such as a wrapper of [`Copier`].
+pub fn ordering_with(copies: &'static dyn Copies) -> Arc<dyn Ordering> {
+    Arc::new(WithCopies(copies))
+}
+
+struct WithCopies(&'static dyn Copies);
+
+impl Ordering for WithCopies {
+    fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+        bridge_cuda::ordering().order(device, earlier, later)
+    }
+
+    fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        bridge_cuda::ordering().retire(device, stream, buffer);
+    }
+
+    fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
+        bridge_cuda::ordering().synchronize(device, stream)
+    }
+
+    fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
+        bridge_cuda::ordering().defer(device, stream, attempt);
+    }
+
+    fn copies(&self) -> Option<&dyn Copies> {
+        Some(self.0)
+    }
+}

@@ -1,0 +1,71 @@
+//! Fills memory that exists with the elements of an exported tensor.
+
+use crate::{Consumer, DeviceKind, ErrorKind, Lease, Lent, Ordering, Result, Stream, Strided};
+use std::sync::Arc;
+
+/// Orders `reader` behind the owner's stream. Where the reader has no stream and the owner has one, the host waits.
+/// Returns the two streams where they differ.
+pub(crate) fn behind(ordering: &dyn Ordering, lent: &Lent, reader: Option<Stream>) -> Result<Option<(Stream, Stream)>> {
+    let device = lent.buffer().device();
+    match (lent.buffer().stream(), reader) {
+        (Some(owner), Some(reader)) if owner != reader => {
+            ordering.order(device, owner, reader)?;
+            return Ok(Some((owner, reader)));
+        }
+        (Some(owner), None) => ordering.synchronize(device, owner)?,
+        _ => (),
+    }
+    Ok(None)
+}
+
+/// What [`fill`] returns: the two streams that it ordered, where they differ, or the source as it was.
+pub(crate) type Filled = std::result::Result<Option<(Stream, Stream)>, Lent>;
+
+/// Copies `source` into `target` by the [`Copies`](crate::Copies) of `ordering`, in the stream of `target`, with the
+/// deferred operation of `source` applied. That stream waits for the owner of `source` first, and the owner then waits
+/// for that stream before it reuses the memory. `consumer` is that of the framework of `target`, whose current stream
+/// is the stream of `target`.
+///
+/// Both have the same shape and dtype and share no bytes; `target` is writable. Returns the source as it was where the
+/// ordering has no copies, or none for this one.
+///
+/// # Errors
+///
+/// Those of [`Ordering::order`] and [`Copies::copy`](crate::Copies::copy). The source is then dropped; if anything was
+/// launched, behind it.
+pub(crate) fn fill(
+    source: Lent,
+    target: &Lent,
+    consumer: Arc<dyn Consumer>,
+    ordering: &Arc<dyn Ordering>,
+) -> Result<Filled> {
+    let (Some(copies), Some(flips)) = (ordering.copies(), flips(&source)) else { return Ok(Err(source)) };
+    let stream = target.buffer().stream();
+    if stream.is_none() && target.device().kind != DeviceKind::CPU {
+        return Ok(Err(source));
+    }
+    if source.layout().numel() == 0 {
+        return Ok(Ok(None));
+    }
+    let ordered = behind(&**ordering, &source, stream)?;
+    let side = |lent: &Lent| (lent.device(), lent.data());
+    let ((from, start), (to, first)) = (side(&source), side(target));
+    let from = Strided { device: from, data: start, layout: source.layout() };
+    let to = Strided { device: to, data: first, layout: target.layout() };
+    // SAFETY: both buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams; `Lent::new`
+    // has checked that the views stay inside. `behind` has ordered the stream, which is the one that the target's
+    // memory is ready in; the lease below makes the owner of the source wait for it.
+    let copied = unsafe { copies.copy(from, to, flips, stream) };
+    if copied.as_ref().is_err_and(|error| error.kind() == ErrorKind::CopyNeeded) {
+        return Ok(Err(source));
+    }
+    // A lease orders the return of what it held. It is made also where the copy has failed: part of it may be launched.
+    drop(Lease::new(source, stream, false, consumer, Arc::clone(ordering)));
+    copied?;
+    Ok(Ok(ordered))
+}
+
+/// Returns the bits to flip in each element for the deferred operation, if flipping bits does it.
+fn flips(lent: &Lent) -> Option<u128> {
+    lent.pending().map_or(Some(0), |pending| pending.flips(lent.dtype()))
+}

@@ -1,0 +1,203 @@
+//! The transfer of a tensor between two adapters.
+
+use crate::fill::{behind, fill};
+use crate::plan::{landing, needed};
+use crate::{
+    Access, Adapter, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Options, Ordering, Plan, Result, Stream, host,
+    plan,
+};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// Who makes a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum CopiedBy {
+    /// The kernels of the ordering's [`Copies`](crate::Copies), on the device.
+    Kernels,
+    /// The loops of the ordering's [`Copies`](crate::Copies) or of core, on the host.
+    Host,
+    /// The producer, with its own kernels.
+    Producer,
+    /// The consumer, with its own kernels.
+    Consumer,
+}
+
+impl fmt::Display for CopiedBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Kernels => "kernels",
+            Self::Host => "host",
+            Self::Producer => "producer",
+            Self::Consumer => "consumer",
+        })
+    }
+}
+
+/// What a transfer did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transfer {
+    /// How the tensor crossed.
+    pub plan: Plan,
+    /// Bytes copied: 0 in place.
+    pub bytes_copied: usize,
+    /// Who made the copy: `None` in place.
+    pub copied_by: Option<CopiedBy>,
+    /// The owner's stream, and the stream that now waits for it, where they differ.
+    pub ordered: Option<(Stream, Stream)>,
+}
+
+/// Takes `tensor` from one framework into another: exports it, plans, copies where the plan says so, orders the
+/// consumer's current stream behind the owner's, and imports it.
+///
+/// A copy is made by the first of these that can make it:
+///
+/// 1. the [`Copies`](crate::Copies) of `ordering`, into fresh memory of the consumer ([`Adapter::empty`]), else of the
+///    producer, else on the host of core, in the current stream of the framework that allocates it;
+/// 2. the producer ([`Adapter::compact`]);
+/// 3. core, for host memory;
+/// 4. the consumer, for a tensor that it can take in place.
+///
+/// # Errors
+///
+/// Those of [`plan`](crate::plan()), [`Adapter::export`], [`Adapter::empty`], [`Adapter::import`],
+/// [`Copies::copy`](crate::Copies::copy) and [`Ordering::order`]. An error leaves no view and no lease behind.
+pub fn transfer<F, T>(
+    from: &dyn Adapter<Tensor = F>,
+    to: &dyn Adapter<Tensor = T>,
+    tensor: &F,
+    ordering: &Arc<dyn Ordering>,
+    options: &Options,
+) -> Result<(T, Transfer)> {
+    let lent = from.export(tensor)?;
+    let path = plan(&lent, to.profile(), options)?;
+    used(from, &lent);
+    let crossing = Crossing { from, to, ordering, options };
+    match path {
+        Plan::ZeroCopy => {
+            let (result, ordered) = crossing.place(lent, false)?;
+            Ok((result, Transfer { plan: path, bytes_copied: 0, copied_by: None, ordered }))
+        }
+        Plan::Copy(_) => {
+            let bytes_copied = lent.layout().nbytes();
+            let (result, ordered, by) = crossing.copy(lent, tensor)?;
+            Ok((result, Transfer { plan: path, bytes_copied, copied_by: Some(by), ordered }))
+        }
+    }
+}
+
+/// Records the stream of an export in the views of its framework: the tensor may itself be a view of foreign memory,
+/// whose owner must then wait for this use, a copy included.
+fn used<F>(from: &dyn Adapter<Tensor = F>, lent: &Lent) {
+    if let Some(stream) = lent.buffer().stream() {
+        let producer = from.consumer();
+        let keep = || producer.keep(lent.device(), stream);
+        producer.views().used(lent.device(), lent.buffer().address(), stream.on_any_thread(), keep);
+    }
+}
+
+/// The owner's stream, and the stream that waits for it.
+type Streams = Option<(Stream, Stream)>;
+
+struct Crossing<'a, F, T> {
+    from: &'a dyn Adapter<Tensor = F>,
+    to: &'a dyn Adapter<Tensor = T>,
+    ordering: &'a Arc<dyn Ordering>,
+    options: &'a Options,
+}
+
+impl<F, T> Crossing<'_, F, T> {
+    /// Orders the consumer's stream behind the owner's, and imports the memory.
+    fn place(&self, lent: Lent, copied: bool) -> Result<(T, Streams)> {
+        let device = self.landing(&lent);
+        let lent = lent.seen_on(device);
+        let consumer = self.to.consumer();
+        let reader = if lent.buffer().stream().is_some() { consumer.current_stream(device)? } else { None };
+        let ordered = behind(&**self.ordering, &lent, reader)?;
+        let lease = Lease::new(lent, reader, copied, consumer, Arc::clone(self.ordering));
+        Ok((self.to.import(lease)?, ordered))
+    }
+
+    /// Returns the device under which the consumer sees the memory.
+    fn landing(&self, lent: &Lent) -> Device {
+        landing(lent.device(), self.to.profile(), self.options.device).unwrap_or(lent.device())
+    }
+
+    /// Imports a copy, made by the first that can make it: see [`transfer`].
+    fn copy(&self, lent: Lent, tensor: &F) -> Result<(T, Streams, CopiedBy)> {
+        let (memory, device) = (lent.device(), self.landing(&lent));
+        let lent = match self.fill_fresh(self.to, lent.seen_on(device))? {
+            Ok((copy, _, ordered)) => return Ok((copy, ordered, filled_on(device))),
+            Err(lent) => lent.seen_on(memory),
+        };
+        let lent = match self.fill_fresh(self.from, lent)? {
+            Ok((_, copy, _)) => {
+                let (copy, ordered) = self.place(copy, true)?;
+                return Ok((copy, ordered, filled_on(memory)));
+            }
+            Err(lent) => lent,
+        };
+        match self.from.compact(tensor).and_then(|copy| self.from.export(&copy)) {
+            Ok(copy) if self.fits(&copy) && !overlap(&copy, &lent) => {
+                drop(lent);
+                let (copy, ordered) = self.place(copy, true)?;
+                return Ok((copy, ordered, CopiedBy::Producer));
+            }
+            Err(error) if error.kind() != ErrorKind::CopyNeeded => return Err(error),
+            _ => (),
+        }
+        if lent.device().kind == DeviceKind::CPU && lent.pending().is_none() {
+            let copy = host::copy(lent, self.ordering)?;
+            let (copy, ordered) = self.place(copy, true)?;
+            return Ok((copy, ordered, CopiedBy::Host));
+        }
+        if let Some(reason) = needed(&lent, self.to.profile()) {
+            let (from, to) = (&self.from.profile().name, &self.to.profile().name);
+            let text = format!(
+                "{from} makes no copy that {to} can use, and {to} cannot take the tensor in place because of {reason}: make a compact copy with the framework that owns it first"
+            );
+            return Err(Error::new(ErrorKind::CopyNeeded, text));
+        }
+        let (view, ordered) = self.place(lent, false)?;
+        Ok((self.to.compact(&view)?, ordered, CopiedBy::Consumer))
+    }
+
+    /// Copies the tensor into fresh memory of `side`, in its current stream. Returns the copy, which is exported
+    /// already, or the tensor as it was where `side` has no such memory or the ordering no such copies.
+    fn fill_fresh<X>(&self, side: &dyn Adapter<Tensor = X>, lent: Lent) -> Result<Result<(X, Lent, Streams), Lent>> {
+        if self.ordering.copies().is_none() {
+            return Ok(Err(lent));
+        }
+        let fresh = match side.empty(lent.device(), lent.dtype(), lent.layout().shape()) {
+            Err(error) if error.kind() == ErrorKind::CopyNeeded => return Ok(Err(lent)),
+            fresh => fresh?,
+        };
+        // A mode of the framework may replace every new tensor, as PyTorch's FakeTensorMode does.
+        let Ok(target) = side.export(&fresh) else { return Ok(Err(lent)) };
+        let as_asked = (target.device(), target.dtype(), target.layout().shape())
+            == (lent.device(), lent.dtype(), lent.layout().shape());
+        let writable = target.buffer().access() == Access::ReadWrite && target.pending().is_none();
+        if !as_asked || !writable || !self.fits(&target) || overlap(&target, &lent) {
+            return Ok(Err(lent));
+        }
+        Ok(fill(lent, &target, side.consumer(), self.ordering)?.map(|ordered| (fresh, target, ordered)))
+    }
+
+    fn fits(&self, copy: &Lent) -> bool {
+        let options = Options { copy: Some(false), ..*self.options };
+        plan(copy, self.to.profile(), &options).is_ok()
+    }
+}
+
+/// Returns who fills memory of this device by [`Copies`](crate::Copies).
+fn filled_on(device: Device) -> CopiedBy {
+    if device.kind == DeviceKind::CPU { CopiedBy::Host } else { CopiedBy::Kernels }
+}
+
+/// Whether two tensors share bytes.
+fn overlap(one: &Lent, other: &Lent) -> bool {
+    let (one, other) = (one.hull(), other.hull());
+    one.start < other.end && other.start < one.end
+}

@@ -1,0 +1,214 @@
+//! Copies by the ordering's own kernels: in whose memory, in which stream, behind what, and what follows an error.
+
+use crate::common::Event::{Copied as Launched, Dropped, Ordered, Retired, Synchronized};
+use crate::common::{Copied, Event, Item, Log, OWNER, Office, Paper, READER, Recorder, taken};
+use bridge_core::{
+    Access, CopiedBy, DType, Device, DeviceKind, ErrorKind, Options, Ordering, Pending, Result, Reuse, Strides,
+    Transfer, stats, transfer,
+};
+use std::sync::Arc;
+
+const FRESH: usize = 0x40000;
+
+/// Two offices, an ordering with copies, and a tensor that the consumer cannot take in place.
+struct Scene {
+    from: Office,
+    to: Office,
+    recorder: Recorder,
+    paper: Paper,
+}
+
+impl Scene {
+    fn new(copied: Copied) -> Self {
+        let log = Log::default();
+        let copies = Some(copied);
+        let paper = Paper { strides: vec![1, 2], ..Paper::new(&log) };
+        let recorder = Recorder { log, copies, ..Recorder::default() };
+        let mut to = Office::new(Strides::Compact);
+        to.fresh = Some(fresh());
+        Self { from: Office::new(Strides::Any), to, recorder, paper }
+    }
+
+    /// Takes the tensor across, and returns what was called for it.
+    fn cross(self) -> (Result<(Item, Transfer)>, Vec<Event>) {
+        let log = self.recorder.log.clone();
+        let ordering: Arc<dyn Ordering> = Arc::new(self.recorder);
+        let crossed = transfer(&self.from, &self.to, &Item::Own(self.paper), &ordering, &Options::default());
+        assert!(self.from.side.views.is_empty(), "the source is returned");
+        (crossed, taken(&log))
+    }
+}
+
+/// Memory of the consumer, in its current stream. Its drops are not logged.
+fn fresh() -> Paper {
+    Paper { address: FRESH, stream: Some(READER), ..Paper::new(&Log::default()) }
+}
+
+fn launched(to: usize, stream: Option<bridge_core::Stream>) -> Event {
+    Launched { from: 0x1000, to, flips: 0, stream }
+}
+
+#[test]
+fn a_kernel_fills_memory_of_the_consumer_in_its_stream() {
+    let (crossed, events) = Scene::new(Copied::Well).cross();
+    let (copy, told) = crossed.expect("it crosses");
+    assert!(matches!(copy, Item::Own(Paper { address: FRESH, .. })), "the consumer's own tensor, without a lease");
+    assert_eq!((told.copied_by, told.bytes_copied), (Some(CopiedBy::Kernels), 24));
+    assert_eq!(told.ordered, Some((OWNER, READER)));
+    let filled = launched(FRESH, Some(READER));
+    assert_eq!(events, [Ordered(OWNER, READER), filled, Ordered(READER, OWNER), Dropped]);
+}
+
+#[test]
+fn in_one_stream_a_copy_orders_nothing() {
+    let mut scene = Scene::new(Copied::Well);
+    *scene.to.side.current.lock().unwrap() = Some(OWNER);
+    scene.to.fresh = Some(Paper { stream: Some(OWNER), ..fresh() });
+    let (crossed, events) = scene.cross();
+    assert_eq!(crossed.expect("it crosses").1.ordered, None);
+    assert_eq!(events, [launched(FRESH, Some(OWNER)), Dropped]);
+}
+
+#[test]
+fn a_source_of_unknown_reuse_is_kept_until_the_kernel_has_run() {
+    let mut scene = Scene::new(Copied::Well);
+    scene.paper.reuse = Reuse::Unknown;
+    let (_, events) = scene.cross();
+    let filled = launched(FRESH, Some(READER));
+    assert_eq!(events, [Ordered(OWNER, READER), filled, Ordered(READER, OWNER), Retired(OWNER), Dropped]);
+}
+
+#[test]
+fn the_kernel_does_what_the_producer_has_deferred() {
+    let mut scene = Scene::new(Copied::Well);
+    scene.paper.pending = Some(Pending::Negation);
+    let (crossed, events) = scene.cross();
+    assert_eq!(crossed.expect("it crosses").1.copied_by, Some(CopiedBy::Kernels));
+    assert!(events.contains(&Launched { from: 0x1000, to: FRESH, flips: 1 << 31, stream: Some(READER) }));
+}
+
+#[test]
+fn where_the_consumer_lends_no_memory_the_producer_does() {
+    let mut scene = Scene::new(Copied::Well);
+    scene.to.fresh = None;
+    scene.from.fresh = Some(Paper { stream: Some(OWNER), ..fresh() });
+    *scene.from.side.current.lock().unwrap() = Some(OWNER);
+    let (crossed, events) = scene.cross();
+    let (copy, told) = crossed.expect("it crosses");
+    let Item::Leased(lease) = copy else { panic!("the memory is the producer's") };
+    assert!(lease.is_copy() && lease.data() == FRESH);
+    assert_eq!((told.copied_by, told.ordered), (Some(CopiedBy::Kernels), Some((OWNER, READER))));
+    assert_eq!(events, [launched(FRESH, Some(OWNER)), Dropped, Ordered(OWNER, READER)]);
+}
+
+#[test]
+fn what_the_kernels_do_not_copy_the_frameworks_copy() {
+    let (crossed, events) = Scene::new(Copied::Fails(ErrorKind::CopyNeeded)).cross();
+    let (copy, told) = crossed.expect("it crosses");
+    assert!(matches!(copy, Item::Leased(ref lease) if lease.data() == 0x20000));
+    assert_eq!(told.copied_by, Some(CopiedBy::Producer));
+    assert!(!events.contains(&Ordered(READER, OWNER)), "the original has had no reader");
+    assert_eq!(events.iter().filter(|event| **event == Dropped).count(), 1, "of the original");
+}
+
+/// Memory that is not as asked for is not written to.
+#[test]
+fn memory_that_is_not_fresh_is_not_written_to() {
+    let others: [fn(&mut Paper); 8] = [
+        |paper| paper.access = Access::ReadOnly,
+        |paper| paper.access = Access::Unstated,
+        |paper| paper.device = Device::cuda(1),
+        |paper| paper.shape = vec![3, 2],
+        |paper| paper.strides = vec![1, 2],
+        |paper| paper.dtype = DType::INT32,
+        |paper| paper.address = 0x1000,
+        |paper| paper.pending = Some(Pending::Negation),
+    ];
+    for (i, other) in others.into_iter().enumerate() {
+        let mut scene = Scene::new(Copied::Well);
+        scene.to.fresh.iter_mut().for_each(other);
+        let (crossed, events) = scene.cross();
+        assert_eq!(crossed.expect("it crosses").1.copied_by, Some(CopiedBy::Producer), "{i}");
+        assert!(!events.iter().any(|event| matches!(event, Launched { .. })), "{i}");
+    }
+}
+
+#[test]
+fn an_error_at_any_step_returns_the_source() {
+    for kind in [ErrorKind::Driver, ErrorKind::Layout, ErrorKind::Device, ErrorKind::OutOfMemory] {
+        let (crossed, events) = Scene::new(Copied::Fails(kind)).cross();
+        assert_eq!(crossed.err().expect("the copy fails").kind(), kind);
+        // Part of it may be launched, so the source is returned behind it.
+        let filled = launched(FRESH, Some(READER));
+        assert_eq!(events, [Ordered(OWNER, READER), filled, Ordered(READER, OWNER), Dropped]);
+    }
+    let scene = Scene::new(Copied::Well);
+    *scene.recorder.fails.lock().unwrap() = true;
+    let (crossed, events) = scene.cross();
+    assert_eq!(crossed.err().expect("the ordering fails").kind(), ErrorKind::Driver);
+    assert_eq!(events, [Dropped], "nothing was launched");
+}
+
+#[test]
+fn a_source_whose_reader_cannot_be_ordered_is_leaked_and_counted() {
+    let leaked = stats().leaked;
+    let (crossed, events) = Scene::new(Copied::BreaksTheOrdering).cross();
+    crossed.expect("the copy itself is made");
+    assert!(stats().leaked > leaked && !events.contains(&Dropped));
+}
+
+#[test]
+fn without_elements_nothing_is_launched() {
+    let mut scene = Scene::new(Copied::Well);
+    (scene.paper.shape, scene.paper.strides) = (vec![0, 3], vec![3, 1]);
+    scene.paper.access = Access::ReadOnly;
+    scene.to.fresh = Some(Paper { shape: vec![0, 3], ..fresh() });
+    let log = scene.recorder.log.clone();
+    let ordering: Arc<dyn Ordering> = Arc::new(scene.recorder);
+    let options = Options { copy: Some(true), ..Options::default() };
+    let crossed = transfer(&scene.from, &scene.to, &Item::Own(scene.paper), &ordering, &options);
+    assert!(matches!(crossed.expect("it crosses").0, Item::Own(Paper { address: FRESH, .. })));
+    assert_eq!(taken(&log), [Dropped]);
+}
+
+#[test]
+fn on_the_host_the_copy_has_no_stream() {
+    let mut scene = Scene::new(Copied::Well);
+    (scene.paper.device, scene.paper.stream) = (Device::CPU, None);
+    scene.to.fresh = Some(Paper { device: Device::CPU, stream: None, ..fresh() });
+    let (crossed, events) = scene.cross();
+    assert_eq!(crossed.expect("it crosses").1.copied_by, Some(CopiedBy::Host));
+    assert_eq!(events, [launched(FRESH, None), Dropped]);
+}
+
+#[test]
+fn the_host_waits_before_it_copies_managed_memory() {
+    let mut scene = Scene::new(Copied::Well);
+    scene.paper.device = Device { kind: DeviceKind::CUDA_MANAGED, index: 0 };
+    scene.to.profile.devices = vec![DeviceKind::CPU];
+    *scene.to.side.current.lock().unwrap() = None;
+    scene.to.fresh = Some(Paper { device: Device::CPU, stream: None, ..fresh() });
+    let (crossed, events) = scene.cross();
+    assert_eq!(crossed.expect("it crosses").1.copied_by, Some(CopiedBy::Host));
+    assert_eq!(events, [Synchronized(OWNER), launched(FRESH, None), Dropped]);
+}
+
+#[test]
+fn core_lends_host_memory_where_no_framework_does() {
+    let mut scene = Scene::new(Copied::Well);
+    (scene.paper.device, scene.paper.stream) = (Device::CPU, None);
+    (scene.to.fresh, scene.from.copies_to) = (None, None);
+    let (crossed, events) = scene.cross();
+    let (copy, told) = crossed.expect("it crosses");
+    let Item::Leased(lease) = copy else { panic!("the memory is core's") };
+    assert_eq!(told.copied_by, Some(CopiedBy::Host));
+    assert_eq!(events, [launched(lease.data(), None), Dropped]);
+}
+
+#[test]
+fn memory_of_a_device_without_a_stream_is_not_written_to() {
+    let mut scene = Scene::new(Copied::Well);
+    scene.to.fresh = Some(Paper { stream: None, ..fresh() });
+    let (crossed, _) = scene.cross();
+    assert_eq!(crossed.expect("it crosses").1.copied_by, Some(CopiedBy::Producer));
+}
