@@ -99,11 +99,11 @@ type Take<'a, F, T> = &'a dyn Fn(&F) -> Result<T>;
 
 impl<F, T> Pair<'_, F, T> {
     fn transfer(&self, tensor: &F, copy: Option<bool>) -> Result<(T, Transfer)> {
-        transfer(self.from, self.to, tensor, &self.ordering, &Options { copy, device: None })
+        transfer(self.from, self.to, tensor, &self.ordering, &Options { copy, ..Options::default() })
     }
 
     fn back(&self, tensor: &T, copy: Option<bool>) -> Result<(F, Transfer)> {
-        transfer(self.to, self.from, tensor, &self.ordering, &Options { copy, device: None })
+        transfer(self.to, self.from, tensor, &self.ordering, &Options { copy, ..Options::default() })
     }
 
     /// Makes the source's tensor. Returns it with the bytes of its base buffer.

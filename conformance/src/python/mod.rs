@@ -5,7 +5,9 @@ mod pluggable;
 
 use crate::runner::{Known, TORCH_CAPSULES, adapter_of};
 use crate::{Capabilities, Observed, Spec, Subject, model};
-use bridge_core::{Adapter, Consumer, DType, Device, Error, Lease, Lent, Ordering, Pending, Profile, Result, Stream};
+use bridge_core::{
+    Adapter, Consumer, DType, Device, Error, Lease, Lent, Order, Ordering, Pending, Profile, Result, Stream,
+};
 use bridge_frameworks::AnyAdapter;
 use bridge_pyo3::{PyAdapter, PyTensor, framework_error};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -178,8 +180,8 @@ impl<'py> Adapter for PySubject<'py> {
         self.adapter.compact(tensor)
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64]) -> Result<PyTensor<'py>> {
-        self.adapter.empty(device, dtype, shape)
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
+        self.adapter.empty(device, dtype, shape, order)
     }
 }
 

@@ -70,7 +70,7 @@ fn options(copy: i32) -> Result<Options> {
         2 => Some(false),
         _ => return Err(refused(format!("copy is {copy}: it must be one of tb_copy"))),
     };
-    Ok(Options { copy, device: None })
+    Ok(Options { copy, ..Options::default() })
 }
 
 fn info(external: &CExternal) -> Result<CInfo> {

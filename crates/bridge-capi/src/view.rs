@@ -79,7 +79,7 @@ impl Adapter for Reader {
 
 fn lease(external: &CExternal, stream: u64, keeps_read_only: bool) -> Result<Lease> {
     let reader = Reader::of(external, stream, keeps_read_only);
-    let in_place = Options { copy: Some(false), device: None };
+    let in_place = Options { copy: Some(false), ..Options::default() };
     let (lease, _) = transfer(&external.graph(), &reader, external.edge(), bridge_copy::ordering(), &in_place)?;
     Ok(lease)
 }

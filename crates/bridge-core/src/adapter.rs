@@ -1,6 +1,6 @@
 //! Adapters: a framework, as core sees it.
 
-use crate::{DType, Device, Error, ErrorKind, Keep, Lease, Lent, Profile, Result, Stream, Views};
+use crate::{DType, Device, Error, ErrorKind, Keep, Lease, Lent, Order, Profile, Result, Stream, Views};
 use std::sync::Arc;
 
 /// The part of an importing framework that a lease needs at its end. It outlives every view.
@@ -167,15 +167,15 @@ pub trait Adapter {
     /// consumer copies device memory that it accepts in place.
     fn compact(&self, tensor: &Self::Tensor) -> Result<Self::Tensor>;
 
-    /// Returns a fresh tensor with undefined elements: compact, writable, aligned to [`COPY_ALIGNMENT`], from the
-    /// framework's own allocator, in its current stream of `device`.
+    /// Returns a fresh tensor with undefined elements: compact in this order, writable, aligned to [`COPY_ALIGNMENT`],
+    /// from the framework's own allocator, in its current stream of `device`.
     ///
     /// # Errors
     ///
     /// Errors of the framework. [`ErrorKind::CopyNeeded`] where its memory cannot be written from outside, which is the
     /// default.
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64]) -> Result<Self::Tensor> {
-        let _ = (device, dtype, shape);
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Self::Tensor> {
+        let _ = (device, dtype, shape, order);
         let text = format!("{} lends no memory of its own to be written to", self.profile().name);
         Err(Error::new(ErrorKind::CopyNeeded, text))
     }

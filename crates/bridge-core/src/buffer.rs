@@ -1,6 +1,6 @@
 //! Memory with an owner.
 
-use crate::{DType, Device, Error, ErrorKind, Layout, Result, Stream};
+use crate::{DType, Device, Error, ErrorKind, Layout, Permutation, Result, Stream};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -185,6 +185,18 @@ impl Lent {
     pub fn with_pending(mut self, pending: Option<Pending>) -> Self {
         self.pending = pending;
         self
+    }
+
+    /// Returns the same tensor with permuted dimensions.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Layout::permuted`].
+    pub fn permuted(mut self, permutation: Option<&Permutation>) -> Result<Self> {
+        if let Some(permutation) = permutation {
+            self.layout = self.layout.permuted(permutation)?;
+        }
+        Ok(self)
     }
 
     /// Returns the element type.

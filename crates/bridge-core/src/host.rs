@@ -2,8 +2,8 @@
 
 use crate::fill::fill;
 use crate::{
-    Access, Allocation, COPY_ALIGNMENT, DType, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Ordering, Result,
-    Views,
+    Access, Allocation, COPY_ALIGNMENT, DType, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Order, Ordering,
+    Result, Views,
 };
 use std::ptr;
 use std::sync::Arc;
@@ -16,28 +16,31 @@ struct Block {
 
 const _: () = assert!(align_of::<Block>() == COPY_ALIGNMENT && size_of::<Block>() == COPY_ALIGNMENT);
 
-/// Copies a tensor in host memory, without a deferred operation, into fresh, compact memory, aligned to
-/// [`COPY_ALIGNMENT`] bytes: by the copies of `ordering`, or by a loop of this module.
+/// Copies a tensor in host memory, without a deferred operation, into fresh memory, compact in this order and aligned
+/// to [`COPY_ALIGNMENT`] bytes: by the copies of `ordering`, or by a loop of this module.
 ///
 /// # Errors
 ///
 /// [`ErrorKind::OutOfMemory`], and those of [`fill`].
-pub(crate) fn copy(lent: Lent, ordering: &Arc<dyn Ordering>) -> Result<Lent> {
+pub(crate) fn copy(lent: Lent, order: Order, ordering: &Arc<dyn Ordering>) -> Result<Lent> {
     debug_assert!(lent.device().kind == DeviceKind::CPU && lent.pending().is_none());
-    let target = empty(lent.dtype(), lent.layout().shape())?;
+    let target = empty(lent.dtype(), lent.layout().shape(), order)?;
     if let Err(lent) = fill(lent, &target, Arc::new(Views::default()), ordering)? {
         let to = ptr::with_exposed_provenance_mut(target.data());
+        // In column-major order the elements lie as those of the reversed dimensions lie in row-major order.
+        let reversed = (order == Order::ColumnMajor).then(|| lent.layout().reversed());
+        let layout = reversed.as_ref().unwrap_or(lent.layout());
         // SAFETY: by the contract of `DeviceBuffer` the bytes of the view are mapped and, as host memory, ready;
         // `Lent::new` has checked that the layout stays inside them. The target has room for every element, and no
         // other code knows it.
-        unsafe { copy_elements(ptr::with_exposed_provenance(lent.data()), lent.layout(), to) };
+        unsafe { copy_elements(ptr::with_exposed_provenance(lent.data()), layout, to) };
     }
     Ok(target)
 }
 
-/// Returns fresh, compact host memory, aligned to [`COPY_ALIGNMENT`] bytes.
-fn empty(dtype: DType, shape: &[i64]) -> Result<Lent> {
-    let layout = Layout::new(dtype, shape, None, 0)?;
+/// Returns fresh host memory, compact in this order and aligned to [`COPY_ALIGNMENT`] bytes.
+fn empty(dtype: DType, shape: &[i64], order: Order) -> Result<Lent> {
+    let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
     let nbytes = layout.nbytes();
     let mut memory: Vec<Block> = Vec::new();
     memory.try_reserve_exact(nbytes.div_ceil(COPY_ALIGNMENT)).map_err(|error| {
@@ -117,16 +120,21 @@ mod tests {
         fn a_copy_has_every_element(
             dims in prop::collection::vec((0i64..5, -6i64..7), 0..5),
             dtype in prop::sample::select(&[DType::UINT8, DType::FLOAT16, DType::FLOAT32, DType::COMPLEX128][..]),
+            order in prop::sample::select(&[Order::RowMajor, Order::ColumnMajor][..]),
         ) {
             let original = lent(dtype, &dims);
-            let copy = copy(lent(dtype, &dims), &host()).unwrap();
+            let copy = copy(lent(dtype, &dims), order, &host()).unwrap();
             let (layout, itemsize) = (original.layout(), original.layout().itemsize());
-            prop_assert_eq!((copy.layout().shape(), copy.layout().is_compact()), (layout.shape(), true));
+            prop_assert_eq!((copy.layout().shape(), copy.layout().follows(order)), (layout.shape(), true));
             prop_assert_eq!((copy.data() % COPY_ALIGNMENT, copy.buffer().access()), (0, Access::ReadWrite));
             prop_assert_eq!(copy.buffer().len(), layout.nbytes());
-            // The elements by an independent walk: all addresses, the last dimension running fastest.
+            // The elements by an independent walk: all addresses, the fastest dimension last.
             let mut addresses = vec![original.data() as i64];
-            for &(length, stride) in &dims {
+            let mut slowest_first = dims.clone();
+            if order == Order::ColumnMajor {
+                slowest_first.reverse();
+            }
+            for (length, stride) in slowest_first {
                 let steps = |at: &i64| (0..length).map(|i| at + i * stride * itemsize as i64).collect::<Vec<_>>();
                 addresses = addresses.iter().flat_map(steps).collect();
             }
@@ -145,6 +153,6 @@ mod tests {
         // SAFETY: the view repeats one byte, which outlives the buffer.
         let memory = unsafe { Memory::new(Allocation::host(start..start + 1, Access::ReadOnly), ()) };
         let giant = Lent::new(DType::UINT8, layout, Box::new(memory)).unwrap();
-        assert_eq!(copy(giant, &host()).unwrap_err().kind(), ErrorKind::OutOfMemory);
+        assert_eq!(copy(giant, Order::RowMajor, &host()).unwrap_err().kind(), ErrorKind::OutOfMemory);
     }
 }

@@ -1,6 +1,6 @@
 //! Shape, strides and offset, checked once.
 
-use crate::{DType, Error, ErrorKind, Result};
+use crate::{DType, Error, ErrorKind, Order, Result};
 use smallvec::SmallVec;
 use std::fmt;
 use std::ops::Range;
@@ -65,7 +65,7 @@ impl Layout {
         let empty = shape.contains(&0);
         let numel = if empty { 0 } else { size };
 
-        let compact = compact_strides(shape);
+        let compact = Order::RowMajor.strides(shape);
         let mut kept = compact.clone();
         // Every sum below counts the first element, so that the whole extent stays below 2^63.
         let mut reach = (0usize, if empty { 0 } else { itemsize });
@@ -183,20 +183,20 @@ impl Layout {
         Self { offset, ..self }
     }
 
+    /// Returns the same elements with these dimensions, each of which is named once.
+    pub(crate) fn rearranged(&self, dimensions: &[i64]) -> Self {
+        let pick = |dims: &Dims| dimensions.iter().map(|d| dims[*d as usize]).collect();
+        Self { shape: pick(&self.shape), strides: pick(&self.strides), ..*self }
+    }
+
     /// Returns whether all strides are those of a compact, row-major view, those that address nothing included.
     pub fn has_compact_strides(&self) -> bool {
-        self.strides == compact_strides(&self.shape)
+        self.strides == Order::RowMajor.strides(&self.shape)
     }
 
     /// Returns whether the elements follow one another in row-major order without a gap.
     pub fn is_compact(&self) -> bool {
-        let mut expected = 1;
-        self.numel == 0
-            || self.shape.iter().zip(&self.strides).rev().all(|(&length, &stride)| {
-                let fits = length == 1 || stride == expected;
-                expected *= length;
-                fits
-            })
+        self.follows(Order::RowMajor)
     }
 
     /// Returns whether any stride is negative.
@@ -227,16 +227,6 @@ impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "shape {:?}, strides {:?}, offset {} bytes", &*self.shape, &*self.strides, self.offset)
     }
-}
-
-/// Returns the strides, in elements, of a compact row-major view. Lengths of 0 count as 1, so nothing overflows for a
-/// shape whose non-zero lengths multiply to less than 2^63.
-fn compact_strides(shape: &[i64]) -> Dims {
-    let mut strides = Dims::from_elem(1, shape.len());
-    for d in (1..shape.len()).rev() {
-        strides[d - 1] = strides[d] * shape[d].max(1);
-    }
-    strides
 }
 
 #[cold]

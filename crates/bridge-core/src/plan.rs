@@ -1,6 +1,8 @@
 //! Whether a tensor crosses in place, as a copy, or not at all.
 
-use crate::{Access, Device, DeviceKind, Error, ErrorKind, Lent, Pending, Profile, Result, Strides};
+use crate::{
+    Access, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Order, Pending, Permutation, Profile, Result, Strides,
+};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -11,6 +13,10 @@ pub struct Options {
     pub copy: Option<bool>,
     /// The device that the result must be on. `None`: where the tensor is.
     pub device: Option<Device>,
+    /// The order that the elements of the result must have in memory, without gaps. `None`: any that the target takes.
+    pub order: Option<Order>,
+    /// The dimensions of the result, in terms of the tensor's. `None`: as they are.
+    pub permute: Option<Permutation>,
 }
 
 /// Why a copy is made. The producer makes it, on the tensor's device. Where it cannot, core copies host memory, and the
@@ -29,6 +35,8 @@ pub enum Reason {
     NegativeStrides,
     /// The target accepts compact tensors only.
     Strides,
+    /// The elements do not have the order that the caller asked for, or gaps between them.
+    Order,
     /// The address does not have the alignment that the target requires.
     Alignment,
 }
@@ -51,15 +59,18 @@ impl fmt::Display for Reason {
             Self::PendingNegation => "a pending negation",
             Self::NegativeStrides => "negative strides",
             Self::Strides => "strides that are not compact",
+            Self::Order => "an order that is not the one asked for",
             Self::Alignment => "an unaligned address",
         })
     }
 }
 
-/// Decides how `lent` crosses into the framework with this profile.
+/// Decides how `lent` crosses into the framework with this profile. The caller has permuted it already, where `options`
+/// say so: see [`Lent::permuted`].
 ///
 /// # Errors
 ///
+/// - [`ErrorKind::Argument`]: the target has row-major tensors only, and `options` ask for another order.
 /// - [`ErrorKind::Device`]: it is not on the device that `options` names, or the target has no such device.
 /// - [`ErrorKind::Dtype`]: the target has no such dtype.
 /// - [`ErrorKind::ReadOnly`]: it is read-only, the target would make it writable, and no copy is made.
@@ -84,8 +95,15 @@ pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
         let text = format!("{name} has no dtype {dtype}: cast the tensor, or view its bytes as uint8, first");
         return Err(Error::new(ErrorKind::Dtype, text));
     }
+    let order = options.order;
+    if order == Some(Order::ColumnMajor) && target.strides == Strides::Compact && !one_order(lent.layout()) {
+        let text = format!(
+            "{name} has row-major tensors only: leave order=\"F\" out, or pass permute= to reverse the dimensions"
+        );
+        return Err(Error::new(ErrorKind::Argument, text));
+    }
     let lost = lent.buffer().access() == Access::ReadOnly && !target.keeps_read_only;
-    match (options.copy, needed(lent, target)) {
+    match (options.copy, needed(lent, target, order)) {
         (Some(true), reason) => Ok(Plan::Copy(reason.unwrap_or(Reason::Asked))),
         (_, None) if lost => {
             let text = format!("the tensor is read-only, and {name} would let you write to it: pass copy=True");
@@ -121,8 +139,13 @@ pub(crate) fn landing(device: Device, target: &Profile, requested: Option<Device
     usable.find(|device| requested.is_none_or(|requested| requested == *device))
 }
 
-/// Returns the first reason why the target cannot take the tensor in place.
-pub(crate) fn needed(lent: &Lent, target: &Profile) -> Option<Reason> {
+/// Whether both orders are the same for this shape.
+fn one_order(layout: &Layout) -> bool {
+    layout.numel() == 0 || layout.shape().iter().filter(|length| **length > 1).count() < 2
+}
+
+/// Returns the first reason why the target cannot take the tensor in place, in this order.
+pub(crate) fn needed(lent: &Lent, target: &Profile, order: Option<Order>) -> Option<Reason> {
     let layout = lent.layout();
     if let Some(pending) = lent.pending() {
         return Some(match pending {
@@ -138,6 +161,9 @@ pub(crate) fn needed(lent: &Lent, target: &Profile) -> Option<Reason> {
         Strides::NonNegative | Strides::Compact if negative => return Some(Reason::NegativeStrides),
         Strides::Compact if !layout.is_compact() => return Some(Reason::Strides),
         _ => (),
+    }
+    if order.is_some_and(|order| !layout.follows(order)) {
+        return Some(Reason::Order);
     }
     let aligned = lent.data().is_multiple_of(target.alignment_of(layout.itemsize()));
     (!aligned).then_some(Reason::Alignment)

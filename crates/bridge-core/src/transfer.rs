@@ -3,8 +3,8 @@
 use crate::fill::{behind, fill};
 use crate::plan::{landing, needed};
 use crate::{
-    Access, Adapter, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Options, Ordering, Plan, Result, Stream, host,
-    plan,
+    Access, Adapter, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Options, Order, Ordering, Plan, Result, Stream,
+    host, plan,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -71,7 +71,7 @@ pub fn transfer<F, T>(
     ordering: &Arc<dyn Ordering>,
     options: &Options,
 ) -> Result<(T, Transfer)> {
-    let lent = from.export(tensor)?;
+    let lent = from.export(tensor)?.permuted(options.permute.as_ref())?;
     let path = plan(&lent, to.profile(), options)?;
     used(from, &lent);
     let crossing = Crossing { from, to, ordering, options };
@@ -139,21 +139,33 @@ impl<F, T> Crossing<'_, F, T> {
             }
             Err(lent) => lent,
         };
-        match self.from.compact(tensor).and_then(|copy| self.from.export(&copy)) {
-            Ok(copy) if self.fits(&copy) && !overlap(&copy, &lent) => {
+        let compacted = self.from.compact(tensor).and_then(|copy| self.from.export(&copy));
+        let lent = match compacted.and_then(|copy| copy.permuted(self.options.permute.as_ref())) {
+            Ok(copy) if overlap(&copy, &lent) => lent,
+            Ok(copy) if self.fits(&copy) => {
                 drop(lent);
                 let (copy, ordered) = self.place(copy, true)?;
                 return Ok((copy, ordered, CopiedBy::Producer));
             }
+            // Of what the producer has deferred, the copy is free.
+            Ok(copy) if lent.pending().is_some() => copy,
             Err(error) if error.kind() != ErrorKind::CopyNeeded => return Err(error),
-            _ => (),
-        }
+            _ => lent,
+        };
         if lent.device().kind == DeviceKind::CPU && lent.pending().is_none() {
-            let copy = host::copy(lent, self.ordering)?;
+            let copy = host::copy(lent, self.order(), self.ordering)?;
             let (copy, ordered) = self.place(copy, true)?;
             return Ok((copy, ordered, CopiedBy::Host));
         }
-        if let Some(reason) = needed(&lent, self.to.profile()) {
+        // The consumer copies into row-major order.
+        if self.order() == Order::ColumnMajor {
+            let text = format!(
+                "{} makes no column-major copy: leave order=\"F\" out, or copy it with the framework that owns it first",
+                self.from.profile().name
+            );
+            return Err(Error::new(ErrorKind::CopyNeeded, text));
+        }
+        if let Some(reason) = needed(&lent, self.to.profile(), None) {
             let (from, to) = (&self.from.profile().name, &self.to.profile().name);
             let text = format!(
                 "{from} makes no copy that {to} can use, and {to} cannot take the tensor in place because of {reason}: make a compact copy with the framework that owns it first"
@@ -170,7 +182,7 @@ impl<F, T> Crossing<'_, F, T> {
         if self.ordering.copies().is_none() {
             return Ok(Err(lent));
         }
-        let fresh = match side.empty(lent.device(), lent.dtype(), lent.layout().shape()) {
+        let fresh = match side.empty(lent.device(), lent.dtype(), lent.layout().shape(), self.order()) {
             Err(error) if error.kind() == ErrorKind::CopyNeeded => return Ok(Err(lent)),
             fresh => fresh?,
         };
@@ -179,10 +191,16 @@ impl<F, T> Crossing<'_, F, T> {
         let as_asked = (target.device(), target.dtype(), target.layout().shape())
             == (lent.device(), lent.dtype(), lent.layout().shape());
         let writable = target.buffer().access() == Access::ReadWrite && target.pending().is_none();
-        if !as_asked || !writable || !self.fits(&target) || overlap(&target, &lent) {
+        let compact = target.layout().follows(self.order());
+        if !as_asked || !compact || !writable || !self.fits(&target) || overlap(&target, &lent) {
             return Ok(Err(lent));
         }
         Ok(fill(lent, &target, side.consumer(), self.ordering)?.map(|ordered| (fresh, target, ordered)))
+    }
+
+    /// Returns the order of a copy.
+    fn order(&self) -> Order {
+        self.options.order.unwrap_or_default()
     }
 
     fn fits(&self, copy: &Lent) -> bool {

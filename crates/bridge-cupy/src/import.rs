@@ -1,7 +1,7 @@
 //! Imports leases as CuPy arrays, and makes arrays to copy into.
 
 use crate::runtime::{Runtime, raised};
-use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lease, Result};
+use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lease, Order, Result};
 use bridge_pyo3::{LeaseOwner, PyTensor};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -34,6 +34,7 @@ pub(crate) fn empty<'py>(
     device: Device,
     dtype: DType,
     shape: &[i64],
+    order: Order,
 ) -> Result<PyTensor<'py>> {
     if device.kind != DeviceKind::CUDA {
         return Err(Error::new(ErrorKind::CopyNeeded, format!("cupy allocates no memory on {device}")));
@@ -43,7 +44,7 @@ pub(crate) fn empty<'py>(
         let cupy = py.import(intern!(py, "cupy"))?;
         let there = || cupy.getattr(intern!(py, "cuda"))?.call_method1(intern!(py, "Device"), (device.index,));
         let shape = PyTuple::new(py, shape)?;
-        runtime.on_device(there, || cupy.call_method1(intern!(py, "empty"), (shape, dtype)))
+        runtime.on_device(there, || cupy.call_method1(intern!(py, "empty"), (shape, dtype, order.letter())))
     };
     make().map_err(|error| raised(py, error))
 }

@@ -3,7 +3,7 @@
 use crate::import::aligned;
 use crate::interface::{PyArrayInterface, WRITEABLE};
 use crate::runtime::{Runtime, raised};
-use bridge_core::{Access, Allocation, DType, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Result};
+use bridge_core::{Access, Allocation, DType, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Order, Result};
 use bridge_pyo3::{PyOwner, PyTensor, not_a_tensor};
 use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
@@ -66,7 +66,7 @@ pub(crate) fn compact<'py>(runtime: &Runtime, array: &PyTensor<'py>) -> Result<P
         let plain = runtime.plain(array)?;
         let nbytes = plain.getattr(intern!(py, "nbytes"))?.extract()?;
         let (shape, dtype) = (plain.getattr(intern!(py, "shape"))?, plain.getattr(intern!(py, "dtype"))?);
-        let copy = aligned(nbytes, &shape, &dtype)?;
+        let copy = aligned(nbytes, &shape, &dtype, Order::RowMajor)?;
         py.import(intern!(py, "numpy"))?.call_method1(intern!(py, "copyto"), (&copy, plain))?;
         Ok(copy)
     };

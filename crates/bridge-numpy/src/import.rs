@@ -2,7 +2,7 @@
 
 use crate::interface::{ALIGNED, NOTSWAPPED, PyArrayInterface, WRITEABLE};
 use crate::runtime::{Runtime, raised};
-use bridge_core::{Access, COPY_ALIGNMENT, DType, Device, Error, ErrorKind, Layout, Lease, Result};
+use bridge_core::{Access, COPY_ALIGNMENT, DType, Device, Error, ErrorKind, Layout, Lease, Order, Result};
 use bridge_pyo3::{NUMPY_DTYPES, PyTensor};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi::{PyCapsule_GetPointer, PyCapsule_New, PyObject};
@@ -105,6 +105,7 @@ pub(crate) fn empty<'py>(
     device: Device,
     dtype: DType,
     shape: &[i64],
+    order: Order,
 ) -> Result<PyTensor<'py>> {
     if device != Device::CPU {
         return Err(Error::new(ErrorKind::CopyNeeded, format!("numpy allocates no memory on {device}")));
@@ -112,7 +113,7 @@ pub(crate) fn empty<'py>(
     let nbytes = Layout::new(dtype, shape, None, 0)?.nbytes();
     let dtype = runtime.dtypes.write(py, dtype)?;
     let shape = PyTuple::new(py, shape).map_err(|error| raised(py, error))?;
-    aligned(nbytes, &shape, dtype).map_err(|error| raised(py, error))
+    aligned(nbytes, &shape, dtype, order).map_err(|error| raised(py, error))
 }
 
 /// Returns an array of `nbytes` bytes at a multiple of [`COPY_ALIGNMENT`]: NumPy itself aligns to 16 bytes only.
@@ -120,6 +121,7 @@ pub(crate) fn aligned<'py>(
     nbytes: usize,
     shape: &Bound<'py, PyAny>,
     dtype: &Bound<'py, PyAny>,
+    order: Order,
 ) -> PyResult<PyTensor<'py>> {
     let py = shape.py();
     let numpy = py.import(intern!(py, "numpy"))?;
@@ -129,5 +131,6 @@ pub(crate) fn aligned<'py>(
     kwargs.set_item(intern!(py, "dtype"), dtype)?;
     kwargs.set_item(intern!(py, "buffer"), memory)?;
     kwargs.set_item(intern!(py, "offset"), address.next_multiple_of(COPY_ALIGNMENT) - address)?;
+    kwargs.set_item(intern!(py, "order"), order.letter())?;
     numpy.call_method(intern!(py, "ndarray"), (shape,), Some(&kwargs))
 }

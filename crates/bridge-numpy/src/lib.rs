@@ -6,7 +6,7 @@ mod import;
 mod interface;
 mod runtime;
 
-use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
 use bridge_pyo3::{PyAdapter, PyTensor};
 use pyo3::Python;
 use runtime::Runtime;
@@ -53,8 +53,8 @@ impl<'py> Adapter for NumPy<'py> {
         export::compact(self.runtime, array)
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64]) -> Result<PyTensor<'py>> {
-        import::empty(self.py, self.runtime, device, dtype, shape)
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
+        import::empty(self.py, self.runtime, device, dtype, shape, order)
     }
 }
 

@@ -5,32 +5,25 @@ mod errors;
 mod foreign;
 mod frameworks;
 mod interfaces;
+mod options;
 mod streams;
 mod tensorflow;
 mod tensorflow1;
 
-use bridge_core::{Device, DeviceKind, Error, ErrorKind, Options};
+use bridge_core::{Device, DeviceKind, Error, ErrorKind};
 use bridge_pyo3::PyTensor;
 use errors::{argument, into_python};
 use frameworks::{Framework, source};
+use options::Keywords;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-fn options(copy: Option<bool>, device: Option<&PyTensor<'_>>) -> bridge_core::Result<Options> {
-    Ok(Options { copy, device: device.map(device::device).transpose()? })
-}
-
-fn transfer<'py>(
-    x: &PyTensor<'py>,
-    to: Framework,
-    copy: Option<bool>,
-    device: Option<&PyTensor<'_>>,
-) -> PyResult<PyTensor<'py>> {
+fn transfer<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) -> PyResult<PyTensor<'py>> {
     let py = x.py();
     let cross = || {
         let from = source(x)?;
         let to = to.open(py)?;
-        bridge_core::transfer(&*from, &*to, x, bridge_copy::ordering(), &options(copy, device)?)
+        bridge_core::transfer(&*from, &*to, x, bridge_copy::ordering(), &keywords.read()?)
     };
     cross().map(|(tensor, _)| tensor).map_err(|error| into_python(py, error))
 }
@@ -66,24 +59,45 @@ fn not_a_capsule(x: &PyTensor<'_>) -> bridge_core::Result<()> {
 ///
 /// Raises a ``BridgeError`` if ``x`` cannot cross.
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None))]
-fn to_torch<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::Torch, copy, device)
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None))]
+fn to_torch<'py>(
+    x: &PyTensor<'py>,
+    copy: Option<bool>,
+    device: Option<&PyTensor<'py>>,
+    order: Option<&PyTensor<'py>>,
+    permute: Option<&PyTensor<'py>>,
+    layout: Option<&PyTensor<'py>>,
+) -> PyResult<PyTensor<'py>> {
+    transfer(x, Framework::Torch, Keywords { copy, device, order, permute, layout })
 }
 
 /// Returns a ``cupy.ndarray`` over the memory of ``x``. Arguments and errors are those of ``to_torch``.
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None))]
-fn to_cupy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::CuPy, copy, device)
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None))]
+fn to_cupy<'py>(
+    x: &PyTensor<'py>,
+    copy: Option<bool>,
+    device: Option<&PyTensor<'py>>,
+    order: Option<&PyTensor<'py>>,
+    permute: Option<&PyTensor<'py>>,
+    layout: Option<&PyTensor<'py>>,
+) -> PyResult<PyTensor<'py>> {
+    transfer(x, Framework::CuPy, Keywords { copy, device, order, permute, layout })
 }
 
 /// Returns a ``numpy.ndarray`` over the memory of ``x``, which must be host memory. Arguments and errors are those of
 /// ``to_torch``.
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None))]
-fn to_numpy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::NumPy, copy, device)
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None))]
+fn to_numpy<'py>(
+    x: &PyTensor<'py>,
+    copy: Option<bool>,
+    device: Option<&PyTensor<'py>>,
+    order: Option<&PyTensor<'py>>,
+    permute: Option<&PyTensor<'py>>,
+    layout: Option<&PyTensor<'py>>,
+) -> PyResult<PyTensor<'py>> {
+    transfer(x, Framework::NumPy, Keywords { copy, device, order, permute, layout })
 }
 
 /// Returns an eager ``tf.Tensor`` of TensorFlow 2 over the memory of ``x``. Arguments and errors are those of
@@ -94,23 +108,33 @@ fn to_numpy<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor
 /// when it is exported again. While a ``tf.function`` is traced, the tensor becomes a constant of the function: pass it
 /// as an argument.
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None))]
-fn to_tensorflow<'py>(x: &PyTensor<'py>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::TensorFlow, copy, device)
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None))]
+fn to_tensorflow<'py>(
+    x: &PyTensor<'py>,
+    copy: Option<bool>,
+    device: Option<&PyTensor<'py>>,
+    order: Option<&PyTensor<'py>>,
+    permute: Option<&PyTensor<'py>>,
+    layout: Option<&PyTensor<'py>>,
+) -> PyResult<PyTensor<'py>> {
+    transfer(x, Framework::TensorFlow, Keywords { copy, device, order, permute, layout })
 }
 
 /// Returns a tensor of the framework named ``target`` over the memory of ``x``. Arguments and errors are those of
 /// ``to_torch``.
 #[pyfunction]
-#[pyo3(signature = (x, target, *, copy=None, device=None))]
+#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, layout=None))]
 fn convert<'py>(
     x: &PyTensor<'py>,
     target: &PyTensor<'py>,
     copy: Option<bool>,
-    device: Option<&PyTensor<'_>>,
+    device: Option<&PyTensor<'py>>,
+    order: Option<&PyTensor<'py>>,
+    permute: Option<&PyTensor<'py>>,
+    layout: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
     let target = frameworks::named(target).map_err(|error| into_python(x.py(), error))?;
-    transfer(x, target, copy, device)
+    transfer(x, target, Keywords { copy, device, order, permute, layout })
 }
 
 /// How a conversion would be done.
@@ -160,14 +184,23 @@ impl Plan {
 
 /// Returns what ``convert`` with the same arguments would do, and raises what it would raise.
 #[pyfunction]
-#[pyo3(signature = (x, target, *, copy=None, device=None))]
-fn plan(x: &PyTensor<'_>, target: &PyTensor<'_>, copy: Option<bool>, device: Option<&PyTensor<'_>>) -> PyResult<Plan> {
+#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, layout=None))]
+fn plan<'py>(
+    x: &PyTensor<'py>,
+    target: &PyTensor<'py>,
+    copy: Option<bool>,
+    device: Option<&PyTensor<'py>>,
+    order: Option<&PyTensor<'py>>,
+    permute: Option<&PyTensor<'py>>,
+    layout: Option<&PyTensor<'py>>,
+) -> PyResult<Plan> {
     let py = x.py();
     let look = || {
         not_a_capsule(x)?;
         let to = frameworks::named(target)?.open(py)?;
-        let lent = source(x)?.export(x)?;
-        let plan = bridge_core::plan(&lent, to.profile(), &options(copy, device)?)?;
+        let options = Keywords { copy, device, order, permute, layout }.read()?;
+        let lent = source(x)?.export(x)?.permuted(options.permute.as_ref())?;
+        let plan = bridge_core::plan(&lent, to.profile(), &options)?;
         Ok(Plan { plan, nbytes: lent.layout().nbytes(), device: lent.device() })
     };
     look().map_err(|error| into_python(py, error))

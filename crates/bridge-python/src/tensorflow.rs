@@ -2,8 +2,7 @@
 
 use crate::errors::into_python;
 use crate::frameworks::{named, source};
-use crate::options;
-use bridge_core::{Error, ErrorKind, Result};
+use bridge_core::{Error, ErrorKind, Options, Result};
 use bridge_pyo3::PyTensor;
 use bridge_tensorflow::{External, PyGraphEdges, TensorFlow2};
 use pyo3::prelude::*;
@@ -38,7 +37,7 @@ pub(crate) fn tensorflow_feed(x: &PyTensor<'_>, copy: Option<bool>) -> PyResult<
     let py = x.py();
     let cross = || {
         let (from, edges) = (source(x)?, edges(py)?);
-        bridge_core::transfer(&*from, &edges, x, bridge_copy::ordering(), &options(copy, None)?)
+        bridge_core::transfer(&*from, &edges, x, bridge_copy::ordering(), &Options { copy, ..Options::default() })
     };
     cross().map(|(external, _)| Feed(external)).map_err(|error| into_python(py, error))
 }
@@ -53,7 +52,7 @@ pub(crate) fn tensorflow_take<'py>(
     let cross = || {
         let (edges, to) = (edges(py)?, named(target)?.open(py)?);
         let fetched = External::take(handle)?;
-        match bridge_core::transfer(&edges, &*to, &fetched, bridge_copy::ordering(), &options(None, None)?) {
+        match bridge_core::transfer(&edges, &*to, &fetched, bridge_copy::ordering(), &Options::default()) {
             Ok((tensor, _)) => Ok(tensor),
             Err(error) => {
                 fetched.put_back();

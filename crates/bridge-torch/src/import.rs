@@ -1,7 +1,7 @@
 //! Imports leases as PyTorch tensors, and makes tensors to copy into.
 
 use crate::runtime::{Runtime, raised};
-use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lease, Result, dlpack};
+use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lease, Order, Result, dlpack};
 use bridge_pyo3::PyTensor;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -22,10 +22,16 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
     }
 }
 
-/// Calls `torch.empty`, which aligns to 64 bytes on the host and to 512 on a device. The device is named, because the
+/// Calls `torch.empty_strided`, which aligns to 64 bytes on the host and to 512 on a device. The device is named, because the
 /// user may have set another default. With `torch.use_deterministic_algorithms`, PyTorch fills the memory first, in the
 /// same stream.
-pub(crate) fn empty<'py>(py: Python<'py>, device: Device, dtype: DType, shape: &[i64]) -> Result<PyTensor<'py>> {
+pub(crate) fn empty<'py>(
+    py: Python<'py>,
+    device: Device,
+    dtype: DType,
+    shape: &[i64],
+    order: Order,
+) -> Result<PyTensor<'py>> {
     if ![DeviceKind::CPU, DeviceKind::CUDA].contains(&device.kind) {
         return Err(Error::new(ErrorKind::CopyNeeded, format!("torch allocates no memory on {device}")));
     }
@@ -34,7 +40,8 @@ pub(crate) fn empty<'py>(py: Python<'py>, device: Device, dtype: DType, shape: &
         let dtype = torch.getattr(dtype.to_string().as_str())?;
         let device = device.to_string().into_pyobject(py)?.into_any();
         let kwargs = [("dtype", dtype), ("device", device)].into_py_dict(py)?;
-        torch.call_method(intern!(py, "empty"), (PyTuple::new(py, shape)?,), Some(&kwargs))
+        let dims = (PyTuple::new(py, shape)?, PyTuple::new(py, order.strides(shape))?);
+        torch.call_method(intern!(py, "empty_strided"), dims, Some(&kwargs))
     };
     make().map_err(|error| raised(py, error))
 }

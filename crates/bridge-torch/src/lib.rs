@@ -17,7 +17,7 @@ mod export;
 mod import;
 mod runtime;
 
-use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
 use bridge_pyo3::{PyAdapter, PyTensor};
 use pyo3::Python;
 use runtime::Runtime;
@@ -73,8 +73,8 @@ impl<'py> Adapter for Torch<'py> {
         export::compact(tensor)
     }
 
-    fn empty(&self, device: Device, dtype: DType, shape: &[i64]) -> Result<PyTensor<'py>> {
-        import::empty(self.py, device, dtype, shape)
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
+        import::empty(self.py, device, dtype, shape, order)
     }
 }
 

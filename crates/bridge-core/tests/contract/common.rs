@@ -2,7 +2,7 @@
 
 use bridge_core::{
     Access, Adapter, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Layout,
-    Lease, Lent, Ordering, Pending, Profile, Result, Reuse, Stream, Strided, Strides, Views,
+    Lease, Lent, Order, Ordering, Pending, Profile, Result, Reuse, Stream, Strided, Strides, Views,
 };
 use std::sync::{Arc, Mutex};
 
@@ -265,7 +265,7 @@ impl Adapter for Office {
     }
 
     /// Returns the paper that a test has prepared, whatever was asked for, as a framework under a mode may.
-    fn empty(&self, _: Device, _: DType, _: &[i64]) -> Result<Item> {
+    fn empty(&self, _: Device, _: DType, _: &[i64], _: Order) -> Result<Item> {
         let fresh = self.fresh.clone().map(Item::Own);
         fresh.ok_or_else(|| Error::new(ErrorKind::CopyNeeded, "planned"))
     }

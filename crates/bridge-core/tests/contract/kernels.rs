@@ -3,8 +3,8 @@
 use crate::common::Event::{Copied as Launched, Dropped, Ordered, Retired, Synchronized};
 use crate::common::{Copied, Event, Item, Log, OWNER, Office, Paper, READER, Recorder, taken};
 use bridge_core::{
-    Access, CopiedBy, DType, Device, DeviceKind, ErrorKind, Options, Ordering, Pending, Result, Reuse, Strides,
-    Transfer, stats, transfer,
+    Access, CopiedBy, DType, Device, DeviceKind, ErrorKind, Options, Order, Ordering, Pending, Permutation, Plan,
+    Reason, Result, Reuse, Strides, Transfer, stats, transfer,
 };
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ struct Scene {
     to: Office,
     recorder: Recorder,
     paper: Paper,
+    options: Options,
 }
 
 impl Scene {
@@ -26,14 +27,14 @@ impl Scene {
         let recorder = Recorder { log, copies, ..Recorder::default() };
         let mut to = Office::new(Strides::Compact);
         to.fresh = Some(fresh());
-        Self { from: Office::new(Strides::Any), to, recorder, paper }
+        Self { from: Office::new(Strides::Any), to, recorder, paper, options: Options::default() }
     }
 
     /// Takes the tensor across, and returns what was called for it.
     fn cross(self) -> (Result<(Item, Transfer)>, Vec<Event>) {
         let log = self.recorder.log.clone();
         let ordering: Arc<dyn Ordering> = Arc::new(self.recorder);
-        let crossed = transfer(&self.from, &self.to, &Item::Own(self.paper), &ordering, &Options::default());
+        let crossed = transfer(&self.from, &self.to, &Item::Own(self.paper), &ordering, &self.options);
         assert!(self.from.side.views.is_empty(), "the source is returned");
         (crossed, taken(&log))
     }
@@ -57,6 +58,40 @@ fn a_kernel_fills_memory_of_the_consumer_in_its_stream() {
     assert_eq!(told.ordered, Some((OWNER, READER)));
     let filled = launched(FRESH, Some(READER));
     assert_eq!(events, [Ordered(OWNER, READER), filled, Ordered(READER, OWNER), Dropped]);
+}
+
+#[test]
+fn the_memory_has_the_order_that_was_asked_for() {
+    for (order, strides, filled) in [
+        (Order::ColumnMajor, vec![1, 2], true),
+        (Order::ColumnMajor, vec![3, 1], false),
+        (Order::RowMajor, vec![3, 1], true),
+        (Order::RowMajor, vec![1, 2], false),
+    ] {
+        let mut scene = Scene::new(Copied::Well);
+        scene.paper.strides = vec![6, 2];
+        scene.to = Office::new(Strides::Any);
+        scene.to.fresh = Some(Paper { strides, ..fresh() });
+        scene.options.order = Some(order);
+        let (crossed, events) = scene.cross();
+        assert_eq!(events.contains(&launched(FRESH, Some(READER))), filled, "{order}");
+        // The producer's own copy is row-major, and the consumer's would be.
+        match crossed {
+            Ok((_, told)) => assert!(filled && told.copied_by == Some(CopiedBy::Kernels) || order == Order::RowMajor),
+            Err(error) => assert_eq!((error.kind(), order), (ErrorKind::CopyNeeded, Order::ColumnMajor)),
+        }
+    }
+}
+
+#[test]
+fn a_permuted_tensor_is_one_copy() {
+    let mut scene = Scene::new(Copied::Well);
+    scene.paper.strides = vec![3, 1];
+    scene.to.fresh = Some(Paper { shape: vec![3, 2], strides: vec![2, 1], ..fresh() });
+    scene.options.permute = Some(Permutation::new(&[1, 0]).unwrap());
+    let (crossed, events) = scene.cross();
+    assert_eq!(crossed.expect("it crosses").1.plan, Plan::Copy(Reason::Strides));
+    assert_eq!(events.iter().filter(|event| matches!(event, Launched { .. })).count(), 1);
 }
 
 #[test]
@@ -163,12 +198,10 @@ fn without_elements_nothing_is_launched() {
     (scene.paper.shape, scene.paper.strides) = (vec![0, 3], vec![3, 1]);
     scene.paper.access = Access::ReadOnly;
     scene.to.fresh = Some(Paper { shape: vec![0, 3], ..fresh() });
-    let log = scene.recorder.log.clone();
-    let ordering: Arc<dyn Ordering> = Arc::new(scene.recorder);
-    let options = Options { copy: Some(true), ..Options::default() };
-    let crossed = transfer(&scene.from, &scene.to, &Item::Own(scene.paper), &ordering, &options);
+    scene.options.copy = Some(true);
+    let (crossed, events) = scene.cross();
     assert!(matches!(crossed.expect("it crosses").0, Item::Own(Paper { address: FRESH, .. })));
-    assert_eq!(taken(&log), [Dropped]);
+    assert_eq!(events, [Dropped]);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use crate::common::{Item, Log, Office, Paper};
 use bridge_core::{
-    Access, Adapter, DType, Device, DeviceKind, ErrorKind, Options, Pending, Plan, Reason, Strides, plan,
+    Access, Adapter, DType, Device, DeviceKind, ErrorKind, Options, Order, Pending, Permutation, Plan, Reason, Strides,
+    plan,
 };
 
 /// Plans the transfer of a paper into an office that accepts compact, writable tensors at multiples of 64 bytes.
@@ -11,7 +12,7 @@ fn planned(change: impl FnOnce(&mut Paper), copy: Option<bool>) -> Result<Plan, 
     let mut paper = Paper::new(&Log::default());
     change(&mut paper);
     let lent = office.export(&Item::Own(paper)).map_err(|error| error.kind())?;
-    plan(&lent, office.profile(), &Options { copy, device: None }).map_err(|error| error.kind())
+    plan(&lent, office.profile(), &Options { copy, ..Options::default() }).map_err(|error| error.kind())
 }
 
 type Change = fn(&mut Paper);
@@ -57,11 +58,60 @@ fn every_refusal() {
     assert_eq!(planned(reversed, Some(false)), Err(ErrorKind::CopyNeeded));
 }
 
+/// Plans the transfer of a tensor with this shape and these strides in elements, permuted and in this order.
+fn arranged(
+    target: Strides,
+    dims: &[(i64, i64)],
+    permute: Option<&[i64]>,
+    order: Option<Order>,
+) -> Result<Plan, ErrorKind> {
+    let office = Office::new(target);
+    let (shape, strides) = dims.iter().copied().unzip();
+    let permute = permute.map(|axes| Permutation::new(axes).unwrap());
+    let lent = office.export(&Item::Own(Paper { shape, strides, ..Paper::new(&Log::default()) })).unwrap();
+    let options = Options { order, permute, ..Options::default() };
+    let lent = lent.permuted(permute.as_ref()).map_err(|error| error.kind())?;
+    plan(&lent, office.profile(), &options).map_err(|error| error.kind())
+}
+
+#[test]
+fn an_order_is_met_in_place_or_by_a_copy() {
+    use Order::{ColumnMajor as F, RowMajor as C};
+    let (rows, columns, gaps) = ([(2, 3), (3, 1)], [(2, 1), (3, 2)], [(2, 6), (3, 2)]);
+    let copy = Ok(Plan::Copy(Reason::Order));
+    for (dims, order, expected) in [
+        (rows, Some(C), Ok(Plan::ZeroCopy)),
+        (rows, Some(F), copy),
+        (columns, Some(C), copy),
+        (columns, Some(F), Ok(Plan::ZeroCopy)),
+        (gaps, Some(C), copy),
+        (gaps, Some(F), copy),
+        (gaps, None, Ok(Plan::ZeroCopy)),
+    ] {
+        assert_eq!(arranged(Strides::Any, &dims, None, order), expected, "{dims:?} {order:?}");
+        // A permuted view has the other order.
+        let other = order.map(|order| if order == C { F } else { C });
+        assert_eq!(arranged(Strides::Any, &dims, Some(&[1, 0]), other), expected, "{dims:?} {order:?}, permuted");
+    }
+    assert_eq!(arranged(Strides::Any, &rows, Some(&[0, 0]), None), Err(ErrorKind::Argument));
+}
+
+#[test]
+fn a_target_with_row_major_tensors_only_refuses_the_other_order() {
+    let to = |dims, order| arranged(Strides::Compact, dims, None, Some(order));
+    assert_eq!(to(&[(2, 1), (3, 2)], Order::ColumnMajor), Err(ErrorKind::Argument));
+    assert_eq!(to(&[(2, 1), (3, 2)], Order::RowMajor), Ok(Plan::Copy(Reason::Strides)));
+    for dims in [&[][..], &[(3, 1)], &[(1, 7), (3, 1)], &[(0, 1), (3, 1)]] {
+        assert_eq!(to(dims, Order::ColumnMajor), Ok(Plan::ZeroCopy), "both orders are the same: {dims:?}");
+    }
+}
+
 #[test]
 fn another_device_than_asked_is_refused() {
     let office = Office::new(Strides::Any);
     let lent = office.export(&Item::Own(Paper::new(&Log::default()))).unwrap();
-    let on = |device| plan(&lent, office.profile(), &Options { copy: None, device: Some(device) });
+    let on =
+        |device| plan(&lent, office.profile(), &Options { copy: None, device: Some(device), ..Options::default() });
     assert_eq!(on(Device::cuda(0)).unwrap(), Plan::ZeroCopy);
     let error = on(Device::cuda(1)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device);

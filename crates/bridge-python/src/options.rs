@@ -1,0 +1,68 @@
+//! The keywords of conversions.
+
+use crate::device;
+use crate::errors::{argument, text};
+use bridge_core::{Options, Order, Permutation, Result};
+use bridge_pyo3::{PyTensor, brief, framework_error, probe, type_name};
+use pyo3::prelude::*;
+
+/// The keywords that every conversion takes, as Python passes them.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Keywords<'a, 'py> {
+    pub(crate) copy: Option<bool>,
+    pub(crate) device: Option<&'a PyTensor<'py>>,
+    pub(crate) order: Option<&'a PyTensor<'py>>,
+    pub(crate) permute: Option<&'a PyTensor<'py>>,
+    pub(crate) layout: Option<&'a PyTensor<'py>>,
+}
+
+impl Keywords<'_, '_> {
+    /// Reads them.
+    ///
+    /// # Errors
+    ///
+    /// [`Argument`](bridge_core::ErrorKind::Argument) for values that no keyword takes, and for an order that
+    /// `layout` contradicts.
+    pub(crate) fn read(self) -> Result<Options> {
+        Ok(Options {
+            copy: self.copy,
+            device: self.device.map(device::device).transpose()?,
+            order: self.order()?,
+            permute: self.permute.map(permutation).transpose()?,
+        })
+    }
+
+    fn order(self) -> Result<Option<Order>> {
+        let order = self.order.map(order).transpose()?;
+        if let Some(layout) = self.layout {
+            let name = text(layout, "a layout")?;
+            if name != "compact" {
+                let text = format!("{:?} is no layout: pass \"compact\", or leave it out", brief(&name));
+                return Err(argument(text));
+            }
+            if order == Some(Order::ColumnMajor) {
+                return Err(argument("layout=\"compact\" means order=\"C\", and order=\"F\" is another: pass one"));
+            }
+            return Ok(Some(Order::RowMajor));
+        }
+        Ok(order)
+    }
+}
+
+fn order(object: &PyTensor<'_>) -> Result<Order> {
+    let name = text(object, "an order")?;
+    let known = [Order::RowMajor, Order::ColumnMajor].into_iter().find(|order| order.letter() == name);
+    known.ok_or_else(|| {
+        argument(format!("{:?} is no order: pass \"C\" (row-major) or \"F\" (column-major)", brief(&name)))
+    })
+}
+
+fn permutation(object: &PyTensor<'_>) -> Result<Permutation> {
+    let axes = probe(object.py(), object.extract::<Vec<i64>>());
+    let axes = axes.map_err(|error| framework_error(object.py(), "permute", error))?;
+    let axes = axes.ok_or_else(|| {
+        let kind = type_name(object);
+        argument(format!("permute is a tuple of axes such as (0, 2, 3, 1), and this is {kind}: pass integers"))
+    })?;
+    Permutation::new(&axes)
+}
