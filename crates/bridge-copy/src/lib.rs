@@ -7,6 +7,7 @@ mod host;
 mod kernels;
 mod moves;
 mod ordering;
+mod plan;
 
 pub use ordering::{ordering, ordering_with};
 
