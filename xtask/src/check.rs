@@ -105,6 +105,7 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         }),
         ("cargo check, oldest Rust", oldest_rust()),
         ("cargo deny", dependencies()),
+        ("compiled kernels", itself(&["kernels".as_ref(), "--check".as_ref()])),
     ]
 }
 

@@ -2,6 +2,7 @@
 
 mod bundle;
 mod check;
+mod kernels;
 mod run;
 mod tensorflow1;
 mod venv;
@@ -45,6 +46,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
+    /// Compile the kernels of bridge-copy for all architectures; no GPU needed.
+    Kernels {
+        /// Compare with what is checked in, and change nothing.
+        #[arg(long)]
+        check: bool,
+    },
     /// Write a folder that runs the suite and the benches on a host with Python and frameworks, but without Rust.
     Bundle {
         /// Where to write it.
@@ -59,6 +66,7 @@ fn main() -> ExitCode {
         Task::Conformance { options } => bundle::conformance(&options),
         Task::Bench { options } => bundle::bench(&options),
         Task::Fuzz { options } => bundle::fuzz(&options),
+        Task::Kernels { check } => kernels::compile(check).map(|()| ExitCode::SUCCESS),
         Task::Bundle { out } => bundle::write(&out).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {

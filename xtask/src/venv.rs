@@ -47,6 +47,14 @@ pub const PYTHON37: Venv = Venv {
     essential: &["pytest", "tensorflow"],
 };
 
+/// The environment that the kernels are compiled in.
+pub const KERNELS: Venv = Venv {
+    name: "venv-kernels",
+    requirements: &["xtask/requirements-kernels.txt"],
+    essential: &["nvidia.cuda_nvrtc"],
+    ..MAIN
+};
+
 impl Venv {
     /// Returns the Python of the environment. Makes the environment, and completes it where the requirements have
     /// changed.

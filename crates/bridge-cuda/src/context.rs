@@ -108,6 +108,11 @@ impl<'a, D: Driver> Entered<'a, D> {
         Ok(Self { driver, slot, pushed, not_send: PhantomData })
     }
 
+    /// Returns the context.
+    pub fn context(&self) -> Context {
+        *self.slot.context.get().expect("`new` has retained it")
+    }
+
     /// Records an event behind all work now in the stream. Pass it to [`recycle`](Self::recycle) afterwards.
     pub fn record(&self, stream: Stream) -> Outcome<Event> {
         let pooled = self.slot.events.try_lock().ok().and_then(|mut events| events.pop());

@@ -1,6 +1,7 @@
 //! The driver functions that the protocol needs, as a trait, so that the tests need no device.
 
 use bridge_core::{Error, ErrorKind, Stream};
+use std::ffi::{CStr, c_void};
 
 /// A CUDA context (`CUcontext`), never null.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -9,6 +10,25 @@ pub(crate) struct Context(pub usize);
 /// A CUDA event (`CUevent`), never null.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Event(pub usize);
+
+/// Code that was loaded into a context (`CUmodule`), never null.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Module(pub usize);
+
+/// A kernel (`CUfunction`), never null.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Function(pub usize);
+
+/// The size of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Grid {
+    /// Blocks, in one dimension.
+    pub blocks: u32,
+    /// Threads of a block, in one dimension.
+    pub threads: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared: u32,
+}
 
 /// What the driver knows about an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -78,6 +98,20 @@ pub(crate) trait Driver: Send + Sync + 'static {
     fn exchange_capture_mode(&self, mode: u32) -> Outcome<u32>;
     /// Returns what the driver knows about an address. Needs no current context.
     fn pointer(&self, address: usize) -> Outcome<Pointer>;
+    /// Returns the compute capability of a device, major and minor.
+    fn capability(&self, ordinal: i32) -> Outcome<(i32, i32)>;
+    /// Loads a cubin, or PTX that ends with a zero byte, into the current context, for the rest of the process.
+    fn load_module(&self, image: &'static [u8]) -> Outcome<Module>;
+    /// Returns a kernel of a module.
+    fn function(&self, module: Module, name: &CStr) -> Outcome<Function>;
+    /// Allows a kernel this much dynamic shared memory, in bytes.
+    fn allow_shared(&self, function: Function, nbytes: u32) -> Outcome<()>;
+    /// Launches a kernel with one parameter in a stream of the current context.
+    ///
+    /// # Safety
+    ///
+    /// `parameter` points to a value of the type of the kernel's parameter, and the kernel may run with it.
+    unsafe fn launch(&self, function: Function, grid: Grid, stream: Stream, parameter: *const c_void) -> Outcome<()>;
     /// Returns the name and the description of a result code.
     fn describe(&self, code: u32) -> String;
 }

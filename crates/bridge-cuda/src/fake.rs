@@ -1,9 +1,10 @@
 //! A driver without a device, for the tests. It enforces the rules of the real one: a context must be current, and an
 //! event must be alive and belong to it.
 
-use crate::driver::{Context, Driver, Event, Failure, Outcome, Pointer};
+use crate::driver::{Context, Driver, Event, Failure, Function, Grid, Module, Outcome, Pointer};
 use bridge_core::{Access, Device, DeviceBuffer, Reuse, Stream};
 use std::collections::HashMap;
+use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
@@ -21,6 +22,9 @@ pub(crate) enum Call {
     Wait(Stream, Event),
     Mode(u32),
     Synchronize(Stream),
+    Load(&'static [u8]),
+    AllowShared(Function, u32),
+    Launch(Function, Grid, Stream),
 }
 
 /// `CU_STREAM_CAPTURE_MODE_GLOBAL`, the initial mode of every thread.
@@ -43,6 +47,9 @@ struct State {
     pointers: HashMap<usize, Pointer>,
     /// The contexts of streams; all others belong to the first device's context.
     streams: HashMap<Stream, Context>,
+    capability: (i32, i32),
+    /// An image that the driver does not load.
+    refused: Option<&'static [u8]>,
 }
 
 impl State {
@@ -114,6 +121,19 @@ impl Fake {
     /// Makes a stream idle.
     pub fn idle(&self, stream: Stream) {
         self.state().idle.push(stream);
+    }
+
+    /// Returns a driver for devices of this compute capability.
+    pub fn with_capability(capability: (i32, i32)) -> Self {
+        let fake = Self::default();
+        fake.state().capability = capability;
+        fake
+    }
+
+    /// Makes the driver refuse an image.
+    pub fn refusing(self, image: &'static [u8]) -> Self {
+        self.state().refused = Some(image);
+        self
     }
 
     /// Registers what the driver knows about an address.
@@ -257,6 +277,40 @@ impl Driver for Fake {
         let state = self.state();
         state.outcome("cuPointerGetAttributes")?;
         Ok(state.pointers.get(&address).copied().unwrap_or_default())
+    }
+
+    fn capability(&self, _: i32) -> Outcome<(i32, i32)> {
+        let state = self.state();
+        state.outcome("cuDeviceGetAttribute")?;
+        Ok(state.capability)
+    }
+
+    fn load_module(&self, image: &'static [u8]) -> Outcome<Module> {
+        let mut state = self.state();
+        state.calls.push(Call::Load(image));
+        state.current().ok_or(Failure { call: "cuModuleLoadData", code: 201 })?;
+        match state.refused == Some(image) {
+            true => Err(Failure { call: "cuModuleLoadData", code: 209 }),
+            false => state.outcome("cuModuleLoadData").map(|()| Module(1)),
+        }
+    }
+
+    fn function(&self, _: Module, name: &CStr) -> Outcome<Function> {
+        self.state().outcome("cuModuleGetFunction")?;
+        Ok(Function(name.to_bytes()[0].into()))
+    }
+
+    fn allow_shared(&self, function: Function, nbytes: u32) -> Outcome<()> {
+        let mut state = self.state();
+        state.calls.push(Call::AllowShared(function, nbytes));
+        state.outcome("cuFuncSetAttribute")
+    }
+
+    unsafe fn launch(&self, function: Function, grid: Grid, stream: Stream, _: *const c_void) -> Outcome<()> {
+        let mut state = self.state();
+        state.calls.push(Call::Launch(function, grid, stream));
+        state.current().ok_or(Failure { call: "cuLaunchKernel", code: 201 })?;
+        state.outcome("cuLaunchKernel")
     }
 
     fn describe(&self, code: u32) -> String {

@@ -24,11 +24,13 @@ mod driver;
 #[cfg(test)]
 mod fake;
 mod later;
+mod launch;
 mod library;
 mod ordering;
 mod pointer;
 mod reaper;
 
+pub use launch::{Image, Kernels, Launch};
 pub use pointer::Located;
 
 use bridge_core::{Deferred, Device, DeviceBuffer, Error, HostOnly, Ordering, Result, Stream};

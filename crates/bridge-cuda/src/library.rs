@@ -4,11 +4,11 @@
 //! first, which may be the stub of a CUDA toolkit; it panics on a missing function; and it declares result codes as a
 //! closed enum, although newer drivers add codes.
 
-use crate::driver::{Context, Driver, Event, Failure, Outcome, Pointer, RELAXED};
+use crate::driver::{Context, Driver, Event, Failure, Function, Grid, Module, Outcome, Pointer, RELAXED};
 use bridge_core::{Error, ErrorKind, Stream};
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUevent_flags, CUpointer_attribute, CUresult, CUstream, CUstream_flags,
-    CUstreamCaptureStatus,
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUfunction_attribute,
+    CUmodule, CUpointer_attribute, CUresult, CUstream, CUstream_flags, CUstreamCaptureStatus,
 };
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -62,6 +62,11 @@ functions! {
     cuStreamIsCapturing(CUstream, *mut u32);
     cuThreadExchangeStreamCaptureMode(*mut u32);
     cuPointerGetAttributes(c_uint, *mut CUpointer_attribute, *mut *mut c_void, CUdeviceptr);
+    cuDeviceGetAttribute(*mut c_int, c_int, CUdevice);
+    cuModuleLoadData(*mut CUmodule, *const c_void);
+    cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
+    cuFuncSetAttribute(CUfunction, c_int, c_int);
+    cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
     cuGetErrorName(u32, *mut *const c_char);
     cuGetErrorString(u32, *mut *const c_char);
 }
@@ -283,6 +288,51 @@ impl Driver for Cuda {
             call!(self, cuPointerGetAttributes(count, names.as_mut_ptr(), outputs.as_mut_ptr(), address as CUdeviceptr))
         }?;
         Ok(Pointer { memory_type, managed: managed != 0, ordinal, start: start as usize, size })
+    }
+
+    fn capability(&self, ordinal: i32) -> Outcome<(i32, i32)> {
+        use CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        };
+        let (mut device, mut major, mut minor) = (0, 0, 0);
+        // SAFETY: the outputs are writable; a wrong ordinal is an error.
+        unsafe {
+            call!(self, cuDeviceGet(&mut device, ordinal))?;
+            call!(self, cuDeviceGetAttribute(&mut major, MAJOR as c_int, device))?;
+            call!(self, cuDeviceGetAttribute(&mut minor, MINOR as c_int, device))?;
+        }
+        Ok((major, minor))
+    }
+
+    fn load_module(&self, image: &'static [u8]) -> Outcome<Module> {
+        let mut module = null_mut();
+        // SAFETY: the output is writable; the image is a whole cubin, or PTX with a zero at its end.
+        unsafe { call!(self, cuModuleLoadData(&mut module, image.as_ptr().cast())) }?;
+        Ok(Module(module as usize))
+    }
+
+    fn function(&self, module: Module, name: &CStr) -> Outcome<Function> {
+        let mut function = null_mut();
+        // SAFETY: the output is writable, and modules are never unloaded.
+        unsafe { call!(self, cuModuleGetFunction(&mut function, module.0 as CUmodule, name.as_ptr())) }?;
+        Ok(Function(function as usize))
+    }
+
+    fn allow_shared(&self, function: Function, nbytes: u32) -> Outcome<()> {
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as c_int;
+        // SAFETY: the function belongs to a module, and modules are never unloaded.
+        unsafe { call!(self, cuFuncSetAttribute(function.0 as CUfunction, attribute, nbytes as c_int)) }
+    }
+
+    unsafe fn launch(&self, function: Function, grid: Grid, stream: Stream, parameter: *const c_void) -> Outcome<()> {
+        let Grid { blocks, threads, shared } = grid;
+        let (function, mut parameters) = (function.0 as CUfunction, [parameter.cast_mut()]);
+        let (parameters, none) = (parameters.as_mut_ptr(), null_mut());
+        // SAFETY: the caller vouches for the parameter, which the driver copies; the stream is alive, see above.
+        unsafe {
+            call!(self, cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared, handle(stream), parameters, none))
+        }
     }
 
     fn describe(&self, code: u32) -> String {

@@ -1,0 +1,82 @@
+// What all kernels share. Structures have twins in src/kernels/parameters.rs with the same fields.
+//
+// A *unit* is what one thread loads at once: an element, or several neighbours that are adjacent on both sides. Offsets
+// and strides are in bytes, counts in units. Threads load everything before they store anything, so that many loads are
+// in flight.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+typedef uint4 u128;
+
+constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / 32;
+
+// A dimension, and the multiplication that divides by its length (Granlund and Montgomery, 1994; exact below 2^31).
+struct Dim {
+    i64 from, to;
+    u32 length, magic, shift, unused;
+};
+
+// Dimensions walked as one, the fastest first.
+struct Group {
+    u32 total, ndim;
+    Dim dims[4];
+};
+
+// The first unit of both sides, and the bits to flip in 16 bytes at an address that 16 divides.
+struct Sides {
+    const char *from;
+    char *to;
+    u32 flips[4];
+};
+
+// For kernels that walk the target in its own order. `extra` is the kernel's own.
+struct Flat {
+    Sides sides;
+    i64 extra;
+    u32 items, ndim;
+    Dim dims[64];
+};
+
+// For kernels that change the order. Group `i` starts with the dimension that is fastest in the source, group `o` with
+// the one that is fastest in the target. A block takes `span_i` by `span_o` of them, at one index of the other
+// dimensions; `run` units are adjacent on both sides.
+struct Tile {
+    Sides sides;
+    u32 run, span_i, span_o, ndim;
+    Dim tiles_i, tiles_o;
+    Group i, o;
+    Dim rest[48];
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Dim &dim) { return (__umulhi(n, dim.magic) + n) >> dim.shift; }
+
+// Adds the offsets of index `n` of the dimensions.
+__device__ __forceinline__ void step(u32 n, const Dim *dims, u32 ndim, i64 &from, i64 &to) {
+#pragma unroll 1
+    for (u32 d = 0; d < ndim; ++d) {
+        const u32 next = d + 1 < ndim ? divide(n, dims[d]) : 0, at = n - next * dims[d].length;
+        from += at * dims[d].from;
+        to += at * dims[d].to;
+        n = next;
+    }
+}
+
+__device__ __forceinline__ u128 operator^(u128 a, u128 b) {
+    return make_uint4(a.x ^ b.x, a.y ^ b.y, a.z ^ b.z, a.w ^ b.w);
+}
+
+template <typename Unit> __device__ __forceinline__ Unit flips(const Sides &sides) { return *(const Unit *)sides.flips; }
+template <typename Unit> __device__ __forceinline__ Unit load(const char *at) { return *(const Unit *)at; }
+template <typename Unit> __device__ __forceinline__ void store(char *at, Unit unit) { *(Unit *)at = unit; }
+
+// Several units that are loaded or stored as one.
+template <typename Item, typename Unit> union Pack {
+    static constexpr u32 COUNT = sizeof(Item) / sizeof(Unit);
+    Item item;
+    Unit units[COUNT];
+};

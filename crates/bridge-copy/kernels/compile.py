@@ -1,0 +1,68 @@
+"""Compiles copy.cu with NVRTC into the folder that the command line names: a cubin per architecture, and PTX.
+
+``cargo xtask kernels`` runs it in an environment with one package, ``nvidia-cuda-nvrtc-cu12``. It needs no GPU.
+"""
+
+import argparse
+import ctypes
+import pathlib
+from concurrent.futures import ThreadPoolExecutor
+
+HERE = pathlib.Path(__file__).parent
+#: A device runs cubins of its own major version and of the same or a lower minor one.
+ARCHITECTURES = ["sm_70", "sm_80", "sm_90", "sm_100", "sm_120", "compute_70"]
+
+
+def library() -> ctypes.CDLL:
+    import nvidia
+
+    folder = next(path for root in nvidia.__path__ for path in pathlib.Path(root).glob("cuda_nvrtc/lib"))
+    # NVRTC opens its built-in functions by name, and finds those that are loaded.
+    ctypes.CDLL(str(next(folder.glob("libnvrtc-builtins.so.*"))), ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(next(folder.glob("libnvrtc.so.*"))))
+
+
+def text(nvrtc: ctypes.CDLL, kind: str, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    getattr(nvrtc, f"nvrtcGet{kind}Size")(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    getattr(nvrtc, f"nvrtcGet{kind}")(program, buffer)
+    return buffer.raw
+
+
+def compile(nvrtc: ctypes.CDLL, architecture: str, out: pathlib.Path) -> None:
+    names = sorted(path.name for path in HERE.glob("*.cuh"))
+    headers = [(HERE / name).read_bytes() for name in names]
+    program = ctypes.c_void_p()
+    strings = ctypes.c_char_p * len(names)
+    nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program),
+        (HERE / "copy.cu").read_bytes(),
+        b"copy.cu",
+        len(names),
+        strings(*headers),
+        strings(*(name.encode() for name in names)),
+    )
+    options = [f"--gpu-architecture={architecture}".encode(), b"-std=c++17"]
+    failed = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    if failed:
+        raise SystemExit(text(nvrtc, "ProgramLog", program).decode())
+    if architecture.startswith("sm_"):
+        (out / f"{architecture}.cubin").write_bytes(text(nvrtc, "CUBIN", program))
+    else:
+        (out / f"{architecture}.ptx").write_bytes(text(nvrtc, "PTX", program))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("architectures", nargs="*", default=ARCHITECTURES)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    nvrtc = library()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda architecture: compile(nvrtc, architecture, options.out), options.architectures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,384 @@
+//! Which kernels copy a walk, and with which parameters: a pure function of the walk and of both addresses modulo 16.
+
+use super::parameters::{Dim, Flat, Group, Sides, THREADS, Tile, dims};
+use super::table::{KERNELS, Kernel};
+use crate::plan::{Dim as Step, Walk};
+use smallvec::SmallVec;
+
+/// The largest unit, and the alignment of vectors, in bytes.
+const VECTOR: usize = 16;
+
+/// The most units of one launch, so that every index fits into 31 bits.
+pub(crate) const MOST_UNITS: usize = 1 << 31;
+
+/// A row of at least so many bytes is copied as a whole at any address.
+const LONG_ROW: usize = 64;
+
+/// The most channels of `split` and `join`.
+const MOST_CHANNELS: usize = 32;
+
+/// Shared memory, in bytes, of a block of `split` and `join`.
+const CHUNK: usize = 32 << 10;
+
+/// A launch, with offsets instead of addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Launch {
+    pub kernel: Kernel,
+    pub blocks: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared: u32,
+    pub parameters: Parameters,
+}
+
+/// The parameters of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Parameters {
+    Flat(Box<Flat>),
+    Tile(Box<Tile>),
+}
+
+/// Dimensions, the fastest first.
+type Steps = SmallVec<[Step; 6]>;
+
+/// Units, and the dimensions to walk with them.
+#[derive(Debug, Clone)]
+struct Pass {
+    /// Bytes of a unit: a power of two, at most [`VECTOR`], that divides all strides and both addresses.
+    unit: usize,
+    /// Units that are adjacent on both sides, at each index of `dims`.
+    run: usize,
+    /// The fastest of the target first.
+    dims: Steps,
+    /// Bytes from the first elements.
+    from: i64,
+    to: i64,
+    /// Bytes by which the first units are beyond a multiple of [`VECTOR`].
+    beyond: (usize, usize),
+    /// An element, repeated over a vector.
+    flips: u128,
+}
+
+/// Returns the launches for a walk whose first elements are at addresses that are `beyond` multiples of 16 by so many
+/// bytes. Returns `None` where bits are to be flipped in elements that are not aligned.
+pub(crate) fn choose(walk: Walk, beyond: (usize, usize), flips: u128) -> Option<Vec<Launch>> {
+    let itemsize = walk.unit;
+    // Elements of other sizes than a power of two have no sign to flip.
+    let flips = (0..VECTOR).step_by(itemsize).fold(0, |all, at| all | flips << (8 * at));
+    let walk = walk.widen();
+    let start = |beyond: usize, offset: i64| (beyond as i64 + offset).rem_euclid(VECTOR as i64) as usize;
+    let beyond = (start(beyond.0, walk.from), start(beyond.1, walk.to));
+    let strides = walk.dims.iter().flat_map(|dim| [dim.from, dim.to]);
+    let bits = strides.fold((VECTOR | walk.unit | beyond.0 | beyond.1) as i64, |bits, stride| bits | stride);
+    let unit = 1 << bits.trailing_zeros();
+    if flips != 0 && unit % itemsize != 0 {
+        return None;
+    }
+    let pass = Pass {
+        unit,
+        run: walk.unit / unit,
+        dims: walk.dims.iter().rev().copied().collect(),
+        from: walk.from,
+        to: walk.to,
+        beyond,
+        flips,
+    };
+    let mut launches = Vec::new();
+    pass.cut(&mut |piece| launches.push(piece.launch()));
+    Some(launches)
+}
+
+impl Pass {
+    /// Calls `each` with pieces of at most [`MOST_UNITS`] units.
+    fn cut(mut self, each: &mut impl FnMut(Pass)) {
+        let units = self.dims.iter().fold(self.run, |units, dim| units.saturating_mul(dim.length));
+        if units < MOST_UNITS {
+            return each(self);
+        }
+        let step = self.unit as i64;
+        let outer =
+            self.dims.pop().unwrap_or(Step { length: std::mem::replace(&mut self.run, 1), from: step, to: step });
+        let inner = units / outer.length;
+        // Whole vectors, so that every piece of a run is aligned as the first.
+        let most = ((MOST_UNITS - 1) / inner.max(1)).clamp(1, outer.length);
+        let most = if most > VECTOR { most - most % VECTOR } else { most };
+        for first in (0..outer.length).step_by(most) {
+            let mut piece = self.clone();
+            let length = most.min(outer.length - first);
+            let moved = |beyond: usize, by: i64| (beyond as i64 + by).rem_euclid(VECTOR as i64) as usize;
+            let (from, to) = (first as i64 * outer.from, first as i64 * outer.to);
+            (piece.from, piece.to) = (piece.from + from, piece.to + to);
+            piece.beyond = (moved(self.beyond.0, from), moved(self.beyond.1, to));
+            if piece.dims.is_empty() && piece.run == 1 && (outer.from, outer.to) == (step, step) {
+                piece.run = length;
+            } else if length > 1 {
+                piece.dims.push(Step { length, ..outer });
+            }
+            piece.cut(each);
+        }
+    }
+
+    fn sides(&self) -> Sides {
+        Sides { from: self.from, to: self.to, flips: self.flips }
+    }
+
+    fn launch(self) -> Launch {
+        let nbytes = self.run * self.unit;
+        if self.unit < VECTOR && nbytes >= LONG_ROW {
+            return self.rows();
+        }
+        if nbytes < LONG_ROW
+            && let Some(launch) = self.transposed()
+        {
+            return launch;
+        }
+        self.flat()
+    }
+
+    /// Rows that are contiguous on both sides.
+    fn rows(&self) -> Launch {
+        let nbytes = self.run * self.unit;
+        // A row may begin anywhere in its first vector.
+        let vectors = if self.aligned_to(|dim| dim.to, self.beyond.1, None) {
+            nbytes.div_ceil(VECTOR)
+        } else {
+            (nbytes + 2 * VECTOR - 2) / VECTOR
+        };
+        let mut dims: Steps = [Step { length: vectors, from: 0, to: 0 }].into_iter().collect();
+        dims.extend(self.dims.iter().copied());
+        self.walked(Kernel::Rows, 2, nbytes as i64, &dims)
+    }
+
+    /// Returns whether 16 divides the start and all strides of a side but that of one dimension.
+    fn aligned_to(&self, stride: impl Fn(&Step) -> i64, beyond: usize, except: Option<usize>) -> bool {
+        let counted = self.dims.iter().enumerate().filter(|(d, _)| Some(*d) != except);
+        beyond == 0 && counted.fold(0, |bits, (_, dim)| bits | stride(dim)) % VECTOR as i64 == 0
+    }
+
+    /// The target in its own order.
+    fn flat(mut self) -> Launch {
+        let step = self.unit as i64;
+        if self.run > 1 {
+            self.dims.insert(0, Step { length: self.run, from: step, to: step });
+            self.run = 1;
+        }
+        let Some(fastest) = self.dims.first().copied() else {
+            let one = [Step { length: 1, from: 0, to: 0 }];
+            return self.walked(flat_kernel(self.unit), 4, 0, &one);
+        };
+        let (_, pack) = PACKS[self.unit.trailing_zeros() as usize];
+        let item = if self.unit < 4 { 4 } else { VECTOR };
+        let per = item / self.unit;
+        let adjacent = fastest.to == step && fastest.length.is_multiple_of(per);
+        let aligned_to = |size: usize| {
+            let others = self.dims[1..].iter().fold(self.beyond.1 as i64, |bits, dim| bits | dim.to);
+            others % size as i64 == 0
+        };
+        let (turned, per_vector) = (fastest.from == -step, VECTOR / self.unit);
+        if let Some(turn) = TURNS.get(self.unit.trailing_zeros() as usize)
+            && turned && fastest.to == step && fastest.length.is_multiple_of(per_vector) && aligned_to(VECTOR)
+            // The last unit of the first vector is the first of its memory.
+            && self.aligned_to(|dim| dim.from, (self.beyond.0 + self.unit) % VECTOR, Some(0))
+        {
+            self.from -= (VECTOR - self.unit) as i64;
+            let by = VECTOR as i64;
+            self.dims[0] = Step { length: fastest.length / per_vector, from: -by, to: by };
+            let dims = std::mem::take(&mut self.dims);
+            return self.walked(*turn, 2, 0, &dims);
+        }
+        if per > 1 && adjacent && aligned_to(item) {
+            self.dims[0] = Step { length: fastest.length / per, from: fastest.from * per as i64, to: item as i64 };
+            let dims = std::mem::take(&mut self.dims);
+            return self.walked(pack, if item == 4 { 4 } else { 2 }, fastest.from, &dims);
+        }
+        let dims = std::mem::take(&mut self.dims);
+        self.walked(flat_kernel(self.unit), 4, 0, &dims)
+    }
+
+    fn walked(&self, kernel: Kernel, each: u32, extra: i64, steps: &[Step]) -> Launch {
+        let items: usize = steps.iter().map(|step| step.length).product();
+        let flat =
+            Flat { sides: self.sides(), extra, items: items as u32, ndim: steps.len() as u32, dims: dims(steps) };
+        let blocks = (items as u32).div_ceil(THREADS * each);
+        Launch { kernel, blocks, shared: 0, parameters: Parameters::Flat(Box::new(flat)) }
+    }
+
+    /// A change of order, if there is one: the fastest dimension of the source is not that of the target.
+    fn transposed(&self) -> Option<Launch> {
+        let speed = |d: &usize| self.dims[*d].from.unsigned_abs();
+        let i = (0..self.dims.len()).filter(|d| self.dims[*d].from != 0).min_by_key(speed)?;
+        if i == 0 || self.dims[0].from == 0 {
+            return None;
+        }
+        let mut pass = self.clone();
+        // The source forwards in its fastest dimension; the target may run backwards in it.
+        if pass.dims[i].from < 0 {
+            let dim = &mut pass.dims[i];
+            let last = dim.length as i64 - 1;
+            let (from, to) = (last * dim.from, last * dim.to);
+            (dim.from, dim.to) = (-dim.from, -dim.to);
+            (pass.from, pass.to) = (pass.from + from, pass.to + to);
+            let moved = |beyond: usize, by: i64| (beyond as i64 + by).rem_euclid(VECTOR as i64) as usize;
+            pass.beyond = (moved(pass.beyond.0, from), moved(pass.beyond.1, to));
+        }
+        pass.channels().or_else(|| pass.tiles(i))
+    }
+
+    /// A few channels next to each other on one side, each a row on the other.
+    fn channels(&self) -> Option<Launch> {
+        let step = self.unit as i64;
+        if self.run > 1 {
+            return None;
+        }
+        let index = self.unit.trailing_zeros() as usize;
+        for (kernels, dense, rows) in [
+            (SPLITS, (|dim: &Step| dim.from) as fn(&Step) -> i64, (|dim: &Step| dim.to) as fn(&Step) -> i64),
+            (JOINS, |dim| dim.to, |dim| dim.from),
+        ] {
+            // The dimensions of the dense side from the fastest on, as long as each begins where the last ends.
+            let (mut channels, mut group) = (1usize, SmallVec::<[usize; 4]>::new());
+            let next = |channels: usize| self.dims.iter().position(|dim| dense(dim) == step * channels as i64);
+            let points = loop {
+                let Some(d) = next(channels) else { break None };
+                if rows(&self.dims[d]) == step {
+                    break Some(d);
+                }
+                channels = channels.saturating_mul(self.dims[d].length);
+                group.push(d);
+                if channels > MOST_CHANNELS || group.len() > Group::MOST {
+                    break None;
+                }
+            };
+            let Some(points) = points.filter(|_| channels > 1) else { continue };
+            // Whole words of points, so that rows are walked in words.
+            let word = self.unit.max(4);
+            let row_beyond = if kernels[0] == Kernel::Split1 { self.beyond.1 } else { self.beyond.0 };
+            let others = (0..self.dims.len())
+                .filter(|d| *d != points)
+                .fold(row_beyond as i64, |bits, d| bits | rows(&self.dims[d]));
+            let length = self.dims[points].length;
+            if others % word as i64 != 0 || !(length * self.unit).is_multiple_of(word) || length * self.unit < 512 {
+                continue;
+            }
+            let most = (CHUNK / (channels * self.unit)).min(4096 / self.unit.min(2)).max(word);
+            let span = (1 << most.ilog2()).min(length.next_power_of_two());
+            return Some(self.tiled(
+                kernels[index],
+                &group,
+                &[points],
+                (channels, span),
+                (channels * span * self.unit) as u32,
+            ));
+        }
+        None
+    }
+
+    /// Tiles of the dimension that is fastest in the source and of the one that is fastest in the target, and of their
+    /// next ones where these are short.
+    fn tiles(&self, i: usize) -> Option<Launch> {
+        let index = self.unit.trailing_zeros() as usize;
+        let side = SIDES[index];
+        // At least two indices of each group in a tile.
+        if self.run > side / 2 {
+            return None;
+        }
+        let across = side / self.run;
+        let mut rest: SmallVec<[usize; 6]> = (0..self.dims.len()).filter(|d| *d != 0 && *d != i).collect();
+        let (mut group_i, mut group_o): (SmallVec<[usize; 4]>, SmallVec<[usize; 4]>) =
+            (smallvec::smallvec![i], smallvec::smallvec![0]);
+        let total = |group: &[usize]| group.iter().map(|d| self.dims[*d].length).product::<usize>();
+        // Twice as much as a tile, so that little of the last one is empty.
+        while total(&group_o) < 2 * across && group_o.len() < Group::MOST && !rest.is_empty() {
+            group_o.push(rest.remove(0));
+        }
+        rest.sort_by_key(|d| self.dims[*d].from.unsigned_abs());
+        while total(&group_i) < 2 * across && group_i.len() < Group::MOST && !rest.is_empty() {
+            group_i.push(rest.remove(0));
+        }
+        if self.dims.len() - group_i.len() - group_o.len() > Tile::MOST {
+            return None;
+        }
+        let least = total(&group_i).min(total(&group_o));
+        for whole in WHOLE.iter().filter(|whole| whole.unit == self.unit && self.run == 1) {
+            if least >= whole.least * whole.span && self.whole(whole.vector, &group_i, &group_o) {
+                let (kernel, spans) = (whole.kernel, (whole.span, whole.span));
+                return Some(self.tiled(kernel, &group_i, &group_o, spans, KERNELS[kernel as usize].1));
+            }
+        }
+        Some(self.tiled(TILES[index], &group_i, &group_o, (across, across), 0))
+    }
+
+    /// Returns whether both sides can be walked in vectors of this many bytes.
+    fn whole(&self, vector: usize, group_i: &[usize], group_o: &[usize]) -> bool {
+        let (i, o) = (group_i[0], group_o[0]);
+        let step = self.unit as i64;
+        let others = |stride: fn(&Step) -> i64, beyond: usize, except: usize| {
+            let dims = (0..self.dims.len()).filter(|d| *d != except).map(|d| stride(&self.dims[d]));
+            dims.fold(beyond as i64, |bits, stride| bits | stride) % vector as i64 == 0
+        };
+        let adjacent = self.dims[i].from == step && self.dims[o].to == step;
+        adjacent
+            && others(|dim| dim.from, self.beyond.0, i)
+            && others(|dim| dim.to, self.beyond.1, o)
+            && [i, o].iter().all(|d| (self.dims[*d].length * self.unit).is_multiple_of(vector))
+    }
+
+    fn tiled(&self, kernel: Kernel, i: &[usize], o: &[usize], (span_i, span_o): (usize, usize), shared: u32) -> Launch {
+        let group = |chosen: &[usize]| {
+            let steps: SmallVec<[Step; 4]> = chosen.iter().map(|d| self.dims[*d]).collect();
+            let total = steps.iter().map(|step| step.length as u32).product();
+            Group { total, ndim: steps.len() as u32, dims: dims(&steps) }
+        };
+        let rest: Steps =
+            (0..self.dims.len()).filter(|d| !i.contains(d) && !o.contains(d)).map(|d| self.dims[d]).collect();
+        let (i, o) = (group(i), group(o));
+        let tiles = |group: &Group, span: usize| Dim::new(group.total.div_ceil(span as u32), 0, 0);
+        let (tiles_i, tiles_o) = (tiles(&i, span_i), tiles(&o, span_o));
+        let blocks = rest.iter().fold(tiles_i.length * tiles_o.length, |blocks, step| blocks * step.length as u32);
+        let (span_i, span_o) = (span_i as u32, span_o as u32);
+        let (run, ndim, rest) = (self.run as u32, rest.len() as u32, dims(&rest));
+        let tile = Tile { sides: self.sides(), run, span_i, span_o, ndim, tiles_i, tiles_o, i, o, rest };
+        Launch { kernel, blocks, shared, parameters: Parameters::Tile(Box::new(tile)) }
+    }
+}
+
+fn flat_kernel(unit: usize) -> Kernel {
+    PACKS[unit.trailing_zeros() as usize].0
+}
+
+// By the binary logarithm of the unit.
+const PACKS: [(Kernel, Kernel); 5] = [
+    (Kernel::Flat1, Kernel::Pack1),
+    (Kernel::Flat2, Kernel::Pack2),
+    (Kernel::Flat4, Kernel::Pack4),
+    (Kernel::Flat8, Kernel::Pack8),
+    (Kernel::Flat16, Kernel::Flat16),
+];
+const TURNS: [Kernel; 4] = [Kernel::Turn1, Kernel::Turn2, Kernel::Turn4, Kernel::Turn8];
+const TILES: [Kernel; 5] = [Kernel::Tile1, Kernel::Tile2, Kernel::Tile4, Kernel::Tile8, Kernel::Tile16];
+const SIDES: [usize; 5] = [128, 64, 64, 64, 32];
+const SPLITS: [Kernel; 5] = [Kernel::Split1, Kernel::Split2, Kernel::Split4, Kernel::Split8, Kernel::Split16];
+const JOINS: [Kernel; 5] = [Kernel::Join1, Kernel::Join2, Kernel::Join4, Kernel::Join8, Kernel::Join16];
+
+/// A kernel for sides in whole vectors.
+struct Whole {
+    kernel: Kernel,
+    /// Bytes of a unit.
+    unit: usize,
+    /// Bytes of a vector.
+    vector: usize,
+    /// Spans of a tile in both groups, in units.
+    span: usize,
+    /// The least number of tiles across in both groups.
+    least: usize,
+}
+
+/// The best first.
+const WHOLE: &[Whole] = &[
+    Whole { kernel: Kernel::Vectors1Wide, unit: 1, vector: 16, span: 256, least: 4 },
+    Whole { kernel: Kernel::Vectors1, unit: 1, vector: 16, span: 128, least: 0 },
+    Whole { kernel: Kernel::Vectors2Wide, unit: 2, vector: 16, span: 128, least: 4 },
+    Whole { kernel: Kernel::Vectors2, unit: 2, vector: 16, span: 64, least: 0 },
+    Whole { kernel: Kernel::Vectors4, unit: 4, vector: 16, span: 64, least: 0 },
+    Whole { kernel: Kernel::Words1, unit: 1, vector: 4, span: 128, least: 0 },
+    Whole { kernel: Kernel::Words2, unit: 2, vector: 4, span: 128, least: 0 },
+];

@@ -1,0 +1,108 @@
+//! Copies on a CUDA device, by the kernels of this crate.
+
+mod choose;
+mod parameters;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use crate::plan::Walk;
+use bridge_core::{Error, ErrorKind, Layout, Result, Stream, Strided};
+use bridge_cuda::Kernels;
+use choose::{Launch, Parameters, choose};
+use parameters::{Sides, THREADS};
+use smallvec::SmallVec;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+static KERNELS: Kernels = Kernels::new(table::IMAGES, table::PTX, table::KERNELS);
+
+/// Fills `to` with the elements of `from`, in `stream` of the device that both are on.
+///
+/// # Errors
+///
+/// [`ErrorKind::CopyNeeded`] where the kernels cannot copy this or cannot be loaded, before anything is launched;
+/// [`ErrorKind::Driver`] where a launch fails.
+///
+/// # Safety
+///
+/// That of [`bridge_core::Copies::copy`].
+pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
+    let Some(launches) = planned(&from, &to, flips) else {
+        let text = "bits are to be flipped in elements that are not aligned: copy them with their own framework first";
+        return Err(Error::new(ErrorKind::CopyNeeded, text));
+    };
+    for (done, launch) in launches.iter().enumerate() {
+        let Launch { kernel, blocks, shared, parameters } = launch;
+        let launch =
+            bridge_cuda::Launch { kernel: *kernel as usize, blocks: *blocks, threads: THREADS, shared: *shared };
+        let at = |sides: Sides| Sides {
+            from: sides.from.wrapping_add_unsigned(from.data as u64),
+            to: sides.to.wrapping_add_unsigned(to.data as u64),
+            ..sides
+        };
+        // SAFETY: the parameters are those of the kernel; the rest is the caller's promise.
+        let launched = unsafe {
+            match parameters {
+                Parameters::Flat(flat) => {
+                    KERNELS.launch(from.device, stream, launch, &parameters::Flat { sides: at(flat.sides), ..**flat })
+                }
+                Parameters::Tile(tile) => {
+                    KERNELS.launch(from.device, stream, launch, &parameters::Tile { sides: at(tile.sides), ..**tile })
+                }
+            }
+        };
+        launched.map_err(|error| match done {
+            0 => error,
+            _ => Error::new(error.kind(), format!("{error}: the elements of the target are undefined now")),
+        })?;
+    }
+    Ok(())
+}
+
+/// What a plan depends on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    shape: SmallVec<[i64; 6]>,
+    from: SmallVec<[i64; 6]>,
+    to: SmallVec<[i64; 6]>,
+    itemsize: usize,
+    beyond: (usize, usize),
+    flips: u128,
+}
+
+/// The most plans that a thread remembers.
+const REMEMBERED: usize = 256;
+
+type Planned = Option<Rc<[Launch]>>;
+
+/// Plans the copy, or finds the plan of an equal one.
+fn planned(from: &Strided<'_>, to: &Strided<'_>, flips: u128) -> Planned {
+    thread_local!(static PLANS: RefCell<HashMap<Key, Planned>> = RefCell::default());
+    let strides = |layout: &Layout| layout.strides().iter().copied().collect();
+    let key = Key {
+        shape: from.layout.shape().iter().copied().collect(),
+        from: strides(from.layout),
+        to: strides(to.layout),
+        itemsize: from.layout.itemsize(),
+        beyond: (from.data % 16, to.data % 16),
+        flips,
+    };
+    let beyond = key.beyond;
+    let plan = || match Walk::new(from.layout, to.layout) {
+        Some(walk) => choose(walk, beyond, flips).map(Rc::from),
+        None => Some(Rc::from([])),
+    };
+    PLANS.with_borrow_mut(|plans| {
+        if let Some(known) = plans.get(&key) {
+            return known.clone();
+        }
+        if plans.len() == REMEMBERED {
+            plans.clear();
+        }
+        let planned: Planned = plan();
+        plans.insert(key, planned.clone());
+        planned
+    })
+}

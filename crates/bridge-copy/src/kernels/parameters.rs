@@ -1,0 +1,136 @@
+//! The kernels' parameters: twins of the structures in kernels/common.cuh.
+
+use crate::plan::Dim as Step;
+
+/// Threads of a block, of every kernel.
+pub(crate) const THREADS: u32 = 256;
+
+/// A dimension, and the multiplication that divides by its length.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Dim {
+    pub from: i64,
+    pub to: i64,
+    pub length: u32,
+    magic: u32,
+    shift: u32,
+    unused: u32,
+}
+
+impl Dim {
+    /// The quotient of `n < 2^31` is `(high half of n * magic + n) >> shift` (Granlund and Montgomery, "Division by
+    /// invariant integers using multiplication", 1994).
+    pub fn new(length: u32, from: i64, to: i64) -> Self {
+        let shift = length.next_power_of_two().trailing_zeros();
+        let magic = ((1u64 << 32) * ((1u64 << shift) - u64::from(length))) / u64::from(length) + 1;
+        Self { from, to, length, magic: magic as u32, shift, unused: 0 }
+    }
+}
+
+/// Lengths are below 2^31: `cut` has seen to it.
+impl From<Step> for Dim {
+    fn from(step: Step) -> Self {
+        Self::new(step.length as u32, step.from, step.to)
+    }
+}
+
+/// Both sides and the bits to flip. `from` and `to` are offsets from the first elements until the launch adds those.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Sides {
+    pub from: i64,
+    pub to: i64,
+    pub flips: u128,
+}
+
+/// Dimensions walked as one, the fastest first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Group {
+    pub total: u32,
+    pub ndim: u32,
+    pub dims: [Dim; Self::MOST],
+}
+
+impl Group {
+    /// The most dimensions of a group.
+    pub const MOST: usize = 4;
+}
+
+/// Parameters of kernels that walk the target in its own order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Flat {
+    pub sides: Sides,
+    pub extra: i64,
+    pub items: u32,
+    pub ndim: u32,
+    pub dims: [Dim; Self::MOST],
+}
+
+impl Flat {
+    /// The most dimensions: each has two units at least, and there are fewer than 2^63 bytes.
+    pub const MOST: usize = 64;
+}
+
+/// Parameters of kernels that change the order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Tile {
+    pub sides: Sides,
+    pub run: u32,
+    pub span_i: u32,
+    pub span_o: u32,
+    pub ndim: u32,
+    pub tiles_i: Dim,
+    pub tiles_o: Dim,
+    pub i: Group,
+    pub o: Group,
+    pub rest: [Dim; Self::MOST],
+}
+
+impl Tile {
+    /// The most dimensions beside those of the groups.
+    pub const MOST: usize = 48;
+}
+
+/// Returns the dimensions as the kernels have them, the rest of the array unused.
+pub(crate) fn dims<const N: usize>(steps: &[Step]) -> [Dim; N] {
+    let mut dims = [Dim::default(); N];
+    for (dim, step) in dims.iter_mut().zip(steps) {
+        *dim = (*step).into();
+    }
+    dims
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn divide(n: u32, dim: Dim) -> u32 {
+        let high = (u64::from(n) * u64::from(dim.magic)) >> 32;
+        (high as u32 + n) >> dim.shift
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_structures_in_cuda() {
+        // The sums of the fields in common.cuh, each aligned to its size.
+        assert_eq!((size_of::<Dim>(), size_of::<Sides>(), size_of::<Group>()), (32, 32, 136));
+        assert_eq!(size_of::<Flat>(), 32 + 16 + 64 * 32);
+        assert_eq!(size_of::<Tile>(), 32 + 16 + 2 * 32 + 2 * 136 + 48 * 32);
+    }
+
+    proptest! {
+        /// The multiplication divides exactly.
+        #[test]
+        fn division_is_exact(n in 0u32..1 << 31, length in 1u32..1 << 31, small in 1u32..1000) {
+            for length in [length, small] {
+                prop_assert_eq!(divide(n, Dim::new(length, 0, 0)), n / length);
+                let multiple = n / length * length;
+                prop_assert_eq!(divide(multiple, Dim::new(length, 0, 0)), n / length);
+                prop_assert_eq!(divide(multiple.saturating_sub(1), Dim::new(length, 0, 0)), multiple.saturating_sub(1) / length);
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The plan, carried out by a model of the kernels that knows their parameters only.
+
+use super::choose::{Launch, MOST_UNITS, Parameters, choose};
+use super::parameters::{Dim, Flat, Group, Tile};
+use super::table::{KERNELS, Kernel};
+use crate::plan::Walk;
+use bridge_core::{DType, Layout};
+use proptest::prelude::*;
+
+/// Offsets of index `n` of dimensions, the fastest first.
+fn step(mut n: usize, dims: &[Dim]) -> (i64, i64) {
+    let mut at = (0, 0);
+    for (d, dim) in dims.iter().enumerate() {
+        let length = if d + 1 == dims.len() { n + 1 } else { dim.length as usize };
+        at = (at.0 + (n % length) as i64 * dim.from, at.1 + (n % length) as i64 * dim.to);
+        n /= length;
+    }
+    at
+}
+
+/// Reports each copy of bytes: offset in the source, offset in the target, length. `aligned` receives the offsets at
+/// which a side is accessed, and the size of the access.
+struct Model<'a> {
+    copy: &'a mut dyn FnMut(i64, i64, usize),
+    read: &'a mut dyn FnMut(i64, usize),
+    written: &'a mut dyn FnMut(i64, usize),
+}
+
+/// Sizes of the unit and of what is stored at once, in bytes, by the name of the kernel.
+fn sizes(kernel: Kernel) -> (usize, usize) {
+    let name = KERNELS[kernel as usize].0.to_str().unwrap();
+    let unit: usize = name.trim_end_matches("_wide").trim_start_matches(char::is_alphabetic).parse().unwrap_or(1);
+    match name.trim_end_matches(char::is_numeric) {
+        "pack" if unit < 4 => (unit, 4),
+        "pack" | "turn" => (unit, 16),
+        _ => (unit, unit),
+    }
+}
+
+impl Model<'_> {
+    fn run(&mut self, launch: &Launch) {
+        match &launch.parameters {
+            Parameters::Flat(flat) => self.flat(launch.kernel, flat),
+            Parameters::Tile(tile) => self.tile(launch, tile),
+        }
+    }
+
+    fn flat(&mut self, kernel: Kernel, flat: &Flat) {
+        let (unit, item) = sizes(kernel);
+        for n in 0..flat.items as usize {
+            let (from, to) = step(n, &flat.dims[..flat.ndim as usize]);
+            let (from, to) = (flat.sides.from + from, flat.sides.to + to);
+            match kernel {
+                Kernel::Rows => {
+                    // dims[0] counts vectors: one copy of the whole row stands for all of them.
+                    if n % flat.dims[0].length as usize == 0 {
+                        (self.copy)(from, to, flat.extra as usize);
+                    }
+                }
+                Kernel::Turn1 | Kernel::Turn2 | Kernel::Turn4 | Kernel::Turn8 => {
+                    (self.read)(from, 16);
+                    (self.written)(to, 16);
+                    for j in 0..16 / unit {
+                        (self.copy)(from + (16 - (j + 1) * unit) as i64, to + (j * unit) as i64, unit);
+                    }
+                }
+                _ => {
+                    (self.written)(to, item);
+                    for j in 0..item / unit {
+                        let from = from + j as i64 * flat.extra;
+                        (self.read)(from, unit);
+                        (self.copy)(from, to + (j * unit) as i64, unit);
+                    }
+                }
+            }
+        }
+    }
+
+    fn tile(&mut self, launch: &Launch, tile: &Tile) {
+        let (unit, _) = sizes(launch.kernel);
+        let name = KERNELS[launch.kernel as usize].0.to_str().unwrap();
+        let vector = if name.starts_with("vectors") {
+            16
+        } else if name.starts_with("words") {
+            4
+        } else {
+            unit
+        };
+        let group = |group: &Group, n: u32| step(n as usize, &group.dims[..group.ndim as usize]);
+        let rest = &tile.rest[..tile.ndim as usize];
+        let blocks = tile.tiles_i.length * tile.tiles_o.length * rest.iter().map(|dim| dim.length).product::<u32>();
+        assert_eq!((launch.blocks, launch.shared <= KERNELS[launch.kernel as usize].1), (blocks, true), "{name}");
+        for r in 0..blocks / (tile.tiles_i.length * tile.tiles_o.length) {
+            let base = step(r as usize, rest);
+            for i in 0..tile.i.total {
+                for o in 0..tile.o.total {
+                    let (a, b) = (group(&tile.i, i), group(&tile.o, o));
+                    let (from, to) = (base.0 + a.0 + b.0 + tile.sides.from, base.1 + a.1 + b.1 + tile.sides.to);
+                    if (i as usize * unit).is_multiple_of(vector) && (o as usize * unit).is_multiple_of(vector) {
+                        (self.read)(from, vector);
+                        (self.written)(to, vector);
+                    }
+                    (self.copy)(from, to, unit * tile.run as usize);
+                }
+            }
+        }
+    }
+}
+
+/// Checks that the launches copy each byte of the target once, from the right byte of the source.
+fn check(from: &Layout, to: &Layout, beyond: (usize, usize)) -> Result<Vec<Kernel>, TestCaseError> {
+    let itemsize = from.itemsize() as i64;
+    let mut expected = vec![(0i64, 0i64)];
+    for (&length, (from, to)) in from.shape().iter().zip(from.strides().iter().zip(to.strides())) {
+        let steps = |at: &(i64, i64)| {
+            let at = *at;
+            (0..length).map(move |i| (at.0 + i * from * itemsize, at.1 + i * to * itemsize))
+        };
+        expected = expected.iter().flat_map(steps).collect();
+    }
+    let bytes = |&(from, to): &(i64, i64)| (0..itemsize).map(move |byte| (to + byte, from + byte));
+    let mut expected: Vec<_> = expected.iter().flat_map(bytes).collect();
+    expected.sort_unstable();
+    let launches =
+        Walk::new(from, to).map(|walk| choose(walk, beyond, 0).expect("nothing to flip")).unwrap_or_default();
+    let mut copied = Vec::new();
+    let mut askew = Vec::new();
+    let mut also_askew = Vec::new();
+    let mut model = Model {
+        copy: &mut |from, to, nbytes| copied.extend((0..nbytes as i64).map(|byte| (to + byte, from + byte))),
+        read: &mut |from, size| askew.extend(((beyond.0 as i64 + from) % size as i64 != 0).then_some((from, size))),
+        written: &mut |to, size| also_askew.extend(((beyond.1 as i64 + to) % size as i64 != 0).then_some((to, size))),
+    };
+    launches.iter().for_each(|launch| model.run(launch));
+    copied.sort_unstable();
+    prop_assert_eq!((askew, also_askew), (vec![], vec![]), "an access is not aligned: {:?}", launches);
+    prop_assert!(copied == expected, "{:?} copies {} bytes of {}", launches, copied.len(), expected.len());
+    Ok(launches.iter().map(|launch| launch.kernel).collect())
+}
+
+fn layout(dtype: DType, shape: &[i64], strides: Option<&[i64]>) -> Layout {
+    Layout::new(dtype, shape, strides, 0).unwrap()
+}
+
+/// A permuted, sliced and partly reversed view of compact memory, and its copies in any order.
+fn sides() -> impl Strategy<Value = (Layout, Layout, (usize, usize))> {
+    const DTYPES: [DType; 5] = [DType::UINT8, DType::FLOAT16, DType::FLOAT32, DType::FLOAT64, DType::COMPLEX128];
+    let dims = prop::collection::vec((prop::sample::select(vec![1i64, 2, 3, 4, 8, 16, 33]), 0i64..2, -2i64..3), 1..5);
+    let orders = (Just(()), any::<prop::sample::Index>(), any::<prop::sample::Index>());
+    (dims, prop::sample::select(DTYPES.to_vec()), orders, 0usize..4, 0usize..4).prop_map(
+        |(dims, dtype, (_, first, second), a, b)| {
+            let mut shape: Vec<_> = dims.iter().map(|dim| dim.0).collect();
+            while shape.iter().product::<i64>() > 6000 {
+                let longest = (0..shape.len()).max_by_key(|d| shape[*d]).unwrap();
+                shape[longest] = (shape[longest] / 2).max(1);
+            }
+            let strides = |seed: usize, odd: bool| {
+                let mut order: Vec<_> = (0..shape.len()).collect();
+                order.rotate_left(seed % shape.len());
+                if seed % 2 == 1 {
+                    order.reverse();
+                }
+                let mut strides = vec![0; shape.len()];
+                let mut step = 1;
+                for d in order {
+                    let (padding, sign) = if odd { (dims[d].1, dims[d].2) } else { (0, 1) };
+                    strides[d] = step * if sign == 0 { 1 } else { sign };
+                    step *= (shape[d] + padding) * sign.abs().max(1);
+                }
+                strides
+            };
+            let from = layout(dtype, &shape, Some(&strides(first.index(100), true)));
+            let to = layout(dtype, &shape, Some(&strides(second.index(100), false)));
+            let itemsize = from.itemsize();
+            (from, to, (a * itemsize % 16, b * itemsize % 16))
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn every_byte_is_copied_once_to_its_place((from, to, beyond) in sides()) {
+        check(&from, &to, beyond)?;
+    }
+
+    /// Addresses that the itemsize does not divide, and sources that repeat.
+    #[test]
+    fn any_address_and_any_stride(
+        dims in prop::collection::vec((1i64..5, -7i64..8), 0..5),
+        beyond in (0usize..16, 0usize..16),
+    ) {
+        let (shape, strides): (Vec<_>, Vec<_>) = dims.into_iter().unzip();
+        for dtype in [DType::UINT8, DType::FLOAT32, DType::COMPLEX128] {
+            check(&layout(dtype, &shape, Some(&strides)), &layout(dtype, &shape, None), beyond)?;
+        }
+    }
+}
+
+/// The kernels of one copy of a permuted, compact tensor.
+fn chosen(dtype: DType, shape: &[i64], permutation: &[usize]) -> Vec<Kernel> {
+    let compact = layout(dtype, shape, None);
+    let shape: Vec<_> = permutation.iter().map(|d| shape[*d]).collect();
+    let strides: Vec<_> = permutation.iter().map(|d| compact.strides()[*d]).collect();
+    check(&layout(dtype, &shape, Some(&strides)), &layout(dtype, &shape, None), (0, 0)).unwrap()
+}
+
+#[test]
+fn usual_copies_take_the_kernel_that_was_made_for_them() {
+    use Kernel::*;
+    for (dtype, shape, permutation, kernel) in [
+        (DType::UINT8, &[1024, 1024][..], &[1, 0][..], Vectors1Wide),
+        (DType::FLOAT16, &[512, 512], &[1, 0], Vectors2Wide),
+        (DType::FLOAT16, &[2, 64, 7, 64], &[0, 2, 3, 1], Vectors2),
+        (DType::FLOAT32, &[64, 128], &[1, 0], Vectors4),
+        (DType::FLOAT32, &[65, 127], &[1, 0], Tile4),
+        (DType::UINT8, &[516, 252], &[1, 0], Words1),
+        (DType::COMPLEX128, &[64, 40], &[1, 0], Tile16),
+        (DType::UINT8, &[2, 1024, 3], &[0, 2, 1], Split1),
+        (DType::FLOAT32, &[2, 3, 1024], &[0, 2, 1], Join4),
+        (DType::FLOAT16, &[2, 8, 4, 64], &[0, 2, 1, 3], Flat16),
+        (DType::FLOAT32, &[16, 8, 3], &[1, 0, 2], Tile4),
+        (DType::FLOAT32, &[8, 8, 8, 4, 4], &[4, 3, 2, 1, 0], Vectors4),
+    ] {
+        assert_eq!(chosen(dtype, shape, permutation), [kernel], "{dtype} {shape:?} {permutation:?}");
+    }
+    let rows = layout(DType::FLOAT32, &[16, 100], Some(&[101, 1]));
+    assert_eq!(check(&rows, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Rows]);
+    let reversed = layout(DType::FLOAT32, &[16, 100], Some(&[-100, -1]));
+    assert_eq!(check(&reversed, &layout(DType::FLOAT32, &[16, 100], None), (12, 0)).unwrap(), [Turn4]);
+    let every_second = layout(DType::FLOAT32, &[16, 100], Some(&[200, 2]));
+    assert_eq!(check(&every_second, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Pack4]);
+}
+
+#[test]
+fn more_than_two_to_the_31_units_are_several_launches() {
+    // 2^33 bytes, transposed; a byte of each; one run.
+    for (shape, strides) in [(&[1i64 << 17, 1 << 16][..], &[1i64, 1 << 17][..]), (&[1 << 33], &[2]), (&[1 << 34], &[1])]
+    {
+        let (from, to) = (layout(DType::UINT8, shape, Some(strides)), layout(DType::UINT8, shape, None));
+        let launches = choose(Walk::new(&from, &to).unwrap(), (3, 3), 0).unwrap();
+        let mut units = 0;
+        let mut ends = vec![];
+        for launch in &launches {
+            let (to, count) = match &launch.parameters {
+                Parameters::Flat(flat) if launch.kernel == Kernel::Rows => (flat.sides.to, flat.extra as usize),
+                Parameters::Flat(flat) => (flat.sides.to, flat.items as usize * sizes(launch.kernel).1),
+                Parameters::Tile(tile) => (tile.sides.to, tile.i.total as usize * tile.o.total as usize),
+            };
+            assert!(count < MOST_UNITS && launch.blocks > 0);
+            units += count;
+            ends.push(to);
+        }
+        assert!(launches.len() > 3 && units == from.numel(), "{} launches of {units}", launches.len());
+        assert_eq!(ends[0], 0);
+        assert!(ends.is_sorted() && ends.iter().any(|to| *to > 1 << 32), "offsets beyond 32 bits");
+    }
+}
+
+#[test]
+fn signs_are_flipped_in_aligned_elements_only() {
+    let one = layout(DType::FLOAT32, &[100], None);
+    let flips = |beyond| choose(Walk::new(&one, &one).unwrap(), beyond, 1 << 31);
+    let Parameters::Flat(flat) = &flips((4, 0)).unwrap()[0].parameters else { panic!("rows") };
+    assert_eq!(flat.sides.flips, 0x80000000_80000000_80000000_80000000);
+    assert_eq!(flips((1, 0)), None);
+}

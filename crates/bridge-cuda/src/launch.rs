@@ -1,0 +1,206 @@
+//! Kernels that a crate brings with it, loaded once per device.
+
+use crate::context::Devices;
+use crate::driver::{Context, Driver, Failure, Function, Grid, Outcome, RELAXED, error};
+use bridge_core::{Device, Error, ErrorKind, Result, Stream};
+use std::ffi::{CStr, c_void};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Kernels compiled for one architecture.
+#[derive(Debug, Clone, Copy)]
+pub struct Image {
+    /// Compute capability, major and minor. Devices of the same major and the same or a higher minor version run it
+    /// (CUDA programming guide, "Binary Compatibility").
+    pub capability: (i32, i32),
+    /// A cubin.
+    pub bytes: &'static [u8],
+}
+
+/// A launch of a kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct Launch {
+    /// Index of the kernel in [`Kernels::new`]'s names.
+    pub kernel: usize,
+    /// Blocks, at least 1.
+    pub blocks: u32,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared: u32,
+}
+
+/// The kernels of a crate. Each device loads them at its first launch.
+pub struct Kernels {
+    images: &'static [Image],
+    ptx: &'static [u8],
+    /// Name and the most dynamic shared memory of each, in bytes.
+    names: &'static [(&'static CStr, u32)],
+    loaded: Mutex<Vec<(Context, &'static Loaded)>>,
+}
+
+/// The functions on one device, or why there are none.
+type Loaded = OnceLock<std::result::Result<Box<[Function]>, Failure>>;
+
+impl Kernels {
+    /// Names kernels. Nothing is loaded yet. `ptx` ends with a zero byte; the driver compiles it for devices without an
+    /// image.
+    pub const fn new(images: &'static [Image], ptx: &'static [u8], names: &'static [(&'static CStr, u32)]) -> Self {
+        Self { images, ptx, names, loaded: Mutex::new(Vec::new()) }
+    }
+
+    /// Launches a kernel with one parameter, of the type `P`, in `stream` of `device`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`available`](crate::available), [`ErrorKind::Device`] for a device that is not CUDA's,
+    /// [`ErrorKind::CopyNeeded`] where the driver cannot load the kernels, and [`ErrorKind::Driver`] when the launch
+    /// fails. Nothing has been launched then.
+    ///
+    /// # Safety
+    ///
+    /// `P` has the layout of the kernel's parameter. The memory that it names stays valid until the kernel has run, and
+    /// `stream` is alive and belongs to `device`.
+    pub unsafe fn launch<P: Copy>(&self, device: Device, stream: Stream, launch: Launch, parameter: &P) -> Result<()> {
+        // SAFETY: the caller's promises.
+        unsafe { self.launch_on(crate::cuda()?.devices(), device, stream, launch, parameter) }
+    }
+
+    /// As [`launch`](Self::launch), over any driver.
+    unsafe fn launch_on<D: Driver, P: Copy>(
+        &self,
+        devices: &Devices<D>,
+        device: Device,
+        stream: Stream,
+        launch: Launch,
+        parameter: &P,
+    ) -> Result<()> {
+        let entered = devices.enter(device)?;
+        let driver = devices.driver();
+        let functions = self.slot(entered.context()).get_or_init(|| self.load(driver, device.index));
+        let functions = functions.as_ref().map_err(|failure| {
+            let cause = error(driver, *failure);
+            let text = format!("the kernels for copies cannot be loaded on {device} ({cause}): update the driver");
+            Error::new(ErrorKind::CopyNeeded, text)
+        })?;
+        let grid = Grid { blocks: launch.blocks, threads: launch.threads, shared: launch.shared };
+        let parameter: *const c_void = std::ptr::from_ref(parameter).cast();
+        // SAFETY: the driver reads the parameter during the call; the rest is the caller's promise.
+        unsafe { driver.launch(functions[launch.kernel], grid, stream, parameter) }
+            .map_err(|failure| error(driver, failure))
+    }
+
+    /// Returns the slot for a device's primary context. There are as many as devices, and they are never freed.
+    fn slot(&self, context: Context) -> &'static Loaded {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, slot)) = loaded.iter().find(|(known, _)| *known == context) {
+            return slot;
+        }
+        let slot = Box::leak(Box::default());
+        loaded.push((context, slot));
+        slot
+    }
+
+    /// Loads the kernels into the current context. A capture on another thread must not forbid it.
+    fn load<D: Driver>(&self, driver: &D, ordinal: i32) -> Outcome<Box<[Function]>> {
+        let mode = driver.exchange_capture_mode(RELAXED)?;
+        let loaded = self.load_relaxed(driver, ordinal);
+        driver.exchange_capture_mode(mode)?;
+        loaded
+    }
+
+    fn load_relaxed<D: Driver>(&self, driver: &D, ordinal: i32) -> Outcome<Box<[Function]>> {
+        let (major, minor) = driver.capability(ordinal)?;
+        let runs = |image: &&Image| image.capability.0 == major && image.capability.1 <= minor;
+        let image = self.images.iter().filter(runs).max_by_key(|image| image.capability.1);
+        let module = match image.map(|image| driver.load_module(image.bytes)) {
+            Some(Ok(module)) => module,
+            // A driver older than the image may still compile the PTX.
+            _ => driver.load_module(self.ptx)?,
+        };
+        let function = |&(name, shared): &(&CStr, u32)| {
+            let function = driver.function(module, name)?;
+            // Beyond 48 KiB a kernel has to opt in. Where the device has less, the launch fails.
+            if shared > 48 << 10 {
+                let _ = driver.allow_shared(function, shared);
+            }
+            Ok(function)
+        };
+        self.names.iter().map(function).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Call, Fake};
+
+    const STREAM: Stream = Stream::from_handle(0xa0);
+    const IMAGES: &[Image] = &[
+        Image { capability: (8, 0), bytes: b"sm_80" },
+        Image { capability: (8, 6), bytes: b"sm_86" },
+        Image { capability: (9, 0), bytes: b"sm_90" },
+    ];
+    const LAUNCH: Launch = Launch { kernel: 1, blocks: 3, threads: 256, shared: 0 };
+
+    fn kernels() -> Kernels {
+        Kernels::new(IMAGES, b"ptx\0", &[(c"a", 0), (c"b", 64 << 10)])
+    }
+
+    fn launched(devices: &Devices<Fake>, kernels: &Kernels, device: i32) -> Result<()> {
+        // SAFETY: nothing runs.
+        unsafe { kernels.launch_on(devices, Device::cuda(device), STREAM, LAUNCH, &7u64) }
+    }
+
+    fn loads(calls: Vec<Call>) -> Vec<&'static [u8]> {
+        calls.into_iter().filter_map(|call| if let Call::Load(image) = call { Some(image) } else { None }).collect()
+    }
+
+    #[test]
+    fn a_device_loads_the_nearest_image_once() {
+        for (capability, expected) in [
+            ((8, 0), b"sm_80".as_slice()),
+            ((8, 9), b"sm_86"),
+            ((9, 0), b"sm_90"),
+            ((7, 5), b"ptx\0"),
+            ((11, 0), b"ptx\0"),
+        ] {
+            let devices = Devices::new(Fake::with_capability(capability), 2);
+            let kernels = kernels();
+            launched(&devices, &kernels, 0).unwrap();
+            launched(&devices, &kernels, 0).unwrap();
+            let calls = devices.driver().take_calls();
+            let grid = Grid { blocks: 3, threads: 256, shared: 0 };
+            assert_eq!(
+                calls.iter().filter(|call| **call == Call::Launch(Function(b'b'.into()), grid, STREAM)).count(),
+                2
+            );
+            assert!(calls.contains(&Call::AllowShared(Function(b'b'.into()), 64 << 10)));
+            assert_eq!(loads(calls), [expected]);
+            launched(&devices, &kernels, 1).unwrap();
+            assert_eq!(loads(devices.driver().take_calls()), [expected], "another device loads them, too");
+        }
+    }
+
+    #[test]
+    fn a_driver_that_is_older_than_the_image_compiles_the_source() {
+        let devices = Devices::new(Fake::with_capability((9, 0)).refusing(b"sm_90"), 1);
+        launched(&devices, &kernels(), 0).unwrap();
+        assert_eq!(loads(devices.driver().take_calls()), [b"sm_90".as_slice(), b"ptx\0"]);
+    }
+
+    #[test]
+    fn failures_are_typed_and_leave_the_context_as_it_was() {
+        for (call, kind) in [
+            ("cuDeviceGetAttribute", ErrorKind::CopyNeeded),
+            ("cuModuleLoadData", ErrorKind::CopyNeeded),
+            ("cuModuleGetFunction", ErrorKind::CopyNeeded),
+            ("cuLaunchKernel", ErrorKind::Driver),
+            ("cuCtxPushCurrent_v2", ErrorKind::Driver),
+        ] {
+            let devices = Devices::new(Fake::with_capability((9, 0)), 1);
+            devices.driver().fail(call, 1);
+            assert_eq!(launched(&devices, &kernels(), 0).unwrap_err().kind(), kind, "{call}");
+            assert_eq!(devices.driver().current_context(), Ok(None));
+        }
+    }
+}
