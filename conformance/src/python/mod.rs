@@ -180,6 +180,10 @@ impl<'py> Adapter for PySubject<'py> {
         self.adapter.compact(tensor)
     }
 
+    fn overwritten(&self, tensor: &PyTensor<'py>) -> Result<()> {
+        self.adapter.overwritten(tensor)
+    }
+
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
         self.adapter.empty(device, dtype, shape, order)
     }

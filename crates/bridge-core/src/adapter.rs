@@ -167,6 +167,19 @@ pub trait Adapter {
     /// consumer copies device memory that it accepts in place.
     fn compact(&self, tensor: &Self::Tensor) -> Result<Self::Tensor>;
 
+    /// Notes that the elements of `tensor` are about to be overwritten from outside the framework, in its current
+    /// stream. PyTorch counts the writes for autograd, for example.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the framework. [`ErrorKind::ReadOnly`] where its tensors must not change, which is the default.
+    fn overwritten(&self, tensor: &Self::Tensor) -> Result<()> {
+        let _ = tensor;
+        let name = &self.profile().name;
+        let text = format!("tensors of {name} cannot be overwritten: convert the source to {name}, and use the result");
+        Err(Error::new(ErrorKind::ReadOnly, text))
+    }
+
     /// Returns a fresh tensor with undefined elements: compact in this order, writable, aligned to [`COPY_ALIGNMENT`],
     /// from the framework's own allocator, in its current stream of `device`.
     ///

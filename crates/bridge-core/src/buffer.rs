@@ -1,6 +1,6 @@
 //! Memory with an owner.
 
-use crate::{DType, Device, Error, ErrorKind, Layout, Permutation, Result, Stream};
+use crate::{DType, Device, Dims, Error, ErrorKind, Layout, Permutation, Result, Stream};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -196,6 +196,32 @@ impl Lent {
         if let Some(permutation) = permutation {
             self.layout = self.layout.permuted(permutation)?;
         }
+        Ok(self)
+    }
+
+    /// Returns the same tensor repeated to `shape`: dimensions of length 1, and those that it lacks at the front.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Layout`] where another length differs, and those of [`Layout::new`].
+    pub(crate) fn broadcast_to(mut self, shape: &[i64]) -> Result<Self> {
+        if self.layout.shape() == shape {
+            return Ok(self);
+        }
+        let own = || self.layout.shape().iter().zip(self.layout.strides()).rev();
+        let fits = |(length, (own, _)): (&i64, (&i64, &i64))| length == own || *own == 1;
+        if self.layout.shape().len() > shape.len() || !shape.iter().rev().zip(own()).all(fits) {
+            let text = format!(
+                "a tensor of shape {:?} cannot be copied into one of shape {shape:?}: reshape or slice one side first",
+                self.layout.shape()
+            );
+            return Err(Error::new(ErrorKind::Layout, text));
+        }
+        let mut strides = Dims::from_elem(0, shape.len());
+        for ((stride, length), (own, step)) in strides.iter_mut().zip(shape).rev().zip(own()) {
+            *stride = if own == length { *step } else { 0 };
+        }
+        self.layout = Layout::new(self.dtype, shape, Some(&strides), self.layout.offset())?;
         Ok(self)
     }
 

@@ -22,7 +22,7 @@ pub(crate) fn behind(ordering: &dyn Ordering, lent: &Lent, reader: Option<Stream
 pub(crate) type Filled = std::result::Result<Option<(Stream, Stream)>, Lent>;
 
 /// Copies `source` into `target` by the [`Copies`](crate::Copies) of `ordering`, in the stream of `target`, with the
-/// deferred operation of `source` applied. That stream waits for the owner of `source` first, and the owner then waits
+/// deferred operations of both applied. That stream waits for the owner of `source` first, and the owner then waits
 /// for that stream before it reuses the memory. `consumer` is that of the framework of `target`, whose current stream
 /// is the stream of `target`.
 ///
@@ -39,7 +39,9 @@ pub(crate) fn fill(
     consumer: Arc<dyn Consumer>,
     ordering: &Arc<dyn Ordering>,
 ) -> Result<Filled> {
-    let (Some(copies), Some(flips)) = (ordering.copies(), flips(&source)) else { return Ok(Err(source)) };
+    let Some(copies) = ordering.copies() else { return Ok(Err(source)) };
+    // An operation that is deferred for the target is its own inverse, so the elements to store have it applied.
+    let Some(flips) = flips(&source).zip(flips(target)).map(|(one, other)| one ^ other) else { return Ok(Err(source)) };
     let stream = target.buffer().stream();
     if stream.is_none() && target.device().kind != DeviceKind::CPU {
         return Ok(Err(source));

@@ -129,13 +129,18 @@ const ALSO: &[(DeviceKind, DeviceKind)] = &[
     (DeviceKind::CUDA_HOST, DeviceKind::CPU),
 ];
 
-/// Returns the device under which the target uses memory of `device`, if it can and the caller requests no other.
-pub(crate) fn landing(device: Device, target: &Profile, requested: Option<Device>) -> Option<Device> {
-    let also = ALSO.iter().filter(|(kind, _)| *kind == device.kind).map(|(_, kind)| match *kind {
+/// Returns the devices that can use memory of `device`, itself first.
+pub(crate) fn usable(device: Device) -> impl Iterator<Item = Device> {
+    let also = ALSO.iter().filter(move |(kind, _)| *kind == device.kind).map(move |(_, kind)| match *kind {
         DeviceKind::CPU => Device::CPU,
         kind => Device { kind, ..device },
     });
-    let mut usable = [device].into_iter().chain(also).filter(|device| target.devices.contains(&device.kind));
+    [device].into_iter().chain(also)
+}
+
+/// Returns the device under which the target uses memory of `device`, if it can and the caller requests no other.
+pub(crate) fn landing(device: Device, target: &Profile, requested: Option<Device>) -> Option<Device> {
+    let mut usable = usable(device).filter(|device| target.devices.contains(&device.kind));
     usable.find(|device| requested.is_none_or(|requested| requested == *device))
 }
 

@@ -90,7 +90,7 @@ pub fn transfer<F, T>(
 
 /// Records the stream of an export in the views of its framework: the tensor may itself be a view of foreign memory,
 /// whose owner must then wait for this use, a copy included.
-fn used<F>(from: &dyn Adapter<Tensor = F>, lent: &Lent) {
+pub(crate) fn used<F>(from: &dyn Adapter<Tensor = F>, lent: &Lent) {
     if let Some(stream) = lent.buffer().stream() {
         let producer = from.consumer();
         let keep = || producer.keep(lent.device(), stream);

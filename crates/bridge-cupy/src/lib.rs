@@ -54,6 +54,10 @@ impl<'py> Adapter for CuPy<'py> {
         export::compact(self.runtime, array)
     }
 
+    fn overwritten(&self, _: &PyTensor<'py>) -> Result<()> {
+        Ok(())
+    }
+
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
         import::empty(self.py, self.runtime, device, dtype, shape, order)
     }

@@ -179,6 +179,12 @@ impl<'py> Adapter for Foreign<'py> {
         Err(Error::new(ErrorKind::Argument, "DLPack is no target: name a framework"))
     }
 
+    fn overwritten(&self, object: &PyTensor<'py>) -> Result<()> {
+        let kind = type_name(object);
+        let text = format!("{kind} is written to by its owner only: pass a tensor of torch, cupy or numpy as out");
+        Err(Error::new(ErrorKind::ReadOnly, text))
+    }
+
     /// Asks the producer for a copy. Where it makes none, core copies.
     fn compact(&self, object: &PyTensor<'py>) -> Result<PyTensor<'py>> {
         let py = self.0;

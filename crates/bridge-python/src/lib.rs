@@ -1,5 +1,6 @@
 //! The Python package `tensor_bridge`: a thin layer over the adapters and core's `transfer`.
 
+mod copies;
 mod device;
 mod errors;
 mod foreign;
@@ -23,7 +24,7 @@ fn transfer<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) 
     let cross = || {
         let from = source(x)?;
         let to = to.open(py)?;
-        bridge_core::transfer(&*from, &*to, x, bridge_copy::ordering(), &keywords.read()?)
+        bridge_core::transfer(&*from, &*to, x, copies::ordering(), &keywords.read()?)
     };
     cross().map(|(tensor, _)| tensor).map_err(|error| into_python(py, error))
 }
@@ -31,9 +32,9 @@ fn transfer<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) 
 /// Refuses a capsule, which can be read once only.
 fn not_a_capsule(x: &PyTensor<'_>) -> bridge_core::Result<()> {
     match x.is_instance_of::<PyCapsule>() {
-        true => {
-            Err(argument("reading a DLPack capsule consumes it: pass the original tensor to plan() or record_stream()"))
-        }
+        true => Err(argument(
+            "reading a DLPack capsule consumes it: pass the original tensor to plan(), copy() or record_stream()",
+        )),
         false => Ok(()),
     }
 }
@@ -282,6 +283,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(to_tensorflow, module)?)?;
     module.add_function(wrap_pyfunction!(convert, module)?)?;
     module.add_function(wrap_pyfunction!(plan, module)?)?;
+    module.add_function(wrap_pyfunction!(copies::copy, module)?)?;
     module.add_function(wrap_pyfunction!(record_stream, module)?)?;
     module.add_function(wrap_pyfunction!(profile, module)?)?;
     module.add_class::<tensorflow::Feed>()?;

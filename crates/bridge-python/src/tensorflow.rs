@@ -1,5 +1,6 @@
 //! The Rust side of the Python module `tensor_bridge.tensorflow`: tensors at the edges of TensorFlow's graphs.
 
+use crate::copies;
 use crate::errors::into_python;
 use crate::frameworks::{named, source};
 use bridge_core::{Error, ErrorKind, Options, Result};
@@ -37,7 +38,7 @@ pub(crate) fn tensorflow_feed(x: &PyTensor<'_>, copy: Option<bool>) -> PyResult<
     let py = x.py();
     let cross = || {
         let (from, edges) = (source(x)?, edges(py)?);
-        bridge_core::transfer(&*from, &edges, x, bridge_copy::ordering(), &Options { copy, ..Options::default() })
+        bridge_core::transfer(&*from, &edges, x, copies::ordering(), &Options { copy, ..Options::default() })
     };
     cross().map(|(external, _)| Feed(external)).map_err(|error| into_python(py, error))
 }
@@ -52,7 +53,7 @@ pub(crate) fn tensorflow_take<'py>(
     let cross = || {
         let (edges, to) = (edges(py)?, named(target)?.open(py)?);
         let fetched = External::take(handle)?;
-        match bridge_core::transfer(&edges, &*to, &fetched, bridge_copy::ordering(), &Options::default()) {
+        match bridge_core::transfer(&edges, &*to, &fetched, copies::ordering(), &Options::default()) {
             Ok((tensor, _)) => Ok(tensor),
             Err(error) => {
                 fetched.put_back();

@@ -152,3 +152,11 @@ pub(crate) fn compact<'py>(tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
     };
     copy().map_err(|error| raised(py, error))
 }
+
+/// Increments the version counter, by which autograd notices that a tensor that it has saved was written to.
+pub(crate) fn overwritten(tensor: &PyTensor<'_>) -> Result<()> {
+    let py = tensor.py();
+    let graph = || py.import(intern!(py, "torch.autograd.graph"));
+    let count = || graph()?.call_method1(intern!(py, "increment_version"), (tensor,)).map(drop);
+    count().map_err(|error| raised(py, error))
+}

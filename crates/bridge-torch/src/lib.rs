@@ -73,6 +73,10 @@ impl<'py> Adapter for Torch<'py> {
         export::compact(tensor)
     }
 
+    fn overwritten(&self, tensor: &PyTensor<'py>) -> Result<()> {
+        export::overwritten(tensor)
+    }
+
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
         import::empty(self.py, device, dtype, shape, order)
     }

@@ -193,6 +193,8 @@ pub struct Office {
     pub copies_to: Option<usize>,
     /// Its own memory to be written to; `None` if it lends none.
     pub fresh: Option<Paper>,
+    /// Whether its tensors must not change.
+    pub immutable: bool,
 }
 
 impl Office {
@@ -208,7 +210,7 @@ impl Office {
             private_functions: false,
         };
         let side = Side { current: Mutex::new(Some(READER)), views: Views::default() };
-        Self { profile, side: Arc::new(side), refuses: false, copies_to: Some(0x20000), fresh: None }
+        Self { profile, side: Arc::new(side), refuses: false, copies_to: Some(0x20000), fresh: None, immutable: false }
     }
 }
 
@@ -262,6 +264,10 @@ impl Adapter for Office {
         }
         let access = Access::ReadWrite;
         Ok(Item::Own(Paper { strides, access, address, pending: None, ..paper }))
+    }
+
+    fn overwritten(&self, _: &Item) -> Result<()> {
+        if self.immutable { Err(Error::new(ErrorKind::ReadOnly, "planned")) } else { Ok(()) }
     }
 
     /// Returns the paper that a test has prepared, whatever was asked for, as a framework under a mode may.

@@ -3,6 +3,7 @@
 mod common;
 mod copies;
 mod dlpack;
+mod into;
 mod kernels;
 mod planning;
 mod protocol;

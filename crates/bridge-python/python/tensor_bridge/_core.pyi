@@ -1,9 +1,12 @@
-from typing import Any, Literal, TypedDict
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict, TypeVar
 
 __version__: str
 
 # A name, a torch.device, a cupy.cuda.Device, or what __dlpack_device__ returns.
 Device = str | tuple[int, int] | Any
+Order = Literal["C", "F"]
+T = TypeVar("T")
 Target = Literal["torch", "cupy", "numpy", "tensorflow", "tensorflow1"]
 
 class Profile(TypedDict):
@@ -34,12 +37,63 @@ class Plan:
     @property
     def device(self) -> str: ...
 
-def to_torch(x: Any, *, copy: bool | None = None, device: Device | None = None) -> Any: ...
-def to_cupy(x: Any, *, copy: bool | None = None, device: Device | None = None) -> Any: ...
-def to_numpy(x: Any, *, copy: bool | None = None, device: Device | None = None) -> Any: ...
-def to_tensorflow(x: Any, *, copy: bool | None = None, device: Device | None = None) -> Any: ...
-def convert(x: Any, target: Target, *, copy: bool | None = None, device: Device | None = None) -> Any: ...
-def plan(x: Any, target: Target, *, copy: bool | None = None, device: Device | None = None) -> Plan: ...
+def to_torch(
+    x: Any,
+    *,
+    copy: bool | None = None,
+    device: Device | None = None,
+    order: Order | None = None,
+    permute: Sequence[int] | None = None,
+    layout: Literal["compact"] | None = None,
+) -> Any: ...
+def to_cupy(
+    x: Any,
+    *,
+    copy: bool | None = None,
+    device: Device | None = None,
+    order: Order | None = None,
+    permute: Sequence[int] | None = None,
+    layout: Literal["compact"] | None = None,
+) -> Any: ...
+def to_numpy(
+    x: Any,
+    *,
+    copy: bool | None = None,
+    device: Device | None = None,
+    order: Order | None = None,
+    permute: Sequence[int] | None = None,
+    layout: Literal["compact"] | None = None,
+) -> Any: ...
+def to_tensorflow(
+    x: Any,
+    *,
+    copy: bool | None = None,
+    device: Device | None = None,
+    order: Order | None = None,
+    permute: Sequence[int] | None = None,
+    layout: Literal["compact"] | None = None,
+) -> Any: ...
+def convert(
+    x: Any,
+    target: Target,
+    *,
+    copy: bool | None = None,
+    device: Device | None = None,
+    order: Order | None = None,
+    permute: Sequence[int] | None = None,
+    layout: Literal["compact"] | None = None,
+) -> Any: ...
+def plan(
+    x: Any,
+    target: Target,
+    *,
+    copy: bool | None = None,
+    device: Device | None = None,
+    order: Order | None = None,
+    permute: Sequence[int] | None = None,
+    layout: Literal["compact"] | None = None,
+) -> Plan: ...
+def copy(src: Any, *, out: T) -> T: ...
 def record_stream(view: Any, stream: Any) -> None: ...
 def profile(target: Target) -> Profile: ...
 def stats() -> Stats: ...

@@ -1,0 +1,92 @@
+//! Copies of a tensor of one framework into a tensor of another that exists.
+
+use crate::fill::fill;
+use crate::overlap::{overlap, repeats};
+use crate::plan::usable;
+use crate::transfer::used;
+use crate::{Access, Adapter, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream};
+use std::sync::Arc;
+
+/// Copies `tensor` into `out`, a tensor of `to` or a view of a part of one, in the current stream of `to`. That stream
+/// waits for the owner of `tensor` first, and the owner waits for that stream before it reuses its memory.
+///
+/// `tensor` is broadcast to the shape of `out`, as in `numpy.copyto`: dimensions of length 1 and those that it lacks at
+/// the front are repeated. Returns the owner's stream and the one that waits for it, where they differ.
+///
+/// # Errors
+///
+/// Before anything is launched:
+///
+/// - those of [`Adapter::export`] for either side, and of [`Adapter::overwritten`];
+/// - [`ErrorKind::ReadOnly`]: `out` is read-only, or its framework lets no other write to its tensors;
+/// - [`ErrorKind::Dtype`]: the dtypes differ;
+/// - [`ErrorKind::Layout`]: `tensor` does not broadcast to the shape of `out`, the two share bytes, or `out` may have
+///   two elements at one address;
+/// - [`ErrorKind::Device`]: the two are in different memories;
+/// - [`ErrorKind::CopyNeeded`]: `ordering` has no copies, or none for these two;
+/// - those of [`Ordering::order`].
+///
+/// After that those of [`Copies::copy`](crate::Copies::copy), whose text says that `out` is undefined.
+pub fn copy_into<F, T>(
+    from: &dyn Adapter<Tensor = F>,
+    to: &dyn Adapter<Tensor = T>,
+    tensor: &F,
+    out: &T,
+    ordering: &Arc<dyn Ordering>,
+) -> Result<Option<(Stream, Stream)>> {
+    let target = to.export(out)?;
+    let source = from.export(tensor)?;
+    if source.dtype() != target.dtype() {
+        let (one, other) = (source.dtype(), target.dtype());
+        let text = format!("elements of dtype {one} cannot be copied into a tensor of dtype {other}: cast one first");
+        return Err(Error::new(ErrorKind::Dtype, text));
+    }
+    let source = source.broadcast_to(target.layout().shape())?;
+    let device = shared(source.device(), target.device())?;
+    let (source, target) = (source.seen_on(device), target.seen_on(device));
+    writable(&source, &target)?;
+    to.overwritten(out)?;
+    used(from, &source);
+    used(to, &target);
+    let filled = fill(source, &target, to.consumer(), ordering);
+    // The lease keeps memory of unknown reuse until the copy has run.
+    let stream = target.buffer().stream();
+    drop(Lease::new(target, stream, false, to.consumer(), Arc::clone(ordering)));
+    filled?.map_err(|source| {
+        let text = format!(
+            "nothing copies elements of {} bytes on {device} here: convert the tensor, and assign it with the framework of the target",
+            source.layout().itemsize()
+        );
+        Error::new(ErrorKind::CopyNeeded, text)
+    })
+}
+
+/// Returns the device as which both memories can be used.
+fn shared(source: Device, target: Device) -> Result<Device> {
+    let plain = |device: &Device| [DeviceKind::CPU, DeviceKind::CUDA].contains(&device.kind);
+    let both = usable(target).filter(plain).find(|device| usable(source).any(|other| other == *device));
+    both.ok_or_else(|| {
+        let text =
+            format!("the tensor is on {source} and the target on {target}: move one with its own framework first");
+        Error::new(ErrorKind::Device, text)
+    })
+}
+
+/// Refuses a target that this source must not be written to.
+fn writable(source: &Lent, target: &Lent) -> Result<()> {
+    if target.buffer().access() == Access::ReadOnly {
+        return Err(Error::new(ErrorKind::ReadOnly, "the target is read-only: pass one that may be written"));
+    }
+    if repeats(target.layout()) {
+        let text = format!(
+            "the target may have two elements at one address ({}): pass one without repeated or overlapping elements",
+            target.layout()
+        );
+        return Err(Error::new(ErrorKind::Layout, text));
+    }
+    if overlap((source.data(), source.layout()), (target.data(), target.layout())) {
+        let text = "the tensor and the target share memory: copy the tensor first, for example with copy=True";
+        return Err(Error::new(ErrorKind::Layout, text));
+    }
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! Copies into tensors that exist: what is refused before anything is launched, and what is ordered.
+
+use crate::common::Event::{Copied as Launched, Dropped, Ordered, Retired};
+use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, Paper, READER, Recorder, taken};
+use bridge_core::{
+    Access, DType, Device, DeviceKind, ErrorKind, Options, Ordering, Pending, Result, Reuse, Stream, Strides,
+    copy_into, transfer,
+};
+use std::sync::Arc;
+
+const TARGET: usize = 0x40000;
+
+struct Scene {
+    from: Office,
+    to: Office,
+    copies: Option<Copied>,
+    source: Paper,
+    target: Paper,
+    log: Log,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let log = Log::default();
+        // The drops of the target are not logged.
+        let target = Paper { address: TARGET, stream: Some(READER), ..Paper::new(&Log::default()) };
+        let (from, to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
+        Self { from, to, copies: Some(Copied::Well), source: Paper::new(&log), target, log }
+    }
+
+    fn copy(self) -> (Result<Option<(Stream, Stream)>>, Vec<Event>) {
+        let recorder = Recorder { log: self.log.clone(), copies: self.copies, ..Recorder::default() };
+        let ordering: Arc<dyn Ordering> = Arc::new(recorder);
+        let (source, target) = (Item::Own(self.source), Item::Own(self.target));
+        let copied = copy_into(&self.from, &self.to, &source, &target, &ordering);
+        assert!(self.from.side.views.is_empty() && self.to.side.views.is_empty());
+        (copied, taken(&self.log))
+    }
+}
+
+#[test]
+fn the_copy_runs_in_the_stream_of_the_target_behind_the_source_and_before_its_return() {
+    let (copied, events) = Scene::new().copy();
+    assert_eq!(copied.unwrap(), Some((OWNER, READER)));
+    let launched = Launched { from: 0x1000, to: TARGET, flips: 0, stream: Some(READER) };
+    assert_eq!(events, [Ordered(OWNER, READER), launched, Ordered(READER, OWNER), Dropped]);
+}
+
+#[test]
+fn a_target_of_unknown_reuse_is_kept_until_the_copy_has_run() {
+    let mut scene = Scene::new();
+    scene.target.reuse = Reuse::Unknown;
+    let (_, events) = scene.copy();
+    assert_eq!(events.last(), Some(&Retired(READER)));
+}
+
+#[test]
+fn deferred_operations_of_both_sides_are_done() {
+    const SIGN: u128 = 1 << 31;
+    let negated = Some(Pending::Negation);
+    for (source, target, expected) in [(negated, None, SIGN), (None, negated, SIGN), (negated, negated, 0)] {
+        let mut scene = Scene::new();
+        (scene.source.pending, scene.target.pending) = (source, target);
+        let (_, events) = scene.copy();
+        assert!(events.iter().any(|event| matches!(event, Launched { flips, .. } if *flips == expected)));
+    }
+}
+
+#[test]
+fn a_smaller_source_is_repeated() {
+    for (shape, strides) in [(vec![3], vec![2]), (vec![1, 3], vec![7, 1]), (vec![2, 1], vec![5, 1]), (vec![], vec![])] {
+        let mut scene = Scene::new();
+        (scene.source.shape, scene.source.strides) = (shape, strides);
+        // The fake copies check that both sides have one shape.
+        assert!(matches!(scene.copy().1[1], Launched { from: 0x1000, .. }));
+    }
+    for shape in [vec![2], vec![3, 3], vec![1, 2, 3], vec![0, 3]] {
+        let mut scene = Scene::new();
+        (scene.source.strides, scene.source.shape) = (vec![1; shape.len()], shape);
+        let (copied, events) = scene.copy();
+        assert_eq!((copied.unwrap_err().kind(), events), (ErrorKind::Layout, vec![Dropped]));
+    }
+}
+
+#[test]
+fn what_cannot_be_copied_is_refused_before_anything_is_ordered() {
+    type Change = fn(&mut Scene);
+    let table: [(Change, ErrorKind); 9] = [
+        (|scene| scene.target.access = Access::ReadOnly, ErrorKind::ReadOnly),
+        (|scene| scene.to.immutable = true, ErrorKind::ReadOnly),
+        (|scene| scene.target.dtype = DType::INT32, ErrorKind::Dtype),
+        (|scene| scene.target.device = Device::cuda(1), ErrorKind::Device),
+        (|scene| scene.target.device = Device::CPU, ErrorKind::Device),
+        (|scene| scene.target.strides = vec![0, 1], ErrorKind::Layout),
+        (|scene| scene.target.strides = vec![2, 1], ErrorKind::Layout),
+        (|scene| scene.target.address = 0x1000 + 20, ErrorKind::Layout),
+        (|scene| scene.copies = None, ErrorKind::CopyNeeded),
+    ];
+    for (i, (change, kind)) in table.into_iter().enumerate() {
+        let mut scene = Scene::new();
+        change(&mut scene);
+        let (copied, events) = scene.copy();
+        assert_eq!((copied.unwrap_err().kind(), events), (kind, vec![Dropped]), "{i}");
+    }
+}
+
+#[test]
+fn interleaved_slices_of_one_tensor_are_copied() {
+    let mut scene = Scene::new();
+    (scene.source.strides, scene.target.strides) = (vec![6, 2], vec![6, 2]);
+    scene.target.address = 0x1000 + 4;
+    assert!(scene.copy().0.is_ok());
+}
+
+#[test]
+fn pinned_and_managed_memory_are_copied_as_what_the_target_is() {
+    let pinned = Device { kind: DeviceKind::CUDA_HOST, index: 0 };
+    let mut scene = Scene::new();
+    (scene.source.device, scene.source.stream) = (pinned, None);
+    (scene.target.device, scene.target.stream) = (pinned, None);
+    assert!(matches!(scene.copy().1[..], [Launched { stream: None, .. }, Dropped]));
+    let mut scene = Scene::new();
+    scene.source.device = Device { kind: DeviceKind::CUDA_MANAGED, index: 0 };
+    assert!(scene.copy().0.is_ok(), "managed memory of the GPU of the target");
+}
+
+#[test]
+fn an_error_of_the_copy_returns_the_source() {
+    let mut scene = Scene::new();
+    scene.copies = Some(Copied::Fails(ErrorKind::Driver));
+    let (copied, events) = scene.copy();
+    assert_eq!(copied.unwrap_err().kind(), ErrorKind::Driver);
+    assert_eq!(events[2..], [Ordered(READER, OWNER), Dropped]);
+}
+
+/// The target may be a view of foreign memory: its owner waits for the write.
+#[test]
+fn the_owner_of_a_view_waits_for_a_write_to_it() {
+    let recorder = Arc::new(Recorder { copies: Some(Copied::Well), ..Recorder::default() });
+    let ordering: Arc<dyn Ordering> = recorder.clone();
+    let (from, to) = (Office::new(Strides::Any), Office::new(Strides::Any));
+    let owned = Paper { address: TARGET, ..Paper::new(&recorder.log) };
+    let view = transfer(&from, &to, &Item::Own(owned.clone()), &ordering, &Options::default()).unwrap().0;
+    // OTHER is the current stream of `to` when it exports the view as the target.
+    let target = Item::Own(Paper { stream: Some(OTHER), log: Log::default(), ..owned });
+    *to.side.current.lock().unwrap() = Some(OTHER);
+    let source = Item::Own(Paper { log: Log::default(), ..Paper::new(&recorder.log) });
+    copy_into(&from, &to, &source, &target, &ordering).unwrap();
+    taken(&recorder.log);
+    *to.side.current.lock().unwrap() = Some(READER);
+    drop(view);
+    assert_eq!(taken(&recorder.log), [Ordered(READER, OWNER), Ordered(OTHER, OWNER), Dropped]);
+}

@@ -1,0 +1,59 @@
+//! `tensor_bridge.copy`, and copies that release the GIL.
+
+use crate::errors::into_python;
+use crate::frameworks::source;
+use crate::not_a_capsule;
+use bridge_copy::Copier;
+use bridge_core::{Copies, DeviceKind, Ordering, Result, Stream, Strided};
+use bridge_pyo3::PyTensor;
+use pyo3::prelude::*;
+use std::sync::{Arc, LazyLock};
+
+/// Returns the ordering of the process, whose copies release the GIL where they take long.
+pub(crate) fn ordering() -> &'static Arc<dyn Ordering> {
+    static ORDERING: LazyLock<Arc<dyn Ordering>> = LazyLock::new(|| bridge_copy::ordering_with(&Releasing));
+    &ORDERING
+}
+
+/// The copies of `bridge-copy`, made without the GIL where the host copies at least [`LONG`] bytes.
+struct Releasing;
+
+/// Copies of fewer bytes take less time than a thread switch of Python.
+const LONG: usize = 1 << 20;
+
+impl Copies for Releasing {
+    unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()> {
+        // SAFETY: the caller's promises.
+        let copy = || unsafe { Copier.copy(from, to, flips, stream) };
+        let on_host = from.device.kind == DeviceKind::CPU || to.device.kind == DeviceKind::CPU;
+        if on_host && from.layout.nbytes() >= LONG {
+            // Conversions hold the GIL, so this only names it.
+            Python::attach(|py| py.detach(copy))
+        } else {
+            copy()
+        }
+    }
+}
+
+/// Copies ``src``, a tensor of any framework, into ``out``, and returns ``out``.
+///
+/// ``out`` is a tensor of PyTorch, CuPy or NumPy, or a slice of one, with any strides. It has the dtype of ``src`` and
+/// is in the same memory. ``src`` is broadcast to the shape of ``out``, as in ``numpy.copyto``.
+///
+/// On a device the copy runs in the current stream of the framework of ``out``. It waits for the work on ``src``, and
+/// the owner of ``src`` waits for it before it reuses the memory; the host waits for nothing. PyTorch's autograd notices
+/// the write.
+///
+/// Raises a ``BridgeError``, before anything is written, if the two share memory, if ``out`` is read-only, requires
+/// grad, has two elements at one address or is a tensor of TensorFlow, and if they do not fit together.
+#[pyfunction]
+#[pyo3(signature = (src, *, out))]
+pub(crate) fn copy<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
+    let py = src.py();
+    let fill = || {
+        not_a_capsule(out)?;
+        let (from, to) = (source(src)?, source(out)?);
+        bridge_core::copy_into(&*from, &*to, src, out, ordering())
+    };
+    fill().map(|_| out.clone()).map_err(|error| into_python(py, error))
+}
