@@ -164,6 +164,69 @@ pub(crate) fn blocks(dtypes: Vec<DType>, sizes: Vec<usize>) -> BoxedStrategy<Spe
         .boxed()
 }
 
+/// Lengths at the edges of the tiles of kernels.
+const EDGES: [i64; 14] = [1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 63, 65, 129];
+
+/// The most elements of a tensor that takes several tiles.
+const MAX_TILED: usize = 1 << 13;
+
+/// Chooses a tensor of several tiles of a kernel, with ragged edges: its dimensions are permuted, and may have gaps
+/// between them.
+pub(crate) fn tiled(sides: &Sides, dtypes: Vec<DType>) -> BoxedStrategy<Spec> {
+    let strided = sides.from.profile.strides != Strides::Compact;
+    let reversed = strided && sides.from.can.negative_strides;
+    let dims = vec((select(&EDGES[..]), any::<u32>(), 0i64..3, any::<bool>()), 1..5);
+    (select(dtypes), dims)
+        .prop_map(move |(dtype, dims)| {
+            let mut most = MAX_TILED as i64;
+            let fitting = |(length, ..): &(i64, _, _, _)| {
+                let length = (*length).min(most);
+                most /= length;
+                length
+            };
+            let shape: Vec<i64> = dims.iter().map(fitting).collect();
+            let mut spec = Spec::compact(dtype, &shape);
+            if !strided {
+                return spec;
+            }
+            // The dimension with the lowest number runs fastest.
+            let mut inner: Vec<usize> = (0..shape.len()).collect();
+            inner.sort_by_key(|d| dims[*d].1);
+            let mut next = 1;
+            for d in inner {
+                spec.strides[d] = next;
+                next *= shape[d];
+                // Few tensors are larger than they have to be.
+                next += if dims[d].2 == 1 && next < MAX_TILED as i64 { 1 } else { 0 };
+                if reversed && dims[d].2 == 2 && dims[d].3 {
+                    spec.offset += ((shape[d] - 1) * spec.strides[d]) as usize;
+                    spec.strides[d] *= -1;
+                }
+            }
+            spec.base = next as usize;
+            spec
+        })
+        .boxed()
+}
+
+/// Chooses a small tensor of elements of one byte whose rows lie gigabytes apart.
+pub(crate) fn apart(dtypes: Vec<DType>) -> BoxedStrategy<Spec> {
+    let bytes: Vec<_> = dtypes.into_iter().filter(|dtype| model::itemsize(*dtype) == 1).collect();
+    // All have a base buffer of the same length, so that allocators reuse it.
+    (select(bytes), 2i64..4, 1i64..70, any::<bool>(), 0i64..2)
+        .prop_map(|(dtype, rows, length, transposed, far)| {
+            let stride = (1 << 31) + far * 4096;
+            let (mut shape, mut strides) = (vec![rows, length], vec![stride, 1]);
+            if transposed {
+                shape.reverse();
+                strides.reverse();
+            }
+            let base = 2 * ((1 << 31) + 4096) + 4096;
+            Spec { strides, base, ..Spec::compact(dtype, &shape) }
+        })
+        .boxed()
+}
+
 /// Chooses a stream for every role. Where both sides are the same framework, it has one current stream: a tensor is
 /// imported in the stream in which it was exported.
 pub(crate) fn picks(sides: &Sides) -> BoxedStrategy<Picks> {

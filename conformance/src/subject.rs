@@ -82,6 +82,9 @@ pub struct Capabilities {
     /// Whether tensors can be written to. Where they cannot, [`Subject::write`] is not called, and [`Subject::fill`]
     /// and [`Subject::snapshot`] replace their tensor by another.
     pub writes: bool,
+    /// Whether [`Subject::create_unwritten`] makes tensors, and there is room for a few gigabytes.
+    #[serde(default)]
+    pub gigabytes: bool,
 }
 
 /// float32 tensors that can be written to, and nothing else.
@@ -94,6 +97,7 @@ impl Default for Capabilities {
             unaligned: false,
             defers: Vec::new(),
             writes: true,
+            gigabytes: false,
         }
     }
 }
@@ -128,6 +132,17 @@ pub trait Subject: Adapter {
     ///
     /// What the framework reports.
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<Self::Tensor>;
+
+    /// Makes the tensor that `spec` describes without writing its base buffer, which may be gigabytes long. Returns
+    /// `None` where the framework makes no such tensors: see [`Capabilities::gigabytes`].
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn create_unwritten(&self, spec: &Spec) -> Option<Result<Self::Tensor>> {
+        let _ = spec;
+        None
+    }
 
     /// Returns what the framework reports of the tensor.
     ///

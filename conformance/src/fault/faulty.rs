@@ -3,8 +3,8 @@
 use super::Fault;
 use crate::{Observed, Subject};
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, DeviceBuffer, Keep, Layout, Lease, Lent, Profile, Result, Reuse, Stream,
-    Strides, Views,
+    Access, Adapter, Consumer, DType, Device, DeviceBuffer, Keep, Layout, Lease, Lent, Order, Profile, Result, Reuse,
+    Stream, Strides, Views,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -158,6 +158,14 @@ impl<A: Breakable> Adapter for Faulty<A> {
             Some(Fault::CopyStale) => self.compact_once(tensor),
             _ => self.sound.compact(tensor),
         }
+    }
+
+    fn overwritten(&self, tensor: &A::Tensor) -> Result<()> {
+        self.sound.overwritten(tensor)
+    }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<A::Tensor> {
+        self.sound.empty(device, dtype, shape, order)
     }
 }
 

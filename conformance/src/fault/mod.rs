@@ -9,13 +9,15 @@ use crate::sim::{Habits, SimDevice, SimFramework};
 use crate::{Config, Pair};
 use serde::{Deserialize, Serialize};
 
-/// Which adapter of a pair has the fault.
+/// Which part of a pair has the fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// The one that exports.
     Source,
     /// The one that imports.
     Target,
+    /// Neither: the copies of the ordering have it.
+    Copies,
 }
 
 /// A fault, where it is planted, and the property that must find it.
@@ -27,7 +29,7 @@ pub struct Planted {
     pub name: &'static str,
     /// The property that must fail.
     pub caught_by: &'static str,
-    /// The adapter that has it.
+    /// The part that has it.
     pub role: Role,
     /// The source.
     pub from: Habits,
@@ -37,7 +39,7 @@ pub struct Planted {
 
 macro_rules! faults {
     ($($(#[$doc:meta])* $fault:ident = $name:literal, $property:literal, $role:ident of $from:ident -> $to:ident;)*) => {
-        /// A mistake that an adapter can make.
+        /// A mistake that an adapter or a copy can make.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Fault {
             $($(#[$doc])* $fault,)*
@@ -120,6 +122,14 @@ faults! {
     EarlyRelease = "early_release", "life", Source of Generous -> Generous;
     /// The memory is released twice.
     DoubleRelease = "double_release", "life", Source of Generous -> Generous;
+    /// A copy leaves out the elements behind the last whole tile.
+    TileEdgeSkipped = "tile_edge_skipped", "copy", Copies of Generous -> Generous;
+    /// The index of a copy wraps at 2^31.
+    IndexWraps = "index_wraps", "far", Copies of Generous -> Generous;
+    /// A copy runs in the default stream, which was not ordered.
+    CopyOutsideStream = "copy_outside_stream", "order", Copies of Generous -> Common;
+    /// The memory between the two halves of a copy is reused before it has been read.
+    StagingReusedEarly = "staging_reused_early", "staging", Copies of Generous -> Common;
     /// One reference to the view is never dropped.
     Leak = "leak", "life", Target of Generous -> Generous;
 }
@@ -166,6 +176,9 @@ fn caught_by(planted: &Planted, fault: Option<Fault>, seed: u64) -> Vec<String> 
         match planted.role {
             Role::Source => config.failing(&Pair::new(&Faulty::new(from, fault), &to).with_native_way()),
             Role::Target => config.failing(&Pair::new(&from, &Faulty::new(to, fault)).with_native_way()),
+            Role::Copies => {
+                config.failing(&Pair::new(&from, &to).with_ordering(device.ordering_with(fault)).with_native_way())
+            }
         }
     };
     let config = Config { cases: CASES, seed, ..Config::default() };

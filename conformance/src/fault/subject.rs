@@ -27,6 +27,10 @@ impl<A: Breakable> Subject for Faulty<A> {
         self.sound.create(spec, bytes)
     }
 
+    fn create_unwritten(&self, spec: &Spec) -> Option<Result<A::Tensor>> {
+        self.sound.create_unwritten(spec)
+    }
+
     fn observe(&self, tensor: &A::Tensor) -> Result<Observed> {
         self.sound.observe(tensor)
     }

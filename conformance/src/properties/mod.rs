@@ -1,6 +1,7 @@
 //! The properties that every pair of adapters has.
 
 mod contents;
+mod copies;
 mod life;
 mod order;
 mod place;
@@ -9,7 +10,11 @@ mod table;
 pub use table::{PROPERTIES, Property, property};
 
 use crate::{Case, Sides, Subject};
-use bridge_core::{Error, ErrorKind, Options, Ordering, Profile, Result, Stream, Transfer, stats, transfer};
+use bridge_core::{
+    Deferred, Device, DeviceBuffer, Error, ErrorKind, Options, Ordering, Profile, Result, Stream, Transfer, stats,
+    transfer,
+};
+use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -58,7 +63,32 @@ pub struct Pair<'a, F, T> {
     pub(crate) from: &'a dyn Subject<Tensor = F>,
     pub(crate) to: &'a dyn Subject<Tensor = T>,
     ordering: Arc<dyn Ordering>,
+    /// Orders as `ordering`, and has no copies.
+    without_copies: Arc<dyn Ordering>,
+    /// Whether the copies of `ordering` are used, or the frameworks' own. Each case chooses.
+    kernels: Cell<bool>,
     pub(crate) native: Option<NativeWay<'a, F, T>>,
+}
+
+/// An ordering without its copies.
+struct WithoutCopies(Arc<dyn Ordering>);
+
+impl Ordering for WithoutCopies {
+    fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+        self.0.order(device, earlier, later)
+    }
+
+    fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        self.0.retire(device, stream, buffer);
+    }
+
+    fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
+        self.0.synchronize(device, stream)
+    }
+
+    fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
+        self.0.defer(device, stream, attempt);
+    }
 }
 
 /// The frameworks' own way from one to the other; `None` where there is none.
@@ -67,7 +97,16 @@ type NativeWay<'a, F, T> = Box<dyn Fn(&F) -> Option<Result<T>> + 'a>;
 impl<'a, F, T> Pair<'a, F, T> {
     /// A source and a target, ordered as the source [says](Subject::ordering).
     pub fn new(from: &'a dyn Subject<Tensor = F>, to: &'a dyn Subject<Tensor = T>) -> Self {
-        Self { from, to, ordering: from.ordering(), native: None }
+        let ordering = from.ordering();
+        let without_copies = Arc::new(WithoutCopies(Arc::clone(&ordering)));
+        Self { from, to, ordering, without_copies, kernels: Cell::new(true), native: None }
+    }
+
+    /// Orders the streams of the pair otherwise.
+    #[must_use]
+    pub(crate) fn with_ordering(self, ordering: Arc<dyn Ordering>) -> Self {
+        let without_copies = Arc::new(WithoutCopies(Arc::clone(&ordering)));
+        Self { ordering, without_copies, ..self }
     }
 
     /// Returns what the strategies need to know of the pair.
@@ -98,12 +137,16 @@ pub(crate) fn outstanding() -> u64 {
 type Take<'a, F, T> = &'a dyn Fn(&F) -> Result<T>;
 
 impl<F, T> Pair<'_, F, T> {
+    fn ordering(&self) -> &Arc<dyn Ordering> {
+        if self.kernels.get() { &self.ordering } else { &self.without_copies }
+    }
+
     fn transfer(&self, tensor: &F, copy: Option<bool>) -> Result<(T, Transfer)> {
-        transfer(self.from, self.to, tensor, &self.ordering, &Options { copy, ..Options::default() })
+        transfer(self.from, self.to, tensor, self.ordering(), &Options { copy, ..Options::default() })
     }
 
     fn back(&self, tensor: &T, copy: Option<bool>) -> Result<(F, Transfer)> {
-        transfer(self.to, self.from, tensor, &self.ordering, &Options { copy, ..Options::default() })
+        transfer(self.to, self.from, tensor, self.ordering(), &Options { copy, ..Options::default() })
     }
 
     /// Makes the source's tensor. Returns it with the bytes of its base buffer.

@@ -1,9 +1,9 @@
 //! The properties, as a table.
 
-use super::{Outcome, Pair, Take, contents, life, order, place};
-use crate::strategy::{blocks, cases, lives, picks, tensors};
+use super::{Outcome, Pair, Take, contents, copies, life, order, place};
+use crate::strategy::{apart, blocks, cases, lives, picks, tensors, tiled};
 use crate::{Case, Op, Route, Sides, model};
-use bridge_core::{DType, DeviceKind, Pending};
+use bridge_core::{DType, DeviceKind, Pending, Strides};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -37,6 +37,9 @@ enum Check {
     ReleaseOrder,
     Life,
     RoundTrip,
+    Copy,
+    Far,
+    Staging,
 }
 
 /// Returns the property with this name.
@@ -47,6 +50,8 @@ pub fn property(name: &str) -> Option<&'static Property> {
 impl Property {
     /// Judges one case.
     pub(crate) fn check<F, T>(&self, pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+        // Half of the cases of every property are copied by kernels, half by the frameworks.
+        pair.kernels.set(case.seed & 0x400 == 0);
         let ours: Take<'_, F, T> = &|tensor| Ok(pair.transfer(tensor, case.copy)?.0);
         self.check_with(pair, case, ours)?;
         pair.from.check()?;
@@ -67,6 +72,9 @@ impl Property {
             Check::ReleaseOrder => order::release_order(pair, case, take),
             Check::Life => life::life(pair, case),
             Check::RoundTrip => place::round_trip(pair, case),
+            Check::Copy => copies::copy(pair, case),
+            Check::Far => copies::far(pair, case),
+            Check::Staging => copies::staging(pair, case),
         }
     }
 }
@@ -74,6 +82,7 @@ impl Property {
 const EITHER: &[Option<bool>] = &[None, None, Some(true)];
 const ANY: &[Option<bool>] = &[None, Some(true), Some(false)];
 const NONE: &[Option<bool>] = &[None];
+const ASKED: &[Option<bool>] = &[Some(true)];
 
 /// Bytes of the blocks of `release_order`: large enough that a kernel takes some time.
 const BLOCK_SIZES: [usize; 5] = [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
@@ -96,7 +105,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "values",
         doc: "the elements arrive bit for bit",
-        weight: 13,
+        weight: 12,
         native: false,
         left_out: no_common_dtype,
         strategy: |sides| {
@@ -108,7 +117,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "dtype",
         doc: "every dtype crosses as itself or is refused as the profile says",
-        weight: 9,
+        weight: 8,
         native: false,
         left_out: |_| None,
         strategy: |sides| cases(tensors(sides, sides.from.can.dtypes.clone(), true), EITHER),
@@ -117,7 +126,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "shape",
         doc: "shape and strides arrive",
-        weight: 10,
+        weight: 9,
         native: false,
         left_out: no_common_dtype,
         strategy: |sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER),
@@ -126,7 +135,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "identity",
         doc: "in place means the same address, a copy means other memory",
-        weight: 7,
+        weight: 6,
         native: false,
         left_out: no_common_dtype,
         strategy: |sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER),
@@ -135,7 +144,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "honesty",
         doc: "the plan says copy exactly when the address changes",
-        weight: 12,
+        weight: 11,
         native: false,
         left_out: |_| None,
         strategy: |sides| {
@@ -164,7 +173,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "aliasing",
         doc: "writes are seen on the other side exactly when the memory is shared",
-        weight: 9,
+        weight: 8,
         native: false,
         left_out: |sides| {
             let none = !sides.from.can.writes && !sides.to.can.writes;
@@ -176,7 +185,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "order",
         doc: "the consumer sees what the owner's stream had still to write",
-        weight: 11,
+        weight: 10,
         native: true,
         left_out: no_streams,
         strategy: |sides| {
@@ -198,7 +207,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "release_order",
         doc: "memory is reused only behind its last reader",
-        weight: 11,
+        weight: 10,
         native: true,
         left_out: no_streams,
         strategy: |sides| {
@@ -219,7 +228,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "life",
         doc: "every lease is released once, and not before",
-        weight: 8,
+        weight: 7,
         native: false,
         left_out: no_computed_dtype,
         strategy: |sides| {
@@ -231,11 +240,52 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "round_trip",
         doc: "there and back again: the same bits, the same address",
-        weight: 6,
+        weight: 5,
         native: false,
         left_out: no_common_dtype,
         strategy: |sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER),
         check: Check::RoundTrip,
+    },
+    Property {
+        name: "copy",
+        doc: "the kernels copy as the frameworks do",
+        weight: 10,
+        native: false,
+        left_out: no_common_dtype,
+        strategy: |sides| {
+            let small = with_pending(sides, cases(tensors(sides, sides.common_dtypes(), true), ASKED));
+            let tiled = cases(tiled(sides, sides.common_dtypes()), ASKED);
+            prop_oneof![small, tiled].boxed()
+        },
+        check: Check::Copy,
+    },
+    Property {
+        name: "far",
+        doc: "elements that lie gigabytes apart are copied",
+        weight: 1,
+        native: false,
+        left_out: |sides| {
+            let room = sides.from.can.gigabytes && sides.from.can.writes;
+            let none = (!room).then_some("the source makes no tensors of gigabytes");
+            let compact = sides.from.profile.strides == Strides::Compact;
+            let bytes = sides.common_dtypes().iter().any(|dtype| model::itemsize(*dtype) == 1);
+            none.or(compact.then_some("the source makes compact tensors only"))
+                .or((!bytes).then_some("there is no dtype of one byte that both sides make"))
+        },
+        strategy: |sides| cases(apart(sides.common_dtypes()), ASKED),
+        check: Check::Far,
+    },
+    Property {
+        name: "staging",
+        doc: "copies that run at once do not disturb each other",
+        weight: 3,
+        native: false,
+        left_out: no_streams,
+        strategy: |sides| {
+            let plain = cases(tensors(sides, sides.computed_dtypes(), false), ASKED);
+            (plain, picks(sides)).prop_map(|(case, streams)| Case { streams, ..case }).boxed()
+        },
+        check: Check::Staging,
     },
 ];
 

@@ -125,6 +125,18 @@ impl<'py> PySubject<'py> {
         self.harness.py()
     }
 
+    /// Returns the `Spec` of `tensor_bridge_conformance.subjects`.
+    fn described(&self, spec: &Spec) -> PyResult<Bound<'py, PyAny>> {
+        let py = self.py();
+        let Spec { dtype, shape, strides, offset, base, align, read_only, pending } = spec;
+        let pending = pending.map(|pending| match pending {
+            Pending::Conjugation => intern!(py, "conjugation"),
+            Pending::Negation => intern!(py, "negation"),
+        });
+        let dtype = PyString::new(py, &dtype.to_string());
+        self.spec.call1((dtype, shape, strides, offset, base, align, read_only, pending))
+    }
+
     fn raised<R>(&self, result: PyResult<R>) -> Result<R> {
         result.map_err(|error| framework_error(self.py(), &self.adapter.profile().name, error))
     }
@@ -147,6 +159,7 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
         unaligned: flag("unaligned")?,
         defers: defers.iter().map(pending).collect::<PyResult<_>>()?,
         writes: flag("writes")?,
+        gigabytes: flag("gigabytes")?,
     })
 }
 
@@ -208,15 +221,14 @@ impl<'py> Subject for PySubject<'py> {
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<PyTensor<'py>> {
         let py = self.py();
-        let Spec { dtype, shape, strides, offset, base, align, read_only, pending } = spec;
-        let pending = pending.map(|pending| match pending {
-            Pending::Conjugation => intern!(py, "conjugation"),
-            Pending::Negation => intern!(py, "negation"),
-        });
-        let dtype = PyString::new(py, &dtype.to_string());
-        let made = self.spec.call1((dtype, shape, strides, offset, base, align, read_only, pending));
         let create = |spec| self.harness.call_method1(intern!(py, "create"), (spec, PyBytes::new(py, bytes)));
-        self.raised(made.and_then(create))
+        self.raised(self.described(spec).and_then(create))
+    }
+
+    fn create_unwritten(&self, spec: &Spec) -> Option<Result<PyTensor<'py>>> {
+        let name = intern!(self.py(), "create_unwritten");
+        let create = || self.raised(self.described(spec).and_then(|spec| self.harness.call_method1(name, (spec,))));
+        self.capabilities.gigabytes.then(create)
     }
 
     fn observe(&self, tensor: &PyTensor<'py>) -> Result<Observed> {

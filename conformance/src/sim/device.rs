@@ -1,9 +1,11 @@
 //! Streams whose work runs later, and the order among them.
 
 use super::clock::Clock;
+use super::copies::SimCopies;
 use super::memory::{Access, Memory};
+use crate::fault::Fault;
 use crate::model::Random;
-use bridge_core::{Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Ordering, Result, Stream};
+use bridge_core::{Copies, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Ordering, Result, Stream};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,6 +38,15 @@ pub(super) struct Event {
     stream: usize,
     tick: u64,
     clock: Clock,
+}
+
+impl Event {
+    /// Returns the point that many pieces of work of the same stream later.
+    pub(super) fn behind(self, more: u64) -> Self {
+        let Self { stream, tick, mut clock } = self;
+        clock.see(stream, tick + more);
+        Self { stream, tick: tick + more, clock }
+    }
 }
 
 struct State {
@@ -99,9 +110,14 @@ impl SimDevice {
         }
     }
 
-    /// Returns what orders streams of this device.
+    /// Returns what orders streams of this device, with copies.
     pub fn ordering(&self) -> Arc<dyn Ordering> {
-        Arc::new(SimOrdering(self.clone()))
+        self.ordering_with(None)
+    }
+
+    /// As [`ordering`](Self::ordering), with a fault in the copies.
+    pub(crate) fn ordering_with(&self, fault: Option<Fault>) -> Arc<dyn Ordering> {
+        Arc::new(SimOrdering { device: self.clone(), copies: SimCopies::new(self.clone(), fault) })
     }
 
     /// Reports what the checker has found since the last call.
@@ -279,15 +295,18 @@ impl State {
     }
 }
 
-/// Orders streams of a simulated device.
-pub struct SimOrdering(SimDevice);
+/// Orders streams of a simulated device, and copies on it.
+pub struct SimOrdering {
+    device: SimDevice,
+    copies: SimCopies,
+}
 
 impl Ordering for SimOrdering {
     fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         if device != SimDevice::DEVICE {
             return Err(Error::new(ErrorKind::Driver, format!("there is no simulated device {device}")));
         }
-        let mut state = self.0.lock();
+        let mut state = self.device.lock();
         let (earlier, later) = (state.index(earlier)?, state.index(later)?);
         let (tick, clock) = (state.queues[earlier].put_in, state.queues[earlier].clock.clone());
         state.queues[later].clock.join(&clock);
@@ -296,11 +315,15 @@ impl Ordering for SimOrdering {
     }
 
     fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        match self.0.record(stream) {
-            Ok(event) => self.0.lock().retired.push((event, buffer)),
+        match self.device.record(stream) {
+            Ok(event) => self.device.lock().retired.push((event, buffer)),
             // The stream is unknown: the memory is leaked rather than reused too early.
             Err(_) => std::mem::forget(buffer),
         }
+    }
+
+    fn copies(&self) -> Option<&dyn Copies> {
+        Some(&self.copies)
     }
 }
 

@@ -6,8 +6,8 @@ use super::tensor::{Owner, SimBuffer, SimTensor, View};
 use crate::fault::Breakable;
 use crate::model;
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Keep, Layout, Lease, Lent, Profile, Result, Reuse,
-    Stream, Strides, Views,
+    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Keep, Layout, Lease, Lent, Order, Profile, Result,
+    Reuse, Stream, Strides, Views,
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -245,5 +245,18 @@ impl Adapter for SimFramework {
         let copy = self.fresh(tensor.view.dtype, &tensor.view.shape);
         self.copy(&tensor.view, &copy.view)?;
         Ok(copy)
+    }
+
+    fn overwritten(&self, tensor: &SimTensor) -> Result<()> {
+        self.writable(tensor)
+    }
+
+    fn empty(&self, _: Device, dtype: DType, shape: &[i64], order: Order) -> Result<SimTensor> {
+        if !self.writes() {
+            return Err(Error::new(ErrorKind::CopyNeeded, "the tensors of this framework are not written to"));
+        }
+        let fresh = self.fresh(dtype, shape);
+        let strides = order.strides(shape).to_vec();
+        Ok(SimTensor { view: View { strides, ..fresh.view }, ..fresh })
     }
 }

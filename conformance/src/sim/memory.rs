@@ -37,13 +37,18 @@ pub(super) struct Memory {
 /// Blocks begin at multiples of this many bytes, like those of real allocators.
 pub(super) const GRAIN: usize = 512;
 
+/// The length, in bytes, from which the garbage of a block is zeros.
+const LARGE: usize = 1 << 28;
+
 impl Memory {
     /// Makes a block of `len` bytes of garbage.
     pub(super) fn reserve(&mut self, len: usize) -> usize {
         // A gap on either side: an access past the end hits no block.
         let address = self.end + 2 * GRAIN;
         self.end = address + len.next_multiple_of(GRAIN);
-        self.blocks.insert(address, Block { data: vec![0xcd; len], owned: true, past: Vec::new() });
+        // The system makes pages of zeros when they are first used, so that gigabytes cost nothing.
+        let garbage = if len < LARGE { 0xcd } else { 0 };
+        self.blocks.insert(address, Block { data: vec![garbage; len], owned: true, past: Vec::new() });
         address
     }
 

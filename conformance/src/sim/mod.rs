@@ -6,6 +6,7 @@
 //! [habits](Habits).
 
 mod clock;
+mod copies;
 mod device;
 mod framework;
 mod memory;

@@ -29,12 +29,28 @@ impl SimFramework {
         self.submit(&[view.writes()?], move |memory| view.scatter(memory, &bytes))
     }
 
+    /// Returns the block of the tensor that `spec` describes, and the tensor, both not initialised.
+    fn unwritten(&self, spec: &Spec) -> (SimTensor, SimTensor) {
+        // Blocks begin at multiples of more than `Spec::GRAIN`.
+        let itemsize = model::itemsize(spec.dtype);
+        let whole = self.fresh(DType::UINT8, &[(spec.align + spec.base * itemsize) as i64]);
+        let view = View {
+            dtype: spec.dtype,
+            shape: spec.shape.clone(),
+            strides: spec.strides.clone(),
+            address: whole.view.address + spec.align + spec.offset * itemsize,
+            pending: spec.pending,
+        };
+        let tensor = SimTensor { view, read_only: spec.read_only, ..whole.clone() };
+        (whole, tensor)
+    }
+
     /// Returns whether tensors can be written to.
-    fn writes(&self) -> bool {
+    pub(super) fn writes(&self) -> bool {
         self.habits != Habits::Immutable
     }
 
-    fn writable(&self, tensor: &SimTensor) -> Result<()> {
+    pub(super) fn writable(&self, tensor: &SimTensor) -> Result<()> {
         match tensor.read_only || !self.writes() {
             true => Err(Error::new(ErrorKind::Framework, "the tensor is read-only")),
             false => Ok(()),
@@ -60,6 +76,7 @@ impl Subject for SimFramework {
             unaligned: generous,
             defers: if generous { vec![Pending::Conjugation, Pending::Negation] } else { Vec::new() },
             writes: self.writes(),
+            gigabytes: self.writes(),
         }
     }
 
@@ -68,23 +85,16 @@ impl Subject for SimFramework {
     }
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<SimTensor> {
-        // Blocks begin at multiples of more than `Spec::GRAIN`.
-        let whole = self.fresh(DType::UINT8, &[(spec.align + bytes.len()) as i64]);
+        let (whole, tensor) = self.unwritten(spec);
         let address = whole.view.address + spec.align;
-        let base = View { address, shape: vec![bytes.len() as i64], ..whole.view.clone() };
+        let base = View { address, shape: vec![bytes.len() as i64], ..whole.view };
         self.put(&base, bytes.to_vec())?;
         self.device().synchronize(self.consumer.current())?;
-        Ok(SimTensor {
-            view: View {
-                dtype: spec.dtype,
-                shape: spec.shape.clone(),
-                strides: spec.strides.clone(),
-                address: address + spec.offset * model::itemsize(spec.dtype),
-                pending: spec.pending,
-            },
-            read_only: spec.read_only,
-            ..whole
-        })
+        Ok(tensor)
+    }
+
+    fn create_unwritten(&self, spec: &Spec) -> Option<Result<SimTensor>> {
+        Some(Ok(self.unwritten(spec).1))
     }
 
     fn observe(&self, tensor: &SimTensor) -> Result<Observed> {

@@ -24,6 +24,7 @@ class Capabilities:
     #: Operations that it defers: ``conjugation`` and ``negation``.
     defers: tuple[str, ...] = ()
     writes: bool = True
+    gigabytes: bool = False
 
 
 class Spec(NamedTuple):
@@ -58,6 +59,9 @@ class Subject(Protocol):
 
     def create(self, spec: Spec, data: bytes) -> Any:
         """Make a tensor whose base buffer holds ``data``. Wait until it is there."""
+
+    def create_unwritten(self, spec: Spec) -> Any:
+        """Make a tensor whose base buffer is not initialised. Called only with the capability ``gigabytes``."""
 
     def observe(self, tensor: Any) -> Observed:
         """Return what the framework reports of a tensor."""

@@ -64,6 +64,13 @@ class Arrays:
     def create(self, spec: Spec, data: bytes) -> Any:
         memory = placed(self.allocate, self.address, len(data), spec.align)
         self.upload(memory, self.numpy.frombuffer(data, dtype="uint8"))
+        return self.over(memory, spec)
+
+    def create_unwritten(self, spec: Spec) -> Any:
+        nbytes = spec.base * self.named[spec.dtype].itemsize
+        return self.over(placed(self.allocate, self.address, nbytes, spec.align), spec)
+
+    def over(self, memory: Any, spec: Spec) -> Any:
         dtype = self.named[spec.dtype]
         size = dtype.itemsize
         return self.view(memory, dtype, spec.shape, spec.offset * size, [stride * size for stride in spec.strides])

@@ -72,5 +72,8 @@ class SingleStream:
 class Unwritable(SingleStream):
     """A framework whose tensors cannot be written to, and whose work on a GPU all runs in one stream."""
 
+    def create_unwritten(self, spec: Any) -> Any:
+        raise TypeError("tensors of TensorFlow cannot be written to")
+
     def write(self, tensor: Any, data: bytes) -> None:
         raise TypeError("tensors of TensorFlow cannot be written to")

@@ -45,7 +45,7 @@ class CuPy(Arrays, ManyStreams):
         return True
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(tuple(self.named), negative_strides=True)
+        return Capabilities(tuple(self.named), negative_strides=True, gigabytes=True)
 
     def address(self, array: Any) -> int:
         start: int = array.data.ptr

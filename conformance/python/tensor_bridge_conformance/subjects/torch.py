@@ -42,7 +42,7 @@ class Torch(ManyStreams):
             self.keep_streams()
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(tuple(self.named), defers=("conjugation", "negation"))
+        return Capabilities(tuple(self.named), defers=("conjugation", "negation"), gigabytes=True)
 
     def bits(self, tensor: Any) -> Any:
         """Return the same memory as integers, which no kernel changes; 16 bytes become two integers of 8."""
@@ -55,11 +55,20 @@ class Torch(ManyStreams):
         torch = self.torch
         return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
-    def create(self, spec: Spec, data: bytes) -> Any:
-        memory = placed(self.allocate, self.torch.Tensor.data_ptr, len(data), spec.align)
-        memory.copy_(self.host(data))
+    def place(self, spec: Spec, nbytes: int) -> Any:
+        return placed(self.allocate, self.torch.Tensor.data_ptr, nbytes, spec.align)
+
+    def view(self, memory: Any, spec: Spec) -> Any:
         elements = memory.view(self.named[spec.dtype])
-        tensor = elements.as_strided(spec.shape, spec.strides, elements.storage_offset() + spec.offset)
+        return elements.as_strided(spec.shape, spec.strides, elements.storage_offset() + spec.offset)
+
+    def create_unwritten(self, spec: Spec) -> Any:
+        return self.view(self.place(spec, spec.base * self.named[spec.dtype].itemsize), spec)
+
+    def create(self, spec: Spec, data: bytes) -> Any:
+        memory = self.place(spec, len(data))
+        memory.copy_(self.host(data))
+        tensor = self.view(memory, spec)
         if spec.pending == "conjugation":
             tensor = tensor.conj()
         if spec.pending == "negation":
