@@ -68,6 +68,6 @@ pub(crate) fn fill(
 }
 
 /// Returns the bits to flip in each element for the deferred operation, if flipping bits does it.
-fn flips(lent: &Lent) -> Option<u128> {
+pub(crate) fn flips(lent: &Lent) -> Option<u128> {
     lent.pending().map_or(Some(0), |pending| pending.flips(lent.dtype()))
 }

@@ -79,5 +79,5 @@ pub use plan::{Options, Plan, Reason, plan};
 pub use profile::{Profile, Strides};
 pub use spans::Spans;
 pub use stream::{Deferred, HostOnly, Ordering, Stream};
-pub use transfer::{CopiedBy, Transfer, transfer};
+pub use transfer::{CopiedBy, Transfer, copied_by, transfer};
 pub use views::{Keep, Views};

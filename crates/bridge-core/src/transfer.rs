@@ -1,6 +1,6 @@
 //! The transfer of a tensor between two adapters.
 
-use crate::fill::{behind, fill};
+use crate::fill::{behind, fill, flips};
 use crate::plan::{landing, needed};
 use crate::{
     Access, Adapter, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Options, Order, Ordering, Plan, Result, Stream,
@@ -86,6 +86,23 @@ pub fn transfer<F, T>(
             Ok((result, Transfer { plan: path, bytes_copied, copied_by: Some(by), ordered }))
         }
     }
+}
+
+/// Returns who would make the copy of `lent`, an export of `from`, on its way to `to`. Nothing is copied: where the
+/// kernels turn out not to copy such elements, the frameworks do.
+pub fn copied_by<F, T>(
+    from: &dyn Adapter<Tensor = F>,
+    to: &dyn Adapter<Tensor = T>,
+    lent: &Lent,
+    ordering: &Arc<dyn Ordering>,
+    options: &Options,
+) -> CopiedBy {
+    let device = Crossing { from, to, ordering, options }.landing(lent);
+    // A tensor without elements takes no memory.
+    let lends = to.empty(device, lent.dtype(), &[0], Order::RowMajor).is_ok()
+        || from.empty(lent.device(), lent.dtype(), &[0], Order::RowMajor).is_ok();
+    let copies = ordering.copies().is_some() && flips(lent).is_some();
+    if copies && lends { filled_on(device) } else { CopiedBy::Producer }
 }
 
 /// Records the stream of an export in the views of its framework: the tensor may itself be a view of foreign memory,

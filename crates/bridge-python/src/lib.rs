@@ -11,7 +11,7 @@ mod streams;
 mod tensorflow;
 mod tensorflow1;
 
-use bridge_core::{Device, DeviceKind, Error, ErrorKind};
+use bridge_core::{CopiedBy, Device, DeviceKind, Error, ErrorKind};
 use bridge_pyo3::PyTensor;
 use errors::{argument, into_python};
 use frameworks::{Framework, source};
@@ -45,8 +45,13 @@ fn not_a_capsule(x: &PyTensor<'_>) -> bridge_core::Result<()> {
 /// ``__array_interface__``, or a DLPack capsule, which this call consumes.
 ///
 /// ``copy`` is as in the array API: ``None`` copies only where the target cannot take ``x`` in place (see ``plan``),
-/// ``True`` always, ``False`` never. The framework that owns ``x`` makes the copy, on the device of ``x``. Where it
-/// cannot, this package copies host memory, and the target copies device memory.
+/// ``True`` always, ``False`` never. This package makes the copy, on the device of ``x``, into memory that the target
+/// allocates, or else the framework of ``x``. Where it cannot, the frameworks copy by themselves.
+///
+/// ``permute`` names the dimensions of ``x`` in the order of the result, as ``numpy.transpose`` does: ``(0, 2, 3, 1)``
+/// makes NHWC of NCHW. ``order="C"`` asks for row-major elements without gaps, ``order="F"`` for column-major ones;
+/// TensorFlow has the first only. ``layout="compact"`` is another name of ``order="C"``. The result shares the memory
+/// where the target takes the permuted strides and the order is met; otherwise one copy does it all.
 ///
 /// ``device`` is checked; nothing is moved. It is a name such as ``"cuda:0"``, where ``"cuda"`` means the current
 /// device, a ``torch.device``, a ``cupy.cuda.Device``, or the pair that ``__dlpack_device__`` returns.
@@ -144,6 +149,8 @@ struct Plan {
     plan: bridge_core::Plan,
     nbytes: usize,
     device: Device,
+    /// `None` in place.
+    copied_by: Option<CopiedBy>,
 }
 
 #[pymethods]
@@ -169,6 +176,13 @@ impl Plan {
         if self.zero_copy() { 0 } else { self.nbytes }
     }
 
+    /// Who would make the copy, or ``None``: ``"kernels"`` of this package on the device, its loops on the ``"host"``,
+    /// or the ``"producer"`` with its own kernels.
+    #[getter]
+    fn copied_by(&self) -> Option<String> {
+        self.copied_by.map(|by| by.to_string())
+    }
+
     /// The device of the tensor and of the result.
     #[getter]
     fn device(&self) -> String {
@@ -176,9 +190,11 @@ impl Plan {
     }
 
     fn __repr__(&self) -> String {
-        match self.reason() {
-            None => format!("<Plan: zero copy on {}>", self.device),
-            Some(reason) => format!("<Plan: copy of {} bytes on {} because of {reason}>", self.nbytes, self.device),
+        match (self.reason(), self.copied_by) {
+            (Some(reason), Some(by)) => {
+                format!("<Plan: copy of {} bytes on {} by {by} because of {reason}>", self.nbytes, self.device)
+            }
+            _ => format!("<Plan: zero copy on {}>", self.device),
         }
     }
 }
@@ -200,9 +216,12 @@ fn plan<'py>(
         not_a_capsule(x)?;
         let to = frameworks::named(target)?.open(py)?;
         let options = Keywords { copy, device, order, permute, layout }.read()?;
-        let lent = source(x)?.export(x)?.permuted(options.permute.as_ref())?;
+        let from = source(x)?;
+        let lent = from.export(x)?.permuted(options.permute.as_ref())?;
         let plan = bridge_core::plan(&lent, to.profile(), &options)?;
-        Ok(Plan { plan, nbytes: lent.layout().nbytes(), device: lent.device() })
+        let copies = plan != bridge_core::Plan::ZeroCopy;
+        let copied_by = copies.then(|| bridge_core::copied_by(&*from, &*to, &lent, copies::ordering(), &options));
+        Ok(Plan { plan, nbytes: lent.layout().nbytes(), device: lent.device(), copied_by })
     };
     look().map_err(|error| into_python(py, error))
 }

@@ -123,9 +123,12 @@ def test_convert_and_plan_name_the_target() -> None:
     assert isinstance(tb.convert(tensor, "numpy"), np.ndarray)
     plan = tb.plan(tensor, "numpy")
     assert (plan.zero_copy, plan.reason, plan.nbytes, plan.device) == (True, None, 0, "cpu")
+    assert plan.copied_by is None
     assert repr(plan) == "<Plan: zero copy on cpu>"
     plan = tb.plan(np.ones(3)[::-1], "torch")
     assert (plan.zero_copy, plan.reason, plan.nbytes) == (False, "negative strides", 24)
+    assert plan.copied_by == "host"
+    assert repr(plan) == "<Plan: copy of 24 bytes on cpu by host because of negative strides>"
 
 
 def test_to_the_same_framework() -> None:

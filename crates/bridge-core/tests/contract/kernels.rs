@@ -3,8 +3,8 @@
 use crate::common::Event::{Copied as Launched, Dropped, Ordered, Retired, Synchronized};
 use crate::common::{Copied, Event, Item, Log, OWNER, Office, Paper, READER, Recorder, taken};
 use bridge_core::{
-    Access, CopiedBy, DType, Device, DeviceKind, ErrorKind, Options, Order, Ordering, Pending, Permutation, Plan,
-    Reason, Result, Reuse, Strides, Transfer, stats, transfer,
+    Access, Adapter, CopiedBy, DType, Device, DeviceKind, ErrorKind, Options, Order, Ordering, Pending, Permutation,
+    Plan, Reason, Result, Reuse, Strides, Transfer, copied_by, stats, transfer,
 };
 use std::sync::Arc;
 
@@ -92,6 +92,26 @@ fn a_permuted_tensor_is_one_copy() {
     let (crossed, events) = scene.cross();
     assert_eq!(crossed.expect("it crosses").1.plan, Plan::Copy(Reason::Strides));
     assert_eq!(events.iter().filter(|event| matches!(event, Launched { .. })).count(), 1);
+}
+
+#[test]
+fn who_would_copy_is_known_before() {
+    let known = |change: fn(&mut Scene)| {
+        let mut scene = Scene::new(Copied::Well);
+        change(&mut scene);
+        let log = scene.recorder.log.clone();
+        let ordering: Arc<dyn Ordering> = Arc::new(scene.recorder);
+        let lent = scene.from.export(&Item::Own(scene.paper)).unwrap();
+        let by = copied_by(&scene.from, &scene.to, &lent, &ordering, &scene.options);
+        drop(lent);
+        assert_eq!(taken(&log), [Dropped], "nothing is copied");
+        by
+    };
+    assert_eq!(known(|_| ()), CopiedBy::Kernels);
+    assert_eq!(known(|scene| scene.paper.device = Device::CPU), CopiedBy::Host);
+    assert_eq!(known(|scene| std::mem::swap(&mut scene.to.fresh, &mut scene.from.fresh)), CopiedBy::Kernels);
+    assert_eq!(known(|scene| scene.to.fresh = None), CopiedBy::Producer);
+    assert_eq!(known(|scene| scene.recorder.copies = None), CopiedBy::Producer);
 }
 
 #[test]
