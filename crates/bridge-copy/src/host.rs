@@ -1,5 +1,108 @@
-use bridge_core::{Error, ErrorKind, Result, Strided};
+//! Copies on the host: rows, lines and tiles, in threads where that pays.
+//!
+//! A [`Walk`] names the dimensions that are left. [`Plane`] takes the two of them that matter for speed, the fastest of
+//! the target and the fastest of the source, and a kernel copies these; a plain loop runs over the others.
 
-pub(crate) unsafe fn copy(_: Strided<'_>, _: Strided<'_>, _: u128) -> Result<()> {
-    Err(Error::new(ErrorKind::CopyNeeded, "not copied here"))
+mod channels;
+mod lines;
+mod plane;
+mod threads;
+mod tiles;
+mod unit;
+
+use crate::plan::Walk;
+use bridge_core::{Error, ErrorKind, Result, Strided};
+use plane::Plane;
+use std::ptr;
+
+/// Bits to flip in 16 bytes of adjacent elements.
+type Flips = [u8; 16];
+
+/// Fills `to` with the elements of `from`, and flips `flips` in each.
+///
+/// # Errors
+///
+/// [`ErrorKind::Layout`] for a view that leaves the address space, and for a target that has several elements at one
+/// address; [`ErrorKind::CopyNeeded`] for bits to flip in elements of other sizes than 1, 2, 4, 8 and 16 bytes. Nothing
+/// is written then.
+///
+/// # Safety
+///
+/// Those of [`Copies::copy`](bridge_core::Copies::copy). Both layouts have the same shape and itemsize.
+pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128) -> Result<()> {
+    let Some(walk) = Walk::new(from.layout, to.layout) else { return Ok(()) };
+    from.layout.hull(from.data, None)?;
+    to.layout.hull(to.data, None)?;
+    if walk.dims.iter().any(|dim| dim.to == 0) {
+        let text = format!("the target repeats elements ({}): pass one without strides of 0", to.layout);
+        return Err(Error::new(ErrorKind::Layout, text));
+    }
+    let flips = pattern(flips, walk.unit)?;
+    let (source, target) = (ptr::with_exposed_provenance(from.data), ptr::with_exposed_provenance_mut(to.data));
+    // SAFETY: the caller's promises; the walk stays inside both views, and visits no byte of the target twice.
+    unsafe { threads::run(walk, Ends { source, target }, flips, threads::count(to.layout.nbytes())) };
+    Ok(())
 }
+
+/// Returns the bits to flip in 16 bytes of elements of `itemsize` bytes.
+fn pattern(flips: u128, itemsize: usize) -> Result<Flips> {
+    if flips != 0 && !(itemsize.is_power_of_two() && itemsize <= 16) {
+        let text = format!("no bits of elements of {itemsize} bytes can be flipped: copy first, and change the copy");
+        return Err(Error::new(ErrorKind::CopyNeeded, text));
+    }
+    let bytes = flips.to_le_bytes();
+    Ok(std::array::from_fn(|i| if flips == 0 { 0 } else { bytes[i % itemsize] }))
+}
+
+/// Addresses of two corresponding units.
+#[derive(Debug, Clone, Copy)]
+struct Ends {
+    source: *const u8,
+    target: *mut u8,
+}
+
+impl Ends {
+    /// Returns the ends these numbers of bytes further on.
+    fn step(self, from: i64, to: i64) -> Self {
+        Self { source: self.source.wrapping_offset(from as isize), target: self.target.wrapping_offset(to as isize) }
+    }
+
+    /// Returns the ends `index` steps further on.
+    fn steps(self, index: usize, from: i64, to: i64) -> Self {
+        self.step(index as i64 * from, index as i64 * to)
+    }
+}
+
+// SAFETY: addresses are shared, not memory. The safety of a copy is the contract of each function that takes them.
+unsafe impl Send for Ends {}
+
+// SAFETY: as above.
+unsafe impl Sync for Ends {}
+
+/// Copies all units of the walk on this thread.
+///
+/// # Safety
+///
+/// The units of the walk from `ends` on are readable in the source and writable in the target, and the two do not
+/// overlap.
+unsafe fn fill(walk: Walk, ends: Ends, flips: Flips) {
+    let ends = ends.step(walk.from, walk.to);
+    let (plane, outer) = Plane::new(walk.widen());
+    let kernel = plane.kernel();
+    let mut index = [0usize; bridge_core::MAX_NDIM];
+    let mut at = ends;
+    loop {
+        // SAFETY: the plane at these indices is part of the walk.
+        unsafe { kernel(&plane, at, flips) };
+        let Some(d) = (0..outer.len()).rev().find(|d| index[*d] + 1 < outer[*d].length) else { return };
+        index[d] += 1;
+        at = at.step(outer[d].from, outer[d].to);
+        for d in d + 1..outer.len() {
+            at = at.steps(index[d], -outer[d].from, -outer[d].to);
+            index[d] = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
