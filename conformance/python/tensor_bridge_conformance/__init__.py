@@ -19,6 +19,11 @@ sys.modules.setdefault("tensorflow.python.pywrap_dlopen_global_flags", None)  # 
 
 def main(argv: list[str]) -> int:
     """Run the suite, with ``--bench`` the benches, with ``--soak`` very many transfers. Return the exit code."""
+    if "--host-copies" in argv:
+        from tensor_bridge_conformance import bench_host_copies
+
+        return bench_host_copies.main([option for option in argv if option not in ("--bench", "--host-copies")])
+
     if "--bench" in argv:
         from tensor_bridge_conformance import bench
 
