@@ -60,6 +60,20 @@ pub trait Ordering: Send + Sync {
     /// the other is not.
     fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()>;
 
+    /// As [`order`](Self::order), for streams of two devices. The default streams have one handle on all devices: each
+    /// belongs to the device beside it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`order`](Self::order), and [`ErrorKind::Missing`] where this is not implemented.
+    fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+        if earlier.0 == later.0 {
+            return self.order(earlier.0, earlier.1, later.1);
+        }
+        let text = format!("streams of {} and {} cannot be ordered: move through the host", earlier.0, later.0);
+        Err(Error::new(ErrorKind::Missing, text))
+    }
+
     /// Drops `buffer` once all work now in `stream` has run.
     fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>);
 

@@ -30,6 +30,22 @@ pub(crate) struct Grid {
     pub shared: u32,
 }
 
+/// The two sides of a copy of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// From host memory to the device of the current context.
+    Up,
+    /// From the device of the current context to host memory.
+    Down,
+    /// From one context's device to another's.
+    Across {
+        /// The context of the target.
+        to: Context,
+        /// The context of the source.
+        from: Context,
+    },
+}
+
 /// What the driver knows about an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Pointer {
@@ -60,8 +76,8 @@ pub(crate) type Outcome<T> = Result<T, Failure>;
 /// The mode in which driver calls do not affect captures (`CU_STREAM_CAPTURE_MODE_RELAXED`).
 pub(crate) const RELAXED: u32 = 2;
 
-/// The driver. Methods act on the calling thread's current context. Only [`synchronize`](Self::synchronize) waits for
-/// the device.
+/// The driver. Methods act on the calling thread's current context. Only [`synchronize`](Self::synchronize) and
+/// [`synchronize_event`](Self::synchronize_event) wait for the device.
 pub(crate) trait Driver: Send + Sync + 'static {
     /// Retains the device's primary context, which all frameworks share, for the rest of the process.
     fn retain_primary_context(&self, ordinal: i32) -> Outcome<Context>;
@@ -90,6 +106,31 @@ pub(crate) trait Driver: Send + Sync + 'static {
     fn is_capturing(&self, stream: Stream) -> Outcome<bool>;
     /// Blocks the host until all work now in the stream has run.
     fn synchronize(&self, stream: Stream) -> Outcome<()>;
+    /// Blocks the host until the event has fired.
+    fn synchronize_event(&self, event: Event) -> Outcome<()>;
+    /// Copies `nbytes` bytes in stream order.
+    ///
+    /// # Safety
+    ///
+    /// Both ranges are mapped, on the sides that `way` names, until the copy has run; host memory is pinned.
+    unsafe fn copy(&self, way: Way, to: usize, from: usize, nbytes: usize, stream: Stream) -> Outcome<()>;
+    /// Allocates host memory that every device can copy to and from at full speed.
+    fn allocate_pinned(&self, nbytes: usize) -> Outcome<usize>;
+    /// Frees pinned memory.
+    ///
+    /// # Safety
+    ///
+    /// The address is one of [`allocate_pinned`](Self::allocate_pinned), and no work uses the memory any more.
+    unsafe fn free_pinned(&self, address: usize) -> Outcome<()>;
+    /// Allocates device memory from the device's own pool, in stream order.
+    fn allocate(&self, nbytes: usize, stream: Stream) -> Outcome<usize>;
+    /// Frees device memory in stream order.
+    ///
+    /// # Safety
+    ///
+    /// The address is one of [`allocate`](Self::allocate), and work that uses the memory is in the stream, or ordered
+    /// before it.
+    unsafe fn free(&self, address: usize, stream: Stream) -> Outcome<()>;
     /// Returns the ordinal of the device of the calling thread's current context. It is an error if there is none.
     fn current_device(&self) -> Outcome<i32>;
     /// Returns the context that a stream belongs to.

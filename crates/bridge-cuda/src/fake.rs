@@ -1,7 +1,7 @@
 //! A driver without a device, for the tests. It enforces the rules of the real one: a context must be current, and an
 //! event must be alive and belong to it.
 
-use crate::driver::{Context, Driver, Event, Failure, Function, Grid, Module, Outcome, Pointer};
+use crate::driver::{Context, Driver, Event, Failure, Function, Grid, Module, Outcome, Pointer, Way};
 use bridge_core::{Access, Device, DeviceBuffer, Reuse, Stream};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
@@ -25,6 +25,8 @@ pub(crate) enum Call {
     Load(&'static [u8]),
     AllowShared(Function, u32),
     Launch(Function, Grid, Stream),
+    Copy(Way, usize, Stream),
+    Free(usize),
 }
 
 /// `CU_STREAM_CAPTURE_MODE_GLOBAL`, the initial mode of every thread.
@@ -44,6 +46,9 @@ struct State {
     idle: Vec<Stream>,
     blocking: Vec<Stream>,
     modes: HashMap<ThreadId, u32>,
+    /// Live allocations of host and device memory: address and length.
+    memory: HashMap<usize, usize>,
+    allocated: usize,
     pointers: HashMap<usize, Pointer>,
     /// The contexts of streams; all others belong to the first device's context.
     streams: HashMap<Stream, Context>,
@@ -63,6 +68,21 @@ impl State {
 
     fn outcome(&self, call: &'static str) -> Outcome<()> {
         self.failing.get(call).map_or(Ok(()), |code| Err(Failure { call, code: *code }))
+    }
+
+    fn allocate(&mut self, call: &'static str, nbytes: usize) -> Outcome<usize> {
+        self.outcome(call)?;
+        self.current().ok_or(Failure { call, code: 201 })?;
+        self.allocated += 1;
+        let address = self.allocated << 20;
+        self.memory.insert(address, nbytes);
+        Ok(address)
+    }
+
+    fn free(&mut self, call: &'static str, address: usize) -> Outcome<()> {
+        self.calls.push(Call::Free(address));
+        self.outcome(call)?;
+        self.memory.remove(&address).map(|_| ()).ok_or(Failure { call, code: 1 })
     }
 
     /// Returns the event, if it is alive in the current context.
@@ -156,6 +176,11 @@ impl Fake {
         self.state().events.len()
     }
 
+    /// Returns the number of live allocations.
+    pub fn live_memory(&self) -> usize {
+        self.state().memory.len()
+    }
+
     /// Returns the number of event queries.
     pub fn queries(&self) -> usize {
         self.state().queries
@@ -218,7 +243,9 @@ impl Driver for Fake {
     fn wait_event(&self, stream: Stream, event: Event) -> Outcome<()> {
         let mut state = self.state();
         state.calls.push(Call::Wait(stream, event));
-        let (_, earlier, _) = *state.event("cuStreamWaitEvent", event)?;
+        state.outcome("cuStreamWaitEvent")?;
+        // A stream may wait for an event of another context.
+        let (_, earlier, _) = *state.events.get(&event).ok_or(Failure { call: "cuStreamWaitEvent", code: 400 })?;
         state.ordered.push((earlier.expect("an event is recorded before it is waited for"), stream));
         Ok(())
     }
@@ -252,6 +279,42 @@ impl Driver for Fake {
         let mut state = self.state();
         state.calls.push(Call::Synchronize(stream));
         state.outcome("cuStreamSynchronize")
+    }
+
+    fn synchronize_event(&self, event: Event) -> Outcome<()> {
+        let mut state = self.state();
+        state.event("cuEventSynchronize", event)?.2 = true;
+        Ok(())
+    }
+
+    /// Copies nothing: the addresses are made up.
+    unsafe fn copy(&self, way: Way, _: usize, _: usize, nbytes: usize, stream: Stream) -> Outcome<()> {
+        let call = match way {
+            Way::Up => "cuMemcpyHtoDAsync_v2",
+            Way::Down => "cuMemcpyDtoHAsync_v2",
+            Way::Across { .. } => "cuMemcpyPeerAsync",
+        };
+        let mut state = self.state();
+        state.outcome(call)?;
+        state.current().ok_or(Failure { call, code: 201 })?;
+        state.calls.push(Call::Copy(way, nbytes, stream));
+        Ok(())
+    }
+
+    fn allocate_pinned(&self, nbytes: usize) -> Outcome<usize> {
+        self.state().allocate("cuMemHostAlloc", nbytes)
+    }
+
+    unsafe fn free_pinned(&self, address: usize) -> Outcome<()> {
+        self.state().free("cuMemFreeHost", address)
+    }
+
+    fn allocate(&self, nbytes: usize, _: Stream) -> Outcome<usize> {
+        self.state().allocate("cuMemAllocAsync", nbytes)
+    }
+
+    unsafe fn free(&self, address: usize, _: Stream) -> Outcome<()> {
+        self.state().free("cuMemFreeAsync", address)
     }
 
     fn current_device(&self) -> Outcome<i32> {

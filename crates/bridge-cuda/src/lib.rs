@@ -6,7 +6,7 @@
 //!
 //! # What it promises
 //!
-//! - No call waits for the device, except [`Ordering::synchronize`]. Events are polled.
+//! - No call waits for the device, except [`Ordering::synchronize`] and [`Link::wait`]. Events are polled.
 //! - Every call leaves the calling thread's current context unchanged, also after an error.
 //! - Work is done in each device's primary context, which all frameworks share. It is retained for the rest of the
 //!   process.
@@ -26,11 +26,13 @@ mod fake;
 mod later;
 mod launch;
 mod library;
+mod memory;
 mod ordering;
 mod pointer;
 mod reaper;
 
 pub use launch::{Image, Kernels, Launch};
+pub use memory::{Link, Mark};
 pub use pointer::Located;
 
 use bridge_core::{Deferred, Device, DeviceBuffer, Error, HostOnly, Ordering, Result, Stream};
@@ -74,6 +76,10 @@ impl Ordering for Lazy {
         cuda()?.order(device, earlier, later)
     }
 
+    fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+        cuda()?.order_across(earlier, later)
+    }
+
     fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         match cuda() {
             Ok(cuda) => cuda.retire(device, stream, buffer),
@@ -99,6 +105,15 @@ impl Ordering for Lazy {
 /// Those of [`available`], and [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the query fails.
 pub fn locate(address: usize) -> Result<Option<Located>> {
     pointer::locate(cuda()?.devices(), address)
+}
+
+/// Returns the driver's copies between the host and devices.
+///
+/// # Errors
+///
+/// Those of [`available`].
+pub fn link() -> Result<&'static dyn Link> {
+    Ok(cuda()?.devices())
 }
 
 /// Returns the device that the calling thread's CUDA calls act on, or `None` where the thread has no current context.

@@ -4,15 +4,15 @@
 //! first, which may be the stub of a CUDA toolkit; it panics on a missing function; and it declares result codes as a
 //! closed enum, although newer drivers add codes.
 
-use crate::driver::{Context, Driver, Event, Failure, Function, Grid, Module, Outcome, Pointer, RELAXED};
+use crate::driver::{Context, Driver, Event, Failure, Function, Grid, Module, Outcome, Pointer, RELAXED, Way};
 use bridge_core::{Error, ErrorKind, Stream};
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUevent_flags, CUfunction, CUfunction_attribute,
-    CUmodule, CUpointer_attribute, CUresult, CUstream, CUstream_flags, CUstreamCaptureStatus,
+    CU_MEMHOSTALLOC_PORTABLE, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUevent_flags, CUfunction,
+    CUfunction_attribute, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstream_flags, CUstreamCaptureStatus,
 };
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::ptr::null_mut;
+use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut};
 
 /// The driver library that comes with the kernel module, never the toolkit's stub.
 pub(crate) const NAME: &str = "libcuda.so.1";
@@ -54,6 +54,7 @@ functions! {
     cuEventDestroy_v2(CUevent);
     cuEventRecord(CUevent, CUstream);
     cuEventQuery(CUevent);
+    cuEventSynchronize(CUevent);
     cuStreamWaitEvent(CUstream, CUevent, c_uint);
     cuStreamGetFlags(CUstream, *mut c_uint);
     cuStreamQuery(CUstream);
@@ -67,6 +68,13 @@ functions! {
     cuModuleGetFunction(*mut CUfunction, CUmodule, *const c_char);
     cuFuncSetAttribute(CUfunction, c_int, c_int);
     cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
+    cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
+    cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+    cuMemcpyPeerAsync(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
+    cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+    cuMemFreeHost(*mut c_void);
+    cuMemAllocAsync(*mut CUdeviceptr, usize, CUstream);
+    cuMemFreeAsync(CUdeviceptr, CUstream);
     cuGetErrorName(u32, *mut *const c_char);
     cuGetErrorString(u32, *mut *const c_char);
 }
@@ -234,6 +242,53 @@ impl Driver for Cuda {
     fn synchronize(&self, stream: Stream) -> Outcome<()> {
         // SAFETY: the stream is alive, see above.
         unsafe { call!(self, cuStreamSynchronize(handle(stream))) }
+    }
+
+    fn synchronize_event(&self, event: Event) -> Outcome<()> {
+        // SAFETY: the event is alive, see above.
+        unsafe { call!(self, cuEventSynchronize(event.0 as CUevent)) }
+    }
+
+    unsafe fn copy(&self, way: Way, to: usize, from: usize, nbytes: usize, stream: Stream) -> Outcome<()> {
+        let stream = handle(stream);
+        let (device_to, device_from) = (to as CUdeviceptr, from as CUdeviceptr);
+        // SAFETY: the stream and the contexts are alive, see above; the caller vouches for both ranges.
+        unsafe {
+            match way {
+                Way::Up => call!(self, cuMemcpyHtoDAsync_v2(device_to, with_exposed_provenance(from), nbytes, stream)),
+                Way::Down => {
+                    call!(self, cuMemcpyDtoHAsync_v2(with_exposed_provenance_mut(to), device_from, nbytes, stream))
+                }
+                Way::Across { to, from } => {
+                    let (to, from) = (to.0 as CUcontext, from.0 as CUcontext);
+                    call!(self, cuMemcpyPeerAsync(device_to, to, device_from, from, nbytes, stream))
+                }
+            }
+        }
+    }
+
+    fn allocate_pinned(&self, nbytes: usize) -> Outcome<usize> {
+        let mut memory = null_mut();
+        // SAFETY: the output is writable.
+        unsafe { call!(self, cuMemHostAlloc(&mut memory, nbytes, CU_MEMHOSTALLOC_PORTABLE)) }?;
+        Ok(memory.expose_provenance())
+    }
+
+    unsafe fn free_pinned(&self, address: usize) -> Outcome<()> {
+        // SAFETY: the caller's promises.
+        unsafe { call!(self, cuMemFreeHost(with_exposed_provenance_mut(address))) }
+    }
+
+    fn allocate(&self, nbytes: usize, stream: Stream) -> Outcome<usize> {
+        let mut address = 0;
+        // SAFETY: the output is writable, and the stream is alive, see above.
+        unsafe { call!(self, cuMemAllocAsync(&mut address, nbytes, handle(stream))) }?;
+        Ok(address as usize)
+    }
+
+    unsafe fn free(&self, address: usize, stream: Stream) -> Outcome<()> {
+        // SAFETY: the stream is alive, see above; the caller vouches for the address.
+        unsafe { call!(self, cuMemFreeAsync(address as CUdeviceptr, handle(stream))) }
     }
 
     fn current_device(&self) -> Outcome<i32> {

@@ -53,6 +53,13 @@ impl<D: Driver> Ordering for CudaOrdering<D> {
         Ok(())
     }
 
+    fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+        match earlier.0.index == later.0.index {
+            true => self.order(earlier.0, earlier.1, later.1),
+            false => self.devices.order_across(earlier, later),
+        }
+    }
+
     /// Never blocks and never fails: where no event can be recorded, the memory is leaked, because an early return
     /// would let the owner overwrite bytes that are still read.
     fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {

@@ -1,0 +1,346 @@
+//! Copies of bytes between the host and devices, and memory for them.
+
+use crate::context::{Devices, Entered};
+use crate::driver::{Driver, Event, Failure, Outcome, RELAXED, Way, error};
+use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: u32 = 2;
+
+/// A point in a stream: the work that the stream held when [`Link::mark`] was called. Pass it to [`Link::release`]
+/// once.
+#[derive(Debug)]
+pub struct Mark(Event);
+
+impl Mark {
+    /// Returns a mark with this number, for an implementation of [`Link`] without a driver.
+    pub const fn new(number: usize) -> Self {
+        Self(Event(number))
+    }
+
+    /// Returns its number.
+    pub const fn number(&self) -> usize {
+        self.0.0
+    }
+}
+
+/// Copies bytes between the host and devices, and allocates memory for them. Implemented by the driver; the tests of
+/// `bridge-copy` have another implementation.
+///
+/// Addresses and lengths are in bytes. Every method may be called on any thread, and leaves that thread's current
+/// context unchanged.
+///
+/// # Errors
+///
+/// [`ErrorKind::Device`] for a device that is not CUDA's, [`ErrorKind::OutOfMemory`] from allocations, and
+/// [`ErrorKind::Driver`] with the driver's message.
+pub trait Link: Send + Sync {
+    /// Copies `nbytes` bytes, by addresses on two devices, in `stream`, which belongs to the one that is a CUDA device.
+    /// Between two CUDA devices it belongs to that of `from`. One side at least is a CUDA device.
+    ///
+    /// # Safety
+    ///
+    /// Both ranges stay mapped until the work has run, and the host's range, if there is one, is pinned.
+    unsafe fn copy(&self, from: (Device, usize), to: (Device, usize), nbytes: usize, stream: Stream) -> Result<()>;
+
+    /// Marks the work that the stream holds now.
+    fn mark(&self, device: Device, stream: Stream) -> Result<Mark>;
+
+    /// Returns whether all work before the mark has run.
+    fn is_reached(&self, device: Device, mark: &Mark) -> Result<bool>;
+
+    /// Blocks the host until all work before the mark has run.
+    fn wait(&self, device: Device, mark: &Mark) -> Result<()>;
+
+    /// Releases a mark.
+    fn release(&self, device: Device, mark: Mark);
+
+    /// Returns whether the stream is being captured into a graph.
+    fn is_captured(&self, device: Device, stream: Stream) -> Result<bool>;
+
+    /// Returns whether all bytes of the range are pinned host memory.
+    fn is_pinned(&self, address: usize, nbytes: usize) -> Result<bool>;
+
+    /// Allocates pinned host memory, for all devices.
+    fn allocate_pinned(&self, device: Device, nbytes: usize) -> Result<usize>;
+
+    /// Frees pinned memory.
+    ///
+    /// # Safety
+    ///
+    /// The address is one of [`allocate_pinned`](Self::allocate_pinned), and no work uses the memory any more.
+    unsafe fn free_pinned(&self, device: Device, address: usize) -> Result<()>;
+
+    /// Allocates memory of the device from the driver's pool, in stream order.
+    fn allocate(&self, device: Device, nbytes: usize, stream: Stream) -> Result<usize>;
+
+    /// Returns memory to the driver's pool, in stream order.
+    ///
+    /// # Safety
+    ///
+    /// The address is one of [`allocate`](Self::allocate), and all work that uses the memory is in `stream`, or ordered
+    /// before it.
+    unsafe fn free(&self, device: Device, address: usize, stream: Stream) -> Result<()>;
+}
+
+impl<D: Driver> Link for Devices<D> {
+    unsafe fn copy(&self, from: (Device, usize), to: (Device, usize), nbytes: usize, stream: Stream) -> Result<()> {
+        let ((from_device, from), (to_device, to)) = (from, to);
+        let is_host = |device: Device| [DeviceKind::CPU, DeviceKind::CUDA_HOST].contains(&device.kind);
+        let (device, way) = match (is_host(from_device), is_host(to_device)) {
+            (true, true) => return Err(no_cuda_side(from_device, to_device)),
+            (true, false) => (to_device, Way::Up),
+            (false, true) => (from_device, Way::Down),
+            (false, false) => {
+                let (to, from) = (self.enter(to_device)?.context(), self.enter(from_device)?.context());
+                (from_device, Way::Across { to, from })
+            }
+        };
+        let _entered = self.enter(device)?;
+        // SAFETY: the caller's promises; the context is that of the stream's device.
+        self.checked(unsafe { self.driver().copy(way, to, from, nbytes, stream) })
+    }
+
+    fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {
+        self.checked(self.enter(device)?.record(stream).map(Mark))
+    }
+
+    fn is_reached(&self, device: Device, mark: &Mark) -> Result<bool> {
+        let _entered = self.enter(device)?;
+        self.relaxed(|| self.driver().query_event(mark.0))
+    }
+
+    fn wait(&self, device: Device, mark: &Mark) -> Result<()> {
+        let _entered = self.enter(device)?;
+        self.relaxed(|| self.driver().synchronize_event(mark.0))
+    }
+
+    fn release(&self, device: Device, mark: Mark) {
+        // Without the context the driver has destroyed the event already.
+        let _ = self.enter(device).map(|entered| entered.recycle(mark.0));
+    }
+
+    fn is_captured(&self, device: Device, stream: Stream) -> Result<bool> {
+        let _entered = self.enter(device)?;
+        self.checked(self.driver().is_capturing(stream))
+    }
+
+    fn is_pinned(&self, address: usize, nbytes: usize) -> Result<bool> {
+        let located = crate::pointer::locate(self, address)?;
+        let end = address.saturating_add(nbytes);
+        Ok(located.is_some_and(|at| at.device.kind == DeviceKind::CUDA_HOST && at.range.end >= end))
+    }
+
+    fn allocate_pinned(&self, device: Device, nbytes: usize) -> Result<usize> {
+        let _entered = self.enter(device)?;
+        self.relaxed(|| self.driver().allocate_pinned(nbytes))
+    }
+
+    unsafe fn free_pinned(&self, device: Device, address: usize) -> Result<()> {
+        let _entered = self.enter(device)?;
+        // SAFETY: the caller's promises.
+        self.relaxed(|| unsafe { self.driver().free_pinned(address) })
+    }
+
+    fn allocate(&self, device: Device, nbytes: usize, stream: Stream) -> Result<usize> {
+        let _entered = self.enter(device)?;
+        self.checked(self.driver().allocate(nbytes, stream))
+    }
+
+    unsafe fn free(&self, device: Device, address: usize, stream: Stream) -> Result<()> {
+        let _entered = self.enter(device)?;
+        // SAFETY: the caller's promises.
+        self.checked(unsafe { self.driver().free(address, stream) })
+    }
+}
+
+impl<D: Driver> Devices<D> {
+    fn checked<T>(&self, outcome: Outcome<T>) -> Result<T> {
+        outcome.map_err(|failure| match failure {
+            Failure { code: OUT_OF_MEMORY, call } => {
+                let text = format!("{call} failed: {}: free memory first", self.driver().describe(OUT_OF_MEMORY));
+                Error::new(ErrorKind::OutOfMemory, text)
+            }
+            failure => error(self.driver(), failure),
+        })
+    }
+
+    /// Calls the driver so that a capture that is under way is unaffected: in other modes these calls invalidate it
+    /// (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
+    fn relaxed<T>(&self, call: impl FnOnce() -> Outcome<T>) -> Result<T> {
+        let before = self.checked(self.driver().exchange_capture_mode(RELAXED))?;
+        let outcome = call();
+        // The call worked a moment ago; a driver that has shut down meanwhile has no captures.
+        let _ = self.driver().exchange_capture_mode(before);
+        self.checked(outcome)
+    }
+
+    /// Makes all work submitted to a stream of one device from now on wait for all work now in a stream of another.
+    ///
+    /// Each call is made in its own device's context, because the default streams have one handle on all devices. An
+    /// event may be waited for by streams of other devices (CUDA driver API, `cuStreamWaitEvent`).
+    pub fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+        let captured = |(device, stream)| Link::is_captured(self, device, stream);
+        if captured(earlier)? != captured(later)? {
+            let text = format!(
+                "one of {} and {} is being captured into a CUDA graph and the other is not: cross before the capture begins",
+                earlier.1, later.1
+            );
+            return Err(Error::new(ErrorKind::Captured, text));
+        }
+        let mark = Link::mark(self, earlier.0, earlier.1)?;
+        let waited = self.enter(later.0).and_then(|_entered| self.checked(self.driver().wait_event(later.1, mark.0)));
+        Link::release(self, earlier.0, mark);
+        waited
+    }
+}
+
+fn no_cuda_side(from: Device, to: Device) -> Error {
+    Error::new(ErrorKind::Device, format!("neither {from} nor {to} is a CUDA device: copy on the host instead"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Context;
+    use crate::driver::Pointer;
+    use crate::fake::{Call, Fake};
+
+    const A: Stream = Stream::from_handle(0xa0);
+    const GPUS: [Device; 2] = [Device::cuda(0), Device::cuda(1)];
+    const FOREIGN: Context = Context(7);
+
+    fn devices() -> Devices<Fake> {
+        Devices::new(Fake::default(), 2)
+    }
+
+    fn copy(link: &dyn Link, from: Device, to: Device) -> Result<()> {
+        // SAFETY: the fake driver copies nothing.
+        unsafe { link.copy((from, 0x10), (to, 0x20), 8, A) }
+    }
+
+    #[test]
+    fn the_way_follows_from_the_devices_and_the_context_is_that_of_the_stream() {
+        let pinned = Device { kind: DeviceKind::CUDA_HOST, index: 0 };
+        let across = Way::Across { to: Fake::primary(0), from: Fake::primary(1) };
+        let cases = [
+            (Device::CPU, GPUS[1], Way::Up),
+            (pinned, GPUS[1], Way::Up),
+            (GPUS[1], Device::CPU, Way::Down),
+            (GPUS[1], GPUS[0], across),
+        ];
+        for (from, to, way) in cases {
+            let devices = devices();
+            copy(&devices, from, to).unwrap();
+            let calls = devices.driver().take_calls();
+            let at = calls.iter().position(|call| *call == Call::Copy(way, 8, A)).expect("the copy was made");
+            assert_eq!(calls[..at].last(), Some(&Call::Push(Fake::primary(1))), "{from} to {to}");
+            assert_eq!(devices.driver().current_context(), Ok(None));
+        }
+        assert_eq!(copy(&devices(), Device::CPU, pinned).unwrap_err().kind(), ErrorKind::Device);
+        assert_eq!(copy(&devices(), GPUS[0], Device::cuda(2)).unwrap_err().kind(), ErrorKind::Device);
+    }
+
+    #[test]
+    fn a_mark_is_reached_when_its_stream_is_and_its_event_is_used_again() {
+        let devices = devices();
+        let link: &dyn Link = &devices;
+        let mark = link.mark(GPUS[0], A).unwrap();
+        assert!(!link.is_reached(GPUS[0], &mark).unwrap());
+        link.wait(GPUS[0], &mark).unwrap();
+        assert!(link.is_reached(GPUS[0], &mark).unwrap());
+        link.release(GPUS[0], mark);
+        let again = link.mark(GPUS[0], A).unwrap();
+        assert_eq!((again.number(), devices.driver().live_events()), (1, 1));
+    }
+
+    #[test]
+    fn memory_is_freed_and_running_out_of_it_is_an_error_of_its_own() {
+        let devices = devices();
+        let link: &dyn Link = &devices;
+        let (pinned, block) = (link.allocate_pinned(GPUS[0], 64).unwrap(), link.allocate(GPUS[1], 64, A).unwrap());
+        assert_eq!(devices.driver().live_memory(), 2);
+        // SAFETY: both are allocations of this link, which nothing uses.
+        unsafe {
+            link.free_pinned(GPUS[0], pinned).unwrap();
+            link.free(GPUS[1], block, A).unwrap();
+        }
+        assert_eq!(devices.driver().live_memory(), 0);
+        for call in ["cuMemHostAlloc", "cuMemAllocAsync"] {
+            devices.driver().fail(call, OUT_OF_MEMORY);
+        }
+        let errors = [link.allocate_pinned(GPUS[0], 64), link.allocate(GPUS[0], 64, A)].map(Result::unwrap_err);
+        assert!(errors.iter().all(|error| error.kind() == ErrorKind::OutOfMemory), "{errors:?}");
+    }
+
+    #[test]
+    fn pinned_memory_is_known_by_its_whole_range() {
+        let devices = devices();
+        let pointer = Pointer { memory_type: 1, managed: false, ordinal: 0, start: 0x1000, size: 0x100 };
+        devices.driver().know(0x1000, pointer);
+        devices.driver().know(0x2000, Pointer { memory_type: 2, start: 0x2000, ..pointer });
+        let is_pinned = |address, nbytes| Link::is_pinned(&devices, address, nbytes).unwrap();
+        assert!(is_pinned(0x1000, 0x100));
+        assert!(!is_pinned(0x1000, 0x101), "the end is another allocation's");
+        assert!(!is_pinned(0x2000, 1) && !is_pinned(0x3000, 1));
+    }
+
+    /// Each call of the driver fails in turn: the error names it, and the context and the capture mode are restored.
+    #[test]
+    fn every_failure_is_an_error_that_names_the_call_and_changes_nothing() {
+        type Step = fn(&dyn Link) -> Result<()>;
+        let steps: [(&str, Step); 13] = [
+            ("cuMemcpyHtoDAsync_v2", |link| copy(link, Device::CPU, GPUS[0])),
+            ("cuMemcpyDtoHAsync_v2", |link| copy(link, GPUS[0], Device::CPU)),
+            ("cuMemcpyPeerAsync", |link| copy(link, GPUS[0], GPUS[1])),
+            ("cuCtxPushCurrent_v2", |link| copy(link, GPUS[0], GPUS[1])),
+            ("cuEventRecord", |link| link.mark(GPUS[0], A).map(drop)),
+            ("cuEventQuery", |link| link.is_reached(GPUS[0], &link.mark(GPUS[0], A)?).map(drop)),
+            ("cuEventSynchronize", |link| link.wait(GPUS[0], &link.mark(GPUS[0], A)?)),
+            ("cuStreamIsCapturing", |link| link.is_captured(GPUS[0], A).map(drop)),
+            ("cuPointerGetAttributes", |link| link.is_pinned(0x1000, 1).map(drop)),
+            ("cuMemHostAlloc", |link| link.allocate_pinned(GPUS[0], 64).map(drop)),
+            ("cuMemAllocAsync", |link| link.allocate(GPUS[0], 64, A).map(drop)),
+            // SAFETY: the fake driver refuses the address.
+            ("cuMemFreeHost", |link| unsafe { link.free_pinned(GPUS[0], 0x1000) }),
+            // SAFETY: as above.
+            ("cuMemFreeAsync", |link| unsafe { link.free(GPUS[0], 0x1000, A) }),
+        ];
+        for (call, step) in steps {
+            let devices = devices();
+            devices.driver().push_context(FOREIGN).unwrap();
+            devices.driver().fail(call, 719);
+            let error = step(&devices).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Driver);
+            assert!(error.to_string().starts_with(call), "{error}");
+            assert_eq!(devices.driver().current_context(), Ok(Some(FOREIGN)), "after {call} failed");
+            let modes = devices.driver().take_calls();
+            let modes = modes.iter().filter_map(|call| if let Call::Mode(mode) = call { Some(*mode) } else { None });
+            assert_ne!(modes.last(), Some(RELAXED), "after {call} failed");
+        }
+    }
+
+    #[test]
+    fn streams_of_two_devices_are_ordered_each_in_its_own_context() {
+        let devices = devices();
+        let (earlier, later) = ((GPUS[0], Stream::LEGACY), (GPUS[1], Stream::LEGACY));
+        devices.order_across(earlier, later).unwrap();
+        let calls = devices.driver().take_calls();
+        let context_of = |wanted: fn(&Call) -> bool| {
+            let at = calls.iter().position(wanted).expect("the call was made");
+            calls[..at].iter().rev().find_map(|call| if let Call::Push(context) = call { Some(*context) } else { None })
+        };
+        assert_eq!(context_of(|call| matches!(call, Call::Record(..))), Some(Fake::primary(0)));
+        assert_eq!(context_of(|call| matches!(call, Call::Wait(..))), Some(Fake::primary(1)));
+        assert_eq!(devices.driver().ordered(), [(Stream::LEGACY, Stream::LEGACY)]);
+        devices.driver().capture(A);
+        assert_eq!(devices.order_across((GPUS[0], A), later).unwrap_err().kind(), ErrorKind::Captured);
+        devices.driver().end_capture();
+        for call in ["cuEventRecord", "cuStreamWaitEvent"] {
+            devices.driver().fail(call, 719);
+            assert!(devices.order_across(earlier, later).unwrap_err().to_string().starts_with(call));
+            assert_eq!(devices.driver().current_context(), Ok(None));
+            devices.driver().fail(call, 0);
+        }
+    }
+}
