@@ -11,7 +11,7 @@ mod plan;
 
 pub use ordering::{ordering, ordering_with};
 
-use bridge_core::{Copies, Error, ErrorKind, Result, Stream, Strided};
+use bridge_core::{Copies, Device, DeviceBuffer, Error, ErrorKind, Keep, Result, Stream, Strided};
 
 /// Copies with the kernels of this crate.
 #[derive(Debug, Default)]
@@ -28,6 +28,16 @@ impl Copies for Copier {
             // SAFETY: the caller's promises.
             Some(stream) => unsafe { moves::copy(from, to, flips, stream) },
         }
+    }
+
+    fn allocate(
+        &self,
+        device: Device,
+        nbytes: usize,
+        stream: Stream,
+        keep: Option<Keep>,
+    ) -> Result<Box<dyn DeviceBuffer>> {
+        moves::allocate(device, nbytes, stream, keep)
     }
 }
 

@@ -1,5 +1,222 @@
-use bridge_core::{Error, ErrorKind, Result, Stream, Strided};
+//! Moves between the host and a device, and between two devices.
+//!
+//! Bytes move compact. A device compacts and spreads its own side with the kernels, in memory of the driver's pool; the
+//! host does so with its own loops. The device's side also flips the pending bits.
 
-pub(crate) unsafe fn copy(_: Strided<'_>, _: Strided<'_>, _: u128, _: Stream) -> Result<()> {
-    Err(Error::new(ErrorKind::CopyNeeded, "not copied here"))
+mod pieces;
+mod staging;
+mod stores;
+#[cfg(test)]
+mod tests;
+
+use crate::{host, kernels};
+use bridge_core::{
+    Access, Allocation, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Keep, Layout, Memory, Result, Reuse,
+    Stream, Strided,
+};
+use bridge_cuda::Link;
+use pieces::Bytes;
+use staging::Pool;
+
+static POOL: Pool = Pool::new();
+
+/// Moves the elements, as [`bridge_core::Copies::copy`] says, between two devices that differ.
+///
+/// # Safety
+///
+/// As of [`bridge_core::Copies::copy`].
+pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
+    let moves = Moves { link: bridge_cuda::link()?, pool: &POOL, on_device: kernels::copy, on_host: host::copy };
+    // SAFETY: the caller's promises.
+    unsafe { moves.copy(from, to, flips, stream) }
+}
+
+/// Allocates memory of a device, as [`bridge_core::Copies::allocate`] says.
+pub(crate) fn allocate(
+    device: Device,
+    nbytes: usize,
+    stream: Stream,
+    keep: Option<Keep>,
+) -> Result<Box<dyn DeviceBuffer>> {
+    // The memory is freed on any thread.
+    let stream = stream.on_any_thread();
+    let block = Block::new(bridge_cuda::link()?, device, nbytes, stream)?;
+    let bytes = block.address..block.address + nbytes;
+    let allocation =
+        Allocation { bytes, device, access: Access::ReadWrite, stream: Some(stream), reuse: Reuse::InStreamOrder };
+    // SAFETY: the driver's pool maps the bytes until the block is dropped and reuses them behind the stream, which
+    // `keep` keeps alive; no other code knows them. Freeing neither blocks nor panics, and needs no GIL.
+    Ok(Box::new(unsafe { Memory::new(allocation, (block, keep)) }))
+}
+
+/// Memory of the driver's pool.
+struct Block<'a> {
+    link: &'a dyn Link,
+    device: Device,
+    stream: Stream,
+    address: usize,
+}
+
+impl<'a> Block<'a> {
+    fn new(link: &'a dyn Link, device: Device, nbytes: usize, stream: Stream) -> Result<Self> {
+        // The driver allocates no 0 bytes.
+        Ok(Self { link, device, stream, address: link.allocate(device, nbytes.max(1), stream)? })
+    }
+}
+
+impl Drop for Block<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the memory comes from this link. Core, and `Moves` in the stream itself, have ordered all work on it
+        // before the stream. A driver that has shut down keeps the memory.
+        let _ = unsafe { self.link.free(self.device, self.address, self.stream) };
+    }
+}
+
+/// What moves go through. The tests have other ones.
+struct Moves<'a> {
+    link: &'a dyn Link,
+    pool: &'a Pool,
+    on_device: unsafe fn(Strided<'_>, Strided<'_>, u128, Stream) -> Result<()>,
+    on_host: unsafe fn(Strided<'_>, Strided<'_>, u128) -> Result<()>,
+}
+
+impl Moves<'_> {
+    unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
+        let device = if is_host(from.device) { to.device } else { from.device };
+        if from.layout.numel() == 0 {
+            return Ok(());
+        }
+        if self.link.is_captured(device, stream)? {
+            let text = format!(
+                "{stream} is being captured into a CUDA graph, which would repeat the move with memory that is released by then: move the tensor before the capture"
+            );
+            return Err(Error::new(ErrorKind::Captured, text));
+        }
+        // The threads of a move share the stream.
+        let stream = stream.on_any_thread();
+        // SAFETY: the caller's promises.
+        unsafe {
+            match (is_host(from.device), is_host(to.device)) {
+                (true, true) => (self.on_host)(from, to, flips),
+                (true, false) => self.up(from, to, flips, stream),
+                (false, true) => self.down(from, to, flips, stream),
+                (false, false) => self.across(from, to, flips, stream),
+            }
+        }
+    }
+
+    unsafe fn down(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
+        let compact = compact(from.layout)?;
+        let fresh = Scratch::unless(to.layout.is_compact(), compact.nbytes())?;
+        // SAFETY: the caller's promises; the scratch memory has room for all elements and is used here only.
+        unsafe {
+            let (source, _block) = self.flat(from, flips, &compact, stream)?;
+            let target = fresh.as_ref().map_or(to.data, |fresh| fresh.address);
+            self.bytes(from.device, source, target, compact.nbytes(), stream).down().map_err(undefined)?;
+            match fresh {
+                Some(_) => (self.on_host)(Strided { device: Device::CPU, data: target, layout: &compact }, to, 0),
+                None => Ok(()),
+            }
+        }
+    }
+
+    unsafe fn up(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
+        let compact = compact(from.layout)?;
+        let packed = Scratch::unless(from.layout.is_compact(), compact.nbytes())?;
+        // SAFETY: the caller's promises; the scratch memory has room for all elements and is used here only. The block
+        // is freed in the stream, behind the kernel that reads it.
+        unsafe {
+            let source = packed.as_ref().map_or(from.data, |packed| packed.address);
+            if packed.is_some() {
+                (self.on_host)(from, Strided { device: Device::CPU, data: source, layout: &compact }, 0)?;
+            }
+            if to.layout.is_compact() && flips == 0 {
+                return self.bytes(to.device, to.data, source, compact.nbytes(), stream).up().map_err(undefined);
+            }
+            let block = Block::new(self.link, to.device, compact.nbytes(), stream)?;
+            self.bytes(to.device, block.address, source, compact.nbytes(), stream).up()?;
+            (self.on_device)(Strided { device: to.device, data: block.address, layout: &compact }, to, flips, stream)
+        }
+    }
+
+    unsafe fn across(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
+        if !to.layout.is_compact() {
+            let text = format!(
+                "a tensor of {} cannot be moved into a strided view on {}: move it to {} first, and copy it there",
+                from.device, to.device, to.device
+            );
+            return Err(Error::new(ErrorKind::CopyNeeded, text));
+        }
+        let compact = compact(from.layout)?;
+        // SAFETY: the caller's promises. The block is freed in the stream, behind the copy that reads it.
+        unsafe {
+            let (source, _block) = self.flat(from, flips, &compact, stream)?;
+            let copied = self.link.copy((from.device, source), (to.device, to.data), compact.nbytes(), stream);
+            copied.map_err(undefined)
+        }
+    }
+
+    /// Returns the address of the elements of a view on a device, compact and with `flips` flipped, and the memory that
+    /// holds them where it is not the view's own.
+    unsafe fn flat(
+        &self,
+        from: Strided<'_>,
+        flips: u128,
+        compact: &Layout,
+        stream: Stream,
+    ) -> Result<(usize, Option<Block<'_>>)> {
+        if from.layout.is_compact() && flips == 0 {
+            return Ok((from.data, None));
+        }
+        let block = Block::new(self.link, from.device, compact.nbytes(), stream)?;
+        let packed = Strided { device: from.device, data: block.address, layout: compact };
+        // SAFETY: the caller's promises; the block is fresh and has room for all elements.
+        unsafe { (self.on_device)(from, packed, flips, stream) }?;
+        Ok((block.address, Some(block)))
+    }
+
+    fn bytes(&self, device: Device, address: usize, host: usize, nbytes: usize, stream: Stream) -> Bytes<'_> {
+        Bytes { link: self.link, pool: self.pool, device, stream, address, host, nbytes }
+    }
+}
+
+/// Host memory for the length of a move.
+struct Scratch {
+    address: usize,
+    _memory: Vec<u128>,
+}
+
+impl Scratch {
+    fn unless(is_compact: bool, nbytes: usize) -> Result<Option<Self>> {
+        if is_compact {
+            return Ok(None);
+        }
+        let mut memory: Vec<u128> = Vec::new();
+        memory.try_reserve_exact(nbytes.div_ceil(size_of::<u128>())).map_err(|error| {
+            let text = format!("no host memory for a compact copy of {nbytes} bytes: free some first");
+            Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
+        })?;
+        Ok(Some(Self { address: memory.as_mut_ptr().expose_provenance(), _memory: memory }))
+    }
+}
+
+fn is_host(device: Device) -> bool {
+    [DeviceKind::CPU, DeviceKind::CUDA_HOST].contains(&device.kind)
+}
+
+/// Returns the compact layout of the same shape and itemsize.
+fn compact(layout: &Layout) -> Result<Layout> {
+    let bits = u8::try_from(layout.itemsize() * 8).ok();
+    let dtype = bits.map(|bits| DType { bits, ..DType::UINT8 });
+    let unknown = || {
+        let text = format!("elements of {} bytes cannot be moved: view them as smaller ones", layout.itemsize());
+        Error::new(ErrorKind::CopyNeeded, text)
+    };
+    Layout::new(dtype.ok_or_else(unknown)?, layout.shape(), None, 0)
+}
+
+/// Says that a move stopped half-way.
+fn undefined(error: Error) -> Error {
+    let text = format!("{error}; the move has stopped, and the elements of its target are undefined");
+    Error::new(error.kind(), text).caused_by(error)
 }

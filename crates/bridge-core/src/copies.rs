@@ -1,6 +1,6 @@
 //! Copies of strided tensors, as a trait. `bridge-copy` implements it.
 
-use crate::{DType, Device, Layout, Pending, Result, Stream};
+use crate::{DType, Device, DeviceBuffer, Error, ErrorKind, Keep, Layout, Pending, Result, Stream};
 
 /// One side of a copy: the elements of a view, by the address of the first.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +40,28 @@ pub trait Copies: Send + Sync {
     /// not read by other work meanwhile, and `stream`, if there is one, is alive and already ordered behind the last
     /// work on both.
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()>;
+
+    /// Allocates `nbytes` bytes of a device's memory for a target whose own memory cannot be written from outside.
+    /// Work on it must be behind `stream`, and the memory is reused behind it ([`Reuse::InStreamOrder`]). The buffer
+    /// holds `keep`, which keeps the stream alive.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver. [`ErrorKind::CopyNeeded`](crate::ErrorKind::CopyNeeded) where this implementation has no
+    /// memory, which is the default.
+    ///
+    /// [`Reuse::InStreamOrder`]: crate::Reuse::InStreamOrder
+    fn allocate(
+        &self,
+        device: Device,
+        nbytes: usize,
+        stream: Stream,
+        keep: Option<Keep>,
+    ) -> Result<Box<dyn DeviceBuffer>> {
+        let _ = (stream, keep);
+        let text = format!("no memory of {nbytes} bytes on {device}: copy the tensor there with its own framework");
+        Err(Error::new(ErrorKind::CopyNeeded, text))
+    }
 }
 
 impl Pending {

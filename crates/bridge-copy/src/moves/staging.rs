@@ -1,0 +1,172 @@
+//! Staging buffers: pinned host memory, kept for the next move.
+
+use bridge_core::{Device, Result, Stream};
+use bridge_cuda::{Link, Mark};
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+/// Bytes of a staging buffer, and the longest piece of a move. A copy of this length takes an engine of a GPU 76 µs at
+/// 55 GB/s, and starting one some microseconds.
+pub(crate) const PIECE: usize = 4 << 20;
+
+/// The most buffers that the pool keeps for a device: two for each thread of a move.
+const KEPT: usize = 16;
+
+/// A piece of pinned host memory.
+struct Buffer {
+    device: Device,
+    address: usize,
+    /// Marks the last copy into this buffer or out of it. Before the mark is reached the buffer must not be used.
+    mark: Option<Mark>,
+}
+
+/// The staging buffers of a process that no move holds now.
+#[derive(Default)]
+pub(crate) struct Pool(Mutex<Vec<Buffer>>);
+
+impl Pool {
+    pub const fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Vec<Buffer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a buffer for copies in streams of `device`. No earlier copy uses it any more.
+    ///
+    /// Allocates one while the pool is small, and waits for the oldest one otherwise.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver.
+    pub fn take<'a>(&'a self, link: &'a dyn Link, device: Device) -> Result<Staging<'a>> {
+        let found = {
+            let mut kept = self.kept();
+            let mine = |buffer: &Buffer| buffer.device == device;
+            let is_free = |buffer: &Buffer| {
+                buffer.mark.as_ref().is_none_or(|mark| link.is_reached(device, mark).unwrap_or(false))
+            };
+            let free = kept.iter().position(|buffer| mine(buffer) && is_free(buffer));
+            let is_full = kept.iter().filter(|buffer| mine(buffer)).count() >= KEPT;
+            let oldest = || kept.iter().position(mine).filter(|_| is_full);
+            free.or_else(oldest).map(|at| kept.remove(at))
+        };
+        let buffer = match found {
+            Some(buffer) => buffer,
+            None => Buffer { device, address: link.allocate_pinned(device, PIECE)?, mark: None },
+        };
+        let mut staging = Staging { pool: self, link, buffer: Some(buffer) };
+        staging.wait()?;
+        Ok(staging)
+    }
+
+    /// Takes a buffer back. Where the pool is full, frees it behind its last copy.
+    fn give(&self, link: &dyn Link, mut buffer: Buffer) {
+        let (device, address) = (buffer.device, buffer.address);
+        {
+            let mut kept = self.kept();
+            if kept.iter().filter(|buffer| buffer.device == device).count() < KEPT {
+                return kept.push(buffer);
+            }
+        }
+        let reached = buffer.mark.take().is_none_or(|mark| {
+            let waited = link.wait(device, &mark).is_ok();
+            link.release(device, mark);
+            waited
+        });
+        if reached {
+            // SAFETY: the buffer's memory comes from this link, and its last copy has run. A failure leaks it.
+            let _ = unsafe { link.free_pinned(device, address) };
+        }
+    }
+}
+
+/// A buffer that a move holds. Dropping it returns it to the pool.
+pub(crate) struct Staging<'a> {
+    pool: &'a Pool,
+    link: &'a dyn Link,
+    /// `None` once the buffer is lost: the driver cannot tell when its last copy has run, so it is leaked.
+    buffer: Option<Buffer>,
+}
+
+impl Staging<'_> {
+    fn buffer(&self) -> &Buffer {
+        self.buffer.as_ref().expect("a move ends with the error that lost its buffer")
+    }
+
+    /// Returns the first of its [`PIECE`] bytes.
+    pub fn start(&self) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.buffer().address)
+    }
+
+    /// Puts a copy of `nbytes` bytes from `address` of the device into `stream`, and marks it.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver. The buffer is then lost.
+    ///
+    /// # Safety
+    ///
+    /// The device's range stays mapped until the copy has run, `nbytes` is at most [`PIECE`], and the buffer is free:
+    /// [`wait`](Self::wait) has returned since its last copy.
+    pub unsafe fn fill(&mut self, address: usize, nbytes: usize, stream: Stream) -> Result<()> {
+        let Buffer { device, address: start, .. } = *self.buffer();
+        // SAFETY: the caller's promises; the buffer is pinned and lives until its mark is reached, or for ever.
+        self.marked(stream, unsafe { self.link.copy((device, address), (Device::CPU, start), nbytes, stream) })
+    }
+
+    /// Puts a copy of the first `nbytes` bytes to `address` of the device into `stream`, and marks it.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver. The buffer is then lost.
+    ///
+    /// # Safety
+    ///
+    /// As of [`fill`](Self::fill).
+    pub unsafe fn empty(&mut self, address: usize, nbytes: usize, stream: Stream) -> Result<()> {
+        let Buffer { device, address: start, .. } = *self.buffer();
+        // SAFETY: as in `fill`.
+        self.marked(stream, unsafe { self.link.copy((Device::CPU, start), (device, address), nbytes, stream) })
+    }
+
+    fn marked(&mut self, stream: Stream, copied: Result<()>) -> Result<()> {
+        let mark = copied.and_then(|()| self.link.mark(self.buffer().device, stream));
+        match (mark, &mut self.buffer) {
+            (Ok(mark), Some(buffer)) => {
+                buffer.mark = Some(mark);
+                Ok(())
+            }
+            (mark, buffer) => {
+                *buffer = None;
+                mark.map(drop)
+            }
+        }
+    }
+
+    /// Blocks the host until the last copy has run.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver. The buffer is then lost.
+    pub fn wait(&mut self) -> Result<()> {
+        let Some(Buffer { device, mark: Some(mark), .. }) = &self.buffer else { return Ok(()) };
+        let (device, waited) = (*device, self.link.wait(*device, mark));
+        match &mut self.buffer {
+            Some(buffer) if waited.is_ok() => {
+                buffer.mark.take().into_iter().for_each(|mark| self.link.release(device, mark))
+            }
+            lost => *lost = None,
+        }
+        waited
+    }
+}
+
+impl Drop for Staging<'_> {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.pool.give(self.link, buffer);
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! Moves over a link without a device. Its stream is as late as a stream can be: work runs when the host waits for it
+//! and no earlier. So a buffer that is used again too early, and bytes that are read too early, are wrong every time.
+
+use super::staging::PIECE;
+use super::*;
+use bridge_cuda::Mark;
+use proptest::prelude::*;
+use std::collections::{HashMap, HashSet};
+use std::ptr::{with_exposed_provenance as at, with_exposed_provenance_mut as at_mut};
+use std::sync::{Mutex, MutexGuard};
+
+const GPU: Device = Device::cuda(0);
+const OTHER: Device = Device::cuda(1);
+const STREAM: Stream = Stream::from_handle(0xa0);
+
+/// Work in the stream.
+type Work = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct State {
+    queue: Vec<Work>,
+    /// Marks by number: how much work was submitted before. All work has run up to `done`.
+    marks: HashMap<usize, usize>,
+    submitted: usize,
+    done: usize,
+    made: usize,
+    /// Live memory, by address.
+    memory: HashMap<usize, Box<[u128]>>,
+    /// Pinned memory that belongs to the test.
+    pinned: HashSet<usize>,
+    copies: Vec<(Device, Device, usize)>,
+    waits: usize,
+    captured: bool,
+    /// Calls until one fails.
+    left: Option<usize>,
+    /// Claims that every mark is reached.
+    lies: bool,
+}
+
+#[derive(Default)]
+struct Sim(Mutex<State>);
+
+impl Sim {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// Counts a call, which may be the one that fails.
+    fn call(&self) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.state();
+        match &mut state.left {
+            Some(0) => return Err(Error::new(ErrorKind::Driver, "planned failure")),
+            Some(left) => *left -= 1,
+            None => (),
+        }
+        Ok(state)
+    }
+
+    fn submit(state: &mut State, work: Work) {
+        state.queue.push(work);
+        state.submitted += 1;
+    }
+
+    fn run(state: &mut State, until: usize) {
+        let ready = until.saturating_sub(state.done).min(state.queue.len());
+        state.queue.drain(..ready).for_each(|work| work());
+        state.done += ready;
+    }
+
+    fn finish(&self) {
+        let state = &mut *self.state();
+        let until = state.submitted;
+        Self::run(state, until);
+    }
+
+    fn allocate_bytes(state: &mut State, nbytes: usize) -> usize {
+        let mut memory = vec![0xabab_u128; nbytes.div_ceil(16)].into_boxed_slice();
+        let address = memory.as_mut_ptr().expose_provenance();
+        state.memory.insert(address, memory);
+        address
+    }
+}
+
+impl Link for Sim {
+    unsafe fn copy(&self, from: (Device, usize), to: (Device, usize), nbytes: usize, _: Stream) -> Result<()> {
+        let mut state = self.call()?;
+        state.copies.push((from.0, to.0, nbytes));
+        let (from, to) = (from.1, to.1);
+        // SAFETY: the promises of `copy`.
+        Self::submit(&mut state, Box::new(move || unsafe { at::<u8>(from).copy_to(at_mut(to), nbytes) }));
+        Ok(())
+    }
+
+    fn mark(&self, _: Device, _: Stream) -> Result<Mark> {
+        let mut state = self.call()?;
+        state.made += 1;
+        let (number, submitted) = (state.made, state.submitted);
+        state.marks.insert(number, submitted);
+        Ok(Mark::new(number))
+    }
+
+    fn is_reached(&self, _: Device, mark: &Mark) -> Result<bool> {
+        let state = self.call()?;
+        Ok(state.lies || state.marks[&mark.number()] <= state.done)
+    }
+
+    fn wait(&self, _: Device, mark: &Mark) -> Result<()> {
+        let mut state = self.call()?;
+        state.waits += 1;
+        if !state.lies {
+            let until = state.marks[&mark.number()];
+            Self::run(&mut state, until);
+        }
+        Ok(())
+    }
+
+    fn release(&self, _: Device, mark: Mark) {
+        self.state().marks.remove(&mark.number()).expect("a mark is released once");
+    }
+
+    fn is_captured(&self, _: Device, _: Stream) -> Result<bool> {
+        Ok(self.call()?.captured)
+    }
+
+    fn is_pinned(&self, address: usize, _: usize) -> Result<bool> {
+        Ok(self.call()?.pinned.contains(&address))
+    }
+
+    fn allocate_pinned(&self, _: Device, nbytes: usize) -> Result<usize> {
+        Ok(Self::allocate_bytes(&mut *self.call()?, nbytes))
+    }
+
+    unsafe fn free_pinned(&self, _: Device, address: usize) -> Result<()> {
+        self.state().memory.remove(&address).expect("memory is freed once");
+        Ok(())
+    }
+
+    fn allocate(&self, _: Device, nbytes: usize, _: Stream) -> Result<usize> {
+        Ok(Self::allocate_bytes(&mut *self.call()?, nbytes))
+    }
+
+    unsafe fn free(&self, _: Device, address: usize, _: Stream) -> Result<()> {
+        let mut state = self.state();
+        let memory = state.memory.remove(&address).expect("memory is freed once");
+        // Freed in stream order: overwritten behind the work that uses it.
+        Self::submit(&mut state, Box::new(move || drop(memory)));
+        Ok(())
+    }
+}
+
+/// Returns the offset in bytes of each element, in row-major order.
+fn offsets(layout: &Layout) -> Vec<isize> {
+    let mut all = vec![0];
+    for (length, stride) in layout.shape().iter().zip(layout.strides()) {
+        let step = stride * layout.itemsize() as i64;
+        all = all.iter().flat_map(|start| (0..*length).map(move |i| start + (i * step) as isize)).collect();
+    }
+    all
+}
+
+/// Copies element by element.
+unsafe fn elements(from: (usize, &[isize]), to: (usize, &[isize]), itemsize: usize, flips: u128) {
+    for (source, target) in from.1.iter().zip(to.1) {
+        for byte in 0..itemsize {
+            // SAFETY: the promises of a copy: both elements are inside their views.
+            unsafe {
+                let value: u8 = at::<u8>(from.0).offset(*source).add(byte).read();
+                at_mut::<u8>(to.0).offset(*target).add(byte).write(value ^ flips.to_le_bytes()[byte]);
+            }
+        }
+    }
+}
+
+unsafe fn on_host(from: Strided<'_>, to: Strided<'_>, flips: u128) -> Result<()> {
+    // SAFETY: the caller's promises.
+    unsafe {
+        elements((from.data, &offsets(from.layout)), (to.data, &offsets(to.layout)), from.layout.itemsize(), flips)
+    };
+    Ok(())
+}
+
+static ON_DEVICE: Mutex<Option<&'static Sim>> = Mutex::new(None);
+
+/// Tests that use kernels run one at a time: a function pointer holds no link.
+static ONE: Mutex<()> = Mutex::new(());
+
+unsafe fn on_device(from: Strided<'_>, to: Strided<'_>, flips: u128, _: Stream) -> Result<()> {
+    let sim = ON_DEVICE.lock().unwrap().expect("a test has set it");
+    let (source, target) = ((from.data, offsets(from.layout)), (to.data, offsets(to.layout)));
+    let itemsize = from.layout.itemsize();
+    let mut state = sim.call()?;
+    // SAFETY: the promises of a copy.
+    let work = move || unsafe { elements((source.0, &source.1), (target.0, &target.1), itemsize, flips) };
+    Sim::submit(&mut state, Box::new(work));
+    Ok(())
+}
+
+unsafe fn no_kernel(_: Strided<'_>, _: Strided<'_>, _: u128, _: Stream) -> Result<()> {
+    panic!("compact bytes need no kernel")
+}
+
+fn moves<'a>(sim: &'a Sim, pool: &'a Pool) -> Moves<'a> {
+    Moves { link: sim, pool, on_device: no_kernel, on_host }
+}
+
+fn bytes(nbytes: usize) -> Layout {
+    Layout::new(DType::UINT8, &[nbytes as i64], None, 0).unwrap()
+}
+
+fn numbers(nbytes: usize, seed: usize) -> Vec<u8> {
+    (0..nbytes).map(|at| (((at + seed) * 2_654_435_761) >> 13) as u8).collect()
+}
+
+/// Moves plain bytes, and returns what is in the target once the stream has run.
+fn moved(moves: &Moves<'_>, sim: &Sim, source: &[u8], from: Device, to: Device) -> Result<Vec<u8>> {
+    let mut target = vec![0; source.len()];
+    let layout = bytes(source.len());
+    let view = |device, data| Strided { device, data, layout: &layout };
+    let (start, end) = (source.as_ptr().expose_provenance(), target.as_mut_ptr().expose_provenance());
+    // SAFETY: both are vectors of that length.
+    let done = unsafe { moves.copy(view(from, start), view(to, end), 0, STREAM) };
+    match to.kind {
+        // The elements are there when it returns.
+        DeviceKind::CPU => (),
+        _ => sim.finish(),
+    }
+    done.map(|()| target)
+}
+
+const LENGTHS: [usize; 6] = [1, 4096, 300 << 10, PIECE, PIECE + 5, 6 * PIECE + 123];
+
+#[test]
+fn bytes_arrive_up_down_and_across_at_every_length() {
+    let (sim, pool) = (Sim::default(), Pool::default());
+    for (seed, nbytes) in LENGTHS.into_iter().enumerate() {
+        for (from, to) in [(GPU, Device::CPU), (Device::CPU, GPU), (GPU, OTHER)] {
+            let source = numbers(nbytes, seed);
+            assert!(moved(&moves(&sim, &pool), &sim, &source, from, to).unwrap() == source, "{nbytes} {from} to {to}");
+        }
+    }
+    assert_eq!(sim.state().copies.iter().filter(|copy| copy.1 == OTHER).count(), LENGTHS.len(), "one copy each");
+}
+
+#[test]
+fn a_source_on_the_host_may_be_overwritten_as_soon_as_the_move_returns() {
+    let (sim, pool) = (Sim::default(), Pool::default());
+    let (mut source, layout) = (numbers(3 * PIECE, 1), bytes(3 * PIECE));
+    let (expected, mut target) = (source.clone(), vec![0u8; 3 * PIECE]);
+    let (start, end) = (source.as_mut_ptr().expose_provenance(), target.as_mut_ptr().expose_provenance());
+    let view = |device, data| Strided { device, data, layout: &layout };
+    for pinned in [false, true] {
+        sim.state().pinned.extend(pinned.then_some(start));
+        // SAFETY: both are vectors of that length.
+        unsafe { moves(&sim, &pool).copy(view(Device::CPU, start), view(GPU, end), 0, STREAM) }.unwrap();
+        source.fill(0xee);
+        sim.finish();
+        assert!(target == expected, "pinned: {pinned}");
+        source.copy_from_slice(&expected);
+    }
+}
+
+#[test]
+fn staging_is_not_used_before_its_last_copy_has_run() {
+    let (sim, pool) = (Sim::default(), Pool::default());
+    let (sources, layout): (Vec<_>, _) = ((0..40).map(|seed| numbers(PIECE, seed)).collect(), bytes(PIECE));
+    let mut targets = vec![vec![0u8; PIECE]; sources.len()];
+    let mut all = |lies| {
+        sim.state().lies = lies;
+        for (source, target) in sources.iter().zip(&mut targets) {
+            let (start, end) = (source.as_ptr().expose_provenance(), target.as_mut_ptr().expose_provenance());
+            let view = |device, data| Strided { device, data, layout: &layout };
+            // SAFETY: both are vectors of that length.
+            unsafe { moves(&sim, &pool).copy(view(Device::CPU, start), view(GPU, end), 0, STREAM) }.unwrap();
+        }
+        sim.finish();
+        sources.iter().zip(&targets).filter(|(source, target)| source != target).count()
+    };
+    assert_eq!(all(false), 0);
+    assert!(all(true) > 0, "where marks lie, this test sees it");
+    let pinned = sim.state().memory.len();
+    assert!(pinned <= 20, "{pinned} buffers for 40 moves: the pool is bounded");
+}
+
+#[test]
+fn pinned_host_memory_is_copied_at_once() {
+    let (sim, pool) = (Sim::default(), Pool::default());
+    let source = numbers(3 * PIECE, 2);
+    let mut target = vec![0u8; source.len()];
+    let (start, end) = (source.as_ptr().expose_provenance(), target.as_mut_ptr().expose_provenance());
+    sim.state().pinned.extend([start, end]);
+    let layout = bytes(source.len());
+    let view = |device, data| Strided { device, data, layout: &layout };
+    // SAFETY: both are vectors of that length.
+    unsafe {
+        moves(&sim, &pool).copy(view(GPU, start), view(Device::CPU, end), 0, STREAM).unwrap();
+        assert!(target == source);
+        moves(&sim, &pool).copy(view(Device::CPU, start), view(GPU, end), 0, STREAM).unwrap();
+    }
+    let state = sim.state();
+    assert_eq!(state.copies, [(GPU, Device::CPU, source.len()), (Device::CPU, GPU, source.len())]);
+    assert!(state.memory.is_empty() && state.marks.is_empty());
+}
+
+#[test]
+fn a_short_move_is_one_copy_and_waits_only_for_what_it_reads() {
+    let (sim, pool) = (Sim::default(), Pool::default());
+    let source = numbers(64 << 10, 3);
+    assert!(moved(&moves(&sim, &pool), &sim, &source, GPU, Device::CPU).unwrap() == source);
+    let made = || {
+        let state = sim.state();
+        (state.copies.len(), state.waits)
+    };
+    assert_eq!(made(), (1, 1));
+    assert!(moved(&moves(&sim, &pool), &sim, &source, Device::CPU, GPU).unwrap() == source);
+    assert_eq!(made(), (2, 1), "nothing waits for a stream on the way up");
+    assert_eq!(sim.state().memory.len(), 1, "the buffer is kept");
+}
+
+#[test]
+fn a_move_in_a_capture_is_refused_and_one_without_elements_does_nothing() {
+    let (sim, pool) = (Sim::default(), Pool::default());
+    sim.state().captured = true;
+    let error = moved(&moves(&sim, &pool), &sim, &[1, 2, 3], GPU, Device::CPU).unwrap_err();
+    assert_eq!((error.kind(), sim.state().submitted), (ErrorKind::Captured, 0));
+    assert!(moved(&moves(&sim, &pool), &sim, &[], GPU, Device::CPU).unwrap().is_empty());
+}
+
+#[test]
+fn a_strided_target_on_another_device_is_refused_before_anything_is_launched() {
+    let (sim, pool) = (Sim::default(), Pool::default());
+    let strided = Layout::new(DType::UINT8, &[3], Some(&[2]), 0).unwrap();
+    let view = |device| Strided { device, data: 0x1000, layout: &strided };
+    // SAFETY: nothing is read or written.
+    let error = unsafe { moves(&sim, &pool).copy(view(GPU), view(OTHER), 0, STREAM) }.unwrap_err();
+    assert_eq!((error.kind(), sim.state().submitted), (ErrorKind::CopyNeeded, 0));
+}
+
+/// The nth call of the link fails, for every n: the error is the driver's, and no mark and no memory is lost but that
+/// of a buffer whose last copy the driver cannot tell the end of.
+#[test]
+fn every_failure_is_an_error_and_the_next_move_works() {
+    for (from, to) in [(GPU, Device::CPU), (Device::CPU, GPU), (GPU, OTHER)] {
+        for left in 0.. {
+            let (sim, pool) = (Sim::default(), Pool::default());
+            let source = numbers(2 * PIECE, left);
+            sim.state().left = Some(left);
+            let done = moved(&moves(&sim, &pool), &sim, &source, from, to);
+            let is_over = sim.state().left != Some(0);
+            sim.state().left = None;
+            match done {
+                Ok(target) => {
+                    assert!(target == source);
+                    if is_over {
+                        assert!(left > 1, "{from} to {to} made no calls");
+                        break;
+                    }
+                }
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Driver),
+            }
+            assert!(moved(&moves(&sim, &pool), &sim, &source, from, to).unwrap() == source, "after failure {left}");
+        }
+    }
+}
+
+#[test]
+fn a_move_that_stops_half_way_says_so() {
+    let (sim, pool) = (Sim::default(), Pool::default());
+    sim.state().left = Some(8);
+    let error = moved(&moves(&sim, &pool), &sim, &numbers(2 * PIECE, 1), GPU, Device::CPU).unwrap_err();
+    assert!(error.to_string().contains("undefined"), "{error}");
+}
+
+/// A dimension of a view: the gap to its neighbours, and whether it is reversed.
+type Dim = (i64, bool);
+
+/// Strides of a view of `shape`, whose dimensions lie in memory in order, from the `inner`th outwards.
+fn strides(shape: &[i64], dims: &[Dim], inner: usize) -> Vec<i64> {
+    let mut strides = vec![0; shape.len()];
+    let mut step = 1;
+    for d in (0..shape.len()).map(|d| (d + inner) % shape.len()) {
+        let (gap, reversed) = dims[d];
+        step *= gap;
+        strides[d] = if reversed { -step } else { step };
+        step *= shape[d];
+    }
+    strides
+}
+
+/// Two views of one shape: permuted, sliced, some reversed, some compact.
+fn views() -> impl Strategy<Value = (Vec<i64>, Vec<i64>, Vec<i64>)> {
+    let dim = || (1..3i64, any::<bool>());
+    let all = prop::collection::vec((1..5i64, dim(), dim()), 0..4);
+    (all, 0..4usize, 0..4usize, any::<[bool; 2]>()).prop_map(|(dims, first, second, compact)| {
+        let shape: Vec<i64> = dims.iter().map(|dim| dim.0).collect();
+        let sides = [(first, dims.iter().map(|dim| dim.1).collect()), (second, dims.iter().map(|dim| dim.2).collect())];
+        let mut sides =
+            sides.into_iter().zip(compact).map(|((inner, dims), compact): ((usize, Vec<Dim>), bool)| match compact {
+                true => Layout::new(DType::UINT8, &shape, None, 0).unwrap().strides().to_vec(),
+                false => strides(&shape, &dims, inner),
+            });
+        let (source, target) = (sides.next().unwrap(), sides.next().unwrap());
+        drop(sides);
+        (shape, source, target)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Strided views on either side, with bits to flip: the same elements as copied one by one.
+    #[test]
+    fn strided_views_arrive_with_their_bits_flipped(
+        (shape, source_strides, target_strides) in views(),
+        itemsize in prop::sample::select(vec![1usize, 2, 4, 8, 16]),
+        flips in prop::sample::select(vec![0u128, 0x80]),
+        way in 0..3usize,
+    ) {
+        let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (sim, pool): (&'static Sim, _) = (Box::leak(Box::default()), Pool::default());
+        *ON_DEVICE.lock().unwrap() = Some(sim);
+        let dtype = DType { bits: (itemsize * 8) as u8, ..DType::UINT8 };
+        let source_layout = Layout::new(dtype, &shape, Some(&source_strides), 0).unwrap();
+        // Across devices the target is compact.
+        let spread = (way != 2).then_some(&target_strides[..]);
+        let target_layout = Layout::new(dtype, &shape, spread, 0).unwrap();
+        let room = |layout: &Layout| layout.reach().0 + layout.reach().1;
+        let source = numbers(room(&source_layout), 5);
+        let mut target = vec![0u8; room(&target_layout)];
+        let mut expected = target.clone();
+        let start = source.as_ptr().expose_provenance() + source_layout.reach().0;
+        let end = target.as_mut_ptr().expose_provenance() + target_layout.reach().0;
+        let check = expected.as_mut_ptr().expose_provenance() + target_layout.reach().0;
+        // SAFETY: the vectors have room for the views.
+        unsafe { elements((start, &offsets(&source_layout)), (check, &offsets(&target_layout)), itemsize, flips) };
+        let (from, to) = [(GPU, Device::CPU), (Device::CPU, GPU), (GPU, OTHER)][way];
+        let moves = Moves { on_device, ..moves(sim, &pool) };
+        // SAFETY: as above.
+        unsafe {
+            moves.copy(
+                Strided { device: from, data: start, layout: &source_layout },
+                Strided { device: to, data: end, layout: &target_layout },
+                flips,
+                STREAM,
+            )
+        }
+        .unwrap();
+        if to != Device::CPU {
+            sim.finish();
+        }
+        prop_assert_eq!(target, expected);
+        sim.finish();
+        let kept = sim.state().memory.len();
+        prop_assert!(kept <= 2, "{} blocks are left beside the pool's buffers", kept);
+    }
+}
