@@ -30,6 +30,10 @@ impl Copies for Copier {
         }
     }
 
+    fn reaches(&self, device: Device) -> Result<()> {
+        moves::reaches(device)
+    }
+
     fn allocate(
         &self,
         device: Device,

@@ -1,7 +1,8 @@
 //! Moves between the host and a device, and between two devices.
 //!
-//! Bytes move compact. A device compacts and spreads its own side with the kernels, in memory of the driver's pool; the
-//! host does so with its own loops. The device's side also flips the pending bits.
+//! Bytes move without gaps, in the order of the target, else in that of the source, else row by row. Where a side has
+//! another layout, the device packs and spreads its own with the kernels, in memory of the driver's pool, and the host
+//! with its own loops. The device also flips the pending bits.
 
 mod pieces;
 mod staging;
@@ -16,6 +17,7 @@ use bridge_core::{
 };
 use bridge_cuda::Link;
 use pieces::Bytes;
+use smallvec::SmallVec;
 use staging::Pool;
 
 static POOL: Pool = Pool::new();
@@ -29,6 +31,21 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, strea
     let moves = Moves { link: bridge_cuda::link()?, pool: &POOL, on_device: kernels::copy, on_host: host::copy };
     // SAFETY: the caller's promises.
     unsafe { moves.copy(from, to, flips, stream) }
+}
+
+/// Checks a device, as [`bridge_core::Copies::reaches`] says.
+pub(crate) fn reaches(device: Device) -> Result<()> {
+    if is_host(device) {
+        return Ok(());
+    }
+    bridge_cuda::available()?;
+    let count = bridge_cuda::device_count();
+    if usize::try_from(device.index).is_ok_and(|index| index < count) {
+        return Ok(());
+    }
+    let last = count - 1;
+    let text = format!("there is no {device}: this process has {count} CUDA device(s), cuda:0 to cuda:{last}");
+    Err(Error::new(ErrorKind::Device, text))
 }
 
 /// Allocates memory of a device, as [`bridge_core::Copies::allocate`] says.
@@ -106,70 +123,69 @@ impl Moves<'_> {
     }
 
     unsafe fn down(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
-        let compact = compact(from.layout)?;
-        let fresh = Scratch::unless(to.layout.is_compact(), compact.nbytes())?;
+        let wire = wire(from.layout, to.layout)?;
+        let fresh = Scratch::unless(same(to.layout, &wire), wire.nbytes())?;
         // SAFETY: the caller's promises; the scratch memory has room for all elements and is used here only.
         unsafe {
-            let (source, _block) = self.flat(from, flips, &compact, stream)?;
+            let (source, _block) = self.packed(from, flips, &wire, stream)?;
             let target = fresh.as_ref().map_or(to.data, |fresh| fresh.address);
-            self.bytes(from.device, source, target, compact.nbytes(), stream).down().map_err(undefined)?;
+            self.bytes(from.device, source, target, wire.nbytes(), stream).down().map_err(undefined)?;
             match fresh {
-                Some(_) => (self.on_host)(Strided { device: Device::CPU, data: target, layout: &compact }, to, 0),
+                Some(_) => (self.on_host)(Strided { device: Device::CPU, data: target, layout: &wire }, to, 0),
                 None => Ok(()),
             }
         }
     }
 
     unsafe fn up(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
-        let compact = compact(from.layout)?;
-        let packed = Scratch::unless(from.layout.is_compact(), compact.nbytes())?;
+        let wire = wire(from.layout, to.layout)?;
+        let packed = Scratch::unless(same(from.layout, &wire), wire.nbytes())?;
         // SAFETY: the caller's promises; the scratch memory has room for all elements and is used here only. The block
         // is freed in the stream, behind the kernel that reads it.
         unsafe {
             let source = packed.as_ref().map_or(from.data, |packed| packed.address);
             if packed.is_some() {
-                (self.on_host)(from, Strided { device: Device::CPU, data: source, layout: &compact }, 0)?;
+                (self.on_host)(from, Strided { device: Device::CPU, data: source, layout: &wire }, 0)?;
             }
-            if to.layout.is_compact() && flips == 0 {
-                return self.bytes(to.device, to.data, source, compact.nbytes(), stream).up().map_err(undefined);
+            if same(to.layout, &wire) && flips == 0 {
+                return self.bytes(to.device, to.data, source, wire.nbytes(), stream).up().map_err(undefined);
             }
-            let block = Block::new(self.link, to.device, compact.nbytes(), stream)?;
-            self.bytes(to.device, block.address, source, compact.nbytes(), stream).up()?;
-            (self.on_device)(Strided { device: to.device, data: block.address, layout: &compact }, to, flips, stream)
+            let block = Block::new(self.link, to.device, wire.nbytes(), stream)?;
+            self.bytes(to.device, block.address, source, wire.nbytes(), stream).up()?;
+            (self.on_device)(Strided { device: to.device, data: block.address, layout: &wire }, to, flips, stream)
         }
     }
 
     unsafe fn across(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
-        if !to.layout.is_compact() {
+        if !is_dense(to.layout) {
             let text = format!(
-                "a tensor of {} cannot be moved into a strided view on {}: move it to {} first, and copy it there",
+                "a tensor of {} cannot be moved into a view with gaps on {}: move it to {} first, and copy it there",
                 from.device, to.device, to.device
             );
             return Err(Error::new(ErrorKind::CopyNeeded, text));
         }
-        let compact = compact(from.layout)?;
         // SAFETY: the caller's promises. The block is freed in the stream, behind the copy that reads it.
         unsafe {
-            let (source, _block) = self.flat(from, flips, &compact, stream)?;
-            let copied = self.link.copy((from.device, source), (to.device, to.data), compact.nbytes(), stream);
+            let (source, _block) = self.packed(from, flips, to.layout, stream)?;
+            let copied = self.link.copy((from.device, source), (to.device, to.data), to.layout.nbytes(), stream);
             copied.map_err(undefined)
         }
     }
 
-    /// Returns the address of the elements of a view on a device, compact and with `flips` flipped, and the memory that
-    /// holds them where it is not the view's own.
-    unsafe fn flat(
+    /// Returns the address of the elements of a view on a device, in the layout `wire` and with `flips` flipped, and
+    /// the memory that holds them where it is not the view's own.
+    unsafe fn packed(
         &self,
         from: Strided<'_>,
         flips: u128,
-        compact: &Layout,
+        wire: &Layout,
         stream: Stream,
     ) -> Result<(usize, Option<Block<'_>>)> {
-        if from.layout.is_compact() && flips == 0 {
+        if same(from.layout, wire) && flips == 0 {
             return Ok((from.data, None));
         }
-        let block = Block::new(self.link, from.device, compact.nbytes(), stream)?;
-        let packed = Strided { device: from.device, data: block.address, layout: compact };
+        let block = Block::new(self.link, from.device, wire.nbytes(), stream)?;
+        let packed = Strided { device: from.device, data: block.address, layout: wire };
         // SAFETY: the caller's promises; the block is fresh and has room for all elements.
         unsafe { (self.on_device)(from, packed, flips, stream) }?;
         Ok((block.address, Some(block)))
@@ -204,15 +220,37 @@ fn is_host(device: Device) -> bool {
     [DeviceKind::CPU, DeviceKind::CUDA_HOST].contains(&device.kind)
 }
 
-/// Returns the compact layout of the same shape and itemsize.
-fn compact(layout: &Layout) -> Result<Layout> {
-    let bits = u8::try_from(layout.itemsize() * 8).ok();
+/// Returns the layout in which the bytes move.
+fn wire(from: &Layout, to: &Layout) -> Result<Layout> {
+    if let Some(dense) = [to, from].into_iter().find(|layout| is_dense(layout)) {
+        return Ok(dense.clone());
+    }
+    let bits = u8::try_from(from.itemsize() * 8).ok();
     let dtype = bits.map(|bits| DType { bits, ..DType::UINT8 });
     let unknown = || {
-        let text = format!("elements of {} bytes cannot be moved: view them as smaller ones", layout.itemsize());
+        let text = format!("elements of {} bytes cannot be moved: view them as smaller ones", from.itemsize());
         Error::new(ErrorKind::CopyNeeded, text)
     };
-    Layout::new(dtype.ok_or_else(unknown)?, layout.shape(), None, 0)
+    Layout::new(dtype.ok_or_else(unknown)?, from.shape(), None, 0)
+}
+
+/// Whether the elements fill the bytes from the first one on, each once, in any order of the dimensions.
+fn is_dense(layout: &Layout) -> bool {
+    let steps = layout.shape().iter().zip(layout.strides()).filter(|(length, _)| **length > 1);
+    let mut steps: SmallVec<[(i64, i64); 8]> = steps.map(|(length, stride)| (*stride, *length)).collect();
+    steps.sort_unstable();
+    let mut expected = 1;
+    steps.into_iter().all(|(stride, length)| {
+        let follows = stride == expected;
+        expected *= length;
+        follows
+    })
+}
+
+/// Whether two layouts of one shape put each element in the same place.
+fn same(one: &Layout, other: &Layout) -> bool {
+    let lengths = one.shape().iter().zip(one.strides().iter().zip(other.strides()));
+    lengths.into_iter().all(|(length, (one, other))| *length <= 1 || one == other)
 }
 
 /// Says that a move stopped half-way.

@@ -22,6 +22,10 @@ impl Ordering for WithCopies {
         bridge_cuda::ordering().order(device, earlier, later)
     }
 
+    fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+        bridge_cuda::ordering().order_across(earlier, later)
+    }
+
     fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         bridge_cuda::ordering().retire(device, stream, buffer);
     }

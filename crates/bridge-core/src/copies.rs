@@ -41,6 +41,17 @@ pub trait Copies: Send + Sync {
     /// work on both.
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()>;
 
+    /// Checks that tensors can be moved to `device` and from it, before memory is allocated for a move.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Device`](crate::ErrorKind::Device) for a device that this process does not have, and those of the
+    /// driver. The default returns none.
+    fn reaches(&self, device: Device) -> Result<()> {
+        let _ = device;
+        Ok(())
+    }
+
     /// Allocates `nbytes` bytes of a device's memory for a target whose own memory cannot be written from outside.
     /// Work on it must be behind `stream`, and the memory is reused behind it ([`Reuse::InStreamOrder`]). The buffer
     /// holds `keep`, which keeps the stream alive.

@@ -39,7 +39,7 @@ pub(crate) fn copy(lent: Lent, order: Order, ordering: &Arc<dyn Ordering>) -> Re
 }
 
 /// Returns fresh host memory, compact in this order and aligned to [`COPY_ALIGNMENT`] bytes.
-fn empty(dtype: DType, shape: &[i64], order: Order) -> Result<Lent> {
+pub(crate) fn empty(dtype: DType, shape: &[i64], order: Order) -> Result<Lent> {
     let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
     let nbytes = layout.nbytes();
     let mut memory: Vec<Block> = Vec::new();

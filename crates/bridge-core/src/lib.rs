@@ -56,6 +56,7 @@ mod fill;
 mod host;
 mod layout;
 mod lease;
+mod moved;
 mod order;
 mod overlap;
 mod plan;

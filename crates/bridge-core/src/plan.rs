@@ -11,7 +11,8 @@ use std::fmt;
 pub struct Options {
     /// As in the array API: `None` copies only where it is needed, `Some(true)` always, `Some(false)` never.
     pub copy: Option<bool>,
-    /// The device that the result must be on. `None`: where the tensor is.
+    /// The device that the result must be on. `None`: where the tensor is. Another device than the tensor's means a
+    /// move, unless `copy` is `Some(false)`.
     pub device: Option<Device>,
     /// The order that the elements of the result must have in memory, without gaps. `None`: any that the target takes.
     pub order: Option<Order>,
@@ -39,6 +40,8 @@ pub enum Reason {
     Order,
     /// The address does not have the alignment that the target requires.
     Alignment,
+    /// The caller asked for another device than the tensor's. The ordering's [`Copies`](crate::Copies) move it.
+    Moved,
 }
 
 /// How a tensor will cross.
@@ -61,6 +64,7 @@ impl fmt::Display for Reason {
             Self::Strides => "strides that are not compact",
             Self::Order => "an order that is not the one asked for",
             Self::Alignment => "an unaligned address",
+            Self::Moved => "another device",
         })
     }
 }
@@ -71,17 +75,16 @@ impl fmt::Display for Reason {
 /// # Errors
 ///
 /// - [`ErrorKind::Argument`]: the target has row-major tensors only, and `options` ask for another order.
-/// - [`ErrorKind::Device`]: it is not on the device that `options` names, or the target has no such device.
+/// - [`ErrorKind::Device`]: the target has no device of the tensor's kind, or none of the kind that `options` name.
 /// - [`ErrorKind::Dtype`]: the target has no such dtype.
 /// - [`ErrorKind::ReadOnly`]: it is read-only, the target would make it writable, and no copy is made.
-/// - [`ErrorKind::CopyNeeded`]: it must be copied, and `copy` is `Some(false)`.
+/// - [`ErrorKind::CopyNeeded`]: it must be copied or moved, and `copy` is `Some(false)`.
 pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
     let (device, dtype, name) = (lent.device(), lent.dtype(), &target.name);
-    if landing(device, target, options.device).is_none() {
-        if let Some(requested) = options.device.filter(|requested| *requested != device) {
-            let text = format!("the tensor is on {device}, not on {requested}: move it with its own framework first");
-            return Err(Error::new(ErrorKind::Device, text));
-        }
+    let moved = moves_to(device, target, options);
+    if let Some(requested) = moved {
+        movable(device, requested, target)?;
+    } else if landing(device, target, options.device).is_none() {
         let (place, advice) = match device.kind {
             DeviceKind::CPU => ("in host memory (cpu)".into(), "move it to a device"),
             _ => (format!("on {device}"), "copy it to the host"),
@@ -102,6 +105,13 @@ pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
         );
         return Err(Error::new(ErrorKind::Argument, text));
     }
+    if let Some(requested) = moved {
+        if options.copy == Some(false) {
+            let text = format!("the tensor is on {device}, not on {requested}: pass copy=None to allow a move");
+            return Err(Error::new(ErrorKind::CopyNeeded, text));
+        }
+        return Ok(Plan::Copy(Reason::Moved));
+    }
     let lost = lent.buffer().access() == Access::ReadOnly && !target.keeps_read_only;
     match (options.copy, needed(lent, target, order)) {
         (Some(true), reason) => Ok(Plan::Copy(reason.unwrap_or(Reason::Asked))),
@@ -119,6 +129,36 @@ pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
             Err(Error::new(ErrorKind::CopyNeeded, text))
         }
     }
+}
+
+/// Returns the device that the caller asks for, where the target cannot use memory of `device` as memory of that one.
+pub(crate) fn moves_to(device: Device, target: &Profile, options: &Options) -> Option<Device> {
+    options.device.filter(|requested| *requested != device && landing(device, target, options.device).is_none())
+}
+
+/// Kinds of memory that tensors are moved from, and those that they are moved to.
+const MOVED: (&[DeviceKind], &[DeviceKind]) = (
+    &[DeviceKind::CPU, DeviceKind::CUDA, DeviceKind::CUDA_HOST, DeviceKind::CUDA_MANAGED],
+    &[DeviceKind::CPU, DeviceKind::CUDA],
+);
+
+/// Refuses a move that cannot be made.
+fn movable(device: Device, requested: Device, target: &Profile) -> Result<()> {
+    let text = if !target.devices.contains(&requested.kind) {
+        let devices: Vec<_> = target.devices.iter().map(DeviceKind::to_string).collect();
+        format!(
+            "the tensor is on {device}, not on {requested}, and {} has only {} in this process: leave device= out, or pass another",
+            target.name,
+            devices.join(" and ")
+        )
+    } else if !MOVED.0.contains(&device.kind) || !MOVED.1.contains(&requested.kind) {
+        format!(
+            "the tensor is on {device}, not on {requested}, and is not moved between such memory: move it with its own framework first"
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(ErrorKind::Device, text))
 }
 
 /// Kinds of memory, and another kind of device that can use them. A GPU uses managed memory as its own, and the host

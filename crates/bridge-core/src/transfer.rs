@@ -1,10 +1,11 @@
 //! The transfer of a tensor between two adapters.
 
 use crate::fill::{behind, fill, flips};
+use crate::moved::{move_into, no_moves};
 use crate::plan::{landing, needed};
 use crate::{
-    Access, Adapter, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Options, Order, Ordering, Plan, Result, Stream,
-    host, plan,
+    Access, Adapter, Copies, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Options, Order, Ordering, Plan,
+    Reason, Result, Stream, host, plan,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -19,6 +20,8 @@ pub enum CopiedBy {
     Kernels,
     /// The loops of the ordering's [`Copies`](crate::Copies) or of core, on the host.
     Host,
+    /// The ordering's [`Copies`](crate::Copies), from one device to another.
+    Move,
     /// The producer, with its own kernels.
     Producer,
     /// The consumer, with its own kernels.
@@ -30,6 +33,7 @@ impl fmt::Display for CopiedBy {
         f.pad(match self {
             Self::Kernels => "kernels",
             Self::Host => "host",
+            Self::Move => "move",
             Self::Producer => "producer",
             Self::Consumer => "consumer",
         })
@@ -60,6 +64,10 @@ pub struct Transfer {
 /// 3. core, for host memory;
 /// 4. the consumer, for a tensor that it can take in place.
 ///
+/// A tensor that the caller asks for on another device is moved by the [`Copies`](crate::Copies) of `ordering`, into
+/// fresh memory of the consumer, else of core on the host, else of those copies on a device. A result on the host has
+/// its elements when this returns.
+///
 /// # Errors
 ///
 /// Those of [`plan`](crate::plan()), [`Adapter::export`], [`Adapter::empty`], [`Adapter::import`],
@@ -79,6 +87,11 @@ pub fn transfer<F, T>(
         Plan::ZeroCopy => {
             let (result, ordered) = crossing.place(lent, false)?;
             Ok((result, Transfer { plan: path, bytes_copied: 0, copied_by: None, ordered }))
+        }
+        Plan::Copy(Reason::Moved) => {
+            let bytes_copied = lent.layout().nbytes();
+            let (result, ordered) = crossing.move_away(lent)?;
+            Ok((result, Transfer { plan: path, bytes_copied, copied_by: Some(CopiedBy::Move), ordered }))
         }
         Plan::Copy(_) => {
             let bytes_copied = lent.layout().nbytes();
@@ -199,20 +212,55 @@ impl<F, T> Crossing<'_, F, T> {
         if self.ordering.copies().is_none() {
             return Ok(Err(lent));
         }
-        let fresh = match side.empty(lent.device(), lent.dtype(), lent.layout().shape(), self.order()) {
-            Err(error) if error.kind() == ErrorKind::CopyNeeded => return Ok(Err(lent)),
+        match self.fresh(side, lent.device(), &lent)? {
+            Some((fresh, target)) if !overlap(&target, &lent) => {
+                Ok(fill(lent, &target, side.consumer(), self.ordering)?.map(|ordered| (fresh, target, ordered)))
+            }
+            _ => Ok(Err(lent)),
+        }
+    }
+
+    /// Returns fresh memory of `side` on `device` for the elements of `lent`, and its export; `None` where it has none.
+    fn fresh<X>(&self, side: &dyn Adapter<Tensor = X>, device: Device, lent: &Lent) -> Result<Option<(X, Lent)>> {
+        let fresh = match side.empty(device, lent.dtype(), lent.layout().shape(), self.order()) {
+            Err(error) if error.kind() == ErrorKind::CopyNeeded => return Ok(None),
             fresh => fresh?,
         };
         // A mode of the framework may replace every new tensor, as PyTorch's FakeTensorMode does.
-        let Ok(target) = side.export(&fresh) else { return Ok(Err(lent)) };
-        let as_asked = (target.device(), target.dtype(), target.layout().shape())
-            == (lent.device(), lent.dtype(), lent.layout().shape());
+        let Ok(target) = side.export(&fresh) else { return Ok(None) };
+        let as_asked =
+            (target.device(), target.dtype(), target.layout().shape()) == (device, lent.dtype(), lent.layout().shape());
         let writable = target.buffer().access() == Access::ReadWrite && target.pending().is_none();
         let compact = target.layout().follows(self.order());
-        if !as_asked || !compact || !writable || !self.fits(&target) || overlap(&target, &lent) {
-            return Ok(Err(lent));
+        Ok((as_asked && compact && writable && self.fits(&target)).then_some((fresh, target)))
+    }
+
+    /// Moves the tensor to the device that the caller asks for.
+    fn move_away(&self, lent: Lent) -> Result<(T, Streams)> {
+        let device = self.options.device.unwrap_or(lent.device());
+        let copies = self.ordering.copies().ok_or_else(|| no_moves(lent.device(), device))?;
+        copies.reaches(lent.device()).and_then(|()| copies.reaches(device))?;
+        if let Some((fresh, target)) = self.fresh(self.to, device, &lent)? {
+            let (ordered, _) = move_into(lent, target, self.from.consumer(), self.ordering)?;
+            return Ok((fresh, ordered));
         }
-        Ok(fill(lent, &target, side.consumer(), self.ordering)?.map(|ordered| (fresh, target, ordered)))
+        let target = self.memory(device, copies, &lent)?;
+        let (ordered, target) = move_into(lent, target, self.from.consumer(), self.ordering)?;
+        let (result, _) = self.place(target, true)?;
+        Ok((result, ordered))
+    }
+
+    /// Returns memory for a consumer whose own cannot be written from outside.
+    fn memory(&self, device: Device, copies: &dyn Copies, lent: &Lent) -> Result<Lent> {
+        let (dtype, shape) = (lent.dtype(), lent.layout().shape());
+        if device.kind == DeviceKind::CPU {
+            return host::empty(dtype, shape, self.order());
+        }
+        let layout = Layout::new(dtype, shape, Some(&self.order().strides(shape)), 0)?;
+        let consumer = self.to.consumer();
+        let stream = consumer.current_stream(device)?.unwrap_or(Stream::LEGACY);
+        let buffer = copies.allocate(device, layout.nbytes(), stream, consumer.keep(device, stream))?;
+        Lent::new(dtype, layout, buffer)
     }
 
     /// Returns the order of a copy.

@@ -161,11 +161,6 @@ impl<'a, D: Driver> Entered<'a, D> {
         }
     }
 
-    /// Returns the calling thread's current context, which is this one.
-    pub fn current(&self) -> Outcome<Option<Context>> {
-        self.driver.current_context()
-    }
-
     /// Blocks the host until all work now in the stream has run.
     pub fn synchronize(&self, stream: Stream) -> Result<()> {
         if self.is_captured(stream) == Some(true) {

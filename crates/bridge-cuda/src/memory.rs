@@ -1,6 +1,6 @@
 //! Copies of bytes between the host and devices, and memory for them.
 
-use crate::context::{Devices, Entered};
+use crate::context::Devices;
 use crate::driver::{Driver, Event, Failure, Outcome, RELAXED, Way, error};
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
 

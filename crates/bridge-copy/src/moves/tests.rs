@@ -370,6 +370,28 @@ fn a_move_that_stops_half_way_says_so() {
     assert!(error.to_string().contains("undefined"), "{error}");
 }
 
+#[test]
+fn a_dense_layout_fills_its_bytes_in_any_order_of_the_dimensions() {
+    let dense =
+        |shape: &[i64], strides: &[i64]| is_dense(&Layout::new(DType::FLOAT32, shape, Some(strides), 0).unwrap());
+    assert!(dense(&[2, 3], &[3, 1]) && dense(&[2, 3], &[1, 2]) && dense(&[2, 1, 3], &[1, 99, 2]) && dense(&[], &[]));
+    assert!(!dense(&[2, 3], &[6, 2]) && !dense(&[2, 3], &[0, 1]) && !dense(&[3], &[-1]) && !dense(&[2, 2], &[1, 1]));
+}
+
+#[test]
+fn two_sides_of_one_dense_layout_move_as_plain_bytes() {
+    let (sim, pool) = (Sim::default(), Pool::default());
+    let turned = Layout::new(DType::UINT8, &[300, 200], Some(&[1, 300]), 0).unwrap();
+    let (source, mut target) = (numbers(60_000, 4), vec![0u8; 60_000]);
+    let (start, end) = (source.as_ptr().expose_provenance(), target.as_mut_ptr().expose_provenance());
+    let view = |device, data| Strided { device, data, layout: &turned };
+    let refuse: unsafe fn(Strided<'_>, Strided<'_>, u128) -> Result<()> = |_, _, _| panic!("no loop is needed");
+    let moves = Moves { on_host: refuse, ..moves(&sim, &pool) };
+    // SAFETY: both are vectors of that length.
+    unsafe { moves.copy(view(GPU, start), view(Device::CPU, end), 0, STREAM) }.unwrap();
+    assert!(target == source);
+}
+
 /// A dimension of a view: the gap to its neighbours, and whether it is reversed.
 type Dim = (i64, bool);
 
@@ -420,8 +442,9 @@ proptest! {
         *ON_DEVICE.lock().unwrap() = Some(sim);
         let dtype = DType { bits: (itemsize * 8) as u8, ..DType::UINT8 };
         let source_layout = Layout::new(dtype, &shape, Some(&source_strides), 0).unwrap();
-        // Across devices the target is compact.
-        let spread = (way != 2).then_some(&target_strides[..]);
+        let any = Layout::new(dtype, &shape, Some(&target_strides), 0).unwrap();
+        // Across devices the target has no gaps.
+        let spread = (way != 2 || is_dense(&any)).then_some(&target_strides[..]);
         let target_layout = Layout::new(dtype, &shape, spread, 0).unwrap();
         let room = |layout: &Layout| layout.reach().0 + layout.reach().1;
         let source = numbers(room(&source_layout), 5);

@@ -1,14 +1,16 @@
 //! A framework of plain values, and an ordering that records its calls.
 
 use bridge_core::{
-    Access, Adapter, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Layout,
-    Lease, Lent, Order, Ordering, Pending, Profile, Result, Reuse, Stream, Strided, Strides, Views,
+    Access, Adapter, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Keep,
+    Layout, Lease, Lent, Order, Ordering, Pending, Profile, Result, Reuse, Stream, Strided, Strides, Views,
 };
 use std::sync::{Arc, Mutex};
 
 pub const OWNER: Stream = Stream::from_handle(0xa0);
 pub const READER: Stream = Stream::from_handle(0xb0);
 pub const OTHER: Stream = Stream::from_handle(0xc0);
+/// The address of memory that the copies allocate.
+pub const ALLOCATED: usize = 0x80000;
 pub const GPU: Device = Device::cuda(0);
 
 /// A call of the ordering or of its copies, or the drop of a buffer.
@@ -18,7 +20,9 @@ pub enum Event {
     Retired(Stream),
     Synchronized(Stream),
     Deferred(Stream),
+    OrderedAcross((Device, Stream), (Device, Stream)),
     Copied { from: usize, to: usize, flips: u128, stream: Option<Stream> },
+    Moved { from: Device, to: Device, flips: u128, stream: Option<Stream> },
     Dropped,
 }
 
@@ -36,6 +40,8 @@ pub struct Recorder {
     pub captured: Mutex<Option<Stream>>,
     /// The attempts that wait for the end of the capture.
     pub deferred: Mutex<Vec<Deferred>>,
+    /// Whether the host cannot wait for streams.
+    pub never_waits: bool,
     /// The errors of its copies; `None` if it has no copies.
     pub copies: Option<Copied>,
 }
@@ -53,8 +59,11 @@ pub enum Copied {
 /// Copies nothing.
 impl Copies for Recorder {
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()> {
-        assert_eq!((from.device, from.layout.shape()), (to.device, to.layout.shape()));
-        self.log.lock().unwrap().push(Event::Copied { from: from.data, to: to.data, flips, stream });
+        assert_eq!(from.layout.shape(), to.layout.shape());
+        self.log.lock().unwrap().push(match from.device == to.device {
+            true => Event::Copied { from: from.data, to: to.data, flips, stream },
+            false => Event::Moved { from: from.device, to: to.device, flips, stream },
+        });
         match self.copies {
             Some(Copied::Fails(kind)) => return Err(Error::new(kind, "planned")),
             Some(Copied::BreaksTheOrdering) => *self.fails.lock().unwrap() = true,
@@ -62,9 +71,35 @@ impl Copies for Recorder {
         }
         Ok(())
     }
+
+    fn reaches(&self, device: Device) -> Result<()> {
+        match device.index {
+            0..=1 => Ok(()),
+            _ => Err(Error::new(ErrorKind::Device, "planned")),
+        }
+    }
+
+    fn allocate(
+        &self,
+        device: Device,
+        nbytes: usize,
+        stream: Stream,
+        _: Option<Keep>,
+    ) -> Result<Box<dyn DeviceBuffer>> {
+        let paper = Paper { device, stream: Some(stream), address: ALLOCATED, ..Paper::new(&self.log) };
+        Ok(Box::new(PaperBuffer { paper, below: 0, len: nbytes }))
+    }
 }
 
 impl Ordering for Recorder {
+    fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+        if *self.fails.lock().unwrap() {
+            return Err(Error::new(ErrorKind::Driver, "planned"));
+        }
+        self.log.lock().unwrap().push(Event::OrderedAcross(earlier, later));
+        Ok(())
+    }
+
     fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
         if *self.fails.lock().unwrap() {
             return Err(Error::new(ErrorKind::Driver, "planned"));
@@ -77,6 +112,9 @@ impl Ordering for Recorder {
     }
 
     fn synchronize(&self, _: Device, stream: Stream) -> Result<()> {
+        if self.never_waits {
+            return Err(Error::new(ErrorKind::Driver, "planned"));
+        }
         self.log.lock().unwrap().push(Event::Synchronized(stream));
         Ok(())
     }

@@ -5,5 +5,6 @@ mod copies;
 mod dlpack;
 mod into;
 mod kernels;
+mod moves;
 mod planning;
 mod protocol;

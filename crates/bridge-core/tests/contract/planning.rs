@@ -1,6 +1,6 @@
 //! Which tensors cross in place, which as a copy, and which not at all.
 
-use crate::common::{Item, Log, Office, Paper};
+use crate::common::{GPU, Item, Log, Office, Paper};
 use bridge_core::{
     Access, Adapter, DType, Device, DeviceKind, ErrorKind, Options, Order, Pending, Permutation, Plan, Reason, Strides,
     plan,
@@ -107,15 +107,41 @@ fn a_target_with_row_major_tensors_only_refuses_the_other_order() {
 }
 
 #[test]
-fn another_device_than_asked_is_refused() {
-    let office = Office::new(Strides::Any);
+fn a_tensor_moves_to_the_device_that_is_asked_for_unless_copies_are_forbidden() {
+    let mut office = Office::new(Strides::Any);
     let lent = office.export(&Item::Own(Paper::new(&Log::default()))).unwrap();
-    let on =
-        |device| plan(&lent, office.profile(), &Options { copy: None, device: Some(device), ..Options::default() });
-    assert_eq!(on(Device::cuda(0)).unwrap(), Plan::ZeroCopy);
-    let error = on(Device::cuda(1)).unwrap_err();
+    let on = |office: &Office, device, copy| {
+        plan(&lent, office.profile(), &Options { copy, device: Some(device), ..Options::default() })
+    };
+    for device in [Device::cuda(1), Device::CPU] {
+        for copy in [None, Some(true)] {
+            assert_eq!(on(&office, GPU, Some(false)).unwrap(), Plan::ZeroCopy);
+            assert_eq!(on(&office, device, copy).unwrap(), Plan::Copy(Reason::Moved));
+        }
+        let error = on(&office, device, Some(false)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::CopyNeeded);
+        assert!(error.to_string().contains(&format!("on cuda:0, not on {device}")), "{error}");
+    }
+    for kind in [DeviceKind::CUDA_MANAGED, DeviceKind::ROCM] {
+        let device = Device { kind, index: 0 };
+        assert_eq!(on(&office, device, None).unwrap_err().kind(), ErrorKind::Device);
+        office.profile.devices.push(kind);
+        assert_eq!(on(&office, device, None).unwrap_err().kind(), ErrorKind::Device, "nothing moves there");
+    }
+    office.profile.devices = vec![DeviceKind::CUDA];
+    let error = on(&office, Device::CPU, None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device);
-    assert!(error.to_string().contains("on cuda:0, not on cuda:1"), "{error}");
+    assert!(error.to_string().contains("has only cuda"), "{error}");
+    assert_eq!(on(&office, Device::CPU, Some(false)).unwrap_err().kind(), ErrorKind::Device);
+}
+
+#[test]
+fn pinned_memory_is_on_the_host_already() {
+    let office = Office::new(Strides::Any);
+    let paper = Paper { device: Device { kind: DeviceKind::CUDA_HOST, index: 0 }, ..Paper::new(&Log::default()) };
+    let lent = office.export(&Item::Own(paper)).unwrap();
+    let on = |device| plan(&lent, office.profile(), &Options { device: Some(device), ..Options::default() }).unwrap();
+    assert_eq!((on(Device::CPU), on(GPU)), (Plan::ZeroCopy, Plan::Copy(Reason::Moved)));
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! Moves of tensors between devices.
+
+use crate::fill::flips;
+use crate::lease::leak;
+use crate::{Consumer, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream, Strided};
+use std::sync::Arc;
+
+/// Moves `source` into `target`, fresh memory of another device, by the [`Copies`](crate::Copies) of `ordering`. Both
+/// have the same shape and dtype. `consumer` is that of the framework of `source`. Returns the two streams that were
+/// ordered, and the target; work behind its stream sees the elements.
+///
+/// | from | to | the work is in |
+/// |---|---|---|
+/// | host | device | the stream of the target |
+/// | device | host | the stream of the source, and the host waits |
+/// | device | device | the stream of the source, behind that of the target, which then waits for it |
+///
+/// # Errors
+///
+/// [`ErrorKind::Device`] without copies, [`ErrorKind::CopyNeeded`] for what they cannot move, and those of
+/// [`Ordering::order_across`] and [`Copies::copy`](crate::Copies::copy). The source is returned behind what was
+/// launched. The target is dropped, or leaked where work on it cannot be ordered.
+pub(crate) fn move_into(
+    source: Lent,
+    target: Lent,
+    consumer: Arc<dyn Consumer>,
+    ordering: &Arc<dyn Ordering>,
+) -> Result<(Option<(Stream, Stream)>, Lent)> {
+    let (here, there) = (source.device(), target.device());
+    let copies = ordering.copies().ok_or_else(|| no_moves(here, there))?;
+    let flips = flips(&source).ok_or_else(|| {
+        let text = "the tensor has a pending operation that no bits express: resolve it with its own framework first";
+        Error::new(ErrorKind::CopyNeeded, text)
+    })?;
+    if source.layout().numel() == 0 {
+        return Ok((None, target));
+    }
+    let owner = on_device(here).then(|| source.buffer().stream().unwrap_or(Stream::LEGACY));
+    let reader = on_device(there).then(|| target.buffer().stream().unwrap_or(Stream::LEGACY));
+    if let Some((owner, reader)) = owner.zip(reader) {
+        // The target's memory is ready behind earlier work in its stream.
+        ordering.order_across((there, reader), (here, owner))?;
+    }
+    let from = Strided { device: here, data: source.data(), layout: source.layout() };
+    let to = Strided { device: there, data: target.data(), layout: target.layout() };
+    // SAFETY: both buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams; `Lent::new`
+    // has checked that the views stay inside. The stream is the one that the elements are ready in, or the one that
+    // the target's memory is ready in; between devices it was ordered behind the other one above.
+    let copied = unsafe { copies.copy(from, to, flips, owner.or(reader)) };
+    let ordered = owner.zip(reader);
+    let arrived = ordered.map_or(Ok(()), |(owner, reader)| ordering.order_across((here, owner), (there, reader)));
+    let synchronize = || owner.is_none_or(|owner| ordering.synchronize(here, owner).is_ok());
+    let settled = arrived.is_ok() || synchronize();
+    // The lease returns the source behind the work that read it, also where part of a failed copy was launched. Memory
+    // without a stream is returned at once.
+    if source.buffer().stream().is_some() || !on_device(there) || synchronize() {
+        drop(Lease::new(source, owner, false, consumer, Arc::clone(ordering)));
+    } else {
+        leak(source);
+    }
+    match copied.and(arrived) {
+        Ok(()) => Ok((ordered, target)),
+        Err(error) => {
+            // Its owner would reuse the memory under the copy.
+            if settled {
+                drop(target)
+            } else {
+                leak(target)
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Whether streams write memory of this device.
+fn on_device(device: Device) -> bool {
+    ![DeviceKind::CPU, DeviceKind::CUDA_HOST].contains(&device.kind)
+}
+
+pub(crate) fn no_moves(from: Device, to: Device) -> Error {
+    let text = format!(
+        "the tensor is on {from}, not on {to}, and the ordering has no copies that move it: move it with its own framework first"
+    );
+    Error::new(ErrorKind::Device, text)
+}
