@@ -89,8 +89,11 @@ pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
             DeviceKind::CPU => ("in host memory (cpu)".into(), "move it to a device"),
             _ => (format!("on {device}"), "copy it to the host"),
         };
+        let kind = target.devices.iter().find(|kind| MOVED.1.contains(kind));
+        let moved = kind.filter(|_| MOVED.0.contains(&device.kind));
+        let moved = moved.map_or(String::new(), |kind| format!("pass device=\"{kind}\" to move it, or "));
         let text = format!(
-            "the tensor is {place}, which {name} does not have in this process: {advice} with its own framework first"
+            "the tensor is {place}, which {name} does not have in this process: {moved}{advice} with its own framework first"
         );
         return Err(Error::new(ErrorKind::Device, text));
     }

@@ -4,7 +4,7 @@ use crate::errors::into_python;
 use crate::frameworks::source;
 use crate::not_a_capsule;
 use bridge_copy::Copier;
-use bridge_core::{Copies, DeviceKind, Ordering, Result, Stream, Strided};
+use bridge_core::{Copies, Device, DeviceBuffer, DeviceKind, Keep, Ordering, Result, Stream, Strided};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
 use std::sync::{Arc, LazyLock};
@@ -15,7 +15,7 @@ pub(crate) fn ordering() -> &'static Arc<dyn Ordering> {
     &ORDERING
 }
 
-/// The copies of `bridge-copy`, made without the GIL where the host copies at least [`LONG`] bytes.
+/// The copies of `bridge-copy`, made without the GIL where the host waits, or copies at least [`LONG`] bytes.
 struct Releasing;
 
 /// Copies of fewer bytes take less time than a thread switch of Python.
@@ -25,13 +25,28 @@ impl Copies for Releasing {
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()> {
         // SAFETY: the caller's promises.
         let copy = || unsafe { Copier.copy(from, to, flips, stream) };
-        let on_host = from.device.kind == DeviceKind::CPU || to.device.kind == DeviceKind::CPU;
-        if on_host && from.layout.nbytes() >= LONG {
+        let (reads_host, writes_host) = (from.device.kind == DeviceKind::CPU, to.device.kind == DeviceKind::CPU);
+        let waits = writes_host && stream.is_some();
+        if waits || ((reads_host || writes_host) && from.layout.nbytes() >= LONG) {
             // Conversions hold the GIL, so this only names it.
             Python::attach(|py| py.detach(copy))
         } else {
             copy()
         }
+    }
+
+    fn reaches(&self, device: Device) -> Result<()> {
+        Copier.reaches(device)
+    }
+
+    fn allocate(
+        &self,
+        device: Device,
+        nbytes: usize,
+        stream: Stream,
+        keep: Option<Keep>,
+    ) -> Result<Box<dyn DeviceBuffer>> {
+        Copier.allocate(device, nbytes, stream, keep)
     }
 }
 

@@ -53,7 +53,9 @@ fn not_a_capsule(x: &PyTensor<'_>) -> bridge_core::Result<()> {
 /// TensorFlow has the first only. ``layout="compact"`` is another name of ``order="C"``. The result shares the memory
 /// where the target takes the permuted strides and the order is met; otherwise one copy does it all.
 ///
-/// ``device`` is checked; nothing is moved. It is a name such as ``"cuda:0"``, where ``"cuda"`` means the current
+/// ``device`` is the device that the result must be on. A tensor that is elsewhere is moved there, unless ``copy`` is
+/// ``False``; without ``device`` nothing is moved. A result on the host has its elements when the call returns; a
+/// result on a device has them in the target's current stream. It is a name such as ``"cuda:0"``, where ``"cuda"`` means the current
 /// device, a ``torch.device``, a ``cupy.cuda.Device``, or the pair that ``__dlpack_device__`` returns.
 ///
 /// An unversioned capsule does not say whether its memory may be written: NumPy takes it as read-only, the other
@@ -91,7 +93,8 @@ fn to_cupy<'py>(
     transfer(x, Framework::CuPy, Keywords { copy, device, order, permute, layout })
 }
 
-/// Returns a ``numpy.ndarray`` over the memory of ``x``, which must be host memory. Arguments and errors are those of
+/// Returns a ``numpy.ndarray`` over the memory of ``x``, which must be host memory: pass ``device="cpu"`` to move a
+/// tensor of a CUDA device. Arguments and errors are those of
 /// ``to_torch``.
 #[pyfunction]
 #[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None))]
@@ -183,7 +186,7 @@ impl Plan {
         self.copied_by.map(|by| by.to_string())
     }
 
-    /// The device of the tensor and of the result.
+    /// The device of the result: that of the tensor, unless it would be moved.
     #[getter]
     fn device(&self) -> String {
         self.device.to_string()
@@ -219,9 +222,13 @@ fn plan<'py>(
         let from = source(x)?;
         let lent = from.export(x)?.permuted(options.permute.as_ref())?;
         let plan = bridge_core::plan(&lent, to.profile(), &options)?;
+        let moved = options.device.filter(|_| plan == bridge_core::Plan::Copy(bridge_core::Reason::Moved));
+        if let (Some(device), Some(copies)) = (moved, copies::ordering().copies()) {
+            copies.reaches(lent.device()).and_then(|()| copies.reaches(device))?;
+        }
         let copies = plan != bridge_core::Plan::ZeroCopy;
         let copied_by = copies.then(|| bridge_core::copied_by(&*from, &*to, &lent, copies::ordering(), &options));
-        Ok(Plan { plan, nbytes: lent.layout().nbytes(), device: lent.device(), copied_by })
+        Ok(Plan { plan, nbytes: lent.layout().nbytes(), device: moved.unwrap_or(lent.device()), copied_by })
     };
     look().map_err(|error| into_python(py, error))
 }

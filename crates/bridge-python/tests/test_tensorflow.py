@@ -219,7 +219,7 @@ def test_the_plan_of_a_tensor_of_tensorflow() -> None:
         plan = tb.plan(tf.ones(3), target)
         assert (plan.zero_copy, plan.reason, plan.nbytes, plan.device) == (True, None, 0, "cpu")
     with pytest.raises(tb.BridgeValueError, match="not on cuda:0") as caught:
-        tb.to_torch(tf.ones(3), device="cuda:0")
+        tb.to_numpy(tf.ones(3), device="cuda:0")
     assert caught.value.kind == "device"
 
 

@@ -1,0 +1,42 @@
+"""The keyword ``device`` where nothing can be moved: in place on the host, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_bridge as tb
+
+torch: Any = pytest.importorskip("torch")
+
+
+def test_a_tensor_that_is_there_is_taken_in_place() -> None:
+    array = np.arange(16.0)
+    for copy in (None, False):
+        assert tb.to_torch(array, device="cpu", copy=copy).data_ptr() == array.ctypes.data
+    assert tb.plan(array, "torch", device="cpu").zero_copy
+
+
+def test_a_copy_on_the_same_device_is_no_move() -> None:
+    array = np.arange(16.0)
+    assert tb.plan(array, "torch", device="cpu", copy=True).reason == "asked for"
+    assert tb.to_torch(array, device="cpu", copy=True).data_ptr() != array.ctypes.data
+
+
+@pytest.mark.parametrize("copy", [None, True, False])
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:7", (13, 0), (10, 0)])
+def test_a_target_without_such_a_device_refuses_the_move(device: Any, copy: bool | None) -> None:
+    for call in (tb.convert, tb.plan):
+        with pytest.raises(tb.BridgeValueError, match="numpy has only cpu") as caught:
+            call(torch.ones(3), "numpy", device=device, copy=copy)
+        assert caught.value.kind == "device"
+
+
+def test_an_error_leaves_the_source_as_it_was() -> None:
+    array = np.arange(16.0)
+    with pytest.raises(tb.BridgeError):
+        tb.to_numpy(array, device="cuda:0")
+    assert array.tolist() == list(range(16))
+    assert tb.to_torch(array, copy=False).data_ptr() == array.ctypes.data

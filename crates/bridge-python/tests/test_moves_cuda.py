@@ -1,0 +1,367 @@
+"""Moves between the host and CUDA devices, asked for by ``device=``: what arrives, behind what, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_bridge as tb
+
+torch: Any = pytest.importorskip("torch")
+cupy: Any = pytest.importorskip("cupy")
+tf: Any = pytest.importorskip("tensorflow")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+
+GIB = 1 << 30
+# Long enough for several pieces, and no multiple of one.
+LONG = (6 << 20) + 5
+DTYPES = ["bool", "uint8", "float16", "float32", "float64", "complex64", "complex128"]
+
+
+def on_tensorflow(array: Any, device: str) -> Any:
+    with tf.device("/" + device.replace("cuda", "GPU")):
+        return tf.identity(tf.constant(array))
+
+
+# Each framework: how a tensor on a device is made of an array, and how its values are read, by the framework itself.
+MAKE: dict[str, Callable[[Any, str], Any]] = {
+    "torch": lambda array, device: torch.tensor(array, device=device),
+    "cupy": lambda array, device: cupy.array(array),
+    "numpy": lambda array, device: np.array(array),
+    "tensorflow": on_tensorflow,
+}
+READ: dict[str, Callable[[Any], Any]] = {
+    "torch": lambda tensor: tensor.resolve_conj().resolve_neg().cpu().numpy(),
+    "cupy": lambda array: array.get(),
+    "numpy": np.array,
+    "tensorflow": lambda tensor: tensor.numpy(),
+}
+PLACES = {"torch": ("cpu", "cuda:0"), "cupy": ("cuda:0",), "numpy": ("cpu",), "tensorflow": ("cpu", "cuda:0")}
+ENDS = [(name, place) for name, places in PLACES.items() for place in places]
+WAYS = [(source, target) for source, target in itertools.product(ENDS, ENDS) if source[1] != target[1]]
+
+
+def numbers(shape: Any, dtype: str, seed: int = 1) -> Any:
+    values = np.random.default_rng(seed).integers(0, 2 if dtype == "bool" else 100, size=shape)
+    array = values.astype(dtype)
+    return array * (1 - 2j) if dtype.startswith("complex") else array
+
+
+def spin(stream: Any, cycles: int = 5_000_000) -> None:
+    """Keep a stream of CuPy busy for some milliseconds."""
+    code = 'extern "C" __global__ void spin(long long n) { long long s = clock64(); while (clock64() - s < n); }'
+    with stream:
+        cupy.RawKernel(code, "spin")((1,), (1,), (cycles,))
+
+
+@pytest.fixture
+def side() -> Iterator[Any]:
+    """A side stream that is current in torch and CuPy."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), cupy.cuda.ExternalStream(stream.cuda_stream):
+        yield cupy.cuda.ExternalStream(stream.cuda_stream)
+        stream.synchronize()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_every_way_and_dtype(source: tuple[str, str], target: tuple[str, str], dtype: str) -> None:
+    array = numbers((37, 53), dtype)
+    tensor = MAKE[source[0]](array, source[1])
+    plan = tb.plan(tensor, target[0], device=target[1])
+    assert (plan.zero_copy, plan.reason, plan.device) == (False, "another device", target[1])
+    result = tb.convert(tensor, target[0], device=target[1])
+    assert READ[target[0]](result).tobytes() == array.tobytes()
+    assert tb.plan(result, target[0]).device == target[1]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (LONG,), (3, LONG)])
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_every_way_and_length(source: tuple[str, str], target: tuple[str, str], shape: Any) -> None:
+    array = numbers(shape, "uint8")
+    result = tb.convert(MAKE[source[0]](array, source[1]), target[0], device=target[1])
+    values = READ[target[0]](result)
+    assert values.shape == array.shape
+    assert values.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_nothing_moves_unless_asked(source: tuple[str, str], target: tuple[str, str]) -> None:
+    tensor = MAKE[source[0]](numbers((5,), "float32"), source[1])
+    for call in (tb.convert, tb.plan):
+        with pytest.raises(tb.BridgeError, match=f"on {source[1]}, not on {target[1]}") as caught:
+            call(tensor, target[0], device=target[1], copy=False)
+        assert caught.value.kind == "copy_needed"
+
+
+STRIDED: dict[str, Callable[[Any], Any]] = {
+    "transposed": lambda x: x.T,
+    "every other": lambda x: x[:, ::2],
+    "a column": lambda x: x[:, 3],
+    "a slice": lambda x: x[5:-3, 1:-1],
+}
+
+
+@pytest.mark.parametrize("view", STRIDED)
+@pytest.mark.parametrize(("source", "target"), [way for way in WAYS if way[0][0] != "tensorflow"])
+def test_strided_sources(source: tuple[str, str], target: tuple[str, str], view: str) -> None:
+    array = numbers((300, 411), "float32")
+    tensor = STRIDED[view](MAKE[source[0]](array, source[1]))
+    result = tb.convert(tensor, target[0], device=target[1])
+    assert np.array_equal(READ[target[0]](result), STRIDED[view](array))
+
+
+def test_negative_and_broadcast_strides() -> None:
+    array = numbers((40, 50), "float32")
+    reversed_, spread = cupy.asarray(array)[::-1, ::-2], torch.tensor(array[0], device="cuda").expand(7, 50)
+    assert np.array_equal(tb.to_numpy(reversed_, device="cpu"), array[::-1, ::-2])
+    assert np.array_equal(tb.to_numpy(spread, device="cpu"), np.broadcast_to(array[0], (7, 50)))
+    assert np.array_equal(tb.to_cupy(array[::-1, ::-2], device="cuda:0").get(), array[::-1, ::-2])
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_deferred_conjugation_and_negation(dtype: str) -> None:
+    array = numbers((33, 21), dtype)
+    down, up = torch.tensor(array, device="cuda"), torch.tensor(array)
+    assert np.array_equal(tb.to_numpy(down.conj(), device="cpu"), array.conj())
+    assert np.array_equal(tb.to_numpy(down.conj().imag, device="cpu"), array.conj().imag)
+    assert np.array_equal(tb.to_cupy(up.conj().mT, device="cuda:0").get(), array.conj().T)
+    assert np.array_equal(tb.to_cupy(up.conj().imag, device="cuda:0").get(), array.conj().imag)
+
+
+def test_an_order_and_a_permutation_on_the_way() -> None:
+    array = numbers((6, 7, 8), "float32")
+    result = tb.to_cupy(array, device="cuda:0", order="F", permute=(2, 0, 1))
+    assert result.flags.f_contiguous
+    assert np.array_equal(result.get(), array.transpose(2, 0, 1))
+    back = tb.to_numpy(result, device="cpu", order="F")
+    assert back.flags.f_contiguous
+    assert np.array_equal(back, array.transpose(2, 0, 1))
+
+
+def test_the_result_has_memory_of_its_own() -> None:
+    array = numbers((LONG,), "uint8")
+    up = tb.to_torch(array, device="cuda:0")
+    array_before = array.copy()
+    up.zero_()
+    torch.cuda.synchronize()
+    assert np.array_equal(array, array_before)
+    down = tb.to_numpy(up, device="cpu")
+    assert down.flags.writeable
+    down[:] = 7
+    assert not up.any()
+    array.flags.writeable = False
+    assert tb.to_torch(array, device="cuda:0").sum(dtype=torch.int64).item() == array_before.sum(dtype=np.int64)
+
+
+def test_pinned_memory_moves_both_ways() -> None:
+    for nbytes in (1000, LONG, 4 * LONG):
+        array = numbers((nbytes,), "uint8")
+        pinned = torch.from_numpy(array).pin_memory()
+        up = tb.to_cupy(pinned, device="cuda:0")
+        pinned.zero_()
+        assert np.array_equal(up.get(), array)
+
+
+# --- order
+
+
+@pytest.mark.usefixtures("uninterrupted")
+@pytest.mark.parametrize("n", [1 << 10, LONG])
+def test_a_move_down_is_behind_the_work_on_its_source(side: Any, n: int) -> None:
+    tensor = torch.zeros(n, device="cuda", dtype=torch.uint8)
+    wrong = 0
+    for value in range(1, 51):
+        spin(side)
+        tensor.fill_(value)
+        wrong += not bool((tb.to_numpy(tensor, device="cpu") == value).all())
+    assert wrong == 0
+
+
+@pytest.mark.usefixtures("uninterrupted")
+@pytest.mark.parametrize("n", [1 << 10, LONG])
+@pytest.mark.parametrize("target", ["torch", "cupy"])
+def test_a_move_up_has_read_its_source_and_is_before_later_work(side: Any, target: str, n: int) -> None:
+    array, wrong = np.zeros(n, np.uint8), 0
+    for value in range(1, 51):
+        array[:] = value
+        spin(side)
+        result = tb.convert(array, target, device="cuda:0")
+        array[:] = 0
+        read = result + 0
+        del result
+        junk = torch.full((n,), 99, device="cuda", dtype=torch.uint8)
+        wrong += not bool((READ[target](read) == value).all())
+        del junk
+    assert wrong == 0
+
+
+@pytest.mark.usefixtures("uninterrupted")
+def test_staging_is_not_used_again_too_early(side: Any) -> None:
+    """The stream is busy, so that no copy has run when the next move fills its staging buffer."""
+    for nbytes in (64 << 10, 4 << 20, LONG):
+        spin(side, 50_000_000)
+        array, results = np.zeros(nbytes, np.uint8), []
+        for value in range(60):
+            array[:] = value
+            results.append(tb.to_torch(array, device="cuda:0"))
+        wrong = [value for value, result in enumerate(results) if not bool((result == value).all())]
+        assert wrong == []
+
+
+@pytest.mark.usefixtures("uninterrupted")
+def test_the_host_does_not_wait_for_a_short_move_up(side: Any) -> None:
+    array = np.ones(1000, np.float32)
+    tb.to_torch(array, device="cuda:0")
+    spin(side, 2_000_000_000)
+    result = tb.to_torch(array, device="cuda:0")
+    assert not side.done, "the stream still runs, so the host has not waited"
+    assert bool((result == 1).all())
+
+
+def test_other_threads_run_while_the_host_waits() -> None:
+    """The stream waits for a flag that only another Python thread can set."""
+    code = """
+    extern "C" __global__ void wait(volatile int* flag, int* seen, long long limit) {
+        long long start = clock64();
+        while (*flag == 0 && clock64() - start < limit);
+        *seen = *flag;
+    }"""
+    memory = cupy.cuda.alloc_pinned_memory(4)
+    flag = np.frombuffer(memory, np.int32, 1)
+    flag[0] = 0
+    stream, seen = cupy.cuda.Stream(non_blocking=True), cupy.zeros(1, np.int32)
+    kernel = cupy.RawKernel(code, "wait")
+    cupy.cuda.Device().synchronize()
+    began, result = threading.Event(), []
+
+    def move() -> None:
+        with stream:
+            kernel((1,), (1,), (memory.ptr, seen, 20_000_000_000))
+            began.set()
+            result.append(int(tb.to_numpy(seen, device="cpu")[0]))
+
+    thread = threading.Thread(target=move)
+    thread.start()
+    began.wait()
+    flag[0] = 1
+    thread.join()
+    assert result == [1]
+
+
+def test_threads_move_at_once() -> None:
+    wrong: list[str] = []
+
+    def move(number: int) -> None:
+        array = numbers((LONG + number,), "uint8", seed=number)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(10):
+                back = tb.to_numpy(tb.to_torch(array, device="cuda:0"), device="cpu")
+                if not np.array_equal(back, array):
+                    wrong.append(f"thread {number}")
+
+    threads = [threading.Thread(target=move, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_captured_stream_moves_nothing() -> None:
+    tensor = torch.ones(1000, device="cuda")
+    tb.to_numpy(tensor, device="cpu")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+        kept = tensor * 2
+        with pytest.raises(tb.BridgeError) as caught:
+            tb.to_numpy(tensor, device="cpu")
+    assert caught.value.kind == "captured"
+    graph.replay()
+    torch.cuda.synchronize()
+    assert bool((kept == 2).all())
+
+
+# --- devices and sizes
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    for call in (tb.convert, tb.plan):
+        with pytest.raises(tb.BridgeValueError, match="there is no cuda:99") as caught:
+            call(np.ones(3), "torch", device="cuda:99")
+        assert caught.value.kind == "device"
+
+
+def test_the_named_device_may_be_an_object() -> None:
+    for device in (torch.device("cuda"), torch.device("cuda:0"), cupy.cuda.Device(0), (2, 0)):
+        assert tb.to_torch(np.ones(3), device=device).device == torch.device("cuda:0")
+    assert tb.to_numpy(torch.ones(3, device="cuda"), device=torch.device("cpu")).sum() == 3
+
+
+def test_memory_is_returned() -> None:
+    tensor = torch.ones(64 << 20, device="cuda", dtype=torch.uint8)
+    tb.to_tensorflow(tb.to_numpy(tensor, device="cpu"), device="cuda:0")
+    torch.cuda.synchronize()
+    gc.collect()
+    before = torch.cuda.mem_get_info()[0]
+    for _ in range(200):
+        # Neither TensorFlow's results nor those of a strided source may keep what the driver's pool lends them.
+        result = tb.to_tensorflow(tb.to_numpy(tensor[::2], device="cpu"), device="cuda:0")
+        del result
+    torch.cuda.synchronize()
+    gc.collect()
+    assert before - torch.cuda.mem_get_info()[0] < GIB
+
+
+def test_more_than_two_gib() -> None:
+    n = 3 * GIB + 1
+    memory = {line.split(":")[0]: int(line.split()[1]) << 10 for line in open("/proc/meminfo")}
+    if torch.cuda.mem_get_info()[0] < 8 * n or memory["MemAvailable"] < 4 * n:
+        pytest.skip("too little memory")
+    tensor = torch.empty(n, dtype=torch.uint8, device="cuda").random_()
+    down = tb.to_numpy(tensor, device="cpu")
+    up = tb.to_torch(down, device="cuda:0")
+    assert torch.equal(up, tensor)
+    del up
+    strided = tb.to_numpy(tensor.view(-1)[: 3 * GIB].view(3, GIB).t(), device="cpu")
+    assert np.array_equal(strided, down[: 3 * GIB].reshape(3, GIB).T)
+
+
+@two_gpus
+@pytest.mark.parametrize("target", ["torch", "cupy", "tensorflow"])
+@pytest.mark.parametrize("view", STRIDED)
+def test_between_two_devices(target: str, view: str) -> None:
+    array = numbers((300, 411), "float32")
+    tensor = STRIDED[view](torch.tensor(array, device="cuda:0"))
+    result = tb.convert(tensor, target, device="cuda:1")
+    assert tb.plan(result, target).device == "cuda:1"
+    with cupy.cuda.Device(1):
+        assert np.array_equal(READ[target](result), STRIDED[view](array))
+
+
+@two_gpus
+def test_between_two_devices_both_streams_are_ordered() -> None:
+    wrong, n = 0, 1 << 22
+    first, second = torch.cuda.Stream("cuda:0"), torch.cuda.Stream("cuda:1")
+    for value in range(1, 51):
+        with torch.cuda.stream(first), torch.cuda.stream(second):
+            with torch.cuda.stream(first):
+                spin(cupy.cuda.ExternalStream(first.cuda_stream))
+                tensor = torch.full((n,), value, device="cuda:0", dtype=torch.int32)
+            result = tb.to_torch(tensor, device="cuda:1")
+            del tensor
+            with torch.cuda.stream(first):
+                junk = torch.full((n,), -1, device="cuda:0", dtype=torch.int32)
+            with torch.cuda.device(1), torch.cuda.stream(second):
+                wrong += not bool((result == value).all())
+            del junk
+    assert wrong == 0
