@@ -1,0 +1,186 @@
+"""Speed of moves between the host and a CUDA device, beside the frameworks' own.
+
+Three ways take turns in one process, each with bytes of PyTorch:
+
+- *ours*: ``tb.to_torch(x, device=...)``. The result is fresh memory, on the host pageable: its page faults count.
+- *pinned*: ``copy_(x, non_blocking=True)`` between the device and memory that is pinned already, and a wait. This is
+  ``cuMemcpyAsync`` alone, the most that the link does.
+- *pageable*: ``x.cpu()`` and ``x.cuda()``.
+
+A move ends when the elements are there: every way waits for its stream.
+
+    python -m tensor_bridge_conformance.bench_moves --report out
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tensor_bridge_conformance import host
+from tensor_bridge_conformance.reports import publish
+
+MIB = 1 << 20
+#: MiB of a tensor: 64 KiB to 1 GiB.
+SIZES = [0.0625, 1, 64, 256, 1024]
+#: Rounds that warm caches and pools up, and do not count.
+WARM_UP = 3
+#: Seconds of a batch of moves, and the most moves in one.
+BATCH, MOST = 0.02, 200
+
+#: The least part of the pinned copy's speed, and from how many MiB on.
+PART, FROM = 0.9, 256
+
+#: The frameworks whose versions the report names.
+FRAMEWORKS = ("torch",)
+
+
+@dataclass
+class Row:
+    """One direction and size: medians over the rounds in nanoseconds, and the median of a part within a round."""
+
+    direction: str
+    mib: float
+    ours: float
+    pinned: float
+    pageable: float
+    #: Speed of ours, as a part of the pinned copy's.
+    part: float
+
+
+@dataclass
+class Verdict:
+    """A bar, and the measured figure."""
+
+    what: str
+    measured: float
+    bar: float
+    passed: bool
+
+
+class Setting:
+    """The three ways for tensors of one size, in one direction."""
+
+    def __init__(self, direction: str, nbytes: int) -> None:
+        """Make the tensors, and check that ours moves their bytes."""
+        import torch
+
+        import tensor_bridge as tb
+
+        self.torch, self.tb = torch, tb
+        self.source, self.target = ("cuda:0", "cpu") if direction == "down" else ("cpu", "cuda:0")
+        self.tensor = torch.randint(0, 256, (nbytes,), dtype=torch.uint8).to(self.source)
+        sides = [torch.empty(nbytes, dtype=torch.uint8), torch.empty(nbytes, dtype=torch.uint8, device="cuda:0")]
+        sides[0] = sides[0].pin_memory()
+        self.fixed = sides if direction == "up" else sides[::-1]
+        if not torch.equal(self.ours().to(self.source), self.tensor):
+            raise RuntimeError("a move returned wrong bytes")
+
+    def ours(self) -> Any:
+        """Move by this package."""
+        return self.tb.to_torch(self.tensor, device=self.target)
+
+    def pinned(self) -> Any:
+        """Copy between memory that is there, pinned on the host."""
+        return self.fixed[1].copy_(self.fixed[0], non_blocking=True)
+
+    def pageable(self) -> Any:
+        """Move by the framework."""
+        return self.tensor.to(self.target)
+
+    def batch(self, call: Callable[[], Any], calls: int) -> float:
+        """Return nanoseconds per call, with the garbage collector off. A call includes its wait and its drop."""
+        self.torch.cuda.synchronize()
+        gc.disable()
+        try:
+            started = time.perf_counter_ns()
+            for _ in range(calls):
+                call()
+                self.torch.cuda.current_stream().synchronize()
+            return (time.perf_counter_ns() - started) / calls
+        finally:
+            gc.enable()
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print a table, write ``bench_moves.json`` and ``.md``. Return 0 when every bar is met."""
+    options = _options(argv)
+    sizes = [float(size) for size in options.sizes.split(",")] if options.sizes else SIZES
+    rows = measure(sizes, options.rounds)
+    verdicts = judge(rows)
+    about = host.describe(*FRAMEWORKS)
+    table = markdown(about, rows, verdicts)
+    data = {
+        "host": about,
+        "rows": [asdict(row) for row in rows],
+        "verdicts": [asdict(verdict) for verdict in verdicts],
+    }
+    publish(options.report, "bench_moves", table, data)
+    missed = sum(not verdict.passed for verdict in verdicts)
+    print(f"{len(verdicts) - missed} passed, {missed} failed")
+    return 1 if missed else 0
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="bench_moves", description=__doc__, formatter_class=formatter)
+    parser.add_argument("--sizes", metavar="MIB,...", help="MiB of the tensors (default: 1/16 to 1024)")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds per size (default: 20)")
+    parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write the report")
+    return parser.parse_args(argv)
+
+
+def measure(sizes: Sequence[float], rounds: int) -> list[Row]:
+    """Measure. All ways of a size take turns in every round."""
+    rows = []
+    for direction in ("down", "up"):
+        for size in sizes:
+            setting = Setting(direction, int(size * MIB))
+            ways = [setting.ours, setting.pinned, setting.pageable]
+            first = [min(setting.batch(way, 1) for _ in range(WARM_UP)) for way in ways]
+            calls = [max(1, min(MOST, int(BATCH * 1e9 / taken))) for taken in first]
+            turns = [
+                [setting.batch(way, count) for way, count in zip(ways, calls, strict=True)] for _ in range(rounds)
+            ]
+            ours, pinned, pageable = (statistics.median(figures) for figures in zip(*turns, strict=True))
+            part = statistics.median(turn[1] / turn[0] for turn in turns)
+            rows.append(Row(direction, size, ours, pinned, pageable, part))
+    return rows
+
+
+def judge(rows: Sequence[Row]) -> list[Verdict]:
+    """Compare with the bar."""
+    large = [row for row in rows if row.mib >= FROM]
+    return [
+        Verdict(f"{row.direction}, {row.mib:g} MiB: part of the pinned copy", row.part, PART, row.part >= PART)
+        for row in large
+    ]
+
+
+def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
+    """Return the report."""
+
+    def speed(row: Row, taken: float) -> str:
+        return f"{row.mib * MIB / taken:.1f}"
+
+    lines = [host.heading(about), "", "Moves of bytes of PyTorch; *down* is to the host. Speeds in GB/s.", ""]
+    lines += ["| direction | size, MiB | ours, µs | ours | pinned | pageable | part of pinned |"]
+    lines += ["|---|--:|--:|--:|--:|--:|--:|"]
+    for row in rows:
+        speeds = " | ".join(speed(row, taken) for taken in (row.ours, row.pinned, row.pageable))
+        lines.append(f"| {row.direction} | {row.mib:g} | {row.ours / 1000:,.1f} | {speeds} | {row.part:.2f} |")
+    lines += ["", "| bar | measured | at least | |", "|---|--:|--:|---|"]
+    for verdict in verdicts:
+        word = "passed" if verdict.passed else "failed"
+        lines.append(f"| {verdict.what} | {verdict.measured:.2f} | {verdict.bar:.2f} | {word} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
