@@ -145,9 +145,7 @@ def measure(sizes: Sequence[float], rounds: int) -> list[Row]:
             ways = [setting.ours, setting.pinned, setting.pageable]
             first = [min(setting.batch(way, 1) for _ in range(WARM_UP)) for way in ways]
             calls = [max(1, min(MOST, int(BATCH * 1e9 / taken))) for taken in first]
-            turns = [
-                [setting.batch(way, count) for way, count in zip(ways, calls, strict=True)] for _ in range(rounds)
-            ]
+            turns = [[setting.batch(way, count) for way, count in zip(ways, calls, strict=True)] for _ in range(rounds)]
             ours, pinned, pageable = (statistics.median(figures) for figures in zip(*turns, strict=True))
             part = statistics.median(turn[1] / turn[0] for turn in turns)
             rows.append(Row(direction, size, ours, pinned, pageable, part))

@@ -1,0 +1,102 @@
+//! Speed of moves between the host and a CUDA device, without any framework: staged, from and to pageable memory that
+//! is there or fresh, beside one copy from and to pinned memory.
+//!
+//! ```sh
+//! cargo run --release -p bridge-copy --example moves
+//! ```
+
+use bridge_copy::Copier;
+use bridge_core::{Copies, DType, Device, Layout, Result, Stream, Strided};
+use bridge_cuda::Link;
+use std::ptr;
+use std::time::Instant;
+
+const GPU: Device = Device::cuda(0);
+const STREAM: Stream = Stream::LEGACY;
+
+/// Bytes of a move.
+const SIZES: [usize; 6] = [64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
+
+/// Moves of a size, of which the fastest third ends at the figure that is printed.
+const ROUNDS: usize = 15;
+
+fn main() -> Result<()> {
+    let link = bridge_cuda::link()?;
+    println!("| direction | bytes | pinned, GB/s | staged | part | staged, fresh | part | staged, µs |");
+    println!("|---|--:|--:|--:|--:|--:|--:|--:|");
+    for nbytes in SIZES {
+        let (device, pinned) = (link.allocate(GPU, nbytes, STREAM)?, link.allocate_pinned(GPU, nbytes)?);
+        let mut host: Vec<u8> = (0..nbytes).map(|at| (at % 251) as u8).collect();
+        let kept = host.as_mut_ptr().expose_provenance();
+        for down in [false, true] {
+            let staged = |host| {
+                let (from, to) =
+                    if down { ((GPU, device), (Device::CPU, host)) } else { ((Device::CPU, host), (GPU, device)) };
+                moved(link, from, to, nbytes)
+            };
+            let direct = timed(|| {
+                let (from, to) =
+                    if down { ((GPU, device), (Device::CPU, pinned)) } else { ((Device::CPU, pinned), (GPU, device)) };
+                // SAFETY: both allocations have room, and the wait keeps them until the copy has run.
+                unsafe { link.copy(from, to, nbytes, STREAM) }?;
+                finish(link)
+            })?;
+            let there = timed(|| staged(kept))?;
+            let speed = |seconds: f64| format!("{:.1} | {:.2}", nbytes as f64 / seconds / 1e9, direct / seconds);
+            // A source is never fresh.
+            let fresh = match down {
+                true => speed(timed(|| staged(Vec::<u8>::with_capacity(nbytes).as_mut_ptr().expose_provenance()))?),
+                false => "– | –".into(),
+            };
+            let (way, pinned) = (if down { "down" } else { "up" }, nbytes as f64 / direct / 1e9);
+            println!("| {way} | {nbytes} | {pinned:.1} | {} | {fresh} | {:.1} |", speed(there), there * 1e6);
+        }
+        check(link, kept, device, nbytes)?;
+        // SAFETY: both come from this link, and all work has been waited for.
+        unsafe {
+            link.free(GPU, device, STREAM)?;
+            link.free_pinned(GPU, pinned)?;
+        }
+    }
+    Ok(())
+}
+
+/// Moves bytes as a tensor, and waits for the stream.
+fn moved(link: &dyn Link, from: (Device, usize), to: (Device, usize), nbytes: usize) -> Result<()> {
+    let layout = Layout::new(DType::UINT8, &[nbytes as i64], None, 0)?;
+    let side = |(device, data)| Strided { device, data, layout: &layout };
+    // SAFETY: the callers' allocations have room, and the wait keeps them until the work has run.
+    unsafe { Copier.copy(side(from), side(to), 0, Some(STREAM)) }?;
+    finish(link)
+}
+
+fn finish(link: &dyn Link) -> Result<()> {
+    let mark = link.mark(GPU, STREAM)?;
+    let waited = link.wait(GPU, &mark);
+    link.release(GPU, mark);
+    waited
+}
+
+/// Returns seconds of a call: the end of the fastest third.
+fn timed(mut call: impl FnMut() -> Result<()>) -> Result<f64> {
+    let mut taken = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        let started = Instant::now();
+        call()?;
+        taken.push(started.elapsed().as_secs_f64());
+    }
+    taken.sort_unstable_by(f64::total_cmp);
+    Ok(taken[ROUNDS / 3])
+}
+
+/// Moves other bytes up and down again, and compares.
+fn check(link: &dyn Link, host: usize, device: usize, nbytes: usize) -> Result<()> {
+    // SAFETY: the caller's vector has as many bytes, and all work on it has been waited for.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(host), nbytes) };
+    bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 241) as u8);
+    moved(link, (Device::CPU, host), (GPU, device), nbytes)?;
+    bytes.fill(0);
+    moved(link, (GPU, device), (Device::CPU, host), nbytes)?;
+    assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == (at % 241) as u8), "{nbytes} bytes arrived wrong");
+    Ok(())
+}
