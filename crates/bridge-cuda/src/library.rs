@@ -18,14 +18,14 @@ use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut};
 pub(crate) const NAME: &str = "libcuda.so.1";
 
 macro_rules! functions {
-    ($($name:ident($($type:ty),*);)*) => {
+    ($table:ident: $($name:ident($($type:ty),*);)*) => {
         /// The functions used, by their names in the library.
         #[expect(non_snake_case, reason = "the names of the CUDA driver API")]
-        struct Functions {
+        struct $table {
             $($name: unsafe extern "C" fn($($type),*) -> u32,)*
         }
 
-        impl Functions {
+        impl $table {
             /// Looks up all functions. The error is the first missing name.
             fn find(library: &Library) -> Result<Self, &'static str> {
                 Ok(Self {
@@ -42,6 +42,7 @@ macro_rules! functions {
 }
 
 functions! {
+    Functions:
     cuInit(c_uint);
     cuDeviceGetCount(*mut c_int);
     cuDeviceGet(*mut CUdevice, c_int);
@@ -73,10 +74,15 @@ functions! {
     cuMemcpyPeerAsync(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
     cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
     cuMemFreeHost(*mut c_void);
-    cuMemAllocAsync(*mut CUdeviceptr, usize, CUstream);
-    cuMemFreeAsync(CUdeviceptr, CUstream);
     cuGetErrorName(u32, *mut *const c_char);
     cuGetErrorString(u32, *mut *const c_char);
+}
+
+// Drivers before CUDA 11.2 have no pools.
+functions! {
+    Pools:
+    cuMemAllocAsync(*mut CUdeviceptr, usize, CUstream);
+    cuMemFreeAsync(CUdeviceptr, CUstream);
 }
 
 /// Calls a function of the table, and names it in the failure.
@@ -84,7 +90,10 @@ functions! {
 /// The caller's SAFETY comment states why the arguments are sound.
 macro_rules! call {
     ($cuda:expr, $name:ident($($argument:expr),*)) => {
-        match ($cuda.0.$name)($($argument),*) {
+        call!(in $cuda.0, $name($($argument),*))
+    };
+    (in $table:expr, $name:ident($($argument:expr),*)) => {
+        match ($table.$name)($($argument),*) {
             0 => Ok(()),
             code => Err(Failure { call: stringify!($name), code }),
         }
@@ -92,7 +101,7 @@ macro_rules! call {
 }
 
 /// The CUDA driver, initialised, with at least one device.
-pub(crate) struct Cuda(Functions);
+pub(crate) struct Cuda(Functions, Option<Pools>);
 
 impl Cuda {
     /// Loads and initialises the driver. Returns it and the number of its devices.
@@ -103,9 +112,10 @@ impl Cuda {
             .map_err(|cause| missing(format!("{name} was not found: install the NVIDIA driver")).caused_by(cause))?;
         let functions = Functions::find(&library)
             .map_err(|function| missing(format!("{name} has no {function}: install a newer NVIDIA driver")))?;
+        let pools = Pools::find(&library).ok();
         // The driver is never unloaded: frameworks use it, too, and it may have threads of its own.
         std::mem::forget(library);
-        let cuda = Self(functions);
+        let cuda = Self(functions, pools);
         match cuda.initialise() {
             Ok(count @ 1..) => Ok((cuda, count as usize)),
             Ok(_) => Err(no_device()),
@@ -122,6 +132,10 @@ impl Cuda {
             call!(self, cuDeviceGetCount(&mut count))?;
         }
         Ok(count)
+    }
+
+    fn pools(&self, call: &'static str) -> Outcome<&Pools> {
+        self.1.as_ref().ok_or(Failure { call, code: CUresult::CUDA_ERROR_NOT_SUPPORTED as u32 })
     }
 
     /// Returns the text of `cuGetErrorName` or `cuGetErrorString` for a code.
@@ -282,13 +296,13 @@ impl Driver for Cuda {
     fn allocate(&self, nbytes: usize, stream: Stream) -> Outcome<usize> {
         let mut address = 0;
         // SAFETY: the output is writable, and the stream is alive, see above.
-        unsafe { call!(self, cuMemAllocAsync(&mut address, nbytes, handle(stream))) }?;
+        unsafe { call!(in self.pools("cuMemAllocAsync")?, cuMemAllocAsync(&mut address, nbytes, handle(stream))) }?;
         Ok(address as usize)
     }
 
     unsafe fn free(&self, address: usize, stream: Stream) -> Outcome<()> {
         // SAFETY: the stream is alive, see above; the caller vouches for the address.
-        unsafe { call!(self, cuMemFreeAsync(address as CUdeviceptr, handle(stream))) }
+        unsafe { call!(in self.pools("cuMemFreeAsync")?, cuMemFreeAsync(address as CUdeviceptr, handle(stream))) }
     }
 
     fn current_device(&self) -> Outcome<i32> {

@@ -56,8 +56,8 @@ impl Copies for Releasing {
 /// is in the same memory. ``src`` is broadcast to the shape of ``out``, as in ``numpy.copyto``.
 ///
 /// On a device the copy runs in the current stream of the framework of ``out``. It waits for the work on ``src``, and
-/// the owner of ``src`` waits for it before it reuses the memory; the host waits for nothing. PyTorch's autograd notices
-/// the write.
+/// the owner of ``src`` waits for it before it reuses the memory; the host waits for nothing. PyTorch's autograd
+/// notices the write.
 ///
 /// Raises a ``BridgeError``, before anything is written, if the two share memory, if ``out`` is read-only, requires
 /// grad, has two elements at one address or is a tensor of TensorFlow, and if they do not fit together.

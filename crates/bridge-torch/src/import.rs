@@ -22,9 +22,9 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
     }
 }
 
-/// Calls `torch.empty_strided`, which aligns to 64 bytes on the host and to 512 on a device. The device is named, because the
-/// user may have set another default. With `torch.use_deterministic_algorithms`, PyTorch fills the memory first, in the
-/// same stream.
+/// Calls `torch.empty_strided`, which aligns to 64 bytes on the host and to 512 on a device. The device is named,
+/// because the user may have set another default. With `torch.use_deterministic_algorithms`, PyTorch fills the memory
+/// first, in the same stream.
 pub(crate) fn empty<'py>(
     py: Python<'py>,
     device: Device,

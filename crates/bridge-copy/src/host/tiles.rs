@@ -112,8 +112,8 @@ const fn lanes<U>() -> usize {
     if cfg!(target_arch = "x86_64") { 16 / size_of::<U>() } else { 1 }
 }
 
-/// Returns the kernel for planes whose two fastest dimensions are contiguous, that of the source and that of the target.
-/// Returns `None` for others, and where one of them is shorter than a vector.
+/// Returns the kernel for planes whose two fastest dimensions are contiguous, that of the source and that of the
+/// target. Returns `None` for others, and where one of them is shorter than a vector.
 ///
 /// A tile has at least 256 bytes in a line of the target and 128 in one of the source. The pages of a large matrix are
 /// more than the processor can look up at once, so that each visit to one has to be worth it.
@@ -203,8 +203,8 @@ fn fetch<const WRITE: bool>(at: *const u8, length: usize) {
     }
 }
 
-/// Returns starts and lengths of pieces that cover `length`: each of `size`, but for the last, which has at least `least`
-/// and overlaps the one before it for that. `length` is no less than `least`.
+/// Returns starts and lengths of pieces that cover `length`: each of `size`, but for the last, which has at least
+/// `least` and overlaps the one before it for that. `length` is no less than `least`.
 #[inline(always)]
 fn pieces(length: usize, size: usize, least: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..length).step_by(size).map(move |start| {
@@ -215,8 +215,8 @@ fn pieces(length: usize, size: usize, least: usize) -> impl Iterator<Item = (usi
 
 /// Transposes `N` rows of `N` units in registers.
 ///
-/// In each round, row `i` and row `i + N / 2` are zipped into the rows `2 * i` and `2 * i + 1`. That rotates the bits of
-/// an element's row and column by one; after as many rounds as a row number has bits, the two have changed places.
+/// In each round, row `i` and row `i + N / 2` are zipped into the rows `2 * i` and `2 * i + 1`. That rotates the bits
+/// of an element's row and column by one; after as many rounds as a row number has bits, the two have changed places.
 #[inline(always)]
 unsafe fn block<V: Lanes<N>, const N: usize>(source: *const u8, from: isize, target: *mut u8, to: usize, mask: V) {
     // SAFETY: the caller's promise.
