@@ -8,11 +8,11 @@ use crate::{
     Memory, Result, Reuse, Stream,
 };
 use dlpark::DlpackFlags;
-use dlpark::OpaqueContext;
 pub use dlpark::ffi;
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
 use dlpark::metadata::Dynamic;
 pub use dlpark::{Managed, ManagedTensorBase, legacy, versioned};
+use dlpark::{OpaqueContext, TensorRef};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -120,35 +120,8 @@ pub unsafe fn lend<M: ManagedTensorBase>(
     origin: impl FnOnce(Device, usize) -> Result<Origin>,
 ) -> Result<Lent> {
     // SAFETY: the handle owns the tensor, and no other code changes it.
-    let raw = unsafe { managed.tensor() };
-    let ndim = raw.ndim;
-    if !(raw.shape.is_aligned() && raw.strides.is_aligned()) {
-        return Err(broken("the shape or the strides are not aligned".into()));
-    }
-    if usize::try_from(ndim).is_ok_and(|ndim| ndim > MAX_NDIM) {
-        // Before the shape is read: a wild ndim means a wild shape.
-        return Err(broken(format!("{ndim} dimensions are more than {MAX_NDIM}")));
-    }
+    readable(unsafe { managed.tensor() })?;
     let tensor = managed.validate().map_err(|error| broken(error.to_string()))?;
-    let (dtype, stated) = (DType::from(tensor.dtype()), Device::from(tensor.device()));
-    if dtype.lanes != 1 {
-        let text = format!("vector elements (lanes = {}) have no counterpart: view the tensor as scalars", dtype.lanes);
-        return Err(Error::new(ErrorKind::Dtype, text));
-    }
-    if stated.index < 0 {
-        return Err(broken(format!("device number {} is negative", stated.index)));
-    }
-    let layout = Layout::new(dtype, tensor.shape(), tensor.strides(), 0)?;
-    let data = usize::try_from(tensor.byte_offset())
-        .ok()
-        .and_then(|offset| (tensor.data_ptr() as usize).checked_add(offset))
-        .ok_or_else(|| broken(format!("byte_offset {} overflows the address", tensor.byte_offset())))?;
-    let origin = origin(stated, if layout.numel() == 0 { 0 } else { data })?;
-    if layout.numel() > 0 && tensor.data_ptr().is_null() {
-        return Err(broken("the data pointer is null".into()));
-    }
-    layout.hull(data, None).map_err(|_| broken("the view leaves the address space".into()))?;
-    let bytes = layout.hull(data, origin.allocation.as_ref())?;
     // SAFETY: the handle owns the tensor, and no other code changes it.
     let access = match unsafe { &*managed.as_ptr() }.version() {
         // DLPack has no flag for it before version 1.0.
@@ -156,13 +129,13 @@ pub unsafe fn lend<M: ManagedTensorBase>(
         Some(_) if managed.flags().contains(DlpackFlags::READ_ONLY) => Access::ReadOnly,
         Some(_) => Access::ReadWrite,
     };
-    let owner = (managed.into_deleter(), origin.keep);
-    let device = origin.device.unwrap_or(stated);
-    let allocation = Allocation { bytes, device, access, stream: origin.stream, reuse: origin.reuse };
+    let (described, ()) = Described::of(&tensor, access, |device, data| Ok((origin(device, data)?, ())))?;
+    let Described { data, dtype, layout, allocation, keep, release } = described;
+    let owner = (managed.into_deleter(), keep);
     // SAFETY: the producer vouches for memory, access and deleter through DLPack's contract, the caller for the stream,
     // the reuse and the allocation; the range was checked above.
     let memory: Box<dyn DeviceBuffer> = unsafe {
-        match origin.release {
+        match release {
             None => Box::new(Memory::new(allocation, owner)),
             Some(release) => {
                 let owner = CustomDrop { owner: Some(Box::new(owner)), release };
@@ -171,6 +144,88 @@ pub unsafe fn lend<M: ManagedTensorBase>(
         }
     };
     Lent::at(data, dtype, layout, memory)
+}
+
+/// Lends a tensor that its producer describes without giving up ownership, as `dltensor_from_py_object_no_sync` of the
+/// exchange API does. `origin` is as for [`lend`], and also returns the value that keeps the memory.
+/// [`Origin::release`] is not called: that value knows itself how to be dropped.
+///
+/// # Errors
+///
+/// Those of [`lend`].
+///
+/// # Safety
+///
+/// As for [`lend`]; the shape and the strides of `tensor` stay readable during the call, and the memory lives as long
+/// as the value that `origin` returns.
+pub unsafe fn lend_borrowed<O: Send + Sync + 'static>(
+    tensor: &ffi::DLTensor,
+    access: Access,
+    origin: impl FnOnce(Device, usize) -> Result<(Origin, O)>,
+) -> Result<Lent> {
+    readable(tensor)?;
+    // SAFETY: the caller vouches for the shape and the strides.
+    let tensor = unsafe { TensorRef::from_raw(tensor) }.map_err(|error| broken(error.to_string()))?;
+    let (described, owner) = Described::of(&tensor, access, origin)?;
+    let Described { data, dtype, layout, allocation, keep, .. } = described;
+    // SAFETY: as in `lend`, with the owner that the caller vouches for.
+    let memory = unsafe { Memory::new(allocation, (owner, keep)) };
+    Lent::at(data, dtype, layout, Box::new(memory))
+}
+
+/// Refuses a tensor whose shape and strides cannot be read.
+fn readable(raw: &ffi::DLTensor) -> Result<()> {
+    if !(raw.shape.is_aligned() && raw.strides.is_aligned()) {
+        return Err(broken("the shape or the strides are not aligned".into()));
+    }
+    if usize::try_from(raw.ndim).is_ok_and(|ndim| ndim > MAX_NDIM) {
+        // Before the shape is read: a wild ndim means a wild shape.
+        return Err(broken(format!("{} dimensions are more than {MAX_NDIM}", raw.ndim)));
+    }
+    Ok(())
+}
+
+/// A tensor that was checked, with its origin.
+struct Described {
+    /// Address of the first element.
+    data: usize,
+    dtype: DType,
+    layout: Layout,
+    allocation: Allocation,
+    keep: Option<Keep>,
+    release: Option<Release>,
+}
+
+impl Described {
+    fn of<T>(
+        tensor: &TensorRef<'_>,
+        access: Access,
+        origin: impl FnOnce(Device, usize) -> Result<(Origin, T)>,
+    ) -> Result<(Self, T)> {
+        let (dtype, stated) = (DType::from(tensor.dtype()), Device::from(tensor.device()));
+        if dtype.lanes != 1 {
+            let text =
+                format!("vector elements (lanes = {}) have no counterpart: view the tensor as scalars", dtype.lanes);
+            return Err(Error::new(ErrorKind::Dtype, text));
+        }
+        if stated.index < 0 {
+            return Err(broken(format!("device number {} is negative", stated.index)));
+        }
+        let layout = Layout::new(dtype, tensor.shape(), tensor.strides(), 0)?;
+        let data = usize::try_from(tensor.byte_offset())
+            .ok()
+            .and_then(|offset| (tensor.data_ptr() as usize).checked_add(offset))
+            .ok_or_else(|| broken(format!("byte_offset {} overflows the address", tensor.byte_offset())))?;
+        let (origin, rest) = origin(stated, if layout.numel() == 0 { 0 } else { data })?;
+        if layout.numel() > 0 && tensor.data_ptr().is_null() {
+            return Err(broken("the data pointer is null".into()));
+        }
+        layout.hull(data, None).map_err(|_| broken("the view leaves the address space".into()))?;
+        let bytes = layout.hull(data, origin.allocation.as_ref())?;
+        let device = origin.device.unwrap_or(stated);
+        let allocation = Allocation { bytes, device, access, stream: origin.stream, reuse: origin.reuse };
+        Ok((Self { data, dtype, layout, allocation, keep: origin.keep, release: origin.release }, rest))
+    }
 }
 
 /// A second hold on the lease inside a managed tensor, to reclaim it if the consumer fails without saying whether it

@@ -8,7 +8,7 @@ mod gil;
 mod methods;
 mod owner;
 
-pub use bridge_interpreter::drop_deferred;
+pub use bridge_interpreter::{Guarded, drop_deferred};
 pub use capsule::{capsule, take_capsule};
 pub use dtypes::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES};
 pub use errors::{

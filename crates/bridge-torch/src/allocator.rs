@@ -1,43 +1,119 @@
 //! PyTorch's caching allocator: which memory it owns, and which streams use that memory.
 
+use crate::native::{AtTensor, Native, function};
 use bridge_core::{Device, Stream};
 use bridge_pyo3::{PyTensor, call};
-use libloading::os::unix::{Library, RTLD_NOW};
 use pyo3::intern;
 use pyo3::prelude::*;
 use std::cell::RefCell;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
+use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 pub(crate) struct Allocator {
-    /// The C++ function behind `Tensor.record_stream`, in versions where its layout is known. Elsewhere the method is
-    /// called, at three times the cost.
+    /// The C++ function behind `Tensor.record_stream`, where it was found. Elsewhere the method is called, at ten times
+    /// the cost.
     record_stream: Option<RecordStream>,
     /// `torch._C`
     module: Py<PyAny>,
     /// Whether [`CACHING`] lists the allocator of the process, which cannot change once CUDA is initialised.
     caches: OnceLock<bool>,
+    /// Deleters of which Python has said that they are not the allocator's, and that they are; 0 for none yet.
+    deleters: [AtomicUsize; 2],
 }
 
 /// The allocators whose `recordStream` delays the reuse of a block. A pluggable allocator calls a function of the user
 /// instead, which need not exist.
 const CACHING: [&str; 2] = ["native", "cudaMallocAsync"];
 
-/// `at::native::record_stream_cuda(at::Tensor&, c10::Stream)`. It bypasses the dispatcher, which throws for conj and
-/// neg bits and runs the user's modes. A tensor is a pointer to its implementation.
-type RecordStream = unsafe extern "C" fn(*mut *mut c_void, StreamByValue);
+impl Allocator {
+    pub(crate) fn new(torch: &Bound<'_, PyModule>) -> PyResult<Self> {
+        Ok(Self {
+            record_stream: RecordStream::find(),
+            module: torch.getattr("_C")?.unbind(),
+            caches: OnceLock::new(),
+            deleters: Default::default(),
+        })
+    }
 
-const SYMBOL: &[u8] = b"_ZN2at6native18record_stream_cudaERNS_6TensorEN3c106StreamE\0";
-const LIBRARY: &str = "libtorch_cuda.so";
+    /// Returns whether streams are recorded by a function of C++.
+    pub(crate) fn calls_cxx(&self) -> bool {
+        self.record_stream.is_some()
+    }
 
-/// The versions whose headers were checked for the layouts used here (`c10/core/Stream.h`, `c10/core/Device.h`).
-const VERSIONS: [&str; 1] = ["2.11."];
+    /// Returns whether this allocator owns the storage, and reuses its memory behind the recorded streams. Storages of
+    /// other owners, or of other processes, have another deleter: where that is known, Python is asked once for each.
+    /// CUDA must be initialised.
+    ///
+    /// # Errors
+    ///
+    /// Exceptions of PyTorch, for example in versions without the function.
+    pub(crate) fn owns<'py>(
+        &self,
+        py: Python<'py>,
+        deleter: Option<usize>,
+        storage: impl FnOnce() -> PyResult<PyTensor<'py>>,
+    ) -> PyResult<bool> {
+        let module = self.module.bind(py);
+        let caches = match self.caches.get() {
+            Some(caches) => *caches,
+            None => {
+                let name = module.call_method0(intern!(py, "_cuda_getAllocatorBackend"))?;
+                let name: String = name.extract()?;
+                *self.caches.get_or_init(|| CACHING.contains(&name.as_str()))
+            }
+        };
+        if !caches {
+            return Ok(false);
+        }
+        let deleter = deleter.filter(|deleter| *deleter != 0);
+        let is_known = |known: &AtomicUsize| Some(known.load(Relaxed)) == deleter;
+        if let Some(answer) = self.deleters.iter().position(is_known) {
+            return Ok(answer == 1);
+        }
+        let implementation = storage()?.getattr(intern!(py, "_cdata"))?;
+        let own = call(module, intern!(py, "_has_Standard_Deleter"), &[&implementation])?.is_truthy()?;
+        if let Some(deleter) = deleter {
+            self.deleters[usize::from(own)].store(deleter, Relaxed);
+        }
+        Ok(own)
+    }
 
-/// Finds a library only if it is loaded (`dlfcn.h` of Linux).
-const RTLD_NOLOAD: i32 = 4;
+    /// Records that `stream`, which is PyTorch's current one, uses the memory, whatever stream it was allocated on: the
+    /// allocator then reuses the block only behind that stream. The memory must be [the allocator's own](Self::owns).
+    pub(crate) fn record_stream(
+        &self,
+        native: Option<&Native>,
+        tensor: &PyTensor<'_>,
+        device: Device,
+        stream: Stream,
+    ) -> PyResult<()> {
+        let py = tensor.py();
+        if let (Some(record), Some(by_value)) = (&self.record_stream, StreamByValue::of(device, stream))
+            && record.takes(by_value)
+        {
+            let mut implementation;
+            let handle = match native {
+                Some(native) => native.tensor(tensor),
+                None => {
+                    implementation = tensor.getattr(intern!(py, "_cdata"))?.extract::<usize>()? as *mut c_void;
+                    &raw mut implementation
+                }
+            };
+            // SAFETY: `_cdata` is the address of the implementation, which the object keeps alive, and the pointer to
+            // it has the layout of a tensor; that of the stream was compared. The function throws only for memory of
+            // other allocators, which the caller excludes.
+            unsafe { (record.record)(handle, by_value) };
+            return Ok(());
+        }
+        call(tensor, intern!(py, "record_stream"), &[&stream_object(py, device.index, stream)?]).map(drop)
+    }
+}
 
 /// `c10::Stream`.
 #[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct StreamByValue {
     device_type: i8,
     device_index: i8,
@@ -48,60 +124,61 @@ struct StreamByValue {
 /// `c10::DeviceType::CUDA`
 const CUDA: i8 = 1;
 
-/// Returns whether the headers of this version were checked for the layouts used here.
-pub(crate) fn is_known(version: &str) -> bool {
-    VERSIONS.iter().any(|known| version.starts_with(known))
-}
-
-impl Allocator {
-    pub(crate) fn new(torch: &Bound<'_, PyModule>, version: &str) -> PyResult<Self> {
-        let record_stream = if is_known(version) { look_up() } else { None };
-        Ok(Self { record_stream, module: torch.getattr("_C")?.unbind(), caches: OnceLock::new() })
-    }
-
-    /// Returns whether this allocator owns the storage, and reuses its memory behind the recorded streams. Storages of
-    /// other owners, or of other processes, have another deleter. CUDA must be initialised.
-    ///
-    /// # Errors
-    ///
-    /// Exceptions of PyTorch, for example in versions without the function.
-    pub(crate) fn owns(&self, storage: &PyTensor<'_>) -> PyResult<bool> {
-        let (py, module) = (storage.py(), self.module.bind(storage.py()));
-        let caches = match self.caches.get() {
-            Some(caches) => *caches,
-            None => {
-                let name = module.call_method0(intern!(py, "_cuda_getAllocatorBackend"))?;
-                let name: String = name.extract()?;
-                *self.caches.get_or_init(|| CACHING.contains(&name.as_str()))
-            }
-        };
-        let implementation = || storage.getattr(intern!(py, "_cdata"));
-        Ok(caches && call(module, intern!(py, "_has_Standard_Deleter"), &[&implementation()?])?.is_truthy()?)
-    }
-
-    /// Records that `stream` uses the memory, whatever stream it was allocated on: the allocator then reuses the block
-    /// only behind that stream. The memory must be [the allocator's own](Self::owns).
-    pub(crate) fn record_stream(&self, tensor: &PyTensor<'_>, device: Device, stream: Stream) -> PyResult<()> {
-        let py = tensor.py();
-        let (Some(record), Ok(device_index)) = (self.record_stream, i8::try_from(device.index)) else {
-            return call(tensor, intern!(py, "record_stream"), &[&stream_object(py, device.index, stream)?]).map(drop);
-        };
-        let mut implementation = tensor.getattr(intern!(py, "_cdata"))?.extract::<usize>()? as *mut c_void;
+impl StreamByValue {
+    fn of(device: Device, stream: Stream) -> Option<Self> {
         let id = if stream == Stream::LEGACY { 0 } else { stream.handle() as i64 };
-        // SAFETY: `_cdata` is the address of the implementation, which the object keeps alive, and the pointer to it
-        // has the layout of a tensor; the stream has that of the versions above. The function throws only for memory of
-        // other allocators, which the caller excludes.
-        unsafe { record(&mut implementation, StreamByValue { device_type: CUDA, device_index, id }) };
-        Ok(())
+        Some(Self { device_type: CUDA, device_index: device.index.try_into().ok()?, id })
     }
 }
 
-fn look_up() -> Option<RecordStream> {
-    // SAFETY: the library is loaded already or not at all, so no code runs; the symbol has the signature that its
-    // mangled name states, and the library stays loaded as long as PyTorch.
-    unsafe {
-        let library = Library::open(Some(LIBRARY), RTLD_NOW | RTLD_NOLOAD).ok()?;
-        library.get::<RecordStream>(SYMBOL).ok().map(|symbol| *symbol)
+/// `at::native::record_stream_cuda`, and the C functions that show the layout of its second argument. It bypasses the
+/// dispatcher, which throws for conj and neg bits and runs the user's modes.
+struct RecordStream {
+    record: unsafe extern "C" fn(AtTensor, StreamByValue),
+    current: unsafe extern "C" fn(i32, *mut *mut c_void) -> c_int,
+    id: unsafe extern "C" fn(*mut c_void, *mut i64) -> c_int,
+    delete: unsafe extern "C" fn(*mut c_void) -> c_int,
+    /// Whether the layout was confirmed with a default stream, and with another one, whose id is not 0.
+    confirmed: [OnceLock<bool>; 2],
+}
+
+impl RecordStream {
+    fn find() -> Option<Self> {
+        const CPU: &str = "libtorch_cpu.so";
+        // SAFETY: the signatures are those of `torch/csrc/inductor/aoti_torch/c/shim.h`, and what the mangled name says:
+        // a tensor by reference and a stream by value, whose layout is confirmed before the first call.
+        unsafe {
+            Some(Self {
+                record: function("libtorch_cuda.so", "_ZN2at6native18record_stream_cudaERNS_6TensorEN3c106StreamE")?,
+                current: function(CPU, "aoti_torch_get_current_stream")?,
+                id: function(CPU, "aoti_torch_stream_id")?,
+                delete: function(CPU, "aoti_torch_delete_stream")?,
+                confirmed: Default::default(),
+            })
+        }
+    }
+
+    /// Returns whether a stream has the layout of [`StreamByValue`] in this version, judged by the current stream of
+    /// the device, once for default streams and once for others.
+    fn takes(&self, stream: StreamByValue) -> bool {
+        *self.confirmed[usize::from(stream.id != 0)].get_or_init(|| self.confirms(stream))
+    }
+
+    /// Returns whether PyTorch's own object for the current stream reads as one of ours does.
+    fn confirms(&self, expected: StreamByValue) -> bool {
+        let (mut object, mut id) = (ptr::null_mut(), 0);
+        // SAFETY: the outputs are writable; the functions catch what C++ throws. The object is a `c10::Stream` on the
+        // heap, where no block is smaller than the 16 bytes read; it is ours, and deleted once.
+        unsafe {
+            if (self.current)(expected.device_index.into(), &mut object) != 0 {
+                return false;
+            }
+            let Some(object) = NonNull::new(object) else { return false };
+            let known = (self.id)(object.as_ptr(), &mut id) == 0;
+            let read = object.cast::<StreamByValue>().read();
+            (self.delete)(object.as_ptr());
+            known && read == StreamByValue { id, ..expected } && (id != 0) == (expected.id != 0)
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 use crate::export::refusal;
 use bridge_core::dlpack::ffi::{
     DLDevice, DLDeviceType, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLPackExchangeAPI, DLPackExchangeAPIHeader,
+    DLTensor,
 };
 use bridge_core::dlpack::{Origin, adopt, lend, versioned::Dlpack};
 use bridge_core::{Device, Error, ErrorKind, Lent, Result, Stream};
@@ -34,7 +35,12 @@ pub(crate) struct ExchangeApi {
     export: unsafe extern "C" fn(*mut c_void, *mut *mut DLManagedTensorVersioned) -> c_int,
     import: unsafe extern "C" fn(*mut DLManagedTensorVersioned, *mut *mut c_void) -> c_int,
     current_stream: unsafe extern "C" fn(DLDeviceType, i32, *mut *mut c_void) -> c_int,
+    /// Describes a tensor without a new owner; tables may leave it out.
+    pub(crate) borrow: Option<Borrow>,
 }
+
+/// `dltensor_from_py_object_no_sync`: fills the description of an object in.
+pub(crate) type Borrow = unsafe extern "C" fn(*mut c_void, *mut DLTensor) -> c_int;
 
 impl ExchangeApi {
     /// Returns the functions of a tensor type, if it has a table of this major version.
@@ -67,6 +73,7 @@ impl ExchangeApi {
             export: api.managed_tensor_from_py_object_no_sync?,
             import: api.managed_tensor_to_py_object_no_sync?,
             current_stream: api.current_work_stream?,
+            borrow: api.dltensor_from_py_object_no_sync,
         })
     }
 

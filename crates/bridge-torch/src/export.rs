@@ -1,26 +1,57 @@
 //! Exports PyTorch tensors.
 
+use crate::native::Native;
 use crate::runtime::{Runtime, raised};
-use bridge_core::dlpack::{Origin, Release};
-use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream};
+use bridge_core::dlpack::{Origin, Release, lend_borrowed};
+use bridge_core::{Access, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream};
 use bridge_pyo3::{PyOwner, PyTensor, brief_str, call, drop_guarded, not_a_tensor, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyString};
+use pyo3::types::IntoPyDict;
 use std::sync::Arc;
 
 pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
     if !runtime.is_tensor(tensor) {
         return Err(not_a_tensor("torch", tensor));
     }
-    screen(runtime, tensor)?;
-    let storage = call(tensor, intern!(tensor.py(), "untyped_storage"), &[]);
-    let storage = storage.map_err(|error| refusal(tensor, error))?;
-    let lent = runtime.consumer.exchange.lend(tensor, &|device| origin(runtime, tensor, &storage, device));
-    let lent = lent.map_err(|error| match error.kind() {
+    plain(runtime, tensor)?;
+    let lent = match &runtime.native {
+        Some(native) => lend_natively(runtime, native, tensor),
+        None => lend_by_attributes(runtime, tensor),
+    };
+    lent.map_err(|error| match error.kind() {
         // PyTorch's capsules are well-formed, except for the null pointer of a tensor that wraps another.
         ErrorKind::Protocol => Error::new(ErrorKind::NotATensor, WITHOUT_MEMORY).caused_by(error),
         _ => error,
+    })
+}
+
+fn lend_natively(runtime: &Runtime, native: &Native, tensor: &PyTensor<'_>) -> Result<Lent> {
+    if native.requires_grad(tensor) {
+        return Err(requires_grad());
+    }
+    let described = native.borrow(tensor).map_err(|error| refusal(tensor, error))?;
+    let origin = |device| {
+        let storage = || call(tensor, intern!(tensor.py(), "untyped_storage"), &[]);
+        let origin = origin(runtime, tensor, Some(native.deleter(tensor)), storage, device)?;
+        Ok((origin, native.hold(tensor)?))
+    };
+    // SAFETY: the tensor is alive and unchanged, because the GIL is held. PyTorch keeps DLPack's promises, the origin is
+    // that of this tensor, and its storage, which is held, keeps the memory.
+    let lent = unsafe { lend_borrowed(&described, Access::ReadWrite, |device, _| origin(device)) }?;
+    Ok(lent.with_pending(native.pending(tensor)))
+}
+
+fn lend_by_attributes(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
+    screen(tensor)?;
+    let storage = call(tensor, intern!(tensor.py(), "untyped_storage"), &[]);
+    let storage = storage.map_err(|error| refusal(tensor, error))?;
+    let lent = runtime.consumer.exchange.lend(tensor, &|device| {
+        let keep = Some(Arc::new(PyOwner::new(&storage)) as Keep);
+        // Dropping the last reference takes the GIL.
+        let release = Some(drop_guarded as Release);
+        let origin = origin(runtime, tensor, None, || Ok(storage.clone()), device)?;
+        Ok(Origin { keep, release, ..origin })
     })?;
     let pending = pending(tensor, lent.dtype()).map_err(|error| raised(tensor.py(), error))?;
     Ok(lent.with_pending(pending))
@@ -58,11 +89,15 @@ pub(crate) fn locate(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Option<
 ///
 /// The storage's range is not read: its two methods cost a tenth of a microsecond, and PyTorch checks a view
 /// against its storage when it makes the view.
-fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, storage: &PyTensor<'_>, device: Device) -> Result<Origin> {
-    let keep = Some(Arc::new(PyOwner::new(storage)) as Keep);
-    // Dropping the last reference takes the GIL.
-    let release = Some(drop_guarded as Release);
-    let host = Origin { device: None, stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep, release };
+fn origin<'py>(
+    runtime: &Runtime,
+    tensor: &PyTensor<'py>,
+    deleter: Option<usize>,
+    storage: impl FnOnce() -> PyResult<PyTensor<'py>>,
+    device: Device,
+) -> Result<Origin> {
+    let reuse = Reuse::InStreamOrder;
+    let host = Origin { device: None, stream: None, reuse, allocation: None, keep: None, release: None };
     if device.kind != DeviceKind::CUDA {
         return Ok(host);
     }
@@ -72,9 +107,9 @@ fn origin(runtime: &Runtime, tensor: &PyTensor<'_>, storage: &PyTensor<'_>, devi
         return Ok(Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, ..host });
     };
     let settled = || -> PyResult<bool> {
-        let own = runtime.allocator.owns(storage)?;
+        let own = runtime.allocator.owns(py, deleter, storage)?;
         if own {
-            runtime.allocator.record_stream(tensor, device, stream)?;
+            runtime.allocator.record_stream(runtime.native.as_ref(), tensor, device, stream)?;
         }
         Ok(own)
     };
@@ -92,19 +127,17 @@ fn plain(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Makes the checks that the exchange API omits.
-fn screen(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
+/// Makes the check that the exchange API omits.
+fn screen(tensor: &PyTensor<'_>) -> Result<()> {
     let py = tensor.py();
-    let is = |name: &Bound<'_, PyString>| -> Result<bool> {
-        let value = tensor.getattr(name).and_then(|value| value.is_truthy());
-        value.map_err(|error| raised(py, error))
-    };
-    plain(runtime, tensor)?;
-    if is(intern!(py, "requires_grad"))? {
-        let text = "the tensor requires grad, and autograd does not reach into other frameworks: call .detach() first";
-        return Err(Error::new(ErrorKind::RequiresGrad, text));
-    }
-    Ok(())
+    let tracked = tensor.getattr(intern!(py, "requires_grad")).and_then(|value| value.is_truthy());
+    if tracked.map_err(|error| raised(py, error))? { Err(requires_grad()) } else { Ok(()) }
+}
+
+#[cold]
+fn requires_grad() -> Error {
+    let text = "the tensor requires grad, and autograd does not reach into other frameworks: call .detach() first";
+    Error::new(ErrorKind::RequiresGrad, text)
 }
 
 /// Returns PyTorch's deferred conjugation or negation. Only complex tensors have a conj bit; all have a neg bit.

@@ -15,6 +15,7 @@ mod capsule;
 mod exchange;
 mod export;
 mod import;
+mod native;
 mod runtime;
 
 use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};

@@ -1,8 +1,9 @@
 //! The PyTorch of this process, looked up once.
 
-use crate::allocator::{Allocator, is_known};
+use crate::allocator::Allocator;
 use crate::capsule::Capsules;
-use crate::exchange::{Exchange, ExchangeApi};
+use crate::exchange::{Borrow, Exchange, ExchangeApi};
+use crate::native::Native;
 use bridge_core::{Consumer, DType, Device, DeviceKind, Profile, Result, Stream, Strides, Views};
 use bridge_pyo3::{PyTensor, framework_error, installed, is_instance, probe};
 use pyo3::exceptions::PyRuntimeError;
@@ -21,6 +22,8 @@ pub(crate) struct Runtime {
     dispatch: Py<PyAny>,
     cuda: OnceLock<()>,
     pub(crate) allocator: Allocator,
+    /// Answers without Python, where this version has them.
+    pub(crate) native: Option<Native>,
 }
 
 pub(crate) struct TorchConsumer {
@@ -48,8 +51,11 @@ impl Runtime {
         RUNTIME.get_or_try_init(py, || {
             let tensor = installed(py, "torch", "torch")?.getattr("Tensor").map_err(|e| raised(py, e))?;
             match ExchangeApi::of_type(&tensor).map_err(|e| raised(py, e))? {
-                Some(api) => Self::new(py, Box::new(api)),
-                None => Self::new(py, Box::new(Capsules)),
+                Some(api) => {
+                    let borrow = api.borrow;
+                    Self::new(py, Box::new(api), borrow)
+                }
+                None => Self::new(py, Box::new(Capsules), None),
             }
         })
     }
@@ -57,35 +63,36 @@ impl Runtime {
     /// Returns PyTorch through capsules.
     pub(crate) fn with_capsules(py: Python<'_>) -> Result<&'static Self> {
         static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
-        RUNTIME.get_or_try_init(py, || Self::new(py, Box::new(Capsules)))
+        RUNTIME.get_or_try_init(py, || Self::new(py, Box::new(Capsules), None))
     }
 
-    fn new(py: Python<'_>, exchange: Box<dyn Exchange>) -> Result<Self> {
+    fn new(py: Python<'_>, exchange: Box<dyn Exchange>, borrow: Option<Borrow>) -> Result<Self> {
         let torch = installed(py, "torch", "torch")?;
         let look_up = || -> PyResult<_> {
             let tensor: Bound<'_, PyType> = torch.getattr("Tensor")?.cast_into()?;
             let parameter: Bound<'_, PyType> = torch.getattr("nn")?.getattr("Parameter")?.cast_into()?;
             let dispatch = tensor.getattr("__torch_dispatch__")?.unbind();
             let cuda: bool = torch.getattr("cuda")?.call_method0("is_available")?.extract()?;
-            let version = torch.getattr("__version__")?.str()?.to_string();
-            Ok((tensor.unbind(), parameter.unbind(), dispatch, cuda, version))
+            Ok((tensor.unbind(), parameter.unbind(), dispatch, cuda))
         };
-        let (tensor, parameter, dispatch, cuda, version) = look_up().map_err(|e| raised(py, e))?;
+        let (tensor, parameter, dispatch, cuda) = look_up().map_err(|e| raised(py, e))?;
         let mut devices = vec![DeviceKind::CPU];
         devices.extend(cuda.then_some(DeviceKind::CUDA));
+        let allocator = Allocator::new(&torch).map_err(|e| raised(py, e))?;
+        let dtypes = dtypes(&torch, &*exchange).map_err(|e| raised(py, e))?;
+        let native = Native::find(&torch, borrow).map_err(|e| raised(py, e))?;
         let profile = Profile {
             name: "torch".into(),
-            dtypes: dtypes(&torch, &*exchange).map_err(|e| raised(py, e))?,
+            dtypes,
             strides: Strides::NonNegative,
             alignment: 1,
             devices,
             keeps_read_only: false,
             waits_on_export: false,
-            private_functions: is_known(&version),
+            private_functions: native.is_some() || allocator.calls_cxx(),
         };
         let consumer = Arc::new(TorchConsumer { exchange, views: Views::default() });
-        let allocator = Allocator::new(&torch, &version).map_err(|e| raised(py, e))?;
-        Ok(Self { profile, consumer, tensor, parameter, dispatch, cuda: OnceLock::new(), allocator })
+        Ok(Self { profile, consumer, tensor, parameter, dispatch, cuda: OnceLock::new(), allocator, native })
     }
 
     pub(crate) fn is_tensor(&self, object: &PyTensor<'_>) -> bool {

@@ -1,0 +1,290 @@
+//! What PyTorch's libraries answer about a tensor without Python, at a tenth of the cost of an attribute.
+//!
+//! The functions are looked up by name, C functions of the stable interface where there is one. Offsets and answers are
+//! compared with Python's for a few tensors before any is used: no version number decides. Where one of them is missing
+//! or disagrees, the adapter asks Python.
+
+use crate::exchange::Borrow;
+use bridge_core::dlpack::ffi::DLTensor;
+use bridge_core::{Error, ErrorKind, Pending, Result};
+use bridge_pyo3::{Guarded, PyTensor, probe, watch_for_exit};
+use libloading::os::unix::{Library, RTLD_NOW};
+use pyo3::prelude::*;
+use pyo3::types::{IntoPyDict, PyDict};
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+
+/// `at::Tensor`: a pointer to its implementation, which PyTorch's C functions take as an `AtenTensorHandle`.
+pub(crate) type AtTensor = *mut *mut c_void;
+
+/// Finds a library only if it is loaded (`dlfcn.h` of Linux).
+const RTLD_NOLOAD: i32 = 4;
+
+/// Looks a function up in a library of PyTorch, if the process has loaded it.
+///
+/// # Safety
+///
+/// `F` is the type of the function with this name.
+pub(crate) unsafe fn function<F: Copy>(library: &str, name: &str) -> Option<F> {
+    // SAFETY: the library is loaded already or not at all, so no code runs. The signature is the caller's obligation.
+    // The library stays loaded as long as PyTorch, which Python never unloads.
+    unsafe { Library::open(Some(library), RTLD_NOW | RTLD_NOLOAD).ok()?.get::<F>(name.as_bytes()).ok().map(|f| *f) }
+}
+
+/// Functions of tensors, and where they are found in the objects of Python and of C++.
+pub(crate) struct Native {
+    borrow: Borrow,
+    functions: Functions,
+    offsets: Offsets,
+}
+
+#[derive(Clone, Copy)]
+struct Functions {
+    /// `bool c10::TensorImpl::requires_grad() const`
+    requires_grad: unsafe extern "C" fn(*const c_void) -> bool,
+    /// `bool at::native::is_conj(const at::Tensor&)`
+    is_conj: unsafe extern "C" fn(AtTensor) -> bool,
+    /// `bool at::native::is_neg(const at::Tensor&)`
+    is_neg: unsafe extern "C" fn(AtTensor) -> bool,
+    /// A new tensor over the storage of another: handle, dimensions, sizes, strides, offset, result.
+    reinterpret: unsafe extern "C" fn(AtTensor, i64, *const i64, *const i64, i64, *mut AtTensor) -> c_int,
+    delete: unsafe extern "C" fn(AtTensor) -> c_int,
+}
+
+impl Functions {
+    fn find() -> Option<Self> {
+        const CPU: &str = "libtorch_cpu.so";
+        // SAFETY: the signatures are those of `torch/csrc/inductor/aoti_torch/c/shim.h`, and what the mangled names
+        // say; a C++ function that reads a flag returns a `bool`.
+        unsafe {
+            Some(Self {
+                requires_grad: function("libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv")?,
+                is_conj: function(CPU, "_ZN2at6native7is_conjERKNS_6TensorE")?,
+                is_neg: function(CPU, "_ZN2at6native6is_negERKNS_6TensorE")?,
+                reinterpret: function(CPU, "aoti_torch__reinterpret_tensor")?,
+                delete: function(CPU, "aoti_torch_delete_tensor_object")?,
+            })
+        }
+    }
+}
+
+/// Distances in bytes, found by looking.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Offsets {
+    /// From a Python object to its `at::Tensor`.
+    tensor: usize,
+    /// From a `TensorImpl` to the pointer to its `StorageImpl`.
+    storage: usize,
+    /// From a `StorageImpl` to the deleter of its memory.
+    deleter: usize,
+}
+
+/// The bytes at the start of a `TensorImpl` and of a `StorageImpl` that are searched; both are longer in all versions.
+const SEARCHED: usize = 64;
+const WORD: usize = size_of::<usize>();
+
+/// Returns the word `offset` bytes behind `start`.
+///
+/// # Safety
+///
+/// The object at `start` is alive and longer than `offset + WORD` bytes.
+unsafe fn word(start: usize, offset: usize) -> usize {
+    // SAFETY: the caller's obligation; objects and words are aligned.
+    unsafe { ptr::with_exposed_provenance::<usize>(start + offset).read() }
+}
+
+/// Returns the offsets, behind the header of an object, of the first `length` bytes at `start` that hold `value`.
+///
+/// # Safety
+///
+/// As for [`word`].
+unsafe fn search(start: usize, length: usize, value: usize) -> Option<usize> {
+    // SAFETY: the caller's obligation.
+    (WORD..length).step_by(WORD).find(|offset| unsafe { word(start, *offset) } == value)
+}
+
+/// A tensor, and what Python says of it.
+struct Sample<'py> {
+    tensor: PyTensor<'py>,
+    implementation: usize,
+    storage: usize,
+    /// Address of the memory.
+    memory: usize,
+    requires_grad: bool,
+    is_conj: bool,
+    is_neg: bool,
+}
+
+impl<'py> Sample<'py> {
+    fn of(tensor: PyTensor<'py>) -> PyResult<Self> {
+        let storage = tensor.call_method0("untyped_storage")?;
+        let answers = |name| tensor.call_method0(name)?.is_truthy();
+        Ok(Self {
+            implementation: tensor.getattr("_cdata")?.extract()?,
+            storage: storage.getattr("_cdata")?.extract()?,
+            memory: storage.call_method0("data_ptr")?.extract()?,
+            requires_grad: tensor.getattr("requires_grad")?.is_truthy()?,
+            is_conj: answers("is_conj")?,
+            is_neg: answers("is_neg")?,
+            tensor,
+        })
+    }
+
+    /// Returns a plain tensor, one with each bit, one that requires grad, and one whose memory has another owner.
+    fn some(torch: &Bound<'py, PyModule>) -> PyResult<[Self; 5]> {
+        let py = torch.py();
+        let options = |dtype: &str| -> PyResult<Bound<'py, PyDict>> {
+            [("dtype", torch.getattr(dtype)?), ("device", "cpu".into_pyobject(py)?.into_any())].into_py_dict(py)
+        };
+        let plain = torch.call_method("empty", (2,), Some(&options("complex64")?))?;
+        let conjugated = plain.call_method0("conj")?;
+        let negated = conjugated.getattr("imag")?;
+        let leaf = torch.call_method("empty", (3,), Some(&options("float32")?))?.call_method0("requires_grad_")?;
+        let bytes = py.import("builtins")?.call_method1("bytearray", (64,))?;
+        let foreign = [("dtype", torch.getattr("uint8")?)].into_py_dict(py)?;
+        let foreign = torch.call_method("frombuffer", (bytes,), Some(&foreign))?;
+        Ok([Self::of(plain)?, Self::of(conjugated)?, Self::of(negated)?, Self::of(leaf)?, Self::of(foreign)?])
+    }
+
+    /// Returns the offsets that hold for this tensor. `None` for the deleter where its memory is not PyTorch's own.
+    fn offsets(&self) -> PyResult<Option<Offsets>> {
+        let length: usize = self.tensor.get_type().getattr("__basicsize__")?.extract()?;
+        let object = self.tensor.as_ptr().expose_provenance();
+        // SAFETY: the three objects are alive with the tensor, and as long as searched.
+        let found = || unsafe {
+            let tensor = search(object, length, self.implementation)?;
+            let storage = search(self.implementation, SEARCHED, self.storage)?;
+            let memory = search(self.storage, SEARCHED - 2 * WORD, self.memory)?;
+            // Behind the address: the value that the deleter takes, which for memory of PyTorch's is the address again,
+            // and the deleter, in the order of the C++ library.
+            let rest = [memory + WORD, memory + 2 * WORD];
+            let [first, second] = rest.map(|offset| word(self.storage, offset) == self.memory);
+            let deleter = if first == second { return None } else { rest[usize::from(first)] };
+            Some(Offsets { tensor, storage, deleter })
+        };
+        Ok(found())
+    }
+}
+
+impl Native {
+    /// Returns the functions if all exist, and agree with Python about a few tensors.
+    ///
+    /// # Errors
+    ///
+    /// What ends the program, such as `KeyboardInterrupt`.
+    pub(crate) fn find(torch: &Bound<'_, PyModule>, borrow: Option<Borrow>) -> PyResult<Option<Self>> {
+        let Some((borrow, functions)) = borrow.zip(Functions::find()) else { return Ok(None) };
+        let look = || -> PyResult<Option<Self>> {
+            let samples = Sample::some(torch)?;
+            let [plain, .., leaf, foreign] = &samples;
+            let Some(offsets) = plain.offsets()? else { return Ok(None) };
+            let native = Self { borrow, functions, offsets };
+            let agrees = samples.iter().all(|sample| native.agrees(sample)) && leaf.offsets()? == Some(offsets);
+            let [own, same, other] = [plain, leaf, foreign].map(|sample| native.deleter(&sample.tensor));
+            Ok((agrees && own == same && own != other).then_some(native))
+        };
+        Ok(probe(torch.py(), look())?.flatten())
+    }
+
+    fn agrees(&self, sample: &Sample<'_>) -> bool {
+        let object = sample.tensor.as_ptr().expose_provenance();
+        // SAFETY: the object is a tensor, whose header ends behind the offset, and its implementation is alive.
+        unsafe {
+            word(object, self.offsets.tensor) == sample.implementation
+                && word(sample.implementation, self.offsets.storage) == sample.storage
+                && self.requires_grad(&sample.tensor) == sample.requires_grad
+                && (self.functions.is_conj)(self.tensor(&sample.tensor)) == sample.is_conj
+                && (self.functions.is_neg)(self.tensor(&sample.tensor)) == sample.is_neg
+        }
+    }
+
+    /// Returns the `at::Tensor` of an object of the type `torch.Tensor`, or of one that extends it.
+    pub(crate) fn tensor(&self, object: &PyTensor<'_>) -> AtTensor {
+        object.as_ptr().wrapping_byte_add(self.offsets.tensor).cast()
+    }
+
+    /// Returns whether autograd tracks the tensor.
+    pub(crate) fn requires_grad(&self, object: &PyTensor<'_>) -> bool {
+        // SAFETY: a tensor points to its implementation, which the object keeps.
+        unsafe { (self.functions.requires_grad)(*self.tensor(object)) }
+    }
+
+    /// Returns the deferred operation, if there is one.
+    pub(crate) fn pending(&self, object: &PyTensor<'_>) -> Option<Pending> {
+        let tensor = self.tensor(object);
+        // SAFETY: the object keeps the tensor; the functions read its flags.
+        unsafe {
+            if (self.functions.is_conj)(tensor) {
+                return Some(Pending::Conjugation);
+            }
+            (self.functions.is_neg)(tensor).then_some(Pending::Negation)
+        }
+    }
+
+    /// Returns the address of the deleter of the tensor's memory. The tensor must have a storage.
+    pub(crate) fn deleter(&self, object: &PyTensor<'_>) -> usize {
+        // SAFETY: the object keeps its implementation and that its storage; the offsets are inside both.
+        unsafe {
+            let storage = word((*self.tensor(object)).expose_provenance(), self.offsets.storage);
+            if storage == 0 { 0 } else { word(storage, self.offsets.deleter) }
+        }
+    }
+
+    /// Describes the tensor. Shape and strides are the tensor's own: they are valid while it is alive and unchanged.
+    pub(crate) fn borrow(&self, object: &PyTensor<'_>) -> PyResult<DLTensor> {
+        let mut tensor = MaybeUninit::<DLTensor>::uninit();
+        // SAFETY: the object is a tensor of the type that the table came from, and the GIL is held.
+        match unsafe { (self.borrow)(object.as_ptr().cast(), tensor.as_mut_ptr()) } {
+            // SAFETY: the function has succeeded, and so filled it in.
+            0 => Ok(unsafe { tensor.assume_init() }),
+            _ => Err(PyErr::fetch(object.py())),
+        }
+    }
+
+    /// Returns a hold on the tensor's storage. PyTorch's own object would not do: operations such as `set_` replace
+    /// the memory of a tensor.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Framework`] for a tensor without a storage.
+    pub(crate) fn hold(&self, object: &PyTensor<'_>) -> Result<StorageHold> {
+        let mut held = ptr::null_mut();
+        // SAFETY: the object keeps the tensor. No dimensions are read, and the result is writable and ours. The
+        // function catches what C++ throws.
+        let code =
+            unsafe { (self.functions.reinterpret)(self.tensor(object), 0, ptr::null(), ptr::null(), 0, &mut held) };
+        match NonNull::new(held).filter(|_| code == 0) {
+            Some(tensor) => {
+                watch_for_exit(object.py());
+                Ok(StorageHold { _tensor: Guarded::new(Held { tensor, delete: self.functions.delete }) })
+            }
+            None => {
+                Err(Error::new(ErrorKind::Framework, "torch holds no storage of the tensor: pass a .clone() of it"))
+            }
+        }
+    }
+}
+
+/// Keeps a storage. It may be dropped on any thread: the drop takes the GIL, because the last one frees memory whose
+/// owner may be an object of Python.
+pub(crate) struct StorageHold {
+    _tensor: Guarded<Held>,
+}
+
+struct Held {
+    tensor: NonNull<*mut c_void>,
+    delete: unsafe extern "C" fn(AtTensor) -> c_int,
+}
+
+// SAFETY: PyTorch counts references atomically; the tensor is only deleted here.
+unsafe impl Send for Held {}
+// SAFETY: as above.
+unsafe impl Sync for Held {}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: the tensor is ours, and deleted once.
+        unsafe { (self.delete)(self.tensor.as_ptr()) };
+    }
+}
