@@ -3,7 +3,8 @@
 use crate::driver::{Context, Driver, Event, Failure, Outcome, error};
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
 use std::marker::PhantomData;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 
 /// Kinds of memory that the streams of a CUDA device write.
 const KINDS: [DeviceKind; 3] = [DeviceKind::CUDA, DeviceKind::CUDA_HOST, DeviceKind::CUDA_MANAGED];
@@ -14,12 +15,50 @@ const CAPTURING: std::ops::RangeInclusive<u32> = 900..=908;
 /// The most events that a pool keeps. More are in use only while many buffers are retired.
 const POOLED: usize = 64;
 
+/// The events of a pool that a thread tries first: a cache line of them.
+const OWN: usize = 8;
+
+/// Events that no call uses. No thread waits for another here, and a forked child does not wait for a thread that exists
+/// in its parent only: an event is taken and put back in one step.
+struct Pool([AtomicUsize; POOLED]);
+
+thread_local! {
+    /// Where this thread begins to search a pool, so that threads which order at once meet different events.
+    static BEGIN: usize = {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        THREADS.fetch_add(OWN, Relaxed)
+    };
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self([const { AtomicUsize::new(0) }; POOLED])
+    }
+}
+
+impl Pool {
+    /// Returns the places in the order of this thread. The first place is any where the thread ends.
+    fn places(&self) -> impl Iterator<Item = &AtomicUsize> {
+        let begin = BEGIN.try_with(|begin| *begin).unwrap_or_default();
+        (0..POOLED).map(move |step| &self.0[(begin + step) % POOLED])
+    }
+
+    fn take(&self) -> Option<Event> {
+        let mut full = self.places().filter(|place| place.load(Relaxed) != 0);
+        full.find_map(|place| Some(place.swap(0, Acquire)).filter(|event| *event != 0).map(Event))
+    }
+
+    /// Keeps the event; returns whether there was room.
+    fn put(&self, event: Event) -> bool {
+        let mut free = self.places().filter(|place| place.load(Relaxed) == 0);
+        free.any(|place| place.compare_exchange(0, event.0, AcqRel, Relaxed).is_ok())
+    }
+}
+
 #[derive(Default)]
 struct Slot {
     context: OnceLock<Context>,
-    /// Only `try_lock` is called: a thread that finds the pool locked creates or destroys an event instead. So no
-    /// thread waits for another here, and a forked child does not wait for a thread that exists in its parent only.
-    events: Mutex<Vec<Event>>,
+    events: Pool,
 }
 
 /// The driver, with the context and the events of each device.
@@ -115,19 +154,18 @@ impl<'a, D: Driver> Entered<'a, D> {
 
     /// Records an event behind all work now in the stream. Pass it to [`recycle`](Self::recycle) afterwards.
     pub fn record(&self, stream: Stream) -> Outcome<Event> {
-        let pooled = self.slot.events.try_lock().ok().and_then(|mut events| events.pop());
-        let event = pooled.map_or_else(|| self.driver.create_event(), Ok)?;
+        let event = self.slot.events.take().map_or_else(|| self.driver.create_event(), Ok)?;
         self.keep_if_ok(event, self.driver.record_event(event, stream))?;
         Ok(event)
     }
 
     /// Returns when the work now in the stream is done, or `None` where that is unknown, as for a captured stream: a
     /// captured event never fires, querying it invalidates the capture, and the graph may use the memory at every
-    /// launch.
-    pub fn mark(&self, stream: Stream) -> Option<Mark> {
+    /// launch. `is_busy` says that earlier work is known to be pending, which saves a query.
+    pub fn mark(&self, stream: Stream, is_busy: impl FnOnce() -> bool) -> Option<Mark> {
         match self.driver.is_capturing(stream) {
             // A query of the stream costs less than an event and its polling.
-            Ok(false) if self.driver.is_idle(stream).unwrap_or(false) => Some(Mark::Idle),
+            Ok(false) if !is_busy() && self.driver.is_idle(stream).unwrap_or(false) => Some(Mark::Idle),
             Ok(false) => self.record(stream).ok().map(Mark::Event),
             _ => None,
         }
@@ -184,9 +222,8 @@ impl<'a, D: Driver> Entered<'a, D> {
 
     /// Returns an event to the pool.
     pub fn recycle(&self, event: Event) {
-        match self.slot.events.try_lock() {
-            Ok(mut events) if events.len() < POOLED => events.push(event),
-            _ => self.destroy(event),
+        if !self.slot.events.put(event) {
+            self.destroy(event);
         }
     }
 
@@ -207,5 +244,41 @@ impl<D: Driver> Drop for Entered<'_, D> {
             // It fails only after the driver has shut down, when there is no current context to restore.
             let _ = self.driver.pop_context();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn a_pool_holds_each_event_once() {
+        let pool = Pool::default();
+        assert_eq!(pool.take(), None);
+        let kept = (1..=POOLED + 3).filter(|event| pool.put(Event(*event))).count();
+        assert_eq!(kept, POOLED);
+        let taken: HashSet<_> = std::iter::from_fn(|| pool.take()).collect();
+        assert_eq!(taken.len(), POOLED);
+        assert_eq!(pool.take(), None);
+    }
+
+    #[test]
+    fn no_two_threads_take_one_event() {
+        let (pool, held) = (Pool::default(), [const { AtomicUsize::new(0) }; 5]);
+        (1..held.len()).for_each(|event| assert!(pool.put(Event(event))));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        // There are as many events as threads, and a place for each.
+                        let event = std::iter::repeat_with(|| pool.take()).flatten().next().unwrap();
+                        assert_eq!(held[event.0].fetch_add(1, AcqRel), 0, "{event:?} was taken twice");
+                        held[event.0].fetch_sub(1, AcqRel);
+                        assert!(pool.put(event));
+                    }
+                });
+            }
+        });
     }
 }

@@ -63,11 +63,14 @@ impl<D: Driver> Ordering for CudaOrdering<D> {
     /// Never blocks and never fails: where no event can be recorded, the memory is leaked, because an early return
     /// would let the owner overwrite bytes that are still read.
     fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        let mark = self.devices.enter(device).ok().and_then(|entered| entered.mark(stream));
+        let mark = self.devices.enter(device).ok().and_then(|entered| {
+            // Events fire in the order of their stream, so work behind a pending one is pending.
+            entered.mark(stream, || self.reaper.is_behind(&self.devices, device, stream))
+        });
         match mark {
             Some(Mark::Idle) => drop(buffer),
-            Some(Mark::Event(event)) => self.reaper.take(&self.devices, device, Some(event), buffer),
-            None => self.reaper.take(&self.devices, device, None, buffer),
+            Some(Mark::Event(event)) => self.reaper.take(&self.devices, device, stream, event, buffer),
+            None => self.reaper.leak(buffer),
         }
     }
 

@@ -2,7 +2,8 @@
 
 use crate::context::Devices;
 use crate::driver::{Driver, Event, RELAXED};
-use bridge_core::{Device, DeviceBuffer};
+use bridge_core::{Device, DeviceBuffer, Stream};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,8 +12,12 @@ use std::time::Duration;
 /// Pauses of the thread between two polls of the events: the first after a success, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(2));
 
-/// Buffers polled per `retire`: more than one, so that the queue shrinks; few, so that the caller is not delayed.
-const SHARE: usize = 8;
+/// One in so many calls of `retire` polls earlier buffers, because a query costs as much as an event.
+const TURNS: usize = 8;
+
+/// Buffers that such a call drops at most: more than [`TURNS`], so that the queue shrinks; few, so that the caller is
+/// not delayed.
+const SHARE: usize = 2 * TURNS;
 
 #[derive(Default)]
 struct Counts {
@@ -20,14 +25,67 @@ struct Counts {
     leaked: AtomicUsize,
 }
 
+/// The buffers of one stream whose events have not fired, as far as is known. Events fire in the order of their stream,
+/// so the first is polled alone. (A stream with the handle of one that was destroyed waits behind it: later than
+/// necessary, never too early.)
+struct Line {
+    device: Device,
+    stream: Stream,
+    waiting: VecDeque<Retired>,
+}
+
+impl Line {
+    fn is_of(&self, device: Device, stream: Stream) -> bool {
+        (self.device, self.stream) == (device, stream)
+    }
+}
+
 #[derive(Default)]
 struct State {
-    /// The buffers whose events have not fired, as far as is known.
-    waiting: Vec<Retired>,
+    /// One line for each stream with waiting buffers.
+    lines: Vec<Line>,
+    /// Calls of `retire` that found buffers waiting.
+    turns: usize,
     /// Whether the reaper has been dropped.
     closed: bool,
     /// Whether the thread runs.
     thread: bool,
+    /// Whether the thread waits for a buffer.
+    sleeps: bool,
+}
+
+impl State {
+    /// Polls the first buffer of each line, and the next while they are done. Removes up to `most` that no longer wait.
+    fn finished<D: Driver>(&mut self, devices: &Devices<D>, most: usize) -> Vec<Retired> {
+        let mut finished = Vec::new();
+        self.lines.retain_mut(|line| {
+            while finished.len() < most && line.waiting.front_mut().is_some_and(|first| !first.must_wait(devices)) {
+                finished.extend(line.waiting.pop_front());
+            }
+            !line.waiting.is_empty()
+        });
+        finished
+    }
+
+    /// Polls on the calling thread. That thread may have a capture under way, which a query invalidates in every mode
+    /// but the relaxed one (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
+    fn finished_here<D: Driver>(&mut self, devices: &Devices<D>) -> Vec<Retired> {
+        let Ok(before) = devices.driver().exchange_capture_mode(RELAXED) else { return Vec::new() };
+        let finished = self.finished(devices, SHARE);
+        // The call worked a moment ago; a driver that has shut down meanwhile has no captures.
+        let _ = devices.driver().exchange_capture_mode(before);
+        finished
+    }
+
+    fn push(&mut self, stream: Stream, retired: Retired) {
+        let device = retired.device;
+        let found = self.lines.iter().position(|line| line.is_of(device, stream));
+        let index = found.unwrap_or_else(|| {
+            self.lines.push(Line { device, stream, waiting: VecDeque::new() });
+            self.lines.len() - 1
+        });
+        self.lines[index].waiting.push_back(retired);
+    }
 }
 
 #[derive(Default)]
@@ -40,28 +98,13 @@ impl Queue {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Polls a share of the oldest buffers on the calling thread. That thread may have a capture under way, which a
-    /// query invalidates in every mode but the relaxed one (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
-    fn finished_here<D: Driver>(waiting: &mut Vec<Retired>, devices: &Devices<D>) -> Vec<Retired> {
-        let Ok(before) = devices.driver().exchange_capture_mode(RELAXED) else { return Vec::new() };
-        let finished = Self::finished(waiting, devices, SHARE);
-        // The call worked a moment ago; a driver that has shut down meanwhile has no captures.
-        let _ = devices.driver().exchange_capture_mode(before);
-        finished
-    }
-
-    /// Polls the `oldest` buffers, and removes those that no longer wait.
-    fn finished<D: Driver>(waiting: &mut Vec<Retired>, devices: &Devices<D>, oldest: usize) -> Vec<Retired> {
-        let oldest = oldest.min(waiting.len());
-        waiting.extract_if(..oldest, |retired| !retired.must_wait(devices)).collect()
-    }
 }
 
-/// Holds retired buffers until their events have fired. Each `retire` first drops some buffers that are due; a
-/// background thread, started when it is first needed, drops the rest.
+/// Holds retired buffers until their events have fired. Some calls of `retire` drop buffers that are due; a background
+/// thread, started when it is first needed, drops the rest.
 ///
-/// All events are polled in turn, so that no finished buffer waits behind an unfinished one.
+/// The lines of all streams are polled in turn, so that no finished buffer waits behind an unfinished one of another
+/// stream.
 pub(crate) struct Reaper {
     counts: Arc<Counts>,
     queue: Arc<Queue>,
@@ -89,34 +132,52 @@ impl Reaper {
         self.counts.leaked.load(Acquire)
     }
 
-    /// Drops `buffer` after `event` has fired. Without an event, leaks it.
+    /// Returns whether a buffer still waits for this stream, as far as is known. May first drop buffers that are due.
+    pub fn is_behind<D: Driver>(&self, devices: &Devices<D>, device: Device, stream: Stream) -> bool {
+        let (due, behind) = {
+            let state = &mut *self.queue.lock();
+            if state.lines.is_empty() {
+                return false;
+            }
+            state.turns += 1;
+            let due = if state.turns % TURNS == 1 { state.finished_here(devices) } else { Vec::new() };
+            (due, state.lines.iter().any(|line| line.is_of(device, stream)))
+        };
+        // Not under the lock: this runs foreign code.
+        due.into_iter().for_each(Retired::give_back);
+        behind
+    }
+
+    /// Drops `buffer` after `event`, which was recorded in `stream`, has fired.
     pub fn take<D: Driver>(
         &self,
         devices: &Arc<Devices<D>>,
         device: Device,
-        event: Option<Event>,
+        stream: Stream,
+        event: Event,
         buffer: Box<dyn DeviceBuffer>,
     ) {
         let retired = Retired::new(device, event, buffer, Arc::clone(&self.counts));
-        // A forked child, in which the thread does not run, records no events and returns here.
-        if event.is_none() {
-            return;
-        }
-        let due = {
+        let wake = {
             let state = &mut *self.queue.lock();
             // If the thread cannot be started, the next `retire` tries again.
             if !state.thread {
                 let (devices, queue) = (Arc::clone(devices), Arc::clone(&self.queue));
                 state.thread = (self.spawn)(Box::new(move || run(&devices, &queue)));
             }
-            let waiting = &mut state.waiting;
-            let due = if waiting.is_empty() { Vec::new() } else { Queue::finished_here(waiting, devices) };
-            waiting.push(retired);
-            due
+            state.push(stream, retired);
+            std::mem::take(&mut state.sleeps)
         };
-        self.queue.changed.notify_one();
-        // Not under the lock: this runs foreign code.
-        due.into_iter().for_each(Retired::give_back);
+        // Each notification is a call into the kernel.
+        if wake {
+            self.queue.changed.notify_one();
+        }
+    }
+
+    /// Never drops `buffer`, and counts it.
+    pub fn leak(&self, buffer: Box<dyn DeviceBuffer>) {
+        std::mem::forget(buffer);
+        self.counts.leaked.fetch_add(1, Release);
     }
 }
 
@@ -130,7 +191,7 @@ impl Drop for Reaper {
 /// A buffer that waits for an event. Only [`give_back`](Self::give_back) drops the buffer; any other drop leaks it.
 struct Retired {
     device: Device,
-    event: Option<Event>,
+    event: Event,
     /// Whether the event has fired.
     fired: bool,
     buffer: Option<Box<dyn DeviceBuffer>>,
@@ -138,7 +199,7 @@ struct Retired {
 }
 
 impl Retired {
-    fn new(device: Device, event: Option<Event>, buffer: Box<dyn DeviceBuffer>, counts: Arc<Counts>) -> Self {
+    fn new(device: Device, event: Event, buffer: Box<dyn DeviceBuffer>, counts: Arc<Counts>) -> Self {
         counts.retired.fetch_add(1, Release);
         Self { device, event, fired: false, buffer: Some(buffer), counts }
     }
@@ -146,9 +207,9 @@ impl Retired {
     /// Polls the event, and returns whether it is still pending. If not, the event has returned to its pool, or the
     /// query has failed.
     fn must_wait<D: Driver>(&mut self, devices: &Devices<D>) -> bool {
-        let (Some(event), Ok(entered)) = (self.event, devices.enter(self.device)) else { return false };
-        match entered.query(event) {
-            Ok(true) => entered.recycle(event),
+        let Ok(entered) = devices.enter(self.device) else { return false };
+        match entered.query(self.event) {
+            Ok(true) => entered.recycle(self.event),
             Ok(false) => return true,
             // The work before the event may or may not have run.
             Err(_) => return false,
@@ -184,13 +245,15 @@ fn run<D: Driver>(devices: &Devices<D>, queue: &Queue) {
     let mut pause = PAUSES.0;
     loop {
         let mut state = queue.lock();
-        while state.waiting.is_empty() {
+        while state.lines.is_empty() {
             if state.closed {
                 return;
             }
+            state.sleeps = true;
             state = queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let due = Queue::finished(&mut state.waiting, devices, usize::MAX);
+        state.sleeps = false;
+        let due = state.finished(devices, usize::MAX);
         drop(state);
         pause = if due.is_empty() { PAUSES.1.min(pause * 2) } else { PAUSES.0 };
         due.into_iter().for_each(Retired::give_back);
@@ -200,6 +263,7 @@ fn run<D: Driver>(devices: &Devices<D>, queue: &Queue) {
 
 #[cfg(test)]
 mod tests {
+    use super::TURNS;
     use crate::driver::RELAXED;
     use crate::fake::{Call, Counted, Fake, eventually};
     use crate::ordering::CudaOrdering;
@@ -320,6 +384,38 @@ mod tests {
         cuda.devices().driver().finish(B);
         settled(&cuda);
         assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (2, 0));
+    }
+
+    #[test]
+    fn work_behind_a_pending_buffer_is_pending_without_a_query() {
+        let (cuda, drops) = setup();
+        cuda.retire(GPU, A, Counted::boxed(&drops));
+        cuda.devices().driver().idle(A);
+        cuda.devices().driver().idle(B);
+        cuda.retire(GPU, A, Counted::boxed(&drops));
+        assert_eq!((drops.load(SeqCst), cuda.reaper().retired()), (0, 2), "the stream was queried");
+        cuda.retire(GPU, B, Counted::boxed(&drops));
+        cuda.retire(Device::cuda(1), A, Counted::boxed(&drops));
+        assert_eq!((drops.load(SeqCst), cuda.reaper().retired()), (2, 2), "no buffer waits for those streams");
+        cuda.devices().driver().finish(A);
+        settled(&cuda);
+        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (4, 0));
+    }
+
+    #[test]
+    fn only_the_first_buffer_of_a_stream_is_polled() {
+        let (cuda, drops) = setup();
+        let never: fn(Box<dyn FnOnce() + Send>) -> bool = |_| true;
+        let mut cuda = cuda;
+        cuda.reaper_mut().spawn = never;
+        for _ in 0..TURNS {
+            cuda.retire(GPU, A, Counted::boxed(&drops));
+        }
+        assert_eq!(cuda.devices().driver().queries(), 1, "one turn polls, one buffer");
+        cuda.devices().driver().finish(A);
+        cuda.retire(GPU, A, Counted::boxed(&drops));
+        cuda.retire(GPU, A, Counted::boxed(&drops));
+        assert_eq!(drops.load(SeqCst), TURNS, "the next turn drops them all");
     }
 
     #[test]
