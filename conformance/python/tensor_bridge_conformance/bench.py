@@ -2,7 +2,8 @@
 
 Each contender is called in batches. In every round all sizes and contenders of a pair take turns, so that a change of
 the host's speed affects all. A figure is the median over the rounds, a ratio the median of the ratios within a round.
-A call includes dropping the view that it returned.
+A call includes dropping the view that it returned. The floor is what no way across can avoid: the producer's own
+export, the consumer's own import, and the events that order them, called without the bridge.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tensor_bridge_conformance import growth, host, settings
+from tensor_bridge_conformance import growth, host, relay, settings
 from tensor_bridge_conformance.growth import batch
 from tensor_bridge_conformance.reports import publish
 from tensor_bridge_conformance.settings import Setting
@@ -34,7 +35,9 @@ class Row:
     size: int
     ours: float
     native: float
+    floor: float
     ratio: float
+    over_floor: float
 
 
 @dataclass
@@ -45,8 +48,15 @@ class Verdict:
     streams: str
     worst_ratio: float
     bar: float | None
+    worst_over_floor: float
+    floor_bar: float | None
     spread: float
     passed: bool
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there is a bar."""
+        return self.bar is not None or self.floor_bar is not None
 
 
 def main(argv: list[str]) -> int:
@@ -61,17 +71,21 @@ def main(argv: list[str]) -> int:
     rows = [row for setting in measured for row in _measure(setting, options)]
     verdicts = [_judge(setting, rows) for setting in measured]
     grown = [row for setting in measured for row in growth.measure(setting, options)]
+    relayed = relay.measure(options)
     about = host.describe(*FRAMEWORKS)
-    table = _markdown(about, rows, verdicts) + "\n" + "\n".join(growth.markdown(grown)) + "\n"
+    tables = [*growth.markdown(grown), "", *relay.markdown(relayed)]
+    table = _markdown(about, rows, verdicts) + "\n" + "\n".join(tables) + "\n"
     data = {
         "host": about,
         "rows": [asdict(row) for row in rows],
         "verdicts": [asdict(v) for v in verdicts],
         "growth": [asdict(row) for row in grown],
+        "relay": [asdict(row) for row in relayed],
     }
     publish(options.report, "bench", table, data)
-    judged: list[Verdict | growth.Growth] = [v for v in verdicts if v.bar is not None]
+    judged: list[Verdict | growth.Growth | relay.Relayed] = [v for v in verdicts if v.is_judged]
     judged += [row for row in grown if row.bar is not None]
+    judged += [row for row in relayed if row.bar is not None]
     missed = sum(not verdict.passed for verdict in judged)
     print(f"{len(judged) - missed} passed, {missed} failed")
     return 1 if missed else 0
@@ -102,24 +116,23 @@ def _paths(line: str) -> list[str]:
 
 def _measure(setting: Setting, options: argparse.Namespace) -> list[Row]:
     sizes = [size for size in SIZES if size <= options.max_size]
-    contenders = (setting.ours, setting.native)
     with setting.inside():
         tensors = [setting.make(size) for size in sizes]
+        floors = [setting.floor(tensor) for tensor in tensors]
         rounds = []
         for _ in range(options.rounds + WARM_UP):
             times = []
-            for tensor in tensors:
+            for tensor, floor in zip(tensors, floors, strict=True):
+                contenders = (setting.ours, setting.native, floor)
                 times.append([batch(call, tensor, options.batch, setting.before) for call in contenders])
             rounds.append(times)
-        del tensors, tensor
+        del tensors, tensor, floors, floor, contenders
         setting.before()
     rows = []
     for index, size in enumerate(sizes):
         taken = [times[index] for times in rounds[WARM_UP:]]
-        ours, native, ratio = (
-            statistics.median(figures) for figures in zip(*((o, n, o / n) for o, n in taken), strict=True)
-        )
-        rows.append(Row(setting.path, setting.streams, size, ours, native, ratio))
+        figures = zip(*((o, n, f, o / n, o / f) for o, n, f in taken), strict=True)
+        rows.append(Row(setting.path, setting.streams, size, *map(statistics.median, figures)))
     return rows
 
 
@@ -127,26 +140,29 @@ def _judge(setting: Setting, rows: list[Row]) -> Verdict:
     own = [row for row in rows if (row.path, row.streams) == (setting.path, setting.streams)]
     worst = max(row.ratio for row in own)
     spread = max(row.ours for row in own) / min(row.ours for row in own)
+    over_floor, floor_bar = max(row.over_floor for row in own), setting.floor_bar
     passed = setting.bar is None or (worst <= setting.bar and spread <= FLAT)
-    return Verdict(setting.path, setting.streams, worst, setting.bar, spread, passed)
+    passed = passed and (floor_bar is None or over_floor <= floor_bar)
+    return Verdict(setting.path, setting.streams, worst, setting.bar, over_floor, floor_bar, spread, passed)
 
 
 def _markdown(about: dict[str, Any], rows: list[Row], verdicts: list[Verdict]) -> str:
     lines = [host.heading(about), ""]
-    lines += ["| path | streams | size | ours, ns | native, ns | ratio |", "|---|---|--:|--:|--:|--:|"]
+    lines += ["| path | streams | size | ours, ns | native, ns | floor, ns | ours / native | ours / floor |"]
+    lines += ["|---|---|--:|--:|--:|--:|--:|--:|"]
     for row in rows:
-        figures = f"{row.ours:,.0f} | {row.native:,.0f} | {row.ratio:.3f}"
+        figures = f"{row.ours:,.0f} | {row.native:,.0f} | {row.floor:,.0f} | {row.ratio:.3f} | {row.over_floor:.2f}"
         lines.append(f"| {row.path} | {row.streams} | {_words(row.size)} | {figures} |")
     lines += [
         "",
-        "| path | streams | worst ratio | bar | slowest / fastest size | verdict |",
-        "|---|---|--:|--:|--:|---|",
+        "| path | streams | worst / native | bar | worst / floor | bar | slowest / fastest size | verdict |",
+        "|---|---|--:|--:|--:|--:|--:|---|",
     ]
     for verdict in verdicts:
-        bar = "none" if verdict.bar is None else f"{verdict.bar:.2f}"
-        word = "no bar" if verdict.bar is None else "met" if verdict.passed else "MISSED"
-        figures = f"{verdict.worst_ratio:.3f} | {bar} | {verdict.spread:.2f}"
-        lines.append(f"| {verdict.path} | {verdict.streams} | {figures} | {word} |")
+        bar, floor_bar = ("none" if bar is None else f"{bar:.2f}" for bar in (verdict.bar, verdict.floor_bar))
+        word = "no bar" if not verdict.is_judged else "met" if verdict.passed else "MISSED"
+        ratios = f"{verdict.worst_ratio:.3f} | {bar} | {verdict.worst_over_floor:.2f} | {floor_bar}"
+        lines.append(f"| {verdict.path} | {verdict.streams} | {ratios} | {verdict.spread:.2f} | {word} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,5 +1,6 @@
 //! The extension module `_conformance`: the runner and its workers, as functions that the script calls.
 
+use super::relay::relay;
 use super::{plugged_in_use, subject, tensorflow1, tensorflow1_take};
 use crate::Pair;
 use crate::runner::{Known, Message, Options, Surroundings, known, run, work};
@@ -12,9 +13,11 @@ use std::path::Path;
 #[pyo3(name = "_conformance")]
 fn extension(module: &Bound<'_, PyModule>) -> PyResult<()> {
     bridge_pyo3::watch_for_exit(module.py());
+    module.add_class::<super::floor::Floor>()?;
     module.add_function(wrap_pyfunction!(adapters, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(plugged_in_use, module)?)?;
+    module.add_function(wrap_pyfunction!(relay, module)?)?;
     module.add_function(wrap_pyfunction!(tensorflow1, module)?)?;
     module.add_function(wrap_pyfunction!(tensorflow1_take, module)?)?;
     module.add_function(wrap_pyfunction!(worker, module)?)

@@ -1,7 +1,9 @@
 //! Frameworks whose tensors are Python objects.
 
 mod extension;
+mod floor;
 mod pluggable;
+mod relay;
 
 use crate::runner::{Known, TORCH_CAPSULES, adapter_of};
 use crate::{Capabilities, Observed, Spec, Subject, model};

@@ -7,7 +7,7 @@ use crate::{
     Access, Allocation, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Keep, Layout, Lease, Lent, MAX_NDIM,
     Memory, Result, Reuse, Stream,
 };
-use dlpark::DlpackFlags;
+pub use dlpark::DlpackFlags;
 pub use dlpark::ffi;
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
 use dlpark::metadata::Dynamic;
