@@ -231,23 +231,47 @@ impl Described {
 /// A second hold on the lease inside a managed tensor, to reclaim it if the consumer fails without saying whether it
 /// has taken the tensor.
 #[derive(Debug)]
-pub struct Handover(Arc<Mutex<Option<Lease>>>);
+pub struct Handover(Arc<Held>);
+
+/// A lease inside a managed tensor, and how the tensor's deleter drops it.
+#[derive(Debug)]
+struct Held {
+    lease: Mutex<Option<Lease>>,
+    release: fn(Lease),
+}
+
+impl Held {
+    fn take(&self) -> Option<Lease> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.take().into_iter().for_each(self.release);
+    }
+}
 
 impl Handover {
     /// Drops the lease if the consumer has not. The managed tensor's deleter, if it is still called, does nothing.
     pub fn reclaim(self) {
-        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.0.take());
     }
 }
 
 /// Wraps a lease as a managed tensor, whose deleter drops the lease. Strides are always present, as DLPack 1.2 demands,
 /// and the byte offset is folded into the address, because several frameworks ignore it.
 pub fn wrap<M: ManagedTensorBase>(lease: Lease) -> (Managed<M>, Handover) {
+    wrap_with(lease, drop)
+}
+
+/// As [`wrap`], with the function that drops the lease, on any thread. It lets no panic out.
+pub fn wrap_with<M: ManagedTensorBase>(lease: Lease, release: fn(Lease)) -> (Managed<M>, Handover) {
     let (dtype, device, data, layout) = (lease.dtype(), lease.device(), lease.data(), lease.layout().clone());
     let mut flags = DlpackFlags::empty();
     flags.set(DlpackFlags::READ_ONLY, lease.access() == Access::ReadOnly);
     flags.set(DlpackFlags::IS_COPIED, lease.is_copy());
-    let lease = Arc::new(Mutex::new(Some(lease)));
+    let lease = Arc::new(Held { lease: Mutex::new(Some(lease)), release });
     // SAFETY: dtype, layout and address are those of the lease, which the context keeps alive until the deleter.
     // IS_COPIED is set only where the memory was copied for this lease alone.
     (unsafe { managed(dtype, &layout, device, data, flags, Arc::clone(&lease)) }, Handover(lease))

@@ -18,4 +18,4 @@ mod release;
 pub use capsule::{AnyManaged, new_capsule, take_capsule};
 pub use functions::{Functions, Object, open};
 pub use gate::{close, enter, report_unraisable, with_gil};
-pub use release::{Guarded, drop_deferred, drop_guarded};
+pub use release::{Guarded, drop_deferred, drop_guarded, drop_with_gil};

@@ -64,6 +64,16 @@ fn release<T>(value: T, defer: fn(T) -> Owner, closed: fn(T)) {
     }
 }
 
+/// Drops `value` at once: with the GIL where Python knows this thread, and without it elsewhere and once the interpreter
+/// shuts down. The drop itself must not need the GIL.
+pub fn drop_with_gil<T>(value: T) {
+    let mut value = Some(value);
+    if matches!(Thread::current(), Thread::Known) {
+        with_gil(|| drop(value.take()));
+    }
+    drop(value);
+}
+
 type Guard = MutexGuard<'static, VecDeque<Owner>>;
 
 static DEFERRED: Mutex<VecDeque<Owner>> = Mutex::new(VecDeque::new());

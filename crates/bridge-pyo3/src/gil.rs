@@ -1,5 +1,6 @@
 //! The way into Python (`bridge-interpreter`) in the terms of pyo3.
 
+use bridge_core::Lease;
 use bridge_interpreter::{Functions, Object};
 use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
@@ -69,6 +70,15 @@ pub fn take_raised() -> Option<PyErr> {
 pub fn drop_guarded(owner: Box<dyn Send + Sync>) {
     open();
     bridge_interpreter::drop_guarded(owner);
+}
+
+/// Drops a lease with the GIL where Python knows this thread, and without it elsewhere.
+///
+/// PyTorch releases the GIL around the drop of a tensor. Where other threads wait for the GIL, it is cheap to take back
+/// at once, and expensive after the driver calls that a lease makes: another thread has it by then.
+pub fn drop_with_gil(lease: Lease) {
+    open();
+    bridge_interpreter::drop_with_gil(lease);
 }
 
 /// Makes the interpreter close the way in before it shuts down. Repeated calls do nothing.

@@ -2,7 +2,7 @@
 
 use crate::runtime::{Runtime, raised};
 use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lease, Order, Result, dlpack};
-use bridge_pyo3::PyTensor;
+use bridge_pyo3::{PyTensor, drop_with_gil};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyTuple};
@@ -11,7 +11,10 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
     if lease.device().kind == DeviceKind::CUDA {
         runtime.start_cuda(py)?;
     }
-    let (managed, handover) = dlpack::wrap(lease);
+    let (managed, handover) = match lease.device().kind {
+        DeviceKind::CUDA => dlpack::wrap_with(lease, drop_with_gil),
+        _ => dlpack::wrap(lease),
+    };
     match runtime.consumer.exchange.import(py, managed) {
         Ok(tensor) => Ok(tensor),
         Err(error) => {

@@ -18,6 +18,8 @@ pub(crate) struct Devices {
     /// The start of their full names: job, replica and task, which a cluster changes.
     prefix: String,
     pub(crate) gpus: Vec<Gpu>,
+    /// The names that tensors usually have, in full, and their places in `gpus`; `None` for the host.
+    full: Vec<(CString, Option<usize>)>,
 }
 
 /// Where a tensor is.
@@ -65,6 +67,9 @@ impl Devices {
 
     /// Returns the device of this process with this full name.
     pub(crate) fn named(&self, name: &CStr) -> Option<Place<'_>> {
+        if let Some((_, gpu)) = self.full.iter().find(|(known, _)| **known == *name) {
+            return Some(gpu.map_or(Place::Host, |gpu| Place::Gpu(&self.gpus[gpu])));
+        }
         let name = name.to_str().ok()?;
         let (prefix, device) = name.split_at(name.find("/device:")?);
         if prefix != self.prefix && prefix != LOCALHOST {
@@ -97,8 +102,20 @@ impl Devices {
             gpus.extend(reported.map(|(stream, ordinal)| Gpu { name, ordinal, stream }));
         }
         gpus.iter().for_each(|gpu| runtime.consumer.gpus.record(gpu.clone()));
-        Ok(Self { context: context.addr(), _kept: kept, prefix, gpus })
+        let full = full_names(&prefix, &gpus);
+        Ok(Self { context: context.addr(), _kept: kept, prefix, gpus, full })
     }
+}
+
+/// Returns the full names of the GPUs and of the host, with the index of each GPU.
+fn full_names(prefix: &str, gpus: &[Gpu]) -> Vec<(CString, Option<usize>)> {
+    let devices = gpus.iter().enumerate().map(|(index, gpu)| (gpu.name.as_c_str(), Some(index)));
+    let devices = devices.chain([(HOST, None)]);
+    let full = |(device, place): (&CStr, _)| {
+        let name = [prefix.as_bytes(), device.to_bytes()].concat();
+        (CString::new(name).expect("both were C strings"), place)
+    };
+    devices.map(full).collect()
 }
 
 /// Returns the full names of all devices, also of other processes in a cluster.

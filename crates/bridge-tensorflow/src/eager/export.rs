@@ -52,8 +52,15 @@ fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
     // SAFETY: as above.
     let name = unsafe { CStr::from_ptr(name) };
     // A cluster that the process has joined since renames the devices.
-    let renamed = if devices.named(name).is_none() { Some(process.query_devices(py)?) } else { None };
-    let place = renamed.as_ref().unwrap_or(&devices).named(name).ok_or_else(|| {
+    let renamed;
+    let place = match devices.named(name) {
+        None => {
+            renamed = process.query_devices(py)?;
+            renamed.named(name)
+        }
+        known => known,
+    };
+    let place = place.ok_or_else(|| {
         let name = name.to_string_lossy();
         if name.contains(GPUS) && !runtime.profile.private_functions {
             let version = runtime.version();
@@ -149,7 +156,7 @@ fn copy_on_device<'py>(py: Python<'py>, process: &'static Process, lent: Lent) -
     let (device, shape, start) = (lent.device(), Dims::from(lent.layout().shape()), lent.data());
     let nbytes = lent.layout().nbytes();
     if nbytes == 0 {
-        return import::wrap_memory(py, process, device, code, &shape, 0..0, Box::new(()));
+        return import::wrap_memory(py, process, device, code, &shape, 0..0, ());
     }
     if !start.is_multiple_of(process.profile.alignment) {
         let text = "tensorflow aborts the process when it copies a tensor at an unaligned address: copy it with the framework that made it";
@@ -157,7 +164,7 @@ fn copy_on_device<'py>(py: Python<'py>, process: &'static Process, lent: Lent) -
     }
     let (context, devices) = process.devices(py)?;
     let name = devices.name_of(device)?;
-    let bytes = import::handle(process, context, name, UINT8, &[nbytes as i64], start..start + nbytes, Box::new(lent))?;
+    let bytes = import::handle(process, context, name, UINT8, &[nbytes as i64], start..start + nbytes, lent)?;
     let status = Status::new(&process.eager.runtime.core);
     // SAFETY: Python's context object keeps the context alive; the copy is ours, and on the device.
     let copy = unsafe {
@@ -166,5 +173,5 @@ fn copy_on_device<'py>(py: Python<'py>, process: &'static Process, lent: Lent) -
         copy
     };
     let start = memory(process, copy.raw(), &status)?;
-    import::wrap_memory(py, process, device, code, &shape, start..start + nbytes, Box::new(copy))
+    import::wrap_memory(py, process, device, code, &shape, start..start + nbytes, copy)
 }

@@ -5,7 +5,7 @@ use crate::eager::handle::Handle;
 use crate::eager::process::{Process, raised};
 use crate::runtime::dtypes;
 use crate::runtime::read_only;
-use crate::runtime::release::{Owner, into_raw, release};
+use crate::runtime::release::handed_over;
 use crate::runtime::status::Status;
 use crate::runtime::tensor::no_tensor;
 use bridge_core::{Device, Dims, Lease, Result};
@@ -30,7 +30,7 @@ pub(crate) fn wrap_memory<'py>(
     code: c_int,
     shape: &[i64],
     bytes: Range<usize>,
-    owner: Owner,
+    owner: impl Send + Sync + 'static,
 ) -> Result<PyTensor<'py>> {
     let (context, devices) = process.devices(py)?;
     let handle = handle(process, context, devices.name_of(device)?, code, shape, bytes, owner)?;
@@ -60,13 +60,14 @@ pub(crate) fn handle(
     code: c_int,
     shape: &[i64],
     bytes: Range<usize>,
-    owner: Owner,
+    owner: impl Send + Sync + 'static,
 ) -> Result<Handle> {
     let status = Status::new(&process.eager.runtime.core);
     // TensorFlow checks the alignment of empty memory, too.
+    let (release, argument) = handed_over(owner);
     let address = if bytes.is_empty() { process.profile.alignment } else { bytes.start };
     // SAFETY: the context is alive, the name and the shape too; the memory is compact, of the length that shape and
-    // dtype need, and kept by the owner. TensorFlow calls `release` once with it, also where it makes no handle.
+    // dtype need, and kept by the owner. TensorFlow calls the deleter once, also where it makes no handle.
     unsafe {
         let raw = (process.eager.functions.TFE_NewTensorHandleFromDeviceMemory)(
             context,
@@ -77,7 +78,7 @@ pub(crate) fn handle(
             address as *mut c_void,
             bytes.len(),
             release,
-            into_raw(owner),
+            argument,
             status.raw(),
         );
         status.check()?;

@@ -120,7 +120,7 @@ impl External {
             shape: lease.layout().shape().into(),
             bytes: bytes(&lease),
             stream: runtime.consumer.current_stream(lease.device())?,
-            held: Held::Owner { _owner: runtime.consumer.read_only.owner(lease) },
+            held: Held::Owner { _owner: Box::new(runtime.consumer.read_only.owner(lease)) },
             instance: 0,
         }))
     }

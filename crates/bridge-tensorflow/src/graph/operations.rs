@@ -11,7 +11,7 @@ use crate::runtime::Runtime;
 use crate::runtime::dtypes::{self, INT32};
 use crate::runtime::gpus::gpu_of;
 use crate::runtime::kernel::{CPU, Call, GPU, Kernel, Operation, entry};
-use crate::runtime::release::{into_raw, release};
+use crate::runtime::release::handed_over;
 use crate::runtime::tensor::RuntimeTensor;
 use bridge_core::{Device, Result, Stream};
 use std::ffi::{CStr, c_int};
@@ -165,11 +165,12 @@ fn over(runtime: &'static Runtime, code: c_int, fed: Arc<Value>) -> Result<Runti
     // TensorFlow checks the alignment of empty memory, too.
     let data = if nbytes == 0 { null_mut() } else { fed.bytes.start as *mut _ };
     // SAFETY: the memory is compact, has the length that shape and dtype need, and is aligned, which core has checked
-    // against the profile. The owner keeps it; TensorFlow passes the owner to `release` once, even if it makes no
+    // against the profile. The owner keeps it; TensorFlow calls the deleter once, even if it makes no
     // tensor.
     unsafe {
         let (core, ndim) = (&runtime.core, shape.len() as c_int);
-        let raw = (core.TF_NewTensor)(code, shape.as_ptr(), ndim, data, nbytes, release, into_raw(Box::new(fed)));
+        let (release, owner) = handed_over(fed);
+        let raw = (core.TF_NewTensor)(code, shape.as_ptr(), ndim, data, nbytes, release, owner);
         RuntimeTensor::from_raw(core, raw).ok_or_else(|| argument("tensorflow made no tensor of the memory"))
     }
 }

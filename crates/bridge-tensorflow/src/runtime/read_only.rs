@@ -1,6 +1,5 @@
 //! Read-only memory that TensorFlow holds for another framework.
 
-use crate::runtime::release::Owner;
 use bridge_core::{Access, Lease, Spans};
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -17,7 +16,7 @@ pub(crate) struct ReadOnly {
 }
 
 /// An imported lease, and its range if it is read-only.
-struct Imported {
+pub(crate) struct Imported {
     _lease: Lease,
     read_only: Option<(&'static ReadOnly, Range<usize>)>,
 }
@@ -42,10 +41,10 @@ impl ReadOnly {
 
     /// Returns the lease as the owner of a tensor's memory, and records the memory until the owner is dropped if the
     /// lease is read-only.
-    pub(crate) fn owner(&'static self, lease: Lease) -> Owner {
+    pub(crate) fn owner(&'static self, lease: Lease) -> Imported {
         let read_only = (lease.access() == Access::ReadOnly).then(|| (self, bytes(&lease)));
         read_only.iter().for_each(|(memory, bytes)| memory.enter(bytes));
-        Box::new(Imported { _lease: lease, read_only })
+        Imported { _lease: lease, read_only }
     }
 
     /// Records a view of the bytes, until it [leaves](Self::leave).
