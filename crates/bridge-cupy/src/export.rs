@@ -1,5 +1,6 @@
 //! Exports CuPy arrays.
 
+use crate::native::{Fields, Values};
 use crate::runtime::{Runtime, raised};
 use bridge_core::{Access, Allocation, Device, Dims, Layout, Lent, Memory, Result, Reuse, Stream};
 use bridge_pyo3::{LeaseOwner, PyOwner, PyTensor, not_a_tensor, probe};
@@ -43,13 +44,21 @@ struct Attributes<'py> {
     memory: Bound<'py, PyAny>,
     dtype: Bound<'py, PyAny>,
     shape: Dims,
-    /// In bytes; `None` for a compact array.
+    /// In bytes; may be `None` for a compact array.
     strides: Option<Dims>,
 }
 
 impl<'py> Attributes<'py> {
     fn of(runtime: &Runtime, array: &PyTensor<'py>) -> PyResult<Self> {
         let py = array.py();
+        let device_of = |pointer: &PyTensor<'py>| match runtime.one_device {
+            true => Ok(0),
+            false => pointer.getattr(intern!(py, "device_id"))?.extract(),
+        };
+        let read = |fields: &Fields| fields.read(array, runtime.memory_pointer.bind(py));
+        if let Some(Values { data, address, memory, dtype, shape, strides }) = runtime.fields.as_ref().and_then(read) {
+            return Ok(Self { address, device: device_of(&data)?, memory, dtype, shape, strides: Some(strides) });
+        }
         let pointer = array.getattr(intern!(py, "data"))?;
         let shape = dims(array.getattr(intern!(py, "shape"))?)?;
         // Frameworks read meaning from the strides of dimensions of length 1, so those are kept.
@@ -57,7 +66,7 @@ impl<'py> Attributes<'py> {
             && array.getattr_opt(intern!(py, "_c_contiguous"))?.map_or(Ok(false), |flag| flag.is_truthy())?;
         Ok(Self {
             address: pointer.getattr(intern!(py, "ptr"))?.extract()?,
-            device: if runtime.one_device { 0 } else { pointer.getattr(intern!(py, "device_id"))?.extract()? },
+            device: device_of(&pointer)?,
             memory: pointer.getattr(intern!(py, "mem"))?,
             dtype: array.getattr(intern!(py, "dtype"))?,
             shape,

@@ -4,6 +4,7 @@
 mod arenas;
 mod export;
 mod import;
+mod native;
 mod runtime;
 mod streams;
 

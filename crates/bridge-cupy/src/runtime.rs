@@ -1,6 +1,7 @@
 //! The CuPy of this process, looked up once.
 
 use crate::arenas::Arenas;
+use crate::native::Fields;
 use crate::streams::CuPyConsumer;
 use bridge_core::{DType, DeviceKind, Error, ErrorKind, Profile, Result, Strides};
 use bridge_pyo3::{
@@ -13,6 +14,9 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
 use std::sync::Arc;
 
+/// The address of memory that is never read.
+const NOWHERE: usize = 0x7a57_e000;
+
 pub(crate) struct Runtime {
     pub(crate) profile: Profile,
     pub(crate) consumer: Arc<CuPyConsumer>,
@@ -23,7 +27,9 @@ pub(crate) struct Runtime {
     pub(crate) array: Py<PyType>,
     /// `__new__` of the class that `cupy.ndarray` extends: half the time of a call of `cupy.ndarray`.
     new_array: Option<Py<PyAny>>,
-    pub(crate) memory_pointer: Py<PyAny>,
+    pub(crate) memory_pointer: Py<PyType>,
+    /// Where the fields of arrays are, if that was found.
+    pub(crate) fields: Option<Fields>,
     pub(crate) pooled_memory: Py<PyAny>,
     pub(crate) unowned_memory: Py<PyAny>,
 }
@@ -62,6 +68,12 @@ impl Runtime {
         for dtype in dtypes.all() {
             taken.extend(probe(py, takes(&dtype))?.map(|_| dtype));
         }
+        let make = |shape: &[i64], strides: &[i64], dtype: &str| {
+            // No array is read, so the memory need not exist.
+            let nowhere = pointer.call1((unowned.call1((NOWHERE, 1 << 20, py.None(), 0))?, 64))?;
+            array.call1((PyTuple::new(py, shape)?, dtype, nowhere, PyTuple::new(py, strides)?))
+        };
+        let fields = Fields::find(py, make)?;
         let profile = Profile {
             name: "cupy".into(),
             dtypes: taken,
@@ -80,7 +92,8 @@ impl Runtime {
             one_device: devices == 1,
             new_array: probe(py, new_array(&array))?,
             array: array.cast_into::<PyType>()?.unbind(),
-            memory_pointer: pointer.unbind(),
+            fields,
+            memory_pointer: pointer.cast_into::<PyType>()?.unbind(),
             pooled_memory: memory.getattr("PooledMemory")?.unbind(),
             unowned_memory: unowned.unbind(),
         })

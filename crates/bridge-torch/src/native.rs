@@ -137,10 +137,10 @@ impl<'py> Sample<'py> {
         let options = |dtype: &str| -> PyResult<Bound<'py, PyDict>> {
             [("dtype", torch.getattr(dtype)?), ("device", "cpu".into_pyobject(py)?.into_any())].into_py_dict(py)
         };
-        let plain = torch.call_method("empty", (2,), Some(&options("complex64")?))?;
+        let plain = torch.call_method("zeros", (2,), Some(&options("complex64")?))?;
         let conjugated = plain.call_method0("conj")?;
         let negated = conjugated.getattr("imag")?;
-        let leaf = torch.call_method("empty", (3,), Some(&options("float32")?))?.call_method0("requires_grad_")?;
+        let leaf = torch.call_method("zeros", (3,), Some(&options("float32")?))?.call_method0("requires_grad_")?;
         let bytes = py.import("builtins")?.call_method1("bytearray", (64,))?;
         let foreign = [("dtype", torch.getattr("uint8")?)].into_py_dict(py)?;
         let foreign = torch.call_method("frombuffer", (bytes,), Some(&foreign))?;
