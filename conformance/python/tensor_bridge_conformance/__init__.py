@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -19,10 +20,10 @@ sys.modules.setdefault("tensorflow.python.pywrap_dlopen_global_flags", None)  # 
 
 def main(argv: list[str]) -> int:
     """Run the suite, with ``--bench`` the benches, with ``--soak`` very many transfers. Return the exit code."""
-    if "--host-copies" in argv:
-        from tensor_bridge_conformance import bench_host_copies
-
-        return bench_host_copies.main([option for option in argv if option not in ("--bench", "--host-copies")])
+    for option, module in (("--host-copies", "bench_host_copies"), ("--copies", "bench_copies"), ("--moves", "bench_moves")):
+        if option in argv:
+            bench = importlib.import_module(f"tensor_bridge_conformance.{module}")
+            return int(bench.main([other for other in argv if other not in ("--bench", option)]))
 
     if "--bench" in argv:
         from tensor_bridge_conformance import bench

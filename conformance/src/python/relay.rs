@@ -96,7 +96,7 @@ pub(crate) fn relay(address: usize, device: i32, streams: Option<(u64, u64)>, ca
         Some((owner, reader)) => [owner, reader].map(|handle| Relay::new(device, Some(Stream::from_handle(handle)))),
         None => [(); 2].map(|()| Relay::new(device, None)),
     };
-    let (tensor, options, ordering) = (Tensor::At(address), Options::default(), bridge_cuda::ordering());
+    let (tensor, options, ordering) = (Tensor::At(address), Options::default(), bridge_copy::ordering());
     let started = Instant::now();
     for _ in 0..calls {
         let (view, _) = transfer(&from, &to, &tensor, ordering, &options).map_err(super::refused)?;
