@@ -10,6 +10,8 @@ mod threads;
 mod tiles;
 mod unit;
 
+pub(crate) use threads::at_most;
+
 use crate::plan::Walk;
 use bridge_core::{Error, ErrorKind, Result, Strided};
 use plane::Plane;

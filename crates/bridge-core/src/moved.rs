@@ -37,6 +37,10 @@ pub(crate) fn move_into(
     }
     let owner = on_device(here).then(|| source.buffer().stream().unwrap_or(Stream::LEGACY));
     let reader = on_device(there).then(|| target.buffer().stream().unwrap_or(Stream::LEGACY));
+    if let (None, Some(writer)) = (owner, source.buffer().stream()) {
+        // The host reads pinned memory that a device writes.
+        ordering.synchronize(source.buffer().device(), writer)?;
+    }
     if let Some((owner, reader)) = owner.zip(reader) {
         // The target's memory is ready behind earlier work in its stream.
         ordering.order_across((there, reader), (here, owner))?;

@@ -2,7 +2,7 @@
 
 use crate::fill::{behind, fill, flips};
 use crate::moved::{move_into, no_moves};
-use crate::plan::{landing, needed};
+use crate::plan::{landing, moves_to, needed};
 use crate::{
     Access, Adapter, Copies, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Options, Order, Ordering, Plan,
     Reason, Result, Stream, host, plan,
@@ -110,6 +110,9 @@ pub fn copied_by<F, T>(
     ordering: &Arc<dyn Ordering>,
     options: &Options,
 ) -> CopiedBy {
+    if moves_to(lent.device(), to.profile(), options).is_some() {
+        return CopiedBy::Move;
+    }
     let device = Crossing { from, to, ordering, options }.landing(lent);
     // A tensor without elements takes no memory.
     let lends = to.empty(device, lent.dtype(), &[0], Order::RowMajor).is_ok()

@@ -55,9 +55,9 @@ fn not_a_capsule(x: &PyTensor<'_>) -> bridge_core::Result<()> {
 ///
 /// ``device`` is the device that the result must be on. A tensor that is elsewhere is moved there, unless ``copy`` is
 /// ``False``; without ``device`` nothing is moved. A result on the host has its elements when the call returns; a
-/// result on a device has them in the target's current stream. It is a name such as ``"cuda:0"``, where ``"cuda"``
-/// means the current device, a ``torch.device``, a ``cupy.cuda.Device``, or the pair that ``__dlpack_device__``
-/// returns.
+/// result on a device has them in the target's current stream. ``device`` is a name such as ``"cuda:0"``, where
+/// ``"cuda"`` means the current device, a ``torch.device``, a ``cupy.cuda.Device``, or the pair that
+/// ``__dlpack_device__`` returns.
 ///
 /// An unversioned capsule does not say whether its memory may be written: NumPy takes it as read-only, the other
 /// targets as writable. A capsule on a CUDA device does not name the stream that its tensor is written on: order that
@@ -181,7 +181,7 @@ impl Plan {
     }
 
     /// Who would make the copy, or ``None``: ``"kernels"`` of this package on the device, its loops on the ``"host"``,
-    /// or the ``"producer"`` with its own kernels.
+    /// or the ``"producer"`` with its own kernels. ``"move"`` is this package, to another device.
     #[getter]
     fn copied_by(&self) -> Option<String> {
         self.copied_by.map(|by| by.to_string())

@@ -79,6 +79,7 @@ def test_every_way_and_dtype(source: tuple[str, str], target: tuple[str, str], d
     tensor = MAKE[source[0]](array, source[1])
     plan = tb.plan(tensor, target[0], device=target[1])
     assert (plan.zero_copy, plan.reason, plan.device) == (False, "another device", target[1])
+    assert plan.copied_by == "move"
     result = tb.convert(tensor, target[0], device=target[1])
     assert READ[target[0]](result).tobytes() == array.tobytes()
     assert tb.plan(result, target[0]).device == target[1]
@@ -208,10 +209,10 @@ def test_a_move_up_has_read_its_source_and_is_before_later_work(side: Any, targe
 @pytest.mark.usefixtures("uninterrupted")
 def test_staging_is_not_used_again_too_early(side: Any) -> None:
     """The stream is busy, so that no copy has run when the next move fills its staging buffer."""
-    for nbytes in (64 << 10, 4 << 20, LONG):
+    for nbytes in (64 << 10, 2 << 20, LONG):
         spin(side, 50_000_000)
         array, results = np.zeros(nbytes, np.uint8), []
-        for value in range(60):
+        for value in range(80):
             array[:] = value
             results.append(tb.to_torch(array, device="cuda:0"))
         wrong = [value for value, result in enumerate(results) if not bool((result == value).all())]

@@ -19,21 +19,26 @@ const PARTS: usize = 4;
 /// Parts begin at multiples of so many units, where they are long: at whole cache lines and tiles.
 const GRAIN: usize = 128;
 
-/// Returns how many threads a copy of `nbytes` is worth: one for a small copy, at most as many as run at a time, and no
-/// more than `OMP_NUM_THREADS`, by which users limit PyTorch and TensorFlow.
+/// Returns how many threads a copy of `nbytes` is worth: one for a small copy, and [`at_most`] so many.
 pub(super) fn count(nbytes: usize) -> usize {
-    static ASKED: OnceLock<usize> = OnceLock::new();
     let worth = nbytes / SHARE;
     if worth < 2 {
         return 1;
     }
+    worth.min(at_most())
+}
+
+/// Returns how many threads a copy may take: as many as run at a time, and no more than `OMP_NUM_THREADS`, by which
+/// users limit PyTorch and TensorFlow.
+pub(crate) fn at_most() -> usize {
+    static ASKED: OnceLock<usize> = OnceLock::new();
     let asked = ASKED.get_or_init(|| {
         let number = env::var("OMP_NUM_THREADS").ok().and_then(|text| text.trim().parse().ok());
         number.filter(|number| *number > 0).unwrap_or(usize::MAX)
     });
     // Read anew each time: it is less in a process that was confined to fewer processors.
     let available = thread::available_parallelism().map_or(1, |number| number.get());
-    worth.min(available).min(*asked)
+    available.min(*asked)
 }
 
 /// Copies all units of the walk on this number of threads, this one included.

@@ -2,6 +2,7 @@
 
 use super::staging::{PIECE, Pool, Staging};
 use super::stores::{copy_streaming, prefer_huge_pages};
+use crate::host::at_most;
 use bridge_core::{Device, Result, Stream};
 use bridge_cuda::Link;
 use std::collections::VecDeque;
@@ -12,14 +13,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 /// Bytes for each thread of a move: starting a thread costs as much as copying some hundred KiB.
 const SHARE: usize = 8 << 20;
 
-/// The most threads of a move. Four fill 55 GB/s with stores past the cache, and page faults of fresh memory need more.
-const THREADS: usize = 8;
+/// The most threads of a move. Four fill 55 GB/s with stores past the cache. Fresh memory needs more: the system clears
+/// each page at its first use.
+pub(crate) const THREADS: usize = 16;
 
 /// The shortest piece. A shorter move is one piece.
 const SHORTEST: usize = 256 << 10;
 
 /// Buffers of a thread: the device fills or empties one while the thread empties or fills the other.
-const DEPTH: usize = 2;
+pub(crate) const DEPTH: usize = 2;
 
 /// A move of `nbytes` bytes between `host`, any host memory, and `address` on `device`, in `stream`.
 pub(crate) struct Bytes<'a> {
@@ -92,8 +94,7 @@ impl Bytes<'_> {
 
     /// Calls `work` on this thread and on some more. Every piece is claimed by one of them.
     fn in_threads(&self, work: impl Fn(&Pieces) -> Result<()> + Sync) -> Result<()> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = (self.nbytes / SHARE).clamp(1, THREADS.min(cores));
+        let threads = (self.nbytes / SHARE).clamp(1, THREADS.min(at_most()));
         let pieces = Pieces::of(self.nbytes, threads);
         let claim_all = || work(&pieces).inspect_err(|_| pieces.stop());
         std::thread::scope(|scope| {

@@ -5,12 +5,12 @@ use bridge_cuda::{Link, Mark};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes of a staging buffer, and the longest piece of a move. A copy of this length takes an engine of a GPU 76 µs at
-/// 55 GB/s, and starting one some microseconds.
-pub(crate) const PIECE: usize = 4 << 20;
+/// Bytes of a staging buffer, and the longest piece of a move. A copy of this length takes an engine of a GPU 38 µs at
+/// 55 GB/s, and starting the next one about a microsecond.
+pub(crate) const PIECE: usize = 2 << 20;
 
-/// The most buffers that the pool keeps for a device: two for each thread of a move.
-const KEPT: usize = 16;
+/// The most buffers that the pool keeps for a device: those of one move.
+pub(crate) const KEPT: usize = super::pieces::THREADS * super::pieces::DEPTH;
 
 /// A piece of pinned host memory.
 struct Buffer {

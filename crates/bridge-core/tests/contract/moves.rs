@@ -67,6 +67,14 @@ fn from_the_host_the_move_is_in_the_stream_of_the_target() {
 }
 
 #[test]
+fn the_host_waits_before_it_reads_pinned_memory_that_a_device_writes() {
+    let pinned = Device { kind: DeviceKind::CUDA_HOST, index: 0 };
+    let (crossed, events) = Scene::new(pinned, GPU, Copied::Well).cross();
+    crossed.expect("it crosses");
+    assert_eq!(events[..2], [Synchronized(OWNER), moved(pinned, GPU, READER)]);
+}
+
+#[test]
 fn between_devices_each_stream_waits_for_the_other_in_turn() {
     let (crossed, events) = Scene::new(GPU, OTHER, Copied::Well).cross();
     assert_eq!(crossed.expect("it crosses").1.ordered, Some((OWNER, READER)));
