@@ -1,0 +1,217 @@
+"""``tb.copy``: into a tensor that exists, of another framework or of the same, on the host."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_bridge as tb
+
+torch: Any = pytest.importorskip("torch")
+
+DTYPES = ["bool", "int16", "float32", "float64", "complex128"]
+
+
+def numbers(*shape: int, dtype: str = "float32") -> np.ndarray:
+    return np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+
+
+def view(random: np.random.Generator, array: np.ndarray) -> np.ndarray:
+    """Return a random view of an array: some of its elements, in some order of its dimensions."""
+    steps = [int(step) for step in random.choice([-2, -1, 1, 2], array.ndim)]
+    sliced = array[tuple(slice(None, None, step) for step in steps)]
+    return sliced.transpose(random.permutation(array.ndim))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_view_is_copied_into_any_view(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    dtype = DTYPES[seed % len(DTYPES)]
+    ndim = int(random.integers(0, 5))
+    source = view(random, numbers(*random.integers(1, 8, ndim), dtype=dtype))
+    base = np.zeros([2 * length + 1 for length in source.shape], dtype)
+    target = base[(..., *(slice(1, 1 + 2 * length, 2) for length in source.shape))]
+    assert tb.copy(source, out=target) is target
+    np.testing.assert_array_equal(target, source)
+    # Nothing beside the target is written to.
+    expected = np.zeros_like(base)
+    expected[tuple(slice(1, 1 + 2 * length, 2) for length in source.shape)] = source
+    np.testing.assert_array_equal(base, expected)
+
+
+@pytest.mark.parametrize("target", ["torch", "numpy"])
+@pytest.mark.parametrize("source", ["torch", "numpy", "tensorflow"])
+def test_between_frameworks(source: str, target: str) -> None:
+    if source == "tensorflow":
+        pytest.importorskip("tensorflow")
+    src = tb.convert(numbers(4, 6), source, copy=True)
+    out = tb.convert(np.zeros((6, 8), np.float32), target)
+    part = out.T[1:5, :]
+    assert tb.copy(src, out=part) is part
+    expected = np.zeros((6, 8), np.float32)
+    expected[:, 1:5] = numbers(4, 6).T
+    np.testing.assert_array_equal(tb.to_numpy(out), expected)
+
+
+def test_a_smaller_source_is_repeated_as_numpy_does() -> None:
+    for shape in [(), (1,), (5,), (4, 1), (1, 5), (1, 1, 1), (3, 1, 5)]:
+        source, target, expected = numbers(*shape), torch.zeros(3, 4, 5), np.zeros((3, 4, 5), np.float32)
+        np.copyto(expected, source)
+        tb.copy(source, out=target)
+        np.testing.assert_array_equal(target.numpy(), expected)
+    assert tb.copy(np.zeros((0, 1), np.float32), out=torch.zeros(0, 3)).shape == (0, 3)
+
+
+def test_deferred_operations_of_both_sides_are_done() -> None:
+    values = torch.randn(3, 4, dtype=torch.complex64)
+    for source in (values, values.conj()):
+        for target in (torch.zeros(4, 3, dtype=torch.complex64).t(), torch.zeros(3, 4, dtype=torch.complex64).conj()):
+            tb.copy(source, out=target)
+            assert torch.equal(target, source)
+    imaginary = torch.zeros(3, 4, dtype=torch.complex64).conj().imag
+    assert imaginary.is_neg()
+    tb.copy(values.real.numpy(), out=imaginary)
+    assert torch.equal(imaginary, values.real)
+
+
+def test_interleaved_slices_of_one_array_are_copied() -> None:
+    array = numbers(4, 6)
+    expected = array.copy()
+    expected[:, 1::2] = expected[:, ::2]
+    tb.copy(array[:, ::2], out=array[:, 1::2])
+    np.testing.assert_array_equal(array, expected)
+
+
+def test_autograd_notices_the_write() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    saved = torch.full((3,), 2.0)
+    result = (weight * saved).sum()
+    version = saved._version
+    tb.copy(np.zeros(3, np.float32), out=saved[:])
+    assert saved._version > version
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()
+
+
+def test_inference_tensors_have_no_version() -> None:
+    with torch.inference_mode():
+        assert tb.copy(np.ones(3, np.float32), out=torch.zeros(3)).tolist() == [1, 1, 1]
+
+
+def broadcast() -> object:
+    return torch.zeros(1, 3).expand(2, 3)
+
+
+def windows() -> object:
+    return np.lib.stride_tricks.as_strided(np.zeros(8, np.float32), (2, 3), (8, 4))
+
+
+def read_only() -> object:
+    array = np.zeros((2, 3), np.float32)
+    array.flags.writeable = False
+    return array
+
+
+def tensorflow(name: str) -> object:
+    tf = pytest.importorskip("tensorflow")
+    return getattr(tf, name)(np.zeros((2, 3), np.float32))
+
+
+class Interface:
+    """A tensor that is known only by a protocol."""
+
+    def __init__(self) -> None:
+        self.array = np.zeros((2, 3), np.float32)
+        self.__array_interface__ = self.array.__array_interface__
+
+
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str, str]] = {
+    "another shape": (lambda: torch.zeros(3, 2), ValueError, "layout", "reshape or slice"),
+    "fewer dimensions": (lambda: np.zeros(3, np.float32), ValueError, "layout", "reshape or slice"),
+    "another dtype": (lambda: torch.zeros(2, 3, dtype=torch.int32), TypeError, "dtype", "cast one first"),
+    "requires grad": (lambda: torch.zeros(2, 3, requires_grad=True), BufferError, "requires_grad", "detach"),
+    "read-only": (read_only, BufferError, "read_only", "may be written"),
+    "broadcast": (broadcast, ValueError, "layout", "two elements at one address"),
+    "overlapping windows": (windows, ValueError, "layout", "two elements at one address"),
+    "a tensor of tensorflow": (lambda: tensorflow("constant"), BufferError, "read_only", "cannot be overwritten"),
+    "a variable of tensorflow": (lambda: tensorflow("Variable"), BufferError, "read_only", "cannot be overwritten"),
+    "a protocol": (Interface, BufferError, "read_only", "a tensor of torch, cupy or numpy"),
+    "a capsule": (lambda: torch.zeros(2, 3).__dlpack__(), ValueError, "argument", "consumes"),
+    "a number": (lambda: 3, TypeError, "not_a_tensor", "no tensor"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), TypeError, "not_a_tensor", "to_dense"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_written_to_is_refused(case: str) -> None:
+    make, builtin, kind, words = REFUSED[case]
+    with pytest.raises(tb.BridgeError, match=words) as caught:
+        tb.copy(np.ones((2, 3), np.float32), out=make())
+    assert isinstance(caught.value, builtin)
+    assert caught.value.kind == kind
+
+
+def test_a_source_and_a_target_that_share_memory_are_refused() -> None:
+    array = numbers(6)
+    for source, target in [(array, array), (array[1:], array[:-1]), (array[::-1], array)]:
+        with pytest.raises(tb.BridgeLayoutError, match="share memory"):
+            tb.copy(source, out=target)
+    with pytest.raises(tb.BridgeLayoutError, match="share memory"):
+        tb.copy(array, out=torch.from_numpy(array))
+    np.testing.assert_array_equal(array, numbers(6))
+
+
+def test_nothing_is_written_where_the_source_is_refused() -> None:
+    target = np.zeros(3, np.float32)
+    for source, words in [(torch.ones(3, requires_grad=True), "detach"), ([1, 2, 3], "no tensor"), (3, "no tensor")]:
+        with pytest.raises(tb.BridgeError, match=words):
+            tb.copy(source, out=target)
+    assert not target.any()
+    with pytest.raises(TypeError):
+        tb.copy(target, target)  # type: ignore[misc]
+
+
+def test_a_capsule_is_a_source() -> None:
+    target = np.zeros(3, np.float32)
+    capsule = torch.ones(3).__dlpack__()
+    tb.copy(capsule, out=target)
+    assert target.all()
+    with pytest.raises(tb.BridgeBufferError, match="consumed"):
+        tb.copy(capsule, out=target)
+
+
+def test_other_threads_run_while_much_is_copied() -> None:
+    source, target = np.ones(1 << 18), np.zeros(1 << 18)
+    # The first conversion imports modules, and releases the GIL for them.
+    tb.copy(source, out=target)
+    begun, stop, ran = threading.Event(), threading.Event(), threading.Event()
+
+    def run() -> None:
+        begun.set()
+        stop.wait()
+        ran.set()
+
+    thread = threading.Thread(target=run)
+    interval = sys.getswitchinterval()
+    # From here on a thread runs only where another releases the GIL by itself: as `begun.wait` does, until the thread
+    # waits in turn, and as `stop.set` does not.
+    sys.setswitchinterval(1000)
+    try:
+        thread.start()
+        begun.wait()
+        stop.set()
+        seen = False
+        for _ in range(100):
+            tb.copy(source, out=target)
+            seen = seen or ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join()
+    assert seen
+    assert target.all()
