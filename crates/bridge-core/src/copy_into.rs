@@ -1,8 +1,9 @@
 //! Copies of a tensor of one framework into a tensor of another that exists.
 
 use crate::fill::fill;
+use crate::moved::{move_into, no_moves};
 use crate::overlap::{overlap, repeats};
-use crate::plan::usable;
+use crate::plan::{moved_between, usable};
 use crate::transfer::used;
 use crate::{Access, Adapter, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream};
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use std::sync::Arc;
 /// waits for the owner of `tensor` first, and the owner waits for that stream before it reuses its memory.
 ///
 /// `tensor` is broadcast to the shape of `out`, as in `numpy.copyto`: dimensions of length 1 and those that it lacks at
-/// the front are repeated. Returns the owner's stream and the one that waits for it, where they differ.
+/// the front are repeated. Where `out` is in another memory, the ordering's [`Copies`](crate::Copies) move the elements
+/// there. Returns the owner's stream and the one that waits for it, where they differ.
 ///
 /// # Errors
 ///
@@ -22,7 +24,7 @@ use std::sync::Arc;
 /// - [`ErrorKind::Dtype`]: the dtypes differ;
 /// - [`ErrorKind::Layout`]: `tensor` does not broadcast to the shape of `out`, the two share bytes, or `out` may have
 ///   two elements at one address;
-/// - [`ErrorKind::Device`]: the two are in different memories;
+/// - [`ErrorKind::Device`]: the two are in memories between which nothing is moved;
 /// - [`ErrorKind::CopyNeeded`]: `ordering` has no copies, or none for these two;
 /// - those of [`Ordering::order`].
 ///
@@ -42,16 +44,24 @@ pub fn copy_into<F, T>(
         return Err(Error::new(ErrorKind::Dtype, text));
     }
     let source = source.broadcast_to(target.layout().shape())?;
-    let device = shared(source.device(), target.device())?;
+    let Some(device) = shared(source.device(), target.device()) else {
+        movable(source.device(), target.device(), ordering)?;
+        writable(&target)?;
+        to.overwritten(out)?;
+        used(from, &source);
+        used(to, &target);
+        let (ordered, target) = move_into(source, target, from.consumer(), ordering)?;
+        release(target, to, ordering);
+        return Ok(ordered);
+    };
     let (source, target) = (source.seen_on(device), target.seen_on(device));
-    writable(&source, &target)?;
+    writable(&target)?;
+    apart(&source, &target)?;
     to.overwritten(out)?;
     used(from, &source);
     used(to, &target);
     let filled = fill(source, &target, to.consumer(), ordering);
-    // The lease keeps memory of unknown reuse until the copy has run.
-    let stream = target.buffer().stream();
-    drop(Lease::new(target, stream, false, to.consumer(), Arc::clone(ordering)));
+    release(target, to, ordering);
     filled?.map_err(|source| {
         let text = format!(
             "nothing copies elements of {} bytes on {device} here: convert the tensor, and assign it with the framework of the target",
@@ -61,19 +71,31 @@ pub fn copy_into<F, T>(
     })
 }
 
-/// Returns the device as which both memories can be used.
-fn shared(source: Device, target: Device) -> Result<Device> {
-    let plain = |device: &Device| [DeviceKind::CPU, DeviceKind::CUDA].contains(&device.kind);
-    let both = usable(target).filter(plain).find(|device| usable(source).any(|other| other == *device));
-    both.ok_or_else(|| {
-        let text =
-            format!("the tensor is on {source} and the target on {target}: move one with its own framework first");
-        Error::new(ErrorKind::Device, text)
-    })
+/// Returns the target behind the copy: a lease keeps memory of unknown reuse until that has run.
+fn release<T>(target: Lent, to: &dyn Adapter<Tensor = T>, ordering: &Arc<dyn Ordering>) {
+    let stream = target.buffer().stream();
+    drop(Lease::new(target, stream, false, to.consumer(), Arc::clone(ordering)));
 }
 
-/// Refuses a target that this source must not be written to.
-fn writable(source: &Lent, target: &Lent) -> Result<()> {
+/// Returns the device as which both memories can be used, if there is one.
+fn shared(source: Device, target: Device) -> Option<Device> {
+    let plain = |device: &Device| [DeviceKind::CPU, DeviceKind::CUDA].contains(&device.kind);
+    usable(target).filter(plain).find(|device| usable(source).any(|other| other == *device))
+}
+
+/// Refuses memories between which nothing is moved.
+fn movable(source: Device, target: Device, ordering: &Arc<dyn Ordering>) -> Result<()> {
+    if !moved_between(source, target) {
+        let text =
+            format!("the tensor is on {source} and the target on {target}: move one with its own framework first");
+        return Err(Error::new(ErrorKind::Device, text));
+    }
+    let copies = ordering.copies().ok_or_else(|| no_moves(source, target))?;
+    copies.reaches(source).and_then(|()| copies.reaches(target))
+}
+
+/// Refuses a target that must not be written to.
+fn writable(target: &Lent) -> Result<()> {
     if target.buffer().access() == Access::ReadOnly {
         return Err(Error::new(ErrorKind::ReadOnly, "the target is read-only: pass one that may be written"));
     }
@@ -84,6 +106,11 @@ fn writable(source: &Lent, target: &Lent) -> Result<()> {
         );
         return Err(Error::new(ErrorKind::Layout, text));
     }
+    Ok(())
+}
+
+/// Refuses a source and a target that share bytes.
+fn apart(source: &Lent, target: &Lent) -> Result<()> {
     if overlap((source.data(), source.layout()), (target.data(), target.layout())) {
         let text = "the tensor and the target share memory: copy the tensor first, for example with copy=True";
         return Err(Error::new(ErrorKind::Layout, text));

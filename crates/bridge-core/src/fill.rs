@@ -40,8 +40,7 @@ pub(crate) fn fill(
     ordering: &Arc<dyn Ordering>,
 ) -> Result<Filled> {
     let Some(copies) = ordering.copies() else { return Ok(Err(source)) };
-    // An operation that is deferred for the target is its own inverse, so the elements to store have it applied.
-    let Some(flips) = flips(&source).zip(flips(target)).map(|(one, other)| one ^ other) else { return Ok(Err(source)) };
+    let Some(flips) = flips(&source, target) else { return Ok(Err(source)) };
     let stream = target.buffer().stream();
     if stream.is_none() && target.device().kind != DeviceKind::CPU {
         return Ok(Err(source));
@@ -67,7 +66,13 @@ pub(crate) fn fill(
     Ok(Ok(ordered))
 }
 
+/// Returns the bits to flip in each element on its way, for the deferred operations of both sides, if flipping bits does
+/// them. An operation that is deferred for the target is its own inverse, so the elements to store have it applied.
+pub(crate) fn flips(source: &Lent, target: &Lent) -> Option<u128> {
+    Some(pending(source)? ^ pending(target)?)
+}
+
 /// Returns the bits to flip in each element for the deferred operation, if flipping bits does it.
-pub(crate) fn flips(lent: &Lent) -> Option<u128> {
+pub(crate) fn pending(lent: &Lent) -> Option<u128> {
     lent.pending().map_or(Some(0), |pending| pending.flips(lent.dtype()))
 }

@@ -5,7 +5,7 @@ use crate::lease::leak;
 use crate::{Consumer, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream, Strided};
 use std::sync::Arc;
 
-/// Moves `source` into `target`, fresh memory of another device, by the [`Copies`](crate::Copies) of `ordering`. Both
+/// Moves `source` into `target`, memory of another device, by the [`Copies`](crate::Copies) of `ordering`. Both
 /// have the same shape and dtype. `consumer` is that of the framework of `source`. Returns the two streams that were
 /// ordered, and the target; work behind its stream sees the elements.
 ///
@@ -28,7 +28,7 @@ pub(crate) fn move_into(
 ) -> Result<(Option<(Stream, Stream)>, Lent)> {
     let (here, there) = (source.device(), target.device());
     let copies = ordering.copies().ok_or_else(|| no_moves(here, there))?;
-    let flips = flips(&source).ok_or_else(|| {
+    let flips = flips(&source, &target).ok_or_else(|| {
         let text = "the tensor has a pending operation that no bits express: resolve it with its own framework first";
         Error::new(ErrorKind::CopyNeeded, text)
     })?;

@@ -145,6 +145,11 @@ const MOVED: (&[DeviceKind], &[DeviceKind]) = (
     &[DeviceKind::CPU, DeviceKind::CUDA],
 );
 
+/// Returns whether tensors are moved from this memory to that.
+pub(crate) fn moved_between(from: Device, to: Device) -> bool {
+    MOVED.0.contains(&from.kind) && MOVED.1.contains(&to.kind)
+}
+
 /// Refuses a move that cannot be made.
 fn movable(device: Device, requested: Device, target: &Profile) -> Result<()> {
     let text = if !target.devices.contains(&requested.kind) {
@@ -154,7 +159,7 @@ fn movable(device: Device, requested: Device, target: &Profile) -> Result<()> {
             target.name,
             devices.join(" and ")
         )
-    } else if !MOVED.0.contains(&device.kind) || !MOVED.1.contains(&requested.kind) {
+    } else if !moved_between(device, requested) {
         format!(
             "the tensor is on {device}, not on {requested}, and is not moved between such memory: move it with its own framework first"
         )

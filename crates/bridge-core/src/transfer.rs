@@ -1,6 +1,6 @@
 //! The transfer of a tensor between two adapters.
 
-use crate::fill::{behind, fill, flips};
+use crate::fill::{behind, fill, pending};
 use crate::moved::{move_into, no_moves};
 use crate::plan::{landing, moves_to, needed};
 use crate::{
@@ -117,7 +117,7 @@ pub fn copied_by<F, T>(
     // A tensor without elements takes no memory.
     let lends = to.empty(device, lent.dtype(), &[0], Order::RowMajor).is_ok()
         || from.empty(lent.device(), lent.dtype(), &[0], Order::RowMajor).is_ok();
-    let copies = ordering.copies().is_some() && flips(lent).is_some();
+    let copies = ordering.copies().is_some() && pending(lent).is_some();
     if copies && lends { filled_on(device) } else { CopiedBy::Producer }
 }
 

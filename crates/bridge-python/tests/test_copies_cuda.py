@@ -237,3 +237,18 @@ def test_copies_in_a_graph() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(target, source.t())
+
+
+def test_a_target_in_another_memory_is_moved_to() -> None:
+    host = np.zeros((65, 33), np.float32)
+    source = torch.rand(33, 65, device="cuda")
+    assert tb.copy(source.t(), out=host) is host
+    np.testing.assert_array_equal(host, source.t().cpu().numpy())
+    for target in (torch.zeros(4, 65, 33, device="cuda"), cupy.zeros((4, 65, 33), np.float32)):
+        tb.copy(host, out=target[2])
+        np.testing.assert_array_equal(cupy.asarray(target[2]).get(), host)
+        assert not bool(target[1].any())
+    z = torch.randn(7, dtype=torch.complex64, device="cuda")
+    into = torch.zeros(7, dtype=torch.complex64).conj()
+    tb.copy(z, out=into)
+    assert torch.equal(into, z.cpu())

@@ -1,6 +1,6 @@
 //! Copies into tensors that exist: what is refused before anything is launched, and what is ordered.
 
-use crate::common::Event::{Copied as Launched, Dropped, Ordered, Retired};
+use crate::common::Event::{Copied as Launched, Dropped, Moved, Ordered, Retired};
 use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, Paper, READER, Recorder, taken};
 use bridge_core::{
     Access, DType, Device, DeviceKind, ErrorKind, Options, Ordering, Pending, Result, Reuse, Stream, Strides,
@@ -89,8 +89,8 @@ fn what_cannot_be_copied_is_refused_before_anything_is_ordered() {
         (|scene| scene.target.access = Access::ReadOnly, ErrorKind::ReadOnly),
         (|scene| scene.to.immutable = true, ErrorKind::ReadOnly),
         (|scene| scene.target.dtype = DType::INT32, ErrorKind::Dtype),
-        (|scene| scene.target.device = Device::cuda(1), ErrorKind::Device),
-        (|scene| scene.target.device = Device::CPU, ErrorKind::Device),
+        (|scene| scene.target.device = Device::cuda(2), ErrorKind::Device),
+        (|scene| scene.target.device.kind = DeviceKind::ROCM, ErrorKind::Device),
         (|scene| scene.target.strides = vec![0, 1], ErrorKind::Layout),
         (|scene| scene.target.strides = vec![2, 1], ErrorKind::Layout),
         (|scene| scene.target.address = 0x1000 + 20, ErrorKind::Layout),
@@ -122,6 +122,23 @@ fn pinned_and_managed_memory_are_copied_as_what_the_target_is() {
     let mut scene = Scene::new();
     scene.source.device = Device { kind: DeviceKind::CUDA_MANAGED, index: 0 };
     assert!(scene.copy().0.is_ok(), "managed memory of the GPU of the target");
+}
+
+#[test]
+fn a_target_in_another_memory_is_moved_to() {
+    let mut scene = Scene::new();
+    (scene.target.device, scene.target.stream) = (Device::CPU, None);
+    let (copied, events) = scene.copy();
+    copied.unwrap();
+    let (from, to) = (Device::cuda(0), Device::CPU);
+    assert_eq!(events[0], Moved { from, to, flips: 0, stream: Some(OWNER) });
+    assert_eq!(events.last(), Some(&Dropped));
+    for device in [Device::CPU, Device::cuda(1)] {
+        let mut scene = Scene::new();
+        (scene.copies, scene.target.device) = (None, device);
+        let (copied, events) = scene.copy();
+        assert_eq!((copied.unwrap_err().kind(), events), (ErrorKind::Device, vec![Dropped]), "without copies");
+    }
 }
 
 #[test]

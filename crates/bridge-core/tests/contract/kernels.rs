@@ -110,6 +110,7 @@ fn who_would_copy_is_known_before() {
     assert_eq!(known(|_| ()), CopiedBy::Kernels);
     assert_eq!(known(|scene| scene.paper.device = Device::CPU), CopiedBy::Host);
     assert_eq!(known(|scene| std::mem::swap(&mut scene.to.fresh, &mut scene.from.fresh)), CopiedBy::Kernels);
+    assert_eq!(known(|scene| scene.options.device = Some(Device::CPU)), CopiedBy::Move);
     assert_eq!(known(|scene| scene.to.fresh = None), CopiedBy::Producer);
     assert_eq!(known(|scene| scene.recorder.copies = None), CopiedBy::Producer);
 }
