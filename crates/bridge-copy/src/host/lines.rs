@@ -115,6 +115,10 @@ impl<U: Unit> Loops for Lines<U> {
 }
 
 /// Copies `n` units at these strides, in bytes.
+///
+/// # Safety
+///
+/// So many units are readable at the source and writable at the target at these strides, and the two do not overlap.
 #[inline(always)]
 unsafe fn line<U: Unit>(at: Ends, from: isize, to: isize, n: usize, mask: U) {
     for i in 0..n as isize {

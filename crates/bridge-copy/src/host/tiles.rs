@@ -10,13 +10,21 @@ use super::{Ends, Flips};
 use crate::plan::Dim;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use vectors::{Bytes, Doubles, Halves, Whole, Words};
+use vectors::{Bytes, Doubles, Halves, Words};
 
 /// A vector of `N` units. One unit alone is a vector as well.
 pub(super) trait Lanes<const N: usize>: Copy {
-    /// Reads a vector at any address.
+    /// Reads a vector.
+    ///
+    /// # Safety
+    ///
+    /// The bytes of `N` units are readable at `at`, which need not be aligned.
     unsafe fn load(at: *const u8) -> Self;
-    /// Writes a vector at any address.
+    /// Writes a vector.
+    ///
+    /// # Safety
+    ///
+    /// The bytes of `N` units are writable at `at`, which need not be aligned.
     unsafe fn store(self, at: *mut u8);
     /// Returns the units of both, in turns.
     fn zip(self, other: Self) -> (Self, Self);
@@ -75,7 +83,6 @@ mod vectors {
                 #[inline(always)]
                 fn zip(self, other: Self) -> (Self, Self) {
                     // SAFETY: SSE2 is part of x86-64.
-                    #[allow(unused_unsafe)]
                     unsafe { (Self($low(self.0, other.0)), Self($high(self.0, other.0))) }
                 }
 
@@ -93,7 +100,6 @@ mod vectors {
         Halves 8 _mm_unpacklo_epi16 _mm_unpackhi_epi16;
         Words 4 _mm_unpacklo_epi32 _mm_unpackhi_epi32;
         Doubles 2 _mm_unpacklo_epi64 _mm_unpackhi_epi64;
-        Whole 1 _mm_unpacklo_epi64 _mm_unpackhi_epi64;
     }
 }
 
@@ -104,7 +110,6 @@ mod vectors {
     pub(super) type Halves = u16;
     pub(super) type Words = u32;
     pub(super) type Doubles = u64;
-    pub(super) type Whole = u128;
 }
 
 /// Returns the units in a vector.
@@ -113,7 +118,8 @@ const fn lanes<U>() -> usize {
 }
 
 /// Returns the kernel for planes whose two fastest dimensions are contiguous, that of the source and that of the
-/// target. Returns `None` for others, and where one of them is shorter than a vector.
+/// target. Returns `None` for others, where one of them is shorter than a vector, and for units of 16 bytes: a cache
+/// line has so few of them that a detour through a buffer costs more than it saves.
 ///
 /// A tile has at least 256 bytes in a line of the target and 128 in one of the source. The pages of a large matrix are
 /// more than the processor can look up at once, so that each visit to one has to be worth it.
@@ -127,7 +133,6 @@ pub(super) fn kernel(plane: &Plane) -> Option<Kernel> {
         2 => tiled::<u16, Halves, { lanes::<u16>() }, 256, 64>(shorter),
         4 => tiled::<u32, Words, { lanes::<u32>() }, 128, 32>(shorter),
         8 => tiled::<u64, Doubles, { lanes::<u64>() }, 64, 16>(shorter),
-        16 => tiled::<u128, Whole, { lanes::<u128>() }, 32, 8>(shorter),
         _ => None,
     }
 }
@@ -217,6 +222,10 @@ fn pieces(length: usize, size: usize, least: usize) -> impl Iterator<Item = (usi
 ///
 /// In each round, row `i` and row `i + N / 2` are zipped into the rows `2 * i` and `2 * i + 1`. That rotates the bits
 /// of an element's row and column by one; after as many rounds as a row number has bits, the two have changed places.
+///
+/// # Safety
+///
+/// `N` rows of `N` units are readable `from` bytes apart, and as many are writable `to` bytes apart.
 #[inline(always)]
 unsafe fn block<V: Lanes<N>, const N: usize>(source: *const u8, from: isize, target: *mut u8, to: usize, mask: V) {
     // SAFETY: the caller's promise.
