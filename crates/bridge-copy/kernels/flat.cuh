@@ -57,17 +57,18 @@ template <typename Unit> __device__ __forceinline__ void turn(const Flat &p) {
 
 // Rows of `extra` bytes that are contiguous on both sides, at any address. dims[0] counts the vectors of 16 bytes that
 // a row of the target touches. Each is shifted out of two vectors of the source; at the ends of a row, where a vector
-// would reach beyond it on either side, bytes are copied one by one.
-__device__ __forceinline__ void shifted(const Flat &p) {
-    constexpr int EACH = 2;
+// would reach beyond it on either side, units are copied one by one.
+template <typename Unit> __device__ __forceinline__ void rows(const Flat &p) {
+    constexpr int EACH = 2, UNITS = 16 / sizeof(Unit);
     const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x;
-    u32 words[EACH][8], shift[EACH];
+    Pack<u128, Unit> ends[EACH];
+    u32 words[EACH][8], shift[EACH], present[EACH];
     char *target[EACH];
     bool whole[EACH];
 #pragma unroll
     for (int k = 0; k < EACH; ++k) {
         const u32 n = first + k * THREADS;
-        whole[k] = false;
+        whole[k] = false, present[k] = 0;
         if (n >= p.items) continue;
         const u32 row = divide(n, p.dims[0]), vector = n - row * p.dims[0].length;
         i64 from = 0, to = 0;
@@ -84,10 +85,14 @@ __device__ __forceinline__ void shifted(const Flat &p) {
             *(u128 *)&words[k][0] = load<u128>(aligned);
             if (shift[k]) *(u128 *)&words[k][4] = load<u128>(aligned + 16);
         } else {
-            for (int j = 0; j < 16; ++j)
-                if (done + j >= 0 && done + j < p.extra) target[k][j] = wanted[j] ^ (u8)(p.sides.flips[j / 4] >> 8 * (j & 3));
+#pragma unroll
+            for (int j = 0; j < UNITS; ++j) {
+                const i64 at = done + j * (i64)sizeof(Unit);
+                if (at >= 0 && at < p.extra) ends[k].units[j] = load<Unit>(source + at), present[k] |= 1u << j;
+            }
         }
     }
+    const u128 mask = flips<u128>(p.sides);
 #pragma unroll
     for (int k = 0; k < EACH; ++k)
         if (whole[k]) {
@@ -98,6 +103,11 @@ __device__ __forceinline__ void shifted(const Flat &p) {
             u128 out;
             out.x = __funnelshift_r(w[0], w[1], bits), out.y = __funnelshift_r(w[1], w[2], bits);
             out.z = __funnelshift_r(w[2], w[3], bits), out.w = __funnelshift_r(w[3], w[4], bits);
-            store<u128>(target[k], out ^ flips<u128>(p.sides));
+            store<u128>(target[k], out ^ mask);
+        } else if (present[k]) {
+            ends[k].item = ends[k].item ^ mask;
+#pragma unroll
+            for (int j = 0; j < UNITS; ++j)
+                if (present[k] >> j & 1) store<Unit>(target[k] + j * sizeof(Unit), ends[k].units[j]);
         }
 }

@@ -1,28 +1,32 @@
-// Kernels for a few channels: one side has them adjacent for each point, the other has a row of points for each.
+// Kernels for a few channels. One side, the *dense* one, has them close together for each point; the other has a row of
+// points for each. Group `i` is the channels, group `o` the points, of which a block takes `span_o`, a power of two. On
+// the dense side, points are `pitch` units apart, and the channels of one reach over `extent` units.
 #pragma once
 #include "tile.cuh"
 
-// Copies `length` bytes between global and shared memory, in vectors where the address allows it.
-template <typename Unit, bool IN, int EACH> __device__ __forceinline__ u32 linear(char *global, char *shared, u32 start, u32 length, Unit flips) {
-    const u32 count = length / sizeof(Unit);
-    for (u32 first = start / sizeof(Unit) + threadIdx.x; first < count; first += THREADS * EACH) {
+// Copies units between global and shared memory, from `begin` to `end`, in bytes.
+template <typename Unit, bool IN> __device__ __forceinline__ void linear(char *global, char *shared, u32 begin, u32 end, Unit mask) {
+    constexpr u32 EACH = 4, STEP = THREADS * sizeof(Unit);
+    for (u32 first = begin + threadIdx.x * sizeof(Unit); first < end; first += STEP * EACH) {
         Unit units[EACH];
 #pragma unroll
-        for (int k = 0; k < EACH; ++k)
-            if (first + k * THREADS < count) units[k] = IN ? load<Unit>(global + (first + k * THREADS) * sizeof(Unit)) : ((Unit *)shared)[first + k * THREADS];
+        for (u32 k = 0; k < EACH; ++k)
+            if (first + k * STEP < end) units[k] = IN ? load<Unit>(global + first + k * STEP) : *(Unit *)(shared + first + k * STEP);
 #pragma unroll
-        for (int k = 0; k < EACH; ++k)
-            if (first + k * THREADS < count) {
-                if (IN) ((Unit *)shared)[first + k * THREADS] = units[k];
-                else store<Unit>(global + (first + k * THREADS) * sizeof(Unit), units[k] ^ flips);
+        for (u32 k = 0; k < EACH; ++k)
+            if (first + k * STEP < end) {
+                if (IN) *(Unit *)(shared + first + k * STEP) = units[k];
+                else store<Unit>(global + first + k * STEP, units[k] ^ mask);
             }
     }
-    return count * sizeof(Unit);
 }
 
-template <typename Unit, bool IN> __device__ __forceinline__ void linear(char *global, char *shared, u32 length, const Sides &sides) {
-    const u32 done = ((u64)global & 15) == 0 ? linear<u128, IN, 4>(global, shared, 0, length, flips<u128>(sides)) : 0;
-    linear<Unit, IN, 4>(global, shared, done, length, flips<Unit>(sides));
+// The same in vectors, as far as there are whole ones. Both addresses are as far from a multiple of 16.
+template <typename Unit, bool IN> __device__ __forceinline__ void chunked(char *global, char *shared, u32 length, const Sides &sides) {
+    const u32 begin = min((u32)(-(i64)global & 15), length), end = begin + (length - begin) / 16 * 16;
+    linear<Unit, IN>(global, shared, 0, begin, flips<Unit>(sides));
+    linear<u128, IN>(global, shared, begin, end, flips<u128>(sides));
+    linear<Unit, IN>(global, shared, end, length, flips<Unit>(sides));
 }
 
 template <typename Unit> struct Word {
@@ -35,49 +39,59 @@ template <> struct Word<u16> {
     typedef u32 Type;
 };
 
-// Group `i` is the channels, group `o` the points, of which a block takes `span_o`, a power of two. Rows start at
-// multiples of a word, and whole words of points are taken at once.
+// With `JOIN` the target is the dense side. Whole words of points are taken at once where a row allows it.
 template <typename Unit, bool JOIN> __device__ __forceinline__ void split(const Tile &p) {
     typedef typename Word<Unit>::Type Item;
     constexpr int PER = Pack<Item, Unit>::COUNT, EACH = sizeof(Unit) < 4 ? 4 : sizeof(Unit) == 4 ? 8 : 2;
     extern __shared__ u128 chunk[];
     __shared__ i64 rows[64];
-    Unit *cells = (Unit *)chunk;
-    const u32 channels = p.i.total;
+    __shared__ u32 columns[64];
     const Block at = block(p);
-    if (threadIdx.x < channels) {
+    const i64 along = JOIN ? p.o.dims[0].from : p.o.dims[0].to;
+    if (threadIdx.x < p.i.total) {
         i64 from = 0, to = 0;
         step(threadIdx.x, p.i.dims, p.i.ndim, from, to);
-        rows[threadIdx.x] = (JOIN ? from : to) + (i64)at.first_o * sizeof(Unit);
+        rows[threadIdx.x] = (JOIN ? from : to) + at.first_o * along;
+        columns[threadIdx.x] = (u32)(JOIN ? to : from) / sizeof(Unit);
     }
-    char *dense = (JOIN ? at.to : (char *)at.from) + (i64)at.first_o * channels * sizeof(Unit);
-    if (!JOIN) linear<Unit, true>(dense, (char *)chunk, at.count_o * channels * sizeof(Unit), p.sides);
+    char *dense = (JOIN ? at.to : (char *)at.from) + (i64)at.first_o * p.pitch * sizeof(Unit);
+    const u32 length = ((at.count_o - 1) * p.pitch + p.extent) * sizeof(Unit);
+    char *shared = (char *)chunk + ((u64)dense & 15);
+    Unit *cells = (Unit *)shared;
+    if (!JOIN) chunked<Unit, true>(dense, shared, length, p.sides);
     __syncthreads();
-    const u32 items = at.count_o / PER, log = 31 - __clz(p.span_o / PER), mask = (1u << log) - 1, all = channels << log;
+    const u32 log = 31 - __clz(p.span_o / PER), mask = (1u << log) - 1, all = p.i.total << log;
     for (u32 first = threadIdx.x; first < all; first += THREADS * EACH) {
         Pack<Item, Unit> pack[EACH];
 #pragma unroll
         for (int k = 0; k < EACH; ++k) {
-            const u32 n = first + k * THREADS, channel = n >> log, item = n & mask;
-            if (n < all && item < items) {
-                if (JOIN) pack[k].item = load<Item>(at.from + rows[channel] + item * sizeof(Item));
-                else
+            const u32 n = first + k * THREADS, channel = n >> log, point = (n & mask) * PER;
+            if (n >= all || point >= at.count_o) continue;
+            const char *row = at.from + rows[channel] + point * along;
+            const bool whole = PER > 1 && along == sizeof(Unit) && (u64)row % sizeof(Item) == 0 && point + PER <= at.count_o;
+            if (JOIN && whole) pack[k].item = load<Item>(row);
 #pragma unroll
-                    for (int j = 0; j < PER; ++j) pack[k].units[j] = cells[(item * PER + j) * channels + channel];
-            }
+            for (int j = 0; j < PER; ++j)
+                if (point + j < at.count_o && !(JOIN && whole))
+                    pack[k].units[j] = JOIN ? load<Unit>(row + j * along) : cells[(point + j) * p.pitch + columns[channel]];
         }
 #pragma unroll
         for (int k = 0; k < EACH; ++k) {
-            const u32 n = first + k * THREADS, channel = n >> log, item = n & mask;
-            if (n < all && item < items) {
-                if (!JOIN) store<Item>(at.to + rows[channel] + item * sizeof(Item), pack[k].item ^ flips<Item>(p.sides));
-                else
+            const u32 n = first + k * THREADS, channel = n >> log, point = (n & mask) * PER;
+            if (n >= all || point >= at.count_o) continue;
+            char *row = at.to + rows[channel] + point * along;
+            const bool whole = PER > 1 && along == sizeof(Unit) && (u64)row % sizeof(Item) == 0 && point + PER <= at.count_o;
+            if (!JOIN) pack[k].item = pack[k].item ^ flips<Item>(p.sides);
+            if (!JOIN && whole) store<Item>(row, pack[k].item);
 #pragma unroll
-                    for (int j = 0; j < PER; ++j) cells[(item * PER + j) * channels + channel] = pack[k].units[j];
-            }
+            for (int j = 0; j < PER; ++j)
+                if (point + j < at.count_o && !(!JOIN && whole)) {
+                    if (JOIN) cells[(point + j) * p.pitch + columns[channel]] = pack[k].units[j];
+                    else store<Unit>(row + j * along, pack[k].units[j]);
+                }
         }
     }
     if (!JOIN) return;
     __syncthreads();
-    linear<Unit, false>(dense, (char *)chunk, at.count_o * channels * sizeof(Unit), p.sides);
+    chunked<Unit, false>(dense, shared, length, p.sides);
 }

@@ -19,6 +19,17 @@ __device__ __forceinline__ Block block(const Tile &p) {
     return at;
 }
 
+// Looks up where the rows of the tile begin, in the source by group `o` and in the target by group `i`.
+template <int TI, int TO> __device__ __forceinline__ void offsets(const Tile &p, const Block &at, i64 (&from_o)[TO], i64 (&to_i)[TI]) {
+    for (u32 t = threadIdx.x; t < max(TI, TO); t += THREADS) {
+        i64 from = 0, to = 0, unused = 0;
+        if (t < at.count_o) step(at.first_o + t, p.o.dims, p.o.ndim, from, unused);
+        if (t < at.count_i) step(at.first_i + t, p.i.dims, p.i.ndim, unused, to);
+        if (t < TO) from_o[t] = from;
+        if (t < TI) to_i[t] = to;
+    }
+}
+
 // Units of any alignment: `SIDE` units across in both groups, `run` of them at each index.
 template <typename Unit, int SIDE> __device__ __forceinline__ void tile(const Tile &p) {
     constexpr int LANES = SIDE / 32, ROWS = SIDE / WARPS, PITCH = SIDE + 1;
@@ -26,12 +37,7 @@ template <typename Unit, int SIDE> __device__ __forceinline__ void tile(const Ti
     __shared__ i64 from_o[SIDE], to_i[SIDE];
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const Block at = block(p);
-    for (u32 t = threadIdx.x; t < SIDE; t += THREADS) {
-        i64 from = 0, to = 0, unused = 0;
-        if (t < at.count_o) step(at.first_o + t, p.o.dims, p.o.ndim, from, unused);
-        if (t < at.count_i) step(at.first_i + t, p.i.dims, p.i.ndim, unused, to);
-        from_o[t] = from, to_i[t] = to;
-    }
+    offsets<SIDE, SIDE>(p, at, from_o, to_i);
     bool reads[LANES], writes[LANES];
     i64 from_i[LANES], to_o[LANES];
     u32 cell[LANES];
@@ -100,8 +106,10 @@ template <typename Vector, int SIZE, int TI, int TO> __device__ __forceinline__ 
     constexpr int ROW = TO / PER, PITCH = WORDS == 4 ? ROW : ROW + 1, EACH = TI * (ROW / WORDS) / THREADS;
     static_assert(PASSES_I * LANES_I * ACROSS == TI && PASSES_O * WARPS * LANES_O * PER == TO, "whole passes");
     extern __shared__ u32 cells[];
+    __shared__ i64 from_o[TO], to_i[TI];
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, l = lane % LANES_I, g = lane / LANES_I;
     const Block at = block(p);
+    offsets<TI, TO>(p, at, from_o, to_i);
     Pack<Vector, u32> v[PASSES_O][PASSES_I][PER];
     i64 source[PASSES_I];
     bool reads[PASSES_I];
@@ -112,18 +120,16 @@ template <typename Vector, int SIZE, int TI, int TO> __device__ __forceinline__ 
         source[b] = 0, reads[b] = i < at.count_i;
         if (reads[b]) step(at.first_i + i, p.i.dims, p.i.ndim, source[b], unused);
     }
+    __syncthreads();
 #pragma unroll
     for (int a = 0; a < PASSES_O; ++a)
 #pragma unroll
         for (int k = 0; k < PER; ++k) {
             const u32 o = ((a * WARPS + warp) * LANES_O + g) * PER + k;
-            if (o < at.count_o) {
-                i64 from = 0, unused = 0;
-                step(at.first_o + o, p.o.dims, p.o.ndim, from, unused);
+            if (o < at.count_o)
 #pragma unroll
                 for (int b = 0; b < PASSES_I; ++b)
-                    if (reads[b]) v[a][b][k].item = load<Vector>(at.from + source[b] + from);
-            }
+                    if (reads[b]) v[a][b][k].item = load<Vector>(at.from + from_o[o] + source[b]);
         }
 #pragma unroll
     for (int a = 0; a < PASSES_O; ++a)
@@ -141,15 +147,15 @@ template <typename Vector, int SIZE, int TI, int TO> __device__ __forceinline__ 
             }
         }
     __syncthreads();
+    // A thread stays in one column: the threads of a block are whole rows.
+    static_assert(THREADS % (ROW / WORDS) == 0, "whole rows");
+    const u32 first = threadIdx.x / (ROW / WORDS), q = threadIdx.x % (ROW / WORDS) * WORDS;
+    if (q * PER >= at.count_o) return;
+    i64 to_o = 0, unused = 0;
+    step(at.first_o + q * PER, p.o.dims, p.o.ndim, unused, to_o);
 #pragma unroll
     for (int s = 0; s < EACH; ++s) {
-        const u32 n = s * THREADS + threadIdx.x, i = n / (ROW / WORDS), q = n % (ROW / WORDS) * WORDS;
-        if (i < at.count_i && q * PER < at.count_o) {
-            i64 to = 0, unused = 0;
-            step(at.first_i + i, p.i.dims, p.i.ndim, unused, to);
-            step(at.first_o + q * PER, p.o.dims, p.o.ndim, unused, to);
-            const u32 column = WORDS == 4 ? q ^ (i / ACROSS % 8 * 4) : q;
-            store<Vector>(at.to + to, *(Vector *)&cells[i * PITCH + column] ^ flips<Vector>(p.sides));
-        }
+        const u32 i = s * (THREADS / (ROW / WORDS)) + first, column = WORDS == 4 ? q ^ (i / ACROSS % 8 * 4) : q;
+        if (i < at.count_i) store<Vector>(at.to + to_i[i] + to_o, *(Vector *)&cells[i * PITCH + column] ^ flips<Vector>(p.sides));
     }
 }

@@ -11,14 +11,25 @@ const VECTOR: usize = 16;
 /// The most units of one launch, so that every index fits into 31 bits.
 pub(crate) const MOST_UNITS: usize = 1 << 31;
 
-/// A row of at least so many bytes is copied as a whole at any address.
-const LONG_ROW: usize = 64;
+/// Rows of at least so many bytes are copied as a whole at any address, by the binary logarithm of the unit.
+const LONG_ROWS: [usize; 4] = [64, 128, 256, 512];
+
+/// Shorter rows are moved in tiles where the order changes.
+const SHORT_ROW: usize = 64;
 
 /// The most channels of `split` and `join`.
 const MOST_CHANNELS: usize = 32;
 
+/// The least points of a row, the most bytes from one point to the next on the dense side and in a row, for these.
+const LEAST_POINTS: usize = 128;
+const LONGEST_PITCH: i64 = 256;
+const LONGEST_STEP: i64 = 16;
+
 /// Shared memory, in bytes, of a block of `split` and `join`.
 const CHUNK: usize = 32 << 10;
+
+/// The most adjacent units that a tile keeps together.
+const LONGEST_RUN: usize = 4;
 
 /// A launch, with offsets instead of addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,8 +76,7 @@ pub(crate) fn choose(walk: Walk, beyond: (usize, usize), flips: u128) -> Option<
     // Elements of other sizes than a power of two have no sign to flip.
     let flips = (0..VECTOR).step_by(itemsize).fold(0, |all, at| all | flips << (8 * at));
     let walk = walk.widen();
-    let start = |beyond: usize, offset: i64| (beyond as i64 + offset).rem_euclid(VECTOR as i64) as usize;
-    let beyond = (start(beyond.0, walk.from), start(beyond.1, walk.to));
+    let beyond = (moved(beyond.0, walk.from), moved(beyond.1, walk.to));
     let strides = walk.dims.iter().flat_map(|dim| [dim.from, dim.to]);
     let bits = strides.fold((VECTOR | walk.unit | beyond.0 | beyond.1) as i64, |bits, stride| bits | stride);
     let unit = 1 << bits.trailing_zeros();
@@ -104,7 +114,6 @@ impl Pass {
         for first in (0..outer.length).step_by(most) {
             let mut piece = self.clone();
             let length = most.min(outer.length - first);
-            let moved = |beyond: usize, by: i64| (beyond as i64 + by).rem_euclid(VECTOR as i64) as usize;
             let (from, to) = (first as i64 * outer.from, first as i64 * outer.to);
             (piece.from, piece.to) = (piece.from + from, piece.to + to);
             piece.beyond = (moved(self.beyond.0, from), moved(self.beyond.1, to));
@@ -117,16 +126,21 @@ impl Pass {
         }
     }
 
+    /// The binary logarithm of the unit, by which tables list kernels.
+    fn index(&self) -> usize {
+        self.unit.trailing_zeros() as usize
+    }
+
     fn sides(&self) -> Sides {
         Sides { from: self.from, to: self.to, flips: self.flips }
     }
 
     fn launch(self) -> Launch {
         let nbytes = self.run * self.unit;
-        if self.unit < VECTOR && nbytes >= LONG_ROW {
+        if LONG_ROWS.get(self.index()).is_some_and(|long| nbytes >= *long) {
             return self.rows();
         }
-        if nbytes < LONG_ROW
+        if nbytes < SHORT_ROW
             && let Some(launch) = self.transposed()
         {
             return launch;
@@ -145,7 +159,7 @@ impl Pass {
         };
         let mut dims: Steps = [Step { length: vectors, from: 0, to: 0 }].into_iter().collect();
         dims.extend(self.dims.iter().copied());
-        self.walked(Kernel::Rows, 2, nbytes as i64, &dims)
+        self.walked(ROWS[self.index()], 2, nbytes as i64, &dims)
     }
 
     /// Returns whether 16 divides the start and all strides of a side but that of one dimension.
@@ -165,7 +179,7 @@ impl Pass {
             let one = [Step { length: 1, from: 0, to: 0 }];
             return self.walked(flat_kernel(self.unit), 4, 0, &one);
         };
-        let (_, pack) = PACKS[self.unit.trailing_zeros() as usize];
+        let (_, pack) = PACKS[self.index()];
         let item = if self.unit < 4 { 4 } else { VECTOR };
         let per = item / self.unit;
         let adjacent = fastest.to == step && fastest.length.is_multiple_of(per);
@@ -174,7 +188,7 @@ impl Pass {
             others % size as i64 == 0
         };
         let (turned, per_vector) = (fastest.from == -step, VECTOR / self.unit);
-        if let Some(turn) = TURNS.get(self.unit.trailing_zeros() as usize)
+        if let Some(turn) = TURNS.get(self.index())
             && turned && fastest.to == step && fastest.length.is_multiple_of(per_vector) && aligned_to(VECTOR)
             // The last unit of the first vector is the first of its memory.
             && self.aligned_to(|dim| dim.from, (self.beyond.0 + self.unit) % VECTOR, Some(0))
@@ -206,79 +220,72 @@ impl Pass {
     fn transposed(&self) -> Option<Launch> {
         let speed = |d: &usize| self.dims[*d].from.unsigned_abs();
         let i = (0..self.dims.len()).filter(|d| self.dims[*d].from != 0).min_by_key(speed)?;
-        if i == 0 || self.dims[0].from == 0 {
+        // A source that repeats is read from the cache.
+        if i == 0 || self.dims.iter().any(|dim| dim.from == 0) {
             return None;
         }
+        if let Some(launch) = self.split(JOINS, |dim| dim.to, |dim| dim.from) {
+            return Some(launch);
+        }
+        let pass = self.forwards();
+        pass.split(SPLITS, |dim| dim.from, |dim| dim.to).or_else(|| pass.tiles(i))
+    }
+
+    /// The same with the source forwards in all dimensions but the target's fastest: the target may run backwards.
+    fn forwards(&self) -> Self {
         let mut pass = self.clone();
-        // The source forwards in its fastest dimension; the target may run backwards in it.
-        if pass.dims[i].from < 0 {
-            let dim = &mut pass.dims[i];
+        for dim in pass.dims.iter_mut().skip(1).filter(|dim| dim.from < 0) {
             let last = dim.length as i64 - 1;
             let (from, to) = (last * dim.from, last * dim.to);
             (dim.from, dim.to) = (-dim.from, -dim.to);
             (pass.from, pass.to) = (pass.from + from, pass.to + to);
-            let moved = |beyond: usize, by: i64| (beyond as i64 + by).rem_euclid(VECTOR as i64) as usize;
             pass.beyond = (moved(pass.beyond.0, from), moved(pass.beyond.1, to));
         }
-        pass.channels().or_else(|| pass.tiles(i))
+        pass
     }
 
-    /// A few channels next to each other on one side, each a row on the other.
-    fn channels(&self) -> Option<Launch> {
-        let step = self.unit as i64;
-        if self.run > 1 {
+    /// A few channels close to each other for each point on one side, a row of points for each on the other.
+    fn split(&self, kernels: [Kernel; 4], dense: fn(&Step) -> i64, row: fn(&Step) -> i64) -> Option<Launch> {
+        let (unit, joins) = (self.unit as i64, kernels == JOINS);
+        if self.run > 1 || self.unit == VECTOR {
             return None;
         }
-        let index = self.unit.trailing_zeros() as usize;
-        for (kernels, dense, rows) in [
-            (SPLITS, (|dim: &Step| dim.from) as fn(&Step) -> i64, (|dim: &Step| dim.to) as fn(&Step) -> i64),
-            (JOINS, |dim| dim.to, |dim| dim.from),
-        ] {
-            // The dimensions of the dense side from the fastest on, as long as each begins where the last ends.
-            let (mut channels, mut group) = (1usize, SmallVec::<[usize; 4]>::new());
-            let next = |channels: usize| self.dims.iter().position(|dim| dense(dim) == step * channels as i64);
-            let points = loop {
-                let Some(d) = next(channels) else { break None };
-                if rows(&self.dims[d]) == step {
-                    break Some(d);
-                }
-                channels = channels.saturating_mul(self.dims[d].length);
-                group.push(d);
-                if channels > MOST_CHANNELS || group.len() > Group::MOST {
-                    break None;
-                }
-            };
-            let Some(points) = points.filter(|_| channels > 1) else { continue };
-            // Whole words of points, so that rows are walked in words.
-            let word = self.unit.max(4);
-            let row_beyond = if kernels[0] == Kernel::Split1 { self.beyond.1 } else { self.beyond.0 };
-            let others = (0..self.dims.len())
-                .filter(|d| *d != points)
-                .fold(row_beyond as i64, |bits, d| bits | rows(&self.dims[d]));
-            let length = self.dims[points].length;
-            if others % word as i64 != 0 || !(length * self.unit).is_multiple_of(word) || length * self.unit < 512 {
-                continue;
-            }
-            let most = (CHUNK / (channels * self.unit)).min(4096 / self.unit.min(2)).max(word);
-            let span = (1 << most.ilog2()).min(length.next_power_of_two());
-            return Some(self.tiled(
-                kernels[index],
-                &group,
-                &[points],
-                (channels, span),
-                (channels * span * self.unit) as u32,
-            ));
+        // The points run fastest in the row, and come next after the channels on the dense side.
+        let points = (0..self.dims.len()).min_by_key(|d| row(&self.dims[*d]).abs())?;
+        let pitch = dense(&self.dims[points]);
+        let channels: SmallVec<[usize; 4]> =
+            (0..self.dims.len()).filter(|d| dense(&self.dims[*d]).abs() < pitch).collect();
+        let count = channels.iter().fold(1, |count: usize, d| count.saturating_mul(self.dims[*d].length));
+        let ends = channels.iter().map(|d| dense(&self.dims[*d]) * (self.dims[*d].length as i64 - 1));
+        let extent = ends.clone().sum::<i64>() + unit;
+        let fits = (2..=MOST_CHANNELS).contains(&count)
+            && channels.len() <= Group::MOST
+            && ends.clone().all(|end| end >= 0)
+            && extent <= pitch
+            && pitch <= LONGEST_PITCH;
+        // The target is written without gaps only.
+        let whole = !joins || (extent == pitch && count as i64 * unit == pitch);
+        let length = self.dims[points].length;
+        if !fits || !whole || length < LEAST_POINTS || row(&self.dims[points]).abs() > LONGEST_STEP {
+            return None;
         }
-        None
+        let most = (CHUNK / pitch as usize).min(4096 / self.unit.min(2));
+        let span = (1 << most.ilog2()).min(length.next_power_of_two()).max(4);
+        let shared = span * pitch as usize + VECTOR;
+        let mut launch = self.tiled(kernels[self.index()], &channels, &[points], (count, span), shared as u32);
+        if let Parameters::Tile(tile) = &mut launch.parameters {
+            (tile.pitch, tile.extent) = ((pitch / unit) as u32, (extent / unit) as u32);
+        }
+        Some(launch)
     }
 
     /// Tiles of the dimension that is fastest in the source and of the one that is fastest in the target, and of their
     /// next ones where these are short.
     fn tiles(&self, i: usize) -> Option<Launch> {
-        let index = self.unit.trailing_zeros() as usize;
+        let index = self.index();
         let side = SIDES[index];
-        // At least two indices of each group in a tile.
-        if self.run > side / 2 {
+        // Runs fill a tile worse, the longer they are.
+        if self.run > LONGEST_RUN {
             return None;
         }
         let across = side / self.run;
@@ -286,13 +293,19 @@ impl Pass {
         let (mut group_i, mut group_o): (SmallVec<[usize; 4]>, SmallVec<[usize; 4]>) =
             (smallvec::smallvec![i], smallvec::smallvec![0]);
         let total = |group: &[usize]| group.iter().map(|d| self.dims[*d].length).product::<usize>();
-        // Twice as much as a tile, so that little of the last one is empty.
-        while total(&group_o) < 2 * across && group_o.len() < Group::MOST && !rest.is_empty() {
-            group_o.push(rest.remove(0));
-        }
-        rest.sort_by_key(|d| self.dims[*d].from.unsigned_abs());
-        while total(&group_i) < 2 * across && group_i.len() < Group::MOST && !rest.is_empty() {
-            group_i.push(rest.remove(0));
+        // Short groups get the next dimensions of their side, the shorter group first.
+        while !rest.is_empty() {
+            let (have_i, have_o) = (total(&group_i), total(&group_o));
+            let room = |group: &[usize], have: usize| have < 2 * across && group.len() < Group::MOST;
+            let next = |rest: &[usize], stride: &dyn Fn(&Step) -> i64| {
+                (0..rest.len()).min_by_key(|at| stride(&self.dims[rest[*at]]).abs()).expect("there is one")
+            };
+            match (room(&group_i, have_i), room(&group_o, have_o)) {
+                (true, false) => group_i.push(rest.remove(next(&rest, &|dim| dim.from))),
+                (true, true) if have_i <= have_o => group_i.push(rest.remove(next(&rest, &|dim| dim.from))),
+                (_, true) => group_o.push(rest.remove(next(&rest, &|dim| dim.to))),
+                (false, false) => break,
+            }
         }
         if self.dims.len() - group_i.len() - group_o.len() > Tile::MOST {
             return None;
@@ -336,9 +349,15 @@ impl Pass {
         let blocks = rest.iter().fold(tiles_i.length * tiles_o.length, |blocks, step| blocks * step.length as u32);
         let (span_i, span_o) = (span_i as u32, span_o as u32);
         let (run, ndim, rest) = (self.run as u32, rest.len() as u32, dims(&rest));
-        let tile = Tile { sides: self.sides(), run, span_i, span_o, ndim, tiles_i, tiles_o, i, o, rest };
+        let tile =
+            Tile { sides: self.sides(), run, pitch: 0, extent: 0, span_i, span_o, ndim, tiles_i, tiles_o, i, o, rest };
         Launch { kernel, blocks, shared, parameters: Parameters::Tile(Box::new(tile)) }
     }
+}
+
+/// Bytes beyond a multiple of [`VECTOR`], after a step of `by` bytes.
+fn moved(beyond: usize, by: i64) -> usize {
+    (beyond as i64 + by).rem_euclid(VECTOR as i64) as usize
 }
 
 fn flat_kernel(unit: usize) -> Kernel {
@@ -354,10 +373,11 @@ const PACKS: [(Kernel, Kernel); 5] = [
     (Kernel::Flat16, Kernel::Flat16),
 ];
 const TURNS: [Kernel; 4] = [Kernel::Turn1, Kernel::Turn2, Kernel::Turn4, Kernel::Turn8];
+const ROWS: [Kernel; 4] = [Kernel::Rows1, Kernel::Rows2, Kernel::Rows4, Kernel::Rows8];
 const TILES: [Kernel; 5] = [Kernel::Tile1, Kernel::Tile2, Kernel::Tile4, Kernel::Tile8, Kernel::Tile16];
 const SIDES: [usize; 5] = [128, 64, 64, 64, 32];
-const SPLITS: [Kernel; 5] = [Kernel::Split1, Kernel::Split2, Kernel::Split4, Kernel::Split8, Kernel::Split16];
-const JOINS: [Kernel; 5] = [Kernel::Join1, Kernel::Join2, Kernel::Join4, Kernel::Join8, Kernel::Join16];
+const SPLITS: [Kernel; 4] = [Kernel::Split1, Kernel::Split2, Kernel::Split4, Kernel::Split8];
+const JOINS: [Kernel; 4] = [Kernel::Join1, Kernel::Join2, Kernel::Join4, Kernel::Join8];
 
 /// A kernel for sides in whole vectors.
 struct Whole {

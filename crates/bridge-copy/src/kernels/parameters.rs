@@ -79,6 +79,8 @@ impl Flat {
 pub(crate) struct Tile {
     pub sides: Sides,
     pub run: u32,
+    pub pitch: u32,
+    pub extent: u32,
     pub span_i: u32,
     pub span_o: u32,
     pub ndim: u32,
@@ -118,7 +120,7 @@ mod tests {
         // The sums of the fields in common.cuh, each aligned to its size.
         assert_eq!((size_of::<Dim>(), size_of::<Sides>(), size_of::<Group>()), (32, 32, 136));
         assert_eq!(size_of::<Flat>(), 32 + 16 + 64 * 32);
-        assert_eq!(size_of::<Tile>(), 32 + 16 + 2 * 32 + 2 * 136 + 48 * 32);
+        assert_eq!(size_of::<Tile>(), 32 + 32 + 2 * 32 + 2 * 136 + 48 * 32);
     }
 
     proptest! {

@@ -24,7 +24,10 @@ kernels! {
     Pack2 c"pack2" 0;
     Pack4 c"pack4" 0;
     Pack8 c"pack8" 0;
-    Rows c"rows" 0;
+    Rows1 c"rows1" 0;
+    Rows2 c"rows2" 0;
+    Rows4 c"rows4" 0;
+    Rows8 c"rows8" 0;
     Turn1 c"turn1" 0;
     Turn2 c"turn2" 0;
     Turn4 c"turn4" 0;
@@ -41,16 +44,14 @@ kernels! {
     Vectors2 c"vectors2" 8192;
     Vectors2Wide c"vectors2_wide" 32768;
     Vectors4 c"vectors4" 16384;
-    Split1 c"split1" 32768;
-    Split2 c"split2" 32768;
-    Split4 c"split4" 32768;
-    Split8 c"split8" 32768;
-    Split16 c"split16" 32768;
-    Join1 c"join1" 32768;
-    Join2 c"join2" 32768;
-    Join4 c"join4" 32768;
-    Join8 c"join8" 32768;
-    Join16 c"join16" 32768;
+    Split1 c"split1" 32784;
+    Split2 c"split2" 32784;
+    Split4 c"split4" 32784;
+    Split8 c"split8" 32784;
+    Join1 c"join1" 32784;
+    Join2 c"join2" 32784;
+    Join4 c"join4" 32784;
+    Join8 c"join8" 32784;
 }
 
 /// What `cargo xtask kernels` compiled them to.

@@ -51,7 +51,7 @@ impl Model<'_> {
             let (from, to) = step(n, &flat.dims[..flat.ndim as usize]);
             let (from, to) = (flat.sides.from + from, flat.sides.to + to);
             match kernel {
-                Kernel::Rows => {
+                Kernel::Rows1 | Kernel::Rows2 | Kernel::Rows4 | Kernel::Rows8 => {
                     // dims[0] counts vectors: one copy of the whole row stands for all of them.
                     if n % flat.dims[0].length as usize == 0 {
                         (self.copy)(from, to, flat.extra as usize);
@@ -88,6 +88,18 @@ impl Model<'_> {
         };
         let group = |group: &Group, n: u32| step(n as usize, &group.dims[..group.ndim as usize]);
         let rest = &tile.rest[..tile.ndim as usize];
+        let dense: Option<fn(&Dim) -> i64> = match name {
+            name if name.starts_with("split") => Some(|dim| dim.from),
+            name if name.starts_with("join") => Some(|dim| dim.to),
+            _ => None,
+        };
+        if let Some(dense) = dense {
+            let reach: i64 = tile.i.dims.iter().map(|dim| dense(dim) * (i64::from(dim.length) - 1).max(0)).sum();
+            let sizes = (tile.extent as usize * unit, tile.pitch as usize * unit, tile.extent <= tile.pitch);
+            assert_eq!(sizes, (reach as usize + unit, dense(&tile.o.dims[0]) as usize, true), "{name}");
+            assert!(tile.span_o.is_power_of_two() && tile.i.total <= 64, "{name}");
+            assert!(tile.span_o as usize * tile.pitch as usize * unit + 16 <= launch.shared as usize, "{name}");
+        }
         let blocks = tile.tiles_i.length * tile.tiles_o.length * rest.iter().map(|dim| dim.length).product::<u32>();
         assert_eq!((launch.blocks, launch.shared <= KERNELS[launch.kernel as usize].1), (blocks, true), "{name}");
         for r in 0..blocks / (tile.tiles_i.length * tile.tiles_o.length) {
@@ -226,7 +238,14 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
         assert_eq!(chosen(dtype, shape, permutation), [kernel], "{dtype} {shape:?} {permutation:?}");
     }
     let rows = layout(DType::FLOAT32, &[16, 100], Some(&[101, 1]));
-    assert_eq!(check(&rows, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Rows]);
+    assert_eq!(check(&rows, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Rows4]);
+    // Three of four channels, and three in reverse; rows that are no whole words.
+    let planes = layout(DType::UINT8, &[3, 1000], None);
+    let some = layout(DType::UINT8, &[3, 1000], Some(&[1, 4]));
+    assert_eq!(check(&some, &planes, (3, 0)).unwrap(), [Split1]);
+    let swapped = layout(DType::UINT8, &[3, 1000], Some(&[-1, 3]));
+    assert_eq!(check(&swapped, &planes, (3, 0)).unwrap(), [Split1]);
+    assert_eq!(chosen(DType::FLOAT16, &[2, 1001], &[1, 0]), [Join2]);
     let reversed = layout(DType::FLOAT32, &[16, 100], Some(&[-100, -1]));
     assert_eq!(check(&reversed, &layout(DType::FLOAT32, &[16, 100], None), (12, 0)).unwrap(), [Turn4]);
     let every_second = layout(DType::FLOAT32, &[16, 100], Some(&[200, 2]));
@@ -244,7 +263,7 @@ fn more_than_two_to_the_31_units_are_several_launches() {
         let mut ends = vec![];
         for launch in &launches {
             let (to, count) = match &launch.parameters {
-                Parameters::Flat(flat) if launch.kernel == Kernel::Rows => (flat.sides.to, flat.extra as usize),
+                Parameters::Flat(flat) if launch.kernel == Kernel::Rows1 => (flat.sides.to, flat.extra as usize),
                 Parameters::Flat(flat) => (flat.sides.to, flat.items as usize * sizes(launch.kernel).1),
                 Parameters::Tile(tile) => (tile.sides.to, tile.i.total as usize * tile.o.total as usize),
             };
