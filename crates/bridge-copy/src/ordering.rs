@@ -1,7 +1,7 @@
 //! The ordering of the process, with copies.
 
 use crate::Copier;
-use bridge_core::{Copies, Deferred, Device, DeviceBuffer, Ordering, Result, Stream};
+use bridge_core::{Copies, Deferred, Device, DeviceBuffer, Flush, Ordering, Result, Stream};
 use std::sync::{Arc, LazyLock};
 
 /// Returns [`bridge_cuda::ordering`] with the copies of this crate.
@@ -36,6 +36,18 @@ impl Ordering for WithCopies {
 
     fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
         bridge_cuda::ordering().defer(device, stream, attempt);
+    }
+
+    fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+        bridge_cuda::ordering().retire_all(device, stream, buffers);
+    }
+
+    fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
+        bridge_cuda::ordering().is_captured(device, stream)
+    }
+
+    fn soon(&self, flush: Flush) {
+        bridge_cuda::ordering().soon(flush);
     }
 
     fn copies(&self) -> Option<&dyn Copies> {

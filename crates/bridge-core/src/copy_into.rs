@@ -60,7 +60,7 @@ pub fn copy_into<F, T>(
     to.overwritten(out)?;
     used(from, &source);
     used(to, &target);
-    let filled = fill(source, &target, to.consumer(), ordering);
+    let filled = fill(source, &target, to.consumer(), ordering, None);
     release(target, to, ordering);
     filled?.map_err(|source| {
         let text = format!(

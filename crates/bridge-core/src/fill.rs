@@ -1,15 +1,24 @@
 //! Fills memory that exists with the elements of an exported tensor.
 
+use crate::batch::Batch;
 use crate::{Consumer, DeviceKind, ErrorKind, Lease, Lent, Ordering, Result, Stream, Strided};
 use std::sync::Arc;
 
 /// Orders `reader` behind the owner's stream. Where the reader has no stream and the owner has one, the host waits.
 /// Returns the two streams where they differ.
-pub(crate) fn behind(ordering: &dyn Ordering, lent: &Lent, reader: Option<Stream>) -> Result<Option<(Stream, Stream)>> {
+pub(crate) fn behind(
+    ordering: &Arc<dyn Ordering>,
+    lent: &Lent,
+    reader: Option<Stream>,
+    batch: Option<&Batch>,
+) -> Result<Option<(Stream, Stream)>> {
     let device = lent.buffer().device();
     match (lent.buffer().stream(), reader) {
         (Some(owner), Some(reader)) if owner != reader => {
-            ordering.order(device, owner, reader)?;
+            match batch {
+                Some(batch) => batch.order(&**ordering, device, owner, reader)?,
+                None => ordering.order(device, owner, reader)?,
+            }
             return Ok(Some((owner, reader)));
         }
         (Some(owner), None) => ordering.synchronize(device, owner)?,
@@ -23,7 +32,8 @@ pub(crate) type Filled = std::result::Result<Option<(Stream, Stream)>, Lent>;
 
 /// Copies `source` into `target` by the [`Copies`](crate::Copies) of `ordering`, in the stream of `target`, with the
 /// deferred operations of both applied. That stream waits for the owner of `source` first, and the owner then waits
-/// for that stream before it reuses the memory. `consumer` is that of the framework of `target`, whose current stream
+/// for that stream before it reuses the memory: in a batch, at its end. `consumer` is that of the framework of
+/// `target`, whose current stream
 /// is the stream of `target`.
 ///
 /// Both have the same shape and dtype and share no bytes; `target` is writable. Returns the source as it was where the
@@ -38,6 +48,7 @@ pub(crate) fn fill(
     target: &Lent,
     consumer: Arc<dyn Consumer>,
     ordering: &Arc<dyn Ordering>,
+    batch: Option<&Batch>,
 ) -> Result<Filled> {
     let Some(copies) = ordering.copies() else { return Ok(Err(source)) };
     let Some(flips) = flips(&source, target) else { return Ok(Err(source)) };
@@ -48,7 +59,7 @@ pub(crate) fn fill(
     if source.layout().numel() == 0 {
         return Ok(Ok(None));
     }
-    let ordered = behind(&**ordering, &source, stream)?;
+    let ordered = behind(ordering, &source, stream, batch)?;
     let side = |lent: &Lent| (lent.device(), lent.data());
     let ((from, start), (to, first)) = (side(&source), side(target));
     let from = Strided { device: from, data: start, layout: source.layout() };
@@ -61,7 +72,11 @@ pub(crate) fn fill(
         return Ok(Err(source));
     }
     // A lease orders the return of what it held. It is made also where the copy has failed: part of it may be launched.
-    drop(Lease::new(source, stream, false, consumer, Arc::clone(ordering)));
+    let lease = Lease::new(source, stream, false, consumer, Arc::clone(ordering));
+    match batch {
+        Some(batch) => batch.hold(lease),
+        None => drop(lease),
+    }
     copied?;
     Ok(Ok(ordered))
 }

@@ -25,7 +25,7 @@ const _: () = assert!(align_of::<Block>() == COPY_ALIGNMENT && size_of::<Block>(
 pub(crate) fn copy(lent: Lent, order: Order, ordering: &Arc<dyn Ordering>) -> Result<Lent> {
     debug_assert!(lent.device().kind == DeviceKind::CPU && lent.pending().is_none());
     let target = empty(lent.dtype(), lent.layout().shape(), order)?;
-    if let Err(lent) = fill(lent, &target, Arc::new(Views::default()), ordering)? {
+    if let Err(lent) = fill(lent, &target, Arc::new(Views::default()), ordering, None)? {
         let to = ptr::with_exposed_provenance_mut(target.data());
         // In column-major order the elements lie as those of the reversed dimensions lie in row-major order.
         let reversed = (order == Order::ColumnMajor).then(|| lent.layout().reversed());

@@ -1,5 +1,6 @@
 //! The consumer's hold on an exported tensor, and the ordered return of its memory.
 
+use crate::group::Group;
 use crate::views::Used;
 use crate::{Access, Consumer, DType, Device, DeviceBuffer, ErrorKind, Layout, Lent, Ordering, Reuse, Stream};
 use smallvec::SmallVec;
@@ -32,12 +33,20 @@ pub fn stats() -> Stats {
     Stats { leased: LEASED.load(Relaxed), released, leaked: LEAKED.load(Relaxed) }
 }
 
+/// Counts leases whose memory has been returned, or leaked.
+pub(crate) fn released(leases: usize) {
+    RELEASED.fetch_add(leases as u64, Relaxed);
+}
+
 /// The consumer's hold on an exported tensor. Dropping it returns the memory to the owner, in stream order.
 ///
 /// An importing adapter stores it where its framework keeps the owner of foreign memory, so that the last view drops
 /// it. The drop makes the owner's stream wait for the stream at import, the stream current at the drop, and every
 /// stream recorded in [`Views`](crate::Views). Then the buffer is dropped: at once with [`Reuse::InStreamOrder`], after
 /// that work with [`Reuse::Unknown`].
+///
+/// The leases of one [`transfer_all`](crate::transfer_all) that are dropped together share those waits, and a lease
+/// that is dropped while others live returns its memory within about a millisecond ([`Ordering::soon`]).
 pub struct Lease {
     /// `None` only while it is being dropped.
     lent: Option<Lent>,
@@ -50,6 +59,7 @@ pub struct Lease {
     ordering: Arc<dyn Ordering>,
     /// `None` for memory that is ready at any time.
     ordered: Option<Ordered>,
+    group: Option<Arc<Group>>,
 }
 
 /// What the drop orders.
@@ -81,7 +91,27 @@ impl Lease {
         });
         LEASED.fetch_add(1, Relaxed);
         let (data, dtype, access) = (lent.data(), lent.dtype(), lent.buffer().access());
-        Self { lent: Some(lent), data, dtype, device, access, copied, consumer, ordering, ordered }
+        Self { lent: Some(lent), data, dtype, device, access, copied, consumer, ordering, ordered, group: None }
+    }
+
+    /// Makes the lease return its memory together with those of a group between the same streams.
+    pub(crate) fn in_group(mut self, group: Arc<Group>) -> Self {
+        group.enter();
+        self.group = Some(group);
+        self
+    }
+
+    /// Returns the device of the memory, the owner's stream and the reader's; `None` where there is nothing to order.
+    pub(crate) fn streams(&self) -> Option<(Device, Stream, Stream)> {
+        let Ordered { owner, reader, .. } = self.ordered.as_ref()?;
+        Some((self.lent().buffer().device(), *owner, reader.as_ref()?.stream))
+    }
+
+    /// Makes a group of leases between the same streams; `None` where there is nothing to order.
+    pub(crate) fn new_group(&self) -> Option<Arc<Group>> {
+        let Ordered { owner, reader, .. } = self.ordered.as_ref()?;
+        let (device, reader) = (self.lent().buffer().device(), reader.clone()?);
+        Some(Arc::new(Group::new(device, *owner, reader, Arc::clone(&self.ordering))))
     }
 
     fn lent(&self) -> &Lent {
@@ -123,28 +153,34 @@ impl Lease {
         (self.lent().buffer().address(), self.lent().buffer().len())
     }
 
-    fn give_back(&mut self) {
-        let Some(lent) = self.lent.take() else { return };
+    fn give_back(&mut self) -> Returned {
+        let Some(lent) = self.lent.take() else { return Returned::Now };
         let (device, reuse) = (lent.buffer().device(), lent.buffer().reuse());
-        let Some(Ordered { owner, reader, bytes }) = self.ordered.take() else { return };
+        let Some(Ordered { owner, reader, bytes }) = self.ordered.take() else { return Returned::Now };
         // Until every reader is ordered before its reuse, the memory must not be returned, whatever fails below.
         let buffer = Unordered(ManuallyDrop::new(lent.into_buffer()));
         // Both keep their streams alive until the end of this function.
         let recorded = self.consumer.views().leave(self.device, &bytes);
-        let Ok(current) = self.consumer.current_stream(self.device) else { return };
+        let Ok(current) = self.consumer.current_stream(self.device) else { return Returned::Now };
+        let current = current.map(Stream::on_any_thread);
         let ordering = &self.ordering;
         let behind = |stream| if stream == owner { Ok(()) } else { ordering.order(device, stream, owner) };
         let mut readers: SmallVec<[Stream; 4]> = recorded.iter().chain(&reader).map(|used| used.stream).collect();
         readers.sort_unstable();
         readers.dedup();
+        // Where no stream is current, the interpreter shuts down, and there may be no later.
+        let known = current.is_some_and(|current| readers.contains(&current));
+        if let Some(group) = self.group.as_ref().filter(|group| known && group.admits(&readers, reuse)) {
+            return Returned::WithItsGroup { first: group.put(buffer, reuse) };
+        }
         if readers.iter().any(|reader| behind(*reader).is_err()) {
-            return;
+            return Returned::Now;
         }
         let give_back = move |ordering: &dyn Ordering| match reuse {
             Reuse::InStreamOrder => drop(buffer.into_ordered()),
             Reuse::Unknown => ordering.retire(device, owner, buffer.into_ordered()),
         };
-        let current = current.map(Stream::on_any_thread).filter(|current| !readers.contains(current));
+        let current = current.filter(|current| !readers.contains(current));
         match current.map(|current| (current, behind(current))) {
             None | Some((_, Ok(()))) => give_back(&**ordering),
             // The view has no known use in the stream that is being captured, so the wait can follow the capture.
@@ -164,14 +200,25 @@ impl Lease {
             }
             Some(_) => (),
         }
+        Returned::Now
     }
 }
 
+/// When the drop of a lease has returned its memory, or leaked it.
+enum Returned {
+    Now,
+    /// The group will. The first on its list sees to that.
+    WithItsGroup {
+        first: bool,
+    },
+}
+
 /// Memory that a reader may still use. Dropping it, as error paths do, leaks the memory and counts the leak.
-struct Unordered(ManuallyDrop<Box<dyn DeviceBuffer>>);
+pub(crate) struct Unordered(ManuallyDrop<Box<dyn DeviceBuffer>>);
 
 impl Unordered {
-    fn into_ordered(mut self) -> Box<dyn DeviceBuffer> {
+    /// Returns the buffer, behind whose readers the owner's stream waits now.
+    pub(crate) fn into_ordered(mut self) -> Box<dyn DeviceBuffer> {
         // SAFETY: the box is taken once, because `self` is forgotten right away.
         let buffer = unsafe { ManuallyDrop::take(&mut self.0) };
         std::mem::forget(self);
@@ -193,8 +240,17 @@ impl Drop for Unordered {
 impl Drop for Lease {
     fn drop(&mut self) {
         // Frameworks call this through C, which a panic of a foreign implementation must not cross.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.give_back()));
-        RELEASED.fetch_add(1, Relaxed);
+        let returned = catch_unwind(AssertUnwindSafe(|| self.give_back())).unwrap_or(Returned::Now);
+        let first = match returned {
+            Returned::Now => {
+                released(1);
+                false
+            }
+            Returned::WithItsGroup { first } => first,
+        };
+        if let Some(group) = self.group.take() {
+            let _ = catch_unwind(AssertUnwindSafe(|| group.leave(first)));
+        }
     }
 }
 

@@ -45,6 +45,7 @@
 //! The crate depends on no framework, no CUDA and no Python.
 
 mod adapter;
+mod batch;
 mod buffer;
 mod copies;
 mod copy_into;
@@ -53,6 +54,7 @@ pub mod dlpack;
 mod dtype;
 mod error;
 mod fill;
+mod group;
 mod host;
 mod layout;
 mod lease;
@@ -67,6 +69,7 @@ mod transfer;
 mod views;
 
 pub use adapter::{Adapter, COPY_ALIGNMENT, Consumer};
+pub use batch::{Failed, transfer_all};
 pub use buffer::{Access, Allocation, DeviceBuffer, Lent, Memory, Pending, Reuse};
 pub use copies::{Copies, Strided};
 pub use copy_into::copy_into;
@@ -79,6 +82,6 @@ pub use order::{Order, Permutation};
 pub use plan::{Options, Plan, Reason, plan};
 pub use profile::{Profile, Strides};
 pub use spans::Spans;
-pub use stream::{Deferred, HostOnly, Ordering, Stream};
+pub use stream::{Deferred, Flush, HostOnly, Ordering, Stream};
 pub use transfer::{CopiedBy, Transfer, copied_by, transfer};
 pub use views::{Keep, Views};

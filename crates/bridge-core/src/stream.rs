@@ -95,6 +95,24 @@ pub trait Ordering: Send + Sync {
         let _ = (device, stream, attempt);
     }
 
+    /// Returns whether `stream` is being captured into a graph; `None` where that is unknown, which is the default. Only
+    /// with `Some(false)` is memory returned together ([`transfer_all`](crate::transfer_all)).
+    fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
+        let _ = (device, stream);
+        None
+    }
+
+    /// Calls `flush` once, on any thread, in about a millisecond. It orders streams and drops buffers. The default
+    /// calls it now.
+    fn soon(&self, flush: Flush) {
+        flush();
+    }
+
+    /// As [`retire`](Self::retire), for several buffers at the cost of one. The default retires them one by one.
+    fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+        buffers.into_iter().for_each(|buffer| self.retire(device, stream, buffer));
+    }
+
     /// Returns the copies to prefer to the frameworks' own, if there are any.
     fn copies(&self) -> Option<&dyn Copies> {
         None
@@ -103,6 +121,9 @@ pub trait Ordering: Send + Sync {
 
 /// An attempt to return memory to its owner. Returns whether it is done. See [`Ordering::defer`].
 pub type Deferred = Box<dyn FnMut() -> bool + Send>;
+
+/// The return of memory that waits a moment. See [`Ordering::soon`].
+pub type Flush = Box<dyn FnOnce() + Send>;
 
 /// Ordering for a process without a device: host memory needs none.
 #[derive(Debug, Clone, Copy, Default)]

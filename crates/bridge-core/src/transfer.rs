@@ -1,5 +1,6 @@
 //! The transfer of a tensor between two adapters.
 
+use crate::batch::Batch;
 use crate::fill::{behind, fill, pending};
 use crate::moved::{move_into, no_moves};
 use crate::plan::{landing, moves_to, needed};
@@ -79,26 +80,8 @@ pub fn transfer<F, T>(
     ordering: &Arc<dyn Ordering>,
     options: &Options,
 ) -> Result<(T, Transfer)> {
-    let lent = from.export(tensor)?.permuted(options.permute.as_ref())?;
-    let path = plan(&lent, to.profile(), options)?;
-    used(from, &lent);
-    let crossing = Crossing { from, to, ordering, options };
-    match path {
-        Plan::ZeroCopy => {
-            let (result, ordered) = crossing.place(lent, false)?;
-            Ok((result, Transfer { plan: path, bytes_copied: 0, copied_by: None, ordered }))
-        }
-        Plan::Copy(Reason::Moved) => {
-            let bytes_copied = lent.layout().nbytes();
-            let (result, ordered) = crossing.move_away(lent)?;
-            Ok((result, Transfer { plan: path, bytes_copied, copied_by: Some(CopiedBy::Move), ordered }))
-        }
-        Plan::Copy(_) => {
-            let bytes_copied = lent.layout().nbytes();
-            let (result, ordered, by) = crossing.copy(lent, tensor)?;
-            Ok((result, Transfer { plan: path, bytes_copied, copied_by: Some(by), ordered }))
-        }
-    }
+    let crossing = Crossing { from, to, ordering, options, batch: None };
+    crossing.finish(crossing.export(tensor)?, tensor)
 }
 
 /// Returns who would make the copy of `lent`, an export of `from`, on its way to `to`. Nothing is copied: where the
@@ -113,7 +96,7 @@ pub fn copied_by<F, T>(
     if moves_to(lent.device(), to.profile(), options).is_some() {
         return CopiedBy::Move;
     }
-    let device = Crossing { from, to, ordering, options }.landing(lent);
+    let device = Crossing { from, to, ordering, options, batch: None }.landing(lent);
     // A tensor without elements takes no memory.
     let lends = to.empty(device, lent.dtype(), &[0], Order::RowMajor).is_ok()
         || from.empty(lent.device(), lent.dtype(), &[0], Order::RowMajor).is_ok();
@@ -134,23 +117,54 @@ pub(crate) fn used<F>(from: &dyn Adapter<Tensor = F>, lent: &Lent) {
 /// The owner's stream, and the stream that waits for it.
 type Streams = Option<(Stream, Stream)>;
 
-struct Crossing<'a, F, T> {
-    from: &'a dyn Adapter<Tensor = F>,
-    to: &'a dyn Adapter<Tensor = T>,
-    ordering: &'a Arc<dyn Ordering>,
-    options: &'a Options,
+/// A tensor that is taken across.
+pub(crate) struct Crossing<'a, F, T> {
+    pub(crate) from: &'a dyn Adapter<Tensor = F>,
+    pub(crate) to: &'a dyn Adapter<Tensor = T>,
+    pub(crate) ordering: &'a Arc<dyn Ordering>,
+    pub(crate) options: &'a Options,
+    /// The batch that the tensor belongs to, if any.
+    pub(crate) batch: Option<&'a Batch>,
 }
 
 impl<F, T> Crossing<'_, F, T> {
+    /// Exports the tensor, and plans. [`finish`](Self::finish) does the rest.
+    pub(crate) fn export(&self, tensor: &F) -> Result<(Lent, Plan)> {
+        let lent = self.from.export(tensor)?.permuted(self.options.permute.as_ref())?;
+        let path = plan(&lent, self.to.profile(), self.options)?;
+        used(self.from, &lent);
+        Ok((lent, path))
+    }
+
+    /// Does what was planned for an exported tensor.
+    pub(crate) fn finish(&self, (lent, path): (Lent, Plan), tensor: &F) -> Result<(T, Transfer)> {
+        match path {
+            Plan::ZeroCopy => {
+                let (result, ordered) = self.place(lent, false)?;
+                Ok((result, Transfer { plan: path, bytes_copied: 0, copied_by: None, ordered }))
+            }
+            Plan::Copy(Reason::Moved) => {
+                let bytes_copied = lent.layout().nbytes();
+                let (result, ordered) = self.move_away(lent)?;
+                Ok((result, Transfer { plan: path, bytes_copied, copied_by: Some(CopiedBy::Move), ordered }))
+            }
+            Plan::Copy(_) => {
+                let bytes_copied = lent.layout().nbytes();
+                let (result, ordered, by) = self.copy(lent, tensor)?;
+                Ok((result, Transfer { plan: path, bytes_copied, copied_by: Some(by), ordered }))
+            }
+        }
+    }
+
     /// Orders the consumer's stream behind the owner's, and imports the memory.
     fn place(&self, lent: Lent, copied: bool) -> Result<(T, Streams)> {
         let device = self.landing(&lent);
         let lent = lent.seen_on(device);
         let consumer = self.to.consumer();
         let reader = if lent.buffer().stream().is_some() { consumer.current_stream(device)? } else { None };
-        let ordered = behind(&**self.ordering, &lent, reader)?;
+        let ordered = behind(self.ordering, &lent, reader, self.batch)?;
         let lease = Lease::new(lent, reader, copied, consumer, Arc::clone(self.ordering));
-        Ok((self.to.import(lease)?, ordered))
+        Ok((self.to.import(Batch::join(self.batch, lease))?, ordered))
     }
 
     /// Returns the device under which the consumer sees the memory.
@@ -167,12 +181,14 @@ impl<F, T> Crossing<'_, F, T> {
         };
         let lent = match self.fill_fresh(self.from, lent)? {
             Ok((_, copy, _)) => {
+                self.batch.iter().for_each(|batch| batch.disorder());
                 let (copy, ordered) = self.place(copy, true)?;
                 return Ok((copy, ordered, filled_on(memory)));
             }
             Err(lent) => lent,
         };
         let compacted = self.from.compact(tensor).and_then(|copy| self.from.export(&copy));
+        self.batch.iter().for_each(|batch| batch.disorder());
         let lent = match compacted.and_then(|copy| copy.permuted(self.options.permute.as_ref())) {
             Ok(copy) if overlap(&copy, &lent) => lent,
             Ok(copy) if self.fits(&copy) => {
@@ -217,7 +233,8 @@ impl<F, T> Crossing<'_, F, T> {
         }
         match self.fresh(side, lent.device(), &lent)? {
             Some((fresh, target)) if !overlap(&target, &lent) => {
-                Ok(fill(lent, &target, side.consumer(), self.ordering)?.map(|ordered| (fresh, target, ordered)))
+                let filled = fill(lent, &target, side.consumer(), self.ordering, self.batch)?;
+                Ok(filled.map(|ordered| (fresh, target, ordered)))
             }
             _ => Ok(Err(lent)),
         }
@@ -242,6 +259,7 @@ impl<F, T> Crossing<'_, F, T> {
     fn move_away(&self, lent: Lent) -> Result<(T, Streams)> {
         let device = self.options.device.unwrap_or(lent.device());
         let copies = self.ordering.copies().ok_or_else(|| no_moves(lent.device(), device))?;
+        self.batch.iter().for_each(|batch| batch.disorder());
         copies.reaches(lent.device()).and_then(|()| copies.reaches(device))?;
         if let Some((fresh, target)) = self.fresh(self.to, device, &lent)? {
             let (ordered, _) = move_into(lent, target, self.from.consumer(), self.ordering)?;

@@ -1,8 +1,8 @@
 //! A framework of plain values, and an ordering that records its calls.
 
 use bridge_core::{
-    Access, Adapter, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Keep,
-    Layout, Lease, Lent, Order, Ordering, Pending, Profile, Result, Reuse, Stream, Strided, Strides, Views,
+    Access, Adapter, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Flush,
+    Keep, Layout, Lease, Lent, Order, Ordering, Pending, Profile, Result, Reuse, Stream, Strided, Strides, Views,
 };
 use std::sync::{Arc, Mutex};
 
@@ -42,6 +42,8 @@ pub struct Recorder {
     pub deferred: Mutex<Vec<Deferred>>,
     /// Whether the host cannot wait for streams.
     pub never_waits: bool,
+    /// The flushes that were to be called soon, and never are.
+    pub flushes: Mutex<Vec<Flush>>,
     /// The errors of its copies; `None` if it has no copies.
     pub copies: Option<Copied>,
 }
@@ -131,6 +133,14 @@ impl Ordering for Recorder {
     fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         self.log.lock().unwrap().push(Event::Retired(stream));
         drop(buffer);
+    }
+
+    fn is_captured(&self, _: Device, stream: Stream) -> Option<bool> {
+        Some(*self.captured.lock().unwrap() == Some(stream))
+    }
+
+    fn soon(&self, flush: Flush) {
+        self.flushes.lock().unwrap().push(flush);
     }
 
     fn copies(&self) -> Option<&dyn Copies> {

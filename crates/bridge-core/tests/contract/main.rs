@@ -3,6 +3,7 @@
 mod common;
 mod copies;
 mod dlpack;
+mod groups;
 mod into;
 mod kernels;
 mod moves;

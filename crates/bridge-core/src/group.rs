@@ -1,0 +1,159 @@
+//! Leases that return their memory together.
+
+use crate::lease::{Unordered, released};
+use crate::views::Used;
+use crate::{Device, DeviceBuffer, ErrorKind, Ordering, Reuse, Stream};
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process;
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The leases of one batch on memory of one owner's stream, read in one stream.
+///
+/// Returning memory costs a wait of the owner's stream for the reader, and with [`Reuse::Unknown`] an event besides. A
+/// group pays that once for the leases that are dropped together. The drop of a lease puts its buffer on the list of
+/// its group. The *flush* makes the owner's stream wait for the reader once, and then drops all buffers on the list. It
+/// runs when the last lease of the group is dropped, and otherwise about a millisecond after the first buffer was put
+/// on the list ([`Ordering::soon`]).
+///
+/// # Why that is safe
+///
+/// - *No reader is missed.* A buffer is put on the list only if the reader is the one stream that its view is known to
+///   have been used in: no other stream was recorded, and none is current at the drop. The flush comes later than the
+///   drop, so its wait covers every use of the view.
+/// - *No memory is lost to a capture.* A buffer is put on the list only while the reader is not being captured. So no
+///   graph uses the view. Where a capture has begun before the flush, the wait follows the capture.
+/// - *The streams are alive.* The buffer keeps the owner's stream. The reader outlives the last lease of the group,
+///   whose drop needs it too, and that drop returns only after every wait has been recorded, on any thread.
+/// - *No buffer is dropped before it is ordered*, and none twice. Each is [`Unordered`] on the list, which leaks it
+///   wherever the ordering fails or panics.
+///
+/// Every other lease returns its memory at its drop, as if it had no group.
+pub(crate) struct Group {
+    /// The device of the memory.
+    device: Device,
+    owner: Stream,
+    reader: Used,
+    ordering: Arc<dyn Ordering>,
+    /// Leases that have not been dropped.
+    live: AtomicUsize,
+    list: Mutex<List>,
+    /// The process that made the group. A forked child has no driver to order with, and may find the lock taken by a
+    /// thread that it does not have.
+    process: u32,
+}
+
+/// The buffers that wait for the flush.
+#[derive(Default)]
+struct List {
+    waiting: Vec<Waiting>,
+    /// Whether [`Ordering::soon`] has a flush to call.
+    expected: bool,
+}
+
+/// A buffer that waits for the flush.
+struct Waiting {
+    buffer: Unordered,
+    reuse: Reuse,
+}
+
+impl Group {
+    /// Makes a group without leases. Both streams mean the same on any thread.
+    pub(crate) fn new(device: Device, owner: Stream, reader: Used, ordering: Arc<dyn Ordering>) -> Self {
+        let (live, list) = (AtomicUsize::new(0), Mutex::default());
+        Self { device, owner, reader, ordering, live, list, process: process::id() }
+    }
+
+    /// Adds a lease.
+    pub(crate) fn enter(&self) {
+        self.live.fetch_add(1, Relaxed);
+    }
+
+    /// Returns whether memory can wait for the flush that was used in `readers`, the stream current at the drop among
+    /// them.
+    pub(crate) fn admits(&self, readers: &[Stream], reuse: Reuse) -> bool {
+        let reader = self.reader.stream;
+        // In one stream, memory that is reused in its order needs no call of the driver.
+        readers == [reader]
+            && (reader != self.owner || reuse == Reuse::Unknown)
+            && self.ordering.is_captured(self.device, reader) == Some(false)
+    }
+
+    /// Puts a buffer on the list. Returns whether the caller has to see to its flush, by passing `true` to
+    /// [`leave`](Self::leave).
+    pub(crate) fn put(&self, buffer: Unordered, reuse: Reuse) -> bool {
+        let mut list = self.lock();
+        list.waiting.push(Waiting { buffer, reuse });
+        !mem::replace(&mut list.expected, true)
+    }
+
+    /// Removes a lease. Flushes if it is the last one, and soon if it is the first on the list.
+    pub(crate) fn leave(self: Arc<Self>, first: bool) {
+        if self.live.fetch_sub(1, AcqRel) == 1 {
+            self.flush();
+        } else if first {
+            let group = Arc::downgrade(&self);
+            self.ordering.soon(Box::new(move || group.upgrade().into_iter().for_each(|group| group.flush())));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, List> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the owner's stream wait for the reader, and drops the buffers on the list.
+    fn flush(&self) {
+        if process::id() != self.process {
+            return;
+        }
+        let mut list = self.lock();
+        let List { waiting, .. } = mem::take(&mut *list);
+        if waiting.is_empty() {
+            return;
+        }
+        let count = waiting.len();
+        // Under the lock, so that the drop of the last lease returns after it.
+        let ordered = catch_unwind(AssertUnwindSafe(|| match self.reader.stream == self.owner {
+            true => Ok(()),
+            false => self.ordering.order(self.device, self.reader.stream, self.owner),
+        }));
+        drop(list);
+        let give_back = || match ordered {
+            Ok(Ok(())) => give_back(&*self.ordering, self.device, self.owner, waiting),
+            Ok(Err(error)) if error.kind() == ErrorKind::Captured => self.give_back_after_the_capture(waiting),
+            _ => (),
+        };
+        let _ = catch_unwind(AssertUnwindSafe(give_back));
+        released(count);
+    }
+
+    fn give_back_after_the_capture(&self, waiting: Vec<Waiting>) {
+        let Self { device, owner, ref reader, ref ordering, .. } = *self;
+        let (reader, later, mut waiting) = (reader.clone(), Arc::clone(ordering), Some(waiting));
+        let attempt = move || {
+            match later.order(device, reader.stream, owner) {
+                Err(error) if error.kind() == ErrorKind::Captured => return false,
+                Ok(()) => waiting.take().into_iter().for_each(|waiting| give_back(&*later, device, owner, waiting)),
+                Err(_) => waiting = None,
+            }
+            true
+        };
+        ordering.defer(device, self.reader.stream, Box::new(attempt));
+    }
+}
+
+/// Drops buffers behind whose readers the owner's stream waits.
+fn give_back(ordering: &dyn Ordering, device: Device, owner: Stream, waiting: Vec<Waiting>) {
+    let mut retired: Vec<Box<dyn DeviceBuffer>> = Vec::new();
+    for Waiting { buffer, reuse } in waiting {
+        match reuse {
+            // Foreign code: its panic must not prevent the other drops.
+            Reuse::InStreamOrder => drop(catch_unwind(AssertUnwindSafe(|| drop(buffer.into_ordered())))),
+            Reuse::Unknown => retired.push(buffer.into_ordered()),
+        }
+    }
+    if !retired.is_empty() {
+        ordering.retire_all(device, owner, retired);
+    }
+}

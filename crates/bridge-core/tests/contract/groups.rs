@@ -1,0 +1,436 @@
+//! Leases that return their memory together, over a model of streams.
+
+use crate::common::{Copied, Event, GPU, Item, OTHER, OWNER, Office, Paper, READER, Recorder, taken};
+use bridge_core::{
+    Access, Adapter, Consumer, DType, Deferred, Device, DeviceBuffer, Error, ErrorKind, Flush, Layout, Lease, Lent,
+    Options, Ordering, Profile, Result, Reuse, Stream, Strides, transfer_all,
+};
+use proptest::prelude::*;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Another owner's stream.
+const SECOND: Stream = Stream::from_handle(0xa1);
+
+/// What happens in a step of a model.
+#[derive(Default)]
+struct State {
+    /// For each stream, how much work of each stream is done before its next work.
+    clocks: HashMap<Stream, HashMap<Stream, u64>>,
+    /// For each buffer, its owner's stream and the work that used it: stream and number.
+    uses: Vec<(Stream, Vec<(Stream, u64)>)>,
+    /// How often each buffer was dropped.
+    drops: Vec<usize>,
+    orders: Vec<(Stream, Stream)>,
+    retirements: usize,
+    captured: Option<Stream>,
+    fails: bool,
+    /// Whether a call has failed or found a capture, so that memory may have been leaked.
+    excused: bool,
+    wrong: Vec<String>,
+}
+
+impl State {
+    fn work(&mut self, stream: Stream) -> u64 {
+        let own = self.clocks.entry(stream).or_default().entry(stream).or_default();
+        *own += 1;
+        *own
+    }
+
+    fn check(&mut self, buffer: usize) {
+        let (owner, uses) = &self.uses[buffer];
+        let before = self.clocks.entry(*owner).or_default();
+        let late = uses.iter().filter(|(stream, number)| before.get(stream).is_none_or(|done| done < number));
+        self.wrong.extend(late.map(|(stream, _)| format!("buffer {buffer} was returned before its use in {stream}")));
+    }
+}
+
+#[derive(Clone, Default)]
+struct Model {
+    state: Arc<Mutex<State>>,
+    soon: Arc<Mutex<Vec<Flush>>>,
+    later: Arc<Mutex<Vec<Deferred>>>,
+}
+
+impl Model {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn tick(&self) {
+        let due = std::mem::take(&mut *self.soon.lock().unwrap());
+        due.into_iter().for_each(|flush| flush());
+    }
+
+    fn end_capture(&self) {
+        self.state().captured = None;
+        let mut waiting = std::mem::take(&mut *self.later.lock().unwrap());
+        assert!(waiting.iter_mut().all(|attempt| attempt()), "no stream is captured");
+    }
+}
+
+impl Ordering for Model {
+    fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
+        let mut state = self.state();
+        if state.fails {
+            state.excused = true;
+            return Err(Error::new(ErrorKind::Driver, "planned"));
+        }
+        if state.captured.is_some_and(|captured| [earlier, later].contains(&captured)) {
+            state.excused = true;
+            return Err(Error::new(ErrorKind::Captured, "planned"));
+        }
+        let done = state.clocks.get(&earlier).cloned().unwrap_or_default();
+        let clock = state.clocks.entry(later).or_default();
+        for (stream, number) in done {
+            let known = clock.entry(stream).or_default();
+            *known = number.max(*known);
+        }
+        state.orders.push((earlier, later));
+        Ok(())
+    }
+
+    fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        self.retire_all(device, stream, vec![buffer]);
+    }
+
+    fn retire_all(&self, _: Device, _: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+        self.state().retirements += 1;
+        drop(buffers);
+    }
+
+    fn defer(&self, _: Device, stream: Stream, mut attempt: Deferred) {
+        if self.state().captured == Some(stream) {
+            self.later.lock().unwrap().push(attempt);
+        } else {
+            attempt();
+        }
+    }
+
+    fn is_captured(&self, _: Device, stream: Stream) -> Option<bool> {
+        Some(self.state().captured == Some(stream))
+    }
+
+    fn soon(&self, flush: Flush) {
+        self.soon.lock().unwrap().push(flush);
+    }
+}
+
+/// A buffer that checks its drop.
+struct Checked {
+    model: Model,
+    number: usize,
+    owner: Stream,
+    reuse: Reuse,
+}
+
+// SAFETY: there is no memory, and no test touches the address.
+unsafe impl DeviceBuffer for Checked {
+    fn address(&self) -> usize {
+        0x10000 + self.number * 0x100
+    }
+    fn len(&self) -> usize {
+        4
+    }
+    fn device(&self) -> Device {
+        GPU
+    }
+    fn access(&self) -> Access {
+        Access::ReadWrite
+    }
+    fn stream(&self) -> Option<Stream> {
+        Some(self.owner)
+    }
+    fn reuse(&self) -> Reuse {
+        self.reuse
+    }
+}
+
+impl Drop for Checked {
+    fn drop(&mut self) {
+        let mut state = self.model.state();
+        state.drops[self.number] += 1;
+        state.check(self.number);
+    }
+}
+
+/// Exports numbered buffers.
+struct Producer {
+    model: Model,
+    office: Office,
+}
+
+/// The number of a buffer, its owner's stream, and when its memory is reused.
+type Numbered = (usize, Stream, Reuse);
+
+impl Adapter for Producer {
+    type Tensor = Numbered;
+
+    fn profile(&self) -> &Profile {
+        &self.office.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.office.consumer()
+    }
+
+    fn export(&self, &(number, owner, reuse): &Numbered) -> Result<Lent> {
+        let buffer = Checked { model: self.model.clone(), number, owner, reuse };
+        self.model.state().work(owner);
+        Lent::new(DType::FLOAT32, Layout::new(DType::FLOAT32, &[1], None, 0)?, Box::new(buffer))
+    }
+
+    fn import(&self, _: Lease) -> Result<Numbered> {
+        Err(Error::new(ErrorKind::Argument, "it only exports"))
+    }
+
+    fn compact(&self, _: &Numbered) -> Result<Numbered> {
+        Err(Error::new(ErrorKind::CopyNeeded, "planned"))
+    }
+}
+
+/// A batch that has crossed.
+struct Batch {
+    model: Model,
+    to: Office,
+    leases: Vec<Option<Lease>>,
+}
+
+impl Batch {
+    fn new(tensors: &[(Stream, Reuse)]) -> Self {
+        let model = Model::default();
+        let (from, to) =
+            (Producer { model: model.clone(), office: Office::new(Strides::Any) }, Office::new(Strides::Any));
+        let numbered: Vec<Numbered> =
+            tensors.iter().enumerate().map(|(number, (owner, reuse))| (number, *owner, *reuse)).collect();
+        let (uses, drops) = (tensors.iter().map(|(owner, _)| (*owner, Vec::new())).collect(), vec![0; tensors.len()]);
+        *model.state() = State { uses, drops, ..State::default() };
+        let ordering: Arc<dyn Ordering> = Arc::new(model.clone());
+        let tensors: Vec<(&dyn Adapter<Tensor = Numbered>, _)> =
+            numbered.iter().map(|tensor| (&from as _, tensor)).collect();
+        let crossed = transfer_all(&tensors, &to, &ordering, &Options::default()).expect("it crosses");
+        let leases = crossed.into_iter().map(|(item, _)| match item {
+            Item::Leased(lease) => Some(lease),
+            Item::Own(_) => unreachable!("import returns leases"),
+        });
+        let batch = Self { leases: leases.collect(), model, to };
+        {
+            let state = batch.model.state();
+            let exported = state.uses.iter().map(|(owner, _)| *owner).collect::<Vec<_>>();
+            for owner in exported {
+                let (last, seen) =
+                    (state.clocks[&owner][&owner], state.clocks.get(&READER).and_then(|c| c.get(&owner)));
+                assert!(owner == READER || seen == Some(&last), "the reader waits for the last work of {owner}");
+            }
+        }
+        batch
+    }
+
+    /// Uses a view in a stream, which is recorded unless it is the one of the import.
+    fn touch(&self, number: usize, stream: Stream) {
+        if self.leases[number].is_none() {
+            return;
+        }
+        if stream != READER {
+            assert_eq!(self.to.side.views.used(GPU, 0x10000 + number * 0x100, stream, || None), 1);
+        }
+        let mut state = self.model.state();
+        let work = state.work(stream);
+        state.uses[number].1.push((stream, work));
+    }
+
+    fn drop_on(&mut self, number: usize, current: Option<Stream>) {
+        *self.to.side.current.lock().unwrap() = current;
+        drop(self.leases[number].take());
+    }
+
+    fn returns(&self) -> Vec<(Stream, Stream)> {
+        let state = self.model.state();
+        state.orders.iter().filter(|(earlier, _)| *earlier == READER).copied().collect()
+    }
+
+    fn drops(&self) -> Vec<usize> {
+        self.model.state().drops.clone()
+    }
+}
+
+const IN_ORDER: (Stream, Reuse) = (OWNER, Reuse::InStreamOrder);
+const UNKNOWN: (Stream, Reuse) = (OWNER, Reuse::Unknown);
+
+#[test]
+fn each_pair_of_streams_is_ordered_once_each_way() {
+    let tensors: Vec<_> = (0..300).map(|i| if i % 3 == 0 { (SECOND, Reuse::Unknown) } else { IN_ORDER }).collect();
+    let mut batch = Batch::new(&tensors);
+    assert_eq!(batch.model.state().orders, [(SECOND, READER), (OWNER, READER)]);
+    (0..300).for_each(|number| batch.touch(number, READER));
+    (0..300).for_each(|number| batch.drop_on(number, Some(READER)));
+    assert_eq!(batch.returns().len(), 2);
+    assert_eq!(batch.model.state().retirements, 1);
+    assert_eq!(batch.drops(), vec![1; 300]);
+    assert_eq!(batch.model.soon.lock().unwrap().len(), 2, "one call for each pair");
+}
+
+#[test]
+fn a_view_that_is_dropped_alone_returns_its_memory_soon() {
+    let mut batch = Batch::new(&[IN_ORDER; 8]);
+    batch.touch(3, READER);
+    batch.drop_on(3, Some(READER));
+    assert_eq!((batch.drops()[3], batch.returns().len()), (0, 0));
+    batch.model.tick();
+    assert_eq!((batch.drops()[3], batch.returns().len()), (1, 1));
+    batch.touch(4, READER);
+    batch.drop_on(4, Some(READER));
+    batch.model.tick();
+    assert_eq!((batch.drops()[4], batch.returns().len()), (1, 2), "the next one, too");
+}
+
+#[test]
+fn few_tensors_return_their_memory_at_once() {
+    let mut batch = Batch::new(&[UNKNOWN; 7]);
+    batch.drop_on(0, Some(READER));
+    assert_eq!((batch.drops()[0], batch.returns().len()), (1, 1));
+}
+
+#[test]
+fn a_view_used_in_another_stream_returns_its_memory_at_once() {
+    for recorded in [true, false] {
+        let mut batch = Batch::new(&[IN_ORDER; 8]);
+        if recorded {
+            batch.touch(0, OTHER);
+        }
+        batch.drop_on(0, Some(if recorded { READER } else { OTHER }));
+        assert_eq!(batch.drops()[0], 1);
+        assert!(batch.model.soon.lock().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_capture_at_the_drop_leaks_and_one_at_the_flush_delays() {
+    let mut batch = Batch::new(&[IN_ORDER; 8]);
+    batch.drop_on(0, Some(READER));
+    batch.model.state().captured = Some(READER);
+    batch.drop_on(1, Some(READER));
+    batch.model.tick();
+    assert_eq!(batch.drops()[..2], [0, 0]);
+    batch.model.end_capture();
+    assert_eq!(batch.drops()[..2], [1, 0], "a graph may use the second for ever");
+}
+
+#[test]
+fn the_first_tensor_that_fails_is_named_and_nothing_is_left() {
+    let log = Default::default();
+    let (from, to) = (Office::new(Strides::Any), Office::new(Strides::Any));
+    let ordering: Arc<dyn Ordering> = Arc::new(Model::default());
+    let bad = Paper { dtype: DType::FLOAT64, address: 0x4000, ..Paper::new(&log) };
+    let items = [Item::Own(Paper::new(&log)), Item::Own(bad)];
+    let tensors: Vec<(&dyn Adapter<Tensor = Item>, _)> = items.iter().map(|item| (&from as _, item)).collect();
+    let failed = transfer_all(&tensors, &to, &ordering, &Options::default()).err().expect("float64 is refused");
+    assert_eq!((failed.index, failed.error.kind()), (1, ErrorKind::Dtype));
+    assert_eq!(log.lock().unwrap().len(), 2, "both buffers are dropped");
+    assert!(to.side.views.is_empty());
+}
+
+/// Takes ten tensors across that need a copy, and returns what was called, with the drops.
+fn copied(recorder: Recorder, from: &Office) -> Vec<Event> {
+    let mut to = Office::new(Strides::Compact);
+    to.fresh = Some(Paper { address: 0x40000, stream: Some(READER), ..Paper::new(&Default::default()) });
+    let log = recorder.log.clone();
+    let items: Vec<Item> = (0..10)
+        .map(|i| Item::Own(Paper { strides: vec![1, 2], address: 0x1000 + i * 0x100, ..Paper::new(&log) }))
+        .collect();
+    let ordering: Arc<dyn Ordering> = Arc::new(recorder);
+    let tensors: Vec<(&dyn Adapter<Tensor = Item>, _)> = items.iter().map(|item| (from as _, item)).collect();
+    let crossed = transfer_all(&tensors, &to, &ordering, &Options::default());
+    assert_eq!(crossed.map_err(|failed| failed.error.to_string()).expect("they cross").len(), 10);
+    taken(&log)
+}
+
+#[test]
+fn kernels_copy_behind_one_wait_and_the_owner_waits_once() {
+    let recorder = Recorder { copies: Some(Copied::Well), ..Recorder::default() };
+    let events = copied(recorder, &Office::new(Strides::Any));
+    let is_copy = |event: &Event| matches!(event, Event::Copied { stream: Some(READER), .. });
+    assert_eq!(events[0], Event::Ordered(OWNER, READER));
+    assert!(events[1..11].iter().all(is_copy), "{events:?}");
+    assert_eq!(events[11], Event::Ordered(READER, OWNER));
+    assert_eq!(events[12..], [const { Event::Dropped }; 10]);
+}
+
+#[test]
+fn a_copy_of_the_producer_is_work_that_the_reader_waits_for() {
+    let events = copied(Recorder::default(), &Office::new(Strides::Any));
+    let orders = events.iter().filter(|event| **event == Event::Ordered(OWNER, READER));
+    assert_eq!(orders.count(), 10, "each copy was made behind the wait for the one before");
+}
+
+/// A step of a random history.
+#[derive(Debug, Clone)]
+enum Step {
+    Touch(usize, Stream),
+    Drop(usize, Option<Stream>),
+    Tick,
+    Capture(Stream),
+    EndCapture,
+    Fail(bool),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let stream = || prop::sample::select(vec![READER, READER, READER, OWNER, OTHER]);
+    let step = prop_oneof![
+        6 => (0..12usize, stream()).prop_map(|(number, stream)| Step::Touch(number, stream)),
+        8 => (0..12usize, prop::option::weighted(0.9, stream())).prop_map(|(number, stream)| Step::Drop(number, stream)),
+        3 => Just(Step::Tick),
+        1 => stream().prop_map(Step::Capture),
+        1 => Just(Step::EndCapture),
+        1 => any::<bool>().prop_map(Step::Fail),
+    ];
+    prop::collection::vec(step, 0..60)
+}
+
+fn tensors() -> impl Strategy<Value = Vec<(Stream, Reuse)>> {
+    let owner = prop::sample::select(vec![OWNER, OWNER, SECOND, READER]);
+    let reuse = prop::sample::select(vec![Reuse::InStreamOrder, Reuse::Unknown]);
+    prop::collection::vec((owner, reuse), 12)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Whatever happens, every buffer is dropped once, and not before its readers are ordered; or it is leaked, which
+    /// a failure or a capture excuses.
+    #[test]
+    fn no_buffer_is_returned_early_or_twice(tensors in tensors(), steps in steps()) {
+        let mut batch = Batch::new(&tensors);
+        for step in steps {
+            match step {
+                Step::Touch(number, stream) => batch.touch(number, stream),
+                Step::Drop(number, current) => batch.drop_on(number, current),
+                Step::Tick => batch.model.tick(),
+                Step::Capture(stream) => batch.model.state().captured = Some(stream),
+                Step::EndCapture => batch.model.end_capture(),
+                Step::Fail(fails) => batch.model.state().fails = fails,
+            }
+        }
+        batch.model.state().fails = false;
+        batch.model.end_capture();
+        (0..12).for_each(|number| batch.drop_on(number, Some(READER)));
+        let state = batch.model.state();
+        prop_assert_eq!(&state.wrong, &Vec::<String>::new());
+        prop_assert!(state.drops.iter().all(|drops| *drops <= 1));
+        prop_assert!(state.excused || state.drops.iter().all(|drops| *drops == 1));
+    }
+
+    /// Views that are dropped together cost one wait for each pair of streams.
+    #[test]
+    fn dropped_together_they_cost_one_wait_for_each_pair(tensors in tensors()) {
+        let mut batch = Batch::new(&tensors);
+        (0..12).for_each(|number| batch.touch(number, READER));
+        (0..12).for_each(|number| batch.drop_on(number, Some(READER)));
+        let mut pairs = batch.returns();
+        let count = pairs.len();
+        pairs.sort_unstable();
+        pairs.dedup();
+        prop_assert_eq!(count, pairs.len());
+        prop_assert_eq!(batch.drops(), vec![1; 12]);
+    }
+}
