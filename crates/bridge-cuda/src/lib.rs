@@ -30,12 +30,13 @@ mod memory;
 mod ordering;
 mod pointer;
 mod reaper;
+mod soon;
 
 pub use launch::{Image, Kernels, Launch};
 pub use memory::{Link, Mark};
 pub use pointer::Located;
 
-use bridge_core::{Deferred, Device, DeviceBuffer, Error, HostOnly, Ordering, Result, Stream};
+use bridge_core::{Deferred, Device, DeviceBuffer, Error, Flush, HostOnly, Ordering, Result, Stream};
 use library::Cuda;
 use ordering::CudaOrdering;
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -84,6 +85,24 @@ impl Ordering for Lazy {
         match cuda() {
             Ok(cuda) => cuda.retire(device, stream, buffer),
             Err(_) => HostOnly.retire(device, stream, buffer),
+        }
+    }
+
+    fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+        match cuda() {
+            Ok(cuda) => cuda.retire_all(device, stream, buffers),
+            Err(_) => HostOnly.retire_all(device, stream, buffers),
+        }
+    }
+
+    fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
+        cuda().ok()?.is_captured(device, stream)
+    }
+
+    fn soon(&self, flush: Flush) {
+        match cuda() {
+            Ok(cuda) => cuda.soon(flush),
+            Err(_) => flush(),
         }
     }
 

@@ -3,8 +3,11 @@
 use crate::context::{Devices, Mark};
 use crate::driver::{Driver, error};
 use crate::later::Later;
-use crate::reaper::Reaper;
-use bridge_core::{Deferred, Device, DeviceBuffer, Ordering, Result, Stream};
+use crate::reaper;
+use crate::reaper::{Buffers, Reaper};
+use crate::soon::Soon;
+use bridge_core::{Deferred, Device, DeviceBuffer, Flush, Ordering, Result, Stream};
+use smallvec::smallvec;
 use std::sync::Arc;
 
 /// Orders streams with events of the driver.
@@ -16,11 +19,17 @@ pub(crate) struct CudaOrdering<D> {
     devices: Arc<Devices<D>>,
     reaper: Reaper,
     later: Later,
+    soon: Soon,
 }
 
 impl<D: Driver> CudaOrdering<D> {
     pub fn new(driver: D, count: usize) -> Self {
-        Self { devices: Arc::new(Devices::new(driver, count)), reaper: Reaper::default(), later: Later::default() }
+        Self {
+            devices: Arc::new(Devices::new(driver, count)),
+            reaper: Reaper::default(),
+            later: Later::default(),
+            soon: Soon::default(),
+        }
     }
 
     pub fn devices(&self) -> &Devices<D> {
@@ -36,8 +45,27 @@ impl<D: Driver> CudaOrdering<D> {
         &mut self.reaper
     }
 
+    #[cfg(test)]
+    pub fn soon_mut(&mut self) -> &mut Soon {
+        &mut self.soon
+    }
+
     pub fn later(&self) -> &Later {
         &self.later
+    }
+
+    /// Never blocks and never fails: where no event can be recorded, the memory is leaked, because an early return
+    /// would let the owner overwrite bytes that are still read.
+    fn retire_buffers(&self, device: Device, stream: Stream, buffers: Buffers) {
+        let mark = self.devices.enter(device).ok().and_then(|entered| {
+            // Events fire in the order of their stream, so work behind a pending one is pending.
+            entered.mark(stream, || self.reaper.is_behind(&self.devices, device, stream))
+        });
+        match mark {
+            Some(Mark::Idle) => reaper::drop_each(buffers),
+            Some(Mark::Event(event)) => self.reaper.take(&self.devices, device, stream, event, buffers),
+            None => self.reaper.leak(buffers),
+        }
     }
 }
 
@@ -60,18 +88,20 @@ impl<D: Driver> Ordering for CudaOrdering<D> {
         }
     }
 
-    /// Never blocks and never fails: where no event can be recorded, the memory is leaked, because an early return
-    /// would let the owner overwrite bytes that are still read.
     fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
-        let mark = self.devices.enter(device).ok().and_then(|entered| {
-            // Events fire in the order of their stream, so work behind a pending one is pending.
-            entered.mark(stream, || self.reaper.is_behind(&self.devices, device, stream))
-        });
-        match mark {
-            Some(Mark::Idle) => drop(buffer),
-            Some(Mark::Event(event)) => self.reaper.take(&self.devices, device, stream, event, buffer),
-            None => self.reaper.leak(buffer),
-        }
+        self.retire_buffers(device, stream, smallvec![buffer]);
+    }
+
+    fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+        self.retire_buffers(device, stream, buffers.into());
+    }
+
+    fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
+        self.devices.enter(device).ok()?.is_captured(stream)
+    }
+
+    fn soon(&self, flush: Flush) {
+        self.soon.add(&self.devices, flush);
     }
 
     fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {

@@ -3,7 +3,9 @@
 use crate::context::Devices;
 use crate::driver::{Driver, Event, RELAXED};
 use bridge_core::{Device, DeviceBuffer, Stream};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,6 +20,16 @@ const TURNS: usize = 8;
 /// Buffers that such a call drops at most: more than [`TURNS`], so that the queue shrinks; few, so that the caller is
 /// not delayed.
 const SHARE: usize = 2 * TURNS;
+
+/// Buffers that wait for one event: nearly always one.
+pub(crate) type Buffers = SmallVec<[Box<dyn DeviceBuffer>; 1]>;
+
+/// Drops buffers. Each drop runs foreign code, whose panic must not prevent the others.
+pub(crate) fn drop_each(buffers: Buffers) {
+    for buffer in buffers {
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(buffer)));
+    }
+}
 
 #[derive(Default)]
 struct Counts {
@@ -148,16 +160,16 @@ impl Reaper {
         behind
     }
 
-    /// Drops `buffer` after `event`, which was recorded in `stream`, has fired.
+    /// Drops the buffers after `event`, which was recorded in `stream`, has fired.
     pub fn take<D: Driver>(
         &self,
         devices: &Arc<Devices<D>>,
         device: Device,
         stream: Stream,
         event: Event,
-        buffer: Box<dyn DeviceBuffer>,
+        buffers: Buffers,
     ) {
-        let retired = Retired::new(device, event, buffer, Arc::clone(&self.counts));
+        let retired = Retired::new(device, event, buffers, Arc::clone(&self.counts));
         let wake = {
             let state = &mut *self.queue.lock();
             // If the thread cannot be started, the next `retire` tries again.
@@ -166,7 +178,7 @@ impl Reaper {
                 state.thread = (self.spawn)(Box::new(move || run(&devices, &queue)));
             }
             state.push(stream, retired);
-            std::mem::take(&mut state.sleeps)
+            mem::take(&mut state.sleeps)
         };
         // Each notification is a call into the kernel.
         if wake {
@@ -174,10 +186,10 @@ impl Reaper {
         }
     }
 
-    /// Never drops `buffer`, and counts it.
-    pub fn leak(&self, buffer: Box<dyn DeviceBuffer>) {
-        std::mem::forget(buffer);
-        self.counts.leaked.fetch_add(1, Release);
+    /// Never drops the buffers, and counts them.
+    pub fn leak(&self, buffers: Buffers) {
+        self.counts.leaked.fetch_add(buffers.len(), Release);
+        buffers.into_iter().for_each(mem::forget);
     }
 }
 
@@ -188,20 +200,20 @@ impl Drop for Reaper {
     }
 }
 
-/// A buffer that waits for an event. Only [`give_back`](Self::give_back) drops the buffer; any other drop leaks it.
+/// Buffers that wait for an event. Only [`give_back`](Self::give_back) drops them; any other drop leaks them.
 struct Retired {
     device: Device,
     event: Event,
     /// Whether the event has fired.
     fired: bool,
-    buffer: Option<Box<dyn DeviceBuffer>>,
+    buffers: Buffers,
     counts: Arc<Counts>,
 }
 
 impl Retired {
-    fn new(device: Device, event: Event, buffer: Box<dyn DeviceBuffer>, counts: Arc<Counts>) -> Self {
-        counts.retired.fetch_add(1, Release);
-        Self { device, event, fired: false, buffer: Some(buffer), counts }
+    fn new(device: Device, event: Event, buffers: Buffers, counts: Arc<Counts>) -> Self {
+        counts.retired.fetch_add(buffers.len(), Release);
+        Self { device, event, fired: false, buffers, counts }
     }
 
     /// Polls the event, and returns whether it is still pending. If not, the event has returned to its pool, or the
@@ -218,23 +230,23 @@ impl Retired {
         false
     }
 
-    /// Drops the buffer if its event has fired.
+    /// Drops the buffers if their event has fired.
     fn give_back(mut self) {
-        if let Some(buffer) = self.buffer.take_if(|_| self.fired) {
-            // Foreign code: its panic must not prevent the other drops.
-            let _ = catch_unwind(AssertUnwindSafe(|| drop(buffer)));
-            self.counts.retired.fetch_sub(1, Release);
+        if self.fired {
+            let buffers = mem::take(&mut self.buffers);
+            let count = buffers.len();
+            drop_each(buffers);
+            self.counts.retired.fetch_sub(count, Release);
         }
     }
 }
 
 impl Drop for Retired {
     fn drop(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            std::mem::forget(buffer);
-            self.counts.leaked.fetch_add(1, Release);
-            self.counts.retired.fetch_sub(1, Release);
-        }
+        let leaked = mem::take(&mut self.buffers);
+        self.counts.leaked.fetch_add(leaked.len(), Release);
+        self.counts.retired.fetch_sub(leaked.len(), Release);
+        leaked.into_iter().for_each(mem::forget);
     }
 }
 

@@ -1,0 +1,236 @@
+//! Calls flushes in about a millisecond.
+
+use crate::context::Devices;
+use crate::driver::{Driver, RELAXED};
+use bridge_core::Flush;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// How long a flush waits: long enough for the drop of a tree of tensors, short enough that no allocator notices.
+const MOMENT: Duration = Duration::from_millis(1);
+
+#[derive(Default)]
+struct State {
+    flushes: Vec<Flush>,
+    /// Whether the thread runs.
+    thread: bool,
+    /// Whether the owner of the queue has been dropped.
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The flushes that will be called soon, on a thread that starts with the first.
+pub(crate) struct Soon {
+    queue: Arc<Queue>,
+    moment: Duration,
+}
+
+impl Default for Soon {
+    fn default() -> Self {
+        Self { queue: Arc::default(), moment: MOMENT }
+    }
+}
+
+impl Soon {
+    /// Calls `flush` in about a millisecond, or now where no thread can be started.
+    pub fn add<D: Driver>(&self, devices: &Arc<Devices<D>>, flush: Flush) {
+        let mut state = self.queue.lock();
+        if !state.thread {
+            let (devices, queue, moment) = (Arc::clone(devices), Arc::clone(&self.queue), self.moment);
+            let thread = thread::Builder::new().name("tensor-bridge-soon".into());
+            state.thread = thread.spawn(move || run(&devices, &queue, moment)).is_ok();
+        }
+        if !state.thread {
+            drop(state);
+            return flush();
+        }
+        state.flushes.push(flush);
+        drop(state);
+        self.queue.changed.notify_one();
+    }
+}
+
+impl Drop for Soon {
+    fn drop(&mut self) {
+        self.queue.lock().closed = true;
+        self.queue.changed.notify_one();
+    }
+}
+
+/// Calls the flushes until the queue has been closed and is empty.
+fn run<D: Driver>(devices: &Devices<D>, queue: &Queue, moment: Duration) {
+    // A flush may query a stream, which would invalidate captures of other threads. If this fails, so does the query.
+    let _ = devices.driver().exchange_capture_mode(RELAXED);
+    loop {
+        let mut state = queue.lock();
+        while state.flushes.is_empty() {
+            if state.closed {
+                return;
+            }
+            state = queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
+        thread::sleep(moment);
+        let due = std::mem::take(&mut queue.lock().flushes);
+        for flush in due {
+            // Foreign code: its panic must not prevent the other calls.
+            let _ = catch_unwind(AssertUnwindSafe(flush));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Call, Counted, Fake, eventually};
+    use crate::ordering::CudaOrdering;
+    use bridge_core::{
+        Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent,
+        Memory, Options, Ordering, Profile, Result, Reuse, Stream, Strides, Views, transfer_all,
+    };
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    const A: Stream = Stream::from_handle(0xa0);
+    const B: Stream = Stream::from_handle(0xb0);
+    const GPU: Device = Device::cuda(0);
+
+    /// A framework of buffers without bytes, which works in one stream.
+    struct Empties {
+        profile: Profile,
+        stream: Stream,
+        reuse: Reuse,
+        drops: Arc<AtomicUsize>,
+        views: Arc<InStream>,
+    }
+
+    struct InStream(Stream, Views);
+
+    impl Consumer for InStream {
+        fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
+            Ok(Some(self.0))
+        }
+
+        fn views(&self) -> &Views {
+            &self.1
+        }
+    }
+
+    impl Empties {
+        fn new(stream: Stream, reuse: Reuse) -> Self {
+            let export_only = Profile::export_only("empties");
+            let (dtypes, devices) = (vec![DType::FLOAT32], vec![DeviceKind::CUDA]);
+            let profile = Profile { dtypes, devices, strides: Strides::Any, ..export_only };
+            Self { profile, stream, reuse, drops: Arc::default(), views: Arc::new(InStream(stream, Views::default())) }
+        }
+    }
+
+    impl Adapter for Empties {
+        type Tensor = Option<Lease>;
+
+        fn profile(&self) -> &Profile {
+            &self.profile
+        }
+
+        fn consumer(&self) -> Arc<dyn Consumer> {
+            self.views.clone()
+        }
+
+        fn export(&self, _: &Option<Lease>) -> Result<Lent> {
+            let (stream, access) = (Some(self.stream), Access::ReadWrite);
+            let allocation = Allocation { bytes: 0..0, device: GPU, access, stream, reuse: self.reuse };
+            // SAFETY: there are no bytes.
+            let memory = unsafe { Memory::new(allocation, Counted::boxed(&self.drops)) };
+            Lent::new(DType::FLOAT32, Layout::new(DType::FLOAT32, &[0], None, 0)?, Box::new(memory))
+        }
+
+        fn import(&self, lease: Lease) -> Result<Option<Lease>> {
+            Ok(Some(lease))
+        }
+
+        fn compact(&self, _: &Option<Lease>) -> Result<Option<Lease>> {
+            Err(Error::new(ErrorKind::CopyNeeded, "planned"))
+        }
+    }
+
+    fn cross(from: &Empties, to: &Empties, ordering: &Arc<dyn Ordering>, count: usize) -> Vec<Option<Lease>> {
+        let tensors: Vec<(&dyn Adapter<Tensor = Option<Lease>>, _)> = vec![(from, &None); count];
+        let crossed = transfer_all(&tensors, to, ordering, &Options::default()).expect("they cross");
+        crossed.into_iter().map(|(view, _)| view).collect()
+    }
+
+    /// Returns an ordering whose flushes wait longer than any test, unless the last view calls them.
+    fn patient() -> (Arc<CudaOrdering<Fake>>, Arc<dyn Ordering>) {
+        let mut cuda = CudaOrdering::new(Fake::default(), 1);
+        cuda.soon_mut().moment = Duration::from_secs(3600);
+        let cuda = Arc::new(cuda);
+        (cuda.clone(), cuda)
+    }
+
+    fn records_and_waits(cuda: &CudaOrdering<Fake>) -> (usize, usize) {
+        let calls = cuda.devices().driver().take_calls();
+        let count = |kind: fn(&Call) -> bool| calls.iter().filter(|call| kind(call)).count();
+        (count(|call| matches!(call, Call::Record(..))), count(|call| matches!(call, Call::Wait(..))))
+    }
+
+    #[test]
+    fn three_hundred_tensors_cost_the_events_of_one() {
+        for (reuse, returned) in [(Reuse::InStreamOrder, (1, 1)), (Reuse::Unknown, (2, 1))] {
+            let (cuda, ordering) = patient();
+            let (from, to) = (Empties::new(A, reuse), Empties::new(B, reuse));
+            let views = cross(&from, &to, &ordering, 300);
+            assert_eq!(records_and_waits(&cuda), (1, 1));
+            drop(views);
+            assert_eq!(records_and_waits(&cuda), returned);
+            cuda.devices().driver().finish(A);
+            eventually("all are dropped", || from.drops.load(SeqCst) == 300);
+            eventually("none is retired", || cuda.reaper().retired() == 0);
+            assert_eq!(cuda.reaper().leaked(), 0);
+        }
+    }
+
+    #[test]
+    fn in_one_stream_only_memory_of_unknown_reuse_costs_an_event() {
+        for (reuse, returned) in [(Reuse::InStreamOrder, (0, 0)), (Reuse::Unknown, (1, 0))] {
+            let (cuda, ordering) = patient();
+            let (from, to) = (Empties::new(A, reuse), Empties::new(A, reuse));
+            drop(cross(&from, &to, &ordering, 300));
+            assert_eq!(records_and_waits(&cuda), returned);
+        }
+    }
+
+    #[test]
+    fn a_view_that_is_dropped_alone_is_returned_by_the_thread() {
+        let cuda = Arc::new(CudaOrdering::new(Fake::default(), 1));
+        let ordering: Arc<dyn Ordering> = cuda.clone();
+        let (from, to) = (Empties::new(A, Reuse::InStreamOrder), Empties::new(B, Reuse::InStreamOrder));
+        let mut views = cross(&from, &to, &ordering, 8);
+        for dropped in 1..=3 {
+            views.pop();
+            eventually("its memory is returned", || from.drops.load(SeqCst) == dropped);
+        }
+        assert_eq!(cuda.devices().driver().ordered().last(), Some(&(B, A)));
+    }
+
+    #[test]
+    fn memory_is_leaked_where_the_driver_fails_at_the_flush() {
+        let (cuda, ordering) = patient();
+        let (from, to) = (Empties::new(A, Reuse::InStreamOrder), Empties::new(B, Reuse::InStreamOrder));
+        let views = cross(&from, &to, &ordering, 8);
+        cuda.devices().driver().fail("cuEventRecord", 4);
+        drop(views);
+        assert_eq!(from.drops.load(SeqCst), 0);
+    }
+}
