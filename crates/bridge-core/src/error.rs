@@ -69,6 +69,13 @@ impl Error {
         self
     }
 
+    /// Puts the place of the error in front of the message.
+    #[must_use]
+    pub fn at(mut self, place: &str) -> Self {
+        self.message = format!("{place}: {}", self.message);
+        self
+    }
+
     /// Returns the kind.
     pub fn kind(&self) -> ErrorKind {
         self.kind

@@ -11,7 +11,7 @@ use bridge_pyo3::{PyAdapter, PyTensor, drop_guarded, framework_error, take_capsu
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict};
+use pyo3::types::{PyCapsule, PyDict, PyType};
 use std::cell::Cell;
 use std::sync::{Arc, LazyLock};
 
@@ -134,6 +134,36 @@ impl Drop for Nested {
 
 thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+impl Foreign<'_> {
+    /// Returns whether an object speaks a protocol. NumPy's scalars do not count: they have no memory to share.
+    pub(crate) fn speaks(object: &PyTensor<'_>) -> Result<bool> {
+        let py = object.py();
+        let look = || -> PyResult<bool> {
+            // A class has the attributes of its instances.
+            if object.is_instance_of::<PyType>() {
+                return Ok(false);
+            }
+            let has = |name| Ok::<_, PyErr>(object.getattr_opt(name)?.is_some());
+            if object.is_instance_of::<PyCapsule>()
+                || has(intern!(py, "__dlpack__"))?
+                || has(intern!(py, "__cuda_array_interface__"))?
+            {
+                return Ok(true);
+            }
+            Ok(has(intern!(py, "__array_interface__"))? && !is_scalar(object)?)
+        };
+        look().map_err(|error| refused(py, error))
+    }
+}
+
+/// Returns whether an object is a scalar of NumPy.
+fn is_scalar(object: &PyTensor<'_>) -> PyResult<bool> {
+    let py = object.py();
+    let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
+    let numpy = modules.call_method1(intern!(py, "get"), (intern!(py, "numpy"),))?;
+    Ok(!numpy.is_none() && object.is_instance(&numpy.getattr(intern!(py, "generic"))?)?)
 }
 
 impl<'py> Adapter for Foreign<'py> {

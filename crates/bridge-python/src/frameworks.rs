@@ -71,9 +71,17 @@ thread_local! {
 /// The most types that are remembered: programs that make types as they run must not fill the memory.
 const TYPES_KEPT: usize = 64;
 
-fn seen(object: &PyTensor<'_>) -> Option<Framework> {
+pub(crate) fn seen(object: &PyTensor<'_>) -> Option<Framework> {
     let kind = object.get_type_ptr().cast();
     SEEN.with_borrow(|seen| seen.iter().find(|(known, _)| known.as_ptr() == kind).map(|(_, framework)| *framework))
+}
+
+/// Returns whether `object` is a tensor of a framework, or an object that speaks a protocol.
+pub(crate) fn is_tensor(object: &PyTensor<'_>) -> Result<bool> {
+    match source(object)? {
+        Source::Framework(_) => Ok(true),
+        Source::Foreign(_) => Foreign::speaks(object),
+    }
 }
 
 /// Returns the adapter of the framework that `object` belongs to, or the one for foreign objects.

@@ -1,5 +1,6 @@
 //! The Python package `tensor_bridge`: a thin layer over the adapters and core's `transfer`.
 
+mod containers;
 mod copies;
 mod device;
 mod errors;
@@ -10,23 +11,32 @@ mod options;
 mod streams;
 mod tensorflow;
 mod tensorflow1;
+mod trees;
 
-use bridge_core::{CopiedBy, Device, DeviceKind, Error, ErrorKind};
-use bridge_pyo3::PyTensor;
+use bridge_core::{Adapter, CopiedBy, Device, DeviceKind, Error, ErrorKind, Failed};
+use bridge_pyo3::{PyTensor, framework_error};
 use errors::{argument, into_python};
-use frameworks::{Framework, source};
+use frameworks::{Framework, Source, source};
 use options::Keywords;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
+use trees::Tree;
 
 fn transfer<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) -> PyResult<PyTensor<'py>> {
     let py = x.py();
     let cross = || {
-        let from = source(x)?;
-        let to = to.open(py)?;
-        bridge_core::transfer(&*from, &*to, x, copies::ordering(), &keywords.read()?)
+        let (to, options) = (to.open(py)?, keywords.read()?);
+        match Tree::of(x)? {
+            None => Ok(bridge_core::transfer(&*source(x)?, &*to, x, copies::ordering(), &options)?.0),
+            Some(tree) => tree.map(x, |leaves| {
+                let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, _)> =
+                    leaves.iter().map(|(from, tensor)| (&**from as _, tensor)).collect();
+                let crossed = bridge_core::transfer_all(&leaves, &*to, copies::ordering(), &options)?;
+                Ok(crossed.into_iter().map(|(tensor, _)| tensor).collect())
+            }),
+        }
     };
-    cross().map(|(tensor, _)| tensor).map_err(|error| into_python(py, error))
+    cross().map_err(|error| into_python(py, error))
 }
 
 /// Refuses a capsule, which can be read once only.
@@ -43,6 +53,11 @@ fn not_a_capsule(x: &PyTensor<'_>) -> bridge_core::Result<()> {
 ///
 /// ``x`` is a tensor of one of the frameworks, an object with ``__dlpack__``, ``__cuda_array_interface__`` or
 /// ``__array_interface__``, or a DLPack capsule, which this call consumes.
+///
+/// ``x`` may also be a dict, a list, a tuple, a named tuple or a dataclass that holds tensors, at any depth. The result
+/// is a new container of the same class, in which each tensor is converted. Everything else passes through, and so does
+/// a container that holds no tensor. Each pair of streams is ordered once for all tensors. An error names the way to
+/// its tensor and leaves nothing behind. The other arguments apply to each tensor.
 ///
 /// ``copy`` is as in the array API: ``None`` copies only where the target cannot take ``x`` in place (see ``plan``),
 /// ``True`` always, ``False`` never. This package makes the copy, on the device of ``x``, into memory that the target
@@ -203,7 +218,8 @@ impl Plan {
     }
 }
 
-/// Returns what ``convert`` with the same arguments would do, and raises what it would raise.
+/// Returns what ``convert`` with the same arguments would do, and raises what it would raise. For a tree, returns the
+/// tree with a ``Plan`` in the place of each tensor.
 #[pyfunction]
 #[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, layout=None))]
 fn plan<'py>(
@@ -214,22 +230,33 @@ fn plan<'py>(
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
     layout: Option<&PyTensor<'py>>,
-) -> PyResult<Plan> {
+) -> PyResult<PyTensor<'py>> {
     let py = x.py();
     let look = || {
-        not_a_capsule(x)?;
         let to = frameworks::named(target)?.open(py)?;
         let options = Keywords { copy, device, order, permute, layout }.read()?;
-        let from = source(x)?;
-        let lent = from.export(x)?.permuted(options.permute.as_ref())?;
-        let plan = bridge_core::plan(&lent, to.profile(), &options)?;
-        let moved = options.device.filter(|_| plan == bridge_core::Plan::Copy(bridge_core::Reason::Moved));
-        if let (Some(device), Some(copies)) = (moved, copies::ordering().copies()) {
-            copies.reaches(lent.device()).and_then(|()| copies.reaches(device))?;
+        let plan_of = |from: &Source<'py>, x: &PyTensor<'py>| -> bridge_core::Result<PyTensor<'py>> {
+            not_a_capsule(x)?;
+            let lent = from.export(x)?.permuted(options.permute.as_ref())?;
+            let plan = bridge_core::plan(&lent, to.profile(), &options)?;
+            let moved = options.device.filter(|_| plan == bridge_core::Plan::Copy(bridge_core::Reason::Moved));
+            if let (Some(device), Some(copies)) = (moved, copies::ordering().copies()) {
+                copies.reaches(lent.device()).and_then(|()| copies.reaches(device))?;
+            }
+            let copies = plan != bridge_core::Plan::ZeroCopy;
+            let copied_by = copies.then(|| bridge_core::copied_by(&**from, &*to, &lent, copies::ordering(), &options));
+            let (nbytes, device) = (lent.layout().nbytes(), moved.unwrap_or(lent.device()));
+            let plan = Bound::new(py, Plan { plan, nbytes, device, copied_by });
+            plan.map(Bound::into_any).map_err(|error| framework_error(py, "Python", error))
+        };
+        match Tree::of(x)? {
+            None => plan_of(&source(x)?, x),
+            Some(tree) => tree.map(x, |leaves| {
+                let plans = leaves.iter().enumerate();
+                let plans = plans.map(|(index, (from, x))| plan_of(from, x).map_err(|error| Failed { index, error }));
+                plans.collect()
+            }),
         }
-        let copies = plan != bridge_core::Plan::ZeroCopy;
-        let copied_by = copies.then(|| bridge_core::copied_by(&*from, &*to, &lent, copies::ordering(), &options));
-        Ok(Plan { plan, nbytes: lent.layout().nbytes(), device: moved.unwrap_or(lent.device()), copied_by })
     };
     look().map_err(|error| into_python(py, error))
 }

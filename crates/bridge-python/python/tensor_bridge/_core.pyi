@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, overload
 
 __version__: str
 
@@ -8,6 +8,9 @@ Device = str | tuple[int, int] | Any
 Order = Literal["C", "F"]
 T = TypeVar("T")
 Target = Literal["torch", "cupy", "numpy", "tensorflow", "tensorflow1"]
+
+# A container of tensors. The result holds other leaves, so what is in it has no type here.
+_Tree = TypeVar("_Tree", dict[Any, Any], list[Any], tuple[Any, ...])
 
 class Profile(TypedDict):
     name: str
@@ -39,42 +42,47 @@ class Plan:
     @property
     def device(self) -> str: ...
 
-def to_torch(
-    x: Any,
+class _To(Protocol):
+    @overload
+    def __call__(
+        self,
+        x: _Tree,
+        *,
+        copy: bool | None = None,
+        device: Device | None = None,
+        order: Order | None = None,
+        permute: Sequence[int] | None = None,
+        layout: Literal["compact"] | None = None,
+    ) -> _Tree: ...
+    @overload
+    def __call__(
+        self,
+        x: Any,
+        *,
+        copy: bool | None = None,
+        device: Device | None = None,
+        order: Order | None = None,
+        permute: Sequence[int] | None = None,
+        layout: Literal["compact"] | None = None,
+    ) -> Any: ...
+
+to_torch: _To
+to_cupy: _To
+to_numpy: _To
+to_tensorflow: _To
+
+@overload
+def convert(
+    x: _Tree,
+    target: Target,
     *,
     copy: bool | None = None,
     device: Device | None = None,
     order: Order | None = None,
     permute: Sequence[int] | None = None,
     layout: Literal["compact"] | None = None,
-) -> Any: ...
-def to_cupy(
-    x: Any,
-    *,
-    copy: bool | None = None,
-    device: Device | None = None,
-    order: Order | None = None,
-    permute: Sequence[int] | None = None,
-    layout: Literal["compact"] | None = None,
-) -> Any: ...
-def to_numpy(
-    x: Any,
-    *,
-    copy: bool | None = None,
-    device: Device | None = None,
-    order: Order | None = None,
-    permute: Sequence[int] | None = None,
-    layout: Literal["compact"] | None = None,
-) -> Any: ...
-def to_tensorflow(
-    x: Any,
-    *,
-    copy: bool | None = None,
-    device: Device | None = None,
-    order: Order | None = None,
-    permute: Sequence[int] | None = None,
-    layout: Literal["compact"] | None = None,
-) -> Any: ...
+) -> _Tree: ...
+@overload
 def convert(
     x: Any,
     target: Target,
@@ -85,6 +93,18 @@ def convert(
     permute: Sequence[int] | None = None,
     layout: Literal["compact"] | None = None,
 ) -> Any: ...
+@overload
+def plan(
+    x: _Tree,
+    target: Target,
+    *,
+    copy: bool | None = None,
+    device: Device | None = None,
+    order: Order | None = None,
+    permute: Sequence[int] | None = None,
+    layout: Literal["compact"] | None = None,
+) -> _Tree: ...
+@overload
 def plan(
     x: Any,
     target: Target,

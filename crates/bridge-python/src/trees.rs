@@ -1,0 +1,196 @@
+//! Trees of tensors: dicts, lists, tuples and dataclasses, one inside another.
+
+use crate::containers::{Kind, Step};
+use crate::errors::argument;
+use crate::frameworks::{Source, is_tensor, seen, source};
+use bridge_core::{Error, Failed, Result};
+use bridge_pyo3::{PyTensor, framework_error};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyComplex, PyFloat, PyInt, PyString};
+use std::collections::HashMap;
+
+/// The most containers one inside another. Each level takes some of the C stack.
+const DEEPEST: usize = 100;
+
+/// What an object of the tree is.
+#[derive(Clone, Copy, PartialEq)]
+enum Node {
+    /// It passes through: no tensor, and no container that holds one.
+    Other,
+    /// A tensor, by its place in [`Tree::leaves`].
+    Leaf(usize),
+    /// A container that holds a tensor, by its place in [`Tree::containers`].
+    Container(usize),
+    /// A container that is being walked. To meet it again is a cycle.
+    Open,
+}
+
+struct Container<'py> {
+    object: PyTensor<'py>,
+    kind: Kind,
+    /// The leaves and the containers in it.
+    changes: Vec<(Step<'py>, Node)>,
+}
+
+/// A tensor of a tree, with the adapter that exports it.
+pub(crate) type Leaf<'py> = (Source<'py>, PyTensor<'py>);
+
+/// A tree of tensors. An object that stands in it twice is one leaf or one container.
+#[derive(Default)]
+pub(crate) struct Tree<'py> {
+    /// Each stands behind those in it, so the root is the last.
+    containers: Vec<Container<'py>>,
+    leaves: Vec<Leaf<'py>>,
+    /// What was met, by address. The objects are kept alive, so that an address means one object.
+    met: HashMap<usize, (PyTensor<'py>, Node)>,
+    /// Whether an object was met that passes through.
+    others: bool,
+}
+
+/// An error, and the steps to its place, the last one first.
+struct Lost<'py> {
+    steps: Vec<Step<'py>>,
+    error: Error,
+}
+
+impl From<Error> for Lost<'_> {
+    fn from(error: Error) -> Self {
+        Self { steps: Vec::new(), error }
+    }
+}
+
+impl<'py> Lost<'py> {
+    fn in_container(mut self, step: Step<'py>) -> Self {
+        self.steps.push(step);
+        self
+    }
+
+    fn into_error(self) -> Error {
+        let steps: String = self.steps.iter().rev().map(Step::to_string).collect();
+        self.error.at(&format!("tree{steps}"))
+    }
+}
+
+/// Returns whether the type of an object is one of the many that are never tensors.
+fn is_plain(object: &PyTensor<'_>) -> bool {
+    object.is_none()
+        || object.is_exact_instance_of::<PyFloat>()
+        || object.is_exact_instance_of::<PyInt>()
+        || object.is_exact_instance_of::<PyString>()
+        || object.is_exact_instance_of::<PyBool>()
+        || object.is_exact_instance_of::<PyBytes>()
+        || object.is_exact_instance_of::<PyComplex>()
+}
+
+fn raised(object: &PyTensor<'_>) -> impl Fn(PyErr) -> Error {
+    let py = object.py();
+    move |error| framework_error(py, "Python", error)
+}
+
+impl<'py> Tree<'py> {
+    /// Returns the tree whose root is `root`; `None` for an object that is no container, and for a container that holds
+    /// objects but no tensor.
+    ///
+    /// # Errors
+    ///
+    /// [`Argument`](bridge_core::ErrorKind::Argument) for a container that holds itself, and for more than [`DEEPEST`]
+    /// levels; what Python raises.
+    pub(crate) fn of(root: &PyTensor<'py>) -> Result<Option<Self>> {
+        if seen(root).is_some() || Kind::of(root)?.is_none() {
+            return Ok(None);
+        }
+        let mut tree = Self::default();
+        tree.walk(root, 0).map_err(Lost::into_error)?;
+        Ok((!tree.leaves.is_empty() || !tree.others).then_some(tree))
+    }
+
+    fn walk(&mut self, object: &PyTensor<'py>, depth: usize) -> Result<Node, Lost<'py>> {
+        if is_plain(object) {
+            self.others = true;
+            return Ok(Node::Other);
+        }
+        let address = object.as_ptr().addr();
+        match self.met.get(&address) {
+            Some((_, Node::Open)) => {
+                return Err(argument("this container holds itself: pass a tree without cycles").into());
+            }
+            Some((_, node)) => return Ok(*node),
+            None => (),
+        }
+        let kind = if seen(object).is_some() { None } else { Kind::of(object)? };
+        let node = if let Some(kind) = kind {
+            self.met.insert(address, (object.clone(), Node::Open));
+            self.container(object, kind, depth)?
+        } else if is_tensor(object)? {
+            self.leaves.push((source(object)?, object.clone()));
+            Node::Leaf(self.leaves.len() - 1)
+        } else {
+            self.others = true;
+            Node::Other
+        };
+        self.met.insert(address, (object.clone(), node));
+        Ok(node)
+    }
+
+    fn container(&mut self, object: &PyTensor<'py>, kind: Kind, depth: usize) -> Result<Node, Lost<'py>> {
+        if depth == DEEPEST {
+            let text = format!("more than {DEEPEST} containers stand one inside another: convert their tensors apart");
+            return Err(argument(text).into());
+        }
+        let mut changes = Vec::new();
+        for (step, value) in kind.contents(object).map_err(raised(object))? {
+            match self.walk(&value, depth + 1) {
+                Ok(Node::Other) => (),
+                Ok(node) => changes.push((step, node)),
+                Err(lost) => return Err(lost.in_container(step)),
+            }
+        }
+        if changes.is_empty() {
+            return Ok(Node::Other);
+        }
+        self.containers.push(Container { object: object.clone(), kind, changes });
+        Ok(Node::Container(self.containers.len() - 1))
+    }
+
+    /// Returns the tree with the objects that `convert` returns for the leaves, in new containers. Containers without a
+    /// tensor pass through. An error names the steps to its leaf.
+    ///
+    /// # Errors
+    ///
+    /// Those of `convert`, and what Python raises when a container is made.
+    pub(crate) fn map(
+        &self,
+        root: &PyTensor<'py>,
+        convert: impl FnOnce(&[Leaf<'py>]) -> Result<Vec<PyTensor<'py>>, Failed>,
+    ) -> Result<PyTensor<'py>> {
+        let leaves = convert(&self.leaves).map_err(|failed| self.at(Node::Leaf(failed.index), failed.error))?;
+        let mut made = Vec::with_capacity(self.containers.len());
+        for (index, container) in self.containers.iter().enumerate() {
+            let changes = container.changes.iter().filter_map(|(step, node)| match node {
+                Node::Leaf(leaf) => Some((step, &leaves[*leaf])),
+                Node::Container(inner) => Some((step, &made[*inner])),
+                Node::Other | Node::Open => None,
+            });
+            let changed = container.kind.changed(&container.object, changes);
+            made.push(changed.map_err(|error| self.at(Node::Container(index), raised(root)(error)))?);
+        }
+        Ok(made.pop().unwrap_or_else(|| root.clone()))
+    }
+
+    /// Returns the error with the steps from the root to a node.
+    fn at(&self, mut node: Node, error: Error) -> Error {
+        let mut lost = Lost::from(error);
+        let step_to = |node: Node| {
+            self.containers.iter().enumerate().find_map(|(outer, container)| {
+                let (step, _) = container.changes.iter().find(|(_, held)| *held == node)?;
+                Some((step.clone(), Node::Container(outer)))
+            })
+        };
+        // A container stands behind those in it, so this ends at the root.
+        while let Some((step, outer)) = step_to(node) {
+            lost = lost.in_container(step);
+            node = outer;
+        }
+        lost.into_error()
+    }
+}
