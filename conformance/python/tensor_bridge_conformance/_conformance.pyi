@@ -1,8 +1,19 @@
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+class Borrowed(TypedDict):
+    data: int
+    dtype: str
+    shape: list[int]
+    strides: list[int]
+    device: str
+    read_only: bool
+    stream: int | None
 
 def adapters() -> str: ...
+def borrow_ns(tensor: Any, count: int) -> float: ...
+def borrowed(tensor: Any) -> Borrowed: ...
 def main(argv: list[str], launch: list[str], describe: Callable[[], str]) -> int: ...
 def worker(argv: list[str], send: Callable[[str], None]) -> int: ...
 def plugged_in_use() -> int: ...

@@ -1,5 +1,6 @@
 //! The extension module `_conformance`: the runner and its workers, as functions that the script calls.
 
+use super::borrow::{borrow_ns, borrowed};
 use super::relay::relay;
 use super::{plugged_in_use, subject, tensorflow1, tensorflow1_take};
 use crate::Pair;
@@ -15,6 +16,8 @@ fn extension(module: &Bound<'_, PyModule>) -> PyResult<()> {
     bridge_pyo3::watch_for_exit(module.py());
     module.add_class::<super::floor::Floor>()?;
     module.add_function(wrap_pyfunction!(adapters, module)?)?;
+    module.add_function(wrap_pyfunction!(borrow_ns, module)?)?;
+    module.add_function(wrap_pyfunction!(borrowed, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(plugged_in_use, module)?)?;
     module.add_function(wrap_pyfunction!(relay, module)?)?;

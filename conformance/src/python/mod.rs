@@ -1,5 +1,6 @@
 //! Frameworks whose tensors are Python objects.
 
+mod borrow;
 mod extension;
 mod floor;
 mod pluggable;

@@ -146,6 +146,59 @@ pub unsafe fn lend<M: ManagedTensorBase>(
     Lent::at(data, dtype, layout, memory)
 }
 
+/// What a tensor of DLPack says, without an owner.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// The address of the first element.
+    pub data: usize,
+    /// The element type.
+    pub dtype: DType,
+    /// Shape and strides. The offset is 0.
+    pub layout: Layout,
+    /// The device that the memory is on, as the producer states it.
+    pub device: Device,
+}
+
+impl View {
+    fn of(tensor: &TensorRef<'_>) -> Result<Self> {
+        let (dtype, device) = (DType::from(tensor.dtype()), Device::from(tensor.device()));
+        if dtype.lanes != 1 {
+            let text =
+                format!("vector elements (lanes = {}) have no counterpart: view the tensor as scalars", dtype.lanes);
+            return Err(Error::new(ErrorKind::Dtype, text));
+        }
+        if device.index < 0 {
+            return Err(broken(format!("device number {} is negative", device.index)));
+        }
+        let layout = Layout::new(dtype, tensor.shape(), tensor.strides(), 0)?;
+        let data = usize::try_from(tensor.byte_offset())
+            .ok()
+            .and_then(|offset| (tensor.data_ptr() as usize).checked_add(offset))
+            .ok_or_else(|| broken(format!("byte_offset {} overflows the address", tensor.byte_offset())))?;
+        Ok(Self { data, dtype, layout, device })
+    }
+}
+
+/// Reads a tensor that the producer keeps.
+///
+/// # Errors
+///
+/// Those of [`lend`] for the tensor itself.
+///
+/// # Safety
+///
+/// The shape and the strides of `tensor` stay readable during the call.
+pub unsafe fn read(tensor: &ffi::DLTensor) -> Result<View> {
+    readable(tensor)?;
+    // SAFETY: the caller vouches for the shape and the strides.
+    let tensor = unsafe { TensorRef::from_raw(tensor) }.map_err(|error| broken(error.to_string()))?;
+    let view = View::of(&tensor)?;
+    if view.layout.numel() > 0 && tensor.data_ptr().is_null() {
+        return Err(broken("the data pointer is null".into()));
+    }
+    Ok(view)
+}
+
 /// Lends a tensor that its producer describes without giving up ownership, as `dltensor_from_py_object_no_sync` of the
 /// exchange API does. `origin` is as for [`lend`], and also returns the value that keeps the memory.
 /// [`Origin::release`] is not called: that value knows itself how to be dropped.
@@ -202,20 +255,7 @@ impl Described {
         access: Access,
         origin: impl FnOnce(Device, usize) -> Result<(Origin, T)>,
     ) -> Result<(Self, T)> {
-        let (dtype, stated) = (DType::from(tensor.dtype()), Device::from(tensor.device()));
-        if dtype.lanes != 1 {
-            let text =
-                format!("vector elements (lanes = {}) have no counterpart: view the tensor as scalars", dtype.lanes);
-            return Err(Error::new(ErrorKind::Dtype, text));
-        }
-        if stated.index < 0 {
-            return Err(broken(format!("device number {} is negative", stated.index)));
-        }
-        let layout = Layout::new(dtype, tensor.shape(), tensor.strides(), 0)?;
-        let data = usize::try_from(tensor.byte_offset())
-            .ok()
-            .and_then(|offset| (tensor.data_ptr() as usize).checked_add(offset))
-            .ok_or_else(|| broken(format!("byte_offset {} overflows the address", tensor.byte_offset())))?;
+        let View { data, dtype, layout, device: stated } = View::of(tensor)?;
         let (origin, rest) = origin(stated, if layout.numel() == 0 { 0 } else { data })?;
         if layout.numel() > 0 && tensor.data_ptr().is_null() {
             return Err(broken("the data pointer is null".into()));

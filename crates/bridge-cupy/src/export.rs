@@ -2,8 +2,8 @@
 
 use crate::native::{Fields, Values};
 use crate::runtime::{Runtime, raised};
-use bridge_core::{Access, Allocation, Device, Dims, Layout, Lent, Memory, Result, Reuse, Stream};
-use bridge_pyo3::{LeaseOwner, PyOwner, PyTensor, not_a_tensor, probe};
+use bridge_core::{Access, Allocation, DType, Device, Dims, Layout, Lent, Memory, Result, Reuse, Stream};
+use bridge_pyo3::{Borrowed, LeaseOwner, PyOwner, PyTensor, not_a_tensor, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyTuple};
@@ -13,13 +13,9 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     if !runtime.is_array(array) {
         return Err(not_a_tensor("cupy", array));
     }
-    let Attributes { address, device, memory, dtype, shape, strides } =
-        Attributes::of(runtime, array).map_err(|error| raised(py, error))?;
-    let dtype = runtime.dtypes.read(&dtype)?;
-    let layout = match strides {
-        Some(strides) => Layout::from_byte_strides(dtype, &shape, &strides)?,
-        None => Layout::new(dtype, &shape, None, 0)?,
-    };
+    let attributes = Attributes::of(runtime, array).map_err(|error| raised(py, error))?;
+    let (dtype, layout) = attributes.layout(runtime)?;
+    let Attributes { address, device, memory, .. } = attributes;
     // The hull, because `mem.size` is wrong for memory imported by DLPack, where CuPy adds up the lengths of the shape,
     // and for the reversed views of an array interface. Reading it costs two attributes of about ten.
     let bytes = layout.hull(address, None)?;
@@ -35,6 +31,19 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     // be.
     let memory = unsafe { Memory::new(allocation, owner) };
     Lent::at(address, dtype, layout, Box::new(memory))
+}
+
+/// Borrows an array.
+pub(crate) fn borrow<'a>(runtime: &Runtime, array: &'a PyTensor<'_>) -> Result<Borrowed<'a>> {
+    let py = array.py();
+    if !runtime.is_array(array) {
+        return Err(not_a_tensor("cupy", array));
+    }
+    let attributes = Attributes::of(runtime, array).map_err(|error| raised(py, error))?;
+    let (dtype, layout) = attributes.layout(runtime)?;
+    let Attributes { address, device, .. } = attributes;
+    let stream = runtime.consumer.stream(py, device).map_err(|error| raised(py, error))?;
+    Ok(Borrowed::new(array, address, dtype, layout, Device::cuda(device), Access::ReadWrite, Some(stream)))
 }
 
 /// The attributes of an array.
@@ -72,6 +81,17 @@ impl<'py> Attributes<'py> {
             shape,
             strides: if compact { None } else { Some(dims(array.getattr(intern!(py, "strides"))?)?) },
         })
+    }
+}
+
+impl Attributes<'_> {
+    fn layout(&self, runtime: &Runtime) -> Result<(DType, Layout)> {
+        let dtype = runtime.dtypes.read(&self.dtype)?;
+        let layout = match &self.strides {
+            Some(strides) => Layout::from_byte_strides(dtype, &self.shape, strides)?,
+            None => Layout::new(dtype, &self.shape, None, 0)?,
+        };
+        Ok((dtype, layout))
     }
 }
 

@@ -9,7 +9,7 @@ mod runtime;
 mod streams;
 
 use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
-use bridge_pyo3::{PyAdapter, PyTensor};
+use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
 use pyo3::Python;
 use runtime::Runtime;
 use std::sync::Arc;
@@ -67,5 +67,9 @@ impl<'py> Adapter for CuPy<'py> {
 impl<'py> PyAdapter<'py> for CuPy<'py> {
     fn owns(&self, object: &PyTensor<'py>) -> bool {
         self.runtime.is_array(object)
+    }
+
+    fn borrow<'a>(&self, array: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
+        export::borrow(self.runtime, array)
     }
 }

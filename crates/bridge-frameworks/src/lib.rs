@@ -5,8 +5,12 @@
 //! [`ErrorKind::Missing`](bridge_core::ErrorKind::Missing) where its feature is off. Without any feature the crate is
 //! plain data and depends on neither Python nor a framework.
 
+#[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
+mod objects;
 mod table;
 
+#[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
+pub use objects::{adapter_of, borrow, seen};
 #[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
 pub use table::AnyAdapter;
 pub use table::Framework;

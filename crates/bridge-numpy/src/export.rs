@@ -3,8 +3,10 @@
 use crate::import::aligned;
 use crate::interface::{PyArrayInterface, WRITEABLE};
 use crate::runtime::{Runtime, raised};
-use bridge_core::{Access, Allocation, DType, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Order, Result};
-use bridge_pyo3::{PyOwner, PyTensor, not_a_tensor};
+use bridge_core::{
+    Access, Allocation, DType, Device, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Order, Result,
+};
+use bridge_pyo3::{Borrowed, PyOwner, PyTensor, not_a_tensor};
 use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -12,45 +14,67 @@ use std::ptr;
 use std::slice;
 
 pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
-    let py = array.py();
-    if !runtime.is_array(array) {
-        return Err(not_a_tensor("numpy", array));
-    }
-    if runtime.is_masked(array) {
-        let text = "other frameworks have no masks: call .filled(value) first, or pass .data and .mask apart";
-        return Err(Error::new(ErrorKind::NotATensor, text));
-    }
-    let look_up = || {
-        let plain = runtime.plain(array)?;
-        Ok((plain.getattr(intern!(py, "dtype"))?, plain.getattr(intern!(py, "__array_struct__"))?))
-    };
-    let (dtype, capsule) = look_up().map_err(|error| raised(py, error))?;
-    let dtype = runtime.dtypes.read(&dtype)?;
-    // SAFETY: the object is alive and the GIL is held; the function returns null for any object but a nameless capsule.
-    let interface = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), ptr::null()) }.cast::<PyArrayInterface>();
-    // SAFETY: NumPy's nameless capsule holds this struct, and lives until the end of this function.
-    let interface = unsafe { interface.as_ref() }.filter(|interface| is_sound(interface, dtype)).ok_or_else(|| {
-        drop(PyErr::take(py));
-        Error::new(ErrorKind::Framework, "numpy's __array_struct__ is not as documented: please report this")
-    })?;
-    let nd = interface.nd as usize;
-    let dims = |start: *const isize| -> Dims {
-        match nd {
-            0 => Dims::new(),
-            // SAFETY: `start` is the shape or the strides, which have `nd` entries and live as long as the struct.
-            _ => unsafe { slice::from_raw_parts(start, nd) }.iter().map(|dim| *dim as i64).collect(),
-        }
-    };
-    let layout = Layout::from_byte_strides(dtype, &dims(interface.shape), &dims(interface.strides))?;
-    let data = interface.data as usize;
+    let View { data, dtype, layout, access } = View::of(runtime, array)?;
     // The hull, because NumPy does not know the allocation: `as_strided` and array interfaces may leave that of the
     // base.
     let bytes = layout.hull(data, None)?;
-    let access = if interface.flags & WRITEABLE == 0 { Access::ReadOnly } else { Access::ReadWrite };
     let owner = PyOwner::new(array);
     // SAFETY: the array keeps its memory alive, and NumPy vouches for its strides.
     let memory = unsafe { Memory::new(Allocation::host(bytes, access), owner) };
     Lent::at(data, dtype, layout, Box::new(memory))
+}
+
+/// Borrows an array.
+pub(crate) fn borrow<'a>(runtime: &Runtime, array: &'a PyTensor<'_>) -> Result<Borrowed<'a>> {
+    let View { data, dtype, layout, access } = View::of(runtime, array)?;
+    Ok(Borrowed::new(array, data, dtype, layout, Device::CPU, access, None))
+}
+
+/// What an array says of its memory.
+struct View {
+    data: usize,
+    dtype: DType,
+    layout: Layout,
+    access: Access,
+}
+
+impl View {
+    fn of(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Self> {
+        let py = array.py();
+        if !runtime.is_array(array) {
+            return Err(not_a_tensor("numpy", array));
+        }
+        if runtime.is_masked(array) {
+            let text = "other frameworks have no masks: call .filled(value) first, or pass .data and .mask apart";
+            return Err(Error::new(ErrorKind::NotATensor, text));
+        }
+        let look_up = || {
+            let plain = runtime.plain(array)?;
+            Ok((plain.getattr(intern!(py, "dtype"))?, plain.getattr(intern!(py, "__array_struct__"))?))
+        };
+        let (dtype, capsule) = look_up().map_err(|error| raised(py, error))?;
+        let dtype = runtime.dtypes.read(&dtype)?;
+        // SAFETY: the object is alive and the GIL is held; the function returns null for any object but a nameless capsule.
+        let interface = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), ptr::null()) }.cast::<PyArrayInterface>();
+        // SAFETY: NumPy's nameless capsule holds this struct, and lives until the end of this function.
+        let interface =
+            unsafe { interface.as_ref() }.filter(|interface| is_sound(interface, dtype)).ok_or_else(|| {
+                drop(PyErr::take(py));
+                Error::new(ErrorKind::Framework, "numpy's __array_struct__ is not as documented: please report this")
+            })?;
+        let nd = interface.nd as usize;
+        let dims = |start: *const isize| -> Dims {
+            match nd {
+                0 => Dims::new(),
+                // SAFETY: `start` is the shape or the strides, which have `nd` entries and live as long as the struct.
+                _ => unsafe { slice::from_raw_parts(start, nd) }.iter().map(|dim| *dim as i64).collect(),
+            }
+        };
+        let layout = Layout::from_byte_strides(dtype, &dims(interface.shape), &dims(interface.strides))?;
+        let data = interface.data as usize;
+        let access = if interface.flags & WRITEABLE == 0 { Access::ReadOnly } else { Access::ReadWrite };
+        Ok(Self { data, dtype, layout, access })
+    }
 }
 
 /// Returns whether the struct can be read, and describes elements of this dtype.

@@ -7,7 +7,7 @@ mod interface;
 mod runtime;
 
 use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
-use bridge_pyo3::{PyAdapter, PyTensor};
+use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
 use pyo3::Python;
 use runtime::Runtime;
 use std::sync::Arc;
@@ -65,5 +65,9 @@ impl<'py> Adapter for NumPy<'py> {
 impl<'py> PyAdapter<'py> for NumPy<'py> {
     fn owns(&self, object: &PyTensor<'py>) -> bool {
         self.runtime.is_array(object) && !self.runtime.exports_itself(object)
+    }
+
+    fn borrow<'a>(&self, array: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
+        export::borrow(self.runtime, array)
     }
 }

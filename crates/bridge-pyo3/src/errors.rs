@@ -4,6 +4,7 @@ use bridge_core::{Error, ErrorKind, Result};
 use pyo3::exceptions::{PyBufferError, PyException, PyImportError, PyMemoryError, PyRecursionError};
 use pyo3::prelude::*;
 use pyo3::types::PyModule;
+use std::error::Error as _;
 
 /// Characters of a foreign text that a message quotes. Messages quote messages where conversions nest, so each must be
 /// bounded.
@@ -83,6 +84,12 @@ pub fn is_ordinary(py: Python<'_>, error: &PyErr) -> bool {
     error.is_instance_of::<PyException>(py)
         && !error.is_instance_of::<PyMemoryError>(py)
         && !error.is_instance_of::<PyRecursionError>(py)
+}
+
+/// Returns whether the cause of the error must reach the program, whatever else could be tried: see [`is_ordinary`].
+pub fn is_interrupt(py: Python<'_>, error: &Error) -> bool {
+    let cause = error.source().and_then(|source| source.downcast_ref::<PyErr>());
+    cause.is_some_and(|cause| !is_ordinary(py, cause))
 }
 
 /// Returns the error for an object that the adapter of `framework` does not know as a tensor.

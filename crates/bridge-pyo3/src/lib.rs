@@ -1,6 +1,7 @@
 //! Shared by the adapters for Python objects: an owner that may be dropped on any thread, DLPack capsules, the dtypes
 //! of NumPy, and the conversion of Python's errors to core's. [`bridge_interpreter`] is the way into Python below.
 
+mod borrowed;
 mod capsule;
 mod dtypes;
 mod errors;
@@ -8,11 +9,13 @@ mod gil;
 mod methods;
 mod owner;
 
+pub use borrowed::{Borrowed, without_pending};
 pub use bridge_interpreter::{Guarded, drop_deferred};
 pub use capsule::{capsule, take_capsule};
 pub use dtypes::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES};
 pub use errors::{
-    brief, brief_str, framework_error, installed, is_ordinary, is_out_of_memory, not_a_tensor, probe, type_name,
+    brief, brief_str, framework_error, installed, is_interrupt, is_ordinary, is_out_of_memory, not_a_tensor, probe,
+    type_name,
 };
 pub use gil::{drop_guarded, drop_with_gil, take_raised, watch_for_exit, with_gil};
 pub use methods::{call, is_instance};
@@ -25,6 +28,17 @@ pub type PyTensor<'py> = pyo3::Bound<'py, pyo3::PyAny>;
 pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
     /// Returns whether `object` is a tensor of this framework, of any kind.
     fn owns(&self, object: &PyTensor<'py>) -> bool;
+
+    /// Borrows a tensor for the length of a call: see [`Borrowed`]. The default exports it, which costs more than a
+    /// borrow should.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`export`](bridge_core::Adapter::export), except that a tensor may require grad;
+    /// [`ErrorKind::CopyNeeded`](bridge_core::ErrorKind::CopyNeeded) for a tensor with a deferred operation.
+    fn borrow<'a>(&self, tensor: &'a PyTensor<'py>) -> bridge_core::Result<Borrowed<'a>> {
+        Borrowed::of(tensor, self.export(tensor)?)
+    }
 
     /// Returns the device and the address of the first element of `tensor`, or `None` for a tensor without elements.
     /// Unlike [`export`](bridge_core::Adapter::export) it also answers for tensors that cannot cross, such as those

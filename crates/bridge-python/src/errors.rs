@@ -30,12 +30,6 @@ pub(crate) fn into_python(py: Python<'_>, error: Error) -> PyErr {
     })
 }
 
-/// Returns whether the cause of the error must reach the program, whatever else could be tried: see [`is_ordinary`].
-pub(crate) fn is_interrupt(py: Python<'_>, error: &Error) -> bool {
-    let cause = error.source().and_then(|source| source.downcast_ref::<PyErr>());
-    cause.is_some_and(|cause| !is_ordinary(py, cause))
-}
-
 /// Returns whether an exception is a `BridgeError`.
 pub(crate) fn is_ours(exception: &Bound<'_, PyBaseException>) -> bool {
     let base = exception.py().import("tensor_bridge.errors").and_then(|errors| errors.getattr("BridgeError"));

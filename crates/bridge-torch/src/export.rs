@@ -119,7 +119,7 @@ fn origin<'py>(
 }
 
 /// Refuses tensors without memory of their own.
-fn plain(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
+pub(crate) fn plain(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
     if runtime.has_own_dispatch(tensor).map_err(|error| raised(tensor.py(), error))? {
         let text = "this tensor subclass decides itself where its data is (fake, distributed or functional): pass the plain tensor that it stands for";
         return Err(Error::new(ErrorKind::NotATensor, text));

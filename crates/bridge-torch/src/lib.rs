@@ -11,6 +11,7 @@
 #![cfg(feature = "python")]
 
 mod allocator;
+mod borrow;
 mod capsule;
 mod exchange;
 mod export;
@@ -19,7 +20,7 @@ mod native;
 mod runtime;
 
 use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
-use bridge_pyo3::{PyAdapter, PyTensor};
+use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
 use pyo3::Python;
 use runtime::Runtime;
 use std::sync::Arc;
@@ -86,6 +87,10 @@ impl<'py> Adapter for Torch<'py> {
 impl<'py> PyAdapter<'py> for Torch<'py> {
     fn owns(&self, object: &PyTensor<'py>) -> bool {
         self.runtime.is_tensor(object)
+    }
+
+    fn borrow<'a>(&self, tensor: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
+        borrow::borrow(self.runtime, tensor)
     }
 
     fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {

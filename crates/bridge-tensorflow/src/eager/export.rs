@@ -9,8 +9,10 @@ use crate::runtime::dtypes::{self, INT32, UINT8};
 use crate::runtime::gpus::{GPUS, gpu_of};
 use crate::runtime::status::Status;
 use crate::runtime::tensor::{RuntimeTensor, no_tensor};
-use bridge_core::{Allocation, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse};
-use bridge_pyo3::{PyTensor, call, not_a_tensor};
+use bridge_core::{
+    Access, Allocation, DType, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse, Stream,
+};
+use bridge_pyo3::{Borrowed, PyTensor, call, not_a_tensor};
 use pyo3::{Python, intern};
 use std::ffi::CStr;
 
@@ -33,34 +35,74 @@ pub(crate) fn lend(process: &'static Process, object: &PyTensor<'_>) -> Result<L
     Err(advice.unwrap_or_else(|| not_a_tensor("tensorflow", object)))
 }
 
-fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
-    let py = tensor.py();
-    let (eager, runtime, functions) = (&process.eager, process.eager.runtime, &process.eager.functions);
-    let status = Status::new(&runtime.core);
-    // SAFETY: the object is an eager tensor, and keeps its handle alive; the status is ours. Here and below.
-    let handle = unsafe { (eager.handle_of)(tensor.as_ptr()) };
-    if handle.is_null() {
-        return Err(Error::new(ErrorKind::NotATensor, "this tensor of tensorflow was never filled"));
+/// Borrows an eager tensor. The value of a variable is a tensor of its own, so it is exported.
+pub(crate) fn borrow<'a>(process: &'static Process, object: &'a PyTensor<'_>) -> Result<Borrowed<'a>> {
+    if !process.is_eager(object) {
+        return Borrowed::of(object, lend(process, object)?);
     }
-    // SAFETY: see above.
-    let code = unsafe { (functions.TFE_TensorHandleDataType)(handle) };
-    let dtype = dtypes::dtype(code).map_err(|reason| Error::new(ErrorKind::Dtype, reason))?;
-    let (_, devices) = process.devices(py)?;
-    // SAFETY: see above; the name lives as long as the device.
-    let name = unsafe { (functions.TFE_TensorHandleBackingDeviceName)(handle, status.raw()) };
-    status.check()?;
-    // SAFETY: as above.
-    let name = unsafe { CStr::from_ptr(name) };
-    // A cluster that the process has joined since renames the devices.
-    let renamed;
-    let place = match devices.named(name) {
-        None => {
-            renamed = process.query_devices(py)?;
-            renamed.named(name)
-        }
-        known => known,
+    let Seen { dtype, layout, address, access, device, stream, .. } = Seen::of(process, object)?;
+    Ok(Borrowed::new(object, address, dtype, layout, device, access, stream))
+}
+
+fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
+    let Seen { handle, dtype, layout, address, access, device, stream } = Seen::of(process, tensor)?;
+    let (eager, status) = (&process.eager, Status::new(&process.eager.runtime.core));
+    // SAFETY: the object keeps the handle, and the status is ours; the returned reference is ours.
+    let owner = unsafe {
+        let copy = (eager.functions.TFE_TensorHandleCopySharingTensor)(handle, status.raw());
+        status.check()?;
+        Handle::from_raw(eager, copy).ok_or_else(no_tensor)?
     };
-    let place = place.ok_or_else(|| {
+    let bytes = address..address + layout.nbytes();
+    let reuse = if stream.is_some() { Reuse::Unknown } else { Reuse::InStreamOrder };
+    // SAFETY: the handle keeps the memory, dtype and place are what TensorFlow reports, and TensorFlow works on it in
+    // the one stream of the device.
+    let memory = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, owner) };
+    Lent::new(dtype, layout, Box::new(memory))
+}
+
+/// What TensorFlow says of an eager tensor.
+struct Seen {
+    /// The object keeps it.
+    handle: *mut TFE_TensorHandle,
+    dtype: DType,
+    layout: Layout,
+    address: usize,
+    access: Access,
+    device: Device,
+    /// `None` for host memory.
+    stream: Option<Stream>,
+}
+
+impl Seen {
+    fn of(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Self> {
+        let py = tensor.py();
+        let (eager, runtime, functions) = (&process.eager, process.eager.runtime, &process.eager.functions);
+        let status = Status::new(&runtime.core);
+        // SAFETY: the object is an eager tensor, and keeps its handle alive; the status is ours. Here and below.
+        let handle = unsafe { (eager.handle_of)(tensor.as_ptr()) };
+        if handle.is_null() {
+            return Err(Error::new(ErrorKind::NotATensor, "this tensor of tensorflow was never filled"));
+        }
+        // SAFETY: see above.
+        let code = unsafe { (functions.TFE_TensorHandleDataType)(handle) };
+        let dtype = dtypes::dtype(code).map_err(|reason| Error::new(ErrorKind::Dtype, reason))?;
+        let (_, devices) = process.devices(py)?;
+        // SAFETY: see above; the name lives as long as the device.
+        let name = unsafe { (functions.TFE_TensorHandleBackingDeviceName)(handle, status.raw()) };
+        status.check()?;
+        // SAFETY: as above.
+        let name = unsafe { CStr::from_ptr(name) };
+        // A cluster that the process has joined since renames the devices.
+        let renamed;
+        let place = match devices.named(name) {
+            None => {
+                renamed = process.query_devices(py)?;
+                renamed.named(name)
+            }
+            known => known,
+        };
+        let place = place.ok_or_else(|| {
         let name = name.to_string_lossy();
         if name.contains(GPUS) && !runtime.profile.private_functions {
             let version = runtime.version();
@@ -70,34 +112,25 @@ fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
         let text = format!("the tensor is on {name}, which is no device of this process: copy it to one with tf.identity under tf.device first");
         Error::new(ErrorKind::Device, text)
     })?;
-    // SAFETY: the object keeps the handle.
-    unsafe { wait(py, process, handle, &status) }?;
-    // SAFETY: see above; the dimensions are in range. If the tensor could not be made, the status reports it.
-    let shape: Dims = unsafe {
-        let ndim = (functions.TFE_TensorHandleNumDims)(handle, status.raw());
-        (0..ndim).map(|i| (functions.TFE_TensorHandleDim)(handle, i, status.raw())).collect()
-    };
-    status.check()?;
-    let layout = Layout::new(dtype, &shape, None, 0)?;
-    let address = memory(process, handle, &status)?;
-    // SAFETY: see above; the returned reference is ours.
-    let owner = unsafe {
-        let copy = (functions.TFE_TensorHandleCopySharingTensor)(handle, status.raw());
+        // SAFETY: the object keeps the handle.
+        unsafe { wait(py, process, handle, &status) }?;
+        // SAFETY: see above; the dimensions are in range. If the tensor could not be made, the status reports it.
+        let shape: Dims = unsafe {
+            let ndim = (functions.TFE_TensorHandleNumDims)(handle, status.raw());
+            (0..ndim).map(|i| (functions.TFE_TensorHandleDim)(handle, i, status.raw())).collect()
+        };
         status.check()?;
-        Handle::from_raw(eager, copy).ok_or_else(no_tensor)?
-    };
-    let bytes = address..address + layout.nbytes();
-    let access = runtime.consumer.read_only.access(address);
-    // TensorFlow keeps most tensors of int32 in host memory, even if it names a GPU.
-    let is_on_gpu = || Ok(code != INT32 || bytes.is_empty() || gpu_of(address)?.is_some());
-    let (device, stream, reuse) = match place {
-        Place::Gpu(gpu) if is_on_gpu()? => (Device::cuda(gpu.ordinal), Some(gpu.stream), Reuse::Unknown),
-        _ => (Device::CPU, None, Reuse::InStreamOrder),
-    };
-    // SAFETY: the handle keeps the memory, dtype and place are what TensorFlow reports, and TensorFlow works on it in
-    // the one stream of the device.
-    let memory = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, owner) };
-    Lent::new(dtype, layout, Box::new(memory))
+        let layout = Layout::new(dtype, &shape, None, 0)?;
+        let address = memory(process, handle, &status)?;
+        let access = runtime.consumer.read_only.access(address);
+        // TensorFlow keeps most tensors of int32 in host memory, even if it names a GPU.
+        let is_on_gpu = || Ok(code != INT32 || layout.nbytes() == 0 || gpu_of(address)?.is_some());
+        let (device, stream) = match place {
+            Place::Gpu(gpu) if is_on_gpu()? => (Device::cuda(gpu.ordinal), Some(gpu.stream)),
+            _ => (Device::CPU, None),
+        };
+        Ok(Self { handle, dtype, layout, address, access, device, stream })
+    }
 }
 
 /// Waits until an asynchronous executor has made the tensor; without one it has been made. If it could not be made, the

@@ -20,7 +20,7 @@ mod process;
 use crate::eager::process::{Process, exhausted};
 use crate::runtime::Runtime;
 use bridge_core::{Adapter, Consumer, Lease, Lent, Profile, Result};
-use bridge_pyo3::{PyAdapter, PyTensor};
+use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
 use pyo3::Python;
 use std::sync::Arc;
 
@@ -77,5 +77,9 @@ impl<'py> PyAdapter<'py> for TensorFlow2<'py> {
     fn owns(&self, object: &PyTensor<'py>) -> bool {
         let process = self.process;
         process.is_eager(object) || process.is_variable(object) || process.refusal(object).is_some()
+    }
+
+    fn borrow<'a>(&self, tensor: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
+        export::borrow(self.process, tensor).map_err(|error| exhausted(self.py, error))
     }
 }

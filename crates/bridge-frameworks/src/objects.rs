@@ -1,0 +1,103 @@
+//! Which framework an object belongs to.
+
+use crate::{AnyAdapter, Framework};
+use bridge_core::{Error, ErrorKind, Result};
+use bridge_pyo3::{Borrowed, PyTensor, framework_error, is_interrupt, probe, type_name};
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+use std::cell::RefCell;
+
+/// Borrows a tensor of any framework for the length of a call: see [`Borrowed`].
+///
+/// # Errors
+///
+/// [`ErrorKind::NotATensor`] for an object of no framework, and those of
+/// [`PyAdapter::borrow`](bridge_pyo3::PyAdapter::borrow).
+pub fn borrow<'a>(object: &'a PyTensor<'_>) -> Result<Borrowed<'a>> {
+    let adapter = adapter_of(object)?.ok_or_else(|| {
+        let names: Vec<_> = Framework::ALL.iter().map(|framework| framework.name()).collect();
+        let text = format!("{} is no tensor: pass one of {}", type_name(object), names.join(", "));
+        Error::new(ErrorKind::NotATensor, text)
+    })?;
+    adapter.borrow(object)
+}
+
+/// Returns the adapter of the framework that `object` belongs to; `None` where it belongs to none that the program has
+/// imported.
+///
+/// # Errors
+///
+/// Those of an adapter that fails, where the object comes from the modules of its framework; what Python raises.
+pub fn adapter_of<'py>(object: &PyTensor<'py>) -> Result<Option<AnyAdapter<'py>>> {
+    let py = object.py();
+    if let Some(framework) = seen(object) {
+        return framework.open(py).map(Some);
+    }
+    let mut broken = None;
+    let raised = |error| framework_error(py, "Python", error);
+    for &framework in Framework::ALL {
+        if !is_loaded(framework, py).map_err(raised)? {
+            continue;
+        }
+        let adapter = match framework.open(py) {
+            Ok(adapter) => adapter,
+            Err(error) if is_interrupt(py, &error) => return Err(error),
+            Err(error) => {
+                if names(framework, object).map_err(raised)? {
+                    broken.get_or_insert(error);
+                }
+                continue;
+            }
+        };
+        if adapter.owns(object) {
+            let kind = object.get_type().unbind();
+            SEEN.with_borrow_mut(|seen| {
+                if seen.len() < TYPES_KEPT {
+                    seen.push((kind, framework))
+                }
+            });
+            return Ok(Some(adapter));
+        }
+    }
+    // A tensor whose adapter fails must not pass as a foreign object: that adapter's checks would be lost.
+    broken.map_or(Ok(None), Err)
+}
+
+/// Returns whether the type of the object, or one that it extends, comes from the modules of `framework`.
+fn names(framework: Framework, object: &PyTensor<'_>) -> PyResult<bool> {
+    let py = object.py();
+    let ours = |name: &str| {
+        let below = name.strip_prefix(framework.module());
+        below.is_some_and(|below| below.is_empty() || below.starts_with('.'))
+    };
+    for kind in object.get_type().mro() {
+        let module = kind.getattr("__module__").and_then(|module| module.extract::<String>());
+        if probe(py, module)?.is_some_and(|module| ours(&module)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Returns whether the program has imported or opened `framework`: before that no object can belong to it.
+fn is_loaded(framework: Framework, py: Python<'_>) -> PyResult<bool> {
+    match framework {
+        #[cfg(feature = "tensorflow")]
+        Framework::TensorFlow1 => Ok(bridge_tensorflow::TensorFlow1::is_open()),
+        _ => py.import("sys")?.getattr("modules")?.contains(framework.module()),
+    }
+}
+
+thread_local! {
+    /// Types that were seen before. They are kept alive, so that an address means one type for ever.
+    static SEEN: RefCell<Vec<(Py<PyType>, Framework)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The most types that are remembered: programs that make types as they run must not fill the memory.
+const TYPES_KEPT: usize = 64;
+
+/// Returns the framework of a tensor whose type [`adapter_of`] has met before, at the cost of a few nanoseconds.
+pub fn seen(object: &PyTensor<'_>) -> Option<Framework> {
+    let kind = object.get_type_ptr().cast();
+    SEEN.with_borrow(|seen| seen.iter().find(|(known, _)| known.as_ptr() == kind).map(|(_, framework)| *framework))
+}

@@ -1,0 +1,113 @@
+//! Tensors for the length of a call.
+
+use crate::PyTensor;
+use bridge_core::{Access, DType, Device, Error, ErrorKind, Layout, Lent, Pending, Result, Stream};
+use std::marker::PhantomData;
+
+/// A tensor of a framework for the length of a call, as authors of kernels need it: no owner, no event, and for up to
+/// four dimensions no allocation. [`PyAdapter::borrow`](crate::PyAdapter::borrow) makes it.
+///
+/// # Using the memory
+///
+/// The reference to the Python object keeps the memory, as long as no code replaces it meanwhile (`t.set_`,
+/// `t.resize_`, `t.data = …`, `a.resize`).
+///
+/// A kernel in [`stream`](Self::stream) is like an operation of the framework itself: it runs behind the program's
+/// work on the tensor, and the framework's allocator reuses the memory behind it. The kernel may still run when the
+/// borrow ends. For work in any other stream the caller orders both ways, and keeps the tensor until that work is done.
+///
+/// Autograd does not see what a kernel does, so a tensor that requires grad may be borrowed as in kernels of PyTorch's
+/// own extensions.
+#[derive(Debug)]
+pub struct Borrowed<'a> {
+    data: usize,
+    dtype: DType,
+    layout: Layout,
+    device: Device,
+    access: Access,
+    stream: Option<Stream>,
+    /// Keeps the memory where the object does not.
+    _kept: Option<Box<Lent>>,
+    tensor: PhantomData<&'a PyTensor<'a>>,
+}
+
+impl<'a> Borrowed<'a> {
+    /// Makes a borrow of a tensor whose first element is at `data`.
+    pub fn new(
+        _tensor: &'a PyTensor<'_>,
+        data: usize,
+        dtype: DType,
+        layout: Layout,
+        device: Device,
+        access: Access,
+        stream: Option<Stream>,
+    ) -> Self {
+        Self { data, dtype, layout, device, access, stream, _kept: None, tensor: PhantomData }
+    }
+
+    /// Makes a borrow of a tensor that was exported, and keeps the export.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`without_pending`].
+    pub fn of(_tensor: &'a PyTensor<'_>, lent: Lent) -> Result<Self> {
+        without_pending(lent.pending())?;
+        let (data, dtype, layout, device) = (lent.data(), lent.dtype(), lent.layout().clone(), lent.device());
+        let (access, stream) = (lent.buffer().access(), lent.buffer().stream());
+        Ok(Self { data, dtype, layout, device, access, stream, _kept: Some(Box::new(lent)), tensor: PhantomData })
+    }
+
+    /// Returns the address of the first element. It may be null for a tensor without elements.
+    pub fn data(&self) -> usize {
+        self.data
+    }
+
+    /// Returns the element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Returns the shape, in elements.
+    pub fn shape(&self) -> &[i64] {
+        self.layout.shape()
+    }
+
+    /// Returns the strides, in elements. They may be negative or 0.
+    pub fn strides(&self) -> &[i64] {
+        self.layout.strides()
+    }
+
+    /// Returns shape and strides with what follows from them. Its offset means nothing: use [`data`](Self::data).
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Returns the device that the memory is on.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Returns whether the memory must not be written to.
+    pub fn is_read_only(&self) -> bool {
+        self.access == Access::ReadOnly
+    }
+
+    /// Returns the framework's current stream of the device on this thread; `None` for host memory, which is ready.
+    pub fn stream(&self) -> Option<Stream> {
+        self.stream
+    }
+}
+
+/// Refuses a tensor with a deferred operation: its memory does not hold its values.
+///
+/// # Errors
+///
+/// [`ErrorKind::CopyNeeded`].
+pub fn without_pending(pending: Option<Pending>) -> Result<()> {
+    let advice = match pending {
+        None => return Ok(()),
+        Some(Pending::Conjugation) => "conjugation is deferred: call .resolve_conj() first",
+        Some(Pending::Negation) => "negation is deferred: call .resolve_neg() first",
+    };
+    Err(Error::new(ErrorKind::CopyNeeded, format!("the memory does not hold the values of the tensor, whose {advice}")))
+}

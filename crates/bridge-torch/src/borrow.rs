@@ -1,0 +1,33 @@
+//! Borrows PyTorch tensors.
+
+use crate::export::{lend, plain, refusal};
+use crate::runtime::{Runtime, raised};
+use bridge_core::dlpack::{View, read};
+use bridge_core::{Access, Consumer, DeviceKind, Result, Stream};
+use bridge_pyo3::{Borrowed, PyTensor, call, not_a_tensor, without_pending};
+use pyo3::intern;
+
+/// Borrows a tensor through PyTorch's C functions. Versions without them export.
+pub(crate) fn borrow<'a>(runtime: &Runtime, tensor: &'a PyTensor<'_>) -> Result<Borrowed<'a>> {
+    let py = tensor.py();
+    if !runtime.is_tensor(tensor) {
+        return Err(not_a_tensor("torch", tensor));
+    }
+    plain(runtime, tensor)?;
+    let Some(native) = &runtime.native else {
+        let detached = call(tensor, intern!(py, "detach"), &[]).map_err(|error| raised(py, error))?;
+        return Borrowed::of(tensor, lend(runtime, &detached)?);
+    };
+    let described = native.borrow(tensor).map_err(|error| refusal(tensor, error))?;
+    // SAFETY: the tensor is alive and unchanged, because the GIL is held.
+    let View { data, dtype, layout, device } = unsafe { read(&described) }?;
+    without_pending(native.pending(tensor))?;
+    let stream = match device.kind {
+        DeviceKind::CUDA => {
+            runtime.start_cuda(py)?;
+            Some(runtime.consumer.current_stream(device)?.unwrap_or(Stream::LEGACY))
+        }
+        _ => None,
+    };
+    Ok(Borrowed::new(tensor, data, dtype, layout, device, Access::ReadWrite, stream))
+}
