@@ -27,7 +27,7 @@ pub struct Borrowed<'a> {
     access: Access,
     stream: Option<Stream>,
     /// Keeps the memory where the object does not.
-    _kept: Option<Box<Lent>>,
+    kept: Option<Box<Lent>>,
     tensor: PhantomData<&'a PyTensor<'a>>,
 }
 
@@ -42,7 +42,7 @@ impl<'a> Borrowed<'a> {
         access: Access,
         stream: Option<Stream>,
     ) -> Self {
-        Self { data, dtype, layout, device, access, stream, _kept: None, tensor: PhantomData }
+        Self { data, dtype, layout, device, access, stream, kept: None, tensor: PhantomData }
     }
 
     /// Makes a borrow of a tensor that was exported, and keeps the export.
@@ -54,7 +54,12 @@ impl<'a> Borrowed<'a> {
         without_pending(lent.pending())?;
         let (data, dtype, layout, device) = (lent.data(), lent.dtype(), lent.layout().clone(), lent.device());
         let (access, stream) = (lent.buffer().access(), lent.buffer().stream());
-        Ok(Self { data, dtype, layout, device, access, stream, _kept: Some(Box::new(lent)), tensor: PhantomData })
+        Ok(Self { data, dtype, layout, device, access, stream, kept: Some(Box::new(lent)), tensor: PhantomData })
+    }
+
+    /// Ends the borrow, and returns what keeps the memory where the object does not.
+    pub fn into_kept(self) -> Option<Box<Lent>> {
+        self.kept
     }
 
     /// Returns the address of the first element. It may be null for a tensor without elements.

@@ -1,5 +1,6 @@
 //! The Python package `tensor_bridge`: a thin layer over the adapters and core's `transfer`.
 
+mod borrow;
 mod containers;
 mod copies;
 mod device;
@@ -330,6 +331,7 @@ fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     bridge_pyo3::watch_for_exit(module.py());
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("borrow", borrow::capsule(module.py())?)?;
     module.add_class::<Plan>()?;
     module.add_function(wrap_pyfunction!(to_torch, module)?)?;
     module.add_function(wrap_pyfunction!(to_cupy, module)?)?;

@@ -2,6 +2,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, overload
 
 __version__: str
+# A capsule: see include/tensor_bridge_borrow.h.
+borrow: object
 
 # A name, a torch.device, a cupy.cuda.Device, or what __dlpack_device__ returns.
 Device = str | tuple[int, int] | Any
