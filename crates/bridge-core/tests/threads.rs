@@ -4,8 +4,8 @@
 #[path = "contract/common.rs"]
 mod common;
 
-use bridge_core::{Device, Options, Ordering, Strides, stats, transfer};
-use common::{Item, Office, Paper, Recorder};
+use bridge_core::{Adapter, Device, Options, Ordering, Strides, stats, transfer, transfer_all};
+use common::{Event, Item, Office, Paper, Recorder};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread;
 
@@ -67,4 +67,46 @@ fn views_of_many_threads_all_leave() {
         }
     });
     assert!(side.views.is_empty());
+}
+
+#[test]
+fn leases_of_a_batch_dropped_on_many_threads_all_return() {
+    const THREADS: usize = 4;
+    const LEASES: usize = 64;
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = stats();
+    for _ in 0..500 {
+        let recorder = Arc::new(Recorder::default());
+        let (from, to) = (Office::new(Strides::Any), Office::new(Strides::Any));
+        let items: Vec<Item> = (0..LEASES)
+            .map(|i| Item::Own(Paper { address: 0x1000 + i * 0x100, ..Paper::new(&recorder.log) }))
+            .collect();
+        let tensors: Vec<(&dyn Adapter<Tensor = Item>, _)> = items.iter().map(|item| (&from as _, item)).collect();
+        let ordering: Arc<dyn Ordering> = recorder.clone();
+        let crossed = transfer_all(&tensors, &to, &ordering, &Options::default());
+        let mut views = crossed.map_err(|failed| failed.error.to_string()).expect("they cross").into_iter();
+        let start = Barrier::new(THREADS + 1);
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                let (start, share): (_, Vec<_>) = (&start, views.by_ref().take(LEASES / THREADS).collect());
+                scope.spawn(move || {
+                    start.wait();
+                    drop(share);
+                });
+            }
+            start.wait();
+            // The flushes that were to be called soon, in the midst of the drops.
+            for _ in 0..20 {
+                let due = std::mem::take(&mut *recorder.flushes.lock().unwrap());
+                due.into_iter().for_each(|flush| flush());
+                thread::yield_now();
+            }
+        });
+        let dropped = recorder.log.lock().unwrap().iter().filter(|event| **event == Event::Dropped).count();
+        assert_eq!(dropped, LEASES);
+        assert!(to.side.views.is_empty());
+    }
+    let after = stats();
+    assert_eq!(after.leased - before.leased, after.released - before.released);
+    assert_eq!(after.leaked, before.leaked);
 }
