@@ -2,13 +2,13 @@
 #pragma once
 #include "common.cuh"
 
-// Units anywhere in the source. `COUNT` of them, `extra` bytes apart in the source and adjacent in the target, are
-// stored as one item.
-template <typename Item, typename Unit, int EACH> __device__ __forceinline__ void flat(const Flat &p) {
+// Units anywhere on both sides.
+template <typename Unit> __device__ __forceinline__ void flat(const Flat &p) {
+    constexpr int EACH = 4;
     const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x;
     u32 rest[EACH];
     i64 from[EACH], to[EACH];
-    Pack<Item, Unit> pack[EACH];
+    Unit units[EACH];
 #pragma unroll
     for (int k = 0; k < EACH; ++k) rest[k] = first + k * THREADS, from[k] = 0, to[k] = 0;
 #pragma unroll 1
@@ -23,12 +23,53 @@ template <typename Item, typename Unit, int EACH> __device__ __forceinline__ voi
     }
 #pragma unroll
     for (int k = 0; k < EACH; ++k)
-        if (first + k * THREADS < p.items)
-#pragma unroll
-            for (int j = 0; j < pack[k].COUNT; ++j) pack[k].units[j] = load<Unit>(p.sides.from + from[k] + j * p.extra);
+        if (first + k * THREADS < p.items) units[k] = load<Unit>(p.sides.from + from[k]);
 #pragma unroll
     for (int k = 0; k < EACH; ++k)
-        if (first + k * THREADS < p.items) store<Item>(p.sides.to + to[k], pack[k].item ^ flips<Item>(p.sides));
+        if (first + k * THREADS < p.items) store<Unit>(p.sides.to + to[k], units[k] ^ flips<Unit>(p.sides));
+}
+
+// Units anywhere in the source, for a target without gaps that begins at a multiple of an item: a thread gathers an
+// item of neighbours. `extra` is the number of units; the last item may be partial.
+template <typename Item, typename Unit, int EACH> __device__ __forceinline__ void gather(const Flat &p) {
+    constexpr u32 COUNT = Pack<Item, Unit>::COUNT;
+    const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x, units = (u32)p.extra;
+    Pack<Item, Unit> pack[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) {
+        const u32 begin = (first + k * THREADS) * COUNT;
+        if (first + k * THREADS >= p.items) continue;
+        const u32 line = p.ndim > 1 ? divide(begin, p.dims[0]) : 0;
+        const u32 plane = p.ndim > 2 ? divide(line, p.dims[1]) : 0;
+        u32 at = begin - line * p.dims[0].length, at_line = line - plane * p.dims[1].length;
+        i64 from = 0, unused = 0;
+        step(begin, p.dims, p.ndim, from, unused);
+#pragma unroll
+        for (u32 j = 0; j < COUNT; ++j) {
+            if (begin + j < units) pack[k].units[j] = load<Unit>(p.sides.from + from);
+            from += p.dims[0].from;
+            // The next unit is on the next line, or anywhere behind the last line.
+            if (j + 1 < COUNT && ++at == p.dims[0].length && p.ndim > 1) {
+                at = 0, from += p.dims[1].from - p.dims[0].length * p.dims[0].from;
+                if (++at_line == p.dims[1].length && p.ndim > 2) {
+                    at_line = 0, from = 0;
+                    step(begin + j + 1, p.dims, p.ndim, from, unused);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < EACH; ++k) {
+        const u32 begin = (first + k * THREADS) * COUNT;
+        if (first + k * THREADS >= p.items) continue;
+        char *to = p.sides.to + begin * (i64)sizeof(Unit);
+        pack[k].item = pack[k].item ^ flips<Item>(p.sides);
+        if (begin + COUNT <= units) store<Item>(to, pack[k].item);
+        else
+#pragma unroll
+            for (u32 j = 0; j < COUNT; ++j)
+                if (begin + j < units) store<Unit>(to + j * sizeof(Unit), pack[k].units[j]);
+    }
 }
 
 // Vectors of 16 bytes whose units the target has in reverse.

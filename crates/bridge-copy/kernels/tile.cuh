@@ -20,7 +20,7 @@ __device__ __forceinline__ Block block(const Tile &p) {
 }
 
 // Looks up where the rows of the tile begin, in the source by group `o` and in the target by group `i`.
-template <int TI, int TO> __device__ __forceinline__ void offsets(const Tile &p, const Block &at, i64 (&from_o)[TO], i64 (&to_i)[TI]) {
+template <int TI, int TO, int THREADS> __device__ __forceinline__ void offsets(const Tile &p, const Block &at, i64 (&from_o)[TO], i64 (&to_i)[TI]) {
     for (u32 t = threadIdx.x; t < max(TI, TO); t += THREADS) {
         i64 from = 0, to = 0, unused = 0;
         if (t < at.count_o) step(at.first_o + t, p.o.dims, p.o.ndim, from, unused);
@@ -37,7 +37,7 @@ template <typename Unit, int SIDE> __device__ __forceinline__ void tile(const Ti
     __shared__ i64 from_o[SIDE], to_i[SIDE];
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const Block at = block(p);
-    offsets<SIDE, SIDE>(p, at, from_o, to_i);
+    offsets<SIDE, SIDE, THREADS>(p, at, from_o, to_i);
     bool reads[LANES], writes[LANES];
     i64 from_i[LANES], to_o[LANES];
     u32 cell[LANES];
@@ -99,7 +99,8 @@ template <> struct Square<4> {
 // Elements of `SIZE` bytes in vectors of 1 or 4 words that are aligned on both sides. A thread takes squares of
 // elements and transposes them in registers. `cells` holds rows of the target, their groups of four words permuted so
 // that no access meets a bank conflict.
-template <typename Vector, int SIZE, int TI, int TO> __device__ __forceinline__ void vectors(const Tile &p) {
+template <typename Vector, int SIZE, int TI, int TO, int THREADS> __device__ __forceinline__ void vectors(const Tile &p) {
+    constexpr int WARPS = THREADS / 32;
     constexpr int PER = 4 / SIZE, WORDS = sizeof(Vector) / 4, ACROSS = PER * WORDS;
     constexpr int LANES_O = WORDS == 4 ? 4 : PER, LANES_I = 32 / LANES_O;
     constexpr int PASSES_I = TI / (LANES_I * ACROSS), PASSES_O = TO / (WARPS * LANES_O * PER);
@@ -109,7 +110,8 @@ template <typename Vector, int SIZE, int TI, int TO> __device__ __forceinline__ 
     __shared__ i64 from_o[TO], to_i[TI];
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, l = lane % LANES_I, g = lane / LANES_I;
     const Block at = block(p);
-    offsets<TI, TO>(p, at, from_o, to_i);
+    const bool straight_o = p.o.ndim == 1, straight_i = p.i.ndim == 1;
+    if (!straight_o || !straight_i) offsets<TI, TO, THREADS>(p, at, from_o, to_i);
     Pack<Vector, u32> v[PASSES_O][PASSES_I][PER];
     i64 source[PASSES_I];
     bool reads[PASSES_I];
@@ -120,16 +122,17 @@ template <typename Vector, int SIZE, int TI, int TO> __device__ __forceinline__ 
         source[b] = 0, reads[b] = i < at.count_i;
         if (reads[b]) step(at.first_i + i, p.i.dims, p.i.ndim, source[b], unused);
     }
-    __syncthreads();
+    if (!straight_o || !straight_i) __syncthreads();
 #pragma unroll
     for (int a = 0; a < PASSES_O; ++a)
 #pragma unroll
         for (int k = 0; k < PER; ++k) {
             const u32 o = ((a * WARPS + warp) * LANES_O + g) * PER + k;
+            const i64 from = straight_o ? (i64)(at.first_o + o) * p.o.dims[0].from : from_o[o];
             if (o < at.count_o)
 #pragma unroll
                 for (int b = 0; b < PASSES_I; ++b)
-                    if (reads[b]) v[a][b][k].item = load<Vector>(at.from + from_o[o] + source[b]);
+                    if (reads[b]) v[a][b][k].item = load<Vector>(at.from + from + source[b]);
         }
 #pragma unroll
     for (int a = 0; a < PASSES_O; ++a)
@@ -156,6 +159,7 @@ template <typename Vector, int SIZE, int TI, int TO> __device__ __forceinline__ 
 #pragma unroll
     for (int s = 0; s < EACH; ++s) {
         const u32 i = s * (THREADS / (ROW / WORDS)) + first, column = WORDS == 4 ? q ^ (i / ACROSS % 8 * 4) : q;
-        if (i < at.count_i) store<Vector>(at.to + to_i[i] + to_o, *(Vector *)&cells[i * PITCH + column] ^ flips<Vector>(p.sides));
+        const i64 to = straight_i ? (i64)(at.first_i + i) * p.i.dims[0].to : to_i[i];
+        if (i < at.count_i) store<Vector>(at.to + to + to_o, *(Vector *)&cells[i * PITCH + column] ^ flips<Vector>(p.sides));
     }
 }

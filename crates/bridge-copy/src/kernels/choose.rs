@@ -1,6 +1,6 @@
 //! Which kernels copy a walk, and with which parameters: a pure function of the walk and of both addresses modulo 16.
 
-use super::parameters::{Dim, Flat, Group, Sides, THREADS, Tile, dims};
+use super::parameters::{Dim, Flat, Group, Sides, Tile, dims};
 use super::table::{KERNELS, Kernel};
 use crate::plan::{Dim as Step, Walk};
 use smallvec::SmallVec;
@@ -20,13 +20,21 @@ const SHORT_ROW: usize = 64;
 /// The most channels of `split` and `join`.
 const MOST_CHANNELS: usize = 32;
 
-/// The least points of a row, the most bytes from one point to the next on the dense side and in a row, for these.
-const LEAST_POINTS: usize = 128;
+/// The least points of a row, and the most bytes from one point to the next on the dense side, for these.
+const LEAST_POINTS: usize = 64;
 const LONGEST_PITCH: i64 = 256;
-const LONGEST_STEP: i64 = 16;
 
-/// Shared memory, in bytes, of a block of `split` and `join`.
-const CHUNK: usize = 32 << 10;
+/// The least and the most bytes of a block of these.
+const LEAST_CHUNK: usize = 1 << 10;
+const SPLIT: usize = 16 << 10;
+const JOINED: usize = 32 << 10;
+
+/// The most units of a point of `mix`, and the most bytes of a block.
+const MIXED: usize = 1024;
+const MOST_MIXED: usize = 16 << 10;
+
+/// The least units across a tile: with fewer most of it is empty.
+const LEAST_ACROSS: usize = 12;
 
 /// The most adjacent units that a tile keeps together.
 const LONGEST_RUN: usize = 4;
@@ -177,19 +185,11 @@ impl Pass {
         }
         let Some(fastest) = self.dims.first().copied() else {
             let one = [Step { length: 1, from: 0, to: 0 }];
-            return self.walked(flat_kernel(self.unit), 4, 0, &one);
-        };
-        let (_, pack) = PACKS[self.index()];
-        let item = if self.unit < 4 { 4 } else { VECTOR };
-        let per = item / self.unit;
-        let adjacent = fastest.to == step && fastest.length.is_multiple_of(per);
-        let aligned_to = |size: usize| {
-            let others = self.dims[1..].iter().fold(self.beyond.1 as i64, |bits, dim| bits | dim.to);
-            others % size as i64 == 0
+            return self.walked(FLATS[self.index()], 4, 0, &one);
         };
         let (turned, per_vector) = (fastest.from == -step, VECTOR / self.unit);
         if let Some(turn) = TURNS.get(self.index())
-            && turned && fastest.to == step && fastest.length.is_multiple_of(per_vector) && aligned_to(VECTOR)
+            && turned && fastest.to == step && fastest.length.is_multiple_of(per_vector) && self.aligned_to(|dim| dim.to, self.beyond.1, Some(0))
             // The last unit of the first vector is the first of its memory.
             && self.aligned_to(|dim| dim.from, (self.beyond.0 + self.unit) % VECTOR, Some(0))
         {
@@ -199,42 +199,55 @@ impl Pass {
             let dims = std::mem::take(&mut self.dims);
             return self.walked(*turn, 2, 0, &dims);
         }
-        if per > 1 && adjacent && aligned_to(item) {
-            self.dims[0] = Step { length: fastest.length / per, from: fastest.from * per as i64, to: item as i64 };
+        // A target without gaps takes several units at once.
+        let ends = self.dims.iter().try_fold(step, |end, dim| (dim.to == end).then(|| end * dim.length as i64));
+        if let Some((kernel, item, each)) = GATHERS.get(self.index())
+            && ends.is_some()
+            && self.beyond.1 % item == 0
+        {
+            let units: usize = self.dims.iter().map(|dim| dim.length).product();
             let dims = std::mem::take(&mut self.dims);
-            return self.walked(pack, if item == 4 { 4 } else { 2 }, fastest.from, &dims);
+            return self.counted(*kernel, *each, units as i64, units.div_ceil(item / self.unit), &dims);
         }
         let dims = std::mem::take(&mut self.dims);
-        self.walked(flat_kernel(self.unit), 4, 0, &dims)
+        self.walked(FLATS[self.index()], 4, 0, &dims)
     }
 
     fn walked(&self, kernel: Kernel, each: u32, extra: i64, steps: &[Step]) -> Launch {
-        let items: usize = steps.iter().map(|step| step.length).product();
+        self.counted(kernel, each, extra, steps.iter().map(|step| step.length).product(), steps)
+    }
+
+    fn counted(&self, kernel: Kernel, each: u32, extra: i64, items: usize, steps: &[Step]) -> Launch {
         let flat =
             Flat { sides: self.sides(), extra, items: items as u32, ndim: steps.len() as u32, dims: dims(steps) };
-        let blocks = (items as u32).div_ceil(THREADS * each);
+        let blocks = (items as u32).div_ceil(kernel.threads() * each);
         Launch { kernel, blocks, shared: 0, parameters: Parameters::Flat(Box::new(flat)) }
     }
 
     /// A change of order, if there is one: the fastest dimension of the source is not that of the target.
     fn transposed(&self) -> Option<Launch> {
-        let speed = |d: &usize| self.dims[*d].from.unsigned_abs();
-        let i = (0..self.dims.len()).filter(|d| self.dims[*d].from != 0).min_by_key(speed)?;
-        // A source that repeats is read from the cache.
-        if i == 0 || self.dims.iter().any(|dim| dim.from == 0) {
+        // What repeats is read from the cache.
+        if self.dims.first()?.from == 0 {
             return None;
         }
-        if let Some(launch) = self.split(JOINS, |dim| dim.to, |dim| dim.from) {
+        if let Some(launch) = self.mix() {
             return Some(launch);
         }
-        let pass = self.forwards();
-        pass.split(SPLITS, |dim| dim.from, |dim| dim.to).or_else(|| pass.tiles(i))
+        let speed = |d: &usize| self.dims[*d].from.unsigned_abs();
+        let i = (0..self.dims.len()).filter(|d| speed(d) > 0).min_by_key(speed)?;
+        // Vectors lose little in rows of a few.
+        if i == 0 || (self.unit == VECTOR && self.dims[0].length < 16) {
+            return None;
+        }
+        self.split(JOINS, JOINED, |dim| dim.to, |dim| dim.from)
+            .or_else(|| self.forwards(0).split(SPLITS, SPLIT, |dim| dim.from, |dim| dim.to))
+            .or_else(|| self.forwards(1).tiles(i))
     }
 
-    /// The same with the source forwards in all dimensions but the target's fastest: the target may run backwards.
-    fn forwards(&self) -> Self {
+    /// The same with the source forwards in all dimensions but the first `kept`: the target may run backwards then.
+    fn forwards(&self, kept: usize) -> Self {
         let mut pass = self.clone();
-        for dim in pass.dims.iter_mut().skip(1).filter(|dim| dim.from < 0) {
+        for dim in pass.dims.iter_mut().skip(kept).filter(|dim| dim.from < 0) {
             let last = dim.length as i64 - 1;
             let (from, to) = (last * dim.from, last * dim.to);
             (dim.from, dim.to) = (-dim.from, -dim.to);
@@ -245,7 +258,13 @@ impl Pass {
     }
 
     /// A few channels close to each other for each point on one side, a row of points for each on the other.
-    fn split(&self, kernels: [Kernel; 4], dense: fn(&Step) -> i64, row: fn(&Step) -> i64) -> Option<Launch> {
+    fn split(
+        &self,
+        kernels: [Kernel; 4],
+        chunk: usize,
+        dense: fn(&Step) -> i64,
+        row: fn(&Step) -> i64,
+    ) -> Option<Launch> {
         let (unit, joins) = (self.unit as i64, kernels == JOINS);
         if self.run > 1 || self.unit == VECTOR {
             return None;
@@ -266,15 +285,47 @@ impl Pass {
         // The target is written without gaps only.
         let whole = !joins || (extent == pitch && count as i64 * unit == pitch);
         let length = self.dims[points].length;
-        if !fits || !whole || length < LEAST_POINTS || row(&self.dims[points]).abs() > LONGEST_STEP {
+        let step = row(&self.dims[points]).abs();
+        if !fits || !whole || length < LEAST_POINTS || length * (pitch as usize) < LEAST_CHUNK || step > 2 * unit {
             return None;
         }
-        let most = (CHUNK / pitch as usize).min(4096 / self.unit.min(2));
+        let most = (chunk / pitch as usize).min(4096 / self.unit.min(2));
         let span = (1 << most.ilog2()).min(length.next_power_of_two()).max(4);
-        let shared = span * pitch as usize + VECTOR;
-        let mut launch = self.tiled(kernels[self.index()], &channels, &[points], (count, span), shared as u32);
+        let shared = shared(span * pitch as usize);
+        let mut launch = self.tiled(kernels[self.index()], &channels, &[points], (count, span), shared);
         if let Parameters::Tile(tile) = &mut launch.parameters {
             (tile.pitch, tile.extent) = ((pitch / unit) as u32, (extent / unit) as u32);
+        }
+        Some(launch)
+    }
+
+    /// Points that are dense on both sides, with their units in another order.
+    fn mix(&self) -> Option<Launch> {
+        let unit = self.unit as i64;
+        let (points, pitch) =
+            self.dims.iter().enumerate().find(|(_, dim)| dim.from == dim.to).map(|(d, dim)| (d, dim.to))?;
+        let units: SmallVec<[usize; 4]> = (0..self.dims.len()).filter(|d| self.dims[*d].to < pitch).collect();
+        let count = units.iter().fold(1, |count: usize, d| count.saturating_mul(self.dims[*d].length));
+        let ends = units.iter().map(|d| self.dims[*d].from * (self.dims[*d].length as i64 - 1));
+        let (below, above): (i64, i64) =
+            ends.fold((0, 0), |(below, above), end| (below - end.min(0), above + end.max(0)));
+        let fits = self.run == 1
+            && self.unit < VECTOR
+            && units.len() <= Group::MOST
+            && (2..=MIXED).contains(&count)
+            && count as i64 * unit == pitch
+            && below + above + unit == pitch;
+        if !fits || self.dims[points].length * (pitch as usize) < LEAST_CHUNK {
+            return None;
+        }
+        let span = (MOST_MIXED / pitch as usize).min(self.dims[points].length);
+        // Whole vectors, so that all blocks begin as the first.
+        let span = if span > VECTOR { span - span % VECTOR } else { span };
+        let shared = shared(span * pitch as usize);
+        let mut launch = self.tiled(MIXES[self.index()], &units, &[points], (count, span), shared);
+        if let Parameters::Tile(tile) = &mut launch.parameters {
+            (tile.pitch, tile.extent) = (count as u32, (below / unit) as u32);
+            tile.pitches = Dim::new(count as u32, 0, 0);
         }
         Some(launch)
     }
@@ -294,20 +345,32 @@ impl Pass {
             (smallvec::smallvec![i], smallvec::smallvec![0]);
         let total = |group: &[usize]| group.iter().map(|d| self.dims[*d].length).product::<usize>();
         // Short groups get the next dimensions of their side, the shorter group first.
-        while !rest.is_empty() {
+        loop {
             let (have_i, have_o) = (total(&group_i), total(&group_o));
-            let room = |group: &[usize], have: usize| have < 2 * across && group.len() < Group::MOST;
-            let next = |rest: &[usize], stride: &dyn Fn(&Step) -> i64| {
-                (0..rest.len()).min_by_key(|at| stride(&self.dims[rest[*at]]).abs()).expect("there is one")
-            };
-            match (room(&group_i, have_i), room(&group_o, have_o)) {
-                (true, false) => group_i.push(rest.remove(next(&rest, &|dim| dim.from))),
-                (true, true) if have_i <= have_o => group_i.push(rest.remove(next(&rest, &|dim| dim.from))),
-                (_, true) => group_o.push(rest.remove(next(&rest, &|dim| dim.to))),
-                (false, false) => break,
+            let (short_i, short_o) =
+                (have_i < across && group_i.len() < Group::MOST, have_o < across && group_o.len() < Group::MOST);
+            let by_source = |at: &usize| self.dims[rest[*at]].from.unsigned_abs();
+            let by_target = |at: &usize| self.dims[rest[*at]].to.unsigned_abs();
+            if short_i && (have_i <= have_o || !short_o) {
+                let Some(next) = (0..rest.len()).min_by_key(by_source) else { break };
+                group_i.push(rest.remove(next));
+            } else if short_o {
+                let Some(next) = (0..rest.len()).min_by_key(by_target) else { break };
+                group_o.push(rest.remove(next));
+            } else {
+                break;
             }
         }
-        if self.dims.len() - group_i.len() - group_o.len() > Tile::MOST {
+        // The source is read in long stretches: one block after the other.
+        while group_i.len() < Group::MOST {
+            let last = &self.dims[group_i[group_i.len() - 1]];
+            let Some(next) = rest.iter().position(|d| self.dims[*d].from == last.from * last.length as i64) else {
+                break;
+            };
+            group_i.push(rest.remove(next));
+        }
+        let narrow = self.run * total(&group_i).min(total(&group_o)) < LEAST_ACROSS;
+        if narrow || self.dims.len() - group_i.len() - group_o.len() > Tile::MOST {
             return None;
         }
         let least = total(&group_i).min(total(&group_o));
@@ -349,8 +412,21 @@ impl Pass {
         let blocks = rest.iter().fold(tiles_i.length * tiles_o.length, |blocks, step| blocks * step.length as u32);
         let (span_i, span_o) = (span_i as u32, span_o as u32);
         let (run, ndim, rest) = (self.run as u32, rest.len() as u32, dims(&rest));
-        let tile =
-            Tile { sides: self.sides(), run, pitch: 0, extent: 0, span_i, span_o, ndim, tiles_i, tiles_o, i, o, rest };
+        let tile = Tile {
+            sides: self.sides(),
+            run,
+            pitch: 0,
+            extent: 0,
+            pitches: Dim::default(),
+            span_i,
+            span_o,
+            ndim,
+            tiles_i,
+            tiles_o,
+            i,
+            o,
+            rest,
+        };
         Launch { kernel, blocks, shared, parameters: Parameters::Tile(Box::new(tile)) }
     }
 }
@@ -360,23 +436,22 @@ fn moved(beyond: usize, by: i64) -> usize {
     (beyond as i64 + by).rem_euclid(VECTOR as i64) as usize
 }
 
-fn flat_kernel(unit: usize) -> Kernel {
-    PACKS[unit.trailing_zeros() as usize].0
+/// Shared memory, in bytes, for a chunk that begins anywhere in a vector: whole lines of 128 bytes.
+fn shared(nbytes: usize) -> u32 {
+    (nbytes + VECTOR).next_multiple_of(128) as u32
 }
 
 // By the binary logarithm of the unit.
-const PACKS: [(Kernel, Kernel); 5] = [
-    (Kernel::Flat1, Kernel::Pack1),
-    (Kernel::Flat2, Kernel::Pack2),
-    (Kernel::Flat4, Kernel::Pack4),
-    (Kernel::Flat8, Kernel::Pack8),
-    (Kernel::Flat16, Kernel::Flat16),
-];
+const FLATS: [Kernel; 5] = [Kernel::Flat1, Kernel::Flat2, Kernel::Flat4, Kernel::Flat8, Kernel::Flat16];
+/// With the bytes of an item, and the items of a thread.
+const GATHERS: [(Kernel, usize, u32); 4] =
+    [(Kernel::Gather1, 4, 4), (Kernel::Gather2, 8, 4), (Kernel::Gather4, 16, 2), (Kernel::Gather8, 16, 2)];
 const TURNS: [Kernel; 4] = [Kernel::Turn1, Kernel::Turn2, Kernel::Turn4, Kernel::Turn8];
 const ROWS: [Kernel; 4] = [Kernel::Rows1, Kernel::Rows2, Kernel::Rows4, Kernel::Rows8];
 const TILES: [Kernel; 5] = [Kernel::Tile1, Kernel::Tile2, Kernel::Tile4, Kernel::Tile8, Kernel::Tile16];
 const SIDES: [usize; 5] = [128, 64, 64, 64, 32];
 const SPLITS: [Kernel; 4] = [Kernel::Split1, Kernel::Split2, Kernel::Split4, Kernel::Split8];
+const MIXES: [Kernel; 4] = [Kernel::Mix1, Kernel::Mix2, Kernel::Mix4, Kernel::Mix8];
 const JOINS: [Kernel; 4] = [Kernel::Join1, Kernel::Join2, Kernel::Join4, Kernel::Join8];
 
 /// A kernel for sides in whole vectors.

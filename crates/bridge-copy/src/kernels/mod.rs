@@ -10,7 +10,7 @@ use crate::plan::Walk;
 use bridge_core::{Error, ErrorKind, Layout, Result, Stream, Strided};
 use bridge_cuda::Kernels;
 use choose::{Launch, Parameters, choose};
-use parameters::{Sides, THREADS};
+use parameters::Sides;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -29,14 +29,26 @@ static KERNELS: Kernels = Kernels::new(table::IMAGES, table::PTX, table::KERNELS
 ///
 /// That of [`bridge_core::Copies::copy`].
 pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
+    if from.layout.numel() == 0 {
+        return Ok(());
+    }
+    if flips == 0 && from.layout.is_compact() && to.layout.is_compact() {
+        let link = bridge_cuda::link()?;
+        // SAFETY: the caller's promises.
+        return unsafe { link.copy((from.device, from.data), (to.device, to.data), from.layout.nbytes(), stream) };
+    }
     let Some(launches) = planned(&from, &to, flips) else {
         let text = "bits are to be flipped in elements that are not aligned: copy them with their own framework first";
         return Err(Error::new(ErrorKind::CopyNeeded, text));
     };
     for (done, launch) in launches.iter().enumerate() {
         let Launch { kernel, blocks, shared, parameters } = launch;
-        let launch =
-            bridge_cuda::Launch { kernel: *kernel as usize, blocks: *blocks, threads: THREADS, shared: *shared };
+        let launch = bridge_cuda::Launch {
+            kernel: *kernel as usize,
+            blocks: *blocks,
+            threads: kernel.threads(),
+            shared: *shared,
+        };
         let at = |sides: Sides| Sides {
             from: sides.from.wrapping_add_unsigned(from.data as u64),
             to: sides.to.wrapping_add_unsigned(to.data as u64),

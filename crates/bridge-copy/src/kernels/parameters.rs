@@ -2,9 +2,6 @@
 
 use crate::plan::Dim as Step;
 
-/// Threads of a block, of every kernel.
-pub(crate) const THREADS: u32 = 256;
-
 /// A dimension, and the multiplication that divides by its length.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -86,6 +83,7 @@ pub(crate) struct Tile {
     pub ndim: u32,
     pub tiles_i: Dim,
     pub tiles_o: Dim,
+    pub pitches: Dim,
     pub i: Group,
     pub o: Group,
     pub rest: [Dim; Self::MOST],
@@ -120,7 +118,7 @@ mod tests {
         // The sums of the fields in common.cuh, each aligned to its size.
         assert_eq!((size_of::<Dim>(), size_of::<Sides>(), size_of::<Group>()), (32, 32, 136));
         assert_eq!(size_of::<Flat>(), 32 + 16 + 64 * 32);
-        assert_eq!(size_of::<Tile>(), 32 + 32 + 2 * 32 + 2 * 136 + 48 * 32);
+        assert_eq!(size_of::<Tile>(), 32 + 32 + 3 * 32 + 2 * 136 + 48 * 32);
     }
 
     proptest! {

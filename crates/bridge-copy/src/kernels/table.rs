@@ -4,54 +4,65 @@ use bridge_cuda::Image;
 use std::ffi::CStr;
 
 macro_rules! kernels {
-    ($($kernel:ident $name:literal $shared:literal;)*) => {
+    ($($kernel:ident $name:literal $threads:literal $shared:literal;)*) => {
         /// A kernel of kernels/copy.cu.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub(crate) enum Kernel { $($kernel,)* }
 
         /// Names and the most shared memory, in bytes, that the plan asks for.
         pub(crate) const KERNELS: &[(&CStr, u32)] = &[$(($name, $shared),)*];
+
+        impl Kernel {
+            /// Returns the threads of a block.
+            pub fn threads(self) -> u32 {
+                match self { $(Self::$kernel => $threads,)* }
+            }
+        }
     };
 }
 
 kernels! {
-    Flat1 c"flat1" 0;
-    Flat2 c"flat2" 0;
-    Flat4 c"flat4" 0;
-    Flat8 c"flat8" 0;
-    Flat16 c"flat16" 0;
-    Pack1 c"pack1" 0;
-    Pack2 c"pack2" 0;
-    Pack4 c"pack4" 0;
-    Pack8 c"pack8" 0;
-    Rows1 c"rows1" 0;
-    Rows2 c"rows2" 0;
-    Rows4 c"rows4" 0;
-    Rows8 c"rows8" 0;
-    Turn1 c"turn1" 0;
-    Turn2 c"turn2" 0;
-    Turn4 c"turn4" 0;
-    Turn8 c"turn8" 0;
-    Tile1 c"tile1" 0;
-    Tile2 c"tile2" 0;
-    Tile4 c"tile4" 0;
-    Tile8 c"tile8" 0;
-    Tile16 c"tile16" 0;
-    Words1 c"words1" 16896;
-    Words2 c"words2" 33280;
-    Vectors1 c"vectors1" 16384;
-    Vectors1Wide c"vectors1_wide" 65536;
-    Vectors2 c"vectors2" 8192;
-    Vectors2Wide c"vectors2_wide" 32768;
-    Vectors4 c"vectors4" 16384;
-    Split1 c"split1" 32784;
-    Split2 c"split2" 32784;
-    Split4 c"split4" 32784;
-    Split8 c"split8" 32784;
-    Join1 c"join1" 32784;
-    Join2 c"join2" 32784;
-    Join4 c"join4" 32784;
-    Join8 c"join8" 32784;
+    Flat1 c"flat1" 256 0;
+    Flat2 c"flat2" 256 0;
+    Flat4 c"flat4" 256 0;
+    Flat8 c"flat8" 256 0;
+    Flat16 c"flat16" 256 0;
+    Gather1 c"gather1" 256 0;
+    Gather2 c"gather2" 256 0;
+    Gather4 c"gather4" 256 0;
+    Gather8 c"gather8" 256 0;
+    Rows1 c"rows1" 256 0;
+    Rows2 c"rows2" 256 0;
+    Rows4 c"rows4" 256 0;
+    Rows8 c"rows8" 256 0;
+    Turn1 c"turn1" 256 0;
+    Turn2 c"turn2" 256 0;
+    Turn4 c"turn4" 256 0;
+    Turn8 c"turn8" 256 0;
+    Tile1 c"tile1" 256 0;
+    Tile2 c"tile2" 256 0;
+    Tile4 c"tile4" 256 0;
+    Tile8 c"tile8" 256 0;
+    Tile16 c"tile16" 256 0;
+    Words1 c"words1" 256 16896;
+    Words2 c"words2" 256 33280;
+    Vectors1 c"vectors1" 256 16384;
+    Vectors1Wide c"vectors1_wide" 512 65536;
+    Vectors2 c"vectors2" 256 8192;
+    Vectors2Wide c"vectors2_wide" 256 32768;
+    Vectors4 c"vectors4" 256 16384;
+    Split1 c"split1" 256 33024;
+    Split2 c"split2" 256 33024;
+    Split4 c"split4" 256 33024;
+    Split8 c"split8" 256 33024;
+    Join1 c"join1" 256 33024;
+    Join2 c"join2" 256 33024;
+    Join4 c"join4" 256 33024;
+    Join8 c"join8" 256 33024;
+    Mix1 c"mix1" 256 33024;
+    Mix2 c"mix2" 256 33024;
+    Mix4 c"mix4" 256 33024;
+    Mix8 c"mix8" 256 33024;
 }
 
 /// What `cargo xtask kernels` compiled them to.

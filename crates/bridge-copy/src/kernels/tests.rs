@@ -31,8 +31,8 @@ fn sizes(kernel: Kernel) -> (usize, usize) {
     let name = KERNELS[kernel as usize].0.to_str().unwrap();
     let unit: usize = name.trim_end_matches("_wide").trim_start_matches(char::is_alphabetic).parse().unwrap_or(1);
     match name.trim_end_matches(char::is_numeric) {
-        "pack" if unit < 4 => (unit, 4),
-        "pack" | "turn" => (unit, 16),
+        "gather" => (unit, (4 * unit).min(16)),
+        "turn" => (unit, 16),
         _ => (unit, unit),
     }
 }
@@ -64,6 +64,15 @@ impl Model<'_> {
                         (self.copy)(from + (16 - (j + 1) * unit) as i64, to + (j * unit) as i64, unit);
                     }
                 }
+                Kernel::Gather1 | Kernel::Gather2 | Kernel::Gather4 | Kernel::Gather8 => {
+                    (self.written)(flat.sides.to + (n * item) as i64, item);
+                    for at in n * item / unit..((n + 1) * item / unit).min(flat.extra as usize) {
+                        let (from, to) = step(at, &flat.dims[..flat.ndim as usize]);
+                        assert_eq!(to, (at * unit) as i64, "the target has no gaps");
+                        (self.read)(flat.sides.from + from, unit);
+                        (self.copy)(flat.sides.from + from, flat.sides.to + to, unit);
+                    }
+                }
                 _ => {
                     (self.written)(to, item);
                     for j in 0..item / unit {
@@ -93,6 +102,17 @@ impl Model<'_> {
             name if name.starts_with("join") => Some(|dim| dim.to),
             _ => None,
         };
+        if name.starts_with("mix") {
+            let dims = &tile.i.dims[..tile.i.ndim as usize];
+            let below: i64 = dims.iter().map(|dim| (dim.from * (i64::from(dim.length) - 1)).min(0)).sum();
+            assert_eq!(
+                (-below, tile.i.total, tile.pitches.length),
+                (i64::from(tile.extent) * unit as i64, tile.pitch, tile.pitch)
+            );
+            let pitch = (tile.pitch as usize * unit) as i64;
+            assert_eq!((tile.o.ndim, tile.o.dims[0].from, tile.o.dims[0].to), (1, pitch, pitch));
+            assert!(tile.span_o as i64 * pitch + 16 <= launch.shared.into() && tile.pitch <= 1024);
+        }
         if let Some(dense) = dense {
             let reach: i64 = tile.i.dims.iter().map(|dim| dense(dim) * (i64::from(dim.length) - 1).max(0)).sum();
             let sizes = (tile.extent as usize * unit, tile.pitch as usize * unit, tile.extent <= tile.pitch);
@@ -245,11 +265,14 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     assert_eq!(check(&some, &planes, (3, 0)).unwrap(), [Split1]);
     let swapped = layout(DType::UINT8, &[3, 1000], Some(&[-1, 3]));
     assert_eq!(check(&swapped, &planes, (3, 0)).unwrap(), [Split1]);
+    assert_eq!(chosen(DType::FLOAT32, &[100, 7, 3], &[0, 2, 1]), [Mix4]);
+    let reversed = layout(DType::UINT8, &[1000, 3], Some(&[3, -1]));
+    assert_eq!(check(&reversed, &layout(DType::UINT8, &[1000, 3], None), (2, 0)).unwrap(), [Mix1]);
     assert_eq!(chosen(DType::FLOAT16, &[2, 1001], &[1, 0]), [Join2]);
     let reversed = layout(DType::FLOAT32, &[16, 100], Some(&[-100, -1]));
     assert_eq!(check(&reversed, &layout(DType::FLOAT32, &[16, 100], None), (12, 0)).unwrap(), [Turn4]);
     let every_second = layout(DType::FLOAT32, &[16, 100], Some(&[200, 2]));
-    assert_eq!(check(&every_second, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Pack4]);
+    assert_eq!(check(&every_second, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Gather4]);
 }
 
 #[test]
@@ -264,7 +287,14 @@ fn more_than_two_to_the_31_units_are_several_launches() {
         for launch in &launches {
             let (to, count) = match &launch.parameters {
                 Parameters::Flat(flat) if launch.kernel == Kernel::Rows1 => (flat.sides.to, flat.extra as usize),
-                Parameters::Flat(flat) => (flat.sides.to, flat.items as usize * sizes(launch.kernel).1),
+                Parameters::Flat(flat) => (
+                    flat.sides.to,
+                    if sizes(launch.kernel).0 == sizes(launch.kernel).1 {
+                        flat.items as usize * sizes(launch.kernel).1
+                    } else {
+                        flat.extra as usize
+                    },
+                ),
                 Parameters::Tile(tile) => (tile.sides.to, tile.i.total as usize * tile.o.total as usize),
             };
             assert!(count < MOST_UNITS && launch.blocks > 0);
