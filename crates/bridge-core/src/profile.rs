@@ -35,8 +35,9 @@ pub struct Profile {
     /// Whether exporting a tensor blocks the host until the device is done.
     #[serde(default)]
     pub waits_on_export: bool,
-    /// Whether the adapter calls C++ functions of the framework without a stable interface, tested with the installed
-    /// version. With other versions it calls public functions, which are slower or do less.
+    /// Whether the adapter uses functions or fields of the framework that have no stable interface: where they were
+    /// compared with Python's answers in this process, or tested with the installed version (TensorFlow). Elsewhere it
+    /// calls public functions, which are slower or do less.
     #[serde(default)]
     pub private_functions: bool,
 }

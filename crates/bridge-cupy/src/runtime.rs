@@ -82,7 +82,7 @@ impl Runtime {
             devices: vec![DeviceKind::CUDA],
             keeps_read_only: false,
             waits_on_export: false,
-            private_functions: false,
+            private_functions: fields.is_some(),
         };
         Ok(Self {
             profile,
