@@ -20,8 +20,8 @@ pub struct Options {
     pub permute: Option<Permutation>,
 }
 
-/// Why a copy is made. The producer makes it, on the tensor's device. Where it cannot, core copies host memory, and the
-/// consumer copies device memory that it accepts in place.
+/// Why a copy is made. It is made on the tensor's device, unless it is a move; [`transfer`](crate::transfer()) says by
+/// whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
