@@ -23,9 +23,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 ///   have been used in: no other stream was recorded, and none is current at the drop. The flush comes later than the
 ///   drop, so its wait covers every use of the view.
 /// - *No memory is lost to a capture.* A buffer is put on the list only while the reader is not being captured. So no
-///   graph uses the view. Where a capture has begun before the flush, the wait follows the capture.
+///   graph uses the view. Where a capture of either stream has begun before the flush, the wait follows the capture:
+///   inside, it would become a part of the graph, or break two captures that do not belong together.
 /// - *The streams are alive.* The buffer keeps the owner's stream. The reader outlives the last lease of the group,
-///   whose drop needs it too, and that drop returns only after every wait has been recorded, on any thread.
+///   whose drop needs it too, and that drop returns only after every wait has been recorded, on any thread. A wait that
+///   follows a capture keeps the reader itself, where that is possible.
 /// - *No buffer is dropped before it is ordered*, and none twice. Each is [`Unordered`] on the list, which leaks it
 ///   wherever the ordering fails or panics.
 ///
@@ -103,7 +105,7 @@ impl Group {
     }
 
     /// Makes the owner's stream wait for the reader, and drops the buffers on the list.
-    fn flush(&self) {
+    fn flush(self: &Arc<Self>) {
         if process::id() != self.process {
             return;
         }
@@ -114,46 +116,67 @@ impl Group {
         }
         let count = waiting.len();
         // Under the lock, so that the drop of the last lease returns after it.
-        let ordered = catch_unwind(AssertUnwindSafe(|| match self.reader.stream == self.owner {
-            true => Ok(()),
-            false => self.ordering.order(self.device, self.reader.stream, self.owner),
-        }));
+        let ordered = catch_unwind(AssertUnwindSafe(|| self.order()));
         drop(list);
         let give_back = || match ordered {
-            Ok(Ok(())) => give_back(&*self.ordering, self.device, self.owner, waiting),
-            Ok(Err(error)) if error.kind() == ErrorKind::Captured => self.give_back_after_the_capture(waiting),
-            _ => (),
+            Ok(Ok(())) => self.give_back(waiting),
+            Ok(Err(Unready::Captured(stream))) => self.give_back_after_the_capture(stream, waiting),
+            Ok(Err(Unready::Failed)) | Err(_) => (),
         };
         let _ = catch_unwind(AssertUnwindSafe(give_back));
         released(count);
     }
 
-    fn give_back_after_the_capture(&self, waiting: Vec<Waiting>) {
-        let Self { device, owner, ref reader, ref ordering, .. } = *self;
-        let (reader, later, mut waiting) = (reader.clone(), Arc::clone(ordering), Some(waiting));
+    /// Makes the owner's stream wait for the reader, outside of any graph.
+    fn order(&self) -> Result<(), Unready> {
+        let (device, reader) = (self.device, self.reader.stream);
+        let is_captured = |stream: &Stream| self.ordering.is_captured(device, *stream) == Some(true);
+        if let Some(stream) = [self.owner, reader].into_iter().find(is_captured) {
+            return Err(Unready::Captured(stream));
+        }
+        if reader == self.owner {
+            return Ok(());
+        }
+        match self.ordering.order(device, reader, self.owner) {
+            // It has begun between the two calls.
+            Err(error) if error.kind() == ErrorKind::Captured => Err(Unready::Captured(reader)),
+            result => result.map_err(|_| Unready::Failed),
+        }
+    }
+
+    fn give_back_after_the_capture(self: &Arc<Self>, stream: Stream, waiting: Vec<Waiting>) {
+        let (group, mut waiting) = (Arc::clone(self), Some(waiting));
         let attempt = move || {
-            match later.order(device, reader.stream, owner) {
-                Err(error) if error.kind() == ErrorKind::Captured => return false,
-                Ok(()) => waiting.take().into_iter().for_each(|waiting| give_back(&*later, device, owner, waiting)),
-                Err(_) => waiting = None,
+            match group.order() {
+                Err(Unready::Captured(_)) => return false,
+                Ok(()) => waiting.take().into_iter().for_each(|waiting| group.give_back(waiting)),
+                Err(Unready::Failed) => waiting = None,
             }
             true
         };
-        ordering.defer(device, self.reader.stream, Box::new(attempt));
+        self.ordering.defer(self.device, stream, Box::new(attempt));
+    }
+
+    /// Drops buffers behind whose readers the owner's stream waits.
+    fn give_back(&self, waiting: Vec<Waiting>) {
+        let mut retired: Vec<Box<dyn DeviceBuffer>> = Vec::new();
+        for Waiting { buffer, reuse } in waiting {
+            match reuse {
+                // Foreign code: its panic must not prevent the other drops.
+                Reuse::InStreamOrder => drop(catch_unwind(AssertUnwindSafe(|| drop(buffer.into_ordered())))),
+                Reuse::Unknown => retired.push(buffer.into_ordered()),
+            }
+        }
+        if !retired.is_empty() {
+            self.ordering.retire_all(self.device, self.owner, retired);
+        }
     }
 }
 
-/// Drops buffers behind whose readers the owner's stream waits.
-fn give_back(ordering: &dyn Ordering, device: Device, owner: Stream, waiting: Vec<Waiting>) {
-    let mut retired: Vec<Box<dyn DeviceBuffer>> = Vec::new();
-    for Waiting { buffer, reuse } in waiting {
-        match reuse {
-            // Foreign code: its panic must not prevent the other drops.
-            Reuse::InStreamOrder => drop(catch_unwind(AssertUnwindSafe(|| drop(buffer.into_ordered())))),
-            Reuse::Unknown => retired.push(buffer.into_ordered()),
-        }
-    }
-    if !retired.is_empty() {
-        ordering.retire_all(device, owner, retired);
-    }
+/// Why the owner's stream does not wait for the reader yet.
+enum Unready {
+    /// This stream is being captured.
+    Captured(Stream),
+    /// The ordering has failed.
+    Failed,
 }
