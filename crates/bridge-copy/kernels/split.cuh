@@ -48,81 +48,92 @@ template <> struct Word<u16> {
     typedef u32 Type;
 };
 
-// With `JOIN` the target is the dense side. Whole words of points are taken at once where a row allows it.
-// `SPREADS`: the pitch is a multiple of 16 bytes.
-template <typename Unit, bool JOIN, bool SPREADS> __device__ __forceinline__ void split(const Tile &p) {
-    typedef typename Word<Unit>::Type Item;
+// One block's points of `split`.
+struct Points {
+    // The row of the first channel, and by channel the offset of the row and, in shared memory, of the first cell.
+    char *row;
+    const i64 *rows;
+    const u32 *columns;
+    char *shared;
+    // Bytes from one point to the next in a row and in shared memory.
+    i64 along;
+    u32 pitch, channels, count, span;
+    Sides sides;
+};
+
+// Copies between rows and cells. `WHOLE`: every item of every row can be loaded and stored as a whole.
+template <typename Item, typename Unit, bool JOIN, bool SPREADS, bool WHOLE> __device__ __forceinline__ void between(const Points &p) {
     constexpr int PER = Pack<Item, Unit>::COUNT, EACH = sizeof(Unit) == 4 ? 8 : 4;
+    const u32 log = 31 - __clz(p.span / PER), mask = (1u << log) - 1, all = p.channels << log;
+    const auto cell = [&](u32 channel, u32 point) -> Unit & {
+        return *(Unit *)(p.shared + spread(p.columns[channel] + point * p.pitch, SPREADS));
+    };
+    for (u32 first = threadIdx.x; first < all; first += THREADS * EACH) {
+        Pack<Item, Unit> pack[EACH];
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) {
+            const u32 n = first + k * THREADS, channel = n >> log, point = (n & mask) * PER;
+            if (n >= all || point >= p.count) continue;
+            const char *row = p.row + p.rows[channel] + point * p.along;
+            if (JOIN && WHOLE) pack[k].item = load<Item>(row);
+            else
+#pragma unroll
+                for (int j = 0; j < PER; ++j)
+                    if (WHOLE || point + j < p.count) pack[k].units[j] = JOIN ? load<Unit>(row + j * p.along) : cell(channel, point + j);
+        }
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) {
+            const u32 n = first + k * THREADS, channel = n >> log, point = (n & mask) * PER;
+            if (n >= all || point >= p.count) continue;
+            char *row = p.row + p.rows[channel] + point * p.along;
+            if (!JOIN) pack[k].item = pack[k].item ^ flips<Item>(p.sides);
+            if (!JOIN && WHOLE) store<Item>(row, pack[k].item);
+            else
+#pragma unroll
+                for (int j = 0; j < PER; ++j)
+                    if (WHOLE || point + j < p.count) {
+                        if (JOIN) cell(channel, point + j) = pack[k].units[j];
+                        else store<Unit>(row + j * p.along, pack[k].units[j]);
+                    }
+        }
+    }
+}
+
+// With `JOIN` the target is the dense side.
+template <typename Unit, bool JOIN> __device__ __forceinline__ void split(const Tile &p) {
+    typedef typename Word<Unit>::Type Item;
+    constexpr int PER = Pack<Item, Unit>::COUNT;
     extern __shared__ u128 chunk[];
     __shared__ i64 rows[64];
     __shared__ u32 columns[64];
     const Block at = block(p);
-    char *shared = (char *)chunk;
+    char *shared = (char *)chunk, *row = JOIN ? (char *)at.from : at.to;
     const i64 along = JOIN ? p.o.dims[0].from : p.o.dims[0].to;
-    const u32 pitch = p.pitch * sizeof(Unit);
+    const u32 pitch = p.pitch * sizeof(Unit), channels = p.i.total;
     char *dense = (JOIN ? at.to : (char *)at.from) + (i64)at.first_o * pitch;
     const u32 phase = (u32)(u64)dense & 15, length = (at.count_o - 1) * pitch + p.extent * sizeof(Unit);
-    if (threadIdx.x < p.i.total) {
+    bool whole = along == sizeof(Unit) && at.count_o % PER == 0;
+    if (threadIdx.x < channels) {
         i64 from = 0, to = 0;
         step(threadIdx.x, p.i.dims, p.i.ndim, from, to);
         rows[threadIdx.x] = (JOIN ? from : to) + at.first_o * along;
         columns[threadIdx.x] = (u32)(JOIN ? to : from) + phase;
+        whole = whole && (u64)(row + rows[threadIdx.x]) % sizeof(Item) == 0;
     }
-    if (!JOIN) chunked<Unit, true>(dense, shared, phase, SPREADS, length, p.sides);
-    __syncthreads();
-    const auto cell = [&](u32 at) -> Unit & { return *(Unit *)(shared + spread(at, SPREADS)); };
-    const u32 log = 31 - __clz(p.span_o / PER), mask = (1u << log) - 1, all = p.i.total << log;
-    for (u32 first = threadIdx.x; first < all; first += THREADS * EACH) {
-        Pack<Item, Unit> pack[EACH];
-        u32 point[EACH], first_cell[EACH];
-        char *row[EACH];
-        bool whole[EACH];
-#pragma unroll
-        for (int k = 0; k < EACH; ++k) {
-            const u32 n = first + k * THREADS;
-            point[k] = n < all ? (n & mask) * PER : p.span_o;
-            if (point[k] >= at.count_o) continue;
-            first_cell[k] = point[k] * pitch + columns[n >> log];
-            row[k] = (JOIN ? (char *)at.from : at.to) + rows[n >> log] + point[k] * along;
-            whole[k] = PER == 1 || (along == sizeof(Unit) && (u64)row[k] % sizeof(Item) == 0 && point[k] + PER <= at.count_o);
-            if (whole[k]) {
-                if (JOIN) pack[k].item = load<Item>(row[k]);
-                else
-#pragma unroll
-                    for (int j = 0; j < PER; ++j) pack[k].units[j] = cell(first_cell[k] + j * pitch);
-            } else {
-#pragma unroll
-                for (int j = 0; j < PER; ++j)
-                    if (point[k] + j < at.count_o) pack[k].units[j] = JOIN ? load<Unit>(row[k] + j * along) : cell(first_cell[k] + j * pitch);
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < EACH; ++k) {
-            if (point[k] >= at.count_o) continue;
-            if (!JOIN) pack[k].item = pack[k].item ^ flips<Item>(p.sides);
-            if (whole[k]) {
-                if (!JOIN) store<Item>(row[k], pack[k].item);
-                else
-#pragma unroll
-                    for (int j = 0; j < PER; ++j) cell(first_cell[k] + j * pitch) = pack[k].units[j];
-            } else {
-#pragma unroll
-                for (int j = 0; j < PER; ++j)
-                    if (point[k] + j < at.count_o) {
-                        if (JOIN) cell(first_cell[k] + j * pitch) = pack[k].units[j];
-                        else store<Unit>(row[k] + j * along, pack[k].units[j]);
-                    }
-            }
-        }
+    // A word of one unit is always whole.
+    whole = __syncthreads_and(whole) || PER == 1;
+    const bool spreads = !whole || pitch % 16 == 0;
+    if (!JOIN) {
+        chunked<Unit, true>(dense, shared, phase, spreads, length, p.sides);
+        __syncthreads();
     }
+    const Points points = {row, rows, columns, shared, along, pitch, channels, at.count_o, p.span_o, p.sides};
+    if (whole && spreads) between<Item, Unit, JOIN, true, true>(points);
+    else if (whole) between<Item, Unit, JOIN, false, true>(points);
+    else if (PER > 1) between<Item, Unit, JOIN, true, false>(points);
     if (!JOIN) return;
     __syncthreads();
-    chunked<Unit, false>(dense, shared, phase, SPREADS, length, p.sides);
-}
-
-template <typename Unit, bool JOIN> __device__ __forceinline__ void split(const Tile &p) {
-    if (p.pitch * sizeof(Unit) % 16 == 0) split<Unit, JOIN, true>(p);
-    else split<Unit, JOIN, false>(p);
+    chunked<Unit, false>(dense, shared, phase, spreads, length, p.sides);
 }
 
 // Points that are dense on both sides, their units in another order on each. Group `i` is the units of a point, the
