@@ -17,8 +17,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_micros(200), Duration::from
 /// One in so many calls of `retire` polls earlier buffers, because a query costs as much as an event.
 const TURNS: usize = 8;
 
-/// Buffers that such a call drops at most: more than [`TURNS`], so that the queue shrinks; few, so that the caller is
-/// not delayed.
+/// Events whose buffers such a call drops at most: more than [`TURNS`], so that the queue shrinks; few, so that the
+/// caller is not delayed.
 const SHARE: usize = 2 * TURNS;
 
 /// Buffers that wait for one event: nearly always one.
@@ -67,7 +67,7 @@ struct State {
 }
 
 impl State {
-    /// Polls the first buffer of each line, and the next while they are done. Removes up to `most` that no longer wait.
+    /// Polls the first event of each line, and the next while they are done. Removes up to `most` that are not pending.
     fn finished<D: Driver>(&mut self, devices: &Devices<D>, most: usize) -> Vec<Retired> {
         let mut finished = Vec::new();
         self.lines.retain_mut(|line| {

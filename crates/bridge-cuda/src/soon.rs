@@ -225,6 +225,62 @@ mod tests {
     }
 
     #[test]
+    fn a_view_that_is_dropped_while_the_owner_is_captured_is_returned_after_the_capture() {
+        let cuda = Arc::new(CudaOrdering::new(Fake::default(), 1));
+        let ordering: Arc<dyn Ordering> = cuda.clone();
+        for reuse in [Reuse::InStreamOrder, Reuse::Unknown] {
+            let (from, to) = (Empties::new(A, reuse), Empties::new(B, reuse));
+            let mut views = cross(&from, &to, &ordering, 8);
+            cuda.devices().driver().take_calls();
+            cuda.devices().driver().capture(A);
+            views.pop();
+            eventually("its return is deferred", || cuda.later().deferred() == 1);
+            assert_eq!((from.drops.load(SeqCst), records_and_waits(&cuda)), (0, (0, 0)));
+            cuda.devices().driver().end_capture();
+            cuda.devices().driver().idle(A);
+            eventually("its memory is returned", || from.drops.load(SeqCst) == 1);
+            drop(views);
+            assert_eq!((from.drops.load(SeqCst), cuda.reaper().leaked()), (8, 0));
+        }
+    }
+
+    #[test]
+    fn threads_drop_trees_in_any_order_and_all_memory_is_returned() {
+        const THREADS: usize = 4;
+        const ROUNDS: usize = 100;
+        const TENSORS: usize = 16;
+        let mut cuda = CudaOrdering::new(Fake::default(), 1);
+        // Many flushes meet the drops.
+        cuda.soon_mut().moment = Duration::from_micros(50);
+        let cuda = Arc::new(cuda);
+        let ordering: Arc<dyn Ordering> = cuda.clone();
+        let from = [Reuse::InStreamOrder, Reuse::Unknown].map(|reuse| Empties::new(A, reuse));
+        thread::scope(|scope| {
+            for number in 0..THREADS {
+                let (ordering, from) = (&ordering, &from[number % 2]);
+                scope.spawn(move || {
+                    let to = Empties::new(Stream::from_handle(0xb0 + number as u64), Reuse::InStreamOrder);
+                    let mut kept = Vec::new();
+                    for round in 0..ROUNDS {
+                        let mut views = cross(from, &to, ordering, TENSORS);
+                        kept.extend(views.drain(..round % TENSORS));
+                        (0..round % 3).for_each(|_| drop(views.pop()));
+                        if round % 10 == 0 {
+                            kept.clear();
+                        }
+                    }
+                });
+            }
+        });
+        eventually("all are returned", || {
+            // The events of those that were retired.
+            cuda.devices().driver().finish(A);
+            from.iter().map(|from| from.drops.load(SeqCst)).sum::<usize>() == THREADS * ROUNDS * TENSORS
+        });
+        assert_eq!(cuda.reaper().leaked(), 0);
+    }
+
+    #[test]
     fn memory_is_leaked_where_the_driver_fails_at_the_flush() {
         let (cuda, ordering) = patient();
         let (from, to) = (Empties::new(A, Reuse::InStreamOrder), Empties::new(B, Reuse::InStreamOrder));
