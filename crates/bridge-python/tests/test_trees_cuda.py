@@ -84,6 +84,37 @@ def test_the_memory_of_a_tree_is_not_reused_early(way: str) -> None:
     assert settled()["leaked"] == leaked
 
 
+def test_threads_drop_the_views_of_one_tree_in_streams_of_their_own() -> None:
+    reader, other = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    leaked, alive = settled()["leaked"], memory.views()
+
+    def drop(views: list[Any], stream: Any) -> None:
+        with stream:
+            while views:
+                views.pop()
+
+    for value in range(20):
+        tensors = [torch.full((LENGTH,), float(value), device="cuda") for _ in range(COUNT)]
+        with reader:
+            views = tb.to_cupy(tensors)
+            del tensors
+            spin(20_000_000)
+            reads = [view.copy() for view in views]
+        streams = [reader, reader, other, cupy.cuda.Stream.null]
+        threads = [threading.Thread(target=drop, args=(views[i::4], stream)) for i, stream in enumerate(streams)]
+        del views
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        junk = [torch.full((LENGTH,), -1.0, device="cuda") for _ in range(COUNT)]
+        torch.cuda.synchronize()
+        assert all(bool((read == value).all()) for read in reads)
+        del junk
+    eventually(lambda: memory.views() == alive)
+    assert settled()["leaked"] == leaked
+
+
 def test_memory_of_unknown_reuse_is_not_reused_early() -> None:
     """CuPy's pool reuses memory on the stream of its allocation, which is not the current one here."""
     leaked = settled()["leaked"]
