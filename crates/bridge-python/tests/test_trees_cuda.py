@@ -146,13 +146,18 @@ def test_views_that_are_dropped_alone_return_their_memory_soon() -> None:
         assert views[0].sum() == 4
 
 
-@pytest.mark.parametrize("captured", ["reader", "owner", "both"])
+@pytest.mark.parametrize("captured", ["reader", "owner", "both", "blocking"])
 def test_a_capture_between_the_drop_and_the_return_delays_the_return(captured: str) -> None:
-    side = torch.cuda.Stream()
-    owner, reader = cupy.cuda.ExternalStream(side.cuda_stream), cupy.cuda.Stream(non_blocking=True)
-    streams = {"reader": [reader], "owner": [owner], "both": [owner, reader]}[captured]
+    reader = cupy.cuda.Stream(non_blocking=True)
+    if captured == "blocking":
+        # The owner's stream is the legacy stream, which waits for every blocking stream.
+        of_torch, streams = torch.cuda.default_stream(), [cupy.cuda.Stream()]
+    else:
+        of_torch = torch.cuda.Stream()
+        owner = cupy.cuda.ExternalStream(of_torch.cuda_stream)
+        streams = {"reader": [reader], "owner": [owner], "both": [owner, reader]}[captured]
     leaked, alive = settled()["leaked"], memory.views()
-    with torch.cuda.stream(side), reader:
+    with torch.cuda.stream(of_torch), reader:
         for _ in range(20):
             views = tb.to_cupy([torch.ones(4, device="cuda") for _ in range(COUNT)])
             views.pop()
