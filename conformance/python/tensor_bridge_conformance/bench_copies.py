@@ -101,6 +101,8 @@ class Found:
 def main(argv: list[str]) -> int:
     """Measure, print tables, write ``bench_copies.json``, ``.md`` and ``.svg``. Return 0 when every bar is met."""
     options = _options(argv)
+    if options.check:
+        return check(options.check, options.seed)
     speed = plain()
     rows = [row for case in CASES for row in [measure(case, speed, options.repeats)] if row]
     found = list(search(options.search, options.seed))
@@ -189,14 +191,36 @@ def measure(case: Case, speed: float, repeats: int) -> Row | None:
     return row
 
 
-def layouts(count: int, seed: int) -> Any:
+def check(count: int, seed: int) -> int:
+    """Copy random layouts into memory that is as large as they need, compare, and return 1 if one differs.
+
+    Run it under ``compute-sanitizer`` with PYTORCH_NO_CUDA_MEMORY_CACHING=1: no pool hides a stray access.
+    """
+    import cupy
+
+    import tensor_bridge as tb
+
+    cupy.cuda.set_allocator(None)
+    wrong = 0
+    for dtype, shape, order, cuts, _ in layouts(count, seed, (1 << 10, 64 << 10)):
+        memory = tb.to_cupy(filled(dtype, shape), copy=True)
+        slices = tuple(slice(begin or None, None, step) for begin, step in cuts)
+        array = memory[slices].transpose(order)
+        out = cupy.zeros(array.shape, array.dtype)
+        tb.copy(array, out=out)
+        wrong += out.tobytes() != array.get().tobytes()
+    print(f"{count} layouts, {wrong} wrong")
+    return int(wrong > 0)
+
+
+def layouts(count: int, seed: int, sizes: tuple[int, int] = SEARCHED) -> Any:
     """Yield random views: dtype, shape of the memory, and what to do with it (permutation, steps, broadcasts)."""
     rng = random.Random(seed)
     for _ in range(count):
         dtype = rng.choice(["uint8", "float16", "float32", "float64", "complex128"])
         itemsize = {"uint8": 1, "float16": 2, "float32": 4, "float64": 8, "complex128": 16}[dtype]
         ndim = rng.choice([1, 2, 2, 3, 3, 3, 4, 4, 5, 6])
-        budget = rng.randrange(*SEARCHED) // itemsize
+        budget = rng.randrange(*sizes) // itemsize
         shape = []
         for left in range(ndim, 0, -1):
             most = max(1, round(budget ** (1 / left)))
@@ -316,6 +340,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--report", default="report", help="folder for the reports")
     parser.add_argument("--repeats", type=int, default=10, help="copies in a measurement")
     parser.add_argument("--search", type=int, default=2000, help="random layouts")
+    parser.add_argument("--check", type=int, metavar="N", help="only check N small layouts, for compute-sanitizer")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(argv)
 

@@ -58,12 +58,13 @@ struct Points {
     // Bytes from one point to the next in a row and in shared memory.
     i64 along;
     u32 pitch, channels, count, span;
-    Sides sides;
+    const Sides &sides;
 };
 
-// Copies between rows and cells. `WHOLE`: every item of every row can be loaded and stored as a whole.
+// Copies between rows and cells. `WHOLE`: every item of every row is adjacent and aligned.
 template <typename Item, typename Unit, bool JOIN, bool SPREADS, bool WHOLE> __device__ __forceinline__ void between(const Points &p) {
     constexpr int PER = Pack<Item, Unit>::COUNT, EACH = sizeof(Unit) == 4 ? 8 : 4;
+    const i64 along = WHOLE ? sizeof(Unit) : p.along;
     const u32 log = 31 - __clz(p.span / PER), mask = (1u << log) - 1, all = p.channels << log;
     const auto cell = [&](u32 channel, u32 point) -> Unit & {
         return *(Unit *)(p.shared + spread(p.columns[channel] + point * p.pitch, SPREADS));
@@ -74,18 +75,18 @@ template <typename Item, typename Unit, bool JOIN, bool SPREADS, bool WHOLE> __d
         for (int k = 0; k < EACH; ++k) {
             const u32 n = first + k * THREADS, channel = n >> log, point = (n & mask) * PER;
             if (n >= all || point >= p.count) continue;
-            const char *row = p.row + p.rows[channel] + point * p.along;
+            const char *row = p.row + p.rows[channel] + point * along;
             if (JOIN && WHOLE) pack[k].item = load<Item>(row);
             else
 #pragma unroll
                 for (int j = 0; j < PER; ++j)
-                    if (WHOLE || point + j < p.count) pack[k].units[j] = JOIN ? load<Unit>(row + j * p.along) : cell(channel, point + j);
+                    if (WHOLE || point + j < p.count) pack[k].units[j] = JOIN ? load<Unit>(row + j * along) : cell(channel, point + j);
         }
 #pragma unroll
         for (int k = 0; k < EACH; ++k) {
             const u32 n = first + k * THREADS, channel = n >> log, point = (n & mask) * PER;
             if (n >= all || point >= p.count) continue;
-            char *row = p.row + p.rows[channel] + point * p.along;
+            char *row = p.row + p.rows[channel] + point * along;
             if (!JOIN) pack[k].item = pack[k].item ^ flips<Item>(p.sides);
             if (!JOIN && WHOLE) store<Item>(row, pack[k].item);
             else
@@ -93,7 +94,7 @@ template <typename Item, typename Unit, bool JOIN, bool SPREADS, bool WHOLE> __d
                 for (int j = 0; j < PER; ++j)
                     if (WHOLE || point + j < p.count) {
                         if (JOIN) cell(channel, point + j) = pack[k].units[j];
-                        else store<Unit>(row + j * p.along, pack[k].units[j]);
+                        else store<Unit>(row + j * along, pack[k].units[j]);
                     }
         }
     }
@@ -120,8 +121,7 @@ template <typename Unit, bool JOIN> __device__ __forceinline__ void split(const 
         columns[threadIdx.x] = (u32)(JOIN ? to : from) + phase;
         whole = whole && (u64)(row + rows[threadIdx.x]) % sizeof(Item) == 0;
     }
-    // A word of one unit is always whole.
-    whole = __syncthreads_and(whole) || PER == 1;
+    whole = __syncthreads_and(whole);
     const bool spreads = !whole || pitch % 16 == 0;
     if (!JOIN) {
         chunked<Unit, true>(dense, shared, phase, spreads, length, p.sides);
@@ -130,7 +130,7 @@ template <typename Unit, bool JOIN> __device__ __forceinline__ void split(const 
     const Points points = {row, rows, columns, shared, along, pitch, channels, at.count_o, p.span_o, p.sides};
     if (whole && spreads) between<Item, Unit, JOIN, true, true>(points);
     else if (whole) between<Item, Unit, JOIN, false, true>(points);
-    else if (PER > 1) between<Item, Unit, JOIN, true, false>(points);
+    else between<Item, Unit, JOIN, true, false>(points);
     if (!JOIN) return;
     __syncthreads();
     chunked<Unit, false>(dense, shared, phase, spreads, length, p.sides);

@@ -241,7 +241,13 @@ impl Pass {
         }
         self.split(JOINS, JOINED, |dim| dim.to, |dim| dim.from)
             .or_else(|| self.forwards(0).split(SPLITS, SPLIT, |dim| dim.from, |dim| dim.to))
-            .or_else(|| self.forwards(1).tiles(i))
+            .or_else(|| if self.is_near() { None } else { self.forwards(1).tiles(i) })
+    }
+
+    /// Returns whether the target's fastest dimension takes small units from sectors that it mostly uses: gathering them
+    /// is faster than small units in tiles.
+    fn is_near(&self) -> bool {
+        self.unit <= 2 && self.dims[0].from.abs() <= 4 * self.unit as i64
     }
 
     /// The same with the source forwards in all dimensions but the first `kept`: the target may run backwards then.
