@@ -20,10 +20,14 @@ sys.modules.setdefault("tensorflow.python.pywrap_dlopen_global_flags", None)  # 
 
 def main(argv: list[str]) -> int:
     """Run the suite, with ``--bench`` the benches, with ``--soak`` very many transfers. Return the exit code."""
-    for option, module in (("--host-copies", "bench_host_copies"), ("--copies", "bench_copies"), ("--moves", "bench_moves")):
+    for option, module in (
+        ("--host-copies", "bench_host_copies"),
+        ("--copies", "bench_copies"),
+        ("--moves", "bench_moves"),
+    ):
         if option in argv:
-            bench = importlib.import_module(f"tensor_bridge_conformance.{module}")
-            return int(bench.main([other for other in argv if other not in ("--bench", option)]))
+            measured = importlib.import_module(f"tensor_bridge_conformance.{module}")
+            return int(measured.main([other for other in argv if other not in ("--bench", option)]))
 
     if "--bench" in argv:
         from tensor_bridge_conformance import bench

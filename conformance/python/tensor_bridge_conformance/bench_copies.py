@@ -125,7 +125,7 @@ def timed(call: Callable[[], Any], repeats: int, rounds: int = 5) -> float:
     import torch
 
     call()
-    times = []
+    times: list[float] = []
     for _ in range(rounds):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -143,7 +143,8 @@ def plain() -> float:
 
     source = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.numel() / timed(lambda: target.copy_(source), 20)
+    nbytes: int = 2 * source.numel()
+    return nbytes / timed(lambda: target.copy_(source), 20)
 
 
 def filled(dtype: str, shape: Sequence[int]) -> Any:
@@ -161,7 +162,7 @@ def same(one: Any, other: Any) -> bool:
     """Return whether two compact tensors have the same bytes."""
     import torch
 
-    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+    return bool(torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)))
 
 
 def measure(case: Case, speed: float, repeats: int) -> Row | None:

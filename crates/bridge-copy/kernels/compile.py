@@ -14,6 +14,7 @@ ARCHITECTURES = ["sm_70", "sm_80", "sm_90", "sm_100", "sm_120", "compute_70"]
 
 
 def library() -> ctypes.CDLL:
+    """Loads NVRTC from the package of NVIDIA."""
     import nvidia
 
     folder = next(path for root in nvidia.__path__ for path in pathlib.Path(root).glob("cuda_nvrtc/lib"))
@@ -23,6 +24,7 @@ def library() -> ctypes.CDLL:
 
 
 def text(nvrtc: ctypes.CDLL, kind: str, program: ctypes.c_void_p) -> bytes:
+    """Returns the log, the cubin or the PTX of a program, as NVRTC spells them."""
     size = ctypes.c_size_t()
     getattr(nvrtc, f"nvrtcGet{kind}Size")(program, ctypes.byref(size))
     buffer = ctypes.create_string_buffer(size.value)
@@ -31,6 +33,7 @@ def text(nvrtc: ctypes.CDLL, kind: str, program: ctypes.c_void_p) -> bytes:
 
 
 def compile(nvrtc: ctypes.CDLL, architecture: str, out: pathlib.Path) -> None:
+    """Writes the kernels for one architecture, or ends with the log of the compiler."""
     names = sorted(path.name for path in HERE.glob("*.cuh"))
     headers = [(HERE / name).read_bytes() for name in names]
     program = ctypes.c_void_p()
@@ -54,6 +57,7 @@ def compile(nvrtc: ctypes.CDLL, architecture: str, out: pathlib.Path) -> None:
 
 
 def main() -> None:
+    """Compiles for every architecture, or for those that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("architectures", nargs="*", default=ARCHITECTURES)
