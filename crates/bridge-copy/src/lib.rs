@@ -11,15 +11,25 @@ mod plan;
 
 pub use ordering::{ordering, ordering_with};
 
-use bridge_core::{Copies, Device, DeviceBuffer, Error, ErrorKind, Keep, Result, Stream, Strided};
+use bridge_core::{
+    Copies, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Keep, Result, Stream, Strided, overlap, repeats,
+};
 
 /// Copies with the kernels of this crate.
+///
+/// What two layouts and two addresses show is checked before anything is read or launched: see the errors of
+/// [`Copies::copy`]. Memory itself is not seen, so the caller vouches for the rest:
+///
+/// - the bytes of both views are mapped and accessible on their devices until the work has run;
+/// - no other work writes those of the source or uses those of the target meanwhile;
+/// - one memory is not passed under two addresses, such as two mappings of the same pages, or as two devices;
+/// - the stream belongs to the device, is alive, and is ordered behind the last work on both.
 #[derive(Debug, Default)]
 pub struct Copier;
 
 impl Copies for Copier {
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()> {
-        check(&from, &to)?;
+        check(&from, &to, stream)?;
         match stream {
             // SAFETY: the caller's promises.
             None => unsafe { host::copy(from, to, flips) },
@@ -45,8 +55,13 @@ impl Copies for Copier {
     }
 }
 
-/// Refuses two sides that do not fit together.
-fn check(from: &Strided<'_>, to: &Strided<'_>) -> Result<()> {
+/// Memory that the host reads and writes without a stream.
+const ON_HOST: [DeviceKind; 3] = [DeviceKind::CPU, DeviceKind::CUDA_HOST, DeviceKind::CUDA_MANAGED];
+
+/// Refuses two sides that do not fit together, and memory that cannot be what the caller says.
+///
+/// A target is refused that *may* have two elements at one address: see [`repeats`].
+fn check(from: &Strided<'_>, to: &Strided<'_>, stream: Option<Stream>) -> Result<()> {
     let (source, target) = (from.layout, to.layout);
     let refused = |text: String| Err(Error::new(ErrorKind::Layout, text));
     if source.shape() != target.shape() {
@@ -63,5 +78,118 @@ fn check(from: &Strided<'_>, to: &Strided<'_>) -> Result<()> {
             target.itemsize()
         ));
     }
+    if source.numel() == 0 {
+        return Ok(());
+    }
+    let (read, written) = (source.hull(from.data, None)?, target.hull(to.data, None)?);
+    if repeats(target) {
+        return refused(format!(
+            "the target may have two elements at one address ({target}): pass one without repeated or overlapping elements"
+        ));
+    }
+    let near = from.device == to.device && read.start < written.end && written.start < read.end;
+    if near && overlap((from.data, source), (to.data, target)) {
+        return refused("the source and the target share memory: copy the source elsewhere first".into());
+    }
+    let streamless = [from.device, to.device].into_iter().find(|device| !ON_HOST.contains(&device.kind));
+    if let (None, Some(device)) = (stream, streamless) {
+        let text = format!("memory of {device} is copied in a stream: pass one of that device");
+        return Err(Error::new(ErrorKind::Device, text));
+    }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bridge_core::{DType, Layout};
+
+    fn layout(dtype: DType, dims: &[(i64, i64)]) -> Layout {
+        let (shape, strides): (Vec<_>, Vec<_>) = dims.iter().copied().unzip();
+        Layout::new(dtype, &shape, Some(&strides), 0).unwrap()
+    }
+
+    /// Returns how a copy between these views is refused. Nothing is mapped at their addresses: a copy that were not
+    /// refused would crash.
+    fn refusal(from: (Device, usize, &Layout), to: (Device, usize, &Layout)) -> (ErrorKind, String) {
+        let side = |(device, data, layout)| Strided { device, data, layout };
+        // SAFETY: not met, which is what the check is to find before anything is accessed.
+        let error = unsafe { Copier.copy(side(from), side(to), 0, None) }.unwrap_err();
+        (error.kind(), error.to_string())
+    }
+
+    #[test]
+    fn sides_that_do_not_fit_are_refused() {
+        let (row, column) = (layout(DType::UINT8, &[(1, 4), (4, 1)]), layout(DType::UINT8, &[(4, 1), (1, 1)]));
+        let (kind, text) = refusal((Device::CPU, 64, &row), (Device::CPU, 128, &column));
+        assert_eq!(kind, ErrorKind::Layout);
+        assert!(text.contains("same shape"), "{text}");
+        let wide = layout(DType::INT16, &[(1, 4), (4, 1)]);
+        let (kind, text) = refusal((Device::CPU, 64, &row), (Device::CPU, 128, &wide));
+        assert_eq!(kind, ErrorKind::Layout);
+        assert!(text.contains("cast"), "{text}");
+    }
+
+    #[test]
+    fn a_target_with_two_elements_at_one_address_is_refused_and_such_a_source_is_copied() {
+        let plain = layout(DType::INT32, &[(3, 3), (3, 1)]);
+        for repeated in [&[(3, 3), (3, 0)][..], &[(3, 0), (3, 1)], &[(3, 1), (3, 1)], &[(3, -2), (3, 1)]] {
+            let repeated = layout(DType::INT32, repeated);
+            let (kind, text) = refusal((Device::CPU, 1 << 12, &plain), (Device::CPU, 1 << 13, &repeated));
+            assert_eq!(kind, ErrorKind::Layout);
+            assert!(text.contains("two elements at one address"), "{text}");
+        }
+        let broadcast = layout(DType::INT32, &[(3, 0), (3, 1)]);
+        let (row, mut copy) = ([1i32, 2, 3], [0i32; 9]);
+        let (data, out) = (row.as_ptr().expose_provenance(), copy.as_mut_ptr().expose_provenance());
+        let side = |data, layout| Strided { device: Device::CPU, data, layout };
+        // SAFETY: both arrays live, and hold what the layouts reach; no other code uses them.
+        unsafe { Copier.copy(side(data, &broadcast), side(out, &plain), 0, None) }.unwrap();
+        assert_eq!(copy, [1, 2, 3, 1, 2, 3, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_target_that_shares_bytes_with_the_source_is_refused_and_one_between_them_is_not() {
+        let line = layout(DType::INT32, &[(4, 1)]);
+        let backwards = layout(DType::INT32, &[(4, -1)]);
+        for (from, to) in [((64, &line), (64, &line)), ((64, &line), (79, &line)), ((64, &line), (76, &backwards))] {
+            let (kind, text) = refusal((Device::CPU, from.0, from.1), (Device::CPU, to.0, to.1));
+            assert_eq!(kind, ErrorKind::Layout);
+            assert!(text.contains("share memory"), "{text}");
+        }
+        // Odd elements into even ones: the hulls overlap, the bytes do not.
+        let every_second = layout(DType::INT32, &[(4, 2)]);
+        let mut both = [1i32, 0, 2, 0, 3, 0, 4, 0];
+        let data = both.as_mut_ptr().expose_provenance();
+        let side = |data| Strided { device: Device::CPU, data, layout: &every_second };
+        // SAFETY: the array lives and holds what both layouts reach; no other code uses it.
+        unsafe { Copier.copy(side(data), side(data + 4), 0, None) }.unwrap();
+        assert_eq!(both, [1, 1, 2, 2, 3, 3, 4, 4]);
+    }
+
+    #[test]
+    fn addresses_that_are_none_are_refused_where_there_are_elements() {
+        let line = layout(DType::INT32, &[(4, 1)]);
+        let backwards = layout(DType::INT32, &[(4, -1)]);
+        for (from, to) in [((0, &line), (64, &line)), ((64, &line), (0, &line)), ((64, &line), (8, &backwards))] {
+            let (kind, text) = refusal((Device::CPU, from.0, from.1), (Device::CPU, to.0, to.1));
+            assert_eq!(kind, ErrorKind::Layout);
+            assert!(text.contains("leaves the address space"), "{text}");
+        }
+        let empty = layout(DType::INT32, &[(0, 1)]);
+        let side = Strided { device: Device::CPU, data: 0, layout: &empty };
+        // SAFETY: there are no elements.
+        unsafe { Copier.copy(side, side, 0, None) }.unwrap();
+    }
+
+    #[test]
+    fn memory_of_a_device_is_not_copied_without_a_stream() {
+        let line = layout(DType::INT32, &[(4, 1)]);
+        let cuda = Device { kind: DeviceKind::CUDA, index: 0 };
+        for (from, to) in [(cuda, Device::CPU), (Device::CPU, cuda), (cuda, cuda)] {
+            let (kind, text) = refusal((from, 64, &line), (to, 1 << 12, &line));
+            assert_eq!(kind, ErrorKind::Device);
+            assert!(text.contains("pass one of that device"), "{text}");
+        }
+    }
 }

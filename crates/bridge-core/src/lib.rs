@@ -83,6 +83,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use layout::{Dims, Layout, MAX_NDIM};
 pub use lease::{Lease, Stats, stats};
 pub use order::{Order, Permutation};
+pub use overlap::{overlap, repeats};
 pub use plan::{Options, Plan, Reason, plan};
 pub use profile::{Profile, Strides};
 pub use spans::Spans;

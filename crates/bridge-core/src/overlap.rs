@@ -15,7 +15,7 @@ struct Term {
 
 /// Returns whether two views, by the addresses of their first elements, share bytes. Where that takes long to find out,
 /// the answer is `true`.
-pub(crate) fn overlap(one: (usize, &Layout), other: (usize, &Layout)) -> bool {
+pub fn overlap(one: (usize, &Layout), other: (usize, &Layout)) -> bool {
     if one.1.numel() == 0 || other.1.numel() == 0 {
         return false;
     }
@@ -63,7 +63,7 @@ fn sums_up(terms: &[Term], target: i128, steps: &mut u32) -> bool {
 
 /// Returns whether two elements of the view may have one address. Views that come of slicing and permuting a compact
 /// tensor have none such; of others, some without are taken for views with.
-pub(crate) fn repeats(layout: &Layout) -> bool {
+pub fn repeats(layout: &Layout) -> bool {
     let dims = layout.shape().iter().zip(layout.strides()).filter(|(length, _)| **length > 1);
     let mut dims: SmallVec<[(u64, i64); 8]> = dims.map(|(length, stride)| (stride.unsigned_abs(), *length)).collect();
     dims.sort_unstable();
