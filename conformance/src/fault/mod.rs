@@ -16,8 +16,8 @@ pub enum Role {
     Source,
     /// The one that imports.
     Target,
-    /// Neither: the copies of the ordering have it.
-    Copies,
+    /// Neither: the ordering or its copies have it.
+    Ordering,
 }
 
 /// A fault, where it is planted, and the property that must find it.
@@ -39,7 +39,7 @@ pub struct Planted {
 
 macro_rules! faults {
     ($($(#[$doc:meta])* $fault:ident = $name:literal, $property:literal, $role:ident of $from:ident -> $to:ident;)*) => {
-        /// A mistake that an adapter or a copy can make.
+        /// A mistake that an adapter, an ordering or a copy can make.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Fault {
             $($(#[$doc])* $fault,)*
@@ -123,13 +123,19 @@ faults! {
     /// The memory is released twice.
     DoubleRelease = "double_release", "life", Source of Generous -> Generous;
     /// A copy leaves out the elements behind the last whole tile.
-    TileEdgeSkipped = "tile_edge_skipped", "copy", Copies of Generous -> Generous;
+    TileEdgeSkipped = "tile_edge_skipped", "copy", Ordering of Generous -> Generous;
     /// The index of a copy wraps at 2^31.
-    IndexWraps = "index_wraps", "far", Copies of Generous -> Generous;
+    IndexWraps = "index_wraps", "far", Ordering of Generous -> Generous;
     /// A copy runs in the default stream, which was not ordered.
-    CopyOutsideStream = "copy_outside_stream", "order", Copies of Generous -> Common;
+    CopyOutsideStream = "copy_outside_stream", "order", Ordering of Generous -> Common;
     /// The memory between the two halves of a copy is reused before it has been read.
-    StagingReusedEarly = "staging_reused_early", "staging", Copies of Generous -> Common;
+    StagingReusedEarly = "staging_reused_early", "staging", Ordering of Generous -> Common;
+    /// Memory that is returned together is dropped at once, instead of behind the work that uses it.
+    GroupReleasedEarly = "group_released_early", "batch", Ordering of Common -> Generous;
+    /// Memory that is returned together a moment later is not ordered behind its reader.
+    FlushNotOrdered = "flush_not_ordered", "batch", Ordering of Generous -> Common;
+    /// What is to be called in a moment is never called.
+    FlushForgotten = "flush_forgotten", "batch", Ordering of Generous -> Common;
     /// One reference to the view is never dropped.
     Leak = "leak", "life", Target of Generous -> Generous;
 }
@@ -176,7 +182,7 @@ fn caught_by(planted: &Planted, fault: Option<Fault>, seed: u64) -> Vec<String> 
         match planted.role {
             Role::Source => config.failing(&Pair::new(&Faulty::new(from, fault), &to).with_native_way()),
             Role::Target => config.failing(&Pair::new(&from, &Faulty::new(to, fault)).with_native_way()),
-            Role::Copies => {
+            Role::Ordering => {
                 config.failing(&Pair::new(&from, &to).with_ordering(device.ordering_with(fault)).with_native_way())
             }
         }
@@ -211,6 +217,9 @@ mod tests {
             (Fault::ReleaseNotOrdered, Habits::Immutable, Habits::Common),
             (Fault::ReleaseNotOrdered, Habits::Common, Habits::Immutable),
             (Fault::EarlyRelease, Habits::Immutable, Habits::Generous),
+            (Fault::GroupReleasedEarly, Habits::Common, Habits::Immutable),
+            (Fault::FlushNotOrdered, Habits::Immutable, Habits::Common),
+            (Fault::FlushForgotten, Habits::Generous, Habits::Immutable),
             (Fault::Leak, Habits::Generous, Habits::Immutable),
             (Fault::SilentCopy, Habits::Generous, Habits::Immutable),
         ];

@@ -1,5 +1,6 @@
 //! The properties that every pair of adapters has.
 
+mod batch;
 mod contents;
 mod copies;
 mod life;
@@ -11,8 +12,8 @@ pub use table::{PROPERTIES, Property, property};
 
 use crate::{Case, Sides, Subject};
 use bridge_core::{
-    Deferred, Device, DeviceBuffer, Error, ErrorKind, Options, Ordering, Profile, Result, Stream, Transfer, stats,
-    transfer,
+    Adapter, Deferred, Device, DeviceBuffer, Error, ErrorKind, Failed, Flush, Options, Ordering, Profile, Result,
+    Stream, Transfer, stats, transfer, transfer_all,
 };
 use std::cell::Cell;
 use std::fmt;
@@ -78,6 +79,10 @@ impl Ordering for WithoutCopies {
         self.0.order(device, earlier, later)
     }
 
+    fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+        self.0.order_across(earlier, later)
+    }
+
     fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
         self.0.retire(device, stream, buffer);
     }
@@ -88,6 +93,18 @@ impl Ordering for WithoutCopies {
 
     fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
         self.0.defer(device, stream, attempt);
+    }
+
+    fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
+        self.0.is_captured(device, stream)
+    }
+
+    fn soon(&self, flush: Flush) {
+        self.0.soon(flush);
+    }
+
+    fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+        self.0.retire_all(device, stream, buffers);
     }
 }
 
@@ -143,6 +160,17 @@ impl<F, T> Pair<'_, F, T> {
 
     fn transfer(&self, tensor: &F, copy: Option<bool>) -> Result<(T, Transfer)> {
         transfer(self.from, self.to, tensor, self.ordering(), &Options { copy, ..Options::default() })
+    }
+
+    fn transfer_all(&self, tensors: &[F], copy: Option<bool>) -> std::result::Result<Vec<T>, Failure> {
+        let from: &dyn Adapter<Tensor = F> = self.from;
+        let tensors: Vec<_> = tensors.iter().map(|tensor| (from, tensor)).collect();
+        let crossed = transfer_all(&tensors, self.to, self.ordering(), &Options { copy, ..Options::default() });
+        let crossed = crossed.map_err(|Failed { index, error }| {
+            let Failure { message, refused } = error.into();
+            Failure { message: format!("tensor {index} of {}: {message}", tensors.len()), refused }
+        })?;
+        Ok(crossed.into_iter().map(|(view, _)| view).collect())
     }
 
     fn back(&self, tensor: &T, copy: Option<bool>) -> Result<(F, Transfer)> {

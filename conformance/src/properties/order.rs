@@ -5,7 +5,7 @@ use crate::{Case, Route, model};
 use bridge_core::{DType, Stream};
 
 /// Returns the initial byte, the one that must be read, and the garbage of later owners.
-fn bytes(case: &Case) -> (u8, u8, u8) {
+pub(super) fn bytes(case: &Case) -> (u8, u8, u8) {
     let seen = (case.seed & 0xff) as u8;
     // bool knows only two bytes.
     if case.spec.dtype == DType::BOOL { (!seen & 1, seen & 1, !seen & 1) } else { (!seen, seen, seen ^ 0x5a) }

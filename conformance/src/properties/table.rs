@@ -1,6 +1,6 @@
 //! The properties, as a table.
 
-use super::{Outcome, Pair, Take, contents, copies, life, order, place};
+use super::{Outcome, Pair, Take, batch, contents, copies, life, order, place};
 use crate::strategy::{apart, blocks, cases, lives, picks, tensors, tiled};
 use crate::{Case, Op, Route, Sides, model};
 use bridge_core::{DType, DeviceKind, Pending, Strides};
@@ -35,6 +35,7 @@ enum Check {
     Aliasing,
     Order,
     ReleaseOrder,
+    Batch,
     Life,
     RoundTrip,
     Copy,
@@ -70,6 +71,7 @@ impl Property {
             Check::Aliasing => place::aliasing(pair, case),
             Check::Order => order::order(pair, case, take),
             Check::ReleaseOrder => order::release_order(pair, case, take),
+            Check::Batch => batch::batch(pair, case),
             Check::Life => life::life(pair, case),
             Check::RoundTrip => place::round_trip(pair, case),
             Check::Copy => copies::copy(pair, case),
@@ -86,6 +88,9 @@ const ASKED: &[Option<bool>] = &[Some(true)];
 
 /// Bytes of the blocks of `release_order`: large enough that a kernel takes some time.
 const BLOCK_SIZES: [usize; 5] = [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
+
+/// Bytes of the tensors of `batch`, of which there are more.
+const BATCH_SIZES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
 
 /// Routes of `release_order`. The plain one is first: cases shrink towards it.
 const ROUTES: &[Route] = &[
@@ -105,7 +110,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "values",
         doc: "the elements arrive bit for bit",
-        weight: 12,
+        weight: 11,
         native: false,
         left_out: no_common_dtype,
         strategy: |sides| {
@@ -126,7 +131,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "shape",
         doc: "shape and strides arrive",
-        weight: 9,
+        weight: 8,
         native: false,
         left_out: no_common_dtype,
         strategy: |sides| cases(tensors(sides, sides.common_dtypes(), true), EITHER),
@@ -144,7 +149,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "honesty",
         doc: "the plan says copy exactly when the address changes",
-        weight: 11,
+        weight: 10,
         native: false,
         left_out: |_| None,
         strategy: |sides| {
@@ -226,6 +231,29 @@ pub static PROPERTIES: &[Property] = &[
         check: Check::ReleaseOrder,
     },
     Property {
+        name: "batch",
+        doc: "tensors that cross together return their memory, each behind its last reader",
+        weight: 4,
+        native: false,
+        left_out: no_streams,
+        strategy: |sides| {
+            let plain = cases(blocks(sides.computed_dtypes(), BATCH_SIZES.into()), &[None, None, None, Some(true)]);
+            (plain, picks(sides), any::<bool>())
+                .prop_map(|(case, mut streams, together)| {
+                    if case.copy == Some(true) {
+                        streams.allocate = streams.write;
+                    }
+                    if together {
+                        // Only views that are dropped in the stream that reads them return their memory together.
+                        streams.drop = streams.read;
+                    }
+                    Case { streams, ..case }
+                })
+                .boxed()
+        },
+        check: Check::Batch,
+    },
+    Property {
         name: "life",
         doc: "every lease is released once, and not before",
         weight: 7,
@@ -249,7 +277,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "copy",
         doc: "the kernels copy as the frameworks do",
-        weight: 10,
+        weight: 9,
         native: false,
         left_out: no_common_dtype,
         strategy: |sides| {

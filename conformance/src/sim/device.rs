@@ -5,7 +5,7 @@ use super::copies::SimCopies;
 use super::memory::{Access, Memory};
 use crate::fault::Fault;
 use crate::model::Random;
-use bridge_core::{Copies, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Ordering, Result, Stream};
+use bridge_core::{Copies, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Flush, Ordering, Result, Stream};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,6 +57,10 @@ struct State {
     /// The work that the host has waited for.
     host: Clock,
     retired: Vec<(Event, Box<dyn DeviceBuffer>)>,
+    /// What the ordering is to call in a moment.
+    soon: Vec<Flush>,
+    /// Whether it is called now.
+    flushing: bool,
     found: Vec<String>,
     random: Random,
 }
@@ -80,6 +84,8 @@ impl SimDevice {
             handles: Vec::new(),
             host: Clock::default(),
             retired: Vec::new(),
+            soon: Vec::new(),
+            flushing: false,
             found: Vec::new(),
             random: Random::new(seed),
         })));
@@ -115,9 +121,9 @@ impl SimDevice {
         self.ordering_with(None)
     }
 
-    /// As [`ordering`](Self::ordering), with a fault in the copies.
+    /// As [`ordering`](Self::ordering), with a fault in it or in its copies.
     pub(crate) fn ordering_with(&self, fault: Option<Fault>) -> Arc<dyn Ordering> {
-        Arc::new(SimOrdering { device: self.clone(), copies: SimCopies::new(self.clone(), fault) })
+        Arc::new(SimOrdering { device: self.clone(), copies: SimCopies::new(self.clone(), fault), fault })
     }
 
     /// Reports what the checker has found since the last call.
@@ -136,7 +142,7 @@ impl SimDevice {
         }
     }
 
-    /// Runs all work, and drops the retired buffers.
+    /// Runs all work, returns the memory that waits for it, and drops the retired buffers.
     pub fn drain(&self) {
         loop {
             let mut state = self.lock();
@@ -146,12 +152,13 @@ impl SimDevice {
                 state.host.see(stream, tick);
             }
             state.memory.forget_past();
-            let done = state.retired.is_empty();
+            let done = state.retired.is_empty() && state.soon.is_empty();
             drop(state);
             if done {
                 return;
             }
             // Dropping a view may retire the buffer that it was a view of.
+            self.flush();
             self.drop_retired();
         }
     }
@@ -200,8 +207,27 @@ impl SimDevice {
         self.lock().reached(event)
     }
 
+    /// Lets time pass, as between two calls of the host: memory that waits a moment may be returned.
+    pub(super) fn pass_time(&self) {
+        if self.lock().random.below(2) == 0 {
+            self.flush();
+        }
+        self.drop_retired();
+    }
+
+    /// Calls what is to be called in a moment.
+    fn flush(&self) {
+        let mut state = self.lock();
+        let flushes = std::mem::take(&mut state.soon);
+        state.flushing = true;
+        drop(state);
+        // Without the lock: they order streams.
+        flushes.into_iter().for_each(|flush| flush());
+        self.lock().flushing = false;
+    }
+
     /// Drops the retired buffers whose work is done.
-    pub(super) fn drop_retired(&self) {
+    fn drop_retired(&self) {
         let mut state = self.lock();
         let retired = std::mem::take(&mut state.retired);
         let (done, waiting): (Vec<_>, Vec<_>) = retired.into_iter().partition(|(event, _)| state.reached(event));
@@ -299,6 +325,7 @@ impl State {
 pub struct SimOrdering {
     device: SimDevice,
     copies: SimCopies,
+    fault: Option<Fault>,
 }
 
 impl Ordering for SimOrdering {
@@ -308,6 +335,9 @@ impl Ordering for SimOrdering {
         }
         let mut state = self.device.lock();
         let (earlier, later) = (state.index(earlier)?, state.index(later)?);
+        if self.fault == Some(Fault::FlushNotOrdered) && state.flushing {
+            return Ok(());
+        }
         let (tick, clock) = (state.queues[earlier].put_in, state.queues[earlier].clock.clone());
         state.queues[later].clock.join(&clock);
         state.submit(later, &[], Task::Wait { stream: earlier, tick });
@@ -320,6 +350,24 @@ impl Ordering for SimOrdering {
             // The stream is unknown: the memory is leaked rather than reused too early.
             Err(_) => std::mem::forget(buffer),
         }
+    }
+
+    fn is_captured(&self, _: Device, stream: Stream) -> Option<bool> {
+        // There are no graphs. A destroyed stream is reported.
+        self.device.lock().index(stream).ok().map(|_| false)
+    }
+
+    fn soon(&self, flush: Flush) {
+        if self.fault != Some(Fault::FlushForgotten) {
+            self.device.lock().soon.push(flush);
+        }
+    }
+
+    fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+        if self.fault == Some(Fault::GroupReleasedEarly) {
+            return drop(buffers);
+        }
+        buffers.into_iter().for_each(|buffer| self.retire(device, stream, buffer));
     }
 
     fn copies(&self) -> Option<&dyn Copies> {

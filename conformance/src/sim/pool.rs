@@ -43,7 +43,7 @@ impl Pool {
 
     /// Allocates a block of at least `nbytes` for use on `stream`, with its former content.
     pub(super) fn allocate(self: &Arc<Self>, nbytes: usize, stream: Stream) -> Block {
-        self.device.drop_retired();
+        self.device.pass_time();
         let len = nbytes.max(1).next_multiple_of(GRAIN);
         let mut blocks = self.lock();
         let waiting = std::mem::take(&mut blocks.waiting);
