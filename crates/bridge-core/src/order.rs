@@ -64,7 +64,10 @@ impl Permutation {
     /// [`ErrorKind::Argument`] for more than [`MAX_NDIM`] axes, and for an axis that no tensor has.
     pub fn new(axes: &[i64]) -> Result<Self> {
         let refused = || {
-            let text = format!("permute={axes:?} names dimensions that no tensor has: there are at most {MAX_NDIM}");
+            let named = &axes[..axes.len().min(MAX_NDIM)];
+            let rest = if named.len() < axes.len() { " and more" } else { "" };
+            let text =
+                format!("permute={named:?}{rest} names dimensions that no tensor has: there are at most {MAX_NDIM}");
             Error::new(ErrorKind::Argument, text)
         };
         let mut kept = [0; MAX_NDIM];

@@ -187,8 +187,124 @@ ARGUMENTS: Case = {"call": "convert", "value": "text"}
 
 def arguments(random: Random) -> Case:
     """Another argument than a tensor."""
-    calls = ["convert", "plan", "profile", "device", "record_stream", "tensor"]
+    calls = [
+        "convert",
+        "plan",
+        "profile",
+        "device",
+        "record_stream",
+        "tensor",
+        "order",
+        "layout",
+        "permute",
+        "source",
+        "out",
+    ]
     return {"call": random.choice(calls), "value": random.choice([*NONSENSE, "long text", "unprintable"])}
+
+
+COPY: Case = {
+    "shape": [4],
+    "strides": [1],
+    "start": 0,
+    "out_shape": [4],
+    "out_strides": [1],
+    "out_start": 32,
+    "dtypes": ["float32", "float32"],
+    "frameworks": ["numpy", "numpy"],
+    "src": "good",
+    "out": "good",
+}
+
+
+def copy(random: Random) -> Case:
+    """A tensor, and another to copy it into: views of one memory, which may overlap."""
+    shape = [random.choice([0, 1, 2, 2, 3, 4]) for _ in range(random.choice([0, 1, 1, 2, 2, 3]))]
+    smaller = [random.choice([length, length, 1]) for length in shape]
+    usual = smaller[random.choice([0, 0, 0, len(shape) // 2]) :]
+    source = rarely(random, usual, [[5], [4, 1], [1, 1, 1, 1]])
+    dtype = random.choice(["uint8", "int16", "float32", "float64", "complex128"])
+    return {
+        "shape": source,
+        "strides": [random.randrange(-4, 5) for _ in source],
+        "start": random.randrange(0, 64),
+        "out_shape": shape,
+        "out_strides": [random.choice([1, 2, 3, 4, 8, 16, -1, -2, -4, 0]) for _ in shape],
+        "out_start": random.randrange(0, 64),
+        "dtypes": [dtype, rarely(random, dtype, ["int16", "float32"], 0.05)],
+        "frameworks": [random.choice(["numpy", "torch"]) for _ in range(2)],
+        "src": rarely(random, "good", [*NONSENSE, "reversed producer"], 0.1),
+        "out": rarely(random, "good", [*NONSENSE, "read-only", "requires grad", "capsule", "tensorflow"], 0.1),
+    }
+
+
+OPTIONS: Case = {"shape": [2, 3], "source": "numpy", "order": None, "permute": None, "layout": None, "device": None}
+
+
+def options(random: Random) -> Case:
+    """The keywords of a conversion."""
+    shape = [random.choice([0, 1, 2, 3]) for _ in range(random.randrange(0, 5))]
+    axes = random.sample(range(len(shape)), len(shape))
+    odd_axes: list[Any] = [[0], [0, 0], [1, 2], [-1, 0], [1 << 62], [0, 1 << 63], "long list", "floats", "endless"]
+    return {
+        "shape": shape,
+        "source": random.choice(["numpy", "torch"]),
+        "order": rarely(random, random.choice([None, "C", "F"]), ["c", "A", "K", *NONSENSE], 0.15),
+        "permute": rarely(random, random.choice([None, axes, axes]), [*odd_axes, *NONSENSE], 0.2),
+        "layout": rarely(random, None, ["compact", "compact", "strided", *NONSENSE], 0.3),
+        "device": rarely(
+            random, None, ["cpu", "cpu", "cpu:1", "cuda:0", "cuda:99", "cuda:-1", *DEVICES[1:], *NONSENSE], 0.3
+        ),
+    }
+
+
+TREE: Case = {"tree": ["list", "array"], "hostile": "none", "raises": "ValueError"}
+CONTAINERS = ["dict", "list", "tuple", "named", "struct", "dataclass", "frozen", "registry"]
+LEAVES = ["array", "tensor", "capsule", "producer", "number", "text", "none", "same"]
+HOSTILE = [
+    "cycle",
+    "cycle of a dataclass",
+    "deep",
+    "very deep",
+    "wide",
+    "keys that raise",
+    "keys that raise later",
+    "keys that cannot be printed",
+    "a dict that raises",
+    "a list that raises",
+    "a copy that raises",
+    "a copy of another class",
+    "a list that shrinks",
+    "a dict that changes",
+    "an init that raises",
+    "a dataclass that takes no values",
+    "fields that raise",
+    "fields that are none",
+    "a class that raises",
+    "a named tuple that raises",
+    "a named tuple of another class",
+    "fewer names than elements",
+    "names that are none",
+    "a struct that raises",
+    "a producer that raises",
+    "a used capsule",
+    "a capsule twice",
+]
+
+
+def tree(random: Random) -> Case:
+    """A tree of containers, and now and then one in it that does not behave."""
+
+    def node(depth: int) -> Any:
+        if depth == 0 or random.random() < 0.3:
+            return random.choice(LEAVES)
+        return [random.choice(CONTAINERS), *(node(depth - 1) for _ in range(random.randrange(4)))]
+
+    return {
+        "tree": [random.choice(CONTAINERS), *(node(3) for _ in range(random.randrange(1, 4)))],
+        "hostile": rarely(random, "none", HOSTILE, 0.5),
+        "raises": random.choice(RAISED),
+    }
 
 
 KINDS: dict[str, Kind] = {
@@ -198,6 +314,9 @@ KINDS: dict[str, Kind] = {
     "subclass": Kind(SUBCLASS, subclass),
     "strided": Kind(STRIDED, strided),
     "arguments": Kind(ARGUMENTS, arguments),
+    "copy": Kind(COPY, copy),
+    "options": Kind(OPTIONS, options),
+    "tree": Kind(TREE, tree),
 }
 
 
@@ -209,6 +328,6 @@ def settled(case: Case) -> Case:
 def draw(seed: int, at: int, targets: list[str]) -> Case:
     """Case number ``at`` of a seed."""
     random = Random(f"{seed}:{at}")
-    kind = random.choices(list(KINDS), [8, 4, 3, 2, 3, 1])[0]
+    kind = random.choices(list(KINDS), [8, 4, 3, 2, 3, 1, 4, 3, 4])[0]
     common = {"kind": kind, "target": random.choice(targets), "copy": random.choice([None, None, True, False])}
     return settled({**common, **KINDS[kind].draw(random)})

@@ -39,7 +39,7 @@ class Subject:
     """Whether the view stays inside the memory. A host address does not tell, so no copy is asked for."""
     must_cross: bool = False
     may_raise: set[str] = field(default_factory=set)
-    wrong_deletions: Callable[[], str] = lambda: ""
+    wrong_after: Callable[[], str] = lambda: ""
     keep: Any = None
 
 
@@ -207,7 +207,7 @@ def capsule(case: Case) -> Subject:
         return "" if counted == [address] * expected else f"the deleter ran {len(counted)} times, not {expected}"
 
     keep = (pages, place, deleter, made)
-    return Subject(act, values if honest else None, honest, wrong_deletions=deletions, keep=keep)
+    return Subject(act, values if honest else None, honest, wrong_after=deletions, keep=keep)
 
 
 def producer(case: Case) -> Subject:
@@ -341,6 +341,11 @@ def arguments(case: Case) -> Subject:
         "plan": lambda: tb.plan(view, value),
         "profile": lambda: tb.profile(value),
         "device": lambda: tb.to_numpy(view, device=value),
+        "order": lambda: tb.to_numpy(view, order=value),
+        "layout": lambda: tb.to_numpy(view, layout=value),
+        "permute": lambda: tb.to_numpy(view, permute=value),
+        "source": lambda: tb.copy(value, out=view),
+        "out": lambda: tb.copy(view, out=value),
         "record_stream": lambda: tb.record_stream(view, value),
         "tensor": lambda: tb.to_numpy(value),
     }

@@ -8,11 +8,15 @@ import sys
 import time
 from typing import Any
 
-from subjects import MAKERS, Subject
+import copies
+import subjects
+import trees
+from subjects import Subject
 
 import tensor_bridge as tb
 
 LONGEST = 2000
+MAKERS = {**subjects.MAKERS, **copies.MAKERS, **trees.MAKERS}
 ALLOWED = (tb.BridgeError, RecursionError)
 
 
@@ -60,7 +64,7 @@ def judge(case: dict[str, Any]) -> str:
         stats = tb.stats()
     if not words and stats["leased"] != stats["released"]:
         words = f"{stats['leased'] - stats['released']} views were not released"
-    if not words and (wrong := subject.wrong_deletions()):
+    if not words and (wrong := subject.wrong_after()):
         words = wrong
     if not words and [kind for kind in heard if kind not in (MemoryError, *ALLOWED)]:
         words = f"unraisable: {heard}"

@@ -2,9 +2,10 @@
 
 use crate::device;
 use crate::errors::{argument, text};
-use bridge_core::{Options, Order, Permutation, Result};
+use bridge_core::{MAX_NDIM, Options, Order, Permutation, Result};
 use bridge_pyo3::{PyTensor, brief, framework_error, probe, type_name};
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyFrozenSet, PySet, PyString};
 
 /// The keywords that every conversion takes, as Python passes them.
 #[derive(Clone, Copy, Default)]
@@ -58,7 +59,13 @@ fn order(object: &PyTensor<'_>) -> Result<Order> {
 }
 
 fn permutation(object: &PyTensor<'_>) -> Result<Permutation> {
-    let axes = probe(object.py(), object.extract::<Vec<i64>>());
+    let unordered = object.is_instance_of::<PyDict>()
+        || object.is_instance_of::<PySet>()
+        || object.is_instance_of::<PyFrozenSet>()
+        || object.is_instance_of::<PyString>();
+    // What the object says about its length is not relied on.
+    let read = || object.try_iter()?.take(MAX_NDIM + 1).map(|axis| axis?.extract()).collect::<PyResult<Vec<i64>>>();
+    let axes = if unordered { Ok(None) } else { probe(object.py(), read()) };
     let axes = axes.map_err(|error| framework_error(object.py(), "permute", error))?;
     let axes = axes.ok_or_else(|| {
         let kind = type_name(object);

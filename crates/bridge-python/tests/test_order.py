@@ -93,6 +93,16 @@ def test_tensorflow_takes_row_major_tensors_only() -> None:
     assert back.data_ptr() == tb.to_numpy(nhwc).ctypes.data
 
 
+class Long:
+    """Axes that say that they take more memory than there is."""
+
+    def __len__(self) -> int:
+        return 1 << 62
+
+    def __getitem__(self, index: int) -> int:
+        return [0][index]
+
+
 REFUSED = {
     "an order": ({"order": "A"}, "is no order"),
     "an order that is no str": ({"order": 1}, "an order is a str"),
@@ -104,6 +114,10 @@ REFUSED = {
     "axes that are no numbers": ({"permute": "01"}, "tuple of axes"),
     "an axis that does not fit": ({"permute": (0, 2**70)}, "tuple of axes"),
     "no tuple": ({"permute": 1}, "tuple of axes"),
+    "axes without an order": ({"permute": {0, 1}}, "tuple of axes"),
+    "axes by name": ({"permute": {0: 0, 1: 1}}, "tuple of axes"),
+    "very many axes": ({"permute": range(10**9)}, "and more names dimensions"),
+    "a length that is a lie": ({"permute": Long()}, "pass 2 different axes"),
 }
 
 
