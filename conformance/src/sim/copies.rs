@@ -54,8 +54,10 @@ impl SimCopies {
             let size = model::itemsize(from.dtype);
             let from = if fault == Some(Fault::IndexWraps) { wrapped(from) } else { from };
             let mut bytes = from.gather(memory);
-            for element in bytes.chunks_mut(size) {
-                element.iter_mut().zip(flips.to_le_bytes()).for_each(|(byte, flip)| *byte ^= flip);
+            if flips != 0 {
+                for element in bytes.chunks_mut(size) {
+                    element.iter_mut().zip(flips.to_le_bytes()).for_each(|(byte, flip)| *byte ^= flip);
+                }
             }
             if fault == Some(Fault::TileEdgeSkipped) {
                 leave_edge(&to, &mut bytes, &to.gather(memory));
