@@ -339,10 +339,10 @@ fn a_strided_target_on_another_device_is_refused_before_anything_is_launched() {
 /// of a buffer whose last copy the driver cannot tell the end of.
 #[test]
 fn every_failure_is_an_error_and_the_next_move_works() {
+    let source = numbers(2 * PIECE, 5);
     for (from, to) in [(GPU, Device::CPU), (Device::CPU, GPU), (GPU, OTHER)] {
         for left in 0.. {
             let (sim, pool) = (Sim::default(), Pool::default());
-            let source = numbers(2 * PIECE, left);
             sim.state().left = Some(left);
             let done = moved(&moves(&sim, &pool), &sim, &source, from, to);
             let is_over = sim.state().left != Some(0);
