@@ -31,7 +31,8 @@ pub trait Copies: Send + Sync {
     ///
     /// Before anything is written: [`ErrorKind::CopyNeeded`](crate::ErrorKind::CopyNeeded) for what this implementation
     /// cannot copy, [`ErrorKind::Layout`](crate::ErrorKind::Layout) where the two sides differ in shape or itemsize or
-    /// overlap, [`ErrorKind::Device`](crate::ErrorKind::Device) for memory that the driver cannot reach. After that:
+    /// share bytes, where `to` may have two elements at one address, and for addresses outside the address space,
+    /// [`ErrorKind::Device`](crate::ErrorKind::Device) for memory that the driver cannot reach. After that:
     /// [`ErrorKind::Driver`](crate::ErrorKind::Driver), and the text says that the elements of `to` are undefined.
     ///
     /// # Safety
