@@ -208,7 +208,7 @@ fn spoil(fault: Fault, lent: Lent, releaser: impl FnOnce() -> Box<dyn Fn() + Sen
         buffer.lent = Some(lent);
     }
     let layout = Layout::new(dtype, &shape, Some(&strides), offset)?;
-    Ok(Lent::new(dtype, layout, Box::new(buffer))?.with_pending(pending))
+    Ok(Lent::new(dtype, layout, buffer)?.with_pending(pending))
 }
 
 /// Dtypes, and those of half their size.

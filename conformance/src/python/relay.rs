@@ -32,7 +32,6 @@ impl Consumer for Current {
 }
 
 /// A tensor: an address, or a view.
-#[expect(clippy::large_enum_variant, reason = "a box would be an allocation that the contract does not need")]
 enum Tensor {
     At(usize),
     View(Lease),
@@ -75,7 +74,7 @@ impl Adapter for Relay {
         let allocation = Allocation { bytes, device: self.device, access: Access::ReadWrite, stream, reuse };
         // SAFETY: the caller of `relay` keeps the memory, and does not reuse it.
         let memory = unsafe { Memory::new(allocation, ()) };
-        Lent::at(data, DType::FLOAT32, layout, Box::new(memory))
+        Lent::at(data, DType::FLOAT32, layout, memory)
     }
 
     fn import(&self, lease: Lease) -> Result<Tensor> {

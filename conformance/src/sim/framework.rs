@@ -220,7 +220,7 @@ impl Adapter for SimFramework {
             (_, Owner::Native(_)) | (Habits::Common | Habits::Strict, _) => Reuse::Unknown,
         };
         let buffer = SimBuffer { tensor: tensor.clone(), bytes, stream: self.consumer.current(), reuse };
-        Ok(Lent::new(*dtype, layout, Box::new(buffer))?.with_pending(*pending))
+        Ok(Lent::new(*dtype, layout, buffer)?.with_pending(*pending))
     }
 
     fn import(&self, lease: Lease) -> Result<SimTensor> {

@@ -170,7 +170,7 @@ impl CTensor {
         // SAFETY: the caller vouches for the memory and its owner; the range was checked above. The legacy stream waits
         // for the work of the owner's stream, and nothing is claimed of the reuse.
         let memory = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, owner) };
-        Ok(Self(Arc::new(Lent::at(data, dtype, layout, Box::new(memory))?)))
+        Ok(Self(Arc::new(Lent::at(data, dtype, layout, memory)?)))
     }
 }
 
@@ -204,7 +204,7 @@ impl Adapter for Caller {
         };
         // SAFETY: the promises are those of the buffer, which the owner keeps.
         let memory = unsafe { Memory::new(allocation, Arc::clone(lent)) };
-        Lent::new(lent.dtype(), layout, Box::new(memory))
+        Lent::new(lent.dtype(), layout, memory)
     }
 
     fn import(&self, _: Lease) -> Result<CTensor> {
@@ -226,7 +226,7 @@ impl Adapter for Caller {
         let allocation = Allocation { device: lent.device(), ..host };
         // SAFETY: the copy keeps its memory until it is dropped, and no one else has it.
         let memory = unsafe { Memory::new(allocation, copy) };
-        Ok(CTensor(Arc::new(Lent::new(lent.dtype(), layout, Box::new(memory))?)))
+        Ok(CTensor(Arc::new(Lent::new(lent.dtype(), layout, memory)?)))
     }
 }
 

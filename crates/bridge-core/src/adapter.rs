@@ -94,7 +94,7 @@ pub const COPY_ALIGNMENT: usize = 64;
 ///         let allocation = Allocation::host(layout.hull(data, None)?, Access::ReadOnly);
 ///         // SAFETY: the array keeps the numbers in place and may be dropped on any thread; it never writes to them.
 ///         let memory = unsafe { Memory::new(allocation, array.clone()) };
-///         Lent::at(data, DType::FLOAT32, layout, Box::new(memory))
+///         Lent::at(data, DType::FLOAT32, layout, memory)
 ///     }
 ///
 ///     fn import(&self, lease: Lease) -> Result<Array> {

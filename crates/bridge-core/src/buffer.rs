@@ -69,6 +69,28 @@ pub unsafe trait DeviceBuffer: Send + Sync {
     fn reuse(&self) -> Reuse;
 }
 
+// SAFETY: every method is that of the buffer in the box, whose implementer has made the promises.
+unsafe impl<B: DeviceBuffer + ?Sized> DeviceBuffer for Box<B> {
+    fn address(&self) -> usize {
+        (**self).address()
+    }
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+    fn device(&self) -> Device {
+        (**self).device()
+    }
+    fn access(&self) -> Access {
+        (**self).access()
+    }
+    fn stream(&self) -> Option<Stream> {
+        (**self).stream()
+    }
+    fn reuse(&self) -> Reuse {
+        (**self).reuse()
+    }
+}
+
 /// What the owner knows about the memory that it lends: a [`DeviceBuffer`]'s properties as plain values.
 #[derive(Debug, Clone)]
 pub struct Allocation {
@@ -141,13 +163,58 @@ pub enum Pending {
     Negation,
 }
 
-/// An exported tensor: a buffer, a dtype and a layout.
-pub struct Lent {
+/// An exported tensor: a buffer, a dtype and a layout, in one box.
+pub struct Lent(Box<dyn Tensor>);
+
+/// What is known of the tensor besides its memory.
+struct Facts {
     dtype: DType,
-    layout: Layout,
     pending: Option<Pending>,
     device: Device,
-    buffer: Box<dyn DeviceBuffer>,
+    layout: Layout,
+}
+
+/// A buffer with the facts beside it, so that both take one allocation and move as one pointer.
+trait Tensor: DeviceBuffer {
+    fn facts(&self) -> &Facts;
+    fn facts_mut(&mut self) -> &mut Facts;
+}
+
+struct Whole<B> {
+    facts: Facts,
+    buffer: B,
+}
+
+impl<B: DeviceBuffer> Tensor for Whole<B> {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+    fn facts_mut(&mut self) -> &mut Facts {
+        &mut self.facts
+    }
+}
+
+// SAFETY: every method is that of the buffer inside, whose implementer has made the promises. The facts beside it are
+// plain values.
+unsafe impl<B: DeviceBuffer> DeviceBuffer for Whole<B> {
+    fn address(&self) -> usize {
+        self.buffer.address()
+    }
+    fn len(&self) -> usize {
+        self.buffer.len()
+    }
+    fn device(&self) -> Device {
+        self.buffer.device()
+    }
+    fn access(&self) -> Access {
+        self.buffer.access()
+    }
+    fn stream(&self) -> Option<Stream> {
+        self.buffer.stream()
+    }
+    fn reuse(&self) -> Reuse {
+        self.buffer.reuse()
+    }
 }
 
 impl Lent {
@@ -157,7 +224,7 @@ impl Lent {
     ///
     /// [`ErrorKind::Layout`] when the view reaches outside the buffer, or `dtype` is not the one that the layout was
     /// made for.
-    pub fn new(dtype: DType, layout: Layout, buffer: Box<dyn DeviceBuffer>) -> Result<Self> {
+    pub fn new(dtype: DType, layout: Layout, buffer: impl DeviceBuffer + 'static) -> Result<Self> {
         let inside = layout.extent().is_some_and(|extent| extent.end <= buffer.len());
         if !inside || buffer.address().checked_add(buffer.len()).is_none() {
             let text = format!("a view with {layout} reaches outside its buffer of {} bytes", buffer.len());
@@ -166,7 +233,8 @@ impl Lent {
         if dtype.itemsize() != Some(layout.itemsize()) {
             return Err(Error::new(ErrorKind::Layout, format!("the layout was not made for dtype {dtype}")));
         }
-        Ok(Self { dtype, layout, pending: None, device: buffer.device(), buffer })
+        let facts = Facts { dtype, pending: None, device: buffer.device(), layout };
+        Ok(Self(Box::new(Whole { facts, buffer })))
     }
 
     /// As [`new`](Self::new), for a view known by the address of its first element, whatever offset its layout has.
@@ -174,7 +242,7 @@ impl Lent {
     /// # Errors
     ///
     /// Those of [`new`](Self::new).
-    pub fn at(data: usize, dtype: DType, layout: Layout, buffer: Box<dyn DeviceBuffer>) -> Result<Self> {
+    pub fn at(data: usize, dtype: DType, layout: Layout, buffer: impl DeviceBuffer + 'static) -> Result<Self> {
         // Below the buffer this is an offset behind its end, which `new` refuses.
         let offset = data.wrapping_sub(buffer.address());
         Self::new(dtype, layout.at(offset), buffer)
@@ -183,7 +251,7 @@ impl Lent {
     /// Records a deferred operation.
     #[must_use]
     pub fn with_pending(mut self, pending: Option<Pending>) -> Self {
-        self.pending = pending;
+        self.0.facts_mut().pending = pending;
         self
     }
 
@@ -194,7 +262,7 @@ impl Lent {
     /// Those of [`Layout::permuted`].
     pub fn permuted(mut self, permutation: Option<&Permutation>) -> Result<Self> {
         if let Some(permutation) = permutation {
-            self.layout = self.layout.permuted(permutation)?;
+            self.0.facts_mut().layout = self.layout().permuted(permutation)?;
         }
         Ok(self)
     }
@@ -205,15 +273,15 @@ impl Lent {
     ///
     /// [`ErrorKind::Layout`] where another length differs, and those of [`Layout::new`].
     pub(crate) fn broadcast_to(mut self, shape: &[i64]) -> Result<Self> {
-        if self.layout.shape() == shape {
+        if self.layout().shape() == shape {
             return Ok(self);
         }
-        let own = || self.layout.shape().iter().zip(self.layout.strides()).rev();
+        let own = || self.layout().shape().iter().zip(self.layout().strides()).rev();
         let fits = |(length, (own, _)): (&i64, (&i64, &i64))| length == own || *own == 1;
-        if self.layout.shape().len() > shape.len() || !shape.iter().rev().zip(own()).all(fits) {
+        if self.layout().shape().len() > shape.len() || !shape.iter().rev().zip(own()).all(fits) {
             let text = format!(
                 "a tensor of shape {:?} cannot be copied into one of shape {shape:?}: reshape or slice one side first",
-                self.layout.shape()
+                self.layout().shape()
             );
             return Err(Error::new(ErrorKind::Layout, text));
         }
@@ -221,61 +289,61 @@ impl Lent {
         for ((stride, length), (own, step)) in strides.iter_mut().zip(shape).rev().zip(own()) {
             *stride = if own == length { *step } else { 0 };
         }
-        self.layout = Layout::new(self.dtype, shape, Some(&strides), self.layout.offset())?;
+        self.0.facts_mut().layout = Layout::new(self.dtype(), shape, Some(&strides), self.layout().offset())?;
         Ok(self)
     }
 
     /// Returns the element type.
     pub fn dtype(&self) -> DType {
-        self.dtype
+        self.0.facts().dtype
     }
 
     /// Returns the shape, the strides and the offset.
     pub fn layout(&self) -> &Layout {
-        &self.layout
+        &self.0.facts().layout
     }
 
     /// Returns the deferred operation, if there is one.
     pub fn pending(&self) -> Option<Pending> {
-        self.pending
+        self.0.facts().pending
     }
 
     /// Returns the memory.
     pub fn buffer(&self) -> &dyn DeviceBuffer {
-        &*self.buffer
+        &*self.0
     }
 
     /// Returns the device that the memory is on, as the consumer sees it.
     pub fn device(&self) -> Device {
-        self.device
+        self.0.facts().device
     }
 
     /// Returns the same tensor, seen as memory of `device`.
     pub(crate) fn seen_on(mut self, device: Device) -> Self {
-        self.device = device;
+        self.0.facts_mut().device = device;
         self
     }
 
     /// Returns the address of the first element.
     pub fn data(&self) -> usize {
         // In range: `new` checked it.
-        self.buffer.address() + self.layout.offset()
+        self.0.address() + self.layout().offset()
     }
 
     /// Returns the addresses that the view may touch.
     pub(crate) fn hull(&self) -> Range<usize> {
-        let (below, above) = self.layout.reach();
+        let (below, above) = self.layout().reach();
         // In range: `new` checked it.
         self.data() - below..self.data() + above
     }
 
     pub(crate) fn into_buffer(self) -> Box<dyn DeviceBuffer> {
-        self.buffer
+        self.0
     }
 }
 
 impl std::fmt::Debug for Lent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Lent({} at {:#x} on {}, {})", self.dtype, self.data(), self.device(), self.layout)
+        write!(f, "Lent({} at {:#x} on {}, {})", self.dtype(), self.data(), self.device(), self.layout())
     }
 }

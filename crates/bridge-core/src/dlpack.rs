@@ -4,8 +4,8 @@
 //! its deleter is called.
 
 use crate::{
-    Access, Allocation, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Keep, Layout, Lease, Lent, MAX_NDIM,
-    Memory, Result, Reuse, Stream,
+    Access, Allocation, DType, Device, DeviceKind, Error, ErrorKind, Keep, Layout, Lease, Lent, MAX_NDIM, Memory,
+    Result, Reuse, Stream,
 };
 pub use dlpark::DlpackFlags;
 pub use dlpark::ffi;
@@ -133,17 +133,15 @@ pub unsafe fn lend<M: ManagedTensorBase>(
     let Described { data, dtype, layout, allocation, keep, release } = described;
     let owner = (managed.into_deleter(), keep);
     // SAFETY: the producer vouches for memory, access and deleter through DLPack's contract, the caller for the stream,
-    // the reuse and the allocation; the range was checked above.
-    let memory: Box<dyn DeviceBuffer> = unsafe {
-        match release {
-            None => Box::new(Memory::new(allocation, owner)),
-            Some(release) => {
-                let owner = CustomDrop { owner: Some(Box::new(owner)), release };
-                Box::new(Memory::new(allocation, owner))
-            }
+    // the reuse and the allocation; the range was checked above. Here and below.
+    match release {
+        None => Lent::at(data, dtype, layout, unsafe { Memory::new(allocation, owner) }),
+        Some(release) => {
+            let owner = CustomDrop { owner: Some(Box::new(owner)), release };
+            // SAFETY: see above.
+            Lent::at(data, dtype, layout, unsafe { Memory::new(allocation, owner) })
         }
-    };
-    Lent::at(data, dtype, layout, memory)
+    }
 }
 
 /// What a tensor of DLPack says, without an owner.
@@ -223,7 +221,7 @@ pub unsafe fn lend_borrowed<O: Send + Sync + 'static>(
     let Described { data, dtype, layout, allocation, keep, .. } = described;
     // SAFETY: as in `lend`, with the owner that the caller vouches for.
     let memory = unsafe { Memory::new(allocation, (owner, keep)) };
-    Lent::at(data, dtype, layout, Box::new(memory))
+    Lent::at(data, dtype, layout, memory)
 }
 
 /// Refuses a tensor whose shape and strides cannot be read.

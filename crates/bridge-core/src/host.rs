@@ -50,7 +50,7 @@ pub(crate) fn empty(dtype: DType, shape: &[i64], order: Order) -> Result<Lent> {
     let start = memory.as_mut_ptr().expose_provenance();
     // SAFETY: the vector owns the bytes, which never move, and is dropped with the buffer. No other code knows them.
     let memory = unsafe { Memory::new(Allocation::host(start..start + nbytes, Access::ReadWrite), memory) };
-    Lent::new(dtype, layout, Box::new(memory))
+    Lent::new(dtype, layout, memory)
 }
 
 /// Copies the elements in row-major order.
@@ -102,7 +102,7 @@ mod tests {
         let range = bytes.as_ptr().expose_provenance()..bytes.as_ptr().addr() + bytes.len();
         // SAFETY: the vector owns the bytes, and is dropped with the buffer.
         let memory = unsafe { Memory::new(Allocation::host(range, Access::ReadOnly), bytes) };
-        Lent::at(memory.address() + below, dtype, layout, Box::new(memory)).unwrap()
+        Lent::at(memory.address() + below, dtype, layout, memory).unwrap()
     }
 
     fn host() -> Arc<dyn Ordering> {
@@ -152,7 +152,7 @@ mod tests {
         let layout = Layout::new(DType::UINT8, &[i64::MAX], Some(&[0]), 0).unwrap();
         // SAFETY: the view repeats one byte, which outlives the buffer.
         let memory = unsafe { Memory::new(Allocation::host(start..start + 1, Access::ReadOnly), ()) };
-        let giant = Lent::new(DType::UINT8, layout, Box::new(memory)).unwrap();
+        let giant = Lent::new(DType::UINT8, layout, memory).unwrap();
         assert_eq!(copy(giant, Order::RowMajor, &host()).unwrap_err().kind(), ErrorKind::OutOfMemory);
     }
 }

@@ -11,6 +11,9 @@ pub type Dims = SmallVec<[i64; 4]>;
 /// The most dimensions of a view: those of NumPy, which allows more than the other frameworks.
 pub const MAX_NDIM: usize = 64;
 
+/// Lengths and strides that a layout holds inline: those of four dimensions.
+const INLINE: usize = 8;
+
 /// The largest extent of a view, in bytes: that of the largest object in Rust and in C.
 const MAX_BYTES: usize = i64::MAX as usize;
 
@@ -24,8 +27,8 @@ const MAX_BYTES: usize = i64::MAX as usize;
 /// ignores them: two layouts that describe the same view are equal.
 #[derive(Debug, Clone)]
 pub struct Layout {
-    shape: Dims,
-    strides: Dims,
+    /// The shape, and then the strides.
+    dims: SmallVec<[i64; INLINE]>,
     offset: usize,
     itemsize: usize,
     numel: usize,
@@ -56,41 +59,42 @@ impl Layout {
         if strides.is_some_and(|strides| strides.len() != shape.len()) {
             return Err(malformed("the shape and the strides differ in length".into()));
         }
-        let largest = MAX_BYTES / itemsize;
-        let size = shape
-            .iter()
-            .filter(|length| **length != 0)
-            .try_fold(1usize, |size, length| size.checked_mul(*length as usize).filter(|size| *size <= largest));
-        let size = size.ok_or_else(|| malformed(format!("shape {shape:?} of {dtype} overflows 2^63 bytes")))?;
-        let empty = shape.contains(&0);
-        let numel = if empty { 0 } else { size };
-
-        let compact = Order::RowMajor.strides(shape);
-        let mut kept = compact.clone();
+        let is_empty = shape.contains(&0);
+        let mut dims = match 2 * shape.len() {
+            few @ 0..=INLINE => SmallVec::from_buf_and_len([0; INLINE], few),
+            many => SmallVec::from_elem(0, many),
+        };
+        let (lengths, kept) = dims.split_at_mut(shape.len());
+        lengths.copy_from_slice(shape);
         // Every sum below counts the first element, so that the whole extent stays below 2^63.
-        let mut reach = (0usize, if empty { 0 } else { itemsize });
-        for (d, (&length, &stride)) in shape.iter().zip(strides.unwrap_or(&compact)).enumerate() {
-            if empty || length == 1 {
-                if (0..=largest as i64).contains(&stride) {
-                    kept[d] = stride;
-                }
+        let (mut numel, mut nbytes, mut reach) = (1usize, itemsize, (0usize, itemsize));
+        for (d, &length) in shape.iter().enumerate().rev() {
+            let compact = numel as i64;
+            if length > 1 {
+                let larger = nbytes.checked_mul(length as usize).filter(|nbytes| *nbytes <= MAX_BYTES);
+                nbytes = larger.ok_or_else(|| malformed(format!("shape {shape:?} of {dtype} overflows 2^63 bytes")))?;
+                // In range: there are no more elements than bytes.
+                numel *= length as usize;
+            }
+            let stride = strides.map_or(compact, |strides| strides[d]);
+            let step = (stride.unsigned_abs() as usize).checked_mul(itemsize).filter(|step| *step <= MAX_BYTES);
+            if is_empty || length == 1 {
+                kept[d] = if stride < 0 || step.is_none() { compact } else { stride };
                 continue;
             }
             kept[d] = stride;
-            let bytes = (length as u64 - 1).checked_mul(stride.unsigned_abs());
-            let bytes = bytes.and_then(|n| usize::try_from(n.checked_mul(itemsize as u64)?).ok());
-            let (below, above) = reach;
-            let sum = bytes.and_then(|bytes| match stride < 0 {
-                true => Some((below.checked_add(bytes)?, above)),
-                false => Some((below, above.checked_add(bytes)?)),
-            });
-            let fits = |(below, above): &(usize, usize)| below.checked_add(*above).is_some_and(|all| all <= MAX_BYTES);
-            reach = sum.filter(fits).ok_or_else(|| {
-                let strides = strides.unwrap_or(&compact);
-                malformed(format!("strides {strides:?} with shape {shape:?} reach further than 2^63 bytes"))
-            })?;
+            let bytes = step.and_then(|step| step.checked_mul(length as usize - 1)).unwrap_or(usize::MAX);
+            let side = if stride < 0 { &mut reach.0 } else { &mut reach.1 };
+            *side = side.saturating_add(bytes);
+            if reach.0.saturating_add(reach.1) > MAX_BYTES {
+                let strides = strides.unwrap_or(&[]);
+                return Err(malformed(format!(
+                    "strides {strides:?} with shape {shape:?} reach further than 2^63 bytes"
+                )));
+            }
         }
-        Ok(Self { shape: shape.into(), strides: kept, offset, itemsize, numel, reach })
+        let (numel, reach) = if is_empty { (0, (0, 0)) } else { (numel, reach) };
+        Ok(Self { dims, offset, itemsize, numel, reach })
     }
 
     /// As [`new`](Self::new), from strides in bytes, as NumPy and the array interfaces have them.
@@ -114,13 +118,13 @@ impl Layout {
 
     /// Returns the lengths, in elements.
     pub fn shape(&self) -> &[i64] {
-        &self.shape
+        &self.dims[..self.dims.len() / 2]
     }
 
     /// Returns the strides, in elements, signed. Those that address nothing are as the producer stated them (see the
     /// type).
     pub fn strides(&self) -> &[i64] {
-        &self.strides
+        &self.dims[self.dims.len() / 2..]
     }
 
     /// Returns the bytes from the start of the buffer to the first element.
@@ -179,19 +183,20 @@ impl Layout {
     }
 
     /// Returns the same view with its first element `offset` bytes into its buffer.
-    pub(crate) fn at(self, offset: usize) -> Self {
-        Self { offset, ..self }
+    pub(crate) fn at(mut self, offset: usize) -> Self {
+        self.offset = offset;
+        self
     }
 
     /// Returns the same elements with these dimensions, each of which is named once.
     pub(crate) fn rearranged(&self, dimensions: &[i64]) -> Self {
-        let pick = |dims: &Dims| dimensions.iter().map(|d| dims[*d as usize]).collect();
-        Self { shape: pick(&self.shape), strides: pick(&self.strides), ..*self }
+        let pick = |dims: &'_ [i64]| -> Dims { dimensions.iter().map(|d| dims[*d as usize]).collect() };
+        Self { dims: pick(self.shape()).into_iter().chain(pick(self.strides())).collect(), ..*self }
     }
 
     /// Returns whether all strides are those of a compact, row-major view, those that address nothing included.
     pub fn has_compact_strides(&self) -> bool {
-        self.strides == Order::RowMajor.strides(&self.shape)
+        *self.strides() == *Order::RowMajor.strides(self.shape())
     }
 
     /// Returns whether the elements follow one another in row-major order without a gap.
@@ -201,7 +206,7 @@ impl Layout {
 
     /// Returns whether any stride is negative.
     pub fn has_negative_strides(&self) -> bool {
-        self.strides.iter().any(|stride| *stride < 0)
+        self.strides().iter().any(|stride| *stride < 0)
     }
 }
 
@@ -210,13 +215,13 @@ impl PartialEq for Layout {
         let meant = |layout: &Self| -> Dims {
             let addresses = |length: i64| layout.numel > 0 && length > 1;
             layout
-                .shape
+                .shape()
                 .iter()
-                .zip(&layout.strides)
+                .zip(layout.strides())
                 .map(|(l, stride)| if addresses(*l) { *stride } else { 0 })
                 .collect()
         };
-        (&self.shape, self.offset, self.itemsize) == (&other.shape, other.offset, other.itemsize)
+        (self.shape(), self.offset, self.itemsize) == (other.shape(), other.offset, other.itemsize)
             && meant(self) == meant(other)
     }
 }
@@ -225,7 +230,7 @@ impl Eq for Layout {}
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "shape {:?}, strides {:?}, offset {} bytes", &*self.shape, &*self.strides, self.offset)
+        write!(f, "shape {:?}, strides {:?}, offset {} bytes", self.shape(), self.strides(), self.offset)
     }
 }
 

@@ -50,10 +50,6 @@ pub(crate) fn released(leases: usize) {
 pub struct Lease {
     /// `None` only while it is being dropped.
     lent: Option<Lent>,
-    data: usize,
-    dtype: DType,
-    device: Device,
-    access: Access,
     copied: bool,
     consumer: Arc<dyn Consumer>,
     ordering: Arc<dyn Ordering>,
@@ -67,8 +63,13 @@ struct Ordered {
     owner: Stream,
     /// The stream at import; `None` where the host reads.
     reader: Option<Used>,
-    /// The addresses entered in the consumer's views.
-    bytes: Range<usize>,
+}
+
+/// Returns the addresses that a lease enters in the views of its consumer.
+fn bytes(lent: &Lent) -> Range<usize> {
+    let start = lent.buffer().address();
+    // In range: `Lent::new` checked it.
+    start..start + lent.buffer().len()
 }
 
 impl Lease {
@@ -83,15 +84,11 @@ impl Lease {
         let ordered = lent.buffer().stream().map(|owner| {
             let reader =
                 stream.map(|stream| Used { stream: stream.on_any_thread(), keep: consumer.keep(device, stream) });
-            let start = lent.buffer().address();
-            // In range: `Lent::new` checked it.
-            let bytes = start..start + lent.buffer().len();
-            consumer.views().enter(device, &bytes);
-            Ordered { owner: owner.on_any_thread(), reader, bytes }
+            consumer.views().enter(device, &bytes(&lent));
+            Ordered { owner: owner.on_any_thread(), reader }
         });
         LEASED.fetch_add(1, Relaxed);
-        let (data, dtype, access) = (lent.data(), lent.dtype(), lent.buffer().access());
-        Self { lent: Some(lent), data, dtype, device, access, copied, consumer, ordering, ordered, group: None }
+        Self { lent: Some(lent), copied, consumer, ordering, ordered, group: None }
     }
 
     /// Makes the lease return its memory together with those of a group between the same streams.
@@ -120,12 +117,12 @@ impl Lease {
 
     /// Returns the address of the first element. It may be null for a view without elements.
     pub fn data(&self) -> usize {
-        self.data
+        self.lent().data()
     }
 
     /// Returns the element type.
     pub fn dtype(&self) -> DType {
-        self.dtype
+        self.lent().dtype()
     }
 
     /// Returns the shape, the strides and the offset.
@@ -135,12 +132,12 @@ impl Lease {
 
     /// Returns the device that the memory is on, as the consumer sees it.
     pub fn device(&self) -> Device {
-        self.device
+        self.lent().device()
     }
 
     /// Returns what the view may do with the memory.
     pub fn access(&self) -> Access {
-        self.access
+        self.lent().buffer().access()
     }
 
     /// Returns whether the memory is a copy that was made for this lease, and so belongs to the consumer alone.
@@ -155,13 +152,14 @@ impl Lease {
 
     fn give_back(&mut self) -> Returned {
         let Some(lent) = self.lent.take() else { return Returned::Now };
+        let Some(Ordered { owner, reader }) = self.ordered.take() else { return Returned::Now };
         let (device, reuse) = (lent.buffer().device(), lent.buffer().reuse());
-        let Some(Ordered { owner, reader, bytes }) = self.ordered.take() else { return Returned::Now };
+        let (seen_on, bytes) = (lent.device(), bytes(&lent));
         // Until every reader is ordered before its reuse, the memory must not be returned, whatever fails below.
         let buffer = Unordered(ManuallyDrop::new(lent.into_buffer()));
         // Both keep their streams alive until the end of this function.
-        let recorded = self.consumer.views().leave(self.device, &bytes);
-        let Ok(current) = self.consumer.current_stream(self.device) else { return Returned::Now };
+        let recorded = self.consumer.views().leave(seen_on, &bytes);
+        let Ok(current) = self.consumer.current_stream(seen_on) else { return Returned::Now };
         let current = current.map(Stream::on_any_thread);
         let ordering = &self.ordering;
         let behind = |stream| if stream == owner { Ok(()) } else { ordering.order(device, stream, owner) };
@@ -185,7 +183,7 @@ impl Lease {
             None | Some((_, Ok(()))) => give_back(&**ordering),
             // The view has no known use in the stream that is being captured, so the wait can follow the capture.
             Some((current, Err(error))) if error.kind() == ErrorKind::Captured => {
-                let keep = self.consumer.keep(self.device, current);
+                let keep = self.consumer.keep(seen_on, current);
                 let (later, mut give_back) = (Arc::clone(ordering), Some(give_back));
                 let attempt = move || {
                     let _kept = &keep;

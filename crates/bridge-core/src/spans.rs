@@ -1,5 +1,6 @@
 //! A map from ranges of addresses, which may overlap, to values.
 
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry::Occupied;
 use std::ops::{Range, RangeInclusive};
@@ -7,21 +8,28 @@ use std::ops::{Range, RangeInclusive};
 /// Number of classes: one for each bit of a length.
 const CLASSES: usize = usize::BITS as usize;
 
+/// Number of entries outside the classes. A program with few live views allocates nothing for them.
+const FEW: usize = 4;
+
+/// A place and a range.
+type Key<P> = (P, usize, usize);
+
 /// Values by place, such as a device, and range of addresses. Ranges may overlap.
 ///
-/// Entries are in classes by the highest bit of their length, so a range of class `k` that contains an address starts
-/// less than `2^(k+1)` before it. A look-up visits only such neighbours of the address, in the classes that are not
-/// empty.
+/// The first few entries are in a list. The others are in classes by the highest bit of their length, so a range of
+/// class `k` that contains an address starts less than `2^(k+1)` before it. A look-up visits the list, and only such
+/// neighbours of the address in the classes that are not empty.
 #[derive(Debug)]
 pub struct Spans<P, T> {
-    classes: [BTreeMap<(P, usize, usize), T>; CLASSES],
+    few: SmallVec<[(Key<P>, T); FEW]>,
+    classes: [BTreeMap<Key<P>, T>; CLASSES],
     /// Bit set of the classes that are not empty.
     occupied: usize,
 }
 
 impl<P, T> Default for Spans<P, T> {
     fn default() -> Self {
-        Self { classes: [const { BTreeMap::new() }; CLASSES], occupied: 0 }
+        Self { few: SmallVec::new(), classes: [const { BTreeMap::new() }; CLASSES], occupied: 0 }
     }
 }
 
@@ -36,15 +44,30 @@ impl<P: Copy + Ord, T> Spans<P, T> {
     where
         T: Default,
     {
-        let class = class(bytes)?;
+        let (class, key) = (class(bytes)?, (place, bytes.start, bytes.end));
+        if let Some(at) = self.place_of(&key) {
+            return Some(&mut self.few[at].1);
+        }
+        if self.few.len() < FEW && !self.classes[class].contains_key(&key) {
+            self.few.push((key, T::default()));
+            return self.few.last_mut().map(|(_, value)| value);
+        }
         self.occupied |= 1 << class;
-        Some(self.classes[class].entry((place, bytes.start, bytes.end)).or_default())
+        Some(self.classes[class].entry(key).or_default())
+    }
+
+    /// Returns where the list has this key.
+    fn place_of(&self, key: &Key<P>) -> Option<usize> {
+        self.few.iter().position(|(known, _)| known == key)
     }
 
     /// Removes and returns the value for this range if `is_last` returns `true` for it.
     pub fn leave(&mut self, place: P, bytes: &Range<usize>, is_last: impl FnOnce(&mut T) -> bool) -> Option<T> {
-        let class = class(bytes)?;
-        let Occupied(mut entry) = self.classes[class].entry((place, bytes.start, bytes.end)) else { return None };
+        let (class, key) = (class(bytes)?, (place, bytes.start, bytes.end));
+        if let Some(at) = self.place_of(&key) {
+            return is_last(&mut self.few[at].1).then(|| self.few.swap_remove(at).1);
+        }
+        let Occupied(mut entry) = self.classes[class].entry(key) else { return None };
         let removed = is_last(entry.get_mut()).then(|| entry.remove());
         if self.classes[class].is_empty() {
             self.occupied &= !(1 << class);
@@ -54,6 +77,8 @@ impl<P: Copy + Ord, T> Spans<P, T> {
 
     /// Calls `visit` with the value of every range that contains the address.
     pub fn containing(&mut self, place: P, address: usize, mut visit: impl FnMut(&mut T)) {
+        let covers = |(at, start, end): &Key<P>| *at == place && (*start..*end).contains(&address);
+        self.few.iter_mut().filter(|(key, _)| covers(key)).for_each(|(_, value)| visit(value));
         let mut occupied = self.occupied;
         while occupied != 0 {
             let class = occupied.trailing_zeros() as usize;
@@ -65,14 +90,14 @@ impl<P: Copy + Ord, T> Spans<P, T> {
     }
 
     /// Returns the keys of this class whose ranges may contain the address.
-    fn near(place: P, address: usize, class: usize) -> RangeInclusive<(P, usize, usize)> {
+    fn near(place: P, address: usize, class: usize) -> RangeInclusive<Key<P>> {
         let farthest = usize::MAX >> (CLASSES - 1 - class);
         (place, address.saturating_sub(farthest), 0)..=(place, address, usize::MAX)
     }
 
     /// Returns whether there is no range.
     pub fn is_empty(&self) -> bool {
-        self.occupied == 0
+        self.few.is_empty() && self.occupied == 0
     }
 }
 

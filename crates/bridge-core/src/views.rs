@@ -27,7 +27,7 @@ impl Used {
 #[derive(Default)]
 struct Entry {
     views: usize,
-    /// Nearly always empty; a vector keeps the nodes of the map small.
+    /// Nearly always empty; a vector keeps the entries small.
     recorded: Vec<Used>,
 }
 
@@ -70,11 +70,16 @@ impl Views {
         views
     }
 
+    /// Changes the number of views. The caller holds the lock, so no other thread writes the number.
+    fn count(&self, change: isize) {
+        self.count.store(self.len().wrapping_add_signed(change), Relaxed);
+    }
+
     /// Adds a view of these bytes.
     pub(crate) fn enter(&self, device: Device, bytes: &Range<usize>) {
         if let Some(entry) = self.lock().enter(device, bytes) {
             entry.views += 1;
-            self.count.fetch_add(1, Relaxed);
+            self.count(1);
         }
     }
 
@@ -82,7 +87,7 @@ impl Views {
     pub(crate) fn leave(&self, device: Device, bytes: &Range<usize>) -> Vec<Used> {
         let mut recorded = Vec::new();
         let removed = self.lock().leave(device, bytes, |entry| {
-            self.count.fetch_sub(1, Relaxed);
+            self.count(-1);
             entry.views -= 1;
             if entry.views > 0 {
                 // Streams recorded before this view was made are harmless: the owner waits for them once more.

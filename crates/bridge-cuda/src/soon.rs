@@ -153,7 +153,7 @@ mod tests {
             let allocation = Allocation { bytes: 0..0, device: GPU, access, stream, reuse: self.reuse };
             // SAFETY: there are no bytes.
             let memory = unsafe { Memory::new(allocation, Counted::boxed(&self.drops)) };
-            Lent::new(DType::FLOAT32, Layout::new(DType::FLOAT32, &[0], None, 0)?, Box::new(memory))
+            Lent::new(DType::FLOAT32, Layout::new(DType::FLOAT32, &[0], None, 0)?, memory)
         }
 
         fn import(&self, lease: Lease) -> Result<Option<Lease>> {

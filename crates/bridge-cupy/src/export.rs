@@ -30,7 +30,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     // is kept, is the one that its user's work is in; `reuse` is in stream order only where the allocator was seen to
     // be.
     let memory = unsafe { Memory::new(allocation, owner) };
-    Lent::at(address, dtype, layout, Box::new(memory))
+    Lent::at(address, dtype, layout, memory)
 }
 
 /// Borrows an array.

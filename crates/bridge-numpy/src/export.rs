@@ -21,7 +21,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     let owner = PyOwner::new(array);
     // SAFETY: the array keeps its memory alive, and NumPy vouches for its strides.
     let memory = unsafe { Memory::new(Allocation::host(bytes, access), owner) };
-    Lent::at(data, dtype, layout, Box::new(memory))
+    Lent::at(data, dtype, layout, memory)
 }
 
 /// Borrows an array.

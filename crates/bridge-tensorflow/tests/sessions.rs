@@ -91,7 +91,7 @@ impl Adapter for Plain {
         let owner = Counted(numbers, self.drops.clone());
         // SAFETY: the box keeps the memory, which has no other user.
         let memory = unsafe { Memory::new(Allocation::host(bytes, Access::ReadWrite), owner) };
-        Lent::new(self.dtype, Layout::new(self.dtype, &[*count as i64], None, 0)?, Box::new(memory))
+        Lent::new(self.dtype, Layout::new(self.dtype, &[*count as i64], None, 0)?, memory)
     }
 
     fn import(&self, lease: Lease) -> Result<View> {

@@ -287,7 +287,7 @@ impl Adapter for Office {
         let layout = Layout::new(paper.dtype, &paper.shape, Some(&paper.strides), 0)?;
         let (below, above) = layout.reach();
         let buffer = PaperBuffer { paper: paper.clone(), below, len: below + above };
-        Ok(Lent::at(paper.address, paper.dtype, layout, Box::new(buffer))?.with_pending(paper.pending))
+        Ok(Lent::at(paper.address, paper.dtype, layout, buffer)?.with_pending(paper.pending))
     }
 
     fn import(&self, lease: Lease) -> Result<Item> {

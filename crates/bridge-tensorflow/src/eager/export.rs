@@ -58,7 +58,7 @@ fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
     // SAFETY: the handle keeps the memory, dtype and place are what TensorFlow reports, and TensorFlow works on it in
     // the one stream of the device.
     let memory = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, owner) };
-    Lent::new(dtype, layout, Box::new(memory))
+    Lent::new(dtype, layout, memory)
 }
 
 /// What TensorFlow says of an eager tensor.

@@ -222,7 +222,7 @@ impl External {
         // SAFETY: the value keeps its memory. The kernel that fetched it has seen its device and the stream in which it
         // was written; for a fed tensor, the lease states them.
         let memory = unsafe { Memory::new(allocation, value.clone()) };
-        Lent::new(value.dtype, layout, Box::new(memory))
+        Lent::new(value.dtype, layout, memory)
     }
 
     /// Returns a copy in host memory of TensorFlow's.
