@@ -132,9 +132,9 @@ pub unsafe fn lend<M: ManagedTensorBase>(
     let (described, ()) = Described::of(&tensor, access, |device, data| Ok((origin(device, data)?, ())))?;
     let Described { data, dtype, layout, allocation, keep, release } = described;
     let owner = (managed.into_deleter(), keep);
-    // SAFETY: the producer vouches for memory, access and deleter through DLPack's contract, the caller for the stream,
-    // the reuse and the allocation; the range was checked above. Here and below.
     match release {
+        // SAFETY: the producer vouches for memory, access and deleter through DLPack's contract, the caller for the
+        // stream, the reuse and the allocation; the range was checked above. Here and below.
         None => Lent::at(data, dtype, layout, unsafe { Memory::new(allocation, owner) }),
         Some(release) => {
             let owner = CustomDrop { owner: Some(Box::new(owner)), release };
