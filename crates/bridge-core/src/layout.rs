@@ -105,14 +105,24 @@ impl Layout {
     /// addresses something.
     pub fn from_byte_strides(dtype: DType, shape: &[i64], byte_strides: &[i64]) -> Result<Self> {
         let itemsize = dtype.itemsize().map_or(1, |itemsize| itemsize as i64);
-        let odd = |bytes: i64| bytes % itemsize != 0;
-        let addresses = |d: usize| shape.get(d) != Some(&1) && !shape.contains(&0);
-        if byte_strides.iter().enumerate().any(|(d, bytes)| odd(*bytes) && addresses(d)) {
-            return Err(malformed(format!(
-                "strides {byte_strides:?} (bytes) are no whole number of elements of {itemsize} bytes: make a compact copy first, as numpy.ascontiguousarray and cupy.ascontiguousarray do"
-            )));
+        // Division is slow, and nearly every size is a power of two.
+        let is_power = itemsize & (itemsize - 1) == 0;
+        let whole = |bytes: i64| match is_power {
+            true => (bytes & (itemsize - 1) == 0).then(|| bytes >> itemsize.trailing_zeros()),
+            false => (bytes % itemsize == 0).then(|| bytes / itemsize),
+        };
+        let mut strides = Dims::from_elem(0, byte_strides.len());
+        for (d, (stride, bytes)) in strides.iter_mut().zip(byte_strides).enumerate() {
+            match whole(*bytes) {
+                Some(elements) => *stride = elements,
+                None if shape.get(d) == Some(&1) || shape.contains(&0) => (),
+                None => {
+                    return Err(malformed(format!(
+                        "strides {byte_strides:?} (bytes) are no whole number of elements of {itemsize} bytes: make a compact copy first, as numpy.ascontiguousarray and cupy.ascontiguousarray do"
+                    )));
+                }
+            }
         }
-        let strides: Dims = byte_strides.iter().map(|bytes| if odd(*bytes) { 0 } else { bytes / itemsize }).collect();
         Self::new(dtype, shape, Some(&strides), 0)
     }
 

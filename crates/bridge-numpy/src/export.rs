@@ -2,6 +2,7 @@
 
 use crate::import::aligned;
 use crate::interface::{PyArrayInterface, WRITEABLE};
+use crate::native::Fields;
 use crate::runtime::{Runtime, raised};
 use bridge_core::{
     Access, Allocation, DType, Device, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Order, Result,
@@ -40,7 +41,6 @@ struct View {
 
 impl View {
     fn of(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Self> {
-        let py = array.py();
         if !runtime.is_array(array) {
             return Err(not_a_tensor("numpy", array));
         }
@@ -48,6 +48,21 @@ impl View {
             let text = "other frameworks have no masks: call .filled(value) first, or pass .data and .mask apart";
             return Err(Error::new(ErrorKind::NotATensor, text));
         }
+        match &runtime.native {
+            Some(native) => Self::of_fields(runtime, array, native.fields(array)),
+            None => Self::of_interface(runtime, array),
+        }
+    }
+
+    fn of_fields(runtime: &Runtime, array: &PyTensor<'_>, fields: &Fields) -> Result<Self> {
+        let dtype = runtime.dtypes.read(&fields.dtype(array))?;
+        let layout = Layout::from_byte_strides(dtype, fields.shape(), fields.strides())?;
+        let access = if fields.is_writeable() { Access::ReadWrite } else { Access::ReadOnly };
+        Ok(Self { data: fields.data(), dtype, layout, access })
+    }
+
+    fn of_interface(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Self> {
+        let py = array.py();
         let look_up = || {
             let plain = runtime.plain(array)?;
             Ok((plain.getattr(intern!(py, "dtype"))?, plain.getattr(intern!(py, "__array_struct__"))?))

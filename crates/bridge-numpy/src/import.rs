@@ -2,7 +2,7 @@
 
 use crate::interface::{ALIGNED, NOTSWAPPED, PyArrayInterface, WRITEABLE};
 use crate::runtime::{Runtime, raised};
-use bridge_core::{Access, COPY_ALIGNMENT, DType, Device, Error, ErrorKind, Layout, Lease, Order, Result};
+use bridge_core::{Access, COPY_ALIGNMENT, DType, Device, Dims, Error, ErrorKind, Layout, Lease, Order, Result};
 use bridge_pyo3::{NUMPY_DTYPES, PyTensor};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi::{PyCapsule_GetPointer, PyCapsule_New, PyObject};
@@ -85,18 +85,22 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
     let dtype = lease.dtype();
     let own = NUMPY_DTYPES.contains(&dtype);
     let kind = if own { KINDS[usize::from(dtype.code)] } else { b'V' };
+    let known = runtime.dtypes.write(py, dtype)?;
+    // For the null address of an array without elements, the function would allocate memory.
+    let native = runtime.native.as_ref().filter(|_| lease.data() != 0);
     let make = || -> PyResult<PyTensor<'py>> {
-        let array = runtime.asarray.bind(py).call1((Bound::new(py, Base { lease, kind })?,))?;
-        match own {
-            true => Ok(array),
-            false => array.call_method1("view", (runtime.dtypes.write(py, dtype).map_err(into_python)?,)),
-        }
+        let Some(native) = native else {
+            let array = runtime.asarray.bind(py).call1((Bound::new(py, Base { lease, kind })?,))?;
+            return if own { Ok(array) } else { array.call_method1("view", (known,)) };
+        };
+        let (data, writeable) = (lease.data(), lease.access() == Access::ReadWrite);
+        let base = Bound::new(py, Base { lease, kind })?;
+        let layout = base.get().lease.layout();
+        let strides: Dims = layout.strides().iter().map(|stride| stride * layout.itemsize() as i64).collect();
+        // SAFETY: the base holds the lease, which keeps the memory of its layout.
+        unsafe { native.array(known, (data, layout.shape(), &strides), writeable, base.clone().into_any()) }
     };
     make().map_err(|error| raised(py, error))
-}
-
-fn into_python(error: bridge_core::Error) -> PyErr {
-    pyo3::exceptions::PyTypeError::new_err(error.to_string())
 }
 
 pub(crate) fn empty<'py>(

@@ -1,9 +1,10 @@
-//! The NumPy adapter: arrays in host memory, exported and imported through the C struct of the array interface. It
-//! keeps any strides, any alignment and the read-only flag.
+//! The NumPy adapter: arrays in host memory, exported and imported through NumPy's C API, or else through the C struct
+//! of the array interface. It keeps any strides, any alignment and the read-only flag.
 
 mod export;
 mod import;
 mod interface;
+mod native;
 mod runtime;
 
 use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};

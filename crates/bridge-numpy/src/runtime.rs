@@ -1,5 +1,6 @@
 //! The NumPy of this process, looked up once.
 
+use crate::native::Native;
 use bridge_core::{DType, DeviceKind, Error, Profile, Result, Strides, Views};
 use bridge_pyo3::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES, PyTensor, framework_error, installed, is_instance};
 use pyo3::intern;
@@ -20,6 +21,8 @@ pub(crate) struct Runtime {
     /// `ndarray.view`, whatever a subclass overrides.
     view: Py<PyAny>,
     masked: Py<PyType>,
+    /// Arrays without Python, where this NumPy has them.
+    pub(crate) native: Option<Native>,
 }
 
 impl Runtime {
@@ -50,6 +53,7 @@ impl Runtime {
             consumer: Arc::default(),
             dtypes,
             asarray: numpy.getattr("asarray")?.unbind(),
+            native: Native::find(numpy)?,
             dlpack: array.getattr("__dlpack__")?.unbind(),
             view: array.getattr("view")?.unbind(),
             array: array.unbind(),

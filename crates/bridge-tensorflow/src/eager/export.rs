@@ -5,6 +5,7 @@ use crate::eager::functions::{EagerRuntime, TFE_TensorHandle};
 use crate::eager::handle::{COPY, Handle, Shared, execute};
 use crate::eager::import;
 use crate::eager::process::{Process, SYMBOLIC, raised};
+use crate::runtime::Runtime;
 use crate::runtime::dtypes::{self, INT32, UINT8};
 use crate::runtime::gpus::{GPUS, gpu_of};
 use crate::runtime::status::Status;
@@ -45,8 +46,8 @@ pub(crate) fn borrow<'a>(process: &'static Process, object: &'a PyTensor<'_>) ->
 }
 
 fn of_eager(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Lent> {
-    let Seen { handle, dtype, layout, address, access, device, stream } = Seen::of(process, tensor)?;
-    let (eager, status) = (&process.eager, Status::new(&process.eager.runtime.core));
+    let Seen { handle, dtype, layout, address, access, device, stream, status } = Seen::of(process, tensor)?;
+    let eager = &process.eager;
     // SAFETY: the object keeps the handle, and the status is ours; the returned reference is ours.
     let owner = unsafe {
         let copy = (eager.functions.TFE_TensorHandleCopySharingTensor)(handle, status.raw());
@@ -72,6 +73,8 @@ struct Seen {
     device: Device,
     /// `None` for host memory.
     stream: Option<Stream>,
+    /// For the calls that follow.
+    status: Status<'static>,
 }
 
 impl Seen {
@@ -87,31 +90,11 @@ impl Seen {
         // SAFETY: see above.
         let code = unsafe { (functions.TFE_TensorHandleDataType)(handle) };
         let dtype = dtypes::dtype(code).map_err(|reason| Error::new(ErrorKind::Dtype, reason))?;
-        let (_, devices) = process.devices(py)?;
         // SAFETY: see above; the name lives as long as the device.
         let name = unsafe { (functions.TFE_TensorHandleBackingDeviceName)(handle, status.raw()) };
         status.check()?;
         // SAFETY: as above.
-        let name = unsafe { CStr::from_ptr(name) };
-        // A cluster that the process has joined since renames the devices.
-        let renamed;
-        let place = match devices.named(name) {
-            None => {
-                renamed = process.query_devices(py)?;
-                renamed.named(name)
-            }
-            known => known,
-        };
-        let place = place.ok_or_else(|| {
-        let name = name.to_string_lossy();
-        if name.contains(GPUS) && !runtime.profile.private_functions {
-            let version = runtime.version();
-            let text = format!("the tensor is on {name}, and on a GPU TensorFlow {version} is not supported yet: use 2.12 to 2.21, or copy it to the host");
-            return Error::new(ErrorKind::Version, text);
-        }
-        let text = format!("the tensor is on {name}, which is no device of this process: copy it to one with tf.identity under tf.device first");
-        Error::new(ErrorKind::Device, text)
-    })?;
+        let gpu = Self::gpu(py, process, unsafe { CStr::from_ptr(name) })?;
         // SAFETY: the object keeps the handle.
         unsafe { wait(py, process, handle, &status) }?;
         // SAFETY: see above; the dimensions are in range. If the tensor could not be made, the status reports it.
@@ -125,12 +108,53 @@ impl Seen {
         let access = runtime.consumer.read_only.access(address);
         // TensorFlow keeps most tensors of int32 in host memory, even if it names a GPU.
         let is_on_gpu = || Ok(code != INT32 || layout.nbytes() == 0 || gpu_of(address)?.is_some());
-        let (device, stream) = match place {
-            Place::Gpu(gpu) if is_on_gpu()? => (Device::cuda(gpu.ordinal), Some(gpu.stream)),
+        let (device, stream) = match gpu {
+            Some((device, stream)) if is_on_gpu()? => (device, Some(stream)),
             _ => (Device::CPU, None),
         };
-        Ok(Self { handle, dtype, layout, address, access, device, stream })
+        Ok(Self { handle, dtype, layout, address, access, device, stream, status })
     }
+
+    /// Returns the GPU with this full name and its stream; `None` for the host.
+    fn gpu(py: Python<'_>, process: &'static Process, name: &CStr) -> Result<Option<(Device, Stream)>> {
+        // In every context.
+        if name == LOCAL_HOST {
+            return Ok(None);
+        }
+        let (_, devices) = process.devices(py)?;
+        // A cluster that the process has joined since renames the devices.
+        let renamed;
+        let place = match devices.named(name) {
+            None => {
+                renamed = process.query_devices(py)?;
+                renamed.named(name)
+            }
+            known => known,
+        };
+        match place {
+            Some(Place::Gpu(gpu)) => Ok(Some((Device::cuda(gpu.ordinal), gpu.stream))),
+            Some(Place::Host) => Ok(None),
+            None => Err(elsewhere(process.eager.runtime, &name.to_string_lossy())),
+        }
+    }
+}
+
+/// The host's full name, unless the process has joined a cluster.
+const LOCAL_HOST: &CStr = c"/job:localhost/replica:0/task:0/device:CPU:0";
+
+#[cold]
+fn elsewhere(runtime: &Runtime, name: &str) -> Error {
+    if name.contains(GPUS) && !runtime.profile.private_functions {
+        let version = runtime.version();
+        let text = format!(
+            "the tensor is on {name}, and on a GPU TensorFlow {version} is not supported yet: use 2.12 to 2.21, or copy it to the host"
+        );
+        return Error::new(ErrorKind::Version, text);
+    }
+    let text = format!(
+        "the tensor is on {name}, which is no device of this process: copy it to one with tf.identity under tf.device first"
+    );
+    Error::new(ErrorKind::Device, text)
 }
 
 /// Waits until an asynchronous executor has made the tensor; without one it has been made. If it could not be made, the

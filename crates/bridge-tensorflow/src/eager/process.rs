@@ -130,12 +130,15 @@ impl Process {
 
     fn context<'py>(&self, py: Python<'py>) -> PyResult<(*mut TFE_Context, PyTensor<'py>)> {
         let module = self.context.bind(py);
-        let handle = || module.getattr(intern!(py, "_context"))?.getattr(intern!(py, "_context_handle"));
-        let handle = match probe(py, handle())? {
+        // Without the module's own look-up, which first searches its type.
+        let context = || module.dict().get_item(intern!(py, "_context"));
+        let handle = || context()?.map(|context| context.getattr(intern!(py, "_context_handle"))).transpose();
+        let handle = match probe(py, handle())?.flatten() {
             Some(handle) if !handle.is_none() => handle,
             _ => {
-                module.call_method0("context")?.call_method0("ensure_initialized")?;
-                handle()?
+                let context = module.call_method0("context")?;
+                context.call_method0("ensure_initialized")?;
+                context.getattr("_context_handle")?
             }
         };
         // SAFETY: the object is alive and the GIL held. TensorFlow's capsule has no name.
