@@ -6,7 +6,7 @@ mod floor;
 mod pluggable;
 mod relay;
 
-use crate::runner::{Known, TORCH_CAPSULES, adapter_of};
+use crate::runner::{Known, NUMPY_INTERFACE, TORCH_CAPSULES, adapter_of};
 use crate::{Capabilities, Observed, Spec, Subject, model};
 use bridge_core::{
     Adapter, Consumer, DType, Device, Error, Lease, Lent, Order, Ordering, Pending, Profile, Result, Stream,
@@ -56,9 +56,10 @@ pub fn subject<'py>(py: Python<'py>, name: &str, device: Device) -> PyResult<PyS
 }
 
 fn open(py: Python<'_>, known: Known) -> Result<AnyAdapter<'_>> {
-    match known == TORCH_CAPSULES {
-        true => bridge_torch::Torch::with_capsules(py).map(AnyAdapter::Torch),
-        false => known.framework.open(py),
+    match known {
+        TORCH_CAPSULES => bridge_torch::Torch::with_capsules(py).map(AnyAdapter::Torch),
+        NUMPY_INTERFACE => bridge_numpy::NumPy::with_interface(py).map(AnyAdapter::NumPy),
+        known => known.framework.open(py),
     }
 }
 

@@ -21,10 +21,13 @@ pub struct Known {
 /// PyTorch without the C exchange API, as versions before 2.10 are.
 pub const TORCH_CAPSULES: Known = Known { name: "torch-capsules", framework: Framework::Torch, on_request: true };
 
+/// NumPy without its C API, as with a version whose C API is not as expected.
+pub const NUMPY_INTERFACE: Known = Known { name: "numpy-interface", framework: Framework::NumPy, on_request: true };
+
 /// Returns every adapter: one for each framework, and then the further ones.
 pub fn known() -> impl Iterator<Item = Known> {
     let plain = |framework: &Framework| Known { name: framework.name(), framework: *framework, on_request: false };
-    Framework::ALL.iter().map(plain).chain([TORCH_CAPSULES])
+    Framework::ALL.iter().map(plain).chain([TORCH_CAPSULES, NUMPY_INTERFACE])
 }
 
 impl Known {
@@ -136,6 +139,7 @@ mod tests {
     fn descriptions_say_where_a_framework_is_found() {
         let described = |name| Known::named(name).unwrap().description();
         assert_eq!(described("torch-capsules")["module"], "torch");
+        assert_eq!(described("numpy-interface")["module"], "numpy");
         assert_eq!(described("cupy+async")["distributions"][0], "cupy-cuda13x");
         assert_eq!(described("tensorflow1")["variable"], "TENSOR_BRIDGE_TENSORFLOW1");
         assert_eq!(Known::named("jax"), None);

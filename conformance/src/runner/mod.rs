@@ -13,7 +13,7 @@ mod variants;
 mod watch;
 mod worker;
 
-pub use adapters::{Known, TORCH_CAPSULES, known};
+pub use adapters::{Known, NUMPY_INTERFACE, TORCH_CAPSULES, known};
 pub use options::{Choice, Options, PairName};
 pub use protocol::Message;
 pub use variants::{VARIANTS, Variant, adapter_of};

@@ -27,7 +27,16 @@ impl<'py> NumPy<'py> {
     ///
     /// [`Missing`](bridge_core::ErrorKind::Missing) if NumPy is not installed.
     pub fn new(py: Python<'py>) -> Result<Self> {
-        Ok(Self { py, runtime: Runtime::get(py)? })
+        Ok(Self { py, runtime: Runtime::fast(py)? })
+    }
+
+    /// As [`new`](Self::new), through the array interface alone, as with a NumPy whose C API is not as expected.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new).
+    pub fn with_interface(py: Python<'py>) -> Result<Self> {
+        Ok(Self { py, runtime: Runtime::with_interface(py)? })
     }
 }
 

@@ -25,16 +25,27 @@ pub(crate) struct Runtime {
     pub(crate) native: Option<Native>,
 }
 
+type FindNative = fn(&Bound<'_, PyModule>) -> PyResult<Option<Native>>;
+
 impl Runtime {
-    pub(crate) fn get(py: Python<'_>) -> Result<&'static Self> {
+    /// Returns NumPy through its C API where that is as expected, and through the array interface elsewhere.
+    pub(crate) fn fast(py: Python<'_>) -> Result<&'static Self> {
         static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
-        RUNTIME.get_or_try_init(py, || {
-            let numpy = installed(py, "numpy", "numpy")?;
-            Self::new(&numpy).map_err(|error| raised(py, error))
-        })
+        RUNTIME.get_or_try_init(py, || Self::new(py, Native::find))
     }
 
-    fn new(numpy: &Bound<'_, PyModule>) -> PyResult<Self> {
+    /// Returns NumPy through the array interface.
+    pub(crate) fn with_interface(py: Python<'_>) -> Result<&'static Self> {
+        static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
+        RUNTIME.get_or_try_init(py, || Self::new(py, |_| Ok(None)))
+    }
+
+    fn new(py: Python<'_>, native: FindNative) -> Result<Self> {
+        let numpy = installed(py, "numpy", "numpy")?;
+        Self::look_up(&numpy, native).map_err(|error| raised(py, error))
+    }
+
+    fn look_up(numpy: &Bound<'_, PyModule>, native: FindNative) -> PyResult<Self> {
         let wanted: Vec<DType> = NUMPY_DTYPES.iter().chain(EXTENSION_DTYPES).copied().collect();
         let dtypes = ArrayDTypes::new(numpy.py(), "numpy", &wanted)?;
         let array = numpy.getattr("ndarray")?.cast_into::<PyType>()?;
@@ -53,7 +64,7 @@ impl Runtime {
             consumer: Arc::default(),
             dtypes,
             asarray: numpy.getattr("asarray")?.unbind(),
-            native: Native::find(numpy)?,
+            native: native(numpy)?,
             dlpack: array.getattr("__dlpack__")?.unbind(),
             view: array.getattr("view")?.unbind(),
             array: array.unbind(),
