@@ -117,3 +117,38 @@ thread.join()
 assert min(took) < 0.9, f"the children took {took} s"
 """)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_arrays_that_numpy_will_make_read_only_are_read_only() -> None:
+    parts = np.broadcast_arrays(np.zeros((3, 1)), np.zeros((3, 5)))
+    assert parts[0].__array_interface__["data"][1], "NumPy has changed what these arrays are"
+    with pytest.raises(tb.BridgeError, match="read-only"):
+        tb.to_torch(parts[0], copy=False)
+
+
+def test_subclasses_cross_by_their_memory_whatever_their_attributes_say() -> None:
+    class Odd(np.ndarray):
+        @property
+        def __array_struct__(self) -> Any:
+            raise AttributeError
+
+        strides = shape = dtype = property(lambda self: 1 / 0)
+
+    plain = np.arange(24, dtype=np.int16).reshape(2, 3, 4)[::-1, :, 1:]
+    assert tb.to_numpy(plain.view(Odd)).tolist() == plain.tolist()
+
+
+def test_arrays_over_a_lease_have_the_flags_of_their_memory() -> None:
+    tensor = torch.arange(24.0).reshape(2, 3, 4)
+    for permuted in (tensor, tensor.permute(2, 0, 1), tensor[:, ::2], tensor[0, 0, 0], tensor.to(torch.bfloat16)):
+        array = tb.to_numpy(permuted)
+        assert array.flags.c_contiguous == permuted.is_contiguous()
+        assert (array.flags.writeable, array.flags.aligned, array.flags.owndata) == (True, True, False)
+        assert (array.ctypes.data, array.base is None) == (permuted.data_ptr(), False)
+        assert array.astype(float).tolist() == permuted.tolist()
+    frozen = np.zeros(3)
+    frozen.flags.writeable = False
+    again = tb.to_numpy(frozen)
+    assert not again.flags.writeable
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        again.flags.writeable = True
