@@ -10,7 +10,7 @@ use crate::{
 pub use dlpark::DlpackFlags;
 pub use dlpark::ffi;
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
-use dlpark::metadata::Dynamic;
+use dlpark::metadata::{Dynamic, PreparedDynamic};
 pub use dlpark::{Managed, ManagedTensorBase, legacy, versioned};
 use dlpark::{OpaqueContext, TensorRef};
 use std::ops::Range;
@@ -305,14 +305,15 @@ pub fn wrap<M: ManagedTensorBase>(lease: Lease) -> (Managed<M>, Handover) {
 
 /// As [`wrap`], with the function that drops the lease, on any thread. It lets no panic out.
 pub fn wrap_with<M: ManagedTensorBase>(lease: Lease, release: fn(Lease)) -> (Managed<M>, Handover) {
-    let (dtype, device, data, layout) = (lease.dtype(), lease.device(), lease.data(), lease.layout().clone());
+    let (dtype, device, data) = (lease.dtype(), lease.device(), lease.data());
+    let prepared = prepare(lease.layout());
     let mut flags = DlpackFlags::empty();
     flags.set(DlpackFlags::READ_ONLY, lease.access() == Access::ReadOnly);
     flags.set(DlpackFlags::IS_COPIED, lease.is_copy());
     let lease = Arc::new(Held { lease: Mutex::new(Some(lease)), release });
     // SAFETY: dtype, layout and address are those of the lease, which the context keeps alive until the deleter.
     // IS_COPIED is set only where the memory was copied for this lease alone.
-    (unsafe { managed(dtype, &layout, device, data, flags, Arc::clone(&lease)) }, Handover(lease))
+    (unsafe { managed(prepared, dtype, device, data, flags, Arc::clone(&lease)) }, Handover(lease))
 }
 
 /// Describes memory that is known by other means as a managed tensor, so that [`lend`] checks it as one. `data` is the
@@ -331,7 +332,13 @@ pub unsafe fn describe(
 ) -> versioned::Dlpack {
     let flags = if read_only { DlpackFlags::READ_ONLY } else { DlpackFlags::empty() };
     // SAFETY: the caller's obligation.
-    unsafe { managed(dtype, layout, device, data, flags, Arc::new(owner)) }
+    unsafe { managed(prepare(layout), dtype, device, data, flags, Arc::new(owner)) }
+}
+
+/// Makes the memory of a managed tensor, with a copy of the shape and the strides.
+fn prepare<M: ManagedTensorBase>(layout: &Layout) -> PreparedDynamic<M> {
+    let prepared = Dynamic::new(layout.shape(), layout.strides()).prepare_as::<M>();
+    prepared.expect("core's layouts have at most MAX_NDIM dimensions, all in range")
 }
 
 /// Makes a managed tensor.
@@ -340,15 +347,13 @@ pub unsafe fn describe(
 ///
 /// All arguments describe the same tensor, which `context` keeps alive.
 unsafe fn managed<M: ManagedTensorBase>(
+    prepared: PreparedDynamic<M>,
     dtype: DType,
-    layout: &Layout,
     device: Device,
     data: usize,
     flags: DlpackFlags,
     context: impl OpaqueContext,
 ) -> Managed<M> {
-    let prepared = Dynamic::new(layout.shape(), layout.strides()).prepare_as::<M>();
-    let prepared = prepared.expect("core's layouts have at most MAX_NDIM dimensions, all in range");
     let mut initialized = prepared.initialize(context);
     initialized.set_data(data as *mut _).set_device(device.into()).set_dtype(dtype.into());
     // SAFETY: the caller's obligation.
