@@ -46,9 +46,9 @@ pub struct Origin {
     /// The device, where it is not the one that the tensor names: DLPack writes ordinal 0 for all pinned and managed
     /// memory.
     pub device: Option<Device>,
-    /// As [`DeviceBuffer::stream`].
+    /// As [`DeviceBuffer::stream`](crate::DeviceBuffer::stream).
     pub stream: Option<Stream>,
-    /// As [`DeviceBuffer::reuse`].
+    /// As [`DeviceBuffer::reuse`](crate::DeviceBuffer::reuse).
     pub reuse: Reuse,
     /// Addresses of an allocation that must hold the view, where the caller knows it.
     pub allocation: Option<Range<usize>>,
@@ -114,7 +114,7 @@ pub unsafe fn adopt<M: ManagedTensorBase>(managed: *mut M) -> Result<Managed<M>>
 /// # Safety
 ///
 /// The producer keeps DLPack's promises for this tensor, and `origin` returns the truth: the caller vouches for the
-/// stream, the reuse and the allocation as the safety section of [`DeviceBuffer`] demands.
+/// stream, the reuse and the allocation as the safety section of [`DeviceBuffer`](crate::DeviceBuffer) demands.
 pub unsafe fn lend<M: ManagedTensorBase>(
     managed: Managed<M>,
     origin: impl FnOnce(Device, usize) -> Result<Origin>,

@@ -203,7 +203,7 @@ impl Pass {
         let ends = self.dims.iter().try_fold(step, |end, dim| (dim.to == end).then(|| end * dim.length as i64));
         if let Some((kernel, item, each)) = GATHERS.get(self.index())
             && ends.is_some()
-            && self.beyond.1 % item == 0
+            && self.beyond.1.is_multiple_of(*item)
         {
             let units: usize = self.dims.iter().map(|dim| dim.length).product();
             let dims = std::mem::take(&mut self.dims);
