@@ -9,6 +9,8 @@ mod moves;
 mod ordering;
 mod plan;
 
+#[doc(hidden)]
+pub use moves::{Cut, Trial};
 pub use ordering::{ordering, ordering_with};
 
 use bridge_core::{

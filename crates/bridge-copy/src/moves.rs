@@ -4,6 +4,7 @@
 //! another layout, the device packs and spreads its own with the kernels, in memory of the driver's pool, and the host
 //! with its own loops. The device also flips the pending bits.
 
+mod cut;
 mod pieces;
 mod staging;
 mod stores;
@@ -16,11 +17,12 @@ use bridge_core::{
     Stream, Strided,
 };
 use bridge_cuda::Link;
-use pieces::Bytes;
+pub use cut::Cut;
+use pieces::{Bytes, CUT};
 use smallvec::SmallVec;
 use staging::Pool;
 
-static POOL: Pool = Pool::new();
+static POOL: Pool = Pool::new(&CUT);
 
 /// Moves the elements, as [`bridge_core::Copies::copy`] says, between two devices that differ.
 ///
@@ -28,9 +30,44 @@ static POOL: Pool = Pool::new();
 ///
 /// As of [`bridge_core::Copies::copy`].
 pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
-    let moves = Moves { link: bridge_cuda::link()?, pool: &POOL, on_device: kernels::copy, on_host: host::copy };
+    let link = bridge_cuda::link()?;
+    let moves = Moves { link, pool: &POOL, cut: &CUT, on_device: kernels::copy, on_host: host::copy };
     // SAFETY: the caller's promises.
     unsafe { moves.copy(from, to, flips, stream) }
+}
+
+/// Moves over another link, or cut in another way: for the example that tells what costs time.
+#[doc(hidden)]
+pub struct Trial<'a> {
+    link: &'a dyn Link,
+    pool: Pool,
+    cut: Cut,
+}
+
+impl<'a> Trial<'a> {
+    /// The figures of [`Copier`](crate::Copier).
+    pub const USUAL: Cut = CUT;
+
+    /// Returns moves with staging of their own, which stays allocated.
+    pub const fn new(link: &'a dyn Link, cut: Cut) -> Self {
+        Self { link, pool: Pool::new(&cut), cut }
+    }
+
+    /// Moves the elements.
+    ///
+    /// # Errors
+    ///
+    /// As of [`bridge_core::Copies::copy`].
+    ///
+    /// # Safety
+    ///
+    /// As of [`bridge_core::Copies::copy`].
+    pub unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, stream: Stream) -> Result<()> {
+        let Self { link, pool, cut } = self;
+        let moves = Moves { link: *link, pool, cut, on_device: kernels::copy, on_host: host::copy };
+        // SAFETY: the caller's promises.
+        unsafe { moves.copy(from, to, 0, stream) }
+    }
 }
 
 /// Checks a device, as [`bridge_core::Copies::reaches`] says.
@@ -93,6 +130,7 @@ impl Drop for Block<'_> {
 struct Moves<'a> {
     link: &'a dyn Link,
     pool: &'a Pool,
+    cut: &'a Cut,
     on_device: unsafe fn(Strided<'_>, Strided<'_>, u128, Stream) -> Result<()>,
     on_host: unsafe fn(Strided<'_>, Strided<'_>, u128) -> Result<()>,
 }
@@ -192,7 +230,7 @@ impl Moves<'_> {
     }
 
     fn bytes(&self, device: Device, address: usize, host: usize, nbytes: usize, stream: Stream) -> Bytes<'_> {
-        Bytes { link: self.link, pool: self.pool, device, stream, address, host, nbytes }
+        Bytes { link: self.link, pool: self.pool, cut: self.cut, device, stream, address, host, nbytes }
     }
 }
 

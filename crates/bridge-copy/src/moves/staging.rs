@@ -1,16 +1,10 @@
 //! Staging buffers: pinned host memory, kept for the next move.
 
+use super::cut::Cut;
 use bridge_core::{Device, Result, Stream};
 use bridge_cuda::{Link, Mark};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
-
-/// Bytes of a staging buffer, and the longest piece of a move. A copy of this length takes an engine of a GPU 38 µs at
-/// 55 GB/s, and starting the next one about a microsecond.
-pub(crate) const PIECE: usize = 2 << 20;
-
-/// The most buffers that the pool keeps for a device: those of one move.
-pub(crate) const KEPT: usize = super::pieces::THREADS * super::pieces::DEPTH;
 
 /// A piece of pinned host memory.
 struct Buffer {
@@ -21,16 +15,22 @@ struct Buffer {
 }
 
 /// The staging buffers of a process that no move holds now.
-#[derive(Default)]
-pub(crate) struct Pool(Mutex<Vec<Buffer>>);
+pub(crate) struct Pool {
+    kept: Mutex<Vec<Buffer>>,
+    /// Bytes of a buffer.
+    length: usize,
+    /// The most buffers that it keeps for a device.
+    most: usize,
+}
 
 impl Pool {
-    pub const fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
+    /// Returns a pool for moves that are cut this way. It keeps the buffers of one of them.
+    pub const fn new(cut: &Cut) -> Self {
+        Self { kept: Mutex::new(Vec::new()), length: cut.longest, most: cut.threads * cut.depth }
     }
 
     fn kept(&self) -> std::sync::MutexGuard<'_, Vec<Buffer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a buffer for copies in streams of `device`. No earlier copy uses it any more.
@@ -47,14 +47,15 @@ impl Pool {
             let is_free = |buffer: &Buffer| {
                 buffer.mark.as_ref().is_none_or(|mark| link.is_reached(device, mark).unwrap_or(false))
             };
-            let free = kept.iter().position(|buffer| mine(buffer) && is_free(buffer));
-            let is_full = kept.iter().filter(|buffer| mine(buffer)).count() >= KEPT;
+            // The last one was used last: the cache may still have it.
+            let free = kept.iter().rposition(|buffer| mine(buffer) && is_free(buffer));
+            let is_full = kept.iter().filter(|buffer| mine(buffer)).count() >= self.most;
             let oldest = || kept.iter().position(mine).filter(|_| is_full);
             free.or_else(oldest).map(|at| kept.remove(at))
         };
         let buffer = match found {
             Some(buffer) => buffer,
-            None => Buffer { device, address: link.allocate_pinned(device, PIECE)?, mark: None },
+            None => Buffer { device, address: link.allocate_pinned(device, self.length)?, mark: None },
         };
         let mut staging = Staging { pool: self, link, buffer: Some(buffer) };
         staging.wait()?;
@@ -66,7 +67,7 @@ impl Pool {
         let (device, address) = (buffer.device, buffer.address);
         {
             let mut kept = self.kept();
-            if kept.iter().filter(|buffer| buffer.device == device).count() < KEPT {
+            if kept.iter().filter(|buffer| buffer.device == device).count() < self.most {
                 return kept.push(buffer);
             }
         }
@@ -95,7 +96,7 @@ impl Staging<'_> {
         self.buffer.as_ref().expect("a move ends with the error that lost its buffer")
     }
 
-    /// Returns the first of its [`PIECE`] bytes.
+    /// Returns the first of its bytes.
     pub fn start(&self) -> *mut u8 {
         ptr::with_exposed_provenance_mut(self.buffer().address)
     }
@@ -108,7 +109,7 @@ impl Staging<'_> {
     ///
     /// # Safety
     ///
-    /// The device's range stays mapped until the copy has run, `nbytes` is at most [`PIECE`], and the buffer is free:
+    /// The device's range stays mapped until the copy has run, `nbytes` is at most a buffer's length, and the buffer is free:
     /// [`wait`](Self::wait) has returned since its last copy.
     pub unsafe fn fill(&mut self, address: usize, nbytes: usize, stream: Stream) -> Result<()> {
         let Buffer { device, address: start, .. } = *self.buffer();

@@ -3,7 +3,14 @@
 //!
 //! ```sh
 //! cargo run --release -p bridge-copy --example moves
+//! cargo run --release -p bridge-copy --example moves -- trials
 //! ```
+//!
+//! With `trials` it tells what costs time, and compares moves that are cut into other pieces and threads. Without a
+//! device, that is done on a model of one.
+
+mod model;
+mod trials;
 
 use bridge_copy::Copier;
 use bridge_core::{Copies, DType, Device, Layout, Result, Stream, Strided};
@@ -21,9 +28,22 @@ const SIZES: [usize; 6] = [64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 <
 const ROUNDS: usize = 15;
 
 fn main() -> Result<()> {
+    match std::env::args().nth(1).as_deref() {
+        None => table(),
+        Some("trials") => match bridge_cuda::link() {
+            Ok(link) => trials::run(link, true),
+            Err(_) => trials::run(&model::Model::new(1.0 / 55.0, 2000.0), false),
+        },
+        Some(other) => panic!("{other} is unknown: pass `trials` or nothing"),
+    }
+}
+
+fn table() -> Result<()> {
     let link = bridge_cuda::link()?;
     println!("| direction | bytes | pinned, GB/s | staged | part | staged, fresh | part | staged, µs |");
     println!("|---|--:|--:|--:|--:|--:|--:|--:|");
+    // SAFETY: the callers' allocations have room, and `moved` waits.
+    let usual = |from: Strided<'_>, to: Strided<'_>| unsafe { Copier.copy(from, to, 0, Some(STREAM)) };
     for nbytes in SIZES {
         let (device, pinned) = (link.allocate(GPU, nbytes, STREAM)?, link.allocate_pinned(GPU, nbytes)?);
         let mut host: Vec<u8> = (0..nbytes).map(|at| (at % 251) as u8).collect();
@@ -32,7 +52,7 @@ fn main() -> Result<()> {
             let staged = |host| {
                 let (from, to) =
                     if down { ((GPU, device), (Device::CPU, host)) } else { ((Device::CPU, host), (GPU, device)) };
-                moved(link, from, to, nbytes)
+                moved(link, &usual, from, to, nbytes)
             };
             let direct = timed(|| {
                 let (from, to) =
@@ -51,7 +71,7 @@ fn main() -> Result<()> {
             let (way, pinned) = (if down { "down" } else { "up" }, nbytes as f64 / direct / 1e9);
             println!("| {way} | {nbytes} | {pinned:.1} | {} | {fresh} | {:.1} |", speed(there), there * 1e6);
         }
-        check(link, kept, device, nbytes)?;
+        check(link, &usual, kept, device, nbytes)?;
         // SAFETY: both come from this link, and all work has been waited for.
         unsafe {
             link.free(GPU, device, STREAM)?;
@@ -61,12 +81,14 @@ fn main() -> Result<()> {
     Ok(())
 }
 
+/// A move of one tensor into another.
+type Move<'a> = &'a dyn Fn(Strided<'_>, Strided<'_>) -> Result<()>;
+
 /// Moves bytes as a tensor, and waits for the stream.
-fn moved(link: &dyn Link, from: (Device, usize), to: (Device, usize), nbytes: usize) -> Result<()> {
+fn moved(link: &dyn Link, copy: Move<'_>, from: (Device, usize), to: (Device, usize), nbytes: usize) -> Result<()> {
     let layout = Layout::new(DType::UINT8, &[nbytes as i64], None, 0)?;
     let side = |(device, data)| Strided { device, data, layout: &layout };
-    // SAFETY: the callers' allocations have room, and the wait keeps them until the work has run.
-    unsafe { Copier.copy(side(from), side(to), 0, Some(STREAM)) }?;
+    copy(side(from), side(to))?;
     finish(link)
 }
 
@@ -90,13 +112,13 @@ fn timed(mut call: impl FnMut() -> Result<()>) -> Result<f64> {
 }
 
 /// Moves other bytes up and down again, and compares.
-fn check(link: &dyn Link, host: usize, device: usize, nbytes: usize) -> Result<()> {
+fn check(link: &dyn Link, copy: Move<'_>, host: usize, device: usize, nbytes: usize) -> Result<()> {
     // SAFETY: the caller's vector has as many bytes, and all work on it has been waited for.
     let bytes = unsafe { std::slice::from_raw_parts_mut(ptr::with_exposed_provenance_mut::<u8>(host), nbytes) };
     bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 241) as u8);
-    moved(link, (Device::CPU, host), (GPU, device), nbytes)?;
+    moved(link, copy, (Device::CPU, host), (GPU, device), nbytes)?;
     bytes.fill(0);
-    moved(link, (GPU, device), (Device::CPU, host), nbytes)?;
+    moved(link, copy, (GPU, device), (Device::CPU, host), nbytes)?;
     assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == (at % 241) as u8), "{nbytes} bytes arrived wrong");
     Ok(())
 }

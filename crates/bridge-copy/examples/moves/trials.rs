@@ -1,0 +1,171 @@
+//! What costs time in a move: the link in pieces, the host alone, and moves that are cut in other ways.
+
+use crate::model::Model;
+use crate::{GPU, STREAM, finish, moved, timed};
+use bridge_copy::{Cut, Trial};
+use bridge_core::{Device, Result, Stream, Strided};
+use bridge_cuda::Link;
+use std::time::Instant;
+
+const MIB: usize = 1 << 20;
+
+/// Bytes of the moves that are compared.
+const SIZES: [usize; 4] = [16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB];
+
+/// Cuts to compare: the usual one with other figures.
+fn cuts() -> Vec<(String, Cut)> {
+    let usual = Trial::USUAL;
+    let mut all = vec![("usual".to_string(), usual)];
+    let mut add = |name: String, cut| all.push((name, cut));
+    for share in [1, 4, 8] {
+        add(format!("share {share} MiB"), Cut { share: share * MIB, ..usual });
+    }
+    for threads in [4, 6, 8, 10, 12, 14] {
+        add(format!("{threads} threads"), Cut { threads, ..usual });
+    }
+    for depth in [1, 3, 4] {
+        add(format!("depth {depth}"), Cut { depth, ..usual });
+    }
+    for shortest in [64, 128, 512, 1024, 2048] {
+        add(format!("shortest {shortest} KiB"), Cut { shortest: shortest << 10, ..usual });
+    }
+    for longest in [512, 1024, 4096, 8192] {
+        add(format!("longest {longest} KiB"), Cut { longest: longest << 10, ..usual });
+    }
+    add("up past the cache".into(), Cut { streaming: [true, true], ..usual });
+    add("down into the cache".into(), Cut { streaming: [false, false], ..usual });
+    add("no touching".into(), Cut { touching: false, ..usual });
+    add("no touching, into the cache".into(), Cut { touching: false, streaming: [false, false], ..usual });
+    for (threads, depth, longest) in
+        [(8, 2, 4), (8, 3, 4), (8, 4, 2), (8, 4, 1), (12, 2, 4), (12, 3, 2), (12, 4, 1), (10, 3, 4)]
+    {
+        let cut = Cut { threads, depth, longest: longest * MIB, ..usual };
+        add(format!("{threads} threads, depth {depth}, longest {longest} MiB"), cut);
+        let streaming = [true, true];
+        add(format!("{threads} threads, depth {depth}, longest {longest} MiB, past"), Cut { streaming, ..cut });
+    }
+    add("usual again".into(), usual);
+    all
+}
+
+/// Prints all tables. Without a device, `real` is a model of one.
+pub fn run(link: &dyn Link, is_real: bool) -> Result<()> {
+    if is_real {
+        in_pieces(link)?;
+    }
+    println!("\nThe host alone: a link that takes no time. GB/s; then faults and ms of the drop of fresh memory.\n");
+    let instant = Model::new(0.0, 0.0);
+    for threads in [1, 2, 4, 8, 12, 16] {
+        let usual = Cut { threads, ..Trial::USUAL };
+        for (name, cut) in [
+            ("usual", usual),
+            ("up past the cache", Cut { streaming: [true, true], ..usual }),
+            ("down into the cache", Cut { streaming: [false, false], ..usual }),
+            ("no touching", Cut { touching: false, ..usual }),
+            ("no touching, into the cache", Cut { touching: false, streaming: [false, false], ..usual }),
+            ("longest 1 MiB", Cut { longest: MIB, ..usual }),
+        ] {
+            row(&instant, &format!("{threads} threads, {name}"), cut, &[256 * MIB])?;
+        }
+    }
+    println!(
+        "\nCuts. GB/s up, down, down into fresh memory; then faults and ms of the drop, for MiB of {:?}\n",
+        SIZES.map(|size| size / MIB)
+    );
+    for (name, cut) in cuts() {
+        row(link, &name, cut, &SIZES)?;
+    }
+    Ok(())
+}
+
+/// Measures a cut.
+fn row(link: &dyn Link, name: &str, cut: Cut, sizes: &[usize]) -> Result<()> {
+    let trial = Trial::new(link, cut);
+    let copy = |from: Strided<'_>, to: Strided<'_>| {
+        // SAFETY: the callers' allocations have room, and `moved` waits.
+        unsafe { trial.copy(from, to, STREAM) }
+    };
+    print!("| {name} ");
+    for &nbytes in sizes {
+        let device = link.allocate(GPU, nbytes, STREAM)?;
+        let mut host = vec![1u8; nbytes];
+        let kept = host.as_mut_ptr().expose_provenance();
+        let speed = |seconds: f64| nbytes as f64 / seconds / 1e9;
+        let up = timed(|| moved(link, &copy, (Device::CPU, kept), (GPU, device), nbytes))?;
+        let down = timed(|| moved(link, &copy, (GPU, device), (Device::CPU, kept), nbytes))?;
+        let (mut dropped, mut rounds, before) = (0.0, 0.0, faults());
+        let fresh = timed(|| {
+            let mut target = Vec::<u8>::with_capacity(nbytes);
+            let address = target.as_mut_ptr().expose_provenance();
+            let done = moved(link, &copy, (GPU, device), (Device::CPU, address), nbytes);
+            let moved = Instant::now();
+            drop(target);
+            dropped += moved.elapsed().as_secs_f64();
+            rounds += 1.0;
+            done
+        })?;
+        let faults = (faults() - before) / rounds;
+        let (up, down, fresh) = (speed(up), speed(down), speed(fresh));
+        print!("| {up:.1} {down:.1} {fresh:.1} ({faults:.0}, {:.1} ms) ", dropped / rounds * 1e3);
+        // SAFETY: the memory comes from this link, and all work has been waited for.
+        unsafe { link.free(GPU, device, STREAM)? };
+    }
+    println!("|");
+    Ok(())
+}
+
+/// Copies between pinned memory and the device in pieces, each with its mark, on one thread and on two with a stream
+/// each.
+fn in_pieces(link: &dyn Link) -> Result<()> {
+    const NBYTES: usize = 256 * MIB;
+    println!("\nThe link in pieces with a mark each, of {} MiB. GB/s\n", NBYTES / MIB);
+    println!("| piece, KiB | up | down | up, two streams | down, two streams |\n|--:|--:|--:|--:|--:|");
+    let (device, pinned) = (link.allocate(GPU, NBYTES, STREAM)?, link.allocate_pinned(GPU, NBYTES)?);
+    finish(link)?;
+    for piece in [64, 256, 512, 1024, 2048, 4096, 8192, NBYTES >> 10].map(|kib| kib << 10) {
+        let part = |bytes: std::ops::Range<usize>, down: bool, stream: Stream| -> Result<()> {
+            let mut marks = Vec::new();
+            for start in bytes.step_by(piece) {
+                let ends = [(Device::CPU, pinned + start), (GPU, device + start)];
+                let (from, to) = if down { (ends[1], ends[0]) } else { (ends[0], ends[1]) };
+                // SAFETY: both allocations have room, and the wait keeps them until the copy has run.
+                unsafe { link.copy(from, to, piece, stream) }?;
+                marks.push(link.mark(GPU, stream)?);
+            }
+            let waited = marks.last().map_or(Ok(()), |mark| link.wait(GPU, mark));
+            marks.into_iter().for_each(|mark| link.release(GPU, mark));
+            waited
+        };
+        print!("| {} ", piece >> 10);
+        for down in [false, true] {
+            print!("| {:.1} ", NBYTES as f64 / timed(|| part(0..NBYTES, down, STREAM))? / 1e9);
+        }
+        for down in [false, true] {
+            let both = || {
+                let half = NBYTES / 2;
+                std::thread::scope(|scope| {
+                    let other = scope.spawn(|| part(0..half, down, Stream::PER_THREAD));
+                    let here = part(half..NBYTES, down, Stream::PER_THREAD);
+                    here.and(other.join().expect("no panic"))
+                })
+            };
+            match piece <= NBYTES / 2 {
+                true => print!("| {:.1} ", NBYTES as f64 / timed(both)? / 1e9),
+                false => print!("| – "),
+            }
+        }
+        println!("|");
+    }
+    // SAFETY: both come from this link, and all work has been waited for.
+    unsafe {
+        link.free(GPU, device, STREAM)?;
+        link.free_pinned(GPU, pinned)
+    }
+}
+
+/// Page faults of the process until now.
+fn faults() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
+    after.split_whitespace().nth(7).and_then(|field| field.parse().ok()).unwrap_or(f64::NAN)
+}
