@@ -10,7 +10,7 @@ mod ordering;
 mod plan;
 
 #[doc(hidden)]
-pub use moves::{Cut, Trial};
+pub use moves::{Cut, Cuts, Trial};
 pub use ordering::{ordering, ordering_with};
 
 use bridge_core::{

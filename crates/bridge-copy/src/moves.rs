@@ -17,12 +17,12 @@ use bridge_core::{
     Stream, Strided,
 };
 use bridge_cuda::Link;
-pub use cut::Cut;
-use pieces::{Bytes, CUT};
+pub use cut::{Cut, Cuts};
+use pieces::{Bytes, CUTS};
 use smallvec::SmallVec;
 use staging::Pool;
 
-static POOL: Pool = Pool::new(&CUT);
+static POOL: Pool = Pool::new(&CUTS);
 
 /// Moves the elements, as [`bridge_core::Copies::copy`] says, between two devices that differ.
 ///
@@ -31,7 +31,7 @@ static POOL: Pool = Pool::new(&CUT);
 /// As of [`bridge_core::Copies::copy`].
 pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Stream) -> Result<()> {
     let link = bridge_cuda::link()?;
-    let moves = Moves { link, pool: &POOL, cut: &CUT, on_device: kernels::copy, on_host: host::copy };
+    let moves = Moves { link, pool: &POOL, cuts: &CUTS, on_device: kernels::copy, on_host: host::copy };
     // SAFETY: the caller's promises.
     unsafe { moves.copy(from, to, flips, stream) }
 }
@@ -41,16 +41,16 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, strea
 pub struct Trial<'a> {
     link: &'a dyn Link,
     pool: Pool,
-    cut: Cut,
+    cuts: Cuts,
 }
 
 impl<'a> Trial<'a> {
     /// The figures of [`Copier`](crate::Copier).
-    pub const USUAL: Cut = CUT;
+    pub const USUAL: Cuts = CUTS;
 
     /// Returns moves with staging of their own, which stays allocated.
-    pub const fn new(link: &'a dyn Link, cut: Cut) -> Self {
-        Self { link, pool: Pool::new(&cut), cut }
+    pub const fn new(link: &'a dyn Link, cuts: Cuts) -> Self {
+        Self { link, pool: Pool::new(&cuts), cuts }
     }
 
     /// Moves the elements.
@@ -63,8 +63,8 @@ impl<'a> Trial<'a> {
     ///
     /// As of [`bridge_core::Copies::copy`].
     pub unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, stream: Stream) -> Result<()> {
-        let Self { link, pool, cut } = self;
-        let moves = Moves { link: *link, pool, cut, on_device: kernels::copy, on_host: host::copy };
+        let Self { link, pool, cuts } = self;
+        let moves = Moves { link: *link, pool, cuts, on_device: kernels::copy, on_host: host::copy };
         // SAFETY: the caller's promises.
         unsafe { moves.copy(from, to, 0, stream) }
     }
@@ -130,7 +130,7 @@ impl Drop for Block<'_> {
 struct Moves<'a> {
     link: &'a dyn Link,
     pool: &'a Pool,
-    cut: &'a Cut,
+    cuts: &'a Cuts,
     on_device: unsafe fn(Strided<'_>, Strided<'_>, u128, Stream) -> Result<()>,
     on_host: unsafe fn(Strided<'_>, Strided<'_>, u128) -> Result<()>,
 }
@@ -230,7 +230,7 @@ impl Moves<'_> {
     }
 
     fn bytes(&self, device: Device, address: usize, host: usize, nbytes: usize, stream: Stream) -> Bytes<'_> {
-        Bytes { link: self.link, pool: self.pool, cut: self.cut, device, stream, address, host, nbytes }
+        Bytes { link: self.link, pool: self.pool, cuts: self.cuts, device, stream, address, host, nbytes }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::model::Model;
 use crate::{GPU, STREAM, finish, moved, timed};
-use bridge_copy::{Cut, Trial};
+use bridge_copy::{Cut, Cuts, Trial};
 use bridge_core::{Device, Result, Stream, Strided};
 use bridge_cuda::Link;
 use std::time::Instant;
@@ -13,38 +13,27 @@ const MIB: usize = 1 << 20;
 const SIZES: [usize; 4] = [16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB];
 
 /// Cuts to compare: the usual one with other figures.
-fn cuts() -> Vec<(String, Cut)> {
-    let usual = Trial::USUAL;
-    let mut all = vec![("usual".to_string(), usual)];
-    let mut add = |name: String, cut| all.push((name, cut));
-    for share in [1, 4, 8] {
-        add(format!("share {share} MiB"), Cut { share: share * MIB, ..usual });
+fn cuts() -> Vec<(String, Cuts)> {
+    let Cuts { down, up } = Trial::USUAL;
+    let mut all = vec![("usual".to_string(), Trial::USUAL)];
+    let mut add =
+        |name: String, change: &dyn Fn(Cut) -> Cut| all.push((name, Cuts { down: change(down), up: change(up) }));
+    for share in [1, 2, 8] {
+        add(format!("share {share} MiB"), &|cut| Cut { share: share * MIB, ..cut });
     }
-    for threads in [4, 6, 8, 10, 12, 14] {
-        add(format!("{threads} threads"), Cut { threads, ..usual });
+    for threads in [5, 6, 8, 10, 12, 14, 16] {
+        for each in [1.0, 1.5, 2.0] {
+            let buffers = (threads as f64 * each) as usize;
+            add(format!("{threads} threads, {buffers} buffers"), &|cut| Cut { threads, buffers, ..cut });
+        }
     }
-    for depth in [1, 3, 4] {
-        add(format!("depth {depth}"), Cut { depth, ..usual });
+    for shortest in [128, 256, 1024, 2048] {
+        add(format!("shortest {shortest} KiB"), &|cut| Cut { shortest: shortest << 10, ..cut });
     }
-    for shortest in [64, 128, 512, 1024, 2048] {
-        add(format!("shortest {shortest} KiB"), Cut { shortest: shortest << 10, ..usual });
+    for longest in [1, 2, 3, 4, 6, 8] {
+        add(format!("longest {longest} MiB"), &|cut| Cut { longest: longest * MIB, ..cut });
     }
-    for longest in [512, 1024, 4096, 8192] {
-        add(format!("longest {longest} KiB"), Cut { longest: longest << 10, ..usual });
-    }
-    add("up past the cache".into(), Cut { streaming: [true, true], ..usual });
-    add("down into the cache".into(), Cut { streaming: [false, false], ..usual });
-    add("no touching".into(), Cut { touching: false, ..usual });
-    add("no touching, into the cache".into(), Cut { touching: false, streaming: [false, false], ..usual });
-    for (threads, depth, longest) in
-        [(8, 2, 4), (8, 3, 4), (8, 4, 2), (8, 4, 1), (12, 2, 4), (12, 3, 2), (12, 4, 1), (10, 3, 4)]
-    {
-        let cut = Cut { threads, depth, longest: longest * MIB, ..usual };
-        add(format!("{threads} threads, depth {depth}, longest {longest} MiB"), cut);
-        let streaming = [true, true];
-        add(format!("{threads} threads, depth {depth}, longest {longest} MiB, past"), Cut { streaming, ..cut });
-    }
-    add("usual again".into(), usual);
+    add("usual again".into(), &|cut| cut);
     all
 }
 
@@ -56,31 +45,23 @@ pub fn run(link: &dyn Link, is_real: bool) -> Result<()> {
     println!("\nThe host alone: a link that takes no time. GB/s; then faults and ms of the drop of fresh memory.\n");
     let instant = Model::new(0.0, 0.0);
     for threads in [1, 2, 4, 8, 12, 16] {
-        let usual = Cut { threads, ..Trial::USUAL };
-        for (name, cut) in [
-            ("usual", usual),
-            ("up past the cache", Cut { streaming: [true, true], ..usual }),
-            ("down into the cache", Cut { streaming: [false, false], ..usual }),
-            ("no touching", Cut { touching: false, ..usual }),
-            ("no touching, into the cache", Cut { touching: false, streaming: [false, false], ..usual }),
-            ("longest 1 MiB", Cut { longest: MIB, ..usual }),
-        ] {
-            row(&instant, &format!("{threads} threads, {name}"), cut, &[256 * MIB])?;
-        }
+        let change = |cut| Cut { threads, buffers: threads * 2, ..cut };
+        let Cuts { down, up } = Trial::USUAL;
+        row(&instant, &format!("{threads} threads"), Cuts { down: change(down), up: change(up) }, &[256 * MIB])?;
     }
     println!(
         "\nCuts. GB/s up, down, down into fresh memory; then faults and ms of the drop, for MiB of {:?}\n",
         SIZES.map(|size| size / MIB)
     );
-    for (name, cut) in cuts() {
-        row(link, &name, cut, &SIZES)?;
+    for (name, cuts) in cuts() {
+        row(link, &name, cuts, &SIZES)?;
     }
     Ok(())
 }
 
 /// Measures a cut.
-fn row(link: &dyn Link, name: &str, cut: Cut, sizes: &[usize]) -> Result<()> {
-    let trial = Trial::new(link, cut);
+fn row(link: &dyn Link, name: &str, cuts: Cuts, sizes: &[usize]) -> Result<()> {
+    let trial = Trial::new(link, cuts);
     let copy = |from: Strided<'_>, to: Strided<'_>| {
         // SAFETY: the callers' allocations have room, and `moved` waits.
         unsafe { trial.copy(from, to, STREAM) }

@@ -3,32 +3,48 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-/// Figures of a move, in bytes where nothing else is said. `examples/moves.rs` measures others.
+/// Figures of a move in one direction, in bytes where nothing else is said. `examples/moves` measures others.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
     /// Bytes that are worth a thread.
     pub share: usize,
     /// The most threads of a move.
     pub threads: usize,
-    /// Buffers of a thread: the device fills or empties one while the thread empties or fills the other.
-    pub depth: usize,
+    /// Buffers of a move with so many threads, at least one for each.
+    pub buffers: usize,
     /// The shortest piece. A shorter move is one piece.
     pub shortest: usize,
-    /// The longest piece, and the length of a buffer.
+    /// The longest piece.
     pub longest: usize,
-    /// Whether stores go past the cache: on the way down, on the way up.
-    pub streaming: [bool; 2],
-    /// Whether pages of the target are touched before its bytes come in.
-    pub touching: bool,
 }
 
-/// The ways of a move. The side that the threads copy last, or first, has short pieces.
+/// Figures of moves.
+#[derive(Clone, Copy, Debug)]
+pub struct Cuts {
+    /// To the host.
+    pub down: Cut,
+    /// To the device.
+    pub up: Cut,
+}
+
+impl Cuts {
+    /// Returns the bytes of a buffer.
+    pub(super) const fn longest(&self) -> usize {
+        if self.down.longest > self.up.longest { self.down.longest } else { self.up.longest }
+    }
+
+    /// Returns the buffers of the move that has most.
+    pub(super) const fn buffers(&self) -> usize {
+        if self.down.buffers > self.up.buffers { self.down.buffers } else { self.up.buffers }
+    }
+}
+
+/// The end of a move at which its pieces are short, and one thread's copy of the first or last piece keeps the device
+/// waiting or is waited for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Way {
-    /// To the host: the last pieces are short, because the move ends when the threads have copied them.
-    Down,
-    /// To the device: the first pieces are short, because the device begins when the threads have copied them.
-    Up,
+pub(super) enum Short {
+    First,
+    Last,
 }
 
 /// Bytes of a page, and of a huge one.
@@ -36,20 +52,25 @@ const PAGE: usize = 4 << 10;
 const HUGE: usize = 2 << 20;
 
 /// The pieces of a move of `nbytes` bytes from or to `host`, each claimed once.
-pub(super) struct Pieces<'a> {
-    cut: &'a Cut,
-    way: Way,
+pub(super) struct Pieces {
+    cut: Cut,
+    short: Short,
     host: usize,
     nbytes: usize,
-    in_flight: usize,
+    /// How many threads the move is worth, and the buffers that they share.
+    pub threads: usize,
+    pub buffers: usize,
     next: AtomicUsize,
     stopped: AtomicBool,
 }
 
-impl<'a> Pieces<'a> {
-    pub fn of(cut: &'a Cut, way: Way, (host, nbytes): (usize, usize), threads: usize) -> Self {
+impl Pieces {
+    /// Cuts a move for `most` threads or fewer.
+    pub fn of(cut: &Cut, short: Short, (host, nbytes): (usize, usize), most: usize) -> Self {
+        let threads = (nbytes / cut.share).clamp(1, cut.threads.min(most).max(1));
+        let buffers = (cut.buffers * threads).div_ceil(cut.threads);
         let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { cut, way, host, nbytes, in_flight: threads * cut.depth, next, stopped }
+        Self { cut: *cut, short, host, nbytes, threads, buffers, next, stopped }
     }
 
     pub fn claim(&self) -> Option<Range<usize>> {
@@ -61,11 +82,11 @@ impl<'a> Pieces<'a> {
     /// Returns the end of the piece that begins at `start`. It is the end of a page of the host, of a huge one where
     /// the piece is as long: two threads that touch one page at a time would both clear it.
     fn end(&self, start: usize) -> usize {
-        let edge = match self.way {
-            Way::Down => self.nbytes - start,
-            Way::Up => start,
+        let edge = match self.short {
+            Short::First => start,
+            Short::Last => self.nbytes - start,
         };
-        let length = (edge / self.in_flight).clamp(self.cut.shortest, self.cut.longest);
+        let length = (edge / self.buffers).clamp(self.cut.shortest, self.cut.longest);
         let page = if length >= HUGE { HUGE } else { PAGE };
         let (end, aligned) = (start + length, (self.host + start + length) / page * page);
         let end = if aligned > self.host + start { aligned - self.host } else { end };
@@ -80,16 +101,17 @@ impl<'a> Pieces<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pieces::CUT;
+    use super::super::pieces::CUTS;
     use super::*;
 
     #[test]
     fn pieces_are_the_whole_without_a_gap_and_fit_a_buffer() {
-        let Cut { shortest, longest, .. } = CUT;
-        for nbytes in [1, 4095, shortest, shortest + 1, longest, longest + 1, 100 << 20, (1 << 30) + 3] {
-            for (threads, host) in [(1, 0), (3, 4096), (8, (1 << 40) + 64), (16, 7)] {
-                for way in [Way::Down, Way::Up] {
-                    let pieces = Pieces::of(&CUT, way, (host, nbytes), threads);
+        for (cut, short) in [(CUTS.down, Short::Last), (CUTS.up, Short::First)] {
+            let Cut { shortest, longest, .. } = cut;
+            for nbytes in [1, 4095, shortest, shortest + 1, longest, longest + 1, 100 << 20, (1 << 30) + 3] {
+                for (threads, host) in [(1, 0), (3, 4096), (8, (1 << 40) + 64), (16, 7)] {
+                    let pieces = Pieces::of(&cut, short, (host, nbytes), threads);
+                    assert!((1..=threads).contains(&pieces.threads) && pieces.buffers >= pieces.threads);
                     let mut end = 0;
                     while let Some(piece) = pieces.claim() {
                         assert_eq!(piece.start, end);
@@ -100,5 +122,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_open_end_of_a_move_has_the_shortest_pieces() {
+        let lengths = |cut, short| {
+            let pieces = Pieces::of(cut, short, (0, 1 << 30), 8);
+            std::iter::from_fn(|| pieces.claim()).map(|piece| piece.len()).collect::<Vec<_>>()
+        };
+        let (down, up) = (lengths(&CUTS.down, Short::Last), lengths(&CUTS.up, Short::First));
+        assert!(down[0] == CUTS.down.longest && down[down.len() - 2] == CUTS.down.shortest);
+        assert!(up[0] == CUTS.up.shortest && up[up.len() - 2] == CUTS.up.longest);
     }
 }

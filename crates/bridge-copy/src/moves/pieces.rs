@@ -1,34 +1,32 @@
 //! Moves of plain bytes between the host and a device, in pieces that overlap.
 
-use super::cut::{Cut, Pieces, Way};
+use super::cut::{Cut, Cuts, Pieces, Short};
 use super::staging::{Pool, Staging};
-use super::stores::{copy_streaming, prefer_huge_pages, touch};
+use super::stores::{copy_streaming, prefer_huge_pages};
 use crate::host::at_most;
 use bridge_core::{Device, Result, Stream};
 use bridge_cuda::Link;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::ptr;
-use std::sync::Mutex;
-use std::sync::PoisonError;
-use std::thread::{Builder, Scope};
+use std::sync::{Mutex, PoisonError};
+use std::thread::Builder;
 
-/// The figures of a move.
-pub(crate) const CUT: Cut = Cut {
-    share: 2 << 20,
-    threads: 16,
-    depth: 2,
-    shortest: 256 << 10,
-    longest: 2 << 20,
-    streaming: [true, false],
-    touching: true,
+/// The figures of moves, measured on an H200 behind 16 cores.
+pub(crate) const CUTS: Cuts = Cuts {
+    // Half the threads fill the link, but fresh memory needs all: the system clears each page at its first use.
+    down: Cut { share: 4 << 20, threads: 16, buffers: 24, shortest: 512 << 10, longest: 2 << 20 },
+    up: Cut { share: 4 << 20, threads: 8, buffers: 16, shortest: 512 << 10, longest: 4 << 20 },
 };
+
+/// Pieces on their way to the host, the next one first.
+type Coming<'a> = Mutex<VecDeque<(Range<usize>, Staging<'a>)>>;
 
 /// A move of `nbytes` bytes between `host`, any host memory, and `address` on `device`, in `stream`.
 pub(crate) struct Bytes<'a> {
     pub link: &'a dyn Link,
     pub pool: &'a Pool,
-    pub cut: &'a Cut,
+    pub cuts: &'a Cuts,
     pub device: Device,
     pub stream: Stream,
     pub address: usize,
@@ -51,13 +49,17 @@ impl Bytes<'_> {
             // SAFETY: the caller's promises; the host's range is pinned.
             return unsafe { self.direct((self.device, self.address), (Device::CPU, self.host)) };
         }
-        if self.nbytes > self.cut.longest {
+        let pieces = Pieces::of(&self.cuts.down, Short::Last, (self.host, self.nbytes), at_most());
+        if pieces.threads > 1 {
             prefer_huge_pages(ptr::with_exposed_provenance_mut(self.host), self.nbytes);
             // Threads that wait for their first piece keep their cores busy. So one waits alone for earlier work.
             self.wait_for_stream()?;
         }
+        let coming = Coming::default();
         // SAFETY: the caller's promises.
-        self.in_threads(Way::Down, |pieces| unsafe { self.read(pieces) })
+        let fill = |count| unsafe { self.fill(&pieces, &coming, count) };
+        // SAFETY: the caller's promises.
+        in_threads(&pieces, fill, || unsafe { self.read(&pieces, &coming) })
     }
 
     /// Moves host memory to the device. When it returns, the host's bytes have been read; the rest of the work is in
@@ -72,12 +74,13 @@ impl Bytes<'_> {
     /// Both ranges are mapped, and no other work uses the device's or writes the host's until the work has run.
     pub unsafe fn up(&self) -> Result<()> {
         // A short move is staged, because a direct one must wait for earlier work in the stream.
-        if self.nbytes > self.cut.longest && self.link.is_pinned(self.host, self.nbytes)? {
+        if self.nbytes > self.cuts.up.longest && self.link.is_pinned(self.host, self.nbytes)? {
             // SAFETY: the caller's promises; the host's range is pinned.
             return unsafe { self.direct((Device::CPU, self.host), (self.device, self.address)) };
         }
+        let pieces = Pieces::of(&self.cuts.up, Short::First, (self.host, self.nbytes), at_most());
         // SAFETY: the caller's promises.
-        self.in_threads(Way::Up, |pieces| unsafe { self.write(pieces) })
+        in_threads(&pieces, |_| Ok(()), || unsafe { self.write(&pieces) })
     }
 
     /// Makes one copy, from or to pinned memory, and waits for it.
@@ -94,58 +97,52 @@ impl Bytes<'_> {
         waited
     }
 
-    /// Calls `work` on this thread and on some more. Every piece is claimed by one of them.
-    fn in_threads(&self, way: Way, work: impl Fn(&Pieces<'_>) -> Result<()> + Sync) -> Result<()> {
-        let threads = (self.nbytes / self.cut.share).clamp(1, self.cut.threads.min(at_most()));
-        let pieces = Pieces::of(self.cut, way, (self.host, self.nbytes), threads);
-        let outcome = Mutex::new(Ok(()));
-        let claim_all = || {
-            if let Err(error) = work(&pieces) {
-                pieces.stop();
-                *outcome.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
-            }
-        };
-        std::thread::scope(|scope| {
-            // One thread starts all others: this one begins at once.
-            start(scope, &claim_all, threads - 1, 1);
-            claim_all();
-        });
-        outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
+    /// Starts `count` more pieces on their way to the host.
+    unsafe fn fill<'s>(&'s self, pieces: &Pieces, coming: &Coming<'s>, count: usize) -> Result<()> {
+        for _ in 0..count {
+            let Some(piece) = pieces.claim() else { break };
+            // SAFETY: the caller's promises.
+            unsafe { self.fill_one(piece, self.pool.take(self.link, self.device)?, coming) }?;
+        }
+        Ok(())
+    }
+
+    unsafe fn fill_one<'s>(&self, piece: Range<usize>, mut buffer: Staging<'s>, coming: &Coming<'s>) -> Result<()> {
+        // SAFETY: the caller's promises for this part of the range; a piece fits a buffer, and this one is fresh or has
+        // been waited for.
+        unsafe { buffer.fill(self.address + piece.start, piece.len(), self.stream) }?;
+        coming.lock().unwrap_or_else(PoisonError::into_inner).push_back((piece, buffer));
+        Ok(())
     }
 
     /// Copies pieces to the host while the following ones come in.
-    unsafe fn read(&self, pieces: &Pieces<'_>) -> Result<()> {
-        let mut coming: VecDeque<(Range<usize>, Staging<'_>)> = VecDeque::with_capacity(self.cut.depth);
-        let mut free: Option<Staging<'_>> = None;
-        loop {
-            let before = coming.len();
-            while coming.len() < self.cut.depth
-                && let Some(piece) = pieces.claim()
-            {
-                let mut buffer = free.take().map_or_else(|| self.pool.take(self.link, self.device), Ok)?;
-                // SAFETY: the caller's promises for this part of the range; a piece fits a buffer, and this one is
-                // fresh or has been waited for.
-                unsafe { buffer.fill(self.address + piece.start, piece.len(), self.stream) }?;
-                coming.push_back((piece, buffer));
-            }
-            if self.cut.touching && self.nbytes > self.cut.longest {
-                coming.range(before..).for_each(|(piece, _)| touch(self.host + piece.start, piece.len()));
-            }
-            let Some((piece, mut buffer)) = coming.pop_front() else { return Ok(()) };
+    ///
+    /// There are as many buffers as threads or more, and each thread holds one. So one is on its way as long as pieces
+    /// are left, and the move ends when none is.
+    unsafe fn read<'s>(&'s self, pieces: &Pieces, coming: &Coming<'s>) -> Result<()> {
+        let next = || coming.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        while let Some((piece, mut buffer)) = next() {
             buffer.wait()?;
             let target: *mut u8 = ptr::with_exposed_provenance_mut(self.host + piece.start);
             // SAFETY: the piece has come in. By the caller's promises this part of the target is writable, and no other
-            // thread has claimed it.
-            unsafe { self.store(0, buffer.start(), target, piece.len()) };
-            free = Some(buffer);
+            // thread has claimed it. An ordinary store: pages that the system has just cleared are in the cache.
+            unsafe { ptr::copy_nonoverlapping(buffer.start(), target, piece.len()) };
+            if let Some(piece) = pieces.claim() {
+                // SAFETY: the caller's promises.
+                unsafe { self.fill_one(piece, buffer, coming) }?;
+            }
         }
+        Ok(())
     }
 
     /// Copies pieces into staging while the preceding ones go out.
-    unsafe fn write(&self, pieces: &Pieces<'_>) -> Result<()> {
-        let mut going: VecDeque<Staging<'_>> = VecDeque::with_capacity(self.cut.depth);
+    unsafe fn write(&self, pieces: &Pieces) -> Result<()> {
+        // Each thread has buffers of its own, so that their lines stay in the cache of its core.
+        let depth = pieces.buffers.div_ceil(pieces.threads);
+        let mut going: VecDeque<Staging<'_>> = VecDeque::with_capacity(depth);
         while let Some(piece) = pieces.claim() {
-            let mut buffer = match going.len() < self.cut.depth {
+            let is_new = going.len() < depth;
+            let mut buffer = match is_new {
                 true => self.pool.take(self.link, self.device)?,
                 false => going.pop_front().expect("there are some"),
             };
@@ -154,43 +151,42 @@ impl Bytes<'_> {
             // SAFETY: by the caller's promises this part of the source is readable; the piece fits the buffer, whose
             // last copy has been waited for. The promises hold for the device's part, too.
             unsafe {
-                self.store(1, source, buffer.start(), piece.len());
+                match is_new && pieces.threads > 1 {
+                    // Another core has used this buffer: an ordinary store would fetch its lines from there.
+                    true => copy_streaming(source, buffer.start(), piece.len()),
+                    false => ptr::copy_nonoverlapping(source, buffer.start(), piece.len()),
+                }
                 buffer.empty(self.address + piece.start, piece.len(), self.stream)?;
             }
             going.push_back(buffer);
         }
         Ok(())
     }
-
-    unsafe fn store(&self, way: usize, from: *const u8, to: *mut u8, nbytes: usize) {
-        // SAFETY: the caller's promises.
-        unsafe {
-            match self.cut.streaming[way] && self.nbytes > self.cut.longest {
-                true => copy_streaming(from, to, nbytes),
-                false => ptr::copy_nonoverlapping(from, to, nbytes),
-            }
-        }
-    }
 }
 
-/// Starts `count` threads that call `work`: some `from_here`, which start the others.
-fn start<'scope>(
-    scope: &'scope Scope<'scope, '_>,
-    work: &'scope (dyn Fn() + Sync),
-    mut count: usize,
-    from_here: usize,
-) {
-    for left in (1..=from_here).rev() {
-        let theirs = count.div_ceil(left);
-        if theirs == 0 {
-            return;
+/// Calls `work` on this thread and on others, and before it starts each of them `ahead`, with the thread's number of
+/// buffers. Every piece is claimed by one of them.
+fn in_threads(
+    pieces: &Pieces,
+    ahead: impl Fn(usize) -> Result<()>,
+    work: impl Fn() -> Result<()> + Sync,
+) -> Result<()> {
+    let outcome = Mutex::new(Ok(()));
+    let stop = |error| {
+        pieces.stop();
+        *outcome.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
+    };
+    let claim_all = || work().unwrap_or_else(stop);
+    std::thread::scope(|scope| {
+        for thread in 1..=pieces.threads {
+            let buffers = |threads: usize| pieces.buffers * threads / pieces.threads;
+            ahead(buffers(thread) - buffers(thread - 1)).unwrap_or_else(stop);
+            if thread < pieces.threads {
+                // Without the thread the others claim its pieces.
+                let _ = Builder::new().name("tensor-bridge-move".into()).spawn_scoped(scope, claim_all);
+            }
         }
-        let started = move || {
-            start(scope, work, theirs - 1, 2);
-            work();
-        };
-        // Without a thread, and those that it would start, the others claim its pieces.
-        let _ = Builder::new().name("tensor-bridge-move".into()).spawn_scoped(scope, started);
-        count -= theirs;
-    }
+        claim_all();
+    });
+    outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
 }

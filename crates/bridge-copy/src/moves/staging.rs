@@ -1,6 +1,6 @@
 //! Staging buffers: pinned host memory, kept for the next move.
 
-use super::cut::Cut;
+use super::cut::Cuts;
 use bridge_core::{Device, Result, Stream};
 use bridge_cuda::{Link, Mark};
 use std::ptr;
@@ -25,8 +25,8 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// Returns a pool for moves that are cut this way. It keeps the buffers of one of them.
-    pub const fn new(cut: &Cut) -> Self {
-        Self { kept: Mutex::new(Vec::new()), length: cut.longest, most: cut.threads * cut.depth }
+    pub const fn new(cuts: &Cuts) -> Self {
+        Self { kept: Mutex::new(Vec::new()), length: cuts.longest(), most: cuts.buffers() }
     }
 
     fn kept(&self) -> std::sync::MutexGuard<'_, Vec<Buffer>> {

@@ -1,4 +1,4 @@
-//! Copies of bytes into memory that is not read again soon.
+//! Stores past the cache, and pages of the host.
 
 use std::ptr;
 
@@ -62,22 +62,6 @@ pub(crate) fn prefer_huge_pages(start: *mut u8, nbytes: usize) {
             // SAFETY: the pages are mapped, by the promise of the move's caller, and the advice changes no byte.
             let _ = unsafe { rustix::mm::madvise(start.add(head).cast(), whole, rustix::mm::Advice::LinuxHugepage) };
         }
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = (start, nbytes);
-}
-
-/// Lets the system map and clear the pages of `nbytes` bytes from `start`, all at once, where they are fresh: one call
-/// instead of a fault for each. Changes no byte. It is a hint: where the system has no such call, the faults come later.
-pub(crate) fn touch(start: usize, nbytes: usize) {
-    #[cfg(target_os = "linux")]
-    {
-        const PAGE: usize = 4 << 10;
-        let (first, end) = (start / PAGE * PAGE, (start + nbytes).next_multiple_of(PAGE));
-        let first = ptr::with_exposed_provenance_mut(first);
-        // SAFETY: the bytes belong to the target of a move, which is mapped, and the advice changes none.
-        let _ =
-            unsafe { rustix::mm::madvise(first, end - start / PAGE * PAGE, rustix::mm::Advice::LinuxPopulateWrite) };
     }
     #[cfg(not(target_os = "linux"))]
     let _ = (start, nbytes);

@@ -11,8 +11,8 @@ use std::sync::{Mutex, MutexGuard};
 const GPU: Device = Device::cuda(0);
 const OTHER: Device = Device::cuda(1);
 /// The longest piece, and the most buffers that a pool keeps.
-const PIECE: usize = CUT.longest;
-const KEPT: usize = CUT.threads * CUT.depth;
+const PIECE: usize = CUTS.longest();
+const KEPT: usize = CUTS.buffers();
 const STREAM: Stream = Stream::from_handle(0xa0);
 
 /// Work in the stream.
@@ -202,7 +202,7 @@ unsafe fn no_kernel(_: Strided<'_>, _: Strided<'_>, _: u128, _: Stream) -> Resul
 }
 
 fn moves<'a>(sim: &'a Sim, pool: &'a Pool) -> Moves<'a> {
-    Moves { link: sim, pool, cut: &CUT, on_device: no_kernel, on_host }
+    Moves { link: sim, pool, cuts: &CUTS, on_device: no_kernel, on_host }
 }
 
 fn bytes(nbytes: usize) -> Layout {
@@ -233,7 +233,7 @@ const LENGTHS: [usize; 6] = [1, 4096, 300 << 10, PIECE, PIECE + 5, 6 * PIECE + 1
 
 #[test]
 fn bytes_arrive_up_down_and_across_at_every_length() {
-    let (sim, pool) = (Sim::default(), Pool::new(&CUT));
+    let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     for (seed, nbytes) in LENGTHS.into_iter().enumerate() {
         for (from, to) in [(GPU, Device::CPU), (Device::CPU, GPU), (GPU, OTHER)] {
             let source = numbers(nbytes, seed);
@@ -245,7 +245,7 @@ fn bytes_arrive_up_down_and_across_at_every_length() {
 
 #[test]
 fn a_source_on_the_host_may_be_overwritten_as_soon_as_the_move_returns() {
-    let (sim, pool) = (Sim::default(), Pool::new(&CUT));
+    let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     let (mut source, layout) = (numbers(3 * PIECE, 1), bytes(3 * PIECE));
     let (expected, mut target) = (source.clone(), vec![0u8; 3 * PIECE]);
     let (start, end) = (source.as_mut_ptr().expose_provenance(), target.as_mut_ptr().expose_provenance());
@@ -263,7 +263,7 @@ fn a_source_on_the_host_may_be_overwritten_as_soon_as_the_move_returns() {
 
 #[test]
 fn staging_is_not_used_before_its_last_copy_has_run() {
-    let (sim, pool) = (Sim::default(), Pool::new(&CUT));
+    let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     let (sources, layout): (Vec<_>, _) = ((1..81).map(|seed| vec![seed; PIECE]).collect(), bytes(PIECE));
     let mut targets = vec![vec![0u8; PIECE]; sources.len()];
     let mut all = |lies| {
@@ -285,7 +285,7 @@ fn staging_is_not_used_before_its_last_copy_has_run() {
 
 #[test]
 fn pinned_host_memory_is_copied_at_once() {
-    let (sim, pool) = (Sim::default(), Pool::new(&CUT));
+    let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     let source = numbers(3 * PIECE, 2);
     let mut target = vec![0u8; source.len()];
     let (start, end) = (source.as_ptr().expose_provenance(), target.as_mut_ptr().expose_provenance());
@@ -305,7 +305,7 @@ fn pinned_host_memory_is_copied_at_once() {
 
 #[test]
 fn a_short_move_is_one_copy_and_waits_only_for_what_it_reads() {
-    let (sim, pool) = (Sim::default(), Pool::new(&CUT));
+    let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     let source = numbers(64 << 10, 3);
     assert!(moved(&moves(&sim, &pool), &sim, &source, GPU, Device::CPU).unwrap() == source);
     let made = || {
@@ -320,7 +320,7 @@ fn a_short_move_is_one_copy_and_waits_only_for_what_it_reads() {
 
 #[test]
 fn a_move_in_a_capture_is_refused_and_one_without_elements_does_nothing() {
-    let (sim, pool) = (Sim::default(), Pool::new(&CUT));
+    let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     sim.state().captured = true;
     let error = moved(&moves(&sim, &pool), &sim, &[1, 2, 3], GPU, Device::CPU).unwrap_err();
     assert_eq!((error.kind(), sim.state().submitted), (ErrorKind::Captured, 0));
@@ -329,7 +329,7 @@ fn a_move_in_a_capture_is_refused_and_one_without_elements_does_nothing() {
 
 #[test]
 fn a_strided_target_on_another_device_is_refused_before_anything_is_launched() {
-    let (sim, pool) = (Sim::default(), Pool::new(&CUT));
+    let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     let strided = Layout::new(DType::UINT8, &[3], Some(&[2]), 0).unwrap();
     let view = |device| Strided { device, data: 0x1000, layout: &strided };
     // SAFETY: nothing is read or written.
@@ -344,7 +344,7 @@ fn every_failure_is_an_error_and_the_next_move_works() {
     let source = numbers(2 * PIECE, 5);
     for (from, to) in [(GPU, Device::CPU), (Device::CPU, GPU), (GPU, OTHER)] {
         for left in 0.. {
-            let (sim, pool) = (Sim::default(), Pool::new(&CUT));
+            let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
             sim.state().left = Some(left);
             let done = moved(&moves(&sim, &pool), &sim, &source, from, to);
             let is_over = sim.state().left != Some(0);
@@ -366,7 +366,7 @@ fn every_failure_is_an_error_and_the_next_move_works() {
 
 #[test]
 fn a_move_that_stops_half_way_says_so() {
-    let (sim, pool) = (Sim::default(), Pool::new(&CUT));
+    let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     sim.state().left = Some(8);
     let error = moved(&moves(&sim, &pool), &sim, &numbers(2 * PIECE, 1), GPU, Device::CPU).unwrap_err();
     assert!(error.to_string().contains("undefined"), "{error}");
@@ -382,7 +382,7 @@ fn a_dense_layout_fills_its_bytes_in_any_order_of_the_dimensions() {
 
 #[test]
 fn two_sides_of_one_dense_layout_move_as_plain_bytes() {
-    let (sim, pool) = (Sim::default(), Pool::new(&CUT));
+    let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     let turned = Layout::new(DType::UINT8, &[300, 200], Some(&[1, 300]), 0).unwrap();
     let (source, mut target) = (numbers(60_000, 4), vec![0u8; 60_000]);
     let (start, end) = (source.as_ptr().expose_provenance(), target.as_mut_ptr().expose_provenance());
@@ -440,7 +440,7 @@ proptest! {
         way in 0..3usize,
     ) {
         let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let (sim, pool): (&'static Sim, _) = (Box::leak(Box::default()), Pool::new(&CUT));
+        let (sim, pool): (&'static Sim, _) = (Box::leak(Box::default()), Pool::new(&CUTS));
         *ON_DEVICE.lock().unwrap() = Some(sim);
         let dtype = DType { bits: (itemsize * 8) as u8, ..DType::UINT8 };
         let source_layout = Layout::new(dtype, &shape, Some(&source_strides), 0).unwrap();
