@@ -1,8 +1,10 @@
 """Speed of moves between the host and a CUDA device, beside the frameworks' own.
 
-Three ways take turns in one process, each with bytes of PyTorch:
+Four ways take turns in one process, each with bytes of PyTorch:
 
-- *ours*: ``tb.to_torch(x, device=...)``. The result is fresh memory, on the host pageable: its page faults count.
+- *ours*: ``tb.copy(x, out=y)`` into memory that is there, on the host pageable. The bar is on this one.
+- *fresh*: ``tb.to_torch(x, device=...)``. The result is fresh memory. On the host the system clears every page of it at
+  its first use and takes it back at the end: that counts.
 - *pinned*: ``copy_(x, non_blocking=True)`` between the device and memory that is pinned already, and a wait. This is
   ``cuMemcpyAsync`` alone, the most that the link does.
 - *pageable*: ``x.cpu()`` and ``x.cuda()``.
@@ -48,10 +50,12 @@ class Row:
     direction: str
     mib: float
     ours: float
+    fresh: float
     pinned: float
     pageable: float
-    #: Speed of ours, as a part of the pinned copy's.
+    #: Speeds of ours and of fresh, as parts of the pinned copy's.
     part: float
+    fresh_part: float
 
 
 @dataclass
@@ -65,7 +69,7 @@ class Verdict:
 
 
 class Setting:
-    """The three ways for tensors of one size, in one direction."""
+    """The four ways for tensors of one size, in one direction."""
 
     def __init__(self, direction: str, nbytes: int) -> None:
         """Make the tensors, and check that ours moves their bytes."""
@@ -79,11 +83,17 @@ class Setting:
         sides = [torch.empty(nbytes, dtype=torch.uint8), torch.empty(nbytes, dtype=torch.uint8, device="cuda:0")]
         sides[0] = sides[0].pin_memory()
         self.fixed = sides if direction == "up" else sides[::-1]
-        if not torch.equal(self.ours().to(self.source), self.tensor):
-            raise RuntimeError("a move returned wrong bytes")
+        self.there = torch.zeros(nbytes, dtype=torch.uint8, device=self.target)
+        for moved in (self.ours(), self.fresh()):
+            if not torch.equal(moved.to(self.source), self.tensor):
+                raise RuntimeError("a move returned wrong bytes")
 
     def ours(self) -> Any:
-        """Move by this package."""
+        """Move by this package, into memory that is there."""
+        return self.tb.copy(self.tensor, out=self.there)
+
+    def fresh(self) -> Any:
+        """Move by this package, into fresh memory."""
         return self.tb.to_torch(self.tensor, device=self.target)
 
     def pinned(self) -> Any:
@@ -142,13 +152,13 @@ def measure(sizes: Sequence[float], rounds: int) -> list[Row]:
     for direction in ("down", "up"):
         for size in sizes:
             setting = Setting(direction, int(size * MIB))
-            ways = [setting.ours, setting.pinned, setting.pageable]
+            ways = [setting.ours, setting.fresh, setting.pinned, setting.pageable]
             first = [min(setting.batch(way, 1) for _ in range(WARM_UP)) for way in ways]
             calls = [max(1, min(MOST, int(BATCH * 1e9 / taken))) for taken in first]
             turns = [[setting.batch(way, count) for way, count in zip(ways, calls, strict=True)] for _ in range(rounds)]
-            ours, pinned, pageable = (statistics.median(figures) for figures in zip(*turns, strict=True))
-            part = statistics.median(turn[1] / turn[0] for turn in turns)
-            rows.append(Row(direction, size, ours, pinned, pageable, part))
+            ours, fresh, pinned, pageable = (statistics.median(figures) for figures in zip(*turns, strict=True))
+            part, fresh_part = (statistics.median(turn[2] / turn[way] for turn in turns) for way in (0, 1))
+            rows.append(Row(direction, size, ours, fresh, pinned, pageable, part, fresh_part))
     return rows
 
 
@@ -168,11 +178,12 @@ def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verd
         return f"{row.mib * MIB / taken:.1f}"
 
     lines = [host.heading(about), "", "Moves of bytes of PyTorch; *down* is to the host. Speeds in GB/s.", ""]
-    lines += ["| direction | size, MiB | ours, µs | ours | pinned | pageable | part of pinned |"]
-    lines += ["|---|--:|--:|--:|--:|--:|--:|"]
+    lines += ["| direction | size, MiB | ours, µs | ours | fresh | pinned | pageable | part of pinned | fresh, part |"]
+    lines += ["|---|--:|--:|--:|--:|--:|--:|--:|--:|"]
     for row in rows:
-        speeds = " | ".join(speed(row, taken) for taken in (row.ours, row.pinned, row.pageable))
-        lines.append(f"| {row.direction} | {row.mib:g} | {row.ours / 1000:,.1f} | {speeds} | {row.part:.2f} |")
+        speeds = " | ".join(speed(row, taken) for taken in (row.ours, row.fresh, row.pinned, row.pageable))
+        parts = f"{row.part:.2f} | {row.fresh_part:.2f}"
+        lines.append(f"| {row.direction} | {row.mib:g} | {row.ours / 1000:,.1f} | {speeds} | {parts} |")
     lines += ["", "| bar | measured | at least | |", "|---|--:|--:|---|"]
     for verdict in verdicts:
         word = "passed" if verdict.passed else "failed"
