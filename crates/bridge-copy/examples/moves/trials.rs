@@ -37,7 +37,7 @@ fn cuts() -> Vec<(String, Cuts)> {
     all
 }
 
-/// Prints all tables. Without a device, `real` is a model of one.
+/// Prints all tables. Without a device, `link` is a model of one.
 pub fn run(link: &dyn Link, is_real: bool) -> Result<()> {
     if is_real {
         in_pieces(link)?;

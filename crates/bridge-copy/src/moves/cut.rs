@@ -39,9 +39,9 @@ impl Cuts {
     }
 }
 
-/// The end of a move at which its pieces are short, and one thread's copy of the first or last piece keeps the device
-/// waiting or is waited for.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The end of a move whose pieces are short, because the host's copy of one piece overlaps with nothing there: the
+/// device waits for the first piece that goes up, and the caller for the last one that comes down.
+#[derive(Clone, Copy)]
 pub(super) enum Short {
     First,
     Last,

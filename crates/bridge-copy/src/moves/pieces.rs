@@ -50,8 +50,8 @@ impl Bytes<'_> {
             return unsafe { self.direct((self.device, self.address), (Device::CPU, self.host)) };
         }
         let pieces = Pieces::of(&self.cuts.down, Short::Last, (self.host, self.nbytes), at_most());
+        prefer_huge_pages(ptr::with_exposed_provenance_mut(self.host), self.nbytes);
         if pieces.threads > 1 {
-            prefer_huge_pages(ptr::with_exposed_provenance_mut(self.host), self.nbytes);
             // Threads that wait for their first piece keep their cores busy. So one waits alone for earlier work.
             self.wait_for_stream()?;
         }
