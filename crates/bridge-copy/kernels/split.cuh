@@ -61,9 +61,13 @@ struct Points {
     const Sides &sides;
 };
 
-// Copies between rows and cells. `WHOLE`: every item of every row is adjacent and aligned.
-template <typename Item, typename Unit, bool JOIN, bool SPREADS, bool WHOLE> __device__ __forceinline__ void between(const Points &p) {
-    constexpr int PER = Pack<Item, Unit>::COUNT, EACH = sizeof(Unit) == 4 ? 8 : 4;
+// Units that a thread has in flight, by their size.
+template <typename Unit> constexpr int flight = sizeof(Unit) == 4 ? 8 : 4;
+
+// Copies between rows and cells. `WHOLE`: every item of every row is adjacent and aligned. `FULL`: a thread's items are of
+// one channel, and there are as many as a block takes.
+template <typename Item, typename Unit, bool JOIN, bool SPREADS, bool WHOLE, bool FULL> __device__ __forceinline__ void between(const Points &p) {
+    constexpr int PER = Pack<Item, Unit>::COUNT, EACH = flight<Unit>;
     const i64 along = WHOLE ? sizeof(Unit) : p.along;
     const u32 log = 31 - __clz(p.span / PER), mask = (1u << log) - 1, all = p.channels << log;
     const auto cell = [&](u32 channel, u32 point) -> Unit & {
@@ -73,26 +77,26 @@ template <typename Item, typename Unit, bool JOIN, bool SPREADS, bool WHOLE> __d
         Pack<Item, Unit> pack[EACH];
 #pragma unroll
         for (int k = 0; k < EACH; ++k) {
-            const u32 n = first + k * THREADS, channel = n >> log, point = (n & mask) * PER;
-            if (n >= all || point >= p.count) continue;
+            const u32 n = first + (FULL ? 0 : k * THREADS), channel = n >> log, point = (n & mask) * PER + (FULL ? k * THREADS * PER : 0);
+            if (!FULL && (n >= all || point >= p.count)) continue;
             const char *row = p.row + p.rows[channel] + point * along;
             if (JOIN && WHOLE) pack[k].item = load<Item>(row);
             else
 #pragma unroll
                 for (int j = 0; j < PER; ++j)
-                    if (WHOLE || point + j < p.count) pack[k].units[j] = JOIN ? load<Unit>(row + j * along) : cell(channel, point + j);
+                    if (WHOLE || FULL || point + j < p.count) pack[k].units[j] = JOIN ? load<Unit>(row + j * along) : cell(channel, point + j);
         }
 #pragma unroll
         for (int k = 0; k < EACH; ++k) {
-            const u32 n = first + k * THREADS, channel = n >> log, point = (n & mask) * PER;
-            if (n >= all || point >= p.count) continue;
+            const u32 n = first + (FULL ? 0 : k * THREADS), channel = n >> log, point = (n & mask) * PER + (FULL ? k * THREADS * PER : 0);
+            if (!FULL && (n >= all || point >= p.count)) continue;
             char *row = p.row + p.rows[channel] + point * along;
             if (!JOIN) pack[k].item = pack[k].item ^ flips<Item>(p.sides);
             if (!JOIN && WHOLE) store<Item>(row, pack[k].item);
             else
 #pragma unroll
                 for (int j = 0; j < PER; ++j)
-                    if (WHOLE || point + j < p.count) {
+                    if (WHOLE || FULL || point + j < p.count) {
                         if (JOIN) cell(channel, point + j) = pack[k].units[j];
                         else store<Unit>(row + j * along, pack[k].units[j]);
                     }
@@ -122,15 +126,18 @@ template <typename Unit, bool JOIN> __device__ __forceinline__ void split(const 
         whole = whole && (u64)(row + rows[threadIdx.x]) % sizeof(Item) == 0;
     }
     whole = __syncthreads_and(whole);
-    const bool spreads = !whole || pitch % 16 == 0;
+    const bool full = at.count_o == p.span_o && p.span_o >= THREADS * PER * flight<Unit>;
+    const bool spreads = !whole || !full || pitch % 16 == 0;
     if (!JOIN) {
         chunked<Unit, true>(dense, shared, phase, spreads, length, p.sides);
         __syncthreads();
     }
     const Points points = {row, rows, columns, shared, along, pitch, channels, at.count_o, p.span_o, p.sides};
-    if (whole && spreads) between<Item, Unit, JOIN, true, true>(points);
-    else if (whole) between<Item, Unit, JOIN, false, true>(points);
-    else between<Item, Unit, JOIN, true, false>(points);
+    if (!spreads) between<Item, Unit, JOIN, false, true, true>(points);
+    else if (whole && full) between<Item, Unit, JOIN, true, true, true>(points);
+    else if (whole) between<Item, Unit, JOIN, true, true, false>(points);
+    else if (full) between<Item, Unit, JOIN, true, false, true>(points);
+    else between<Item, Unit, JOIN, true, false, false>(points);
     if (!JOIN) return;
     __syncthreads();
     chunked<Unit, false>(dense, shared, phase, spreads, length, p.sides);

@@ -86,7 +86,7 @@ impl Runtime {
         };
         Ok(Self {
             profile,
-            consumer: Arc::new(CuPyConsumer::new(py)),
+            consumer: Arc::new(CuPyConsumer::new(py)?),
             dtypes,
             arenas: Arenas::new(),
             one_device: devices == 1,

@@ -16,6 +16,9 @@ type StreamOf = unsafe extern "C" fn(c_int) -> isize;
 
 pub(crate) struct CuPyConsumer {
     stream_of: Option<StreamOf>,
+    /// `cupy.cuda.get_current_stream`, and the class of streams that own their handles, looked up once.
+    current: Py<PyAny>,
+    owning: Py<PyType>,
     views: Views,
 }
 
@@ -26,14 +29,17 @@ thread_local! {
 }
 
 impl CuPyConsumer {
-    pub(crate) fn new(py: Python<'_>) -> Self {
-        Self { stream_of: stream_of(py), views: Views::default() }
+    pub(crate) fn new(py: Python<'_>) -> PyResult<Self> {
+        let cuda = py.import("cupy.cuda")?;
+        let owning = cuda.getattr("Stream")?.cast_into::<PyType>()?.unbind();
+        let current = cuda.getattr("get_current_stream")?.unbind();
+        Ok(Self { stream_of: stream_of(py), current, owning, views: Views::default() })
     }
 
     /// Returns the stream that CuPy would use for this device now, on this thread.
     pub(crate) fn stream(&self, py: Python<'_>, device: i32) -> PyResult<Stream> {
         let Some(stream_of) = self.stream_of else {
-            return handle(&stream_object(py, device)?);
+            return handle(&self.current.bind(py).call1((device,))?);
         };
         // SAFETY: the signature was checked when the function was looked up, and the GIL is held.
         let handle = unsafe { stream_of(device) };
@@ -51,9 +57,8 @@ impl CuPyConsumer {
         if let Some((_, keep)) = KEPT.with_borrow(|kept| kept.clone().filter(|(known, _)| *known == (device, stream))) {
             return Ok(Some(keep));
         }
-        let object = stream_object(py, device)?;
-        let owner = py.import(intern!(py, "cupy.cuda"))?.getattr(intern!(py, "Stream"))?.cast_into::<PyType>()?;
-        if handle(&object)? != stream || !is_instance(&object, &owner) {
+        let object = self.current.bind(py).call1((device,))?;
+        if !is_instance(&object, self.owning.bind(py)) || handle(&object)? != stream {
             return Ok(None);
         }
         let keep: Keep = Arc::new(PyOwner::new(&object));
@@ -86,10 +91,6 @@ impl Consumer for CuPyConsumer {
 
 fn lives_for_ever(stream: Stream) -> bool {
     [Stream::LEGACY, Stream::PER_THREAD].contains(&stream)
-}
-
-fn stream_object(py: Python<'_>, device: i32) -> PyResult<PyTensor<'_>> {
-    py.import(intern!(py, "cupy.cuda"))?.call_method1(intern!(py, "get_current_stream"), (device,))
 }
 
 fn handle(stream: &PyTensor<'_>) -> PyResult<Stream> {

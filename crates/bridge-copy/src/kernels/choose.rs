@@ -33,6 +33,9 @@ const JOINED: usize = 32 << 10;
 const MIXED: usize = 1024;
 const MOST_MIXED: usize = 16 << 10;
 
+/// Bytes that the memory delivers at once.
+const SECTOR: u64 = 32;
+
 /// The least units across a tile: with fewer most of it is empty.
 const LEAST_ACROSS: usize = 12;
 
@@ -234,13 +237,18 @@ impl Pass {
             return Some(launch);
         }
         let speed = |d: &usize| self.dims[*d].from.unsigned_abs();
-        let i = (0..self.dims.len()).filter(|d| speed(d) > 0).min_by_key(speed)?;
+        let mut i = (0..self.dims.len()).filter(|d| speed(d) > 0).min_by_key(speed)?;
+        // One load of what repeats reads one sector, whatever lies beside it.
+        if speed(&i) >= SECTOR {
+            let repeats = |d: &usize| self.dims[*d].from == 0 && self.dims[*d].length >= LEAST_ACROSS;
+            i = (0..self.dims.len()).find(repeats).unwrap_or(i);
+        }
         // Vectors lose little in rows of a few.
         if i == 0 || (self.unit == VECTOR && self.dims[0].length < 16) {
             return None;
         }
-        self.split(JOINS, JOINED, |dim| dim.to, |dim| dim.from)
-            .or_else(|| self.forwards(0).split(SPLITS, SPLIT, |dim| dim.from, |dim| dim.to))
+        self.split(1, JOINS, JOINED, |dim| dim.to, |dim| dim.from)
+            .or_else(|| self.forwards(0).split(1, SPLITS, SPLIT, |dim| dim.from, |dim| dim.to))
             .or_else(|| if self.is_near() { None } else { self.forwards(1).tiles(i) })
     }
 
@@ -263,20 +271,27 @@ impl Pass {
         pass
     }
 
-    /// A few channels close to each other for each point on one side, a row of points for each on the other.
+    /// A few channels close to each other for each point on one side, a row of points for each on the other. The first
+    /// channels may be a `run`, which is adjacent on both.
     fn split(
         &self,
+        run: usize,
         kernels: [Kernel; 4],
         chunk: usize,
         dense: fn(&Step) -> i64,
         row: fn(&Step) -> i64,
     ) -> Option<Launch> {
         let (unit, joins) = (self.unit as i64, kernels == JOINS);
-        if self.run > 1 || self.unit == VECTOR {
+        if self.unit == VECTOR {
             return None;
         }
+        if self.run > 1 {
+            let mut pass = self.clone();
+            pass.dims.insert(0, Step { length: std::mem::replace(&mut pass.run, 1), from: unit, to: unit });
+            return pass.split(self.run, kernels, chunk, dense, row);
+        }
         // The points run fastest in the row, and come next after the channels on the dense side.
-        let points = (0..self.dims.len()).min_by_key(|d| row(&self.dims[*d]).abs())?;
+        let points = (usize::from(run > 1)..self.dims.len()).min_by_key(|d| row(&self.dims[*d]).abs())?;
         let pitch = dense(&self.dims[points]);
         let channels: SmallVec<[usize; 4]> =
             (0..self.dims.len()).filter(|d| dense(&self.dims[*d]).abs() < pitch).collect();
@@ -292,7 +307,12 @@ impl Pass {
         let whole = !joins || (extent == pitch && count as i64 * unit == pitch);
         let length = self.dims[points].length;
         let step = row(&self.dims[points]).abs();
-        if !fits || !whole || length < LEAST_POINTS || length * (pitch as usize) < LEAST_CHUNK || step > 2 * unit {
+        if !fits
+            || !whole
+            || length < LEAST_POINTS
+            || length * (pitch as usize) < LEAST_CHUNK
+            || step > 2 * unit * run as i64
+        {
             return None;
         }
         let most = (chunk / pitch as usize).min(4096 / self.unit.min(2));
