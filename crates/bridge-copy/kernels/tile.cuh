@@ -9,9 +9,11 @@ struct Block {
     u32 first_i, first_o, count_i, count_o;
 };
 
+// Blocks that run at a time are next to each other in the target: the sectors at the edges of their rows are written
+// whole, because the cache still has the first half.
 __device__ __forceinline__ Block block(const Tile &p) {
-    const u32 row = divide(blockIdx.x, p.tiles_i), i = blockIdx.x - row * p.tiles_i.length;
-    const u32 rest = divide(row, p.tiles_o), o = row - rest * p.tiles_o.length;
+    const u32 row = divide(blockIdx.x, p.tiles_o), o = blockIdx.x - row * p.tiles_o.length;
+    const u32 rest = divide(row, p.tiles_i), i = row - rest * p.tiles_i.length;
     i64 from = 0, to = 0;
     step(rest, p.rest, p.ndim, from, to);
     Block at = {p.sides.from + from, p.sides.to + to, i * p.span_i, o * p.span_o};

@@ -387,13 +387,14 @@ impl Pass {
                 break;
             }
         }
-        // The source is read in long stretches: one block after the other.
-        while group_i.len() < Group::MOST {
-            let last = &self.dims[group_i[group_i.len() - 1]];
-            let Some(next) = rest.iter().position(|d| self.dims[*d].from == last.from * last.length as i64) else {
-                break;
-            };
-            group_i.push(rest.remove(next));
+        // Both sides are walked in long stretches, one block after the other.
+        for (group, stride) in [(&mut group_i, (|dim| dim.from) as fn(&Step) -> i64), (&mut group_o, |dim| dim.to)] {
+            while group.len() < Group::MOST {
+                let last = &self.dims[group[group.len() - 1]];
+                let end = stride(last) * last.length as i64;
+                let Some(next) = rest.iter().position(|d| stride(&self.dims[*d]) == end) else { break };
+                group.push(rest.remove(next));
+            }
         }
         let narrow = self.run * total(&group_i).min(total(&group_o)) < LEAST_ACROSS;
         if narrow || self.dims.len() - group_i.len() - group_o.len() > Tile::MOST {
