@@ -282,7 +282,7 @@ def search(count: int, seed: int) -> Any:
 def markdown(about: dict[str, Any], speed: float, rows: list[Row], found: list[Found]) -> str:
     """Return the report."""
     lines = [
-        f"{about}\n",
+        f"{host.heading(about)}\n",
         f"Plain copy: {speed / 1e12:.2f} TB/s read and written.\n",
         "| case | ours | torch | CuPy | prototype | limit | bar met |",
         "|---|--:|--:|--:|--:|--:|---|",

@@ -69,8 +69,8 @@ pub(super) fn release_order<F, T>(pair: &Pair<'_, F, T>, case: &Case, take: Take
     let scene = Scene { pair, case, take, tensor, nbytes, garbage };
     let got = match case.route {
         Route::Direct => scene.direct()?,
-        Route::Noted => scene.noted(streams.to(case.streams.onward), true)?,
-        Route::Late => scene.noted(streams.to(case.streams.drop), false)?,
+        Route::Noted => scene.noted(case.streams.onward, true)?,
+        Route::Late => scene.noted(case.streams.drop, false)?,
         Route::Twice => scene.twice()?,
         Route::Onward => scene.onward()?,
         Route::CopyOn => scene.copy_on()?,
@@ -101,6 +101,12 @@ impl<F, T> Scene<'_, F, T> {
 
     fn onward_stream(&self) -> Option<Stream> {
         self.pair.streams().to(self.case.streams.onward)
+    }
+
+    /// Returns the number of the stream to use a view in. A copy is memory of the consumer's allocator, which reuses it
+    /// behind the stream that the copy was made in, and behind no other.
+    fn used_in(&self, number: usize) -> usize {
+        if self.case.copy == Some(true) { self.case.streams.read } else { number }
     }
 
     /// Imports the tensor and waits for its data: from then on the user may use the view in any stream.
@@ -138,8 +144,8 @@ impl<F, T> Scene<'_, F, T> {
         on(pair.to, reader, || Ok(Some(pair.to.read(&snapshot)?)))
     }
 
-    fn noted(self, stream: Option<Stream>, noted: bool) -> Read {
-        let pair = self.pair;
+    fn noted(self, number: usize, noted: bool) -> Read {
+        let (pair, stream) = (self.pair, self.pair.streams().to(self.used_in(number)));
         let mut snapshot = on(pair.to, stream, || Ok(pair.to.allocate(self.nbytes)?))?;
         let view = self.arrived()?;
         on(pair.to, stream, || {
@@ -154,7 +160,7 @@ impl<F, T> Scene<'_, F, T> {
     }
 
     fn twice(self) -> Read {
-        let (pair, onward) = (self.pair, self.onward_stream());
+        let (pair, onward) = (self.pair, self.pair.streams().to(self.used_in(self.case.streams.onward)));
         let mut snapshot = on(pair.to, onward, || Ok(pair.to.allocate(self.nbytes)?))?;
         let mut views = [self.arrived()?, self.arrived()?];
         if self.case.seed & 0x200 != 0 {

@@ -70,9 +70,11 @@ def test_numpy(writable: bool) -> None:
 
 def test_tensorflow() -> None:
     tensorflow = pytest.importorskip("tensorflow")
-    for tensor in (tensorflow.constant([[1.0, 2.0], [3.0, 4.0]]), tensorflow.constant(3, tensorflow.int32)):
+    with tensorflow.device("CPU:0"):
+        tensors = tensorflow.constant([[1.0, 2.0], [3.0, 4.0]]), tensorflow.constant(3, tensorflow.int32)
+        variable = tensorflow.Variable([1.0, 2.0])
+    for tensor in tensors:
         assert borrowed(tensor) == said(np.asarray(memoryview(tensor)))
-    variable = tensorflow.Variable([1.0, 2.0])
     assert borrowed(variable)["shape"] == [2]
 
 

@@ -184,5 +184,7 @@ def test_a_full_memory_stays_what_the_framework_says() -> None:
 
     with pytest.raises(torch.OutOfMemoryError):
         tb.to_cupy(Full())
-    with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+    with pytest.raises(torch.OutOfMemoryError):
         tb.to_torch(cupy.broadcast_to(array, (1 << 46,)), copy=True)
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+        tb.to_cupy(torch.zeros(1, device="cuda").expand(1 << 46), copy=True)
