@@ -22,11 +22,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tensor_bridge_conformance import host
-from tensor_bridge_conformance.reports import publish
+from tensor_bridge_conformance.reports import conclude
 
 MIB = 1 << 20
 #: MiB of a tensor: 64 KiB to 1 GiB.
@@ -125,16 +125,7 @@ def main(argv: list[str]) -> int:
     rows = measure(sizes, options.rounds)
     verdicts = judge(rows)
     about = host.describe(*FRAMEWORKS)
-    table = markdown(about, rows, verdicts)
-    data = {
-        "host": about,
-        "rows": [asdict(row) for row in rows],
-        "verdicts": [asdict(verdict) for verdict in verdicts],
-    }
-    publish(options.report, "bench_moves", table, data)
-    missed = sum(not verdict.passed for verdict in verdicts)
-    print(f"{len(verdicts) - missed} passed, {missed} failed")
-    return 1 if missed else 0
+    return conclude(options.report, "bench_moves", markdown(about, rows, verdicts), about, rows, verdicts)
 
 
 def _options(argv: list[str]) -> argparse.Namespace:

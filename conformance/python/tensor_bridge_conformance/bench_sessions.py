@@ -26,13 +26,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tensor_bridge_conformance import host
 from tensor_bridge_conformance.graphs import Graph
-from tensor_bridge_conformance.reports import publish
+from tensor_bridge_conformance.reports import conclude
 
 MIB = 1 << 20
 #: MiB of a tensor: 1 MiB to 1 GiB.
@@ -175,16 +175,7 @@ def main(argv: list[str]) -> int:
     verdicts = judge(rows)
     about = host.describe(*FRAMEWORKS)
     about["versions"]["tensorflow1"] = version
-    table = markdown(about, rows, verdicts)
-    data = {
-        "host": about,
-        "rows": [asdict(row) for row in rows],
-        "verdicts": [asdict(verdict) for verdict in verdicts],
-    }
-    publish(options.report, "bench_sessions", table, data)
-    missed = sum(not verdict.passed for verdict in verdicts)
-    print(f"{len(verdicts) - missed} passed, {missed} failed")
-    return 1 if missed else 0
+    return conclude(options.report, "bench_sessions", markdown(about, rows, verdicts), about, rows, verdicts)
 
 
 def _options(argv: list[str]) -> argparse.Namespace:

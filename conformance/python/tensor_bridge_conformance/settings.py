@@ -122,7 +122,7 @@ def _cpu_settings_of_tensorflow(torch: Any, numpy: Any, tensorflow: Any) -> list
         start = -memory.ctypes.data % 64
         return memory[start : start + size].view(numpy.float32).reshape(_shape(size))
 
-        def zeros(size: int) -> Any:
+    def zeros(size: int) -> Any:
         """Return a tensor on the host, also where there is a GPU."""
         with tensorflow.device("CPU:0"):
             return tensorflow.zeros(_shape(size))
@@ -135,7 +135,7 @@ def _cpu_settings_of_tensorflow(torch: Any, numpy: Any, tensorflow: Any) -> list
             lambda tensor: dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(tensor)),
         ),
         _on_host(
-                        "tensorflow→torch",
+            "tensorflow→torch",
             zeros,
             tensor_bridge.to_torch,
             lambda tensor: torch.utils.dlpack.from_dlpack(dlpack.to_dlpack(tensor)),
