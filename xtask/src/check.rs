@@ -16,7 +16,7 @@ const PYTHON: [&str; 5] =
     ["crates/bridge-python", "crates/bridge-capi/python", "crates/bridge-copy/kernels", "conformance", "examples"];
 
 /// The package that is built by itself, because no feature of its dependencies may bring Python in.
-const C_INTERFACE: [&str; 2] = ["--package", "bridge-capi"];
+const C_INTERFACE: [&str; 2] = ["-p", "tensor-bridge-capi"];
 
 /// Packages of Python whose types are checked.
 const TYPED: [&str; 3] = [
@@ -97,7 +97,7 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ("cargo clippy, without Python", rust(&[&["clippy", "--all-targets", "--quiet"], &C_INTERFACE, deny])),
         (
             "cargo test",
-            with_tensorflow1(rust(&[&["test", "--workspace", "--quiet", "--features", "bridge-conformance/runner"]])),
+            with_tensorflow1(rust(&[&["test", "--workspace", "--quiet", "-F", "tensor-bridge-conformance/runner"]])),
         ),
         ("cargo test, without Python", with_tensorflow1(rust(&[&["test", "--quiet"], &C_INTERFACE]))),
         ("cargo doc", {

@@ -28,7 +28,7 @@ def library() -> Path:
     if not (ROOT / "Cargo.toml").is_file():
         raise SystemExit("the sources of the library are missing: build in the checkout, with pip 21.3 or later")
     # Alone: in one build with other packages it would get their features.
-    subprocess.check_call(["cargo", "build", "--release", "--package", "bridge-capi"], cwd=str(ROOT))
+    subprocess.check_call(["cargo", "build", "--release", "--package", "tensor-bridge-capi"], cwd=str(ROOT))
     return ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release" / "libbridge_capi.so"
 
 
