@@ -18,6 +18,9 @@ const PYTHON: [&str; 5] =
 /// The package that is built by itself, because no feature of its dependencies may bring Python in.
 const C_INTERFACE: [&str; 2] = ["-p", "tensor-bridge-capi"];
 
+/// The package whose features users choose: tested with all of them.
+const FACADE: [&str; 2] = ["-p", "tensor-bridge"];
+
 /// Packages of Python whose types are checked.
 const TYPED: [&str; 3] = [
     "crates/bridge-python/python/tensor_bridge",
@@ -95,13 +98,15 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ("cargo clippy", rust(&[clippy, deny])),
         ("cargo clippy, all features", rust(&[clippy, &["--all-features"], deny])),
         ("cargo clippy, without Python", rust(&[&["clippy", "--all-targets", "--quiet"], &C_INTERFACE, deny])),
+        ("features of the facade", itself(&["features".as_ref()])),
         (
             "cargo test",
             with_tensorflow1(rust(&[&["test", "--workspace", "--quiet", "-F", "tensor-bridge-conformance/runner"]])),
         ),
+        ("cargo test, the facade", rust(&[&["test", "--quiet", "--all-features"], &FACADE])),
         ("cargo test, without Python", with_tensorflow1(rust(&[&["test", "--quiet"], &C_INTERFACE]))),
         ("cargo doc", {
-            let doc = rust(&[&["doc", "--workspace", "--no-deps", "--quiet"]]);
+            let doc = rust(&[&["doc", "--workspace", "--all-features", "--no-deps", "--quiet"]]);
             doc.map(|doc| with(doc, "RUSTDOCFLAGS", "-D warnings"))
         }),
         ("cargo check, oldest Rust", oldest_rust()),

@@ -2,6 +2,7 @@
 
 mod bundle;
 mod check;
+mod features;
 mod kernels;
 mod run;
 mod tensorflow1;
@@ -52,6 +53,12 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Check what each feature of the facade brings in, and that the features fit together.
+    Features {
+        /// Build each feature afresh instead, and print how many crates it takes and how long.
+        #[arg(long)]
+        time: bool,
+    },
     /// Write a folder that runs the suite and the benches on a host with Python and frameworks, but without Rust.
     Bundle {
         /// Where to write it.
@@ -67,6 +74,10 @@ fn main() -> ExitCode {
         Task::Bench { options } => bundle::bench(&options),
         Task::Fuzz { options } => bundle::fuzz(&options),
         Task::Kernels { check } => kernels::compile(check).map(|()| ExitCode::SUCCESS),
+        Task::Features { time } => {
+            let task = if time { features::time } else { features::check };
+            task().map(|()| ExitCode::SUCCESS)
+        }
         Task::Bundle { out } => bundle::write(&out).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {

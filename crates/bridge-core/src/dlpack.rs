@@ -1,12 +1,15 @@
 //! The DLPack codec, over [`dlpark`]: imports managed tensors, versioned and legacy, and exports them.
 //!
 //! The rules are those of `dlpack.h` 1.3. A managed tensor that breaks one is refused with [`ErrorKind::Protocol`], and
-//! its deleter is called.
+//! its deleter is called. [`DLPack`] is the adapter over it.
+
+mod adapter;
 
 use crate::{
     Access, Allocation, DType, Device, DeviceKind, Error, ErrorKind, Keep, Layout, Lease, Lent, MAX_NDIM, Memory,
     Result, Reuse, Stream,
 };
+pub use adapter::{DLPack, Tensor};
 pub use dlpark::DlpackFlags;
 pub use dlpark::ffi;
 use dlpark::ffi::{DLDataType, DLDataTypeCode, DLDevice, DLDeviceType};
@@ -57,6 +60,13 @@ pub struct Origin {
     /// Custom destructor for producers whose deleter must not run on every thread at every time. It may leak, for
     /// example during interpreter shutdown.
     pub release: Option<Release>,
+}
+
+impl Origin {
+    /// Returns the origin of host memory, which is ready at any time.
+    pub fn host() -> Self {
+        Self { device: None, stream: None, reuse: Reuse::InStreamOrder, allocation: None, keep: None, release: None }
+    }
 }
 
 /// Drops an owner, or leaks it.

@@ -46,7 +46,8 @@
 //! None of this blocks the host, except where a consumer reads device memory on the host, and in moves that the caller
 //! asks for ([`Options::device`]).
 //!
-//! The crate depends on no framework, no CUDA and no Python.
+//! The crate depends on no framework, no CUDA and no Python. The feature `dlpack`, on by default, is the module
+//! [`dlpack`]; without it the crate needs serde and smallvec alone.
 
 mod adapter;
 mod batch;
@@ -54,6 +55,7 @@ mod buffer;
 mod copies;
 mod copy_into;
 mod device;
+#[cfg(feature = "dlpack")]
 pub mod dlpack;
 mod dtype;
 mod error;

@@ -2,7 +2,10 @@
 
 mod common;
 mod copies;
+#[cfg(feature = "dlpack")]
 mod dlpack;
+#[cfg(feature = "dlpack")]
+mod exchange;
 mod groups;
 mod into;
 mod kernels;

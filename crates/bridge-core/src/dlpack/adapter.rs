@@ -1,0 +1,225 @@
+//! DLPack as a framework of its own: managed tensors that transfers take and return.
+
+use super::{DlpackFlags, Managed, ManagedTensorBase, Origin, lend, managed, prepare};
+use crate::{
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory,
+    Order, Profile, Result, Reuse, Stream, Strides, Views, host,
+};
+use std::sync::Arc;
+
+/// A tensor of DLPack, which clones share: a managed tensor of any producer, memory of the host, or a view that a
+/// transfer has returned.
+///
+/// ```
+/// use bridge_core::dlpack::{DLPack, Tensor, versioned};
+/// use bridge_core::*;
+/// use std::sync::Arc;
+///
+/// let (dlpack, ordering) = (DLPack::host(), Arc::new(HostOnly) as Arc<dyn Ordering>);
+/// let images = dlpack.empty(Device::CPU, DType::UINT8, &[8, 3, 32, 32], Order::RowMajor)?;
+///
+/// let options = Options { permute: Some(Permutation::new(&[0, 2, 3, 1])?), ..Options::default() };
+/// let (view, done) = transfer(&dlpack, &dlpack, &images, &ordering, &options)?;
+/// assert_eq!((view.layout().shape(), view.data(), done.bytes_copied), (&[8, 32, 32, 3][..], images.data(), 0));
+///
+/// // To a consumer outside Rust, and back.
+/// let managed: versioned::Dlpack = view.into_managed();
+/// // SAFETY: the tensor was made here, and its memory is that of the host.
+/// let back = unsafe { Tensor::new(managed, |_, _| Ok(dlpack::Origin::host())) }?;
+/// assert_eq!(back.data(), images.data());
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Tensor(Arc<Held>);
+
+enum Held {
+    Own(Lent),
+    View(Lease),
+}
+
+impl Tensor {
+    /// Takes a managed tensor. `origin` is as for [`lend`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`lend`]. The deleter has been called.
+    ///
+    /// # Safety
+    ///
+    /// As for [`lend`].
+    pub unsafe fn new<M: ManagedTensorBase>(
+        managed: Managed<M>,
+        origin: impl FnOnce(Device, usize) -> Result<Origin>,
+    ) -> Result<Self> {
+        // SAFETY: the caller's obligation is the same.
+        unsafe { lend(managed, origin) }.map(Self::own)
+    }
+
+    fn own(lent: Lent) -> Self {
+        Self(Arc::new(Held::Own(lent)))
+    }
+
+    /// Returns a managed tensor that shares the memory, with its strides. An unversioned one cannot say that the memory
+    /// is read-only.
+    pub fn into_managed<M: ManagedTensorBase>(self) -> Managed<M> {
+        let mut flags = DlpackFlags::empty();
+        flags.set(DlpackFlags::READ_ONLY, self.access() == Access::ReadOnly);
+        let (prepared, dtype, device, data) = (prepare(self.layout()), self.dtype(), self.device(), self.data());
+        // SAFETY: all of it is of this tensor, which the context keeps.
+        unsafe { managed(prepared, dtype, device, data, flags, self.0) }
+    }
+
+    /// Returns the address of the first element. It may be null for a tensor without elements.
+    pub fn data(&self) -> usize {
+        match &*self.0 {
+            Held::Own(lent) => lent.data(),
+            Held::View(lease) => lease.data(),
+        }
+    }
+
+    /// Returns the element type.
+    pub fn dtype(&self) -> DType {
+        match &*self.0 {
+            Held::Own(lent) => lent.dtype(),
+            Held::View(lease) => lease.dtype(),
+        }
+    }
+
+    /// Returns the shape and the strides, in elements.
+    pub fn layout(&self) -> &Layout {
+        match &*self.0 {
+            Held::Own(lent) => lent.layout(),
+            Held::View(lease) => lease.layout(),
+        }
+    }
+
+    /// Returns the device that the memory is on.
+    pub fn device(&self) -> Device {
+        match &*self.0 {
+            Held::Own(lent) => lent.device(),
+            Held::View(lease) => lease.device(),
+        }
+    }
+
+    /// Returns what the memory may be used for.
+    pub fn access(&self) -> Access {
+        match &*self.0 {
+            Held::Own(lent) => lent.buffer().access(),
+            Held::View(lease) => lease.access(),
+        }
+    }
+}
+
+/// The adapter of DLPack's tensors.
+///
+/// It takes any strides, and keeps memory read-only. DLPack makes no copies: those of host memory are core's, those on
+/// a device need an ordering with [`Copies`](crate::Copies) and a framework with an allocator on the other side.
+pub struct DLPack {
+    profile: Profile,
+    consumer: Arc<Current>,
+}
+
+/// Where the consumer of the managed tensors works.
+#[derive(Default)]
+struct Current {
+    stream: Option<(Device, Stream)>,
+    views: Views,
+}
+
+impl DLPack {
+    /// Returns the adapter for consumers that read on the host.
+    pub fn host() -> Self {
+        Self::with(Current::default())
+    }
+
+    /// Returns the adapter for consumers that use host memory, and memory of `device` in `stream`.
+    ///
+    /// # Safety
+    ///
+    /// `stream` belongs to `device`, and is not destroyed before the adapter and all tensors that it has returned have
+    /// been dropped.
+    pub unsafe fn in_stream(device: Device, stream: Stream) -> Self {
+        Self::with(Current { stream: Some((device, stream)), views: Views::default() })
+    }
+
+    fn with(consumer: Current) -> Self {
+        let device = consumer.stream.map(|(device, _)| device.kind);
+        let profile = Profile {
+            dtypes: DType::NAMED.iter().map(|(dtype, _)| *dtype).collect(),
+            strides: Strides::Any,
+            devices: [DeviceKind::CPU].into_iter().chain(device).collect(),
+            ..Profile::export_only("dlpack")
+        };
+        Self { profile, consumer: Arc::new(consumer) }
+    }
+}
+
+impl Consumer for Current {
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
+        match self.stream {
+            _ if device.kind == DeviceKind::CPU => Ok(None),
+            Some((own, stream)) if own == device => Ok(Some(stream)),
+            _ => {
+                let text = format!("no stream of {device} is known: make the adapter with DLPack::in_stream");
+                Err(Error::new(ErrorKind::Device, text))
+            }
+        }
+    }
+
+    fn views(&self) -> &Views {
+        &self.views
+    }
+}
+
+impl Adapter for DLPack {
+    type Tensor = Tensor;
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.consumer.clone()
+    }
+
+    fn export(&self, tensor: &Tensor) -> Result<Lent> {
+        let (device, access) = (tensor.device(), tensor.access());
+        let allocation = match &*tensor.0 {
+            Held::Own(lent) => {
+                let buffer = lent.buffer();
+                let bytes = buffer.address()..buffer.address() + buffer.len();
+                Allocation { bytes, device, access, stream: buffer.stream(), reuse: buffer.reuse() }
+            }
+            Held::View(lease) => {
+                let (start, len) = lease.buffer();
+                // Another view of the same memory may be used elsewhere.
+                let reuse = if device.kind == DeviceKind::CPU { Reuse::InStreamOrder } else { Reuse::Unknown };
+                let stream = self.consumer.current_stream(device)?;
+                Allocation { bytes: start..start + len, device, access, stream, reuse }
+            }
+        };
+        // SAFETY: the clone keeps the buffer, or the lease on one, whose promises these are; a lease may be dropped on
+        // any thread. The view was last used in the stream of the adapter.
+        let memory = unsafe { Memory::new(allocation, tensor.clone()) };
+        Lent::at(tensor.data(), tensor.dtype(), tensor.layout().clone(), memory)
+    }
+
+    fn import(&self, lease: Lease) -> Result<Tensor> {
+        Ok(Tensor(Arc::new(Held::View(lease))))
+    }
+
+    fn compact(&self, _: &Tensor) -> Result<Tensor> {
+        Err(Error::new(ErrorKind::CopyNeeded, "DLPack makes no copies: copy the tensor with its own framework first"))
+    }
+
+    fn overwritten(&self, _: &Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
+        match device.kind {
+            DeviceKind::CPU => host::empty(dtype, shape, order).map(Tensor::own),
+            _ => Err(Error::new(ErrorKind::CopyNeeded, "DLPack allocates no memory on a device")),
+        }
+    }
+}

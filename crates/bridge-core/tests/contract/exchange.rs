@@ -1,0 +1,148 @@
+//! DLPack's tensors in transfers: shared memory, every owner dropped once, streams ordered.
+
+use crate::common::Event::{Dropped, Ordered, Retired};
+use crate::common::{GPU, Item, OWNER, Office, Paper, READER, Recorder, taken};
+use bridge_core::dlpack::{DLPack, Managed, ManagedTensorBase, Origin, Tensor, legacy, versioned};
+use bridge_core::{
+    Access, Adapter, DType, Device, ErrorKind, HostOnly, Options, Order, Ordering, Plan, Reason, Reuse, Strides,
+    transfer,
+};
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::Arc;
+
+fn ordering(recorder: &Arc<Recorder>) -> Arc<dyn Ordering> {
+    recorder.clone()
+}
+
+/// Returns the numbers 0, 1, 2, … as float32 of the host.
+fn counted(shape: &[i64]) -> Tensor {
+    let tensor = DLPack::host().empty(Device::CPU, DType::FLOAT32, shape, Order::RowMajor).expect("there is memory");
+    for i in 0..tensor.layout().numel() {
+        // SAFETY: the memory is that of a compact float32 tensor with so many elements, and no other code uses it.
+        unsafe { with_exposed_provenance_mut::<f32>(tensor.data()).add(i).write(i as f32) };
+    }
+    tensor
+}
+
+/// Reads the elements of a float32 tensor of the host in row-major order.
+fn elements(tensor: &Tensor) -> Vec<f32> {
+    let (layout, mut offsets) = (tensor.layout(), vec![0_i64]);
+    for (length, stride) in layout.shape().iter().zip(layout.strides()) {
+        offsets = offsets.iter().flat_map(|start| (0..*length).map(move |i| start + i * stride)).collect();
+    }
+    let first: *mut f32 = with_exposed_provenance_mut(tensor.data());
+    // SAFETY: the offsets are those of elements of the tensor, all of which were written.
+    offsets.into_iter().map(|offset| unsafe { first.offset(offset as isize).read() }).collect()
+}
+
+/// Returns a managed tensor over a paper, whose drop is recorded.
+fn managed<M: ManagedTensorBase>(recorder: &Arc<Recorder>, paper: Paper) -> Managed<M> {
+    let device = paper.device;
+    let dlpack = if device == Device::CPU { DLPack::host() } else { in_stream(device) };
+    let office = Office::new(Strides::Any);
+    let (tensor, _) =
+        transfer(&office, &dlpack, &Item::Own(paper), &ordering(recorder), &Options::default()).expect("it crosses");
+    tensor.into_managed()
+}
+
+fn in_stream(device: Device) -> DLPack {
+    // SAFETY: the ordering of these tests waits for no stream.
+    unsafe { DLPack::in_stream(device, READER) }
+}
+
+fn received<M: ManagedTensorBase>(managed: Managed<M>, origin: Origin) -> Tensor {
+    // SAFETY: the tensor was made by `managed`. Its memory, which does not exist, is not touched.
+    unsafe { Tensor::new(managed, |_, _| Ok(origin)) }.expect("it is sound")
+}
+
+fn on_the_host(access: Access, recorder: &Arc<Recorder>) -> Paper {
+    Paper { device: Device::CPU, stream: None, access, strides: vec![-3, 1], ..Paper::new(&recorder.log) }
+}
+
+#[test]
+fn a_tensor_crosses_in_place_and_keeps_its_memory() {
+    let recorder = Arc::new(Recorder::default());
+    let managed: versioned::Dlpack = managed(&recorder, on_the_host(Access::ReadOnly, &recorder));
+    let tensor = received(managed, Origin::host());
+    let (view, done) =
+        transfer(&DLPack::host(), &DLPack::host(), &tensor, &ordering(&recorder), &Options::default()).unwrap();
+    assert_eq!((done.plan, done.bytes_copied, view.data()), (Plan::ZeroCopy, 0, 0x1000));
+    assert_eq!((view.layout().shape(), view.layout().strides()), (&[2, 3][..], &[-3, 1][..]));
+    assert_eq!(view.access(), Access::ReadOnly);
+    let clone = view.clone();
+    drop((tensor, view));
+    assert_eq!(taken(&recorder.log), []);
+    std::thread::spawn(move || drop(clone)).join().unwrap();
+    assert_eq!(taken(&recorder.log), [Dropped]);
+}
+
+#[test]
+fn unversioned_tensors_do_not_state_their_access() {
+    let recorder = Arc::new(Recorder::default());
+    let managed: legacy::Dlpack = managed(&recorder, on_the_host(Access::ReadWrite, &recorder));
+    let tensor = received(managed, Origin::host());
+    assert_eq!(tensor.access(), Access::Unstated);
+    drop(tensor);
+    assert_eq!(taken(&recorder.log), [Dropped]);
+}
+
+#[test]
+fn a_tensor_on_a_device_is_ordered_both_ways() {
+    let recorder = Arc::new(Recorder::default());
+    let managed: versioned::Dlpack = managed(&recorder, Paper::new(&recorder.log));
+    assert_eq!(taken(&recorder.log), [Ordered(OWNER, READER)]);
+    let origin = Origin { stream: Some(READER), reuse: Reuse::Unknown, ..Origin::host() };
+    let tensor = received(managed, origin);
+    let dlpack = in_stream(GPU);
+    let office = Office::new(Strides::Any);
+    *office.side.current.lock().unwrap() = Some(OWNER);
+    let (item, _) = transfer(&dlpack, &office, &tensor, &ordering(&recorder), &Options::default()).unwrap();
+    assert_eq!(taken(&recorder.log), [Ordered(READER, OWNER)]);
+    drop(tensor);
+    drop(item);
+    let events = taken(&recorder.log);
+    assert_eq!(events, [Ordered(OWNER, READER), Retired(READER), Ordered(READER, OWNER), Dropped]);
+}
+
+#[test]
+fn a_view_is_exported_in_the_stream_of_its_adapter() {
+    let recorder = Arc::new(Recorder::default());
+    let dlpack = in_stream(GPU);
+    let office = Office::new(Strides::Any);
+    let paper = Item::Own(Paper::new(&recorder.log));
+    let (view, _) = transfer(&office, &dlpack, &paper, &ordering(&recorder), &Options::default()).unwrap();
+    let lent = dlpack.export(&view).unwrap();
+    assert_eq!((lent.buffer().stream(), lent.buffer().reuse()), (Some(READER), Reuse::Unknown));
+    assert_eq!(DLPack::host().export(&view).unwrap_err().kind(), ErrorKind::Device);
+}
+
+#[test]
+fn a_device_without_a_stream_is_refused() {
+    let recorder = Arc::new(Recorder::default());
+    let paper = Item::Own(Paper::new(&recorder.log));
+    let refused = transfer(
+        &Office::new(Strides::Any),
+        &DLPack::host(),
+        &paper,
+        &ordering(&recorder),
+        &Options { copy: Some(false), ..Options::default() },
+    );
+    assert_eq!(refused.err().expect("it is refused").kind(), ErrorKind::Device);
+    assert_eq!(taken(&recorder.log), [Dropped]);
+}
+
+#[test]
+fn copies_have_the_elements() {
+    let (dlpack, host): (_, Arc<dyn Ordering>) = (DLPack::host(), Arc::new(HostOnly));
+    let tensor = counted(&[2, 3]);
+    let options = Options { order: Some(Order::ColumnMajor), ..Options::default() };
+    let (copy, done) = transfer(&dlpack, &dlpack, &tensor, &host, &options).unwrap();
+    assert_eq!((done.plan, done.bytes_copied), (Plan::Copy(Reason::Order), 24));
+    assert_eq!((copy.layout().strides(), elements(&copy)), (&[1, 2][..], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0]));
+}
+
+#[test]
+fn memory_of_a_device_is_not_allocated() {
+    let refused = DLPack::host().empty(GPU, DType::FLOAT32, &[1], Order::RowMajor);
+    assert_eq!(refused.err().expect("it is refused").kind(), ErrorKind::CopyNeeded);
+}

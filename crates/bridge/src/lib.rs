@@ -1,0 +1,58 @@
+//! Tensors of one framework used in another, in place: pick the adapters that you need.
+//!
+//! The contract is at the top of this crate: [`Adapter`]s export and import tensors, and four verbs connect them.
+//! [`plan`](plan()) says how a tensor crosses, [`transfer`](transfer()) takes it across, [`transfer_all`] takes many, and
+//! [`copy_into`] fills a tensor that exists. Each feature adds a module: `cuda` and `copy` with the feature `cuda`,
+//! `dlpack`, `python`, `tensorflow`. A program that starts out imports the [`prelude`] and passes [`ordering`].
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(all(doctest, feature = "dlpack"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+#[cfg(feature = "python")]
+pub mod python;
+
+#[cfg(feature = "cuda")]
+#[doc(inline)]
+pub use {bridge_copy as copy, bridge_cuda as cuda};
+
+#[cfg(feature = "tensorflow")]
+#[doc(inline)]
+pub use bridge_tensorflow as tensorflow;
+
+#[doc(inline)]
+pub use bridge_core::*;
+
+use std::sync::Arc;
+
+/// What most programs need: the four verbs, their options, the ordering, and the types of the adapters.
+///
+/// [`Result`] and [`Ordering`] are left out, because they would hide those of the standard library.
+pub mod prelude {
+    pub use crate::{
+        Adapter, Device, Error, ErrorKind, Options, Permutation, Plan, copy_into, ordering, plan, transfer,
+        transfer_all,
+    };
+
+    #[cfg(feature = "python")]
+    pub use crate::python::{Borrowed, PyAdapter, PyTensor};
+
+    #[cfg(feature = "tensorflow")]
+    pub use crate::tensorflow::{GraphEdges, Runtime, Session};
+}
+
+/// Returns the ordering of this process, to be passed to every transfer.
+///
+/// With the feature `cuda` it orders streams of CUDA devices by events, looks for a driver at the first need of one, and
+/// has copies of its own (the module `copy`). Without the feature it is [`HostOnly`]: tensors in host memory cross, and what
+/// needs a stream is refused with [`ErrorKind::Missing`].
+pub fn ordering() -> &'static Arc<dyn Ordering> {
+    #[cfg(feature = "cuda")]
+    return bridge_copy::ordering();
+    #[cfg(not(feature = "cuda"))]
+    {
+        static HOST: std::sync::LazyLock<Arc<dyn Ordering>> = std::sync::LazyLock::new(|| Arc::new(HostOnly));
+        &HOST
+    }
+}

@@ -1,0 +1,146 @@
+//! The features of the facade: what each of them brings in, and whether they fit together.
+
+use crate::run::{Result, ask, cargo, run, target};
+use crate::venv;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+/// The facade.
+const FACADE: &str = "tensor-bridge";
+
+/// All that the facade is made of without a feature.
+const CORE: [&str; 10] = [
+    "proc-macro2",
+    "quote",
+    "serde",
+    "serde_core",
+    "serde_derive",
+    "smallvec",
+    "syn",
+    FACADE,
+    "tensor-bridge-core",
+    "unicode-ident",
+];
+
+/// Packages, and the features that bring each of them in by themselves. Those of this workspace are all here, and of
+/// the others those that a program does not want without need.
+const BROUGHT_IN_BY: &[(&str, &[&str])] = &[
+    ("cudarc", &["cuda", "tensorflow"]),
+    ("dlpark", &["dlpack", "python"]),
+    ("libloading", &["cuda", "python", "tensorflow"]),
+    ("object", &["tensorflow"]),
+    ("prost", &["tensorflow"]),
+    ("pyo3", &["python"]),
+    ("rustix", &["cuda", "tensorflow"]),
+    ("tensor-bridge-copy", &["cuda"]),
+    ("tensor-bridge-cuda", &["cuda", "tensorflow"]),
+    ("tensor-bridge-cupy", &["python"]),
+    ("tensor-bridge-frameworks", &["python"]),
+    ("tensor-bridge-interpreter", &["python"]),
+    ("tensor-bridge-numpy", &["python"]),
+    ("tensor-bridge-pyo3", &["python"]),
+    ("tensor-bridge-tensorflow", &["tensorflow"]),
+    ("tensor-bridge-torch", &["python"]),
+];
+
+/// Checks the dependencies of each feature, and the code with no feature, with each one, with each pair and with all.
+/// Sets of three and more are left out, but for all of them.
+pub fn check() -> Result<()> {
+    let features = features()?;
+    dependencies(&features)?;
+    let python = venv::MAIN.ready()?;
+    for set in sets(&features) {
+        let mut lint = facade(&["clippy", "--quiet", "--all-targets"], &set);
+        run(lint.args(["--", "-D", "warnings"]).env("PYO3_PYTHON", &python))
+            .map_err(|error| format!("with the features {set:?}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// Builds each feature in a fresh folder, one crate after the other cached, and prints how many crates it takes and how
+/// long.
+pub fn time() -> Result<()> {
+    let python = venv::MAIN.ready()?;
+    println!("| feature | crates | debug build, s |\n|---|--:|--:|");
+    let features = features()?;
+    for set in std::iter::once(vec![]).chain(features.iter().map(|feature| vec![feature.as_str()])) {
+        let name = set.first().copied().unwrap_or("none");
+        let (folder, crates) = (target().join("features"), packages(&set)?.len());
+        remove(&folder)?;
+        let started = Instant::now();
+        let mut build = facade(&["build", "--quiet"], &set);
+        run(build.env("CARGO_TARGET_DIR", &folder).env("PYO3_PYTHON", &python))?;
+        println!("| {name} | {crates} | {:.1} |", started.elapsed().as_secs_f64());
+        remove(&folder)?;
+    }
+    Ok(())
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    match folder.exists() {
+        true => std::fs::remove_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display())),
+        false => Ok(()),
+    }
+}
+
+/// Compares the packages that each feature brings in with the tables.
+fn dependencies(features: &[String]) -> Result<()> {
+    let mut wrong = Vec::new();
+    let core = packages(&[])?;
+    if core != CORE.into_iter().map(String::from).collect() {
+        wrong.push(format!("without a feature the facade takes {core:?}"));
+    }
+    for (package, by) in BROUGHT_IN_BY {
+        let unknown = by.iter().filter(|feature| !features.iter().any(|known| known == *feature));
+        wrong.extend(unknown.map(|feature| format!("{package}: there is no feature {feature}")));
+    }
+    for feature in features {
+        let packages = packages(&[feature])?;
+        for (package, by) in BROUGHT_IN_BY {
+            match (packages.contains(*package), by.contains(&feature.as_str())) {
+                (true, false) => wrong.push(format!("{feature} must not bring in {package}")),
+                (false, true) => wrong.push(format!("{feature} does not bring in {package} any more")),
+                _ => {}
+            }
+        }
+        let listed = |name: &str| CORE.contains(&name) || BROUGHT_IN_BY.iter().any(|(package, _)| *package == name);
+        let new = packages.iter().filter(|name| name.starts_with(FACADE) && !listed(name));
+        wrong.extend(new.map(|name| format!("{feature} brings in {name}, which the table lacks")));
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+}
+
+/// Returns no feature, each one, each pair, and all of them.
+fn sets(features: &[String]) -> Vec<Vec<&str>> {
+    let names: Vec<&str> = features.iter().map(String::as_str).collect();
+    let mut sets = vec![vec![]];
+    for (i, one) in names.iter().enumerate() {
+        sets.push(vec![*one]);
+        sets.extend(names[..i].iter().map(|other| vec![*other, *one]));
+    }
+    sets.push(names);
+    sets
+}
+
+/// Returns the features of the facade, as cargo lists them.
+fn features() -> Result<Vec<String>> {
+    let arguments = ["tree", "-p", FACADE, "--all-features", "--depth", "0", "--prefix", "none", "--format", "{f}"];
+    let listed = ask(&mut cargo(&arguments)).ok_or("cargo tree fails for the facade")?;
+    Ok(listed.split(',').map(String::from).collect())
+}
+
+/// Returns the names of the packages that the facade takes with these features.
+fn packages(features: &[&str]) -> Result<BTreeSet<String>> {
+    let mut tree = facade(&["tree", "-e", "normal", "--prefix", "none", "--format", "{p}"], features);
+    let listed = ask(&mut tree).ok_or_else(|| format!("cargo tree fails with the features {features:?}"))?;
+    Ok(listed.lines().filter_map(|line| line.split(' ').next()).map(String::from).collect())
+}
+
+/// Returns a call of cargo for the facade with these features.
+fn facade(arguments: &[&str], features: &[&str]) -> Command {
+    let mut command = cargo(arguments);
+    command.args(["-p", FACADE, "--no-default-features", "--features", &features.join(",")]);
+    command
+}
