@@ -49,6 +49,10 @@
 //! The properties ([`PROPERTIES`]) are judged in turn by planted [faults](fault): the property that a fault names must
 //! find it on the simulated device ([`sim`]).
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod case;
 mod engine;
 pub mod expect;

@@ -109,6 +109,7 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
             let doc = rust(&[&["doc", "--workspace", "--all-features", "--no-deps", "--quiet"]]);
             doc.map(|doc| with(doc, "RUSTDOCFLAGS", "-D warnings"))
         }),
+        ("packages", itself(&["package".as_ref()])),
         ("cargo check, oldest Rust", oldest_rust()),
         ("cargo deny", dependencies()),
         ("compiled kernels", itself(&["kernels".as_ref(), "--check".as_ref()])),

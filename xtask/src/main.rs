@@ -4,6 +4,7 @@ mod bundle;
 mod check;
 mod features;
 mod kernels;
+mod package;
 mod run;
 mod tensorflow1;
 mod venv;
@@ -59,6 +60,12 @@ enum Task {
         #[arg(long)]
         time: bool,
     },
+    /// Check that every crate that is published can be, and make the packages.
+    Package {
+        /// Build each package from what is in it alone.
+        #[arg(long)]
+        verify: bool,
+    },
     /// Write a folder that runs the suite and the benches on a host with Python and frameworks, but without Rust.
     Bundle {
         /// Where to write it.
@@ -78,6 +85,7 @@ fn main() -> ExitCode {
             let task = if time { features::time } else { features::check };
             task().map(|()| ExitCode::SUCCESS)
         }
+        Task::Package { verify } => package::check(verify).map(|()| ExitCode::SUCCESS),
         Task::Bundle { out } => bundle::write(&out).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {

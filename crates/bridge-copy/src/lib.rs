@@ -3,6 +3,10 @@
 //! [`Copier`] is the one entry: it implements [`Copies`] of core, checks both sides, and calls the module for the kind
 //! of memory.
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod host;
 mod kernels;
 mod moves;

@@ -49,6 +49,10 @@
 //! The crate depends on no framework, no CUDA and no Python. The feature `dlpack`, on by default, is the module
 //! [`dlpack`]; without it the crate needs serde and smallvec alone.
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod adapter;
 mod batch;
 mod buffer;

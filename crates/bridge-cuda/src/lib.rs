@@ -19,6 +19,10 @@
 //! before there is a tensor on a device. In a forked child of a process that uses CUDA, ordering and queries return
 //! errors, retired memory is leaked, and nothing blocks.
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod context;
 mod driver;
 #[cfg(test)]

@@ -1,6 +1,10 @@
 //! The CuPy adapter. Exports read an array's attributes; imports make an array over `UnownedMemory`. The owner's stream
 //! is CuPy's current stream.
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod arenas;
 mod export;
 mod import;

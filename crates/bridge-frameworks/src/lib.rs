@@ -5,6 +5,10 @@
 //! [`ErrorKind::Missing`](bridge_core::ErrorKind::Missing) where its feature is off. Without any feature the crate is
 //! plain data and depends on neither Python nor a framework.
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
 mod objects;
 mod table;

@@ -10,6 +10,10 @@
 //!   TensorFlow does when it joins its executor.
 //! - [`take_capsule`] and [`new_capsule`] move managed tensors out of capsules and into them.
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod capsule;
 mod functions;
 mod gate;

@@ -1,6 +1,10 @@
 //! The NumPy adapter: arrays in host memory, exported and imported through NumPy's C API, or else through the C struct
 //! of the array interface. It keeps any strides, any alignment and the read-only flag.
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod export;
 mod import;
 mod interface;

@@ -1,6 +1,10 @@
 //! Shared by the adapters for Python objects: an owner that may be dropped on any thread, DLPack capsules, the dtypes
 //! of NumPy, and the conversion of Python's errors to core's. [`bridge_interpreter`] is the way into Python below.
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod borrowed;
 mod capsule;
 mod dtypes;

@@ -15,6 +15,10 @@
 //! TensorFlow computes in one stream per GPU, and no function changes or returns it. A kernel of our own reports the
 //! stream once; handoff and release are ordered in it. The host does not wait.
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 #[cfg(feature = "python")]
 mod eager;
 mod graph;

@@ -10,6 +10,10 @@
 
 #![cfg(feature = "python")]
 
+#[cfg(all(doctest, feature = "python"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod allocator;
 mod borrow;
 mod capsule;

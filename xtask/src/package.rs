@@ -1,0 +1,94 @@
+//! The packages for the crate registry: complete, and in an order in which they can be published.
+
+use crate::run::{Result, ask, at, cargo, run, target};
+use crate::venv;
+use serde_json::Value;
+
+/// Fields that a package must have, beyond its name and version.
+const FIELDS: [&str; 7] =
+    ["description", "documentation", "keywords", "categories", "license", "readme", "rust_version"];
+
+/// Files that a package must hold.
+const FILES: [&str; 3] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE"];
+
+/// Limits of the registry: keywords and categories of a package, and the letters of a keyword.
+const MOST: (usize, usize) = (5, 20);
+
+/// The most bytes that the registry takes of a package.
+const MOST_BYTES: u64 = 10 << 20;
+
+/// Checks every member that is published, and packages them in the order of their dependencies. With `verify`, each
+/// package is also built alone.
+pub fn check(verify: bool) -> Result<()> {
+    let members = members()?;
+    let (published, kept): (Vec<&Value>, Vec<&Value>) =
+        members.iter().partition(|member| member["publish"].as_array().is_none_or(|registries| !registries.is_empty()));
+    let kept: Vec<&str> = kept.iter().map(|member| name(member)).collect();
+    let wrong: Vec<String> = published.iter().flat_map(|member| defects(member, &kept)).collect();
+    if !wrong.is_empty() {
+        return Err(wrong.join("\n"));
+    }
+    let mut package = cargo(&["package", "--workspace", "--quiet", "--offline", "--allow-dirty"]);
+    package.args(kept.iter().flat_map(|name| ["--exclude", name]));
+    match verify {
+        true => package.env("PYO3_PYTHON", venv::MAIN.ready()?),
+        false => package.arg("--no-verify"),
+    };
+    run(&mut package)?;
+    for member in published {
+        let (name, version) = (name(member), member["version"].as_str().unwrap_or_default());
+        let file = target().join("package").join(format!("{name}-{version}.crate"));
+        let bytes = at(&file, file.metadata())?.len();
+        if bytes > MOST_BYTES {
+            return Err(format!("{name} takes {bytes} bytes of at most {MOST_BYTES}"));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the members of the workspace, as cargo describes them.
+fn members() -> Result<Vec<Value>> {
+    let metadata = ask(&mut cargo(&["metadata", "--no-deps", "--offline", "--format-version", "1"]));
+    let metadata: Value = serde_json::from_str(&metadata.ok_or("cargo metadata fails")?).map_err(|e| e.to_string())?;
+    Ok(metadata["packages"].as_array().cloned().unwrap_or_default())
+}
+
+fn name(member: &Value) -> &str {
+    member["name"].as_str().unwrap_or_default()
+}
+
+/// Returns what keeps a member from being published.
+fn defects(member: &Value, kept: &[&str]) -> Vec<String> {
+    let name = name(member);
+    let filled = |value: &Value| match value {
+        Value::String(text) => !text.is_empty(),
+        Value::Array(items) => (1..=MOST.0).contains(&items.len()),
+        _ => false,
+    };
+    let fields = FIELDS.iter().filter(|field| !filled(&member[**field]));
+    let mut wrong: Vec<String> = fields.map(|field| format!("{name} needs the field {field}")).collect();
+    let strings = |value: &Value| -> Vec<String> {
+        let items = value.as_array().map(Vec::as_slice).unwrap_or_default();
+        items.iter().filter_map(Value::as_str).map(String::from).collect()
+    };
+    let long = strings(&member["keywords"]).into_iter().filter(|keyword| keyword.len() > MOST.1);
+    wrong.extend(long.map(|keyword| format!("{name}: the keyword {keyword} is too long")));
+    let features = member["features"].as_object().is_some_and(|features| !features.is_empty());
+    if features && member["metadata"]["docs"]["rs"]["all-features"] != true {
+        wrong.push(format!("{name}: docs.rs would leave its features out: set all-features"));
+    }
+    for dependency in member["dependencies"].as_array().map(Vec::as_slice).unwrap_or_default() {
+        let (other, kind) = (dependency["name"].as_str().unwrap_or_default(), dependency["kind"].as_str());
+        if kept.contains(&other) && kind != Some("dev") {
+            wrong.push(format!("{name} depends on {other}, which is not published"));
+        }
+    }
+    match ask(&mut cargo(&["package", "--list", "--quiet", "--offline", "--allow-dirty", "-p", name])) {
+        None => wrong.push(format!("{name}: cargo package --list fails")),
+        Some(list) => {
+            let missing = FILES.iter().filter(|file| !list.lines().any(|line| line == **file));
+            wrong.extend(missing.map(|file| format!("{name} needs the file {file}")));
+        }
+    }
+    wrong
+}
