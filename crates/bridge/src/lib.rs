@@ -10,6 +10,9 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+#[cfg(doctest)]
+mod misuse;
+
 #[cfg(feature = "python")]
 pub mod python;
 

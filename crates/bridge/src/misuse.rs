@@ -1,0 +1,126 @@
+//! Programs that must not compile, each beside one that does and differs in a line. They are compiled as documentation
+//! tests, and are nowhere in the documentation. A nightly toolchain also compares the codes of the errors.
+
+/// Makes two documentation tests of a program: with the line that is right, and with the line that must fail with
+/// this error.
+macro_rules! misuse {
+    ($($name:ident: $before:literal, right: $right:literal, $code:ident: $wrong:literal, $after:literal;)*) => {
+        $(
+            #[doc = concat!("```\n", $before, "\n", $right, "\n", $after, "\n```")]
+            #[doc = ""]
+            #[doc = concat!("```compile_fail,", stringify!($code), "\n", $before, "\n", $wrong, "\n", $after, "\n```")]
+            #[allow(dead_code, reason = "it carries the tests")]
+            struct $name;
+        )*
+    };
+}
+
+misuse! {
+    ALeaseIsNotCloned:
+        "use tensor_bridge::Lease;
+        fn end(lease: Lease) {",
+        right: "drop(lease);",
+        E0599: "drop(lease.clone()); drop(lease);",
+        "}";
+    AnExportIsNotUsedAfterItWasHandedOn:
+        "use tensor_bridge::{Lent, Permutation};
+        fn permute(lent: Lent, permutation: &Permutation) {
+            let permuted = lent.permuted(Some(permutation));",
+        right: "println!(\"{:?}\", permuted.map(|permuted| permuted.data()));",
+        E0382: "println!(\"{:?}\", permuted.map(|_| lent.data()));",
+        "}";
+    AnOwnerMayBeDroppedOnAnyThread:
+        "use std::{rc::Rc, sync::Arc};
+        use tensor_bridge::{Access, Allocation, Memory};
+        fn own(bytes: Vec<u8>) {
+            let host = Allocation::host(0..0, Access::ReadOnly);",
+        right: "let _ = unsafe { Memory::new(host, Arc::new(bytes)) };",
+        E0277: "let _ = unsafe { Memory::new(host, Rc::new(bytes)) };",
+        "}";
+    AViewIsDroppedWithItsLastUser:
+        "use tensor_bridge::{Layout, Lease};
+        fn layout(lease: &Lease) -> Layout {
+            let layout = lease.layout();",
+        right: "layout.clone()",
+        E0521: "fn forever(layout: &'static Layout) -> Layout { layout.clone() } forever(layout)",
+        "}";
+    DescribingMemoryIsUnsafe:
+        "use tensor_bridge::{Access, Allocation, Memory};
+        fn own(bytes: Vec<u8>) {
+            let host = Allocation::host(0x1000..0x2000, Access::ReadWrite);",
+        right: "let _ = unsafe { Memory::new(host, bytes) };",
+        E0133: "let _ = Memory::new(host, bytes);",
+        "}";
+}
+
+#[cfg(feature = "dlpack")]
+misuse! {
+    AManagedTensorIsTrustedByUnsafeCode:
+        "use tensor_bridge::dlpack::{Origin, Tensor, versioned};
+        fn take(managed: versioned::Dlpack) {",
+        right: "let _ = unsafe { Tensor::new(managed, |_, _| Ok(Origin::host())) };",
+        E0133: "let _ = Tensor::new(managed, |_, _| Ok(Origin::host()));",
+        "}";
+    AStreamIsVouchedFor:
+        "use tensor_bridge::{Device, Stream, dlpack::DLPack};
+        fn adapter(stream: Stream) {",
+        right: "let _ = unsafe { DLPack::in_stream(Device::cuda(0), stream) };",
+        E0133: "let _ = DLPack::in_stream(Device::cuda(0), stream);",
+        "}";
+    ATensorIsNotUsedAfterItWasHandedOver:
+        "use tensor_bridge::dlpack::{Tensor, versioned};
+        fn hand_over(tensor: Tensor) -> usize {
+            let address = tensor.data();
+            let _managed: versioned::Dlpack = tensor.into_managed();",
+        right: "address",
+        E0382: "tensor.data()",
+        "}";
+}
+
+#[cfg(feature = "python")]
+misuse! {
+    ABorrowEndsWithItsTensor:
+        "use tensor_bridge::python::{Borrowed, PyTensor, borrow};
+        fn address(tensor: PyTensor<'_>) -> tensor_bridge::Result<usize> {
+            let borrowed: Borrowed<'_> = borrow(&tensor)?;",
+        right: "let address = borrowed.data(); drop(tensor); Ok(address)",
+        E0505: "drop(tensor); let address = borrowed.data(); Ok(address)",
+        "}";
+    ABorrowIsNotKept:
+        "use tensor_bridge::python::{Borrowed, PyTensor, borrow};
+        struct Kept<'a>(Option<Borrowed<'a>>);",
+        right: "fn keep<'a>(kept: &mut Kept<'a>, tensor: &'a PyTensor<'_>) { kept.0 = borrow(tensor).ok(); }",
+        E0621: "fn keep<'a>(kept: &mut Kept<'a>, tensor: &PyTensor<'_>) { kept.0 = borrow(tensor).ok(); }",
+        "";
+    ABorrowStaysOnItsThread:
+        "use tensor_bridge::python::Borrowed;
+        fn sent<T: Send>(value: T) -> T { value }
+        fn address(borrowed: Borrowed<'_>) -> usize {",
+        right: "sent(borrowed.data())",
+        E0277: "sent(borrowed).data()",
+        "}";
+    AnAdapterStaysWithTheGil:
+        "use tensor_bridge::python::AnyAdapter;
+        fn sent<T: Send>(_: T) {}
+        fn name(adapter: AnyAdapter<'_>) {",
+        right: "sent(adapter.profile().name.clone());",
+        E0277: "sent(adapter);",
+        "}";
+    ATensorStaysWithTheGil:
+        "use tensor_bridge::python::PyTensor;
+        fn sent<T: Send>(_: T) {}
+        fn keep(tensor: PyTensor<'_>) {",
+        right: "sent(tensor.unbind());",
+        E0277: "sent(tensor);",
+        "}";
+}
+
+#[cfg(feature = "tensorflow")]
+misuse! {
+    ASessionThatIsClosedRunsNoMore:
+        "use tensor_bridge::tensorflow::Session;
+        fn last(session: Session) {",
+        right: "let _ = (session.run(&[]), session.close());",
+        E0382: "let _ = (session.close(), session.run(&[]));",
+        "}";
+}
