@@ -32,7 +32,7 @@ const TYPED: [&str; 3] = [
 const MOST_WORKERS: usize = 4;
 
 /// A step: its name, and its command, or the reason why it is left out.
-type Step = (&'static str, Result<Command>);
+pub type Step = (&'static str, Result<Command>);
 
 /// The outcome of a step.
 #[derive(Clone, Copy, PartialEq)]
@@ -42,12 +42,16 @@ enum Outcome {
     LeftOut,
 }
 
-/// Runs every step, also after one has failed. The two lanes run side by side: cargo has a lock for each profile, so
-/// the release build of the bundle and the Python tests need not wait for the Rust tests.
+/// Runs every step. The two lanes run side by side: cargo has a lock for each profile, so the release build of the
+/// bundle and the Python tests need not wait for the Rust tests.
 pub fn all() -> Result<ExitCode> {
     let python = venv::MAIN.ready()?;
     let tensorflow1 = tensorflow1::folder_if_any(&python);
-    let lanes = [rust_steps(&python, tensorflow1.as_deref()), python_steps(&python, tensorflow1.as_deref())];
+    Ok(run_lanes([rust_steps(&python, tensorflow1.as_deref()), python_steps(&python, tensorflow1.as_deref())]))
+}
+
+/// Runs every step of every lane, also after one has failed, and prints what came of them.
+pub fn run_lanes<const N: usize>(lanes: [Vec<Step>; N]) -> ExitCode {
     let outcomes = std::thread::scope(|scope| {
         let lanes = lanes.map(|steps| scope.spawn(move || steps.into_iter().map(run_step).collect::<Vec<_>>()));
         lanes.map(|lane| lane.join().expect("a lane does not panic")).concat()
@@ -58,7 +62,7 @@ pub fn all() -> Result<ExitCode> {
     }
     let passed = outcomes.iter().filter(|(_, outcome)| *outcome == Outcome::Passed).count();
     println!("{passed} passed, {} failed, {} left out", failed.len(), outcomes.len() - passed - failed.len());
-    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Runs one step and prints a line about it, with the output of a step that failed.
@@ -137,7 +141,7 @@ fn python_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
     ]
 }
 
-fn with(mut command: Command, name: &str, value: impl AsRef<OsStr>) -> Command {
+pub fn with(mut command: Command, name: &str, value: impl AsRef<OsStr>) -> Command {
     command.env(name, value);
     command
 }

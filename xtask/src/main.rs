@@ -1,5 +1,6 @@
 //! The project's own commands: `cargo xtask …`.
 
+mod audit;
 mod bundle;
 mod check;
 mod features;
@@ -27,6 +28,8 @@ enum Task {
     Setup,
     /// Check everything that can be checked without a GPU.
     Test,
+    /// Check with a nightly toolchain what the stable one cannot: undefined behaviour, and why misuse does not compile.
+    Audit,
     /// Run the conformance suite over the installed frameworks.
     #[command(disable_help_flag = true)]
     Conformance {
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Setup => setup().map(|()| ExitCode::SUCCESS),
         Task::Test => check::all(),
+        Task::Audit => audit::all(),
         Task::Conformance { options } => bundle::conformance(&options),
         Task::Bench { options } => bundle::bench(&options),
         Task::Fuzz { options } => bundle::fuzz(&options),

@@ -1,0 +1,59 @@
+//! What only a nightly toolchain checks, one line a step.
+
+use crate::check::{Step, run_lanes, with};
+use crate::run::{Result, ask, program, target};
+use crate::venv;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+/// Packages whose tests need neither a device nor Python, and touch memory through raw pointers.
+const POINTERS: [&str; 4] =
+    ["tensor-bridge-core", "tensor-bridge-copy", "tensor-bridge-cuda", "tensor-bridge-interpreter"];
+
+/// Runs every step, or names the reason why it is left out.
+pub fn all() -> Result<ExitCode> {
+    let python = venv::MAIN.ready()?;
+    Ok(run_lanes([steps(&python)]))
+}
+
+fn steps(python: &Path) -> Vec<Step> {
+    let misuse = ["test", "--quiet", "--doc", "-p", "tensor-bridge", "--all-features", "misuse"];
+    let packages: Vec<&str> = POINTERS.iter().flat_map(|name| ["-p", name]).collect();
+    // The target names the sanitizer's programs apart from build scripts, which are not sanitized.
+    let sanitized = [&["test", "--quiet", "--lib", "--tests", "--target", "host-tuple"], &packages[..]].concat();
+    vec![
+        ("errors of misuse", nightly("misuse", &misuse).map(|step| with(step, "PYO3_PYTHON", python))),
+        ("Miri over core", miri(&["test", "--quiet", "--lib", "--tests", "-p", "tensor-bridge-core"])),
+        (
+            "AddressSanitizer",
+            nightly("sanitized", &sanitized).map(|step| {
+                // Tests leak on purpose where a driver fails.
+                with(with(step, "RUSTFLAGS", "-Zsanitizer=address"), "ASAN_OPTIONS", "detect_leaks=0")
+            }),
+        ),
+    ]
+}
+
+/// Returns a call of the nightly cargo, with a target folder of its own.
+fn nightly(folder: &str, arguments: &[&str]) -> Result<Command> {
+    let installed = ask(&mut program("cargo", &["+nightly", "--version"])).is_some();
+    let command = || {
+        let command = program("cargo", &[&["+nightly"], arguments].concat());
+        with(command, "CARGO_TARGET_DIR", target().join("audit").join(folder))
+    };
+    installed.then(command).ok_or_else(|| "no nightly toolchain is installed: rustup toolchain install nightly".into())
+}
+
+/// Returns a call of Miri. Addresses cross frameworks as numbers, so provenance is permissive; memory is leaked on
+/// purpose where a driver fails.
+fn miri(arguments: &[&str]) -> Result<Command> {
+    let command = nightly("miri", &[&["miri"], arguments].concat())?;
+    if ask(&mut program("cargo", &["+nightly", "miri", "--version"])).is_none() {
+        return Err("Miri is not installed: rustup component add --toolchain nightly miri rust-src".into());
+    }
+    let flags = "-Zmiri-permissive-provenance -Zmiri-disable-isolation -Zmiri-ignore-leaks";
+    Ok(with(with(command, "MIRIFLAGS", flags), "PROPTEST_CASES", CASES))
+}
+
+/// Random cases for each property under Miri, which is a hundred times slower.
+const CASES: &str = "4";
