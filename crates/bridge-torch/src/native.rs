@@ -5,32 +5,15 @@
 //! or disagrees, the adapter asks Python.
 
 use crate::exchange::Borrow;
+use crate::library::{AtTensor, Held, SEARCHED, deleter_offset, function, search, word};
 use bridge_core::dlpack::ffi::DLTensor;
 use bridge_core::{Error, ErrorKind, Pending, Result};
 use bridge_pyo3::{Guarded, PyTensor, probe, watch_for_exit};
-use libloading::os::unix::{Library, RTLD_NOW};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-
-/// `at::Tensor`: a pointer to its implementation, which PyTorch's C functions take as an `AtenTensorHandle`.
-pub(crate) type AtTensor = *mut *mut c_void;
-
-/// Finds a library only if it is loaded (`dlfcn.h` of Linux).
-const RTLD_NOLOAD: i32 = 4;
-
-/// Looks a function up in a library of PyTorch, if the process has loaded it.
-///
-/// # Safety
-///
-/// `F` is the type of the function with this name.
-pub(crate) unsafe fn function<F: Copy>(library: &str, name: &str) -> Option<F> {
-    // SAFETY: the library is loaded already or not at all, so no code runs. The signature is the caller's obligation.
-    // The library stays loaded as long as PyTorch, which Python never unloads.
-    unsafe { Library::open(Some(library), RTLD_NOW | RTLD_NOLOAD).ok()?.get::<F>(name.as_bytes()).ok().map(|f| *f) }
-}
 
 /// Functions of tensors, and where they are found in the objects of Python and of C++.
 pub(crate) struct Native {
@@ -78,30 +61,6 @@ struct Offsets {
     storage: usize,
     /// From a `StorageImpl` to the deleter of its memory.
     deleter: usize,
-}
-
-/// The bytes at the start of a `TensorImpl` and of a `StorageImpl` that are searched; both are longer in all versions.
-const SEARCHED: usize = 64;
-const WORD: usize = size_of::<usize>();
-
-/// Returns the word `offset` bytes behind `start`.
-///
-/// # Safety
-///
-/// The object at `start` is alive and longer than `offset + WORD` bytes.
-unsafe fn word(start: usize, offset: usize) -> usize {
-    // SAFETY: the caller's obligation; objects and words are aligned.
-    unsafe { ptr::with_exposed_provenance::<usize>(start + offset).read() }
-}
-
-/// Returns the offsets, behind the header of an object, of the first `length` bytes at `start` that hold `value`.
-///
-/// # Safety
-///
-/// As for [`word`].
-unsafe fn search(start: usize, length: usize, value: usize) -> Option<usize> {
-    // SAFETY: the caller's obligation.
-    (WORD..length).step_by(WORD).find(|offset| unsafe { word(start, *offset) } == value)
 }
 
 /// A tensor, and what Python says of it.
@@ -155,13 +114,7 @@ impl<'py> Sample<'py> {
         let found = || unsafe {
             let tensor = search(object, length, self.implementation)?;
             let storage = search(self.implementation, SEARCHED, self.storage)?;
-            let memory = search(self.storage, SEARCHED - 2 * WORD, self.memory)?;
-            // Behind the address: the value that the deleter takes, which for memory of PyTorch's is the address again,
-            // and the deleter, in the order of the C++ library.
-            let rest = [memory + WORD, memory + 2 * WORD];
-            let [first, second] = rest.map(|offset| word(self.storage, offset) == self.memory);
-            let deleter = if first == second { return None } else { rest[usize::from(first)] };
-            Some(Offsets { tensor, storage, deleter })
+            Some(Offsets { tensor, storage, deleter: deleter_offset(self.storage, self.memory)? })
         };
         Ok(found())
     }
@@ -270,21 +223,4 @@ impl Native {
 /// owner may be an object of Python.
 pub(crate) struct StorageHold {
     _tensor: Guarded<Held>,
-}
-
-struct Held {
-    tensor: NonNull<*mut c_void>,
-    delete: unsafe extern "C" fn(AtTensor) -> c_int,
-}
-
-// SAFETY: PyTorch counts references atomically; the tensor is only deleted here.
-unsafe impl Send for Held {}
-// SAFETY: as above.
-unsafe impl Sync for Held {}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        // SAFETY: the tensor is ours, and deleted once.
-        unsafe { (self.delete)(self.tensor.as_ptr()) };
-    }
 }

@@ -1,0 +1,97 @@
+//! The libraries of PyTorch in this process: their functions, and the objects that these return.
+
+use libloading::os::unix::{Library, RTLD_NOW};
+use std::ffi::{c_int, c_void};
+use std::ptr::{self, NonNull};
+
+/// `at::Tensor`: a pointer to its implementation, which PyTorch's C functions take as an `AtenTensorHandle`.
+pub(crate) type AtTensor = *mut *mut c_void;
+
+/// Finds a library only if it is loaded (`dlfcn.h` of Linux).
+const RTLD_NOLOAD: i32 = 4;
+
+/// Looks a function up in a library of PyTorch, if the process has loaded it.
+///
+/// # Safety
+///
+/// `F` is the type of the function with this name.
+pub(crate) unsafe fn function<F: Copy>(library: &str, name: &str) -> Option<F> {
+    // SAFETY: the library is loaded already or not at all, so no code runs. The signature is the caller's obligation.
+    // The library stays loaded as long as PyTorch, which Python never unloads.
+    unsafe { Library::open(Some(library), RTLD_NOW | RTLD_NOLOAD).ok()?.get::<F>(name.as_bytes()).ok().map(|f| *f) }
+}
+
+/// The bytes at the start of a `TensorImpl` and of a `StorageImpl` that are searched; both are longer in all versions.
+pub(crate) const SEARCHED: usize = 64;
+pub(crate) const WORD: usize = size_of::<usize>();
+
+/// Returns the word `offset` bytes behind `start`.
+///
+/// # Safety
+///
+/// The object at `start` is alive and longer than `offset + WORD` bytes.
+pub(crate) unsafe fn word(start: usize, offset: usize) -> usize {
+    // SAFETY: the caller's obligation; objects and words are aligned.
+    unsafe { ptr::with_exposed_provenance::<usize>(start + offset).read() }
+}
+
+/// Returns the offsets, behind the header of an object, of the first `length` bytes at `start` that hold `value`.
+///
+/// # Safety
+///
+/// As for [`word`].
+pub(crate) unsafe fn search(start: usize, length: usize, value: usize) -> Option<usize> {
+    // SAFETY: the caller's obligation.
+    (WORD..length).step_by(WORD).find(|offset| unsafe { word(start, *offset) } == value)
+}
+
+/// Returns the offset of the deleter in a `StorageImpl` with PyTorch's own memory at the address `memory`.
+///
+/// # Safety
+///
+/// The storage at `storage` is alive.
+pub(crate) unsafe fn deleter_offset(storage: usize, memory: usize) -> Option<usize> {
+    // SAFETY: a storage is longer than what is searched, and the words behind the address are inside it.
+    unsafe {
+        let address = search(storage, SEARCHED - 2 * WORD, memory)?;
+        // Behind the address: the value that the deleter takes, which for memory of PyTorch's is the address again, and
+        // the deleter, in the order of the C++ library.
+        let rest = [address + WORD, address + 2 * WORD];
+        let [first, second] = rest.map(|offset| word(storage, offset) == memory);
+        (first != second).then(|| rest[usize::from(first)])
+    }
+}
+
+/// Returns the path of the library that contains the function at `address`, as the dynamic linker has it.
+#[cfg(feature = "tch")]
+pub(crate) fn library_of(address: usize) -> Option<String> {
+    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: the linker looks the address up and touches nothing there. It fills the result in where it returns
+    // nonzero, with a string that lives as long as the library, which stays loaded.
+    unsafe {
+        if libc::dladdr(ptr::with_exposed_provenance(address), found.as_mut_ptr()) == 0 {
+            return None;
+        }
+        let path = found.assume_init().dli_fname;
+        (!path.is_null()).then(|| std::ffi::CStr::from_ptr(path).to_string_lossy().into_owned())
+    }
+}
+
+/// A tensor of libtorch that is ours. It may be dropped on any thread.
+pub(crate) struct Held {
+    pub(crate) tensor: NonNull<*mut c_void>,
+    /// `aoti_torch_delete_tensor_object`
+    pub(crate) delete: unsafe extern "C" fn(AtTensor) -> c_int,
+}
+
+// SAFETY: PyTorch counts references atomically; the tensor is only deleted here.
+unsafe impl Send for Held {}
+// SAFETY: as above.
+unsafe impl Sync for Held {}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: the tensor is ours, and deleted once.
+        unsafe { (self.delete)(self.tensor.as_ptr()) };
+    }
+}

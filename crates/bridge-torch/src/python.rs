@@ -1,0 +1,81 @@
+//! PyTorch as a module of Python.
+
+use crate::runtime::Runtime;
+use crate::{borrow, export, import};
+use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
+use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
+use pyo3::Python;
+
+use std::sync::Arc;
+/// PyTorch in this process.
+#[derive(Clone, Copy)]
+pub struct Torch<'py> {
+    py: Python<'py>,
+    runtime: &'static Runtime,
+}
+
+impl<'py> Torch<'py> {
+    /// Imports PyTorch at the first call, and looks up what the installed version supports.
+    ///
+    /// # Errors
+    ///
+    /// [`Missing`](bridge_core::ErrorKind::Missing) if PyTorch is not installed.
+    pub fn new(py: Python<'py>) -> Result<Self> {
+        Ok(Self { py, runtime: Runtime::fast(py)? })
+    }
+
+    /// As [`new`](Self::new), but through `__dlpack__` and capsules only, as older versions of PyTorch need.
+    ///
+    /// # Errors
+    ///
+    /// As for [`new`](Self::new).
+    pub fn with_capsules(py: Python<'py>) -> Result<Self> {
+        Ok(Self { py, runtime: Runtime::with_capsules(py)? })
+    }
+}
+
+impl<'py> Adapter for Torch<'py> {
+    type Tensor = PyTensor<'py>;
+
+    fn profile(&self) -> &Profile {
+        &self.runtime.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.runtime.consumer.clone()
+    }
+
+    fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
+        export::lend(self.runtime, tensor)
+    }
+
+    fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
+        import::wrap(self.py, self.runtime, lease)
+    }
+
+    fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+        export::compact(tensor)
+    }
+
+    fn overwritten(&self, tensor: &PyTensor<'py>) -> Result<()> {
+        export::overwritten(tensor)
+    }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
+        import::empty(self.py, device, dtype, shape, order)
+    }
+}
+
+impl<'py> PyAdapter<'py> for Torch<'py> {
+    fn owns(&self, object: &PyTensor<'py>) -> bool {
+        self.runtime.is_tensor(object)
+    }
+
+    fn borrow<'a>(&self, tensor: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
+        borrow::borrow(self.runtime, tensor)
+    }
+
+    fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
+        export::locate(self.runtime, tensor)
+    }
+}
