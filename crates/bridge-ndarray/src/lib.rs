@@ -1,0 +1,111 @@
+//! Arrays of `ndarray` and vectors as tensors, on the host.
+//!
+//! [`NdArray`] is the adapter, and [`HostArray`] its tensor: elements of one [dtype](Element), in any strides, that an
+//! array, a vector or another framework owns. Making one from an array moves the array and copies nothing; a tensor of
+//! another framework becomes one in place.
+//!
+//! ```
+//! use bridge_core::{HostOnly, Options, Ordering, transfer};
+//! use bridge_ndarray::{HostArray, NdArray};
+//! use ndarray::array;
+//! use std::sync::Arc;
+//!
+//! let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
+//! let host = HostArray::from(array![[1.0f32, 2.0], [3.0, 4.0]]);
+//! let (same, done) = transfer(&NdArray::new(), &NdArray::new(), &host, &ordering, &Options::default())?;
+//! assert_eq!(done.bytes_copied, 0);
+//! // SAFETY: nothing writes to the array meanwhile.
+//! assert_eq!(unsafe { same.view::<f32>()? }, array![[1.0, 2.0], [3.0, 4.0]].into_dyn());
+//! assert_eq!(same.to_array::<f32>()?, array![[1.0, 2.0], [3.0, 4.0]].into_dyn());
+//! # Ok::<(), bridge_core::Error>(())
+//! ```
+//!
+//! # Why a view is unsafe
+//!
+//! Memory that two frameworks share can be written by either at any time, which Rust's references exclude. So the
+//! caller of [`HostArray::view`] says that no code writes meanwhile. [`HostArray::raw_view`] says nothing, and returns
+//! `ndarray`'s raw view. [`HostArray::to_array`] copies.
+
+mod array;
+mod element;
+
+pub use array::HostArray;
+pub use element::Element;
+
+use bridge_core::{
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Memory, Order,
+    Profile, Result, Strides, Views,
+};
+use std::sync::Arc;
+
+/// `ndarray` on the host, in any strides.
+#[derive(Clone)]
+pub struct NdArray {
+    profile: Arc<Profile>,
+    views: Arc<Views>,
+}
+
+impl Default for NdArray {
+    fn default() -> Self {
+        let profile = Profile {
+            dtypes: element::DTYPES.into(),
+            strides: Strides::Any,
+            alignment: 1,
+            devices: vec![DeviceKind::CPU],
+            keeps_read_only: true,
+            ..Profile::export_only("ndarray")
+        };
+        Self { profile: Arc::new(profile), views: Arc::default() }
+    }
+}
+
+impl NdArray {
+    /// Makes the adapter.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Adapter for NdArray {
+    type Tensor = HostArray;
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.views.clone()
+    }
+
+    fn export(&self, array: &HostArray) -> Result<Lent> {
+        let layout = array.layout().clone();
+        let allocation = Allocation::host(layout.hull(array.data(), None)?, array.access());
+        // SAFETY: the owner keeps the elements in place, and may be dropped on any thread. It was vouched for where the
+        // array was made. A read-only array is exported as such.
+        let memory = unsafe { Memory::new(allocation, array.owner()) };
+        Lent::at(array.data(), array.dtype(), layout, memory)
+    }
+
+    fn import(&self, lease: Lease) -> Result<HostArray> {
+        Ok(HostArray::of_lease(lease))
+    }
+
+    /// Returns an error: core copies host memory.
+    fn compact(&self, _: &HostArray) -> Result<HostArray> {
+        Err(Error::new(ErrorKind::CopyNeeded, "ndarray leaves copies of host memory to core"))
+    }
+
+    fn overwritten(&self, array: &HostArray) -> Result<()> {
+        match array.access() {
+            Access::ReadOnly => Err(array::read_only()),
+            _ => Ok(()),
+        }
+    }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<HostArray> {
+        if device.kind != DeviceKind::CPU {
+            return Err(Error::new(ErrorKind::CopyNeeded, format!("ndarray allocates no memory on {device}")));
+        }
+        HostArray::fresh(dtype, shape, order)
+    }
+}
