@@ -1,0 +1,182 @@
+//! Device memory of `cudarc` as tensors, and tensors of any framework as its views and launch arguments.
+//!
+//! [`Cudarc`] is the adapter: one stream of a device, in which the caller works. [`DeviceArray`] is its tensor: elements
+//! of one dtype in any strides on the device, that a `CudaSlice`, the caller or another framework owns.
+//!
+//! ```no_run
+//! use bridge_core::{Options, transfer};
+//! use bridge_cudarc::{Cudarc, DeviceArray};
+//! use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
+//!
+//! # fn kernel() -> cudarc::driver::CudaFunction { todo!() }
+//! let context = CudaContext::new(0).unwrap();
+//! let (producer, consumer) = (context.default_stream(), context.new_stream().unwrap());
+//! let made = DeviceArray::from_slice(producer.clone_htod(&[1.0f32; 12]).unwrap(), &[3, 4], None, 0)?;
+//!
+//! // The consumer's stream waits for the producer's, and the host for nothing.
+//! let (from, to) = (Cudarc::new(producer)?, Cudarc::new(consumer.clone())?);
+//! let (mut tensor, _) = transfer(&from, &to, &made, bridge_cuda::ordering(), &Options::default())?;
+//! let mut writing = tensor.write::<f32>()?;
+//! // SAFETY: the kernel writes to 12 elements.
+//! unsafe { consumer.launch_builder(&kernel()).arg(&mut writing.view()).launch(LaunchConfig::for_num_elems(12)) }.unwrap();
+//! # Ok::<(), bridge_core::Error>(())
+//! ```
+//!
+//! # When memory is touched, and when it returns
+//!
+//! The stream of an array holds the last work on it. A [`Reading`] or a [`Writing`] makes that stream wait, when it is
+//! dropped, for the other streams of `cudarc` in which its views were used, by the events of `cudarc`. Where event
+//! tracking is switched off, record those streams with [`Cudarc::record_stream`]. The memory of another framework
+//! returns to it behind that stream when the last [`DeviceArray`] over it is dropped. Neither frees it.
+
+mod array;
+mod context;
+mod element;
+mod views;
+
+pub use array::DeviceArray;
+pub use element::Element;
+pub use views::{Reading, Writing};
+
+use bridge_core::{
+    Access, Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lease, Lent, Order, Profile, Result,
+    Stream, Strides, Views,
+};
+use context::{device_of, handle_of};
+use cudarc::driver::{CudaContext, CudaStream};
+use std::sync::{Arc, LazyLock};
+
+/// One stream of a device, as a framework.
+#[derive(Clone)]
+pub struct Cudarc {
+    consumer: Arc<InStream>,
+}
+
+impl Cudarc {
+    /// Makes the adapter for work in `stream`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Device`] for a stream of a context of its own: the frameworks share each device's primary context.
+    pub fn new(stream: Arc<CudaStream>) -> Result<Self> {
+        if !stream.context().is_primary() {
+            let text = "the stream belongs to a context of its own: make the context with CudaContext::new";
+            return Err(Error::new(ErrorKind::Device, text));
+        }
+        Ok(Self { consumer: Arc::new(InStream { stream }) })
+    }
+
+    /// Makes the adapter for a new stream of a device.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`bridge_cuda::available`], without which `cudarc` panics, and [`ErrorKind::Driver`].
+    pub fn of_device(ordinal: usize) -> Result<Self> {
+        bridge_cuda::available()?;
+        let count = bridge_cuda::device_count();
+        if ordinal >= count {
+            let text = format!("there is no cuda:{ordinal}: this process has {count}");
+            return Err(Error::new(ErrorKind::Device, text));
+        }
+        context::restored(|| Ok(Self::new(CudaContext::new(ordinal)?.new_stream()?)?))
+    }
+
+    /// Returns the stream.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.consumer.stream
+    }
+
+    /// Records that a view of foreign memory is used in another stream than the array's, by launches of which `cudarc`
+    /// keeps no events. The owner waits for it as well. Returns the number of views that this concerns.
+    pub fn record_stream(&self, array: &DeviceArray, stream: &Arc<CudaStream>) -> usize {
+        let keep = || Some(Arc::clone(stream) as Keep);
+        VIEWS.used(array.device(), array.data() as usize, handle_of(stream).on_any_thread(), keep)
+    }
+}
+
+/// The views of foreign memory that `cudarc` has, whatever stream they were made in.
+static VIEWS: LazyLock<Views> = LazyLock::new(Views::default);
+
+static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile {
+    dtypes: DType::NAMED.iter().map(|(dtype, _)| *dtype).filter(|dtype| dtype.itemsize().is_some()).collect(),
+    strides: Strides::Any,
+    alignment: 1,
+    devices: vec![DeviceKind::CUDA],
+    keeps_read_only: true,
+    ..Profile::export_only("cudarc")
+});
+
+struct InStream {
+    stream: Arc<CudaStream>,
+}
+
+impl InStream {
+    fn check(&self, device: Device) -> Result<()> {
+        let own = device_of(&self.stream);
+        if device == own {
+            return Ok(());
+        }
+        let text = format!("the stream is one of {own}, not of {device}: use an adapter for a stream of that device");
+        Err(Error::new(ErrorKind::Device, text))
+    }
+}
+
+impl Consumer for InStream {
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
+        self.check(device)?;
+        Ok(Some(handle_of(&self.stream)))
+    }
+
+    fn keep(&self, _: Device, stream: Stream) -> Option<Keep> {
+        (stream == handle_of(&self.stream)).then(|| Arc::clone(&self.stream) as Keep)
+    }
+
+    fn views(&self) -> &Views {
+        &VIEWS
+    }
+}
+
+impl Adapter for Cudarc {
+    type Tensor = DeviceArray;
+
+    fn profile(&self) -> &Profile {
+        &PROFILE
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.consumer.clone()
+    }
+
+    /// The stream of the buffer is that of the array, which holds the last work on it.
+    fn export(&self, array: &DeviceArray) -> Result<Lent> {
+        array.lend()
+    }
+
+    fn import(&self, lease: Lease) -> Result<DeviceArray> {
+        self.consumer.check(lease.device())?;
+        Ok(DeviceArray::of_lease(lease, Arc::clone(&self.consumer.stream)))
+    }
+
+    /// Returns an error: `cudarc` has no kernels of its own.
+    fn compact(&self, _: &DeviceArray) -> Result<DeviceArray> {
+        let text = "cudarc has no kernels for copies: use the ordering of bridge-copy, or launch one";
+        Err(Error::new(ErrorKind::CopyNeeded, text))
+    }
+
+    fn overwritten(&self, array: &DeviceArray) -> Result<()> {
+        match array.access() {
+            Access::ReadOnly => Err(array::read_only()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Allocates with `cudarc`, in the adapter's stream.
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<DeviceArray> {
+        if device != device_of(&self.consumer.stream) {
+            let text =
+                format!("the stream allocates no memory on {device}: use an adapter for a stream of that device");
+            return Err(Error::new(ErrorKind::CopyNeeded, text));
+        }
+        DeviceArray::fresh(&self.consumer.stream, dtype, shape, order)
+    }
+}
