@@ -42,7 +42,7 @@
 //!
 //! None is on by default, and none is needed to certify an adapter. `runner` is the program that this repository uses:
 //! options, one process for each pair, progress and reports. `python`, which includes it, is the extension module with
-//! the adapters for Python objects.
+//! the adapters for Python objects. `ndarray` and `tch` are the subjects of frameworks of Rust.
 //!
 //! # What judges the suite
 //!
@@ -66,6 +66,8 @@ pub mod python;
 pub mod report;
 #[cfg(feature = "runner")]
 pub mod runner;
+#[cfg(any(feature = "ndarray", feature = "tch"))]
+pub mod rust;
 pub mod sim;
 mod strategy;
 mod subject;

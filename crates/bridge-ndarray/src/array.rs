@@ -1,7 +1,7 @@
 //! The tensor: elements on the host, and their owner.
 
 use crate::Element;
-use bridge_core::{Access, COPY_ALIGNMENT, DType, Error, ErrorKind, Layout, Lease, Order, Result, repeats};
+use bridge_core::{Access, COPY_ALIGNMENT, DType, Dims, Error, ErrorKind, Layout, Lease, Order, Result, repeats};
 use ndarray::{
     Array, ArrayD, ArrayViewD, ArrayViewMutD, Axis, Dimension, IxDyn, RawArrayView, RawArrayViewMut, ShapeBuilder,
     StrideShape,
@@ -60,7 +60,9 @@ impl HostArray {
         owner: impl Send + Sync + 'static,
     ) -> Result<Self> {
         let data = view.as_ptr().expose_provenance();
-        Self::of(data, T::DTYPE, (view.shape(), view.strides()), Access::ReadOnly, owner)
+        let (shape, strides) = (signed(view.shape()), signed(view.strides()));
+        // SAFETY: the caller's obligation.
+        unsafe { Self::from_raw(data, T::DTYPE, (&shape, Some(&strides)), Access::ReadOnly, owner) }
     }
 
     /// Makes an array of the elements of `view`, which `owner` keeps.
@@ -78,19 +80,31 @@ impl HostArray {
         owner: impl Send + Sync + 'static,
     ) -> Result<Self> {
         let data = view.as_mut_ptr().expose_provenance();
-        Self::of(data, T::DTYPE, (view.shape(), view.strides()), Access::ReadWrite, owner)
+        let (shape, strides) = (signed(view.shape()), signed(view.strides()));
+        // SAFETY: the caller's obligation.
+        unsafe { Self::from_raw(data, T::DTYPE, (&shape, Some(&strides)), Access::ReadWrite, owner) }
     }
 
-    fn of(
+    /// Makes an array of elements of any dtype and in any strides, also such that repeat elements. `data` is the address
+    /// of the first one, and `strides` count elements (`None`: compact, row-major). `owner` keeps them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Layout::new`] and [`Layout::hull`].
+    ///
+    /// # Safety
+    ///
+    /// The elements are valid and in place until `owner` is dropped, on any thread. With [`Access::ReadOnly`] no code
+    /// writes to them before; otherwise other frameworks may.
+    pub unsafe fn from_raw(
         data: usize,
         dtype: DType,
-        (shape, strides): (&[usize], &[isize]),
+        (shape, strides): (&[i64], Option<&[i64]>),
         access: Access,
         owner: impl Send + Sync + 'static,
     ) -> Result<Self> {
-        let shape: Vec<i64> = shape.iter().map(|length| *length as i64).collect();
-        let strides: Vec<i64> = strides.iter().map(|stride| *stride as i64).collect();
-        let layout = Layout::new(dtype, &shape, Some(&strides), 0)?;
+        let layout = Layout::new(dtype, shape, strides, 0)?;
+        layout.hull(data, None)?;
         Ok(Self { data, dtype, layout, access, owner: Arc::new(owner) })
     }
 
@@ -252,6 +266,11 @@ impl HostArray {
         let text = format!("the elements are {}, not {}: ask for those", self.dtype, T::DTYPE);
         Err(Error::new(ErrorKind::Dtype, text))
     }
+}
+
+/// Returns lengths or strides as core has them. Those of an array are in range.
+fn signed<N: Copy + TryInto<i64>>(dims: &[N]) -> Dims {
+    dims.iter().map(|dim| (*dim).try_into().unwrap_or(i64::MAX)).collect()
 }
 
 /// See [`HostArray::parts`].
