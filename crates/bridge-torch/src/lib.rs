@@ -6,7 +6,7 @@
 //! and later, and is tested with 2.11.
 //!
 //! With the feature `tch`, `Tch` exports and imports the tensors of the crate `tch`, without Python, through the C
-//! functions of libtorch. It compiles with `tch` 0.24, which takes libtorch 2.11; see `Tch`.
+//! functions of libtorch. `Tch` lists the versions that it compiles with.
 //!
 //! Both do what PyTorch leaves to its callers: neither the exchange API nor the C functions check `requires_grad` and
 //! the conj and neg bits, and no export records the stream that uses the memory with the caching allocator.

@@ -33,9 +33,16 @@ use std::sync::Arc;
 ///
 /// # Versions
 ///
-/// Each version of `tch` compiles with one version of libtorch. This adapter compiles with `tch` 0.24, which takes
-/// libtorch 2.11.0; `LIBTORCH_BYPASS_VERSION_CHECK` makes its build script accept another, which then fails to compile.
-/// What the adapter calls itself are C functions, which it looks up at run time.
+/// Each version of `tch` compiles with one version of libtorch:
+///
+/// | `tch` | libtorch | this adapter |
+/// |---|---|---|
+/// | 0.23 and older | 2.10 and older | [`Version`](bridge_core::ErrorKind::Version): there is no `torch_from_blob` |
+/// | 0.24 | 2.11 | tested |
+/// | 0.26 | 2.13 | compiles |
+///
+/// `LIBTORCH_BYPASS_VERSION_CHECK` makes the build script of `tch` accept another libtorch, with which it mostly does
+/// not compile. What the adapter calls itself are C functions, which it looks up at run time.
 ///
 /// # Errors
 ///
