@@ -5,6 +5,6 @@ fn main() {
     // Set by the build script of `torch-sys`. Programs that depend on this crate choose a libtorch themselves.
     if let Ok(folder) = std::env::var("DEP_TCH_LIBTORCH_LIB") {
         // The linker would leave out `libtorch.so`, from which no symbol is used, and with it CUDA.
-        println!("cargo:rustc-link-arg-tests=-Wl,-rpath,{folder},--no-as-needed,-L{folder},-ltorch,--as-needed");
+        println!("cargo:rustc-link-arg=-Wl,-rpath,{folder},--no-as-needed,-L{folder},-ltorch,--as-needed");
     }
 }

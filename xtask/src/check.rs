@@ -21,6 +21,21 @@ const C_INTERFACE: [&str; 2] = ["-p", "tensor-bridge-capi"];
 /// The package whose features users choose: tested with all of them.
 const FACADE: [&str; 2] = ["-p", "tensor-bridge"];
 
+/// The tests that link libtorch: the adapter for `tch`, and the suite over it.
+const TCH: [&str; 11] = [
+    "--package",
+    "tensor-bridge-torch",
+    "--package",
+    "tensor-bridge-conformance",
+    "--features",
+    "tensor-bridge-torch/tch,tensor-bridge-conformance/ndarray,tensor-bridge-conformance/tch",
+    "--lib",
+    "--test",
+    "tch*",
+    "--test",
+    "rust",
+];
+
 /// Packages of Python whose types are checked.
 const TYPED: [&str; 3] = [
     "crates/bridge-python/python/tensor_bridge",
@@ -108,6 +123,7 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
             with_tensorflow1(rust(&[&["test", "--workspace", "--quiet", "-F", "tensor-bridge-conformance/runner"]])),
         ),
         ("cargo test, the facade", rust(&[&["test", "--quiet", "--all-features"], &FACADE])),
+        ("cargo test, tch", rust(&[&["test", "--quiet"], &TCH]).map(|step| with_libtorch(step, python))),
         ("cargo test, without Python", with_tensorflow1(rust(&[&["test", "--quiet"], &C_INTERFACE]))),
         ("cargo doc", {
             let doc = rust(&[&["doc", "--workspace", "--all-features", "--no-deps", "--quiet"]]);
@@ -144,6 +160,16 @@ fn python_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
 pub fn with(mut command: Command, name: &str, value: impl AsRef<OsStr>) -> Command {
     command.env(name, value);
     command
+}
+
+/// Makes the build script of `tch` take the libtorch of this Python's PyTorch: it runs the first `python3` of `PATH`.
+fn with_libtorch(step: Command, python: &Path) -> Command {
+    let programs = python.parent().map(Path::to_path_buf);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::join_paths(programs.into_iter().chain(std::env::split_paths(&path)));
+    let mut step = with(step, "LIBTORCH_USE_PYTORCH", "1");
+    step.env_remove("VIRTUAL_ENV");
+    with(step, "PATH", folders.unwrap_or(path))
 }
 
 /// This program with another task.
