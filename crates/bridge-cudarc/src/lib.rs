@@ -29,6 +29,10 @@
 //! tracking is switched off, record those streams with [`Cudarc::record_stream`]. The memory of another framework
 //! returns to it behind that stream when the last [`DeviceArray`] over it is dropped. Neither frees it.
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod array;
 mod context;
 mod element;

@@ -26,6 +26,10 @@
 //! caller of [`HostArray::view`] says that no code writes meanwhile. [`HostArray::raw_view`] says nothing, and returns
 //! `ndarray`'s raw view. [`HostArray::to_array`] copies.
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod array;
 mod element;
 
