@@ -10,6 +10,9 @@ use std::time::Instant;
 /// The facade.
 const FACADE: &str = "tensor-bridge";
 
+/// Type-checks the feature `torch` where there is no libtorch. It is no feature to choose.
+const DOC_ONLY: &str = "doc-only";
+
 /// All that the facade is made of without a feature.
 const CORE: [&str; 10] = [
     "proc-macro2",
@@ -27,22 +30,26 @@ const CORE: [&str; 10] = [
 /// Packages, and the features that bring each of them in by themselves. Those of this workspace are all here, and of
 /// the others those that a program does not want without need.
 const BROUGHT_IN_BY: &[(&str, &[&str])] = &[
-    ("cudarc", &["cuda", "tensorflow"]),
+    ("cudarc", &["cuda", "cudarc", "tensorflow"]),
     ("dlpark", &["dlpack", "python"]),
-    ("libloading", &["cuda", "python", "tensorflow"]),
+    ("libloading", &["cuda", "cudarc", "python", "tensorflow", "torch"]),
+    ("ndarray", &["ndarray", "torch"]),
     ("object", &["tensorflow"]),
     ("prost", &["tensorflow"]),
     ("pyo3", &["python"]),
-    ("rustix", &["cuda", "tensorflow"]),
-    ("tensor-bridge-copy", &["cuda"]),
-    ("tensor-bridge-cuda", &["cuda", "tensorflow"]),
+    ("rustix", &["cuda", "cudarc", "tensorflow"]),
+    ("tch", &["torch"]),
+    ("tensor-bridge-copy", &["cuda", "cudarc"]),
+    ("tensor-bridge-cuda", &["cuda", "cudarc", "tensorflow"]),
+    ("tensor-bridge-cudarc", &["cudarc"]),
     ("tensor-bridge-cupy", &["python"]),
     ("tensor-bridge-frameworks", &["python"]),
     ("tensor-bridge-interpreter", &["python"]),
+    ("tensor-bridge-ndarray", &["ndarray"]),
     ("tensor-bridge-numpy", &["python"]),
     ("tensor-bridge-pyo3", &["python"]),
     ("tensor-bridge-tensorflow", &["tensorflow"]),
-    ("tensor-bridge-torch", &["python"]),
+    ("tensor-bridge-torch", &["python", "torch"]),
 ];
 
 /// Checks the dependencies of each feature, and the code with no feature, with each one, with each pair and with all.
@@ -128,7 +135,7 @@ fn sets(features: &[String]) -> Vec<Vec<&str>> {
 fn features() -> Result<Vec<String>> {
     let arguments = ["tree", "-p", FACADE, "--all-features", "--depth", "0", "--prefix", "none", "--format", "{f}"];
     let listed = ask(&mut cargo(&arguments)).ok_or("cargo tree fails for the facade")?;
-    Ok(listed.split(',').map(String::from).collect())
+    Ok(listed.split(',').filter(|feature| *feature != DOC_ONLY).map(String::from).collect())
 }
 
 /// Returns the names of the packages that the facade takes with these features.
@@ -141,6 +148,6 @@ fn packages(features: &[&str]) -> Result<BTreeSet<String>> {
 /// Returns a call of cargo for the facade with these features.
 fn facade(arguments: &[&str], features: &[&str]) -> Command {
     let mut command = cargo(arguments);
-    command.args(["-p", FACADE, "--no-default-features", "--features", &features.join(",")]);
+    command.args(["-p", FACADE, "--no-default-features", "--features", &[features, &[DOC_ONLY]].concat().join(",")]);
     command
 }

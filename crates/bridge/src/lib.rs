@@ -2,8 +2,8 @@
 //!
 //! The contract is at the top of this crate: [`Adapter`]s export and import tensors, and four verbs connect them.
 //! [`plan`](plan()) says how a tensor crosses, [`transfer`](transfer()) takes it across, [`transfer_all`] takes many, and
-//! [`copy_into`] fills a tensor that exists. Each feature adds a module: `cuda` and `copy` with the feature `cuda`,
-//! `dlpack`, `python`, `tensorflow`. A program that starts out imports the [`prelude`] and passes [`ordering`].
+//! [`copy_into`] fills a tensor that exists. Each feature adds a module: `cuda` and `copy` with the feature `cuda`, and
+//! `cudarc`, `dlpack`, `ndarray`, `python`, `tensorflow`, `torch`. A program that starts out imports the [`prelude`] and passes [`ordering`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(all(doctest, feature = "dlpack"))]
@@ -20,9 +20,21 @@ pub mod python;
 #[doc(inline)]
 pub use {bridge_copy as copy, bridge_cuda as cuda};
 
+#[cfg(feature = "cudarc")]
+#[doc(inline)]
+pub use bridge_cudarc as cudarc;
+
+#[cfg(feature = "ndarray")]
+#[doc(inline)]
+pub use bridge_ndarray as ndarray;
+
 #[cfg(feature = "tensorflow")]
 #[doc(inline)]
 pub use bridge_tensorflow as tensorflow;
+
+#[cfg(feature = "torch")]
+#[doc(inline)]
+pub use bridge_torch as torch;
 
 #[doc(inline)]
 pub use bridge_core::*;
@@ -38,11 +50,20 @@ pub mod prelude {
         transfer_all,
     };
 
+    #[cfg(feature = "cudarc")]
+    pub use crate::cudarc::{Cudarc, DeviceArray};
+
+    #[cfg(feature = "ndarray")]
+    pub use crate::ndarray::{HostArray, NdArray};
+
     #[cfg(feature = "python")]
     pub use crate::python::{Borrowed, PyAdapter, PyTensor};
 
     #[cfg(feature = "tensorflow")]
     pub use crate::tensorflow::{GraphEdges, Runtime, Session};
+
+    #[cfg(feature = "torch")]
+    pub use crate::torch::Tch;
 }
 
 /// Returns the ordering of this process, to be passed to every transfer.
