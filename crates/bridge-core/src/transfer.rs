@@ -5,7 +5,7 @@ use crate::fill::{behind, fill, pending};
 use crate::moved::{move_into, no_moves};
 use crate::plan::{landing, moves_to, needed};
 use crate::{
-    Access, Adapter, Copies, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Options, Order, Ordering, Plan,
+    Access, Adapter, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Options, Order, Ordering, Plan,
     Reason, Result, Stream, host, plan,
 };
 use serde::{Deserialize, Serialize};
@@ -157,7 +157,7 @@ impl<F, T> Crossing<'_, F, T> {
     }
 
     /// Orders the consumer's stream behind the owner's, and imports the memory.
-    fn place(&self, lent: Lent, copied: bool) -> Result<(T, Streams)> {
+    pub(crate) fn place(&self, lent: Lent, copied: bool) -> Result<(T, Streams)> {
         let device = self.landing(&lent);
         let lent = lent.seen_on(device);
         let consumer = self.to.consumer();
@@ -265,23 +265,11 @@ impl<F, T> Crossing<'_, F, T> {
             let (ordered, _) = move_into(lent, target, self.from.consumer(), self.ordering)?;
             return Ok((fresh, ordered));
         }
-        let target = self.memory(device, copies, &lent)?;
+        let (dtype, shape) = (lent.dtype(), lent.layout().shape());
+        let target = memory(self.to, self.ordering, device, (dtype, shape), self.order())?;
         let (ordered, target) = move_into(lent, target, self.from.consumer(), self.ordering)?;
         let (result, _) = self.place(target, true)?;
         Ok((result, ordered))
-    }
-
-    /// Returns memory for a consumer whose own cannot be written from outside.
-    fn memory(&self, device: Device, copies: &dyn Copies, lent: &Lent) -> Result<Lent> {
-        let (dtype, shape) = (lent.dtype(), lent.layout().shape());
-        if device.kind == DeviceKind::CPU {
-            return host::empty(dtype, shape, self.order());
-        }
-        let layout = Layout::new(dtype, shape, Some(&self.order().strides(shape)), 0)?;
-        let consumer = self.to.consumer();
-        let stream = consumer.current_stream(device)?.unwrap_or(Stream::LEGACY);
-        let buffer = copies.allocate(device, layout.nbytes(), stream, consumer.keep(device, stream))?;
-        Lent::new(dtype, layout, buffer)
     }
 
     /// Returns the order of a copy.
@@ -293,6 +281,36 @@ impl<F, T> Crossing<'_, F, T> {
         let options = Options { copy: Some(false), ..*self.options };
         plan(copy, self.to.profile(), &options).is_ok()
     }
+}
+
+/// Returns memory on `device` for a consumer whose own cannot be written from outside, compact in this order.
+///
+/// # Errors
+///
+/// [`ErrorKind::OutOfMemory`], those of [`Copies::allocate`](crate::Copies::allocate), and [`ErrorKind::CopyNeeded`] for a
+/// device without copies of the ordering.
+pub(crate) fn memory<T>(
+    to: &dyn Adapter<Tensor = T>,
+    ordering: &Arc<dyn Ordering>,
+    device: Device,
+    (dtype, shape): (DType, &[i64]),
+    order: Order,
+) -> Result<Lent> {
+    if device.kind == DeviceKind::CPU {
+        return host::empty(dtype, shape, order);
+    }
+    let copies = ordering.copies().ok_or_else(|| {
+        let text = format!(
+            "{} has no memory on {device} that can be written to: take an ordering with copies",
+            to.profile().name
+        );
+        Error::new(ErrorKind::CopyNeeded, text)
+    })?;
+    let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
+    let consumer = to.consumer();
+    let stream = consumer.current_stream(device)?.unwrap_or(Stream::LEGACY);
+    let buffer = copies.allocate(device, layout.nbytes(), stream, consumer.keep(device, stream))?;
+    Lent::new(dtype, layout, buffer)
 }
 
 /// Returns who fills memory of this device by [`Copies`](crate::Copies).

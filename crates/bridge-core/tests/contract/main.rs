@@ -10,5 +10,6 @@ mod groups;
 mod into;
 mod kernels;
 mod moves;
+mod output;
 mod planning;
 mod protocol;

@@ -1,0 +1,83 @@
+//! Memory for results that a program computes itself.
+
+use crate::transfer::{Crossing, memory};
+use crate::{Adapter, DType, Device, ErrorKind, Layout, Lent, Options, Order, Ordering, Result, Stream, plan};
+use std::sync::Arc;
+
+/// Memory that a program writes a result to, before it becomes a tensor of a framework. [`output`] makes it.
+///
+/// Dropping it instead of calling [`finish`](Self::finish) returns the memory, behind the work in [`stream`](Self::stream).
+pub struct Output<'a, T> {
+    to: &'a dyn Adapter<Tensor = T>,
+    ordering: &'a Arc<dyn Ordering>,
+    /// The tensor whose memory it is; `None` where a tensor is made of the memory at the end.
+    tensor: Option<T>,
+    lent: Lent,
+}
+
+/// Returns memory for a tensor of `to` on `device`, compact in row-major order: of the framework's own allocator where
+/// that can be written from outside ([`Adapter::empty`]), else memory of the host or of the driver's pool.
+///
+/// # Errors
+///
+/// [`ErrorKind::Dtype`] and [`ErrorKind::Device`] for what the framework does not take, those of its allocator and of the
+/// driver.
+pub fn output<'a, T>(
+    to: &'a dyn Adapter<Tensor = T>,
+    ordering: &'a Arc<dyn Ordering>,
+    device: Device,
+    dtype: DType,
+    shape: &[i64],
+) -> Result<Output<'a, T>> {
+    let (tensor, lent) = match to.empty(device, dtype, shape, Order::RowMajor) {
+        Ok(tensor) => {
+            let lent = to.export(&tensor)?;
+            (Some(tensor), lent)
+        }
+        Err(error) if error.kind() == ErrorKind::CopyNeeded => {
+            let lent = memory(to, ordering, device, (dtype, shape), Order::RowMajor)?;
+            plan(&lent, to.profile(), &Options { copy: Some(false), ..Options::default() })?;
+            (None, lent)
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(Output { to, ordering, tensor, lent })
+}
+
+impl<T> Output<'_, T> {
+    /// Returns the address of the first element. It may be null for a result without elements.
+    pub fn data(&self) -> usize {
+        self.lent.data()
+    }
+
+    /// Returns the shape and the strides, in elements.
+    pub fn layout(&self) -> &Layout {
+        self.lent.layout()
+    }
+
+    /// Returns the device that the memory is on.
+    pub fn device(&self) -> Device {
+        self.lent.device()
+    }
+
+    /// Returns the stream to write in; `None` for host memory, which is ready. In another stream the caller orders the
+    /// work behind this one, and this one behind the work.
+    pub fn stream(&self) -> Option<Stream> {
+        self.lent.buffer().stream()
+    }
+
+    /// Returns the tensor, once the work that writes it is in [`stream`](Self::stream), or done on the host.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Adapter::import`].
+    pub fn finish(self) -> Result<T> {
+        let Self { to, ordering, tensor, lent } = self;
+        match tensor {
+            Some(tensor) => Ok(tensor),
+            None => {
+                Ok(Crossing { from: to, to, ordering, options: &Options::default(), batch: None }.place(lent, true)?.0)
+            }
+        }
+    }
+}
