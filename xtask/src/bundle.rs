@@ -12,15 +12,25 @@ const LIMIT: u64 = 60 << 20;
 /// Arguments of cargo, in one call each: the extension modules, and the C library, whose dependencies are built without
 /// Python.
 const BUILDS: [&[&str]; 2] = [
-    &["-p", "tensor-bridge-python", "-p", "tensor-bridge-conformance", "-F", "tensor-bridge-conformance/python"],
+    &[
+        "-p",
+        "tensor-bridge-python",
+        "-p",
+        "tensor-bridge-conformance",
+        "-F",
+        "tensor-bridge-conformance/python",
+        "-p",
+        "tensor-bridge-example-kernel",
+    ],
     &["-p", "tensor-bridge-capi"],
 ];
 
 /// The libraries that it builds, and their places in the bundle.
-const LIBRARIES: [(&str, &str); 3] = [
+const LIBRARIES: [(&str, &str); 4] = [
     ("libbridge_python.so", "tensor_bridge/_core.abi3.so"),
     ("libbridge_conformance.so", "tensor_bridge_conformance/_conformance.abi3.so"),
     ("libbridge_capi.so", "tensor_bridge_tf1/libtensor_bridge_tf1.so"),
+    ("libscaled.so", "scaled.abi3.so"),
 ];
 
 /// Folders and files of the repository, and their places in the bundle.

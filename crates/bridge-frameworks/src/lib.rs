@@ -12,12 +12,16 @@ struct Readme;
 #[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
 mod objects;
 mod table;
+#[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
+mod tensor;
 
 #[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
 pub use objects::{adapter_of, borrow, seen};
 #[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
 pub use table::AnyAdapter;
 pub use table::Framework;
+#[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
+pub use tensor::Tensor;
 
 use bridge_core::DeviceKind;
 

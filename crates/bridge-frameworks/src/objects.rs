@@ -1,8 +1,9 @@
 //! Which framework an object belongs to.
 
+use crate::tensor::no_tensor;
 use crate::{AnyAdapter, Framework};
-use bridge_core::{Error, ErrorKind, Result};
-use bridge_pyo3::{Borrowed, PyTensor, framework_error, is_interrupt, probe, type_name};
+use bridge_core::Result;
+use bridge_pyo3::{Borrowed, PyTensor, framework_error, is_interrupt, probe};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 use std::cell::RefCell;
@@ -14,11 +15,7 @@ use std::cell::RefCell;
 /// [`ErrorKind::NotATensor`] for an object of no framework, and those of
 /// [`PyAdapter::borrow`](bridge_pyo3::PyAdapter::borrow).
 pub fn borrow<'a>(object: &'a PyTensor<'_>) -> Result<Borrowed<'a>> {
-    let adapter = adapter_of(object)?.ok_or_else(|| {
-        let names: Vec<_> = Framework::ALL.iter().map(|framework| framework.name()).collect();
-        let text = format!("{} is no tensor: pass one of {}", type_name(object), names.join(", "));
-        Error::new(ErrorKind::NotATensor, text)
-    })?;
+    let adapter = adapter_of(object)?.ok_or_else(|| no_tensor(object))?;
     adapter.borrow(object)
 }
 

@@ -1,7 +1,10 @@
 //! Conversion of Python's errors to core's.
 
 use bridge_core::{Error, ErrorKind, Result};
-use pyo3::exceptions::{PyBufferError, PyException, PyImportError, PyMemoryError, PyRecursionError};
+use pyo3::exceptions::{
+    PyBufferError, PyException, PyImportError, PyMemoryError, PyRecursionError, PyRuntimeError, PyTypeError,
+    PyValueError,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyModule;
 use std::error::Error as _;
@@ -62,6 +65,35 @@ pub fn framework_error(py: Python<'_>, framework: &str, error: PyErr) -> Error {
         // Ctrl-C during `str(exception)`.
         Err(interrupt) => Error::new(kind, format!("{framework} raised {name}")).caused_by(interrupt),
     }
+}
+
+/// Converts core's error to the built-in exception that fits, with the framework's own exception as its cause. An
+/// interrupt that is the cause is returned itself.
+///
+/// For extension modules that are written with pyo3. The Python package raises classes of its own.
+#[cold]
+pub fn exception(py: Python<'_>, error: Error) -> PyErr {
+    let cause = error.source().and_then(|source| source.downcast_ref::<PyErr>()).map(|cause| cause.clone_ref(py));
+    if let Some(cause) = cause.as_ref().filter(|cause| !is_ordinary(py, cause)) {
+        return cause.clone_ref(py);
+    }
+    let text = error.to_string();
+    let exception = match error.kind() {
+        ErrorKind::NotATensor | ErrorKind::Dtype => PyTypeError::new_err(text),
+        ErrorKind::Argument | ErrorKind::Device | ErrorKind::Layout => PyValueError::new_err(text),
+        ErrorKind::ReadOnly
+        | ErrorKind::CopyNeeded
+        | ErrorKind::RequiresGrad
+        | ErrorKind::Refused
+        | ErrorKind::Consumed
+        | ErrorKind::Protocol
+        | ErrorKind::Version => PyBufferError::new_err(text),
+        ErrorKind::Missing => PyImportError::new_err(text),
+        ErrorKind::OutOfMemory => PyMemoryError::new_err(text),
+        _ => PyRuntimeError::new_err(text),
+    };
+    exception.set_cause(py, cause);
+    exception
 }
 
 /// Returns whether an exception means that a framework or the process has no memory left.

@@ -32,6 +32,6 @@
 //! ```
 
 #[doc(inline)]
-pub use bridge_frameworks::{AnyAdapter, Framework, adapter_of, borrow};
+pub use bridge_frameworks::{AnyAdapter, Framework, Tensor, adapter_of, borrow};
 #[doc(inline)]
-pub use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
+pub use bridge_pyo3::{Borrowed, PyAdapter, PyTensor, exception};
