@@ -12,7 +12,7 @@ use std::cell::RefCell;
 ///
 /// # Errors
 ///
-/// [`ErrorKind::NotATensor`] for an object of no framework, and those of
+/// [`NotATensor`](bridge_core::ErrorKind::NotATensor) for an object of no framework, and those of
 /// [`PyAdapter::borrow`](bridge_pyo3::PyAdapter::borrow).
 pub fn borrow<'a>(object: &'a PyTensor<'_>) -> Result<Borrowed<'a>> {
     let adapter = adapter_of(object)?.ok_or_else(|| no_tensor(object))?;
