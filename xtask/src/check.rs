@@ -132,6 +132,7 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ("packages", itself(&["package".as_ref()])),
         ("cargo check, oldest Rust", oldest_rust()),
         ("cargo deny", dependencies()),
+        ("C header", itself(&["header".as_ref(), "--check".as_ref()])),
         ("compiled kernels", itself(&["kernels".as_ref(), "--check".as_ref()])),
     ]
 }

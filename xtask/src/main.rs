@@ -4,6 +4,7 @@ mod audit;
 mod bundle;
 mod check;
 mod features;
+mod header;
 mod kernels;
 mod package;
 mod run;
@@ -69,6 +70,12 @@ enum Task {
         #[arg(long)]
         verify: bool,
     },
+    /// Write the header of the C library out of its sources.
+    Header {
+        /// Compare with what is checked in, and change nothing.
+        #[arg(long)]
+        check: bool,
+    },
     /// Write a folder that runs the suite and the benches on a host with Python and frameworks, but without Rust.
     Bundle {
         /// Where to write it.
@@ -90,6 +97,7 @@ fn main() -> ExitCode {
             task().map(|()| ExitCode::SUCCESS)
         }
         Task::Package { verify } => package::check(verify).map(|()| ExitCode::SUCCESS),
+        Task::Header { check } => header::write(check).map(|()| ExitCode::SUCCESS),
         Task::Bundle { out } => bundle::write(&out).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {

@@ -2,14 +2,15 @@
 
 use crate::pointers::{borrow, drop_raw, into_raw, non_null, text, write};
 use crate::status::{Status, answer, refused};
-use crate::tensor::{CDType, CDevice, CTensor, Caller};
-use bridge_core::{Access, Adapter, DType, Device, Error, ErrorKind, MAX_NDIM, Options, Result, transfer};
+use crate::tensor::{CDType, CDevice, CTensor, Caller, TB_MAX_NDIM};
+use crate::transfer;
+use bridge_core::{Access, Adapter, DType, Device, Error, ErrorKind, MAX_NDIM, Options, Result};
 use bridge_tensorflow::{External, GraphEdges, Runtime, Series};
 use std::ffi::{CString, c_char, c_void};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// `tb_runtime`: a TensorFlow with the operations registered.
+/// A TensorFlow of this process, with the operations registered. It lives as long as the process.
 pub struct CRuntime {
     pub(crate) runtime: &'static Runtime,
     pub(crate) graph: GraphEdges,
@@ -30,7 +31,7 @@ impl CRuntime {
     }
 }
 
-/// `tb_external`
+/// A tensor at the edge of a graph: one that is fed, or one that a run fetched.
 pub struct CExternal {
     edge: External,
     runtime: &'static CRuntime,
@@ -50,27 +51,17 @@ impl CExternal {
     }
 }
 
-/// `tb_info`
+/// Description of a tb_external, which is always compact and row-major.
 #[repr(C)]
 pub struct CInfo {
     pub(crate) data: *mut c_void,
+    /// TensorFlow's stream, in which it was written; 0 for host memory
     pub(crate) stream: u64,
     pub(crate) dtype: CDType,
     pub(crate) device: CDevice,
     pub(crate) ndim: i32,
     pub(crate) read_only: i32,
-    pub(crate) shape: [i64; MAX_NDIM],
-}
-
-/// `tb_copy`
-fn options(copy: i32) -> Result<Options> {
-    let copy = match copy {
-        0 => None,
-        1 => Some(true),
-        2 => Some(false),
-        _ => return Err(refused(format!("copy is {copy}: it must be one of tb_copy"))),
-    };
-    Ok(Options { copy, ..Options::default() })
+    pub(crate) shape: [i64; TB_MAX_NDIM],
 }
 
 fn info(external: &CExternal) -> Result<CInfo> {
@@ -89,11 +80,8 @@ fn info(external: &CExternal) -> Result<CInfo> {
     })
 }
 
-/// Finds the TensorFlow of a series that the process has loaded.
-///
-/// # Safety
-///
-/// `out` is null or writable.
+/// Finds the TensorFlow 1.15 (series 1) or 2.x (series 2) that the process has loaded, for instance by "import
+/// tensorflow".
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_runtime_loaded(series: i32, out: *mut *const CRuntime) -> Status {
     answer(|| {
@@ -108,11 +96,7 @@ pub unsafe extern "C" fn tb_runtime_loaded(series: i32, out: *mut *const CRuntim
     })
 }
 
-/// Loads the TensorFlow in a folder.
-///
-/// # Safety
-///
-/// `folder` is null or a C string; `out` is null or writable.
+/// Loads the TensorFlow in this folder, such as site-packages/tensorflow, without Python.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_runtime_open(folder: *const c_char, out: *mut *const CRuntime) -> Status {
     answer(|| {
@@ -125,22 +109,15 @@ pub unsafe extern "C" fn tb_runtime_open(folder: *const c_char, out: *mut *const
     })
 }
 
-/// Returns the version of a runtime; null for null.
-///
-/// # Safety
-///
-/// `runtime` is null, or was returned by a function here.
+/// Returns the version, such as "1.15.5"; NULL for NULL. The text lives as long as the process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_runtime_version(runtime: *const CRuntime) -> *const c_char {
     // SAFETY: the caller's obligation.
     unsafe { runtime.as_ref() }.map_or(std::ptr::null(), |runtime| runtime.version.as_ptr())
 }
 
-/// Feeds a tensor.
-///
-/// # Safety
-///
-/// `runtime` and `tensor` are null or alive; `out` is null or writable.
+/// Makes a tensor ready to be fed, in place where TensorFlow can take it: TensorFlow's stream waits, on the device, for
+/// the work on it. A copy is made where the tensor is. copy is one of tb_copy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_feed(
     runtime: *const CRuntime,
@@ -153,28 +130,23 @@ pub unsafe extern "C" fn tb_feed(
         // SAFETY: the caller's obligations; runtimes live as long as the process.
         unsafe {
             let (runtime, tensor) = (borrow(runtime, "runtime")?, borrow(tensor, "tensor")?);
-            let (edge, _) = transfer(&Caller, &runtime.graph, tensor, bridge_copy::ordering(), &options(copy)?)?;
+            let options = Options { copy: transfer::copy(copy)?, ..Options::default() };
+            let ordering = bridge_copy::ordering();
+            let caller = Caller::of(tensor, ordering);
+            let (edge, _) = bridge_core::transfer(&caller, &runtime.graph, tensor, ordering, &options)?;
             write(out, into_raw(CExternal::new(edge, runtime)), "out")
         }
     })
 }
 
-/// Takes the tensor that a run fetched.
-///
-/// # Safety
-///
-/// `runtime` is null or was returned by a function here, `handle` is null or two numbers, `out` is null or writable.
+/// Takes the tensor that a run fetched under this handle, two numbers. Each can be taken once (TB_CONSUMED).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_take(
-    runtime: *const CRuntime,
-    handle: *const [i32; 2],
-    out: *mut *mut CExternal,
-) -> Status {
+pub unsafe extern "C" fn tb_take(runtime: *const CRuntime, handle: *const i32, out: *mut *mut CExternal) -> Status {
     answer(|| {
         non_null(out, "out")?;
         // SAFETY: the caller's obligations; runtimes live as long as the process.
         unsafe {
-            let (runtime, handle) = (borrow(runtime, "runtime")?, *borrow(handle, "handle")?);
+            let (runtime, handle) = (borrow(runtime, "runtime")?, *borrow(handle.cast::<[i32; 2]>(), "handle")?);
             let edge = External::take(handle)?;
             if edge.series() != runtime.runtime.series() {
                 edge.put_back();
@@ -186,11 +158,8 @@ pub unsafe extern "C" fn tb_take(
     })
 }
 
-/// Makes a taken tensor available to be taken again. One that was fed is refused, and stays the caller's.
-///
-/// # Safety
-///
-/// `external` is null, or was returned by a function here and is used no more.
+/// Consumes a taken tensor, so that it can be taken again under its handle. TB_ARGUMENT for one that was fed, which
+/// stays the caller's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_external_put_back(external: *mut CExternal) -> Status {
     answer(|| {
@@ -206,24 +175,17 @@ pub unsafe extern "C" fn tb_external_put_back(external: *mut CExternal) -> Statu
     })
 }
 
-/// Returns the two numbers that stand for an external in graphs.
-///
-/// # Safety
-///
-/// `external` is null or alive; `handle` is null or writable.
+/// Writes the two numbers to feed. They are valid as long as the object lives; a run that has read them keeps the
+/// memory.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_external_handle(external: *const CExternal, handle: *mut [i32; 2]) -> Status {
+pub unsafe extern "C" fn tb_external_handle(external: *const CExternal, handle: *mut i32) -> Status {
     answer(|| {
         // SAFETY: the caller's obligations.
-        unsafe { write(handle, borrow(external, "external")?.edge.handle(), "handle") }
+        unsafe { write(handle.cast(), borrow(external, "external")?.edge.handle(), "handle") }
     })
 }
 
-/// Describes an external.
-///
-/// # Safety
-///
-/// `external` is null or alive; `out` is null or writable.
+/// Describes a tensor at the edge of a graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_external_info(external: *const CExternal, out: *mut CInfo) -> Status {
     answer(|| {
@@ -232,11 +194,7 @@ pub unsafe extern "C" fn tb_external_info(external: *const CExternal, out: *mut 
     })
 }
 
-/// Drops an external.
-///
-/// # Safety
-///
-/// `external` is null, or was returned by a function here and is used no more.
+/// Drops a tensor at the edge of a graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_external_drop(external: *mut CExternal) {
     // SAFETY: the caller's obligation.

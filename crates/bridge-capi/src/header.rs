@@ -1,9 +1,10 @@
 //! The header declares what the library defines.
 
 use crate::external::CInfo;
-use crate::session::{CInput, CNamed, COptions};
+use crate::session::{CInput, CNamed, CSessionOptions};
 use crate::stats::CCounts;
 use crate::tensor::{CDType, CDevice, CMemory};
+use crate::transfer::{COptions, CReport, CTarget};
 use bridge_interpreter::Functions;
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -20,7 +21,9 @@ const SOURCES: &[&str] = &[
     include_str!("session.rs"),
     include_str!("stats.rs"),
     include_str!("status.rs"),
+    include_str!("streams.rs"),
     include_str!("tensor.rs"),
+    include_str!("transfer.rs"),
     include_str!("view.rs"),
 ];
 
@@ -90,7 +93,7 @@ fn structures_are_laid_out_alike() {
         layout!("tb_input", CInput, name, shape, ndim, dtype, device),
         layout!(
             "tb_session_options",
-            COptions,
+            CSessionOptions,
             no_memory_growth,
             memory_fraction,
             visible_devices,
@@ -99,6 +102,22 @@ fn structures_are_laid_out_alike() {
             config_size
         ),
         layout!("tb_named", CNamed, name, tensor),
+        layout!(
+            "tb_target",
+            CTarget,
+            size,
+            name,
+            dtypes,
+            dtype_count,
+            devices,
+            device_count,
+            strides,
+            ignores_read_only,
+            alignment,
+            unversioned
+        ),
+        layout!("tb_options", COptions, size, copy, elements, device, axes, axis_count),
+        layout!("tb_report", CReport, size, reason, copied_by, bytes_copied, owner, reader, device),
         layout!(
             "tb_python",
             Functions,

@@ -11,20 +11,43 @@
 //! No panic leaves a function. Errors are a status and a message ([`status`]).
 #![allow(rustdoc::private_intra_doc_links, reason = "the public items are the C functions, which the header documents")]
 
+use bridge_core::{Error, ErrorKind};
+use status::{Status, answer};
+
 mod external;
 #[cfg(test)]
 mod header;
-mod memory;
 mod pointers;
 mod python;
+mod reader;
 mod session;
 mod stats;
 mod status;
+mod streams;
 mod tensor;
+mod transfer;
 mod view;
 
-/// Returns the version of the interface: `TB_ABI` of the header.
+/// The version of this interface. Another number means another interface: tb_require compares it with the library.
+pub const TB_ABI: u32 = 2;
+
+/// Returns the version of the interface of the library: its TB_ABI.
 #[unsafe(no_mangle)]
 pub extern "C" fn tb_abi() -> u32 {
-    1
+    TB_ABI
+}
+
+/// Checks that the library has the interface of the header that the program was compiled with: pass TB_ABI. Call it
+/// first. TB_VERSION for another number.
+#[unsafe(no_mangle)]
+pub extern "C" fn tb_require(abi: u32) -> Status {
+    answer(|| match abi {
+        TB_ABI => Ok(()),
+        _ => {
+            let text = format!(
+                "the program was compiled for version {abi} of the interface, and the library has version {TB_ABI}: compile with the header of the library"
+            );
+            Err(Error::new(ErrorKind::Version, text))
+        }
+    })
 }

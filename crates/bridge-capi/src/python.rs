@@ -7,11 +7,10 @@ use crate::tensor::CTensor;
 use crate::view;
 use bridge_interpreter::{Functions, Object, close, new_capsule, open, report_unraisable, take_capsule};
 
-/// Opens the way into the interpreter. Calls after the first do nothing.
-///
-/// # Safety
-///
-/// `python` is null or holds the functions of the interpreter that runs in this process.
+/// From now on foreign memory is released with the GIL, so tb_memory.release may be Py_DecRef. A thread that Python
+/// knows takes the GIL and releases the memory at once. On other threads, such as TensorFlow's, the release is deferred
+/// to the next drop of an object here on a thread that Python knows, or to a thread of this library. Calls after the
+/// first do nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_python_open(python: *const Functions) -> Status {
     answer(|| {
@@ -21,7 +20,7 @@ pub unsafe extern "C" fn tb_python_open(python: *const Functions) -> Status {
     })
 }
 
-/// Closes it before the interpreter shuts down.
+/// Call it before the interpreter shuts down, without the GIL. Foreign memory that is still in use then is leaked.
 #[unsafe(no_mangle)]
 pub extern "C" fn tb_python_close() -> Status {
     answer(|| {
@@ -30,12 +29,8 @@ pub extern "C" fn tb_python_close() -> Status {
     })
 }
 
-/// Takes the tensor out of a DLPack capsule, which is consumed.
-///
-/// # Safety
-///
-/// `capsule` is null or a Python object, and the caller holds the GIL. A capsule of DLPack's names holds what they say,
-/// and its producer keeps DLPack's promises. `out` is null or writable.
+/// Makes a tensor of a DLPack capsule, versioned or not, as tb_tensor_dlpack does for the legacy default stream. The
+/// caller holds the GIL. The capsule is consumed, also on most errors.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_python_tensor(capsule: Object, out: *mut *mut CTensor) -> Status {
     answer(|| {
@@ -43,7 +38,7 @@ pub unsafe extern "C" fn tb_python_tensor(capsule: Object, out: *mut *mut CTenso
         non_null(out, "out")?;
         // SAFETY: the caller's obligations.
         unsafe {
-            let tensor = CTensor::managed(take_capsule(capsule)?);
+            let tensor = CTensor::managed(take_capsule(capsule)?, 0);
             // The deleter of a refused tensor has run.
             report_unraisable();
             write(out, into_raw(tensor?), "out")
@@ -51,11 +46,7 @@ pub unsafe extern "C" fn tb_python_tensor(capsule: Object, out: *mut *mut CTenso
     })
 }
 
-/// Returns a DLPack capsule over a fetched tensor, or over one that is fed.
-///
-/// # Safety
-///
-/// `external` is null or alive, the caller holds the GIL, and `out` is null or writable.
+/// Returns tb_external_dlpack as a capsule (a new reference). The caller holds the GIL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_python_capsule(
     external: *const CExternal,

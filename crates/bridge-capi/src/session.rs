@@ -8,35 +8,43 @@ use bridge_core::{MAX_NDIM, Result};
 use bridge_tensorflow::{Input, Session, SessionOptions};
 use std::ffi::{c_char, c_void};
 
-/// `tb_input`
+/// A tensor of the GraphDef that is replaced by the tensor that is fed.
 #[repr(C)]
 pub struct CInput {
+    /// such as "x:0"
     pub(crate) name: *const c_char,
+    /// ndim lengths, -1 for any
     pub(crate) shape: *const i64,
     pub(crate) ndim: i32,
     pub(crate) dtype: CDType,
+    /// such as "/device:GPU:0"; NULL lets TensorFlow choose
     pub(crate) device: *const c_char,
 }
 
-/// `tb_session_options`
+/// How a session is opened.
 #[repr(C)]
-pub struct COptions {
+pub struct CSessionOptions {
+    /// not 0: TensorFlow allocates nearly the whole GPU at once; 0: as the gpu_options of config say, and without them
+    /// as memory is needed
     pub(crate) no_memory_growth: i32,
+    /// the largest share of a GPU that it allocates; 0 for no limit
     pub(crate) memory_fraction: f64,
+    /// the GPUs that it uses; NULL for all
     pub(crate) visible_devices: *const u32,
     pub(crate) visible_device_count: usize,
+    /// a serialised ConfigProto, which wins; NULL for one with allow_soft_placement
     pub(crate) config: *const c_void,
     pub(crate) config_size: usize,
 }
 
-/// `tb_named`
+/// A tensor that is fed.
 #[repr(C)]
 pub struct CNamed {
     pub(crate) name: *const c_char,
     pub(crate) tensor: *const CExternal,
 }
 
-/// `tb_session`
+/// A session, without Python.
 pub struct CSession {
     session: Session,
     runtime: &'static CRuntime,
@@ -74,7 +82,7 @@ unsafe fn input(input: &CInput) -> Result<Input> {
 /// # Safety
 ///
 /// As for [`input`].
-unsafe fn options(options: *const COptions) -> Result<SessionOptions> {
+unsafe fn options(options: *const CSessionOptions) -> Result<SessionOptions> {
     // SAFETY: the caller's obligations, here and below.
     let Some(options) = (unsafe { options.as_ref() }) else { return Ok(SessionOptions::default()) };
     // SAFETY: see above.
@@ -90,12 +98,7 @@ unsafe fn options(options: *const COptions) -> Result<SessionOptions> {
     })
 }
 
-/// Opens a session on a graph.
-///
-/// # Safety
-///
-/// Every pointer is null, or to as many values as its count says, as the header describes them. `out` is null or
-/// writable.
+/// Opens a session on a serialised GraphDef. with may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_session_open(
     runtime: *const CRuntime,
@@ -105,7 +108,7 @@ pub unsafe extern "C" fn tb_session_open(
     input_count: usize,
     outputs: *const *const c_char,
     output_count: usize,
-    with: *const COptions,
+    with: *const CSessionOptions,
     out: *mut *mut CSession,
 ) -> Status {
     answer(|| {
@@ -126,11 +129,8 @@ pub unsafe extern "C" fn tb_session_open(
     })
 }
 
-/// Runs a session.
-///
-/// # Safety
-///
-/// As for [`tb_session_open`]; `outputs` has room for `output_count` pointers.
+/// Runs a session. Writes its outputs, in their order, to outputs, which has room for output_count; the caller owns
+/// them. Returns when TensorFlow's run does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_session_run(
     session: *const CSession,
@@ -161,11 +161,7 @@ pub unsafe extern "C" fn tb_session_run(
     })
 }
 
-/// Closes a session.
-///
-/// # Safety
-///
-/// `session` is null, or was returned by [`tb_session_open`] and is used no more.
+/// Closes and drops a session, also where TensorFlow reports an error. Tensors that were taken stay valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_session_close(session: *mut CSession) -> Status {
     answer(|| {

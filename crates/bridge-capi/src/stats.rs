@@ -4,22 +4,24 @@ use crate::pointers::write;
 use crate::status::{Status, answer};
 use bridge_tensorflow::External;
 
-/// `tb_counts`
+/// Counts of the whole process.
 #[repr(C)]
 pub struct CCounts {
+    /// views made
     pub(crate) leased: u64,
+    /// views returned
     pub(crate) released: u64,
+    /// of those, how many wait for the device
     pub(crate) retired: u64,
+    /// views whose memory is never reused, because the driver could not tell when it may be
     pub(crate) leaked: u64,
+    /// results of graphs that were not taken yet
     pub(crate) untaken: u64,
+    /// results that were dropped with their session before they were taken
     pub(crate) reclaimed: u64,
 }
 
-/// Returns the counts.
-///
-/// # Safety
-///
-/// `out` is null or writable.
+/// Returns the counts of this process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_stats(out: *mut CCounts) -> Status {
     answer(|| {

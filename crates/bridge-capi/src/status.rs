@@ -5,32 +5,68 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// `tb_status`: [`OK`], the number of a row of [`KINDS`], or [`PANIC`].
-pub(crate) type Status = i32;
+/// Results of functions. Their numbers never change.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Status {
+    Ok = 0,
+    /// an argument is invalid
+    Argument = 1,
+    /// the object is not a tensor that can be lent
+    NotATensor = 2,
+    /// the target has no such dtype
+    Dtype = 3,
+    /// shape, strides or offset describe no view of the memory
+    Layout = 4,
+    /// on another device than asked, or on one that the target does not have
+    Device = 5,
+    /// read-only, and the consumer cannot keep it read-only
+    ReadOnly = 6,
+    /// a copy is needed, and forbidden or not possible here
+    CopyNeeded = 7,
+    /// it takes part in automatic differentiation
+    RequiresGrad = 8,
+    /// consumed or taken before
+    Consumed = 9,
+    /// it breaks the rules of DLPack
+    Protocol = 10,
+    /// a version of this interface, of DLPack or of a framework that is not supported
+    Version = 11,
+    /// a framework or a driver is missing
+    Missing = 12,
+    /// the CUDA driver reported an error
+    Driver = 13,
+    /// TensorFlow reported an error
+    Framework = 14,
+    /// a bug of this library: please report it
+    Panic = 15,
+    /// the producer refuses to export the tensor
+    Refused = 16,
+    /// one of two streams is being captured into a CUDA graph and the other is not
+    Captured = 17,
+    /// TensorFlow or the device has no memory left
+    OutOfMemory = 18,
+}
 
-const OK: Status = 0;
-const FRAMEWORK: Status = 14;
-const PANIC: Status = 15;
-
-/// The numbers of the kinds of errors, which never change, with their names.
+/// The statuses of the kinds of errors, with their names.
 const KINDS: &[(ErrorKind, Status, &CStr)] = &[
-    (ErrorKind::Argument, 1, c"argument"),
-    (ErrorKind::NotATensor, 2, c"not_a_tensor"),
-    (ErrorKind::Dtype, 3, c"dtype"),
-    (ErrorKind::Layout, 4, c"layout"),
-    (ErrorKind::Device, 5, c"device"),
-    (ErrorKind::ReadOnly, 6, c"read_only"),
-    (ErrorKind::CopyNeeded, 7, c"copy_needed"),
-    (ErrorKind::RequiresGrad, 8, c"requires_grad"),
-    (ErrorKind::Consumed, 9, c"consumed"),
-    (ErrorKind::Protocol, 10, c"protocol"),
-    (ErrorKind::Version, 11, c"version"),
-    (ErrorKind::Missing, 12, c"missing"),
-    (ErrorKind::Driver, 13, c"driver"),
-    (ErrorKind::Framework, FRAMEWORK, c"framework"),
-    (ErrorKind::Refused, 16, c"refused"),
-    (ErrorKind::Captured, 17, c"captured"),
-    (ErrorKind::OutOfMemory, 18, c"out_of_memory"),
+    (ErrorKind::Argument, Status::Argument, c"argument"),
+    (ErrorKind::NotATensor, Status::NotATensor, c"not_a_tensor"),
+    (ErrorKind::Dtype, Status::Dtype, c"dtype"),
+    (ErrorKind::Layout, Status::Layout, c"layout"),
+    (ErrorKind::Device, Status::Device, c"device"),
+    (ErrorKind::ReadOnly, Status::ReadOnly, c"read_only"),
+    (ErrorKind::CopyNeeded, Status::CopyNeeded, c"copy_needed"),
+    (ErrorKind::RequiresGrad, Status::RequiresGrad, c"requires_grad"),
+    (ErrorKind::Consumed, Status::Consumed, c"consumed"),
+    (ErrorKind::Protocol, Status::Protocol, c"protocol"),
+    (ErrorKind::Version, Status::Version, c"version"),
+    (ErrorKind::Missing, Status::Missing, c"missing"),
+    (ErrorKind::Driver, Status::Driver, c"driver"),
+    (ErrorKind::Framework, Status::Framework, c"framework"),
+    (ErrorKind::Refused, Status::Refused, c"refused"),
+    (ErrorKind::Captured, Status::Captured, c"captured"),
+    (ErrorKind::OutOfMemory, Status::OutOfMemory, c"out_of_memory"),
 ];
 
 thread_local! {
@@ -39,15 +75,15 @@ thread_local! {
 
 /// Returns the number of a kind. A kind that core has added since counts as [`ErrorKind::Framework`].
 fn status(kind: ErrorKind) -> Status {
-    KINDS.iter().find(|(known, ..)| *known == kind).map_or(FRAMEWORK, |(_, status, _)| *status)
+    KINDS.iter().find(|(known, ..)| *known == kind).map_or(Status::Framework, |(_, status, _)| *status)
 }
 
 /// Runs the body of a function that C calls: keeps its error for `tb_error`, and catches a panic.
 pub(crate) fn answer(body: impl FnOnce() -> Result<()>) -> Status {
     let (status, text) = match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => return OK,
+        Ok(Ok(())) => return Status::Ok,
         Ok(Err(error)) => (status(error.kind()), error.to_string()),
-        Err(_) => (PANIC, "tensor_bridge panicked: please report this".into()),
+        Err(_) => (Status::Panic, "tensor_bridge panicked: please report this".into()),
     };
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     // While the thread ends, no caller can read the message.
@@ -66,21 +102,18 @@ pub(crate) fn refused(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Argument, text)
 }
 
-/// Returns the message of the last call on this thread that failed.
+/// Returns the message of the last call on this thread that failed; "" before the first. Valid until the next one.
 #[unsafe(no_mangle)]
 pub extern "C" fn tb_error() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Returns the name of a status: one word.
+/// Returns the name of a status, such as "copy_needed"; NULL for other numbers.
 #[unsafe(no_mangle)]
-pub extern "C" fn tb_status_name(status: Status) -> *const c_char {
-    let kind = KINDS.iter().find(|(_, known, _)| *known == status).map(|(.., name)| name.as_ptr());
-    match status {
-        OK => c"ok".as_ptr(),
-        PANIC => c"panic".as_ptr(),
-        _ => kind.unwrap_or(std::ptr::null()),
-    }
+pub extern "C" fn tb_status_name(status: i32) -> *const c_char {
+    let kinds = KINDS.iter().map(|(_, status, name)| (*status, *name));
+    let mut all = kinds.chain([(Status::Ok, c"ok"), (Status::Panic, c"panic")]);
+    all.find(|(known, _)| *known as i32 == status).map_or(std::ptr::null(), |(_, name)| name.as_ptr())
 }
 
 #[cfg(test)]
@@ -92,7 +125,7 @@ mod tests {
         unsafe { CStr::from_ptr(tb_error()) }.to_string_lossy().into_owned()
     }
 
-    fn name(status: Status) -> Option<String> {
+    fn name(status: i32) -> Option<String> {
         let name = tb_status_name(status);
         // SAFETY: a C string that is never freed.
         (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
@@ -103,16 +136,16 @@ mod tests {
         for (kind, number, expected) in KINDS {
             let status = answer(|| Err(Error::new(*kind, "with a \0 inside")));
             assert_eq!((status, last().as_str()), (*number, "with a   inside"));
-            assert_eq!(name(status).as_deref(), expected.to_str().ok());
+            assert_eq!(name(status as i32).as_deref(), expected.to_str().ok());
         }
-        assert_eq!(answer(|| Ok(())), OK);
+        assert_eq!(answer(|| Ok(())), Status::Ok);
         assert_eq!(last(), "with a   inside", "a success keeps the message of the last error");
-        assert_eq!((name(OK).as_deref(), name(-1), name(99)), (Some("ok"), None, None));
+        assert_eq!((name(0).as_deref(), name(-1), name(99)), (Some("ok"), None, None));
     }
 
     #[test]
     fn messages_belong_to_a_thread() {
-        assert_ne!(answer(|| Err(refused("mine"))), OK);
+        assert_ne!(answer(|| Err(refused("mine"))), Status::Ok);
         assert_eq!(std::thread::spawn(last).join().unwrap(), "");
         assert_eq!(last(), "mine");
     }
@@ -124,7 +157,7 @@ mod tests {
         let status = answer(|| panic!("on purpose"));
         quietly(|| panic!("on purpose"));
         std::panic::set_hook(hook);
-        assert_eq!((status, name(status).as_deref()), (PANIC, Some("panic")));
+        assert_eq!((status, name(status as i32).as_deref()), (Status::Panic, Some("panic")));
         assert!(last().contains("report"));
     }
 }

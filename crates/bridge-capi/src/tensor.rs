@@ -1,32 +1,43 @@
 //! Tensors of the caller: lent as they are, and copied by this library in host memory.
 
-use crate::memory::{Aligned, compact};
 use crate::pointers::{borrow, drop_raw, into_raw, non_null, slice, write};
+use crate::reader::{InStream, Reader};
 use crate::status::{Status, answer, refused};
+use crate::streams::stream_on;
 use bridge_core::dlpack::{Origin, Release};
 use bridge_core::{
     Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, MAX_NDIM,
-    Memory, Profile, Result, Reuse, Stream, Views,
+    Memory, Options, Order, Ordering, Permutation, Profile, Result, Reuse, Stream, transfer,
 };
 use bridge_interpreter::{AnyManaged, Guarded};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
-/// `tb_dtype`
+/// The most dimensions of a tensor.
+pub const TB_MAX_NDIM: usize = 64;
+
+const _: () = assert!(TB_MAX_NDIM == MAX_NDIM);
+
+/// DLDataType of dlpack.h.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CDType {
+    /// kind of number
     pub(crate) code: u8,
+    /// bits of a lane
     pub(crate) bits: u8,
+    /// must be 1
     pub(crate) lanes: u16,
 }
 
-/// `tb_device`
+/// DLDevice of dlpack.h.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CDevice {
+    /// 1 host, 2 CUDA, 3 pinned, 13 managed
     pub(crate) kind: i32,
+    /// in a tb_memory, -1 means the device of the address, by the driver
     pub(crate) index: i32,
 }
 
@@ -42,23 +53,35 @@ impl From<DType> for CDType {
     }
 }
 
+impl From<CDevice> for Device {
+    fn from(CDevice { kind, index }: CDevice) -> Self {
+        Device { kind: DeviceKind(kind), index }
+    }
+}
+
 impl From<Device> for CDevice {
     fn from(Device { kind, index }: Device) -> Self {
         Self { kind: kind.0, index }
     }
 }
 
-/// `tb_memory`
+/// A tensor in plain memory.
 #[repr(C)]
 pub struct CMemory {
+    /// the first element; may be NULL for a tensor without elements
     pub(crate) data: *mut c_void,
+    /// ndim lengths
     pub(crate) shape: *const i64,
+    /// ndim strides, signed, in elements; NULL for a compact, row-major tensor
     pub(crate) strides: *const i64,
     pub(crate) ndim: i32,
+    /// not 0: no consumer may write to it
     pub(crate) read_only: i32,
     pub(crate) dtype: CDType,
     pub(crate) device: CDevice,
+    /// the stream of pending work on the tensor; 0 for none
     pub(crate) stream: u64,
+    /// called once with owner, on any thread, when the memory is no longer used; or NULL
     pub(crate) release: Option<unsafe extern "C" fn(*mut c_void)>,
     pub(crate) owner: *mut c_void,
 }
@@ -83,49 +106,67 @@ impl Drop for CallerOwned {
     }
 }
 
-/// `tb_tensor`: a tensor of the caller, which can be lent any number of times.
+/// A tensor of the caller or of another framework, which can be fed and transferred any number of times.
 pub struct CTensor(Arc<Lent>);
 
-/// Looks up the device of an address, and the allocation around it, in the driver. Only addresses on CUDA devices are
-/// looked up.
-fn located(device: Device, address: usize) -> Result<(Device, Option<Range<usize>>)> {
-    if device.kind != DeviceKind::CUDA {
-        return Ok((Device { index: device.index.max(0), ..device }, None));
+/// Kinds of memory that work in streams touches.
+const IN_STREAMS: [DeviceKind; 2] = [DeviceKind::CUDA, DeviceKind::CUDA_MANAGED];
+
+/// Returns whether work in streams touches memory of this device, and the host does not read it at any time.
+pub(crate) fn in_streams(device: Device) -> bool {
+    IN_STREAMS.contains(&device.kind)
+}
+
+/// Looks up the device of an address, and the allocation around it, in the driver. Only memory that work in streams
+/// touches is looked up. A producer may label managed memory as memory of its GPU, as CuPy does.
+fn located(stated: Device, address: usize) -> Result<(Device, Option<Range<usize>>)> {
+    let known = Device { index: stated.index.max(0), ..stated };
+    if !in_streams(stated) || address == 0 {
+        return Ok((known, None));
     }
-    if address == 0 {
-        return Ok((Device::cuda(device.index.max(0)), None));
-    }
-    let asked = |found: &bridge_cuda::Located| {
-        found.device == device || (device.index < 0 && found.device.kind == DeviceKind::CUDA)
+    let fits = |found: &bridge_cuda::Located| match stated.kind {
+        // DLPack writes number 0 for all managed memory.
+        DeviceKind::CUDA_MANAGED => found.device.kind == DeviceKind::CUDA_MANAGED,
+        _ => in_streams(found.device) && (stated.index < 0 || found.device.index == stated.index),
     };
-    let found = bridge_cuda::locate(address)?.filter(asked).ok_or_else(|| {
-        let place = if device.index < 0 { "a CUDA device".into() } else { device.to_string() };
+    let found = bridge_cuda::locate(address)?.filter(fits).ok_or_else(|| {
+        let place = if stated.index < 0 { "a CUDA device".into() } else { stated.to_string() };
         let text = format!("the tensor claims to be on {place}, but the driver knows no such memory there");
         Error::new(ErrorKind::Protocol, text)
     })?;
-    Ok((found.device, Some(found.range)))
+    Ok((Device { kind: stated.kind, ..found.device }, Some(found.range)))
 }
 
 impl CTensor {
-    /// Takes ownership of a managed tensor of DLPack.
+    pub(crate) fn lent(&self) -> &Lent {
+        &self.0
+    }
+
+    /// Keeps an exported tensor.
+    pub(crate) fn new(lent: Lent) -> Self {
+        Self(Arc::new(lent))
+    }
+
+    /// Takes ownership of a managed tensor of DLPack, whose producer works in the stream with this handle.
     ///
     /// # Safety
     ///
-    /// The tensor is null, or the caller owns it and its producer keeps DLPack's promises. On a CUDA device its work is
-    /// ordered before the legacy default stream.
-    pub(crate) unsafe fn managed(managed: AnyManaged) -> Result<Self> {
-        let origin = |device: Device, address| {
-            let (_, allocation) = located(device, address)?;
-            let (stream, reuse) = match device.kind {
-                DeviceKind::CUDA => (Some(Stream::LEGACY), Reuse::Unknown),
-                _ => (None, Reuse::InStreamOrder),
+    /// The tensor is null, or the caller owns it and its producer keeps DLPack's promises. On a CUDA device the last
+    /// writes are in the stream, or ordered before it, and the stream lives as long as the tensor.
+    pub(crate) unsafe fn managed(managed: AnyManaged, stream: u64) -> Result<Self> {
+        let origin = |stated: Device, address| {
+            let (device, allocation) = located(stated, address)?;
+            let (stream, reuse) = match in_streams(device) {
+                // SAFETY: the caller names a stream that is alive.
+                true => (Some(unsafe { stream_on(device, stream) }?.on_any_thread()), Reuse::Unknown),
+                false => (None, Reuse::InStreamOrder),
             };
             // The deleter may need the GIL.
             let release: Option<Release> = Some(|owner| drop(Guarded::new(owner)));
-            Ok(Origin { device: None, stream, reuse, allocation, keep: None, release })
+            Ok(Origin { device: Some(device), stream, reuse, allocation, keep: None, release })
         };
         // SAFETY: the caller's obligations; the stream is the caller's as well, and nothing is claimed of the reuse.
-        Ok(Self(Arc::new(unsafe { managed.lend(origin) }?)))
+        Ok(Self::new(unsafe { managed.lend(origin) }?))
     }
 
     /// Takes ownership of plain memory.
@@ -159,9 +200,9 @@ impl CTensor {
         let (device, allocation) = located(Device { kind, index: memory.device.index }, data)?;
         let bytes = layout.hull(data, allocation.as_ref())?;
         let access = if memory.read_only != 0 { Access::ReadOnly } else { Access::ReadWrite };
-        let (stream, reuse) = match kind {
-            DeviceKind::CUDA => (Some(Stream::LEGACY), Reuse::Unknown),
-            _ => (None, Reuse::InStreamOrder),
+        let (stream, reuse) = match in_streams(device) {
+            true => (Some(Stream::LEGACY), Reuse::Unknown),
+            false => (None, Reuse::InStreamOrder),
         };
         if let (Some(legacy), 2..) = (stream, memory.stream) {
             // The stream may be destroyed before the memory is returned; the legacy stream is not.
@@ -170,18 +211,32 @@ impl CTensor {
         // SAFETY: the caller vouches for the memory and its owner; the range was checked above. The legacy stream waits
         // for the work of the owner's stream, and nothing is claimed of the reuse.
         let memory = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, owner) };
-        Ok(Self(Arc::new(Lent::at(data, dtype, layout, memory)?)))
+        Ok(Self::new(Lent::at(data, dtype, layout, memory)?))
     }
 }
 
-/// Exports the caller's tensors. It imports nothing, because no framework stands behind it.
-pub(crate) struct Caller;
+/// The caller's side of a transfer, for one tensor: works in the stream of its owner. It imports nothing, because no
+/// framework stands behind it.
+pub(crate) struct Caller<'a> {
+    stream: Option<Stream>,
+    permutation: Option<Permutation>,
+    ordering: &'a Arc<dyn Ordering>,
+}
 
 static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile::export_only("the owner"));
 
-static NO_VIEWS: LazyLock<Arc<Views>> = LazyLock::new(Arc::default);
+impl<'a> Caller<'a> {
+    pub(crate) fn of(tensor: &CTensor, ordering: &'a Arc<dyn Ordering>) -> Self {
+        Self { stream: tensor.0.buffer().stream(), permutation: None, ordering }
+    }
 
-impl Adapter for Caller {
+    /// Exports tensors with permuted dimensions.
+    pub(crate) fn permuting(self, permutation: Option<Permutation>) -> Self {
+        Self { permutation, ..self }
+    }
+}
+
+impl Adapter for Caller<'_> {
     type Tensor = CTensor;
 
     fn profile(&self) -> &Profile {
@@ -189,52 +244,64 @@ impl Adapter for Caller {
     }
 
     fn consumer(&self) -> Arc<dyn Consumer> {
-        NO_VIEWS.clone()
+        Arc::new(InStream(self.stream))
     }
 
     fn export(&self, tensor: &CTensor) -> Result<Lent> {
-        let lent = &tensor.0;
-        let (memory, layout) = (lent.buffer(), lent.layout().clone());
-        let allocation = Allocation {
-            bytes: memory.address()..memory.address() + memory.len(),
-            device: memory.device(),
-            access: memory.access(),
-            stream: memory.stream(),
-            reuse: memory.reuse(),
-        };
-        // SAFETY: the promises are those of the buffer, which the owner keeps.
-        let memory = unsafe { Memory::new(allocation, Arc::clone(lent)) };
-        Lent::new(lent.dtype(), layout, memory)
+        tensor.shared(tensor.0.device())?.permuted(self.permutation.as_ref())
     }
 
     fn import(&self, _: Lease) -> Result<CTensor> {
         Err(refused("the caller's side imports no tensors"))
     }
 
+    /// Copies pinned memory, as host memory. Core copies the host's own.
     fn compact(&self, tensor: &CTensor) -> Result<CTensor> {
-        let lent = &tensor.0;
-        if lent.buffer().stream().is_some() {
-            let text = "the tensor has to be copied on its device: call .contiguous() or .copy() on it first";
+        if tensor.0.device().kind != DeviceKind::CUDA_HOST {
+            let text = "nothing here copies such elements: copy the tensor with the framework that owns it first";
             return Err(Error::new(ErrorKind::CopyNeeded, text));
         }
-        let layout = Layout::new(lent.dtype(), lent.layout().shape(), None, 0)?;
-        let copy = Aligned::new(layout.nbytes())?;
-        // SAFETY: the producer vouches for the memory, which is on the host; the copy is fresh and as long as needed.
-        unsafe { compact(lent.data() as *const u8, lent.layout(), copy.data()) };
-        let start = copy.data().addr();
-        let host = Allocation::host(start..start + layout.nbytes(), Access::ReadWrite);
-        let allocation = Allocation { device: lent.device(), ..host };
-        // SAFETY: the copy keeps its memory until it is dropped, and no one else has it.
-        let memory = unsafe { Memory::new(allocation, copy) };
-        Ok(CTensor(Arc::new(Lent::new(lent.dtype(), layout, memory)?)))
+        let host = CTensor::new(tensor.shared(Device::CPU)?);
+        let reader = Reader::of_any(&host.0, None);
+        let always = Options { copy: Some(true), ..Options::default() };
+        let (copy, _) = transfer(&Caller::of(&host, self.ordering), &reader, &host, self.ordering, &always)?;
+        let (dtype, layout, (start, nbytes)) = (copy.dtype(), copy.layout().clone(), copy.buffer());
+        // SAFETY: the lease keeps the memory of a copy, which no one else has.
+        let memory = unsafe { Memory::new(Allocation::host(start..start + nbytes, Access::ReadWrite), copy) };
+        Ok(CTensor::new(Lent::new(dtype, layout, memory)?))
+    }
+
+    /// Allocates memory of the driver's pool, in the stream of the owner. Core allocates host memory.
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<CTensor> {
+        let stream = self.stream.filter(|_| device.kind == DeviceKind::CUDA);
+        let (Some(stream), Some(copies)) = (stream, self.ordering.copies()) else {
+            return Err(Error::new(ErrorKind::CopyNeeded, format!("there is no memory for copies on {device}")));
+        };
+        let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
+        let memory = copies.allocate(device, layout.nbytes(), stream, None)?;
+        Ok(CTensor::new(Lent::new(dtype, layout, memory)?))
+    }
+
+    /// The memory may be written, unless it is read-only, which core checks.
+    fn overwritten(&self, _: &CTensor) -> Result<()> {
+        Ok(())
     }
 }
 
-/// Makes a tensor of plain memory.
-///
-/// # Safety
-///
-/// `memory` is null, or describes memory as the header says; its owner is passed on. `out` is null or writable.
+impl CTensor {
+    /// Returns the tensor once more, as memory of `device`.
+    fn shared(&self, device: Device) -> Result<Lent> {
+        let (lent, memory) = (&self.0, self.0.buffer());
+        let bytes = memory.address()..memory.address() + memory.len();
+        let (access, stream, reuse) = (memory.access(), memory.stream(), memory.reuse());
+        // SAFETY: the promises are those of the buffer, which the owner keeps. The host reads pinned memory as its own.
+        let shared = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, Arc::clone(lent)) };
+        Lent::new(lent.dtype(), lent.layout().clone(), shared)
+    }
+}
+
+/// Makes a tensor of plain memory. The legacy default stream waits for memory->stream from now on, so memory->stream
+/// may be destroyed after the call. The owner is taken over, also on an error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_tensor_memory(memory: *const CMemory, out: *mut *mut CTensor) -> Status {
     answer(|| {
@@ -248,28 +315,28 @@ pub unsafe extern "C" fn tb_tensor_memory(memory: *const CMemory, out: *mut *mut
     })
 }
 
-/// Makes a tensor of a managed tensor of DLPack.
-///
-/// # Safety
-///
-/// As for [`CTensor::managed`], of the ABI that `versioned` says; `out` is null or writable.
+/// Makes a tensor of a DLManagedTensor (versioned 0) or a DLManagedTensorVersioned (versioned 1), which is taken over,
+/// also on an error. On a CUDA device stream is that of the owner: it holds the last writes, or waits for them, and
+/// must live as long as the tensor and everything that is made of it. 0 means the legacy default stream. In host memory
+/// it means nothing.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tb_tensor_dlpack(managed: *mut c_void, versioned: i32, out: *mut *mut CTensor) -> Status {
+pub unsafe extern "C" fn tb_tensor_dlpack(
+    managed: *mut c_void,
+    versioned: i32,
+    stream: u64,
+    out: *mut *mut CTensor,
+) -> Status {
     answer(|| {
         // SAFETY: the caller's obligations.
         unsafe {
-            let tensor = CTensor::managed(AnyManaged::from_raw(managed, versioned != 0));
+            let tensor = CTensor::managed(AnyManaged::from_raw(managed, versioned != 0), stream);
             non_null(out, "out")?;
             write(out, into_raw(tensor?), "out")
         }
     })
 }
 
-/// Drops a tensor.
-///
-/// # Safety
-///
-/// `tensor` is null, or was returned by a function here and is used no more.
+/// Drops a tensor. NULL is allowed, here and in every other drop. What was made of the tensor keeps the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_tensor_drop(tensor: *mut CTensor) {
     // SAFETY: the caller's obligation.

@@ -2,43 +2,11 @@
  *
  * Usage: program [FOLDER GRAPH], where GRAPH holds a GraphDef of y = 2 x + 1. */
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-#include "tensor_bridge.h"
-
-#define CHECK(condition)                                                                  \
-  do {                                                                                    \
-    if (!(condition)) {                                                                   \
-      fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition, tb_error());     \
-      exit(1);                                                                            \
-    }                                                                                     \
-  } while (0)
-
-#define OK(call) CHECK((call) == TB_OK)
-
-/* As in dlpack.h. */
-typedef struct dl_managed {
-  void *data;
-  tb_device device;
-  int32_t ndim;
-  tb_dtype dtype;
-  int64_t *shape;
-  int64_t *strides;
-  uint64_t byte_offset;
-  void *context;
-  void (*deleter)(struct dl_managed *);
-} dl_managed;
-
-static const tb_dtype FLOAT32 = {2, 32, 1};
-static const tb_device HOST = {1, 0};
+#include "check.h"
 
 static _Alignas(64) float numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
-static void count(void *counter) { __atomic_add_fetch((int *)counter, 1, __ATOMIC_SEQ_CST); }
-static void count_managed(dl_managed *managed) { count(managed->context); }
 
 /* What ends on TensorFlow's threads may be released by another, a little later. */
 static int comes_to(const int *counter, int expected) {
@@ -95,13 +63,13 @@ static void managed_tensors_are_deleted_once(void) {
   int deleted = 0;
   tb_tensor *tensor = NULL;
   dl_managed managed = {numbers, HOST, 1, FLOAT32, &length, NULL, 0, &deleted, count_managed};
-  OK(tb_tensor_dlpack(&managed, 0, &tensor));
+  OK(tb_tensor_dlpack(&managed, 0, 0, &tensor));
   CHECK(deleted == 0);
   tb_tensor_drop(tensor);
   CHECK(deleted == 1);
   managed.ndim = -1;
-  CHECK(tb_tensor_dlpack(&managed, 0, &tensor) == TB_PROTOCOL && deleted == 2);
-  CHECK(tb_tensor_dlpack(NULL, 0, &tensor) == TB_PROTOCOL);
+  CHECK(tb_tensor_dlpack(&managed, 0, 0, &tensor) == TB_PROTOCOL && deleted == 2);
+  CHECK(tb_tensor_dlpack(NULL, 0, 0, &tensor) == TB_PROTOCOL);
 }
 
 static void nonsense_is_refused(void) {

@@ -1,47 +1,27 @@
-//! The library as C programs see it: `program.c`, compiled against the header and linked with the library.
+//! The library as C programs see it: compiled against the header, and linked with the library.
 
+#[path = "compiler/mod.rs"]
+mod compiler;
+
+use compiler::{Source, capi, runs};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// Where cargo puts the library: beside this test, or one folder up.
-fn library() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let folders = test.ancestors().skip(1).take(2);
-    let found = folders.map(|folder| folder.join("libbridge_capi.so")).find(|library| library.is_file());
-    found.expect("cargo has built the library")
-}
 
 /// TensorFlow 1.15, where `cargo xtask setup` puts it or the user has said.
 fn tensorflow() -> Option<PathBuf> {
     let named = std::env::var_os("TENSOR_BRIDGE_TENSORFLOW1").map(PathBuf::from);
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
-    let fetched =
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(target).join("tensorflow1/tensorflow_core");
-    let folder = named.unwrap_or_else(fetched);
+    let folder = named.unwrap_or_else(|| compiler::target().join("tensorflow1/tensorflow_core"));
     folder.join("libtensorflow_framework.so.1").is_file().then_some(folder)
 }
 
-fn compiled(name: &str) -> PathBuf {
-    let (crate_folder, library) = (Path::new(env!("CARGO_MANIFEST_DIR")), library());
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let mut compiler = Command::new("cc");
-    compiler.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"]).arg(crate_folder.join("include"));
-    compiler.arg(crate_folder.join("tests/program.c")).arg(&library).arg("-o").arg(&program);
-    let folder = library.parent().unwrap().display().to_string();
-    let done = compiler.arg(format!("-Wl,-rpath,{folder}")).status().expect("there is a C compiler");
-    assert!(done.success());
-    program
-}
-
-fn runs(program: &mut Command) -> String {
-    let done = program.output().unwrap();
-    assert!(done.status.success(), "{}: {}", done.status, String::from_utf8_lossy(&done.stderr));
-    String::from_utf8_lossy(&done.stdout).into_owned()
+fn c(source: &str, name: &str) -> PathBuf {
+    Source::C(capi().join("tests").join(source)).compiled(name, &[])
 }
 
 #[test]
 fn a_program_without_tensorflow() {
-    assert_eq!(runs(&mut Command::new(compiled("plain"))), "");
+    assert_eq!(runs(&mut Command::new(c("program.c", "plain"))), "");
 }
 
 #[test]
@@ -51,6 +31,28 @@ fn a_program_with_tensorflow() {
         return;
     };
     let graph = Path::new(env!("CARGO_MANIFEST_DIR")).join("../bridge-tensorflow/tests/data/line.pb");
-    let told = runs(Command::new(compiled("session")).arg(folder).arg(graph).env("TF_CPP_MIN_LOG_LEVEL", "3"));
+    let mut program = Command::new(c("program.c", "session"));
+    let told = runs(program.arg(folder).arg(graph).env("TF_CPP_MIN_LOG_LEVEL", "3"));
     assert!(told.contains("with TensorFlow 1.15."), "{told}");
+}
+
+#[test]
+fn tensors_without_a_framework() {
+    assert_eq!(runs(&mut Command::new(c("verbs.c", "verbs"))), "");
+}
+
+/// The words of a text that begin as the names of the interface do, and that a parenthesis follows.
+fn declared(header: &str) -> BTreeSet<&str> {
+    let names = header.match_indices(" tb_").chain(header.match_indices("*tb_")).map(|(at, _)| &header[at + 1..]);
+    names.filter_map(|rest| rest.split_once('(').map(|(name, _)| name)).filter(|name| !name.contains(' ')).collect()
+}
+
+#[test]
+fn the_library_exports_the_interface_and_nothing_else() {
+    let header = std::fs::read_to_string(capi().join("include/tensor_bridge.h")).unwrap();
+    let listed =
+        runs(Command::new("nm").args(["-D", "--defined-only", "--format=just-symbols"]).arg(compiler::library()));
+    let exported: BTreeSet<_> = listed.lines().collect();
+    assert_eq!(exported, declared(&header));
+    assert!(exported.contains("tb_transfer") && exported.contains("tb_error"), "{exported:?}");
 }

@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 /// A `PyObject *`.
 pub type Object = *mut c_void;
 
-/// The functions of Python's C API that this crate calls, all of the limited API (`tb_python` of the C interface).
+/// The functions of Python's C API that are called for capsules and for memory whose release needs the GIL, all of the
+/// limited API.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Functions {

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from .errors import of_kind
 
 #: The version of the interface that this package speaks.
-ABI = 1
+ABI = 2
 
 #: Names the library where it is not the one of the package.
 VARIABLE = "TENSOR_BRIDGE_TF1_LIBRARY"

@@ -1,0 +1,75 @@
+//! The consumer's side of a transfer: a reader in one stream, who holds a lease, bare or as a managed tensor of DLPack.
+
+use crate::status::refused;
+use crate::tensor::in_streams;
+use bridge_core::dlpack::wrap;
+use bridge_core::{Adapter, Consumer, Device, Lease, Lent, Profile, Result, Stream, Views};
+use bridge_interpreter::AnyManaged;
+use std::sync::{Arc, LazyLock};
+
+/// The views of all readers, which are looked up by address.
+pub(crate) static VIEWS: LazyLock<Views> = LazyLock::new(Views::default);
+
+/// The part of a reader, or of an owner, that outlives the view: the stream that it works in. `None` for the owner of
+/// host memory.
+pub(crate) struct InStream(pub(crate) Option<Stream>);
+
+impl Consumer for InStream {
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
+        Ok(self.0.filter(|_| in_streams(device)))
+    }
+
+    fn views(&self) -> &Views {
+        &VIEWS
+    }
+}
+
+/// An adapter for the caller, who reads and writes in one stream and takes every lease that fits the profile.
+pub(crate) struct Reader {
+    profile: Profile,
+    stream: Option<Stream>,
+}
+
+impl Reader {
+    pub(crate) fn new(profile: Profile, stream: Option<Stream>) -> Self {
+        Self { profile, stream }
+    }
+
+    /// Returns a reader that takes such a tensor in place.
+    pub(crate) fn of_any(tensor: &Lent, stream: Option<Stream>) -> Self {
+        let (dtypes, devices) = (vec![tensor.dtype()], vec![tensor.device().kind]);
+        Self::new(Profile { dtypes, devices, ..Profile::export_only("the consumer") }, stream)
+    }
+}
+
+impl Adapter for Reader {
+    type Tensor = Lease;
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        Arc::new(InStream(self.stream))
+    }
+
+    fn export(&self, _: &Lease) -> Result<Lent> {
+        Err(refused("a view cannot be lent again: lend the tensor that it was made of"))
+    }
+
+    fn import(&self, lease: Lease) -> Result<Lease> {
+        Ok(lease)
+    }
+
+    fn compact(&self, _: &Lease) -> Result<Lease> {
+        Err(refused("a view cannot be lent again: lend the tensor that it was made of"))
+    }
+}
+
+/// Returns a managed tensor, whose deleter drops the lease.
+pub(crate) fn managed(lease: Lease, versioned: bool) -> AnyManaged {
+    match versioned {
+        true => AnyManaged::Versioned(wrap(lease).0.into_raw()),
+        false => AnyManaged::Legacy(wrap(lease).0.into_raw()),
+    }
+}

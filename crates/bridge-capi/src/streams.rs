@@ -1,0 +1,64 @@
+//! Streams: their order, and the use of a view in another one.
+
+use crate::pointers::non_null;
+use crate::reader::VIEWS;
+use crate::status::{Status, answer, refused};
+use crate::tensor::{CDevice, in_streams};
+use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
+use std::ffi::c_void;
+
+/// Returns the stream of a handle, for work on `device`.
+///
+/// # Safety
+///
+/// On a CUDA device the stream is alive.
+pub(crate) unsafe fn stream_on(device: Device, handle: u64) -> Result<Stream> {
+    let stream = Stream::from_handle(handle);
+    let default = [Stream::LEGACY, Stream::PER_THREAD].contains(&stream);
+    let gpu = Device { kind: DeviceKind::CUDA, ..device };
+    // SAFETY: the caller's obligation.
+    if default || !in_streams(device) || unsafe { bridge_cuda::has_stream(gpu, stream) }? {
+        return Ok(stream);
+    }
+    let text = format!("{stream} belongs to another device than the tensor: pass a stream of {gpu}");
+    Err(Error::new(ErrorKind::Device, text))
+}
+
+/// Makes work that is submitted to the stream later from now on wait, on the device, for all work that is in the stream
+/// earlier now. No host thread waits.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tb_order(device: CDevice, earlier: u64, later: u64) -> Status {
+    answer(|| {
+        let device = Device::from(device);
+        if !in_streams(device) {
+            let text = format!("{device} has no streams: pass the CUDA device that both belong to");
+            return Err(Error::new(ErrorKind::Device, text));
+        }
+        // SAFETY: the caller names streams that are alive.
+        let (earlier, later) = unsafe { (stream_on(device, earlier)?, stream_on(device, later)?) };
+        bridge_copy::ordering().order(device, earlier, later)
+    })
+}
+
+/// Records that the views at this address, and what is made of them, are also used in this stream: the owner waits for
+/// it, too, before the memory is reused. data is any address in the view, such as that of its first element. The stream
+/// must live as long as the view. TB_ARGUMENT where this library has made no view of the address. Host memory needs no
+/// record.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tb_used(device: CDevice, data: *const c_void, stream: u64) -> Status {
+    answer(|| {
+        let device = Device::from(device);
+        if !in_streams(device) {
+            return Ok(());
+        }
+        non_null(data, "data")?;
+        // SAFETY: the caller names a stream that is alive.
+        let stream = unsafe { stream_on(device, stream) }?.on_any_thread();
+        match VIEWS.used(device, data.addr(), stream, || None) {
+            0 => Err(refused(
+                "this library has made no view of the address: pass an address in a managed tensor of tb_transfer",
+            )),
+            _ => Ok(()),
+        }
+    })
+}
