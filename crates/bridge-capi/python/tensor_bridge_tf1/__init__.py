@@ -99,9 +99,8 @@ def feed(x: Any, *, copy: Optional[bool] = None) -> Feed:
     ``__cuda_array_interface__``, such as a tensor of PyTorch or CuPy. TensorFlow's stream waits, on the device, for
     pending work on it. A bare capsule does not name the stream of that work: order it before the legacy default stream.
 
-    TensorFlow takes compact tensors at addresses that 64 divides. Others are copied, in host memory by this package and
-    on a CUDA device by the framework of ``x``. ``copy=True`` always copies, and ``copy=False`` refuses tensors that
-    need a copy. A run that reads a handle whose ``Feed`` was dropped fails with an error.
+    TensorFlow takes compact tensors at addresses that 64 divides. This package copies others, where they are, or else
+    the framework of ``x`` does. ``copy=True`` always copies, and ``copy=False`` refuses tensors that need a copy. A run that reads a handle whose ``Feed`` was dropped fails with an error.
     """
     operations = _ready()
     try:
