@@ -26,30 +26,45 @@ pub fn library() -> PathBuf {
     found.expect("cargo has built the library")
 }
 
-/// A program, in one file.
+/// A program: its source, or what it was compiled to.
 pub enum Source {
     C(PathBuf),
     Cxx(PathBuf),
+    Object(PathBuf),
 }
 
 impl Source {
-    /// Compiles the program, with further arguments, and returns its path.
-    pub fn compiled(&self, name: &str, more: &[String]) -> PathBuf {
-        let library = library();
-        let folder = library.parent().unwrap();
-        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        let (compiler, standard, source) = match self {
-            Self::C(source) => ("cc", "-std=gnu11", source),
-            Self::Cxx(source) => ("c++", "-std=c++17", source),
+    fn compiler(&self) -> Command {
+        let (compiler, flags, source): (_, &[&str], _) = match self {
+            Self::C(source) => ("cc", &["-std=gnu11"], source),
+            Self::Cxx(source) => ("c++", &["-std=c++17"], source),
+            Self::Object(object) => ("c++", &[], object),
         };
         let mut compiler = Command::new(compiler);
-        compiler.args([standard, "-g", "-Wall", "-Wextra", "-Werror", "-I"]).arg(capi().join("include"));
-        compiler.args(std::env::var(FLAGS).unwrap_or_default().split_whitespace());
-        compiler.arg(source).arg(&library).args(more).arg("-o").arg(&program);
-        let done = compiler.arg(format!("-Wl,-rpath,{}", folder.display())).output().expect("there is a compiler");
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        compiler.args(flags).args(["-Wall", "-Wextra", "-Werror", "-I"]).arg(capi().join("include"));
+        compiler.args(std::env::var(FLAGS).unwrap_or_default().split_whitespace()).arg(source);
+        compiler
+    }
+
+    /// Compiles the program, with further arguments, to an object that is linked more than once.
+    pub fn object(&self, name: &str, more: &[String]) -> Self {
+        let object = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        works(self.compiler().args(more).arg("-c").arg("-o").arg(&object));
+        Self::Object(object)
+    }
+
+    /// Compiles the program and links it with the library and with further arguments. Returns its path.
+    pub fn compiled(&self, name: &str, more: &[String]) -> PathBuf {
+        let (program, library) = (Path::new(env!("CARGO_TARGET_TMPDIR")).join(name), library());
+        let folder = format!("-Wl,-rpath,{}", library.parent().unwrap().display());
+        works(self.compiler().arg(&library).args(more).arg(folder).arg("-o").arg(&program));
         program
     }
+}
+
+fn works(compiler: &mut Command) {
+    let done = compiler.output().expect("there is a compiler");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
 /// Runs a program, which must succeed, and returns what it prints.

@@ -1,0 +1,113 @@
+// PyTorch and TensorFlow in one C++ program, without Python and NumPy: tensors of each in the other, in place.
+
+#define TENSOR_BRIDGE_WITH_TORCH
+#define TENSOR_BRIDGE_WITH_TENSORFLOW
+#include "check.hpp"
+
+static tb::tf_tensor allocated(TF_DataType code, std::vector<int64_t> shape, size_t nbytes) {
+  return tb::tf_tensor(TF_AllocateTensor(code, shape.data(), static_cast<int>(shape.size()), nbytes));
+}
+
+static void every_dtype_crosses_both_ways_in_place() {
+  for (const tb::tf_row &row : tb::tf_dtypes()) {
+    tb::tf_tensor made = allocated(row.code, {3, 5}, row.dtype.bits / 8 * 15);
+    std::memset(TF_TensorData(made.get()), 1, TF_TensorByteSize(made.get()));
+    const void *data = TF_TensorData(made.get());
+    at::Tensor view = tb::tf_tensor_to_torch(std::move(made));
+    EXPECT(view.data_ptr() == data && view.size(1) == 5 && view.is_contiguous());
+    tb::tf_tensor back = tb::torch_to_tf_tensor(view);
+    EXPECT(TF_TensorData(back.get()) == data && TF_TensorType(back.get()) == row.code && TF_Dim(back.get(), 0) == 3);
+    view.reset();
+    EXPECT(static_cast<const char *>(TF_TensorData(back.get()))[0] == 1);
+  }
+}
+
+static void memory_lives_as_long_as_a_view() {
+  int freed = 0;
+  alignas(64) static float numbers[16] = {7};
+  at::Tensor owner = at::from_blob(numbers, {4, 4}, [&](void *) { ++freed; });
+  tb::tf_tensor fed = tb::torch_to_tf_tensor(owner, {TB_COPY_NEVER, TB_ELEMENTS_ANY_ORDER, {}, {}});
+  EXPECT(TF_TensorData(fed.get()) == numbers);
+  // Another storage in the tensor takes nothing from the view.
+  owner.set_data(at::zeros({2}));
+  owner.reset();
+  at::Tensor row = tb::tf_tensor_to_torch(std::move(fed))[0];
+  EXPECT(freed == 0 && row[0].item<float>() == 7);
+  row.reset();
+  EXPECT(freed == 1);
+}
+
+static void what_does_not_fit_is_copied() {
+  const at::Tensor whole = at::arange(24, at::kFloat).reshape({4, 6});
+  for (const at::Tensor &view : {whole.t(), whole.slice(1, 1, 4), whole[0].expand({3, 6}), whole.slice(0, 1, 2)}) {
+    tb::tf_tensor copy = tb::torch_to_tf_tensor(view);
+    const at::Tensor back = tb::tf_tensor_to_torch(std::move(copy));
+    EXPECT(at::equal(back, view) && back.data_ptr() != view.data_ptr());
+  }
+  tb::options never;
+  never.copy = TB_COPY_NEVER;
+  thrown(TB_COPY_NEEDED, [&] { tb::torch_to_tf_tensor(whole.t(), never); });
+  tb::options turned;
+  turned.axes = {1, 0};
+  EXPECT(at::equal(tb::tf_tensor_to_torch(tb::torch_to_tf_tensor(whole, turned)), whole.t()));
+  tb::options always;
+  always.copy = TB_COPY_ALWAYS;
+  tb::tf_tensor made = allocated(TF_FLOAT, {4}, 16);
+  const void *data = TF_TensorData(made.get());
+  std::memset(TF_TensorData(made.get()), 0, 16);
+  EXPECT(tb::tf_tensor_to_torch(std::move(made), always).data_ptr() != data);
+}
+
+static void what_torch_has_deferred_is_done() {
+  const at::Tensor values = at::complex(at::ones({8}), at::full({8}, 2.0)).conj();
+  EXPECT(values.is_conj());
+  const at::Tensor back = tb::tf_tensor_to_torch(tb::torch_to_tf_tensor(values));
+  EXPECT(at::equal(at::imag(back), at::full({8}, -2.0)));
+  EXPECT(at::imag(values).is_neg());
+  EXPECT(at::equal(tb::tf_tensor_to_torch(tb::torch_to_tf_tensor(at::imag(values))), at::full({8}, -2.0)));
+  thrown(TB_COPY_NEEDED, [&] { tb::from_torch(values, TB_COPY_NEVER); });
+}
+
+static void tensors_without_elements_cross() {
+  for (const at::Tensor &empty : {at::ones({0}), at::ones({3, 0, 2})}) {
+    const at::Tensor back = tb::tf_tensor_to_torch(tb::torch_to_tf_tensor(empty));
+    EXPECT(back.sizes() == empty.sizes());
+  }
+  const at::Tensor number = at::full({}, 3.0, at::kDouble);
+  EXPECT(tb::tf_tensor_to_torch(tb::torch_to_tf_tensor(number)).item<double>() == 3);
+}
+
+static void what_cannot_cross_says_why() {
+  at::Tensor grad = at::ones({2}).requires_grad_();
+  EXPECT(thrown(TB_REQUIRES_GRAD, [&] { tb::from_torch(grad); }).find("detach") != std::string::npos);
+  thrown(TB_NOT_A_TENSOR, [] { tb::from_torch(at::Tensor()); });
+  thrown(TB_NOT_A_TENSOR, [] { tb::from_torch(at::ones({2, 2}).to_sparse()); });
+  thrown(TB_DTYPE, [] { tb::torch_to_tf_tensor(at::ones({2}, at::kComplexHalf)); });
+  thrown(TB_DTYPE, [] { tb::from_tensorflow(allocated(TF_STRING, {1}, 24)); });
+  thrown(TB_DTYPE, [] { tb::from_tensorflow(allocated(TF_INT4, {2}, 2)); });
+  thrown(TB_ARGUMENT, [] { tb::from_tensorflow(nullptr); });
+  thrown(TB_MISSING, [] { tb::torch_stream(tb::cuda(99)); });
+  // Memory that must not be written.
+  const float numbers[2] = {1, 2};
+  const int64_t length = 2;
+  tb_memory memory{const_cast<float *>(numbers), &length, nullptr, 1, 1, {2, 32, 1}, tb::host, 0, nullptr, nullptr};
+  const tb::tensor constant(memory, 0);
+  thrown(TB_READ_ONLY, [&] { tb::to_torch(constant); });
+  tb::options copied;
+  copied.copy = TB_COPY_ALWAYS;
+  EXPECT(tb::to_torch(constant, copied)[1].item<float>() == 2);
+}
+
+int main() {
+  tb::require();
+  every_dtype_crosses_both_ways_in_place();
+  memory_lives_as_long_as_a_view();
+  what_does_not_fit_is_copied();
+  what_torch_has_deferred_is_done();
+  tensors_without_elements_cross();
+  what_cannot_cross_says_why();
+  const tb_counts counts = tb::stats();
+  EXPECT(counts.leased > 0 && counts.leased == counts.released && counts.leaked == 0);
+  std::puts("torch and tensorflow in one process");
+  return 0;
+}
