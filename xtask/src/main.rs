@@ -5,6 +5,7 @@ mod bundle;
 mod check;
 mod features;
 mod header;
+mod install;
 mod kernels;
 mod package;
 mod run;
@@ -76,6 +77,11 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Install the C library, with its headers and the files of pkg-config and CMake.
+    Install {
+        /// The folder above lib and include.
+        prefix: PathBuf,
+    },
     /// Write a folder that runs the suite and the benches on a host with Python and frameworks, but without Rust.
     Bundle {
         /// Where to write it.
@@ -98,6 +104,7 @@ fn main() -> ExitCode {
         }
         Task::Package { verify } => package::check(verify).map(|()| ExitCode::SUCCESS),
         Task::Header { check } => header::write(check).map(|()| ExitCode::SUCCESS),
+        Task::Install { prefix } => install::install(&prefix).map(|()| ExitCode::SUCCESS),
         Task::Bundle { out } => bundle::write(&out).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {

@@ -277,7 +277,11 @@ fn planned(
         copies.reaches(lent.device()).and_then(|()| copies.reaches(device))?;
     }
     let copies = plan != Plan::ZeroCopy;
-    let copied_by = copies.then(|| copied_by(&from, &to, &lent, ordering, options));
+    let copied_by = copies.then(|| match copied_by(&from, &to, &lent, ordering, options) {
+        // Of host memory the owner copies what is pinned, and core the rest.
+        CopiedBy::Producer if lent.device().kind == DeviceKind::CPU => CopiedBy::Host,
+        by => by,
+    });
     let bytes_copied = if copies { lent.layout().nbytes() } else { 0 };
     Ok((Transfer { plan, bytes_copied, copied_by, ordered: None }, moved.unwrap_or(lent.device())))
 }
