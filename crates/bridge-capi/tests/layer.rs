@@ -78,3 +78,17 @@ fn torch_and_tensorflow_in_one_program() {
         assert_eq!(told.trim(), "torch and tensorflow in one process");
     }
 }
+
+#[test]
+fn the_example_runs_a_graph_on_tensors_of_torch() {
+    let packages = match packages() {
+        Ok(packages) => packages,
+        Err(reason) => return println!("left out: {reason}"),
+    };
+    let source = Source::Cxx(capi().join("../../examples/tf_to_torch.cpp"));
+    let program = source.compiled("tf_to_torch", &[headers(&packages), linked(&packages, "torch")].concat());
+    let graph = capi().join("../bridge-tensorflow/tests/data/line.pb");
+    let told = runs(Command::new(program).arg(graph).env("TF_CPP_MIN_LOG_LEVEL", "3"));
+    let numbers: Vec<f32> = told.lines().filter_map(|line| line.trim().parse().ok()).collect();
+    assert_eq!(numbers, [0., 1., 2., 3., 4., 5., 1., 3., 5., 7., 9., 11.], "{told}");
+}
