@@ -56,3 +56,19 @@ fn the_library_exports_the_interface_and_nothing_else() {
     assert_eq!(exported, declared(&header));
     assert!(exported.contains("tb_transfer") && exported.contains("tb_error"), "{exported:?}");
 }
+
+/// Under AddressSanitizer and LeakSanitizer, in the library and in the program: see `cargo xtask audit`.
+#[test]
+fn the_sanitizers_find_planted_faults() {
+    if !compiler::flags().contains("-fsanitize=address") {
+        println!("left out: the program is compiled without a sanitizer: cargo xtask audit does it with one");
+        return;
+    }
+    let program = c("planted.c", "planted");
+    let found = [("leak", "LeakSanitizer"), ("late", "heap-use-after-free"), ("beyond", "heap-buffer-overflow")];
+    for (fault, report) in found {
+        let done = Command::new(&program).arg(fault).output().unwrap();
+        let told = String::from_utf8_lossy(&done.stderr);
+        assert!(!done.status.success() && told.contains(report), "{fault}: {}: {told}", done.status);
+    }
+}

@@ -7,6 +7,11 @@ use std::process::Command;
 /// Names flags for every compilation, such as those of a sanitizer.
 const FLAGS: &str = "TENSOR_BRIDGE_CFLAGS";
 
+/// Returns the flags of every compilation.
+pub fn flags() -> String {
+    std::env::var(FLAGS).unwrap_or_default()
+}
+
 /// The folder of the crate.
 pub fn capi() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -35,14 +40,14 @@ pub enum Source {
 
 impl Source {
     fn compiler(&self) -> Command {
-        let (compiler, flags, source): (_, &[&str], _) = match self {
+        let (compiler, standard, source): (_, &[&str], _) = match self {
             Self::C(source) => ("cc", &["-std=gnu11"], source),
             Self::Cxx(source) => ("c++", &["-std=c++17"], source),
             Self::Object(object) => ("c++", &[], object),
         };
         let mut compiler = Command::new(compiler);
-        compiler.args(flags).args(["-Wall", "-Wextra", "-Werror", "-I"]).arg(capi().join("include"));
-        compiler.args(std::env::var(FLAGS).unwrap_or_default().split_whitespace()).arg(source);
+        compiler.args(standard).args(["-Wall", "-Wextra", "-Werror", "-I"]).arg(capi().join("include"));
+        compiler.args(flags().split_whitespace()).arg(source);
         compiler
     }
 
