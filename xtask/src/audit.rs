@@ -21,6 +21,10 @@ fn steps(python: &Path) -> Vec<Step> {
     let packages: Vec<&str> = POINTERS.iter().flat_map(|name| ["-p", name]).collect();
     // The target names the sanitizer's programs apart from build scripts, which are not sanitized.
     let sanitized = [&["test", "--quiet", "--lib", "--tests", "--target", "host-tuple"], &packages[..]].concat();
+    // TensorFlow is opened with RTLD_DEEPBIND, which the sanitizers' runtime refuses.
+    let c_program = ["test", "--quiet", "-p", "tensor-bridge-capi", "--target", "host-tuple", "--test", "program"];
+    let c_program =
+        [&c_program[..], &["--test", "layer", "--", "--skip", "with_tensorflow", "--skip", "torch"]].concat();
     vec![
         ("errors of misuse", nightly("misuse", &misuse).map(|step| with(step, "PYO3_PYTHON", python))),
         ("Miri over core", miri(&["test", "--quiet", "--lib", "--test", "contract", "-p", "tensor-bridge-core"])),
@@ -29,6 +33,13 @@ fn steps(python: &Path) -> Vec<Step> {
             nightly("sanitized", &sanitized).map(|step| {
                 // Tests leak on purpose where a driver fails.
                 with(with(step, "RUSTFLAGS", "-Zsanitizer=address"), "ASAN_OPTIONS", "detect_leaks=0")
+            }),
+        ),
+        (
+            "sanitizers over programs in C and C++",
+            nightly("sanitized", &c_program).map(|step| {
+                let step = with(with(step, "RUSTFLAGS", "-Zsanitizer=address"), "ASAN_OPTIONS", "detect_leaks=1");
+                with(step, "TENSOR_BRIDGE_CFLAGS", "-g -fsanitize=address")
             }),
         ),
     ]

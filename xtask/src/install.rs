@@ -31,7 +31,7 @@ pub fn install(prefix: &Path) -> Result<()> {
 }
 
 /// The package of the library.
-const PACKAGE: &str = "bridge-capi";
+const PACKAGE: &str = "tensor-bridge-capi";
 
 /// Returns the version of the interface that the header states.
 fn abi() -> Result<String> {
