@@ -72,3 +72,12 @@ fn the_sanitizers_find_planted_faults() {
         assert!(!done.status.success() && told.contains(report), "{fault}: {}: {told}", done.status);
     }
 }
+
+#[test]
+fn tensors_of_a_device_without_a_framework() {
+    let told = runs(&mut Command::new(c("cuda.c", "cuda")));
+    match told.strip_prefix("left out: ") {
+        Some(_) => print!("{told}"),
+        None => assert_eq!(told, "in order on a CUDA device\n"),
+    }
+}

@@ -100,7 +100,8 @@ def feed(x: Any, *, copy: Optional[bool] = None) -> Feed:
     pending work on it. A bare capsule does not name the stream of that work: order it before the legacy default stream.
 
     TensorFlow takes compact tensors at addresses that 64 divides. This package copies others, where they are, or else
-    the framework of ``x`` does. ``copy=True`` always copies, and ``copy=False`` refuses tensors that need a copy. A run that reads a handle whose ``Feed`` was dropped fails with an error.
+    the framework of ``x`` does. ``copy=True`` always copies, and ``copy=False`` refuses tensors that need a copy. A run
+    that reads a handle whose ``Feed`` was dropped fails with an error.
     """
     operations = _ready()
     try:
