@@ -5,6 +5,7 @@
 
 mod adapter;
 
+use crate::sync::Mutex;
 use crate::{
     Access, Allocation, DType, Device, DeviceKind, Error, ErrorKind, Keep, Layout, Lease, Lent, MAX_NDIM, Memory,
     Result, Reuse, Stream,
@@ -17,7 +18,7 @@ use dlpark::metadata::{Dynamic, PreparedDynamic};
 pub use dlpark::{Managed, ManagedTensorBase, legacy, versioned};
 use dlpark::{OpaqueContext, TensorRef};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 impl From<DLDataType> for DType {
     fn from(dtype: DLDataType) -> Self {

@@ -1,13 +1,14 @@
 //! Leases that return their memory together.
 
 use crate::lease::{Unordered, released};
+use crate::sync::{AtomicUsize, Mutex, MutexGuard};
 use crate::views::Used;
 use crate::{Device, DeviceBuffer, ErrorKind, Ordering, Reuse, Stream};
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
-use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{Ordering::AcqRel, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError};
 
 /// The leases of one batch on memory of one owner's stream, read in one stream.
 ///

@@ -76,6 +76,7 @@ mod plan;
 mod profile;
 mod spans;
 mod stream;
+mod sync;
 mod transfer;
 mod views;
 
@@ -96,5 +97,8 @@ pub use plan::{Options, Plan, Reason, plan};
 pub use profile::{Profile, Strides};
 pub use spans::Spans;
 pub use stream::{Deferred, Flush, HostOnly, Ordering, Stream};
+#[cfg(shuttle)]
+#[doc(hidden)]
+pub use sync::explore;
 pub use transfer::{CopiedBy, Transfer, copied_by, transfer};
 pub use views::{Keep, Views};

@@ -1,9 +1,10 @@
 //! The live views of a framework, and the streams that they are used on.
 
+use crate::sync::{AtomicUsize, Mutex, MutexGuard};
 use crate::{Device, Spans, Stream};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, PoisonError};
 
 /// Keeps a stream from being destroyed while the value lives.
 pub type Keep = Arc<dyn Send + Sync>;

@@ -1,10 +1,11 @@
 //! Primary contexts, made current for the length of a call, and a small pool of events for each.
 
 use crate::driver::{Context, Driver, Event, Failure, Outcome, error};
+use crate::sync::AtomicUsize;
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
 use std::marker::PhantomData;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::{self, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 
 /// Kinds of memory that the streams of a CUDA device write.
 const KINDS: [DeviceKind; 3] = [DeviceKind::CUDA, DeviceKind::CUDA_HOST, DeviceKind::CUDA_MANAGED];
@@ -25,7 +26,7 @@ struct Pool([AtomicUsize; POOLED]);
 thread_local! {
     /// Where this thread begins to search a pool, so that threads which order at once meet different events.
     static BEGIN: usize = {
-        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        static THREADS: atomic::AtomicUsize = atomic::AtomicUsize::new(0);
         THREADS.fetch_add(OWN, Relaxed)
     };
 }

@@ -2,12 +2,12 @@
 //! event must be alive and belong to it.
 
 use crate::driver::{Context, Driver, Event, Failure, Function, Grid, Module, Outcome, Pointer, Way};
+use crate::sync::{Mutex, MutexGuard, thread, thread::ThreadId};
 use bridge_core::{Access, Device, DeviceBuffer, Reuse, Stream};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 /// A call that changes state.
@@ -59,11 +59,11 @@ struct State {
 
 impl State {
     fn current(&self) -> Option<Context> {
-        self.stacks.get(&std::thread::current().id())?.last().copied()
+        self.stacks.get(&thread::current().id())?.last().copied()
     }
 
     fn stack(&mut self) -> &mut Vec<Context> {
-        self.stacks.entry(std::thread::current().id()).or_default()
+        self.stacks.entry(thread::current().id()).or_default()
     }
 
     fn outcome(&self, call: &'static str) -> Outcome<()> {
@@ -331,7 +331,7 @@ impl Driver for Fake {
 
     fn exchange_capture_mode(&self, mode: u32) -> Outcome<u32> {
         let state = &mut *self.state();
-        let before = state.modes.insert(std::thread::current().id(), mode).unwrap_or(GLOBAL);
+        let before = state.modes.insert(thread::current().id(), mode).unwrap_or(GLOBAL);
         state.calls.push(Call::Mode(mode));
         Ok(before)
     }

@@ -2,9 +2,10 @@
 
 use crate::context::Devices;
 use crate::driver::Driver;
+use crate::sync::{Mutex, MutexGuard, rest, thread};
 use bridge_core::{Deferred, Device, Stream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// The pause between two polls of a capture, which takes milliseconds at least.
@@ -54,14 +55,14 @@ impl Later {
         // If the thread cannot be started, the next attempt tries again.
         if !state.thread {
             let (later, devices) = (self.clone(), Arc::clone(devices));
-            let thread = std::thread::Builder::new().name("tensor-bridge-later".into());
+            let thread = thread::Builder::new().name("tensor-bridge-later".into());
             state.thread = thread.spawn(move || later.run(&devices)).is_ok();
         }
     }
 
     fn run<D: Driver>(&self, devices: &Devices<D>) {
         loop {
-            std::thread::sleep(PAUSE);
+            rest(PAUSE);
             let (mut due, mut kept) = (Vec::new(), Vec::new());
             let taken = {
                 let state = &mut *self.lock();

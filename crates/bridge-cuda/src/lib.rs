@@ -31,10 +31,13 @@ mod later;
 mod launch;
 mod library;
 mod memory;
+#[cfg(all(test, shuttle))]
+mod models;
 mod ordering;
 mod pointer;
 mod reaper;
 mod soon;
+mod sync;
 
 pub use launch::{Image, Kernels, Launch};
 pub use memory::{Link, Mark};

@@ -2,13 +2,14 @@
 
 use crate::context::Devices;
 use crate::driver::{Driver, Event, RELAXED};
+use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, rest, thread};
 use bridge_core::{Device, DeviceBuffer, Stream};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{Ordering::Acquire, Ordering::Release};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// Pauses of the thread between two polls of the events: the first after a success, and the longest.
@@ -128,7 +129,7 @@ type Spawn = fn(Box<dyn FnOnce() + Send>) -> bool;
 
 impl Default for Reaper {
     fn default() -> Self {
-        let spawn = |body| std::thread::Builder::new().name("tensor-bridge".into()).spawn(body).is_ok();
+        let spawn = |body| thread::Builder::new().name("tensor-bridge".into()).spawn(body).is_ok();
         Self { counts: Arc::default(), queue: Arc::default(), spawn }
     }
 }
@@ -269,7 +270,7 @@ fn run<D: Driver>(devices: &Devices<D>, queue: &Queue) {
         drop(state);
         pause = if due.is_empty() { PAUSES.1.min(pause * 2) } else { PAUSES.0 };
         due.into_iter().for_each(Retired::give_back);
-        std::thread::sleep(pause);
+        rest(pause);
     }
 }
 

@@ -2,10 +2,10 @@
 
 use crate::context::Devices;
 use crate::driver::{Driver, RELAXED};
+use crate::sync::{Condvar, Mutex, MutexGuard, rest, thread};
 use bridge_core::Flush;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// How long a flush waits: long enough for the drop of a tree of tensors, short enough that no allocator notices.
@@ -83,7 +83,7 @@ fn run<D: Driver>(devices: &Devices<D>, queue: &Queue, moment: Duration) {
             state = queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         drop(state);
-        thread::sleep(moment);
+        rest(moment);
         let due = std::mem::take(&mut queue.lock().flushes);
         for flush in due {
             // Foreign code: its panic must not prevent the other calls.

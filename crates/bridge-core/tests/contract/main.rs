@@ -1,5 +1,6 @@
 //! The contract without a framework: planning, transfers in time, the DLPack codec.
 
+mod clocks;
 mod common;
 mod copies;
 #[cfg(feature = "dlpack")]

@@ -1,0 +1,31 @@
+//! What threads share: of the standard library, and of shuttle where it explores the models.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test … models` runs them, as `cargo xtask audit` does. `Arc` is the standard
+//! library's everywhere, because the interface names it. So are the counts of the process, which order nothing.
+
+#[cfg(not(shuttle))]
+pub(crate) use std::sync::{Mutex, MutexGuard, atomic::AtomicUsize};
+
+#[cfg(shuttle)]
+pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic::AtomicUsize};
+
+/// Explores a model: runs it under many schedules, the same at every call.
+///
+/// # Panics
+///
+/// With the schedule of the first run that panics or does not end.
+#[cfg(shuttle)]
+#[doc(hidden)]
+pub fn explore(model: impl Fn() + Send + Sync + 'static) {
+    use shuttle::scheduler::{PctScheduler, RandomScheduler};
+    use shuttle::{Config, Runner};
+    const RUNS: usize = 3_000;
+    let model = std::sync::Arc::new(model);
+    let shared = std::sync::Arc::clone(&model);
+    Runner::new(RandomScheduler::new_from_seed(1, RUNS), Config::new()).run(move || shared());
+    // Bugs that take few changes between threads, at the worst places.
+    for changes in 1..=3 {
+        let shared = std::sync::Arc::clone(&model);
+        Runner::new(PctScheduler::new_from_seed(1, changes, RUNS), Config::new()).run(move || shared());
+    }
+}
