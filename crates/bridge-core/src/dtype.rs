@@ -138,14 +138,25 @@ mod tests {
         for dtype in DType::NAMED.iter().map(|(dtype, _)| *dtype).chain([unnamed]) {
             assert_eq!(dtype.to_string().parse(), Ok(dtype));
         }
-        assert!("float31".parse::<DType>().is_err());
+        let refused = "float31".parse::<DType>().unwrap_err();
+        assert_eq!(refused.to_string(), r#""float31" is not a dtype name such as "float32""#);
         assert!("dlpack(1, 2)".parse::<DType>().is_err());
         assert!("dlpack(1, 2, x)".parse::<DType>().is_err());
+        assert_eq!((DType::BFLOAT16.to_string(), unnamed.to_string()), ("bfloat16".into(), "dlpack(99, 24, 3)".into()));
+    }
+
+    #[test]
+    fn pairs_of_real_and_imaginary_parts_are_complex() {
+        let complex: Vec<_> =
+            DType::NAMED.iter().filter(|(dtype, _)| dtype.is_complex()).map(|(_, name)| *name).collect();
+        assert_eq!(complex, ["complex32", "complex64", "complex128"]);
     }
 
     #[test]
     fn only_whole_bytes_have_an_itemsize() {
         assert_eq!(DType::COMPLEX128.itemsize(), Some(16));
+        assert_eq!(DType { lanes: 3, ..DType::UINT16 }.itemsize(), Some(6), "all lanes");
+        assert_eq!(DType { lanes: 2, ..DType::FLOAT4_E2M1FN }.itemsize(), Some(1), "two halves of a byte");
         assert_eq!(DType::FLOAT4_E2M1FN.itemsize(), None);
         assert_eq!(DType { code: 0, bits: 0, lanes: 1 }.itemsize(), None);
     }

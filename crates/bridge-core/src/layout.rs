@@ -106,7 +106,7 @@ impl Layout {
     pub fn from_byte_strides(dtype: DType, shape: &[i64], byte_strides: &[i64]) -> Result<Self> {
         let itemsize = dtype.itemsize().map_or(1, |itemsize| itemsize as i64);
         // Division is slow, and nearly every size is a power of two.
-        let is_power = itemsize & (itemsize - 1) == 0;
+        let is_power = itemsize.unsigned_abs().is_power_of_two();
         let whole = |bytes: i64| match is_power {
             true => (bytes & (itemsize - 1) == 0).then(|| bytes >> itemsize.trailing_zeros()),
             false => (bytes % itemsize == 0).then(|| bytes / itemsize),
@@ -272,7 +272,25 @@ mod tests {
         let empty = layout(&[4, 0, 2], &[i64::MAX, -1, 9], 0).unwrap();
         assert!(empty.is_compact() && empty.extent() == Some(0..0));
         assert_eq!(empty.strides(), [2, 2, 9]);
+        assert_eq!(empty, layout(&[4, 0, 2], &[7, 7, 7], 0).unwrap());
         assert_ne!(layout(&[2, 2], &[2, 1], 0).unwrap(), layout(&[2, 2], &[3, 1], 0).unwrap());
+        assert_ne!(layout(&[4], &[1], 0).unwrap(), layout(&[4], &[1], 4).unwrap());
+        assert_ne!(layout(&[4], &[1], 0).unwrap(), layout(&[2], &[1], 0).unwrap());
+        assert_ne!(layout(&[4], &[1], 0).unwrap(), Layout::new(DType::INT64, &[4], Some(&[1]), 0).unwrap());
+    }
+
+    #[test]
+    fn a_layout_says_what_it_was_made_of() {
+        let view = layout(&[2, 3], &[-4, 1], 40).unwrap();
+        assert_eq!((view.shape(), view.strides(), view.offset()), (&[2, 3][..], &[-4, 1][..], 40));
+        assert_eq!((view.numel(), view.itemsize(), view.nbytes()), (6, 4, 24));
+        assert_eq!((view.reach(), view.extent()), ((16, 12), Some(24..52)));
+        assert_eq!(view.to_string(), "shape [2, 3], strides [-4, 1], offset 40 bytes");
+        let compact = Layout::new(DType::FLOAT32, &[2, 3, 4], None, 0).unwrap();
+        assert_eq!((compact.strides(), compact.nbytes()), (&[12, 4, 1][..], 96));
+        let broadcast = layout(&[2, 3], &[0, 1], 0).unwrap();
+        assert!(view.has_negative_strides() && !broadcast.has_negative_strides());
+        assert!(compact.is_compact() && !broadcast.is_compact());
     }
 
     #[test]
@@ -311,6 +329,12 @@ mod tests {
         assert_eq!(of(&[1, 3], &[5, 4]).unwrap().strides(), [0, 1]);
         assert!(of(&[3, 0], &[5, 4]).is_ok() && of(&[3], &[8, 4]).is_err());
         assert_eq!(of(&[2, 3], &[5, 4]).unwrap_err().kind(), ErrorKind::Layout);
+        for (lanes, fits, breaks) in [(3, [24, 12], [16, 12]), (1, [8, 4], [6, 4])] {
+            let of =
+                |strides: [i64; 2]| Layout::from_byte_strides(DType { lanes, ..DType::FLOAT32 }, &[2, 2], &strides);
+            assert_eq!(of(fits).unwrap().strides(), [2, 1], "{lanes} lanes");
+            assert_eq!(of(breaks).unwrap_err().kind(), ErrorKind::Layout, "{lanes} lanes");
+        }
         let packed = Layout::from_byte_strides(DType::FLOAT4_E2M1FN, &[2], &[1]);
         assert_eq!(packed.unwrap_err().kind(), ErrorKind::Dtype);
     }

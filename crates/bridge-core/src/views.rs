@@ -90,11 +90,12 @@ impl Views {
         let removed = self.lock().leave(device, bytes, |entry| {
             self.count(-1);
             entry.views -= 1;
-            if entry.views > 0 {
+            let is_last = entry.views == 0;
+            if !is_last {
                 // Streams recorded before this view was made are harmless: the owner waits for them once more.
                 recorded = entry.recorded.clone();
             }
-            entry.views == 0
+            is_last
         });
         removed.map_or(recorded, |entry| entry.recorded)
     }

@@ -117,16 +117,42 @@ fn managed_memory_is_memory_of_its_gpu_and_of_the_host() {
 
 /// Drops a view that was read on READER, while `current` is the consumer's stream and `captured` is captured.
 fn dropped_in_a_capture(captured: Stream, current: Stream) -> (Arc<Recorder>, u64) {
+    dropped_on(current, OWNER, |recorder| *recorder.captured.lock().unwrap() = Some(captured))
+}
+
+/// Drops a view that was read on READER, while `current` is the consumer's stream and after something else.
+fn dropped_on(current: Stream, owner: Stream, before: impl FnOnce(&Recorder)) -> (Arc<Recorder>, u64) {
     let recorder = Arc::new(Recorder::default());
     let to = Office::new(Strides::Any);
-    let item = Item::Own(Paper::new(&recorder.log));
+    let item = Item::Own(Paper { stream: Some(owner), ..Paper::new(&recorder.log) });
     let lease = leased(cross(&recorder, &Office::new(Strides::Any), &to, &item, &Options::default()));
     taken(&recorder.log);
     *to.side.current.lock().unwrap() = Some(current);
-    *recorder.captured.lock().unwrap() = Some(captured);
+    before(&recorder);
     let leaked = stats().leaked;
     drop(lease);
     (recorder, leaked)
+}
+
+#[test]
+fn a_failure_is_not_taken_for_a_capture() {
+    // Only the stream that is current at the drop needs the ordering.
+    let (recorder, leaked) = dropped_on(OTHER, READER, |recorder| *recorder.fails.lock().unwrap() = true);
+    assert_eq!(taken(&recorder.log), []);
+    assert!(stats().leaked > leaked);
+}
+
+#[test]
+fn a_failure_behind_a_capture_leaks_and_ends_the_wait() {
+    let (recorder, leaked) = dropped_in_a_capture(OTHER, OTHER);
+    taken(&recorder.log);
+    let mut attempt = recorder.deferred.lock().unwrap().pop().expect("it waits");
+    *recorder.captured.lock().unwrap() = None;
+    *recorder.fails.lock().unwrap() = true;
+    assert!(attempt(), "no later attempt would do better");
+    drop(attempt);
+    assert_eq!(taken(&recorder.log), []);
+    assert!(stats().leaked > leaked);
 }
 
 #[test]

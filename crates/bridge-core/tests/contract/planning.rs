@@ -145,6 +145,54 @@ fn pinned_memory_is_on_the_host_already() {
 }
 
 #[test]
+fn managed_memory_is_its_devices_and_the_hosts() {
+    let mut office = Office::new(Strides::Any);
+    let paper = Paper { device: Device { kind: DeviceKind::CUDA_MANAGED, index: 1 }, ..Paper::new(&Log::default()) };
+    let lent = office.export(&Item::Own(paper)).unwrap();
+    let on = |office: &Office, device| {
+        let done = plan(&lent, office.profile(), &Options { device, ..Options::default() });
+        done.map_err(|error| error.to_string())
+    };
+    let in_place = Ok(Plan::ZeroCopy);
+    let moved = Ok(Plan::Copy(Reason::Moved));
+    for (device, expected) in [(None, &in_place), (Some(Device::cuda(1)), &in_place), (Some(GPU), &moved)] {
+        assert_eq!(&on(&office, device), expected, "{device:?}");
+    }
+    office.profile.devices = vec![DeviceKind::CUDA];
+    assert_eq!(on(&office, None), in_place);
+    office.profile.devices = vec![DeviceKind::CPU];
+    assert_eq!((on(&office, None), on(&office, Some(Device::CPU))), (in_place.clone(), in_place));
+}
+
+#[test]
+fn refusals_say_where_the_tensor_is_and_what_to_do() {
+    let refused = |target: &[DeviceKind], device| {
+        let mut office = Office::new(Strides::Compact);
+        office.profile.devices = target.into();
+        let lent = office.export(&Item::Own(Paper { device, ..Paper::new(&Log::default()) })).unwrap();
+        plan(&lent, office.profile(), &Options::default()).unwrap_err().to_string()
+    };
+    let rocm = Device { kind: DeviceKind::ROCM, index: 0 };
+    for (target, device, expected) in [
+        (
+            DeviceKind::CUDA,
+            Device::CPU,
+            ["is in host memory (cpu), which", "device=\"cuda\" to move it, or move it to a"],
+        ),
+        (DeviceKind::CPU, GPU, ["is on cuda:0, which office", "device=\"cpu\" to move it, or copy it to the host"]),
+        (DeviceKind::CPU, rocm, ["is on rocm:0, which office", "process: copy it to the host with its own"]),
+    ] {
+        let text = refused(&[target], device);
+        assert!(expected.iter().all(|part| text.contains(part)), "{text}");
+    }
+    let office = Office::new(Strides::Compact);
+    let lent = office.export(&Item::Own(Paper { strides: vec![1, 2], ..Paper::new(&Log::default()) })).unwrap();
+    let in_place = Options { copy: Some(false), ..Options::default() };
+    let text = plan(&lent, office.profile(), &in_place).unwrap_err().to_string();
+    assert!(text.contains("because of strides that are not compact (shape [2, 3], strides [1, 2]"), "{text}");
+}
+
+#[test]
 fn nothing_has_no_layout_and_no_alignment() {
     let nothing: Change = |paper| (paper.shape, paper.strides, paper.address) = (vec![0, 3], vec![-5, 7], 3);
     assert_eq!(planned(nothing, Some(false)), Ok(Plan::ZeroCopy));

@@ -2,7 +2,9 @@
 
 use crate::common::Event::{self, Dropped, Ordered, Retired};
 use crate::common::{GPU, Item, OTHER, OWNER, Office, Paper, READER, Recorder, taken};
-use bridge_core::{Device, ErrorKind, Lease, Options, Ordering, Plan, Reason, Reuse, Stream, Strides, stats, transfer};
+use bridge_core::{
+    Access, DType, Device, ErrorKind, Lease, Options, Ordering, Plan, Reason, Reuse, Stream, Strides, stats, transfer,
+};
 use std::sync::Arc;
 
 struct Setup {
@@ -48,6 +50,19 @@ fn the_reader_waits_for_the_owner_and_the_owner_for_every_reader() {
     let expected = [Ordered(READER, OWNER), Ordered(OTHER, OWNER), Ordered(dropped_on, OWNER), Dropped];
     assert_eq!(setup.events(), expected);
     assert!(setup.to.side.views.is_empty());
+}
+
+#[test]
+fn a_lease_says_what_it_is_of_and_its_views_end_with_its_bytes() {
+    let mut setup = Setup::new();
+    setup.to.profile.keeps_read_only = true;
+    let lease = setup.cross(Paper { access: Access::ReadOnly, ..setup.paper() });
+    assert_eq!((lease.data(), lease.buffer(), lease.is_copy()), (0x1000, (0x1000, 24), false));
+    assert_eq!((lease.dtype(), lease.device(), lease.access()), (DType::FLOAT32, GPU, Access::ReadOnly));
+    assert_eq!(lease.layout().shape(), [2, 3]);
+    assert!(format!("{lease:?}").starts_with("Lease("));
+    let used = |address| setup.to.side.views.used(GPU, address, OTHER, || None);
+    assert_eq!([0xfff, 0x1000, 0x1017, 0x1018].map(used), [0, 1, 1, 0]);
 }
 
 #[test]
