@@ -1,8 +1,8 @@
-//! What only a nightly toolchain checks, one line a step.
+//! What takes longer than the tests, or needs a nightly toolchain or another tool, one line a step.
 
-use crate::check::{Step, run_lanes, with};
-use crate::run::{Result, ask, program, target};
-use crate::venv;
+use crate::check::{Step, itself, run_lanes, with};
+use crate::run::{Result, ask, cargo, program, target};
+use crate::{api, venv};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -28,6 +28,10 @@ fn steps(python: &Path) -> Vec<Step> {
     vec![
         ("errors of misuse", nightly("misuse", &misuse).map(|step| with(step, "PYO3_PYTHON", python))),
         ("Miri over core", miri(&["test", "--quiet", "--lib", "--test", "contract", "-p", "tensor-bridge-core"])),
+        ("models of views and groups", Ok(models(&["-p", "tensor-bridge-core", "--test", "models"]))),
+        ("models of retired memory", Ok(models(&["-p", "tensor-bridge-cuda", "--lib", "models::"]))),
+        ("public API", api::ready().and_then(|()| itself(&["api".as_ref(), "--check".as_ref()]))),
+        ("mutants of core", mutants()),
         (
             "AddressSanitizer",
             nightly("sanitized", &sanitized).map(|step| {
@@ -43,6 +47,24 @@ fn steps(python: &Path) -> Vec<Step> {
             }),
         ),
     ]
+}
+
+/// Returns a call of tests in which shuttle chooses the order of the threads.
+fn models(arguments: &[&str]) -> Command {
+    let tests = cargo(&[&["test", "--quiet"], arguments].concat());
+    with(with(tests, "RUSTFLAGS", "--cfg shuttle"), "CARGO_TARGET_DIR", target().join("audit/models"))
+}
+
+/// Returns a call of cargo-mutants, which `.cargo/mutants.toml` tells what to change. It leaves its reports in
+/// `target/audit/mutants.out`.
+fn mutants() -> Result<Command> {
+    if ask(&mut cargo(&["mutants", "--version"])).is_none() {
+        return Err("cargo-mutants is not installed: cargo install --locked cargo-mutants".into());
+    }
+    let mut mutants = cargo(&["mutants", "-p", "tensor-bridge-core", "--jobs", "2", "--colors", "never", "--output"]);
+    mutants.arg(target().join("audit"));
+    // Nobody debugs a mutant, and it builds faster.
+    Ok(with(mutants, "CARGO_PROFILE_DEV_DEBUG", "0"))
 }
 
 /// Returns a call of the nightly cargo, with a target folder of its own.

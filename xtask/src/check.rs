@@ -174,7 +174,7 @@ fn with_libtorch(step: Command, python: &Path) -> Command {
 }
 
 /// This program with another task.
-fn itself(arguments: &[&OsStr]) -> Result<Command> {
+pub fn itself(arguments: &[&OsStr]) -> Result<Command> {
     let path = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = program(path, &[]);
     command.args(arguments);

@@ -1,5 +1,6 @@
 //! The project's own commands: `cargo xtask …`.
 
+mod api;
 mod audit;
 mod bundle;
 mod check;
@@ -30,7 +31,14 @@ enum Task {
     Setup,
     /// Check everything that can be checked without a GPU.
     Test,
-    /// Check with a nightly toolchain what the stable one cannot: undefined behaviour, and why misuse does not compile.
+    /// Write what programs may use of the crates, as lists in fixtures/api.
+    Api {
+        /// Compare with what is checked in, and change nothing.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Check what takes longer than the tests or needs tools beside cargo: undefined behaviour, why misuse does not
+    /// compile, threads under many schedules, the interface, and whether the tests notice changes of the code.
     Audit,
     /// Run the conformance suite over the installed frameworks.
     #[command(disable_help_flag = true)]
@@ -93,6 +101,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().task {
         Task::Setup => setup().map(|()| ExitCode::SUCCESS),
         Task::Test => check::all(),
+        Task::Api { check } => api::write(check).map(|()| ExitCode::SUCCESS),
         Task::Audit => audit::all(),
         Task::Conformance { options } => bundle::conformance(&options),
         Task::Bench { options } => bundle::bench(&options),

@@ -1,0 +1,82 @@
+//! What programs may use of the crates that are published, as text beside the code.
+
+use crate::run::{Result, ask, at, cargo, program, root, target};
+use crate::venv;
+use std::fs;
+use std::path::Path;
+
+/// Where the lists are, a file for each package.
+const FOLDER: &str = "fixtures/api";
+
+/// The packages that other crates build on.
+const PACKAGES: [&str; 4] = ["tensor-bridge-core", "tensor-bridge-cuda", "tensor-bridge-copy", "tensor-bridge"];
+
+/// Traits that the compiler implements by itself, and that differ between toolchains or matter to no caller. `Send` and
+/// `Sync` are promises, and stay in the lists.
+const LEFT_OUT: [&str; 6] = [
+    "core::marker::Freeze",
+    "core::marker::StructuralPartialEq",
+    "core::marker::Unpin",
+    "core::marker::UnsafeUnpin",
+    "core::panic::unwind_safe::RefUnwindSafe",
+    "core::panic::unwind_safe::UnwindSafe",
+];
+
+/// Checks that there is what makes the lists.
+pub fn ready() -> Result<()> {
+    if ask(&mut program("cargo", &["+nightly", "--version"])).is_none() {
+        return Err("no nightly toolchain is installed: rustup toolchain install nightly".into());
+    }
+    match ask(&mut cargo(&["public-api", "--version"])) {
+        Some(_) => Ok(()),
+        None => Err("cargo-public-api is not installed: cargo install --locked cargo-public-api".into()),
+    }
+}
+
+/// Writes the lists, or with `check` compares them with what is checked in.
+pub fn write(check: bool) -> Result<()> {
+    ready()?;
+    let python = venv::MAIN.ready()?;
+    for package in PACKAGES {
+        let path = root().join(FOLDER).join(format!("{package}.txt"));
+        let now = listed(package, &python)?;
+        if !check {
+            at(&path, fs::write(&path, now))?;
+            continue;
+        }
+        let before = at(&path, fs::read_to_string(&path))?;
+        let changes = changes(&before, &now);
+        if !changes.is_empty() {
+            return Err(format!(
+                "the interface of {package} has changed:\n{changes}If that is meant, run cargo xtask api, and say it in the CHANGELOG"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Lists the items of a package, with all features, one a line.
+fn listed(package: &str, python: &Path) -> Result<String> {
+    let arguments = ["+nightly", "public-api", "-p", package, "--all-features", "--omit", "blanket-impls"];
+    let mut list = program("cargo", &arguments);
+    list.args(["--color", "never"]).env("PYO3_PYTHON", python).env("CARGO_TARGET_DIR", target().join("audit/api"));
+    let output = list.output().map_err(|error| format!("cargo public-api does not start: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("cargo public-api: {}", String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().filter(|line| !is_left_out(line)).flat_map(|line| [line, "\n"]).collect())
+}
+
+fn is_left_out(line: &str) -> bool {
+    line.starts_with("impl") && LEFT_OUT.iter().any(|name| line.contains(&format!("{name} for ")))
+}
+
+/// Returns the lines of one list that the other lacks.
+fn changes(before: &str, now: &str) -> String {
+    let lacks = |list: &str, sign: &str, other: &str| -> String {
+        let lines = list.lines().filter(|line| !other.lines().any(|kept| kept == *line));
+        lines.map(|line| format!("{sign} {line}\n")).collect()
+    };
+    lacks(before, "-", now) + &lacks(now, "+", before)
+}
