@@ -44,6 +44,7 @@ impl Habits {
             devices: vec![SimDevice::DEVICE.kind],
             keeps_read_only,
             waits_on_export: false,
+            owns_memory: false,
             private_functions: false,
         }
     }

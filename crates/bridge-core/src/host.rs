@@ -26,16 +26,23 @@ pub(crate) fn copy(lent: Lent, order: Order, ordering: &Arc<dyn Ordering>) -> Re
     debug_assert!(lent.device().kind == DeviceKind::CPU && lent.pending().is_none());
     let target = empty(lent.dtype(), lent.layout().shape(), order)?;
     if let Err(lent) = fill(lent, &target, Arc::new(Views::default()), ordering, None)? {
-        let to = ptr::with_exposed_provenance_mut(target.data());
-        // In column-major order the elements lie as those of the reversed dimensions lie in row-major order.
-        let reversed = (order == Order::ColumnMajor).then(|| lent.layout().reversed());
-        let layout = reversed.as_ref().unwrap_or(lent.layout());
-        // SAFETY: by the contract of `DeviceBuffer` the bytes of the view are mapped and, as host memory, ready;
-        // `Lent::new` has checked that the layout stays inside them. The target has room for every element, and no
-        // other code knows it.
-        unsafe { copy_elements(ptr::with_exposed_provenance(lent.data()), layout, to) };
+        copy_elements_into(&lent, &target, order);
     }
     Ok(target)
+}
+
+/// Copies a tensor in host memory, without a deferred operation, into fresh host memory of the same dtype and shape that
+/// is compact in this order.
+pub(crate) fn copy_elements_into(lent: &Lent, target: &Lent, order: Order) {
+    debug_assert!(target.layout().follows(order) && lent.layout().shape() == target.layout().shape());
+    let to = ptr::with_exposed_provenance_mut(target.data());
+    // In column-major order the elements lie as those of the reversed dimensions lie in row-major order.
+    let reversed = (order == Order::ColumnMajor).then(|| lent.layout().reversed());
+    let layout = reversed.as_ref().unwrap_or(lent.layout());
+    // SAFETY: by the contract of `DeviceBuffer` the bytes of the view are mapped and, as host memory, ready; `Lent::new`
+    // has checked that the layout stays inside them. The target is fresh, has room for every element, and no other code
+    // uses it.
+    unsafe { copy_elements(ptr::with_exposed_provenance(lent.data()), layout, to) };
 }
 
 /// Returns fresh host memory, compact in this order and aligned to [`COPY_ALIGNMENT`] bytes.

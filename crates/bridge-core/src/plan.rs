@@ -40,6 +40,8 @@ pub enum Reason {
     Order,
     /// The address does not have the alignment that the target requires.
     Alignment,
+    /// The target's tensors own their memory, and it takes no other ([`Profile::owns_memory`]).
+    ForeignMemory,
     /// The caller asked for another device than the tensor's. The ordering's [`Copies`](crate::Copies) move it.
     Moved,
 }
@@ -64,6 +66,7 @@ impl fmt::Display for Reason {
             Self::Strides => "strides that are not compact",
             Self::Order => "an order that is not the one asked for",
             Self::Alignment => "an unaligned address",
+            Self::ForeignMemory => "memory that it does not own",
             Self::Moved => "another device",
         })
     }
@@ -80,6 +83,11 @@ impl fmt::Display for Reason {
 /// - [`ErrorKind::ReadOnly`]: it is read-only, the target would make it writable, and no copy is made.
 /// - [`ErrorKind::CopyNeeded`]: it must be copied or moved, and `copy` is `Some(false)`.
 pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
+    decide(lent, target, options, target.owns_memory)
+}
+
+/// Decides as [`plan`]. `foreign` says that the memory is another owner's, and that the target takes no such memory.
+pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: bool) -> Result<Plan> {
     let (device, dtype, name) = (lent.device(), lent.dtype(), &target.name);
     let moved = moves_to(device, target, options);
     if let Some(requested) = moved {
@@ -116,7 +124,8 @@ pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
         return Ok(Plan::Copy(Reason::Moved));
     }
     let lost = lent.buffer().access() == Access::ReadOnly && !target.keeps_read_only;
-    match (options.copy, needed(lent, target, order)) {
+    let foreign = foreign.then_some(Reason::ForeignMemory);
+    match (options.copy, needed(lent, target, order).or(foreign)) {
         (Some(true), reason) => Ok(Plan::Copy(reason.unwrap_or(Reason::Asked))),
         (_, None) if lost => {
             let text = format!("the tensor is read-only, and {name} would let you write to it: pass copy=True");

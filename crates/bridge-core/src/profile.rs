@@ -35,6 +35,10 @@ pub struct Profile {
     /// Whether exporting a tensor blocks the host until the device is done.
     #[serde(default)]
     pub waits_on_export: bool,
+    /// Whether its tensors own their memory, always. Then it takes no other memory in place: every tensor is copied into
+    /// fresh memory of its own ([`Adapter::empty`](crate::Adapter::empty)), and nothing is imported.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub owns_memory: bool,
     /// Whether the adapter uses functions or fields of the framework that have no stable interface: where they were
     /// compared with Python's answers in this process, or tested with the installed version (TensorFlow). Elsewhere it
     /// calls public functions, which are slower or do less.
@@ -53,6 +57,7 @@ impl Profile {
             devices: Vec::new(),
             keeps_read_only: true,
             waits_on_export: false,
+            owns_memory: false,
             private_functions: false,
         }
     }

@@ -3,7 +3,7 @@
 use crate::batch::Batch;
 use crate::fill::{behind, fill, pending};
 use crate::moved::{move_into, no_moves};
-use crate::plan::{landing, moves_to, needed};
+use crate::plan::{decide, landing, moves_to, needed};
 use crate::{
     Access, Adapter, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Options, Order, Ordering, Plan,
     Reason, Result, Stream, host, plan,
@@ -65,6 +65,9 @@ pub struct Transfer {
 /// 3. core, for host memory;
 /// 4. the consumer, for a tensor that it can take in place.
 ///
+/// Where the consumer takes no memory but its own ([`Profile::owns_memory`](crate::Profile)), the copy is always made
+/// into that: by the first, or for host memory by core.
+///
 /// A tensor that the caller asks for on another device is moved by the [`Copies`](crate::Copies) of `ordering`, into
 /// fresh memory of the consumer, else of core on the host, else of those copies on a device. A result on the host has
 /// its elements when this returns.
@@ -101,6 +104,9 @@ pub fn copied_by<F, T>(
     let lends = to.empty(device, lent.dtype(), &[0], Order::RowMajor).is_ok()
         || from.empty(lent.device(), lent.dtype(), &[0], Order::RowMajor).is_ok();
     let copies = ordering.copies().is_some() && pending(lent).is_some();
+    if to.profile().owns_memory {
+        return filled_on(device);
+    }
     if copies && lends { filled_on(device) } else { CopiedBy::Producer }
 }
 
@@ -179,6 +185,9 @@ impl<F, T> Crossing<'_, F, T> {
             Ok((copy, _, ordered)) => return Ok((copy, ordered, filled_on(device))),
             Err(lent) => lent.seen_on(memory),
         };
+        if self.to.profile().owns_memory {
+            return self.copy_into_own(lent, tensor);
+        }
         let lent = match self.fill_fresh(self.from, lent)? {
             Ok((_, copy, _)) => {
                 self.batch.iter().for_each(|batch| batch.disorder());
@@ -223,6 +232,27 @@ impl<F, T> Crossing<'_, F, T> {
         }
         let (view, ordered) = self.place(lent, false)?;
         Ok((self.to.compact(&view)?, ordered, CopiedBy::Consumer))
+    }
+
+    /// Copies host memory by core, into fresh memory of a consumer that takes no other.
+    fn copy_into_own(&self, lent: Lent, tensor: &F) -> Result<(T, Streams, CopiedBy)> {
+        let lent = match lent.pending() {
+            None => lent,
+            Some(_) => self.from.export(&self.from.compact(tensor)?)?.permuted(self.options.permute.as_ref())?,
+        };
+        let fresh = match lent.device().kind {
+            DeviceKind::CPU if lent.pending().is_none() => self.fresh(self.to, lent.device(), &lent)?,
+            _ => None,
+        };
+        let Some((fresh, target)) = fresh.filter(|(_, target)| !overlap(target, &lent)) else {
+            let (name, device) = (&self.to.profile().name, lent.device());
+            let text = format!(
+                "{name} takes no memory but its own, and the ordering does not copy this tensor on {device} into it: pass the ordering of bridge-copy"
+            );
+            return Err(Error::new(ErrorKind::CopyNeeded, text));
+        };
+        host::copy_elements_into(&lent, &target, self.order());
+        Ok((fresh, None, CopiedBy::Host))
     }
 
     /// Copies the tensor into fresh memory of `side`, in its current stream. Returns the copy, which is exported
@@ -279,7 +309,7 @@ impl<F, T> Crossing<'_, F, T> {
 
     fn fits(&self, copy: &Lent) -> bool {
         let options = Options { copy: Some(false), ..*self.options };
-        plan(copy, self.to.profile(), &options).is_ok()
+        decide(copy, self.to.profile(), &options, false).is_ok()
     }
 }
 

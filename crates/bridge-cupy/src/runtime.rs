@@ -82,6 +82,7 @@ impl Runtime {
             devices: vec![DeviceKind::CUDA],
             keeps_read_only: false,
             waits_on_export: false,
+            owns_memory: false,
             private_functions: fields.is_some(),
         };
         Ok(Self {

@@ -57,6 +57,7 @@ impl Runtime {
             devices: vec![DeviceKind::CPU],
             keeps_read_only: true,
             waits_on_export: false,
+            owns_memory: false,
             private_functions: false,
         };
         Ok(Self {

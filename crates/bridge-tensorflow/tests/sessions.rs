@@ -51,6 +51,7 @@ impl Plain {
             devices: vec![bridge_core::DeviceKind::CPU],
             keeps_read_only: true,
             waits_on_export: false,
+            owns_memory: false,
             private_functions: false,
         };
         Self { profile, views: Arc::default(), drops: Arc::default(), dtype }

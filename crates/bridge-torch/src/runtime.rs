@@ -89,6 +89,7 @@ impl Runtime {
             devices,
             keeps_read_only: false,
             waits_on_export: false,
+            owns_memory: false,
             private_functions: native.is_some() || allocator.calls_cxx(),
         };
         let consumer = Arc::new(TorchConsumer { exchange, views: Views::default() });

@@ -255,6 +255,7 @@ impl Office {
             devices: vec![DeviceKind::CUDA, DeviceKind::CPU],
             keeps_read_only: false,
             waits_on_export: false,
+            owns_memory: false,
             private_functions: false,
         };
         let side = Side { current: Mutex::new(Some(READER)), views: Views::default() };

@@ -36,6 +36,31 @@ fn every_reason_for_a_copy() {
     assert_eq!(planned(|_| (), Some(true)), Ok(Plan::Copy(Reason::Asked)));
 }
 
+/// A framework whose tensors own their memory takes no other, whatever it looks like.
+#[test]
+fn tensors_that_own_their_memory_are_filled_by_copies() {
+    let mut office = Office::new(Strides::Any);
+    office.profile.owns_memory = true;
+    let decided = |change: Change, copy| {
+        let mut paper = Paper::new(&Log::default());
+        change(&mut paper);
+        let lent = office.export(&Item::Own(paper)).unwrap();
+        plan(&lent, office.profile(), &Options { copy, ..Options::default() }).map_err(|error| error.kind())
+    };
+    let table: [(Change, Reason); 4] = [
+        (|_| (), Reason::ForeignMemory),
+        (|paper| paper.access = Access::ReadOnly, Reason::ForeignMemory),
+        (|paper| (paper.shape, paper.strides) = (vec![0, 3], vec![3, 1]), Reason::ForeignMemory),
+        (|paper| paper.pending = Some(Pending::Negation), Reason::PendingNegation),
+    ];
+    for (change, reason) in table {
+        assert_eq!(decided(change, None), Ok(Plan::Copy(reason)));
+        assert_eq!(decided(change, Some(true)), Ok(Plan::Copy(reason)));
+        assert_eq!(decided(change, Some(false)), Err(ErrorKind::CopyNeeded));
+    }
+    assert_eq!(decided(|paper| paper.dtype = DType::INT8, None), Err(ErrorKind::Dtype));
+}
+
 #[test]
 fn every_refusal() {
     let table: [(Change, ErrorKind); 4] = [

@@ -170,6 +170,7 @@ impl Runtime {
             devices: [DeviceKind::CPU].into_iter().chain(cuda).collect(),
             keeps_read_only: true,
             waits_on_export: false,
+            owns_memory: false,
             private_functions: cxx::shows_streams(numbers),
         };
         Ok(Self {

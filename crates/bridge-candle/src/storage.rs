@@ -1,0 +1,73 @@
+//! candle's storages on the host: a vector for each dtype.
+
+use bridge_core::{DType, Error, ErrorKind, Result};
+use candle_core::CpuStorage;
+use std::alloc::{Layout, alloc_zeroed};
+use std::ops::Range;
+
+macro_rules! storages {
+    ($($variant:ident = $dtype:ident;)*) => {
+        /// The dtypes of storages. The others of candle have elements of less than a byte.
+        pub(crate) const DTYPES: &[DType] = &[$(DType::$dtype),*];
+
+        /// Returns the dtype of a storage, and the addresses of its elements. `None` for a dtype of less than a byte.
+        pub(crate) fn elements(storage: &CpuStorage) -> Option<(DType, Range<usize>)> {
+            match storage {
+                $(CpuStorage::$variant(elements) => {
+                    let start = elements.as_ptr().expose_provenance();
+                    Some((DType::$dtype, start..start + size_of_val(elements.as_slice())))
+                })*
+                _ => None,
+            }
+        }
+
+        /// Returns a storage of `len` zeros.
+        ///
+        /// # Errors
+        ///
+        /// [`ErrorKind::Dtype`] for a dtype that candle lacks, and [`ErrorKind::OutOfMemory`].
+        pub(crate) fn zeros(dtype: DType, len: usize) -> Result<CpuStorage> {
+            match dtype {
+                // SAFETY: the elements are numbers, for which all bits may be 0.
+                $(DType::$dtype => Ok(CpuStorage::$variant(unsafe { zeroed(len) }?)),)*
+                _ => Err(Error::new(ErrorKind::Dtype, format!("candle has no dtype {dtype}: cast the tensor first"))),
+            }
+        }
+    };
+}
+
+storages! {
+    U8 = UINT8;
+    U32 = UINT32;
+    I16 = INT16;
+    I32 = INT32;
+    I64 = INT64;
+    BF16 = BFLOAT16;
+    F16 = FLOAT16;
+    F32 = FLOAT32;
+    F64 = FLOAT64;
+    F8E4M3 = FLOAT8_E4M3FN;
+}
+
+/// Returns a vector of zeros, whose pages the system provides at the first write.
+///
+/// # Safety
+///
+/// All bits of a `T` may be 0.
+unsafe fn zeroed<T>(len: usize) -> Result<Vec<T>> {
+    let no_memory = || {
+        let text = format!("no host memory for {len} elements of {} bytes: free some first", size_of::<T>());
+        Error::new(ErrorKind::OutOfMemory, text)
+    };
+    let layout = Layout::array::<T>(len).map_err(|_| no_memory())?;
+    if layout.size() == 0 {
+        return Ok(Vec::new());
+    }
+    // SAFETY: the layout has bytes.
+    let memory = unsafe { alloc_zeroed(layout) };
+    if memory.is_null() {
+        return Err(no_memory());
+    }
+    // SAFETY: the memory was allocated so for as many elements, which are 0: valid by the caller's obligation.
+    Ok(unsafe { Vec::from_raw_parts(memory.cast(), len, len) })
+}
