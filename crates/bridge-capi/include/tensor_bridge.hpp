@@ -3,8 +3,9 @@
 // tensor_bridge.h describes the verbs. Here an object drops itself, and a function that fails throws
 // tensor_bridge::error, with the status as its kind. Define before the include:
 //
-// - TENSOR_BRIDGE_WITH_TORCH for at::Tensor: from_torch, to_torch (libtorch 2.8 or later);
-// - TENSOR_BRIDGE_WITH_TENSORFLOW for TF_Tensor, in host memory: from_tensorflow, to_tensorflow (TensorFlow 2);
+// - TENSOR_BRIDGE_WITH_TORCH for at::Tensor: from_torch, to_torch (libtorch with versioned DLPack; tested with 2.11);
+// - TENSOR_BRIDGE_WITH_TENSORFLOW for TF_Tensor, in host memory: from_tensorflow, to_tensorflow (2.x; tested with
+//   2.21);
 // - both for tf_tensor_to_torch and torch_to_tf_tensor.
 #ifndef TENSOR_BRIDGE_HPP
 #define TENSOR_BRIDGE_HPP

@@ -98,6 +98,23 @@ static void what_cannot_cross_says_why() {
   EXPECT(tb::to_torch(constant, copied)[1].item<float>() == 2);
 }
 
+static void tensors_of_a_gpu_stay_there_or_are_moved() {
+  if (!at::hasCUDA()) {
+    std::puts("left out: tensors of a GPU: no CUDA");
+    return;
+  }
+  const at::Tensor x = at::arange(6, at::kFloat).to(at::kCUDA) + 1;
+  const at::Tensor view = tb::to_torch(tb::from_torch(x));
+  EXPECT(view.is_cuda() && view.data_ptr() == x.data_ptr() && at::equal(view, x));
+  thrown(TB_DEVICE, [&] { tb::torch_to_tf_tensor(x); });
+  tb::options to_host, to_device;
+  to_host.device = tb::host;
+  to_device.device = tb::cuda(0);
+  tb::tf_tensor moved = tb::torch_to_tf_tensor(x, to_host);
+  EXPECT(static_cast<const float *>(TF_TensorData(moved.get()))[5] == 6);
+  EXPECT(at::equal(tb::tf_tensor_to_torch(std::move(moved), to_device), x));
+}
+
 int main() {
   tb::require();
   every_dtype_crosses_both_ways_in_place();
@@ -106,6 +123,7 @@ int main() {
   what_torch_has_deferred_is_done();
   tensors_without_elements_cross();
   what_cannot_cross_says_why();
+  tensors_of_a_gpu_stay_there_or_are_moved();
   const tb_counts counts = tb::stats();
   EXPECT(counts.leased > 0 && counts.leased == counts.released && counts.leaked == 0);
   std::puts("torch and tensorflow in one process");
