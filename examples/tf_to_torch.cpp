@@ -34,6 +34,10 @@ class Model {
     check(status_.get());
     std::unique_ptr<TF_SessionOptions, void (*)(TF_SessionOptions *)> options(TF_NewSessionOptions(),
                                                                                TF_DeleteSessionOptions);
+    // A ConfigProto with device_count {"GPU": 0}: PyTorch has the GPU to itself.
+    const char on_the_host[] = "\n\7\n\3GPU\20\0";
+    TF_SetConfig(options.get(), on_the_host, sizeof on_the_host - 1, status_.get());
+    check(status_.get());
     session_ = TF_NewSession(graph_.get(), options.get(), status_.get());
     check(status_.get());
   }

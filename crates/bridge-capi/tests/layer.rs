@@ -43,13 +43,19 @@ const LIBRARIES: [(&str, &str, &[&str]); 2] = [
     ("tensorflow", "tensorflow", &["-l:libtensorflow_framework.so.2", "-l:libtensorflow_cc.so.2"]),
 ];
 
-/// Arguments that link the libraries of both wheels, those of `first` before the others.
+/// The CUDA runtime of PyTorch's wheel, in the folder of its version.
+const RUNTIME: &str = "nvidia/cu13/lib/libcudart.so.13";
+
+/// Arguments that link the libraries of both wheels, those of `first` before the others. The CUDA runtime comes before
+/// both: TensorFlow exports stubs of it, which would take its place for PyTorch.
 fn linked(packages: &Path, first: &str) -> Vec<String> {
     let mut libraries = LIBRARIES;
     libraries.sort_by_key(|(framework, ..)| *framework != first);
-    let arguments = libraries.iter().flat_map(|(_, folder, names)| {
-        let folder = packages.join(folder).display().to_string();
-        let places = [format!("-L{folder}"), format!("-Wl,-rpath,{folder}")];
+    let runtime = packages.join(RUNTIME);
+    let runtime = runtime.is_file().then_some((runtime.parent().unwrap().to_path_buf(), &["-l:libcudart.so.13"][..]));
+    let libraries = libraries.map(|(_, folder, names)| (packages.join(folder), names));
+    let arguments = runtime.into_iter().chain(libraries).flat_map(|(folder, names)| {
+        let places = [format!("-L{}", folder.display()), format!("-Wl,-rpath,{}", folder.display())];
         places.into_iter().chain(names.iter().map(|name| name.to_string()))
     });
     ["-Wl,--no-as-needed".into()].into_iter().chain(arguments).collect()
