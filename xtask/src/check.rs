@@ -120,7 +120,10 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ("features of the facade", itself(&["features".as_ref()])),
         (
             "cargo test",
-            with_tensorflow1(rust(&[&["test", "--workspace", "--quiet", "-F", "tensor-bridge-conformance/runner"]])),
+            with_tensorflow1(rust(&[
+                &["test", "--workspace", "--exclude", "tensor-bridge-capi", "--quiet"],
+                &["-F", "tensor-bridge-conformance/runner"],
+            ])),
         ),
         ("cargo test, the facade", rust(&[&["test", "--quiet", "--all-features"], &FACADE])),
         ("cargo test, tch", rust(&[&["test", "--quiet"], &TCH]).map(|step| with_libtorch(step, python))),
