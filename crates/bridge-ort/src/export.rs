@@ -1,0 +1,37 @@
+//! Exports tensors of ONNX Runtime.
+
+use crate::runtime::dtype_of;
+use bridge_core::{Access, Allocation, Consumer, Device, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse};
+use ort::memory::{AllocationDevice, MemoryInfo};
+use ort::value::DynTensor;
+use std::sync::Arc;
+
+pub(crate) fn lend(consumer: &dyn Consumer, tensor: &Arc<DynTensor>) -> Result<Lent> {
+    let dtype = dtype_of(*tensor.data_type())?;
+    let device = place(tensor.memory_info())?;
+    let layout = Layout::new(dtype, tensor.shape(), None, 0)?;
+    let data = tensor.data_ptr().expose_provenance();
+    let bytes = layout.hull(data, None)?;
+    let allocation = match consumer.current_stream(device)? {
+        None => Allocation::host(bytes, Access::ReadWrite),
+        // The arena reuses memory in an order that ONNX Runtime does not show.
+        stream => Allocation { bytes, device, access: Access::ReadWrite, stream, reuse: Reuse::Unknown },
+    };
+    // SAFETY: the value keeps its memory, which never moves, and may be released on any thread. Its last work is in the
+    // compute stream, which outlives it, and no code writes to it meanwhile: the obligations of the constructors of `Ort`.
+    let memory = unsafe { Memory::new(allocation, Arc::clone(tensor)) };
+    Lent::at(data, dtype, layout, memory)
+}
+
+fn place(info: &MemoryInfo) -> Result<Device> {
+    let name = info.allocation_device();
+    match name {
+        _ if name == AllocationDevice::CUDA => Ok(Device::cuda(info.device_id())),
+        // Also pinned memory that ONNX Runtime uses on the host, which it fills before a run returns.
+        _ if info.is_cpu_accessible() => Ok(Device::CPU),
+        _ => {
+            let text = format!("the tensor is in memory of {}: bind the output to the host or to CUDA", name.as_str());
+            Err(Error::new(ErrorKind::Device, text))
+        }
+    }
+}

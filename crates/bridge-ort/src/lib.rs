@@ -1,0 +1,165 @@
+//! Tensors of ONNX Runtime, through the crate `ort`: in and out of sessions and IO bindings, in place.
+//!
+//! [`Ort`] is the adapter. Its tensor is an `Arc<DynTensor>`: `DynTensor` is `ort`'s own type, and a view keeps it by the
+//! `Arc`. The tensor that comes in is an `OrtValue` that keeps the memory itself, by a deleter of ONNX Runtime: so a session,
+//! an IO binding and its outputs may hold it for as long as they like.
+//!
+//! ```no_run
+//! use bridge_core::{HostOnly, Options, Ordering, transfer};
+//! use bridge_ndarray::{HostArray, NdArray};
+//! use bridge_ort::Ort;
+//! use ort::session::Session;
+//! use std::sync::Arc;
+//!
+//! let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
+//! // SAFETY: nothing writes to the input while the session runs.
+//! let ort = unsafe { Ort::new()? };
+//! let mut session = Session::builder().unwrap().commit_from_file("model.onnx").unwrap();
+//!
+//! let image = HostArray::from(ndarray::Array4::<f32>::zeros((1, 3, 224, 224)));
+//! let (input, _) = transfer(&NdArray::new(), &ort, &image, &ordering, &Options::default())?;
+//! let mut binding = session.create_binding().unwrap();
+//! binding.bind_input("image", &input).unwrap();
+//! binding.bind_output_to_device("scores", &Default::default()).unwrap();
+//! let mut outputs = session.run_binding(&binding).unwrap();
+//!
+//! let scores = Arc::new(outputs.remove("scores").unwrap().downcast().unwrap());
+//! let (scores, _) = transfer(&ort, &NdArray::new(), &scores, &ordering, &Options::default())?;
+//! println!("{}", scores.to_array::<f32>()?);
+//! # Ok::<(), bridge_core::Error>(())
+//! ```
+//!
+//! # On a CUDA device
+//!
+//! ONNX Runtime shows no stream of its own, so that work of others cannot be ordered with it. It takes one: create a stream,
+//! pass it to the CUDA provider (`ort::ep::CUDA::with_compute_stream`) and to [`Ort::with_compute_stream`]. A tensor that comes
+//! in is then ready in that stream, behind the kernels of its producer, and a tensor that goes out is ready behind the session's.
+//! By default a run also waits for the device at its end; the run option `disable_synchronize_execution_providers` removes
+//! that wait.
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+mod export;
+mod import;
+mod runtime;
+
+pub use runtime::load;
+
+use bridge_core::{
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Order, Profile, Result, Stream, Views,
+};
+use ort::value::DynTensor;
+use std::sync::{Arc, LazyLock};
+
+/// ONNX Runtime, with the compute stream of the sessions of one device, if any.
+#[derive(Clone)]
+pub struct Ort {
+    profile: Arc<Profile>,
+    consumer: Arc<Compute>,
+}
+
+impl Ort {
+    /// Makes the adapter for tensors on the host, and loads ONNX Runtime if nothing has.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Missing`] where ONNX Runtime cannot be loaded, or is older than 1.22.
+    ///
+    /// # Safety
+    ///
+    /// `ort` reads and writes elements through Rust's references (`try_extract_tensor`), and does not know that they are used
+    /// elsewhere. While a tensor of another framework shares the memory of a tensor of ONNX Runtime, no code writes to it
+    /// through the one while another thread reads or writes it through the other.
+    pub unsafe fn new() -> Result<Self> {
+        Self::with(None)
+    }
+
+    /// Makes the adapter for tensors on the host and on `device`, whose sessions work in `stream`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new), and [`ErrorKind::Device`] for a device that is not of CUDA.
+    ///
+    /// # Safety
+    ///
+    /// That of [`new`](Self::new). The stream belongs to the device, and is destroyed only after the adapter and the last
+    /// tensor that crossed by it. Every session whose tensors cross on the device was made with it as its compute stream.
+    pub unsafe fn with_compute_stream(device: Device, stream: Stream) -> Result<Self> {
+        if device.kind != DeviceKind::CUDA {
+            let text = format!("{device} has no compute stream: pass a CUDA device, or call Ort::new");
+            return Err(Error::new(ErrorKind::Device, text));
+        }
+        Self::with(Some((device, stream)))
+    }
+
+    fn with(compute: Option<(Device, Stream)>) -> Result<Self> {
+        let mut profile = runtime::profile()?.clone();
+        profile.devices.extend(compute.map(|(device, _)| device.kind));
+        Ok(Self { profile: Arc::new(profile), consumer: Arc::new(Compute { compute }) })
+    }
+}
+
+/// The views of foreign memory that ONNX Runtime has, whatever stream they were made in.
+static VIEWS: LazyLock<Views> = LazyLock::new(Views::default);
+
+struct Compute {
+    compute: Option<(Device, Stream)>,
+}
+
+impl Consumer for Compute {
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
+        match self.compute {
+            _ if device.kind == DeviceKind::CPU => Ok(None),
+            Some((own, stream)) if own == device => Ok(Some(stream)),
+            _ => {
+                let text =
+                    format!("the compute stream of {device} is unknown: make the adapter by with_compute_stream");
+                Err(Error::new(ErrorKind::Device, text))
+            }
+        }
+    }
+
+    fn views(&self) -> &Views {
+        &VIEWS
+    }
+}
+
+impl Adapter for Ort {
+    type Tensor = Arc<DynTensor>;
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.consumer.clone()
+    }
+
+    fn export(&self, tensor: &Arc<DynTensor>) -> Result<Lent> {
+        export::lend(&*self.consumer, tensor)
+    }
+
+    fn import(&self, lease: Lease) -> Result<Arc<DynTensor>> {
+        // The lease is ordered behind the compute stream of its device.
+        self.consumer.current_stream(lease.device())?;
+        import::wrap(lease)
+    }
+
+    /// Returns an error: ONNX Runtime copies by sessions alone, and its tensors are compact.
+    fn compact(&self, _: &Arc<DynTensor>) -> Result<Arc<DynTensor>> {
+        Err(Error::new(
+            ErrorKind::CopyNeeded,
+            "ONNX Runtime has no function for copies: use the ordering of bridge-copy",
+        ))
+    }
+
+    fn overwritten(&self, _: &Arc<DynTensor>) -> Result<()> {
+        Ok(())
+    }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Arc<DynTensor>> {
+        import::empty(device, dtype, shape, order)
+    }
+}

@@ -1,0 +1,147 @@
+//! Tensors of ONNX Runtime out and in, through a session and its IO binding. Without the library, each test says so and
+//! ends.
+
+mod model;
+
+use bridge_copy::ordering;
+use bridge_core::{
+    Access, Adapter, COPY_ALIGNMENT, CopiedBy, DType, Device, DeviceKind, ErrorKind, Options, Order, Plan, Reason,
+    Stream, copy_into, stats, transfer,
+};
+use bridge_ndarray::{HostArray, NdArray};
+use bridge_ort::Ort;
+use ndarray::{Array2, array};
+use ort::session::Session;
+use ort::value::{DynTensor, Tensor};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Counts of leases are those of the process: one test at a time. `None` without the library.
+fn runtime() -> Option<(Ort, MutexGuard<'static, ()>)> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: the tests write to no tensor that another thread reads.
+    match unsafe { Ort::new() } {
+        Ok(ort) => Some((ort, guard)),
+        Err(error) if error.kind() == ErrorKind::Missing => {
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn arrive(ort: &Ort, array: &HostArray) -> (Arc<DynTensor>, Plan) {
+    let (tensor, done) = transfer(&NdArray::new(), ort, array, ordering(), &Options::default()).unwrap();
+    (tensor, done.plan)
+}
+
+#[test]
+fn tensors_go_in_and_out_of_a_binding_in_place() {
+    let Some((ort, _guard)) = runtime() else { return };
+    let mut session = Session::builder().unwrap().commit_from_memory(&model::doubling()).unwrap();
+    let input = HostArray::from(array![[1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0]]);
+    let result = HostArray::from(Array2::<f32>::zeros((2, 3)));
+    let before = stats();
+    let ((x, plan), (y, _)) = (arrive(&ort, &input), arrive(&ort, &result));
+    assert_eq!((plan, x.data_ptr().addr()), (Plan::ZeroCopy, input.data()));
+
+    let mut binding = session.create_binding().unwrap();
+    binding.bind_input("x", &x).unwrap();
+    binding.bind_output("y", Arc::into_inner(y).unwrap()).unwrap();
+    // The binding keeps the memory of both.
+    drop(x);
+    assert_eq!(stats().released - before.released, 0);
+    drop(session.run_binding(&binding).unwrap());
+    assert_eq!(result.to_array::<f32>().unwrap(), array![[2.0, 4.0, 6.0], [8.0, 10.0, 12.0]].into_dyn());
+    drop((binding, session));
+    let after = stats();
+    assert_eq!((after.leased - before.leased, after.released - before.released), (2, 2));
+}
+
+#[test]
+fn an_output_goes_out_in_place_and_outlives_its_session() {
+    let Some((ort, _guard)) = runtime() else { return };
+    let mut session = Session::builder().unwrap().commit_from_memory(&model::doubling()).unwrap();
+    let (x, _) = arrive(&ort, &HostArray::from(array![[0.5f32, -1.0]]));
+    let mut outputs = session.run(ort::inputs!["x" => &*x]).unwrap();
+    let y: Arc<DynTensor> = Arc::new(outputs.remove("y").unwrap().downcast().unwrap());
+    drop(outputs);
+    let address = y.data_ptr().addr();
+    let (seen, done) = transfer(&ort, &NdArray::new(), &y, ordering(), &Options::default()).unwrap();
+    assert_eq!((done.plan, seen.data(), seen.access()), (Plan::ZeroCopy, address, Access::ReadWrite));
+    drop((session, y, x));
+    assert_eq!(seen.to_array::<f32>().unwrap(), array![[1.0, -2.0]].into_dyn());
+}
+
+#[test]
+fn strided_tensors_are_copied_once_into_memory_of_onnx_runtime() {
+    let Some((ort, _guard)) = runtime() else { return };
+    let columns = HostArray::from(array![[1i64, 2], [3, 4], [5, 6]].reversed_axes());
+    let before = stats();
+    let (tensor, done) = transfer(&NdArray::new(), &ort, &columns, ordering(), &Options::default()).unwrap();
+    assert_eq!((done.plan, done.copied_by), (Plan::Copy(Reason::Strides), Some(CopiedBy::Host)));
+    let (shape, elements) = tensor.try_extract_tensor::<i64>().unwrap();
+    assert_eq!((&shape[..], elements), (&[2i64, 3][..], &[1, 3, 5, 2, 4, 6][..]));
+    assert!(tensor.data_ptr().addr().is_multiple_of(COPY_ALIGNMENT));
+    let after = stats();
+    assert_eq!(after.leased - before.leased, after.released - before.released, "nothing of the array is kept");
+    copy_into(&NdArray::new(), &ort, &HostArray::from(array![[7i64, 7, 7], [8, 8, 8]]), &tensor, ordering()).unwrap();
+    assert_eq!(tensor.try_extract_tensor::<i64>().unwrap().1, [7, 7, 7, 8, 8, 8]);
+}
+
+#[test]
+fn every_dtype_of_the_profile_crosses_both_ways() {
+    let Some((ort, _guard)) = runtime() else { return };
+    let dtypes = &ort.profile().dtypes;
+    for dtype in [DType::BOOL, DType::UINT8, DType::INT64, DType::FLOAT16, DType::BFLOAT16, DType::FLOAT64] {
+        assert!(dtypes.contains(&dtype), "{dtype}");
+    }
+    for dtype in dtypes {
+        let made = ort.empty(Device::CPU, *dtype, &[2, 3], Order::RowMajor).unwrap();
+        let before = stats();
+        let (same, done) = transfer(&ort, &ort, &made, ordering(), &Options::default()).unwrap();
+        assert_eq!((done.plan, same.data_ptr()), (Plan::ZeroCopy, made.data_ptr()), "{dtype}");
+        assert_eq!(ort.export(&same).unwrap().dtype(), *dtype);
+        drop((made, same));
+        assert_eq!(stats().released - before.released, 1, "{dtype}");
+    }
+}
+
+#[test]
+fn tensors_without_elements_and_dimensions_cross() {
+    let Some((ort, _guard)) = runtime() else { return };
+    let (empty, _) = arrive(&ort, &HostArray::from(Array2::<u8>::zeros((0, 3))));
+    assert_eq!(&empty.shape()[..], [0, 3]);
+    let (scalar, _) = arrive(&ort, &HostArray::from(ndarray::arr0(7u16)));
+    assert_eq!(&scalar.shape()[..], [0i64; 0]);
+    let (back, _) = transfer(&ort, &NdArray::new(), &scalar, ordering(), &Options::default()).unwrap();
+    assert_eq!(back.to_array::<u16>().unwrap().into_raw_vec_and_offset().0, [7]);
+}
+
+#[test]
+fn what_has_no_counterpart_is_refused() {
+    let Some((ort, _guard)) = runtime() else { return };
+    let words = Arc::new(Tensor::from_string_array(([1usize], &["word"][..])).unwrap().upcast());
+    assert_eq!(ort.export(&words).unwrap_err().kind(), ErrorKind::Dtype);
+    let kind = |dtype, device, order| ort.empty(device, dtype, &[2, 3], order).map(drop).unwrap_err().kind();
+    assert_eq!(kind(DType::COMPLEX32, Device::CPU, Order::RowMajor), ErrorKind::Dtype);
+    assert_eq!(kind(DType::FLOAT32, Device::cuda(0), Order::RowMajor), ErrorKind::CopyNeeded);
+    assert_eq!(kind(DType::FLOAT32, Device::CPU, Order::ColumnMajor), ErrorKind::CopyNeeded);
+}
+
+/// The compute stream of one device orders its tensors, and no other's.
+#[test]
+fn the_compute_stream_is_that_of_its_device() {
+    let Some((host, _guard)) = runtime() else { return };
+    let stream = Stream::from_handle(0x7000);
+    // SAFETY: no tensor crosses.
+    let make = |device| unsafe { Ort::with_compute_stream(device, stream) };
+    assert_eq!(make(Device::CPU).map(drop).unwrap_err().kind(), ErrorKind::Device);
+    let ort = make(Device::cuda(1)).unwrap();
+    assert_eq!(ort.profile().devices, [DeviceKind::CPU, DeviceKind::CUDA]);
+    assert_eq!(ort.consumer().current_stream(Device::cuda(1)).unwrap(), Some(stream));
+    assert_eq!(ort.consumer().current_stream(Device::CPU).unwrap(), None);
+    assert_eq!(ort.consumer().current_stream(Device::cuda(0)).unwrap_err().kind(), ErrorKind::Device);
+    assert_eq!(host.consumer().current_stream(Device::cuda(1)).unwrap_err().kind(), ErrorKind::Device);
+    assert_eq!(host.profile().devices, [DeviceKind::CPU]);
+}
