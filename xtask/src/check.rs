@@ -123,7 +123,8 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
             with_tensorflow1(rust(&[
                 &["test", "--workspace", "--exclude", "tensor-bridge-capi", "--quiet"],
                 &["-F", "tensor-bridge-conformance/runner"],
-            ])),
+            ]))
+            .map(|step| with_onnxruntime(step, python)),
         ),
         ("cargo test, the facade", rust(&[&["test", "--quiet", "--all-features"], &FACADE])),
         ("cargo test, tch", rust(&[&["test", "--quiet"], &TCH]).map(|step| with_libtorch(step, python))),
@@ -174,6 +175,17 @@ fn with_libtorch(step: Command, python: &Path) -> Command {
     let mut step = with(step, "LIBTORCH_USE_PYTORCH", "1");
     step.env_remove("VIRTUAL_ENV");
     with(step, "PATH", folders.unwrap_or(path))
+}
+
+/// The step, with the ONNX Runtime of the wheel. Without the wheel the tests that need it say so.
+fn with_onnxruntime(step: Command, python: &Path) -> Command {
+    let script = "import glob, importlib.util as u; print(*(f for s in [u.find_spec('onnxruntime')] if s \
+                  for f in glob.glob(s.submodule_search_locations[0] + '/capi/libonnxruntime.so.*')))";
+    let library = ask(&mut program(python, &["-c", script])).filter(|path| !path.is_empty());
+    match library {
+        Some(library) => with(step, "ORT_DYLIB_PATH", library),
+        None => step,
+    }
 }
 
 /// This program with another task.

@@ -30,7 +30,7 @@
 //!
 //! # CUDA and Metal
 //!
-//! A tensor on a device is refused with [`ErrorKind::Device`](bridge_core::ErrorKind::Device). candle's feature `cuda`
+//! A tensor on a device is refused with [`ErrorKind::Device`]. candle's feature `cuda`
 //! links CUDA's libraries and compiles kernels with `nvcc`, while this project loads the driver at run time.
 
 #[cfg(doctest)]

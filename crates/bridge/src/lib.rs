@@ -3,7 +3,7 @@
 //! The contract is at the top of this crate: [`Adapter`]s export and import tensors, and four verbs connect them.
 //! [`plan`](plan()) says how a tensor crosses, [`transfer`](transfer()) takes it across, [`transfer_all`] takes many, and
 //! [`copy_into`] fills a tensor that exists. Each feature adds a module: `cuda` and `copy` with the feature `cuda`, and
-//! `cudarc`, `dlpack`, `ndarray`, `python`, `tensorflow`, `torch`. A program that starts out imports the [`prelude`] and passes [`ordering`].
+//! `candle`, `cudarc`, `dlpack`, `ndarray`, `ort`, `python`, `tensorflow`, `torch`. A program that starts out imports the [`prelude`] and passes [`ordering`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(all(doctest, feature = "dlpack"))]
@@ -16,6 +16,10 @@ mod misuse;
 #[cfg(feature = "python")]
 pub mod python;
 
+#[cfg(feature = "candle")]
+#[doc(inline)]
+pub use bridge_candle as candle;
+
 #[cfg(feature = "cuda")]
 #[doc(inline)]
 pub use {bridge_copy as copy, bridge_cuda as cuda};
@@ -27,6 +31,10 @@ pub use bridge_cudarc as cudarc;
 #[cfg(feature = "ndarray")]
 #[doc(inline)]
 pub use bridge_ndarray as ndarray;
+
+#[cfg(feature = "ort")]
+#[doc(inline)]
+pub use bridge_ort as ort;
 
 #[cfg(feature = "tensorflow")]
 #[doc(inline)]
@@ -50,11 +58,17 @@ pub mod prelude {
         transfer_all,
     };
 
+    #[cfg(feature = "candle")]
+    pub use crate::candle::Candle;
+
     #[cfg(feature = "cudarc")]
     pub use crate::cudarc::{Cudarc, DeviceArray};
 
     #[cfg(feature = "ndarray")]
     pub use crate::ndarray::{HostArray, NdArray};
+
+    #[cfg(feature = "ort")]
+    pub use crate::ort::Ort;
 
     #[cfg(feature = "python")]
     pub use crate::python::{Borrowed, PyAdapter, PyTensor};
