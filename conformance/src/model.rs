@@ -151,7 +151,7 @@ pub fn expected(
         return Expected::Refused(ErrorKind::Dtype);
     }
     let lost = tensor.read_only && !target.keeps_read_only;
-    match (copy, pending.is_none() && fits(tensor, target)) {
+    match (copy, pending.is_none() && !target.owns_memory && fits(tensor, target)) {
         (Some(true), _) | (None, false) => Expected::Copied,
         (Some(false), false) => Expected::Refused(ErrorKind::CopyNeeded),
         (_, true) if lost => Expected::Refused(ErrorKind::ReadOnly),

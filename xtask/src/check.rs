@@ -36,6 +36,10 @@ const TCH: [&str; 11] = [
     "rust",
 ];
 
+/// The suite over the adapters for Rust that link nothing.
+const HOST: [&str; 6] =
+    ["--package", "tensor-bridge-conformance", "--features", "candle,ndarray,ort", "--test", "host"];
+
 /// Packages of Python whose types are checked.
 const TYPED: [&str; 3] = [
     "crates/bridge-python/python/tensor_bridge",
@@ -128,6 +132,10 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ),
         ("cargo test, the facade", rust(&[&["test", "--quiet", "--all-features"], &FACADE])),
         ("cargo test, tch", rust(&[&["test", "--quiet"], &TCH]).map(|step| with_libtorch(step, python))),
+        (
+            "cargo test, candle and ort in the suite",
+            rust(&[&["test", "--quiet"], &HOST]).map(|step| with_onnxruntime(step, python)),
+        ),
         ("cargo test, without Python", with_tensorflow1(rust(&[&["test", "--quiet"], &C_INTERFACE]))),
         ("cargo doc", {
             let doc = rust(&[&["doc", "--workspace", "--all-features", "--no-deps", "--quiet"]]);

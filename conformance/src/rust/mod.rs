@@ -1,12 +1,20 @@
 //! Frameworks of Rust under test.
 
+#[cfg(feature = "candle")]
+mod candle;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+#[cfg(feature = "ort")]
+mod ort;
 #[cfg(feature = "tch")]
 mod tch;
 
+#[cfg(feature = "candle")]
+pub use self::candle::CandleSubject;
 #[cfg(feature = "ndarray")]
 pub use self::ndarray::NdArraySubject;
+#[cfg(feature = "ort")]
+pub use self::ort::OrtSubject;
 #[cfg(feature = "tch")]
 pub use self::tch::TchSubject;
 

@@ -1,0 +1,217 @@
+//! candle under test.
+
+use super::{forward_adapter, padding};
+use crate::{Capabilities, Observed, Spec, Subject, model};
+use bridge_candle::Candle;
+use bridge_core::{DType, Device, Error, ErrorKind, Ordering, Result, Stream};
+use candle_core::{CpuStorage, DType as Kind, Device as Place, InplaceOp1, Layout, Storage, Tensor};
+use std::sync::Arc;
+
+/// candle on the host. Its views are made by its own operations, and its elements written by one in place.
+pub struct CandleSubject {
+    adapter: Candle,
+}
+
+forward_adapter!(CandleSubject, Tensor);
+
+impl Default for CandleSubject {
+    fn default() -> Self {
+        // SAFETY: the suite uses a tensor on one thread at a time, and its operation in place writes to elements alone.
+        Self { adapter: unsafe { Candle::new() } }
+    }
+}
+
+fn raised(error: candle_core::Error) -> Error {
+    Error::new(ErrorKind::Framework, error.to_string())
+}
+
+macro_rules! kinds {
+    ($($variant:ident = $dtype:ident;)*) => {
+        const KINDS: &[(DType, Kind)] = &[$((DType::$dtype, Kind::$variant)),*];
+
+        /// Returns the address of the elements, and their length in bytes.
+        fn start(storage: &mut CpuStorage) -> Option<(*mut u8, usize)> {
+            match storage {
+                $(CpuStorage::$variant(elements) => Some((elements.as_mut_ptr().cast(), size_of_val(&elements[..]))),)*
+                _ => None,
+            }
+        }
+
+        fn address(storage: &CpuStorage) -> usize {
+            match storage {
+                $(CpuStorage::$variant(elements) => elements.as_ptr().expose_provenance(),)*
+                _ => 0,
+            }
+        }
+    };
+}
+
+kinds! {
+    U8 = UINT8;
+    U32 = UINT32;
+    I16 = INT16;
+    I32 = INT32;
+    I64 = INT64;
+    BF16 = BFLOAT16;
+    F16 = FLOAT16;
+    F32 = FLOAT32;
+    F64 = FLOAT64;
+    F8E4M3 = FLOAT8_E4M3FN;
+}
+
+fn kind_of(dtype: DType) -> Result<Kind> {
+    let found = KINDS.iter().find(|(known, _)| *known == dtype).map(|(_, kind)| *kind);
+    found.ok_or_else(|| Error::new(ErrorKind::Dtype, format!("candle has no {dtype}")))
+}
+
+/// Writes bytes to the elements, in row-major order.
+struct Write<'a>(&'a [u8]);
+
+impl InplaceOp1 for Write<'_> {
+    fn name(&self) -> &'static str {
+        "write"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let Some((memory, len)) = start(storage) else { candle_core::bail!("no such dtype") };
+        let size = self.0.len() / layout.shape().elem_count().max(1);
+        for (i, element) in self.0.chunks_exact(size.max(1)).enumerate() {
+            let (mut rest, mut at) = (i, layout.start_offset());
+            for (length, stride) in layout.dims().iter().zip(layout.stride()).rev() {
+                at += rest % length * stride;
+                rest /= length;
+            }
+            assert!((at + 1) * size <= len, "the view is inside its storage");
+            // SAFETY: the element lies in the storage, which is borrowed alone, and any bytes are a number.
+            unsafe { memory.add(at * size).copy_from_nonoverlapping(element.as_ptr(), size) };
+        }
+        Ok(())
+    }
+}
+
+/// Makes the view of `base` that `spec` describes, dimension by dimension.
+fn view(base: &Tensor, spec: &Spec) -> candle_core::Result<Tensor> {
+    let dims: Vec<_> = spec.shape.iter().map(|length| *length as usize).collect();
+    if dims.contains(&0) {
+        return base.narrow(0, 0, 0)?.reshape(dims);
+    }
+    let reach = |from: usize| -> usize {
+        let steps = dims.iter().zip(&spec.strides).skip(from).map(|(length, stride)| (length - 1) * *stride as usize);
+        steps.sum::<usize>() + 1
+    };
+    let mut view = base.narrow(0, spec.offset, reach(0))?;
+    for (d, (length, stride)) in dims.iter().zip(&spec.strides).enumerate() {
+        view = match *stride as usize {
+            0 => {
+                let shape = [view.dims(), &[*length]].concat();
+                let last = view.dims().len();
+                view.unsqueeze(last)?.broadcast_as(shape)?.transpose(last - 1, last)?
+            }
+            step => view.unfold(d, reach(d + 1), step)?,
+        };
+    }
+    view.squeeze(dims.len())
+}
+
+impl Subject for CandleSubject {
+    fn device(&self) -> Device {
+        Device::CPU
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { dtypes: KINDS.iter().map(|(dtype, _)| *dtype).collect(), ..Capabilities::default() }
+    }
+
+    fn ordering(&self) -> Arc<dyn Ordering> {
+        Arc::clone(bridge_copy::ordering())
+    }
+
+    fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<Tensor> {
+        let size = model::itemsize(spec.dtype);
+        let whole = Tensor::zeros(spec.base + Spec::GRAIN / size, kind_of(spec.dtype)?, &Place::Cpu).map_err(raised)?;
+        let skipped = padding(self.observe(&whole)?.address, spec.align) / size;
+        let base = whole.narrow(0, skipped, spec.base).map_err(raised)?;
+        base.inplace_op1(&Write(bytes)).map_err(raised)?;
+        view(&base, spec).map_err(raised)
+    }
+
+    fn observe(&self, tensor: &Tensor) -> Result<Observed> {
+        let (storage, layout) = tensor.storage_and_layout();
+        let Storage::Cpu(storage) = &*storage else { return Err(Error::new(ErrorKind::Device, "not on the host")) };
+        let dtype = KINDS.iter().find(|(_, kind)| *kind == tensor.dtype()).map(|(dtype, _)| *dtype);
+        let dtype = dtype.ok_or_else(|| Error::new(ErrorKind::Dtype, "not expected"))?;
+        let signed = |dims: &[usize]| dims.iter().map(|dim| *dim as i64).collect();
+        Ok(Observed {
+            dtype,
+            shape: signed(layout.dims()),
+            strides: signed(layout.stride()),
+            address: address(storage) + layout.start_offset() * model::itemsize(dtype),
+            read_only: false,
+            device: Device::CPU,
+        })
+    }
+
+    /// candle's own kernel makes the elements compact.
+    fn read(&self, tensor: &Tensor) -> Result<Vec<u8>> {
+        let compact = tensor.contiguous().map_err(raised)?;
+        let observed = self.observe(&compact)?;
+        let len = compact.elem_count() * model::itemsize(observed.dtype);
+        if len == 0 {
+            return Ok(Vec::new());
+        }
+        // SAFETY: the tensor keeps its compact elements, and no other thread writes to them.
+        Ok(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(observed.address), len) }.to_vec())
+    }
+
+    fn write(&self, tensor: &Tensor, bytes: &[u8]) -> Result<()> {
+        // candle writes to no view that repeats elements: of those, the last write counts.
+        let (mut view, mut bytes) = (tensor.clone(), bytes.to_vec());
+        for d in (0..tensor.dims().len()).rev().filter(|d| tensor.stride()[*d] == 0) {
+            let line = bytes.len() / view.elem_count().max(1) * view.dims()[d + 1..].iter().product::<usize>();
+            let lines = bytes.chunks_exact((line * view.dims()[d]).max(1));
+            bytes = lines.flat_map(|lines| lines[lines.len() - line..].to_vec()).collect();
+            view = view.narrow(d, 0, view.dims()[d].min(1)).and_then(|view| view.squeeze(d)).map_err(raised)?;
+        }
+        view.inplace_op1(&Write(&bytes)).map_err(raised)
+    }
+
+    fn fill(&self, tensor: &mut Tensor, byte: u8) -> Result<()> {
+        let size = model::itemsize(self.observe(tensor)?.dtype);
+        self.write(tensor, &vec![byte; tensor.elem_count() * size])
+    }
+
+    fn allocate(&self, nbytes: usize) -> Result<Tensor> {
+        Tensor::zeros(nbytes, Kind::U8, &Place::Cpu).map_err(raised)
+    }
+
+    fn snapshot(&self, from: &Tensor, into: &mut Tensor) -> Result<()> {
+        let bytes = self.read(from)?;
+        self.write(into, &bytes)
+    }
+
+    fn share(&self, tensor: &Tensor) -> Tensor {
+        tensor.clone()
+    }
+
+    fn drop_on_thread(&self, tensor: Tensor) {
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(tensor));
+        });
+    }
+
+    fn streams(&self) -> Vec<Stream> {
+        Vec::new()
+    }
+
+    fn on_stream(&self, _: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        body()
+    }
+
+    fn delay(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<Option<usize>> {
+        Ok(None)
+    }
+}

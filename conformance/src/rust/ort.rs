@@ -1,0 +1,164 @@
+//! ONNX Runtime under test.
+
+use super::forward_adapter;
+use crate::{Capabilities, Observed, Spec, Subject, model};
+use bridge_core::{DType, Device, Error, ErrorKind, Ordering, Result, Stream};
+use bridge_ort::Ort;
+use ort::memory::Allocator;
+use ort::value::{DynTensor, Shape, Tensor, TensorElementType};
+use std::ptr;
+use std::sync::Arc;
+
+/// ONNX Runtime on the host, whose tensors are read and written at the address that it states.
+pub struct OrtSubject {
+    adapter: Ort,
+}
+
+forward_adapter!(OrtSubject, Arc<DynTensor>);
+
+macro_rules! elements {
+    ($($element:ident: $type:ty = $dtype:ident;)*) => {
+        const ELEMENTS: &[(DType, TensorElementType)] = &[$((DType::$dtype, TensorElementType::$element)),*];
+
+        /// Those that come in, but for which `ort` has no type here to allocate them by.
+        const OTHERS: &[(DType, TensorElementType)] = &[
+            (DType::FLOAT16, TensorElementType::Float16),
+            (DType::BFLOAT16, TensorElementType::Bfloat16),
+            (DType::COMPLEX64, TensorElementType::Complex64),
+            (DType::COMPLEX128, TensorElementType::Complex128),
+            (DType::FLOAT8_E4M3FN, TensorElementType::Float8E4M3FN),
+            (DType::FLOAT8_E4M3FNUZ, TensorElementType::Float8E4M3FNUZ),
+            (DType::FLOAT8_E5M2, TensorElementType::Float8E5M2),
+            (DType::FLOAT8_E5M2FNUZ, TensorElementType::Float8E5M2FNUZ),
+        ];
+
+        /// Allocates a tensor by ONNX Runtime.
+        fn allocated(dtype: DType, shape: &[i64]) -> Result<DynTensor> {
+            let (allocator, shape) = (Allocator::default(), Shape::new(shape.iter().copied()));
+            match dtype {
+                $(DType::$dtype => Tensor::<$type>::new(&allocator, shape).map(Tensor::upcast).map_err(raised),)*
+                _ => Err(Error::new(ErrorKind::Dtype, format!("the suite makes no {dtype} of ort"))),
+            }
+        }
+    };
+}
+
+elements! {
+    Bool: bool = BOOL;
+    Int8: i8 = INT8;
+    Int16: i16 = INT16;
+    Int32: i32 = INT32;
+    Int64: i64 = INT64;
+    Uint8: u8 = UINT8;
+    Uint16: u16 = UINT16;
+    Uint32: u32 = UINT32;
+    Uint64: u64 = UINT64;
+    Float32: f32 = FLOAT32;
+    Float64: f64 = FLOAT64;
+}
+
+fn raised(error: ort::Error) -> Error {
+    Error::new(ErrorKind::Framework, error.to_string())
+}
+
+impl OrtSubject {
+    /// Makes the subject.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Ort::new`].
+    pub fn new() -> Result<Self> {
+        // SAFETY: the suite uses a tensor on one thread at a time.
+        Ok(Self { adapter: unsafe { Ort::new()? } })
+    }
+}
+
+impl Subject for OrtSubject {
+    fn device(&self) -> Device {
+        Device::CPU
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { dtypes: ELEMENTS.iter().map(|(dtype, _)| *dtype).collect(), ..Capabilities::default() }
+    }
+
+    fn ordering(&self) -> Arc<dyn Ordering> {
+        Arc::clone(bridge_copy::ordering())
+    }
+
+    fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<Arc<DynTensor>> {
+        let tensor = Arc::new(allocated(spec.dtype, &spec.shape)?);
+        self.write(&tensor, &bytes[spec.offset * model::itemsize(spec.dtype)..])?;
+        Ok(tensor)
+    }
+
+    fn observe(&self, tensor: &Arc<DynTensor>) -> Result<Observed> {
+        let found =
+            ELEMENTS.iter().chain(OTHERS).find(|(_, element)| element == tensor.data_type()).map(|(dtype, _)| *dtype);
+        Ok(Observed {
+            dtype: found.ok_or_else(|| Error::new(ErrorKind::Dtype, "not expected"))?,
+            shape: tensor.shape().to_vec(),
+            strides: model::row_major(tensor.shape()),
+            address: tensor.data_ptr().expose_provenance(),
+            read_only: false,
+            device: Device::CPU,
+        })
+    }
+
+    fn read(&self, tensor: &Arc<DynTensor>) -> Result<Vec<u8>> {
+        let observed = self.observe(tensor)?;
+        let len = model::numel(&observed.shape) * model::itemsize(observed.dtype);
+        let mut bytes = vec![0; len];
+        // SAFETY: the tensor keeps its compact elements, and no other thread writes to them.
+        unsafe { ptr::copy_nonoverlapping(tensor.data_ptr().cast(), bytes.as_mut_ptr(), len) };
+        Ok(bytes)
+    }
+
+    fn write(&self, tensor: &Arc<DynTensor>, bytes: &[u8]) -> Result<()> {
+        let observed = self.observe(tensor)?;
+        let len = model::numel(&observed.shape) * model::itemsize(observed.dtype);
+        // SAFETY: the tensor has so many bytes, and no other thread uses them.
+        unsafe { ptr::copy_nonoverlapping(bytes[..len].as_ptr(), tensor.data_ptr().cast_mut().cast(), len) };
+        Ok(())
+    }
+
+    fn fill(&self, tensor: &mut Arc<DynTensor>, byte: u8) -> Result<()> {
+        let len = self.read(tensor)?.len();
+        self.write(tensor, &vec![byte; len])
+    }
+
+    fn allocate(&self, nbytes: usize) -> Result<Arc<DynTensor>> {
+        Ok(Arc::new(allocated(DType::UINT8, &[nbytes as i64])?))
+    }
+
+    fn snapshot(&self, from: &Arc<DynTensor>, into: &mut Arc<DynTensor>) -> Result<()> {
+        let bytes = self.read(from)?;
+        self.write(into, &bytes)
+    }
+
+    fn share(&self, tensor: &Arc<DynTensor>) -> Arc<DynTensor> {
+        Arc::clone(tensor)
+    }
+
+    fn drop_on_thread(&self, tensor: Arc<DynTensor>) {
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(tensor));
+        });
+    }
+
+    fn streams(&self) -> Vec<Stream> {
+        Vec::new()
+    }
+
+    fn on_stream(&self, _: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        body()
+    }
+
+    fn delay(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn settle(&self) -> Result<Option<usize>> {
+        Ok(None)
+    }
+}

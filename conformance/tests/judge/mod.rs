@@ -1,0 +1,19 @@
+//! The judgement of a pair.
+
+use bridge_conformance::{Config, Pair, Subject, Verdict};
+
+fn number(variable: &str, otherwise: u32) -> u32 {
+    std::env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
+}
+
+/// Runs every property, prints the verdicts, and panics where one has failed.
+pub fn judge<F, T>(from: &dyn Subject<Tensor = F>, to: &dyn Subject<Tensor = T>) {
+    let (cases, seed) = (number("TENSOR_BRIDGE_CASES", 1000), number("TENSOR_BRIDGE_SEED", 1));
+    let config = Config { cases, seed: seed.into(), ..Config::default() };
+    let report = config.certify_pair(&Pair::new(from, to), &mut ());
+    for judged in &report.properties {
+        println!("{} → {}: {} {:?}, {} cases", report.from, report.to, judged.name, judged.verdict, judged.cases);
+    }
+    let failed: Vec<_> = report.properties.iter().filter(|judged| judged.verdict == Verdict::Failed).collect();
+    assert!(failed.is_empty(), "{} → {}: {failed:#?}", report.from, report.to);
+}
