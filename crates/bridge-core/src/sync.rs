@@ -23,9 +23,9 @@ pub fn explore(model: impl Fn() + Send + Sync + 'static) {
     let model = std::sync::Arc::new(model);
     let shared = std::sync::Arc::clone(&model);
     Runner::new(RandomScheduler::new_from_seed(1, RUNS), Config::new()).run(move || shared());
-    // Bugs that take few changes between threads, at the worst places.
-    for changes in 1..=3 {
+    // Priorities, which change at one step less than the depth: they find what takes few changes of the thread.
+    for depth in 1..=3 {
         let shared = std::sync::Arc::clone(&model);
-        Runner::new(PctScheduler::new_from_seed(1, changes, RUNS), Config::new()).run(move || shared());
+        Runner::new(PctScheduler::new_from_seed(1, depth, RUNS), Config::new()).run(move || shared());
     }
 }
