@@ -56,15 +56,19 @@ const BROUGHT_IN_BY: &[(&str, &[&str])] = &[
     ("tensor-bridge-torch", &["python", "torch"]),
 ];
 
-/// Checks the dependencies of each feature, and the code with no feature, with each one, with each pair and with all.
-/// Sets of three and more are left out, but for all of them.
+/// Checks the dependencies of each feature, and the code: with no feature, with each one and with all by clippy, and with
+/// each pair. Sets of three and more are left out, but for all of them.
 pub fn check() -> Result<()> {
     let features = features()?;
     dependencies(&features)?;
     let python = venv::MAIN.ready()?;
     for set in sets(&features) {
-        let mut lint = facade(&["clippy", "--quiet", "--all-targets"], &set);
-        run(lint.args(["--", "-D", "warnings"]).env("PYO3_PYTHON", &python))
+        let (first, last): (&[&str], &[&str]) = match set.len() {
+            2 => (&["check", "--quiet"], &[]),
+            _ => (&["clippy", "--quiet", "--all-targets"], &["--", "-D", "warnings"]),
+        };
+        let mut command = facade(first, &set);
+        run(command.args(last).env("PYO3_PYTHON", &python))
             .map_err(|error| format!("with the features {set:?}: {error}"))?;
     }
     Ok(())
