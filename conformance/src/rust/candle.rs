@@ -1,11 +1,10 @@
 //! candle under test.
 
-use super::{forward_adapter, padding};
+use super::{forward_adapter, on_the_host, padding};
 use crate::{Capabilities, Observed, Spec, Subject, model};
 use bridge_candle::Candle;
-use bridge_core::{DType, Device, Error, ErrorKind, Ordering, Result, Stream};
+use bridge_core::{DType, Device, Error, ErrorKind, Result};
 use candle_core::{CpuStorage, DType as Kind, Device as Place, InplaceOp1, Layout, Storage, Tensor};
-use std::sync::Arc;
 
 /// candle on the host. Its views are made by its own operations, and its elements written by one in place.
 pub struct CandleSubject {
@@ -114,16 +113,10 @@ fn view(base: &Tensor, spec: &Spec) -> candle_core::Result<Tensor> {
 }
 
 impl Subject for CandleSubject {
-    fn device(&self) -> Device {
-        Device::CPU
-    }
+    on_the_host!(Tensor);
 
     fn capabilities(&self) -> Capabilities {
         Capabilities { dtypes: KINDS.iter().map(|(dtype, _)| *dtype).collect(), ..Capabilities::default() }
-    }
-
-    fn ordering(&self) -> Arc<dyn Ordering> {
-        Arc::clone(bridge_copy::ordering())
     }
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<Tensor> {
@@ -182,36 +175,5 @@ impl Subject for CandleSubject {
 
     fn allocate(&self, nbytes: usize) -> Result<Tensor> {
         Tensor::zeros(nbytes, Kind::U8, &Place::Cpu).map_err(raised)
-    }
-
-    fn snapshot(&self, from: &Tensor, into: &mut Tensor) -> Result<()> {
-        let bytes = self.read(from)?;
-        self.write(into, &bytes)
-    }
-
-    fn share(&self, tensor: &Tensor) -> Tensor {
-        tensor.clone()
-    }
-
-    fn drop_on_thread(&self, tensor: Tensor) {
-        std::thread::scope(|scope| {
-            scope.spawn(|| drop(tensor));
-        });
-    }
-
-    fn streams(&self) -> Vec<Stream> {
-        Vec::new()
-    }
-
-    fn on_stream(&self, _: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        body()
-    }
-
-    fn delay(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn settle(&self) -> Result<Option<usize>> {
-        Ok(None)
     }
 }

@@ -62,6 +62,57 @@ macro_rules! forward_adapter {
 }
 use forward_adapter;
 
+/// The methods of `Subject` for tensors on the host: they are cloned to be shared, and know no streams.
+#[cfg(any(feature = "candle", feature = "ndarray", feature = "ort"))]
+macro_rules! on_the_host {
+    ($tensor:ty) => {
+        fn device(&self) -> bridge_core::Device {
+            bridge_core::Device::CPU
+        }
+
+        fn ordering(&self) -> std::sync::Arc<dyn bridge_core::Ordering> {
+            std::sync::Arc::clone(bridge_copy::ordering())
+        }
+
+        fn snapshot(&self, from: &$tensor, into: &mut $tensor) -> bridge_core::Result<()> {
+            let bytes = self.read(from)?;
+            self.write(into, &bytes)
+        }
+
+        fn share(&self, tensor: &$tensor) -> $tensor {
+            tensor.clone()
+        }
+
+        fn drop_on_thread(&self, tensor: $tensor) {
+            std::thread::scope(|scope| {
+                scope.spawn(|| drop(tensor));
+            });
+        }
+
+        fn streams(&self) -> Vec<bridge_core::Stream> {
+            Vec::new()
+        }
+
+        fn on_stream(
+            &self,
+            _: bridge_core::Stream,
+            body: &mut dyn FnMut() -> bridge_core::Result<()>,
+        ) -> bridge_core::Result<()> {
+            body()
+        }
+
+        fn delay(&self) -> bridge_core::Result<()> {
+            Ok(())
+        }
+
+        fn settle(&self) -> bridge_core::Result<Option<usize>> {
+            Ok(None)
+        }
+    };
+}
+#[cfg(any(feature = "candle", feature = "ndarray", feature = "ort"))]
+use on_the_host;
+
 /// Returns how many bytes behind `address` the next one lies that is `align` bytes behind a multiple of
 /// [`GRAIN`](crate::Spec::GRAIN).
 fn padding(address: usize, align: usize) -> usize {

@@ -1,13 +1,12 @@
 //! `ndarray` under test.
 
-use super::{forward_adapter, padding};
+use super::{forward_adapter, on_the_host, padding};
 use crate::{Capabilities, Observed, Spec, Subject, model};
-use bridge_core::{Access, Adapter, Device, Error, ErrorKind, Ordering, Result, Stream};
+use bridge_core::{Access, Adapter, Device, Error, ErrorKind, Result};
 use bridge_ndarray::{Element, HostArray, NdArray};
 use ndarray::{IxDyn, RawArrayView};
 use num_complex::Complex;
 use std::ptr;
-use std::sync::Arc;
 
 /// `ndarray`, whose arrays are read and written through its own raw views.
 #[derive(Default)]
@@ -53,9 +52,7 @@ fn made(spec: &Spec, write: impl FnOnce(&mut [u8])) -> Result<HostArray> {
 }
 
 impl Subject for NdArraySubject {
-    fn device(&self) -> Device {
-        Device::CPU
-    }
+    on_the_host!(HostArray);
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
@@ -65,10 +62,6 @@ impl Subject for NdArraySubject {
             gigabytes: true,
             ..Capabilities::default()
         }
-    }
-
-    fn ordering(&self) -> Arc<dyn Ordering> {
-        Arc::clone(bridge_copy::ordering())
     }
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<HostArray> {
@@ -119,36 +112,5 @@ impl Subject for NdArraySubject {
 
     fn allocate(&self, nbytes: usize) -> Result<HostArray> {
         Ok(HostArray::from(vec![0u8; nbytes]))
-    }
-
-    fn snapshot(&self, from: &HostArray, into: &mut HostArray) -> Result<()> {
-        let bytes = self.read(from)?;
-        self.write(into, &bytes)
-    }
-
-    fn share(&self, array: &HostArray) -> HostArray {
-        array.clone()
-    }
-
-    fn drop_on_thread(&self, array: HostArray) {
-        std::thread::scope(|scope| {
-            scope.spawn(|| drop(array));
-        });
-    }
-
-    fn streams(&self) -> Vec<Stream> {
-        Vec::new()
-    }
-
-    fn on_stream(&self, _: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        body()
-    }
-
-    fn delay(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn settle(&self) -> Result<Option<usize>> {
-        Ok(None)
     }
 }

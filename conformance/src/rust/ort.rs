@@ -1,8 +1,8 @@
 //! ONNX Runtime under test.
 
-use super::forward_adapter;
+use super::{forward_adapter, on_the_host};
 use crate::{Capabilities, Observed, Spec, Subject, model};
-use bridge_core::{DType, Device, Error, ErrorKind, Ordering, Result, Stream};
+use bridge_core::{DType, Device, Error, ErrorKind, Result};
 use bridge_ort::Ort;
 use ort::memory::Allocator;
 use ort::value::{DynTensor, Shape, Tensor, TensorElementType};
@@ -20,7 +20,7 @@ macro_rules! elements {
     ($($element:ident: $type:ty = $dtype:ident;)*) => {
         const ELEMENTS: &[(DType, TensorElementType)] = &[$((DType::$dtype, TensorElementType::$element)),*];
 
-        /// Those that come in, but for which `ort` has no type here to allocate them by.
+        /// Element types that `ort` takes in, but has no type to allocate by.
         const OTHERS: &[(DType, TensorElementType)] = &[
             (DType::FLOAT16, TensorElementType::Float16),
             (DType::BFLOAT16, TensorElementType::Bfloat16),
@@ -74,16 +74,10 @@ impl OrtSubject {
 }
 
 impl Subject for OrtSubject {
-    fn device(&self) -> Device {
-        Device::CPU
-    }
+    on_the_host!(Arc<DynTensor>);
 
     fn capabilities(&self) -> Capabilities {
         Capabilities { dtypes: ELEMENTS.iter().map(|(dtype, _)| *dtype).collect(), ..Capabilities::default() }
-    }
-
-    fn ordering(&self) -> Arc<dyn Ordering> {
-        Arc::clone(bridge_copy::ordering())
     }
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<Arc<DynTensor>> {
@@ -129,36 +123,5 @@ impl Subject for OrtSubject {
 
     fn allocate(&self, nbytes: usize) -> Result<Arc<DynTensor>> {
         Ok(Arc::new(allocated(DType::UINT8, &[nbytes as i64])?))
-    }
-
-    fn snapshot(&self, from: &Arc<DynTensor>, into: &mut Arc<DynTensor>) -> Result<()> {
-        let bytes = self.read(from)?;
-        self.write(into, &bytes)
-    }
-
-    fn share(&self, tensor: &Arc<DynTensor>) -> Arc<DynTensor> {
-        Arc::clone(tensor)
-    }
-
-    fn drop_on_thread(&self, tensor: Arc<DynTensor>) {
-        std::thread::scope(|scope| {
-            scope.spawn(|| drop(tensor));
-        });
-    }
-
-    fn streams(&self) -> Vec<Stream> {
-        Vec::new()
-    }
-
-    fn on_stream(&self, _: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        body()
-    }
-
-    fn delay(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn settle(&self) -> Result<Option<usize>> {
-        Ok(None)
     }
 }
