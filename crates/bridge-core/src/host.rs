@@ -1,20 +1,63 @@
-//! Copies of host memory, where the producer cannot copy.
+//! Host memory, and copies of it where the producer cannot copy.
 
 use crate::fill::fill;
 use crate::{
     Access, Allocation, COPY_ALIGNMENT, DType, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Order, Ordering,
     Result, Views,
 };
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
 /// A unit of memory with the alignment of copies.
+#[derive(Debug)]
 #[repr(align(64))]
 struct Block {
     _bytes: [u8; COPY_ALIGNMENT],
 }
 
 const _: () = assert!(align_of::<Block>() == COPY_ALIGNMENT && size_of::<Block>() == COPY_ALIGNMENT);
+
+/// Host memory of its own, aligned to [`COPY_ALIGNMENT`] bytes. Its bytes stay in place until it is dropped.
+#[derive(Debug)]
+pub struct HostMemory {
+    bytes: Range<usize>,
+    _blocks: Vec<Block>,
+}
+
+impl HostMemory {
+    /// Allocates memory. Its bytes are undefined.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`].
+    pub fn new(nbytes: usize) -> Result<Self> {
+        let mut blocks: Vec<Block> = Vec::new();
+        blocks.try_reserve_exact(nbytes.div_ceil(COPY_ALIGNMENT)).map_err(|error| {
+            let text = format!("no host memory for {nbytes} bytes: free some first");
+            Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
+        })?;
+        let start = blocks.as_mut_ptr().expose_provenance();
+        Ok(Self { bytes: start..start + nbytes, _blocks: blocks })
+    }
+
+    /// Allocates memory of zeros: a valid element of every dtype.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`HostMemory::new`].
+    pub fn zeroed(nbytes: usize) -> Result<Self> {
+        let memory = Self::new(nbytes)?;
+        // SAFETY: the vector has room for as many bytes, and no other code knows them.
+        unsafe { ptr::write_bytes(ptr::with_exposed_provenance_mut::<u8>(memory.bytes.start), 0, nbytes) };
+        Ok(memory)
+    }
+
+    /// Returns the addresses of its bytes, whose provenance is exposed.
+    pub fn bytes(&self) -> Range<usize> {
+        self.bytes.clone()
+    }
+}
 
 /// Copies a tensor in host memory, without a deferred operation, into fresh memory, compact in this order and aligned
 /// to [`COPY_ALIGNMENT`] bytes: by the copies of `ordering`, or by a loop of this module.
@@ -48,15 +91,9 @@ pub(crate) fn copy_elements_into(lent: &Lent, target: &Lent, order: Order) {
 /// Returns fresh host memory, compact in this order and aligned to [`COPY_ALIGNMENT`] bytes.
 pub(crate) fn empty(dtype: DType, shape: &[i64], order: Order) -> Result<Lent> {
     let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
-    let nbytes = layout.nbytes();
-    let mut memory: Vec<Block> = Vec::new();
-    memory.try_reserve_exact(nbytes.div_ceil(COPY_ALIGNMENT)).map_err(|error| {
-        let text = format!("no host memory for a copy of {nbytes} bytes: free some first");
-        Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
-    })?;
-    let start = memory.as_mut_ptr().expose_provenance();
-    // SAFETY: the vector owns the bytes, which never move, and is dropped with the buffer. No other code knows them.
-    let memory = unsafe { Memory::new(Allocation::host(start..start + nbytes, Access::ReadWrite), memory) };
+    let memory = HostMemory::new(layout.nbytes())?;
+    // SAFETY: the bytes stay in place until the owner is dropped, with the buffer. No other code knows them.
+    let memory = unsafe { Memory::new(Allocation::host(memory.bytes(), Access::ReadWrite), memory) };
     Lent::new(dtype, layout, memory)
 }
 

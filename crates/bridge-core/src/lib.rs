@@ -88,6 +88,7 @@ pub use copy_into::copy_into;
 pub use device::{Device, DeviceKind, ParseDeviceError};
 pub use dtype::{DType, ParseDTypeError};
 pub use error::{Error, ErrorKind, Result};
+pub use host::HostMemory;
 pub use layout::{Dims, Layout, MAX_NDIM};
 pub use lease::{Lease, Stats, stats};
 pub use order::{Order, Permutation};

@@ -1,7 +1,7 @@
 //! The tensor: elements on the host, and their owner.
 
 use crate::Element;
-use bridge_core::{Access, COPY_ALIGNMENT, DType, Dims, Error, ErrorKind, Layout, Lease, Order, Result, repeats};
+use bridge_core::{Access, DType, Dims, Error, ErrorKind, HostMemory, Layout, Lease, Order, Result, repeats};
 use ndarray::{
     Array, ArrayD, ArrayViewD, ArrayViewMutD, Axis, Dimension, IxDyn, RawArrayView, RawArrayViewMut, ShapeBuilder,
     StrideShape,
@@ -113,24 +113,11 @@ impl HostArray {
         Self { data, dtype, layout, access, owner: Arc::new(lease) }
     }
 
-    /// Returns an array with undefined elements of any dtype.
-    pub(crate) fn fresh(dtype: DType, shape: &[i64], order: Order) -> Result<Self> {
-        #[repr(align(64))]
-        struct Block {
-            _bytes: [u8; COPY_ALIGNMENT],
-        }
-        const { assert!(size_of::<Block>() == COPY_ALIGNMENT && align_of::<Block>() == COPY_ALIGNMENT) };
+    /// Returns an array of zeros of any dtype: its elements may be read before they are written, and must be valid then.
+    pub(crate) fn zeros(dtype: DType, shape: &[i64], order: Order) -> Result<Self> {
         let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
-        let mut memory: Vec<Block> = Vec::new();
-        memory.try_reserve_exact(layout.nbytes().div_ceil(COPY_ALIGNMENT)).map_err(|error| {
-            let text = format!("no host memory for an array of {} bytes: free some first", layout.nbytes());
-            Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
-        })?;
-        let data = memory.as_mut_ptr().expose_provenance();
-        // Elements may be read before they are written, and must be valid then: 0 is, for every dtype.
-        // SAFETY: the vector has room for as many blocks, and no other code knows them.
-        unsafe { ptr::write_bytes(memory.as_mut_ptr(), 0, layout.nbytes().div_ceil(COPY_ALIGNMENT)) };
-        Ok(Self { data, dtype, layout, access: Access::ReadWrite, owner: Arc::new(memory) })
+        let memory = HostMemory::zeroed(layout.nbytes())?;
+        Ok(Self { data: memory.bytes().start, dtype, layout, access: Access::ReadWrite, owner: Arc::new(memory) })
     }
 
     /// Returns the element type.

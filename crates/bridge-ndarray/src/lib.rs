@@ -110,6 +110,6 @@ impl Adapter for NdArray {
         if device.kind != DeviceKind::CPU {
             return Err(Error::new(ErrorKind::CopyNeeded, format!("ndarray allocates no memory on {device}")));
         }
-        HostArray::fresh(dtype, shape, order)
+        HostArray::zeros(dtype, shape, order)
     }
 }
