@@ -63,7 +63,7 @@ fn mutants() -> Result<Command> {
     }
     let mut mutants = cargo(&["mutants", "-p", "tensor-bridge-core", "--jobs", "2", "--colors", "never", "--output"]);
     mutants.arg(target().join("audit"));
-    // Nobody debugs a mutant, and it builds faster.
+    // Without debug information a mutant builds faster.
     Ok(with(mutants, "CARGO_PROFILE_DEV_DEBUG", "0"))
 }
 

@@ -27,8 +27,8 @@ const CORE: [&str; 10] = [
     "unicode-ident",
 ];
 
-/// Packages, and the features that bring each of them in by themselves. Those of this workspace are all here, and of
-/// the others those that a program does not want without need.
+/// Packages, and the features that bring each of them in by themselves: all packages of this workspace, and the others
+/// that cost a program build time or a library.
 const BROUGHT_IN_BY: &[(&str, &[&str])] = &[
     ("candle-core", &["candle"]),
     ("cudarc", &["cuda", "cudarc", "tensorflow"]),

@@ -35,7 +35,8 @@ pub(crate) fn lend(tensor: &Tensor) -> Result<Lent> {
     Lent::at(data, dtype, layout, memory)
 }
 
-/// Returns lengths or strides as core has them. It refuses those that are too large.
+/// Returns lengths or strides as core has them. One that does not fit becomes `i64::MAX`, which
+/// [`Layout::new`] refuses.
 fn signed(dims: &[usize]) -> Dims {
     dims.iter().map(|dim| i64::try_from(*dim).unwrap_or(i64::MAX)).collect()
 }

@@ -266,7 +266,7 @@ impl Adapter for Caller<'_> {
         let always = Options { copy: Some(true), ..Options::default() };
         let (copy, _) = transfer(&Caller::of(&host, self.ordering), &reader, &host, self.ordering, &always)?;
         let (dtype, layout, (start, nbytes)) = (copy.dtype(), copy.layout().clone(), copy.buffer());
-        // SAFETY: the lease keeps the memory of a copy, which no one else has.
+        // SAFETY: the lease keeps the memory of a copy, and no other tensor is over it.
         let memory = unsafe { Memory::new(Allocation::host(start..start + nbytes, Access::ReadWrite), copy) };
         Ok(CTensor::new(Lent::new(dtype, layout, memory)?))
     }

@@ -111,7 +111,7 @@ const REASONS: &[(Reason, &CStr)] = &[
     (Reason::Moved, c"another device"),
 ];
 
-/// Those who copy, for C.
+/// Who copies, as text for C.
 const COPIERS: &[(CopiedBy, &CStr)] = &[
     (CopiedBy::Kernels, c"kernels"),
     (CopiedBy::Host, c"host"),

@@ -8,7 +8,7 @@
 //! use bridge_cudarc::{Cudarc, DeviceArray};
 //! use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
 //!
-//! # fn kernel() -> cudarc::driver::CudaFunction { todo!() }
+//! # fn example(kernel: cudarc::driver::CudaFunction) -> bridge_core::Result<()> {
 //! let context = CudaContext::new(0).unwrap();
 //! let (producer, consumer) = (context.default_stream(), context.new_stream().unwrap());
 //! let made = DeviceArray::from_slice(producer.clone_htod(&[1.0f32; 12]).unwrap(), &[3, 4], None, 0)?;
@@ -18,8 +18,9 @@
 //! let (mut tensor, _) = transfer(&from, &to, &made, bridge_cuda::ordering(), &Options::default())?;
 //! let mut writing = tensor.write::<f32>()?;
 //! // SAFETY: the kernel writes to 12 elements.
-//! unsafe { consumer.launch_builder(&kernel()).arg(&mut writing.view()).launch(LaunchConfig::for_num_elems(12)) }.unwrap();
-//! # Ok::<(), bridge_core::Error>(())
+//! unsafe { consumer.launch_builder(&kernel).arg(&mut writing.view()).launch(LaunchConfig::for_num_elems(12)) }.unwrap();
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! # When memory is touched, and when it returns

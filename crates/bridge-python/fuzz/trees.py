@@ -63,7 +63,7 @@ def struct(children: list[Any]) -> Any:
 
 
 def two(children: list[Any]) -> list[Any]:
-    """The first two; ``None`` for those that there are not."""
+    """Return the first two, ``None`` where there are fewer."""
     return [*children, None, None][:2]
 
 

@@ -277,7 +277,8 @@ impl Batch {
         }
     }
 
-    /// As [`touch`](Self::touch), whoever holds the view. Returns the number of views that the use was recorded for.
+    /// Uses a view in a stream, also after its lease was handed on. Returns the number of views that the use was recorded
+    /// for.
     pub fn work(&self, number: usize, stream: Stream) -> usize {
         let views = match stream {
             READER => 0,
