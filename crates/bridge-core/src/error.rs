@@ -42,6 +42,12 @@ pub enum ErrorKind {
     Driver,
     /// A framework raised an error of its own.
     Framework,
+    /// Another process may not have what it asks for: it is of another user, or its ticket is not the right one.
+    Denied,
+    /// The process that shares the memory has ended or taken it back.
+    Gone,
+    /// Another process has as many shares, leases or connections as it allows, or does not answer in time.
+    Busy,
 }
 
 /// An error: its kind, a message that tells the user what to do next and, where there is one, its cause.

@@ -1,0 +1,343 @@
+//! Who shares what with whom, without sockets and without memory: the exporter's state machine.
+
+use crate::ticket::Token;
+use crate::wire::Why;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How much a process lets others hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The most connections, each of another process.
+    pub connections: usize,
+    /// The most shares that can be opened or are still leased.
+    pub shares: usize,
+    /// The most leases of a connection.
+    pub leases: usize,
+    /// The most bytes of all shares together that were copied into memory for this purpose.
+    pub bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { connections: 256, shares: 1 << 16, leases: 1 << 16, bytes: usize::MAX }
+    }
+}
+
+/// What a process shares now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Held {
+    /// Shares that can be opened or are still leased.
+    pub shares: usize,
+    /// Leases of other processes.
+    pub leases: usize,
+    /// Connections.
+    pub connections: usize,
+    /// Bytes of all shares together that were copied into memory for this purpose.
+    pub bytes: usize,
+}
+
+/// A connection.
+pub(crate) type Peer = u64;
+
+#[derive(Debug)]
+struct Share<C> {
+    content: Arc<C>,
+    bytes: usize,
+    token: Token,
+    /// `None`: it was revoked, or has expired.
+    until: Option<Instant>,
+    leases: usize,
+}
+
+/// Shares, connections, and the leases between them.
+///
+/// A share keeps its content until it has ended and its last lease is back. A connection that ends gives back all of
+/// its leases. Contents that are free are returned, for the caller to drop where no lock is held.
+#[derive(Debug)]
+pub(crate) struct Book<C> {
+    limits: Limits,
+    shares: BTreeMap<u64, Share<C>>,
+    /// When each share that can be opened expires, and its number.
+    ends: BTreeSet<(Instant, u64)>,
+    bytes: usize,
+    /// Leases by connection: the share of each.
+    peers: BTreeMap<Peer, BTreeMap<u64, u64>>,
+    /// Counts shares, leases and connections: no number is used twice.
+    last: u64,
+}
+
+impl<C> Book<C> {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self { limits, shares: BTreeMap::new(), ends: BTreeSet::new(), bytes: 0, peers: BTreeMap::new(), last: 0 }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// Returns whether another share with so many bytes is allowed.
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+        self.shares.len() < self.limits.shares && self.bytes.saturating_add(bytes) <= self.limits.bytes
+    }
+
+    /// Enters a share, which `token` opens until `until`. Returns its number.
+    pub(crate) fn share(&mut self, content: C, bytes: usize, token: Token, until: Instant) -> u64 {
+        let number = self.next();
+        let share = Share { content: Arc::new(content), bytes, token, until: Some(until), leases: 0 };
+        self.shares.insert(number, share);
+        self.ends.insert((until, number));
+        self.bytes += bytes;
+        number
+    }
+
+    /// Enters a connection, if another is allowed.
+    pub(crate) fn join(&mut self) -> Result<Peer, Why> {
+        if self.peers.len() >= self.limits.connections {
+            return Err(Why::Busy);
+        }
+        let peer = self.next();
+        self.peers.insert(peer, BTreeMap::new());
+        Ok(peer)
+    }
+
+    /// Gives a connection a lease. Returns its number, and the content. A wrong token and a share that is no more get one
+    /// answer, so that nobody finds out which shares there are.
+    pub(crate) fn open(&mut self, peer: Peer, number: u64, token: &Token, now: Instant) -> Result<(u64, Arc<C>), Why> {
+        let lease = self.last + 1;
+        let leases = self.peers.get_mut(&peer).ok_or(Why::Protocol)?;
+        let share = self.shares.get_mut(&number).filter(|share| share.token == *token).ok_or(Why::Unknown)?;
+        if share.until.is_none_or(|until| until <= now) {
+            return Err(Why::Unknown);
+        }
+        if leases.len() >= self.limits.leases {
+            return Err(Why::Busy);
+        }
+        share.leases += 1;
+        leases.insert(lease, number);
+        self.last = lease;
+        Ok((lease, Arc::clone(&share.content)))
+    }
+
+    /// Takes a lease back from a connection. Returns the content that is free now.
+    pub(crate) fn give_back(&mut self, peer: Peer, lease: u64) -> Result<Option<Arc<C>>, Why> {
+        let share = self.peers.get_mut(&peer).and_then(|leases| leases.remove(&lease)).ok_or(Why::Protocol)?;
+        Ok(self.returned(share))
+    }
+
+    /// Takes all leases back from a connection that has ended. Returns the contents that are free now.
+    pub(crate) fn leave(&mut self, peer: Peer) -> Vec<Arc<C>> {
+        let leases = self.peers.remove(&peer).unwrap_or_default();
+        leases.into_values().filter_map(|share| self.returned(share)).collect()
+    }
+
+    fn returned(&mut self, number: u64) -> Option<Arc<C>> {
+        let share = self.shares.get_mut(&number).expect("a share with leases stays");
+        share.leases -= 1;
+        self.free(number)
+    }
+
+    /// Ends a share now. Returns the connections that have leases on it, and the content if it is free.
+    pub(crate) fn revoke(&mut self, number: u64) -> (BTreeSet<Peer>, Option<Arc<C>>) {
+        let Some(share) = self.shares.get_mut(&number) else { return (BTreeSet::new(), None) };
+        if let Some(until) = share.until.take() {
+            self.ends.remove(&(until, number));
+        }
+        let holders = self.peers.iter().filter(|(_, leases)| leases.values().any(|share| *share == number));
+        (holders.map(|(peer, _)| *peer).collect(), self.free(number))
+    }
+
+    /// Ends the shares whose time is over. Returns the contents that are free now.
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<Arc<C>> {
+        let mut free = Vec::new();
+        while let Some((until, number)) = self.ends.first().copied().filter(|(until, _)| *until <= now) {
+            self.ends.remove(&(until, number));
+            self.shares.get_mut(&number).expect("a share that can be opened is there").until = None;
+            free.extend(self.free(number));
+        }
+        free
+    }
+
+    /// Removes a share that has ended and is not leased.
+    fn free(&mut self, number: u64) -> Option<Arc<C>> {
+        let free = self.shares.get(&number).is_some_and(|share| share.until.is_none() && share.leases == 0);
+        let share = free.then(|| self.shares.remove(&number)).flatten()?;
+        self.bytes -= share.bytes;
+        Some(share.content)
+    }
+
+    /// Returns when the next share expires.
+    pub(crate) fn next_expiry(&self) -> Option<Instant> {
+        self.ends.first().map(|(until, _)| *until)
+    }
+
+    pub(crate) fn held(&self) -> Held {
+        Held {
+            shares: self.shares.len(),
+            leases: self.peers.values().map(BTreeMap::len).sum(),
+            connections: self.peers.len(),
+            bytes: self.bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    const LIMITS: Limits = Limits { connections: 3, shares: 4, leases: 3, bytes: 100 };
+
+    /// A step of a history. Indices choose among what the history has made so far, modulo their number.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Share {
+            seconds: u64,
+            bytes: usize,
+        },
+        Join,
+        Open {
+            peer: usize,
+            share: usize,
+            forged: bool,
+        },
+        Return {
+            peer: usize,
+            lease: usize,
+        },
+        /// The process of a connection ends, by whatever.
+        Leave {
+            peer: usize,
+        },
+        Revoke {
+            share: usize,
+        },
+        Wait {
+            seconds: u64,
+        },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let (index, seconds) = (0usize..8, 0u64..10);
+        prop_oneof![
+            3 => (seconds.clone(), 0usize..60).prop_map(|(seconds, bytes)| Step::Share { seconds, bytes }),
+            2 => Just(Step::Join),
+            6 => (index.clone(), index.clone(), prop::bool::weighted(0.1))
+                .prop_map(|(peer, share, forged)| Step::Open { peer, share, forged }),
+            4 => (index.clone(), index.clone()).prop_map(|(peer, lease)| Step::Return { peer, lease }),
+            1 => index.clone().prop_map(|peer| Step::Leave { peer }),
+            1 => index.prop_map(|share| Step::Revoke { share }),
+            2 => seconds.prop_map(|seconds| Step::Wait { seconds }),
+        ]
+    }
+
+    /// What the test knows of a share.
+    struct Known {
+        number: u64,
+        token: Token,
+        until: Option<Instant>,
+        bytes: usize,
+        /// Alive as long as the book, or what it returned, has it.
+        content: std::sync::Weak<u64>,
+        leases: usize,
+    }
+
+    fn pick<T>(items: &[T], index: usize) -> Option<usize> {
+        (!items.is_empty()).then(|| index % items.len())
+    }
+
+    proptest! {
+        /// The content of a share lives exactly until it has ended and every lease on it is back, whatever happens and
+        /// whoever dies; a lease is given for the right token and for a share that has not ended alone; limits hold.
+        #[test]
+        fn a_content_lives_as_long_as_it_must(steps in prop::collection::vec(step(), 1..60)) {
+            let mut book = Book::new(LIMITS);
+            let mut now = Instant::now();
+            let mut shares: Vec<Known> = Vec::new();
+            // Connections, with their leases: the number, and the index of the share.
+            let mut peers: Vec<(Peer, Vec<(u64, usize)>)> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Share { seconds, bytes } => {
+                        let alive = |share: &&Known| share.until.is_some() || share.leases > 0;
+                        let held: usize = shares.iter().filter(alive).map(|share| share.bytes).sum();
+                        let room = shares.iter().filter(alive).count() < LIMITS.shares && held + bytes <= LIMITS.bytes;
+                        prop_assert_eq!(book.has_room(bytes), room);
+                        if room {
+                            let (token, until) = (Token::random().unwrap(), now + Duration::from_secs(seconds));
+                            let number = book.share(0, bytes, token, until);
+                            let content = Arc::downgrade(&book.shares[&number].content);
+                            shares.push(Known { number, token, until: Some(until), bytes, content, leases: 0 });
+                        }
+                    }
+                    Step::Join => match book.join() {
+                        Ok(peer) => peers.push((peer, Vec::new())),
+                        Err(why) => prop_assert_eq!((why, peers.len()), (Why::Busy, LIMITS.connections)),
+                    },
+                    Step::Open { peer, share, forged } => {
+                        let (Some(peer), Some(index)) = (pick(&peers, peer), pick(&shares, share)) else { continue };
+                        let (share, (peer, leases)) = (&mut shares[index], &mut peers[peer]);
+                        let token = if forged { Token::random().unwrap() } else { share.token };
+                        let may = !forged && share.until.is_some_and(|until| until > now);
+                        match book.open(*peer, share.number, &token, now) {
+                            Ok((lease, _)) => {
+                                prop_assert!(may && leases.len() < LIMITS.leases);
+                                share.leases += 1;
+                                leases.push((lease, index));
+                            }
+                            Err(Why::Busy) => prop_assert!(may && leases.len() == LIMITS.leases),
+                            Err(why) => prop_assert_eq!((why, may), (Why::Unknown, false)),
+                        }
+                    }
+                    Step::Return { peer, lease } => {
+                        let Some(peer) = pick(&peers, peer) else { continue };
+                        let (number, leases) = &mut peers[peer];
+                        match pick(leases, lease) {
+                            Some(lease) => {
+                                let (lease, share) = leases.swap_remove(lease);
+                                shares[share].leases -= 1;
+                                drop(book.give_back(*number, lease).unwrap());
+                                prop_assert_eq!(book.give_back(*number, lease).unwrap_err(), Why::Protocol, "twice");
+                            }
+                            None => prop_assert_eq!(book.give_back(*number, 0).unwrap_err(), Why::Protocol),
+                        }
+                    }
+                    Step::Leave { peer } => {
+                        let Some(peer) = pick(&peers, peer) else { continue };
+                        let (number, leases) = peers.swap_remove(peer);
+                        leases.iter().for_each(|(_, share)| shares[*share].leases -= 1);
+                        drop(book.leave(number));
+                    }
+                    Step::Revoke { share } => {
+                        let Some(index) = pick(&shares, share) else { continue };
+                        let has = |leases: &[(u64, usize)]| leases.iter().any(|(_, share)| *share == index);
+                        let holders = peers.iter().filter(|(_, leases)| has(leases)).map(|(peer, _)| *peer).collect();
+                        prop_assert_eq!(book.revoke(shares[index].number).0, holders);
+                        shares[index].until = None;
+                    }
+                    Step::Wait { seconds } => {
+                        now += Duration::from_secs(seconds);
+                        drop(book.expire(now));
+                        shares.iter_mut().for_each(|share| share.until = share.until.filter(|until| *until > now));
+                        prop_assert_eq!(book.next_expiry(), shares.iter().filter_map(|share| share.until).min());
+                    }
+                }
+                for share in &shares {
+                    let must = share.until.is_some() || share.leases > 0;
+                    prop_assert_eq!(share.content.strong_count(), usize::from(must));
+                }
+                let alive = shares.iter().filter(|share| share.until.is_some() || share.leases > 0);
+                let held = Held {
+                    shares: alive.clone().count(),
+                    leases: peers.iter().map(|(_, leases)| leases.len()).sum(),
+                    connections: peers.len(),
+                    bytes: alive.map(|share| share.bytes).sum(),
+                };
+                prop_assert_eq!(book.held(), held);
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The process that shares: its socket, and the thread behind it.
+
+mod book;
+mod folder;
+mod serve;
+
+pub use book::{Held, Limits};
+
+use crate::memory::failed;
+use crate::ticket::{Ticket, Token, now};
+use crate::wire::{Content, HEADER, MAX_ANSWER, MAX_FILES, frame};
+use book::{Book, Peer};
+use bridge_core::{Error, ErrorKind, Result};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::OwnedFd;
+use serve::Server;
+use std::any::Any;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How a process shares.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// The folder of the socket, which only this user may enter. `None`: `TENSOR_BRIDGE_IPC` names it, else
+    /// `tensor-bridge` in `XDG_RUNTIME_DIR`, else one of this user in `/tmp`.
+    pub folder: Option<PathBuf>,
+    /// The most that others may hold.
+    pub limits: Limits,
+    /// Users, by number, who may open shares beside the one of this process. The folder must let them in, too.
+    pub users: Vec<u32>,
+}
+
+/// The content of a share, with what keeps it.
+pub(crate) struct Kept {
+    pub(crate) content: Content,
+    /// The descriptors of the segments, in their order.
+    pub(crate) files: Vec<Arc<OwnedFd>>,
+    pub(crate) _owners: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+/// The part of a process that lends tensors to other processes: a socket, and a thread that answers.
+///
+/// A share is kept until it has ended and every lease on it is back. The drop ends all shares; what is leased then is
+/// dropped with them.
+pub struct Exporter {
+    desk: Arc<Desk>,
+    thread: Option<JoinHandle<()>>,
+    process: u32,
+}
+
+/// What the thread has in common with the others.
+struct Desk {
+    socket: PathBuf,
+    book: Mutex<Book<Kept>>,
+    /// Connections to tell that a share was revoked, with its number.
+    notices: Mutex<Vec<(Peer, u64)>>,
+    wake: OwnedFd,
+    stopped: AtomicBool,
+}
+
+impl Desk {
+    fn book(&self) -> MutexGuard<'_, Book<Kept>> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the thread look at what has changed.
+    fn wake(&self) {
+        // The counter of an eventfd overflows after 2^64 calls that are not read.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Exporter {
+    /// Opens a socket, and starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Denied`] where the folder belongs to another user or lets others in, [`ErrorKind::Argument`] where the
+    /// path of the socket would be too long, and errors of the system.
+    pub fn new(settings: Settings) -> Result<Self> {
+        let folder = folder::ready(settings.folder, settings.users.is_empty())?;
+        let (listener, socket) = folder::listen(&folder)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("no eventfd"))?;
+        let desk = Arc::new(Desk {
+            socket,
+            book: Mutex::new(Book::new(settings.limits)),
+            notices: Mutex::default(),
+            wake,
+            stopped: AtomicBool::new(false),
+        });
+        let thread = start(listener, Arc::clone(&desk), settings.users)?;
+        Ok(Self { desk, thread: Some(thread), process: std::process::id() })
+    }
+
+    /// Shares a content, which a ticket opens for so long. `bytes` counts against the limit.
+    pub(crate) fn share(&self, kept: Kept, bytes: usize, about: &str, time: Duration) -> Result<Ticket> {
+        if self.process != std::process::id() {
+            let text = "this process was forked from the one that shares: make an exporter of its own";
+            return Err(Error::new(ErrorKind::Gone, text));
+        }
+        let longest = frame(&kept.content).len() + 20;
+        if longest > HEADER + MAX_ANSWER || kept.files.len() > MAX_FILES {
+            let text =
+                format!("{} tensors do not fit into one ticket: share them in parts", kept.content.tensors.len());
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
+        let token = Token::random()?;
+        let until = Instant::now().checked_add(time).ok_or_else(|| {
+            Error::new(ErrorKind::Argument, "a ticket that long is never to expire: pass a shorter time")
+        })?;
+        let mut book = self.desk.book();
+        let free = book.expire(Instant::now());
+        if !book.has_room(bytes) {
+            drop(book);
+            drop(free);
+            let text = "this process shares as much as its limits allow: revoke shares, or raise the limits";
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        let share = book.share(kept, bytes, token, until);
+        drop(book);
+        drop(free);
+        self.desk.wake();
+        // A part of a second counts as a whole one: the ticket must not expire before the share does.
+        let expires = now().saturating_add(time.as_secs() + u64::from(time.subsec_nanos() > 0));
+        Ticket::new(&self.desk.socket, share, token, expires, about)
+    }
+
+    /// Ends the share of a ticket now: nobody opens it any more, and who has it open is told.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] for the ticket of another process.
+    pub fn revoke(&self, ticket: &Ticket) -> Result<()> {
+        if ticket.socket() != self.desk.socket {
+            let text = "the ticket is of another process: revoke it there";
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
+        let (share, _) = ticket.share();
+        let (peers, free) = self.desk.book().revoke(share);
+        let notices = peers.into_iter().map(|peer| (peer, share));
+        self.desk.notices.lock().unwrap_or_else(PoisonError::into_inner).extend(notices);
+        self.desk.wake();
+        drop(free);
+        Ok(())
+    }
+
+    /// Returns what others hold now.
+    pub fn held(&self) -> Held {
+        self.desk.book().held()
+    }
+}
+
+fn start(listener: UnixListener, desk: Arc<Desk>, users: Vec<u32>) -> Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name("tensor-bridge-ipc".into());
+    thread.spawn(move || Server::new(listener, desk, users).run()).map_err(|error| {
+        Error::new(ErrorKind::OutOfMemory, "no thread for the socket: raise the limit of processes (ulimit -u)")
+            .caused_by(error)
+    })
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        // A forked process has neither the thread nor the right to the socket.
+        if self.process != std::process::id() {
+            return;
+        }
+        self.desk.stopped.store(true, Relaxed);
+        self.desk.wake();
+        let _ = std::fs::remove_file(&self.desk.socket);
+        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+    }
+}

@@ -1,0 +1,64 @@
+//! Tensors of one process in another: tickets, leases, and the memory behind them.
+//!
+//! A process puts tensors of any framework into a [`Parcel`] and shares it through its [`Exporter`], for a [`Ticket`]: a
+//! line of text. Another process [`open`]s the ticket, and finds the tensors in place, for any framework of its own. The
+//! first process keeps the memory until the ticket has expired and everybody who opened it has dropped the tensors, or has
+//! died.
+//!
+//! ```
+//! use bridge_core::{HostOnly, Options, Ordering, transfer};
+//! use bridge_ipc::{Exporter, Ipc, Parcel, Settings, Ticket, Writing, open};
+//! use bridge_ndarray::{HostArray, NdArray};
+//! use ndarray::array;
+//! use std::sync::Arc;
+//! use std::time::Duration;
+//!
+//! let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
+//! # let folder = std::env::temp_dir().join(format!("tensor-bridge-doc-{}", std::process::id()));
+//! # let settings = Settings { folder: Some(folder.clone()), ..Settings::default() };
+//! # let _ = "
+//! let settings = Settings::default();
+//! # ";
+//! let exporter = Exporter::new(settings)?;
+//! let mut parcel = Parcel::new(Writing::Private, 0)?;
+//! let tensor = HostArray::from(array![[1.0f32, 2.0], [3.0, 4.0]]);
+//! parcel.add(&NdArray::new(), &tensor, &ordering, &Options::default())?;
+//! let ticket = parcel.share(&exporter, Duration::from_secs(60), None)?.text();
+//!
+//! // Usually in another process.
+//! let opened = open(&ticket.parse::<Ticket>()?)?;
+//! let (seen, done) = transfer(&Ipc::new(), &NdArray::new(), &opened.tensors[0], &ordering, &Options::default())?;
+//! assert_eq!(done.bytes_copied, 0);
+//! assert_eq!(seen.to_array::<f32>()?, array![[1.0, 2.0], [3.0, 4.0]].into_dyn());
+//! assert_eq!(exporter.held().leases, 1);
+//! # drop((seen, opened, exporter));
+//! # let _ = std::fs::remove_dir(folder);
+//! # Ok::<(), bridge_core::Error>(())
+//! ```
+//!
+//! # Memory
+//!
+//! Tensors on the host are copied once, into sealed memory of the system (`memfd_create`), whose descriptor goes through
+//! the socket. [`Writing`] says who may write to it. Tensors on a GPU are refused so far: pass
+//! [`Options::device`](bridge_core::Options) to move them.
+//!
+//! # Who may open
+//!
+//! The socket lies in a folder that this user alone may enter, the system says which user calls, and a ticket has 128
+//! random bits. Who has a ticket sees the tensors of its share, and nothing else of the process.
+
+mod exporter;
+mod importer;
+mod memory;
+mod parcel;
+mod socket;
+mod tensor;
+mod ticket;
+mod wire;
+
+pub use exporter::{Exporter, Held, Limits, Settings};
+pub use importer::{Opened, open};
+pub use memory::Writing;
+pub use parcel::Parcel;
+pub use tensor::{Ipc, IpcTensor};
+pub use ticket::{MAX_TICKET, Ticket, Token};

@@ -1,0 +1,191 @@
+//! Host memory that processes share: sealed files in memory, and their mappings.
+
+use bridge_core::{Error, ErrorKind, Result};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create,
+};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::ptr;
+
+/// What those who open a share may do with its elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Writing {
+    /// Each may write, and sees its own writes alone: the kernel copies a page at the first write to it.
+    #[default]
+    Private,
+    /// None may write, the process that shares included. The kernel enforces it.
+    Never,
+    /// All may write, and see what the others write.
+    Shared,
+}
+
+/// A part of the address space that is a view of a file in memory.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    bytes: Range<usize>,
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let len = self.bytes.len().max(1);
+        // SAFETY: this is a whole mapping of `map`, unmapped once. Who used its addresses kept the mapping.
+        let _ = unsafe { munmap(ptr::with_exposed_provenance_mut(self.bytes.start), len) };
+    }
+}
+
+impl Mapping {
+    /// Returns the addresses, whose provenance is exposed.
+    pub(crate) fn bytes(&self) -> Range<usize> {
+        self.bytes.clone()
+    }
+}
+
+/// Makes memory that can be shared, mapped for writing by this process alone.
+///
+/// # Errors
+///
+/// [`ErrorKind::OutOfMemory`]: all of it is taken now, so that no write fails later.
+pub(crate) fn create(nbytes: usize) -> Result<(OwnedFd, Mapping)> {
+    // The system does not refuse too much of such memory, but ends processes to get it.
+    if available().is_some_and(|free| nbytes as u64 > free) {
+        return Err(failed(&format!("no shared memory for {nbytes} bytes"))(Errno::NOMEM));
+    }
+    let file = memfd_create(c"tensor-bridge", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+    let file = file.map_err(failed("no file in memory"))?;
+    // A mapping of no bytes is none.
+    let taken = fallocate(&file, FallocateFlags::empty(), 0, nbytes.max(1) as u64);
+    taken.map_err(failed(&format!("no shared memory for {nbytes} bytes")))?;
+    let mapping = map(&file, nbytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)?;
+    Ok((file, mapping))
+}
+
+/// Returns how many bytes the system or this process's group can still take, as far as that is known.
+fn available() -> Option<u64> {
+    let system = std::fs::read_to_string("/proc/meminfo").ok();
+    let system = system.as_deref().and_then(|text| text.lines().find_map(|line| line.strip_prefix("MemAvailable:")));
+    let system = system.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024));
+    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
+    system.into_iter().chain(group).min()
+}
+
+/// Fixes the length of memory that is written, and forbids writes unless they are shared. No mapping for writing is
+/// left.
+pub(crate) fn seal(file: &OwnedFd, writing: Writing) -> Result<()> {
+    let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    if writing != Writing::Shared {
+        seals |= SealFlags::WRITE;
+    }
+    fcntl_add_seals(file, seals).map_err(failed("shared memory is not sealed"))
+}
+
+/// Maps memory that another process, or this one, has sealed.
+///
+/// # Errors
+///
+/// [`ErrorKind::Protocol`] for a file that is no sealed memory or is shorter than `nbytes`: a reader of it could be ended
+/// by the system.
+pub(crate) fn open(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<Mapping> {
+    let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    let long = fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= nbytes.max(1) as u64));
+    if !sealed || !long {
+        let text = "the other process sent memory that it may still shorten, or that is too short: it does not speak this protocol";
+        return Err(Error::new(ErrorKind::Protocol, text));
+    }
+    let (access, kind) = match writing {
+        Writing::Private => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE),
+        Writing::Never => (ProtFlags::READ, MapFlags::SHARED),
+        Writing::Shared => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED),
+    };
+    map(file, nbytes, access, kind)
+}
+
+fn map(file: &impl AsFd, nbytes: usize, access: ProtFlags, kind: MapFlags) -> Result<Mapping> {
+    // SAFETY: the kernel chooses an address that is free.
+    let mapped = unsafe { mmap(ptr::null_mut(), nbytes.max(1), access, kind, file, 0) };
+    let start = mapped.map_err(failed(&format!("{nbytes} bytes of shared memory are not mapped")))?.expose_provenance();
+    Ok(Mapping { bytes: start..start + nbytes })
+}
+
+/// Returns what makes an error of the system's.
+pub(crate) fn failed(what: &str) -> impl Fn(Errno) -> Error + '_ {
+    move |errno| {
+        let (kind, advice) = match errno {
+            Errno::NOMEM | Errno::NOSPC | Errno::DQUOT => (ErrorKind::OutOfMemory, "free some first"),
+            Errno::MFILE | Errno::NFILE => (ErrorKind::OutOfMemory, "raise the limit of open files (ulimit -n)"),
+            Errno::ACCESS | Errno::PERM => (ErrorKind::Denied, "run both processes as one user"),
+            _ => (ErrorKind::Framework, "see the system's message"),
+        };
+        Error::new(kind, format!("{what} ({errno}): {advice}")).caused_by(std::io::Error::from(errno))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(writing: Writing) -> OwnedFd {
+        let (file, mapping) = create(3).unwrap();
+        // SAFETY: the mapping has three bytes, which no other code knows.
+        unsafe { ptr::with_exposed_provenance_mut::<[u8; 3]>(mapping.bytes().start).write([1, 2, 3]) };
+        drop(mapping);
+        seal(&file, writing).unwrap();
+        file
+    }
+
+    fn first(mapping: &Mapping) -> u8 {
+        // SAFETY: the mapping has three bytes, and no other thread writes to them.
+        unsafe { ptr::with_exposed_provenance::<u8>(mapping.bytes().start).read_volatile() }
+    }
+
+    fn write(mapping: &Mapping) {
+        // SAFETY: the mapping is writable, and no other thread uses it.
+        unsafe { ptr::with_exposed_provenance_mut::<u8>(mapping.bytes().start).write_volatile(9) };
+    }
+
+    #[test]
+    fn private_writes_are_ones_own_and_shared_ones_are_seen() {
+        for (writing, seen) in [(Writing::Private, 1), (Writing::Shared, 9)] {
+            let file = made(writing);
+            let (one, other) = (open(&file, 3, writing).unwrap(), open(&file, 3, writing).unwrap());
+            write(&one);
+            assert_eq!((first(&one), first(&other)), (9, seen), "{writing:?}");
+        }
+    }
+
+    #[test]
+    fn sealed_memory_is_never_mapped_for_shared_writes() {
+        for writing in [Writing::Private, Writing::Never] {
+            let file = made(writing);
+            assert_eq!(first(&open(&file, 3, writing).unwrap()), 1);
+            assert_eq!(open(&file, 3, Writing::Shared).unwrap_err().kind(), ErrorKind::Denied, "{writing:?}");
+        }
+    }
+
+    #[test]
+    fn memory_that_could_vanish_is_refused() {
+        let (unsealed, _mapping) = create(3).unwrap();
+        assert_eq!(open(&unsealed, 3, Writing::Never).unwrap_err().kind(), ErrorKind::Protocol);
+        let short = made(Writing::Never);
+        assert_eq!(open(&short, 1 << 20, Writing::Never).unwrap_err().kind(), ErrorKind::Protocol);
+        let other = OwnedFd::from(std::fs::File::open("/dev/zero").unwrap());
+        assert_eq!(open(&other, 3, Writing::Never).unwrap_err().kind(), ErrorKind::Protocol);
+    }
+
+    #[test]
+    fn no_memory_is_an_error() {
+        assert_eq!(create(1 << 52).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    }
+
+    #[test]
+    fn memory_without_bytes_is_mapped() {
+        let (file, mapping) = create(0).unwrap();
+        drop(mapping);
+        seal(&file, Writing::Never).unwrap();
+        assert!(open(&file, 0, Writing::Never).unwrap().bytes().is_empty());
+    }
+}

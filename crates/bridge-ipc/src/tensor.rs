@@ -1,0 +1,199 @@
+//! The tensor: elements in memory that processes share, and the adapters for it.
+
+use crate::importer::Import;
+use crate::memory::{self, Mapping};
+use bridge_core::{
+    Access, Adapter, Allocation, COPY_ALIGNMENT, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease,
+    Lent, Memory, Order, Profile, Result, Strides, Views,
+};
+use rustix::fd::OwnedFd;
+use std::any::Any;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A tensor in memory that another process shares, or that this one is about to share. A clone is another reference to
+/// it.
+#[derive(Clone)]
+pub struct IpcTensor {
+    /// Address of the first element. It means nothing without elements.
+    data: usize,
+    dtype: DType,
+    layout: Layout,
+    access: Access,
+    /// What keeps the memory: an [`Import`], an [`Arena`] before it is shared, or the [`Lease`] of a framework of this
+    /// process on memory that is shared already.
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl IpcTensor {
+    pub(crate) fn imported(data: usize, dtype: DType, layout: Layout, access: Access, import: Arc<Import>) -> Self {
+        Self { data, dtype, layout, access, owner: import }
+    }
+
+    /// Returns the element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Returns the shape and the strides, in elements.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Returns the address of the first element.
+    pub fn data(&self) -> usize {
+        self.data
+    }
+
+    /// Returns what this process may do with the elements.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Returns an error where the memory is no longer lent: the other process has ended, or has revoked the share. The
+    /// elements can still be read then, but they are nobody's.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Gone`].
+    pub fn check(&self) -> Result<()> {
+        self.owner.downcast_ref::<Import>().map_or(Ok(()), Import::check)
+    }
+}
+
+/// Tensors that processes share, as a framework: they go out in place, and other memory comes in by a copy, as part of a
+/// [`Parcel`](crate::Parcel).
+#[derive(Clone)]
+pub struct Ipc {
+    profile: Arc<Profile>,
+    views: Arc<Views>,
+    /// Where copies go.
+    arena: Option<Arc<Arena>>,
+}
+
+impl Default for Ipc {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Ipc {
+    /// Makes the adapter for tensors that were opened.
+    pub fn new() -> Self {
+        Self::with(None)
+    }
+
+    /// Makes the adapter that copies into `arena`.
+    pub(crate) fn into(arena: Arc<Arena>) -> Self {
+        Self::with(Some(arena))
+    }
+
+    fn with(arena: Option<Arc<Arena>>) -> Self {
+        let profile = Profile {
+            dtypes: DType::NAMED.iter().map(|(dtype, _)| *dtype).collect(),
+            strides: Strides::Any,
+            alignment: 0,
+            devices: vec![DeviceKind::CPU],
+            owns_memory: arena.is_some(),
+            ..Profile::export_only("ipc")
+        };
+        Self { profile: Arc::new(profile), views: Arc::default(), arena }
+    }
+}
+
+impl Adapter for Ipc {
+    type Tensor = IpcTensor;
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.views.clone()
+    }
+
+    fn export(&self, tensor: &IpcTensor) -> Result<Lent> {
+        tensor.check()?;
+        let allocation = Allocation::host(tensor.layout.hull(tensor.data, None)?, tensor.access);
+        // SAFETY: a segment or an arena stays mapped, at least this long and for this access, as long as the tensor keeps
+        // it; its file cannot be shortened. It is unmapped on any thread. `open` or `empty` has checked that the layout
+        // stays inside.
+        let memory = unsafe { Memory::new(allocation, Arc::clone(&tensor.owner)) };
+        Lent::at(tensor.data, tensor.dtype, tensor.layout.clone(), memory)
+    }
+
+    fn import(&self, lease: Lease) -> Result<IpcTensor> {
+        let (data, dtype, layout, access) = (lease.data(), lease.dtype(), lease.layout().clone(), lease.access());
+        Ok(IpcTensor { data, dtype, layout, access, owner: Arc::new(lease) })
+    }
+
+    /// Returns an error: core copies host memory.
+    fn compact(&self, _: &IpcTensor) -> Result<IpcTensor> {
+        Err(Error::new(ErrorKind::CopyNeeded, "copies of host memory are left to core"))
+    }
+
+    fn overwritten(&self, tensor: &IpcTensor) -> Result<()> {
+        match tensor.access {
+            Access::ReadOnly => {
+                Err(Error::new(ErrorKind::ReadOnly, "the tensor was shared for reading: copy it first"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<IpcTensor> {
+        let Some(arena) = self.arena.as_ref().filter(|_| device.kind == DeviceKind::CPU) else {
+            return Err(Error::new(ErrorKind::CopyNeeded, "memory to share is taken by a parcel, on the host"));
+        };
+        let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
+        let data = arena.take(layout.nbytes())?;
+        Ok(IpcTensor { data, dtype, layout, access: Access::ReadWrite, owner: arena.clone() })
+    }
+}
+
+/// Memory that is about to be shared, and filled with tensors one behind the other.
+pub(crate) struct Arena {
+    file: OwnedFd,
+    mapping: Mapping,
+    used: Mutex<usize>,
+}
+
+impl Arena {
+    /// Takes memory for tensors of so many bytes, each rounded up by [`Arena::room_for`].
+    pub(crate) fn new(nbytes: usize) -> Result<Self> {
+        let (file, mapping) = memory::create(nbytes)?;
+        Ok(Self { file, mapping, used: Mutex::new(0) })
+    }
+
+    /// Returns the bytes that a tensor of so many bytes takes.
+    pub(crate) fn room_for(nbytes: usize) -> usize {
+        nbytes.checked_next_multiple_of(COPY_ALIGNMENT).unwrap_or(usize::MAX)
+    }
+
+    /// Returns whether so many bytes are left.
+    pub(crate) fn has(&self, nbytes: usize) -> bool {
+        let used = *self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        Self::room_for(nbytes) <= self.mapping.bytes().len() - used
+    }
+
+    /// Returns the address of the next bytes, and takes them.
+    fn take(&self, nbytes: usize) -> Result<usize> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = Self::room_for(nbytes);
+        if room > self.mapping.bytes().len() - *used {
+            return Err(Error::new(ErrorKind::OutOfMemory, "the shared memory is full: share the tensors in parts"));
+        }
+        let address = self.mapping.bytes().start + *used;
+        *used += room;
+        Ok(address)
+    }
+
+    pub(crate) fn bytes(&self) -> Range<usize> {
+        self.mapping.bytes()
+    }
+
+    /// Unmaps the memory, and returns it.
+    pub(crate) fn into_file(self) -> OwnedFd {
+        self.file
+    }
+}

@@ -1,0 +1,234 @@
+//! Tickets: what a process passes to another, which opens a share with it.
+
+use crate::memory::failed;
+use bridge_core::{Error, ErrorKind, Result};
+use rustix::rand::{GetRandomFlags, getrandom};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::{SystemTime, UNIX_EPOCH};
+use subtle::ConstantTimeEq;
+
+/// The most bytes of a ticket's text.
+pub const MAX_TICKET: usize = 512;
+
+/// The version of tickets and of the messages behind them.
+pub const VERSION: u32 = 1;
+
+/// The most letters of the description in a ticket.
+const MAX_ABOUT: usize = 120;
+
+/// 128 random bits. Who knows them may open the share.
+#[derive(Clone, Copy)]
+pub struct Token([u8; 16]);
+
+impl Token {
+    /// Returns a new token, from the system's random numbers.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Missing`] where the system has none.
+    pub fn random() -> Result<Self> {
+        let mut bytes = [0; 16];
+        let filled = getrandom(&mut bytes, GetRandomFlags::empty()).map_err(failed("no random numbers"))?;
+        match filled {
+            16 => Ok(Self(bytes)),
+            _ => Err(Error::new(ErrorKind::Missing, "the system gave too few random numbers: try again")),
+        }
+    }
+}
+
+/// Compares in a time that does not depend on the bits.
+impl PartialEq for Token {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl Eq for Token {}
+
+/// Does not show the bits.
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+impl Serialize for Token {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{:032x}", u128::from_be_bytes(self.0)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Token {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let digits = text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        let number = digits.then(|| u128::from_str_radix(&text, 16).ok()).flatten();
+        let number = number.ok_or_else(|| serde::de::Error::custom("a token is 32 hexadecimal digits"))?;
+        Ok(Self(number.to_be_bytes()))
+    }
+}
+
+/// Leave to open one share, for whoever has it. It is text of at most [`MAX_TICKET`] bytes, holds no code, and may be
+/// passed on by any way and opened many times, until it expires or the share is revoked.
+///
+/// [`Display`](fmt::Display) says what it is, without the token. [`text`](Self::text) is what to pass on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ticket {
+    /// Always [`VERSION`] after [`parse`](str::parse).
+    #[serde(rename = "tensor_bridge")]
+    version: u32,
+    socket: String,
+    share: u64,
+    token: Token,
+    /// Seconds since 1970.
+    expires: u64,
+    about: String,
+}
+
+impl Ticket {
+    pub(crate) fn new(socket: &Path, share: u64, token: Token, expires: u64, about: &str) -> Result<Self> {
+        let socket = socket.to_str().ok_or_else(|| {
+            Error::new(ErrorKind::Argument, "the folder of the sockets is no UTF-8: name another in TENSOR_BRIDGE_IPC")
+        })?;
+        let about = about.chars().filter(|letter| !letter.is_control()).take(MAX_ABOUT).collect();
+        let mut ticket = Self { version: VERSION, socket: socket.into(), share, token, expires, about };
+        while ticket.text().len() > MAX_TICKET && ticket.about.pop().is_some() {}
+        Ok(ticket)
+    }
+
+    /// Returns the text to pass to another process: one line of JSON.
+    pub fn text(&self) -> String {
+        serde_json::to_string(self).expect("numbers and strings are JSON")
+    }
+
+    /// Returns the socket of the process that shares.
+    pub fn socket(&self) -> &Path {
+        Path::new(&self.socket)
+    }
+
+    pub(crate) fn share(&self) -> (u64, Token) {
+        (self.share, self.token)
+    }
+
+    /// Returns the seconds until the ticket expires, by this machine's clock; `None` afterwards.
+    pub fn remaining(&self) -> Option<u64> {
+        self.expires.checked_sub(now())
+    }
+}
+
+/// Returns the seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl fmt::Display for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.remaining() {
+            Some(seconds) => write!(f, "{}, expires in {seconds} s", self.about),
+            None => write!(f, "{}, expired", self.about),
+        }
+    }
+}
+
+impl FromStr for Ticket {
+    type Err = Error;
+
+    /// Reads the text of a ticket.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] for other text, [`ErrorKind::Version`] for a ticket of another version.
+    fn from_str(text: &str) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Version {
+            tensor_bridge: u32,
+        }
+        let no_ticket = |why: &dyn fmt::Display| {
+            let text = format!("this is no ticket ({why}): pass the text that share returned, whole");
+            Error::new(ErrorKind::Argument, text)
+        };
+        if text.len() > MAX_TICKET {
+            return Err(no_ticket(&format_args!("it is longer than {MAX_TICKET} bytes")));
+        }
+        let Version { tensor_bridge: version } = serde_json::from_str(text).map_err(|error| no_ticket(&error))?;
+        if version != VERSION {
+            let text = format!(
+                "the ticket is of version {version}, and this process knows {VERSION}: use one version of tensor_bridge in both"
+            );
+            return Err(Error::new(ErrorKind::Version, text));
+        }
+        let ticket: Self = serde_json::from_str(text).map_err(|error| no_ticket(&error))?;
+        if !ticket.socket().is_absolute() || ticket.socket.contains('\0') {
+            return Err(no_ticket(&"its socket is no absolute path"));
+        }
+        if ticket.about.chars().any(char::is_control) {
+            return Err(no_ticket(&"its description has control characters"));
+        }
+        Ok(ticket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ticket(about: &str) -> Ticket {
+        let token = Token(*b"0123456789abcdef");
+        Ticket::new(Path::new("/run/user/1000/tensor-bridge/42.sock"), 7, token, 4_000_000_000, about).unwrap()
+    }
+
+    #[test]
+    fn the_text_is_a_golden_one() {
+        let text = include_str!("../../../fixtures/ipc/ticket.json").trim_end();
+        assert_eq!(ticket("torch float32 [64, 256] on cpu").text(), text);
+        assert_eq!(text.parse::<Ticket>().unwrap(), ticket("torch float32 [64, 256] on cpu"));
+    }
+
+    #[test]
+    fn a_ticket_is_short_and_plain() {
+        for about in ["x".repeat(1000), "\u{1F600}\"\\".repeat(300), "a\nb\0c".into()] {
+            let ticket = ticket(&about);
+            assert!(ticket.text().len() <= MAX_TICKET);
+            assert!(!ticket.to_string().contains(char::is_control));
+            assert_eq!(ticket.text().parse::<Ticket>().unwrap(), ticket);
+        }
+        let path = Path::new("/").join("p".repeat(107));
+        let longest = Ticket::new(&path, u64::MAX, Token([255; 16]), u64::MAX, &"\"".repeat(500)).unwrap();
+        assert!(longest.text().len() <= MAX_TICKET);
+    }
+
+    #[test]
+    fn the_token_is_not_shown() {
+        let ticket = ticket("x");
+        let hidden = "30313233";
+        assert!(ticket.text().contains(hidden));
+        assert!(!format!("{ticket} {ticket:?}").contains(hidden));
+    }
+
+    #[test]
+    fn other_text_is_refused() {
+        let good = ticket("x").text();
+        let bad = [
+            ("", ErrorKind::Argument),
+            ("{}", ErrorKind::Argument),
+            ("[1]", ErrorKind::Argument),
+            (&good[..good.len() - 1], ErrorKind::Argument),
+            (&good.replace("\"tensor_bridge\":1", "\"tensor_bridge\":2"), ErrorKind::Version),
+            (&good.replace("/run", "run"), ErrorKind::Argument),
+            (&good.replace("/run", "/r\\u0000un"), ErrorKind::Argument),
+            (&good.replace("30313233", "3031323X"), ErrorKind::Argument),
+            (&good.replace("30313233", "+0313233"), ErrorKind::Argument),
+            (&good.replace("\"share\":7", "\"share\":-7"), ErrorKind::Argument),
+            (&good.replace("\"share\":7", "\"share\":7,\"more\":1"), ErrorKind::Argument),
+            (&good.replace("\"x\"", "\"\\u001b[31m\""), ErrorKind::Argument),
+            (&" ".repeat(MAX_TICKET + 1), ErrorKind::Argument),
+        ];
+        for (text, kind) in bad {
+            assert_eq!(text.parse::<Ticket>().unwrap_err().kind(), kind, "{text}");
+        }
+    }
+}

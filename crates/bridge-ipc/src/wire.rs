@@ -1,0 +1,235 @@
+//! Messages between processes, and their frames.
+//!
+//! A frame is eight bytes and a body: `TB`, the version as one byte, 0, and the length of the body in bytes as an
+//! unsigned 32-bit number, lowest byte first. The body is JSON. docs/design/ipc.md specifies it.
+
+use crate::memory::Writing;
+use crate::ticket::{Token, VERSION};
+use bridge_core::DType;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a frame in front of its body.
+pub(crate) const HEADER: usize = 8;
+
+/// The most bytes of the body of a request.
+pub(crate) const MAX_REQUEST: usize = 1 << 10;
+
+/// The most bytes of the body of an answer.
+pub(crate) const MAX_ANSWER: usize = 16 << 20;
+
+/// The most descriptors that come with an answer: Linux sends at most 253 at once (`SCM_MAX_FD`).
+pub(crate) const MAX_FILES: usize = 253;
+
+/// What a process that opens a share says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Request {
+    /// Asks for a lease on a share.
+    Open { share: u64, token: Token },
+    /// Gives a lease back. There is no answer.
+    Return { lease: u64 },
+}
+
+/// What the process that shares says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Answer {
+    /// A lease, and what it is on. The descriptors of the segments come with the frame.
+    Opened { lease: u64, content: Content },
+    /// No lease.
+    Refused { why: Why },
+    /// The share is taken back: who has a lease on it gives it back soon.
+    Revoked { share: u64 },
+}
+
+/// Why a process gets no lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Why {
+    /// It is of another user.
+    Denied,
+    /// The share was never made or is no more, or the token is not its own.
+    Unknown,
+    /// There are as many connections or leases as allowed.
+    Busy,
+    /// It does not keep to this protocol.
+    Protocol,
+    /// It speaks another version.
+    Version,
+}
+
+/// What a share holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Content {
+    pub(crate) segments: Vec<Segment>,
+    pub(crate) tensors: Vec<Described>,
+    /// How the tensors lie in a tree, in terms of whoever made the share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tree: Option<String>,
+}
+
+/// Memory that holds tensors, and the way to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "road", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Segment {
+    /// A sealed file in memory: one descriptor.
+    File { nbytes: usize, writing: Writing },
+}
+
+impl Segment {
+    /// Returns how many descriptors come with it.
+    pub(crate) fn files(&self) -> usize {
+        match self {
+            Self::File { .. } => 1,
+        }
+    }
+}
+
+/// A tensor in a segment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Described {
+    pub(crate) segment: usize,
+    /// Of its first element from the start of the segment, in bytes.
+    pub(crate) offset: usize,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<i64>,
+    /// In elements.
+    pub(crate) strides: Vec<i64>,
+}
+
+/// Returns a message as a frame.
+pub(crate) fn frame(message: &impl Serialize) -> Vec<u8> {
+    let mut bytes = vec![b'T', b'B', VERSION as u8, 0, 0, 0, 0, 0];
+    serde_json::to_writer(&mut bytes, message).expect("messages are numbers and strings");
+    let len = u32::try_from(bytes.len() - HEADER).expect("contents are bounded when they are shared");
+    bytes[4..HEADER].copy_from_slice(&len.to_le_bytes());
+    bytes
+}
+
+/// The bytes that have come in, as frames.
+#[derive(Debug)]
+pub(crate) struct Frames {
+    bytes: Vec<u8>,
+    /// The most bytes of a body.
+    limit: usize,
+}
+
+impl Frames {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { bytes: Vec::new(), limit }
+    }
+
+    pub(crate) fn add(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Returns the next message, once it is whole.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Version`] and [`Why::Protocol`]. What comes after cannot be read then.
+    pub(crate) fn next<M: DeserializeOwned>(&mut self) -> Result<Option<M>, Why> {
+        let Some((header, rest)) = self.bytes.split_at_checked(HEADER) else { return Ok(None) };
+        let [b'T', b'B', version, 0, len @ ..] = header else { return Err(Why::Protocol) };
+        if u32::from(*version) != VERSION {
+            return Err(Why::Version);
+        }
+        let len = u32::from_le_bytes(len.try_into().expect("a header has four bytes of length")) as usize;
+        if len > self.limit {
+            return Err(Why::Protocol);
+        }
+        let Some(body) = rest.get(..len) else { return Ok(None) };
+        let message = serde_json::from_slice(body).map_err(|_| Why::Protocol)?;
+        self.bytes.drain(..HEADER + len);
+        Ok(Some(message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn token() -> Token {
+        serde_json::from_str("\"000102030405060708090a0b0c0d0e0f\"").unwrap()
+    }
+
+    fn opened() -> Answer {
+        let tensors = vec![
+            Described { segment: 0, offset: 0, dtype: DType::FLOAT32, shape: vec![2, 3], strides: vec![3, 1] },
+            Described { segment: 0, offset: 64, dtype: DType::BFLOAT16, shape: vec![], strides: vec![] },
+        ];
+        let segments = vec![Segment::File { nbytes: 128, writing: Writing::Private }];
+        Answer::Opened { lease: 1, content: Content { segments, tensors, tree: Some("[0,1]".into()) } }
+    }
+
+    /// One message a line, as another program would send it.
+    #[test]
+    fn messages_are_golden_ones() {
+        let requests = [Request::Open { share: 7, token: token() }, Request::Return { lease: 1 }];
+        let answers = [
+            opened(),
+            Answer::Refused { why: Why::Unknown },
+            Answer::Refused { why: Why::Denied },
+            Answer::Revoked { share: 7 },
+        ];
+        let lines = |lines: Vec<String>| lines.join("\n") + "\n";
+        let requests = lines(requests.iter().map(|message| serde_json::to_string(message).unwrap()).collect());
+        let answers = lines(answers.iter().map(|message| serde_json::to_string(message).unwrap()).collect());
+        assert_eq!(requests, include_str!("../../../fixtures/ipc/requests.jsonl"));
+        assert_eq!(answers, include_str!("../../../fixtures/ipc/answers.jsonl"));
+    }
+
+    #[test]
+    fn a_frame_of_another_kind_is_refused() {
+        let good = frame(&Request::Return { lease: 1 });
+        let with = |at: usize, byte: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = byte;
+            let mut frames = Frames::new(MAX_REQUEST);
+            frames.add(&bytes);
+            frames.next::<Request>()
+        };
+        assert_eq!(with(0, b'T'), Ok(Some(Request::Return { lease: 1 })));
+        assert_eq!(with(0, b'X'), Err(Why::Protocol));
+        assert_eq!(with(2, 2), Err(Why::Version));
+        assert_eq!(with(3, 1), Err(Why::Protocol));
+        assert_eq!(with(6, 1), Err(Why::Protocol), "longer than allowed");
+        assert_eq!(with(HEADER, b'!'), Err(Why::Protocol));
+    }
+
+    proptest! {
+        /// Messages come out as they went in, wherever the stream is cut.
+        #[test]
+        fn frames_survive_any_cut(leases in prop::collection::vec(any::<u64>(), 0..6), cuts in prop::collection::vec(1usize..40, 1..20)) {
+            let bytes: Vec<u8> = leases.iter().flat_map(|lease| frame(&Request::Return { lease: *lease })).collect();
+            let (mut frames, mut found, mut rest) = (Frames::new(MAX_REQUEST), Vec::new(), &bytes[..]);
+            for cut in cuts.iter().cycle() {
+                let (now, later) = rest.split_at(rest.len().min(*cut));
+                frames.add(now);
+                rest = later;
+                while let Some(message) = frames.next::<Request>().unwrap() {
+                    found.push(message);
+                }
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert_eq!(found, leases.into_iter().map(|lease| Request::Return { lease }).collect::<Vec<_>>());
+        }
+
+        /// Hostile bytes are refused or waited for, and never more than the limit is kept of a frame.
+        #[test]
+        fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..200), framed in any::<bool>()) {
+            let mut frames = Frames::new(MAX_REQUEST);
+            if framed {
+                frames.add(&[b'T', b'B', VERSION as u8, 0, bytes.len() as u8, 0, 0, 0]);
+            }
+            frames.add(&bytes);
+            while let Ok(Some(_)) = frames.next::<Request>() {}
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Another process: this test program again, which does what it is told, line by line.
+
+use super::{LONG, PATIENCE, host, share};
+use bridge_core::{Adapter, ErrorKind, Options, Result, transfer};
+use bridge_ipc::{Exporter, Ipc, IpcTensor, Parcel, Settings, Ticket, Writing, open};
+use bridge_ndarray::{HostArray, NdArray};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+/// Names the folder of the child's own exporter.
+const FOLDER: &str = "TENSOR_BRIDGE_TEST_CHILD";
+
+/// What comes before an answer, among what the test program prints.
+const ANSWER: &str = "answer: ";
+
+/// A child, ended with this value.
+pub struct Child {
+    process: std::process::Child,
+    stdin: ChildStdin,
+    answers: Receiver<String>,
+}
+
+impl Child {
+    pub fn new(folder: &Path) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "child::other_process", "--ignored", "--nocapture"]).env(FOLDER, folder);
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (stdin, stdout) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+        let (sender, answers) = channel();
+        std::thread::spawn(move || {
+            let lines = BufReader::new(stdout).lines().map_while(|line| line.ok());
+            let said = lines.filter_map(|line| Some(line.split_once(ANSWER)?.1.to_string()));
+            said.map_while(|answer| sender.send(answer).ok()).for_each(drop);
+        });
+        Self { process, stdin, answers }
+    }
+
+    /// Tells the child to do something, and returns its answer.
+    pub fn ask(&mut self, line: &str) -> String {
+        self.tell(line);
+        self.answers.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("{line}: {error}"))
+    }
+
+    /// Tells the child to do something, and does not wait.
+    pub fn tell(&mut self, line: &str) {
+        writeln!(self.stdin, "{line}").unwrap();
+    }
+
+    /// Ends the child at once, wherever it is.
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The program of a child. It is no test.
+#[test]
+#[ignore = "the program of the other processes"]
+fn other_process() {
+    let Some(folder) = std::env::var_os(FOLDER) else { return };
+    let settings = Settings { folder: Some(folder.into()), ..Settings::default() };
+    let exporter = Exporter::new(settings).unwrap();
+    let mut tensors: Vec<Option<IpcTensor>> = Vec::new();
+    for line in std::io::stdin().lines().map_while(|line| line.ok()) {
+        let (verb, argument) = line.split_once(' ').unwrap_or((&line, ""));
+        let answer =
+            obey(&exporter, &mut tensors, verb, argument).unwrap_or_else(|error| format!("{:?}", error.kind()));
+        println!("\n{ANSWER}{answer}");
+    }
+}
+
+fn obey(exporter: &Exporter, tensors: &mut Vec<Option<IpcTensor>>, verb: &str, argument: &str) -> Result<String> {
+    let number = argument.parse::<usize>().unwrap_or_default();
+    match verb {
+        // Opens a ticket, and says what its bytes are.
+        "open" => {
+            let opened = open(&argument.parse::<Ticket>()?)?;
+            let tensor = opened.tensors.into_iter().next().unwrap();
+            let text = read(&tensor)?;
+            tensors.push(Some(tensor));
+            Ok(text)
+        }
+        "read" => read(tensors[number].as_ref().unwrap()),
+        "write" => {
+            let mut array = seen(tensors[number].as_ref().unwrap())?;
+            // SAFETY: the view is writable, and no other thread of this process uses it.
+            unsafe { array.view_mut::<u8>()? }.fill(9);
+            Ok("written".into())
+        }
+        "drop" => {
+            tensors[number] = None;
+            Ok("dropped".into())
+        }
+        "share" => {
+            let bytes = argument.bytes().map(|byte| byte - b'0').collect();
+            Ok(share(exporter, bytes, Writing::Private, LONG)?.text())
+        }
+        // Passes on what was opened.
+        "pass" => {
+            let mut parcel = Parcel::new(Writing::Never, 0)?;
+            let done = parcel.add(&Ipc::new(), tensors[number].as_ref().unwrap(), &host(), &Options::default())?;
+            Ok(format!("{} {}", done.bytes_copied, parcel.share(exporter, LONG, None)?.text()))
+        }
+        _ => panic!("{verb}"),
+    }
+}
+
+/// Returns the tensor for `ndarray`, in place.
+pub fn seen(tensor: &IpcTensor) -> Result<HostArray> {
+    let options = Options { copy: Some(false), ..Options::default() };
+    Ok(transfer(&Ipc::new(), &NdArray::new(), tensor, &host(), &options)?.0)
+}
+
+/// Returns the bytes of a tensor as digits.
+pub fn read(tensor: &IpcTensor) -> Result<String> {
+    Ok(seen(tensor)?.to_array::<u8>()?.iter().map(|byte| char::from(b'0' + byte)).collect())
+}
+
+/// Returns whether the memory is no longer lent.
+pub fn is_gone(tensor: &IpcTensor) -> bool {
+    tensor.check().is_err_and(|error| error.kind() == ErrorKind::Gone) && Ipc::new().export(tensor).is_err()
+}

@@ -1,0 +1,177 @@
+//! What others may do, and what is left when a process dies.
+
+use super::child::{Child, is_gone, read, seen};
+use super::{Folder, LONG, PATIENCE, host, share, wait_for};
+use bridge_core::{Access, ErrorKind, Options};
+use bridge_ipc::{Held, Ipc, Limits, Parcel, Ticket, Writing, open};
+use bridge_ndarray::{HostArray, NdArray};
+use std::time::{Duration, Instant};
+
+#[test]
+fn another_process_reads_in_place_and_gives_back() {
+    let folder = Folder::new();
+    let (exporter, mut child) = (folder.exporter(Limits::default()), Child::new(folder.path()));
+    let ticket = share(&exporter, vec![1, 2, 3], Writing::Private, LONG).unwrap();
+    assert_eq!(ticket.to_string(), "ndarray uint8 [3] on cpu, expires in 3600 s");
+    for _ in 0..3 {
+        assert_eq!(child.ask(&format!("open {}", ticket.text())), "123");
+    }
+    assert_eq!(exporter.held(), Held { shares: 1, leases: 3, connections: 1, bytes: 64 });
+    for lease in 0..3 {
+        child.ask(&format!("drop {lease}"));
+    }
+    wait_for(&exporter, |held| held.leases == 0);
+    exporter.revoke(&ticket).unwrap();
+    assert_eq!(exporter.held().shares, 0);
+    assert_eq!(child.ask(&format!("open {}", ticket.text())), "Gone");
+}
+
+#[test]
+fn writes_are_seen_as_the_share_says() {
+    let folder = Folder::new();
+    let (exporter, mut child) = (folder.exporter(Limits::default()), Child::new(folder.path()));
+    let table =
+        [(Writing::Private, "written", "12"), (Writing::Never, "ReadOnly", "12"), (Writing::Shared, "written", "99")];
+    for (lease, (writing, answer, left)) in table.into_iter().enumerate() {
+        let ticket = share(&exporter, vec![1, 2], writing, LONG).unwrap();
+        let own = &open(&ticket).unwrap().tensors[0];
+        assert_eq!(own.access() == Access::ReadOnly, writing == Writing::Never);
+        child.ask(&format!("open {}", ticket.text()));
+        assert_eq!(child.ask(&format!("write {lease}")), answer, "{writing:?}");
+        assert_eq!(read(own).unwrap(), left, "{writing:?}");
+    }
+}
+
+#[test]
+fn a_killed_reader_has_no_lease_within_a_second() {
+    let folder = Folder::new();
+    let (exporter, mut child) = (folder.exporter(Limits::default()), Child::new(folder.path()));
+    let ticket = share(&exporter, vec![7], Writing::Private, LONG).unwrap();
+    child.ask(&format!("open {}", ticket.text()));
+    child.kill();
+    let start = Instant::now();
+    wait_for(&exporter, |held| (held.leases, held.connections) == (0, 0));
+    println!("free after {:?}", start.elapsed());
+}
+
+#[test]
+fn what_a_dead_process_shared_is_gone_and_no_crash() {
+    let folder = Folder::new();
+    let mut child = Child::new(folder.path());
+    let ticket: Ticket = child.ask("share 456").parse().unwrap();
+    let opened = open(&ticket).unwrap();
+    let (tensor, view) = (&opened.tensors[0], seen(&opened.tensors[0]).unwrap());
+    assert_eq!(read(tensor).unwrap(), "456");
+    child.kill();
+    let start = Instant::now();
+    while !is_gone(tensor) {
+        assert!(start.elapsed() < PATIENCE);
+    }
+    assert_eq!(view.to_array::<u8>().unwrap().as_slice(), Some(&[4, 5, 6][..]), "a view that is there can be read");
+    assert_eq!(open(&ticket).err().unwrap().kind(), ErrorKind::Gone);
+    // The socket of a killed process is removed by the next one.
+    let exporter = folder.exporter(Limits::default());
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    drop(exporter);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_revoked_share_is_said_to_be_gone() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
+    let tensor = open(&ticket).unwrap().tensors.remove(0);
+    tensor.check().unwrap();
+    exporter.revoke(&ticket).unwrap();
+    let start = Instant::now();
+    while !is_gone(&tensor) {
+        assert!(start.elapsed() < PATIENCE);
+    }
+    assert_eq!(open(&ticket).err().unwrap().kind(), ErrorKind::Gone);
+    // It is kept until it is given back.
+    assert_eq!(exporter.held().shares, 1);
+    drop(tensor);
+    wait_for(&exporter, |held| held.shares == 0);
+}
+
+#[test]
+fn a_ticket_expires() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    let ticket = share(&exporter, vec![1], Writing::Private, Duration::from_millis(1)).unwrap();
+    wait_for(&exporter, |held| held.shares == 0);
+    assert_eq!(open(&ticket).err().unwrap().kind(), ErrorKind::Gone);
+}
+
+#[test]
+fn what_was_opened_is_passed_on() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    for (writing, copied) in [(Writing::Never, "0"), (Writing::Private, "3"), (Writing::Shared, "3")] {
+        let (mut first, mut second) = (Child::new(folder.path()), Child::new(folder.path()));
+        let ticket = share(&exporter, vec![1, 2, 3], writing, LONG).unwrap();
+        assert_eq!(first.ask(&format!("open {}", ticket.text())), "123");
+        let passed = first.ask("pass 0");
+        let (bytes, ticket) = passed.split_once(' ').unwrap();
+        assert_eq!(bytes, copied, "bytes copied of memory that is shared as {writing:?}");
+        assert_eq!(second.ask(&format!("open {ticket}")), "123");
+        assert_eq!(second.ask("write 0"), "ReadOnly");
+        // What is passed on in place keeps the first lease.
+        first.ask("drop 0");
+        let kept = usize::from(copied == "0");
+        wait_for(&exporter, |held| held.leases == kept);
+        first.kill();
+        wait_for(&exporter, |held| held.leases == 0);
+    }
+}
+
+#[test]
+fn a_parcel_of_many_tensors_takes_one_piece_of_memory() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    let arrays: Vec<_> = (0..300u32).map(|i| HostArray::from(vec![i; i as usize % 7])).collect();
+    let room = arrays.iter().map(|array| Parcel::room_for(array.layout().nbytes())).sum();
+    let mut parcel = Parcel::new(Writing::Private, room).unwrap();
+    for array in &arrays {
+        parcel.add(&NdArray::new(), array, &host(), &Options::default()).unwrap();
+    }
+    let ticket = parcel.share(&exporter, LONG, Some("a list".into())).unwrap();
+    assert_eq!(exporter.held().bytes, room);
+    let opened = open(&ticket).unwrap();
+    assert_eq!((opened.tensors.len(), opened.tree.as_deref()), (300, Some("a list")));
+    for (i, tensor) in opened.tensors.iter().enumerate() {
+        assert_eq!(
+            seen(tensor).unwrap().to_array::<u32>().unwrap().iter().copied().collect::<Vec<_>>(),
+            vec![i as u32; i % 7],
+            "{i}"
+        );
+        assert_eq!(tensor.data() % 64, 0);
+    }
+}
+
+#[test]
+fn limits_are_errors() {
+    let folder = Folder::new();
+    let limits = Limits { shares: 2, leases: 2, bytes: 1 << 10, ..Limits::default() };
+    let exporter = folder.exporter(limits);
+    let kind = |bytes: usize| share(&exporter, vec![0; bytes], Writing::Private, LONG).err().map(|error| error.kind());
+    assert_eq!(kind(2 << 10), Some(ErrorKind::Busy));
+    let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
+    assert_eq!(kind(64), None);
+    assert_eq!(kind(0), Some(ErrorKind::Busy), "two shares");
+    let leases = [open(&ticket).unwrap(), open(&ticket).unwrap()];
+    assert_eq!(open(&ticket).err().unwrap().kind(), ErrorKind::Busy);
+    drop(leases);
+    wait_for(&exporter, |held| held.leases == 0);
+    open(&ticket).unwrap();
+}
+
+#[test]
+fn a_copy_is_refused_where_none_may_be_made() {
+    let options = Options { copy: Some(false), ..Options::default() };
+    let mut parcel = Parcel::new(Writing::Private, 0).unwrap();
+    let error = parcel.add(&NdArray::new(), &HostArray::from(vec![1u8]), &host(), &options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::CopyNeeded);
+    let _ = Ipc::new();
+}

@@ -1,0 +1,65 @@
+//! Real processes that share and open, and die at any step.
+
+mod child;
+mod death;
+mod history;
+mod wire;
+
+use bridge_core::{HostOnly, Options, Ordering, Result};
+use bridge_ipc::{Exporter, Held, Limits, Parcel, Settings, Ticket, Writing};
+use bridge_ndarray::{HostArray, NdArray};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Time for what another process does.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Time of tickets that are not to expire.
+const LONG: Duration = Duration::from_secs(3600);
+
+fn host() -> Arc<dyn Ordering> {
+    Arc::new(HostOnly)
+}
+
+/// A folder of a test's own, removed with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static LAST: AtomicU32 = AtomicU32::new(0);
+        let name = format!("tensor-bridge-test-{}-{}", std::process::id(), LAST.fetch_add(1, Relaxed));
+        Self(std::env::temp_dir().join(name))
+    }
+
+    fn exporter(&self, limits: Limits) -> Exporter {
+        Exporter::new(Settings { folder: Some(self.0.clone()), limits, ..Settings::default() }).unwrap()
+    }
+
+    fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Shares a vector of bytes.
+fn share(exporter: &Exporter, bytes: Vec<u8>, writing: Writing, time: Duration) -> Result<Ticket> {
+    let mut parcel = Parcel::new(writing, 0)?;
+    parcel.add(&NdArray::new(), &HostArray::from(bytes), &host(), &Options::default())?;
+    parcel.share(exporter, time, None)
+}
+
+/// Waits until the exporter's books say so.
+fn wait_for(exporter: &Exporter, what: impl Fn(&Held) -> bool) {
+    let start = Instant::now();
+    while !what(&exporter.held()) {
+        assert!(start.elapsed() < PATIENCE, "{:?}", exporter.held());
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}

@@ -1,0 +1,208 @@
+//! Hostile processes at either end.
+
+use super::{Folder, LONG, PATIENCE, share, wait_for};
+use bridge_core::ErrorKind;
+use bridge_ipc::{Limits, Ticket, Writing, open};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+fn frame(body: &str) -> Vec<u8> {
+    [b"TB\x01\x00", &(body.len() as u32).to_le_bytes()[..], body.as_bytes()].concat()
+}
+
+/// Sends bytes to an exporter, and returns what it answers before it closes the connection.
+fn answer_to(ticket: &Ticket, bytes: &[u8]) -> String {
+    let mut socket = UnixStream::connect(ticket.socket()).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.write_all(bytes).unwrap();
+    let mut answer = Vec::new();
+    // A connection that is closed with unread bytes is reset.
+    let _ = socket.read_to_end(&mut answer);
+    String::from_utf8_lossy(answer.get(8..).unwrap_or_default()).into_owned()
+}
+
+#[test]
+fn what_is_no_request_is_refused() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
+    let protocol = r#"{"is":"refused","why":"protocol"}"#;
+    let cases: [(Vec<u8>, &str); 7] = [
+        (b"GET / HTTP/1.1\r\n\r\n".to_vec(), protocol),
+        (b"TB\x02\x00\x00\x00\x00\x00".to_vec(), r#"{"is":"refused","why":"version"}"#),
+        (b"TB\x01\x00\xff\xff\xff\xff".to_vec(), protocol),
+        (frame("{}"), protocol),
+        (frame(r#"{"do":"open","share":1,"token":"00"}"#), protocol),
+        (frame(&"[".repeat(1000)), protocol),
+        (frame(r#"{"do":"return","lease":5}"#), ""),
+    ];
+    for (bytes, expected) in cases {
+        assert_eq!(answer_to(&ticket, &bytes), expected, "{}", String::from_utf8_lossy(&bytes));
+    }
+    wait_for(&exporter, |held| held.connections == 0);
+    open(&ticket).unwrap();
+}
+
+#[test]
+fn a_forged_ticket_opens_nothing() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    let text = share(&exporter, vec![1], Writing::Private, LONG).unwrap().text();
+    let token = text.split("\"token\":\"").nth(1).unwrap()[..32].to_string();
+    for forged in [text.replace(&token, &"0".repeat(32)), text.replace("\"share\":1", "\"share\":9")] {
+        assert_ne!(forged, text);
+        assert_eq!(open(&forged.parse().unwrap()).err().unwrap().kind(), ErrorKind::Gone);
+    }
+    assert_eq!(exporter.held().leases, 0);
+}
+
+#[test]
+fn crowds_are_refused_within_a_second() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits { connections: 8, ..Limits::default() });
+    let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
+    let start = Instant::now();
+    let (mut held, mut refused) = (Vec::new(), 0);
+    for _ in 0..10_000 {
+        let mut socket = UnixStream::connect(ticket.socket()).unwrap();
+        if held.len() < 8 {
+            held.push(socket);
+            wait_for(&exporter, |books| books.connections == held.len());
+            continue;
+        }
+        socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        let mut answer = String::new();
+        let mut bytes = Vec::new();
+        socket.read_to_end(&mut bytes).unwrap();
+        answer.push_str(&String::from_utf8_lossy(&bytes[8..]));
+        refused += usize::from(answer == r#"{"is":"refused","why":"busy"}"#);
+    }
+    assert_eq!(refused, 10_000 - 8);
+    println!("{:?} for 10,000 connections", start.elapsed());
+    assert_eq!(open(&ticket).err().unwrap().kind(), ErrorKind::Busy);
+    drop(held);
+    wait_for(&exporter, |held| held.connections == 0);
+    open(&ticket).unwrap();
+}
+
+#[test]
+fn a_folder_that_lets_others_in_is_refused() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path()).unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o770)).unwrap();
+    let settings = bridge_ipc::Settings { folder: Some(folder.path().into()), ..Default::default() };
+    assert_eq!(bridge_ipc::Exporter::new(settings).err().unwrap().kind(), ErrorKind::Denied);
+}
+
+/// What a hostile exporter sends for an answer.
+struct Answer {
+    bytes: Vec<u8>,
+    files: Vec<OwnedFd>,
+}
+
+/// Opens a ticket of an exporter that answers so, and returns the kind of the error.
+fn opened(answer: Answer) -> ErrorKind {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path()).unwrap();
+    let path = folder.path().join("hostile.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let text = format!(
+        r#"{{"tensor_bridge":1,"socket":"{}","share":1,"token":"{}","expires":{},"about":""}}"#,
+        path.display(),
+        "0".repeat(32),
+        u64::MAX
+    );
+    let hostile = std::thread::spawn(move || {
+        let (mut socket, _) = listener.accept().unwrap();
+        let mut request = [0; 512];
+        let _ = socket.read(&mut request).unwrap();
+        let files: Vec<_> = answer.files.iter().map(|file| file.as_fd()).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+        }
+        sendmsg(&socket, &[IoSlice::new(&answer.bytes)], &mut control, SendFlags::empty()).unwrap();
+    });
+    let kind = open(&text.parse().unwrap()).err().unwrap().kind();
+    hostile.join().unwrap();
+    kind
+}
+
+fn memory(nbytes: u64, sealed: bool) -> OwnedFd {
+    let file = memfd_create(c"hostile", MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&file, nbytes).unwrap();
+    if sealed {
+        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    }
+    file
+}
+
+#[test]
+fn hostile_answers_are_errors() {
+    let content = |tensor: &str| {
+        format!(
+            r#"{{"is":"opened","lease":1,"content":{{"segments":[{{"road":"file","nbytes":64,"writing":"never"}}],"tensors":[{tensor}]}}}}"#
+        )
+    };
+    let tensor = |segment: &str, offset: &str, dtype: &str, shape: &str, strides: &str| {
+        content(&format!(
+            r#"{{"segment":{segment},"offset":{offset},"dtype":"{dtype}","shape":{shape},"strides":{strides}}}"#
+        ))
+    };
+    let bodies = [
+        String::new(),
+        "{}".into(),
+        "\u{0}".into(),
+        tensor("1", "0", "uint8", "[1]", "[1]"),
+        tensor("0", "64", "uint8", "[1]", "[1]"),
+        tensor("0", "0", "uint8", "[65]", "[1]"),
+        tensor("0", "0", "float32", "[17]", "[1]"),
+        tensor("0", "0", "uint8", "[2]", "[-1]"),
+        tensor("0", "0", "uint8", "[2,2]", "[9223372036854775807,1]"),
+        tensor("0", "18446744073709551615", "uint8", "[1]", "[1]"),
+        tensor("0", "18446744073709551616", "uint8", "[1]", "[1]"),
+        tensor("0", "0", "uint8", "[-1]", "[1]"),
+        tensor("0", "0", "uint8", "[1]", "[]"),
+        tensor("0", "0", "uint9", "[1]", "[1]"),
+        tensor("0", "0", "uint8", &format!("[{}1]", "1,".repeat(70)), &format!("[{}1]", "1,".repeat(70))),
+    ];
+    for body in bodies {
+        let answer = Answer { bytes: frame(&body), files: vec![memory(64, true)] };
+        assert_eq!(opened(answer), ErrorKind::Protocol, "{body}");
+    }
+    let good = tensor("0", "0", "uint8", "[64]", "[1]");
+    let kinds =
+        [(vec![], "no descriptor"), (vec![memory(64, false)], "not sealed"), (vec![memory(63, true)], "too short")];
+    for (files, what) in kinds {
+        assert_eq!(opened(Answer { bytes: frame(&good), files }), ErrorKind::Protocol, "{what}");
+    }
+    let half = frame(&good)[..40].to_vec();
+    assert_eq!(opened(Answer { bytes: half, files: vec![] }), ErrorKind::Gone, "the rest never comes");
+    assert_eq!(opened(Answer { bytes: b"TB\x09\x00".repeat(2), files: vec![] }), ErrorKind::Version);
+    assert_eq!(opened(Answer { bytes: b"TB\x01\x00\xff\xff\xff\xff".to_vec(), files: vec![] }), ErrorKind::Protocol);
+}
+
+#[test]
+fn a_socket_that_never_answers_is_an_error_in_time() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path()).unwrap();
+    let path = folder.path().join("silent.sock");
+    let _listener = UnixListener::bind(&path).unwrap();
+    let text = format!(
+        r#"{{"tensor_bridge":1,"socket":"{}","share":1,"token":"{}","expires":{},"about":""}}"#,
+        path.display(),
+        "0".repeat(32),
+        u64::MAX
+    );
+    let start = Instant::now();
+    assert_eq!(open(&text.parse().unwrap()).err().unwrap().kind(), ErrorKind::Busy);
+    assert!(start.elapsed() >= Duration::from_secs(5));
+    assert!(start.elapsed() < PATIENCE);
+}
