@@ -49,8 +49,10 @@
 
 mod exporter;
 mod importer;
+mod line;
 mod memory;
 mod parcel;
+mod server;
 mod socket;
 mod tensor;
 mod ticket;

@@ -1,5 +1,6 @@
 //! Who shares what with whom, without sockets and without memory: the exporter's state machine.
 
+use crate::server::Peer;
 use crate::ticket::Token;
 use crate::wire::Why;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,9 +38,6 @@ pub struct Held {
     /// Bytes of all shares together that were copied into memory for this purpose.
     pub bytes: usize,
 }
-
-/// A connection.
-pub(crate) type Peer = u64;
 
 #[derive(Debug)]
 struct Share<C> {

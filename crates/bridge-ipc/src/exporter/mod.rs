@@ -1,25 +1,20 @@
 //! The process that shares: its socket, and the thread behind it.
 
 mod book;
-mod folder;
+pub(crate) mod folder;
 mod serve;
 
 pub use book::{Held, Limits};
 
-use crate::memory::failed;
+use crate::server::{Bell, Peer, Serving};
 use crate::ticket::{Ticket, Token, now};
 use crate::wire::{Content, HEADER, MAX_ANSWER, MAX_FILES, frame};
-use book::{Book, Peer};
+use book::Book;
 use bridge_core::{Error, ErrorKind, Result};
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
-use serve::Server;
 use std::any::Any;
-use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How a process shares.
@@ -48,8 +43,7 @@ pub(crate) struct Kept {
 /// dropped with them.
 pub struct Exporter {
     desk: Arc<Desk>,
-    thread: Option<JoinHandle<()>>,
-    process: u32,
+    serving: Serving,
 }
 
 /// What the thread has in common with the others.
@@ -58,19 +52,12 @@ struct Desk {
     book: Mutex<Book<Kept>>,
     /// Connections to tell that a share was revoked, with its number.
     notices: Mutex<Vec<(Peer, u64)>>,
-    wake: OwnedFd,
-    stopped: AtomicBool,
+    bell: Arc<Bell>,
 }
 
 impl Desk {
     fn book(&self) -> MutexGuard<'_, Book<Kept>> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes the thread look at what has changed.
-    fn wake(&self) {
-        // The counter of an eventfd overflows after 2^64 calls that are not read.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
@@ -84,21 +71,20 @@ impl Exporter {
     pub fn new(settings: Settings) -> Result<Self> {
         let folder = folder::ready(settings.folder, settings.users.is_empty())?;
         let (listener, socket) = folder::listen(&folder)?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("no eventfd"))?;
+        let bell = Bell::new()?;
         let desk = Arc::new(Desk {
             socket,
             book: Mutex::new(Book::new(settings.limits)),
             notices: Mutex::default(),
-            wake,
-            stopped: AtomicBool::new(false),
+            bell: Arc::clone(&bell),
         });
-        let thread = start(listener, Arc::clone(&desk), settings.users)?;
-        Ok(Self { desk, thread: Some(thread), process: std::process::id() })
+        let serving = Serving::start(listener, Arc::clone(&desk), settings.users, bell)?;
+        Ok(Self { desk, serving })
     }
 
     /// Shares a content, which a ticket opens for so long. `bytes` counts against the limit.
     pub(crate) fn share(&self, kept: Kept, bytes: usize, about: &str, time: Duration) -> Result<Ticket> {
-        if self.process != std::process::id() {
+        if self.serving.is_elsewhere() {
             let text = "this process was forked from the one that shares: make an exporter of its own";
             return Err(Error::new(ErrorKind::Gone, text));
         }
@@ -123,7 +109,7 @@ impl Exporter {
         let share = book.share(kept, bytes, token, until);
         drop(book);
         drop(free);
-        self.desk.wake();
+        self.desk.bell.ring();
         // A part of a second counts as a whole one: the ticket must not expire before the share does.
         let expires = now().saturating_add(time.as_secs() + u64::from(time.subsec_nanos() > 0));
         Ticket::new(&self.desk.socket, share, token, expires, about)
@@ -143,7 +129,7 @@ impl Exporter {
         let (peers, free) = self.desk.book().revoke(share);
         let notices = peers.into_iter().map(|peer| (peer, share));
         self.desk.notices.lock().unwrap_or_else(PoisonError::into_inner).extend(notices);
-        self.desk.wake();
+        self.desk.bell.ring();
         drop(free);
         Ok(())
     }
@@ -154,23 +140,11 @@ impl Exporter {
     }
 }
 
-fn start(listener: UnixListener, desk: Arc<Desk>, users: Vec<u32>) -> Result<JoinHandle<()>> {
-    let thread = std::thread::Builder::new().name("tensor-bridge-ipc".into());
-    thread.spawn(move || Server::new(listener, desk, users).run()).map_err(|error| {
-        Error::new(ErrorKind::OutOfMemory, "no thread for the socket: raise the limit of processes (ulimit -u)")
-            .caused_by(error)
-    })
-}
-
 impl Drop for Exporter {
     fn drop(&mut self) {
-        // A forked process has neither the thread nor the right to the socket.
-        if self.process != std::process::id() {
-            return;
+        // A forked process has no right to the socket.
+        if !self.serving.is_elsewhere() {
+            let _ = std::fs::remove_file(&self.desk.socket);
         }
-        self.desk.stopped.store(true, Relaxed);
-        self.desk.wake();
-        let _ = std::fs::remove_file(&self.desk.socket);
-        self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
     }
 }

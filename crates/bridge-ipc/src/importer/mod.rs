@@ -2,6 +2,7 @@
 
 mod connection;
 
+use crate::line::broken;
 use crate::memory::{self, Mapping, Writing};
 use crate::tensor::IpcTensor;
 use crate::ticket::Ticket;
@@ -120,18 +121,18 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
 
 fn open_segment(segment: &Segment, files: &mut vec::IntoIter<OwnedFd>) -> Result<Open> {
     let Segment::File { nbytes, writing } = *segment;
-    let file = files.next().ok_or_else(|| connection::broken("a descriptor is missing"))?;
+    let file = files.next().ok_or_else(|| broken("a descriptor is missing"))?;
     Ok(Open { mapping: memory::open(&file, nbytes, writing)?, file: Arc::new(file), writing })
 }
 
 /// Returns a tensor that another process describes, after the checks that it lies in its segment.
 fn tensor(described: &Described, import: &Arc<Import>) -> Result<IpcTensor> {
     let Described { segment, offset, dtype, ref shape, ref strides } = *described;
-    let open = import.segments.get(segment).ok_or_else(|| connection::broken("a tensor lies in no segment"))?;
+    let open = import.segments.get(segment).ok_or_else(|| broken("a tensor lies in no segment"))?;
     let bytes = open.mapping.bytes();
-    let wrong = |error: Error| connection::broken("a tensor does not lie in its segment").caused_by(error);
+    let wrong = |error: Error| broken("a tensor does not lie in its segment").caused_by(error);
     let layout = Layout::new(dtype, shape, Some(strides), 0).map_err(wrong)?;
-    let data = bytes.start.checked_add(offset).ok_or_else(|| connection::broken("an offset is too large"))?;
+    let data = bytes.start.checked_add(offset).ok_or_else(|| broken("an offset is too large"))?;
     layout.hull(data, Some(&bytes)).map_err(wrong)?;
     let access = if open.writing == Writing::Never { Access::ReadOnly } else { Access::ReadWrite };
     Ok(IpcTensor::imported(data, dtype, layout, access, Arc::clone(import)))

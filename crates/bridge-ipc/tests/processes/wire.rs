@@ -40,7 +40,7 @@ fn what_is_no_request_is_refused() {
         (frame("{}"), protocol),
         (frame(r#"{"do":"open","share":1,"token":"00"}"#), protocol),
         (frame(&"[".repeat(1000)), protocol),
-        (frame(r#"{"do":"return","lease":5}"#), ""),
+        (frame(r#"{"do":"return","lease":5}"#), protocol),
     ];
     for (bytes, expected) in cases {
         assert_eq!(answer_to(&ticket, &bytes), expected, "{}", String::from_utf8_lossy(&bytes));

@@ -1,0 +1,43 @@
+//! What sharing costs on the host: the copy into memory that can be shared, the first open, and those after it.
+//!
+//! ```sh
+//! cargo run --release -p tensor-bridge-ipc --example cost
+//! ```
+
+use bridge_core::{HostOnly, Options, Ordering, Result, transfer};
+use bridge_ipc::{Exporter, Ipc, Parcel, Settings, Writing, open};
+use bridge_ndarray::{HostArray, NdArray};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn main() -> Result<()> {
+    let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
+    let exporter = Exporter::new(Settings::default())?;
+    println!(
+        "| bytes | tensors | share, µs | first open, µs | open, transfer and drop, median, µs |\n|--:|--:|--:|--:|--:|"
+    );
+    for (nbytes, tensors) in [(4 << 10, 1), (64 << 20, 1), (256 << 20, 1), (64 << 20, 300)] {
+        let arrays: Vec<_> = (0..tensors).map(|_| HostArray::from(vec![1u8; nbytes / tensors])).collect();
+        let start = Instant::now();
+        let room = arrays.iter().map(|array| Parcel::room_for(array.layout().nbytes())).sum();
+        let mut parcel = Parcel::new(Writing::Never, room)?;
+        for array in &arrays {
+            parcel.add(&NdArray::new(), array, &ordering, &Options::default())?;
+        }
+        let ticket = parcel.share(&exporter, Duration::from_secs(60), None)?;
+        let shared = start.elapsed().as_micros();
+        let mut times = Vec::new();
+        for _ in 0..200 {
+            let start = Instant::now();
+            for tensor in open(&ticket)?.tensors {
+                transfer(&Ipc::new(), &NdArray::new(), &tensor, &ordering, &Options::default())?;
+            }
+            times.push(start.elapsed().as_micros());
+        }
+        let first = times.remove(0);
+        times.sort_unstable();
+        println!("| {nbytes} | {tensors} | {shared} | {first} | {} |", times[times.len() / 2]);
+        exporter.revoke(&ticket)?;
+    }
+    Ok(())
+}
