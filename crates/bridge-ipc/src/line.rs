@@ -163,27 +163,45 @@ impl<R: Reply + Send + 'static> Line<R> {
         see: impl FnMut(R),
     ) -> Result<(R, Vec<OwnedFd>)> {
         let mut incoming = locked(&self.read);
-        // Of a connection that was refused, the refusal can be read although nothing can be sent.
-        let mut sent = Some(self.send(frame));
+        let sent = self.send(frame);
+        let Some(answer) = self.next(&mut incoming, sent, until)? else {
+            // The answer would be taken for that of the next question.
+            incoming.ended = Some(End::Closed);
+            return Err(Error::new(ErrorKind::Busy, "the other process did not answer in time: try again"));
+        };
+        incoming.notices.drain(..).for_each(see);
+        let wanted = files(&answer);
+        if incoming.files.len() < wanted {
+            incoming.ended = Some(End::Broken);
+            return Err(broken("descriptors are missing"));
+        }
+        Ok((answer, incoming.files.drain(..wanted).collect()))
+    }
+
+    /// Asks a question whose answer may take long.
+    pub(crate) fn start(&self, frame: &[u8]) -> Result<()> {
+        self.send(frame)
+    }
+
+    /// Waits until `until` for the answer to that question; `None` where there is none yet.
+    pub(crate) fn answered(&self, until: Instant) -> Result<Option<R>> {
+        self.next(&mut locked(&self.read), Ok(()), until)
+    }
+
+    /// Returns the next answer; `None` where none has come until then. `sent` says whether the question was sent.
+    fn next(&self, incoming: &mut Incoming<R>, sent: Result<()>, until: Instant) -> Result<Option<R>> {
+        let mut sent = Some(sent);
         loop {
-            if let Some(answer) = self.take_in(&mut incoming, true)? {
-                incoming.notices.drain(..).for_each(see);
-                let wanted = files(&answer);
-                if incoming.files.len() < wanted {
-                    incoming.ended = Some(End::Broken);
-                    return Err(broken("descriptors are missing"));
-                }
-                let files = incoming.files.drain(..wanted).collect();
-                return answer.refusal().map_or(Ok((answer, files)), |why| Err(refused(why)));
+            // Of a connection that was refused, the refusal can be read although nothing can be sent.
+            if let Some(answer) = self.take_in(incoming, true)? {
+                return answer.refusal().map_or(Ok(Some(answer)), |why| Err(refused(why)));
             }
             if let Some(end) = incoming.ended {
                 return Err(end.error());
             }
             sent.take().transpose()?;
             if !self.wait(PollFlags::IN, until) {
-                // The answer would be taken for that of the next question.
-                incoming.ended = Some(End::Closed);
-                return Err(Error::new(ErrorKind::Busy, "the other process did not answer in time: try again"));
+                return Ok(None);
             }
         }
     }

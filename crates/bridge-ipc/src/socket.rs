@@ -1,6 +1,7 @@
-//! Bytes and descriptors through a socket.
+//! Sockets: who listens and who calls, and bytes and descriptors through them.
 
 use crate::wire::MAX_FILES;
+use bridge_core::{Error, ErrorKind, Result};
 use rustix::cmsg_space;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -10,10 +11,13 @@ use rustix::net::{
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::fs;
+use std::io::{self, ErrorKind as Io, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::ptr;
 
 /// Sends bytes, and descriptors with the first of them, without waiting. Returns how many bytes were sent.
@@ -87,4 +91,47 @@ pub(crate) fn other_end(socket: &UnixStream) -> io::Result<OtherEnd> {
     // A process of another namespace has the number 0 here.
     let process = Pid::from_raw(found.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     Ok(OtherEnd { user: found.uid, process })
+}
+
+/// The most bytes of a socket's path (`sockaddr_un`, with the 0 at its end).
+const MAX_PATH: usize = 107;
+
+/// Listens at a path. With `private`, this user alone may connect.
+///
+/// # Errors
+///
+/// [`ErrorKind::Argument`] for a path that is too long or names another file, [`ErrorKind::Busy`] where another process
+/// listens, [`ErrorKind::Denied`], and errors of the system.
+pub(crate) fn listen(path: &Path, private: bool) -> Result<UnixListener> {
+    let refused =
+        |kind, what: &str| Error::new(kind, format!("no socket at {}: {what}. Name another path", path.display()));
+    if path.as_os_str().len() > MAX_PATH {
+        return Err(refused(ErrorKind::Argument, &format!("the path has more than {MAX_PATH} bytes")));
+    }
+    if is_abandoned(path) {
+        let _ = fs::remove_file(path);
+    }
+    let listener = UnixListener::bind(path).map_err(|error| {
+        let (kind, what) = match error.kind() {
+            Io::PermissionDenied => (ErrorKind::Denied, "this user may not make one there"),
+            Io::AddrInUse if is_socket(path) => (ErrorKind::Busy, "another process listens there"),
+            Io::AddrInUse => (ErrorKind::Argument, "it is another file"),
+            _ => (ErrorKind::Argument, "the system refuses it"),
+        };
+        refused(kind, what).caused_by(error)
+    })?;
+    let mode = if private { 0o600 } else { 0o666 };
+    let ready =
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).and_then(|()| listener.set_nonblocking(true));
+    ready.map_err(|error| refused(ErrorKind::Framework, "it cannot be made ready").caused_by(error))?;
+    Ok(listener)
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
+}
+
+/// Returns whether a path is the socket of a process that has ended.
+pub(crate) fn is_abandoned(path: &Path) -> bool {
+    is_socket(path) && UnixStream::connect(path).is_err_and(|error| error.kind() == Io::ConnectionRefused)
 }

@@ -110,6 +110,11 @@ impl Ticket {
         Path::new(&self.socket)
     }
 
+    /// Returns what it says of itself.
+    pub(crate) fn about(&self) -> &str {
+        &self.about
+    }
+
     pub(crate) fn share(&self) -> (u64, Token) {
         (self.share, self.token)
     }

@@ -1,18 +1,15 @@
 //! The private folder of the sockets.
 
 use crate::memory::failed;
+use crate::socket;
 use bridge_core::{Error, ErrorKind, Result};
 use rustix::fs::{Mode, mkdir, stat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::env;
-use std::io::ErrorKind as Io;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-
-/// The most bytes of a socket's path (`sockaddr_un`, with the 0 at its end).
-const MAX_PATH: usize = 107;
 
 /// Bits of a folder's mode that let other users in.
 const OTHERS: u32 = 0o077;
@@ -45,33 +42,20 @@ fn usual() -> PathBuf {
 }
 
 /// Listens at a new socket, and removes those that no process listens at any more.
-pub(super) fn listen(folder: &Path) -> Result<(UnixListener, PathBuf)> {
+pub(super) fn listen(folder: &Path, private: bool) -> Result<(UnixListener, PathBuf)> {
     sweep(folder);
     let mut random = [0; 8];
     getrandom(&mut random, GetRandomFlags::empty()).map_err(failed("no random numbers"))?;
     let path = std::path::absolute(folder).unwrap_or_else(|_| folder.into());
     let path = path.join(format!("{:016x}.sock", u64::from_ne_bytes(random)));
-    if path.as_os_str().len() > MAX_PATH {
-        let text = format!(
-            "the path {} has more than {MAX_PATH} bytes: name a shorter folder in TENSOR_BRIDGE_IPC",
-            path.display()
-        );
-        return Err(Error::new(ErrorKind::Argument, text));
-    }
-    let listener = UnixListener::bind(&path).and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
-    let listener = listener.map_err(|error| {
-        let kind = if error.kind() == Io::PermissionDenied { ErrorKind::Denied } else { ErrorKind::Framework };
-        Error::new(kind, format!("no socket at {}: name another folder in TENSOR_BRIDGE_IPC", path.display()))
-            .caused_by(error)
-    })?;
-    Ok((listener, path))
+    Ok((socket::listen(&path, private)?, path))
 }
 
 /// Removes the sockets of processes that were killed.
 fn sweep(folder: &Path) {
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     for file in files.filter(|file| file.extension().is_some_and(|extension| extension == "sock")) {
-        if UnixStream::connect(&file).is_err_and(|error| error.kind() == Io::ConnectionRefused) {
+        if socket::is_abandoned(&file) {
             let _ = std::fs::remove_file(&file);
         }
     }

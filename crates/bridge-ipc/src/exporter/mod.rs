@@ -1,7 +1,7 @@
 //! The process that shares: its socket, and the thread behind it.
 
 mod book;
-pub(crate) mod folder;
+mod folder;
 mod serve;
 
 pub use book::{Held, Limits};
@@ -70,7 +70,7 @@ impl Exporter {
     /// path of the socket would be too long, and errors of the system.
     pub fn new(settings: Settings) -> Result<Self> {
         let folder = folder::ready(settings.folder, settings.users.is_empty())?;
-        let (listener, socket) = folder::listen(&folder)?;
+        let (listener, socket) = folder::listen(&folder, settings.users.is_empty())?;
         let bell = Bell::new()?;
         let desk = Arc::new(Desk {
             socket,

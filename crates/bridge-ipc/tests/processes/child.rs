@@ -2,7 +2,7 @@
 
 use super::{LONG, PATIENCE, host, share};
 use bridge_core::{Adapter, ErrorKind, Options, Result, transfer};
-use bridge_ipc::{Exporter, Ipc, IpcTensor, Parcel, Settings, Ticket, Writing, open};
+use bridge_ipc::{Client, Exporter, Ipc, IpcTensor, Parcel, Settings, Ticket, Writing, open};
 use bridge_ndarray::{HostArray, NdArray};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -70,15 +70,22 @@ fn other_process() {
     let settings = Settings { folder: Some(folder.into()), ..Settings::default() };
     let exporter = Exporter::new(settings).unwrap();
     let mut tensors: Vec<Option<IpcTensor>> = Vec::new();
+    let mut client = None;
     for line in std::io::stdin().lines().map_while(|line| line.ok()) {
         let (verb, argument) = line.split_once(' ').unwrap_or((&line, ""));
-        let answer =
-            obey(&exporter, &mut tensors, verb, argument).unwrap_or_else(|error| format!("{:?}", error.kind()));
+        let answer = obey(&exporter, &mut client, &mut tensors, verb, argument)
+            .unwrap_or_else(|error| format!("{:?}", error.kind()));
         println!("\n{ANSWER}{answer}");
     }
 }
 
-fn obey(exporter: &Exporter, tensors: &mut Vec<Option<IpcTensor>>, verb: &str, argument: &str) -> Result<String> {
+fn obey(
+    exporter: &Exporter,
+    client: &mut Option<Client>,
+    tensors: &mut Vec<Option<IpcTensor>>,
+    verb: &str,
+    argument: &str,
+) -> Result<String> {
     let number = argument.parse::<usize>().unwrap_or_default();
     match verb {
         // Opens a ticket, and says what its bytes are.
@@ -103,6 +110,15 @@ fn obey(exporter: &Exporter, tensors: &mut Vec<Option<IpcTensor>>, verb: &str, a
         "share" => {
             let bytes = argument.bytes().map(|byte| byte - b'0').collect();
             Ok(share(exporter, bytes, Writing::Private, LONG)?.text())
+        }
+        "connect" => {
+            *client = Some(Client::connect(Path::new(argument))?);
+            Ok("connected".into())
+        }
+        "put" => {
+            let bytes = argument.bytes().map(|byte| byte - b'0').collect();
+            let ticket = share(exporter, bytes, Writing::Never, LONG)?;
+            Ok(client.as_ref().unwrap().put("weights", &ticket, 1)?.to_string())
         }
         // Passes on what was opened.
         "pass" => {

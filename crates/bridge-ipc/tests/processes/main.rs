@@ -3,6 +3,7 @@
 mod child;
 mod death;
 mod history;
+mod names;
 mod wire;
 
 use bridge_core::{HostOnly, Options, Ordering, Result};

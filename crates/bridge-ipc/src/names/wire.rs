@@ -1,0 +1,101 @@
+//! Messages about names. Their frames are those of tickets.
+
+use crate::line::Reply;
+use crate::ticket::Ticket;
+use crate::wire::Why;
+use serde::{Deserialize, Serialize};
+
+/// What a process asks of the one that serves names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Request {
+    /// Puts a ticket under a name, beside the newest ones before it: `keep` in all.
+    Put { name: String, ticket: Ticket, keep: u64 },
+    /// Asks for the newest ticket of a name, or for one version.
+    Get { name: String, version: Option<u64> },
+    /// Asks for the newest ticket of a name as soon as there is one after this version.
+    Wait { name: String, after: u64 },
+    /// Forgets a name.
+    Remove { name: String },
+    /// Asks for all names.
+    List,
+}
+
+/// What it answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Answer {
+    Stored {
+        version: u64,
+    },
+    Found {
+        version: u64,
+        ticket: Ticket,
+    },
+    /// There is no such name, or no such version.
+    Missing,
+    Removed,
+    Listed {
+        names: Vec<Listed>,
+    },
+    Refused {
+        why: Why,
+    },
+}
+
+/// A name, and what stands under it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Listed {
+    /// The name.
+    pub name: String,
+    /// The newest version.
+    pub version: u64,
+    /// What its ticket says of itself.
+    pub about: String,
+}
+
+impl Reply for Answer {
+    fn refusal(&self) -> Option<Why> {
+        match self {
+            Self::Refused { why } => Some(*why),
+            _ => None,
+        }
+    }
+
+    fn is_notice(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One message a line, as another program would send it.
+    #[test]
+    fn messages_are_golden_ones() {
+        let ticket: Ticket = include_str!("../../../../fixtures/ipc/ticket.json").parse().unwrap();
+        let requests = [
+            Request::Put { name: "weights".into(), ticket: ticket.clone(), keep: 2 },
+            Request::Get { name: "weights".into(), version: None },
+            Request::Get { name: "weights".into(), version: Some(3) },
+            Request::Wait { name: "weights".into(), after: 3 },
+            Request::Remove { name: "weights".into() },
+            Request::List,
+        ];
+        let answers = [
+            Answer::Stored { version: 4 },
+            Answer::Found { version: 4, ticket },
+            Answer::Missing,
+            Answer::Removed,
+            Answer::Listed { names: vec![Listed { name: "weights".into(), version: 4, about: "1 tensor".into() }] },
+            Answer::Refused { why: Why::Busy },
+        ];
+        let lines = |lines: Vec<String>| lines.join("\n") + "\n";
+        let requests = lines(requests.iter().map(|message| serde_json::to_string(message).unwrap()).collect());
+        let answers = lines(answers.iter().map(|message| serde_json::to_string(message).unwrap()).collect());
+        assert_eq!(requests, include_str!("../../../../fixtures/ipc/name_requests.jsonl"));
+        assert_eq!(answers, include_str!("../../../../fixtures/ipc/name_answers.jsonl"));
+    }
+}

@@ -1,0 +1,112 @@
+//! Names between programs that run for long.
+
+use super::child::{Child, read};
+use super::{Folder, LONG, PATIENCE, share};
+use bridge_core::ErrorKind;
+use bridge_ipc::{Client, Limits, Listed, Names, Settings, Ticket, Writing, open};
+use std::time::{Duration, Instant};
+
+struct Served {
+    folder: Folder,
+    names: Names,
+}
+
+fn served() -> Served {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path()).unwrap();
+    let names = Names::serve(&folder.path().join("names"), Settings::default()).unwrap();
+    Served { folder, names }
+}
+
+#[test]
+fn the_newest_version_is_found_and_older_ones_are_kept() {
+    let served = served();
+    let sharing = Folder::new();
+    let exporter = sharing.exporter(Limits::default());
+    let (writer, reader) =
+        (Client::connect(served.names.path()).unwrap(), Client::connect(served.names.path()).unwrap());
+    assert_eq!(reader.get("weights", None).unwrap_err().kind(), ErrorKind::Gone);
+    let mut versions = Vec::new();
+    for bytes in [vec![1], vec![2], vec![3]] {
+        let ticket = share(&exporter, bytes, Writing::Never, LONG).unwrap();
+        versions.push(writer.put("weights", &ticket, 2).unwrap());
+    }
+    let digits = |version| read(&open(&reader.get("weights", version).unwrap().1).unwrap().tensors[0]).unwrap();
+    assert_eq!(
+        (digits(None), digits(Some(versions[1])), digits(Some(versions[2]))),
+        ("3".into(), "2".into(), "3".into())
+    );
+    assert_eq!(reader.get("weights", Some(versions[0])).unwrap_err().kind(), ErrorKind::Gone);
+    let about = "ndarray uint8 [1] on cpu".to_string();
+    assert_eq!(reader.list().unwrap(), [Listed { name: "weights".into(), version: versions[2], about }]);
+    writer.remove("weights").unwrap();
+    assert_eq!(reader.list().unwrap(), []);
+    assert_eq!(reader.remove("weights").unwrap_err().kind(), ErrorKind::Gone);
+}
+
+#[test]
+fn whoever_waits_is_told() {
+    let served = served();
+    let sharing = Folder::new();
+    let exporter = sharing.exporter(Limits::default());
+    let client = Client::connect(served.names.path()).unwrap();
+    let ticket = share(&exporter, vec![7], Writing::Never, LONG).unwrap();
+    let watch = client.watch("weights", 0).unwrap();
+    assert_eq!(watch.wait(Duration::from_millis(1)).unwrap(), None);
+    let version = client.put("weights", &ticket, 1).unwrap();
+    assert_eq!(watch.wait(PATIENCE).unwrap(), Some((version, ticket.clone())));
+    let later = client.watch("weights", version).unwrap();
+    assert_eq!(later.wait(Duration::from_millis(1)).unwrap(), None);
+    client.put("others", &ticket, 1).unwrap();
+    assert_eq!(later.wait(Duration::from_millis(1)).unwrap(), None);
+    let next = client.put("weights", &ticket, 1).unwrap();
+    assert!(next > version);
+    assert_eq!(later.wait(PATIENCE).unwrap(), Some((next, ticket)));
+}
+
+#[test]
+fn what_a_process_has_put_goes_with_it() {
+    let served = served();
+    let sharing = Folder::new();
+    let mut child = Child::new(sharing.path());
+    let reader = Client::connect(served.names.path()).unwrap();
+    let watch = reader.watch("weights", 0).unwrap();
+    child.ask(&format!("connect {}", served.names.path().display()));
+    child.ask("put 12");
+    let (_, ticket): (u64, Ticket) = watch.wait(PATIENCE).unwrap().unwrap();
+    assert_eq!(read(&open(&ticket).unwrap().tensors[0]).unwrap(), "12");
+    child.kill();
+    let start = Instant::now();
+    while !reader.list().unwrap().is_empty() {
+        assert!(start.elapsed() < PATIENCE);
+    }
+}
+
+#[test]
+fn one_process_serves_at_a_path() {
+    let served = served();
+    let path = served.names.path().to_path_buf();
+    let kind = |path: &std::path::Path| Names::serve(path, Settings::default()).err().unwrap().kind();
+    assert_eq!(kind(&path), ErrorKind::Busy);
+    let file = served.folder.path().join("file");
+    std::fs::write(&file, "mine").unwrap();
+    assert_eq!(kind(&file), ErrorKind::Argument);
+    assert_eq!(std::fs::read(&file).unwrap(), b"mine");
+    assert_eq!(kind(&file.join("x")), ErrorKind::Argument);
+    assert_eq!(kind(&served.folder.path().join("p".repeat(120))), ErrorKind::Argument);
+    let client = Client::connect(&path).unwrap();
+    drop(served.names);
+    assert_eq!(client.list().unwrap_err().kind(), ErrorKind::Gone);
+    assert_eq!(Client::connect(&path).err().unwrap().kind(), ErrorKind::Gone);
+    // The socket that a killed process leaves is no obstacle.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let names = Names::serve(&path, Settings::default()).unwrap();
+    Client::connect(names.path()).unwrap().list().unwrap();
+    assert_eq!(client.put("", &ticket(), 1).unwrap_err().kind(), ErrorKind::Gone);
+    let again = Client::connect(names.path()).unwrap();
+    assert_eq!(again.put("", &ticket(), 1).unwrap_err().kind(), ErrorKind::Protocol);
+}
+
+fn ticket() -> Ticket {
+    include_str!("../../../../fixtures/ipc/ticket.json").parse().unwrap()
+}
