@@ -60,7 +60,7 @@ mod ticket;
 mod wire;
 
 pub use exporter::{Exporter, Held, Limits, Settings};
-pub use importer::{Opened, open};
+pub use importer::{Opened, check, is_leasing, open};
 pub use memory::Writing;
 pub use names::{Client, Listed, Names, Watch};
 pub use parcel::Parcel;

@@ -2,7 +2,7 @@
 
 use crate::errors::into_python;
 use crate::frameworks::source;
-use crate::not_a_capsule;
+use crate::{not_a_capsule, processes};
 use bridge_copy::Copier;
 use bridge_core::{Copies, Device, DeviceBuffer, DeviceKind, Keep, Ordering, Result, Stream, Strided};
 use bridge_pyo3::PyTensor;
@@ -68,6 +68,7 @@ pub(crate) fn copy<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>) -> PyResult<Py
     let fill = || {
         not_a_capsule(out)?;
         let (from, to) = (source(src)?, source(out)?);
+        processes::check(&from, src)?;
         bridge_core::copy_into(&*from, &*to, src, out, ordering())
     };
     fill().map(|_| out.clone()).map_err(|error| into_python(py, error))

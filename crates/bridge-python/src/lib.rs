@@ -9,6 +9,7 @@ mod foreign;
 mod frameworks;
 mod interfaces;
 mod options;
+mod processes;
 mod streams;
 mod tensorflow;
 mod tensorflow1;
@@ -28,8 +29,15 @@ fn transfer<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) 
     let cross = || {
         let (to, options) = (to.open(py)?, keywords.read()?);
         match Tree::of(x)? {
-            None => Ok(bridge_core::transfer(&*source(x)?, &*to, x, copies::ordering(), &options)?.0),
+            None => {
+                let from = source(x)?;
+                processes::check(&from, x)?;
+                Ok(bridge_core::transfer(&*from, &*to, x, copies::ordering(), &options)?.0)
+            }
             Some(tree) => tree.map(x, |leaves| {
+                for (index, (from, tensor)) in leaves.iter().enumerate() {
+                    processes::check(from, tensor).map_err(|error| Failed { index, error })?;
+                }
                 let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, _)> =
                     leaves.iter().map(|(from, tensor)| (&**from as _, tensor)).collect();
                 let crossed = bridge_core::transfer_all(&leaves, &*to, copies::ordering(), &options)?;
@@ -349,5 +357,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tensorflow1::Session>()?;
     module.add_class::<bridge_tensorflow::PyExternal>()?;
     module.add_function(wrap_pyfunction!(tensorflow1::tensorflow1_open, module)?)?;
+    processes::enter(module)?;
     module.add_function(wrap_pyfunction!(stats, module)?)
 }

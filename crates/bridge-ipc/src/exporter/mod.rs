@@ -134,6 +134,11 @@ impl Exporter {
         Ok(())
     }
 
+    /// Returns whether this process was forked from the one that made the exporter: it shares nothing here.
+    pub fn is_elsewhere(&self) -> bool {
+        self.serving.is_elsewhere()
+    }
+
     /// Returns what others hold now.
     pub fn held(&self) -> Held {
         self.desk.book().held()

@@ -45,6 +45,21 @@ fn registry() -> MutexGuard<'static, BTreeMap<usize, (Weak<Import>, usize)>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns an error for a tensor of any framework that lies in memory of another process which has ended or has revoked
+/// the share.
+///
+/// # Errors
+///
+/// [`ErrorKind::Gone`].
+pub fn check(lent: &Lent) -> Result<()> {
+    containing(lent).map_or(Ok(()), |(import, _)| import.check())
+}
+
+/// Returns whether this process has a lease of another one.
+pub fn is_leasing() -> bool {
+    !registry().is_empty()
+}
+
 /// Returns the lease that a tensor's memory is on, and the number of the segment.
 pub(crate) fn containing(lent: &Lent) -> Option<(Arc<Import>, usize)> {
     let hull = lent.layout().hull(lent.data(), None).ok()?;

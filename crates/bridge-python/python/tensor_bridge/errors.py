@@ -39,6 +39,14 @@ class BridgeMemoryError(BridgeError, MemoryError):
     """A framework or the device is out of memory."""
 
 
+class BridgePermissionError(BridgeError, PermissionError):
+    """Another process may not have what it asks for."""
+
+
+class BridgeConnectionError(BridgeError, ConnectionError):
+    """Another process has ended, has taken back what it shared, or is too busy to answer."""
+
+
 class BridgeRuntimeError(BridgeError, RuntimeError):
     """A framework or the driver failed."""
 
@@ -59,6 +67,9 @@ _CLASSES = {
     "version": BridgeBufferError,
     "out_of_memory": BridgeMemoryError,
     "missing": BridgeImportError,
+    "denied": BridgePermissionError,
+    "gone": BridgeConnectionError,
+    "busy": BridgeConnectionError,
 }
 
 

@@ -1,0 +1,330 @@
+//! Tensors of other processes.
+
+use crate::copies;
+use crate::errors::{argument, into_python, text};
+use crate::frameworks::{self, Source, source};
+use crate::not_a_capsule;
+use crate::options::Keywords;
+use bridge_core::{Adapter, Error, ErrorKind, Options, Result};
+use bridge_ipc::{Exporter, Ipc, IpcTensor, Limits, Opened, Parcel, Settings, Writing};
+use bridge_pyo3::PyTensor;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyList};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The exporter of this process, from its first share on, and how it is to be made.
+static SHARING: Mutex<(Option<Arc<Exporter>>, Option<Settings>)> = Mutex::new((None, None));
+
+fn sharing() -> MutexGuard<'static, (Option<Arc<Exporter>>, Option<Settings>)> {
+    SHARING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the exporter of this process. One that was made before a fork stays with the parent.
+fn exporter() -> Result<Arc<Exporter>> {
+    let mut sharing = sharing();
+    if let Some(exporter) = sharing.0.as_ref().filter(|exporter| !exporter.is_elsewhere()) {
+        return Ok(Arc::clone(exporter));
+    }
+    let settings = sharing.1.clone().unwrap_or_default();
+    let exporter = Arc::new(Exporter::new(settings)?);
+    if let Some(parent) = sharing.0.replace(Arc::clone(&exporter)) {
+        // What it keeps belongs to the parent, too.
+        std::mem::forget(parent);
+    }
+    Ok(exporter)
+}
+
+/// Leave to open what a process shares. ``text`` is what to pass to another process, which gives it to ``open``; a ticket
+/// can also be pickled, and ``str(ticket)`` says what it is.
+#[pyclass(frozen, eq, module = "tensor_bridge")]
+#[derive(PartialEq, Clone)]
+pub(crate) struct Ticket(bridge_ipc::Ticket);
+
+#[pymethods]
+impl Ticket {
+    #[new]
+    fn new(text: &Bound<'_, PyAny>) -> PyResult<Self> {
+        read(text).map(Self).map_err(|error| into_python(text.py(), error))
+    }
+
+    /// The text to pass on: at most 512 bytes of JSON.
+    #[getter]
+    fn text(&self) -> String {
+        self.0.text()
+    }
+
+    /// Seconds until it expires, by this machine's clock; 0 afterwards.
+    #[getter]
+    fn remaining(&self) -> u64 {
+        self.0.remaining().unwrap_or(0)
+    }
+
+    fn __str__(&self) -> String {
+        self.0.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Ticket: {}>", self.0)
+    }
+
+    fn __bytes__(&self) -> Vec<u8> {
+        self.0.text().into_bytes()
+    }
+
+    fn __hash__(&self) -> u64 {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+        let mut hasher = DefaultHasher::new();
+        self.0.text().hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
+        Ok((slf.get_type().into_any(), (slf.get().text(),)))
+    }
+}
+
+/// Reads a ticket, its text, or the bytes of its text.
+fn read(ticket: &Bound<'_, PyAny>) -> Result<bridge_ipc::Ticket> {
+    if let Ok(ticket) = ticket.cast::<Ticket>() {
+        return Ok(ticket.get().0.clone());
+    }
+    match ticket.extract::<&[u8]>() {
+        Ok(bytes) => std::str::from_utf8(bytes).map_err(argument)?.parse(),
+        Err(_) => text(ticket, "a ticket")?.parse(),
+    }
+}
+
+/// The names of `Writing`.
+const WRITING: [(&str, Writing); 3] =
+    [("private", Writing::Private), ("never", Writing::Never), ("shared", Writing::Shared)];
+
+fn writing(name: &Bound<'_, PyAny>) -> Result<Writing> {
+    let name = text(name, "writing")?;
+    let known = WRITING.iter().find(|(known, _)| *known == name).map(|(_, writing)| *writing);
+    known.ok_or_else(|| argument(format!("writing is \"private\", \"never\" or \"shared\", not {name:?}")))
+}
+
+fn seconds(time: f64) -> Result<Duration> {
+    Duration::try_from_secs_f64(time)
+        .map_err(|_| argument(format!("{time} is no number of seconds: pass one from 0 on")))
+}
+
+/// Refuses a tensor in memory of another process that has ended or has revoked the share. Without such memory in this
+/// process nothing is looked at.
+pub(crate) fn check<'py>(from: &Source<'py>, tensor: &PyTensor<'py>) -> Result<()> {
+    match bridge_ipc::is_leasing() && !tensor.is_instance_of::<PyCapsule>() {
+        true => bridge_ipc::check(&from.export(tensor)?),
+        false => Ok(()),
+    }
+}
+
+/// Shares tensors, for a ticket. ``tree`` is text for whoever opens it.
+#[pyfunction]
+pub(crate) fn ipc_share<'py>(
+    py: Python<'py>,
+    tensors: Vec<PyTensor<'py>>,
+    tree: Option<String>,
+    expires: f64,
+    writing: &Bound<'py, PyAny>,
+    copy: Option<bool>,
+) -> PyResult<Ticket> {
+    let share = || {
+        let (time, writing) = (seconds(expires)?, self::writing(writing)?);
+        let options = Options { copy, ..Options::default() };
+        let mut room = 0usize;
+        for tensor in &tensors {
+            not_a_capsule(tensor)?;
+            let nbytes = source(tensor)?.export(tensor)?.layout().nbytes();
+            room = room.saturating_add(Parcel::room_for(nbytes));
+        }
+        // One tensor may lie in shared memory already, and take none.
+        let mut parcel = Parcel::new(writing, if tensors.len() > 1 { room } else { 0 })?;
+        for tensor in &tensors {
+            parcel.add(&*source(tensor)?, tensor, copies::ordering(), &options)?;
+        }
+        let exporter = exporter()?;
+        py.detach(|| parcel.share(&exporter, time, tree)).map(Ticket)
+    };
+    share().map_err(|error| into_python(py, error))
+}
+
+/// Opens a ticket, for the framework named ``target``. Returns the tensors, and the text about their tree.
+#[pyfunction]
+#[pyo3(signature = (ticket, target, copy, device, order, permute, layout))]
+#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
+pub(crate) fn ipc_open<'py>(
+    py: Python<'py>,
+    ticket: &Bound<'py, PyAny>,
+    target: &PyTensor<'py>,
+    copy: Option<bool>,
+    device: Option<&PyTensor<'py>>,
+    order: Option<&PyTensor<'py>>,
+    permute: Option<&PyTensor<'py>>,
+    layout: Option<&PyTensor<'py>>,
+) -> PyResult<(Bound<'py, PyList>, Option<String>)> {
+    let open = || {
+        let (ticket, to) = (read(ticket)?, frameworks::named(target)?.open(py)?);
+        let options = Keywords { copy, device, order, permute, layout }.read()?;
+        // The process that answers may be this one, and then its thread needs the interpreter.
+        let Opened { tensors, tree } = py.detach(|| bridge_ipc::open(&ticket))?;
+        let ipc = Ipc::new();
+        let adapter: &dyn Adapter<Tensor = IpcTensor> = &ipc;
+        let leaves: Vec<_> = tensors.iter().map(|tensor| (adapter, tensor)).collect();
+        let crossed = bridge_core::transfer_all(&leaves, &*to, copies::ordering(), &options);
+        let crossed = crossed.map_err(|failed| failed.error)?;
+        Ok((crossed.into_iter().map(|(tensor, _)| tensor).collect::<Vec<_>>(), tree))
+    };
+    let (tensors, tree) = open().map_err(|error| into_python(py, error))?;
+    Ok((PyList::new(py, tensors)?, tree))
+}
+
+/// Ends the share of a ticket of this process.
+#[pyfunction]
+pub(crate) fn ipc_revoke(ticket: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = ticket.py();
+    let revoke = || {
+        let ticket = read(ticket)?;
+        let exporter = sharing().0.as_ref().filter(|exporter| !exporter.is_elsewhere()).map(Arc::clone);
+        let exporter =
+            exporter.ok_or_else(|| argument("this process shares nothing: revoke the ticket where it was made"))?;
+        py.detach(|| exporter.revoke(&ticket))
+    };
+    revoke().map_err(|error| into_python(py, error))
+}
+
+/// Says how this process is to share, before it does.
+#[pyfunction]
+pub(crate) fn ipc_configure(
+    py: Python<'_>,
+    folder: Option<PathBuf>,
+    users: Vec<u32>,
+    connections: Option<usize>,
+    shares: Option<usize>,
+    leases: Option<usize>,
+    nbytes: Option<usize>,
+) -> PyResult<()> {
+    let mut sharing = sharing();
+    if sharing.0.as_ref().is_some_and(|exporter| !exporter.is_elsewhere()) {
+        drop(sharing);
+        return Err(into_python(py, argument("this process shares already: configure it before the first share")));
+    }
+    let usual = Limits::default();
+    let limits = Limits {
+        connections: connections.unwrap_or(usual.connections),
+        shares: shares.unwrap_or(usual.shares),
+        leases: leases.unwrap_or(usual.leases),
+        bytes: nbytes.unwrap_or(usual.bytes),
+    };
+    sharing.1 = Some(Settings { folder, limits, users });
+    Ok(())
+}
+
+/// Ends all shares of this process, and its socket.
+#[pyfunction]
+pub(crate) fn ipc_close(py: Python<'_>) {
+    let exporter = sharing().0.take();
+    py.detach(|| drop(exporter));
+}
+
+/// Returns what other processes hold of this one: shares, leases, connections and bytes.
+#[pyfunction]
+pub(crate) fn ipc_held() -> (usize, usize, usize, usize) {
+    let exporter = sharing().0.as_ref().filter(|exporter| !exporter.is_elsewhere()).map(Arc::clone);
+    let held = exporter.map_or_else(Default::default, |exporter| exporter.held());
+    (held.shares, held.leases, held.connections, held.bytes)
+}
+
+/// The process that serves names at a path.
+#[pyclass(frozen, module = "tensor_bridge")]
+pub(crate) struct Names(Mutex<Option<bridge_ipc::Names>>);
+
+#[pymethods]
+impl Names {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let names = bridge_ipc::Names::serve(&path, Settings::default());
+        Ok(Self(Mutex::new(Some(names.map_err(|error| into_python(py, error))?))))
+    }
+
+    fn close(&self, py: Python<'_>) {
+        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(names));
+    }
+}
+
+/// A connection to the process that serves names.
+#[pyclass(frozen, module = "tensor_bridge")]
+pub(crate) struct Client(Mutex<Option<Arc<bridge_ipc::Client>>>);
+
+impl Client {
+    fn run<T: Send>(&self, py: Python<'_>, ask: impl FnOnce(&bridge_ipc::Client) -> Result<T> + Send) -> PyResult<T> {
+        let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Arc::clone);
+        let closed = || Error::new(ErrorKind::Gone, "the connection is closed: connect again");
+        let client = client.ok_or_else(closed).map_err(|error| into_python(py, error))?;
+        py.detach(|| ask(&client)).map_err(|error| into_python(py, error))
+    }
+}
+
+#[pymethods]
+impl Client {
+    #[new]
+    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let client = py.detach(|| bridge_ipc::Client::connect(&path)).map_err(|error| into_python(py, error))?;
+        Ok(Self(Mutex::new(Some(Arc::new(client)))))
+    }
+
+    fn put(&self, py: Python<'_>, name: &str, ticket: &Ticket, keep: u64) -> PyResult<u64> {
+        self.run(py, |client| client.put(name, &ticket.0, keep))
+    }
+
+    fn get(&self, py: Python<'_>, name: &str, version: Option<u64>) -> PyResult<(u64, Ticket)> {
+        self.run(py, |client| client.get(name, version)).map(|(version, ticket)| (version, Ticket(ticket)))
+    }
+
+    fn remove(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.run(py, |client| client.remove(name))
+    }
+
+    fn list(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, String)>> {
+        let listed = self.run(py, bridge_ipc::Client::list)?;
+        Ok(listed.into_iter().map(|listed| (listed.name, listed.version, listed.about)).collect())
+    }
+
+    fn watch(&self, py: Python<'_>, name: &str, after: u64) -> PyResult<Watch> {
+        self.run(py, |client| client.watch(name, after)).map(Watch)
+    }
+
+    fn close(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+/// A version that is waited for.
+#[pyclass(frozen, module = "tensor_bridge")]
+pub(crate) struct Watch(bridge_ipc::Watch);
+
+#[pymethods]
+impl Watch {
+    /// Returns the version and its ticket, or ``None`` if there is none within ``time`` seconds.
+    fn wait(&self, py: Python<'_>, time: f64) -> PyResult<Option<(u64, Ticket)>> {
+        let time = seconds(time).map_err(|error| into_python(py, error))?;
+        let found = py.detach(|| self.0.wait(time)).map_err(|error| into_python(py, error))?;
+        Ok(found.map(|(version, ticket)| (version, Ticket(ticket))))
+    }
+}
+
+/// Enters the functions into the module.
+pub(crate) fn enter(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Ticket>()?;
+    module.add_class::<Names>()?;
+    module.add_class::<Client>()?;
+    module.add_class::<Watch>()?;
+    module.add_function(wrap_pyfunction!(ipc_share, module)?)?;
+    module.add_function(wrap_pyfunction!(ipc_open, module)?)?;
+    module.add_function(wrap_pyfunction!(ipc_revoke, module)?)?;
+    module.add_function(wrap_pyfunction!(ipc_configure, module)?)?;
+    module.add_function(wrap_pyfunction!(ipc_close, module)?)?;
+    module.add_function(wrap_pyfunction!(ipc_held, module)?)
+}

@@ -1,0 +1,339 @@
+"""Tensors of other processes, on the host."""
+
+import asyncio
+import gc
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_bridge as tb
+from tensor_bridge import processes
+
+torch = pytest.importorskip("torch")
+
+#: Seconds for what another process does.
+PATIENCE = 60.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Share through a folder of the tests."""
+    folder = tmp_path_factory.mktemp("ipc")
+    folder.chmod(0o700)
+    processes._core.ipc_close()
+    processes.configure(folder=folder)
+    yield
+    processes._core.ipc_close()
+
+
+class Other:
+    """Another Python process, which runs what it is told and prints the value of each expression."""
+
+    def __init__(self) -> None:
+        code = (
+            "import sys\nimport numpy as np\nimport tensor_bridge as tb\n"
+            "space = {'np': np, 'tb': tb}\n"
+            "for line in sys.stdin:\n"
+            "    try:\n"
+            "        answer = eval(line, space)\n"
+            "    except SyntaxError:\n"
+            "        answer = exec(line, space)\n"
+            "    except tb.BridgeError as error:\n"
+            "        answer = error.kind\n"
+            "    except ValueError as error:\n"
+            "        answer = type(error).__name__\n"
+            "    print('answer', repr(answer), flush=True)\n"
+        )
+        command = [sys.executable, "-c", code]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __call__(self, line: str) -> str:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        while answer := self.process.stdout.readline():
+            if answer.startswith("answer "):
+                return answer.removeprefix("answer ").rstrip()
+        raise AssertionError(f"{line}: the process has ended")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def other() -> Any:
+    """Return another process, which ends with the test."""
+    process = Other()
+    yield process
+    process.kill()
+
+
+def wait_until(condition: Any) -> None:
+    """Wait for what another process does."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def leases() -> int:
+    return processes.held()["leases"]
+
+
+def test_a_tensor_is_seen_by_another_process_in_place(other: Other) -> None:
+    ticket = tb.share(torch.arange(6, dtype=torch.float32).reshape(2, 3))
+    assert str(ticket).startswith("torch float32 [2, 3] on cpu, expires in ")
+    assert len(ticket.text) <= 512
+    assert other(f"x = tb.open({ticket.text!r}, 'numpy')") == "None"
+    assert other("x.tolist()") == "[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]"
+    assert other("x.flags.owndata") == "False"
+    assert leases() == 1
+    other("del x")
+    wait_until(lambda: leases() == 0)
+    tb.revoke(ticket)
+    assert other(f"tb.open({ticket.text!r}, 'numpy')") == "'gone'"
+
+
+@pytest.mark.parametrize("target", ["torch", "numpy", "tensorflow"])
+def test_every_framework_opens_what_every_framework_shares(target: str) -> None:
+    pytest.importorskip(target)
+    source = np.arange(24, dtype=np.int32).reshape(4, 6)
+    for framework in ("torch", "numpy", "tensorflow"):
+        pytest.importorskip(framework)
+        ticket = tb.share(tb.convert(source, framework, copy=True))
+        view = tb.open(ticket, target, copy=False)
+        assert type(view) is type(tb.convert(source, target, copy=True))
+        assert np.array_equal(tb.to_numpy(view), source)
+    del view
+    gc.collect()
+    wait_until(lambda: leases() == 0)
+
+
+def test_a_tree_comes_out_as_it_went_in() -> None:
+    pair = namedtuple("pair", "first second")
+    tree = OrderedDict(
+        weights=[torch.ones(3), torch.zeros((2, 2), dtype=torch.bfloat16)],
+        pair=pair(np.float64([1.5]), None),
+        nested={"a": (np.arange(3),), 1: "text", None: 2.5, False: float("inf")},
+        empty=[],
+        big=1 << 100,
+    )
+    opened = tb.open(tb.share(tree), "torch")
+    assert type(opened) is dict and list(opened) == list(tree)
+    assert torch.equal(opened["weights"][0], torch.ones(3))
+    assert opened["weights"][1].dtype is torch.bfloat16
+    assert type(opened["pair"]) is tuple and opened["pair"][1] is None
+    assert opened["nested"]["a"][0].tolist() == [0, 1, 2]
+    assert {key: opened["nested"][key] for key in (1, None, False)} == {1: "text", None: 2.5, False: float("inf")}
+    assert (opened["empty"], opened["big"]) == ([], 1 << 100)
+    assert tb.open(tb.share([1, None]), "numpy") == [1, None]
+
+
+def test_writing_is_as_the_share_says(other: Other) -> None:
+    cases = [("private", "None", [0, 0]), ("never", "'ValueError'", [0, 0]), ("shared", "None", [0, 7])]
+    for writing, raised, left in cases:
+        ticket = tb.share(np.zeros(2, dtype=np.int64), writing=writing)  # type: ignore[arg-type]
+        own = tb.open(ticket, "numpy")
+        other(f"x = tb.open({ticket.text!r}, 'numpy')")
+        assert other("x.__setitem__(1, 7)") == raised, writing
+        assert own.tolist() == left, writing
+        other("del x")
+    ticket = tb.share(np.zeros(2), writing="never")
+    with pytest.raises(tb.BridgeBufferError, match="read-only"):
+        tb.open(ticket, "torch")
+    assert tb.open(ticket, "torch", copy=True).tolist() == [0, 0]
+
+
+def test_a_view_of_a_dead_process_can_be_read(other: Other) -> None:
+    text = other("tb.share(np.arange(3)).text")
+    ticket = tb.Ticket(text.strip("'"))
+    view = tb.open(ticket, "torch")
+    assert tb.to_numpy(view).tolist() == [0, 1, 2]
+    other.kill()
+    assert view.tolist() == [0, 1, 2]
+    calls: list[Any] = [
+        lambda: tb.open(ticket, "torch"),
+        lambda: tb.to_numpy(view),
+        lambda: tb.to_numpy([view[1:]]),
+        lambda: tb.copy(view, out=np.zeros(3, dtype=np.int64)),
+    ]
+    for call in calls:
+        wait_until(lambda call=call: _kind(call) == "gone")
+    assert tb.to_numpy(view.clone()).tolist() == [0, 1, 2]
+
+
+def _kind(call: Any) -> str | None:
+    try:
+        call()
+    except tb.BridgeError as error:
+        return error.kind
+    return None
+
+
+def test_a_killed_reader_gives_back(other: Other) -> None:
+    ticket = tb.share(torch.ones(4))
+    other(f"x = tb.open({ticket.text!r}, 'numpy')")
+    assert leases() == 1
+    other.kill()
+    wait_until(lambda: leases() == 0)
+
+
+def test_what_was_opened_is_passed_on_in_place() -> None:
+    ticket = tb.share(torch.arange(4), writing="never")
+    view = tb.open(ticket, "numpy")
+    own = tb.share(view, writing="never", copy=False)
+    assert tb.open(own, "numpy").tolist() == [0, 1, 2, 3]
+    # The share keeps the view that it passes on.
+    tb.revoke(own)
+    with pytest.raises(tb.BridgeBufferError, match="copy=None"):
+        tb.share(torch.arange(4), copy=False)
+
+
+def test_a_ticket_is_a_value() -> None:
+    ticket = tb.share(torch.ones(1))
+    again = pickle.loads(pickle.dumps(ticket))
+    assert again == ticket and hash(again) == hash(ticket)
+    assert tb.Ticket(ticket.text) == tb.Ticket(bytes(ticket)) == tb.Ticket(ticket) == ticket
+    token = json.loads(ticket.text)["token"]
+    assert token not in str(ticket) and token not in repr(ticket)
+    assert 0 < ticket.remaining <= 60
+
+
+def test_nonsense_is_a_typed_error() -> None:
+    ticket = tb.share(torch.ones(1))
+    forged = ticket.text.replace(json.loads(ticket.text)["token"], "0" * 32)
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (lambda: tb.open("ticket", "torch"), tb.BridgeValueError, "argument"),
+        (lambda: tb.open(b"\xff", "torch"), tb.BridgeValueError, "argument"),
+        (lambda: tb.open(7, "torch"), tb.BridgeValueError, "argument"),  # type: ignore[arg-type]
+        (lambda: tb.open(str(ticket), "torch"), tb.BridgeValueError, "argument"),
+        (lambda: tb.open(ticket.text[:-1], "torch"), tb.BridgeValueError, "argument"),
+        (lambda: tb.open(forged, "torch"), ConnectionError, "gone"),
+        (lambda: tb.open(ticket, "nothing"), tb.BridgeValueError, "argument"),  # type: ignore[arg-type]
+        (lambda: tb.share(object()), TypeError, "not_a_tensor"),
+        (lambda: tb.share({1.5: torch.ones(1)}), tb.BridgeValueError, "argument"),
+        (lambda: tb.share(torch.ones(1), expires=-1), tb.BridgeValueError, "argument"),
+        (lambda: tb.share(torch.ones(1), expires=float("nan")), tb.BridgeValueError, "argument"),
+        (lambda: tb.share(torch.ones(1), expires=1e300), tb.BridgeValueError, "argument"),
+        (lambda: tb.share(torch.ones(1), writing="yes"), tb.BridgeValueError, "argument"),  # type: ignore[arg-type]
+        (lambda: tb.share(torch.ones(1, requires_grad=True)), tb.BridgeBufferError, "requires_grad"),
+        (lambda: tb.revoke(other_ticket(ticket)), tb.BridgeValueError, "argument"),
+        (lambda: processes.configure(), tb.BridgeValueError, "argument"),
+        (lambda: tb.connect("/nowhere/at/all"), ConnectionError, "gone"),
+        (lambda: tb.share(deep(200)), tb.BridgeValueError, "argument"),
+    ]
+    for call, kind, name in cases:
+        with pytest.raises(kind) as caught:
+            call()
+        assert isinstance(caught.value, tb.BridgeError) and caught.value.kind == name, caught.value
+
+
+def other_ticket(ticket: tb.Ticket) -> str:
+    """Return a ticket of a process that is not this one."""
+    return ticket.text.replace(".sock", ".other")
+
+
+def deep(levels: int) -> Any:
+    tree: Any = torch.ones(1)
+    for _ in range(levels):
+        tree = [tree]
+    return tree
+
+
+def test_a_fork_shares_for_itself() -> None:
+    ticket = tb.share(torch.arange(3))
+    view = tb.open(ticket, "torch")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # Nothing of the parent's is given back here, and what is shared here is the child's own.
+        status = 1
+        try:
+            del view
+            gc.collect()
+            opened = tb.open(ticket, "numpy").tolist() == [0, 1, 2]
+            own = tb.share(np.arange(5))
+            refused = _kind(lambda: tb.revoke(ticket)) == "argument"
+            os.write(write, own.text.encode())
+            os.close(write)
+            status = 0 if opened and refused and processes.held()["shares"] == 1 else 2
+            signal.pause()
+        finally:
+            os._exit(status)
+    os.close(write)
+    text = b""
+    while part := os.read(read, 512):
+        text += part
+    own = tb.open(text, "numpy")
+    assert own.tolist() == [0, 1, 2, 3, 4]
+    assert view.tolist() == [0, 1, 2]
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    wait_until(lambda: _kind(lambda: tb.open(text, "numpy")) == "gone")
+    wait_until(lambda: leases() == 1)
+    del view
+    gc.collect()
+    wait_until(lambda: leases() == 0)
+
+
+def test_the_memory_of_many_rounds_comes_back() -> None:
+    def rounds(count: int) -> None:
+        for i in range(count):
+            ticket = tb.share(torch.full((1000,), i))
+            assert tb.open(ticket, "numpy")[-1] == i
+            tb.revoke(ticket)
+
+    rounds(20)
+    before = (len(os.listdir("/proc/self/fd")), processes.held())
+    rounds(300)
+    wait_until(lambda: (len(os.listdir("/proc/self/fd")), processes.held()) == before)
+
+
+def test_names_and_versions(tmp_path: Path, other: Other) -> None:
+    path = tmp_path / "names"
+    with tb.serve(path) as names:
+        first = names.put("weights", {"w": torch.zeros(2)})
+        other(f"c = tb.connect({str(path)!r})")
+        assert other("{n: v for n, (v, _) in c.list().items()}") == repr({"weights": first})
+        assert other("c.get('weights', 'numpy')['w'].tolist()") == "[0.0, 0.0]"
+        second = names.put("weights", {"w": torch.ones(2)})
+        assert second > first
+        assert other("next(c.watch('weights', after=0))") == repr(second)
+        assert other(f"list(c.watch('weights', after={second}, timeout=0.01))") == "[]"
+        version, tree = names.get_versioned("weights", "torch")
+        assert (version, tree["w"].tolist()) == (second, [1, 1])
+        with pytest.raises(ConnectionError):
+            names.get("weights", "torch", version=first)
+        other("c.put('answers', np.arange(2))")
+        assert names.get("answers", "torch").tolist() == [0, 1]
+        other("c.close()")
+        wait_until(lambda: set(names.list()) == {"weights"})
+        names.remove("weights")
+        assert names.list() == {}
+    with pytest.raises(ConnectionError):
+        tb.connect(path)
+
+
+def test_names_for_asyncio(tmp_path: Path) -> None:
+    async def main() -> None:
+        with tb.serve(tmp_path / "names") as names:
+            versions = names.watch_async("x")
+            waiting = asyncio.ensure_future(anext(versions))
+            await asyncio.sleep(0)
+            version = await names.put_async("x", torch.arange(2))
+            assert await waiting == version
+            assert (await names.get_async("x", "numpy")).tolist() == [0, 1]
+            await versions.aclose()
+
+    asyncio.run(main())
