@@ -75,6 +75,12 @@ typedef enum tb_status {
   TB_CAPTURED = 17,
   /* TensorFlow or the device has no memory left */
   TB_OUT_OF_MEMORY = 18,
+  /* another process is of another user, or the ticket is not the right one */
+  TB_DENIED = 19,
+  /* another process has ended or has taken its memory back */
+  TB_GONE = 20,
+  /* another process allows no more, or does not answer in time */
+  TB_BUSY = 21,
 } tb_status;
 
 /* Whether a copy is made. */

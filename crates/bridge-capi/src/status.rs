@@ -46,6 +46,12 @@ pub enum Status {
     Captured = 17,
     /// TensorFlow or the device has no memory left
     OutOfMemory = 18,
+    /// another process is of another user, or the ticket is not the right one
+    Denied = 19,
+    /// another process has ended or has taken its memory back
+    Gone = 20,
+    /// another process allows no more, or does not answer in time
+    Busy = 21,
 }
 
 /// The statuses of the kinds of errors, with their names.
@@ -67,6 +73,9 @@ const KINDS: &[(ErrorKind, Status, &CStr)] = &[
     (ErrorKind::Refused, Status::Refused, c"refused"),
     (ErrorKind::Captured, Status::Captured, c"captured"),
     (ErrorKind::OutOfMemory, Status::OutOfMemory, c"out_of_memory"),
+    (ErrorKind::Denied, Status::Denied, c"denied"),
+    (ErrorKind::Gone, Status::Gone, c"gone"),
+    (ErrorKind::Busy, Status::Busy, c"busy"),
 ];
 
 thread_local! {

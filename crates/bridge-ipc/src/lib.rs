@@ -1,9 +1,9 @@
 //! Tensors of one process in another: tickets, leases, and the memory behind them.
 //!
-//! A process puts tensors of any framework into a [`Parcel`] and shares it through its [`Exporter`], for a [`Ticket`]: a
-//! line of text. Another process [`open`]s the ticket, and finds the tensors in place, for any framework of its own. The
-//! first process keeps the memory until the ticket has expired and everybody who opened it has dropped the tensors, or has
-//! died.
+//! A process puts tensors of any framework into a [`Parcel`] and shares it through its [`Exporter`], for a [`Ticket`]:
+//! a line of text. Another process [`open`]s the ticket, and finds the tensors in place, for any framework of its own.
+//! The first process keeps the memory until the ticket has expired and everybody who opened it has dropped the tensors,
+//! or has died.
 //!
 //! ```
 //! use bridge_core::{HostOnly, Options, Ordering, transfer};
@@ -38,14 +38,18 @@
 //!
 //! # Memory
 //!
-//! Tensors on the host are copied once, into sealed memory of the system (`memfd_create`), whose descriptor goes through
-//! the socket. [`Writing`] says who may write to it. Tensors on a GPU are refused so far: pass
+//! Tensors on the host are copied once, into sealed memory of the system (`memfd_create`), whose descriptor goes
+//! through the socket. [`Writing`] says who may write to it. Tensors on a GPU are refused so far: pass
 //! [`Options::device`](bridge_core::Options) to move them.
 //!
 //! # Who may open
 //!
 //! The socket lies in a folder that this user alone may enter, the system says which user calls, and a ticket has 128
 //! random bits. Who has a ticket sees the tensors of its share, and nothing else of the process.
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod exporter;
 mod importer;

@@ -153,8 +153,8 @@ impl<R: Reply + Send + 'static> Line<R> {
         incoming.ended.map_or(Ok(()), |end| Err(end.error()))
     }
 
-    /// Asks, and waits until `until` for the answer. Passes what comes unasked before it to `see`. `files` says how many
-    /// descriptors come with an answer.
+    /// Asks, and waits until `until` for the answer. Passes what comes unasked before it to `see`. `files` says how
+    /// many descriptors come with an answer.
     pub(crate) fn ask(
         &self,
         frame: &[u8],

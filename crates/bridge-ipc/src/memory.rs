@@ -87,8 +87,8 @@ pub(crate) fn seal(file: &OwnedFd, writing: Writing) -> Result<()> {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Protocol`] for a file that is no sealed memory or is shorter than `nbytes`: a reader of it could be ended
-/// by the system.
+/// [`ErrorKind::Protocol`] for a file that is no sealed memory or is shorter than `nbytes`: a reader of it could be
+/// ended by the system.
 pub(crate) fn open(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<Mapping> {
     let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     let long = fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= nbytes.max(1) as u64));

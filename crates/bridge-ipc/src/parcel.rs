@@ -40,8 +40,8 @@ enum Part {
 }
 
 impl Parcel {
-    /// Makes an empty parcel, with memory for copies of so many bytes: the sum of [`Parcel::room_for`] over the tensors.
-    /// A tensor that does not fit takes memory of its own.
+    /// Makes an empty parcel, with memory for copies of so many bytes: the sum of [`Parcel::room_for`] over the
+    /// tensors. A tensor that does not fit takes memory of its own.
     ///
     /// # Errors
     ///
@@ -96,7 +96,8 @@ impl Parcel {
         }
     }
 
-    /// Returns the segment of another process that the tensor lies in, and where it begins, if it can be taken in place.
+    /// Returns the segment of another process that the tensor lies in, and where it begins, if it can be taken in
+    /// place.
     fn foreign(&mut self, lent: &Lent, options: &Options) -> Option<(usize, usize)> {
         if options.copy == Some(true) || lent.pending().is_some() {
             return None;
@@ -148,13 +149,13 @@ impl Parcel {
         self.tensors.push(Described { segment, offset, dtype: tensor.dtype(), shape, strides });
     }
 
-    /// Shares the tensors, for a ticket that expires after `time`. `tree` says how they lie in a tree, in words for whoever
-    /// opens the ticket.
+    /// Shares the tensors, for a ticket that expires after `time`. `tree` says how they lie in a tree, in words for
+    /// whoever opens the ticket.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Busy`] where the limits of `exporter` are reached, [`ErrorKind::Argument`] for a tree of more than a
-    /// mebibyte or a time that never ends, and errors of the system.
+    /// [`ErrorKind::Busy`] where the limits of `exporter` are reached, [`ErrorKind::Argument`] for a tree of more than
+    /// a mebibyte or a time that never ends, and errors of the system.
     pub fn share(self, exporter: &Exporter, time: Duration, tree: Option<String>) -> Result<Ticket> {
         if tree.as_ref().is_some_and(|tree| tree.len() > MAX_TREE) {
             let text = format!("the tree takes more than {MAX_TREE} bytes to describe: share it in parts");

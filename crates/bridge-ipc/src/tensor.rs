@@ -61,8 +61,8 @@ impl IpcTensor {
     }
 }
 
-/// Tensors that processes share, as a framework: they go out in place, and other memory comes in by a copy, as part of a
-/// [`Parcel`](crate::Parcel).
+/// Tensors that processes share, as a framework: they go out in place, and other memory comes in by a copy, as part of
+/// a [`Parcel`](crate::Parcel).
 #[derive(Clone)]
 pub struct Ipc {
     profile: Arc<Profile>,
@@ -115,9 +115,9 @@ impl Adapter for Ipc {
     fn export(&self, tensor: &IpcTensor) -> Result<Lent> {
         tensor.check()?;
         let allocation = Allocation::host(tensor.layout.hull(tensor.data, None)?, tensor.access);
-        // SAFETY: a segment or an arena stays mapped, at least this long and for this access, as long as the tensor keeps
-        // it; its file cannot be shortened. It is unmapped on any thread. `open` or `empty` has checked that the layout
-        // stays inside.
+        // SAFETY: a segment or an arena stays mapped, at least this long and for this access, as long as the tensor
+        // keeps it; its file cannot be shortened. It is unmapped on any thread. `open` or `empty` has checked that the
+        // layout stays inside.
         let memory = unsafe { Memory::new(allocation, Arc::clone(&tensor.owner)) };
         Lent::at(tensor.data, tensor.dtype, tensor.layout.clone(), memory)
     }

@@ -36,8 +36,8 @@ fn exporter() -> Result<Arc<Exporter>> {
     Ok(exporter)
 }
 
-/// Leave to open what a process shares. ``text`` is what to pass to another process, which gives it to ``open``; a ticket
-/// can also be pickled, and ``str(ticket)`` says what it is.
+/// Leave to open what a process shares. ``text`` is what to pass to another process, which gives it to ``open``; a
+/// ticket can also be pickled, and ``str(ticket)`` says what it is.
 #[pyclass(frozen, eq, module = "tensor_bridge")]
 #[derive(PartialEq, Clone)]
 pub(crate) struct Ticket(bridge_ipc::Ticket);

@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -298,6 +299,19 @@ def test_the_memory_of_many_rounds_comes_back() -> None:
     before = (len(os.listdir("/proc/self/fd")), processes.held())
     rounds(300)
     wait_until(lambda: (len(os.listdir("/proc/self/fd")), processes.held()) == before)
+
+
+def test_the_page_runs(tmp_path: Path) -> None:
+    """Every block of docs/processes.md runs, one after the other."""
+    pytest.importorskip("tensorflow")
+    page = (Path(__file__).parents[3] / "docs" / "processes.md").read_text()
+    space: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 4
+    for block in blocks:
+        exec(block.replace("/tmp/names-of-the-example", str(tmp_path / "names")), space)
+    for ticket in ("ticket", "text"):
+        tb.revoke(space[ticket])
 
 
 def test_names_and_versions(tmp_path: Path, other: Other) -> None:

@@ -101,8 +101,8 @@ impl<C> Book<C> {
         Ok(peer)
     }
 
-    /// Gives a connection a lease. Returns its number, and the content. A wrong token and a share that is no more get one
-    /// answer, so that nobody finds out which shares there are.
+    /// Gives a connection a lease. Returns its number, and the content. A wrong token and a share that is no more get
+    /// one answer, so that nobody finds out which shares there are.
     pub(crate) fn open(&mut self, peer: Peer, number: u64, token: &Token, now: Instant) -> Result<(u64, Arc<C>), Why> {
         let lease = self.last + 1;
         let leases = self.peers.get_mut(&peer).ok_or(Why::Protocol)?;

@@ -66,8 +66,8 @@ impl Exporter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Denied`] where the folder belongs to another user or lets others in, [`ErrorKind::Argument`] where the
-    /// path of the socket would be too long, and errors of the system.
+    /// [`ErrorKind::Denied`] where the folder belongs to another user or lets others in, [`ErrorKind::Argument`] where
+    /// the path of the socket would be too long, and errors of the system.
     pub fn new(settings: Settings) -> Result<Self> {
         let folder = folder::ready(settings.folder, settings.users.is_empty())?;
         let (listener, socket) = folder::listen(&folder, settings.users.is_empty())?;

@@ -99,14 +99,14 @@ pub struct Opened {
     pub tree: Option<String>,
 }
 
-/// Opens a ticket: its tensors lie in memory of the process that made it, which keeps them until the last of them, and the
-/// last view of them, is dropped here.
+/// Opens a ticket: its tensors lie in memory of the process that made it, which keeps them until the last of them, and
+/// the last view of them, is dropped here.
 ///
 /// # Errors
 ///
 /// - [`ErrorKind::Gone`]: the ticket has expired, was revoked, or its process has ended.
-/// - [`ErrorKind::Denied`]: the process is of another user and does not let this one in, or is not the one that made the
-///   ticket.
+/// - [`ErrorKind::Denied`]: the process is of another user and does not let this one in, or is not the one that made
+///   the ticket.
 /// - [`ErrorKind::Busy`]: it has as many connections or leases as it allows, or does not answer in time.
 /// - [`ErrorKind::Protocol`], [`ErrorKind::Version`]: it does not speak this protocol, or another version of it.
 /// - [`ErrorKind::OutOfMemory`]: this process has no address space, or too many files open.

@@ -20,8 +20,8 @@ use wire::{Answer, Request};
 
 /// A socket at which processes put tickets under names, and find them. The drop ends it.
 ///
-/// Names are passed on, memory is not: a process that has found a ticket opens it at the process that has made it. What a
-/// process has put is removed when it ends.
+/// Names are passed on, memory is not: a process that has found a ticket opens it at the process that has made it. What
+/// a process has put is removed when it ends.
 pub struct Names {
     serving: Serving,
     path: PathBuf,

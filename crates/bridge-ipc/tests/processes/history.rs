@@ -67,8 +67,8 @@ fn agree(exporter: &Exporter, shares: &[Known], readers: &[Reader]) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 20, ..ProptestConfig::default() })]
 
-    /// Whatever processes do and whenever they die, the exporter keeps a share exactly as long as it can be opened or is
-    /// leased, readers see the right bytes, and what was revoked is refused.
+    /// Whatever processes do and whenever they die, the exporter keeps a share exactly as long as it can be opened or
+    /// is leased, readers see the right bytes, and what was revoked is refused.
     #[test]
     fn books_and_processes_agree(steps in prop::collection::vec(step(), 1..40)) {
         let folder = Folder::new();
