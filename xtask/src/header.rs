@@ -22,6 +22,7 @@ const TYPES: &[(&str, &str)] = &[
     ("CInput", "tb_input"),
     ("CMemory", "tb_memory"),
     ("CNamed", "tb_named"),
+    ("COpened", "tb_opened"),
     ("COptions", "tb_options"),
     ("CReport", "tb_report"),
     ("CRuntime", "tb_runtime"),
@@ -31,13 +32,14 @@ const TYPES: &[(&str, &str)] = &[
     ("CTarget", "tb_target"),
     ("CTensor", "tb_tensor"),
     ("CView", "tb_view"),
+    ("CWriting", "tb_writing"),
     ("Functions", "tb_python"),
     ("Object", "tb_object"),
     ("Status", "tb_status"),
 ];
 
 /// Types that no function names: their numbers are passed as int32_t.
-const NUMBERS: [&str; 3] = ["CCopy", "CElements", "CStrides"];
+const NUMBERS: [&str; 4] = ["CCopy", "CElements", "CStrides", "CWriting"];
 
 /// Writes the header, or with `check` compares it with what is checked in.
 pub fn write(check: bool) -> Result<()> {

@@ -36,6 +36,9 @@
 /* The most dimensions of a tensor. */
 #define TB_MAX_NDIM 64
 
+/* The bytes of a ticket with the 0 at its end, at most. */
+#define TB_TICKET_BYTES 513
+
 /* Results of functions. Their numbers never change. */
 typedef enum tb_status {
   TB_OK = 0,
@@ -107,8 +110,20 @@ typedef enum tb_strides {
   TB_STRIDES_COMPACT = 2,
 } tb_strides;
 
+/* Who may write to the tensors of a ticket. */
+typedef enum tb_writing {
+  /* each who opens it, for itself alone */
+  TB_WRITING_PRIVATE = 0,
+  TB_WRITING_NEVER = 1,
+  /* all, and all see it */
+  TB_WRITING_SHARED = 2,
+} tb_writing;
+
 /* A tensor at the edge of a graph: one that is fed, or one that a run fetched. */
 typedef struct tb_external tb_external;
+
+/* The tensors of a ticket, open in this process. */
+typedef struct tb_opened tb_opened;
 
 /* A TensorFlow of this process, with the operations registered. It lives as long as the process. */
 typedef struct tb_runtime tb_runtime;
@@ -452,6 +467,48 @@ enum tb_status tb_tensor_dlpack(void *managed, int32_t versioned, uint64_t strea
 
 /* Drops a tensor. NULL is allowed, here and in every other drop. What was made of the tensor keeps the memory. */
 void tb_tensor_drop(struct tb_tensor *tensor);
+
+/*
+ Shares tensors of host memory with other processes of this user, for a ticket that can be opened for so many seconds.
+ They are copied once; a tensor that was opened from a ticket is passed on in place, unless it is private. tree is text
+ for whoever opens the ticket, or NULL. writing is one of tb_writing. ticket has room for TB_TICKET_BYTES.
+ */
+enum tb_status tb_share(const struct tb_tensor *const *tensors,
+                        size_t count,
+                        const char *tree,
+                        double seconds,
+                        int32_t writing,
+                        char *ticket);
+
+/* Ends the share of a ticket of this process now. Who has it open keeps the memory. */
+enum tb_status tb_revoke(const char *ticket);
+
+/* Ends all shares of this process. Call it before a process ends that has shared, or leave it to the system. */
+void tb_share_close(void);
+
+/* Opens a ticket: its tensors lie in memory of the process that made it, which keeps it until they are dropped here. */
+enum tb_status tb_open(const char *ticket, struct tb_opened **out);
+
+/* Returns the number of tensors; 0 for NULL. */
+size_t tb_opened_count(const struct tb_opened *opened);
+
+/* Returns the text about the tree, or NULL. Valid until the object is dropped. */
+const char *tb_opened_tree(const struct tb_opened *opened);
+
+/*
+ Returns one of the tensors, which keeps the memory by itself. TB_GONE where the other process has ended or has revoked
+ the share.
+ */
+enum tb_status tb_opened_tensor(const struct tb_opened *opened, size_t index, struct tb_tensor **out);
+
+/* Drops the object. Tensors that were returned stay. */
+void tb_opened_drop(struct tb_opened *opened);
+
+/*
+ Describes a tensor. The shape and the strides, in elements, are valid as long as the tensor; stream, release and owner
+ are 0.
+ */
+enum tb_status tb_tensor_info(const struct tb_tensor *tensor, struct tb_memory *out);
 
 /*
  Writes to report what tb_transfer with the same arguments would do, and returns the error that it would return.

@@ -23,6 +23,7 @@ const SOURCES: &[&str] = &[
     include_str!("status.rs"),
     include_str!("streams.rs"),
     include_str!("tensor.rs"),
+    include_str!("ticket.rs"),
     include_str!("transfer.rs"),
     include_str!("view.rs"),
 ];

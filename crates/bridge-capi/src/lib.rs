@@ -25,6 +25,7 @@ mod stats;
 mod status;
 mod streams;
 mod tensor;
+mod ticket;
 mod transfer;
 mod view;
 

@@ -57,6 +57,7 @@ mod line;
 mod memory;
 mod names;
 mod parcel;
+pub mod process;
 mod server;
 mod socket;
 mod tensor;

@@ -6,35 +6,13 @@ use crate::frameworks::{self, Source, source};
 use crate::not_a_capsule;
 use crate::options::Keywords;
 use bridge_core::{Adapter, Error, ErrorKind, Options, Result};
-use bridge_ipc::{Exporter, Ipc, IpcTensor, Limits, Opened, Parcel, Settings, Writing};
+use bridge_ipc::{Ipc, IpcTensor, Limits, Opened, Parcel, Settings, Writing, process};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyList};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-
-/// The exporter of this process, from its first share on, and how it is to be made.
-static SHARING: Mutex<(Option<Arc<Exporter>>, Option<Settings>)> = Mutex::new((None, None));
-
-fn sharing() -> MutexGuard<'static, (Option<Arc<Exporter>>, Option<Settings>)> {
-    SHARING.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Returns the exporter of this process. One that was made before a fork stays with the parent.
-fn exporter() -> Result<Arc<Exporter>> {
-    let mut sharing = sharing();
-    if let Some(exporter) = sharing.0.as_ref().filter(|exporter| !exporter.is_elsewhere()) {
-        return Ok(Arc::clone(exporter));
-    }
-    let settings = sharing.1.clone().unwrap_or_default();
-    let exporter = Arc::new(Exporter::new(settings)?);
-    if let Some(parent) = sharing.0.replace(Arc::clone(&exporter)) {
-        // What it keeps belongs to the parent, too.
-        std::mem::forget(parent);
-    }
-    Ok(exporter)
-}
 
 /// Leave to open what a process shares. ``text`` is what to pass to another process, which gives it to ``open``; a
 /// ticket can also be pickled, and ``str(ticket)`` says what it is.
@@ -144,8 +122,7 @@ pub(crate) fn ipc_share<'py>(
         for tensor in &tensors {
             parcel.add(&*source(tensor)?, tensor, copies::ordering(), &options)?;
         }
-        let exporter = exporter()?;
-        py.detach(|| parcel.share(&exporter, time, tree)).map(Ticket)
+        py.detach(|| parcel.share(&*process::exporter()?, time, tree)).map(Ticket)
     };
     share().map_err(|error| into_python(py, error))
 }
@@ -186,9 +163,8 @@ pub(crate) fn ipc_revoke(ticket: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = ticket.py();
     let revoke = || {
         let ticket = read(ticket)?;
-        let exporter = sharing().0.as_ref().filter(|exporter| !exporter.is_elsewhere()).map(Arc::clone);
-        let exporter =
-            exporter.ok_or_else(|| argument("this process shares nothing: revoke the ticket where it was made"))?;
+        let none = || argument("this process shares nothing: revoke the ticket where it was made");
+        let exporter = process::exporter_if_any().ok_or_else(none)?;
         py.detach(|| exporter.revoke(&ticket))
     };
     revoke().map_err(|error| into_python(py, error))
@@ -205,11 +181,6 @@ pub(crate) fn ipc_configure(
     leases: Option<usize>,
     nbytes: Option<usize>,
 ) -> PyResult<()> {
-    let mut sharing = sharing();
-    if sharing.0.as_ref().is_some_and(|exporter| !exporter.is_elsewhere()) {
-        drop(sharing);
-        return Err(into_python(py, argument("this process shares already: configure it before the first share")));
-    }
     let usual = Limits::default();
     let limits = Limits {
         connections: connections.unwrap_or(usual.connections),
@@ -217,22 +188,19 @@ pub(crate) fn ipc_configure(
         leases: leases.unwrap_or(usual.leases),
         bytes: nbytes.unwrap_or(usual.bytes),
     };
-    sharing.1 = Some(Settings { folder, limits, users });
-    Ok(())
+    process::configure(Settings { folder, limits, users }).map_err(|error| into_python(py, error))
 }
 
 /// Ends all shares of this process, and its socket.
 #[pyfunction]
 pub(crate) fn ipc_close(py: Python<'_>) {
-    let exporter = sharing().0.take();
-    py.detach(|| drop(exporter));
+    py.detach(process::close);
 }
 
 /// Returns what other processes hold of this one: shares, leases, connections and bytes.
 #[pyfunction]
 pub(crate) fn ipc_held() -> (usize, usize, usize, usize) {
-    let exporter = sharing().0.as_ref().filter(|exporter| !exporter.is_elsewhere()).map(Arc::clone);
-    let held = exporter.map_or_else(Default::default, |exporter| exporter.held());
+    let held = process::exporter_if_any().map_or_else(Default::default, |exporter| exporter.held());
     (held.shares, held.leases, held.connections, held.bytes)
 }
 

@@ -34,13 +34,16 @@ from . import _sources
 from ._graph import INPUT, OUTPUT, Operations
 from ._library import COUNTS, Counts, Info, Owned, library
 from ._taken import Taken
+from ._tickets import open, revoke, share
 from .errors import (
     BridgeBufferError,
+    BridgeConnectionError,
     BridgeDTypeError,
     BridgeError,
     BridgeImportError,
     BridgeLayoutError,
     BridgeMemoryError,
+    BridgePermissionError,
     BridgeRuntimeError,
     BridgeTypeError,
     BridgeValueError,
@@ -49,11 +52,13 @@ from .errors import (
 
 __all__ = [
     "BridgeBufferError",
+    "BridgeConnectionError",
     "BridgeDTypeError",
     "BridgeError",
     "BridgeImportError",
     "BridgeLayoutError",
     "BridgeMemoryError",
+    "BridgePermissionError",
     "BridgeRuntimeError",
     "BridgeTypeError",
     "BridgeValueError",
@@ -63,7 +68,10 @@ __all__ = [
     "external_output",
     "feed",
     "handle_of",
+    "open",
     "placeholder",
+    "revoke",
+    "share",
     "stats",
     "take",
 ]

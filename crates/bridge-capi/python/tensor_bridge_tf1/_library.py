@@ -4,7 +4,19 @@ import atexit
 import ctypes
 import os
 import threading
-from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    c_char_p,
+    c_double,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint8,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from typing import Any, Dict, List, Optional, Tuple
 
 from .errors import of_kind
@@ -101,6 +113,11 @@ FUNCTIONS: Dict[str, Tuple[bool, List[Any]]] = {
     "external_info": (False, [c_void_p, POINTER(Info)]),
     "external_view": (False, [c_void_p, c_uint64, Out]),
     "view_used": (False, [c_void_p, c_uint64]),
+    "share": (False, [POINTER(c_void_p), c_size_t, c_char_p, c_double, c_int32, c_char_p]),
+    "revoke": (False, [c_char_p]),
+    "open": (False, [c_char_p, Out]),
+    "opened_tensor": (False, [c_void_p, c_size_t, Out]),
+    "tensor_info": (False, [c_void_p, POINTER(Memory)]),
     "python_open": (True, [POINTER(c_void_p * len(INTERPRETER))]),
     "python_close": (False, []),
     "python_tensor": (True, [Object, Out]),
@@ -108,7 +125,7 @@ FUNCTIONS: Dict[str, Tuple[bool, List[Any]]] = {
 }
 
 #: The functions that return nothing. They are called with the GIL, so that Python objects are released at once.
-DROPS = ("tensor_drop", "external_drop", "view_drop")
+DROPS = ("tensor_drop", "external_drop", "view_drop", "opened_drop")
 
 
 class Library:
@@ -140,6 +157,11 @@ class Library:
             function = getattr(locked, "tb_" + name)
             function.argtypes, function.restype = [c_void_p], None
             setattr(self, name, function)
+        self.share_close = unlocked.tb_share_close
+        self.share_close.argtypes, self.share_close.restype = [], None
+        self.opened_count, self.opened_tree = unlocked.tb_opened_count, unlocked.tb_opened_tree
+        self.opened_count.argtypes = self.opened_tree.argtypes = [c_void_p]
+        self.opened_count.restype, self.opened_tree.restype = c_size_t, c_char_p
         addresses = [ctypes.cast(getattr(ctypes.pythonapi, name), c_void_p) for name in INTERPRETER]
         self.python_open((c_void_p * len(INTERPRETER))(*addresses))
         atexit.register(self.python_close)

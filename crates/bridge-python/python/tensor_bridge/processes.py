@@ -14,14 +14,12 @@ tensors, or has died. Programs that run for long give names to what they share: 
 from __future__ import annotations
 
 import atexit
-import json
-import math
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
 from ._core import Ticket
-from .errors import of_kind
+from ._trees import flattened, tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,49 +31,6 @@ __all__ = ["Ticket", "configure", "held", "open", "revoke", "share"]
 Writing = Literal["private", "never", "shared"]
 
 atexit.register(_core.ipc_close)
-
-
-def _flatten(x: Any, leaves: list[Any], depth: int = 0) -> Any:
-    """Return the JSON of a tree, and add its tensors to ``leaves``."""
-    if depth > 100:
-        raise of_kind("argument", "more than 100 containers stand one inside another: share their tensors apart")
-    if x is None or isinstance(x, bool | int | str):
-        return ["p", x]
-    if isinstance(x, float):
-        return ["p", x] if math.isfinite(x) else ["f", repr(x)]
-    if type(x) is list:
-        return ["l", [_flatten(item, leaves, depth + 1) for item in x]]
-    if isinstance(x, tuple):
-        return ["t", [_flatten(item, leaves, depth + 1) for item in x]]
-    if isinstance(x, dict):
-        return ["d", [[_key(key), _flatten(item, leaves, depth + 1)] for key, item in x.items()]]
-    leaves.append(x)
-    return ["x", len(leaves) - 1]
-
-
-def _key(key: Any) -> Any:
-    if key is None or isinstance(key, bool | int | str):
-        return key
-    name = type(key).__name__
-    raise of_kind("argument", f"a key of a shared dict is a str, an int, a bool or None, not {name}: use one of these")
-
-
-def _tree(tree: Any, tensors: list[Any]) -> Any:
-    """Return the tree that this JSON describes."""
-    kind, value = tree
-    if kind == "x":
-        return tensors[value]
-    if kind == "p":
-        return value
-    if kind == "f":
-        return float(value)
-    if kind == "l":
-        return [_tree(item, tensors) for item in value]
-    if kind == "t":
-        return tuple(_tree(item, tensors) for item in value)
-    if kind == "d":
-        return {key: _tree(item, tensors) for key, item in value}
-    raise ValueError(kind)
 
 
 def share(x: Any, *, expires: float = 60.0, writing: Writing = "private", copy: bool | None = None) -> Ticket:
@@ -97,10 +52,8 @@ def share(x: Any, *, expires: float = 60.0, writing: Writing = "private", copy: 
 
     Raises a ``BridgeError``. Tensors on a GPU cannot be shared so far: move them with ``tb.to_numpy(x, device="cpu")``.
     """
-    leaves: list[Any] = []
-    tree = _flatten(x, leaves)
-    text = None if tree == ["x", 0] else json.dumps(tree, separators=(",", ":"))
-    return _core.ipc_share(leaves, text, float(expires), writing, copy)
+    leaves, tree = flattened(x)
+    return _core.ipc_share(leaves, tree, float(expires), writing, copy)
 
 
 def open(
@@ -122,13 +75,7 @@ def open(
     ``BridgePermissionError`` if that process runs as another user.
     """
     tensors, tree = _core.ipc_open(ticket, target, copy, device, order, permute, layout)
-    if tree is None:
-        return tensors[0]
-    try:
-        return _tree(json.loads(tree), tensors)
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        text = "the other process describes no tree that this one knows: use one version of tensor_bridge in both"
-        raise of_kind("protocol", text) from error
+    return tree_of(tree, tensors)
 
 
 def revoke(ticket: Ticket | str | bytes) -> None:

@@ -1,0 +1,167 @@
+//! Tensors of other processes: tickets.
+
+use crate::pointers::{borrow, drop_raw, into_raw, non_null, slice, text, write};
+use crate::status::{Status, answer, quietly, refused};
+use crate::tensor::{CMemory, CTensor, Caller};
+use bridge_core::{Access, Adapter, Options, Result};
+use bridge_ipc::{Ipc, IpcTensor, Opened, Parcel, Ticket, Writing, process};
+use std::ffi::{CString, c_char, c_void};
+use std::ptr;
+use std::time::Duration;
+
+/// The bytes of a ticket with the 0 at its end, at most.
+pub const TB_TICKET_BYTES: usize = 513;
+
+const _: () = assert!(TB_TICKET_BYTES == bridge_ipc::MAX_TICKET + 1);
+
+/// Who may write to the tensors of a ticket.
+#[repr(C)]
+#[allow(dead_code, reason = "C names the numbers")]
+pub enum CWriting {
+    /// each who opens it, for itself alone
+    Private = 0,
+    Never = 1,
+    /// all, and all see it
+    Shared = 2,
+}
+
+/// The values of `CWriting`, in their order.
+const WRITING: [Writing; 3] = [Writing::Private, Writing::Never, Writing::Shared];
+
+/// The tensors of a ticket, open in this process.
+pub struct COpened {
+    tensors: Vec<IpcTensor>,
+    tree: Option<CString>,
+}
+
+/// Shares tensors of host memory with other processes of this user, for a ticket that can be opened for so many seconds.
+/// They are copied once; a tensor that was opened from a ticket is passed on in place, unless it is private. tree is text
+/// for whoever opens the ticket, or NULL. writing is one of tb_writing. ticket has room for TB_TICKET_BYTES.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tb_share(
+    tensors: *const *const CTensor,
+    count: usize,
+    tree: *const c_char,
+    seconds: f64,
+    writing: i32,
+    ticket: *mut c_char,
+) -> Status {
+    answer(|| {
+        non_null(ticket, "ticket")?;
+        // SAFETY: the pointers are null or what the header says.
+        let (tensors, tree) = unsafe {
+            let pointers = slice(tensors, count, "tensors")?;
+            let tensors: Vec<&CTensor> =
+                pointers.iter().map(|tensor| borrow(*tensor, "tensor")).collect::<Result<_>>()?;
+            (tensors, if tree.is_null() { None } else { Some(text(tree, "tree")?.to_string()) })
+        };
+        let time = Duration::try_from_secs_f64(seconds);
+        let time = time.map_err(|_| refused(format!("{seconds} is no number of seconds: pass one from 0 on")))?;
+        let writing = usize::try_from(writing).ok().and_then(|number| WRITING.get(number).copied());
+        let writing = writing.ok_or_else(|| refused("writing is none of tb_writing"))?;
+        let room = |tensor: &&CTensor| Parcel::room_for(tensor.lent().layout().nbytes());
+        let room = if count > 1 { tensors.iter().map(room).fold(0, usize::saturating_add) } else { 0 };
+        let (mut parcel, ordering) = (Parcel::new(writing, room)?, bridge_copy::ordering());
+        for tensor in tensors {
+            parcel.add(&Caller::of(tensor, ordering), tensor, ordering, &Options::default())?;
+        }
+        let shared = CString::new(parcel.share(&*process::exporter()?, time, tree)?.text()).expect("JSON has no NUL");
+        let bytes = shared.as_bytes_with_nul();
+        // SAFETY: a ticket has at most so many bytes, for which the caller has room.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr().cast(), ticket, bytes.len()) };
+        Ok(())
+    })
+}
+
+/// Ends the share of a ticket of this process now. Who has it open keeps the memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tb_revoke(ticket: *const c_char) -> Status {
+    answer(|| {
+        // SAFETY: the pointer is null or what the header says.
+        let ticket: Ticket = unsafe { text(ticket, "ticket") }?.parse()?;
+        let none = || refused("this process shares nothing: revoke the ticket where it was made");
+        process::exporter_if_any().ok_or_else(none)?.revoke(&ticket)
+    })
+}
+
+/// Ends all shares of this process. Call it before a process ends that has shared, or leave it to the system.
+#[unsafe(no_mangle)]
+pub extern "C" fn tb_share_close() {
+    quietly(process::close);
+}
+
+/// Opens a ticket: its tensors lie in memory of the process that made it, which keeps it until they are dropped here.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tb_open(ticket: *const c_char, out: *mut *mut COpened) -> Status {
+    answer(|| {
+        non_null(out, "out")?;
+        // SAFETY: the pointer is null or what the header says.
+        let Opened { tensors, tree } = bridge_ipc::open(&unsafe { text(ticket, "ticket") }?.parse()?)?;
+        let tree = tree.map(|tree| CString::new(tree.replace('\0', " ")).unwrap_or_default());
+        // SAFETY: `out` is not null, and the caller may be written to there.
+        unsafe { write(out, into_raw(COpened { tensors, tree }), "out") }
+    })
+}
+
+/// Returns the number of tensors; 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tb_opened_count(opened: *const COpened) -> usize {
+    // SAFETY: the pointer is null or what the header says.
+    unsafe { opened.as_ref() }.map_or(0, |opened| opened.tensors.len())
+}
+
+/// Returns the text about the tree, or NULL. Valid until the object is dropped.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tb_opened_tree(opened: *const COpened) -> *const c_char {
+    // SAFETY: the pointer is null or what the header says.
+    let tree = unsafe { opened.as_ref() }.and_then(|opened| opened.tree.as_ref());
+    tree.map_or(ptr::null(), |tree| tree.as_ptr())
+}
+
+/// Returns one of the tensors, which keeps the memory by itself. TB_GONE where the other process has ended or has revoked
+/// the share.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tb_opened_tensor(opened: *const COpened, index: usize, out: *mut *mut CTensor) -> Status {
+    answer(|| {
+        non_null(out, "out")?;
+        // SAFETY: the pointer is null or what the header says.
+        let tensors = &unsafe { borrow(opened, "opened") }?.tensors;
+        let tensor = tensors.get(index).ok_or_else(|| refused(format!("there are {} tensors", tensors.len())))?;
+        let tensor = CTensor::new(Ipc::new().export(tensor)?);
+        // SAFETY: `out` is not null, and may be written to.
+        unsafe { write(out, into_raw(tensor), "out") }
+    })
+}
+
+/// Drops the object. Tensors that were returned stay.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tb_opened_drop(opened: *mut COpened) {
+    // SAFETY: the caller's obligation.
+    unsafe { drop_raw(opened) };
+}
+
+/// Describes a tensor. The shape and the strides, in elements, are valid as long as the tensor; stream, release and owner
+/// are 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tb_tensor_info(tensor: *const CTensor, out: *mut CMemory) -> Status {
+    answer(|| {
+        // SAFETY: the pointers are null or what the header says.
+        unsafe {
+            let lent = borrow(tensor, "tensor")?.lent();
+            let (layout, read_only) = (lent.layout(), lent.buffer().access() == Access::ReadOnly);
+            let memory = CMemory {
+                data: ptr::with_exposed_provenance_mut::<c_void>(lent.data()),
+                shape: layout.shape().as_ptr(),
+                strides: layout.strides().as_ptr(),
+                ndim: layout.shape().len() as i32,
+                read_only: i32::from(read_only),
+                dtype: lent.dtype().into(),
+                device: lent.device().into(),
+                stream: 0,
+                release: None,
+                owner: ptr::null_mut(),
+            };
+            write(out, memory, "out")
+        }
+    })
+}
