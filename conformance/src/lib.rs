@@ -66,7 +66,7 @@ pub mod python;
 pub mod report;
 #[cfg(feature = "runner")]
 pub mod runner;
-#[cfg(any(feature = "ndarray", feature = "tch"))]
+#[cfg(any(feature = "candle", feature = "ndarray", feature = "ort", feature = "tch", feature = "tensorflow"))]
 pub mod rust;
 pub mod sim;
 mod strategy;

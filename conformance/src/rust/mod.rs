@@ -8,6 +8,8 @@ mod ndarray;
 mod ort;
 #[cfg(feature = "tch")]
 mod tch;
+#[cfg(feature = "tensorflow")]
+mod tensorflow;
 
 #[cfg(feature = "candle")]
 pub use self::candle::CandleSubject;
@@ -17,6 +19,8 @@ pub use self::ndarray::NdArraySubject;
 pub use self::ort::OrtSubject;
 #[cfg(feature = "tch")]
 pub use self::tch::TchSubject;
+#[cfg(feature = "tensorflow")]
+pub use self::tensorflow::TensorFlowSubject;
 
 /// Forwards the methods of `Adapter` to the field `adapter`.
 macro_rules! forward_adapter {

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 fn target() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(target)
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let workspace = package.ancestors().find(|folder| folder.join("Cargo.lock").is_file());
+    workspace.unwrap_or(package).join(target)
 }
 
 /// The package of 1.15, if it is there.
@@ -16,9 +18,10 @@ pub fn one() -> Option<PathBuf> {
     folder.join("libtensorflow_framework.so.1").is_file().then_some(folder)
 }
 
-/// The package of 2.x in the environment for Python, if it is there.
+/// The package of 2.x, if it is there: the named one, or that of the environment for Python.
 pub fn two() -> Option<PathBuf> {
-    let pythons = std::fs::read_dir(target().join("venv/lib")).ok()?.flatten();
-    let mut folders = pythons.map(|python| python.path().join("site-packages/tensorflow"));
+    let named = std::env::var_os("TENSOR_BRIDGE_TENSORFLOW2").map(PathBuf::from);
+    let pythons = std::fs::read_dir(target().join("venv/lib")).into_iter().flatten().flatten();
+    let mut folders = named.into_iter().chain(pythons.map(|python| python.path().join("site-packages/tensorflow")));
     folders.find(|folder| folder.join("libtensorflow_cc.so.2").is_file())
 }

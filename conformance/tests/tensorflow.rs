@@ -1,0 +1,69 @@
+//! TensorFlow's graphs, 1.15 and 2.x, with every adapter for Rust, both ways: on the host and on the first CUDA device.
+//! There is no Python in the process.
+//!
+//! `TENSOR_BRIDGE_CASES` sets the cases of a pair, `TENSOR_BRIDGE_SEED` the seed.
+
+#[path = "../../crates/bridge-tensorflow/tests/installed/mod.rs"]
+mod installed;
+mod judge;
+
+use bridge_conformance::Subject;
+use bridge_conformance::rust::{CandleSubject, NdArraySubject, TchSubject, TensorFlowSubject};
+use bridge_core::{Device, ErrorKind, Result};
+use bridge_tensorflow::{Runtime, Series};
+use judge::judge;
+use std::sync::Once;
+
+/// The subject, or `None` where its library or its device is missing. The reason is printed.
+fn present<S>(made: Result<S>) -> Option<S> {
+    match made {
+        Err(error) if error.kind() == ErrorKind::Missing => {
+            println!("skipped: {error}");
+            None
+        }
+        made => Some(made.unwrap_or_else(|error| panic!("{error}"))),
+    }
+}
+
+fn tensorflow(series: Series, device: Device) -> Option<TensorFlowSubject> {
+    static PENDING: Once = Once::new();
+    // SAFETY: every test comes here first. So no TensorFlow is loaded that could read the environment, libtorch has not
+    // been called, and Rust's own functions take turns.
+    PENDING.call_once(|| unsafe { std::env::set_var("TF_SYNC_ON_FINISH", "false") });
+    let folder = match series {
+        Series::One => installed::one(),
+        Series::Two => installed::two(),
+    };
+    let Some(folder) = folder else {
+        println!("skipped: no TensorFlow of series {series:?} (cargo xtask setup fetches it)");
+        return None;
+    };
+    present(TensorFlowSubject::new(Runtime::open_as(series, &folder).unwrap(), device))
+}
+
+fn judge_both_ways<T>(tensorflow: &TensorFlowSubject, other: &dyn Subject<Tensor = T>) {
+    judge(tensorflow, other);
+    judge(other, tensorflow);
+}
+
+macro_rules! pairs {
+    ($($name:ident: $series:ident on $device:expr, $other:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            let Some(tensorflow) = tensorflow(Series::$series, $device) else { return };
+            let Some(other) = present($other) else { return };
+            judge_both_ways(&tensorflow, &other);
+        }
+    )*};
+}
+
+pairs! {
+    tensorflow1_and_tch: One on Device::CPU, TchSubject::new(Device::CPU);
+    tensorflow1_and_ndarray: One on Device::CPU, Ok(NdArraySubject::default());
+    tensorflow1_and_candle: One on Device::CPU, Ok(CandleSubject::default());
+    tensorflow2_and_tch: Two on Device::CPU, TchSubject::new(Device::CPU);
+    tensorflow2_and_ndarray: Two on Device::CPU, Ok(NdArraySubject::default());
+    tensorflow2_and_candle: Two on Device::CPU, Ok(CandleSubject::default());
+    tensorflow1_and_tch_on_cuda: One on Device::cuda(0), TchSubject::new(Device::cuda(0));
+    tensorflow2_and_tch_on_cuda: Two on Device::cuda(0), TchSubject::new(Device::cuda(0));
+}
