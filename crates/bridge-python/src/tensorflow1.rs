@@ -3,7 +3,7 @@
 use crate::errors::{argument, into_python};
 use bridge_core::DType;
 use bridge_pyo3::PyTensor;
-use bridge_tensorflow::{Input, PyExternal, Runtime, Series, SessionOptions, TensorFlow1};
+use bridge_tensorflow::{Input, PyExternal, Runtime, SavedModel, Series, SessionOptions, TensorFlow1};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,6 +36,18 @@ fn input((name, dtype, shape, device): Declared) -> bridge_core::Result<Input> {
 pub(crate) struct Session(Mutex<Option<Arc<bridge_tensorflow::Session>>>);
 
 impl Session {
+    /// Opens a session without the GIL: the first one sets the devices up.
+    fn made(
+        py: Python<'_>,
+        open: impl FnOnce(&'static Runtime) -> bridge_core::Result<bridge_tensorflow::Session> + Send,
+    ) -> PyResult<Self> {
+        let opened = TensorFlow1::new(py).and_then(|tensorflow1| {
+            let runtime = tensorflow1.runtime();
+            py.detach(|| open(runtime))
+        });
+        opened.map(|session| Self(Mutex::new(Some(Arc::new(session))))).map_err(|error| into_python(py, error))
+    }
+
     fn open(&self) -> bridge_core::Result<Arc<bridge_tensorflow::Session>> {
         let session = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         session.ok_or_else(|| argument("the session is closed: open another one"))
@@ -57,14 +69,32 @@ impl Session {
         config: Option<Vec<u8>>,
     ) -> PyResult<Self> {
         let options = SessionOptions { memory_growth, memory_fraction, visible_devices, config };
-        let open = || {
-            let runtime = TensorFlow1::new(py)?.runtime();
+        Self::made(py, |runtime| {
             let inputs = inputs.into_iter().map(input).collect::<bridge_core::Result<Vec<_>>>()?;
             let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
-            // Without the GIL: the first session sets the devices up.
-            py.detach(|| bridge_tensorflow::Session::open(runtime, graph_def, &inputs, &outputs, &options))
-        };
-        open().map(|session| Self(Mutex::new(Some(Arc::new(session))))).map_err(|error| into_python(py, error))
+            bridge_tensorflow::Session::open(runtime, graph_def, &inputs, &outputs, &options)
+        })
+    }
+
+    /// Opens a signature of a saved model.
+    #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "they are those of the method in Python")]
+    fn of_saved_model(
+        py: Python<'_>,
+        folder: PathBuf,
+        signature: &str,
+        tags: Vec<String>,
+        memory_growth: Option<bool>,
+        memory_fraction: Option<f64>,
+        visible_devices: Option<Vec<u32>>,
+        config: Option<Vec<u8>>,
+    ) -> PyResult<Self> {
+        let options = SessionOptions { memory_growth, memory_fraction, visible_devices, config };
+        Self::made(py, |runtime| {
+            let tags: Vec<&str> = tags.iter().map(String::as_str).collect();
+            let model = SavedModel::read(&folder, &tags)?;
+            bridge_tensorflow::Session::open_signature(runtime, &model, signature, &options)
+        })
     }
 
     /// Runs the graph once.
@@ -76,6 +106,13 @@ impl Session {
             results.into_iter().map(|result| PyExternal::wrap(py, result)).collect()
         };
         run().map_err(|error| into_python(py, error))
+    }
+
+    /// The names of the outputs, in the order in which a run returns them.
+    #[getter]
+    fn outputs(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let session = self.open().map_err(|error| into_python(py, error))?;
+        Ok(session.outputs().to_vec())
     }
 
     /// The full names of the devices that it can use.

@@ -6,7 +6,7 @@
 //! | folder | contents |
 //! |---|---|
 //! | `runtime` | [`Runtime`]: a TensorFlow of either series, its libraries, dtypes, tensors, kernels and streams |
-//! | `graph` | [`GraphEdges`] imports tensors to be fed to graphs and exports fetched ones, under handles and through two operations of its own; [`Session`] runs a saved graph without Python |
+//! | `graph` | [`GraphEdges`] imports tensors to be fed to graphs and exports fetched ones, under handles and through two operations of its own; [`Session`] runs a frozen graph or a [`SavedModel`] without Python |
 //! | `eager` | `TensorFlow2`, with the feature `python`: eager tensors of 2.x |
 //!
 //! The rule of imports: `graph` and `eager` import from `runtime`, and nothing from each other. Within a folder, the
@@ -32,6 +32,7 @@ pub use graph::external::External;
 pub use graph::input::Input;
 #[cfg(feature = "python")]
 pub use graph::python::{PyExternal, PyGraphEdges, TensorFlow1};
+pub use graph::saved::{Endpoint, SavedModel, Signature};
 pub use graph::session::Session;
 pub use runtime::Runtime;
 pub use runtime::library::Series;

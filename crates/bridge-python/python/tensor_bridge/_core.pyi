@@ -155,7 +155,19 @@ class Session:
         visible_devices: list[int] | None,
         config: bytes | None,
     ) -> Session: ...
+    @staticmethod
+    def of_saved_model(
+        folder: str,
+        signature: str,
+        tags: list[str],
+        memory_growth: bool | None,
+        memory_fraction: float | None,
+        visible_devices: list[int] | None,
+        config: bytes | None,
+    ) -> Session: ...
     def run(self, feeds: list[tuple[str, Tensor]]) -> list[Tensor]: ...
+    @property
+    def outputs(self) -> list[str]: ...
     @property
     def devices(self) -> list[str]: ...
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """TensorFlow 1.15 in this process, without the Python that it was made for.
 
 The package of 1.15 is a wheel for Python 3.7. Its libraries need no Python, so any Python can load them from the folder
-of the unpacked wheel. A model that was saved as a frozen graph then runs on tensors of other frameworks, in place::
+of the unpacked wheel. A frozen graph, or a saved model, then runs on tensors of other frameworks, in place::
 
     tb.tensorflow1.open("tensorflow-1.15.5/tensorflow_core")
     with tb.tensorflow1.Session(
@@ -43,7 +43,7 @@ def open(folder: str | bytes | os.PathLike[Any] | None = None) -> str:
 
 
 class Session:
-    """A saved graph that can be run, on several threads at once.
+    """A frozen graph that can be run, on several threads at once. ``of_saved_model`` opens a saved model.
 
     ``graph_def`` is a serialised ``GraphDef``: bytes, or the message itself. ``inputs`` names the tensors of the graph
     that a run replaces by the fed ones, such as ``"x:0"``, with dtype and shape, in which lengths may be ``None``. A
@@ -72,16 +72,35 @@ class Session:
     ) -> None:
         """Open the session."""
         declared = [(name, *_declared(*([how] if isinstance(how, str) else how))) for name, how in inputs.items()]
-        devices = None if visible_devices is None else list(visible_devices)
         self._session = _core.Session(
             _serialised(graph_def),
             declared,
             [outputs] if isinstance(outputs, str) else list(outputs),
-            memory_growth,
-            memory_fraction,
-            devices,
-            None if config is None else _serialised(config),
+            *_options(memory_growth, memory_fraction, visible_devices, config),
         )
+
+    @classmethod
+    def of_saved_model(
+        cls,
+        folder: str | bytes | os.PathLike[Any],
+        signature: str = "serving_default",
+        *,
+        tags: Sequence[str] = ("serve",),
+        memory_growth: bool | None = None,
+        memory_fraction: float | None = None,
+        visible_devices: Sequence[int] | None = None,
+        config: Any = None,
+    ) -> Session:
+        """Open a signature of a saved model, with its variables restored and its tables filled.
+
+        ``folder`` is the one that holds ``saved_model.pb``, of which the graph with exactly these ``tags`` is loaded.
+        A run is fed by the names of the inputs in the signature, and returns the outputs in the order of their names,
+        which ``outputs`` lists. The other options are those of ``Session``.
+        """
+        session = cls.__new__(cls)
+        options = _options(memory_growth, memory_fraction, visible_devices, config)
+        session._session = _core.Session.of_saved_model(os.fsdecode(folder), signature, list(tags), *options)
+        return session
 
     def run(self, feeds: Mapping[str, Any], target: Target | None = None, *, copy: bool | None = None) -> list[Any]:
         """Run the graph once, on tensors of any framework, which are fed in place.
@@ -93,6 +112,11 @@ class Session:
         fed = [(name, _fed(x, copy)) for name, x in feeds.items()]
         results = self._session.run(fed)
         return results if target is None else [_core.convert(y, target) for y in results]
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of the outputs, in the order in which ``run`` returns them."""
+        return self._session.outputs
 
     @property
     def devices(self) -> list[str]:
@@ -112,6 +136,13 @@ class Session:
     ) -> None:
         """Close the session."""
         self.close()
+
+
+def _options(
+    memory_growth: bool | None, memory_fraction: float | None, visible_devices: Sequence[int] | None, config: Any
+) -> tuple[bool | None, float | None, list[int] | None, bytes | None]:
+    devices = None if visible_devices is None else list(visible_devices)
+    return memory_growth, memory_fraction, devices, None if config is None else _serialised(config)
 
 
 def _fed(x: Any, copy: bool | None) -> Tensor:

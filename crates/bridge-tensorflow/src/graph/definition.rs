@@ -36,7 +36,7 @@ struct NodeDef {
     op: String,
 }
 
-/// Operations that are variables: a session here initialises none of them.
+/// Operations that are variables: only a saved model has their values.
 const VARIABLES: [&str; 4] = ["Variable", "VariableV2", "TemporaryVariable", "VarHandleOp"];
 
 /// The arguments of an operation.
@@ -46,6 +46,8 @@ pub(crate) struct Node<'a> {
     pub(crate) types: &'a [(&'a CStr, c_int)],
     pub(crate) numbers: &'a [(&'a CStr, i64)],
     pub(crate) tensors: &'a [(&'a CStr, &'a RuntimeTensor)],
+    /// Values as serialised `AttrValue`s.
+    pub(crate) protos: &'a [(&'a CStr, &'a [u8])],
     /// Lists with one string.
     pub(crate) strings: &'a [(&'a CStr, &'a str)],
     pub(crate) device: Option<&'a CStr>,
@@ -108,6 +110,10 @@ impl Graph {
                 // Finishing reports a failure here, too: the attribute is missing then.
                 (sessions.TF_SetAttrTensor)(new, attribute.as_ptr(), tensor.raw(), status.raw());
             }
+            for (attribute, proto) in node.protos {
+                let (start, length) = (proto.as_ptr().cast(), proto.len());
+                (sessions.TF_SetAttrValueProto)(new, attribute.as_ptr(), start, length, status.raw());
+            }
             for (attribute, string) in node.strings {
                 let (start, length) = (string.as_ptr().cast(), string.len());
                 (sessions.TF_SetAttrStringList)(new, attribute.as_ptr(), &start, &length, 1);
@@ -150,16 +156,25 @@ impl Graph {
         status.check()
     }
 
+    /// Returns the operation with this name.
+    pub(crate) fn operation(&self, name: &OutputName) -> Result<*mut TF_Operation> {
+        // SAFETY: the graph is alive, and the name a C string.
+        let oper = unsafe { (self.runtime.sessions.TF_GraphOperationByName)(self.raw(), name.operation.as_ptr()) };
+        let missing = || argument(format!("the graph has no operation {}", name.operation.to_string_lossy()));
+        (!oper.is_null()).then_some(oper).ok_or_else(missing)
+    }
+
     /// Adds all operations of a serialised `GraphDef`, with some of its outputs replaced by outputs of the graph.
-    pub(crate) fn import(&self, graph_def: &[u8], replaced: &[(&OutputName, TF_Output)]) -> Result<()> {
+    /// Refuses variables, unless something `restores` them.
+    pub(crate) fn import(&self, graph_def: &[u8], replaced: &[(&OutputName, TF_Output)], restores: bool) -> Result<()> {
         let (sessions, status) = (&self.runtime.sessions, Status::new(&self.runtime.core));
         let nodes = GraphDef::decode(graph_def).map_err(|error| {
             argument(format!("this is no serialised GraphDef ({error}): pass the bytes of a frozen graph"))
         })?;
-        if let Some(node) = nodes.node.iter().find(|node| VARIABLES.contains(&&*node.op)) {
+        if let Some(node) = nodes.node.iter().find(|node| !restores && VARIABLES.contains(&&*node.op)) {
             let name = &node.name;
             return Err(argument(format!(
-                "the graph holds the variable {name}: freeze it (convert_variables_to_constants)"
+                "the graph holds the variable {name}: freeze it (convert_variables_to_constants), or open its saved model"
             )));
         }
         let placeholders: Vec<&str> =

@@ -13,6 +13,8 @@ pub struct Input {
     pub(crate) dtype: DType,
     pub(crate) shape: Option<Vec<Option<i64>>>,
     pub(crate) device: Option<CString>,
+    /// Its name in the signature of a saved model.
+    pub(crate) key: Option<String>,
 }
 
 impl Input {
@@ -33,7 +35,7 @@ impl Input {
     ///
     /// As for [`new`](Self::new).
     pub fn of_any_shape(name: &str, dtype: DType) -> Result<Self> {
-        Ok(Self { name: OutputName::parse(name)?, dtype, shape: None, device: None })
+        Ok(Self { name: OutputName::parse(name)?, dtype, shape: None, device: None, key: None })
     }
 
     /// Sets the device of the fed tensors, by TensorFlow's name, such as `/device:GPU:1`. The default is the first GPU
@@ -58,5 +60,15 @@ impl Input {
             && shape.iter().zip(fed.shape()).all(|(declared, fed)| declared.is_none_or(|declared| declared == *fed));
         let shown: Vec<_> = shape.iter().map(|length| length.map_or("?".into(), |length| length.to_string())).collect();
         (!fits).then(|| format!("has the shape [{}], but what was fed has {:?}", shown.join(", "), fed.shape()))
+    }
+}
+
+/// The name by which it is fed: its key in a signature, or that of its tensor.
+impl std::fmt::Display for Input {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.key {
+            Some(key) => f.write_str(key),
+            None => self.name.fmt(f),
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! | [`external`] | a tensor at the edge of a graph, and the handle that stands for it |
 //! | [`operations`] | the operations that read and record such tensors |
 //! | [`definition`], [`config`], [`input`] | a graph, the options of a session, its inputs |
+//! | [`saved`] | a saved model in its folder |
 //! | [`session`] | a graph that can be run |
 //! | [`edges`] | the adapter |
 //! | [`python`] | the adapters for Python objects |
@@ -19,6 +20,7 @@ pub(crate) mod input;
 pub(crate) mod operations;
 #[cfg(feature = "python")]
 pub(crate) mod python;
+pub(crate) mod saved;
 pub(crate) mod session;
 
 use bridge_core::{Error, ErrorKind};

@@ -1,4 +1,4 @@
-//! Sessions without Python: a saved graph, with inputs and outputs in other frameworks' memory.
+//! Sessions without Python: a frozen graph or a saved model, with inputs and outputs in other frameworks' memory.
 
 use crate::graph::argument;
 use crate::graph::config::SessionOptions;
@@ -6,6 +6,7 @@ use crate::graph::definition::{Graph, Node, OutputName};
 use crate::graph::external::{self, External};
 use crate::graph::input::Input;
 use crate::graph::operations::{INPUT, KEEP, PLACE};
+use crate::graph::saved::{Endpoint, STRING, SavedModel};
 use crate::runtime::Runtime;
 use crate::runtime::api::{Core, TF_Operation, TF_Output, TF_Session, TF_Tensor};
 use crate::runtime::dtypes::{self, INT32};
@@ -60,6 +61,54 @@ impl Session {
         outputs: &[&str],
         options: &SessionOptions,
     ) -> Result<Self> {
+        Self::over(runtime, graph_def, None, inputs, outputs, options)
+    }
+
+    /// Loads a saved model: restores its variables and runs its initialiser. A run replaces its tensors `inputs` by the
+    /// fed ones, and returns its tensors `outputs`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open), but for the variables.
+    pub fn open_saved_model(
+        runtime: &'static Runtime,
+        model: &SavedModel,
+        inputs: &[Input],
+        outputs: &[&str],
+        options: &SessionOptions,
+    ) -> Result<Self> {
+        Self::over(runtime, model.graph_def(), Some(model), inputs, outputs, options)
+    }
+
+    /// Loads a saved model, and runs one of its signatures. Inputs and outputs have their keys in the signature as
+    /// names; the outputs are returned in the order of their keys.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open_saved_model`](Self::open_saved_model), and those of [`SavedModel::signature`] and
+    /// [`Endpoint::input`](crate::Endpoint::input).
+    pub fn open_signature(
+        runtime: &'static Runtime,
+        model: &SavedModel,
+        signature: &str,
+        options: &SessionOptions,
+    ) -> Result<Self> {
+        let signature = model.signature(signature)?;
+        let inputs = signature.inputs().iter().map(Endpoint::input).collect::<Result<Vec<_>>>()?;
+        let outputs: Vec<_> = signature.outputs().iter().map(|output| &*output.tensor).collect();
+        let mut session = Self::open_saved_model(runtime, model, &inputs, &outputs, options)?;
+        session.names = signature.outputs().iter().map(|output| output.key.clone()).collect();
+        Ok(session)
+    }
+
+    fn over(
+        runtime: &'static Runtime,
+        graph_def: &[u8],
+        model: Option<&SavedModel>,
+        inputs: &[Input],
+        outputs: &[&str],
+        options: &SessionOptions,
+    ) -> Result<Self> {
         // Before the session is created: the first one of 1.x sets the options of GPU memory.
         for (i, input) in inputs.iter().enumerate() {
             if inputs[..i].iter().any(|other| other.name == input.name) {
@@ -73,8 +122,15 @@ impl Session {
         let mut session = Self::empty(runtime, options)?;
         session.query_streams()?;
         let fed = inputs.iter().map(|input| session.add_input(input)).collect::<Result<Vec<_>>>()?;
-        let replaced: Vec<_> = inputs.iter().map(|input| &input.name).zip(fed).collect();
-        session.graph.import(graph_def, &replaced)?;
+        let paths = model.map_or(Ok(Vec::new()), SavedModel::paths)?;
+        let read = paths.iter().map(|path| session.add_path(path)).collect::<Result<Vec<_>>>()?;
+        let fed = inputs.iter().map(|input| &input.name).zip(fed);
+        let replaced: Vec<_> = fed.chain(paths.iter().map(|(name, _)| name).zip(read)).collect();
+        session.graph.import(graph_def, &replaced, model.is_some())?;
+        for name in model.map(SavedModel::operations).unwrap_or_default() {
+            let operation = session.graph.operation(&OutputName::parse(&name)?)?;
+            session.execute(&[], &[], &[], &[operation])?;
+        }
         for name in outputs {
             let name = OutputName::parse(name)?;
             let fed = replaced.iter().find(|(replaced, _)| **replaced == name);
@@ -149,6 +205,11 @@ impl Session {
         &self.runtime.core
     }
 
+    /// The names of the outputs, in the order in which a run returns them.
+    pub fn outputs(&self) -> &[String] {
+        &self.names
+    }
+
     /// The full names of the devices that it can use.
     pub fn devices(&self) -> &[String] {
         &self.devices
@@ -197,6 +258,13 @@ impl Session {
         Ok(fed)
     }
 
+    /// Adds a string to be read on the host, in place of one of a saved model.
+    fn add_path(&self, (name, value): &(OutputName, Vec<u8>)) -> Result<TF_Output> {
+        let (types, protos) = (&[(c"dtype", STRING)], &[(c"value", &**value)]);
+        let node = Node { types, protos, device: Some(HOST), ..Node::default() };
+        self.graph.add(c"Const", &node_name("path", name), &node)
+    }
+
     fn add_output(&mut self, name: &OutputName, output: TF_Output) -> Result<()> {
         dtypes::dtype(self.graph.code(output))
             .map_err(|reason| Error::new(ErrorKind::Dtype, format!("the output {name} cannot be taken: {reason}")))?;
@@ -208,7 +276,7 @@ impl Session {
         Ok(())
     }
 
-    /// Runs the graph once. Every input has to be fed, by its name; the outputs are returned in the order of their
+    /// Runs the graph once. Every input has to be fed, by its name or its key in a signature; the outputs are returned in the order of their
     /// declaration.
     ///
     /// # Errors
@@ -222,11 +290,7 @@ impl Session {
         }
         let mut fed: Vec<Option<&External>> = vec![None; self.inputs.len()];
         for (name, tensor) in feeds {
-            let parsed = OutputName::parse(name)?;
-            let place = self.inputs.iter().position(|input| input.name == parsed).ok_or_else(|| {
-                let declared: Vec<_> = self.inputs.iter().map(|input| input.name.to_string()).collect();
-                argument(format!("the session has no input {name}: it has {}", declared.join(", ")))
-            })?;
+            let place = self.place_of(name)?;
             if let Some(refusal) = self.inputs[place].refusal(tensor) {
                 return Err(argument(format!("the input {name} {refusal}")));
             }
@@ -235,7 +299,7 @@ impl Session {
             }
         }
         if let Some(missing) = fed.iter().position(Option::is_none) {
-            return Err(argument(format!("the input {} is not fed", self.inputs[missing].name)));
+            return Err(argument(format!("the input {} is not fed", self.inputs[missing])));
         }
         let results: Vec<_> = self.outputs.iter().map(|_| external::new_handle()).collect();
         let handles: Vec<[i32; 2]> =
@@ -252,6 +316,18 @@ impl Session {
             })
         };
         results.into_iter().zip(&self.names).map(named).collect()
+    }
+
+    /// Returns the place of the input that is fed by this name.
+    fn place_of(&self, name: &str) -> Result<usize> {
+        if let Some(place) = self.inputs.iter().position(|input| input.key.as_deref() == Some(name)) {
+            return Ok(place);
+        }
+        let parsed = OutputName::parse(name)?;
+        self.inputs.iter().position(|input| input.name == parsed).ok_or_else(|| {
+            let declared: Vec<_> = self.inputs.iter().map(Input::to_string).collect();
+            argument(format!("the session has no input {name}: it has {}", declared.join(", ")))
+        })
     }
 
     fn execute(

@@ -139,6 +139,7 @@ functions! {
         TF_SetAttrType(*mut TF_OperationDescription, *const c_char, c_int);
         TF_SetAttrInt(*mut TF_OperationDescription, *const c_char, i64);
         TF_SetAttrTensor(*mut TF_OperationDescription, *const c_char, *mut TF_Tensor, *mut TF_Status);
+        TF_SetAttrValueProto(*mut TF_OperationDescription, *const c_char, *const c_void, usize, *mut TF_Status);
         TF_SetAttrStringList(*mut TF_OperationDescription, *const c_char, *const *const c_void, *const usize, c_int);
         TF_FinishOperation(*mut TF_OperationDescription, *mut TF_Status) -> *mut TF_Operation;
         TF_NewImportGraphDefOptions() -> *mut TF_ImportGraphDefOptions;
