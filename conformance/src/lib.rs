@@ -42,7 +42,8 @@
 //!
 //! None is on by default, and none is needed to certify an adapter. `runner` is the program that this repository uses:
 //! options, one process for each pair, progress and reports. `python`, which includes it, is the extension module with
-//! the adapters for Python objects. `ndarray` and `tch` are the subjects of frameworks of Rust.
+//! the adapters for Python objects. `candle`, `cudarc`, `ndarray`, `ort`, `tch` and `tensorflow` are the subjects of
+//! frameworks without Python.
 //!
 //! # What judges the suite
 //!
@@ -66,7 +67,14 @@ pub mod python;
 pub mod report;
 #[cfg(feature = "runner")]
 pub mod runner;
-#[cfg(any(feature = "candle", feature = "ndarray", feature = "ort", feature = "tch", feature = "tensorflow"))]
+#[cfg(any(
+    feature = "candle",
+    feature = "cudarc",
+    feature = "ndarray",
+    feature = "ort",
+    feature = "tch",
+    feature = "tensorflow"
+))]
 pub mod rust;
 pub mod sim;
 mod strategy;

@@ -5,17 +5,10 @@
 mod judge;
 
 use bridge_conformance::rust::{CandleSubject, NdArraySubject, OrtSubject};
-use bridge_core::ErrorKind;
-use judge::judge;
+use judge::{judge, present};
 
 fn ort() -> Option<OrtSubject> {
-    match OrtSubject::new() {
-        Err(error) if error.kind() == ErrorKind::Missing => {
-            println!("skipped: {error}");
-            None
-        }
-        ort => Some(ort.unwrap()),
-    }
+    present(OrtSubject::new())
 }
 
 #[test]

@@ -4,9 +4,9 @@
 
 mod judge;
 
-use bridge_conformance::rust::{NdArraySubject, TchSubject};
-use bridge_core::{Device, ErrorKind};
-use judge::judge;
+use bridge_conformance::rust::{CudarcSubject, NdArraySubject, TchSubject};
+use bridge_core::Device;
+use judge::{judge, present};
 
 #[test]
 fn tch_to_tch() {
@@ -30,11 +30,30 @@ fn ndarray_to_ndarray() {
     judge(&ndarray, &ndarray);
 }
 
+fn tch_on_cuda() -> Option<TchSubject> {
+    present(TchSubject::new(Device::cuda(0)))
+}
+
 #[test]
 fn tch_to_tch_on_cuda() {
-    match TchSubject::new(Device::cuda(0)) {
-        Ok(tch) => judge(&tch, &tch),
-        Err(error) if error.kind() == ErrorKind::Missing => println!("skipped: {error}"),
-        Err(error) => panic!("{error}"),
-    }
+    let Some(tch) = tch_on_cuda() else { return };
+    judge(&tch, &tch);
+}
+
+#[test]
+fn cudarc_to_cudarc() {
+    let Some(cudarc) = present(CudarcSubject::new(0)) else { return };
+    judge(&cudarc, &cudarc);
+}
+
+#[test]
+fn tch_to_cudarc() {
+    let (Some(tch), Some(cudarc)) = (tch_on_cuda(), present(CudarcSubject::new(0))) else { return };
+    judge(&tch, &cudarc);
+}
+
+#[test]
+fn cudarc_to_tch() {
+    let (Some(tch), Some(cudarc)) = (tch_on_cuda(), present(CudarcSubject::new(0))) else { return };
+    judge(&cudarc, &tch);
 }

@@ -8,22 +8,11 @@ mod installed;
 mod judge;
 
 use bridge_conformance::Subject;
-use bridge_conformance::rust::{CandleSubject, NdArraySubject, TchSubject, TensorFlowSubject};
-use bridge_core::{Device, ErrorKind, Result};
+use bridge_conformance::rust::{CandleSubject, CudarcSubject, NdArraySubject, TchSubject, TensorFlowSubject};
+use bridge_core::Device;
 use bridge_tensorflow::{Runtime, Series};
-use judge::judge;
+use judge::{judge, present};
 use std::sync::Once;
-
-/// The subject, or `None` where its library or its device is missing. The reason is printed.
-fn present<S>(made: Result<S>) -> Option<S> {
-    match made {
-        Err(error) if error.kind() == ErrorKind::Missing => {
-            println!("skipped: {error}");
-            None
-        }
-        made => Some(made.unwrap_or_else(|error| panic!("{error}"))),
-    }
-}
 
 fn tensorflow(series: Series, device: Device) -> Option<TensorFlowSubject> {
     static PENDING: Once = Once::new();
@@ -65,5 +54,7 @@ pairs! {
     tensorflow2_and_ndarray: Two on Device::CPU, Ok(NdArraySubject::default());
     tensorflow2_and_candle: Two on Device::CPU, Ok(CandleSubject::default());
     tensorflow1_and_tch_on_cuda: One on Device::cuda(0), TchSubject::new(Device::cuda(0));
+    tensorflow1_and_cudarc: One on Device::cuda(0), CudarcSubject::new(0);
     tensorflow2_and_tch_on_cuda: Two on Device::cuda(0), TchSubject::new(Device::cuda(0));
+    tensorflow2_and_cudarc: Two on Device::cuda(0), CudarcSubject::new(0);
 }

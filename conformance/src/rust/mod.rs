@@ -1,7 +1,9 @@
-//! Frameworks of Rust under test.
+//! Frameworks without Python under test.
 
 #[cfg(feature = "candle")]
 mod candle;
+#[cfg(feature = "cudarc")]
+mod cudarc;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 #[cfg(feature = "ort")]
@@ -13,6 +15,8 @@ mod tensorflow;
 
 #[cfg(feature = "candle")]
 pub use self::candle::CandleSubject;
+#[cfg(feature = "cudarc")]
+pub use self::cudarc::CudarcSubject;
 #[cfg(feature = "ndarray")]
 pub use self::ndarray::NdArraySubject;
 #[cfg(feature = "ort")]
@@ -23,6 +27,7 @@ pub use self::tch::TchSubject;
 pub use self::tensorflow::TensorFlowSubject;
 
 /// Forwards the methods of `Adapter` to the field `adapter`.
+#[cfg(any(feature = "candle", feature = "ndarray", feature = "ort", feature = "tch"))]
 macro_rules! forward_adapter {
     ($subject:ty, $tensor:ty) => {
         impl bridge_core::Adapter for $subject {
@@ -64,6 +69,7 @@ macro_rules! forward_adapter {
         }
     };
 }
+#[cfg(any(feature = "candle", feature = "ndarray", feature = "ort", feature = "tch"))]
 use forward_adapter;
 
 /// The methods of `Subject` for tensors on the host: they are cloned to be shared, and know no streams.
@@ -119,6 +125,7 @@ use on_the_host;
 
 /// Returns how many bytes behind `address` the next one lies that is `align` bytes behind a multiple of
 /// [`GRAIN`](crate::Spec::GRAIN).
+#[cfg(any(feature = "candle", feature = "cudarc", feature = "ndarray", feature = "tch"))]
 fn padding(address: usize, align: usize) -> usize {
     (align + crate::Spec::GRAIN - address % crate::Spec::GRAIN) % crate::Spec::GRAIN
 }

@@ -1,6 +1,18 @@
 //! The judgement of a pair.
 
 use bridge_conformance::{Config, Pair, Subject, Verdict};
+use bridge_core::{ErrorKind, Result};
+
+/// The subject, or `None` where its library or its device is missing. The reason is printed.
+pub fn present<S>(made: Result<S>) -> Option<S> {
+    match made {
+        Err(error) if error.kind() == ErrorKind::Missing => {
+            println!("skipped: {error}");
+            None
+        }
+        made => Some(made.unwrap_or_else(|error| panic!("{error}"))),
+    }
+}
 
 fn number(variable: &str, otherwise: u32) -> u32 {
     std::env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
