@@ -21,19 +21,22 @@ const C_INTERFACE: [&str; 2] = ["-p", "tensor-bridge-capi"];
 /// The package whose features users choose: tested with all of them.
 const FACADE: [&str; 2] = ["-p", "tensor-bridge"];
 
-/// The tests that link libtorch: the adapter for `tch`, and the suite over it.
-const TCH: [&str; 11] = [
+/// The tests that link libtorch: the adapter for `tch`, and the suite over it, also with TensorFlow in the process.
+const TCH: [&str; 13] = [
     "--package",
     "tensor-bridge-torch",
     "--package",
     "tensor-bridge-conformance",
     "--features",
-    "tensor-bridge-torch/tch,tensor-bridge-conformance/ndarray,tensor-bridge-conformance/tch",
+    "tensor-bridge-torch/tch,tensor-bridge-conformance/candle,tensor-bridge-conformance/cudarc,\
+     tensor-bridge-conformance/ndarray,tensor-bridge-conformance/tch,tensor-bridge-conformance/tensorflow",
     "--lib",
     "--test",
     "tch*",
     "--test",
     "rust",
+    "--test",
+    "tensorflow",
 ];
 
 /// The suite over the adapters for Rust that link nothing.
@@ -131,7 +134,10 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
             .map(|step| with_onnxruntime(step, python)),
         ),
         ("cargo test, the facade", rust(&[&["test", "--quiet", "--all-features"], &FACADE])),
-        ("cargo test, tch", rust(&[&["test", "--quiet"], &TCH]).map(|step| with_libtorch(step, python))),
+        (
+            "cargo test, tch",
+            with_tensorflow1(rust(&[&["test", "--quiet"], &TCH])).map(|step| with_libtorch(step, python)),
+        ),
         (
             "cargo test, candle and ort in the suite",
             rust(&[&["test", "--quiet"], &HOST]).map(|step| with_onnxruntime(step, python)),

@@ -9,6 +9,10 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+#[cfg(all(doctest, feature = "cupy", feature = "torch"))]
+#[doc = include_str!("../../../docs/rust.md")]
+struct PageOnRust;
+
 #[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
 mod objects;
 mod table;
