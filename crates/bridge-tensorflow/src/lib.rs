@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `runtime` | [`Runtime`]: a TensorFlow of either series, its libraries, dtypes, tensors, kernels and streams |
 //! | `graph` | [`GraphEdges`] imports tensors to be fed to graphs and exports fetched ones, under handles and through two operations of its own; [`Session`] runs a frozen graph or a [`SavedModel`] without Python |
-//! | `eager` | `TensorFlow2`, with the feature `python`: eager tensors of 2.x |
+//! | `eager` | eager tensors of 2.x: [`Eager`], without Python, and with the feature `python` `TensorFlow2`, for Python objects |
 //!
 //! The rule of imports: `graph` and `eager` import from `runtime`, and nothing from each other. Within a folder, the
 //! module documentation lists the modules in the order of their imports.
@@ -19,13 +19,13 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-#[cfg(feature = "python")]
 mod eager;
 mod graph;
 mod runtime;
 
+pub use eager::native::{Attribute, Eager, EagerTensor};
 #[cfg(feature = "python")]
-pub use eager::TensorFlow2;
+pub use eager::python::TensorFlow2;
 pub use graph::config::SessionOptions;
 pub use graph::edges::GraphEdges;
 pub use graph::external::External;

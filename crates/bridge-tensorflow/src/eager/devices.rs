@@ -2,18 +2,17 @@
 
 use crate::eager::functions::{EagerRuntime, TFE_Context};
 use crate::eager::handle::{COPY, Handle, execute};
+use crate::runtime::Runtime;
 use crate::runtime::gpus::{GPUS, Gpu, HOST, names};
 use crate::runtime::status::Status;
 use crate::runtime::stream::{self, FLOAT, STREAM};
 use crate::runtime::tensor::{RuntimeTensor, no_tensor};
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Keep, Result, Stream};
 use std::ffi::{CStr, CString};
-use std::sync::{Arc, PoisonError, RwLock};
 
 /// The devices of one eager context in this process.
 pub(crate) struct Devices {
-    /// The context's address, and its owner: another context at the same address would have other devices.
-    pub(crate) context: usize,
+    /// The owner of the context.
     _kept: Keep,
     /// The start of their full names: job, replica and task, which a cluster changes.
     prefix: String,
@@ -22,29 +21,13 @@ pub(crate) struct Devices {
     full: Vec<(CString, Option<usize>)>,
 }
 
-/// Where a tensor is.
-pub(crate) enum Place<'a> {
-    Host,
-    Gpu(&'a Gpu),
-}
+/// Where a tensor is: the GPU and its stream, or `None` for the host.
+pub(crate) type Place = Option<(Device, Stream)>;
 
 /// The start of the host's full names, in any cluster.
 const LOCALHOST: &str = "/job:localhost/replica:0/task:0";
 
-/// The devices of the context that was queried last.
-static CURRENT: RwLock<Option<Arc<Devices>>> = RwLock::new(None);
-
 impl Devices {
-    /// Returns the devices of the context that was queried last, if any.
-    pub(crate) fn current() -> Option<Arc<Self>> {
-        CURRENT.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Makes these the current devices, and returns those before.
-    pub(crate) fn replace(devices: Arc<Self>) -> Option<Arc<Self>> {
-        CURRENT.write().unwrap_or_else(PoisonError::into_inner).replace(devices)
-    }
-
     /// Returns the GPU for a tensor in this memory. Where TensorFlow has split a GPU, it is the first part.
     pub(crate) fn gpu(&self, device: Device) -> Result<&Gpu> {
         self.gpus.iter().find(|gpu| device == Device::cuda(gpu.ordinal)).ok_or_else(|| {
@@ -65,18 +48,19 @@ impl Devices {
         }
     }
 
-    /// Returns the device of this process with this full name.
-    pub(crate) fn named(&self, name: &CStr) -> Option<Place<'_>> {
+    /// Returns the place of the device of this process with this full name.
+    pub(crate) fn named(&self, name: &CStr) -> Option<Place> {
+        let at = |gpu: &Gpu| Some((Device::cuda(gpu.ordinal), gpu.stream));
         if let Some((_, gpu)) = self.full.iter().find(|(known, _)| **known == *name) {
-            return Some(gpu.map_or(Place::Host, |gpu| Place::Gpu(&self.gpus[gpu])));
+            return Some(gpu.and_then(|gpu| at(&self.gpus[gpu])));
         }
         let name = name.to_str().ok()?;
         let (prefix, device) = name.split_at(name.find("/device:")?);
         if prefix != self.prefix && prefix != LOCALHOST {
             return None;
         }
-        let gpu = self.gpus.iter().find(|gpu| gpu.name.to_bytes() == device.as_bytes()).map(Place::Gpu);
-        gpu.or_else(|| device.starts_with("/device:CPU:").then_some(Place::Host))
+        let gpu = self.gpus.iter().find(|gpu| gpu.name.to_bytes() == device.as_bytes()).map(at);
+        gpu.or_else(|| device.starts_with("/device:CPU:").then_some(None))
     }
 
     /// Queries the devices of a context, and the stream of each GPU.
@@ -103,8 +87,24 @@ impl Devices {
         }
         gpus.iter().for_each(|gpu| runtime.consumer.gpus.record(gpu.clone()));
         let full = full_names(&prefix, &gpus);
-        Ok(Self { context: context.addr(), _kept: kept, prefix, gpus, full })
+        Ok(Self { _kept: kept, prefix, gpus, full })
     }
+}
+
+/// The error for a tensor on a device of another process, or on a GPU of a version that was not tested.
+#[cold]
+pub(crate) fn elsewhere(runtime: &Runtime, name: &str) -> Error {
+    if name.contains(GPUS) && !runtime.profile.private_functions {
+        let version = runtime.version();
+        let text = format!(
+            "the tensor is on {name}, and on a GPU TensorFlow {version} is not supported yet: use 2.12 to 2.21, or copy it to the host"
+        );
+        return Error::new(ErrorKind::Version, text);
+    }
+    let text = format!(
+        "the tensor is on {name}, which is no device of this process: copy it to one with tf.identity under tf.device first"
+    );
+    Error::new(ErrorKind::Device, text)
 }
 
 /// Returns the full names of the GPUs and of the host, with the index of each GPU.

@@ -4,10 +4,10 @@ use crate::runtime::Runtime;
 use crate::runtime::api::{Deallocator, TF_DeviceList, TF_Status, TF_Tensor, functions, opaque};
 use crate::runtime::library::{Libraries, Version, Versions};
 use bridge_core::Result;
-use pyo3::ffi::PyObject;
 use std::ffi::{c_char, c_int, c_void};
 
 opaque! {
+    TFE_ContextOptions;
     TFE_Context;
     TFE_Op;
     TFE_TensorHandle;
@@ -20,11 +20,6 @@ pub(crate) struct EagerRuntime {
     pub(crate) runtime: &'static Runtime,
     pub(crate) functions: EagerFunctions,
     pub(crate) handles: HandleFunctions,
-    /// `TFE_TensorHandle* EagerTensor_Handle(const PyObject*)`: the handle of an eager tensor, which the object keeps.
-    pub(crate) handle_of: unsafe extern "C" fn(*const PyObject) -> *mut TFE_TensorHandle,
-    /// `PyObject* EagerTensorFromHandle(TFE_TensorHandle*, bool)`: a new eager tensor. Unless it is null, it takes the
-    /// handle over.
-    pub(crate) from_handle: unsafe extern "C" fn(*mut TFE_TensorHandle, bool) -> *mut PyObject,
 }
 
 impl EagerRuntime {
@@ -36,23 +31,25 @@ impl EagerRuntime {
     pub(crate) fn find(runtime: &'static Runtime) -> Result<Self> {
         let (libraries, version) = runtime.libraries();
         let (functions, handles) = (EagerFunctions::find(libraries)?, HandleFunctions::find(libraries, version));
-        // SAFETY: the signatures are what the mangled names say.
-        unsafe {
-            let handle_of = libraries.required("_Z18EagerTensor_HandlePK7_object")?;
-            let from_handle = libraries.required("_Z21EagerTensorFromHandleP16TFE_TensorHandleb")?;
-            Ok(Self { runtime, functions, handles, handle_of, from_handle })
-        }
+        Ok(Self { runtime, functions, handles })
     }
 }
 
 functions! {
     /// The C functions (`tensorflow/c/eager/c_api.h`).
     EagerFunctions {
+        TFE_NewContextOptions() -> *mut TFE_ContextOptions;
+        TFE_ContextOptionsSetConfig(*mut TFE_ContextOptions, *const c_void, usize, *mut TF_Status);
+        TFE_DeleteContextOptions(*mut TFE_ContextOptions);
+        TFE_NewContext(*const TFE_ContextOptions, *mut TF_Status) -> *mut TFE_Context;
         TFE_ContextListDevices(*mut TFE_Context, *mut TF_Status) -> *mut TF_DeviceList;
         TFE_NewOp(*mut TFE_Context, *const c_char, *mut TF_Status) -> *mut TFE_Op;
         TFE_DeleteOp(*mut TFE_Op);
         TFE_OpSetDevice(*mut TFE_Op, *const c_char, *mut TF_Status);
         TFE_OpSetAttrType(*mut TFE_Op, *const c_char, c_int);
+        TFE_OpSetAttrInt(*mut TFE_Op, *const c_char, i64);
+        TFE_OpSetAttrFloat(*mut TFE_Op, *const c_char, f32);
+        TFE_OpSetAttrBool(*mut TFE_Op, *const c_char, u8);
         TFE_OpAddInput(*mut TFE_Op, *mut TFE_TensorHandle, *mut TF_Status);
         TFE_Execute(*mut TFE_Op, *mut *mut TFE_TensorHandle, *mut c_int, *mut TF_Status);
         TFE_NewTensorHandle(*const TF_Tensor, *mut TF_Status) -> *mut TFE_TensorHandle;

@@ -1,10 +1,12 @@
 //! Handles and operations of the eager runtime.
 
 use crate::eager::functions::{EagerRuntime, TFE_Context, TFE_TensorHandle};
+use crate::runtime::release::handed_over;
 use crate::runtime::status::Status;
 use crate::runtime::tensor::{RuntimeTensor, no_tensor};
 use bridge_core::Result;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_void};
+use std::ops::Range;
 use std::ptr::NonNull;
 
 /// An owned handle of the eager runtime.
@@ -38,11 +40,56 @@ impl Handle {
         handle.ok_or_else(no_tensor)
     }
 
+    /// Returns a handle over compact memory on the device `place`. TensorFlow drops the owner when the last use of the
+    /// memory is in its stream, and also on errors.
+    ///
+    /// # Safety
+    ///
+    /// - `context` is alive.
+    /// - `owner` keeps the bytes, which are on that device, aligned as the profile says, and as many as shape and dtype
+    ///   need.
+    pub(crate) unsafe fn over(
+        eager: &'static EagerRuntime,
+        context: *mut TFE_Context,
+        place: &CStr,
+        (code, shape): (c_int, &[i64]),
+        bytes: Range<usize>,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Self> {
+        let status = Status::new(&eager.runtime.core);
+        // TensorFlow checks the alignment of empty memory, too.
+        let (release, argument) = handed_over(owner);
+        let address = if bytes.is_empty() { eager.runtime.profile.alignment } else { bytes.start };
+        // SAFETY: the caller's obligation; the name and the shape are alive. TensorFlow calls the deleter once, also
+        // where it makes no handle.
+        unsafe {
+            let raw = (eager.functions.TFE_NewTensorHandleFromDeviceMemory)(
+                context,
+                place.as_ptr(),
+                code,
+                shape.as_ptr(),
+                shape.len() as c_int,
+                address as *mut c_void,
+                bytes.len(),
+                release,
+                argument,
+                status.raw(),
+            );
+            status.check()?;
+            Self::from_raw(eager, raw).ok_or_else(no_tensor)
+        }
+    }
+
+    pub(crate) fn eager(&self) -> &'static EagerRuntime {
+        self.eager
+    }
+
     pub(crate) fn raw(&self) -> *mut TFE_TensorHandle {
         self.raw.as_ptr()
     }
 
     /// Hands the reference over to the caller.
+    #[cfg(feature = "python")]
     pub(crate) fn into_raw(self) -> *mut TFE_TensorHandle {
         std::mem::ManuallyDrop::new(self).raw()
     }
@@ -56,12 +103,15 @@ impl Drop for Handle {
 }
 
 /// A pointer that code without the GIL may use on another thread.
+#[cfg(feature = "python")]
 pub(crate) struct Shared<T>(pub(crate) *mut T);
 
+#[cfg(feature = "python")]
 // SAFETY: TensorFlow's contexts, handles and statuses may be used on any thread; the pointer is only passed to
 // TensorFlow.
 unsafe impl<T> Send for Shared<T> {}
 
+#[cfg(feature = "python")]
 impl<T> Shared<T> {
     pub(crate) fn get(self) -> *mut T {
         self.0

@@ -1,7 +1,7 @@
 //! The TensorFlow 2 of this Python process, looked up once.
 
 use crate::eager::devices::Devices;
-use crate::eager::functions::{EagerRuntime, TFE_Context};
+use crate::eager::functions::{EagerRuntime, TFE_Context, TFE_TensorHandle};
 use crate::eager::handle::Shared;
 use crate::runtime::Runtime;
 use crate::runtime::gpus::Gpus;
@@ -9,17 +9,18 @@ use crate::runtime::library::Series;
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream};
 use bridge_pyo3::{PyOwner, PyTensor, brief_str, framework_error, installed, is_instance, probe, with_gil};
 use pyo3::exceptions::PyRuntimeWarning;
-use pyo3::ffi::PyCapsule_GetPointer;
+use pyo3::ffi::{PyCapsule_GetPointer, PyObject};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use std::error::Error as _;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// The TensorFlow 2 that Python has imported: its functions, its profile and its classes.
 pub(crate) struct Process {
     pub(crate) eager: EagerRuntime,
+    pub(crate) objects: Objects,
     pub(crate) profile: Profile,
     /// The module that holds the eager context.
     context: Py<PyModule>,
@@ -27,6 +28,41 @@ pub(crate) struct Process {
     variable: Py<PyType>,
     /// Types of tensors that cannot be exported, with advice.
     refused: Vec<(Py<PyType>, &'static str)>,
+}
+
+/// The devices of the context that was queried last, and its address. They keep the context: another one at the same
+/// address would have other devices.
+static CURRENT: RwLock<Option<(usize, Arc<Devices>)>> = RwLock::new(None);
+
+fn current() -> Option<(usize, Arc<Devices>)> {
+    CURRENT.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+/// The functions of the Python module.
+pub(crate) struct Objects {
+    /// `TFE_TensorHandle* EagerTensor_Handle(const PyObject*)`: the handle of an eager tensor, which the object keeps.
+    pub(crate) handle_of: unsafe extern "C" fn(*const PyObject) -> *mut TFE_TensorHandle,
+    /// `PyObject* EagerTensorFromHandle(TFE_TensorHandle*, bool)`: a new eager tensor. Unless it is null, it takes the
+    /// handle over.
+    pub(crate) from_handle: unsafe extern "C" fn(*mut TFE_TensorHandle, bool) -> *mut PyObject,
+}
+
+impl Objects {
+    /// Looks the functions up.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Version`] if one of them is missing.
+    fn find(runtime: &'static Runtime) -> Result<Self> {
+        let (libraries, _) = runtime.libraries();
+        // SAFETY: the signatures are what the mangled names say.
+        unsafe {
+            Ok(Self {
+                handle_of: libraries.required("_Z18EagerTensor_HandlePK7_object")?,
+                from_handle: libraries.required("_Z21EagerTensorFromHandleP16TFE_TensorHandleb")?,
+            })
+        }
+    }
 }
 
 /// The types of `Process::refused`, with advice. The order matters: the last is a base class of others.
@@ -49,15 +85,16 @@ impl Process {
         PROCESS.get_or_try_init(py, || {
             let tensorflow = import(py)?;
             let version = probe(py, tensorflow.getattr("__version__")).map_err(|error| raised(py, error))?;
-            let eager = Runtime::loaded(Series::Two).and_then(EagerRuntime::find).map_err(|error| {
+            let find = |runtime| Ok((EagerRuntime::find(runtime)?, Objects::find(runtime)?));
+            let (eager, objects) = Runtime::loaded(Series::Two).and_then(find).map_err(|error| {
                 let version = version.map_or("without a version".into(), |version| brief_str(&version));
                 Error::new(ErrorKind::Version, format!("tensorflow {version} is not supported: {error}"))
             })?;
-            Self::new(&tensorflow, eager).map_err(|error| raised(py, error))
+            Self::new(&tensorflow, eager, objects).map_err(|error| raised(py, error))
         })
     }
 
-    fn new(tensorflow: &Bound<'_, PyModule>, eager: EagerRuntime) -> PyResult<Self> {
+    fn new(tensorflow: &Bound<'_, PyModule>, eager: EagerRuntime, objects: Objects) -> PyResult<Self> {
         let py = tensorflow.py();
         let class = |module: &Bound<'_, PyModule>, name: &str| -> PyResult<Py<PyType>> {
             Ok(module.getattr(name)?.cast_into()?.unbind())
@@ -73,6 +110,7 @@ impl Process {
         eager.runtime.consumer.eager.get_or_init(|| stream);
         Ok(Self {
             eager,
+            objects,
             profile,
             context: py.import("tensorflow.python.eager.context")?.unbind(),
             eager_tensor: class(&py.import("tensorflow.python.framework.ops")?, "EagerTensor")?,
@@ -108,7 +146,7 @@ impl Process {
     /// up, the first time.
     pub(crate) fn devices(&'static self, py: Python<'_>) -> Result<(*mut TFE_Context, Arc<Devices>)> {
         let (context, _) = self.context(py).map_err(|error| raised(py, error))?;
-        if let Some(devices) = Devices::current().filter(|devices| devices.context == context.addr()) {
+        if let Some((_, devices)) = current().filter(|(known, _)| *known == context.addr()) {
             return Ok((context, devices));
         }
         Ok((context, self.query_devices(py)?))
@@ -121,7 +159,8 @@ impl Process {
         // Without the GIL: a thread that waits for it may hold what the query needs.
         // SAFETY: the capsule keeps the context alive.
         let devices = Arc::new(py.detach(|| unsafe { Devices::query(&self.eager, shared.get(), kept) })?);
-        let before = Devices::replace(devices.clone());
+        let known = (context.addr(), devices.clone());
+        let before = CURRENT.write().unwrap_or_else(PoisonError::into_inner).replace(known);
         if before.is_none() && !devices.gpus.is_empty() {
             warn_of_growth(py).map_err(|error| raised(py, error))?;
         }
@@ -151,7 +190,7 @@ impl Process {
 /// where neither the context nor a kernel has reported the stream: a thread of TensorFlow that drops a lease must not
 /// wait for the GIL.
 fn stream(device: Device, reported: &Gpus) -> Result<Option<Stream>> {
-    if let Some(devices) = Devices::current() {
+    if let Some((_, devices)) = current() {
         return Ok(Some(devices.gpu(device)?.stream));
     }
     if let Some(stream) = reported.stream_of(device) {

@@ -26,6 +26,6 @@ pub(crate) mod session;
 use bridge_core::{Error, ErrorKind};
 
 /// Returns the error for a wrong argument.
-fn argument(text: impl Into<String>) -> Error {
+pub(crate) fn argument(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Argument, text)
 }

@@ -62,7 +62,6 @@ macro_rules! functions {
     };
 }
 
-#[cfg(feature = "python")]
 pub(crate) use {functions, opaque};
 
 functions! {

@@ -205,7 +205,6 @@ impl Runtime {
     }
 
     /// The libraries and their version, to look further functions up.
-    #[cfg(feature = "python")]
     pub(crate) fn libraries(&self) -> (&Libraries, Version) {
         (&self.libraries, parse(&self.version).expect("the version was parsed before"))
     }
