@@ -5,6 +5,7 @@
 //! passes a tensor into a run, and its output operation passes one out. What happens between the two is TensorFlow's
 //! own, and so are the witnesses: reads are fetched to the host, and an operation of the suite reports where a tensor is.
 
+mod graphs;
 mod library;
 mod session;
 
@@ -13,11 +14,12 @@ use bridge_core::{
     Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Profile, Result, Stream,
 };
 use bridge_tensorflow::{External, GraphEdges, Runtime, Series};
-use library::{Library, Output, Value, WITNESS};
-use session::{Attribute, Session};
+use graphs::{Graphs, Task, taken};
+use library::Library;
+use session::Session;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_int};
+use std::ffi::{CString, c_int};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,41 +56,6 @@ const CHAIN: usize = 16;
 /// How long a delay is to take.
 const DELAY: Duration = Duration::from_millis(3);
 
-/// The operations of the bridge.
-const INPUT: &CStr = c"TensorBridgeInput";
-const OUTPUT: &CStr = c"TensorBridgeOutput";
-
-/// `debug_ops_spec`: without an entry that has no gate, `Copy` returns its input.
-const UNGATED: &str = "DebugIdentity;file:///dev/null;0";
-
-/// What the graphs of a dtype do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Task {
-    Make,
-    Read,
-    See,
-    Copy,
-    Shape,
-    Fill,
-    Delay,
-}
-
-impl Task {
-    /// Returns the operations behind a placeholder, each on the output of the one before, and how many of each. All but
-    /// `Make` take the handle of a tensor, and those that end in an output return one.
-    fn operations(self) -> &'static [(&'static CStr, usize)] {
-        match self {
-            Self::Make => &[(OUTPUT, 1)],
-            Self::Read => &[(INPUT, 1)],
-            Self::See => &[(INPUT, 1), (WITNESS, 1)],
-            Self::Copy => &[(INPUT, 1), (c"Copy", 1), (OUTPUT, 1)],
-            Self::Shape => &[(INPUT, 1), (c"Copy", 1), (c"Reshape", 1), (OUTPUT, 1)],
-            Self::Fill => &[(INPUT, 1), (c"Copy", 1), (c"Reshape", 1), (c"Bitcast", 1), (OUTPUT, 1)],
-            Self::Delay => &[(INPUT, 1), (c"Mul", CHAIN), (OUTPUT, 1)],
-        }
-    }
-}
-
 /// The graphs of one TensorFlow on one device.
 ///
 /// On a GPU it only copies, and in a delay multiplies floats: on a GPU that TensorFlow 1.15 does not know, each kernel
@@ -96,11 +63,8 @@ impl Task {
 pub struct TensorFlowSubject {
     adapter: GraphEdges,
     device: Device,
-    /// TensorFlow's name of the device.
-    place: CString,
-    session: Session,
+    graphs: Graphs,
     dtypes: Vec<(DType, c_int)>,
-    graphs: RefCell<HashMap<(Task, c_int), (Vec<Output>, Output)>>,
     /// Tensors of equal bytes on the GPU, by code, byte and size: a fill must not wait for a copy to the device.
     constants: RefCell<HashMap<(c_int, u8, usize), Arc<External>>>,
     /// What a delay multiplies, and how often.
@@ -160,10 +124,8 @@ impl TensorFlowSubject {
         let mut subject = Self {
             adapter,
             device,
-            place: CString::new(place).expect("the name holds no null character"),
             dtypes: CODES.iter().copied().filter(|(_, code)| known(*code)).collect(),
-            session,
-            graphs: RefCell::default(),
+            graphs: Graphs::new(session, CString::new(place).expect("the name holds no null character")),
             constants: RefCell::default(),
             operand: None,
             repeats: 1,
@@ -207,67 +169,8 @@ impl TensorFlowSubject {
         code.ok_or_else(|| Error::new(ErrorKind::Dtype, format!("tensorflow has no {dtype}")))
     }
 
-    /// Returns the inputs and the output of a graph, which is built at its first use.
-    fn graph(&self, task: Task, code: c_int) -> Result<(Vec<Output>, Output)> {
-        if let Some(known) = self.graphs.borrow().get(&(task, code)) {
-            return Ok(known.clone());
-        }
-        let add = |operation: &CStr, attributes: &[_], inputs: &[_]| {
-            self.session.add(operation, attributes, inputs, &self.place)
-        };
-        let placeholder = |code| add(c"Placeholder", &[(c"dtype", Attribute::Type(code))], &[]);
-        let mut given = placeholder(if task == Task::Make { code } else { INT32 })?;
-        let (mut fed, mut factor) = (vec![given], given);
-        for operation in task.operations().iter().flat_map(|(operation, times)| std::iter::repeat_n(*operation, *times))
-        {
-            given = match operation.to_str().unwrap_or_default() {
-                "TensorBridgeInput" => {
-                    let code = if task == Task::Fill { UINT8 } else { code };
-                    factor = add(operation, &[(c"T", Attribute::Type(code))], &[given])?;
-                    factor
-                }
-                "Copy" => add(operation, &[(c"debug_ops_spec", Attribute::Strings(UNGATED))], &[given])?,
-                "Reshape" => {
-                    let lengths = placeholder(INT32)?;
-                    fed.push(lengths);
-                    add(operation, &[], &[given, lengths])?
-                }
-                "Bitcast" => add(operation, &[(c"type", Attribute::Type(code))], &[given])?,
-                "Mul" => add(operation, &[], &[given, factor])?,
-                _ => add(operation, &[], &[given])?,
-            };
-        }
-        self.graphs.borrow_mut().insert((task, code), (fed.clone(), given));
-        Ok((fed, given))
-    }
-
-    /// Runs a graph on these values, and returns its output.
-    fn given(&self, task: Task, code: c_int, values: Vec<Value>) -> Result<Vec<u8>> {
-        let (fed, fetch) = self.graph(task, code)?;
-        let feeds: Vec<_> = fed.into_iter().zip(values).collect();
-        Ok(self.session.run(&feeds, fetch)?.bytes())
-    }
-
-    /// Runs a graph whose output is the handle of a tensor, and takes that tensor.
-    fn tensor(&self, task: Task, code: c_int, values: Vec<Value>) -> Result<Arc<External>> {
-        taken(&self.given(task, code, values)?)
-    }
-
-    fn value(&self, code: c_int, shape: &[i64], bytes: &[u8]) -> Value {
-        self.session.library.tensor(code, shape, bytes)
-    }
-
-    fn integers(&self, integers: &[i32]) -> Value {
-        let bytes: Vec<u8> = integers.iter().copied().flat_map(i32::to_ne_bytes).collect();
-        self.value(INT32, &[integers.len() as i64], &bytes)
-    }
-
-    fn handle(&self, tensor: &External) -> Value {
-        self.integers(&tensor.handle())
-    }
-
     fn make(&self, code: c_int, shape: &[i64], bytes: &[u8]) -> Result<Arc<External>> {
-        self.tensor(Task::Make, code, vec![self.value(code, shape, bytes)])
+        self.graphs.tensor(Task::Make, code, vec![self.graphs.value(code, shape, bytes)])
     }
 
     fn constant(&self, code: c_int, byte: u8, nbytes: usize) -> Result<Arc<External>> {
@@ -281,15 +184,8 @@ impl TensorFlowSubject {
     }
 
     fn copy(&self, tensor: &External) -> Result<Arc<External>> {
-        self.tensor(Task::Copy, self.code(tensor.dtype())?, vec![self.handle(tensor)])
+        self.graphs.tensor(Task::Copy, self.code(tensor.dtype())?, vec![self.graphs.handle(tensor)])
     }
-}
-
-/// Returns the tensor behind a fetched handle.
-fn taken(handle: &[u8]) -> Result<Arc<External>> {
-    let (numbers, _) = handle.as_chunks();
-    let [low, high] = numbers else { return Err(Error::new(ErrorKind::Framework, "no handle was fetched")) };
-    External::take([*low, *high].map(i32::from_ne_bytes)).map(Arc::new)
 }
 
 /// Returns the device of an address, from the driver.
@@ -336,7 +232,7 @@ impl Subject for TensorFlowSubject {
     }
 
     fn observe(&self, tensor: &Arc<External>) -> Result<Observed> {
-        let seen = self.given(Task::See, self.code(tensor.dtype())?, vec![self.handle(tensor)])?;
+        let seen = self.graphs.given(Task::See, self.code(tensor.dtype())?, vec![self.graphs.handle(tensor)])?;
         let (numbers, _) = seen.as_chunks();
         let numbers: Vec<i64> = numbers.iter().copied().map(i64::from_ne_bytes).collect();
         let [code, address, shape @ ..] = &*numbers else {
@@ -356,7 +252,7 @@ impl Subject for TensorFlowSubject {
     }
 
     fn read(&self, tensor: &Arc<External>) -> Result<Vec<u8>> {
-        self.given(Task::Read, self.code(tensor.dtype())?, vec![self.handle(tensor)])
+        self.graphs.given(Task::Read, self.code(tensor.dtype())?, vec![self.graphs.handle(tensor)])
     }
 
     fn write(&self, _: &Arc<External>, _: &[u8]) -> Result<()> {
@@ -371,8 +267,8 @@ impl Subject for TensorFlowSubject {
             let whole = size == 1 && [UINT8, BOOL].contains(&code);
             let (task, kind) = if whole { (Task::Shape, code) } else { (Task::Fill, UINT8) };
             let lengths = shape.iter().map(|length| *length as i32).chain((size > 1).then_some(size as i32));
-            let lengths = self.integers(&lengths.collect::<Vec<_>>());
-            self.tensor(task, code, vec![self.handle(&*self.constant(kind, byte, nbytes)?), lengths])?
+            let lengths = self.graphs.integers(&lengths.collect::<Vec<_>>());
+            self.graphs.tensor(task, code, vec![self.graphs.handle(&*self.constant(kind, byte, nbytes)?), lengths])?
         } else {
             self.make(code, &shape, &vec![byte; nbytes])?
         };
@@ -413,7 +309,8 @@ impl Subject for TensorFlowSubject {
 
     fn delay(&self) -> Result<()> {
         let Some(operand) = &self.operand else { return Ok(()) };
-        (0..self.repeats).try_for_each(|_| self.tensor(Task::Delay, FLOAT, vec![self.handle(operand)]).map(drop))
+        (0..self.repeats)
+            .try_for_each(|_| self.graphs.tensor(Task::Delay, FLOAT, vec![self.graphs.handle(operand)]).map(drop))
     }
 
     fn settle(&self) -> Result<Option<usize>> {
@@ -421,11 +318,11 @@ impl Subject for TensorFlowSubject {
             return Ok(None);
         }
         self.constants.borrow_mut().clear();
-        let (fed, fetch) = self.graph(Task::Copy, UINT8)?;
+        let (fed, fetch) = self.graphs.ends(Task::Copy, UINT8)?;
         let one = self.make(UINT8, &[1], &[0])?;
         // The fetch waits for the copy, and so for all that was submitted to the stream before.
         self.read(&one)?;
-        let (handle, used) = self.session.run_traced(&[(fed[0], self.handle(&one))], fetch)?;
+        let (handle, used) = self.graphs.session.run_traced(&[(fed[0], self.graphs.handle(&one))], fetch)?;
         taken(&handle.bytes())?;
         Ok(used)
     }

@@ -2,7 +2,8 @@
 //! (`tensorflow/core/protobuf/config.proto`).
 
 use crate::graph::argument;
-use bridge_core::Result;
+use crate::runtime::Runtime;
+use bridge_core::{Error, ErrorKind, Result};
 use prost::Message;
 use std::collections::BTreeMap;
 
@@ -74,6 +75,21 @@ impl SessionOptions {
     }
 }
 
+/// Refuses GPUs that do not exist: TensorFlow 1.x aborts the process when it has to use one.
+pub(crate) fn check_devices(runtime: &Runtime, visible: &[u32]) -> Result<()> {
+    if !runtime.has_cuda() || visible.is_empty() {
+        return Ok(());
+    }
+    let count = bridge_cuda::device_count();
+    match visible.iter().find(|number| **number as usize >= count) {
+        None => Ok(()),
+        Some(number) => {
+            let text = format!("there is no GPU {number} to be made visible: this process sees {count} CUDA device(s)");
+            Err(Error::new(ErrorKind::Device, text))
+        }
+    }
+}
+
 /// Returns the numbers of a `visible_device_list`.
 fn numbers(list: &str) -> Result<Vec<u32>> {
     let numbers = list.split(',').map(|number| number.trim().parse()).collect::<Result<Vec<u32>, _>>();
@@ -87,7 +103,6 @@ fn numbers(list: &str) -> Result<Vec<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bridge_core::ErrorKind;
 
     fn bytes(options: &SessionOptions) -> Vec<u8> {
         options.serialised().unwrap().0

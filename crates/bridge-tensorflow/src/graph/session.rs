@@ -1,7 +1,7 @@
 //! Sessions without Python: a frozen graph or a saved model, with inputs and outputs in other frameworks' memory.
 
 use crate::graph::argument;
-use crate::graph::config::SessionOptions;
+use crate::graph::config::{SessionOptions, check_devices};
 use crate::graph::definition::{Graph, Node, OutputName};
 use crate::graph::external::{self, External};
 use crate::graph::input::Input;
@@ -386,21 +386,6 @@ impl Drop for Session {
         let status = Status::new(self.core());
         // SAFETY: the session is ours, and no run borrows it any more.
         unsafe { (self.runtime.sessions.TF_DeleteSession)(self.raw(), status.raw()) };
-    }
-}
-
-/// Refuses GPUs that do not exist: TensorFlow 1.x aborts the process when it has to use one.
-fn check_devices(runtime: &Runtime, visible: &[u32]) -> Result<()> {
-    if !runtime.has_cuda() || visible.is_empty() {
-        return Ok(());
-    }
-    let count = bridge_cuda::device_count();
-    match visible.iter().find(|number| **number as usize >= count) {
-        None => Ok(()),
-        Some(number) => {
-            let text = format!("there is no GPU {number} to be made visible: this process sees {count} CUDA device(s)");
-            Err(Error::new(ErrorKind::Device, text))
-        }
     }
 }
 
