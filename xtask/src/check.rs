@@ -12,8 +12,14 @@ use std::time::Instant;
 const OLDEST_RUST: &str = env!("CARGO_PKG_RUST_VERSION");
 
 /// Folders with Python in them.
-const PYTHON: [&str; 5] =
-    ["crates/bridge-python", "crates/bridge-capi/python", "crates/bridge-copy/kernels", "conformance", "examples"];
+const PYTHON: [&str; 6] = [
+    "crates/bridge-python",
+    "crates/bridge-capi/python",
+    "crates/bridge-copy/kernels",
+    "crates/bridge-tensorflow/tests",
+    "conformance",
+    "examples",
+];
 
 /// The package that is built by itself, because no feature of its dependencies may bring Python in.
 const C_INTERFACE: [&str; 2] = ["-p", "tensor-bridge-capi"];

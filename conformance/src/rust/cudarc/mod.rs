@@ -47,6 +47,9 @@ struct Walk {
     byte: i32,
 }
 
+/// The kernels' own size of it, in bytes.
+const _: () = assert!(size_of::<Walk>() == 296);
+
 // SAFETY: it is the struct of the kernels, and plain data.
 unsafe impl DeviceRepr for Walk {}
 
