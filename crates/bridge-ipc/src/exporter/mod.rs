@@ -29,6 +29,9 @@ pub struct Settings {
     pub users: Vec<u32>,
 }
 
+/// The most bytes of an answer around a content.
+const AROUND: usize = 128;
+
 /// The content of a share, with what keeps it.
 pub(crate) struct Kept {
     pub(crate) content: Content,
@@ -88,8 +91,7 @@ impl Exporter {
             let text = "this process was forked from the one that shares: make an exporter of its own";
             return Err(Error::new(ErrorKind::Gone, text));
         }
-        let longest = frame(&kept.content).len() + 20;
-        if longest > HEADER + MAX_ANSWER || kept.files.len() > MAX_FILES {
+        if frame(&kept.content).len() > HEADER + MAX_ANSWER - AROUND || kept.files.len() > MAX_FILES {
             let text =
                 format!("{} tensors do not fit into one ticket: share them in parts", kept.content.tensors.len());
             return Err(Error::new(ErrorKind::Argument, text));
