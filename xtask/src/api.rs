@@ -1,6 +1,6 @@
 //! What programs may use of the crates that are published, as text beside the code.
 
-use crate::run::{Result, ask, at, cargo, program, root, target};
+use crate::run::{Result, ask, at, cargo, program, root, target, without_nvcc};
 use crate::venv;
 use std::fs;
 use std::path::Path;
@@ -58,7 +58,7 @@ pub fn write(check: bool) -> Result<()> {
 /// Lists the items of a package, with all features, one a line.
 fn listed(package: &str, python: &Path) -> Result<String> {
     let arguments = ["+nightly", "public-api", "-p", package, "--all-features", "--omit", "blanket-impls"];
-    let mut list = program("cargo", &arguments);
+    let mut list = without_nvcc(program("cargo", &arguments));
     list.args(["--color", "never"]).env("PYO3_PYTHON", python).env("CARGO_TARGET_DIR", target().join("audit/api"));
     let output = list.output().map_err(|error| format!("cargo public-api does not start: {error}"))?;
     if !output.status.success() {

@@ -2,7 +2,7 @@
 
 use crate::check::{Step, itself, run_lanes, with};
 use crate::run::{Result, ask, cargo, program, target};
-use crate::{api, venv};
+use crate::{api, features, venv};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
@@ -17,7 +17,9 @@ pub fn all() -> Result<ExitCode> {
 }
 
 fn steps(python: &Path) -> Vec<Step> {
-    let misuse = ["test", "--quiet", "--doc", "-p", "tensor-bridge", "--all-features", "misuse"];
+    let misuse = |features: String| {
+        nightly("misuse", &["test", "--quiet", "--doc", "-p", "tensor-bridge", "--features", &features, "misuse"])
+    };
     let packages: Vec<&str> = POINTERS.iter().flat_map(|name| ["-p", name]).collect();
     // The target names the sanitizer's programs apart from build scripts, which are not sanitized.
     let sanitized = [&["test", "--quiet", "--lib", "--tests", "--target", "host-tuple"], &packages[..]].concat();
@@ -26,7 +28,7 @@ fn steps(python: &Path) -> Vec<Step> {
     let c_program =
         [&c_program[..], &["--test", "layer", "--", "--skip", "with_tensorflow", "--skip", "torch"]].concat();
     vec![
-        ("errors of misuse", nightly("misuse", &misuse).map(|step| with(step, "PYO3_PYTHON", python))),
+        ("errors of misuse", features::linked().and_then(misuse).map(|step| with(step, "PYO3_PYTHON", python))),
         ("Miri over core", miri(&["test", "--quiet", "--lib", "--test", "contract", "-p", "tensor-bridge-core"])),
         ("models of views and groups", Ok(models(&["-p", "tensor-bridge-core", "--test", "models"]))),
         ("models of retired memory", Ok(models(&["-p", "tensor-bridge-cuda", "--lib", "models::"]))),

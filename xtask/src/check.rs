@@ -2,7 +2,7 @@
 
 use crate::bundle::FUZZER;
 use crate::run::{Result, ask, cargo, program, target};
-use crate::{tensorflow1, venv};
+use crate::{features, tensorflow1, venv};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -24,7 +24,7 @@ const PYTHON: [&str; 6] = [
 /// The package that is built by itself, because no feature of its dependencies may bring Python in.
 const C_INTERFACE: [&str; 2] = ["-p", "tensor-bridge-capi"];
 
-/// The package whose features users choose: tested with all of them.
+/// The package whose features users choose: tested with all of them that link here.
 const FACADE: [&str; 2] = ["-p", "tensor-bridge"];
 
 /// The tests that link libtorch: the adapter for `tch`, and the suite over it, also with TensorFlow in the process.
@@ -139,7 +139,9 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
             ]))
             .map(|step| with_onnxruntime(step, python)),
         ),
-        ("cargo test, the facade", rust(&[&["test", "--quiet", "--all-features"], &FACADE])),
+        ("cargo test, the facade", {
+            features::linked().and_then(|features| rust(&[&["test", "--quiet", "--features", &features], &FACADE]))
+        }),
         (
             "cargo test, tch",
             with_tensorflow1(rust(&[&["test", "--quiet"], &TCH])).map(|step| with_libtorch(step, python)),

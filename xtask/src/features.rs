@@ -13,6 +13,9 @@ const FACADE: &str = "tensor-bridge";
 /// Type-checks the feature `torch` where there is no libtorch. It is no feature to choose.
 const DOC_ONLY: &str = "doc-only";
 
+/// The feature that links CUDA's libraries. Without a toolkit it is type-checked only.
+const TOOLKIT: &str = "candle-cuda";
+
 /// All that the facade is made of without a feature.
 const CORE: [&str; 10] = [
     "proc-macro2",
@@ -30,21 +33,22 @@ const CORE: [&str; 10] = [
 /// Packages, and the features that bring each of them in by themselves: all packages of this workspace, and the others
 /// that cost a program build time or a library.
 const BROUGHT_IN_BY: &[(&str, &[&str])] = &[
-    ("candle-core", &["candle"]),
-    ("cudarc", &["cuda", "cudarc", "tensorflow"]),
+    ("candle-core", &["candle", "candle-cuda"]),
+    ("candle-kernels", &["candle-cuda"]),
+    ("cudarc", &["candle-cuda", "cuda", "cudarc", "tensorflow"]),
     ("dlpark", &["dlpack", "python"]),
-    ("libloading", &["cuda", "cudarc", "ort", "python", "tensorflow", "torch"]),
+    ("libloading", &["candle-cuda", "cuda", "cudarc", "ort", "python", "tensorflow", "torch"]),
     ("ndarray", &["ndarray", "ort", "torch"]),
     ("object", &["tensorflow"]),
     ("ort", &["ort"]),
     ("prost", &["tensorflow"]),
     ("pyo3", &["python"]),
-    ("rustix", &["candle", "cuda", "cudarc", "tensorflow"]),
+    ("rustix", &["candle", "candle-cuda", "cuda", "cudarc", "tensorflow"]),
     ("tch", &["torch"]),
-    ("tensor-bridge-candle", &["candle"]),
-    ("tensor-bridge-copy", &["cuda", "cudarc"]),
-    ("tensor-bridge-cuda", &["cuda", "cudarc", "tensorflow"]),
-    ("tensor-bridge-cudarc", &["cudarc"]),
+    ("tensor-bridge-candle", &["candle", "candle-cuda"]),
+    ("tensor-bridge-copy", &["candle-cuda", "cuda", "cudarc"]),
+    ("tensor-bridge-cuda", &["candle-cuda", "cuda", "cudarc", "tensorflow"]),
+    ("tensor-bridge-cudarc", &["candle-cuda", "cudarc"]),
     ("tensor-bridge-cupy", &["python"]),
     ("tensor-bridge-frameworks", &["python"]),
     ("tensor-bridge-interpreter", &["python"]),
@@ -144,6 +148,13 @@ fn features() -> Result<Vec<String>> {
     let arguments = ["tree", "-p", FACADE, "--all-features", "--depth", "0", "--prefix", "none", "--format", "{f}"];
     let listed = ask(&mut cargo(&arguments)).ok_or("cargo tree fails for the facade")?;
     Ok(listed.split(',').filter(|feature| *feature != DOC_ONLY).map(String::from).collect())
+}
+
+/// Returns the features with which the facade links here, for the option of cargo.
+pub fn linked() -> Result<String> {
+    let features = features()?;
+    let linked = features.iter().map(String::as_str).filter(|feature| *feature != TOOLKIT);
+    Ok(linked.chain([DOC_ONLY]).collect::<Vec<_>>().join(","))
 }
 
 /// Returns the names of the packages that the facade takes with these features.

@@ -14,6 +14,10 @@ const FILES: [&str; 3] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE"];
 /// Limits of the registry: keywords and categories of a package, and the letters of a keyword.
 const MOST: (usize, usize) = (5, 20);
 
+/// Features that need a CUDA toolkit, which docs.rs lacks.
+const TOOLKIT: [(&str, &str); 3] =
+    [("tensor-bridge", "candle-cuda"), ("tensor-bridge-candle", "cuda"), ("tensor-bridge-conformance", "candle-cuda")];
+
 /// The most bytes that the registry takes of a package.
 const MOST_BYTES: u64 = 10 << 20;
 
@@ -73,9 +77,15 @@ fn defects(member: &Value, kept: &[&str]) -> Vec<String> {
     };
     let long = strings(&member["keywords"]).into_iter().filter(|keyword| keyword.len() > MOST.1);
     wrong.extend(long.map(|keyword| format!("{name}: the keyword {keyword} is too long")));
-    let features = member["features"].as_object().is_some_and(|features| !features.is_empty());
-    if features && member["metadata"]["docs"]["rs"]["all-features"] != true {
-        wrong.push(format!("{name}: docs.rs would leave its features out: set all-features"));
+    let (features, docs) = (member["features"].as_object(), &member["metadata"]["docs"]["rs"]);
+    let documented = strings(&docs["features"]);
+    let features = features.into_iter().flatten().map(|(feature, _)| feature);
+    let left_out: Vec<_> = features
+        .filter(|feature| !documented.contains(feature) && !TOOLKIT.contains(&(name, feature)))
+        .map(String::as_str)
+        .collect();
+    if docs["all-features"] != true && !left_out.is_empty() {
+        wrong.push(format!("{name}: docs.rs would leave out {}: set all-features", left_out.join(", ")));
     }
     for dependency in member["dependencies"].as_array().map(Vec::as_slice).unwrap_or_default() {
         let (other, kind) = (dependency["name"].as_str().unwrap_or_default(), dependency["kind"].as_str());

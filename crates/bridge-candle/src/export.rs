@@ -1,8 +1,34 @@
 //! Exports tensors of candle.
 
 use crate::storage::elements;
-use bridge_core::{Access, Allocation, Dims, Error, ErrorKind, Layout, Lent, Memory, Result};
-use candle_core::{Storage, Tensor};
+use bridge_core::{
+    Access, Allocation, DType, Device, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse, Stream,
+};
+use candle_core::{CpuStorage, Storage, Tensor};
+use std::ops::Range;
+
+/// What is known of a storage.
+pub(crate) struct Origin {
+    pub(crate) dtype: DType,
+    /// Addresses of the elements.
+    pub(crate) memory: Range<usize>,
+    pub(crate) device: Device,
+    pub(crate) stream: Option<Stream>,
+    pub(crate) reuse: Reuse,
+}
+
+impl Origin {
+    /// `None` for a dtype of less than a byte.
+    fn on_host(storage: &CpuStorage) -> Option<Self> {
+        let (dtype, memory) = elements(storage)?;
+        Some(Self { dtype, memory, device: Device::CPU, stream: None, reuse: Reuse::InStreamOrder })
+    }
+
+    fn allocation(&self, bytes: Range<usize>) -> Allocation {
+        let Self { device, stream, reuse, .. } = *self;
+        Allocation { bytes, device, access: Access::ReadWrite, stream, reuse }
+    }
+}
 
 pub(crate) fn lend(tensor: &Tensor) -> Result<Lent> {
     if tensor.track_op() {
@@ -11,28 +37,45 @@ pub(crate) fn lend(tensor: &Tensor) -> Result<Lent> {
         return Err(Error::new(ErrorKind::RequiresGrad, text));
     }
     let (storage, view) = tensor.storage_and_layout();
-    let Storage::Cpu(storage) = &*storage else {
-        let place = tensor.device().location();
-        let text = format!("the tensor is on {place:?}, and only the host is supported: call .to_device(&Device::Cpu)");
-        return Err(Error::new(ErrorKind::Device, text));
+    let origin = match &*storage {
+        Storage::Cpu(storage) => Origin::on_host(storage),
+        #[cfg(feature = "cuda")]
+        Storage::Cuda(storage) => crate::cuda::origin(storage)?,
+        _ => return Err(elsewhere(tensor)),
     };
-    let (dtype, memory) = elements(storage).ok_or_else(|| {
+    let origin = origin.ok_or_else(|| {
         let name = tensor.dtype().as_str();
         Error::new(ErrorKind::Dtype, format!("candle's dtype {name} has no counterpart: cast the tensor first"))
     })?;
-    let layout = Layout::new(dtype, &signed(view.dims()), Some(&signed(view.stride())), 0)?;
+    let layout = Layout::new(origin.dtype, &signed(view.dims()), Some(&signed(view.stride())), 0)?;
     // `Tensor::from_storage` takes any shape, also one that the storage is too short for.
-    let data = view.start_offset().checked_mul(layout.itemsize()).and_then(|start| memory.start.checked_add(start));
+    let start = origin.memory.start;
+    let data = view.start_offset().checked_mul(layout.itemsize()).and_then(|offset| start.checked_add(offset));
     let data = data.ok_or_else(|| {
         let text = "the tensor starts outside its storage: check what was passed to Tensor::from_storage";
         Error::new(ErrorKind::Layout, text)
     })?;
-    let bytes = layout.hull(data, Some(&memory))?;
-    let allocation = Allocation::host(bytes, Access::ReadWrite);
+    let allocation = origin.allocation(layout.hull(data, Some(&origin.memory))?);
+    #[cfg(feature = "cuda")]
+    if let Storage::Cuda(storage) = &*storage {
+        // SAFETY: the tensor keeps the slice, whose memory stays in place, and the device its stream, which waits for
+        // the writes that cudarc knows. Other streams do not use it at the same time: an obligation of `Candle::new`.
+        // `Held` drops both on any thread, in the order of the stream.
+        let memory = unsafe { Memory::new(allocation, crate::cuda::Held::new(tensor, storage)) };
+        return Lent::at(data, origin.dtype, layout, memory);
+    }
     // SAFETY: the tensor keeps the storage, whose vector stays in place and is not written to elsewhere at the same time:
     // the obligations of `Candle::new`. A tensor may be dropped on any thread.
     let memory = unsafe { Memory::new(allocation, tensor.clone()) };
-    Lent::at(data, dtype, layout, memory)
+    Lent::at(data, origin.dtype, layout, memory)
+}
+
+#[cold]
+fn elsewhere(tensor: &Tensor) -> Error {
+    let place = tensor.device().location();
+    let supported = if cfg!(feature = "cuda") { "the host and CUDA devices are" } else { "only the host is" };
+    let text = format!("the tensor is on {place:?}, and {supported} supported: call .to_device(&Device::Cpu)");
+    Error::new(ErrorKind::Device, text)
 }
 
 /// Returns lengths or strides as core has them. One that does not fit becomes `i64::MAX`, which

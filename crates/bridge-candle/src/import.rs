@@ -1,29 +1,43 @@
 //! Makes tensors of candle to copy into.
 
 use crate::storage::{elements, zeros};
-use bridge_core::{COPY_ALIGNMENT, DType, Device, DeviceKind, Error, ErrorKind, Layout, Order, Result};
+use bridge_core::{COPY_ALIGNMENT, DType, Error, ErrorKind, Layout, Order, Result};
 use candle_core::op::BackpropOp;
 use candle_core::{Storage, Tensor};
 
-pub(crate) fn empty(device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
-    if device.kind != DeviceKind::CPU {
-        return Err(Error::new(ErrorKind::CopyNeeded, format!("candle allocates no memory on {device} here")));
-    }
+/// Makes a tensor by `allocate`, which takes the dtype, the number of elements and the lengths of a row-major tensor.
+pub(crate) fn empty(
+    dtype: DType,
+    shape: &[i64],
+    order: Order,
+    allocate: impl FnOnce(DType, usize, Vec<usize>) -> Result<Tensor>,
+) -> Result<Tensor> {
     let layout = Layout::new(dtype, shape, None, 0)?;
     let mut dims: Vec<usize> = layout.shape().iter().map(|length| *length as usize).collect();
     if order == Order::ColumnMajor {
         dims.reverse();
     }
-    let made = match layout.numel() {
+    let made = allocate(dtype, layout.numel(), dims)?;
+    match order {
+        Order::ColumnMajor => made.permute((0..shape.len()).rev().collect::<Vec<_>>()).map_err(raised),
+        _ => Ok(made),
+    }
+}
+
+/// Allocates a tensor of zeros on the host.
+pub(crate) fn on_host(dtype: DType, numel: usize, dims: Vec<usize>) -> Result<Tensor> {
+    match numel {
         0 => Ok(Tensor::from_storage(Storage::Cpu(zeros(dtype, 0)?), dims, BackpropOp::none(), false)),
-        numel => aligned(dtype, numel)?.reshape(dims),
-    };
-    let last = shape.len();
-    let turned = made.and_then(|tensor| match order {
-        Order::ColumnMajor => tensor.permute((0..last).rev().collect::<Vec<_>>()),
-        _ => Ok(tensor),
-    });
-    turned.map_err(|error| Error::new(ErrorKind::Framework, format!("candle: {error}")))
+        numel => aligned(dtype, numel)?.reshape(dims).map_err(raised),
+    }
+}
+
+/// Wraps an error of candle.
+#[cold]
+pub(crate) fn raised(error: candle_core::Error) -> Error {
+    let text = format!("candle: {error}");
+    let kind = if text.contains("OUT_OF_MEMORY") { ErrorKind::OutOfMemory } else { ErrorKind::Framework };
+    Error::new(kind, text)
 }
 
 /// Returns a vector of `numel` zeros at a multiple of [`COPY_ALIGNMENT`]. The allocator aligns to the element's size
@@ -35,5 +49,5 @@ fn aligned(dtype: DType, numel: usize) -> Result<Tensor> {
     let start = elements(&storage).map_or(0, |(_, memory)| memory.start);
     let skipped = (start.next_multiple_of(COPY_ALIGNMENT) - start) / itemsize;
     let whole = Tensor::from_storage(Storage::Cpu(storage), len, BackpropOp::none(), false);
-    whole.narrow(0, skipped, numel).map_err(|error| Error::new(ErrorKind::Framework, format!("candle: {error}")))
+    whole.narrow(0, skipped, numel).map_err(raised)
 }

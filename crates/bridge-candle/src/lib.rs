@@ -1,4 +1,4 @@
-//! Tensors of candle on the host: out in place, in by one copy.
+//! Tensors of candle: out in place, in by one copy.
 //!
 //! [`Candle`] is the adapter, and `candle_core::Tensor` its tensor. A tensor goes out in place, with its strides and its
 //! offset. It comes in as a copy in memory of candle: a `CpuStorage` is a set of vectors, and a vector frees its memory
@@ -28,15 +28,49 @@
 //! # Ok::<(), bridge_core::Error>(())
 //! ```
 //!
-//! # CUDA and Metal
+//! # CUDA
 //!
-//! A tensor on a device is refused with [`ErrorKind::Device`]. candle's feature `cuda`
-//! links CUDA's libraries and compiles kernels with `nvcc`, while this project loads the driver at run time.
+//! With the feature `cuda`, tensors on CUDA devices go out in place, in the stream of their device. `Candle::with_cuda`
+//! makes an adapter that also takes them in: by one copy on the device, in its stream, into memory that candle allocates.
+//! The reason is the same as on the host: a slice of `cudarc` frees its memory itself. The host waits for neither. Copies
+//! on devices are those of `bridge-copy`: pass its ordering.
+//!
+#![cfg_attr(feature = "cuda", doc = "```no_run")]
+#![cfg_attr(not(feature = "cuda"), doc = "```ignore")]
+//! use bridge_candle::Candle;
+//! use bridge_core::{Options, Plan, Reason, transfer};
+//! use bridge_cudarc::Cudarc;
+//! use candle_core::{Device, Tensor};
+//!
+//! let device = Device::new_cuda_with_stream(0).unwrap();
+//! // SAFETY: this program has no custom operations, and uses a tensor in the stream of its device alone.
+//! let candle = unsafe { Candle::with_cuda(device.as_cuda_device().unwrap()) };
+//! let (cudarc, ordering) = (Cudarc::of_device(0)?, bridge_copy::ordering());
+//!
+//! let tensor = Tensor::arange(0f32, 6.0, &device).unwrap();
+//! let (array, done) = transfer(&candle, &cudarc, &tensor, ordering, &Options::default())?;
+//! assert_eq!(done.plan, Plan::ZeroCopy);
+//! let (back, done) = transfer(&cudarc, &candle, &array, ordering, &Options::default())?;
+//! assert_eq!(done.plan, Plan::Copy(Reason::ForeignMemory));
+//! # Ok::<(), bridge_core::Error>(())
+//! ```
+//!
+//! The build compiles candle's kernels with `nvcc` of a CUDA toolkit, for the GPU of the machine or for
+//! `CUDA_COMPUTE_CAP` (`90` for an H100 or H200). It links the driver, the CUDA runtime, cuBLAS and cuRAND, so that the
+//! program starts only where those libraries are. Without the feature a tensor on a device is refused with
+//! [`ErrorKind::Device`]; so is a tensor on Metal in any case.
+//!
+//! Take `Device::new_cuda_with_stream` where you can. `Device::new_cuda` works in the default stream of each thread, and
+//! a tensor may have been written in that of another thread. So the adapter orders others behind the legacy default
+//! stream, which waits for the streams of all threads, and the memory of an exported tensor is kept until the device has
+//! done that work.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod export;
 mod import;
 mod storage;
@@ -47,23 +81,31 @@ use bridge_core::{
 use candle_core::Tensor;
 use std::sync::{Arc, LazyLock};
 
-static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile {
-    dtypes: storage::DTYPES.into(),
-    strides: Strides::Any,
-    devices: vec![DeviceKind::CPU],
-    keeps_read_only: false,
-    owns_memory: true,
-    ..Profile::export_only("candle")
-});
+static ON_HOST: LazyLock<Profile> = LazyLock::new(|| profile(vec![DeviceKind::CPU]));
+#[cfg(feature = "cuda")]
+static ON_CUDA: LazyLock<Profile> = LazyLock::new(|| profile(vec![DeviceKind::CPU, DeviceKind::CUDA]));
 
-/// candle on the host.
+fn profile(devices: Vec<DeviceKind>) -> Profile {
+    Profile {
+        dtypes: storage::DTYPES.into(),
+        strides: Strides::Any,
+        devices,
+        keeps_read_only: false,
+        owns_memory: true,
+        ..Profile::export_only("candle")
+    }
+}
+
+/// candle on the host, and on a CUDA device.
 #[derive(Clone)]
 pub struct Candle {
     views: Arc<Views>,
+    #[cfg(feature = "cuda")]
+    cuda: Option<Arc<cuda::OnDevice>>,
 }
 
 impl Candle {
-    /// Makes the adapter.
+    /// Makes the adapter. It takes tensors in host memory in, and puts out any.
     ///
     /// # Safety
     ///
@@ -73,8 +115,29 @@ impl Candle {
     /// - No code writes to it through the one while another thread reads or writes it through the other.
     /// - No custom operation in place (`candle_core::InplaceOp1` and its like) replaces the storage that it is to write
     ///   to. Those of candle itself write to its elements.
+    ///
+    /// On a CUDA device the stream of the tensor orders both, and `cudarc` records the uses of candle alone. So:
+    ///
+    /// - Another stream (`Tensor::to_device` reads in that of its target) uses a tensor that another framework
+    ///   writes to, or one that came in, only where it waits for the stream of the tensor (`cudarc`'s `CudaStream::join`).
     pub unsafe fn new() -> Self {
-        Self { views: Arc::default() }
+        Self {
+            views: Arc::default(),
+            #[cfg(feature = "cuda")]
+            cuda: None,
+        }
+    }
+
+    /// Makes the adapter for a device of candle, on which it also takes tensors in. candle joins tensors in one operation
+    /// only if they were made with the same device: pass that of the model.
+    ///
+    /// # Safety
+    ///
+    /// As for [`new`](Self::new).
+    #[cfg(feature = "cuda")]
+    pub unsafe fn with_cuda(device: &candle_core::CudaDevice) -> Self {
+        let cuda = cuda::OnDevice { candle: device.clone(), views: Views::default() };
+        Self { views: Arc::default(), cuda: Some(Arc::new(cuda)) }
     }
 }
 
@@ -82,10 +145,18 @@ impl Adapter for Candle {
     type Tensor = Tensor;
 
     fn profile(&self) -> &Profile {
-        &PROFILE
+        #[cfg(feature = "cuda")]
+        if self.cuda.is_some() {
+            return &ON_CUDA;
+        }
+        &ON_HOST
     }
 
     fn consumer(&self) -> Arc<dyn Consumer> {
+        #[cfg(feature = "cuda")]
+        if let Some(cuda) = &self.cuda {
+            return cuda.clone();
+        }
         self.views.clone()
     }
 
@@ -98,9 +169,12 @@ impl Adapter for Candle {
         Err(Error::new(ErrorKind::CopyNeeded, "candle keeps no memory of another owner: copy it into Candle::empty"))
     }
 
-    /// Returns an error: core copies host memory.
+    /// Returns an error: core copies host memory, and the ordering memory on devices.
     fn compact(&self, _: &Tensor) -> Result<Tensor> {
-        Err(Error::new(ErrorKind::CopyNeeded, "candle leaves copies of host memory to core"))
+        Err(Error::new(
+            ErrorKind::CopyNeeded,
+            "candle leaves copies to core, and on devices to the ordering of bridge-copy",
+        ))
     }
 
     /// Writes to the elements of every tensor that shares the storage, as `Tensor::slice_set` does.
@@ -109,6 +183,17 @@ impl Adapter for Candle {
     }
 
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
-        import::empty(device, dtype, shape, order)
+        #[cfg(feature = "cuda")]
+        if let Some(cuda) = self.cuda.as_ref().filter(|_| device.kind == DeviceKind::CUDA) {
+            cuda.check(device)?;
+            return import::empty(dtype, shape, order, |dtype, numel, dims| cuda.allocate(dtype, numel, dims));
+        }
+        if device.kind != DeviceKind::CPU {
+            let text = format!(
+                "this adapter of candle allocates no memory on {device}: take one for a device of candle there"
+            );
+            return Err(Error::new(ErrorKind::CopyNeeded, text));
+        }
+        import::empty(dtype, shape, order, import::on_host)
     }
 }

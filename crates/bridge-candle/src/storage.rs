@@ -1,9 +1,14 @@
-//! candle's storages on the host: a vector for each dtype.
+//! candle's storages: a vector for each dtype, or a slice of `cudarc`.
 
 use bridge_core::{DType, Error, ErrorKind, Result};
 use candle_core::CpuStorage;
 use std::alloc::{Layout, alloc_zeroed};
 use std::ops::Range;
+#[cfg(feature = "cuda")]
+use {
+    crate::cuda::Slice,
+    candle_core::{CudaStorage, cuda::CudaStorageSlice},
+};
 
 macro_rules! storages {
     ($($variant:ident = $dtype:ident;)*) => {
@@ -30,7 +35,29 @@ macro_rules! storages {
             match dtype {
                 // SAFETY: the elements are numbers, for which all bits may be 0.
                 $(DType::$dtype => Ok(CpuStorage::$variant(unsafe { zeroed(len) }?)),)*
-                _ => Err(Error::new(ErrorKind::Dtype, format!("candle has no dtype {dtype}: cast the tensor first"))),
+                _ => Err(lacks(dtype)),
+            }
+        }
+
+        /// Returns candle's name of a dtype.
+        ///
+        /// # Errors
+        ///
+        /// [`ErrorKind::Dtype`] for a dtype that candle lacks.
+        #[cfg(feature = "cuda")]
+        pub(crate) fn kind(dtype: DType) -> Result<candle_core::DType> {
+            match dtype {
+                $(DType::$dtype => Ok(candle_core::DType::$variant),)*
+                _ => Err(lacks(dtype)),
+            }
+        }
+
+        /// Returns the dtype of a storage on a device, and its elements. `None` for a dtype of less than a byte.
+        #[cfg(feature = "cuda")]
+        pub(crate) fn slice(storage: &CudaStorage) -> Option<(DType, &dyn Slice)> {
+            match &storage.slice {
+                $(CudaStorageSlice::$variant(elements) => Some((DType::$dtype, elements)),)*
+                _ => None,
             }
         }
     };
@@ -47,6 +74,11 @@ storages! {
     F32 = FLOAT32;
     F64 = FLOAT64;
     F8E4M3 = FLOAT8_E4M3FN;
+}
+
+#[cold]
+fn lacks(dtype: DType) -> Error {
+    Error::new(ErrorKind::Dtype, format!("candle has no dtype {dtype}: cast the tensor first"))
 }
 
 /// Returns a vector of zeros, whose pages the system provides at the first write.

@@ -48,7 +48,7 @@ impl From<Failure> for Error {
 
 /// Runs `body`, after which the thread has the current context that it had before: `cudarc` makes its own current, and
 /// leaves it so.
-pub(crate) fn restored<R>(body: impl FnOnce() -> Result<R, Failure>) -> Result<R> {
+pub fn keeping_context<R>(body: impl FnOnce() -> R) -> R {
     let before = result::ctx::get_current();
     let done = body();
     if let Ok(before) = before {
@@ -56,5 +56,10 @@ pub(crate) fn restored<R>(body: impl FnOnce() -> Result<R, Failure>) -> Result<R
         // context of `cudarc`, the primary one of its device, which is alive.
         let _ = unsafe { result::ctx::set_current(before.unwrap_or(std::ptr::null_mut())) };
     }
-    Ok(done?)
+    done
+}
+
+/// As [`keeping_context`], for what may fail.
+pub(crate) fn restored<R>(body: impl FnOnce() -> Result<R, Failure>) -> Result<R> {
+    Ok(keeping_context(body)?)
 }

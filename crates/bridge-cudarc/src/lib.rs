@@ -40,6 +40,7 @@ mod element;
 mod views;
 
 pub use array::DeviceArray;
+pub use context::keeping_context;
 pub use element::Element;
 pub use views::{Reading, Writing};
 
