@@ -5,6 +5,11 @@ use crate::{Capabilities, Observed, Spec, Subject, model};
 use bridge_candle::Candle;
 use bridge_core::{DType, Device, Error, ErrorKind, Result};
 use candle_core::{CpuStorage, DType as Kind, Device as Place, InplaceOp1, Layout, Storage, Tensor};
+#[cfg(feature = "candle-cuda")]
+use {
+    candle_core::{CudaStorage, backend::BackendStorage, cuda::CudaStorageSlice, scalar::Scalar},
+    cudarc::driver::DevicePtr,
+};
 
 /// candle on the host. Its views are made by its own operations, and its elements written by one in place.
 pub struct CandleSubject {
@@ -20,13 +25,13 @@ impl Default for CandleSubject {
     }
 }
 
-fn raised(error: candle_core::Error) -> Error {
+pub(super) fn raised(error: candle_core::Error) -> Error {
     Error::new(ErrorKind::Framework, error.to_string())
 }
 
 macro_rules! kinds {
     ($($variant:ident = $dtype:ident;)*) => {
-        const KINDS: &[(DType, Kind)] = &[$((DType::$dtype, Kind::$variant)),*];
+        pub(super) const KINDS: &[(DType, Kind)] = &[$((DType::$dtype, Kind::$variant)),*];
 
         /// Returns the address of the elements, and their length in bytes.
         fn start(storage: &mut CpuStorage) -> Option<(*mut u8, usize)> {
@@ -40,6 +45,35 @@ macro_rules! kinds {
             match storage {
                 $(CpuStorage::$variant(elements) => elements.as_ptr().expose_provenance(),)*
                 _ => 0,
+            }
+        }
+
+        #[cfg(feature = "candle-cuda")]
+        fn address_on_device(storage: &CudaStorage) -> usize {
+            let stream = storage.device.cuda_stream();
+            match &storage.slice {
+                $(CudaStorageSlice::$variant(elements) => elements.device_ptr(&stream).0 as usize,)*
+                _ => 0,
+            }
+        }
+
+        /// Overwrites the storage on the device.
+        #[cfg(feature = "candle-cuda")]
+        fn upload(from: &CpuStorage, to: &mut CudaStorage) -> candle_core::Result<()> {
+            match (from, &mut to.slice) {
+                $((CpuStorage::$variant(from), CudaStorageSlice::$variant(slice)) => to.device.memcpy_htod(from, slice),)*
+                _ => candle_core::bail!("no such dtype"),
+            }
+        }
+
+        /// Returns the number with these bytes.
+        #[cfg(feature = "candle-cuda")]
+        pub(super) fn scalar(kind: Kind, byte: u8) -> candle_core::Result<Scalar> {
+            let one = Tensor::zeros(1, kind, &Place::Cpu)?;
+            one.inplace_op1(&Write(&vec![byte; kind.size_in_bytes()]))?;
+            match &*one.storage_and_layout().0 {
+                $(Storage::Cpu(CpuStorage::$variant(elements)) => Ok(Scalar::$variant(elements[0])),)*
+                _ => candle_core::bail!("no such dtype"),
             }
         }
     };
@@ -86,6 +120,14 @@ impl InplaceOp1 for Write<'_> {
         }
         Ok(())
     }
+
+    /// Changes the whole storage on the host.
+    #[cfg(feature = "candle-cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> candle_core::Result<()> {
+        let mut host = storage.to_cpu_storage()?;
+        self.cpu_fwd(&mut host, layout)?;
+        upload(&host, storage)
+    }
 }
 
 /// Makes the view of `base` that `spec` describes, dimension by dimension.
@@ -112,6 +154,63 @@ fn view(base: &Tensor, spec: &Spec) -> candle_core::Result<Tensor> {
     view.squeeze(dims.len())
 }
 
+pub(super) fn create(place: &Place, spec: &Spec, bytes: &[u8]) -> Result<Tensor> {
+    let size = model::itemsize(spec.dtype);
+    let whole = Tensor::zeros(spec.base + Spec::GRAIN / size, kind_of(spec.dtype)?, place).map_err(raised)?;
+    let skipped = padding(observe(&whole)?.address, spec.align) / size;
+    let base = whole.narrow(0, skipped, spec.base).map_err(raised)?;
+    base.inplace_op1(&Write(bytes)).map_err(raised)?;
+    view(&base, spec).map_err(raised)
+}
+
+pub(super) fn observe(tensor: &Tensor) -> Result<Observed> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let (address, device) = match &*storage {
+        Storage::Cpu(storage) => (address(storage), Device::CPU),
+        #[cfg(feature = "candle-cuda")]
+        Storage::Cuda(storage) => {
+            let ordinal = storage.device.cuda_stream().context().ordinal();
+            (address_on_device(storage), Device::cuda(ordinal as i32))
+        }
+        _ => return Err(Error::new(ErrorKind::Device, "not expected")),
+    };
+    let dtype = KINDS.iter().find(|(_, kind)| *kind == tensor.dtype()).map(|(dtype, _)| *dtype);
+    let dtype = dtype.ok_or_else(|| Error::new(ErrorKind::Dtype, "not expected"))?;
+    let signed = |dims: &[usize]| dims.iter().map(|dim| *dim as i64).collect();
+    Ok(Observed {
+        dtype,
+        shape: signed(layout.dims()),
+        strides: signed(layout.stride()),
+        address: address + layout.start_offset() * model::itemsize(dtype),
+        read_only: false,
+        device,
+    })
+}
+
+/// candle's own kernel makes the elements compact.
+pub(super) fn read(tensor: &Tensor) -> Result<Vec<u8>> {
+    if tensor.elem_count() == 0 {
+        return Ok(Vec::new());
+    }
+    let compact = tensor.contiguous().and_then(|compact| compact.to_device(&Place::Cpu)).map_err(raised)?;
+    let observed = observe(&compact)?;
+    let len = compact.elem_count() * model::itemsize(observed.dtype);
+    // SAFETY: the tensor keeps its compact elements, and no other thread writes to them.
+    Ok(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(observed.address), len) }.to_vec())
+}
+
+pub(super) fn write(tensor: &Tensor, bytes: &[u8]) -> Result<()> {
+    // candle writes to no view that repeats elements: of those, the last write counts.
+    let (mut view, mut bytes) = (tensor.clone(), bytes.to_vec());
+    for d in (0..tensor.dims().len()).rev().filter(|d| tensor.stride()[*d] == 0) {
+        let line = bytes.len() / view.elem_count().max(1) * view.dims()[d + 1..].iter().product::<usize>();
+        let lines = bytes.chunks_exact((line * view.dims()[d]).max(1));
+        bytes = lines.flat_map(|lines| lines[lines.len() - line..].to_vec()).collect();
+        view = view.narrow(d, 0, view.dims()[d].min(1)).and_then(|view| view.squeeze(d)).map_err(raised)?;
+    }
+    view.inplace_op1(&Write(&bytes)).map_err(raised)
+}
+
 impl Subject for CandleSubject {
     on_the_host!(Tensor);
 
@@ -120,57 +219,24 @@ impl Subject for CandleSubject {
     }
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<Tensor> {
-        let size = model::itemsize(spec.dtype);
-        let whole = Tensor::zeros(spec.base + Spec::GRAIN / size, kind_of(spec.dtype)?, &Place::Cpu).map_err(raised)?;
-        let skipped = padding(self.observe(&whole)?.address, spec.align) / size;
-        let base = whole.narrow(0, skipped, spec.base).map_err(raised)?;
-        base.inplace_op1(&Write(bytes)).map_err(raised)?;
-        view(&base, spec).map_err(raised)
+        create(&Place::Cpu, spec, bytes)
     }
 
     fn observe(&self, tensor: &Tensor) -> Result<Observed> {
-        let (storage, layout) = tensor.storage_and_layout();
-        let Storage::Cpu(storage) = &*storage else { return Err(Error::new(ErrorKind::Device, "not on the host")) };
-        let dtype = KINDS.iter().find(|(_, kind)| *kind == tensor.dtype()).map(|(dtype, _)| *dtype);
-        let dtype = dtype.ok_or_else(|| Error::new(ErrorKind::Dtype, "not expected"))?;
-        let signed = |dims: &[usize]| dims.iter().map(|dim| *dim as i64).collect();
-        Ok(Observed {
-            dtype,
-            shape: signed(layout.dims()),
-            strides: signed(layout.stride()),
-            address: address(storage) + layout.start_offset() * model::itemsize(dtype),
-            read_only: false,
-            device: Device::CPU,
-        })
+        observe(tensor)
     }
 
-    /// candle's own kernel makes the elements compact.
     fn read(&self, tensor: &Tensor) -> Result<Vec<u8>> {
-        let compact = tensor.contiguous().map_err(raised)?;
-        let observed = self.observe(&compact)?;
-        let len = compact.elem_count() * model::itemsize(observed.dtype);
-        if len == 0 {
-            return Ok(Vec::new());
-        }
-        // SAFETY: the tensor keeps its compact elements, and no other thread writes to them.
-        Ok(unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(observed.address), len) }.to_vec())
+        read(tensor)
     }
 
     fn write(&self, tensor: &Tensor, bytes: &[u8]) -> Result<()> {
-        // candle writes to no view that repeats elements: of those, the last write counts.
-        let (mut view, mut bytes) = (tensor.clone(), bytes.to_vec());
-        for d in (0..tensor.dims().len()).rev().filter(|d| tensor.stride()[*d] == 0) {
-            let line = bytes.len() / view.elem_count().max(1) * view.dims()[d + 1..].iter().product::<usize>();
-            let lines = bytes.chunks_exact((line * view.dims()[d]).max(1));
-            bytes = lines.flat_map(|lines| lines[lines.len() - line..].to_vec()).collect();
-            view = view.narrow(d, 0, view.dims()[d].min(1)).and_then(|view| view.squeeze(d)).map_err(raised)?;
-        }
-        view.inplace_op1(&Write(&bytes)).map_err(raised)
+        write(tensor, bytes)
     }
 
     fn fill(&self, tensor: &mut Tensor, byte: u8) -> Result<()> {
-        let size = model::itemsize(self.observe(tensor)?.dtype);
-        self.write(tensor, &vec![byte; tensor.elem_count() * size])
+        let size = model::itemsize(observe(tensor)?.dtype);
+        write(tensor, &vec![byte; tensor.elem_count() * size])
     }
 
     fn allocate(&self, nbytes: usize) -> Result<Tensor> {

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "candle")]
 mod candle;
+#[cfg(feature = "candle-cuda")]
+mod candle_cuda;
 #[cfg(feature = "cudarc")]
 mod cudarc;
 #[cfg(feature = "ndarray")]
@@ -15,6 +17,8 @@ mod tensorflow;
 
 #[cfg(feature = "candle")]
 pub use self::candle::CandleSubject;
+#[cfg(feature = "candle-cuda")]
+pub use self::candle_cuda::CandleCudaSubject;
 #[cfg(feature = "cudarc")]
 pub use self::cudarc::CudarcSubject;
 #[cfg(feature = "ndarray")]

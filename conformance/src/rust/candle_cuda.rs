@@ -1,0 +1,133 @@
+//! candle on a CUDA device under test.
+
+use super::candle::{KINDS, create, observe, raised, read, scalar, write};
+use super::forward_adapter;
+use crate::{Capabilities, Observed, Spec, Subject};
+use bridge_candle::Candle;
+use bridge_core::{Device, Error, ErrorKind, Ordering, Result, Stream};
+use candle_core::{DType as Kind, Device as Place, Tensor};
+use cudarc::driver::{CudaSlice, CudaStream};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// candle on one CUDA device, in the one stream that it works in.
+pub struct CandleCudaSubject {
+    adapter: Candle,
+    place: Place,
+    stream: Arc<CudaStream>,
+    /// Memory that is copied to take time.
+    ballast: Mutex<(CudaSlice<u8>, CudaSlice<u8>)>,
+}
+
+forward_adapter!(CandleCudaSubject, Tensor);
+
+/// Bytes that [`Subject::delay`] copies, and how often it does.
+const BALLAST: (usize, u32) = (256 << 20, 40);
+
+fn driver(error: cudarc::driver::DriverError) -> Error {
+    Error::new(ErrorKind::Driver, format!("{error:?}"))
+}
+
+impl CandleCudaSubject {
+    /// Makes the subject for a device, with a stream of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Missing`] where there is no such device, and errors of candle.
+    pub fn new(ordinal: usize) -> Result<Self> {
+        let count = cudarc::driver::CudaContext::device_count().unwrap_or_default();
+        if ordinal >= count.max(0) as usize {
+            return Err(Error::new(ErrorKind::Missing, format!("there is no cuda:{ordinal}: the driver has {count}")));
+        }
+        let place = Place::new_cuda_with_stream(ordinal).map_err(raised)?;
+        let device = place.as_cuda_device().map_err(raised)?;
+        let stream = device.cuda_stream();
+        let ballast = || stream.alloc_zeros::<u8>(BALLAST.0).map_err(driver);
+        let ballast = Mutex::new((ballast()?, ballast()?));
+        // SAFETY: the suite uses a tensor on one thread at a time, in the stream of the device, and its operation in
+        // place writes to elements alone.
+        let adapter = unsafe { Candle::with_cuda(device) };
+        Ok(Self { adapter, place, stream, ballast })
+    }
+}
+
+impl Subject for CandleCudaSubject {
+    fn device(&self) -> Device {
+        Device::cuda(self.stream.context().ordinal() as i32)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { dtypes: KINDS.iter().map(|(dtype, _)| *dtype).collect(), ..Capabilities::default() }
+    }
+
+    fn ordering(&self) -> Arc<dyn Ordering> {
+        Arc::clone(bridge_copy::ordering())
+    }
+
+    fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<Tensor> {
+        let tensor = create(&self.place, spec, bytes)?;
+        self.stream.synchronize().map_err(driver)?;
+        Ok(tensor)
+    }
+
+    fn observe(&self, tensor: &Tensor) -> Result<Observed> {
+        observe(tensor)
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<Vec<u8>> {
+        read(tensor)
+    }
+
+    fn write(&self, tensor: &Tensor, bytes: &[u8]) -> Result<()> {
+        write(tensor, bytes)
+    }
+
+    fn fill(&self, tensor: &mut Tensor, byte: u8) -> Result<()> {
+        if tensor.elem_count() == 0 {
+            return Ok(());
+        }
+        tensor.const_set(scalar(tensor.dtype(), byte).map_err(raised)?).map_err(raised)
+    }
+
+    fn allocate(&self, nbytes: usize) -> Result<Tensor> {
+        // The driver allocates no tensor without bytes.
+        let memory = Tensor::zeros(nbytes.max(1), Kind::U8, &self.place);
+        memory.and_then(|memory| memory.narrow(0, 0, nbytes)).map_err(raised)
+    }
+
+    /// candle copies between tensors of one dtype only: its own copy replaces the one that was allocated.
+    fn snapshot(&self, from: &Tensor, into: &mut Tensor) -> Result<()> {
+        if from.elem_count() > 0 {
+            *into = from.force_contiguous().map_err(raised)?;
+        }
+        Ok(())
+    }
+
+    fn share(&self, tensor: &Tensor) -> Tensor {
+        tensor.clone()
+    }
+
+    fn drop_on_thread(&self, tensor: Tensor) {
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(tensor));
+        });
+    }
+
+    fn streams(&self) -> Vec<Stream> {
+        Vec::new()
+    }
+
+    fn on_stream(&self, _: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        body()
+    }
+
+    fn delay(&self) -> Result<()> {
+        let mut ballast = self.ballast.lock().unwrap_or_else(PoisonError::into_inner);
+        let (from, to) = &mut *ballast;
+        (0..BALLAST.1).try_for_each(|_| self.stream.memcpy_dtod(from, to)).map_err(driver)
+    }
+
+    fn settle(&self) -> Result<Option<usize>> {
+        self.stream.synchronize().map_err(driver)?;
+        Ok(None)
+    }
+}

@@ -1,0 +1,50 @@
+//! Pairs of candle with `cudarc` and `tch`, on the first CUDA device.
+//!
+//! `TENSOR_BRIDGE_CASES` sets the cases of a pair, `TENSOR_BRIDGE_SEED` the seed.
+
+mod judge;
+
+use bridge_conformance::rust::{CandleCudaSubject, CudarcSubject, TchSubject};
+use bridge_core::{Device, ErrorKind};
+use judge::judge;
+
+/// `None` without a device.
+fn candle() -> Option<CandleCudaSubject> {
+    match CandleCudaSubject::new(0) {
+        Err(error) if error.kind() == ErrorKind::Missing => {
+            println!("skipped: {error}");
+            None
+        }
+        candle => Some(candle.unwrap()),
+    }
+}
+
+#[test]
+fn candle_to_candle() {
+    let Some(candle) = candle() else { return };
+    judge(&candle, &candle);
+}
+
+#[test]
+fn candle_to_cudarc() {
+    let Some(candle) = candle() else { return };
+    judge(&candle, &CudarcSubject::new(0).unwrap());
+}
+
+#[test]
+fn cudarc_to_candle() {
+    let Some(candle) = candle() else { return };
+    judge(&CudarcSubject::new(0).unwrap(), &candle);
+}
+
+#[test]
+fn candle_to_tch() {
+    let Some(candle) = candle() else { return };
+    judge(&candle, &TchSubject::new(Device::cuda(0)).unwrap());
+}
+
+#[test]
+fn tch_to_candle() {
+    let Some(candle) = candle() else { return };
+    judge(&TchSubject::new(Device::cuda(0)).unwrap(), &candle);
+}
