@@ -187,12 +187,12 @@ pub(super) fn observe(tensor: &Tensor) -> Result<Observed> {
     })
 }
 
-/// candle's own kernel makes the elements compact.
+/// candle's own kernel makes the elements compact, on the host: for a device it lacks some.
 pub(super) fn read(tensor: &Tensor) -> Result<Vec<u8>> {
     if tensor.elem_count() == 0 {
         return Ok(Vec::new());
     }
-    let compact = tensor.contiguous().and_then(|compact| compact.to_device(&Place::Cpu)).map_err(raised)?;
+    let compact = tensor.to_device(&Place::Cpu).and_then(|host| host.contiguous()).map_err(raised)?;
     let observed = observe(&compact)?;
     let len = compact.elem_count() * model::itemsize(observed.dtype);
     // SAFETY: the tensor keeps its compact elements, and no other thread writes to them.

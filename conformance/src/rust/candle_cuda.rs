@@ -4,7 +4,7 @@ use super::candle::{KINDS, create, observe, raised, read, scalar, write};
 use super::forward_adapter;
 use crate::{Capabilities, Observed, Spec, Subject};
 use bridge_candle::Candle;
-use bridge_core::{Device, Error, ErrorKind, Ordering, Result, Stream};
+use bridge_core::{DType, Device, Error, ErrorKind, Ordering, Result, Stream};
 use candle_core::{DType as Kind, Device as Place, Tensor};
 use cudarc::driver::{CudaSlice, CudaStream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +19,9 @@ pub struct CandleCudaSubject {
 }
 
 forward_adapter!(CandleCudaSubject, Tensor);
+
+/// The dtypes for which candle has no kernel that fills or copies strided tensors on a device.
+const WITHOUT_KERNELS: [DType; 3] = [DType::INT16, DType::INT32, DType::FLOAT8_E4M3FN];
 
 /// Bytes that [`Subject::delay`] copies, and how often it does.
 const BALLAST: (usize, u32) = (256 << 20, 40);
@@ -56,7 +59,8 @@ impl Subject for CandleCudaSubject {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { dtypes: KINDS.iter().map(|(dtype, _)| *dtype).collect(), ..Capabilities::default() }
+        let dtypes = KINDS.iter().map(|(dtype, _)| *dtype).filter(|dtype| !WITHOUT_KERNELS.contains(dtype));
+        Capabilities { dtypes: dtypes.collect(), ..Capabilities::default() }
     }
 
     fn ordering(&self) -> Arc<dyn Ordering> {
@@ -94,7 +98,7 @@ impl Subject for CandleCudaSubject {
         memory.and_then(|memory| memory.narrow(0, 0, nbytes)).map_err(raised)
     }
 
-    /// candle copies between tensors of one dtype only: its own copy replaces the one that was allocated.
+    /// candle copies between tensors of one dtype only: its copy, made now, replaces the one that was allocated.
     fn snapshot(&self, from: &Tensor, into: &mut Tensor) -> Result<()> {
         if from.elem_count() > 0 {
             *into = from.force_contiguous().map_err(raised)?;
