@@ -5,18 +5,11 @@
 mod judge;
 
 use bridge_conformance::rust::{CandleCudaSubject, CudarcSubject, TchSubject};
-use bridge_core::{Device, ErrorKind};
-use judge::judge;
+use bridge_core::Device;
+use judge::{judge, present};
 
-/// `None` without a device.
 fn candle() -> Option<CandleCudaSubject> {
-    match CandleCudaSubject::new(0) {
-        Err(error) if error.kind() == ErrorKind::Missing => {
-            println!("skipped: {error}");
-            None
-        }
-        candle => Some(candle.unwrap()),
-    }
+    present(CandleCudaSubject::new(0))
 }
 
 #[test]
