@@ -3,7 +3,8 @@
 //! The contract is at the top of this crate: [`Adapter`]s export and import tensors, and four verbs connect them.
 //! [`plan`](plan()) says how a tensor crosses, [`transfer`](transfer()) takes it across, [`transfer_all`] takes many, and
 //! [`copy_into`] fills a tensor that exists. Each feature adds a module: `cuda` and `copy` with the feature `cuda`, and
-//! `candle`, `cudarc`, `dlpack`, `ndarray`, `ort`, `python`, `tensorflow`, `torch`. A program that starts out imports the [`prelude`] and passes [`ordering`].
+//! `candle`, `cudarc`, `dlpack`, `ipc`, `ndarray`, `ort`, `python`, `tensorflow`, `torch`. A program that starts out imports
+//! the [`prelude`] and passes [`ordering`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(all(doctest, feature = "dlpack"))]
@@ -27,6 +28,10 @@ pub use {bridge_copy as copy, bridge_cuda as cuda};
 #[cfg(feature = "cudarc")]
 #[doc(inline)]
 pub use bridge_cudarc as cudarc;
+
+#[cfg(feature = "ipc")]
+#[doc(inline)]
+pub use bridge_ipc as ipc;
 
 #[cfg(feature = "ndarray")]
 #[doc(inline)]
