@@ -4,6 +4,8 @@
 //! crate of adapters is a feature. `Framework::open` returns the adapter, or reports
 //! [`ErrorKind::Missing`](bridge_core::ErrorKind::Missing) where its feature is off. Without any feature the crate is
 //! plain data and depends on neither Python nor a framework.
+//!
+//! Objects of other frameworks are known by a protocol: DLPack and the array interfaces. Their adapter is `Foreign`.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -13,18 +15,30 @@ struct Readme;
 #[doc = include_str!("../../../docs/rust.md")]
 struct PageOnRust;
 
-#[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
+#[cfg(feature = "python")]
+mod driver;
+#[cfg(feature = "python")]
+mod foreign;
+#[cfg(feature = "python")]
+mod interfaces;
+#[cfg(feature = "python")]
+mod late;
+#[cfg(feature = "python")]
 mod objects;
+#[cfg(feature = "python")]
+mod produced;
 mod table;
-#[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
+#[cfg(feature = "python")]
 mod tensor;
 
-#[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
+#[cfg(feature = "python")]
+pub use foreign::{Foreign, is_bridge_error};
+#[cfg(feature = "python")]
 pub use objects::{adapter_of, borrow, seen};
-#[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
+#[cfg(feature = "python")]
 pub use table::AnyAdapter;
 pub use table::Framework;
-#[cfg(any(feature = "cupy", feature = "numpy", feature = "tensorflow", feature = "torch"))]
+#[cfg(feature = "python")]
 pub use tensor::Tensor;
 
 use bridge_core::DeviceKind;

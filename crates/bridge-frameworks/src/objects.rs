@@ -1,35 +1,46 @@
 //! Which framework an object belongs to.
 
 use crate::tensor::no_tensor;
-use crate::{AnyAdapter, Framework};
+use crate::{AnyAdapter, Foreign, Framework};
 use bridge_core::Result;
 use bridge_pyo3::{Borrowed, PyTensor, framework_error, is_interrupt, probe};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 use std::cell::RefCell;
 
-/// Borrows a tensor of any framework for the length of a call: see [`Borrowed`].
+/// Borrows a tensor of any framework, or an object that speaks a protocol, for the length of a call: see [`Borrowed`].
+///
+/// The borrow of an object that speaks a protocol calls its `__dlpack__`, and costs what that does. Its stream on a CUDA
+/// device is the legacy default stream: do not write to its memory, because the producer's own streams do not wait.
 ///
 /// # Errors
 ///
-/// [`NotATensor`](bridge_core::ErrorKind::NotATensor) for an object of no framework, and those of
+/// [`NotATensor`](bridge_core::ErrorKind::NotATensor) for any other object, and those of
 /// [`PyAdapter::borrow`](bridge_pyo3::PyAdapter::borrow).
 pub fn borrow<'a>(object: &'a PyTensor<'_>) -> Result<Borrowed<'a>> {
     let adapter = adapter_of(object)?.ok_or_else(|| no_tensor(object))?;
     adapter.borrow(object)
 }
 
-/// Returns the adapter of the framework that `object` belongs to; `None` where it belongs to none that the program has
-/// imported.
+/// Returns the adapter of the framework that `object` belongs to, or else [`Foreign`] for an object that speaks a
+/// protocol. `None` for any other object, also for a tensor of a framework that the program has not imported.
 ///
 /// # Errors
 ///
 /// Those of an adapter that fails, where the object comes from the modules of its framework; what Python raises.
 pub fn adapter_of<'py>(object: &PyTensor<'py>) -> Result<Option<AnyAdapter<'py>>> {
-    let py = object.py();
     if let Some(framework) = seen(object) {
-        return framework.open(py).map(Some);
+        return framework.open(object.py()).map(Some);
     }
+    match owner_of(object)? {
+        None if Foreign::speaks(object)? => Ok(Some(AnyAdapter::Foreign(Foreign::new(object)))),
+        owner => Ok(owner),
+    }
+}
+
+/// Returns the adapter of the framework that `object` belongs to, whose type was not seen before.
+fn owner_of<'py>(object: &PyTensor<'py>) -> Result<Option<AnyAdapter<'py>>> {
+    let py = object.py();
     let mut broken = None;
     let raised = |error| framework_error(py, "Python", error);
     for &framework in Framework::ALL {

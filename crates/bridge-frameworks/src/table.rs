@@ -50,16 +50,19 @@ macro_rules! frameworks {
             }
         }
 
-        #[cfg(any($(feature = $feature),*))]
+        #[cfg(feature = "python")]
         mod adapters {
             use super::Framework;
+            use crate::Foreign;
             use bridge_core::Result;
             use bridge_pyo3::PyAdapter;
             use pyo3::Python;
             use std::ops::Deref;
 
-            /// The adapter of one of the frameworks.
+            /// The adapter of one of the frameworks, or the one of objects that are known by a protocol.
             pub enum AnyAdapter<'py> {
+                /// The adapter of any other producer.
+                Foreign(Foreign<'py>),
                 $(#[doc = concat!("The adapter for `", $name, "`.")]
                 #[cfg(feature = $feature)]
                 $variant($package::$adapter<'py>),)*
@@ -70,6 +73,7 @@ macro_rules! frameworks {
 
                 fn deref(&self) -> &Self::Target {
                     match self {
+                        Self::Foreign(adapter) => adapter,
                         $(#[cfg(feature = $feature)] Self::$variant(adapter) => adapter,)*
                     }
                 }
@@ -96,7 +100,7 @@ macro_rules! frameworks {
             }
         }
 
-        #[cfg(any($(feature = $feature),*))]
+        #[cfg(feature = "python")]
         pub use adapters::AnyAdapter;
     };
 }

@@ -4,12 +4,14 @@ use crate::{AnyAdapter, adapter_of};
 use bridge_core::{DType, Error, ErrorKind, Options, Ordering, Output, Result, output, transfer};
 use bridge_pyo3::{Borrowed, PyTensor, exception, type_name};
 use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// A tensor of any framework, as an argument of a function that Python calls.
+/// A tensor of any framework, or of any producer that speaks DLPack or an array interface, as an argument of a function
+/// that Python calls.
 ///
-/// pyo3 extracts it; an object of no framework raises `TypeError`. A function returns it, or what it has made from it.
+/// pyo3 extracts it; any other object raises `TypeError`. A function returns it, or what it has made from it.
 pub struct Tensor<'py> {
     object: PyTensor<'py>,
     adapter: AnyAdapter<'py>,
@@ -20,9 +22,13 @@ impl<'py> Tensor<'py> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotATensor`] for an object of no framework that the program has imported, and those of
-    /// [`adapter_of`].
+    /// [`ErrorKind::NotATensor`] for an object of no framework that the program has imported, which speaks no protocol
+    /// either. [`ErrorKind::Argument`] for a DLPack capsule, which can be read once only. Those of [`adapter_of`].
     pub fn new(object: PyTensor<'py>) -> Result<Self> {
+        if object.is_instance_of::<PyCapsule>() {
+            let text = "reading a DLPack capsule consumes it: pass the tensor that it came from";
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
         match adapter_of(&object)? {
             Some(adapter) => Ok(Self { object, adapter }),
             None => Err(no_tensor(&object)),
@@ -39,7 +45,7 @@ impl<'py> Tensor<'py> {
         &self.adapter
     }
 
-    /// Borrows the tensor for the length of a call.
+    /// Borrows the tensor for the length of a call: see [`borrow`](crate::borrow).
     ///
     /// # Errors
     ///
@@ -50,15 +56,23 @@ impl<'py> Tensor<'py> {
 
     /// Returns memory for a result in the framework and on the device of this tensor.
     ///
+    /// A result for an object that speaks a protocol is a tensor of the framework that its `__array_namespace__` names
+    /// (array API): for an array of JAX an array of JAX, in place.
+    ///
     /// # Errors
     ///
-    /// Those of [`borrow`](Self::borrow) and of [`output`].
+    /// Those of [`borrow`](Self::borrow) and of [`output`]. [`ErrorKind::Argument`] for an object that names no
+    /// framework.
     pub fn output<'a>(
         &'a self,
         ordering: &'a Arc<dyn Ordering>,
         dtype: DType,
         shape: &[i64],
     ) -> Result<Output<'a, PyTensor<'py>>> {
+        if let AnyAdapter::Foreign(foreign) = &self.adapter {
+            // Before the caller computes anything.
+            foreign.importer()?;
+        }
         let device = self.borrow()?.device();
         output(&*self.adapter, ordering, device, dtype, shape)
     }
@@ -77,8 +91,10 @@ impl<'py> Tensor<'py> {
 /// Returns the error for an object of no framework.
 #[cold]
 pub(crate) fn no_tensor(object: &PyTensor<'_>) -> Error {
-    let names: Vec<_> = crate::Framework::ALL.iter().map(|framework| framework.name()).collect();
-    let text = format!("{} is no tensor: pass one of {}", type_name(object), names.join(", "));
+    let text = format!(
+        "{} is no tensor: pass one of torch, cupy, numpy, tensorflow or tensorflow1 (of a Keras variable its value), or an object with __dlpack__ or an array interface",
+        type_name(object)
+    );
     Error::new(ErrorKind::NotATensor, text)
 }
 

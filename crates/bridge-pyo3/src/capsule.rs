@@ -1,7 +1,7 @@
 //! DLPack capsules as objects of pyo3.
 
 use crate::gil;
-use bridge_core::dlpack::{Origin, versioned};
+use bridge_core::dlpack::{Origin, legacy, versioned};
 use bridge_core::{Device, Lent, Result};
 use bridge_interpreter::{AnyManaged, report_unraisable};
 use pyo3::exceptions::PyBufferError;
@@ -44,10 +44,28 @@ pub unsafe fn take_capsule(
 ///
 /// What Python raises.
 pub fn capsule<'py>(py: Python<'py>, managed: versioned::Dlpack) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the tensor is passed on.
+    unsafe { new_capsule(py, AnyManaged::Versioned(managed.into_raw())) }
+}
+
+/// As [`capsule`], for a consumer that takes unversioned capsules only.
+///
+/// # Errors
+///
+/// What Python raises.
+pub fn legacy_capsule<'py>(py: Python<'py>, managed: legacy::Dlpack) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the tensor is passed on.
+    unsafe { new_capsule(py, AnyManaged::Legacy(managed.into_raw())) }
+}
+
+/// # Safety
+///
+/// The caller owns the managed tensor.
+unsafe fn new_capsule(py: Python<'_>, managed: AnyManaged) -> PyResult<Bound<'_, PyAny>> {
     gil::open();
-    // SAFETY: the tensor is passed on, and the GIL is held; the result is a new reference, or null with an exception.
+    // SAFETY: the caller's obligation, and the GIL is held; the result is a new reference, or null with an exception.
     unsafe {
-        let capsule = bridge_interpreter::new_capsule(AnyManaged::Versioned(managed.into_raw()));
+        let capsule = bridge_interpreter::new_capsule(managed);
         let capsule = capsule.map_err(|error| PyBufferError::new_err(error.to_string()))?;
         Bound::from_owned_ptr_or_err(py, capsule.cast())
     }

@@ -15,7 +15,7 @@ mod owner;
 
 pub use borrowed::{Borrowed, without_pending};
 pub use bridge_interpreter::{Guarded, drop_deferred};
-pub use capsule::{capsule, take_capsule};
+pub use capsule::{capsule, legacy_capsule, take_capsule};
 pub use dtypes::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES};
 pub use errors::{
     brief, brief_str, exception, framework_error, installed, is_interrupt, is_ordinary, is_out_of_memory, not_a_tensor,

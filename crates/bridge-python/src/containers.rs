@@ -1,6 +1,6 @@
 //! Containers that may hold tensors: how each kind is read, and made again with other values.
 
-use crate::frameworks::is_tensor;
+use crate::frameworks::adapter_of;
 use bridge_core::Result;
 use bridge_pyo3::{PyTensor, brief_str, framework_error};
 use pyo3::intern;
@@ -68,7 +68,7 @@ impl Kind {
                 false => has(intern!(py, "n_sequence_fields"))?.then_some(Self::Struct),
             }
         } else if has(intern!(py, "__dataclass_fields__"))? && !object.is_instance_of::<PyType>() {
-            (!is_tensor(object)?).then_some(Self::Dataclass)
+            adapter_of(object)?.is_none().then_some(Self::Dataclass)
         } else {
             None
         };

@@ -1,8 +1,9 @@
 //! Core's errors as Python's exceptions.
 
 use bridge_core::{Error, ErrorKind, Result};
+use bridge_frameworks::is_bridge_error;
 use bridge_pyo3::{brief, framework_error, is_ordinary, is_out_of_memory, type_name};
-use pyo3::exceptions::{PyBaseException, PyRuntimeError, PyUnicodeError};
+use pyo3::exceptions::{PyRuntimeError, PyUnicodeError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use std::error::Error as _;
@@ -14,7 +15,8 @@ use std::error::Error as _;
 #[cold]
 pub(crate) fn into_python(py: Python<'_>, error: Error) -> PyErr {
     let cause = error.source().and_then(|source| source.downcast_ref::<PyErr>());
-    let as_it_is = |cause: &&PyErr| !is_ordinary(py, cause) || is_out_of_memory(py, cause) || is_ours(cause.value(py));
+    let as_it_is =
+        |cause: &&PyErr| !is_ordinary(py, cause) || is_out_of_memory(py, cause) || is_bridge_error(cause.value(py));
     if let Some(cause) = cause.filter(as_it_is) {
         return cause.clone_ref(py);
     }
@@ -28,12 +30,6 @@ pub(crate) fn into_python(py: Python<'_>, error: Error) -> PyErr {
     make().unwrap_or_else(|failure| {
         PyRuntimeError::new_err(format!("{error} (and the error class is missing: {failure})"))
     })
-}
-
-/// Returns whether an exception is a `BridgeError`.
-pub(crate) fn is_ours(exception: &Bound<'_, PyBaseException>) -> bool {
-    let base = exception.py().import("tensor_bridge.errors").and_then(|errors| errors.getattr("BridgeError"));
-    base.and_then(|base| exception.is_instance(&base)).unwrap_or(false)
 }
 
 /// Returns the error for an argument that cannot be used.

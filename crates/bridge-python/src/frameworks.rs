@@ -1,31 +1,11 @@
 //! Which framework an object belongs to.
 
 use crate::errors::{argument, text};
-use crate::foreign::Foreign;
 use bridge_core::Result;
-use bridge_frameworks::{AnyAdapter, adapter_of};
-pub(crate) use bridge_frameworks::{Framework, seen};
-use bridge_pyo3::{PyAdapter, PyTensor, brief};
+use bridge_frameworks::Foreign;
+pub(crate) use bridge_frameworks::{AnyAdapter, Framework, adapter_of, seen};
+use bridge_pyo3::{PyTensor, brief};
 use pyo3::prelude::*;
-use std::ops::Deref;
-
-/// The adapter that exports an object.
-pub(crate) enum Source<'py> {
-    Framework(AnyAdapter<'py>),
-    /// The object belongs to none of the frameworks, and may speak a protocol.
-    Foreign(Foreign<'py>),
-}
-
-impl<'py> Deref for Source<'py> {
-    type Target = dyn PyAdapter<'py> + 'py;
-
-    fn deref(&self) -> &Self::Target {
-        match self {
-            Self::Framework(adapter) => &**adapter,
-            Self::Foreign(adapter) => adapter,
-        }
-    }
-}
 
 /// Returns the framework that users call `target`, a `str`.
 pub(crate) fn named(target: &Bound<'_, PyAny>) -> Result<Framework> {
@@ -36,15 +16,8 @@ pub(crate) fn named(target: &Bound<'_, PyAny>) -> Result<Framework> {
     })
 }
 
-/// Returns whether `object` is a tensor of a framework, or an object that speaks a protocol.
-pub(crate) fn is_tensor(object: &PyTensor<'_>) -> Result<bool> {
-    match source(object)? {
-        Source::Framework(_) => Ok(true),
-        Source::Foreign(_) => Foreign::speaks(object),
-    }
-}
-
-/// Returns the adapter of the framework that `object` belongs to, or the one for foreign objects.
-pub(crate) fn source<'py>(object: &PyTensor<'py>) -> Result<Source<'py>> {
-    Ok(adapter_of(object)?.map_or_else(|| Source::Foreign(Foreign(object.py())), Source::Framework))
+/// Returns the adapter that exports an object. What is no tensor it refuses then, but for NumPy's scalars: a caller who
+/// names one wants its value.
+pub(crate) fn source<'py>(object: &PyTensor<'py>) -> Result<AnyAdapter<'py>> {
+    Ok(adapter_of(object)?.unwrap_or_else(|| AnyAdapter::Foreign(Foreign::new(object))))
 }

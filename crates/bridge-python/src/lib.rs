@@ -5,9 +5,7 @@ mod containers;
 mod copies;
 mod device;
 mod errors;
-mod foreign;
 mod frameworks;
-mod interfaces;
 mod options;
 mod processes;
 mod streams;
@@ -18,7 +16,7 @@ mod trees;
 use bridge_core::{Adapter, CopiedBy, Device, DeviceKind, Error, ErrorKind, Failed};
 use bridge_pyo3::{PyTensor, framework_error};
 use errors::{argument, into_python};
-use frameworks::{Framework, Source, source};
+use frameworks::{AnyAdapter, Framework, source};
 use options::Keywords;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -244,7 +242,7 @@ fn plan<'py>(
     let look = || {
         let to = frameworks::named(target)?.open(py)?;
         let options = Keywords { copy, device, order, permute, layout }.read()?;
-        let plan_of = |from: &Source<'py>, x: &PyTensor<'py>| -> bridge_core::Result<PyTensor<'py>> {
+        let plan_of = |from: &AnyAdapter<'py>, x: &PyTensor<'py>| -> bridge_core::Result<PyTensor<'py>> {
             not_a_capsule(x)?;
             let lent = from.export(x)?.permuted(options.permute.as_ref())?;
             let plan = bridge_core::plan(&lent, to.profile(), &options)?;

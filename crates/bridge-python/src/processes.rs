@@ -2,7 +2,7 @@
 
 use crate::copies;
 use crate::errors::{argument, into_python, text};
-use crate::frameworks::{self, Source, source};
+use crate::frameworks::{self, AnyAdapter, source};
 use crate::not_a_capsule;
 use crate::options::Keywords;
 use bridge_core::{Adapter, Error, ErrorKind, Options, Result};
@@ -91,7 +91,7 @@ fn seconds(time: f64) -> Result<Duration> {
 
 /// Refuses a tensor in memory of another process that has ended or has revoked the share. Without such memory in this
 /// process nothing is looked at.
-pub(crate) fn check<'py>(from: &Source<'py>, tensor: &PyTensor<'py>) -> Result<()> {
+pub(crate) fn check<'py>(from: &AnyAdapter<'py>, tensor: &PyTensor<'py>) -> Result<()> {
     match bridge_ipc::is_leasing() && !tensor.is_instance_of::<PyCapsule>() {
         true => bridge_ipc::check(&from.export(tensor)?),
         false => Ok(()),

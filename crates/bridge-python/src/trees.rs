@@ -2,7 +2,7 @@
 
 use crate::containers::{Kind, Step};
 use crate::errors::argument;
-use crate::frameworks::{Source, is_tensor, seen, source};
+use crate::frameworks::{AnyAdapter, adapter_of, seen};
 use bridge_core::{Error, Failed, Result};
 use bridge_pyo3::{PyTensor, framework_error};
 use pyo3::prelude::*;
@@ -33,7 +33,7 @@ struct Container<'py> {
 }
 
 /// A tensor of a tree, with the adapter that exports it.
-pub(crate) type Leaf<'py> = (Source<'py>, PyTensor<'py>);
+pub(crate) type Leaf<'py> = (AnyAdapter<'py>, PyTensor<'py>);
 
 /// A tree of tensors. An object that stands in it twice is one leaf or one container.
 #[derive(Default)]
@@ -121,8 +121,8 @@ impl<'py> Tree<'py> {
         let node = if let Some(kind) = kind {
             self.met.insert(address, (object.clone(), Node::Open));
             self.container(object, kind, depth)?
-        } else if is_tensor(object)? {
-            self.leaves.push((source(object)?, object.clone()));
+        } else if let Some(adapter) = adapter_of(object)? {
+            self.leaves.push((adapter, object.clone()));
             Node::Leaf(self.leaves.len() - 1)
         } else {
             self.others = true;

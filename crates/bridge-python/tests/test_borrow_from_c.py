@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tensor_bridge as tb
+from capsules import Producer
 from tensor_bridge import _core
 
 torch: Any = pytest.importorskip("torch")
@@ -79,6 +80,20 @@ def test_tensors_of_each_framework(api: Api) -> None:
     del variable
     assert list((ctypes.c_float * 2).from_address(out.data)) == [1, 2]
     api.end(ctypes.byref(out))
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_producer_known_by_a_protocol(api: Api, legacy: bool) -> None:
+    producer = Producer(legacy=legacy)
+    if not legacy:
+        producer.managed.flags = 1
+    x: Any = type("Foreign", (), {"__dlpack__": lambda self, **_: producer.capsule()})()
+    out = Borrowed()
+    assert api.borrow(x, ctypes.byref(out)) == 0
+    assert (out.data, out.ndim, out.shape[0], out.read_only, out.stream) == (producer.address, 1, 8, not legacy, 0)
+    assert producer.deleted == 0
+    api.end(ctypes.byref(out))
+    assert producer.deleted == 1 and out.kept is None
 
 
 @pytest.mark.parametrize("ndim", [0, 1, 64])

@@ -2,7 +2,8 @@
 //!
 //! [`borrow`] returns where a tensor of any framework is, how it lies, and in which stream to launch a kernel.
 //! [`Framework`] opens an adapter by name, for [`transfer`](crate::transfer()). TensorFlow is among the frameworks with the
-//! feature `tensorflow`.
+//! feature `tensorflow`. Other producers, such as JAX, are known by a protocol: see [`Foreign`]. Their memory on CUDA
+//! devices needs the feature `cuda`.
 //!
 //! The types are those of pyo3 0.30, so the extension module depends on that version.
 //!
@@ -32,6 +33,6 @@
 //! ```
 
 #[doc(inline)]
-pub use bridge_frameworks::{AnyAdapter, Framework, Tensor, adapter_of, borrow};
+pub use bridge_frameworks::{AnyAdapter, Foreign, Framework, Tensor, adapter_of, borrow};
 #[doc(inline)]
 pub use bridge_pyo3::{Borrowed, PyAdapter, PyTensor, exception};

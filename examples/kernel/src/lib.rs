@@ -1,6 +1,6 @@
 //! A Python extension module in Rust: one function, which every framework can call with its own tensors.
 //!
-//! `scaled.scale(x, factor)` takes a float32 vector of PyTorch, CuPy, NumPy or TensorFlow, with any stride, and returns
+//! `scaled.scale(x, factor)` takes a float32 vector of PyTorch, CuPy, NumPy, TensorFlow or JAX, with any stride, and returns
 //! `x * factor` as a tensor of the same framework, on the same device. On a CUDA device a kernel computes it in the
 //! framework's current stream: nothing is copied, and the host waits for nothing.
 

@@ -1,26 +1,56 @@
 //! Objects that are known only by a protocol: DLPack capsules, producers with `__dlpack__`, and objects with the array
 //! interface of NumPy or of CUDA.
 
-use crate::interfaces;
+use crate::late::returned_late;
+use crate::produced::Produced;
+use crate::tensor::no_tensor;
+use crate::{Framework, driver, interfaces};
 use bridge_core::dlpack::Origin;
 use bridge_core::{
-    Adapter, Consumer, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Profile, Result, Reuse, Stream, Views,
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Profile, Result, Reuse, Stream, Views,
 };
-use bridge_numpy::NumPy;
-use bridge_pyo3::{PyAdapter, PyTensor, drop_guarded, framework_error, take_capsule, type_name};
-use pyo3::exceptions::{PyBufferError, PyTypeError};
+use bridge_pyo3::{Borrowed, PyAdapter, PyTensor, drop_guarded, framework_error, take_capsule, type_name};
+use pyo3::exceptions::{PyBaseException, PyBufferError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyType};
 use std::cell::Cell;
 use std::sync::{Arc, LazyLock};
 
-/// Exports objects that are known by a protocol. It imports nothing.
-pub(crate) struct Foreign<'py>(pub(crate) Python<'py>);
+/// The adapter of objects that are known by a protocol: those with `__dlpack__`, `__cuda_array_interface__` or
+/// `__array_interface__`, and DLPack capsules, which an export consumes.
+///
+/// It makes tensors where the object names a framework that makes them: by `from_dlpack` of its `__array_namespace__`
+/// (array API), as arrays of JAX do. A producer on a CUDA device orders its work before the legacy default stream, which
+/// is the stream of a borrow; memory on a device needs the feature `cuda`.
+pub struct Foreign<'py> {
+    /// The object whose framework makes tensors.
+    like: PyTensor<'py>,
+}
 
-static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile::export_only("DLPack"));
+/// What the protocols can say. What a framework behind them cannot take, it refuses itself.
+static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile {
+    dtypes: DType::NAMED.iter().map(|(dtype, _)| *dtype).collect(),
+    devices: vec![DeviceKind::CPU, DeviceKind::CUDA],
+    keeps_read_only: false,
+    ..Profile::export_only("DLPack")
+});
 
-static NO_VIEWS: LazyLock<Arc<Views>> = LazyLock::new(Arc::default);
+/// The frameworks behind the protocols as readers: in the legacy default stream, until `__dlpack__` names another.
+#[derive(Default)]
+pub(crate) struct Reader(Views);
+
+pub(crate) static READER: LazyLock<Arc<Reader>> = LazyLock::new(Arc::default);
+
+impl Consumer for Reader {
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
+        Ok((device.kind != DeviceKind::CPU).then_some(Stream::LEGACY))
+    }
+
+    fn views(&self) -> &Views {
+        &self.0
+    }
+}
 
 /// Pairs of the label that a producer may use and the kind that the driver reports for the address. CuPy labels managed
 /// memory as plain memory of its device.
@@ -50,7 +80,7 @@ pub(crate) fn origin(said: Device, address: usize) -> Result<Origin> {
     if address == 0 {
         return Ok(ordered);
     }
-    let located = match bridge_cuda::locate(address) {
+    let located = match driver::locate(address) {
         // Without a driver, or where the driver does not know the address, memory labelled as pinned is plain host
         // memory.
         Ok(None) | Err(_) if said.kind == DeviceKind::CUDA_HOST => {
@@ -63,12 +93,12 @@ pub(crate) fn origin(said: Device, address: usize) -> Result<Origin> {
         let numbered = said.kind != DeviceKind::CUDA || known.index == said.index;
         numbered && LABELS.contains(&(said.kind, known.kind))
     };
-    let located = located.filter(|located| fits(located.device)).ok_or_else(|| {
+    let (found, range) = located.filter(|(device, _)| fits(*device)).ok_or_else(|| {
         let text = format!("the producer says that the memory is on {said}, but the driver knows no such memory there");
         Error::new(ErrorKind::Protocol, text)
     })?;
-    let device = if said.kind == DeviceKind::CUDA { said } else { located.device };
-    Ok(Origin { device: Some(device), allocation: Some(located.range), ..ordered })
+    let device = if said.kind == DeviceKind::CUDA { said } else { found };
+    Ok(Origin { device: Some(device), allocation: Some(range), ..ordered })
 }
 
 /// Calls `__dlpack__` so that the producer orders its work before the legacy default stream. Without
@@ -96,17 +126,33 @@ fn call_dlpack<'py>(producer: &PyTensor<'py>, max_version: bool, copy: bool) -> 
 }
 
 /// Returns whether the producer does not know an argument, as producers from before the array API of 2023. An error of
-/// this package means that the producer was called and failed inside.
+/// the Python package means that the producer was called and failed inside.
 fn lacks_argument(py: Python<'_>, error: &PyErr) -> bool {
-    error.is_instance_of::<PyTypeError>(py) && !crate::errors::is_ours(error.value(py))
+    error.is_instance_of::<PyTypeError>(py) && !is_bridge_error(error.value(py))
+}
+
+/// Returns whether an exception is a `BridgeError` of the Python package.
+pub fn is_bridge_error(exception: &Bound<'_, PyBaseException>) -> bool {
+    let base = || match loaded(exception.py(), "tensor_bridge.errors")? {
+        Some(errors) => errors.getattr_opt("BridgeError"),
+        None => Ok(None),
+    };
+    base().is_ok_and(|base| base.is_some_and(|base| exception.is_instance(&base).unwrap_or(false)))
+}
+
+/// Returns a module that the program has imported.
+fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<PyTensor<'py>>> {
+    let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
+    let module = modules.call_method1(intern!(py, "get"), (name,))?;
+    Ok((!module.is_none()).then_some(module))
 }
 
 fn refused(py: Python<'_>, error: PyErr) -> Error {
     framework_error(py, "the producer", error)
 }
 
-/// A conversion of a foreign object on this thread. A producer may convert as well, in the worst case itself. The depth
-/// is bounded, because each level takes some kilobytes of the C stack, which Python's recursion limit does not count.
+/// A look at a foreign object on this thread. A producer may convert meanwhile, in the worst case itself. The depth is
+/// bounded, because each level takes some kilobytes of the C stack, which Python's recursion limit does not count.
 struct Nested;
 
 impl Nested {
@@ -136,10 +182,37 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-impl Foreign<'_> {
+impl<'py> Foreign<'py> {
+    /// Returns the adapter. `like` names the framework that makes tensors.
+    pub fn new(like: &PyTensor<'py>) -> Self {
+        Self { like: like.clone() }
+    }
+
+    /// Returns the function that makes a tensor of an object with `__dlpack__`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] where the object names no framework that does.
+    pub(crate) fn importer(&self) -> Result<PyTensor<'py>> {
+        let py = self.like.py();
+        let _nested = Nested::enter()?;
+        let look = || match self.like.getattr_opt(intern!(py, "__array_namespace__"))? {
+            Some(namespace) => namespace.call0()?.getattr_opt(intern!(py, "from_dlpack")),
+            None => Ok(None),
+        };
+        look().map_err(|error| refused(py, error))?.ok_or_else(|| {
+            let text = format!(
+                "{} names no framework that makes tensors (__array_namespace__ with from_dlpack): pass a tensor of torch, cupy, numpy or tensorflow, made by its from_dlpack",
+                type_name(&self.like)
+            );
+            Error::new(ErrorKind::Argument, text)
+        })
+    }
+
     /// Returns whether an object speaks a protocol. NumPy's scalars do not count: they have no memory to share.
     pub(crate) fn speaks(object: &PyTensor<'_>) -> Result<bool> {
         let py = object.py();
+        let _nested = Nested::enter()?;
         let look = || -> PyResult<bool> {
             // A class has the attributes of its instances.
             if object.is_instance_of::<PyType>() {
@@ -160,10 +233,10 @@ impl Foreign<'_> {
 
 /// Returns whether an object is a scalar of NumPy.
 fn is_scalar(object: &PyTensor<'_>) -> PyResult<bool> {
-    let py = object.py();
-    let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
-    let numpy = modules.call_method1(intern!(py, "get"), (intern!(py, "numpy"),))?;
-    Ok(!numpy.is_none() && object.is_instance(&numpy.getattr(intern!(py, "generic"))?)?)
+    match loaded(object.py(), "numpy")? {
+        Some(numpy) => object.is_instance(&numpy.getattr(intern!(object.py(), "generic"))?),
+        None => Ok(false),
+    }
 }
 
 impl<'py> Adapter for Foreign<'py> {
@@ -174,11 +247,11 @@ impl<'py> Adapter for Foreign<'py> {
     }
 
     fn consumer(&self) -> Arc<dyn Consumer> {
-        NO_VIEWS.clone()
+        READER.clone()
     }
 
     fn export(&self, object: &PyTensor<'py>) -> Result<Lent> {
-        let py = self.0;
+        let py = object.py();
         let _nested = Nested::enter()?;
         let attribute = |name| object.getattr_opt(name).map_err(|error| refused(py, error));
         let capsule = if object.is_instance_of::<PyCapsule>() {
@@ -192,21 +265,19 @@ impl<'py> Adapter for Foreign<'py> {
         } else if let Some(interface) = attribute(intern!(py, "__cuda_array_interface__"))? {
             return interfaces::lend_cuda(object, &interface);
         } else if let Some(interface) = attribute(intern!(py, "__array_interface__"))? {
-            return NumPy::new(py)?.export(&interfaces::array(object, &interface)?);
+            return Framework::NumPy.open(py)?.export(&interfaces::array(object, &interface)?);
         } else {
-            let text = format!(
-                "{} is no tensor: pass one of torch, cupy, numpy, tensorflow or tensorflow1 (of a Keras variable its value), or an object with __dlpack__ or an array interface",
-                type_name(object)
-            );
-            return Err(Error::new(ErrorKind::NotATensor, text));
+            return Err(no_tensor(object));
         };
         // SAFETY: the producer of a capsule and the class that implements `__dlpack__` keep DLPack's contract; what can
         // be checked of it is checked.
         unsafe { take_capsule(&capsule, &origin) }
     }
 
-    fn import(&self, _: Lease) -> Result<PyTensor<'py>> {
-        Err(Error::new(ErrorKind::Argument, "DLPack is no target: name a framework"))
+    fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
+        let (py, from_dlpack) = (self.like.py(), self.importer()?);
+        let produced = Produced::new(lease)?;
+        from_dlpack.call1((produced,)).map_err(|error| framework_error(py, "from_dlpack", error))
     }
 
     fn overwritten(&self, object: &PyTensor<'py>) -> Result<()> {
@@ -217,7 +288,7 @@ impl<'py> Adapter for Foreign<'py> {
 
     /// Asks the producer for a copy. Where it makes none, core copies.
     fn compact(&self, object: &PyTensor<'py>) -> Result<PyTensor<'py>> {
-        let py = self.0;
+        let py = object.py();
         let _nested = Nested::enter()?;
         let none = |text| Error::new(ErrorKind::CopyNeeded, text);
         let dlpack = object.getattr_opt(intern!(py, "__dlpack__")).map_err(|error| refused(py, error))?;
@@ -238,5 +309,10 @@ impl<'py> Adapter for Foreign<'py> {
 impl<'py> PyAdapter<'py> for Foreign<'py> {
     fn owns(&self, _: &PyTensor<'py>) -> bool {
         false
+    }
+
+    /// Exports the tensor, and returns its memory behind the work in the stream of the borrow.
+    fn borrow<'a>(&self, tensor: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
+        Borrowed::of(tensor, returned_late(self.export(tensor)?, driver::ordering())?)
     }
 }

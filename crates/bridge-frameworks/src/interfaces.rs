@@ -1,6 +1,7 @@
 //! Objects known only by an array interface: NumPy's `__array_interface__`, and `__cuda_array_interface__` (versions 0
 //! to 3, specified by Numba), which Numba, RMM and PyArrow have.
 
+use crate::driver;
 use crate::foreign::origin;
 use bridge_core::dlpack::{describe, lend};
 use bridge_core::{DType, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Result, Stream};
@@ -119,14 +120,14 @@ impl Described {
 /// [`ErrorKind::Dtype`], [`ErrorKind::Layout`], [`ErrorKind::NotATensor`] for a mask, and those of the driver.
 pub(crate) fn lend_cuda(object: &PyTensor<'_>, interface: &PyTensor<'_>) -> Result<Lent> {
     let Described { dtype, layout, address, read_only, stream } = Described::by(dict(interface)?)?;
-    let device = match bridge_cuda::locate(address)? {
-        Some(located) => located.device,
+    let device = match driver::locate(address)? {
+        Some((device, _)) => device,
         None if layout.numel() == 0 => Device::cuda(0),
         None => return Err(broken(format_args!("the driver knows no memory at address {address:#x}"))),
     };
     if let Some(stream) = stream.filter(|_| layout.numel() > 0) {
         let device = Device { kind: DeviceKind::CUDA, ..device };
-        bridge_cuda::ordering().order(device, stream, Stream::LEGACY)?;
+        driver::ordering().order(device, stream, Stream::LEGACY)?;
     }
     // SAFETY: the object keeps the promises of its interface, as the producer of a capsule does; `origin` asks the
     // driver for the rest. The object keeps the memory alive.

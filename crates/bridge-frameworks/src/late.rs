@@ -1,0 +1,113 @@
+//! The end of a borrow from a producer whose allocator is unknown.
+
+use bridge_core::{Allocation, Device, DeviceBuffer, Lent, Memory, Ordering, Result, Stream};
+use std::sync::Arc;
+
+/// Memory that is returned to its producer only when the device has done the work that its stream holds at the drop.
+struct Late {
+    device: Device,
+    stream: Stream,
+    /// `None` only while it is being dropped.
+    memory: Option<Box<dyn DeviceBuffer>>,
+    ordering: Arc<dyn Ordering>,
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.ordering.retire(self.device, self.stream, memory);
+        }
+    }
+}
+
+/// Returns the same tensor, whose memory is returned to its producer behind the work in its stream. Memory without a
+/// stream is returned at once.
+///
+/// A kernel may still run when its borrow ends, and a producer that is known by a protocol alone may reuse the memory
+/// in any stream.
+///
+/// # Errors
+///
+/// None: the view has been inside its memory before.
+pub(crate) fn returned_late(lent: Lent, ordering: &Arc<dyn Ordering>) -> Result<Lent> {
+    let (data, dtype, layout, buffer) = (lent.data(), lent.dtype(), lent.layout().clone(), lent.buffer());
+    let Some(stream) = buffer.stream() else { return Ok(lent) };
+    let (device, start) = (buffer.device(), buffer.address());
+    let bytes = start..start + buffer.len();
+    let allocation = Allocation { bytes, device, access: buffer.access(), stream: Some(stream), reuse: buffer.reuse() };
+    // SAFETY: these are the properties of the buffer inside, whose producer has made the promises.
+    let memory: Box<dyn DeviceBuffer> = Box::new(unsafe { Memory::new(allocation.clone(), lent) });
+    let stream = stream.on_any_thread();
+    let late = Late { device, stream, memory: Some(memory), ordering: Arc::clone(ordering) };
+    // SAFETY: the same; the memory lives longer than it must, and `retire` may be called on any thread.
+    Lent::at(data, dtype, layout, unsafe { Memory::new(allocation, late) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bridge_core::{Access, DType, Layout, Reuse};
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    type Retired = (Device, Stream, Box<dyn DeviceBuffer>);
+
+    #[derive(Default)]
+    struct Retiring(Mutex<Vec<Retired>>);
+
+    impl Ordering for Retiring {
+        fn order(&self, _: Device, _: Stream, _: Stream) -> Result<()> {
+            unreachable!("nothing is ordered")
+        }
+
+        fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+            self.0.lock().unwrap().push((device, stream, buffer));
+        }
+    }
+
+    struct Owner(Arc<AtomicU32>);
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Returns six elements in a buffer of more, and the number of its drops.
+    fn lent(device: Device, stream: Option<Stream>) -> (Lent, Arc<AtomicU32>) {
+        let dropped = Arc::new(AtomicU32::new(0));
+        let allocation =
+            Allocation { bytes: 0x1000..0x1100, device, access: Access::ReadOnly, stream, reuse: Reuse::Unknown };
+        // SAFETY: nothing reads the memory.
+        let memory = unsafe { Memory::new(allocation, Owner(Arc::clone(&dropped))) };
+        let layout = Layout::new(DType::FLOAT32, &[2, 3], None, 0).unwrap();
+        (Lent::at(0x1040, DType::FLOAT32, layout, memory).unwrap(), dropped)
+    }
+
+    #[test]
+    fn memory_of_a_device_is_returned_behind_its_stream() {
+        let retiring = Arc::new(Retiring::default());
+        let ordering: Arc<dyn Ordering> = Arc::<Retiring>::clone(&retiring);
+        let (device, stream) = (Device::cuda(1), Stream::LEGACY);
+        let (lent, dropped) = lent(device, Some(stream));
+        let late = returned_late(lent, &ordering).unwrap();
+        assert_eq!((late.data(), late.layout().shape(), late.device()), (0x1040, &[2, 3][..], device));
+        assert_eq!((late.buffer().address(), late.buffer().len()), (0x1000, 0x100));
+        assert_eq!((late.buffer().access(), late.buffer().stream()), (Access::ReadOnly, Some(stream)));
+        drop(late);
+        assert_eq!(dropped.load(Relaxed), 0, "the kernel may still run");
+        let (on, behind, memory) = retiring.0.lock().unwrap().pop().unwrap();
+        assert_eq!((on, behind), (device, stream));
+        drop(memory);
+        assert_eq!(dropped.load(Relaxed), 1);
+        assert!(retiring.0.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn host_memory_is_returned_at_once() {
+        let retiring: Arc<dyn Ordering> = Arc::new(Retiring::default());
+        let (lent, dropped) = lent(Device::CPU, None);
+        drop(returned_late(lent, &retiring).unwrap());
+        assert_eq!(dropped.load(Relaxed), 1);
+    }
+}
