@@ -9,10 +9,11 @@ use std::process::ExitCode;
 /// The most that a bundle may take.
 const LIMIT: u64 = 60 << 20;
 
-/// Arguments of cargo, in one call each: the extension modules, and the C library, whose dependencies are built without
-/// Python.
-const BUILDS: [&[&str]; 2] = [
+/// Arguments of cargo, in one call each: the extension modules, the one that is not optimised, and the C library, whose
+/// dependencies are built without Python.
+const BUILDS: [&[&str]; 3] = [
     &[
+        "--release",
         "-p",
         "tensor-bridge-python",
         "-p",
@@ -22,15 +23,17 @@ const BUILDS: [&[&str]; 2] = [
         "-p",
         "tensor-bridge-example-kernel",
     ],
-    &["-p", "tensor-bridge-capi"],
+    &["--profile", "example", "-p", "tensor-bridge-example-candle"],
+    &["--release", "-p", "tensor-bridge-capi"],
 ];
 
-/// The libraries that it builds, and their places in the bundle.
-const LIBRARIES: [(&str, &str); 4] = [
-    ("libbridge_python.so", "tensor_bridge/_core.abi3.so"),
-    ("libbridge_conformance.so", "tensor_bridge_conformance/_conformance.abi3.so"),
-    ("libbridge_capi.so", "tensor_bridge_tf1/libtensor_bridge_tf1.so"),
-    ("libscaled.so", "scaled.abi3.so"),
+/// The libraries that it builds, in the target folder, and their places in the bundle.
+const LIBRARIES: [(&str, &str); 5] = [
+    ("release/libbridge_python.so", "tensor_bridge/_core.abi3.so"),
+    ("release/libbridge_conformance.so", "tensor_bridge_conformance/_conformance.abi3.so"),
+    ("release/libbridge_capi.so", "tensor_bridge_tf1/libtensor_bridge_tf1.so"),
+    ("release/libscaled.so", "scaled.abi3.so"),
+    ("example/libperceptron.so", "perceptron.abi3.so"),
 ];
 
 /// Folders and files of the repository, and their places in the bundle.
@@ -62,7 +65,7 @@ pub fn write(out: &Path) -> Result<()> {
         size += copy(&root().join(source), &out.join(place))?;
     }
     for (library, place) in LIBRARIES {
-        size += copy(&target().join("release").join(library), &out.join(place))?;
+        size += copy(&target().join(library), &out.join(place))?;
     }
     println!("{} holds {:.1} MiB", out.display(), size as f64 / f64::from(1 << 20));
     if size > LIMIT {
@@ -105,7 +108,7 @@ fn script(first: &[&str], report: &str, options: &[String]) -> Result<ExitCode> 
 
 fn build() -> Result<()> {
     BUILDS.iter().try_for_each(|packages| {
-        let mut command = cargo(&["build", "--release", "--quiet"]);
+        let mut command = cargo(&["build", "--quiet"]);
         // The modules take Python's symbols from the interpreter that loads them, and so need none to be built.
         run(command.args(*packages).env("PYO3_BUILD_EXTENSION_MODULE", "1").env("PYO3_NO_PYTHON", "1"))
     })
