@@ -12,6 +12,7 @@ mod package;
 mod run;
 mod tensorflow1;
 mod venv;
+mod wheels;
 
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
@@ -75,7 +76,7 @@ enum Task {
     },
     /// Check that every crate that is published can be, and make the packages.
     Package {
-        /// Build each package from what is in it alone.
+        /// Build each package from what is in it alone, and the wheels.
         #[arg(long)]
         verify: bool,
     },

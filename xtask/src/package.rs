@@ -1,7 +1,7 @@
-//! The packages for the crate registry: complete, and in an order in which they can be published.
+//! The packages for the crate registry: complete, and in an order in which they can be published. Beside them the wheels.
 
 use crate::run::{Result, ask, at, cargo, run, target};
-use crate::venv;
+use crate::{venv, wheels};
 use serde_json::Value;
 
 /// Fields that a package must have, beyond its name and version.
@@ -22,7 +22,7 @@ const TOOLKIT: [(&str, &str); 3] =
 const MOST_BYTES: u64 = 10 << 20;
 
 /// Checks every member that is published, and packages them in the order of their dependencies. With `verify`, each
-/// package is also built alone.
+/// package is also built alone, and so are the wheels.
 pub fn check(verify: bool) -> Result<()> {
     let members = members()?;
     let (published, kept): (Vec<&Value>, Vec<&Value>) =
@@ -47,7 +47,7 @@ pub fn check(verify: bool) -> Result<()> {
             return Err(format!("{name} takes {bytes} bytes of at most {MOST_BYTES}"));
         }
     }
-    Ok(())
+    if verify { wheels::check(&venv::MAIN.ready()?) } else { Ok(()) }
 }
 
 /// Returns the members of the workspace, as cargo describes them.
