@@ -6,6 +6,7 @@ use crate::wire::{Frames, MAX_ANSWER, MAX_FILES, Why};
 use bridge_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde::de::DeserializeOwned;
 use std::collections::VecDeque;
@@ -104,6 +105,33 @@ pub(crate) fn refused(why: Why) -> Error {
     Error::new(kind, text)
 }
 
+/// Returns a socket that never blocks, connected to this path. A process that accepts no connections is given time.
+fn connected(path: &Path) -> Result<UnixStream> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let errno = match socket::connect(path) {
+            Ok(socket) => return Ok(socket),
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            Err(errno) => errno,
+        };
+        let error = match errno {
+            Errno::AGAIN | Errno::INTR => busy("the other process takes no connections"),
+            Errno::NOENT | Errno::CONNREFUSED => End::Closed.error(),
+            Errno::ACCESS | Errno::PERM => refused(Why::Denied),
+            Errno::NAMETOOLONG => Error::new(ErrorKind::Argument, "the path of the socket is too long: pass it whole"),
+            errno => failed("the socket of the other process cannot be reached")(errno),
+        };
+        return Err(error.caused_by(std::io::Error::from(errno)));
+    }
+}
+
+fn busy(what: &str) -> Error {
+    Error::new(ErrorKind::Busy, format!("{what}: look whether it hangs, or try again"))
+}
+
 impl<R: Reply + Send + 'static> Line<R> {
     /// Connects to the process at this socket.
     ///
@@ -111,15 +139,7 @@ impl<R: Reply + Send + 'static> Line<R> {
     ///
     /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Denied`] for one of another user.
     pub(crate) fn connect(path: &Path) -> Result<Self> {
-        let socket = UnixStream::connect(path).map_err(|error| match error.kind() {
-            Io::PermissionDenied => refused(Why::Denied).caused_by(error),
-            Io::NotFound | Io::ConnectionRefused => End::Closed.error().caused_by(error),
-            Io::InvalidInput => {
-                Error::new(ErrorKind::Argument, "the ticket names a socket with too long a path").caused_by(error)
-            }
-            _ => Error::new(ErrorKind::Busy, "the socket of the process that shares takes no connection: try again")
-                .caused_by(error),
-        })?;
+        let socket = connected(path)?;
         let OtherEnd { user, process } =
             socket::other_end(&socket).map_err(|error| broken("it hides who it is").caused_by(error))?;
         // Another user could have put a socket of its own into a folder that both may write to.
@@ -128,7 +148,6 @@ impl<R: Reply + Send + 'static> Line<R> {
             let text = format!("the socket is of user {user}, and this process runs as {own}: run both as one user");
             return Err(Error::new(ErrorKind::Denied, text));
         }
-        socket.set_nonblocking(true).map_err(|error| End::Closed.error().caused_by(error))?;
         let frames = Frames::new(MAX_ANSWER);
         let incoming = Incoming { frames, files: VecDeque::new(), notices: Vec::new(), ended: None };
         let (read, own) = (Mutex::new(incoming), std::process::id());
@@ -167,7 +186,7 @@ impl<R: Reply + Send + 'static> Line<R> {
         let Some(answer) = self.next(&mut incoming, sent, until)? else {
             // The answer would be taken for that of the next question.
             incoming.ended = Some(End::Closed);
-            return Err(Error::new(ErrorKind::Busy, "the other process did not answer in time: try again"));
+            return Err(busy("the other process did not answer in time"));
         };
         incoming.notices.drain(..).for_each(see);
         let wanted = files(&answer);
@@ -266,7 +285,7 @@ impl<R: Reply + Send + 'static> Line<R> {
         unsent.extend_from_slice(frame);
         while !self.flush(&mut unsent)? {
             if self.has_ended() || !self.wait(PollFlags::OUT, until) {
-                return Err(Error::new(ErrorKind::Busy, "the other process reads nothing: look whether it hangs"));
+                return Err(busy("the other process reads nothing"));
             }
         }
         Ok(())

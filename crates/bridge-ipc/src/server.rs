@@ -22,6 +22,9 @@ const TURN: usize = 4096;
 /// The most bytes that wait for a process that does not read.
 const MOST_UNREAD: usize = 64 << 20;
 
+/// The most connections that are accepted before those that are open have their turn.
+const CALLERS: usize = 64;
+
 /// Time until connections are accepted again after the system has refused one.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -226,7 +229,7 @@ impl<S: Service> Server<S> {
 
     /// Accepts connections, and checks who calls.
     fn accept(&mut self) {
-        loop {
+        for _ in 0..CALLERS {
             let socket = match self.listener.accept() {
                 Ok((socket, _)) => socket,
                 Err(error) if matches!(error.kind(), Io::Interrupted | Io::ConnectionAborted) => continue,

@@ -6,8 +6,8 @@ use rustix::cmsg_space;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::VecDeque;
@@ -133,5 +133,14 @@ fn is_socket(path: &Path) -> bool {
 
 /// Returns whether a path is the socket of a process that has ended.
 pub(crate) fn is_abandoned(path: &Path) -> bool {
-    is_socket(path) && UnixStream::connect(path).is_err_and(|error| error.kind() == Io::ConnectionRefused)
+    is_socket(path) && connect(path).is_err_and(|errno| errno == Errno::CONNREFUSED)
+}
+
+/// Returns a socket that never blocks, connected to this path. [`Errno::AGAIN`] where the other process has as many
+/// callers as the system lets wait.
+pub(crate) fn connect(path: &Path) -> rustix::io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
 }

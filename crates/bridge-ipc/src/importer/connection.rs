@@ -35,13 +35,16 @@ pub(super) struct Connection {
 impl Connection {
     /// Returns the connection to the process at this socket.
     pub(super) fn to(path: &Path) -> Result<Arc<Self>> {
-        let mut connections = CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner);
-        connections.retain(|_, connection| connection.strong_count() > 0);
+        let connections = || CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = connections().get(path).and_then(Weak::upgrade);
         let usable = |known: &Arc<Self>| !known.line.is_elsewhere() && known.listen().is_ok();
-        if let Some(connection) = connections.get(path).and_then(Weak::upgrade).filter(usable) {
+        if let Some(connection) = known.filter(usable) {
             return Ok(connection);
         }
+        // No lock is held while the other process is waited for. Two threads may connect at once, which is no fault.
         let connection = Arc::new(Self { line: Arc::new(Line::connect(path)?), revoked: Mutex::default() });
+        let mut connections = connections();
+        connections.retain(|_, connection| connection.strong_count() > 0);
         connections.insert(path.into(), Arc::downgrade(&connection));
         Ok(connection)
     }

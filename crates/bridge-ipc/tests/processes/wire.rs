@@ -4,7 +4,10 @@ use super::{Folder, LONG, PATIENCE, share, wait_for};
 use bridge_core::ErrorKind;
 use bridge_ipc::{Limits, Ticket, Writing, open};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    connect, sendmsg, socket_with,
+};
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -194,15 +197,30 @@ fn a_socket_that_never_answers_is_an_error_in_time() {
     let folder = Folder::new();
     std::fs::create_dir(folder.path()).unwrap();
     let path = folder.path().join("silent.sock");
-    let _listener = UnixListener::bind(&path).unwrap();
+    let listener = UnixListener::bind(&path).unwrap();
     let text = format!(
         r#"{{"tensor_bridge":1,"socket":"{}","share":1,"token":"{}","expires":{},"about":""}}"#,
         path.display(),
         "0".repeat(32),
         u64::MAX
     );
-    let start = Instant::now();
-    assert_eq!(open(&text.parse().unwrap()).err().unwrap().kind(), ErrorKind::Busy);
-    assert!(start.elapsed() >= Duration::from_secs(5));
-    assert!(start.elapsed() < PATIENCE);
+    let ticket: Ticket = text.parse().unwrap();
+    // First the connection is made and nothing is answered, then no connection is made.
+    let mut waiting = Vec::new();
+    for _ in 0..2 {
+        let start = Instant::now();
+        assert_eq!(open(&ticket).err().unwrap().kind(), ErrorKind::Busy);
+        assert!(start.elapsed() >= Duration::from_secs(5));
+        assert!(start.elapsed() < PATIENCE);
+        while let Some(socket) = connected(&path) {
+            waiting.push(socket);
+        }
+    }
+    drop(listener);
+}
+
+/// Connects, if the listener has room.
+fn connected(path: &std::path::Path) -> Option<OwnedFd> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+    connect(&socket, &SocketAddrUnix::new(path).unwrap()).ok().map(|()| socket)
 }
