@@ -151,6 +151,16 @@ class tensor {
 
   const tb_tensor *get() const noexcept { return raw_.get(); }
 
+  // Takes over what the library has made.
+  static tensor adopt(tb_tensor *raw) noexcept { return tensor(raw); }
+
+  // Describes the tensor. The shape and the strides are valid as long as it is.
+  tb_memory info() const {
+    tb_memory memory{};
+    check(tb_tensor_info(get(), &memory));
+    return memory;
+  }
+
   // Returns what transfer would do.
   tb_report plan(const target &to, const options &requests = {}) const {
     const tb_target raw = to.raw();
@@ -176,8 +186,43 @@ class tensor {
   struct drop {
     void operator()(tb_tensor *owned) const noexcept { tb_tensor_drop(owned); }
   };
+  explicit tensor(tb_tensor *raw) noexcept : raw_(raw) {}
   std::unique_ptr<tb_tensor, drop> raw_;
 };
+
+// What another process has shared: its tensors, and text about the tree that they lie in.
+struct opened {
+  std::vector<tensor> tensors;
+  std::optional<std::string> tree;
+};
+
+// Shares tensors of host memory with other processes, and returns the text of a ticket: tb_share.
+inline std::string share(const std::vector<const tensor *> &tensors, double seconds = 60,
+                         tb_writing writing = TB_WRITING_PRIVATE, const char *tree = nullptr) {
+  std::vector<const tb_tensor *> raw;
+  for (const tensor *each : tensors) raw.push_back(each->get());
+  char ticket[TB_TICKET_BYTES];
+  check(tb_share(raw.data(), raw.size(), tree, seconds, writing, ticket));
+  return ticket;
+}
+
+// Ends the share of a ticket of this process.
+inline void revoke(const std::string &ticket) { check(tb_revoke(ticket.c_str())); }
+
+// Opens a ticket of another process, in place: tb_open.
+inline opened open(const std::string &ticket) {
+  tb_opened *raw = nullptr;
+  check(tb_open(ticket.c_str(), &raw));
+  const std::unique_ptr<tb_opened, void (*)(tb_opened *)> owned(raw, tb_opened_drop);
+  opened result;
+  if (const char *tree = tb_opened_tree(raw)) result.tree = tree;
+  for (size_t index = 0; index < tb_opened_count(raw); ++index) {
+    tb_tensor *each = nullptr;
+    check(tb_opened_tensor(raw, index, &each));
+    result.tensors.push_back(tensor::adopt(each));
+  }
+  return result;
+}
 
 // Copies the elements into a tensor that exists: tb_copy_into.
 inline void copy_into(const tensor &from, const tensor &to, const std::optional<std::vector<int64_t>> &axes = {}) {

@@ -63,6 +63,21 @@ int main() {
   thrown(TB_PROTOCOL, [&] { tb::tensor nothing{tb::managed()}; });
   // The owner of refused memory is dropped.
   thrown(TB_LAYOUT, [&] { shared(into, {int64_t(1) << 62, 1 << 10}); });
+  // To another process, and from one.
+  {
+    const tb::tensor row = shared(into, {6}), matrix = shared(into, {2, 3});
+    const std::string ticket = tb::share({&row, &matrix}, 60, TB_WRITING_NEVER, "a pair");
+    const tb::opened opened = tb::open(ticket);
+    EXPECT(opened.tensors.size() == 2 && opened.tree == "a pair");
+    const tb_memory seen = opened.tensors[1].info();
+    EXPECT(seen.ndim == 2 && seen.shape[1] == 3 && seen.data != into->data());
+    EXPECT(std::memcmp(seen.data, into->data(), 24) == 0);
+    tb::revoke(ticket);
+    thrown(TB_GONE, [&] { tb::open(ticket); });
+    thrown(TB_ARGUMENT, [] { tb::open("ticket"); });
+  }
+  tb_share_close();
+
   copy.reset();
   tensor = shared(into, {6});
   const tb_counts counts = tb::stats();

@@ -1,6 +1,7 @@
 /* Tensors without a framework: plan, transfer, copies, and what is refused, in host memory. */
 
 #include <stddef.h>
+#include <unistd.h>
 
 #include "check.h"
 
@@ -222,6 +223,46 @@ static void the_host_has_no_streams(void) {
   CHECK(tb_used(gpu, NULL, 1) == TB_ARGUMENT && tb_used(gpu, numbers, 1) == TB_ARGUMENT);
 }
 
+static void a_ticket_opens_what_was_shared(void) {
+  char folder[] = "/tmp/tensor-bridge-verbs-XXXXXX", ticket[TB_TICKET_BYTES];
+  CHECK(mkdtemp(folder) != NULL && setenv("TENSOR_BRIDGE_IPC", folder, 1) == 0);
+  int released = 0;
+  renumber();
+  tb_tensor *tensors[2] = {made(SHAPE, NULL, 0, &released), made(TRANSPOSED, BY_COLUMNS, 1, &released)};
+  tb_tensor *seen = NULL;
+  OK(tb_share((const tb_tensor *const *)tensors, 2, "a pair", 60, TB_WRITING_NEVER, ticket));
+  tb_tensor_drop(tensors[0]);
+  tb_tensor_drop(tensors[1]);
+  CHECK(released == 2 && strlen(ticket) < TB_TICKET_BYTES);
+
+  tb_opened *opened = NULL;
+  OK(tb_open(ticket, &opened));
+  CHECK(tb_opened_count(opened) == 2 && strcmp(tb_opened_tree(opened), "a pair") == 0);
+  tb_memory memory;
+  OK(tb_opened_tensor(opened, 1, &seen));
+  OK(tb_tensor_info(seen, &memory));
+  CHECK(memory.ndim == 2 && memory.shape[0] == 6 && memory.shape[1] == 4 && memory.read_only && memory.data != numbers);
+  for (int i = 0; i < 6; ++i)
+    for (int j = 0; j < 4; ++j) {
+      const float *element = (const float *)memory.data + i * memory.strides[0] + j * memory.strides[1];
+      CHECK(*element == (float)(j * 6 + i));
+    }
+  tb_tensor_drop(seen);
+  CHECK(tb_opened_tensor(opened, 2, &seen) == TB_ARGUMENT && strstr(tb_error(), "2 tensors") != NULL);
+  OK(tb_revoke(ticket));
+  tb_opened *again = NULL;
+  CHECK(tb_open(ticket, &again) == TB_GONE && again == NULL);
+  tb_opened_drop(opened);
+  tb_opened_drop(NULL);
+
+  CHECK(tb_open("ticket", &again) == TB_ARGUMENT && tb_open(NULL, &again) == TB_ARGUMENT && tb_open(ticket, NULL) == TB_ARGUMENT);
+  CHECK(tb_share(NULL, 1, NULL, 60, 0, ticket) == TB_ARGUMENT && tb_share(NULL, 0, NULL, -1, 0, ticket) == TB_ARGUMENT);
+  CHECK(tb_share(NULL, 0, NULL, 60, 3, ticket) == TB_ARGUMENT && tb_share(NULL, 0, NULL, 60, 0, NULL) == TB_ARGUMENT);
+  CHECK(tb_opened_count(NULL) == 0 && tb_opened_tree(NULL) == NULL && tb_tensor_info(NULL, &memory) == TB_ARGUMENT);
+  tb_share_close();
+  CHECK(rmdir(folder) == 0);
+}
+
 int main(void) {
   tb_counts counts;
   renumber();
@@ -232,6 +273,7 @@ int main(void) {
   copies_go_into_memory_that_exists();
   nonsense_is_refused();
   the_host_has_no_streams();
+  a_ticket_opens_what_was_shared();
   OK(tb_stats(&counts));
   CHECK(counts.leased > 0 && counts.leased == counts.released && counts.leaked == 0);
   return 0;
