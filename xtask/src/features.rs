@@ -61,19 +61,14 @@ const BROUGHT_IN_BY: &[(&str, &[&str])] = &[
     ("tensor-bridge-torch", &["python", "torch"]),
 ];
 
-/// Checks the dependencies of each feature, and the code: with no feature, with each one and with all by clippy, and with
-/// each pair. Sets of three and more are left out, but for all of them.
+/// Checks the dependencies of each feature, and lints the code with the sets of features of [`sets`].
 pub fn check() -> Result<()> {
     let features = features()?;
     dependencies(&features)?;
     let python = venv::MAIN.ready()?;
     for set in sets(&features) {
-        let (first, last): (&[&str], &[&str]) = match set.len() {
-            2 => (&["check", "--quiet"], &[]),
-            _ => (&["clippy", "--quiet", "--all-targets"], &["--", "-D", "warnings"]),
-        };
-        let mut command = facade(first, &set);
-        run(command.args(last).env("PYO3_PYTHON", &python))
+        let mut command = facade(&["clippy", "--quiet", "--all-targets"], &set);
+        run(command.args(["--", "-D", "warnings"]).env("PYO3_PYTHON", &python))
             .map_err(|error| format!("with the features {set:?}: {error}"))?;
     }
     Ok(())
@@ -132,15 +127,14 @@ fn dependencies(features: &[String]) -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-/// Returns no feature, each one, each pair, and all of them.
+/// Returns no feature, each one, all but each one, and all of them. One alone shows what it does not declare, all but one
+/// what the others rely on, and all whether they clash.
 fn sets(features: &[String]) -> Vec<Vec<&str>> {
     let names: Vec<&str> = features.iter().map(String::as_str).collect();
-    let mut sets = vec![vec![]];
-    for (i, one) in names.iter().enumerate() {
-        sets.push(vec![*one]);
-        sets.extend(names[..i].iter().map(|other| vec![*other, *one]));
-    }
-    sets.push(names);
+    let without = |one: &str| names.iter().copied().filter(|name| *name != one).collect();
+    let mut sets = vec![vec![], names.clone()];
+    sets.extend(names.iter().map(|one| vec![*one]));
+    sets.extend(names.iter().map(|one| without(one)));
     sets
 }
 
