@@ -3,6 +3,8 @@
 use crate::run::{Result, ask, at, cargo, run, target};
 use crate::{venv, wheels};
 use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
 
 /// Fields that a package must have, beyond its name and version.
 const FIELDS: [&str; 7] =
@@ -35,7 +37,10 @@ pub fn check(verify: bool) -> Result<()> {
     let mut package = cargo(&["package", "--workspace", "--quiet", "--offline", "--allow-dirty"]);
     package.args(kept.iter().flat_map(|name| ["--exclude", name]));
     match verify {
-        true => package.env("PYO3_PYTHON", venv::MAIN.ready()?),
+        true => {
+            forget_unpacked()?;
+            package.env("PYO3_PYTHON", venv::MAIN.ready()?)
+        }
         false => package.arg("--no-verify"),
     };
     run(&mut package)?;
@@ -48,6 +53,22 @@ pub fn check(verify: bool) -> Result<()> {
         }
     }
     if verify { wheels::check(&venv::MAIN.ready()?) } else { Ok(()) }
+}
+
+/// Removes the packages of this workspace that cargo has unpacked to verify others. It knows them by the place of the
+/// workspace and by their version, and would take those of an earlier state for the ones that it has just made.
+fn forget_unpacked() -> Result<()> {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")));
+    let folders = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let begins =
+        |path: &Path, with: &str| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(with));
+    // A registry without a host, as `cargo package` makes it, has a name that begins so.
+    let registries = home.iter().flat_map(|home| folders(&home.join("registry/src"))).filter(|path| begins(path, "-"));
+    for package in registries.flat_map(|registry| folders(&registry)).filter(|path| begins(path, "tensor-bridge-")) {
+        at(&package, fs::remove_dir_all(&package))?;
+    }
+    Ok(())
 }
 
 /// Returns the members of the workspace, as cargo describes them.
