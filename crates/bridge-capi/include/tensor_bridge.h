@@ -469,9 +469,10 @@ enum tb_status tb_tensor_dlpack(void *managed, int32_t versioned, uint64_t strea
 void tb_tensor_drop(struct tb_tensor *tensor);
 
 /*
- Shares tensors of host memory with other processes of this user, for a ticket that can be opened for so many seconds.
- They are copied once; a tensor that was opened from a ticket is passed on in place, unless it is private. tree is text
- for whoever opens the ticket, or NULL. writing is one of tb_writing. ticket has room for TB_TICKET_BYTES.
+ Shares tensors of host memory with other processes of this user, for a ticket that can be opened for so many
+ seconds. They are copied once; a tensor that was opened from a ticket is passed on in place, unless it is private.
+ tree is text for the process that opens the ticket, or NULL. writing is one of tb_writing. ticket has room for
+ TB_TICKET_BYTES.
  */
 enum tb_status tb_share(const struct tb_tensor *const *tensors,
                         size_t count,
@@ -480,7 +481,7 @@ enum tb_status tb_share(const struct tb_tensor *const *tensors,
                         int32_t writing,
                         char *ticket);
 
-/* Ends the share of a ticket of this process now. Who has it open keeps the memory. */
+/* Ends the share of a ticket of this process now. A process that has it open keeps the memory. */
 enum tb_status tb_revoke(const char *ticket);
 
 /* Ends all shares of this process. Call it before a process ends that has shared, or leave it to the system. */
@@ -496,8 +497,8 @@ size_t tb_opened_count(const struct tb_opened *opened);
 const char *tb_opened_tree(const struct tb_opened *opened);
 
 /*
- Returns one of the tensors, which keeps the memory by itself. TB_GONE where the other process has ended or has revoked
- the share.
+ Returns one of the tensors, which keeps the memory by itself. TB_GONE where the other process has ended or has
+ revoked the share.
  */
 enum tb_status tb_opened_tensor(const struct tb_opened *opened, size_t index, struct tb_tensor **out);
 
@@ -505,8 +506,8 @@ enum tb_status tb_opened_tensor(const struct tb_opened *opened, size_t index, st
 void tb_opened_drop(struct tb_opened *opened);
 
 /*
- Describes a tensor. The shape and the strides, in elements, are valid as long as the tensor; stream, release and owner
- are 0.
+ Describes a tensor. The shape and the strides, in elements, are valid as long as the tensor; stream, release and
+ owner are 0.
  */
 enum tb_status tb_tensor_info(const struct tb_tensor *tensor, struct tb_memory *out);
 

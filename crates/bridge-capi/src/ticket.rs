@@ -34,9 +34,10 @@ pub struct COpened {
     tree: Option<CString>,
 }
 
-/// Shares tensors of host memory with other processes of this user, for a ticket that can be opened for so many seconds.
-/// They are copied once; a tensor that was opened from a ticket is passed on in place, unless it is private. tree is text
-/// for whoever opens the ticket, or NULL. writing is one of tb_writing. ticket has room for TB_TICKET_BYTES.
+/// Shares tensors of host memory with other processes of this user, for a ticket that can be opened for so many
+/// seconds. They are copied once; a tensor that was opened from a ticket is passed on in place, unless it is private.
+/// tree is text for the process that opens the ticket, or NULL. writing is one of tb_writing. ticket has room for
+/// TB_TICKET_BYTES.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_share(
     tensors: *const *const CTensor,
@@ -73,7 +74,7 @@ pub unsafe extern "C" fn tb_share(
     })
 }
 
-/// Ends the share of a ticket of this process now. Who has it open keeps the memory.
+/// Ends the share of a ticket of this process now. A process that has it open keeps the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_revoke(ticket: *const c_char) -> Status {
     answer(|| {
@@ -118,8 +119,8 @@ pub unsafe extern "C" fn tb_opened_tree(opened: *const COpened) -> *const c_char
     tree.map_or(ptr::null(), |tree| tree.as_ptr())
 }
 
-/// Returns one of the tensors, which keeps the memory by itself. TB_GONE where the other process has ended or has revoked
-/// the share.
+/// Returns one of the tensors, which keeps the memory by itself. TB_GONE where the other process has ended or has
+/// revoked the share.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_opened_tensor(opened: *const COpened, index: usize, out: *mut *mut CTensor) -> Status {
     answer(|| {
@@ -140,8 +141,8 @@ pub unsafe extern "C" fn tb_opened_drop(opened: *mut COpened) {
     unsafe { drop_raw(opened) };
 }
 
-/// Describes a tensor. The shape and the strides, in elements, are valid as long as the tensor; stream, release and owner
-/// are 0.
+/// Describes a tensor. The shape and the strides, in elements, are valid as long as the tensor; stream, release and
+/// owner are 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_tensor_info(tensor: *const CTensor, out: *mut CMemory) -> Status {
     answer(|| {

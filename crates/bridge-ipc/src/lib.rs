@@ -2,8 +2,8 @@
 //!
 //! A process puts tensors of any framework into a [`Parcel`] and shares it through its [`Exporter`], for a [`Ticket`]:
 //! a line of text. Another process [`open`]s the ticket, and finds the tensors in place, for any framework of its own.
-//! The first process keeps the memory until the ticket has expired and everybody who opened it has dropped the tensors,
-//! or has died.
+//! The first process keeps the memory until the ticket has expired and every process that opened it has dropped the
+//! tensors, or has died.
 //!
 //! ```
 //! use bridge_core::{HostOnly, Options, Ordering, transfer};
@@ -45,7 +45,7 @@
 //! # Who may open
 //!
 //! The socket lies in a folder that this user alone may enter, the system says which user calls, and a ticket has 128
-//! random bits. Who has a ticket sees the tensors of its share, and nothing else of the process.
+//! random bits. A process that has a ticket sees the tensors of its share, and nothing else of the process.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -20,8 +20,9 @@ const MAX_TENSORS: usize = 1 << 16;
 
 /// Tensors that one ticket will open together.
 ///
-/// A tensor that lies in memory which another process shares with this one already is taken in place, as long as nobody
-/// may have changed it here alone. Every other tensor on the host is copied once, into memory that can be shared.
+/// A tensor that lies in memory which another process shares with this one already is taken in place, unless this
+/// process may have changed it for itself alone. Every other tensor on the host is copied once, into memory that can be
+/// shared.
 pub struct Parcel {
     writing: Writing,
     segments: Vec<Part>,
@@ -150,7 +151,7 @@ impl Parcel {
     }
 
     /// Shares the tensors, for a ticket that expires after `time`. `tree` says how they lie in a tree, in words for
-    /// whoever opens the ticket.
+    /// the process that opens the ticket.
     ///
     /// # Errors
     ///

@@ -22,7 +22,7 @@ const TURN: usize = 4096;
 /// The most bytes that wait for a process that does not read.
 const MOST_UNREAD: usize = 64 << 20;
 
-/// The most connections that are accepted before those that are open have their turn.
+/// The most connections that are accepted before the open ones have their turn.
 const CALLERS: usize = 64;
 
 /// Time until connections are accepted again after the system has refused one.
@@ -193,7 +193,7 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Waits until something is to be done. Returns whether the thread was woken, whether somebody calls, and the
+    /// Waits until something is to be done. Returns whether the thread was woken, whether a process calls, and the
     /// connections that are ready, with whether their process has ended.
     fn wait(&mut self) -> (bool, bool, Vec<(Peer, bool)>) {
         let now = Instant::now();
@@ -290,7 +290,7 @@ impl<S: Service> Server<S> {
 }
 
 impl Served {
-    /// Sends what the socket takes now. `None`: the connection is broken, or nobody reads.
+    /// Sends what the socket takes now. `None`: the connection is broken, or its process does not read.
     fn flush(&mut self) -> Option<()> {
         while let Some(Out { letter, sent }) = self.out.front_mut() {
             let files: Vec<_> = match &letter.kept {

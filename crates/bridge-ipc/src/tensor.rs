@@ -51,7 +51,7 @@ impl IpcTensor {
     }
 
     /// Returns an error where the memory is no longer lent: the other process has ended, or has revoked the share. The
-    /// elements can still be read then, but they are nobody's.
+    /// elements can still be read then, but no process keeps them.
     ///
     /// # Errors
     ///

@@ -71,8 +71,8 @@ impl<'de> Deserialize<'de> for Token {
     }
 }
 
-/// Leave to open one share, for whoever has it. It is text of at most [`MAX_TICKET`] bytes, holds no code, and may be
-/// passed on by any way and opened many times, until it expires or the share is revoked.
+/// Leave to open one share, for every process that has it. It is text of at most [`MAX_TICKET`] bytes, holds no code,
+/// and may be passed on by any way and opened many times, until it expires or the share is revoked.
 ///
 /// [`Display`](fmt::Display) says what it is, without the token. [`text`](Self::text) is what to pass on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -65,7 +65,7 @@ pub(crate) enum Why {
 pub(crate) struct Content {
     pub(crate) segments: Vec<Segment>,
     pub(crate) tensors: Vec<Described>,
-    /// How the tensors lie in a tree, in terms of whoever made the share.
+    /// How the tensors lie in a tree, in the words of the process that made the share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tree: Option<String>,
 }

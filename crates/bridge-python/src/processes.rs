@@ -98,7 +98,7 @@ pub(crate) fn check<'py>(from: &AnyAdapter<'py>, tensor: &PyTensor<'py>) -> Resu
     }
 }
 
-/// Shares tensors, for a ticket. ``tree`` is text for whoever opens it.
+/// Shares tensors, for a ticket. ``tree`` is text for the process that opens it.
 #[pyfunction]
 pub(crate) fn ipc_share<'py>(
     py: Python<'py>,

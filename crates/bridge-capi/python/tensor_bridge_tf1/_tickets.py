@@ -26,8 +26,8 @@ def share(x: Any, *, expires: float = 60.0, writing: str = "private") -> str:
     ``open`` of this module. The memory is copied once, and kept until then and until every process that opened the
     ticket has dropped the tensors or has died.
 
-    ``writing`` says what those who open the ticket may do. With ``"private"`` each may write, and sees its own writes
-    alone; with ``"never"`` nobody may write; with ``"shared"`` all may, and see each other's writes.
+    ``writing`` says what a process that opens the ticket may do. With ``"private"`` it may write, and sees its own
+    writes alone; with ``"never"`` no process may write; with ``"shared"`` all may, and see each other's writes.
     """
     leaves, tree = flattened(x)
     tensors = [_sources.lent(_sources.resolved(leaf, None)) for leaf in leaves]
@@ -56,7 +56,7 @@ def open(ticket: Any) -> Any:
 
 
 def revoke(ticket: Any) -> None:
-    """End a share of this process now. Who has it open keeps the memory, and is told at the next call."""
+    """End a share of this process now. A process that has it open keeps the memory, and is told at its next call."""
     library().revoke(_text(ticket))
 
 

@@ -102,7 +102,7 @@ impl<C> Book<C> {
     }
 
     /// Gives a connection a lease. Returns its number, and the content. A wrong token and a share that is no more get
-    /// one answer, so that nobody finds out which shares there are.
+    /// one answer, so that no process finds out which shares there are.
     pub(crate) fn open(&mut self, peer: Peer, number: u64, token: &Token, now: Instant) -> Result<(u64, Arc<C>), Why> {
         let lease = self.last + 1;
         let leases = self.peers.get_mut(&peer).ok_or(Why::Protocol)?;
@@ -249,7 +249,8 @@ mod tests {
 
     proptest! {
         /// The content of a share lives exactly until it has ended and every lease on it is back, whatever happens and
-        /// whoever dies; a lease is given for the right token and for a share that has not ended alone; limits hold.
+        /// whichever process dies; a lease is given for the right token and for a share that has not ended alone;
+        /// limits hold.
         #[test]
         fn a_content_lives_as_long_as_it_must(steps in prop::collection::vec(step(), 1..60)) {
             let mut book = Book::new(LIMITS);

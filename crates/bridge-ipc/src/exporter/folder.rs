@@ -41,7 +41,7 @@ fn usual() -> PathBuf {
         .unwrap_or_else(|| env::temp_dir().join(format!("tensor-bridge-{}", geteuid().as_raw())))
 }
 
-/// Listens at a new socket, and removes those that no process listens at any more.
+/// Listens at a new socket, and removes the sockets of processes that have ended.
 pub(super) fn listen(folder: &Path, private: bool) -> Result<(UnixListener, PathBuf)> {
     sweep(folder);
     let mut random = [0; 8];

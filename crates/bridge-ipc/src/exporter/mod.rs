@@ -117,7 +117,7 @@ impl Exporter {
         Ticket::new(&self.desk.socket, share, token, expires, about)
     }
 
-    /// Ends the share of a ticket now: nobody opens it any more, and who has it open is told.
+    /// Ends the share of a ticket now: no process opens it any more, and the processes that have it open are told.
     ///
     /// # Errors
     ///

@@ -95,7 +95,7 @@ impl Import {
 pub struct Opened {
     /// The tensors, in the order in which they were shared.
     pub tensors: Vec<IpcTensor>,
-    /// How they lie in a tree, in the words of whoever made the share.
+    /// How they lie in a tree, in the words of the process that made the share.
     pub tree: Option<String>,
 }
 

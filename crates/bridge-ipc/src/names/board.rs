@@ -67,7 +67,7 @@ impl Board {
         Answer::Listed { names: self.names.iter().filter_map(newest).collect() }
     }
 
-    /// Answers those who wait for what is there now.
+    /// Answers the connections that wait for a version that is there now.
     fn tell(&mut self, out: &mut Vec<Letter>) {
         let found = self.waiting.iter().map(|(peer, (name, after))| (*peer, self.found(name, *after, None)));
         let found: Vec<_> = found.filter(|(_, answer)| *answer != Answer::Missing).collect();
@@ -186,8 +186,8 @@ mod tests {
     }
 
     proptest! {
-        /// A name stands for the last ticket that a process which is there has put, whoever waits is told once and of a
-        /// newer version alone, and what a process has put goes with it.
+        /// A name stands for the last ticket that a process which is there has put, a process that waits is told once
+        /// and of a newer version alone, and what a process has put goes with it.
         #[test]
         fn names_stand_for_what_was_put_last(steps in prop::collection::vec(step(), 1..80)) {
             let mut board = Board::new(Limits { connections: 4, ..Limits::default() });

@@ -45,7 +45,7 @@ fn the_newest_version_is_found_and_older_ones_are_kept() {
 }
 
 #[test]
-fn whoever_waits_is_told() {
+fn a_process_that_waits_is_told() {
     let served = served();
     let sharing = Folder::new();
     let exporter = sharing.exporter(Limits::default());

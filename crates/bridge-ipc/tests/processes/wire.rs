@@ -103,6 +103,17 @@ fn a_folder_that_lets_others_in_is_refused() {
     assert_eq!(bridge_ipc::Exporter::new(settings).err().unwrap().kind(), ErrorKind::Denied);
 }
 
+/// Returns a ticket of the process at this socket.
+fn ticket_of(path: &std::path::Path) -> Ticket {
+    let text = format!(
+        r#"{{"tensor_bridge":1,"socket":"{}","share":1,"token":"{}","expires":{},"about":""}}"#,
+        path.display(),
+        "0".repeat(32),
+        u64::MAX
+    );
+    text.parse().unwrap()
+}
+
 /// What a hostile exporter sends for an answer.
 struct Answer {
     bytes: Vec<u8>,
@@ -115,12 +126,7 @@ fn opened(answer: Answer) -> ErrorKind {
     std::fs::create_dir(folder.path()).unwrap();
     let path = folder.path().join("hostile.sock");
     let listener = UnixListener::bind(&path).unwrap();
-    let text = format!(
-        r#"{{"tensor_bridge":1,"socket":"{}","share":1,"token":"{}","expires":{},"about":""}}"#,
-        path.display(),
-        "0".repeat(32),
-        u64::MAX
-    );
+    let ticket = ticket_of(&path);
     let hostile = std::thread::spawn(move || {
         let (mut socket, _) = listener.accept().unwrap();
         let mut request = [0; 512];
@@ -133,7 +139,7 @@ fn opened(answer: Answer) -> ErrorKind {
         }
         sendmsg(&socket, &[IoSlice::new(&answer.bytes)], &mut control, SendFlags::empty()).unwrap();
     });
-    let kind = open(&text.parse().unwrap()).err().unwrap().kind();
+    let kind = open(&ticket).err().unwrap().kind();
     hostile.join().unwrap();
     kind
 }
@@ -198,13 +204,7 @@ fn a_socket_that_never_answers_is_an_error_in_time() {
     std::fs::create_dir(folder.path()).unwrap();
     let path = folder.path().join("silent.sock");
     let listener = UnixListener::bind(&path).unwrap();
-    let text = format!(
-        r#"{{"tensor_bridge":1,"socket":"{}","share":1,"token":"{}","expires":{},"about":""}}"#,
-        path.display(),
-        "0".repeat(32),
-        u64::MAX
-    );
-    let ticket: Ticket = text.parse().unwrap();
+    let ticket = ticket_of(&path);
     // First the connection is made and nothing is answered, then no connection is made.
     let mut waiting = Vec::new();
     for _ in 0..2 {

@@ -47,8 +47,8 @@ def share(x: Any, *, expires: float = 60.0, writing: Writing = "private", copy: 
     was opened from such memory is passed on in place, with ``writing="never"`` and ``"shared"``. ``copy=False`` refuses
     the copy, ``copy=True`` makes it always.
 
-    ``writing`` says what those who open the ticket may do. With ``"private"`` each may write, and sees its own writes
-    alone; with ``"never"`` nobody may write; with ``"shared"`` all may, and see each other's writes.
+    ``writing`` says what a process that opens the ticket may do. With ``"private"`` it may write, and sees its own
+    writes alone; with ``"never"`` no process may write; with ``"shared"`` all may, and see each other's writes.
 
     Raises a ``BridgeError``. Tensors on a GPU cannot be shared so far: move them with ``tb.to_numpy(x, device="cpu")``.
     """
@@ -79,7 +79,7 @@ def open(
 
 
 def revoke(ticket: Ticket | str | bytes) -> None:
-    """End a share of this process now. Who has it open keeps the memory, and is told at the next call."""
+    """End a share of this process now. A process that has it open keeps the memory, and is told at its next call."""
     _core.ipc_revoke(ticket)
 
 

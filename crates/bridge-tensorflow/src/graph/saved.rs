@@ -271,7 +271,7 @@ impl SavedModel {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] if there is none, with the names of those that there are.
+    /// [`ErrorKind::Argument`] if there is none, with the names of the others.
     pub fn signature(&self, name: &str) -> Result<&Signature> {
         self.signatures.get(name).ok_or_else(|| {
             let names: Vec<_> = self.signatures().collect();
