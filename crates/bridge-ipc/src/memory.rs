@@ -87,13 +87,14 @@ pub(crate) fn seal(file: &OwnedFd, writing: Writing) -> Result<()> {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Protocol`] for a file that is no sealed memory or is shorter than `nbytes`: a reader of it could be
-/// ended by the system.
+/// [`ErrorKind::Protocol`] for a file that is shorter than `nbytes` or may become so, because the system ends a process
+/// that reads past its end, and for one that may change although its writes are not shared.
 pub(crate) fn open(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<Mapping> {
-    let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    let fixed = if writing == Writing::Shared { SealFlags::SHRINK } else { SealFlags::SHRINK | SealFlags::WRITE };
+    let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(fixed));
     let long = fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= nbytes.max(1) as u64));
     if !sealed || !long {
-        let text = "the other process sent memory that it may still shorten, or that is too short: it does not speak this protocol";
+        let text = "the other process sent memory that is too short or not sealed: it does not speak this protocol";
         return Err(Error::new(ErrorKind::Protocol, text));
     }
     let (access, kind) = match writing {

@@ -144,12 +144,14 @@ fn opened(answer: Answer) -> ErrorKind {
     kind
 }
 
-fn memory(nbytes: u64, sealed: bool) -> OwnedFd {
+/// Seals of memory that cannot be shortened, and of memory that cannot change either.
+const LENGTH: SealFlags = SealFlags::SHRINK;
+const ALL: SealFlags = SealFlags::SHRINK.union(SealFlags::WRITE);
+
+fn memory(nbytes: u64, seals: SealFlags) -> OwnedFd {
     let file = memfd_create(c"hostile", MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&file, nbytes).unwrap();
-    if sealed {
-        fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
-    }
+    fcntl_add_seals(&file, seals).unwrap();
     file
 }
 
@@ -183,12 +185,16 @@ fn hostile_answers_are_errors() {
         tensor("0", "0", "uint8", &format!("[{}1]", "1,".repeat(70)), &format!("[{}1]", "1,".repeat(70))),
     ];
     for body in bodies {
-        let answer = Answer { bytes: frame(&body), files: vec![memory(64, true)] };
+        let answer = Answer { bytes: frame(&body), files: vec![memory(64, ALL)] };
         assert_eq!(opened(answer), ErrorKind::Protocol, "{body}");
     }
     let good = tensor("0", "0", "uint8", "[64]", "[1]");
-    let kinds =
-        [(vec![], "no descriptor"), (vec![memory(64, false)], "not sealed"), (vec![memory(63, true)], "too short")];
+    let kinds = [
+        (vec![], "no descriptor"),
+        (vec![memory(64, SealFlags::empty())], "not sealed"),
+        (vec![memory(63, ALL)], "too short"),
+        (vec![memory(64, LENGTH)], "it may still change"),
+    ];
     for (files, what) in kinds {
         assert_eq!(opened(Answer { bytes: frame(&good), files }), ErrorKind::Protocol, "{what}");
     }
