@@ -140,8 +140,11 @@ impl<R: Reply + Send + 'static> Line<R> {
     /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Denied`] for one of another user.
     pub(crate) fn connect(path: &Path) -> Result<Self> {
         let socket = connected(path)?;
-        let OtherEnd { user, process } =
+        let OtherEnd { user, process, has_ended } =
             socket::other_end(&socket).map_err(|error| broken("it hides who it is").caused_by(error))?;
+        if has_ended {
+            return Err(End::Closed.error());
+        }
         // Another user could have put a socket of its own into a folder that both may write to.
         let own = geteuid().as_raw();
         if user != own && user != 0 && own != 0 {

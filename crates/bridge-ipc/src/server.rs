@@ -246,7 +246,7 @@ impl<S: Service> Server<S> {
     }
 
     fn admit(&mut self, socket: UnixStream) -> Result<(), (UnixStream, Why)> {
-        let Ok(OtherEnd { user, process }) = socket::other_end(&socket) else { return Err((socket, Why::Denied)) };
+        let Ok(OtherEnd { user, process, .. }) = socket::other_end(&socket) else { return Err((socket, Why::Denied)) };
         if user != geteuid().as_raw() && !self.users.contains(&user) {
             return Err((socket, Why::Denied));
         }

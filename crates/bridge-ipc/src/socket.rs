@@ -69,6 +69,8 @@ pub(crate) struct OtherEnd {
     pub(crate) user: u32,
     /// Becomes readable when the process ends. `None` where this process cannot see it.
     pub(crate) process: Option<OwnedFd>,
+    /// Whether the process has ended already.
+    pub(crate) has_ended: bool,
 }
 
 /// Returns who is at the other end.
@@ -89,8 +91,10 @@ pub(crate) fn other_end(socket: &UnixStream) -> io::Result<OtherEnd> {
         return Err(io::Error::last_os_error());
     }
     // A process of another namespace has the number 0 here.
-    let process = Pid::from_raw(found.pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-    Ok(OtherEnd { user: found.uid, process })
+    let process = Pid::from_raw(found.pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+    // A socket that a fork has kept may be there after its process.
+    let has_ended = matches!(process, Some(Err(Errno::SRCH)));
+    Ok(OtherEnd { user: found.uid, process: process.and_then(|process| process.ok()), has_ended })
 }
 
 /// The most bytes of a socket's path (`sockaddr_un`, with the 0 at its end).

@@ -314,6 +314,24 @@ assert settled() == before, (settled(), before)
 """
 
 
+def test_a_fork_does_not_hide_the_death_of_its_parent(other: Other) -> None:
+    """A fork keeps the sockets of its parent open."""
+    ticket = tb.share(np.zeros(3))
+    other(f"x = tb.open({ticket.text!r}, 'numpy')")
+    theirs = tb.Ticket(other("tb.share(np.arange(3)).text").strip("'"))
+    view = tb.open(theirs, "numpy")
+    other("import os, signal; pid = os.fork() or signal.pause()")
+    fork = int(other("pid"))
+    try:
+        assert leases() == 1
+        other.kill()
+        wait_until(lambda: leases() == 0)
+        wait_until(lambda: _kind(lambda: tb.to_torch(view)) == "gone")
+        wait_until(lambda: _kind(lambda: tb.open(theirs, "numpy")) == "gone")
+    finally:
+        os.kill(fork, signal.SIGKILL)
+
+
 def test_the_memory_of_many_rounds_comes_back() -> None:
     subprocess.run([sys.executable, "-c", ROUNDS], check=True, timeout=300)
 

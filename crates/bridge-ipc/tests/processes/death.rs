@@ -27,6 +27,23 @@ fn another_process_reads_in_place_and_gives_back() {
 }
 
 #[test]
+fn a_view_keeps_the_lease_and_the_memory() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    let ticket = share(&exporter, vec![1, 2, 3], Writing::Private, LONG).unwrap();
+    let view = seen(&open(&ticket).unwrap().tensors[0]).unwrap();
+    exporter.revoke(&ticket).unwrap();
+    // The lease would be back before the answer to a later question.
+    let other = share(&exporter, vec![0], Writing::Private, LONG).unwrap();
+    drop(open(&other).unwrap());
+    wait_for(&exporter, |held| held.leases <= 1);
+    assert_eq!((exporter.held().shares, exporter.held().leases), (2, 1));
+    assert_eq!(view.to_array::<u8>().unwrap().as_slice(), Some(&[1, 2, 3][..]));
+    drop(view);
+    wait_for(&exporter, |held| (held.shares, held.leases) == (1, 0));
+}
+
+#[test]
 fn writes_are_seen_as_the_share_says() {
     let folder = Folder::new();
     let (exporter, mut child) = (folder.exporter(Limits::default()), Child::new(folder.path()));
