@@ -6,7 +6,7 @@ use crate::moved::{move_into, no_moves};
 use crate::plan::{decide, landing, moves_to, needed};
 use crate::{
     Access, Adapter, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Options, Order, Ordering, Plan,
-    Reason, Result, Stream, host, plan,
+    Reason, Result, Reuse, Stream, host, plan,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -120,6 +120,14 @@ pub(crate) fn used<F>(from: &dyn Adapter<Tensor = F>, lent: &Lent) {
     }
 }
 
+/// Returns a tensor that its own framework has copied: the copy may still read memory of unknown reuse.
+fn copied(lent: Lent, ordering: &Arc<dyn Ordering>) {
+    let (device, reuse) = (lent.buffer().device(), lent.buffer().reuse());
+    if let (Some(stream), Reuse::Unknown) = (lent.buffer().stream(), reuse) {
+        ordering.retire(device, stream, lent.into_buffer());
+    }
+}
+
 /// The owner's stream, and the stream that waits for it.
 type Streams = Option<(Stream, Stream)>;
 
@@ -201,12 +209,15 @@ impl<F, T> Crossing<'_, F, T> {
         let lent = match compacted.and_then(|copy| copy.permuted(self.options.permute.as_ref())) {
             Ok(copy) if overlap(&copy, &lent) => lent,
             Ok(copy) if self.fits(&copy) => {
-                drop(lent);
+                copied(lent, self.ordering);
                 let (copy, ordered) = self.place(copy, true)?;
                 return Ok((copy, ordered, CopiedBy::Producer));
             }
             // Of what the producer has deferred, the copy is free.
-            Ok(copy) if lent.pending().is_some() => copy,
+            Ok(copy) if lent.pending().is_some() => {
+                copied(lent, self.ordering);
+                copy
+            }
             Err(error) if error.kind() != ErrorKind::CopyNeeded => return Err(error),
             _ => lent,
         };

@@ -1,9 +1,10 @@
 //! Which side makes a copy, and what the copy waits for.
 
-use crate::common::Event::{Deferred, Dropped, Ordered, Synchronized};
+use crate::common::Event::{Deferred, Dropped, Ordered, Retired, Synchronized};
 use crate::common::{GPU, Item, OTHER, OWNER, Office, Paper, READER, Recorder, taken};
 use bridge_core::{
-    Access, Device, DeviceKind, ErrorKind, Lease, Options, Ordering, Result, Stream, Strides, Transfer, stats, transfer,
+    Access, Device, DeviceKind, ErrorKind, Lease, Options, Ordering, Pending, Result, Reuse, Stream, Strides, Transfer,
+    stats, transfer,
 };
 use std::sync::Arc;
 
@@ -33,6 +34,25 @@ fn the_owner_of_a_view_waits_for_a_copy_of_the_view() {
     taken(&recorder.log);
     drop(view);
     assert_eq!(taken(&recorder.log), [Ordered(READER, OWNER), Ordered(OTHER, OWNER), Dropped]);
+}
+
+/// The copy may still read it in a stream of which the allocator does not know.
+#[test]
+fn what_the_producer_has_copied_is_given_back_behind_the_copy() {
+    let given_back = |reuse, pending| {
+        let recorder = Arc::new(Recorder::default());
+        let (mut from, to) = (Office::new(Strides::Any), Office::new(Strides::Any));
+        from.copies_to = Some(0x2000);
+        let paper = Paper { reuse, pending, ..Paper::new(&recorder.log) };
+        let copy = leased(cross(&recorder, &from, &to, &Item::Own(paper), &COPY));
+        let events = taken(&recorder.log);
+        drop(copy);
+        events
+    };
+    assert_eq!(given_back(Reuse::Unknown, None), [Retired(OWNER), Dropped, Ordered(OWNER, READER)]);
+    assert_eq!(given_back(Reuse::InStreamOrder, None), [Dropped, Ordered(OWNER, READER)]);
+    let pending = Some(Pending::Conjugation);
+    assert_eq!(given_back(Reuse::Unknown, pending), [Retired(OWNER), Dropped, Ordered(OWNER, READER)]);
 }
 
 #[test]
