@@ -85,6 +85,13 @@ pub struct Capabilities {
     /// Whether [`Subject::create_unwritten`] makes tensors, and there is room for a few gigabytes.
     #[serde(default)]
     pub gigabytes: bool,
+    /// Whether it makes copies of its own. Half of the cases of a pair whose frameworks both do are copied by them.
+    #[serde(default = "copies")]
+    pub copies: bool,
+}
+
+fn copies() -> bool {
+    true
 }
 
 /// float32 tensors that can be written to, and nothing else.
@@ -98,6 +105,7 @@ impl Default for Capabilities {
             defers: Vec::new(),
             writes: true,
             gigabytes: false,
+            copies: true,
         }
     }
 }

@@ -154,6 +154,11 @@ pub(crate) fn outstanding() -> u64 {
 type Take<'a, F, T> = &'a dyn Fn(&F) -> Result<T>;
 
 impl<F, T> Pair<'_, F, T> {
+    /// Returns whether both frameworks make copies of their own.
+    fn frameworks_copy(&self) -> bool {
+        self.from.capabilities().copies && self.to.capabilities().copies
+    }
+
     fn ordering(&self) -> &Arc<dyn Ordering> {
         if self.kernels.get() { &self.ordering } else { &self.without_copies }
     }

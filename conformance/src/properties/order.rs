@@ -109,6 +109,14 @@ impl<F, T> Scene<'_, F, T> {
         if self.case.copy == Some(true) { self.case.streams.read } else { number }
     }
 
+    /// Makes a copy late: it reads the tensor behind a delay in the source's current stream.
+    fn delay_copy(&self) -> Outcome {
+        if self.case.copy == Some(true) {
+            self.pair.from.delay()?;
+        }
+        Ok(())
+    }
+
     /// Imports the tensor and waits for its data: from then on the user may use the view in any stream.
     fn arrived(&self) -> std::result::Result<T, Failure> {
         let streams = self.pair.streams();
@@ -135,6 +143,7 @@ impl<F, T> Scene<'_, F, T> {
         let (writer, reader) = (streams.from(self.case.streams.write), streams.to(self.case.streams.read));
         let mut snapshot = on(pair.to, reader, || Ok(pair.to.allocate(self.nbytes)?))?;
         let view = on_both(pair, writer, reader, || {
+            self.delay_copy()?;
             let view = (self.take)(&self.tensor)?;
             pair.to.delay()?;
             pair.to.snapshot(&view, &mut snapshot)?;
@@ -259,6 +268,7 @@ impl<F, T> Scene<'_, F, T> {
         }
         let mut view = None;
         fresh(false, &mut || {
+            self.delay_copy()?;
             let taken = (self.take)(&self.tensor)?;
             pair.to.delay()?;
             pair.to.snapshot(&taken, &mut snapshot)?;

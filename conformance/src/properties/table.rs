@@ -51,8 +51,8 @@ pub fn property(name: &str) -> Option<&'static Property> {
 impl Property {
     /// Judges one case.
     pub(crate) fn check<F, T>(&self, pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
-        // Half of the cases of every property are copied by kernels, half by the frameworks.
-        pair.kernels.set(case.seed & 0x400 == 0);
+        // Half of the cases of every property are copied by kernels, half by the frameworks where both can.
+        pair.kernels.set(case.seed & 0x400 == 0 || !pair.frameworks_copy());
         let ours: Take<'_, F, T> = &|tensor| Ok(pair.transfer(tensor, case.copy)?.0);
         self.check_with(pair, case, ours)?;
         pair.from.check()?;

@@ -164,6 +164,7 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
         defers: defers.iter().map(pending).collect::<PyResult<_>>()?,
         writes: flag("writes")?,
         gigabytes: flag("gigabytes")?,
+        copies: true,
     })
 }
 

@@ -60,7 +60,7 @@ impl Subject for CandleCudaSubject {
 
     fn capabilities(&self) -> Capabilities {
         let dtypes = KINDS.iter().map(|(dtype, _)| *dtype).filter(|dtype| !WITHOUT_KERNELS.contains(dtype));
-        Capabilities { dtypes: dtypes.collect(), ..Capabilities::default() }
+        Capabilities { dtypes: dtypes.collect(), copies: false, ..Capabilities::default() }
     }
 
     fn ordering(&self) -> Arc<dyn Ordering> {

@@ -236,6 +236,7 @@ impl Subject for CudarcSubject {
             negative_strides: true,
             read_only: true,
             gigabytes: true,
+            copies: false,
             ..Capabilities::default()
         }
     }
@@ -247,11 +248,13 @@ impl Subject for CudarcSubject {
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<DeviceArray> {
         let (memory, start) = self.allocated(spec)?;
         let write = || {
-            // The copy is not ordered behind the allocation.
-            self.stream().synchronize()?;
-            self.context.bind_to_thread()?;
-            // SAFETY: the slice has room for as many bytes, and no other user.
-            if bytes.is_empty() { Ok(()) } else { unsafe { result::memcpy_htod_sync(start, bytes) } }
+            let stream = self.stream();
+            if !bytes.is_empty() {
+                self.context.bind_to_thread()?;
+                // SAFETY: the slice has room for as many bytes, and no other user; the wait below keeps them.
+                unsafe { result::memcpy_htod_async(start, bytes, stream.cu_stream()) }?;
+            }
+            stream.synchronize()
         };
         write().map_err(raised)?;
         self.view(spec, (memory, start))
@@ -286,6 +289,9 @@ impl Subject for CudarcSubject {
     }
 
     fn write(&self, array: &DeviceArray, bytes: &[u8]) -> Result<()> {
+        if array.access() == Access::ReadOnly {
+            return Err(Error::new(ErrorKind::ReadOnly, "the array is read-only"));
+        }
         if bytes.is_empty() {
             return Ok(());
         }
