@@ -1,7 +1,9 @@
 //! The driver functions that the protocol needs, as a trait, so that the tests need no device.
 
+use crate::sharing::{Handle, Mapped};
 use bridge_core::{Error, ErrorKind, Stream};
 use std::ffi::{CStr, c_void};
+use std::os::fd::OwnedFd;
 
 /// A CUDA context (`CUcontext`), never null.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -155,6 +157,52 @@ pub(crate) trait Driver: Send + Sync + 'static {
     unsafe fn launch(&self, function: Function, grid: Grid, stream: Stream, parameter: *const c_void) -> Outcome<()>;
     /// Returns the name and the description of a result code.
     fn describe(&self, code: u32) -> String;
+}
+
+/// The driver's functions for memory and events that processes share. Methods act on the calling thread's current
+/// context.
+pub(crate) trait SharingDriver {
+    /// Returns what names the device in every process.
+    fn uuid(&self, ordinal: i32) -> Outcome<[u8; 16]>;
+    /// Returns what an address is mapped to. Needs no current context.
+    fn mapped(&self, address: usize) -> Outcome<Mapped>;
+    /// Returns the handle of an allocation of `cuMemAlloc`, by its address.
+    fn memory_handle(&self, address: usize) -> Outcome<Handle>;
+    /// Maps the allocation of a handle, and lets other devices reach it as they need.
+    fn open_memory(&self, handle: &Handle) -> Outcome<usize>;
+    /// Unmaps it.
+    ///
+    /// # Safety
+    ///
+    /// The address is one of [`open_memory`](Self::open_memory), and no work uses the memory any more.
+    unsafe fn close_memory(&self, address: usize) -> Outcome<()>;
+    /// Returns a descriptor of the allocation that an address of virtual memory is mapped to.
+    fn file_of(&self, address: usize) -> Outcome<OwnedFd>;
+    /// Maps allocations side by side, readable and writable on the device. Returns the address of the first.
+    fn map_files(&self, ordinal: i32, files: &[(OwnedFd, usize)]) -> Outcome<usize>;
+    /// Unmaps them.
+    ///
+    /// # Safety
+    ///
+    /// The address is one of [`map_files`](Self::map_files), for parts of these lengths, and no work uses the memory
+    /// any more.
+    unsafe fn unmap(&self, address: usize, parts: &[usize]) -> Outcome<()>;
+    /// Creates an event in the current context that other processes can open, without timing.
+    fn interprocess_event(&self) -> Outcome<Event>;
+    /// Returns the handle of such an event.
+    fn event_handle(&self, event: Event) -> Outcome<Handle>;
+    /// Opens an event of another process.
+    fn open_event(&self, handle: &Handle) -> Outcome<Event>;
+    /// Creates a stream in the current context that does not wait for the legacy default stream.
+    fn create_stream(&self) -> Outcome<Stream>;
+    /// Allocates device memory in the current context (`cuMemAlloc`).
+    fn allocate_plain(&self, nbytes: usize) -> Outcome<usize>;
+    /// Frees it.
+    ///
+    /// # Safety
+    ///
+    /// The address is one of [`allocate_plain`](Self::allocate_plain), and no work uses the memory any more.
+    unsafe fn free_plain(&self, address: usize) -> Outcome<()>;
 }
 
 /// Advice by range of result codes: first code, last code, what to do next.

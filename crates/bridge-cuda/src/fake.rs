@@ -2,6 +2,7 @@
 //! event must be alive and belong to it.
 
 use crate::driver::{Context, Driver, Event, Failure, Function, Grid, Module, Outcome, Pointer, Way};
+use crate::sharing::Mapped;
 use crate::sync::{Mutex, MutexGuard, thread, thread::ThreadId};
 use bridge_core::{Access, Device, DeviceBuffer, Reuse, Stream};
 use std::collections::HashMap;
@@ -9,6 +10,8 @@ use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
+
+mod sharing;
 
 /// A call that changes state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +58,10 @@ struct State {
     capability: (i32, i32),
     /// An image that the driver does not load.
     refused: Option<&'static [u8]>,
+    /// What addresses are mapped to.
+    mapped: Vec<Mapped>,
+    /// Live mappings of foreign memory.
+    opened: Vec<usize>,
 }
 
 impl State {

@@ -36,12 +36,14 @@ mod models;
 mod ordering;
 mod pointer;
 mod reaper;
+mod sharing;
 mod soon;
 mod sync;
 
 pub use launch::{Image, Kernels, Launch};
 pub use memory::{Link, Mark};
 pub use pointer::Located;
+pub use sharing::{HANDLE, Handle, Opened, Outlet, Sharing, Signal, Way};
 
 use bridge_core::{Deferred, Device, DeviceBuffer, Error, Flush, HostOnly, Ordering, Result, Stream};
 use library::Cuda;
@@ -139,6 +141,15 @@ pub fn locate(address: usize) -> Result<Option<Located>> {
 ///
 /// Those of [`available`].
 pub fn link() -> Result<&'static dyn Link> {
+    Ok(cuda()?.devices())
+}
+
+/// Returns the driver's ways to share memory with other processes.
+///
+/// # Errors
+///
+/// Those of [`available`].
+pub fn sharing() -> Result<&'static dyn Sharing> {
     Ok(cuda()?.devices())
 }
 

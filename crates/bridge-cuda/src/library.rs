@@ -21,13 +21,13 @@ macro_rules! functions {
     ($table:ident: $($name:ident($($type:ty),*);)*) => {
         /// The functions used, by their names in the library.
         #[expect(non_snake_case, reason = "the names of the CUDA driver API")]
-        struct $table {
+        pub(crate) struct $table {
             $($name: unsafe extern "C" fn($($type),*) -> u32,)*
         }
 
         impl $table {
             /// Looks up all functions. The error is the first missing name.
-            fn find(library: &Library) -> Result<Self, &'static str> {
+            pub(crate) fn find(library: &Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $(
                         // SAFETY: the signature is that of `cuda.h` for this name, unchanged since the name was
@@ -100,8 +100,12 @@ macro_rules! call {
     };
 }
 
+mod sharing;
+
+use sharing::SharingFunctions;
+
 /// The CUDA driver, initialised, with at least one device.
-pub(crate) struct Cuda(Functions, Option<Pools>);
+pub(crate) struct Cuda(Functions, Option<Pools>, Option<SharingFunctions>);
 
 impl Cuda {
     /// Loads and initialises the driver. Returns it and the number of its devices.
@@ -112,10 +116,10 @@ impl Cuda {
             .map_err(|cause| missing(format!("{name} was not found: install the NVIDIA driver")).caused_by(cause))?;
         let functions = Functions::find(&library)
             .map_err(|function| missing(format!("{name} has no {function}: install a newer NVIDIA driver")))?;
-        let pools = Pools::find(&library).ok();
+        let (pools, sharing) = (Pools::find(&library).ok(), SharingFunctions::find(&library).ok());
         // The driver is never unloaded: frameworks use it, too, and it may have threads of its own.
         std::mem::forget(library);
-        let cuda = Self(functions, pools);
+        let cuda = Self(functions, pools, sharing);
         match cuda.initialise() {
             Ok(count @ 1..) => Ok((cuda, count as usize)),
             Ok(_) => Err(no_device()),

@@ -155,7 +155,7 @@ impl<D: Driver> Link for Devices<D> {
 }
 
 impl<D: Driver> Devices<D> {
-    fn checked<T>(&self, outcome: Outcome<T>) -> Result<T> {
+    pub(crate) fn checked<T>(&self, outcome: Outcome<T>) -> Result<T> {
         outcome.map_err(|failure| match failure {
             Failure { code: OUT_OF_MEMORY, call } => {
                 let text = format!("{call} failed: {}: free memory first", self.driver().describe(OUT_OF_MEMORY));
@@ -167,7 +167,7 @@ impl<D: Driver> Devices<D> {
 
     /// Calls the driver so that a capture that is under way is unaffected: in other modes these calls invalidate it
     /// (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
-    fn relaxed<T>(&self, call: impl FnOnce() -> Outcome<T>) -> Result<T> {
+    pub(crate) fn relaxed<T>(&self, call: impl FnOnce() -> Outcome<T>) -> Result<T> {
         let before = self.checked(self.driver().exchange_capture_mode(RELAXED))?;
         let outcome = call();
         // The call worked a moment ago; a driver that has shut down meanwhile has no captures.

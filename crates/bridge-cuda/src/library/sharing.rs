@@ -1,0 +1,260 @@
+//! The driver's functions for memory and events that processes share.
+
+use super::{Cuda, handle as raw_stream};
+use crate::driver::{Event, Failure, Outcome, SharingDriver};
+use crate::sharing::{HANDLE, Handle, Mapped};
+use bridge_core::Stream;
+use cudarc::driver::sys::{
+    CUdevice, CUdeviceptr, CUevent, CUevent_flags, CUmemGenericAllocationHandle, CUpointer_attribute, CUresult,
+    CUstream, CUstream_flags,
+};
+use libloading::Library;
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::{null_mut, with_exposed_provenance_mut};
+
+/// `CUipcMemHandle` and `CUipcEventHandle`, which are passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RawHandle(Handle);
+
+/// `CUmemAccessDesc`: a location, and what it may do.
+#[repr(C)]
+struct AccessOf {
+    /// `CU_MEM_LOCATION_TYPE_DEVICE`
+    kind: c_uint,
+    ordinal: c_int,
+    /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`
+    access: c_uint,
+}
+
+const _: () = assert!(size_of::<AccessOf>() == 12 && size_of::<RawHandle>() == HANDLE);
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
+const FILE_DESCRIPTOR: c_uint = 1;
+
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`
+const LAZY_PEERS: c_uint = 1;
+
+// Numbers of attributes, as drivers know them that are newer than the oldest header.
+const LEGACY: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as c_uint;
+const START: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as c_uint;
+const SIZE: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE as c_uint;
+const HANDLE_TYPES: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as c_uint;
+/// `CU_POINTER_ATTRIBUTE_MAPPING_SIZE`, from CUDA 12.? on
+const MAPPING_SIZE: c_uint = 18;
+/// `CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR`
+const MAPPING_START: c_uint = 19;
+
+functions! {
+    SharingFunctions:
+    cuDeviceGet(*mut CUdevice, c_int);
+    cuDeviceGetUuid_v2(*mut [u8; 16], CUdevice);
+    cuPointerGetAttribute(*mut c_void, c_uint, CUdeviceptr);
+    cuIpcGetMemHandle(*mut RawHandle, CUdeviceptr);
+    cuIpcOpenMemHandle_v2(*mut CUdeviceptr, RawHandle, c_uint);
+    cuIpcCloseMemHandle(CUdeviceptr);
+    cuIpcGetEventHandle(*mut RawHandle, CUevent);
+    cuIpcOpenEventHandle(*mut CUevent, RawHandle);
+    cuMemRetainAllocationHandle(*mut CUmemGenericAllocationHandle, *mut c_void);
+    cuMemExportToShareableHandle(*mut c_void, CUmemGenericAllocationHandle, c_uint, c_ulonglong);
+    cuMemImportFromShareableHandle(*mut CUmemGenericAllocationHandle, *mut c_void, c_uint);
+    cuMemRelease(CUmemGenericAllocationHandle);
+    cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
+    cuMemAddressFree(CUdeviceptr, usize);
+    cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
+    cuMemUnmap(CUdeviceptr, usize);
+    cuMemSetAccess(CUdeviceptr, usize, *const AccessOf, usize);
+    cuEventCreate(*mut CUevent, c_uint);
+    cuStreamCreate(*mut CUstream, c_uint);
+    cuMemAlloc_v2(*mut CUdeviceptr, usize);
+    cuMemFree_v2(CUdeviceptr);
+}
+
+impl Cuda {
+    fn sharing(&self, call: &'static str) -> Outcome<&SharingFunctions> {
+        self.2.as_ref().ok_or(Failure { call, code: CUresult::CUDA_ERROR_NOT_SUPPORTED as u32 })
+    }
+
+    /// Returns an attribute of an address; `None` where the driver does not know it.
+    fn attribute<T: Default>(&self, number: c_uint, address: usize) -> Option<T> {
+        let mut value = T::default();
+        let functions = self.2.as_ref()?;
+        // SAFETY: the attributes that are asked for are of these types (`cuPointerGetAttribute` in the driver API). The
+        // address is only looked up, never read.
+        let code =
+            unsafe { (functions.cuPointerGetAttribute)((&raw mut value).cast(), number, address as CUdeviceptr) };
+        (code == 0).then_some(value)
+    }
+
+    /// Maps one part at an address that was reserved, and drops the handle of its allocation: the mapping keeps it.
+    fn map_file(&self, address: CUdeviceptr, file: &OwnedFd, nbytes: usize) -> Outcome<()> {
+        let functions = self.sharing("cuMemMap")?;
+        let mut allocation = 0;
+        let descriptor = with_exposed_provenance_mut(file.as_raw_fd() as usize);
+        // SAFETY: the descriptor is open, and the driver does not take it over; the output is writable. The range is
+        // reserved, and nothing is mapped there.
+        unsafe {
+            call!(in functions, cuMemImportFromShareableHandle(&mut allocation, descriptor, FILE_DESCRIPTOR))?;
+            let mapped = call!(in functions, cuMemMap(address, nbytes, 0, allocation, 0));
+            let released = call!(in functions, cuMemRelease(allocation));
+            mapped.and(released)
+        }
+    }
+}
+
+// SAFETY of the calls below, where a comment says "see above": as in the parent module.
+impl SharingDriver for Cuda {
+    fn uuid(&self, ordinal: i32) -> Outcome<[u8; 16]> {
+        let functions = self.sharing("cuDeviceGetUuid_v2")?;
+        let (mut device, mut uuid) = (0, [0; 16]);
+        // SAFETY: the outputs are writable; a wrong ordinal is an error.
+        unsafe {
+            call!(in functions, cuDeviceGet(&mut device, ordinal))?;
+            call!(in functions, cuDeviceGetUuid_v2(&mut uuid, device))?;
+        }
+        Ok(uuid)
+    }
+
+    fn mapped(&self, address: usize) -> Outcome<Mapped> {
+        self.sharing("cuPointerGetAttribute")?;
+        let legacy = self.attribute::<u32>(LEGACY, address).unwrap_or_default() != 0;
+        let handle_types = self.attribute::<u64>(HANDLE_TYPES, address).unwrap_or_default();
+        let range = |start, size| {
+            let (start, size) = (self.attribute::<usize>(start, address)?, self.attribute::<usize>(size, address)?);
+            (size > 0).then(|| start..start.saturating_add(size))
+        };
+        let whole = || range(START, SIZE);
+        let range = if legacy { whole() } else { range(MAPPING_START, MAPPING_SIZE).or_else(whole) };
+        Ok(Mapped { legacy, handle_types, range: range.unwrap_or(address..address) })
+    }
+
+    fn memory_handle(&self, address: usize) -> Outcome<Handle> {
+        let functions = self.sharing("cuIpcGetMemHandle")?;
+        let mut handle = RawHandle([0; HANDLE]);
+        // SAFETY: the output is writable; an address that is no allocation is an error.
+        unsafe { call!(in functions, cuIpcGetMemHandle(&mut handle, address as CUdeviceptr)) }?;
+        Ok(handle.0)
+    }
+
+    fn open_memory(&self, handle: &Handle) -> Outcome<usize> {
+        let functions = self.sharing("cuIpcOpenMemHandle_v2")?;
+        let mut address = 0;
+        // SAFETY: the output is writable; bytes that are no handle are an error.
+        unsafe { call!(in functions, cuIpcOpenMemHandle_v2(&mut address, RawHandle(*handle), LAZY_PEERS)) }?;
+        Ok(address as usize)
+    }
+
+    unsafe fn close_memory(&self, address: usize) -> Outcome<()> {
+        // SAFETY: the caller's promises.
+        unsafe { call!(in self.sharing("cuIpcCloseMemHandle")?, cuIpcCloseMemHandle(address as CUdeviceptr)) }
+    }
+
+    fn file_of(&self, address: usize) -> Outcome<OwnedFd> {
+        let functions = self.sharing("cuMemRetainAllocationHandle")?;
+        let (mut allocation, mut descriptor): (_, c_int) = (0, -1);
+        // SAFETY: the outputs are writable, the second of the type of a descriptor; an address without an allocation is
+        // an error. A descriptor that was exported is the caller's.
+        unsafe {
+            call!(in functions, cuMemRetainAllocationHandle(&mut allocation, with_exposed_provenance_mut(address)))?;
+            let output = (&raw mut descriptor).cast();
+            let exported = call!(in functions, cuMemExportToShareableHandle(output, allocation, FILE_DESCRIPTOR, 0));
+            let released = call!(in functions, cuMemRelease(allocation));
+            exported.map(|()| OwnedFd::from_raw_fd(descriptor)).and_then(|file| released.map(|()| file))
+        }
+    }
+
+    fn map_files(&self, ordinal: i32, files: &[(OwnedFd, usize)]) -> Outcome<usize> {
+        let functions = self.sharing("cuMemAddressReserve")?;
+        let total = files.iter().map(|(_, nbytes)| nbytes).sum();
+        let (mut start, mut done) = (0, Vec::new());
+        // SAFETY: the output is writable; the driver chooses the addresses.
+        unsafe { call!(in functions, cuMemAddressReserve(&mut start, total, 0, 0, 0)) }?;
+        let mut map = || {
+            let mut address = start;
+            for (file, nbytes) in files {
+                self.map_file(address, file, *nbytes)?;
+                done.push(*nbytes);
+                address += *nbytes as CUdeviceptr;
+            }
+            let access = AccessOf { kind: 1, ordinal, access: 3 };
+            // SAFETY: the whole range is mapped, and there is one description.
+            unsafe { call!(in functions, cuMemSetAccess(start, total, &access, 1)) }
+        };
+        match map() {
+            Ok(()) => Ok(start as usize),
+            Err(failure) => {
+                // SAFETY: these parts were mapped, and no work has used them. The range was reserved above.
+                unsafe {
+                    let mut address = start;
+                    for nbytes in done {
+                        let _ = call!(in functions, cuMemUnmap(address, nbytes));
+                        address += nbytes as CUdeviceptr;
+                    }
+                    let _ = call!(in functions, cuMemAddressFree(start, total));
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    unsafe fn unmap(&self, address: usize, parts: &[usize]) -> Outcome<()> {
+        let functions = self.sharing("cuMemUnmap")?;
+        let mut at = address as CUdeviceptr;
+        // SAFETY: the caller's promises: the parts were mapped side by side, in a range that was reserved for them.
+        unsafe {
+            for nbytes in parts {
+                call!(in functions, cuMemUnmap(at, *nbytes))?;
+                at += *nbytes as CUdeviceptr;
+            }
+            call!(in functions, cuMemAddressFree(address as CUdeviceptr, parts.iter().sum()))
+        }
+    }
+
+    fn interprocess_event(&self) -> Outcome<Event> {
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint | CUevent_flags::CU_EVENT_INTERPROCESS as c_uint;
+        let mut event = null_mut();
+        // SAFETY: the output is writable.
+        unsafe { call!(in self.sharing("cuEventCreate")?, cuEventCreate(&mut event, flags)) }?;
+        Ok(Event(event as usize))
+    }
+
+    fn event_handle(&self, event: Event) -> Outcome<Handle> {
+        let mut handle = RawHandle([0; HANDLE]);
+        // SAFETY: the event is alive, see above; the output is writable.
+        unsafe {
+            call!(in self.sharing("cuIpcGetEventHandle")?, cuIpcGetEventHandle(&mut handle, event.0 as CUevent))
+        }?;
+        Ok(handle.0)
+    }
+
+    fn open_event(&self, handle: &Handle) -> Outcome<Event> {
+        let mut event = null_mut();
+        // SAFETY: the output is writable; bytes that are no handle are an error.
+        unsafe {
+            call!(in self.sharing("cuIpcOpenEventHandle")?, cuIpcOpenEventHandle(&mut event, RawHandle(*handle)))
+        }?;
+        Ok(Event(event as usize))
+    }
+
+    fn create_stream(&self) -> Outcome<Stream> {
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+        let mut stream = null_mut();
+        // SAFETY: the output is writable.
+        unsafe { call!(in self.sharing("cuStreamCreate")?, cuStreamCreate(&mut stream, flags)) }?;
+        debug_assert!(raw_stream(Stream::from_handle(stream as u64)) == stream);
+        Ok(Stream::from_handle(stream as u64))
+    }
+
+    fn allocate_plain(&self, nbytes: usize) -> Outcome<usize> {
+        let mut address = 0;
+        // SAFETY: the output is writable.
+        unsafe { call!(in self.sharing("cuMemAlloc_v2")?, cuMemAlloc_v2(&mut address, nbytes.max(1))) }?;
+        Ok(address as usize)
+    }
+
+    unsafe fn free_plain(&self, address: usize) -> Outcome<()> {
+        // SAFETY: the caller's promises.
+        unsafe { call!(in self.sharing("cuMemFree_v2")?, cuMemFree_v2(address as CUdeviceptr)) }
+    }
+}

@@ -1,0 +1,353 @@
+//! Device memory and events that processes share.
+
+use crate::context::Devices;
+use crate::driver::{Driver, Event, SharingDriver};
+use bridge_core::{Device, Error, ErrorKind, Result, Stream};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+/// Bytes of a handle for memory or for an event (`CU_IPC_HANDLE_SIZE`).
+pub const HANDLE: usize = 64;
+
+/// A handle that another process opens.
+pub type Handle = [u8; HANDLE];
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
+const FILE_DESCRIPTOR: u64 = 1;
+
+/// The way by which memory leaves a process.
+#[derive(Debug)]
+pub enum Way {
+    /// A handle for the whole allocation (`cuIpcGetMemHandle`): memory of `cuMemAlloc`.
+    Handle(Handle),
+    /// Descriptors of allocations that are mapped side by side, each with its length in bytes: virtual memory.
+    Files(Vec<(OwnedFd, usize)>),
+}
+
+/// The memory that goes by one way.
+#[derive(Debug)]
+pub struct Outlet {
+    /// How it leaves the process.
+    pub way: Way,
+    /// Its addresses here.
+    pub range: Range<usize>,
+}
+
+/// Memory of another process, mapped into this one. Pass it to [`Sharing::close`] once.
+#[derive(Debug)]
+pub struct Opened {
+    /// Its addresses here.
+    pub range: Range<usize>,
+    /// The lengths of its parts; none for a handle.
+    parts: Vec<usize>,
+}
+
+impl Opened {
+    /// Returns memory at these addresses, for an implementation of [`Sharing`] without a driver.
+    pub const fn new(range: Range<usize>) -> Self {
+        Self { range, parts: Vec::new() }
+    }
+}
+
+/// An event of this process or of another. Pass it to [`Sharing::destroy`] once.
+#[derive(Debug)]
+pub struct Signal(Event);
+
+impl Signal {
+    /// Returns a signal with this number, for an implementation of [`Sharing`] without a driver.
+    pub const fn new(number: usize) -> Self {
+        Self(Event(number))
+    }
+
+    /// Returns its number.
+    pub const fn number(&self) -> usize {
+        self.0.0
+    }
+}
+
+/// Lends memory of devices to other processes, and opens theirs. Implemented by the driver; the tests of `bridge-ipc`
+/// have another implementation.
+///
+/// Addresses and lengths are in bytes. Every method may be called on any thread, leaves that thread's current context
+/// unchanged, and waits for nothing.
+///
+/// # Errors
+///
+/// [`ErrorKind::Device`] for a device that is not CUDA's, [`ErrorKind::OutOfMemory`] from allocations, and
+/// [`ErrorKind::Driver`] with the driver's message.
+pub trait Sharing: Send + Sync {
+    /// Returns what names the device in every process.
+    fn uuid(&self, device: Device) -> Result<[u8; 16]>;
+
+    /// Returns the device of this process with that name.
+    fn device_with(&self, uuid: &[u8; 16]) -> Result<Option<Device>>;
+
+    /// Returns how the memory at these addresses leaves the process; `None` where it does not, such as memory of a
+    /// pool.
+    fn outlet(&self, device: Device, bytes: &Range<usize>) -> Result<Option<Outlet>>;
+
+    /// Maps memory of another process. A process cannot open a handle of its own.
+    fn open(&self, device: Device, way: &Way) -> Result<Opened>;
+
+    /// Unmaps it.
+    ///
+    /// # Safety
+    ///
+    /// It came from [`open`](Self::open), and no work uses it any more.
+    unsafe fn close(&self, device: Device, opened: Opened);
+
+    /// Makes an event that other processes can wait for, and returns its handle beside it.
+    fn event(&self, device: Device) -> Result<(Signal, Handle)>;
+
+    /// Opens an event of another process.
+    fn open_event(&self, device: Device, handle: &Handle) -> Result<Signal>;
+
+    /// Records the event behind all work now in the stream.
+    fn record(&self, device: Device, signal: &Signal, stream: Stream) -> Result<()>;
+
+    /// Makes all work submitted to the stream from now on wait for the event as it is recorded now.
+    fn wait(&self, device: Device, stream: Stream, signal: &Signal) -> Result<()>;
+
+    /// Destroys an event.
+    fn destroy(&self, device: Device, signal: Signal);
+
+    /// Makes a stream that the default streams do not wait for. It lives as long as the process.
+    fn stream(&self, device: Device) -> Result<Stream>;
+
+    /// Allocates memory that leaves the process by a handle.
+    fn allocate_sharable(&self, device: Device, nbytes: usize) -> Result<usize>;
+
+    /// Frees it.
+    ///
+    /// # Safety
+    ///
+    /// It came from [`allocate_sharable`](Self::allocate_sharable), and no work uses it any more, in any process.
+    unsafe fn free_sharable(&self, device: Device, address: usize);
+}
+
+impl<D: Driver + SharingDriver> Sharing for Devices<D> {
+    fn uuid(&self, device: Device) -> Result<[u8; 16]> {
+        let _entered = self.enter(device)?;
+        self.checked(self.driver().uuid(device.index))
+    }
+
+    fn device_with(&self, uuid: &[u8; 16]) -> Result<Option<Device>> {
+        for ordinal in 0..self.count() as i32 {
+            if self.checked(self.driver().uuid(ordinal))? == *uuid {
+                return Ok(Some(Device::cuda(ordinal)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn outlet(&self, device: Device, bytes: &Range<usize>) -> Result<Option<Outlet>> {
+        let _entered = self.enter(device)?;
+        let first = self.checked(self.driver().mapped(bytes.start))?;
+        if first.legacy {
+            let handle = self.relaxed(|| self.driver().memory_handle(first.range.start))?;
+            return Ok(Some(Outlet { way: Way::Handle(handle), range: first.range }));
+        }
+        if first.handle_types & FILE_DESCRIPTOR == 0 {
+            return Ok(None);
+        }
+        let (start, mut end, mut files) = (first.range.start, first.range.start, Vec::new());
+        while end < bytes.end {
+            let part = self.checked(self.driver().mapped(end))?;
+            if part.range.start != end || part.range.is_empty() || part.handle_types & FILE_DESCRIPTOR == 0 {
+                return Ok(None);
+            }
+            files.push((self.relaxed(|| self.driver().file_of(end))?, part.range.len()));
+            end = part.range.end;
+        }
+        Ok(Some(Outlet { way: Way::Files(files), range: start..end }))
+    }
+
+    fn open(&self, device: Device, way: &Way) -> Result<Opened> {
+        let _entered = self.enter(device)?;
+        match way {
+            Way::Handle(handle) => {
+                let start = self.relaxed(|| self.driver().open_memory(handle))?;
+                let mapped = self.checked(self.driver().mapped(start));
+                // A driver that does not know its own mapping maps no bytes.
+                let end = mapped.map_or(start, |mapped| mapped.range.end.max(start));
+                Ok(Opened { range: start..end, parts: Vec::new() })
+            }
+            Way::Files(files) => {
+                let parts: Vec<usize> = files.iter().map(|(_, nbytes)| *nbytes).collect();
+                let total = parts.iter().try_fold(0usize, |sum, nbytes| sum.checked_add(*nbytes));
+                let total = total.filter(|total| *total > 0).ok_or_else(|| {
+                    Error::new(ErrorKind::Protocol, "the other process sent lengths that are no memory")
+                })?;
+                let start = self.relaxed(|| self.driver().map_files(device.index, files))?;
+                Ok(Opened { range: start..start + total, parts })
+            }
+        }
+    }
+
+    unsafe fn close(&self, device: Device, opened: Opened) {
+        // Without the context the driver has unmapped it already.
+        let Ok(_entered) = self.enter(device) else { return };
+        let start = opened.range.start;
+        // SAFETY: the caller's promises.
+        let _ = self.relaxed(|| unsafe {
+            match &opened.parts[..] {
+                [] => self.driver().close_memory(start),
+                parts => self.driver().unmap(start, parts),
+            }
+        });
+    }
+
+    fn event(&self, device: Device) -> Result<(Signal, Handle)> {
+        let _entered = self.enter(device)?;
+        let event = self.relaxed(|| self.driver().interprocess_event())?;
+        match self.relaxed(|| self.driver().event_handle(event)) {
+            Ok(handle) => Ok((Signal(event), handle)),
+            Err(error) => {
+                let _ = self.driver().destroy_event(event);
+                Err(error)
+            }
+        }
+    }
+
+    fn open_event(&self, device: Device, handle: &Handle) -> Result<Signal> {
+        let _entered = self.enter(device)?;
+        self.relaxed(|| self.driver().open_event(handle)).map(Signal)
+    }
+
+    fn record(&self, device: Device, signal: &Signal, stream: Stream) -> Result<()> {
+        let _entered = self.enter(device)?;
+        self.checked(self.driver().record_event(signal.0, stream))
+    }
+
+    fn wait(&self, device: Device, stream: Stream, signal: &Signal) -> Result<()> {
+        let _entered = self.enter(device)?;
+        self.checked(self.driver().wait_event(stream, signal.0))
+    }
+
+    fn destroy(&self, device: Device, signal: Signal) {
+        // Without the context the driver has destroyed the event already.
+        let _ = self.enter(device).map(|_entered| self.driver().destroy_event(signal.0));
+    }
+
+    fn stream(&self, device: Device) -> Result<Stream> {
+        let _entered = self.enter(device)?;
+        self.relaxed(|| self.driver().create_stream())
+    }
+
+    fn allocate_sharable(&self, device: Device, nbytes: usize) -> Result<usize> {
+        let _entered = self.enter(device)?;
+        self.relaxed(|| self.driver().allocate_plain(nbytes))
+    }
+
+    unsafe fn free_sharable(&self, device: Device, address: usize) {
+        // Without the context the driver has freed it already.
+        let Ok(_entered) = self.enter(device) else { return };
+        // SAFETY: the caller's promises.
+        let _ = self.relaxed(|| unsafe { self.driver().free_plain(address) });
+    }
+}
+
+/// What an address is mapped to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Mapped {
+    /// Whether `cuIpcGetMemHandle` takes it.
+    pub legacy: bool,
+    /// The types of handles that the allocation can be exported as (`CUmemAllocationHandleType`, as bits).
+    pub handle_types: u64,
+    /// The allocation, or of virtual memory the part that is mapped as one.
+    pub range: Range<usize>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::Fake;
+
+    const GPU: Device = Device::cuda(1);
+
+    fn devices() -> Devices<Fake> {
+        Devices::new(Fake::default(), 2)
+    }
+
+    fn map(devices: &Devices<Fake>, legacy: bool, handle_types: u64, range: Range<usize>) {
+        devices.driver().map(Mapped { legacy, handle_types, range });
+    }
+
+    #[test]
+    fn memory_leaves_by_the_way_that_its_allocator_allows() {
+        let devices = devices();
+        map(&devices, true, 0, 0x1000..0x3000);
+        map(&devices, false, FILE_DESCRIPTOR, 0x4000..0x6000);
+        map(&devices, false, FILE_DESCRIPTOR, 0x6000..0x7000);
+        map(&devices, false, 0, 0x8000..0x9000);
+        let outlet = |bytes: Range<usize>| devices.outlet(GPU, &bytes).unwrap();
+        let whole = outlet(0x1800..0x1900).unwrap();
+        assert!(matches!(whole.way, Way::Handle(_)));
+        assert_eq!(whole.range, 0x1000..0x3000);
+        let parts = outlet(0x5000..0x6800).unwrap();
+        let Way::Files(files) = &parts.way else { panic!("{parts:?}") };
+        assert_eq!(files.iter().map(|(_, nbytes)| *nbytes).collect::<Vec<_>>(), [0x2000, 0x1000]);
+        assert_eq!(parts.range, 0x4000..0x7000);
+        assert!(outlet(0x8000..0x8001).is_none(), "a pool");
+        assert!(outlet(0x6800..0x7001).is_none(), "no part follows");
+        assert!(outlet(0xa000..0xa001).is_none(), "unknown to the driver");
+        assert_eq!(devices.driver().take_calls().last(), Some(&crate::fake::Call::Pop), "the context is as before");
+    }
+
+    #[test]
+    fn what_is_opened_is_closed() {
+        let devices = devices();
+        map(&devices, true, 0, 0x1000..0x3000);
+        let outlet = devices.outlet(GPU, &(0x1000..0x1001)).unwrap().unwrap();
+        let opened = devices.open(GPU, &outlet.way).unwrap();
+        let parts = Way::Files(vec![(std::fs::File::open("/dev/null").unwrap().into(), 0x2000)]);
+        let mapped = devices.open(GPU, &parts).unwrap();
+        assert_eq!((mapped.range.len(), devices.driver().opened()), (0x2000, 2));
+        // SAFETY: the fake driver maps nothing.
+        unsafe {
+            devices.close(GPU, opened);
+            devices.close(GPU, mapped);
+        }
+        assert_eq!(devices.driver().opened(), 0);
+        let nothing = devices.open(GPU, &Way::Files(Vec::new())).unwrap_err();
+        assert_eq!(nothing.kind(), ErrorKind::Protocol);
+        let endless = (0..2).map(|_| (std::fs::File::open("/dev/null").unwrap().into(), usize::MAX)).collect();
+        assert_eq!(devices.open(GPU, &Way::Files(endless)).unwrap_err().kind(), ErrorKind::Protocol);
+    }
+
+    #[test]
+    fn events_order_streams_and_are_destroyed() {
+        let devices = devices();
+        let (a, b) = (Stream::from_handle(0xa0), Stream::from_handle(0xb0));
+        let (signal, handle) = devices.event(GPU).unwrap();
+        let opened = devices.open_event(GPU, &handle).unwrap();
+        devices.record(GPU, &signal, a).unwrap();
+        devices.wait(GPU, b, &opened).unwrap();
+        assert_eq!(devices.driver().ordered(), [(a, b)]);
+        devices.destroy(GPU, signal);
+        assert_eq!(devices.driver().live_events(), 0);
+        devices.driver().fail("cuIpcGetEventHandle", 801);
+        assert_eq!(devices.event(GPU).unwrap_err().kind(), ErrorKind::Driver);
+        assert_eq!(devices.driver().live_events(), 0, "no event is left behind");
+    }
+
+    #[test]
+    fn a_device_is_found_by_its_name() {
+        let devices = devices();
+        let uuid = devices.uuid(GPU).unwrap();
+        assert_eq!(devices.device_with(&uuid).unwrap(), Some(GPU));
+        assert_eq!(devices.device_with(&[9; 16]).unwrap(), None);
+        assert_eq!(devices.uuid(Device::CPU).unwrap_err().kind(), ErrorKind::Device);
+    }
+
+    #[test]
+    fn sharable_memory_is_freed_and_running_out_is_an_error_of_its_own() {
+        let devices = devices();
+        let address = devices.allocate_sharable(GPU, 100).unwrap();
+        // SAFETY: no work uses the memory.
+        unsafe { devices.free_sharable(GPU, address) };
+        assert_eq!(devices.driver().live_memory(), 0);
+        devices.driver().fail("cuMemAlloc_v2", 2);
+        assert_eq!(devices.allocate_sharable(GPU, 100).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    }
+}
