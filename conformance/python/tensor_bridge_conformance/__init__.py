@@ -24,6 +24,7 @@ def main(argv: list[str]) -> int:
         ("--host-copies", "bench_host_copies"),
         ("--copies", "bench_copies"),
         ("--moves", "bench_moves"),
+        ("--processes", "bench_processes"),
     ):
         if option in argv:
             measured = importlib.import_module(f"tensor_bridge_conformance.{module}")

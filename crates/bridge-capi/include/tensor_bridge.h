@@ -112,11 +112,13 @@ typedef enum tb_strides {
 
 /* Who may write to the tensors of a ticket. */
 typedef enum tb_writing {
-  /* each who opens it, for itself alone */
-  TB_WRITING_PRIVATE = 0,
-  TB_WRITING_NEVER = 1,
+  /* private on the host, shared on a device */
+  TB_WRITING_USUAL = 0,
+  /* each who opens it, for itself alone; not on a device */
+  TB_WRITING_PRIVATE = 1,
+  TB_WRITING_NEVER = 2,
   /* all, and all see it */
-  TB_WRITING_SHARED = 2,
+  TB_WRITING_SHARED = 3,
 } tb_writing;
 
 /* A tensor at the edge of a graph: one that is fed, or one that a run fetched. */
@@ -469,10 +471,10 @@ enum tb_status tb_tensor_dlpack(void *managed, int32_t versioned, uint64_t strea
 void tb_tensor_drop(struct tb_tensor *tensor);
 
 /*
- Shares tensors of host memory with other processes of this user, for a ticket that can be opened for so many
- seconds. They are copied once; a tensor that was opened from a ticket is passed on in place, unless it is private.
- tree is text for the process that opens the ticket, or NULL. writing is one of tb_writing. ticket has room for
- TB_TICKET_BYTES.
+ Shares tensors with other processes of this user, for a ticket that can be opened for so many seconds. Those on the
+ host are copied once; a tensor that was opened from a ticket is passed on in place, unless it is private. Those on a
+ CUDA device are shared in place, where their allocator allows that. tree is text for the process that opens the
+ ticket, or NULL. writing is one of tb_writing. ticket has room for TB_TICKET_BYTES.
  */
 enum tb_status tb_share(const struct tb_tensor *const *tensors,
                         size_t count,

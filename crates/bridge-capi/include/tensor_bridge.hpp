@@ -196,9 +196,9 @@ struct opened {
   std::optional<std::string> tree;
 };
 
-// Shares tensors of host memory with other processes, and returns the text of a ticket: tb_share.
+// Shares tensors with other processes, and returns the text of a ticket: tb_share.
 inline std::string share(const std::vector<const tensor *> &tensors, double seconds = 60,
-                         tb_writing writing = TB_WRITING_PRIVATE, const char *tree = nullptr) {
+                         tb_writing writing = TB_WRITING_USUAL, const char *tree = nullptr) {
   std::vector<const tb_tensor *> raw;
   for (const tensor *each : tensors) raw.push_back(each->get());
   char ticket[TB_TICKET_BYTES];

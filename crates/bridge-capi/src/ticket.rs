@@ -18,15 +18,17 @@ const _: () = assert!(TB_TICKET_BYTES == bridge_ipc::MAX_TICKET + 1);
 #[repr(C)]
 #[allow(dead_code, reason = "C names the numbers")]
 pub enum CWriting {
-    /// each who opens it, for itself alone
-    Private = 0,
-    Never = 1,
+    /// private on the host, shared on a device
+    Usual = 0,
+    /// each who opens it, for itself alone; not on a device
+    Private = 1,
+    Never = 2,
     /// all, and all see it
-    Shared = 2,
+    Shared = 3,
 }
 
 /// The values of `CWriting`, in their order.
-const WRITING: [Writing; 3] = [Writing::Private, Writing::Never, Writing::Shared];
+const WRITING: [Option<Writing>; 4] = [None, Some(Writing::Private), Some(Writing::Never), Some(Writing::Shared)];
 
 /// The tensors of a ticket, open in this process.
 pub struct COpened {
@@ -34,10 +36,10 @@ pub struct COpened {
     tree: Option<CString>,
 }
 
-/// Shares tensors of host memory with other processes of this user, for a ticket that can be opened for so many
-/// seconds. They are copied once; a tensor that was opened from a ticket is passed on in place, unless it is private.
-/// tree is text for the process that opens the ticket, or NULL. writing is one of tb_writing. ticket has room for
-/// TB_TICKET_BYTES.
+/// Shares tensors with other processes of this user, for a ticket that can be opened for so many seconds. Those on the
+/// host are copied once; a tensor that was opened from a ticket is passed on in place, unless it is private. Those on a
+/// CUDA device are shared in place, where their allocator allows that. tree is text for the process that opens the
+/// ticket, or NULL. writing is one of tb_writing. ticket has room for TB_TICKET_BYTES.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_share(
     tensors: *const *const CTensor,
@@ -60,12 +62,11 @@ pub unsafe extern "C" fn tb_share(
         let time = time.map_err(|_| refused(format!("{seconds} is no number of seconds: pass one from 0 on")))?;
         let writing = usize::try_from(writing).ok().and_then(|number| WRITING.get(number).copied());
         let writing = writing.ok_or_else(|| refused("writing is none of tb_writing"))?;
-        let room = |tensor: &&CTensor| Parcel::room_for(tensor.lent().layout().nbytes());
-        let room = if count > 1 { tensors.iter().map(room).fold(0, usize::saturating_add) } else { 0 };
-        let (mut parcel, ordering) = (Parcel::new(writing, room)?, bridge_copy::ordering());
-        for tensor in tensors {
-            parcel.add(&Caller::of(tensor, ordering), tensor, ordering, &Options::default())?;
-        }
+        let ordering = bridge_copy::ordering();
+        let callers: Vec<_> = tensors.iter().map(|tensor| Caller::of(tensor, ordering)).collect();
+        let leaves: Vec<(&dyn Adapter<Tensor = CTensor>, &CTensor)> =
+            callers.iter().zip(tensors).map(|(caller, tensor)| (caller as _, tensor)).collect();
+        let parcel = Parcel::of(&leaves, writing, ordering, &Options::default())?;
         let shared = CString::new(parcel.share(&*process::exporter()?, time, tree)?.text()).expect("JSON has no NUL");
         let bytes = shared.as_bytes_with_nul();
         // SAFETY: a ticket has at most so many bytes, for which the caller has room.

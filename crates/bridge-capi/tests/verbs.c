@@ -257,7 +257,7 @@ static void a_ticket_opens_what_was_shared(void) {
 
   CHECK(tb_open("ticket", &again) == TB_ARGUMENT && tb_open(NULL, &again) == TB_ARGUMENT && tb_open(ticket, NULL) == TB_ARGUMENT);
   CHECK(tb_share(NULL, 1, NULL, 60, 0, ticket) == TB_ARGUMENT && tb_share(NULL, 0, NULL, -1, 0, ticket) == TB_ARGUMENT);
-  CHECK(tb_share(NULL, 0, NULL, 60, 3, ticket) == TB_ARGUMENT && tb_share(NULL, 0, NULL, 60, 0, NULL) == TB_ARGUMENT);
+  CHECK(tb_share(NULL, 0, NULL, 60, 4, ticket) == TB_ARGUMENT && tb_share(NULL, 0, NULL, 60, 0, NULL) == TB_ARGUMENT);
   CHECK(tb_opened_count(NULL) == 0 && tb_opened_tree(NULL) == NULL && tb_tensor_info(NULL, &memory) == TB_ARGUMENT);
   tb_share_close();
   CHECK(rmdir(folder) == 0);

@@ -4,7 +4,7 @@
 //! cargo run --release -p tensor-bridge-ipc --example cost
 //! ```
 
-use bridge_core::{HostOnly, Options, Ordering, Result, transfer};
+use bridge_core::{Adapter, HostOnly, Options, Ordering, Result, transfer};
 use bridge_ipc::{Exporter, Ipc, Parcel, Settings, Writing, open};
 use bridge_ndarray::{HostArray, NdArray};
 use std::sync::Arc;
@@ -12,18 +12,16 @@ use std::time::{Duration, Instant};
 
 fn main() -> Result<()> {
     let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
-    let exporter = Exporter::new(Settings::default())?;
+    let (from, exporter) = (NdArray::new(), Exporter::new(Settings::default())?);
     println!(
         "| bytes | tensors | share, µs | first open, µs | open, transfer and drop, median, µs |\n|--:|--:|--:|--:|--:|"
     );
     for (nbytes, tensors) in [(4 << 10, 1), (64 << 20, 1), (256 << 20, 1), (64 << 20, 300)] {
         let arrays: Vec<_> = (0..tensors).map(|_| HostArray::from(vec![1u8; nbytes / tensors])).collect();
         let start = Instant::now();
-        let room = arrays.iter().map(|array| Parcel::room_for(array.layout().nbytes())).sum();
-        let mut parcel = Parcel::new(Writing::Never, room)?;
-        for array in &arrays {
-            parcel.add(&NdArray::new(), array, &ordering, &Options::default())?;
-        }
+        let leaves: Vec<(&dyn Adapter<Tensor = HostArray>, &HostArray)> =
+            arrays.iter().map(|array| (&from as _, array)).collect();
+        let parcel = Parcel::of(&leaves, Some(Writing::Never), &ordering, &Options::default())?;
         let ticket = parcel.share(&exporter, Duration::from_secs(60), None)?;
         let shared = start.elapsed().as_micros();
         let mut times = Vec::new();

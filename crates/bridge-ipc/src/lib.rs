@@ -20,9 +20,8 @@
 //! let settings = Settings::default();
 //! # ";
 //! let exporter = Exporter::new(settings)?;
-//! let mut parcel = Parcel::new(Writing::Private, 0)?;
-//! let tensor = HostArray::from(array![[1.0f32, 2.0], [3.0, 4.0]]);
-//! parcel.add(&NdArray::new(), &tensor, &ordering, &Options::default())?;
+//! let (from, tensor) = (NdArray::new(), HostArray::from(array![[1.0f32, 2.0], [3.0, 4.0]]));
+//! let parcel = Parcel::of(&[(&from, &tensor)], Some(Writing::Private), &ordering, &Options::default())?;
 //! let ticket = parcel.share(&exporter, Duration::from_secs(60), None)?.text();
 //!
 //! // Usually in another process.
@@ -39,8 +38,8 @@
 //! # Memory
 //!
 //! Tensors on the host are copied once, into sealed memory of the system (`memfd_create`), whose descriptor goes
-//! through the socket. [`Writing`] says who may write to it. Tensors on a GPU are refused so far: pass
-//! [`Options::device`](bridge_core::Options) to move them.
+//! through the socket. [`Writing`] says who may write to it. With the feature `cuda`, tensors on a GPU are shared in
+//! place where their allocator allows that ([`road`]), in stream order both ways; without it they are refused.
 //!
 //! # Who may open
 //!
@@ -51,6 +50,11 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+#[cfg(feature = "cuda")]
+mod device;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_device.rs"]
+mod device;
 mod exporter;
 mod importer;
 mod line;
@@ -68,6 +72,6 @@ pub use exporter::{Exporter, Held, Limits, Settings};
 pub use importer::{Opened, check, is_leasing, open};
 pub use memory::Writing;
 pub use names::{Client, Listed, Names, Watch};
-pub use parcel::Parcel;
+pub use parcel::{Parcel, Road, road};
 pub use tensor::{Ipc, IpcTensor};
 pub use ticket::{MAX_TICKET, Ticket, Token};

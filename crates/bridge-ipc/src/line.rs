@@ -100,6 +100,7 @@ pub(crate) fn refused(why: Why) -> Error {
             ErrorKind::Version,
             "the process that shares speaks another version: use one version of tensor_bridge in both",
         ),
+        Why::Failed => (ErrorKind::Driver, "the driver failed in the process that shares: look at its errors"),
         Why::Protocol => return broken("it did not understand the request"),
     };
     Error::new(kind, text)

@@ -1,13 +1,18 @@
 //! Parcels: the tensors of one ticket.
 
+use crate::device::{self, Lending};
 use crate::exporter::{Exporter, Kept};
 use crate::importer::{self, Import};
 use crate::memory::{self, Writing};
-use crate::tensor::{Arena, Ipc, IpcTensor};
+use crate::tensor::{Arena, Ipc, IpcTensor, Room};
 use crate::ticket::Ticket;
 use crate::wire::{Content, Described, MAX_FILES, Segment};
-use bridge_core::{Adapter, Error, ErrorKind, Lent, Options, Ordering, Result, Transfer, transfer};
+use bridge_core::{
+    Adapter, Device, Error, ErrorKind, Lent, Options, Ordering, Plan, Result, Stream, Transfer, plan, transfer,
+    transfer_all,
+};
 use rustix::fd::OwnedFd;
+use serde::Serialize;
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,13 +29,54 @@ const MAX_TENSORS: usize = 1 << 16;
 /// process may have changed it for itself alone. Every other tensor on the host is copied once, into memory that can be
 /// shared.
 pub struct Parcel {
-    writing: Writing,
+    writing: Option<Writing>,
     segments: Vec<Part>,
     tensors: Vec<Described>,
-    /// The tensors that lie in foreign segments, which they keep.
+    transfers: Vec<Transfer>,
+    /// The tensors that lie in segments which they keep.
     owners: Vec<Box<dyn Any + Send + Sync>>,
+    /// The streams in which the owners of device memory work.
+    streams: Vec<(Device, Stream)>,
     bytes: usize,
     about: String,
+}
+
+/// How the memory of a tensor leaves the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Road {
+    /// In place: it is memory of another process, and passed on.
+    Passed,
+    /// In place, by a handle of the driver for the block of the allocator.
+    Handle,
+    /// In place, by file descriptors for the virtual memory.
+    Files,
+    /// By a copy into memory that can be shared.
+    Copy,
+}
+
+/// Returns how the memory of a tensor would leave the process, if every process that opens it may write.
+///
+/// # Errors
+///
+/// Those of [`Adapter::export`], and the driver's.
+pub fn road<F>(from: &dyn Adapter<Tensor = F>, tensor: &F) -> Result<Road> {
+    let lent = from.export(tensor)?;
+    let in_place = plan(&lent, Ipc::new().profile(), &Options::default())? == Plan::ZeroCopy;
+    Ok(match in_place {
+        false => Road::Copy,
+        true if importer::containing(&lent)
+            .is_some_and(|(import, number)| import.segment(number).segment.writing() == Writing::Shared) =>
+        {
+            Road::Passed
+        }
+        true => match device::lending(&lent)?.map(|lending| lending.segment) {
+            Some(Segment::Handle { .. }) => Road::Handle,
+            Some(Segment::Files { .. }) => Road::Files,
+            _ => Road::Copy,
+        },
+    })
 }
 
 /// A segment of a parcel.
@@ -38,78 +84,169 @@ enum Part {
     Fresh(Arc<Arena>),
     /// One of another process, by its lease and its number there.
     Foreign(Arc<Import>, usize),
+    /// Memory of a device.
+    Lending(Lending),
+}
+
+/// Where a tensor is shared from.
+enum Place {
+    /// Where it lies: in a segment, which begins at this address.
+    There(usize, usize),
+    /// From a copy on its device.
+    Device,
+    /// From a copy on the host, of so many bytes.
+    Host(usize),
 }
 
 impl Parcel {
-    /// Makes an empty parcel, with memory for copies of so many bytes: the sum of [`Parcel::room_for`] over the
-    /// tensors. A tensor that does not fit takes memory of its own.
+    /// Packs tensors, of one framework or of several. `writing` says who may write to them; `None`: on the host each
+    /// process for itself ([`Writing::Private`]), on a device all ([`Writing::Shared`]). `options` are those of
+    /// [`transfer`].
     ///
     /// # Errors
     ///
+    /// Those of [`transfer`], [`ErrorKind::Argument`] for more tensors than a ticket may have, and
     /// [`ErrorKind::OutOfMemory`].
-    pub fn new(writing: Writing, room: usize) -> Result<Self> {
-        let fresh = if room > 0 { vec![Part::Fresh(Arc::new(Arena::new(room)?))] } else { Vec::new() };
-        let bytes = room;
-        Ok(Self { writing, segments: fresh, tensors: Vec::new(), owners: Vec::new(), bytes, about: String::new() })
-    }
-
-    /// Returns the bytes that the copy of a tensor of so many bytes takes.
-    pub fn room_for(nbytes: usize) -> usize {
-        Arena::room_for(nbytes)
-    }
-
-    /// Adds a tensor, and returns what was done with it. `options` are those of [`transfer`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`transfer`], and [`ErrorKind::Argument`] for more tensors than a ticket may have.
-    pub fn add<F>(
-        &mut self,
-        from: &dyn Adapter<Tensor = F>,
-        tensor: &F,
+    pub fn of<F>(
+        tensors: &[(&dyn Adapter<Tensor = F>, &F)],
+        writing: Option<Writing>,
         ordering: &Arc<dyn Ordering>,
         options: &Options,
-    ) -> Result<Transfer> {
-        if self.tensors.len() == MAX_TENSORS {
+    ) -> Result<Self> {
+        if tensors.len() > MAX_TENSORS {
             let text = format!("a ticket has at most {MAX_TENSORS} tensors: share them in parts");
             return Err(Error::new(ErrorKind::Argument, text));
         }
-        let lent = from.export(tensor)?;
-        if self.about.is_empty() {
-            self.about =
-                format!("{} {} {:?} on {}", from.profile().name, lent.dtype(), lent.layout().shape(), lent.device());
+        let mut parcel = Self {
+            writing,
+            segments: Vec::new(),
+            tensors: Vec::new(),
+            transfers: Vec::new(),
+            owners: Vec::new(),
+            streams: Vec::new(),
+            bytes: 0,
+            about: String::new(),
+        };
+        let places = parcel.places(tensors, options)?;
+        let there = |place: &Place| matches!(place, Place::There(..));
+        let in_place: Vec<_> =
+            tensors.iter().zip(&places).filter(|(_, place)| there(place)).map(|(tensor, _)| *tensor).collect();
+        let crossed = transfer_all(&in_place, &Ipc::new(), ordering, options).map_err(|failed| failed.error)?;
+        let mut crossed = crossed.into_iter();
+        for ((from, tensor), place) in tensors.iter().zip(places) {
+            let copied = |room| transfer(*from, &Ipc::into(room), tensor, ordering, options);
+            let done = match place {
+                Place::There(segment, start) => {
+                    let (tensor, done) = crossed.next().expect("each has crossed");
+                    parcel.keep(tensor, segment, start);
+                    done
+                }
+                Place::Device => {
+                    let (copy, done) = copied(Room::Device)?;
+                    let (segment, start) = parcel.lendable(&Ipc::new().export(&copy)?)?.ok_or_else(|| {
+                        let text = "the driver lends no memory to other processes: share a copy on the host";
+                        Error::new(ErrorKind::Driver, text)
+                    })?;
+                    parcel.keep(copy, segment, start);
+                    done
+                }
+                Place::Host(nbytes) => {
+                    let (segment, arena) = parcel.room(nbytes)?;
+                    let (copy, done) = copied(Room::Arena(Arc::clone(&arena)))?;
+                    parcel.describe(&copy, segment, arena.bytes().start);
+                    done
+                }
+            };
+            parcel.transfers.push(done);
         }
-        match self.foreign(&lent, options) {
-            Some((segment, start)) => {
-                drop(lent);
-                let (tensor, done) = transfer(from, &Ipc::new(), tensor, ordering, options)?;
-                self.describe(&tensor, segment, start);
-                self.owners.push(Box::new(tensor));
-                Ok(done)
+        Ok(parcel)
+    }
+
+    /// Returns where each tensor is shared from, and takes memory for all copies on the host.
+    fn places<F>(&mut self, tensors: &[(&dyn Adapter<Tensor = F>, &F)], options: &Options) -> Result<Vec<Place>> {
+        let mut places = Vec::with_capacity(tensors.len());
+        let mut room = 0usize;
+        for (from, tensor) in tensors {
+            let lent = from.export(tensor)?;
+            if self.about.is_empty() {
+                let (dtype, shape, device) = (lent.dtype(), lent.layout().shape(), lent.device());
+                self.about = format!("{} {dtype} {shape:?} on {device}", from.profile().name);
             }
-            None => {
-                let (segment, arena) = self.room(lent.layout().nbytes())?;
-                drop(lent);
-                let (tensor, done) = transfer(from, &Ipc::into(Arc::clone(&arena)), tensor, ordering, options)?;
-                self.describe(&tensor, segment, arena.bytes().start);
-                Ok(done)
+            let in_place = plan(&lent, Ipc::new().profile(), options).is_ok_and(|plan| plan == Plan::ZeroCopy);
+            let there = match in_place {
+                true => self.foreign(&lent).map_or_else(|| self.lendable(&lent), |found| Ok(Some(found)))?,
+                false => None,
+            };
+            let nbytes = lent.layout().nbytes();
+            let place = match there {
+                Some((segment, start)) => Place::There(segment, start),
+                None if device::in_streams(options.device.unwrap_or(lent.device())) => Place::Device,
+                None => Place::Host(nbytes),
+            };
+            if let Place::Host(nbytes) = place {
+                room = room.saturating_add(Arena::room_for(nbytes));
             }
+            places.push(place);
         }
+        if room > 0 {
+            self.room(room)?;
+        }
+        Ok(places)
+    }
+
+    /// Returns what was done with each tensor.
+    pub fn transfers(&self) -> &[Transfer] {
+        &self.transfers
+    }
+
+    /// Describes a tensor, and keeps it.
+    fn keep(&mut self, tensor: IpcTensor, segment: usize, start: usize) {
+        self.describe(&tensor, segment, start);
+        self.waits_for(tensor.device(), tensor.stream());
+        self.owners.push(Box::new(tensor));
+    }
+
+    fn waits_for(&mut self, device: Device, stream: Option<Stream>) {
+        let stream = stream.map(|stream| (device, stream)).filter(|stream| !self.streams.contains(stream));
+        self.streams.extend(stream);
+    }
+
+    /// Returns the segment of device memory that the tensor lies in, and where it begins, if it can be shared in place.
+    fn lendable(&mut self, lent: &Lent) -> Result<Option<(usize, usize)>> {
+        let hull = lent.layout().hull(lent.data(), None)?;
+        // The stream of the owner now: what it writes later is waited for when the ticket is opened.
+        let stream = lent.buffer().stream().map(Stream::on_any_thread);
+        let around = |(at, part): (usize, &Part)| match part {
+            Part::Lending(known) if known.range.start <= hull.start && hull.end <= known.range.end => {
+                Some((at, known.range.start))
+            }
+            _ => None,
+        };
+        if let Some(found) = self.segments.iter().enumerate().find_map(around).filter(|_| !hull.is_empty()) {
+            self.waits_for(lent.device(), stream);
+            return Ok(Some(found));
+        }
+        let Some(lending) = device::lending(lent)? else { return Ok(None) };
+        if self.writing == Some(Writing::Private) {
+            let text = "memory of a device cannot be private: share it with writing=\"shared\" or \"never\"";
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
+        self.waits_for(lent.device(), stream);
+        let start = lending.range.start;
+        self.segments.push(Part::Lending(lending));
+        Ok(Some((self.segments.len() - 1, start)))
     }
 
     /// Returns the segment of another process that the tensor lies in, and where it begins, if it can be taken in
     /// place.
-    fn foreign(&mut self, lent: &Lent, options: &Options) -> Option<(usize, usize)> {
-        if options.copy == Some(true) || lent.pending().is_some() {
-            return None;
-        }
+    fn foreign(&mut self, lent: &Lent) -> Option<(usize, usize)> {
         let (import, number) = importer::containing(lent)?;
         let open = import.segment(number);
         // Of a private mapping only this process sees what it has written.
-        let as_is = match open.writing {
-            Writing::Never => self.writing != Writing::Shared,
-            Writing::Shared => self.writing == Writing::Shared,
-            Writing::Private => false,
+        let as_is = match (open.segment.writing(), self.asked_of(open.device())) {
+            (Writing::Never, asked) => asked != Writing::Shared,
+            (Writing::Shared, asked) => asked == Writing::Shared,
+            (Writing::Private, _) => false,
         };
         if !as_is {
             return None;
@@ -127,7 +264,7 @@ impl Parcel {
     fn room(&mut self, nbytes: usize) -> Result<(usize, Arc<Arena>)> {
         let mut fresh = self.segments.iter().enumerate().filter_map(|(n, part)| match part {
             Part::Fresh(arena) => Some((n, arena)),
-            Part::Foreign(..) => None,
+            _ => None,
         });
         if let Some((n, arena)) = fresh.next_back().filter(|(_, arena)| arena.has(nbytes)) {
             return Ok((n, Arc::clone(arena)));
@@ -141,6 +278,12 @@ impl Parcel {
         self.bytes = self.bytes.saturating_add(room);
         self.segments.push(Part::Fresh(Arc::clone(&arena)));
         Ok((self.segments.len() - 1, arena))
+    }
+
+    /// Returns who may write to memory of this device.
+    fn asked_of(&self, device: Device) -> Writing {
+        let usual = if device::in_streams(device) { Writing::Shared } else { Writing::Private };
+        self.writing.unwrap_or(usual)
     }
 
     fn describe(&mut self, tensor: &IpcTensor, segment: usize, start: usize) {
@@ -168,31 +311,36 @@ impl Parcel {
         };
         let (mut segments, mut files) = (Vec::new(), Vec::new());
         for part in self.segments {
-            let (segment, file) = finished(part, self.writing)?;
+            let (segment, own) = finished(part, self.writing)?;
             segments.push(segment);
-            files.push(file);
+            files.extend(own);
         }
-        let content = Content { segments, tensors: self.tensors, tree };
-        let kept = Kept { content, files, _owners: self.owners };
+        let content = Content { segments, tensors: self.tensors, points: Vec::new(), tree };
+        let kept = Kept { content, files, streams: self.streams, _owners: self.owners };
         exporter.share(kept, self.bytes, &about, time)
     }
 }
 
-/// Returns a segment as others will see it.
-fn finished(part: Part, writing: Writing) -> Result<(Segment, Arc<OwnedFd>)> {
+/// Returns a segment as others will see it, with its descriptors.
+fn finished(part: Part, writing: Option<Writing>) -> Result<(Segment, Vec<Arc<OwnedFd>>)> {
     match part {
         Part::Foreign(import, number) => {
             let open = import.segment(number);
-            Ok((Segment::File { nbytes: open.bytes().len(), writing }, Arc::clone(&open.file)))
+            let segment = open.segment.clone();
+            let as_asked = writing.unwrap_or(segment.writing());
+            Ok((segment.with_writing(as_asked), open.files.clone()))
+        }
+        Part::Lending(Lending { segment, files, .. }) => {
+            Ok((segment.with_writing(writing.unwrap_or(Writing::Shared)), files))
         }
         Part::Fresh(arena) => {
-            let nbytes = arena.bytes().len();
+            let (nbytes, writing) = (arena.bytes().len(), writing.unwrap_or_default());
             let arena = Arc::into_inner(arena).ok_or_else(|| {
                 Error::new(ErrorKind::Framework, "a copy into shared memory is still in use: please report this")
             })?;
             let file = arena.into_file();
             memory::seal(&file, writing)?;
-            Ok((Segment::File { nbytes, writing }, Arc::new(file)))
+            Ok((Segment::File { nbytes, writing }, vec![Arc::new(file)]))
         }
     }
 }

@@ -42,6 +42,9 @@ pub(crate) trait Service: Send + 'static {
     /// Does what a connection asks for. An error is said to it, and ends it.
     fn answer(&mut self, peer: Peer, request: Self::Request, out: &mut Vec<Letter>) -> Result<(), Why>;
 
+    /// Returns whether a connection holds what its process may still use after it has closed it.
+    fn holds(&self, peer: Peer) -> bool;
+
     /// Forgets a connection that has ended.
     fn leave(&mut self, peer: Peer, out: &mut Vec<Letter>);
 
@@ -98,8 +101,15 @@ impl Serving {
         users: Vec<u32>,
         bell: Arc<Bell>,
     ) -> Result<Self> {
-        let server =
-            Server { listener, service, users, bell: Arc::clone(&bell), served: BTreeMap::new(), paused: None };
+        let server = Server {
+            listener,
+            service,
+            users,
+            bell: Arc::clone(&bell),
+            served: BTreeMap::new(),
+            ending: BTreeMap::new(),
+            paused: None,
+        };
         let thread = std::thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(move || server.run());
         let thread = thread.map_err(|error| {
             let text = "no thread for the socket: raise the limit of processes (ulimit -u)";
@@ -145,6 +155,9 @@ struct Server<S> {
     users: Vec<u32>,
     bell: Arc<Bell>,
     served: BTreeMap<Peer, Served>,
+    /// Connections that were closed, and whose processes have not ended yet: work of theirs may still use what they
+    /// hold.
+    ending: BTreeMap<Peer, OwnedFd>,
     /// When connections are accepted again.
     paused: Option<Instant>,
 }
@@ -163,7 +176,7 @@ impl<S: Service> Server<S> {
             }
             for (peer, ended) in ready {
                 if ended || self.attend(peer, &mut letters).is_none() {
-                    self.end(peer, &mut letters);
+                    self.end(peer, ended, &mut letters);
                 }
             }
             self.service.turn(&mut letters);
@@ -171,9 +184,14 @@ impl<S: Service> Server<S> {
         }
     }
 
-    fn end(&mut self, peer: Peer, letters: &mut Vec<Letter>) {
-        if self.served.remove(&peer).is_some() {
-            self.service.leave(peer, letters);
+    /// Ends a connection. What its process holds is kept until the process has ended, as far as that can be seen.
+    fn end(&mut self, peer: Peer, ended: bool, letters: &mut Vec<Letter>) {
+        let waiting = self.ending.remove(&peer).is_some();
+        let process = self.served.remove(&peer).map(|served| served.process);
+        match process {
+            Some(Some(process)) if !ended && self.service.holds(peer) => drop(self.ending.insert(peer, process)),
+            None if !waiting => (),
+            _ => self.service.leave(peer, letters),
         }
     }
 
@@ -189,7 +207,7 @@ impl<S: Service> Server<S> {
                     lost.push(peer);
                 }
             }
-            lost.into_iter().for_each(|peer| self.end(peer, letters));
+            lost.into_iter().for_each(|peer| self.end(peer, false, letters));
         }
     }
 
@@ -217,6 +235,10 @@ impl<S: Service> Server<S> {
                 asked.push(PollFd::new(process, PollFlags::IN));
                 peers.push((*peer, true));
             }
+        }
+        for (peer, process) in &self.ending {
+            asked.push(PollFd::new(process, PollFlags::IN));
+            peers.push((*peer, true));
         }
         if poll(&mut asked, timeout.as_ref()).is_err() {
             return (true, false, Vec::new());

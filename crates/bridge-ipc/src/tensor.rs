@@ -1,10 +1,11 @@
 //! The tensor: elements in memory that processes share, and the adapters for it.
 
+use crate::device::{self, DeviceMemory, Role};
 use crate::importer::Import;
 use crate::memory::{self, Mapping};
 use bridge_core::{
     Access, Adapter, Allocation, COPY_ALIGNMENT, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease,
-    Lent, Memory, Order, Profile, Result, Strides, Views,
+    Lent, Memory, Order, Profile, Result, Reuse, Stream, Strides, Views,
 };
 use rustix::fd::OwnedFd;
 use std::any::Any;
@@ -19,15 +20,32 @@ pub struct IpcTensor {
     data: usize,
     dtype: DType,
     layout: Layout,
+    device: Device,
     access: Access,
-    /// What keeps the memory: an [`Import`], an [`Arena`] before it is shared, or the [`Lease`] of a framework of this
-    /// process on memory that is shared already.
+    /// The stream of this process in which its memory is written; `None` on the host.
+    stream: Option<Stream>,
+    /// What keeps the memory: an [`Import`], an [`Arena`] or [`DeviceMemory`] before it is shared, or the [`Lease`] of
+    /// a framework of this process on memory that can be shared as it is.
     owner: Arc<dyn Any + Send + Sync>,
 }
 
 impl IpcTensor {
-    pub(crate) fn imported(data: usize, dtype: DType, layout: Layout, access: Access, import: Arc<Import>) -> Self {
-        Self { data, dtype, layout, access, owner: import }
+    pub(crate) fn imported(
+        (data, dtype, layout): (usize, DType, Layout),
+        (device, access, stream): (Device, Access, Option<Stream>),
+        import: Arc<Import>,
+    ) -> Self {
+        Self { data, dtype, layout, device, access, stream, owner: import }
+    }
+
+    /// Returns the device that the elements are on.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Returns the stream in which the memory is written.
+    pub(crate) fn stream(&self) -> Option<Stream> {
+        self.stream
     }
 
     /// Returns the element type.
@@ -66,9 +84,33 @@ impl IpcTensor {
 #[derive(Clone)]
 pub struct Ipc {
     profile: Arc<Profile>,
-    views: Arc<Views>,
+    consumer: Arc<Lends>,
     /// Where copies go.
-    arena: Option<Arc<Arena>>,
+    room: Option<Room>,
+}
+
+/// Memory for copies.
+#[derive(Clone)]
+pub(crate) enum Room {
+    Arena(Arc<Arena>),
+    /// An allocation of its own for each, on the device of the tensor.
+    Device,
+}
+
+/// The consumer: what it holds is read by others, in their order.
+#[derive(Default)]
+struct Lends {
+    views: Views,
+}
+
+impl Consumer for Lends {
+    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
+        if device::in_streams(device) { device::stream(device, Role::Lends).map(Some) } else { Ok(None) }
+    }
+
+    fn views(&self) -> &Views {
+        &self.views
+    }
 }
 
 impl Default for Ipc {
@@ -83,21 +125,26 @@ impl Ipc {
         Self::with(None)
     }
 
-    /// Makes the adapter that copies into `arena`.
-    pub(crate) fn into(arena: Arc<Arena>) -> Self {
-        Self::with(Some(arena))
+    /// Makes the adapter that copies into this room.
+    pub(crate) fn into(room: Room) -> Self {
+        Self::with(Some(room))
     }
 
-    fn with(arena: Option<Arc<Arena>>) -> Self {
+    fn with(room: Option<Room>) -> Self {
+        let devices: &[DeviceKind] = match &room {
+            Some(Room::Arena(_)) => &[DeviceKind::CPU],
+            _ if cfg!(feature = "cuda") => &[DeviceKind::CPU, DeviceKind::CUDA],
+            _ => &[DeviceKind::CPU],
+        };
         let profile = Profile {
             dtypes: DType::NAMED.iter().map(|(dtype, _)| *dtype).collect(),
             strides: Strides::Any,
             alignment: 0,
-            devices: vec![DeviceKind::CPU],
-            owns_memory: arena.is_some(),
+            devices: devices.into(),
+            owns_memory: room.is_some(),
             ..Profile::export_only("ipc")
         };
-        Self { profile: Arc::new(profile), views: Arc::default(), arena }
+        Self { profile: Arc::new(profile), consumer: Arc::default(), room }
     }
 }
 
@@ -109,22 +156,26 @@ impl Adapter for Ipc {
     }
 
     fn consumer(&self) -> Arc<dyn Consumer> {
-        self.views.clone()
+        self.consumer.clone()
     }
 
     fn export(&self, tensor: &IpcTensor) -> Result<Lent> {
         tensor.check()?;
-        let allocation = Allocation::host(tensor.layout.hull(tensor.data, None)?, tensor.access);
+        let (bytes, device, access) = (tensor.layout.hull(tensor.data, None)?, tensor.device, tensor.access);
+        let allocation = Allocation { bytes, device, access, stream: tensor.stream, reuse: Reuse::InStreamOrder };
         // SAFETY: a segment or an arena stays mapped, at least this long and for this access, as long as the tensor
-        // keeps it; its file cannot be shortened. It is unmapped on any thread. `open` or `empty` has checked that the
-        // layout stays inside.
+        // keeps it; its file cannot be shortened. It is unmapped on any thread, memory of a device behind the work in
+        // its stream, which waits for the writers of other processes. `open` or `empty` has checked that the layout
+        // stays inside.
         let memory = unsafe { Memory::new(allocation, Arc::clone(&tensor.owner)) };
         Lent::at(tensor.data, tensor.dtype, tensor.layout.clone(), memory)
     }
 
     fn import(&self, lease: Lease) -> Result<IpcTensor> {
-        let (data, dtype, layout, access) = (lease.data(), lease.dtype(), lease.layout().clone(), lease.access());
-        Ok(IpcTensor { data, dtype, layout, access, owner: Arc::new(lease) })
+        let (data, dtype, layout) = (lease.data(), lease.dtype(), lease.layout().clone());
+        let (device, access) = (lease.device(), lease.access());
+        let stream = self.consumer.current_stream(device)?;
+        Ok(IpcTensor { data, dtype, layout, device, access, stream, owner: Arc::new(lease) })
     }
 
     /// Returns an error: core copies host memory.
@@ -142,12 +193,17 @@ impl Adapter for Ipc {
     }
 
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<IpcTensor> {
-        let Some(arena) = self.arena.as_ref().filter(|_| device.kind == DeviceKind::CPU) else {
-            return Err(Error::new(ErrorKind::CopyNeeded, "memory to share is taken by a parcel, on the host"));
-        };
         let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
-        let data = arena.take(layout.nbytes())?;
-        Ok(IpcTensor { data, dtype, layout, access: Access::ReadWrite, owner: arena.clone() })
+        let (data, owner): (usize, Arc<dyn Any + Send + Sync>) = match &self.room {
+            Some(Room::Arena(arena)) if device.kind == DeviceKind::CPU => (arena.take(layout.nbytes())?, arena.clone()),
+            Some(Room::Device) if device::in_streams(device) => {
+                let memory = DeviceMemory::new(device, layout.nbytes())?;
+                (memory.address(), Arc::new(memory))
+            }
+            _ => return Err(Error::new(ErrorKind::CopyNeeded, "memory to share is taken by a parcel")),
+        };
+        let stream = self.consumer.current_stream(device)?;
+        Ok(IpcTensor { data, dtype, layout, device, access: Access::ReadWrite, stream, owner })
     }
 }
 

@@ -7,13 +7,14 @@ use crate::memory::Writing;
 use crate::ticket::{Token, VERSION};
 use bridge_core::DType;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Bytes of a frame in front of its body.
 pub(crate) const HEADER: usize = 8;
 
 /// The most bytes of the body of a request.
-pub(crate) const MAX_REQUEST: usize = 1 << 10;
+pub(crate) const MAX_REQUEST: usize = 4 << 10;
 
 /// The most bytes of the body of an answer.
 pub(crate) const MAX_ANSWER: usize = 16 << 20;
@@ -27,8 +28,12 @@ pub(crate) const MAX_FILES: usize = 253;
 pub(crate) enum Request {
     /// Asks for a lease on a share.
     Open { share: u64, token: Token },
-    /// Gives a lease back. There is no answer.
-    Return { lease: u64 },
+    /// Gives a lease back, behind these points. There is no answer.
+    Return {
+        lease: u64,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        points: Vec<Point>,
+    },
 }
 
 /// What the process that shares says.
@@ -57,6 +62,8 @@ pub(crate) enum Why {
     Protocol,
     /// It speaks another version.
     Version,
+    /// The driver failed there.
+    Failed,
 }
 
 /// What a share holds.
@@ -65,6 +72,9 @@ pub(crate) enum Why {
 pub(crate) struct Content {
     pub(crate) segments: Vec<Segment>,
     pub(crate) tensors: Vec<Described>,
+    /// The work to wait for before the tensors are touched.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) points: Vec<Point>,
     /// How the tensors lie in a tree, in the words of the process that made the share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tree: Option<String>,
@@ -76,13 +86,71 @@ pub(crate) struct Content {
 pub(crate) enum Segment {
     /// A sealed file in memory: one descriptor.
     File { nbytes: usize, writing: Writing },
+    /// Memory of a device, by a handle of the driver. No descriptor.
+    Handle { device: Uuid, handle: Hex<64>, nbytes: usize, writing: Writing },
+    /// Virtual memory of a device: allocations of these lengths in bytes, mapped side by side. A descriptor for each.
+    Files { device: Uuid, parts: Vec<usize>, writing: Writing },
+}
+
+/// What names a device in every process.
+pub(crate) type Uuid = Hex<16>;
+
+/// A point in the work of a device: an event of the driver, by its handle.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Point {
+    pub(crate) device: Uuid,
+    pub(crate) event: Hex<64>,
+}
+
+/// Bytes as hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Hex<const N: usize>(pub(crate) [u8; N]);
+
+impl<const N: usize> Serialize for Hex<N> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let digit = |nibble: u8| char::from_digit(nibble.into(), 16).expect("a nibble is a digit");
+        let text: String = self.0.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect();
+        serializer.serialize_str(&text)
+    }
+}
+
+impl<'de, const N: usize> Deserialize<'de> for Hex<N> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let nibble = |digit: u8| char::from(digit).to_digit(16).filter(|_| !digit.is_ascii_uppercase());
+        let byte = |pair: &[u8]| Some((nibble(pair[0])? << 4 | nibble(pair[1])?) as u8);
+        let bytes: Option<Vec<u8>> =
+            text.as_bytes().chunks(2).map(|pair| (pair.len() == 2).then(|| byte(pair))?).collect();
+        let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
+        bytes.map(Self).ok_or_else(|| D::Error::custom(format_args!("these are no {N} bytes as hexadecimal digits")))
+    }
 }
 
 impl Segment {
+    /// Returns who may write to it.
+    pub(crate) fn writing(&self) -> Writing {
+        match self {
+            Self::File { writing, .. } | Self::Handle { writing, .. } | Self::Files { writing, .. } => *writing,
+        }
+    }
+
+    /// Returns the same memory for others, who may write as this says.
+    pub(crate) fn with_writing(mut self, as_asked: Writing) -> Self {
+        match &mut self {
+            Self::File { writing, .. } | Self::Handle { writing, .. } | Self::Files { writing, .. } => {
+                *writing = as_asked
+            }
+        }
+        self
+    }
+
     /// Returns how many descriptors come with it.
     pub(crate) fn files(&self) -> usize {
         match self {
             Self::File { .. } => 1,
+            Self::Handle { .. } => 0,
+            Self::Files { parts, .. } => parts.len(),
         }
     }
 }
@@ -153,6 +221,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn returned(lease: u64) -> Request {
+        Request::Return { lease, points: Vec::new() }
+    }
+
     fn token() -> Token {
         serde_json::from_str("\"000102030405060708090a0b0c0d0e0f\"").unwrap()
     }
@@ -163,15 +235,34 @@ mod tests {
             Described { segment: 0, offset: 64, dtype: DType::BFLOAT16, shape: vec![], strides: vec![] },
         ];
         let segments = vec![Segment::File { nbytes: 128, writing: Writing::Private }];
-        Answer::Opened { lease: 1, content: Content { segments, tensors, tree: Some("[0,1]".into()) } }
+        Answer::Opened {
+            lease: 1,
+            content: Content { segments, tensors, points: Vec::new(), tree: Some("[0,1]".into()) },
+        }
     }
 
     /// One message a line, as another program would send it.
     #[test]
     fn messages_are_golden_ones() {
-        let requests = [Request::Open { share: 7, token: token() }, Request::Return { lease: 1 }];
+        let points = vec![Point { device: Hex([1; 16]), event: Hex([0x2f; 64]) }];
+        let requests = [
+            Request::Open { share: 7, token: token() },
+            returned(1),
+            Request::Return { lease: 1, points: points.clone() },
+        ];
+        let segments = vec![
+            Segment::Handle {
+                device: Hex([1; 16]),
+                handle: Hex([0xa0; 64]),
+                nbytes: 2 << 20,
+                writing: Writing::Shared,
+            },
+            Segment::Files { device: Hex([1; 16]), parts: vec![2 << 20, 20 << 20], writing: Writing::Never },
+        ];
+        let on_a_device = Content { segments, tensors: Vec::new(), points, tree: None };
         let answers = [
             opened(),
+            Answer::Opened { lease: 2, content: on_a_device },
             Answer::Refused { why: Why::Unknown },
             Answer::Refused { why: Why::Denied },
             Answer::Revoked { share: 7 },
@@ -185,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_frame_of_another_kind_is_refused() {
-        let good = frame(&Request::Return { lease: 1 });
+        let good = frame(&returned(1));
         let with = |at: usize, byte: u8| {
             let mut bytes = good.clone();
             bytes[at] = byte;
@@ -193,7 +284,7 @@ mod tests {
             frames.add(&bytes);
             frames.next::<Request>()
         };
-        assert_eq!(with(0, b'T'), Ok(Some(Request::Return { lease: 1 })));
+        assert_eq!(with(0, b'T'), Ok(Some(returned(1))));
         assert_eq!(with(0, b'X'), Err(Why::Protocol));
         assert_eq!(with(2, 2), Err(Why::Version));
         assert_eq!(with(3, 1), Err(Why::Protocol));
@@ -205,7 +296,7 @@ mod tests {
         /// Messages come out as they went in, wherever the stream is cut.
         #[test]
         fn frames_survive_any_cut(leases in prop::collection::vec(any::<u64>(), 0..6), cuts in prop::collection::vec(1usize..40, 1..20)) {
-            let bytes: Vec<u8> = leases.iter().flat_map(|lease| frame(&Request::Return { lease: *lease })).collect();
+            let bytes: Vec<u8> = leases.iter().flat_map(|lease| frame(&returned(*lease))).collect();
             let (mut frames, mut found, mut rest) = (Frames::new(MAX_REQUEST), Vec::new(), &bytes[..]);
             for cut in cuts.iter().cycle() {
                 let (now, later) = rest.split_at(rest.len().min(*cut));
@@ -218,7 +309,7 @@ mod tests {
                     break;
                 }
             }
-            prop_assert_eq!(found, leases.into_iter().map(|lease| Request::Return { lease }).collect::<Vec<_>>());
+            prop_assert_eq!(found, leases.into_iter().map(returned).collect::<Vec<_>>());
         }
 
         /// Hostile bytes are refused or waited for, and never more than the limit is kept of a frame.

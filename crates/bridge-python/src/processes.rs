@@ -6,7 +6,7 @@ use crate::frameworks::{self, AnyAdapter, source};
 use crate::not_a_capsule;
 use crate::options::Keywords;
 use bridge_core::{Adapter, Error, ErrorKind, Options, Result};
-use bridge_ipc::{Ipc, IpcTensor, Limits, Opened, Parcel, Settings, Writing, process};
+use bridge_ipc::{Ipc, IpcTensor, Limits, Opened, Parcel, Road, Settings, Writing, process};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyList};
@@ -105,26 +105,38 @@ pub(crate) fn ipc_share<'py>(
     tensors: Vec<PyTensor<'py>>,
     tree: Option<String>,
     expires: f64,
-    writing: &Bound<'py, PyAny>,
+    writing: Option<&Bound<'py, PyAny>>,
     copy: Option<bool>,
 ) -> PyResult<Ticket> {
     let share = || {
-        let (time, writing) = (seconds(expires)?, self::writing(writing)?);
+        let (time, writing) = (seconds(expires)?, writing.map(self::writing).transpose()?);
         let options = Options { copy, ..Options::default() };
-        let mut room = 0usize;
-        for tensor in &tensors {
+        let sources = tensors.iter().map(|tensor| {
             not_a_capsule(tensor)?;
-            let nbytes = source(tensor)?.export(tensor)?.layout().nbytes();
-            room = room.saturating_add(Parcel::room_for(nbytes));
-        }
-        // One tensor may lie in shared memory already, and take none.
-        let mut parcel = Parcel::new(writing, if tensors.len() > 1 { room } else { 0 })?;
-        for tensor in &tensors {
-            parcel.add(&*source(tensor)?, tensor, copies::ordering(), &options)?;
-        }
+            source(tensor)
+        });
+        let sources = sources.collect::<Result<Vec<_>>>()?;
+        let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, &PyTensor<'py>)> =
+            sources.iter().zip(&tensors).map(|(from, tensor)| (&**from as _, tensor)).collect();
+        let parcel = Parcel::of(&leaves, writing, copies::ordering(), &options)?;
         py.detach(|| parcel.share(&*process::exporter()?, time, tree)).map(Ticket)
     };
     share().map_err(|error| into_python(py, error))
+}
+
+/// Returns the name of the way in which a tensor's memory would leave the process.
+#[pyfunction]
+pub(crate) fn ipc_road(py: Python<'_>, tensor: &PyTensor<'_>) -> PyResult<&'static str> {
+    let road = || {
+        not_a_capsule(tensor)?;
+        Ok(match bridge_ipc::road(&*source(tensor)?, tensor)? {
+            Road::Passed => "passed",
+            Road::Handle => "handle",
+            Road::Files => "files",
+            _ => "copy",
+        })
+    };
+    road().map_err(|error: Error| into_python(py, error))
 }
 
 /// Opens a ticket, for the framework named ``target``. Returns the tensors, and the text about their tree.
@@ -290,6 +302,7 @@ pub(crate) fn enter(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Client>()?;
     module.add_class::<Watch>()?;
     module.add_function(wrap_pyfunction!(ipc_share, module)?)?;
+    module.add_function(wrap_pyfunction!(ipc_road, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_open, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_revoke, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_configure, module)?)?;

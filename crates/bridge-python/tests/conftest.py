@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -35,6 +37,15 @@ def nothing_leaks() -> Iterator[None]:
 def alive() -> int:
     gc.collect()
     return memory.views()
+
+
+@pytest.fixture
+def namespaces() -> list[str]:
+    """Return the command that starts a program in a mount and a PID namespace of its own, as containers do."""
+    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"], check=False).returncode != 0:
+        pytest.skip("this user may make no namespaces")
+    return command
 
 
 @pytest.fixture

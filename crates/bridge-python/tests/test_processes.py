@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,9 @@ import pytest
 
 import tensor_bridge as tb
 from tensor_bridge import processes
+from tensor_bridge_conformance.others import Other, wait_until
 
 torch = pytest.importorskip("torch")
-
-#: Seconds for what another process does.
-PATIENCE = 60.0
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -37,55 +34,12 @@ def _folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     processes._core.ipc_close()
 
 
-class Other:
-    """Another Python process, which runs what it is told and prints the value of each expression."""
-
-    def __init__(self) -> None:
-        code = (
-            "import sys\nimport numpy as np\nimport tensor_bridge as tb\n"
-            "space = {'np': np, 'tb': tb}\n"
-            "for line in sys.stdin:\n"
-            "    try:\n"
-            "        answer = eval(line, space)\n"
-            "    except SyntaxError:\n"
-            "        answer = exec(line, space)\n"
-            "    except tb.BridgeError as error:\n"
-            "        answer = error.kind\n"
-            "    except ValueError as error:\n"
-            "        answer = type(error).__name__\n"
-            "    print('answer', repr(answer), flush=True)\n"
-        )
-        command = [sys.executable, "-c", code]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def __call__(self, line: str) -> str:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        while answer := self.process.stdout.readline():
-            if answer.startswith("answer "):
-                return answer.removeprefix("answer ").rstrip()
-        raise AssertionError(f"{line}: the process has ended")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
 @pytest.fixture
 def other() -> Any:
     """Return another process, which ends with the test."""
     process = Other()
     yield process
     process.kill()
-
-
-def wait_until(condition: Any) -> None:
-    """Wait for what another process does."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def leases() -> int:
@@ -180,6 +134,22 @@ def _kind(call: Any) -> str | None:
     except tb.BridgeError as error:
         return error.kind
     return None
+
+
+def test_a_process_in_namespaces_of_its_own(namespaces: list[str]) -> None:
+    inside = Other([*namespaces, sys.executable])
+    try:
+        y = tb.open(inside.text("tb.share(np.arange(3.0)).text"), "numpy")
+        assert y.tolist() == [0, 1, 2]
+        ticket = tb.share(y)
+        inside(f"y = tb.open({ticket.text!r}, 'numpy')")
+        inside("import os")
+        assert inside("(os.getpid(), y.tolist())") == repr((1, [0.0, 1.0, 2.0]))
+        assert leases() == 1
+    finally:
+        inside.kill()
+    wait_until(lambda: leases() == 0)
+    tb.revoke(ticket)
 
 
 def test_a_killed_reader_gives_back(other: Other) -> None:
@@ -293,6 +263,7 @@ ROUNDS = """
 import os, time
 import numpy as np
 import tensor_bridge as tb
+from tensor_bridge_conformance.others import Other, wait_until
 from tensor_bridge import processes
 
 def rounds(count):
@@ -395,3 +366,15 @@ def test_names_for_asyncio(tmp_path: Path) -> None:
             await versions.aclose()
 
     asyncio.run(main())
+
+
+def test_the_road_is_told() -> None:
+    ticket = tb.share(np.arange(4.0), writing="shared")
+    y = tb.open(ticket, "torch")
+    assert (processes.road(np.arange(4.0)), processes.road(y[1:])) == ("copy", "passed")
+    seen = tb.open(tb.share(y, isolated=True, writing="shared"), "numpy")
+    y[0] = 7
+    assert seen[0] == 0
+    with pytest.raises(tb.BridgeValueError, match="isolated"):
+        tb.share(y, isolated=True, copy=False)
+    tb.revoke(ticket)

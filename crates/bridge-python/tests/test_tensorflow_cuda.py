@@ -65,7 +65,7 @@ def warm() -> None:
 
 
 def test_a_ring_of_three_is_the_same_memory() -> None:
-    tensor = torch.arange(4096.0, device="cuda").reshape(64, 64)
+    tensor = torch.arange(4096.0, device="cuda:0").reshape(64, 64)
     in_tensorflow = tb.to_tensorflow(tensor, copy=False)
     assert in_tensorflow.device.endswith("GPU:0")
     assert address(in_tensorflow) == tensor.data_ptr()

@@ -50,6 +50,9 @@ class TensorFlow(Unwritable):
         self.pointer.restype = ctypes.c_void_p
         self.pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
         self.named = {name: dtype for name in NAMES if (dtype := self.dtype(name)) is not None}
+        if self.name == "GPU:0":
+            # Where TensorFlow finds several, it leaves the last one current, which CuPy then works on.
+            tensorflow.config.set_visible_devices(tensorflow.config.list_physical_devices("GPU")[:1], "GPU")
         with self.here():
             # Made before memory is counted, so that no fill waits for a copy to the device.
             every: Any = numpy.arange(256, dtype="uint8")

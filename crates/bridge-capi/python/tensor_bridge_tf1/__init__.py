@@ -34,7 +34,7 @@ from . import _sources
 from ._graph import INPUT, OUTPUT, Operations
 from ._library import COUNTS, Counts, Info, Owned, library
 from ._taken import Taken
-from ._tickets import open, revoke, share
+from ._tickets import Shared, open, revoke, share
 from .errors import (
     BridgeBufferError,
     BridgeConnectionError,
@@ -63,6 +63,7 @@ __all__ = [
     "BridgeTypeError",
     "BridgeValueError",
     "Feed",
+    "Shared",
     "Taken",
     "external_input",
     "external_output",

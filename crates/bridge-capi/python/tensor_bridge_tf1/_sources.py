@@ -22,6 +22,9 @@ def lent(x: Any) -> Owned:
         return _of_numpy(x)
     if type(x).__name__ == "PyCapsule":
         return _of_capsule(x)
+    if isinstance(getattr(x, "_opened", None), Owned):
+        shared: Owned = x.lent()
+        return shared
     _refuse(x)
     speaks = hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
     interface = getattr(x, "__cuda_array_interface__", None)

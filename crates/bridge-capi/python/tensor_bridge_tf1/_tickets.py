@@ -2,7 +2,7 @@
 
 import atexit
 import ctypes
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
@@ -12,26 +12,27 @@ from ._trees import flattened, tree_of
 from .errors import of_kind
 
 #: Values of ``writing``, with the library's numbers (``tb_writing``).
-_WRITING = {"private": 0, "never": 1, "shared": 2}
+_WRITING = {None: 0, "private": 1, "never": 2, "shared": 3}
 
 #: Bytes of a ticket with the 0 at its end (``TB_TICKET_BYTES``).
 _BYTES = 513
 
 
-def share(x: Any, *, expires: float = 60.0, writing: str = "private") -> str:
+def share(x: Any, *, expires: float = 60.0, writing: Optional[str] = None) -> str:
     """Share a tensor with other processes of this user, and return the text of a ticket.
 
-    ``x`` is what ``feed`` takes, in host memory, or a dict, a list or a tuple of such, of numbers, strings and
-    ``None``. The ticket can be opened for ``expires`` seconds, any number of times, by ``tensor_bridge.open`` and by
-    ``open`` of this module. The memory is copied once, and kept until then and until every process that opened the
-    ticket has dropped the tensors or has died.
+    ``x`` is what ``feed`` takes, or a dict, a list or a tuple of such, of numbers, strings and ``None``. The ticket can
+    be opened for ``expires`` seconds, any number of times, by ``tensor_bridge.open`` and by ``open`` of this module.
+    Memory of the host is copied once; that of a CUDA device is shared in place, where its allocator allows that. It is
+    kept until the ticket has expired and every process that opened it has dropped the tensors or has died.
 
     ``writing`` says what a process that opens the ticket may do. With ``"private"`` it may write, and sees its own
-    writes alone; with ``"never"`` no process may write; with ``"shared"`` all may, and see each other's writes.
+    writes alone (the default on the host); with ``"never"`` no process may write; with ``"shared"`` all may, and see
+    each other's writes (the default on a device).
     """
     leaves, tree = flattened(x)
     tensors = [_sources.lent(_sources.resolved(leaf, None)) for leaf in leaves]
-    number = _WRITING.get(writing) if isinstance(writing, str) else None
+    number = _WRITING.get(writing) if writing is None or isinstance(writing, str) else None
     if number is None:
         raise of_kind("argument", f"writing is {writing!r:.80}: it must be private, never or shared")
     pointers = (ctypes.c_void_p * len(tensors))(*[tensor._as_parameter_ for tensor in tensors])
@@ -43,16 +44,16 @@ def share(x: Any, *, expires: float = 60.0, writing: str = "private") -> str:
 
 
 def open(ticket: Any) -> Any:
-    """Return what another process has shared, as NumPy arrays over its memory.
+    """Return what another process has shared, as NumPy arrays over its memory, or ``Shared`` tensors on a CUDA device.
 
-    ``ticket`` is the text of a ticket, or a ticket of ``tensor_bridge``. The arrays can be fed to graphs in place. When
-    the last view of them is dropped, the memory goes back to the process that shares it.
+    ``ticket`` is the text of a ticket, or a ticket of ``tensor_bridge``. Both can be fed to graphs in place. When the
+    last view of them is dropped, the memory goes back to the process that shares it.
     """
     opened = Owned("opened_drop")
     library().open(_text(ticket), opened.out)
     tree = library().opened_tree(opened)
-    arrays = [_array(opened, index) for index in range(library().opened_count(opened))]
-    return tree_of(None if tree is None else tree.decode(), arrays)
+    tensors = [_opened(opened, index) for index in range(library().opened_count(opened))]
+    return tree_of(None if tree is None else tree.decode(), tensors)
 
 
 def revoke(ticket: Any) -> None:
@@ -68,29 +69,49 @@ def _text(ticket: Any) -> bytes:
     return text
 
 
-class _Opened:
-    """A tensor of another process, as NumPy's array interface."""
+class Shared:
+    """A tensor of another process: ``feed`` and ``share`` take it, and NumPy on the host.
+
+    On a CUDA device the work of that process on it is waited for, and its memory goes back behind the work here.
+    """
 
     def __init__(self, opened: Owned, index: int) -> None:
-        self._tensor = Owned("tensor_drop")
-        library().opened_tensor(opened, index, self._tensor.out)
+        """Only ``open`` makes one."""
+        self._opened, self._index = opened, index
+        # What the interface below points to.
+        self._tensor = self.lent()
         memory = Memory()
         library().tensor_info(self._tensor, ctypes.byref(memory))
-        dtype = _dtypes.to_numpy(_dtypes.name((memory.dtype.code, memory.dtype.bits)))
-        shape = tuple(memory.shape[: memory.ndim])
-        self.dtype = dtype
+        self.dtype = _dtypes.name((memory.dtype.code, memory.dtype.bits))
+        self.shape = tuple(memory.shape[: memory.ndim])
+        self.device = "cpu" if memory.device.kind == _sources.CPU else f"cuda:{memory.device.index}"
+        if memory.device.kind != _sources.CPU:
+            return
+        numpy = _dtypes.to_numpy(self.dtype)
         # NumPy takes no null address.
         address = memory.data or ctypes.addressof(memory)
         self.__array_interface__ = {
             "version": 3,
-            "shape": shape,
-            "typestr": dtype.str if dtype.str[1] != "V" else f"|V{dtype.itemsize}",
-            "strides": tuple(step * dtype.itemsize for step in memory.strides[: memory.ndim]),
+            "shape": self.shape,
+            "typestr": numpy.str if numpy.str[1] != "V" else f"|V{numpy.itemsize}",
+            "strides": tuple(step * numpy.itemsize for step in memory.strides[: memory.ndim]),
             "data": (address, bool(memory.read_only)),
         }
 
+    def lent(self) -> Owned:
+        """Return the tensor, for the library."""
+        tensor = Owned("tensor_drop")
+        library().opened_tensor(self._opened, self._index, tensor.out)
+        return tensor
 
-def _array(opened: Owned, index: int) -> np.ndarray:
-    tensor = _Opened(opened, index)
+    def __repr__(self) -> str:
+        """Describe it, without its values."""
+        return f"<Shared: {self.dtype} {list(self.shape)} on {self.device}>"
+
+
+def _opened(opened: Owned, index: int) -> Any:
+    tensor = Shared(opened, index)
+    if tensor.device != "cpu":
+        return tensor
     array = np.asarray(tensor)  # type: np.ndarray
-    return array.view(tensor.dtype)
+    return array.view(_dtypes.to_numpy(tensor.dtype))

@@ -125,6 +125,11 @@ impl<C> Book<C> {
         Ok(self.returned(share))
     }
 
+    /// Returns whether a connection has leases.
+    pub(crate) fn holds(&self, peer: Peer) -> bool {
+        self.peers.get(&peer).is_some_and(|leases| !leases.is_empty())
+    }
+
     /// Takes all leases back from a connection that has ended. Returns the contents that are free now.
     pub(crate) fn leave(&mut self, peer: Peer) -> Vec<Arc<C>> {
         let leases = self.peers.remove(&peer).unwrap_or_default();

@@ -10,7 +10,7 @@ use crate::server::{Bell, Peer, Serving};
 use crate::ticket::{Ticket, Token, now};
 use crate::wire::{Content, HEADER, MAX_ANSWER, MAX_FILES, frame};
 use book::Book;
-use bridge_core::{Error, ErrorKind, Result};
+use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use rustix::fd::OwnedFd;
 use std::any::Any;
 use std::path::PathBuf;
@@ -37,6 +37,8 @@ pub(crate) struct Kept {
     pub(crate) content: Content,
     /// The descriptors of the segments, in their order.
     pub(crate) files: Vec<Arc<OwnedFd>>,
+    /// The streams in which the owners of device memory work.
+    pub(crate) streams: Vec<(Device, Stream)>,
     pub(crate) _owners: Vec<Box<dyn Any + Send + Sync>>,
 }
 

@@ -1,8 +1,9 @@
 //! What the exporter's thread answers.
 
 use super::Desk;
+use crate::device::{self, Role};
 use crate::server::{Letter, Peer, Service};
-use crate::wire::{Answer, Request, Why, frame};
+use crate::wire::{Answer, Content, Request, Why, frame};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
@@ -18,17 +19,32 @@ impl Service for Arc<Desk> {
             Request::Open { share, token } => {
                 let opened = self.book().open(peer, share, &token, Instant::now());
                 let (answer, kept) = match opened {
-                    Ok((lease, kept)) => (Answer::Opened { lease, content: kept.content.clone() }, Some(kept)),
+                    Ok((lease, kept)) => match device::points_behind(&kept.streams, Role::Lends) {
+                        Ok(points) => {
+                            let content = Content { points, ..kept.content.clone() };
+                            (Answer::Opened { lease, content }, Some(kept))
+                        }
+                        Err(_) => {
+                            drop(self.book().give_back(peer, lease)?);
+                            (Answer::Refused { why: Why::Failed }, None)
+                        }
+                    },
                     Err(why) => (Answer::Refused { why }, None),
                 };
                 out.push(Letter { to: peer, bytes: frame(&answer), kept });
             }
-            Request::Return { lease } => {
+            Request::Return { lease, points } => {
+                // Without the wait the memory could be reused too early: the lease is kept until that process ends.
+                device::wait_for(&points, Role::Lends).map_err(|_| Why::Protocol)?;
                 let free = self.book().give_back(peer, lease)?;
                 drop(free);
             }
         }
         Ok(())
+    }
+
+    fn holds(&self, peer: Peer) -> bool {
+        self.book().holds(peer)
     }
 
     fn leave(&mut self, peer: Peer, _: &mut Vec<Letter>) {

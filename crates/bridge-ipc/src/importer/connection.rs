@@ -2,7 +2,7 @@
 
 use crate::line::{Line, PATIENCE, Reply, broken, gone};
 use crate::ticket::Token;
-use crate::wire::{Answer, Content, Request, Segment, Why, frame};
+use crate::wire::{Answer, Content, Point, Request, Segment, Why, frame};
 use bridge_core::Result;
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,8 +82,8 @@ impl Connection {
         }
     }
 
-    /// Gives a lease back, without waiting.
-    pub(super) fn give_back(&self, lease: u64) {
-        self.line.say(&frame(&Request::Return { lease }));
+    /// Gives a lease back behind these points, without waiting.
+    pub(super) fn give_back(&self, lease: u64, points: Vec<Point>) {
+        self.line.say(&frame(&Request::Return { lease, points }));
     }
 }

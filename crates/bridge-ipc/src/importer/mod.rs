@@ -2,17 +2,19 @@
 
 mod connection;
 
+use crate::device::{self, DeviceMapping, Role};
 use crate::line::broken;
 use crate::memory::{self, Mapping, Writing};
 use crate::tensor::IpcTensor;
 use crate::ticket::Ticket;
 use crate::wire::{Content, Described, Segment};
-use bridge_core::{Access, Error, ErrorKind, Layout, Lent, Result};
+use bridge_core::{Access, Device, Error, ErrorKind, Layout, Lent, Result};
 use connection::Connection;
 use rustix::fd::OwnedFd;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::vec;
 
 /// A lease on the share of another process, with its memory as this process sees it. The drop gives it back.
@@ -21,27 +23,63 @@ pub(crate) struct Import {
     share: u64,
     lease: u64,
     segments: Vec<Open>,
+    /// The addresses of its tensors on devices, whose segments hold others as well.
+    tensors: OnceLock<Vec<Range<usize>>>,
 }
 
 /// A segment of a share, open in this process.
 pub(crate) struct Open {
-    mapping: Mapping,
-    /// To share it again.
-    pub(crate) file: Arc<OwnedFd>,
-    pub(crate) writing: Writing,
+    memory: Mapped,
+    /// What it is, and its descriptors, to share it again.
+    pub(crate) segment: Segment,
+    pub(crate) files: Vec<Arc<OwnedFd>>,
+}
+
+enum Mapped {
+    Host(Mapping),
+    Device(Arc<DeviceMapping>),
 }
 
 impl Open {
+    /// Opens a segment, and takes its descriptors off `files`.
+    fn new(segment: Segment, files: &mut vec::IntoIter<OwnedFd>) -> Result<Self> {
+        let files: Vec<_> = files.take(segment.files()).map(Arc::new).collect();
+        let memory = match (&segment, &files[..]) {
+            (Segment::File { nbytes, writing }, [file]) => Mapped::Host(memory::open(file, *nbytes, *writing)?),
+            (Segment::File { .. }, _) => return Err(broken("a descriptor is missing")),
+            (segment, files) => Mapped::Device(device::open(segment, files)?),
+        };
+        Ok(Self { memory, segment, files })
+    }
+
     /// Returns its addresses in this process.
     pub(crate) fn bytes(&self) -> Range<usize> {
-        self.mapping.bytes()
+        match &self.memory {
+            Mapped::Host(mapping) => mapping.bytes(),
+            Mapped::Device(mapping) => mapping.bytes(),
+        }
+    }
+
+    fn is_own(&self) -> bool {
+        matches!(&self.memory, Mapped::Device(mapping) if mapping.is_own())
+    }
+
+    /// Returns the device of this process that it is on.
+    pub(crate) fn device(&self) -> Device {
+        match &self.memory {
+            Mapped::Host(_) => Device::CPU,
+            Mapped::Device(mapping) => mapping.device(),
+        }
     }
 }
 
-/// The segments that are open in this process, by address.
-static OPEN: Mutex<BTreeMap<usize, (Weak<Import>, usize)>> = Mutex::new(BTreeMap::new());
+/// The segments of other processes that are open in this one, by address. A segment of a device may belong to several
+/// leases.
+type Registry = BTreeMap<usize, SmallVec<[(Weak<Import>, usize); 1]>>;
 
-fn registry() -> MutexGuard<'static, BTreeMap<usize, (Weak<Import>, usize)>> {
+static OPEN: Mutex<Registry> = Mutex::new(BTreeMap::new());
+
+fn registry() -> MutexGuard<'static, Registry> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -63,20 +101,39 @@ pub fn is_leasing() -> bool {
 /// Returns the lease that a tensor's memory is on, and the number of the segment.
 pub(crate) fn containing(lent: &Lent) -> Option<(Arc<Import>, usize)> {
     let hull = lent.layout().hull(lent.data(), None).ok()?;
-    let (import, number) = registry().range(..=hull.start).next_back().map(|(_, found)| found.clone())?;
-    let import = import.upgrade()?;
-    let inside = lent.layout().numel() > 0 && hull.end <= import.segment(number).bytes().end;
-    inside.then_some((import, number))
+    let found: SmallVec<[_; 1]> = match registry().range(..=hull.start).next_back() {
+        Some((_, found)) if !hull.is_empty() => {
+            found.iter().filter_map(|(import, number)| Some((import.upgrade()?, *number))).collect()
+        }
+        _ => return None,
+    };
+    let mut found: SmallVec<[_; 1]> = found.into_iter().filter(|(import, number)| import.has(*number, &hull)).collect();
+    // Of several leases on the memory, one that is still good.
+    let good = found.iter().position(|(import, _)| import.check().is_ok());
+    (!found.is_empty()).then(|| found.swap_remove(good.unwrap_or(0)))
 }
 
 impl Drop for Import {
     fn drop(&mut self) {
         let mut open = registry();
-        self.segments.iter().for_each(|segment| drop(open.remove(&segment.bytes().start)));
+        for segment in &self.segments {
+            let start = segment.bytes().start;
+            if let Some(leases) = open.get_mut(&start) {
+                leases.retain(|(import, _)| !std::ptr::eq(import.as_ptr(), self));
+                if leases.is_empty() {
+                    open.remove(&start);
+                }
+            }
+        }
         drop(open);
+        let mut devices: Vec<Device> =
+            self.segments.iter().map(Open::device).filter(|on| device::in_streams(*on)).collect();
+        devices.dedup();
+        // Behind the readers here. A driver that fails has lost the work of this process anyway.
+        let points = devices.into_iter().filter_map(|device| device::point(device, Role::Opens).ok()).collect();
         // The other process may write to the memory again once it has the lease back.
         self.segments.clear();
-        self.connection.give_back(self.lease);
+        self.connection.give_back(self.lease, points);
     }
 }
 
@@ -88,6 +145,14 @@ impl Import {
 
     pub(crate) fn segment(&self, number: usize) -> &Open {
         &self.segments[number]
+    }
+
+    /// Returns whether these addresses are of its tensors in a segment.
+    fn has(&self, number: usize, hull: &Range<usize>) -> bool {
+        let within = |whole: &Range<usize>| whole.start <= hull.start && hull.end <= whole.end;
+        let open = self.segment(number);
+        let shared = device::in_streams(open.device());
+        within(&open.bytes()) && (!shared || self.tensors.get().is_some_and(|tensors| tensors.iter().any(within)))
     }
 }
 
@@ -121,34 +186,37 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
     let connection = Connection::to(ticket.socket())?;
     let (lease, content, files) = connection.open(share, token)?;
     // From here on the drop gives the lease back.
-    let mut import = Import { connection, share, lease, segments: Vec::new() };
-    let Content { segments, tensors, tree } = content;
+    let mut import = Import { connection, share, lease, segments: Vec::new(), tensors: OnceLock::new() };
+    let Content { segments, tensors, points, tree } = content;
     let mut files = files.into_iter();
-    for segment in &segments {
-        import.segments.push(open_segment(segment, &mut files)?);
+    for segment in segments {
+        import.segments.push(Open::new(segment, &mut files)?);
     }
+    device::wait_for(&points, Role::Opens)?;
     let import = Arc::new(import);
-    let numbered = import.segments.iter().enumerate();
-    registry().extend(numbered.map(|(number, open)| (open.bytes().start, (Arc::downgrade(&import), number))));
-    let tensors = tensors.iter().map(|described| tensor(described, &import)).collect::<Result<_>>()?;
+    let tensors = tensors.iter().map(|described| tensor(described, &import)).collect::<Result<Vec<_>>>()?;
+    let on_devices = tensors.iter().filter(|tensor| device::in_streams(tensor.device()));
+    let hulls = on_devices.filter_map(|tensor| tensor.layout().hull(tensor.data(), None).ok());
+    import.tensors.get_or_init(|| hulls.collect());
+    let mut open = registry();
+    // What this process lends itself is its own memory.
+    for (number, segment) in import.segments.iter().enumerate().filter(|(_, segment)| !segment.is_own()) {
+        open.entry(segment.bytes().start).or_default().push((Arc::downgrade(&import), number));
+    }
+    drop(open);
     Ok(Opened { tensors, tree })
-}
-
-fn open_segment(segment: &Segment, files: &mut vec::IntoIter<OwnedFd>) -> Result<Open> {
-    let Segment::File { nbytes, writing } = *segment;
-    let file = files.next().ok_or_else(|| broken("a descriptor is missing"))?;
-    Ok(Open { mapping: memory::open(&file, nbytes, writing)?, file: Arc::new(file), writing })
 }
 
 /// Returns a tensor that another process describes, after the checks that it lies in its segment.
 fn tensor(described: &Described, import: &Arc<Import>) -> Result<IpcTensor> {
     let Described { segment, offset, dtype, ref shape, ref strides } = *described;
     let open = import.segments.get(segment).ok_or_else(|| broken("a tensor lies in no segment"))?;
-    let bytes = open.mapping.bytes();
+    let (bytes, device) = (open.bytes(), open.device());
     let wrong = |error: Error| broken("a tensor does not lie in its segment").caused_by(error);
     let layout = Layout::new(dtype, shape, Some(strides), 0).map_err(wrong)?;
     let data = bytes.start.checked_add(offset).ok_or_else(|| broken("an offset is too large"))?;
     layout.hull(data, Some(&bytes)).map_err(wrong)?;
-    let access = if open.writing == Writing::Never { Access::ReadOnly } else { Access::ReadWrite };
-    Ok(IpcTensor::imported(data, dtype, layout, access, Arc::clone(import)))
+    let access = if open.segment.writing() == Writing::Never { Access::ReadOnly } else { Access::ReadWrite };
+    let stream = if device::in_streams(device) { Some(device::stream(device, Role::Opens)?) } else { None };
+    Ok(IpcTensor::imported((data, dtype, layout), (device, access, stream), Arc::clone(import)))
 }

@@ -122,6 +122,10 @@ impl Service for Board {
         Ok(())
     }
 
+    fn holds(&self, _: Peer) -> bool {
+        false
+    }
+
     fn leave(&mut self, peer: Peer, _: &mut Vec<Letter>) {
         self.peers.remove(&peer);
         self.waiting.remove(&peer);

@@ -122,9 +122,10 @@ fn obey(
         }
         // Passes on what was opened.
         "pass" => {
-            let mut parcel = Parcel::new(Writing::Never, 0)?;
-            let done = parcel.add(&Ipc::new(), tensors[number].as_ref().unwrap(), &host(), &Options::default())?;
-            Ok(format!("{} {}", done.bytes_copied, parcel.share(exporter, LONG, None)?.text()))
+            let (from, tensor) = (Ipc::new(), tensors[number].as_ref().unwrap());
+            let parcel = Parcel::of(&[(&from, tensor)], Some(Writing::Never), &host(), &Options::default())?;
+            let copied = parcel.transfers()[0].bytes_copied;
+            Ok(format!("{copied} {}", parcel.share(exporter, LONG, None)?.text()))
         }
         _ => panic!("{verb}"),
     }

@@ -2,8 +2,8 @@
 
 use super::child::{Child, is_gone, read, seen};
 use super::{Folder, LONG, PATIENCE, host, share, wait_for};
-use bridge_core::{Access, ErrorKind, Options};
-use bridge_ipc::{Held, Ipc, Limits, Parcel, Ticket, Writing, open};
+use bridge_core::{Access, Adapter, COPY_ALIGNMENT, ErrorKind, Options};
+use bridge_ipc::{Held, Limits, Parcel, Ticket, Writing, open};
 use bridge_ndarray::{HostArray, NdArray};
 use std::time::{Duration, Instant};
 
@@ -148,11 +148,11 @@ fn a_parcel_of_many_tensors_takes_one_piece_of_memory() {
     let folder = Folder::new();
     let exporter = folder.exporter(Limits::default());
     let arrays: Vec<_> = (0..300u32).map(|i| HostArray::from(vec![i; i as usize % 7])).collect();
-    let room = arrays.iter().map(|array| Parcel::room_for(array.layout().nbytes())).sum();
-    let mut parcel = Parcel::new(Writing::Private, room).unwrap();
-    for array in &arrays {
-        parcel.add(&NdArray::new(), array, &host(), &Options::default()).unwrap();
-    }
+    let from = NdArray::new();
+    let leaves: Vec<(&dyn Adapter<Tensor = HostArray>, &HostArray)> =
+        arrays.iter().map(|array| (&from as _, array)).collect();
+    let parcel = Parcel::of(&leaves, Some(Writing::Private), &host(), &Options::default()).unwrap();
+    let room: usize = arrays.iter().map(|array| array.layout().nbytes().next_multiple_of(COPY_ALIGNMENT)).sum();
     let ticket = parcel.share(&exporter, LONG, Some("a list".into())).unwrap();
     assert_eq!(exporter.held().bytes, room);
     let opened = open(&ticket).unwrap();
@@ -187,8 +187,7 @@ fn limits_are_errors() {
 #[test]
 fn a_copy_is_refused_where_none_may_be_made() {
     let options = Options { copy: Some(false), ..Options::default() };
-    let mut parcel = Parcel::new(Writing::Private, 0).unwrap();
-    let error = parcel.add(&NdArray::new(), &HostArray::from(vec![1u8]), &host(), &options).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::CopyNeeded);
-    let _ = Ipc::new();
+    let (from, array) = (NdArray::new(), HostArray::from(vec![1u8]));
+    let refused = Parcel::of(&[(&from, &array)], Some(Writing::Private), &host(), &options).err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::CopyNeeded);
 }

@@ -51,9 +51,8 @@ impl Drop for Folder {
 
 /// Shares a vector of bytes.
 fn share(exporter: &Exporter, bytes: Vec<u8>, writing: Writing, time: Duration) -> Result<Ticket> {
-    let mut parcel = Parcel::new(writing, 0)?;
-    parcel.add(&NdArray::new(), &HostArray::from(bytes), &host(), &Options::default())?;
-    parcel.share(exporter, time, None)
+    let (from, array) = (NdArray::new(), HostArray::from(bytes));
+    Parcel::of(&[(&from, &array)], Some(writing), &host(), &Options::default())?.share(exporter, time, None)
 }
 
 /// Waits until the exporter's books say so.

@@ -44,7 +44,7 @@ class Client:
         self._client = _core.Client(os.fspath(path))
         self._own: dict[str, list[Ticket]] = {}
 
-    def put(self, name: str, x: Any, *, keep: int = 1, writing: Writing = "private") -> int:
+    def put(self, name: str, x: Any, *, keep: int = 1, writing: Writing | None = None) -> int:
         """Share a tensor or a tree under a name, and return its version, which is higher than all before.
 
         ``keep`` versions of the name can be opened; older ones are revoked.
@@ -106,7 +106,7 @@ class Client:
             after = found[0]
             yield after
 
-    async def put_async(self, name: str, x: Any, *, keep: int = 1, writing: Writing = "private") -> int:
+    async def put_async(self, name: str, x: Any, *, keep: int = 1, writing: Writing | None = None) -> int:
         """As ``put``, on another thread."""
         import asyncio
 

@@ -20,20 +20,28 @@ from typing import TYPE_CHECKING, Any, Literal
 from . import _core
 from ._core import Ticket
 from ._trees import flattened, tree_of
+from .errors import of_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ._core import Device, Order, Target
 
-__all__ = ["Ticket", "configure", "held", "open", "revoke", "share"]
+__all__ = ["Ticket", "configure", "held", "open", "revoke", "road", "share"]
 
 Writing = Literal["private", "never", "shared"]
 
 atexit.register(_core.ipc_close)
 
 
-def share(x: Any, *, expires: float = 60.0, writing: Writing = "private", copy: bool | None = None) -> Ticket:
+def share(
+    x: Any,
+    *,
+    expires: float = 60.0,
+    writing: Writing | None = None,
+    copy: bool | None = None,
+    isolated: bool = False,
+) -> Ticket:
     """Share a tensor of any framework with other processes, and return a ticket.
 
     ``x`` may also be a dict, a list or a tuple of tensors, numbers, strings and ``None``, at any depth. A subclass of
@@ -44,16 +52,35 @@ def share(x: Any, *, expires: float = 60.0, writing: Writing = "private", copy: 
     has died; ``revoke`` ends it before.
 
     Memory of the host is copied once, into memory that can be shared: later writes to ``x`` are not seen. A tensor that
-    was opened from such memory is passed on in place, with ``writing="never"`` and ``"shared"``. ``copy=False`` refuses
-    the copy, ``copy=True`` makes it always.
+    was opened from such memory is passed on in place, with ``writing="never"`` and ``"shared"``. Memory of a GPU is
+    shared in place, where its allocator allows that; the pools of ``cudaMallocAsync`` do not, and one copy is made on
+    the device: see ``road``. ``copy=False`` refuses a copy, ``copy=True`` makes it always. A block of a GPU's allocator
+    holds other tensors as well, which a process with the ticket could read: ``isolated=True`` shares a copy in an
+    allocation of its own.
 
     ``writing`` says what a process that opens the ticket may do. With ``"private"`` it may write, and sees its own
-    writes alone; with ``"never"`` no process may write; with ``"shared"`` all may, and see each other's writes.
+    writes alone (the default on the host); with ``"never"`` no process may write; with ``"shared"`` all may, and see
+    each other's writes (the default on a GPU, which has no private memory).
 
-    Raises a ``BridgeError``. Tensors on a GPU cannot be shared so far: move them with ``tb.to_numpy(x, device="cpu")``.
+    The work of this process on a GPU's tensor is waited for, on the device, by every process that opens the ticket; its
+    memory is reused behind the work of every process that had it open.
+
+    Raises a ``BridgeError``.
     """
     leaves, tree = flattened(x)
-    return _core.ipc_share(leaves, tree, float(expires), writing, copy)
+    if isolated and copy is False:
+        raise of_kind("argument", "an isolated share is a copy: leave copy=False out")
+    return _core.ipc_share(leaves, tree, float(expires), writing, True if isolated else copy)
+
+
+def road(x: Any) -> Literal["passed", "handle", "files", "copy"]:
+    """Return how the memory of a tensor would leave this process.
+
+    ``"passed"``: in place, because it is memory of another process. ``"handle"``: in place, by the driver's handle of
+    the allocator's block. ``"files"``: in place, by file descriptors of virtual memory. ``"copy"``: by one copy, as all
+    memory of the host that is not passed on.
+    """
+    return _core.ipc_road(x)
 
 
 def open(

@@ -1,0 +1,82 @@
+//! Stands in for `device` without the feature `cuda`: no memory of a device is shared or opened.
+
+use crate::wire::{Point, Segment};
+use bridge_core::{Device, Error, ErrorKind, Lent, Result, Stream};
+use rustix::fd::OwnedFd;
+use std::convert::Infallible;
+use std::ops::Range;
+use std::sync::Arc;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    Lends,
+    Opens,
+}
+
+fn missing<T>() -> Result<T> {
+    let text = "memory of a device is shared by the feature cuda of tensor-bridge-ipc: build with it";
+    Err(Error::new(ErrorKind::Missing, text))
+}
+
+pub(crate) fn stream(_: Device, _: Role) -> Result<Stream> {
+    missing()
+}
+
+pub(crate) fn in_streams(_: Device) -> bool {
+    false
+}
+
+pub(crate) fn points_behind(streams: &[(Device, Stream)], _: Role) -> Result<Vec<Point>> {
+    if streams.is_empty() { Ok(Vec::new()) } else { missing() }
+}
+
+pub(crate) fn point(_: Device, _: Role) -> Result<Point> {
+    missing()
+}
+
+pub(crate) fn wait_for(points: &[Point], _: Role) -> Result<()> {
+    if points.is_empty() { Ok(()) } else { missing() }
+}
+
+pub(crate) struct Lending {
+    pub(crate) segment: Segment,
+    pub(crate) files: Vec<Arc<OwnedFd>>,
+    pub(crate) range: Range<usize>,
+}
+
+pub(crate) fn lending(_: &Lent) -> Result<Option<Lending>> {
+    Ok(None)
+}
+
+#[derive(Debug)]
+pub(crate) struct DeviceMapping(Infallible);
+
+impl DeviceMapping {
+    pub(crate) fn device(&self) -> Device {
+        match self.0 {}
+    }
+
+    pub(crate) fn bytes(&self) -> Range<usize> {
+        match self.0 {}
+    }
+
+    pub(crate) fn is_own(&self) -> bool {
+        match self.0 {}
+    }
+}
+
+pub(crate) fn open(_: &Segment, _: &[Arc<OwnedFd>]) -> Result<Arc<DeviceMapping>> {
+    missing()
+}
+
+pub(crate) struct DeviceMemory(Infallible);
+
+impl DeviceMemory {
+    pub(crate) fn new(_: Device, _: usize) -> Result<Self> {
+        missing()
+    }
+
+    pub(crate) fn address(&self) -> usize {
+        match self.0 {}
+    }
+}

@@ -1,0 +1,342 @@
+"""Tensors of a CUDA device in other processes: in place, in order both ways, and given back."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+import tensor_bridge as tb
+from tensor_bridge import processes
+from tensor_bridge_conformance.others import Other, wait_until
+
+torch: Any = pytest.importorskip("torch")
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+#: Cycles of the device's clock: some ten milliseconds.
+DELAY = 20_000_000
+
+ROUNDS = 50
+
+#: Whether PyTorch allocates virtual memory here, and in the other process.
+EXPANDABLE = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+
+#: Processes that are killed in a test, and the seed of the times.
+KILLS, SEED = (int(os.environ.get(f"TENSOR_BRIDGE_{name}", usual)) for name, usual in (("KILLS", 5), ("SEED", 7)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("ipc")
+    folder.chmod(0o700)
+    processes._core.ipc_close()
+    processes.configure(folder=folder)
+    yield
+    processes._core.ipc_close()
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[Other]:
+    """Return another process with PyTorch."""
+    process = Other()
+    process("import torch; torch.cuda.init()")
+    yield process
+    process.kill()
+
+
+def leases() -> int:
+    return processes.held()["leases"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_leased() -> Iterator[None]:
+    yield
+    gc.collect()
+    wait_until(lambda: leases() == 0)
+
+
+def test_another_process_has_the_same_memory(other: Other) -> None:
+    x = torch.arange(12, dtype=torch.float32, device="cuda").reshape(3, 4)
+    ticket = tb.share(x.t()[1:], copy=False)
+    other(f"y = tb.open({ticket.text!r}, 'torch', copy=False)")
+    assert other("(y.tolist(), y.is_cuda, tuple(y.stride()))") == repr((x.t()[1:].tolist(), True, (1, 4)))
+    other("y.fill_(7); torch.cuda.synchronize()")
+    assert (x[:, 1:] == 7).all().item() and (x[:, 0] != 7).all().item()
+    assert leases() == 1
+    other("del y")
+    wait_until(lambda: leases() == 0)
+    tb.revoke(ticket)
+
+
+def test_a_process_opens_its_own_in_place() -> None:
+    x = torch.ones(1000, device="cuda")
+    ticket = tb.share(x[10:])
+    y = tb.open(ticket, "torch")
+    # What leaves by descriptors is mapped once more.
+    assert y.data_ptr() == x.data_ptr() + 40 or EXPANDABLE
+    x[10] = 5
+    assert y[0].item() == 5
+    del y
+    tb.revoke(ticket)
+
+
+def test_the_reader_waits_for_the_writer(other: Other) -> None:
+    wrong = 0
+    x = torch.zeros(1 << 20, device="cuda")
+    side = torch.cuda.Stream()
+    other("scope = torch.cuda.stream(torch.cuda.Stream()); scope.__enter__()")
+    for i in range(ROUNDS):
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(DELAY)
+            x.fill_(i)
+            ticket = tb.share(x)
+        other(f"y = tb.open({ticket.text!r}, 'torch'); z = y.clone(); del y")
+        wrong += other("(z.min().item(), z.max().item())") != repr((float(i), float(i)))
+        tb.revoke(ticket)
+    other("scope.__exit__(None, None, None)")
+    assert wrong == 0, f"{wrong} of {ROUNDS}"
+
+
+@pytest.mark.parametrize("framework", ["torch", "cupy"])
+def test_memory_is_reused_behind_the_readers(other: Other, framework: str) -> None:
+    library = pytest.importorskip(framework)
+    device = {"device": "cuda"} if framework == "torch" else {}
+    wrong = reused = 0
+    for i in range(ROUNDS):
+        x = library.full((1 << 20,), float(i), dtype=library.float32, **device)
+        address = tb.to_torch(x).data_ptr()
+        ticket = tb.share(x)
+        del x
+        # The view is dropped while its stream has not read it.
+        other(f"y = tb.open({ticket.text!r}, 'torch'); torch.cuda._sleep({DELAY}); z = y.clone(); del y")
+        tb.revoke(ticket)
+        wait_until(lambda: leases() == 0)
+        # The allocators hand the same block out, PyTorch's when the readers are done.
+        again = [library.full((1 << 20,), -1.0, dtype=library.float32, **device) for _ in range(4)]
+        reused += any(tb.to_torch(one).data_ptr() == address for one in again)
+        wrong += other("(z.min().item(), z.max().item())") != repr((float(i), float(i)))
+        del again
+    assert wrong == 0, f"{wrong} of {ROUNDS}"
+    assert reused or framework == "torch"
+
+
+def test_the_owner_waits_for_the_writers(other: Other) -> None:
+    for i in range(ROUNDS):
+        x = torch.zeros(1 << 20, device="cuda")
+        ticket = tb.share(x)
+        other(f"y = tb.open({ticket.text!r}, 'torch'); torch.cuda._sleep({DELAY}); y.fill_({i})")
+        other("t = tb.share(y).text; del y")
+        back = tb.open(other.text("t"), "torch")
+        assert (back.min().item(), back.max().item()) == (i, i)
+        assert back.data_ptr() == x.data_ptr() or EXPANDABLE
+        tb.revoke(ticket)
+        del back
+        other("tb.revoke(t)")
+
+
+@pytest.mark.parametrize(
+    ("environment", "copied"),
+    [
+        (
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            False,
+        ),
+        ({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync", "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, True),
+    ],
+    ids=["expandable", "async"],
+)
+def test_every_allocator_of_pytorch(environment: dict[str, str], copied: bool) -> None:
+    sharer = Other(**environment)
+    try:
+        sharer("import torch; x = torch.arange(20 << 20, dtype=torch.int32, device='cuda')")
+        ticket = sharer.text("tb.share(x).text")
+        y = tb.open(ticket, "torch")
+        assert (y[0].item(), y[-1].item(), y.numel()) == (0, (20 << 20) - 1, 20 << 20)
+        y[0] = 5
+        torch.cuda.synchronize()
+        assert sharer("x[0].item()") == ("0" if copied else "5")
+        refused = sharer("tb.share(x, copy=False) and None")
+        assert refused == ("'copy_needed'" if copied else "None")
+        del y
+    finally:
+        sharer.kill()
+
+
+def test_cupy_shares_and_opens(other: Other) -> None:
+    cupy: Any = pytest.importorskip("cupy")
+    x = cupy.arange(1000, dtype=cupy.int32)
+    ticket = tb.share(x, copy=False)
+    other("import cupy")
+    assert other(f"int(tb.open({ticket.text!r}, 'cupy').sum())") == repr(499500)
+    assert other(f"int(tb.open({ticket.text!r}, 'torch').sum())") == repr(499500)
+    tb.revoke(ticket)
+
+
+def test_a_copy_hides_its_neighbours() -> None:
+    x = torch.arange(1000, device="cuda")
+    ticket = tb.share(x[:10], copy=True)
+    y = tb.open(ticket, "torch")
+    x.zero_()
+    assert y.tolist() == list(range(10))
+    del y
+    tb.revoke(ticket)
+
+
+def test_private_memory_of_a_device_is_refused() -> None:
+    with pytest.raises(tb.BridgeValueError, match="private"):
+        tb.share(torch.ones(1, device="cuda"), writing="private")
+
+
+def test_a_killed_reader_gives_back() -> None:
+    reader = Other()
+    x = torch.ones(1 << 20, device="cuda")
+    ticket = tb.share(x)
+    reader(f"y = tb.open({ticket.text!r}, 'torch')")
+    assert leases() == 1
+    reader.kill()
+    start = time.monotonic()
+    wait_until(lambda: leases() == 0)
+    assert time.monotonic() - start < 5
+    tb.revoke(ticket)
+
+
+def test_a_dead_owner_is_a_typed_error() -> None:
+    sharer = Other()
+    sharer("import torch")
+    ticket = sharer.text("tb.share(torch.arange(10, device='cuda')).text")
+    y = tb.open(ticket, "torch")
+    assert y.tolist() == list(range(10))
+    sharer.kill()
+
+    def gone() -> bool:
+        try:
+            tb.to_torch(y)
+        except tb.BridgeConnectionError as error:
+            return error.kind == "gone"
+        return False
+
+    wait_until(gone)
+
+
+def test_many_rounds_leave_nothing(other: Other) -> None:
+    def rounds(count: int) -> None:
+        for i in range(count):
+            ticket = tb.share({"x": torch.full((1000,), i, device="cuda")})
+            assert other(f"int(tb.open({ticket.text!r}, 'torch')['x'][-1])") == str(i)
+            tb.revoke(ticket)
+        wait_until(lambda: leases() == 0)
+
+    rounds(20)
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    rounds(300)
+    # What may still be read is kept for a moment.
+    wait_until(lambda: torch.cuda.memory_allocated() <= before)
+
+
+def test_a_process_in_namespaces_of_its_own(namespaces: list[str]) -> None:
+    inside = Other([*namespaces, sys.executable])
+    try:
+        inside("import torch; x = torch.arange(1000, device='cuda')")
+        y = tb.open(inside.text("tb.share(x, copy=False).text"), "torch")
+        y += 1
+        torch.cuda.synchronize()
+        assert inside("(x[0].item(), x[-1].item())") == "(1, 1000)"
+        ticket = tb.share(y[10:])
+        assert inside(f"tb.open({ticket.text!r}, 'torch')[0].item()") == "11"
+        tb.revoke(ticket)
+    finally:
+        inside.kill()
+    wait_until(lambda: leases() == 0)
+
+
+def test_devices_are_matched_by_uuid_and_not_by_number() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one CUDA device")
+    reversed_order = Other(CUDA_VISIBLE_DEVICES="1,0")
+    alone = Other(CUDA_VISIBLE_DEVICES="0")
+    try:
+        for index in (0, 1):
+            x = torch.full((1000,), float(index), device=f"cuda:{index}")
+            ticket = tb.share(x, copy=False)
+            reversed_order("import torch")
+            reversed_order(f"y = tb.open({ticket.text!r}, 'torch', copy=False)")
+            assert reversed_order("(y.device.index, y.sum().item())") == repr((1 - index, 1000.0 * index))
+            reversed_order("y += 1; torch.cuda.synchronize(y.device); del y")
+            assert x.sum().item() == 1000 * (index + 1)
+            opened = alone(f"tb.open({ticket.text!r}, 'torch').sum().item()")
+            assert opened == ("1000.0" if index == 0 else "'device'")
+            tb.revoke(ticket)
+    finally:
+        reversed_order.kill()
+        alone.kill()
+
+
+#: A process that reads, or shares, until it is killed.
+PROGRAM = """
+import sys
+import torch, tensor_bridge as tb
+def reader(text):
+    while True:
+        y = tb.open(text, "torch")
+        z = y + 0
+        assert (z == z[0]).all().item()
+        del y
+def sharer(value):
+    x = torch.full((1 << 20,), value, device="cuda")
+    for _ in range(1000):
+        print(tb.share(x).text, flush=True)
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("role", ["reader", "sharer"])
+def test_a_process_that_is_killed_at_any_time_leaves_nothing(role: str) -> None:
+    random, kills = Random(SEED), KILLS
+    x = torch.full((1 << 20,), 3.0, device="cuda")
+    ticket = tb.share(x, expires=1000)
+    before = leases()
+    for kill in range(kills):
+        call = f"reader({ticket.text!r})" if role == "reader" else f"sharer({float(kill)})"
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM + call], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdin is not None and process.stdout is not None
+        if role == "reader":
+            wait_until(lambda: leases() > before or process.poll() is not None)  # noqa: B023
+            time.sleep(random.uniform(0, 0.01))
+        else:
+            for _ in range(random.randrange(1, 4)):
+                y = tb.open(process.stdout.readline().strip(), "torch")
+                assert (y == float(kill)).all().item()
+                process.stdin.write("\n")
+                process.stdin.flush()
+            timer = threading.Timer(random.uniform(0, 0.01), process.kill)
+            timer.start()
+            with contextlib.suppress(tb.BridgeConnectionError):
+                for _ in range(1000):
+                    text = process.stdout.readline().strip()
+                    if not text:
+                        break
+                    again = tb.open(text, "torch")
+                    process.stdin.write("\n")
+                    process.stdin.flush()
+                    assert (again == float(kill)).all().item()
+            timer.join()
+        assert process.poll() is None or role == "sharer"
+        process.kill()
+        process.wait()
+        wait_until(lambda: leases() == before, 5)
+    assert (x == 3).all().item()
+    tb.revoke(ticket)
