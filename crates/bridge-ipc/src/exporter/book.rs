@@ -125,9 +125,10 @@ impl<C> Book<C> {
         Ok(self.returned(share))
     }
 
-    /// Returns whether a connection has leases.
-    pub(crate) fn holds(&self, peer: Peer) -> bool {
-        self.peers.get(&peer).is_some_and(|leases| !leases.is_empty())
+    /// Returns whether a connection has leases on such contents.
+    pub(crate) fn holds(&self, peer: Peer, such: impl Fn(&C) -> bool) -> bool {
+        let held = |number: &u64| self.shares.get(number).is_some_and(|share| such(&share.content));
+        self.peers.get(&peer).is_some_and(|leases| leases.values().any(held))
     }
 
     /// Takes all leases back from a connection that has ended. Returns the contents that are free now.

@@ -43,8 +43,9 @@ impl Service for Arc<Desk> {
         Ok(())
     }
 
+    /// Work on a device goes on when a connection is closed; memory of the host is a file, which each side keeps.
     fn holds(&self, peer: Peer) -> bool {
-        self.book().holds(peer)
+        self.book().holds(peer, |kept| !kept.streams.is_empty())
     }
 
     fn leave(&mut self, peer: Peer, _: &mut Vec<Letter>) {

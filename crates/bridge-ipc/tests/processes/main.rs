@@ -2,6 +2,7 @@
 
 mod child;
 mod death;
+mod fuzz;
 mod history;
 mod names;
 mod wire;

@@ -104,7 +104,7 @@ fn a_folder_that_lets_others_in_is_refused() {
 }
 
 /// Returns a ticket of the process at this socket.
-fn ticket_of(path: &std::path::Path) -> Ticket {
+pub fn ticket_of(path: &std::path::Path) -> Ticket {
     let text = format!(
         r#"{{"tensor_bridge":1,"socket":"{}","share":1,"token":"{}","expires":{},"about":""}}"#,
         path.display(),
@@ -115,9 +115,19 @@ fn ticket_of(path: &std::path::Path) -> Ticket {
 }
 
 /// What a hostile exporter sends for an answer.
-struct Answer {
-    bytes: Vec<u8>,
-    files: Vec<OwnedFd>,
+pub struct Answer {
+    pub bytes: Vec<u8>,
+    pub files: Vec<OwnedFd>,
+}
+
+pub fn send(socket: &UnixStream, answer: &Answer) {
+    let files: Vec<_> = answer.files.iter().map(|file| file.as_fd()).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+    }
+    sendmsg(socket, &[IoSlice::new(&answer.bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
 }
 
 /// Opens a ticket of an exporter that answers so, and returns the kind of the error.
@@ -131,13 +141,7 @@ fn opened(answer: Answer) -> ErrorKind {
         let (mut socket, _) = listener.accept().unwrap();
         let mut request = [0; 512];
         let _ = socket.read(&mut request).unwrap();
-        let files: Vec<_> = answer.files.iter().map(|file| file.as_fd()).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !files.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
-        }
-        sendmsg(&socket, &[IoSlice::new(&answer.bytes)], &mut control, SendFlags::empty()).unwrap();
+        send(&socket, &answer);
     });
     let kind = open(&ticket).err().unwrap().kind();
     hostile.join().unwrap();
@@ -145,10 +149,10 @@ fn opened(answer: Answer) -> ErrorKind {
 }
 
 /// Seals of memory that cannot be shortened, and of memory that cannot change either.
-const LENGTH: SealFlags = SealFlags::SHRINK;
-const ALL: SealFlags = SealFlags::SHRINK.union(SealFlags::WRITE);
+pub const LENGTH: SealFlags = SealFlags::SHRINK;
+pub const ALL: SealFlags = SealFlags::SHRINK.union(SealFlags::WRITE);
 
-fn memory(nbytes: u64, seals: SealFlags) -> OwnedFd {
+pub fn memory(nbytes: u64, seals: SealFlags) -> OwnedFd {
     let file = memfd_create(c"hostile", MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&file, nbytes).unwrap();
     fcntl_add_seals(&file, seals).unwrap();
