@@ -56,6 +56,8 @@ __all__ = [
     "connect",
     "convert",
     "copy",
+    "doctor",
+    "matrix",
     "open",
     "plan",
     "profile",
@@ -74,10 +76,21 @@ __all__ = [
 if TYPE_CHECKING:
     from . import tensorflow as tensorflow
     from . import tensorflow1 as tensorflow1
+    from ._doctor import doctor, matrix
 else:
+    #: Imported at first use, to keep the import short: modules, and the modules that names are in. ``tensorflow`` needs
+    #: NumPy, as TensorFlow does.
+    _MODULES = ("tensorflow", "tensorflow1")
+    _LATER = {"doctor": "_doctor", "matrix": "_doctor"}
 
     def __getattr__(name: str) -> object:
-        # Imported at first use: the first needs NumPy, as TensorFlow does.
-        if name in ("tensorflow", "tensorflow1"):
+        if name in _MODULES:
             return importlib.import_module(f".{name}", __name__)
+        if name in _LATER:
+            found = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+            globals()[name] = found
+            return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_MODULES, *_LATER})

@@ -1,0 +1,39 @@
+"""``python -m tensor_bridge``: what this package can do here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from . import _core
+from ._doctor import doctor, matrix
+from ._report import Matrix, Report
+from .errors import BridgeError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command, and return its exit status: 1 where something stands in the way."""
+    parser = argparse.ArgumentParser(prog="python -m tensor_bridge", description="What tensor_bridge can do here.")
+    parser.add_argument("--version", action="version", version=_core.__version__)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print JSON")
+    common.add_argument(
+        "--timeout", type=float, default=120.0, metavar="S", help="seconds for each process (%(default)g)"
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("doctor", parents=[common], help="versions, devices, pairs, and what stands in the way")
+    commands.add_parser("matrix", parents=[common], help="which pairs of frameworks are in place, and why not")
+    chosen = parser.parse_args(arguments)
+    command: Callable[..., Report | Matrix] = doctor if chosen.command == "doctor" else matrix
+    try:
+        result = command(timeout=chosen.timeout)
+    except BridgeError as error:
+        print(f"{error.kind}: {error}", file=sys.stderr)
+        return 2
+    print(result.as_json() if chosen.json else result)
+    return int(isinstance(result, Report) and bool(result.findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

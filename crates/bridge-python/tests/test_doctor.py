@@ -1,0 +1,338 @@
+"""``doctor``: each finding is provoked by a set-up that is broken on purpose, and GPUs by what a probe would print."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tensor_bridge as tb
+from tensor_bridge import __main__, _doctor, _probe
+
+GPU = {"name": "H200", "memory": 141 << 30, "capability": [9, 0], "pools": True}
+DRIVER: dict[str, Any] = {
+    "gpus": 1,
+    "library": True,
+    "version": "13.0",
+    "module": "580.1",
+    "devices": [GPU],
+    "error": None,
+}
+PROFILE = {"private_functions": True}
+TORCH = {"installed": True, "version": "2.11", "build": "CUDA 13.0", "devices": 1, "profile": PROFILE}
+PRINTED: dict[str, dict[str, Any]] = {
+    "driver": DRIVER,
+    "torch": {**TORCH, "allocator": "native"},
+    "cupy": {**TORCH, "version": "14.2", "allocator": "MemoryPool"},
+    "numpy": {**TORCH, "version": "2.4", "build": "CPU", "devices": 0},
+    "tensorflow": {**TORCH, "version": "2.21", "takes_all_memory": False},
+    "pairs": {"pairs": []},
+}
+
+
+def printing(monkeypatch: pytest.MonkeyPatch, **changes: dict[str, Any]) -> None:
+    """Put what the probes print in the place of the processes that print it."""
+
+    def run(probes: list[list[str]], *rest: Any) -> list[tuple[int | None, str, str]]:
+        names = [arguments[-1] if arguments[0] == "framework" else arguments[0] for arguments in probes]
+        return [(0, json.dumps({**PRINTED[name], **changes.get(name, {})}), "") for name in names]
+
+    monkeypatch.setattr(_doctor, "_run", run)
+    monkeypatch.setattr(_doctor, "_imported", lambda: {})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("TENSOR_BRIDGE_TENSORFLOW1", raising=False)
+
+
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Return a folder at the start of the path, in which every framework is missing until a test writes one."""
+    for name in _probe.FRAMEWORKS:
+        write(tmp_path, name, "raise ModuleNotFoundError('left out')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("TENSOR_BRIDGE_TENSORFLOW1", raising=False)
+    return tmp_path
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / f"{name}.py").write_text(textwrap.dedent(text))
+
+
+def only(report: Any, kind: str, subject: str) -> str:
+    """Return the text and the advice of the one finding of this kind about this subject."""
+    (found,) = [finding for finding in report.findings if (finding.kind, finding.subject) == (kind, subject)]
+    assert found.advice
+    assert str(found) in str(report)
+    return f"{found.text} {found.advice}"
+
+
+def test_a_machine_without_a_gpu_has_nothing_in_the_way() -> None:
+    code = """
+        import sys, tensor_bridge as tb
+        report = tb.doctor()
+        assert not {"torch", "cupy", "numpy", "tensorflow"} & set(sys.modules), "imported in the caller's process"
+        print(report.as_json())
+    """
+    done = python(code, CUDA_VISIBLE_DEVICES="", TENSOR_BRIDGE_TENSORFLOW1="")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert [finding for finding in report["findings"] if finding["kind"] != "hidden"] == []
+    versions = {framework["name"]: framework["version"] for framework in report["frameworks"]}
+    assert versions["numpy"] == pytest.importorskip("numpy").__version__
+    assert not any(framework["imported"] for framework in report["frameworks"])
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+
+
+def test_the_matrix_says_what_convert_does() -> None:
+    torch, np = pytest.importorskip("torch"), pytest.importorskip("numpy")
+    ways = {(pair.source, pair.target): pair for pair in tb.matrix().pairs if pair.device == "cpu"}
+    assert ways["torch", "numpy"].way == ways["numpy", "torch"].way == "in place"
+    tensor = torch.zeros(64)
+    assert np.shares_memory(tb.to_numpy(tensor, copy=False), tensor.numpy())
+    if ("numpy", "tensorflow") in ways:
+        # Whatever address NumPy has chosen: the plan is for one that fits.
+        assert ways["numpy", "tensorflow"].way == "in place"
+
+
+BROKEN = {
+    "raises": ("raise RuntimeError('half installed')", "broken", "RuntimeError: half installed"),
+    "exits": ("raise SystemExit('no licence')", "broken", "SystemExit: no licence"),
+    "library": (
+        "raise ImportError('libcudart.so.13: cannot open shared object file')",
+        "broken",
+        "LD_LIBRARY_PATH",
+    ),
+    "crashes": ("import os; os.abort()", "crash", "SIGABRT"),
+    "ends": (
+        "import os, sys; print('the last words', file=sys.stderr); os._exit(3)",
+        "crash",
+        "status 3: the last words",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_framework_that_cannot_be_imported_is_found(case: str, faked: Path) -> None:
+    text, kind, words = BROKEN[case]
+    write(faked, "torch", text)
+    assert words in only(tb.doctor(), kind, "torch")
+
+
+def test_a_framework_that_hangs_is_found(faked: Path) -> None:
+    write(faked, "torch", "import subprocess; subprocess.run(['sleep', '1000'])")
+    start = time.monotonic()
+    assert "has not ended after 3 s" in only(tb.doctor(timeout=3), "hang", "torch")
+    assert time.monotonic() - start < 60
+
+
+def test_what_a_framework_prints_is_not_taken_for_facts(faked: Path) -> None:
+    write(faked, "torch", "print('{\"installed\": false}'); raise ImportError('broken')")
+    assert "ImportError: broken" in only(tb.doctor(), "broken", "torch")
+
+
+def test_a_version_that_is_refused_is_found(faked: Path) -> None:
+    pytest.importorskip("numpy")
+    (faked / "numpy.py").unlink()
+    write(faked, "tensorflow", "__version__ = '2.3'")
+    assert "2.3 is refused" in only(tb.doctor(), "version", "tensorflow")
+
+
+def test_a_framework_that_is_something_else_is_found(faked: Path) -> None:
+    write(faked, "numpy", "__version__ = '0.1'")
+    assert "no attribute" in only(tb.doctor(), "broken", "numpy")
+
+
+def kinds(report: Any) -> list[str]:
+    return [finding.kind for finding in report.findings]
+
+
+def test_a_folder_without_tensorflow_1_is_found(faked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOR_BRIDGE_TENSORFLOW1", str(faked / "nowhere"))
+    assert "nowhere" in only(tb.doctor(), "broken", "tensorflow1")
+
+
+def test_a_healthy_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    printing(monkeypatch)
+    report = tb.doctor()
+    assert report.findings == ()
+    assert "cuda:0  H200, 141 GiB, compute capability 9.0" in str(report)
+    assert [framework.allocator for framework in report.frameworks] == ["native", "MemoryPool", None, None]
+
+
+ON_GPUS: dict[str, tuple[dict[str, dict[str, Any]], str, str, str]] = {
+    "a CPU build": ({"torch": {"build": "CPU", "devices": 0}}, "build", "torch", "install a build for CUDA"),
+    "a ROCm build": ({"torch": {"build": "ROCm 6.4", "devices": 0}}, "build", "torch", "for ROCm 6.4"),
+    "a build that sees nothing": (
+        {"torch": {"devices": 0, "cuda_error": "RuntimeError: the driver is too old"}},
+        "no_cuda",
+        "torch",
+        "the driver is too old",
+    ),
+    "a version that was not tested": (
+        {"tensorflow": {"profile": {"private_functions": False}}},
+        "untested",
+        "tensorflow",
+        "tensors on a GPU are refused",
+    ),
+    "a refused version": (
+        {"torch": {"refusal": {"kind": "version", "text": "PyTorch 2.1 is too old"}}},
+        "version",
+        "torch",
+        "too old",
+    ),
+    "TensorFlow takes all": ({"tensorflow": {"takes_all_memory": True}}, "memory", "tensorflow", "ALLOW_GROWTH"),
+    "PyTorch's allocator": (
+        {"torch": {"allocator": "cudaMallocAsync"}},
+        "allocator",
+        "torch",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    ),
+    "CuPy's allocator": ({"cupy": {"allocator": "MemoryAsyncPool"}}, "allocator", "cupy", "set_allocator"),
+    "no driver": (
+        {"driver": {"library": False, "devices": [], "error": "libcuda.so.1: not there"}},
+        "driver",
+        "CUDA driver",
+        "--gpus all",
+    ),
+    "a driver that does not start": (
+        {"driver": {"devices": [], "error": "error 803: versions differ"}},
+        "driver",
+        "CUDA driver",
+        "error 803",
+    ),
+    "an old GPU": ({"driver": {"devices": [{**GPU, "capability": [6, 1]}]}}, "old_gpu", "cuda:0", "capability 6.1"),
+    "no pools": ({"driver": {"devices": [{**GPU, "pools": False}]}}, "driver", "cuda:0", "CUDA 11.2"),
+}
+
+
+@pytest.mark.parametrize("case", ON_GPUS)
+def test_what_stands_in_the_way_on_a_gpu_is_found(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, kind, subject, words = ON_GPUS[case]
+    printing(monkeypatch, **changes)
+    report = tb.doctor()
+    assert words in only(report, kind, subject)
+    assert kinds(report) == [kind]
+
+
+def test_gpus_that_are_hidden_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    printing(monkeypatch, driver={"devices": [], "error": "error 100: no device"})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert "CUDA_VISIBLE_DEVICES='7'" in only(tb.doctor(), "hidden", "CUDA driver")
+
+
+@pytest.mark.parametrize("shows", [True, False])
+@pytest.mark.parametrize("order", [("tensorflow", "torch"), ("torch", "tensorflow")])
+def test_the_order_of_imports_is_judged(order: tuple[str, str], shows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    printing(monkeypatch)
+    monkeypatch.setattr(_doctor, "_imported", lambda: {name: types.ModuleType(name) for name in order})
+    flags = "tensorflow.python.pywrap_dlopen_global_flags"
+    monkeypatch.setitem(sys.modules, flags, types.ModuleType(flags) if shows else None)  # type: ignore[arg-type]
+    report = tb.doctor()
+    if shows and order[0] == "tensorflow":
+        assert "import torch before tensorflow" in only(report, "import_order", "torch")
+    else:
+        assert report.findings == ()
+
+
+def test_the_allocator_of_this_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    printing(monkeypatch)
+    torch = types.SimpleNamespace(
+        version=types.SimpleNamespace(cuda="13.0"),
+        cuda=types.SimpleNamespace(get_allocator_backend=lambda: "cudaMallocAsync"),
+    )
+    monkeypatch.setattr(_doctor, "_imported", lambda: {"torch": torch})
+    report = tb.doctor()
+    assert "cudaMallocAsync" in only(report, "allocator", "torch")
+    assert [framework.imported for framework in report.frameworks] == [True, False, False, False]
+
+
+def test_frameworks_that_do_not_work_together_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    printing(monkeypatch)
+    run, good = _doctor._run, ("tensorflow", "numpy", "cupy", "torch")
+
+    def crashing(probes: list[list[str]], *rest: Any) -> list[tuple[int | None, str, str]]:
+        crashes = probes[0][0] == "pairs" and tuple(probes[0][1:]) not in works
+        return [(-11, "", "")] if crashes else run(probes, *rest)
+
+    monkeypatch.setattr(_doctor, "_run", crashing)
+    works = {good}
+    words = only(tb.doctor(), "import_order", "frameworks")
+    assert "SIGSEGV" in words and " then ".join(good) in words
+    works = set()
+    assert "leave one of them out" in only(tb.doctor(), "pairs", "frameworks")
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "long", None, True])
+def test_a_time_that_is_none_is_refused(timeout: Any) -> None:
+    for call in (tb.doctor, tb.matrix):
+        with pytest.raises(tb.BridgeValueError, match="positive number of seconds"):
+            call(timeout=timeout)
+
+
+def test_a_program_without_a_python_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(tb.BridgeImportError, match="python -m tensor_bridge doctor"):
+        tb.doctor()
+
+
+def test_an_interrupt_ends_the_processes(faked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = faked / "pid"
+    write(faked, "torch", f"import os, time; open({str(pid)!r}, 'w').write(f'{{os.getpid()}} '); time.sleep(1000)")
+
+    def interrupted(*arguments: Any) -> None:
+        while not pid.exists() or not pid.read_text().endswith(" "):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_doctor, "_status", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tb.doctor()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+@pytest.mark.parametrize("command", ["doctor", "matrix"])
+@pytest.mark.parametrize("as_json", [True, False])
+def test_the_commands(
+    command: str, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = {"source": "torch", "target": "cupy", "device": "cuda:0", "way": "refused", "reason": "no memory"}
+    printing(monkeypatch, pairs={"pairs": [pair]}, torch={"build": "CPU", "devices": 0})
+    status = __main__.main([command, *["--json"] * as_json])
+    assert status == (1 if command == "doctor" else 0)
+    printed = capsys.readouterr().out
+    if as_json:
+        found = json.loads(printed)
+        assert (found["matrix"] if command == "doctor" else found)["pairs"] == [pair]
+    else:
+        assert "refused [1]" in printed and "[1] no memory" in printed
+
+
+def test_a_command_with_nonsense_ends_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["doctor", "--timeout", "-1"]) == 2
+    assert capsys.readouterr().err.startswith("argument: ")
+    with pytest.raises(SystemExit):
+        __main__.main(["cure"])
+
+
+def test_the_import_is_short_and_takes_no_framework() -> None:
+    code = """
+        import sys, tensor_bridge
+        late = {"argparse", "subprocess", "dataclasses", "concurrent.futures", "torch", "cupy", "numpy", "tensorflow"}
+        assert not late & set(sys.modules), late & set(sys.modules)
+        assert {"doctor", "matrix", "tensorflow"} <= set(dir(tensor_bridge))
+    """
+    done = python(code)
+    assert done.returncode == 0, done.stderr
