@@ -1,6 +1,12 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, overload
 
+import cupy
+import numpy.typing
+import tensorflow
+import torch
+from typing_extensions import Unpack
+
 __version__: str
 # A capsule: see include/tensor_bridge_borrow.h.
 borrow: object
@@ -13,6 +19,7 @@ Target = Literal["torch", "cupy", "numpy", "tensorflow", "tensorflow1"]
 
 # A container of tensors. The result holds other leaves, so what is in it has no type here.
 _Tree = TypeVar("_Tree", dict[Any, Any], list[Any], tuple[Any, ...])
+_Tensor = TypeVar("_Tensor", covariant=True)
 
 class Profile(TypedDict):
     name: str
@@ -44,79 +51,41 @@ class Plan:
     @property
     def device(self) -> str: ...
 
-class _To(Protocol):
-    @overload
-    def __call__(
-        self,
-        x: _Tree,
-        *,
-        copy: bool | None = None,
-        device: Device | None = None,
-        order: Order | None = None,
-        permute: Sequence[int] | None = None,
-        layout: Literal["compact"] | None = None,
-    ) -> _Tree: ...
-    @overload
-    def __call__(
-        self,
-        x: Any,
-        *,
-        copy: bool | None = None,
-        device: Device | None = None,
-        order: Order | None = None,
-        permute: Sequence[int] | None = None,
-        layout: Literal["compact"] | None = None,
-    ) -> Any: ...
+# The keywords of every conversion.
+class Keywords(TypedDict, total=False):
+    copy: bool | None
+    device: Device | None
+    order: Order | None
+    permute: Sequence[int] | None
+    layout: Literal["compact"] | None
 
-to_torch: _To
-to_cupy: _To
-to_numpy: _To
-to_tensorflow: _To
+class _To(Protocol[_Tensor]):
+    @overload
+    def __call__(self, x: _Tree, **keywords: Unpack[Keywords]) -> _Tree: ...
+    @overload
+    def __call__(self, x: Any, **keywords: Unpack[Keywords]) -> _Tensor: ...
+
+to_torch: _To[torch.Tensor]
+to_cupy: _To[cupy.ndarray]
+to_numpy: _To[numpy.typing.NDArray[Any]]
+to_tensorflow: _To[tensorflow.Tensor]
 
 @overload
-def convert(
-    x: _Tree,
-    target: Target,
-    *,
-    copy: bool | None = None,
-    device: Device | None = None,
-    order: Order | None = None,
-    permute: Sequence[int] | None = None,
-    layout: Literal["compact"] | None = None,
-) -> _Tree: ...
+def convert(x: _Tree, target: Target, **keywords: Unpack[Keywords]) -> _Tree: ...
 @overload
-def convert(
-    x: Any,
-    target: Target,
-    *,
-    copy: bool | None = None,
-    device: Device | None = None,
-    order: Order | None = None,
-    permute: Sequence[int] | None = None,
-    layout: Literal["compact"] | None = None,
-) -> Any: ...
+def convert(x: Any, target: Literal["torch"], **keywords: Unpack[Keywords]) -> torch.Tensor: ...
 @overload
-def plan(
-    x: _Tree,
-    target: Target,
-    *,
-    copy: bool | None = None,
-    device: Device | None = None,
-    order: Order | None = None,
-    permute: Sequence[int] | None = None,
-    layout: Literal["compact"] | None = None,
-) -> _Tree: ...
+def convert(x: Any, target: Literal["cupy"], **keywords: Unpack[Keywords]) -> cupy.ndarray: ...
 @overload
-def plan(
-    x: Any,
-    target: Target,
-    *,
-    copy: bool | None = None,
-    device: Device | None = None,
-    order: Order | None = None,
-    permute: Sequence[int] | None = None,
-    layout: Literal["compact"] | None = None,
-) -> Plan: ...
+def convert(x: Any, target: Literal["numpy"], **keywords: Unpack[Keywords]) -> numpy.typing.NDArray[Any]: ...
+@overload
+def convert(x: Any, target: Literal["tensorflow"], **keywords: Unpack[Keywords]) -> tensorflow.Tensor: ...
+@overload
+def convert(x: Any, target: Literal["tensorflow1"], **keywords: Unpack[Keywords]) -> Tensor: ...
+@overload
+def plan(x: _Tree, target: Target, **keywords: Unpack[Keywords]) -> _Tree: ...
+@overload
+def plan(x: Any, target: Target, **keywords: Unpack[Keywords]) -> Plan: ...
 def copy(src: Any, *, out: T) -> T: ...
 def record_stream(view: Any, stream: Any) -> None: ...
 def profile(target: Target) -> Profile: ...

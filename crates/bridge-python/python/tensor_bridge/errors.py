@@ -5,10 +5,44 @@ Each is a ``BridgeError`` and also the built-in exception that fits, so both ``e
 """
 
 
+# ruff: noqa: UP036
+
+import sys
+
+if sys.version_info >= (3, 8):
+    from typing import Literal
+
+    #: What can go wrong. ``"error"`` is the kind of an error that this package has not made.
+    Kind = Literal[
+        "not_a_tensor",
+        "dtype",
+        "argument",
+        "device",
+        "layout",
+        "read_only",
+        "copy_needed",
+        "requires_grad",
+        "refused",
+        "consumed",
+        "protocol",
+        "version",
+        "out_of_memory",
+        "missing",
+        "denied",
+        "gone",
+        "busy",
+        "captured",
+        "driver",
+        "framework",
+        "file",
+        "error",
+    ]
+
+
 class BridgeError(Exception):
     """The base of all errors of this package."""
 
-    kind: str = "error"
+    kind: "Kind" = "error"
 
 
 class BridgeTypeError(BridgeError, TypeError):
@@ -20,7 +54,7 @@ class BridgeDTypeError(BridgeTypeError, BufferError):
 
 
 class BridgeValueError(BridgeError, ValueError):
-    """A wrong argument, or another device than the requested one."""
+    """A wrong argument, another device than the requested one, or a file that is not what it should be."""
 
 
 class BridgeLayoutError(BridgeValueError, BufferError):
@@ -57,6 +91,7 @@ _CLASSES = {
     "dtype": BridgeDTypeError,
     "argument": BridgeValueError,
     "device": BridgeValueError,
+    "file": BridgeValueError,
     "layout": BridgeLayoutError,
     "read_only": BridgeBufferError,
     "copy_needed": BridgeBufferError,
@@ -76,5 +111,6 @@ _CLASSES = {
 def of_kind(kind: str, text: str) -> BridgeError:
     """Return the error of this kind with this message."""
     error = _CLASSES.get(kind, BridgeRuntimeError)(text)
-    error.kind = kind
+    # One of those above, whatever the caller knows of its type.
+    error.kind = kind  # type: ignore[assignment]
     return error

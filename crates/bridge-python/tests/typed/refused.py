@@ -1,0 +1,22 @@
+"""What a type checker has to refuse: each line that is marked, and no other."""
+
+import numpy as np
+
+import tensor_bridge as tb
+
+x = np.zeros(3)
+tb.to_torch(x, copies=True)  # refused
+tb.to_torch(x, copy="yes")  # refused
+tb.to_numpy(x, order="A")  # refused
+tb.convert(x, "jax")  # refused
+tb.convert(x)  # refused
+tb.plan(x, 3)  # refused
+tb.copy(x)  # refused
+tb.to_torch(x).no_such_method()  # refused
+tb.doctor(timeout="long")  # refused
+tb.doctor().findings.append(None)  # refused
+try:
+    tb.to_torch(x)
+except tb.BridgeError as error:
+    if error.kind == "copyneeded":  # refused
+        pass

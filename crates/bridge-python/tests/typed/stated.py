@@ -1,0 +1,46 @@
+"""The types of the package, as a program sees them: a type checker reads this file, and nothing runs it."""
+
+from typing import Any
+
+import cupy
+import tensorflow as tf
+import torch
+from numpy.typing import NDArray
+from typing_extensions import assert_type
+
+import tensor_bridge as tb
+from tensor_bridge.errors import Kind
+
+
+def each_function_returns_a_tensor_of_its_framework(x: object) -> None:
+    assert_type(tb.to_torch(x), torch.Tensor)
+    assert_type(tb.to_cupy(x, device="cuda:0"), cupy.ndarray)
+    assert_type(tb.to_numpy(x, copy=True), NDArray[Any])
+    assert_type(tb.to_tensorflow(x, permute=(0, 2, 3, 1), order="C"), tf.Tensor)
+
+
+def the_target_names_the_type(x: torch.Tensor) -> None:
+    assert_type(tb.convert(x, "torch"), torch.Tensor)
+    assert_type(tb.convert(x, "cupy", layout="compact"), cupy.ndarray)
+    assert_type(tb.convert(x, "numpy", device="cpu"), NDArray[Any])
+    assert_type(tb.convert(x, "tensorflow"), tf.Tensor)
+    assert_type(tb.convert(x, "tensorflow1"), tb.tensorflow1.Tensor)
+    assert_type(tb.plan(x, "torch"), tb.Plan)
+    assert_type(tb.copy(x, out=x), torch.Tensor)
+
+
+def a_tree_keeps_its_type(weights: dict[str, torch.Tensor], pair: tuple[torch.Tensor, int]) -> None:
+    assert_type(tb.to_numpy(weights), dict[Any, Any])
+    assert_type(tb.convert(pair, "cupy"), tuple[Any, ...])
+    assert_type(tb.plan([pair], "cupy"), list[Any])
+
+
+def errors_have_a_kind(error: tb.BridgeError) -> None:
+    assert_type(error.kind, Kind)
+    assert error.kind == "copy_needed"
+
+
+def reports_are_typed() -> None:
+    report = tb.doctor(timeout=1.0)
+    assert_type([finding.advice for finding in report.findings], list[str])
+    assert_type(report.matrix.pairs[0].reason, str | None)
