@@ -325,14 +325,3 @@ def test_a_command_with_nonsense_ends_with_status_2(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.startswith("argument: ")
     with pytest.raises(SystemExit):
         __main__.main(["cure"])
-
-
-def test_the_import_is_short_and_takes_no_framework() -> None:
-    code = """
-        import sys, tensor_bridge
-        late = {"argparse", "subprocess", "dataclasses", "concurrent.futures", "torch", "cupy", "numpy", "tensorflow"}
-        assert not late & set(sys.modules), late & set(sys.modules)
-        assert {"doctor", "matrix", "tensorflow"} <= set(dir(tensor_bridge))
-    """
-    done = python(code)
-    assert done.returncode == 0, done.stderr

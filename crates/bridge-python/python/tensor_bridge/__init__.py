@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ._core import (
     Plan,
+    Ticket,
     __version__,
     convert,
     copy,
@@ -35,8 +36,6 @@ from .errors import (
     BridgeTypeError,
     BridgeValueError,
 )
-from .names import connect, serve
-from .processes import Ticket, open, revoke, share
 
 __all__ = [
     "BridgeBufferError",
@@ -55,6 +54,18 @@ __all__ = [
     "__version__",
     "connect",
     "convert",
+    "convert_cupy_to_numpy",
+    "convert_cupy_to_pytorch",
+    "convert_cupy_to_tf",
+    "convert_numpy_to_cupy",
+    "convert_numpy_to_pytorch",
+    "convert_numpy_to_tf",
+    "convert_pytorch_to_cupy",
+    "convert_pytorch_to_numpy",
+    "convert_pytorch_to_tf",
+    "convert_tf_to_cupy",
+    "convert_tf_to_numpy",
+    "convert_tf_to_pytorch",
     "copy",
     "doctor",
     "matrix",
@@ -74,14 +85,37 @@ __all__ = [
 
 
 if TYPE_CHECKING:
+    from . import names as names
+    from . import processes as processes
     from . import tensorflow as tensorflow
     from . import tensorflow1 as tensorflow1
     from ._doctor import doctor, matrix
+    from .names import connect, serve
+    from .pairs import (
+        convert_cupy_to_numpy,
+        convert_cupy_to_pytorch,
+        convert_cupy_to_tf,
+        convert_numpy_to_cupy,
+        convert_numpy_to_pytorch,
+        convert_numpy_to_tf,
+        convert_pytorch_to_cupy,
+        convert_pytorch_to_numpy,
+        convert_pytorch_to_tf,
+        convert_tf_to_cupy,
+        convert_tf_to_numpy,
+        convert_tf_to_pytorch,
+    )
+    from .processes import open, revoke, share
 else:
     #: Imported at first use, to keep the import short: modules, and the modules that names are in. ``tensorflow`` needs
     #: NumPy, as TensorFlow does.
-    _MODULES = ("tensorflow", "tensorflow1")
-    _LATER = {"doctor": "_doctor", "matrix": "_doctor"}
+    _MODULES = ("names", "pairs", "processes", "tensorflow", "tensorflow1")
+    _LATER = {
+        **dict.fromkeys(("doctor", "matrix"), "_doctor"),
+        **dict.fromkeys(("connect", "serve"), "names"),
+        **dict.fromkeys(("open", "revoke", "share"), "processes"),
+        **dict.fromkeys((name for name in __all__ if name.startswith("convert_")), "pairs"),
+    }
 
     def __getattr__(name: str) -> object:
         if name in _MODULES:

@@ -13,6 +13,8 @@ tb.convert(x)  # refused
 tb.plan(x, 3)  # refused
 tb.copy(x)  # refused
 tb.to_torch(x).no_such_method()  # refused
+tb.convert_tf_to_pytorch(x)  # refused
+tb.convert_numpy_to_pytorch(x, to="cuda")  # refused
 tb.doctor(timeout="long")  # refused
 tb.doctor().findings.append(None)  # refused
 try:

@@ -35,6 +35,14 @@ def a_tree_keeps_its_type(weights: dict[str, torch.Tensor], pair: tuple[torch.Te
     assert_type(tb.plan([pair], "cupy"), list[Any])
 
 
+def a_pair_has_the_types_that_it_names(t: torch.Tensor, f: tf.Tensor, c: cupy.ndarray, n: NDArray[Any]) -> None:
+    assert_type(tb.convert_pytorch_to_tf(t), tf.Tensor)
+    assert_type(tb.convert_tf_to_pytorch(f, copy=True), torch.Tensor)
+    assert_type(tb.convert_cupy_to_numpy(c, device="cpu"), NDArray[Any])
+    assert_type(tb.convert_numpy_to_cupy(n, device="cuda"), cupy.ndarray)
+    assert_type(tb.convert_cupy_to_tf([c]), list[Any])
+
+
 def errors_have_a_kind(error: tb.BridgeError) -> None:
     assert_type(error.kind, Kind)
     assert error.kind == "copy_needed"
