@@ -68,12 +68,14 @@ __all__ = [
     "convert_tf_to_pytorch",
     "copy",
     "doctor",
+    "load",
     "matrix",
     "open",
     "plan",
     "profile",
     "record_stream",
     "revoke",
+    "save",
     "serve",
     "share",
     "stats",
@@ -85,11 +87,13 @@ __all__ = [
 
 
 if TYPE_CHECKING:
+    from . import files as files
     from . import names as names
     from . import processes as processes
     from . import tensorflow as tensorflow
     from . import tensorflow1 as tensorflow1
     from ._doctor import doctor, matrix
+    from .files import load, save
     from .names import connect, serve
     from .pairs import (
         convert_cupy_to_numpy,
@@ -109,9 +113,10 @@ if TYPE_CHECKING:
 else:
     #: Imported at first use, to keep the import short: modules, and the modules that names are in. ``tensorflow`` needs
     #: NumPy, as TensorFlow does.
-    _MODULES = ("names", "pairs", "processes", "tensorflow", "tensorflow1")
+    _MODULES = ("files", "names", "pairs", "processes", "tensorflow", "tensorflow1")
     _LATER = {
         **dict.fromkeys(("doctor", "matrix"), "_doctor"),
+        **dict.fromkeys(("load", "save"), "files"),
         **dict.fromkeys(("connect", "serve"), "names"),
         **dict.fromkeys(("open", "revoke", "share"), "processes"),
         **dict.fromkeys((name for name in __all__ if name.startswith("convert_")), "pairs"),
