@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import re
 import stat
 import struct
 import sys
@@ -262,6 +263,7 @@ HOSTILE: dict[str, tuple[str, bytes, str, str]] = {
     "byte order in zip": (".npz", npz({"a.npy": npy(">i8")}), "dtype", "newbyteorder"),
     "short in zip": (".npz", npz({"a.npy": npy(data=b"")}), "file", "has 0 bytes, and its header says 8"),
     "huge in zip": (".npz", npz({"a.npy": npy(shape="(1000000000000,)")}, zipfile.ZIP_DEFLATED), "file", "header says"),
+    "another method": (".npz", npz({"a.npy": npy()}, zipfile.ZIP_BZIP2), "file", "another method"),
     "tree": (".npz", npz({"tensor_bridge.tree.json": b'{"tree": "[]", "names": ["b"]}'}), "file", "does not fit"),
     "no tree": (".npz", npz({"tensor_bridge.tree.json": b"[" * 100000}), "file", "malformed|does not fit"),
     "no header": (".safetensors", b"\0" * 7, "file", "malformed"),
@@ -317,6 +319,16 @@ def test_what_is_compressed_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(_formats, "_machine", lambda: 1 << 20)
     with pytest.raises(tb.BridgeValueError, match="decompressed"):
         tb.load(path, "numpy")
+
+
+def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
+    data = bytearray(npz({"a.npy": npy()}))
+    for start in (data.index(b"PK\3\4") + 6, data.index(b"PK\1\2") + 8):
+        data[start] |= 1
+    (tmp_path / "x.npz").write_bytes(data)
+    with pytest.raises(tb.BridgeValueError, match="encrypted") as caught:
+        tb.load(tmp_path / "x.npz", "numpy")
+    assert caught.value.kind == "file"
 
 
 def test_more_than_deflate_can_hold_is_refused(tmp_path: Path) -> None:
@@ -398,3 +410,11 @@ def test_tensors_of_a_gpu(suffix: str, tmp_path: Path) -> None:
     assert loaded["y"][0].tolist() == [1, 1, 1] and loaded["y"][1].is_cuda
     pytest.importorskip("cupy")
     assert tb.load(tmp_path / f"x{suffix}", "cupy", device="cuda")["y"][0].sum() == 3
+
+
+def test_the_page_runs() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "files.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "files.md", "exec"), {})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,3 +74,11 @@ def test_a_tensor_of_a_gpu() -> None:
     assert c.data.ptr == t.data_ptr()
     assert tb.convert_cupy_to_pytorch(c, copy=False).data_ptr() == t.data_ptr()
     assert tb.convert_cupy_to_numpy(c, device="cpu").tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_page_names_every_pair_and_runs() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "python.md").read_text()
+    (section,) = re.findall(r"\n## Pairs\n(.*?)\n## ", page, re.S)
+    assert set(re.findall(r"`(convert_\w+)`", section)) == {named(*pair).__name__ for pair in PAIRS}
+    (block,) = re.findall(r"```python\n(.*?)```", section, re.S)
+    exec(compile(block, "python.md", "exec"), {})

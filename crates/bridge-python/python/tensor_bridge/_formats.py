@@ -286,8 +286,9 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[Any, tup
     """Return the header of a member, whose size is compared with that of the member."""
     if not member.filename.endswith(".npy"):
         raise of_kind("file", f"{member.filename!r:.80} is no array: NumPy's are called *.npy")
-    packed = member.compress_type == zipfile.ZIP_DEFLATED
-    if packed and member.file_size > _DEFLATE * member.compress_size + _HEADER:
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise of_kind("file", f"{member.filename!r:.80} is compressed by another method than those of NumPy")
+    if member.compress_type == zipfile.ZIP_DEFLATED and member.file_size > _DEFLATE * member.compress_size + _HEADER:
         text = f"{member.filename!r:.80} claims {member.file_size} bytes, more than {member.compress_size} can hold"
         raise of_kind("file", text)
     with archive.open(member) as file:
