@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import textwrap
 import time
 import types
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tensor_bridge as tb
-from tensor_bridge import __main__, _doctor, _probe
+from tensor_bridge import __main__, _doctor, _probe, _report
 
 GPU = {"name": "H200", "memory": 141 << 30, "capability": [9, 0], "pools": True}
 DRIVER: dict[str, Any] = {
@@ -169,6 +172,52 @@ def test_a_healthy_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.findings == ()
     assert "cuda:0  H200, 141 GiB, compute capability 9.0" in str(report)
     assert [framework.allocator for framework in report.frameworks] == ["native", "MemoryPool", None, None]
+
+
+LIBCUDA = """
+#include <stdlib.h>
+#include <string.h>
+int cuInit(unsigned flags) { return atoi(getenv("FAKE_ERROR")); }
+int cuDriverGetVersion(int *version) { *version = 12080; return 0; }
+int cuGetErrorString(int code, const char **text) { *text = "no luck"; return code == 999; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGet(int *device, int index) { *device = index + 40; return 0; }
+int cuDeviceGetName(char *name, int length, int device) { strncpy(name, device == 41 ? "B" : "A", length); return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)device << 30; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    *value = attribute == 75 ? 9 : attribute == 76 ? 1 : attribute == 115 ? device == 40 : -1;
+    return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a driver that has two GPUs."""
+    folder = tmp_path_factory.mktemp("driver")
+    if (compiler := shutil.which("cc")) is None:
+        pytest.skip("there is no C compiler")
+    (folder / "cuda.c").write_text(LIBCUDA)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.c"], cwd=folder, check=True)
+    return folder
+
+
+def asked(libcuda: Path, error: int) -> dict[str, Any]:
+    variables = {"LD_LIBRARY_PATH": str(libcuda), "FAKE_ERROR": str(error)}
+    return _doctor._facts({"driver": ["driver"]}, 100, **variables)["driver"]
+
+
+def test_the_driver_is_asked(libcuda: Path) -> None:
+    facts = asked(libcuda, 0)
+    assert (facts["version"], facts["error"], facts["library"]) == ("12.8", None, True)
+    first = {"name": "A", "memory": 40 << 30, "capability": [9, 1], "pools": True}
+    assert facts["devices"] == [first, {"name": "B", "memory": 41 << 30, "capability": [9, 1], "pools": False}]
+
+
+@pytest.mark.parametrize(("code", "text"), [(803, "error 803: no luck"), (999, "error 999")])
+def test_a_driver_that_fails_says_why(code: int, text: str, libcuda: Path) -> None:
+    facts = asked(libcuda, code)
+    assert (facts["version"], facts["error"], facts["devices"]) == ("12.8", text, [])
 
 
 ON_GPUS: dict[str, tuple[dict[str, dict[str, Any]], str, str, str]] = {
@@ -325,3 +374,26 @@ def test_a_command_with_nonsense_ends_with_status_2(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.startswith("argument: ")
     with pytest.raises(SystemExit):
         __main__.main(["cure"])
+
+
+def test_the_page_explains_every_kind() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
+    table = page.partition("## Findings")[2]
+    named = {kind for cells in re.findall(r"^\| (`.*?) \|", table, re.M) for kind in re.findall(r"`(\w+)`", cells)}
+    assert named == set(typing.get_args(_report.FindingKind))
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/nvidia0"), reason="needs CUDA")
+def test_a_gpu_that_is_there_is_found() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+    report = tb.doctor()
+    assert len(report.gpus) == torch.cuda.device_count()
+    assert report.gpus[0].name == torch.cuda.get_device_name(0)
+    assert report.gpus[0].capability == torch.cuda.get_device_capability(0)
+    assert not {"build", "no_cuda", "driver", "crash", "hang", "broken"} & set(kinds(report)), str(report)
+    ways = {(pair.source, pair.target): pair.way for pair in report.matrix.pairs if pair.device == "cuda:0"}
+    if "cupy" in [framework.name for framework in report.frameworks]:
+        assert ways["torch", "cupy"] == ways["cupy", "torch"] == "in place"
+    assert ways["torch", "numpy"] == "refused"

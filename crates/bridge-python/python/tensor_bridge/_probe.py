@@ -56,6 +56,8 @@ def framework(name: str) -> dict[str, Any]:
             facts["cuda_error"] = _told(error)
     if facts["devices"]:
         facts.update(settings(name, module))
+    # The profile starts TensorFlow's devices, and the other probes need memory of them as well.
+    os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
     try:
         facts["profile"] = dict(_core.profile(name))  # type: ignore[arg-type]
     except BridgeError as error:
