@@ -330,8 +330,9 @@ def test_a_time_that_is_none_is_refused(timeout: Any) -> None:
             call(timeout=timeout)
 
 
-def test_a_program_without_a_python_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "")
+@pytest.mark.parametrize("executable", ["", None, "/nowhere/python"])
+def test_a_program_without_a_python_says_so(executable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
     with pytest.raises(tb.BridgeImportError, match="python -m tensor_bridge doctor"):
         tb.doctor()
 
@@ -367,6 +368,13 @@ def test_the_commands(
         assert (found["matrix"] if command == "doctor" else found)["pairs"] == [pair]
     else:
         assert "refused [1]" in printed and "[1] no memory" in printed
+
+
+def test_the_package_is_a_command() -> None:
+    done = python(
+        "import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_module('tensor_bridge', run_name='__main__')"
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, tb.__version__)
 
 
 def test_a_command_with_nonsense_ends_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:

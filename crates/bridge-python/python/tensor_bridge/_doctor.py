@@ -124,7 +124,7 @@ def _probed(timeout: float) -> dict[str, Facts]:
     """Return the facts of the driver and of each framework."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
         raise of_kind("argument", f"timeout is a positive number of seconds, not {timeout!r:.80}")
-    if not sys.executable or getattr(sys, "frozen", False):
+    if not os.access(sys.executable or "", os.X_OK) or getattr(sys, "frozen", False):
         text = "this program has no Python that can be started: run `python -m tensor_bridge doctor` with the Python"
         raise of_kind("missing", f"{text} that has the frameworks")
     probes = {"driver": ["driver"], **{name: ["framework", name] for name in _probe.FRAMEWORKS}}

@@ -15,6 +15,8 @@ tb.copy(x)  # refused
 tb.to_torch(x).no_such_method()  # refused
 tb.convert_tf_to_pytorch(x)  # refused
 tb.convert_numpy_to_pytorch(x, to="cuda")  # refused
+tb.load("x.npz")  # refused
+tb.load("x.npz", "jax")  # refused
 tb.doctor(timeout="long")  # refused
 tb.doctor().findings.append(None)  # refused
 try:

@@ -52,3 +52,8 @@ def reports_are_typed() -> None:
     report = tb.doctor(timeout=1.0)
     assert_type([finding.advice for finding in report.findings], list[str])
     assert_type(report.matrix.pairs[0].reason, str | None)
+
+
+def files_are_typed(weights: dict[str, torch.Tensor]) -> None:
+    tb.save("x.safetensors", weights)
+    assert_type(tb.load("x.safetensors", "torch", device="cuda:0", max_nbytes=1 << 30), Any)
