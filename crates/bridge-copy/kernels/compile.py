@@ -1,4 +1,4 @@
-"""Compiles copy.cu with NVRTC into the folder that the command line names: a cubin per architecture, and PTX.
+"""Compiles a file with NVRTC into a folder: a cubin or PTX per architecture.
 
 ``cargo xtask kernels`` runs it in an environment with one package, ``nvidia-cuda-nvrtc-cu12``. It needs no GPU.
 """
@@ -7,10 +7,6 @@ import argparse
 import ctypes
 import pathlib
 from concurrent.futures import ThreadPoolExecutor
-
-HERE = pathlib.Path(__file__).parent
-#: A device runs cubins of its own major version and of the same or a lower minor one.
-ARCHITECTURES = ["sm_70", "sm_80", "sm_90", "sm_100", "sm_120", "compute_70"]
 
 
 def library() -> ctypes.CDLL:
@@ -32,16 +28,16 @@ def text(nvrtc: ctypes.CDLL, kind: str, program: ctypes.c_void_p) -> bytes:
     return buffer.raw
 
 
-def compile(nvrtc: ctypes.CDLL, architecture: str, out: pathlib.Path) -> None:
+def compile(nvrtc: ctypes.CDLL, source: pathlib.Path, architecture: str, out: pathlib.Path) -> None:
     """Writes the kernels for one architecture, or ends with the log of the compiler."""
-    names = sorted(path.name for path in HERE.glob("*.cuh"))
-    headers = [(HERE / name).read_bytes() for name in names]
+    names = sorted(path.name for path in source.parent.glob("*.cuh"))
+    headers = [(source.parent / name).read_bytes() for name in names]
     program = ctypes.c_void_p()
     strings = ctypes.c_char_p * len(names)
     nvrtc.nvrtcCreateProgram(
         ctypes.byref(program),
-        (HERE / "copy.cu").read_bytes(),
-        b"copy.cu",
+        source.read_bytes(),
+        source.name.encode(),
         len(names),
         strings(*headers),
         strings(*(name.encode() for name in names)),
@@ -57,15 +53,16 @@ def compile(nvrtc: ctypes.CDLL, architecture: str, out: pathlib.Path) -> None:
 
 
 def main() -> None:
-    """Compiles for every architecture, or for those that the command line names."""
+    """Compiles for the architectures that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("architectures", nargs="*", default=ARCHITECTURES)
+    parser.add_argument("architectures", nargs="+", metavar="architecture")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     nvrtc = library()
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda architecture: compile(nvrtc, architecture, options.out), options.architectures))
+        list(pool.map(lambda one: compile(nvrtc, options.source, one, options.out), options.architectures))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ pub struct CudarcSubject {
 }
 
 /// What `kernels.cu` is compiled to.
-const KERNELS: &str = include_str!("kernels.ptx");
+const KERNELS: &str = include_str!("compiled/compute_70.ptx");
 
 /// The parameter of the kernels (`kernels.cu`).
 #[derive(Clone, Copy)]
@@ -131,7 +131,7 @@ impl CudarcSubject {
         })?;
         let context = Arc::clone(adapter.stream().context());
         let made = || -> std::result::Result<Self, DriverError> {
-            let module = context.load_module(Ptx::from_src(KERNELS))?;
+            let module = context.load_module(Ptx::from_src(KERNELS.trim_end_matches('\0')))?;
             let streams = (0..STREAMS).map(|_| context.new_stream()).collect::<std::result::Result<_, _>>()?;
             Ok(Self {
                 current: RefCell::new(adapter.clone()),
