@@ -169,15 +169,15 @@ pub(crate) fn ipc_open<'py>(
     Ok((PyList::new(py, tensors)?, tree))
 }
 
-/// Ends the share of a ticket of this process.
+/// Ends the share of a ticket of this process. Where ``told`` is false, the processes that have it open keep it.
 #[pyfunction]
-pub(crate) fn ipc_revoke(ticket: &Bound<'_, PyAny>) -> PyResult<()> {
+pub(crate) fn ipc_revoke(ticket: &Bound<'_, PyAny>, told: bool) -> PyResult<()> {
     let py = ticket.py();
     let revoke = || {
         let ticket = read(ticket)?;
         let none = || argument("this process shares nothing: revoke the ticket where it was made");
         let exporter = process::exporter_if_any().ok_or_else(none)?;
-        py.detach(|| exporter.revoke(&ticket))
+        py.detach(|| if told { exporter.revoke(&ticket) } else { exporter.end(&ticket) })
     };
     revoke().map_err(|error| into_python(py, error))
 }

@@ -145,12 +145,16 @@ impl<C> Book<C> {
 
     /// Ends a share now. Returns the connections that have leases on it, and the content if it is free.
     pub(crate) fn revoke(&mut self, number: u64) -> (BTreeSet<Peer>, Option<Arc<C>>) {
-        let Some(share) = self.shares.get_mut(&number) else { return (BTreeSet::new(), None) };
-        if let Some(until) = share.until.take() {
+        let holders = self.peers.iter().filter(|(_, leases)| leases.values().any(|share| *share == number));
+        (holders.map(|(peer, _)| *peer).collect(), self.end(number))
+    }
+
+    /// Ends a share now, for those that have not opened it. Returns the content if it is free.
+    pub(crate) fn end(&mut self, number: u64) -> Option<Arc<C>> {
+        if let Some(until) = self.shares.get_mut(&number)?.until.take() {
             self.ends.remove(&(until, number));
         }
-        let holders = self.peers.iter().filter(|(_, leases)| leases.values().any(|share| *share == number));
-        (holders.map(|(peer, _)| *peer).collect(), self.free(number))
+        self.free(number)
     }
 
     /// Ends the shares whose time is over. Returns the contents that are free now.
@@ -219,6 +223,9 @@ mod tests {
         Revoke {
             share: usize,
         },
+        End {
+            share: usize,
+        },
         Wait {
             seconds: u64,
         },
@@ -233,7 +240,8 @@ mod tests {
                 .prop_map(|(peer, share, forged)| Step::Open { peer, share, forged }),
             4 => (index.clone(), index.clone()).prop_map(|(peer, lease)| Step::Return { peer, lease }),
             1 => index.clone().prop_map(|peer| Step::Leave { peer }),
-            1 => index.prop_map(|share| Step::Revoke { share }),
+            1 => index.clone().prop_map(|share| Step::Revoke { share }),
+            1 => index.prop_map(|share| Step::End { share }),
             2 => seconds.prop_map(|seconds| Step::Wait { seconds }),
         ]
     }
@@ -321,6 +329,11 @@ mod tests {
                         let has = |leases: &[(u64, usize)]| leases.iter().any(|(_, share)| *share == index);
                         let holders = peers.iter().filter(|(_, leases)| has(leases)).map(|(peer, _)| *peer).collect();
                         prop_assert_eq!(book.revoke(shares[index].number).0, holders);
+                        shares[index].until = None;
+                    }
+                    Step::End { share } => {
+                        let Some(index) = pick(&shares, share) else { continue };
+                        drop(book.end(shares[index].number));
                         shares[index].until = None;
                     }
                     Step::Wait { seconds } => {

@@ -125,17 +125,34 @@ impl Exporter {
     ///
     /// [`ErrorKind::Argument`] for the ticket of another process.
     pub fn revoke(&self, ticket: &Ticket) -> Result<()> {
-        if ticket.socket() != self.desk.socket {
-            let text = "the ticket is of another process: revoke it there";
-            return Err(Error::new(ErrorKind::Argument, text));
-        }
-        let (share, _) = ticket.share();
+        let share = self.own(ticket)?;
         let (peers, free) = self.desk.book().revoke(share);
         let notices = peers.into_iter().map(|peer| (peer, share));
         self.desk.notices.lock().unwrap_or_else(PoisonError::into_inner).extend(notices);
         self.desk.bell.ring();
         drop(free);
         Ok(())
+    }
+
+    /// Lets a ticket expire now: no process opens it any more, and the processes that have it open keep it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] for the ticket of another process.
+    pub fn end(&self, ticket: &Ticket) -> Result<()> {
+        let share = self.own(ticket)?;
+        let free = self.desk.book().end(share);
+        drop(free);
+        Ok(())
+    }
+
+    /// Returns the number of the share that a ticket of this exporter opens.
+    fn own(&self, ticket: &Ticket) -> Result<u64> {
+        if ticket.socket() != self.desk.socket {
+            let text = "the ticket is of another process: revoke it there";
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
+        Ok(ticket.share().0)
     }
 
     /// Returns whether this process was forked from the one that made the exporter: it shares nothing here.

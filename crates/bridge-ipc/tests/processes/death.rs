@@ -94,6 +94,23 @@ fn what_a_dead_process_shared_is_gone_and_no_crash() {
 }
 
 #[test]
+fn an_ended_share_stays_with_its_readers() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    let ticket = share(&exporter, vec![1, 2], Writing::Private, LONG).unwrap();
+    let tensor = open(&ticket).unwrap().tensors.remove(0);
+    exporter.end(&ticket).unwrap();
+    assert_eq!(open(&ticket).err().unwrap().kind(), ErrorKind::Gone);
+    // The answer came behind any notice about the share.
+    tensor.check().unwrap();
+    assert_eq!(exporter.held().shares, 1);
+    drop(tensor);
+    wait_for(&exporter, |held| held.shares == 0);
+    let own = folder.exporter(Limits::default());
+    assert_eq!(own.end(&ticket).unwrap_err().kind(), ErrorKind::Argument);
+}
+
+#[test]
 fn a_revoked_share_is_said_to_be_gone() {
     let folder = Folder::new();
     let exporter = folder.exporter(Limits::default());

@@ -107,7 +107,7 @@ def open(
 
 def revoke(ticket: Ticket | str | bytes) -> None:
     """End a share of this process now. A process that has it open keeps the memory, and is told at its next call."""
-    _core.ipc_revoke(ticket)
+    _core.ipc_revoke(ticket, True)
 
 
 def configure(
