@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from . import files as files
     from . import names as names
     from . import processes as processes
+    from . import ray as ray
     from . import tensorflow as tensorflow
     from . import tensorflow1 as tensorflow1
     from ._doctor import doctor, matrix
@@ -112,8 +113,8 @@ if TYPE_CHECKING:
     from .processes import open, revoke, share
 else:
     #: Imported at first use, to keep the import short: modules, and the modules that names are in. ``tensorflow`` needs
-    #: NumPy, as TensorFlow does.
-    _MODULES = ("files", "names", "pairs", "processes", "tensorflow", "tensorflow1")
+    #: NumPy, as TensorFlow does, and ``ray`` needs Ray.
+    _MODULES = ("files", "names", "pairs", "processes", "ray", "tensorflow", "tensorflow1")
     _LATER = {
         **dict.fromkeys(("doctor", "matrix"), "_doctor"),
         **dict.fromkeys(("load", "save"), "files"),
