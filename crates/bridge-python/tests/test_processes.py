@@ -308,11 +308,11 @@ def test_the_memory_of_many_rounds_comes_back() -> None:
 
 
 def test_the_page_runs(tmp_path: Path) -> None:
-    """Every block of docs/processes.md runs, one after the other."""
+    """Every block of docs/processes.md runs, one after the other. That for Ray runs in test_ray.py."""
     pytest.importorskip("tensorflow")
     page = (Path(__file__).parents[3] / "docs" / "processes.md").read_text()
     space: dict[str, Any] = {}
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    blocks = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "import ray" not in block]
     assert len(blocks) == 4
     for block in blocks:
         exec(block.replace("/tmp/names-of-the-example", str(tmp_path / "names")), space)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,120 +14,38 @@ import numpy as np
 import pytest
 
 import tensor_bridge as tb
-from tensor_bridge import processes
 from tensor_bridge_conformance.others import wait_until
 
 ray = pytest.importorskip("ray")
 torch = pytest.importorskip("torch")
 
-#: Seconds that any answer of Ray may take.
-PATIENCE = 60
-
-#: Elements of a tensor that is worth a ticket.
-MANY = 1 << 16
-
-#: An address of this machine alone, which Ray does not replace, as it does 127.0.0.1, by one of the network.
-LOOPBACK = "127.0.0.2"
-
-
-class Actor:
-    """Runs what it is sent, and keeps what it shall."""
-
-    kept: Any = None
-
-    def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        return function(self, *args)
-
-
-class AsyncActor:
-    async def total(self, x: Any) -> float:
-        return float(x.sum())
-
-    async def awaited(self, refs: list[Any]) -> float:
-        return float((await refs[0]).sum())
-
-
-class Cluster:
-    """Two nodes, with two actors on the first, where the tests run as well, and one on the second."""
-
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster as Nodes
-
-        options = {"num_cpus": 4, "object_store_memory": 100 << 20, "node_ip_address": LOOPBACK}
-        head = {**options, "include_dashboard": False, "resources": {"near": 100}}
-        self.nodes = Nodes(initialize_head=True, head_node_args=head)
-        self.nodes.add_node(**options, resources={"far": 100})
-        hook = {"worker_process_setup_hook": "tensor_bridge.ray.register"}
-        ray.init(address=self.nodes.address, _node_ip_address=LOOPBACK, runtime_env=hook, log_to_driver=False)
-        tb.ray.register()
-        self.near, self.beside, self.far = self.actor("near"), self.actor("near"), self.actor("far")
-
-    def actor(self, node: str, kind: type = Actor) -> Any:
-        return ray.remote(num_cpus=0, resources={node: 1})(kind).remote()
-
-    def close(self) -> None:
-        tb.ray.unregister()
-        ray.shutdown()
-        self.nodes.shutdown()
+from nodes import (  # noqa: E402
+    LOOPBACK,
+    MANY,
+    PATIENCE,
+    AsyncActor,
+    Cluster,
+    answer,
+    held,
+    is_shared,
+    keep,
+    ones,
+    pigeon,
+    settle,
+    started,
+)
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    # Workers know neither this module nor where it is.
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    patch = pytest.MonkeyPatch()
-    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-    folder = tmp_path_factory.mktemp("ipc")
-    folder.chmod(0o700)
-    patch.setenv("TENSOR_BRIDGE_IPC", str(folder))
-    # What it logs has a traceback, which keeps references as long as pytest keeps the log.
-    patch.setattr(logging.getLogger("ray._private.serialization"), "disabled", True)
-    cluster = Cluster()
-    yield cluster
-    cluster.close()
-    patch.undo()
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    with started(tmp_path_factory.mktemp("ipc"), __name__) as cluster:
+        yield cluster
 
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_shared(cluster: Cluster) -> Iterator[None]:
     yield
-    actors = (cluster.near, cluster.beside, cluster.far)
-    for actor in actors:
-        answer(actor, lambda self: setattr(self, "kept", None))
-    # The traceback of an error keeps references until the garbage of its process is collected.
-    wait_until(lambda: {held(), *(answer(actor, lambda self: held()) for actor in actors)} == {(0, 0)})
-
-
-def held() -> tuple[int, int]:
-    """Return the shares of this process, and the leases on them."""
-    gc.collect()
-    now = processes.held()
-    return now["shares"], now["leases"]
-
-
-def answer(actor: Any, function: Callable[..., Any], *args: Any) -> Any:
-    return ray.get(actor.call.remote(function, *args), timeout=PATIENCE)
-
-
-def ones(self: Any) -> Any:
-    return torch.ones(MANY)
-
-
-def keep(self: Any, x: Any) -> None:
-    self.kept = x
-
-
-def is_shared(x: Any) -> bool:
-    """Return whether the elements of a tensor lie in a file in memory, as those behind tickets do."""
-    address = tb.to_numpy(x).ctypes.data
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            first, last = (int(part, 16) for part in line.split()[0].split("-"))
-            if first <= address < last:
-                return "/memfd:tensor-bridge" in line
-    return False
+    settle(cluster)
 
 
 def test_a_tensor_of_one_node_is_received_in_place(cluster: Cluster) -> None:
@@ -325,36 +241,6 @@ def test_references_can_be_awaited_on_one_node(cluster: Cluster) -> None:
     ray.kill(actor)
 
 
-def pigeon(self: Any, folder: str) -> None:
-    """Register a tensor transport, which sends by files of a folder, unless this process has it."""
-    from ray.experimental import TensorTransportManager, TensorTransportMetadata, register_tensor_transport
-
-    class Pigeon(TensorTransportManager):
-        tensor_transport_backend = "PIGEON"
-        is_one_sided = staticmethod(lambda: True)
-        can_abort_transport = staticmethod(lambda: False)
-        get_communicator_metadata = lambda self, *ends: None  # noqa: E731
-        actor_has_tensor_transport = send_multiple_tensors = abort_transport = None
-
-        def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: Any) -> Any:
-            (tensor,) = rdt_object
-            tensor.numpy().tofile(f"{folder}/{obj_id}")
-            return TensorTransportMetadata([(tensor.shape, tensor.dtype)], "cpu")
-
-        def recv_multiple_tensors(self, obj_id: str, about: Any, between: Any, target_buffers: Any = None) -> Any:
-            ((shape, dtype),) = about.tensor_meta
-            (received,) = target_buffers or [torch.empty(shape, dtype=dtype)]
-            received.numpy()[:] = np.fromfile(f"{folder}/{obj_id}", np.float32)
-            with open(f"{folder}/received", "a") as log:
-                log.write(obj_id + "\n")
-            return [received]
-
-        def garbage_collect(self, obj_id: str, about: Any, tensors: Any) -> None:
-            os.remove(f"{folder}/{obj_id}")
-
-    register_tensor_transport("PIGEON", ["cpu"], Pigeon, torch.Tensor)
-
-
 def test_a_tensor_transport_goes_between_nodes(cluster: Cluster, tmp_path: Path) -> None:
     pytest.importorskip("ray.experimental.rdt")
     pigeon(None, str(tmp_path))
@@ -417,3 +303,30 @@ except tb.BridgeImportError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.stdout == "typed\n", done.stderr
+
+
+#: Runs the page, and looks at what is left.
+PAGE = f"""
+import re, sys
+import ray
+import tensor_bridge as tb
+from tensor_bridge import processes
+blocks = re.findall(r"```python\\n(.*?)```", open(sys.argv[1]).read(), re.DOTALL)
+(block,) = [block for block in blocks if "import ray" in block]
+here = 'ray.init(address="local", _node_ip_address="{LOOPBACK}", include_dashboard=False, num_cpus=1, '
+assert "ray.init(" in block
+exec(block.replace("ray.init(", here))
+ref = ray.put(torch.ones(1 << 20))
+ray.shutdown()
+assert processes.held()["shares"] >= 1
+tb.ray.unregister()
+assert processes.held()["shares"] == 0
+print("done")
+"""
+
+
+def test_the_page_runs_and_nothing_is_shared_after_a_shutdown(cluster: Cluster) -> None:
+    page = Path(__file__).parents[3] / "docs" / "processes.md"
+    command = [sys.executable, "-c", PAGE, str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.stdout.endswith("done\n"), done.stderr

@@ -101,6 +101,9 @@ _reducers = _Reducers()
 #: How to end what is shared, for each reference that keeps it.
 _ends: dict[bytes, list[Callable[[], object]]] = {}
 
+#: The connection to Ray that has these references.
+_connection: str | None = None
+
 
 def register(
     frameworks: Sequence[str] = ("torch", "tensorflow", "cupy"),
@@ -126,8 +129,8 @@ def register(
     ``expires`` is the most seconds for which what this process sends can be received, ``None`` as long as Ray has
     references.
 
-    ``transport`` names a one-sided tensor transport of Ray, such as ``"nixl"``, by which tensors of its class go to other
-    nodes, instead of the object store. It has to be available in this process.
+    ``transport`` names a one-sided tensor transport of Ray, such as ``"nixl"``, by which tensors of its class go to
+    other nodes, instead of the object store. It has to be available in this process.
 
     Raises a ``BridgeImportError`` if this version of Ray lacks what this module needs, and a ``BridgeValueError`` for
     wrong arguments.
@@ -141,6 +144,7 @@ def register(
     maps = _dispatch().maps
     if transport is not None:
         transport = _one_sided(transport)
+    _settle()
     long = _LONG if expires is None else float(expires)
     _settings = _Settings(frozenset(frameworks), device, target, smallest, long, transport)
     if not any(known is _reducers for known in maps):
@@ -149,8 +153,12 @@ def register(
 
 
 def unregister() -> None:
-    """Let Ray pass this process's tensors as ever. What has been sent by ticket can still be received."""
+    """Let Ray pass this process's tensors as ever. What has been sent by ticket can still be received.
+
+    After ``ray.shutdown()`` this frees what is still shared.
+    """
     global _settings
+    _settle()
     _settings = _Settings()
 
 
@@ -220,7 +228,7 @@ def _reduced(framework: str, x: Any) -> Any:
 def _nbytes(x: Any) -> int:
     # TensorFlow says the size of an element so, and the others as NumPy.
     size = x.dtype.size if hasattr(x.dtype, "size") else x.dtype.itemsize
-    return math.prod(x.shape) * int(size)
+    return int(math.prod(x.shape) * size)
 
 
 def _on_gpu(x: Any) -> bool:
@@ -237,12 +245,23 @@ def _kept(context: Any, ends: list[Callable[[], object]]) -> tuple[Any, ...]:
         if (others := _ends.get(ref.binary())) is not None:
             others.extend(ends)
             return ()
+    _settle()
     # Ray serializes bytes without the context, which is in use.
     token = ray.put(b"")
     _ends[token.binary()] = ends
     if not _worker().core_worker.add_object_out_of_scope_callback(token, _dropped):
         _dropped(token.binary())
     return token, PickleBuffer(_PADDING)
+
+
+def _settle() -> None:
+    """End what was shared through another connection to Ray: its references are gone with it."""
+    global _connection
+    connection = ray.get_runtime_context().get_worker_id() if ray.is_initialized() else None
+    if connection != _connection:
+        for token in list(_ends):
+            _dropped(token)
+        _connection = connection
 
 
 def _dropped(token: bytes) -> None:
@@ -294,8 +313,8 @@ def _fetched(ticket: Ticket, node: str) -> Any:
     thread = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip()
     if thread == "worker.io":
         text = (
-            "Ray awaits on the thread that moves its objects, which cannot move one of another node meanwhile: pass the "
-            "reference as an argument of a task, or await asyncio.to_thread(ray.get, reference)"
+            "Ray awaits on the thread that moves its objects, which cannot move one of another node meanwhile: pass "
+            "the reference as an argument of a task, or await asyncio.to_thread(ray.get, reference)"
         )
         raise of_kind("refused", text)
     there = NodeAffinitySchedulingStrategy(node, soft=False)
