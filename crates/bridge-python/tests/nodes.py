@@ -21,7 +21,7 @@ ray = pytest.importorskip("ray")
 torch = pytest.importorskip("torch")
 
 #: Seconds that any answer of Ray may take.
-PATIENCE = 60
+PATIENCE = 120
 
 #: Elements of a tensor that is worth a ticket.
 MANY = 1 << 16
@@ -37,6 +37,12 @@ class Actor:
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(self, *args)
+
+    def filled(self, value: int) -> Any:
+        return torch.full((MANY,), value)
+
+    def total(self, x: Any) -> int:
+        return int(x.sum())
 
 
 class AsyncActor:

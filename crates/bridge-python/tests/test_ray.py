@@ -172,6 +172,16 @@ def test_ray_passes_as_ever_what_is_not_worth_a_ticket_or_has_none(cluster: Clus
     assert held() == (0, 0)
 
 
+def test_a_compiled_graph_passes_as_ever(cluster: Cluster) -> None:
+    from ray.dag import InputNode
+
+    first, second = cluster.actor("near"), cluster.actor("near")
+    with InputNode() as given:
+        graph = second.total.bind(first.filled.bind(given)).experimental_compile()
+    assert [ray.get(graph.execute(value), timeout=PATIENCE) for value in range(3)] == [0, MANY, 2 * MANY]
+    graph.teardown(kill_actors=True)
+
+
 def test_a_module_arrives_with_its_parameters(cluster: Cluster) -> None:
     module = torch.nn.Linear(512, 512)
     ref = ray.put(module)

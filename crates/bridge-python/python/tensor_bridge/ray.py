@@ -17,6 +17,7 @@ import functools
 import logging
 import math
 import os
+import sys
 import threading
 from collections import ChainMap
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FrameType
 
     from ._core import Device, Target
 
@@ -206,8 +208,7 @@ def _worker() -> Any:
 def _reduced(framework: str, x: Any) -> Any:
     """Return how to pass a tensor: by ticket, or as ever where it cannot be shared or where Ray does not count."""
     settings, context = _settings, _worker().get_serialization_context()
-    # A function's own tensors, and what is pickled without Ray's object store, have no reference to keep them.
-    if not context.is_in_band_serialization() or _nbytes(x) < settings.smallest or getattr(x, "__dict__", None):
+    if not _is_counted(context) or _nbytes(x) < settings.smallest or getattr(x, "__dict__", None):
         return x.__reduce_ex__(5)
     try:
         ticket = share(x, expires=settings.expires)
@@ -223,6 +224,19 @@ def _reduced(framework: str, x: Any) -> Any:
         raise
     node = ray.get_runtime_context().get_node_id()
     return _received, (_Passed(ticket.text, framework, _on_gpu(x), node, transport), *token)
+
+
+def _is_counted(context: Any) -> bool:
+    """Return whether Ray will count references to what it is serializing.
+
+    It does not for functions with their own tensors, nor for the channels of compiled graphs.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("ray.experimental.channel"):
+            return False
+        frame = frame.f_back
+    return bool(context.is_in_band_serialization())
 
 
 def _nbytes(x: Any) -> int:
