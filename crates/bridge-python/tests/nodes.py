@@ -115,6 +115,8 @@ def started(folder: Any, *modules: str) -> Iterator[Cluster]:
         ray.cloudpickle.register_pickle_by_value(sys.modules[module])
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray lets workers wait for everything else on the machine, and here for other tests.
+    patch.setenv("RAY_worker_niceness", "0")
     patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     folder.chmod(0o700)
     patch.setenv("TENSOR_BRIDGE_IPC", str(folder))
