@@ -312,7 +312,7 @@ impl<S: Service> Server<S> {
 }
 
 impl Served {
-    /// Sends what the socket takes now. `None`: the connection is broken, or its process does not read.
+    /// Sends what the socket takes now. `None`: its process does not read.
     fn flush(&mut self) -> Option<()> {
         while let Some(Out { letter, sent }) = self.out.front_mut() {
             let files: Vec<_> = match &letter.kept {
@@ -322,7 +322,12 @@ impl Served {
             match socket::send(&self.socket, &letter.bytes[*sent..], &files) {
                 Ok(more) => *sent += more,
                 Err(error) if error.kind() == Io::WouldBlock => break,
-                Err(_) => return None,
+                // The process has closed the connection. What it said before is still to be read: perhaps it has given
+                // back its last lease.
+                Err(_) => {
+                    self.out.clear();
+                    return Some(());
+                }
             }
             if *sent == letter.bytes.len() {
                 self.out.pop_front();
@@ -330,5 +335,80 @@ impl Served {
         }
         let waiting: usize = self.out.iter().map(|out| out.letter.bytes.len() - out.sent).sum();
         (waiting <= MOST_UNREAD).then_some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ticket::Token;
+    use crate::wire::{Request, frame};
+    use std::io::Write;
+
+    /// Counts what is asked.
+    #[derive(Default)]
+    struct Counts {
+        asked: usize,
+        left: usize,
+    }
+
+    impl Service for Counts {
+        type Request = Request;
+
+        fn join(&mut self) -> Result<Peer, Why> {
+            Ok(1)
+        }
+
+        fn answer(&mut self, _: Peer, _: Request, _: &mut Vec<Letter>) -> Result<(), Why> {
+            self.asked += 1;
+            Ok(())
+        }
+
+        fn holds(&self, _: Peer) -> bool {
+            self.asked == 0
+        }
+
+        fn leave(&mut self, _: Peer, _: &mut Vec<Letter>) {
+            self.left += 1;
+        }
+
+        fn turn(&mut self, _: &mut Vec<Letter>) {}
+
+        fn deadline(&self) -> Option<Instant> {
+            None
+        }
+
+        fn refusal(_: Why) -> Vec<u8> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn what_was_said_before_a_connection_was_closed_is_heard_although_nothing_can_be_sent() {
+        let folder = std::env::temp_dir().join(format!("tensor-bridge-server-{}", std::process::id()));
+        let listener = UnixListener::bind(&folder).unwrap();
+        std::fs::remove_file(&folder).unwrap();
+        let mut server = Server {
+            listener,
+            service: Counts::default(),
+            users: Vec::new(),
+            bell: Bell::new().unwrap(),
+            served: BTreeMap::new(),
+            ending: BTreeMap::new(),
+            paused: None,
+        };
+        let (socket, mut other) = UnixStream::pair().unwrap();
+        let OtherEnd { process, .. } = socket::other_end(&socket).unwrap();
+        server.served.insert(1, Served { socket, process, frames: Frames::new(MAX_REQUEST), out: VecDeque::new() });
+        other.write_all(&frame(&Request::Open { share: 1, token: Token::random().unwrap() })).unwrap();
+        drop(other);
+        let mut letters = vec![Letter { to: 1, bytes: vec![0], kept: None }];
+        server.deliver(&mut letters);
+        while !server.served.is_empty() {
+            if server.attend(1, &mut letters).is_none() {
+                server.end(1, false, &mut letters);
+            }
+        }
+        assert_eq!((server.service.asked, server.service.left, server.ending.len()), (1, 1, 0));
     }
 }
