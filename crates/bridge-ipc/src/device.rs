@@ -7,7 +7,7 @@
 use crate::line::broken;
 use crate::memory::Writing;
 use crate::wire::{Hex, Point, Segment, Uuid};
-use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Lent, Result, Reuse, Stream};
+use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Result, Reuse, Stream};
 use bridge_cuda::{Handle, Opened, Outlet, Signal, Way, ordering, sharing};
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
@@ -129,15 +129,13 @@ pub(crate) struct Lending {
 /// The ranges that were lent by handles: a process does not open its own.
 static OWN: Mutex<BTreeMap<Handle, Range<usize>>> = Mutex::new(BTreeMap::new());
 
-/// Returns how the memory of a tensor leaves the process; `None` where it does not.
-pub(crate) fn lending(lent: &Lent) -> Result<Option<Lending>> {
-    let device = lent.device();
-    let hull = lent.layout().hull(lent.data(), None)?;
+/// Returns how the memory of a tensor, at the addresses `hull`, leaves the process; `None` where it does not.
+pub(crate) fn lending(device: Device, hull: &Range<usize>) -> Result<Option<Lending>> {
     if !in_streams(device) || hull.is_empty() {
         return Ok(None);
     }
     let (driver, uuid) = (sharing()?, lane(device, Role::Lends)?.uuid);
-    let Some(Outlet { way, range }) = driver.outlet(device, &hull)? else { return Ok(None) };
+    let Some(Outlet { way, range }) = driver.outlet(device, hull)? else { return Ok(None) };
     Ok(Some(match way {
         Way::Handle(handle) => {
             locked(&OWN).insert(handle, range.clone());

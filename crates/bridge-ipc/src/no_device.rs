@@ -1,7 +1,7 @@
 //! Stands in for `device` without the feature `cuda`: no memory of a device is shared or opened.
 
 use crate::wire::{Point, Segment};
-use bridge_core::{Device, Error, ErrorKind, Lent, Result, Stream};
+use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use rustix::fd::OwnedFd;
 use std::convert::Infallible;
 use std::ops::Range;
@@ -44,7 +44,7 @@ pub(crate) struct Lending {
     pub(crate) range: Range<usize>,
 }
 
-pub(crate) fn lending(_: &Lent) -> Result<Option<Lending>> {
+pub(crate) fn lending(_: Device, _: &Range<usize>) -> Result<Option<Lending>> {
     Ok(None)
 }
 

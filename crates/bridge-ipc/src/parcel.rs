@@ -14,6 +14,7 @@ use bridge_core::{
 use rustix::fd::OwnedFd;
 use serde::Serialize;
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,7 +72,9 @@ pub fn road<F>(from: &dyn Adapter<Tensor = F>, tensor: &F) -> Result<Road> {
         {
             Road::Passed
         }
-        true => match device::lending(&lent)?.map(|lending| lending.segment) {
+        true => match device::lending(lent.device(), &lent.layout().hull(lent.data(), None)?)?
+            .map(|lending| lending.segment)
+        {
             Some(Segment::Handle { .. }) => Road::Handle,
             Some(Segment::Files { .. }) => Road::Files,
             _ => Road::Copy,
@@ -143,7 +146,9 @@ impl Parcel {
                 }
                 Place::Device => {
                     let (copy, done) = copied(Room::Device)?;
-                    let (segment, start) = parcel.lendable(&Ipc::new().export(&copy)?)?.ok_or_else(|| {
+                    // Also where it has no elements, the memory says which device it is on.
+                    let bytes = copy.data()..copy.data() + copy.layout().nbytes().max(1);
+                    let (segment, start) = parcel.lendable(&Ipc::new().export(&copy)?, &bytes)?.ok_or_else(|| {
                         let text = "the driver lends no memory to other processes: share a copy on the host";
                         Error::new(ErrorKind::Driver, text)
                     })?;
@@ -174,7 +179,10 @@ impl Parcel {
             }
             let in_place = plan(&lent, Ipc::new().profile(), options).is_ok_and(|plan| plan == Plan::ZeroCopy);
             let there = match in_place {
-                true => self.foreign(&lent).map_or_else(|| self.lendable(&lent), |found| Ok(Some(found)))?,
+                true => match self.foreign(&lent) {
+                    Some(found) => Some(found),
+                    None => self.lendable(&lent, &lent.layout().hull(lent.data(), None)?)?,
+                },
                 false => None,
             };
             let nbytes = lent.layout().nbytes();
@@ -211,9 +219,9 @@ impl Parcel {
         self.streams.extend(stream);
     }
 
-    /// Returns the segment of device memory that the tensor lies in, and where it begins, if it can be shared in place.
-    fn lendable(&mut self, lent: &Lent) -> Result<Option<(usize, usize)>> {
-        let hull = lent.layout().hull(lent.data(), None)?;
+    /// Returns the segment of device memory that the tensor lies in, at the addresses `hull`, and where it begins, if it
+    /// can be shared in place.
+    fn lendable(&mut self, lent: &Lent, hull: &Range<usize>) -> Result<Option<(usize, usize)>> {
         // The stream of the owner now: what it writes later is waited for when the ticket is opened.
         let stream = lent.buffer().stream().map(Stream::on_any_thread);
         let around = |(at, part): (usize, &Part)| match part {
@@ -226,7 +234,7 @@ impl Parcel {
             self.waits_for(lent.device(), stream);
             return Ok(Some(found));
         }
-        let Some(lending) = device::lending(lent)? else { return Ok(None) };
+        let Some(lending) = device::lending(lent.device(), hull)? else { return Ok(None) };
         if self.writing == Some(Writing::Private) {
             let text = "memory of a device cannot be private: share it with writing=\"shared\" or \"never\"";
             return Err(Error::new(ErrorKind::Argument, text));

@@ -197,7 +197,8 @@ impl Adapter for Ipc {
         let (data, owner): (usize, Arc<dyn Any + Send + Sync>) = match &self.room {
             Some(Room::Arena(arena)) if device.kind == DeviceKind::CPU => (arena.take(layout.nbytes())?, arena.clone()),
             Some(Room::Device) if device::in_streams(device) => {
-                let memory = DeviceMemory::new(device, layout.nbytes())?;
+                // A driver allocates no memory of 0 bytes.
+                let memory = DeviceMemory::new(device, layout.nbytes().max(1))?;
                 (memory.address(), Arc::new(memory))
             }
             _ => return Err(Error::new(ErrorKind::CopyNeeded, "memory to share is taken by a parcel")),

@@ -79,6 +79,15 @@ def test_another_process_has_the_same_memory(other: Other) -> None:
     tb.revoke(ticket)
 
 
+def test_a_tensor_without_elements_is_on_its_device(other: Other) -> None:
+    for x in (torch.empty(0, 3, device="cuda"), torch.arange(6, device="cuda")[6:]):
+        ticket = tb.share(x)
+        assert other(f"(lambda y: (tuple(y.shape), y.device.type))(tb.open({ticket.text!r}, 'torch'))") == repr(
+            (tuple(x.shape), "cuda")
+        )
+        tb.revoke(ticket)
+
+
 def test_a_process_opens_its_own_in_place() -> None:
     x = torch.ones(1000, device="cuda")
     ticket = tb.share(x[10:])
