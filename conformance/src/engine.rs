@@ -27,11 +27,21 @@ pub struct Config {
     pub native: bool,
     /// Cases that failed once: those of a pair run first.
     pub regressions: Vec<Regression>,
+    /// Whether a case that fails is made smaller as long as it does.
+    pub shrinks: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { cases: 1000, seed: 0, time_budget: None, properties: None, native: false, regressions: Vec::new() }
+        Self {
+            cases: 1000,
+            seed: 0,
+            time_budget: None,
+            properties: None,
+            native: false,
+            regressions: Vec::new(),
+            shrinks: true,
+        }
     }
 }
 
@@ -59,12 +69,12 @@ impl Config {
     /// Only [with a native way](Pair::with_native_way) can it be put beside the adapters ([`Config::native`]) and
     /// beside ours ([`Route::Beside`]).
     pub fn certify_pair<F, T>(&self, pair: &Pair<'_, F, T>, observer: &mut dyn Observer) -> PairReport {
-        Run { pair, sides: pair.sides(), config: self, shrinks: true }.all(observer)
+        Run { pair, sides: pair.sides(), config: self }.all(observer)
     }
 
     /// Returns the properties that fail, without shrinking: what planted faults are judged by.
     pub(crate) fn failing<F, T>(&self, pair: &Pair<'_, F, T>) -> Vec<String> {
-        let report = Run { pair, sides: pair.sides(), config: self, shrinks: false }.all(&mut ());
+        let report = Self { shrinks: false, ..self.clone() }.certify_pair(pair, &mut ());
         let failed = report.properties.into_iter().filter(|property| property.verdict == Verdict::Failed);
         failed.map(|property| property.name).collect()
     }
@@ -159,7 +169,6 @@ struct Run<'a, F, T> {
     pair: &'a Pair<'a, F, T>,
     sides: Sides,
     config: &'a Config,
-    shrinks: bool,
 }
 
 impl<F, T> Run<'_, F, T> {
@@ -250,7 +259,7 @@ impl<F, T> Run<'_, F, T> {
             let judged = (started.elapsed() < SHRINK_TIME).then(|| judge(self.pair, property, case).err()).flatten();
             judged.map(|failure| last = failure).is_some()
         };
-        let case = if self.shrinks { shrink(tree, &mut fails) } else { tree.current() };
+        let case = if self.config.shrinks { shrink(tree, &mut fails) } else { tree.current() };
         let reason = Some(last.to_string());
         PropertyReport { counterexample: Some(case), ..outcome(property, run, Verdict::Failed, reason, native) }
     }

@@ -60,6 +60,8 @@ pub mod expect;
 pub mod fault;
 pub mod model;
 
+#[cfg(feature = "processes")]
+pub mod processes;
 mod properties;
 #[cfg(feature = "python")]
 pub mod python;

@@ -230,6 +230,20 @@ pub trait Subject: Adapter {
         body()
     }
 
+    /// Records that a view is used in the current stream, as users do by `record_stream`.
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn note(&self, view: &Self::Tensor) -> Result<()> {
+        let (device, consumer) = (self.device(), self.consumer());
+        if let Some(stream) = consumer.current_stream(device)? {
+            let address = self.observe(view)?.address;
+            consumer.views().used(device, address, stream, || consumer.keep(device, stream));
+        }
+        Ok(())
+    }
+
     /// Submits work of a few milliseconds to the current stream.
     ///
     /// # Errors

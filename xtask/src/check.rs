@@ -46,8 +46,16 @@ const TCH: [&str; 13] = [
 ];
 
 /// The suite over the adapters for Rust that link nothing.
-const HOST: [&str; 6] =
-    ["--package", "tensor-bridge-conformance", "--features", "candle,ndarray,ort", "--test", "host"];
+const HOST: [&str; 8] = [
+    "--package",
+    "tensor-bridge-conformance",
+    "--features",
+    "candle,ndarray,ort,processes",
+    "--test",
+    "host",
+    "--test",
+    "processes",
+];
 
 /// Packages of Python whose types are checked.
 const TYPED: [&str; 3] = [

@@ -69,7 +69,14 @@ pub struct Pair<'a, F, T> {
     /// Whether the copies of `ordering` are used, or the frameworks' own. Each case chooses.
     kernels: Cell<bool>,
     pub(crate) native: Option<NativeWay<'a, F, T>>,
+    /// Takes a tensor of the source across; `None`: core's `transfer`.
+    pub(crate) way_there: Option<Crossing<'a, F, T>>,
+    /// Takes a tensor of the target back; `None`: core's `transfer`.
+    pub(crate) way_back: Option<Crossing<'a, T, F>>,
 }
+
+/// Takes a tensor across, with this ordering and the requested `copy`.
+pub(crate) type Crossing<'a, F, T> = Box<dyn Fn(&F, &Arc<dyn Ordering>, Option<bool>) -> Result<(T, Transfer)> + 'a>;
 
 /// An ordering without its copies.
 struct WithoutCopies(Arc<dyn Ordering>);
@@ -116,7 +123,16 @@ impl<'a, F, T> Pair<'a, F, T> {
     pub fn new(from: &'a dyn Subject<Tensor = F>, to: &'a dyn Subject<Tensor = T>) -> Self {
         let ordering = from.ordering();
         let without_copies = Arc::new(WithoutCopies(Arc::clone(&ordering)));
-        Self { from, to, ordering, without_copies, kernels: Cell::new(true), native: None }
+        Self {
+            from,
+            to,
+            ordering,
+            without_copies,
+            kernels: Cell::new(true),
+            native: None,
+            way_there: None,
+            way_back: None,
+        }
     }
 
     /// Orders the streams of the pair otherwise.
@@ -164,7 +180,10 @@ impl<F, T> Pair<'_, F, T> {
     }
 
     fn transfer(&self, tensor: &F, copy: Option<bool>) -> Result<(T, Transfer)> {
-        transfer(self.from, self.to, tensor, self.ordering(), &Options { copy, ..Options::default() })
+        match &self.way_there {
+            Some(cross) => cross(tensor, self.ordering(), copy),
+            None => transfer(self.from, self.to, tensor, self.ordering(), &Options { copy, ..Options::default() }),
+        }
     }
 
     fn transfer_all(&self, tensors: &[F], copy: Option<bool>) -> std::result::Result<Vec<T>, Failure> {
@@ -179,7 +198,10 @@ impl<F, T> Pair<'_, F, T> {
     }
 
     fn back(&self, tensor: &T, copy: Option<bool>) -> Result<(F, Transfer)> {
-        transfer(self.to, self.from, tensor, self.ordering(), &Options { copy, ..Options::default() })
+        match &self.way_back {
+            Some(cross) => cross(tensor, self.ordering(), copy),
+            None => transfer(self.to, self.from, tensor, self.ordering(), &Options { copy, ..Options::default() }),
+        }
     }
 
     /// Makes the source's tensor. Returns it with the bytes of its base buffer.

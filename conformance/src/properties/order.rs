@@ -127,17 +127,6 @@ impl<F, T> Scene<'_, F, T> {
         })
     }
 
-    /// Records that the view is used in the current stream.
-    fn note(&self, view: &T) -> Outcome {
-        let to = self.pair.to;
-        let (device, consumer) = (to.device(), to.consumer());
-        if let Some(stream) = consumer.current_stream(device)? {
-            let address = to.observe(view)?.address;
-            consumer.views().used(device, address, stream, || consumer.keep(device, stream));
-        }
-        Ok(())
-    }
-
     fn direct(self) -> Read {
         let (pair, streams) = (self.pair, self.pair.streams());
         let (writer, reader) = (streams.from(self.case.streams.write), streams.to(self.case.streams.read));
@@ -159,7 +148,7 @@ impl<F, T> Scene<'_, F, T> {
         let view = self.arrived()?;
         on(pair.to, stream, || {
             if noted {
-                self.note(&view)?;
+                pair.to.note(&view)?;
             }
             pair.to.delay()?;
             Ok(pair.to.snapshot(&view, &mut snapshot)?)
@@ -177,8 +166,8 @@ impl<F, T> Scene<'_, F, T> {
         }
         let [first, view] = views;
         on(pair.to, onward, || {
-            self.note(&first)?;
-            self.note(&view)
+            pair.to.note(&first)?;
+            Ok(pair.to.note(&view)?)
         })?;
         drop(first);
         on(pair.to, onward, || {

@@ -2,9 +2,11 @@
 
 use super::borrow::{borrow_ns, borrowed};
 use super::relay::relay;
+use super::remote::{Process, serve_at};
 use super::{plugged_in_use, subject, tensorflow1, tensorflow1_take};
 use crate::Pair;
-use crate::runner::{Known, Message, Options, Surroundings, known, run, work};
+use crate::processes::Flaw;
+use crate::runner::{Known, Message, Options, Surroundings, in_other_process, known, run, work};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::path::Path;
@@ -21,6 +23,7 @@ fn extension(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(plugged_in_use, module)?)?;
     module.add_function(wrap_pyfunction!(relay, module)?)?;
+    module.add_function(wrap_pyfunction!(remote, module)?)?;
     module.add_function(wrap_pyfunction!(tensorflow1, module)?)?;
     module.add_function(wrap_pyfunction!(tensorflow1_take, module)?)?;
     module.add_function(wrap_pyfunction!(worker, module)?)
@@ -60,16 +63,52 @@ fn worker(py: Python<'_>, argv: Vec<String>, send: &Bound<'_, PyAny>) -> PyResul
             std::process::exit(1);
         }
     };
-    let prepared = || {
-        let pair = options.worker.as_ref().ok_or("a worker needs a pair")?;
-        let device = options.device.resolve(usize::MAX)?;
-        let load = |name: &str| subject(py, name, device).map_err(|error| format!("{name}: {error}"));
-        Ok::<_, String>((load(&pair.from)?, load(&pair.to)?))
+    let judged = judge(py, &options, &mut send);
+    judged.unwrap_or_else(|reason| send(Message::Refused(reason)));
+    Ok(0)
+}
+
+/// Loads the frameworks of the pair, and judges it.
+///
+/// # Errors
+///
+/// Why a framework cannot be tested.
+fn judge(py: Python<'_>, options: &Options, send: &mut dyn FnMut(Message)) -> Result<(), String> {
+    let pair = options.worker.as_ref().ok_or("a worker needs a pair")?;
+    let device = options.device.resolve(usize::MAX)?;
+    let (from, to) = (pair.from.as_str(), pair.to.as_str());
+    let load = |name: &str| subject(py, name, device).map_err(|error| format!("{name}: {error}"));
+    let flaw = match options.plant.as_deref() {
+        Some(name) => Some(Flaw::named(name).ok_or_else(|| format!("there is no flaw {name:?}"))?),
+        None => None,
     };
-    match prepared() {
-        Ok((from, to)) => work(&Pair::new(&from, &to).with_native_way(), &options, &mut send),
-        Err(reason) => send(Message::Refused(reason)),
+    let start = |name, inner| Process::start(py, name, inner, device).map_err(|error| format!("{name}: {error}"));
+    // The other process loads its framework while this one does.
+    match (in_other_process(from), in_other_process(to)) {
+        (None, None) => work(&Pair::new(&load(from)?, &load(to)?).with_native_way(), options, send),
+        (None, Some(inner)) => {
+            let mut other = start(to, inner)?;
+            work(&other.greet()?.with(flaw).after(&load(from)?), options, send);
+        }
+        (Some(inner), None) => {
+            let mut other = start(from, inner)?;
+            work(&other.greet()?.with(flaw).before(&load(to)?), options, send);
+        }
+        (Some(_), Some(_)) => return Err("one of two frameworks is in another process".into()),
     }
+    Ok(())
+}
+
+/// Serves an adapter to the worker at the other ends of two pipes, whose descriptors become this function's.
+#[pyfunction]
+fn remote(py: Python<'_>, argv: Vec<String>, requests: i32, answers: i32) -> PyResult<i32> {
+    let options = match read(&argv) {
+        Ok(options) => options,
+        Err(code) => return Ok(code),
+    };
+    let name = options.remote.as_deref().ok_or_else(|| PyValueError::new_err("--remote names an adapter"))?;
+    let device = options.device.resolve(usize::MAX).map_err(PyValueError::new_err)?;
+    serve_at(&subject(py, name, device)?, requests, answers)?;
     Ok(0)
 }
 

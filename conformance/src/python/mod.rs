@@ -5,6 +5,7 @@ mod extension;
 mod floor;
 mod pluggable;
 mod relay;
+mod remote;
 
 use crate::runner::{Known, NUMPY_INTERFACE, TORCH_CAPSULES, adapter_of};
 use crate::{Capabilities, Observed, Spec, Subject, model};

@@ -1,7 +1,7 @@
 //! The adapters that the runner knows, and which of them a run can use.
 
 use super::options::{Options, PairName};
-use super::variants::{VARIANTS, Variant, adapter_of, agree};
+use super::variants::{VARIANTS, Variant, adapter_of, agree, in_other_process, remote};
 use crate::report::{Host, LeftOut};
 use bridge_core::{Device, DeviceKind};
 use bridge_frameworks::{Framework, Source};
@@ -76,11 +76,13 @@ impl Known {
 /// An adapter that does not exist was named.
 pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<PairName>, Vec<LeftOut>), String> {
     let of_pairs = options.pairs.iter().flat_map(|pair| [&pair.from, &pair.to]);
-    let named: Vec<&String> = options.adapters.iter().chain(of_pairs).collect();
-    if let Some(unknown) = named.iter().find(|name| !names().contains(name)) {
-        return Err(format!("there is no adapter {unknown:?}: there are {}", names().join(", ")));
+    let of_pairs = of_pairs.map(|name| in_other_process(name).unwrap_or(name));
+    let named: Vec<&str> = options.adapters.iter().map(String::as_str).chain(of_pairs).collect();
+    let here = known().flat_map(with_variants).collect::<Vec<_>>();
+    if let Some(unknown) = named.iter().find(|name| !here.iter().any(|here| here == *name)) {
+        return Err(format!("there is no adapter {unknown:?}: there are {}", here.join(", ")));
     }
-    let is_named = |name: &str| named.iter().any(|named| *named == name);
+    let is_named = |name: &str| named.contains(&name);
     let wanted = known().flat_map(|known| with_variants(known).map(move |name| (known, name)));
     let wanted = wanted.filter(|(known, name)| {
         let by_variants = options.variants && (named.is_empty() || is_named(known.name));
@@ -96,20 +98,29 @@ pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<Pai
             None => fit.push(name),
         }
     }
-    let all = fit.iter().flat_map(|from| fit.iter().map(|to| PairName { from: from.clone(), to: to.clone() }));
+    let both = fit.iter().flat_map(|from| fit.iter().map(|to| (from.clone(), to.clone())));
+    let all = both.flat_map(|(from, to)| {
+        let one = PairName { from: from.clone(), to: to.clone() };
+        // The other process has the frameworks as they are.
+        let plain = |name: &String| Known::named(name).is_some_and(|known| known.name == name);
+        let there = plain(&to).then(|| PairName { from: from.clone(), to: remote(&to) });
+        let back = plain(&from).then(|| PairName { from: remote(&from), to: to.clone() });
+        let across = there.into_iter().chain(back).filter(|_| options.across_processes || !options.pairs.is_empty());
+        (!options.across_processes).then_some(one).into_iter().chain(across)
+    });
     let chosen = |pair: &PairName| {
         let (from, to) = (pair.from.as_str(), pair.to.as_str());
         // All variants beside all others would be too many pairs: each runs beside itself and the plain frameworks.
-        let plain = |name| is_named(name) || adapter_of(name) == name;
+        let plain = |name| is_named(name) || adapter_of(name) == name || in_other_process(name).is_some();
         let few = from == to || plain(from) || plain(to);
         agree(from, to) && few && (options.pairs.is_empty() || options.pairs.contains(pair))
     };
     Ok((all.filter(chosen).collect(), left_out))
 }
 
-/// Returns the names of every adapter and of its variants.
+/// Returns the names of every adapter, here and in another process, and of its variants.
 pub fn names() -> Vec<String> {
-    known().flat_map(with_variants).collect()
+    known().flat_map(|known| with_variants(known).chain([remote(known.name)])).collect()
 }
 
 /// Returns the name of an adapter, and those of its variants.
@@ -194,6 +205,21 @@ mod tests {
         let (pairs, left_out) = select_names("--variants --adapters torch,numpy", Device::CPU, &host).unwrap();
         assert_eq!(pairs.len(), 4);
         assert!(left_out.iter().any(|left| left.starts_with("torch+async: a variant is about")), "{left_out:?}");
+    }
+
+    #[test]
+    fn across_processes_one_of_two_is_in_another() {
+        let host = host(&["torch", "numpy"], &[]);
+        let select = |line: &str| select_names(line, Device::CPU, &host);
+        let (pairs, _) = select("--across-processes --adapters torch,numpy").unwrap();
+        assert_eq!(pairs.len(), 8);
+        assert_eq!(
+            pairs[..4],
+            ["torch:torch+remote", "torch+remote:torch", "torch:numpy+remote", "torch+remote:numpy"]
+        );
+        assert_eq!(select("--pairs numpy+remote:torch").unwrap().0, ["numpy+remote:torch"]);
+        assert!(select("--pairs jax+remote:torch").is_err() && select("--adapters torch+remote").is_err());
+        assert!(names().contains(&"numpy+remote".into()));
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod adapters;
 mod crash;
 mod options;
 mod pair;
+mod planted;
 mod progress;
 mod protocol;
 mod variants;
@@ -16,7 +17,7 @@ mod worker;
 pub use adapters::{Known, NUMPY_INTERFACE, TORCH_CAPSULES, known};
 pub use options::{Choice, Options, PairName};
 pub use protocol::Message;
-pub use variants::{VARIANTS, Variant, adapter_of};
+pub use variants::{VARIANTS, Variant, adapter_of, in_other_process};
 pub use worker::work;
 
 use crate::expect::{self, read_expectations};
@@ -136,11 +137,21 @@ impl<'a> Suite<'a> {
 
     fn faults(&mut self) {
         let started = Instant::now();
-        // A fault may cause a panic, which is one of the ways in which it is caught.
-        let hook = std::panic::take_hook();
-        std::panic::set_hook(Box::new(|_| ()));
-        self.report.faults = run_faults(self.report.seed);
-        std::panic::set_hook(hook);
+        self.report.faults = match self.options.across_processes {
+            true => {
+                // The device was made a text in `new`.
+                let device = self.report.device.parse().unwrap_or(Device::CPU);
+                planted::run(&self.around.launch, &self.around.host, device, self.report.seed, self.options)
+            }
+            false => {
+                // A fault may cause a panic, which is one of the ways in which it is caught.
+                let hook = std::panic::take_hook();
+                std::panic::set_hook(Box::new(|_| ()));
+                let faults = run_faults(self.report.seed);
+                std::panic::set_hook(hook);
+                faults
+            }
+        };
         let faults = &self.report.faults;
         let caught = faults.iter().filter(|fault| fault.is_caught()).count();
         println!("{caught} of {} planted faults caught in {:.1} s", faults.len(), started.elapsed().as_secs_f64());

@@ -22,6 +22,10 @@ pub struct Options {
     /// such as torch+async.
     #[arg(long)]
     pub variants: bool,
+    /// Run every pair with one of its frameworks in another process, both ways, instead of both in one. A single pair is
+    /// named such as torch:numpy+remote.
+    #[arg(long)]
+    pub across_processes: bool,
     /// Cases of each pair (default: 1000 on the cpu, 10000 on a CUDA device).
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub cases: Option<u32>,
@@ -31,7 +35,8 @@ pub struct Options {
     /// Time for the whole run, in seconds: fewer cases run where it does not suffice.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub time_budget: Option<u64>,
-    /// Run the planted faults on the simulated device. Pairs run as well where a device, adapters or pairs are named.
+    /// Run the planted faults: on the simulated device, or with --across-processes between two processes. Pairs run as
+    /// well where a device, adapters or pairs are named, and with --across-processes.
     #[arg(long)]
     pub faults: bool,
     /// Run the one case in this file.
@@ -49,6 +54,12 @@ pub struct Options {
     /// Judge this pair in this process, and write messages to the standard output.
     #[arg(long, hide = true)]
     pub worker: Option<PairName>,
+    /// Plant this flaw where tensors cross between the processes of the pair.
+    #[arg(long, hide = true)]
+    pub plant: Option<String>,
+    /// Serve this adapter to the worker that judges it, at the standard input and output.
+    #[arg(long, hide = true)]
+    pub remote: Option<String>,
     /// The properties that a worker judges.
     #[arg(long, hide = true, value_delimiter = ',')]
     pub properties: Vec<String>,
@@ -67,7 +78,7 @@ impl Options {
     /// Returns whether pairs run: with `--faults` they do where a device, adapters or pairs are named.
     pub fn wants_pairs(&self) -> bool {
         let named = self.device != Choice::Auto || !self.adapters.is_empty() || !self.pairs.is_empty();
-        named || !self.faults
+        named || self.across_processes || !self.faults
     }
 }
 

@@ -119,6 +119,29 @@ fn a_worker_in_which_all_is_well() {
 }
 
 #[test]
+fn a_flaw_is_found_where_the_property_fails_or_the_process_dies_in_it() {
+    let started = say(&Message::Started { property: DYING.into(), index: INDEX, case: dying_case() });
+    let script = format!(
+        "case \"$*\" in\n*offset_dropped*) {}{} ;;\n*lease_lost*) {started}kill -SEGV $$ ;;\n*) {} ;;\nesac\n",
+        finished("values", Verdict::Failed, None),
+        say(&Message::Done),
+        passing(),
+    );
+    let folder = Folder::new("flaws");
+    let (options, versions) = (folder.options("--across-processes --faults"), [("numpy".to_owned(), "1.0".to_owned())]);
+    let launch = folder.launch(&script);
+    let on = |versions| planted::run(&launch, &Host { versions, ..Host::default() }, Device::CPU, SEED, &options);
+    let found: Vec<_> = on(versions.into()).into_iter().map(|report| (report.fault, report.caught_by)).collect();
+    let found_by = |name: &str| found.iter().find(|(fault, _)| fault == name).unwrap().1.clone();
+    assert_eq!(
+        (found_by("offset_dropped_in_ticket"), found_by("lease_lost")),
+        (vec!["values".into()], vec![DYING.into()])
+    );
+    assert!(found_by("segment_closed").is_empty() && found.iter().all(|(fault, _)| !fault.starts_with("event")));
+    assert!(on([].into()).is_empty());
+}
+
+#[test]
 fn a_variant_is_set_in_the_environment_of_its_worker() {
     let script = format!("test \"$PYTORCH_NO_CUDA_MEMORY_CACHING\" = 1 || exit 3\n{}", passing());
     let folder = Folder::new("variant");

@@ -2,6 +2,8 @@
 //!
 //! A variant is named by the adapter's name and its own, such as `torch+uncached`, in options, reports, expectations
 //! and kept cases. So a kept case is replayed under the allocator with which it failed.
+//!
+//! A framework in another process is named likewise: `torch+remote`.
 
 use bridge_frameworks::Framework;
 
@@ -68,6 +70,16 @@ pub fn adapter_of(name: &str) -> &str {
     name.split_once(MARK).map_or(name, |(adapter, _)| adapter)
 }
 
+/// Returns the name of the adapter in another process.
+pub fn remote(name: &str) -> String {
+    format!("{name}{MARK}remote")
+}
+
+/// Returns the adapter's name in the other process, if it is in another.
+pub fn in_other_process(name: &str) -> Option<&str> {
+    name.strip_suffix("remote")?.strip_suffix(MARK)
+}
+
 /// Returns the variables of a worker's environment for these adapters.
 pub fn environment<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<(&'static str, &'static str)> {
     names.into_iter().filter_map(Variant::named).flat_map(|variant| variant.environment.iter().copied()).collect()
@@ -75,7 +87,8 @@ pub fn environment<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<(&'stati
 
 /// Returns whether one process can have both: a framework has one allocator in it.
 pub fn agree(from: &str, to: &str) -> bool {
-    adapter_of(from) != adapter_of(to) || from == to
+    let elsewhere = [from, to].iter().any(|name| in_other_process(name).is_some());
+    elsewhere || adapter_of(from) != adapter_of(to) || from == to
 }
 
 #[cfg(test)]
@@ -102,5 +115,12 @@ mod tests {
         assert_eq!(environment(["cupy+managed", "torch"]), [("CONFORMANCE_CUPY_ALLOCATOR", "managed")]);
         assert!(agree("torch+async", "cupy") && agree("torch+async", "torch+async") && agree("torch", "torch"));
         assert!(!agree("torch+async", "torch") && !agree("torch+async", "torch+uncached"));
+    }
+
+    #[test]
+    fn a_name_says_whether_the_framework_is_in_another_process() {
+        assert_eq!((in_other_process(&remote("torch")), adapter_of(&remote("torch"))), (Some("torch"), "torch"));
+        assert!(in_other_process("torch").is_none() && in_other_process("torch+async").is_none());
+        assert!(agree("torch", "torch+remote") && environment(["torch+remote"]).is_empty());
     }
 }

@@ -47,6 +47,7 @@ fn prepare(options: &Options) -> Result<Task, String> {
         properties: (!options.properties.is_empty()).then(|| options.properties.clone()),
         native: true,
         regressions: known,
+        shrinks: options.plant.is_none(),
     };
     Ok(Task::All(config))
 }

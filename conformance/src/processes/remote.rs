@@ -1,0 +1,386 @@
+//! The framework of another process, as the process that judges sees it.
+
+use super::flaw::{Astray, Flaw};
+use super::serve::writing;
+use super::wire::{Answer, Hello, Id, Made, Request, receive, send};
+use super::{Around, held, in_place, shares};
+use crate::properties::Crossing;
+use crate::{Capabilities, Observed, Pair, Spec, Subject, model};
+use bridge_core::{
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Options, Order, Ordering, Plan,
+    Profile, Result, Stream, Transfer, plan,
+};
+use bridge_ipc::{Ipc, IpcTensor, Ticket, Writing};
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a tensor that went to the other process may take to be returned, and the time between two looks.
+const MOMENT: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// A framework in another process, which [serves](super::serve()) it.
+pub struct Remote {
+    line: Arc<Line>,
+    ordering: Arc<dyn Ordering>,
+    profile: Profile,
+    device: Device,
+    can: Capabilities,
+    streams: Vec<Stream>,
+    ipc: Ipc,
+    flaw: Option<Flaw>,
+}
+
+/// The way to the other process.
+struct Line {
+    ends: Mutex<(Box<dyn Read + Send>, Box<dyn Write + Send>)>,
+    around: Around,
+}
+
+impl Line {
+    fn ask(&self, request: &Request, bytes: &[u8]) -> Result<(Answer, Vec<u8>)> {
+        let answer = self.around.detached(|| {
+            let (from, to) = &mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+            send(to, request, bytes)?;
+            receive(from)
+        });
+        match answer {
+            Ok((Answer::Failed(kind, text), _)) => Err(Error::new(kind, text)),
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                (self.around.ended)(&format!("the other process has ended: {error}"));
+                Err(Error::new(ErrorKind::Gone, "the other process has ended"))
+            }
+        }
+    }
+
+    /// Asks for something without an answer.
+    fn tell(&self, request: &Request, bytes: &[u8]) -> Result<()> {
+        match self.ask(request, bytes)?.0 {
+            Answer::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+fn unexpected(answer: &Answer) -> Error {
+    Error::new(ErrorKind::Protocol, format!("the other process answers another question: {answer:?}"))
+}
+
+/// A tensor of the other process. A clone is another reference to it.
+#[derive(Clone)]
+pub struct RemoteTensor(Arc<Known>);
+
+struct Known {
+    id: Id,
+    line: Arc<Line>,
+    /// The same elements in this process, until the drop.
+    local: Option<IpcTensor>,
+    /// Address of the first element in the other process.
+    there: usize,
+    /// The ticket by which it went there.
+    given: Option<Ticket>,
+    /// Whether the other process is to drop it on another thread.
+    on_thread: AtomicBool,
+    /// Bytes from the start of its memory to the first element, as far as the suite has chosen them.
+    offset: usize,
+    flaw: Option<Flaw>,
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        match self.flaw {
+            Some(Flaw::LeaseLost) => std::mem::forget(self.local.clone()),
+            Some(Flaw::LeaseIgnored) => {
+                let garbage = vec![1; self.local().layout().nbytes()];
+                let _ = self.line.tell(&Request::Write(self.id), &garbage);
+            }
+            _ => (),
+        }
+        let dropped = if *self.on_thread.get_mut() { Request::DropOnThread(self.id) } else { Request::Drop(self.id) };
+        // A process that has ended has dropped it.
+        let _ = self.line.tell(&dropped, &[]);
+        self.local = None;
+        let Some(given) = &self.given else { return };
+        let (around, before) = (self.line.around, shares());
+        around.revoke(given);
+        // It is returned at once, unless another view keeps it. Then the owner can reuse the memory, as it may.
+        around.detached(|| {
+            let until = Instant::now() + MOMENT;
+            while shares() >= before && Instant::now() < until {
+                std::thread::sleep(PAUSE);
+            }
+        });
+    }
+}
+
+impl Known {
+    fn local(&self) -> &IpcTensor {
+        self.local.as_ref().expect("it is there until the drop")
+    }
+}
+
+impl Remote {
+    /// Greets the process at the other end. `name` is the one in reports, and `ordering` orders the streams of this
+    /// process.
+    ///
+    /// # Errors
+    ///
+    /// The other process does not answer.
+    pub fn new(
+        name: &str,
+        from: impl Read + Send + 'static,
+        to: impl Write + Send + 'static,
+        ordering: Arc<dyn Ordering>,
+        around: Around,
+    ) -> Result<Self> {
+        let line = Arc::new(Line { ends: Mutex::new((Box::new(from), Box::new(to))), around });
+        let Hello { profile, device, can, streams } = match line.ask(&Request::Hello, &[])?.0 {
+            Answer::Hello(hello) => *hello,
+            other => return Err(unexpected(&other)),
+        };
+        // Memory of the host is copied once on its way there.
+        let owns_memory = device.kind == DeviceKind::CPU;
+        let profile = Profile { name: name.into(), owns_memory, devices: vec![device.kind], ..profile };
+        let streams = streams.into_iter().map(Stream::from_handle).collect();
+        Ok(Self { line, ordering, profile, device, can, streams, ipc: Ipc::new(), flaw: None })
+    }
+
+    /// Plants a flaw.
+    #[must_use]
+    pub fn with(self, flaw: Option<Flaw>) -> Self {
+        Self { flaw, ..self }
+    }
+
+    /// Returns a pair with this framework as the target.
+    pub fn after<'a, F>(&'a self, from: &'a dyn Subject<Tensor = F>) -> Pair<'a, F, RemoteTensor> {
+        let mut pair = Pair::new(from, self);
+        pair.way_there = self.way(from);
+        pair
+    }
+
+    /// Returns a pair with this framework as the source.
+    pub fn before<'a, T>(&'a self, to: &'a dyn Subject<Tensor = T>) -> Pair<'a, RemoteTensor, T> {
+        let mut pair = Pair::new(self, to);
+        pair.way_back = self.way(to);
+        pair
+    }
+
+    /// Returns how tensors of the host go into the other process: as its users share them. `None`: by core, into
+    /// [`import`](Adapter::import).
+    fn way<'a, F>(&'a self, from: &'a dyn Subject<Tensor = F>) -> Option<Crossing<'a, F, RemoteTensor>> {
+        let cross: Crossing<'a, F, RemoteTensor> =
+            Box::new(|tensor, ordering, copy| self.take(from, tensor, ordering, copy));
+        (self.device == Device::CPU).then_some(cross)
+    }
+
+    /// Copies a tensor of the host into a ticket, and has it opened by the other process.
+    fn take<F>(
+        &self,
+        from: &dyn Adapter<Tensor = F>,
+        tensor: &F,
+        ordering: &Arc<dyn Ordering>,
+        copy: Option<bool>,
+    ) -> Result<(RemoteTensor, Transfer)> {
+        let expected = plan(&from.export(tensor)?, &self.profile, &Options { copy, ..Options::default() })?;
+        let (ticket, done) = self.line.around.share(from, tensor, ordering, (Writing::Shared, Some(true)))?;
+        let made = self.make(&Request::Open(ticket.text()), &[], None);
+        // What the other process has open stays its own.
+        self.line.around.revoke(&ticket);
+        // Of several reasons for the copy, the ticket knows one.
+        let plan = if done.plan == Plan::ZeroCopy { done.plan } else { expected };
+        Ok((made?, Transfer { plan, ..done }))
+    }
+
+    /// Asks for a tensor, and opens it here.
+    fn make(&self, request: &Request, bytes: &[u8], given: Option<Ticket>) -> Result<RemoteTensor> {
+        match self.line.ask(request, bytes)?.0 {
+            Answer::Made(made) => self.open(made, given, request),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn open(&self, made: Made, given: Option<Ticket>, request: &Request) -> Result<RemoteTensor> {
+        let offset = match request {
+            Request::Create(spec) => spec.offset * model::itemsize(spec.dtype),
+            _ => 0,
+        };
+        let local = Some(self.line.around.open(&made.ticket.parse()?)?);
+        let (line, on_thread) = (Arc::clone(&self.line), AtomicBool::new(false));
+        let (id, there, flaw) = (made.id, made.address, self.flaw);
+        Ok(RemoteTensor(Arc::new(Known { id, line, local, there, given, on_thread, offset, flaw })))
+    }
+
+    /// Asks for a change of `tensor`, which another may replace.
+    fn change(&self, tensor: &mut RemoteTensor, request: &Request) -> Result<()> {
+        match self.line.ask(request, &[])?.0 {
+            Answer::Done => Ok(()),
+            Answer::Made(made) => self.open(made, None, request).map(|made| *tensor = made),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Returns the tensor as this process sees it.
+    fn lend(&self, tensor: &RemoteTensor) -> Result<Lent> {
+        if self.device.kind == DeviceKind::CPU {
+            return self.ipc.export(tensor.0.local());
+        }
+        // Each ticket is ordered behind what the other process has submitted until it is opened.
+        match self.line.ask(&Request::Share(tensor.0.id), &[])?.0 {
+            Answer::Made(made) => self.ipc.export(&self.line.around.open(&made.ticket.parse()?)?),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Runs `body` between a request and its end.
+    fn within(&self, enter: &Request, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.line.tell(enter, &[])?;
+        let result = body();
+        self.line.tell(&Request::Leave, &[]).and(result)
+    }
+}
+
+impl Adapter for Remote {
+    type Tensor = RemoteTensor;
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        let sound = self.ipc.consumer();
+        match self.flaw {
+            Some(Flaw::EventSkippedThere | Flaw::ReturnSkipped) => Arc::new(Astray::new(sound)),
+            _ => sound,
+        }
+    }
+
+    fn export(&self, tensor: &RemoteTensor) -> Result<Lent> {
+        let lent = self.lend(tensor)?;
+        match self.flaw {
+            Some(flaw) => flaw.spoil(lent, tensor.0.offset),
+            None => Ok(lent),
+        }
+    }
+
+    fn import(&self, lease: Lease) -> Result<RemoteTensor> {
+        if let (Some(Flaw::ReturnSkipped), Some(stream)) =
+            (self.flaw, self.ipc.consumer().current_stream(lease.device())?)
+        {
+            self.ordering.order(lease.device(), Astray::STREAM, stream)?;
+        }
+        let tensor = self.ipc.import(lease)?;
+        let how = (writing(tensor.access()), in_place(tensor.layout()));
+        let (ticket, _) = self.line.around.share(&self.ipc, &tensor, &self.ordering, how)?;
+        self.make(&Request::Open(ticket.text()), &[], Some(ticket))
+    }
+
+    fn compact(&self, _: &RemoteTensor) -> Result<RemoteTensor> {
+        Err(Error::new(ErrorKind::CopyNeeded, "copies are made in the process that takes them"))
+    }
+
+    /// Makes memory of the host. On a device the framework would not wait for what this process writes into it.
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<RemoteTensor> {
+        if (device, self.device, order) != (Device::CPU, Device::CPU, Order::RowMajor) {
+            let text = "the other process makes row-major memory of the host only";
+            return Err(Error::new(ErrorKind::CopyNeeded, text));
+        }
+        self.make(&Request::Empty(dtype, shape.into()), &[], None)
+    }
+}
+
+impl Subject for Remote {
+    fn device(&self) -> Device {
+        self.device
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.can.clone()
+    }
+
+    fn ordering(&self) -> Arc<dyn Ordering> {
+        Arc::clone(&self.ordering)
+    }
+
+    fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<RemoteTensor> {
+        self.make(&Request::Create(spec.clone()), bytes, None)
+    }
+
+    fn observe(&self, tensor: &RemoteTensor) -> Result<Observed> {
+        match self.line.ask(&Request::Observe(tensor.0.id), &[])?.0 {
+            Answer::Observed(seen) => {
+                let here = tensor.0.local().data().wrapping_add(seen.address).wrapping_sub(tensor.0.there);
+                Ok(Observed { address: here, ..seen })
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn read(&self, tensor: &RemoteTensor) -> Result<Vec<u8>> {
+        match self.line.ask(&Request::Read(tensor.0.id), &[])? {
+            (Answer::Elements, bytes) => Ok(bytes),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    fn write(&self, tensor: &RemoteTensor, bytes: &[u8]) -> Result<()> {
+        self.line.tell(&Request::Write(tensor.0.id), bytes)
+    }
+
+    fn fill(&self, tensor: &mut RemoteTensor, byte: u8) -> Result<()> {
+        let request = Request::Fill(tensor.0.id, byte);
+        self.change(tensor, &request)
+    }
+
+    fn allocate(&self, nbytes: usize) -> Result<RemoteTensor> {
+        self.make(&Request::Allocate(nbytes), &[], None)
+    }
+
+    fn snapshot(&self, from: &RemoteTensor, into: &mut RemoteTensor) -> Result<()> {
+        let request = Request::Snapshot { from: from.0.id, into: into.0.id };
+        self.change(into, &request)
+    }
+
+    fn share(&self, tensor: &RemoteTensor) -> RemoteTensor {
+        tensor.clone()
+    }
+
+    fn drop_on_thread(&self, tensor: RemoteTensor) {
+        if Arc::strong_count(&tensor.0) == 1 {
+            tensor.0.on_thread.store(true, Relaxed);
+        }
+    }
+
+    fn streams(&self) -> Vec<Stream> {
+        self.streams.clone()
+    }
+
+    fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.within(&Request::Enter(stream.handle()), body)
+    }
+
+    fn on_fresh_stream(&self, external: bool, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.within(&Request::EnterFresh { external }, body)
+    }
+
+    fn note(&self, view: &RemoteTensor) -> Result<()> {
+        self.line.tell(&Request::Note(view.0.id), &[])
+    }
+
+    fn delay(&self) -> Result<()> {
+        self.line.tell(&Request::Delay, &[])
+    }
+
+    /// Also counts what either process shares with the other: a lease that is never given back stays in use.
+    fn settle(&self) -> Result<Option<usize>> {
+        match self.line.ask(&Request::Settle, &[])?.0 {
+            Answer::Used(used) => Ok(Some(used + held())),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.line.tell(&Request::Check, &[])
+    }
+}

@@ -1,0 +1,59 @@
+//! A framework whose tensors cross by tickets has every property of the framework itself, and flaws on the way are
+//! found. A thread serves it here: the runner judges processes.
+
+use bridge_conformance::processes::{Around, FLAWS, Flaw, Remote, Way, serve};
+use bridge_conformance::rust::NdArraySubject;
+use bridge_conformance::{Config, Pair, PairReport, Subject};
+use std::os::unix::net::UnixStream;
+use std::thread;
+
+const HERE: fn() -> NdArraySubject = NdArraySubject::default;
+
+/// Returns `ndarray` at the other end of a socket.
+fn remote() -> Remote {
+    let (here, there) = UnixStream::pair().unwrap();
+    let copy = |end: &UnixStream| end.try_clone().unwrap();
+    let (read, write) = (copy(&there), there);
+    thread::spawn(move || serve(&HERE(), read, write, Around::default()));
+    Remote::new("ndarray+remote", copy(&here), here, HERE().ordering(), Around::default()).unwrap()
+}
+
+fn judge<F, T>(pair: &Pair<'_, F, T>) -> PairReport {
+    Config { cases: 500, ..Config::default() }.certify_pair(pair, &mut ())
+}
+
+#[test]
+fn tensors_that_cross_by_tickets_have_every_property() {
+    let (local, remote, other) = (HERE(), remote(), remote());
+    for report in [judge(&remote.after(&local)), judge(&remote.before(&local)), judge(&remote.after(&other))] {
+        assert!(report.passed(), "{report:#?}");
+        let left_out = report.properties.iter().filter(|judged| judged.cases == 0);
+        let reasons: Vec<_> = left_out.map(|judged| judged.reason.as_deref().unwrap_or("none")).collect();
+        let known = ["the device has no streams", "the source makes no tensors of gigabytes"];
+        assert!(reasons.iter().all(|reason| known.contains(reason)), "{reasons:?}");
+    }
+}
+
+#[test]
+fn flaws_on_the_way_are_found() {
+    // Of the others a process dies, or they need patience: the runner plants them.
+    for flaw in [Flaw::OffsetDropped, Flaw::LeaseIgnored] {
+        let planted = FLAWS.iter().find(|planted| planted.flaw == flaw).unwrap();
+        assert_eq!(planted.way, Way::Back);
+        let properties = Some(vec![planted.caught_by.to_owned()]);
+        let config = Config { cases: 300, properties, shrinks: false, ..Config::default() };
+        let report = config.certify_pair(&remote().with(Some(flaw)).before(&HERE()), &mut ());
+        assert!(!report.passed(), "{planted:?} was not found by {report:#?}");
+    }
+}
+
+#[test]
+fn errors_of_the_other_side_arrive_as_they_are() {
+    let (remote, local) = (remote(), HERE());
+    let spec = bridge_conformance::Spec::compact(bridge_core::DType::FLOAT32, &[2]);
+    let read_only = bridge_conformance::Spec { read_only: true, ..spec };
+    let tensor = remote.create(&read_only, &[0; 8]).unwrap();
+    let there = remote.write(&tensor, &[1; 8]).unwrap_err();
+    let here = local.write(&local.create(&read_only, &[0; 8]).unwrap(), &[1; 8]).unwrap_err();
+    assert_eq!((there.kind(), there.to_string()), (here.kind(), here.to_string()));
+}
