@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensor_bridge_conformance import host
-from tensor_bridge_conformance.reports import conclude
+from tensor_bridge_conformance.reports import Verdict, bars, conclude
 
 MIB = 1 << 20
 #: MiB of a tensor: 64 KiB to 1 GiB.
@@ -56,16 +56,6 @@ class Row:
     #: Speeds of ours and of fresh, as parts of the pinned copy's.
     part: float
     fresh_part: float
-
-
-@dataclass
-class Verdict:
-    """A bar, and the measured figure."""
-
-    what: str
-    measured: float
-    bar: float
-    passed: bool
 
 
 class Setting:
@@ -175,10 +165,7 @@ def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verd
         speeds = " | ".join(speed(row, taken) for taken in (row.ours, row.fresh, row.pinned, row.pageable))
         parts = f"{row.part:.2f} | {row.fresh_part:.2f}"
         lines.append(f"| {row.direction} | {row.mib:g} | {row.ours / 1000:,.1f} | {speeds} | {parts} |")
-    lines += ["", "| bar | measured | at least | |", "|---|--:|--:|---|"]
-    for verdict in verdicts:
-        word = "passed" if verdict.passed else "failed"
-        lines.append(f"| {verdict.what} | {verdict.measured:.2f} | {verdict.bar:.2f} | {word} |")
+    lines += bars(verdicts)
     return "\n".join(lines) + "\n"
 
 

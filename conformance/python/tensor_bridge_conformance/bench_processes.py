@@ -25,7 +25,7 @@ from typing import Any
 
 from tensor_bridge_conformance import host
 from tensor_bridge_conformance.others import Other
-from tensor_bridge_conformance.reports import conclude
+from tensor_bridge_conformance.reports import Verdict, bars, conclude
 
 MIB = 1 << 20
 #: MiB of a tensor.
@@ -76,16 +76,6 @@ class Row:
     way: str
     share: float
     open: float
-
-
-@dataclass
-class Verdict:
-    """A bar, and the measured figure."""
-
-    what: str
-    measured: float
-    bar: float
-    passed: bool
 
 
 class Ways:
@@ -217,10 +207,7 @@ def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verd
     for row in rows:
         figures = " | ".join(f"{figure:,.1f}" for figure in (row.share, row.open, row.share + row.open))
         lines.append(f"| {row.what} | {row.way.rstrip('_')} | {figures} |")
-    lines += ["", "| bar | measured | bar | |", "|---|--:|--:|---|"]
-    for verdict in verdicts:
-        word = "passed" if verdict.passed else "failed"
-        lines.append(f"| {verdict.what} | {verdict.measured:,.1f} | {verdict.bar:g} | {word} |")
+    lines += bars(verdicts)
     return "\n".join(lines) + "\n"
 
 

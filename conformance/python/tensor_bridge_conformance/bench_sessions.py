@@ -32,7 +32,7 @@ from typing import Any
 
 from tensor_bridge_conformance import host
 from tensor_bridge_conformance.graphs import Graph
-from tensor_bridge_conformance.reports import conclude
+from tensor_bridge_conformance.reports import Verdict, bars, conclude
 
 MIB = 1 << 20
 #: MiB of a tensor: 1 MiB to 1 GiB.
@@ -69,16 +69,6 @@ class Row:
     faster: float
     #: Time that a run takes longer than a bare one, in nanoseconds.
     overhead: float
-
-
-@dataclass
-class Verdict:
-    """A bar, and the measured figure."""
-
-    what: str
-    measured: float
-    bar: float
-    passed: bool
 
 
 class Setting:
@@ -232,11 +222,7 @@ def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verd
     for row in rows:
         times = " | ".join(f"{figure / 1000:,.1f}" for figure in (row.ours, row.host, row.bare))
         lines.append(f"| {row.device} | {row.mib:g} | {times} | {row.faster:.2f} | {row.overhead / 1000:,.1f} |")
-    if verdicts:
-        lines += ["", "| what | measured | bar | verdict |", "|---|--:|--:|---|"]
-    for verdict in verdicts:
-        word = "met" if verdict.passed else "MISSED"
-        lines.append(f"| {verdict.what} | {verdict.measured:,.1f} | {verdict.bar:,.0f} | {word} |")
+    lines += bars(verdicts)
     return "\n".join(lines) + "\n"
 
 

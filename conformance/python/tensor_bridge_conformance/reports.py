@@ -4,9 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+
+@dataclass
+class Verdict:
+    """A bar, and the measured figure."""
+
+    what: str
+    measured: float
+    bar: float
+    passed: bool
+
+
+def bars(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return the lines of a table of bars, after an empty one."""
+    lines = ["", "| bar | measured | bar | |", "|---|--:|--:|---|"] if verdicts else []
+    for verdict in verdicts:
+        word = "met" if verdict.passed else "MISSED"
+        measured = f"{verdict.measured:,.0f}" if verdict.measured >= 100 else f"{verdict.measured:.3g}"
+        lines.append(f"| {verdict.what} | {measured} | {verdict.bar:,g} | {word} |")
+    return lines
 
 
 def publish(folder: str, name: str, table: str, data: dict[str, Any]) -> None:
