@@ -336,8 +336,11 @@ def test_names_and_versions(tmp_path: Path, other: Other) -> None:
         other(f"c = tb.connect({str(path)!r})")
         assert other("{n: v for n, (v, _) in c.list().items()}") == repr({"weights": first})
         assert other("c.get('weights', 'numpy')['w'].tolist()") == "[0.0, 0.0]"
+        other("old = c.get('weights', 'numpy')['w']")
         second = names.put("weights", {"w": torch.ones(2)})
         assert second > first
+        # An older version ends, and stays where it is open.
+        assert other("tb.to_torch(old).tolist()") == "[0.0, 0.0]"
         assert other("next(c.watch('weights', after=0))") == repr(second)
         assert other(f"list(c.watch('weights', after={second}, timeout=0.01))") == "[]"
         version, tree = names.get_versioned("weights", "torch")

@@ -18,7 +18,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .processes import open, revoke, share
+from .processes import end, open, share
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -32,7 +32,7 @@ __all__ = ["Client", "Names", "connect", "serve"]
 #: Seconds that a wait takes at most before Python looks for signals.
 _SLICE = 0.2
 
-#: Seconds that tickets under names can be opened for: the process that shares revokes them.
+#: Seconds that tickets under names can be opened for: the process that shares ends them.
 _LONG = 10.0 * 365 * 24 * 3600
 
 
@@ -47,18 +47,18 @@ class Client:
     def put(self, name: str, x: Any, *, keep: int = 1, writing: Writing | None = None) -> int:
         """Share a tensor or a tree under a name, and return its version, which is higher than all before.
 
-        ``keep`` versions of the name can be opened; older ones are revoked.
+        ``keep`` versions of the name can be opened; older ones stay where they are open.
         """
         ticket = share(x, expires=_LONG, writing=writing)
         try:
             version = self._client.put(name, ticket, keep)
         except BaseException:
-            revoke(ticket)
+            end(ticket)
             raise
         tickets = self._own.setdefault(name, [])
         tickets.append(ticket)
         while len(tickets) > max(keep, 1):
-            revoke(tickets.pop(0))
+            end(tickets.pop(0))
         return version
 
     def get(self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None) -> Any:
@@ -88,7 +88,7 @@ class Client:
         """Forget a name."""
         self._client.remove(name)
         for ticket in self._own.pop(name, ()):
-            revoke(ticket)
+            end(ticket)
 
     def watch(self, name: str, *, after: int = 0, timeout: float | None = None) -> Iterator[int]:
         """Yield the newest version of a name whenever there is one after ``after`` and after the last one yielded.
@@ -136,7 +136,7 @@ class Client:
         self._client.close()
         for tickets in self._own.values():
             for ticket in tickets:
-                revoke(ticket)
+                end(ticket)
         self._own.clear()
 
     def __enter__(self) -> Client:

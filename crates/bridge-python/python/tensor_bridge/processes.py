@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ._core import Device, Order, Target
 
-__all__ = ["Ticket", "configure", "held", "open", "revoke", "road", "share"]
+__all__ = ["Ticket", "configure", "end", "held", "open", "revoke", "road", "share"]
 
 Writing = Literal["private", "never", "shared"]
 
@@ -108,6 +108,11 @@ def open(
 def revoke(ticket: Ticket | str | bytes) -> None:
     """End a share of this process now. A process that has it open keeps the memory, and is told at its next call."""
     _core.ipc_revoke(ticket, True)
+
+
+def end(ticket: Ticket | str | bytes) -> None:
+    """Let a ticket of this process expire now. A process that has it open goes on as before."""
+    _core.ipc_revoke(ticket, told=False)
 
 
 def configure(
