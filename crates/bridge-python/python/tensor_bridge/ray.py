@@ -29,7 +29,7 @@ from uuid import uuid4
 from . import _core
 from ._core import Ticket, convert
 from .errors import BridgeError, of_kind
-from .processes import open, share
+from .processes import end, open, share
 
 try:
     import ray
@@ -215,7 +215,7 @@ def _reduced(framework: str, x: Any) -> Any:
     except BridgeError as refused:
         _log.info("Ray passes a tensor of %s by itself: %s", framework, refused)
         return x.__reduce_ex__(5)
-    ends: list[Callable[[], object]] = [functools.partial(_core.ipc_revoke, ticket, False)]
+    ends: list[Callable[[], object]] = [functools.partial(end, ticket)]
     try:
         transport = _sent(settings.transport, ticket, framework, x, ends)
         token = _kept(context, ends)
