@@ -4,8 +4,8 @@ use crate::fill::fill;
 use crate::moved::{move_into, no_moves};
 use crate::overlap::{overlap, repeats};
 use crate::plan::{moved_between, usable};
-use crate::transfer::used;
-use crate::{Access, Adapter, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream};
+use crate::transfer::{filled_on, used};
+use crate::{Access, Adapter, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream};
 use std::sync::Arc;
 
 /// Copies `tensor` into `out`, a tensor of `to` or a view of a part of one, in the current stream of `to`. That stream
@@ -69,6 +69,11 @@ pub fn copy_into<F, T>(
         );
         Error::new(ErrorKind::CopyNeeded, text)
     })
+}
+
+/// Returns who makes the copy that [`copy_into`] makes of a tensor on `source` into one on `target`.
+pub fn copied_into_by(source: Device, target: Device) -> CopiedBy {
+    shared(source, target).map_or(CopiedBy::Move, filled_on)
 }
 
 /// Returns the target behind the copy: a lease keeps memory of unknown reuse until that has run.

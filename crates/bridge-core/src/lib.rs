@@ -84,7 +84,7 @@ pub use adapter::{Adapter, COPY_ALIGNMENT, Consumer};
 pub use batch::{Failed, transfer_all};
 pub use buffer::{Access, Allocation, DeviceBuffer, Lent, Memory, Pending, Reuse};
 pub use copies::{Copies, Strided};
-pub use copy_into::copy_into;
+pub use copy_into::{copied_into_by, copy_into};
 pub use device::{Device, DeviceKind, ParseDeviceError};
 pub use dtype::{DType, ParseDTypeError};
 pub use error::{Error, ErrorKind, Result};

@@ -355,7 +355,7 @@ pub(crate) fn memory<T>(
 }
 
 /// Returns who fills memory of this device by [`Copies`](crate::Copies).
-fn filled_on(device: Device) -> CopiedBy {
+pub(crate) fn filled_on(device: Device) -> CopiedBy {
     if device.kind == DeviceKind::CPU { CopiedBy::Host } else { CopiedBy::Kernels }
 }
 

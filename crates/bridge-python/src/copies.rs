@@ -2,7 +2,7 @@
 
 use crate::errors::into_python;
 use crate::frameworks::source;
-use crate::{not_a_capsule, processes};
+use crate::{not_a_capsule, processes, trace};
 use bridge_copy::Copier;
 use bridge_core::{Copies, Device, DeviceBuffer, DeviceKind, Keep, Ordering, Result, Stream, Strided};
 use bridge_pyo3::PyTensor;
@@ -65,11 +65,11 @@ impl Copies for Releasing {
 #[pyo3(signature = (src, *, out))]
 pub(crate) fn copy<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
     let py = src.py();
-    let fill = || {
+    let fill = |call: Option<&trace::Call>| {
         not_a_capsule(out)?;
         let (from, to) = (source(src)?, source(out)?);
         processes::check(&from, src)?;
-        bridge_core::copy_into(&*from, &*to, src, out, ordering())
+        trace::copy_into(call, &*from, &*to, src, out)
     };
-    fill().map(|_| out.clone()).map_err(|error| into_python(py, error))
+    trace::call("copy", "", fill).map(|()| out.clone()).map_err(|error| into_python(py, error))
 }

@@ -6,11 +6,13 @@ mod copies;
 mod device;
 mod errors;
 mod frameworks;
+mod nvtx;
 mod options;
 mod processes;
 mod streams;
 mod tensorflow;
 mod tensorflow1;
+mod trace;
 mod trees;
 
 use bridge_core::{Adapter, CopiedBy, Device, DeviceKind, Error, ErrorKind, Failed};
@@ -24,13 +26,13 @@ use trees::Tree;
 
 fn transfer<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) -> PyResult<PyTensor<'py>> {
     let py = x.py();
-    let cross = || {
+    let cross = |call: Option<&trace::Call>| {
         let (to, options) = (to.open(py)?, keywords.read()?);
         match Tree::of(x)? {
             None => {
                 let from = source(x)?;
                 processes::check(&from, x)?;
-                Ok(bridge_core::transfer(&*from, &*to, x, copies::ordering(), &options)?.0)
+                trace::transfer(call, &*from, &*to, x, &options)
             }
             Some(tree) => tree.map(x, |leaves| {
                 for (index, (from, tensor)) in leaves.iter().enumerate() {
@@ -38,12 +40,11 @@ fn transfer<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) 
                 }
                 let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, _)> =
                     leaves.iter().map(|(from, tensor)| (&**from as _, tensor)).collect();
-                let crossed = bridge_core::transfer_all(&leaves, &*to, copies::ordering(), &options)?;
-                Ok(crossed.into_iter().map(|(tensor, _)| tensor).collect())
+                trace::transfer_all(call, &leaves, &*to, &options)
             }),
         }
     };
-    cross().map_err(|error| into_python(py, error))
+    trace::call("convert", to.name(), cross).map_err(|error| into_python(py, error))
 }
 
 /// Refuses a capsule, which can be read once only.
@@ -356,5 +357,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<bridge_tensorflow::PyExternal>()?;
     module.add_function(wrap_pyfunction!(tensorflow1::tensorflow1_open, module)?)?;
     processes::enter(module)?;
+    trace::enter(module)?;
     module.add_function(wrap_pyfunction!(stats, module)?)
 }

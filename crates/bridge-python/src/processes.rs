@@ -1,12 +1,12 @@
 //! Tensors of other processes.
 
-use crate::copies;
 use crate::errors::{argument, into_python, text};
 use crate::frameworks::{self, AnyAdapter, source};
 use crate::not_a_capsule;
 use crate::options::Keywords;
+use crate::trace;
 use bridge_core::{Adapter, Error, ErrorKind, Options, Result};
-use bridge_ipc::{Ipc, IpcTensor, Limits, Opened, Parcel, Road, Settings, Writing, process};
+use bridge_ipc::{Ipc, IpcTensor, Limits, Opened, Road, Settings, Writing, process};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyList};
@@ -108,7 +108,7 @@ pub(crate) fn ipc_share<'py>(
     writing: Option<&Bound<'py, PyAny>>,
     copy: Option<bool>,
 ) -> PyResult<Ticket> {
-    let share = || {
+    let share = |call: Option<&trace::Call>| {
         let (time, writing) = (seconds(expires)?, writing.map(self::writing).transpose()?);
         let options = Options { copy, ..Options::default() };
         let sources = tensors.iter().map(|tensor| {
@@ -118,10 +118,10 @@ pub(crate) fn ipc_share<'py>(
         let sources = sources.collect::<Result<Vec<_>>>()?;
         let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, &PyTensor<'py>)> =
             sources.iter().zip(&tensors).map(|(from, tensor)| (&**from as _, tensor)).collect();
-        let parcel = Parcel::of(&leaves, writing, copies::ordering(), &options)?;
+        let parcel = trace::pack(call, &leaves, writing, &options)?;
         py.detach(|| parcel.share(&*process::exporter()?, time, tree)).map(Ticket)
     };
-    share().map_err(|error| into_python(py, error))
+    trace::call("share", "ipc", share).map_err(|error| into_python(py, error))
 }
 
 /// Returns the name of the way in which a tensor's memory would leave the process.
@@ -153,19 +153,20 @@ pub(crate) fn ipc_open<'py>(
     permute: Option<&PyTensor<'py>>,
     layout: Option<&PyTensor<'py>>,
 ) -> PyResult<(Bound<'py, PyList>, Option<String>)> {
-    let open = || {
-        let (ticket, to) = (read(ticket)?, frameworks::named(target)?.open(py)?);
+    let open = |call: Option<&trace::Call>| {
+        let (ticket, target) = (read(ticket)?, frameworks::named(target)?);
+        call.iter().for_each(|call| call.to(target.name()));
+        let to = target.open(py)?;
         let options = Keywords { copy, device, order, permute, layout }.read()?;
         // The process that answers may be this one, and then its thread needs the interpreter.
         let Opened { tensors, tree } = py.detach(|| bridge_ipc::open(&ticket))?;
         let ipc = Ipc::new();
         let adapter: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let leaves: Vec<_> = tensors.iter().map(|tensor| (adapter, tensor)).collect();
-        let crossed = bridge_core::transfer_all(&leaves, &*to, copies::ordering(), &options);
-        let crossed = crossed.map_err(|failed| failed.error)?;
-        Ok((crossed.into_iter().map(|(tensor, _)| tensor).collect::<Vec<_>>(), tree))
+        let crossed = trace::transfer_all(call, &leaves, &*to, &options);
+        Ok((crossed.map_err(|failed| failed.error)?, tree))
     };
-    let (tensors, tree) = open().map_err(|error| into_python(py, error))?;
+    let (tensors, tree) = trace::call("open", "", open).map_err(|error| into_python(py, error))?;
     Ok((PyList::new(py, tensors)?, tree))
 }
 

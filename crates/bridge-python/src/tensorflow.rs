@@ -1,8 +1,8 @@
 //! The Rust side of the Python module `tensor_bridge.tensorflow`: tensors at the edges of TensorFlow's graphs.
 
-use crate::copies;
 use crate::errors::into_python;
-use crate::frameworks::{named, source};
+use crate::frameworks::{Framework, named, source};
+use crate::trace;
 use bridge_core::{Error, ErrorKind, Options, Result};
 use bridge_pyo3::PyTensor;
 use bridge_tensorflow::{External, PyGraphEdges, TensorFlow2};
@@ -36,11 +36,11 @@ pub(crate) fn tensorflow_operations(py: Python<'_>) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn tensorflow_feed(x: &PyTensor<'_>, copy: Option<bool>) -> PyResult<Feed> {
     let py = x.py();
-    let cross = || {
+    let cross = |call: Option<&trace::Call>| {
         let (from, edges) = (source(x)?, edges(py)?);
-        bridge_core::transfer(&*from, &edges, x, copies::ordering(), &Options { copy, ..Options::default() })
+        trace::transfer(call, &*from, &edges, x, &Options { copy, ..Options::default() })
     };
-    cross().map(|(external, _)| Feed(external)).map_err(|error| into_python(py, error))
+    trace::call("feed", Framework::TensorFlow.name(), cross).map(Feed).map_err(|error| into_python(py, error))
 }
 
 /// Takes the fetched tensor of a handle, as one of ``target``.
@@ -50,18 +50,14 @@ pub(crate) fn tensorflow_take<'py>(
     handle: [i32; 2],
     target: &PyTensor<'py>,
 ) -> PyResult<PyTensor<'py>> {
-    let cross = || {
-        let (edges, to) = (edges(py)?, named(target)?.open(py)?);
+    let cross = |call: Option<&trace::Call>| {
+        let target = named(target)?;
+        call.iter().for_each(|call| call.to(target.name()));
+        let (edges, to) = (edges(py)?, target.open(py)?);
         let fetched = External::take(handle)?;
-        match bridge_core::transfer(&edges, &*to, &fetched, copies::ordering(), &Options::default()) {
-            Ok((tensor, _)) => Ok(tensor),
-            Err(error) => {
-                fetched.put_back();
-                Err(error)
-            }
-        }
+        trace::transfer(call, &edges, &*to, &fetched, &Options::default()).inspect_err(|_| fetched.put_back())
     };
-    cross().map_err(|error: Error| match error.kind() {
+    trace::call("take", "", cross).map_err(|error: Error| match error.kind() {
         ErrorKind::ReadOnly => {
             let text = "what was fetched is read-only memory: take it as \"numpy\" or \"tensorflow\", which keep it so";
             into_python(py, Error::new(ErrorKind::ReadOnly, text))

@@ -6,6 +6,7 @@ in the target's current stream. When its last view is dropped, the owner reuses 
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from ._core import (
@@ -83,6 +84,7 @@ __all__ = [
     "to_numpy",
     "to_tensorflow",
     "to_torch",
+    "trace",
 ]
 
 
@@ -93,6 +95,7 @@ if TYPE_CHECKING:
     from . import ray as ray
     from . import tensorflow as tensorflow
     from . import tensorflow1 as tensorflow1
+    from . import tracing as tracing
     from ._doctor import doctor, matrix
     from .files import load, save
     from .names import connect, serve
@@ -111,15 +114,17 @@ if TYPE_CHECKING:
         convert_tf_to_pytorch,
     )
     from .processes import open, revoke, share
+    from .tracing import trace
 else:
     #: Imported at first use, to keep the import short: modules, and the modules that names are in. ``tensorflow`` needs
     #: NumPy, as TensorFlow does, and ``ray`` needs Ray.
-    _MODULES = ("files", "names", "pairs", "processes", "ray", "tensorflow", "tensorflow1")
+    _MODULES = ("files", "names", "pairs", "processes", "ray", "tensorflow", "tensorflow1", "tracing")
     _LATER = {
         **dict.fromkeys(("doctor", "matrix"), "_doctor"),
         **dict.fromkeys(("load", "save"), "files"),
         **dict.fromkeys(("connect", "serve"), "names"),
         **dict.fromkeys(("open", "revoke", "share"), "processes"),
+        "trace": "tracing",
         **dict.fromkeys((name for name in __all__ if name.startswith("convert_")), "pairs"),
     }
 
@@ -134,3 +139,7 @@ else:
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *_MODULES, *_LATER})
+
+
+if os.environ.get("TENSOR_BRIDGE_TRACE"):
+    importlib.import_module(".tracing", __name__).start()

@@ -1,0 +1,380 @@
+"""Record the transfers of this process.
+
+A trace says what crossed, how, why and how long it took::
+
+    with tb.trace() as trace:
+        model(tb.to_torch(batch))
+    print(trace)  # a table
+    trace.save("transfers.json")  # for https://ui.perfetto.dev, or chrome://tracing
+
+``TENSOR_BRIDGE_TRACE=1`` in the environment records the whole process, and prints the table to its standard error when
+it exits; with a path in the place of the ``1`` it writes the file.
+"""
+
+from __future__ import annotations
+
+import atexit
+import glob
+import importlib.machinery
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from . import _core
+from .errors import of_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+__all__ = ["Event", "Row", "Trace", "trace"]
+
+#: The environment variable that records the whole process.
+VARIABLE = "TENSOR_BRIDGE_TRACE"
+
+#: The most events that a trace keeps, where the caller does not say: about 30 MB.
+LIMIT = 100_000
+
+#: Libraries with NVTX's functions, by the names that the loader finds, and by their places in NVIDIA's packages.
+_NVTX = ("libnvToolsExt.so.1", "libnvtx3interop.so.1")
+
+
+class Event(NamedTuple):
+    """One tensor that crossed, or did not.
+
+    Attributes
+    ----------
+    call
+        Number of the call. The tensors of a tree have the same.
+    operation
+        ``"convert"`` for ``convert``, ``to_torch`` and the like, ``load`` and ``save``; ``"copy"``; ``"share"`` and
+        ``"open"``; ``"feed"`` and ``"take"`` at the edges of TensorFlow's graphs.
+    source
+        Framework of the tensor, ``"ipc"`` for memory of another process, and ``None`` where the call failed before it
+        was known.
+    target
+        Framework of the result, or ``"ipc"``.
+    path
+        ``"in place"``, ``"copy"`` or ``"failed"``.
+    copied_by
+        Who made the copy: see ``Plan.copied_by``. ``None`` without a copy.
+    reason
+        Why the copy was made, or ``None``.
+    error
+        Kind of the error that the call raised: see ``BridgeError.kind``. ``None`` if it raised none.
+    device
+        Device of the tensor, or ``None`` where the call failed before it was known. So with ``dtype`` and ``shape``.
+    dtype
+        Dtype of the elements.
+    shape
+        Shape of the tensor, in elements, before ``permute=``.
+    nbytes
+        Bytes of its elements.
+    streams
+        The owner's stream and the stream that was made to wait for it, as the driver's handles; ``None`` where nothing
+        had to wait.
+    start
+        Start of the call, in nanoseconds of ``time.monotonic_ns``. On Linux all processes have this clock in common.
+    duration
+        Host time of the call, in nanoseconds, for all of its tensors together. Work of a device is not in it.
+    tensors
+        Tensors of the call.
+    pid
+        Number of the process.
+    thread
+        Number of the thread: its ``threading.get_native_id``.
+    """
+
+    call: int
+    operation: Literal["convert", "copy", "share", "open", "feed", "take"]
+    source: str | None
+    target: str
+    path: Literal["in place", "copy", "failed"]
+    copied_by: Literal["kernels", "host", "move", "producer", "consumer"] | None
+    reason: str | None
+    error: str | None
+    device: str | None
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    nbytes: int
+    streams: tuple[int, int] | None
+    start: int
+    duration: int
+    tensors: int
+    pid: int
+    thread: int
+
+    @property
+    def way(self) -> str:
+        """The path in words: ``"in place"``, ``"copy by host"``, or ``"failed"``."""
+        return f"copy by {self.copied_by}" if self.path == "copy" else self.path
+
+    @property
+    def why(self) -> str:
+        """The reason of the copy, or the kind of the error."""
+        return self.reason or self.error or ""
+
+
+class Row(NamedTuple):
+    """Events with the same source, target, path and reason.
+
+    Attributes
+    ----------
+    source, target, path, reason
+        Those of the events. ``path`` names who made a copy, and ``reason`` is the kind of the error where they failed.
+    count
+        Number of tensors.
+    nbytes
+        Bytes of their elements, together.
+    median
+        Median of their host time, in nanoseconds. A tensor of a tree has its equal part of the call's.
+    """
+
+    source: str
+    target: str
+    path: str
+    reason: str
+    count: int
+    nbytes: int
+    median: int
+
+
+class Trace:
+    """Transfers of this process, recorded since the trace was opened: see ``trace``."""
+
+    def __init__(self, limit: int) -> None:
+        """Open a trace that keeps the newest ``limit`` events."""
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit < 1 << 32:
+            raise of_kind("argument", f"limit is a number of events, at least 1, not {limit!r}")
+        self._limit = limit
+        self._id: int | None = None
+        self._read: tuple[int, tuple[Event, ...]] = (0, ())
+        self._names: dict[int, str] = {}
+
+    def __enter__(self) -> Trace:
+        """Begin to record."""
+        if self._id is not None:
+            raise of_kind("argument", "this trace is open already: call trace() again for another")
+        _load_nvtx()
+        self._id = _core.trace_open(self._limit)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop recording. The events stay."""
+        self.close()
+
+    def close(self) -> None:
+        """Stop recording. The events stay."""
+        self._look()
+        if self._id is not None:
+            _core.trace_close(self._id)
+            self._id = None
+
+    def _look(self) -> tuple[int, tuple[Event, ...]]:
+        """Return how many events were dropped, and the others: while the trace is open, those until now."""
+        if self._id is not None:
+            dropped, events = _core.trace_read(self._id)
+            self._read = dropped, tuple(Event(**event) for event in events)
+            # A thread has no name after its end.
+            self._names.update({thread.native_id or 0: thread.name for thread in threading.enumerate()})
+        return self._read
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events, in the order in which their calls ended."""
+        return self._look()[1]
+
+    @property
+    def dropped(self) -> int:
+        """How many events were dropped, the oldest first, because there were more than ``limit``."""
+        return self._look()[0]
+
+    def rows(self) -> list[Row]:
+        """Return the events by source, target, path and reason, most bytes first."""
+        groups: dict[tuple[str, str, str, str], list[Event]] = {}
+        for event in self.events:
+            groups.setdefault((event.source or "?", event.target or "?", event.way, event.why), []).append(event)
+        rows = [
+            Row(*key, len(events), sum(event.nbytes for event in events), _median(events))
+            for key, events in groups.items()
+        ]
+        return sorted(rows, key=lambda row: (-row.nbytes, row[:4]))
+
+    def __str__(self) -> str:
+        """Return a table of the rows."""
+        dropped = self.dropped
+        table = [("from", "to", "path", "reason", "count", "bytes", "median")]
+        table += [
+            (*row[:4], str(row.count), _bytes(row.nbytes), _time(row.median)) for row in self.rows()
+        ]
+        lines = [_line(cells, [max(map(len, column)) for column in zip(*table, strict=True)]) for cells in table]
+        if len(table) == 1:
+            lines = ["No transfers were recorded."]
+        if dropped:
+            lines.append(f"{dropped} older events were dropped: pass limit= to keep more.")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        """Return how many events there are."""
+        return f"<Trace: {len(self.events)} events{', open' if self._id is not None else ''}>"
+
+    def chrome(self) -> dict[str, Any]:
+        """Return the calls as trace events of Chrome, which Perfetto reads: one slice for each call of a thread.
+
+        Times are in microseconds of ``time.monotonic_ns``, so that files of several processes of a machine fit
+        together.
+        """
+        dropped, events = self._look()
+        calls: dict[int, list[Event]] = {}
+        for event in events:
+            calls.setdefault(event.call, []).append(event)
+        threads = sorted({(event.pid, event.thread) for event in events})
+        named = [
+            {"ph": "M", "name": "thread_name", "pid": pid, "tid": thread, "args": {"name": self._names[thread]}}
+            for pid, thread in threads
+            if thread in self._names
+        ]
+        return {
+            "traceEvents": named + [_slice(call) for call in calls.values()],
+            "displayTimeUnit": "ns",
+            "otherData": {"tensor_bridge": _core.__version__, "dropped": dropped},
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write ``chrome()`` as a JSON file, for https://ui.perfetto.dev or chrome://tracing.
+
+        The file is replaced in one step, so that no reader finds half of it.
+        """
+        import json
+
+        path = os.fspath(path)
+        part = f"{path}.{os.getpid()}.part"
+        try:
+            with open(part, "w", encoding="utf-8") as file:
+                json.dump(self.chrome(), file)
+            os.replace(part, path)
+        except BaseException:
+            if os.path.exists(part):
+                os.unlink(part)
+            raise
+
+
+def trace(*, limit: int = LIMIT) -> Trace:
+    """Record the transfers of this process while the result is entered.
+
+    Every tensor that crosses by ``convert`` and its sisters, ``copy``, ``save``, ``load``, ``share``, ``open`` and the
+    functions for TensorFlow's graphs is an event, in whatever thread and task. What is recorded and how it is counted
+    is documented by ``tensor_bridge.tracing.Event``. Traces may be nested and may overlap: each has all events of its
+    time.
+
+    Where the environment names a profiler's library in ``NVTX_INJECTION64_PATH``, as Nsight Systems does, each call
+    that is recorded is also a range of NVTX.
+
+    Parameters
+    ----------
+    limit
+        The most events to keep. Further ones push out the oldest: ``Trace.dropped`` counts those.
+
+    Returns
+    -------
+    Trace
+        A context manager, with the table (``print(trace)``), the ``events`` and ``save(path)``.
+
+    Examples
+    --------
+    >>> import numpy, tensor_bridge as tb
+    >>> with tb.trace() as trace:
+    ...     _ = tb.to_numpy(numpy.zeros((2, 3), numpy.float32))
+    >>> [(event.source, event.path, event.shape, event.nbytes) for event in trace.events]
+    [('numpy', 'in place', (2, 3), 24)]
+    """
+    return Trace(limit)
+
+
+def start() -> None:
+    """Record the whole process, as the environment variable says."""
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted in ("", "0"):
+        return
+    whole = Trace(LIMIT)
+    whole.__enter__()
+    atexit.register(_end, whole, wanted)
+
+
+def _end(whole: Trace, wanted: str) -> None:
+    """Print or write what was recorded. The program ends as it would without."""
+    whole.close()
+    try:
+        if wanted == "1":
+            print(whole, file=sys.stderr)
+        else:
+            whole.save(wanted.replace("%p", str(os.getpid())))
+    except OSError as error:
+        print(f"tensor_bridge: {VARIABLE} cannot be written: {error}", file=sys.stderr)
+
+
+def _load_nvtx() -> None:
+    """Mark NVTX ranges, if a profiler runs: it is that which sets the variable."""
+    if os.environ.get("NVTX_INJECTION64_PATH"):
+        spec = importlib.machinery.PathFinder.find_spec("nvidia")
+        places: Sequence[str] = list(spec.submodule_search_locations or ()) if spec else ()
+        packaged = [found for name in _NVTX for place in places for found in glob.glob(f"{place}/*/lib/{name}")]
+        _core.trace_nvtx([*_NVTX, *packaged])
+
+
+def _slice(events: list[Event]) -> dict[str, Any]:
+    """Return one call as a slice of Chrome's trace."""
+    first = events[0]
+    sources = "+".join(sorted({event.source or "?" for event in events}))
+    what = f"{sources} → {first.target or '?'}"
+    ways = sorted({f"{event.way}: {event.why}" if event.why else event.way for event in events})
+    args: dict[str, Any] = {
+        "path": ", ".join(ways),
+        "nbytes": sum(event.nbytes for event in events),
+        "tensors": first.tensors,
+    }
+    if len(events) == 1:
+        args.update(device=first.device, dtype=first.dtype, shape=first.shape)
+    streams = sorted({event.streams for event in events if event.streams is not None})
+    if streams:
+        args["streams"] = [f"{reader:#x} waits for {owner:#x}" for owner, reader in streams]
+    return {
+        "ph": "X",
+        "name": what if first.tensors == 1 else f"{what} ({first.tensors} tensors)",
+        "cat": first.operation,
+        "ts": first.start / 1000,
+        "dur": first.duration / 1000,
+        "pid": first.pid,
+        "tid": first.thread,
+        "args": args,
+    }
+
+
+def _median(events: list[Event]) -> int:
+    """Return the median host time of a tensor, the lower one of two."""
+    times = sorted(event.duration // max(event.tensors, 1) for event in events)
+    return times[(len(times) - 1) // 2]
+
+
+def _line(cells: tuple[str, ...], widths: list[int]) -> str:
+    """Return a line of the table: numbers stand on the right."""
+    texts, numbers = zip(cells[:4], widths[:4], strict=True), zip(cells[4:], widths[4:], strict=True)
+    return "  ".join([*(f"{text:<{width}}" for text, width in texts), *(f"{text:>{width}}" for text, width in numbers)])
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"
+
+
+def _time(nanoseconds: float) -> str:
+    for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
+        if nanoseconds >= size:
+            return f"{nanoseconds / size:.1f} {unit}"
+    return f"{nanoseconds:.0f} ns"
