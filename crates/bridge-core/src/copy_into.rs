@@ -72,6 +72,15 @@ pub fn copy_into<F, T>(
 }
 
 /// Returns who makes the copy that [`copy_into`] makes of a tensor on `source` into one on `target`.
+///
+/// ```
+/// use bridge_core::{CopiedBy, Device, DeviceKind, copied_into_by};
+///
+/// let managed = Device { kind: DeviceKind::CUDA_MANAGED, index: 0 };
+/// assert_eq!(copied_into_by(Device::CPU, Device::cuda(0)), CopiedBy::Move);
+/// assert_eq!(copied_into_by(Device::cuda(0), managed), CopiedBy::Kernels);
+/// assert_eq!(copied_into_by(managed, Device::CPU), CopiedBy::Host);
+/// ```
 pub fn copied_into_by(source: Device, target: Device) -> CopiedBy {
     shared(source, target).map_or(CopiedBy::Move, filled_on)
 }

@@ -123,7 +123,7 @@ class Row(NamedTuple):
     ----------
     source, target, path, reason
         Those of the events. ``path`` names who made a copy, and ``reason`` is the kind of the error where they failed.
-    count
+    tensors
         Number of tensors.
     nbytes
         Bytes of their elements, together.
@@ -135,7 +135,7 @@ class Row(NamedTuple):
     target: str
     path: str
     reason: str
-    count: int
+    tensors: int
     nbytes: int
     median: int
 
@@ -206,10 +206,8 @@ class Trace:
     def __str__(self) -> str:
         """Return a table of the rows."""
         dropped = self.dropped
-        table = [("from", "to", "path", "reason", "count", "bytes", "median")]
-        table += [
-            (*row[:4], str(row.count), _bytes(row.nbytes), _time(row.median)) for row in self.rows()
-        ]
+        table = [("from", "to", "path", "reason", "tensors", "bytes", "median")]
+        table += [(*row[:4], str(row.tensors), _bytes(row.nbytes), _time(row.median)) for row in self.rows()]
         lines = [_line(cells, [max(map(len, column)) for column in zip(*table, strict=True)]) for cells in table]
         if len(table) == 1:
             lines = ["No transfers were recorded."]
