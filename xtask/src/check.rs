@@ -12,13 +12,14 @@ use std::time::Instant;
 const OLDEST_RUST: &str = env!("CARGO_PKG_RUST_VERSION");
 
 /// Folders with Python in them.
-const PYTHON: [&str; 6] = [
+const PYTHON: [&str; 7] = [
     "crates/bridge-python",
     "crates/bridge-capi/python",
     "crates/bridge-copy/kernels",
     "crates/bridge-tensorflow/tests",
     "conformance",
     "examples",
+    "xtask/site",
 ];
 
 /// The package that is built by itself, because no feature of its dependencies may bring Python in.
@@ -182,6 +183,7 @@ fn python_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ("ruff check", Ok(module(&[&["ruff", "check"], &PYTHON]))),
         ("ruff format", Ok(module(&[&["ruff", "format", "--check"], &PYTHON]))),
         ("mypy", Ok(module(&[&["mypy"], &TYPED]))),
+        ("site", itself(&["site".as_ref()])),
         ("bundle", itself(&["bundle".as_ref(), bundle.as_os_str()])),
         ("pytest", Ok(over_bundle(module(&[pytest, &["crates/bridge-python/tests", "conformance/tests/python"]])))),
         ("fuzz", Ok(over_bundle(program(python, &[FUZZER, "--seconds", "30", "--seed", "1"])))),

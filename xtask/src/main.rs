@@ -10,6 +10,7 @@ mod install;
 mod kernels;
 mod package;
 mod run;
+mod site;
 mod tensorflow1;
 mod venv;
 mod wheels;
@@ -80,6 +81,8 @@ enum Task {
         #[arg(long)]
         verify: bool,
     },
+    /// Build the documentation site; broken links are errors.
+    Site,
     /// Write the header of the C library out of its sources.
     Header {
         /// Compare with what is checked in, and change nothing.
@@ -113,6 +116,10 @@ fn main() -> ExitCode {
             task().map(|()| ExitCode::SUCCESS)
         }
         Task::Package { verify } => package::check(verify).map(|()| ExitCode::SUCCESS),
+        Task::Site => site::build().map(|site| {
+            println!("{}", site.join("index.html").display());
+            ExitCode::SUCCESS
+        }),
         Task::Header { check } => header::write(check).map(|()| ExitCode::SUCCESS),
         Task::Install { prefix } => install::install(&prefix).map(|()| ExitCode::SUCCESS),
         Task::Bundle { out } => bundle::write(&out).map(|()| ExitCode::SUCCESS),

@@ -55,6 +55,14 @@ pub const KERNELS: Venv = Venv {
     ..MAIN
 };
 
+/// The environment that builds the documentation site. It is the same on every machine.
+pub const SITE: Venv = Venv {
+    name: "venv-site",
+    requirements: &["xtask/requirements-site.txt"],
+    essential: &["mkdocs", "material", "mkdocstrings_handlers.python"],
+    ..MAIN
+};
+
 impl Venv {
     /// Returns the Python of the environment. Makes the environment, and completes it where the requirements have
     /// changed.

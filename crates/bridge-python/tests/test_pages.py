@@ -1,0 +1,116 @@
+"""The blocks of the pages that show how to do a thing: they run, and print what the comments beside them say."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tensor_bridge as tb
+from tensor_bridge import processes
+from tensor_bridge_conformance.others import python37
+
+torch: Any = pytest.importorskip("torch")
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = ["index.md", "streams.md", *sorted(f"howto/{page.name}" for page in (DOCS / "howto").glob("*.md"))]
+
+#: A block, and what the comment before it says that it needs.
+BLOCK = re.compile(r"(?:<!-- ([^\n]*) -->\n)?```python\n(.*?)```", re.S)
+#: A call of ``print`` on a line of its own, with what it prints.
+PRINT = re.compile(r"^ *print\(.*?\)(?: +# (.*))?$", re.M)
+
+TENSORFLOW1 = os.environ.get("TENSOR_BRIDGE_TENSORFLOW1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Work in a folder of the test, with tickets of its own."""
+    monkeypatch.chdir(tmp_path)
+    sockets = tmp_path_factory.mktemp("ipc")
+    sockets.chmod(0o700)
+    monkeypatch.setenv("TENSOR_BRIDGE_IPC", str(sockets))
+    processes._core.ipc_close()
+    processes.configure(folder=sockets)
+    yield tmp_path
+    processes._core.ipc_close()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_runs(page: str, folder: Path) -> None:
+    blocks = BLOCK.findall((DOCS / page).read_text())
+    if page == "howto/index.md":
+        assert not blocks
+        return
+    assert blocks
+    left_out = [reason for marks, _ in blocks if (reason := missing(marks))]
+    if len(left_out) == len(blocks):
+        pytest.skip(left_out[0])
+    if any("1.15" in marks for marks, _ in blocks):
+        old_model(folder)
+    if "tensorflow" in page or "import tensorflow" in blocks[0][1]:
+        pytest.importorskip("tensorflow")
+    space: dict[str, Any] = {}
+    for marks, block in blocks:
+        if missing(marks):
+            continue
+        printed = in_another_process(marks, block, space["text"]) if "another process" in marks else here(block, space)
+        expected = PRINT.findall(block)
+        assert len(printed) == len(expected), printed
+        for line, said in zip(printed, expected, strict=True):
+            parts = [re.escape(part) for part in said.split("…")] if said else [".*"]
+            assert re.fullmatch(".*".join(parts), line), (line, said)
+    if "ticket" in space:
+        tb.revoke(space["ticket"])
+
+
+def missing(marks: str) -> str | None:
+    """Return what a block needs and this machine lacks."""
+    if "gpu" in marks and not torch.cuda.is_available():
+        return "needs CUDA"
+    if "gpu" in marks and not has("cupy"):
+        return "needs CuPy"
+    if "1.15" in marks and not TENSORFLOW1:
+        return "TENSOR_BRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15"
+    if "Python 3.7" in marks and python37() is None:
+        return "there is no Python 3.7 with TensorFlow 1.15"
+    return None
+
+
+def has(module: str) -> bool:
+    try:
+        __import__(module)
+    except ImportError:
+        return False
+    return True
+
+
+def here(block: str, space: dict[str, Any]) -> list[str]:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(block, "page", "exec"), space)
+    return printed.getvalue().splitlines()
+
+
+def in_another_process(marks: str, block: str, text: str) -> list[str]:
+    python = python37() if "Python 3.7" in marks else sys.executable
+    assert python is not None
+    command = [python, "-c", f"text = {text!r}\n{block}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def old_model(folder: Path) -> None:
+    """Put the files beside the program that a page about TensorFlow 1.15 opens."""
+    from graphs import line
+
+    (folder / "model.pb").write_bytes(line())
+    (folder / "tensorflow1").symlink_to(Path(str(TENSORFLOW1)).resolve())

@@ -1,0 +1,159 @@
+"""Make site pages out of the repository: tables from reports, files outside docs/, the reference.
+
+The pages of docs/ are read on a code host as well, where they link to files beside docs/. Each such file becomes a page
+of the site, so that every link stays inside it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+from typing import TYPE_CHECKING
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+sys.path.insert(0, str(Path(__file__).parent))
+import tables
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+#: Files of the site that lie beside this one.
+ASSETS = [Path(__file__).with_name(name) for name in ("site.css", "iframe-worker.js")]
+#: What a page loads: scripts, styles and pictures. Links that a reader may follow are none.
+LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(https?:[^\s\"'>]+)")
+
+#: Links of a page, and images: the place, then the anchor.
+LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
+#: What tables.py replaces: a name, and its arguments.
+MARK = re.compile(r"<!-- table: ([\w ]+?) -->")
+#: Code, in which nothing is a link.
+CODE = re.compile(r"(^(?:```|~~~~).*?^(?:```|~~~~)$|`[^`\n]+`)", re.M | re.S)
+
+#: The pages of the reference: a title, and what each shows. ``pairs`` stands for the functions of one line each.
+REFERENCE = {
+    "conversions": (
+        "Conversions",
+        "to_torch to_cupy to_numpy to_tensorflow convert copy plan Plan record_stream profile stats pairs",
+    ),
+    "files": ("Files", "save load"),
+    "processes": ("Other processes", "share open revoke Ticket serve connect names processes"),
+    "tensorflow": ("TensorFlow", "tensorflow tensorflow1"),
+    "doctor": ("Doctor", "doctor matrix"),
+    "errors": ("Errors", "errors"),
+}
+#: Folders that are linked to and have no page of their own.
+FOLDERS = {"docs/design": "design/core.md"}
+PACKAGE = ROOT / "crates/bridge-python/python/tensor_bridge/__init__.py"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the pages that the navigation does not name to the guide."""
+    named = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
+    (guide,) = (section["Guide"] for section in config.nav if "Guide" in section)
+    guide.extend(sorted(page.name for page in DOCS.glob("*.md") if page.name not in named))
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are no files of docs/."""
+    for path, text in (*outside(files, config), *reference()):
+        files.append(File.generated(config, path, content=text))
+    for file in ASSETS:
+        files.append(File.generated(config, file.name, abs_src_path=str(file)))
+    return files
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Let no page load anything from the network."""
+    if loaded := LOADED.search(output):
+        raise PluginError(f"{page.file.src_uri} loads {loaded[1]}")
+    return output
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fill in tables, and turn links to the repository into links to pages of the site."""
+    path = page.file.src_uri
+    to_root = relpath(".", str(PurePosixPath(path).parent))
+    markdown = MARK.sub(lambda mark: tables.filled(mark[1], to_root), markdown)
+    here = str(PurePosixPath(path).parent)
+    parts = CODE.split(markdown)
+    parts[::2] = (
+        LINK.sub(lambda link: link[1] + relpath(uri(source(path, link[2])), here) + link[3], part)
+        for part in parts[::2]
+    )
+    return "".join(parts)
+
+
+def source(page: str, link: str) -> str:
+    """Return what a link means, from the top of the repository."""
+    inside = page if not (DOCS / page).exists() else f"docs/{page}"
+    return normpath(str(PurePosixPath(inside).parent / link))
+
+
+def uri(path: str) -> str:
+    """Return where the site has a file of the repository."""
+    if path in FOLDERS:
+        return FOLDERS[path]
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    if (ROOT / path).is_dir():
+        path = f"{path}/README.md"
+    return path if path.endswith(".md") else f"{path}.md"
+
+
+def outside(files: Files, config: MkDocsConfig) -> Iterator[tuple[str, str]]:
+    """Yield the files outside docs/ that the navigation or pages link to, and those that these link to."""
+    pending = [(file.src_uri, (DOCS / file.src_uri).read_text()) for file in files.documentation_pages()]
+    named = re.findall(r"[\w/-]+\.md", str(config.nav))
+    pending.append(("navigation", "".join(f"[]({path})" for path in named if (ROOT / path).exists())))
+    seen = set()
+    while pending:
+        page, text = pending.pop()
+        for link in LINK.finditer(CODE.sub("", text)):
+            path = source(page, link[2])
+            if path.startswith("docs/") or uri(path) in seen:
+                continue
+            file = ROOT / path
+            file = file / "README.md" if file.is_dir() else file
+            if not file.is_file():
+                raise PluginError(f"{page} links to {link[2]}, which is not there")
+            seen.add(uri(path))
+            body = file.read_text()
+            if file.suffix == ".md":
+                pending.append((uri(path), body))
+            else:
+                body = f"# {file.name}\n\n`{path}`\n\n~~~~{file.suffix[1:]}\n{body}\n~~~~\n"
+            yield uri(path), body
+
+
+def reference() -> Iterator[tuple[str, str]]:
+    """Yield the pages of the reference. Each public name of the package has a place."""
+    (names,) = (
+        ast.literal_eval(node.value)
+        for node in ast.parse(PACKAGE.read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    shown = {name for _, listed in REFERENCE.values() for name in listed.split()}
+    missing = [name for name in names if name not in shown and not name.startswith(("convert_", "Bridge", "__"))]
+    if missing:
+        raise PluginError(f"REFERENCE in {__file__} has no place for {', '.join(missing)}")
+    pairs = "".join(f"- `{name}`\n" for name in names if name.startswith("convert_"))
+    for path, (title, listed) in REFERENCE.items():
+        blocks = [f"# {title}"]
+        for name in listed.split():
+            if name == "pairs":
+                blocks.append(f"## Pairs\n\n[Each](../python.md#pairs) takes the arguments of `convert`.\n\n{pairs}")
+            else:
+                blocks.append(f"::: tensor_bridge.{name}")
+        yield f"reference/{path}.md", "\n\n".join(blocks) + "\n"

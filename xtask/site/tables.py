@@ -1,0 +1,284 @@
+"""Tables out of the reports in docs/results, and of the profiles in fixtures: a page marks where each stands.
+
+A mark is a comment, ``<!-- table: NAME ARGUMENTS -->``. A report or a row that is missing is an error of the build.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs/results"
+
+#: The newest report of each bench.
+HANDOFF = "2026-11-22-h200-copies/bench"
+MOVES = "2026-11-22-h200-copies/bench_moves"
+COPIES = "2026-11-22-h200-copies/bench_copies"
+PROCESSES = "2026-11-22-h200-processes/bench_processes"
+SESSIONS = "2026-11-21-h200-tensorflow1/bench_sessions"
+#: The runs that count what the frameworks' own way gets wrong, the largest first.
+ORDERS = ("2026-11-20-h200/conformance", "2026-11-21-h200/conformance", "2026-11-21-h200-tensorflow1/conformance")
+
+#: What the frameworks are called, in the reports and for the reader. The tables have this order.
+NAMES = {
+    "torch": "PyTorch",
+    "cupy": "CuPy",
+    "numpy": "NumPy",
+    "tensorflow": "TensorFlow 2",
+    "tensorflow1": "TensorFlow 1.15",
+}
+OLDER = {"tensorflow2": "tensorflow"}
+
+#: The size at which the ways are compared.
+MIB = 64
+
+
+@cache
+def report(name: str) -> Any:
+    """Return a report, ``FOLDER/FILE`` without the suffix."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def filled(mark: str, to_root: str) -> str:
+    """Return the table that a mark names. ``to_root`` leads from its page to docs/."""
+    name, *arguments = mark.split()
+    links = f"{'' if to_root == '.' else to_root + '/'}results"
+    return TABLES[name](links, *arguments)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]], *, left: int = 1) -> str:
+    """Return a table of Markdown. Columns after the first ``left`` ones hold numbers."""
+    head = list(head)
+    lines = [head, ["---" if at < left else "--:" for at in range(len(head))], *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def about(name: str) -> str:
+    """Return where and when a report was made."""
+    host = report(name)["host"]
+    gpu = ", ".join(sorted(set(host["gpus"]))) or host["cpu"]
+    return f"{gpu}, {host['date'][:10]}"
+
+
+def link(links: str, name: str) -> str:
+    """Return a link to the text of a report."""
+    return f"[{name.rpartition('/')[2]}]({links}/{name}.md)"
+
+
+def micro(nanoseconds: float) -> str:
+    """Return a time in microseconds."""
+    return f"{nanoseconds / 1000:,.1f}"
+
+
+def one(rows: Iterable[dict[str, Any]], **wanted: object) -> dict[str, Any]:
+    """Return the one row that has these values."""
+    (found,) = (row for row in rows if all(row[key] == value for key, value in wanted.items()))
+    return found
+
+
+def sources(links: str, *names: str) -> str:
+    """Return what stands under a table: where its numbers are from."""
+    said = "; ".join(f"{link(links, name)}, {about(name)}" for name in names)
+    return f"\n\nFrom {said}. Hosts differ by a factor of two: compare numbers of one report."
+
+
+def ways(links: str, source: str, target: str) -> str:
+    """The four ways of 64 MiB from one framework to another on a GPU, side by side."""
+    native = {"torch": "torch.from_dlpack", "cupy": "cupy.from_dlpack"}.get(target, "tf.experimental.dlpack")
+    rows = []
+    for streams, words in (("cross", "streams idle"), ("cross, busy", "work pending in the streams")):
+        row = one(report(HANDOFF)["rows"], path=f"{source}→{target}", streams=streams, size=MIB << 20)
+        rows.append((f"in place, {words}", micro(row["ours"]), f"{micro(row['native'])} (`{native}`)"))
+    down, up = (one(report(MOVES)["rows"], direction=way, mib=MIB) for way in ("down", "up"))
+    both = {key: micro(down[key] + up[key]) for key in ("ours", "pageable")}
+    rows.append(("through the host and back ¹", both["ours"], f"{both['pageable']} (PyTorch, pageable memory)"))
+    rows.append(("through a file", "not measured", "not measured"))
+    rows.extend(across_processes())
+    head = (f"{MIB} MiB on a GPU", "tensor-bridge, µs", "without it, µs")
+    note = "\n\n¹ Measured with tensors of PyTorch: down and up, added."
+    return table(head, rows) + note + sources(links, HANDOFF, MOVES, PROCESSES)
+
+
+def across_processes() -> list[tuple[str, str, str]]:
+    """Return the row of another process: its tensors are PyTorch's."""
+    rows = report(PROCESSES)["rows"]
+    cost = {}
+    for way in ("ours", "torch", "host"):
+        (row,) = (row for row in rows if row["what"] == f"{MIB} MiB, cached" and row["way"].rstrip("_") == way)
+        cost[way] = f"{row['share'] + row['open']:,.1f}"
+    theirs = f"{cost['torch']} (`torch.multiprocessing`), {cost['host']} (memory of the host)"
+    return [("in another process, in place ¹", cost["ours"], theirs)]
+
+
+def sessions(links: str) -> str:
+    """A session of TensorFlow 1.15 on tensors of PyTorch, beside feed_dict through the host."""
+    rows = [
+        (f"{row['mib']} MiB", micro(row["ours"]), micro(row["host"]), f"{row['faster']:,.0f}")
+        for row in report(SESSIONS)["rows"]
+    ]
+    head = ("one run of `y = 2 * x + 1`", "in place, µs", "`feed_dict` through the host, µs", "times faster")
+    return table(head, rows) + sources(links, SESSIONS)
+
+
+def ways1(links: str) -> str:
+    """The four ways of 64 MiB from PyTorch into a session of TensorFlow 1.15."""
+    row = one(report(SESSIONS)["rows"], mib=MIB)
+    rows = [
+        ("in place, the whole run", micro(row["ours"]), "–"),
+        ("through the host, the whole run", "–", f"{micro(row['host'])} (`feed_dict`)"),
+        ("through a file", "not measured", "not measured"),
+        *across_processes(),
+    ]
+    note = "\n\n¹ Measured between two processes with PyTorch: sharing and opening alone."
+    head = (f"{MIB} MiB on a GPU", "tensor-bridge, µs", "without it, µs")
+    return table(head, rows) + note + sources(links, SESSIONS, PROCESSES)
+
+
+def orders(links: str, source: str, target: str) -> str:
+    """How often a result is wrong when the streams are busy: ours, and the frameworks' own way."""
+    found: dict[str, Any] = {}
+    for name in ORDERS:
+        for pair in report(name)["pairs"]:
+            if (known(pair["from"]), known(pair["to"])) == (source, target):
+                found = {"report": name, **{row["name"]: row for row in pair["properties"]}}
+    words = {"order": "read before the data was written", "release_order": "memory reused under a reader"}
+    rows = [(said, *wrong(found[name])) for name, said in words.items()]
+    head = ("what may go wrong", "tensor-bridge", "the frameworks' own way")
+    return table(head, rows) + sources(links, found["report"])
+
+
+def wrong(row: dict[str, Any]) -> tuple[str, str]:
+    """Return the counts of a property that passed, which means that none was wrong."""
+    if row["verdict"] != "passed":
+        raise ValueError(f"{row['name']} did not pass: no count of it is known")
+    native = row.get("native")
+    if native is None:
+        return f"0 of {row['cases']:,}", "there is none"
+    refused = f", {native['refused']:,} refused" if native["refused"] else ""
+    return f"0 of {row['cases']:,}", f"{native['wrong']:,}{refused} of {native['cases']:,}"
+
+
+def known(name: str) -> str:
+    """Return the framework of an adapter in a report, whatever its allocator."""
+    name = name.partition("+")[0]
+    return OLDER.get(name, name)
+
+
+def handoff(links: str) -> str:
+    """Every path of the bench, at its worst size."""
+    rows = []
+    for verdict in report(HANDOFF)["verdicts"]:
+        path, streams = verdict["path"], verdict["streams"]
+        sizes = [row for row in report(HANDOFF)["rows"] if (row["path"], row["streams"]) == (path, streams)]
+        worst = max(sizes, key=lambda row: row["ratio"])
+        rows.append((path, streams, micro(worst["ours"]), micro(worst["native"]), f"{worst['ratio']:.2f}"))
+    head = ("path", "streams", "tensor-bridge, µs", "native, µs", "part of native")
+    return table(head, rows, left=2) + sources(links, HANDOFF)
+
+
+def copies(links: str) -> str:
+    """Copies of strided tensors as parts of a plain copy."""
+    rows = [
+        (row["case"], *(f"{100 * row[who]:.0f} %" if row[who] else "–" for who in ("ours", "torch", "cupy")))
+        for row in report(COPIES)["rows"]
+    ]
+    return table(("part of a plain copy", "tensor-bridge", "PyTorch", "CuPy"), rows) + sources(links, COPIES)
+
+
+def moves(links: str) -> str:
+    """Moves between the host and the device."""
+    words = {"down": "to the host", "up": "to the device"}
+    rows = [
+        (words[row["direction"]], f"{row['mib']:g} MiB", *(micro(row[who]) for who in ("ours", "pinned", "pageable")))
+        for row in report(MOVES)["rows"]
+    ]
+    head = ("move", "size", "tensor-bridge, µs", "one pinned copy, µs", "PyTorch, pageable, µs")
+    return table(head, rows, left=2) + sources(links, MOVES)
+
+
+def processes(links: str) -> str:
+    """Tensors to another process."""
+    words = {"ours": "tensor-bridge", "torch": "`torch.multiprocessing`", "host": "memory of the host"}
+    rows = [
+        (row["what"], words[row["way"].rstrip("_")], *(f"{row[step]:,.1f}" for step in ("share", "open")))
+        for row in report(PROCESSES)["rows"]
+    ]
+    return table(("what", "way", "share, µs", "open, µs"), rows, left=2) + sources(links, PROCESSES)
+
+
+def peers(links: str) -> str:
+    """Other packages, from the notes in docs/compared.json."""
+    notes = json.loads((ROOT / "docs/compared.json").read_text())
+    rows = [
+        (row["way"], row["result"], row["handoff"], row["release"], f"{row['torch']:,}", f"{row['cupy']:,}")
+        for row in notes["rows"]
+    ]
+    head = ("way", "result", "ordered handoff", "ordered release", "of a torch tensor, ns", "of a CuPy array, ns")
+    said = f"{notes['what']}: {notes['host']}, {notes['date']}. Source: {notes['source']}."
+    return f"{table(head, rows, left=4)}\n\n{said}"
+
+
+def dtypes(links: str) -> str:
+    """The dtypes of each framework, from the profiles that the tests compare with the installed versions."""
+    have = {name: json.loads((ROOT / f"fixtures/profiles/{name}.json").read_text()) for name in NAMES}
+    every = dict.fromkeys(dtype for profile in have.values() for dtype in profile["dtypes"])
+    rows = [(f"`{dtype}`", *("✓" if dtype in have[name]["dtypes"] else "–" for name in NAMES)) for dtype in every]
+    said = {"strides": lambda value: value.replace("_", "-"), "alignment": str, "devices": ", ".join}
+    rows += [(f"**{key}**", *(said[key](have[name][key]) for name in NAMES)) for key in said]
+    return table(("", *NAMES.values()), rows, left=9)
+
+
+def pairs(links: str, device: str) -> str:
+    """The cases that every pair has passed, in the report with the most cases for it."""
+    best: dict[tuple[str, str], tuple[int, str]] = {}
+    for name, found in conformance():
+        for pair in found["pairs"]:
+            passed = all(row["verdict"] != "failed" for row in pair["properties"])
+            cases = sum(row["cases"] for row in pair["properties"])
+            key = known(pair["from"]), known(pair["to"])
+            if pair["device"].startswith(device) and passed and cases > best.get(key, (0, ""))[0]:
+                best[key] = cases, name
+    shown = [name for name in NAMES if any(name in key for key in best)]
+    cell = lambda key: f"[{best[key][0]:,}]({links}/{best[key][1]}.md)" if key in best else "–"  # noqa: E731
+    rows = [(f"**{NAMES[one]}**", *(cell((one, other)) for other in shown)) for one in shown]
+    return table(("from \\ to", *(NAMES[name] for name in shown)), rows)
+
+
+def conformance() -> list[tuple[str, Any]]:
+    """Return every report of the suite with its name."""
+    paths = sorted(RESULTS.glob("*/conformance*.json"))
+    names = [str(path.relative_to(RESULTS).with_suffix("")) for path in paths]
+    return [(name, report(name)) for name in names]
+
+
+def runs(links: str) -> str:
+    """Every run of the suite."""
+    rows = []
+    for name, found in reversed(conformance()):
+        versions = ", ".join(f"{one} {version}" for one, version in found["host"]["versions"].items() if "-" not in one)
+        counts = (f"{found['summary'][key]:,}" for key in ("cases", "passed", "failed"))
+        rows.append((f"[{name}]({links}/{name}.md)", about(name), versions, *counts))
+    return table(("report", "where and when", "versions", "cases", "properties passed", "failed"), rows, left=3)
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    made.__name__: made
+    for made in (
+        ways,
+        ways1,
+        sessions,
+        orders,
+        handoff,
+        copies,
+        moves,
+        processes,
+        peers,
+        dtypes,
+        pairs,
+        runs,
+    )
+}

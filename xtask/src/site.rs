@@ -1,0 +1,15 @@
+//! The documentation site: static pages out of docs/, the docstrings and the reports.
+
+use crate::run::{Result, program, run, target};
+use crate::venv;
+use std::path::PathBuf;
+
+/// Builds the site into the target folder, and returns the folder. A broken link, a missing report and a name without a
+/// place in the reference are errors.
+pub fn build() -> Result<PathBuf> {
+    let site = target().join("site");
+    let python = venv::SITE.ready()?;
+    let arguments = ["-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", "xtask/site/mkdocs.yml"];
+    run(program(&python, &arguments).env("NO_MKDOCS_2_WARNING", "1").arg("--site-dir").arg(&site))?;
+    Ok(site)
+}
