@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import griffe
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 SOURCES = Path(__file__).parents[2] / "crates/bridge-python/src"
 
-#: A documented item that Python sees: the comment, the attributes, and the name.
-ITEM = re.compile(r"((?:^ *///.*\n)+)((?:^ *#\[.*\]\n)*)^ *(?:pub(?:\([\w ]+\))? )?(fn|struct|enum) (?:r#)?(\w+)", re.M)
+#: A documented item that Python sees: the indentation, the comment, the attributes, and the name.
+ITEM = re.compile(
+    r"^( *)(///.*\n(?: *///.*\n)*)((?: *#\[.*\]\n)*) *(?:pub(?:\([\w ]+\))? )?(?:fn|struct|enum) (?:r#)?(\w+)", re.M
+)
 SEEN = re.compile(r"#\[(pyfunction|pyclass|getter|new|staticmethod|pyo3)")
 SIGNATURE = re.compile(r"signature = (\(.*\))\)\]")
 NAME = re.compile(r'name = "(\w+)"')
+IMPL = re.compile(r"^impl(?:<.*?>)? (\w+)", re.M)
 
 
-def items() -> dict[str, tuple[str, str | None]]:
-    """Return the text and the signature of each item, by the name that Python has for it."""
-    found = {}
+class Item(NamedTuple):
+    """What the sources say of one item. ``owner`` is the class of a method, or empty."""
+
+    owner: str
+    name: str
+    text: str
+    signature: str | None
+
+
+def items() -> Iterator[Item]:
+    """Yield the documented items under the names that Python has for them."""
     for file in sorted(SOURCES.glob("*.rs")):
-        for comment, attributes, _, name in ITEM.findall(file.read_text()):
-            if SEEN.search(attributes):
-                named, signature = NAME.search(attributes), SIGNATURE.search(attributes)
-                text = textwrap.dedent(re.sub(r"^ *///", "", comment, flags=re.M)).strip()
-                found[named[1] if named else name] = (text, signature[1] if signature else None)
-    return found
+        source = file.read_text()
+        for found in ITEM.finditer(source):
+            indentation, comment, attributes, name = found.groups()
+            if not SEEN.search(attributes):
+                continue
+            named, signature = NAME.search(attributes), SIGNATURE.search(attributes)
+            text = re.sub(r"^ */// ?", "", comment, flags=re.M).strip()
+            owner = IMPL.findall(source, 0, found.start())[-1] if indentation else ""
+            yield Item(owner, named[1] if named else name, text, signature and signature[1])
 
 
 class RustDocstrings(griffe.Extension):
@@ -36,13 +52,13 @@ class RustDocstrings(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Visit the stub once the package is loaded. Docstrings that the stub has stay."""
         core = pkg["_core"]
-        for name, (text, signature) in items().items():
-            for owner in (core, *core.classes.values()):
-                if owner is core and signature:
-                    callable_in(core, name, signature)
-                item = owner.members.get(name)
-                if item is not None and item.docstring is None:
-                    item.docstring = griffe.Docstring(text, parent=item)
+        for owner, name, text, signature in items():
+            if not owner and signature:
+                callable_in(core, name, signature)
+            place = core.members.get(owner) if owner else core
+            item = place and place.members.get(name)
+            if item and item.docstring is None:
+                item.docstring = griffe.Docstring(text, parent=item)
 
 
 def callable_in(core: griffe.Module, name: str, signature: str) -> None:

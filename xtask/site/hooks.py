@@ -47,9 +47,16 @@ REFERENCE = {
         "to_torch to_cupy to_numpy to_tensorflow convert copy plan Plan record_stream profile stats pairs",
     ),
     "files": ("Files", "save load"),
-    "processes": ("Other processes", "share open revoke Ticket serve connect names processes"),
+    "processes": (
+        "Other processes",
+        "share open revoke Ticket processes.configure processes.held processes.road "
+        "serve connect names.Names names.Client",
+    ),
     "tensorflow": ("TensorFlow", "tensorflow tensorflow1"),
-    "doctor": ("Doctor", "doctor matrix"),
+    "doctor": (
+        "Doctor",
+        "doctor matrix _report.Report _report.Finding _report.Matrix _report.Pair _report.Framework _report.Gpu",
+    ),
     "errors": ("Errors", "errors"),
 }
 #: Folders that are linked to and have no page of their own.

@@ -83,35 +83,49 @@ def one(rows: Iterable[dict[str, Any]], **wanted: object) -> dict[str, Any]:
 def sources(links: str, *names: str) -> str:
     """Return what stands under a table: where its numbers are from."""
     said = "; ".join(f"{link(links, name)}, {about(name)}" for name in names)
-    return f"\n\nFrom {said}. Hosts differ by a factor of two: compare numbers of one report."
+    return f"\n\nFrom {said}. The speed of hosts differs by a factor of two: compare times of one report."
+
+
+#: The columns of the tables that compare the ways. The last one says what the third measures.
+WAYS = (f"{MIB} MiB on a GPU", "tensor-bridge, µs", "without it, µs", "by")
 
 
 def ways(links: str, source: str, target: str) -> str:
-    """The four ways of 64 MiB from one framework to another on a GPU, side by side."""
+    """The ways of 64 MiB from one framework to another on a GPU, side by side."""
     native = {"torch": "torch.from_dlpack", "cupy": "cupy.from_dlpack"}.get(target, "tf.experimental.dlpack")
+    native = "tf.experimental.dlpack" if source == "tensorflow" else native
     rows = []
-    for streams, words in (("cross", "streams idle"), ("cross, busy", "work pending in the streams")):
+    for streams, words in (("cross", "streams idle"), ("cross, busy", "streams busy")):
         row = one(report(HANDOFF)["rows"], path=f"{source}→{target}", streams=streams, size=MIB << 20)
-        rows.append((f"in place, {words}", micro(row["ours"]), f"{micro(row['native'])} (`{native}`)"))
+        rows.append((f"in place, {words}", micro(row["ours"]), micro(row["native"]), f"`{native}`"))
     down, up = (one(report(MOVES)["rows"], direction=way, mib=MIB) for way in ("down", "up"))
-    both = {key: micro(down[key] + up[key]) for key in ("ours", "pageable")}
-    rows.append(("through the host and back ¹", both["ours"], f"{both['pageable']} (PyTorch, pageable memory)"))
-    rows.append(("through a file", "not measured", "not measured"))
-    rows.extend(across_processes())
-    head = (f"{MIB} MiB on a GPU", "tensor-bridge, µs", "without it, µs")
-    note = "\n\n¹ Measured with tensors of PyTorch: down and up, added."
-    return table(head, rows) + note + sources(links, HANDOFF, MOVES, PROCESSES)
+    ours, theirs = (micro(down[who] + up[who]) for who in ("ours", "pageable"))
+    rows.append(("through the host and back ¹", ours, theirs, "PyTorch, pageable memory"))
+    rows.extend(elsewhere())
+    note = "\n\n¹ Measured with tensors of PyTorch; to the host and back, both moves are added."
+    return ways_table(rows) + note + sources(links, HANDOFF, MOVES, PROCESSES)
 
 
-def across_processes() -> list[tuple[str, str, str]]:
-    """Return the row of another process: its tensors are PyTorch's."""
-    rows = report(PROCESSES)["rows"]
+def ways_table(rows: Iterable[Iterable[object]]) -> str:
+    """Return a table that compares ways."""
+    return table(WAYS, rows).replace("--: |\n", "--- |\n", 1)
+
+
+def elsewhere() -> list[tuple[str, ...]]:
+    """Return the rows of a file and of another process, for which tensors of PyTorch were shared and opened."""
     cost = {}
     for way in ("ours", "torch", "host"):
-        (row,) = (row for row in rows if row["what"] == f"{MIB} MiB, cached" and row["way"].rstrip("_") == way)
+        (row,) = (
+            row
+            for row in report(PROCESSES)["rows"]
+            if row["what"] == f"{MIB} MiB, cached" and row["way"].rstrip("_") == way
+        )
         cost[way] = f"{row['share'] + row['open']:,.1f}"
-    theirs = f"{cost['torch']} (`torch.multiprocessing`), {cost['host']} (memory of the host)"
-    return [("in another process, in place ¹", cost["ours"], theirs)]
+    return [
+        ("through a file", "not measured", "not measured", "–"),
+        ("in another process, in place ¹", cost["ours"], cost["torch"], "`torch.multiprocessing`"),
+        ("in another process, by the host ¹", "–", cost["host"], "PyTorch, memory of the host"),
+    ]
 
 
 def sessions(links: str) -> str:
@@ -125,17 +139,15 @@ def sessions(links: str) -> str:
 
 
 def ways1(links: str) -> str:
-    """The four ways of 64 MiB from PyTorch into a session of TensorFlow 1.15."""
+    """The ways of 64 MiB from PyTorch into a session of TensorFlow 1.15, side by side."""
     row = one(report(SESSIONS)["rows"], mib=MIB)
     rows = [
-        ("in place, the whole run", micro(row["ours"]), "–"),
-        ("through the host, the whole run", "–", f"{micro(row['host'])} (`feed_dict`)"),
-        ("through a file", "not measured", "not measured"),
-        *across_processes(),
+        ("in place, a whole run", micro(row["ours"]), "–", "there is none"),
+        ("through the host, a whole run", "–", micro(row["host"]), "`feed_dict`"),
+        *elsewhere(),
     ]
     note = "\n\n¹ Measured between two processes with PyTorch: sharing and opening alone."
-    head = (f"{MIB} MiB on a GPU", "tensor-bridge, µs", "without it, µs")
-    return table(head, rows) + note + sources(links, SESSIONS, PROCESSES)
+    return ways_table(rows) + note + sources(links, SESSIONS, PROCESSES)
 
 
 def orders(links: str, source: str, target: str) -> str:
@@ -148,7 +160,7 @@ def orders(links: str, source: str, target: str) -> str:
     words = {"order": "read before the data was written", "release_order": "memory reused under a reader"}
     rows = [(said, *wrong(found[name])) for name, said in words.items()]
     head = ("what may go wrong", "tensor-bridge", "the frameworks' own way")
-    return table(head, rows) + sources(links, found["report"])
+    return f"{table(head, rows)}\n\nFrom {link(links, found['report'])}, {about(found['report'])}."
 
 
 def wrong(row: dict[str, Any]) -> tuple[str, str]:
@@ -259,10 +271,14 @@ def runs(links: str) -> str:
     """Every run of the suite."""
     rows = []
     for name, found in reversed(conformance()):
-        versions = ", ".join(f"{one} {version}" for one, version in found["host"]["versions"].items() if "-" not in one)
+        named = (
+            (NAMES.get(known(one)), version) for one, version in found["host"]["versions"].items() if "-" not in one
+        )
+        versions = ", ".join(f"{one} {version}".replace(" ", "\N{NO-BREAK SPACE}") for one, version in named)
         counts = (f"{found['summary'][key]:,}" for key in ("cases", "passed", "failed"))
-        rows.append((f"[{name}]({links}/{name}.md)", about(name), versions, *counts))
-    return table(("report", "where and when", "versions", "cases", "properties passed", "failed"), rows, left=3)
+        folder, _, file = name.partition("/")
+        rows.append((f"{folder}<br>[{file}]({links}/{name}.md)", found["device"], versions, *counts))
+    return table(("report", "device", "versions", "cases", "properties passed", "failed"), rows, left=3)
 
 
 TABLES: dict[str, Callable[..., str]] = {
