@@ -57,6 +57,7 @@ REFERENCE = {
         "Doctor",
         "doctor matrix _report.Report _report.Finding _report.Matrix _report.Pair _report.Framework _report.Gpu",
     ),
+    "tracing": ("Traces", "trace tracing"),
     "errors": ("Errors", "errors"),
 }
 #: Folders that are linked to and have no page of their own.

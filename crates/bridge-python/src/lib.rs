@@ -32,14 +32,16 @@ fn transfer<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) 
             None => {
                 let from = source(x)?;
                 processes::check(&from, x)?;
-                trace::transfer(call, &*from, &*to, x, &options)
+                trace::transfer(call, &*from, &*to, &keywords.detached(x)?, &options)
             }
             Some(tree) => tree.map(x, |leaves| {
+                let mut tensors = Vec::with_capacity(leaves.len());
                 for (index, (from, tensor)) in leaves.iter().enumerate() {
-                    processes::check(from, tensor).map_err(|error| Failed { index, error })?;
+                    let checked = processes::check(from, tensor).and_then(|()| keywords.detached(tensor));
+                    tensors.push(checked.map_err(|error| Failed { index, error })?);
                 }
                 let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, _)> =
-                    leaves.iter().map(|(from, tensor)| (&**from as _, tensor)).collect();
+                    leaves.iter().zip(&tensors).map(|((from, _), tensor)| (&**from as _, tensor)).collect();
                 trace::transfer_all(call, &leaves, &*to, &options)
             }),
         }
@@ -82,6 +84,9 @@ fn not_a_capsule(x: &PyTensor<'_>) -> bridge_core::Result<()> {
 /// ``"cuda"`` means the current device, a ``torch.device``, a ``cupy.cuda.Device``, or the pair that
 /// ``__dlpack_device__`` returns.
 ///
+/// ``detach=True`` takes a tensor of PyTorch that requires grad as what ``x.detach()`` returns: its memory, without its
+/// gradients. Without it, such a tensor is an error.
+///
 /// An unversioned capsule does not say whether its memory may be written: NumPy takes it as read-only, the other
 /// targets as writable. A capsule on a CUDA device does not name the stream that its tensor is written on: order that
 /// work before the legacy default stream, or pass the tensor itself.
@@ -91,7 +96,7 @@ fn not_a_capsule(x: &PyTensor<'_>) -> bridge_core::Result<()> {
 ///
 /// Raises a ``BridgeError`` if ``x`` cannot cross.
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None))]
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false))]
 fn to_torch<'py>(
     x: &PyTensor<'py>,
     copy: Option<bool>,
@@ -99,13 +104,14 @@ fn to_torch<'py>(
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
     layout: Option<&PyTensor<'py>>,
+    detach: bool,
 ) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::Torch, Keywords { copy, device, order, permute, layout })
+    transfer(x, Framework::Torch, Keywords { copy, device, order, permute, layout, detach })
 }
 
 /// Returns a ``cupy.ndarray`` over the memory of ``x``. Arguments and errors are those of ``to_torch``.
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None))]
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false))]
 fn to_cupy<'py>(
     x: &PyTensor<'py>,
     copy: Option<bool>,
@@ -113,15 +119,16 @@ fn to_cupy<'py>(
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
     layout: Option<&PyTensor<'py>>,
+    detach: bool,
 ) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::CuPy, Keywords { copy, device, order, permute, layout })
+    transfer(x, Framework::CuPy, Keywords { copy, device, order, permute, layout, detach })
 }
 
 /// Returns a ``numpy.ndarray`` over the memory of ``x``, which must be host memory: pass ``device="cpu"`` to move a
 /// tensor of a CUDA device. Arguments and errors are those of
 /// ``to_torch``.
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None))]
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false))]
 fn to_numpy<'py>(
     x: &PyTensor<'py>,
     copy: Option<bool>,
@@ -129,8 +136,9 @@ fn to_numpy<'py>(
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
     layout: Option<&PyTensor<'py>>,
+    detach: bool,
 ) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::NumPy, Keywords { copy, device, order, permute, layout })
+    transfer(x, Framework::NumPy, Keywords { copy, device, order, permute, layout, detach })
 }
 
 /// Returns an eager ``tf.Tensor`` of TensorFlow 2 over the memory of ``x``. Arguments and errors are those of
@@ -141,7 +149,7 @@ fn to_numpy<'py>(
 /// when it is exported again. While a ``tf.function`` is traced, the tensor becomes a constant of the function: pass it
 /// as an argument.
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None))]
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false))]
 fn to_tensorflow<'py>(
     x: &PyTensor<'py>,
     copy: Option<bool>,
@@ -149,14 +157,16 @@ fn to_tensorflow<'py>(
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
     layout: Option<&PyTensor<'py>>,
+    detach: bool,
 ) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::TensorFlow, Keywords { copy, device, order, permute, layout })
+    transfer(x, Framework::TensorFlow, Keywords { copy, device, order, permute, layout, detach })
 }
 
 /// Returns a tensor of the framework named ``target`` over the memory of ``x``. Arguments and errors are those of
 /// ``to_torch``.
 #[pyfunction]
-#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, layout=None))]
+#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false))]
+#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 fn convert<'py>(
     x: &PyTensor<'py>,
     target: &PyTensor<'py>,
@@ -165,9 +175,10 @@ fn convert<'py>(
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
     layout: Option<&PyTensor<'py>>,
+    detach: bool,
 ) -> PyResult<PyTensor<'py>> {
     let target = frameworks::named(target).map_err(|error| into_python(x.py(), error))?;
-    transfer(x, target, Keywords { copy, device, order, permute, layout })
+    transfer(x, target, Keywords { copy, device, order, permute, layout, detach })
 }
 
 /// How a conversion would be done.
@@ -229,7 +240,8 @@ impl Plan {
 /// Returns what ``convert`` with the same arguments would do, and raises what it would raise. For a tree, returns the
 /// tree with a ``Plan`` in the place of each tensor.
 #[pyfunction]
-#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, layout=None))]
+#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false))]
+#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 fn plan<'py>(
     x: &PyTensor<'py>,
     target: &PyTensor<'py>,
@@ -238,14 +250,16 @@ fn plan<'py>(
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
     layout: Option<&PyTensor<'py>>,
+    detach: bool,
 ) -> PyResult<PyTensor<'py>> {
     let py = x.py();
     let look = || {
         let to = frameworks::named(target)?.open(py)?;
-        let options = Keywords { copy, device, order, permute, layout }.read()?;
+        let keywords = Keywords { copy, device, order, permute, layout, detach };
+        let options = keywords.read()?;
         let plan_of = |from: &AnyAdapter<'py>, x: &PyTensor<'py>| -> bridge_core::Result<PyTensor<'py>> {
             not_a_capsule(x)?;
-            let lent = from.export(x)?.permuted(options.permute.as_ref())?;
+            let lent = from.export(&keywords.detached(x)?)?.permuted(options.permute.as_ref())?;
             let plan = bridge_core::plan(&lent, to.profile(), &options)?;
             let moved = options.device.filter(|_| plan == bridge_core::Plan::Copy(bridge_core::Reason::Moved));
             if let (Some(device), Some(copies)) = (moved, copies::ordering().copies()) {

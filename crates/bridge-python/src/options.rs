@@ -4,6 +4,7 @@ use crate::device;
 use crate::errors::{argument, text};
 use bridge_core::{MAX_NDIM, Options, Order, Permutation, Result};
 use bridge_pyo3::{PyTensor, brief, framework_error, probe, type_name};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFrozenSet, PySet, PyString};
 
@@ -15,9 +16,28 @@ pub(crate) struct Keywords<'a, 'py> {
     pub(crate) order: Option<&'a PyTensor<'py>>,
     pub(crate) permute: Option<&'a PyTensor<'py>>,
     pub(crate) layout: Option<&'a PyTensor<'py>>,
+    pub(crate) detach: bool,
 }
 
-impl Keywords<'_, '_> {
+impl<'py> Keywords<'_, 'py> {
+    /// Returns the tensor without its part in autograd, if the caller wants that; else the tensor.
+    ///
+    /// # Errors
+    ///
+    /// What PyTorch raises.
+    pub(crate) fn detached(self, x: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+        if !self.detach {
+            return Ok(x.clone());
+        }
+        let py = x.py();
+        // Of the frameworks that the package knows, PyTorch alone has this attribute.
+        let detach = || match x.getattr_opt(intern!(py, "requires_grad"))? {
+            Some(tracked) if tracked.is_truthy()? => x.call_method0(intern!(py, "detach")),
+            _ => Ok(x.clone()),
+        };
+        detach().map_err(|error| framework_error(py, "PyTorch", error))
+    }
+
     /// Reads them.
     ///
     /// # Errors

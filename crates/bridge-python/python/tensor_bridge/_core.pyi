@@ -58,6 +58,7 @@ class Keywords(TypedDict, total=False):
     order: Order | None
     permute: Sequence[int] | None
     layout: Literal["compact"] | None
+    detach: bool
 
 class _To(Protocol[_Tensor]):
     @overload

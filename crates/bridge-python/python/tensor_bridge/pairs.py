@@ -66,6 +66,8 @@ permute : sequence of int, optional
     The dimensions of ``x`` in the order of the result.
 layout : {{"compact"}}, optional
     Another name of ``order="C"``.
+detach : bool, optional
+    Takes a tensor that requires grad without its gradients. Without it, such a tensor is an error.
 
 Returns
 -------
@@ -101,8 +103,9 @@ def _named(name: str) -> Any:
         order: Any = None,
         permute: Any = None,
         layout: Any = None,
+        detach: bool = False,
     ) -> Any:
-        return function(x, copy=copy, device=device, order=order, permute=permute, layout=layout)
+        return function(x, copy=copy, device=device, order=order, permute=permute, layout=layout, detach=detach)
 
     convert.__name__ = convert.__qualname__ = name
     convert.__annotations__ = {"x": source.tensor, "return": target.tensor}
