@@ -1,0 +1,147 @@
+"""Gradients across frameworks on a CUDA device: in place, and in the order of the streams, there and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tensor_bridge as tb
+
+torch: Any = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+tf: Any = pytest.importorskip("tensorflow")
+if not tf.config.list_physical_devices("GPU"):
+    pytest.skip("TensorFlow has no GPU", allow_module_level=True)
+from tensor_bridge.autograd import tf_function, torch_function  # noqa: E402
+
+COUNT = 1 << 20
+#: About 50 ms: the host has long issued what follows, so a reader that does not wait reads what was there before.
+CYCLES = 100_000_000
+
+
+def late(value: float) -> Any:
+    """Return a tensor of PyTorch that is zero until the device has been busy for a while."""
+    tensor = torch.zeros(COUNT, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(CYCLES)
+    return tensor.fill_(value)
+
+
+def late_in_tensorflow(value: float) -> Any:
+    """Return a tensor of TensorFlow behind work of about 24 ms on an H200."""
+    with tf.device("GPU:0"):
+        x = tf.fill([COUNT], tf.constant(1e6, "float64"))
+        for _ in range(10):
+            result = tf.math.igamma(x, x)
+        return tf.fill([COUNT], tf.constant(value, "float32")) + tf.cast(result * 0, "float32")
+
+
+class Late(torch.autograd.Function):  # type: ignore[misc]
+    """Passes on what it gets, and a gradient that is written late."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return late(3.0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warm() -> None:
+    """Kernels are loaded and memory is reserved the first time, which waits for the device."""
+    x = torch.ones(COUNT, device="cuda", requires_grad=True)
+    Late.apply(torch_function(tf.square)(x)).sum().backward()
+    with tf.device("GPU:0"):
+        variable = tf.Variable(late_in_tensorflow(1))
+        with tf.GradientTape() as tape:
+            y = tf_function(torch.square)(variable)
+        tape.gradient(y, variable)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("side", [False, True])
+def test_tensorflow_waits_for_the_inputs_and_for_the_gradients(side: bool) -> None:
+    stream = torch.cuda.Stream() if side else torch.cuda.current_stream()
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            x = late(2.0).requires_grad_()
+            y = Late.apply(torch_function(tf.square)(x))
+            y.sum().backward()
+            assert x.grad.is_cuda and (x.grad == 12).all() and (y == 4).all()
+
+
+def test_pytorch_waits_for_the_inputs_and_for_the_gradients() -> None:
+    square = tf_function(torch.square)
+    for _ in range(5):
+        x = late_in_tensorflow(2.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = square(x)
+        sent = late_in_tensorflow(3.0)
+        found = tape.gradient(y, x, output_gradients=sent)
+        assert found.device.endswith("GPU:0") and (found.numpy() == 12).all() and (y.numpy() == 4).all()
+
+
+def test_tensors_cross_in_place() -> None:
+    seen: list[int] = []
+
+    def function(x: Any) -> Any:
+        y = x * 2
+        seen.extend(tb.to_torch(t).data_ptr() for t in (x, y))
+        return y
+
+    x = torch.ones(COUNT, device="cuda", requires_grad=True)
+    y = torch_function(function)(x)
+    assert [x.data_ptr(), y.data_ptr()] == seen
+
+
+def test_an_optimizer_trains_the_variables_in_order() -> None:
+    with tf.device("GPU:0"):
+        variable = tf.Variable(tf.zeros([COUNT]))
+    module = torch_function(lambda x: x * variable, variables=[variable])
+    (parameter,) = module.parameters()
+    for step in range(1, 6):
+        with torch.no_grad():
+            torch.cuda._sleep(CYCLES)
+            parameter.add_(1)  # Written late: TensorFlow has to wait for it before it reads the variable.
+        y = module(torch.ones(COUNT, device="cuda"))
+        assert (y == step).all()
+
+
+def test_tensors_of_two_devices_are_refused() -> None:
+    with pytest.raises(tb.BridgeError) as error:
+        torch_function(tf.add)(torch.ones(2, device="cuda"), torch.ones(2))
+    assert error.value.kind == "device"
+    with tf.device("CPU:0"):
+        host = tf.ones(2)
+    with tf.device("GPU:0"):
+        device = tf.ones(2) + 1
+    with pytest.raises(tb.BridgeError) as error:
+        tf_function(torch.add)(device, host)
+    assert error.value.kind == "device"
+
+
+def test_tensors_of_the_host_stay_there() -> None:
+    x = torch.ones(4, requires_grad=True)
+    y = torch_function(lambda x: x * 3)(x)
+    y.sum().backward()
+    assert not y.is_cuda and not x.grad.is_cuda and x.grad.tolist() == [3] * 4
+
+
+def test_inside_a_tf_function() -> None:
+    double = tf_function(lambda x: x * 2, outputs=tf.TensorSpec([None], tf.float32))
+
+    @tf.function  # type: ignore[untyped-decorator, unused-ignore]
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = double(x * 5)
+        return y, tape.gradient(y, x)
+
+    for _ in range(3):
+        y, slope = step(tb.to_tensorflow(late(2.0)))
+        assert (y.numpy() == 20).all() and (slope.numpy() == 10).all()
