@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     from .tracing import trace
 else:
     #: Imported at first use, to keep the import short: modules, and the modules that names are in. ``tensorflow`` needs
+    #: NumPy, as TensorFlow does, and ``ray`` needs Ray.
     _MODULES = ("autograd", "files", "names", "pairs", "processes", "ray", "tensorflow", "tensorflow1", "tracing")
     _LATER = {
         **dict.fromkeys(("doctor", "matrix"), "_doctor"),
