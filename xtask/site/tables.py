@@ -50,11 +50,11 @@ def filled(mark: str, to_root: str) -> str:
     return TABLES[name](links, *arguments)
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[object]], *, left: int = 1) -> str:
-    """Return a table of Markdown. Columns after the first ``left`` ones hold numbers."""
+def table(head: Iterable[str], rows: Iterable[Iterable[object]], align: str = "l") -> str:
+    """Return a table of Markdown. ``align`` has a letter for each column; columns without one hold numbers."""
     head = list(head)
-    lines = [head, ["---" if at < left else "--:" for at in range(len(head))], *rows]
-    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+    line = ["---" if side == "l" else "--:" for side in align.ljust(len(head), "r")]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in row)} |" for row in (head, line, *rows))
 
 
 def about(name: str) -> str:
@@ -103,15 +103,10 @@ def ways(links: str, source: str, target: str) -> str:
     rows.append(("through the host and back ¹", ours, theirs, "PyTorch, pageable memory"))
     rows.extend(elsewhere())
     note = "\n\n¹ Measured with tensors of PyTorch; to the host and back, both moves are added."
-    return ways_table(rows) + note + sources(links, HANDOFF, MOVES, PROCESSES)
+    return table(WAYS, rows, "lrrl") + note + sources(links, HANDOFF, MOVES, PROCESSES)
 
 
-def ways_table(rows: Iterable[Iterable[object]]) -> str:
-    """Return a table that compares ways."""
-    return table(WAYS, rows).replace("--: |\n", "--- |\n", 1)
-
-
-def elsewhere() -> list[tuple[str, ...]]:
+def elsewhere() -> list[tuple[str, str, str, str]]:
     """Return the rows of a file and of another process, for which tensors of PyTorch were shared and opened."""
     cost = {}
     for way in ("ours", "torch", "host"):
@@ -147,7 +142,7 @@ def ways1(links: str) -> str:
         *elsewhere(),
     ]
     note = "\n\n¹ Measured between two processes with PyTorch: sharing and opening alone."
-    return ways_table(rows) + note + sources(links, SESSIONS, PROCESSES)
+    return table(WAYS, rows, "lrrl") + note + sources(links, SESSIONS, PROCESSES)
 
 
 def orders(links: str, source: str, target: str) -> str:
@@ -189,7 +184,7 @@ def handoff(links: str) -> str:
         worst = max(sizes, key=lambda row: row["ratio"])
         rows.append((path, streams, micro(worst["ours"]), micro(worst["native"]), f"{worst['ratio']:.2f}"))
     head = ("path", "streams", "tensor-bridge, µs", "native, µs", "part of native")
-    return table(head, rows, left=2) + sources(links, HANDOFF)
+    return table(head, rows, "ll") + sources(links, HANDOFF)
 
 
 def copies(links: str) -> str:
@@ -209,7 +204,7 @@ def moves(links: str) -> str:
         for row in report(MOVES)["rows"]
     ]
     head = ("move", "size", "tensor-bridge, µs", "one pinned copy, µs", "PyTorch, pageable, µs")
-    return table(head, rows, left=2) + sources(links, MOVES)
+    return table(head, rows, "ll") + sources(links, MOVES)
 
 
 def processes(links: str) -> str:
@@ -219,7 +214,7 @@ def processes(links: str) -> str:
         (row["what"], words[row["way"].rstrip("_")], *(f"{row[step]:,.1f}" for step in ("share", "open")))
         for row in report(PROCESSES)["rows"]
     ]
-    return table(("what", "way", "share, µs", "open, µs"), rows, left=2) + sources(links, PROCESSES)
+    return table(("what", "way", "share, µs", "open, µs"), rows, "ll") + sources(links, PROCESSES)
 
 
 def peers(links: str) -> str:
@@ -231,7 +226,7 @@ def peers(links: str) -> str:
     ]
     head = ("way", "result", "ordered handoff", "ordered release", "of a torch tensor, ns", "of a CuPy array, ns")
     said = f"{notes['what']}: {notes['host']}, {notes['date']}. Source: {notes['source']}."
-    return f"{table(head, rows, left=4)}\n\n{said}"
+    return f"{table(head, rows, 'llll')}\n\n{said}"
 
 
 def dtypes(links: str) -> str:
@@ -239,9 +234,13 @@ def dtypes(links: str) -> str:
     have = {name: json.loads((ROOT / f"fixtures/profiles/{name}.json").read_text()) for name in NAMES}
     every = dict.fromkeys(dtype for profile in have.values() for dtype in profile["dtypes"])
     rows = [(f"`{dtype}`", *("✓" if dtype in have[name]["dtypes"] else "–" for name in NAMES)) for dtype in every]
-    said = {"strides": lambda value: value.replace("_", "-"), "alignment": str, "devices": ", ".join}
+    said: dict[str, Callable[[Any], str]] = {
+        "strides": lambda value: value.replace("_", "-"),
+        "alignment": str,
+        "devices": ", ".join,
+    }
     rows += [(f"**{key}**", *(said[key](have[name][key]) for name in NAMES)) for key in said]
-    return table(("", *NAMES.values()), rows, left=9)
+    return table(("", *NAMES.values()), rows, "lllllllll")
 
 
 def pairs(links: str, device: str) -> str:
@@ -255,7 +254,13 @@ def pairs(links: str, device: str) -> str:
             if pair["device"].startswith(device) and passed and cases > best.get(key, (0, ""))[0]:
                 best[key] = cases, name
     shown = [name for name in NAMES if any(name in key for key in best)]
-    cell = lambda key: f"[{best[key][0]:,}]({links}/{best[key][1]}.md)" if key in best else "–"  # noqa: E731
+
+    def cell(key: tuple[str, str]) -> str:
+        if key not in best:
+            return "–"
+        cases, name = best[key]
+        return f"[{cases:,}]({links}/{name}.md)"
+
     rows = [(f"**{NAMES[one]}**", *(cell((one, other)) for other in shown)) for one in shown]
     return table(("from \\ to", *(NAMES[name] for name in shown)), rows)
 
@@ -272,13 +277,15 @@ def runs(links: str) -> str:
     rows = []
     for name, found in reversed(conformance()):
         named = (
-            (NAMES.get(known(one)), version) for one, version in found["host"]["versions"].items() if "-" not in one
+            (NAMES[known(one)].split()[0], version)
+            for one, version in found["host"]["versions"].items()
+            if "-" not in one
         )
         versions = ", ".join(f"{one} {version}".replace(" ", "\N{NO-BREAK SPACE}") for one, version in named)
         counts = (f"{found['summary'][key]:,}" for key in ("cases", "passed", "failed"))
         folder, _, file = name.partition("/")
         rows.append((f"{folder}<br>[{file}]({links}/{name}.md)", found["device"], versions, *counts))
-    return table(("report", "device", "versions", "cases", "properties passed", "failed"), rows, left=3)
+    return table(("report", "device", "versions", "cases", "properties passed", "failed"), rows, "lll")
 
 
 TABLES: dict[str, Callable[..., str]] = {
