@@ -50,26 +50,31 @@ REFERENCE = {
     "processes": (
         "Other processes",
         "share open revoke Ticket processes.configure processes.held processes.road "
-        "serve connect names.Names names.Client",
+        "serve connect names.Names names.Client ray",
     ),
     "tensorflow": ("TensorFlow", "tensorflow tensorflow1"),
     "doctor": (
         "Doctor",
         "doctor matrix _report.Report _report.Finding _report.Matrix _report.Pair _report.Framework _report.Gpu",
     ),
-    "tracing": ("Traces", "trace tracing"),
+    "tracing": ("Tracing", "trace tracing.Trace tracing.Event tracing.Row"),
     "errors": ("Errors", "errors"),
 }
+#: The page of the names that no other page shows.
+REST = "more"
 #: Folders that are linked to and have no page of their own.
 FOLDERS = {"docs/design": "design/core.md"}
 PACKAGE = ROOT / "crates/bridge-python/python/tensor_bridge/__init__.py"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the pages that the navigation does not name to the guide."""
+    """Add the pages that the navigation does not name to the guide, and the rest of the reference to that."""
     named = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
     (guide,) = (section["Guide"] for section in config.nav if "Guide" in section)
     guide.extend(sorted(page.name for page in DOCS.glob("*.md") if page.name not in named))
+    if rest():
+        (pages,) = (section["Reference"] for section in config.nav if "Reference" in section)
+        pages.append(f"reference/{REST}.md")
     return config
 
 
@@ -146,22 +151,31 @@ def outside(files: Files, config: MkDocsConfig) -> Iterator[tuple[str, str]]:
 
 
 def reference() -> Iterator[tuple[str, str]]:
-    """Yield the pages of the reference. Each public name of the package has a place."""
-    (names,) = (
-        ast.literal_eval(node.value)
-        for node in ast.parse(PACKAGE.read_text()).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    )
-    shown = {name for _, listed in REFERENCE.values() for name in listed.split()}
-    missing = [name for name in names if name not in shown and not name.startswith(("convert_", "Bridge", "__"))]
-    if missing:
-        raise PluginError(f"REFERENCE in {__file__} has no place for {', '.join(missing)}")
-    pairs = "".join(f"- `{name}`\n" for name in names if name.startswith("convert_"))
-    for path, (title, listed) in REFERENCE.items():
+    """Yield the pages of the reference."""
+    pairs = "".join(f"- `{name}`\n" for name in public() if name.startswith("convert_"))
+    for path, (title, listed) in {**REFERENCE, REST: ("More", " ".join(rest()))}.items():
         blocks = [f"# {title}"]
         for name in listed.split():
             if name == "pairs":
                 blocks.append(f"## Pairs\n\n[Each](../python.md#pairs) takes the arguments of `convert`.\n\n{pairs}")
             else:
                 blocks.append(f"::: tensor_bridge.{name}")
-        yield f"reference/{path}.md", "\n\n".join(blocks) + "\n"
+        if len(blocks) > 1:
+            yield f"reference/{path}.md", "\n\n".join(blocks) + "\n"
+
+
+def rest() -> list[str]:
+    """Return the public names that REFERENCE has no place for. Those of errors are on the page of their module."""
+    shown = {name.partition(".")[0] for _, listed in REFERENCE.values() for name in listed.split()} | {*REFERENCE}
+    return [name for name in public() if name not in shown and not name.startswith(("convert_", "Bridge", "__"))]
+
+
+def public() -> list[str]:
+    """Return the public names and modules of the package: it is read, not imported."""
+    (names,) = (
+        ast.literal_eval(node.value)
+        for node in ast.parse(PACKAGE.read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    modules = (file.stem for file in PACKAGE.parent.glob("[a-z]*.py"))
+    return [*names, *sorted({*modules} - {*names})]
