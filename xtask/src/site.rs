@@ -9,7 +9,8 @@ use std::path::PathBuf;
 pub fn build() -> Result<PathBuf> {
     let site = target().join("site");
     let python = venv::SITE.ready()?;
-    let arguments = ["-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", "xtask/site/mkdocs.yml"];
+    // Not --quiet: the warnings that it hides would be no errors.
+    let arguments = ["-m", "mkdocs", "build", "--strict", "--config-file", "xtask/site/mkdocs.yml"];
     run(program(&python, &arguments).env("NO_MKDOCS_2_WARNING", "1").arg("--site-dir").arg(&site))?;
     Ok(site)
 }
