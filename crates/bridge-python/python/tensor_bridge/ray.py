@@ -26,7 +26,6 @@ from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from . import _core
 from ._core import Ticket, convert
 from .errors import BridgeError, of_kind
 from .processes import end, open, share
@@ -284,9 +283,9 @@ def _dropped(token: bytes) -> None:
 
 
 def _end(ends: list[Callable[[], object]]) -> None:
-    for end in ends:
+    for each in ends:
         with contextlib.suppress(BridgeError):
-            end()
+            each()
 
 
 def _sent(
