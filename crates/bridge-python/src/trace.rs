@@ -146,13 +146,53 @@ fn now() -> u64 {
 
 /// A call that is recorded.
 pub(crate) struct Call {
+    operation: &'static str,
     to: RefCell<String>,
     tensors: RefCell<Vec<Crossed>>,
     /// The number of tensors that it was to take across.
     count: Cell<usize>,
+    start: u64,
+    range: Option<nvtx::Range>,
 }
 
 impl Call {
+    #[cold]
+    fn begin(operation: &'static str, to: &str) -> Box<Self> {
+        Box::new(Self {
+            operation,
+            to: RefCell::new(to.into()),
+            tensors: RefCell::default(),
+            count: Cell::new(1),
+            range: nvtx::range(operation),
+            start: now(),
+        })
+    }
+
+    /// Enters what was noted into the book. `error` is that of the call.
+    #[cold]
+    fn end(self: Box<Self>, error: Option<ErrorKind>) {
+        let duration = now() - self.start;
+        drop(self.range);
+        let mut tensors = self.tensors.into_inner();
+        let failed = |crossed: &Crossed| matches!(crossed.outcome, Outcome::Failed(_));
+        if let Some(kind) = error
+            && !tensors.iter().any(failed)
+        {
+            tensors = vec![Crossed { from: None, facts: None, outcome: Outcome::Failed(kind) }];
+        }
+        let about = About {
+            number: 0,
+            operation: self.operation,
+            to: self.to.into_inner(),
+            tensors: self.count.get(),
+            start: self.start,
+            duration,
+            pid: std::process::id(),
+            thread: rustix::thread::gettid().as_raw_nonzero().get(),
+        };
+        Book::lock().push(about, tensors);
+    }
+
     /// Names the target.
     pub(crate) fn to(&self, name: &str) {
         *self.to.borrow_mut() = name.into();
@@ -187,40 +227,19 @@ impl Call {
 }
 
 /// Runs a call of the package, and records what it notes while a trace is open. Fails as `body` does.
+#[inline(always)]
 pub(crate) fn call<R>(operation: &'static str, to: &str, body: impl FnOnce(Option<&Call>) -> Result<R>) -> Result<R> {
-    if ON.load(Relaxed) { recorded(operation, to, body) } else { body(None) }
-}
-
-#[cold]
-fn recorded<R>(operation: &'static str, to: &str, body: impl FnOnce(Option<&Call>) -> Result<R>) -> Result<R> {
-    let call = Call { to: RefCell::new(to.into()), tensors: RefCell::default(), count: Cell::new(1) };
-    let range = nvtx::range(operation);
-    let start = now();
-    let done = body(Some(&call));
-    let duration = now() - start;
-    drop(range);
-    let mut tensors = call.tensors.into_inner();
-    if let Err(error) = &done {
-        let failed = |crossed: &Crossed| matches!(crossed.outcome, Outcome::Failed(_));
-        if !tensors.iter().any(failed) {
-            tensors = vec![Crossed { from: None, facts: None, outcome: Outcome::Failed(error.kind()) }];
-        }
+    let call = if ON.load(Relaxed) { Some(Call::begin(operation, to)) } else { None };
+    // One place calls `body`, so that it is inlined.
+    let done = body(call.as_deref());
+    if let Some(call) = call {
+        call.end(done.as_ref().err().map(Error::kind));
     }
-    let about = About {
-        number: 0,
-        operation,
-        to: call.to.into_inner(),
-        tensors: call.count.into_inner(),
-        start,
-        duration,
-        pid: std::process::id(),
-        thread: rustix::thread::gettid().as_raw_nonzero().get(),
-    };
-    Book::lock().push(about, tensors);
     done
 }
 
 /// As [`bridge_core::transfer`], by the ordering of the process.
+#[inline(always)]
 pub(crate) fn transfer<F, T>(
     call: Option<&Call>,
     from: &dyn Adapter<Tensor = F>,
@@ -228,13 +247,25 @@ pub(crate) fn transfer<F, T>(
     tensor: &F,
     options: &Options,
 ) -> Result<T> {
-    let Some(call) = call else {
-        return Ok(bridge_core::transfer(from, to, tensor, copies::ordering(), options)?.0);
+    let crossed = match call {
+        None => bridge_core::transfer(from, to, tensor, copies::ordering(), options),
+        Some(call) => transfer_seen(call, from, to, tensor, options),
     };
+    Ok(crossed?.0)
+}
+
+#[cold]
+fn transfer_seen<F, T>(
+    call: &Call,
+    from: &dyn Adapter<Tensor = F>,
+    to: &dyn Adapter<Tensor = T>,
+    tensor: &F,
+    options: &Options,
+) -> Result<(T, Transfer)> {
     let seen = Seen::of(from);
     let crossed = bridge_core::transfer(&seen, to, tensor, copies::ordering(), options);
     call.note(&seen, crossed.as_ref().map(|(_, done)| *done).map_err(Error::kind));
-    Ok(crossed?.0)
+    crossed
 }
 
 /// As [`bridge_core::transfer_all`], by the ordering of the process.

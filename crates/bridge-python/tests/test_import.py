@@ -41,7 +41,7 @@ def test_the_import_takes_less_than_30_ms() -> None:
     assert min(float(run(code)) for _ in range(5)) < 0.030
 
 
-@pytest.mark.parametrize("name", ["doctor", "processes", "pairs", "open", "Ticket", "convert_tf_to_pytorch"])
+@pytest.mark.parametrize("name", ["doctor", "processes", "pairs", "open", "trace", "Ticket", "convert_tf_to_pytorch"])
 def test_a_name_that_is_imported_later_is_one_object(name: str) -> None:
     code = f"""
         import tensor_bridge as tb

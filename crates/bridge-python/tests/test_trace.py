@@ -401,6 +401,7 @@ def test_the_environment_variable_prints_a_table() -> None:
     assert re.search(r"^numpy +numpy +in place +1 +24 B", done.stderr, re.MULTILINE)
     for off in ("", "0"):
         assert run(PROGRAM, TENSOR_BRIDGE_TRACE=off).stderr == ""
+    assert run("import tensor_bridge", TENSOR_BRIDGE_TRACE="1").stderr == "", "there is nothing to say"
 
 
 def test_a_file_that_cannot_be_written_is_said() -> None:

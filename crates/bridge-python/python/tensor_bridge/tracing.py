@@ -8,7 +8,7 @@ A trace says what crossed, how, why and how long it took::
     trace.save("transfers.json")  # for https://ui.perfetto.dev, or chrome://tracing
 
 ``TENSOR_BRIDGE_TRACE=1`` in the environment records the whole process, and prints the table to its standard error when
-it exits; with a path in the place of the ``1`` it writes the file.
+it exits; with a path in the place of the ``1`` it writes the file. ``%p`` in the path stands for the process's number.
 """
 
 from __future__ import annotations
@@ -303,8 +303,10 @@ def start() -> None:
 
 
 def _end(whole: Trace, wanted: str) -> None:
-    """Print or write what was recorded. The program ends as it would without."""
+    """Print or write what was recorded, if anything was. The program ends as it would without."""
     whole.close()
+    if not whole.events:
+        return
     try:
         if wanted == "1":
             print(whole, file=sys.stderr)
