@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from .errors import Kind
+
 __all__ = ["Event", "Row", "Trace", "trace"]
 
 #: The environment variable that records the whole process.
@@ -93,7 +95,7 @@ class Event(NamedTuple):
     path: Literal["in place", "copy", "failed"]
     copied_by: Literal["kernels", "host", "move", "producer", "consumer"] | None
     reason: str | None
-    error: str | None
+    error: Kind | None
     device: str | None
     dtype: str | None
     shape: tuple[int, ...] | None
@@ -225,21 +227,10 @@ class Trace:
         Times are in microseconds of ``time.monotonic_ns``, so that files of several processes of a machine fit
         together.
         """
+        from ._perfetto import timeline
+
         dropped, events = self._look()
-        calls: dict[int, list[Event]] = {}
-        for event in events:
-            calls.setdefault(event.call, []).append(event)
-        threads = sorted({(event.pid, event.thread) for event in events})
-        named = [
-            {"ph": "M", "name": "thread_name", "pid": pid, "tid": thread, "args": {"name": self._names[thread]}}
-            for pid, thread in threads
-            if thread in self._names
-        ]
-        return {
-            "traceEvents": named + [_slice(call) for call in calls.values()],
-            "displayTimeUnit": "ns",
-            "otherData": {"tensor_bridge": _core.__version__, "dropped": dropped},
-        }
+        return timeline(events, self._names, dropped)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``chrome()`` as a JSON file, for https://ui.perfetto.dev or chrome://tracing.
@@ -323,34 +314,6 @@ def _load_nvtx() -> None:
         places: Sequence[str] = list(spec.submodule_search_locations or ()) if spec else ()
         packaged = [found for name in _NVTX for place in places for found in glob.glob(f"{place}/*/lib/{name}")]
         _core.trace_nvtx([*_NVTX, *packaged])
-
-
-def _slice(events: list[Event]) -> dict[str, Any]:
-    """Return one call as a slice of Chrome's trace."""
-    first = events[0]
-    sources = "+".join(sorted({event.source or "?" for event in events}))
-    what = f"{sources} → {first.target or '?'}"
-    ways = sorted({f"{event.way}: {event.why}" if event.why else event.way for event in events})
-    args: dict[str, Any] = {
-        "path": ", ".join(ways),
-        "nbytes": sum(event.nbytes for event in events),
-        "tensors": first.tensors,
-    }
-    if len(events) == 1:
-        args.update(device=first.device, dtype=first.dtype, shape=first.shape)
-    streams = sorted({event.streams for event in events if event.streams is not None})
-    if streams:
-        args["streams"] = [f"{reader:#x} waits for {owner:#x}" for owner, reader in streams]
-    return {
-        "ph": "X",
-        "name": what if first.tensors == 1 else f"{what} ({first.tensors} tensors)",
-        "cat": first.operation,
-        "ts": first.start / 1000,
-        "dur": first.duration / 1000,
-        "pid": first.pid,
-        "tid": first.thread,
-        "args": args,
-    }
 
 
 def _median(events: list[Event]) -> int:

@@ -1,0 +1,61 @@
+//! Adapters that are looked at.
+
+use super::book::Facts;
+use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// An adapter that keeps what its first export says.
+pub(super) struct Seen<'a, F> {
+    pub(super) adapter: &'a dyn Adapter<Tensor = F>,
+    pub(super) facts: RefCell<Option<Facts>>,
+}
+
+impl<'a, F> Seen<'a, F> {
+    pub(super) fn of(adapter: &'a dyn Adapter<Tensor = F>) -> Self {
+        Self { adapter, facts: RefCell::new(None) }
+    }
+
+    pub(super) fn device(&self) -> Option<Device> {
+        self.facts.borrow().as_ref().map(|facts| facts.device)
+    }
+}
+
+impl<F> Adapter for Seen<'_, F> {
+    type Tensor = F;
+
+    fn profile(&self) -> &Profile {
+        self.adapter.profile()
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.adapter.consumer()
+    }
+
+    fn export(&self, tensor: &F) -> Result<Lent> {
+        let lent = self.adapter.export(tensor)?;
+        self.facts.borrow_mut().get_or_insert_with(|| Facts {
+            dtype: lent.dtype(),
+            shape: lent.layout().shape().into(),
+            nbytes: lent.layout().nbytes(),
+            device: lent.device(),
+        });
+        Ok(lent)
+    }
+
+    fn import(&self, lease: Lease) -> Result<F> {
+        self.adapter.import(lease)
+    }
+
+    fn compact(&self, tensor: &F) -> Result<F> {
+        self.adapter.compact(tensor)
+    }
+
+    fn overwritten(&self, tensor: &F) -> Result<()> {
+        self.adapter.overwritten(tensor)
+    }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<F> {
+        self.adapter.empty(device, dtype, shape, order)
+    }
+}
