@@ -69,4 +69,4 @@ def test_a_missed_bar_fails(faster: float, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(bench, "measure", lambda *_: [row(64, faster=faster)])
     assert bench.main(["--report", str(tmp_path)]) == (1 if faster < 20 else 0)
     word = "MISSED" if faster < 20 else "met"
-    assert f"| times faster at 64 MiB | {faster:.1f} | 20 | {word} |" in (tmp_path / "bench_sessions.md").read_text()
+    assert f"| times faster at 64 MiB | {faster:g} | 20 | {word} |" in (tmp_path / "bench_sessions.md").read_text()
