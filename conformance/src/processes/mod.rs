@@ -6,7 +6,8 @@
 //! is translated to the addresses of this process. So every property keeps its meaning.
 //!
 //! On the host, memory of a framework leaves its process by a copy: a tensor that goes there is copied into its ticket,
-//! as users share it. The other process makes its own tensors in shared memory, so those that come back do so in place. On a CUDA device frameworks make tensors in memory of their own, and all cross in place.
+//! as users share it. The other process makes its own tensors in shared memory, so those that come back do so in place.
+//! On a CUDA device frameworks make tensors in memory of their own, and all cross in place.
 
 mod flaw;
 mod piece;

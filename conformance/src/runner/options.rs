@@ -22,8 +22,8 @@ pub struct Options {
     /// such as torch+async.
     #[arg(long)]
     pub variants: bool,
-    /// Run every pair with one of its frameworks in another process, both ways, instead of both in one. A single pair is
-    /// named such as torch:numpy+remote.
+    /// Run every pair with one of its frameworks in another process, both ways, instead of both in one. A single pair
+    /// is named such as torch:numpy+remote.
     #[arg(long)]
     pub across_processes: bool,
     /// Cases of each pair (default: 1000 on the cpu, 10000 on a CUDA device).

@@ -36,8 +36,8 @@
 //! 1. [`Adapter::export`] lends the tensor. The owner's stream is the stream current in its framework.
 //! 2. Core records the owner's stream in the producer's own [`Views`], because the tensor may itself be a view.
 //! 3. Where a copy is needed, the [`Copies`] of the ordering fill fresh memory ([`Adapter::empty`]) of the consumer, in
-//!    its current stream behind the owner's, and that is the result; or of the producer, and the copy goes on instead of
-//!    the original. Where they cannot, the frameworks copy: see [`transfer`].
+//!    its current stream behind the owner's, and that is the result; or of the producer, and the copy goes on instead
+//!    of the original. Where they cannot, the frameworks copy: see [`transfer`].
 //! 4. Where the consumer's current stream differs, core makes it wait for the work now in the owner's stream.
 //! 5. [`Adapter::import`] wraps the lease.
 //! 6. The last view drops the lease. Core makes the owner's stream wait for the stream at import, for the stream

@@ -328,8 +328,8 @@ impl<F, T> Crossing<'_, F, T> {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::OutOfMemory`], those of [`Copies::allocate`](crate::Copies::allocate), and [`ErrorKind::CopyNeeded`] for a
-/// device without copies of the ordering.
+/// [`ErrorKind::OutOfMemory`], those of [`Copies::allocate`](crate::Copies::allocate), and [`ErrorKind::CopyNeeded`]
+/// for a device without copies of the ordering.
 pub(crate) fn memory<T>(
     to: &dyn Adapter<Tensor = T>,
     ordering: &Arc<dyn Ordering>,

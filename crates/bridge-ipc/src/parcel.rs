@@ -219,8 +219,8 @@ impl Parcel {
         self.streams.extend(stream);
     }
 
-    /// Returns the segment of device memory that the tensor lies in, at the addresses `hull`, and where it begins, if it
-    /// can be shared in place.
+    /// Returns the segment of device memory that the tensor lies in, at the addresses `hull`, and where it begins, if
+    /// it can be shared in place.
     fn lendable(&mut self, lent: &Lent, hull: &Range<usize>) -> Result<Option<(usize, usize)>> {
         // The stream of the owner now: what it writes later is waited for when the ticket is opened.
         let stream = lent.buffer().stream().map(Stream::on_any_thread);

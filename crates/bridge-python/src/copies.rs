@@ -52,9 +52,9 @@ impl Copies for Releasing {
 
 /// Copies ``src``, a tensor of any framework, into ``out``, and returns ``out``.
 ///
-/// ``out`` is a tensor of PyTorch, CuPy or NumPy, or a slice of one, with any strides and the dtype of ``src``. Where it
-/// is in another memory, the elements are moved there; into host memory the host waits for them. ``src`` is broadcast
-/// to the shape of ``out``, as in ``numpy.copyto``.
+/// ``out`` is a tensor of PyTorch, CuPy or NumPy, or a slice of one, with any strides and the dtype of ``src``. Where
+/// it is in another memory, the elements are moved there; into host memory the host waits for them. ``src`` is
+/// broadcast to the shape of ``out``, as in ``numpy.copyto``.
 ///
 /// On a device the copy runs in the current stream of the framework of ``out``. It waits for the work on ``src``, and
 /// the owner of ``src`` waits for it before it reuses the memory. PyTorch's autograd notices the write.

@@ -39,7 +39,7 @@ def test_a_tensor_of_one_node_is_received_in_place(cluster: Cluster) -> None:
     ref = cluster.near.call.remote(made)
     mine = ray.get(ref, timeout=PATIENCE)
     assert mine.is_cuda and float(mine.sum()) == MANY
-    # One memory, whoever writes.
+    # One memory: each sees what the other writes.
     mine[:] = 2
     torch.cuda.synchronize()
     assert answer(cluster.near, lambda self: float(self.kept.sum())) == 2 * MANY

@@ -196,8 +196,8 @@ impl CudarcSubject {
         Ok((memory, start + padding(start as usize, spec.align) as sys::CUdeviceptr))
     }
 
-    /// Returns the view of the bytes from `start` on: of a slice where `cudarc` has such elements, which is freed in the
-    /// order of its stream, and of an address with an owner otherwise.
+    /// Returns the view of the bytes from `start` on: of a slice where `cudarc` has such elements, which is freed in
+    /// the order of its stream, and of an address with an owner otherwise.
     fn view(&self, spec: &Spec, (memory, start): (CudaSlice<u8>, sys::CUdeviceptr)) -> Result<DeviceArray> {
         let (stream, itemsize) = (self.stream(), model::itemsize(spec.dtype));
         let skipped = (start - memory.device_ptr(&stream).0) as usize / itemsize;
@@ -214,8 +214,8 @@ impl CudarcSubject {
                     dtype => {
                         let data = start + (spec.offset * itemsize) as sys::CUdeviceptr;
                         let access = if spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
-                        // SAFETY: every element lies in the slice, which has no other user, and is freed in the order of
-                        // the stream.
+                        // SAFETY: every element lies in the slice, which has no other user, and is freed in the order
+                        // of the stream.
                         unsafe { DeviceArray::from_raw(data, dtype, (shape, strides), access, &stream, memory) }
                     }
                 }

@@ -149,7 +149,7 @@ impl<C> Book<C> {
         (holders.map(|(peer, _)| *peer).collect(), self.end(number))
     }
 
-    /// Ends a share now, for those that have not opened it. Returns the content if it is free.
+    /// Ends a share now: a process that has it open keeps it. Returns the content if it is free.
     pub(crate) fn end(&mut self, number: u64) -> Option<Arc<C>> {
         if let Some(until) = self.shares.get_mut(&number)?.until.take() {
             self.ends.remove(&(until, number));

@@ -121,8 +121,8 @@ def register(
     ``runtime_env``, Ray calls it in every worker; a function of your own there can call it with arguments.
 
     ``frameworks`` are those whose tensors this process sends by ticket. NumPy arrays are not among them by default: Ray
-    itself passes them without a copy, read-only. Tensors under ``smallest`` bytes, and those that cannot be shared, as
-    those that require gradients, Ray passes as ever.
+    itself passes them without a copy, read-only. Ray passes tensors under ``smallest`` bytes as ever, and tensors that
+    cannot be shared, such as one that requires gradients.
 
     ``device`` is where this process receives tensors, ``None`` where they are: on the same kind of device, if they come
     from another node. ``target`` is the framework that it receives them as, ``None`` their own.
