@@ -117,7 +117,7 @@ impl Book {
         self.trim();
     }
 
-    /// Drops the oldest events: those that no open trace keeps.
+    /// Drops the oldest events, which no open trace keeps.
     fn trim(&mut self) {
         let end = self.first + self.events.len() as u64;
         let kept = self.traces.iter().map(|trace| trace.start.max(end.saturating_sub(trace.limit as u64)));
