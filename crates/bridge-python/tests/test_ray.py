@@ -108,6 +108,10 @@ def test_a_share_ends_with_the_last_reference_and_stays_with_its_readers(cluster
 def test_an_argument_is_shared_until_its_task_has_ended(cluster: Cluster) -> None:
     answer(cluster.near, lambda self, x: None, torch.ones(MANY))
     wait_until(lambda: held() == (0, 0))
+    # A function that is an argument is shared like one, with its tensors.
+    x = torch.ones(MANY)
+    assert answer(cluster.near, lambda self: is_shared(x))
+    wait_until(lambda: held() == (0, 0))
     answer(cluster.near, keep, torch.ones(MANY))
     wait_until(lambda: len(tb.ray._ends) == 0)
     assert held() == (1, 1)
@@ -166,9 +170,10 @@ def test_ray_passes_as_ever_what_is_not_worth_a_ticket_or_has_none(cluster: Clus
     small, grad, named, sparse, array = ray.get(ref, timeout=PATIENCE)
     assert small.tolist() == [1, 1, 1] and grad.requires_grad and named.label == "weights" and sparse.is_sparse
     assert not array.flags.writeable
-    # Ray has no references to functions: their tensors go with them.
+    # Ray has no references to the functions of tasks: their tensors go with them.
     x = torch.ones(MANY)
-    assert answer(cluster.far, lambda self: float(x.sum())) == MANY
+    total = ray.remote(num_cpus=0, resources={"far": 1})(lambda: float(x.sum()))
+    assert ray.get(total.remote(), timeout=PATIENCE) == MANY
     assert held() == (0, 0)
 
 
