@@ -2,7 +2,7 @@
 
 use bridge_core::{
     Access, Adapter, Allocation, Consumer, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Layout, Lease,
-    Lent, Memory, Options, Ordering, Profile, Result, Reuse, Stream, Strides, Views, transfer,
+    Lent, Memory, Options, Ordering, Owner, Profile, Result, Reuse, Stream, Strides, Views, transfer,
 };
 use std::alloc::{GlobalAlloc, System};
 use std::cell::Cell;
@@ -31,7 +31,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// A framework whose tensors are leases on memory that no test touches.
+/// A framework whose tensors are owners of memory that no test touches.
 struct Relay {
     profile: Profile,
     consumer: Arc<Current>,
@@ -66,7 +66,7 @@ impl Relay {
 }
 
 impl Adapter for Relay {
-    type Tensor = Option<Lease>;
+    type Tensor = Option<Owner>;
 
     fn profile(&self) -> &Profile {
         &self.profile
@@ -76,7 +76,7 @@ impl Adapter for Relay {
         self.consumer.clone()
     }
 
-    fn export(&self, _: &Option<Lease>) -> Result<Lent> {
+    fn export(&self, _: &Option<Owner>) -> Result<Lent> {
         let layout = Layout::new(DType::FLOAT32, &[2, 3, 4, 5], Some(&[60, 1, 12, 3]), 0)?;
         let (stream, reuse) = (self.consumer.stream, Reuse::InStreamOrder);
         let device = if stream.is_some() { Device::cuda(0) } else { Device::CPU };
@@ -86,11 +86,11 @@ impl Adapter for Relay {
         Lent::at(0x1000, DType::FLOAT32, layout, unsafe { Memory::new(allocation, ()) })
     }
 
-    fn import(&self, lease: Lease) -> Result<Option<Lease>> {
-        Ok(Some(lease))
+    fn import(&self, lease: Lease) -> Result<Option<Owner>> {
+        Ok(Some(lease.into()))
     }
 
-    fn compact(&self, _: &Option<Lease>) -> Result<Option<Lease>> {
+    fn compact(&self, _: &Option<Owner>) -> Result<Option<Owner>> {
         Err(Error::new(ErrorKind::CopyNeeded, "a relay makes no copies"))
     }
 }
@@ -116,7 +116,11 @@ fn a_transfer_takes_one_allocation() {
         let before = COUNT.get();
         let (view, _) = transfer(&from, &to, &None, &ordering, &options).unwrap();
         assert_eq!(to.consumer.views.len(), usize::from(owner.is_some()));
-        drop(view);
         assert_eq!(COUNT.get() - before, 1, "owner {owner:?}, reader {reader:?}");
+        let clone = view.clone();
+        drop(view);
+        assert_eq!(to.consumer.views.len(), usize::from(owner.is_some()));
+        drop(clone);
+        assert_eq!(to.consumer.views.len(), 0);
     }
 }

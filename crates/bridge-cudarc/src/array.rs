@@ -3,12 +3,11 @@
 use crate::context::{device_of, handle_of, restored};
 use crate::{Element, Reading, Writing};
 use bridge_core::{
-    Access, Allocation, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory, Order, Result, Reuse,
-    repeats,
+    Access, Allocation, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory, Order, Owner, Result,
+    Reuse, repeats,
 };
 use bridge_cuda::Located;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, sys};
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -25,7 +24,7 @@ pub struct DeviceArray {
     stream: Arc<CudaStream>,
     /// Whether the owner frees the memory in the order of the stream.
     reuse: Reuse,
-    _owner: Arc<dyn Any + Send + Sync>,
+    _owner: Owner,
 }
 
 /// A slice, which is dropped on any thread.
@@ -82,7 +81,7 @@ impl DeviceArray {
         let data = restored(|| Ok(slice.device_ptr_mut(&stream).0))? as usize + layout.offset();
         // Without a pool, `cudarc` waits for the stream before it frees.
         let reuse = if stream.context().has_async_alloc() { Reuse::InStreamOrder } else { Reuse::Unknown };
-        let owner = Arc::new(Freed(Some(slice)));
+        let owner = Owner::new(Freed(Some(slice)));
         Ok(Self { data, dtype: T::DTYPE, layout, access: Access::ReadWrite, stream, reuse, _owner: owner })
     }
 
@@ -105,7 +104,7 @@ impl DeviceArray {
     ) -> Result<Self> {
         let layout = layout_in(view.len(), T::DTYPE, shape, strides, offset)?;
         let data = restored(|| Ok(view.device_ptr(stream).0))? as usize + layout.offset();
-        let (stream, owner) = (Arc::clone(stream), Arc::new(owner));
+        let (stream, owner) = (Arc::clone(stream), Owner::new(owner));
         Ok(Self {
             data,
             dtype: T::DTYPE,
@@ -150,14 +149,14 @@ impl DeviceArray {
             })?;
             layout.hull(data, Some(&located.range))?;
         }
-        let (stream, owner) = (Arc::clone(stream), Arc::new(owner));
+        let (stream, owner) = (Arc::clone(stream), Owner::new(owner));
         Ok(Self { data, dtype, layout, access, stream, reuse: Reuse::Unknown, _owner: owner })
     }
 
     pub(crate) fn of_lease(lease: Lease, stream: Arc<CudaStream>) -> Self {
         let (data, dtype, layout, access) = (lease.data(), lease.dtype(), lease.layout().clone(), lease.access());
         // Another framework, to which the owner's allocator is unknown, may have views of the same memory.
-        Self { data, dtype, layout, access, stream, reuse: Reuse::Unknown, _owner: Arc::new(lease) }
+        Self { data, dtype, layout, access, stream, reuse: Reuse::Unknown, _owner: lease.into() }
     }
 
     pub(crate) fn fresh(stream: &Arc<CudaStream>, dtype: DType, shape: &[i64], order: Order) -> Result<Self> {

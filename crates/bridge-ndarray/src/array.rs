@@ -1,15 +1,13 @@
 //! The tensor: elements on the host, and their owner.
 
 use crate::Element;
-use bridge_core::{Access, DType, Dims, Error, ErrorKind, HostMemory, Layout, Lease, Order, Result, repeats};
+use bridge_core::{Access, DType, Dims, Error, ErrorKind, HostMemory, Layout, Lease, Order, Owner, Result, repeats};
 use ndarray::{
     Array, ArrayD, ArrayViewD, ArrayViewMutD, Axis, Dimension, IxDyn, RawArrayView, RawArrayViewMut, ShapeBuilder,
     StrideShape,
 };
-use std::any::Any;
 use std::fmt;
 use std::ptr;
-use std::sync::Arc;
 
 /// Elements of one dtype on the host, in any strides, and what keeps them.
 ///
@@ -21,7 +19,7 @@ pub struct HostArray {
     dtype: DType,
     layout: Layout,
     access: Access,
-    owner: Arc<dyn Any + Send + Sync>,
+    owner: Owner,
 }
 
 /// Moves the array, whatever its strides, and copies nothing.
@@ -105,19 +103,19 @@ impl HostArray {
     ) -> Result<Self> {
         let layout = Layout::new(dtype, shape, strides, 0)?;
         layout.hull(data, None)?;
-        Ok(Self { data, dtype, layout, access, owner: Arc::new(owner) })
+        Ok(Self { data, dtype, layout, access, owner: Owner::new(owner) })
     }
 
     pub(crate) fn of_lease(lease: Lease) -> Self {
         let (data, dtype, layout, access) = (lease.data(), lease.dtype(), lease.layout().clone(), lease.access());
-        Self { data, dtype, layout, access, owner: Arc::new(lease) }
+        Self { data, dtype, layout, access, owner: lease.into() }
     }
 
     /// Returns an array of zeros of any dtype: its elements may be read before they are written, and must be valid then.
     pub(crate) fn zeros(dtype: DType, shape: &[i64], order: Order) -> Result<Self> {
         let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
         let memory = HostMemory::zeroed(layout.nbytes())?;
-        Ok(Self { data: memory.bytes().start, dtype, layout, access: Access::ReadWrite, owner: Arc::new(memory) })
+        Ok(Self { data: memory.bytes().start, dtype, layout, access: Access::ReadWrite, owner: Owner::new(memory) })
     }
 
     /// Returns the element type.
@@ -140,8 +138,8 @@ impl HostArray {
         self.access
     }
 
-    pub(crate) fn owner(&self) -> Arc<dyn Any + Send + Sync> {
-        Arc::clone(&self.owner)
+    pub(crate) fn owner(&self) -> Owner {
+        self.owner.clone()
     }
 
     /// Returns a raw view of the elements, which are there as long as this array or a clone of it.
