@@ -21,10 +21,11 @@ pub struct DeviceArray {
     dtype: DType,
     layout: Layout,
     access: Access,
+    /// Before the stream: its drop may need that.
+    owner: Owner,
     stream: Arc<CudaStream>,
     /// Whether the owner frees the memory in the order of the stream.
     reuse: Reuse,
-    _owner: Owner,
 }
 
 /// A slice, which is dropped on any thread.
@@ -82,7 +83,7 @@ impl DeviceArray {
         // Without a pool, `cudarc` waits for the stream before it frees.
         let reuse = if stream.context().has_async_alloc() { Reuse::InStreamOrder } else { Reuse::Unknown };
         let owner = Owner::new(Freed(Some(slice)));
-        Ok(Self { data, dtype: T::DTYPE, layout, access: Access::ReadWrite, stream, reuse, _owner: owner })
+        Ok(Self { data, dtype: T::DTYPE, layout, access: Access::ReadWrite, stream, reuse, owner })
     }
 
     /// Makes a read-only array of a view, which `owner` keeps: a `CudaView`, a `CudaViewMut` or a borrowed `CudaSlice`.
@@ -105,15 +106,7 @@ impl DeviceArray {
         let layout = layout_in(view.len(), T::DTYPE, shape, strides, offset)?;
         let data = restored(|| Ok(view.device_ptr(stream).0))? as usize + layout.offset();
         let (stream, owner) = (Arc::clone(stream), Owner::new(owner));
-        Ok(Self {
-            data,
-            dtype: T::DTYPE,
-            layout,
-            access: Access::ReadOnly,
-            stream,
-            reuse: Reuse::Unknown,
-            _owner: owner,
-        })
+        Ok(Self { data, dtype: T::DTYPE, layout, access: Access::ReadOnly, stream, reuse: Reuse::Unknown, owner })
     }
 
     /// Makes an array of memory at an address, which `owner` keeps, with its last work in `stream`.
@@ -150,13 +143,13 @@ impl DeviceArray {
             layout.hull(data, Some(&located.range))?;
         }
         let (stream, owner) = (Arc::clone(stream), Owner::new(owner));
-        Ok(Self { data, dtype, layout, access, stream, reuse: Reuse::Unknown, _owner: owner })
+        Ok(Self { data, dtype, layout, access, stream, reuse: Reuse::Unknown, owner })
     }
 
     pub(crate) fn of_lease(lease: Lease, stream: Arc<CudaStream>) -> Self {
         let (data, dtype, layout, access) = (lease.data(), lease.dtype(), lease.layout().clone(), lease.access());
         // Another framework, to which the owner's allocator is unknown, may have views of the same memory.
-        Self { data, dtype, layout, access, stream, reuse: Reuse::Unknown, _owner: lease.into() }
+        Self { data, dtype, layout, access, stream, reuse: Reuse::Unknown, owner: lease.into() }
     }
 
     pub(crate) fn fresh(stream: &Arc<CudaStream>, dtype: DType, shape: &[i64], order: Order) -> Result<Self> {
@@ -178,7 +171,7 @@ impl DeviceArray {
         };
         // SAFETY: the owner keeps the memory and the array the stream. Who made the array has vouched for both, or core
         // for the lease. A slice is freed in the order of its stream.
-        let memory = unsafe { Memory::new(allocation, self.clone()) };
+        let memory = unsafe { Memory::new(allocation, (self.owner.clone(), Arc::clone(&self.stream))) };
         Lent::at(self.data, self.dtype, layout, memory)
     }
 
