@@ -1,22 +1,41 @@
-"""Give the functions that are written in Rust their docstrings: the stub has signatures, the sources have the text."""
+"""Give functions that no file of Python spells out their docstrings.
+
+Of those that are written in Rust the stub has the signatures, and the sources have the text. Those of pairs are made
+when their module is imported.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import inspect
 import re
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
 
 import griffe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-SOURCES = Path(__file__).parents[2] / "crates/bridge-python/src"
+CRATES = Path(__file__).parents[2] / "crates"
+SOURCES = [
+    *sorted((CRATES / "bridge-python/src").glob("*.rs")),
+    CRATES / "bridge-tensorflow/src/graph/python.rs",
+]
+KEYWORDS = CRATES / "bridge-python/src/docs/keywords.txt"
+PAIRS = CRATES / "bridge-python/python/tensor_bridge/pairs.py"
 
 #: A documented item that Python sees: the indentation, the comment, the attributes, and the name.
 ITEM = re.compile(
-    r"^( *)(///.*\n(?: *///.*\n)*)((?: *#\[.*\]\n)*) *(?:pub(?:\([\w ]+\))? )?(?:fn|struct|enum) (?:r#)?(\w+)", re.M
+    r"^( *)(///.*\n(?: *(?:///|#\[doc = ).*\n)*)((?: *#\[.*\]\n)*) *(?:pub(?:\([\w ]+\))? )?"
+    r"(?:fn|struct|enum) (?:r#)?(\w+)",
+    re.M,
 )
+INCLUDED = re.compile(r'^ *#\[doc = include_str!\("(.*)"\)\]\n', re.M)
 SEEN = re.compile(r"#\[(pyfunction|pyclass|getter|new|staticmethod|pyo3)")
 SIGNATURE = re.compile(r"signature = (\(.*\))\)\]")
 NAME = re.compile(r'name = "(\w+)"')
@@ -34,31 +53,49 @@ class Item(NamedTuple):
 
 def items() -> Iterator[Item]:
     """Yield the documented items under the names that Python has for them."""
-    for file in sorted(SOURCES.glob("*.rs")):
+    for file in SOURCES:
         source = file.read_text()
+        classes: dict[str, str] = {}
         for found in ITEM.finditer(source):
             indentation, comment, attributes, name = found.groups()
             if not SEEN.search(attributes):
                 continue
             named, signature = NAME.search(attributes), SIGNATURE.search(attributes)
-            text = re.sub(r"^ */// ?", "", comment, flags=re.M).strip()
+            parts = INCLUDED.split(comment)
+            parts[1::2] = ((file.parent / place).read_text() + "\n" for place in parts[1::2])
+            text = "".join(parts)
+            text = re.sub(r"^ */// ?", "", text, flags=re.M).strip()
             owner = IMPL.findall(source, 0, found.start())[-1] if indentation else ""
-            yield Item(owner, named[1] if named else name, text, signature and signature[1])
+            seen = named[1] if named else name
+            if not indentation:
+                classes[name] = seen
+            yield Item(classes.get(owner, owner), seen, text, signature and signature[1])
 
 
 class RustDocstrings(griffe.Extension):
-    """Fill in what the stub of the extension module leaves out."""
+    """Fill in what the stub of the extension module leaves out, and what is made at run time."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Visit the stub once the package is loaded. Docstrings that the stub has stay."""
         core = pkg["_core"]
+        # Else the choices of a parameter, which are strings, are taken for names.
+        core.set_member("annotations", griffe.Alias("annotations", "__future__.annotations"))
         for owner, name, text, signature in items():
             if not owner and signature:
                 callable_in(core, name, signature)
             place = core.members.get(owner) if owner else core
             item = place and place.members.get(name)
             if item and item.docstring is None:
-                item.docstring = griffe.Docstring(text, parent=item)
+                item.docstring = docstring(text, item)
+        for function in pairs():
+            put(pkg["pairs"], function.__name__, str(inspect.signature(function)), function.__doc__)
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Turn what reStructuredText alone has into Markdown: code behind ``::``, and the list of "See Also"."""
+        if obj.docstring:
+            text, *also = re.split(r"(?<=\nSee Also\n--------\n)", obj.docstring.value, maxsplit=1)
+            also = [re.sub(r"^([\w.]+) : ", r"- `\1`: ", part, flags=re.M) for part in also]
+            obj.docstring.value = re.sub(r"::$", ":", "".join([text, *also]), flags=re.M)
 
 
 def callable_in(core: griffe.Module, name: str, signature: str) -> None:
@@ -67,8 +104,47 @@ def callable_in(core: griffe.Module, name: str, signature: str) -> None:
     if not overloads and not isinstance(declared, griffe.Attribute):
         return
     returned = "Any" if overloads else re.sub(r"^\w+\[(.*)\]$", r"\1", str(declared.annotation))
-    code = f"def {name}{signature} -> {returned}: ..."
-    made = griffe.visit(core.path, filepath=core.filepath, code=code)[name]
-    made.overloads = overloads or None
-    made.docstring = declared.docstring if declared else None
-    core.set_member(name, made)
+    put(
+        core,
+        name,
+        f"{annotated(core, signature)} -> {returned}",
+        declared and declared.docstring and declared.docstring.value,
+    )
+    core[name].overloads = overloads or None
+
+
+def docstring(text: str, of: griffe.Object) -> griffe.Docstring:
+    """Return a docstring. Members of a class get no parser from the handler of mkdocstrings."""
+    return griffe.Docstring(text, parent=of, parser="numpy")
+
+
+def put(module: griffe.Module, name: str, signature: str, text: str | None) -> None:
+    """Put a function with this signature and docstring into a module."""
+    made = griffe.visit(module.path, filepath=module.filepath, code=f"def {name}{signature}: ...")[name]
+    made.docstring = text and docstring(text, made)
+    module.set_member(name, made)
+
+
+def annotated(core: griffe.Module, signature: str) -> str:
+    """Return a signature of Rust with the types that the stub has for keywords."""
+    types = {"x": "Any", "target": "Target"}
+    types.update({name: str(member.annotation) for name, member in core["Keywords"].members.items()})
+    (function,) = ast.parse(f"def function{signature.replace('=false', '=False')}: ...").body
+    for parameter in (*function.args.args, *function.args.kwonlyargs):
+        # As text: in code, griffe would take the strings of a Literal for names.
+        parameter.annotation = ast.Constant(types[parameter.arg])
+    return f"({ast.unparse(function.args)})"
+
+
+def pairs() -> Iterator[Callable[..., Any]]:
+    """Run the module of the pairs over an extension module that has names alone, and yield its functions."""
+    core = ModuleType("tensor_bridge._core")
+    core.KEYWORDS = KEYWORDS.read_text()
+    core.__getattr__ = lambda name: SimpleNamespace(__name__=name)
+    package = ModuleType("tensor_bridge")
+    package._core = core
+    spec = importlib.util.spec_from_file_location("tensor_bridge.pairs", PAIRS)
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch.dict(sys.modules, {"tensor_bridge": package, "tensor_bridge._core": core}):
+        spec.loader.exec_module(module)
+    yield from (made for name, made in vars(module).items() if name.startswith("convert_"))

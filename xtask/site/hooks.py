@@ -40,12 +40,13 @@ MARK = re.compile(r"<!-- table: ([\w ]+?) -->")
 #: Code, in which nothing is a link.
 CODE = re.compile(r"(^(?:```|~~~~).*?^(?:```|~~~~)$|`[^`\n]+`)", re.M | re.S)
 
-#: The pages of the reference: a title, and what each shows. ``pairs`` stands for the functions of one line each.
+#: The pages of the reference: a title, and what each shows. ``pairs`` stands for the functions of that module.
 REFERENCE = {
     "conversions": (
         "Conversions",
-        "to_torch to_cupy to_numpy to_tensorflow convert copy plan Plan record_stream profile stats pairs",
+        "to_torch to_cupy to_numpy to_tensorflow convert copy plan Plan record_stream profile stats",
     ),
+    "pairs": ("Pairs", "pairs"),
     "files": ("Files", "save load"),
     "processes": (
         "Other processes",
@@ -53,6 +54,7 @@ REFERENCE = {
         "serve connect names.Names names.Client ray",
     ),
     "tensorflow": ("TensorFlow", "tensorflow tensorflow1"),
+    "autograd": ("Gradients", "autograd"),
     "doctor": (
         "Doctor",
         "doctor matrix _report.Report _report.Finding _report.Matrix _report.Pair _report.Framework _report.Gpu",
@@ -152,14 +154,11 @@ def outside(files: Files, config: MkDocsConfig) -> Iterator[tuple[str, str]]:
 
 def reference() -> Iterator[tuple[str, str]]:
     """Yield the pages of the reference."""
-    pairs = "".join(f"- `{name}`\n" for name in public() if name.startswith("convert_"))
+    pairs = " ".join(name for name in public() if name.startswith("convert_"))
     for path, (title, listed) in {**REFERENCE, REST: ("More", " ".join(rest()))}.items():
         blocks = [f"# {title}"]
-        for name in listed.split():
-            if name == "pairs":
-                blocks.append(f"## Pairs\n\n[Each](../python.md#pairs) takes the arguments of `convert`.\n\n{pairs}")
-            else:
-                blocks.append(f"::: tensor_bridge.{name}")
+        listed = pairs if listed == "pairs" else listed
+        blocks.extend(f"::: tensor_bridge.{name}" for name in listed.split())
         if len(blocks) > 1:
             yield f"reference/{path}.md", "\n\n".join(blocks) + "\n"
 

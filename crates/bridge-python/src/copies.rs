@@ -50,17 +50,42 @@ impl Copies for Releasing {
     }
 }
 
-/// Copies ``src``, a tensor of any framework, into ``out``, and returns ``out``.
+/// Copy the elements of one tensor into another that exists, and return that.
 ///
-/// ``out`` is a tensor of PyTorch, CuPy or NumPy, or a slice of one, with any strides and the dtype of ``src``. Where
-/// it is in another memory, the elements are moved there; into host memory the host waits for them. ``src`` is
-/// broadcast to the shape of ``out``, as in ``numpy.copyto``.
+/// Parameters
+/// ----------
+/// src : tensor
+///     A tensor of any framework. It is broadcast to the shape of ``out``, as in ``numpy.copyto``.
+/// out : tensor
+///     A tensor of PyTorch, CuPy or NumPy, or a slice of one, with any strides and the dtype of ``src``, on any device.
 ///
+/// Returns
+/// -------
+/// tensor
+///     ``out``.
+///
+/// Raises
+/// ------
+/// BridgeError
+///     Before anything is written, if the two share memory, if ``out`` is read-only, requires grad, has two elements at
+///     one address or is a tensor of TensorFlow, and if shapes or dtypes do not fit together.
+///
+/// Notes
+/// -----
 /// On a device the copy runs in the current stream of the framework of ``out``. It waits for the work on ``src``, and
-/// the owner of ``src`` waits for it before it reuses the memory. PyTorch's autograd notices the write.
+/// the owner of ``src`` waits for it before it reuses the memory. The host waits only for elements that it receives.
+/// PyTorch's autograd notices the write.
 ///
-/// Raises a ``BridgeError``, before anything is written, if the two share memory, if ``out`` is read-only, requires
-/// grad, has two elements at one address or is a tensor of TensorFlow, and if they do not fit together.
+/// Examples
+/// --------
+/// >>> import numpy as np
+/// >>> import torch
+/// >>> import tensor_bridge as tb
+/// >>> batch = torch.zeros(2, 3)
+/// >>> tb.copy(np.array([1, 2, 3], np.float32), out=batch[1])
+/// tensor([1., 2., 3.])
+/// >>> batch.sum()
+/// tensor(6.)
 #[pyfunction]
 #[pyo3(signature = (src, *, out))]
 pub(crate) fn copy<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {

@@ -14,8 +14,36 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Leave to open what a process shares. ``text`` is what to pass to another process, which gives it to ``open``; a
-/// ticket can also be pickled, and ``str(ticket)`` says what it is.
+/// Leave to open what a process shares. ``share`` returns it.
+///
+/// Pass on its ``text``, or the ticket itself, which can be pickled. ``str`` says what it opens. Tickets with one text
+/// are equal.
+///
+/// Parameters
+/// ----------
+/// text : str or bytes
+///     What ``text`` or ``bytes`` returned in the process that shares.
+///
+/// Attributes
+/// ----------
+/// text : str
+///     What to pass on: at most 512 bytes of JSON.
+/// remaining : int
+///     Seconds until the ticket expires, by this machine's clock; 0 afterwards.
+///
+/// Raises
+/// ------
+/// BridgeValueError
+///     If ``text`` is no ticket.
+///
+/// Examples
+/// --------
+/// >>> import numpy as np
+/// >>> import tensor_bridge as tb
+/// >>> ticket = tb.share(np.zeros(3))
+/// >>> tb.Ticket(ticket.text) == ticket
+/// True
+/// >>> tb.revoke(ticket)
 #[pyclass(frozen, eq, module = "tensor_bridge")]
 #[derive(PartialEq, Clone)]
 pub(crate) struct Ticket(bridge_ipc::Ticket);
@@ -27,13 +55,13 @@ impl Ticket {
         read(text).map(Self).map_err(|error| into_python(text.py(), error))
     }
 
-    /// The text to pass on: at most 512 bytes of JSON.
+    /// The text to pass on.
     #[getter]
     fn text(&self) -> String {
         self.0.text()
     }
 
-    /// Seconds until it expires, by this machine's clock; 0 afterwards.
+    /// Seconds until the ticket expires.
     #[getter]
     fn remaining(&self) -> u64 {
         self.0.remaining().unwrap_or(0)
@@ -288,7 +316,7 @@ pub(crate) struct Watch(bridge_ipc::Watch);
 
 #[pymethods]
 impl Watch {
-    /// Returns the version and its ticket, or ``None`` if there is none within ``time`` seconds.
+    /// Return the version and its ticket, or ``None`` if there is none within ``time`` seconds.
     fn wait(&self, py: Python<'_>, time: f64) -> PyResult<Option<(u64, Ticket)>> {
         let time = seconds(time).map_err(|error| into_python(py, error))?;
         let found = py.detach(|| self.0.wait(time)).map_err(|error| into_python(py, error))?;

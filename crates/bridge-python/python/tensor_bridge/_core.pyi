@@ -10,6 +10,8 @@ from typing_extensions import Unpack
 __version__: str
 # A capsule: see include/tensor_bridge_borrow.h.
 borrow: object
+# What docstrings say of the keywords of conversions.
+KEYWORDS: str
 
 # A name, a torch.device, a cupy.cuda.Device, or what __dlpack_device__ returns.
 Device = str | tuple[int, int] | Any

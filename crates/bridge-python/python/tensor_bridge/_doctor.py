@@ -54,10 +54,11 @@ def doctor(*, timeout: float = 120.0) -> Report:
 
     Examples
     --------
-    >>> report = tensor_bridge.doctor()
-    >>> print(report)  # doctest: +SKIP
-    >>> [finding.kind for finding in report.findings]  # doctest: +SKIP
-    ['build']
+    >>> import tensor_bridge as tb
+    >>> report = tb.doctor()
+    >>> print(report)
+    tensor_bridge ...
+    >>> todo = [finding.advice for finding in report.findings]
     """
     facts = _probed(timeout)
     driver, gpus = facts["driver"], len(facts["driver"].get("devices", []))
@@ -104,18 +105,29 @@ def doctor(*, timeout: float = 120.0) -> Report:
 def matrix(*, timeout: float = 120.0) -> Matrix:
     """Plan the conversion of a small tensor between every two frameworks, on every device.
 
-    The tensor is compact, of float32, at an address that 64 divides. Arguments and errors are those of ``doctor``,
-    which also says why a framework is not in the table.
+    The tensor is compact, of float32, at an address that 64 divides. ``doctor`` also says why a framework is not in the
+    table.
+
+    Parameters
+    ----------
+    timeout : float
+        As for ``doctor``.
 
     Returns
     -------
     Matrix
         The pairs. ``str`` makes a table of them, and ``as_json`` JSON.
 
+    Raises
+    ------
+    BridgeError
+        As for ``doctor``.
+
     Examples
     --------
-    >>> for pair in tensor_bridge.matrix().pairs:  # doctest: +SKIP
-    ...     print(pair.source, pair.target, pair.device, pair.way, pair.reason)
+    >>> import tensor_bridge as tb
+    >>> [pair.way for pair in tb.matrix().pairs if (pair.source, pair.target, pair.device) == ("torch", "numpy", "cpu")]
+    ['in place']
     """
     return doctor(timeout=timeout).matrix
 

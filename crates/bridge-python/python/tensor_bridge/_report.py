@@ -55,16 +55,34 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """The pairs of frameworks, as ``matrix`` returns them. ``str`` makes a table of them."""
+    """The pairs of frameworks, as ``matrix`` returns them. ``str`` makes a table of them.
+
+    Attributes
+    ----------
+    pairs : tuple of Pair
+        Every two frameworks, on every device of the first.
+    """
 
     pairs: tuple[Pair, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the pairs as JSON holds them."""
+        """Return the pairs as JSON holds them.
+
+        Returns
+        -------
+        dict
+            The attributes, in dicts and tuples.
+        """
         return dataclasses.asdict(self)
 
     def as_json(self) -> str:
-        """Return the pairs as JSON."""
+        """Return the pairs as JSON.
+
+        Returns
+        -------
+        str
+            The text of ``as_dict``.
+        """
         return json.dumps(self.as_dict(), indent=2)
 
     def __str__(self) -> str:
@@ -84,7 +102,17 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A device that the CUDA driver shows: ``memory`` in bytes, ``capability`` as (major, minor)."""
+    """A device that the CUDA driver shows.
+
+    Attributes
+    ----------
+    name : str
+        As the driver calls it.
+    memory : int
+        In bytes.
+    capability : tuple of int
+        The major and the minor number of its compute capability.
+    """
 
     name: str
     memory: int
@@ -121,7 +149,19 @@ class Framework:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something that stands in the way: of ``subject``, in words, and what to do about it."""
+    """Something that stands in the way. ``str`` makes two lines of it.
+
+    Attributes
+    ----------
+    kind : str
+        What it is, in one word, such as ``"build"``. The page about ``doctor`` lists the words.
+    subject : str
+        What it stands in the way of, such as a framework.
+    text : str
+        What was found.
+    advice : str
+        What to do about it.
+    """
 
     kind: FindingKind
     subject: str
@@ -169,11 +209,23 @@ class Report:
     findings: tuple[Finding, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as JSON holds it."""
+        """Return the report as JSON holds it.
+
+        Returns
+        -------
+        dict
+            The attributes, in dicts and tuples.
+        """
         return dataclasses.asdict(self)
 
     def as_json(self) -> str:
-        """Return the report as JSON."""
+        """Return the report as JSON.
+
+        Returns
+        -------
+        str
+            The text of ``as_dict``.
+        """
         return json.dumps(self.as_dict(), indent=2)
 
     def __str__(self) -> str:

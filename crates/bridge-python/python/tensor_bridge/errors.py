@@ -40,7 +40,13 @@ if sys.version_info >= (3, 8):
 
 
 class BridgeError(Exception):
-    """The base of all errors of this package."""
+    """The base of all errors of this package.
+
+    Attributes
+    ----------
+    kind : str
+        What went wrong, in one word: one of ``Kind``.
+    """
 
     kind: "Kind" = "error"
 
@@ -109,7 +115,20 @@ _CLASSES = {
 
 
 def of_kind(kind: str, text: str) -> BridgeError:
-    """Return the error of this kind with this message."""
+    """Return the error of this kind with this message.
+
+    Parameters
+    ----------
+    kind : str
+        One of ``Kind``.
+    text : str
+        The message.
+
+    Returns
+    -------
+    BridgeError
+        Of the class that fits.
+    """
     error = _CLASSES.get(kind, BridgeRuntimeError)(text)
     # One of those above, whatever the caller knows of its type.
     error.kind = kind  # type: ignore[assignment]

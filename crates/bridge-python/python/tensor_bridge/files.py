@@ -52,7 +52,9 @@ def save(path: str | os.PathLike[str], x: Any) -> None:
 
     Examples
     --------
-    >>> tensor_bridge.save("model.safetensors", {"weight": torch.ones(2, 3), "bias": torch.zeros(3)})
+    >>> import torch
+    >>> import tensor_bridge as tb
+    >>> tb.save("model.safetensors", {"weight": torch.ones(2, 3), "bias": torch.zeros(3)})
     """
     path, suffix = _place(path)
     write, _ = _format(suffix)
@@ -108,7 +110,11 @@ def load(
 
     Examples
     --------
-    >>> weights = tensor_bridge.load("model.safetensors", "torch", device="cuda:0")
+    >>> import numpy as np
+    >>> import tensor_bridge as tb
+    >>> tb.save("layer.npz", {"bias": np.zeros(3, np.float32), "step": 7})
+    >>> tb.load("layer.npz", "torch")
+    {'bias': tensor([0., 0., 0.]), 'step': 7}
     """
     path, suffix = _place(path)
     _, read = _format(suffix)

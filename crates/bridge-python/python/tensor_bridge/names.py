@@ -37,7 +37,31 @@ _LONG = 10.0 * 365 * 24 * 3600
 
 
 class Client:
-    """A connection to the process that serves names: see ``connect``. What it has put is removed when it is closed."""
+    """A connection to the process that serves names, as ``connect`` returns it.
+
+    What it has put is removed when it is closed, which the end of a ``with`` block does.
+
+    Parameters
+    ----------
+    path : str or path
+        Where the names are served.
+
+    Raises
+    ------
+    BridgeConnectionError
+        If no process serves names there.
+    BridgePermissionError
+        If that process runs as another user.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tensor_bridge as tb
+    >>> with tb.serve("names") as names, tb.connect("names") as client:
+    ...     version = names.put("weights", {"bias": np.zeros(3)})
+    ...     client.get("weights", "numpy", version=version)
+    {'bias': array([0., 0., 0.])}
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Connect to the process that serves names at ``path``."""
@@ -45,9 +69,28 @@ class Client:
         self._own: dict[str, list[Ticket]] = {}
 
     def put(self, name: str, x: Any, *, keep: int = 1, writing: Writing | None = None) -> int:
-        """Share a tensor or a tree under a name, and return its version, which is higher than all before.
+        """Share a tensor or a tree under a name.
 
-        ``keep`` versions of the name can be opened; older ones stay where they are open.
+        Parameters
+        ----------
+        name : str
+            The name.
+        x : tensor or tree
+            As ``share`` takes it.
+        keep : int, optional
+            How many versions of the name can be opened. Older ones stay where they are open.
+        writing : {None, "private", "never", "shared"}
+            As for ``share``.
+
+        Returns
+        -------
+        int
+            The version, which is higher than all before.
+
+        Raises
+        ------
+        BridgeError
+            As for ``share``, and ``gone`` if the process that serves names has ended.
         """
         ticket = share(x, expires=_LONG, writing=writing)
         try:
@@ -62,13 +105,53 @@ class Client:
         return version
 
     def get(self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None) -> Any:
-        """Open what stands under a name: the newest version, or this one."""
+        """Open what stands under a name.
+
+        Parameters
+        ----------
+        name : str
+            The name.
+        target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
+            The framework.
+        version : int, optional
+            The version. The default is the newest.
+        copy : bool, optional
+            As for ``convert``.
+
+        Returns
+        -------
+        tensor or tree
+            What was put.
+
+        Raises
+        ------
+        BridgeConnectionError
+            If there is no such name or version, or the process that serves names has ended.
+        BridgeError
+            As for ``open``.
+        """
         return self.get_versioned(name, target, version=version, copy=copy)[1]
 
     def get_versioned(
         self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None
     ) -> tuple[int, Any]:
-        """Open what stands under a name, and return its version with it."""
+        """Open what stands under a name, and return its version with it.
+
+        Parameters
+        ----------
+        name, target, version, copy
+            As for ``get``.
+
+        Returns
+        -------
+        tuple of int and (tensor or tree)
+            The version, and what was put.
+
+        Raises
+        ------
+        BridgeError
+            As for ``get``.
+        """
         found, ticket = self._client.get(name, version)
         while True:
             try:
@@ -81,19 +164,53 @@ class Client:
                 found = newer
 
     def list(self) -> dict[str, tuple[int, str]]:
-        """Return all names, each with its newest version and what that is."""
+        """Return all names.
+
+        Returns
+        -------
+        dict of str to (int, str)
+            The newest version of each name, and what that is, in words.
+        """
         return {name: (version, about) for name, version, about in self._client.list()}
 
     def remove(self, name: str) -> None:
-        """Forget a name."""
+        """Forget a name, and end what this connection has put under it.
+
+        Parameters
+        ----------
+        name : str
+            The name.
+
+        Raises
+        ------
+        BridgeConnectionError
+            If there is no such name, or the process that serves names has ended.
+        """
         self._client.remove(name)
         for ticket in self._own.pop(name, ()):
             end(ticket)
 
     def watch(self, name: str, *, after: int = 0, timeout: float | None = None) -> Iterator[int]:
-        """Yield the newest version of a name whenever there is one after ``after`` and after the last one yielded.
+        """Wait for the versions of a name.
 
-        Stops when ``timeout`` seconds pass without one.
+        Parameters
+        ----------
+        name : str
+            The name, which need not exist yet.
+        after : int, optional
+            The version after which to begin.
+        timeout : float, optional
+            Seconds without a new version after which to stop. The default is to wait for ever.
+
+        Yields
+        ------
+        int
+            The newest version, whenever there is one after the last one.
+
+        Raises
+        ------
+        BridgeConnectionError
+            If the process that serves names has ended.
         """
         while True:
             watch = self._client.watch(name, after)
@@ -107,7 +224,23 @@ class Client:
             yield after
 
     async def put_async(self, name: str, x: Any, *, keep: int = 1, writing: Writing | None = None) -> int:
-        """As ``put``, on another thread."""
+        """Share a tensor or a tree under a name, without blocking the event loop.
+
+        Parameters
+        ----------
+        name, x, keep, writing
+            As for ``put``.
+
+        Returns
+        -------
+        int
+            The version.
+
+        Raises
+        ------
+        BridgeError
+            As for ``put``.
+        """
         import asyncio
 
         return await asyncio.to_thread(self.put, name, x, keep=keep, writing=writing)
@@ -115,13 +248,45 @@ class Client:
     async def get_async(
         self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None
     ) -> Any:
-        """As ``get``, on another thread."""
+        """Open what stands under a name, without blocking the event loop.
+
+        Parameters
+        ----------
+        name, target, version, copy
+            As for ``get``.
+
+        Returns
+        -------
+        tensor or tree
+            What was put.
+
+        Raises
+        ------
+        BridgeError
+            As for ``get``.
+        """
         import asyncio
 
         return await asyncio.to_thread(self.get, name, target, version=version, copy=copy)
 
     async def watch_async(self, name: str, *, after: int = 0) -> AsyncIterator[int]:
-        """As ``watch``, on another thread."""
+        """Wait for the versions of a name, without blocking the event loop.
+
+        Parameters
+        ----------
+        name, after
+            As for ``watch``.
+
+        Yields
+        ------
+        int
+            The newest version, whenever there is one after the last one.
+
+        Raises
+        ------
+        BridgeConnectionError
+            If the process that serves names has ended.
+        """
         import asyncio
 
         while True:
@@ -151,7 +316,25 @@ class Client:
 
 
 class Names(Client):
-    """Names that this process serves, and a connection to them: see ``serve``."""
+    """Names that this process serves, and a connection to them, as ``serve`` returns it.
+
+    Parameters
+    ----------
+    path : str or path
+        Where to serve them.
+
+    Raises
+    ------
+    BridgeError
+        As for ``serve``.
+
+    Examples
+    --------
+    >>> import tensor_bridge as tb
+    >>> with tb.serve("names") as names:
+    ...     names.list()
+    {}
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Serve names at ``path``."""
@@ -169,10 +352,70 @@ class Names(Client):
 
 
 def serve(path: str | os.PathLike[str]) -> Names:
-    """Serve names at a path, for processes of this user, until the result is closed or this process ends."""
+    """Serve names at a path, for processes of this user.
+
+    Parameters
+    ----------
+    path : str or path
+        Where to make the socket.
+
+    Returns
+    -------
+    Names
+        The service, until it is closed or this process ends, and a connection to it.
+
+    Raises
+    ------
+    BridgeConnectionError
+        If names are served there already.
+    BridgeValueError
+        If the system allows no socket there.
+
+    See Also
+    --------
+    connect : for the other processes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import tensor_bridge as tb
+    >>> names = tb.serve("names")
+    >>> version = names.put("weights", torch.zeros(3))
+    >>> names.list()["weights"] == (version, "torch float32 [3] on cpu")
+    True
+    >>> names.close()
+    """
     return Names(path)
 
 
 def connect(path: str | os.PathLike[str]) -> Client:
-    """Connect to the process that serves names at a path."""
+    """Connect to the process that serves names at a path.
+
+    Parameters
+    ----------
+    path : str or path
+        What that process has passed to ``serve``.
+
+    Returns
+    -------
+    Client
+        The connection.
+
+    Raises
+    ------
+    BridgeConnectionError
+        If no process serves names there.
+    BridgePermissionError
+        If that process runs as another user.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import tensor_bridge as tb
+    >>> with tb.serve("names") as names, tb.connect("names") as client:
+    ...     version = names.put("weights", torch.zeros(3))
+    ...     for newest in client.watch("weights", timeout=0.1):
+    ...         print(newest == version, client.get("weights", "numpy"))
+    True [0. 0. 0.]
+    """
     return Client(path)

@@ -6,12 +6,12 @@ the program. A tensor of another framework than the named one is converted all t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from . import _core
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Protocol, TypeVar, overload
 
     import cupy
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._core import Keywords
+    from ._core import Device, Keywords, Order
 
     _Source = TypeVar("_Source", contravariant=True)
     _Result = TypeVar("_Result", covariant=True)
@@ -35,81 +35,93 @@ if TYPE_CHECKING:
 
 class _Framework(NamedTuple):
     name: str
+    #: Its class of tensors, and the function that returns one.
     tensor: str
     function: Callable[..., Any]
+    #: For the example: an import, a tensor of three ones, and its shape as Python shows it.
+    imported: str
+    ones: str
+    shape: str
+    #: The device that the example names as a target, where ``ones`` of another framework may be elsewhere.
     device: str = ""
 
 
 #: The frameworks by the names that they have in the names of the functions.
 _FRAMEWORKS = {
-    "pytorch": _Framework("PyTorch", "torch.Tensor", _core.to_torch),
-    "tf": _Framework("TensorFlow", "tensorflow.Tensor", _core.to_tensorflow),
-    "cupy": _Framework("CuPy", "cupy.ndarray", _core.to_cupy, "a GPU: a tensor of the host is moved with ``'cuda'``"),
-    "numpy": _Framework(
-        "NumPy", "numpy.ndarray", _core.to_numpy, "the host: a tensor of a GPU is moved with ``'cpu'``"
+    "pytorch": _Framework(
+        "PyTorch", "torch.Tensor", _core.to_torch, "import torch", "torch.ones(3)", "torch.Size([3])"
     ),
+    "tf": _Framework(
+        "TensorFlow",
+        "tensorflow.Tensor",
+        _core.to_tensorflow,
+        "import tensorflow as tf",
+        "tf.ones(3)",
+        "TensorShape([3])",
+    ),
+    "cupy": _Framework("CuPy", "cupy.ndarray", _core.to_cupy, "import cupy", "cupy.ones(3)", "(3,)", "cuda"),
+    "numpy": _Framework("NumPy", "numpy.ndarray", _core.to_numpy, "import numpy as np", "np.ones(3)", "(3,)", "cpu"),
 }
 
-_DOC = """Return a tensor of {target.name} over the memory of a tensor of {source.name}.
+_DOC = """Convert a tensor of {source.name} to one of {target.name}.
 
 Parameters
 ----------
-x : {source.tensor}, or a container of them
-    Of any shape and strides. A dict, a list, a tuple or a dataclass is converted with all tensors in it.
-copy : bool, optional
-    ``None`` copies only where {target.name} cannot take the tensor in place, ``True`` always, ``False`` never.
-device : str or device, optional
-    Where the result must be, such as ``"cpu"`` or ``"cuda:0"``. Without it nothing is moved.{place}
-order : {{"C", "F"}}, optional
-    Row-major or column-major elements without gaps.
-permute : sequence of int, optional
-    The dimensions of ``x`` in the order of the result.
-layout : {{"compact"}}, optional
-    Another name of ``order="C"``.
-detach : bool, optional
-    Takes a tensor that requires grad without its gradients. Without it, such a tensor is an error.
-
+x : {source.tensor} or container
+    Of any shape and strides.{place} A dict, a list, a tuple or a dataclass is converted with all tensors in it.
+{keywords}
 Returns
 -------
-{target.tensor}
-    In place, or a copy where ``plan`` says so. Ready in the current stream of {target.name}.
+{target.tensor} or container
+    In place, or a copy where ``plan`` says so.
 
 Raises
 ------
 BridgeError
-    If ``x`` cannot cross. Its ``kind`` says why in one word.
+    As for ``{function}``.
 
 See Also
 --------
-{function} : the same function, under the name of its result alone.
+{function} : the same, for a tensor of any framework.
 
 Examples
 --------
->>> y = tensor_bridge.{name}(x)
+>>> {source.imported}
+>>> import tensor_bridge as tb
+>>> y = tb.{name}({source.ones}{device})
+>>> y.shape
+{target.shape}
 """
 
 
 def _named(name: str) -> Any:
     """Return the function of this name, ``convert_SOURCE_to_TARGET``."""
     source, target = (_FRAMEWORKS[part] for part in name.removeprefix("convert_").split("_to_"))
-    place = f" {target.name} is on {target.device}." if target.device else ""
     function = target.function
 
     def convert(
         x: Any,
         *,
         copy: bool | None = None,
-        device: Any = None,
-        order: Any = None,
-        permute: Any = None,
-        layout: Any = None,
+        device: Device | None = None,
+        order: Order | None = None,
+        permute: Sequence[int] | None = None,
+        layout: Literal["compact"] | None = None,
         detach: bool = False,
     ) -> Any:
         return function(x, copy=copy, device=device, order=order, permute=permute, layout=layout, detach=detach)
 
     convert.__name__ = convert.__qualname__ = name
-    convert.__annotations__ = {"x": source.tensor, "return": target.tensor}
-    convert.__doc__ = _DOC.format(name=name, source=source, target=target, function=function.__name__, place=place)
+    convert.__annotations__ = {**convert.__annotations__, "x": source.tensor, "return": target.tensor}
+    convert.__doc__ = _DOC.format(
+        name=name,
+        source=source,
+        target=target,
+        function=function.__name__,
+        keywords=_core.KEYWORDS,
+        place=f' One that is elsewhere is moved with ``device="{target.device}"``.' if target.device else "",
+        device=f', device="{target.device}"' if target.device else "",
+    )
     return convert
 
 

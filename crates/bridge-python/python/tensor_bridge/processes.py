@@ -42,30 +42,71 @@ def share(
     copy: bool | None = None,
     isolated: bool = False,
 ) -> Ticket:
-    """Share a tensor of any framework with other processes, and return a ticket.
+    """Share a tensor of any framework with other processes.
 
-    ``x`` may also be a dict, a list or a tuple of tensors, numbers, strings and ``None``, at any depth. A subclass of
-    ``dict`` comes out as a ``dict``, a named tuple as a ``tuple``. The ticket opens all of it.
+    The ticket can be opened any number of times, by any process of this user on this machine. This process keeps the
+    memory until the ticket expires, and until every process that opened it has dropped the tensors or has ended.
 
-    The ticket can be opened for ``expires`` seconds, any number of times, by any process of this user on this machine.
-    This process keeps the memory until then, and until every process that opened the ticket has dropped the tensors or
-    has died; ``revoke`` ends it before.
+    Parameters
+    ----------
+    x : tensor or tree
+        A tensor, or dicts, lists and tuples of tensors, numbers, strings and ``None``, at any depth. A subclass of
+        ``dict`` is opened as a ``dict``, a named tuple as a ``tuple``.
+    expires : float, optional
+        Seconds for which the ticket can be opened.
+    writing : {None, "private", "never", "shared"}
+        What a process that opens the ticket may do. With ``"private"`` it may write, and sees its own writes alone (the
+        default on the host); with ``"never"`` no process may write; with ``"shared"`` all may, and see each other's
+        writes (the default on a GPU, which has no private memory).
+    copy : bool, optional
+        ``None`` copies where the memory cannot leave the process, which ``processes.road`` says beforehand; ``True``
+        copies always, ``False`` never.
+    isolated : bool, optional
+        Shares a copy in an allocation of its own. A block of a GPU's allocator holds other tensors as well, which a
+        process with the ticket could read.
 
+    Returns
+    -------
+    Ticket
+        What to pass on, itself or its ``text``.
+
+    Raises
+    ------
+    BridgeTypeError
+        If something in ``x`` can be neither shared nor described.
+    BridgeValueError
+        If an argument has no such value.
+    BridgeBufferError
+        If a copy is needed and ``copy=False``, or a tensor requires grad.
+    BridgeMemoryError
+        If there is no memory for a copy.
+    BridgeConnectionError
+        If this process shares as much as ``processes.configure`` allows.
+
+    Notes
+    -----
     Memory of the host is copied once, into memory that can be shared: later writes to ``x`` are not seen. A tensor that
     was opened from such memory is passed on in place, with ``writing="never"`` and ``"shared"``. Memory of a GPU is
     shared in place, where its allocator allows that; the pools of ``cudaMallocAsync`` do not, and one copy is made on
-    the device: see ``road``. ``copy=False`` refuses a copy, ``copy=True`` makes it always. A block of a GPU's allocator
-    holds other tensors as well, which a process with the ticket could read: ``isolated=True`` shares a copy in an
-    allocation of its own.
+    the device.
 
-    ``writing`` says what a process that opens the ticket may do. With ``"private"`` it may write, and sees its own
-    writes alone (the default on the host); with ``"never"`` no process may write; with ``"shared"`` all may, and see
-    each other's writes (the default on a GPU, which has no private memory).
+    Every process that opens the ticket waits, on the device, for the pending work of this process on a GPU's tensor.
+    The memory is reused behind the work of every process that had it open.
 
-    The work of this process on a GPU's tensor is waited for, on the device, by every process that opens the ticket; its
-    memory is reused behind the work of every process that had it open.
+    See Also
+    --------
+    open : in the other process.
+    revoke : ends the share at once.
+    serve : gives names to what is shared.
 
-    Raises a ``BridgeError``.
+    Examples
+    --------
+    >>> import torch
+    >>> import tensor_bridge as tb
+    >>> ticket = tb.share({"weights": torch.zeros(2, 3), "step": 7})
+    >>> len(ticket.text) <= 512  # what another process passes to tb.open
+    True
+    >>> tb.revoke(ticket)
     """
     leaves, tree = flattened(x)
     if isolated and copy is False:
@@ -76,9 +117,29 @@ def share(
 def road(x: Any) -> Literal["passed", "handle", "files", "copy"]:
     """Return how the memory of a tensor would leave this process.
 
-    ``"passed"``: in place, because it is memory of another process. ``"handle"``: in place, by the driver's handle of
-    the allocator's block. ``"files"``: in place, by file descriptors of virtual memory. ``"copy"``: by one copy, as all
-    memory of the host that is not passed on.
+    Parameters
+    ----------
+    x : tensor
+        A tensor of any framework.
+
+    Returns
+    -------
+    {"passed", "handle", "files", "copy"}
+        In place, because it is ``"passed"`` on from another process, by the driver's ``"handle"`` of the allocator's
+        block, or by ``"files"``, descriptors of virtual memory. By one ``"copy"``, as all memory of the host that is
+        not passed on.
+
+    Raises
+    ------
+    BridgeTypeError
+        If ``x`` is no tensor.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tensor_bridge as tb
+    >>> tb.processes.road(np.zeros(3))
+    'copy'
     """
     return _core.ipc_road(x)
 
@@ -93,25 +154,99 @@ def open(
     permute: Sequence[int] | None = None,
     layout: Literal["compact"] | None = None,
 ) -> Any:
-    """Return what another process has shared, as tensors of the framework ``target``, in place.
+    """Open what another process has shared, in place.
 
-    ``ticket`` is the ticket or its text. The other arguments are those of ``convert``, for each tensor. When the last
-    view of the tensors is dropped, the memory goes back to the process that shares it.
+    Parameters
+    ----------
+    ticket : Ticket, str or bytes
+        The ticket, or its text.
+    target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
+        The framework of the result.
+    copy, device, order, permute, layout
+        As for ``convert``, for each tensor.
 
-    Raises a ``BridgeConnectionError`` if the ticket has expired or was revoked, or its process has ended, and a
-    ``BridgePermissionError`` if that process runs as another user.
+    Returns
+    -------
+    tensor or tree
+        What was shared. When the last view of a tensor is dropped, its memory is returned to the process that shares
+        it.
+
+    Raises
+    ------
+    BridgeConnectionError
+        If the ticket has expired or was revoked, or its process has ended.
+    BridgePermissionError
+        If that process runs as another user.
+    BridgeError
+        If ``ticket`` is none, and as for ``convert``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import tensor_bridge as tb
+    >>> ticket = tb.share({"weights": torch.ones(3), "step": 7})
+    >>> tb.open(ticket.text, "numpy")
+    {'weights': array([1., 1., 1.], dtype=float32), 'step': 7}
+    >>> tb.revoke(ticket)
     """
     tensors, tree = _core.ipc_open(ticket, target, copy, device, order, permute, layout)
     return tree_of(tree, tensors)
 
 
 def revoke(ticket: Ticket | str | bytes) -> None:
-    """End a share of this process now. A process that has it open keeps the memory, and is told at its next call."""
+    """End a share of this process now.
+
+    A process that has it open keeps the memory until it drops the tensors. Its next call with one of them raises a
+    ``BridgeConnectionError``.
+
+    Parameters
+    ----------
+    ticket : Ticket, str or bytes
+        The ticket, or its text. One that was revoked already is no error.
+
+    Raises
+    ------
+    BridgeValueError
+        If ``ticket`` is none, or if this process shares nothing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tensor_bridge as tb
+    >>> ticket = tb.share(np.zeros(3))
+    >>> tb.revoke(ticket)
+    >>> try:
+    ...     tb.open(ticket, "numpy")
+    ... except tb.BridgeConnectionError as error:
+    ...     print(error.kind)
+    gone
+    """
     _core.ipc_revoke(ticket, True)
 
 
 def end(ticket: Ticket | str | bytes) -> None:
-    """Let a ticket of this process expire now. A process that has it open goes on as before."""
+    """Let a ticket of this process expire now. A process that has it open goes on as before.
+
+    Parameters
+    ----------
+    ticket : Ticket, str or bytes
+        The ticket, or its text.
+
+    Raises
+    ------
+    BridgeValueError
+        If ``ticket`` is none, or if this process shares nothing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tensor_bridge as tb
+    >>> ticket = tb.share(np.zeros(3))
+    >>> weights = tb.open(ticket, "numpy")
+    >>> tb.processes.end(ticket)
+    >>> weights.sum()
+    np.float64(0.0)
+    """
     _core.ipc_revoke(ticket, told=False)
 
 
@@ -124,17 +259,50 @@ def configure(
     leases: int | None = None,
     nbytes: int | None = None,
 ) -> None:
-    """Say how this process shares, before its first share.
+    """Set how this process shares, before its first share.
 
-    ``folder`` is for the socket, and must be this user's alone; the default is ``TENSOR_BRIDGE_IPC``, else
-    ``tensor-bridge`` in ``XDG_RUNTIME_DIR``, else one in ``/tmp``. ``users`` are numbers of users who may open tickets
-    beside this one. ``connections`` is the most processes at once, ``shares`` the most shares, ``leases`` the most that
-    one process may have open, and ``nbytes`` the most memory for copies.
+    Parameters
+    ----------
+    folder : str or path, optional
+        Where the socket is made. The folder must be this user's alone. The default is ``TENSOR_BRIDGE_IPC`` of the
+        environment, else ``tensor-bridge`` in ``XDG_RUNTIME_DIR``, else one in ``/tmp``.
+    users : sequence of int, optional
+        Numbers of users who may open tickets beside this one.
+    connections : int, optional
+        The most processes that are connected at once.
+    shares : int, optional
+        The most shares at once.
+    leases : int, optional
+        The most leases that one process may have on what is shared here.
+    nbytes : int, optional
+        The most bytes of memory for copies.
+
+    Raises
+    ------
+    BridgeValueError
+        If this process shares already.
+
+    Examples
+    --------
+    >>> import tensor_bridge as tb
+    >>> tb.processes.configure(shares=100, nbytes=1 << 30)
     """
     path = None if folder is None else os.fspath(folder)
     _core.ipc_configure(path, list(users), connections, shares, leases, nbytes)
 
 
 def held() -> dict[str, int]:
-    """Return what this process shares now: ``shares``, ``leases`` of other processes, ``connections``, ``nbytes``."""
+    """Return what this process shares now.
+
+    Returns
+    -------
+    dict of str to int
+        ``shares``, ``leases`` that processes have on them, ``connections`` of processes, and ``nbytes`` of memory.
+
+    Examples
+    --------
+    >>> import tensor_bridge as tb
+    >>> tb.processes.held()
+    {'shares': 0, 'leases': 0, 'connections': 0, 'nbytes': 0}
+    """
     return dict(zip(("shares", "leases", "connections", "nbytes"), _core.ipc_held(), strict=True))

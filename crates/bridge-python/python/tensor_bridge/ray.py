@@ -34,8 +34,8 @@ try:
     import ray
     from ray.cloudpickle import CloudPickler
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-except ImportError as error:
-    raise of_kind("missing", "tensor_bridge.ray needs Ray: pip install ray") from error
+except ImportError as _error:
+    raise of_kind("missing", "tensor_bridge.ray needs Ray: pip install ray") from _error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -120,21 +120,39 @@ def register(
     A sender needs this, and so does a receiver that makes choices. As ``worker_process_setup_hook`` of a
     ``runtime_env``, Ray calls it in every worker; a function of your own there can call it with arguments.
 
-    ``frameworks`` are those whose tensors this process sends by ticket. NumPy arrays are not among them by default: Ray
-    itself passes them without a copy, read-only. Ray passes tensors under ``smallest`` bytes as ever, and tensors that
-    cannot be shared, such as one that requires gradients.
+    Parameters
+    ----------
+    frameworks : sequence of str, optional
+        The frameworks whose tensors this process sends by ticket. NumPy's are not among them by default: Ray itself
+        passes them without a copy, read-only. Ray also passes tensors that cannot be shared, such as one that requires
+        grad.
+    device : str or device, optional
+        Where this process receives tensors. The default is where they are: on the same kind of device, if they come
+        from another node.
+    target : {None, "torch", "cupy", "numpy", "tensorflow"}
+        The framework that this process receives tensors as. The default is their own.
+    smallest : int, optional
+        Ray passes tensors of fewer bytes as ever.
+    expires : float, optional
+        The most seconds for which what this process sends can be received. The default is as long as Ray has
+        references.
+    transport : str, optional
+        A one-sided tensor transport of Ray, such as ``"nixl"``, by which tensors of its class are sent to other nodes,
+        instead of the object store. It has to be available in this process.
 
-    ``device`` is where this process receives tensors, ``None`` where they are: on the same kind of device, if they come
-    from another node. ``target`` is the framework that it receives them as, ``None`` their own.
+    Raises
+    ------
+    BridgeImportError
+        If this version of Ray lacks what this module needs.
+    BridgeValueError
+        If an argument has no such value.
 
-    ``expires`` is the most seconds for which what this process sends can be received, ``None`` as long as Ray has
-    references.
-
-    ``transport`` names a one-sided tensor transport of Ray, such as ``"nixl"``, by which tensors of its class go to
-    other nodes, instead of the object store. It has to be available in this process.
-
-    Raises a ``BridgeImportError`` if this version of Ray lacks what this module needs, and a ``BridgeValueError`` for
-    wrong arguments.
+    Examples
+    --------
+    >>> import ray
+    >>> import tensor_bridge as tb
+    >>> tb.ray.register(["torch", "numpy"], smallest=1 << 20)
+    >>> tb.ray.unregister()
     """
     global _settings
     if unknown := set(frameworks) - set(_FRAMEWORKS.values()):
@@ -157,6 +175,12 @@ def unregister() -> None:
     """Let Ray pass this process's tensors as ever. What has been sent by ticket can still be received.
 
     After ``ray.shutdown()`` this frees what is still shared.
+
+    Examples
+    --------
+    >>> import ray
+    >>> import tensor_bridge as tb
+    >>> tb.ray.unregister()
     """
     global _settings
     _settle()

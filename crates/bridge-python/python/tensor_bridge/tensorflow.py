@@ -31,10 +31,10 @@ _INPUT, _OUTPUT = "TensorBridgeInput", "TensorBridgeOutput"
 
 
 class Feed(np.ndarray):
-    """The handle of a tensor that can be fed: two numbers.
+    """The handle of a tensor that can be fed: two numbers. ``feed`` returns it.
 
     Runs can read the tensor any number of times as long as this object lives. They keep the memory for as long as they
-    need it.
+    need it. It cannot be pickled, because a handle is valid in its process alone.
     """
 
     _kept: _core.Feed | None = None
@@ -49,21 +49,76 @@ class Feed(np.ndarray):
 
 
 def placeholder(name: str = "handle") -> Any:
-    """Return the tensor of a graph of version 1 where a handle is fed."""
+    """Return the tensor of a graph of version 1 where a handle is fed.
+
+    Parameters
+    ----------
+    name : str, optional
+        The name of the operation.
+
+    Returns
+    -------
+    tensorflow.Tensor
+        A placeholder of two ``int32``.
+
+    Raises
+    ------
+    RuntimeError
+        Outside a graph.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> import tensor_bridge as tb
+    >>> with tf.Graph().as_default():
+    ...     tb.tensorflow.placeholder().shape
+    TensorShape([2])
+    """
     import tensorflow as tf
 
     return tf.compat.v1.placeholder(tf.int32, [2], name)
 
 
 def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "external_input") -> Any:
-    """Return a tensor of the graph in another framework's memory, with this dtype and shape.
+    """Return a tensor of the graph in another framework's memory.
 
-    ``handle`` is a tensor with the handle that ``feed`` returned: an argument of the ``tf.function``, or a
-    ``placeholder``. Without it, a placeholder is added to a graph of version 1, which ``handle_of`` returns. ``shape``
-    may have lengths of ``None``. Every run checks the fed tensor against dtype and shape. Gradients with respect to the
-    result are computed as for any tensor.
+    Parameters
+    ----------
+    dtype : tf.DType
+        The dtype. Every run checks that the fed tensor has it.
+    shape : sequence of int or None
+        The shape, in elements; ``None`` is a length that varies. Every run checks it.
+    handle : tensorflow.Tensor, optional
+        Where the handle is fed that ``feed`` returns: an argument of the ``tf.function``, or a ``placeholder``. Without
+        it a graph of version 1 gets a placeholder, which ``handle_of`` returns.
+    name : str, optional
+        The name of the operation.
 
+    Returns
+    -------
+    tensorflow.Tensor
+        The fed tensor. Gradients with respect to it are computed as for any tensor.
+
+    Raises
+    ------
+    BridgeValueError
+        Outside a graph, without a handle inside a ``tf.function``, and for what is no handle or no shape.
+    BridgeDTypeError
+        If TensorFlow has no such dtype.
+
+    Notes
+    -----
     The operation runs on the device where it is built (``tf.device``), and the fed tensor has to be on it.
+
+    Examples
+    --------
+    >>> import tensorflow as tf, torch
+    >>> import tensor_bridge as tb
+    >>> @tf.function(input_signature=[tf.TensorSpec([2], tf.int32)])
+    ... def total(handle):
+    ...     return tf.reduce_sum(tb.tensorflow.external_input(tf.float32, [None], handle))
+    >>> float(total(tb.tensorflow.feed(torch.ones(3))))
+    3.0
     """
     import tensorflow as tf
 
@@ -88,9 +143,31 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
 
 
 def handle_of(x: Any) -> Any:
-    """Return the tensor of the graph that holds the handle of ``x``, which ``external_input`` returned.
+    """Return the tensor of the graph that holds the handle of an ``external_input``.
 
-    Feed the run there: ``session.run(y, {handle_of(x): feed(tensor)})``.
+    Parameters
+    ----------
+    x : tensorflow.Tensor
+        What ``external_input`` returned.
+
+    Returns
+    -------
+    tensorflow.Tensor
+        Where to feed a run what ``feed`` returns.
+
+    Raises
+    ------
+    BridgeValueError
+        If ``x`` is nothing that ``external_input`` returned.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorflow as tf
+    >>> import tensor_bridge as tb
+    >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    ...     x = tb.tensorflow.external_input(tf.float64, [None])
+    ...     session.run(2 * x, {tb.tensorflow.handle_of(x): tb.tensorflow.feed(np.ones(3))})
+    array([2., 2., 2.])
     """
     # Read from the graph: TensorFlow treats a tensor with an attribute ``handle`` as a variable.
     operation: Any = getattr(x, "op", None)
@@ -102,10 +179,41 @@ def handle_of(x: Any) -> Any:
 
 
 def external_output(y: Any, *, name: str = "external_output") -> Any:
-    """Return a handle by which the value of ``y`` in a run can be taken, once, with ``take``.
+    """Return a handle by which the value of a tensor in a run can be taken.
 
+    Parameters
+    ----------
+    y : tensorflow.Tensor or tensorflow.Variable
+        A tensor of the graph.
+    name : str, optional
+        The name of the operation.
+
+    Returns
+    -------
+    tensorflow.Tensor
+        What a run returns for ``take``, which can take each value once.
+
+    Raises
+    ------
+    BridgeTypeError
+        If ``y`` is no tensor of a graph.
+    BridgeValueError
+        Outside a graph, and for a reference variable.
+
+    Notes
+    -----
     An untaken value of a session is dropped when the session is closed. That of a ``tf.function`` stays untaken, even
     if the call fails later, and so does one that was built inside ``tf.cond`` and the like.
+
+    Examples
+    --------
+    >>> import tensorflow as tf
+    >>> import tensor_bridge as tb
+    >>> @tf.function
+    ... def ones(n):
+    ...     return tb.tensorflow.external_output(tf.ones(n))
+    >>> tb.tensorflow.take(ones(3), "torch")
+    tensor([1., 1., 1.])
     """
     import tensorflow as tf
 
@@ -124,10 +232,31 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
 
 
 def feed(x: Any, *, copy: bool | None = None) -> Feed:
-    """Return the handle with which a run is fed ``x``, a tensor of any framework, in place.
+    """Return the handle with which a run is fed a tensor, in place.
 
-    TensorFlow's stream waits, on the device, for the pending work on ``x``. ``copy`` and the errors are those of
-    ``tensor_bridge.convert``. A run that reads the handle of a ``Feed`` that was destroyed fails.
+    Parameters
+    ----------
+    x : tensor
+        A tensor of any framework. TensorFlow's stream waits, on the device, for the pending work on it.
+    copy : bool, optional
+        As for ``convert``.
+
+    Returns
+    -------
+    Feed
+        What to feed. Keep it: a run that reads the handle of a ``Feed`` that was destroyed fails.
+
+    Raises
+    ------
+    BridgeError
+        As for ``convert``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import tensor_bridge as tb
+    >>> tb.tensorflow.feed(torch.ones(3)).shape
+    (2,)
     """
     _warn_of_reclaimed()
     kept = _core.tensorflow_feed(x, copy)
@@ -137,11 +266,42 @@ def feed(x: Any, *, copy: bool | None = None) -> Feed:
 
 
 def take(fetched: Any, target: Target) -> Any:
-    """Take the tensor of a handle that a run has returned, as one of ``target``, in place.
+    """Take the tensor of a handle that a run has returned, in place.
 
-    Each can be taken once. Untaken ones keep their memory: ``tensor_bridge.stats()["untaken"]`` counts them. Those of a
-    session are dropped when it is closed and counted as ``reclaimed``, and the next call here warns of them
-    (``ResourceWarning``).
+    Parameters
+    ----------
+    fetched : tensor or array of two int32
+        What a run returned for ``external_output``. Each can be taken once.
+    target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
+        The framework of the result.
+
+    Returns
+    -------
+    tensor
+        The value.
+
+    Raises
+    ------
+    BridgeValueError
+        If ``fetched`` is no handle, or was taken before.
+    BridgeError
+        As for ``convert``.
+
+    Notes
+    -----
+    Untaken values keep their memory: ``stats()["untaken"]`` counts them. Those of a session are dropped when it is
+    closed and counted as ``reclaimed``, and the next call here warns of them (``ResourceWarning``).
+
+    Examples
+    --------
+    >>> import tensorflow as tf, torch
+    >>> import tensor_bridge as tb
+    >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    ...     x = tb.tensorflow.external_input(tf.float32, [None])
+    ...     y = tb.tensorflow.external_output(2 * x)
+    ...     fetched = session.run(y, {tb.tensorflow.handle_of(x): tb.tensorflow.feed(torch.ones(3))})
+    ...     tb.tensorflow.take(fetched, "torch")
+    tensor([2., 2., 2.])
     """
     _warn_of_reclaimed()
     try:

@@ -32,11 +32,31 @@ __all__ = ["Session", "Tensor", "open"]
 
 
 def open(folder: str | bytes | os.PathLike[Any] | None = None) -> str:
-    """Load TensorFlow 1.15 from the folder of its package, and return its version.
+    """Load TensorFlow 1.15 from the folder of its package.
 
-    The folder is ``tensorflow_core`` of the unpacked wheel, or its parent. The default is the folder that the
-    environment variable ``TENSOR_BRIDGE_TENSORFLOW1`` names. A process can have one TensorFlow 1.x, also beside
-    TensorFlow 2; opening it again does nothing.
+    A process can have one TensorFlow 1.x, also beside TensorFlow 2. Opening it again does nothing.
+
+    Parameters
+    ----------
+    folder : str or path, optional
+        ``tensorflow_core`` of the unpacked wheel, or its parent. The default is the folder that the environment
+        variable ``TENSOR_BRIDGE_TENSORFLOW1`` names.
+
+    Returns
+    -------
+    str
+        The version.
+
+    Raises
+    ------
+    BridgeImportError
+        If there is no TensorFlow 1.15 in the folder, or another one was opened before.
+
+    Examples
+    --------
+    >>> import tensor_bridge as tb
+    >>> tb.tensorflow1.open("tensorflow1")
+    '1.15.5'
     """
     version, _ = _core.tensorflow1_open(None if folder is None else os.fsdecode(folder))
     return version
@@ -45,18 +65,50 @@ def open(folder: str | bytes | os.PathLike[Any] | None = None) -> str:
 class Session:
     """A frozen graph that can be run, on several threads at once. ``of_saved_model`` opens a saved model.
 
-    ``graph_def`` is a serialised ``GraphDef``: bytes, or the message itself. ``inputs`` names the tensors of the graph
-    that a run replaces by the fed ones, such as ``"x:0"``, with dtype and shape, in which lengths may be ``None``. A
-    third entry names the device of the fed tensor, such as ``"/device:CPU:0"``; the default is the first GPU, or the
-    host if the session has none. ``outputs`` names the tensors that a run returns.
+    The end of a ``with`` block closes it.
 
-    GPU memory is taken as it is needed unless ``memory_growth`` is ``False``, and at most ``memory_fraction`` of it;
-    ``visible_devices`` has the driver's numbers of the GPUs to use. In TensorFlow 1.x the first session sets these
-    options for the process. Operations without a kernel for a GPU run on the CPU.
+    Parameters
+    ----------
+    graph_def : bytes or GraphDef
+        The graph, serialised or as a message.
+    inputs : dict of str to dtype or (dtype, shape) or (dtype, shape, device)
+        The tensors of the graph that a run replaces by the fed ones, such as ``"x:0"``. Lengths of the shape, in
+        elements, may be ``None``. The device is that of the fed tensor, such as ``"/device:CPU:0"``; the default is the
+        first GPU, or the host if the session has none.
+    outputs : str or sequence of str
+        The tensors that a run returns.
+    memory_growth : bool, optional
+        GPU memory is taken as it is needed, unless this is ``False``.
+    memory_fraction : float, optional
+        The part of the GPU's memory that is taken at most.
+    visible_devices : sequence of int, optional
+        The driver's numbers of the GPUs to use.
+    config : ConfigProto or bytes, optional
+        The message or its bytes. It takes precedence, and is used as it is, with ``allow_soft_placement=False`` unless
+        it says ``True``. If it has ``gpu_options``, memory grows only if they or ``memory_growth`` say so: a message
+        does not contain ``False``, which cannot be distinguished from a missing field.
 
-    ``config`` is a ``ConfigProto``, the message or its bytes, and takes precedence. It is used as it is, with
-    ``allow_soft_placement=False`` unless it says ``True``. If it has ``gpu_options``, memory grows only if they or
-    ``memory_growth`` say so: a message does not contain ``False``, which cannot be distinguished from a missing field.
+    Raises
+    ------
+    BridgeImportError
+        If no TensorFlow 1.15 is open.
+    BridgeError
+        If an argument has no such value, or TensorFlow refuses the graph.
+
+    Notes
+    -----
+    In TensorFlow 1.x the first session sets the options about GPUs for the process. Operations without a kernel for a
+    GPU run on the CPU.
+
+    Examples
+    --------
+    >>> import pathlib, torch
+    >>> import tensor_bridge as tb
+    >>> version = tb.tensorflow1.open("tensorflow1")
+    >>> graph_def = pathlib.Path("model.pb").read_bytes()  # y = 2 * x + 1
+    >>> with tb.tensorflow1.Session(graph_def, {"x:0": ("float32", [None])}, "y:0") as session:
+    ...     session.run({"x:0": torch.arange(3.0)}, "torch")
+    [tensor([1., 3., 5.])]
     """
 
     def __init__(
@@ -93,9 +145,28 @@ class Session:
     ) -> Session:
         """Open a signature of a saved model, with its variables restored and its tables filled.
 
-        ``folder`` is the one that holds ``saved_model.pb``, of which the graph with exactly these ``tags`` is loaded.
-        A run is fed by the names of the inputs in the signature, and returns the outputs in the order of their names,
-        which ``outputs`` lists. The other options are those of ``Session``.
+        Parameters
+        ----------
+        folder : str or path
+            The folder that holds ``saved_model.pb``.
+        signature : str, optional
+            The signature. A run is fed by the names of its inputs, and returns the outputs in the order of their names.
+        tags : sequence of str, optional
+            The graph with exactly these tags is loaded.
+        memory_growth, memory_fraction, visible_devices, config
+            As for ``Session``.
+
+        Returns
+        -------
+        Session
+            The session. ``outputs`` lists the names of the outputs.
+
+        Raises
+        ------
+        BridgeImportError
+            If no TensorFlow 1.15 is open.
+        BridgeError
+            If there is no such model or signature, or TensorFlow refuses it.
         """
         session = cls.__new__(cls)
         options = _options(memory_growth, memory_fraction, visible_devices, config)
@@ -103,11 +174,26 @@ class Session:
         return session
 
     def run(self, feeds: Mapping[str, Any], target: Target | None = None, *, copy: bool | None = None) -> list[Any]:
-        """Run the graph once, on tensors of any framework, which are fed in place.
+        """Run the graph once, on tensors that are fed in place.
 
-        Every input has to be fed, by its name. The outputs are returned in the order of their declaration, as tensors
-        of the framework ``target``, or as ``Tensor`` without a target. ``copy`` and the errors are those of
-        ``tensor_bridge.convert``.
+        Parameters
+        ----------
+        feeds : dict of str to tensor
+            A tensor of any framework for each input, by its name.
+        target : {None, "torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
+            The framework of the results. The default is ``"tensorflow1"``.
+        copy : bool, optional
+            As for ``convert``, of the fed tensors.
+
+        Returns
+        -------
+        list of tensor
+            The outputs, in the order of their declaration.
+
+        Raises
+        ------
+        BridgeError
+            If an input is missing or does not fit, if TensorFlow fails, and as for ``convert``.
         """
         fed = [(name, _fed(x, copy)) for name, x in feeds.items()]
         results = self._session.run(fed)

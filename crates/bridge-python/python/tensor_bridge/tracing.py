@@ -143,7 +143,27 @@ class Row(NamedTuple):
 
 
 class Trace:
-    """Transfers of this process, recorded since the trace was opened: see ``trace``."""
+    """Transfers of this process, recorded while the trace is entered, as ``trace`` returns it. ``str`` makes a table.
+
+    Parameters
+    ----------
+    limit : int
+        The most events to keep.
+
+    Raises
+    ------
+    BridgeValueError
+        If ``limit`` is no positive number.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tensor_bridge as tb
+    >>> with tb.trace() as trace:
+    ...     _ = tb.to_numpy([np.zeros((2, 3)), np.zeros(3)], order="F")
+    >>> [(row.path, row.tensors, row.nbytes) for row in trace.rows()]
+    [('copy by host', 1, 48), ('in place', 1, 24)]
+    """
 
     def __init__(self, limit: int) -> None:
         """Open a trace that keeps the newest ``limit`` events."""
@@ -195,7 +215,13 @@ class Trace:
         return self._look()[0]
 
     def rows(self) -> list[Row]:
-        """Return the events by source, target, path and reason, most bytes first."""
+        """Count the events by source, target, path and reason.
+
+        Returns
+        -------
+        list of Row
+            Most bytes first.
+        """
         groups: dict[tuple[str, str, str, str], list[Event]] = {}
         for event in self.events:
             groups.setdefault((event.source or "?", event.target or "?", event.way, event.why), []).append(event)
@@ -222,10 +248,13 @@ class Trace:
         return f"<Trace: {len(self.events)} events{', open' if self._id is not None else ''}>"
 
     def chrome(self) -> dict[str, Any]:
-        """Return the calls as trace events of Chrome, which Perfetto reads: one slice for each call of a thread.
+        """Return the calls as trace events of Chrome, which Perfetto reads.
 
-        Times are in microseconds of ``time.monotonic_ns``, so that files of several processes of a machine fit
-        together.
+        Returns
+        -------
+        dict
+            One slice for each call of a thread. Times are in microseconds of ``time.monotonic_ns``, so that files of
+            several processes of a machine fit together.
         """
         from ._perfetto import timeline
 
@@ -236,6 +265,16 @@ class Trace:
         """Write ``chrome()`` as a JSON file, for https://ui.perfetto.dev or chrome://tracing.
 
         The file is replaced in one step, so that no reader finds half of it.
+
+        Parameters
+        ----------
+        path : str or path
+            The file.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
         """
         import json
 
@@ -264,7 +303,7 @@ def trace(*, limit: int = LIMIT) -> Trace:
 
     Parameters
     ----------
-    limit
+    limit : int, optional
         The most events to keep. Further ones push out the oldest: ``Trace.dropped`` counts those.
 
     Returns
@@ -272,11 +311,17 @@ def trace(*, limit: int = LIMIT) -> Trace:
     Trace
         A context manager, with the table (``print(trace)``), the ``events`` and ``save(path)``.
 
+    Raises
+    ------
+    BridgeValueError
+        If ``limit`` is no positive number.
+
     Examples
     --------
-    >>> import numpy, tensor_bridge as tb
+    >>> import numpy as np
+    >>> import tensor_bridge as tb
     >>> with tb.trace() as trace:
-    ...     _ = tb.to_numpy(numpy.zeros((2, 3), numpy.float32))
+    ...     _ = tb.to_numpy(np.zeros((2, 3), np.float32))
     >>> [(event.source, event.path, event.shape, event.nbytes) for event in trace.events]
     [('numpy', 'in place', (2, 3), 24)]
     """

@@ -63,7 +63,22 @@ impl Adapter for PyGraphEdges<'_> {
 /// The environment variable that names the folder of the package, if the program has opened none.
 const FOLDER: &str = "TENSOR_BRIDGE_TENSORFLOW1";
 
-/// An [`External`] of TensorFlow 1.x as a Python object.
+/// A tensor of TensorFlow 1.x. ``tensorflow1.Session.run`` and ``convert(x, "tensorflow1")`` return it.
+///
+/// Attributes
+/// ----------
+/// handle : list of int
+///     The two numbers that stand for it in a graph.
+/// dtype : str
+///     Such as ``"float32"``.
+/// shape : tuple of int
+///     Lengths, in elements. The memory is row-major and without gaps.
+/// device : str
+///     Such as ``"cpu"`` or ``"cuda:0"``.
+/// address : int
+///     Of the first element.
+/// read_only : bool
+///     Whether it is read-only memory of another framework.
 #[pyclass(frozen, module = "tensor_bridge.tensorflow1", name = "Tensor")]
 pub struct PyExternal(External);
 

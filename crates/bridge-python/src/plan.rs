@@ -1,0 +1,151 @@
+//! `tensor_bridge.plan`.
+
+use crate::errors::into_python;
+use crate::frameworks::{self, AnyAdapter, source};
+use crate::options::Keywords;
+use crate::trees::Tree;
+use crate::{copies, not_a_capsule};
+use bridge_core::{CopiedBy, Device, Failed};
+use bridge_pyo3::{PyTensor, framework_error};
+use pyo3::prelude::*;
+
+/// How a conversion would be done. ``plan`` returns it.
+///
+/// Attributes
+/// ----------
+/// zero_copy : bool
+///     Whether the result would share the memory.
+/// reason : str or None
+///     Why a copy would be made.
+/// nbytes : int
+///     Bytes that would be copied.
+/// copied_by : {"kernels", "host", "producer", "move"} or None
+///     Who would make the copy: ``"kernels"`` of this package on the device, its loops on the ``"host"``, the
+///     ``"producer"`` with its own kernels, or a ``"move"`` of this package to another device.
+/// device : str
+///     The device of the result: that of the tensor, unless it would be moved.
+#[pyclass(frozen, module = "tensor_bridge")]
+pub(crate) struct Plan {
+    plan: bridge_core::Plan,
+    nbytes: usize,
+    device: Device,
+    /// `None` in place.
+    copied_by: Option<CopiedBy>,
+}
+
+#[pymethods]
+impl Plan {
+    /// Whether the result would share the memory.
+    #[getter]
+    fn zero_copy(&self) -> bool {
+        self.plan == bridge_core::Plan::ZeroCopy
+    }
+
+    /// Why a copy would be made, or ``None``.
+    #[getter]
+    fn reason(&self) -> Option<String> {
+        match self.plan {
+            bridge_core::Plan::ZeroCopy => None,
+            bridge_core::Plan::Copy(reason) => Some(reason.to_string()),
+        }
+    }
+
+    /// Bytes that would be copied.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        if self.zero_copy() { 0 } else { self.nbytes }
+    }
+
+    /// Who would make the copy, or ``None``.
+    #[getter]
+    fn copied_by(&self) -> Option<String> {
+        self.copied_by.map(|by| by.to_string())
+    }
+
+    /// The device of the result.
+    #[getter]
+    fn device(&self) -> String {
+        self.device.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        match (self.reason(), self.copied_by) {
+            (Some(reason), Some(by)) => {
+                format!("<Plan: copy of {} bytes on {} by {by} because of {reason}>", self.nbytes, self.device)
+            }
+            _ => format!("<Plan: zero copy on {}>", self.device),
+        }
+    }
+}
+
+/// Return what ``convert`` with the same arguments would do, without doing it.
+///
+/// Parameters
+/// ----------
+/// x : tensor or container of tensors
+///     As for ``to_torch``, except for a capsule, which can be read once only.
+/// target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
+///     The framework.
+#[doc = include_str!("docs/keywords.txt")]
+/// Returns
+/// -------
+/// Plan or container
+///     For a container the same with a ``Plan`` in the place of each tensor.
+///
+/// Raises
+/// ------
+/// BridgeError
+///     What ``convert`` would raise.
+///
+/// Examples
+/// --------
+/// >>> import numpy as np
+/// >>> import tensor_bridge as tb
+/// >>> a = np.zeros((2, 3), np.float32)
+/// >>> tb.plan(a, "torch")
+/// <Plan: zero copy on cpu>
+/// >>> tb.plan(a[:, ::-1], "torch")
+/// <Plan: copy of 24 bytes on cpu by host because of negative strides>
+#[pyfunction]
+#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false))]
+#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
+pub(crate) fn plan<'py>(
+    x: &PyTensor<'py>,
+    target: &PyTensor<'py>,
+    copy: Option<bool>,
+    device: Option<&PyTensor<'py>>,
+    order: Option<&PyTensor<'py>>,
+    permute: Option<&PyTensor<'py>>,
+    layout: Option<&PyTensor<'py>>,
+    detach: bool,
+) -> PyResult<PyTensor<'py>> {
+    let py = x.py();
+    let look = || {
+        let to = frameworks::named(target)?.open(py)?;
+        let keywords = Keywords { copy, device, order, permute, layout, detach };
+        let options = keywords.read()?;
+        let plan_of = |from: &AnyAdapter<'py>, x: &PyTensor<'py>| -> bridge_core::Result<PyTensor<'py>> {
+            not_a_capsule(x)?;
+            let lent = from.export(&keywords.detached(x)?)?.permuted(options.permute.as_ref())?;
+            let plan = bridge_core::plan(&lent, to.profile(), &options)?;
+            let moved = options.device.filter(|_| plan == bridge_core::Plan::Copy(bridge_core::Reason::Moved));
+            if let (Some(device), Some(copies)) = (moved, copies::ordering().copies()) {
+                copies.reaches(lent.device()).and_then(|()| copies.reaches(device))?;
+            }
+            let copies = plan != bridge_core::Plan::ZeroCopy;
+            let copied_by = copies.then(|| bridge_core::copied_by(&**from, &*to, &lent, copies::ordering(), &options));
+            let (nbytes, device) = (lent.layout().nbytes(), moved.unwrap_or(lent.device()));
+            let plan = Bound::new(py, Plan { plan, nbytes, device, copied_by });
+            plan.map(Bound::into_any).map_err(|error| framework_error(py, "Python", error))
+        };
+        match Tree::of(x)? {
+            None => plan_of(&source(x)?, x),
+            Some(tree) => tree.map(x, |leaves| {
+                let plans = leaves.iter().enumerate();
+                let plans = plans.map(|(index, (from, x))| plan_of(from, x).map_err(|error| Failed { index, error }));
+                plans.collect()
+            }),
+        }
+    };
+    look().map_err(|error| into_python(py, error))
+}

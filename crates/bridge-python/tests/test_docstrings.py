@@ -1,0 +1,219 @@
+"""The docstrings: each public name has the sections that its signature asks for, and the examples run."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import doctest
+import functools
+import importlib.util
+import inspect
+import linecache
+import re
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tensor_bridge as tb
+from tensor_bridge import _core, _doctor, _report, processes
+
+pytest.importorskip("numpy")
+
+MODULES = ["autograd", "errors", "files", "names", "processes", "ray", "tensorflow", "tensorflow1", "tracing"]
+
+#: What shows of a name in a section: ``x : tensor``, ``name, target``.
+ENTRY = re.compile(r"^(\w+(?:, \w+)*)(?: : .+)?$", re.M)
+SECTION = re.compile(r"^([A-Z][\w ]*)\n-+$", re.M)
+
+
+def has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+@functools.cache
+def gpus() -> int:
+    torch = pytest.importorskip("torch")
+    return torch.cuda.device_count() if has("cupy") else 0
+
+
+def tensorflow1() -> bool:
+    try:
+        import graphs
+    except pytest.skip.Exception:
+        return False
+    return bool(graphs.FOLDER)
+
+
+#: What an example needs that mentions a word, and whether that is here.
+NEEDS: dict[str, tuple[str, Callable[[], object]]] = {
+    "torch": ("PyTorch", lambda: has("torch")),
+    "tensorflow": ("TensorFlow", lambda: has("tensorflow")),
+    "cupy": ("CuPy and CUDA", gpus),
+    '"cuda': ("CuPy and CUDA", gpus),
+    # Its graphs would be built for the GPU, and are fed from the host.
+    "tb.tensorflow.": ("a machine without CUDA", lambda: not gpus()),
+    "safetensors": ("safetensors", lambda: has("safetensors")),
+    "tensorflow1.": ("TENSOR_BRIDGE_TENSORFLOW1", tensorflow1),
+    "ray": ("Ray", lambda: has("ray")),
+}
+
+
+def public() -> Iterator[tuple[str, Any]]:
+    """Yield every public function and class, and the public members of classes, each once."""
+    found: dict[int, tuple[str, Any]] = {}
+    places = [("", tb), *((f"{name}.", getattr(tb, name)) for name in MODULES if name != "ray" or has("ray"))]
+    for prefix, module in places:
+        names = getattr(module, "__all__", [name for name, thing in vars(module).items() if isinstance(thing, type)])
+        for name in names:
+            thing = getattr(module, name)
+            if callable(thing) and (thing.__module__ or "").startswith("tensor_bridge"):
+                found.setdefault(id(thing), (f"{prefix}{name}", thing))
+    found.update({id(thing): (name, thing) for name, thing in vars(_report).items() if name in _report.__all__})
+    for name, thing in found.values():
+        yield name, thing
+        if isinstance(thing, type):
+            for member, value in vars(thing).items():
+                value = value.__func__ if isinstance(value, classmethod) else value
+                field = member in getattr(thing, "_fields", ())
+                if not member.startswith("_") and not field and hasattr(value, "__get__"):
+                    yield f"{name}.{member}", value
+
+
+EVERY = dict(public())
+
+
+def sections(thing: Any) -> dict[str, str]:
+    """Return the sections of a docstring by their titles. The text before the first has the empty title."""
+    title, *rest = SECTION.split(inspect.getdoc(thing) or "")
+    return {"": title, **dict(zip(rest[::2], rest[1::2], strict=True))}
+
+
+def entries(section: str) -> list[str]:
+    return [name for names in ENTRY.findall(section) for name in names.split(", ")]
+
+
+@functools.cache
+def stub() -> dict[str, Any]:
+    """Return the functions of the extension module as its stub declares them, by name."""
+    tree = ast.parse(Path(tb.__file__).with_name("_core.pyi").read_text())
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def returns(thing: Any) -> bool:
+    """Whether a function returns something."""
+    if inspect.isbuiltin(thing):
+        declared = stub().get(thing.__name__)
+        return declared is None or ast.unparse(declared.returns) != "None"
+    return inspect.signature(thing).return_annotation not in (None, "None")
+
+
+def is_record(thing: Any) -> bool:
+    """Whether a class is made by the package alone, and holds fields."""
+    made = hasattr(thing, "_fields") or dataclasses.is_dataclass(thing) or thing in (tb.Plan, tb.tensorflow1.Tensor)
+    return isinstance(thing, type) and made
+
+
+def is_error(thing: Any) -> bool:
+    return isinstance(thing, type) and issubclass(thing, tb.BridgeError)
+
+
+def is_documented_by_its_parent(thing: Any) -> bool:
+    """Whether nothing but the summary is asked of it: properties, errors, and arrays that the package makes."""
+    return not (inspect.isroutine(thing) or isinstance(thing, type)) or is_error(thing) or thing is tb.tensorflow.Feed
+
+
+def test_everything_public_is_found() -> None:
+    assert {"to_torch", "convert_tf_to_cupy", "Plan.nbytes", "names.Client.watch", "tracing.Trace.save"} <= set(EVERY)
+    named = {name for name in tb.__all__ if callable(getattr(tb, name))}
+    assert {id(thing) for thing in EVERY.values()} >= {id(getattr(tb, name)) for name in named}
+    files = Path(tb.__file__).parent.glob("[a-z]*.py")
+    assert {file.stem for file in files} - {"pairs"} == set(MODULES), "a new module belongs into MODULES"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_docstring_fits_the_signature(name: str) -> None:
+    thing = EVERY[name]
+    found = sections(thing)
+    summary = found[""].splitlines()[0] if found[""] else ""
+    assert re.fullmatch(r"[A-Z`].*[.]", summary) and len(summary) <= 117, summary
+    assert list(found)[1:] == sorted(list(found)[1:], key=ORDER.index)
+    assert not re.search(r"^ *(Raises an?|Returns) ", found[""], re.M), "say that in a section"
+    if is_documented_by_its_parent(thing):
+        return
+    if is_record(thing):
+        fields = getattr(thing, "_fields", None) or getattr(thing, "__dataclass_fields__", None)
+        expected = fields or [
+            name for name, value in vars(thing).items() if isinstance(value, types.GetSetDescriptorType)
+        ]
+        assert sorted(entries(found["Attributes"])) == sorted(expected)
+        return
+    parameters = [one for one in inspect.signature(thing).parameters if one not in ("self", "cls")]
+    assert entries(found.get("Parameters", "")) == parameters
+    assert "Raises" in found or not parameters
+    if not isinstance(thing, type):
+        yields = inspect.isgeneratorfunction(thing) or inspect.isasyncgenfunction(thing)
+        assert ("Yields" in found) == yields
+        assert ("Returns" in found) == (returns(thing) and not yields)
+    if isinstance(thing, type) or name.count(".") == (name.split(".")[0] in MODULES):
+        assert ">>> import tensor_bridge as tb" in found.get("Examples", "")
+
+
+#: The order of the sections.
+ORDER = ["Parameters", "Attributes", "Returns", "Yields", "Raises", "Notes", "See Also", "Examples"]
+
+
+def test_a_result_of_a_conversion_has_the_keywords_of_all() -> None:
+    for name in ("to_torch", "to_cupy", "to_numpy", "to_tensorflow", "convert", "plan", "convert_tf_to_numpy"):
+        assert _core.KEYWORDS in inspect.getdoc(EVERY[name])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Work in a folder of the test, as a process that shares nothing yet."""
+    sockets = tmp_path_factory.mktemp("ipc")
+    sockets.chmod(0o700)
+    monkeypatch.setenv("TENSOR_BRIDGE_IPC", str(sockets))
+    monkeypatch.chdir(tmp_path)
+    processes._core.ipc_close()
+    yield tmp_path
+    processes._core.ipc_close()
+
+
+#: Examines the machine once: that takes long.
+REPORT = functools.cache(_doctor.doctor)
+
+
+@pytest.mark.parametrize("name", [name for name, thing in EVERY.items() if "Examples" in sections(thing)])
+def test_the_example_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = sections(EVERY[name])["Examples"]
+    source = "\n".join(example.source for example in doctest.DocTestParser().get_examples(text))
+    # What an example calls says as much as what it imports.
+    words = f"{name}\n{source}".replace("_tf", "tensorflow")
+    for word, (what, is_here) in NEEDS.items():
+        if word in words and not is_here():
+            pytest.skip(f"needs {what}")
+    if "tensorflow1." in words:
+        import graphs
+
+        (folder / "model.pb").write_bytes(graphs.line())
+        (folder / "tensorflow1").symlink_to(Path(graphs.FOLDER).resolve())
+    for module in (tb, _doctor):
+        monkeypatch.setattr(module, "doctor", lambda **_: REPORT())
+    assert "doctest:" not in source, "an example runs everywhere, or NEEDS says where"
+    test = doctest.DocTestParser().get_doctest(text, {}, name, None, 0)
+    for number, example in enumerate(test.examples):
+        # TensorFlow reads the sources of what it traces.
+        lines = example.source.splitlines(keepends=True)
+        monkeypatch.setitem(linecache.cache, f"<doctest {name}[{number}]>", (len(example.source), None, lines, name))
+    printed: list[str] = []
+    try:
+        done = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=printed.append)
+    finally:
+        # The last result that was shown.
+        vars(builtins).pop("_", None)
+    assert not done.failed, "".join(printed)
+    assert done.attempted > 1
