@@ -1,53 +1,125 @@
-"""The types of the package: what a type checker reads in it, over stubs of the frameworks."""
+"""The types of the package: what type checkers read in it once it is installed, over stubs of the frameworks."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import typing
+import venv
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tensor_bridge as tb
 from tensor_bridge import errors
 
-pytest.importorskip("mypy")
-pytest.importorskip("numpy")
+numpy = pytest.importorskip("numpy")
 
 FOLDER = Path(__file__).parent / "typed"
+FILES = [FOLDER / "stated.py", FOLDER / "refused.py"]
+
+#: The oldest Python that the package is for.
+OLDEST = "3.10"
+
+#: The lines of a file that a checker refuses.
+Refused = dict[str, set[int]]
 
 
-def checked(file: str, cache: Path) -> list[str]:
-    """Return what mypy says of a file that uses the package that the tests run over."""
-    package = Path(tb.__file__).parent.parent
-    path = os.pathsep.join([str(FOLDER / "stubs"), str(package)])
-    options = ["--strict", "--no-error-summary", "--python-version", "3.10", "--config-file", ""]
-    command = [sys.executable, "-m", "mypy", *options, "--cache-dir", str(cache), str(FOLDER / file)]
-    env = {**os.environ, "MYPYPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=env)
+def run(python: Path, *arguments: str, cwd: Path) -> str:
+    """Run a type checker as a program of an environment sees it, and return what it prints."""
+    path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
+    # What the tests run over is not to be found, and no newer version is looked for.
+    kept = {name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH", "VIRTUAL_ENV")}
+    env = {**kept, "PATH": path, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=env, cwd=cwd)
     assert not done.stderr, done.stderr
-    return [line for line in done.stdout.splitlines() if ": error: " in line]
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("mypy")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the package into an environment of its own, and return the Python of that.
+
+    The package is the one that the tests run over, or the wheel that ``TENSOR_BRIDGE_WHEEL`` names.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    if wheel := os.environ.get("TENSOR_BRIDGE_WHEEL"):
+        zipfile.ZipFile(wheel).extractall(packages)
+    else:
+        ignored = shutil.ignore_patterns("*.so", "__pycache__")
+        shutil.copytree(Path(tb.__file__).parent, packages / "tensor_bridge", ignore=ignored)
+    for stubs in (FOLDER / "stubs").iterdir():
+        shutil.copytree(stubs, packages / f"{stubs.name}-stubs")
+    (packages / "numpy").symlink_to(Path(numpy.__file__).parent)
+    return folder / "bin/python"
 
 
-def test_types_are_what_the_page_says(cache: Path) -> None:
-    assert checked("stated.py", cache) == []
+def mypy(python: Path, folder: Path) -> Refused:
+    options = ["--strict", "--no-error-summary", "--python-version", OLDEST, "--config-file", ""]
+    paths = ["--python-executable", str(python), "--cache-dir", str(folder / "cache")]
+    lines = run(python, "mypy", *options, *paths, *(file.name for file in FILES), cwd=folder)
+    return refused(re.findall(r"^(.*?):(\d+): error: ", lines, re.M), lines)
 
 
-def test_misuse_is_refused_where_it_stands(cache: Path) -> None:
+def pyright(python: Path, folder: Path) -> Refused:
+    settings = {
+        "include": [file.name for file in FILES],
+        "pythonVersion": OLDEST,
+        "typeCheckingMode": "strict",
+        # The frameworks are stubs alone.
+        "reportMissingModuleSource": False,
+    }
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    text = run(python, "pyright", "--outputjson", "--project", str(folder), cwd=folder)
+    found = json.loads(text)["generalDiagnostics"]
+    places = [(one["file"], one["range"]["start"]["line"] + 1) for one in found if one["severity"] == "error"]
+    return refused(places, json.dumps(found, indent=1))
+
+
+def refused(places: list[tuple[str, Any]], text: str) -> Refused:
+    """Return the refused lines by the names of their files."""
+    # For the report of a test that fails.
+    print(text)
+    found: Refused = {file.name: set() for file in FILES}
+    for file, line in places:
+        found[Path(file).name].add(int(line))
+    return found
+
+
+@pytest.mark.parametrize("checker", [mypy, pyright])
+def test_a_checker_reads_the_types_that_the_page_names(
+    checker: Callable[[Path, Path], Refused], installed: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip(checker.__name__)
+    for file in FILES:
+        shutil.copy(file, tmp_path)
     lines = (FOLDER / "refused.py").read_text().splitlines()
     marked = {number for number, line in enumerate(lines, 1) if line.endswith("# refused")}
-    found = {
-        int(match[1]) for line in checked("refused.py", cache) if (match := re.search(r"refused\.py:(\d+):", line))
-    }
-    assert found == marked
+    assert checker(installed, tmp_path) == {"stated.py": set(), "refused.py": marked}
+
+
+def test_every_public_type_is_known(installed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyright")
+    # NumPy's and Python's own types have unknown parts.
+    options = ["--verifytypes", "tensor_bridge", "--ignoreexternal", "--outputjson"]
+    found = json.loads(run(installed, "pyright", *options, cwd=tmp_path))["typeCompleteness"]
+    assert Path(found["packageRootDirectory"]).is_relative_to(installed.parents[1])
+    unknown = [symbol["name"] for symbol in found["symbols"] if symbol["isExported"] and not symbol["isTypeKnown"]]
+    ambiguous = [symbol["name"] for symbol in found["symbols"] if symbol["isExported"] and symbol["isTypeAmbiguous"]]
+    assert unknown == ambiguous == []
+    assert found["completenessScore"] == 1
+    names = {symbol["name"] for symbol in found["symbols"]}
+    assert {f"tensor_bridge.{name}" for name in ("to_torch", "convert_tf_to_pytorch", "names.Client.watch")} <= names
 
 
 def test_every_kind_is_in_the_type() -> None:

@@ -19,6 +19,10 @@ tb.load("x.npz")  # refused
 tb.load("x.npz", "jax")  # refused
 tb.doctor(timeout="long")  # refused
 tb.doctor().findings.append(None)  # refused
+tb.share(x, writing="all")  # refused
+tb.open("text")  # refused
+tb.processes.configure(users=1000)  # refused
+tb.tensorflow1.Session(b"", ["x:0"], "y:0")  # refused
 try:
     tb.to_torch(x)
 except tb.BridgeError as error:

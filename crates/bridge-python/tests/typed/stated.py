@@ -1,6 +1,7 @@
 """The types of the package, as a program sees them: a type checker reads this file, and nothing runs it."""
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import cupy
 import tensorflow as tf
@@ -10,6 +11,7 @@ from typing_extensions import assert_type
 
 import tensor_bridge as tb
 from tensor_bridge.errors import Kind
+from tensor_bridge.names import Client, Names
 
 
 def each_function_returns_a_tensor_of_its_framework(x: object) -> None:
@@ -57,3 +59,36 @@ def reports_are_typed() -> None:
 def files_are_typed(weights: dict[str, torch.Tensor]) -> None:
     tb.save("x.safetensors", weights)
     assert_type(tb.load("x.safetensors", "torch", device="cuda:0", max_nbytes=1 << 30), Any)
+
+
+def other_processes_are_typed(x: torch.Tensor) -> None:
+    ticket = tb.share([x], expires=5, writing="never")
+    assert_type(ticket, tb.Ticket)
+    assert_type(tb.open(ticket.text, "tensorflow", device="cuda"), Any)
+    assert_type(tb.processes.road(x), Literal["passed", "handle", "files", "copy"])
+    assert_type(tb.serve("names"), Names)
+    with tb.connect("names") as client:
+        assert_type(client, Client)
+        assert_type(client.put("weights", x), int)
+        assert_type(client.watch("weights", timeout=1), Iterator[int])
+
+
+def traces_are_typed() -> None:
+    with tb.trace(limit=10) as trace:
+        pass
+    assert_type(trace.events[0].error, Kind | None)
+    assert_type(trace.rows()[0].nbytes, int)
+
+
+def gradients_are_typed(f: Callable[[tf.Tensor], tf.Tensor], g: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert_type(tb.autograd.torch_function(f), torch.nn.Module)
+    assert_type(tb.autograd.tf_function(g), Callable[..., Any])
+
+
+def graphs_are_typed(x: torch.Tensor) -> None:
+    assert_type(tb.tensorflow.feed(x), tb.tensorflow.Feed)
+    with tb.tensorflow1.Session(b"", {"x:0": "float32"}, "y:0") as session:
+        assert_type(session, tb.tensorflow1.Session)
+        assert_type(session.run({"x:0": x}, "torch"), list[Any])
+    assert_type(tb.profile("torch")["alignment"], int)
+    assert_type(tb.stats()["leased"], int)

@@ -1,4 +1,6 @@
 """What the checks of types have to know of PyTorch."""
 
+from . import nn as nn
+
 class Tensor:
     def detach(self) -> Tensor: ...
