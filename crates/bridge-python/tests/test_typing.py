@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import re
@@ -120,6 +122,33 @@ def test_every_public_type_is_known(installed: Path, tmp_path: Path) -> None:
     assert found["completenessScore"] == 1
     names = {symbol["name"] for symbol in found["symbols"]}
     assert {f"tensor_bridge.{name}" for name in ("to_torch", "convert_tf_to_pytorch", "names.Client.watch")} <= names
+
+
+#: Names of the stub alone: types, and the functions whose keywords are one type, which another test compares.
+STUB_ALONE = ["__all__", "Device", "Keywords", "Order", "Profile", "Stats", "T", "Target", "convert", "plan"]
+
+
+def test_the_stub_says_what_the_extension_module_has(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "alone").write_text("".join(f"tensor_bridge._core.{name}\n" for name in STUB_ALONE))
+    (tmp_path / "mypy.ini").write_text("[mypy]\nfollow_imports = skip\nignore_missing_imports = True\n")
+    files = ["--allowlist", str(tmp_path / "alone"), "--mypy-config-file", str(tmp_path / "mypy.ini")]
+    command = [sys.executable, "-m", "mypy.stubtest", "--concise", "--ignore-disjoint-bases", *files]
+    packages = str(Path(tb.__file__).parent.parent)
+    env = {**os.environ, "MYPYPATH": packages, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command.append("tensor_bridge._core")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_keywords_of_the_stub_are_those_of_conversions() -> None:
+    tree = ast.parse(Path(tb.__file__).with_name("_core.pyi").read_text())
+    (keywords,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Keywords")
+    names = [ast.unparse(node.target) for node in keywords.body if isinstance(node, ast.AnnAssign)]
+    for function in (tb.to_torch, tb.to_cupy, tb.to_numpy, tb.to_tensorflow):
+        assert list(inspect.signature(function).parameters) == ["x", *names]
+    for function in (tb.convert, tb.plan):
+        assert list(inspect.signature(function).parameters) == ["x", "target", *names]
 
 
 def test_every_kind_is_in_the_type() -> None:
