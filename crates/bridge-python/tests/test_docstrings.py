@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import dataclasses
-import doctest
 import functools
 import importlib.util
 import inspect
-import linecache
-import re
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,15 +15,12 @@ from typing import Any
 import pytest
 
 import tensor_bridge as tb
+from docstrings import check_the_example, check_the_function, check_the_summary, entries, sections, source_of
 from tensor_bridge import _core, _doctor, _report, processes
 
 pytest.importorskip("numpy")
 
 MODULES = ["autograd", "errors", "files", "names", "processes", "ray", "tensorflow", "tensorflow1", "tracing"]
-
-#: What shows of a name in a section: ``x : tensor``, ``name, target``.
-ENTRY = re.compile(r"^(\w+(?:, \w+)*)(?: : .+)?$", re.M)
-SECTION = re.compile(r"^([A-Z][\w ]*)\n-+$", re.M)
 
 
 def has(module: str) -> bool:
@@ -86,16 +79,6 @@ def public() -> Iterator[tuple[str, Any]]:
 EVERY = dict(public())
 
 
-def sections(thing: Any) -> dict[str, str]:
-    """Return the sections of a docstring by their titles. The text before the first has the empty title."""
-    title, *rest = SECTION.split(inspect.getdoc(thing) or "")
-    return {"": title, **dict(zip(rest[::2], rest[1::2], strict=True))}
-
-
-def entries(section: str) -> list[str]:
-    return [name for names in ENTRY.findall(section) for name in names.split(", ")]
-
-
 @functools.cache
 def stub() -> dict[str, Any]:
     """Return the functions of the extension module as its stub declares them, by name."""
@@ -138,10 +121,7 @@ def test_everything_public_is_found() -> None:
 def test_the_docstring_fits_the_signature(name: str) -> None:
     thing = EVERY[name]
     found = sections(thing)
-    summary = found[""].splitlines()[0] if found[""] else ""
-    assert re.fullmatch(r"[A-Z`].*[.]", summary) and len(summary) <= 117, summary
-    assert list(found)[1:] == sorted(list(found)[1:], key=ORDER.index)
-    assert not re.search(r"^ *(Raises an?|Returns) ", found[""], re.M), "say that in a section"
+    check_the_summary(found)
     if is_documented_by_its_parent(thing):
         return
     if is_record(thing):
@@ -151,19 +131,11 @@ def test_the_docstring_fits_the_signature(name: str) -> None:
         ]
         assert sorted(entries(found["Attributes"])) == sorted(expected)
         return
-    parameters = [one for one in inspect.signature(thing).parameters if one not in ("self", "cls")]
-    assert entries(found.get("Parameters", "")) == parameters
-    assert "Raises" in found or not parameters
-    if not isinstance(thing, type):
-        yields = inspect.isgeneratorfunction(thing) or inspect.isasyncgenfunction(thing)
-        assert ("Yields" in found) == yields
-        assert ("Returns" in found) == (returns(thing) and not yields)
+    yields = inspect.isgeneratorfunction(thing) or inspect.isasyncgenfunction(thing)
+    returned = not isinstance(thing, type) and returns(thing)
+    check_the_function(thing, found, "Yields" if yields else "Returns" if returned else "")
     if isinstance(thing, type) or name.count(".") == (name.split(".")[0] in MODULES):
         assert ">>> import tensor_bridge as tb" in found.get("Examples", "")
-
-
-#: The order of the sections.
-ORDER = ["Parameters", "Attributes", "Returns", "Yields", "Raises", "Notes", "See Also", "Examples"]
 
 
 def test_a_result_of_a_conversion_has_the_keywords_of_all() -> None:
@@ -190,9 +162,8 @@ REPORT = functools.cache(_doctor.doctor)
 @pytest.mark.parametrize("name", [name for name, thing in EVERY.items() if "Examples" in sections(thing)])
 def test_the_example_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = sections(EVERY[name])["Examples"]
-    source = "\n".join(example.source for example in doctest.DocTestParser().get_examples(text))
     # What an example calls says as much as what it imports.
-    words = f"{name}\n{source}".replace("_tf", "tensorflow")
+    words = f"{name}\n{source_of(text)}".replace("_tf", "tensorflow")
     for word, (what, is_here) in NEEDS.items():
         if word in words and not is_here():
             pytest.skip(f"needs {what}")
@@ -203,17 +174,4 @@ def test_the_example_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPat
         (folder / "tensorflow1").symlink_to(Path(graphs.FOLDER).resolve())
     for module in (tb, _doctor):
         monkeypatch.setattr(module, "doctor", lambda **_: REPORT())
-    assert "doctest:" not in source, "an example runs everywhere, or NEEDS says where"
-    test = doctest.DocTestParser().get_doctest(text, {}, name, None, 0)
-    for number, example in enumerate(test.examples):
-        # TensorFlow reads the sources of what it traces.
-        lines = example.source.splitlines(keepends=True)
-        monkeypatch.setitem(linecache.cache, f"<doctest {name}[{number}]>", (len(example.source), None, lines, name))
-    printed: list[str] = []
-    try:
-        done = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=printed.append)
-    finally:
-        # The last result that was shown.
-        vars(builtins).pop("_", None)
-    assert not done.failed, "".join(printed)
-    assert done.attempted > 1
+    check_the_example(name, text)

@@ -12,7 +12,7 @@ from .errors import of_kind
 
 
 class Taken:
-    """A tensor that a run fetched, in TensorFlow's memory, for other frameworks to use in place.
+    """A tensor that a run fetched, in TensorFlow's memory, for other frameworks to use in place. ``take`` returns it.
 
     ``torch.utils.dlpack.from_dlpack(taken)``, as any other consumer of ``__dlpack__``, returns a tensor that shares
     the memory and keeps it. Consumers of ``__cuda_array_interface__`` do so on a CUDA device, and ``numpy()`` on the
@@ -104,10 +104,20 @@ class Taken:
         }
 
     def record_stream(self, stream: int) -> None:
-        """Record that the memory is used on this CUDA stream, too, which must live as long as this object.
+        """Record that the memory is used on one more CUDA stream.
 
         TensorFlow's stream waits for it before the memory is reused. The legacy default stream, and those passed to
         ``__dlpack__``, need no record.
+
+        Parameters
+        ----------
+        stream : int
+            The driver's handle of the stream, which must live as long as this object.
+
+        Raises
+        ------
+        BridgeError
+            If the driver fails.
         """
         if self._info.device.kind == CUDA:
             library().view_used(self._use(), stream)
@@ -121,7 +131,18 @@ class Taken:
         return self._used
 
     def numpy(self) -> Any:
-        """Return the memory as an array, in place; on the host only. It is writeable unless the tensor is read-only."""
+        """Return the memory as an array, in place; on the host only.
+
+        Returns
+        -------
+        numpy.ndarray
+            Writeable, unless the tensor is read-only.
+
+        Raises
+        ------
+        BridgeValueError
+            If the tensor is on a CUDA device.
+        """
         if self._info.device.kind != CPU:
             text = "the tensor is on {}, and NumPy has arrays on the host: copy it there with a framework that uses it"
             raise of_kind("device", text.format(self.device))

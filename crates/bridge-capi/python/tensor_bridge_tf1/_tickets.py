@@ -19,16 +19,47 @@ _BYTES = 513
 
 
 def share(x: Any, *, expires: float = 60.0, writing: Optional[str] = None) -> str:
-    """Share a tensor with other processes of this user, and return the text of a ticket.
+    """Share a tensor with other processes of this user.
 
-    ``x`` is what ``feed`` takes, or a dict, a list or a tuple of such, of numbers, strings and ``None``. The ticket can
-    be opened for ``expires`` seconds, any number of times, by ``tensor_bridge.open`` and by ``open`` of this module.
+    Parameters
+    ----------
+    x : tensor or tree
+        What ``feed`` takes, or a dict, a list or a tuple of such, of numbers, strings and ``None``.
+    expires : float, optional
+        Seconds for which the ticket can be opened.
+    writing : {None, "private", "never", "shared"}
+        What a process that opens the ticket may do. With ``"private"`` it may write, and sees its own writes alone (the
+        default on the host); with ``"never"`` no process may write; with ``"shared"`` all may, and see each other's
+        writes (the default on a device).
+
+    Returns
+    -------
+    str
+        The text of a ticket. It can be opened any number of times, by ``tensor_bridge.open`` and by ``open`` of this
+        module.
+
+    Raises
+    ------
+    BridgeTypeError
+        If something in ``x`` can be neither shared nor described.
+    BridgeValueError
+        If an argument has no such value.
+    BridgeError
+        If the memory cannot leave the process.
+
+    Notes
+    -----
     Memory of the host is copied once; that of a CUDA device is shared in place, where its allocator allows that. It is
-    kept until the ticket has expired and every process that opened it has dropped the tensors or has died.
+    kept until the ticket has expired and every process that opened it has dropped the tensors or has ended.
 
-    ``writing`` says what a process that opens the ticket may do. With ``"private"`` it may write, and sees its own
-    writes alone (the default on the host); with ``"never"`` no process may write; with ``"shared"`` all may, and see
-    each other's writes (the default on a device).
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tensor_bridge_tf1 as tb
+    >>> ticket = tb.share({"weights": np.ones(3), "step": 7})
+    >>> tb.open(ticket)
+    {'weights': array([1., 1., 1.]), 'step': 7}
+    >>> tb.revoke(ticket)
     """
     leaves, tree = flattened(x)
     tensors = [_sources.lent(_sources.resolved(leaf, None)) for leaf in leaves]
@@ -44,10 +75,36 @@ def share(x: Any, *, expires: float = 60.0, writing: Optional[str] = None) -> st
 
 
 def open(ticket: Any) -> Any:
-    """Return what another process has shared, as NumPy arrays over its memory, or ``Shared`` tensors on a CUDA device.
+    """Open what another process has shared, in place.
 
-    ``ticket`` is the text of a ticket, or a ticket of ``tensor_bridge``. Both can be fed to graphs in place. When the
-    last view of them is dropped, the memory goes back to the process that shares it.
+    Parameters
+    ----------
+    ticket : str, bytes or ticket
+        The text of a ticket, or a ticket of ``tensor_bridge``.
+
+    Returns
+    -------
+    tensor or tree
+        What was shared: NumPy arrays over its memory, or ``Shared`` tensors on a CUDA device. Both can be fed to graphs
+        in place. When the last view of them is dropped, the memory is returned to the process that shares it.
+
+    Raises
+    ------
+    BridgeConnectionError
+        If the ticket has expired or was revoked, or its process has ended.
+    BridgePermissionError
+        If that process runs as another user.
+    BridgeValueError
+        If ``ticket`` is none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tensor_bridge_tf1 as tb
+    >>> ticket = tb.share(np.ones(3))
+    >>> tb.open(ticket)
+    array([1., 1., 1.])
+    >>> tb.revoke(ticket)
     """
     opened = Owned("opened_drop")
     library().open(_text(ticket), opened.out)
@@ -57,7 +114,26 @@ def open(ticket: Any) -> Any:
 
 
 def revoke(ticket: Any) -> None:
-    """End a share of this process now. A process that has it open keeps the memory, and is told at its next call."""
+    """End a share of this process now.
+
+    A process that has it open keeps the memory, and its next call with it raises a ``BridgeConnectionError``.
+
+    Parameters
+    ----------
+    ticket : str, bytes or ticket
+        The text of a ticket, or a ticket of ``tensor_bridge``.
+
+    Raises
+    ------
+    BridgeValueError
+        If ``ticket`` is none, or if this process shares nothing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import tensor_bridge_tf1 as tb
+    >>> tb.revoke(tb.share(np.ones(3)))
+    """
     library().revoke(_text(ticket))
 
 
@@ -70,9 +146,18 @@ def _text(ticket: Any) -> bytes:
 
 
 class Shared:
-    """A tensor of another process: ``feed`` and ``share`` take it, and NumPy on the host.
+    """A tensor of another process, on a CUDA device, as ``open`` returns it. ``feed`` and ``share`` take it.
 
-    On a CUDA device the work of that process on it is waited for, and its memory goes back behind the work here.
+    Reads wait for the pending work of that process on it. Its memory is returned behind the work of this process.
+
+    Attributes
+    ----------
+    dtype : str
+        Such as ``"float32"``.
+    shape : tuple of int
+        Lengths, in elements.
+    device : str
+        Such as ``"cuda:0"``.
     """
 
     def __init__(self, opened: Owned, index: int) -> None:
@@ -99,7 +184,13 @@ class Shared:
         }
 
     def lent(self) -> Owned:
-        """Return the tensor, for the library."""
+        """Return the tensor, for the library.
+
+        Returns
+        -------
+        Owned
+            A tensor of the library.
+        """
         tensor = Owned("tensor_drop")
         library().opened_tensor(self._opened, self._index, tensor.out)
         return tensor

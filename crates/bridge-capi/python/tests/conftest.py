@@ -10,9 +10,9 @@ from typing import Any, Iterator
 
 import pytest
 
-import tensor_bridge_tf1 as tb
+from tensor_bridge_tf1 import _calls
 
-# For ``capsules``, which is one for both packages.
+# For ``capsules`` and ``docstrings``, which are one for both packages.
 sys.path.append(str(Path(__file__).parents[3] / "bridge-python" / "tests"))
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -49,7 +49,7 @@ def nothing_leaks() -> Iterator[None]:
 
 def alive() -> Any:
     gc.collect()
-    stats = tb._counts()
+    stats = _calls.counts()
     return stats["leased"] - stats["released"], stats["untaken"]
 
 

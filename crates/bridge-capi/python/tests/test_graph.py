@@ -13,6 +13,7 @@ import pytest
 import tensor_bridge_tf1 as tb
 from conftest import wait_until
 from memory import aligned, resident
+from tensor_bridge_tf1 import _calls
 
 
 def test_a_session_works_on_the_memory_of_torch(tf: Any, session: Any) -> None:
@@ -252,8 +253,8 @@ def test_what_is_never_taken_goes_with_its_session_and_is_warned_of(tf: Any) -> 
         assert tb.stats()["untaken"] == before["untaken"] + 3
         session.close()
         del session
-    wait_until(lambda: tb._counts()["reclaimed"] == before["reclaimed"] + 3)
-    assert tb._counts()["untaken"] == before["untaken"]
+    wait_until(lambda: _calls.counts()["reclaimed"] == before["reclaimed"] + 3)
+    assert _calls.counts()["untaken"] == before["untaken"]
     with pytest.warns(ResourceWarning, match="3 results of external_output were never taken"):
         with pytest.raises(tb.BridgeBufferError, match="session is closed"):
             tb.take(handles[0])
