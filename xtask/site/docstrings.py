@@ -80,6 +80,10 @@ class RustDocstrings(griffe.Extension):
         core = pkg["_core"]
         # Else the choices of a parameter, which are strings, are taken for names.
         core.set_member("annotations", griffe.Alias("annotations", "__future__.annotations"))
+        for made in core.classes.values():
+            # Classes of Rust have no ``__init__``, which is where griffe looks for parameters.
+            if "__new__" in made.members:
+                made.set_member("__init__", made.members["__new__"])
         for owner, name, text, signature in items():
             if not owner and signature:
                 callable_in(core, name, signature)
