@@ -159,9 +159,17 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
 REPORT = functools.cache(_doctor.doctor)
 
 
-@pytest.mark.parametrize("name", [name for name, thing in EVERY.items() if "Examples" in sections(thing)])
+#: The examples by the names that they belong to.
+EXAMPLES = {
+    name: found["Examples"]
+    for name, thing in {"tensor_bridge": tb, **EVERY}.items()
+    if "Examples" in (found := sections(thing))
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_example_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = sections(EVERY[name])["Examples"]
+    text = EXAMPLES[name]
     # What an example calls says as much as what it imports.
     words = f"{name}\n{source_of(text)}".replace("_tf", "tensorflow")
     for word, (what, is_here) in NEEDS.items():

@@ -3,6 +3,18 @@
 ``to_torch``, ``to_cupy``, ``to_numpy`` and ``to_tensorflow`` take a tensor of any framework that this package knows, a
 DLPack capsule, or any object with ``__dlpack__`` or an array interface. The result shares the memory and is safe to use
 in the target's current stream. When its last view is dropped, the owner reuses the memory in stream order.
+
+Examples
+--------
+>>> import torch
+>>> import tensor_bridge as tb
+>>> t = torch.zeros(2, 3)
+>>> a = tb.to_numpy(t)  # a numpy.ndarray over the memory of t
+>>> a[0, 0] = 42
+>>> t[0]
+tensor([42.,  0.,  0.])
+>>> tb.plan(a[:, ::-1], "torch")
+<Plan: copy of 24 bytes on cpu by host because of negative strides>
 """
 
 import importlib
