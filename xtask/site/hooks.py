@@ -37,6 +37,8 @@ LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(http
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 #: What tables.py replaces: a name, and its arguments.
 MARK = re.compile(r"<!-- table: ([\w ]+?) -->")
+#: What a code host shows as the link beside it, and the site as code: a file, by its path from the page.
+SHOWN = re.compile(r"<!-- code: ([\w./]+) -->")
 #: Code, in which nothing is a link.
 CODE = re.compile(r"(^(?:```|~~~~).*?^(?:```|~~~~)$|`[^`\n]+`)", re.M | re.S)
 
@@ -97,10 +99,11 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in tables, and turn links to the repository into links to pages of the site."""
+    """Fill in tables and files, and turn links to the repository into links to pages of the site."""
     path = page.file.src_uri
     to_root = relpath(".", str(PurePosixPath(path).parent))
     markdown = MARK.sub(lambda mark: tables.filled(mark[1], to_root), markdown)
+    markdown = SHOWN.sub(lambda mark: fenced(ROOT / source(path, mark[1])), markdown)
     here = str(PurePosixPath(path).parent)
     parts = CODE.split(markdown)
     parts[::2] = (
@@ -148,8 +151,13 @@ def outside(files: Files, config: MkDocsConfig) -> Iterator[tuple[str, str]]:
             if file.suffix == ".md":
                 pending.append((uri(path), body))
             else:
-                body = f"# {file.name}\n\n`{path}`\n\n~~~~{file.suffix[1:]}\n{body}\n~~~~\n"
+                body = f"# {file.name}\n\n`{path}`\n\n{fenced(file)}\n"
             yield uri(path), body
+
+
+def fenced(file: Path) -> str:
+    """Return the text of a file as a block of code."""
+    return f"~~~~{file.suffix[1:]}\n{file.read_text()}\n~~~~"
 
 
 def reference() -> Iterator[tuple[str, str]]:

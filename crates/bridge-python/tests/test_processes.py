@@ -320,15 +320,6 @@ def test_the_page_runs(tmp_path: Path) -> None:
         tb.revoke(space[ticket])
 
 
-def test_the_example_runs() -> None:
-    pytest.importorskip("tensorflow")
-    script = Path(__file__).parents[3] / "examples" / "shared_weights.py"
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "weights shared once: True" in done.stdout and "Traceback" not in done.stderr, done.stderr
-
-
 def test_names_and_versions(tmp_path: Path, other: Other) -> None:
     path = tmp_path / "names"
     with tb.serve(path) as names:

@@ -1,0 +1,79 @@
+"""Serve a frozen model of TensorFlow 1.15 inside a PyTorch program: HTTP requests, answered by threads in parallel.
+
+PyTorch unpacks a camera's frame, the old graph corrects it in place, and PyTorch reads the result in place. Install
+``tensor-bridge torch tensorflow``, unpack the wheel of TensorFlow 1.15, and name its folder::
+
+    TENSOR_BRIDGE_TENSORFLOW1=tensorflow-1.15.5/tensorflow_core python examples/frozen_service.py
+"""
+
+import argparse
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.request import urlopen
+
+import numpy as np
+import torch
+
+import tensor_bridge as tb
+
+SHAPE = (64, 64)  # rows and columns of a frame
+GAIN, OFFSET = (np.random.RandomState(1).uniform(low, 1, SHAPE).astype("float32") for low in (0.5, -1))
+
+
+def frozen() -> bytes:
+    """Return a frozen graph, ``y = gain * x + offset``. Yours is a file: ``Path("model.pb").read_bytes()``."""
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default() as graph:
+        tf.add(GAIN * tf.placeholder("float32", SHAPE, name="x"), OFFSET, name="y")
+    return bytes(graph.as_graph_def().SerializeToString())
+
+
+class Service(BaseHTTPRequestHandler):
+    """Corrects the frame in a request, bytes of one pixel each, and answers with its brightest pixel."""
+
+    session: tb.tensorflow1.Session
+    device: str
+
+    def do_POST(self) -> None:
+        """Answer one request. The server calls this on a thread of its own for each."""
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        frame = torch.frombuffer(bytearray(body), dtype=torch.uint8).reshape(SHAPE).to(self.device) / 255
+        corrected, seen = self.session.run({"x:0": frame})
+        y = tb.to_torch(corrected)
+        in_place = (seen.address, y.data_ptr()) == (frame.data_ptr(), corrected.address)
+        self.send_response(200)
+        self.end_headers()
+        answer = {"pixel": int(y.argmax()), "value": y.max().item(), "in_place": in_place}
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def main() -> None:
+    """Serve on loopback, send requests from several threads, and check every answer."""
+    parser = argparse.ArgumentParser(description="Serve a frozen model of TensorFlow 1.15 from PyTorch.")
+    parser.add_argument("--requests", type=int, default=32)
+    version = tb.tensorflow1.open()
+    frames = np.random.RandomState(2).randint(0, 256, (parser.parse_args().requests, *SHAPE), np.uint8)
+    with (
+        tb.tensorflow1.Session(frozen(), {"x:0": ("float32", SHAPE)}, ["y:0", "x:0"]) as Service.session,
+        ThreadingHTTPServer(("127.0.0.1", 0), Service) as server,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        Service.device = "cuda" if any("/device:GPU:" in name for name in Service.session.devices) else "cpu"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        answers = [json.load(answer) for answer in clients.map(lambda frame: urlopen(url, frame.tobytes()), frames)]
+        server.shutdown()
+    for expected, answer in zip(GAIN * (frames / np.float32(255)) + OFFSET, answers, strict=True):
+        assert answer["in_place"] and answer["pixel"] == expected.argmax()
+        assert abs(answer["value"] - expected.max()) < 1e-5
+    print(f"TensorFlow {version} answered {len(answers)} requests on tensors of PyTorch on {Service.device}, in place")
+
+
+if __name__ == "__main__":
+    main()
