@@ -7,7 +7,6 @@ sees every step of the optimizer: no copy, no message. Install ``tensor-bridge t
 """
 
 import argparse
-import contextlib
 import os
 import subprocess
 import sys
@@ -29,7 +28,7 @@ def serve(path: Path) -> None:
         names.put("answer", {"of": version, "y": tf.reduce_sum(batch * weights["w"], 1) + weights["b"]})
 
 
-def train(path: Path, steps: int) -> None:
+def train(names: tb.names.Names, steps: int) -> None:
     """Train a linear model, and compare the server's predictions with its own."""
     import torch
 
@@ -37,21 +36,20 @@ def train(path: Path, steps: int) -> None:
     torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
     x = torch.rand(256, 8)
     y = x @ torch.arange(8.0) + 3
-    with tb.serve(path) as names:
-        shared = names.put("weights", {"w": torch.zeros(8), "b": torch.zeros(1)}, writing="shared")
-        w, b = map(torch.nn.Parameter, names.get("weights", "torch").values())  # views of the shared memory
-        optimizer = torch.optim.Adam([w, b], lr=0.2)
-        for step in range(steps + 1):
-            if step % 50 == 0:
-                version = names.put("batch", x)
-                answers = (names.get("answer", "torch") for _ in names.watch("answer", timeout=300))
-                answer = next(answer["y"] for answer in answers if answer["of"] == version)
-                torch.testing.assert_close(answer, (x @ w + b).detach(), rtol=1e-4, atol=1e-4)
-                print(f"step {step}: the server's loss is {(answer - y).square().mean().item():.4f}")
-            optimizer.zero_grad()
-            (x @ w + b - y).square().mean().backward()
-            optimizer.step()
-        assert names.list()["weights"][0] == shared
+    shared = names.put("weights", {"w": torch.zeros(8), "b": torch.zeros(1)}, writing="shared")
+    w, b = map(torch.nn.Parameter, names.get("weights", "torch").values())  # views of the shared memory
+    optimizer = torch.optim.Adam([w, b], lr=0.2)
+    for step in range(steps + 1):
+        if step % 50 == 0:
+            version = names.put("batch", x)
+            answers = (names.get("answer", "torch") for _ in names.watch("answer", timeout=300))
+            answer = next(answer["y"] for answer in answers if answer["of"] == version)
+            torch.testing.assert_close(answer, (x @ w + b).detach(), rtol=1e-4, atol=1e-4)
+            print(f"step {step}: the server's loss is {(answer - y).square().mean().item():.4f}")
+        optimizer.zero_grad()
+        (x @ w + b - y).square().mean().backward()
+        optimizer.step()
+    assert names.list()["weights"][0] == shared
     print(f"weights shared once, on {x.device}: the server saw every step")
 
 
@@ -62,14 +60,15 @@ def main() -> None:
     parser.add_argument("--serve", type=Path, metavar="PATH", help="be the server of the names at this path")
     options = parser.parse_args()
     if options.serve:
-        with contextlib.suppress(ConnectionError):  # the trainer ends first
-            return serve(options.serve)
+        return serve(options.serve)
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true", **os.environ}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "names"
-        with subprocess.Popen([sys.executable, __file__, "--serve", path], env=environment) as server:
+        command = [sys.executable, __file__, "--serve", str(path)]
+        # The names are there before the server looks for them.
+        with tb.serve(path) as names, subprocess.Popen(command, env=environment) as server:
             try:
-                train(path, options.steps)
+                train(names, options.steps)
             finally:
                 server.kill()
 
