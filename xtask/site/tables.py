@@ -86,12 +86,57 @@ def sources(links: str, *names: str) -> str:
     return f"\n\nFrom {said}. The speed of hosts differs by a factor of two: compare times of one report."
 
 
+def newest(bench: str, **wanted: object) -> dict[str, str]:
+    """Return the newest reports of a bench that have such a row: that on a GPU (``cuda``), then that on the host."""
+    found = {}
+    for path in sorted(RESULTS.glob(f"*/{bench}.json")):
+        name = str(path.relative_to(RESULTS).with_suffix(""))
+        for row in report(name)["rows"]:
+            if all(row[key] == value for key, value in wanted.items()):
+                found[row["device"].partition(":")[0]] = name
+    return {kind: found[kind] for kind in ("cuda", "cpu") if kind in found}
+
+
+#: What bench_ways calls the ways.
+SAID = {
+    "in place": "in place",
+    "host": "through the host and back",
+    "file": "through a file",
+    "process": "in another process",
+}
+
+
+def side_by_side(links: str, name: str, source: str, target: str) -> str:
+    """The ways from one framework to another, as bench_ways has measured them at every size."""
+    rows = [row for row in report(name)["rows"] if (row["source"], row["target"]) == (source, target)]
+    sizes = sorted({row["mib"] for row in rows})
+    lines = []
+    for way in dict.fromkeys(row["way"] for row in rows):
+        of = [one(rows, way=way, mib=mib) for mib in sizes]
+        figures = [row[who] for row in of for who in ("ours", "theirs")]
+        lines.append((SAID[way], *("–" if one is None else micro(one) for one in figures), of[0]["by"] or "–"))
+    host = report(name)["host"]
+    where = "on a GPU" if rows[0]["device"] != "cpu" else f"on the host, {host['cores']} cores"
+    words = [f"{mib:g} MiB" if mib < 1024 else f"{mib / 1024:g} GiB" for mib in sizes]
+    head = (where, *(cell for size in words for cell in (f"{size}, µs", "without it, µs")), "by")
+    return table(head, lines, f"l{'r' * 2 * len(sizes)}l") + sources(links, name)
+
+
 #: The columns of the tables that compare the ways. The last one says what the third measures.
 WAYS = (f"{MIB} MiB on a GPU", "tensor-bridge, µs", "without it, µs", "by")
 
 
 def ways(links: str, source: str, target: str) -> str:
-    """The ways of 64 MiB from one framework to another on a GPU, side by side."""
+    """The ways from one framework to another, side by side."""
+    found = newest("bench_ways", source=source, target=target)
+    tables = [side_by_side(links, name, source, target) for name in found.values()]
+    if "cuda" not in found:
+        tables.insert(0, composed(links, source, target))
+    return "\n\n".join(tables)
+
+
+def composed(links: str, source: str, target: str) -> str:
+    """The ways of 64 MiB on a GPU out of several benches, for a pair that bench_ways has not measured there."""
     native = {"torch": "torch.from_dlpack", "cupy": "cupy.from_dlpack"}.get(target, "tf.experimental.dlpack")
     native = "tf.experimental.dlpack" if source == "tensorflow" else native
     rows = []
@@ -142,7 +187,22 @@ def ways1(links: str) -> str:
         *elsewhere(),
     ]
     note = "\n\n¹ Measured between two processes with PyTorch: sharing and opening alone."
-    return table(WAYS, rows, "lrrl") + note + sources(links, SESSIONS, PROCESSES)
+    found = newest("bench_ways", target="tensorflow1").values()
+    measured = (side_by_side(links, name, "torch", "tensorflow1") for name in found)
+    return "\n\n".join([table(WAYS, rows, "lrrl") + note + sources(links, SESSIONS, PROCESSES), *measured])
+
+
+def training(links: str) -> str:
+    """A step of a PyTorch model with a layer of TensorFlow, beside its halves."""
+    tables = []
+    for name in newest("bench_training").values():
+        rows = [
+            (row["width"], *(micro(row[who]) for who in ("whole", "torch", "tensorflow")), f"{row['part']:.2f}")
+            for row in report(name)["rows"]
+        ]
+        head = ("width", "whole step, µs", "PyTorch's half, µs", "TensorFlow's half, µs", "part of the halves")
+        tables.append(table(head, rows, "r") + sources(links, name))
+    return "\n\n".join(tables)
 
 
 def orders(links: str, source: str, target: str) -> str:
@@ -293,6 +353,7 @@ TABLES: dict[str, Callable[..., str]] = {
     for made in (
         ways,
         ways1,
+        training,
         sessions,
         orders,
         handoff,

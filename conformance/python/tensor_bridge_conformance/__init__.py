@@ -25,6 +25,8 @@ def main(argv: list[str]) -> int:
         ("--copies", "bench_copies"),
         ("--moves", "bench_moves"),
         ("--processes", "bench_processes"),
+        ("--ways", "bench_ways"),
+        ("--training", "bench_training"),
     ):
         if option in argv:
             measured = importlib.import_module(f"tensor_bridge_conformance.{module}")

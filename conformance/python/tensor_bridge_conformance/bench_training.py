@@ -1,0 +1,227 @@
+"""Cost of a training step of a PyTorch model with a layer of TensorFlow in it, beside its two halves run alone.
+
+The model has a layer of PyTorch, a dense layer of Keras by ``tb.autograd.torch_function``, and another layer of
+PyTorch; all are square, with float32 without rounding to TF32. Three steps take turns in one process:
+
+- *whole*: forward, backward and a step of PyTorch's optimizer over all parameters.
+- *PyTorch*: the same without the layer of Keras. What it would return, and its gradient, are tensors made beforehand.
+- *TensorFlow*: the layer of Keras alone, under a ``tf.GradientTape``, with the gradient of its result made beforehand,
+  and the descent of its variables.
+
+The part is the whole step as a part of the sum of the two. Before, the gradients of the first step are compared with
+those of the same model in PyTorch alone: the length of the difference, as a part of the gradient's length.
+
+    python -m tensor_bridge_conformance.bench_training --device cuda:0 --report out
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensor_bridge_conformance import host
+from tensor_bridge_conformance.reports import Verdict, bars, conclude
+
+#: Rows of a batch, and widths of the layers.
+BATCH = {"cpu": 1024, "cuda": 8192}
+WIDTHS = {"cpu": [256, 512, 1024], "cuda": [1024, 2048, 4096]}
+#: Rounds that do not count.
+WARM_UP = 3
+#: Seconds of a batch of steps, and the most steps in one.
+TIME, MOST = 0.2, 20
+#: What the optimizers multiply gradients by.
+RATE = 1e-3
+
+#: The most that gradients may differ, and on a device the most that the widest step may take, as a part of its halves.
+DIFFERENCE, PART = 1e-5, 1.05
+
+#: The frameworks whose versions the report names.
+FRAMEWORKS = ("torch", "tensorflow")
+
+
+@dataclass
+class Row:
+    """One width: medians over the rounds in nanoseconds, and the median of the part within a round."""
+
+    device: str
+    batch: int
+    width: int
+    whole: float
+    torch: float
+    tensorflow: float
+    part: float
+    #: The largest difference of a gradient.
+    difference: float
+
+
+class Setting:
+    """The three steps for layers of one width."""
+
+    def __init__(self, device: str, batch: int, width: int) -> None:
+        """Make the model and its halves, and compare the gradients."""
+        import keras
+        import tensorflow as tf
+        import torch
+
+        import tensor_bridge as tb
+
+        tf.config.experimental.enable_tensor_float_32_execution(False)
+        torch.manual_seed(0)
+        keras.utils.set_random_seed(0)
+        self.tf, self.torch, self.device = tf, torch, device
+        self.place = device.replace("cuda", "GPU")
+        with tf.device(self.place):
+            self.layer: Any = keras.layers.Dense(width, activation="tanh")
+            self.layer.build((None, width))
+        self.variables = [variable.value for variable in self.layer.trainable_variables]
+        middle = tb.autograd.torch_function(self.layer, variables=self.layer.trainable_variables)
+        first, last = (torch.nn.Linear(width, width, device=device) for _ in range(2))
+        self.first, self.last = first, last
+        self.model = torch.nn.Sequential(first, middle, last)
+        self.x, self.y = (torch.rand(batch, width, device=device) for _ in range(2))
+        self.difference = self._difference(width)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
+        self.own = torch.optim.SGD([*first.parameters(), *last.parameters()], lr=RATE)
+        # What crosses between the halves.
+        with torch.no_grad():
+            entered = first(self.x)
+            left = middle(entered)
+        self.left = left.clone().requires_grad_()
+        self.gradient = torch.rand_like(left) / left.numel()
+        self.entered, self.sent = tb.to_tensorflow([entered, self.gradient], copy=True)
+
+    def _difference(self, width: int) -> float:
+        torch = self.torch
+        twin = torch.nn.Sequential(
+            torch.nn.Linear(width, width), torch.nn.Linear(width, width), torch.nn.Tanh(), torch.nn.Linear(width, width)
+        ).to(self.device)
+        with torch.no_grad():
+            for mine, other in zip(twin.parameters(), self.model.parameters(), strict=True):
+                mine.copy_(other.T if mine is twin[1].weight else other)  # Keras has (inputs, outputs)
+        for model in (twin, self.model):
+            torch.nn.functional.mse_loss(model(self.x), self.y).backward()
+        differences = []
+        for mine, other in zip(twin.parameters(), self.model.parameters(), strict=True):
+            gradient = other.grad.T if mine is twin[1].weight else other.grad
+            differences.append(((gradient - mine.grad).norm() / mine.grad.norm()).item())
+        return float(torch.tensor(differences).max())  # NaN where one is
+
+    def whole(self) -> None:
+        """Take a step of the model."""
+        self.optimizer.zero_grad()
+        self.torch.nn.functional.mse_loss(self.model(self.x), self.y).backward()
+        self.optimizer.step()
+
+    def alone(self) -> None:
+        """Take a step of PyTorch's half."""
+        self.own.zero_grad()
+        self.left.grad = None
+        entered = self.first(self.x)
+        self.torch.nn.functional.mse_loss(self.last(self.left), self.y).backward()
+        entered.backward(self.gradient)
+        self.own.step()
+
+    def layer_alone(self) -> None:
+        """Take a step of TensorFlow's half."""
+        with self.tf.device(self.place):
+            with self.tf.GradientTape() as tape:
+                tape.watch(self.entered)
+                result = self.layer(self.entered)
+            _, *gradients = tape.gradient(result, [self.entered, *self.variables], output_gradients=self.sent)
+            for variable, gradient in zip(self.variables, gradients, strict=True):
+                variable.assign_sub(RATE * gradient)
+
+    def batch(self, step: Callable[[], None], steps: int) -> float:
+        """Return nanoseconds per step, with the garbage collector off."""
+        self.settle()
+        gc.disable()
+        try:
+            started = time.perf_counter_ns()
+            for _ in range(steps):
+                step()
+            self.settle()
+            return (time.perf_counter_ns() - started) / steps
+        finally:
+            gc.enable()
+
+    def settle(self) -> None:
+        """Wait for the device."""
+        if self.device != "cpu":
+            self.torch.cuda.synchronize(self.device)
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print a table, write ``bench_training.json`` and ``.md``. Return 0 when every bar is met."""
+    options = _options(argv)
+    # PyTorch before TensorFlow, which shows stubs of CUDA to libraries that are loaded later.
+    import torch  # noqa: F401
+
+    kind = options.device.partition(":")[0]
+    widths = [int(width) for width in options.widths.split(",")] if options.widths else WIDTHS[kind]
+    rows = [measure(options.device, options.batch or BATCH[kind], width, options.rounds) for width in widths]
+    verdicts = judge(rows)
+    about = host.describe(*FRAMEWORKS)
+    return conclude(options.report, "bench_training", markdown(about, rows, verdicts), about, rows, verdicts)
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="bench_training", description=__doc__, formatter_class=formatter)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:0 (default: cpu)")
+    parser.add_argument("--batch", type=int, help="rows of a batch (default: 1024, on a device 8192)")
+    parser.add_argument("--widths", metavar="N,...", help="widths (default: 256 to 1024, on a device 1024 to 4096)")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds per width (default: 20)")
+    parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write the report")
+    return parser.parse_args(argv)
+
+
+def measure(device: str, batch: int, width: int, rounds: int) -> Row:
+    """Measure. The steps take turns in every round."""
+    setting = Setting(device, batch, width)
+    steps = (setting.whole, setting.alone, setting.layer_alone)
+    first = [min(setting.batch(step, 1) for _ in range(WARM_UP)) for step in steps]
+    count = max(1, min(MOST, int(TIME * 1e9 / max(first))))
+    taken = [tuple(setting.batch(step, count) for step in steps) for _ in range(rounds + WARM_UP)][WARM_UP:]
+    whole, alone, layer = (statistics.median(figures) for figures in zip(*taken, strict=True))
+    part = statistics.median(both / (torch + tensorflow) for both, torch, tensorflow in taken)
+    return Row(device, batch, width, whole, alone, layer, part, setting.difference)
+
+
+def judge(rows: Sequence[Row]) -> list[Verdict]:
+    """Compare with the bars. Time is judged on devices only: on a host two pools of threads share the cores."""
+    worst = max(rows, key=lambda row: (math.isnan(row.difference), row.difference)).difference
+    verdicts = [Verdict("difference of gradients, at most", worst, DIFFERENCE, worst <= DIFFERENCE)]
+    on_device = [row for row in rows if row.device.startswith("cuda")]
+    if on_device:
+        widest = max(on_device, key=lambda row: row.width)
+        what = f"step of width {widest.width}: part of the halves, at most"
+        verdicts.append(Verdict(what, widest.part, PART, widest.part <= PART))
+    return verdicts
+
+
+def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
+    """Return the report."""
+    lines = [
+        host.heading(about),
+        "",
+        f"A step of three layers, the one in the middle of Keras. {about['cores']} cores.",
+    ]
+    lines += ["", "| device | batch | width | whole, µs | PyTorch, µs | TensorFlow, µs | part | difference |"]
+    lines += ["|---|--:|--:|--:|--:|--:|--:|--:|"]
+    for row in rows:
+        times = " | ".join(f"{figure / 1000:,.0f}" for figure in (row.whole, row.torch, row.tensorflow))
+        where = f"{row.device} | {row.batch} | {row.width}"
+        lines.append(f"| {where} | {times} | {row.part:.3f} | {row.difference:.1e} |")
+    lines += bars(verdicts)
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
