@@ -193,7 +193,7 @@ def ways1(links: str) -> str:
 
 
 def training(links: str) -> str:
-    """A step of a PyTorch model with a layer of TensorFlow, beside its halves."""
+    """A step of a PyTorch model with a layer of TensorFlow, beside its halves. Nothing before there is a report."""
     tables = []
     for name in newest("bench_training").values():
         rows = [
