@@ -87,7 +87,10 @@ class Setting:
         self.tb: Any = tb
         self.array: Any = (numpy.arange(nbytes // 4) % 251).astype(numpy.float32)
         self.source = framework(source, device)
-        self.x = self.source.up(self.array.copy())
+        # In memory of the framework's own: an array may begin where 64 does not divide the address.
+        self.x = self.tb.convert(self.source.up(self.array), source, copy=True)
+        if not self.tb.plan(self.x, target).zero_copy:
+            raise RuntimeError(f"a tensor of {source} is not in place in {target}")
         self.file, self.memory = folder / "tensor.npy", shared / "tensor"
         self.other: Other | None = None
         on_host, copy = device == "cpu", True if device == "cpu" else None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+torch: Any = pytest.importorskip("torch")
 pytest.importorskip("tensorflow")
 pytest.importorskip("tensor_bridge_conformance", reason="the suite's package is in the bundle")
 ways: Any = pytest.importorskip("tensor_bridge_conformance.bench_ways")
@@ -22,8 +22,8 @@ TENSORFLOW1 = bool(os.environ.get("TENSOR_BRIDGE_TENSORFLOW1"))
 
 
 def measured(bench: str, folder: Path, *options: str) -> tuple[Any, str]:
-    """Run a bench on the host, and return its report."""
-    command = [sys.executable, "-m", f"tensor_bridge_conformance.{bench}", "--report", str(folder), "--device=cpu"]
+    """Run a bench, and return its report."""
+    command = [sys.executable, "-m", f"tensor_bridge_conformance.{bench}", "--report", str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [*command, *options], capture_output=True, text=True, timeout=600, check=False, env=environment
@@ -47,6 +47,17 @@ def test_the_ways_are_measured_side_by_side(tmp_path: Path) -> None:
     assert {key[:2] for key in rows} == ({("torch", "tensorflow1")} if TENSORFLOW1 else set())
     assert all(row["theirs"] is None for row in rows.values())
     assert not list(tmp_path.glob("**/*.npy"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_the_ways_are_measured_on_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    report, _ = measured("bench_ways", tmp_path, "--device=cuda:0", "--sizes=1", "--rounds=1", f"--folder={tmp_path}")
+    rows = {(row["source"], row["target"], row["way"]): row for row in report["rows"]}
+    for pair in (("torch", "tensorflow"), ("tensorflow", "torch"), ("cupy", "tensorflow"), ("cupy", "torch")):
+        for way in ("in place", "host", "file", "process"):
+            row = rows[(*pair, way)]
+            assert min(row["ours"], row["theirs"]) > 100 and row["device"] == "cuda:0"
 
 
 def test_wrong_elements_are_no_measurement() -> None:
