@@ -31,7 +31,8 @@ def framework(name: str, device: str) -> Framework:
         with tf.device(device.replace("cuda", "GPU")):
             return tf.convert_to_tensor(array)
 
-    return Framework(up, lambda x: x.numpy())
+    # A tensor on a device keeps the array that its first ``numpy`` made. This one is new each time.
+    return Framework(up, lambda x: tf.identity(x).numpy())
 
 
 def native(source: str, target: str) -> tuple[Callable[[Any], Any], str]:
