@@ -138,9 +138,10 @@ class TensorFlow(Unwritable):
     def place(self, tensor: Any) -> tuple[int, bool, str]:
         """Return address, read-only and device of a dtype that DLPack does not know, by TensorFlow's C functions."""
         folder = Path(self.tf.__file__).parent
-        handle_of = ctypes.PyDLL(str(folder / "python/lib_pywrap_tensorflow_common.so"))[
-            "_Z18EagerTensor_HandlePK7_object"
-        ]
+        # By its new and its old name.
+        names = (f"python/{name}.so" for name in ("lib_pywrap_tensorflow_common", "_pywrap_tensorflow_internal"))
+        library = next(folder / name for name in names if (folder / name).exists())
+        handle_of = ctypes.PyDLL(str(library))["_Z18EagerTensor_HandlePK7_object"]
         functions = ctypes.CDLL(str(folder / "libtensorflow_cc.so.2"))
         address_of, new_status = functions.TFE_TensorHandleDevicePointer, functions.TF_NewStatus
         for function in (handle_of, address_of, new_status):
