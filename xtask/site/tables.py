@@ -348,6 +348,24 @@ def runs(links: str) -> str:
     return table(("report", "device", "versions", "cases", "properties passed", "failed"), rows, "lll")
 
 
+def versions(links: str, package: str) -> str:
+    """The versions of a package with which the suite ran, the newest first: what ``cargo xtask versions`` wrote."""
+    rows = []
+    for row in reversed(json.loads((ROOT / "docs/versions.json").read_text())):
+        if row["package"] != package:
+            continue
+        others = {"python": row["python"], **row["with"]} if package != "python" else row["with"]
+        beside = ", ".join(
+            f"{NAMES.get(other, other.capitalize())} {version}".replace(" ", "\N{NO-BREAK SPACE}")
+            for other, version in others.items()
+        )
+        result = "passed" if row["verdict"] == "passed" else f"**{row['verdict']}**: {row['reason']}"
+        rows.append((row["version"], beside, result, row["date"], f"{row['pairs']}", f"{row['cases']:,}"))
+    if not rows:
+        raise ValueError(f"docs/versions.json has no row of {package}")
+    return table(("version", "beside", "result", "date", "pairs", "cases"), rows, "llll")
+
+
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
@@ -364,5 +382,6 @@ TABLES: dict[str, Callable[..., str]] = {
         dtypes,
         pairs,
         runs,
+        versions,
     )
 }

@@ -13,6 +13,7 @@ mod run;
 mod site;
 mod tensorflow1;
 mod venv;
+mod versions;
 mod wheels;
 
 use clap::{Parser, Subcommand};
@@ -94,6 +95,19 @@ enum Task {
         /// The folder above lib and include.
         prefix: PathBuf,
     },
+    /// Run the suite on the CPU for each version of Python and of the frameworks that xtask/versions.json names, and write
+    /// docs/versions.json. Each is installed into an environment that is removed afterwards.
+    Versions {
+        /// Run these alone, such as torch or torch==2.9.0; rows of others are kept.
+        #[arg(long)]
+        only: Vec<String>,
+        /// Cases of each pair.
+        #[arg(long, default_value_t = 200)]
+        cases: u32,
+        /// Use this bundle instead of writing one.
+        #[arg(long)]
+        bundle: Option<PathBuf>,
+    },
     /// Write a folder that runs the suite and the benches on a host with Python and frameworks, but without Rust.
     Bundle {
         /// Where to write it.
@@ -122,6 +136,7 @@ fn main() -> ExitCode {
         }),
         Task::Header { check } => header::write(check).map(|()| ExitCode::SUCCESS),
         Task::Install { prefix } => install::install(&prefix).map(|()| ExitCode::SUCCESS),
+        Task::Versions { only, cases, bundle } => versions::run(&only, cases, bundle).map(|()| ExitCode::SUCCESS),
         Task::Bundle { out } => bundle::write(&out).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {

@@ -111,25 +111,36 @@ impl Venv {
     fn find(&self) -> Option<PathBuf> {
         let chosen = std::env::var_os(self.variable).map(PathBuf::from);
         let named = self.names.iter().map(PathBuf::from);
-        chosen.into_iter().chain(named).chain(self.of_pyenv()).find(|python| self.works(python))
+        chosen.into_iter().chain(named).chain(of_pyenv(self.version)).find(|python| self.works(python))
     }
 
-    /// Returns the Pythons that pyenv has installed, the newest first as far as their names tell.
-    fn of_pyenv(&self) -> Vec<PathBuf> {
-        let top = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
-        let top = top.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".pyenv")));
-        let folders = top.and_then(|top| fs::read_dir(top.join("versions")).ok()).into_iter().flatten().flatten();
-        let fitting = folders.filter(|folder| folder.file_name().to_string_lossy().starts_with(self.version));
-        let mut found: Vec<_> = fitting.map(|folder| folder.path().join("bin/python")).collect();
-        found.sort_by(|one, other| other.cmp(one));
-        found
-    }
-
-    /// Returns whether this is a Python that can be used. It is run, because a shim may stand for no Python.
     fn works(&self, python: &Path) -> bool {
-        let script = format!("import sys, ssl, venv, ensurepip; print({})", self.fits);
-        ask(&mut program(python, &["-c", &script])).is_some_and(|answer| answer == "True")
+        works(python, self.fits)
     }
+}
+
+/// Returns a Python of this version, such as `3.12`, if there is one.
+pub fn interpreter(version: &str) -> Option<PathBuf> {
+    let fits = format!("'.'.join(map(str, sys.version_info[:2])) == '{version}'");
+    let named = PathBuf::from(format!("python{version}"));
+    [named].into_iter().chain(of_pyenv(&format!("{version}."))).find(|python| works(python, &fits))
+}
+
+/// Returns the Pythons that pyenv has installed whose versions begin so, the newest first as far as their names tell.
+fn of_pyenv(version: &str) -> Vec<PathBuf> {
+    let top = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
+    let top = top.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".pyenv")));
+    let folders = top.and_then(|top| fs::read_dir(top.join("versions")).ok()).into_iter().flatten().flatten();
+    let fitting = folders.filter(|folder| folder.file_name().to_string_lossy().starts_with(version));
+    let mut found: Vec<_> = fitting.map(|folder| folder.path().join("bin/python")).collect();
+    found.sort_by(|one, other| other.cmp(one));
+    found
+}
+
+/// Returns whether this is a Python that can be used. It is run, because a shim may stand for no Python.
+fn works(python: &Path, fits: &str) -> bool {
+    let script = format!("import sys, ssl, venv, ensurepip; print({fits})");
+    ask(&mut program(python, &["-c", &script])).is_some_and(|answer| answer == "True")
 }
 
 /// Returns the requirements in the text of a requirements file.
