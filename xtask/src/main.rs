@@ -9,6 +9,7 @@ mod header;
 mod install;
 mod kernels;
 mod package;
+mod provenance;
 mod run;
 mod site;
 mod tensorflow1;
@@ -78,10 +79,12 @@ enum Task {
     },
     /// Check that every crate that is published can be, and make the packages.
     Package {
-        /// Build each package from what is in it alone, and the wheels.
+        /// Build each package from what is in it alone, and the wheels; install the package's, and run the README.
         #[arg(long)]
         verify: bool,
     },
+    /// Build the wheels and look into them; install the package's, and run the README. `package --verify` does it too.
+    Wheels,
     /// Build the documentation site; broken links are errors.
     Site,
     /// Write the header of the C library out of its sources.
@@ -130,6 +133,7 @@ fn main() -> ExitCode {
             task().map(|()| ExitCode::SUCCESS)
         }
         Task::Package { verify } => package::check(verify).map(|()| ExitCode::SUCCESS),
+        Task::Wheels => wheels::check().map(|()| ExitCode::SUCCESS),
         Task::Site => site::build().map(|site| {
             println!("{}", site.join("index.html").display());
             ExitCode::SUCCESS

@@ -52,7 +52,7 @@ pub fn check(verify: bool) -> Result<()> {
             return Err(format!("{name} takes {bytes} bytes of at most {MOST_BYTES}"));
         }
     }
-    if verify { wheels::check(&venv::MAIN.ready()?) } else { Ok(()) }
+    if verify { wheels::check() } else { Ok(()) }
 }
 
 /// Removes the packages of this workspace that cargo has unpacked to verify others. It knows them by the place of the

@@ -55,6 +55,14 @@ pub const KERNELS: Venv = Venv {
     ..MAIN
 };
 
+/// The environment that builds wheels.
+pub const WHEELS: Venv = Venv {
+    name: "venv-wheels",
+    requirements: &["xtask/requirements-wheels.txt"],
+    essential: &["auditwheel", "maturin", "ziglang"],
+    ..MAIN
+};
+
 /// The environment that builds the documentation site. It is the same on every machine.
 pub const SITE: Venv = Venv {
     name: "venv-site",

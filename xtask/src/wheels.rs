@@ -1,66 +1,138 @@
-//! Wheels: built by maturin, and the systems that they run on as auditwheel sees them.
+//! Wheels: built by maturin out of a source distribution, and looked into by auditwheel. The package's is installed, and
+//! runs the README.
 
-use crate::run::{Result, ask, at, program, run, target};
+use crate::run::{Result, ask, at, program, root, run, target};
+use crate::{provenance, venv};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-/// The folders of the packages of Python that are built: the package itself, and the example that others start from.
-const PACKAGES: [&str; 2] = ["crates/bridge-python", "examples/kernel"];
+/// The package, and the example that others start from.
+const PACKAGE: &str = "crates/bridge-python";
+const EXAMPLE: &str = "examples/kernel";
 
-/// Modules of Python that build a wheel and look into it.
-const TOOLS: [&str; 2] = ["maturin", "auditwheel"];
+/// The systems that wheels run on: those with this version of glibc or a later one. So do the frameworks' own wheels.
+const PLATFORM: &str = "manylinux_2_28_x86_64";
 
-/// Builds the wheel of each package and checks it: one file for all versions of Python, which needs nothing of the system
-/// but what `manylinux` allows, and whose name says so.
-pub fn check(python: &Path) -> Result<()> {
-    let module = |name: &str| program(python, &["-m", name]);
-    let missing: Vec<&str> = TOOLS.into_iter().filter(|tool| ask(module(tool).arg("--version")).is_none()).collect();
-    if !missing.is_empty() {
-        println!("wheels left out: {} is not installed", missing.join(" and "));
-        return Ok(());
-    }
-    let wheels = target().join("wheels");
-    for package in PACKAGES {
-        let out = wheels.join(package);
-        if out.exists() {
-            at(&out, fs::remove_dir_all(&out))?;
+/// The most bytes that the wheel of the package may take.
+const LIMIT: u64 = 10 << 20;
+
+/// What the wheel of the package holds: ends of the names of files.
+const FILES: [&str; 5] = [
+    "tensor_bridge/py.typed",
+    ".dist-info/licenses/LICENSE-MIT",
+    ".dist-info/licenses/LICENSE-APACHE",
+    ".dist-info/sboms/tensor-bridge-python.cyclonedx.json",
+    ".dist-info/sboms/build.cyclonedx.json",
+];
+
+/// Lines that its metadata have, or such lines begin with.
+const METADATA: [&str; 7] = [
+    "License-Expression: MIT OR Apache-2.0",
+    "License-File: LICENSE-MIT",
+    "License-File: LICENSE-APACHE",
+    "Requires-Python: >=3.10",
+    "Keywords: ",
+    "Description-Content-Type: text/markdown",
+    "Classifier: Typing :: Typed",
+];
+
+/// How the metadata name a version of Python.
+const FOR_PYTHON: &str = "Classifier: Programming Language :: Python :: 3.";
+
+/// Builds the wheels and checks them: one file for all versions of Python, which needs nothing of the system but what
+/// [`PLATFORM`] allows. The package's is built from its source distribution alone, and installed.
+pub fn check() -> Result<()> {
+    let tools = match venv::WHEELS.ready() {
+        Ok(tools) => tools,
+        Err(reason) => {
+            println!("left out: wheels: {reason}");
+            return Ok(());
         }
-        let mut build = module("maturin");
-        build
-            .args(["build", "--release", "--quiet", "--offline", "--manifest-path"])
-            .arg(format!("{package}/Cargo.toml"));
-        run(build.arg("--interpreter").arg(python).arg("--out").arg(&out))?;
-        let wheel = only(&out)?;
-        let name = wheel.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let shown = ask(module("auditwheel").args(["show", "--json"]).arg(&wheel));
-        let shown = shown.ok_or_else(|| format!("auditwheel cannot read {name}"))?;
-        let report: Value = serde_json::from_str(&shown).map_err(|error| format!("auditwheel on {name}: {error}"))?;
-        if let Some(defect) = defect(&name, &report) {
-            return Err(defect);
-        }
-        println!("{name}");
+    };
+    let top = target().join("wheels");
+    if top.exists() {
+        at(&top, fs::remove_dir_all(&top))?;
     }
-    Ok(())
+    let source = source(&tools, &top)?;
+    let manifest = source.join(PACKAGE).join("Cargo.toml");
+    let wheel = build(&tools, &manifest, &top.join(PACKAGE))?;
+    complete(&tools, &wheel)?;
+    build(&tools, &root().join(EXAMPLE).join("Cargo.toml"), &top.join(EXAMPLE))?;
+    installed(&wheel, &top.join("bare"))
 }
 
-/// Returns the file in a folder that holds one.
+/// Makes the source distribution of the package, and returns the folder that it is unpacked in.
+fn source(tools: &Path, top: &Path) -> Result<PathBuf> {
+    let (out, unpacked) = (top.join("sdist"), top.join("source"));
+    let mut sdist = maturin(tools, "sdist");
+    run(sdist.arg("--manifest-path").arg(format!("{PACKAGE}/Cargo.toml")).arg("--out").arg(&out))?;
+    let sdist = only(&out)?;
+    println!("{}", name(&sdist));
+    run(program(tools, &["-m", "tarfile", "-e"]).arg(&sdist).arg(&unpacked))?;
+    only(&unpacked)
+}
+
+/// Builds a wheel, which must run on [`PLATFORM`].
+fn build(tools: &Path, manifest: &Path, out: &Path) -> Result<PathBuf> {
+    at(out, fs::create_dir_all(out))?;
+    let bill = target().join("wheels").join(provenance::FILE);
+    provenance::write(tools, &bill)?;
+    let mut build = maturin(tools, "build");
+    build.args(["--release", "--offline", "--zig", "--compatibility", "manylinux_2_28"]);
+    build.args(["--auditwheel", "check", "--quiet", "--sbom-include"]).arg(&bill);
+    build.arg("--manifest-path").arg(manifest).arg("--interpreter").arg(tools).arg("--out").arg(out);
+    // Messages of panics name the files of the sources. The folders above them are those of one machine.
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo"))).unwrap_or_default();
+    let sources = manifest.ancestors().nth(3).unwrap_or(manifest);
+    let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
+    build.env("CARGO_ENCODED_RUSTFLAGS", [remap(&home, "cargo"), remap(sources, ".")].join("\x1f"));
+    run(build.env("CARGO_TARGET_DIR", target()))?;
+    let wheel = only(out)?;
+    let name = name(&wheel);
+    let shown = ask(program(tools, &["-m", "auditwheel", "show", "--json"]).arg(&wheel));
+    let shown = shown.ok_or_else(|| format!("auditwheel cannot read {name}"))?;
+    let report: Value = serde_json::from_str(&shown).map_err(|error| format!("auditwheel on {name}: {error}"))?;
+    match defect(&name, &report) {
+        Some(defect) => Err(defect),
+        None => Ok(wheel),
+    }
+}
+
+/// Returns a call of maturin. It finds Zig by the Python, and the files of a package get the time of the commit.
+fn maturin(tools: &Path, task: &str) -> Command {
+    let mut command = program(tools, &["-m", "maturin", task]);
+    command.env("CARGO_ZIGBUILD_PYTHON_PATH", tools);
+    provenance::epoch().iter().for_each(|epoch| _ = command.env("SOURCE_DATE_EPOCH", epoch));
+    command
+}
+
+/// Returns the file or folder in a folder that holds one.
 fn only(folder: &Path) -> Result<PathBuf> {
     let mut files = at(folder, fs::read_dir(folder))?.flatten().map(|file| file.path());
     match (files.next(), files.next()) {
         (Some(file), None) => Ok(file),
-        _ => Err(format!("{} does not hold one wheel", folder.display())),
+        _ => Err(format!("{} does not hold one file", folder.display())),
     }
+}
+
+fn name(file: &Path) -> String {
+    file.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Returns what is wrong with a wheel of this name, of which auditwheel says this.
 fn defect(name: &str, report: &Value) -> Option<String> {
-    let tag = report["overall_tag"].as_str().unwrap_or_default();
+    let tag = report["sym_tag"].as_str().unwrap_or_default();
+    let (overall, foreign) = (report["overall_tag"].as_str().unwrap_or_default(), &report["external_libs"]);
     let stem = name.strip_suffix(".whl").unwrap_or_default();
-    if !tag.starts_with("manylinux") {
-        Some(format!("{name} runs on no manylinux system: auditwheel says {tag:?}"))
-    } else if !stem.split('-').next_back().is_some_and(|platforms| platforms.split('.').any(|one| one == tag)) {
-        Some(format!("{name} runs on {tag}, and its name says another platform"))
+    if stem.split('-').next_back() != Some(PLATFORM) {
+        Some(format!("the name of {name} does not say {PLATFORM}"))
+    } else if !supports(overall, PLATFORM) {
+        Some(format!("{name} does not run on {PLATFORM}: auditwheel says {overall:?}, by its symbols {tag:?}"))
+    } else if foreign.as_object().is_none_or(|libraries| !libraries.is_empty()) {
+        Some(format!("{name} needs libraries beside the system's: {foreign}"))
     } else if !stem.contains("-abi3-") {
         Some(format!("{name} is for one version of Python only"))
     } else {
@@ -68,19 +140,140 @@ fn defect(name: &str, report: &Value) -> Option<String> {
     }
 }
 
+/// Returns whether what has one tag runs on the systems of another: whether it needs no later glibc.
+fn supports(tag: &str, platform: &str) -> bool {
+    fn glibc(tag: &str) -> Option<(u32, &str)> {
+        let (minor, machine) = tag.strip_prefix("manylinux_2_")?.split_once('_')?;
+        Some((minor.parse().ok()?, machine))
+    }
+    match (glibc(tag), glibc(platform)) {
+        (Some((needed, one)), Some((there, other))) => needed <= there && one == other,
+        _ => false,
+    }
+}
+
+/// Checks what is in the wheel of the package: files, metadata, the versions of Python that passed, and the size.
+fn complete(tools: &Path, wheel: &Path) -> Result<()> {
+    let script = "import json, sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); names = wheel.namelist(); \
+                  text = next(wheel.read(name).decode() for name in names if name.endswith('.dist-info/METADATA')); \
+                  print(json.dumps({'files': names, 'metadata': text.split('\\n\\n')[0].splitlines()}))";
+    let contents = ask(program(tools, &["-c", script]).arg(wheel)).ok_or("the wheel cannot be read")?;
+    let contents: Value = serde_json::from_str(&contents).map_err(|error| error.to_string())?;
+    let rows = root().join("docs/versions.json");
+    let rows: Value =
+        serde_json::from_str(&at(&rows, fs::read_to_string(&rows))?).map_err(|error| error.to_string())?;
+    let (name, bytes) = (name(wheel), at(wheel, wheel.metadata())?.len());
+    let mut lacks = lacks(&contents, &passed(&rows));
+    if bytes > LIMIT {
+        lacks.push(format!("less than {bytes} bytes: it may have {LIMIT}"));
+    }
+    match lacks.is_empty() {
+        true => println!("{name}, {:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+        false => return Err(format!("{name} needs\n{}", lacks.join("\n"))),
+    }
+    Ok(())
+}
+
+/// Returns the minor versions of Python that passed the suite.
+fn passed(rows: &Value) -> Vec<String> {
+    let passed = |row: &&Value| row["package"] == "python" && row["verdict"] == "passed";
+    let rows = rows.as_array().into_iter().flatten().filter(passed);
+    rows.filter_map(|row| row["version"].as_str()?.strip_prefix("3.").map(str::to_owned)).collect()
+}
+
+/// Returns what a wheel lacks, of whose contents these are the names of the files and the lines of the metadata.
+fn lacks(contents: &Value, pythons: &[String]) -> Vec<String> {
+    let of = |key: &str| -> Vec<String> {
+        contents[key].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let (files, lines) = (of("files"), of("metadata"));
+    let missing = FILES.iter().filter(|end| !files.iter().any(|file| file.ends_with(**end)));
+    let mut lacks: Vec<String> = missing.map(|end| format!("the file …{end}")).collect();
+    let missing = METADATA.iter().filter(|start| !lines.iter().any(|line| line.starts_with(**start)));
+    lacks.extend(missing.map(|start| format!("the metadata {start:?}")));
+    let named: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix(FOR_PYTHON)).collect();
+    if named != pythons {
+        lacks.push(format!("classifiers of the versions of Python that passed: 3.{{{}}}", pythons.join(", ")));
+    }
+    lacks
+}
+
+/// Installs the wheel into an environment with nothing else, where it is imported and says what the machine has. Then
+/// the environment sees the frameworks of the main one, and the README runs.
+fn installed(wheel: &Path, bare: &Path) -> Result<()> {
+    let main = venv::MAIN.ready()?;
+    run(program(&main, &["-m", "venv"]).arg(bare))?;
+    let python = bare.join("bin/python");
+    run(program(&python, &["-m", "pip", "install", "--quiet", "--no-index"]).arg(wheel))?;
+    let place = ask(&mut program(&python, &["-c", "import tensor_bridge; print(tensor_bridge.__file__)"]));
+    if !place.as_ref().is_some_and(|place| Path::new(place).starts_with(bare)) {
+        return Err(format!("the wheel's package is not what a bare environment imports, but {place:?}"));
+    }
+    let doctor = program(&python, &["-m", "tensor_bridge", "doctor", "--json"]).output();
+    let doctor = doctor.map_err(|error| error.to_string())?.stdout;
+    serde_json::from_slice::<Value>(&doctor).map_err(|error| format!("doctor without frameworks: {error}"))?;
+    let folder = "import sysconfig; print(sysconfig.get_path('purelib'))";
+    let folder = |python: &Path| ask(&mut program(python, &["-c", folder])).ok_or("no folder of packages");
+    let link = PathBuf::from(folder(&python)?).join("frameworks.pth");
+    at(&link, fs::write(&link, folder(&main)? + "\n"))?;
+    let mut readme = program(&python, &["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "README or installed"]);
+    readme.arg(format!("{PACKAGE}/tests/test_pages.py")).env("TENSOR_BRIDGE_INSTALLED", bare);
+    run(readme.env("PYTHONPATH", root().join("conformance/python")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
 
+    const NAME: &str = "a-1-cp310-abi3-manylinux_2_28_x86_64.whl";
+
     #[test]
     fn a_wheel_says_where_it_runs() {
-        let defect = |name, tag| defect(name, &json!({ "overall_tag": tag }));
-        assert_eq!(defect("a-1-cp310-abi3-manylinux_2_34_x86_64.whl", "manylinux_2_34_x86_64"), None);
-        let two = "a-1-cp310-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl";
-        assert_eq!(defect(two, "manylinux_2_17_x86_64"), None);
-        assert!(defect("a-1-cp310-abi3-manylinux_2_17_x86_64.whl", "manylinux_2_34_x86_64").is_some());
-        assert!(defect("a-1-cp310-abi3-linux_x86_64.whl", "linux_x86_64").is_some());
-        assert!(defect("a-1-cp310-cp310-manylinux_2_34_x86_64.whl", "manylinux_2_34_x86_64").is_some());
+        let defect = |name, tag| defect(name, &json!({ "overall_tag": tag, "sym_tag": tag, "external_libs": {} }));
+        assert_eq!(defect(NAME, "manylinux_2_28_x86_64"), None);
+        assert_eq!(defect(NAME, "manylinux_2_17_x86_64"), None);
+        assert!(defect(NAME, "manylinux_2_34_x86_64").is_some());
+        assert!(defect(NAME, "manylinux_2_17_aarch64").is_some());
+        assert!(defect(NAME, "linux_x86_64").is_some());
+        assert!(defect("a-1-cp310-abi3-linux_x86_64.whl", "manylinux_2_28_x86_64").is_some());
+        assert!(defect("a-1-cp310-cp310-manylinux_2_28_x86_64.whl", "manylinux_2_28_x86_64").is_some());
+    }
+
+    #[test]
+    fn a_wheel_brings_its_libraries() {
+        let report = json!({ "overall_tag": PLATFORM, "sym_tag": PLATFORM, "external_libs": { "libcuda.so.1": null } });
+        assert!(defect(NAME, &report).is_some_and(|defect| defect.contains("libcuda")));
+        assert!(defect(NAME, &json!({ "overall_tag": PLATFORM, "sym_tag": PLATFORM })).is_some());
+    }
+
+    #[test]
+    fn what_a_wheel_lacks_is_named() {
+        let files: Vec<String> = FILES.iter().map(|end| format!("a{end}")).collect();
+        let mut lines = METADATA.map(str::to_owned).to_vec();
+        lines.push(format!("{FOR_PYTHON}10"));
+        let pythons = ["10".to_owned()];
+        assert_eq!(lacks(&json!({ "files": files, "metadata": lines }), &pythons), Vec::<String>::new());
+        for left_out in 0..files.len() {
+            let mut files = files.clone();
+            files.remove(left_out);
+            assert_eq!(lacks(&json!({ "files": files, "metadata": lines }), &pythons).len(), 1);
+        }
+        for left_out in 0..lines.len() {
+            let mut lines = lines.clone();
+            lines.remove(left_out);
+            assert_eq!(lacks(&json!({ "files": files, "metadata": lines }), &pythons).len(), 1);
+        }
+        assert_eq!(lacks(&json!({ "files": files, "metadata": lines }), &[]).len(), 1);
+    }
+
+    #[test]
+    fn a_python_passed_by_a_row() {
+        let rows = json!([
+            { "package": "python", "version": "3.10", "verdict": "passed" },
+            { "package": "python", "version": "3.13", "verdict": "failed" },
+            { "package": "torch", "version": "3.9", "verdict": "passed" },
+        ]);
+        assert_eq!(passed(&rows), ["10"]);
     }
 }

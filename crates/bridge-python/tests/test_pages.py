@@ -21,13 +21,21 @@ from tensor_bridge_conformance.others import python37
 torch: Any = pytest.importorskip("torch")
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = ["index.md", "streams.md", *sorted(f"howto/{page.name}" for page in (DOCS / "howto").glob("*.md"))]
+PAGES = [
+    "../README.md",
+    "../crates/bridge-python/README.md",
+    "index.md",
+    "streams.md",
+    *sorted(f"howto/{page.name}" for page in (DOCS / "howto").glob("*.md")),
+]
 
 #: A block, and what the comment before it says that it needs.
 BLOCK = re.compile(r"(?:<!-- ([^\n]*) -->\n)?```python\n(.*?)```", re.S)
 #: A call of ``print`` on a line of its own, with what it prints.
 PRINT = re.compile(r"^ *print\(.*?\)(?: +# (.*))?$", re.M)
 
+#: The folder that the package must come from, where the tests are of an installed one.
+INSTALLED = os.environ.get("TENSOR_BRIDGE_INSTALLED")
 TENSORFLOW1 = os.environ.get("TENSOR_BRIDGE_TENSORFLOW1")
 
 
@@ -44,6 +52,12 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     processes._core.ipc_close()
 
 
+def test_the_package_is_the_installed_one() -> None:
+    if INSTALLED is None:
+        pytest.skip("the tests are not of an installed package")
+    assert Path(tb.__file__).is_relative_to(INSTALLED)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_runs(page: str, folder: Path) -> None:
     blocks = BLOCK.findall((DOCS / page).read_text())
@@ -56,7 +70,7 @@ def test_the_page_runs(page: str, folder: Path) -> None:
         pytest.skip(left_out[0])
     if any("1.15" in marks for marks, _ in blocks):
         old_model(folder)
-    if "tensorflow" in page or "import tensorflow" in blocks[0][1]:
+    if "tensorflow" in page or "tensorflow" in blocks[0][1]:
         pytest.importorskip("tensorflow")
     space: dict[str, Any] = {}
     for marks, block in blocks:
