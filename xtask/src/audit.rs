@@ -1,7 +1,7 @@
 //! What takes longer than the tests, or needs a nightly toolchain or another tool, one line a step.
 
 use crate::check::{Step, itself, run_lanes, with};
-use crate::run::{Result, ask, cargo, program, target};
+use crate::run::{Result, ask, cargo, program, root, target};
 use crate::{api, features, venv};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -34,6 +34,7 @@ fn steps(python: &Path) -> Vec<Step> {
         ("models of retired memory", Ok(models(&["-p", "tensor-bridge-cuda", "--lib", "models::"]))),
         ("public API", api::ready().and_then(|()| itself(&["api".as_ref(), "--check".as_ref()]))),
         ("mutants of core", mutants()),
+        ("free-threaded Python", Ok(free_threaded())),
         (
             "AddressSanitizer",
             nightly("sanitized", &sanitized).map(|step| {
@@ -55,6 +56,14 @@ fn steps(python: &Path) -> Vec<Step> {
 fn models(arguments: &[&str]) -> Command {
     let tests = cargo(&[&["test", "--quiet"], arguments].concat());
     with(with(tests, "RUSTFLAGS", "--cfg shuttle"), "CARGO_TARGET_DIR", target().join("audit/models"))
+}
+
+/// Returns a call that compiles the package for a free-threaded Python, which needs none: pyo3 leaves abi3 for the
+/// interface of that one version.
+fn free_threaded() -> Command {
+    let check = cargo(&["check", "--quiet", "-p", "tensor-bridge-python"]);
+    let check = with(check, "PYO3_CONFIG_FILE", root().join("xtask/free-threaded.txt"));
+    with(check, "CARGO_TARGET_DIR", target().join("audit/free-threaded"))
 }
 
 /// Returns a call of cargo-mutants, which `.cargo/mutants.toml` tells what to change. It leaves its reports in
