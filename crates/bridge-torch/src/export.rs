@@ -52,7 +52,8 @@ fn lend_by_attributes(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> 
         let release = Some(drop_guarded as Release);
         let origin = origin(runtime, tensor, None, || Ok(storage.clone()), device)?;
         Ok(Origin { keep, release, ..origin })
-    })?;
+    });
+    let lent = lent.map_err(|error| without_counterpart(runtime, tensor, error))?;
     let pending = pending(tensor, lent.dtype()).map_err(|error| raised(tensor.py(), error))?;
     Ok(lent.with_pending(pending))
 }
@@ -170,6 +171,20 @@ pub(crate) fn refusal(tensor: &PyTensor<'_>, error: PyErr) -> Error {
         (ErrorKind::Framework, format!("torch does not export a tensor of dtype {dtype} on {device}: {reason}"))
     };
     Error::new(kind, text).caused_by(error)
+}
+
+/// Makes the error of a dtype that the installed version has and does not export, as 2.9 has float8; or keeps the error.
+#[cold]
+fn without_counterpart(runtime: &Runtime, tensor: &PyTensor<'_>, error: Error) -> Error {
+    let dtype = tensor.getattr("dtype").map_or_else(|_| "?".into(), |dtype| brief_str(&dtype));
+    let exported = runtime.profile.dtypes.iter().any(|known| dtype == format!("torch.{known}"));
+    if error.kind() != ErrorKind::Framework || exported {
+        return error;
+    }
+    let text = format!(
+        "the installed version of torch does not export {dtype}: pass .view(torch.uint8), or another dtype by .to(), or install a later version"
+    );
+    Error::new(ErrorKind::Dtype, text).caused_by(error)
 }
 
 pub(crate) fn compact<'py>(tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
