@@ -356,8 +356,7 @@ def versions(links: str, package: str) -> str:
             continue
         others = {"python": row["python"], **row["with"]} if package != "python" else row["with"]
         beside = ", ".join(
-            f"{NAMES.get(other, other.capitalize())} {version}".replace(" ", "\N{NO-BREAK SPACE}")
-            for other, version in others.items()
+            f"{NAMES.get(other, 'Python').split()[0]}\N{NO-BREAK SPACE}{version}" for other, version in others.items()
         )
         result = "passed" if row["verdict"] == "passed" else f"**{row['verdict']}**: {row['reason']}"
         rows.append((row["version"], beside, result, row["date"], f"{row['pairs']}", f"{row['cases']:,}"))
