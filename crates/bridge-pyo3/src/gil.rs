@@ -2,6 +2,8 @@
 
 use bridge_core::Lease;
 use bridge_interpreter::{Functions, Object};
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
 use std::ffi::{c_char, c_int, c_void};
@@ -79,6 +81,24 @@ pub fn drop_guarded(owner: Box<dyn Send + Sync>) {
 pub fn drop_with_gil(lease: Lease) {
     open();
     bridge_interpreter::drop_with_gil(lease);
+}
+
+/// Refuses every interpreter but the main one. The way into Python leads into that one: a deleter that runs on a thread
+/// of a framework cannot know which interpreter an object belongs to.
+///
+/// # Errors
+///
+/// `ImportError` in a subinterpreter.
+pub fn refuse_subinterpreters(py: Python<'_>) -> PyResult<()> {
+    // SAFETY: this thread is attached to an interpreter, whose state is alive.
+    match unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) } {
+        0 => Ok(()),
+        -1 => Err(PyErr::fetch(py)),
+        _ => Err(PyImportError::new_err(
+            "tensor_bridge works in the main interpreter only: import it there, or use a process in the place of the \
+             subinterpreter",
+        )),
+    }
 }
 
 /// Makes the interpreter close the way in before it shuts down. Repeated calls do nothing.

@@ -21,7 +21,7 @@ pub use errors::{
     brief, brief_str, exception, framework_error, installed, is_interrupt, is_ordinary, is_out_of_memory, not_a_tensor,
     probe, type_name,
 };
-pub use gil::{drop_guarded, drop_with_gil, take_raised, watch_for_exit, with_gil};
+pub use gil::{drop_guarded, drop_with_gil, refuse_subinterpreters, take_raised, watch_for_exit, with_gil};
 pub use methods::{call, is_instance};
 pub use owner::{LeaseOwner, PyOwner};
 

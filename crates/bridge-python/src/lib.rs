@@ -194,6 +194,7 @@ fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
 // What relies on the GIL is listed in docs/design/adapters.md.
 #[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    bridge_pyo3::refuse_subinterpreters(module.py())?;
     bridge_pyo3::watch_for_exit(module.py());
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("borrow", borrow::capsule(module.py())?)?;

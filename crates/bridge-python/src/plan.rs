@@ -24,57 +24,60 @@ use pyo3::prelude::*;
 ///     ``"producer"`` with its own kernels, or a ``"move"`` of this package to another device.
 /// device : str
 ///     The device of the result: that of the tensor, unless it would be moved.
-#[pyclass(frozen, module = "tensor_bridge")]
+///
+/// A value: equal plans say the same, and plans can be copied and pickled.
+#[pyclass(frozen, eq, hash, get_all, module = "tensor_bridge")]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Plan {
-    plan: bridge_core::Plan,
+    /// Why a copy would be made, or ``None``.
+    reason: Option<String>,
+    /// Bytes that would be copied.
     nbytes: usize,
-    device: Device,
-    /// `None` in place.
-    copied_by: Option<CopiedBy>,
+    /// The device of the result.
+    device: String,
+    /// Who would make the copy, or ``None``.
+    copied_by: Option<String>,
+}
+
+/// What `Plan.__new__` takes.
+type Fields = (Option<String>, usize, String, Option<String>);
+
+impl Plan {
+    /// Describes a plan for `nbytes` bytes whose result is on `device`. `copied_by` is for a copy.
+    fn of(plan: bridge_core::Plan, nbytes: usize, device: Device, copied_by: Option<CopiedBy>) -> Self {
+        let (reason, nbytes) = match plan {
+            bridge_core::Plan::ZeroCopy => (None, 0),
+            bridge_core::Plan::Copy(reason) => (Some(reason.to_string()), nbytes),
+        };
+        Self { reason, nbytes, device: device.to_string(), copied_by: copied_by.map(|by| by.to_string()) }
+    }
 }
 
 #[pymethods]
 impl Plan {
+    #[new]
+    fn new(reason: Option<String>, nbytes: usize, device: String, copied_by: Option<String>) -> Self {
+        Self { reason, nbytes, device, copied_by }
+    }
+
     /// Whether the result would share the memory.
     #[getter]
     fn zero_copy(&self) -> bool {
-        self.plan == bridge_core::Plan::ZeroCopy
-    }
-
-    /// Why a copy would be made, or ``None``.
-    #[getter]
-    fn reason(&self) -> Option<String> {
-        match self.plan {
-            bridge_core::Plan::ZeroCopy => None,
-            bridge_core::Plan::Copy(reason) => Some(reason.to_string()),
-        }
-    }
-
-    /// Bytes that would be copied.
-    #[getter]
-    fn nbytes(&self) -> usize {
-        if self.zero_copy() { 0 } else { self.nbytes }
-    }
-
-    /// Who would make the copy, or ``None``.
-    #[getter]
-    fn copied_by(&self) -> Option<String> {
-        self.copied_by.map(|by| by.to_string())
-    }
-
-    /// The device of the result.
-    #[getter]
-    fn device(&self) -> String {
-        self.device.to_string()
+        self.reason.is_none()
     }
 
     fn __repr__(&self) -> String {
-        match (self.reason(), self.copied_by) {
+        match (&self.reason, &self.copied_by) {
             (Some(reason), Some(by)) => {
                 format!("<Plan: copy of {} bytes on {} by {by} because of {reason}>", self.nbytes, self.device)
             }
             _ => format!("<Plan: zero copy on {}>", self.device),
         }
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyAny>, Fields) {
+        let Self { reason, nbytes, device, copied_by } = slf.get();
+        (slf.get_type().into_any(), (reason.clone(), *nbytes, device.clone(), copied_by.clone()))
     }
 }
 
@@ -135,7 +138,7 @@ pub(crate) fn plan<'py>(
             let copies = plan != bridge_core::Plan::ZeroCopy;
             let copied_by = copies.then(|| bridge_core::copied_by(&**from, &*to, &lent, copies::ordering(), &options));
             let (nbytes, device) = (lent.layout().nbytes(), moved.unwrap_or(lent.device()));
-            let plan = Bound::new(py, Plan { plan, nbytes, device, copied_by });
+            let plan = Bound::new(py, Plan::of(plan, nbytes, device, copied_by));
             plan.map(Bound::into_any).map_err(|error| framework_error(py, "Python", error))
         };
         match Tree::of(x)? {

@@ -59,7 +59,8 @@ fn lend_by_attributes(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> 
 }
 
 const WITHOUT_MEMORY: &str = "this tensor has no memory of its own (a ZeroTensor, or one that functionalisation or \
-    another transform of torch.func wraps): pass a .clone() of a ZeroTensor, or the tensor that is wrapped";
+    another transform of torch.func wraps, such as vmap, grad and jvp): pass a .clone() of a ZeroTensor, or convert \
+    outside of the transform";
 
 /// Returns the device and the address of the first element, also for a tensor that requires grad.
 pub(crate) fn locate(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Option<(Device, usize)>> {
@@ -121,9 +122,15 @@ fn origin<'py>(
 
 /// Refuses tensors without memory of their own.
 pub(crate) fn plain(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<()> {
-    if runtime.has_own_dispatch(tensor).map_err(|error| raised(tensor.py(), error))? {
-        let text = "this tensor subclass decides itself where its data is (fake, distributed or functional): pass the plain tensor that it stands for";
-        return Err(Error::new(ErrorKind::NotATensor, text));
+    let refused = |text| Err(Error::new(ErrorKind::NotATensor, text));
+    let raised = |error| raised(tensor.py(), error);
+    if runtime.is_uninitialized(tensor).map_err(raised)? {
+        return refused("this parameter or buffer of a lazy module has no shape yet: call the module once first");
+    }
+    if runtime.has_own_dispatch(tensor).map_err(raised)? {
+        return refused(
+            "this tensor subclass decides itself where its data is (fake, distributed or functional): pass the plain tensor that it stands for",
+        );
     }
     Ok(())
 }
@@ -166,6 +173,8 @@ pub(crate) fn refusal(tensor: &PyTensor<'_>, error: PyErr) -> Error {
         )
     } else if text_of("is_nested") == "True" {
         (ErrorKind::NotATensor, "a nested tensor has no single shape: call .to_padded_tensor() first".into())
+    } else if call(tensor, intern!(tensor.py(), "untyped_storage"), &[]).is_err() {
+        (ErrorKind::NotATensor, WITHOUT_MEMORY.into())
     } else {
         let reason = brief_str(error.value(tensor.py()));
         (ErrorKind::Framework, format!("torch does not export a tensor of dtype {dtype} on {device}: {reason}"))

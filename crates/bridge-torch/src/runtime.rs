@@ -20,6 +20,8 @@ pub(crate) struct Runtime {
     parameter: Py<PyType>,
     /// `torch.Tensor.__torch_dispatch__`: a subclass that overrides it may have no memory of its own.
     dispatch: Py<PyAny>,
+    /// Parameters and buffers of lazy modules, which have no shape yet.
+    uninitialized: Py<PyAny>,
     cuda: OnceLock<()>,
     pub(crate) allocator: Allocator,
     /// Answers without Python, where this version has them.
@@ -70,12 +72,14 @@ impl Runtime {
         let torch = installed(py, "torch", "torch")?;
         let look_up = || -> PyResult<_> {
             let tensor: Bound<'_, PyType> = torch.getattr("Tensor")?.cast_into()?;
-            let parameter: Bound<'_, PyType> = torch.getattr("nn")?.getattr("Parameter")?.cast_into()?;
+            let nn = torch.getattr("nn")?;
+            let parameter: Bound<'_, PyType> = nn.getattr("Parameter")?.cast_into()?;
+            let uninitialized = nn.getattr("parameter")?.getattr("UninitializedTensorMixin")?.unbind();
             let dispatch = tensor.getattr("__torch_dispatch__")?.unbind();
             let cuda: bool = torch.getattr("cuda")?.call_method0("is_available")?.extract()?;
-            Ok((tensor.unbind(), parameter.unbind(), dispatch, cuda))
+            Ok((tensor.unbind(), parameter.unbind(), dispatch, uninitialized, cuda))
         };
-        let (tensor, parameter, dispatch, cuda) = look_up().map_err(|e| raised(py, e))?;
+        let (tensor, parameter, dispatch, uninitialized, cuda) = look_up().map_err(|e| raised(py, e))?;
         let mut devices = vec![DeviceKind::CPU];
         devices.extend(cuda.then_some(DeviceKind::CUDA));
         let allocator = Allocator::new(&torch).map_err(|e| raised(py, e))?;
@@ -93,7 +97,8 @@ impl Runtime {
             private_functions: native.is_some() || allocator.calls_cxx(),
         };
         let consumer = Arc::new(TorchConsumer { exchange, views: Views::default() });
-        Ok(Self { profile, consumer, tensor, parameter, dispatch, cuda: OnceLock::new(), allocator, native })
+        let cuda = OnceLock::new();
+        Ok(Self { profile, consumer, tensor, parameter, dispatch, uninitialized, cuda, allocator, native })
     }
 
     pub(crate) fn is_tensor(&self, object: &PyTensor<'_>) -> bool {
@@ -113,6 +118,11 @@ impl Runtime {
         }
         let dispatch = object.get_type().getattr(intern!(object.py(), "__torch_dispatch__"))?;
         Ok(!dispatch.is(&self.dispatch))
+    }
+
+    /// Returns whether the object is a parameter or a buffer of a lazy module that has seen no input yet.
+    pub(crate) fn is_uninitialized(&self, object: &PyTensor<'_>) -> PyResult<bool> {
+        if self.is_plain(object) { Ok(false) } else { object.is_instance(self.uninitialized.bind(object.py())) }
     }
 
     /// Makes PyTorch initialise CUDA, once: its streams are invalid before.

@@ -43,6 +43,7 @@ class Stats(TypedDict):
 
 @final
 class Plan:
+    def __new__(cls, reason: str | None, nbytes: int, device: str, copied_by: str | None) -> Self: ...
     @property
     def zero_copy(self) -> bool: ...
     @property
