@@ -70,6 +70,7 @@ mod wire;
 
 pub use exporter::{Exporter, Held, Limits, Settings};
 pub use importer::{Opened, check, is_leasing, open};
+pub use line::while_waiting;
 pub use memory::Writing;
 pub use names::{Client, Listed, Names, Watch};
 pub use parcel::{Parcel, Road, road};

@@ -9,15 +9,42 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde::de::DeserializeOwned;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::ErrorKind as Io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time for an answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a wait lasts at most before the program is asked whether it goes on: see [`while_waiting`].
+const SLICE: Duration = Duration::from_millis(100);
+
+/// What the program says to a wait that goes on.
+static GOES_ON: OnceLock<fn() -> Result<()>> = OnceLock::new();
+
+thread_local! {
+    /// Whether this thread asks the program. What that runs must not wait for a lock of the wait.
+    static ASKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Sets the function that is called ten times a second on a thread that waits for another process. Its error ends the
+/// wait, as Ctrl-C does in a program. Calls after the first do nothing.
+pub fn while_waiting(goes_on: fn() -> Result<()>) {
+    GOES_ON.get_or_init(|| goes_on);
+}
+
+/// Asks the program whether a wait goes on.
+fn goes_on() -> Result<()> {
+    let Some(goes_on) = GOES_ON.get() else { return Ok(()) };
+    let before = ASKING.replace(true);
+    let answer = goes_on();
+    ASKING.set(before);
+    answer
+}
 
 /// Bytes that are read at once.
 const CHUNK: usize = 16 << 10;
@@ -113,6 +140,7 @@ fn connected(path: &Path) -> Result<UnixStream> {
         let errno = match socket::connect(path) {
             Ok(socket) => return Ok(socket),
             Err(Errno::AGAIN | Errno::INTR) if Instant::now() < until => {
+                goes_on()?;
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             }
@@ -185,12 +213,27 @@ impl<R: Reply + Send + 'static> Line<R> {
         files: impl Fn(&R) -> usize,
         see: impl FnMut(R),
     ) -> Result<(R, Vec<OwnedFd>)> {
-        let mut incoming = locked(&self.read);
-        let sent = self.send(frame);
-        let Some(answer) = self.next(&mut incoming, sent, until)? else {
-            // The answer would be taken for that of the next question.
-            incoming.ended = Some(End::Closed);
-            return Err(busy("the other process did not answer in time"));
+        let mut incoming = match ASKING.get() {
+            // The wait that is interrupted may be for this very connection.
+            true => self.read.try_lock().map_err(|_| busy("the connection waits for an answer"))?,
+            false => locked(&self.read),
+        };
+        let mut sent = self.send(frame);
+        let answer = loop {
+            let slice = until.min(Instant::now() + SLICE);
+            if let Some(answer) = self.next(&mut incoming, sent, slice)? {
+                break answer;
+            }
+            let left = match Instant::now() < until {
+                true => goes_on(),
+                false => Err(busy("the other process did not answer in time")),
+            };
+            if let Err(error) = left {
+                // The answer would be taken for that of the next question.
+                incoming.ended = Some(End::Closed);
+                return Err(error);
+            }
+            sent = Ok(());
         };
         incoming.notices.drain(..).for_each(see);
         let wanted = files(&answer);

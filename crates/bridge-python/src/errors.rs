@@ -27,8 +27,10 @@ pub(crate) fn into_python(py: Python<'_>, error: Error) -> PyErr {
         exception.set_cause(py, cause.map(|cause| cause.clone_ref(py)));
         Ok(exception)
     };
-    make().unwrap_or_else(|failure| {
-        PyRuntimeError::new_err(format!("{error} (and the error class is missing: {failure})"))
+    make().unwrap_or_else(|failure| match is_ordinary(py, &failure) {
+        true => PyRuntimeError::new_err(format!("{error} (and the error class is missing: {failure})")),
+        // Ctrl-C, which Python notices in the call above.
+        false => failure,
     })
 }
 

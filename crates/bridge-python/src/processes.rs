@@ -7,7 +7,7 @@ use crate::options::Keywords;
 use crate::trace;
 use bridge_core::{Adapter, Error, ErrorKind, Options, Result};
 use bridge_ipc::{Ipc, IpcTensor, Limits, Opened, Road, Settings, Writing, process};
-use bridge_pyo3::PyTensor;
+use bridge_pyo3::{PyTensor, framework_error, with_gil};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyList};
 use std::path::PathBuf;
@@ -324,8 +324,15 @@ impl Watch {
     }
 }
 
+/// Runs the handlers of signals that have arrived. An exception of one, such as `KeyboardInterrupt`, ends the wait.
+fn handle_signals() -> Result<()> {
+    let handled = with_gil(|py| py.check_signals().map_err(|error| framework_error(py, "Python", error)));
+    handled.unwrap_or(Ok(()))
+}
+
 /// Enters the functions into the module.
 pub(crate) fn enter(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    bridge_ipc::while_waiting(handle_signals);
     module.add_class::<Ticket>()?;
     module.add_class::<Names>()?;
     module.add_class::<Client>()?;

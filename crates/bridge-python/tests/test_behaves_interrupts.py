@@ -1,0 +1,138 @@
+"""Ctrl-C in the middle: ``KeyboardInterrupt`` arrives, and nothing is left of the call."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_bridge as tb
+from memory import views
+from tensor_bridge import processes
+
+torch: Any = pytest.importorskip("torch")
+
+
+@contextmanager
+def interrupted(after: float = 0.05) -> Iterator[list[float]]:
+    """Send Ctrl-C to this thread once, and expect the exception. Returns the time that it took to arrive, in a list."""
+    main, sent, took = threading.get_ident(), threading.Event(), [0.0]
+
+    def send() -> None:
+        time.sleep(after)
+        took[0] = time.monotonic()
+        sent.set()
+        signal.pthread_kill(main, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    sender = threading.Thread(target=send)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            sender.start()
+            try:
+                yield took
+            finally:
+                # The body has ended; a call that was over before the signal fails the test here.
+                assert sent.is_set(), "the call ended before it was interrupted"
+                took[0] = time.monotonic() - took[0]
+    finally:
+        sender.join()
+        signal.signal(signal.SIGINT, before)
+
+
+def for_ever(call: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        call()
+
+
+ARRAY = np.zeros((1 << 10, 1 << 10))
+
+CALLS: dict[str, Callable[[Path], Callable[[], object]]] = {
+    "in place": lambda _: lambda: tb.to_torch(ARRAY),
+    "a copy": lambda _: lambda: tb.to_torch(ARRAY, copy=True),
+    "a transposed copy": lambda _: lambda: tb.to_torch(ARRAY, permute=(1, 0), order="C"),
+    "a tree": lambda _: lambda: tb.to_torch({"a": [ARRAY] * 50}),
+    "copy": lambda _: lambda: tb.copy(ARRAY, out=torch.empty(ARRAY.shape, dtype=torch.float64)),
+    "save": lambda path: lambda: tb.save(path / "x.npy", ARRAY),
+    "save safetensors": lambda path: lambda: tb.save(path / "x.safetensors", {"a": ARRAY}),
+    "share": lambda _: lambda: tb.revoke(tb.share(ARRAY)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_interrupt_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+    call = CALLS[name](tmp_path)
+    before, shares = views(), processes.held()["shares"]
+    for number in range(5):
+        with interrupted(0.02 + 0.013 * number):
+            for_ever(call)
+    gc.collect()
+    # A share of which no ticket was returned ends with its time: the interrupt may come between the two.
+    assert processes.held()["shares"] <= shares + (5 if name == "share" else 0)
+    processes._core.ipc_close()
+    gc.collect()
+    assert views() == before
+    # The file is whole or absent, and no part of one stays.
+    left = [path for path in tmp_path.iterdir() if path.suffix not in (".npy", ".safetensors")]
+    assert left == []
+    for path in tmp_path.iterdir():
+        loaded = tb.load(path, "numpy")
+        assert (loaded if path.suffix == ".npy" else loaded["a"]).shape == ARRAY.shape
+    assert tb.to_torch(ARRAY).shape == ARRAY.shape
+
+
+def test_load_is_interrupted(tmp_path: Path) -> None:
+    tb.save(tmp_path / "x.npy", ARRAY)
+    for copy in (None, True):
+        before = views()
+        with interrupted():
+            for_ever(lambda: tb.load(tmp_path / "x.npy", "torch", copy=copy))  # noqa: B023
+        gc.collect()
+        assert views() == before
+
+
+def test_waiting_for_a_name_is_interrupted(tmp_path: Path) -> None:
+    with tb.serve(tmp_path / "names") as names:
+        with interrupted() as took:
+            next(iter(names.watch("never")))
+        assert took[0] < 2
+        names.put("x", np.ones(2))
+        assert names.get("x", "numpy").tolist() == [1, 1]
+
+
+@contextmanager
+def silent(path: Path) -> Iterator[Path]:
+    """A process that takes connections and answers nothing."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        os.chmod(path, 0o600)
+        listener.listen(1)
+        yield path
+
+
+def test_waiting_for_an_answer_is_interrupted(tmp_path: Path) -> None:
+    """Of a process that hangs: it has five seconds to answer."""
+    ticket = tb.share(np.ones(1))
+    own = ticket.text.split('"socket":"')[1].split('"')[0]
+    tb.revoke(ticket)
+    with silent(tmp_path / "socket") as path:
+        text = ticket.text.replace(own, str(path))
+        with interrupted() as took:
+            tb.open(text, "numpy")
+        assert took[0] < 2
+        client = tb.connect(path)
+        with interrupted() as took:
+            client.list()
+        assert took[0] < 2
+        client.close()
