@@ -21,6 +21,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
+from . import _compiled
 from ._core import (
     Plan,
     Ticket,
@@ -153,6 +154,8 @@ else:
     def __dir__() -> list[str]:
         return sorted({*globals(), *_MODULES, *_LATER})
 
+
+_compiled.watch()
 
 if os.environ.get("TENSOR_BRIDGE_TRACE"):
     importlib.import_module(".tracing", __name__).start()
