@@ -1,4 +1,4 @@
-"""Views and the package's own objects are copied and pickled as values, and classes of tensors cross as what they are."""
+"""Views and the package's own objects are copied and pickled as values, and subclasses cross as what they are."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def watch() -> None:
     if _COMPILER in sys.modules:
         _register()
     else:
-        sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Finder)
 
 
 class _Finder:
@@ -38,7 +38,7 @@ class _Finder:
         if name != _COMPILER:
             return None
         if _Finder in sys.meta_path:
-            sys.meta_path.remove(_Finder)  # type: ignore[arg-type]
+            sys.meta_path.remove(_Finder)
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
