@@ -101,3 +101,16 @@ assert compiled(torch.ones(2)).tolist() == [2, 2]
     command = [sys.executable, "-W", "error::UserWarning:torch._dynamo", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_limits_are_those_of_the_page() -> None:
+    """Those of ``docs/limits.md``: a sentence that is no longer true fails here."""
+    from torch.autograd import forward_ad
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    traced = make_fx(lambda x: tb.to_torch(x) + 1)(torch.ones(2))
+    assert traced(torch.zeros(2)).tolist() == [2, 2]
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(2), torch.full((2,), 5.0))
+        assert tb.to_numpy(dual).tolist() == [1, 1]
+        assert forward_ad.unpack_dual(tb.to_torch(dual)).tangent is None
