@@ -5,7 +5,7 @@ import cupy
 import numpy.typing
 import tensorflow
 import torch
-from typing_extensions import Unpack
+from typing_extensions import Self, Unpack
 
 __version__: str
 # A capsule: see include/tensor_bridge_borrow.h.
