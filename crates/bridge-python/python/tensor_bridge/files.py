@@ -202,10 +202,11 @@ def _replaced(path: str) -> Iterator[str]:
 
     It has the mode of the file that was there, or that of any new file. After an error it is removed.
     """
-    beside = f"{path}.{secrets.token_hex(4)}.part"
-    with open(beside, "xb") as file:
-        mode = os.fstat(file.fileno()).st_mode
+    beside = f"{path}.{secrets.token_hex(8)}.part"
     try:
+        # Ctrl-C may come as soon as the file is there.
+        with open(beside, "xb") as file:
+            mode = os.fstat(file.fileno()).st_mode
         with contextlib.suppress(FileNotFoundError):
             mode = os.stat(path).st_mode
         yield beside
