@@ -110,6 +110,9 @@ def test_the_limits_are_those_of_the_page() -> None:
 
     traced = make_fx(lambda x: tb.to_torch(x) + 1)(torch.ones(2))
     assert traced(torch.zeros(2)).tolist() == [2, 2]
+    with pytest.raises(tb.BridgeError, match="convert outside of what is traced") as caught:
+        torch.jit.trace(lambda x: tb.to_torch(x, copy=True) + 1, torch.ones(2), check_trace=False)
+    assert caught.value.kind == "refused"
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(torch.ones(2), torch.full((2,), 5.0))
         assert tb.to_numpy(dual).tolist() == [1, 1]

@@ -27,7 +27,7 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
 
 /// Calls `torch.empty_strided`, which aligns to 64 bytes on the host and to 512 on a device. The device is named,
 /// because the user may have set another default. With `torch.use_deterministic_algorithms`, PyTorch fills the memory
-/// first, in the same stream.
+/// first, in the same stream. `torch.jit.trace` would record the allocation, and not what is written to it.
 pub(crate) fn empty<'py>(
     py: Python<'py>,
     device: Device,
@@ -40,11 +40,17 @@ pub(crate) fn empty<'py>(
     }
     let make = || {
         let torch = py.import(intern!(py, "torch"))?;
+        if torch.getattr(intern!(py, "jit"))?.call_method0(intern!(py, "is_tracing"))?.is_truthy()? {
+            return Ok(None);
+        }
         let dtype = torch.getattr(dtype.to_string().as_str())?;
         let device = device.to_string().into_pyobject(py)?.into_any();
         let kwargs = [("dtype", dtype), ("device", device)].into_py_dict(py)?;
         let dims = (PyTuple::new(py, shape)?, PyTuple::new(py, order.strides(shape))?);
-        torch.call_method(intern!(py, "empty_strided"), dims, Some(&kwargs))
+        torch.call_method(intern!(py, "empty_strided"), dims, Some(&kwargs)).map(Some)
     };
-    make().map_err(|error| raised(py, error))
+    make().map_err(|error| raised(py, error))?.ok_or_else(|| {
+        let text = "torch.jit.trace does not see a copy of this package, and would record uninitialised memory: convert outside of what is traced";
+        Error::new(ErrorKind::Refused, text)
+    })
 }
