@@ -59,7 +59,8 @@ REFERENCE = {
     "autograd": ("Gradients", "autograd"),
     "doctor": (
         "Doctor",
-        "doctor matrix _report.Report _report.Finding _report.Matrix _report.Pair _report.Framework _report.Gpu",
+        "doctor matrix _report.Report _report.Finding _report.Matrix _report.Pair _report.Framework _report.Gpu "
+        "bench _bench.Bench _bench.Handoff _bench.Copies",
     ),
     "tracing": ("Tracing", "trace tracing.Trace tracing.Event tracing.Row"),
     "errors": ("Errors", "errors"),

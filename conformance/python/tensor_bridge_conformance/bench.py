@@ -13,8 +13,8 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tensor_bridge._measure import batch
 from tensor_bridge_conformance import growth, host, relay, settings
-from tensor_bridge_conformance.growth import batch
 from tensor_bridge_conformance.reports import publish
 from tensor_bridge_conformance.settings import Setting
 

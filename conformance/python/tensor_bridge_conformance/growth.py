@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tensor_bridge._measure import batch
 from tensor_bridge_conformance.settings import Call, Setting
 
 #: Turns that count, after one that does not.
@@ -39,19 +40,6 @@ class Growth:
     native: float | None
     bar: float | None
     passed: bool
-
-
-def batch(call: Call, tensor: Any, calls: int, before: Callable[[], Any]) -> float:
-    """Return nanoseconds per call, with the garbage collector off."""
-    before()
-    gc.disable()
-    try:
-        started = time.perf_counter_ns()
-        for _ in range(calls):
-            call(tensor)
-        return (time.perf_counter_ns() - started) / calls
-    finally:
-        gc.enable()
 
 
 def measure(setting: Setting, options: argparse.Namespace) -> list[Growth]:

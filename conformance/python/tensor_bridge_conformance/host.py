@@ -9,7 +9,6 @@ import os
 import platform
 import subprocess
 import sys
-from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,8 @@ def adapters(*names: str) -> list[dict[str, Any]]:
 
 def describe(*names: str) -> dict[str, Any]:
     """Describe the host, and for which of the adapters with these names, or of all, the framework is installed."""
+    from tensor_bridge import _host
+
     driver, gpus = _cuda()
     versions: dict[str, str | None] = {}
     refused: dict[str, str | None] = {}
@@ -45,10 +46,10 @@ def describe(*names: str) -> dict[str, Any]:
         elif os.environ.get(adapter["variable"]):
             versions[name], refused[name], host_only[name] = _libraries()
     return {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "os": _system(),
-        "cpu": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "date": _host.date(),
+        "os": _host.system(),
+        "cpu": _host.processor(),
+        "cores": _host.cores(),
         "python": platform.python_version(),
         "versions": {name: version for name, version in versions.items() if version},
         "refused": {name: reason for name, reason in refused.items() if reason},
@@ -109,23 +110,6 @@ def heading(about: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     where = "; ".join([*about["gpus"], about["cpu"]])
     return f"{where}; Python {about['python']}; {versions}; {about['date']}"
-
-
-def _field(path: str, key: str, separator: str) -> str | None:
-    try:
-        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    found = (line.split(separator, 1)[1] for line in lines if line.split(separator, 1)[0].strip() == key)
-    return next((value.strip().strip('"') for value in found), None)
-
-
-def _system() -> str:
-    return _field("/etc/os-release", "PRETTY_NAME", "=") or platform.platform()
-
-
-def _processor() -> str:
-    return _field("/proc/cpuinfo", "model name", ":") or platform.machine()
 
 
 def _cuda() -> tuple[str | None, list[str]]:

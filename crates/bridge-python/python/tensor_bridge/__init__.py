@@ -66,6 +66,7 @@ __all__ = [
     "Plan",
     "Ticket",
     "__version__",
+    "bench",
     "connect",
     "convert",
     "convert_cupy_to_numpy",
@@ -110,6 +111,7 @@ if TYPE_CHECKING:
     from . import tensorflow as tensorflow
     from . import tensorflow1 as tensorflow1
     from . import tracing as tracing
+    from ._bench import bench
     from ._doctor import doctor, matrix
     from .files import load, save
     from .names import connect, serve
@@ -138,6 +140,7 @@ else:
         **dict.fromkeys(("load", "save"), "files"),
         **dict.fromkeys(("connect", "serve"), "names"),
         **dict.fromkeys(("open", "revoke", "share"), "processes"),
+        "bench": "_bench",
         "trace": "tracing",
         **dict.fromkeys((name for name in __all__ if name.startswith("convert_")), "pairs"),
     }

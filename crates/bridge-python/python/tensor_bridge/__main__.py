@@ -7,9 +7,12 @@ import sys
 from collections.abc import Callable
 
 from . import _core
+from ._bench import Bench, bench
 from ._doctor import doctor, matrix
 from ._report import Matrix, Report
 from .errors import BridgeError
+
+_COMMANDS: dict[str, Callable[..., Report | Matrix | Bench]] = {"doctor": doctor, "matrix": matrix, "bench": bench}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,14 +27,18 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", parents=[common], help="versions, devices, pairs, and what stands in the way")
     commands.add_parser("matrix", parents=[common], help="which pairs of frameworks are in place, and why not")
-    chosen = parser.parse_args(arguments)
-    command: Callable[..., Report | Matrix] = doctor if chosen.command == "doctor" else matrix
+    measures = commands.add_parser(
+        "bench", parents=[common], help="what crossing costs, beside the frameworks' own ways"
+    )
+    measures.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to measure (%(default)g)")
+    chosen = vars(parser.parse_args(arguments))
+    command, as_json = _COMMANDS[chosen.pop("command")], chosen.pop("json")
     try:
-        result = command(timeout=chosen.timeout)
+        result = command(**chosen)
     except BridgeError as error:
         print(f"{error.kind}: {error}", file=sys.stderr)
         return 2
-    print(result.as_json() if chosen.json else result)
+    print(result.as_json() if as_json else result)
     return int(isinstance(result, Report) and bool(result.findings))
 
 

@@ -134,15 +134,27 @@ def matrix(*, timeout: float = 120.0) -> Matrix:
 
 def _probed(timeout: float) -> dict[str, Facts]:
     """Return the facts of the driver and of each framework."""
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
-        raise of_kind("argument", f"timeout is a positive number of seconds, not {timeout!r:.80}")
-    if not os.access(sys.executable or "", os.X_OK) or getattr(sys, "frozen", False):
-        text = "this program has no Python that can be started: run `python -m tensor_bridge doctor` with the Python"
-        raise of_kind("missing", f"{text} that has the frameworks")
+    check_seconds("timeout", timeout)
+    check_executable("doctor")
     probes = {"driver": ["driver"], **{name: ["framework", name] for name in _probe.FRAMEWORKS}}
     if os.environ.get("TENSOR_BRIDGE_TENSORFLOW1"):
         probes["tensorflow1"] = ["tensorflow1"]
-    return _facts(probes, timeout)
+    return ask(probes, timeout)
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    """Refuse a time that is none."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+        raise of_kind("argument", f"{name} is a positive number of seconds, not {seconds!r:.80}")
+
+
+def check_executable(command: str) -> None:
+    """Refuse to start a process of Python where there is none."""
+    if not os.access(sys.executable or "", os.X_OK) or getattr(sys, "frozen", False):
+        text = (
+            f"this program has no Python that can be started: run `python -m tensor_bridge {command}` with the Python"
+        )
+        raise of_kind("missing", f"{text} that has the frameworks")
 
 
 def _imported() -> dict[str, ModuleType]:
@@ -162,7 +174,7 @@ def _paired(healthy: list[str], imported: list[str], timeout: float) -> list[tup
         if len(order) < 2:
             break
         # TensorFlow would take the whole GPU, and this process needs little of it.
-        found = _facts({"pairs": ["pairs", *order]}, timeout, TF_FORCE_GPU_ALLOW_GROWTH="true")
+        found = ask({"pairs": ["pairs", *order]}, timeout, TF_FORCE_GPU_ALLOW_GROWTH="true")
         tried.append((list(order), found["pairs"]))
         if "pairs" in tried[-1][1]:
             break
@@ -174,7 +186,7 @@ def _matrix(tried: Sequence[tuple[Sequence[str], Facts]]) -> Matrix:
     return Matrix(tuple(Pair(**pair) for pair in next(found, [])))
 
 
-def _facts(probes: Mapping[str, Sequence[str]], timeout: float, **environment: str) -> dict[str, Facts]:
+def ask(probes: Mapping[str, Sequence[str]], timeout: float, **environment: str) -> dict[str, Facts]:
     """Return what each probe prints, or under ``"ended"`` how its process ended without printing it."""
     ended = _run(list(probes.values()), timeout, environment)
     return {name: _read(*one, timeout) for name, one in zip(probes, ended, strict=True)}

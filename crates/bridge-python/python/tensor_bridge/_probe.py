@@ -46,14 +46,14 @@ def framework(name: str) -> dict[str, Any]:
     try:
         module = importlib.import_module(name)
     except BaseException as error:
-        return {"installed": True, "error": _told(error)}
+        return {"installed": True, "error": told(error)}
     facts: dict[str, Any] = {"installed": True, "version": str(getattr(module, "__version__", "unknown"))}
-    for key, read, otherwise in (("build", _BUILDS, None), ("devices", _DEVICES, 0)):
+    for key, read, otherwise in (("build", _BUILDS, None), ("devices", DEVICES, 0)):
         try:
             facts[key] = read[name](module)
         except Exception as error:
             facts[key] = otherwise
-            facts["cuda_error"] = _told(error)
+            facts["cuda_error"] = told(error)
     if facts["devices"]:
         facts.update(settings(name, module))
     # The profile starts TensorFlow's devices, and the other probes need memory of them as well.
@@ -83,7 +83,7 @@ def pairs(*names: str) -> dict[str, Any]:
             try:
                 tensor = make()
             except Exception as error:
-                reason = f"{source} makes no tensor there: {_told(error)}"
+                reason = f"{source} makes no tensor there: {told(error)}"
                 planned += [_pair(source, target, device, "refused", reason) for target in names if target != source]
                 continue
             planned += [_planned(source, target, device, tensor) for target in names if target != source]
@@ -118,7 +118,15 @@ def tensorflow1() -> dict[str, Any]:
     return {"installed": True, "version": version, "folder": folder}
 
 
+def bench(seconds: str) -> dict[str, Any]:
+    """Measure what ``bench`` shows."""
+    from . import _measure
+
+    return _measure.bench(seconds)
+
+
 _PROBES: dict[str, Callable[..., dict[str, Any]]] = {
+    "bench": bench,
     "framework": framework,
     "pairs": pairs,
     "driver": driver,
@@ -126,7 +134,8 @@ _PROBES: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
+    """Return an error in one line."""
     return f"{type(error).__name__}: {error!s:.1000}".rstrip(": ")
 
 
@@ -165,7 +174,7 @@ _BUILDS: dict[str, Callable[[Any], str]] = {
     "numpy": lambda numpy: "CPU",
     "tensorflow": _tensorflow_build,
 }
-_DEVICES: dict[str, Callable[[Any], int]] = {
+DEVICES: dict[str, Callable[[Any], int]] = {
     "torch": _torch_devices,
     "cupy": lambda cupy: int(cupy.cuda.runtime.getDeviceCount()),
     "numpy": lambda numpy: 0,
@@ -204,7 +213,7 @@ def _tensors(name: str, module: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     if name != "cupy":
         yield "cpu", lambda: _MAKERS[name](module, "cpu", 0)
     try:
-        count = _DEVICES[name](module)
+        count = DEVICES[name](module)
     except Exception:
         count = 0
     for index in range(count):

@@ -97,7 +97,7 @@ class Matrix:
             rows.setdefault((pair.source, pair.device), {})[pair.target] = pair.way + mark
         table = [["from", "on", *(f"to {target}" for target in targets)]]
         table += [[*row, *(ways.get(target, "") for target in targets)] for row, ways in rows.items()]
-        return "\n".join([*_aligned(table), *(f"[{number}] {text}" for number, text in enumerate(reasons, 1))])
+        return "\n".join([*aligned(table), *(f"[{number}] {text}" for number, text in enumerate(reasons, 1))])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Report:
         yield ""
         table = [["framework", "version", "built for", "CUDA devices", "allocator", "imported"]]
         table += [[_shown(value) for value in dataclasses.astuple(framework)] for framework in self.frameworks]
-        yield from _aligned(table)
+        yield from aligned(table)
         if self.missing:
             yield f"not installed: {', '.join(self.missing)}"
         yield from ("", str(self.matrix), "")
@@ -258,7 +258,16 @@ def _shown(value: str | int | bool | None) -> str:
     return {True: "yes", False: "no", None: "-"}[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
+def aligned(rows: list[list[str]], numbers: int = 0) -> list[str]:
+    """Return the lines of a table with a rule below its head. The last so many columns are numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+    texts = len(widths) - numbers
+
+    def line(cells: list[str]) -> str:
+        padded = (
+            cell.ljust(width) if index < texts else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "  ".join(padded).rstrip()
+
+    return [line(rows[0]), "  ".join("-" * width for width in widths), *map(line, rows[1:])]

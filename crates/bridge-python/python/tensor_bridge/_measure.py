@@ -1,0 +1,205 @@
+"""Measures for ``bench``, in a process of its own.
+
+Each contender is called in batches. In every round all of them take turns, so that a change of the machine's speed
+affects all. A figure is the median over the rounds. A call includes dropping what it returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from . import _core, _probe, _ways
+from ._ways import Side
+
+#: Shapes of the tensors of float32: 1 MiB to hand on, and 64 MiB to copy.
+HANDED, COPIED = (512, 512), (4096, 4096)
+#: Rounds that warm caches and pools up, and do not count; the fewest and the most that do.
+WARM_UP, FEWEST, MOST = 2, 5, 500
+#: The most calls of a batch, and the nanoseconds that one is to take.
+CALLS, BATCH = 100, 1_000_000
+
+Call = Callable[[Any], Any]
+
+
+def batch(
+    call: Call, tensor: Any, calls: int, before: Callable[[], Any], after: Callable[[], Any] | None = None
+) -> float:
+    """Return nanoseconds per call, with the garbage collector off. ``after`` is part of the time, ``before`` is not."""
+    before()
+    gc.disable()
+    try:
+        started = time.perf_counter_ns()
+        for _ in range(calls):
+            call(tensor)
+        if after is not None:
+            after()
+        return (time.perf_counter_ns() - started) / calls
+    finally:
+        gc.enable()
+
+
+class Pair(NamedTuple):
+    """Two frameworks on one device."""
+
+    source: str
+    target: str
+    device: str
+    sides: tuple[Side, Side]
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        for side in self.sides:
+            side.wait()
+
+
+class Contender(NamedTuple):
+    """One way of one pair: where its figure belongs, and what is called."""
+
+    row: dict[str, Any]
+    way: str
+    call: Call
+    tensor: Any
+    pair: Pair
+
+
+class Kind(NamedTuple):
+    """What is measured: tensors of which shape, by which ways."""
+
+    shape: tuple[int, int]
+    #: Whether the elements are copied, so that the device has to be waited for.
+    copies: bool
+    #: Returns the ways of a pair, by column, and the framework of the pair that has the result.
+    ways: Callable[[Pair], dict[str, tuple[Call, Side]]]
+
+
+def _handoffs(pair: Pair) -> dict[str, tuple[Call, Side]]:
+    target = pair.sides[1]
+    return {
+        "ours": (lambda x: _core.convert(x, pair.target), target),  # type: ignore[call-overload]
+        "native": (_ways.native(pair.source, pair.sides, pair.target), target),
+        "host": (_ways.through_host(pair.sides), target),
+    }
+
+
+def _copies(pair: Pair) -> dict[str, tuple[Call, Side]]:
+    source, target = pair.sides
+
+    def ours(x: Any) -> Any:
+        return _core.convert(x, pair.target, permute=(1, 0), order="C", copy=True)  # type: ignore[call-overload]
+
+    return {"ours": (ours, target), "native": (source.transposed, source)}
+
+
+#: What is measured, by the names of the tables.
+KINDS = {"handoffs": Kind(HANDED, False, _handoffs), "copies": Kind(COPIED, True, _copies)}
+
+
+def bench(seconds: str) -> dict[str, Any]:
+    """Measure for this time, and return the rows of each table, the versions, and what could not be imported."""
+    modules, broken = {}, {}
+    for name in _probe.FRAMEWORKS:
+        if importlib.util.find_spec(name) is None:
+            continue
+        try:
+            modules[name] = importlib.import_module(name)
+        except BaseException as error:
+            broken[name] = _probe.told(error)
+    pairs = list(_pairs(modules))
+    tables = {name: _rows(kind, pairs, float(seconds) / len(KINDS)) for name, kind in KINDS.items()}
+    versions = {name: str(getattr(module, "__version__", "unknown")) for name, module in modules.items()}
+    return {"versions": versions, "broken": broken, **tables}
+
+
+def _pairs(modules: dict[str, Any]) -> Iterator[Pair]:
+    """Yield the pairs of frameworks that have tensors on one device, for the host and each GPU."""
+    counts = dict.fromkeys(modules, 0)
+    for name, module in modules.items():
+        # The error is for ``doctor`` to explain.
+        with contextlib.suppress(Exception):
+            counts[name] = _probe.DEVICES[name](module)
+    for index in (None, *range(max(counts.values(), default=0))):
+        here = [name for name in modules if (name != "cupy" if index is None else index < counts[name])]
+        sides = {name: _ways.SIDES[name](modules[name], index) for name in here}
+        device = "cpu" if index is None else f"cuda:{index}"
+        for source in here:
+            for target in here:
+                if source != target:
+                    yield Pair(source, target, device, (sides[source], sides[target]))
+
+
+def _rows(kind: Kind, pairs: list[Pair], seconds: float) -> list[dict[str, Any]]:
+    """Return a row for each pair in place: the nanoseconds of each way that works."""
+    rows: list[dict[str, Any]] = []
+    contenders: list[Contender] = []
+    tensors: dict[Side, Any] = {}
+    values: Any = _values(kind.shape) if pairs else None
+    for pair in pairs:
+        source = pair.sides[0]
+        try:
+            if source not in tensors:
+                tensors[source] = source.of_host(_ways.aligned(values))
+            tensor = tensors[source]
+            if not _core.plan(tensor, pair.target).zero_copy:  # type: ignore[call-overload]
+                continue
+        except Exception:
+            # No tensor, or no pair: ``matrix`` says why.
+            continue
+        ways = kind.ways(pair)
+        rows.append({"source": pair.source, "target": pair.target, "device": pair.device, **dict.fromkeys(ways)})
+        right = values.T if kind.copies else values
+        own = [Contender(rows[-1], way, call, tensor, pair) for way, (call, side) in ways.items()]
+        contenders += [one for one in own if _works(one, ways[one.way][1], right)]
+    for contender, figure in zip(contenders, _medians(kind, contenders, seconds), strict=True):
+        contender.row[contender.way] = figure
+    return rows
+
+
+def _values(shape: tuple[int, int]) -> Any:
+    """Return an array of which no two elements are equal."""
+    import numpy
+
+    return numpy.arange(shape[0] * shape[1], dtype=numpy.int32).view(numpy.float32).reshape(shape)
+
+
+def _works(contender: Contender, side: Side, right: Any) -> bool:
+    """Return whether a way works. A way that returns other elements than those of the tensor is an error."""
+    try:
+        result = contender.call(contender.tensor)
+    except Exception:
+        return False
+    contender.pair.wait()
+    if side.to_host(result).tobytes() != right.tobytes():
+        raise RuntimeError(f"{contender.way}, {contender.row}: the elements differ")
+    return True
+
+
+def _medians(kind: Kind, contenders: list[Contender], seconds: float) -> list[float]:
+    """Return the nanoseconds of each contender."""
+    calls = [_calls(kind, contender) for contender in contenders]
+    taken: list[list[float]] = [[] for _ in contenders]
+    deadline = time.monotonic() + seconds
+    for turn in range(WARM_UP + MOST if contenders else 0):
+        if turn >= WARM_UP + FEWEST and time.monotonic() > deadline:
+            break
+        for contender, count, times in zip(contenders, calls, taken, strict=True):
+            figure = _batch(kind, contender, count)
+            if turn >= WARM_UP:
+                times.append(figure)
+    return [statistics.median(times) for times in taken]
+
+
+def _calls(kind: Kind, contender: Contender) -> int:
+    """Return the calls of a batch: by the fastest of three, because other processes only add to them."""
+    return max(1, min(CALLS, int(BATCH / min(_batch(kind, contender, 1) for _ in range(3)))))
+
+
+def _batch(kind: Kind, contender: Contender, calls: int) -> float:
+    wait = contender.pair.wait
+    return batch(contender.call, contender.tensor, calls, wait, wait if kind.copies else None)

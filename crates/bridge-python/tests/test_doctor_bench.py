@@ -1,0 +1,223 @@
+"""``bench``: the figures are of what the table says, and a way that is wrong or missing is not measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tensor_bridge as tb
+from tensor_bridge import __main__, _doctor, _measure, _probe, _ways
+
+np: Any = pytest.importorskip("numpy")
+torch: Any = pytest.importorskip("torch")
+
+ROW = {"source": "torch", "target": "numpy", "device": "cpu"}
+MEASURED = {
+    "versions": {"torch": "2.11", "numpy": "2.4"},
+    "broken": {"cupy": "ImportError: libcuda"},
+    "handoffs": [{**ROW, "ours": 1234.5, "native": None, "host": 2e6}],
+    "copies": [{**ROW, "ours": 1e6, "native": 2e6}],
+}
+DRIVER = {"version": "13.0", "devices": [{"name": "H200"}]}
+
+
+def printing(monkeypatch: pytest.MonkeyPatch, measured: str, code: int | None = 0) -> list[list[str]]:
+    """Put what the processes print in their place. Return the arguments that they were started with."""
+    started: list[list[str]] = []
+
+    def run(probes: list[list[str]], *rest: Any) -> list[tuple[int | None, str, str]]:
+        started.extend(probes)
+        return [(0, json.dumps(DRIVER), "") if probe[0] == "driver" else (code, measured, "boom") for probe in probes]
+
+    monkeypatch.setattr(_doctor, "_run", run)
+    return started
+
+
+def test_every_pair_on_the_host_is_measured() -> None:
+    code = """
+        import sys, tensor_bridge as tb
+        print(tb.bench(seconds=0.5, timeout=400).as_json())
+        assert not {"torch", "cupy", "numpy", "tensorflow"} & set(sys.modules), "imported in the caller's process"
+    """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    here = [name for name in ("torch", "numpy", "tensorflow") if name in found["frameworks"]]
+    assert {"torch", "numpy"} <= set(here)
+    pairs = {(one, other, "cpu") for one in here for other in here if one != other}
+    for table in ("handoffs", "copies"):
+        rows = found[table]
+        assert {(row["source"], row["target"], row["device"]) for row in rows} == pairs
+        assert all(row["ours"] > 0 and row["native"] > 0 for row in rows), rows
+    assert all(row["host"] > 0 for row in found["handoffs"])
+    # A copy of 64 MiB takes longer than a hand-off, by far.
+    assert min(row["ours"] for row in found["copies"]) > 10 * min(row["ours"] for row in found["handoffs"])
+    assert found["version"] == tb.__version__ and found["cores"] > 0 and found["date"].endswith("Z")
+
+
+def sides() -> tuple[_ways.Side, _ways.Side]:
+    return _ways.SIDES["torch"](torch, None), _ways.SIDES["numpy"](np, None)
+
+
+def test_the_ways_return_the_elements() -> None:
+    pair = _measure.Pair("torch", "numpy", "cpu", sides())
+    values = _measure._values((8, 4))
+    tensor = pair.sides[0].of_host(_ways.aligned(values))
+    for kind in _measure.KINDS.values():
+        for way, (call, side) in kind.ways(pair).items():
+            result = side.to_host(call(tensor))
+            right = values.T if kind.copies else values
+            assert result.tobytes() == right.tobytes(), way
+            shares = np.shares_memory(result, tensor.numpy())
+            assert shares != kind.copies, way
+
+
+def test_every_element_of_the_values_differs() -> None:
+    assert len(set(_measure._values((64, 32)).view(np.int32).ravel().tolist())) == 64 * 32
+
+
+def test_a_way_with_other_elements_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = _measure.Pair("torch", "numpy", "cpu", sides())
+
+    def wrong(pair: Any) -> dict[str, Any]:
+        return {"ours": (lambda x: np.ones(x.shape, np.float32), pair.sides[1])}
+
+    kind = _measure.Kind((4, 4), False, wrong)
+    with pytest.raises(RuntimeError, match="the elements differ"):
+        _measure._rows(kind, [pair], 0.01)
+
+
+def test_a_way_that_fails_has_no_figure() -> None:
+    pair = _measure.Pair("torch", "numpy", "cpu", sides())
+
+    def failing(pair: Any) -> dict[str, Any]:
+        return {"ours": (lambda x: x.numpy(), pair.sides[1]), "native": (lambda x: x.absent(), pair.sides[1])}
+
+    (row,) = _measure._rows(_measure.Kind((4, 4), False, failing), [pair], 0.01)
+    assert row["ours"] > 0
+    assert row["native"] is None
+
+
+def test_a_figure_is_the_median_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One call to find the size of a batch three times, two rounds that do not count, then five.
+    taken = iter([1e9, 1e9, 1e9, 7.0, 7.0, 1.0, 9.0, 3.0, 8.0, 2.0])
+    asked = []
+
+    def batch(call: Any, tensor: Any, calls: int, before: Any, after: Any) -> float:
+        asked.append(calls)
+        return next(taken)
+
+    monkeypatch.setattr(_measure, "batch", batch)
+    pair = _measure.Pair("torch", "numpy", "cpu", sides())
+    contender = _measure.Contender({}, "ours", lambda x: x, None, pair)
+    assert _measure._medians(_measure.KINDS["handoffs"], [contender], 0.0) == [3.0]
+    assert asked == [1] * 10
+
+
+def test_a_batch_counts_what_follows_and_not_what_precedes() -> None:
+    calls = []
+    nap = 0.02
+    nanoseconds = _measure.batch(calls.append, 7, 4, lambda: time.sleep(10 * nap), lambda: time.sleep(nap))
+    assert calls == [7] * 4
+    assert nap * 1e9 / 4 <= nanoseconds
+
+
+def test_the_tables_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = printing(monkeypatch, json.dumps(MEASURED))
+    result = tb.bench(seconds=3)
+    assert started == [["driver"], ["bench", "3"]]
+    text = str(result)
+    assert "CUDA 13.0: H200" in text and "torch 2.11, numpy 2.4" in text
+    assert "cupy cannot be imported: ImportError: libcuda" in text
+    cells = [line.split() for line in text.splitlines()]
+    assert ["torch", "numpy", "cpu", "1,234", "-", "2,000,000"] in cells
+    # 64 MiB, read and written, in one and in two milliseconds.
+    assert ["torch", "numpy", "cpu", "134.2", "67.1"] in cells
+    assert json.loads(result.as_json())["handoffs"] == MEASURED["handoffs"]
+
+
+def test_fewer_than_two_frameworks_are_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    printing(monkeypatch, json.dumps({"versions": {"numpy": "2.4"}, "broken": {}, "handoffs": [], "copies": []}))
+    assert "No pair is in place here" in str(tb.bench())
+
+
+def test_frameworks_that_are_broken_or_missing_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('half installed')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.setattr(_probe, "FRAMEWORKS", ("numpy", "tensorflow", "no_such_framework"))
+    found = _measure.bench("0.01")
+    assert found["broken"] == {"tensorflow": "ImportError: half installed"}
+    assert list(found["versions"]) == ["numpy"]
+    assert found["handoffs"] == found["copies"] == []
+
+
+@pytest.mark.parametrize(("code", "words"), [(-11, "is killed by SIGSEGV: boom"), (None, "has not ended after 123 s")])
+def test_a_process_that_crashes_or_hangs_is_an_error(
+    code: int | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printing(monkeypatch, "", code)
+    with pytest.raises(tb.BridgeRuntimeError, match=f"{words}: run `python -m tensor_bridge doctor`") as caught:
+        tb.bench(seconds=3)
+    assert caught.value.kind == "framework"
+
+
+@pytest.mark.parametrize("keyword", ["seconds", "timeout"])
+@pytest.mark.parametrize("time", [0, -1, float("nan"), float("inf"), "long", None, True])
+def test_a_time_that_is_none_is_refused(keyword: str, time: Any) -> None:
+    with pytest.raises(tb.BridgeValueError, match=f"{keyword} is a positive number of seconds"):
+        tb.bench(**{keyword: time})
+
+
+def test_a_program_without_a_python_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(tb.BridgeImportError, match="python -m tensor_bridge bench"):
+        tb.bench()
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_the_command(as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    started = printing(monkeypatch, json.dumps(MEASURED))
+    assert __main__.main(["bench", "--seconds", "2", *["--json"] * as_json]) == 0
+    printed = capsys.readouterr().out
+    assert started[1] == ["bench", "2.0"]
+    if as_json:
+        assert json.loads(printed)["copies"] == MEASURED["copies"]
+    else:
+        assert "nanoseconds of a call" in printed
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--seconds", "0"], ["--seconds", "soon"], ["--rounds", "3"], ["--timeout", "-1"]]
+)
+def test_bad_arguments_end_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = __main__.main(["bench", *arguments])
+    except SystemExit as error:
+        status = error.code  # type: ignore[assignment]
+    assert status == 2
+    assert capsys.readouterr().err
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_each_gpu_is_measured() -> None:
+    found = tb.bench(seconds=2)
+    assert len(found.gpus) == torch.cuda.device_count()
+    on_gpu = {(row.source, row.target): row for row in found.handoffs if row.device == "cuda:0"}
+    assert "numpy" not in {name for pair in on_gpu for name in pair}
+    names = [name for name in ("torch", "cupy", "tensorflow") if name in found.frameworks]
+    assert set(on_gpu) >= {(one, other) for one in names[:2] for other in names[:2] if one != other}
+    for row in on_gpu.values():
+        assert row.ours and row.host and row.ours < row.host, row
+    for copied in found.copies:
+        assert copied.ours, copied
