@@ -14,7 +14,7 @@ mod tests;
 use crate::{host, kernels};
 use bridge_core::{
     Access, Allocation, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Keep, Layout, Memory, Result, Reuse,
-    Stream, Strided,
+    Stream, Strided, poison,
 };
 use bridge_cuda::Link;
 pub use cut::{Cut, Cuts};
@@ -109,17 +109,30 @@ struct Block<'a> {
     device: Device,
     stream: Stream,
     address: usize,
+    nbytes: usize,
 }
 
 impl<'a> Block<'a> {
     fn new(link: &'a dyn Link, device: Device, nbytes: usize, stream: Stream) -> Result<Self> {
         // The driver allocates no 0 bytes.
-        Ok(Self { link, device, stream, address: link.allocate(device, nbytes.max(1), stream)? })
+        Ok(Self { link, device, stream, nbytes, address: link.allocate(device, nbytes.max(1), stream)? })
+    }
+}
+
+impl Block<'_> {
+    /// Overwrites the memory, behind all work on it.
+    #[cold]
+    fn poison(&self) {
+        // SAFETY: the memory is this block's until it is freed, in the same stream. A driver that fails leaves it.
+        let _ = unsafe { self.link.poison(self.device, self.address, self.nbytes, self.stream) };
     }
 }
 
 impl Drop for Block<'_> {
     fn drop(&mut self) {
+        if poison::is_on() {
+            self.poison();
+        }
         // SAFETY: the memory comes from this link. Core, and `Moves` in the stream itself, have ordered all work on it
         // before the stream. A driver that has shut down keeps the memory.
         let _ = unsafe { self.link.free(self.device, self.address, self.stream) };

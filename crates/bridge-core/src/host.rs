@@ -3,7 +3,7 @@
 use crate::fill::fill;
 use crate::{
     Access, Allocation, COPY_ALIGNMENT, DType, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Order, Ordering,
-    Result, Views,
+    Result, Views, poison,
 };
 use std::ops::Range;
 use std::ptr;
@@ -22,7 +22,7 @@ const _: () = assert!(align_of::<Block>() == COPY_ALIGNMENT && size_of::<Block>(
 #[derive(Debug)]
 pub struct HostMemory {
     bytes: Range<usize>,
-    _blocks: Vec<Block>,
+    blocks: Vec<Block>,
 }
 
 impl HostMemory {
@@ -38,7 +38,7 @@ impl HostMemory {
             Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
         })?;
         let start = blocks.as_mut_ptr().expose_provenance();
-        Ok(Self { bytes: start..start + nbytes, _blocks: blocks })
+        Ok(Self { bytes: start..start + nbytes, blocks })
     }
 
     /// Allocates memory of zeros: a valid element of every dtype.
@@ -56,6 +56,22 @@ impl HostMemory {
     /// Returns the addresses of its bytes, whose provenance is exposed.
     pub fn bytes(&self) -> Range<usize> {
         self.bytes.clone()
+    }
+
+    /// Fills the memory with [`poison::BYTE`].
+    #[cold]
+    fn poison(&mut self) {
+        // SAFETY: the vector has room for as many bytes. No reader is left: the memory is about to be freed.
+        unsafe { ptr::write_bytes(self.blocks.as_mut_ptr().cast::<u8>(), poison::BYTE, self.bytes.len()) };
+        poison::filled();
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        if poison::is_on() && !self.bytes.is_empty() {
+            self.poison();
+        }
     }
 }
 
@@ -136,6 +152,28 @@ mod tests {
     use super::*;
     use crate::{DeviceBuffer, HostOnly};
     use proptest::prelude::*;
+
+    #[test]
+    fn memory_is_filled_before_it_is_freed_while_that_is_on() {
+        for nbytes in [0usize, 1, 64, 1000] {
+            let mut memory = HostMemory::zeroed(nbytes).unwrap();
+            let before = poison::count();
+            memory.poison();
+            assert!(poison::count() > before);
+            // SAFETY: the memory is alive, has these bytes and was written as a whole.
+            let bytes = unsafe { std::slice::from_raw_parts(memory.blocks.as_ptr().cast::<u8>(), nbytes) };
+            assert!(bytes.iter().all(|byte| *byte == poison::BYTE), "{nbytes}");
+        }
+        let drops = |on| {
+            poison::set(on);
+            let before = poison::count();
+            drop(HostMemory::zeroed(8).unwrap());
+            poison::count() - before
+        };
+        // Other tests of the process free memory as well.
+        assert!(drops(true) >= 1);
+        poison::set(false);
+    }
 
     /// A view with these lengths and strides over bytes that mostly differ.
     fn lent(dtype: DType, dims: &[(i64, i64)]) -> Lent {

@@ -74,6 +74,7 @@ mod output;
 mod overlap;
 mod owner;
 mod plan;
+pub mod poison;
 mod profile;
 mod spans;
 mod stream;

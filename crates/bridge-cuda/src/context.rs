@@ -148,6 +148,11 @@ impl<'a, D: Driver> Entered<'a, D> {
         Ok(Self { driver, slot, pushed, not_send: PhantomData })
     }
 
+    /// Returns the driver, whose calls act on the context.
+    pub fn driver(&self) -> &D {
+        self.driver
+    }
+
     /// Returns the context.
     pub fn context(&self) -> Context {
         *self.slot.context.get().expect("`new` has retained it")

@@ -101,6 +101,9 @@ pub(crate) trait Driver: Send + Sync + 'static {
     fn query_event(&self, event: Event) -> Outcome<bool>;
     /// Returns whether work in the stream and earlier work in the legacy default stream wait for each other.
     fn is_blocking(&self, stream: Stream) -> Outcome<bool>;
+    /// Returns whether all work of the stream has run, whatever else new work in it would wait for. The stream must not
+    /// be captured. Other captures are unaffected.
+    fn is_done(&self, stream: Stream) -> Outcome<bool>;
     /// Returns whether an event recorded in the stream now would fire at once; `false` also where that is unknown. The
     /// stream must not be captured. Other captures are unaffected.
     fn is_idle(&self, stream: Stream) -> Outcome<bool>;
@@ -116,6 +119,12 @@ pub(crate) trait Driver: Send + Sync + 'static {
     ///
     /// Both ranges are mapped, on the sides that `way` names, until the copy has run; host memory is pinned.
     unsafe fn copy(&self, way: Way, to: usize, from: usize, nbytes: usize, stream: Stream) -> Outcome<()>;
+    /// Fills `nbytes` bytes of device memory in stream order.
+    ///
+    /// # Safety
+    ///
+    /// The range is mapped until the work has run.
+    unsafe fn fill(&self, address: usize, byte: u8, nbytes: usize, stream: Stream) -> Outcome<()>;
     /// Allocates host memory that every device can copy to and from at full speed.
     fn allocate_pinned(&self, nbytes: usize) -> Outcome<usize>;
     /// Frees pinned memory.

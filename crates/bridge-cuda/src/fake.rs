@@ -29,6 +29,7 @@ pub(crate) enum Call {
     AllowShared(Function, u32),
     Launch(Function, Grid, Stream),
     Copy(Way, usize, Stream),
+    Fill(usize, u8, usize, Stream),
     Free(usize),
 }
 
@@ -276,6 +277,10 @@ impl Driver for Fake {
         Ok(state.idle.contains(&stream))
     }
 
+    fn is_done(&self, stream: Stream) -> Outcome<bool> {
+        self.is_idle(stream)
+    }
+
     fn is_capturing(&self, stream: Stream) -> Outcome<bool> {
         let state = self.state();
         state.outcome("cuStreamIsCapturing")?;
@@ -306,6 +311,13 @@ impl Driver for Fake {
         state.current().ok_or(Failure { call, code: 201 })?;
         state.calls.push(Call::Copy(way, nbytes, stream));
         Ok(())
+    }
+
+    unsafe fn fill(&self, address: usize, byte: u8, nbytes: usize, stream: Stream) -> Outcome<()> {
+        let mut state = self.state();
+        state.calls.push(Call::Fill(address, byte, nbytes, stream));
+        state.current().ok_or(Failure { call: "cuMemsetD8Async", code: 201 })?;
+        state.outcome("cuMemsetD8Async")
     }
 
     fn allocate_pinned(&self, nbytes: usize) -> Outcome<usize> {

@@ -39,6 +39,7 @@ mod reaper;
 mod sharing;
 mod soon;
 mod sync;
+mod unordered;
 
 pub use launch::{Image, Kernels, Launch};
 pub use memory::{Link, Mark};
@@ -174,6 +175,21 @@ pub fn current_device() -> Result<Option<Device>> {
 /// `stream` is a default stream, or has not been destroyed.
 pub unsafe fn has_stream(device: Device, stream: Stream) -> Result<bool> {
     cuda()?.devices().has_stream(device, stream)
+}
+
+/// Returns those of `others` that have work pending which new work in `stream` does not wait for. The host waits for up
+/// to two milliseconds where `stream` is busy: the driver does not say what a busy stream waits for, and then nothing is
+/// returned. For [`debug`](bridge_core::poison) alone; nothing is ordered.
+///
+/// # Errors
+///
+/// Those of [`available`], and [`ErrorKind::Device`](bridge_core::ErrorKind::Device) for a device that is not CUDA's.
+///
+/// # Safety
+///
+/// Each stream belongs to `device`, and is a default stream or has not been destroyed.
+pub unsafe fn unordered(device: Device, stream: Stream, others: &[Stream]) -> Result<Vec<Stream>> {
+    cuda()?.devices().unordered(device, stream, others)
 }
 
 /// Returns whether the device's context is current on this thread, as it is in a kernel's, and `stream` is a blocking

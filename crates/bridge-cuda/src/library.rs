@@ -11,7 +11,7 @@ use cudarc::driver::sys::{
     CUfunction_attribute, CUmodule, CUpointer_attribute, CUresult, CUstream, CUstream_flags, CUstreamCaptureStatus,
 };
 use libloading::Library;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut};
 
 /// The driver library that comes with the kernel module, never the toolkit's stub.
@@ -71,6 +71,7 @@ functions! {
     cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
     cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
     cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+    cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
     cuMemcpyPeerAsync(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
     cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
     cuMemFreeHost(*mut c_void);
@@ -236,9 +237,10 @@ impl Driver for Cuda {
     }
 
     fn is_idle(&self, stream: Stream) -> Outcome<bool> {
-        if stream != Stream::LEGACY && self.is_blocking(stream)? {
-            return Ok(false);
-        }
+        Ok((stream == Stream::LEGACY || !self.is_blocking(stream)?) && self.is_done(stream)?)
+    }
+
+    fn is_done(&self, stream: Stream) -> Outcome<bool> {
         let before = self.exchange_capture_mode(RELAXED)?;
         // SAFETY: the stream is alive, see above.
         let queried = unsafe { call!(self, cuStreamQuery(handle(stream))) };
@@ -283,6 +285,11 @@ impl Driver for Cuda {
                 }
             }
         }
+    }
+
+    unsafe fn fill(&self, address: usize, byte: u8, nbytes: usize, stream: Stream) -> Outcome<()> {
+        // SAFETY: the stream is alive, see above; the caller vouches for the range.
+        unsafe { call!(self, cuMemsetD8Async(address as CUdeviceptr, byte, nbytes, handle(stream))) }
     }
 
     fn allocate_pinned(&self, nbytes: usize) -> Outcome<usize> {

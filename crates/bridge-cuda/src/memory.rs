@@ -2,7 +2,7 @@
 
 use crate::context::Devices;
 use crate::driver::{Driver, Event, Failure, Outcome, RELAXED, Way, error};
-use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
+use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream, poison};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: u32 = 2;
@@ -42,6 +42,14 @@ pub trait Link: Send + Sync {
     ///
     /// Both ranges stay mapped until the work has run, and the host's range, if there is one, is pinned.
     unsafe fn copy(&self, from: (Device, usize), to: (Device, usize), nbytes: usize, stream: Stream) -> Result<()>;
+
+    /// Fills device memory with [`poison::BYTE`](bridge_core::poison::BYTE) in stream order, and counts it. Where the
+    /// stream is being captured, nothing is done: the fill would become a part of the graph.
+    ///
+    /// # Safety
+    ///
+    /// The range stays mapped until the work has run, and no work behind it reads what was there.
+    unsafe fn poison(&self, device: Device, address: usize, nbytes: usize, stream: Stream) -> Result<()>;
 
     /// Marks the work that the stream holds now.
     fn mark(&self, device: Device, stream: Stream) -> Result<Mark>;
@@ -99,6 +107,17 @@ impl<D: Driver> Link for Devices<D> {
         let _entered = self.enter(device)?;
         // SAFETY: the caller's promises; the context is that of the stream's device.
         self.checked(unsafe { self.driver().copy(way, to, from, nbytes, stream) })
+    }
+
+    unsafe fn poison(&self, device: Device, address: usize, nbytes: usize, stream: Stream) -> Result<()> {
+        if nbytes == 0 || Link::is_captured(self, device, stream)? {
+            return Ok(());
+        }
+        let _entered = self.enter(device)?;
+        // SAFETY: the caller's promises.
+        self.checked(unsafe { self.driver().fill(address, poison::BYTE, nbytes, stream) })?;
+        poison::filled();
+        Ok(())
     }
 
     fn mark(&self, device: Device, stream: Stream) -> Result<Mark> {
@@ -274,6 +293,25 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_poisoned_in_its_stream_and_not_during_a_capture() {
+        let devices = devices();
+        // SAFETY: the fake driver writes nothing.
+        let poison = |nbytes| unsafe { Link::poison(&devices, GPUS[1], 0x1000, nbytes, A) }.unwrap();
+        let fills = || -> Vec<Call> {
+            let calls = devices.driver().take_calls();
+            calls.into_iter().filter(|call| matches!(call, Call::Fill(..))).collect()
+        };
+        poison(64);
+        assert_eq!(fills(), [Call::Fill(0x1000, 0xff, 64, A)]);
+        poison(0);
+        assert_eq!(fills(), []);
+        devices.driver().capture(A);
+        poison(64);
+        assert_eq!(fills(), []);
+        assert_eq!(devices.driver().current_context(), Ok(None));
+    }
+
+    #[test]
     fn pinned_memory_is_known_by_its_whole_range() {
         let devices = devices();
         let pointer = Pointer { memory_type: 1, managed: false, ordinal: 0, start: 0x1000, size: 0x100 };
@@ -289,7 +327,7 @@ mod tests {
     #[test]
     fn every_failure_is_an_error_that_names_the_call_and_changes_nothing() {
         type Step = fn(&dyn Link) -> Result<()>;
-        let steps: [(&str, Step); 13] = [
+        let steps: [(&str, Step); 14] = [
             ("cuMemcpyHtoDAsync_v2", |link| copy(link, Device::CPU, GPUS[0])),
             ("cuMemcpyDtoHAsync_v2", |link| copy(link, GPUS[0], Device::CPU)),
             ("cuMemcpyPeerAsync", |link| copy(link, GPUS[0], GPUS[1])),
@@ -299,6 +337,8 @@ mod tests {
             ("cuEventSynchronize", |link| link.wait(GPUS[0], &link.mark(GPUS[0], A)?)),
             ("cuStreamIsCapturing", |link| link.is_captured(GPUS[0], A).map(drop)),
             ("cuPointerGetAttributes", |link| link.is_pinned(0x1000, 1).map(drop)),
+            // SAFETY: the fake driver writes nothing.
+            ("cuMemsetD8Async", |link| unsafe { link.poison(GPUS[0], 0x1000, 64, A) }),
             ("cuMemHostAlloc", |link| link.allocate_pinned(GPUS[0], 64).map(drop)),
             ("cuMemAllocAsync", |link| link.allocate(GPUS[0], 64, A).map(drop)),
             // SAFETY: the fake driver refuses the address.

@@ -4,6 +4,7 @@ mod borrow;
 mod containers;
 mod convert;
 mod copies;
+mod debug;
 mod device;
 mod errors;
 mod frameworks;
@@ -112,6 +113,9 @@ fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()>
             );
             return Err(Error::new(ErrorKind::Device, text));
         }
+        if trace::is_debugging() {
+            debug::named(device, stream, &adapter.profile().name, streams::keep(object));
+        }
         match adapter.consumer().views().used(device, address, stream.on_any_thread(), || streams::keep(object)) {
             0 => {
                 let text = "this tensor is no view that tensor_bridge has made: use its own framework's record_stream";
@@ -218,5 +222,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tensorflow1::tensorflow1_open, module)?)?;
     processes::enter(module)?;
     trace::enter(module)?;
+    debug::enter(module)?;
     module.add_function(wrap_pyfunction!(stats, module)?)
 }

@@ -13,7 +13,7 @@ from typing import Any
 ENTRY = re.compile(r"^(\w+(?:, \w+)*)(?: : .+)?$", re.M)
 SECTION = re.compile(r"^([A-Z][\w ]*)\n-+$", re.M)
 #: The order of the sections.
-ORDER = ["Parameters", "Attributes", "Returns", "Yields", "Raises", "Notes", "See Also", "Examples"]
+ORDER = ["Parameters", "Attributes", "Returns", "Yields", "Raises", "Warns", "Notes", "See Also", "Examples"]
 
 SUMMARY = re.compile(r"[A-Z`].{,115}[.]")
 

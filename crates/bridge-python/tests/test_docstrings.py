@@ -16,11 +16,22 @@ import pytest
 
 import tensor_bridge as tb
 from docstrings import check_the_example, check_the_function, check_the_summary, entries, sections, source_of
-from tensor_bridge import _core, _doctor, _report, processes
+from tensor_bridge import _bench, _core, _doctor, _report, processes
 
 pytest.importorskip("numpy")
 
-MODULES = ["autograd", "errors", "files", "names", "processes", "ray", "tensorflow", "tensorflow1", "tracing"]
+MODULES = [
+    "autograd",
+    "debugging",
+    "errors",
+    "files",
+    "names",
+    "processes",
+    "ray",
+    "tensorflow",
+    "tensorflow1",
+    "tracing",
+]
 
 
 def has(module: str) -> bool:
@@ -65,7 +76,8 @@ def public() -> Iterator[tuple[str, Any]]:
             thing = getattr(module, name)
             if callable(thing) and (thing.__module__ or "").startswith("tensor_bridge"):
                 found.setdefault(id(thing), (f"{prefix}{name}", thing))
-    found.update({id(thing): (name, thing) for name, thing in vars(_report).items() if name in _report.__all__})
+    for module in (_report, _bench):
+        found.update({id(thing): (name, thing) for name, thing in vars(module).items() if name in module.__all__})
     for name, thing in found.values():
         yield name, thing
         if isinstance(thing, type):
@@ -101,7 +113,7 @@ def is_record(thing: Any) -> bool:
 
 
 def is_error(thing: Any) -> bool:
-    return isinstance(thing, type) and issubclass(thing, tb.BridgeError)
+    return isinstance(thing, type) and issubclass(thing, (tb.BridgeError, Warning))
 
 
 def is_documented_by_its_parent(thing: Any) -> bool:
@@ -155,8 +167,9 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     processes._core.ipc_close()
 
 
-#: Examines the machine once: that takes long.
+#: Examine the machine once: that takes long.
 REPORT = functools.cache(_doctor.doctor)
+BENCH = functools.cache(functools.partial(_bench.bench, seconds=0.1, timeout=400))
 
 
 #: The examples by the names that they belong to.
@@ -182,4 +195,5 @@ def test_the_example_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPat
         (folder / "tensorflow1").symlink_to(Path(graphs.FOLDER).resolve())
     for module in (tb, _doctor):
         monkeypatch.setattr(module, "doctor", lambda **_: REPORT())
+    monkeypatch.setattr(tb, "bench", lambda **_: BENCH())
     check_the_example(name, text)

@@ -26,6 +26,7 @@ PAGES = [
     "../crates/bridge-python/README.md",
     "index.md",
     "streams.md",
+    "debug.md",
     *sorted(f"howto/{page.name}" for page in (DOCS / "howto").glob("*.md")),
 ]
 

@@ -36,6 +36,10 @@ impl Link for Model {
         Ok(())
     }
 
+    unsafe fn poison(&self, _: Device, _: usize, _: usize, _: Stream) -> Result<()> {
+        Ok(())
+    }
+
     fn mark(&self, _: Device, _: Stream) -> Result<Mark> {
         Ok(Mark::new(self.until.load(Relaxed)))
     }

@@ -120,6 +120,16 @@ impl Link for Sim {
         self.state().marks.remove(&mark.number()).expect("a mark is released once");
     }
 
+    unsafe fn poison(&self, _: Device, address: usize, nbytes: usize, _: Stream) -> Result<()> {
+        let fill = move || {
+            // SAFETY: the block is freed by later work of the same queue.
+            unsafe { at_mut::<u8>(address).write_bytes(poison::BYTE, nbytes) };
+            poison::filled();
+        };
+        Self::submit(&mut self.state(), Box::new(fill));
+        Ok(())
+    }
+
     fn is_captured(&self, _: Device, _: Stream) -> Result<bool> {
         Ok(self.call()?.captured)
     }
@@ -148,6 +158,18 @@ impl Link for Sim {
         Self::submit(&mut state, Box::new(move || drop(memory)));
         Ok(())
     }
+}
+
+#[test]
+fn memory_of_the_pool_is_overwritten_behind_its_work_and_before_it_is_freed() {
+    let sim = Sim::default();
+    let block = Block::new(&sim, Device::cuda(0), 48, Stream::LEGACY).unwrap();
+    // SAFETY: the memory is alive until the queue frees it.
+    let bytes = || unsafe { std::slice::from_raw_parts(at::<u8>(block.address), 48) }.to_vec();
+    block.poison();
+    assert!(!bytes().contains(&poison::BYTE), "the stream has not come there");
+    sim.finish();
+    assert_eq!(bytes(), [poison::BYTE; 48]);
 }
 
 /// Returns the offset in bytes of each element, in row-major order.

@@ -55,6 +55,7 @@ __all__ = [
     "BridgeBufferError",
     "BridgeConnectionError",
     "BridgeDTypeError",
+    "BridgeDebugWarning",
     "BridgeError",
     "BridgeImportError",
     "BridgeLayoutError",
@@ -82,6 +83,7 @@ __all__ = [
     "convert_tf_to_numpy",
     "convert_tf_to_pytorch",
     "copy",
+    "debug",
     "doctor",
     "load",
     "matrix",
@@ -104,6 +106,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import autograd as autograd
+    from . import debugging as debugging
     from . import files as files
     from . import names as names
     from . import processes as processes
@@ -113,6 +116,7 @@ if TYPE_CHECKING:
     from . import tracing as tracing
     from ._bench import bench
     from ._doctor import doctor, matrix
+    from .debugging import BridgeDebugWarning, debug
     from .files import load, save
     from .names import connect, serve
     from .pairs import (
@@ -134,13 +138,25 @@ if TYPE_CHECKING:
 else:
     #: Imported at first use, to keep the import short: modules, and the modules that names are in. ``tensorflow`` needs
     #: NumPy, as TensorFlow does, and ``ray`` needs Ray.
-    _MODULES = ("autograd", "files", "names", "pairs", "processes", "ray", "tensorflow", "tensorflow1", "tracing")
+    _MODULES = (
+        "autograd",
+        "debugging",
+        "files",
+        "names",
+        "pairs",
+        "processes",
+        "ray",
+        "tensorflow",
+        "tensorflow1",
+        "tracing",
+    )
     _LATER = {
         **dict.fromkeys(("doctor", "matrix"), "_doctor"),
+        "bench": "_bench",
+        **dict.fromkeys(("BridgeDebugWarning", "debug"), "debugging"),
         **dict.fromkeys(("load", "save"), "files"),
         **dict.fromkeys(("connect", "serve"), "names"),
         **dict.fromkeys(("open", "revoke", "share"), "processes"),
-        "bench": "_bench",
         "trace": "tracing",
         **dict.fromkeys((name for name in __all__ if name.startswith("convert_")), "pairs"),
     }
@@ -162,3 +178,5 @@ _compiled.watch()
 
 if os.environ.get("TENSOR_BRIDGE_TRACE"):
     importlib.import_module(".tracing", __name__).start()
+if os.environ.get("TENSOR_BRIDGE_DEBUG"):
+    importlib.import_module(".debugging", __name__).start()

@@ -50,8 +50,10 @@ class Copies:
 
     Attributes
     ----------
-    source, target, device : str
+    source, target : str
         As in ``Handoff``.
+    device : str
+        Where the tensor is.
     ours : float or None
         ``convert(x, target, permute=(1, 0), order="C", copy=True)``, into fresh memory of the target.
     native : float or None
@@ -107,11 +109,23 @@ class Bench:
     copies: tuple[Copies, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON holds them."""
+        """Return the figures as JSON holds them.
+
+        Returns
+        -------
+        dict
+            The attributes, in dicts and tuples.
+        """
         return dataclasses.asdict(self)
 
     def as_json(self) -> str:
-        """Return the figures as JSON."""
+        """Return the figures as JSON.
+
+        Returns
+        -------
+        str
+            The text of ``as_dict``.
+        """
         return json.dumps(self.as_dict(), indent=2)
 
     def __str__(self) -> str:
@@ -170,8 +184,11 @@ def bench(*, seconds: float = 10.0, timeout: float = 120.0) -> Bench:
 
     Examples
     --------
-    >>> for row in tensor_bridge.bench(seconds=1).handoffs:  # doctest: +SKIP
-    ...     print(row.source, row.target, row.device, row.ours, row.native)
+    >>> import tensor_bridge as tb
+    >>> result = tb.bench(seconds=1)
+    >>> print(result)
+    tensor_bridge ...
+    >>> slower = [(row.source, row.target) for row in result.handoffs if row.native and row.ours > row.native]
     """
     _doctor.check_seconds("seconds", seconds)
     _doctor.check_seconds("timeout", timeout)

@@ -76,14 +76,24 @@ def _torch(torch: Any, index: int | None) -> Side:
 
 
 def _cupy(cupy: Any, index: int | None) -> Side:
+    device = cupy.cuda.Device(index)
+
+    def on_device(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(x: Any) -> Any:
+            with device:
+                return function(x)
+
+        # The first device is current already.
+        return call if index else function
+
     return Side(
-        of_host=cupy.asarray,
+        of_host=on_device(cupy.asarray),
         to_host=cupy.asnumpy,
         # Orders nothing, like the capsules of the others.
         capsule=lambda x: x.__dlpack__(stream=-1),
         of_dlpack=cupy.from_dlpack,
-        transposed=lambda x: cupy.ascontiguousarray(x.T),
-        wait=cupy.cuda.Device(index).synchronize,
+        transposed=on_device(lambda x: cupy.ascontiguousarray(x.T)),
+        wait=device.synchronize,
     )
 
 

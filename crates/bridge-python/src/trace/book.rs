@@ -1,12 +1,11 @@
 //! The events of the process, and who reads them.
 
-use super::ON;
+use super::{TRACING, set};
 use crate::nvtx;
 use bridge_core::{CopiedBy, DType, Device, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The events of the process, and its open traces.
@@ -87,7 +86,7 @@ impl Book {
         let (id, start) = (self.next, self.first + self.events.len() as u64);
         self.next += 1;
         self.traces.push(Trace { id, start, limit });
-        ON.store(true, Relaxed);
+        set(TRACING, true);
         id
     }
 
@@ -104,7 +103,7 @@ impl Book {
 
     fn close(&mut self, id: u64) {
         self.traces.retain(|trace| trace.id != id);
-        ON.store(!self.traces.is_empty(), Relaxed);
+        set(TRACING, !self.traces.is_empty());
         self.trim();
     }
 

@@ -1,22 +1,42 @@
 //! Records of the process's transfers, for `tensor_bridge.trace`.
 //!
 //! Every function that takes tensors across runs its body in [`call`], and transfers by [`transfer`] and
-//! [`transfer_all`]. While no trace is open that costs one relaxed load.
+//! [`transfer_all`]. While no trace is open that costs one relaxed load. `crate::debug` uses the same path and flag.
 
 mod book;
 mod seen;
 
+use crate::debug::{self, Owned};
 use crate::{copies, nvtx};
 pub(crate) use book::enter;
 use book::{About, Book, Crossed, Outcome};
-use bridge_core::{Adapter, Error, ErrorKind, Failed, Options, Plan, Result, Transfer};
+use bridge_core::{Adapter, Device, Error, ErrorKind, Failed, Options, Plan, Result, Transfer};
 use bridge_ipc::{Parcel, Writing};
 use seen::Seen;
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// Whether a trace is open.
-static ON: AtomicBool = AtomicBool::new(false);
+/// What looks at the transfers: some of [`TRACING`] and [`DEBUGGING`].
+static ON: AtomicU8 = AtomicU8::new(0);
+
+/// A trace is open.
+const TRACING: u8 = 1;
+/// `tensor_bridge.debug` is on.
+pub(crate) const DEBUGGING: u8 = 2;
+
+/// Turns one of the flags on or off.
+pub(crate) fn set(flag: u8, on: bool) {
+    if on {
+        ON.fetch_or(flag, Relaxed)
+    } else {
+        ON.fetch_and(!flag, Relaxed)
+    };
+}
+
+/// Returns whether `tensor_bridge.debug` is on.
+pub(crate) fn is_debugging() -> bool {
+    ON.load(Relaxed) & DEBUGGING != 0
+}
 
 /// Nanoseconds of the clock of Python's `time.monotonic_ns`.
 fn now() -> u64 {
@@ -100,16 +120,16 @@ impl Call {
     }
 
     /// Returns adapters that see the tensors of the call.
-    fn see<'a, F>(&self, tensors: &[(&'a dyn Adapter<Tensor = F>, &F)]) -> Vec<Seen<'a, F>> {
+    fn see<'a, F>(&self, tensors: &[(&'a dyn Adapter<Tensor = F>, &F)], to: Option<&'a str>) -> Vec<Seen<'a, F>> {
         self.count.set(tensors.len());
-        tensors.iter().map(|(from, _)| Seen::of(*from)).collect()
+        tensors.iter().map(|(from, _)| Seen { to, ..Seen::of(*from) }).collect()
     }
 }
 
 /// Runs a call of the package, and records what it notes while a trace is open. Fails as `body` does.
 #[inline(always)]
 pub(crate) fn call<R>(operation: &'static str, to: &str, body: impl FnOnce(Option<&Call>) -> Result<R>) -> Result<R> {
-    let call = if ON.load(Relaxed) { Some(Call::begin(operation, to)) } else { None };
+    let call = if ON.load(Relaxed) != 0 { Some(Call::begin(operation, to)) } else { None };
     // One place calls `body`, so that it is inlined.
     let done = body(call.as_deref());
     if let Some(call) = call {
@@ -120,7 +140,7 @@ pub(crate) fn call<R>(operation: &'static str, to: &str, body: impl FnOnce(Optio
 
 /// As [`bridge_core::transfer`], by the ordering of the process.
 #[inline(always)]
-pub(crate) fn transfer<F, T>(
+pub(crate) fn transfer<F: Owned, T>(
     call: Option<&Call>,
     from: &dyn Adapter<Tensor = F>,
     to: &dyn Adapter<Tensor = T>,
@@ -135,21 +155,29 @@ pub(crate) fn transfer<F, T>(
 }
 
 #[cold]
-fn transfer_seen<F, T>(
+fn transfer_seen<F: Owned, T>(
     call: &Call,
     from: &dyn Adapter<Tensor = F>,
     to: &dyn Adapter<Tensor = T>,
     tensor: &F,
     options: &Options,
 ) -> Result<(T, Transfer)> {
-    let seen = Seen::of(from);
+    let seen = Seen { to: Some(&to.profile().name), ..Seen::of(from) };
     let crossed = bridge_core::transfer(&seen, to, tensor, copies::ordering(), options);
+    saw(to, seen.device());
     call.note(&seen, crossed.as_ref().map(|(_, done)| *done).map_err(Error::kind));
     crossed
 }
 
+/// Remembers the stream that the consumer of a tensor has.
+fn saw<T>(to: &dyn Adapter<Tensor = T>, device: Option<Device>) {
+    if is_debugging() {
+        debug::saw(&to.profile().name, &*to.consumer(), device);
+    }
+}
+
 /// As [`bridge_core::transfer_all`], by the ordering of the process.
-pub(crate) fn transfer_all<F, T>(
+pub(crate) fn transfer_all<F: Owned, T>(
     call: Option<&Call>,
     tensors: &[(&dyn Adapter<Tensor = F>, &F)],
     to: &dyn Adapter<Tensor = T>,
@@ -159,8 +187,10 @@ pub(crate) fn transfer_all<F, T>(
     let Some(call) = call else {
         return Ok(cross(tensors)?.into_iter().map(|(tensor, _)| tensor).collect());
     };
-    let seen = call.see(tensors);
-    match cross(&through(&seen, tensors)) {
+    let seen = call.see(tensors, Some(&to.profile().name));
+    let crossed = cross(&through(&seen, tensors));
+    seen.iter().for_each(|seen| saw(to, seen.device()));
+    match crossed {
         Ok(crossed) => {
             seen.iter().zip(&crossed).for_each(|(seen, (_, done))| call.note(seen, Ok(*done)));
             Ok(crossed.into_iter().map(|(tensor, _)| tensor).collect())
@@ -173,7 +203,7 @@ pub(crate) fn transfer_all<F, T>(
 }
 
 /// As [`Parcel::of`], by the ordering of the process.
-pub(crate) fn pack<F>(
+pub(crate) fn pack<F: Owned>(
     call: Option<&Call>,
     tensors: &[(&dyn Adapter<Tensor = F>, &F)],
     writing: Option<Writing>,
@@ -181,7 +211,7 @@ pub(crate) fn pack<F>(
 ) -> Result<Parcel> {
     let pack = |tensors: &[_]| Parcel::of(tensors, writing, copies::ordering(), options);
     let Some(call) = call else { return pack(tensors) };
-    let seen = call.see(tensors);
+    let seen = call.see(tensors, None);
     let packed = pack(&through(&seen, tensors));
     match (&packed, &*seen) {
         (Ok(parcel), seen) => seen.iter().zip(parcel.transfers()).for_each(|(seen, done)| call.note(seen, Ok(*done))),
@@ -193,7 +223,7 @@ pub(crate) fn pack<F>(
 }
 
 /// Returns tensors with the adapters that see them.
-fn through<'a, F>(
+fn through<'a, F: Owned>(
     seen: &'a [Seen<'a, F>],
     tensors: &[(&dyn Adapter<Tensor = F>, &'a F)],
 ) -> Vec<(&'a dyn Adapter<Tensor = F>, &'a F)> {
@@ -201,7 +231,7 @@ fn through<'a, F>(
 }
 
 /// As [`bridge_core::copy_into`], by the ordering of the process.
-pub(crate) fn copy_into<F, T>(
+pub(crate) fn copy_into<F: Owned, T: Owned>(
     call: Option<&Call>,
     from: &dyn Adapter<Tensor = F>,
     to: &dyn Adapter<Tensor = T>,

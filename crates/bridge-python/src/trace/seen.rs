@@ -1,19 +1,23 @@
 //! Adapters that are looked at.
 
 use super::book::Facts;
+use super::is_debugging;
+use crate::debug::{self, Owned};
 use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// An adapter that keeps what its first export says.
+/// An adapter that keeps what its first export says. For `tensor_bridge.debug` it wraps the exports.
 pub(super) struct Seen<'a, F> {
     pub(super) adapter: &'a dyn Adapter<Tensor = F>,
+    /// The framework that the tensors go to, where they are leased to it: then their exports may be wrapped.
+    pub(super) to: Option<&'a str>,
     pub(super) facts: RefCell<Option<Facts>>,
 }
 
 impl<'a, F> Seen<'a, F> {
     pub(super) fn of(adapter: &'a dyn Adapter<Tensor = F>) -> Self {
-        Self { adapter, facts: RefCell::new(None) }
+        Self { adapter, to: None, facts: RefCell::new(None) }
     }
 
     pub(super) fn device(&self) -> Option<Device> {
@@ -21,7 +25,7 @@ impl<'a, F> Seen<'a, F> {
     }
 }
 
-impl<F> Adapter for Seen<'_, F> {
+impl<F: Owned> Adapter for Seen<'_, F> {
     type Tensor = F;
 
     fn profile(&self) -> &Profile {
@@ -40,7 +44,10 @@ impl<F> Adapter for Seen<'_, F> {
             nbytes: lent.layout().nbytes(),
             device: lent.device(),
         });
-        Ok(lent)
+        match self.to.filter(|_| is_debugging()) {
+            Some(to) => debug::exported(self.adapter, tensor, lent, to),
+            None => Ok(lent),
+        }
     }
 
     fn import(&self, lease: Lease) -> Result<F> {

@@ -1,0 +1,215 @@
+//! Looks for races, for `tensor_bridge.debug`.
+//!
+//! While it is on, the exports of conversions are wrapped in an [`Owner`]. At the export it asks the driver for streams
+//! with work that the export is not ordered behind. When the memory is given back it asks for streams of the consumer
+//! that its owner does not wait for, and overwrites the memory if it has no other owner. Off, that costs nothing besides
+//! the flag that traces have as well.
+
+mod last;
+mod streams;
+
+use crate::copies;
+use crate::trace::{DEBUGGING, set};
+use bridge_core::{
+    Access, Adapter, Allocation, Consumer, Device, DeviceKind, Keep, Lent, Memory, Result, Reuse, Stream, poison,
+};
+use bridge_pyo3::{PyTensor, drop_guarded, framework_error, probe, with_gil};
+use last::Hold;
+use pyo3::prelude::*;
+use std::ops::Range;
+use std::ptr;
+
+/// A tensor of a source, whose memory may be held until the end.
+pub(crate) trait Owned {
+    /// Returns a hold on its memory, if its framework can say whether that is the last.
+    fn hold(&self, framework: &str) -> PyResult<Option<Hold>> {
+        let _ = framework;
+        Ok(None)
+    }
+}
+
+impl Owned for PyTensor<'_> {
+    fn hold(&self, framework: &str) -> PyResult<Option<Hold>> {
+        Hold::of(framework, self)
+    }
+}
+
+impl Owned for bridge_ipc::IpcTensor {}
+impl Owned for bridge_tensorflow::External {}
+
+/// The frameworks of a transfer, and the line of the program that called for it.
+struct Place {
+    from: String,
+    to: String,
+    file: String,
+    line: u32,
+}
+
+/// The owner of an exported tensor, until its last view is dropped.
+struct Owner(Option<Ending>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(|ending| drop_guarded(Box::new(ending)));
+    }
+}
+
+/// What happens when the memory is given back. It is dropped with the GIL, on a thread that Python knows.
+struct Ending {
+    /// `None` only while it is being dropped; so with `hold`.
+    lent: Option<Lent>,
+    hold: Option<Hold>,
+    place: Place,
+    memory: Allocation,
+    /// Keeps the stream, in which the memory is overwritten after `lent` is dropped.
+    keep: Option<Keep>,
+}
+
+/// Looks at an export: asks the driver about streams, and returns the same tensor in an [`Owner`].
+#[cold]
+pub(crate) fn exported<T: Owned>(from: &dyn Adapter<Tensor = T>, tensor: &T, lent: Lent, to: &str) -> Result<Lent> {
+    let framework = &from.profile().name;
+    let ask =
+        |py: Python<'_>| -> PyResult<_> { Ok((probe(py, site(py))?.unwrap_or_default(), tensor.hold(framework)?)) };
+    let asked = Python::attach(|py| ask(py).map_err(|error| framework_error(py, framework, error)));
+    let ((file, line), hold) = asked?;
+    let place = Place { from: framework.clone(), to: to.into(), file, line };
+    let buffer = lent.buffer();
+    let bytes = buffer.address()..buffer.address() + buffer.len();
+    let (device, stream) = (buffer.device(), buffer.stream());
+    let memory = Allocation { bytes, device, access: buffer.access(), stream, reuse: buffer.reuse() };
+    let consumer = from.consumer();
+    let keep = stream.and_then(|stream| consumer.keep(device, stream));
+    if let Some(stream) = stream {
+        streams::saw(&place.from, &*consumer, device, stream);
+        report(Moment::Export, &place, device, stream, None);
+    }
+    let (data, dtype, layout) = (lent.data(), lent.dtype(), lent.layout().clone());
+    let pending = lent.pending();
+    let owner = Owner(Some(Ending { lent: Some(lent), hold, place, memory: memory.clone(), keep }));
+    // SAFETY: these are the properties of the buffer inside, whose producer has made the promises. The owner drops it
+    // where it would be dropped itself, and then only what it holds besides, in the same stream order.
+    Ok(Lent::at(data, dtype, layout, unsafe { Memory::new(memory, owner) })?.with_pending(pending))
+}
+
+/// Remembers the stream that a consumer has now.
+pub(crate) fn saw(name: &str, consumer: &dyn Consumer, device: Option<Device>) {
+    if let Some(device) = device
+        && let Ok(Some(stream)) = consumer.current_stream(device)
+    {
+        streams::saw(name, consumer, device, stream);
+    }
+}
+
+/// Remembers a stream that the program has named.
+pub(crate) fn named(device: Device, stream: Stream, framework: &str, keep: Option<Keep>) {
+    if keep.is_some() && stream != Stream::PER_THREAD {
+        streams::remember(framework, device, stream, keep);
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let (lent, hold, place, keep) = (self.lent.take(), self.hold.take(), &self.place, self.keep.take());
+        let Allocation { bytes, device, stream, reuse, .. } = self.memory.clone();
+        // This thread may be another one.
+        let stream = stream.map(Stream::on_any_thread);
+        // Once the interpreter shuts down, both are dropped with the closure.
+        with_gil(move |py| {
+            if let Some(stream) = stream {
+                report(Moment::Return, place, device, stream, Some(&place.to));
+            }
+            // What the framework itself has kept for the tensor goes first, so that the hold can be the last.
+            drop(lent);
+            let is_freed = |hold: &Hold| poison::is_on() && !bytes.is_empty() && hold.is_last(py, &bytes);
+            if let Some(hold) = hold.filter(is_freed) {
+                overwrite((hold, keep), bytes, device, stream, reuse);
+            }
+        });
+    }
+}
+
+/// Overwrites memory that this hold alone owns, and gives it back. Beside the hold is what keeps the stream.
+fn overwrite(hold: (Hold, Option<Keep>), bytes: Range<usize>, device: Device, stream: Option<Stream>, reuse: Reuse) {
+    match (device.kind, stream) {
+        (DeviceKind::CPU, None) => {
+            // SAFETY: the memory is the hold's, which has the only reference, and as host memory without a stream no
+            // device uses it.
+            unsafe { ptr::with_exposed_provenance_mut::<u8>(bytes.start).write_bytes(poison::BYTE, bytes.len()) };
+            poison::filled();
+        }
+        (DeviceKind::CUDA, Some(stream)) => {
+            let Ok(link) = bridge_cuda::link() else { return };
+            // SAFETY: the memory is the hold's, which has the only reference. It is dropped below, behind this work in
+            // the order of its allocator or after the device has done it.
+            let filled = unsafe { link.poison(device, bytes.start, bytes.len(), stream) };
+            if filled.is_ok() && reuse == Reuse::Unknown {
+                let access = Access::ReadWrite;
+                let allocation = Allocation { bytes, device, access, stream: Some(stream), reuse };
+                // SAFETY: the hold keeps the memory, on this device, and may be dropped on any thread.
+                let memory = unsafe { Memory::new(allocation, hold) };
+                copies::ordering().retire(device, stream, Box::new(memory));
+            }
+        }
+        _ => (),
+    }
+}
+
+/// When the driver was asked.
+#[derive(Clone, Copy)]
+enum Moment {
+    Export,
+    Return,
+}
+
+/// Reports streams with work that `stream` does not wait for: those of one framework, or of all.
+fn report(moment: Moment, place: &Place, device: Device, stream: Stream, framework: Option<&str>) {
+    let others = streams::on(device, framework);
+    // SAFETY: the streams are alive: what was seen is kept, and the memory's own lives as long as the memory.
+    let Ok(found) = (unsafe { bridge_cuda::unordered(device, stream, &others) }) else { return };
+    if found.is_empty() {
+        return;
+    }
+    let moment = match moment {
+        Moment::Export => "export",
+        Moment::Return => "return",
+    };
+    let tell = |py: Python<'_>| -> PyResult<()> {
+        let debugging = py.import("tensor_bridge.debugging")?;
+        for other in found {
+            let place = (&place.from, &place.to, &place.file, place.line);
+            let streams = (device.to_string(), stream.handle(), other.handle());
+            debugging.call_method1("_found", (moment, streams, place))?;
+        }
+        Ok(())
+    };
+    // An error here must not change what the program does.
+    with_gil(|py| tell(py).unwrap_or_else(|error| error.write_unraisable(py, None)));
+}
+
+/// Returns the file and the line outside this package that made the call.
+fn site(py: Python<'_>) -> PyResult<(String, u32)> {
+    py.import("tensor_bridge.debugging")?.call_method0("_site")?.extract()
+}
+
+/// Turns the mode on or off. Off, the streams that were seen are forgotten.
+#[pyfunction]
+fn debug_set(on: bool) {
+    set(DEBUGGING, on);
+    poison::set(on);
+    if !on {
+        streams::forget();
+    }
+}
+
+/// Returns how many pieces of memory this process has overwritten.
+#[pyfunction]
+fn debug_poisoned() -> u64 {
+    poison::count()
+}
+
+/// Enters the functions into the module.
+pub(crate) fn enter(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(debug_set, module)?)?;
+    module.add_function(wrap_pyfunction!(debug_poisoned, module)?)
+}
