@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from tensor_bridge._core import Target
 
 
 class Framework(NamedTuple):
@@ -60,7 +63,7 @@ def settle(device: str) -> None:
 class There:
     """The side of another process that opens: its frameworks, and the memory of the host that it has mapped."""
 
-    def __init__(self, target: str, device: str) -> None:
+    def __init__(self, target: Target, device: str) -> None:
         """Import the target."""
         import numpy
 
