@@ -65,7 +65,8 @@ use pyo3::prelude::*;
 /// >>> tb.to_torch({"image": a, "step": 7}, permute=(1, 0))["image"].shape
 /// torch.Size([3, 2])
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false))]
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false, via=None))]
+#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 pub(crate) fn to_torch<'py>(
     x: &PyTensor<'py>,
     copy: Option<bool>,
@@ -74,8 +75,9 @@ pub(crate) fn to_torch<'py>(
     permute: Option<&PyTensor<'py>>,
     layout: Option<&PyTensor<'py>>,
     detach: bool,
+    via: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::Torch, Keywords { copy, device, order, permute, layout, detach })
+    transfer(x, Framework::Torch, Keywords { copy, device, order, permute, layout, detach, via })
 }
 
 /// Return a ``cupy.ndarray`` over the memory of ``x``.
@@ -109,7 +111,8 @@ pub(crate) fn to_torch<'py>(
 /// >>> t.tolist()
 /// [0.0, 2.0, 4.0]
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false))]
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false, via=None))]
+#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 pub(crate) fn to_cupy<'py>(
     x: &PyTensor<'py>,
     copy: Option<bool>,
@@ -118,8 +121,9 @@ pub(crate) fn to_cupy<'py>(
     permute: Option<&PyTensor<'py>>,
     layout: Option<&PyTensor<'py>>,
     detach: bool,
+    via: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::CuPy, Keywords { copy, device, order, permute, layout, detach })
+    transfer(x, Framework::CuPy, Keywords { copy, device, order, permute, layout, detach, via })
 }
 
 /// Return a ``numpy.ndarray`` over the memory of ``x``.
@@ -149,7 +153,8 @@ pub(crate) fn to_cupy<'py>(
 /// >>> tb.to_numpy(t.T, order="C").strides  # a copy
 /// (8, 4)
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false))]
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false, via=None))]
+#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 pub(crate) fn to_numpy<'py>(
     x: &PyTensor<'py>,
     copy: Option<bool>,
@@ -158,8 +163,9 @@ pub(crate) fn to_numpy<'py>(
     permute: Option<&PyTensor<'py>>,
     layout: Option<&PyTensor<'py>>,
     detach: bool,
+    via: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::NumPy, Keywords { copy, device, order, permute, layout, detach })
+    transfer(x, Framework::NumPy, Keywords { copy, device, order, permute, layout, detach, via })
 }
 
 /// Return an eager ``tf.Tensor`` of TensorFlow 2 over the memory of ``x``.
@@ -197,7 +203,8 @@ pub(crate) fn to_numpy<'py>(
 /// >>> tb.to_tensorflow(nchw, permute=(0, 2, 3, 1)).shape
 /// TensorShape([8, 32, 32, 3])
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false))]
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false, via=None))]
+#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 pub(crate) fn to_tensorflow<'py>(
     x: &PyTensor<'py>,
     copy: Option<bool>,
@@ -206,8 +213,9 @@ pub(crate) fn to_tensorflow<'py>(
     permute: Option<&PyTensor<'py>>,
     layout: Option<&PyTensor<'py>>,
     detach: bool,
+    via: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::TensorFlow, Keywords { copy, device, order, permute, layout, detach })
+    transfer(x, Framework::TensorFlow, Keywords { copy, device, order, permute, layout, detach, via })
 }
 
 /// Return a tensor of the framework named ``target`` over the memory of ``x``.
@@ -236,7 +244,7 @@ pub(crate) fn to_tensorflow<'py>(
 /// >>> tb.convert(np.ones(3, np.int16), "torch")
 /// tensor([1, 1, 1], dtype=torch.int16)
 #[pyfunction]
-#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false))]
+#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false, via=None))]
 #[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 pub(crate) fn convert<'py>(
     x: &PyTensor<'py>,
@@ -247,7 +255,8 @@ pub(crate) fn convert<'py>(
     permute: Option<&PyTensor<'py>>,
     layout: Option<&PyTensor<'py>>,
     detach: bool,
+    via: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
     let target = named(target).map_err(|error| into_python(x.py(), error))?;
-    transfer(x, target, Keywords { copy, device, order, permute, layout, detach })
+    transfer(x, target, Keywords { copy, device, order, permute, layout, detach, via })
 }

@@ -17,6 +17,7 @@ mod tensorflow;
 mod tensorflow1;
 mod trace;
 mod trees;
+mod via;
 
 use bridge_core::{Adapter, DeviceKind, Error, ErrorKind, Failed};
 use bridge_pyo3::PyTensor;
@@ -30,18 +31,28 @@ use trees::Tree;
 fn transfer<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) -> PyResult<PyTensor<'py>> {
     let py = x.py();
     let cross = |call: Option<&trace::Call>| {
-        let (to, options) = (to.open(py)?, keywords.read()?);
+        let (to, options, through_host) = (to.open(py)?, keywords.read()?, keywords.through_host()?);
         match Tree::of(x)? {
             None => {
                 let from = source(x)?;
                 processes::check(&from, x)?;
-                trace::transfer(call, &*from, &*to, &keywords.detached(x)?, &options)
+                let x = keywords.detached(x)?;
+                if through_host {
+                    return via::transfer(call, &from, &to, &x, &options);
+                }
+                trace::transfer(call, &*from, &*to, &x, &options)
             }
             Some(tree) => tree.map(x, |leaves| {
                 let mut tensors = Vec::with_capacity(leaves.len());
                 for (index, (from, tensor)) in leaves.iter().enumerate() {
                     let checked = processes::check(from, tensor).and_then(|()| keywords.detached(tensor));
                     tensors.push(checked.map_err(|error| Failed { index, error })?);
+                }
+                if through_host {
+                    let crossed = leaves.iter().zip(&tensors).enumerate().map(|(index, ((from, _), tensor))| {
+                        via::transfer(call, from, &to, tensor, &options).map_err(|error| Failed { index, error })
+                    });
+                    return crossed.collect();
                 }
                 let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, _)> =
                     leaves.iter().zip(&tensors).map(|((from, _), tensor)| (&**from as _, tensor)).collect();

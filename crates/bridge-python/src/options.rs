@@ -17,6 +17,7 @@ pub(crate) struct Keywords<'a, 'py> {
     pub(crate) permute: Option<&'a PyTensor<'py>>,
     pub(crate) layout: Option<&'a PyTensor<'py>>,
     pub(crate) detach: bool,
+    pub(crate) via: Option<&'a PyTensor<'py>>,
 }
 
 impl<'py> Keywords<'_, 'py> {
@@ -51,6 +52,23 @@ impl<'py> Keywords<'_, 'py> {
             order: self.order()?,
             permute: self.permute.map(permutation).transpose()?,
         })
+    }
+
+    /// Returns whether the caller wants the way through the host.
+    ///
+    /// # Errors
+    ///
+    /// [`Argument`](bridge_core::ErrorKind::Argument) for another way, and for one without copies.
+    pub(crate) fn through_host(self) -> Result<bool> {
+        let Some(via) = self.via else { return Ok(false) };
+        let name = text(via, "a way")?;
+        match self.copy {
+            _ if name != "host" => {
+                Err(argument(format!("{:?} is no way: pass \"host\", or leave it out", brief(&name))))
+            }
+            Some(false) => Err(argument("the way through the host copies: leave copy=False or via=\"host\" out")),
+            _ => Ok(true),
+        }
     }
 
     fn order(self) -> Result<Option<Order>> {

@@ -4,7 +4,7 @@ use crate::errors::into_python;
 use crate::frameworks::{self, AnyAdapter, source};
 use crate::options::Keywords;
 use crate::trees::Tree;
-use crate::{copies, not_a_capsule};
+use crate::{copies, not_a_capsule, via};
 use bridge_core::{CopiedBy, Device, Failed};
 use bridge_pyo3::{PyTensor, framework_error};
 use pyo3::prelude::*;
@@ -50,6 +50,12 @@ impl Plan {
             bridge_core::Plan::Copy(reason) => (Some(reason.to_string()), nbytes),
         };
         Self { reason, nbytes, device: device.to_string(), copied_by: copied_by.map(|by| by.to_string()) }
+    }
+
+    /// Describes the way of `nbytes` bytes through the host, which are copied twice.
+    fn through_host(nbytes: usize, device: Device) -> Self {
+        let (reason, copied_by) = (Some("via=\"host\"".into()), Some(CopiedBy::Move.to_string()));
+        Self { reason, nbytes: 2 * nbytes, device: device.to_string(), copied_by }
     }
 }
 
@@ -110,7 +116,7 @@ impl Plan {
 /// >>> tb.plan(a[:, ::-1], "torch")
 /// <Plan: copy of 24 bytes on cpu by host because of negative strides>
 #[pyfunction]
-#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false))]
+#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false, via=None))]
 #[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 pub(crate) fn plan<'py>(
     x: &PyTensor<'py>,
@@ -121,15 +127,21 @@ pub(crate) fn plan<'py>(
     permute: Option<&PyTensor<'py>>,
     layout: Option<&PyTensor<'py>>,
     detach: bool,
+    via: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
     let py = x.py();
     let look = || {
         let to = frameworks::named(target)?.open(py)?;
-        let keywords = Keywords { copy, device, order, permute, layout, detach };
-        let options = keywords.read()?;
+        let keywords = Keywords { copy, device, order, permute, layout, detach, via };
+        let (options, through_host) = (keywords.read()?, keywords.through_host()?);
         let plan_of = |from: &AnyAdapter<'py>, x: &PyTensor<'py>| -> bridge_core::Result<PyTensor<'py>> {
             not_a_capsule(x)?;
             let lent = from.export(&keywords.detached(x)?)?.permuted(options.permute.as_ref())?;
+            let value =
+                |plan| Bound::new(py, plan).map(Bound::into_any).map_err(|error| framework_error(py, "Python", error));
+            if let Some(device) = via::back(lent.device(), &options).filter(|_| through_host) {
+                return value(Plan::through_host(lent.layout().nbytes(), device));
+            }
             let plan = bridge_core::plan(&lent, to.profile(), &options)?;
             let moved = options.device.filter(|_| plan == bridge_core::Plan::Copy(bridge_core::Reason::Moved));
             if let (Some(device), Some(copies)) = (moved, copies::ordering().copies()) {
@@ -138,8 +150,7 @@ pub(crate) fn plan<'py>(
             let copies = plan != bridge_core::Plan::ZeroCopy;
             let copied_by = copies.then(|| bridge_core::copied_by(&**from, &*to, &lent, copies::ordering(), &options));
             let (nbytes, device) = (lent.layout().nbytes(), moved.unwrap_or(lent.device()));
-            let plan = Bound::new(py, Plan::of(plan, nbytes, device, copied_by));
-            plan.map(Bound::into_any).map_err(|error| framework_error(py, "Python", error))
+            value(Plan::of(plan, nbytes, device, copied_by))
         };
         match Tree::of(x)? {
             None => plan_of(&source(x)?, x),

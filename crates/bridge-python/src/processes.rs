@@ -185,7 +185,7 @@ pub(crate) fn ipc_open<'py>(
         let (ticket, target) = (read(ticket)?, frameworks::named(target)?);
         call.iter().for_each(|call| call.to(target.name()));
         let to = target.open(py)?;
-        let options = Keywords { copy, device, order, permute, layout, detach: false }.read()?;
+        let options = Keywords { copy, device, order, permute, layout, ..Keywords::default() }.read()?;
         // The process that answers may be this one, and then its thread needs the interpreter.
         let Opened { tensors, tree } = py.detach(|| bridge_ipc::open(&ticket))?;
         let ipc = Ipc::new();

@@ -40,3 +40,13 @@ def test_an_error_leaves_the_source_as_it_was() -> None:
         tb.to_numpy(array, device="cuda:0")
     assert array.tolist() == list(range(16))
     assert tb.to_torch(array, copy=False).data_ptr() == array.ctypes.data
+
+
+def test_what_is_on_the_host_crosses_through_the_host_as_ever() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert tb.to_torch(array, via="host").data_ptr() == array.ctypes.data
+    tree = tb.convert_numpy_to_pytorch({"x": array, "step": 7}, via="host", permute=(1, 0))
+    assert tree["x"].data_ptr() == array.ctypes.data and tree["x"].shape == (3, 2) and tree["step"] == 7
+    assert tb.plan(array, "torch", via="host") == tb.plan(array, "torch")
+    with pytest.raises(tb.BridgeValueError, match="consumes it"):
+        tb.to_torch(array.__dlpack__(), via="host")

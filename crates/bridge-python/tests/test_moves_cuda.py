@@ -149,6 +149,23 @@ def test_an_order_and_a_permutation_on_the_way() -> None:
     assert np.array_equal(back, array.transpose(2, 0, 1))
 
 
+@pytest.mark.parametrize("target", ["torch", "cupy", "tensorflow"])
+@pytest.mark.parametrize("source", ["torch", "cupy", "tensorflow"])
+def test_a_way_through_the_host_leads_back(source: str, target: str) -> None:
+    expected = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    x = MAKE[source](expected, "cuda:0")
+    plan = tb.plan(x, target, via="host")
+    assert (plan.nbytes, plan.device, plan.copied_by, plan.reason) == (2 * 96, "cuda:0", "move", 'via="host"')
+    y = tb.convert([x], target, via="host", permute=(2, 0, 1))[0]
+    assert tb.plan(y, target).device == "cuda:0"
+    assert np.array_equal(READ[target](y), expected.transpose(2, 0, 1))
+    with tb.trace() as trace:
+        tb.convert(x, target, via="host")
+    assert [event.device for event in trace.events] == ["cuda:0", "cpu"]
+    y = tb.convert(x, "numpy" if target == "cupy" else target, via="host", device="cpu")
+    assert tb.plan(y, "torch").device == "cpu"
+
+
 def test_the_result_has_memory_of_its_own() -> None:
     array = numbers((LONG,), "uint8")
     up = tb.to_torch(array, device="cuda:0")

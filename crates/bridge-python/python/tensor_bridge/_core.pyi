@@ -63,6 +63,7 @@ class Keywords(TypedDict, total=False):
     permute: Sequence[int] | None
     layout: Literal["compact"] | None
     detach: bool
+    via: Literal["host"] | None
 
 class _To(Protocol[_Tensor]):
     @overload

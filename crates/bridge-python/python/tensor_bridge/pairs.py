@@ -108,8 +108,11 @@ def _named(name: str) -> Any:
         permute: Sequence[int] | None = None,
         layout: Literal["compact"] | None = None,
         detach: bool = False,
+        via: Literal["host"] | None = None,
     ) -> Any:
-        return function(x, copy=copy, device=device, order=order, permute=permute, layout=layout, detach=detach)
+        return function(
+            x, copy=copy, device=device, order=order, permute=permute, layout=layout, detach=detach, via=via
+        )
 
     convert.__name__ = convert.__qualname__ = name
     convert.__annotations__ = {**convert.__annotations__, "x": source.tensor, "return": target.tensor}
