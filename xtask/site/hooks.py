@@ -60,7 +60,7 @@ REFERENCE = {
     "doctor": (
         "Doctor",
         "doctor matrix _report.Report _report.Finding _report.Matrix _report.Pair _report.Framework _report.Gpu "
-        "bench _bench.Bench _bench.Handoff _bench.Copies",
+        "bench _bench.Bench _bench.Handoff _bench.Copies _report.Written",
     ),
     "debugging": ("Debugging", "debug debugging.Debug debugging.Finding debugging.BridgeDebugWarning"),
     "tracing": ("Tracing", "trace tracing.Trace tracing.Event tracing.Row"),

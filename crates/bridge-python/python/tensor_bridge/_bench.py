@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 from collections.abc import Iterator
-from typing import Any
 
 from . import _core, _doctor, _host
-from ._report import aligned
+from ._report import Written, aligned
 from .errors import of_kind
 
 __all__ = ["Bench", "Copies", "Handoff", "bench"]
@@ -68,7 +66,7 @@ class Copies:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bench:
+class Bench(Written):
     """What ``bench`` has measured. ``str`` makes tables of it.
 
     Attributes
@@ -107,26 +105,6 @@ class Bench:
     broken: dict[str, str]
     handoffs: tuple[Handoff, ...]
     copies: tuple[Copies, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON holds them.
-
-        Returns
-        -------
-        dict
-            The attributes, in dicts and tuples.
-        """
-        return dataclasses.asdict(self)
-
-    def as_json(self) -> str:
-        """Return the figures as JSON.
-
-        Returns
-        -------
-        str
-            The text of ``as_dict``.
-        """
-        return json.dumps(self.as_dict(), indent=2)
 
     def __str__(self) -> str:
         """Return the machine, and a table for each kind of figure."""

@@ -30,6 +30,30 @@ FindingKind = Literal[
 ]
 
 
+class Written:
+    """A dataclass that can be written as JSON."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what JSON holds.
+
+        Returns
+        -------
+        dict
+            The attributes, in dicts and tuples.
+        """
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def as_json(self) -> str:
+        """Return JSON.
+
+        Returns
+        -------
+        str
+            The text of ``as_dict``.
+        """
+        return json.dumps(self.as_dict(), indent=2)
+
+
 @dataclasses.dataclass(frozen=True)
 class Pair:
     """How a tensor of one framework on one device becomes one of another.
@@ -54,7 +78,7 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True)
-class Matrix:
+class Matrix(Written):
     """The pairs of frameworks, as ``matrix`` returns them. ``str`` makes a table of them.
 
     Attributes
@@ -64,26 +88,6 @@ class Matrix:
     """
 
     pairs: tuple[Pair, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the pairs as JSON holds them.
-
-        Returns
-        -------
-        dict
-            The attributes, in dicts and tuples.
-        """
-        return dataclasses.asdict(self)
-
-    def as_json(self) -> str:
-        """Return the pairs as JSON.
-
-        Returns
-        -------
-        str
-            The text of ``as_dict``.
-        """
-        return json.dumps(self.as_dict(), indent=2)
 
     def __str__(self) -> str:
         """Return a table with a row per framework and device, and the reasons below it."""
@@ -174,7 +178,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Report(Written):
     """What ``doctor`` has found. ``str`` makes a page of it.
 
     Attributes
@@ -207,26 +211,6 @@ class Report:
     missing: tuple[str, ...]
     matrix: Matrix
     findings: tuple[Finding, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as JSON holds it.
-
-        Returns
-        -------
-        dict
-            The attributes, in dicts and tuples.
-        """
-        return dataclasses.asdict(self)
-
-    def as_json(self) -> str:
-        """Return the report as JSON.
-
-        Returns
-        -------
-        str
-            The text of ``as_dict``.
-        """
-        return json.dumps(self.as_dict(), indent=2)
 
     def __str__(self) -> str:
         """Return the report as a page of text."""
