@@ -265,6 +265,11 @@ pub trait Subject: Adapter {
         Duration::from_secs(20)
     }
 
+    /// Returns how many leases of this process a tensor keeps that was taken in place.
+    fn leases(&self) -> u64 {
+        1
+    }
+
     /// Reports what a checker of the framework or its device has found since the last call. Called after every case.
     ///
     /// # Errors

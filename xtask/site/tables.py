@@ -119,53 +119,25 @@ def side_by_side(links: str, name: str, source: str, target: str) -> str:
     where = "on a GPU" if rows[0]["device"] != "cpu" else f"on the host, {host['cores']} cores"
     words = [f"{mib:g} MiB" if mib < 1024 else f"{mib / 1024:g} GiB" for mib in sizes]
     head = (where, *(cell for size in words for cell in (f"{size}, µs", "without it, µs")), "by")
-    return table(head, lines, f"l{'r' * 2 * len(sizes)}l") + sources(links, name)
+    remark = report(name).get("remark", "")
+    return table(head, lines, f"l{'r' * 2 * len(sizes)}l") + sources(links, name) + (remark and f" {remark}")
 
 
-#: The columns of the tables that compare the ways. The last one says what the third measures.
+#: The columns of the tables of what crosses in place. The last one says what the third measures.
 WAYS = (f"{MIB} MiB on a GPU", "tensor-bridge, µs", "without it, µs", "by")
 
 
 def ways(links: str, source: str, target: str) -> str:
     """The ways from one framework to another, side by side."""
-    found = newest("bench_ways", source=source, target=target)
-    tables = [side_by_side(links, name, source, target) for name in found.values()]
-    if "cuda" not in found:
-        tables.insert(0, composed(links, source, target))
-    return "\n\n".join(tables)
-
-
-def composed(links: str, source: str, target: str) -> str:
-    """The ways of 64 MiB on a GPU out of several benches, for a pair that bench_ways has not measured there."""
     native = {"torch": "torch.from_dlpack", "cupy": "cupy.from_dlpack"}.get(target, "tf.experimental.dlpack")
     native = "tf.experimental.dlpack" if source == "tensorflow" else native
     rows = []
     for streams, words in (("cross", "streams idle"), ("cross, busy", "streams busy")):
         row = one(report(HANDOFF)["rows"], path=f"{source}→{target}", streams=streams, size=MIB << 20)
         rows.append((f"in place, {words}", micro(row["ours"]), micro(row["native"]), f"`{native}`"))
-    down, up = (one(report(MOVES)["rows"], direction=way, mib=MIB) for way in ("down", "up"))
-    ours, theirs = (micro(down[who] + up[who]) for who in ("ours", "pageable"))
-    rows.append(("through the host and back ¹", ours, theirs, "PyTorch, pageable memory"))
-    rows.extend(elsewhere())
-    note = "\n\n¹ Measured with tensors of PyTorch; to the host and back, both moves are added."
-    return table(WAYS, rows, "lrrl") + note + sources(links, HANDOFF, MOVES, PROCESSES)
-
-
-def elsewhere() -> list[tuple[str, str, str, str]]:
-    """Return the rows of a file and of another process, for which tensors of PyTorch were shared and opened."""
-    cost = {}
-    for way in ("ours", "torch", "host"):
-        (row,) = (
-            row
-            for row in report(PROCESSES)["rows"]
-            if row["what"] == f"{MIB} MiB, cached" and row["way"].rstrip("_") == way
-        )
-        cost[way] = f"{row['share'] + row['open']:,.1f}"
-    return [
-        ("through a file", "not measured", "not measured", "–"),
-        ("in another process, in place ¹", cost["ours"], cost["torch"], "`torch.multiprocessing`"),
-        ("in another process, by the host ¹", "–", cost["host"], "PyTorch, memory of the host"),
-    ]
+    found = newest("bench_ways", source=source, target=target).values()
+    measured = (side_by_side(links, name, source, target) for name in found)
+    return "\n\n".join([table(WAYS, rows, "lrrl") + sources(links, HANDOFF), *measured])
 
 
 def sessions(links: str) -> str:
@@ -184,12 +156,10 @@ def ways1(links: str) -> str:
     rows = [
         ("in place, a whole run", micro(row["ours"]), "–", "there is none"),
         ("through the host, a whole run", "–", micro(row["host"]), "`feed_dict`"),
-        *elsewhere(),
     ]
-    note = "\n\n¹ Measured between two processes with PyTorch: sharing and opening alone."
     found = newest("bench_ways", target="tensorflow1").values()
     measured = (side_by_side(links, name, "torch", "tensorflow1") for name in found)
-    return "\n\n".join([table(WAYS, rows, "lrrl") + note + sources(links, SESSIONS, PROCESSES), *measured])
+    return "\n\n".join([table(WAYS, rows, "lrrl") + sources(links, SESSIONS), *measured])
 
 
 def training(links: str) -> str:

@@ -1,4 +1,4 @@
-//! Everything that can be checked on a machine without a GPU, one line a step.
+//! Everything that can be checked on this machine, one line a step.
 
 use crate::bundle::FUZZER;
 use crate::run::{Result, ask, cargo, program, target};
@@ -67,6 +67,13 @@ const TYPED: [&str; 3] = [
 
 /// The most processes that the Python tests are spread over: each loads every framework.
 const MOST_WORKERS: usize = 4;
+
+/// The Python tests that use a GPU, by parts of their names. What they need is visible to them alone: elsewhere
+/// frameworks would put tensors on a GPU that the tests expect on the host.
+const ON_A_GPU: &str = "cuda or gpu or pages or gallery";
+
+/// Names the GPUs that a process sees.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// A step: its name, and its command, or the reason why it is left out.
 pub type Step = (&'static str, Result<Command>);
@@ -177,6 +184,8 @@ fn python_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
     let module = |arguments: &[&[&str]]| program(python, &[&["-m"], &arguments.concat()[..]].concat());
     let bundle = target().join("bundle");
     let over_bundle = |step: Command| with(tensorflow1::with_folder(step, tensorflow1), "PYTHONPATH", &bundle);
+    let on_the_host = |step: Command| with(step, VISIBLE, "");
+    let tests: &[&str] = &["crates/bridge-python/tests", "conformance/tests/python"];
     let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_WORKERS)).to_string();
     let pytest: &[&str] = &["pytest", "-q", "-rs", "-n", &workers, "--dist", "worksteal"];
     vec![
@@ -185,13 +194,24 @@ fn python_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ("mypy", Ok(module(&[&["mypy"], &TYPED]))),
         ("site", itself(&["site".as_ref()])),
         ("bundle", itself(&["bundle".as_ref(), bundle.as_os_str()])),
-        ("pytest", Ok(over_bundle(module(&[pytest, &["crates/bridge-python/tests", "conformance/tests/python"]])))),
+        ("pytest", Ok(on_the_host(over_bundle(module(&[pytest, tests]))))),
+        (
+            "pytest, GPU",
+            has_gpu(python).map(|()| over_bundle(module(&[&["pytest", "-q", "-rs", "-k", ON_A_GPU], tests]))),
+        ),
         ("fuzz", Ok(over_bundle(program(python, &[FUZZER, "--seconds", "30", "--seed", "1"])))),
         ("pytest, Python 3.7", {
             let arguments = [&["-m"], pytest, &["crates/bridge-capi/python/tests"]].concat();
-            venv::PYTHON37.ready().map(|python| with(program(python, &arguments), "PYTHONPATH", &bundle))
+            venv::PYTHON37.ready().map(|python| on_the_host(with(program(python, &arguments), "PYTHONPATH", &bundle)))
         }),
     ]
+}
+
+/// Returns an error where the driver shows no GPU.
+fn has_gpu(python: &Path) -> Result<()> {
+    let script = "import ctypes; cuda, count = ctypes.CDLL('libcuda.so.1'), ctypes.c_int(); \
+                  assert cuda.cuInit(0) == cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 < count.value";
+    ask(&mut program(python, &["-c", script])).map(drop).ok_or_else(|| "the driver shows no GPU".into())
 }
 
 pub fn with(mut command: Command, name: &str, value: impl AsRef<OsStr>) -> Command {

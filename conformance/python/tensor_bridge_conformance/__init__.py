@@ -24,6 +24,7 @@ def main(argv: list[str]) -> int:
         ("--host-copies", "bench_host_copies"),
         ("--copies", "bench_copies"),
         ("--moves", "bench_moves"),
+        ("--files", "bench_files"),
         ("--processes", "bench_processes"),
         ("--ways", "bench_ways"),
         ("--training", "bench_training"),

@@ -8,7 +8,7 @@ use crate::properties::Crossing;
 use crate::{Capabilities, Observed, Pair, Spec, Subject, model};
 use bridge_core::{
     Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Options, Order, Ordering, Plan,
-    Profile, Result, Stream, Transfer, plan,
+    Profile, Result, Stream, Transfer, plan, transfer,
 };
 use bridge_ipc::{Ipc, IpcTensor, Ticket, Writing};
 use std::io::{Read, Write};
@@ -19,6 +19,12 @@ use std::time::{Duration, Instant};
 /// How long a tensor that went to the other process may take to be returned, and the time between two looks.
 const MOMENT: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_micros(100);
+
+/// How many delays of the framework, of a few milliseconds each, are one of this subject.
+const DELAYS: usize = 8;
+
+/// The number of memory that the other process does not have: the room for a copy that is made here.
+const ROOM: Id = 0;
 
 /// A framework in another process, which [serves](super::serve()) it.
 pub struct Remote {
@@ -156,14 +162,14 @@ impl Remote {
     /// Returns a pair with this framework as the target.
     pub fn after<'a, F>(&'a self, from: &'a dyn Subject<Tensor = F>) -> Pair<'a, F, RemoteTensor> {
         let mut pair = Pair::new(from, self);
-        pair.way_there = self.way(from);
+        (pair.way_there, pair.way_back) = (self.way(from), self.way_out(from));
         pair
     }
 
     /// Returns a pair with this framework as the source.
     pub fn before<'a, T>(&'a self, to: &'a dyn Subject<Tensor = T>) -> Pair<'a, RemoteTensor, T> {
         let mut pair = Pair::new(self, to);
-        pair.way_back = self.way(to);
+        (pair.way_there, pair.way_back) = (self.way_out(to), self.way(to));
         pair
     }
 
@@ -173,6 +179,15 @@ impl Remote {
         let cross: Crossing<'a, F, RemoteTensor> =
             Box::new(|tensor, ordering, copy| self.take(from, tensor, ordering, copy));
         (self.device == Device::CPU).then_some(cross)
+    }
+
+    /// Returns how tensors of a device come out of the other process: as its users open them, who have room for copies.
+    /// `None`: by core, from [`export`](Adapter::export).
+    fn way_out<'a, T>(&'a self, to: &'a dyn Subject<Tensor = T>) -> Option<Crossing<'a, RemoteTensor, T>> {
+        let cross: Crossing<'a, RemoteTensor, T> = Box::new(move |tensor, ordering, copy| {
+            transfer(&Opening(self), to, tensor, ordering, &Options { copy, ..Options::default() })
+        });
+        (self.device != Device::CPU).then_some(cross)
     }
 
     /// Copies a tensor of the host into a ticket, and has it opened by the other process.
@@ -206,10 +221,21 @@ impl Remote {
             Request::Create(spec) => spec.offset * model::itemsize(spec.dtype),
             _ => 0,
         };
-        let local = Some(self.line.around.open(&made.ticket.parse()?)?);
-        let (line, on_thread) = (Arc::clone(&self.line), AtomicBool::new(false));
-        let (id, there, flaw) = (made.id, made.address, self.flaw);
-        Ok(RemoteTensor(Arc::new(Known { id, line, local, there, given, on_thread, offset, flaw })))
+        let local = self.line.around.open(&made.ticket.parse()?)?;
+        Ok(self.known(made.id, made.address, local, given, offset))
+    }
+
+    fn known(&self, id: Id, there: usize, local: IpcTensor, given: Option<Ticket>, offset: usize) -> RemoteTensor {
+        let (line, local, on_thread) = (Arc::clone(&self.line), Some(local), AtomicBool::new(false));
+        RemoteTensor(Arc::new(Known { id, line, local, there, given, on_thread, offset, flaw: self.flaw }))
+    }
+
+    /// Waits until copies that were made of a tensor here have been read: who writes next is for the processes to agree
+    /// on, and the suite does so by waiting.
+    fn copied(&self, tensor: &RemoteTensor) -> Result<()> {
+        let lent = self.ipc.export(tensor.0.local())?;
+        let Some(stream) = lent.buffer().stream() else { return Ok(()) };
+        self.line.around.detached(|| self.ordering.synchronize(lent.device(), stream))
     }
 
     /// Asks for a change of `tensor`, which another may replace.
@@ -223,7 +249,7 @@ impl Remote {
 
     /// Returns the tensor as this process sees it.
     fn lend(&self, tensor: &RemoteTensor) -> Result<Lent> {
-        if self.device.kind == DeviceKind::CPU {
+        if self.device.kind == DeviceKind::CPU || tensor.0.id == ROOM {
             return self.ipc.export(tensor.0.local());
         }
         // Each ticket is ordered behind what the other process has submitted until it is opened.
@@ -290,6 +316,38 @@ impl Adapter for Remote {
     }
 }
 
+/// The same framework to those who open its tensors: what is to be copied on a device has room in this process.
+struct Opening<'a>(&'a Remote);
+
+impl Adapter for Opening<'_> {
+    type Tensor = RemoteTensor;
+
+    fn profile(&self) -> &Profile {
+        self.0.profile()
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.0.consumer()
+    }
+
+    fn export(&self, tensor: &RemoteTensor) -> Result<Lent> {
+        self.0.export(tensor)
+    }
+
+    fn import(&self, lease: Lease) -> Result<RemoteTensor> {
+        self.0.import(lease)
+    }
+
+    fn compact(&self, tensor: &RemoteTensor) -> Result<RemoteTensor> {
+        self.0.compact(tensor)
+    }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<RemoteTensor> {
+        let room = self.0.ipc.empty(device, dtype, shape, order)?;
+        Ok(self.0.known(ROOM, room.data(), room, None, 0))
+    }
+}
+
 impl Subject for Remote {
     fn device(&self) -> Device {
         self.device
@@ -325,6 +383,7 @@ impl Subject for Remote {
     }
 
     fn write(&self, tensor: &RemoteTensor, bytes: &[u8]) -> Result<()> {
+        self.copied(tensor)?;
         self.line.tell(&Request::Write(tensor.0.id), bytes)
     }
 
@@ -368,8 +427,15 @@ impl Subject for Remote {
         self.line.tell(&Request::Note(view.0.id), &[])
     }
 
+    /// Delays for longer than a tensor may take to be returned. Otherwise the work would be over before its memory is
+    /// reused, whether it is waited for or not.
     fn delay(&self) -> Result<()> {
-        self.line.tell(&Request::Delay, &[])
+        (0..DELAYS).try_for_each(|_| self.line.tell(&Request::Delay, &[]))
+    }
+
+    /// On a device one on the tensor that goes there, and one on its share.
+    fn leases(&self) -> u64 {
+        if self.device == Device::CPU { 1 } else { 2 }
     }
 
     /// Also counts what either process shares with the other: a lease that is never given back stays in use.

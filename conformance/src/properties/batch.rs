@@ -67,8 +67,8 @@ pub(super) fn batch<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     for (number, block) in scene.garbage {
         on(pair.from, streams.from(number), || Ok(pair.from.read(&block)?))?;
     }
-    let alive = usize::from(last.is_some());
-    let returned = pair.returned(leased + alive as u64);
+    let alive = u64::from(last.is_some());
+    let returned = pair.returned(leased + alive * pair.to.leases());
     drop(last);
     returned.map_err(|failure| Failure::new(format!("while {alive} views of the batch live: {failure}")))
 }

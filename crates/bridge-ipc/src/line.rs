@@ -23,6 +23,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a wait lasts at most before the program is asked whether it goes on: see [`while_waiting`].
 const SLICE: Duration = Duration::from_millis(100);
 
+/// How long an answer is looked for before the thread sleeps: it takes less time than to be woken.
+const SPIN: Duration = Duration::from_micros(50);
+
 /// What the program says to a wait that goes on.
 static GOES_ON: OnceLock<fn() -> Result<()>> = OnceLock::new();
 
@@ -200,6 +203,9 @@ impl<R: Reply + Send + 'static> Line<R> {
         // Another thread that waits for an answer reads what comes meanwhile.
         let Ok(mut incoming) = self.read.try_lock() else { return Ok(()) };
         self.take_in(&mut incoming, false)?;
+        if incoming.ended.is_none() && self.has_ended() {
+            incoming.ended = Some(End::Closed);
+        }
         incoming.notices.drain(..).for_each(see);
         incoming.ended.map_or(Ok(()), |end| Err(end.error()))
     }
@@ -256,7 +262,7 @@ impl<R: Reply + Send + 'static> Line<R> {
 
     /// Returns the next answer; `None` where none has come until then. `sent` says whether the question was sent.
     fn next(&self, incoming: &mut Incoming<R>, sent: Result<()>, until: Instant) -> Result<Option<R>> {
-        let mut sent = Some(sent);
+        let (mut sent, asleep) = (Some(sent), Instant::now() + SPIN);
         loop {
             // Of a connection that was refused, the refusal can be read although nothing can be sent.
             if let Some(answer) = self.take_in(incoming, true)? {
@@ -266,7 +272,11 @@ impl<R: Reply + Send + 'static> Line<R> {
                 return Err(end.error());
             }
             sent.take().transpose()?;
-            if !self.wait(PollFlags::IN, until) {
+            if Instant::now() < asleep {
+                std::thread::yield_now();
+            } else if self.has_ended() {
+                incoming.ended = Some(End::Closed);
+            } else if !self.wait(PollFlags::IN, until) {
                 return Ok(None);
             }
         }
@@ -293,12 +303,7 @@ impl<R: Reply + Send + 'static> Line<R> {
                 Ok(0) => incoming.ended = Some(End::Closed),
                 Ok(_) if incoming.files.len() > MAX_FILES => incoming.ended = Some(End::Broken),
                 Ok(received) => incoming.frames.add(&bytes[..received]),
-                Err(error) if error.kind() == Io::WouldBlock => {
-                    if self.has_ended() {
-                        incoming.ended = Some(End::Closed);
-                    }
-                    return Ok(None);
-                }
+                Err(error) if error.kind() == Io::WouldBlock => return Ok(None),
                 Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
                     incoming.ended = Some(End::Broken);
                     return Err(failed("descriptors were lost")(rustix::io::Errno::MFILE));

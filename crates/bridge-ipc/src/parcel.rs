@@ -130,11 +130,12 @@ impl Parcel {
             bytes: 0,
             about: String::new(),
         };
-        let places = parcel.places(tensors, options)?;
+        let ipc = Ipc::new();
+        let places = parcel.places(tensors, &ipc, options)?;
         let there = |place: &Place| matches!(place, Place::There(..));
         let in_place: Vec<_> =
             tensors.iter().zip(&places).filter(|(_, place)| there(place)).map(|(tensor, _)| *tensor).collect();
-        let crossed = transfer_all(&in_place, &Ipc::new(), ordering, options).map_err(|failed| failed.error)?;
+        let crossed = transfer_all(&in_place, &ipc, ordering, options).map_err(|failed| failed.error)?;
         let mut crossed = crossed.into_iter();
         for ((from, tensor), place) in tensors.iter().zip(places) {
             let copied = |room| transfer(*from, &Ipc::into(room), tensor, ordering, options);
@@ -148,7 +149,7 @@ impl Parcel {
                     let (copy, done) = copied(Room::Device)?;
                     // Also where it has no elements, the memory says which device it is on.
                     let bytes = copy.data()..copy.data() + copy.layout().nbytes().max(1);
-                    let (segment, start) = parcel.lendable(&Ipc::new().export(&copy)?, &bytes)?.ok_or_else(|| {
+                    let (segment, start) = parcel.lendable(&ipc.export(&copy)?, &bytes)?.ok_or_else(|| {
                         let text = "the driver lends no memory to other processes: share a copy on the host";
                         Error::new(ErrorKind::Driver, text)
                     })?;
@@ -168,7 +169,12 @@ impl Parcel {
     }
 
     /// Returns where each tensor is shared from, and takes memory for all copies on the host.
-    fn places<F>(&mut self, tensors: &[(&dyn Adapter<Tensor = F>, &F)], options: &Options) -> Result<Vec<Place>> {
+    fn places<F>(
+        &mut self,
+        tensors: &[(&dyn Adapter<Tensor = F>, &F)],
+        ipc: &Ipc,
+        options: &Options,
+    ) -> Result<Vec<Place>> {
         let mut places = Vec::with_capacity(tensors.len());
         let mut room = 0usize;
         for (from, tensor) in tensors {
@@ -177,7 +183,7 @@ impl Parcel {
                 let (dtype, shape, device) = (lent.dtype(), lent.layout().shape(), lent.device());
                 self.about = format!("{} {dtype} {shape:?} on {device}", from.profile().name);
             }
-            let in_place = plan(&lent, Ipc::new().profile(), options).is_ok_and(|plan| plan == Plan::ZeroCopy);
+            let in_place = plan(&lent, ipc.profile(), options).is_ok_and(|plan| plan == Plan::ZeroCopy);
             let there = match in_place {
                 true => match self.foreign(&lent) {
                     Some(found) => Some(found),
@@ -323,7 +329,7 @@ impl Parcel {
             segments.push(segment);
             files.extend(own);
         }
-        let content = Content { segments, tensors: self.tensors, points: Vec::new(), tree };
+        let content = Content { segments, tensors: self.tensors.into(), points: Vec::new(), tree };
         let kept = Kept { content, files, streams: self.streams, _owners: self.owners };
         exporter.share(kept, self.bytes, &about, time)
     }

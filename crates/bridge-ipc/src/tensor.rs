@@ -87,6 +87,8 @@ pub struct Ipc {
     consumer: Arc<Lends>,
     /// Where copies go.
     room: Option<Room>,
+    /// Whether tensors were opened just now, and need not be checked.
+    just_opened: bool,
 }
 
 /// Memory for copies.
@@ -125,6 +127,11 @@ impl Ipc {
         Self::with(None)
     }
 
+    /// Makes the adapter for tensors that [`open`](crate::open) has just returned: their processes have just answered.
+    pub fn of_opened() -> Self {
+        Self { just_opened: true, ..Self::new() }
+    }
+
     /// Makes the adapter that copies into this room.
     pub(crate) fn into(room: Room) -> Self {
         Self::with(Some(room))
@@ -144,7 +151,7 @@ impl Ipc {
             owns_memory: room.is_some(),
             ..Profile::export_only("ipc")
         };
-        Self { profile: Arc::new(profile), consumer: Arc::default(), room }
+        Self { profile: Arc::new(profile), consumer: Arc::default(), room, just_opened: false }
     }
 }
 
@@ -160,7 +167,9 @@ impl Adapter for Ipc {
     }
 
     fn export(&self, tensor: &IpcTensor) -> Result<Lent> {
-        tensor.check()?;
+        if !self.just_opened {
+            tensor.check()?;
+        }
         let (bytes, device, access) = (tensor.layout.hull(tensor.data, None)?, tensor.device, tensor.access);
         let allocation = Allocation { bytes, device, access, stream: tensor.stream, reuse: Reuse::InStreamOrder };
         // SAFETY: a segment or an arena stays mapped, at least this long and for this access, as long as the tensor
@@ -196,7 +205,8 @@ impl Adapter for Ipc {
         let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
         let (data, owner): (usize, Arc<dyn Any + Send + Sync>) = match &self.room {
             Some(Room::Arena(arena)) if device.kind == DeviceKind::CPU => (arena.take(layout.nbytes())?, arena.clone()),
-            Some(Room::Device) if device::in_streams(device) => {
+            // Also the room for a copy of a tensor that was opened, where the consumer has none.
+            Some(Room::Device) | None if device::in_streams(device) => {
                 // A driver allocates no memory of 0 bytes.
                 let memory = DeviceMemory::new(device, layout.nbytes().max(1))?;
                 (memory.address(), Arc::new(memory))

@@ -9,6 +9,7 @@ use bridge_core::DType;
 use serde::de::DeserializeOwned;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::sync::Arc;
 
 /// Bytes of a frame in front of its body.
 pub(crate) const HEADER: usize = 8;
@@ -38,7 +39,7 @@ pub(crate) enum Request {
 
 /// What the process that shares says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "is", rename_all = "snake_case", try_from = "Read")]
 pub(crate) enum Answer {
     /// A lease, and what it is on. The descriptors of the segments come with the frame.
     Opened { lease: u64, content: Content },
@@ -46,6 +47,44 @@ pub(crate) enum Answer {
     Refused { why: Why },
     /// The share is taken back: who has a lease on it gives it back soon.
     Revoked { share: u64 },
+}
+
+/// An [`Answer`] as it is read: field by field, because serde would read an enum with a tag into memory first.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Read {
+    is: Is,
+    lease: Option<u64>,
+    content: Option<Content>,
+    why: Option<Why>,
+    share: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Is {
+    Opened,
+    Refused,
+    Revoked,
+}
+
+impl TryFrom<Read> for Answer {
+    type Error = &'static str;
+
+    fn try_from(read: Read) -> Result<Self, Self::Error> {
+        match read {
+            Read { is: Is::Opened, lease: Some(lease), content: Some(content), why: None, share: None } => {
+                Ok(Self::Opened { lease, content })
+            }
+            Read { is: Is::Refused, why: Some(why), lease: None, content: None, share: None } => {
+                Ok(Self::Refused { why })
+            }
+            Read { is: Is::Revoked, share: Some(share), lease: None, content: None, why: None } => {
+                Ok(Self::Revoked { share })
+            }
+            _ => Err("an answer lacks a field, or has one of another"),
+        }
+    }
 }
 
 /// Why a process gets no lease.
@@ -71,7 +110,7 @@ pub(crate) enum Why {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Content {
     pub(crate) segments: Vec<Segment>,
-    pub(crate) tensors: Vec<Described>,
+    pub(crate) tensors: Arc<[Described]>,
     /// The work to wait for before the tensors are touched.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) points: Vec<Point>,
@@ -237,7 +276,7 @@ mod tests {
         let segments = vec![Segment::File { nbytes: 128, writing: Writing::Private }];
         Answer::Opened {
             lease: 1,
-            content: Content { segments, tensors, points: Vec::new(), tree: Some("[0,1]".into()) },
+            content: Content { segments, tensors: tensors.into(), points: Vec::new(), tree: Some("[0,1]".into()) },
         }
     }
 
@@ -259,7 +298,7 @@ mod tests {
             },
             Segment::Files { device: Hex([1; 16]), parts: vec![2 << 20, 20 << 20], writing: Writing::Never },
         ];
-        let on_a_device = Content { segments, tensors: Vec::new(), points, tree: None };
+        let on_a_device = Content { segments, tensors: Arc::default(), points, tree: None };
         let answers = [
             opened(),
             Answer::Opened { lease: 2, content: on_a_device },

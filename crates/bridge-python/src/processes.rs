@@ -188,7 +188,7 @@ pub(crate) fn ipc_open<'py>(
         let options = Keywords { copy, device, order, permute, layout, ..Keywords::default() }.read()?;
         // The process that answers may be this one, and then its thread needs the interpreter.
         let Opened { tensors, tree } = py.detach(|| bridge_ipc::open(&ticket))?;
-        let ipc = Ipc::new();
+        let ipc = Ipc::of_opened();
         let adapter: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let leaves: Vec<_> = tensors.iter().map(|tensor| (adapter, tensor)).collect();
         let crossed = trace::transfer_all(call, &leaves, &*to, &options);

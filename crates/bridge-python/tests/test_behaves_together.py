@@ -6,12 +6,14 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,8 +102,9 @@ def test_a_task_that_is_cancelled_leaves_no_view() -> None:
 def test_a_child_converts_and_ends_as_it_likes(end: str) -> None:
     """The parent has live views, a share that it has opened, and threads that convert while it forks."""
     done = started(f"""
-        import os, threading, numpy as np, torch, tensor_bridge as tb
+        import os, threading, warnings, numpy as np, torch, tensor_bridge as tb
         from tensor_bridge import processes
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
         source, stop = torch.arange(4.0), threading.Event()
         view = tb.to_numpy(source)
         ticket = tb.share(np.arange(5))
@@ -132,6 +135,42 @@ def test_a_child_converts_and_ends_as_it_likes(end: str) -> None:
             assert (held["shares"], held["leases"], opened.tolist()) == (1, 1, [0, 1, 2, 3, 4]), held
     """)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+#: A machine with a GPU: a driver that says when it is started, and the library that counts GPUs without it.
+DRIVER = """
+#include <stdio.h>
+int cuInit(unsigned flags) { fputs("the driver was started\\n", stderr); return 100; }
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+"""
+NVML = """
+int nvmlInit(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
+"""
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a PyTorch for CUDA")
+@pytest.mark.parametrize(("asks", "starts"), [("", False), ("torch.cuda.is_available()", True)])
+def test_tensors_of_the_host_do_not_start_the_driver(
+    asks: str, starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that is forked after the driver was started cannot use CUDA."""
+    if (compiler := shutil.which("cc")) is None:
+        pytest.skip("there is no C compiler")
+    for library, code in (("libcuda.so.1", DRIVER), ("libnvidia-ml.so.1", NVML)):
+        command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", library]
+        subprocess.run(command, input=code, text=True, cwd=tmp_path, check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    done = started(f"""
+        import numpy as np, torch, tensor_bridge as tb
+        assert tb.to_torch(np.ones((3, 4)).T, copy=True).sum() == 12
+        x = tb.to_torch(np.ones(8))
+        tb.to_numpy({{"a": x}}), tb.plan(x, "numpy"), tb.copy(x, out=np.zeros(8)), tb.stats()
+        tb.open(tb.share(x), "torch")
+        {asks}
+    """)
+    assert (done.returncode, "the driver was started" in done.stderr) == (0, starts), done.stderr
 
 
 def _worker(array: Any, text: str) -> tuple[float, list[float]]:

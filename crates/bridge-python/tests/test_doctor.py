@@ -20,6 +20,8 @@ import pytest
 import tensor_bridge as tb
 from tensor_bridge import __main__, _doctor, _probe, _report
 
+TENSORFLOW1 = os.environ.get("TENSOR_BRIDGE_TENSORFLOW1")
+
 GPU = {"name": "H200", "memory": 141 << 30, "capability": [9, 0], "pools": True}
 DRIVER: dict[str, Any] = {
     "gpus": 1,
@@ -159,6 +161,15 @@ def test_a_framework_that_is_something_else_is_found(faked: Path) -> None:
 
 def kinds(report: Any) -> list[str]:
     return [finding.kind for finding in report.findings]
+
+
+@pytest.mark.skipif(not TENSORFLOW1, reason="TENSOR_BRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15")
+def test_tensorflow_1_is_found(faked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TENSORFLOW1
+    monkeypatch.setenv("TENSOR_BRIDGE_TENSORFLOW1", TENSORFLOW1)
+    report = tb.doctor()
+    (found,) = [framework for framework in report.frameworks if framework.name == "tensorflow1"]
+    assert found.version == "1.15.5" and "tensorflow1" not in [finding.subject for finding in report.findings]
 
 
 def test_a_folder_without_tensorflow_1_is_found(faked: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,11 @@ def missing(marks: str) -> str | None:
         return "needs CuPy"
     if "1.15" in marks and not TENSORFLOW1:
         return "TENSOR_BRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15"
+    if "1.15" in marks and torch.cuda.is_available():
+        from graphs import has_gpu
+
+        if not has_gpu():
+            return "TensorFlow 1.15 sees no GPU"
     if "Python 3.7" in marks and python37() is None:
         return "there is no Python 3.7 with TensorFlow 1.15"
     return None

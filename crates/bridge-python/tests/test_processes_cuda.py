@@ -192,6 +192,25 @@ def test_cupy_shares_and_opens(other: Other) -> None:
     tb.revoke(ticket)
 
 
+def test_tensorflow_opens_in_place_and_copies_what_it_must() -> None:
+    pytest.importorskip("tensorflow")
+    reader = Other()
+    try:
+        reader("import torch; import tensorflow as tf")
+        x = torch.arange(1024, dtype=torch.float32, device="cuda").reshape(32, 32)
+        # TensorFlow has no strides, and begins at multiples of 64 bytes.
+        for shared, in_place in ((x, True), (x.t(), False), (x.flatten()[1:], False)):
+            ticket = tb.share(shared, copy=False)
+            reader(f"y = tb.open({ticket.text!r}, 'tensorflow')")
+            assert reader("('GPU' in y.device, y.numpy().tolist())") == repr((True, shared.tolist()))
+            wait_until(lambda in_place=in_place: leases() == in_place)  # type: ignore[misc]
+            reader("del y")
+            wait_until(lambda: leases() == 0)
+            tb.revoke(ticket)
+    finally:
+        reader.kill()
+
+
 def test_a_copy_hides_its_neighbours() -> None:
     x = torch.arange(1000, device="cuda")
     ticket = tb.share(x[:10], copy=True)

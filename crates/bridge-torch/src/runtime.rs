@@ -76,8 +76,9 @@ impl Runtime {
             let parameter: Bound<'_, PyType> = nn.getattr("Parameter")?.cast_into()?;
             let uninitialized = nn.getattr("parameter")?.getattr("UninitializedTensorMixin")?.unbind();
             let dispatch = tensor.getattr("__torch_dispatch__")?.unbind();
-            let cuda: bool = torch.getattr("cuda")?.call_method0("is_available")?.extract()?;
-            Ok((tensor.unbind(), parameter.unbind(), dispatch, uninitialized, cuda))
+            // Not `is_available`, which starts the driver: a child that is forked then could not use CUDA.
+            let gpus: usize = torch.getattr("cuda")?.call_method0("device_count")?.extract()?;
+            Ok((tensor.unbind(), parameter.unbind(), dispatch, uninitialized, gpus > 0))
         };
         let (tensor, parameter, dispatch, uninitialized, cuda) = look_up().map_err(|e| raised(py, e))?;
         let mut devices = vec![DeviceKind::CPU];

@@ -110,10 +110,14 @@ impl Exporter {
             let text = "this process shares as much as its limits allow: revoke shares, or raise the limits";
             return Err(Error::new(ErrorKind::Busy, text));
         }
+        // The thread looks then, if it is to look at all.
+        let awaited = book.next_expiry().is_some_and(|next| next <= until);
         let share = book.share(kept, bytes, token, until);
         drop(book);
         drop(free);
-        self.desk.bell.ring();
+        if !awaited {
+            self.desk.bell.ring();
+        }
         // A part of a second counts as a whole one: the ticket must not expire before the share does.
         let expires = now().saturating_add(time.as_secs() + u64::from(time.subsec_nanos() > 0));
         Ticket::new(&self.desk.socket, share, token, expires, about)

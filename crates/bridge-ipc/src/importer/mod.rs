@@ -109,7 +109,7 @@ pub(crate) fn containing(lent: &Lent) -> Option<(Arc<Import>, usize)> {
     };
     let mut found: SmallVec<[_; 1]> = found.into_iter().filter(|(import, number)| import.has(*number, &hull)).collect();
     // Of several leases on the memory, one that is still good.
-    let good = found.iter().position(|(import, _)| import.check().is_ok());
+    let good = (found.len() > 1).then(|| found.iter().position(|(import, _)| import.check().is_ok())).flatten();
     (!found.is_empty()).then(|| found.swap_remove(good.unwrap_or(0)))
 }
 

@@ -64,9 +64,10 @@ def of_framework(name: str, facts: Facts, gpus: int) -> Iterator[Finding]:
         return
     refusal, found = facts.get("refusal"), list(_on_gpus(name, facts, gpus)) if gpus and name != "numpy" else []
     yield from found
-    # That a framework for GPUs finds none is wrong on a machine with one only.
-    if refusal and not found and (gpus or refusal["kind"] != "missing"):
-        refused: FindingKind = "version" if refusal["kind"] == "version" else "broken"
+    kind = refusal["kind"] if refusal else None
+    # That a framework for GPUs finds none is wrong on a machine with one only. A version is refused wherever it runs.
+    if refusal and (kind == "version" or not found and (gpus or kind != "missing")):
+        refused: FindingKind = "version" if kind == "version" else "broken"
         advice = f"docs/limits.md names the versions that work: {_INSTALL[name]}"
         yield Finding(refused, name, f"version {facts['version']} is refused: {refusal['text']}", advice)
 

@@ -115,7 +115,7 @@ def tensorflow1() -> dict[str, Any]:
         version, folder = _core.tensorflow1_open(None)
     except BridgeError as error:
         return {"installed": True, "error": str(error)}
-    return {"installed": True, "version": version, "folder": folder}
+    return {"installed": True, "version": version, "folder": str(folder)}
 
 
 def bench(seconds: str) -> dict[str, Any]:

@@ -13,12 +13,15 @@ from .errors import of_kind
 #: The most containers one inside another.
 _DEEPEST = 100
 
+#: What stands in a tree beside tensors and lists.
+_INNER = (type(None), bool, int, str, float, tuple, dict)
+
 
 def flattened(x: Any) -> Tuple[List[Any], Optional[str]]:
     """Return the tensors of a tree, and the text that describes it; ``None`` for a tensor by itself."""
     leaves = []  # type: List[Any]
     tree = _described(x, leaves, 0)
-    return leaves, None if tree == ["x", 0] else json.dumps(tree, separators=(",", ":"))
+    return leaves, None if tree == ["x", 0] else json.dumps(tree, separators=(",", ":"), check_circular=False)
 
 
 def tree_of(text: Optional[str], tensors: List[Any]) -> Any:
@@ -34,18 +37,19 @@ def _described(x: Any, leaves: List[Any], depth: int) -> Any:
     if depth > _DEEPEST:
         text = "more than {} containers stand one inside another: share their tensors apart"
         raise of_kind("argument", text.format(_DEEPEST))
+    if type(x) is list:
+        return ["l", [_described(item, leaves, depth + 1) for item in x]]
+    # The type is asked, not the tensor: isinstance() would ask a tensor for its class once for each of these.
+    if not issubclass(type(x), _INNER):
+        leaves.append(x)
+        return ["x", len(leaves) - 1]
     if x is None or isinstance(x, (bool, int, str)):
         return ["p", x]
     if isinstance(x, float):
         return ["p", x] if math.isfinite(x) else ["f", repr(x)]
-    if type(x) is list:
-        return ["l", [_described(item, leaves, depth + 1) for item in x]]
     if isinstance(x, tuple):
         return ["t", [_described(item, leaves, depth + 1) for item in x]]
-    if isinstance(x, dict):
-        return ["d", [[_key(key), _described(item, leaves, depth + 1)] for key, item in x.items()]]
-    leaves.append(x)
-    return ["x", len(leaves) - 1]
+    return ["d", [[_key(key), _described(item, leaves, depth + 1)] for key, item in x.items()]]
 
 
 def _key(key: Any) -> Any:

@@ -1,0 +1,168 @@
+"""Time to load a safetensors file onto a CUDA device, beside safetensors' own loader.
+
+The file holds tensors of float16, 64 MiB each, with random bits. Its pages are in the system's memory, as they are for
+every process but the first. Three ways take turns in one process:
+
+- *ours*: ``tb.load(path, "torch", device="cuda:0")``.
+- *safetensors*: ``safetensors.torch.load_file(path, device="cuda:0")``.
+- *parts*: the file is read into pinned memory that is there, and one ``cuMemcpyAsync`` takes it to memory of the device
+  that is there. The bar is on ours as a part of this one's speed.
+
+A load ends when the elements are on the device. Results are dropped in the time that counts, and their memory stays
+with PyTorch, which gives it to the next load.
+
+    python -m tensor_bridge_conformance.bench_files --report out
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensor_bridge_conformance import host
+from tensor_bridge_conformance.reports import Verdict, bars, conclude
+
+MIB = 1 << 20
+#: MiB of a file, and of a tensor in it.
+SIZES = [256, 1024, 4096]
+TENSOR = 64
+#: Rounds that warm caches and pools up, and do not count.
+WARM_UP = 2
+
+#: The least part of the speed of reading and one pinned copy, and from how many MiB on.
+PART, FROM = 0.9, 4096
+
+#: The frameworks whose versions the report names.
+FRAMEWORKS = ("torch",)
+
+
+@dataclass
+class Row:
+    """One size: medians over the rounds in nanoseconds, and the median of a part within a round."""
+
+    mib: float
+    ours: float
+    safetensors: float
+    parts: float
+    #: Of the time of the parts, what reading takes.
+    read: float
+    #: The speed of ours, as a part of that of the parts.
+    part: float
+
+
+class Setting:
+    """The three ways for a file of one size."""
+
+    def __init__(self, folder: Path, mib: float) -> None:
+        """Write the file, and check that ours and safetensors' load its elements."""
+        import torch
+        from safetensors.torch import load_file, save_file
+
+        import tensor_bridge as tb
+
+        self.torch, self.tb, self.load_file = torch, tb, load_file
+        self.path = folder / f"{mib:g}.safetensors"
+        count = max(1, int(mib / TENSOR))
+        elements = int(mib * MIB) // count // 2
+        made = {f"layer.{i}": torch.randint(-(1 << 15), 1 << 15, (elements,), dtype=torch.int16) for i in range(count)}
+        save_file({name: tensor.view(torch.float16) for name, tensor in made.items()}, self.path)
+        for load in (self.ours, self.theirs):
+            loaded = load()
+            if not all(torch.equal(loaded[name].view(torch.int16).cpu(), tensor) for name, tensor in made.items()):
+                raise RuntimeError(f"{load.__name__} loaded wrong elements")
+        nbytes = self.path.stat().st_size
+        self.pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        self.there = torch.empty(nbytes, dtype=torch.uint8, device="cuda:0")
+        self.memory = memoryview(self.pinned.numpy())
+        self.reading: list[float] = []
+
+    def ours(self) -> Any:
+        """Load by this package."""
+        return self.tb.load(self.path, "torch", device="cuda:0")
+
+    def theirs(self) -> Any:
+        """Load by safetensors."""
+        return self.load_file(self.path, device="cuda:0")
+
+    def parts(self) -> Any:
+        """Read the file into pinned memory, and copy that to the device."""
+        started, read = time.perf_counter_ns(), 0
+        with open(self.path, "rb", buffering=0) as file:
+            while read < len(self.memory):
+                read += file.readinto(self.memory[read:])
+        self.reading.append(time.perf_counter_ns() - started)
+        return self.there.copy_(self.pinned, non_blocking=True)
+
+    def once(self, way: Callable[[], Any]) -> float:
+        """Return the nanoseconds of a load, with its wait and its drop."""
+        self.torch.cuda.synchronize()
+        started = time.perf_counter_ns()
+        way()
+        self.torch.cuda.synchronize()
+        return time.perf_counter_ns() - started
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print a table, write ``bench_files.json`` and ``.md``. Return 0 when every bar is met."""
+    options = _options(argv)
+    sizes = [float(size) for size in options.sizes.split(",")] if options.sizes else SIZES
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        rows = [measure(Path(folder), size, options.rounds) for size in sizes]
+    verdicts = judge(rows)
+    about = host.describe(*FRAMEWORKS)
+    return conclude(options.report, "bench_files", markdown(about, rows, verdicts), about, rows, verdicts)
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="bench_files", description=__doc__, formatter_class=formatter)
+    parser.add_argument("--sizes", metavar="MIB,...", help="MiB of the files (default: 256, 1024 and 4096)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds per size (default: 7)")
+    parser.add_argument("--folder", metavar="DIR", help="where to write the files (default: that for temporary ones)")
+    parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write the report")
+    return parser.parse_args(argv)
+
+
+def measure(folder: Path, mib: float, rounds: int) -> Row:
+    """Measure. The ways take turns in every round."""
+    setting = Setting(folder, mib)
+    ways = (setting.ours, setting.theirs, setting.parts)
+    turns = [[setting.once(way) for way in ways] for _ in range(rounds + WARM_UP)][WARM_UP:]
+    ours, theirs, parts = (statistics.median(figures) for figures in zip(*turns, strict=True))
+    part = statistics.median(turn[2] / turn[0] for turn in turns)
+    setting.path.unlink()
+    return Row(mib, ours, theirs, parts, statistics.median(setting.reading[WARM_UP:]), part)
+
+
+def judge(rows: Sequence[Row]) -> list[Verdict]:
+    """Compare with the bar."""
+    large = [row for row in rows if row.mib >= FROM]
+    return [
+        Verdict(f"{row.mib:g} MiB: part of reading and one pinned copy", row.part, PART, row.part >= PART)
+        for row in large
+    ]
+
+
+def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
+    """Return the report."""
+    lines = [host.heading(about), "", "A safetensors file to a CUDA device, as tensors of PyTorch. Speeds in GB/s.", ""]
+    lines += ["| size, MiB | ours, ms | ours | safetensors | reading and one pinned copy | reading alone | part |"]
+    lines += ["|--:|--:|--:|--:|--:|--:|--:|"]
+    for row in rows:
+        speeds = " | ".join(
+            f"{row.mib * MIB / taken:.1f}" for taken in (row.ours, row.safetensors, row.parts, row.read)
+        )
+        lines.append(f"| {row.mib:g} | {row.ours / 1e6:,.1f} | {speeds} | {row.part:.2f} |")
+    lines += bars(verdicts)
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
