@@ -314,6 +314,24 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_has_its_own_fields_and_no_others() {
+        let read = serde_json::from_str::<Answer>;
+        assert_eq!(read(r#"{"share":7,"is":"revoked"}"#).unwrap(), Answer::Revoked { share: 7 });
+        for wrong in [
+            r#"{"is":"revoked"}"#,
+            r#"{"is":"revoked","share":7,"lease":1}"#,
+            r#"{"is":"refused","why":"busy","share":7}"#,
+            r#"{"is":"refused","share":7}"#,
+            r#"{"is":"opened","lease":1}"#,
+            r#"{"is":"opened","lease":1,"content":{"segments":[],"tensors":[]},"why":"busy"}"#,
+            r#"{"is":"opened","lease":1,"content":{"segments":[],"tensors":[]},"more":1}"#,
+        ] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+        assert!(read(r#"{"is":"opened","lease":1,"content":{"segments":[],"tensors":[]}}"#).is_ok());
+    }
+
+    #[test]
     fn a_frame_of_another_kind_is_refused() {
         let good = frame(&returned(1));
         let with = |at: usize, byte: u8| {
