@@ -9,6 +9,8 @@ mod installed;
 mod judge;
 
 use bridge_conformance::Subject;
+#[cfg(feature = "candle-cuda")]
+use bridge_conformance::rust::CandleCudaSubject;
 use bridge_conformance::rust::{CandleSubject, CudarcSubject, NdArraySubject, TchSubject, TensorFlowSubject};
 use bridge_core::Device;
 use bridge_tensorflow::{Runtime, Series};
@@ -37,8 +39,9 @@ fn judge_both_ways<T>(tensorflow: &TensorFlowSubject, other: &dyn Subject<Tensor
 }
 
 macro_rules! pairs {
-    ($($name:ident: $series:ident on $device:expr, $other:expr;)*) => {$(
+    ($($(#[$condition:meta])? $name:ident: $series:ident on $device:expr, $other:expr;)*) => {$(
         #[test]
+        $(#[$condition])?
         fn $name() {
             let Some(tensorflow) = tensorflow(Series::$series, $device) else { return };
             let Some(other) = present($other) else { return };
@@ -58,4 +61,8 @@ pairs! {
     tensorflow1_and_cudarc: One on Device::cuda(0), CudarcSubject::new(0);
     tensorflow2_and_tch_on_cuda: Two on Device::cuda(0), TchSubject::new(Device::cuda(0));
     tensorflow2_and_cudarc: Two on Device::cuda(0), CudarcSubject::new(0);
+    #[cfg(feature = "candle-cuda")]
+    tensorflow1_and_candle_on_cuda: One on Device::cuda(0), CandleCudaSubject::new(0);
+    #[cfg(feature = "candle-cuda")]
+    tensorflow2_and_candle_on_cuda: Two on Device::cuda(0), CandleCudaSubject::new(0);
 }

@@ -30,6 +30,13 @@ class Pools:
     cupy: ClassVar[Any] = None
 
 
+def _sharable_pool(cuda: Any) -> int:
+    """Return a pool of the driver whose memory other processes can open by a descriptor."""
+    pinned, descriptor, on_device = 1, 1, 1
+    handle: int = cuda.runtime.memPoolCreate(cuda.runtime.MemPoolProps(pinned, descriptor, on_device, cuda.Device().id))
+    return handle
+
+
 def cupy_pool(cupy: Any) -> Any:
     """Set CuPy's allocator. Return its pool, or ``None`` where it has none."""
     cuda = cupy.cuda
@@ -38,6 +45,7 @@ def cupy_pool(cupy: Any) -> Any:
         "uncached": lambda: None,
         "async": cuda.MemoryAsyncPool,
         "managed": lambda: cuda.MemoryPool(cuda.malloc_managed),
+        "shared": lambda: cuda.MemoryAsyncPool(_sharable_pool(cuda)),
     }
     name = chosen("cupy")
     if Pools.cupy is None:

@@ -44,6 +44,7 @@ variants! {
     CuPy, "uncached": "CONFORMANCE_CUPY_ALLOCATOR" = "uncached";
     CuPy, "async": "CONFORMANCE_CUPY_ALLOCATOR" = "async";
     CuPy, "managed": "CONFORMANCE_CUPY_ALLOCATOR" = "managed";
+    CuPy, "shared": "CONFORMANCE_CUPY_ALLOCATOR" = "shared";
     TensorFlow, "async": "TF_GPU_ALLOCATOR" = "cuda_malloc_async";
 }
 

@@ -196,6 +196,19 @@ pub(crate) trait SharingDriver {
     /// The address is one of [`map_files`](Self::map_files), for parts of these lengths, and no work uses the memory
     /// any more.
     unsafe fn unmap(&self, address: usize, parts: &[usize]) -> Outcome<()>;
+    /// Returns a descriptor of a pool; `None` where it was not made to be shared.
+    fn file_of_pool(&self, pool: usize) -> Outcome<Option<OwnedFd>>;
+    /// Returns what names an allocation of such a pool, by its address.
+    fn pointer_in_pool(&self, address: usize) -> Outcome<Handle>;
+    /// Opens an allocation of another process's pool, readable and writable on the device.
+    fn open_in_pool(&self, ordinal: i32, file: &OwnedFd, pointer: &Handle) -> Outcome<usize>;
+    /// Closes it behind the work in a stream.
+    ///
+    /// # Safety
+    ///
+    /// The address is one of [`open_in_pool`](Self::open_in_pool), and no work but what is in the stream uses the
+    /// memory.
+    unsafe fn free_in_order(&self, address: usize, stream: Stream) -> Outcome<()>;
     /// Creates an event in the current context that other processes can open, without timing.
     fn interprocess_event(&self) -> Outcome<Event>;
     /// Returns the handle of such an event.

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 mod sharing;
+pub use sharing::PRIVATE_POOL;
 
 /// A call that changes state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

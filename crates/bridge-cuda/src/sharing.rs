@@ -22,6 +22,9 @@ pub enum Way {
     Handle(Handle),
     /// Descriptors of allocations that are mapped side by side, each with its length in bytes: virtual memory.
     Files(Vec<(OwnedFd, usize)>),
+    /// A descriptor of the pool, and the driver's name of the allocation in it: memory of `cuMemAllocAsync`, from a pool
+    /// that was made to be shared.
+    Pool(OwnedFd, Handle),
 }
 
 /// The memory that goes by one way.
@@ -38,14 +41,27 @@ pub struct Outlet {
 pub struct Opened {
     /// Its addresses here.
     pub range: Range<usize>,
-    /// The lengths of its parts; none for a handle.
-    parts: Vec<usize>,
+    kind: Kind,
+}
+
+/// By which way memory came.
+#[derive(Debug)]
+enum Kind {
+    Handle,
+    /// The lengths of its parts in bytes.
+    Files(Vec<usize>),
+    Pool,
 }
 
 impl Opened {
     /// Returns memory at these addresses, for an implementation of [`Sharing`] without a driver.
     pub const fn new(range: Range<usize>) -> Self {
-        Self { range, parts: Vec::new() }
+        Self { range, kind: Kind::Handle }
+    }
+
+    /// Returns whether [`Sharing::close`] works in the order of its stream: it is memory of a pool.
+    pub const fn closes_in_order(&self) -> bool {
+        matches!(self.kind, Kind::Pool)
     }
 }
 
@@ -83,18 +99,19 @@ pub trait Sharing: Send + Sync {
     fn device_with(&self, uuid: &[u8; 16]) -> Result<Option<Device>>;
 
     /// Returns how the memory at these addresses leaves the process; `None` where it does not, such as memory of a
-    /// pool.
+    /// pool that was not made to be shared.
     fn outlet(&self, device: Device, bytes: &Range<usize>) -> Result<Option<Outlet>>;
 
     /// Maps memory of another process. A process cannot open a handle of its own.
     fn open(&self, device: Device, way: &Way) -> Result<Opened>;
 
-    /// Unmaps it.
+    /// Unmaps it: at once, or memory of a pool behind all work now in the stream. The driver wants the latter closed
+    /// here before its owner frees it.
     ///
     /// # Safety
     ///
-    /// It came from [`open`](Self::open), and no work uses it any more.
-    unsafe fn close(&self, device: Device, opened: Opened);
+    /// It came from [`open`](Self::open), and no work uses it any more; of a pool, none but what is in the stream now.
+    unsafe fn close(&self, device: Device, opened: Opened, stream: Stream);
 
     /// Makes an event that other processes can wait for, and returns its handle beside it.
     fn event(&self, device: Device) -> Result<(Signal, Handle)>;
@@ -125,6 +142,14 @@ pub trait Sharing: Send + Sync {
     unsafe fn free_sharable(&self, device: Device, address: usize);
 }
 
+impl<D: Driver + SharingDriver> Devices<D> {
+    /// Returns the addresses of an allocation that was opened. A driver that does not know it has mapped no bytes.
+    fn whole(&self, start: usize) -> Range<usize> {
+        let mapped = self.checked(self.driver().mapped(start));
+        start..mapped.map_or(start, |mapped| mapped.range.end.max(start))
+    }
+}
+
 impl<D: Driver + SharingDriver> Sharing for Devices<D> {
     fn uuid(&self, device: Device) -> Result<[u8; 16]> {
         let _entered = self.enter(device)?;
@@ -147,6 +172,11 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
             let handle = self.relaxed(|| self.driver().memory_handle(first.range.start))?;
             return Ok(Some(Outlet { way: Way::Handle(handle), range: first.range }));
         }
+        if let Some(pool) = first.pool {
+            let Some(file) = self.relaxed(|| self.driver().file_of_pool(pool))? else { return Ok(None) };
+            let pointer = self.relaxed(|| self.driver().pointer_in_pool(first.range.start))?;
+            return Ok(Some(Outlet { way: Way::Pool(file, pointer), range: first.range }));
+        }
         if first.handle_types & FILE_DESCRIPTOR == 0 {
             return Ok(None);
         }
@@ -167,10 +197,14 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
         match way {
             Way::Handle(handle) => {
                 let start = self.relaxed(|| self.driver().open_memory(handle))?;
-                let mapped = self.checked(self.driver().mapped(start));
-                // A driver that does not know its own mapping maps no bytes.
-                let end = mapped.map_or(start, |mapped| mapped.range.end.max(start));
-                Ok(Opened { range: start..end, parts: Vec::new() })
+                Ok(Opened { range: self.whole(start), kind: Kind::Handle })
+            }
+            Way::Pool(file, pointer) => {
+                // The driver gives an allocation that is open already the same address, and the first free ends all.
+                let mut times = self.in_pools();
+                let start = self.relaxed(|| self.driver().open_in_pool(device.index, file, pointer))?;
+                *times.entry(start).or_default() += 1;
+                Ok(Opened { range: self.whole(start), kind: Kind::Pool })
             }
             Way::Files(files) => {
                 let parts: Vec<usize> = files.iter().map(|(_, nbytes)| *nbytes).collect();
@@ -179,20 +213,29 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
                     Error::new(ErrorKind::Protocol, "the other process sent lengths that are no memory")
                 })?;
                 let start = self.relaxed(|| self.driver().map_files(device.index, files))?;
-                Ok(Opened { range: start..start + total, parts })
+                Ok(Opened { range: start..start + total, kind: Kind::Files(parts) })
             }
         }
     }
 
-    unsafe fn close(&self, device: Device, opened: Opened) {
+    unsafe fn close(&self, device: Device, opened: Opened, stream: Stream) {
         // Without the context the driver has unmapped it already.
         let Ok(_entered) = self.enter(device) else { return };
         let start = opened.range.start;
-        // SAFETY: the caller's promises.
+        let mut pools = matches!(opened.kind, Kind::Pool).then(|| self.in_pools());
+        if let Some(pools) = &mut pools {
+            let left = pools.remove(&start).unwrap_or_default().saturating_sub(1);
+            if left > 0 {
+                pools.insert(start, left);
+                return;
+            }
+        }
+        // SAFETY: the caller's promises. Memory of a pool is open nowhere else, and the lock keeps it so.
         let _ = self.relaxed(|| unsafe {
-            match &opened.parts[..] {
-                [] => self.driver().close_memory(start),
-                parts => self.driver().unmap(start, parts),
+            match &opened.kind {
+                Kind::Handle => self.driver().close_memory(start),
+                Kind::Files(parts) => self.driver().unmap(start, parts),
+                Kind::Pool => self.driver().free_in_order(start, stream),
             }
         });
     }
@@ -254,6 +297,8 @@ pub(crate) struct Mapped {
     pub legacy: bool,
     /// The types of handles that the allocation can be exported as (`CUmemAllocationHandleType`, as bits).
     pub handle_types: u64,
+    /// The pool that it came from (`CUmemoryPool`).
+    pub pool: Option<usize>,
     /// The allocation, or of virtual memory the part that is mapped as one.
     pub range: Range<usize>,
 }
@@ -270,7 +315,11 @@ mod tests {
     }
 
     fn map(devices: &Devices<Fake>, legacy: bool, handle_types: u64, range: Range<usize>) {
-        devices.driver().map(Mapped { legacy, handle_types, range });
+        devices.driver().map(Mapped { legacy, handle_types, pool: None, range });
+    }
+
+    fn map_pool(devices: &Devices<Fake>, pool: usize, range: Range<usize>) {
+        devices.driver().map(Mapped { pool: Some(pool), range, ..Mapped::default() });
     }
 
     #[test]
@@ -280,6 +329,8 @@ mod tests {
         map(&devices, false, FILE_DESCRIPTOR, 0x4000..0x6000);
         map(&devices, false, FILE_DESCRIPTOR, 0x6000..0x7000);
         map(&devices, false, 0, 0x8000..0x9000);
+        map_pool(&devices, crate::fake::PRIVATE_POOL, 0xc000..0xd000);
+        map_pool(&devices, crate::fake::PRIVATE_POOL + 1, 0xd000..0xe000);
         let outlet = |bytes: Range<usize>| devices.outlet(GPU, &bytes).unwrap();
         let whole = outlet(0x1800..0x1900).unwrap();
         assert!(matches!(whole.way, Way::Handle(_)));
@@ -288,7 +339,11 @@ mod tests {
         let Way::Files(files) = &parts.way else { panic!("{parts:?}") };
         assert_eq!(files.iter().map(|(_, nbytes)| *nbytes).collect::<Vec<_>>(), [0x2000, 0x1000]);
         assert_eq!(parts.range, 0x4000..0x7000);
-        assert!(outlet(0x8000..0x8001).is_none(), "a pool");
+        let pool = outlet(0xd800..0xd900).unwrap();
+        assert!(matches!(pool.way, Way::Pool(..)));
+        assert_eq!(pool.range, 0xd000..0xe000);
+        assert!(outlet(0xc000..0xc001).is_none(), "a pool that is not shared");
+        assert!(outlet(0x8000..0x8001).is_none(), "no type of handle");
         assert!(outlet(0x6800..0x7001).is_none(), "no part follows");
         assert!(outlet(0xa000..0xa001).is_none(), "unknown to the driver");
         assert_eq!(devices.driver().take_calls().last(), Some(&crate::fake::Call::Pop), "the context is as before");
@@ -302,17 +357,35 @@ mod tests {
         let opened = devices.open(GPU, &outlet.way).unwrap();
         let parts = Way::Files(vec![(std::fs::File::open("/dev/null").unwrap().into(), 0x2000)]);
         let mapped = devices.open(GPU, &parts).unwrap();
-        assert_eq!((mapped.range.len(), devices.driver().opened()), (0x2000, 2));
+        let in_pool = Way::Pool(std::fs::File::open("/dev/null").unwrap().into(), [7; HANDLE]);
+        let in_pool = devices.open(GPU, &in_pool).unwrap();
+        assert_eq!((mapped.range.len(), devices.driver().opened()), (0x2000, 3));
+        assert!(in_pool.closes_in_order() && !mapped.closes_in_order() && !opened.closes_in_order());
         // SAFETY: the fake driver maps nothing.
         unsafe {
-            devices.close(GPU, opened);
-            devices.close(GPU, mapped);
+            for each in [opened, mapped, in_pool] {
+                devices.close(GPU, each, Stream::from_handle(0xa0));
+            }
         }
         assert_eq!(devices.driver().opened(), 0);
         let nothing = devices.open(GPU, &Way::Files(Vec::new())).unwrap_err();
         assert_eq!(nothing.kind(), ErrorKind::Protocol);
         let endless = (0..2).map(|_| (std::fs::File::open("/dev/null").unwrap().into(), usize::MAX)).collect();
         assert_eq!(devices.open(GPU, &Way::Files(endless)).unwrap_err().kind(), ErrorKind::Protocol);
+    }
+
+    #[test]
+    fn memory_of_a_pool_is_closed_when_it_is_open_nowhere() {
+        let devices = devices();
+        let way = Way::Pool(std::fs::File::open("/dev/null").unwrap().into(), [7; HANDLE]);
+        let [one, other] = [(); 2].map(|()| devices.open(GPU, &way).unwrap());
+        assert_eq!((one.range.start, devices.driver().opened()), (other.range.start, 1), "the driver does not count");
+        let stream = Stream::from_handle(0xa0);
+        for (each, left) in [(one, 1), (other, 0)] {
+            // SAFETY: the fake driver maps nothing.
+            unsafe { devices.close(GPU, each, stream) };
+            assert_eq!(devices.driver().opened(), left);
+        }
     }
 
     #[test]

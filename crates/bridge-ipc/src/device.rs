@@ -6,13 +6,14 @@
 
 use crate::line::broken;
 use crate::memory::Writing;
+use crate::ticket::random;
 use crate::wire::{Hex, Point, Segment, Uuid};
 use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Result, Reuse, Stream};
 use bridge_cuda::{Handle, Opened, Outlet, Signal, Way, ordering, sharing};
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// What a stream is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -129,6 +130,15 @@ pub(crate) struct Lending {
 /// The ranges that were lent by handles: a process does not open its own.
 static OWN: Mutex<BTreeMap<Handle, Range<usize>>> = Mutex::new(BTreeMap::new());
 
+/// Returns what tells the names of this process's allocations from those of others.
+fn this_process() -> Result<Hex<16>> {
+    static NUMBER: OnceLock<Hex<16>> = OnceLock::new();
+    match NUMBER.get() {
+        Some(number) => Ok(*number),
+        None => random().map(|number| *NUMBER.get_or_init(|| Hex(number))),
+    }
+}
+
 /// Returns how the memory of a tensor, at the addresses `hull`, leaves the process; `None` where it does not.
 pub(crate) fn lending(device: Device, hull: &Range<usize>) -> Result<Option<Lending>> {
     if !in_streams(device) || hull.is_empty() {
@@ -142,6 +152,17 @@ pub(crate) fn lending(device: Device, hull: &Range<usize>) -> Result<Option<Lend
             let segment =
                 Segment::Handle { device: uuid, handle: Hex(handle), nbytes: range.len(), writing: Writing::Shared };
             Lending { segment, files: Vec::new(), range }
+        }
+        Way::Pool(file, pointer) => {
+            locked(&OWN).insert(pointer, range.clone());
+            let segment = Segment::Pool {
+                device: uuid,
+                process: this_process()?,
+                pointer: Hex(pointer),
+                nbytes: range.len(),
+                writing: Writing::Shared,
+            };
+            Lending { segment, files: vec![Arc::new(file)], range }
         }
         Way::Files(parts) => {
             let (files, parts): (Vec<_>, Vec<_>) =
@@ -179,7 +200,13 @@ impl Drop for DeviceMapping {
     fn drop(&mut self) {
         let Some(opened) = locked(&self.opened).take() else { return };
         let Ok(lane) = lane(self.device, Role::Opens) else { return };
-        let closing = Retired { device: self.device, then: Then::Close(Some(opened)) };
+        if opened.closes_in_order() {
+            let Ok(driver) = sharing() else { return };
+            // SAFETY: `open` has mapped it, and the stream waits for all readers here.
+            unsafe { driver.close(self.device, opened, lane.stream) };
+            return;
+        }
+        let closing = Retired { device: self.device, then: Then::Close(Some(opened), lane.stream) };
         ordering().retire(self.device, lane.stream, Box::new(closing));
     }
 }
@@ -192,7 +219,7 @@ struct Retired {
 
 /// What becomes of the memory when the work on it has run.
 enum Then {
-    Close(Option<Opened>),
+    Close(Option<Opened>, Stream),
     Free(usize),
 }
 
@@ -203,7 +230,9 @@ impl Drop for Retired {
         // the ordering drops this behind that work.
         unsafe {
             match &mut self.then {
-                Then::Close(opened) => opened.take().into_iter().for_each(|opened| driver.close(self.device, opened)),
+                Then::Close(opened, stream) => {
+                    opened.take().into_iter().for_each(|opened| driver.close(self.device, opened, *stream));
+                }
                 Then::Free(address) => driver.free_sharable(self.device, *address),
             }
         }
@@ -234,37 +263,55 @@ unsafe impl DeviceBuffer for Retired {
 
 /// Opens a segment on a device, and takes its descriptors off `files`. What is open already is not mapped again.
 pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>]) -> Result<Arc<DeviceMapping>> {
-    /// The mappings of memory by a handle.
-    static MAPPED: Mutex<BTreeMap<(Uuid, Handle), Weak<DeviceMapping>>> = Mutex::new(BTreeMap::new());
     match segment {
         Segment::Handle { device, handle, nbytes, .. } => {
-            let key = (*device, handle.0);
-            let mut mapped = locked(&MAPPED);
-            mapped.retain(|_, mapping| mapping.strong_count() > 0);
-            if let Some(mapping) = mapped.get(&key).and_then(Weak::upgrade) {
-                return long_enough(mapping, *nbytes);
-            }
-            let device = device_of(device)?;
-            let own = locked(&OWN).get(&handle.0).cloned();
-            let mapping = match own {
-                Some(bytes) => DeviceMapping { device, bytes, opened: Mutex::new(None) },
-                None => mapping(device, &Way::Handle(handle.0))?,
-            };
-            let mapping = Arc::new(mapping);
-            mapped.insert(key, Arc::downgrade(&mapping));
-            long_enough(mapping, *nbytes)
+            block(device, (*device, handle.0), *nbytes, true, || Ok(Way::Handle(handle.0)))
+        }
+        // The driver's names of allocations are those of one process.
+        Segment::Pool { device, process, pointer, nbytes, .. } => {
+            block(device, (*process, pointer.0), *nbytes, *process == this_process()?, || {
+                let file = copies(files)?.pop().ok_or_else(|| broken("a descriptor is missing"))?;
+                Ok(Way::Pool(file, pointer.0))
+            })
         }
         Segment::Files { device, parts, .. } => {
-            let copies: std::io::Result<Vec<OwnedFd>> = files.iter().map(|file| file.try_clone()).collect();
-            let copies = copies.map_err(|error| {
-                Error::new(ErrorKind::OutOfMemory, "too many files are open: raise the limit (ulimit -n)")
-                    .caused_by(error)
-            })?;
-            let parts = copies.into_iter().zip(parts.iter().copied()).collect();
+            let parts = copies(files)?.into_iter().zip(parts.iter().copied()).collect();
             Ok(Arc::new(mapping(device_of(device)?, &Way::Files(parts))?))
         }
         Segment::File { .. } => Err(broken("a file in memory is no memory of a device")),
     }
+}
+
+/// Returns a block of an allocator by its name, which `may_be_own` of this process. It is mapped once.
+fn block(
+    uuid: &Uuid,
+    name: (Hex<16>, Handle),
+    nbytes: usize,
+    may_be_own: bool,
+    way: impl FnOnce() -> Result<Way>,
+) -> Result<Arc<DeviceMapping>> {
+    static MAPPED: Mutex<BTreeMap<(Hex<16>, Handle), Weak<DeviceMapping>>> = Mutex::new(BTreeMap::new());
+    let mut mapped = locked(&MAPPED);
+    mapped.retain(|_, mapping| mapping.strong_count() > 0);
+    if let Some(mapping) = mapped.get(&name).and_then(Weak::upgrade) {
+        return long_enough(mapping, nbytes);
+    }
+    let device = device_of(uuid)?;
+    let own = locked(&OWN).get(&name.1).filter(|_| may_be_own).cloned();
+    let mapping = match own {
+        Some(bytes) => DeviceMapping { device, bytes, opened: Mutex::new(None) },
+        None => mapping(device, &way()?)?,
+    };
+    let mapping = Arc::new(mapping);
+    mapped.insert(name, Arc::downgrade(&mapping));
+    long_enough(mapping, nbytes)
+}
+
+fn copies(files: &[Arc<OwnedFd>]) -> Result<Vec<OwnedFd>> {
+    let copies: std::io::Result<_> = files.iter().map(|file| file.try_clone()).collect();
+    copies.map_err(|error| {
+        Error::new(ErrorKind::OutOfMemory, "too many files are open: raise the limit (ulimit -n)").caused_by(error)
+    })
 }
 
 fn mapping(device: Device, way: &Way) -> Result<DeviceMapping> {

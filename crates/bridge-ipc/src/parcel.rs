@@ -53,6 +53,8 @@ pub enum Road {
     Handle,
     /// In place, by file descriptors for the virtual memory.
     Files,
+    /// In place, by a file descriptor for the allocator's pool.
+    Pool,
     /// By a copy into memory that can be shared.
     Copy,
 }
@@ -77,6 +79,7 @@ pub fn road<F>(from: &dyn Adapter<Tensor = F>, tensor: &F) -> Result<Road> {
         {
             Some(Segment::Handle { .. }) => Road::Handle,
             Some(Segment::Files { .. }) => Road::Files,
+            Some(Segment::Pool { .. }) => Road::Pool,
             _ => Road::Copy,
         },
     })

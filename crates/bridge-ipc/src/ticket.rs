@@ -23,6 +23,16 @@ const MAX_ABOUT: usize = 120;
 #[derive(Clone, Copy)]
 pub struct Token([u8; 16]);
 
+/// Returns random numbers of the system's.
+pub(crate) fn random() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    let filled = getrandom(&mut bytes, GetRandomFlags::empty()).map_err(failed("no random numbers"))?;
+    match filled {
+        16 => Ok(bytes),
+        _ => Err(Error::new(ErrorKind::Missing, "the system gave too few random numbers: try again")),
+    }
+}
+
 impl Token {
     /// Returns a new token, from the system's random numbers.
     ///
@@ -30,12 +40,7 @@ impl Token {
     ///
     /// [`ErrorKind::Missing`] where the system has none.
     pub fn random() -> Result<Self> {
-        let mut bytes = [0; 16];
-        let filled = getrandom(&mut bytes, GetRandomFlags::empty()).map_err(failed("no random numbers"))?;
-        match filled {
-            16 => Ok(Self(bytes)),
-            _ => Err(Error::new(ErrorKind::Missing, "the system gave too few random numbers: try again")),
-        }
+        random().map(Self)
     }
 }
 

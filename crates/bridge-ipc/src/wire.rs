@@ -127,6 +127,9 @@ pub(crate) enum Segment {
     File { nbytes: usize, writing: Writing },
     /// Memory of a device, by a handle of the driver. No descriptor.
     Handle { device: Uuid, handle: Hex<64>, nbytes: usize, writing: Writing },
+    /// Memory of a device, from a pool: its descriptor, a random number of its process, and the driver's name of the
+    /// allocation, which other processes may use as well.
+    Pool { device: Uuid, process: Hex<16>, pointer: Hex<64>, nbytes: usize, writing: Writing },
     /// Virtual memory of a device: allocations of these lengths in bytes, mapped side by side. A descriptor for each.
     Files { device: Uuid, parts: Vec<usize>, writing: Writing },
 }
@@ -170,16 +173,20 @@ impl Segment {
     /// Returns who may write to it.
     pub(crate) fn writing(&self) -> Writing {
         match self {
-            Self::File { writing, .. } | Self::Handle { writing, .. } | Self::Files { writing, .. } => *writing,
+            Self::File { writing, .. }
+            | Self::Handle { writing, .. }
+            | Self::Pool { writing, .. }
+            | Self::Files { writing, .. } => *writing,
         }
     }
 
     /// Returns the same memory for others, who may write as this says.
     pub(crate) fn with_writing(mut self, as_asked: Writing) -> Self {
         match &mut self {
-            Self::File { writing, .. } | Self::Handle { writing, .. } | Self::Files { writing, .. } => {
-                *writing = as_asked
-            }
+            Self::File { writing, .. }
+            | Self::Handle { writing, .. }
+            | Self::Pool { writing, .. }
+            | Self::Files { writing, .. } => *writing = as_asked,
         }
         self
     }
@@ -187,7 +194,7 @@ impl Segment {
     /// Returns how many descriptors come with it.
     pub(crate) fn files(&self) -> usize {
         match self {
-            Self::File { .. } => 1,
+            Self::File { .. } | Self::Pool { .. } => 1,
             Self::Handle { .. } => 0,
             Self::Files { parts, .. } => parts.len(),
         }
@@ -297,6 +304,13 @@ mod tests {
                 writing: Writing::Shared,
             },
             Segment::Files { device: Hex([1; 16]), parts: vec![2 << 20, 20 << 20], writing: Writing::Never },
+            Segment::Pool {
+                device: Hex([1; 16]),
+                process: Hex([2; 16]),
+                pointer: Hex([0xb0; 64]),
+                nbytes: 4096,
+                writing: Writing::Shared,
+            },
         ];
         let on_a_device = Content { segments, tensors: Arc::default(), points, tree: None };
         let answers = [

@@ -161,6 +161,7 @@ pub(crate) fn ipc_road(py: Python<'_>, tensor: &PyTensor<'_>) -> PyResult<&'stat
             Road::Passed => "passed",
             Road::Handle => "handle",
             Road::Files => "files",
+            Road::Pool => "pool",
             _ => "copy",
         })
     };

@@ -182,6 +182,52 @@ def test_every_allocator_of_pytorch(environment: dict[str, str], copied: bool) -
         sharer.kill()
 
 
+@pytest.fixture
+def pool() -> Iterator[Other]:
+    """Return another process, in which CuPy allocates from a pool that can be shared."""
+    pytest.importorskip("cupy")
+    process = Other(CONFORMANCE_CUPY_ALLOCATOR="shared")
+    process("import cupy; from tensor_bridge_conformance.allocators import cupy_pool; pool = cupy_pool(cupy)")
+    yield process
+    process.kill()
+
+
+def test_a_pool_that_can_be_shared_lends_in_place(pool: Other, other: Other) -> None:
+    pool("x = cupy.arange(1 << 20, dtype=cupy.int32)")
+    assert pool("tb.processes.road(x[3:])") == "'pool'"
+    ticket, again = (pool.text("tb.share(x, copy=False).text") for _ in range(2))
+    y, z = tb.open(ticket, "torch"), tb.open(again, "torch")
+    assert y.data_ptr() == z.data_ptr()
+    y[0] = 5
+    torch.cuda.synchronize()
+    assert pool("int(x[0])") == "5"
+    del y
+    assert (z[0].item(), z[-1].item()) == (5, (1 << 20) - 1)
+    # A third process, and the one that shares.
+    passed = tb.share(z[7:], copy=False)
+    assert other(f"tb.open({passed.text!r}, 'torch')[0].item()") == "7"
+    assert pool(f"tb.open({ticket!r}, 'cupy').data.ptr == x.data.ptr") == "True"
+    tb.revoke(passed)
+    del z
+
+
+def test_memory_of_a_pool_is_reused_behind_the_readers(pool: Other) -> None:
+    wrong = reused = 0
+    for i in range(ROUNDS):
+        pool(f"x = cupy.full(1 << 20, {i}, dtype=cupy.float32); t = tb.share(x); address = x.data.ptr; del x")
+        y = tb.open(pool.text("t.text"), "torch")
+        torch.cuda._sleep(DELAY)
+        z = y.clone()
+        del y
+        pool("tb.revoke(t); import time; until = time.monotonic() + 30")
+        pool("while tb.processes.held()['leases'] and time.monotonic() < until: time.sleep(0.001)")
+        # The pool hands the same memory out.
+        reused += pool("(x := cupy.full(1 << 20, -1, dtype=cupy.float32)).data.ptr == address") == "True"
+        wrong += (z.min().item(), z.max().item()) != (i, i)
+    assert wrong == 0, f"{wrong} of {ROUNDS}"
+    assert reused
+
+
 def test_cupy_shares_and_opens(other: Other) -> None:
     cupy: Any = pytest.importorskip("cupy")
     x = cupy.arange(1000, dtype=cupy.int32)

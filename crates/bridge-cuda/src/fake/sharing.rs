@@ -9,6 +9,9 @@ use std::os::fd::OwnedFd;
 /// The address of a mapping of foreign memory.
 const ELSEWHERE: usize = 1 << 40;
 
+/// A pool that was not made to be shared.
+pub const PRIVATE_POOL: usize = 0x9001;
+
 fn handle_of(number: usize) -> Handle {
     let mut handle = [0; HANDLE];
     handle[..8].copy_from_slice(&number.to_ne_bytes());
@@ -83,6 +86,32 @@ impl SharingDriver for Fake {
     }
 
     unsafe fn unmap(&self, address: usize, _: &[usize]) -> Outcome<()> {
+        // SAFETY: the caller's promises.
+        unsafe { self.close_memory(address) }
+    }
+
+    fn file_of_pool(&self, pool: usize) -> Outcome<Option<OwnedFd>> {
+        self.state().outcome("cuMemPoolExportToShareableHandle")?;
+        if pool == PRIVATE_POOL { Ok(None) } else { self.file_of(pool).map(Some) }
+    }
+
+    fn pointer_in_pool(&self, address: usize) -> Outcome<Handle> {
+        self.state().outcome("cuMemPoolExportPointer")?;
+        Ok(handle_of(address))
+    }
+
+    /// What is open already gets the same address, and is not counted.
+    fn open_in_pool(&self, _: i32, _: &OwnedFd, pointer: &Handle) -> Outcome<usize> {
+        let mut state = self.state();
+        state.outcome("cuMemPoolImportPointer")?;
+        let address = ELSEWHERE + number_of(pointer);
+        if !state.opened.contains(&address) {
+            state.opened.push(address);
+        }
+        Ok(address)
+    }
+
+    unsafe fn free_in_order(&self, address: usize, _: Stream) -> Outcome<()> {
         // SAFETY: the caller's promises.
         unsafe { self.close_memory(address) }
     }

@@ -5,15 +5,15 @@ use crate::driver::{Event, Failure, Outcome, SharingDriver};
 use crate::sharing::{HANDLE, Handle, Mapped};
 use bridge_core::Stream;
 use cudarc::driver::sys::{
-    CUdevice, CUdeviceptr, CUevent, CUevent_flags, CUmemGenericAllocationHandle, CUpointer_attribute, CUresult,
-    CUstream, CUstream_flags,
+    CUdevice, CUdeviceptr, CUevent, CUevent_flags, CUmemGenericAllocationHandle, CUmemoryPool, CUpointer_attribute,
+    CUresult, CUstream, CUstream_flags,
 };
 use libloading::Library;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 
-/// `CUipcMemHandle` and `CUipcEventHandle`, which are passed by value.
+/// `CUipcMemHandle` and `CUipcEventHandle`, which are passed by value, and `CUmemPoolPtrExportData`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct RawHandle(Handle);
@@ -33,6 +33,9 @@ const _: () = assert!(size_of::<AccessOf>() == 12 && size_of::<RawHandle>() == H
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
 const FILE_DESCRIPTOR: c_uint = 1;
 
+/// What the export of a pool says that was not made to be shared.
+const NOT_SHARED: [u32; 2] = [CUresult::CUDA_ERROR_INVALID_VALUE as u32, CUresult::CUDA_ERROR_NOT_SUPPORTED as u32];
+
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`
 const LAZY_PEERS: c_uint = 1;
 
@@ -41,6 +44,7 @@ const LEGACY: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_
 const START: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as c_uint;
 const SIZE: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE as c_uint;
 const HANDLE_TYPES: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as c_uint;
+const POOL: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as c_uint;
 /// `CU_POINTER_ATTRIBUTE_MAPPING_SIZE`, from CUDA 12.? on
 const MAPPING_SIZE: c_uint = 18;
 /// `CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR`
@@ -66,6 +70,12 @@ functions! {
     cuMemUnmap(CUdeviceptr, usize);
     cuMemSetAccess(CUdeviceptr, usize, *const AccessOf, usize);
     cuEventCreate(*mut CUevent, c_uint);
+    cuMemPoolExportToShareableHandle(*mut c_void, CUmemoryPool, c_uint, c_ulonglong);
+    cuMemPoolExportPointer(*mut RawHandle, CUdeviceptr);
+    cuMemPoolImportFromShareableHandle(*mut CUmemoryPool, *mut c_void, c_uint, c_ulonglong);
+    cuMemPoolImportPointer(*mut CUdeviceptr, CUmemoryPool, *mut RawHandle);
+    cuMemPoolSetAccess(CUmemoryPool, *const AccessOf, usize);
+    cuMemFreeAsync(CUdeviceptr, CUstream);
     cuStreamCreate(*mut CUstream, c_uint);
     cuMemAlloc_v2(*mut CUdeviceptr, usize);
     cuMemFree_v2(CUdeviceptr);
@@ -118,15 +128,21 @@ impl SharingDriver for Cuda {
 
     fn mapped(&self, address: usize) -> Outcome<Mapped> {
         self.sharing("cuPointerGetAttribute")?;
-        let legacy = self.attribute::<u32>(LEGACY, address).unwrap_or_default() != 0;
-        let handle_types = self.attribute::<u64>(HANDLE_TYPES, address).unwrap_or_default();
         let range = |start, size| {
             let (start, size) = (self.attribute::<usize>(start, address)?, self.attribute::<usize>(size, address)?);
             (size > 0).then(|| start..start.saturating_add(size))
         };
+        let nothing = address..address;
         let whole = || range(START, SIZE);
-        let range = if legacy { whole() } else { range(MAPPING_START, MAPPING_SIZE).or_else(whole) };
-        Ok(Mapped { legacy, handle_types, range: range.unwrap_or(address..address) })
+        if self.attribute::<u32>(LEGACY, address).unwrap_or_default() != 0 {
+            let range = whole().unwrap_or(nothing);
+            return Ok(Mapped { legacy: true, range, ..Mapped::default() });
+        }
+        let handle_types = self.attribute::<u64>(HANDLE_TYPES, address).unwrap_or_default();
+        let pool = self.attribute::<usize>(POOL, address).filter(|pool| *pool != 0);
+        // What is mapped as one under an allocation of a pool is a part of the pool.
+        let range = if pool.is_some() { whole() } else { range(MAPPING_START, MAPPING_SIZE).or_else(whole) };
+        Ok(Mapped { legacy: false, handle_types, pool, range: range.unwrap_or(nothing) })
     }
 
     fn memory_handle(&self, address: usize) -> Outcome<Handle> {
@@ -209,6 +225,51 @@ impl SharingDriver for Cuda {
             }
             call!(in functions, cuMemAddressFree(address as CUdeviceptr, parts.iter().sum()))
         }
+    }
+
+    fn file_of_pool(&self, pool: usize) -> Outcome<Option<OwnedFd>> {
+        let functions = self.sharing("cuMemPoolExportToShareableHandle")?;
+        let mut descriptor: c_int = -1;
+        let output = (&raw mut descriptor).cast();
+        let pool = with_exposed_provenance_mut(pool);
+        // SAFETY: the output is writable, and of the type of a descriptor; the pool is that of live memory.
+        let exported =
+            unsafe { call!(in functions, cuMemPoolExportToShareableHandle(output, pool, FILE_DESCRIPTOR, 0)) };
+        match exported {
+            // SAFETY: a descriptor that was exported is the caller's.
+            Ok(()) => Ok(Some(unsafe { OwnedFd::from_raw_fd(descriptor) })),
+            Err(failure) if NOT_SHARED.contains(&failure.code) => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn pointer_in_pool(&self, address: usize) -> Outcome<Handle> {
+        let functions = self.sharing("cuMemPoolExportPointer")?;
+        let mut pointer = RawHandle([0; HANDLE]);
+        // SAFETY: the output is writable; an address that is no allocation of a pool is an error.
+        unsafe { call!(in functions, cuMemPoolExportPointer(&mut pointer, address as CUdeviceptr)) }?;
+        Ok(pointer.0)
+    }
+
+    fn open_in_pool(&self, ordinal: i32, file: &OwnedFd, pointer: &Handle) -> Outcome<usize> {
+        let functions = self.sharing("cuMemPoolImportPointer")?;
+        let (mut pool, mut address, mut pointer) = (null_mut(), 0, RawHandle(*pointer));
+        let descriptor = with_exposed_provenance_mut(file.as_raw_fd() as usize);
+        let access = AccessOf { kind: 1, ordinal, access: 3 };
+        // SAFETY: the descriptor is open, and the driver does not take it over; the outputs are writable; bytes that
+        // name no allocation are an error. A pool of another process is never destroyed: the driver refuses to.
+        unsafe {
+            call!(in functions, cuMemPoolImportFromShareableHandle(&mut pool, descriptor, FILE_DESCRIPTOR, 0))?;
+            call!(in functions, cuMemPoolSetAccess(pool, &access, 1))?;
+            call!(in functions, cuMemPoolImportPointer(&mut address, pool, &mut pointer))?;
+        }
+        Ok(address as usize)
+    }
+
+    unsafe fn free_in_order(&self, address: usize, stream: Stream) -> Outcome<()> {
+        let functions = self.sharing("cuMemFreeAsync")?;
+        // SAFETY: the caller's promises.
+        unsafe { call!(in functions, cuMemFreeAsync(address as CUdeviceptr, raw_stream(stream))) }
     }
 
     fn interprocess_event(&self) -> Outcome<Event> {

@@ -129,10 +129,11 @@ impl Drop for Import {
         let mut devices: Vec<Device> =
             self.segments.iter().map(Open::device).filter(|on| device::in_streams(*on)).collect();
         devices.dedup();
-        // Behind the readers here. A driver that fails has lost the work of this process anyway.
-        let points = devices.into_iter().filter_map(|device| device::point(device, Role::Opens).ok()).collect();
-        // The other process may write to the memory again once it has the lease back.
+        // The other process may write to the memory again once it has the lease back, and free it.
         self.segments.clear();
+        // Behind the readers here, and where memory of a pool was closed. A driver that fails has lost the work of this
+        // process anyway.
+        let points = devices.into_iter().filter_map(|device| device::point(device, Role::Opens).ok()).collect();
         self.connection.give_back(self.lease, points);
     }
 }

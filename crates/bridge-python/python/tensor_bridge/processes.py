@@ -114,7 +114,7 @@ def share(
     return _core.ipc_share(leaves, tree, float(expires), writing, True if isolated else copy)
 
 
-def road(x: Any) -> Literal["passed", "handle", "files", "copy"]:
+def road(x: Any) -> Literal["passed", "handle", "files", "pool", "copy"]:
     """Return how the memory of a tensor would leave this process.
 
     Parameters
@@ -124,10 +124,10 @@ def road(x: Any) -> Literal["passed", "handle", "files", "copy"]:
 
     Returns
     -------
-    {"passed", "handle", "files", "copy"}
+    {"passed", "handle", "files", "pool", "copy"}
         In place, because it is ``"passed"`` on from another process, by the driver's ``"handle"`` of the allocator's
-        block, or by ``"files"``, descriptors of virtual memory. By one ``"copy"``, as all memory of the host that is
-        not passed on.
+        block, by ``"files"``, descriptors of virtual memory, or by its ``"pool"``, which was made to be shared. By one
+        ``"copy"``, as all memory of the host that is not passed on.
 
     Raises
     ------
