@@ -27,8 +27,8 @@ fn place(info: &MemoryInfo) -> Result<Device> {
     let name = info.allocation_device();
     match name {
         _ if name == AllocationDevice::CUDA => Ok(Device::cuda(info.device_id())),
-        // Also pinned memory that ONNX Runtime uses on the host, which it fills before a run returns.
-        _ if info.is_cpu_accessible() => Ok(Device::CPU),
+        // ONNX Runtime 1.23 and later calls pinned memory that of a GPU. A run that waits for the device has filled it.
+        _ if name == AllocationDevice::CUDA_PINNED || info.is_cpu_accessible() => Ok(Device::CPU),
         _ => {
             let text = format!("the tensor is in memory of {}: bind the output to the host or to CUDA", name.as_str());
             Err(Error::new(ErrorKind::Device, text))

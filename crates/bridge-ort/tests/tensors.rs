@@ -11,8 +11,11 @@ use bridge_core::{
 use bridge_ndarray::{HostArray, NdArray};
 use bridge_ort::Ort;
 use ndarray::{Array2, array};
+use ort::AsPointer;
+use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::Session;
-use ort::value::{DynTensor, Tensor};
+use ort::value::{DynTensor, Tensor, TensorElementType};
+use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Counts of leases are those of the process: one test at a time. `None` without the library.
@@ -71,6 +74,30 @@ fn an_output_goes_out_in_place_and_outlives_its_session() {
     assert_eq!((done.plan, seen.data(), seen.access()), (Plan::ZeroCopy, address, Access::ReadWrite));
     drop((session, y, x));
     assert_eq!(seen.to_array::<f32>().unwrap(), array![[1.0, -2.0]].into_dyn());
+}
+
+/// Pinned memory is that of the host, though ONNX Runtime calls it one of a GPU.
+#[test]
+fn pinned_tensors_are_exported_as_host_memory() {
+    let Some((ort, _guard)) = runtime() else { return };
+    let info = MemoryInfo::new(AllocationDevice::CUDA_PINNED, 0, AllocatorType::Device, MemoryType::Default).unwrap();
+    let (elements, shape, mut value) = ([1.0f32, 2.0], [2i64], ptr::null_mut());
+    // SAFETY: the shape and the memory are as long as stated, the result is writable, and the elements outlive the value.
+    let tensor = unsafe {
+        let made = (ort::api().CreateTensorWithDataAsOrtValue)(
+            info.ptr(),
+            elements.as_ptr().cast_mut().cast(),
+            size_of_val(&elements),
+            shape.as_ptr(),
+            shape.len(),
+            TensorElementType::Float32.into(),
+            &mut value,
+        );
+        ort::Error::<()>::result_from_status(made).unwrap();
+        Arc::new(DynTensor::from_ptr(NonNull::new(value).unwrap(), None))
+    };
+    let lent = ort.export(&tensor).unwrap();
+    assert_eq!((lent.device(), lent.data(), lent.buffer().stream()), (Device::CPU, elements.as_ptr().addr(), None));
 }
 
 #[test]
