@@ -34,8 +34,11 @@
 //! ONNX Runtime shows no stream of its own, so that work of others cannot be ordered with it. It takes one: create a stream,
 //! pass it to the CUDA provider (`ort::ep::CUDA::with_compute_stream`) and to [`Ort::with_compute_stream`]. A tensor that comes
 //! in is then ready in that stream, behind the kernels of its producer, and a tensor that goes out is ready behind the session's.
-//! By default a run also waits for the device at its end; the run option `disable_synchronize_execution_providers` removes
-//! that wait.
+//! By default a run also waits for the device at its end; `ort::session::RunOptions::disable_device_sync` removes that wait.
+//! An output on the host, also one in pinned memory, is complete only after a run that waits.
+//!
+//! A binding that runs again writes to the same outputs. Drop the views of the last run first: the compute stream then
+//! waits for their readers.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -80,7 +83,8 @@ impl Ort {
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new), and [`ErrorKind::Device`] for a device that is not of CUDA.
+    /// Those of [`new`](Self::new), [`ErrorKind::Device`] for a device that is not of CUDA, and [`ErrorKind::Argument`] for
+    /// [`Stream::PER_THREAD`], which is another stream on each thread.
     ///
     /// # Safety
     ///
@@ -90,6 +94,11 @@ impl Ort {
         if device.kind != DeviceKind::CUDA {
             let text = format!("{device} has no compute stream: pass a CUDA device, or call Ort::new");
             return Err(Error::new(ErrorKind::Device, text));
+        }
+        if stream == Stream::PER_THREAD {
+            let text = "tensors are dropped on any thread, and the per-thread default stream is another one on each: pass \
+                        Stream::LEGACY or a stream of your own";
+            return Err(Error::new(ErrorKind::Argument, text));
         }
         Self::with(Some((device, stream)))
     }

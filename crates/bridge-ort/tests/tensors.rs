@@ -76,6 +76,26 @@ fn an_output_goes_out_in_place_and_outlives_its_session() {
     assert_eq!(seen.to_array::<f32>().unwrap(), array![[1.0, -2.0]].into_dyn());
 }
 
+/// The next run overwrites what a view of the last one shows.
+#[test]
+fn a_binding_writes_to_the_same_outputs_in_each_run() {
+    let Some((ort, _guard)) = runtime() else { return };
+    let mut session = Session::builder().unwrap().commit_from_memory(&model::doubling()).unwrap();
+    let mut binding = session.create_binding().unwrap();
+    binding.bind_output_to_device("y", &MemoryInfo::default()).unwrap();
+    let mut run = |number: f32| {
+        let (x, _) = arrive(&ort, &HostArray::from(array![[number]]));
+        binding.bind_input("x", &x).unwrap();
+        let mut outputs = session.run_binding(&binding).unwrap();
+        let y: Arc<DynTensor> = Arc::new(outputs.remove("y").unwrap().downcast().unwrap());
+        transfer(&ort, &NdArray::new(), &y, ordering(), &Options::default()).unwrap().0
+    };
+    let first = run(1.0);
+    assert_eq!(first.to_array::<f32>().unwrap(), array![[2.0]].into_dyn());
+    let second = run(3.0);
+    assert_eq!((first.data(), first.to_array::<f32>().unwrap()), (second.data(), array![[6.0]].into_dyn()));
+}
+
 /// Pinned memory is that of the host, though ONNX Runtime calls it one of a GPU.
 #[test]
 fn pinned_tensors_are_exported_as_host_memory() {
@@ -164,6 +184,9 @@ fn the_compute_stream_is_that_of_its_device() {
     // SAFETY: no tensor crosses.
     let make = |device| unsafe { Ort::with_compute_stream(device, stream) };
     assert_eq!(make(Device::CPU).map(drop).unwrap_err().kind(), ErrorKind::Device);
+    // SAFETY: no tensor crosses.
+    let per_thread = unsafe { Ort::with_compute_stream(Device::cuda(1), Stream::PER_THREAD) };
+    assert_eq!(per_thread.map(drop).unwrap_err().kind(), ErrorKind::Argument);
     let ort = make(Device::cuda(1)).unwrap();
     assert_eq!(ort.profile().devices, [DeviceKind::CPU, DeviceKind::CUDA]);
     assert_eq!(ort.consumer().current_stream(Device::cuda(1)).unwrap(), Some(stream));
