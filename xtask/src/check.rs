@@ -47,13 +47,15 @@ const TCH: [&str; 13] = [
 ];
 
 /// The suite over the adapters for Rust that link nothing.
-const HOST: [&str; 8] = [
+const HOST: [&str; 10] = [
     "--package",
     "tensor-bridge-conformance",
     "--features",
-    "candle,ndarray,ort,processes",
+    "candle,cudarc,ndarray,ort,processes",
     "--test",
     "host",
+    "--test",
+    "ort_cuda",
     "--test",
     "processes",
 ];

@@ -10,6 +10,8 @@ mod cudarc;
 mod ndarray;
 #[cfg(feature = "ort")]
 mod ort;
+#[cfg(all(feature = "cudarc", feature = "ort"))]
+mod ort_cuda;
 #[cfg(feature = "tch")]
 mod tch;
 #[cfg(feature = "tensorflow")]
@@ -25,6 +27,8 @@ pub use self::cudarc::CudarcSubject;
 pub use self::ndarray::NdArraySubject;
 #[cfg(feature = "ort")]
 pub use self::ort::OrtSubject;
+#[cfg(all(feature = "cudarc", feature = "ort"))]
+pub use self::ort_cuda::OrtCudaSubject;
 #[cfg(feature = "tch")]
 pub use self::tch::TchSubject;
 #[cfg(feature = "tensorflow")]

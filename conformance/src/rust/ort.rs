@@ -57,8 +57,29 @@ elements! {
     Float64: f64 = FLOAT64;
 }
 
-fn raised(error: ort::Error) -> Error {
+pub(super) fn raised(error: ort::Error) -> Error {
     Error::new(ErrorKind::Framework, error.to_string())
+}
+
+/// Returns the element type of a dtype.
+#[cfg(feature = "cudarc")]
+pub(super) fn element_of(dtype: DType) -> Result<TensorElementType> {
+    let found = ELEMENTS.iter().chain(OTHERS).find(|(known, _)| *known == dtype).map(|(_, element)| *element);
+    found.ok_or_else(|| Error::new(ErrorKind::Dtype, format!("the suite makes no {dtype} of ort")))
+}
+
+/// Returns what ONNX Runtime reports of a tensor on the host. On a device, all but the device is the same.
+pub(super) fn observe(tensor: &DynTensor) -> Result<Observed> {
+    let found =
+        ELEMENTS.iter().chain(OTHERS).find(|(_, element)| element == tensor.data_type()).map(|(dtype, _)| *dtype);
+    Ok(Observed {
+        dtype: found.ok_or_else(|| Error::new(ErrorKind::Dtype, "not expected"))?,
+        shape: tensor.shape().to_vec(),
+        strides: model::row_major(tensor.shape()),
+        address: tensor.data_ptr().expose_provenance(),
+        read_only: false,
+        device: Device::CPU,
+    })
 }
 
 impl OrtSubject {
@@ -87,16 +108,7 @@ impl Subject for OrtSubject {
     }
 
     fn observe(&self, tensor: &Arc<DynTensor>) -> Result<Observed> {
-        let found =
-            ELEMENTS.iter().chain(OTHERS).find(|(_, element)| element == tensor.data_type()).map(|(dtype, _)| *dtype);
-        Ok(Observed {
-            dtype: found.ok_or_else(|| Error::new(ErrorKind::Dtype, "not expected"))?,
-            shape: tensor.shape().to_vec(),
-            strides: model::row_major(tensor.shape()),
-            address: tensor.data_ptr().expose_provenance(),
-            read_only: false,
-            device: Device::CPU,
-        })
+        observe(tensor)
     }
 
     fn read(&self, tensor: &Arc<DynTensor>) -> Result<Vec<u8>> {
