@@ -21,7 +21,7 @@ const MOMENT: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// How many delays of the framework, of a few milliseconds each, are one of this subject.
-const DELAYS: usize = 8;
+const DELAYS: usize = 16;
 
 /// The number of memory that the other process does not have: the room for a copy that is made here.
 const ROOM: Id = 0;
@@ -81,9 +81,11 @@ pub struct RemoteTensor(Arc<Known>);
 struct Known {
     id: Id,
     line: Arc<Line>,
-    /// The same elements in this process, until the drop.
+    /// The same elements in this process, until the drop; `None` for memory of a device that this process has lent
+    /// itself: what it opened would keep the other's view.
     local: Option<IpcTensor>,
-    /// Address of the first element in the other process.
+    /// Address of the first element in this process, and in the other.
+    here: usize,
     there: usize,
     /// The ticket by which it went there.
     given: Option<Ticket>,
@@ -96,10 +98,10 @@ struct Known {
 
 impl Drop for Known {
     fn drop(&mut self) {
-        match self.flaw {
-            Some(Flaw::LeaseLost) => std::mem::forget(self.local.clone()),
-            Some(Flaw::LeaseIgnored) => {
-                let garbage = vec![1; self.local().layout().nbytes()];
+        match (self.flaw, &self.local) {
+            (Some(Flaw::LeaseLost), local) => std::mem::forget(local.clone()),
+            (Some(Flaw::LeaseIgnored), Some(local)) => {
+                let garbage = vec![1; local.layout().nbytes()];
                 let _ = self.line.tell(&Request::Write(self.id), &garbage);
             }
             _ => (),
@@ -118,12 +120,6 @@ impl Drop for Known {
                 std::thread::sleep(PAUSE);
             }
         });
-    }
-}
-
-impl Known {
-    fn local(&self) -> &IpcTensor {
-        self.local.as_ref().expect("it is there until the drop")
     }
 }
 
@@ -200,7 +196,7 @@ impl Remote {
     ) -> Result<(RemoteTensor, Transfer)> {
         let expected = plan(&from.export(tensor)?, &self.profile, &Options { copy, ..Options::default() })?;
         let (ticket, done) = self.line.around.share(from, tensor, ordering, (Writing::Shared, Some(true)))?;
-        let made = self.make(&Request::Open(ticket.text()), &[], None);
+        let made = self.make(&Request::Open(ticket.text()), &[]);
         // What the other process has open stays its own.
         self.line.around.revoke(&ticket);
         // Of several reasons for the copy, the ticket knows one.
@@ -209,9 +205,9 @@ impl Remote {
     }
 
     /// Asks for a tensor, and opens it here.
-    fn make(&self, request: &Request, bytes: &[u8], given: Option<Ticket>) -> Result<RemoteTensor> {
+    fn make(&self, request: &Request, bytes: &[u8]) -> Result<RemoteTensor> {
         match self.line.ask(request, bytes)?.0 {
-            Answer::Made(made) => self.open(made, given, request),
+            Answer::Made(made) => self.open(made, None, request),
             other => Err(unexpected(&other)),
         }
     }
@@ -221,19 +217,32 @@ impl Remote {
             Request::Create(spec) => spec.offset * model::itemsize(spec.dtype),
             _ => 0,
         };
-        let local = self.line.around.open(&made.ticket.parse()?)?;
-        Ok(self.known(made.id, made.address, local, given, offset))
+        let local = self.opened(&made)?;
+        Ok(self.known(made.id, (local.data(), made.address), Some(local), given, offset))
     }
 
-    fn known(&self, id: Id, there: usize, local: IpcTensor, given: Option<Ticket>, offset: usize) -> RemoteTensor {
-        let (line, local, on_thread) = (Arc::clone(&self.line), Some(local), AtomicBool::new(false));
-        RemoteTensor(Arc::new(Known { id, line, local, there, given, on_thread, offset, flaw: self.flaw }))
+    /// Opens a tensor of the other process here.
+    fn opened(&self, made: &Made) -> Result<IpcTensor> {
+        let text = made.ticket.as_ref().ok_or_else(|| Error::new(ErrorKind::Protocol, "a ticket is missing"))?;
+        self.line.around.open(&text.parse()?)
+    }
+
+    fn known(
+        &self,
+        id: Id,
+        (here, there): (usize, usize),
+        local: Option<IpcTensor>,
+        given: Option<Ticket>,
+        offset: usize,
+    ) -> RemoteTensor {
+        let (line, on_thread, flaw) = (Arc::clone(&self.line), AtomicBool::new(false), self.flaw);
+        RemoteTensor(Arc::new(Known { id, line, local, here, there, given, on_thread, offset, flaw }))
     }
 
     /// Waits until copies that were made of a tensor here have been read: who writes next is for the processes to agree
     /// on, and the suite does so by waiting.
     fn copied(&self, tensor: &RemoteTensor) -> Result<()> {
-        let lent = self.ipc.export(tensor.0.local())?;
+        let lent = self.lend(tensor)?;
         let Some(stream) = lent.buffer().stream() else { return Ok(()) };
         self.line.around.detached(|| self.ordering.synchronize(lent.device(), stream))
     }
@@ -249,13 +258,13 @@ impl Remote {
 
     /// Returns the tensor as this process sees it.
     fn lend(&self, tensor: &RemoteTensor) -> Result<Lent> {
-        if self.device.kind == DeviceKind::CPU || tensor.0.id == ROOM {
-            return self.ipc.export(tensor.0.local());
-        }
-        // Each ticket is ordered behind what the other process has submitted until it is opened.
-        match self.line.ask(&Request::Share(tensor.0.id), &[])?.0 {
-            Answer::Made(made) => self.ipc.export(&self.line.around.open(&made.ticket.parse()?)?),
-            other => Err(unexpected(&other)),
+        match &tensor.0.local {
+            Some(local) if self.device.kind == DeviceKind::CPU || tensor.0.id == ROOM => self.ipc.export(local),
+            // Each ticket is ordered behind what the other process has submitted until it is opened.
+            _ => match self.line.ask(&Request::Share(tensor.0.id), &[])?.0 {
+                Answer::Made(made) => self.ipc.export(&self.opened(&made)?),
+                other => Err(unexpected(&other)),
+            },
         }
     }
 
@@ -299,7 +308,14 @@ impl Adapter for Remote {
         let tensor = self.ipc.import(lease)?;
         let how = (writing(tensor.access()), in_place(tensor.layout()));
         let (ticket, _) = self.line.around.share(&self.ipc, &tensor, &self.ordering, how)?;
-        self.make(&Request::Open(ticket.text()), &[], Some(ticket))
+        let request = Request::Open(ticket.text());
+        match self.line.ask(&request, &[])?.0 {
+            Answer::Made(made) if made.ticket.is_none() => {
+                Ok(self.known(made.id, (tensor.data(), made.address), None, Some(ticket), 0))
+            }
+            Answer::Made(made) => self.open(made, Some(ticket), &request),
+            other => Err(unexpected(&other)),
+        }
     }
 
     fn compact(&self, _: &RemoteTensor) -> Result<RemoteTensor> {
@@ -312,7 +328,7 @@ impl Adapter for Remote {
             let text = "the other process makes row-major memory of the host only";
             return Err(Error::new(ErrorKind::CopyNeeded, text));
         }
-        self.make(&Request::Empty(dtype, shape.into()), &[], None)
+        self.make(&Request::Empty(dtype, shape.into()), &[])
     }
 }
 
@@ -344,7 +360,7 @@ impl Adapter for Opening<'_> {
 
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<RemoteTensor> {
         let room = self.0.ipc.empty(device, dtype, shape, order)?;
-        Ok(self.0.known(ROOM, room.data(), room, None, 0))
+        Ok(self.0.known(ROOM, (room.data(), room.data()), Some(room), None, 0))
     }
 }
 
@@ -362,13 +378,13 @@ impl Subject for Remote {
     }
 
     fn create(&self, spec: &Spec, bytes: &[u8]) -> Result<RemoteTensor> {
-        self.make(&Request::Create(spec.clone()), bytes, None)
+        self.make(&Request::Create(spec.clone()), bytes)
     }
 
     fn observe(&self, tensor: &RemoteTensor) -> Result<Observed> {
         match self.line.ask(&Request::Observe(tensor.0.id), &[])?.0 {
             Answer::Observed(seen) => {
-                let here = tensor.0.local().data().wrapping_add(seen.address).wrapping_sub(tensor.0.there);
+                let here = tensor.0.here.wrapping_add(seen.address).wrapping_sub(tensor.0.there);
                 Ok(Observed { address: here, ..seen })
             }
             other => Err(unexpected(&other)),
@@ -393,7 +409,7 @@ impl Subject for Remote {
     }
 
     fn allocate(&self, nbytes: usize) -> Result<RemoteTensor> {
-        self.make(&Request::Allocate(nbytes), &[], None)
+        self.make(&Request::Allocate(nbytes), &[])
     }
 
     fn snapshot(&self, from: &RemoteTensor, into: &mut RemoteTensor) -> Result<()> {

@@ -90,13 +90,17 @@ impl<T> Service<'_, T> {
             Request::Open(ticket) => {
                 let opened = self.around.open(&ticket.parse()?)?;
                 let options = Options { copy: in_place(opened.layout()), ..Options::default() };
-                self.publish(transfer(&self.ipc, subject, &opened, &subject.ordering(), &options)?.0)?
+                let (tensor, _) = transfer(&self.ipc, subject, &opened, &subject.ordering(), &options)?;
+                match subject.device().kind {
+                    DeviceKind::CPU => self.publish(tensor)?,
+                    _ => self.keep(tensor)?,
+                }
             }
             Request::Share(id) => {
                 let (ticket, address) = self.share(&self.tensor(id)?)?;
                 let text = ticket.text();
                 self.held.borrow_mut().entry(id).and_modify(|held| held.tickets.push(ticket));
-                Answer::Made(Made { id, ticket: text, address })
+                Answer::Made(Made { id, ticket: Some(text), address })
             }
             Request::Observe(id) => Answer::Observed(subject.observe(&self.tensor(id)?)?),
             Request::Read(id) => return Ok((Answer::Elements, subject.read(&self.tensor(id)?)?)),
@@ -193,11 +197,22 @@ impl<T> Service<'_, T> {
             }
             shared => (tensor, shared?),
         };
+        let text = ticket.text();
+        let id = self.hold(Held { tensor, tickets: vec![ticket] });
+        Ok(Answer::Made(Made { id, ticket: Some(text), address }))
+    }
+
+    /// Keeps a tensor that nothing else refers to: its drop returns its memory.
+    fn keep(&self, tensor: T) -> Result<Answer> {
+        let address = self.subject.export(&tensor)?.data();
+        Ok(Answer::Made(Made { id: self.hold(Held { tensor, tickets: Vec::new() }), ticket: None, address }))
+    }
+
+    fn hold(&self, held: Held<T>) -> Id {
         let id = self.last.get() + 1;
         self.last.set(id);
-        let made = Made { id, ticket: ticket.text(), address };
-        self.held.borrow_mut().insert(id, Held { tensor, tickets: vec![ticket] });
-        Ok(Answer::Made(made))
+        self.held.borrow_mut().insert(id, held);
+        id
     }
 
     /// Answers for a tensor that was to be changed: where the framework does not write, another has replaced it.

@@ -70,11 +70,12 @@ pub(super) struct Hello {
     pub(super) streams: Vec<u64>,
 }
 
-/// A tensor of the other process, shared.
+/// A tensor of the other process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Made {
     pub(super) id: Id,
-    pub(super) ticket: String,
+    /// `None` for memory of a device that the process which asks has lent itself.
+    pub(super) ticket: Option<String>,
     /// Address of the first element in that process.
     pub(super) address: usize,
 }

@@ -48,6 +48,14 @@ variants! {
     TensorFlow, "async": "TF_GPU_ALLOCATOR" = "cuda_malloc_async";
 }
 
+/// Variants whose memory other processes can only get a copy of: pools that are not made to be shared, managed memory.
+const KEPT: [&str; 4] = ["torch+async", "cupy+async", "cupy+managed", "tensorflow+async"];
+
+/// Returns whether another process can open memory of this adapter in place.
+pub fn is_lent(name: &str) -> bool {
+    !KEPT.contains(&name)
+}
+
 impl Variant {
     /// Returns the name of the adapter.
     pub fn adapter(&self) -> &'static str {
@@ -107,6 +115,7 @@ mod tests {
         }
         let names: BTreeSet<_> = VARIANTS.iter().map(Variant::full_name).collect();
         assert_eq!(names.len(), VARIANTS.len());
+        assert!(KEPT.iter().all(|name| names.contains(*name)) && is_lent("cupy") && !is_lent("cupy+async"));
     }
 
     #[test]

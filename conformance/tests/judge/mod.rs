@@ -1,6 +1,6 @@
 //! The judgement of a pair.
 
-use bridge_conformance::{Config, Pair, Subject, Verdict};
+use bridge_conformance::{Case, Config, Observer, Pair, PropertyReport, Subject, Verdict};
 use bridge_core::{ErrorKind, Result};
 
 /// The subject, or `None` where its library or its device is missing. The reason is printed.
@@ -18,14 +18,23 @@ fn number(variable: &str, otherwise: u32) -> u32 {
     std::env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
 }
 
+/// Prints each verdict as it comes: a pair may take long.
+struct Printed(String);
+
+impl Observer for Printed {
+    fn started(&mut self, _: &str, _: u32, _: &Case) {}
+
+    fn finished(&mut self, judged: &PropertyReport) {
+        println!("{}: {} {:?}, {} cases", self.0, judged.name, judged.verdict, judged.cases);
+    }
+}
+
 /// Runs every property, prints the verdicts, and panics where one has failed.
 pub fn judge<F, T>(from: &dyn Subject<Tensor = F>, to: &dyn Subject<Tensor = T>) {
     let (cases, seed) = (number("TENSOR_BRIDGE_CASES", 1000), number("TENSOR_BRIDGE_SEED", 1));
     let config = Config { cases, seed: seed.into(), ..Config::default() };
-    let report = config.certify_pair(&Pair::new(from, to), &mut ());
-    for judged in &report.properties {
-        println!("{} → {}: {} {:?}, {} cases", report.from, report.to, judged.name, judged.verdict, judged.cases);
-    }
+    let name = format!("{} → {}", from.profile().name, to.profile().name);
+    let report = config.certify_pair(&Pair::new(from, to), &mut Printed(name));
     let failed: Vec<_> = report.properties.iter().filter(|judged| judged.verdict == Verdict::Failed).collect();
     assert!(failed.is_empty(), "{} → {}: {failed:#?}", report.from, report.to);
 }

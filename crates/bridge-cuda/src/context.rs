@@ -1,12 +1,11 @@
 //! Primary contexts, made current for the length of a call, and a small pool of events for each.
 
 use crate::driver::{Context, Driver, Event, Failure, Outcome, error};
-use crate::sync::{AtomicUsize, Mutex, MutexGuard};
+use crate::sync::AtomicUsize;
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
-use std::collections::BTreeMap;
 use std::marker::PhantomData;
+use std::sync::OnceLock;
 use std::sync::atomic::{self, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
-use std::sync::{OnceLock, PoisonError};
 
 /// Kinds of memory that the streams of a CUDA device write.
 const KINDS: [DeviceKind; 3] = [DeviceKind::CUDA, DeviceKind::CUDA_HOST, DeviceKind::CUDA_MANAGED];
@@ -67,17 +66,11 @@ struct Slot {
 pub(crate) struct Devices<D> {
     driver: D,
     slots: Box<[Slot]>,
-    /// How often each allocation of other processes' pools is open, by its address.
-    in_pools: Mutex<BTreeMap<usize, usize>>,
 }
 
 impl<D: Driver> Devices<D> {
     pub fn new(driver: D, count: usize) -> Self {
-        Self { driver, slots: (0..count).map(|_| Slot::default()).collect(), in_pools: Mutex::default() }
-    }
-
-    pub fn in_pools(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
-        self.in_pools.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { driver, slots: (0..count).map(|_| Slot::default()).collect() }
     }
 
     pub fn driver(&self) -> &D {

@@ -2,7 +2,6 @@
 
 use crate::fake::{Counted, Fake};
 use crate::ordering::CudaOrdering;
-use crate::sharing::{HANDLE, Sharing, Way};
 use crate::sync::thread;
 use bridge_core::{Device, Ordering, Stream, explore};
 use std::sync::Arc;
@@ -119,24 +118,6 @@ fn threads_that_order_at_once_share_no_event() {
         // An event that two threads record at once orders one of their streams twice and the other not at all.
         let each = [0x100, 0x100, 0x101, 0x101, 0x102, 0x102].map(|stream| (Stream::from_handle(stream), B));
         assert_eq!(ordered, each);
-    });
-}
-
-#[test]
-fn memory_of_a_pool_stays_open_for_all_who_opened_it() {
-    explore(|| {
-        let (cuda, _) = setup();
-        let user = || {
-            start(&cuda, |cuda| {
-                let way = Way::Pool(std::fs::File::open("/dev/null").expect("it is there").into(), [7; HANDLE]);
-                let opened = cuda.devices().open(GPU, &way).expect("it is opened");
-                assert_eq!(cuda.devices().driver().opened(), 1);
-                // SAFETY: the fake driver maps nothing.
-                unsafe { cuda.devices().close(GPU, opened, A) };
-            })
-        };
-        join([user(), user(), user()]);
-        assert_eq!(cuda.devices().driver().opened(), 0);
     });
 }
 

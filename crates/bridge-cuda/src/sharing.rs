@@ -34,6 +34,9 @@ pub struct Outlet {
     pub way: Way,
     /// Its addresses here.
     pub range: Range<usize>,
+    /// The driver's number of each allocation, which no other has in this process, also later: one for a handle, one for
+    /// each file, none for a pool. `None` where the driver gives none.
+    pub numbers: Option<Vec<u64>>,
 }
 
 /// Memory of another process, mapped into this one. Pass it to [`Sharing::close`] once.
@@ -102,7 +105,8 @@ pub trait Sharing: Send + Sync {
     /// pool that was not made to be shared.
     fn outlet(&self, device: Device, bytes: &Range<usize>) -> Result<Option<Outlet>>;
 
-    /// Maps memory of another process. A process cannot open a handle of its own.
+    /// Maps memory of another process. A process cannot open a handle of its own, and opens memory by a handle or of a
+    /// pool once at a time: the driver refuses the second opening, or does not count it.
     fn open(&self, device: Device, way: &Way) -> Result<Opened>;
 
     /// Unmaps it: at once, or memory of a pool behind all work now in the stream. The driver wants the latter closed
@@ -170,26 +174,35 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
         let first = self.checked(self.driver().mapped(bytes.start))?;
         if first.legacy {
             let handle = self.relaxed(|| self.driver().memory_handle(first.range.start))?;
-            return Ok(Some(Outlet { way: Way::Handle(handle), range: first.range }));
+            return Ok(Some(Outlet {
+                way: Way::Handle(handle),
+                range: first.range,
+                numbers: first.number.map(|number| vec![number]),
+            }));
         }
         if let Some(pool) = first.pool {
             let Some(file) = self.relaxed(|| self.driver().file_of_pool(pool))? else { return Ok(None) };
             let pointer = self.relaxed(|| self.driver().pointer_in_pool(first.range.start))?;
-            return Ok(Some(Outlet { way: Way::Pool(file, pointer), range: first.range }));
+            return Ok(Some(Outlet { way: Way::Pool(file, pointer), range: first.range, numbers: Some(Vec::new()) }));
         }
         if first.handle_types & FILE_DESCRIPTOR == 0 {
             return Ok(None);
         }
         let (start, mut end, mut files) = (first.range.start, first.range.start, Vec::new());
+        let mut numbers = Some(Vec::new());
         while end < bytes.end {
             let part = self.checked(self.driver().mapped(end))?;
             if part.range.start != end || part.range.is_empty() || part.handle_types & FILE_DESCRIPTOR == 0 {
                 return Ok(None);
             }
             files.push((self.relaxed(|| self.driver().file_of(end))?, part.range.len()));
+            match (&mut numbers, part.number) {
+                (Some(numbers), Some(number)) => numbers.push(number),
+                _ => numbers = None,
+            }
             end = part.range.end;
         }
-        Ok(Some(Outlet { way: Way::Files(files), range: start..end }))
+        Ok(Some(Outlet { way: Way::Files(files), range: start..end, numbers }))
     }
 
     fn open(&self, device: Device, way: &Way) -> Result<Opened> {
@@ -200,10 +213,7 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
                 Ok(Opened { range: self.whole(start), kind: Kind::Handle })
             }
             Way::Pool(file, pointer) => {
-                // The driver gives an allocation that is open already the same address, and the first free ends all.
-                let mut times = self.in_pools();
                 let start = self.relaxed(|| self.driver().open_in_pool(device.index, file, pointer))?;
-                *times.entry(start).or_default() += 1;
                 Ok(Opened { range: self.whole(start), kind: Kind::Pool })
             }
             Way::Files(files) => {
@@ -222,15 +232,7 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
         // Without the context the driver has unmapped it already.
         let Ok(_entered) = self.enter(device) else { return };
         let start = opened.range.start;
-        let mut pools = matches!(opened.kind, Kind::Pool).then(|| self.in_pools());
-        if let Some(pools) = &mut pools {
-            let left = pools.remove(&start).unwrap_or_default().saturating_sub(1);
-            if left > 0 {
-                pools.insert(start, left);
-                return;
-            }
-        }
-        // SAFETY: the caller's promises. Memory of a pool is open nowhere else, and the lock keeps it so.
+        // SAFETY: the caller's promises.
         let _ = self.relaxed(|| unsafe {
             match &opened.kind {
                 Kind::Handle => self.driver().close_memory(start),
@@ -299,6 +301,8 @@ pub(crate) struct Mapped {
     pub handle_types: u64,
     /// The pool that it came from (`CUmemoryPool`).
     pub pool: Option<usize>,
+    /// The driver's number of the allocation, or of virtual memory that of the physical one.
+    pub number: Option<u64>,
     /// The allocation, or of virtual memory the part that is mapped as one.
     pub range: Range<usize>,
 }
@@ -315,7 +319,7 @@ mod tests {
     }
 
     fn map(devices: &Devices<Fake>, legacy: bool, handle_types: u64, range: Range<usize>) {
-        devices.driver().map(Mapped { legacy, handle_types, pool: None, range });
+        devices.driver().map(Mapped { legacy, handle_types, pool: None, number: Some(range.start as u64), range });
     }
 
     fn map_pool(devices: &Devices<Fake>, pool: usize, range: Range<usize>) {
@@ -338,7 +342,7 @@ mod tests {
         let parts = outlet(0x5000..0x6800).unwrap();
         let Way::Files(files) = &parts.way else { panic!("{parts:?}") };
         assert_eq!(files.iter().map(|(_, nbytes)| *nbytes).collect::<Vec<_>>(), [0x2000, 0x1000]);
-        assert_eq!(parts.range, 0x4000..0x7000);
+        assert_eq!((parts.range, parts.numbers), (0x4000..0x7000, Some(vec![0x4000, 0x6000])));
         let pool = outlet(0xd800..0xd900).unwrap();
         assert!(matches!(pool.way, Way::Pool(..)));
         assert_eq!(pool.range, 0xd000..0xe000);
@@ -372,20 +376,6 @@ mod tests {
         assert_eq!(nothing.kind(), ErrorKind::Protocol);
         let endless = (0..2).map(|_| (std::fs::File::open("/dev/null").unwrap().into(), usize::MAX)).collect();
         assert_eq!(devices.open(GPU, &Way::Files(endless)).unwrap_err().kind(), ErrorKind::Protocol);
-    }
-
-    #[test]
-    fn memory_of_a_pool_is_closed_when_it_is_open_nowhere() {
-        let devices = devices();
-        let way = Way::Pool(std::fs::File::open("/dev/null").unwrap().into(), [7; HANDLE]);
-        let [one, other] = [(); 2].map(|()| devices.open(GPU, &way).unwrap());
-        assert_eq!((one.range.start, devices.driver().opened()), (other.range.start, 1), "the driver does not count");
-        let stream = Stream::from_handle(0xa0);
-        for (each, left) in [(one, 1), (other, 0)] {
-            // SAFETY: the fake driver maps nothing.
-            unsafe { devices.close(GPU, each, stream) };
-            assert_eq!(devices.driver().opened(), left);
-        }
     }
 
     #[test]

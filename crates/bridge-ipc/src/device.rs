@@ -4,6 +4,8 @@
 //! Each has an event that other processes wait for. The memory that is lent is read in the first, so that core's
 //! release makes its owner wait for what the first waits for; the memory that was opened is owned by the second.
 
+mod slot;
+
 use crate::line::broken;
 use crate::memory::Writing;
 use crate::ticket::random;
@@ -11,9 +13,10 @@ use crate::wire::{Hex, Point, Segment, Uuid};
 use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Result, Reuse, Stream};
 use bridge_cuda::{Handle, Opened, Outlet, Signal, Way, ordering, sharing};
 use rustix::fd::OwnedFd;
+use slot::{Slot, close_later};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What a stream is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -125,10 +128,38 @@ pub(crate) struct Lending {
     pub(crate) files: Vec<Arc<OwnedFd>>,
     /// Its addresses here.
     pub(crate) range: Range<usize>,
+    /// Lets this process open it as its own.
+    pub(crate) named: Arc<Named>,
 }
 
-/// The ranges that were lent by handles: a process does not open its own.
-static OWN: Mutex<BTreeMap<Handle, Range<usize>>> = Mutex::new(BTreeMap::new());
+/// What tells a piece of memory from all others: a random number of the process that lends it, and a name that no other
+/// memory has there, also not after it was freed.
+type Name = (Hex<16>, Vec<u8>);
+
+/// The name of memory that this process lends, as long as it does.
+#[derive(Debug)]
+pub(crate) struct Named(Name);
+
+/// The addresses of what this process lends, and how often it does: it does not open its own.
+static OWN: Mutex<BTreeMap<Name, (Range<usize>, usize)>> = Mutex::new(BTreeMap::new());
+
+impl Named {
+    fn new(name: Name, range: &Range<usize>) -> Arc<Self> {
+        locked(&OWN).entry(name.clone()).or_insert_with(|| (range.clone(), 0)).1 += 1;
+        Arc::new(Self(name))
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let mut own = locked(&OWN);
+        let Some((_, times)) = own.get_mut(&self.0) else { return };
+        *times -= 1;
+        if *times == 0 {
+            own.remove(&self.0);
+        }
+    }
+}
 
 /// Returns what tells the names of this process's allocations from those of others.
 fn this_process() -> Result<Hex<16>> {
@@ -139,37 +170,52 @@ fn this_process() -> Result<Hex<16>> {
     }
 }
 
+/// Returns the name of memory of a device.
+fn name_of(segment: &Segment) -> Result<Name> {
+    let with_numbers = |bytes: &[u8], numbers: &[u64]| {
+        bytes.iter().copied().chain(numbers.iter().flat_map(|number| number.to_le_bytes())).collect()
+    };
+    match segment {
+        Segment::Handle { process, handle, number, .. } => Ok((*process, with_numbers(&handle.0, &[*number]))),
+        // The name of an allocation that was freed may be given again, but it is closed before it is freed.
+        Segment::Pool { process, pointer, .. } => Ok((*process, pointer.0.into())),
+        Segment::Files { process, parts, .. } => {
+            // One byte more than numbers have: no other name is as long.
+            let numbers: Vec<u64> = parts.iter().map(|(_, number)| *number).collect();
+            Ok((*process, with_numbers(&[0], &numbers)))
+        }
+        Segment::File { .. } => Err(broken("a file in memory is no memory of a device")),
+    }
+}
+
 /// Returns how the memory of a tensor, at the addresses `hull`, leaves the process; `None` where it does not.
 pub(crate) fn lending(device: Device, hull: &Range<usize>) -> Result<Option<Lending>> {
     if !in_streams(device) || hull.is_empty() {
         return Ok(None);
     }
     let (driver, uuid) = (sharing()?, lane(device, Role::Lends)?.uuid);
-    let Some(Outlet { way, range }) = driver.outlet(device, hull)? else { return Ok(None) };
-    Ok(Some(match way {
+    let Some(Outlet { way, range, numbers }) = driver.outlet(device, hull)? else { return Ok(None) };
+    let (nbytes, writing, mut files) = (range.len(), Writing::Shared, Vec::new());
+    // Without numbers every share has a name of its own.
+    let process = if numbers.is_some() { this_process()? } else { Hex(random()?) };
+    let mut numbers = numbers.unwrap_or_default().into_iter();
+    let mut number = || numbers.next().unwrap_or_default();
+    let segment = match way {
         Way::Handle(handle) => {
-            locked(&OWN).insert(handle, range.clone());
-            let segment =
-                Segment::Handle { device: uuid, handle: Hex(handle), nbytes: range.len(), writing: Writing::Shared };
-            Lending { segment, files: Vec::new(), range }
+            Segment::Handle { device: uuid, process, handle: Hex(handle), number: number(), nbytes, writing }
         }
         Way::Pool(file, pointer) => {
-            locked(&OWN).insert(pointer, range.clone());
-            let segment = Segment::Pool {
-                device: uuid,
-                process: this_process()?,
-                pointer: Hex(pointer),
-                nbytes: range.len(),
-                writing: Writing::Shared,
-            };
-            Lending { segment, files: vec![Arc::new(file)], range }
+            files.push(Arc::new(file));
+            Segment::Pool { device: uuid, process, pointer: Hex(pointer), nbytes, writing }
         }
         Way::Files(parts) => {
-            let (files, parts): (Vec<_>, Vec<_>) =
-                parts.into_iter().map(|(file, nbytes)| (Arc::new(file), nbytes)).unzip();
-            Lending { segment: Segment::Files { device: uuid, parts, writing: Writing::Shared }, files, range }
+            let lengths: Vec<_> = parts.iter().map(|(_, nbytes)| (*nbytes, number())).collect();
+            files.extend(parts.into_iter().map(|(file, _)| Arc::new(file)));
+            Segment::Files { device: uuid, process, parts: lengths, writing }
         }
-    }))
+    };
+    let named = Named::new(name_of(&segment)?, &range);
+    Ok(Some(Lending { segment, files, range, named }))
 }
 
 /// Memory of another process, mapped into this one. It is unmapped behind the work in the stream for what was opened.
@@ -178,7 +224,7 @@ pub(crate) struct DeviceMapping {
     device: Device,
     bytes: Range<usize>,
     /// `None` for memory of this process.
-    opened: Mutex<Option<Opened>>,
+    slot: Option<Arc<Slot>>,
 }
 
 impl DeviceMapping {
@@ -192,22 +238,22 @@ impl DeviceMapping {
 
     /// Returns whether it is memory of this process, which is not mapped again.
     pub(crate) fn is_own(&self) -> bool {
-        locked(&self.opened).is_none()
+        self.slot.is_none()
     }
 }
 
 impl Drop for DeviceMapping {
     fn drop(&mut self) {
-        let Some(opened) = locked(&self.opened).take() else { return };
+        let Some(slot) = self.slot.take() else { return };
         let Ok(lane) = lane(self.device, Role::Opens) else { return };
-        if opened.closes_in_order() {
-            let Ok(driver) = sharing() else { return };
-            // SAFETY: `open` has mapped it, and the stream waits for all readers here.
-            unsafe { driver.close(self.device, opened, lane.stream) };
+        if slot.is_ordered() {
+            if slot.leave() {
+                slot.end(closer(self.device));
+            }
             return;
         }
-        let closing = Retired { device: self.device, then: Then::Close(Some(opened), lane.stream) };
-        ordering().retire(self.device, lane.stream, Box::new(closing));
+        let leaving = Retired { device: self.device, then: Then::Leave(slot) };
+        ordering().retire(self.device, lane.stream, Box::new(leaving));
     }
 }
 
@@ -219,21 +265,23 @@ struct Retired {
 
 /// What becomes of the memory when the work on it has run.
 enum Then {
-    Close(Option<Opened>, Stream),
+    Leave(Arc<Slot>),
     Free(usize),
 }
 
 impl Drop for Retired {
     fn drop(&mut self) {
-        let Ok(driver) = sharing() else { return };
-        // SAFETY: `open` has mapped the one, and `allocate_sharable` has returned the other. The work on it has run:
-        // the ordering drops this behind that work.
-        unsafe {
-            match &mut self.then {
-                Then::Close(opened, stream) => {
-                    opened.take().into_iter().for_each(|opened| driver.close(self.device, opened, *stream));
+        match &self.then {
+            Then::Leave(slot) => {
+                if slot.leave() {
+                    close_later(Arc::clone(slot), self.device);
                 }
-                Then::Free(address) => driver.free_sharable(self.device, *address),
+            }
+            Then::Free(address) => {
+                let Ok(driver) = sharing() else { return };
+                // SAFETY: `allocate_sharable` has returned it. The work on it has run: the ordering drops this behind
+                // that work.
+                unsafe { driver.free_sharable(self.device, *address) };
             }
         }
     }
@@ -261,50 +309,54 @@ unsafe impl DeviceBuffer for Retired {
     }
 }
 
-/// Opens a segment on a device, and takes its descriptors off `files`. What is open already is not mapped again.
-pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>]) -> Result<Arc<DeviceMapping>> {
+/// Returns what the driver calls memory. It may call memory the same that is allocated when other memory was freed.
+fn called(segment: &Segment, name: &Name) -> Vec<u8> {
     match segment {
-        Segment::Handle { device, handle, nbytes, .. } => {
-            block(device, (*device, handle.0), *nbytes, true, || Ok(Way::Handle(handle.0)))
-        }
-        // The driver's names of allocations are those of one process.
-        Segment::Pool { device, process, pointer, nbytes, .. } => {
-            block(device, (*process, pointer.0), *nbytes, *process == this_process()?, || {
-                let file = copies(files)?.pop().ok_or_else(|| broken("a descriptor is missing"))?;
-                Ok(Way::Pool(file, pointer.0))
-            })
-        }
-        Segment::Files { device, parts, .. } => {
-            let parts = copies(files)?.into_iter().zip(parts.iter().copied()).collect();
-            Ok(Arc::new(mapping(device_of(device)?, &Way::Files(parts))?))
-        }
-        Segment::File { .. } => Err(broken("a file in memory is no memory of a device")),
+        Segment::Handle { handle, .. } => handle.0.into(),
+        _ => [&name.0.0[..], &name.1[..]].concat(),
     }
 }
 
-/// Returns a block of an allocator by its name, which `may_be_own` of this process. It is mapped once.
-fn block(
-    uuid: &Uuid,
-    name: (Hex<16>, Handle),
-    nbytes: usize,
-    may_be_own: bool,
-    way: impl FnOnce() -> Result<Way>,
-) -> Result<Arc<DeviceMapping>> {
-    static MAPPED: Mutex<BTreeMap<(Hex<16>, Handle), Weak<DeviceMapping>>> = Mutex::new(BTreeMap::new());
-    let mut mapped = locked(&MAPPED);
-    mapped.retain(|_, mapping| mapping.strong_count() > 0);
-    if let Some(mapping) = mapped.get(&name).and_then(Weak::upgrade) {
-        return long_enough(mapping, nbytes);
+/// Returns what closes memory of a device that [`Slot`] has opened and nothing uses: the work on it has run, or is in
+/// the stream for what was opened.
+fn closer(device: Device) -> impl FnOnce(Opened) {
+    move |opened| {
+        let (Ok(driver), Ok(lane)) = (sharing(), lane(device, Role::Opens)) else { return };
+        // SAFETY: the promises above.
+        unsafe { driver.close(device, opened, lane.stream) };
     }
-    let device = device_of(uuid)?;
-    let own = locked(&OWN).get(&name.1).filter(|_| may_be_own).cloned();
-    let mapping = match own {
-        Some(bytes) => DeviceMapping { device, bytes, opened: Mutex::new(None) },
-        None => mapping(device, &way()?)?,
+}
+
+/// Opens a segment on a device, with its descriptors. What is open already is not mapped again.
+pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>]) -> Result<DeviceMapping> {
+    let (name, nbytes) = (name_of(segment)?, segment.nbytes().ok_or_else(|| broken("lengths are no memory"))?);
+    let (way, uuid) = match segment {
+        Segment::Handle { device, handle, .. } => (Way::Handle(handle.0), device),
+        Segment::Pool { device, pointer, .. } => {
+            let file = copies(files)?.pop().ok_or_else(|| broken("a descriptor is missing"))?;
+            (Way::Pool(file, pointer.0), device)
+        }
+        Segment::Files { device, parts, .. } => {
+            let lengths = parts.iter().map(|(nbytes, _)| *nbytes);
+            (Way::Files(copies(files)?.into_iter().zip(lengths).collect()), device)
+        }
+        Segment::File { .. } => return Err(broken("a file in memory is no memory of a device")),
     };
-    let mapping = Arc::new(mapping);
-    mapped.insert(name, Arc::downgrade(&mapping));
-    long_enough(mapping, nbytes)
+    let (device, own) = (device_of(uuid)?, locked(&OWN).get(&name).map(|(range, _)| range.clone()));
+    let mapping = match own {
+        Some(bytes) => DeviceMapping { device, bytes, slot: None },
+        None => mapping(device, called(segment, &name), &name, &way)?,
+    };
+    match mapping.bytes.len() >= nbytes {
+        true => Ok(mapping),
+        false => Err(broken("memory of a device is shorter than was said")),
+    }
+}
+
+fn mapping(device: Device, called: Vec<u8>, name: &Name, way: &Way) -> Result<DeviceMapping> {
+    let slot = Slot::of(called);
+    let bytes = slot.enter(name, || sharing()?.open(device, way), closer(device))?;
+    Ok(DeviceMapping { device, bytes, slot: Some(slot) })
 }
 
 fn copies(files: &[Arc<OwnedFd>]) -> Result<Vec<OwnedFd>> {
@@ -312,18 +364,6 @@ fn copies(files: &[Arc<OwnedFd>]) -> Result<Vec<OwnedFd>> {
     copies.map_err(|error| {
         Error::new(ErrorKind::OutOfMemory, "too many files are open: raise the limit (ulimit -n)").caused_by(error)
     })
-}
-
-fn mapping(device: Device, way: &Way) -> Result<DeviceMapping> {
-    let opened = sharing()?.open(device, way)?;
-    Ok(DeviceMapping { device, bytes: opened.range.clone(), opened: Mutex::new(Some(opened)) })
-}
-
-fn long_enough(mapping: Arc<DeviceMapping>, nbytes: usize) -> Result<Arc<DeviceMapping>> {
-    match mapping.bytes.len() >= nbytes {
-        true => Ok(mapping),
-        false => Err(broken("memory of a device is shorter than was said")),
-    }
 }
 
 /// Memory of a device that this process has allocated to share copies. It is freed behind the work in the stream for

@@ -42,6 +42,7 @@ pub(crate) struct Lending {
     pub(crate) segment: Segment,
     pub(crate) files: Vec<Arc<OwnedFd>>,
     pub(crate) range: Range<usize>,
+    pub(crate) named: Arc<()>,
 }
 
 pub(crate) fn lending(_: Device, _: &Range<usize>) -> Result<Option<Lending>> {
@@ -65,7 +66,7 @@ impl DeviceMapping {
     }
 }
 
-pub(crate) fn open(_: &Segment, _: &[Arc<OwnedFd>]) -> Result<Arc<DeviceMapping>> {
+pub(crate) fn open(_: &Segment, _: &[Arc<OwnedFd>]) -> Result<DeviceMapping> {
     missing()
 }
 

@@ -250,6 +250,7 @@ impl Parcel {
         }
         self.waits_for(lent.device(), stream);
         let start = lending.range.start;
+        self.owners.push(Box::new(Arc::clone(&lending.named)));
         self.segments.push(Part::Lending(lending));
         Ok(Some((self.segments.len() - 1, start)))
     }

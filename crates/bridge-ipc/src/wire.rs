@@ -125,13 +125,14 @@ pub(crate) struct Content {
 pub(crate) enum Segment {
     /// A sealed file in memory: one descriptor.
     File { nbytes: usize, writing: Writing },
-    /// Memory of a device, by a handle of the driver. No descriptor.
-    Handle { device: Uuid, handle: Hex<64>, nbytes: usize, writing: Writing },
-    /// Memory of a device, from a pool: its descriptor, a random number of its process, and the driver's name of the
-    /// allocation, which other processes may use as well.
+    /// Memory of a device, by a handle of the driver and its number in the process with this random number. No
+    /// descriptor.
+    Handle { device: Uuid, process: Hex<16>, handle: Hex<64>, number: u64, nbytes: usize, writing: Writing },
+    /// Memory of a device, from a pool: its descriptor, and the driver's name of the allocation in this process.
     Pool { device: Uuid, process: Hex<16>, pointer: Hex<64>, nbytes: usize, writing: Writing },
-    /// Virtual memory of a device: allocations of these lengths in bytes, mapped side by side. A descriptor for each.
-    Files { device: Uuid, parts: Vec<usize>, writing: Writing },
+    /// Virtual memory of a device: allocations mapped side by side, each with its length in bytes and its number in the
+    /// process with this random number. A descriptor for each.
+    Files { device: Uuid, process: Hex<16>, parts: Vec<(usize, u64)>, writing: Writing },
 }
 
 /// What names a device in every process.
@@ -189,6 +190,17 @@ impl Segment {
             | Self::Files { writing, .. } => *writing = as_asked,
         }
         self
+    }
+
+    /// Returns its length in bytes; `None` for lengths that no memory has.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn nbytes(&self) -> Option<usize> {
+        match self {
+            Self::File { nbytes, .. } | Self::Handle { nbytes, .. } | Self::Pool { nbytes, .. } => Some(*nbytes),
+            Self::Files { parts, .. } => {
+                parts.iter().try_fold(0usize, |sum, (nbytes, _)| sum.checked_add(*nbytes)).filter(|sum| *sum > 0)
+            }
+        }
     }
 
     /// Returns how many descriptors come with it.
@@ -299,11 +311,18 @@ mod tests {
         let segments = vec![
             Segment::Handle {
                 device: Hex([1; 16]),
+                process: Hex([2; 16]),
                 handle: Hex([0xa0; 64]),
+                number: 918,
                 nbytes: 2 << 20,
                 writing: Writing::Shared,
             },
-            Segment::Files { device: Hex([1; 16]), parts: vec![2 << 20, 20 << 20], writing: Writing::Never },
+            Segment::Files {
+                device: Hex([1; 16]),
+                process: Hex([2; 16]),
+                parts: vec![(2 << 20, 54), (20 << 20, 55)],
+                writing: Writing::Never,
+            },
             Segment::Pool {
                 device: Hex([1; 16]),
                 process: Hex([2; 16]),

@@ -100,15 +100,8 @@ impl SharingDriver for Fake {
         Ok(handle_of(address))
     }
 
-    /// What is open already gets the same address, and is not counted.
     fn open_in_pool(&self, _: i32, _: &OwnedFd, pointer: &Handle) -> Outcome<usize> {
-        let mut state = self.state();
-        state.outcome("cuMemPoolImportPointer")?;
-        let address = ELSEWHERE + number_of(pointer);
-        if !state.opened.contains(&address) {
-            state.opened.push(address);
-        }
-        Ok(address)
+        self.open_memory(pointer)
     }
 
     unsafe fn free_in_order(&self, address: usize, _: Stream) -> Outcome<()> {

@@ -41,14 +41,17 @@ const LAZY_PEERS: c_uint = 1;
 
 // Numbers of attributes, as drivers know them that are newer than the oldest header.
 const LEGACY: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as c_uint;
+const BUFFER: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID as c_uint;
 const START: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as c_uint;
 const SIZE: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE as c_uint;
 const HANDLE_TYPES: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as c_uint;
 const POOL: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as c_uint;
-/// `CU_POINTER_ATTRIBUTE_MAPPING_SIZE`, from CUDA 12.? on
+/// `CU_POINTER_ATTRIBUTE_MAPPING_SIZE`
 const MAPPING_SIZE: c_uint = 18;
 /// `CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR`
 const MAPPING_START: c_uint = 19;
+/// `CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID`
+const NUMBER: c_uint = 20;
 
 functions! {
     SharingFunctions:
@@ -135,14 +138,15 @@ impl SharingDriver for Cuda {
         let nothing = address..address;
         let whole = || range(START, SIZE);
         if self.attribute::<u32>(LEGACY, address).unwrap_or_default() != 0 {
-            let range = whole().unwrap_or(nothing);
-            return Ok(Mapped { legacy: true, range, ..Mapped::default() });
+            let (number, range) = (self.attribute::<u64>(BUFFER, address), whole().unwrap_or(nothing));
+            return Ok(Mapped { legacy: true, number, range, ..Mapped::default() });
         }
         let handle_types = self.attribute::<u64>(HANDLE_TYPES, address).unwrap_or_default();
         let pool = self.attribute::<usize>(POOL, address).filter(|pool| *pool != 0);
         // What is mapped as one under an allocation of a pool is a part of the pool.
         let range = if pool.is_some() { whole() } else { range(MAPPING_START, MAPPING_SIZE).or_else(whole) };
-        Ok(Mapped { legacy: false, handle_types, pool, range: range.unwrap_or(nothing) })
+        let number = self.attribute::<u64>(NUMBER, address).filter(|number| *number != 0);
+        Ok(Mapped { legacy: false, handle_types, pool, number, range: range.unwrap_or(nothing) })
     }
 
     fn memory_handle(&self, address: usize) -> Outcome<Handle> {

@@ -37,7 +37,7 @@ pub(crate) struct Open {
 
 enum Mapped {
     Host(Mapping),
-    Device(Arc<DeviceMapping>),
+    Device(DeviceMapping),
 }
 
 impl Open {
