@@ -30,6 +30,10 @@ fn steps(python: &Path) -> Vec<Step> {
     vec![
         ("errors of misuse", features::linked().and_then(misuse).map(|step| with(step, "PYO3_PYTHON", python))),
         ("Miri over core", miri(&["test", "--quiet", "--lib", "--test", "contract", "-p", "tensor-bridge-core"])),
+        (
+            "Miri over the simulated device",
+            miri(&["test", "--quiet", "--test", "sim", "-p", "tensor-bridge-conformance"]),
+        ),
         ("models of views and groups", Ok(models(&["-p", "tensor-bridge-core", "--test", "models"]))),
         ("models of retired memory", Ok(models(&["-p", "tensor-bridge-cuda", "--lib", "models::"]))),
         ("public API", api::ready().and_then(|()| itself(&["api".as_ref(), "--check".as_ref()]))),

@@ -247,9 +247,9 @@ impl<F, T> Scene<'_, F, T> {
             })?;
             result
         };
-        // A framework that exports under an external stream may record it for its memory: that stream must not be
-        // destroyed.
-        if pair.from.profile().name != pair.to.profile().name {
+        // A framework that exports under an external stream may record it for its memory, and one that allocates a copy
+        // under it does: that stream must not be destroyed. PyTorch's expandable segments wait for it when they shrink.
+        if pair.from.profile().name != pair.to.profile().name && case.copy != Some(true) {
             fresh(true, &mut || {
                 pair.to.read(&(self.take)(&self.tensor)?)?;
                 Ok(())

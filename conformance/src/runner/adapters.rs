@@ -101,10 +101,11 @@ pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<Pai
     let both = fit.iter().flat_map(|from| fit.iter().map(|to| (from.clone(), to.clone())));
     let all = both.flat_map(|(from, to)| {
         let one = PairName { from: from.clone(), to: to.clone() };
-        // The other process has the frameworks as they are, and the suite's tensors go there in place.
+        // The other process has the frameworks as they are, and the suite's tensors go there and back in place.
         let plain = |name: &String| Known::named(name).is_some_and(|known| known.name == name);
-        let there = (plain(&to) && is_lent(&from)).then(|| PairName { from: from.clone(), to: remote(&to) });
-        let back = plain(&from).then(|| PairName { from: remote(&from), to: to.clone() });
+        let lent = is_lent(&from) && is_lent(&to);
+        let there = (lent && plain(&to)).then(|| PairName { from: from.clone(), to: remote(&to) });
+        let back = (lent && plain(&from)).then(|| PairName { from: remote(&from), to: to.clone() });
         let across = there.into_iter().chain(back).filter(|_| options.across_processes || !options.pairs.is_empty());
         (!options.across_processes).then_some(one).into_iter().chain(across)
     });
