@@ -30,11 +30,12 @@ class Pools:
     cupy: ClassVar[Any] = None
 
 
-def _sharable_pool(cuda: Any) -> int:
-    """Return a pool of the driver whose memory other processes can open by a descriptor."""
+def _sharable_pools(cuda: Any) -> list[int]:
+    """Return a pool of the driver for each device, whose memory other processes can open by a descriptor."""
     pinned, descriptor, on_device = 1, 1, 1
-    handle: int = cuda.runtime.memPoolCreate(cuda.runtime.MemPoolProps(pinned, descriptor, on_device, cuda.Device().id))
-    return handle
+    devices = range(cuda.runtime.getDeviceCount())
+    properties = (cuda.runtime.MemPoolProps(pinned, descriptor, on_device, device) for device in devices)
+    return [cuda.runtime.memPoolCreate(wanted) for wanted in properties]
 
 
 def cupy_pool(cupy: Any) -> Any:
@@ -45,7 +46,7 @@ def cupy_pool(cupy: Any) -> Any:
         "uncached": lambda: None,
         "async": cuda.MemoryAsyncPool,
         "managed": lambda: cuda.MemoryPool(cuda.malloc_managed),
-        "shared": lambda: cuda.MemoryAsyncPool(_sharable_pool(cuda)),
+        "shared": lambda: cuda.MemoryAsyncPool(_sharable_pools(cuda)),
     }
     name = chosen("cupy")
     if Pools.cupy is None:

@@ -46,7 +46,8 @@ pub enum ErrorKind {
     Denied,
     /// The process that shares the memory has ended or taken it back.
     Gone,
-    /// Another process has as many shares, leases or connections as it allows, or does not answer in time.
+    /// Another process has as many shares, leases or connections as it allows, or does not answer in time; or memory
+    /// that was freed is still in use.
     Busy,
 }
 

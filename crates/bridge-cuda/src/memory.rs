@@ -7,6 +7,16 @@ use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream, poison};
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: u32 = 2;
 
+/// `CUDA_ERROR_ALREADY_MAPPED`. The driver gives it for a handle as well whose memory was a part of other allocations
+/// before, while these are open in this process.
+const ALREADY_MAPPED: u32 = 208;
+
+/// Failures with an error of their own, and what to do about them.
+const ADVICE: [(u32, ErrorKind, &str); 2] = [
+    (OUT_OF_MEMORY, ErrorKind::OutOfMemory, "free memory first"),
+    (ALREADY_MAPPED, ErrorKind::Busy, "its place is in use here by memory that was freed: drop that first"),
+];
+
 /// A point in a stream: the work that the stream held when [`Link::mark`] was called. Pass it to [`Link::release`]
 /// once.
 #[derive(Debug)]
@@ -175,12 +185,12 @@ impl<D: Driver> Link for Devices<D> {
 
 impl<D: Driver> Devices<D> {
     pub(crate) fn checked<T>(&self, outcome: Outcome<T>) -> Result<T> {
-        outcome.map_err(|failure| match failure {
-            Failure { code: OUT_OF_MEMORY, call } => {
-                let text = format!("{call} failed: {}: free memory first", self.driver().describe(OUT_OF_MEMORY));
-                Error::new(ErrorKind::OutOfMemory, text)
+        outcome.map_err(|failure| match ADVICE.iter().find(|(code, ..)| *code == failure.code) {
+            Some((_, kind, advice)) => {
+                let Failure { call, code } = failure;
+                Error::new(*kind, format!("{call} failed: {}: {advice}", self.driver().describe(code)))
             }
-            failure => error(self.driver(), failure),
+            None => error(self.driver(), failure),
         })
     }
 

@@ -374,6 +374,9 @@ mod tests {
         assert_eq!(devices.driver().opened(), 0);
         let nothing = devices.open(GPU, &Way::Files(Vec::new())).unwrap_err();
         assert_eq!(nothing.kind(), ErrorKind::Protocol);
+        devices.driver().fail("cuIpcOpenMemHandle_v2", 208);
+        let again = devices.open(GPU, &Way::Handle([7; HANDLE])).unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::Busy, "{again}");
         let endless = (0..2).map(|_| (std::fs::File::open("/dev/null").unwrap().into(), usize::MAX)).collect();
         assert_eq!(devices.open(GPU, &Way::Files(endless)).unwrap_err().kind(), ErrorKind::Protocol);
     }

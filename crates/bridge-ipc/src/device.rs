@@ -248,7 +248,7 @@ impl Drop for DeviceMapping {
         let Ok(lane) = lane(self.device, Role::Opens) else { return };
         if slot.is_ordered() {
             if slot.leave() {
-                slot.end(closer(self.device));
+                slot.end(close);
             }
             return;
         }
@@ -274,7 +274,7 @@ impl Drop for Retired {
         match &self.then {
             Then::Leave(slot) => {
                 if slot.leave() {
-                    close_later(Arc::clone(slot), self.device);
+                    close_later(Arc::clone(slot));
                 }
             }
             Then::Free(address) => {
@@ -317,14 +317,12 @@ fn called(segment: &Segment, name: &Name) -> Vec<u8> {
     }
 }
 
-/// Returns what closes memory of a device that [`Slot`] has opened and nothing uses: the work on it has run, or is in
-/// the stream for what was opened.
-fn closer(device: Device) -> impl FnOnce(Opened) {
-    move |opened| {
-        let (Ok(driver), Ok(lane)) = (sharing(), lane(device, Role::Opens)) else { return };
-        // SAFETY: the promises above.
-        unsafe { driver.close(device, opened, lane.stream) };
-    }
+/// Closes memory of a device that a [`Slot`] has opened and nothing uses: the work on it has run, or is in the stream for
+/// what was opened.
+fn close(device: Device, opened: Opened) {
+    let (Ok(driver), Ok(lane)) = (sharing(), lane(device, Role::Opens)) else { return };
+    // SAFETY: the promises above.
+    unsafe { driver.close(device, opened, lane.stream) };
 }
 
 /// Opens a segment on a device, with its descriptors. What is open already is not mapped again.
@@ -355,7 +353,7 @@ pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>]) -> Result<DeviceMa
 
 fn mapping(device: Device, called: Vec<u8>, name: &Name, way: &Way) -> Result<DeviceMapping> {
     let slot = Slot::of(called);
-    let bytes = slot.enter(name, || sharing()?.open(device, way), closer(device))?;
+    let bytes = slot.enter(name, device, || sharing()?.open(device, way), close)?;
     Ok(DeviceMapping { device, bytes, slot: Some(slot) })
 }
 

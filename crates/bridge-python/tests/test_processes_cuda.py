@@ -148,6 +148,22 @@ def test_memory_that_is_allocated_again_is_not_mistaken(other: Other) -> None:
         torch.cuda.empty_cache()
 
 
+def test_parts_of_memory_that_was_freed_are_opened_again(other: Other) -> None:
+    cupy: Any = pytest.importorskip("cupy")
+    # Each array is an allocation of the driver's, which puts several into one block, and later others in their place.
+    with cupy.cuda.using_allocator(None):
+        neighbour = cupy.ones(8)
+        for i in range(ROUNDS):
+            for nbytes in (100, 1000, 300):
+                x = cupy.full(nbytes, i, dtype=cupy.uint8)
+                ticket = tb.share(x, copy=False)
+                assert other(f"int(tb.open({ticket.text!r}, 'torch').max())") == repr(i)
+                tb.revoke(ticket)
+                wait_until(lambda: leases() == 0)
+                del x
+        del neighbour
+
+
 def test_a_drop_waits_for_no_work(other: Other) -> None:
     other("x = torch.ones(1000, device='cuda')")
     y = tb.open(other.text("tb.share(x).text"), "torch")

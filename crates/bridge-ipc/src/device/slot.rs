@@ -1,6 +1,6 @@
 //! Memory of other processes that is open in this one: each piece once, and a little longer than it is used.
 
-use super::{Name, closer, locked};
+use super::{Name, close, locked};
 use bridge_core::{Device, Error, ErrorKind, Result};
 use bridge_cuda::Opened;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ pub(super) struct Slot(Mutex<Inside>);
 
 #[derive(Debug, Default)]
 struct Inside {
-    opened: Option<(Name, Opened)>,
+    opened: Option<(Name, Device, Opened)>,
     /// Mappings, and those that end behind the work on them.
     uses: usize,
 }
@@ -39,34 +39,25 @@ impl Slot {
 
     /// Begins a use of the memory with this name, which `open` opens unless it is open. Returns its addresses.
     ///
-    /// Memory with another name that is open here has been freed by its owner, behind the work on it here. The driver
-    /// opens no other in its place before it is closed.
+    /// Memory that its owner has freed, behind the work on it here, may still be open. The driver opens no other in its
+    /// place before it is closed: `open` fails with [`ErrorKind::Busy`], or the memory in this place has another name.
     pub(super) fn enter(
         &self,
         name: &Name,
-        open: impl FnOnce() -> Result<Opened>,
-        close: impl FnOnce(Opened),
+        device: Device,
+        open: impl Fn() -> Result<Opened>,
+        close: impl Fn(Device, Opened),
     ) -> Result<Range<usize>> {
         let until = Instant::now() + PATIENCE;
-        let mut inside = locked(&self.0);
-        while inside.uses > 0 && inside.opened.as_ref().is_some_and(|(known, _)| known != name) {
-            if Instant::now() > until {
-                let text =
-                    "memory that its owner has freed is in use here: drop what was opened before, and open again";
-                return Err(Error::new(ErrorKind::Busy, text));
+        loop {
+            let entered = locked(&self.0).enter(name, device, &open, &close);
+            match entered {
+                Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < until => (),
+                entered => return entered,
             }
-            drop(inside);
+            end_unused(&close);
             thread::sleep(PAUSE);
-            inside = locked(&self.0);
         }
-        if let Some((_, old)) = inside.opened.take_if(|(known, _)| known != name) {
-            close(old);
-        }
-        if inside.opened.is_none() {
-            inside.opened = Some((name.clone(), open()?));
-        }
-        inside.uses += 1;
-        Ok(inside.opened.as_ref().map_or(0..0, |(_, opened)| opened.range.clone()))
     }
 
     /// Ends a use. Returns whether it was the last one.
@@ -77,15 +68,52 @@ impl Slot {
     }
 
     /// Closes the memory, unless it is in use.
-    pub(super) fn end(&self, close: impl FnOnce(Opened)) {
-        let Inside { opened, uses } = &mut *locked(&self.0);
-        if let Some((_, opened)) = opened.take_if(|_| *uses == 0) {
-            close(opened);
-        }
+    pub(super) fn end(&self, close: impl Fn(Device, Opened)) {
+        locked(&self.0).end(close);
     }
 
     pub(super) fn is_ordered(&self) -> bool {
-        locked(&self.0).opened.as_ref().is_some_and(|(_, opened)| opened.closes_in_order())
+        locked(&self.0).opened.as_ref().is_some_and(|(_, _, opened)| opened.closes_in_order())
+    }
+}
+
+impl Inside {
+    fn enter(
+        &mut self,
+        name: &Name,
+        device: Device,
+        open: impl Fn() -> Result<Opened>,
+        close: impl Fn(Device, Opened),
+    ) -> Result<Range<usize>> {
+        if self.opened.as_ref().is_some_and(|(known, ..)| known != name) {
+            self.end(close);
+        }
+        let (known, _, opened) = match &mut self.opened {
+            Some(opened) => opened,
+            none => none.insert((name.clone(), device, open()?)),
+        };
+        if known != name {
+            let text = "memory that its owner has freed is in use here: drop what was opened before, and open again";
+            return Err(Error::new(ErrorKind::Busy, text));
+        }
+        self.uses += 1;
+        Ok(opened.range.clone())
+    }
+
+    fn end(&mut self, close: impl Fn(Device, Opened)) {
+        if let Some((_, device, opened)) = self.opened.take_if(|_| self.uses == 0) {
+            close(device, opened);
+        }
+    }
+}
+
+/// Closes all memory that is open and not in use, but for what another thread opens or closes now.
+fn end_unused(close: impl Fn(Device, Opened)) {
+    let slots: Vec<_> = locked(&MAPPED).values().cloned().collect();
+    for slot in slots {
+        if let Ok(mut inside) = slot.0.try_lock() {
+            inside.end(&close);
+        }
     }
 }
 
@@ -93,23 +121,23 @@ impl Slot {
 const LINGER: Duration = Duration::from_millis(200);
 
 /// Closes memory on a thread of its own: to close a handle, the driver waits for all work of the device.
-pub(super) fn close_later(slot: Arc<Slot>, device: Device) {
-    type Closing = (Instant, Arc<Slot>, Device);
+pub(super) fn close_later(slot: Arc<Slot>) {
+    type Closing = (Instant, Arc<Slot>);
     static CLOSER: OnceLock<Option<Mutex<mpsc::Sender<Closing>>>> = OnceLock::new();
     let thread = CLOSER.get_or_init(|| {
         let (sender, receiver) = mpsc::channel::<Closing>();
-        let close = move || {
-            for (due, slot, device) in receiver {
+        let work = move || {
+            for (due, slot) in receiver {
                 thread::sleep(due.saturating_duration_since(Instant::now()));
-                slot.end(closer(device));
+                slot.end(close);
             }
         };
-        thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(close).ok().map(|_| Mutex::new(sender))
+        thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(work).ok().map(|_| Mutex::new(sender))
     });
-    let closing = (Instant::now() + LINGER, Arc::clone(&slot), device);
+    let closing = (Instant::now() + LINGER, Arc::clone(&slot));
     let sent = thread.as_ref().is_some_and(|thread| locked(thread).send(closing).is_ok());
     if !sent {
-        slot.end(closer(device));
+        slot.end(close);
     }
 }
 
@@ -118,6 +146,7 @@ mod tests {
     use super::*;
     use crate::line::broken;
     use crate::wire::Hex;
+    use std::cell::{Cell, RefCell};
 
     fn name(number: u8) -> Name {
         (Hex([1; 16]), vec![number])
@@ -125,20 +154,20 @@ mod tests {
 
     /// Enters a slot, and returns the address and what was opened and closed.
     fn enter(slot: &Slot, number: u8) -> (Result<usize>, Vec<String>) {
-        let calls = std::cell::RefCell::new(Vec::new());
+        let calls = RefCell::new(Vec::new());
         let open = || {
             calls.borrow_mut().push(format!("open {number}"));
             Ok(Opened::new(usize::from(number)..100))
         };
-        let close = |opened: Opened| calls.borrow_mut().push(format!("close {}", opened.range.start));
-        let entered = slot.enter(&name(number), open, close).map(|range| range.start);
+        let close = |_, opened: Opened| calls.borrow_mut().push(format!("close {}", opened.range.start));
+        let entered = slot.enter(&name(number), Device::cuda(0), open, close).map(|range| range.start);
         (entered, calls.into_inner())
     }
 
     fn end(slot: &Slot) -> bool {
-        let mut closed = false;
-        slot.end(|_| closed = true);
-        closed
+        let closed = Cell::new(false);
+        slot.end(|_, _| closed.set(true));
+        closed.get()
     }
 
     #[test]
@@ -178,8 +207,28 @@ mod tests {
     #[test]
     fn memory_that_does_not_open_is_tried_again() {
         let slot = Slot::default();
-        let failed = slot.enter(&name(1), || Err(broken("no memory")), |_| ()).unwrap_err();
+        let failed = slot.enter(&name(1), Device::cuda(0), || Err(broken("no memory")), |_, _| ()).unwrap_err();
         assert_eq!(failed.kind(), ErrorKind::Protocol);
         assert_eq!(enter(&slot, 1).1, ["open 1"]);
+    }
+
+    #[test]
+    fn memory_opens_where_the_driver_wants_other_memory_closed_first() {
+        let (device, old, new) = (Device::cuda(0), Slot::of(b"old".into()), Slot::of(b"new".into()));
+        let is_open = Cell::new(true);
+        old.enter(&name(1), device, || Ok(Opened::new(1..100)), |_, _| ()).unwrap();
+        let ends = Arc::clone(&old);
+        let ends = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            ends.leave();
+        });
+        let open = || match is_open.get() {
+            true => Err(Error::new(ErrorKind::Busy, "already mapped")),
+            false => Ok(Opened::new(2..100)),
+        };
+        let opened = new.enter(&name(2), device, open, |_, closed| is_open.set(closed.range.start != 1));
+        assert_eq!(opened.unwrap().start, 2, "the work on the old memory has ended, and it was closed");
+        assert!(!end(&old));
+        ends.join().unwrap();
     }
 }
