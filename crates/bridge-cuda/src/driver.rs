@@ -227,28 +227,32 @@ pub(crate) trait SharingDriver {
     unsafe fn free_plain(&self, address: usize) -> Outcome<()>;
 }
 
-/// Advice by range of result codes: first code, last code, what to do next.
-const ADVICE: &[(u32, u32, &str)] = &[
-    (2, 2, "free memory on the device first"),
-    (3, 3, "CUDA does not survive a fork: start processes with the method \"spawn\""),
-    (4, 4, "the driver is shutting down with the process"),
-    (101, 101, "the device was hidden or lost: see CUDA_VISIBLE_DEVICES"),
-    (400, 400, "the stream was destroyed, or belongs to another device than the tensor"),
-    (700, 700, "a kernel failed earlier and its context is lost: restart the process"),
-    (709, 709, "the device was reset: restart the process"),
-    (710, 719, "a kernel failed earlier and its context is lost: restart the process"),
-    (900, 908, "a stream is being captured: exchange the tensor before the capture, or on the captured stream"),
+/// Errors by range of result codes: first code, last code, the kind, what to do next. `CUDA_ERROR_ALREADY_MAPPED` (208)
+/// is the answer to a handle as well whose memory was a part of other allocations before, while these are open here.
+const ADVICE: &[(u32, u32, ErrorKind, &str)] = &[
+    (2, 2, ErrorKind::OutOfMemory, "free memory on the device first"),
+    (3, 3, ErrorKind::Driver, "CUDA does not survive a fork: start processes with the method \"spawn\""),
+    (4, 4, ErrorKind::Driver, "the driver is shutting down with the process"),
+    (101, 101, ErrorKind::Driver, "the device was hidden or lost: see CUDA_VISIBLE_DEVICES"),
+    (208, 208, ErrorKind::Busy, "memory that was freed is still open in its place: drop it, and open again"),
+    (400, 400, ErrorKind::Driver, "the stream was destroyed, or belongs to another device than the tensor"),
+    (700, 700, ErrorKind::Driver, LOST),
+    (709, 709, ErrorKind::Driver, "the device was reset: restart the process"),
+    (710, 719, ErrorKind::Driver, LOST),
+    (900, 908, ErrorKind::Driver, "a stream is being captured: exchange the tensor before, or on that stream"),
 ];
+
+const LOST: &str = "a kernel failed earlier and its context is lost: restart the process";
 
 /// Makes the error that the user sees.
 #[cold]
 pub(crate) fn error(driver: &impl Driver, failure: Failure) -> Error {
     let Failure { call, code } = failure;
-    let mut text = format!("{call} failed: {}", driver.describe(code));
-    if let Some((_, _, advice)) = ADVICE.iter().find(|(first, last, _)| (*first..=*last).contains(&code)) {
-        text = format!("{text}: {advice}");
+    let text = format!("{call} failed: {}", driver.describe(code));
+    match ADVICE.iter().find(|(first, last, ..)| (*first..=*last).contains(&code)) {
+        Some((.., kind, advice)) => Error::new(*kind, format!("{text}: {advice}")),
+        None => Error::new(ErrorKind::Driver, text),
     }
-    Error::new(ErrorKind::Driver, text)
 }
 
 #[cfg(test)]
@@ -266,7 +270,7 @@ mod tests {
 
     #[test]
     fn advice_is_unambiguous() {
-        assert!(ADVICE.iter().all(|(first, last, _)| first <= last));
+        assert!(ADVICE.iter().all(|(first, last, ..)| first <= last));
         assert!(ADVICE.windows(2).all(|pair| pair[0].1 < pair[1].0));
     }
 }

@@ -1,21 +1,8 @@
 //! Copies of bytes between the host and devices, and memory for them.
 
 use crate::context::Devices;
-use crate::driver::{Driver, Event, Failure, Outcome, RELAXED, Way, error};
+use crate::driver::{Driver, Event, Outcome, RELAXED, Way, error};
 use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream, poison};
-
-/// `CUDA_ERROR_OUT_OF_MEMORY`.
-const OUT_OF_MEMORY: u32 = 2;
-
-/// `CUDA_ERROR_ALREADY_MAPPED`. The driver gives it for a handle as well whose memory was a part of other allocations
-/// before, while these are open in this process.
-const ALREADY_MAPPED: u32 = 208;
-
-/// Failures with an error of their own, and what to do about them.
-const ADVICE: [(u32, ErrorKind, &str); 2] = [
-    (OUT_OF_MEMORY, ErrorKind::OutOfMemory, "free memory first"),
-    (ALREADY_MAPPED, ErrorKind::Busy, "its place is in use here by memory that was freed: drop that first"),
-];
 
 /// A point in a stream: the work that the stream held when [`Link::mark`] was called. Pass it to [`Link::release`]
 /// once.
@@ -185,13 +172,7 @@ impl<D: Driver> Link for Devices<D> {
 
 impl<D: Driver> Devices<D> {
     pub(crate) fn checked<T>(&self, outcome: Outcome<T>) -> Result<T> {
-        outcome.map_err(|failure| match ADVICE.iter().find(|(code, ..)| *code == failure.code) {
-            Some((_, kind, advice)) => {
-                let Failure { call, code } = failure;
-                Error::new(*kind, format!("{call} failed: {}: {advice}", self.driver().describe(code)))
-            }
-            None => error(self.driver(), failure),
-        })
+        outcome.map_err(|failure| error(self.driver(), failure))
     }
 
     /// Calls the driver so that a capture that is under way is unaffected: in other modes these calls invalidate it
@@ -296,7 +277,7 @@ mod tests {
         }
         assert_eq!(devices.driver().live_memory(), 0);
         for call in ["cuMemHostAlloc", "cuMemAllocAsync"] {
-            devices.driver().fail(call, OUT_OF_MEMORY);
+            devices.driver().fail(call, 2);
         }
         let errors = [link.allocate_pinned(GPUS[0], 64), link.allocate(GPUS[0], 64, A)].map(Result::unwrap_err);
         assert!(errors.iter().all(|error| error.kind() == ErrorKind::OutOfMemory), "{errors:?}");

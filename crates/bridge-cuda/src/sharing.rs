@@ -107,6 +107,10 @@ pub trait Sharing: Send + Sync {
 
     /// Maps memory of another process. A process cannot open a handle of its own, and opens memory by a handle or of a
     /// pool once at a time: the driver refuses the second opening, or does not count it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Busy`] as well, where memory that its owner has freed was a part of the same place and is open here.
     fn open(&self, device: Device, way: &Way) -> Result<Opened>;
 
     /// Unmaps it: at once, or memory of a pool behind all work now in the stream. The driver wants the latter closed
