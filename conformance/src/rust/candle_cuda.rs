@@ -1,10 +1,10 @@
 //! candle on a CUDA device under test.
 
 use super::candle::{KINDS, create, observe, raised, read, scalar, write};
-use super::forward_adapter;
+use super::{forward_adapter, in_one_stream};
 use crate::{Capabilities, Observed, Spec, Subject};
 use bridge_candle::Candle;
-use bridge_core::{DType, Device, Error, ErrorKind, Ordering, Result, Stream};
+use bridge_core::{DType, Device, Error, ErrorKind, Ordering, Result};
 use candle_core::{DType as Kind, Device as Place, Tensor};
 use cudarc::driver::{CudaSlice, CudaStream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -106,23 +106,7 @@ impl Subject for CandleCudaSubject {
         Ok(())
     }
 
-    fn share(&self, tensor: &Tensor) -> Tensor {
-        tensor.clone()
-    }
-
-    fn drop_on_thread(&self, tensor: Tensor) {
-        std::thread::scope(|scope| {
-            scope.spawn(|| drop(tensor));
-        });
-    }
-
-    fn streams(&self) -> Vec<Stream> {
-        Vec::new()
-    }
-
-    fn on_stream(&self, _: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        body()
-    }
+    in_one_stream!(Tensor);
 
     fn delay(&self) -> Result<()> {
         let mut ballast = self.ballast.lock().unwrap_or_else(PoisonError::into_inner);

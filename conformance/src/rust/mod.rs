@@ -80,23 +80,10 @@ macro_rules! forward_adapter {
 #[cfg(any(feature = "candle", feature = "ndarray", feature = "ort", feature = "tch"))]
 use forward_adapter;
 
-/// The methods of `Subject` for tensors on the host: they are cloned to be shared, and know no streams.
+/// The methods of `Subject` for tensors that are cloned to be shared, in a framework that computes in one stream or none.
 #[cfg(any(feature = "candle", feature = "ndarray", feature = "ort"))]
-macro_rules! on_the_host {
+macro_rules! in_one_stream {
     ($tensor:ty) => {
-        fn device(&self) -> bridge_core::Device {
-            bridge_core::Device::CPU
-        }
-
-        fn ordering(&self) -> std::sync::Arc<dyn bridge_core::Ordering> {
-            std::sync::Arc::clone(bridge_copy::ordering())
-        }
-
-        fn snapshot(&self, from: &$tensor, into: &mut $tensor) -> bridge_core::Result<()> {
-            let bytes = self.read(from)?;
-            self.write(into, &bytes)
-        }
-
         fn share(&self, tensor: &$tensor) -> $tensor {
             tensor.clone()
         }
@@ -118,6 +105,29 @@ macro_rules! on_the_host {
         ) -> bridge_core::Result<()> {
             body()
         }
+    };
+}
+#[cfg(any(feature = "candle", feature = "ndarray", feature = "ort"))]
+use in_one_stream;
+
+/// The methods of `Subject` for tensors on the host: they are cloned to be shared, and know no streams.
+#[cfg(any(feature = "candle", feature = "ndarray", feature = "ort"))]
+macro_rules! on_the_host {
+    ($tensor:ty) => {
+        fn device(&self) -> bridge_core::Device {
+            bridge_core::Device::CPU
+        }
+
+        fn ordering(&self) -> std::sync::Arc<dyn bridge_core::Ordering> {
+            std::sync::Arc::clone(bridge_copy::ordering())
+        }
+
+        fn snapshot(&self, from: &$tensor, into: &mut $tensor) -> bridge_core::Result<()> {
+            let bytes = self.read(from)?;
+            self.write(into, &bytes)
+        }
+
+        crate::rust::in_one_stream!($tensor);
 
         fn delay(&self) -> bridge_core::Result<()> {
             Ok(())

@@ -1,7 +1,7 @@
 //! ONNX Runtime on a CUDA device under test.
 
-use super::forward_adapter;
 use super::ort::{element_of, observe, raised};
+use super::{forward_adapter, in_one_stream};
 use crate::{Capabilities, Observed, Spec, Subject, model};
 use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Ordering, Result, Stream};
 use bridge_ort::Ort;
@@ -184,23 +184,7 @@ impl Subject for OrtCudaSubject {
         })
     }
 
-    fn share(&self, tensor: &Arc<DynTensor>) -> Arc<DynTensor> {
-        Arc::clone(tensor)
-    }
-
-    fn drop_on_thread(&self, tensor: Arc<DynTensor>) {
-        std::thread::scope(|scope| {
-            scope.spawn(|| drop(tensor));
-        });
-    }
-
-    fn streams(&self) -> Vec<Stream> {
-        Vec::new()
-    }
-
-    fn on_stream(&self, _: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        body()
-    }
+    in_one_stream!(Arc<DynTensor>);
 
     fn delay(&self) -> Result<()> {
         let (from, to) = &mut *self.ballast.borrow_mut();
