@@ -56,10 +56,14 @@ impl Views {
         if self.is_empty() {
             return 0;
         }
-        let mut views = 0;
-        self.lock().containing(device, address, |entry| views += entry.views);
-        if views == 0 {
-            return 0;
+        let (mut views, mut known) = (0, true);
+        self.lock().containing(device, address, |entry| {
+            views += entry.views;
+            known &= entry.recorded.iter().any(|recorded| recorded.stream == stream && recorded.keep.is_some());
+        });
+        // No views, or the same use once more.
+        if known {
+            return views;
         }
         // Not under the lock: `keep` may enter the interpreter.
         let used = Used { stream, keep: keep() };
@@ -153,6 +157,25 @@ mod tests {
         assert_eq!(Arc::strong_count(&keep), 2, "it is kept, once");
         drop(views.leave(GPU, &(0x1000..0x1100)));
         assert_eq!(Arc::strong_count(&keep), 1);
+    }
+
+    #[test]
+    fn a_use_that_is_known_asks_for_no_keep() {
+        let views = Views::default();
+        views.enter(GPU, &(0x1000..0x1100));
+        let keep: Keep = Arc::new(());
+        let used = |address| {
+            let mut asked = false;
+            let kept = || {
+                asked = true;
+                Some(keep.clone())
+            };
+            (views.used(GPU, address, A, kept), asked)
+        };
+        assert_eq!([used(0x1000), used(0x1000)], [(1, true), (1, false)]);
+        views.enter(GPU, &(0x1000..0x1010));
+        assert_eq!([used(0x1000), used(0x1000)], [(2, true), (2, false)], "one of the two had no record");
+        assert_eq!(used(0x2000), (0, false));
     }
 
     #[test]
