@@ -13,7 +13,7 @@ use crate::wire::{Hex, Point, Segment, Uuid};
 use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Result, Reuse, Stream};
 use bridge_cuda::{Handle, Opened, Outlet, Signal, Way, ordering, sharing};
 use rustix::fd::OwnedFd;
-use slot::{Slot, close_later};
+use slot::{OPENED, Slot, close_later};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -352,8 +352,7 @@ pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>]) -> Result<DeviceMa
 }
 
 fn mapping(device: Device, called: Vec<u8>, name: &Name, way: &Way) -> Result<DeviceMapping> {
-    let slot = Slot::of(called);
-    let bytes = slot.enter(name, device, || sharing()?.open(device, way), close)?;
+    let (slot, bytes) = OPENED.enter(called, (name, device), || sharing()?.open(device, way), close)?;
     Ok(DeviceMapping { device, bytes, slot: Some(slot) })
 }
 

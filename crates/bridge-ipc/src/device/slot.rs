@@ -9,9 +9,13 @@ use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The memory of other processes that is open in this one, by what the driver calls it. The driver opens most memory
-/// only once at a time, so that there is one place for it, in which one thread at a time opens or closes.
-static MAPPED: Mutex<BTreeMap<Vec<u8>, Arc<Slot>>> = Mutex::new(BTreeMap::new());
+/// Places for memory, by what the driver calls it. The driver opens most memory only once at a time, so that there is one
+/// place for it, in which one thread at a time opens or closes.
+#[derive(Debug)]
+pub(super) struct Slots(Mutex<BTreeMap<Vec<u8>, Arc<Slot>>>);
+
+/// The memory of other processes that is open in this one.
+pub(super) static OPENED: Slots = Slots::new();
 
 /// A place for memory that is open.
 #[derive(Debug, Default)]
@@ -28,38 +32,54 @@ struct Inside {
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 
-impl Slot {
-    /// Returns the place of memory that the driver calls this.
-    pub(super) fn of(called: Vec<u8>) -> Arc<Self> {
-        let mut mapped = locked(&MAPPED);
-        // What nothing else refers to is open nowhere.
-        mapped.retain(|_, slot| Arc::strong_count(slot) > 1);
-        Arc::clone(mapped.entry(called).or_default())
+impl Slots {
+    const fn new() -> Self {
+        Self(Mutex::new(BTreeMap::new()))
     }
 
-    /// Begins a use of the memory with this name, which `open` opens unless it is open. Returns its addresses.
+    fn at(&self, called: Vec<u8>) -> Arc<Slot> {
+        let mut slots = locked(&self.0);
+        // What nothing else refers to is open nowhere.
+        slots.retain(|_, slot| Arc::strong_count(slot) > 1);
+        Arc::clone(slots.entry(called).or_default())
+    }
+
+    /// Begins a use of memory: what the driver calls it, its name, and its device. `open` opens it unless it is open.
+    /// Returns its place and its addresses.
     ///
     /// Memory that its owner has freed, behind the work on it here, may still be open. The driver opens no other in its
     /// place before it is closed: `open` fails with [`ErrorKind::Busy`], or the memory in this place has another name.
     pub(super) fn enter(
         &self,
-        name: &Name,
-        device: Device,
+        called: Vec<u8>,
+        (name, device): (&Name, Device),
         open: impl Fn() -> Result<Opened>,
         close: impl Fn(Device, Opened),
-    ) -> Result<Range<usize>> {
-        let until = Instant::now() + PATIENCE;
+    ) -> Result<(Arc<Slot>, Range<usize>)> {
+        let (slot, until) = (self.at(called), Instant::now() + PATIENCE);
         loop {
-            let entered = locked(&self.0).enter(name, device, &open, &close);
+            let entered = locked(&slot.0).enter((name, device), &open, &close);
             match entered {
                 Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < until => (),
-                entered => return entered,
+                entered => return Ok((slot, entered?)),
             }
-            end_unused(&close);
+            self.end_unused(&close);
             thread::sleep(PAUSE);
         }
     }
 
+    /// Closes all memory that is open and not in use, but for what another thread opens or closes now.
+    fn end_unused(&self, close: impl Fn(Device, Opened)) {
+        let slots: Vec<_> = locked(&self.0).values().cloned().collect();
+        for slot in slots {
+            if let Ok(mut inside) = slot.0.try_lock() {
+                inside.end(&close);
+            }
+        }
+    }
+}
+
+impl Slot {
     /// Ends a use. Returns whether it was the last one.
     pub(super) fn leave(&self) -> bool {
         let mut inside = locked(&self.0);
@@ -80,8 +100,7 @@ impl Slot {
 impl Inside {
     fn enter(
         &mut self,
-        name: &Name,
-        device: Device,
+        (name, device): (&Name, Device),
         open: impl Fn() -> Result<Opened>,
         close: impl Fn(Device, Opened),
     ) -> Result<Range<usize>> {
@@ -103,16 +122,6 @@ impl Inside {
     fn end(&mut self, close: impl Fn(Device, Opened)) {
         if let Some((_, device, opened)) = self.opened.take_if(|_| self.uses == 0) {
             close(device, opened);
-        }
-    }
-}
-
-/// Closes all memory that is open and not in use, but for what another thread opens or closes now.
-fn end_unused(close: impl Fn(Device, Opened)) {
-    let slots: Vec<_> = locked(&MAPPED).values().cloned().collect();
-    for slot in slots {
-        if let Ok(mut inside) = slot.0.try_lock() {
-            inside.end(&close);
         }
     }
 }
@@ -152,16 +161,21 @@ mod tests {
         (Hex([1; 16]), vec![number])
     }
 
-    /// Enters a slot, and returns the address and what was opened and closed.
-    fn enter(slot: &Slot, number: u8) -> (Result<usize>, Vec<String>) {
+    const GPU: Device = Device::cuda(0);
+
+    /// What was entered: its place and its address.
+    type Entered = Result<(Arc<Slot>, usize)>;
+
+    /// Begins a use, and returns what was opened and closed as well.
+    fn enter(slots: &Slots, number: u8) -> (Entered, Vec<String>) {
         let calls = RefCell::new(Vec::new());
         let open = || {
             calls.borrow_mut().push(format!("open {number}"));
             Ok(Opened::new(usize::from(number)..100))
         };
         let close = |_, opened: Opened| calls.borrow_mut().push(format!("close {}", opened.range.start));
-        let entered = slot.enter(&name(number), Device::cuda(0), open, close).map(|range| range.start);
-        (entered, calls.into_inner())
+        let entered = slots.enter(b"called".into(), (&name(number), GPU), open, close);
+        (entered.map(|(slot, range)| (slot, range.start)), calls.into_inner())
     }
 
     fn end(slot: &Slot) -> bool {
@@ -170,65 +184,65 @@ mod tests {
         closed.get()
     }
 
+    /// Ends a use on another thread, a moment later.
+    fn leave_soon(slot: Arc<Slot>) -> thread::JoinHandle<bool> {
+        thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            slot.leave()
+        })
+    }
+
     #[test]
     fn memory_is_opened_once_and_stays_open_until_it_is_closed() {
-        let slot = Slot::default();
-        assert_eq!(enter(&slot, 1).1, ["open 1"]);
-        assert!(enter(&slot, 1).1.is_empty());
+        let slots = Slots::new();
+        let (entered, calls) = enter(&slots, 1);
+        let (slot, _) = entered.unwrap();
+        assert_eq!(calls, ["open 1"]);
+        assert!(enter(&slots, 1).1.is_empty());
         assert!(!slot.leave() && !end(&slot), "the other use keeps it");
         assert!(slot.leave());
-        assert!(enter(&slot, 1).1.is_empty(), "it has not been closed");
+        assert!(enter(&slots, 1).1.is_empty(), "it has not been closed");
         assert!(slot.leave() && end(&slot) && !end(&slot));
-        assert_eq!(enter(&slot, 1).1, ["open 1"]);
+        assert_eq!(enter(&slots, 1).1, ["open 1"]);
     }
 
     #[test]
     fn memory_that_its_owner_has_freed_is_closed_before_other_memory_is_opened() {
-        let slot = Slot::default();
-        enter(&slot, 1).0.unwrap();
+        let slots = Slots::new();
+        let (slot, _) = enter(&slots, 1).0.unwrap();
         slot.leave();
-        let (address, calls) = enter(&slot, 2);
-        assert_eq!((address.unwrap(), calls), (2, vec!["close 1".to_owned(), "open 2".to_owned()]));
+        let (entered, calls) = enter(&slots, 2);
+        assert_eq!((entered.unwrap().1, calls), (2, vec!["close 1".to_owned(), "open 2".to_owned()]));
     }
 
     #[test]
     fn a_ticket_waits_for_the_end_of_work_on_freed_memory() {
-        let slot = Arc::new(Slot::default());
-        enter(&slot, 1).0.unwrap();
-        let other = Arc::clone(&slot);
-        let ends = thread::spawn(move || {
-            thread::sleep(Duration::from_millis(20));
-            other.leave();
-        });
-        assert_eq!(enter(&slot, 2).1, ["close 1", "open 2"]);
-        ends.join().unwrap();
+        let slots = Slots::new();
+        let ends = leave_soon(enter(&slots, 1).0.unwrap().0);
+        assert_eq!(enter(&slots, 2).1, ["close 1", "open 2"]);
+        assert!(ends.join().unwrap());
     }
 
     #[test]
     fn memory_that_does_not_open_is_tried_again() {
-        let slot = Slot::default();
-        let failed = slot.enter(&name(1), Device::cuda(0), || Err(broken("no memory")), |_, _| ()).unwrap_err();
-        assert_eq!(failed.kind(), ErrorKind::Protocol);
-        assert_eq!(enter(&slot, 1).1, ["open 1"]);
+        let slots = Slots::new();
+        let failed = slots.enter(b"called".into(), (&name(1), GPU), || Err(broken("no memory")), |_, _| ());
+        assert_eq!(failed.unwrap_err().kind(), ErrorKind::Protocol);
+        assert_eq!(enter(&slots, 1).1, ["open 1"]);
     }
 
     #[test]
     fn memory_opens_where_the_driver_wants_other_memory_closed_first() {
-        let (device, old, new) = (Device::cuda(0), Slot::of(b"old".into()), Slot::of(b"new".into()));
-        let is_open = Cell::new(true);
-        old.enter(&name(1), device, || Ok(Opened::new(1..100)), |_, _| ()).unwrap();
-        let ends = Arc::clone(&old);
-        let ends = thread::spawn(move || {
-            thread::sleep(Duration::from_millis(20));
-            ends.leave();
-        });
+        let (slots, is_open) = (Slots::new(), Cell::new(true));
+        let (old, _) = enter(&slots, 1).0.unwrap();
+        let ends = leave_soon(Arc::clone(&old));
         let open = || match is_open.get() {
             true => Err(Error::new(ErrorKind::Busy, "already mapped")),
             false => Ok(Opened::new(2..100)),
         };
-        let opened = new.enter(&name(2), device, open, |_, closed| is_open.set(closed.range.start != 1));
-        assert_eq!(opened.unwrap().start, 2, "the work on the old memory has ended, and it was closed");
-        assert!(!end(&old));
-        ends.join().unwrap();
+        let close = |_, closed: Opened| is_open.set(closed.range.start != 1);
+        let (_, opened) = slots.enter(b"other".into(), (&name(2), GPU), open, close).unwrap();
+        assert_eq!(opened.start, 2, "the work on the old memory has ended, and it was closed");
+        assert!(ends.join().unwrap() && !end(&old));
     }
 }
