@@ -160,6 +160,16 @@ mod tests {
     }
 
     #[test]
+    fn a_handle_that_nothing_keeps_is_noted_once() {
+        let views = Views::default();
+        views.enter(GPU, &(0x1000..0x1100));
+        for _ in 0..3 {
+            views.used(GPU, 0x1000, A, || None);
+        }
+        assert_eq!(recorded(views.leave(GPU, &(0x1000..0x1100))), [A]);
+    }
+
+    #[test]
     fn a_use_that_is_known_asks_for_no_keep() {
         let views = Views::default();
         views.enter(GPU, &(0x1000..0x1100));
