@@ -227,8 +227,10 @@ pub(crate) trait SharingDriver {
     unsafe fn free_plain(&self, address: usize) -> Outcome<()>;
 }
 
-/// Errors by range of result codes: first code, last code, the kind, what to do next. `CUDA_ERROR_ALREADY_MAPPED` (208)
-/// is the answer to a handle as well whose memory was a part of other allocations before, while these are open here.
+/// Errors by range of result codes: first code, last code, the kind, what to do next.
+///
+/// The driver also gives `CUDA_ERROR_ALREADY_MAPPED` (208) for a handle whose memory was part of other allocations
+/// before, while this process has those open (seen on an H200).
 const ADVICE: &[(u32, u32, ErrorKind, &str)] = &[
     (2, 2, ErrorKind::OutOfMemory, "free memory on the device first"),
     (3, 3, ErrorKind::Driver, "CUDA does not survive a fork: start processes with the method \"spawn\""),

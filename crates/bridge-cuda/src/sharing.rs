@@ -87,8 +87,8 @@ impl Signal {
 /// Lends memory of devices to other processes, and opens theirs. Implemented by the driver; the tests of `bridge-ipc`
 /// have another implementation.
 ///
-/// Addresses and lengths are in bytes. Every method may be called on any thread, leaves that thread's current context
-/// unchanged, and waits for nothing.
+/// Addresses and lengths are in bytes. Every method may be called on any thread and leaves that thread's current context
+/// unchanged. None waits for the device, but for [`close`](Self::close).
 ///
 /// # Errors
 ///
@@ -114,7 +114,7 @@ pub trait Sharing: Send + Sync {
     fn open(&self, device: Device, way: &Way) -> Result<Opened>;
 
     /// Unmaps it: at once, or memory of a pool behind all work now in the stream. The driver wants the latter closed
-    /// here before its owner frees it.
+    /// here before its owner frees it. To close memory by a handle, the driver waits for all work of the device.
     ///
     /// # Safety
     ///

@@ -317,11 +317,11 @@ fn called(segment: &Segment, name: &Name) -> Vec<u8> {
     }
 }
 
-/// Closes memory of a device that a [`Slot`] has opened and nothing uses: the work on it has run, or is in the stream for
-/// what was opened.
+/// Closes memory of a device that a [`Slot`] gives out.
 fn close(device: Device, opened: Opened) {
     let (Ok(driver), Ok(lane)) = (sharing(), lane(device, Role::Opens)) else { return };
-    // SAFETY: the promises above.
+    // SAFETY: a slot gives out what it opened once, and only when it has no use. `DeviceMapping::drop` ends a use when
+    // the work on the memory has run, or for memory of a pool when it is in this stream.
     unsafe { driver.close(device, opened, lane.stream) };
 }
 
