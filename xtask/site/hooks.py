@@ -1,4 +1,4 @@
-"""Make site pages out of the repository: tables from reports, files outside docs/, the reference.
+"""Make site pages out of the repository: the pages of docs/, files outside docs/, the reference.
 
 The pages of docs/ are read on a code host as well, where they link to files beside docs/. Each such file becomes a page
 of the site, so that every link stays inside it.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 from typing import TYPE_CHECKING
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-sys.path.insert(0, str(Path(__file__).parent))
-import tables
-
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 #: Files of the site that lie beside this one.
@@ -35,8 +31,6 @@ LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(http
 
 #: Links of a page, and images: the place, then the anchor.
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
-#: What tables.py replaces: a name, and its arguments.
-MARK = re.compile(r"<!-- table: ([\w ]+?) -->")
 #: What a code host shows as the link beside it, and the site as code: a file, by its path from the page.
 SHOWN = re.compile(r"<!-- code: ([\w./]+) -->")
 #: Code, in which nothing is a link.
@@ -94,17 +88,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Let no page load anything from the network."""
+    """Refuse a page that loads anything from the network, or that shows a table as its source."""
     if loaded := LOADED.search(output):
         raise PluginError(f"{page.file.src_uri} loads {loaded[1]}")
+    if "<p>|" in output:
+        raise PluginError(f"{page.file.src_uri} has a table that Markdown does not read as one: compare its columns")
     return output
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in tables and files, and turn links to the repository into links to pages of the site."""
+    """Fill in files, and turn links to the repository into links to pages of the site."""
     path = page.file.src_uri
-    to_root = relpath(".", str(PurePosixPath(path).parent))
-    markdown = MARK.sub(lambda mark: tables.filled(mark[1], to_root), markdown)
     markdown = SHOWN.sub(lambda mark: fenced(ROOT / source(path, mark[1])), markdown)
     here = str(PurePosixPath(path).parent)
     parts = CODE.split(markdown)

@@ -1,18 +1,25 @@
-"""Tables out of the reports in docs/results, and of the profiles in fixtures: a page marks where each stands.
+"""Write the tables of the pages from the reports in docs/results and the profiles in fixtures.
 
-A mark is a comment, ``<!-- table: NAME ARGUMENTS -->``. A report or a row that is missing is an error of the build.
+A table stands between the comments ``<!-- table: NAME ARGUMENTS -->`` and ``<!-- /table -->``, so that a code host
+shows it as well. ``cargo xtask tables`` writes every table; with ``--check`` it names the pages whose tables are stale.
+A report or a row that is missing is an error.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "docs/results"
+DOCS = ROOT / "docs"
+RESULTS = DOCS / "results"
+#: A table with its marks: the first mark, its name and arguments, and what stands before the second mark.
+MARKED = re.compile(r"(<!-- table: ([\w ]+?) -->\n)(.*?)(?=<!-- /table -->)", re.S)
 
 #: The newest report of each bench.
 HANDOFF = "2026-11-22-h200-copies/bench"
@@ -43,16 +50,37 @@ def report(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def filled(mark: str, to_root: str) -> str:
-    """Return the table that a mark names. ``to_root`` leads from its page to docs/."""
-    name, *arguments = mark.split()
-    links = f"{'' if to_root == '.' else to_root + '/'}results"
-    return TABLES[name](links, *arguments)
+def filled(page: Path) -> str:
+    """Return the text of a page with every table as the reports have it."""
+    text = page.read_text()
+    if text.count("<!-- table: ") != len(MARKED.findall(text)):
+        raise ValueError(f"{page} has a table without an end: write <!-- /table --> after its mark")
+    links = "../" * (len(page.relative_to(DOCS).parts) - 1) + "results"
+
+    def made(marked: re.Match[str]) -> str:
+        name, *arguments = marked[2].split()
+        return f"{marked[1]}\n{TABLES[name](links, *arguments)}\n\n"
+
+    return MARKED.sub(made, text)
+
+
+def main(arguments: list[str]) -> int:
+    """Write the tables of all pages, or with ``--check`` print the pages that would change."""
+    stale = [(page, text) for page in sorted(DOCS.rglob("*.md")) if (text := filled(page)) != page.read_text()]
+    for page, text in stale:
+        print(page.relative_to(ROOT))
+        if arguments != ["--check"]:
+            page.write_text(text)
+    if stale and arguments == ["--check"]:
+        print("the tables of these pages are stale: run `cargo xtask tables`")
+        return 1
+    return 0
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[object]], align: str = "l") -> str:
     """Return a table of Markdown. ``align`` has a letter for each column; columns without one hold numbers."""
     head = list(head)
+    assert len(align) <= len(head), f"{len(align)} alignments for {len(head)} columns"
     line = ["---" if side == "l" else "--:" for side in align.ljust(len(head), "r")]
     return "\n".join(f"| {' | '.join(str(cell) for cell in row)} |" for row in (head, line, *rows))
 
@@ -270,7 +298,7 @@ def dtypes(links: str) -> str:
         "devices": ", ".join,
     }
     rows += [(f"**{key}**", *(said[key](have[name][key]) for name in NAMES)) for key in said]
-    return table(("", *NAMES.values()), rows, "lllllllll")
+    return table(("", *NAMES.values()), rows, "l" * (len(NAMES) + 1))
 
 
 def pairs(links: str, device: str) -> str:
@@ -354,3 +382,6 @@ TABLES: dict[str, Callable[..., str]] = {
         versions,
     )
 }
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

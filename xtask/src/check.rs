@@ -194,6 +194,7 @@ fn python_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ("ruff check", Ok(module(&[&["ruff", "check"], &PYTHON]))),
         ("ruff format", Ok(module(&[&["ruff", "format", "--check"], &PYTHON]))),
         ("mypy", Ok(module(&[&["mypy"], &TYPED]))),
+        ("tables of the documentation", itself(&["tables".as_ref(), "--check".as_ref()])),
         ("site", itself(&["site".as_ref()])),
         ("bundle", itself(&["bundle".as_ref(), bundle.as_os_str()])),
         ("pytest", Ok(on_the_host(over_bundle(module(&[pytest, tests]))))),

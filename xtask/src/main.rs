@@ -87,6 +87,12 @@ enum Task {
     Wheels,
     /// Build the documentation site; broken links are errors.
     Site,
+    /// Write the tables of the documentation from the reports in docs/results.
+    Tables {
+        /// Compare with what is checked in, and change nothing.
+        #[arg(long)]
+        check: bool,
+    },
     /// Write the header of the C library out of its sources.
     Header {
         /// Compare with what is checked in, and change nothing.
@@ -138,6 +144,7 @@ fn main() -> ExitCode {
             println!("{}", site.join("index.html").display());
             ExitCode::SUCCESS
         }),
+        Task::Tables { check } => site::tables(check).map(|()| ExitCode::SUCCESS),
         Task::Header { check } => header::write(check).map(|()| ExitCode::SUCCESS),
         Task::Install { prefix } => install::install(&prefix).map(|()| ExitCode::SUCCESS),
         Task::Versions { only, cases, bundle } => versions::run(&only, cases, bundle).map(|()| ExitCode::SUCCESS),

@@ -14,3 +14,9 @@ pub fn build() -> Result<PathBuf> {
     run(program(&python, &arguments).env("NO_MKDOCS_2_WARNING", "1").arg("--site-dir").arg(&site))?;
     Ok(site)
 }
+
+/// Writes the tables of the pages from the reports, or compares them with the reports.
+pub fn tables(check: bool) -> Result<()> {
+    let arguments: &[&str] = if check { &["xtask/site/tables.py", "--check"] } else { &["xtask/site/tables.py"] };
+    run(&mut program(venv::MAIN.ready()?, arguments))
+}
