@@ -18,7 +18,8 @@ macro_rules! frameworks {
         }
 
         impl Framework {
-            /// Every framework, in the order in which objects are offered to the adapters.
+            /// Every framework, in the order in which objects are offered to the adapters. A process can import them in
+            /// this order: TensorFlow hides CUDA's libraries from what is loaded after it.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             /// The name that users pass.

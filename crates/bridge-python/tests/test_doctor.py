@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import tensor_bridge as tb
-from tensor_bridge import __main__, _doctor, _probe, _report
+from tensor_bridge import __main__, _doctor, _frameworks, _report
 
 TENSORFLOW1 = os.environ.get("TENSOR_BRIDGE_TENSORFLOW1")
 
@@ -59,7 +59,7 @@ def printing(monkeypatch: pytest.MonkeyPatch, **changes: dict[str, Any]) -> None
 @pytest.fixture
 def faked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Return a folder at the start of the path, in which every framework is missing until a test writes one."""
-    for name in _probe.FRAMEWORKS:
+    for name in _frameworks.ALL:
         write(tmp_path, name, "raise ModuleNotFoundError('left out')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("TENSOR_BRIDGE_TENSORFLOW1", raising=False)

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import tensor_bridge as tb
-from tensor_bridge import __main__, _doctor, _measure, _probe, _ways
+from tensor_bridge import __main__, _doctor, _frameworks, _measure
+from tensor_bridge._frameworks.numpy import aligned
 
 np: Any = pytest.importorskip("numpy")
 torch: Any = pytest.importorskip("torch")
@@ -65,14 +66,14 @@ def test_every_pair_on_the_host_is_measured() -> None:
     assert found["version"] == tb.__version__ and found["cores"] > 0 and found["date"].endswith("Z")
 
 
-def sides() -> tuple[_ways.Side, _ways.Side]:
-    return _ways.SIDES["torch"](torch, None), _ways.SIDES["numpy"](np, None)
+def sides() -> tuple[_frameworks.Side, _frameworks.Side]:
+    return _frameworks.ALL["torch"].side(torch, None), _frameworks.ALL["numpy"].side(np, None)
 
 
 def test_the_ways_return_the_elements() -> None:
     pair = _measure.Pair("torch", "numpy", "cpu", sides())
     values = _measure._values((8, 4))
-    tensor = pair.sides[0].of_host(_ways.aligned(values))
+    tensor = pair.sides[0].of_host(aligned(values))
     for kind in _measure.KINDS.values():
         for way, (call, side) in kind.ways(pair).items():
             result = side.to_host(call(tensor))
@@ -155,7 +156,8 @@ def test_frameworks_that_are_broken_or_missing_are_left_out(monkeypatch: pytest.
     (tmp_path / "tensorflow.py").write_text("raise ImportError('half installed')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
-    monkeypatch.setattr(_probe, "FRAMEWORKS", ("numpy", "tensorflow", "no_such_framework"))
+    names = ("numpy", "tensorflow", "no_such_framework")
+    monkeypatch.setattr(_measure, "ALL", {name: _frameworks.ALL["numpy"] for name in names})
     found = _measure.bench("0.01")
     assert found["broken"] == {"tensorflow": "ImportError: half installed"}
     assert list(found["versions"]) == ["numpy"]

@@ -12,6 +12,8 @@ __version__: str
 borrow: object
 # What docstrings say of the keywords of conversions.
 KEYWORDS: str
+# The frameworks that Python imports, in an order in which all can be imported.
+FRAMEWORKS: tuple[str, ...]
 
 # A name, a torch.device, a cupy.cuda.Device, or what __dlpack_device__ returns.
 Device = str | tuple[int, int] | Any

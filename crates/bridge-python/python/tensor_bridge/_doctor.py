@@ -17,6 +17,7 @@ from typing import IO
 
 from . import _core, _findings, _probe
 from ._findings import Facts
+from ._frameworks import ALL
 from ._report import Framework, Gpu, Matrix, Pair, Report
 from .errors import of_kind
 
@@ -62,13 +63,13 @@ def doctor(*, timeout: float = 120.0) -> Report:
     """
     facts = _probed(timeout)
     driver, gpus = facts["driver"], len(facts["driver"].get("devices", []))
-    healthy = [name for name in _probe.FRAMEWORKS if "profile" in facts[name]]
+    healthy = [name for name in ALL if "profile" in facts[name]]
     modules = _imported()
     imported = list(modules)
     tried = _paired(healthy, imported, timeout)
     findings = [*_findings.of_driver(driver)]
     frameworks = []
-    for name in (*_probe.FRAMEWORKS, "tensorflow1"):
+    for name in (*ALL, "tensorflow1"):
         known = facts.get(name, {"installed": False})
         if not known["installed"]:
             continue
@@ -82,8 +83,7 @@ def doctor(*, timeout: float = 120.0) -> Report:
         findings += _findings.of_framework(name, known, gpus)
         if gpus and known.get("devices"):
             findings += _findings.of_settings(name, settings)
-    shows = sys.modules.get("tensorflow.python.pywrap_dlopen_global_flags") is not None
-    findings += _findings.of_imports(imported, shows, gpus)
+    findings += _findings.of_imports(imported, gpus)
     findings += _findings.of_pairs(tried)
     return Report(
         version=_core.__version__,
@@ -96,7 +96,7 @@ def doctor(*, timeout: float = 120.0) -> Report:
             for gpu in driver.get("devices", [])
         ),
         frameworks=tuple(frameworks),
-        missing=tuple(name for name in _probe.FRAMEWORKS if not facts[name]["installed"]),
+        missing=tuple(name for name in ALL if not facts[name]["installed"]),
         matrix=_matrix(tried),
         findings=tuple(findings),
     )
@@ -136,7 +136,7 @@ def _probed(timeout: float) -> dict[str, Facts]:
     """Return the facts of the driver and of each framework."""
     check_seconds("timeout", timeout)
     check_executable("doctor")
-    probes = {"driver": ["driver"], **{name: ["framework", name] for name in _probe.FRAMEWORKS}}
+    probes = {"driver": ["driver"], **{name: ["framework", name] for name in ALL}}
     if os.environ.get("TENSOR_BRIDGE_TENSORFLOW1"):
         probes["tensorflow1"] = ["tensorflow1"]
     return ask(probes, timeout)
@@ -159,7 +159,7 @@ def check_executable(command: str) -> None:
 
 def _imported() -> dict[str, ModuleType]:
     """Return the frameworks that this process has imported, in that order."""
-    loaded = [(name, sys.modules.get(name)) for name in list(sys.modules) if name in _probe.FRAMEWORKS]
+    loaded = [(name, sys.modules.get(name)) for name in list(sys.modules) if name in ALL]
     return {name: module for name, module in loaded if module is not None}
 
 

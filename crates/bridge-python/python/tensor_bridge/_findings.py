@@ -6,17 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ._frameworks import ALL
 from ._report import Finding, FindingKind
 
 Facts = dict[str, Any]
-
-#: How to get a framework that a finding names.
-_INSTALL = {
-    "torch": "https://pytorch.org/get-started names the build for the driver's version of CUDA",
-    "cupy": "`pip install cupy-cuda12x` or `cupy-cuda13x`, whichever the driver supports, and only one of them",
-    "numpy": "`pip install --force-reinstall numpy`",
-    "tensorflow": "`pip install 'tensorflow[and-cuda]'`",
-}
 
 #: The oldest compute capability that the kernels for copies are compiled for.
 _OLDEST = (7, 0)
@@ -54,7 +47,7 @@ def of_framework(name: str, facts: Facts, gpus: int) -> Iterator[Finding]:
     """Yield what is wrong with a framework, on a machine with this many GPUs that can be used."""
     if "ended" in facts:
         kind, text = facts["ended"]
-        advice = f"run `python -c 'import {name}'`; if that fails as well, reinstall it: {_INSTALL[name]}"
+        advice = f"run `python -c 'import {name}'`; if that fails as well, reinstall it: {ALL[name].install}"
         yield Finding(kind, name, f"its import {text}", advice)
         return
     if "error" in facts:
@@ -62,13 +55,13 @@ def of_framework(name: str, facts: Facts, gpus: int) -> Iterator[Finding]:
             "broken", name, f"it is installed and cannot be imported: {facts['error']}", _repair(name, facts["error"])
         )
         return
-    refusal, found = facts.get("refusal"), list(_on_gpus(name, facts, gpus)) if gpus and name != "numpy" else []
+    refusal, found = facts.get("refusal"), list(_on_gpus(name, facts, gpus)) if gpus and ALL[name].on_gpus else []
     yield from found
     kind = refusal["kind"] if refusal else None
     # That a framework for GPUs finds none is wrong on a machine with one only. A version is refused wherever it runs.
     if refusal and (kind == "version" or not found and (gpus or kind != "missing")):
         refused: FindingKind = "version" if kind == "version" else "broken"
-        advice = f"docs/limits.md names the versions that work: {_INSTALL[name]}"
+        advice = f"docs/limits.md names the versions that work: {ALL[name].install}"
         yield Finding(refused, name, f"version {facts['version']} is refused: {refusal['text']}", advice)
 
 
@@ -76,20 +69,20 @@ def _on_gpus(name: str, facts: Facts, gpus: int) -> Iterator[Finding]:
     build, devices = facts["build"] or "CUDA", facts["devices"]
     if not build.startswith("CUDA"):
         text = f"this build is for {build}, and the machine has {gpus} GPU{'s' * (gpus > 1)}"
-        yield Finding("build", name, text, f"install a build for CUDA: {_INSTALL[name]}")
+        yield Finding("build", name, text, f"install a build for CUDA: {ALL[name].install}")
     elif not devices:
         text = f"it was built for {build}, and sees no device: {facts.get('cuda_error') or 'it does not say why'}"
-        advice = f"install a build for a version of CUDA that the driver has: {_INSTALL[name]}"
+        advice = f"install a build for a version of CUDA that the driver has: {ALL[name].install}"
         yield Finding("no_cuda", name, text, advice)
-    elif name == "tensorflow" and not facts.get("profile", {}).get("private_functions", True):
+    elif (tested := ALL[name].tested) and not facts.get("profile", {}).get("private_functions", True):
         text = f"version {facts['version']} was not tested, and tensors on a GPU are refused"
-        yield Finding("untested", name, text, "docs/tensorflow.md names the versions that were tested: use one of them")
+        yield Finding("untested", name, text, f"{tested} names the versions that were tested: use one of them")
 
 
 def _repair(name: str, error: str) -> str:
     if "cannot open shared object file" in error or "undefined symbol" in error:
-        return f"a library is missing, or another version of it is found first (LD_LIBRARY_PATH): {_INSTALL[name]}"
-    return f"reinstall it: {_INSTALL[name]}"
+        return f"a library is missing, or another version of it is found first (LD_LIBRARY_PATH): {ALL[name].install}"
+    return f"reinstall it: {ALL[name].install}"
 
 
 def of_settings(name: str, settings: Facts) -> Iterator[Finding]:
@@ -98,16 +91,9 @@ def of_settings(name: str, settings: Facts) -> Iterator[Finding]:
         text = "it takes nearly the whole GPU when it first uses it, and other frameworks find no memory"
         advice = "set TF_FORCE_GPU_ALLOW_GROWTH=true, or call tf.config.experimental.set_memory_growth(gpu, True) first"
         yield Finding("memory", name, text, advice)
-    if (why := _UNSHARED.get((name, settings.get("allocator", "")))) is not None:
+    if (why := ALL[name].unshared.get(settings.get("allocator", ""))) is not None:
         text = f"other processes cannot open memory of the allocator {settings['allocator']}: share() copies it once"
         yield Finding("allocator", name, text, why)
-
-
-#: Allocators whose memory the driver shares with no other process, and what to use instead.
-_UNSHARED = {
-    ("torch", "cudaMallocAsync"): "leave `backend:cudaMallocAsync` out of PYTORCH_CUDA_ALLOC_CONF",
-    ("cupy", "MemoryAsyncPool"): "call cupy.cuda.set_allocator(cupy.get_default_memory_pool().malloc)",
-}
 
 
 def of_tensorflow1(facts: Facts) -> Iterator[Finding]:
@@ -120,17 +106,15 @@ def of_tensorflow1(facts: Facts) -> Iterator[Finding]:
         yield Finding("broken", "tensorflow1", f"it cannot be loaded: {text}", advice)
 
 
-def of_imports(order: Sequence[str], shows: bool, gpus: int) -> Iterator[Finding]:
-    """Yield what is wrong with the order in which the caller has imported frameworks.
-
-    ``shows`` says whether TensorFlow showed its libraries to those that were loaded later.
-    """
-    if not gpus or not shows or "tensorflow" not in order:
+def of_imports(order: Sequence[str], gpus: int) -> Iterator[Finding]:
+    """Yield what is wrong with the order in which the caller has imported frameworks."""
+    first = next((name for name in order if ALL[name].hides_cuda()), None)
+    if not gpus or first is None:
         return
-    for late in order[order.index("tensorflow") + 1 :]:
-        if late in ("torch", "cupy"):
-            text = "it was imported after TensorFlow, which shows stubs of CUDA's libraries to what is loaded later"
-            yield Finding("import_order", late, text, f"import {late} before tensorflow")
+    for late in order[order.index(first) + 1 :]:
+        if ALL[late].on_gpus:
+            text = f"it was imported after {ALL[first].label}, which shows stubs of CUDA's libraries to later imports"
+            yield Finding("import_order", late, text, f"import {late} before {first}")
 
 
 def of_pairs(tried: Sequence[tuple[Sequence[str], Facts]]) -> Iterator[Finding]:

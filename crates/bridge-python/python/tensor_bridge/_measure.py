@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from . import _core, _probe, _ways
-from ._ways import Side
+from . import _core, _probe
+from ._frameworks import ALL, Side
+from ._frameworks.numpy import aligned
 
 #: Shapes of the tensors of float32: 1 MiB to hand on, and 64 MiB to copy.
 HANDED, COPIED = (512, 512), (4096, 4096)
@@ -79,12 +80,26 @@ class Kind(NamedTuple):
     ways: Callable[[Pair], dict[str, tuple[Call, Side]]]
 
 
+def native(sides: tuple[Side, Side]) -> Call:
+    """Return the frameworks' own way, by DLPack: by a capsule where one of the two knows nothing else."""
+    source, target = sides
+    lend, take = source.capsule, target.of_dlpack
+    by_capsule = (source.capsules_only or target.capsules_only) and target.takes_capsules
+    return (lambda x: take(lend(x))) if by_capsule else take
+
+
+def through_host(sides: tuple[Side, Side]) -> Call:
+    """Return the way through an array of the host."""
+    to_host, of_host = sides[0].to_host, sides[1].of_host
+    return lambda x: of_host(to_host(x))
+
+
 def _handoffs(pair: Pair) -> dict[str, tuple[Call, Side]]:
     target = pair.sides[1]
     return {
         "ours": (lambda x: _core.convert(x, pair.target), target),  # type: ignore[call-overload]
-        "native": (_ways.native(pair.source, pair.sides, pair.target), target),
-        "host": (_ways.through_host(pair.sides), target),
+        "native": (native(pair.sides), target),
+        "host": (through_host(pair.sides), target),
     }
 
 
@@ -104,7 +119,7 @@ KINDS = {"handoffs": Kind(HANDED, False, _handoffs), "copies": Kind(COPIED, True
 def bench(seconds: str) -> dict[str, Any]:
     """Measure for this time, and return the rows of each table, the versions, and what could not be imported."""
     modules, broken = {}, {}
-    for name in _probe.FRAMEWORKS:
+    for name in ALL:
         if importlib.util.find_spec(name) is None:
             continue
         try:
@@ -123,10 +138,10 @@ def _pairs(modules: dict[str, Any]) -> Iterator[Pair]:
     for name, module in modules.items():
         # The error is for ``doctor`` to explain.
         with contextlib.suppress(Exception):
-            counts[name] = _probe.DEVICES[name](module)
+            counts[name] = ALL[name].devices(module)
     for index in (None, *range(max(counts.values(), default=0))):
-        here = [name for name in modules if (name != "cupy" if index is None else index < counts[name])]
-        sides = {name: _ways.SIDES[name](modules[name], index) for name in here}
+        here = [name for name in modules if (ALL[name].on_host if index is None else index < counts[name])]
+        sides = {name: ALL[name].side(modules[name], index) for name in here}
         device = "cpu" if index is None else f"cuda:{index}"
         for source in here:
             for target in here:
@@ -144,7 +159,7 @@ def _rows(kind: Kind, pairs: list[Pair], seconds: float) -> list[dict[str, Any]]
         source = pair.sides[0]
         try:
             if source not in tensors:
-                tensors[source] = source.of_host(_ways.aligned(values))
+                tensors[source] = source.of_host(aligned(values))
             tensor = tensors[source]
             if not _core.plan(tensor, pair.target).zero_copy:  # type: ignore[call-overload]
                 continue

@@ -15,14 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import _core
+from ._frameworks import ALL
 from .errors import BridgeError
-
-#: The frameworks in the order in which they can be imported on every machine: TensorFlow's libraries hide those of CUDA
-#: from what is loaded later.
-FRAMEWORKS = ("torch", "cupy", "numpy", "tensorflow")
-
-#: Elements of the tensors that ``pairs`` plans with, and the bytes to which each target can take them in place.
-_LENGTH, _ALIGNMENT = 64, 64
 
 
 def main(arguments: list[str]) -> None:
@@ -48,9 +42,10 @@ def framework(name: str) -> dict[str, Any]:
     except BaseException as error:
         return {"installed": True, "error": told(error)}
     facts: dict[str, Any] = {"installed": True, "version": str(getattr(module, "__version__", "unknown"))}
-    for key, read, otherwise in (("build", _BUILDS, None), ("devices", DEVICES, 0)):
+    row = ALL[name]
+    for key, read, otherwise in (("build", row.build, None), ("devices", row.devices, 0)):
         try:
-            facts[key] = read[name](module)
+            facts[key] = read(module)
         except Exception as error:
             facts[key] = otherwise
             facts["cuda_error"] = told(error)
@@ -68,7 +63,7 @@ def framework(name: str) -> dict[str, Any]:
 def settings(name: str, module: Any) -> dict[str, Any]:
     """Return how an imported framework gets memory of a GPU: its allocator, and whether it takes the whole GPU."""
     try:
-        return _SETTINGS.get(name, lambda module: {})(module)
+        return ALL[name].settings(module)
     except Exception:
         # A build without CUDA has no allocator to ask about.
         return {}
@@ -139,109 +134,17 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error!s:.1000}".rstrip(": ")
 
 
-def _torch_build(torch: Any) -> str:
-    if torch.version.cuda:
-        return f"CUDA {torch.version.cuda}"
-    hip = getattr(torch.version, "hip", None)
-    return f"ROCm {hip}" if hip else "CPU"
-
-
-def _torch_devices(torch: Any) -> int:
-    if torch.version.cuda and not torch.cuda.is_available():
-        # Says why, where ``is_available`` says only that.
-        torch.cuda.init()
-    return int(torch.cuda.device_count()) if torch.version.cuda else 0
-
-
-def _cupy_build(cupy: Any) -> str:
-    runtime = cupy.cuda.runtime
-    if getattr(runtime, "is_hip", False):
-        return "ROCm"
-    version = runtime.runtimeGetVersion()
-    return f"CUDA {version // 1000}.{version % 1000 // 10}"
-
-
-def _tensorflow_build(tensorflow: Any) -> str:
-    if not tensorflow.test.is_built_with_cuda():
-        return "ROCm" if tensorflow.test.is_built_with_rocm() else "CPU"
-    return f"CUDA {tensorflow.sysconfig.get_build_info().get('cuda_version', '')}".rstrip()
-
-
-#: What a framework was built for, and how many CUDA devices it sees. Each may raise, and then says why.
-_BUILDS: dict[str, Callable[[Any], str]] = {
-    "torch": _torch_build,
-    "cupy": _cupy_build,
-    "numpy": lambda numpy: "CPU",
-    "tensorflow": _tensorflow_build,
-}
-DEVICES: dict[str, Callable[[Any], int]] = {
-    "torch": _torch_devices,
-    "cupy": lambda cupy: int(cupy.cuda.runtime.getDeviceCount()),
-    "numpy": lambda numpy: 0,
-    "tensorflow": lambda tensorflow: len(tensorflow.config.list_physical_devices("GPU")),
-}
-
-
-def _cupy_settings(cupy: Any) -> dict[str, Any]:
-    allocator = cupy.cuda.get_allocator()
-    # A method of a pool, or a function.
-    return {"allocator": type(getattr(allocator, "__self__", allocator)).__name__}
-
-
-def _tensorflow_settings(tensorflow: Any) -> dict[str, Any]:
-    config = tensorflow.config
-    forced = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true"
-
-    def bounded(gpu: Any) -> bool:
-        return config.experimental.get_memory_growth(gpu) or config.get_logical_device_configuration(gpu) is not None
-
-    return {"takes_all_memory": not forced and not all(map(bounded, config.get_visible_devices("GPU")))}
-
-
-_SETTINGS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "torch": lambda torch: {"allocator": str(torch.cuda.get_allocator_backend())} if torch.version.cuda else {},
-    "cupy": _cupy_settings,
-    "tensorflow": _tensorflow_settings,
-}
-
-
 def _tensors(name: str, module: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield a device and a maker of a tensor there, for each device on which this framework has tensors."""
-    if name == "numpy":
-        yield "cpu", lambda: _aligned(module)
-        return
-    if name != "cupy":
-        yield "cpu", lambda: _MAKERS[name](module, "cpu", 0)
+    row = ALL[name]
+    if row.on_host:
+        yield "cpu", lambda: row.small(module, "cpu", 0)
     try:
-        count = DEVICES[name](module)
+        count = row.devices(module)
     except Exception:
         count = 0
     for index in range(count):
-        yield f"cuda:{index}", lambda index=index: _MAKERS[name](module, "cuda", index)  # type: ignore[misc]
-
-
-def _aligned(numpy: Any) -> Any:
-    """Return an array whose address every target can take: NumPy's own are aligned by luck."""
-    memory = numpy.zeros(_LENGTH * 4 + _ALIGNMENT, numpy.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + _LENGTH * 4].view(numpy.float32)
-
-
-def _of_cupy(cupy: Any, kind: str, index: int) -> Any:
-    with cupy.cuda.Device(index):
-        return cupy.zeros(_LENGTH, cupy.float32)
-
-
-def _of_tensorflow(tensorflow: Any, kind: str, index: int) -> Any:
-    with tensorflow.device(f"{'GPU' if kind == 'cuda' else 'CPU'}:{index}"):
-        return tensorflow.zeros([_LENGTH], tensorflow.float32)
-
-
-_MAKERS: dict[str, Callable[[Any, str, int], Any]] = {
-    "torch": lambda torch, kind, index: torch.zeros(_LENGTH, device=torch.device(kind, index)),
-    "cupy": _of_cupy,
-    "tensorflow": _of_tensorflow,
-}
+        yield f"cuda:{index}", lambda index=index: row.small(module, "cuda", index)  # type: ignore[misc]
 
 
 def _planned(source: str, target: str, device: str, tensor: Any) -> dict[str, Any]:

@@ -6,12 +6,13 @@ the program. A tensor of another framework than the named one is converted all t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
+from ._frameworks import ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Protocol, TypeVar, overload
 
     import cupy
@@ -33,37 +34,10 @@ if TYPE_CHECKING:
         def __call__(self, x: _Source, **keywords: Unpack[Keywords]) -> _Result: ...
 
 
-class _Framework(NamedTuple):
-    name: str
-    #: Its class of tensors, and the function that returns one.
-    tensor: str
-    function: Callable[..., Any]
-    #: For the example: an import, a tensor of three ones, and its shape as Python shows it.
-    imported: str
-    ones: str
-    shape: str
-    #: The device that the example names as a target, where ``ones`` of another framework may be elsewhere.
-    device: str = ""
+#: By the names in the names of the functions: the name that ``convert`` takes, and the row.
+_BY_ALIAS = {row.alias: (name, row) for name, row in ALL.items()}
 
-
-#: The frameworks by the names that they have in the names of the functions.
-_FRAMEWORKS = {
-    "pytorch": _Framework(
-        "PyTorch", "torch.Tensor", _core.to_torch, "import torch", "torch.ones(3)", "torch.Size([3])"
-    ),
-    "tf": _Framework(
-        "TensorFlow",
-        "tensorflow.Tensor",
-        _core.to_tensorflow,
-        "import tensorflow as tf",
-        "tf.ones(3)",
-        "TensorShape([3])",
-    ),
-    "cupy": _Framework("CuPy", "cupy.ndarray", _core.to_cupy, "import cupy", "cupy.ones(3)", "(3,)", "cuda"),
-    "numpy": _Framework("NumPy", "numpy.ndarray", _core.to_numpy, "import numpy as np", "np.ones(3)", "(3,)", "cpu"),
-}
-
-_DOC = """Convert a tensor of {source.name} to one of {target.name}.
+_DOC = """Convert a tensor of {source.label} to one of {target.label}.
 
 Parameters
 ----------
@@ -86,18 +60,19 @@ See Also
 
 Examples
 --------
->>> {source.imported}
+>>> {source.example.imported}
 >>> import tensor_bridge as tb
->>> y = tb.{name}({source.ones}{device})
+>>> y = tb.{name}({source.example.ones}{device})
 >>> y.shape
-{target.shape}
+{target.example.shape}
 """
 
 
 def _named(name: str) -> Any:
     """Return the function of this name, ``convert_SOURCE_to_TARGET``."""
-    source, target = (_FRAMEWORKS[part] for part in name.removeprefix("convert_").split("_to_"))
-    function = target.function
+    (_, source), (to, target) = (_BY_ALIAS[part] for part in name.removeprefix("convert_").split("_to_"))
+    function = getattr(_core, f"to_{to}")
+    on = target.example.device
 
     def convert(
         x: Any,
@@ -122,8 +97,8 @@ def _named(name: str) -> Any:
         target=target,
         function=function.__name__,
         keywords=_core.KEYWORDS,
-        place=f' One that is elsewhere is moved with ``device="{target.device}"``.' if target.device else "",
-        device=f', device="{target.device}"' if target.device else "",
+        place=f' One that is elsewhere is moved with ``device="{on}"``.' if on else "",
+        device=f', device="{on}"' if on else "",
     )
     return convert
 

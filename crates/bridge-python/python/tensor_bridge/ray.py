@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from ._core import Ticket, convert
+from ._frameworks import ALL
 from .errors import BridgeError, of_kind
 from .processes import end, open, share
 
@@ -48,12 +49,9 @@ __all__ = ["register", "unregister"]
 _log = logging.getLogger(__name__)
 
 #: The framework of each class, by the names of its module and of itself: none has to be imported for that.
-_FRAMEWORKS = {
-    ("torch", "Tensor"): "torch",
-    ("cupy", "ndarray"): "cupy",
-    ("numpy", "ndarray"): "numpy",
-    ("tensorflow.python.framework.ops", "EagerTensor"): "tensorflow",
-}
+_FRAMEWORKS = {row.kind: name for name, row in ALL.items()}
+#: Those that send by ticket by default.
+_ON_GPUS = tuple(name for name, row in ALL.items() if row.on_gpus)
 
 #: Seconds for which a ticket can be opened: Ray's references end it.
 _LONG = 10.0 * 365 * 24 * 3600
@@ -107,7 +105,7 @@ _connection: str | None = None
 
 
 def register(
-    frameworks: Sequence[str] = ("torch", "tensorflow", "cupy"),
+    frameworks: Sequence[str] = _ON_GPUS,
     *,
     device: Device | None = None,
     target: Target | None = None,
