@@ -63,6 +63,27 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
 }
 
 
+@pytest.mark.parametrize("name", [f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)])
+def test_dtypes_of_less_than_a_byte_are_refused(name: str) -> None:
+    """PyTorch exports them as int8 and uint8."""
+    if not hasattr(torch, name):
+        pytest.skip("this version does not have it")
+    bytes_ = torch.arange(4, dtype=torch.uint8)
+    narrow = bytes_.view(getattr(torch, name))
+    for call in (
+        lambda: tb.to_numpy(narrow),
+        lambda: tb.to_torch(narrow),
+        lambda: tb.to_numpy({"a": [narrow]}, copy=True),
+        lambda: tb.plan(narrow, "numpy"),
+        lambda: tb.share(narrow),
+        lambda: tb.copy(narrow, out=bytes_),
+        lambda: tb.copy(np.zeros(4, np.int8), out=narrow),
+    ):
+        with pytest.raises(tb.BridgeDTypeError, match=rf"torch\.{name} has no .*view\(torch\.u?int8\)"):
+            call()
+    assert tb.to_numpy(narrow.view(torch.uint8)).tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("target", ["torch", "numpy"])
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_cross_is_refused(case: str, target: str) -> None:

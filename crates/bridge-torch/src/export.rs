@@ -19,6 +19,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
         Some(native) => lend_natively(runtime, native, tensor),
         None => lend_by_attributes(runtime, tensor),
     };
+    let lent = lent.and_then(|lent| runtime.refuse_narrower(tensor, lent.dtype()).map(|()| lent));
     lent.map_err(|error| match error.kind() {
         // PyTorch's capsules are well-formed, except for the null pointer of a tensor that wraps another.
         ErrorKind::Protocol => Error::new(ErrorKind::NotATensor, WITHOUT_MEMORY).caused_by(error),

@@ -4,8 +4,8 @@ use crate::allocator::Allocator;
 use crate::capsule::Capsules;
 use crate::exchange::{Borrow, Exchange, ExchangeApi};
 use crate::native::Native;
-use bridge_core::{Consumer, DType, Device, DeviceKind, Profile, Result, Stream, Strides, Views};
-use bridge_pyo3::{PyTensor, framework_error, installed, is_instance, probe};
+use bridge_core::{Consumer, DType, Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream, Strides, Views};
+use bridge_pyo3::{PyTensor, brief_str, framework_error, installed, is_instance, probe};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -22,6 +22,8 @@ pub(crate) struct Runtime {
     dispatch: Py<PyAny>,
     /// Parameters and buffers of lazy modules, which have no shape yet.
     uninitialized: Py<PyAny>,
+    /// PyTorch's objects for the dtypes whose names in DLPack narrower dtypes have as well.
+    bytes: [(DType, Py<PyAny>); 2],
     cuda: OnceLock<()>,
     pub(crate) allocator: Allocator,
     /// Answers without Python, where this version has them.
@@ -78,9 +80,11 @@ impl Runtime {
             let dispatch = tensor.getattr("__torch_dispatch__")?.unbind();
             // Not `is_available`, which starts the driver: a child that is forked then could not use CUDA.
             let gpus: usize = torch.getattr("cuda")?.call_method0("device_count")?.extract()?;
-            Ok((tensor.unbind(), parameter.unbind(), dispatch, uninitialized, gpus > 0))
+            let byte = |name: &str| Ok::<_, PyErr>(torch.getattr(name)?.unbind());
+            let bytes = [(DType::INT8, byte("int8")?), (DType::UINT8, byte("uint8")?)];
+            Ok((tensor.unbind(), parameter.unbind(), dispatch, uninitialized, bytes, gpus > 0))
         };
-        let (tensor, parameter, dispatch, uninitialized, cuda) = look_up().map_err(|e| raised(py, e))?;
+        let (tensor, parameter, dispatch, uninitialized, bytes, cuda) = look_up().map_err(|e| raised(py, e))?;
         let mut devices = vec![DeviceKind::CPU];
         devices.extend(cuda.then_some(DeviceKind::CUDA));
         let allocator = Allocator::new(&torch).map_err(|e| raised(py, e))?;
@@ -99,7 +103,7 @@ impl Runtime {
         };
         let consumer = Arc::new(TorchConsumer { exchange, views: Views::default() });
         let cuda = OnceLock::new();
-        Ok(Self { profile, consumer, tensor, parameter, dispatch, uninitialized, cuda, allocator, native })
+        Ok(Self { profile, consumer, tensor, parameter, dispatch, uninitialized, bytes, cuda, allocator, native })
     }
 
     pub(crate) fn is_tensor(&self, object: &PyTensor<'_>) -> bool {
@@ -124,6 +128,21 @@ impl Runtime {
     /// Returns whether the object is a parameter or a buffer of a lazy module that has seen no input yet.
     pub(crate) fn is_uninitialized(&self, object: &PyTensor<'_>) -> PyResult<bool> {
         if self.is_plain(object) { Ok(false) } else { object.is_instance(self.uninitialized.bind(object.py())) }
+    }
+
+    /// Refuses dtypes of less than a byte, such as `torch.int4`, which PyTorch exports as the `dtype` of a byte.
+    pub(crate) fn refuse_narrower(&self, tensor: &PyTensor<'_>, dtype: DType) -> Result<()> {
+        let Some((_, byte)) = self.bytes.iter().find(|(known, _)| *known == dtype) else { return Ok(()) };
+        let py = tensor.py();
+        let own = tensor.getattr(intern!(py, "dtype")).map_err(|error| raised(py, error))?;
+        if own.is(byte) {
+            return Ok(());
+        }
+        let text = format!(
+            "{} has no counterpart in other frameworks: pass .view(torch.{dtype}), which takes the bytes across",
+            brief_str(&own)
+        );
+        Err(Error::new(ErrorKind::Dtype, text))
     }
 
     /// Makes PyTorch initialise CUDA, once: its streams are invalid before.

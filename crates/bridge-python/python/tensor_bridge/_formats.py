@@ -14,7 +14,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -36,8 +36,18 @@ _MEMBER, _KEY = "tensor_bridge.tree.json", "tensor_bridge.tree"
 
 _VERSIONS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
+#: The most bytes of the text that describes a tree: it is read into memory as a whole.
+_LONGEST = 16 << 20
+
+#: The most bytes of the name of a member: its length has 16 bits.
+_NAME = (1 << 16) - 1
+
 #: How far deflate can shrink: what claims more is malformed.
 _DEFLATE = 1032
+
+#: Pages that are written to take memory, and the others none. Without this flag, which Python 3.10 does not name, the
+#: kernel refuses to map more than it could hold.
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 #: The dtypes of safetensors, as NumPy and ml_dtypes name them.
 _DTYPES = {
@@ -63,6 +73,28 @@ _DTYPES = {
 }
 
 
+class _Found(NamedTuple):
+    """An array that a file holds, as its header says."""
+
+    dtype: Any
+    shape: tuple[int, ...]
+    order: Any
+    #: Where the data begin and end: in the file, or in what a compressed member holds.
+    start: int
+    end: int
+    #: The member, if it is compressed.
+    packed: zipfile.ZipInfo | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * int(self.dtype.itemsize)
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether the array takes memory besides the mapping."""
+        return self.packed is not None or self.start % self.dtype.alignment != 0
+
+
 def write_npy(path: str, arrays: Arrays, described: Any) -> None:
     """Write the one tensor of ``arrays``."""
     if described is None or described["tree"] is not None:
@@ -77,6 +109,8 @@ def write_npz(path: str, arrays: Arrays, described: Any) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in _numbers(arrays).items():
             member = zipfile.ZipInfo(f"{name}.npy")
+            if len(member.filename.encode()) > _NAME:
+                raise of_kind("argument", f"{name:.80}… is too long for a name in .npz: choose a shorter key")
             # What comes before the data: the fixed part, the name, and the two fields below.
             start = archive.start_dir + 30 + len(member.filename.encode()) + 20 + 4
             # zipfile writes a field of 20 bytes for lengths of 8 bytes; this field, whose number no program has, pads.
@@ -84,7 +118,7 @@ def write_npz(path: str, arrays: Arrays, described: Any) -> None:
             with archive.open(member, "w", force_zip64=True) as file:
                 npy.write_array(file, array, allow_pickle=False)
         if described is not None:
-            archive.writestr(_MEMBER, json.dumps(described))
+            archive.writestr(_MEMBER, _text(described))
 
 
 def write_safetensors(path: str, arrays: Arrays, described: Any) -> None:
@@ -94,35 +128,25 @@ def write_safetensors(path: str, arrays: Arrays, described: Any) -> None:
         if array.dtype.name not in _DTYPES.values():
             raise of_kind("dtype", f"{name}: safetensors has no {array.dtype}: convert it first, or save it as .npz")
     compact = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    known.numpy.save_file(compact, path, None if described is None else {_KEY: json.dumps(described)})
+    known.numpy.save_file(compact, path, None if described is None else {_KEY: _text(described)})
 
 
 def read_npy(path: str, limit: int | None) -> Read:
     """Return the array of a file, in a mapping of it."""
     with _mapped(path) as (memory, _), _faults(path):
         dtype, shape, order, start = _header(memory[:_HEADER])
-        _bounded(_nbytes(dtype, shape), limit)
-        return _array(memory, dtype, shape, order, start, len(memory)), None
+        found = {"array": _Found(dtype, shape, order, start, len(memory))}
+        return _arrays(memory, found, limit)["array"], None
 
 
 def read_npz(path: str, limit: int | None) -> Read:
     """Return the arrays of the members of a file: in a mapping of it, or from what is compressed."""
     with _mapped(path) as (memory, file), _faults(path), zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-        described = [json.loads(archive.read(member)) for member in members if member.filename == _MEMBER]
-        headers = {member: _member(archive, member) for member in members if member.filename != _MEMBER}
-        _bounded(sum(_nbytes(dtype, shape) for dtype, shape, _, _ in headers.values()), limit)
-        packed = [header for member, header in headers.items() if member.compress_type != zipfile.ZIP_STORED]
-        _bounded(sum(_nbytes(dtype, shape) for dtype, shape, _, _ in packed), _machine(), "decompressed, ")
-        arrays = {}
-        for member, header in headers.items():
-            name = member.filename.removesuffix(".npy")
-            if member.compress_type == zipfile.ZIP_STORED:
-                start = _data(memory, member)
-                arrays[name] = _array(memory, *header[:3], start + header[3], start + member.file_size)
-            else:
-                arrays[name] = _unpacked(archive, member, *header)
-        return arrays, described[0] if described else None
+        members = _members(archive, memory)
+        described = members.pop(_MEMBER, None)
+        found = {name.removesuffix(".npy"): _member(archive, memory, member) for name, member in members.items()}
+        arrays = _arrays(memory, found, limit, archive)
+        return arrays, None if described is None else _description(described.file_size, archive.read, described)
 
 
 def read_safetensors(path: str, limit: int | None) -> Read:
@@ -135,15 +159,14 @@ def read_safetensors(path: str, limit: int | None) -> Read:
         start = 8 + int.from_bytes(memory[:8], "little")
         header = json.loads(memory[8:start])
         header.pop("__metadata__", None)
-        facts = {
-            name: (_dtype(name, one["dtype"]), tuple(one["shape"]), one["data_offsets"]) for name, one in header.items()
+        found = {
+            name: _Found(
+                _dtype(name, one["dtype"]), tuple(one["shape"]), "C", *(start + at for at in one["data_offsets"])
+            )
+            for name, one in header.items()
         }
-        _bounded(sum(_nbytes(dtype, shape) for dtype, shape, _ in facts.values()), limit)
-        arrays = {
-            name: _array(memory, dtype, shape, "C", start + first, start + last)
-            for name, (dtype, shape, (first, last)) in facts.items()
-        }
-        return arrays, json.loads(metadata[_KEY]) if _KEY in metadata else None
+        arrays = _arrays(memory, found, limit)
+        return arrays, _description(len(metadata[_KEY]), metadata.get, _KEY) if _KEY in metadata else None
 
 
 #: The functions that write and read a format, by its suffix.
@@ -155,8 +178,11 @@ FORMATS: dict[str, tuple[Callable[[str, Arrays, Any], None], Callable[[str, int 
 
 
 def _named(arrays: Arrays) -> Arrays:
-    """Refuse names that no file can hold."""
-    for name in arrays:
+    """Refuse containers that are not saved, and names that no file can hold."""
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            text = f"{name}: {type(array).__name__} is not a tensor: save a dict, a list or a tuple of those in it"
+            raise of_kind("not_a_tensor", text)
         if "\0" in name or name == "__metadata__" or any("\ud800" <= letter <= "\udfff" for letter in name):
             raise of_kind("argument", f"{name!r:.80} cannot be the name of a tensor in a file: choose another key")
     return arrays
@@ -168,6 +194,22 @@ def _numbers(arrays: Arrays) -> Arrays:
         if array.dtype.isbuiltin != 1:
             raise of_kind("dtype", f"{name}: NumPy's files have no {array.dtype}: save it as .safetensors")
     return arrays
+
+
+def _text(described: Any) -> str:
+    """Return the description of a tree as text."""
+    text = json.dumps(described)
+    if len(text) > _LONGEST:
+        what = f"what describes this tree has {len(text)} bytes, and {_LONGEST} are allowed"
+        raise of_kind("argument", f"{what}: save it in parts, and long lists of numbers as tensors")
+    return text
+
+
+def _description(length: int, read: Callable[[Any], Any], source: Any) -> Any:
+    """Return the description of a tree, which has ``length`` bytes and is read from ``source``."""
+    if length > _LONGEST:
+        raise of_kind("file", f"the description of the tree has {length} bytes, and {_LONGEST} are allowed")
+    return json.loads(read(source))
 
 
 def _safetensors() -> Any:
@@ -208,7 +250,14 @@ def _mapped(path: str) -> Iterator[tuple[mmap.mmap, IO[bytes]]]:
     with open(number, "rb") as file:
         if not status.st_size:
             raise of_kind("file", f"{path}: the file is empty")
-        yield mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), file
+        try:
+            memory = mmap.mmap(number, 0, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            text = f"{path}: this process may not map {status.st_size} bytes: raise its limits (ulimit -v, -d)"
+            raise of_kind("out_of_memory", text) from error
+        yield memory, file
 
 
 @contextlib.contextmanager
@@ -227,6 +276,9 @@ def _faults(path: str, *also: type[Exception]) -> Iterator[None]:
         yield
     except BridgeError as error:
         raise of_kind(error.kind, f"{path}: {error}") from error.__cause__
+    except MemoryError as error:
+        text = f"{path}: no memory is left for what must be decompressed or copied: {error!s:.300}"
+        raise of_kind("out_of_memory", text) from error
     except malformed as error:
         # zipfile seeks to where a malformed file says.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
@@ -257,10 +309,6 @@ def _header(start: bytes) -> tuple[Any, tuple[int, ...], str, int]:
     return dtype, shape, "F" if fortran else "C", file.tell()
 
 
-def _nbytes(dtype: Any, shape: tuple[int, ...]) -> int:
-    return math.prod(shape) * int(dtype.itemsize)
-
-
 def _bounded(nbytes: int, limit: int | None, what: str = "") -> None:
     if limit is not None and nbytes > limit:
         raise of_kind("file", f"{what}the tensors have {nbytes} bytes, and {limit} are allowed")
@@ -270,56 +318,85 @@ def _machine() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _array(memory: mmap.mmap, dtype: Any, shape: tuple[int, ...], order: Any, start: int, end: int) -> Any:
-    """Return the array between these bytes of a mapping: in place, or a copy if it is not aligned."""
-    nbytes = _nbytes(dtype, shape)
-    if not 0 <= start <= end <= len(memory) or nbytes != end - start:
-        there = max(0, min(end, len(memory)) - start)
-        raise of_kind("file", f"a tensor {shape} of {dtype} takes {nbytes} bytes, and {there} are there")
-    if not nbytes:
-        return np.empty(shape, dtype)
-    array = np.frombuffer(memory, dtype, math.prod(shape), start).reshape(shape, order=order)
-    return array if array.flags.aligned else array.copy(order=order)
+def _arrays(
+    memory: mmap.mmap, found: dict[str, _Found], limit: int | None, archive: zipfile.ZipFile | None = None
+) -> Arrays:
+    """Return the arrays of a file, once the sizes of all of them have been checked."""
+    for name, one in found.items():
+        there = one.end - one.start if one.packed else max(0, min(one.end, len(memory)) - one.start)
+        if one.nbytes != there or one.start < 0:
+            text = f"{name!r:.80}: a tensor {one.shape} of {one.dtype} takes {one.nbytes} bytes, and {there} are there"
+            raise of_kind("file", text)
+    _bounded(sum(one.nbytes for one in found.values()), limit)
+    _bounded(sum(one.nbytes for one in found.values() if one.is_copied), _machine(), "decompressed or copied, ")
+    return {name: _unpacked(archive, one) if one.packed else _array(memory, one) for name, one in found.items()}
 
 
-def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[Any, tuple[int, ...], str, int]:
-    """Return the header of a member, whose size is compared with that of the member."""
-    if not member.filename.endswith(".npy"):
-        raise of_kind("file", f"{member.filename!r:.80} is no array: NumPy's are called *.npy")
+def _array(memory: mmap.mmap, one: _Found) -> Any:
+    """Return an array in a mapping: in place, or a copy if it is not aligned."""
+    if not one.nbytes:
+        return np.empty(one.shape, one.dtype)
+    array = np.frombuffer(memory, one.dtype, math.prod(one.shape), one.start).reshape(one.shape, order=one.order)
+    return array.copy(order=one.order) if one.is_copied else array
+
+
+def _members(archive: zipfile.ZipFile, memory: mmap.mmap) -> dict[str, zipfile.ZipInfo]:
+    """Return the members by name. None lies over another, so that no byte is decoded twice."""
+    members = {member.filename: member for member in archive.infolist()}
+    if len(members) != len(archive.infolist()):
+        raise of_kind("file", "two members have one name: write the file again")
+    end = 0
+    for member in sorted(members.values(), key=lambda member: member.header_offset):
+        begin, start = member.header_offset, _data(memory, member)
+        if begin < end or start + member.compress_size > archive.start_dir:
+            raise of_kind("file", f"{member.filename!r:.80} lies over another member")
+        end = start + member.compress_size
+        _sized(member)
+    return members
+
+
+def _sized(member: zipfile.ZipInfo) -> None:
+    """Refuse a member that claims more than it can hold."""
+    name, packed = f"{member.filename!r:.80}", member.compress_size
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise of_kind("file", f"{member.filename!r:.80} is compressed by another method than those of NumPy")
-    if member.compress_type == zipfile.ZIP_DEFLATED and member.file_size > _DEFLATE * member.compress_size + _HEADER:
-        text = f"{member.filename!r:.80} claims {member.file_size} bytes, more than {member.compress_size} can hold"
-        raise of_kind("file", text)
-    with archive.open(member) as file:
-        header = _header(file.read(_HEADER))
-    takes, there = _nbytes(*header[:2]), member.file_size - header[3]
-    if takes != there:
-        raise of_kind("file", f"{member.filename!r:.80} has {there} bytes, and its header says {takes}")
-    return header
+        raise of_kind("file", f"{name} is compressed by another method than those of NumPy")
+    if member.compress_type == zipfile.ZIP_STORED and packed != member.file_size:
+        raise of_kind("file", f"{name} is not compressed, and has two sizes")
+    if member.file_size > _DEFLATE * packed + _HEADER:
+        raise of_kind("file", f"{name} claims {member.file_size} bytes, more than {packed} can hold")
 
 
 def _data(memory: mmap.mmap, member: zipfile.ZipInfo) -> int:
-    """Return where a member that is not compressed begins. ``zipfile`` has checked its local header."""
-    if member.compress_size != member.file_size:
-        raise of_kind("file", f"{member.filename!r:.80} is not compressed, and has two sizes")
+    """Return where the data of a member begin."""
+    if not 0 <= member.header_offset <= len(memory) - 30:
+        raise of_kind("file", f"{member.filename!r:.80} begins outside of the file")
     name, extra = struct.unpack_from("<HH", memory, member.header_offset + 26)
     return member.header_offset + 30 + int(name) + int(extra)
 
 
-def _unpacked(
-    archive: zipfile.ZipFile, member: zipfile.ZipInfo, dtype: Any, shape: tuple[int, ...], order: Any, start: int
-) -> Any:
-    """Return the array of a compressed member."""
-    array = np.empty(math.prod(shape), dtype)
-    left = memoryview(array.view(np.uint8)) if array.size else memoryview(b"")
+def _member(archive: zipfile.ZipFile, memory: mmap.mmap, member: zipfile.ZipInfo) -> _Found:
+    """Return the array that is a member."""
+    if not member.filename.endswith(".npy"):
+        raise of_kind("file", f"{member.filename!r:.80} is no array: NumPy's are called *.npy")
     with archive.open(member) as file:
-        file.read(start)
+        dtype, shape, order, start = _header(file.read(_HEADER))
+    if member.compress_type != zipfile.ZIP_STORED:
+        return _Found(dtype, shape, order, start, member.file_size, member)
+    at = _data(memory, member)
+    return _Found(dtype, shape, order, at + start, at + member.file_size)
+
+
+def _unpacked(archive: Any, one: _Found) -> Any:
+    """Return the array of a compressed member."""
+    array = np.empty(math.prod(one.shape), one.dtype)
+    left = memoryview(array.view(np.uint8)) if array.size else memoryview(b"")
+    with archive.open(one.packed) as file:
+        file.read(one.start)
         while left:
-            count = file.readinto(left[: 1 << 20])  # type: ignore[attr-defined]
+            count = file.readinto(left[: 1 << 20])
             if not count:
-                raise of_kind("file", f"{member.filename!r:.80} is truncated")
+                raise of_kind("file", "a member is truncated")
             left = left[count:]
         # The end, where the checksum is compared.
         file.read(1)
-    return array.reshape(shape, order=order)
+    return array.reshape(one.shape, order=one.order)

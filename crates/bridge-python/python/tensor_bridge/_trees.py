@@ -13,6 +13,9 @@ from .errors import of_kind
 #: The most containers one inside another.
 _DEEPEST = 100
 
+#: Integers with thousands of digits, and texts with surrogates.
+_UNKEPT = "a number or a text beside the tensors cannot be kept as JSON: pass it as a tensor, or leave it out"
+
 #: What stands in a tree beside tensors and lists.
 _INNER = (type(None), bool, int, str, float, tuple, dict)
 
@@ -21,7 +24,16 @@ def flattened(x: Any) -> Tuple[List[Any], Optional[str]]:
     """Return the tensors of a tree, and the text that describes it; ``None`` for a tensor by itself."""
     leaves = []  # type: List[Any]
     tree = _described(x, leaves, 0)
-    return leaves, None if tree == ["x", 0] else json.dumps(tree, separators=(",", ":"), check_circular=False)
+    if tree == ["x", 0]:
+        return leaves, None
+    try:
+        text = json.dumps(tree, separators=(",", ":"), check_circular=False)
+        kept = json.loads(text) == tree
+    except ValueError as error:
+        raise of_kind("argument", f"{_UNKEPT}: {error}") from error
+    if not kept:
+        raise of_kind("argument", _UNKEPT)
+    return leaves, text
 
 
 def tree_of(text: Optional[str], tensors: List[Any]) -> Any:

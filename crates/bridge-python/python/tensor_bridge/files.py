@@ -35,7 +35,8 @@ def save(path: str | os.PathLike[str], x: Any) -> None:
     ----------
     path : str or path
         The suffix names the format. ``.npy`` holds one tensor. ``.npz`` and ``.safetensors`` hold a tensor by itself,
-        or dicts, lists and tuples of tensors, numbers, strings and ``None``, as ``share`` takes them.
+        or dicts, lists and tuples of tensors, numbers, strings and ``None``, as ``share`` takes them. What describes
+        such a tree may have 16 MiB.
     x : tensor or tree
         A dict of tensors is saved under its keys. In other trees a tensor has the name of its way, such as
         ``layers.0.weight``, and a description of the tree is saved beside them. A tensor that stands in the tree twice
@@ -44,9 +45,9 @@ def save(path: str | os.PathLike[str], x: Any) -> None:
     Raises
     ------
     BridgeError
-        ``argument`` for a suffix or a name that no format has, ``not_a_tensor``, ``dtype`` for one that the format does
-        not have (NumPy's have no bfloat16 and no float8, safetensors no complex128), ``requires_grad``, and ``missing``
-        where NumPy or safetensors is not installed.
+        ``argument`` for a suffix, a name or a number that no format has, ``not_a_tensor``, ``dtype`` for one that the
+        format does not have (NumPy's have no bfloat16 and no float8, safetensors no complex128), ``requires_grad``, and
+        ``missing`` where NumPy or safetensors is not installed.
     OSError
         If the file cannot be written.
 
@@ -92,7 +93,7 @@ def load(
         As for ``convert``. With ``True`` the tensors no longer need the file.
     max_nbytes : int, optional
         The most bytes that all tensors may have together. The default is no limit for what is mapped, and the memory of
-        the machine for what is compressed.
+        the machine for what is compressed or unaligned.
 
     Returns
     -------
@@ -103,8 +104,8 @@ def load(
     ------
     BridgeError
         ``file`` for what is truncated, malformed, too large or pickled, ``dtype`` for another byte order or a dtype
-        without a counterpart, ``missing`` where a package is, and what ``convert`` raises. Nothing is allocated for
-        tensors before all headers have been checked.
+        without a counterpart, ``missing`` where a package is, ``out_of_memory``, and what ``convert`` raises. Nothing
+        is decompressed or allocated for tensors before all sizes have been checked.
     OSError
         If the file cannot be opened.
 
@@ -122,9 +123,15 @@ def load(
         raise of_kind("argument", f"max_nbytes is a number of bytes, not {max_nbytes!r:.80}")
     _core.profile(target)
     arrays, described = read(path, max_nbytes)
-    return _core.convert(
-        arrays if described is None else _tree(path, arrays, described), target, device=device, copy=copy
-    )
+    if described is None:
+        return _core.convert(arrays, target, device=device, copy=copy)
+    with _fits(path):
+        text, names = described["tree"], list(described["names"])
+        if arrays.keys() != set(names):
+            raise LookupError(names)
+    tensors = _core.convert(arrays, target, device=device, copy=copy)
+    with _fits(path):
+        return tree_of(text, [tensors[name] for name in names])
 
 
 def _on_the_host(name: str, x: Any) -> Any:
@@ -134,11 +141,10 @@ def _on_the_host(name: str, x: Any) -> Any:
         raise of_kind(error.kind, f"{name}: {error}") from error
 
 
-def _tree(path: str, arrays: dict[str, Any], described: Any) -> Any:
+@contextlib.contextmanager
+def _fits(path: str) -> Iterator[None]:
     try:
-        text, names = described["tree"], described["names"]
-        tensors = [arrays[name] for name in names]
-        return tree_of(text, tensors)
+        yield
     except (BridgeError, LookupError, TypeError, ValueError) as error:
         raise of_kind("file", f"{path}: the description of the tree does not fit the tensors") from error
 
@@ -173,7 +179,7 @@ def _names(text: str | None) -> Iterator[str]:
     """Yield a name for each tensor of a tree, in their order."""
     taken: set[str] = set()
     for number, way in enumerate(_ways(_described(text), ())):
-        name = ".".join(way) or "tensor"
+        name = ".".join(way) if way else "tensor"
         while name in taken:
             name = f"{name}#{number}"
         taken.add(name)

@@ -1,0 +1,252 @@
+"""What loading a file may take: nothing is decoded twice or without a bound, and a file may be larger than memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_bridge as tb
+
+torch: Any = pytest.importorskip("torch")
+
+TREE = "tensor_bridge.tree.json"
+#: More than the memory and the swap of any machine that runs the tests.
+GIANT = 4 << 40
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def archive(*members: tuple[str, bytes], how: int = zipfile.ZIP_DEFLATED) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", how) as written:
+        for name, data in members:
+            written.writestr(name, data)
+    return file.getvalue()
+
+
+def directory(data: bytes, change: Callable[[int, bytearray], None]) -> bytes:
+    """Change each entry of the directory of an archive: `change` gets its number and its bytes."""
+    changed, at, number = bytearray(data), data.index(b"PK\1\2"), 0
+    while changed[at : at + 4] == b"PK\1\2":
+        length = 46 + sum(struct.unpack_from("<HHH", changed, at + 28))
+        entry = changed[at : at + length]
+        change(number, entry)
+        changed[at : at + length] = entry
+        at, number = at + length, number + 1
+    return bytes(changed)
+
+
+def one_place() -> bytes:
+    """Sixty entries for one member."""
+    body = archive(("00.npy", npy(np.zeros(1 << 16))))
+    at, end = body.index(b"PK\1\2"), body.index(b"PK\5\6")
+    entry, tail = body[at:end], bytearray(body[end:])
+    entries = entry * 60
+    struct.pack_into("<HHI", tail, 8, 60, 60, len(entries))
+    return body[:at] + entries + bytes(tail)
+
+
+def quoted() -> bytes:
+    """Two members, of which the first, not compressed, holds the second."""
+    inner = archive(("b.npy", npy(np.ones(3))), how=zipfile.ZIP_STORED)
+    inner = inner[: inner.index(b"PK\1\2")]
+    whole = archive(("a.npy", npy(np.zeros(len(inner), np.uint8)) + inner), ("b.npy", inner), how=zipfile.ZIP_STORED)
+    start = whole.index(inner)
+    return directory(whole, lambda number, entry: struct.pack_into("<I", entry, 42, start) if number else None)
+
+
+def into_the_directory() -> bytes:
+    """A member that reaches over the directory behind it."""
+    data = archive(("a.npy", npy(np.ones(3))), how=zipfile.ZIP_STORED)
+    return directory(data, lambda _, entry: struct.pack_into("<II", entry, 20, len(data) - 40, len(data) - 40))
+
+
+def twice() -> bytes:
+    data = archive(("a.npy", npy(np.ones(3))), ("b.npy", npy(np.zeros(3))))
+    return data.replace(b"b.npy", b"a.npy")
+
+
+DAMAGED: dict[str, tuple[Callable[[], bytes], str]] = {
+    "one place": (one_place, "one name"),
+    "quoted": (quoted, "lies over another"),
+    "the directory": (into_the_directory, "lies over another"),
+    "one name": (twice, "one name"),
+    "tree of another method": (lambda: archive((TREE, b"{}"), how=zipfile.ZIP_LZMA), "another method"),
+    "a long tree": (lambda: archive((TREE, bytes(17 << 20))), "description of the tree has 17825792 bytes"),
+    "tensors that the tree leaves out": (
+        lambda: archive((TREE, b'{"tree": "[\\"x\\",0]", "names": ["a"]}'), ("a.npy", npy(1)), ("b.npy", npy(2))),
+        "does not fit",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_members_are_decoded_once_and_bounded(case: str, tmp_path: Path) -> None:
+    make, words = DAMAGED[case]
+    (tmp_path / "x.npz").write_bytes(make())
+    with pytest.raises(tb.BridgeValueError, match=words) as caught:
+        tb.load(tmp_path / "x.npz", "numpy")
+    assert caught.value.kind == "file"
+
+
+def test_a_member_at_the_place_of_another_is_refused(tmp_path: Path) -> None:
+    """Under other names, in the way of archives that decode one member many times."""
+    names = [f"{number:02}.npy" for number in range(60)]
+    data = archive(*((name, npy(np.zeros(1 << 10))) for name in names))
+    first = directory(data, lambda _, entry: struct.pack_into("<I", entry, 42, 0))
+    (tmp_path / "x.npz").write_bytes(first)
+    with pytest.raises(tb.BridgeValueError, match="lies over another"):
+        tb.load(tmp_path / "x.npz", "numpy")
+
+
+def child(program: str, *arguments: Any) -> None:
+    """Run a program in a process whose limits do not outlive it."""
+    text = "import resource\nimport sys\n\nimport numpy as np\nimport torch\n\nimport tensor_bridge as tb\n"
+    text += textwrap.dedent(program)
+    done = subprocess.run(
+        [sys.executable, "-c", text, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_bomb_in_the_tree_takes_no_memory(tmp_path: Path) -> None:
+    """1 GiB in 1 MB: the child has 512 MiB beside what it has in use."""
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as written, written.open(TREE, "w") as member:
+        for _ in range(16):
+            member.write(bytes(64 << 20))
+    assert path.stat().st_size < 2 << 20
+    child(
+        """
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20), -1))
+        for limit in (None, 4):
+            try:
+                tb.load(sys.argv[1], "numpy", max_nbytes=limit)
+            except tb.BridgeValueError as error:
+                assert error.kind == "file", error
+                assert "description of the tree has 1073741824 bytes" in str(error), error
+            else:
+                raise AssertionError
+        """,
+        path,
+    )
+
+
+def giant(path: Path) -> None:
+    """Write a file of 4 TiB, of which almost nothing is on the disk."""
+    header: bytes
+    if path.suffix == ".npy":
+        described = str({"descr": "|u1", "fortran_order": False, "shape": (GIANT,)}).encode()
+        header = b"\x93NUMPY\1\0" + struct.pack("<H", 118) + described.ljust(117) + b"\n"
+    else:
+        text = json.dumps({"x": {"dtype": "U8", "shape": [GIANT], "data_offsets": [0, GIANT]}}).encode().ljust(120)
+        header = struct.pack("<Q", 120) + text
+    with open(path, "wb") as file:
+        file.write(header)
+        try:
+            file.truncate(len(header) + GIANT)
+        except OSError:
+            pytest.skip("this file system holds no file of 4 TiB")
+        file.seek(len(header) + GIANT - 1)
+        file.write(b"\7")
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch"])
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
+def test_a_file_larger_than_memory_is_mapped(suffix: str, target: Any, tmp_path: Path) -> None:
+    if suffix == ".safetensors":
+        pytest.importorskip("safetensors")
+    path = tmp_path / f"x{suffix}"
+    giant(path)
+    loaded = tb.load(path, target)
+    x = loaded if suffix == ".npy" else loaded["x"]
+    assert x.shape == (GIANT,) and (int(x[0]), int(x[-1])) == (0, 7)
+    x[0] = 3
+    again = tb.load(path, target)
+    assert int((again if suffix == ".npy" else again["x"])[0]) == 0, "a write has reached the file"
+    with pytest.raises(tb.BridgeValueError, match=f"{GIANT} bytes, and 4 are allowed"):
+        tb.load(path, target, max_nbytes=4)
+
+
+def test_what_a_process_may_not_map_is_an_error_of_the_package(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    giant(path)
+    child(
+        """
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 40, -1))
+        try:
+            tb.load(sys.argv[1], "numpy")
+        except tb.BridgeMemoryError as error:
+            assert error.kind == "out_of_memory" and "ulimit" in str(error), error
+        else:
+            raise AssertionError
+        """,
+        path,
+    )
+
+
+def test_what_must_be_copied_and_is_larger_than_memory_is_refused(tmp_path: Path) -> None:
+    """An array whose data are not aligned, in a file without data: nothing is allocated."""
+    path = tmp_path / "x.npy"
+    text = str({"descr": "<f8", "fortran_order": False, "shape": (GIANT >> 3,)}).encode()
+    header = b"\x93NUMPY\1\0" + struct.pack("<H", 119) + text.ljust(118) + b"\n"
+    with open(path, "wb") as file:
+        file.write(header)
+        try:
+            file.truncate(len(header) + GIANT)
+        except OSError:
+            pytest.skip("this file system holds no file of 4 TiB")
+    with pytest.raises(tb.BridgeValueError, match="decompressed or copied") as caught:
+        tb.load(path, "numpy")
+    assert caught.value.kind == "file"
+    # A small one is copied.
+    path.write_bytes(
+        header.replace(str(GIANT >> 3).encode(), b"2".rjust(len(str(GIANT >> 3)))) + struct.pack("2d", 1, 2)
+    )
+    assert tb.load(path, "torch").tolist() == [1, 2]
+
+
+def test_memory_that_runs_out_is_an_error_of_the_package(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, x=np.zeros(1 << 30, np.uint8))
+    child(
+        """
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), -1))
+        try:
+            tb.load(sys.argv[1], "numpy")
+        except tb.BridgeMemoryError as error:
+            assert error.kind == "out_of_memory" and sys.argv[1] in str(error), error
+        else:
+            raise AssertionError
+        """,
+        path,
+    )
+
+
+def test_a_description_that_is_too_long_is_not_saved(tmp_path: Path) -> None:
+    """What is saved can be loaded."""
+    tree = {"x": np.zeros(1), "text": "x" * (17 << 20)}
+    for suffix in (".npz", ".safetensors"):
+        if suffix == ".safetensors":
+            pytest.importorskip("safetensors")
+        with pytest.raises(tb.BridgeValueError, match="save it in parts") as caught:
+            tb.save(tmp_path / f"x{suffix}", tree)
+        assert caught.value.kind == "argument" and os.listdir(tmp_path) == []
