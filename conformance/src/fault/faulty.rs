@@ -96,6 +96,7 @@ impl<A: Subject> Faulty<A> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<A: Breakable> Adapter for Faulty<A> {
     type Tensor = A::Tensor;
 

@@ -6,6 +6,7 @@ use bridge_core::{Device, Ordering, Result, Stream};
 use std::sync::Arc;
 use std::time::Duration;
 
+#[deny(clippy::missing_trait_methods)]
 impl<A: Breakable> Subject for Faulty<A> {
     fn name(&self) -> &str {
         self.sound.name()
@@ -75,6 +76,10 @@ impl<A: Breakable> Subject for Faulty<A> {
         self.sound.on_fresh_stream(external, body)
     }
 
+    fn note(&self, view: &A::Tensor) -> Result<()> {
+        self.sound.note(view)
+    }
+
     fn delay(&self) -> Result<()> {
         self.sound.delay()
     }
@@ -85,6 +90,10 @@ impl<A: Breakable> Subject for Faulty<A> {
 
     fn patience(&self) -> Duration {
         self.sound.patience()
+    }
+
+    fn leases(&self) -> u64 {
+        self.sound.leases()
     }
 
     fn import_natively(&self, other: &A::Tensor) -> Option<Result<A::Tensor>> {

@@ -12,8 +12,8 @@ pub use table::{PROPERTIES, Property, property};
 
 use crate::{Case, Sides, Subject};
 use bridge_core::{
-    Adapter, Deferred, Device, DeviceBuffer, Error, ErrorKind, Failed, Flush, Options, Ordering, Profile, Result,
-    Stream, Transfer, stats, transfer, transfer_all,
+    Adapter, Copies, Deferred, Device, DeviceBuffer, Error, ErrorKind, Failed, Flush, Options, Ordering, Profile,
+    Result, Stream, Transfer, stats, transfer, transfer_all,
 };
 use std::cell::Cell;
 use std::fmt;
@@ -81,6 +81,7 @@ pub(crate) type Crossing<'a, F, T> = Box<dyn Fn(&F, &Arc<dyn Ordering>, Option<b
 /// An ordering without its copies.
 struct WithoutCopies(Arc<dyn Ordering>);
 
+#[deny(clippy::missing_trait_methods)]
 impl Ordering for WithoutCopies {
     fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         self.0.order(device, earlier, later)
@@ -112,6 +113,10 @@ impl Ordering for WithoutCopies {
 
     fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
         self.0.retire_all(device, stream, buffers);
+    }
+
+    fn copies(&self) -> Option<&dyn Copies> {
+        None
     }
 }
 

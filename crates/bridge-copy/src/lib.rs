@@ -33,6 +33,7 @@ use bridge_core::{
 #[derive(Debug, Default)]
 pub struct Copier;
 
+#[deny(clippy::missing_trait_methods)]
 impl Copies for Copier {
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()> {
         check(&from, &to, stream)?;

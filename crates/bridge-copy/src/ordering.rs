@@ -17,6 +17,7 @@ pub fn ordering_with(copies: &'static dyn Copies) -> Arc<dyn Ordering> {
 
 struct WithCopies(&'static dyn Copies);
 
+#[deny(clippy::missing_trait_methods)]
 impl Ordering for WithCopies {
     fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         bridge_cuda::ordering().order(device, earlier, later)

@@ -46,7 +46,7 @@ pub use memory::{Link, Mark};
 pub use pointer::Located;
 pub use sharing::{HANDLE, Handle, Opened, Outlet, Sharing, Signal, Way};
 
-use bridge_core::{Deferred, Device, DeviceBuffer, Error, Flush, HostOnly, Ordering, Result, Stream};
+use bridge_core::{Copies, Deferred, Device, DeviceBuffer, Error, Flush, HostOnly, Ordering, Result, Stream};
 use library::Cuda;
 use ordering::CudaOrdering;
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -82,6 +82,7 @@ pub fn ordering() -> &'static Arc<dyn Ordering> {
 
 struct Lazy;
 
+#[deny(clippy::missing_trait_methods)]
 impl Ordering for Lazy {
     fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         cuda()?.order(device, earlier, later)
@@ -124,6 +125,10 @@ impl Ordering for Lazy {
         if let Ok(cuda) = cuda() {
             cuda.defer(device, stream, attempt);
         }
+    }
+
+    fn copies(&self) -> Option<&dyn Copies> {
+        None
     }
 }
 

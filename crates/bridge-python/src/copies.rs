@@ -21,6 +21,7 @@ struct Releasing;
 /// Copies of fewer bytes take less time than a thread switch of Python.
 const LONG: usize = 1 << 20;
 
+#[deny(clippy::missing_trait_methods)]
 impl Copies for Releasing {
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()> {
         // SAFETY: the caller's promises.

@@ -25,6 +25,7 @@ impl<'a, F> Seen<'a, F> {
     }
 }
 
+#[deny(clippy::missing_trait_methods)]
 impl<F: Owned> Adapter for Seen<'_, F> {
     type Tensor = F;
 
