@@ -1,6 +1,6 @@
 //! Copies of a tensor of one framework into a tensor of another that exists.
 
-use crate::fill::fill;
+use crate::host::fill_here;
 use crate::moved::{move_into, no_moves};
 use crate::overlap::{overlap, repeats};
 use crate::plan::{moved_between, usable};
@@ -12,8 +12,9 @@ use std::sync::Arc;
 /// waits for the owner of `tensor` first, and the owner waits for that stream before it reuses its memory.
 ///
 /// `tensor` is broadcast to the shape of `out`, as in `numpy.copyto`: dimensions of length 1 and those that it lacks at
-/// the front are repeated. Where `out` is in another memory, the ordering's [`Copies`](crate::Copies) move the elements
-/// there. Returns the owner's stream and the one that waits for it, where they differ.
+/// the front are repeated. The ordering's [`Copies`](crate::Copies) copy the elements; where it has none, core copies
+/// host memory. Where `out` is in another memory, those copies move the elements there. Returns the owner's stream and
+/// the one that waits for it, where they differ.
 ///
 /// # Errors
 ///
@@ -25,7 +26,7 @@ use std::sync::Arc;
 /// - [`ErrorKind::Layout`]: `tensor` does not broadcast to the shape of `out`, the two share bytes, or `out` may have
 ///   two elements at one address;
 /// - [`ErrorKind::Device`]: the two are in memories between which nothing is moved;
-/// - [`ErrorKind::CopyNeeded`]: `ordering` has no copies, or none for these two;
+/// - [`ErrorKind::CopyNeeded`]: the memory is that of a device, and `ordering` has no copies, or none for these two;
 /// - those of [`Ordering::order`].
 ///
 /// After that those of [`Copies::copy`](crate::Copies::copy), whose text says that `out` is undefined.
@@ -60,7 +61,7 @@ pub fn copy_into<F, T>(
     to.overwritten(out)?;
     used(from, &source);
     used(to, &target);
-    let filled = fill(source, &target, to.consumer(), ordering, None);
+    let filled = fill_here(source, &target, to.consumer(), ordering);
     release(target, to, ordering);
     filled?.map_err(|source| {
         let text = format!(

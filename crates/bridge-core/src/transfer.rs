@@ -262,7 +262,7 @@ impl<F, T> Crossing<'_, F, T> {
             );
             return Err(Error::new(ErrorKind::CopyNeeded, text));
         };
-        host::copy_elements_into(&lent, &target, self.order());
+        host::copy_elements(&lent, &target, 0);
         Ok((fresh, None, CopiedBy::Host))
     }
 

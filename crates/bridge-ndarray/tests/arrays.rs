@@ -1,7 +1,8 @@
 //! Arrays and vectors in and out.
 
 use bridge_core::{
-    Access, Adapter, DType, Device, ErrorKind, HostOnly, Options, Order, Ordering, Plan, Result, Transfer, transfer,
+    Access, Adapter, DType, Device, ErrorKind, HostOnly, Options, Order, Ordering, Plan, Result, Transfer, copy_into,
+    transfer,
 };
 use bridge_ndarray::{Element, HostArray, NdArray};
 use ndarray::{Array, Array3, ArrayD, Axis, array, s};
@@ -87,6 +88,27 @@ fn a_write_through_one_is_seen_in_the_other() {
     // SAFETY: no other view of the elements lives.
     unsafe { same.view_mut::<f32>() }.unwrap()[[1, 0]] = 7.0;
     assert_eq!(read::<f32>(&original), array![[1.0, 2.0], [7.0, 4.0]].into_dyn());
+}
+
+#[test]
+fn an_array_is_copied_into_part_of_another() {
+    let adapter = NdArray::new();
+    let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
+    let copied = |from: ArrayD<i32>, to: ArrayD<i32>| {
+        let to = HostArray::from(to);
+        copy_into(&adapter, &adapter, &HostArray::from(from), &to, &ordering).unwrap();
+        to.to_array::<i32>().unwrap()
+    };
+    let numbers = array![[1, 2, 3], [4, 5, 6]].into_dyn();
+    for target in [
+        ArrayD::zeros(vec![2, 3]),
+        ArrayD::zeros(vec![3, 2]).reversed_axes(),
+        Array3::zeros((2, 5, 3)).slice_move(s![.., ..;-2, 1..2]).remove_axis(Axis(2)).into_dyn(),
+    ] {
+        assert_eq!(copied(numbers.clone(), target), numbers);
+    }
+    assert_eq!(copied(array![7].into_dyn(), ArrayD::zeros(vec![2, 2])), array![[7, 7], [7, 7]].into_dyn(), "repeated");
+    assert_eq!(copied(array![[]].into_dyn(), ArrayD::zeros(vec![3, 0])), ArrayD::zeros(vec![3, 0]));
 }
 
 struct Counted(Vec<u8>, Arc<AtomicUsize>);

@@ -1,5 +1,5 @@
-//! The four verbs through the facade, on the host.
-#![cfg(all(feature = "cuda", feature = "dlpack"))]
+//! The four verbs through the facade, on the host, with the feature `cuda` and without it.
+#![cfg(feature = "dlpack")]
 
 use std::ptr::with_exposed_provenance_mut;
 use tensor_bridge::dlpack::{DLPack, Tensor};
