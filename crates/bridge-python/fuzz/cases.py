@@ -307,6 +307,95 @@ def tree(random: Random) -> Case:
     }
 
 
+FILE: Case = {
+    "suffix": ".npz",
+    "tree": ["leaf", "float32", [2], "numpy"],
+    "compressed": False,
+    "damage": [],
+    "crafted": None,
+    "number": 0,
+}
+KEYS: list[Any] = [
+    "",
+    ".",
+    "a",
+    "a.b",
+    "a/b",
+    "../c",
+    "a.npy",
+    "0",
+    0,
+    -1,
+    True,
+    None,
+    "tensor",
+    "tensor#1",
+    "\n",
+    "ü",
+    "😀",
+]
+KEYS += ["k" * 300, "tensor_bridge.tree", "tensor_bridge.tree.json", "__proto__", "a" * 40 + "\\", 1 << 70]
+VALUES: list[Any] = [None, True, 0, -1, 1 << 70, 1.5, -0.0, 1e308, "", "text", "ü😀", '"', "\ud800"]
+NUMPYS = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+]
+NUMPYS += ["complex64"]
+NARROW = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+DAMAGES = ["numbers", "record", "cut", "change", "insert", "length"]
+IN_ARCHIVES = ["tree bomb", "bomb", "false bomb", "one place", "one name", "another method", "header"]
+CRAFTED = {
+    ".npz": ["deep", "deep text", "names", "tree", *IN_ARCHIVES],
+    ".safetensors": ["deep", "names", "tree"],
+    ".npy": [],
+}
+
+
+def file(random: Random) -> Case:
+    """A file, whole in one case of three; otherwise damaged, or made by hand."""
+    suffix = random.choice([".npz", ".npz", ".safetensors", ".safetensors", ".npy"])
+    dtypes = [*NUMPYS, *(NARROW if suffix == ".safetensors" else ["complex128"])]
+
+    def leaf() -> Any:
+        shape = [random.choice([0, 1, 2, 3, 5]) for _ in range(random.choice([0, 1, 1, 2, 3]))]
+        return ["leaf", random.choice(dtypes), shape, random.choice(["numpy", "torch", "transposed"])]
+
+    def node(depth: int) -> Any:
+        if depth == 0 or random.random() < 0.4:
+            return leaf() if random.random() < 0.7 else ["value", random.choice(VALUES)]
+        children = [node(depth - 1) for _ in range(random.randrange(4))]
+        kind = random.choice(["list", "tuple", "dict", "dict"])
+        keys = random.sample(KEYS, len(children))
+        return [kind, *(map(list, zip(keys, children, strict=True)) if kind == "dict" else children)]
+
+    damage: list[Any] = []
+    crafted = None
+    if random.random() < 0.65:
+        damage = [
+            [random.choice(DAMAGES), random.getrandbits(20), number(random)] for _ in range(random.choice([1, 1, 2, 4]))
+        ]
+        if CRAFTED[suffix] and random.random() < 0.3:
+            crafted, damage = random.choice(CRAFTED[suffix]), random.choice([[], damage])
+    return {
+        "suffix": suffix,
+        "tree": leaf() if suffix == ".npy" else node(random.choice([0, 1, 2, 4])),
+        "compressed": random.random() < 0.3,
+        "damage": damage,
+        "crafted": crafted,
+        "number": abs(number(random)) if random.random() < 0.5 else random.getrandbits(16),
+    }
+
+
 KINDS: dict[str, Kind] = {
     "capsule": Kind(CAPSULE, capsule),
     "producer": Kind(PRODUCER, producer),
@@ -317,7 +406,20 @@ KINDS: dict[str, Kind] = {
     "copy": Kind(COPY, copy),
     "options": Kind(OPTIONS, options),
     "tree": Kind(TREE, tree),
+    "file": Kind(FILE, file),
 }
+#: How often a kind is drawn.
+WEIGHTS = {
+    "capsule": 8,
+    "producer": 4,
+    "interface": 3,
+    "subclass": 2,
+    "strided": 3,
+    "arguments": 1,
+    "copy": 4,
+    "options": 3,
+}
+WEIGHTS |= {"tree": 4, "file": 3}
 
 
 def settled(case: Case) -> Case:
@@ -325,9 +427,9 @@ def settled(case: Case) -> Case:
     return {"target": "numpy", "copy": None, **KINDS[case["kind"]].simplest, **case}
 
 
-def draw(seed: int, at: int, targets: list[str]) -> Case:
-    """Case number ``at`` of a seed."""
+def draw(seed: int, at: int, targets: list[str], kinds: list[str]) -> Case:
+    """Case number ``at`` of a seed, of one of these kinds."""
     random = Random(f"{seed}:{at}")
-    kind = random.choices(list(KINDS), [8, 4, 3, 2, 3, 1, 4, 3, 4])[0]
+    kind = random.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
     common = {"kind": kind, "target": random.choice(targets), "copy": random.choice([None, None, True, False])}
     return settled({**common, **KINDS[kind].draw(random)})

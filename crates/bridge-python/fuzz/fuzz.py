@@ -135,6 +135,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120, help="how long new cases are drawn (default: 120)")
     parser.add_argument("--seed", type=int, default=None, help="the seed of the run (default: a new one)")
     parser.add_argument("--targets", default="numpy,torch", help="what is converted to (default: numpy,torch)")
+    parser.add_argument("--kinds", default=",".join(cases.KINDS), help="what is drawn (default: all of %(default)s)")
     parser.add_argument("--replay", type=Path, help="only the cases of this file, a JSON list or one case")
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -152,7 +153,7 @@ def main() -> int:
     while time.monotonic() < ends and failed < 10:
         numbers = range(count, count + BATCH)
         failed += play(
-            [cases.draw(seed, number, options.targets.split(",")) for number in numbers],
+            [cases.draw(seed, at, options.targets.split(","), options.kinds.split(",")) for at in numbers],
             [f"case {number} of seed {seed}" for number in numbers],
         )
         count += BATCH

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import copies
+import files
 import subjects
 import trees
 from subjects import Subject
@@ -16,7 +17,7 @@ from subjects import Subject
 import tensor_bridge as tb
 
 LONGEST = 2000
-MAKERS = {**subjects.MAKERS, **copies.MAKERS, **trees.MAKERS}
+MAKERS = {**subjects.MAKERS, **copies.MAKERS, **trees.MAKERS, **files.MAKERS}
 ALLOWED = (tb.BridgeError, RecursionError)
 
 

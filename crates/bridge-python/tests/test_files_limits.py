@@ -96,6 +96,31 @@ DAMAGED: dict[str, tuple[Callable[[], bytes], str]] = {
 }
 
 
+TREES = [
+    "3",
+    "null",
+    '["p",3]',
+    '["x",true]',
+    '["l",[["x",0],["x",0]]]',
+    '["d",[[[],["x",0]]]]',
+    "[" * 9999,
+]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: tree[:20])
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_a_tree_without_each_of_its_tensors_once_is_refused(tree: str, suffix: str, tmp_path: Path) -> None:
+    path, text = tmp_path / f"x{suffix}", json.dumps({"tree": tree, "names": ["a"]})
+    if suffix == ".npz":
+        path.write_bytes(archive((TREE, text.encode()), ("a.npy", npy(np.ones(2)))))
+    else:
+        known = pytest.importorskip("safetensors.numpy")
+        known.save_file({"a": np.ones(2)}, path, {"tensor_bridge.tree": text})
+    with pytest.raises(tb.BridgeValueError, match="does not fit") as caught:
+        tb.load(path, "numpy")
+    assert caught.value.kind == "file"
+
+
 @pytest.mark.parametrize("case", DAMAGED)
 def test_members_are_decoded_once_and_bounded(case: str, tmp_path: Path) -> None:
     make, words = DAMAGED[case]

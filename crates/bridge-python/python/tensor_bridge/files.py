@@ -129,9 +129,14 @@ def load(
         text, names = described["tree"], list(described["names"])
         if arrays.keys() != set(names):
             raise LookupError(names)
-    tensors = _core.convert(arrays, target, device=device, copy=copy)
+    loaded = _core.convert(arrays, target, device=device, copy=copy)
     with _fits(path):
-        return tree_of(text, [tensors[name] for name in names])
+        tensors = [loaded[name] for name in names]
+        tree = tree_of(text, tensors)
+        # Each tensor stands in it once, in the order of the names, as in what save() writes.
+        if list(map(id, flattened(tree)[0])) != list(map(id, tensors)):
+            raise LookupError(text)
+    return tree
 
 
 def _on_the_host(name: str, x: Any) -> Any:
