@@ -20,7 +20,7 @@ pub(crate) unsafe fn borrow<'a, T>(pointer: *const T, name: &str) -> Result<&'a 
     Ok(unsafe { &*pointer })
 }
 
-/// Borrows the `count` values behind the pointer, which may be null if `count` is 0.
+/// Borrows the `count` values behind the pointer, which may be null if `count` is 0. Refuses more than memory can hold.
 ///
 /// # Safety
 ///
@@ -30,6 +30,11 @@ pub(crate) unsafe fn slice<'a, T>(pointer: *const T, count: usize, name: &str) -
         return Ok(&[]);
     }
     non_null(pointer, name)?;
+    // A slice of more bytes than an `isize` counts, or beyond the last address, would be undefined behaviour.
+    let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
+    if bytes.and_then(|bytes| pointer.addr().checked_add(bytes)).is_none() {
+        return Err(refused(format!("there is no room for {count} {name}: pass how many there are")));
+    }
     // SAFETY: the caller's obligation.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }

@@ -133,6 +133,11 @@ static void a_session_runs_in_place(const tb_runtime *runtime, const void *graph
   tb_named feed = {"x:0", external};
   CHECK(tb_session_run(session, &feed, 1, results, 1) == TB_ARGUMENT);
   CHECK(tb_session_run(session, &feed, 0, results, 2) == TB_ARGUMENT);
+  CHECK(tb_session_run(session, &feed, (size_t)1 << 60, results, 2) == TB_ARGUMENT);
+  tb_session *none = NULL;
+  CHECK(tb_session_open(runtime, graph, SIZE_MAX, &input, 1, outputs, 2, NULL, &none) == TB_ARGUMENT);
+  CHECK(tb_session_open(runtime, graph, size, &input, (size_t)1 << 62, outputs, 2, NULL, &none) == TB_ARGUMENT);
+  CHECK(tb_session_open(runtime, graph, size, &input, 1, outputs, (size_t)1 << 61, NULL, &none) == TB_ARGUMENT);
   OK(tb_session_run(session, &feed, 1, results, 2));
   tb_external_drop(external);
 

@@ -65,6 +65,70 @@ static void what_does_not_fit_is_copied(void) {
   managed->deleter(managed);
 }
 
+/* More than this library's own copies are aligned to. */
+static void a_copy_is_as_aligned_as_the_target_wants_it(void) {
+  int released = 0;
+  tb_tensor *tensor = made(SHAPE, NULL, 0, &released);
+  tb_options always = {.size = sizeof always, .copy = TB_COPY_ALWAYS};
+  for (size_t alignment = 1; alignment <= 1 << 20; alignment *= 2) {
+    tb_target target = {.size = sizeof target, .alignment = alignment};
+    dl_versioned *managed = NULL;
+    OK(tb_transfer(tensor, &target, &always, 0, (void **)&managed, NULL));
+    CHECK((uintptr_t)managed->data % alignment == 0 && memcmp(managed->data, numbers, sizeof numbers) == 0);
+    managed->deleter(managed);
+  }
+  tb_target target = {.size = sizeof target, .alignment = (size_t)1 << 63};
+  void *managed = NULL;
+  CHECK(tb_transfer(tensor, &target, &always, 0, &managed, NULL) == TB_OUT_OF_MEMORY && managed == NULL);
+  tb_tensor_drop(tensor);
+  CHECK(released == 1);
+}
+
+/* Counts whose bytes do not fit into an address: 0, 8 and -1 bytes, by what is left of them in 64 bits. */
+static void counts_that_overflow_are_refused(void) {
+  int released = 0;
+  char ticket[TB_TICKET_BYTES] = "";
+  tb_tensor *tensor = made(SHAPE, NULL, 0, &released);
+  const tb_tensor *tensors[1] = {tensor};
+  const size_t counts[] = {(size_t)1 << 60, (size_t)1 << 61, ((size_t)1 << 61) + 1, (size_t)1 << 63, SIZE_MAX};
+  for (size_t i = 0; i < sizeof counts / sizeof *counts; ++i) {
+    CHECK(tb_share(tensors, counts[i], NULL, 60, 0, ticket) == TB_ARGUMENT && ticket[0] == 0);
+    CHECK(strstr(tb_error(), "no room for") != NULL);
+  }
+  const size_t many[] = {(size_t)1 << 61, (size_t)1 << 62, ((size_t)1 << 62) + 1, (size_t)1 << 63, SIZE_MAX};
+  for (size_t i = 0; i < sizeof many / sizeof *many; ++i) {
+    const tb_dtype dtypes[1] = {FLOAT32};
+    const int32_t devices[1] = {1};
+    tb_report report = {.size = sizeof report};
+    tb_target target = {.size = sizeof target, .dtypes = dtypes, .dtype_count = many[i]};
+    CHECK(tb_plan(tensor, &target, NULL, &report) == TB_ARGUMENT && strstr(tb_error(), "dtypes") != NULL);
+    target = (tb_target){.size = sizeof target, .devices = devices, .device_count = many[i]};
+    CHECK(tb_plan(tensor, &target, NULL, &report) == TB_ARGUMENT && strstr(tb_error(), "devices") != NULL);
+  }
+  for (int d = 0; d < 3; ++d) {
+    const double seconds[] = {1e19, 1e300, -1e-9};
+    tb_status status = tb_share(tensors, 1, NULL, seconds[d], 0, ticket);
+    CHECK(status == TB_ARGUMENT && ticket[0] == 0);
+  }
+  tb_tensor_drop(tensor);
+  CHECK(released == 1);
+}
+
+/* Tensors that repeat an element, so that their copies would be larger than any memory. */
+static void copies_beyond_memory_are_refused(void) {
+  const int64_t most = INT64_MAX / 4, none[2] = {0, 0}, shape[2] = {1, most};
+  int released = 0;
+  char ticket[TB_TICKET_BYTES] = "";
+  tb_tensor *tensor = made(shape, none, 0, &released);
+  const tb_tensor *three[3] = {tensor, tensor, tensor};
+  tb_options always = {.size = sizeof always, .copy = TB_COPY_ALWAYS};
+  void *managed = NULL;
+  CHECK(tb_transfer(tensor, NULL, &always, 0, &managed, NULL) == TB_OUT_OF_MEMORY && managed == NULL);
+  CHECK(tb_share(three, 3, NULL, 60, 0, ticket) != TB_OK && ticket[0] == 0);
+  tb_tensor_drop(tensor);
+  CHECK(released == 1);
+}
+
 static void the_caller_asks_for_an_order(void) {
   int released = 0;
   int64_t axes[2] = {1, 0};
@@ -268,6 +332,9 @@ int main(void) {
   renumber();
   a_managed_tensor_crosses_in_place();
   what_does_not_fit_is_copied();
+  a_copy_is_as_aligned_as_the_target_wants_it();
+  counts_that_overflow_are_refused();
+  copies_beyond_memory_are_refused();
   the_caller_asks_for_an_order();
   a_target_names_what_it_takes();
   copies_go_into_memory_that_exists();

@@ -22,7 +22,7 @@ const _: () = assert!(align_of::<Block>() == COPY_ALIGNMENT && size_of::<Block>(
 #[derive(Debug)]
 pub struct HostMemory {
     bytes: Range<usize>,
-    blocks: Vec<Block>,
+    _blocks: Vec<Block>,
 }
 
 impl HostMemory {
@@ -32,13 +32,20 @@ impl HostMemory {
     ///
     /// [`ErrorKind::OutOfMemory`].
     pub fn new(nbytes: usize) -> Result<Self> {
+        Self::aligned(nbytes, COPY_ALIGNMENT)
+    }
+
+    /// As [`new`](Self::new), with a first byte at a multiple of `alignment` bytes, a power of two.
+    fn aligned(nbytes: usize, alignment: usize) -> Result<Self> {
         let mut blocks: Vec<Block> = Vec::new();
-        blocks.try_reserve_exact(nbytes.div_ceil(COPY_ALIGNMENT)).map_err(|error| {
-            let text = format!("no host memory for {nbytes} bytes: free some first");
+        // What lies before the first multiple is not used.
+        let room = nbytes.saturating_add(alignment.saturating_sub(COPY_ALIGNMENT));
+        blocks.try_reserve_exact(room.div_ceil(COPY_ALIGNMENT)).map_err(|error| {
+            let text = format!("no host memory for {room} bytes: free some first");
             Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
         })?;
-        let start = blocks.as_mut_ptr().expose_provenance();
-        Ok(Self { bytes: start..start + nbytes, blocks })
+        let start = blocks.as_mut_ptr().expose_provenance().next_multiple_of(alignment);
+        Ok(Self { bytes: start..start + nbytes, _blocks: blocks })
     }
 
     /// Allocates memory of zeros: a valid element of every dtype.
@@ -61,8 +68,9 @@ impl HostMemory {
     /// Fills the memory with [`poison::BYTE`].
     #[cold]
     fn poison(&mut self) {
+        let start = ptr::with_exposed_provenance_mut::<u8>(self.bytes.start);
         // SAFETY: the vector has room for as many bytes. No reader is left: the memory is about to be freed.
-        unsafe { ptr::write_bytes(self.blocks.as_mut_ptr().cast::<u8>(), poison::BYTE, self.bytes.len()) };
+        unsafe { ptr::write_bytes(start, poison::BYTE, self.bytes.len()) };
         poison::filled();
     }
 }
@@ -76,14 +84,14 @@ impl Drop for HostMemory {
 }
 
 /// Copies a tensor in host memory, without a deferred operation, into fresh memory, compact in this order and aligned
-/// to [`COPY_ALIGNMENT`] bytes: by the copies of `ordering`, or by a loop of this module.
+/// as [`empty`] says: by the copies of `ordering`, or by a loop of this module.
 ///
 /// # Errors
 ///
 /// [`ErrorKind::OutOfMemory`], and those of [`fill`].
-pub(crate) fn copy(lent: Lent, order: Order, ordering: &Arc<dyn Ordering>) -> Result<Lent> {
+pub(crate) fn copy(lent: Lent, order: Order, alignment: usize, ordering: &Arc<dyn Ordering>) -> Result<Lent> {
     debug_assert!(lent.device().kind == DeviceKind::CPU && lent.pending().is_none());
-    let target = empty(lent.dtype(), lent.layout().shape(), order)?;
+    let target = empty(lent.dtype(), lent.layout().shape(), order, alignment)?;
     if let Err(lent) = fill(lent, &target, Arc::new(Views::default()), ordering, None)? {
         copy_elements(&lent, &target, 0);
     }
@@ -115,10 +123,11 @@ pub(crate) fn fill_here(
     Ok(Ok(None))
 }
 
-/// Returns fresh host memory, compact in this order and aligned to [`COPY_ALIGNMENT`] bytes.
-pub(crate) fn empty(dtype: DType, shape: &[i64], order: Order) -> Result<Lent> {
+/// Returns fresh host memory, compact in this order and aligned to [`COPY_ALIGNMENT`] bytes, or to `alignment` bytes
+/// where that is more.
+pub(crate) fn empty(dtype: DType, shape: &[i64], order: Order, alignment: usize) -> Result<Lent> {
     let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
-    let memory = HostMemory::new(layout.nbytes())?;
+    let memory = HostMemory::aligned(layout.nbytes(), alignment.max(COPY_ALIGNMENT))?;
     // SAFETY: the bytes stay in place until the owner is dropped, with the buffer. No other code knows them.
     let memory = unsafe { Memory::new(Allocation::host(memory.bytes(), Access::ReadWrite), memory) };
     Lent::new(dtype, layout, memory)
@@ -199,8 +208,9 @@ mod tests {
             let before = poison::count();
             memory.poison();
             assert!(poison::count() > before);
+            let start = ptr::with_exposed_provenance::<u8>(memory.bytes.start);
             // SAFETY: the memory is alive, has these bytes and was written as a whole.
-            let bytes = unsafe { std::slice::from_raw_parts(memory.blocks.as_ptr().cast::<u8>(), nbytes) };
+            let bytes = unsafe { std::slice::from_raw_parts(start, nbytes) };
             assert!(bytes.iter().all(|byte| *byte == poison::BYTE), "{nbytes}");
         }
         let drops = |on| {
@@ -248,12 +258,14 @@ mod tests {
             dims in prop::collection::vec((0i64..5, -6i64..7), 0..5),
             dtype in prop::sample::select(&[DType::UINT8, DType::FLOAT16, DType::FLOAT32, DType::COMPLEX128][..]),
             order in prop::sample::select(&[Order::RowMajor, Order::ColumnMajor][..]),
+            alignment in prop::sample::select(&[1, 64, 128, 1 << 16][..]),
         ) {
             let original = lent(dtype, &dims);
-            let copy = copy(lent(dtype, &dims), order, &host()).unwrap();
+            let copy = copy(lent(dtype, &dims), order, alignment, &host()).unwrap();
             let (layout, itemsize) = (original.layout(), original.layout().itemsize());
             prop_assert_eq!((copy.layout().shape(), copy.layout().follows(order)), (layout.shape(), true));
-            prop_assert_eq!((copy.data() % COPY_ALIGNMENT, copy.buffer().access()), (0, Access::ReadWrite));
+            prop_assert!(copy.data().is_multiple_of(alignment.max(COPY_ALIGNMENT)));
+            prop_assert_eq!(copy.buffer().access(), Access::ReadWrite);
             prop_assert_eq!(copy.buffer().len(), layout.nbytes());
             // The elements by an independent walk: all addresses, the fastest dimension last.
             let mut addresses = vec![original.data() as i64];
@@ -317,6 +329,7 @@ mod tests {
         // SAFETY: the view repeats one byte, which outlives the buffer.
         let memory = unsafe { Memory::new(Allocation::host(start..start + 1, Access::ReadOnly), ()) };
         let giant = Lent::new(DType::UINT8, layout, memory).unwrap();
-        assert_eq!(copy(giant, Order::RowMajor, &host()).unwrap_err().kind(), ErrorKind::OutOfMemory);
+        assert_eq!(copy(giant, Order::RowMajor, 1, &host()).unwrap_err().kind(), ErrorKind::OutOfMemory);
+        assert_eq!(HostMemory::aligned(8, 1 << 63).unwrap_err().kind(), ErrorKind::OutOfMemory);
     }
 }

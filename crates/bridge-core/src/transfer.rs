@@ -222,7 +222,8 @@ impl<F, T> Crossing<'_, F, T> {
             _ => lent,
         };
         if lent.device().kind == DeviceKind::CPU && lent.pending().is_none() {
-            let copy = host::copy(lent, self.order(), self.ordering)?;
+            let alignment = self.to.profile().alignment_of(lent.layout().itemsize());
+            let copy = host::copy(lent, self.order(), alignment, self.ordering)?;
             let (copy, ordered) = self.place(copy, true)?;
             return Ok((copy, ordered, CopiedBy::Host));
         }
@@ -329,7 +330,7 @@ impl<F, T> Crossing<'_, F, T> {
 /// # Errors
 ///
 /// [`ErrorKind::OutOfMemory`], those of [`Copies::allocate`](crate::Copies::allocate), and [`ErrorKind::CopyNeeded`]
-/// for a device without copies of the ordering.
+/// for a device without copies of the ordering, and where its memory is less aligned than the consumer wants it.
 pub(crate) fn memory<T>(
     to: &dyn Adapter<Tensor = T>,
     ordering: &Arc<dyn Ordering>,
@@ -337,8 +338,10 @@ pub(crate) fn memory<T>(
     (dtype, shape): (DType, &[i64]),
     order: Order,
 ) -> Result<Lent> {
+    let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
+    let alignment = to.profile().alignment_of(layout.itemsize());
     if device.kind == DeviceKind::CPU {
-        return host::empty(dtype, shape, order);
+        return host::empty(dtype, shape, order, alignment);
     }
     let copies = ordering.copies().ok_or_else(|| {
         let text = format!(
@@ -347,11 +350,18 @@ pub(crate) fn memory<T>(
         );
         Error::new(ErrorKind::CopyNeeded, text)
     })?;
-    let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
     let consumer = to.consumer();
     let stream = consumer.current_stream(device)?.unwrap_or(Stream::LEGACY);
     let buffer = copies.allocate(device, layout.nbytes(), stream, consumer.keep(device, stream))?;
-    Lent::new(dtype, layout, buffer)
+    let lent = Lent::new(dtype, layout, buffer)?;
+    if lent.layout().numel() > 0 && !lent.data().is_multiple_of(alignment) {
+        let text = format!(
+            "{} takes addresses that {alignment} divides, and memory on {device} is not aligned so: copy the tensor into memory that is",
+            to.profile().name
+        );
+        return Err(Error::new(ErrorKind::CopyNeeded, text));
+    }
+    Ok(lent)
 }
 
 /// Returns who fills memory of this device by [`Copies`](crate::Copies).
