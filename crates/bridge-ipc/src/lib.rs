@@ -43,8 +43,8 @@
 //!
 //! # Who may open
 //!
-//! The socket lies in a folder that this user alone may enter, the system says which user calls, and a ticket has 128
-//! random bits. A process that has a ticket sees the tensors of its share, and nothing else of the process.
+//! The socket lies in a folder that this user alone may enter, and a ticket has 128 random bits. The system says which
+//! user is at the other end, and both ends refuse all that are not named ([`process::configure`]). A process that has a ticket sees the tensors of its share, and nothing else of the process.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

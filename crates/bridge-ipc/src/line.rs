@@ -1,6 +1,7 @@
 //! The end of a socket that asks.
 
 use crate::memory::failed;
+use crate::process;
 use crate::socket::{self, OtherEnd};
 use crate::wire::{Frames, MAX_ANSWER, MAX_FILES, Why};
 use bridge_core::{Error, ErrorKind, Result};
@@ -12,6 +13,7 @@ use serde::de::DeserializeOwned;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::ErrorKind as Io;
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -117,7 +119,10 @@ impl End {
 
 pub(crate) fn refused(why: Why) -> Error {
     let (kind, text) = match why {
-        Why::Denied => (ErrorKind::Denied, "the process that shares does not let this user in: run both as one user"),
+        Why::Denied => (
+            ErrorKind::Denied,
+            "the process that shares does not let this user in: run both as one user, or accept each other in `users`",
+        ),
         Why::Unknown => (
             ErrorKind::Gone,
             "there is no such share: it was revoked, or the ticket is not of that process. Ask for a new one",
@@ -172,21 +177,23 @@ impl<R: Reply + Send + 'static> Line<R> {
     /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Denied`] for one of another user.
     pub(crate) fn connect(path: &Path) -> Result<Self> {
         let socket = connected(path)?;
-        let OtherEnd { user, process, has_ended } =
+        let OtherEnd { user, process: other, has_ended } =
             socket::other_end(&socket).map_err(|error| broken("it hides who it is").caused_by(error))?;
         if has_ended {
             return Err(End::Closed.error());
         }
         // Another user could have put a socket of its own into a folder that both may write to.
-        let own = geteuid().as_raw();
-        if user != own && user != 0 && own != 0 {
-            let text = format!("the socket is of user {user}, and this process runs as {own}: run both as one user");
+        if !process::accepts(user) {
+            let text = format!(
+                "the socket is of user {user}, and this process runs as {}: run both as one user, or accept user {user} in `users`, there and here",
+                geteuid().as_raw()
+            );
             return Err(Error::new(ErrorKind::Denied, text));
         }
         let frames = Frames::new(MAX_ANSWER);
         let incoming = Incoming { frames, files: VecDeque::new(), notices: Vec::new(), ended: None };
         let (read, own) = (Mutex::new(incoming), std::process::id());
-        Ok(Self { socket, process, own, read, unsent: Mutex::default() })
+        Ok(Self { socket, process: other, own, read, unsent: Mutex::default() })
     }
 
     /// Returns whether this process was forked from the one that made the connection.
@@ -378,6 +385,15 @@ impl<R: Reply + Send + 'static> Line<R> {
             if self.has_ended() || !matches!(self.flush(&mut locked(&self.unsent)), Ok(false)) {
                 return;
             }
+        }
+    }
+}
+
+impl<R> Drop for Line<R> {
+    /// Ends the connection although forks of this process still have its socket.
+    fn drop(&mut self) {
+        if self.own == std::process::id() {
+            let _ = self.socket.shutdown(Shutdown::Both);
         }
     }
 }

@@ -3,7 +3,7 @@
 use bridge_core::{Error, ErrorKind, Result};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create,
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create, sendfile,
 };
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -55,13 +55,19 @@ pub(crate) fn create(nbytes: usize) -> Result<(OwnedFd, Mapping)> {
     if available().is_some_and(|free| nbytes as u64 > free) {
         return Err(failed(&format!("no shared memory for {nbytes} bytes"))(Errno::NOMEM));
     }
-    let file = memfd_create(c"tensor-bridge", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
-    let file = file.map_err(failed("no file in memory"))?;
     // A mapping of no bytes is none.
-    let taken = fallocate(&file, FallocateFlags::empty(), 0, nbytes.max(1) as u64);
-    taken.map_err(failed(&format!("no shared memory for {nbytes} bytes")))?;
+    let file = taken(nbytes.max(1) as u64)?;
     let mapping = map(&file, nbytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)?;
     Ok((file, mapping))
+}
+
+/// Returns a file in memory whose pages are taken.
+fn taken(nbytes: u64) -> Result<OwnedFd> {
+    let file = memfd_create(c"tensor-bridge", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+    let file = file.map_err(failed("no file in memory"))?;
+    let taken = fallocate(&file, FallocateFlags::empty(), 0, nbytes);
+    taken.map_err(failed(&format!("no shared memory for {nbytes} bytes")))?;
+    Ok(file)
 }
 
 /// Returns how many bytes the system or this process's group can still take, as far as that is known.
@@ -74,13 +80,35 @@ fn available() -> Option<u64> {
 }
 
 /// Fixes the length of memory that is written, and forbids writes unless they are shared. No mapping for writing is
-/// left.
-pub(crate) fn seal(file: &OwnedFd, writing: Writing) -> Result<()> {
+/// left in this process. Returns the memory, which is a copy where a fork has such a mapping.
+pub(crate) fn seal(file: OwnedFd, writing: Writing) -> Result<OwnedFd> {
     let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     if writing != Writing::Shared {
         seals |= SealFlags::WRITE;
     }
-    fcntl_add_seals(file, seals).map_err(failed("shared memory is not sealed"))
+    let sealed = match fcntl_add_seals(&file, seals) {
+        // A process that was forked meanwhile has the mapping as well.
+        Err(Errno::BUSY) => {
+            let file = copied(&file)?;
+            fcntl_add_seals(&file, seals).map(|()| file)
+        }
+        sealed => sealed.map(|()| file),
+    };
+    sealed.map_err(failed("shared memory is not sealed"))
+}
+
+/// Returns a copy that was never mapped.
+fn copied(file: &OwnedFd) -> Result<OwnedFd> {
+    let nbytes = fstat(file).map_err(failed("shared memory cannot be read"))?.st_size as u64;
+    let copy = taken(nbytes)?;
+    let mut from = 0;
+    while from < nbytes {
+        let rest = usize::try_from(nbytes - from).unwrap_or(usize::MAX);
+        if sendfile(&copy, file, Some(&mut from), rest).map_err(failed("shared memory is not copied"))? == 0 {
+            return Err(failed("shared memory is not copied")(Errno::IO));
+        }
+    }
+    Ok(copy)
 }
 
 /// Maps memory that another process, or this one, has sealed.
@@ -134,8 +162,7 @@ mod tests {
         // SAFETY: the mapping has three bytes, which no other code knows.
         unsafe { ptr::with_exposed_provenance_mut::<[u8; 3]>(mapping.bytes().start).write([1, 2, 3]) };
         drop(mapping);
-        seal(&file, writing).unwrap();
-        file
+        seal(file, writing).unwrap()
     }
 
     fn first(mapping: &Mapping) -> u8 {
@@ -182,11 +209,23 @@ mod tests {
         assert_eq!(create(1 << 52).unwrap_err().kind(), ErrorKind::OutOfMemory);
     }
 
+    /// As a fork has it that was made while the memory was written.
+    #[test]
+    fn memory_is_sealed_although_it_is_mapped_elsewhere() {
+        let (file, mapping) = create(3).unwrap();
+        write(&mapping);
+        let elsewhere = map(&file, 3, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED).unwrap();
+        drop(mapping);
+        let sealed = seal(file, Writing::Never).unwrap();
+        let opened = open(&sealed, 3, Writing::Never).unwrap();
+        assert_eq!((first(&opened), first(&elsewhere)), (9, 9));
+    }
+
     #[test]
     fn memory_without_bytes_is_mapped() {
         let (file, mapping) = create(0).unwrap();
         drop(mapping);
-        seal(&file, Writing::Never).unwrap();
+        let file = seal(file, Writing::Never).unwrap();
         assert!(open(&file, 0, Writing::Never).unwrap().bytes().is_empty());
     }
 }

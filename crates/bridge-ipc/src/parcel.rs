@@ -356,8 +356,7 @@ fn finished(part: Part, writing: Option<Writing>) -> Result<(Segment, Vec<Arc<Ow
             let arena = Arc::into_inner(arena).ok_or_else(|| {
                 Error::new(ErrorKind::Framework, "a copy into shared memory is still in use: please report this")
             })?;
-            let file = arena.into_file();
-            memory::seal(&file, writing)?;
+            let file = memory::seal(arena.into_file(), writing)?;
             Ok((Segment::File { nbytes, writing }, vec![Arc::new(file)]))
         }
     }

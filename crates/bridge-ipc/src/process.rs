@@ -2,6 +2,7 @@
 
 use crate::exporter::{Exporter, Settings};
 use bridge_core::{Error, ErrorKind, Result};
+use rustix::process::geteuid;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
@@ -42,7 +43,18 @@ pub fn exporter_if_any() -> Option<Arc<Exporter>> {
     exporter.filter(|exporter| !exporter.is_elsewhere()).map(Arc::clone)
 }
 
-/// Says how the exporter of this process is to be made.
+/// Returns the users whom this process accepts beside its own, by number: the ones of the [`Settings`] that were
+/// configured. They may open what [`exporter`] shares, and this process opens what theirs share.
+pub fn users() -> Vec<u32> {
+    process().as_ref().map_or_else(Vec::new, |process| process.settings.users.clone())
+}
+
+/// Returns whether this process connects to processes of that user.
+pub(crate) fn accepts(user: u32) -> bool {
+    user == geteuid().as_raw() || users().contains(&user)
+}
+
+/// Says how the exporter of this process is to be made, and which users this process accepts.
 ///
 /// # Errors
 ///

@@ -1,9 +1,11 @@
 //! Sockets: who listens and who calls, and bytes and descriptors through them.
 
+use crate::ticket::random;
 use crate::wire::MAX_FILES;
 use bridge_core::{Error, ErrorKind, Result};
 use rustix::cmsg_space;
 use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -17,8 +19,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr;
+use std::time::{Duration, Instant};
 
 /// Sends bytes, and descriptors with the first of them, without waiting. Returns how many bytes were sent.
 pub(crate) fn send(socket: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<usize> {
@@ -100,7 +103,25 @@ pub(crate) fn other_end(socket: &UnixStream) -> io::Result<OtherEnd> {
 /// The most bytes of a socket's path (`sockaddr_un`, with the 0 at its end).
 const MAX_PATH: usize = 107;
 
+/// What ends the name of a socket that does not listen yet.
+pub(crate) const UNREADY: &str = "new";
+
+/// Time for the other processes that remove the sockets of ended ones from a folder.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The name of a socket until it listens. The drop removes it.
+struct Unready(PathBuf);
+
+impl Drop for Unready {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
 /// Listens at a path. With `private`, this user alone may connect.
+///
+/// The socket gets its name once it listens. So one that refuses connections under such a name has lost its process,
+/// and may be removed.
 ///
 /// # Errors
 ///
@@ -109,33 +130,73 @@ const MAX_PATH: usize = 107;
 pub(crate) fn listen(path: &Path, private: bool) -> Result<UnixListener> {
     let refused =
         |kind, what: &str| Error::new(kind, format!("no socket at {}: {what}. Name another path", path.display()));
-    if path.as_os_str().len() > MAX_PATH {
+    let [first, second, third, fourth, ..] = random()?;
+    let number = u32::from_ne_bytes([first, second, third, fourth]);
+    let unready = Unready(path.with_file_name(format!("{number:08x}.{UNREADY}")));
+    if path.as_os_str().len().max(unready.0.as_os_str().len()) > MAX_PATH {
         return Err(refused(ErrorKind::Argument, &format!("the path has more than {MAX_PATH} bytes")));
     }
-    if is_abandoned(path) {
-        let _ = fs::remove_file(path);
-    }
-    let listener = UnixListener::bind(path).map_err(|error| {
+    let listener = listening(&unready.0, private).map_err(|error| {
         let (kind, what) = match error.kind() {
             Io::PermissionDenied => (ErrorKind::Denied, "this user may not make one there"),
-            Io::AddrInUse if is_socket(path) => (ErrorKind::Busy, "another process listens there"),
-            Io::AddrInUse => (ErrorKind::Argument, "it is another file"),
             _ => (ErrorKind::Argument, "the system refuses it"),
         };
         refused(kind, what).caused_by(error)
     })?;
-    let mode = if private { 0o600 } else { 0o666 };
-    let ready =
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).and_then(|()| listener.set_nonblocking(true));
-    ready.map_err(|error| refused(ErrorKind::Framework, "it cannot be made ready").caused_by(error))?;
+    let mut named = fs::hard_link(&unready.0, path);
+    if named.is_err() {
+        remove_abandoned(path, Instant::now() + PATIENCE);
+        named = fs::hard_link(&unready.0, path);
+    }
+    named.map_err(|error| {
+        let (kind, what) = match error.kind() {
+            Io::AlreadyExists if path.exists() && !is_socket(path) => (ErrorKind::Argument, "it is another file"),
+            Io::AlreadyExists => (ErrorKind::Busy, "another process listens there"),
+            _ => (ErrorKind::Argument, "the system refuses it"),
+        };
+        refused(kind, what).caused_by(error)
+    })?;
     Ok(listener)
+}
+
+/// Returns a socket that listens at a path where there is nothing yet, and never blocks.
+fn listening(path: &Path, private: bool) -> io::Result<UnixListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    let mode = if private { 0o600 } else { 0o666 };
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    // As many callers may wait as the system allows.
+    net::listen(&socket, i32::MAX)?;
+    Ok(socket.into())
+}
+
+/// Removes the socket of a process that has ended. Waits until `until` for other processes that do so.
+///
+/// Processes that remove sockets from one folder do so in turn, under its lock. Otherwise one could remove the socket
+/// that another has put in the place of the abandoned one.
+pub(crate) fn remove_abandoned(path: &Path, until: Instant) {
+    if !is_abandoned(path) {
+        return;
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(folder) = open(folder, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) else { return };
+    while flock(&folder, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if Instant::now() >= until {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    if is_abandoned(path) {
+        let _ = fs::remove_file(path);
+    }
 }
 
 fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
-/// Returns whether a path is the socket of a process that has ended.
+/// Returns whether a path is a socket at which no process listens.
 pub(crate) fn is_abandoned(path: &Path) -> bool {
     is_socket(path) && connect(path).is_err_and(|errno| errno == Errno::CONNREFUSED)
 }

@@ -254,7 +254,8 @@ pub(crate) struct Names(Mutex<Option<bridge_ipc::Names>>);
 impl Names {
     #[new]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let names = bridge_ipc::Names::serve(&path, Settings::default());
+        let settings = Settings { users: process::users(), ..Settings::default() };
+        let names = bridge_ipc::Names::serve(&path, settings);
         Ok(Self(Mutex::new(Some(names.map_err(|error| into_python(py, error))?))))
     }
 

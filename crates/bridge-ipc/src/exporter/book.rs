@@ -144,17 +144,31 @@ impl<C> Book<C> {
     }
 
     /// Ends a share now. Returns the connections that have leases on it, and the content if it is free.
-    pub(crate) fn revoke(&mut self, number: u64) -> (BTreeSet<Peer>, Option<Arc<C>>) {
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unknown`] for a wrong token, and nothing has ended.
+    pub(crate) fn revoke(&mut self, number: u64, token: &Token) -> Result<(BTreeSet<Peer>, Option<Arc<C>>), Why> {
+        let free = self.end(number, token)?;
         let holders = self.peers.iter().filter(|(_, leases)| leases.values().any(|share| *share == number));
-        (holders.map(|(peer, _)| *peer).collect(), self.end(number))
+        Ok((holders.map(|(peer, _)| *peer).collect(), free))
     }
 
-    /// Ends a share now: a process that has it open keeps it. Returns the content if it is free.
-    pub(crate) fn end(&mut self, number: u64) -> Option<Arc<C>> {
-        if let Some(until) = self.shares.get_mut(&number)?.until.take() {
+    /// Ends a share now: a process that has it open keeps it. Returns the content if it is free. Of a share that is no
+    /// more nothing is left to end.
+    ///
+    /// # Errors
+    ///
+    /// [`Why::Unknown`] for a wrong token, and nothing has ended.
+    pub(crate) fn end(&mut self, number: u64, token: &Token) -> Result<Option<Arc<C>>, Why> {
+        let Some(share) = self.shares.get_mut(&number) else { return Ok(None) };
+        if share.token != *token {
+            return Err(Why::Unknown);
+        }
+        if let Some(until) = share.until.take() {
             self.ends.remove(&(until, number));
         }
-        self.free(number)
+        Ok(self.free(number))
     }
 
     /// Ends the shares whose time is over. Returns the contents that are free now.
@@ -222,9 +236,11 @@ mod tests {
         },
         Revoke {
             share: usize,
+            forged: bool,
         },
         End {
             share: usize,
+            forged: bool,
         },
         Wait {
             seconds: u64,
@@ -240,8 +256,8 @@ mod tests {
                 .prop_map(|(peer, share, forged)| Step::Open { peer, share, forged }),
             4 => (index.clone(), index.clone()).prop_map(|(peer, lease)| Step::Return { peer, lease }),
             1 => index.clone().prop_map(|peer| Step::Leave { peer }),
-            1 => index.clone().prop_map(|share| Step::Revoke { share }),
-            1 => index.prop_map(|share| Step::End { share }),
+            1 => (index.clone(), prop::bool::weighted(0.3)).prop_map(|(share, forged)| Step::Revoke { share, forged }),
+            1 => (index, prop::bool::weighted(0.3)).prop_map(|(share, forged)| Step::End { share, forged }),
             2 => seconds.prop_map(|seconds| Step::Wait { seconds }),
         ]
     }
@@ -324,16 +340,23 @@ mod tests {
                         leases.iter().for_each(|(_, share)| shares[*share].leases -= 1);
                         drop(book.leave(number));
                     }
-                    Step::Revoke { share } => {
+                    Step::Revoke { share, forged: true } | Step::End { share, forged: true } => {
+                        let Some(index) = pick(&shares, share) else { continue };
+                        let (share, token) = (&shares[index], Token::random().unwrap());
+                        let there = share.until.is_some() || share.leases > 0;
+                        prop_assert_eq!(book.revoke(share.number, &token).is_err(), there);
+                        prop_assert_eq!(book.end(share.number, &token).is_err(), there);
+                    }
+                    Step::Revoke { share, forged: false } => {
                         let Some(index) = pick(&shares, share) else { continue };
                         let has = |leases: &[(u64, usize)]| leases.iter().any(|(_, share)| *share == index);
                         let holders = peers.iter().filter(|(_, leases)| has(leases)).map(|(peer, _)| *peer).collect();
-                        prop_assert_eq!(book.revoke(shares[index].number).0, holders);
+                        prop_assert_eq!(book.revoke(shares[index].number, &shares[index].token).unwrap().0, holders);
                         shares[index].until = None;
                     }
-                    Step::End { share } => {
+                    Step::End { share, forged: false } => {
                         let Some(index) = pick(&shares, share) else { continue };
-                        drop(book.end(shares[index].number));
+                        drop(book.end(shares[index].number, &shares[index].token).unwrap());
                         shares[index].until = None;
                     }
                     Step::Wait { seconds } => {

@@ -2,61 +2,84 @@
 
 use crate::memory::failed;
 use crate::socket;
+use crate::ticket::random;
 use bridge_core::{Error, ErrorKind, Result};
-use rustix::fs::{Mode, mkdir, stat};
+use rustix::fs::{FileType, Mode, chmod, lstat, mkdir};
 use rustix::io::Errno;
 use rustix::process::geteuid;
-use rustix::rand::{GetRandomFlags, getrandom};
 use std::env;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-/// Bits of a folder's mode that let other users in.
+/// Bits of a folder's mode with which other users do anything in it.
 const OTHERS: u32 = 0o077;
 
-/// Returns the folder, and makes it where it is missing. With `private`, only this user may enter it.
-pub(super) fn ready(folder: Option<PathBuf>, private: bool) -> Result<PathBuf> {
-    let folder = folder.unwrap_or_else(usual);
-    match mkdir(&folder, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => (),
-        Err(errno) => return Err(failed(&format!("the folder {} is not made", folder.display()))(errno)),
-    }
-    let found = stat(&folder).map_err(failed(&format!("the folder {} cannot be read", folder.display())))?;
-    let own = found.st_uid == geteuid().as_raw();
-    if !own || (private && found.st_mode & OTHERS != 0) {
-        let text = format!(
-            "the folder {} belongs to another user or lets others in: set its mode to 700, or name another in TENSOR_BRIDGE_IPC",
-            folder.display()
-        );
-        return Err(Error::new(ErrorKind::Denied, text));
-    }
-    Ok(folder)
+/// Bits of a folder's mode with which other users open what they know the name of.
+const PASS: u32 = 0o011;
+
+/// Time after which a socket that does not listen yet has lost its process.
+const MAKING: Duration = Duration::from_secs(60);
+
+/// Returns the folder, and makes it where it is missing. Without `users`, only this user may enter it.
+///
+/// # Errors
+///
+/// [`ErrorKind::Denied`] for a folder of another user, a link to one, and one with a mode that does not fit.
+pub(super) fn ready(folder: Option<PathBuf>, users: &[u32]) -> Result<PathBuf> {
+    let folder = folder.unwrap_or_else(|| usual(users.is_empty()));
+    let made = match mkdir(&folder, Mode::RWXU) {
+        // Beside the mask of the process, which may keep all others out.
+        Ok(()) if !users.is_empty() => chmod(&folder, Mode::RWXU | Mode::XGRP | Mode::XOTH),
+        Err(Errno::EXIST) => Ok(()),
+        made => made,
+    };
+    made.map_err(failed(&format!("the folder {} is not made", folder.display())))?;
+    // Another user may have put a link there, in a folder where all may write.
+    let found = lstat(&folder).map_err(failed(&format!("the folder {} cannot be read", folder.display())))?;
+    // The superuser enters every folder.
+    let enter = users.iter().any(|user| *user != 0);
+    let wrong = if FileType::from_raw_mode(found.st_mode) != FileType::Directory {
+        "is a link or another file: name the folder itself"
+    } else if found.st_uid != geteuid().as_raw() {
+        "belongs to another user: name another"
+    } else if users.is_empty() && found.st_mode & OTHERS != 0 {
+        "lets other users in: set its mode to 700, or name another"
+    } else if enter && found.st_mode & PASS == 0 {
+        "does not let the other users in: set its mode to 711, or name another"
+    } else {
+        return Ok(folder);
+    };
+    let text = format!("the folder {} {wrong} in TENSOR_BRIDGE_IPC", folder.display());
+    Err(Error::new(ErrorKind::Denied, text))
 }
 
-/// The folder that is taken where none is named.
-fn usual() -> PathBuf {
+/// The folder that is taken where none is named. Other users do not enter a private one, nor `XDG_RUNTIME_DIR`.
+fn usual(private: bool) -> PathBuf {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("TENSOR_BRIDGE_IPC")
-        .or_else(|| Some(set("XDG_RUNTIME_DIR")?.join("tensor-bridge")))
-        .unwrap_or_else(|| env::temp_dir().join(format!("tensor-bridge-{}", geteuid().as_raw())))
+    let runtime = || Some(set("XDG_RUNTIME_DIR").filter(|_| private)?.join("tensor-bridge"));
+    let name = format!("tensor-bridge-{}{}", geteuid().as_raw(), if private { "" } else { "-shared" });
+    set("TENSOR_BRIDGE_IPC").or_else(runtime).unwrap_or_else(|| env::temp_dir().join(name))
 }
 
 /// Listens at a new socket, and removes the sockets of processes that have ended.
 pub(super) fn listen(folder: &Path, private: bool) -> Result<(UnixListener, PathBuf)> {
     sweep(folder);
-    let mut random = [0; 8];
-    getrandom(&mut random, GetRandomFlags::empty()).map_err(failed("no random numbers"))?;
+    let [number @ .., _, _, _, _, _, _, _, _] = random()?;
     let path = std::path::absolute(folder).unwrap_or_else(|_| folder.into());
-    let path = path.join(format!("{:016x}.sock", u64::from_ne_bytes(random)));
+    let path = path.join(format!("{:016x}.sock", u64::from_ne_bytes(number)));
     Ok((socket::listen(&path, private)?, path))
 }
 
 /// Removes the sockets of processes that were killed.
 fn sweep(folder: &Path) {
-    let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    for file in files.filter(|file| file.extension().is_some_and(|extension| extension == "sock")) {
-        if socket::is_abandoned(&file) {
-            let _ = std::fs::remove_file(&file);
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let file = entry.path();
+        let Some(extension) = file.extension() else { continue };
+        let old = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+        if extension == "sock" || (extension == socket::UNREADY && old().is_some_and(|age| age > MAKING)) {
+            // Where another process removes sockets now, it removes this one.
+            socket::remove_abandoned(&file, Instant::now());
         }
     }
 }

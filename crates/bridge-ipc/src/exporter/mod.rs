@@ -8,7 +8,7 @@ pub use book::{Held, Limits};
 
 use crate::server::{Bell, Peer, Serving};
 use crate::ticket::{Ticket, Token, now};
-use crate::wire::{Content, HEADER, MAX_ANSWER, MAX_FILES, frame};
+use crate::wire::{Content, HEADER, MAX_ANSWER, MAX_FILES, Why, frame};
 use book::Book;
 use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use rustix::fd::OwnedFd;
@@ -20,12 +20,15 @@ use std::time::{Duration, Instant};
 /// How a process shares.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// The folder of the socket, which only this user may enter. `None`: `TENSOR_BRIDGE_IPC` names it, else
-    /// `tensor-bridge` in `XDG_RUNTIME_DIR`, else one of this user in `/tmp`.
+    /// The folder of the socket, which only this user may enter, or the [`users`](Self::users) as well. `None`:
+    /// `TENSOR_BRIDGE_IPC` names it, else it is `tensor-bridge` in `XDG_RUNTIME_DIR`, unless there are other users, else
+    /// one of this user in `/tmp`.
     pub folder: Option<PathBuf>,
     /// The most that others may hold.
     pub limits: Limits,
-    /// Users, by number, who may open shares beside the one of this process. The folder must let them in, too.
+    /// Users, by number, who may open shares beside the one of this process. The folder must let them in, too (mode
+    /// 711). In [`process::configure`](crate::process::configure) they are also the users whose processes this one
+    /// connects to.
     pub users: Vec<u32>,
 }
 
@@ -74,7 +77,7 @@ impl Exporter {
     /// [`ErrorKind::Denied`] where the folder belongs to another user or lets others in, [`ErrorKind::Argument`] where
     /// the path of the socket would be too long, and errors of the system.
     pub fn new(settings: Settings) -> Result<Self> {
-        let folder = folder::ready(settings.folder, settings.users.is_empty())?;
+        let folder = folder::ready(settings.folder, &settings.users)?;
         let (listener, socket) = folder::listen(&folder, settings.users.is_empty())?;
         let bell = Bell::new()?;
         let desk = Arc::new(Desk {
@@ -127,10 +130,10 @@ impl Exporter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for the ticket of another process.
+    /// [`ErrorKind::Argument`] for a ticket that this exporter has not made.
     pub fn revoke(&self, ticket: &Ticket) -> Result<()> {
-        let share = self.own(ticket)?;
-        let (peers, free) = self.desk.book().revoke(share);
+        let (share, token) = self.own(ticket)?;
+        let (peers, free) = self.desk.book().revoke(share, &token).map_err(forged)?;
         let notices = peers.into_iter().map(|peer| (peer, share));
         self.desk.notices.lock().unwrap_or_else(PoisonError::into_inner).extend(notices);
         self.desk.bell.ring();
@@ -142,21 +145,21 @@ impl Exporter {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for the ticket of another process.
+    /// [`ErrorKind::Argument`] for a ticket that this exporter has not made.
     pub fn end(&self, ticket: &Ticket) -> Result<()> {
-        let share = self.own(ticket)?;
-        let free = self.desk.book().end(share);
+        let (share, token) = self.own(ticket)?;
+        let free = self.desk.book().end(share, &token).map_err(forged)?;
         drop(free);
         Ok(())
     }
 
-    /// Returns the number of the share that a ticket of this exporter opens.
-    fn own(&self, ticket: &Ticket) -> Result<u64> {
+    /// Returns the share that a ticket of this exporter opens.
+    fn own(&self, ticket: &Ticket) -> Result<(u64, Token)> {
         if ticket.socket() != self.desk.socket {
             let text = "the ticket is of another process: revoke it there";
             return Err(Error::new(ErrorKind::Argument, text));
         }
-        Ok(ticket.share().0)
+        Ok(ticket.share())
     }
 
     /// Returns whether this process was forked from the one that made the exporter: it shares nothing here.
@@ -168,6 +171,11 @@ impl Exporter {
     pub fn held(&self) -> Held {
         self.desk.book().held()
     }
+}
+
+/// Returns the error for a ticket with the number of a share and another token.
+fn forged(_: Why) -> Error {
+    Error::new(ErrorKind::Argument, "the ticket was not made here: pass the one that share returned")
 }
 
 impl Drop for Exporter {

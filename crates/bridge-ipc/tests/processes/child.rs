@@ -2,15 +2,20 @@
 
 use super::{LONG, PATIENCE, host, share};
 use bridge_core::{Adapter, ErrorKind, Options, Result, transfer};
-use bridge_ipc::{Client, Exporter, Ipc, IpcTensor, Parcel, Settings, Ticket, Writing, open};
+use bridge_ipc::{Client, Exporter, Ipc, IpcTensor, Parcel, Settings, Ticket, Writing, open, process};
 use bridge_ndarray::{HostArray, NdArray};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 /// Names the folder of the child's own exporter.
 const FOLDER: &str = "TENSOR_BRIDGE_TEST_CHILD";
+
+/// Names the users that the child lets in, separated by commas.
+const USERS: &str = "TENSOR_BRIDGE_TEST_USERS";
 
 /// What comes before an answer, among what the test program prints.
 const ANSWER: &str = "answer: ";
@@ -24,7 +29,22 @@ pub struct Child {
 
 impl Child {
     pub fn new(folder: &Path) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        Self::of(Command::new(std::env::current_exe().unwrap()), folder)
+    }
+
+    /// Returns a child of another user, whose exporter lets these users in. This process is the superuser's.
+    pub fn of_user(user: u32, folder: &Path, users: &[u32]) -> Self {
+        // That user may have no access to where the program is.
+        let program = folder.join(format!("program-{user}"));
+        std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let users: Vec<_> = users.iter().map(u32::to_string).collect();
+        let mut command = Command::new(program);
+        command.uid(user).gid(user).current_dir("/").env(USERS, users.join(","));
+        Self::of(command, &folder.join(format!("of-{user}")))
+    }
+
+    fn of(mut command: Command, folder: &Path) -> Self {
         command.args(["--exact", "child::other_process", "--ignored", "--nocapture"]).env(FOLDER, folder);
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (stdin, stdout) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
@@ -67,7 +87,9 @@ impl Drop for Child {
 #[ignore = "the program of the other processes"]
 fn other_process() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
-    let settings = Settings { folder: Some(folder.into()), ..Settings::default() };
+    let users = std::env::var(USERS).unwrap_or_default();
+    let users = users.split(',').filter_map(|user| user.parse().ok()).collect();
+    let settings = Settings { folder: Some(folder.into()), users, ..Settings::default() };
     let exporter = Exporter::new(settings).unwrap();
     let mut tensors: Vec<Option<IpcTensor>> = Vec::new();
     let mut client = None;
@@ -110,6 +132,11 @@ fn obey(
         "share" => {
             let bytes = argument.bytes().map(|byte| byte - b'0').collect();
             Ok(share(exporter, bytes, Writing::Private, LONG)?.text())
+        }
+        // Accepts a user, in both directions.
+        "accept" => {
+            process::configure(Settings { users: vec![number as u32], ..Settings::default() })?;
+            Ok("accepted".into())
         }
         "connect" => {
             *client = Some(Client::connect(Path::new(argument))?);

@@ -5,6 +5,7 @@ mod death;
 mod fuzz;
 mod history;
 mod names;
+mod rights;
 mod wire;
 
 use bridge_core::{HostOnly, Options, Ordering, Result};

@@ -51,7 +51,7 @@ class Client:
     BridgeConnectionError
         If no process serves names there.
     BridgePermissionError
-        If that process runs as another user.
+        If that process runs as another user, and ``processes.configure`` does not accept it.
 
     Examples
     --------
@@ -352,7 +352,7 @@ class Names(Client):
 
 
 def serve(path: str | os.PathLike[str]) -> Names:
-    """Serve names at a path, for processes of this user.
+    """Serve names at a path, for processes of this user and of those that ``processes.configure`` accepts.
 
     Parameters
     ----------
@@ -406,7 +406,7 @@ def connect(path: str | os.PathLike[str]) -> Client:
     BridgeConnectionError
         If no process serves names there.
     BridgePermissionError
-        If that process runs as another user.
+        If that process runs as another user, and ``processes.configure`` does not accept it.
 
     Examples
     --------

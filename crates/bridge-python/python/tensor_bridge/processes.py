@@ -176,7 +176,7 @@ def open(
     BridgeConnectionError
         If the ticket has expired or was revoked, or its process has ended.
     BridgePermissionError
-        If that process runs as another user.
+        If that process runs as another user, and ``configure`` does not accept it.
     BridgeError
         If ``ticket`` is none, and as for ``convert``.
 
@@ -264,10 +264,12 @@ def configure(
     Parameters
     ----------
     folder : str or path, optional
-        Where the socket is made. The folder must be this user's alone. The default is ``TENSOR_BRIDGE_IPC`` of the
-        environment, else ``tensor-bridge`` in ``XDG_RUNTIME_DIR``, else one in ``/tmp``.
+        Where the socket is made. The folder must be this user's alone, or with ``users`` of a mode that lets them in
+        (711). The default is ``TENSOR_BRIDGE_IPC`` of the environment, else ``tensor-bridge`` in ``XDG_RUNTIME_DIR``,
+        else one in ``/tmp``; with ``users`` always one in ``/tmp``.
     users : sequence of int, optional
-        Numbers of users who may open tickets beside this one.
+        Numbers of the users that this process accepts beside its own: they may open what it shares and find the names
+        that it serves, and it opens what they share.
     connections : int, optional
         The most processes that are connected at once.
     shares : int, optional
