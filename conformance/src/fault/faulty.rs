@@ -30,6 +30,8 @@ pub struct Faulty<A: Subject> {
     keeps: Keeps,
 }
 
+bridge_core::debug_fields!(impl[A: Subject] Faulty<A>: fault);
+
 /// What keeps streams alive, by handle, as it was when the handle was first seen.
 type Keeps = Arc<Mutex<HashMap<Stream, Option<Keep>>>>;
 

@@ -28,7 +28,7 @@ use std::time::Duration;
 const TIME: Duration = Duration::from_secs(3600);
 
 /// What surrounds a process that waits for another.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct Around {
     /// Runs `body` while other threads of this process may have what this one holds, such as an interpreter's lock.
     pub detached: fn(body: &mut (dyn FnMut() + Send)),

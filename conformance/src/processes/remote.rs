@@ -38,6 +38,8 @@ pub struct Remote {
     flaw: Option<Flaw>,
 }
 
+bridge_core::debug_fields!(impl[] Remote: device);
+
 /// The way to the other process.
 struct Line {
     ends: Mutex<(Box<dyn Read + Send>, Box<dyn Write + Send>)>,
@@ -77,6 +79,8 @@ fn unexpected(answer: &Answer) -> Error {
 /// A tensor of the other process. A clone is another reference to it.
 #[derive(Clone)]
 pub struct RemoteTensor(Arc<Known>);
+
+bridge_core::debug_fields!(impl[] RemoteTensor);
 
 struct Known {
     id: Id,

@@ -75,6 +75,8 @@ pub struct Pair<'a, F, T> {
     pub(crate) way_back: Option<Crossing<'a, T, F>>,
 }
 
+bridge_core::debug_fields!(impl[F, T] Pair<'_, F, T>);
+
 /// Takes a tensor across, with this ordering and the requested `copy`.
 pub(crate) type Crossing<'a, F, T> = Box<dyn Fn(&F, &Arc<dyn Ordering>, Option<bool>) -> Result<(T, Transfer)> + 'a>;
 

@@ -24,6 +24,8 @@ pub struct Property {
     check: Check,
 }
 
+bridge_core::debug_fields!(impl[] Property: name);
+
 #[derive(Clone, Copy)]
 enum Check {
     Values,

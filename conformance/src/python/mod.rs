@@ -38,6 +38,8 @@ pub struct PySubject<'py> {
     streams: Vec<Stream>,
 }
 
+bridge_core::debug_fields!(impl[] PySubject<'_>: name, device);
+
 /// Opens the framework of the adapter with this name, on this device.
 ///
 /// # Errors

@@ -52,6 +52,8 @@ pub struct Surroundings {
     pub host: Host,
 }
 
+bridge_core::debug_fields!(impl[] Surroundings: launch, fixtures);
+
 /// Runs what the options request, prints and writes the reports. Returns the exit code: 0 if everything that ran
 /// passed.
 pub fn run(mut options: Options, around: &Surroundings) -> i32 {

@@ -12,6 +12,7 @@ use {
 };
 
 /// candle on the host. Its views are made by its own operations, and its elements written by one in place.
+#[derive(Debug)]
 pub struct CandleSubject {
     adapter: Candle,
 }

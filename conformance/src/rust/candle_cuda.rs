@@ -18,6 +18,8 @@ pub struct CandleCudaSubject {
     ballast: Mutex<(CudaSlice<u8>, CudaSlice<u8>)>,
 }
 
+bridge_core::debug_fields!(impl[] CandleCudaSubject: adapter);
+
 forward_adapter!(CandleCudaSubject, Tensor);
 
 /// The dtypes for which candle has no kernel that fills or copies strided tensors on a device.

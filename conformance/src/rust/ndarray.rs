@@ -9,7 +9,7 @@ use num_complex::Complex;
 use std::ptr;
 
 /// `ndarray`, whose arrays are read and written through its own raw views.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct NdArraySubject {
     adapter: NdArray,
 }

@@ -10,6 +10,7 @@ use std::ptr;
 use std::sync::Arc;
 
 /// ONNX Runtime on the host, whose tensors are read and written at the address that it states.
+#[derive(Debug)]
 pub struct OrtSubject {
     adapter: Ort,
 }

@@ -27,6 +27,8 @@ pub struct OrtCudaSubject {
     ballast: RefCell<(CudaSlice<u8>, CudaSlice<u8>)>,
 }
 
+bridge_core::debug_fields!(impl[] OrtCudaSubject: adapter);
+
 forward_adapter!(OrtCudaSubject, Arc<DynTensor>);
 
 /// Bytes that [`Subject::delay`] copies, and how often it does.

@@ -18,6 +18,8 @@ pub struct TchSubject {
     ballast: Option<(Tensor, Tensor)>,
 }
 
+bridge_core::debug_fields!(impl[] TchSubject: device);
+
 forward_adapter!(TchSubject, Tensor);
 
 /// The dtypes that the suite makes, with the name of each in `tch`, and the integer of the same size.

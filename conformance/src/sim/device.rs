@@ -69,6 +69,8 @@ struct State {
 #[derive(Clone)]
 pub struct SimDevice(Arc<Mutex<State>>);
 
+bridge_core::debug_fields!(impl[] SimDevice);
+
 /// The most pieces of work that run between two calls of the host.
 const PROGRESS: usize = 3;
 
@@ -327,6 +329,8 @@ pub struct SimOrdering {
     copies: SimCopies,
     fault: Option<Fault>,
 }
+
+bridge_core::debug_fields!(impl[] SimOrdering: fault);
 
 impl Ordering for SimOrdering {
     fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {

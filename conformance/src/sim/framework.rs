@@ -122,6 +122,8 @@ pub struct SimFramework {
     profile: Profile,
 }
 
+bridge_core::debug_fields!(impl[] SimFramework: name);
+
 impl SimFramework {
     /// A framework with these habits. It makes two streams beside the default one, which all frameworks share, or a
     /// single stream for all its work.

@@ -40,6 +40,8 @@ pub struct SimTensor {
     pub(super) owner: Owner,
 }
 
+bridge_core::debug_fields!(impl[] SimTensor: read_only);
+
 /// Which bytes a tensor means, without keeping them alive: what work in a stream knows of it.
 #[derive(Clone)]
 pub(super) struct View {

@@ -104,6 +104,8 @@ pub struct Candle {
     cuda: Option<Arc<cuda::OnDevice>>,
 }
 
+bridge_core::debug_fields!(impl[] Candle);
+
 impl Candle {
     /// Makes the adapter. It takes tensors in host memory in, and puts out any.
     ///

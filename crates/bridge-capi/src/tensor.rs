@@ -21,7 +21,7 @@ const _: () = assert!(TB_MAX_NDIM == MAX_NDIM);
 
 /// DLDataType of dlpack.h.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct CDType {
     /// kind of number
     pub(crate) code: u8,
@@ -33,7 +33,7 @@ pub struct CDType {
 
 /// DLDevice of dlpack.h.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct CDevice {
     /// 1 host, 2 CUDA, 3 pinned, 13 managed
     pub(crate) kind: i32,

@@ -44,6 +44,8 @@ pub struct Trial<'a> {
     cuts: Cuts,
 }
 
+bridge_core::debug_fields!(impl[] Trial<'_>: cuts);
+
 impl<'a> Trial<'a> {
     /// The figures of [`Copier`](crate::Copier).
     pub const USUAL: Cuts = CUTS;

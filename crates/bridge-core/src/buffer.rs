@@ -119,6 +119,8 @@ pub struct Memory<O> {
     _owner: O,
 }
 
+crate::debug_fields!(impl[O] Memory<O>: allocation);
+
 impl<O: Send + Sync> Memory<O> {
     /// Makes a buffer that keeps `owner` until it is dropped.
     ///

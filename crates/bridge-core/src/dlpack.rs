@@ -63,6 +63,8 @@ pub struct Origin {
     pub release: Option<Release>,
 }
 
+crate::debug_fields!(impl[] Origin: device, stream, reuse, allocation);
+
 impl Origin {
     /// Returns the origin of host memory, which is ready at any time.
     pub fn host() -> Self {

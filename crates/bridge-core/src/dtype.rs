@@ -8,7 +8,7 @@ use std::str::FromStr;
 ///
 /// The set is open: a code without a name here crosses unchanged, and is refused only where a
 /// [`Profile`](crate::Profile) does not list it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DType {
     /// `DLDataTypeCode` of `dlpack.h`.
     pub code: u8,
@@ -86,6 +86,13 @@ impl fmt::Display for DType {
     }
 }
 
+/// The name, as [`Display`](fmt::Display) writes it.
+impl fmt::Debug for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// Error for text that is neither a dtype name nor `dlpack(code, bits, lanes)`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseDTypeError(String);
@@ -143,6 +150,7 @@ mod tests {
         assert!("dlpack(1, 2)".parse::<DType>().is_err());
         assert!("dlpack(1, 2, x)".parse::<DType>().is_err());
         assert_eq!((DType::BFLOAT16.to_string(), unnamed.to_string()), ("bfloat16".into(), "dlpack(99, 24, 3)".into()));
+        assert_eq!(format!("{:?}", [DType::BFLOAT16, unnamed]), "[bfloat16, dlpack(99, 24, 3)]");
     }
 
     #[test]

@@ -53,6 +53,19 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+/// Implements `Debug` with these fields of a struct alone: the others are handles, or say too much.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! debug_fields {
+    (impl[$($generics:tt)*] $name:ident $(<$($argument:tt),*>)? $(: $($field:ident),+)?) => {
+        impl<$($generics)*> std::fmt::Debug for $name $(<$($argument),*>)? {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name))$($(.field(stringify!($field), &self.$field))+)?.finish_non_exhaustive()
+            }
+        }
+    };
+}
+
 mod adapter;
 mod batch;
 mod buffer;

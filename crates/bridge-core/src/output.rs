@@ -15,6 +15,8 @@ pub struct Output<'a, T> {
     lent: Lent,
 }
 
+crate::debug_fields!(impl[T] Output<'_, T>: lent);
+
 /// Returns memory for a tensor of `to` on `device`, compact in row-major order: of the framework's own allocator where
 /// that can be written from outside ([`Adapter::empty`]), else memory of the host or of the driver's pool.
 ///

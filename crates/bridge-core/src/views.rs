@@ -44,6 +44,8 @@ pub struct Views {
     count: AtomicUsize,
 }
 
+crate::debug_fields!(impl[] Views: count);
+
 impl Views {
     fn lock(&self) -> MutexGuard<'_, Spans<Device, Entry>> {
         // The map is consistent between any two statements here, so a panic elsewhere leaves it sound.

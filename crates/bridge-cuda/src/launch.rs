@@ -38,6 +38,8 @@ pub struct Kernels {
     loaded: Mutex<Vec<(Context, &'static Loaded)>>,
 }
 
+bridge_core::debug_fields!(impl[] Kernels: names);
+
 /// The functions on one device, or why there are none.
 type Loaded = OnceLock<std::result::Result<Box<[Function]>, Failure>>;
 

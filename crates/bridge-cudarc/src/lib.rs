@@ -58,6 +58,8 @@ pub struct Cudarc {
     consumer: Arc<InStream>,
 }
 
+bridge_core::debug_fields!(impl[] Cudarc);
+
 impl Cudarc {
     /// Makes the adapter for work in `stream`.
     ///

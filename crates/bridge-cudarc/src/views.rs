@@ -63,6 +63,8 @@ pub struct Reading<'a, T: Element> {
     array: PhantomData<&'a DeviceArray>,
 }
 
+bridge_core::debug_fields!(impl[T: Element] Reading<'_, T>);
+
 impl<'a, T: Element> Reading<'a, T> {
     pub(crate) fn new(array: &'a DeviceArray) -> Result<Self> {
         Ok(Self { slice: Unowned::over(array)?, array: PhantomData })
@@ -89,6 +91,8 @@ pub struct Writing<'a, T: Element> {
     slice: Unowned<T>,
     array: PhantomData<&'a mut DeviceArray>,
 }
+
+bridge_core::debug_fields!(impl[T: Element] Writing<'_, T>);
 
 impl<'a, T: Element> Writing<'a, T> {
     pub(crate) fn new(array: &'a mut DeviceArray) -> Result<Self> {

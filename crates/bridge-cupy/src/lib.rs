@@ -25,6 +25,8 @@ pub struct CuPy<'py> {
     runtime: &'static Runtime,
 }
 
+bridge_core::debug_fields!(impl[] CuPy<'_>);
+
 impl<'py> CuPy<'py> {
     /// Imports CuPy at the first call, and looks up what the installed version supports.
     ///

@@ -28,6 +28,8 @@ pub struct Foreign<'py> {
     like: PyTensor<'py>,
 }
 
+bridge_core::debug_fields!(impl[] Foreign<'_>);
+
 /// What the protocols can say. What a framework behind them cannot take, it refuses itself.
 static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile {
     dtypes: DType::NAMED.iter().map(|(dtype, _)| *dtype).collect(),

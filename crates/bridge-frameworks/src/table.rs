@@ -80,6 +80,12 @@ macro_rules! frameworks {
                 }
             }
 
+            impl std::fmt::Debug for AnyAdapter<'_> {
+                fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                    f.debug_tuple("AnyAdapter").field(&self.profile().name).finish()
+                }
+            }
+
             impl Framework {
                 /// Returns the adapter. Imports the framework at the first use.
                 ///

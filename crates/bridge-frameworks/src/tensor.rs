@@ -17,6 +17,8 @@ pub struct Tensor<'py> {
     adapter: AnyAdapter<'py>,
 }
 
+bridge_core::debug_fields!(impl[] Tensor<'_>: adapter);
+
 impl<'py> Tensor<'py> {
     /// Finds the framework of an object.
     ///

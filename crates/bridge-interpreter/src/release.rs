@@ -31,6 +31,8 @@ pub fn drop_guarded(owner: Owner) {
 /// interpreter was opened, it is dropped at once.
 pub struct Guarded<T: Send + Sync + 'static>(Option<T>);
 
+bridge_core::debug_fields!(impl[T: Send + Sync + 'static] Guarded<T>);
+
 impl<T: Send + Sync + 'static> Guarded<T> {
     /// Guards the drop of `value`.
     pub fn new(value: T) -> Self {

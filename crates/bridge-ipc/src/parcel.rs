@@ -42,6 +42,8 @@ pub struct Parcel {
     about: String,
 }
 
+bridge_core::debug_fields!(impl[] Parcel: writing, bytes);
+
 /// How the memory of a tensor leaves the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -29,6 +29,8 @@ pub struct IpcTensor {
     owner: Arc<dyn Any + Send + Sync>,
 }
 
+bridge_core::debug_fields!(impl[] IpcTensor: data, dtype, layout, device, access);
+
 impl IpcTensor {
     pub(crate) fn imported(
         (data, dtype, layout): (usize, DType, Layout),
@@ -90,6 +92,8 @@ pub struct Ipc {
     /// Whether tensors were opened just now, and need not be checked.
     just_opened: bool,
 }
+
+bridge_core::debug_fields!(impl[] Ipc);
 
 /// Memory for copies.
 #[derive(Clone)]

@@ -49,6 +49,8 @@ pub struct NdArray {
     views: Arc<Views>,
 }
 
+bridge_core::debug_fields!(impl[] NdArray);
+
 impl Default for NdArray {
     fn default() -> Self {
         let profile = Profile {

@@ -24,6 +24,8 @@ pub struct NumPy<'py> {
     runtime: &'static Runtime,
 }
 
+bridge_core::debug_fields!(impl[] NumPy<'_>);
+
 impl<'py> NumPy<'py> {
     /// Imports NumPy at the first call, and looks up what the installed version supports.
     ///

@@ -63,6 +63,8 @@ pub struct Ort {
     consumer: Arc<Compute>,
 }
 
+bridge_core::debug_fields!(impl[] Ort);
+
 impl Ort {
     /// Makes the adapter for tensors on the host, and loads ONNX Runtime if nothing has.
     ///

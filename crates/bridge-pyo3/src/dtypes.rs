@@ -45,6 +45,8 @@ pub struct ArrayDTypes {
     known: Vec<(DType, Py<PyAny>)>,
 }
 
+bridge_core::debug_fields!(impl[] ArrayDTypes: framework);
+
 impl ArrayDTypes {
     /// Looks up those of `wanted` that this process has: NumPy's own always, the others where `ml_dtypes` is installed.
     ///

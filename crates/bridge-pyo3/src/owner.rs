@@ -16,6 +16,8 @@ pub struct PyOwner {
     _object: Guarded<Reference>,
 }
 
+bridge_core::debug_fields!(impl[] PyOwner);
+
 impl PyOwner {
     /// Takes another reference to `object`.
     pub fn new(object: &Bound<'_, PyAny>) -> Self {
@@ -43,6 +45,7 @@ impl Drop for Reference {
 
 /// A lease as a Python object, for frameworks that keep the owner of foreign memory as one.
 #[pyclass(frozen, module = "tensor_bridge", name = "Lease")]
+#[derive(Debug)]
 pub struct LeaseOwner(Lease);
 
 impl LeaseOwner {

@@ -167,7 +167,7 @@ fn check(runtime: &'static Runtime) {
     refused(open(&[x.clone(), x.clone()], &["y:0"]), "named twice");
     refused(open(&[Input::new("a:0", DType::FLOAT32, &[None]).unwrap()], &["y:0"]), "no input a:0");
     let integers = Input::new("x:0", DType::INT32, &[None]).unwrap();
-    assert_eq!(open(&[integers], &["y:0"]).err().unwrap().kind(), ErrorKind::Framework);
+    assert_eq!(open(&[integers], &["y:0"]).unwrap_err().kind(), ErrorKind::Framework);
     refused(Session::open(runtime, b"no graph", &[], &["y:0"], &options), "no serialised GraphDef");
     refused(open(std::slice::from_ref(&x), &[]), "at least one output");
 
@@ -175,9 +175,9 @@ fn check(runtime: &'static Runtime) {
     let after = edges(&["after:0"]).unwrap().run(&[("x:0", &fed)]).unwrap().swap_remove(0);
     assert_eq!(take(&plain, &graph, &after).numbers().1, [1.0, 2.0], "what waits for the placeholder runs");
     refused(Session::open(runtime, VARIABLE, &[], &["v/read:0"], &options), "the variable v: freeze it");
-    let branch = edges(&["branch:0"]).unwrap().run(&[("x:0", &fed)]).err().unwrap();
+    let branch = edges(&["branch:0"]).unwrap().run(&[("x:0", &fed)]).unwrap_err();
     assert!(branch.to_string().contains("the output branch:0 was not computed"), "{branch}");
-    let text = edges(&["text:0"]).err().unwrap();
+    let text = edges(&["text:0"]).unwrap_err();
     assert_eq!(text.kind(), ErrorKind::Dtype);
     assert!(text.to_string().contains("the output text:0"), "{text}");
 

@@ -14,6 +14,8 @@ pub struct Torch<'py> {
     runtime: &'static Runtime,
 }
 
+bridge_core::debug_fields!(impl[] Torch<'_>);
+
 impl<'py> Torch<'py> {
     /// Imports PyTorch at the first call, and looks up what the installed version supports.
     ///

@@ -28,6 +28,8 @@ pub struct CudarcSubject {
     spin: CudaFunction,
 }
 
+bridge_core::debug_fields!(impl[] CudarcSubject: adapter);
+
 /// What `kernels.cu` is compiled to.
 const KERNELS: &str = include_str!("compiled/compute_70.ptx");
 

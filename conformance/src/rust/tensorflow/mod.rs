@@ -76,6 +76,8 @@ pub struct TensorFlowSubject {
     repeats: u32,
 }
 
+bridge_core::debug_fields!(impl[] TensorFlowSubject: device);
+
 impl Adapter for TensorFlowSubject {
     type Tensor = Arc<External>;
 

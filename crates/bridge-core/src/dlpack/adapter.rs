@@ -29,9 +29,10 @@ use std::sync::Arc;
 /// assert_eq!(back.data(), images.data());
 /// # Ok::<(), Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Tensor(Arc<Held>);
 
+#[derive(Debug)]
 enum Held {
     Own(Lent),
     View(Lease),
@@ -118,6 +119,8 @@ pub struct DLPack {
     profile: Profile,
     consumer: Arc<Current>,
 }
+
+crate::debug_fields!(impl[] DLPack);
 
 /// Where the consumer of the managed tensors works.
 #[derive(Default)]

@@ -127,7 +127,7 @@ fn a_device_without_a_stream_is_refused() {
         &ordering(&recorder),
         &Options { copy: Some(false), ..Options::default() },
     );
-    assert_eq!(refused.err().expect("it is refused").kind(), ErrorKind::Device);
+    assert_eq!(refused.expect_err("it is refused").kind(), ErrorKind::Device);
     assert_eq!(taken(&recorder.log), [Dropped]);
 }
 
@@ -144,5 +144,5 @@ fn copies_have_the_elements() {
 #[test]
 fn memory_of_a_device_is_not_allocated() {
     let refused = DLPack::host().empty(GPU, DType::FLOAT32, &[1], Order::RowMajor);
-    assert_eq!(refused.err().expect("it is refused").kind(), ErrorKind::CopyNeeded);
+    assert_eq!(refused.expect_err("it is refused").kind(), ErrorKind::CopyNeeded);
 }

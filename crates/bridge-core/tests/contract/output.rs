@@ -41,7 +41,7 @@ fn other_results_are_written_to_memory_of_the_driver_or_the_host() {
 fn what_the_framework_does_not_take_is_refused_before_anything_is_written() {
     let (log, office) = (Log::default(), Office::new(Strides::Any));
     let refused = |ordering: &Arc<dyn Ordering>, device, dtype| {
-        output(&office, ordering, device, dtype, &[2]).err().expect("it is refused").kind()
+        output(&office, ordering, device, dtype, &[2]).expect_err("it is refused").kind()
     };
     let with_copies = ordering(&log);
     assert_eq!(refused(&with_copies, GPU, DType::FLOAT64), ErrorKind::Dtype);

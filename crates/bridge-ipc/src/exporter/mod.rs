@@ -54,6 +54,8 @@ pub struct Exporter {
     serving: Serving,
 }
 
+bridge_core::debug_fields!(impl[] Exporter);
+
 /// What the thread has in common with the others.
 struct Desk {
     socket: PathBuf,

@@ -158,6 +158,7 @@ impl Import {
 }
 
 /// What a share holds, open in this process.
+#[derive(Debug)]
 pub struct Opened {
     /// The tensors, in the order in which they were shared.
     pub tensors: Vec<IpcTensor>,

@@ -27,6 +27,8 @@ pub struct Names {
     path: PathBuf,
 }
 
+bridge_core::debug_fields!(impl[] Names: path);
+
 impl Names {
     /// Serves names at `path`. Of `settings`, the folder means nothing here.
     ///
@@ -60,6 +62,8 @@ pub struct Client {
     path: PathBuf,
     line: Arc<Line<Answer>>,
 }
+
+bridge_core::debug_fields!(impl[] Client: path);
 
 fn asked(line: &Line<Answer>, request: &Request, until: Instant) -> Result<Answer> {
     Ok(line.ask(&frame(request), until, |_| 0, |_| ())?.0)
@@ -150,6 +154,8 @@ impl Client {
 pub struct Watch {
     line: Line<Answer>,
 }
+
+bridge_core::debug_fields!(impl[] Watch);
 
 impl Watch {
     /// Returns the newest version and its ticket, if there is one within `time`. Call it again to wait on.

@@ -28,6 +28,8 @@ pub struct Eager {
     profile: Profile,
 }
 
+bridge_core::debug_fields!(impl[] Eager);
+
 /// A context, which is never deleted.
 #[derive(Clone, Copy)]
 struct Context(NonNull<TFE_Context>);
@@ -40,6 +42,8 @@ unsafe impl Sync for Context {}
 /// A tensor of the eager runtime, which does not change. A clone is the same tensor.
 #[derive(Clone)]
 pub struct EagerTensor(Arc<Handle>);
+
+bridge_core::debug_fields!(impl[] EagerTensor);
 
 /// The value of an attribute of an operation.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -15,6 +15,8 @@ pub struct TensorFlow2<'py> {
     process: &'static Process,
 }
 
+bridge_core::debug_fields!(impl[] TensorFlow2<'_>);
+
 impl<'py> TensorFlow2<'py> {
     /// Imports TensorFlow, the first time, and queries what it can do. TensorFlow sets up its devices later, when its
     /// first tensor is made or seen.

@@ -27,6 +27,12 @@ pub struct External {
     is_fed: bool,
 }
 
+impl std::fmt::Debug for External {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "External({} {:?} on {})", self.dtype(), self.shape(), self.device())
+    }
+}
+
 /// The memory of such a tensor, with its dtype, shape and place.
 pub(crate) struct Value {
     pub(crate) runtime: &'static Runtime,

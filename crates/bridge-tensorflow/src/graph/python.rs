@@ -19,6 +19,8 @@ pub struct PyGraphEdges<'py> {
     edges: GraphEdges,
 }
 
+bridge_core::debug_fields!(impl[] PyGraphEdges<'_>: edges);
+
 impl<'py> PyGraphEdges<'py> {
     /// Registers the operations of a runtime, the first time.
     ///
@@ -80,6 +82,7 @@ const FOLDER: &str = "TENSOR_BRIDGE_TENSORFLOW1";
 /// read_only : bool
 ///     Whether it is read-only memory of another framework.
 #[pyclass(frozen, module = "tensor_bridge.tensorflow1", name = "Tensor")]
+#[derive(Debug)]
 pub struct PyExternal(External);
 
 impl PyExternal {
@@ -148,6 +151,8 @@ pub struct TensorFlow1<'py> {
     py: Python<'py>,
     edges: PyGraphEdges<'py>,
 }
+
+bridge_core::debug_fields!(impl[] TensorFlow1<'_>: edges);
 
 impl<'py> TensorFlow1<'py> {
     /// Returns the TensorFlow 1.x that was opened. Otherwise, opens the one in the folder that

@@ -40,6 +40,8 @@ pub struct Session {
     graph: Graph,
 }
 
+bridge_core::debug_fields!(impl[] Session: inputs, names);
+
 // SAFETY: TensorFlow's sessions may be run, and deleted, on any thread.
 unsafe impl Send for Session {}
 // SAFETY: as above.

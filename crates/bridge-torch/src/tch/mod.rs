@@ -53,6 +53,8 @@ pub struct Tch {
     runtime: &'static Runtime,
 }
 
+bridge_core::debug_fields!(impl[] Tch);
+
 impl Tch {
     /// Looks up the functions of libtorch at the first call.
     ///
