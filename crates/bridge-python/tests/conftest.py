@@ -23,20 +23,15 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
-    before = alive()
+    before = memory.views()
     # The frameworks hold hundreds of thousands of objects. No test makes garbage of them, so no collection visits them.
     gc.freeze()
     yield
     # Owners that need Python are not released on TensorFlow's threads but on one of the package's.
     patience = time.monotonic() + 10
-    while alive() != before and time.monotonic() < patience:
+    while memory.views() != before and time.monotonic() < patience:
         time.sleep(0.001)
-    assert alive() == before
-
-
-def alive() -> int:
-    gc.collect()
-    return memory.views()
+    assert memory.views() == before
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Callable
 
 import tensor_bridge as tb
 
@@ -15,10 +16,25 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def counts() -> dict[str, int]:
+    """The counts of the process, once garbage, which may be another test's, is dropped."""
+    gc.collect()
+    return dict(tb.stats())
+
+
 def views() -> int:
     """The number of live views. A test that fails keeps its own, in its traceback: compare with the number before."""
-    stats = tb.stats()
+    stats = counts()
     return stats["leased"] - stats["released"]
+
+
+def eventually(done: Callable[[], bool]) -> None:
+    """Wait for ten seconds at most: TensorFlow's threads leave what needs Python to one of the package's."""
+    patience = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < patience
+        gc.collect()
+        time.sleep(0.001)
 
 
 def settled() -> dict[str, int]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tensor_bridge as tb
+from memory import counts
 from test_errors import fake
 
 torch: Any = pytest.importorskip("torch")
@@ -51,7 +52,7 @@ def test_a_shallow_copy_is_that_of_the_framework() -> None:
     tensor, array = tb.to_torch(np.arange(4.0)), tb.to_numpy(torch.arange(4.0))
     other = copy.copy(tensor)
     assert address(other) == address(tensor) and address(copy.copy(array)) != address(array)
-    seen = tb.stats()["released"]
+    seen = counts()["released"]
     del tensor
     assert tb.stats()["released"] == seen and other.tolist() == [0, 1, 2, 3]
 
@@ -193,7 +194,7 @@ def test_a_callback_of_the_source_runs_when_the_last_view_is_dropped(make: Calla
     watched = weakref.ref(source, lambda _: heard.append(1))
     view = tb.to_torch(source) if is_array else tb.to_numpy(source)
     part, again = view[10:], tb.convert(view, "numpy" if is_array else "torch")
-    live = tb.stats()["released"]
+    live = counts()["released"]
     del source, view
     gc.collect()
     if is_array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import multiprocessing
 import os
 import shutil
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 
 import tensor_bridge as tb
-from memory import views
+from memory import eventually, views
 from tensor_bridge import processes
 
 torch: Any = pytest.importorskip("torch")
@@ -58,8 +57,7 @@ def test_sixteen_threads_convert_at_once(shared: bool) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         assert all(pool.map(work, range(THREADS)))
     del handed[:]
-    gc.collect()
-    assert views() == before
+    eventually(lambda: views() == before)
 
 
 def test_tasks_convert_and_share_at_once() -> None:
@@ -94,8 +92,7 @@ def test_a_task_that_is_cancelled_leaves_no_view() -> None:
 
     before = views()
     asyncio.run(main())
-    gc.collect()
-    assert views() == before
+    eventually(lambda: views() == before)
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "raise SystemExit", "pass"])
@@ -180,12 +177,13 @@ def _worker(array: Any, text: str) -> tuple[float, list[float]]:
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_processes_of_multiprocessing(method: str) -> None:
     """A view is pickled as an array is; a ticket opens the memory itself."""
-    view = tb.to_numpy(torch.arange(4.0))
+    view, shares = tb.to_numpy(torch.arange(4.0)), processes.held()["shares"]
     ticket = tb.share(np.arange(3.0))
     with multiprocessing.get_context(method).Pool(1) as pool:
         assert pool.apply(_worker, (view, ticket.text)) == (6, [0, 1, 2])
     tb.revoke(ticket)
-    assert processes.held()["shares"] == 0
+    # Those of other tests may end by their time.
+    assert processes.held()["shares"] <= shares
 
 
 INTERPRETERS = """

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import OrderedDict, namedtuple
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ def other() -> Any:
 
 def leases() -> int:
     return processes.held()["leases"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_leased() -> Iterator[None]:
+    """The tests count the leases of this process, and the end of another one is noticed a little later."""
+    gc.collect()
+    wait_until(lambda: leases() == 0)
+    yield
 
 
 def test_a_tensor_is_seen_by_another_process_in_place(other: Other) -> None:
@@ -276,12 +285,13 @@ def settled():
     deadline = time.monotonic() + 60
     while any((held := processes.held()).values()):
         assert time.monotonic() < deadline, held
-    return len(os.listdir("/proc/self/fd")), held
+    return len(os.listdir("/proc/self/fd"))
 
 rounds(20)
 before = settled()
 rounds(500)
-assert settled() == before, (settled(), before)
+# The last socket may be closed a little after its lease ends.
+wait_until(lambda: settled() <= before)
 """
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import tensor_bridge as tb
+from tensor_bridge import processes
 from tensor_bridge_conformance.others import wait_until
 
 ray = pytest.importorskip("ray")
@@ -38,6 +39,8 @@ from nodes import (  # noqa: E402
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    # The tests count what this process shares, and other tests leave shares that end by their time.
+    processes._core.ipc_close()
     with started(tmp_path_factory.mktemp("ipc"), __name__) as cluster:
         yield cluster
 

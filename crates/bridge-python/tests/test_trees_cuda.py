@@ -138,7 +138,7 @@ def test_memory_of_unknown_reuse_is_not_reused_early() -> None:
 def test_views_that_are_dropped_alone_return_their_memory_soon() -> None:
     # Not PyTorch's stream: in that one, memory is returned at once.
     with cupy.cuda.Stream(non_blocking=True):
-        before = tb.stats()["released"]
+        before = settled()["released"]
         views = tb.to_cupy([torch.ones(4, device="cuda") for _ in range(COUNT)])
         for dropped in range(1, COUNT):
             views.pop()
@@ -175,7 +175,7 @@ def test_a_capture_between_the_drop_and_the_return_delays_the_return(captured: s
 def test_views_that_are_dropped_together_are_returned_at_once() -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
-        before = tb.stats()["released"]
+        before = settled()["released"]
         views = tb.to_cupy([torch.ones(4, device="cuda") for _ in range(COUNT)])
         del views
         assert tb.stats()["released"] == before + COUNT
