@@ -399,7 +399,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.npy")
     (tmp_path / "y.npy").mkdir()
     for name in "xy":
-        with pytest.raises(tb.BridgeValueError, match="is no file"):
+        with pytest.raises(tb.BridgeValueError, match="is not a regular file"):
             tb.load(tmp_path / f"{name}.npy", "numpy")
     with pytest.raises(FileNotFoundError):
         tb.load(tmp_path / "z.npy", "numpy")

@@ -9,11 +9,13 @@ import json
 import math
 import mmap
 import os
+import re
 import stat
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -101,7 +103,8 @@ def write_npy(path: str, arrays: Arrays, described: Any) -> None:
         raise of_kind("argument", "a .npy file holds one tensor: save a tree as .npz or .safetensors")
     (array,) = _numbers(arrays).values()
     with open(path, "wb") as file:
-        npy.write_array(file, array, allow_pickle=False)
+        # To a file itself NumPy writes in a way that does not say why a write fails.
+        npy.write_array(SimpleNamespace(write=file.write), array, allow_pickle=False)
 
 
 def write_npz(path: str, arrays: Arrays, described: Any) -> None:
@@ -128,7 +131,14 @@ def write_safetensors(path: str, arrays: Arrays, described: Any) -> None:
         if array.dtype.name not in _DTYPES.values():
             raise of_kind("dtype", f"{name}: safetensors has no {array.dtype}: convert it first, or save it as .npz")
     compact = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    known.numpy.save_file(compact, path, None if described is None else {_KEY: _text(described)})
+    metadata = None if described is None else {_KEY: _text(described)}
+    try:
+        known.numpy.save_file(compact, path, metadata)
+    except known.SafetensorError as error:
+        # A full disk, for example, which it reports in its own words.
+        if (number := re.search(r"os error (\d+)", str(error))) is None:
+            raise of_kind("argument", f"safetensors refuses this ({error!s:.300}): save it as .npz") from error
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def read_npy(path: str, limit: int | None) -> Read:
@@ -246,7 +256,7 @@ def _mapped(path: str) -> Iterator[tuple[mmap.mmap, IO[bytes]]]:
     status = os.fstat(number)
     if not stat.S_ISREG(status.st_mode):
         os.close(number)
-        raise of_kind("file", f"{path} is no file: pass the path of one")
+        raise of_kind("file", f"{path} is not a regular file: pass the path of one")
     with open(number, "rb") as file:
         if not status.st_size:
             raise of_kind("file", f"{path}: the file is empty")

@@ -46,8 +46,9 @@ def save(path: str | os.PathLike[str], x: Any) -> None:
     ------
     BridgeError
         ``argument`` for a suffix, a name or a number that no format has, ``not_a_tensor``, ``dtype`` for one that the
-        format does not have (NumPy's have no bfloat16 and no float8, safetensors no complex128), ``requires_grad``, and
-        ``missing`` where NumPy or safetensors is not installed.
+        format does not have (NumPy's have no bfloat16 and no float8, safetensors no complex128), ``requires_grad``,
+        ``file`` where a directory, a pipe or a device is at ``path``, and ``missing`` where NumPy or safetensors is not
+        installed.
     OSError
         If the file cannot be written.
 
@@ -211,15 +212,20 @@ def _ways(tree: Any, way: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 def _replaced(path: str) -> Iterator[str]:
     """Give the path of a file beside ``path`` to write to, which then takes the place of ``path``.
 
-    It has the mode of the file that was there, or that of any new file. After an error it is removed.
+    It has the mode of the file that was there, or that of any new file. After an error it is removed. Anything else
+    than a file, such as a directory, a pipe or a device, keeps its place.
     """
-    beside = f"{path}.{secrets.token_hex(8)}.part"
+    mode = None
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+    if mode is not None and not stat.S_ISREG(mode):
+        raise of_kind("file", f"{path} is not a regular file: pass the path of one, or of none")
+    # Its name is short, so that it fits wherever that of the file does.
+    beside = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.part")
     try:
         # Ctrl-C may come as soon as the file is there.
         with open(beside, "xb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-        with contextlib.suppress(FileNotFoundError):
-            mode = os.stat(path).st_mode
+            mode = mode or os.fstat(file.fileno()).st_mode
         yield beside
         os.chmod(beside, stat.S_IMODE(mode))
         os.replace(beside, path)
