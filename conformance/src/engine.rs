@@ -1,7 +1,7 @@
 //! Runs properties over a pair: cases, shrinking, the column of the native way, reports.
 
 use crate::model::{self, Random};
-use crate::properties::{Outcome, PROPERTIES, Pair, Property, outstanding};
+use crate::properties::{Outcome, PROPERTIES, Pair, Property, SUBJECT, outstanding};
 use crate::{Case, Failure, Native, PairReport, PropertyReport, Regression, Route, Sides, Subject, Verdict};
 use bridge_core::{Error, ErrorKind};
 use proptest::strategy::{Strategy, ValueTree};
@@ -48,23 +48,23 @@ impl Default for Config {
 /// Certifies an adapter by its subject: runs every property on random cases between it and a reference that is known to
 /// be right. Returns two reports: into the reference, and back from it.
 ///
-/// [`Config::certify`] does the same with other settings, [`Config::certify_pair`] with two types of tensors.
-pub fn certify<T>(subject: &dyn Subject<Tensor = T>, reference: &dyn Subject<Tensor = T>) -> [PairReport; 2] {
+/// [`Config::certify`] does the same with other settings, [`Config::certify_pair`] for one of the two directions.
+pub fn certify<F, T>(subject: &dyn Subject<Tensor = F>, reference: &dyn Subject<Tensor = T>) -> [PairReport; 2] {
     Config::default().certify(subject, reference)
 }
 
 impl Config {
     /// Certifies an adapter as [`certify`] does, with these settings.
-    pub fn certify<T>(
+    pub fn certify<F, T>(
         &self,
-        subject: &dyn Subject<Tensor = T>,
+        subject: &dyn Subject<Tensor = F>,
         reference: &dyn Subject<Tensor = T>,
     ) -> [PairReport; 2] {
-        [(subject, reference), (reference, subject)]
-            .map(|(from, to)| self.certify_pair(&Pair::new(from, to).with_native_way(), &mut ()))
+        let there = self.certify_pair(&Pair::new(subject, reference), &mut ());
+        [there, self.certify_pair(&Pair::new(reference, subject), &mut ())]
     }
 
-    /// Certifies one ordered pair, of any two types of tensors, and reports its progress to `observer`.
+    /// Certifies one ordered pair, and reports its progress to `observer`.
     ///
     /// Only [with a native way](Pair::with_native_way) can it be put beside the adapters ([`Config::native`]) and
     /// beside ours ([`Route::Beside`]).
@@ -165,6 +165,11 @@ fn words(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }
 
+/// Returns whether no other property is judged after this failure. A subject that is wrong makes every verdict worthless.
+fn stops(property: &Property, failure: &Failure) -> bool {
+    property.name == SUBJECT || failure.is_last
+}
+
 struct Run<'a, F, T> {
     pair: &'a Pair<'a, F, T>,
     sides: Sides,
@@ -181,6 +186,7 @@ impl<F, T> Run<'_, F, T> {
         let chosen: Vec<_> = PROPERTIES.iter().filter(chosen).collect();
         let mut weights: u32 = chosen.iter().copied().filter(applies).map(|property| property.weight).sum();
         let (mut cases, mut time) = (self.config.cases, self.config.time_budget);
+        let mut stopped = None;
         let mut report = PairReport {
             from: self.sides.from.name.clone(),
             to: self.sides.to.name.clone(),
@@ -188,15 +194,16 @@ impl<F, T> Run<'_, F, T> {
             properties: Vec::new(),
         };
         for property in chosen {
-            let result = match (property.left_out)(&self.sides) {
-                Some(reason) => outcome(property, 0, Verdict::NotApplicable, Some(reason.into()), None),
+            let result = match (property.left_out)(&self.sides).map(String::from).or_else(|| stopped.clone()) {
+                Some(reason) => outcome(property, 0, Verdict::NotApplicable, Some(reason), None),
                 None => {
                     // The rest is shared among the remaining properties, so that rounding and early ends lose no case.
                     let share = (u64::from(cases) * u64::from(property.weight)).div_ceil(u64::from(weights)) as u32;
                     let slice = time.map(|time| time * property.weight / weights);
                     let start = Instant::now();
                     let known = self.config.regressions.iter().filter(|known| known.is_about(&report, property.name));
-                    let result = self.one(property, share.max(1), slice, known, observer);
+                    let (result, stops) = self.one(property, share.max(1), slice, known, observer);
+                    stopped = stops.then(|| format!("not judged, because `{}` failed", property.name));
                     (cases, weights) = (cases - share.min(cases), weights - property.weight);
                     time = time.map(|time| time.saturating_sub(start.elapsed()));
                     result
@@ -208,6 +215,7 @@ impl<F, T> Run<'_, F, T> {
         report
     }
 
+    /// Judges one property. Returns its report, and whether nothing can be judged after it.
     fn one<'r>(
         &self,
         property: &Property,
@@ -215,7 +223,7 @@ impl<F, T> Run<'_, F, T> {
         time: Option<Duration>,
         known: impl Iterator<Item = &'r Regression>,
         observer: &mut dyn Observer,
-    ) -> PropertyReport {
+    ) -> (PropertyReport, bool) {
         let start = Instant::now();
         let mut native = None;
         let mut run = 0;
@@ -223,11 +231,9 @@ impl<F, T> Run<'_, F, T> {
             observer.started(property.name, REPLAYED, case);
             run += 1;
             if let Err(failure) = judge(self.pair, property, case) {
-                let reason = format!("a regression is back: {failure}");
-                return PropertyReport {
-                    counterexample: Some(case.clone()),
-                    ..outcome(property, run, Verdict::Failed, Some(reason), native)
-                };
+                let reason = Some(format!("a regression is back: {failure}"));
+                let report = outcome(property, run, Verdict::Failed, reason, native);
+                return (PropertyReport { counterexample: Some(case.clone()), ..report }, stops(property, &failure));
             }
         }
         for index in 0..cases {
@@ -239,11 +245,12 @@ impl<F, T> Run<'_, F, T> {
             observer.started(property.name, index, &case);
             run += 1;
             if let Err(failure) = judge(self.pair, property, &case) {
-                return self.failed(property, run, tree, failure, native);
+                let stops = stops(property, &failure);
+                return (self.failed(property, run, tree, failure, native), stops);
             }
             self.beside(property, &case, &mut native);
         }
-        outcome(property, run, Verdict::Passed, None, native)
+        (outcome(property, run, Verdict::Passed, None, native), false)
     }
 
     fn failed(
@@ -254,12 +261,13 @@ impl<F, T> Run<'_, F, T> {
         failure: Failure,
         native: Option<Native>,
     ) -> PropertyReport {
+        let shrinks = self.config.shrinks && !failure.is_last;
         let (mut last, started) = (failure, Instant::now());
         let mut fails = |case: &Case| {
             let judged = (started.elapsed() < SHRINK_TIME).then(|| judge(self.pair, property, case).err()).flatten();
             judged.map(|failure| last = failure).is_some()
         };
-        let case = if self.config.shrinks { shrink(tree, &mut fails) } else { tree.current() };
+        let case = if shrinks { shrink(tree, &mut fails) } else { tree.current() };
         let reason = Some(last.to_string());
         PropertyReport { counterexample: Some(case), ..outcome(property, run, Verdict::Failed, reason, native) }
     }

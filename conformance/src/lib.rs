@@ -17,7 +17,7 @@
 //! let reference = SimFramework::new(&device, Habits::Generous);
 //! let yours = SimFramework::new(&device, Habits::Strict);
 //! for report in certify(&yours, &reference) {
-//!     assert!(report.passed(), "{report:#?}");
+//!     report.assert_passed();
 //! }
 //! ```
 //!

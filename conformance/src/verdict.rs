@@ -2,6 +2,7 @@
 
 use crate::Case;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// The verdict on a property.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -81,5 +82,43 @@ impl PairReport {
     /// Returns whether no property failed unexpectedly.
     pub fn passed(&self) -> bool {
         self.properties.iter().all(|property| !property.verdict.is_failure())
+    }
+
+    /// Ends a test that certifies a pair: does nothing if it [passed](Self::passed).
+    ///
+    /// # Panics
+    ///
+    /// With the whole report, if a property failed.
+    #[track_caller]
+    pub fn assert_passed(&self) {
+        assert!(self.passed(), "{self}");
+    }
+}
+
+/// A line for the pair, then one for each property: its verdict and cases, and why it failed or was left out. The
+/// smallest failing case follows as JSON, for [`Regression`](crate::Regression).
+impl fmt::Display for PairReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = if self.passed() { "passed" } else { "failed" };
+        write!(f, "{} → {} on {}: {word}", self.from, self.to, self.device)?;
+        self.properties.iter().try_for_each(|property| write!(f, "\n  {property}"))
+    }
+}
+
+impl fmt::Display for PropertyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = match self.verdict {
+            Verdict::Passed => "passed",
+            Verdict::Failed => "FAILED",
+            Verdict::Crashed => "CRASHED",
+            Verdict::Expected => "expected",
+            Verdict::NotApplicable => "left out",
+        };
+        write!(f, "{:<13} {word:<8} {:>6} cases", self.name, self.cases)?;
+        if let Some(reason) = &self.reason {
+            write!(f, ": {reason}")?;
+        }
+        let case = self.counterexample.as_ref().and_then(|case| serde_json::to_string(case).ok());
+        case.map_or(Ok(()), |case| write!(f, "\n    {case}"))
     }
 }

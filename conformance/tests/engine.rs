@@ -197,7 +197,7 @@ fn an_adapter_is_certified_both_ways() {
     let both = certify(&bench.from, &bench.to);
     let names = both.each_ref().map(|report| (report.from.as_str(), report.to.as_str()));
     assert_eq!(names, [("sim-strict", "sim-generous"), ("sim-generous", "sim-strict")]);
-    assert!(both.iter().all(PairReport::passed));
+    both.iter().for_each(PairReport::assert_passed);
 }
 
 fn judged(name: &str, verdict: Verdict) -> PropertyReport {

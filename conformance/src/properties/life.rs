@@ -1,8 +1,12 @@
 //! How long tensors live: a state machine over both frameworks, with a model of every buffer.
 
-use super::{Failure, Outcome, PAUSE, Pair, as_expected, ensure, same_bytes};
+use super::watched::Watched;
+use super::{Failure, Outcome, PAUSE, Pair, as_expected, ensure, outstanding, same_bytes};
 use crate::model::{self, Expected};
 use crate::{Case, Op, Spec};
+use bridge_core::{Options, transfer};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 /// A tensor of one of the two frameworks.
@@ -28,6 +32,7 @@ struct Machine<'a, F, T> {
 /// In any order of steps and on any thread, the bytes are right at every read, every lease is released once, and no
 /// memory stays in use at the end.
 pub(super) fn life<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    keeps_its_memory(pair, case)?;
     let before = pair.memory()?;
     let mut machine = Machine { pair, alive: Vec::new(), buffers: Vec::new() };
     machine.create(&case.spec, case.seed)?;
@@ -51,6 +56,50 @@ pub(super) fn life<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         ensure!(!late, "memory in use was {before:?} bytes before, and is {after:?} after");
         std::thread::sleep(PAUSE);
     }
+}
+
+/// Bytes of the tensor whose memory is looked for again: few allocations beside those of the frameworks have this size.
+const SOUGHT: usize = 1000;
+
+/// Tensors that are made where the memory of a view must not be.
+const TRIES: usize = 4;
+
+/// A view keeps its lease, and the lease its memory. No element of the view is touched: where either is missing, that
+/// would end the process without a report.
+fn keeps_its_memory<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let leased = outstanding();
+    let dtype = case.spec.dtype;
+    let spec = Spec::compact(dtype, &[(SOUGHT / model::itemsize(dtype)) as i64]);
+    let (tensor, bytes) = pair.create(&Case { spec: spec.clone(), ..case.clone() })?;
+    let address = pair.from.observe(&tensor)?.address;
+    let from = Watched { adapter: pair.from, returned: Arc::default() };
+    let crossed = match pair.way_there {
+        // Frameworks of two processes: the lease is of the process between them.
+        Some(_) => pair.transfer(&tensor, None),
+        None => transfer(&from, pair.to, &tensor, pair.ordering(), &Options::default()),
+    };
+    let lost = from.returned.load(SeqCst);
+    drop(tensor);
+    // What is refused or copied has no lease; whether it may be is judged by the steps.
+    if let Some((view, _)) = crossed.ok().filter(|(_, transfer)| transfer.bytes_copied == 0) {
+        if lost {
+            let advice = "keep the lease where the framework keeps the owner of foreign memory";
+            return Err(Failure::last(format!("the import dropped its lease while the view lives: {advice}")));
+        }
+        let shared = pair.to.observe(&view)?.address == address;
+        let mut others = Vec::new();
+        for _ in 0..if shared { TRIES } else { 0 } {
+            others.push(pair.from.create(&spec, &bytes)?);
+            others.push(pair.from.allocate(bytes.len())?);
+        }
+        for other in &others {
+            if pair.from.observe(other)?.address.abs_diff(address) < bytes.len() {
+                let advice = "the buffer of an export owns the tensor's memory";
+                return Err(Failure::last(format!("the source reuses the memory of a view that lives: {advice}")));
+            }
+        }
+    }
+    pair.returned(leased)
 }
 
 impl<F, T> Machine<'_, F, T> {

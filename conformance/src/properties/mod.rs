@@ -6,8 +6,11 @@ mod copies;
 mod life;
 mod order;
 mod place;
+mod subject;
 mod table;
+mod watched;
 
+pub(crate) use table::SUBJECT;
 pub use table::{PROPERTIES, Property, property};
 
 use crate::{Case, Sides, Subject};
@@ -27,12 +30,19 @@ pub struct Failure {
     pub message: String,
     /// The kind of the error, where the failure is an unexpected error.
     pub refused: Option<ErrorKind>,
+    /// Whether no other case can be judged in this process: leases are still held, or memory is freed while it is used.
+    pub is_last: bool,
 }
 
 impl Failure {
     /// A failure that is no error of an adapter.
     pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), refused: None }
+        Self { message: message.into(), refused: None, is_last: false }
+    }
+
+    /// A failure after which no other case can be judged.
+    pub(crate) fn last(message: impl Into<String>) -> Self {
+        Self { is_last: true, ..Self::new(message) }
     }
 }
 
@@ -44,7 +54,8 @@ impl fmt::Display for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self { message: format!("unexpected error ({:?}): {error}", error.kind()), refused: Some(error.kind()) }
+        let message = format!("unexpected error ({:?}): {error}", error.kind());
+        Self { message, refused: Some(error.kind()), is_last: false }
     }
 }
 
@@ -198,8 +209,8 @@ impl<F, T> Pair<'_, F, T> {
         let tensors: Vec<_> = tensors.iter().map(|tensor| (from, tensor)).collect();
         let crossed = transfer_all(&tensors, self.to, self.ordering(), &Options { copy, ..Options::default() });
         let crossed = crossed.map_err(|Failed { index, error }| {
-            let Failure { message, refused } = error.into();
-            Failure { message: format!("tensor {index} of {}: {message}", tensors.len()), refused }
+            let failure = Failure::from(error);
+            Failure { message: format!("tensor {index} of {}: {failure}", tensors.len()), ..failure }
         })?;
         Ok(crossed.into_iter().map(|(view, _)| view).collect())
     }
@@ -256,8 +267,10 @@ impl<F, T> Pair<'_, F, T> {
             // Collecting garbage may drop the last view.
             self.memory()?;
             let left = outstanding().saturating_sub(before);
-            let late = left > 0 && started.elapsed() >= self.patience();
-            ensure!(!late, "{left} leases of this case were not released within {:?}", self.patience());
+            if left > 0 && started.elapsed() >= self.patience() {
+                let text = format!("{left} leases of this case were not released within {:?}", self.patience());
+                return Err(Failure::last(text));
+            }
             std::thread::sleep(PAUSE);
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! The properties, as a table.
 
-use super::{Outcome, Pair, Take, batch, contents, copies, life, order, place};
+use super::{Outcome, Pair, Take, batch, contents, copies, life, order, place, subject};
 use crate::strategy::{apart, blocks, cases, lives, picks, tensors, tiled};
 use crate::{Case, Op, Route, Sides, model};
 use bridge_core::{DType, DeviceKind, Pending, Strides};
@@ -28,6 +28,7 @@ bridge_core::debug_fields!(impl[] Property: name);
 
 #[derive(Clone, Copy)]
 enum Check {
+    Subject,
     Values,
     Dtype,
     Shape,
@@ -64,6 +65,7 @@ impl Property {
     /// Judges one case with another way of importing the tensor, where the property concerns that way.
     pub(crate) fn check_with<F, T>(&self, pair: &Pair<'_, F, T>, case: &Case, take: Take<'_, F, T>) -> Outcome {
         match self.check {
+            Check::Subject => subject::subject(pair, case),
             Check::Values => contents::values(pair, case),
             Check::Dtype => contents::dtype(pair, case),
             Check::Shape => contents::shape(pair, case),
@@ -91,6 +93,12 @@ const ASKED: &[Option<bool>] = &[Some(true)];
 /// Bytes of the blocks of `release_order`: large enough that a kernel takes some time.
 const BLOCK_SIZES: [usize; 5] = [64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
 
+/// The property that judges the subjects and not the adapters.
+pub(crate) const SUBJECT: &str = "subject";
+
+/// Bytes of the tensors of `subject`.
+const SUBJECT_SIZES: [usize; 4] = [16, 64, 1 << 10, 4 << 10];
+
 /// Bytes of the tensors of `batch`, of which there are more.
 const BATCH_SIZES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
 
@@ -107,8 +115,30 @@ const ROUTES: &[Route] = &[
     Route::Fresh,
 ];
 
-/// Every property, in the order in which they run.
+/// Every property, in the order in which they run: `subject` first, because no other verdict means anything where it
+/// fails, then `life`, because a view whose memory is gone may end the process.
 pub static PROPERTIES: &[Property] = &[
+    Property {
+        name: SUBJECT,
+        doc: "the subjects do what the suite relies on",
+        weight: 1,
+        native: false,
+        left_out: no_computed_dtype,
+        strategy: |sides| cases(blocks(sides.computed_dtypes(), SUBJECT_SIZES.into()), NONE),
+        check: Check::Subject,
+    },
+    Property {
+        name: "life",
+        doc: "every lease is released once, and not before",
+        weight: 7,
+        native: false,
+        left_out: no_computed_dtype,
+        strategy: |sides| {
+            let plain = cases(tensors(sides, sides.computed_dtypes(), false), NONE);
+            (plain, lives()).prop_map(|(case, ops): (Case, Vec<Op>)| Case { ops, ..case }).boxed()
+        },
+        check: Check::Life,
+    },
     Property {
         name: "values",
         doc: "the elements arrive bit for bit",
@@ -254,18 +284,6 @@ pub static PROPERTIES: &[Property] = &[
                 .boxed()
         },
         check: Check::Batch,
-    },
-    Property {
-        name: "life",
-        doc: "every lease is released once, and not before",
-        weight: 7,
-        native: false,
-        left_out: no_computed_dtype,
-        strategy: |sides| {
-            let plain = cases(tensors(sides, sides.computed_dtypes(), false), NONE);
-            (plain, lives()).prop_map(|(case, ops): (Case, Vec<Op>)| Case { ops, ..case }).boxed()
-        },
-        check: Check::Life,
     },
     Property {
         name: "round_trip",

@@ -1,0 +1,65 @@
+//! What the suite relies on: a subject does what the documentation of its methods says.
+
+use super::{Outcome, Pair, ensure, same_bytes};
+use crate::model::{self, random_bytes};
+use crate::{Case, Observed, Spec, Subject};
+use bridge_core::Result;
+
+/// Bytes that `fill` writes: nothing else is made of these.
+const FILLED: [u8; 2] = [0x5a, 0xa5];
+
+/// Both subjects make, read, write and copy tensors of their own as the suite needs it. Neither adapter is involved.
+pub(super) fn subject<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    makes_tensors(pair.from, case)?;
+    makes_tensors(pair.to, case)
+}
+
+fn makes_tensors<S>(subject: &dyn Subject<Tensor = S>, case: &Case) -> Outcome {
+    let (name, spec, can) = (subject.name(), &case.spec, subject.capabilities());
+    let bytes = random_bytes(spec, case.seed);
+    let mut first = subject.create(spec, &bytes)?;
+    same_bytes(&format!("{name}: what `create` made and `read` returns"), &subject.read(&first)?, &bytes)?;
+    let second = subject.create(spec, &bytes)?;
+    let (at_first, at_second) = (subject.observe(&first)?, subject.observe(&second)?);
+    let told = (at_first.dtype, &at_first.shape) == (spec.dtype, &spec.shape);
+    ensure!(told, "{name}: `observe` returns {at_first:?} for {spec:?}");
+    apart(name, "`create` returns a tensor in memory of its own", spec, &at_first, &at_second)?;
+    let shared = subject.observe(&subject.share(&first))?;
+    ensure!(shared.address == at_first.address, "{name}: `share` returns the same tensor, not a copy");
+    if can.writes {
+        let written = model::random_elements(spec, model::numel(&spec.shape), case.seed.wrapping_add(1));
+        subject.write(&second, &written)?;
+        same_bytes(&format!("{name}: what `write` wrote"), &subject.read(&second)?, &written)?;
+    }
+    let nbytes = bytes.len();
+    let mut copy = filled(subject, nbytes, FILLED[0])?;
+    subject.snapshot(&first, &mut copy)?;
+    apart(name, "`snapshot` copies to memory of its own", spec, &at_first, &subject.observe(&copy)?)?;
+    subject.fill(&mut first, FILLED[1])?;
+    same_bytes(&format!("{name}: what `fill` filled"), &subject.read(&first)?, &vec![FILLED[1]; nbytes])?;
+    same_bytes(&format!("{name}: what `snapshot` copied, after a write to its source"), &subject.read(&copy)?, &bytes)?;
+    for stream in subject.streams() {
+        let mut runs = 0;
+        subject.on_stream(stream, &mut || {
+            runs += 1;
+            Ok(())
+        })?;
+        ensure!(runs == 1, "{name}: `on_stream` runs its body once, not {runs} times");
+    }
+    Ok(())
+}
+
+/// Allocates bytes that are all the same.
+fn filled<S>(subject: &dyn Subject<Tensor = S>, nbytes: usize, byte: u8) -> Result<S> {
+    let mut tensor = subject.allocate(nbytes)?;
+    subject.fill(&mut tensor, byte)?;
+    Ok(tensor)
+}
+
+/// Two tensors of as many bytes share none.
+fn apart(name: &str, rule: &str, spec: &Spec, one: &Observed, other: &Observed) -> Outcome {
+    let nbytes = model::numel(&spec.shape) * model::itemsize(spec.dtype);
+    let (one, other) = (one.address, other.address);
+    ensure!(one.abs_diff(other) >= nbytes, "{name}: {rule}, but {one:#x} and {other:#x} are not {nbytes} bytes apart");
+    Ok(())
+}

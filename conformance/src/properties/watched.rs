@@ -1,0 +1,69 @@
+//! An adapter that tells whether what it has exported was given back.
+
+use bridge_core::{Adapter, Allocation, Consumer, DType, Device, Lease, Lent, Memory, Order, Profile, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+/// A source, whose exports set the flag when their memory is given back.
+pub(super) struct Watched<'a, F> {
+    pub(super) adapter: &'a dyn Adapter<Tensor = F>,
+    pub(super) returned: Arc<AtomicBool>,
+}
+
+/// What keeps the memory of an export.
+struct Owner {
+    _lent: Lent,
+    returned: Arc<AtomicBool>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.returned.store(true, SeqCst);
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<F> Adapter for Watched<'_, F> {
+    type Tensor = F;
+
+    fn profile(&self) -> &Profile {
+        self.adapter.profile()
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.adapter.consumer()
+    }
+
+    fn export(&self, tensor: &F) -> Result<Lent> {
+        let lent = self.adapter.export(tensor)?;
+        let (data, dtype, layout, pending) = (lent.data(), lent.dtype(), lent.layout().clone(), lent.pending());
+        let buffer = lent.buffer();
+        let allocation = Allocation {
+            bytes: buffer.address()..buffer.address() + buffer.len(),
+            device: buffer.device(),
+            access: buffer.access(),
+            stream: buffer.stream(),
+            reuse: buffer.reuse(),
+        };
+        let owner = Owner { _lent: lent, returned: Arc::clone(&self.returned) };
+        // SAFETY: these are the properties of the buffer inside, whose producer has made the promises, and the owner
+        // drops nothing but that buffer.
+        Ok(Lent::at(data, dtype, layout, unsafe { Memory::new(allocation, owner) })?.with_pending(pending))
+    }
+
+    fn import(&self, lease: Lease) -> Result<F> {
+        self.adapter.import(lease)
+    }
+
+    fn compact(&self, tensor: &F) -> Result<F> {
+        self.adapter.compact(tensor)
+    }
+
+    fn overwritten(&self, tensor: &F) -> Result<()> {
+        self.adapter.overwritten(tensor)
+    }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<F> {
+        self.adapter.empty(device, dtype, shape, order)
+    }
+}
