@@ -166,6 +166,7 @@ fn fits(tensor: &Observed, target: &Profile) -> bool {
         Strides::Any => true,
         Strides::NonNegative => meant.all(|(_, stride)| *stride >= 0),
         Strides::Compact => places(&tensor.shape, &tensor.strides).into_iter().eq(0..count as i64),
+        other => unreachable!("the model lacks {other:?}"),
     };
     let natural = 1 << itemsize(tensor.dtype).trailing_zeros();
     let aligned = target.alignment == 0 || tensor.address.is_multiple_of(target.alignment.max(natural));

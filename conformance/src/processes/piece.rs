@@ -68,7 +68,8 @@ impl Consumer for NoStreams {
 impl Default for Pieces {
     fn default() -> Self {
         let dtypes = DType::NAMED.iter().map(|(dtype, _)| *dtype).collect();
-        let profile = Profile { dtypes, devices: vec![DeviceKind::CPU], ..Profile::export_only("memory of the suite") };
+        let profile =
+            Profile::export_only("memory of the suite").with_dtypes(dtypes).with_devices(vec![DeviceKind::CPU]);
         Self { profile, consumer: Arc::default() }
     }
 }

@@ -148,7 +148,7 @@ impl Remote {
         };
         // Memory of the host is copied once on its way there.
         let owns_memory = device.kind == DeviceKind::CPU;
-        let profile = Profile { name: name.into(), owns_memory, devices: vec![device.kind], ..profile };
+        let profile = profile.with_name(name).with_owns_memory(owns_memory).with_devices(vec![device.kind]);
         let streams = streams.into_iter().map(Stream::from_handle).collect();
         Ok(Self { line, ordering, profile, device, can, streams, ipc: Ipc::new(), flaw: None })
     }
@@ -185,7 +185,7 @@ impl Remote {
     /// `None`: by core, from [`export`](Adapter::export).
     fn way_out<'a, T>(&'a self, to: &'a dyn Subject<Tensor = T>) -> Option<Crossing<'a, RemoteTensor, T>> {
         let cross: Crossing<'a, RemoteTensor, T> = Box::new(move |tensor, ordering, copy| {
-            transfer(&Opening(self), to, tensor, ordering, &Options { copy, ..Options::default() })
+            transfer(&Opening(self), to, tensor, ordering, &Options::default().with_copy(copy))
         });
         (self.device != Device::CPU).then_some(cross)
     }
@@ -198,14 +198,16 @@ impl Remote {
         ordering: &Arc<dyn Ordering>,
         copy: Option<bool>,
     ) -> Result<(RemoteTensor, Transfer)> {
-        let expected = plan(&from.export(tensor)?, &self.profile, &Options { copy, ..Options::default() })?;
+        let expected = plan(&from.export(tensor)?, &self.profile, &Options::default().with_copy(copy))?;
         let (ticket, done) = self.line.around.share(from, tensor, ordering, (Writing::Shared, Some(true)))?;
         let made = self.make(&Request::Open(ticket.text()), &[]);
         // What the other process has open stays its own.
         self.line.around.revoke(&ticket);
         // Of several reasons for the copy, the ticket knows one.
         let plan = if done.plan == Plan::ZeroCopy { done.plan } else { expected };
-        Ok((made?, Transfer { plan, ..done }))
+        let mut done = done;
+        done.plan = plan;
+        Ok((made?, done))
     }
 
     /// Asks for a tensor, and opens it here.

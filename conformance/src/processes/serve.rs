@@ -89,7 +89,7 @@ impl<T> Service<'_, T> {
             }
             Request::Open(ticket) => {
                 let opened = self.around.open(&ticket.parse()?)?;
-                let options = Options { copy: in_place(opened.layout()), ..Options::default() };
+                let options = Options::default().with_copy(in_place(opened.layout()));
                 let (tensor, _) = transfer(&self.ipc, subject, &opened, &subject.ordering(), &options)?;
                 match subject.device().kind {
                     DeviceKind::CPU => self.publish(tensor)?,
@@ -171,7 +171,7 @@ impl<T> Service<'_, T> {
     }
 
     fn import(&self, piece: Piece) -> Result<T> {
-        let options = Options { copy: Some(false), ..Options::default() };
+        let options = Options::in_place();
         Ok(transfer(&self.pieces, self.subject, &piece, &self.subject.ordering(), &options)?.0)
     }
 

@@ -200,14 +200,14 @@ impl<F, T> Pair<'_, F, T> {
     fn transfer(&self, tensor: &F, copy: Option<bool>) -> Result<(T, Transfer)> {
         match &self.way_there {
             Some(cross) => cross(tensor, self.ordering(), copy),
-            None => transfer(self.from, self.to, tensor, self.ordering(), &Options { copy, ..Options::default() }),
+            None => transfer(self.from, self.to, tensor, self.ordering(), &Options::default().with_copy(copy)),
         }
     }
 
     fn transfer_all(&self, tensors: &[F], copy: Option<bool>) -> std::result::Result<Vec<T>, Failure> {
         let from: &dyn Adapter<Tensor = F> = self.from;
         let tensors: Vec<_> = tensors.iter().map(|tensor| (from, tensor)).collect();
-        let crossed = transfer_all(&tensors, self.to, self.ordering(), &Options { copy, ..Options::default() });
+        let crossed = transfer_all(&tensors, self.to, self.ordering(), &Options::default().with_copy(copy));
         let crossed = crossed.map_err(|Failed { index, error }| {
             let failure = Failure::from(error);
             Failure { message: format!("tensor {index} of {}: {failure}", tensors.len()), ..failure }
@@ -218,7 +218,7 @@ impl<F, T> Pair<'_, F, T> {
     fn back(&self, tensor: &T, copy: Option<bool>) -> Result<(F, Transfer)> {
         match &self.way_back {
             Some(cross) => cross(tensor, self.ordering(), copy),
-            None => transfer(self.to, self.from, tensor, self.ordering(), &Options { copy, ..Options::default() }),
+            None => transfer(self.to, self.from, tensor, self.ordering(), &Options::default().with_copy(copy)),
         }
     }
 

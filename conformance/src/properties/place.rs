@@ -41,7 +41,7 @@ pub(super) fn honesty<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let (tensor, _) = pair.create(case)?;
     let source = pair.from.observe(&tensor)?;
     let expected = model::expected(&source, case.spec.pending, pair.profiles(), case.copy);
-    let options = Options { copy: case.copy, ..Options::default() };
+    let options = Options::default().with_copy(case.copy);
     let planned = pair.from.export(&tensor).and_then(|lent| plan(&lent, pair.to.profile(), &options));
     let planned = as_expected(planned, expected)?;
     let Some((view, done)) = as_expected(pair.transfer(&tensor, case.copy), expected)? else { return Ok(()) };

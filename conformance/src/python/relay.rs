@@ -39,13 +39,11 @@ enum Tensor {
 
 impl Relay {
     fn new(device: Device, stream: Option<Stream>) -> Self {
-        let profile = Profile {
-            dtypes: vec![DType::FLOAT32],
-            strides: Strides::Any,
-            alignment: 1,
-            devices: vec![DeviceKind::CPU, DeviceKind::CUDA],
-            ..Profile::export_only("relay")
-        };
+        let profile = Profile::export_only("relay")
+            .with_dtypes(vec![DType::FLOAT32])
+            .with_strides(Strides::Any)
+            .with_alignment(1)
+            .with_devices(vec![DeviceKind::CPU, DeviceKind::CUDA]);
         Self { profile, consumer: Arc::new(Current { stream, views: Views::default() }), device }
     }
 }

@@ -36,17 +36,12 @@ impl Habits {
             Self::Strict => ("sim-strict", Strides::Compact, 64, false, &[DType::COMPLEX32, DType::FLOAT8_E3M4]),
             Self::Immutable => ("sim-immutable", Strides::Compact, 64, true, &[DType::COMPLEX32, DType::FLOAT8_E4M3]),
         };
-        Profile {
-            name: name.into(),
-            dtypes: whole.filter(|dtype| !leaves_out.contains(dtype)).collect(),
-            strides,
-            alignment,
-            devices: vec![SimDevice::DEVICE.kind],
-            keeps_read_only,
-            waits_on_export: false,
-            owns_memory: false,
-            private_functions: false,
-        }
+        Profile::export_only(name)
+            .with_dtypes(whole.filter(|dtype| !leaves_out.contains(dtype)).collect())
+            .with_strides(strides)
+            .with_alignment(alignment)
+            .with_devices(vec![SimDevice::DEVICE.kind])
+            .with_keeps_read_only(keeps_read_only)
     }
 }
 
@@ -178,6 +173,7 @@ impl SimFramework {
             Strides::Any => true,
             Strides::NonNegative => !negative,
             Strides::Compact => layout.is_compact(),
+            other => unreachable!("the simulation lacks {other:?}"),
         };
         let aligned = lease.data().is_multiple_of(profile.alignment_of(layout.itemsize()));
         if !profile.dtypes.contains(&lease.dtype()) {

@@ -86,14 +86,12 @@ static ON_HOST: LazyLock<Profile> = LazyLock::new(|| profile(vec![DeviceKind::CP
 static ON_CUDA: LazyLock<Profile> = LazyLock::new(|| profile(vec![DeviceKind::CPU, DeviceKind::CUDA]));
 
 fn profile(devices: Vec<DeviceKind>) -> Profile {
-    Profile {
-        dtypes: storage::DTYPES.into(),
-        strides: Strides::Any,
-        devices,
-        keeps_read_only: false,
-        owns_memory: true,
-        ..Profile::export_only("candle")
-    }
+    Profile::export_only("candle")
+        .with_dtypes(storage::DTYPES.into())
+        .with_strides(Strides::Any)
+        .with_devices(devices)
+        .with_keeps_read_only(false)
+        .with_owns_memory(true)
 }
 
 /// candle on the host, and on a CUDA device.

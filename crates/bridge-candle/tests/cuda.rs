@@ -150,7 +150,7 @@ fn tensors_come_in_as_one_copy_on_the_device_in_order_and_without_a_wait() {
         assert!(all(&numbers(&tensor), round), "stale in round {round}");
     }
     assert!(pending > 0, "the host has waited in every round");
-    let refused = Options { copy: Some(false), ..Options::default() };
+    let refused = Options::in_place();
     let refused = transfer(&sides.cudarc, &sides.candle, &sides.array(1), bridge_copy::ordering(), &refused);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::CopyNeeded);
 }
@@ -273,7 +273,7 @@ fn every_dtype_crosses_both_ways_and_in_both_orders() {
         let (array, done) = sides.out(&host.to_device(&sides.place).unwrap());
         assert_eq!((done.plan, array.dtype()), (Plan::ZeroCopy, dtype));
         for order in [Order::RowMajor, Order::ColumnMajor] {
-            let (copy, _) = sides.back(&array, &Options { order: Some(order), ..Options::default() });
+            let (copy, _) = sides.back(&array, &Options::default().with_order(order));
             let lent = sides.candle.export(&copy).unwrap();
             assert!(lent.layout().follows(order) && lent.data().is_multiple_of(COPY_ALIGNMENT));
             assert_eq!(copy.dtype(), kind);
@@ -306,7 +306,7 @@ fn tensors_without_elements_and_dimensions_cross() {
 fn tensors_move_between_host_and_device_where_the_caller_says_so() {
     let Some(sides) = Sides::new() else { return };
     let made = HostArray::from(ndarray::array![[1.0f32, 2.0], [3.0, 4.0]]);
-    let to = |device| Options { device: Some(device), ..Options::default() };
+    let to = |device| Options::default().with_device(device);
     let (tensor, done) = transfer(&NdArray::new(), &sides.candle, &made, bridge_copy::ordering(), &to(GPU)).unwrap();
     assert_eq!((done.plan, done.copied_by), (Plan::Copy(Reason::Moved), Some(CopiedBy::Move)));
     assert!(tensor.device().same_device(&sides.place));

@@ -69,7 +69,7 @@ fn tensors_come_in_as_one_copy() {
     let made = HostArray::from(reversed);
     for ordering in orderings() {
         for order in [Order::RowMajor, Order::ColumnMajor] {
-            let options = Options { order: Some(order), ..Options::default() };
+            let options = Options::default().with_order(order);
             let (copy, done) = transfer(&NdArray::new(), &candle(), &made, &ordering, &options).unwrap();
             assert_eq!((done.bytes_copied, done.copied_by), (480, Some(CopiedBy::Host)));
             assert!(matches!(done.plan, Plan::Copy(Reason::ForeignMemory | Reason::Order)), "{:?}", done.plan);
@@ -81,7 +81,7 @@ fn tensors_come_in_as_one_copy() {
         let lent = NdArray::new().export(&made).unwrap();
         let by = copied_by(&NdArray::new(), &candle(), &lent, &ordering, &Options::default());
         assert_eq!(by, CopiedBy::Host);
-        let in_place = Options { copy: Some(false), ..Options::default() };
+        let in_place = Options::in_place();
         let refused = transfer(&NdArray::new(), &candle(), &made, &ordering, &in_place).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::CopyNeeded);
         let text = refused.to_string();

@@ -130,7 +130,7 @@ pub unsafe extern "C" fn tb_feed(
         // SAFETY: the caller's obligations; runtimes live as long as the process.
         unsafe {
             let (runtime, tensor) = (borrow(runtime, "runtime")?, borrow(tensor, "tensor")?);
-            let options = Options { copy: transfer::copy(copy)?, ..Options::default() };
+            let options = Options::default().with_copy(transfer::copy(copy)?);
             let ordering = bridge_copy::ordering();
             let caller = Caller::of(tensor, ordering);
             let (edge, _) = bridge_core::transfer(&caller, &runtime.graph, tensor, ordering, &options)?;

@@ -38,7 +38,7 @@ impl Reader {
     /// Returns a reader that takes such a tensor in place.
     pub(crate) fn of_any(tensor: &Lent, stream: Option<Stream>) -> Self {
         let (dtypes, devices) = (vec![tensor.dtype()], vec![tensor.device().kind]);
-        Self::new(Profile { dtypes, devices, ..Profile::export_only("the consumer") }, stream)
+        Self::new(Profile::export_only("the consumer").with_dtypes(dtypes).with_devices(devices), stream)
     }
 }
 

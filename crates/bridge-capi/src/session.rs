@@ -90,12 +90,11 @@ unsafe fn options(options: *const CSessionOptions) -> Result<SessionOptions> {
         let devices = slice(options.visible_devices, options.visible_device_count, "visible_devices")?;
         (devices, slice(options.config.cast::<u8>(), options.config_size, "config")?)
     };
-    Ok(SessionOptions {
-        memory_growth: (options.no_memory_growth != 0).then_some(false),
-        memory_fraction: (options.memory_fraction > 0.0).then_some(options.memory_fraction),
-        visible_devices: (!options.visible_devices.is_null()).then(|| devices.to_vec()),
-        config: (!options.config.is_null()).then(|| config.to_vec()),
-    })
+    Ok(SessionOptions::default()
+        .with_memory_growth((options.no_memory_growth != 0).then_some(false))
+        .with_memory_fraction((options.memory_fraction > 0.0).then_some(options.memory_fraction))
+        .with_visible_devices((!options.visible_devices.is_null()).then(|| devices.to_vec()))
+        .with_config((!options.config.is_null()).then(|| config.to_vec())))
 }
 
 /// Opens a session on a serialised GraphDef. with may be NULL.

@@ -263,7 +263,7 @@ impl Adapter for Caller<'_> {
         }
         let host = CTensor::new(tensor.shared(Device::CPU)?);
         let reader = Reader::of_any(&host.0, None);
-        let always = Options { copy: Some(true), ..Options::default() };
+        let always = Options::copied();
         let (copy, _) = transfer(&Caller::of(&host, self.ordering), &reader, &host, self.ordering, &always)?;
         let (dtype, layout, (start, nbytes)) = (copy.dtype(), copy.layout().clone(), copy.buffer());
         // SAFETY: the lease keeps the memory of a copy, and no other tensor is over it.

@@ -158,11 +158,9 @@ pub(crate) fn copy(number: i32) -> Result<Option<bool>> {
 /// `target` is null, or what the header says.
 unsafe fn profile(target: *const CTarget, tensor: &CTensor, requested: Option<Device>) -> Result<(Profile, bool)> {
     let lent = tensor.lent();
-    let any = Profile {
-        dtypes: vec![lent.dtype()],
-        devices: [lent.device()].into_iter().chain(requested).map(|device| device.kind).collect(),
-        ..Profile::export_only("the consumer")
-    };
+    let any = Profile::export_only("the consumer")
+        .with_dtypes(vec![lent.dtype()])
+        .with_devices([lent.device()].into_iter().chain(requested).map(|device| device.kind).collect());
     // SAFETY: the caller's obligation, here and below.
     let Some(target) = (unsafe { target.as_ref() }) else { return Ok((any, true)) };
     sized::<CTarget>(target.size, "tb_target")?;
@@ -171,12 +169,10 @@ unsafe fn profile(target: *const CTarget, tensor: &CTensor, requested: Option<De
         return Err(refused(format!("alignment is {}: it must be 0 or a power of two", target.alignment)));
     }
     let versioned = target.unversioned == 0;
-    let mut profile = Profile {
-        strides,
-        alignment: target.alignment,
-        keeps_read_only: versioned && target.ignores_read_only == 0,
-        ..any
-    };
+    let mut profile = any
+        .with_strides(strides)
+        .with_alignment(target.alignment)
+        .with_keeps_read_only(versioned && target.ignores_read_only == 0);
     // SAFETY: see above.
     unsafe {
         if !target.name.is_null() {
@@ -220,14 +216,13 @@ unsafe fn requests(options: *const COptions) -> Result<Options> {
     let Some(options) = (unsafe { options.as_ref() }) else { return Ok(Options::default()) };
     sized::<COptions>(options.size, "tb_options")?;
     let orders = [None, Some(Order::RowMajor), Some(Order::ColumnMajor)];
-    Ok(Options {
-        copy: copy(options.copy)?,
+    Ok(Options::default()
+        .with_copy(copy(options.copy)?)
         // SAFETY: see above.
-        device: unsafe { options.device.as_ref() }.map(|device| Device::from(*device)),
-        order: numbered(&orders, options.elements, "elements")?,
+        .with_device(unsafe { options.device.as_ref() }.map(|device| Device::from(*device)))
+        .with_order(numbered(&orders, options.elements, "elements")?)
         // SAFETY: see above.
-        permute: unsafe { permutation(options.axes, options.axis_count) }?,
-    })
+        .with_permute(unsafe { permutation(options.axes, options.axis_count) }?))
 }
 
 /// Checks where a report is written. NULL is no fault.
@@ -247,10 +242,7 @@ unsafe fn room_for(report: *mut CReport) -> Result<()> {
 ///
 /// As for [`room_for`], which has checked it.
 unsafe fn write_report(report: *mut CReport, done: &Transfer, device: Device) {
-    let reason = match done.plan {
-        Plan::ZeroCopy => std::ptr::null(),
-        Plan::Copy(reason) => named(REASONS, &reason),
-    };
+    let reason = done.plan.reason().map_or(std::ptr::null(), |reason| named(REASONS, &reason));
     let (owner, reader) = done.ordered.map_or((0, 0), |(owner, reader)| (owner.handle(), reader.handle()));
     let copied_by = done.copied_by.as_ref().map_or(std::ptr::null(), |by| named(COPIERS, by));
     let bytes_copied = done.bytes_copied as u64;
@@ -283,7 +275,7 @@ fn planned(
         by => by,
     });
     let bytes_copied = if copies { lent.layout().nbytes() } else { 0 };
-    Ok((Transfer { plan, bytes_copied, copied_by, ordered: None }, moved.unwrap_or(lent.device())))
+    Ok((Transfer::planned(plan, bytes_copied, copied_by), moved.unwrap_or(lent.device())))
 }
 
 /// Takes a tensor to a reader in `stream`.

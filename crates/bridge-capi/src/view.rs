@@ -12,14 +12,12 @@ use std::ffi::c_void;
 pub struct CView(Lease);
 
 fn lease(external: &CExternal, stream: u64, keeps_read_only: bool) -> Result<Lease> {
-    let profile = Profile {
-        dtypes: vec![external.edge().dtype()],
-        devices: vec![external.edge().device().kind],
-        keeps_read_only,
-        ..Profile::export_only("DLPack without versions")
-    };
+    let profile = Profile::export_only("DLPack without versions")
+        .with_dtypes(vec![external.edge().dtype()])
+        .with_devices(vec![external.edge().device().kind])
+        .with_keeps_read_only(keeps_read_only);
     let reader = Reader::new(profile, Some(Stream::from_handle(stream)));
-    let in_place = Options { copy: Some(false), ..Options::default() };
+    let in_place = Options::in_place();
     let (lease, _) = transfer(&external.graph(), &reader, external.edge(), bridge_copy::ordering(), &in_place)?;
     Ok(lease)
 }

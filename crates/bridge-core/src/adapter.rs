@@ -107,13 +107,11 @@ pub const COPY_ALIGNMENT: usize = 64;
 /// }
 ///
 /// let arrays = Arrays {
-///     profile: Profile {
-///         dtypes: vec![DType::FLOAT32],
-///         strides: Strides::Compact,
-///         alignment: 1,
-///         devices: vec![DeviceKind::CPU],
-///         ..Profile::export_only("arrays")
-///     },
+///     profile: Profile::export_only("arrays")
+///         .with_dtypes(vec![DType::FLOAT32])
+///         .with_strides(Strides::Compact)
+///         .with_alignment(1)
+///         .with_devices(vec![DeviceKind::CPU]),
 ///     views: Arc::default(),
 /// };
 /// let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
@@ -125,8 +123,7 @@ pub const COPY_ALIGNMENT: usize = 64;
 /// drop(array);
 /// assert_eq!(view.numbers(), [1.0, 2.0, 3.0], "the view keeps the memory");
 ///
-/// let options = Options { copy: Some(true), ..Options::default() };
-/// let (copy, done) = transfer(&arrays, &arrays, &view, &ordering, &options)?;
+/// let (copy, done) = transfer(&arrays, &arrays, &view, &ordering, &Options::copied())?;
 /// assert_eq!((done.plan, done.bytes_copied), (Plan::Copy(Reason::Asked), 12));
 /// assert_ne!(copy.numbers().as_ptr(), view.numbers().as_ptr());
 /// # Ok::<(), Error>(())

@@ -7,6 +7,7 @@ use std::ops::Range;
 /// What a view may do with the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Access {
     /// The view must not be written to.
     ReadOnly,

@@ -16,6 +16,7 @@ static LEAKED: AtomicU64 = AtomicU64::new(0);
 
 /// Counts of leases in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Leases made.
     pub leased: u64,

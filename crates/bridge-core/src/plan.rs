@@ -6,8 +6,20 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The caller's requests.
+/// The caller's requests. More may come: start from [`default`](Self::default), [`in_place`](Self::in_place) or
+/// [`copied`](Self::copied).
+///
+/// ```
+/// use bridge_core::{Device, Options, Order, Permutation};
+///
+/// let nhwc = Options::in_place().with_permute(Permutation::new(&[0, 2, 3, 1])?);
+/// assert_eq!(nhwc.copy, Some(false));
+/// let columns = Options::default().with_order(Order::ColumnMajor).with_device(Device::cuda(1));
+/// assert_eq!(columns.device, Some(Device::cuda(1)));
+/// # Ok::<(), bridge_core::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Options {
     /// As in the array API: `None` copies only where it is needed, `Some(true)` always, `Some(false)` never.
     pub copy: Option<bool>,
@@ -18,6 +30,42 @@ pub struct Options {
     pub order: Option<Order>,
     /// The dimensions of the result, in terms of the tensor's. `None`: as they are.
     pub permute: Option<Permutation>,
+}
+
+impl Options {
+    /// Returns the request for no copy: the result shares the memory, or there is an error.
+    pub const fn in_place() -> Self {
+        Self { copy: Some(false), device: None, order: None, permute: None }
+    }
+
+    /// Returns the request for a copy, in any case.
+    pub const fn copied() -> Self {
+        Self { copy: Some(true), device: None, order: None, permute: None }
+    }
+
+    /// Returns the same requests with another [`copy`](Self::copy).
+    #[must_use]
+    pub fn with_copy(self, copy: impl Into<Option<bool>>) -> Self {
+        Self { copy: copy.into(), ..self }
+    }
+
+    /// Returns the same requests with another [`device`](Self::device).
+    #[must_use]
+    pub fn with_device(self, device: impl Into<Option<Device>>) -> Self {
+        Self { device: device.into(), ..self }
+    }
+
+    /// Returns the same requests with another [`order`](Self::order).
+    #[must_use]
+    pub fn with_order(self, order: impl Into<Option<Order>>) -> Self {
+        Self { order: order.into(), ..self }
+    }
+
+    /// Returns the same requests with another [`permute`](Self::permute).
+    #[must_use]
+    pub fn with_permute(self, permute: impl Into<Option<Permutation>>) -> Self {
+        Self { permute: permute.into(), ..self }
+    }
 }
 
 /// Why a copy is made. It is made on the tensor's device, unless it is a move; [`transfer`](crate::transfer()) says by
@@ -49,11 +97,22 @@ pub enum Reason {
 /// How a tensor will cross.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Plan {
     /// In place: the same memory.
     ZeroCopy,
     /// As a copy.
     Copy(Reason),
+}
+
+impl Plan {
+    /// Returns why a copy is made; `None` in place.
+    pub const fn reason(self) -> Option<Reason> {
+        match self {
+            Self::ZeroCopy => None,
+            Self::Copy(reason) => Some(reason),
+        }
+    }
 }
 
 impl fmt::Display for Reason {

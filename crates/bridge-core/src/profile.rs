@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 /// The strides that a framework accepts, from lenient to strict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Strides {
     /// Any strides, of either sign.
     Any,
@@ -15,9 +16,11 @@ pub enum Strides {
     Compact,
 }
 
-/// What a framework accepts and emits, as data: printed, compared, and kept in `fixtures/profiles/`. The conformance
+/// What a framework accepts and emits, as data: printed, compared, and kept in `fixtures/profiles/`. It starts from
+/// [`export_only`](Self::export_only), which accepts nothing, and names what the framework accepts. The conformance
 /// suite checks that a framework accepts exactly what its profile says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Profile {
     /// The framework's name, as users write it in `convert(x, "torch")`.
     pub name: String,
@@ -46,6 +49,30 @@ pub struct Profile {
     pub private_functions: bool,
 }
 
+/// Makes a method of each field, which returns the profile with another value of it.
+macro_rules! setters {
+    ($($name:ident = $field:ident: $type:ty;)*) => {
+        impl Profile {
+            $(#[doc = concat!("Returns the same profile with another [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+            #[must_use]
+            pub fn $name(self, $field: $type) -> Self {
+                Self { $field, ..self }
+            })*
+        }
+    };
+}
+
+setters! {
+    with_dtypes = dtypes: Vec<DType>;
+    with_strides = strides: Strides;
+    with_alignment = alignment: usize;
+    with_devices = devices: Vec<DeviceKind>;
+    with_keeps_read_only = keeps_read_only: bool;
+    with_waits_on_export = waits_on_export: bool;
+    with_owns_memory = owns_memory: bool;
+    with_private_functions = private_functions: bool;
+}
+
 impl Profile {
     /// Returns the profile of an export-only source, such as a bare capsule; it accepts nothing.
     pub fn export_only(name: &str) -> Self {
@@ -60,6 +87,12 @@ impl Profile {
             owns_memory: false,
             private_functions: false,
         }
+    }
+
+    /// Returns the same profile with another [`name`](Self::name).
+    #[must_use]
+    pub fn with_name(self, name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..self }
     }
 
     /// Returns the alignment, in bytes, that the framework requires of an element of `itemsize` bytes.

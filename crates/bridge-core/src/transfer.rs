@@ -43,6 +43,7 @@ impl fmt::Display for CopiedBy {
 
 /// What a transfer did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Transfer {
     /// How the tensor crossed.
     pub plan: Plan,
@@ -52,6 +53,13 @@ pub struct Transfer {
     pub copied_by: Option<CopiedBy>,
     /// The owner's stream, and the stream that now waits for it, where they differ.
     pub ordered: Option<(Stream, Stream)>,
+}
+
+impl Transfer {
+    /// Returns what a transfer by this plan does, with streams that need no order.
+    pub const fn planned(plan: Plan, bytes_copied: usize, copied_by: Option<CopiedBy>) -> Self {
+        Self { plan, bytes_copied, copied_by, ordered: None }
+    }
 }
 
 /// Takes `tensor` from one framework into another: exports it, plans, copies where the plan says so, orders the

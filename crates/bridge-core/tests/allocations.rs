@@ -54,12 +54,10 @@ impl Consumer for Current {
 
 impl Relay {
     fn new(stream: Option<u64>) -> Self {
-        let profile = Profile {
-            dtypes: vec![DType::FLOAT32],
-            strides: Strides::Any,
-            devices: vec![DeviceKind::CPU, DeviceKind::CUDA],
-            ..Profile::export_only("relay")
-        };
+        let profile = Profile::export_only("relay")
+            .with_dtypes(vec![DType::FLOAT32])
+            .with_strides(Strides::Any)
+            .with_devices(vec![DeviceKind::CPU, DeviceKind::CUDA]);
         let stream = stream.map(Stream::from_handle);
         Self { profile, consumer: Arc::new(Current { stream, views: Views::default() }) }
     }

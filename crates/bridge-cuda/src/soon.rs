@@ -132,7 +132,7 @@ mod tests {
         fn new(stream: Stream, reuse: Reuse) -> Self {
             let export_only = Profile::export_only("empties");
             let (dtypes, devices) = (vec![DType::FLOAT32], vec![DeviceKind::CUDA]);
-            let profile = Profile { dtypes, devices, strides: Strides::Any, ..export_only };
+            let profile = export_only.with_dtypes(dtypes).with_devices(devices).with_strides(Strides::Any);
             Self { profile, stream, reuse, drops: Arc::default(), views: Arc::new(InStream(stream, Views::default())) }
         }
     }

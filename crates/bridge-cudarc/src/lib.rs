@@ -105,13 +105,12 @@ impl Cudarc {
 /// The views of foreign memory that `cudarc` has, whatever stream they were made in.
 static VIEWS: LazyLock<Views> = LazyLock::new(Views::default);
 
-static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile {
-    dtypes: DType::NAMED.iter().map(|(dtype, _)| *dtype).filter(|dtype| dtype.itemsize().is_some()).collect(),
-    strides: Strides::Any,
-    alignment: 1,
-    devices: vec![DeviceKind::CUDA],
-    keeps_read_only: true,
-    ..Profile::export_only("cudarc")
+static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
+    Profile::export_only("cudarc")
+        .with_dtypes(DType::NAMED.iter().map(|(dtype, _)| *dtype).filter(|dtype| dtype.itemsize().is_some()).collect())
+        .with_strides(Strides::Any)
+        .with_alignment(1)
+        .with_devices(vec![DeviceKind::CUDA])
 });
 
 struct InStream {

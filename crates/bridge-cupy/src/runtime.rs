@@ -74,17 +74,13 @@ impl Runtime {
             array.call1((PyTuple::new(py, shape)?, dtype, nowhere, PyTuple::new(py, strides)?))
         };
         let fields = Fields::find(py, make)?;
-        let profile = Profile {
-            name: "cupy".into(),
-            dtypes: taken,
-            strides: Strides::Any,
-            alignment: 1,
-            devices: vec![DeviceKind::CUDA],
-            keeps_read_only: false,
-            waits_on_export: false,
-            owns_memory: false,
-            private_functions: fields.is_some(),
-        };
+        let profile = Profile::export_only("cupy")
+            .with_dtypes(taken)
+            .with_strides(Strides::Any)
+            .with_alignment(1)
+            .with_devices(vec![DeviceKind::CUDA])
+            .with_keeps_read_only(false)
+            .with_private_functions(fields.is_some());
         Ok(Self {
             profile,
             consumer: Arc::new(CuPyConsumer::new(py)?),

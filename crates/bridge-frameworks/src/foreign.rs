@@ -31,11 +31,11 @@ pub struct Foreign<'py> {
 bridge_core::debug_fields!(impl[] Foreign<'_>);
 
 /// What the protocols can say. What a framework behind them cannot take, it refuses itself.
-static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile {
-    dtypes: DType::NAMED.iter().map(|(dtype, _)| *dtype).collect(),
-    devices: vec![DeviceKind::CPU, DeviceKind::CUDA],
-    keeps_read_only: false,
-    ..Profile::export_only("DLPack")
+static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
+    Profile::export_only("DLPack")
+        .with_dtypes(DType::NAMED.iter().map(|(dtype, _)| *dtype).collect())
+        .with_devices(vec![DeviceKind::CPU, DeviceKind::CUDA])
+        .with_keeps_read_only(false)
 });
 
 /// The frameworks behind the protocols as readers: in the legacy default stream, until `__dlpack__` names another.

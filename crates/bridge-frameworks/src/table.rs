@@ -11,8 +11,9 @@ macro_rules! frameworks {
         devices: $devices:expr,
         adapter: $package:ident::$adapter:ident if $feature:literal,
     })*) => {
-        /// A framework that tensor-bridge has an adapter for.
+        /// A framework that tensor-bridge has an adapter for. More may come.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[non_exhaustive]
         pub enum Framework {
             $(#[doc = concat!("`", $name, "`.")] $variant,)*
         }
@@ -55,12 +56,15 @@ macro_rules! frameworks {
         mod adapters {
             use super::Framework;
             use crate::Foreign;
-            use bridge_core::Result;
-            use bridge_pyo3::PyAdapter;
+            use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
+            use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
             use pyo3::Python;
             use std::ops::Deref;
+            use std::sync::Arc;
 
-            /// The adapter of one of the frameworks, or the one of objects that are known by a protocol.
+            /// The adapter of one of the frameworks, or the one of objects that are known by a protocol. It has as
+            /// many variants as features are enabled, by any crate of the program.
+            #[non_exhaustive]
             pub enum AnyAdapter<'py> {
                 /// The adapter of any other producer.
                 Foreign(Foreign<'py>),
@@ -77,6 +81,54 @@ macro_rules! frameworks {
                         Self::Foreign(adapter) => adapter,
                         $(#[cfg(feature = $feature)] Self::$variant(adapter) => adapter,)*
                     }
+                }
+            }
+
+            #[deny(clippy::missing_trait_methods)]
+            impl<'py> Adapter for AnyAdapter<'py> {
+                type Tensor = PyTensor<'py>;
+
+                fn profile(&self) -> &Profile {
+                    (**self).profile()
+                }
+
+                fn consumer(&self) -> Arc<dyn Consumer> {
+                    (**self).consumer()
+                }
+
+                fn export(&self, tensor: &Self::Tensor) -> Result<Lent> {
+                    (**self).export(tensor)
+                }
+
+                fn import(&self, lease: Lease) -> Result<Self::Tensor> {
+                    (**self).import(lease)
+                }
+
+                fn compact(&self, tensor: &Self::Tensor) -> Result<Self::Tensor> {
+                    (**self).compact(tensor)
+                }
+
+                fn overwritten(&self, tensor: &Self::Tensor) -> Result<()> {
+                    (**self).overwritten(tensor)
+                }
+
+                fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Self::Tensor> {
+                    (**self).empty(device, dtype, shape, order)
+                }
+            }
+
+            #[deny(clippy::missing_trait_methods)]
+            impl<'py> PyAdapter<'py> for AnyAdapter<'py> {
+                fn owns(&self, object: &PyTensor<'py>) -> bool {
+                    (**self).owns(object)
+                }
+
+                fn borrow<'a>(&self, tensor: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
+                    (**self).borrow(tensor)
+                }
+
+                fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
+                    (**self).locate(tensor)
                 }
             }
 

@@ -76,7 +76,7 @@ impl<'py> Tensor<'py> {
             foreign.importer()?;
         }
         let device = self.borrow()?.device();
-        output(&*self.adapter, ordering, device, dtype, shape)
+        output(&self.adapter, ordering, device, dtype, shape)
     }
 
     /// Takes the tensor to another framework, as [`transfer`] does.
@@ -85,7 +85,7 @@ impl<'py> Tensor<'py> {
     ///
     /// Those of [`transfer`].
     pub fn to(&self, target: AnyAdapter<'py>, ordering: &Arc<dyn Ordering>, options: &Options) -> Result<Self> {
-        let (object, _) = transfer(&*self.adapter, &*target, &self.object, ordering, options)?;
+        let (object, _) = transfer(&self.adapter, &target, &self.object, ordering, options)?;
         Ok(Self { object, adapter: target })
     }
 }

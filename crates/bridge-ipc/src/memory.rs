@@ -14,6 +14,7 @@ use std::ptr;
 /// What a process that opens a share may do with its elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Writing {
     /// Each may write, and sees its own writes alone: the kernel copies a page at the first write to it.
     #[default]

@@ -147,14 +147,12 @@ impl Ipc {
             _ if cfg!(feature = "cuda") => &[DeviceKind::CPU, DeviceKind::CUDA],
             _ => &[DeviceKind::CPU],
         };
-        let profile = Profile {
-            dtypes: DType::NAMED.iter().map(|(dtype, _)| *dtype).collect(),
-            strides: Strides::Any,
-            alignment: 0,
-            devices: devices.into(),
-            owns_memory: room.is_some(),
-            ..Profile::export_only("ipc")
-        };
+        let profile = Profile::export_only("ipc")
+            .with_dtypes(DType::NAMED.iter().map(|(dtype, _)| *dtype).collect())
+            .with_strides(Strides::Any)
+            .with_alignment(0)
+            .with_devices(devices.into())
+            .with_owns_memory(room.is_some());
         Self { profile: Arc::new(profile), consumer: Arc::default(), room, just_opened: false }
     }
 }

@@ -53,14 +53,11 @@ bridge_core::debug_fields!(impl[] NdArray);
 
 impl Default for NdArray {
     fn default() -> Self {
-        let profile = Profile {
-            dtypes: element::DTYPES.into(),
-            strides: Strides::Any,
-            alignment: 1,
-            devices: vec![DeviceKind::CPU],
-            keeps_read_only: true,
-            ..Profile::export_only("ndarray")
-        };
+        let profile = Profile::export_only("ndarray")
+            .with_dtypes(element::DTYPES.into())
+            .with_strides(Strides::Any)
+            .with_alignment(1)
+            .with_devices(vec![DeviceKind::CPU]);
         Self { profile: Arc::new(profile), views: Arc::default() }
     }
 }

@@ -49,17 +49,11 @@ impl Runtime {
         let wanted: Vec<DType> = NUMPY_DTYPES.iter().chain(EXTENSION_DTYPES).copied().collect();
         let dtypes = ArrayDTypes::new(numpy.py(), "numpy", &wanted)?;
         let array = numpy.getattr("ndarray")?.cast_into::<PyType>()?;
-        let profile = Profile {
-            name: "numpy".into(),
-            dtypes: dtypes.all(),
-            strides: Strides::Any,
-            alignment: 0,
-            devices: vec![DeviceKind::CPU],
-            keeps_read_only: true,
-            waits_on_export: false,
-            owns_memory: false,
-            private_functions: false,
-        };
+        let profile = Profile::export_only("numpy")
+            .with_dtypes(dtypes.all())
+            .with_strides(Strides::Any)
+            .with_alignment(0)
+            .with_devices(vec![DeviceKind::CPU]);
         Ok(Self {
             profile,
             consumer: Arc::default(),

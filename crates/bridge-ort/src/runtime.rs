@@ -51,14 +51,12 @@ pub(crate) fn profile() -> Result<&'static Profile> {
     }
     load_usual()?;
     let makes = |dtype: &DType| empty(Device::CPU, *dtype, &[1], Order::RowMajor).is_ok();
-    let profile = Profile {
-        dtypes: TYPES.iter().map(|(_, dtype)| *dtype).filter(makes).collect(),
-        strides: Strides::Compact,
-        alignment: 1,
-        devices: vec![DeviceKind::CPU],
-        keeps_read_only: false,
-        ..Profile::export_only("ort")
-    };
+    let profile = Profile::export_only("ort")
+        .with_dtypes(TYPES.iter().map(|(_, dtype)| *dtype).filter(makes).collect())
+        .with_strides(Strides::Compact)
+        .with_alignment(1)
+        .with_devices(vec![DeviceKind::CPU])
+        .with_keeps_read_only(false);
     Ok(PROFILE.get_or_init(|| profile))
 }
 

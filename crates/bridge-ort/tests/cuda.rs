@@ -400,7 +400,7 @@ fn strided_tensors_are_copied_on_the_device_and_tensors_of_the_host_move_there()
     assert!(sides.read(&sides.out(&y)) == expected);
 
     let array = HostArray::from(ndarray::array![[1.0f32, 2.0], [3.0, 4.0]]);
-    let to = |device| Options { device: Some(device), ..Options::default() };
+    let to = |device| Options::default().with_device(device);
     let (x, done) = transfer(&NdArray::new(), &sides.ort, &array, ordering(), &to(GPU)).unwrap();
     assert_eq!((done.plan, done.copied_by), (Plan::Copy(Reason::Moved), Some(CopiedBy::Move)));
     let y = sides.doubled(&x);

@@ -49,12 +49,10 @@ impl Consumer for Work {
 
 impl Kernels {
     fn new() -> Self {
-        let profile = Profile {
-            dtypes: vec![DType::FLOAT32],
-            strides: Strides::Any,
-            devices: vec![DeviceKind::CUDA],
-            ..Profile::export_only("kernels")
-        };
+        let profile = Profile::export_only("kernels")
+            .with_dtypes(vec![DType::FLOAT32])
+            .with_strides(Strides::Any)
+            .with_devices(vec![DeviceKind::CUDA]);
         Self { profile, views: Arc::default() }
     }
 }

@@ -46,12 +46,11 @@ impl<'py> Keywords<'_, 'py> {
     /// [`Argument`](bridge_core::ErrorKind::Argument) for values that no keyword takes, and for an order that
     /// `layout` contradicts.
     pub(crate) fn read(self) -> Result<Options> {
-        Ok(Options {
-            copy: self.copy,
-            device: self.device.map(device::device).transpose()?,
-            order: self.order()?,
-            permute: self.permute.map(permutation).transpose()?,
-        })
+        Ok(Options::default()
+            .with_copy(self.copy)
+            .with_device(self.device.map(device::device).transpose()?)
+            .with_order(self.order()?)
+            .with_permute(self.permute.map(permutation).transpose()?))
     }
 
     /// Returns whether the caller wants the way through the host.

@@ -45,10 +45,8 @@ type Fields = (Option<String>, usize, String, Option<String>);
 impl Plan {
     /// Describes a plan for `nbytes` bytes whose result is on `device`. `copied_by` is for a copy.
     fn of(plan: bridge_core::Plan, nbytes: usize, device: Device, copied_by: Option<CopiedBy>) -> Self {
-        let (reason, nbytes) = match plan {
-            bridge_core::Plan::ZeroCopy => (None, 0),
-            bridge_core::Plan::Copy(reason) => (Some(reason.to_string()), nbytes),
-        };
+        let reason = plan.reason().map(|reason| reason.to_string());
+        let nbytes = if reason.is_some() { nbytes } else { 0 };
         Self { reason, nbytes, device: device.to_string(), copied_by: copied_by.map(|by| by.to_string()) }
     }
 

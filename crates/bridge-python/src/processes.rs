@@ -138,7 +138,7 @@ pub(crate) fn ipc_share<'py>(
 ) -> PyResult<Ticket> {
     let share = |call: Option<&trace::Call>| {
         let (time, writing) = (seconds(expires)?, writing.map(self::writing).transpose()?);
-        let options = Options { copy, ..Options::default() };
+        let options = Options::default().with_copy(copy);
         let sources = tensors.iter().map(|tensor| {
             not_a_capsule(tensor)?;
             source(tensor)

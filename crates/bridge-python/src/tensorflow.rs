@@ -38,7 +38,7 @@ pub(crate) fn tensorflow_feed(x: &PyTensor<'_>, copy: Option<bool>) -> PyResult<
     let py = x.py();
     let cross = |call: Option<&trace::Call>| {
         let (from, edges) = (source(x)?, edges(py)?);
-        trace::transfer(call, &*from, &edges, x, &Options { copy, ..Options::default() })
+        trace::transfer(call, &*from, &edges, x, &Options::default().with_copy(copy))
     };
     trace::call("feed", Framework::TensorFlow.name(), cross).map(Feed).map_err(|error| into_python(py, error))
 }

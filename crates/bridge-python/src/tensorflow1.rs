@@ -68,7 +68,11 @@ impl Session {
         visible_devices: Option<Vec<u32>>,
         config: Option<Vec<u8>>,
     ) -> PyResult<Self> {
-        let options = SessionOptions { memory_growth, memory_fraction, visible_devices, config };
+        let options = SessionOptions::default()
+            .with_memory_growth(memory_growth)
+            .with_memory_fraction(memory_fraction)
+            .with_visible_devices(visible_devices)
+            .with_config(config);
         Self::made(py, |runtime| {
             let inputs = inputs.into_iter().map(input).collect::<bridge_core::Result<Vec<_>>>()?;
             let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
@@ -89,7 +93,11 @@ impl Session {
         visible_devices: Option<Vec<u32>>,
         config: Option<Vec<u8>>,
     ) -> PyResult<Self> {
-        let options = SessionOptions { memory_growth, memory_fraction, visible_devices, config };
+        let options = SessionOptions::default()
+            .with_memory_growth(memory_growth)
+            .with_memory_fraction(memory_fraction)
+            .with_visible_devices(visible_devices)
+            .with_config(config);
         Self::made(py, |runtime| {
             let tags: Vec<&str> = tags.iter().map(String::as_str).collect();
             let model = SavedModel::read(&folder, &tags)?;

@@ -33,8 +33,8 @@ pub(crate) fn transfer<'py>(
             &numpy
         }
     };
-    let down = Options { device: Some(Device::CPU), ..*options };
+    let down = options.with_device(Device::CPU);
     let on_host = trace::transfer(call, &**from, &**there, x, &down)?;
-    let up = Options { device: Some(back), order: options.order, ..Options::default() };
+    let up = Options::default().with_device(back).with_order(options.order);
     trace::transfer(call, &**there, &**to, &on_host, &up)
 }

@@ -20,8 +20,7 @@ fn into_tensorflow(eager: &Eager, array: &HostArray) -> EagerTensor {
 }
 
 fn out_of_tensorflow(eager: &Eager, tensor: &EagerTensor) -> HostArray {
-    let (ordering, in_place): (Arc<dyn Ordering>, _) =
-        (Arc::new(HostOnly), Options { copy: Some(false), ..Options::default() });
+    let (ordering, in_place): (Arc<dyn Ordering>, _) = (Arc::new(HostOnly), Options::in_place());
     transfer(eager, &NdArray::default(), tensor, &ordering, &in_place).unwrap().0
 }
 

@@ -32,7 +32,7 @@ fn ready() -> Option<(Cudarc, Eager)> {
 #[test]
 fn operations_run_on_device_memory_of_other_frameworks() {
     let Some((cudarc, eager)) = ready() else { return };
-    let (ordering, in_place) = (bridge_cuda::ordering(), Options { copy: Some(false), ..Options::default() });
+    let (ordering, in_place) = (bridge_cuda::ordering(), Options::in_place());
     let stream = cudarc.stream();
     let numbers: Vec<f32> = (0..COUNT).map(|i| i as f32).collect();
     let twice: Vec<f32> = numbers.iter().map(|number| 2.0 * number).collect();

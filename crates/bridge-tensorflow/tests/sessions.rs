@@ -43,17 +43,11 @@ struct Plain {
 
 impl Plain {
     fn new(dtype: DType) -> Self {
-        let profile = Profile {
-            name: "plain".into(),
-            dtypes: vec![DType::FLOAT32, DType::INT32],
-            strides: Strides::Any,
-            alignment: 1,
-            devices: vec![bridge_core::DeviceKind::CPU],
-            keeps_read_only: true,
-            waits_on_export: false,
-            owns_memory: false,
-            private_functions: false,
-        };
+        let profile = Profile::export_only("plain")
+            .with_dtypes(vec![DType::FLOAT32, DType::INT32])
+            .with_strides(Strides::Any)
+            .with_alignment(1)
+            .with_devices(vec![bridge_core::DeviceKind::CPU]);
         Self { profile, views: Arc::default(), drops: Arc::default(), dtype }
     }
 }

@@ -15,7 +15,7 @@ fn main() -> Result<()> {
     let (tch, ndarray) = (Tch::new()?, NdArray::new());
     let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
     // Without `copy`, a transfer that needs one is an error.
-    let in_place = Options { copy: Some(false), ..Options::default() };
+    let in_place = Options::in_place();
 
     let tensor = Tensor::arange(6, (Kind::Float, Device::Cpu)).view([2, 3]);
     let (mut array, _) = transfer(&tch, &ndarray, &tensor.tr(), &ordering, &in_place)?;

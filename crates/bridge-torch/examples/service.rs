@@ -27,7 +27,7 @@ struct Request {
 fn serve(session: &Session, edges: &GraphEdges, requests: Receiver<Request>) {
     let (tch, ordering): (_, Arc<dyn Ordering>) = (Tch::new(), Arc::new(HostOnly));
     // Without `copy`, a transfer that needs one is an error.
-    let in_place = Options { copy: Some(false), ..Options::default() };
+    let in_place = Options::in_place();
     for Request { x, answer } in requests {
         let run = || {
             let tch = tch.as_ref().map_err(|error| bridge_core::Error::new(error.kind(), error.to_string()))?;

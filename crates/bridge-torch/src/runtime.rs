@@ -90,17 +90,13 @@ impl Runtime {
         let allocator = Allocator::new(&torch).map_err(|e| raised(py, e))?;
         let dtypes = dtypes(&torch, &*exchange).map_err(|e| raised(py, e))?;
         let native = Native::find(&torch, borrow).map_err(|e| raised(py, e))?;
-        let profile = Profile {
-            name: "torch".into(),
-            dtypes,
-            strides: Strides::NonNegative,
-            alignment: 1,
-            devices,
-            keeps_read_only: false,
-            waits_on_export: false,
-            owns_memory: false,
-            private_functions: native.is_some() || allocator.calls_cxx(),
-        };
+        let profile = Profile::export_only("torch")
+            .with_dtypes(dtypes)
+            .with_strides(Strides::NonNegative)
+            .with_alignment(1)
+            .with_devices(devices)
+            .with_keeps_read_only(false)
+            .with_private_functions(native.is_some() || allocator.calls_cxx());
         let consumer = Arc::new(TorchConsumer { exchange, views: Views::default() });
         let cuda = OnceLock::new();
         Ok(Self { profile, consumer, tensor, parameter, dispatch, uninitialized, bytes, cuda, allocator, native })

@@ -99,7 +99,7 @@ fn conjugated_and_negated_views_cross_as_copies() {
     assert_eq!(plan, Plan::Copy(Reason::PendingNegation));
     assert_eq!(Vec::<f32>::try_from(&negated).unwrap(), [-2.0, 4.0]);
     let refused = Tch::new().and_then(|tch| {
-        let options = Options { copy: Some(false), ..Options::default() };
+        let options = Options::in_place();
         transfer(&tch, &tch, &complex.conj(), &host(), &options)
     });
     assert_eq!(refused.map(drop).unwrap_err().kind(), ErrorKind::CopyNeeded);
@@ -109,7 +109,7 @@ fn conjugated_and_negated_views_cross_as_copies() {
 fn a_copy_by_libtorch_is_compact_and_apart() {
     let tch = Tch::new().unwrap();
     let tensor = Tensor::arange(12, (Kind::Int64, CPU)).view([3, 4]).tr();
-    let options = Options { copy: Some(true), ..Options::default() };
+    let options = Options::copied();
     let (copy, done) = transfer(&tch, &tch, &tensor, &host(), &options).unwrap();
     assert_eq!((done.plan, done.copied_by), (Plan::Copy(Reason::Asked), Some(CopiedBy::Producer)));
     assert!(copy.is_contiguous() && copy.data_ptr() != tensor.data_ptr() && copy.equal(&tensor));
@@ -172,7 +172,7 @@ impl Drop for Returns {
 
 impl Counted {
     fn new(fails: bool) -> Self {
-        let profile = Profile { strides: Strides::Compact, ..Profile::export_only("counted") };
+        let profile = Profile::export_only("counted").with_strides(Strides::Compact);
         Self { profile, views: Arc::default(), returned: Arc::default(), fails }
     }
 }

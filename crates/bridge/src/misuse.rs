@@ -44,6 +44,20 @@ misuse! {
         right: "layout.clone()",
         E0521: "fn forever(layout: &'static Layout) -> Layout { layout.clone() } forever(layout)",
         "}";
+    AMatchExpectsMorePlans:
+        "use tensor_bridge::Plan;
+        fn copies(plan: Plan) -> bool {
+            match plan {
+                Plan::ZeroCopy => false,",
+        right: "Plan::Copy(_) => true, _ => true,",
+        E0004: "Plan::Copy(_) => true,",
+        "} }";
+    OptionsAreBuilt:
+        "use tensor_bridge::{Device, Options};
+        fn down() -> Options {",
+        right: "Options::default().with_device(Device::CPU)",
+        E0639: "Options { copy: None, device: Some(Device::CPU), order: None, permute: None }",
+        "}";
     DescribingMemoryIsUnsafe:
         "use tensor_bridge::{Access, Allocation, Memory};
         fn own(bytes: Vec<u8>) {
@@ -99,6 +113,14 @@ misuse! {
         right: "sent(borrowed.data())",
         E0277: "sent(borrowed).data()",
         "}";
+    AMatchExpectsMoreAdapters:
+        "use tensor_bridge::python::AnyAdapter;
+        fn is_torch(adapter: &AnyAdapter<'_>) -> bool {
+            match adapter {
+                AnyAdapter::Torch(_) => true,",
+        right: "_ => false,",
+        E0004: "AnyAdapter::CuPy(_) | AnyAdapter::NumPy(_) | AnyAdapter::Foreign(_) => false,",
+        "} }";
     AnAdapterStaysWithTheGil:
         "use tensor_bridge::python::AnyAdapter;
         fn sent<T: Send>(_: T) {}

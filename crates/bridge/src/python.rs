@@ -27,7 +27,7 @@
 //!         return Err(Error::new(ErrorKind::NotATensor, "pass a tensor"));
 //!     };
 //!     let to = Framework::Torch.open(tensor.py())?;
-//!     let (tensor, _) = transfer(&*from, &*to, tensor, ordering(), &Options::default())?;
+//!     let (tensor, _) = transfer(&from, &to, tensor, ordering(), &Options::default())?;
 //!     Ok(tensor)
 //! }
 //! ```

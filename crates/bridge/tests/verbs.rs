@@ -34,7 +34,7 @@ fn plan_transfer_transfer_all_copy_into() -> tensor_bridge::Result<()> {
     let dlpack = DLPack::host();
     let tensor = counted(&dlpack, &[2, 3]);
 
-    let column_major = Options { order: Some(Order::ColumnMajor), ..Options::default() };
+    let column_major = Options::default().with_order(Order::ColumnMajor);
     assert_eq!(plan(&dlpack.export(&tensor)?, dlpack.profile(), &Options::default())?, Plan::ZeroCopy);
     assert!(matches!(plan(&dlpack.export(&tensor)?, dlpack.profile(), &column_major)?, Plan::Copy(_)));
 

@@ -52,9 +52,9 @@ impl Perceptron {
     /// Call the model, and return how the batch came in and how the result went out.
     fn plans<'py>(&self, py: Python<'py>, x: Tensor<'py>) -> PyResult<[String; 2]> {
         let (_, crossings) = self.run(py, &x).map_err(|error| exception(py, error))?;
-        Ok(crossings.map(|crossing| match crossing.plan {
-            Plan::ZeroCopy => "zero copy".into(),
-            Plan::Copy(reason) => format!("copy of {} bytes because of {reason}", crossing.bytes_copied),
+        Ok(crossings.map(|crossing| match crossing.plan.reason() {
+            None => "zero copy".into(),
+            Some(reason) => format!("copy of {} bytes because of {reason}", crossing.bytes_copied),
         }))
     }
 }

@@ -128,7 +128,7 @@ fn a_copy_is_made_in_the_owners_stream_and_returned_behind_the_reader() {
     let calls = recorded.0.clone();
     let ordering: Arc<dyn Ordering> = Arc::new(recorded);
     let tensor = tensor(0x12000, [1, 4], &calls);
-    let compact = || Profile { strides: Strides::Compact, ..any(&tensor) };
+    let compact = || any(&tensor).with_strides(Strides::Compact);
     let (planned, device) = planned(&tensor, compact(), &Options::default(), &ordering).unwrap();
     take(&mut *calls.lock().unwrap());
 

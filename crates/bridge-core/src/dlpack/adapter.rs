@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// let (dlpack, ordering) = (DLPack::host(), Arc::new(HostOnly) as Arc<dyn Ordering>);
 /// let images = dlpack.empty(Device::CPU, DType::UINT8, &[8, 3, 32, 32], Order::RowMajor)?;
 ///
-/// let options = Options { permute: Some(Permutation::new(&[0, 2, 3, 1])?), ..Options::default() };
+/// let options = Options::default().with_permute(Permutation::new(&[0, 2, 3, 1])?);
 /// let (view, done) = transfer(&dlpack, &dlpack, &images, &ordering, &options)?;
 /// assert_eq!((view.layout().shape(), view.data(), done.bytes_copied), (&[8, 32, 32, 3][..], images.data(), 0));
 ///

@@ -247,17 +247,12 @@ pub struct Office {
 
 impl Office {
     pub fn new(strides: Strides) -> Self {
-        let profile = Profile {
-            name: "office".into(),
-            dtypes: vec![DType::FLOAT32],
-            strides,
-            alignment: 64,
-            devices: vec![DeviceKind::CUDA, DeviceKind::CPU],
-            keeps_read_only: false,
-            waits_on_export: false,
-            owns_memory: false,
-            private_functions: false,
-        };
+        let profile = Profile::export_only("office")
+            .with_dtypes(vec![DType::FLOAT32])
+            .with_strides(strides)
+            .with_alignment(64)
+            .with_devices(vec![DeviceKind::CUDA, DeviceKind::CPU])
+            .with_keeps_read_only(false);
         let side = Side { current: Mutex::new(Some(READER)), views: Views::default() };
         Self { profile, side: Arc::new(side), refuses: false, copies_to: Some(0x20000), fresh: None, immutable: false }
     }

@@ -8,7 +8,7 @@ use bridge_core::{
 };
 use std::sync::Arc;
 
-const COPY: Options = Options { copy: Some(true), device: None, order: None, permute: None };
+const COPY: Options = Options::copied();
 
 fn cross(recorder: &Arc<Recorder>, from: &Office, to: &Office, item: &Item, how: &Options) -> Result<(Item, Transfer)> {
     let ordering: Arc<dyn Ordering> = recorder.clone();
@@ -70,7 +70,7 @@ fn a_copy_that_is_none_or_does_not_fit_is_made_by_core_on_the_host() {
             let (device, stream) = (Device::CPU, None);
             let (shape, strides) = (shape.clone(), strides.clone());
             let paper = Paper { device, stream, shape, strides, address, ..Paper::new(&recorder.log) };
-            let options = Options { copy, ..Options::default() };
+            let options = Options::default().with_copy(copy);
             let to = Office::new(Strides::Compact);
             let lease = leased(cross(&recorder, &from, &to, &Item::Own(paper), &options));
             assert!(lease.is_copy() && lease.layout().is_compact() && lease.data().is_multiple_of(64));
@@ -105,9 +105,9 @@ fn a_copy_has_to_be_on_the_device_that_was_asked_for() {
     let recorder = Arc::new(Recorder::default());
     let (from, to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
     let paper = || Item::Own(Paper { device: Device::cuda(1), ..Paper::new(&recorder.log) });
-    let options = Options { copy: Some(true), device: Some(Device::cuda(1)), ..Options::default() };
+    let options = Options::copied().with_device(Device::cuda(1));
     assert_eq!(leased(cross(&recorder, &from, &to, &paper(), &options)).device(), Device::cuda(1));
-    let elsewhere = Options { copy: Some(true), device: Some(GPU), ..Options::default() };
+    let elsewhere = Options::copied().with_device(GPU);
     let refused = cross(&recorder, &from, &to, &paper(), &elsewhere).err().expect("it is on another device");
     assert_eq!(refused.kind(), ErrorKind::Device);
 }
@@ -130,7 +130,7 @@ fn managed_memory_is_memory_of_its_gpu_and_of_the_host() {
     assert_eq!((lease.device(), taken(&recorder.log)), (Device::CPU, vec![Synchronized(OWNER)]));
     drop(lease);
     assert_eq!(taken(&recorder.log), [Dropped]);
-    let asked = Options { copy: None, device: Some(GPU), ..Options::default() };
+    let asked = Options::default().with_device(GPU);
     let refused = cross(&recorder, &from, &Office::new(Strides::Any), &paper(), &asked);
     assert_eq!(refused.err().expect("it is another GPU").kind(), ErrorKind::Device);
 }

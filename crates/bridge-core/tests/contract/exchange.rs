@@ -120,13 +120,8 @@ fn a_view_is_exported_in_the_stream_of_its_adapter() {
 fn a_device_without_a_stream_is_refused() {
     let recorder = Arc::new(Recorder::default());
     let paper = Item::Own(Paper::new(&recorder.log));
-    let refused = transfer(
-        &Office::new(Strides::Any),
-        &DLPack::host(),
-        &paper,
-        &ordering(&recorder),
-        &Options { copy: Some(false), ..Options::default() },
-    );
+    let refused =
+        transfer(&Office::new(Strides::Any), &DLPack::host(), &paper, &ordering(&recorder), &Options::in_place());
     assert_eq!(refused.expect_err("it is refused").kind(), ErrorKind::Device);
     assert_eq!(taken(&recorder.log), [Dropped]);
 }
@@ -135,7 +130,7 @@ fn a_device_without_a_stream_is_refused() {
 fn copies_have_the_elements() {
     let (dlpack, host): (_, Arc<dyn Ordering>) = (DLPack::host(), Arc::new(HostOnly));
     let tensor = counted(&[2, 3]);
-    let options = Options { order: Some(Order::ColumnMajor), ..Options::default() };
+    let options = Options::default().with_order(Order::ColumnMajor);
     let (copy, done) = transfer(&dlpack, &dlpack, &tensor, &host, &options).unwrap();
     assert_eq!((done.plan, done.bytes_copied), (Plan::Copy(Reason::Order), 24));
     assert_eq!((copy.layout().strides(), elements(&copy)), (&[1, 2][..], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0]));

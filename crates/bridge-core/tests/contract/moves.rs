@@ -31,7 +31,7 @@ impl Scene {
         *from.side.current.lock().unwrap() = stream(here, OWNER);
         *to.side.current.lock().unwrap() = stream(there, READER);
         to.fresh = Some(target);
-        let options = Options { device: Some(there), ..Options::default() };
+        let options = Options::default().with_device(there);
         Self { from, to, recorder, paper, options }
     }
 
@@ -53,8 +53,7 @@ fn to_the_host_the_move_is_in_the_stream_of_the_source() {
     let (crossed, events) = Scene::new(GPU, Device::CPU, Copied::Well).cross();
     let (result, told) = crossed.expect("it crosses");
     assert!(matches!(result, Item::Own(Paper { address: FRESH, .. })));
-    let expected =
-        Transfer { plan: Plan::Copy(Reason::Moved), bytes_copied: 24, copied_by: Some(CopiedBy::Move), ordered: None };
+    let expected = Transfer::planned(Plan::Copy(Reason::Moved), 24, Some(CopiedBy::Move));
     assert_eq!(told, expected);
     assert_eq!(events, [moved(GPU, Device::CPU, OWNER), Dropped, Dropped]);
 }

@@ -12,7 +12,7 @@ fn planned(change: impl FnOnce(&mut Paper), copy: Option<bool>) -> Result<Plan, 
     let mut paper = Paper::new(&Log::default());
     change(&mut paper);
     let lent = office.export(&Item::Own(paper)).map_err(|error| error.kind())?;
-    plan(&lent, office.profile(), &Options { copy, ..Options::default() }).map_err(|error| error.kind())
+    plan(&lent, office.profile(), &Options::default().with_copy(copy)).map_err(|error| error.kind())
 }
 
 type Change = fn(&mut Paper);
@@ -45,7 +45,7 @@ fn tensors_that_own_their_memory_are_filled_by_copies() {
         let mut paper = Paper::new(&Log::default());
         change(&mut paper);
         let lent = office.export(&Item::Own(paper)).unwrap();
-        plan(&lent, office.profile(), &Options { copy, ..Options::default() }).map_err(|error| error.kind())
+        plan(&lent, office.profile(), &Options::default().with_copy(copy)).map_err(|error| error.kind())
     };
     let table: [(Change, Reason); 4] = [
         (|_| (), Reason::ForeignMemory),
@@ -94,7 +94,7 @@ fn arranged(
     let (shape, strides) = dims.iter().copied().unzip();
     let permute = permute.map(|axes| Permutation::new(axes).unwrap());
     let lent = office.export(&Item::Own(Paper { shape, strides, ..Paper::new(&Log::default()) })).unwrap();
-    let options = Options { order, permute, ..Options::default() };
+    let options = Options::default().with_order(order).with_permute(permute);
     let lent = lent.permuted(permute.as_ref()).map_err(|error| error.kind())?;
     plan(&lent, office.profile(), &options).map_err(|error| error.kind())
 }
@@ -136,7 +136,7 @@ fn a_tensor_moves_to_the_device_that_is_asked_for_unless_copies_are_forbidden() 
     let mut office = Office::new(Strides::Any);
     let lent = office.export(&Item::Own(Paper::new(&Log::default()))).unwrap();
     let on = |office: &Office, device, copy| {
-        plan(&lent, office.profile(), &Options { copy, device: Some(device), ..Options::default() })
+        plan(&lent, office.profile(), &Options::default().with_copy(copy).with_device(device))
     };
     for device in [Device::cuda(1), Device::CPU] {
         for copy in [None, Some(true)] {
@@ -165,7 +165,7 @@ fn pinned_memory_is_on_the_host_already() {
     let office = Office::new(Strides::Any);
     let paper = Paper { device: Device { kind: DeviceKind::CUDA_HOST, index: 0 }, ..Paper::new(&Log::default()) };
     let lent = office.export(&Item::Own(paper)).unwrap();
-    let on = |device| plan(&lent, office.profile(), &Options { device: Some(device), ..Options::default() }).unwrap();
+    let on = |device| plan(&lent, office.profile(), &Options::default().with_device(device)).unwrap();
     assert_eq!((on(Device::CPU), on(GPU)), (Plan::ZeroCopy, Plan::Copy(Reason::Moved)));
 }
 
@@ -175,7 +175,7 @@ fn managed_memory_is_its_devices_and_the_hosts() {
     let paper = Paper { device: Device { kind: DeviceKind::CUDA_MANAGED, index: 1 }, ..Paper::new(&Log::default()) };
     let lent = office.export(&Item::Own(paper)).unwrap();
     let on = |office: &Office, device| {
-        let done = plan(&lent, office.profile(), &Options { device, ..Options::default() });
+        let done = plan(&lent, office.profile(), &Options::default().with_device(device));
         done.map_err(|error| error.to_string())
     };
     let in_place = Ok(Plan::ZeroCopy);
@@ -212,7 +212,7 @@ fn refusals_say_where_the_tensor_is_and_what_to_do() {
     }
     let office = Office::new(Strides::Compact);
     let lent = office.export(&Item::Own(Paper { strides: vec![1, 2], ..Paper::new(&Log::default()) })).unwrap();
-    let in_place = Options { copy: Some(false), ..Options::default() };
+    let in_place = Options::in_place();
     let text = plan(&lent, office.profile(), &in_place).unwrap_err().to_string();
     assert!(text.contains("because of strides that are not compact (shape [2, 3], strides [1, 2]"), "{text}");
 }

@@ -160,7 +160,7 @@ fn obey(
 
 /// Returns the tensor for `ndarray`, in place.
 pub fn seen(tensor: &IpcTensor) -> Result<HostArray> {
-    let options = Options { copy: Some(false), ..Options::default() };
+    let options = Options::in_place();
     Ok(transfer(&Ipc::new(), &NdArray::new(), tensor, &host(), &options)?.0)
 }
 

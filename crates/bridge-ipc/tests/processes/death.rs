@@ -203,7 +203,7 @@ fn limits_are_errors() {
 
 #[test]
 fn a_copy_is_refused_where_none_may_be_made() {
-    let options = Options { copy: Some(false), ..Options::default() };
+    let options = Options::in_place();
     let (from, array) = (NdArray::new(), HostArray::from(vec![1u8]));
     let refused = Parcel::of(&[(&from, &array)], Some(Writing::Private), &host(), &options).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::CopyNeeded);

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 fn denied(folder: &Path, users: Vec<u32>) -> String {
     let settings = Settings { folder: Some(folder.into()), users, ..Settings::default() };
-    let error = Exporter::new(settings).err().expect("the folder is refused");
+    let error = Exporter::new(settings).expect_err("the folder is refused");
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     error.to_string()
 }

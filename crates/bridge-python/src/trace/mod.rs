@@ -10,7 +10,7 @@ use crate::debug::{self, Owned};
 use crate::{copies, nvtx};
 pub(crate) use book::enter;
 use book::{About, Book, Crossed, Outcome};
-use bridge_core::{Adapter, Device, Error, ErrorKind, Failed, Options, Plan, Result, Transfer};
+use bridge_core::{Adapter, Device, Error, ErrorKind, Failed, Options, Result, Transfer};
 use bridge_ipc::{Parcel, Writing};
 use seen::Seen;
 use std::cell::{Cell, RefCell};
@@ -102,10 +102,7 @@ impl Call {
     fn note<F>(&self, seen: &Seen<'_, F>, done: Result<Transfer, ErrorKind>) {
         let outcome = match done {
             Ok(done) => {
-                let reason = match done.plan {
-                    Plan::ZeroCopy => String::new(),
-                    Plan::Copy(reason) => reason.to_string(),
-                };
+                let reason = done.plan.reason().map(|reason| reason.to_string()).unwrap_or_default();
                 let ordered = done.ordered.map(|(owner, reader)| (owner.handle(), reader.handle()));
                 Outcome::Crossed { copied: done.copied_by.map(|by| (by, reason)), ordered }
             }

@@ -47,6 +47,7 @@ bridge_core::debug_fields!(impl[] EagerTensor);
 
 /// The value of an attribute of an operation.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
 pub enum Attribute {
     /// A dtype.
     Type(DType),
@@ -98,11 +99,11 @@ impl Eager {
         // SAFETY: the context is never deleted.
         let devices = unsafe { Devices::query(eager, context.0.as_ptr(), Arc::new(())) }?;
         let cuda = (!devices.gpus.is_empty()).then_some(DeviceKind::CUDA);
-        let profile = Profile {
-            devices: [DeviceKind::CPU].into_iter().chain(cuda).collect(),
-            waits_on_export: eager.handles.tensor.is_none(),
-            ..runtime.profile.clone()
-        };
+        let profile = runtime
+            .profile
+            .clone()
+            .with_devices([DeviceKind::CPU].into_iter().chain(cuda).collect())
+            .with_waits_on_export(eager.handles.tensor.is_none());
         Ok(Self { eager, context, devices: Arc::new(devices), profile })
     }
 

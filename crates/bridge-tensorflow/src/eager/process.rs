@@ -106,7 +106,7 @@ impl Process {
             devices.extend((gpus.len()? > 0).then_some(DeviceKind::CUDA));
         }
         let profile =
-            Profile { devices, waits_on_export: eager.handles.tensor.is_none(), ..eager.runtime.profile.clone() };
+            eager.runtime.profile.clone().with_devices(devices).with_waits_on_export(eager.handles.tensor.is_none());
         eager.runtime.consumer.eager.get_or_init(|| stream);
         Ok(Self {
             eager,

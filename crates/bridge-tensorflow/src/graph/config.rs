@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 /// `config` is used as it is: a message does not contain false and 0, which cannot be distinguished from missing
 /// fields. Memory still grows if the `config` has no `gpu_options` at all.
 #[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
 pub struct SessionOptions {
     /// Whether GPU memory is taken as it is needed, and not nearly all at once: other frameworks need some.
     pub memory_growth: Option<bool>,
@@ -22,6 +23,26 @@ pub struct SessionOptions {
     pub visible_devices: Option<Vec<u32>>,
     /// A `ConfigProto`, serialised. Its fields take precedence over those above.
     pub config: Option<Vec<u8>>,
+}
+
+/// Makes a method of each field, which returns the options with another value of it.
+macro_rules! setters {
+    ($($name:ident = $field:ident: $type:ty;)*) => {
+        impl SessionOptions {
+            $(#[doc = concat!("Returns the same options with another [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+            #[must_use]
+            pub fn $name(self, $field: impl Into<Option<$type>>) -> Self {
+                Self { $field: $field.into(), ..self }
+            })*
+        }
+    };
+}
+
+setters! {
+    with_memory_growth = memory_growth: bool;
+    with_memory_fraction = memory_fraction: f64;
+    with_visible_devices = visible_devices: Vec<u32>;
+    with_config = config: Vec<u8>;
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -33,6 +33,7 @@ pub struct Signature {
 
 /// An input or an output of a [`Signature`].
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Endpoint {
     /// Its name in the signature.
     pub key: String,

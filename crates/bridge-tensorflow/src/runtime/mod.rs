@@ -162,17 +162,12 @@ impl Runtime {
         };
         let (core, gpu_device) = (Core::find(&libraries)?, GpuDevice::find(&libraries, numbers));
         let cuda = gpu_device.is_some().then_some(DeviceKind::CUDA);
-        let profile = Profile {
-            name: series.name().into(),
-            dtypes: known_dtypes(&core),
-            strides: Strides::Compact,
-            alignment: ALIGNMENT,
-            devices: [DeviceKind::CPU].into_iter().chain(cuda).collect(),
-            keeps_read_only: true,
-            waits_on_export: false,
-            owns_memory: false,
-            private_functions: cxx::shows_streams(numbers),
-        };
+        let profile = Profile::export_only(series.name())
+            .with_dtypes(known_dtypes(&core))
+            .with_strides(Strides::Compact)
+            .with_alignment(ALIGNMENT)
+            .with_devices([DeviceKind::CPU].into_iter().chain(cuda).collect())
+            .with_private_functions(cxx::shows_streams(numbers));
         Ok(Self {
             core,
             sessions: Sessions::find(&libraries)?,

@@ -42,15 +42,13 @@ impl Runtime {
         let allocator = Allocator::find(&libtorch);
         let mut devices = vec![DeviceKind::CPU];
         devices.extend(streams.is_some().then_some(DeviceKind::CUDA));
-        let profile = Profile {
-            name: "tch".into(),
-            strides: Strides::NonNegative,
-            alignment: 1,
-            devices,
-            keeps_read_only: false,
-            private_functions: allocator.knows_its_memory(),
-            ..Profile::export_only("tch")
-        };
+        let profile = Profile::export_only("tch")
+            .with_name("tch")
+            .with_strides(Strides::NonNegative)
+            .with_alignment(1)
+            .with_devices(devices)
+            .with_keeps_read_only(false)
+            .with_private_functions(allocator.knows_its_memory());
         let mut runtime = Self {
             profile,
             consumer: Arc::new(TchConsumer { streams, views: Views::default() }),
