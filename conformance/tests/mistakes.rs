@@ -62,13 +62,11 @@ struct Toy {
 
 impl Toy {
     fn new(name: &str, mistake: Mistake) -> Self {
-        let profile = Profile {
-            dtypes: vec![DType::UINT8, DType::INT16],
-            strides: Strides::Compact,
-            alignment: 0,
-            devices: vec![DeviceKind::CPU],
-            ..Profile::export_only(name)
-        };
+        let profile = Profile::export_only(name)
+            .with_dtypes(vec![DType::UINT8, DType::INT16])
+            .with_strides(Strides::Compact)
+            .with_alignment(0)
+            .with_devices(vec![DeviceKind::CPU]);
         Self { profile, views: Arc::default(), mistake, last: Default::default() }
     }
 }

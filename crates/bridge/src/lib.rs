@@ -2,9 +2,9 @@
 //!
 //! The contract is at the top of this crate: [`Adapter`]s export and import tensors, and four verbs connect them.
 //! [`plan`](plan()) says how a tensor crosses, [`transfer`](transfer()) takes it across, [`transfer_all`] takes many, and
-//! [`copy_into`] fills a tensor that exists. Each feature adds a module: `cuda` and `copy` with the feature `cuda`, and
-//! `candle`, `cudarc`, `dlpack`, `ipc`, `ndarray`, `ort`, `python`, `tensorflow`, `torch`. A program that starts out imports
-//! the [`prelude`] and passes [`ordering`].
+//! [`copy_into`] fills a tensor that exists. Each feature adds a module: those for libraries of Rust are in [`adapters`],
+//! under the names of the libraries, and `cuda` and `copy` (with the feature `cuda`), `dlpack`, `ipc` and `python` are
+//! here. A program that starts out imports the [`prelude`] and passes [`ordering`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(all(doctest, feature = "dlpack"))]
@@ -17,42 +17,46 @@ mod misuse;
 #[cfg(feature = "python")]
 pub mod python;
 
-#[cfg(feature = "candle")]
-#[doc(inline)]
-pub use bridge_candle as candle;
-
 #[cfg(feature = "cuda")]
 #[doc(inline)]
 pub use {bridge_copy as copy, bridge_cuda as cuda};
-
-#[cfg(feature = "cudarc")]
-#[doc(inline)]
-pub use bridge_cudarc as cudarc;
 
 #[cfg(feature = "ipc")]
 #[doc(inline)]
 pub use bridge_ipc as ipc;
 
-#[cfg(feature = "ndarray")]
-#[doc(inline)]
-pub use bridge_ndarray as ndarray;
-
-#[cfg(feature = "ort")]
-#[doc(inline)]
-pub use bridge_ort as ort;
-
-#[cfg(feature = "tensorflow")]
-#[doc(inline)]
-pub use bridge_tensorflow as tensorflow;
-
-#[cfg(feature = "torch")]
-#[doc(inline)]
-pub use bridge_torch as torch;
-
 #[doc(inline)]
 pub use bridge_core::*;
 
 use std::sync::Arc;
+
+/// The adapters for libraries of Rust, each under the name of its library: `adapters::ndarray::NdArray`. They are not at
+/// the top of the crate, where `use tensor_bridge::*` would hide the libraries themselves.
+pub mod adapters {
+    #[cfg(feature = "candle")]
+    #[doc(inline)]
+    pub use bridge_candle as candle;
+
+    #[cfg(feature = "cudarc")]
+    #[doc(inline)]
+    pub use bridge_cudarc as cudarc;
+
+    #[cfg(feature = "ndarray")]
+    #[doc(inline)]
+    pub use bridge_ndarray as ndarray;
+
+    #[cfg(feature = "ort")]
+    #[doc(inline)]
+    pub use bridge_ort as ort;
+
+    #[cfg(feature = "tensorflow")]
+    #[doc(inline)]
+    pub use bridge_tensorflow as tensorflow;
+
+    #[cfg(feature = "torch")]
+    #[doc(inline)]
+    pub use bridge_torch as torch;
+}
 
 /// What most programs need: the four verbs, their options, the ordering, and the types of the adapters.
 ///
@@ -64,25 +68,25 @@ pub mod prelude {
     };
 
     #[cfg(feature = "candle")]
-    pub use crate::candle::Candle;
+    pub use crate::adapters::candle::Candle;
 
     #[cfg(feature = "cudarc")]
-    pub use crate::cudarc::{Cudarc, DeviceArray};
+    pub use crate::adapters::cudarc::{Cudarc, DeviceArray};
 
     #[cfg(feature = "ndarray")]
-    pub use crate::ndarray::{HostArray, NdArray};
+    pub use crate::adapters::ndarray::{HostArray, NdArray};
 
     #[cfg(feature = "ort")]
-    pub use crate::ort::Ort;
+    pub use crate::adapters::ort::Ort;
 
     #[cfg(feature = "python")]
     pub use crate::python::{Borrowed, PyAdapter, PyTensor};
 
     #[cfg(feature = "tensorflow")]
-    pub use crate::tensorflow::{GraphEdges, Runtime, Session};
+    pub use crate::adapters::tensorflow::{GraphEdges, Runtime, Session};
 
     #[cfg(feature = "torch")]
-    pub use crate::torch::Tch;
+    pub use crate::adapters::torch::Tch;
 }
 
 /// Returns the ordering of this process, to be passed to every transfer.

@@ -140,7 +140,7 @@ misuse! {
 #[cfg(feature = "tensorflow")]
 misuse! {
     ASessionThatIsClosedRunsNoMore:
-        "use tensor_bridge::tensorflow::Session;
+        "use tensor_bridge::adapters::tensorflow::Session;
         fn last(session: Session) {",
         right: "let _ = (session.run(&[]), session.close());",
         E0382: "let _ = (session.close(), session.run(&[]));",

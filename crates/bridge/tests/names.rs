@@ -1,0 +1,15 @@
+//! Everything of the facade beside the library that an adapter is for: their names do not clash.
+#![cfg(feature = "ndarray")]
+
+use ndarray::array;
+use tensor_bridge::adapters::ndarray::{HostArray, NdArray};
+use tensor_bridge::*;
+
+#[test]
+fn a_glob_import_leaves_the_names_of_libraries_alone() -> Result<()> {
+    let numbers = HostArray::from(array![[1.0f32, 2.0], [3.0, 4.0]]);
+    let turned = Options::in_place().with_permute(Permutation::new(&[1, 0])?);
+    let (turned, done) = transfer(&NdArray::new(), &NdArray::new(), &numbers, ordering(), &turned)?;
+    assert_eq!((turned.to_array::<f32>()?, done.plan), (array![[1.0, 3.0], [2.0, 4.0]].into_dyn(), Plan::ZeroCopy));
+    Ok(())
+}
