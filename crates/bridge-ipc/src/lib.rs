@@ -72,7 +72,7 @@ pub use exporter::{Exporter, Held, Limits, Settings};
 pub use importer::{Opened, check, is_leasing, open};
 pub use line::while_waiting;
 pub use memory::Writing;
-pub use names::{Client, Listed, Names, Watch};
+pub use names::{Client, Listed, Names, Watch, check_name};
 pub use parcel::{Parcel, Road, road};
 pub use tensor::{Ipc, IpcTensor};
 pub use ticket::{MAX_TICKET, Ticket, Token};

@@ -177,7 +177,7 @@ impl<R: Reply + Send + 'static> Line<R> {
     /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Denied`] for one of another user.
     pub(crate) fn connect(path: &Path) -> Result<Self> {
         let socket = connected(path)?;
-        let OtherEnd { user, process: other, has_ended } =
+        let OtherEnd { user, process: other, has_ended, .. } =
             socket::other_end(&socket).map_err(|error| broken("it hides who it is").caused_by(error))?;
         if has_ended {
             return Err(End::Closed.error());
@@ -208,7 +208,21 @@ impl<R: Reply + Send + 'static> Line<R> {
     /// The error that ends the connection, if it has ended.
     pub(crate) fn notices(&self, see: impl FnMut(R)) -> Result<()> {
         // Another thread that waits for an answer reads what comes meanwhile.
-        let Ok(mut incoming) = self.read.try_lock() else { return Ok(()) };
+        let Ok(incoming) = self.read.try_lock() else { return Ok(()) };
+        self.noticed(incoming, see)
+    }
+
+    /// Passes what comes unasked to `see` until the connection ends. Another thread may ask meanwhile.
+    pub(crate) fn attend(&self, mut see: impl FnMut(R)) {
+        loop {
+            self.wait(PollFlags::IN, Instant::now() + PATIENCE);
+            if self.noticed(locked(&self.read), &mut see).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn noticed(&self, mut incoming: MutexGuard<'_, Incoming<R>>, see: impl FnMut(R)) -> Result<()> {
         self.take_in(&mut incoming, false)?;
         if incoming.ended.is_none() && self.has_ended() {
             incoming.ended = Some(End::Closed);
@@ -389,11 +403,17 @@ impl<R: Reply + Send + 'static> Line<R> {
     }
 }
 
-impl<R> Drop for Line<R> {
-    /// Ends the connection although forks of this process still have its socket.
-    fn drop(&mut self) {
+impl<R> Line<R> {
+    /// Ends the connection, although forks of this process still have its socket.
+    pub(crate) fn close(&self) {
         if self.own == std::process::id() {
             let _ = self.socket.shutdown(Shutdown::Both);
         }
+    }
+}
+
+impl<R> Drop for Line<R> {
+    fn drop(&mut self) {
+        self.close();
     }
 }

@@ -2,11 +2,12 @@
 
 use crate::exporter::Kept;
 use crate::socket::{self, OtherEnd};
-use crate::wire::{Frames, MAX_REQUEST, Why};
+use crate::wire::{Frames, MAX_REQUEST, Why, frame};
 use bridge_core::{Error, ErrorKind, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::process::geteuid;
+use rustix::process::{Pid, geteuid};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{ErrorKind as Io, Read};
@@ -19,8 +20,11 @@ use std::time::{Duration, Instant};
 /// The most bytes that are read of one connection before the others have their turn.
 const TURN: usize = 4096;
 
-/// The most bytes that wait for a process that does not read.
+/// The most bytes that wait for all processes together, as long as they do not read.
 const MOST_UNREAD: usize = 64 << 20;
+
+/// Silence after which a connection that holds nothing makes room for another.
+const SILENCE: Duration = Duration::from_secs(5);
 
 /// The most connections that are accepted before the open ones have their turn.
 const CALLERS: usize = 64;
@@ -34,13 +38,19 @@ pub(crate) type Peer = u64;
 /// What a socket is for: a state that requests change. It is used on the thread of the socket alone.
 pub(crate) trait Service: Send + 'static {
     /// What processes ask for.
-    type Request: DeserializeOwned;
+    type Request: DeserializeOwned + Send;
 
-    /// Enters a connection, if another is allowed.
-    fn join(&mut self) -> Result<Peer, Why>;
+    /// Enters a connection.
+    fn join(&mut self) -> Peer;
+
+    /// Returns whether a request has an answer.
+    fn is_question(request: &Self::Request) -> bool;
 
     /// Does what a connection asks for. An error is said to it, and ends it.
     fn answer(&mut self, peer: Peer, request: Self::Request, out: &mut Vec<Letter>) -> Result<(), Why>;
+
+    /// Returns whether a connection has what would be lost with it.
+    fn keeps(&self, peer: Peer) -> bool;
 
     /// Returns whether a connection holds what its process may still use after it has closed it.
     fn holds(&self, peer: Peer) -> bool;
@@ -64,6 +74,20 @@ pub(crate) struct Letter {
     pub(crate) bytes: Vec<u8>,
     /// The content whose descriptors go with the first byte.
     pub(crate) kept: Option<Arc<Kept>>,
+    /// Whether it answers a question.
+    pub(crate) answers: bool,
+}
+
+impl Letter {
+    /// Returns the answer to a question.
+    pub(crate) fn answer(to: Peer, message: &impl Serialize) -> Self {
+        Self { to, bytes: frame(message), kept: None, answers: true }
+    }
+
+    /// Returns what is said unasked.
+    pub(crate) fn notice(to: Peer, message: &impl Serialize) -> Self {
+        Self { to, bytes: frame(message), kept: None, answers: false }
+    }
 }
 
 /// What wakes and stops the thread of a socket.
@@ -94,22 +118,15 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// Starts the thread. `users` may connect beside the user of this process.
+    /// Starts the thread. `users` may connect beside the user of this process, and so many connections are allowed.
     pub(crate) fn start<S: Service>(
         listener: UnixListener,
         service: S,
         users: Vec<u32>,
+        connections: usize,
         bell: Arc<Bell>,
     ) -> Result<Self> {
-        let server = Server {
-            listener,
-            service,
-            users,
-            bell: Arc::clone(&bell),
-            served: BTreeMap::new(),
-            ending: BTreeMap::new(),
-            paused: None,
-        };
+        let server = Server::new(listener, service, users, connections, Arc::clone(&bell));
         let thread = std::thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(move || server.run());
         let thread = thread.map_err(|error| {
             let text = "no thread for the socket: raise the limit of processes (ulimit -u)";
@@ -135,12 +152,33 @@ impl Drop for Serving {
 }
 
 /// A process at the other end of a connection.
-struct Served {
+struct Served<R> {
     socket: UnixStream,
+    caller: Caller,
     /// Becomes readable when the process ends, whose forks may keep the socket open.
     process: Option<OwnedFd>,
     frames: Frames,
+    /// A question that is answered once the process has taken the answer to the one before. Until then nothing more is
+    /// read of it.
+    question: Option<R>,
     out: VecDeque<Out>,
+    /// When it has said something.
+    heard: Instant,
+}
+
+/// Who calls: the user, and the number of the process, if this one can see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Caller {
+    user: u32,
+    process: Option<Pid>,
+}
+
+impl Caller {
+    /// Returns whether two callers are one process, or one user who is not the one of this process. All processes that
+    /// this one cannot see count as one.
+    fn is_like(&self, other: &Self) -> bool {
+        self.process == other.process || (self.user == other.user && self.user != geteuid().as_raw())
+    }
 }
 
 /// A letter on its way, and how many bytes of it were sent.
@@ -149,12 +187,14 @@ struct Out {
     sent: usize,
 }
 
-struct Server<S> {
+struct Server<S: Service> {
     listener: UnixListener,
     service: S,
     users: Vec<u32>,
+    /// The most connections.
+    connections: usize,
     bell: Arc<Bell>,
-    served: BTreeMap<Peer, Served>,
+    served: BTreeMap<Peer, Served<S::Request>>,
     /// Connections that were closed, and whose processes have not ended yet: work of theirs may still use what they
     /// hold.
     ending: BTreeMap<Peer, OwnedFd>,
@@ -163,6 +203,11 @@ struct Server<S> {
 }
 
 impl<S: Service> Server<S> {
+    fn new(listener: UnixListener, service: S, users: Vec<u32>, connections: usize, bell: Arc<Bell>) -> Self {
+        let (served, ending) = (BTreeMap::new(), BTreeMap::new());
+        Self { listener, service, users, connections, bell, served, ending, paused: None }
+    }
+
     fn run(mut self) {
         let mut letters = Vec::new();
         while !self.bell.stopped.load(Relaxed) {
@@ -172,7 +217,7 @@ impl<S: Service> Server<S> {
                 let _ = rustix::io::read(&self.bell.event, &mut counter);
             }
             if called {
-                self.accept();
+                self.accept(&mut letters);
             }
             for (peer, ended) in ready {
                 if ended || self.attend(peer, &mut letters).is_none() {
@@ -195,17 +240,29 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Sends letters, as far as the sockets take them now.
+    /// Sends letters, as far as the sockets take them now. The connection for which most bytes wait is ended where too
+    /// many wait in all.
     fn deliver(&mut self, letters: &mut Vec<Letter>) {
         while !letters.is_empty() {
             let mut lost = Vec::new();
             for letter in letters.drain(..) {
                 let peer = letter.to;
                 let Some(served) = self.served.get_mut(&peer) else { continue };
+                let full = !served.out.is_empty();
                 served.out.push_back(Out { letter, sent: 0 });
-                if served.flush().is_none() {
+                if !full && served.flush().is_none() {
                     lost.push(peer);
                 }
+            }
+            let mut unread: Vec<_> = self.served.iter().map(|(peer, served)| (served.unread(), *peer)).collect();
+            let mut total: usize = unread.iter().map(|(bytes, _)| bytes).sum();
+            if total > MOST_UNREAD {
+                unread.sort_unstable();
+            }
+            while total > MOST_UNREAD {
+                let Some((bytes, peer)) = unread.pop() else { break };
+                total -= bytes;
+                lost.push(peer);
             }
             lost.into_iter().for_each(|peer| self.end(peer, false, letters));
         }
@@ -228,8 +285,10 @@ impl<S: Service> Server<S> {
         asked.push(PollFd::new(&self.listener, calls));
         let mut peers = Vec::with_capacity(2 * self.served.len());
         for (peer, served) in &self.served {
-            let more = if served.out.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
-            asked.push(PollFd::new(&served.socket, PollFlags::IN | more));
+            let mut events = PollFlags::empty();
+            events.set(PollFlags::IN, served.question.is_none());
+            events.set(PollFlags::OUT, !served.out.is_empty());
+            asked.push(PollFd::new(&served.socket, events));
             peers.push((*peer, false));
             if let Some(process) = &served.process {
                 asked.push(PollFd::new(process, PollFlags::IN));
@@ -250,7 +309,7 @@ impl<S: Service> Server<S> {
     }
 
     /// Accepts connections, and checks who calls.
-    fn accept(&mut self) {
+    fn accept(&mut self, letters: &mut Vec<Letter>) {
         for _ in 0..CALLERS {
             let socket = match self.listener.accept() {
                 Ok((socket, _)) => socket,
@@ -260,59 +319,115 @@ impl<S: Service> Server<S> {
                     return;
                 }
             };
-            if let Err((socket, why)) = self.admit(socket) {
-                // A socket that was just opened has room for a short answer.
-                let _ = socket::send(&socket, &S::refusal(why), &[]);
+            if let Err((socket, why)) = self.admit(socket, letters) {
+                refuse::<S>(&socket, why);
             }
         }
     }
 
-    fn admit(&mut self, socket: UnixStream) -> Result<(), (UnixStream, Why)> {
-        let Ok(OtherEnd { user, process, .. }) = socket::other_end(&socket) else { return Err((socket, Why::Denied)) };
+    fn admit(&mut self, socket: UnixStream, letters: &mut Vec<Letter>) -> Result<(), (UnixStream, Why)> {
+        let Ok(OtherEnd { user, number, process, .. }) = socket::other_end(&socket) else {
+            return Err((socket, Why::Denied));
+        };
         if user != geteuid().as_raw() && !self.users.contains(&user) {
             return Err((socket, Why::Denied));
         }
-        if socket.set_nonblocking(true).is_err() {
+        let caller = Caller { user, process: number };
+        if socket.set_nonblocking(true).is_err() || !self.has_room(caller, letters) {
             return Err((socket, Why::Busy));
         }
-        let peer = match self.service.join() {
-            Ok(peer) => peer,
-            Err(why) => return Err((socket, why)),
-        };
-        let frames = Frames::new(MAX_REQUEST);
-        let served = Served { socket, process, frames, out: VecDeque::new() };
-        self.served.insert(peer, served);
+        let (frames, heard) = (Frames::new(MAX_REQUEST), Instant::now());
+        let served = Served { socket, caller, process, frames, question: None, out: VecDeque::new(), heard };
+        self.served.insert(self.service.join(), served);
         Ok(())
     }
 
-    /// Reads what a process has sent, and does it. `None`: the connection has ended, or breaks the protocol.
+    /// Returns whether another connection is allowed. One process, and one other user, has half of them at most. Where
+    /// there is no room, a connection that holds nothing and has been silent for long is refused in its favour.
+    fn has_room(&mut self, caller: Caller, letters: &mut Vec<Letter>) -> bool {
+        let alike = self.served.values().filter(|served| served.caller.is_like(&caller)).count();
+        let own = alike >= self.connections.div_ceil(2);
+        if !own && self.served.len() + self.ending.len() < self.connections {
+            return true;
+        }
+        let (service, now) = (&self.service, Instant::now());
+        let idle = self.served.iter().filter(|(peer, served)| {
+            (!own || served.caller.is_like(&caller)) && now >= served.heard + SILENCE && !service.keeps(**peer)
+        });
+        let Some(peer) = idle.min_by_key(|(_, served)| served.heard).map(|(peer, _)| *peer) else { return false };
+        refuse::<S>(&self.served[&peer].socket, Why::Busy);
+        self.end(peer, false, letters);
+        true
+    }
+
+    /// Does what a process has sent, and reads what it sends. `None`: the connection has ended, or breaks the protocol.
     fn attend(&mut self, peer: Peer, letters: &mut Vec<Letter>) -> Option<()> {
-        let Some(served) = self.served.get_mut(&peer) else { return Some(()) };
-        let mut bytes = [0; TURN];
-        match served.socket.read(&mut bytes) {
-            Ok(0) => return None,
-            Ok(read) => served.frames.add(&bytes[..read]),
-            Err(error) if matches!(error.kind(), Io::WouldBlock | Io::Interrupted) => (),
-            Err(_) => return None,
+        let mut has_read = false;
+        if let Some(served) = self.served.get_mut(&peer) {
+            served.flush()?;
         }
         loop {
-            let done = match served.frames.next() {
-                Ok(None) => return served.flush(),
-                Ok(Some(request)) => self.service.answer(peer, request, letters),
+            // It may have been ended in favour of another one, or for what waits for it.
+            let Some(served) = self.served.get_mut(&peer) else { return Some(()) };
+            let request = served.question.take().map_or_else(|| served.frames.next(), |question| Ok(Some(question)));
+            let done = match request {
+                Ok(None) if has_read => return Some(()),
+                Ok(None) => {
+                    has_read = true;
+                    served.read()?;
+                    continue;
+                }
+                Ok(Some(question)) if S::is_question(&question) && served.awaits_room() => {
+                    served.question = Some(question);
+                    return Some(());
+                }
+                Ok(Some(request)) => {
+                    served.heard = Instant::now();
+                    self.service.answer(peer, request, letters)
+                }
                 Err(why) => Err(why),
             };
             if let Err(why) = done {
-                let letter = Letter { to: peer, bytes: S::refusal(why), kept: None };
+                let letter = Letter { to: peer, bytes: S::refusal(why), kept: None, answers: true };
                 served.out.push_back(Out { letter, sent: 0 });
                 let _ = served.flush();
                 return None;
             }
+            self.deliver(letters);
         }
     }
 }
 
-impl Served {
-    /// Sends what the socket takes now. `None`: its process does not read.
+/// Says to a process why it is refused. A socket through which nothing has gone has room for a short answer.
+fn refuse<S: Service>(socket: &UnixStream, why: Why) {
+    let _ = socket::send(socket, &S::refusal(why), &[]);
+}
+
+impl<R> Served<R> {
+    /// Reads once what the process has sent. `None`: it has closed the connection.
+    fn read(&mut self) -> Option<()> {
+        let mut bytes = [0; TURN];
+        match self.socket.read(&mut bytes) {
+            Ok(0) => None,
+            Ok(read) => {
+                self.frames.add(&bytes[..read]);
+                Some(())
+            }
+            Err(error) => matches!(error.kind(), Io::WouldBlock | Io::Interrupted).then_some(()),
+        }
+    }
+
+    /// Returns whether an answer waits for the process to read.
+    fn awaits_room(&self) -> bool {
+        self.out.iter().any(|out| out.letter.answers)
+    }
+
+    /// Returns how many bytes wait for the process to read.
+    fn unread(&self) -> usize {
+        self.out.iter().map(|out| out.letter.bytes.len() - out.sent).sum()
+    }
+
+    /// Sends what the socket takes now. `None`: the system cannot send it.
     fn flush(&mut self) -> Option<()> {
         while let Some(Out { letter, sent }) = self.out.front_mut() {
             let files: Vec<_> = match &letter.kept {
@@ -324,17 +439,18 @@ impl Served {
                 Err(error) if error.kind() == Io::WouldBlock => break,
                 // The process has closed the connection. What it said before is still to be read: perhaps it has given
                 // back its last lease.
-                Err(_) => {
+                Err(error) if matches!(error.kind(), Io::BrokenPipe | Io::ConnectionReset) => {
                     self.out.clear();
-                    return Some(());
+                    break;
                 }
+                // An answer that is left out would make the next one its own.
+                Err(_) => return None,
             }
             if *sent == letter.bytes.len() {
                 self.out.pop_front();
             }
         }
-        let waiting: usize = self.out.iter().map(|out| out.letter.bytes.len() - out.sent).sum();
-        (waiting <= MOST_UNREAD).then_some(())
+        Some(())
     }
 }
 
@@ -344,24 +460,40 @@ mod tests {
     use crate::ticket::Token;
     use crate::wire::{Request, frame};
     use std::io::Write;
+    use std::sync::atomic::AtomicUsize;
 
-    /// Counts what is asked.
+    /// Counts what is asked, and answers questions with as many bytes.
     #[derive(Default)]
     struct Counts {
         asked: usize,
         left: usize,
+        answer: usize,
+        joined: Peer,
+        keeps: bool,
     }
 
     impl Service for Counts {
         type Request = Request;
 
-        fn join(&mut self) -> Result<Peer, Why> {
-            Ok(1)
+        fn join(&mut self) -> Peer {
+            self.joined += 1;
+            self.joined
         }
 
-        fn answer(&mut self, _: Peer, _: Request, _: &mut Vec<Letter>) -> Result<(), Why> {
+        fn is_question(request: &Request) -> bool {
+            matches!(request, Request::Open { .. })
+        }
+
+        fn answer(&mut self, to: Peer, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
             self.asked += 1;
+            if Self::is_question(&request) {
+                out.push(Letter { to, bytes: vec![0; self.answer], kept: None, answers: true });
+            }
             Ok(())
+        }
+
+        fn keeps(&self, _: Peer) -> bool {
+            self.keeps
         }
 
         fn holds(&self, _: Peer) -> bool {
@@ -379,36 +511,137 @@ mod tests {
         }
 
         fn refusal(_: Why) -> Vec<u8> {
-            Vec::new()
+            vec![1]
         }
+    }
+
+    fn server(connections: usize, answer: usize) -> Server<Counts> {
+        static LAST: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("tensor-bridge-server-{}-{}", std::process::id(), LAST.fetch_add(1, Relaxed));
+        let path = std::env::temp_dir().join(name);
+        let listener = UnixListener::bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let service = Counts { answer, ..Counts::default() };
+        Server::new(listener, service, Vec::new(), connections, Bell::new().unwrap())
+    }
+
+    impl Server<Counts> {
+        fn joined(&mut self) -> (Peer, UnixStream) {
+            let (socket, other) = UnixStream::pair().unwrap();
+            self.admit(socket, &mut Vec::new()).map_err(|(_, why)| why).unwrap();
+            other.set_nonblocking(true).unwrap();
+            (self.service.joined, other)
+        }
+
+        /// Does what is due for a connection, as the thread does it.
+        fn serve(&mut self, peer: Peer) {
+            let mut letters = Vec::new();
+            if self.attend(peer, &mut letters).is_none() {
+                self.end(peer, false, &mut letters);
+            }
+            self.deliver(&mut letters);
+        }
+    }
+
+    fn question() -> Vec<u8> {
+        frame(&Request::Open { share: 1, token: Token::random().unwrap() })
     }
 
     #[test]
     fn what_was_said_before_a_connection_was_closed_is_heard_although_nothing_can_be_sent() {
-        let folder = std::env::temp_dir().join(format!("tensor-bridge-server-{}", std::process::id()));
-        let listener = UnixListener::bind(&folder).unwrap();
-        std::fs::remove_file(&folder).unwrap();
-        let mut server = Server {
-            listener,
-            service: Counts::default(),
-            users: Vec::new(),
-            bell: Bell::new().unwrap(),
-            served: BTreeMap::new(),
-            ending: BTreeMap::new(),
-            paused: None,
-        };
-        let (socket, mut other) = UnixStream::pair().unwrap();
-        let OtherEnd { process, .. } = socket::other_end(&socket).unwrap();
-        server.served.insert(1, Served { socket, process, frames: Frames::new(MAX_REQUEST), out: VecDeque::new() });
-        other.write_all(&frame(&Request::Open { share: 1, token: Token::random().unwrap() })).unwrap();
+        let mut server = server(4, 1);
+        let (peer, mut other) = server.joined();
+        other.write_all(&question()).unwrap();
         drop(other);
-        let mut letters = vec![Letter { to: 1, bytes: vec![0], kept: None }];
-        server.deliver(&mut letters);
+        server.deliver(&mut vec![Letter::notice(peer, &0)]);
         while !server.served.is_empty() {
-            if server.attend(1, &mut letters).is_none() {
-                server.end(1, false, &mut letters);
-            }
+            server.serve(peer);
         }
         assert_eq!((server.service.asked, server.service.left, server.ending.len()), (1, 1, 0));
+    }
+
+    /// Questions are sent without end, and no answer is read: one answer waits, and no other question is taken. Then all
+    /// are read, and each question has its answer.
+    #[test]
+    fn a_process_that_does_not_read_is_not_read_either() {
+        let (answer, questions) = (100_000, 400);
+        let mut server = server(4, answer);
+        let (peer, mut other) = server.joined();
+        other.write_all(&question().repeat(questions)).unwrap();
+        for _ in 0..questions {
+            server.serve(peer);
+            assert!(server.served[&peer].unread() <= answer);
+        }
+        assert!(server.service.asked < 10, "{}", server.service.asked);
+        let (mut bytes, mut read) = (vec![0; 1 << 20], 0);
+        while read < questions * answer {
+            match other.read(&mut bytes) {
+                Ok(more) => read += more,
+                Err(error) => assert_eq!(error.kind(), Io::WouldBlock),
+            }
+            server.serve(peer);
+        }
+        assert_eq!((read, server.service.asked), (questions * answer, questions));
+    }
+
+    #[test]
+    fn a_process_that_does_not_read_notices_is_heard() {
+        let mut server = server(4, 1);
+        let (peer, mut other) = server.joined();
+        let notice = || Letter { to: peer, bytes: vec![0; 1 << 20], kept: None, answers: false };
+        server.deliver(&mut vec![notice(), notice()]);
+        assert!(server.served[&peer].unread() > 0);
+        other.write_all(&frame(&Request::Return { lease: 1, points: Vec::new() })).unwrap();
+        server.serve(peer);
+        assert_eq!(server.service.asked, 1);
+    }
+
+    #[test]
+    fn what_waits_for_all_is_bounded() {
+        let mut server = server(8, MOST_UNREAD / 2 - 1);
+        let mut others: Vec<_> = (0..3).map(|_| server.joined()).collect();
+        for (peer, other) in &mut others {
+            other.write_all(&question()).unwrap();
+            server.serve(*peer);
+            assert!(server.served.values().map(Served::unread).sum::<usize>() <= MOST_UNREAD);
+        }
+        assert_eq!((server.served.len(), server.service.left), (2, 1));
+    }
+
+    #[test]
+    fn one_process_has_half_of_the_connections_and_silent_ones_make_room() {
+        let mut server = server(4, 1);
+        let others: Vec<_> = (0..2).map(|_| server.joined()).collect();
+        let admitted = |server: &mut Server<Counts>| {
+            let (socket, other) = UnixStream::pair().unwrap();
+            server.admit(socket, &mut Vec::new()).map(|()| other).map_err(|(_, why)| why).err()
+        };
+        assert_eq!(admitted(&mut server), Some(Why::Busy));
+        for served in server.served.values_mut() {
+            served.heard = served.heard.checked_sub(SILENCE).unwrap();
+        }
+        (server.service.keeps, server.service.asked) = (true, 1);
+        assert_eq!(admitted(&mut server), Some(Why::Busy));
+        server.service.keeps = false;
+        assert_eq!(admitted(&mut server), None);
+        assert_eq!((server.served.len(), server.service.left), (2, 1));
+        let mut answer = [0; 8];
+        let (_, mut first) = others.into_iter().next().unwrap();
+        assert_eq!((first.read(&mut answer).unwrap(), answer[0]), (1, 1), "it is refused");
+    }
+
+    #[test]
+    fn callers_are_alike_by_process_or_as_one_other_user() {
+        let own = geteuid().as_raw();
+        let caller = |user: u32, process: i32| Caller { user: own + user, process: Pid::from_raw(process) };
+        for (one, other, alike) in [
+            (caller(0, 1), caller(0, 1), true),
+            (caller(0, 1), caller(0, 2), false),
+            (caller(1, 1), caller(1, 2), true),
+            (caller(1, 1), caller(2, 2), false),
+            (caller(0, 0), caller(1, 0), true),
+        ] {
+            assert_eq!((one.is_like(&other), other.is_like(&one)), (alike, alike), "{one:?} {other:?}");
+        }
     }
 }

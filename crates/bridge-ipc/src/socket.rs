@@ -70,6 +70,8 @@ pub(crate) fn receive(socket: &UnixStream, bytes: &mut [u8], files: &mut VecDequ
 pub(crate) struct OtherEnd {
     /// The user, by number.
     pub(crate) user: u32,
+    /// The number of the process. `None` for one of another namespace.
+    pub(crate) number: Option<Pid>,
     /// Becomes readable when the process ends. `None` where this process cannot see it.
     pub(crate) process: Option<OwnedFd>,
     /// Whether the process has ended already.
@@ -94,10 +96,11 @@ pub(crate) fn other_end(socket: &UnixStream) -> io::Result<OtherEnd> {
         return Err(io::Error::last_os_error());
     }
     // A process of another namespace has the number 0 here.
-    let process = Pid::from_raw(found.pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+    let number = Pid::from_raw(found.pid);
+    let process = number.map(|number| pidfd_open(number, PidfdFlags::empty()));
     // A socket that a fork has kept may be there after its process.
     let has_ended = matches!(process, Some(Err(Errno::SRCH)));
-    Ok(OtherEnd { user: found.uid, process: process.and_then(|process| process.ok()), has_ended })
+    Ok(OtherEnd { user: found.uid, number, process: process.and_then(|process| process.ok()), has_ended })
 }
 
 /// The most bytes of a socket's path (`sockaddr_un`, with the 0 at its end).

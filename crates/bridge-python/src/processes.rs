@@ -7,9 +7,10 @@ use crate::options::Keywords;
 use crate::trace;
 use bridge_core::{Adapter, Error, ErrorKind, Options, Result};
 use bridge_ipc::{Ipc, IpcTensor, Limits, Opened, Road, Settings, Writing, process};
-use bridge_pyo3::{PyTensor, framework_error, with_gil};
+use bridge_pyo3::{PyTensor, brief_str, framework_error, with_gil};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyList};
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -112,9 +113,23 @@ fn writing(name: &Bound<'_, PyAny>) -> Result<Writing> {
     known.ok_or_else(|| argument(format!("writing is \"private\", \"never\" or \"shared\", not {name:?}")))
 }
 
-fn seconds(time: f64) -> Result<Duration> {
-    Duration::try_from_secs_f64(time)
-        .map_err(|_| argument(format!("{time} is no number of seconds: pass one from 0 on")))
+fn seconds(time: &Bound<'_, PyAny>) -> Result<Duration> {
+    let seconds = time.extract::<f64>().ok().and_then(|time| Duration::try_from_secs_f64(time).ok());
+    seconds.ok_or_else(|| argument(format!("{} is no number of seconds: pass one from 0 on", brief_str(time))))
+}
+
+/// Reads a whole number of at least `least`, which `what` names in the error.
+fn number<T>(object: &Bound<'_, PyAny>, what: &str, least: T) -> Result<T>
+where
+    T: for<'a, 'py> FromPyObject<'a, 'py> + PartialOrd + Display,
+{
+    let found = object.extract::<T>().ok().filter(|number| *number >= least);
+    let wrong = || argument(format!("{what} is a whole number from {least} on, not {}", brief_str(object)));
+    found.ok_or_else(wrong)
+}
+
+fn path(object: &Bound<'_, PyAny>) -> Result<PathBuf> {
+    object.extract().map_err(|_| argument(format!("a path is a str or an os.PathLike, not {}", brief_str(object))))
 }
 
 /// Refuses a tensor in memory of another process that has ended or has revoked the share. Without such memory in this
@@ -132,7 +147,7 @@ pub(crate) fn ipc_share<'py>(
     py: Python<'py>,
     tensors: Vec<PyTensor<'py>>,
     tree: Option<String>,
-    expires: f64,
+    expires: &Bound<'py, PyAny>,
     writing: Option<&Bound<'py, PyAny>>,
     copy: Option<bool>,
 ) -> PyResult<Ticket> {
@@ -212,25 +227,34 @@ pub(crate) fn ipc_revoke(ticket: &Bound<'_, PyAny>, told: bool) -> PyResult<()> 
     revoke().map_err(|error| into_python(py, error))
 }
 
-/// Says how this process is to share, before it does.
+/// Says how this process is to share, and whom it accepts, before it shares.
 #[pyfunction]
 pub(crate) fn ipc_configure(
-    py: Python<'_>,
-    folder: Option<PathBuf>,
-    users: Vec<u32>,
-    connections: Option<usize>,
-    shares: Option<usize>,
-    leases: Option<usize>,
-    nbytes: Option<usize>,
+    folder: Option<&Bound<'_, PyAny>>,
+    users: &Bound<'_, PyAny>,
+    connections: Option<&Bound<'_, PyAny>>,
+    shares: Option<&Bound<'_, PyAny>>,
+    leases: Option<&Bound<'_, PyAny>>,
+    nbytes: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
-    let usual = Limits::default();
-    let limits = Limits {
-        connections: connections.unwrap_or(usual.connections),
-        shares: shares.unwrap_or(usual.shares),
-        leases: leases.unwrap_or(usual.leases),
-        bytes: nbytes.unwrap_or(usual.bytes),
+    let configure = || {
+        let usual = Limits::default();
+        let limit = |limit: Option<&Bound<'_, PyAny>>, what, usual| {
+            limit.map_or(Ok(usual), |limit| number::<usize>(limit, what, 0))
+        };
+        let limits = Limits {
+            connections: limit(connections, "connections", usual.connections)?,
+            shares: limit(shares, "shares", usual.shares)?,
+            leases: limit(leases, "leases", usual.leases)?,
+            bytes: limit(nbytes, "nbytes", usual.bytes)?,
+        };
+        let several = || argument(format!("users are several numbers, not {}", brief_str(users)));
+        let users = users.try_iter().map_err(|_| several())?;
+        let users = users.map(|user| number::<u32>(&user.map_err(|_| several())?, "a user", 0));
+        let users = users.collect::<Result<_>>()?;
+        process::configure(Settings { folder: folder.map(path).transpose()?, limits, users })
     };
-    process::configure(Settings { folder, limits, users }).map_err(|error| into_python(py, error))
+    configure().map_err(|error| into_python(users.py(), error))
 }
 
 /// Ends all shares of this process, and its socket.
@@ -253,10 +277,10 @@ pub(crate) struct Names(Mutex<Option<bridge_ipc::Names>>);
 #[pymethods]
 impl Names {
     #[new]
-    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+    fn new(path: &Bound<'_, PyAny>) -> PyResult<Self> {
         let settings = Settings { users: process::users(), ..Settings::default() };
-        let names = bridge_ipc::Names::serve(&path, settings);
-        Ok(Self(Mutex::new(Some(names.map_err(|error| into_python(py, error))?))))
+        let names = self::path(path).and_then(|path| bridge_ipc::Names::serve(&path, settings));
+        Ok(Self(Mutex::new(Some(names.map_err(|error| into_python(path.py(), error))?))))
     }
 
     fn close(&self, py: Python<'_>) {
@@ -265,50 +289,92 @@ impl Names {
     }
 }
 
+/// Reads a number of seconds.
+#[pyfunction]
+pub(crate) fn ipc_seconds(time: &Bound<'_, PyAny>) -> PyResult<f64> {
+    seconds(time).map(|time| time.as_secs_f64()).map_err(|error| into_python(time.py(), error))
+}
+
+/// Refuses what is no name, or no number of versions.
+#[pyfunction]
+pub(crate) fn ipc_check_name(name: &Bound<'_, PyAny>, keep: &Bound<'_, PyAny>) -> PyResult<()> {
+    let check = || bridge_ipc::check_name(&text(name, "a name")?).and_then(|()| number(keep, "keep", 1u64).map(drop));
+    check().map_err(|error| into_python(name.py(), error))
+}
+
 /// A connection to the process that serves names.
 #[pyclass(frozen, module = "tensor_bridge")]
 pub(crate) struct Client(Mutex<Option<Arc<bridge_ipc::Client>>>);
 
 impl Client {
-    fn run<T: Send>(&self, py: Python<'_>, ask: impl FnOnce(&bridge_ipc::Client) -> Result<T> + Send) -> PyResult<T> {
+    fn client(&self) -> Result<Arc<bridge_ipc::Client>> {
         let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Arc::clone);
-        let closed = || Error::new(ErrorKind::Gone, "the connection is closed: connect again");
-        let client = client.ok_or_else(closed).map_err(|error| into_python(py, error))?;
-        py.detach(|| ask(&client)).map_err(|error| into_python(py, error))
+        client.ok_or_else(|| Error::new(ErrorKind::Gone, "the connection is closed: connect again"))
+    }
+
+    /// Asks about a name, without the interpreter.
+    fn ask<T: Send>(
+        &self,
+        name: &Bound<'_, PyAny>,
+        ask: impl FnOnce(&bridge_ipc::Client, &str) -> Result<T> + Send,
+    ) -> Result<T> {
+        let (client, text) = (self.client()?, text(name, "a name")?);
+        name.py().detach(|| ask(&client, &text))
     }
 }
 
 #[pymethods]
 impl Client {
     #[new]
-    fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        let client = py.detach(|| bridge_ipc::Client::connect(&path)).map_err(|error| into_python(py, error))?;
-        Ok(Self(Mutex::new(Some(Arc::new(client)))))
+    fn new(path: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = path.py();
+        let client = self::path(path).and_then(|path| py.detach(|| bridge_ipc::Client::connect(&path)));
+        Ok(Self(Mutex::new(Some(Arc::new(client.map_err(|error| into_python(py, error))?)))))
     }
 
-    fn put(&self, py: Python<'_>, name: &str, ticket: &Ticket, keep: u64) -> PyResult<u64> {
-        self.run(py, |client| client.put(name, &ticket.0, keep))
+    /// Puts a share of this process under a name. Its ticket is of no use where that fails.
+    fn put(&self, name: &Bound<'_, PyAny>, ticket: &Ticket, keep: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let put = || {
+            let exporter = process::exporter()?;
+            let keep = number(keep, "keep", 1u64)?;
+            let asked = self.client().and_then(|_| text(name, "a name"));
+            asked.inspect_err(|_| drop(exporter.end(&ticket.0)))?;
+            self.ask(name, |client, name| client.put_share(&exporter, name, &ticket.0, keep))
+        };
+        put().map_err(|error| into_python(name.py(), error))
     }
 
-    fn get(&self, py: Python<'_>, name: &str, version: Option<u64>) -> PyResult<(u64, Ticket)> {
-        self.run(py, |client| client.get(name, version)).map(|(version, ticket)| (version, Ticket(ticket)))
+    fn get(&self, name: &Bound<'_, PyAny>, version: Option<&Bound<'_, PyAny>>) -> PyResult<(u64, Ticket)> {
+        let get = || {
+            let version = version.map(|version| number(version, "a version", 0)).transpose()?;
+            self.ask(name, |client, name| client.get(name, version))
+        };
+        let found = get().map_err(|error| into_python(name.py(), error));
+        found.map(|(version, ticket)| (version, Ticket(ticket)))
     }
 
-    fn remove(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        self.run(py, |client| client.remove(name))
+    fn remove(&self, name: &Bound<'_, PyAny>) -> PyResult<()> {
+        let removed = self.ask(name, bridge_ipc::Client::remove);
+        removed.map_err(|error| into_python(name.py(), error))
     }
 
     fn list(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, String)>> {
-        let listed = self.run(py, bridge_ipc::Client::list)?;
+        let listed = self.client().and_then(|client| py.detach(|| client.list()));
+        let listed = listed.map_err(|error| into_python(py, error))?;
         Ok(listed.into_iter().map(|listed| (listed.name, listed.version, listed.about)).collect())
     }
 
-    fn watch(&self, py: Python<'_>, name: &str, after: u64) -> PyResult<Watch> {
-        self.run(py, |client| client.watch(name, after)).map(Watch)
+    fn watch(&self, name: &Bound<'_, PyAny>, after: &Bound<'_, PyAny>) -> PyResult<Watch> {
+        let watch = || {
+            let after = number(after, "a version", 0)?;
+            self.ask(name, |client, name| client.watch(name, after))
+        };
+        watch().map(Watch).map_err(|error| into_python(name.py(), error))
     }
 
-    fn close(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    fn close(&self, py: Python<'_>) {
+        let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(client));
     }
 }
 
@@ -319,9 +385,10 @@ pub(crate) struct Watch(bridge_ipc::Watch);
 #[pymethods]
 impl Watch {
     /// Return the version and its ticket, or ``None`` if there is none within ``time`` seconds.
-    fn wait(&self, py: Python<'_>, time: f64) -> PyResult<Option<(u64, Ticket)>> {
-        let time = seconds(time).map_err(|error| into_python(py, error))?;
-        let found = py.detach(|| self.0.wait(time)).map_err(|error| into_python(py, error))?;
+    fn wait(&self, time: &Bound<'_, PyAny>) -> PyResult<Option<(u64, Ticket)>> {
+        let py = time.py();
+        let found = seconds(time).and_then(|time| py.detach(|| self.0.wait(time)));
+        let found = found.map_err(|error| into_python(py, error))?;
         Ok(found.map(|(version, ticket)| (version, Ticket(ticket))))
     }
 }
@@ -344,6 +411,8 @@ pub(crate) fn enter(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ipc_open, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_revoke, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_configure, module)?)?;
+    module.add_function(wrap_pyfunction!(ipc_seconds, module)?)?;
+    module.add_function(wrap_pyfunction!(ipc_check_name, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_close, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_held, module)?)
 }

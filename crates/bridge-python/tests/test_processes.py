@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import json
 import os
 import pickle
@@ -370,6 +371,143 @@ def test_names_for_asyncio(tmp_path: Path) -> None:
             await versions.aclose()
 
     asyncio.run(main())
+
+
+def test_the_newest_of_many_versions_can_be_opened(tmp_path: Path) -> None:
+    """Tasks that put one name at once, and all versions but the newest are dropped."""
+
+    async def rounds(names: tb.names.Names) -> None:
+        for _ in range(100):
+            versions = await asyncio.gather(*(names.put_async("x", np.arange(4)) for _ in range(4)))
+            assert names.list()["x"][0] == max(versions)
+            assert (await names.get_versioned_async("x", "numpy"))[0] == max(versions)
+        assert await names.list_async() == names.list()
+        await names.remove_async("x")
+
+    before = processes.held()["shares"]
+    with tb.serve(tmp_path / "names") as names:
+        asyncio.run(rounds(names))
+        assert processes.held()["shares"] == before
+    assert processes.held()["shares"] == before
+
+
+def test_what_another_process_displaces_is_dropped(tmp_path: Path, other: Other) -> None:
+    before = processes.held()["shares"]
+    path = tmp_path / "names"
+    with tb.serve(path) as names, tb.connect(path) as client:
+        client.put("weights", torch.zeros(2))
+        other(f"c = tb.connect({str(path)!r})")
+        other("c.put('weights', np.ones(2))")
+        wait_until(lambda: processes.held()["shares"] == before)
+        assert names.get("weights", "numpy").tolist() == [1, 1]
+        client.put("others", torch.zeros(2))
+        other("c.remove('others')")
+        wait_until(lambda: processes.held()["shares"] == before)
+
+
+def test_nonsense_about_names_is_a_typed_error(tmp_path: Path) -> None:
+    before = processes.held()["shares"]
+    with tb.serve(tmp_path / "names") as names, tb.connect(tmp_path / "names") as client:
+        names.put("good", torch.arange(2))
+        for name in ("", "a\nb", "n" * 129, "\ud800", None, 7):
+            for call in (
+                lambda name=name: client.put(name, torch.zeros(1)),
+                lambda name=name: client.get(name, "torch"),
+                lambda name=name: client.remove(name),
+                lambda name=name: next(client.watch(name)),
+                lambda name=name: asyncio.run(client.put_async(name, torch.zeros(1))),
+            ):
+                assert _kind(call) == "argument", name
+        zeros = torch.zeros(1)
+        for call in (
+            lambda: client.put("x", zeros, keep=-1),
+            lambda: client.put("x", zeros, keep=0),
+            lambda: client.put("x", zeros, keep=1.5),  # type: ignore[arg-type]
+            lambda: client.put("x", zeros, keep=1 << 64),
+            lambda: client.get("good", "torch", version=-1),
+            lambda: client.get("good", "torch", version=1 << 64),
+            lambda: next(client.watch("good", after=-1)),
+            lambda: next(client.watch("none", timeout=-1.0)),
+            lambda: next(client.watch("none", timeout=float("nan"))),
+            lambda: next(client.watch("none", timeout="x")),  # type: ignore[arg-type]
+            lambda: tb.connect(None),  # type: ignore[arg-type]
+            lambda: tb.connect("\ud800"),
+            lambda: tb.serve(7),  # type: ignore[arg-type]
+            lambda: tb.share(zeros, expires="x"),  # type: ignore[arg-type]
+            lambda: processes.configure(users=[-1]),
+            lambda: processes.configure(users=7),  # type: ignore[arg-type]
+            lambda: processes.configure(connections=-1),
+            lambda: processes.configure(folder=7),  # type: ignore[arg-type]
+        ):
+            assert _kind(call) == "argument"
+        # Nothing that was put has gone, and nothing more is shared.
+        assert client.get("good", "numpy").tolist() == [0, 1]
+        assert list(client.list()) == ["good"] and processes.held()["shares"] == before + 1
+    assert _kind(lambda: client.put("x", zeros)) == "gone"
+    assert processes.held()["shares"] == before
+
+
+def test_every_function_of_names_has_its_double_for_asyncio() -> None:
+    plain = {name for name, _ in inspect.getmembers(tb.names.Client, inspect.isfunction) if not name.startswith("_")}
+    doubles = {name for name in plain if name.endswith("_async")}
+    assert {f"{name}_async" for name in plain - doubles - {"close"}} == doubles
+    for double in doubles:
+        ours, theirs = getattr(tb.names.Client, double.removesuffix("_async")), getattr(tb.names.Client, double)
+        assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters, double
+
+
+def test_a_watch_ends_after_its_time(tmp_path: Path) -> None:
+    async def watched(names: tb.names.Names) -> list[int]:
+        return [version async for version in names.watch_async("x", timeout=0.01)]
+
+    with tb.serve(tmp_path / "names") as names:
+        assert (list(names.watch("x", timeout=0.01)), asyncio.run(watched(names))) == ([], [])
+        version = names.put("x", torch.zeros(1))
+        assert (list(names.watch("x", timeout=0.01)), asyncio.run(watched(names))) == ([version], [version])
+
+
+#: Opens a ticket as user 2, before and after it accepts the user who shares.
+USER = """
+import os, sys
+import numpy as np
+import tensor_bridge as tb
+# User 2 may not be able to import more.
+tb.to_numpy(tb.names and np.zeros(1))
+os.setuid(2)
+for users in ([], [0]):
+    tb.processes.configure(users=users)
+    try:
+        print(tb.open(sys.argv[1], "numpy").tolist())
+    except tb.BridgeError as error:
+        print(error.kind)
+try:
+    print(tb.connect(sys.argv[2]).get("x", "numpy").tolist())
+except tb.BridgeError as error:
+    print(error.kind)
+"""
+
+SHARES = """
+import os, subprocess, sys
+import numpy as np
+import tensor_bridge as tb
+from tempfile import TemporaryDirectory
+with TemporaryDirectory() as folder:
+    os.chmod(folder, 0o711)
+    tb.processes.configure(folder=folder + "/sockets", users=eval(sys.argv[1]))
+    ticket = tb.share(np.arange(2))
+    with tb.serve(folder + "/names") as names:
+        names.put("x", np.arange(3))
+        subprocess.run([sys.executable, "-c", sys.argv[2], ticket.text, folder + "/names"], check=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser starts processes of other users")
+@pytest.mark.parametrize(
+    ("users", "seen"), [("[2]", "denied\n[0, 1]\n[0, 1, 2]\n"), ("[]", "denied\ndenied\ndenied\n")]
+)
+def test_users_accept_each_other(users: str, seen: str) -> None:
+    program = [sys.executable, "-c", SHARES, users, USER]
+    assert subprocess.run(program, check=True, timeout=120, capture_output=True, text=True).stdout == seen
 
 
 def test_the_road_is_told() -> None:

@@ -88,7 +88,7 @@ impl Exporter {
             notices: Mutex::default(),
             bell: Arc::clone(&bell),
         });
-        let serving = Serving::start(listener, Arc::clone(&desk), settings.users, bell)?;
+        let serving = Serving::start(listener, Arc::clone(&desk), settings.users, settings.limits.connections, bell)?;
         Ok(Self { desk, serving })
     }
 

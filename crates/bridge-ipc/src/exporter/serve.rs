@@ -10,8 +10,16 @@ use std::time::Instant;
 impl Service for Arc<Desk> {
     type Request = Request;
 
-    fn join(&mut self) -> Result<Peer, Why> {
+    fn join(&mut self) -> Peer {
         self.book().join()
+    }
+
+    fn is_question(request: &Request) -> bool {
+        matches!(request, Request::Open { .. })
+    }
+
+    fn keeps(&self, peer: Peer) -> bool {
+        self.book().holds(peer, |_| true)
     }
 
     fn answer(&mut self, peer: Peer, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
@@ -31,7 +39,7 @@ impl Service for Arc<Desk> {
                     },
                     Err(why) => (Answer::Refused { why }, None),
                 };
-                out.push(Letter { to: peer, bytes: frame(&answer), kept });
+                out.push(Letter { kept, ..Letter::answer(peer, &answer) });
             }
             Request::Return { lease, points } => {
                 // Without the wait the memory could be reused too early: the lease is kept until that process ends.
@@ -58,7 +66,7 @@ impl Service for Arc<Desk> {
         let free = self.book().expire(Instant::now());
         drop(free);
         let notices = std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner));
-        let letter = |(to, share)| Letter { to, bytes: frame(&Answer::Revoked { share }), kept: None };
+        let letter = |(to, share)| Letter::notice(to, &Answer::Revoked { share });
         out.extend(notices.into_iter().map(letter));
     }
 

@@ -1,21 +1,25 @@
 //! Which ticket a name stands for, without sockets: the state machine of the names.
 
-use super::wire::{Answer, Listed, Request};
+use super::wire::{Answer, Listed, Request, is_name};
 use crate::exporter::Limits;
 use crate::server::{Letter, Peer, Service};
 use crate::ticket::Ticket;
-use crate::wire::{Why, frame};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::wire::{MAX_ANSWER, Why, frame};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// The most bytes of a name.
-const MAX_NAME: usize = 128;
+/// The most bytes that the list of all names may have.
+const MOST_BYTES: usize = MAX_ANSWER - 1024;
+
+/// Bytes around a name and its ticket in a list, or more.
+const AROUND: usize = 64;
 
 /// A ticket under a name.
 #[derive(Debug)]
 struct Put {
     by: Peer,
     ticket: Ticket,
+    bytes: usize,
 }
 
 /// Names, with the tickets that they stand for, by version. A ticket goes with the connection that has put it.
@@ -23,16 +27,20 @@ struct Put {
 pub(crate) struct Board {
     limits: Limits,
     names: BTreeMap<String, BTreeMap<u64, Put>>,
+    /// How many tickets there are, and bytes of all.
+    total: (usize, usize),
     /// Who waits for a version of a name, and after which one.
     waiting: BTreeMap<Peer, (String, u64)>,
-    peers: BTreeSet<Peer>,
+    /// The connections, and how many tickets each has put.
+    peers: BTreeMap<Peer, usize>,
     /// Counts connections and versions: no number is used twice, also of a name that was removed.
     last: u64,
 }
 
 impl Board {
     pub(crate) fn new(limits: Limits) -> Self {
-        Self { limits, names: BTreeMap::new(), waiting: BTreeMap::new(), peers: BTreeSet::new(), last: 0 }
+        let (names, waiting, peers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { limits, names, total: (0, 0), waiting, peers, last: 0 }
     }
 
     /// Returns the newest version of a name after `after`, or this one.
@@ -45,18 +53,40 @@ impl Board {
         }
     }
 
-    fn put(&mut self, by: Peer, name: String, ticket: Ticket, keep: u64) -> Answer {
-        let total: usize = self.names.values().map(BTreeMap::len).sum();
-        if total >= self.limits.shares {
+    /// Puts a ticket in the place of those that are too old then.
+    fn put(&mut self, by: Peer, name: String, ticket: Ticket, keep: u64, out: &mut Vec<Letter>) -> Answer {
+        // In JSON a letter of a name has up to two bytes.
+        let bytes = 2 * name.len() + ticket.text().len() + AROUND;
+        let versions = self.names.get(&name);
+        let there = versions.map_or(0, |versions| versions.len());
+        let old = (there + 1).saturating_sub(usize::try_from(keep.max(1)).unwrap_or(usize::MAX));
+        let room: usize =
+            versions.into_iter().flat_map(|versions| versions.values().take(old)).map(|put| put.bytes).sum();
+        if self.total.0 - old >= self.limits.shares || self.total.1 - room + bytes > MOST_BYTES {
             return Answer::Refused { why: Why::Busy };
         }
         self.last += 1;
+        self.total = (self.total.0 + 1, self.total.1 + bytes);
+        *self.peers.entry(by).or_default() += 1;
         let versions = self.names.entry(name).or_default();
-        versions.insert(self.last, Put { by, ticket });
-        while versions.len() as u64 > keep.max(1) {
-            versions.pop_first();
-        }
+        versions.insert(self.last, Put { by, ticket, bytes });
+        let old: Vec<_> = (0..old).filter_map(|_| versions.pop_first()).collect();
+        old.into_iter().for_each(|(_, put)| self.displaced(put, out));
         Answer::Stored { version: self.last }
+    }
+
+    /// Forgets a name.
+    fn remove(&mut self, name: &str, out: &mut Vec<Letter>) -> Answer {
+        let Some(versions) = self.names.remove(name) else { return Answer::Missing };
+        versions.into_values().for_each(|put| self.displaced(put, out));
+        Answer::Removed
+    }
+
+    /// Tells the connection that has put a ticket that no name stands for it any more.
+    fn displaced(&mut self, put: Put, out: &mut Vec<Letter>) {
+        self.total = (self.total.0 - 1, self.total.1 - put.bytes);
+        self.peers.entry(put.by).and_modify(|puts| *puts -= 1);
+        out.push(Letter::notice(put.by, &Answer::Displaced { ticket: put.ticket }));
     }
 
     fn list(&self) -> Answer {
@@ -73,40 +103,41 @@ impl Board {
         let found: Vec<_> = found.filter(|(_, answer)| *answer != Answer::Missing).collect();
         for (to, answer) in found {
             self.waiting.remove(&to);
-            out.push(Letter { to, bytes: frame(&answer), kept: None });
+            out.push(Letter::answer(to, &answer));
         }
     }
-}
-
-fn is_name(name: &str) -> bool {
-    (1..=MAX_NAME).contains(&name.len()) && !name.contains(char::is_control)
 }
 
 impl Service for Board {
     type Request = Request;
 
-    fn join(&mut self) -> Result<Peer, Why> {
-        if self.peers.len() >= self.limits.connections {
-            return Err(Why::Busy);
-        }
+    fn join(&mut self) -> Peer {
         self.last += 1;
-        self.peers.insert(self.last);
-        Ok(self.last)
+        self.peers.insert(self.last, 0);
+        self.last
     }
 
+    fn is_question(_: &Request) -> bool {
+        true
+    }
+
+    /// A name that is none is refused, and the connection goes on: what was put through it stays.
     fn answer(&mut self, peer: Peer, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
-        let named = match &request {
-            Request::Put { name, .. } | Request::Get { name, .. } | Request::Wait { name, .. } => is_name(name),
-            Request::Remove { name } => is_name(name),
-            Request::List => true,
-        };
-        if !named || self.waiting.contains_key(&peer) {
+        if self.waiting.contains_key(&peer) {
             return Err(Why::Protocol);
         }
         let answer = match request {
-            Request::Put { name, ticket, keep } => self.put(peer, name, ticket, keep),
+            Request::Put { ref name, .. }
+            | Request::Get { ref name, .. }
+            | Request::Wait { ref name, .. }
+            | Request::Remove { ref name }
+                if !is_name(name) =>
+            {
+                Answer::Refused { why: Why::Protocol }
+            }
+            Request::Put { name, ticket, keep } => self.put(peer, name, ticket, keep, out),
             Request::Get { name, version } => self.found(&name, 0, version),
-            Request::Remove { name } => self.names.remove(&name).map_or(Answer::Missing, |_| Answer::Removed),
+            Request::Remove { name } => self.remove(&name, out),
             Request::List => self.list(),
             Request::Wait { name, after } => {
                 self.waiting.insert(peer, (name, after));
@@ -115,11 +146,15 @@ impl Service for Board {
             }
         };
         let stored = matches!(answer, Answer::Stored { .. });
-        out.push(Letter { to: peer, bytes: frame(&answer), kept: None });
+        out.push(Letter::answer(peer, &answer));
         if stored {
             self.tell(out);
         }
         Ok(())
+    }
+
+    fn keeps(&self, peer: Peer) -> bool {
+        self.waiting.contains_key(&peer) || self.peers.get(&peer).is_some_and(|puts| *puts > 0)
     }
 
     fn holds(&self, _: Peer) -> bool {
@@ -131,6 +166,8 @@ impl Service for Board {
         self.waiting.remove(&peer);
         self.names.values_mut().for_each(|versions| versions.retain(|_, put| put.by != peer));
         self.names.retain(|_, versions| !versions.is_empty());
+        let bytes = |versions: &BTreeMap<u64, Put>| versions.values().map(|put| put.bytes).sum::<usize>();
+        self.total = (self.names.values().map(BTreeMap::len).sum(), self.names.values().map(bytes).sum());
     }
 
     fn turn(&mut self, _: &mut Vec<Letter>) {}
@@ -147,8 +184,9 @@ impl Service for Board {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Frames, MAX_ANSWER};
+    use crate::wire::{Frames, HEADER};
     use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     fn ticket(number: u64) -> Ticket {
         let text = format!(
@@ -194,7 +232,7 @@ mod tests {
         /// and of a newer version alone, and what a process has put goes with it.
         #[test]
         fn names_stand_for_what_was_put_last(steps in prop::collection::vec(step(), 1..80)) {
-            let mut board = Board::new(Limits { connections: 4, ..Limits::default() });
+            let mut board = Board::new(Limits::default());
             let (mut peers, mut waiting): (Vec<Peer>, BTreeMap<Peer, (usize, u64)>) = Default::default();
             // By name: version, who, and the number of the ticket.
             let mut known: Vec<Vec<(u64, Peer, u64)>> = vec![Vec::new(); 3];
@@ -203,10 +241,7 @@ mod tests {
                 let mut out = Vec::new();
                 let peer = match &step {
                     Step::Join => {
-                        match board.join() {
-                            Ok(peer) => peers.push(peer),
-                            Err(why) => prop_assert_eq!((why, peers.len()), (Why::Busy, 4)),
-                        }
+                        peers.push(board.join());
                         continue;
                     }
                     Step::Leave { peer } | Step::Put { peer, .. } | Step::Get { peer, .. } | Step::Wait { peer, .. }
@@ -244,14 +279,21 @@ mod tests {
                     continue;
                 }
                 prop_assert_eq!(answered, Ok(()));
+                let (notices, answers): (Vec<_>, Vec<_>) = out.into_iter().partition(|letter| !letter.answers);
+                let displaced: Vec<_> = notices.iter().map(|letter| (letter.to, read(letter))).collect();
+                let mut out = answers;
                 let own = out.iter().position(|letter| letter.to == peer).map(|at| read(&out.remove(at)));
+                let ended = |puts: &[(u64, Peer, u64)]| -> Vec<_> {
+                    puts.iter().map(|(_, by, number)| (*by, Answer::Displaced { ticket: ticket(*number) })).collect()
+                };
                 let found = newest.clone().map(|(version, ticket)| Answer::Found { version, ticket });
                 match step {
                     Step::Put { name, keep, .. } => {
                         let Some(Answer::Stored { version }) = own else { panic!("{own:?}") };
                         known[name].push((version, peer, count));
                         let old = known[name].len().saturating_sub(keep.max(1) as usize);
-                        known[name].drain(..old);
+                        let old: Vec<_> = known[name].drain(..old).collect();
+                        prop_assert_eq!(displaced, ended(&old), "each owner is told what it need not share any more");
                         let told: BTreeSet<Peer> = out.iter().map(|letter| letter.to).collect();
                         let due = waiting.iter().filter(|(_, (waits, after))| *waits == name && version > *after);
                         prop_assert_eq!(&told, &due.map(|(peer, _)| *peer).collect::<BTreeSet<_>>());
@@ -271,6 +313,7 @@ mod tests {
                         prop_assert_eq!(own, found);
                     }
                     Step::Remove { name, .. } => {
+                        prop_assert_eq!(displaced, ended(&known[name]));
                         known[name].clear();
                         let expected = if newest.is_some() { Answer::Removed } else { Answer::Missing };
                         prop_assert_eq!(own, Some(expected));
@@ -288,13 +331,51 @@ mod tests {
         }
     }
 
+    fn asked(board: &mut Board, peer: Peer, request: Request) -> Answer {
+        let mut out = Vec::new();
+        board.answer(peer, request, &mut out).unwrap();
+        read(out.iter().find(|letter| letter.to == peer && letter.answers).unwrap())
+    }
+
     #[test]
     fn a_name_is_short_and_plain() {
         let mut board = Board::new(Limits::default());
-        let peer = board.join().unwrap();
-        for name in ["", "a\nb", &"n".repeat(MAX_NAME + 1)] {
-            let request = Request::Get { name: name.into(), version: None };
-            assert_eq!(board.answer(peer, request, &mut Vec::new()), Err(Why::Protocol), "{name}");
+        let peer = board.join();
+        asked(&mut board, peer, Request::Put { name: "good".into(), ticket: ticket(1), keep: 1 });
+        for name in ["", "a\nb", &"n".repeat(129)] {
+            for request in [
+                Request::Get { name: name.into(), version: None },
+                Request::Put { name: name.into(), ticket: ticket(1), keep: 1 },
+                Request::Wait { name: name.into(), after: 0 },
+                Request::Remove { name: name.into() },
+            ] {
+                assert_eq!(asked(&mut board, peer, request), Answer::Refused { why: Why::Protocol }, "{name}");
+            }
         }
+        assert!(matches!(asked(&mut board, peer, Request::List), Answer::Listed { names } if names.len() == 1));
+    }
+
+    /// The names that take most room in a list, until no more are taken.
+    #[test]
+    fn a_list_of_all_names_is_always_an_answer() {
+        let mut board = Board::new(Limits { shares: usize::MAX, ..Limits::default() });
+        let peer = board.join();
+        let mut count = 0;
+        let refused = loop {
+            let name = format!("{count:06}{}", "\"".repeat(122));
+            match asked(&mut board, peer, Request::Put { name, ticket: ticket(count), keep: 1 }) {
+                Answer::Stored { .. } => count += 1,
+                answer => break answer,
+            }
+        };
+        assert_eq!(refused, Answer::Refused { why: Why::Busy });
+        assert!(count > 10_000, "{count}");
+        let again = Request::Put { name: format!("{:06}{}", 0, "\"".repeat(122)), ticket: ticket(0), keep: 1 };
+        assert!(matches!(asked(&mut board, peer, again), Answer::Stored { .. }), "one takes the place of another");
+        let mut out = Vec::new();
+        board.answer(peer, Request::List, &mut out).unwrap();
+        assert!(out[0].bytes.len() <= HEADER + MAX_ANSWER);
+        board.leave(peer, &mut out);
+        assert_eq!(board.total, (0, 0));
     }
 }

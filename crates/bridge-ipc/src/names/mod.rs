@@ -5,7 +5,7 @@ mod wire;
 
 pub use wire::Listed;
 
-use crate::exporter::Settings;
+use crate::exporter::{Exporter, Settings};
 use crate::line::{Line, PATIENCE, broken};
 use crate::server::{Bell, Serving};
 use crate::socket;
@@ -14,9 +14,10 @@ use crate::wire::frame;
 use board::Board;
 use bridge_core::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
-use wire::{Answer, Request};
+use wire::{Answer, Request, is_name};
 
 /// A socket at which processes put tickets under names, and find them. The drop ends it.
 ///
@@ -39,7 +40,8 @@ impl Names {
     pub fn serve(path: &Path, settings: Settings) -> Result<Self> {
         let listener = socket::listen(path, settings.users.is_empty())?;
         let bell = Bell::new()?;
-        let serving = Serving::start(listener, Board::new(settings.limits), settings.users, bell)?;
+        let serving =
+            Serving::start(listener, Board::new(settings.limits), settings.users, settings.limits.connections, bell)?;
         Ok(Self { serving, path: std::path::absolute(path).unwrap_or_else(|_| path.into()) })
     }
 
@@ -61,16 +63,31 @@ impl Drop for Names {
 pub struct Client {
     path: PathBuf,
     line: Arc<Line<Answer>>,
+    own: Arc<Own>,
 }
 
 bridge_core::debug_fields!(impl[] Client: path);
 
-fn asked(line: &Line<Answer>, request: &Request, until: Instant) -> Result<Answer> {
-    Ok(line.ask(&frame(request), until, |_| 0, |_| ())?.0)
-}
-
 fn missing(name: &str) -> Error {
     Error::new(ErrorKind::Gone, format!("nothing stands under the name {name:?}: put a ticket there first"))
+}
+
+/// Refuses what is no name.
+///
+/// # Errors
+///
+/// [`ErrorKind::Argument`] for one that is empty, has control characters or more than 128 bytes.
+pub fn check_name(name: &str) -> Result<()> {
+    if is_name(name) {
+        return Ok(());
+    }
+    let brief: String = name.chars().take(40).collect();
+    let text = format!("{brief:?} is no name: one has 1 to 128 bytes in UTF-8, and no control characters");
+    Err(Error::new(ErrorKind::Argument, text))
+}
+
+fn checked(name: &str) -> Result<String> {
+    check_name(name).map(|()| name.into())
 }
 
 impl Client {
@@ -78,49 +95,114 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Denied`] for one of another user.
+    /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Denied`] for one of a user whom this process does not
+    /// accept.
     pub fn connect(path: &Path) -> Result<Self> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
-        Ok(Self { line: Arc::new(Line::connect(&path)?), path })
+        Ok(Self { line: Arc::new(Line::connect(&path)?), path, own: Arc::default() })
+    }
+
+    /// Refuses to speak for the process that this one was forked from.
+    fn check(&self) -> Result<()> {
+        match self.line.is_elsewhere() {
+            true => {
+                let text = "this process was forked from the one that connected: connect again";
+                Err(Error::new(ErrorKind::Gone, text))
+            }
+            false => Ok(()),
+        }
     }
 
     fn ask(&self, request: &Request) -> Result<Answer> {
-        if self.line.is_elsewhere() {
-            let text = "this process was forked from the one that connected: connect again";
-            return Err(Error::new(ErrorKind::Gone, text));
-        }
-        asked(&self.line, request, Instant::now() + PATIENCE)
+        self.check()?;
+        let answered = self.line.ask(&frame(request), Instant::now() + PATIENCE, |_| 0, |notice| self.own.note(notice));
+        Ok(answered?.0)
     }
 
     /// Puts a ticket under a name, beside the newest ones before it: `keep` in all. Returns the version.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Protocol`] for a name that is empty, has control characters or more than 128 bytes,
-    /// [`ErrorKind::Busy`] where there are as many as allowed, and those of the connection.
+    /// [`ErrorKind::Argument`] for a name that is empty, has control characters or more than 128 bytes, and for a
+    /// `keep` of 0. [`ErrorKind::Busy`] where there are as many as allowed, and those of the connection.
     pub fn put(&self, name: &str, ticket: &Ticket, keep: u64) -> Result<u64> {
-        match self.ask(&Request::Put { name: name.into(), ticket: ticket.clone(), keep })? {
+        let name = checked(name)?;
+        if keep == 0 {
+            return Err(Error::new(ErrorKind::Argument, "keep counts the versions that can be opened: pass 1 or more"));
+        }
+        match self.ask(&Request::Put { name, ticket: ticket.clone(), keep })? {
             Answer::Stored { version } => Ok(version),
             _ => Err(broken("it answers another question")),
         }
+    }
+
+    /// Puts a ticket of this exporter under a name, and ends its share once the name does not stand for it any more: a
+    /// newer version has taken its place, the name was removed, or the connection has ended. Returns the version.
+    ///
+    /// A thread waits for that, from the first call on until the connection ends.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`put`](Self::put), and the share has ended unless the process that serves names may have the ticket.
+    pub fn put_share(&self, exporter: &Arc<Exporter>, name: &str, ticket: &Ticket, keep: u64) -> Result<u64> {
+        self.check()?;
+        self.own.add(ticket, exporter);
+        let put = self.attend().and_then(|()| self.put(name, ticket, keep));
+        if put.as_ref().is_err_and(|error| !self.may_stand(name, ticket, error)) {
+            self.own.end(|own| own == ticket);
+        }
+        put
+    }
+
+    /// Returns whether a name may stand for a ticket that was put there, for this error.
+    fn may_stand(&self, name: &str, ticket: &Ticket, error: &Error) -> bool {
+        match error.kind() {
+            ErrorKind::Argument | ErrorKind::Gone | ErrorKind::Denied | ErrorKind::Protocol | ErrorKind::Version => {
+                false
+            }
+            // It was refused, or not answered in time. What is asked later is answered later.
+            ErrorKind::Busy => match self.get(name, None) {
+                Ok((_, newest)) => newest == *ticket,
+                Err(error) => error.kind() != ErrorKind::Gone,
+            },
+            _ => true,
+        }
+    }
+
+    /// Starts the thread that hears what this connection has put and no name stands for any more.
+    fn attend(&self) -> Result<()> {
+        if self.own.is_attended.swap(true, Relaxed) {
+            return Ok(());
+        }
+        let (line, own) = (Arc::clone(&self.line), Arc::clone(&self.own));
+        let attend = move || {
+            line.attend(|notice| own.note(notice));
+            own.end(|_| true);
+        };
+        let thread = std::thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(attend);
+        thread.map(drop).map_err(|error| {
+            self.own.is_attended.store(false, Relaxed);
+            let text = "no thread for the connection: raise the limit of processes (ulimit -u)";
+            Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
+        })
     }
 
     /// Returns the newest ticket of a name, or that of one version, with the version.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Gone`] where there is none, and those of the connection.
+    /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Argument`] for what is no name, and those of the connection.
     pub fn get(&self, name: &str, version: Option<u64>) -> Result<(u64, Ticket)> {
-        found(self.ask(&Request::Get { name: name.into(), version })?).ok_or_else(|| missing(name))
+        found(self.ask(&Request::Get { name: checked(name)?, version })?).ok_or_else(|| missing(name))
     }
 
     /// Forgets a name.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Gone`] where there is none, and those of the connection.
+    /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Argument`] for what is no name, and those of the connection.
     pub fn remove(&self, name: &str) -> Result<()> {
-        match self.ask(&Request::Remove { name: name.into() })? {
+        match self.ask(&Request::Remove { name: checked(name)? })? {
             Answer::Removed => Ok(()),
             _ => Err(missing(name)),
         }
@@ -142,11 +224,55 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Those of the connection.
+    /// [`ErrorKind::Argument`] for what is no name, and those of the connection.
     pub fn watch(&self, name: &str, after: u64) -> Result<Watch> {
+        let name = checked(name)?;
         let line = Line::connect(&self.path)?;
-        line.start(&frame(&Request::Wait { name: name.into(), after }))?;
+        line.start(&frame(&Request::Wait { name, after }))?;
         Ok(Watch { line })
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // What a fork has is its parent's.
+        if !self.line.is_elsewhere() {
+            self.line.close();
+            self.own.end(|_| true);
+        }
+    }
+}
+
+/// Tickets that a connection has put, with the exporters that share for them.
+#[derive(Default)]
+struct Own {
+    shares: Mutex<Vec<(Ticket, Weak<Exporter>)>>,
+    /// Whether a thread waits for notices.
+    is_attended: AtomicBool,
+}
+
+impl Own {
+    fn add(&self, ticket: &Ticket, exporter: &Arc<Exporter>) {
+        self.shares().push((ticket.clone(), Arc::downgrade(exporter)));
+    }
+
+    fn shares(&self) -> MutexGuard<'_, Vec<(Ticket, Weak<Exporter>)>> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, notice: Answer) {
+        if let Answer::Displaced { ticket } = notice {
+            self.end(|own| *own == ticket);
+        }
+    }
+
+    /// Ends the shares of such tickets.
+    fn end(&self, such: impl Fn(&Ticket) -> bool) {
+        let ended: Vec<_> = self.shares().extract_if(.., |(ticket, _)| such(ticket)).collect();
+        for (ticket, exporter) in ended {
+            // Of an exporter that was dropped nothing is shared any more.
+            exporter.upgrade().into_iter().for_each(|exporter| drop(exporter.end(&ticket)));
+        }
     }
 }
 

@@ -5,6 +5,14 @@ use crate::ticket::Ticket;
 use crate::wire::Why;
 use serde::{Deserialize, Serialize};
 
+/// The most bytes of a name.
+const MAX_NAME: usize = 128;
+
+/// Returns whether this can be a name.
+pub(super) fn is_name(name: &str) -> bool {
+    (1..=MAX_NAME).contains(&name.len()) && !name.contains(char::is_control)
+}
+
 /// What a process asks of the one that serves names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
@@ -41,6 +49,10 @@ pub(crate) enum Answer {
     Refused {
         why: Why,
     },
+    /// Unasked: no name stands any more for a ticket that this connection has put.
+    Displaced {
+        ticket: Ticket,
+    },
 }
 
 /// A name, and what stands under it.
@@ -64,7 +76,7 @@ impl Reply for Answer {
     }
 
     fn is_notice(&self) -> bool {
-        false
+        matches!(self, Self::Displaced { .. })
     }
 }
 
@@ -86,11 +98,12 @@ mod tests {
         ];
         let answers = [
             Answer::Stored { version: 4 },
-            Answer::Found { version: 4, ticket },
+            Answer::Found { version: 4, ticket: ticket.clone() },
             Answer::Missing,
             Answer::Removed,
             Answer::Listed { names: vec![Listed { name: "weights".into(), version: 4, about: "1 tensor".into() }] },
             Answer::Refused { why: Why::Busy },
+            Answer::Displaced { ticket },
         ];
         let lines = |lines: Vec<String>| lines.join("\n") + "\n";
         let requests = lines(requests.iter().map(|message| serde_json::to_string(message).unwrap()).collect());

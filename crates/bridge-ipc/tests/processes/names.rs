@@ -1,9 +1,13 @@
 //! Names between programs that run for long.
 
 use super::child::{Child, read};
-use super::{Folder, LONG, PATIENCE, share};
+use super::wire::frame;
+use super::{Folder, LONG, PATIENCE, share, wait_for};
 use bridge_core::ErrorKind;
 use bridge_ipc::{Client, Limits, Listed, Names, Settings, Ticket, Writing, open};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 struct Served {
@@ -102,9 +106,111 @@ fn one_process_serves_at_a_path() {
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let names = Names::serve(&path, Settings::default()).unwrap();
     Client::connect(names.path()).unwrap().list().unwrap();
-    assert_eq!(client.put("", &ticket(), 1).unwrap_err().kind(), ErrorKind::Gone);
-    let again = Client::connect(names.path()).unwrap();
-    assert_eq!(again.put("", &ticket(), 1).unwrap_err().kind(), ErrorKind::Protocol);
+    assert_eq!(client.put("x", &ticket(), 1).unwrap_err().kind(), ErrorKind::Gone);
+}
+
+#[test]
+fn what_is_no_name_is_an_error_and_nothing_else_changes() {
+    let served = served();
+    let sharing = Folder::new();
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    let client = Client::connect(served.names.path()).unwrap();
+    let ticket = share(&exporter, vec![7], Writing::Never, LONG).unwrap();
+    client.put_share(&exporter, "good", &ticket, 1).unwrap();
+    for name in ["", "a\nb", &"n".repeat(129)] {
+        let other = share(&exporter, vec![8], Writing::Never, LONG).unwrap();
+        let errors = [
+            client.put_share(&exporter, name, &other, 1).unwrap_err(),
+            client.put(name, &ticket, 1).unwrap_err(),
+            client.get(name, None).unwrap_err(),
+            client.remove(name).unwrap_err(),
+            client.watch(name, 0).err().unwrap(),
+        ];
+        errors.iter().for_each(|error| assert_eq!(error.kind(), ErrorKind::Argument, "{error}"));
+    }
+    assert_eq!(client.put("good", &ticket, 0).unwrap_err().kind(), ErrorKind::Argument);
+    assert_eq!(client.list().unwrap().len(), 1);
+    assert_eq!(exporter.held().shares, 1);
+    open(&client.get("good", None).unwrap().1).unwrap();
+}
+
+/// Programs in other languages may ask for such names: they are refused, and what they have put stays.
+#[test]
+fn a_refused_name_does_not_end_the_connection() {
+    let served = served();
+    let mut socket = UnixStream::connect(served.names.path()).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let put = |name: &str| format!(r#"{{"do":"put","name":"{name}","ticket":{},"keep":1}}"#, ticket().text());
+    let mut ask = |body: &str| {
+        socket.write_all(&frame(body)).unwrap();
+        let mut header = [0; 8];
+        socket.read_exact(&mut header).unwrap();
+        let mut answer = vec![0; u32::from_le_bytes(header[4..].try_into().unwrap()) as usize];
+        socket.read_exact(&mut answer).unwrap();
+        String::from_utf8(answer).unwrap()
+    };
+    assert!(ask(&put("good")).starts_with(r#"{"is":"stored""#));
+    assert_eq!(ask(&put("")), r#"{"is":"refused","why":"protocol"}"#);
+    assert!(ask(r#"{"do":"list"}"#).contains("good"));
+}
+
+/// A version that another process displaces is dropped by the one that has put it, which does nothing.
+#[test]
+fn what_is_displaced_is_not_shared_any_more() {
+    let served = served();
+    let (mine, theirs) = (Folder::new(), Folder::new());
+    let exporter = Arc::new(mine.exporter(Limits::default()));
+    let client = Client::connect(served.names.path()).unwrap();
+    let put = |name: &str| {
+        let ticket = share(&exporter, vec![7], Writing::Never, LONG).unwrap();
+        client.put_share(&exporter, name, &ticket, 1).unwrap();
+    };
+    put("weights");
+    put("weights");
+    assert_eq!(exporter.held().shares, 1, "its own are dropped when it has put the next");
+    put("others");
+    let mut child = Child::new(theirs.path());
+    child.ask(&format!("connect {}", served.names.path().display()));
+    child.ask("put 12");
+    wait_for(&exporter, |held| held.shares == 1);
+    client.remove("others").unwrap();
+    assert_eq!(exporter.held().shares, 0);
+    put("more");
+    drop(served);
+    wait_for(&exporter, |held| held.shares == 0);
+    assert_eq!(client.put("x", &ticket(), 1).unwrap_err().kind(), ErrorKind::Gone);
+}
+
+#[test]
+fn a_closed_connection_shares_nothing() {
+    let served = served();
+    let sharing = Folder::new();
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    let client = Client::connect(served.names.path()).unwrap();
+    let ticket = share(&exporter, vec![7], Writing::Never, LONG).unwrap();
+    client.put_share(&exporter, "weights", &ticket, 1).unwrap();
+    drop(client);
+    assert_eq!(exporter.held().shares, 0);
+}
+
+/// Threads that put one name: the newest version can be opened after each round.
+#[test]
+fn the_newest_of_many_versions_can_be_opened() {
+    let served = served();
+    let sharing = Folder::new();
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    let client = Client::connect(served.names.path()).unwrap();
+    for _ in 0..100 {
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let ticket = share(&exporter, vec![7], Writing::Never, LONG).unwrap();
+                    client.put_share(&exporter, "weights", &ticket, 1).unwrap();
+                });
+            }
+        });
+        assert_eq!(read(&open(&client.get("weights", None).unwrap().1).unwrap().tensors[0]).unwrap(), "7");
+    }
 }
 
 fn ticket() -> Ticket {

@@ -1,5 +1,6 @@
 //! Hostile processes at either end.
 
+use super::child::Child;
 use super::{Folder, LONG, PATIENCE, share, wait_for};
 use bridge_core::ErrorKind;
 use bridge_ipc::{Limits, Ticket, Writing, open};
@@ -14,7 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-fn frame(body: &str) -> Vec<u8> {
+pub fn frame(body: &str) -> Vec<u8> {
     [b"TB\x01\x00", &(body.len() as u32).to_le_bytes()[..], body.as_bytes()].concat()
 }
 
@@ -67,30 +68,51 @@ fn a_forged_ticket_opens_nothing() {
 #[test]
 fn crowds_are_refused_within_a_second() {
     let folder = Folder::new();
-    let exporter = folder.exporter(Limits { connections: 8, ..Limits::default() });
+    let exporter = folder.exporter(Limits { connections: 16, ..Limits::default() });
     let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
-    let start = Instant::now();
-    let (mut held, mut refused) = (Vec::new(), 0);
+    let token = ticket.text().split("\"token\":\"").nth(1).unwrap()[..32].to_string();
+    let opens = frame(&format!(r#"{{"do":"open","share":1,"token":"{token}"}}"#));
+    // One process has half of the connections. What they hold, they keep.
+    let held: Vec<_> = (0..8)
+        .map(|_| {
+            let mut socket = UnixStream::connect(ticket.socket()).unwrap();
+            socket.write_all(&opens).unwrap();
+            socket
+        })
+        .collect();
+    wait_for(&exporter, |books| books.leases == held.len());
+    let (start, mut refused) = (Instant::now(), 0);
     for _ in 0..10_000 {
         let mut socket = UnixStream::connect(ticket.socket()).unwrap();
-        if held.len() < 8 {
-            held.push(socket);
-            wait_for(&exporter, |books| books.connections == held.len());
-            continue;
-        }
         socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
-        let mut answer = String::new();
         let mut bytes = Vec::new();
         socket.read_to_end(&mut bytes).unwrap();
-        answer.push_str(&String::from_utf8_lossy(&bytes[8..]));
-        refused += usize::from(answer == r#"{"is":"refused","why":"busy"}"#);
+        refused += usize::from(bytes[8..] == *br#"{"is":"refused","why":"busy"}"#);
     }
-    assert_eq!(refused, 10_000 - 8);
+    assert_eq!(refused, 10_000);
     println!("{:?} for 10,000 connections", start.elapsed());
     assert_eq!(open(&ticket).err().unwrap().kind(), ErrorKind::Busy);
-    drop(held);
+    let other = Folder::new();
+    let mut child = Child::new(other.path());
+    assert_eq!(child.ask(&format!("open {}", ticket.text())), "1", "another process has room");
+    drop((held, child));
     wait_for(&exporter, |held| held.connections == 0);
     open(&ticket).unwrap();
+}
+
+/// A process without a ticket says nothing, and takes no place for long.
+#[test]
+fn silent_connections_make_room() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits { connections: 4, ..Limits::default() });
+    let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
+    let silent: Vec<_> = (0..2).map(|_| UnixStream::connect(ticket.socket()).unwrap()).collect();
+    wait_for(&exporter, |books| books.connections == silent.len());
+    let start = Instant::now();
+    while open(&ticket).is_err_and(|error| error.kind() == ErrorKind::Busy) {
+        assert!(start.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// Returns a ticket of the process at this socket.

@@ -18,14 +18,14 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .processes import end, open, share
+from .processes import open, share
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from types import TracebackType
 
     from ._core import Target
-    from .processes import Ticket, Writing
+    from .processes import Writing
 
 __all__ = ["Client", "Names", "connect", "serve"]
 
@@ -65,8 +65,7 @@ class Client:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Connect to the process that serves names at ``path``."""
-        self._client = _core.Client(os.fspath(path))
-        self._own: dict[str, list[Ticket]] = {}
+        self._client = _core.Client(path)
 
     def put(self, name: str, x: Any, *, keep: int = 1, writing: Writing | None = None) -> int:
         """Share a tensor or a tree under a name.
@@ -78,7 +77,8 @@ class Client:
         x : tensor or tree
             As ``share`` takes it.
         keep : int, optional
-            How many versions of the name can be opened. Older ones stay where they are open.
+            How many versions of the name can be opened. Older ones stay where they are open, and their memory is
+            released once they are not, whichever process has put them.
         writing : {None, "private", "never", "shared"}
             As for ``share``.
 
@@ -89,20 +89,14 @@ class Client:
 
         Raises
         ------
+        BridgeValueError
+            If ``name`` is empty, has control characters or more than 128 bytes, or ``keep`` is less than 1.
         BridgeError
             As for ``share``, and ``gone`` if the process that serves names has ended.
         """
-        ticket = share(x, expires=_LONG, writing=writing)
-        try:
-            version = self._client.put(name, ticket, keep)
-        except BaseException:
-            end(ticket)
-            raise
-        tickets = self._own.setdefault(name, [])
-        tickets.append(ticket)
-        while len(tickets) > max(keep, 1):
-            end(tickets.pop(0))
-        return version
+        # Before anything is copied.
+        _core.ipc_check_name(name, keep)
+        return self._client.put(name, share(x, expires=_LONG, writing=writing), keep)
 
     def get(self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None) -> Any:
         """Open what stands under a name.
@@ -174,7 +168,7 @@ class Client:
         return {name: (version, about) for name, version, about in self._client.list()}
 
     def remove(self, name: str) -> None:
-        """Forget a name, and end what this connection has put under it.
+        """Forget a name. The processes that have put something under it do not share that any more.
 
         Parameters
         ----------
@@ -187,8 +181,6 @@ class Client:
             If there is no such name, or the process that serves names has ended.
         """
         self._client.remove(name)
-        for ticket in self._own.pop(name, ()):
-            end(ticket)
 
     def watch(self, name: str, *, after: int = 0, timeout: float | None = None) -> Iterator[int]:
         """Wait for the versions of a name.
@@ -212,14 +204,22 @@ class Client:
         BridgeConnectionError
             If the process that serves names has ended.
         """
+        for version in self._versions(name, after, timeout):
+            if version is not None:
+                yield version
+
+    def _versions(self, name: str, after: int, timeout: float | None) -> Iterator[int | None]:
+        """Yield versions, and ``None`` whenever there was none for a while."""
+        seconds = None if timeout is None else _core.ipc_seconds(timeout)
         while True:
             watch = self._client.watch(name, after)
-            left = timeout
+            left = seconds
             while (found := watch.wait(_SLICE if left is None else min(_SLICE, left))) is None:
                 if left is not None:
                     left -= min(_SLICE, left)
                     if left <= 0:
                         return
+                yield None
             after = found[0]
             yield after
 
@@ -269,12 +269,65 @@ class Client:
 
         return await asyncio.to_thread(self.get, name, target, version=version, copy=copy)
 
-    async def watch_async(self, name: str, *, after: int = 0) -> AsyncIterator[int]:
+    async def get_versioned_async(
+        self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None
+    ) -> tuple[int, Any]:
+        """Open what stands under a name, and return its version with it, without blocking the event loop.
+
+        Parameters
+        ----------
+        name, target, version, copy
+            As for ``get``.
+
+        Returns
+        -------
+        tuple of int and (tensor or tree)
+            The version, and what was put.
+
+        Raises
+        ------
+        BridgeError
+            As for ``get``.
+        """
+        import asyncio
+
+        return await asyncio.to_thread(self.get_versioned, name, target, version=version, copy=copy)
+
+    async def list_async(self) -> dict[str, tuple[int, str]]:
+        """Return all names, without blocking the event loop.
+
+        Returns
+        -------
+        dict of str to (int, str)
+            As of ``list``.
+        """
+        import asyncio
+
+        return await asyncio.to_thread(self.list)
+
+    async def remove_async(self, name: str) -> None:
+        """Forget a name, without blocking the event loop.
+
+        Parameters
+        ----------
+        name : str
+            The name.
+
+        Raises
+        ------
+        BridgeConnectionError
+            As for ``remove``.
+        """
+        import asyncio
+
+        await asyncio.to_thread(self.remove, name)
+
+    async def watch_async(self, name: str, *, after: int = 0, timeout: float | None = None) -> AsyncIterator[int]:
         """Wait for the versions of a name, without blocking the event loop.
 
         Parameters
         ----------
-        name, after
+        name, after, timeout
             As for ``watch``.
 
         Yields
@@ -289,20 +342,14 @@ class Client:
         """
         import asyncio
 
-        while True:
-            watch = await asyncio.to_thread(self._client.watch, name, after)
-            while (found := await asyncio.to_thread(watch.wait, _SLICE)) is None:
-                pass
-            after = found[0]
-            yield after
+        versions = self._versions(name, after, timeout)
+        while (version := await asyncio.to_thread(next, versions, 0)) != 0:
+            if version is not None:
+                yield version
 
     def close(self) -> None:
         """Close the connection, and end what was put."""
         self._client.close()
-        for tickets in self._own.values():
-            for ticket in tickets:
-                end(ticket)
-        self._own.clear()
 
     def __enter__(self) -> Client:
         """Return the connection."""
@@ -338,7 +385,7 @@ class Names(Client):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Serve names at ``path``."""
-        self._names = _core.Names(os.fspath(path))
+        self._names = _core.Names(path)
         super().__init__(path)
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ def share(
     leaves, tree = flattened(x)
     if isolated and copy is False:
         raise of_kind("argument", "an isolated share is a copy: leave copy=False out")
-    return _core.ipc_share(leaves, tree, float(expires), writing, True if isolated else copy)
+    return _core.ipc_share(leaves, tree, expires, writing, True if isolated else copy)
 
 
 def road(x: Any) -> Literal["passed", "handle", "files", "pool", "copy"]:
@@ -271,7 +271,8 @@ def configure(
         Numbers of the users that this process accepts beside its own: they may open what it shares and find the names
         that it serves, and it opens what they share.
     connections : int, optional
-        The most processes that are connected at once.
+        The most connections at once. One process has half of them at most, and so has one user other than that of this
+        process. A connection without leases that is silent makes room for others.
     shares : int, optional
         The most shares at once.
     leases : int, optional
@@ -289,8 +290,7 @@ def configure(
     >>> import tensor_bridge as tb
     >>> tb.processes.configure(shares=100, nbytes=1 << 30)
     """
-    path = None if folder is None else os.fspath(folder)
-    _core.ipc_configure(path, list(users), connections, shares, leases, nbytes)
+    _core.ipc_configure(folder, users, connections, shares, leases, nbytes)
 
 
 def held() -> dict[str, int]:
