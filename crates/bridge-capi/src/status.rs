@@ -1,6 +1,7 @@
 //! Results of the C functions: a status, and for each thread the message of its last error.
 
-use bridge_core::{Error, ErrorKind, Result};
+use crate::python::is_for_python;
+use bridge_core::{Advice, Error, ErrorKind, Result};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -87,11 +88,32 @@ fn status(kind: ErrorKind) -> Status {
     KINDS.iter().find(|(known, ..)| *known == kind).map_or(Status::Framework, |(_, status, _)| *status)
 }
 
+bridge_core::words! {
+    /// The words for programs in C.
+    fn c {
+        AllowCopy => "allow a copy with TB_COPY_IF_NEEDED",
+        AllowMove => "allow a move with TB_COPY_IF_NEEDED",
+        Copy => "ask for a copy with TB_COPY_ALWAYS",
+        CopyFirst => "copy the tensor first, for example with TB_COPY_ALWAYS",
+        OtherDevice => "leave the device of tb_options NULL, or name another",
+        MoveToHost => "move it, with the host as the device of tb_options",
+        MoveToCuda => "move it, with a CUDA device as the device of tb_options",
+        AnyOrder => "ask for TB_ELEMENTS_ANY_ORDER",
+        ReverseDimensions => "reverse the dimensions with the axes of tb_options",
+        Copies => "copy it with its owner's functions first",
+    }
+}
+
+/// Returns the words of the caller: those of Python where the library works for a Python package.
+fn words() -> fn(Advice) -> &'static str {
+    if is_for_python() { bridge_core::python::words } else { c }
+}
+
 /// Runs the body of a function that C calls: keeps its error for `tb_error`, and catches a panic.
 pub(crate) fn answer(body: impl FnOnce() -> Result<()>) -> Status {
     let (status, text) = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return Status::Ok,
-        Ok(Err(error)) => (status(error.kind()), error.to_string()),
+        Ok(Err(error)) => (status(error.kind()), error.worded(words())),
         Err(_) => (Status::Panic, "tensor_bridge panicked: please report this".into()),
     };
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();

@@ -180,6 +180,7 @@ static void a_target_names_what_it_takes(void) {
   target.alignment = 1 << 20;
   CHECK(tb_plan(tensor, &target, &never, &(tb_report){.size = sizeof(tb_report)}) == TB_COPY_NEEDED);
   CHECK(strstr(tb_error(), "an unaligned address") != NULL && managed == NULL);
+  CHECK(strstr(tb_error(), "allow a copy with TB_COPY_IF_NEEDED") != NULL);
   tb_tensor_drop(tensor);
   CHECK(released == 1);
 }

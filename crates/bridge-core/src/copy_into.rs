@@ -5,7 +5,9 @@ use crate::moved::{move_into, no_moves};
 use crate::overlap::{overlap, repeats};
 use crate::plan::{moved_between, usable};
 use crate::transfer::{filled_on, used};
-use crate::{Access, Adapter, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream};
+use crate::{
+    Access, Adapter, Advice, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream,
+};
 use std::sync::Arc;
 
 /// Copies `tensor` into `out`, a tensor of `to` or a view of a part of one, in the current stream of `to`. That stream
@@ -65,10 +67,11 @@ pub fn copy_into<F, T>(
     release(target, to, ordering);
     filled?.map_err(|source| {
         let text = format!(
-            "nothing copies elements of {} bytes on {device} here: convert the tensor, and assign it with the framework of the target",
+            "nothing copies elements of {} bytes on {device} here: convert the tensor and assign it with the framework of the target",
             source.layout().itemsize()
         );
-        Error::new(ErrorKind::CopyNeeded, text)
+        let error = Error::new(ErrorKind::CopyNeeded, text);
+        if ordering.copies().is_none() { error.or_advise(Advice::Copies) } else { error }
     })
 }
 
@@ -127,8 +130,7 @@ fn writable(target: &Lent) -> Result<()> {
 /// Refuses a source and a target that share bytes.
 fn apart(source: &Lent, target: &Lent) -> Result<()> {
     if overlap((source.data(), source.layout()), (target.data(), target.layout())) {
-        let text = "the tensor and the target share memory: copy the tensor first, for example with copy=True";
-        return Err(Error::new(ErrorKind::Layout, text));
+        return Err(Error::new(ErrorKind::Layout, "the tensor and the target share memory").advise(Advice::CopyFirst));
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! One error type for the whole path: callers branch on its [`ErrorKind`].
 
+use crate::advice::{self, Advice, Advised};
 use std::error::Error as StdError;
 use std::fmt;
 
@@ -52,9 +53,21 @@ pub enum ErrorKind {
 }
 
 /// An error: its kind, a message that tells the user what to do next and, where there is one, its cause.
+///
+/// What the caller can ask for instead is [`Advice`], which [`Display`](fmt::Display) writes in the words of Rust. A
+/// front end for another language writes it in its own: see [`worded`](Self::worded).
+///
+/// ```
+/// use bridge_core::{Advice, Error, ErrorKind};
+///
+/// let error = Error::new(ErrorKind::CopyNeeded, "the strides are not compact").advise(Advice::AllowCopy);
+/// assert_eq!(error.to_string(), "the strides are not compact: allow a copy, with Options::copy at None");
+/// assert_eq!(error.worded(|_| "set copy to 1"), "the strides are not compact: set copy to 1");
+/// ```
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
+    advised: Advised,
     message: String,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
@@ -66,7 +79,33 @@ impl Error {
     /// Makes an error. The message tells the user what to do next.
     #[cold]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), source: None }
+        Self { kind, advised: Advised::default(), message: message.into(), source: None }
+    }
+
+    /// Adds advice to a message without advice of its own.
+    #[must_use]
+    pub fn advise(mut self, advice: Advice) -> Self {
+        self.advised.push(advice, false);
+        self
+    }
+
+    /// Adds advice beside that with which the message ends. An error keeps two.
+    #[must_use]
+    pub fn or_advise(mut self, advice: Advice) -> Self {
+        self.advised.push(advice, true);
+        self
+    }
+
+    /// Returns the advice, without that in the message.
+    pub fn advice(&self) -> impl Iterator<Item = Advice> {
+        self.advised.iter()
+    }
+
+    /// Returns the message with the advice in a front end's words.
+    pub fn worded(&self, words: impl Fn(Advice) -> &'static str) -> String {
+        let mut text = self.message.clone();
+        self.advised.write(&mut text, words).expect("a string takes all text");
+        text
     }
 
     /// Attaches the error that caused this one.
@@ -91,12 +130,35 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.message)?;
+        self.advised.write(f, advice::rust)
     }
 }
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.source.as_deref().map(|source| source as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_takes_no_room_in_results() {
+        assert_eq!(size_of::<Error>(), size_of::<(String, Box<dyn StdError>, ErrorKind)>());
+    }
+
+    #[test]
+    fn advice_follows_the_message_in_the_words_of_the_front_end() {
+        let order = || Error::new(ErrorKind::Argument, "row-major only").advise(Advice::AnyOrder);
+        let both = order().or_advise(Advice::ReverseDimensions).or_advise(Advice::Copy);
+        assert!(both.advice().eq([Advice::AnyOrder, Advice::ReverseDimensions]), "the first two");
+        let python = r#"row-major only: leave order="F" out, or pass permute= to reverse the dimensions"#;
+        assert_eq!(both.worded(crate::python::words), python);
+        let beside = Error::new(ErrorKind::Device, "not here: move it first").or_advise(Advice::MoveToHost);
+        assert_eq!(beside.to_string(), "not here: move it first, or move it, with Options::device at Device::CPU");
+        assert_eq!(order().at("x").worded(|_| "…"), "x: row-major only: …");
     }
 }

@@ -67,6 +67,7 @@ macro_rules! debug_fields {
 }
 
 mod adapter;
+mod advice;
 mod batch;
 mod buffer;
 mod copies;
@@ -96,6 +97,9 @@ mod transfer;
 mod views;
 
 pub use adapter::{Adapter, COPY_ALIGNMENT, Consumer};
+pub use advice::Advice;
+#[doc(hidden)]
+pub use advice::python;
 pub use batch::{Failed, transfer_all};
 pub use buffer::{Access, Allocation, DeviceBuffer, Lent, Memory, Pending, Reuse};
 pub use copies::{Copies, Strided};

@@ -2,7 +2,7 @@
 
 use crate::fill::flips;
 use crate::lease::leak;
-use crate::{Consumer, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream, Strided};
+use crate::{Advice, Consumer, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream, Strided};
 use std::sync::Arc;
 
 /// Moves `source` into `target`, memory of another device, by the [`Copies`](crate::Copies) of `ordering`. Both
@@ -85,5 +85,5 @@ pub(crate) fn no_moves(from: Device, to: Device) -> Error {
     let text = format!(
         "the tensor is on {from}, not on {to}, and the ordering has no copies that move it: move it with its own framework first"
     );
-    Error::new(ErrorKind::Device, text)
+    Error::new(ErrorKind::Device, text).or_advise(Advice::Copies)
 }

@@ -66,8 +66,9 @@ impl Permutation {
         let refused = || {
             let named = &axes[..axes.len().min(MAX_NDIM)];
             let rest = if named.len() < axes.len() { " and more" } else { "" };
-            let text =
-                format!("permute={named:?}{rest} names dimensions that no tensor has: there are at most {MAX_NDIM}");
+            let text = format!(
+                "the permutation {named:?}{rest} names dimensions that no tensor has: there are at most {MAX_NDIM}"
+            );
             Error::new(ErrorKind::Argument, text)
         };
         let mut kept = [0; MAX_NDIM];
@@ -124,7 +125,7 @@ impl Layout {
         let ndim = self.shape().len();
         let dimensions = permutation.dimensions(ndim).ok_or_else(|| {
             let text = format!(
-                "permute={:?} does not name each dimension of a tensor of shape {:?} once: pass {ndim} different axes",
+                "the permutation {:?} does not name each dimension of a tensor of shape {:?} once: pass {ndim} different axes",
                 permutation.axes(),
                 self.shape()
             );

@@ -1,7 +1,8 @@
 //! Whether a tensor crosses in place, as a copy, or not at all.
 
 use crate::{
-    Access, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Order, Pending, Permutation, Profile, Result, Strides,
+    Access, Advice, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Order, Pending, Permutation, Profile, Result,
+    Strides,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -74,7 +75,7 @@ impl Options {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Reason {
-    /// The caller passed `copy=True`.
+    /// The caller asked for it ([`Options::copied`]).
     Asked,
     /// The producer has deferred a conjugation.
     PendingConjugation,
@@ -157,12 +158,15 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
             _ => (format!("on {device}"), "copy it to the host"),
         };
         let kind = target.devices.iter().find(|kind| MOVED.1.contains(kind));
-        let moved = kind.filter(|_| MOVED.0.contains(&device.kind));
-        let moved = moved.map_or(String::new(), |kind| format!("pass device=\"{kind}\" to move it, or "));
         let text = format!(
-            "the tensor is {place}, which {name} does not have in this process: {moved}{advice} with its own framework first"
+            "the tensor is {place}, which {name} does not have in this process: {advice} with its own framework first"
         );
-        return Err(Error::new(ErrorKind::Device, text));
+        let error = Error::new(ErrorKind::Device, text);
+        return Err(match kind.filter(|_| MOVED.0.contains(&device.kind)) {
+            Some(&DeviceKind::CPU) => error.or_advise(Advice::MoveToHost),
+            Some(_) => error.or_advise(Advice::MoveToCuda),
+            None => error,
+        });
     }
     if !target.dtypes.contains(&dtype) {
         let text = format!("{name} has no dtype {dtype}: cast the tensor, or view its bytes as uint8, first");
@@ -170,15 +174,13 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
     }
     let order = options.order;
     if order == Some(Order::ColumnMajor) && target.strides == Strides::Compact && !one_order(lent.layout()) {
-        let text = format!(
-            "{name} has row-major tensors only: leave order=\"F\" out, or pass permute= to reverse the dimensions"
-        );
-        return Err(Error::new(ErrorKind::Argument, text));
+        let error = Error::new(ErrorKind::Argument, format!("{name} has row-major tensors only"));
+        return Err(error.advise(Advice::AnyOrder).or_advise(Advice::ReverseDimensions));
     }
     if let Some(requested) = moved {
         if options.copy == Some(false) {
-            let text = format!("the tensor is on {device}, not on {requested}: pass copy=None to allow a move");
-            return Err(Error::new(ErrorKind::CopyNeeded, text));
+            let text = format!("the tensor is on {device}, not on {requested}");
+            return Err(Error::new(ErrorKind::CopyNeeded, text).advise(Advice::AllowMove));
         }
         return Ok(Plan::Copy(Reason::Moved));
     }
@@ -187,17 +189,15 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
     match (options.copy, needed(lent, target, order).or(foreign)) {
         (Some(true), reason) => Ok(Plan::Copy(reason.unwrap_or(Reason::Asked))),
         (_, None) if lost => {
-            let text = format!("the tensor is read-only, and {name} would let you write to it: pass copy=True");
-            Err(Error::new(ErrorKind::ReadOnly, text))
+            let text = format!("the tensor is read-only, and {name} would let you write to it");
+            Err(Error::new(ErrorKind::ReadOnly, text).advise(Advice::Copy))
         }
         (_, None) => Ok(Plan::ZeroCopy),
         (None, Some(reason)) => Ok(Plan::Copy(reason)),
         (Some(false), Some(reason)) => {
             let what = lent.layout();
-            let text = format!(
-                "{name} cannot take the tensor in place because of {reason} ({what}): pass copy=None to allow a copy"
-            );
-            Err(Error::new(ErrorKind::CopyNeeded, text))
+            let text = format!("{name} cannot take the tensor in place because of {reason} ({what})");
+            Err(Error::new(ErrorKind::CopyNeeded, text).advise(Advice::AllowCopy))
         }
     }
 }
@@ -222,11 +222,10 @@ pub(crate) fn moved_between(from: Device, to: Device) -> bool {
 fn movable(device: Device, requested: Device, target: &Profile) -> Result<()> {
     let text = if !target.devices.contains(&requested.kind) {
         let devices: Vec<_> = target.devices.iter().map(DeviceKind::to_string).collect();
-        format!(
-            "the tensor is on {device}, not on {requested}, and {} has only {} in this process: leave device= out, or pass another",
-            target.name,
-            devices.join(" and ")
-        )
+        let (name, devices) = (&target.name, devices.join(" and "));
+        let text =
+            format!("the tensor is on {device}, not on {requested}, and {name} has only {devices} in this process");
+        return Err(Error::new(ErrorKind::Device, text).advise(Advice::OtherDevice));
     } else if !moved_between(device, requested) {
         format!(
             "the tensor is on {device}, not on {requested}, and is not moved between such memory: move it with its own framework first"

@@ -5,8 +5,8 @@ use crate::fill::{behind, fill, pending};
 use crate::moved::{move_into, no_moves};
 use crate::plan::{decide, landing, moves_to, needed};
 use crate::{
-    Access, Adapter, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Options, Order, Ordering, Plan,
-    Reason, Result, Reuse, Stream, host, plan,
+    Access, Adapter, Advice, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Options, Order,
+    Ordering, Plan, Reason, Result, Reuse, Stream, host, plan,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -238,10 +238,10 @@ impl<F, T> Crossing<'_, F, T> {
         // The consumer copies into row-major order.
         if self.order() == Order::ColumnMajor {
             let text = format!(
-                "{} makes no column-major copy: leave order=\"F\" out, or copy it with the framework that owns it first",
+                "{} makes no column-major copy: copy it with the framework that owns it first",
                 self.from.profile().name
             );
-            return Err(Error::new(ErrorKind::CopyNeeded, text));
+            return Err(Error::new(ErrorKind::CopyNeeded, text).or_advise(Advice::AnyOrder));
         }
         if let Some(reason) = needed(&lent, self.to.profile(), None) {
             let (from, to) = (&self.from.profile().name, &self.to.profile().name);
@@ -267,9 +267,9 @@ impl<F, T> Crossing<'_, F, T> {
         let Some((fresh, target)) = fresh.filter(|(_, target)| !overlap(target, &lent)) else {
             let (name, device) = (&self.to.profile().name, lent.device());
             let text = format!(
-                "{name} takes no memory but its own, and the ordering does not copy this tensor on {device} into it: pass the ordering of bridge-copy"
+                "{name} takes no memory but its own, and the ordering does not copy this tensor on {device} into it"
             );
-            return Err(Error::new(ErrorKind::CopyNeeded, text));
+            return Err(Error::new(ErrorKind::CopyNeeded, text).advise(Advice::Copies));
         };
         host::copy_elements(&lent, &target, 0);
         Ok((fresh, None, CopiedBy::Host))
@@ -352,11 +352,9 @@ pub(crate) fn memory<T>(
         return host::empty(dtype, shape, order, alignment);
     }
     let copies = ordering.copies().ok_or_else(|| {
-        let text = format!(
-            "{} has no memory on {device} that can be written to: take an ordering with copies",
-            to.profile().name
-        );
-        Error::new(ErrorKind::CopyNeeded, text)
+        let text =
+            format!("{} has no memory on {device} that can be written to, and the ordering none", to.profile().name);
+        Error::new(ErrorKind::CopyNeeded, text).advise(Advice::Copies)
     })?;
     let consumer = to.consumer();
     let stream = consumer.current_stream(device)?.unwrap_or(Stream::LEGACY);

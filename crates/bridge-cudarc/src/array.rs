@@ -3,8 +3,8 @@
 use crate::context::{device_of, handle_of, restored};
 use crate::{Element, Reading, Writing};
 use bridge_core::{
-    Access, Allocation, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory, Order, Owner, Result,
-    Reuse, repeats,
+    Access, Advice, Allocation, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory, Order, Owner,
+    Result, Reuse, repeats,
 };
 use bridge_cuda::Located;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, sys};
@@ -238,17 +238,15 @@ impl DeviceArray {
         if self.layout.is_compact() && !repeats(&self.layout) {
             return Ok(());
         }
-        let text = format!(
-            "a CudaView has no strides, and this tensor has {}: pass copy=Some(true), or launch with data() and layout()",
-            self.layout
-        );
-        Err(Error::new(ErrorKind::Layout, text))
+        let text =
+            format!("a CudaView has no strides, and this tensor has {}: launch with data() and layout()", self.layout);
+        Err(Error::new(ErrorKind::Layout, text).or_advise(Advice::Copy))
     }
 }
 
 #[cold]
 pub(crate) fn read_only() -> Error {
-    Error::new(ErrorKind::ReadOnly, "the tensor is read-only: pass copy=Some(true)")
+    Error::new(ErrorKind::ReadOnly, "the tensor is read-only").advise(Advice::Copy)
 }
 
 impl fmt::Debug for DeviceArray {

@@ -1,7 +1,9 @@
 //! The tensor: elements on the host, and their owner.
 
 use crate::Element;
-use bridge_core::{Access, DType, Dims, Error, ErrorKind, HostMemory, Layout, Lease, Order, Owner, Result, repeats};
+use bridge_core::{
+    Access, Advice, DType, Dims, Error, ErrorKind, HostMemory, Layout, Lease, Order, Owner, Result, repeats,
+};
 use ndarray::{
     Array, ArrayD, ArrayViewD, ArrayViewMutD, Axis, Dimension, IxDyn, RawArrayView, RawArrayViewMut, ShapeBuilder,
     StrideShape,
@@ -170,8 +172,8 @@ impl HostArray {
         }
         if !self.data.is_multiple_of(align_of::<B>()) {
             let (address, alignment) = (self.data, align_of::<B>());
-            let text = format!("address {address:#x} is not aligned to {alignment} bytes: pass copy=Some(true)");
-            return Err(Error::new(ErrorKind::Layout, text));
+            let text = format!("address {address:#x} is not aligned to {alignment} bytes");
+            return Err(Error::new(ErrorKind::Layout, text).advise(Advice::Copy));
         }
         let strides: Vec<usize> = self.layout.strides().iter().map(|stride| stride.unsigned_abs() as usize).collect();
         let lowest = ptr::with_exposed_provenance_mut(self.data - self.layout.reach().0);

@@ -77,7 +77,7 @@ pub fn exception(py: Python<'_>, error: Error) -> PyErr {
     if let Some(cause) = cause.as_ref().filter(|cause| !is_ordinary(py, cause)) {
         return cause.clone_ref(py);
     }
-    let text = error.to_string();
+    let text = error.worded(bridge_core::python::words);
     let exception = match error.kind() {
         ErrorKind::NotATensor | ErrorKind::Dtype => PyTypeError::new_err(text),
         ErrorKind::Argument | ErrorKind::Device | ErrorKind::Layout => PyValueError::new_err(text),

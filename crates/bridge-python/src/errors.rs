@@ -23,15 +23,20 @@ pub(crate) fn into_python(py: Python<'_>, error: Error) -> PyErr {
     let make = || -> PyResult<PyErr> {
         let kind = serde_json::to_value(error.kind()).expect("a kind is a word");
         let errors = py.import("tensor_bridge.errors")?;
-        let exception = PyErr::from_value(errors.call_method1("of_kind", (kind.as_str(), error.to_string()))?);
+        let exception = PyErr::from_value(errors.call_method1("of_kind", (kind.as_str(), worded(&error)))?);
         exception.set_cause(py, cause.map(|cause| cause.clone_ref(py)));
         Ok(exception)
     };
     make().unwrap_or_else(|failure| match is_ordinary(py, &failure) {
-        true => PyRuntimeError::new_err(format!("{error} (and the error class is missing: {failure})")),
+        true => PyRuntimeError::new_err(format!("{} (and the error class is missing: {failure})", worded(&error))),
         // Ctrl-C, which Python notices in the call above.
         false => failure,
     })
+}
+
+/// Returns the message, with the advice in the words of Python.
+fn worded(error: &Error) -> String {
+    error.worded(bridge_core::python::words)
 }
 
 /// Returns the error for an argument that cannot be used.

@@ -195,16 +195,26 @@ fn refusals_say_where_the_tensor_is_and_what_to_do() {
         let mut office = Office::new(Strides::Compact);
         office.profile.devices = target.into();
         let lent = office.export(&Item::Own(Paper { device, ..Paper::new(&Log::default()) })).unwrap();
-        plan(&lent, office.profile(), &Options::default()).unwrap_err().to_string()
+        plan(&lent, office.profile(), &Options::default()).unwrap_err().worded(bridge_core::python::words)
     };
     let rocm = Device { kind: DeviceKind::ROCM, index: 0 };
     for (target, device, expected) in [
         (
             DeviceKind::CUDA,
             Device::CPU,
-            ["is in host memory (cpu), which", "device=\"cuda\" to move it, or move it to a"],
+            [
+                "is in host memory (cpu), which",
+                "move it to a device with its own framework first, or pass device=\"cuda\"",
+            ],
         ),
-        (DeviceKind::CPU, GPU, ["is on cuda:0, which office", "device=\"cpu\" to move it, or copy it to the host"]),
+        (
+            DeviceKind::CPU,
+            GPU,
+            [
+                "is on cuda:0, which office",
+                "process: copy it to the host with its own framework first, or pass device=\"cpu\" to",
+            ],
+        ),
         (DeviceKind::CPU, rocm, ["is on rocm:0, which office", "process: copy it to the host with its own"]),
     ] {
         let text = refused(&[target], device);
@@ -213,8 +223,11 @@ fn refusals_say_where_the_tensor_is_and_what_to_do() {
     let office = Office::new(Strides::Compact);
     let lent = office.export(&Item::Own(Paper { strides: vec![1, 2], ..Paper::new(&Log::default()) })).unwrap();
     let in_place = Options::in_place();
-    let text = plan(&lent, office.profile(), &in_place).unwrap_err().to_string();
+    let refused = plan(&lent, office.profile(), &in_place).unwrap_err();
+    let text = refused.to_string();
     assert!(text.contains("because of strides that are not compact (shape [2, 3], strides [1, 2]"), "{text}");
+    assert!(text.ends_with("): allow a copy, with Options::copy at None"), "{text}");
+    assert!(refused.worded(bridge_core::python::words).ends_with("): pass copy=None to allow a copy"), "{refused}");
 }
 
 #[test]

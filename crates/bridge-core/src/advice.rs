@@ -1,0 +1,113 @@
+//! What a caller can ask for instead of what was refused: said by core, and worded by each front end.
+
+use std::fmt;
+
+/// A change of the caller's requests that an error recommends. Core names it, and each front end has words for it: see
+/// [`Error::worded`](crate::Error::worded).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Advice {
+    /// Allow a copy.
+    AllowCopy,
+    /// Allow a move to the other device.
+    AllowMove,
+    /// Ask for a copy.
+    Copy,
+    /// Copy the tensor by itself first.
+    CopyFirst,
+    /// Ask for no device, or for another one.
+    OtherDevice,
+    /// Ask for the device `cpu`.
+    MoveToHost,
+    /// Ask for a device of the kind `cuda`.
+    MoveToCuda,
+    /// Ask for no order.
+    AnyOrder,
+    /// Reverse the dimensions by a permutation.
+    ReverseDimensions,
+    /// Pass an ordering that has copies.
+    Copies,
+}
+
+/// Makes the words of a front end: a function from each [`Advice`] to the half sentence that says it.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! words {
+    ($(#[$attribute:meta])* $visibility:vis fn $name:ident { $($advice:ident => $text:literal,)* }) => {
+        $(#[$attribute])*
+        $visibility fn $name(advice: $crate::Advice) -> &'static str {
+            match advice {
+                $($crate::Advice::$advice => $text,)*
+                #[allow(unreachable_patterns, reason = "core knows all of them, and other crates need it")]
+                _ => "ask for something else",
+            }
+        }
+    };
+}
+
+words! {
+    /// The words for programs in Rust.
+    pub(crate) fn rust {
+        AllowCopy => "allow a copy, with Options::copy at None",
+        AllowMove => "allow a move, with Options::copy at None",
+        Copy => "ask for a copy, with Options::copied()",
+        CopyFirst => "copy the tensor first, for example with Options::copied()",
+        OtherDevice => "leave Options::device out, or name another device",
+        MoveToHost => "move it, with Options::device at Device::CPU",
+        MoveToCuda => "move it, with a CUDA device as Options::device",
+        AnyOrder => "leave Options::order out",
+        ReverseDimensions => "reverse the dimensions with Options::permute",
+        Copies => "pass an ordering with copies: that of bridge-copy, or of the facade with the feature `cuda`",
+    }
+}
+
+/// The words for Python, which several front ends share.
+#[doc(hidden)]
+pub mod python {
+    words! {
+        /// The words for callers in Python.
+        pub fn words {
+            AllowCopy => "pass copy=None to allow a copy",
+            AllowMove => "pass copy=None to allow a move",
+            Copy => "pass copy=True",
+            CopyFirst => "copy the tensor first, for example with copy=True",
+            OtherDevice => "leave device= out, or pass another",
+            MoveToHost => "pass device=\"cpu\" to move it",
+            MoveToCuda => "pass device=\"cuda\" to move it",
+            AnyOrder => "leave order=\"F\" out",
+            ReverseDimensions => "pass permute= to reverse the dimensions",
+            Copies => "copy it with the framework that owns it first",
+        }
+    }
+}
+
+/// The advice of an error, in two bytes and a flag. Beyond the second it is dropped.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Advised {
+    all: [Option<Advice>; 2],
+    /// Whether the message before it ends with advice of its own.
+    follows: bool,
+}
+
+impl Advised {
+    pub(crate) fn push(&mut self, advice: Advice, follows: bool) {
+        if self.all[0].is_none() {
+            self.follows = follows;
+        }
+        if let Some(free) = self.all.iter_mut().find(|place| place.is_none()) {
+            *free = Some(advice);
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Advice> {
+        self.all.into_iter().flatten()
+    }
+
+    pub(crate) fn write(&self, f: &mut impl fmt::Write, words: impl Fn(Advice) -> &'static str) -> fmt::Result {
+        for (i, advice) in self.iter().enumerate() {
+            f.write_str(if i > 0 || self.follows { ", or " } else { ": " })?;
+            f.write_str(words(advice))?;
+        }
+        Ok(())
+    }
+}
