@@ -216,7 +216,10 @@ impl<R: Reply + Send + 'static> Line<R> {
     pub(crate) fn attend(&self, mut see: impl FnMut(R)) {
         loop {
             self.wait(PollFlags::IN, Instant::now() + PATIENCE);
-            if self.noticed(locked(&self.read), &mut see).is_err() {
+            let mut found = Vec::new();
+            let goes_on = self.noticed(locked(&self.read), |notice| found.push(notice));
+            found.into_iter().for_each(&mut see);
+            if goes_on.is_err() {
                 return;
             }
         }

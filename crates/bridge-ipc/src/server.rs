@@ -1,16 +1,19 @@
 //! The thread behind a socket: connections, and what they are answered.
 
+mod served;
+
 use crate::exporter::Kept;
 use crate::socket::{self, OtherEnd};
-use crate::wire::{Frames, MAX_REQUEST, Why, frame};
+use crate::wire::{Why, frame};
 use bridge_core::{Error, ErrorKind, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fd::{AsFd, OwnedFd};
-use rustix::process::{Pid, geteuid};
+use rustix::fd::OwnedFd;
+use rustix::process::geteuid;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::collections::{BTreeMap, VecDeque};
-use std::io::{ErrorKind as Io, Read};
+use served::{Caller, Served};
+use std::collections::BTreeMap;
+use std::io::ErrorKind as Io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -74,19 +77,11 @@ pub(crate) struct Letter {
     pub(crate) bytes: Vec<u8>,
     /// The content whose descriptors go with the first byte.
     pub(crate) kept: Option<Arc<Kept>>,
-    /// Whether it answers a question.
-    pub(crate) answers: bool,
 }
 
 impl Letter {
-    /// Returns the answer to a question.
-    pub(crate) fn answer(to: Peer, message: &impl Serialize) -> Self {
-        Self { to, bytes: frame(message), kept: None, answers: true }
-    }
-
-    /// Returns what is said unasked.
-    pub(crate) fn notice(to: Peer, message: &impl Serialize) -> Self {
-        Self { to, bytes: frame(message), kept: None, answers: false }
+    pub(crate) fn new(to: Peer, message: &impl Serialize) -> Self {
+        Self { to, bytes: frame(message), kept: None }
     }
 }
 
@@ -151,42 +146,6 @@ impl Drop for Serving {
     }
 }
 
-/// A process at the other end of a connection.
-struct Served<R> {
-    socket: UnixStream,
-    caller: Caller,
-    /// Becomes readable when the process ends, whose forks may keep the socket open.
-    process: Option<OwnedFd>,
-    frames: Frames,
-    /// A question that is answered once the process has taken the answer to the one before. Until then nothing more is
-    /// read of it.
-    question: Option<R>,
-    out: VecDeque<Out>,
-    /// When it has said something.
-    heard: Instant,
-}
-
-/// Who calls: the user, and the number of the process, if this one can see it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Caller {
-    user: u32,
-    process: Option<Pid>,
-}
-
-impl Caller {
-    /// Returns whether two callers are one process, or one user who is not the one of this process. All processes that
-    /// this one cannot see count as one.
-    fn is_like(&self, other: &Self) -> bool {
-        self.process == other.process || (self.user == other.user && self.user != geteuid().as_raw())
-    }
-}
-
-/// A letter on its way, and how many bytes of it were sent.
-struct Out {
-    letter: Letter,
-    sent: usize,
-}
-
 struct Server<S: Service> {
     listener: UnixListener,
     service: S,
@@ -248,9 +207,7 @@ impl<S: Service> Server<S> {
             for letter in letters.drain(..) {
                 let peer = letter.to;
                 let Some(served) = self.served.get_mut(&peer) else { continue };
-                let full = !served.out.is_empty();
-                served.out.push_back(Out { letter, sent: 0 });
-                if !full && served.flush().is_none() {
+                if served.post(letter).is_none() {
                     lost.push(peer);
                 }
             }
@@ -287,7 +244,7 @@ impl<S: Service> Server<S> {
         for (peer, served) in &self.served {
             let mut events = PollFlags::empty();
             events.set(PollFlags::IN, served.question.is_none());
-            events.set(PollFlags::OUT, !served.out.is_empty());
+            events.set(PollFlags::OUT, served.is_behind());
             asked.push(PollFd::new(&served.socket, events));
             peers.push((*peer, false));
             if let Some(process) = &served.process {
@@ -336,9 +293,7 @@ impl<S: Service> Server<S> {
         if socket.set_nonblocking(true).is_err() || !self.has_room(caller, letters) {
             return Err((socket, Why::Busy));
         }
-        let (frames, heard) = (Frames::new(MAX_REQUEST), Instant::now());
-        let served = Served { socket, caller, process, frames, question: None, out: VecDeque::new(), heard };
-        self.served.insert(self.service.join(), served);
+        self.served.insert(self.service.join(), Served::new(socket, caller, process));
         Ok(())
     }
 
@@ -377,7 +332,7 @@ impl<S: Service> Server<S> {
                     served.read()?;
                     continue;
                 }
-                Ok(Some(question)) if S::is_question(&question) && served.awaits_room() => {
+                Ok(Some(question)) if S::is_question(&question) && served.is_behind() => {
                     served.question = Some(question);
                     return Some(());
                 }
@@ -388,9 +343,7 @@ impl<S: Service> Server<S> {
                 Err(why) => Err(why),
             };
             if let Err(why) = done {
-                let letter = Letter { to: peer, bytes: S::refusal(why), kept: None, answers: true };
-                served.out.push_back(Out { letter, sent: 0 });
-                let _ = served.flush();
+                let _ = served.post(Letter { to: peer, bytes: S::refusal(why), kept: None });
                 return None;
             }
             self.deliver(letters);
@@ -403,63 +356,12 @@ fn refuse<S: Service>(socket: &UnixStream, why: Why) {
     let _ = socket::send(socket, &S::refusal(why), &[]);
 }
 
-impl<R> Served<R> {
-    /// Reads once what the process has sent. `None`: it has closed the connection.
-    fn read(&mut self) -> Option<()> {
-        let mut bytes = [0; TURN];
-        match self.socket.read(&mut bytes) {
-            Ok(0) => None,
-            Ok(read) => {
-                self.frames.add(&bytes[..read]);
-                Some(())
-            }
-            Err(error) => matches!(error.kind(), Io::WouldBlock | Io::Interrupted).then_some(()),
-        }
-    }
-
-    /// Returns whether an answer waits for the process to read.
-    fn awaits_room(&self) -> bool {
-        self.out.iter().any(|out| out.letter.answers)
-    }
-
-    /// Returns how many bytes wait for the process to read.
-    fn unread(&self) -> usize {
-        self.out.iter().map(|out| out.letter.bytes.len() - out.sent).sum()
-    }
-
-    /// Sends what the socket takes now. `None`: the system cannot send it.
-    fn flush(&mut self) -> Option<()> {
-        while let Some(Out { letter, sent }) = self.out.front_mut() {
-            let files: Vec<_> = match &letter.kept {
-                Some(kept) if *sent == 0 => kept.files.iter().map(|file| file.as_fd()).collect(),
-                _ => Vec::new(),
-            };
-            match socket::send(&self.socket, &letter.bytes[*sent..], &files) {
-                Ok(more) => *sent += more,
-                Err(error) if error.kind() == Io::WouldBlock => break,
-                // The process has closed the connection. What it said before is still to be read: perhaps it has given
-                // back its last lease.
-                Err(error) if matches!(error.kind(), Io::BrokenPipe | Io::ConnectionReset) => {
-                    self.out.clear();
-                    break;
-                }
-                // An answer that is left out would make the next one its own.
-                Err(_) => return None,
-            }
-            if *sent == letter.bytes.len() {
-                self.out.pop_front();
-            }
-        }
-        Some(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ticket::Token;
     use crate::wire::{Request, frame};
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::sync::atomic::AtomicUsize;
 
     /// Counts what is asked, and answers questions with as many bytes.
@@ -487,7 +389,7 @@ mod tests {
         fn answer(&mut self, to: Peer, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
             self.asked += 1;
             if Self::is_question(&request) {
-                out.push(Letter { to, bytes: vec![0; self.answer], kept: None, answers: true });
+                out.push(Letter { to, bytes: vec![0; self.answer], kept: None });
             }
             Ok(())
         }
@@ -553,7 +455,7 @@ mod tests {
         let (peer, mut other) = server.joined();
         other.write_all(&question()).unwrap();
         drop(other);
-        server.deliver(&mut vec![Letter::notice(peer, &0)]);
+        server.deliver(&mut vec![Letter::new(peer, &0)]);
         while !server.served.is_empty() {
             server.serve(peer);
         }
@@ -588,7 +490,7 @@ mod tests {
     fn a_process_that_does_not_read_notices_is_heard() {
         let mut server = server(4, 1);
         let (peer, mut other) = server.joined();
-        let notice = || Letter { to: peer, bytes: vec![0; 1 << 20], kept: None, answers: false };
+        let notice = || Letter { to: peer, bytes: vec![0; 1 << 20], kept: None };
         server.deliver(&mut vec![notice(), notice()]);
         assert!(server.served[&peer].unread() > 0);
         other.write_all(&frame(&Request::Return { lease: 1, points: Vec::new() })).unwrap();
@@ -628,20 +530,5 @@ mod tests {
         let mut answer = [0; 8];
         let (_, mut first) = others.into_iter().next().unwrap();
         assert_eq!((first.read(&mut answer).unwrap(), answer[0]), (1, 1), "it is refused");
-    }
-
-    #[test]
-    fn callers_are_alike_by_process_or_as_one_other_user() {
-        let own = geteuid().as_raw();
-        let caller = |user: u32, process: i32| Caller { user: own + user, process: Pid::from_raw(process) };
-        for (one, other, alike) in [
-            (caller(0, 1), caller(0, 1), true),
-            (caller(0, 1), caller(0, 2), false),
-            (caller(1, 1), caller(1, 2), true),
-            (caller(1, 1), caller(2, 2), false),
-            (caller(0, 0), caller(1, 0), true),
-        ] {
-            assert_eq!((one.is_like(&other), other.is_like(&one)), (alike, alike), "{one:?} {other:?}");
-        }
     }
 }

@@ -39,7 +39,7 @@ impl Service for Arc<Desk> {
                     },
                     Err(why) => (Answer::Refused { why }, None),
                 };
-                out.push(Letter { kept, ..Letter::answer(peer, &answer) });
+                out.push(Letter { kept, ..Letter::new(peer, &answer) });
             }
             Request::Return { lease, points } => {
                 // Without the wait the memory could be reused too early: the lease is kept until that process ends.
@@ -66,7 +66,7 @@ impl Service for Arc<Desk> {
         let free = self.book().expire(Instant::now());
         drop(free);
         let notices = std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner));
-        let letter = |(to, share)| Letter::notice(to, &Answer::Revoked { share });
+        let letter = |(to, share)| Letter::new(to, &Answer::Revoked { share });
         out.extend(notices.into_iter().map(letter));
     }
 

@@ -86,7 +86,7 @@ impl Board {
     fn displaced(&mut self, put: Put, out: &mut Vec<Letter>) {
         self.total = (self.total.0 - 1, self.total.1 - put.bytes);
         self.peers.entry(put.by).and_modify(|puts| *puts -= 1);
-        out.push(Letter::notice(put.by, &Answer::Displaced { ticket: put.ticket }));
+        out.push(Letter::new(put.by, &Answer::Displaced { ticket: put.ticket }));
     }
 
     fn list(&self) -> Answer {
@@ -103,7 +103,7 @@ impl Board {
         let found: Vec<_> = found.filter(|(_, answer)| *answer != Answer::Missing).collect();
         for (to, answer) in found {
             self.waiting.remove(&to);
-            out.push(Letter::answer(to, &answer));
+            out.push(Letter::new(to, &answer));
         }
     }
 }
@@ -146,7 +146,7 @@ impl Service for Board {
             }
         };
         let stored = matches!(answer, Answer::Stored { .. });
-        out.push(Letter::answer(peer, &answer));
+        out.push(Letter::new(peer, &answer));
         if stored {
             self.tell(out);
         }
@@ -184,6 +184,7 @@ impl Service for Board {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::line::Reply;
     use crate::wire::{Frames, HEADER};
     use proptest::prelude::*;
     use std::collections::BTreeSet;
@@ -279,7 +280,7 @@ mod tests {
                     continue;
                 }
                 prop_assert_eq!(answered, Ok(()));
-                let (notices, answers): (Vec<_>, Vec<_>) = out.into_iter().partition(|letter| !letter.answers);
+                let (notices, answers): (Vec<_>, Vec<_>) = out.into_iter().partition(|letter| read(letter).is_notice());
                 let displaced: Vec<_> = notices.iter().map(|letter| (letter.to, read(letter))).collect();
                 let mut out = answers;
                 let own = out.iter().position(|letter| letter.to == peer).map(|at| read(&out.remove(at)));
@@ -334,7 +335,7 @@ mod tests {
     fn asked(board: &mut Board, peer: Peer, request: Request) -> Answer {
         let mut out = Vec::new();
         board.answer(peer, request, &mut out).unwrap();
-        read(out.iter().find(|letter| letter.to == peer && letter.answers).unwrap())
+        out.iter().filter(|letter| letter.to == peer).map(read).find(|answer| !answer.is_notice()).unwrap()
     }
 
     #[test]

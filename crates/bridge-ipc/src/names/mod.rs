@@ -115,7 +115,10 @@ impl Client {
 
     fn ask(&self, request: &Request) -> Result<Answer> {
         self.check()?;
-        let answered = self.line.ask(&frame(request), Instant::now() + PATIENCE, |_| 0, |notice| self.own.note(notice));
+        let mut notices = Vec::new();
+        let answered = self.line.ask(&frame(request), Instant::now() + PATIENCE, |_| 0, |notice| notices.push(notice));
+        // Memory is released where no lock is held.
+        notices.into_iter().for_each(|notice| self.own.note(notice));
         Ok(answered?.0)
     }
 

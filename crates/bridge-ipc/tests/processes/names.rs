@@ -182,6 +182,26 @@ fn what_is_displaced_is_not_shared_any_more() {
 }
 
 #[test]
+fn what_is_refused_is_not_shared_any_more() {
+    let folder = Folder::new();
+    std::fs::create_dir(folder.path()).unwrap();
+    let settings = Settings { limits: Limits { shares: 1, ..Limits::default() }, ..Settings::default() };
+    let names = Names::serve(&folder.path().join("names"), settings).unwrap();
+    let sharing = Folder::new();
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    let client = Client::connect(names.path()).unwrap();
+    let put = |name: &str| {
+        let ticket = share(&exporter, vec![7], Writing::Never, LONG).unwrap();
+        client.put_share(&exporter, name, &ticket, 1)
+    };
+    let first = put("weights").unwrap();
+    assert_eq!(put("others").unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(exporter.held().shares, 1);
+    assert!(put("weights").unwrap() > first, "one takes the place of another");
+    assert_eq!(exporter.held().shares, 1);
+}
+
+#[test]
 fn a_closed_connection_shares_nothing() {
     let served = served();
     let sharing = Folder::new();

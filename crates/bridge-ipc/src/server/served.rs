@@ -1,0 +1,129 @@
+//! One connection of a socket's thread: what its process has said, and what waits for it.
+
+use super::{Letter, TURN};
+use crate::socket;
+use crate::wire::{Frames, MAX_REQUEST};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::process::{Pid, geteuid};
+use std::collections::VecDeque;
+use std::io::{ErrorKind as Io, Read};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+/// A process at the other end of a connection.
+pub(super) struct Served<R> {
+    pub(super) socket: UnixStream,
+    pub(super) caller: Caller,
+    /// Becomes readable when the process ends, whose forks may keep the socket open.
+    pub(super) process: Option<OwnedFd>,
+    pub(super) frames: Frames,
+    /// A question that is answered once the process has read what waits for it. Until then nothing more is read of it.
+    pub(super) question: Option<R>,
+    out: VecDeque<Out>,
+    /// When it has said something.
+    pub(super) heard: Instant,
+}
+
+/// Who calls: the user, and the number of the process, if this one can see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Caller {
+    pub(super) user: u32,
+    pub(super) process: Option<Pid>,
+}
+
+impl Caller {
+    /// Returns whether two callers are one process, or one user who is not the one of this process. All processes that
+    /// this one cannot see count as one.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        self.process == other.process || (self.user == other.user && self.user != geteuid().as_raw())
+    }
+}
+
+/// A letter on its way, and how many bytes of it were sent.
+struct Out {
+    letter: Letter,
+    sent: usize,
+}
+
+impl<R> Served<R> {
+    pub(super) fn new(socket: UnixStream, caller: Caller, process: Option<OwnedFd>) -> Self {
+        let (frames, out, heard) = (Frames::new(MAX_REQUEST), VecDeque::new(), Instant::now());
+        Self { socket, caller, process, frames, question: None, out, heard }
+    }
+
+    /// Sends a letter after those that wait. `None`: the system cannot send it.
+    pub(super) fn post(&mut self, letter: Letter) -> Option<()> {
+        let waits = self.is_behind();
+        self.out.push_back(Out { letter, sent: 0 });
+        if waits { Some(()) } else { self.flush() }
+    }
+
+    /// Returns whether something waits for the process to read.
+    pub(super) fn is_behind(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// Reads once what the process has sent. `None`: it has closed the connection.
+    pub(super) fn read(&mut self) -> Option<()> {
+        let mut bytes = [0; TURN];
+        match self.socket.read(&mut bytes) {
+            Ok(0) => None,
+            Ok(read) => {
+                self.frames.add(&bytes[..read]);
+                Some(())
+            }
+            Err(error) => matches!(error.kind(), Io::WouldBlock | Io::Interrupted).then_some(()),
+        }
+    }
+
+    /// Returns how many bytes wait for the process to read.
+    pub(super) fn unread(&self) -> usize {
+        self.out.iter().map(|out| out.letter.bytes.len() - out.sent).sum()
+    }
+
+    /// Sends what the socket takes now. `None`: the system cannot send it.
+    pub(super) fn flush(&mut self) -> Option<()> {
+        while let Some(Out { letter, sent }) = self.out.front_mut() {
+            let files: Vec<_> = match &letter.kept {
+                Some(kept) if *sent == 0 => kept.files.iter().map(|file| file.as_fd()).collect(),
+                _ => Vec::new(),
+            };
+            match socket::send(&self.socket, &letter.bytes[*sent..], &files) {
+                Ok(more) => *sent += more,
+                Err(error) if error.kind() == Io::WouldBlock => break,
+                // The process has closed the connection. What it said before is still to be read: perhaps it has given
+                // back its last lease.
+                Err(error) if matches!(error.kind(), Io::BrokenPipe | Io::ConnectionReset) => {
+                    self.out.clear();
+                    break;
+                }
+                // An answer that is left out would make the next one its own.
+                Err(_) => return None,
+            }
+            if *sent == letter.bytes.len() {
+                self.out.pop_front();
+            }
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callers_are_alike_by_process_or_as_one_other_user() {
+        let own = geteuid().as_raw();
+        let caller = |user: u32, process: i32| Caller { user: own + user, process: Pid::from_raw(process) };
+        for (one, other, alike) in [
+            (caller(0, 1), caller(0, 1), true),
+            (caller(0, 1), caller(0, 2), false),
+            (caller(1, 1), caller(1, 2), true),
+            (caller(1, 1), caller(2, 2), false),
+            (caller(0, 0), caller(1, 0), true),
+        ] {
+            assert_eq!((one.is_like(&other), other.is_like(&one)), (alike, alike), "{one:?} {other:?}");
+        }
+    }
+}
