@@ -44,6 +44,17 @@ def other() -> Any:
     process.kill()
 
 
+@pytest.fixture
+def _anew() -> None:
+    """End what other tests have shared."""
+    processes._core.ipc_close()
+
+
+def shares() -> int:
+    """Return the number of shares. What was opened is given back by a message: wait for it."""
+    return processes.held()["shares"]
+
+
 def leases() -> int:
     return processes.held()["leases"]
 
@@ -373,6 +384,7 @@ def test_names_for_asyncio(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("_anew")
 def test_the_newest_of_many_versions_can_be_opened(tmp_path: Path) -> None:
     """Tasks that put one name at once, and all versions but the newest are dropped."""
 
@@ -384,29 +396,27 @@ def test_the_newest_of_many_versions_can_be_opened(tmp_path: Path) -> None:
         assert await names.list_async() == names.list()
         await names.remove_async("x")
 
-    before = processes.held()["shares"]
     with tb.serve(tmp_path / "names") as names:
         asyncio.run(rounds(names))
-        # What was opened is given back by a message.
-        wait_until(lambda: processes.held()["shares"] == before)
+        wait_until(lambda: shares() == 0)
 
 
+@pytest.mark.usefixtures("_anew")
 def test_what_another_process_displaces_is_dropped(tmp_path: Path, other: Other) -> None:
-    before = processes.held()["shares"]
     path = tmp_path / "names"
     with tb.serve(path) as names, tb.connect(path) as client:
         client.put("weights", torch.zeros(2))
         other(f"c = tb.connect({str(path)!r})")
         other("c.put('weights', np.ones(2))")
-        wait_until(lambda: processes.held()["shares"] == before)
+        wait_until(lambda: shares() == 0)
         assert names.get("weights", "numpy").tolist() == [1, 1]
         client.put("others", torch.zeros(2))
         other("c.remove('others')")
-        wait_until(lambda: processes.held()["shares"] == before)
+        wait_until(lambda: shares() == 0)
 
 
+@pytest.mark.usefixtures("_anew")
 def test_nonsense_about_names_is_a_typed_error(tmp_path: Path) -> None:
-    before = processes.held()["shares"]
     with tb.serve(tmp_path / "names") as names, tb.connect(tmp_path / "names") as client:
         names.put("good", torch.arange(2))
         for name in ("", "a\nb", "n" * 129, "\ud800", None, 7):
@@ -442,9 +452,9 @@ def test_nonsense_about_names_is_a_typed_error(tmp_path: Path) -> None:
             assert _kind(call) == "argument"
         # Nothing that was put has gone, and nothing more is shared.
         assert client.get("good", "numpy").tolist() == [0, 1]
-        assert list(client.list()) == ["good"] and processes.held()["shares"] == before + 1
+        assert list(client.list()) == ["good"] and shares() == 1
     assert _kind(lambda: client.put("x", zeros)) == "gone"
-    wait_until(lambda: processes.held()["shares"] == before)
+    wait_until(lambda: shares() == 0)
 
 
 def test_every_function_of_names_has_its_double_for_asyncio() -> None:
