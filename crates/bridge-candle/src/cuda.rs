@@ -107,8 +107,9 @@ pub(crate) fn origin(storage: &CudaStorage) -> Result<Option<Origin>> {
         // `cudarc` keeps the error of a wait for the next call.
         stream.context().check_err().map(|()| memory)
     });
-    let memory =
-        memory.map_err(|error| Error::new(ErrorKind::Driver, format!("cudarc: {error:?}: the tensor was not read")))?;
+    let memory = memory.map_err(|error| {
+        Error::new(ErrorKind::Driver, format!("cudarc: {error:?}: the tensor was not read")).caused_by(error)
+    })?;
     let reuse = if slice.is_freed_in(&stream) { Reuse::InStreamOrder } else { Reuse::Unknown };
     Ok(Some(Origin { dtype, memory, device: device_of(&stream), stream: Some(handle_of(&stream)), reuse }))
 }

@@ -48,7 +48,7 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &str) -> Result<&'a 
     non_null(pointer, name)?;
     // SAFETY: the caller's obligation.
     let text = unsafe { CStr::from_ptr(pointer) }.to_str();
-    text.map_err(|error| refused(format!("{name} is not UTF-8: {error}")))
+    text.map_err(|error| refused(format!("{name} is not UTF-8: {error}")).caused_by(error))
 }
 
 /// Writes a result.

@@ -107,9 +107,9 @@ pub unsafe fn adopt<M: ManagedTensorBase>(managed: *mut M) -> Result<Managed<M>>
     unsafe { Managed::from_raw(managed) }.map_err(|error| match error {
         dlpark::dlpack::FromRawError::Version { source } => {
             let text = format!("{source}: ask the producer for max_version=(1, 0)");
-            Error::new(ErrorKind::Version, text)
+            Error::new(ErrorKind::Version, text).caused_by(source)
         }
-        other => broken(other.to_string()),
+        other => broken(other.to_string()).caused_by(other),
     })
 }
 
@@ -134,7 +134,7 @@ pub unsafe fn lend<M: ManagedTensorBase>(
 ) -> Result<Lent> {
     // SAFETY: the handle owns the tensor, and no other code changes it.
     readable(unsafe { managed.tensor() })?;
-    let tensor = managed.validate().map_err(|error| broken(error.to_string()))?;
+    let tensor = managed.validate().map_err(|error| broken(error.to_string()).caused_by(error))?;
     // SAFETY: the handle owns the tensor, and no other code changes it.
     let access = match unsafe { &*managed.as_ptr() }.version() {
         // DLPack has no flag for it before version 1.0.
@@ -202,7 +202,7 @@ impl View {
 pub unsafe fn read(tensor: &ffi::DLTensor) -> Result<View> {
     readable(tensor)?;
     // SAFETY: the caller vouches for the shape and the strides.
-    let tensor = unsafe { TensorRef::from_raw(tensor) }.map_err(|error| broken(error.to_string()))?;
+    let tensor = unsafe { TensorRef::from_raw(tensor) }.map_err(|error| broken(error.to_string()).caused_by(error))?;
     let view = View::of(&tensor)?;
     if view.layout.numel() > 0 && tensor.data_ptr().is_null() {
         return Err(broken("the data pointer is null".into()));
@@ -229,7 +229,7 @@ pub unsafe fn lend_borrowed<O: Send + Sync + 'static>(
 ) -> Result<Lent> {
     readable(tensor)?;
     // SAFETY: the caller vouches for the shape and the strides.
-    let tensor = unsafe { TensorRef::from_raw(tensor) }.map_err(|error| broken(error.to_string()))?;
+    let tensor = unsafe { TensorRef::from_raw(tensor) }.map_err(|error| broken(error.to_string()).caused_by(error))?;
     let (described, owner) = Described::of(&tensor, access, origin)?;
     let Described { data, dtype, layout, allocation, keep, .. } = described;
     // SAFETY: as in `lend`, with the owner that the caller vouches for.
@@ -271,7 +271,7 @@ impl Described {
         if layout.numel() > 0 && tensor.data_ptr().is_null() {
             return Err(broken("the data pointer is null".into()));
         }
-        layout.hull(data, None).map_err(|_| broken("the view leaves the address space".into()))?;
+        layout.hull(data, None).map_err(|error| broken("the view leaves the address space".into()).caused_by(error))?;
         let bytes = layout.hull(data, origin.allocation.as_ref())?;
         let device = origin.device.unwrap_or(stated);
         let allocation = Allocation { bytes, device, access, stream: origin.stream, reuse: origin.reuse };

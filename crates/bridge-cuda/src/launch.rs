@@ -82,7 +82,7 @@ impl Kernels {
         let functions = functions.as_ref().map_err(|failure| {
             let cause = error(driver, *failure);
             let text = format!("the kernels for copies cannot be loaded on {device} ({cause}): update the driver");
-            Error::new(ErrorKind::CopyNeeded, text)
+            Error::new(ErrorKind::CopyNeeded, text).caused_by(cause)
         })?;
         let grid = Grid { blocks: launch.blocks, threads: launch.threads, shared: launch.shared };
         let parameter: *const c_void = std::ptr::from_ref(parameter).cast();

@@ -164,14 +164,15 @@ impl FromStr for Ticket {
         if text.len() > MAX_TICKET {
             return Err(no_ticket(&format_args!("it is longer than {MAX_TICKET} bytes")));
         }
-        let Version { tensor_bridge: version } = serde_json::from_str(text).map_err(|error| no_ticket(&error))?;
+        let Version { tensor_bridge: version } =
+            serde_json::from_str(text).map_err(|error| no_ticket(&error).caused_by(error))?;
         if version != VERSION {
             let text = format!(
                 "the ticket is of version {version}, and this process knows {VERSION}: use one version of tensor_bridge in both"
             );
             return Err(Error::new(ErrorKind::Version, text));
         }
-        let ticket: Self = serde_json::from_str(text).map_err(|error| no_ticket(&error))?;
+        let ticket: Self = serde_json::from_str(text).map_err(|error| no_ticket(&error).caused_by(error))?;
         if !ticket.socket().is_absolute() || ticket.socket.contains('\0') {
             return Err(no_ticket(&"its socket is no absolute path"));
         }

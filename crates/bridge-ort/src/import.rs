@@ -34,7 +34,8 @@ impl Owner {
             _ => (AllocationDevice::CUDA, lease.device().index),
         };
         let info = MemoryInfo::new(place, index, AllocatorType::Device, MemoryType::Default);
-        let info = info.map_err(|error| Error::new(ErrorKind::Framework, format!("ONNX Runtime: {error}")))?;
+        let info =
+            info.map_err(|error| Error::new(ErrorKind::Framework, format!("ONNX Runtime: {error}")).caused_by(error))?;
         let allocator = OrtAllocator {
             version: ALLOCATOR_VERSION,
             Alloc: Some(nothing),

@@ -81,16 +81,16 @@ pub fn load(path: impl AsRef<Path>) -> Result<()> {
     };
     // `ort` asks the library for an error object to say that there is no library, and waits for itself.
     // SAFETY: a library of this name is ONNX Runtime, whose initialisers may run.
-    let library = unsafe { Library::new(path) }.map_err(|error| missing(error.to_string()))?;
+    let library = unsafe { Library::new(path) }.map_err(|error| missing(error.to_string()).caused_by(error))?;
     // SAFETY: every ONNX Runtime has this function, of this type.
     let base = unsafe { library.get::<unsafe extern "system" fn() -> *const OrtApiBase>(b"OrtGetApiBase") };
-    let base = base.map_err(|error| missing(error.to_string()))?;
+    let base = base.map_err(|error| missing(error.to_string()).caused_by(error))?;
     // SAFETY: as above; the base is a constant of the library, and both functions are there in every version.
     let serves = unsafe { base().as_ref().is_some_and(|base| !(base.GetApi)(ORT_API_VERSION).is_null()) };
     if !serves {
         return Err(missing(format!("{} is too old", path.display())));
     }
-    ort::init_from(path).map(drop).map_err(|error| missing(error.to_string()))?;
+    ort::init_from(path).map(drop).map_err(|error| missing(error.to_string()).caused_by(error))?;
     *loaded = true;
     Ok(())
 }
@@ -109,5 +109,5 @@ fn load_usual() -> Result<()> {
 pub(crate) unsafe fn checked(status: OrtStatusPtr) -> Result<()> {
     // SAFETY: the caller's obligation.
     unsafe { ort::Error::<()>::result_from_status(status) }
-        .map_err(|error| Error::new(ErrorKind::Framework, format!("ONNX Runtime: {error}")))
+        .map_err(|error| Error::new(ErrorKind::Framework, format!("ONNX Runtime: {error}")).caused_by(error))
 }

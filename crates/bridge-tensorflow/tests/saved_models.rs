@@ -104,3 +104,11 @@ fn what_is_no_saved_model_is_refused() {
     std::fs::write(damaged.join("saved_model.pb"), b"no model").unwrap();
     refused(SavedModel::read(&damaged, &["serve"]), ErrorKind::Argument, "is no saved model");
 }
+
+#[test]
+fn an_error_keeps_the_error_of_the_system() {
+    use std::error::Error as _;
+    let error = SavedModel::read(std::path::Path::new("/nowhere"), &["serve"]).unwrap_err();
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<std::io::Error>()).unwrap();
+    assert_eq!(cause.kind(), std::io::ErrorKind::NotFound);
+}

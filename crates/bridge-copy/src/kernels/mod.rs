@@ -67,7 +67,8 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, strea
         };
         launched.map_err(|error| match done {
             0 => error,
-            _ => Error::new(error.kind(), format!("{error}: the elements of the target are undefined now")),
+            _ => Error::new(error.kind(), format!("{error}: the elements of the target are undefined now"))
+                .caused_by(error),
         })?;
     }
     Ok(())

@@ -89,6 +89,7 @@ impl Process {
             let (eager, objects) = Runtime::loaded(Series::Two).and_then(find).map_err(|error| {
                 let version = version.map_or("without a version".into(), |version| brief_str(&version));
                 Error::new(ErrorKind::Version, format!("tensorflow {version} is not supported: {error}"))
+                    .caused_by(error)
             })?;
             Self::new(&tensorflow, eager, objects).map_err(|error| raised(py, error))
         })

@@ -76,6 +76,7 @@ impl SessionOptions {
     pub(crate) fn serialised(&self) -> Result<(Vec<u8>, Option<Vec<u32>>)> {
         let given = self.config.as_deref().map(ConfigProto::decode).transpose().map_err(|error| {
             argument(format!("config is no serialised ConfigProto ({error}): pass its bytes, or the message itself"))
+                .caused_by(error)
         })?;
         let of_gpus = given.as_ref().and_then(|given| given.gpu_options.as_ref());
         let list = of_gpus.map(|of_gpus| &of_gpus.visible_device_list).filter(|list| !list.is_empty());

@@ -170,6 +170,7 @@ impl Graph {
         let (sessions, status) = (&self.runtime.sessions, Status::new(&self.runtime.core));
         let nodes = GraphDef::decode(graph_def).map_err(|error| {
             argument(format!("this is no serialised GraphDef ({error}): pass the bytes of a frozen graph"))
+                .caused_by(error)
         })?;
         if let Some(node) = nodes.node.iter().find(|node| !restores && VARIABLES.contains(&&*node.op)) {
             let name = &node.name;

@@ -232,10 +232,10 @@ impl SavedModel {
         let path = folder.join("saved_model.pb");
         let bytes = fs::read(&path).map_err(|error| {
             let text = format!("{} cannot be read ({error}): name the folder of a saved model", path.display());
-            Error::new(ErrorKind::Missing, text)
+            Error::new(ErrorKind::Missing, text).caused_by(error)
         })?;
         let model = SavedModelDef::decode(&*bytes).map_err(|error| {
-            argument(format!("{} is no saved model ({error}): name the folder of one", path.display()))
+            argument(format!("{} is no saved model ({error}): name the folder of one", path.display())).caused_by(error)
         })?;
         let tags_of = |graph: &MetaGraphDef| graph.meta_info_def.clone().unwrap_or_default().tags;
         let sorted = |mut tags: Vec<String>| {
@@ -254,6 +254,7 @@ impl SavedModel {
             let assets = assets.unwrap_or_default().value.into_iter().map(|asset| AssetFileDef::decode(&*asset.value));
             graph.asset_file_def = assets.collect::<Result<_, _>>().map_err(|error| {
                 argument(format!("{} names a damaged asset ({error}): save the model again", path.display()))
+                    .caused_by(error)
             })?;
         }
         let initialiser = graph.signature_def.remove(INITIALISER);

@@ -96,8 +96,9 @@ pub(crate) fn find(path: &Path) -> Result<(Series, PathBuf)> {
         );
         Error::new(ErrorKind::Missing, text)
     };
-    let path =
-        path.canonicalize().map_err(|error| missing(format!("there is no folder {} ({error})", path.display())))?;
+    let path = path
+        .canonicalize()
+        .map_err(|error| missing(format!("there is no folder {} ({error})", path.display())).caused_by(error))?;
     let beside = path.ends_with("tensorflow").then(|| path.join("../tensorflow_core"));
     let mut places = [path.clone(), path.join("tensorflow_core"), path.join("tensorflow")].into_iter().chain(beside);
     let found = places.find_map(|place| Some((Series::of(&place)?, place.canonicalize().ok()?)));
@@ -127,7 +128,7 @@ impl Libraries {
             // SAFETY: loading runs the libraries' initialisers, which are meant to run then. The user trusts the folder
             // (`Runtime::open`).
             unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
-                Error::new(ErrorKind::Missing, format!("{} cannot be loaded: {error}", path.display()))
+                Error::new(ErrorKind::Missing, format!("{} cannot be loaded: {error}", path.display())).caused_by(error)
             })
         };
         let open = match series {

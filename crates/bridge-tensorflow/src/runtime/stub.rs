@@ -136,21 +136,22 @@ pub(crate) unsafe fn load(path: &Path) -> Result<Library> {
     if path.as_os_str().as_bytes().contains(&b'$') {
         return Err(missing("the loader takes a $ in its path for something else: move the folder".into()));
     }
-    let stub = make(path, &allocator()).map_err(|error| missing(error.to_string()))?;
+    let stub = make(path, &allocator()).map_err(|error| missing(error.to_string()).caused_by(error))?;
     let name = "tensor-bridge-python";
-    let mut file: File = memfd_create(name, MemfdFlags::CLOEXEC).map_err(|error| missing(error.to_string()))?.into();
-    file.write_all(&stub).map_err(|error| missing(error.to_string()))?;
+    let mut file: File =
+        memfd_create(name, MemfdFlags::CLOEXEC).map_err(|error| missing(error.to_string()).caused_by(error))?.into();
+    file.write_all(&stub).map_err(|error| missing(error.to_string()).caused_by(error))?;
     // The loader identifies the stub by this name. The descriptor stays open, so that the name never means another
     // file.
     let stub = format!("/proc/self/fd/{}", std::mem::ManuallyDrop::new(file).as_raw_fd());
     // SAFETY: the stub has no initialisers; the rest is the caller's obligation.
     let library = unsafe { Library::open(Some(stub), RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND) };
-    library.map_err(|error| missing(reason(error)))
+    library.map_err(|error| missing(reason(&error)).caused_by(error))
 }
 
 /// Returns the system's reason for not loading a library, which names what is missing.
-fn reason(error: libloading::Error) -> String {
-    std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string)
+fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// Returns a shared library with Python's symbols that needs the library at `path`, and forwards these functions.
