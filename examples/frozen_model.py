@@ -85,12 +85,13 @@ def serve(model: Trained, folder: str | None, device: str) -> None:
     gain, offset = (torch.from_numpy(values).to(device) for values in (model.gain, model.offset))
     config = tf.ConfigProto(device_count={"GPU": int(device != "cpu")})
     results, kept, in_place, difference = [], [], [], 0.0
-    with tb.tensorflow1.Session(model.graph, {"x:0": ("float32", SHAPE)}, ["y:0", "x:0"], config=config) as session:
+    with tb.tensorflow1.Session(model.graph, {"x:0": ("float32", SHAPE)}, ["y:0"], config=config) as session:
         for frame in frames:
-            result, seen = session.run({"x:0": frame})
+            fed = tb.convert(frame, "tensorflow1")
+            (result,) = session.run({"x:0": fed})
             y = tb.to_torch(result)
             results.append(y)
-            kept.append(seen.address == frame.data_ptr())
+            kept.append(fed.address == frame.data_ptr())
             in_place.append(y.data_ptr() == result.address)
     for frame, y in zip(frames, results, strict=True):
         difference = max(difference, (y - (gain * frame + offset)).abs().max().item())

@@ -41,9 +41,10 @@ class Service(BaseHTTPRequestHandler):
         """Answer one request. The server calls this on a thread of its own for each."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         frame = torch.frombuffer(bytearray(body), dtype=torch.uint8).reshape(SHAPE).to(self.device) / 255
-        corrected, seen = self.session.run({"x:0": frame})
+        fed = tb.convert(frame, "tensorflow1")
+        (corrected,) = self.session.run({"x:0": fed})
         y = tb.to_torch(corrected)
-        in_place = (seen.address, y.data_ptr()) == (frame.data_ptr(), corrected.address)
+        in_place = (fed.address, y.data_ptr()) == (frame.data_ptr(), corrected.address)
         self.send_response(200)
         self.end_headers()
         answer = {"pixel": int(y.argmax()), "value": y.max().item(), "in_place": in_place}
@@ -60,7 +61,7 @@ def main() -> None:
     version = tb.tensorflow1.open()
     frames = np.random.RandomState(2).randint(0, 256, (parser.parse_args().requests, *SHAPE), np.uint8)
     with (
-        tb.tensorflow1.Session(frozen(), {"x:0": ("float32", SHAPE)}, ["y:0", "x:0"]) as Service.session,
+        tb.tensorflow1.Session(frozen(), {"x:0": ("float32", SHAPE)}, ["y:0"]) as Service.session,
         ThreadingHTTPServer(("127.0.0.1", 0), Service) as server,
         ThreadPoolExecutor(8) as clients,
     ):

@@ -19,19 +19,19 @@ def serve(model: Trained, device: str) -> None:
     frames = torch.rand(8, *SHAPE, device=device)
     gain, offset = (torch.from_numpy(values).to(device) for values in (model.gain, model.offset))
     config = tf.ConfigProto(device_count={"GPU": int(device != "cpu")}, gpu_options=tf.GPUOptions(allow_growth=True))
-    kept, difference = [], 0.0
+    difference = 0.0
     with tf.Graph().as_default(), tf.Session(config=config) as session:
         x = tb.external_input(tf.float32, SHAPE)
         (y,) = tf.import_graph_def(tf.GraphDef.FromString(model.graph), {"x:0": x}, ["y:0"])
-        outputs = tb.external_output(y), tb.external_output(x)
+        output = tb.external_output(y)
         for frame in frames:
-            fetched = session.run(outputs, {tb.handle_of(x): tb.feed(frame)})
-            result, seen = (torch.utils.dlpack.from_dlpack(tb.take(handle)) for handle in fetched)
-            kept.append(seen.data_ptr() == frame.data_ptr())
+            # An error if the frame had to be copied.
+            fetched = session.run(output, {tb.handle_of(x): tb.feed(frame, copy=False)})
+            result = torch.utils.dlpack.from_dlpack(tb.take(fetched))
             difference = max(difference, (result - (gain * frame + offset)).abs().max().item())
     where = f"frames of PyTorch on {frames.device}, results on {result.device}"
     print(f"served by TensorFlow {tf.__version__}: {len(frames)} {where}")
-    print(f"read where PyTorch has them: {all(kept)}")
+    print("read where PyTorch has them: True")
     print(f"largest difference to PyTorch's own result: {difference:.1e}")
 
 

@@ -362,7 +362,12 @@ enum tb_status tb_feed(const struct tb_runtime *runtime,
                        int32_t copy,
                        struct tb_external **out);
 
-/* Takes the tensor that a run fetched under this handle, two numbers. Each can be taken once (TB_CONSUMED). */
+/*
+ Takes the tensor that a run fetched under this handle, two numbers. Each can be taken once (TB_CONSUMED). Nothing else
+ has its memory: it is in place where a kernel has computed it, and otherwise a copy on its device. Put the operation
+ Snapshot before TensorBridgeOutput: without it, a reference variable, or a write to what was fed, changes what is
+ recorded until it is taken.
+ */
 enum tb_status tb_take(const struct tb_runtime *runtime, const int32_t *handle, struct tb_external **out);
 
 /*
@@ -419,7 +424,7 @@ enum tb_status tb_session_open(const struct tb_runtime *runtime,
 
 /*
  Runs a session. Writes its outputs, in their order, to outputs, which has room for output_count; the caller owns
- them. Returns when TensorFlow's run does.
+ them. Nothing else has their memory. Returns when TensorFlow's run does.
  */
 enum tb_status tb_session_run(const struct tb_session *session,
                               const struct tb_named *feeds,

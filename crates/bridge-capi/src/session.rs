@@ -129,7 +129,7 @@ pub unsafe extern "C" fn tb_session_open(
 }
 
 /// Runs a session. Writes its outputs, in their order, to outputs, which has room for output_count; the caller owns
-/// them. Returns when TensorFlow's run does.
+/// them. Nothing else has their memory. Returns when TensorFlow's run does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_session_run(
     session: *const CSession,

@@ -3,7 +3,7 @@
 use crate::errors::into_python;
 use crate::frameworks::{Framework, named, source};
 use crate::trace;
-use bridge_core::{Error, ErrorKind, Options, Result};
+use bridge_core::{Options, Result};
 use bridge_pyo3::PyTensor;
 use bridge_tensorflow::{External, PyGraphEdges, TensorFlow2};
 use pyo3::prelude::*;
@@ -54,14 +54,9 @@ pub(crate) fn tensorflow_take<'py>(
         let target = named(target)?;
         call.iter().for_each(|call| call.to(target.name()));
         let (edges, to) = (edges(py)?, target.open(py)?);
-        let fetched = External::take(handle)?;
+        // Without the GIL: on a GPU a copy runs a session.
+        let fetched = py.detach(|| External::take(handle))?;
         trace::transfer(call, &edges, &*to, &fetched, &Options::default()).inspect_err(|_| fetched.put_back())
     };
-    trace::call("take", "", cross).map_err(|error: Error| match error.kind() {
-        ErrorKind::ReadOnly => {
-            let text = "what was fetched is read-only memory: take it as \"numpy\" or \"tensorflow\", which keep it so";
-            into_python(py, Error::new(ErrorKind::ReadOnly, text))
-        }
-        _ => into_python(py, error),
-    })
+    trace::call("take", "", cross).map_err(|error| into_python(py, error))
 }

@@ -1,6 +1,7 @@
 //! The Rust side of the Python module `tensor_bridge.tensorflow1`: TensorFlow 1.x, loaded without its Python.
 
 use crate::errors::{argument, into_python};
+use crate::frameworks::named;
 use bridge_core::DType;
 use bridge_pyo3::PyTensor;
 use bridge_tensorflow::{Input, PyExternal, Runtime, SavedModel, Series, SessionOptions, TensorFlow1};
@@ -105,9 +106,17 @@ impl Session {
         })
     }
 
-    /// Runs the graph once.
-    fn run<'py>(&self, py: Python<'py>, feeds: Vec<(String, Bound<'py, PyExternal>)>) -> PyResult<Vec<PyTensor<'py>>> {
+    /// Runs the graph once, unless there is no such target for its results.
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        feeds: Vec<(String, Bound<'py, PyExternal>)>,
+        target: Option<&PyTensor<'py>>,
+    ) -> PyResult<Vec<PyTensor<'py>>> {
         let run = || -> bridge_core::Result<_> {
+            if let Some(target) = target {
+                named(target)?.open(py)?;
+            }
             let session = self.open()?;
             let feeds: Vec<_> = feeds.iter().map(|(name, tensor)| (name.as_str(), tensor.get().external())).collect();
             let results = py.detach(|| session.run(&feeds))?;

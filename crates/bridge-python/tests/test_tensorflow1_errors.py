@@ -6,6 +6,7 @@ import gc
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ def session() -> Iterator[tb.tensorflow1.Session]:
     with on_host(line(), {"x:0": FLOATS}, ["y:0"]) as session:
         yield session
         assert session.run({"x:0": torch.ones(2)}, "torch")[0].tolist() == [3, 3]
+
+
+X = {"x:0": FLOATS}
 
 
 def refused(call: Callable[[], object], words: str, kind: str) -> None:
@@ -61,7 +65,106 @@ def test_what_is_fed_wrongly_is_named(session: Any, case: str) -> None:
     refused(lambda: session.run(feeds()), words, kind)
 
 
-X = {"x:0": FLOATS}
+#: What is no argument at all, and what the error says.
+ARGUMENTS: dict[str, tuple[Callable[[], object], str]] = {
+    "a dtype": (lambda: opened(inputs={"x:0": 3}), '"3" is not a dtype'),
+    "too many items": (lambda: opened(inputs={"x:0": ("float32", [None], None, 1)}), "4 items"),
+    "no item": (lambda: opened(inputs={"x:0": ()}), "0 items"),
+    "a number as a shape": (lambda: opened(inputs={"x:0": ("float32", 3)}), "shape of the input x:0 is 3"),
+    "letters as a shape": (lambda: opened(inputs={"x:0": ("float32", ["a"])}), "pass lengths"),
+    "a number as a device": (lambda: opened(inputs={"x:0": ("float32", None, 7)}), "device of the input x:0 is 7"),
+    "a list as inputs": (lambda: opened(inputs=["x:0"]), "inputs is .*pass a dict"),
+    "a number as a name": (lambda: opened(inputs={3: "float32"}), "inputs is .*pass a dict"),
+    "a number as outputs": (lambda: opened(outputs=3), "outputs is 3"),
+    "numbers as outputs": (lambda: opened(outputs=[3]), r"outputs is \[3\]"),
+    "a negative GPU": (lambda: opened(visible_devices=[-1]), r"visible_devices is \[-1\]"),
+    "a GPU beyond all": (lambda: opened(visible_devices=[1 << 40]), "visible_devices is"),
+    "half a GPU": (lambda: opened(visible_devices=[0.5]), "visible_devices is"),
+    "a GPU alone": (lambda: opened(visible_devices=0), "visible_devices is 0"),
+    "a fraction in letters": (lambda: opened(memory_fraction="half"), "memory_fraction is 'half'"),
+    "a growth of 3": (lambda: opened(memory_growth=3), "memory_growth is 3"),
+    "a number as tags": (lambda: tb.tensorflow1.Session.of_saved_model("m", tags=[3]), r"tags is \[3\]"),  # type: ignore[list-item]
+}
+
+
+def opened(inputs: Any = X, outputs: Any = "y:0", **options: Any) -> tb.tensorflow1.Session:
+    return tb.tensorflow1.Session(line(), inputs, outputs, **options)
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_what_is_no_argument_is_named(case: str) -> None:
+    call, words = ARGUMENTS[case]
+    refused(call, words, "argument")
+
+
+@pytest.mark.parametrize("feeds", [[ONES], {3: ONES}, None])
+def test_feeds_are_a_dict_by_name(session: Any, feeds: Any) -> None:
+    refused(lambda: session.run(feeds), "feeds is .*pass a dict", "argument")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, tf.float32, np.float32, np.dtype("float32"), "float32"])
+def test_a_dtype_alone_declares_an_input(dtype: Any) -> None:
+    with on_host(line(), {"x:0": dtype}, ["y:0"]) as session:
+        assert session.run({"x": ONES}, "torch")[0].tolist() == [3, 3]
+
+
+class Lengths(list[Any]):
+    """A ``TensorShape`` as it is after ``disable_v2_behavior``: one of ``Dimension``."""
+
+    rank = 1
+
+    def as_list(self) -> list[int | None]:
+        return [None]
+
+
+@pytest.mark.parametrize(
+    "shape", [tf.TensorShape([None]), tf.TensorShape([2]), tf.TensorShape(None), Lengths([object()])]
+)
+def test_a_shape_of_tensorflow_declares_an_input(shape: Any) -> None:
+    with on_host(line(), {"x:0": ("float32", shape)}, ["y:0"]) as session:
+        assert session.run({"x": ONES}, "torch")[0].tolist() == [3, 3]
+
+
+def test_nothing_runs_for_a_target_that_does_not_exist(tmp_path: Path) -> None:
+    with tf.Graph().as_default(), v1.Session() as own:
+        count = v1.get_variable("count", initializer=0, use_resource=False)
+        more = placeholder("int32", [], "more")
+        signature = v1.saved_model.predict_signature_def({"more": more}, {"count": v1.assign_add(count, more)})
+        own.run(v1.global_variables_initializer())
+        builder = v1.saved_model.Builder(str(tmp_path / "model"))
+        builder.add_meta_graph_and_variables(own, ["serve"], {"serving_default": signature}, strip_default_attrs=True)
+        builder.save()
+    one = torch.ones((), dtype=torch.int32)
+    with tb.tensorflow1.Session.of_saved_model(tmp_path / "model") as session:
+        refused(lambda: session.run({"more": one}, "caffe"), "choose one of", "argument")
+        assert session.run({"more": one}, "torch")[0].item() == 1
+
+
+def test_signatures_that_cannot_be_run_say_what_to_save(tmp_path: Path) -> None:
+    with tf.Graph().as_default(), v1.Session() as own:
+        a, text = placeholder(name="a"), placeholder("string", name="text")
+        sparse = v1.sparse_placeholder(tf.float32)
+        info, define = v1.saved_model.build_tensor_info, v1.saved_model.build_signature_def
+        y = info(2 * a)
+        signatures = {
+            "twice": define({"p": info(a), "q": info(a)}, {"y": y}, "any"),
+            "of strings": define({"text": info(text)}, {"y": y}, "any"),
+            "to strings": define({"a": info(a)}, {"text": info(tf.as_string(a))}, "any"),
+            "of sparse": define({"sparse": info(sparse)}, {"y": y}, "any"),
+            "to sparse": define({"a": info(a)}, {"sparse": info(sparse)}, "any"),
+        }
+        builder = v1.saved_model.Builder(str(tmp_path / "model"))
+        builder.add_meta_graph_and_variables(own, ["serve"], signatures, strip_default_attrs=True)
+        builder.save()
+    for name, words, kind in [
+        ("twice", "inputs p and q of the signature are one tensor, a:0.*names it once", "argument"),
+        ("of strings", "input text of the signature.*save the model", "dtype"),
+        ("to strings", "output text of the signature.*save the model", "dtype"),
+        ("of sparse", "input sparse of the signature.*to_dense", "argument"),
+        ("to sparse", "output sparse of the signature.*to_dense", "argument"),
+    ]:
+        refused(lambda: tb.tensorflow1.Session.of_saved_model(tmp_path / "model", name), words, kind)  # noqa: B023
+
 
 #: What a session is opened with wrongly: inputs, outputs and options; what the error says, and its kind.
 SESSIONS: dict[str, tuple[dict[str, Any], list[str], dict[str, Any], str, str]] = {

@@ -232,8 +232,9 @@ import numpy, tensorflow as tf, torch
 with tf.device("CPU:0"):
     x = torch.arange(64.0)
     with tb.tensorflow1.Session(LINE, {{"x": ("float32", [None])}}, ["y", "x"], config=HOST) as session:
-        y, same = session.run({{"x": tb.to_tensorflow(x, copy=False)}})
-    back = tb.to_torch(tb.to_numpy(tb.to_tensorflow(same, copy=False), copy=False), copy=False)
+        fed = tb.convert(tb.to_tensorflow(x, copy=False), "tensorflow1", copy=False)
+        y, same = session.run({{"x": fed}})
+    back = tb.to_torch(tb.to_numpy(tb.to_tensorflow(fed, copy=False), copy=False), copy=False)
     assert back.data_ptr() == x.data_ptr()
     assert tf.reduce_sum(tb.to_tensorflow(y, copy=False)).numpy() == (2 * x + 1).sum().item()
     assert (torch.ones(64, 64) @ torch.ones(64, 64)).sum().item() == 64**3
@@ -319,7 +320,9 @@ y, x = session.run({"x": tensor})
 child = os.fork()
 if child == 0:
     try:
-        refused(lambda: session.run({"x": tensor}), "argument", "does not survive a fork")
+        refused(lambda: session.run({"x": tensor}), "argument", "started, not forked")
+        other = lambda: tb.tensorflow1.Session(LINE, {"x": ("float32", [None])}, ["y"], config=HOST)
+        refused(other, "argument", "started, not forked")
         session.close()
         assert tb.to_torch(x).tolist() == [0, 1, 2, 3] and tb.to_torch(y).tolist() == [1, 3, 5, 7]
         del session, x, y

@@ -167,7 +167,9 @@ def _feed(operations: Operations, x: Any, copy: int) -> Owned:
 
 
 def take(fetched: Any) -> Taken:
-    """Return the tensor behind a handle that a run returned, in place, for any framework to use.
+    """Return the tensor behind a handle that a run returned, for any framework to use.
+
+    Nothing else has its memory, unless it is the tensor of eager execution itself: see ``external_output``.
 
     Parameters
     ----------
@@ -182,7 +184,9 @@ def take(fetched: Any) -> Taken:
     Raises
     ------
     BridgeValueError
-        If ``fetched`` is no handle, or was taken before.
+        If ``fetched`` is no handle.
+    BridgeBufferError
+        If it was taken before, or its session is closed; the kind is ``"consumed"``.
 
     Notes
     -----

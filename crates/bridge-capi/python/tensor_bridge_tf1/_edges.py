@@ -9,6 +9,7 @@ from . import _sources
 from ._calls import argument, no_handle, ready, shown
 from ._graph import INPUT, OUTPUT, Operations
 from ._library import Info, library
+from ._snapshots import settled
 from .errors import of_kind
 
 
@@ -169,8 +170,13 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
     ------
     BridgeTypeError
         If TensorFlow cannot convert ``y`` to a tensor.
-    BridgeValueError
-        If ``y`` is a reference variable.
+
+    Notes
+    -----
+    What ``take`` returns of a run is memory that nothing else has: it does not change later, and may be written. It is
+    in place where a kernel has computed ``y``, and otherwise a copy: of a variable, a constant or a fed tensor, also
+    behind ``tf.identity`` and the like, and of what other operations of the graph read and have not run yet. In eager
+    execution it is the memory of ``y`` itself.
 
     Examples
     --------
@@ -183,18 +189,16 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
     """
     operations = ready()
     tf = operations.tf
-    if getattr(getattr(y, "dtype", None), "_is_ref_dtype", False):
-        raise argument("a reference variable changes after it is read: make it a resource variable (use_resource=True)")
     try:
         y = tf.convert_to_tensor(y)
     except (TypeError, ValueError) as error:
         text = f"{shown(y)} is not a tensor, and TensorFlow cannot convert it: {str(error):.200}"
         raise of_kind("not_a_tensor", text) from error
     if tf.executing_eagerly():
-        return operations.execute(OUTPUT, name, y.device, y, T=y.dtype.as_datatype_enum, outlived=1)
+        return operations.execute(OUTPUT, name, y.device, y, T=y.dtype.as_datatype_enum, outlived=2)
     # A tf.function may be dropped as soon as it was called.
     outlived = int(tf.compat.v1.get_default_graph().building_function)
-    return operations.add(OUTPUT, name, x=y, outlived=outlived)
+    return operations.add(OUTPUT, name, x=settled(tf, y), outlived=outlived)
 
 
 def _eager_handle(tf: Any, handle: Any) -> Any:

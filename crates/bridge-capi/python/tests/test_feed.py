@@ -1,5 +1,6 @@
 """What can be fed: in place where TensorFlow can take it so, as a copy, or not at all."""
 
+import ctypes
 import gc
 import weakref
 from typing import Any, Callable, Dict, Tuple
@@ -11,6 +12,7 @@ import tensor_bridge_tf1 as tb
 from capsules import CUDA, Producer, is_valid, new_capsule
 from conftest import wait_until
 from memory import aligned
+from tensor_bridge_tf1._library import Info, library
 
 
 class Graph:
@@ -28,6 +30,13 @@ class Graph:
 @pytest.fixture
 def through(tf: Any, session: Any) -> Any:
     return Graph(tf, session, tf.float32)
+
+
+def info(fed: Any) -> Info:
+    """Describe the tensor that is fed."""
+    described = Info()
+    library().external_info(fed._kept, ctypes.byref(described))
+    return described
 
 
 VIEWS: Dict[str, Callable[[Any], Any]] = {
@@ -59,8 +68,9 @@ def test_arrays_that_tensorflow_cannot_take_are_copied_or_refused(through: Any, 
 def test_copy_says_what_is_done(through: Any) -> None:
     array = aligned(8)
     for copy, in_place in [(None, True), (False, True), (True, False)]:
-        result = through(tb.feed(array, copy=copy))
-        assert (result.ctypes.data == array.ctypes.data) is in_place
+        fed = tb.feed(array, copy=copy)
+        assert (info(fed).data == array.ctypes.data) is in_place
+        assert through(fed).tolist() == array.tolist()
     for wrong in ("yes", 2, []):
         with pytest.raises(tb.BridgeValueError, match="copy is"):
             tb.feed(array, copy=wrong)  # type: ignore[arg-type]
@@ -168,14 +178,12 @@ def test_a_capsule_crosses_in_place_and_is_deleted_once(through: Any, legacy: bo
     fed = tb.feed(capsule, copy=False)
     assert is_valid(capsule, b"used_" + producer.name)
     result = through(fed)
-    assert result.ctypes.data == producer.address
+    assert (info(fed).data, producer.deleted) == (producer.address, 0)
     del fed, capsule
     gc.collect()
-    assert producer.deleted == 0
-    assert result.tolist() == list(range(8))
-    del result
     wait_until(lambda: producer.deleted > 0)
     assert producer.deleted == 1
+    assert result.tolist() == list(range(8))
 
 
 @pytest.mark.parametrize("legacy", LAYOUTS)
@@ -209,9 +217,10 @@ def test_capsules_without_deleter_or_strides(through: Any) -> None:
 def test_a_read_only_capsule_stays_so(through: Any) -> None:
     producer = Producer(legacy=False)
     producer.managed.flags = 1
-    result = through(tb.feed(producer.capsule()))
-    assert result.ctypes.data == producer.address
-    assert not result.flags.writeable
+    fed = tb.feed(producer.capsule())
+    assert (info(fed).data, info(fed).read_only) == (producer.address, 1)
+    # A result is a copy.
+    assert through(fed).flags.writeable
 
 
 def test_our_own_capsules_are_given_back_if_nobody_takes_them(tf: Any, session: Any) -> None:
@@ -356,9 +365,10 @@ class Foreign:
 
 def test_any_producer_can_lend(through: Any) -> None:
     producer = Producer(legacy=True)
-    result = through(tb.feed(Foreign(producer)))
-    assert result.ctypes.data == producer.address
-    del result
+    fed = tb.feed(Foreign(producer))
+    assert info(fed).data == producer.address
+    assert through(fed).tolist() == list(range(8))
+    del fed
     wait_until(lambda: producer.deleted == 1)
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _core
+from ._snapshots import settled
 from .errors import BridgeError, of_kind
 
 if TYPE_CHECKING:
@@ -198,10 +199,14 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
     BridgeTypeError
         If ``y`` is no tensor of a graph.
     BridgeValueError
-        Outside a graph, and for a reference variable.
+        Outside a graph.
 
     Notes
     -----
+    What ``take`` returns is memory that nothing else has: it does not change later, and may be written. It is in place
+    where a kernel has computed ``y``, and otherwise a copy: of a variable, a constant or a fed tensor, also behind
+    ``tf.identity`` and the like, and of what other operations of the graph read and have not run yet.
+
     An untaken value of a session is dropped when the session is closed. That of a ``tf.function`` stays untaken, even
     if the call fails later, and so does one that was built inside ``tf.cond`` and the like.
 
@@ -222,10 +227,7 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
     if not isinstance(y, tf.Tensor | tf.Variable):
         text = f"{_shown(y)} is no tensor of a graph: call tf.convert_to_tensor first"
         raise of_kind("not_a_tensor", text)
-    if y.dtype._is_ref_dtype:
-        raise of_kind(
-            "argument", "a reference variable changes after it is read: make it a resource variable (use_resource=True)"
-        )
+    y = settled(tf, tf.convert_to_tensor(y))
     # A tf.function may be destroyed right after its call.
     outlived = int(tf.compat.v1.get_default_graph().building_function)
     return _apply(_OUTPUT, name, x=y, outlived=outlived)
@@ -266,7 +268,7 @@ def feed(x: Any, *, copy: bool | None = None) -> Feed:
 
 
 def take(fetched: Any, target: Target) -> Any:
-    """Take the tensor of a handle that a run has returned, in place.
+    """Take the tensor of a handle that a run has returned, in memory that nothing else has.
 
     Parameters
     ----------
@@ -283,7 +285,9 @@ def take(fetched: Any, target: Target) -> Any:
     Raises
     ------
     BridgeValueError
-        If ``fetched`` is no handle, or was taken before.
+        If ``fetched`` is no handle.
+    BridgeBufferError
+        If it was taken before, or its session is closed; the kind is ``"consumed"``.
     BridgeError
         As for ``convert``.
 

@@ -15,8 +15,9 @@ to sessions again; ``tensor_bridge.convert(x, "tensorflow1")`` returns ``x`` as 
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _core
@@ -123,11 +124,11 @@ class Session:
         config: Any = None,
     ) -> None:
         """Open the session."""
-        declared = [(name, *_declared(*([how] if isinstance(how, str) else how))) for name, how in inputs.items()]
+        declared = [(name, *_declared(name, how)) for name, how in _named(inputs, "inputs")]
         self._session = _core.Session(
             _serialised(graph_def),
             declared,
-            [outputs] if isinstance(outputs, str) else list(outputs),
+            _names(outputs, "outputs"),
             *_options(memory_growth, memory_fraction, visible_devices, config),
         )
 
@@ -170,7 +171,8 @@ class Session:
         """
         session = cls.__new__(cls)
         options = _options(memory_growth, memory_fraction, visible_devices, config)
-        session._session = _core.Session.of_saved_model(os.fsdecode(folder), signature, list(tags), *options)
+        (signature,) = _names(signature, "signature")
+        session._session = _core.Session.of_saved_model(os.fsdecode(folder), signature, _names(tags, "tags"), *options)
         return session
 
     def run(self, feeds: Mapping[str, Any], target: Target | None = None, *, copy: bool | None = None) -> list[Any]:
@@ -183,20 +185,21 @@ class Session:
         target : {None, "torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
             The framework of the results. The default is ``"tensorflow1"``.
         copy : bool, optional
-            As for ``convert``, of the fed tensors.
+            As for ``convert``, of the fed tensors. The results need none: they are memory that nothing else has.
 
         Returns
         -------
         list of tensor
-            The outputs, in the order of their declaration.
+            The outputs, in the order of their declaration. They do not change later, and may be written: an output that
+            is a variable, a constant, a fed tensor or a part of these is copied.
 
         Raises
         ------
         BridgeError
             If an input is missing or does not fit, if TensorFlow fails, and as for ``convert``.
         """
-        fed = [(name, _fed(x, copy)) for name, x in feeds.items()]
-        results = self._session.run(fed)
+        fed = [(name, _fed(x, copy)) for name, x in _named(feeds, "feeds")]
+        results = self._session.run(fed, target)
         return results if target is None else [_core.convert(y, target) for y in results]
 
     @property
@@ -227,8 +230,35 @@ class Session:
 def _options(
     memory_growth: bool | None, memory_fraction: float | None, visible_devices: Sequence[int] | None, config: Any
 ) -> tuple[bool | None, float | None, list[int] | None, bytes | None]:
-    devices = None if visible_devices is None else list(visible_devices)
+    if memory_growth not in (None, False, True):
+        raise of_kind("argument", f"memory_growth is {memory_growth!r:.80}: it must be True, False or None")
+    if memory_fraction is not None and not isinstance(memory_fraction, int | float):
+        raise of_kind("argument", f"memory_fraction is {memory_fraction!r:.80}: pass a number between 0 and 1")
+    devices = None
+    if visible_devices is not None:
+        try:
+            devices = [operator.index(number) for number in visible_devices]
+        except TypeError:
+            devices = [-1]
+        if not all(0 <= number < 1 << 32 for number in devices):
+            text = f"visible_devices is {visible_devices!r:.80}: pass the driver's numbers of GPUs, from 0 on, or []"
+            raise of_kind("argument", text)
     return memory_growth, memory_fraction, devices, None if config is None else _serialised(config)
+
+
+def _named(given: Any, what: str) -> Iterable[tuple[str, Any]]:
+    """Return the items of a dict by names."""
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise of_kind("argument", f'{what} is {given!r:.80}: pass a dict by names of tensors, such as "x:0"')
+    return given.items()
+
+
+def _names(given: Any, what: str) -> list[str]:
+    """Return one name, or several, as a list."""
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise of_kind("argument", f"{what} is {given!r:.80}: pass a str, or several where there can be")
+    return list(names)
 
 
 def _fed(x: Any, copy: bool | None) -> Tensor:
@@ -247,9 +277,28 @@ def _serialised(message: Any) -> bytes:
     return serialised
 
 
-def _declared(
-    dtype: Any, shape: Sequence[int | None] | None = None, device: str | None = None
-) -> tuple[str, list[int | None] | None, str | None]:
+def _declared(name: str, how: Any) -> tuple[str, list[int | None] | None, str | None]:
+    """Return dtype, shape and device of an input."""
+    items = how if isinstance(how, tuple | list) else (how,)
+    if not 1 <= len(items) <= 3:
+        text = (
+            f"the input {name} is declared by {len(items)} items: pass dtype, (dtype, shape) or (dtype, shape, device)"
+        )
+        raise of_kind("argument", text)
+    dtype, shape, device = (*items, None, None)[:3]
     # "float32", torch.float32, tf.float32, numpy.float32 and numpy.dtype("float32").
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
-    return name.rpartition(".")[2], None if shape is None else list(shape), device
+    dtype = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
+    if not (device is None or isinstance(device, str)):
+        text = f'the device of the input {name} is {device!r:.80}: pass a name, such as "/device:CPU:0"'
+        raise of_kind("argument", text)
+    return str(dtype).rpartition(".")[2], _lengths(name, shape), device
+
+
+def _lengths(name: str, shape: Any) -> list[int | None] | None:
+    try:
+        if hasattr(shape, "as_list"):  # a TensorShape, of numbers or of Dimensions
+            shape = None if shape.rank is None else shape.as_list()
+        return None if shape is None else [None if n is None else operator.index(n) for n in shape]
+    except TypeError as error:
+        text = f"the shape of the input {name} is {shape!r:.80}: pass lengths, with None for those that vary"
+        raise of_kind("argument", text) from error

@@ -1,17 +1,17 @@
 //! Tensors at the edges of graphs, and the handles that stand for them.
 //!
 //! A graph is built once and run many times, so it holds a handle: two numbers in host memory. The kernels of
-//! [`operations`](crate::graph::operations) look up the fed tensor of a handle, and record the tensors that they fetch.
+//! [`operations`](crate::graph::operations) look up the fed tensor of a handle, and record the tensors that they fetch,
+//! which [`results`](crate::graph::results) takes.
 
 use crate::runtime::Runtime;
-use crate::runtime::dtypes;
 use crate::runtime::library::Series;
 use crate::runtime::read_only::bytes;
 use crate::runtime::release::Owner;
 use crate::runtime::tensor::RuntimeTensor;
 use bridge_core::{
-    Access, Allocation, Consumer, DType, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lease, Lent, Memory,
-    Result, Reuse, Stream,
+    Access, Allocation, Consumer, DType, Device, Dims, Error, ErrorKind, Layout, Lease, Lent, Memory, Result, Reuse,
+    Stream,
 };
 use std::collections::HashMap;
 use std::ops::Range;
@@ -43,14 +43,20 @@ pub(crate) struct Value {
     /// TensorFlow's stream on the device, or the legacy stream if that is unknown; `None` on the host.
     pub(crate) stream: Option<Stream>,
     pub(crate) held: Held,
+    pub(crate) origin: Origin,
     /// The number of the kernel instance that has fetched it, which [`reclaim`] receives; 0 for no instance.
     pub(crate) instance: u64,
 }
 
-impl Value {
-    fn is_fetched(&self) -> bool {
-        matches!(self.held, Held::Tensor(_))
-    }
+/// Where a tensor at the edge of a graph comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Another framework, which feeds it.
+    Fed,
+    /// A run. As soon as it is taken, nothing else has its memory.
+    Run,
+    /// Eager execution, where the program has the tensor: what is taken shares its memory, as in every conversion.
+    Eager,
 }
 
 /// The owner of the memory.
@@ -106,6 +112,18 @@ pub(crate) fn record_fetched(handle: [i32; 2], value: Value) -> bool {
     Arc::ptr_eq(recorded, &value)
 }
 
+/// Returns the tensor that was recorded under a handle, which is then untaken no more.
+///
+/// # Errors
+///
+/// [`ErrorKind::Consumed`] if there is none.
+pub(crate) fn recorded(handle: [i32; 2]) -> Result<Arc<Value>> {
+    lock(&UNTAKEN).remove(&id(handle)).ok_or_else(|| {
+        let text = "no fetched tensor has this handle: it was taken before, its session is closed, or it is no result of external_output";
+        Error::new(ErrorKind::Consumed, text)
+    })
+}
+
 /// Drops the untaken tensors of a kernel instance, whose session is closed.
 pub(crate) fn reclaim(instance: u64) {
     if instance == 0 {
@@ -127,6 +145,7 @@ impl External {
             bytes: bytes(&lease),
             stream: runtime.consumer.current_stream(lease.device())?,
             held: Held::Owner { _owner: Box::new(runtime.consumer.read_only.owner(lease)) },
+            origin: Origin::Fed,
             instance: 0,
         }))
     }
@@ -140,22 +159,14 @@ impl External {
         Self { id, value, is_fed: true }
     }
 
-    /// Takes the tensor that a run has fetched, by the handle that the run returned.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Consumed`] if it was taken before, or its session is closed.
-    pub fn take(handle: [i32; 2]) -> Result<Self> {
-        let value = lock(&UNTAKEN).remove(&id(handle)).ok_or_else(|| {
-            let text = "no fetched tensor has this handle: it was taken before, its session is closed, or it is no result of external_output";
-            Error::new(ErrorKind::Consumed, text)
-        })?;
-        Ok(Self::fed(id(handle), value))
+    /// Returns a tensor under the handle by which a run has recorded it.
+    pub(crate) fn under(handle: [i32; 2], value: Arc<Value>) -> Self {
+        Self::fed(id(handle), value)
     }
 
     /// Returns whether a run has fetched it, and it does not come from another framework.
     pub fn is_fetched(&self) -> bool {
-        self.value.is_fetched()
+        self.value.origin != Origin::Fed
     }
 
     /// Returns a fetched tensor to the untaken ones, under the same handle. A tensor of another framework is dropped.
@@ -163,7 +174,7 @@ impl External {
         // In this order: as soon as it is untaken, another thread can take it, and feed it under the same handle.
         self.is_fed = false;
         let fed = lock(&FED).remove(&self.id);
-        if self.value.is_fetched() {
+        if self.is_fetched() {
             lock(&UNTAKEN).insert(self.id, self.value.clone());
         }
         drop(fed);
@@ -229,24 +240,6 @@ impl External {
         // was written; for a fed tensor, the lease states them.
         let memory = unsafe { Memory::new(allocation, value.clone()) };
         Lent::new(value.dtype, layout, memory)
-    }
-
-    /// Returns a copy in host memory of TensorFlow's.
-    pub(crate) fn copy_on_host(&self) -> Result<Self> {
-        let (value, code) = (&self.value, dtypes::required(self.value.dtype)?);
-        debug_assert_ne!(value.device.kind, DeviceKind::CUDA);
-        let bytes = value.bytes.start as *const u8;
-        // SAFETY: the value is compact host memory of that many bytes, and ready.
-        let tensor =
-            unsafe { RuntimeTensor::copied(&value.runtime.core, code, &value.shape, bytes, value.bytes.len()) }?;
-        let start = tensor.address();
-        Ok(Self::new(Value {
-            bytes: start..start + value.bytes.len(),
-            shape: value.shape.clone(),
-            held: Held::Tensor(tensor),
-            instance: 0,
-            ..**value
-        }))
     }
 }
 

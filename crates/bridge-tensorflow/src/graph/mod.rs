@@ -7,6 +7,7 @@
 //! | [`definition`], [`config`], [`input`] | a graph, the options of a session, its inputs |
 //! | [`saved`] | a saved model in its folder |
 //! | [`session`] | a graph that can be run |
+//! | [`results`] | what a run returns, in memory that nothing else has |
 //! | [`edges`] | the adapter |
 //! | [`python`] | the adapters for Python objects |
 //!
@@ -20,6 +21,7 @@ pub(crate) mod input;
 pub(crate) mod operations;
 #[cfg(feature = "python")]
 pub(crate) mod python;
+pub(crate) mod results;
 pub(crate) mod saved;
 pub(crate) mod session;
 

@@ -2,11 +2,11 @@
 //!
 //! `TensorBridgeInput` outputs the tensor that was fed under its handle, in place. `TensorBridgeOutput` records its
 //! input and outputs a handle to take it by. An untaken tensor is dropped with its session, or kept for the life of the
-//! process if `outlived` is 1: a `tf.function` may be destroyed right after its call. Handles are two `int32`, because
-//! TensorFlow keeps tensors of that dtype in host memory on any device.
+//! process if `outlived` is not 0: a `tf.function` may be destroyed right after its call. It is 2 in eager execution.
+//! Handles are two `int32`, because TensorFlow keeps tensors of that dtype in host memory on any device.
 
 use crate::graph::argument;
-use crate::graph::external::{self, Held, Value};
+use crate::graph::external::{self, Held, Origin, Value};
 use crate::runtime::Runtime;
 use crate::runtime::dtypes::{self, INT32};
 use crate::runtime::gpus::gpu_of;
@@ -66,14 +66,19 @@ struct Output<const ON_GPU: bool>;
 impl<const ON_GPU: bool> Kernel for Output<ON_GPU> {
     const ATTRIBUTE: Option<&CStr> = Some(c"outlived");
 
-    /// A number of its own, or 0 if its tensors are kept when the instance is destroyed.
+    /// A number of its own, 0 if its tensors are kept when the instance is destroyed, or [`EAGER`].
     fn instance(outlived: i32) -> u64 {
-        if outlived == 1 { 0 } else { external::unique() }
+        match outlived {
+            0 => external::unique(),
+            1 => 0,
+            _ => EAGER,
+        }
     }
 
     fn compute(call: &Call) -> Result<()> {
+        let (origin, instance) = if call.instance == EAGER { (Origin::Eager, 0) } else { (Origin::Run, call.instance) };
         let handle = external::new_handle();
-        external::record_fetched(handle, fetched(call, stream::<ON_GPU>(call)?, call.instance)?);
+        external::record_fetched(handle, Value { origin, instance, ..fetched(call, stream::<ON_GPU>(call)?)? });
         call.output(&RuntimeTensor::of(&call.runtime.core, INT32, &handle)?)
     }
 
@@ -81,6 +86,9 @@ impl<const ON_GPU: bool> Kernel for Output<ON_GPU> {
         external::reclaim(instance);
     }
 }
+
+/// In the place of the number of an instance: the operation was run eagerly.
+const EAGER: u64 = u64::MAX;
 
 struct Keep<const ON_GPU: bool>;
 
@@ -92,7 +100,7 @@ impl<const ON_GPU: bool> Kernel for Keep<ON_GPU> {
     }
 
     fn compute(call: &Call) -> Result<()> {
-        let recorded = external::record_fetched(handle(call, 1)?, fetched(call, stream::<ON_GPU>(call)?, 0)?);
+        let recorded = external::record_fetched(handle(call, 1)?, fetched(call, stream::<ON_GPU>(call)?)?);
         recorded
             .then_some(())
             .ok_or_else(|| argument("this handle stands for another untaken tensor: take that one first"))
@@ -175,8 +183,8 @@ fn over(runtime: &'static Runtime, code: c_int, fed: Arc<Value>) -> Result<Runti
     }
 }
 
-/// Returns the input, written in `stream` or on the host, as a tensor to be reclaimed with `instance`.
-fn fetched(call: &Call, stream: Option<Stream>, instance: u64) -> Result<Value> {
+/// Returns the input, written in `stream` or on the host, as a tensor that a run fetches.
+fn fetched(call: &Call, stream: Option<Stream>) -> Result<Value> {
     let (tensor, runtime) = (call.input(0)?, call.runtime);
     let dtype = dtypes::dtype(tensor.code()).map_err(argument)?;
     let device = match stream {
@@ -194,5 +202,6 @@ fn fetched(call: &Call, stream: Option<Stream>, instance: u64) -> Result<Value> 
     let stream = stream.filter(|_| device != Device::CPU);
     let (shape, start) = (tensor.shape(), tensor.address());
     let bytes = start..start + tensor.nbytes();
-    Ok(Value { runtime, dtype, device, shape, bytes, stream, held: Held::Tensor(tensor), instance })
+    let held = Held::Tensor(tensor);
+    Ok(Value { runtime, dtype, device, shape, bytes, stream, held, origin: Origin::Run, instance: 0 })
 }

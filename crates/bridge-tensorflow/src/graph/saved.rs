@@ -189,12 +189,10 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Dtype`] for a dtype that does not cross, and those of [`Input::new`].
+    /// [`ErrorKind::Dtype`] for a dtype that does not cross, [`ErrorKind::Argument`] for a sparse or a composite tensor,
+    /// and those of [`Input::new`].
     pub fn input(&self) -> Result<Input> {
-        let dtype = self.dtype.ok_or_else(|| {
-            let text = format!("the input {} is of a dtype that cannot be fed: name other inputs", self.key);
-            Error::new(ErrorKind::Dtype, text)
-        })?;
+        let dtype = self.crossing("input")?;
         let input = match &self.shape {
             Some(shape) => Input::new(&self.tensor, dtype, shape),
             None => Input::of_any_shape(&self.tensor, dtype),
@@ -203,7 +201,42 @@ impl Endpoint {
     }
 }
 
+impl Endpoint {
+    /// Returns the dtype, if the tensor can cross.
+    pub(crate) fn crossing(&self, kind: &str) -> Result<DType> {
+        let key = &self.key;
+        if self.tensor.is_empty() {
+            return Err(argument(format!(
+                "the {kind} {key} of the signature is a sparse or a composite tensor, which has no plain memory: save \
+                 the model with a signature that has its parts, or a dense tensor (tf.sparse.to_dense)"
+            )));
+        }
+        self.dtype.ok_or_else(|| {
+            let text = format!(
+                "the {kind} {key} of the signature is a tensor of strings, or of another dtype that does not cross: save \
+                 the model with a signature that has numbers"
+            );
+            Error::new(ErrorKind::Dtype, text)
+        })
+    }
+}
+
 impl Signature {
+    /// Refuses what a session cannot feed or fetch.
+    pub(crate) fn check(&self) -> Result<()> {
+        for (i, input) in self.inputs.iter().enumerate() {
+            input.crossing("input")?;
+            if let Some(other) = self.inputs[..i].iter().find(|other| other.tensor == input.tensor) {
+                let (first, second, tensor) = (&other.key, &input.key, &input.tensor);
+                return Err(argument(format!(
+                    "the inputs {first} and {second} of the signature are one tensor, {tensor}, which can be fed once: \
+                     save the model with a signature that names it once"
+                )));
+            }
+        }
+        self.outputs.iter().try_for_each(|output| output.crossing("output").map(drop))
+    }
+
     fn of(definition: SignatureDef) -> Self {
         let endpoints = |infos: BTreeMap<String, TensorInfo>| infos.into_iter().map(Endpoint::of).collect();
         Self { inputs: endpoints(definition.inputs), outputs: endpoints(definition.outputs) }

@@ -3,7 +3,7 @@
 use crate::graph::argument;
 use crate::graph::config::{SessionOptions, check_devices};
 use crate::graph::definition::{Graph, Node, OutputName};
-use crate::graph::external::{self, External};
+use crate::graph::external::{self, External, Value};
 use crate::graph::input::Input;
 use crate::graph::operations::{INPUT, KEEP, PLACE};
 use crate::graph::saved::{Endpoint, STRING, SavedModel};
@@ -18,11 +18,13 @@ use crate::runtime::tensor::{RuntimeTensor, no_tensor};
 use bridge_core::{DType, Device, Error, ErrorKind, Result};
 use std::ffi::{CString, c_int};
 use std::ptr::{NonNull, null, null_mut};
+use std::sync::{Arc, OnceLock};
 
 /// A graph that can be run, on several threads at once.
 ///
-/// Results stay valid when the session is closed. A session does not survive a fork: the child can neither run nor
-/// close it.
+/// Results stay valid when the session is closed. No session survives a fork: the threads that TensorFlow runs graphs on
+/// do not exist in the child, which can neither run nor close a session, nor open one if its parent has opened one. Run
+/// sessions in a process that is started, not forked.
 pub struct Session {
     runtime: &'static Runtime,
     raw: NonNull<TF_Session>,
@@ -96,6 +98,7 @@ impl Session {
         options: &SessionOptions,
     ) -> Result<Self> {
         let signature = model.signature(signature)?;
+        signature.check()?;
         let inputs = signature.inputs().iter().map(Endpoint::input).collect::<Result<Vec<_>>>()?;
         let outputs: Vec<_> = signature.outputs().iter().map(|output| &*output.tensor).collect();
         let mut session = Self::open_saved_model(runtime, model, &inputs, &outputs, options)?;
@@ -114,7 +117,7 @@ impl Session {
         // Before the session is created: the first one of 1.x sets the options of GPU memory.
         for (i, input) in inputs.iter().enumerate() {
             if inputs[..i].iter().any(|other| other.name == input.name) {
-                return Err(argument(format!("the input {} is named twice", input.name)));
+                return Err(argument(format!("the input {} is named twice: name it once", input.name)));
             }
         }
         if outputs.is_empty() {
@@ -161,6 +164,9 @@ impl Session {
     }
 
     fn empty(runtime: &'static Runtime, options: &SessionOptions) -> Result<Self> {
+        if self::process(runtime) != std::process::id() {
+            return Err(forked());
+        }
         let (config, visible) = options.serialised()?;
         check_devices(runtime, &visible.unwrap_or_default())?;
         let (sessions, status) = (&runtime.sessions, Status::new(&runtime.core));
@@ -278,17 +284,11 @@ impl Session {
         Ok(())
     }
 
-    /// Runs the graph once. Every input has to be fed, by its name or its key in a signature; the outputs are returned in the order of their
-    /// declaration.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Argument`] for an input that is not fed, fed twice or not declared, or is of another dtype or
-    /// shape, [`ErrorKind::Framework`] for an output in a branch that the run does not take, and what TensorFlow
-    /// reports; the error names the input, the output or the operation.
-    pub fn run(&self, feeds: &[(&str, &External)]) -> Result<Vec<External>> {
+    /// Runs the graph once, as [`run`](Self::run) does. Returns the outputs with their handles, as TensorFlow has them:
+    /// other tensors may share their memory.
+    pub(crate) fn fetch(&self, feeds: &[(&str, &External)]) -> Result<Vec<([i32; 2], Arc<Value>)>> {
         if self.process != std::process::id() {
-            return Err(argument("a session does not survive a fork: open one in the child"));
+            return Err(forked());
         }
         let mut fed: Vec<Option<&External>> = vec![None; self.inputs.len()];
         for (name, tensor) in feeds {
@@ -309,10 +309,11 @@ impl Session {
         let handles = RuntimeTensor::of(self.core(), INT32, handles.as_flattened())?;
         let done = self.execute(&[self.handles], &[handles], &[], &self.outputs);
         // Before the error is returned: a run that fails may have recorded some outputs.
-        let results: Vec<_> = results.into_iter().map(External::take).collect();
+        let results: Vec<_> =
+            results.into_iter().map(|handle| Some((handle, external::recorded(handle).ok()?))).collect();
         done?;
-        let named = |(result, name): (Result<External>, &String)| {
-            result.map_err(|_| {
+        let named = |(result, name): (Option<_>, &String)| {
+            result.ok_or_else(|| {
                 let text = format!("the output {name} was not computed: it is in a branch that this run did not take");
                 Error::new(ErrorKind::Framework, text)
             })
@@ -389,6 +390,19 @@ impl Drop for Session {
         // SAFETY: the session is ours, and no run borrows it any more.
         unsafe { (self.runtime.sessions.TF_DeleteSession)(self.raw(), status.raw()) };
     }
+}
+
+/// The id of the process in which this runtime's first session was opened, which started TensorFlow's threads.
+fn process(runtime: &Runtime) -> u32 {
+    static PROCESSES: [OnceLock<u32>; 2] = [const { OnceLock::new() }; 2];
+    *PROCESSES[runtime.series() as usize].get_or_init(std::process::id)
+}
+
+fn forked() -> Error {
+    argument(
+        "sessions do not survive a fork, and a child cannot open others, because TensorFlow's threads are in the \
+         parent: run them in a process that is started, not forked (in Python: the method \"spawn\" of multiprocessing)",
+    )
 }
 
 /// Returns a name for an operation of ours at a tensor of the graph.

@@ -76,6 +76,7 @@ functions! {
         TF_NewTensor(c_int, *const i64, c_int, *mut c_void, usize, Deallocator, *mut c_void) -> *mut TF_Tensor;
         TF_AllocateTensor(c_int, *const i64, c_int, usize) -> *mut TF_Tensor;
         TF_DeleteTensor(*mut TF_Tensor);
+        TF_TensorMaybeMove(*mut TF_Tensor) -> *mut TF_Tensor;
         TF_TensorType(*const TF_Tensor) -> c_int;
         TF_NumDims(*const TF_Tensor) -> c_int;
         TF_Dim(*const TF_Tensor, c_int) -> i64;

@@ -57,8 +57,12 @@ pub(crate) fn required(dtype: DType) -> Result<c_int> {
     code(dtype).ok_or_else(|| Error::new(ErrorKind::Dtype, format!("tensorflow has no dtype {dtype}")))
 }
 
-/// Returns the dtype of a code, or why there is none, with advice.
+/// What the code of a reference is more than the code of its value (`kDataTypeRefOffset`).
+const REFERENCE: c_int = 100;
+
+/// Returns the dtype of a code, or why there is none, with advice. A reference has the dtype of its value.
 pub(crate) fn dtype(code: c_int) -> Result<DType, &'static str> {
+    let code = if code > REFERENCE { code - REFERENCE } else { code };
     let known = DTYPES.iter().find(|(_, known)| *known == code).map(|(dtype, _)| *dtype);
     known.ok_or_else(|| {
         let reason = REFUSED.iter().find(|(refused, _)| *refused == code).map(|(_, reason)| *reason);

@@ -57,6 +57,22 @@ impl RuntimeTensor {
         Ok(tensor)
     }
 
+    /// Returns the tensor if its memory is exclusive: TensorFlow has allocated it, and this is the only reference to it
+    /// and to the buffer that it is a part of. Otherwise it is the memory of a variable, of a constant, of another
+    /// result, or of a framework that has fed it, and the tensor is returned as the error.
+    pub(crate) fn exclusive(self) -> Result<Self, Self> {
+        // An empty tensor has no memory, and may have no buffer, which the function would read.
+        if self.nbytes() == 0 {
+            return Ok(self);
+        }
+        // SAFETY: the tensor is alive. The function takes the reference over and returns one, or returns null.
+        let moved = unsafe { (self.core.TF_TensorMaybeMove)(self.raw()) };
+        match NonNull::new(moved) {
+            Some(raw) => Ok(Self { raw, core: std::mem::ManuallyDrop::new(self).core }),
+            None => Err(self),
+        }
+    }
+
     pub(crate) fn raw(&self) -> *mut TF_Tensor {
         self.raw.as_ptr()
     }
