@@ -5,18 +5,21 @@ use crate::{
     Access, Allocation, COPY_ALIGNMENT, Consumer, DType, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory,
     Order, Ordering, Result, Views, poison,
 };
+use std::alloc::{Layout as Blocks, alloc, alloc_zeroed};
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
-/// A unit of memory with the alignment of copies.
+/// A unit of memory with an alignment that allocators give to every block: beyond it they fill zeros themselves, and
+/// below it the system provides pages of zeros.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(align(16))]
 struct Block {
-    _bytes: [u8; COPY_ALIGNMENT],
+    _bytes: [u8; BLOCK],
 }
 
-const _: () = assert!(align_of::<Block>() == COPY_ALIGNMENT && size_of::<Block>() == COPY_ALIGNMENT);
+const BLOCK: usize = 16;
+const _: () = assert!(align_of::<Block>() == BLOCK && size_of::<Block>() == BLOCK);
 
 /// Host memory of its own, aligned to [`COPY_ALIGNMENT`] bytes. Its bytes stay in place until it is dropped.
 #[derive(Debug)]
@@ -32,20 +35,7 @@ impl HostMemory {
     ///
     /// [`ErrorKind::OutOfMemory`].
     pub fn new(nbytes: usize) -> Result<Self> {
-        Self::aligned(nbytes, COPY_ALIGNMENT)
-    }
-
-    /// As [`new`](Self::new), with a first byte at a multiple of `alignment` bytes, a power of two.
-    fn aligned(nbytes: usize, alignment: usize) -> Result<Self> {
-        let mut blocks: Vec<Block> = Vec::new();
-        // What lies before the first multiple is not used.
-        let room = nbytes.saturating_add(alignment.saturating_sub(COPY_ALIGNMENT));
-        blocks.try_reserve_exact(room.div_ceil(COPY_ALIGNMENT)).map_err(|error| {
-            let text = format!("no host memory for {room} bytes: free some first");
-            Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
-        })?;
-        let start = blocks.as_mut_ptr().expose_provenance().next_multiple_of(alignment);
-        Ok(Self { bytes: start..start + nbytes, _blocks: blocks })
+        Self::aligned(nbytes, COPY_ALIGNMENT, alloc)
     }
 
     /// Allocates memory of zeros: a valid element of every dtype.
@@ -54,10 +44,29 @@ impl HostMemory {
     ///
     /// Those of [`HostMemory::new`].
     pub fn zeroed(nbytes: usize) -> Result<Self> {
-        let memory = Self::new(nbytes)?;
-        // SAFETY: the vector has room for as many bytes, and no other code knows them.
-        unsafe { ptr::write_bytes(ptr::with_exposed_provenance_mut::<u8>(memory.bytes.start), 0, nbytes) };
-        Ok(memory)
+        Self::aligned(nbytes, COPY_ALIGNMENT, alloc_zeroed)
+    }
+
+    /// Allocates memory by `allocate`, with a first byte at a multiple of `alignment` bytes, a power of two.
+    fn aligned(nbytes: usize, alignment: usize, allocate: unsafe fn(Blocks) -> *mut u8) -> Result<Self> {
+        // What lies before the first multiple is not used.
+        let room = nbytes.saturating_add(alignment.saturating_sub(BLOCK));
+        let no_memory = || {
+            let text = format!("no host memory for {room} bytes: free some first");
+            Error::new(ErrorKind::OutOfMemory, text)
+        };
+        let count = room.div_ceil(BLOCK).max(1);
+        let layout = Blocks::array::<Block>(count).map_err(|error| no_memory().caused_by(error))?;
+        // SAFETY: the layout has a block at least.
+        let start = unsafe { allocate(layout) }.cast::<Block>();
+        if start.is_null() {
+            return Err(no_memory());
+        }
+        // SAFETY: the global allocator has returned memory for `count` blocks, of which the vector says that none is a
+        // value yet.
+        let mut blocks = unsafe { Vec::from_raw_parts(start, 0, count) };
+        let start = blocks.as_mut_ptr().expose_provenance().next_multiple_of(alignment);
+        Ok(Self { bytes: start..start + nbytes, _blocks: blocks })
     }
 
     /// Returns the addresses of its bytes, whose provenance is exposed.
@@ -124,10 +133,25 @@ pub(crate) fn fill_here(
 }
 
 /// Returns fresh host memory, compact in this order and aligned to [`COPY_ALIGNMENT`] bytes, or to `alignment` bytes
-/// where that is more.
+/// where that is more. Its elements are undefined.
 pub(crate) fn empty(dtype: DType, shape: &[i64], order: Order, alignment: usize) -> Result<Lent> {
+    fresh(dtype, shape, order, |nbytes| HostMemory::aligned(nbytes, alignment.max(COPY_ALIGNMENT), alloc))
+}
+
+/// As [`empty`], aligned to [`COPY_ALIGNMENT`], with elements of zeros, which may be read before they are written.
+#[cfg(feature = "dlpack")]
+pub(crate) fn zeros(dtype: DType, shape: &[i64], order: Order) -> Result<Lent> {
+    fresh(dtype, shape, order, HostMemory::zeroed)
+}
+
+fn fresh(
+    dtype: DType,
+    shape: &[i64],
+    order: Order,
+    allocate: impl FnOnce(usize) -> Result<HostMemory>,
+) -> Result<Lent> {
     let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
-    let memory = HostMemory::aligned(layout.nbytes(), alignment.max(COPY_ALIGNMENT))?;
+    let memory = allocate(layout.nbytes())?;
     // SAFETY: the bytes stay in place until the owner is dropped, with the buffer. No other code knows them.
     let memory = unsafe { Memory::new(Allocation::host(memory.bytes(), Access::ReadWrite), memory) };
     Lent::new(dtype, layout, memory)
@@ -330,6 +354,6 @@ mod tests {
         let memory = unsafe { Memory::new(Allocation::host(start..start + 1, Access::ReadOnly), ()) };
         let giant = Lent::new(DType::UINT8, layout, memory).unwrap();
         assert_eq!(copy(giant, Order::RowMajor, 1, &host()).unwrap_err().kind(), ErrorKind::OutOfMemory);
-        assert_eq!(HostMemory::aligned(8, 1 << 63).unwrap_err().kind(), ErrorKind::OutOfMemory);
+        assert_eq!(HostMemory::aligned(8, 1 << 63, alloc).unwrap_err().kind(), ErrorKind::OutOfMemory);
     }
 }

@@ -73,7 +73,12 @@ impl<T> Output<'_, T> {
     /// # Errors
     ///
     /// Those of [`Adapter::import`].
-    pub fn finish(self) -> Result<T> {
+    ///
+    /// # Safety
+    ///
+    /// Every element has been written, on the host, or by work that is in the stream: safe code may read them all. A
+    /// `bool` is 0 or 1.
+    pub unsafe fn finish(self) -> Result<T> {
         let Self { to, ordering, tensor, lent } = self;
         match tensor {
             Some(tensor) => Ok(tensor),

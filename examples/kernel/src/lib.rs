@@ -69,7 +69,8 @@ fn scaled_by<'py>(x: &Tensor<'py>, factor: f32) -> Result<PyTensor<'py>> {
             ));
         }
     }
-    result.finish()
+    // SAFETY: the loop has written every element, or the kernel that does is in the stream of the result.
+    unsafe { result.finish() }
 }
 
 /// # Safety

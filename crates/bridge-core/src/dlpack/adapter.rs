@@ -2,8 +2,8 @@
 
 use super::{DlpackFlags, Managed, ManagedTensorBase, Origin, lend, managed, prepare};
 use crate::{
-    Access, Adapter, Allocation, COPY_ALIGNMENT, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease,
-    Lent, Memory, Order, Profile, Result, Reuse, Stream, Strides, Views, host,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory,
+    Order, Profile, Result, Reuse, Stream, Strides, Views, host,
 };
 use std::sync::Arc;
 
@@ -219,9 +219,10 @@ impl Adapter for DLPack {
         Ok(())
     }
 
+    /// Allocates host memory of zeros, which safe code may read before it is written.
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
         match device.kind {
-            DeviceKind::CPU => host::empty(dtype, shape, order, COPY_ALIGNMENT).map(Tensor::own),
+            DeviceKind::CPU => host::zeros(dtype, shape, order).map(Tensor::own),
             _ => Err(Error::new(ErrorKind::CopyNeeded, "DLPack allocates no memory on a device")),
         }
     }

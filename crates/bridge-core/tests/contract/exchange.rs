@@ -136,6 +136,19 @@ fn copies_have_the_elements() {
     assert_eq!((copy.layout().strides(), elements(&copy)), (&[1, 2][..], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0]));
 }
 
+/// Safe code reads it by a transfer to a framework of vectors, for example.
+#[test]
+fn fresh_memory_is_zeros_whatever_was_freed_before() {
+    for nbytes in [0, 1, 63, 64, 1000, 70_000_i64] {
+        drop(vec![0xAB_u8; nbytes as usize + 64]);
+        let fresh = DLPack::host().empty(Device::CPU, DType::UINT8, &[nbytes], Order::RowMajor).unwrap();
+        assert!(fresh.data().is_multiple_of(64));
+        let first = std::ptr::with_exposed_provenance::<u8>(fresh.data());
+        // SAFETY: the tensor has so many bytes; that they are initialised is what Miri checks here.
+        assert!((0..nbytes as usize).all(|i| unsafe { first.add(i).read() } == 0), "{nbytes} bytes");
+    }
+}
+
 #[test]
 fn memory_of_a_device_is_not_allocated() {
     let refused = DLPack::host().empty(GPU, DType::FLOAT32, &[1], Order::RowMajor);
