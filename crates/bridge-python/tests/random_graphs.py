@@ -21,11 +21,12 @@ OPERATIONS = {
     "reshape": lambda tf, x: tf.reshape(tf.reshape(x, [2, -1]), [COUNT]),
     "expand": lambda tf, x: tf.squeeze(tf.expand_dims(x, 1)),
     "bitcast": lambda tf, x: tf.bitcast(tf.bitcast(x, tf.int32), tf.float32),
-    "branch": lambda tf, x: tf.cond(tf.reduce_sum(x) < 1e9, lambda: tf.identity(x), lambda: -x),
+    "branch": lambda tf, x: tf.cond(tf.reduce_sum(x) < 1e9, lambda: tf.identity(x), lambda: x + 1),
     "gradient": lambda tf, x: tf.stop_gradient(x),
     "one": lambda tf, x: tf.add_n([x]),
+    # No negation: the optimiser of 2.21 makes -v of -reshape(-v).
     "double": lambda tf, x: 2 * x,
-    "negative": lambda tf, x: -x,
+    "more": lambda tf, x: x + 3,
 }
 
 #: Those that end a chain: a part of the vector.

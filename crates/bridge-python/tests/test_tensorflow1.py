@@ -381,8 +381,8 @@ def test_the_memory_lives_as_long_as_somebody_needs_it(session: Any) -> None:
     assert view.sum().item() == 499500
     assert view.data_ptr() == alive().ctypes.data
     del view
-        assert (computed.tolist(), same.tolist()) == ([2 * value + 1, 3, 5, 7], [value, 1, 2, 3])
-    eventually(lambda: views() == before + 3)
+    eventually(lambda: alive() is None)
+    assert tb.to_torch(results[1]).sum().item() == 499500
 
 
 def test_everything_lent_is_given_back_once(session: Any) -> None:
@@ -414,8 +414,8 @@ def test_the_deleter_of_a_capsule_runs_once(session: Any, legacy: bool) -> None:
     del fed, computed, same
     gc.collect()
     assert (view.tolist(), producer.deleted) == (memory.tolist(), 0)
-        assert (computed.tolist(), same.tolist()) == ([2 * value + 1, 3, 5, 7], [value, 1, 2, 3])
-    eventually(lambda: views() == before + 3)
+    del view
+    eventually(lambda: producer.deleted > 0)
     assert producer.deleted == 1
 
 
