@@ -9,9 +9,16 @@ use num_complex::Complex;
 use std::ptr;
 
 /// `ndarray`, whose arrays are read and written through its own raw views.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct NdArraySubject {
     adapter: NdArray,
+}
+
+impl Default for NdArraySubject {
+    fn default() -> Self {
+        // SAFETY: the suite uses a tensor on one thread at a time.
+        Self { adapter: unsafe { NdArray::new() } }
+    }
 }
 
 forward_adapter!(NdArraySubject, HostArray);

@@ -71,7 +71,9 @@ impl TchSubject {
     ///
     /// Those of [`Tch::new`], and [`ErrorKind::Missing`] where there is no such device.
     pub fn new(device: Device) -> Result<Self> {
-        let mut subject = Self { adapter: Tch::new()?, device, streams: Vec::new(), ballast: None };
+        // SAFETY: the suite uses a tensor on one thread at a time.
+        let adapter = unsafe { Tch::new()? };
+        let mut subject = Self { adapter, device, streams: Vec::new(), ballast: None };
         if device.kind == DeviceKind::CUDA {
             if i64::from(device.index) >= Cuda::device_count() {
                 return Err(Error::new(ErrorKind::Missing, format!("tch has no {device}")));

@@ -18,11 +18,13 @@
 //! let candle = unsafe { Candle::new() };
 //! let tensor = Tensor::arange(0f32, 6.0, &Device::Cpu).unwrap().reshape((2, 3)).unwrap();
 //!
-//! let (seen, done) = transfer(&candle, &NdArray::new(), &tensor.t().unwrap(), &ordering, &Options::default())?;
+//! // SAFETY: the program uses the memory of a tensor on one thread at a time.
+//! let (seen, done) = transfer(&candle, &unsafe { NdArray::new() }, &tensor.t().unwrap(), &ordering, &Options::default())?;
 //! assert_eq!(done.plan, Plan::ZeroCopy);
 //! assert_eq!(seen.to_array::<f32>()?, array![[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]].into_dyn());
 //!
-//! let (back, done) = transfer(&NdArray::new(), &candle, &seen, &ordering, &Options::default())?;
+//! // SAFETY: the program uses the memory of a tensor on one thread at a time.
+//! let (back, done) = transfer(&unsafe { NdArray::new() }, &candle, &seen, &ordering, &Options::default())?;
 //! assert_eq!(done.plan, Plan::Copy(Reason::ForeignMemory));
 //! assert_eq!(back.dims(), [3, 2]);
 //! # Ok::<(), bridge_core::Error>(())
@@ -113,6 +115,9 @@ impl Candle {
     /// While a tensor of another framework shares the memory of a tensor of candle:
     ///
     /// - No code writes to it through the one while another thread reads or writes it through the other.
+    /// - No reference to its elements is held while other code writes to it: that of a storage guard
+    ///   (`Tensor::storage_and_layout`) sees what [`copy_into`](bridge_core::copy_into) writes, also on one thread. candle
+    ///   lends its write lock to its own operations alone, and a thread that held the guard would wait for itself.
     /// - No custom operation in place (`candle_core::InplaceOp1` and its like) replaces the storage that it is to write
     ///   to. Those of candle itself write to its elements.
     ///

@@ -11,6 +11,12 @@ use candle_core::{CudaDevice, DType as Kind, Device as Place, Tensor, Var};
 use cudarc::driver::{CudaContext, CudaStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Returns the adapter.
+fn ndarray() -> NdArray {
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    unsafe { NdArray::new() }
+}
+
 const GPU: Device = Device::cuda(0);
 const ELEMENTS: usize = 1 << 20;
 const ROUNDS: u8 = 20;
@@ -307,12 +313,11 @@ fn tensors_move_between_host_and_device_where_the_caller_says_so() {
     let Some(sides) = Sides::new() else { return };
     let made = HostArray::from(ndarray::array![[1.0f32, 2.0], [3.0, 4.0]]);
     let to = |device| Options::default().with_device(device);
-    let (tensor, done) = transfer(&NdArray::new(), &sides.candle, &made, bridge_copy::ordering(), &to(GPU)).unwrap();
+    let (tensor, done) = transfer(&ndarray(), &sides.candle, &made, bridge_copy::ordering(), &to(GPU)).unwrap();
     assert_eq!((done.plan, done.copied_by), (Plan::Copy(Reason::Moved), Some(CopiedBy::Move)));
     assert!(tensor.device().same_device(&sides.place));
     let doubled = tensor.affine(2.0, 0.0).unwrap();
-    let (back, _) =
-        transfer(&sides.candle, &NdArray::new(), &doubled, bridge_copy::ordering(), &to(Device::CPU)).unwrap();
+    let (back, _) = transfer(&sides.candle, &ndarray(), &doubled, bridge_copy::ordering(), &to(Device::CPU)).unwrap();
     assert_eq!(back.to_array::<f32>().unwrap(), ndarray::array![[2.0, 4.0], [6.0, 8.0]].into_dyn());
 }
 

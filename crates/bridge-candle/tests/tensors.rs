@@ -11,6 +11,12 @@ use candle_core::{CpuStorage, DType as Kind, Device as Place, Storage, Tensor, V
 use ndarray::{Array2, Array3, Axis, array};
 use std::sync::Arc;
 
+/// Returns the adapter.
+fn ndarray() -> NdArray {
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    unsafe { NdArray::new() }
+}
+
 fn candle() -> Candle {
     // SAFETY: the tests write to no tensor that another thread reads, and replace no storage.
     unsafe { Candle::new() }
@@ -42,7 +48,7 @@ fn every_view_goes_out_in_place() {
     ];
     for view in views {
         let (seen, done) =
-            transfer(&candle(), &NdArray::new(), &view, bridge_copy::ordering(), &Options::default()).unwrap();
+            transfer(&candle(), &ndarray(), &view, bridge_copy::ordering(), &Options::default()).unwrap();
         assert_eq!((done.plan, done.bytes_copied), (Plan::ZeroCopy, 0));
         assert_eq!(seen.data(), address(&base) + 8 * view.layout().start_offset());
         let dims: Vec<i64> = view.dims().iter().map(|dim| *dim as i64).collect();
@@ -55,8 +61,7 @@ fn every_view_goes_out_in_place() {
 #[test]
 fn the_memory_outlives_the_tensor() {
     let tensor = counted((2, 3, 4));
-    let (seen, _) =
-        transfer(&candle(), &NdArray::new(), &tensor, bridge_copy::ordering(), &Options::default()).unwrap();
+    let (seen, _) = transfer(&candle(), &ndarray(), &tensor, bridge_copy::ordering(), &Options::default()).unwrap();
     drop(tensor);
     assert_eq!(seen.to_array::<i64>().unwrap().sum(), 276);
 }
@@ -70,7 +75,7 @@ fn tensors_come_in_as_one_copy() {
     for ordering in orderings() {
         for order in [Order::RowMajor, Order::ColumnMajor] {
             let options = Options::default().with_order(order);
-            let (copy, done) = transfer(&NdArray::new(), &candle(), &made, &ordering, &options).unwrap();
+            let (copy, done) = transfer(&ndarray(), &candle(), &made, &ordering, &options).unwrap();
             assert_eq!((done.bytes_copied, done.copied_by), (480, Some(CopiedBy::Host)));
             assert!(matches!(done.plan, Plan::Copy(Reason::ForeignMemory | Reason::Order)), "{:?}", done.plan);
             assert_eq!((copy.dims(), copy.dtype()), (&[3, 4, 5][..], Kind::F64));
@@ -78,11 +83,11 @@ fn tensors_come_in_as_one_copy() {
             let lent = candle().export(&copy).unwrap();
             assert!(lent.layout().follows(order) && lent.data().is_multiple_of(COPY_ALIGNMENT));
         }
-        let lent = NdArray::new().export(&made).unwrap();
-        let by = copied_by(&NdArray::new(), &candle(), &lent, &ordering, &Options::default());
+        let lent = ndarray().export(&made).unwrap();
+        let by = copied_by(&ndarray(), &candle(), &lent, &ordering, &Options::default());
         assert_eq!(by, CopiedBy::Host);
         let in_place = Options::in_place();
-        let refused = transfer(&NdArray::new(), &candle(), &made, &ordering, &in_place).unwrap_err();
+        let refused = transfer(&ndarray(), &candle(), &made, &ordering, &in_place).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::CopyNeeded);
         let text = refused.to_string();
         assert!(
@@ -96,7 +101,7 @@ fn tensors_come_in_as_one_copy() {
 fn tensors_without_elements_and_dimensions_come_in() {
     let (empty, scalar) = (HostArray::from(Array2::<u8>::zeros((0, 3))), HostArray::from(ndarray::arr0(7u8)));
     for ordering in orderings() {
-        let arrive = |array| transfer(&NdArray::new(), &candle(), array, &ordering, &Options::default()).unwrap().0;
+        let arrive = |array| transfer(&ndarray(), &candle(), array, &ordering, &Options::default()).unwrap().0;
         assert_eq!(arrive(&empty).dims(), [0, 3]);
         assert_eq!(arrive(&scalar).to_scalar::<u8>().unwrap(), 7);
     }
@@ -140,7 +145,7 @@ fn every_dtype_crosses_both_ways() {
 #[test]
 fn a_tensor_of_candle_is_filled_in_place() {
     let (target, source) = (counted((1, 2, 3)), HostArray::from(array![[[9i64, 8, 7], [6, 5, 4]]]));
-    copy_into(&NdArray::new(), &candle(), &source, &target, bridge_copy::ordering()).unwrap();
+    copy_into(&ndarray(), &candle(), &source, &target, bridge_copy::ordering()).unwrap();
     assert_eq!(target.flatten_all().unwrap().to_vec1::<i64>().unwrap(), [9, 8, 7, 6, 5, 4]);
 }
 

@@ -20,13 +20,15 @@
 //! let settings = Settings::default();
 //! # ";
 //! let exporter = Exporter::new(settings)?;
-//! let (from, tensor) = (NdArray::new(), HostArray::from(array![[1.0f32, 2.0], [3.0, 4.0]]));
+//! // SAFETY: the program uses the memory of a tensor on one thread at a time.
+//! let (from, tensor) = (unsafe { NdArray::new() }, HostArray::from(array![[1.0f32, 2.0], [3.0, 4.0]]));
 //! let parcel = Parcel::of(&[(&from, &tensor)], Some(Writing::Private), &ordering, &Options::default())?;
 //! let ticket = parcel.share(&exporter, Duration::from_secs(60), None)?.text();
 //!
 //! // Usually in another process.
 //! let opened = open(&ticket.parse::<Ticket>()?)?;
-//! let (seen, done) = transfer(&Ipc::new(), &NdArray::new(), &opened.tensors[0], &ordering, &Options::default())?;
+//! // SAFETY: the program uses the memory of a tensor on one thread at a time.
+//! let (seen, done) = transfer(&Ipc::new(), &unsafe { NdArray::new() }, &opened.tensors[0], &ordering, &Options::default())?;
 //! assert_eq!(done.bytes_copied, 0);
 //! assert_eq!(seen.to_array::<f32>()?, array![[1.0, 2.0], [3.0, 4.0]].into_dyn());
 //! assert_eq!(exporter.held().leases, 1);

@@ -12,7 +12,8 @@
 //!
 //! let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
 //! let host = HostArray::from(array![[1.0f32, 2.0], [3.0, 4.0]]);
-//! let (same, done) = transfer(&NdArray::new(), &NdArray::new(), &host, &ordering, &Options::default())?;
+//! // SAFETY: the program uses the memory of a tensor on one thread at a time.
+//! let (same, done) = transfer(&unsafe { NdArray::new() }, &unsafe { NdArray::new() }, &host, &ordering, &Options::default())?;
 //! assert_eq!(done.bytes_copied, 0);
 //! // SAFETY: nothing writes to the array meanwhile.
 //! assert_eq!(unsafe { same.view::<f32>()? }, array![[1.0, 2.0], [3.0, 4.0]].into_dyn());
@@ -51,21 +52,22 @@ pub struct NdArray {
 
 bridge_core::debug_fields!(impl[] NdArray);
 
-impl Default for NdArray {
-    fn default() -> Self {
+impl NdArray {
+    /// Makes the adapter.
+    ///
+    /// # Safety
+    ///
+    /// Memory that frameworks share can be read and written through each of them by safe code, and no framework waits
+    /// for another on the host. While a tensor of another framework, or of another process, shares the memory of a tensor
+    /// of this adapter, no code writes to it through the one (also by [`copy_into`](bridge_core::copy_into)) while another thread
+    /// reads or writes it through the other. The clones of a tensor share its memory too.
+    pub unsafe fn new() -> Self {
         let profile = Profile::export_only("ndarray")
             .with_dtypes(element::DTYPES.into())
             .with_strides(Strides::Any)
             .with_alignment(1)
             .with_devices(vec![DeviceKind::CPU]);
         Self { profile: Arc::new(profile), views: Arc::default() }
-    }
-}
-
-impl NdArray {
-    /// Makes the adapter.
-    pub fn new() -> Self {
-        Self::default()
     }
 }
 

@@ -17,14 +17,16 @@
 //! let mut session = Session::builder().unwrap().commit_from_file("model.onnx").unwrap();
 //!
 //! let image = HostArray::from(ndarray::Array4::<f32>::zeros((1, 3, 224, 224)));
-//! let (input, _) = transfer(&NdArray::new(), &ort, &image, &ordering, &Options::default())?;
+//! // SAFETY: the program uses the memory of a tensor on one thread at a time.
+//! let (input, _) = transfer(&unsafe { NdArray::new() }, &ort, &image, &ordering, &Options::default())?;
 //! let mut binding = session.create_binding().unwrap();
 //! binding.bind_input("image", &input).unwrap();
 //! binding.bind_output_to_device("scores", &Default::default()).unwrap();
 //! let mut outputs = session.run_binding(&binding).unwrap();
 //!
 //! let scores = Arc::new(outputs.remove("scores").unwrap().downcast().unwrap());
-//! let (scores, _) = transfer(&ort, &NdArray::new(), &scores, &ordering, &Options::default())?;
+//! // SAFETY: the program uses the memory of a tensor on one thread at a time.
+//! let (scores, _) = transfer(&ort, &unsafe { NdArray::new() }, &scores, &ordering, &Options::default())?;
 //! println!("{}", scores.to_array::<f32>()?);
 //! # Ok::<(), bridge_core::Error>(())
 //! ```

@@ -18,6 +18,12 @@ use ort::value::DynTensor;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Returns the adapter.
+fn ndarray() -> NdArray {
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    unsafe { NdArray::new() }
+}
+
 const GPU: Device = Device::cuda(0);
 const SHAPE: [i64; 2] = [1024, 1024];
 const ELEMENTS: usize = 1 << 20;
@@ -354,7 +360,7 @@ fn pinned_outputs_are_memory_of_the_host() {
     let mut outputs = sides.session.run_binding(&binding).unwrap();
     let y: Arc<DynTensor> = Arc::new(outputs.remove("y").unwrap().downcast().unwrap());
     println!("in {:?}", y.memory_info().allocation_device());
-    let (seen, done) = transfer(&sides.ort, &NdArray::new(), &y, ordering(), &Options::default()).unwrap();
+    let (seen, done) = transfer(&sides.ort, &ndarray(), &y, ordering(), &Options::default()).unwrap();
     assert_eq!((done.plan, seen.data()), (Plan::ZeroCopy, y.data_ptr().addr()));
     assert!(all(seen.to_array::<f32>().unwrap().as_slice().unwrap(), 8));
 }
@@ -401,10 +407,10 @@ fn strided_tensors_are_copied_on_the_device_and_tensors_of_the_host_move_there()
 
     let array = HostArray::from(ndarray::array![[1.0f32, 2.0], [3.0, 4.0]]);
     let to = |device| Options::default().with_device(device);
-    let (x, done) = transfer(&NdArray::new(), &sides.ort, &array, ordering(), &to(GPU)).unwrap();
+    let (x, done) = transfer(&ndarray(), &sides.ort, &array, ordering(), &to(GPU)).unwrap();
     assert_eq!((done.plan, done.copied_by), (Plan::Copy(Reason::Moved), Some(CopiedBy::Move)));
     let y = sides.doubled(&x);
-    let (back, _) = transfer(&sides.ort, &NdArray::new(), &y, ordering(), &to(Device::CPU)).unwrap();
+    let (back, _) = transfer(&sides.ort, &ndarray(), &y, ordering(), &to(Device::CPU)).unwrap();
     assert_eq!(back.to_array::<f32>().unwrap(), ndarray::array![[2.0, 4.0], [6.0, 8.0]].into_dyn());
 }
 

@@ -18,6 +18,12 @@ use ort::value::{DynTensor, Tensor, TensorElementType};
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Returns the adapter.
+fn ndarray() -> NdArray {
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    unsafe { NdArray::new() }
+}
+
 /// Counts of leases are those of the process: one test at a time. `None` without the library.
 fn runtime() -> Option<(Ort, MutexGuard<'static, ()>)> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -34,7 +40,7 @@ fn runtime() -> Option<(Ort, MutexGuard<'static, ()>)> {
 }
 
 fn arrive(ort: &Ort, array: &HostArray) -> (Arc<DynTensor>, Plan) {
-    let (tensor, done) = transfer(&NdArray::new(), ort, array, ordering(), &Options::default()).unwrap();
+    let (tensor, done) = transfer(&ndarray(), ort, array, ordering(), &Options::default()).unwrap();
     (tensor, done.plan)
 }
 
@@ -70,7 +76,7 @@ fn an_output_goes_out_in_place_and_outlives_its_session() {
     let y: Arc<DynTensor> = Arc::new(outputs.remove("y").unwrap().downcast().unwrap());
     drop(outputs);
     let address = y.data_ptr().addr();
-    let (seen, done) = transfer(&ort, &NdArray::new(), &y, ordering(), &Options::default()).unwrap();
+    let (seen, done) = transfer(&ort, &ndarray(), &y, ordering(), &Options::default()).unwrap();
     assert_eq!((done.plan, seen.data(), seen.access()), (Plan::ZeroCopy, address, Access::ReadWrite));
     drop((session, y, x));
     assert_eq!(seen.to_array::<f32>().unwrap(), array![[1.0, -2.0]].into_dyn());
@@ -88,7 +94,7 @@ fn a_binding_writes_to_the_same_outputs_in_each_run() {
         binding.bind_input("x", &x).unwrap();
         let mut outputs = session.run_binding(&binding).unwrap();
         let y: Arc<DynTensor> = Arc::new(outputs.remove("y").unwrap().downcast().unwrap());
-        transfer(&ort, &NdArray::new(), &y, ordering(), &Options::default()).unwrap().0
+        transfer(&ort, &ndarray(), &y, ordering(), &Options::default()).unwrap().0
     };
     let first = run(1.0);
     assert_eq!(first.to_array::<f32>().unwrap(), array![[2.0]].into_dyn());
@@ -125,14 +131,14 @@ fn strided_tensors_are_copied_once_into_memory_of_onnx_runtime() {
     let Some((ort, _guard)) = runtime() else { return };
     let columns = HostArray::from(array![[1i64, 2], [3, 4], [5, 6]].reversed_axes());
     let before = stats();
-    let (tensor, done) = transfer(&NdArray::new(), &ort, &columns, ordering(), &Options::default()).unwrap();
+    let (tensor, done) = transfer(&ndarray(), &ort, &columns, ordering(), &Options::default()).unwrap();
     assert_eq!((done.plan, done.copied_by), (Plan::Copy(Reason::Strides), Some(CopiedBy::Host)));
     let (shape, elements) = tensor.try_extract_tensor::<i64>().unwrap();
     assert_eq!((&shape[..], elements), (&[2i64, 3][..], &[1, 3, 5, 2, 4, 6][..]));
     assert!(tensor.data_ptr().addr().is_multiple_of(COPY_ALIGNMENT));
     let after = stats();
     assert_eq!(after.leased - before.leased, after.released - before.released, "nothing of the array is kept");
-    copy_into(&NdArray::new(), &ort, &HostArray::from(array![[7i64, 7, 7], [8, 8, 8]]), &tensor, ordering()).unwrap();
+    copy_into(&ndarray(), &ort, &HostArray::from(array![[7i64, 7, 7], [8, 8, 8]]), &tensor, ordering()).unwrap();
     assert_eq!(tensor.try_extract_tensor::<i64>().unwrap().1, [7, 7, 7, 8, 8, 8]);
 }
 
@@ -161,7 +167,7 @@ fn tensors_without_elements_and_dimensions_cross() {
     assert_eq!(&empty.shape()[..], [0, 3]);
     let (scalar, _) = arrive(&ort, &HostArray::from(ndarray::arr0(7u16)));
     assert_eq!(&scalar.shape()[..], [0i64; 0]);
-    let (back, _) = transfer(&ort, &NdArray::new(), &scalar, ordering(), &Options::default()).unwrap();
+    let (back, _) = transfer(&ort, &ndarray(), &scalar, ordering(), &Options::default()).unwrap();
     assert_eq!(back.to_array::<u16>().unwrap().into_raw_vec_and_offset().0, [7]);
 }
 

@@ -8,6 +8,12 @@ use bridge_tensorflow::{Attribute, Eager, EagerTensor, Runtime, SessionOptions};
 use ndarray::array;
 use std::sync::Arc;
 
+/// Returns the adapter.
+fn ndarray() -> NdArray {
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    unsafe { NdArray::new() }
+}
+
 fn refused<T>(result: Result<T>, kind: ErrorKind, expected: &str) {
     let Err(error) = result else { panic!("{expected}: it was not refused") };
     assert_eq!(error.kind(), kind, "{error}");
@@ -16,12 +22,12 @@ fn refused<T>(result: Result<T>, kind: ErrorKind, expected: &str) {
 
 fn into_tensorflow(eager: &Eager, array: &HostArray) -> EagerTensor {
     let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
-    transfer(&NdArray::default(), eager, array, &ordering, &Options::default()).unwrap().0
+    transfer(&ndarray(), eager, array, &ordering, &Options::default()).unwrap().0
 }
 
 fn out_of_tensorflow(eager: &Eager, tensor: &EagerTensor) -> HostArray {
     let (ordering, in_place): (Arc<dyn Ordering>, _) = (Arc::new(HostOnly), Options::in_place());
-    transfer(eager, &NdArray::default(), tensor, &ordering, &in_place).unwrap().0
+    transfer(eager, &ndarray(), tensor, &ordering, &in_place).unwrap().0
 }
 
 #[test]

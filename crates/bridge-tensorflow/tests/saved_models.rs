@@ -9,6 +9,12 @@ use ndarray::{Array, array};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Returns the adapter.
+fn ndarray() -> NdArray {
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    unsafe { NdArray::new() }
+}
+
 /// The folder of the model that `tests/data/saved_models.py` saves with this series.
 fn saved(series: Series) -> PathBuf {
     let name = if series == Series::One { "saved1" } else { "saved2" };
@@ -17,7 +23,7 @@ fn saved(series: Series) -> PathBuf {
 
 /// Runs a session with one input, and returns its only output.
 fn run(session: &Session, graph: &GraphEdges, name: &str, fed: HostArray) -> HostArray {
-    let (ndarray, ordering): (_, Arc<dyn Ordering>) = (NdArray::default(), Arc::new(HostOnly));
+    let (ndarray, ordering): (_, Arc<dyn Ordering>) = (ndarray(), Arc::new(HostOnly));
     let (fed, _) = transfer(&ndarray, graph, &fed, &ordering, &Options::default()).unwrap();
     let results = session.run(&[(name, &fed)]).unwrap();
     let [result] = &results[..] else { panic!("there is one output") };
@@ -68,7 +74,7 @@ fn check(runtime: &'static Runtime, series: Series) {
     refused(by_signature.run(&[]), ErrorKind::Argument, "the input images is not fed");
     let fed = HostArray::from(Array::<f32, _>::zeros([2, 4]).into_dyn());
     let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
-    let (wide, _) = transfer(&NdArray::default(), &graph, &fed, &ordering, &Options::default()).unwrap();
+    let (wide, _) = transfer(&ndarray(), &graph, &fed, &ordering, &Options::default()).unwrap();
     refused(by_signature.run(&[("images", &wide)]), ErrorKind::Argument, "has the shape [?, 3]");
     refused(by_signature.run(&[("image", &wide)]), ErrorKind::Argument, "no input image: it has images");
 }

@@ -69,7 +69,8 @@ fn measure<F, T>(
 }
 
 fn main() -> Result<()> {
-    let (tch, ndarray) = (Tch::new()?, NdArray::new());
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    let (tch, ndarray) = unsafe { (Tch::new()?, NdArray::new()) };
     let host: Arc<dyn Ordering> = Arc::new(HostOnly);
     let tensor = Tensor::zeros([1024, 1024], (Kind::Float, Device::Cpu));
     let (array, _) = transfer(&tch, &ndarray, &tensor, &host, &Options::default())?;

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
 fn main() -> Result<()> {
-    let (tch, ndarray) = (Tch::new()?, NdArray::new());
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    let (tch, ndarray) = unsafe { (Tch::new()?, NdArray::new()) };
     let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
     // Without `copy`, a transfer that needs one is an error.
     let in_place = Options::in_place();

@@ -52,7 +52,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             return Ok(());
         }
     };
-    let (tch, stream) = (Tch::new()?, cudarc.stream());
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    let (tch, stream) = (unsafe { Tch::new()? }, cudarc.stream());
     let scale = stream.context().load_module(Ptx::from_src(SCALE))?.load_function("scale")?;
     let (count, factor) = (1u32 << 20, 3.0f32);
 

@@ -10,6 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use tch::{Kind, Tensor};
 
+/// Returns the adapter.
+fn tch_of_process() -> bridge_core::Result<Tch> {
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    unsafe { Tch::new() }
+}
+
 const CPU: tch::Device = tch::Device::Cpu;
 
 fn host() -> Arc<dyn Ordering> {
@@ -17,7 +23,7 @@ fn host() -> Arc<dyn Ordering> {
 }
 
 fn across(tensor: &Tensor) -> (Tensor, Plan) {
-    let tch = Tch::new().unwrap();
+    let tch = tch_of_process().unwrap();
     let (view, done) = transfer(&tch, &tch, tensor, &host(), &Options::default()).unwrap();
     (view, done.plan)
 }
@@ -98,7 +104,7 @@ fn conjugated_and_negated_views_cross_as_copies() {
     let (negated, plan) = across(&complex.conj().imag());
     assert_eq!(plan, Plan::Copy(Reason::PendingNegation));
     assert_eq!(Vec::<f32>::try_from(&negated).unwrap(), [-2.0, 4.0]);
-    let refused = Tch::new().and_then(|tch| {
+    let refused = tch_of_process().and_then(|tch| {
         let options = Options::in_place();
         transfer(&tch, &tch, &complex.conj(), &host(), &options)
     });
@@ -107,7 +113,7 @@ fn conjugated_and_negated_views_cross_as_copies() {
 
 #[test]
 fn a_copy_by_libtorch_is_compact_and_apart() {
-    let tch = Tch::new().unwrap();
+    let tch = tch_of_process().unwrap();
     let tensor = Tensor::arange(12, (Kind::Int64, CPU)).view([3, 4]).tr();
     let options = Options::copied();
     let (copy, done) = transfer(&tch, &tch, &tensor, &host(), &options).unwrap();
@@ -117,7 +123,7 @@ fn a_copy_by_libtorch_is_compact_and_apart() {
 
 #[test]
 fn what_has_no_memory_of_its_own_is_refused_with_advice() {
-    let tch = Tch::new().unwrap();
+    let tch = tch_of_process().unwrap();
     let float = || Tensor::ones([2, 2], (Kind::Float, CPU));
     for (tensor, kind, advice) in [
         (float().set_requires_grad(true), ErrorKind::RequiresGrad, "call .detach() first"),
@@ -139,7 +145,7 @@ fn what_has_no_memory_of_its_own_is_refused_with_advice() {
 
 #[test]
 fn a_write_from_outside_is_counted_for_autograd() {
-    let tch = Tch::new().unwrap();
+    let tch = tch_of_process().unwrap();
     let (source, target) = (Tensor::from_slice(&[1i64, 2, 3]), Tensor::zeros([3], (Kind::Int64, CPU)));
     let before = target.internal_version();
     let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
@@ -212,7 +218,7 @@ impl Adapter for Counted {
 
 #[test]
 fn the_last_tensor_returns_the_memory_once_on_any_thread() {
-    let (counted, tch) = (Counted::new(false), Tch::new().unwrap());
+    let (counted, tch) = (Counted::new(false), tch_of_process().unwrap());
     let (tensor, done) = transfer(&counted, &tch, &vec![1.0, 2.0, 3.0], &host(), &Options::default()).unwrap();
     assert_eq!(done.plan, Plan::ZeroCopy);
     let part = tensor.narrow(0, 1, 2);
@@ -226,7 +232,7 @@ fn the_last_tensor_returns_the_memory_once_on_any_thread() {
 /// libtorch calls no deleter for a null address, which a tensor without elements may have.
 #[test]
 fn a_tensor_without_elements_keeps_nothing() {
-    let (counted, tch) = (Counted::new(false), Tch::new().unwrap());
+    let (counted, tch) = (Counted::new(false), tch_of_process().unwrap());
     let (tensor, done) = transfer(&counted, &tch, &vec![], &host(), &Options::default()).unwrap();
     assert_eq!((done.plan, tensor.size(), tensor.kind()), (Plan::ZeroCopy, vec![0], Kind::Float));
     assert_eq!(counted.returned.load(SeqCst), 1);
@@ -234,7 +240,7 @@ fn a_tensor_without_elements_keeps_nothing() {
 
 #[test]
 fn a_failing_producer_keeps_nothing() {
-    let (counted, tch) = (Counted::new(true), Tch::new().unwrap());
+    let (counted, tch) = (Counted::new(true), tch_of_process().unwrap());
     let refused = transfer(&counted, &tch, &vec![1.0], &host(), &Options::default());
     assert_eq!(refused.map(drop).unwrap_err().kind(), ErrorKind::Refused);
     assert_eq!(counted.returned.load(SeqCst), 1);
@@ -242,7 +248,7 @@ fn a_failing_producer_keeps_nothing() {
 
 #[test]
 fn a_tensor_on_a_device_that_libtorch_lacks_is_refused() {
-    let tch = Tch::new().unwrap();
+    let tch = tch_of_process().unwrap();
     let nowhere = Device::cuda(4096);
     assert_eq!(tch.current_stream(nowhere).unwrap_err().kind(), ErrorKind::Framework);
     assert_eq!(tch.current_stream(Device::CPU).unwrap(), None);

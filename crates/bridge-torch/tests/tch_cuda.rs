@@ -7,6 +7,12 @@ use cudarc::driver::{CudaContext, CudaStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Kind, Tensor};
 
+/// Returns the adapter.
+fn tch_of_process() -> bridge_core::Result<Tch> {
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    unsafe { Tch::new() }
+}
+
 const GPU: Device = Device::cuda(0);
 const PLACE: tch::Device = tch::Device::Cuda(0);
 const ELEMENTS: i64 = 1 << 20;
@@ -32,7 +38,7 @@ impl Sides {
         assert!(tch::Cuda::device_count() > 0, "the driver has devices, and libtorch none: link libtorch_cuda");
         let context = CudaContext::new(0).unwrap();
         let (stream, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
-        let sides = Self { tch: Tch::new().unwrap(), cudarc: Cudarc::new(other).unwrap(), stream, _alone: alone };
+        let sides = Self { tch: tch_of_process().unwrap(), cudarc: Cudarc::new(other).unwrap(), stream, _alone: alone };
         // SAFETY: the stream is of this device. It is not destroyed: libtorch keeps memory that was used in it.
         unsafe { sides.tch.set_current_stream(GPU, handle(&sides.stream)).unwrap() };
         std::mem::forget(Arc::clone(&sides.stream));

@@ -75,6 +75,12 @@ misuse! {
         right: "let _ = unsafe { Tensor::new(managed, |_, _| Ok(Origin::host())) };",
         E0133: "let _ = Tensor::new(managed, |_, _| Ok(Origin::host()));",
         "}";
+    SharedMemoryIsVouchedFor:
+        "use tensor_bridge::dlpack::DLPack;
+        fn adapter() -> DLPack {",
+        right: "unsafe { DLPack::host() }",
+        E0133: "DLPack::host()",
+        "}";
     AStreamIsVouchedFor:
         "use tensor_bridge::{Device, Stream, dlpack::DLPack};
         fn adapter(stream: Stream) {",
@@ -89,6 +95,21 @@ misuse! {
         right: "address",
         E0382: "tensor.data()",
         "}";
+}
+
+#[cfg(feature = "ndarray")]
+misuse! {
+    SharedElementsAreVouchedFor:
+        "use std::thread;
+        use tensor_bridge::adapters::ndarray::{HostArray, NdArray};
+        use tensor_bridge::prelude::*;
+        fn race(source: HostArray, target: HostArray) {
+            let reader = target.clone();
+            thread::spawn(move || reader.to_array::<f32>());",
+        right: "let ndarray = unsafe { NdArray::new() };",
+        E0133: "let ndarray = NdArray::new();",
+        "    let _ = copy_into(&ndarray, &ndarray, &source, &target, ordering());
+        }";
 }
 
 #[cfg(feature = "python")]

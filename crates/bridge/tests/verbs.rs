@@ -6,6 +6,12 @@ use tensor_bridge::dlpack::{DLPack, Tensor};
 use tensor_bridge::prelude::*;
 use tensor_bridge::{DType, Order};
 
+/// Returns the adapter.
+fn dlpack() -> DLPack {
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    unsafe { DLPack::host() }
+}
+
 fn elements(tensor: &Tensor) -> impl Iterator<Item = *mut i32> {
     let first: *mut i32 = with_exposed_provenance_mut(tensor.data());
     // SAFETY: the tensor has so many elements of int32, one behind the other.
@@ -31,7 +37,7 @@ fn counted(dlpack: &DLPack, shape: &[i64]) -> Tensor {
 
 #[test]
 fn plan_transfer_transfer_all_copy_into() -> tensor_bridge::Result<()> {
-    let dlpack = DLPack::host();
+    let dlpack = dlpack();
     let tensor = counted(&dlpack, &[2, 3]);
 
     let column_major = Options::default().with_order(Order::ColumnMajor);

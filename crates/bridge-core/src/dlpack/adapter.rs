@@ -15,7 +15,8 @@ use std::sync::Arc;
 /// use bridge_core::*;
 /// use std::sync::Arc;
 ///
-/// let (dlpack, ordering) = (DLPack::host(), Arc::new(HostOnly) as Arc<dyn Ordering>);
+/// // SAFETY: the program uses the memory of a tensor on one thread at a time.
+/// let (dlpack, ordering) = (unsafe { DLPack::host() }, Arc::new(HostOnly) as Arc<dyn Ordering>);
 /// let images = dlpack.empty(Device::CPU, DType::UINT8, &[8, 3, 32, 32], Order::RowMajor)?;
 ///
 /// let options = Options::default().with_permute(Permutation::new(&[0, 2, 3, 1])?);
@@ -131,7 +132,14 @@ struct Current {
 
 impl DLPack {
     /// Returns the adapter for consumers that read on the host.
-    pub fn host() -> Self {
+    ///
+    /// # Safety
+    ///
+    /// Memory that frameworks share can be read and written through each of them by safe code, and no framework waits
+    /// for another on the host. While a tensor of another framework, or of another process, shares the memory of a tensor
+    /// of this adapter, no code writes to it through the one (also by [`copy_into`](crate::copy_into)) while another thread
+    /// reads or writes it through the other. The clones of a tensor share its memory too.
+    pub unsafe fn host() -> Self {
         Self::with(Current::default())
     }
 
@@ -139,7 +147,7 @@ impl DLPack {
     ///
     /// # Safety
     ///
-    /// `stream` belongs to `device`, and is not destroyed before the adapter and all tensors that it has returned have
+    /// That of [`host`](Self::host). `stream` belongs to `device`, and is not destroyed before the adapter and all tensors that it has returned have
     /// been dropped.
     pub unsafe fn in_stream(device: Device, stream: Stream) -> Self {
         Self::with(Current { stream: Some((device, stream)), views: Views::default() })

@@ -10,13 +10,19 @@ use bridge_core::{
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::Arc;
 
+/// Returns the adapter.
+fn on_host() -> DLPack {
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    unsafe { DLPack::host() }
+}
+
 fn ordering(recorder: &Arc<Recorder>) -> Arc<dyn Ordering> {
     recorder.clone()
 }
 
 /// Returns the numbers 0, 1, 2, … as float32 of the host.
 fn counted(shape: &[i64]) -> Tensor {
-    let tensor = DLPack::host().empty(Device::CPU, DType::FLOAT32, shape, Order::RowMajor).expect("there is memory");
+    let tensor = on_host().empty(Device::CPU, DType::FLOAT32, shape, Order::RowMajor).expect("there is memory");
     for i in 0..tensor.layout().numel() {
         // SAFETY: the memory is that of a compact float32 tensor with so many elements, and no other code uses it.
         unsafe { with_exposed_provenance_mut::<f32>(tensor.data()).add(i).write(i as f32) };
@@ -38,7 +44,7 @@ fn elements(tensor: &Tensor) -> Vec<f32> {
 /// Returns a managed tensor over a paper, whose drop is recorded.
 fn managed<M: ManagedTensorBase>(recorder: &Arc<Recorder>, paper: Paper) -> Managed<M> {
     let device = paper.device;
-    let dlpack = if device == Device::CPU { DLPack::host() } else { in_stream(device) };
+    let dlpack = if device == Device::CPU { on_host() } else { in_stream(device) };
     let office = Office::new(Strides::Any);
     let (tensor, _) =
         transfer(&office, &dlpack, &Item::Own(paper), &ordering(recorder), &Options::default()).expect("it crosses");
@@ -64,8 +70,7 @@ fn a_tensor_crosses_in_place_and_keeps_its_memory() {
     let recorder = Arc::new(Recorder::default());
     let managed: versioned::Dlpack = managed(&recorder, on_the_host(Access::ReadOnly, &recorder));
     let tensor = received(managed, Origin::host());
-    let (view, done) =
-        transfer(&DLPack::host(), &DLPack::host(), &tensor, &ordering(&recorder), &Options::default()).unwrap();
+    let (view, done) = transfer(&on_host(), &on_host(), &tensor, &ordering(&recorder), &Options::default()).unwrap();
     assert_eq!((done.plan, done.bytes_copied, view.data()), (Plan::ZeroCopy, 0, 0x1000));
     assert_eq!((view.layout().shape(), view.layout().strides()), (&[2, 3][..], &[-3, 1][..]));
     assert_eq!(view.access(), Access::ReadOnly);
@@ -113,22 +118,21 @@ fn a_view_is_exported_in_the_stream_of_its_adapter() {
     let (view, _) = transfer(&office, &dlpack, &paper, &ordering(&recorder), &Options::default()).unwrap();
     let lent = dlpack.export(&view).unwrap();
     assert_eq!((lent.buffer().stream(), lent.buffer().reuse()), (Some(READER), Reuse::Unknown));
-    assert_eq!(DLPack::host().export(&view).unwrap_err().kind(), ErrorKind::Device);
+    assert_eq!(on_host().export(&view).unwrap_err().kind(), ErrorKind::Device);
 }
 
 #[test]
 fn a_device_without_a_stream_is_refused() {
     let recorder = Arc::new(Recorder::default());
     let paper = Item::Own(Paper::new(&recorder.log));
-    let refused =
-        transfer(&Office::new(Strides::Any), &DLPack::host(), &paper, &ordering(&recorder), &Options::in_place());
+    let refused = transfer(&Office::new(Strides::Any), &on_host(), &paper, &ordering(&recorder), &Options::in_place());
     assert_eq!(refused.expect_err("it is refused").kind(), ErrorKind::Device);
     assert_eq!(taken(&recorder.log), [Dropped]);
 }
 
 #[test]
 fn copies_have_the_elements() {
-    let (dlpack, host): (_, Arc<dyn Ordering>) = (DLPack::host(), Arc::new(HostOnly));
+    let (dlpack, host): (_, Arc<dyn Ordering>) = (on_host(), Arc::new(HostOnly));
     let tensor = counted(&[2, 3]);
     let options = Options::default().with_order(Order::ColumnMajor);
     let (copy, done) = transfer(&dlpack, &dlpack, &tensor, &host, &options).unwrap();
@@ -141,7 +145,7 @@ fn copies_have_the_elements() {
 fn fresh_memory_is_zeros_whatever_was_freed_before() {
     for nbytes in [0, 1, 63, 64, 1000, 70_000_i64] {
         drop(vec![0xAB_u8; nbytes as usize + 64]);
-        let fresh = DLPack::host().empty(Device::CPU, DType::UINT8, &[nbytes], Order::RowMajor).unwrap();
+        let fresh = on_host().empty(Device::CPU, DType::UINT8, &[nbytes], Order::RowMajor).unwrap();
         assert!(fresh.data().is_multiple_of(64));
         let first = std::ptr::with_exposed_provenance::<u8>(fresh.data());
         // SAFETY: the tensor has so many bytes; that they are initialised is what Miri checks here.
@@ -151,6 +155,6 @@ fn fresh_memory_is_zeros_whatever_was_freed_before() {
 
 #[test]
 fn memory_of_a_device_is_not_allocated() {
-    let refused = DLPack::host().empty(GPU, DType::FLOAT32, &[1], Order::RowMajor);
+    let refused = on_host().empty(GPU, DType::FLOAT32, &[1], Order::RowMajor);
     assert_eq!(refused.expect_err("it is refused").kind(), ErrorKind::CopyNeeded);
 }

@@ -7,6 +7,12 @@ use bridge_ipc::{Held, Limits, Parcel, Ticket, Writing, open};
 use bridge_ndarray::{HostArray, NdArray};
 use std::time::{Duration, Instant};
 
+/// Returns the adapter.
+fn ndarray() -> NdArray {
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    unsafe { NdArray::new() }
+}
+
 #[test]
 fn another_process_reads_in_place_and_gives_back() {
     let folder = Folder::new();
@@ -165,7 +171,7 @@ fn a_parcel_of_many_tensors_takes_one_piece_of_memory() {
     let folder = Folder::new();
     let exporter = folder.exporter(Limits::default());
     let arrays: Vec<_> = (0..300u32).map(|i| HostArray::from(vec![i; i as usize % 7])).collect();
-    let from = NdArray::new();
+    let from = ndarray();
     let leaves: Vec<(&dyn Adapter<Tensor = HostArray>, &HostArray)> =
         arrays.iter().map(|array| (&from as _, array)).collect();
     let parcel = Parcel::of(&leaves, Some(Writing::Private), &host(), &Options::default()).unwrap();
@@ -204,7 +210,7 @@ fn limits_are_errors() {
 #[test]
 fn a_copy_is_refused_where_none_may_be_made() {
     let options = Options::in_place();
-    let (from, array) = (NdArray::new(), HostArray::from(vec![1u8]));
+    let (from, array) = (ndarray(), HostArray::from(vec![1u8]));
     let refused = Parcel::of(&[(&from, &array)], Some(Writing::Private), &host(), &options).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::CopyNeeded);
 }

@@ -16,6 +16,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+/// Returns the adapter.
+fn ndarray() -> NdArray {
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    unsafe { NdArray::new() }
+}
+
 /// Time for what another process does.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -53,7 +59,7 @@ impl Drop for Folder {
 
 /// Shares a vector of bytes.
 fn share(exporter: &Exporter, bytes: Vec<u8>, writing: Writing, time: Duration) -> Result<Ticket> {
-    let (from, array) = (NdArray::new(), HostArray::from(bytes));
+    let (from, array) = (ndarray(), HostArray::from(bytes));
     Parcel::of(&[(&from, &array)], Some(writing), &host(), &Options::default())?.share(exporter, time, None)
 }
 

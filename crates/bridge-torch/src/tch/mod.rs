@@ -23,7 +23,8 @@ use std::sync::Arc;
 /// use bridge_torch::Tch;
 /// use std::sync::Arc;
 ///
-/// let tch = Tch::new()?;
+/// // SAFETY: the program uses the memory of a tensor on one thread at a time.
+/// let tch = unsafe { Tch::new()? };
 /// let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
 /// let tensor = tch::Tensor::arange(6, (tch::Kind::Float, tch::Device::Cpu)).view([2, 3]);
 /// let (same, _) = transfer(&tch, &tch, &tensor.tr(), &ordering, &Options::default())?;
@@ -62,7 +63,16 @@ impl Tch {
     ///
     /// [`Missing`](bridge_core::ErrorKind::Missing) where the process has not loaded libtorch,
     /// [`Version`](bridge_core::ErrorKind::Version) where libtorch is older than 2.11.
-    pub fn new() -> Result<Self> {
+    ///
+    /// # Safety
+    ///
+    /// Memory that frameworks share can be read and written through each of them by safe code, and no framework waits
+    /// for another on the host. While a tensor of another framework, or of another process, shares the memory of a tensor
+    /// of `tch`, no code writes to it through the one (also by [`copy_into`](bridge_core::copy_into)) while another thread
+    /// reads or writes it through the other. The clones of a tensor share its memory too.
+    /// Elements of a tensor that [`empty`](Adapter::empty) has returned are undefined, as those of `Tensor::empty`, and
+    /// are written before they are read.
+    pub unsafe fn new() -> Result<Self> {
         Ok(Self { runtime: Runtime::of_process()? })
     }
 

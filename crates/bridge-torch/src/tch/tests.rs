@@ -10,6 +10,12 @@ use ::tch::{Kind, Tensor};
 use bridge_core::{Adapter, DType, DeviceKind, ErrorKind, Strides};
 use std::ptr::{self, NonNull};
 
+/// Returns the adapter.
+fn tch_of_process() -> bridge_core::Result<Tch> {
+    // SAFETY: the memory of a tensor is used on one thread at a time.
+    unsafe { Tch::new() }
+}
+
 const HOST: (Kind, ::tch::Device) = (Kind::Double, ::tch::Device::Cpu);
 
 /// libtorch's C functions read from the handle of `tch` what `tch` itself reads, and `tch` from a handle of theirs.
@@ -32,7 +38,7 @@ fn the_handle_of_tch_is_that_of_libtorch() {
 
 #[test]
 fn the_profile_has_the_dtypes_of_tch() {
-    let tch = Tch::new().unwrap();
+    let tch = tch_of_process().unwrap();
     let profile = tch.profile();
     assert_eq!(
         (profile.name.as_str(), profile.strides, profile.devices[0]),
@@ -60,7 +66,7 @@ fn the_deleter_of_a_storage_is_found() {
 
 #[test]
 fn a_meta_tensor_is_refused() {
-    let tch = Tch::new().unwrap();
+    let tch = tch_of_process().unwrap();
     let libtorch = &tch.runtime.libtorch;
     let number = tch.runtime.number(DType::FLOAT32).unwrap();
     let mut made = ptr::null_mut();
