@@ -3,16 +3,18 @@
 use crate::memory::failed;
 use crate::process;
 use crate::socket::{self, OtherEnd};
-use crate::wire::{Frames, MAX_ANSWER, MAX_FILES, Why};
+use crate::wire::{Frames, MAX_ANSWER, UNASKED, Why, frame};
 use bridge_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::process::geteuid;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::ErrorKind as Io;
+use std::marker::PhantomData;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -54,6 +56,12 @@ fn goes_on() -> Result<()> {
 /// Bytes that are read at once.
 const CHUNK: usize = 16 << 10;
 
+/// The most bytes that are read of a process before the program goes on, although it sends more.
+const MOST_AT_ONCE: usize = 4 << 20;
+
+/// The most answers whose descriptors wait: one that is read in part, and the next.
+const MOST_WAITING: usize = 2;
+
 /// What comes in.
 pub(crate) trait Reply: DeserializeOwned {
     /// Returns why the other process refuses something, if this says so.
@@ -61,27 +69,52 @@ pub(crate) trait Reply: DeserializeOwned {
 
     /// Whether this comes unasked.
     fn is_notice(&self) -> bool;
+
+    /// Returns how many descriptors come with it.
+    fn files(&self) -> usize {
+        0
+    }
+
+    /// Returns the frame that gives back what it brings, for an answer that nothing waits for any more.
+    fn given_back(&self) -> Option<Vec<u8>> {
+        None
+    }
 }
 
-/// A connection that asks one question at a time. What is written to it is written whole.
+/// A connection that asks one question at a time.
+///
+/// Questions have numbers, and answers have those of their questions. What was asked and not answered in time is
+/// answered later: such an answer is told by its number, and what it brings is given back.
 pub(crate) struct Line<R> {
     socket: UnixStream,
     /// Becomes readable when that process ends, whose forks may keep the socket open.
     process: Option<OwnedFd>,
-    /// The process that made the connection: one that it forks must not speak for it.
+    /// The process that made the connection: one that it forks must not use it.
     own: u32,
-    read: Mutex<Incoming<R>>,
-    /// Bytes of frames that the socket has not taken yet.
-    unsent: Mutex<Vec<u8>>,
+    read: Mutex<Incoming>,
+    unsent: Mutex<Unsent>,
+    answers: PhantomData<fn() -> R>,
 }
 
 /// What has come in.
-struct Incoming<R> {
+struct Incoming {
     frames: Frames,
-    files: VecDeque<OwnedFd>,
-    notices: Vec<R>,
+    /// The descriptors that came with each answer that has some; `None` where this process had too many files open.
+    files: VecDeque<Option<Vec<OwnedFd>>>,
+    /// The number of the last question.
+    asked: u64,
+    /// The number of the last question that was answered. Answers come in the order of the questions.
+    answered: u64,
     /// Why nothing more comes.
     ended: Option<End>,
+}
+
+/// Bytes of frames that the socket has not taken yet. They go out in their order, each frame whole.
+#[derive(Default)]
+struct Unsent {
+    bytes: Vec<u8>,
+    /// Whether a thread sends them.
+    has_thread: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,6 +202,29 @@ fn busy(what: &str) -> Error {
     Error::new(ErrorKind::Busy, format!("{what}: look whether it hangs, or try again"))
 }
 
+impl Incoming {
+    /// Returns the descriptors of an answer.
+    fn files_of(&mut self, answer: &impl Reply) -> Result<Vec<OwnedFd>> {
+        let wanted = answer.files();
+        if wanted == 0 {
+            return Ok(Vec::new());
+        }
+        match self.files.pop_front() {
+            Some(Some(files)) if files.len() == wanted => Ok(files),
+            Some(None) => Err(failed("descriptors were lost")(Errno::MFILE)),
+            _ => {
+                self.ended = Some(End::Broken);
+                Err(broken("descriptors are missing"))
+            }
+        }
+    }
+
+    /// Returns whether the question of this number waits for its answer.
+    fn awaits(&self, number: u64) -> bool {
+        self.answered < number && number <= self.asked
+    }
+}
+
 impl<R: Reply + Send + 'static> Line<R> {
     /// Connects to the process at this socket.
     ///
@@ -191,9 +247,9 @@ impl<R: Reply + Send + 'static> Line<R> {
             return Err(Error::new(ErrorKind::Denied, text));
         }
         let frames = Frames::new(MAX_ANSWER);
-        let incoming = Incoming { frames, files: VecDeque::new(), notices: Vec::new(), ended: None };
+        let incoming = Incoming { frames, files: VecDeque::new(), asked: UNASKED, answered: UNASKED, ended: None };
         let (read, own) = (Mutex::new(incoming), std::process::id());
-        Ok(Self { socket, process: other, own, read, unsent: Mutex::default() })
+        Ok(Self { socket, process: other, own, read, unsent: Mutex::default(), answers: PhantomData })
     }
 
     /// Returns whether this process was forked from the one that made the connection.
@@ -201,137 +257,183 @@ impl<R: Reply + Send + 'static> Line<R> {
         self.own != std::process::id()
     }
 
-    /// Passes what has come unasked to `see`.
+    /// Refuses to use the connection in a process that was forked from the one that made it.
+    fn check(&self) -> Result<()> {
+        match self.is_elsewhere() {
+            true => Err(Error::new(
+                ErrorKind::Gone,
+                "this process was forked from the one that connected: connect, or open, once more",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Passes what has come unasked to `see`, which runs under a lock. In a fork, nothing has come.
     ///
     /// # Errors
     ///
     /// The error that ends the connection, if it has ended.
     pub(crate) fn notices(&self, see: impl FnMut(R)) -> Result<()> {
+        // What is read here would be lost to the process that made the connection, and its lock may be held for good.
+        if self.is_elsewhere() {
+            return if self.has_ended() { Err(End::Closed.error()) } else { Ok(()) };
+        }
         // Another thread that waits for an answer reads what comes meanwhile.
         let Ok(incoming) = self.read.try_lock() else { return Ok(()) };
         self.noticed(incoming, see)
     }
 
-    /// Passes what comes unasked to `see` until the connection ends. Another thread may ask meanwhile.
-    pub(crate) fn attend(&self, mut see: impl FnMut(R)) {
-        loop {
-            self.wait(PollFlags::IN, Instant::now() + PATIENCE);
-            let mut found = Vec::new();
-            let goes_on = self.noticed(locked(&self.read), |notice| found.push(notice));
-            found.into_iter().for_each(&mut see);
-            if goes_on.is_err() {
-                return;
-            }
-        }
+    /// Waits for what comes unasked, and passes it to `see`, which runs under a lock. Another thread may ask meanwhile.
+    pub(crate) fn attend(&self, see: impl FnMut(R)) -> Result<()> {
+        self.wait(PollFlags::IN, Instant::now() + PATIENCE);
+        self.noticed(locked(&self.read), see)
     }
 
-    fn noticed(&self, mut incoming: MutexGuard<'_, Incoming<R>>, see: impl FnMut(R)) -> Result<()> {
-        self.take_in(&mut incoming, false)?;
+    fn noticed(&self, mut incoming: MutexGuard<'_, Incoming>, mut see: impl FnMut(R)) -> Result<()> {
+        self.take_in(&mut incoming, None, &mut see)?;
         if incoming.ended.is_none() && self.has_ended() {
             incoming.ended = Some(End::Closed);
         }
-        incoming.notices.drain(..).for_each(see);
         incoming.ended.map_or(Ok(()), |end| Err(end.error()))
     }
 
-    /// Asks, and waits until `until` for the answer. Passes what comes unasked before it to `see`. `files` says how
-    /// many descriptors come with an answer.
+    /// Asks, and waits until `until` for the answer and its descriptors. Passes what comes unasked before it to `see`,
+    /// which runs under a lock.
+    ///
+    /// # Errors
+    ///
+    /// After those of the program, of too many open files, and after [`ErrorKind::Busy`], the connection goes on.
     pub(crate) fn ask(
         &self,
-        frame: &[u8],
+        question: &impl Serialize,
         until: Instant,
-        files: impl Fn(&R) -> usize,
-        see: impl FnMut(R),
+        mut see: impl FnMut(R),
     ) -> Result<(R, Vec<OwnedFd>)> {
+        self.check()?;
         let mut incoming = match ASKING.get() {
             // The wait that is interrupted may be for this very connection.
             true => self.read.try_lock().map_err(|_| busy("the connection waits for an answer"))?,
             false => locked(&self.read),
         };
-        let mut sent = self.send(frame);
-        let answer = loop {
+        self.put(&mut incoming, question);
+        loop {
             let slice = until.min(Instant::now() + SLICE);
-            if let Some(answer) = self.next(&mut incoming, sent, slice)? {
-                break answer;
+            if let Some(answer) = self.next(&mut incoming, slice, &mut see)? {
+                return Ok(answer);
             }
-            let left = match Instant::now() < until {
-                true => goes_on(),
-                false => Err(busy("the other process did not answer in time")),
-            };
-            if let Err(error) = left {
-                // The answer would be taken for that of the next question.
-                incoming.ended = Some(End::Closed);
-                return Err(error);
+            if Instant::now() >= until {
+                return Err(busy(match locked(&self.unsent).bytes.is_empty() {
+                    true => "the other process did not answer in time",
+                    false => "the other process reads nothing",
+                }));
             }
-            sent = Ok(());
-        };
-        incoming.notices.drain(..).for_each(see);
-        let wanted = files(&answer);
-        if incoming.files.len() < wanted {
-            incoming.ended = Some(End::Broken);
-            return Err(broken("descriptors are missing"));
+            goes_on()?;
         }
-        Ok((answer, incoming.files.drain(..wanted).collect()))
     }
 
     /// Asks a question whose answer may take long.
-    pub(crate) fn start(&self, frame: &[u8]) -> Result<()> {
-        self.send(frame)
+    pub(crate) fn start(&self, question: &impl Serialize) -> Result<()> {
+        self.check()?;
+        self.put(&mut locked(&self.read), question);
+        self.flush(&mut locked(&self.unsent)).map(drop)
     }
 
     /// Waits until `until` for the answer to that question; `None` where there is none yet.
     pub(crate) fn answered(&self, until: Instant) -> Result<Option<R>> {
-        self.next(&mut locked(&self.read), Ok(()), until)
+        self.check()?;
+        let found = self.next(&mut locked(&self.read), until, &mut |_| ())?;
+        Ok(found.map(|(answer, _)| answer))
     }
 
-    /// Returns the next answer; `None` where none has come until then. `sent` says whether the question was sent.
-    fn next(&self, incoming: &mut Incoming<R>, sent: Result<()>, until: Instant) -> Result<Option<R>> {
-        let (mut sent, asleep) = (Some(sent), Instant::now() + SPIN);
+    /// Gives a question its number, and puts it after what was not sent yet.
+    fn put(&self, incoming: &mut Incoming, question: &impl Serialize) {
+        incoming.asked += 1;
+        locked(&self.unsent).bytes.extend(frame(incoming.asked, question));
+    }
+
+    /// Returns the answer to the last question; `None` where none has come until then.
+    fn next(
+        &self,
+        incoming: &mut Incoming,
+        until: Instant,
+        see: &mut dyn FnMut(R),
+    ) -> Result<Option<(R, Vec<OwnedFd>)>> {
+        let asleep = Instant::now() + SPIN;
         loop {
+            let sent = self.flush(&mut locked(&self.unsent));
             // Of a connection that was refused, the refusal can be read although nothing can be sent.
-            if let Some(answer) = self.take_in(incoming, true)? {
-                return answer.refusal().map_or(Ok(Some(answer)), |why| Err(refused(why)));
+            if let Some((answer, files)) = self.take_in(incoming, Some(incoming.asked), see)? {
+                return answer.refusal().map_or(Ok(Some((answer, files))), |why| Err(refused(why)));
             }
             if let Some(end) = incoming.ended {
                 return Err(end.error());
             }
-            sent.take().transpose()?;
+            let is_sent = match sent {
+                Ok(is_sent) => is_sent,
+                Err(error) => {
+                    incoming.ended = Some(End::Closed);
+                    return Err(error);
+                }
+            };
+            let events = if is_sent { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
             if Instant::now() < asleep {
                 std::thread::yield_now();
             } else if self.has_ended() {
                 incoming.ended = Some(End::Closed);
-            } else if !self.wait(PollFlags::IN, until) {
+            } else if !self.wait(events, until) {
                 return Ok(None);
             }
         }
     }
 
-    /// Reads what has come, without waiting. Returns the answer to a question, if one was asked.
-    fn take_in(&self, incoming: &mut Incoming<R>, asked: bool) -> Result<Option<R>> {
-        let mut bytes = [0; CHUNK];
+    /// Reads what has come, without waiting. Returns the answer to the question of this number, with its descriptors.
+    /// What answers an earlier question is given back.
+    fn take_in(
+        &self,
+        incoming: &mut Incoming,
+        asked: Option<u64>,
+        see: &mut dyn FnMut(R),
+    ) -> Result<Option<(R, Vec<OwnedFd>)>> {
+        let (mut bytes, mut read) = ([0; CHUNK], 0);
         loop {
             while incoming.ended.is_none() {
                 match incoming.frames.next::<R>() {
                     Ok(None) => break,
-                    Ok(Some(notice)) if notice.is_notice() => incoming.notices.push(notice),
-                    Ok(Some(answer)) if asked => return Ok(Some(answer)),
-                    Ok(Some(unasked)) => incoming.ended = Some(unasked.refusal().map_or(End::Broken, End::Refused)),
+                    Ok(Some((UNASKED, notice))) if notice.is_notice() => see(notice),
+                    Ok(Some((UNASKED, said))) => {
+                        incoming.ended = Some(said.refusal().map_or(End::Broken, End::Refused));
+                    }
+                    Ok(Some((number, answer))) if incoming.awaits(number) && !answer.is_notice() => {
+                        incoming.answered = number;
+                        let files = incoming.files_of(&answer);
+                        match files {
+                            Ok(files) if asked == Some(number) => return Ok(Some((answer, files))),
+                            _ => answer.given_back().into_iter().for_each(|frame| self.push(&frame)),
+                        }
+                        if asked == Some(number) {
+                            files?;
+                        }
+                    }
+                    Ok(Some(_)) => incoming.ended = Some(End::Broken),
                     Err(Why::Version) => incoming.ended = Some(End::Refused(Why::Version)),
                     Err(_) => incoming.ended = Some(End::Broken),
                 }
             }
-            if incoming.ended.is_some() {
+            if incoming.ended.is_some() || read >= MOST_AT_ONCE {
                 return Ok(None);
             }
-            match socket::receive(&self.socket, &mut bytes, &mut incoming.files) {
-                Ok(0) => incoming.ended = Some(End::Closed),
-                Ok(_) if incoming.files.len() > MAX_FILES => incoming.ended = Some(End::Broken),
-                Ok(received) => incoming.frames.add(&bytes[..received]),
-                Err(error) if error.kind() == Io::WouldBlock => return Ok(None),
-                Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
-                    incoming.ended = Some(End::Broken);
-                    return Err(failed("descriptors were lost")(rustix::io::Errno::MFILE));
+            match socket::receive(&self.socket, &mut bytes) {
+                Ok((0, _)) => incoming.ended = Some(End::Closed),
+                Ok((received, files)) => {
+                    read += received;
+                    incoming.frames.add(&bytes[..received]);
+                    incoming.files.extend(files);
+                    // An answer may be read only in part, and the one after it bring the next descriptors.
+                    if incoming.files.len() > MOST_WAITING {
+                        incoming.ended = Some(End::Broken);
+                    }
                 }
+                Err(error) if error.kind() == Io::WouldBlock => return Ok(None),
                 Err(_) => incoming.ended = Some(End::Closed),
             }
         }
@@ -354,44 +456,43 @@ impl<R: Reply + Send + 'static> Line<R> {
         !left.is_zero()
     }
 
-    /// Sends a frame, behind what was not sent yet.
-    fn send(&self, frame: &[u8]) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
-        let mut unsent = locked(&self.unsent);
-        unsent.extend_from_slice(frame);
-        while !self.flush(&mut unsent)? {
-            if self.has_ended() || !self.wait(PollFlags::OUT, until) {
-                return Err(busy("the other process reads nothing"));
-            }
-        }
-        Ok(())
-    }
-
     /// Sends what the socket takes now. Returns whether nothing is left.
-    fn flush(&self, unsent: &mut Vec<u8>) -> Result<bool> {
-        while !unsent.is_empty() {
-            match socket::send(&self.socket, unsent, &[]) {
-                Ok(sent) => drop(unsent.drain(..sent)),
+    fn flush(&self, unsent: &mut Unsent) -> Result<bool> {
+        while !unsent.bytes.is_empty() {
+            match socket::send(&self.socket, &unsent.bytes, &[]) {
+                Ok(sent) => drop(unsent.bytes.drain(..sent)),
                 Err(error) if error.kind() == Io::WouldBlock => return Ok(false),
-                Err(error) => return Err(End::Closed.error().caused_by(error)),
+                Err(error) => {
+                    // Nothing is sent any more.
+                    unsent.bytes.clear();
+                    return Err(End::Closed.error().caused_by(error));
+                }
             }
         }
         Ok(true)
     }
 
-    /// Sends a frame that has no answer, without waiting. Where the socket is full, a thread waits.
-    pub(crate) fn say(self: &Arc<Self>, frame: &[u8]) {
+    /// Puts a frame after what was not sent yet, and sends what the socket takes now.
+    fn push(&self, frame: &[u8]) {
+        let mut unsent = locked(&self.unsent);
+        unsent.bytes.extend_from_slice(frame);
+        // The next question notices that the connection has ended.
+        let _ = self.flush(&mut unsent);
+    }
+
+    /// Says what has no answer, without waiting. Where the socket is full, a thread waits.
+    pub(crate) fn say(self: &Arc<Self>, message: &impl Serialize) {
         if self.is_elsewhere() {
             return;
         }
         let mut unsent = locked(&self.unsent);
-        let waits = !unsent.is_empty();
-        unsent.extend_from_slice(frame);
+        unsent.bytes.extend(frame(UNASKED, message));
         // A process that has ended needs no word.
-        if matches!(self.flush(&mut unsent), Ok(false)) && !waits {
+        if matches!(self.flush(&mut unsent), Ok(false)) && !unsent.has_thread {
             let line = Arc::clone(self);
             // Without a thread, the next question sends it, or the end of this process says it.
-            let _ = std::thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(move || line.drain());
+            let thread = std::thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(move || line.drain());
+            unsent.has_thread = thread.is_ok();
         }
     }
 
@@ -399,7 +500,9 @@ impl<R: Reply + Send + 'static> Line<R> {
     fn drain(&self) {
         loop {
             self.wait(PollFlags::OUT, Instant::now() + PATIENCE);
-            if self.has_ended() || !matches!(self.flush(&mut locked(&self.unsent)), Ok(false)) {
+            let mut unsent = locked(&self.unsent);
+            if self.has_ended() || !matches!(self.flush(&mut unsent), Ok(false)) {
+                unsent.has_thread = false;
                 return;
             }
         }

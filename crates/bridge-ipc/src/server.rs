@@ -4,7 +4,7 @@ mod served;
 
 use crate::exporter::Kept;
 use crate::socket::{self, OtherEnd};
-use crate::wire::{Why, frame};
+use crate::wire::{UNASKED, Why, frame};
 use bridge_core::{Error, ErrorKind, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
@@ -50,7 +50,8 @@ pub(crate) trait Service: Send + 'static {
     fn is_question(request: &Self::Request) -> bool;
 
     /// Does what a connection asks for. An error is said to it, and ends it.
-    fn answer(&mut self, peer: Peer, request: Self::Request, out: &mut Vec<Letter>) -> Result<(), Why>;
+    /// `number` is the one of the question, which goes with its answer.
+    fn answer(&mut self, peer: Peer, number: u64, request: Self::Request, out: &mut Vec<Letter>) -> Result<(), Why>;
 
     /// Returns whether a connection has what would be lost with it.
     fn keeps(&self, peer: Peer) -> bool;
@@ -80,8 +81,14 @@ pub(crate) struct Letter {
 }
 
 impl Letter {
-    pub(crate) fn new(to: Peer, message: &impl Serialize) -> Self {
-        Self { to, bytes: frame(message), kept: None }
+    /// Returns the answer to the question of this number.
+    pub(crate) fn answer(to: Peer, number: u64, message: &impl Serialize) -> Self {
+        Self { to, bytes: frame(number, message), kept: None }
+    }
+
+    /// Returns what is said unasked.
+    pub(crate) fn notice(to: Peer, message: &impl Serialize) -> Self {
+        Self::answer(to, UNASKED, message)
     }
 }
 
@@ -332,13 +339,15 @@ impl<S: Service> Server<S> {
                     served.read()?;
                     continue;
                 }
-                Ok(Some(question)) if S::is_question(&question) && served.is_behind() => {
-                    served.question = Some(question);
+                // What has an answer has a number, and nothing else has.
+                Ok(Some((number, request))) if S::is_question(&request) != (number != UNASKED) => Err(Why::Protocol),
+                Ok(Some((number, question))) if number != UNASKED && served.is_behind() => {
+                    served.question = Some((number, question));
                     return Some(());
                 }
-                Ok(Some(request)) => {
+                Ok(Some((number, request))) => {
                     served.heard = Instant::now();
-                    self.service.answer(peer, request, letters)
+                    self.service.answer(peer, number, request, letters)
                 }
                 Err(why) => Err(why),
             };
@@ -386,7 +395,7 @@ mod tests {
             matches!(request, Request::Open { .. })
         }
 
-        fn answer(&mut self, to: Peer, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
+        fn answer(&mut self, to: Peer, _: u64, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
             self.asked += 1;
             if Self::is_question(&request) {
                 out.push(Letter { to, bytes: vec![0; self.answer], kept: None });
@@ -446,7 +455,7 @@ mod tests {
     }
 
     fn question() -> Vec<u8> {
-        frame(&Request::Open { share: 1, token: Token::random().unwrap() })
+        frame(1, &Request::Open { share: 1, token: Token::random().unwrap() })
     }
 
     #[test]
@@ -455,7 +464,7 @@ mod tests {
         let (peer, mut other) = server.joined();
         other.write_all(&question()).unwrap();
         drop(other);
-        server.deliver(&mut vec![Letter::new(peer, &0)]);
+        server.deliver(&mut vec![Letter::notice(peer, &0)]);
         while !server.served.is_empty() {
             server.serve(peer);
         }
@@ -493,7 +502,7 @@ mod tests {
         let notice = || Letter { to: peer, bytes: vec![0; 1 << 20], kept: None };
         server.deliver(&mut vec![notice(), notice()]);
         assert!(server.served[&peer].unread() > 0);
-        other.write_all(&frame(&Request::Return { lease: 1, points: Vec::new() })).unwrap();
+        other.write_all(&frame(UNASKED, &Request::Return { lease: 1, points: Vec::new() })).unwrap();
         server.serve(peer);
         assert_eq!(server.service.asked, 1);
     }

@@ -12,7 +12,6 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, recvmsg, sendmsg, socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::collections::VecDeque;
 use std::fs;
 use std::io::{self, ErrorKind as Io, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -39,13 +38,12 @@ pub(crate) fn send(socket: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) 
     }
 }
 
-/// Receives bytes, and adds the descriptors that came with them, without waiting. Returns how many bytes were received:
-/// 0 at the end of the stream.
-///
-/// # Errors
-///
-/// Also where descriptors were lost, because this process has too many files open.
-pub(crate) fn receive(socket: &UnixStream, bytes: &mut [u8], files: &mut VecDeque<OwnedFd>) -> io::Result<usize> {
+/// The descriptors that came with one send; `None` where some were lost, because this process has too many files open.
+pub(crate) type Came = Option<Vec<OwnedFd>>;
+
+/// Receives bytes, and the descriptors that came with them, without waiting. Returns how many bytes were received, 0 at
+/// the end of the stream, and the descriptors, if any were sent.
+pub(crate) fn receive(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<Came>)> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_FILES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
@@ -55,15 +53,17 @@ pub(crate) fn receive(socket: &UnixStream, bytes: &mut [u8], files: &mut VecDequ
             received => break received?,
         }
     };
+    let mut files = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(came) = message {
             files.extend(came);
         }
     }
-    match received.flags.contains(ReturnFlags::CTRUNC) {
-        true => Err(io::Error::from(Errno::MFILE)),
-        false => Ok(received.bytes),
-    }
+    let came = match received.flags.contains(ReturnFlags::CTRUNC) {
+        true => Some(None),
+        false => (!files.is_empty()).then_some(Some(files)),
+    };
+    Ok((received.bytes, came))
 }
 
 /// The process at the other end of a socket, when it was connected or began to listen.

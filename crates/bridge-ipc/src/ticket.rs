@@ -14,7 +14,7 @@ use subtle::ConstantTimeEq;
 pub const MAX_TICKET: usize = 512;
 
 /// The version of tickets and of the messages behind them.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The most letters of the description in a ticket.
 const MAX_ABOUT: usize = 120;
@@ -81,17 +81,50 @@ impl<'de> Deserialize<'de> for Token {
 ///
 /// [`Display`](fmt::Display) says what it is, without the token. [`text`](Self::text) is what to pass on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "Fields")]
 pub struct Ticket {
-    /// Always [`VERSION`] after [`parse`](str::parse).
+    /// Always [`VERSION`].
     #[serde(rename = "tensor_bridge")]
     version: u32,
+    /// An absolute path.
     socket: String,
     share: u64,
     token: Token,
     /// Seconds since 1970.
     expires: u64,
+    /// Without control characters.
     about: String,
+}
+
+/// A [`Ticket`] as it is read, whichever way it has come.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    tensor_bridge: u32,
+    socket: String,
+    share: u64,
+    token: Token,
+    expires: u64,
+    about: String,
+}
+
+impl TryFrom<Fields> for Ticket {
+    type Error = &'static str;
+
+    fn try_from(read: Fields) -> std::result::Result<Self, Self::Error> {
+        let Fields { tensor_bridge: version, socket, share, token, expires, about } = read;
+        if version != VERSION {
+            return Err("it is of another version");
+        }
+        if !Path::new(&socket).is_absolute() || socket.contains('\0') {
+            return Err("its socket is not an absolute path");
+        }
+        if about.chars().any(char::is_control) {
+            return Err("its description has control characters");
+        }
+        let ticket = Self { version, socket, share, token, expires, about };
+        if ticket.text().len() > MAX_TICKET { Err("it is too long") } else { Ok(ticket) }
+    }
 }
 
 impl Ticket {
@@ -164,6 +197,10 @@ impl FromStr for Ticket {
         if text.len() > MAX_TICKET {
             return Err(no_ticket(&format_args!("it is longer than {MAX_TICKET} bytes")));
         }
+        // Of structs, a list of the fields would do as well.
+        if !text.trim_start().starts_with('{') {
+            return Err(no_ticket(&"it is not an object"));
+        }
         let Version { tensor_bridge: version } =
             serde_json::from_str(text).map_err(|error| no_ticket(&error).caused_by(error))?;
         if version != VERSION {
@@ -172,14 +209,7 @@ impl FromStr for Ticket {
             );
             return Err(Error::new(ErrorKind::Version, text));
         }
-        let ticket: Self = serde_json::from_str(text).map_err(|error| no_ticket(&error).caused_by(error))?;
-        if !ticket.socket().is_absolute() || ticket.socket.contains('\0') {
-            return Err(no_ticket(&"its socket is no absolute path"));
-        }
-        if ticket.about.chars().any(char::is_control) {
-            return Err(no_ticket(&"its description has control characters"));
-        }
-        Ok(ticket)
+        serde_json::from_str(text).map_err(|error| no_ticket(&error).caused_by(error))
     }
 }
 
@@ -228,7 +258,7 @@ mod tests {
             ("{}", ErrorKind::Argument),
             ("[1]", ErrorKind::Argument),
             (&good[..good.len() - 1], ErrorKind::Argument),
-            (&good.replace("\"tensor_bridge\":1", "\"tensor_bridge\":2"), ErrorKind::Version),
+            (&good.replace("\"tensor_bridge\":2", "\"tensor_bridge\":1"), ErrorKind::Version),
             (&good.replace("/run", "run"), ErrorKind::Argument),
             (&good.replace("/run", "/r\\u0000un"), ErrorKind::Argument),
             (&good.replace("30313233", "3031323X"), ErrorKind::Argument),

@@ -1,7 +1,8 @@
 //! Messages between processes, and their frames.
 //!
-//! A frame is eight bytes and a body: `TB`, the version as one byte, 0, and the length of the body in bytes as an
-//! unsigned 32-bit number, lowest byte first. The body is JSON. docs/design/ipc.md specifies it.
+//! A frame is sixteen bytes and a body: `TB`, the version as one byte, 0, the length of the body in bytes as an unsigned
+//! 32-bit number, and the number of the question as one of 64 bits, both lowest byte first. The body is JSON.
+//! docs/design/ipc.md specifies it.
 
 use crate::memory::Writing;
 use crate::ticket::{Token, VERSION};
@@ -12,7 +13,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::sync::Arc;
 
 /// Bytes of a frame in front of its body.
-pub(crate) const HEADER: usize = 8;
+pub(crate) const HEADER: usize = 16;
+
+/// Bytes of a header in front of the number: every version begins with them.
+const PREFIX: usize = 8;
+
+/// The number of what is no question and answers none.
+pub(crate) const UNASKED: u64 = 0;
 
 /// The most bytes of the body of a request.
 pub(crate) const MAX_REQUEST: usize = 4 << 10;
@@ -226,12 +233,14 @@ pub(crate) struct Described {
     pub(crate) strides: Vec<i64>,
 }
 
-/// Returns a message as a frame.
-pub(crate) fn frame(message: &impl Serialize) -> Vec<u8> {
+/// Returns a message as a frame: a question with its number, the answer to the question of that number, or what is
+/// [`UNASKED`].
+pub(crate) fn frame(number: u64, message: &impl Serialize) -> Vec<u8> {
     let mut bytes = vec![b'T', b'B', VERSION as u8, 0, 0, 0, 0, 0];
+    bytes.extend(number.to_le_bytes());
     serde_json::to_writer(&mut bytes, message).expect("messages are numbers and strings");
     let len = u32::try_from(bytes.len() - HEADER).expect("contents are bounded when they are shared");
-    bytes[4..HEADER].copy_from_slice(&len.to_le_bytes());
+    bytes[4..PREFIX].copy_from_slice(&len.to_le_bytes());
     bytes
 }
 
@@ -252,25 +261,27 @@ impl Frames {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Returns the next message, once it is whole.
+    /// Returns the next message and its number, once it is whole.
     ///
     /// # Errors
     ///
     /// [`Why::Version`] and [`Why::Protocol`]. What comes after cannot be read then.
-    pub(crate) fn next<M: DeserializeOwned>(&mut self) -> Result<Option<M>, Why> {
-        let Some((header, rest)) = self.bytes.split_at_checked(HEADER) else { return Ok(None) };
-        let [b'T', b'B', version, 0, len @ ..] = header else { return Err(Why::Protocol) };
-        if u32::from(*version) != VERSION {
+    pub(crate) fn next<M: DeserializeOwned>(&mut self) -> Result<Option<(u64, M)>, Why> {
+        let Some((header, rest)) = self.bytes.split_first_chunk::<PREFIX>() else { return Ok(None) };
+        let [b'T', b'B', version, 0, len @ ..] = *header else { return Err(Why::Protocol) };
+        if u32::from(version) != VERSION {
             return Err(Why::Version);
         }
-        let len = u32::from_le_bytes(len.try_into().expect("a header has four bytes of length")) as usize;
+        let len = u32::from_le_bytes(len) as usize;
         if len > self.limit {
             return Err(Why::Protocol);
         }
+        let Some((number, rest)) = rest.split_first_chunk() else { return Ok(None) };
         let Some(body) = rest.get(..len) else { return Ok(None) };
+        let number = u64::from_le_bytes(*number);
         let message = serde_json::from_slice(body).map_err(|_| Why::Protocol)?;
         self.bytes.drain(..HEADER + len);
-        Ok(Some(message))
+        Ok(Some((number, message)))
     }
 }
 
@@ -366,7 +377,7 @@ mod tests {
 
     #[test]
     fn a_frame_of_another_kind_is_refused() {
-        let good = frame(&returned(1));
+        let good = frame(7, &returned(1));
         let with = |at: usize, byte: u8| {
             let mut bytes = good.clone();
             bytes[at] = byte;
@@ -374,11 +385,12 @@ mod tests {
             frames.add(&bytes);
             frames.next::<Request>()
         };
-        assert_eq!(with(0, b'T'), Ok(Some(returned(1))));
+        assert_eq!(with(0, b'T'), Ok(Some((7, returned(1)))));
         assert_eq!(with(0, b'X'), Err(Why::Protocol));
-        assert_eq!(with(2, 2), Err(Why::Version));
+        assert_eq!(with(2, 1), Err(Why::Version));
         assert_eq!(with(3, 1), Err(Why::Protocol));
         assert_eq!(with(6, 1), Err(Why::Protocol), "longer than allowed");
+        assert_eq!(with(PREFIX, 8), Ok(Some((8, returned(1)))));
         assert_eq!(with(HEADER, b'!'), Err(Why::Protocol));
     }
 
@@ -386,7 +398,7 @@ mod tests {
         /// Messages come out as they went in, wherever the stream is cut.
         #[test]
         fn frames_survive_any_cut(leases in prop::collection::vec(any::<u64>(), 0..6), cuts in prop::collection::vec(1usize..40, 1..20)) {
-            let bytes: Vec<u8> = leases.iter().flat_map(|lease| frame(&returned(*lease))).collect();
+            let bytes: Vec<u8> = leases.iter().flat_map(|lease| frame(*lease, &returned(*lease))).collect();
             let (mut frames, mut found, mut rest) = (Frames::new(MAX_REQUEST), Vec::new(), &bytes[..]);
             for cut in cuts.iter().cycle() {
                 let (now, later) = rest.split_at(rest.len().min(*cut));
@@ -399,7 +411,7 @@ mod tests {
                     break;
                 }
             }
-            prop_assert_eq!(found, leases.into_iter().map(returned).collect::<Vec<_>>());
+            prop_assert_eq!(found, leases.into_iter().map(|lease| (lease, returned(lease))).collect::<Vec<_>>());
         }
 
         /// Hostile bytes are refused or waited for, and never more than the limit is kept of a frame.
@@ -407,7 +419,7 @@ mod tests {
         fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..200), framed in any::<bool>()) {
             let mut frames = Frames::new(MAX_REQUEST);
             if framed {
-                frames.add(&[b'T', b'B', VERSION as u8, 0, bytes.len() as u8, 0, 0, 0]);
+                frames.add(&[b'T', b'B', VERSION as u8, 0, bytes.len() as u8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
             }
             frames.add(&bytes);
             while let Ok(Some(_)) = frames.next::<Request>() {}

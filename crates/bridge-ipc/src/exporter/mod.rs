@@ -8,7 +8,7 @@ pub use book::{Held, Limits};
 
 use crate::server::{Bell, Peer, Serving};
 use crate::ticket::{Ticket, Token, now};
-use crate::wire::{Content, HEADER, MAX_ANSWER, MAX_FILES, Why, frame};
+use crate::wire::{Content, HEADER, MAX_ANSWER, MAX_FILES, UNASKED, Why, frame};
 use book::Book;
 use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use rustix::fd::OwnedFd;
@@ -98,7 +98,7 @@ impl Exporter {
             let text = "this process was forked from the one that shares: make an exporter of its own";
             return Err(Error::new(ErrorKind::Gone, text));
         }
-        if frame(&kept.content).len() > HEADER + MAX_ANSWER - AROUND || kept.files.len() > MAX_FILES {
+        if frame(UNASKED, &kept.content).len() > HEADER + MAX_ANSWER - AROUND || kept.files.len() > MAX_FILES {
             let text =
                 format!("{} tensors do not fit into one ticket: share them in parts", kept.content.tensors.len());
             return Err(Error::new(ErrorKind::Argument, text));

@@ -3,7 +3,7 @@
 use super::Desk;
 use crate::device::{self, Role};
 use crate::server::{Letter, Peer, Service};
-use crate::wire::{Answer, Content, Request, Why, frame};
+use crate::wire::{Answer, Content, Request, UNASKED, Why, frame};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ impl Service for Arc<Desk> {
         self.book().holds(peer, |_| true)
     }
 
-    fn answer(&mut self, peer: Peer, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
+    fn answer(&mut self, peer: Peer, number: u64, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
         match request {
             Request::Open { share, token } => {
                 let opened = self.book().open(peer, share, &token, Instant::now());
@@ -39,7 +39,7 @@ impl Service for Arc<Desk> {
                     },
                     Err(why) => (Answer::Refused { why }, None),
                 };
-                out.push(Letter { kept, ..Letter::new(peer, &answer) });
+                out.push(Letter { kept, ..Letter::answer(peer, number, &answer) });
             }
             Request::Return { lease, points } => {
                 // Without the wait the memory could be reused too early: the lease is kept until that process ends.
@@ -66,7 +66,7 @@ impl Service for Arc<Desk> {
         let free = self.book().expire(Instant::now());
         drop(free);
         let notices = std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner));
-        let letter = |(to, share)| Letter::new(to, &Answer::Revoked { share });
+        let letter = |(to, share)| Letter::notice(to, &Answer::Revoked { share });
         out.extend(notices.into_iter().map(letter));
     }
 
@@ -75,6 +75,6 @@ impl Service for Arc<Desk> {
     }
 
     fn refusal(why: Why) -> Vec<u8> {
-        frame(&Answer::Refused { why })
+        frame(UNASKED, &Answer::Refused { why })
     }
 }

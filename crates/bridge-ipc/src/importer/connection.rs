@@ -2,12 +2,13 @@
 
 use crate::line::{Line, PATIENCE, Reply, broken, gone};
 use crate::ticket::Token;
-use crate::wire::{Answer, Content, Point, Request, Segment, Why, frame};
+use crate::wire::{Answer, Content, Point, Request, UNASKED, Why, frame};
 use bridge_core::Result;
 use rustix::fd::OwnedFd;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 /// The connections of this process, by the path of the socket.
@@ -24,12 +25,37 @@ impl Reply for Answer {
     fn is_notice(&self) -> bool {
         matches!(self, Self::Revoked { .. })
     }
+
+    fn files(&self) -> usize {
+        match self {
+            Self::Opened { content, .. } => {
+                content.segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.files()))
+            }
+            _ => 0,
+        }
+    }
+
+    /// The memory was not touched: there is nothing to wait for.
+    fn given_back(&self) -> Option<Vec<u8>> {
+        match *self {
+            Self::Opened { lease, .. } => Some(frame(UNASKED, &Request::Return { lease, points: Vec::new() })),
+            _ => None,
+        }
+    }
 }
 
 /// A connection to a process that shares.
 pub(super) struct Connection {
     line: Arc<Line<Answer>>,
-    revoked: Mutex<BTreeSet<u64>>,
+    /// The shares that are open here or about to be, and whether each was revoked.
+    shares: Mutex<BTreeMap<u64, Weak<AtomicBool>>>,
+}
+
+/// A share of another process, in use here.
+pub(super) struct Share {
+    connection: Arc<Connection>,
+    number: u64,
+    is_revoked: Arc<AtomicBool>,
 }
 
 impl Connection {
@@ -42,16 +68,21 @@ impl Connection {
             return Ok(connection);
         }
         // No lock is held while the other process is waited for. Two threads may connect at once, which is no fault.
-        let connection = Arc::new(Self { line: Arc::new(Line::connect(path)?), revoked: Mutex::default() });
+        let connection = Arc::new(Self { line: Arc::new(Line::connect(path)?), shares: Mutex::default() });
         let mut connections = connections();
         connections.retain(|_, connection| connection.strong_count() > 0);
         connections.insert(path.into(), Arc::downgrade(&connection));
         Ok(connection)
     }
 
+    fn shares(&self) -> MutexGuard<'_, BTreeMap<u64, Weak<AtomicBool>>> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn note(&self, notice: Answer) {
         if let Answer::Revoked { share } = notice {
-            self.revoked.lock().unwrap_or_else(PoisonError::into_inner).insert(share);
+            let found = self.shares().get(&share).and_then(Weak::upgrade);
+            found.into_iter().for_each(|is_revoked| is_revoked.store(true, Relaxed));
         }
     }
 
@@ -59,24 +90,31 @@ impl Connection {
     fn listen(&self) -> Result<()> {
         self.line.notices(|notice| self.note(notice))
     }
+}
+
+impl Share {
+    /// Begins to use a share. What is said of it is heard from now on.
+    pub(super) fn new(connection: Arc<Connection>, number: u64) -> Self {
+        let mut shares = connection.shares();
+        let is_revoked = shares.get(&number).and_then(Weak::upgrade).unwrap_or_default();
+        shares.insert(number, Arc::downgrade(&is_revoked));
+        drop(shares);
+        Self { connection, number, is_revoked }
+    }
 
     /// Asks for a lease. Returns its number, the content, and the descriptors of the segments.
-    pub(super) fn open(&self, share: u64, token: Token) -> Result<(u64, Content, Vec<OwnedFd>)> {
-        let files = |answer: &Answer| match answer {
-            Answer::Opened { content, .. } => content.segments.iter().map(Segment::files).sum(),
-            _ => 0,
-        };
-        let request = frame(&Request::Open { share, token });
-        match self.line.ask(&request, Instant::now() + PATIENCE, files, |notice| self.note(notice))? {
+    pub(super) fn open(&self, token: Token) -> Result<(u64, Content, Vec<OwnedFd>)> {
+        let (connection, request) = (&self.connection, Request::Open { share: self.number, token });
+        match connection.line.ask(&request, Instant::now() + PATIENCE, |notice| connection.note(notice))? {
             (Answer::Opened { lease, content }, files) => Ok((lease, content, files)),
             _ => Err(broken("it answers another question")),
         }
     }
 
     /// Returns an error if the process has ended or has revoked the share.
-    pub(super) fn check(&self, share: u64) -> Result<()> {
-        self.listen()?;
-        match self.revoked.lock().unwrap_or_else(PoisonError::into_inner).contains(&share) {
+    pub(super) fn check(&self) -> Result<()> {
+        self.connection.listen()?;
+        match self.is_revoked.load(Relaxed) {
             true => Err(gone("the process that shares the memory has taken it back")),
             false => Ok(()),
         }
@@ -84,6 +122,49 @@ impl Connection {
 
     /// Gives a lease back behind these points, without waiting.
     pub(super) fn give_back(&self, lease: u64, points: Vec<Point>) {
-        self.line.say(&frame(&Request::Return { lease, points }));
+        self.connection.line.say(&Request::Return { lease, points });
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        // In a fork the lock may be held for good.
+        if self.connection.line.is_elsewhere() {
+            return;
+        }
+        let mut shares = self.connection.shares();
+        // What else uses the share refers to the same.
+        if Arc::strong_count(&self.is_revoked) == 1 {
+            shares.remove(&self.number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    fn connection() -> Arc<Connection> {
+        let path = std::env::temp_dir().join(format!("tensor-bridge-shares-{}", std::process::id()));
+        let _listener = UnixListener::bind(&path).unwrap();
+        let connection = Connection::to(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        connection
+    }
+
+    #[test]
+    fn what_is_not_open_here_is_not_remembered() {
+        let connection = connection();
+        let [one, same, other] = [1, 1, 2].map(|number| Share::new(Arc::clone(&connection), number));
+        (3..1000).for_each(|share| connection.note(Answer::Revoked { share }));
+        assert_eq!(connection.shares().len(), 2);
+        connection.note(Answer::Revoked { share: 1 });
+        let revoked = [&one, &same, &other].map(|share| share.is_revoked.load(Relaxed));
+        assert_eq!(revoked, [true, true, false]);
+        drop(one);
+        assert_eq!(connection.shares().len(), 2, "another lease is on the share");
+        drop((same, other));
+        assert!(connection.shares().is_empty());
     }
 }

@@ -9,7 +9,7 @@ use crate::tensor::IpcTensor;
 use crate::ticket::Ticket;
 use crate::wire::{Content, Described, Segment};
 use bridge_core::{Access, Device, Error, ErrorKind, Layout, Lent, Result};
-use connection::Connection;
+use connection::{Connection, Share};
 use rustix::fd::OwnedFd;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -19,8 +19,7 @@ use std::vec;
 
 /// A lease on the share of another process, with its memory as this process sees it. The drop gives it back.
 pub(crate) struct Import {
-    connection: Arc<Connection>,
-    share: u64,
+    share: Share,
     lease: u64,
     segments: Vec<Open>,
     /// The addresses of its tensors on devices, whose segments hold others as well.
@@ -134,14 +133,14 @@ impl Drop for Import {
         // Behind the readers here, and where memory of a pool was closed. A driver that fails has lost the work of this
         // process anyway.
         let points = devices.into_iter().filter_map(|device| device::point(device, Role::Opens).ok()).collect();
-        self.connection.give_back(self.lease, points);
+        self.share.give_back(self.lease, points);
     }
 }
 
 impl Import {
     /// Returns an error where the memory is no longer lent: the share was revoked, or the other process has ended.
     pub(crate) fn check(&self) -> Result<()> {
-        self.connection.check(self.share)
+        self.share.check()
     }
 
     pub(crate) fn segment(&self, number: usize) -> &Open {
@@ -185,10 +184,10 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
         ));
     }
     let (share, token) = ticket.share();
-    let connection = Connection::to(ticket.socket())?;
-    let (lease, content, files) = connection.open(share, token)?;
+    let share = Share::new(Connection::to(ticket.socket())?, share);
+    let (lease, content, files) = share.open(token)?;
     // From here on the drop gives the lease back.
-    let mut import = Import { connection, share, lease, segments: Vec::new(), tensors: OnceLock::new() };
+    let mut import = Import { share, lease, segments: Vec::new(), tensors: OnceLock::new() };
     let Content { segments, tensors, points, tree } = content;
     let mut files = files.into_iter();
     for segment in segments {

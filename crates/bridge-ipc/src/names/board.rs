@@ -4,7 +4,7 @@ use super::wire::{Answer, Listed, Request, is_name};
 use crate::exporter::Limits;
 use crate::server::{Letter, Peer, Service};
 use crate::ticket::Ticket;
-use crate::wire::{MAX_ANSWER, Why, frame};
+use crate::wire::{MAX_ANSWER, UNASKED, Why, frame};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -29,8 +29,8 @@ pub(crate) struct Board {
     names: BTreeMap<String, BTreeMap<u64, Put>>,
     /// How many tickets there are, and bytes of all.
     total: (usize, usize),
-    /// Who waits for a version of a name, and after which one.
-    waiting: BTreeMap<Peer, (String, u64)>,
+    /// Who waits for a version of a name, after which one, and the number of the question.
+    waiting: BTreeMap<Peer, (String, u64, u64)>,
     /// The connections, and how many tickets each has put.
     peers: BTreeMap<Peer, usize>,
     /// Counts connections and versions: no number is used twice, also of a name that was removed.
@@ -86,7 +86,7 @@ impl Board {
     fn displaced(&mut self, put: Put, out: &mut Vec<Letter>) {
         self.total = (self.total.0 - 1, self.total.1 - put.bytes);
         self.peers.entry(put.by).and_modify(|puts| *puts -= 1);
-        out.push(Letter::new(put.by, &Answer::Displaced { ticket: put.ticket }));
+        out.push(Letter::notice(put.by, &Answer::Displaced { ticket: put.ticket }));
     }
 
     fn list(&self) -> Answer {
@@ -99,11 +99,12 @@ impl Board {
 
     /// Answers the connections that wait for a version that is there now.
     fn tell(&mut self, out: &mut Vec<Letter>) {
-        let found = self.waiting.iter().map(|(peer, (name, after))| (*peer, self.found(name, *after, None)));
+        let waiting = self.waiting.iter();
+        let found = waiting.map(|(peer, (name, after, number))| ((*peer, *number), self.found(name, *after, None)));
         let found: Vec<_> = found.filter(|(_, answer)| *answer != Answer::Missing).collect();
-        for (to, answer) in found {
+        for ((to, number), answer) in found {
             self.waiting.remove(&to);
-            out.push(Letter::new(to, &answer));
+            out.push(Letter::answer(to, number, &answer));
         }
     }
 }
@@ -122,7 +123,7 @@ impl Service for Board {
     }
 
     /// A name that is none is refused, and the connection goes on: what was put through it stays.
-    fn answer(&mut self, peer: Peer, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
+    fn answer(&mut self, peer: Peer, number: u64, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
         if self.waiting.contains_key(&peer) {
             return Err(Why::Protocol);
         }
@@ -140,13 +141,13 @@ impl Service for Board {
             Request::Remove { name } => self.remove(&name, out),
             Request::List => self.list(),
             Request::Wait { name, after } => {
-                self.waiting.insert(peer, (name, after));
+                self.waiting.insert(peer, (name, after, number));
                 self.tell(out);
                 return Ok(());
             }
         };
         let stored = matches!(answer, Answer::Stored { .. });
-        out.push(Letter::new(peer, &answer));
+        out.push(Letter::answer(peer, number, &answer));
         if stored {
             self.tell(out);
         }
@@ -177,7 +178,7 @@ impl Service for Board {
     }
 
     fn refusal(why: Why) -> Vec<u8> {
-        frame(&Answer::Refused { why })
+        frame(UNASKED, &Answer::Refused { why })
     }
 }
 
@@ -191,7 +192,7 @@ mod tests {
 
     fn ticket(number: u64) -> Ticket {
         let text = format!(
-            r#"{{"tensor_bridge":1,"socket":"/s","share":{number},"token":"{}","expires":9,"about":"{number}"}}"#,
+            r#"{{"tensor_bridge":2,"socket":"/s","share":{number},"token":"{}","expires":9,"about":"{number}"}}"#,
             "0".repeat(32)
         );
         text.parse().unwrap()
@@ -200,7 +201,7 @@ mod tests {
     fn read(letter: &Letter) -> Answer {
         let mut frames = Frames::new(MAX_ANSWER);
         frames.add(&letter.bytes);
-        frames.next().unwrap().unwrap()
+        frames.next().unwrap().unwrap().1
     }
 
     #[derive(Debug, Clone)]
@@ -274,7 +275,7 @@ mod tests {
                     _ => (None, Request::List),
                 };
                 let newest = newest.map(|(version, _, number)| (*version, ticket(*number)));
-                let answered = board.answer(peer, ask, &mut out);
+                let answered = board.answer(peer, 7, ask, &mut out);
                 if waiting.contains_key(&peer) {
                     prop_assert_eq!(answered, Err(Why::Protocol), "one question at a time");
                     continue;
@@ -334,7 +335,7 @@ mod tests {
 
     fn asked(board: &mut Board, peer: Peer, request: Request) -> Answer {
         let mut out = Vec::new();
-        board.answer(peer, request, &mut out).unwrap();
+        board.answer(peer, 1, request, &mut out).unwrap();
         out.iter().filter(|letter| letter.to == peer).map(read).find(|answer| !answer.is_notice()).unwrap()
     }
 
@@ -374,7 +375,7 @@ mod tests {
         let again = Request::Put { name: format!("{:06}{}", 0, "\"".repeat(122)), ticket: ticket(0), keep: 1 };
         assert!(matches!(asked(&mut board, peer, again), Answer::Stored { .. }), "one takes the place of another");
         let mut out = Vec::new();
-        board.answer(peer, Request::List, &mut out).unwrap();
+        board.answer(peer, 2, Request::List, &mut out).unwrap();
         assert!(out[0].bytes.len() <= HEADER + MAX_ANSWER);
         board.leave(peer, &mut out);
         assert_eq!(board.total, (0, 0));

@@ -10,7 +10,6 @@ use crate::line::{Line, PATIENCE, broken};
 use crate::server::{Bell, Serving};
 use crate::socket;
 use crate::ticket::Ticket;
-use crate::wire::frame;
 use board::Board;
 use bridge_core::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
@@ -115,10 +114,11 @@ impl Client {
 
     fn ask(&self, request: &Request) -> Result<Answer> {
         self.check()?;
-        let mut notices = Vec::new();
-        let answered = self.line.ask(&frame(request), Instant::now() + PATIENCE, |_| 0, |notice| notices.push(notice));
+        let mut displaced = Vec::new();
+        let answered =
+            self.line.ask(request, Instant::now() + PATIENCE, |notice| displaced.extend(self.own.displaced(notice)));
         // Memory is released where no lock is held.
-        notices.into_iter().for_each(|notice| self.own.note(notice));
+        end(displaced);
         Ok(answered?.0)
     }
 
@@ -179,7 +179,14 @@ impl Client {
         }
         let (line, own) = (Arc::clone(&self.line), Arc::clone(&self.own));
         let attend = move || {
-            line.attend(|notice| own.note(notice));
+            loop {
+                let mut displaced = Vec::new();
+                let goes_on = line.attend(|notice| displaced.extend(own.displaced(notice)));
+                end(displaced);
+                if goes_on.is_err() {
+                    break;
+                }
+            }
             own.end(|_| true);
         };
         let thread = std::thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(attend);
@@ -231,7 +238,7 @@ impl Client {
     pub fn watch(&self, name: &str, after: u64) -> Result<Watch> {
         let name = checked(name)?;
         let line = Line::connect(&self.path)?;
-        line.start(&frame(&Request::Wait { name, after }))?;
+        line.start(&Request::Wait { name, after })?;
         Ok(Watch { line })
     }
 }
@@ -246,10 +253,21 @@ impl Drop for Client {
     }
 }
 
-/// Tickets that a connection has put, with the exporters that share for them.
+/// A ticket that a connection has put, with the exporter that shares for it.
+type Share = (Ticket, Weak<Exporter>);
+
+/// Ends the shares of these tickets.
+fn end(shares: Vec<Share>) {
+    for (ticket, exporter) in shares {
+        // Of an exporter that was dropped nothing is shared any more.
+        exporter.upgrade().into_iter().for_each(|exporter| drop(exporter.end(&ticket)));
+    }
+}
+
+/// The tickets that a connection has put.
 #[derive(Default)]
 struct Own {
-    shares: Mutex<Vec<(Ticket, Weak<Exporter>)>>,
+    shares: Mutex<Vec<Share>>,
     /// Whether a thread waits for notices.
     is_attended: AtomicBool,
 }
@@ -259,23 +277,22 @@ impl Own {
         self.shares().push((ticket.clone(), Arc::downgrade(exporter)));
     }
 
-    fn shares(&self) -> MutexGuard<'_, Vec<(Ticket, Weak<Exporter>)>> {
+    fn shares(&self) -> MutexGuard<'_, Vec<Share>> {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note(&self, notice: Answer) {
-        if let Answer::Displaced { ticket } = notice {
-            self.end(|own| *own == ticket);
+    /// Takes out what a notice says that no name stands for any more.
+    fn displaced(&self, notice: Answer) -> Vec<Share> {
+        match notice {
+            Answer::Displaced { ticket } => self.shares().extract_if(.., |(own, _)| *own == ticket).collect(),
+            _ => Vec::new(),
         }
     }
 
     /// Ends the shares of such tickets.
     fn end(&self, such: impl Fn(&Ticket) -> bool) {
         let ended: Vec<_> = self.shares().extract_if(.., |(ticket, _)| such(ticket)).collect();
-        for (ticket, exporter) in ended {
-            // Of an exporter that was dropped nothing is shared any more.
-            exporter.upgrade().into_iter().for_each(|exporter| drop(exporter.end(&ticket)));
-        }
+        end(ended);
     }
 }
 

@@ -17,8 +17,8 @@ pub(super) struct Served<R> {
     /// Becomes readable when the process ends, whose forks may keep the socket open.
     pub(super) process: Option<OwnedFd>,
     pub(super) frames: Frames,
-    /// A question that is answered once the process has read what waits for it. Until then nothing more is read of it.
-    pub(super) question: Option<R>,
+    /// A question, with its number, that is answered once the process has read what waits for it. Until then nothing more is read of it.
+    pub(super) question: Option<(u64, R)>,
     out: VecDeque<Out>,
     /// When it has said something.
     pub(super) heard: Instant,

@@ -4,6 +4,7 @@ use super::{LONG, PATIENCE, host, share};
 use bridge_core::{Adapter, ErrorKind, Options, Result, transfer};
 use bridge_ipc::{Client, Exporter, Ipc, IpcTensor, Parcel, Settings, Ticket, Writing, open, process};
 use bridge_ndarray::{HostArray, NdArray};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -72,6 +73,15 @@ impl Child {
     /// Tells the child to do something, and does not wait.
     pub fn tell(&mut self, line: &str) {
         writeln!(self.stdin, "{line}").unwrap();
+    }
+
+    /// Stops the child, or lets it go on.
+    pub fn send(&self, signal: Signal) {
+        let process = Pid::from_child(&self.process);
+        kill_process(process, signal).unwrap();
+        if signal == Signal::STOP {
+            waitpid(Some(process), WaitOptions::UNTRACED).unwrap();
+        }
     }
 
     /// Ends the child at once, wherever it is.
@@ -153,6 +163,7 @@ fn obey(
             let ticket = share(exporter, bytes, Writing::Never, LONG)?;
             Ok(client.as_ref().unwrap().put("weights", &ticket, 1)?.to_string())
         }
+        "leases" => Ok(exporter.held().leases.to_string()),
         // Passes on what was opened.
         "pass" => {
             let (from, tensor) = (Ipc::new(), tensors[number].as_ref().unwrap());

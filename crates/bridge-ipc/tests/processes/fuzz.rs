@@ -4,7 +4,7 @@
 //! `TENSOR_BRIDGE_FUZZ` sets the seconds, `TENSOR_BRIDGE_SEED` the seed.
 
 use super::child::seen;
-use super::wire::{ALL, Answer, LENGTH, memory, send, ticket_of};
+use super::wire::{ALL, Answer, HEADER, LENGTH, memory, numbered, send, ticket_of};
 use super::{Folder, LONG, share, wait_for};
 use bridge_ipc::{Limits, Names, Settings, Ticket, Writing, open};
 use std::io::{Read, Write};
@@ -43,6 +43,9 @@ const ODD: [&str; 20] = [
     "[[[[[[[[",
     "uint8",
 ];
+
+/// Numbers of questions and answers.
+const NUMBERS: [u64; 6] = [0, 1, 1, 1, 2, u64::MAX];
 
 /// Seconds of a target, unless told otherwise.
 const USUAL: u64 = 1;
@@ -101,9 +104,9 @@ impl Random {
 
     /// Returns a frame around a body, now and then a damaged one.
     fn framed(&mut self, body: &[u8]) -> Vec<u8> {
-        let mut bytes = [b"TB\x01\x00", &(body.len() as u32).to_le_bytes()[..], body].concat();
+        let mut bytes = numbered(NUMBERS[self.below(NUMBERS.len())], body);
         if self.below(8) == 0 {
-            let at = self.below(8.min(bytes.len()));
+            let at = self.below(HEADER.min(bytes.len()));
             bytes[at] ^= 1 << self.below(8);
         }
         bytes

@@ -4,6 +4,7 @@ mod child;
 mod death;
 mod fuzz;
 mod history;
+mod line;
 mod names;
 mod rights;
 mod wire;

@@ -1,12 +1,12 @@
 //! Names between programs that run for long.
 
 use super::child::{Child, read};
-use super::wire::frame;
+use super::wire::{HEADER, frame};
 use super::{Folder, LONG, PATIENCE, share, wait_for};
 use bridge_core::ErrorKind;
 use bridge_ipc::{Client, Limits, Listed, Names, Settings, Ticket, Writing, open};
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -143,9 +143,9 @@ fn a_refused_name_does_not_end_the_connection() {
     let put = |name: &str| format!(r#"{{"do":"put","name":"{name}","ticket":{},"keep":1}}"#, ticket().text());
     let mut ask = |body: &str| {
         socket.write_all(&frame(body)).unwrap();
-        let mut header = [0; 8];
+        let mut header = [0; HEADER];
         socket.read_exact(&mut header).unwrap();
-        let mut answer = vec![0; u32::from_le_bytes(header[4..].try_into().unwrap()) as usize];
+        let mut answer = vec![0; u32::from_le_bytes(header[4..8].try_into().unwrap()) as usize];
         socket.read_exact(&mut answer).unwrap();
         String::from_utf8(answer).unwrap()
     };
@@ -211,6 +211,34 @@ fn a_closed_connection_shares_nothing() {
     client.put_share(&exporter, "weights", &ticket, 1).unwrap();
     drop(client);
     assert_eq!(exporter.held().shares, 0);
+}
+
+/// What a server of names hands over is a ticket like any other.
+#[test]
+fn a_ticket_that_comes_through_names_is_checked() {
+    let good = ticket().text();
+    let about = good.split(r#""about":""#).nth(1).unwrap().trim_end_matches("\"}");
+    let cases = [
+        good.replace("/run", "run"),
+        good.replace(r#""tensor_bridge":2"#, r#""tensor_bridge":9"#),
+        good.replace(about, r"\u001b[31m"),
+        good.replace(about, &"x".repeat(3000)),
+    ];
+    for (text, is_good) in cases.iter().map(|text| (text, false)).chain([(&good, true)]) {
+        let folder = Folder::new();
+        std::fs::create_dir(folder.path()).unwrap();
+        let path = folder.path().join("names");
+        let listener = UnixListener::bind(&path).unwrap();
+        let answer = frame(&format!(r#"{{"is":"found","version":1,"ticket":{text}}}"#));
+        let hostile = std::thread::spawn(move || {
+            let (mut socket, _) = listener.accept().unwrap();
+            let _ = socket.read(&mut [0; 512]).unwrap();
+            socket.write_all(&answer).unwrap();
+        });
+        let got = Client::connect(&path).unwrap().get("weights", None);
+        hostile.join().unwrap();
+        assert_eq!(got.map_err(|error| error.kind()).err(), (!is_good).then_some(ErrorKind::Protocol), "{text}");
+    }
 }
 
 /// Threads that put one name: the newest version can be opened after each round.

@@ -15,9 +15,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+/// Returns the first question of a connection, or its answer.
 pub fn frame(body: &str) -> Vec<u8> {
-    [b"TB\x01\x00", &(body.len() as u32).to_le_bytes()[..], body.as_bytes()].concat()
+    numbered(1, body.as_bytes())
 }
+
+/// Returns a question of this number, or its answer; with 0, what has none.
+pub fn numbered(number: u64, body: &[u8]) -> Vec<u8> {
+    [b"TB\x02\x00", &(body.len() as u32).to_le_bytes()[..], &number.to_le_bytes(), body].concat()
+}
+
+/// Bytes of a frame in front of its body.
+pub const HEADER: usize = 16;
 
 /// Sends bytes to an exporter, and returns what it answers before it closes the connection.
 fn answer_to(ticket: &Ticket, bytes: &[u8]) -> String {
@@ -27,7 +36,7 @@ fn answer_to(ticket: &Ticket, bytes: &[u8]) -> String {
     let mut answer = Vec::new();
     // A connection that is closed with unread bytes is reset.
     let _ = socket.read_to_end(&mut answer);
-    String::from_utf8_lossy(answer.get(8..).unwrap_or_default()).into_owned()
+    String::from_utf8_lossy(answer.get(HEADER..).unwrap_or_default()).into_owned()
 }
 
 #[test]
@@ -36,14 +45,17 @@ fn what_is_no_request_is_refused() {
     let exporter = folder.exporter(Limits::default());
     let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
     let protocol = r#"{"is":"refused","why":"protocol"}"#;
-    let cases: [(Vec<u8>, &str); 7] = [
+    let opens = format!(r#"{{"do":"open","share":1,"token":"{}"}}"#, "0".repeat(32)).into_bytes();
+    let cases: [(Vec<u8>, &str); 9] = [
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), protocol),
-        (b"TB\x02\x00\x00\x00\x00\x00".to_vec(), r#"{"is":"refused","why":"version"}"#),
-        (b"TB\x01\x00\xff\xff\xff\xff".to_vec(), protocol),
+        (b"TB\x01\x00\x00\x00\x00\x00".to_vec(), r#"{"is":"refused","why":"version"}"#),
+        (b"TB\x02\x00\xff\xff\xff\xff".to_vec(), protocol),
         (frame("{}"), protocol),
         (frame(r#"{"do":"open","share":1,"token":"00"}"#), protocol),
         (frame(&"[".repeat(1000)), protocol),
+        (numbered(0, br#"{"do":"return","lease":5}"#), protocol),
         (frame(r#"{"do":"return","lease":5}"#), protocol),
+        (numbered(0, &opens), protocol),
     ];
     for (bytes, expected) in cases {
         assert_eq!(answer_to(&ticket, &bytes), expected, "{}", String::from_utf8_lossy(&bytes));
@@ -87,7 +99,7 @@ fn crowds_are_refused_within_a_second() {
         socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         let mut bytes = Vec::new();
         socket.read_to_end(&mut bytes).unwrap();
-        refused += usize::from(bytes[8..] == *br#"{"is":"refused","why":"busy"}"#);
+        refused += usize::from(bytes[HEADER..] == *br#"{"is":"refused","why":"busy"}"#);
     }
     assert_eq!(refused, 10_000);
     println!("{:?} for 10,000 connections", start.elapsed());
@@ -117,8 +129,13 @@ fn silent_connections_make_room() {
 
 /// Returns a ticket of the process at this socket.
 pub fn ticket_of(path: &std::path::Path) -> Ticket {
+    ticket_for(path, 1)
+}
+
+/// Returns a ticket for one of its shares.
+pub fn ticket_for(path: &std::path::Path, share: u64) -> Ticket {
     let text = format!(
-        r#"{{"tensor_bridge":1,"socket":"{}","share":1,"token":"{}","expires":{},"about":""}}"#,
+        r#"{{"tensor_bridge":2,"socket":"{}","share":{share},"token":"{}","expires":{},"about":""}}"#,
         path.display(),
         "0".repeat(32),
         u64::MAX
@@ -217,7 +234,7 @@ fn hostile_answers_are_errors() {
     let half = frame(&good)[..40].to_vec();
     assert_eq!(opened(Answer { bytes: half, files: vec![] }), ErrorKind::Gone, "the rest never comes");
     assert_eq!(opened(Answer { bytes: b"TB\x09\x00".repeat(2), files: vec![] }), ErrorKind::Version);
-    assert_eq!(opened(Answer { bytes: b"TB\x01\x00\xff\xff\xff\xff".to_vec(), files: vec![] }), ErrorKind::Protocol);
+    assert_eq!(opened(Answer { bytes: b"TB\x02\x00\xff\xff\xff\xff".to_vec(), files: vec![] }), ErrorKind::Protocol);
 }
 
 #[test]

@@ -1,0 +1,192 @@
+//! Questions that are given up, answers that come late, and forks: each answer is that of its question.
+
+use super::child::{Child, read, seen};
+use super::wire::{ALL, Answer, HEADER, memory, numbered, send, ticket_for};
+use super::{Folder, PATIENCE};
+use bridge_core::{Error, ErrorKind, Result};
+use bridge_ipc::{IpcTensor, Ticket, open, while_waiting};
+use rustix::process::Signal;
+use std::cell::Cell;
+use std::io::Read;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc;
+use std::time::Instant;
+
+thread_local! {
+    /// Whether the program of this thread interrupts what waits.
+    static INTERRUPTS: Cell<bool> = const { Cell::new(false) };
+}
+
+fn interrupted<T>(wait: impl FnOnce() -> T) -> T {
+    while_waiting(|| match INTERRUPTS.get() {
+        true => Err(Error::new(ErrorKind::Framework, "interrupted")),
+        false => Ok(()),
+    });
+    INTERRUPTS.set(true);
+    let done = wait();
+    INTERRUPTS.set(false);
+    done
+}
+
+/// A process that shares, and does as a test says.
+struct Other {
+    listener: UnixListener,
+    folder: Folder,
+}
+
+/// The content of a share of 64 bytes.
+const CONTENT: &str = r#"{"segments":[{"road":"file","nbytes":64,"writing":"never"}],"tensors":[{"segment":0,"offset":0,"dtype":"uint8","shape":[64],"strides":[1]}]}"#;
+
+impl Other {
+    fn new() -> Self {
+        let folder = Folder::new();
+        std::fs::create_dir(folder.path()).unwrap();
+        Self { listener: UnixListener::bind(folder.path().join("other")).unwrap(), folder }
+    }
+
+    fn ticket(&self, share: u64) -> Ticket {
+        ticket_for(&self.folder.path().join("other"), share)
+    }
+
+    fn accept(&self) -> UnixStream {
+        let (socket, _) = self.listener.accept().unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    }
+}
+
+/// Reads a request and its number.
+fn heard(socket: &mut UnixStream) -> (u64, String) {
+    let mut header = [0; HEADER];
+    socket.read_exact(&mut header).unwrap();
+    let mut body = vec![0; u32::from_le_bytes(header[4..8].try_into().unwrap()) as usize];
+    socket.read_exact(&mut body).unwrap();
+    (u64::from_le_bytes(header[8..].try_into().unwrap()), String::from_utf8(body).unwrap())
+}
+
+/// Answers with a lease on memory of so many bytes, of which 64 are used.
+fn lend(socket: &UnixStream, number: u64, lease: u64, nbytes: u64) {
+    let body = format!(r#"{{"is":"opened","lease":{lease},"content":{CONTENT}}}"#);
+    send(socket, &Answer { bytes: numbered(number, body.as_bytes()), files: vec![memory(nbytes, ALL)] });
+}
+
+fn say(socket: &UnixStream, number: u64, body: &str) {
+    send(socket, &Answer { bytes: numbered(number, body.as_bytes()), files: Vec::new() });
+}
+
+fn one(ticket: &Ticket) -> Result<IpcTensor> {
+    Ok(open(ticket)?.tensors.remove(0))
+}
+
+/// The socket of the process that shares is full when its tensors are asked for, and it answers late.
+#[test]
+fn an_answer_is_never_that_of_another_question() {
+    let folder = Folder::new();
+    let mut child = Child::new(folder.path());
+    let [first, second] = ["share 1", "share 2"].map(|share| child.ask(share).parse::<Ticket>().unwrap());
+    let kept = one(&first).unwrap();
+    let views: Vec<_> = (0..1000).map(|_| one(&first).unwrap()).collect();
+    child.send(Signal::STOP);
+    drop(views);
+    assert_eq!(one(&first).unwrap_err().kind(), ErrorKind::Busy);
+    child.send(Signal::CONT);
+    assert_eq!(read(&one(&second).unwrap()).unwrap(), "2");
+    kept.check().unwrap();
+    assert_eq!(read(&kept).unwrap(), "1");
+    // What came late was given back.
+    let start = Instant::now();
+    while child.ask("leases") != "1" {
+        assert!(start.elapsed() < PATIENCE);
+    }
+}
+
+/// A question is given up, and its answer comes with that of the next: the lease of the first is given back, and its
+/// descriptors are not those of the second. Views that were opened before are still good.
+#[test]
+fn a_late_answer_is_given_back() {
+    let other = Other::new();
+    let ticket = |share| other.ticket(share);
+    std::thread::scope(|scope| {
+        let (tickets, thread) = ([1, 2, 3].map(ticket), &other);
+        let opens = scope.spawn(move || {
+            let kept = one(&tickets[0]).unwrap();
+            let given_up = interrupted(|| one(&tickets[1]));
+            assert_eq!(given_up.unwrap_err().kind(), ErrorKind::Framework);
+            kept.check().unwrap();
+            let opened = one(&tickets[2]).unwrap();
+            kept.check().unwrap();
+            seen(&opened).unwrap().to_array::<u8>().unwrap().len()
+        });
+        let mut socket = thread.accept();
+        let asked = |socket: &mut UnixStream, share: u64| {
+            let (number, body) = heard(socket);
+            assert!(body.contains(&format!(r#""share":{share},"#)), "{body}");
+            number
+        };
+        let first = asked(&mut socket, 1);
+        lend(&socket, first, 7, 64);
+        let (second, third) = (asked(&mut socket, 2), asked(&mut socket, 3));
+        assert!(first < second && second < third);
+        // Too few bytes for the content: the wrong descriptor would be refused.
+        lend(&socket, second, 8, 1);
+        lend(&socket, third, 9, 64);
+        assert_eq!(heard(&mut socket), (0, r#"{"do":"return","lease":8}"#.into()));
+        assert_eq!(opens.join().unwrap(), 64);
+    });
+}
+
+/// Numbers that no question waits for end the connection.
+#[test]
+fn an_answer_that_was_not_asked_for_is_none() {
+    for (first, second) in [(1, Some(1)), (1, Some(3)), (2, None), (0, None), (u64::MAX, None)] {
+        let other = Other::new();
+        let tickets = [1, 2].map(|share| other.ticket(share));
+        let opens = std::thread::spawn(move || {
+            let opened = one(&tickets[0])?;
+            let again = one(&tickets[1]).map(drop);
+            drop(opened);
+            again
+        });
+        let mut socket = other.accept();
+        assert_eq!(heard(&mut socket).0, 1);
+        lend(&socket, first, 1, 64);
+        if let Some(second) = second {
+            assert_eq!(heard(&mut socket).0, 2);
+            lend(&socket, second, 2, 64);
+        }
+        assert_eq!(opens.join().unwrap().unwrap_err().kind(), ErrorKind::Protocol, "{first} {second:?}");
+    }
+}
+
+/// A fork takes nothing that was said to its parent: the notice that a share was revoked stays for the parent.
+#[test]
+fn a_fork_does_not_read_its_parents_connection() {
+    let other = Other::new();
+    let ticket = other.ticket(5);
+    let (is_revoked, revoked) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let opens = scope.spawn(move || {
+            let opened = one(&ticket).unwrap();
+            revoked.recv().unwrap();
+            // SAFETY: the child calls functions that take no lock of another thread, and ends.
+            let fork = unsafe { libc::fork() };
+            if fork == 0 {
+                let good = opened.check().is_ok();
+                // SAFETY: it ends the child at once.
+                unsafe { libc::_exit(i32::from(!good)) };
+            }
+            let mut status = 0;
+            // SAFETY: the pointer is to the status.
+            assert_eq!(unsafe { libc::waitpid(fork, &mut status, 0) }, fork);
+            assert_eq!(status, 0);
+            opened.check().unwrap_err().kind()
+        });
+        let mut socket = other.accept();
+        let (number, _) = heard(&mut socket);
+        lend(&socket, number, 1, 64);
+        say(&socket, 0, r#"{"is":"revoked","share":6}"#);
+        say(&socket, 0, r#"{"is":"revoked","share":5}"#);
+        is_revoked.send(()).unwrap();
+        assert_eq!(opens.join().unwrap(), ErrorKind::Gone);
+    });
+}
