@@ -3,19 +3,24 @@
 One call of the function is recorded by one persistent ``tf.GradientTape``. A node of autograd keeps it, and asks it for
 the gradients. Where the gradients shall be differentiable themselves (``create_graph=True``), the same tape records how
 they are computed, and a second node keeps it: the function runs once, whatever the order of the derivative.
+
+Arguments and parameters cross in place. Results and gradients are copied: TensorFlow takes its tensors as constant and
+shares their memory, and PyTorch writes to what it is given.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import _core
-from ._spans import apart
 from .autograd import filled, results_at, tensors_at
 from .errors import of_kind
 
@@ -23,12 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     Step = Callable[[], "Record"]
-
-
-#: TensorFlow keeps tensors of zeros of up to so many elements, for all gradients of the process, and PyTorch writes to
-#: gradients when it adds others to them. So small ones are copied. (Source: ``_EagerTensorCache`` of TensorFlow's
-#: eager context.)
-_CACHED = 10_000
 
 
 class Record(NamedTuple):
@@ -49,17 +48,17 @@ class _Node(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, step: Step, *tensors: Any) -> tuple[Any, ...]:
         record = step()
-        outputs = apart(_core.to_torch(record.targets), tensors)
+        outputs = _copied(record.targets)
         ctx.mark_non_differentiable(*(y for y in outputs if not _has_gradient(y)))
         ctx.set_materialize_grads(False)
-        # The tape reads the memory of both later: PyTorch refuses to go back once a program has written to it.
-        ctx.save_for_backward(*tensors, *outputs)
+        # The tape reads their memory later: PyTorch refuses to go back once a program has written to it.
+        ctx.save_for_backward(*tensors)
         ctx.record = record
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        tensors = ctx.saved_tensors[: len(ctx.needs_input_grad) - 1]
+        tensors = ctx.saved_tensors
         wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
         given = [i for i, gradient in enumerate(gradients) if gradient is not None]
         found: list[Any] = [None] * (1 + len(tensors))
@@ -67,8 +66,7 @@ class _Node(torch.autograd.Function):  # type: ignore[misc]
             known = [gradients[i] for i in given]
             at, made = _differentiated(ctx.record, tensors, wanted, given, known)
             for i, gradient in zip(at, made, strict=True):
-                gradient = gradient.to(tensors[i].device)
-                found[1 + i] = gradient.clone() if gradient.numel() <= _CACHED else gradient
+                found[1 + i] = gradient.to(tensors[i].device)
         if not _kept():
             ctx.record = None
         return tuple(found)
@@ -98,7 +96,7 @@ def _differentiated(
 
     if again:
         return at, _Node.apply(step, *tensors, *known)
-    return at, apart(_core.to_torch(step().targets), [*tensors, *known])
+    return at, _copied(step().targets)
 
 
 class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
@@ -108,9 +106,27 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.function = function
         self._sources = [_variable(variable) for variable in variables]
-        views = _core.to_torch(self._sources)
-        self._addresses = [view.data_ptr() for view in views]
-        self.variables = torch.nn.ParameterList([torch.nn.Parameter(view) for view in views])
+        self.variables = torch.nn.ParameterList([_parameter(source) for source in self._sources])
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.unshare()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled or copied: the parameters would no longer be the variables."""
+        text = "this module cannot be pickled or copied, because its parameters are variables of TensorFlow: save its "
+        raise of_kind("argument", text + "state_dict(), and load that into a module that you make from the function")
+
+    def unshare(self) -> None:
+        """Give each variable memory that no other tensor of TensorFlow has.
+
+        TensorFlow shares memory where a variable is assigned to another or read by ``tf.identity``, and a write of
+        PyTorch would reach both. Optimizers of PyTorch and ``load_state_dict`` call this before they write. Call it
+        before you write a parameter yourself, if TensorFlow has read its variable since the last call.
+        """
+        for parameter in self.variables:
+            _in_place(parameter)
+            _unshare(parameter)
 
     # Dynamo cannot look into TensorFlow: it compiles what is before and what is after.
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
@@ -123,8 +139,10 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
         at = tensors_at(leaves, torch.Tensor, own, "PyTorch", "tensor_bridge.to_torch")
         tensors = [*(leaves[i] for i in at), *self._parameters_in_place()]
         _check_devices(tensors)
-        differentiable = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        tape: Any = tf.GradientTape(persistent=True) if differentiable else contextlib.nullcontext()
+        _check_forward_mode(tensors)
+        records = torch.is_grad_enabled()
+        differentiable = records and any(tensor.requires_grad for tensor in tensors)
+        tape: Any = tf.GradientTape(persistent=differentiable) if records else contextlib.nullcontext()
         results: Any = None
         where: list[int] = []
 
@@ -142,7 +160,7 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
                 results = self.function(*inputs, **keywords)
             flat = tf.nest.flatten(results)
             where.extend(results_at(flat, own, "TensorFlow"))
-            if differentiable:
+            if records:
                 self._check_variables(tape.watched_variables())
             with tape:
                 targets = [tf.convert_to_tensor(flat[i]) for i in where]
@@ -151,27 +169,13 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
         if differentiable:
             outputs = _Node.apply(step, *tensors)
         else:
-            outputs = apart(_core.to_torch(step().targets), tensors)
+            outputs = _copied(step().targets)
         return tf.nest.pack_sequence_as(results, filled([None] * len(tf.nest.flatten(results)), where, outputs))
 
     def _parameters_in_place(self) -> list[Any]:
         """Return the parameters, each over the memory that its variable has now."""
-        views = _core.to_torch(self._sources)
-        for i, (parameter, view) in enumerate(zip(self.variables, views, strict=True)):
-            if parameter.data_ptr() == view.data_ptr():
-                continue
-            if parameter.device != view.device or parameter.dtype != view.dtype:
-                text = (
-                    f"parameter {i} is {parameter.dtype} on {parameter.device}, and its variable is {view.dtype} on "
-                    f"{view.device}: make the variable with the dtype and on the device that it shall have"
-                )
-                raise of_kind("device" if parameter.device != view.device else "dtype", text)
-            if view.data_ptr() == self._addresses[i]:
-                text = f"parameter {i} has other memory than its variable: write to it in place, with parameter.copy_"
-                raise of_kind("argument", text)
-            # TensorFlow has assigned to the variable, which gives it other memory.
-            parameter.data = view
-            self._addresses[i] = view.data_ptr()
+        for parameter in self.variables:
+            _in_place(parameter)
         return list(self.variables)
 
     def _check_variables(self, watched: Iterable[Any]) -> None:
@@ -196,6 +200,113 @@ def _variable(variable: Any) -> Any:
             "dtype", f"the variable {found.name:.100} is {found.dtype.name} and has no gradient: leave it out"
         )
     return found
+
+
+class _Place:
+    """Where a parameter is: an attribute of it."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        #: The address that the variable had when it was last looked at.
+        self.address = 0
+        #: No rows of the variable: their numbers, and their elements.
+        self.rows = None
+        if source.shape.rank:
+            self.rows = tf.zeros([0], tf.int32), tf.zeros([0, *source.shape[1:]], source.dtype)
+
+
+#: The parameters over variables. Modules over one variable have one parameter, so that a write through one is seen by
+#: the other, and an optimizer steps it once.
+_PARAMETERS: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+
+
+def _parameter(source: Any) -> Any:
+    """Return the parameter over the memory of a variable, which nothing else in TensorFlow has."""
+    parameter = _PARAMETERS.get(source.ref())
+    if parameter is not None:
+        _in_place(parameter)
+        return parameter
+    _watch_steps()
+    parameter = torch.nn.Parameter(_core.to_torch(source))
+    parameter._tensor_bridge = _Place(source)
+    _PARAMETERS[source.ref()] = parameter
+    _unshare(parameter)
+    return parameter
+
+
+def _in_place(parameter: Any) -> None:
+    """Put a parameter over the memory that its variable has now."""
+    place = parameter._tensor_bridge
+    source, view = place.source, _core.to_torch(place.source)
+    if parameter.data_ptr() == view.data_ptr():
+        return
+    if parameter.device != view.device or parameter.dtype != view.dtype:
+        text = (
+            f"a parameter is {parameter.dtype} on {parameter.device}, and its variable {source.name:.100} is "
+            f"{view.dtype} on {view.device}: make the variable with the dtype and on the device that it shall have"
+        )
+        raise of_kind("device" if parameter.device != view.device else "dtype", text)
+    if view.data_ptr() == place.address:
+        text = f"the parameter of {source.name:.100} has other memory than its variable: write to it in place, with "
+        raise of_kind("argument", text + "parameter.copy_")
+    # TensorFlow has assigned to the variable, which then has the memory of what was assigned.
+    parameter.data = view
+    del view
+    _unshare(parameter)
+
+
+def _unshare(parameter: Any) -> None:
+    """Give the variable memory that no other tensor of TensorFlow has, unless it has already, and move its parameter.
+
+    TensorFlow does so itself before it writes rows of a variable, also where there are none. It takes the parameter for
+    another tensor, so the memory is given back meanwhile.
+    """
+    place = parameter._tensor_bridge
+    if parameter.is_cuda:
+        # TensorFlow copies behind what PyTorch has still to write.
+        _core.to_tensorflow(parameter.detach())
+    parameter.data = parameter.data.new_empty(0)
+    try:
+        with tf.device(place.source.device):
+            if place.rows is not None:
+                indices, rows = place.rows
+                tf.raw_ops.ResourceScatterUpdate(resource=place.source.handle, indices=indices, updates=rows)
+                tf.raw_ops.DisableCopyOnRead(resource=place.source.handle)
+                return
+    except (tf.errors.OpError, TypeError, ValueError):
+        # A dtype of which TensorFlow writes no rows, as it writes none of a scalar.
+        place.rows = None
+    finally:
+        if place.rows is None:
+            place.source.assign(_core.to_tensorflow(place.source, copy=True))
+        parameter.data = _core.to_torch(place.source)
+        place.address = parameter.data_ptr()
+
+
+@functools.cache
+def _watch_steps() -> None:
+    """Let every optimizer of PyTorch unshare the parameters that it is about to write."""
+    register_optimizer_step_pre_hook(_before_a_step)
+
+
+def _before_a_step(optimizer: Any, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and hasattr(parameter, "_tensor_bridge"):
+                _in_place(parameter)
+                _unshare(parameter)
+
+
+def _copied(tensors: list[Any]) -> list[Any]:
+    """Return tensors of TensorFlow in memory that PyTorch alone has."""
+    views: list[Any] = _core.to_torch(tensors, copy=True)
+    return views
+
+
+def _check_forward_mode(tensors: list[Any]) -> None:
+    forward = torch.autograd.forward_ad
+    if forward._current_level >= 0 and any(forward.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise of_kind("argument", "forward-mode derivatives do not go through TensorFlow: use backward")
 
 
 def _check_devices(tensors: list[Any]) -> None:

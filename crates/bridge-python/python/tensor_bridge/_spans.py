@@ -21,17 +21,3 @@ def overlaps(tensor: Any, spans: Iterable[tuple[int, int]]) -> bool:
     """Return whether the tensor is within one of the spans, or around it."""
     begin, end = span(tensor)
     return any(begin < until and since < end for since, until in spans)
-
-
-def apart(tensors: Iterable[Any], others: Iterable[Any]) -> list[Any]:
-    """Copy each tensor that shares memory with one before it, or with one of ``others``.
-
-    TensorFlow returns the memory of an argument where a tensor passes through unchanged, and never writes to it.
-    PyTorch may write, and would not notice.
-    """
-    spans = [span(tensor) for tensor in others]
-    made = []
-    for tensor in tensors:
-        made.append(tensor.clone() if overlaps(tensor, spans) else tensor)
-        spans.append(span(made[-1]))
-    return made

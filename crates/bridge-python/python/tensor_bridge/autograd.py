@@ -2,7 +2,8 @@
 
 ``torch_function(f)`` runs a function of TensorFlow on tensors of PyTorch, and ``loss.backward()`` goes through it.
 ``tf_function(f)`` runs a function or module of PyTorch on tensors of TensorFlow, and ``tf.GradientTape`` goes through
-it. Arguments, results and gradients cross in place where both frameworks can have them so, in stream order.
+it. Arguments and parameters cross in place where both frameworks can have them so, in stream order. Results and
+gradients are copied: each framework writes or shares memory in ways that the other does not expect.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def torch_function(function: Callable[..., Any], *, variables: Iterable[Any] = (
         container of tensors. ``None`` may stand in place of a tensor.
     variables : iterable of tf.Variable or Keras variables, optional
         The variables that are trained, such as ``layer.trainable_variables`` of a layer that is built. They become
-        the parameters of the module, in this order and in place: a step of PyTorch's optimizer writes the variables.
+        the parameters of the module, in this order and in place: a step of PyTorch's optimizer writes the variables,
+        and no other tensor of TensorFlow. Before you write to a parameter yourself, call ``module.unshare()``.
 
     Returns
     -------
@@ -42,8 +44,9 @@ def torch_function(function: Callable[..., Any], *, variables: Iterable[Any] = (
     Raises
     ------
     BridgeError
-        ``argument`` if ``function`` is not callable, if a trainable variable is read that ``variables`` does not name,
-        or if a parameter was replaced; ``not_a_tensor`` for an argument of another framework and for a result that is
+        ``argument`` if ``function`` is not callable, if a trainable variable is read that ``variables`` does not name
+        while gradients are on, if a parameter was replaced, if the module is pickled or copied, and for forward-mode
+        derivatives; ``not_a_tensor`` for an argument of another framework and for a result that is
         no tensor; ``device`` for tensors of several devices; ``dtype`` for a variable that has no gradient;
         ``missing`` without PyTorch or TensorFlow.
 
@@ -74,7 +77,7 @@ def tf_function(function: Callable[..., Any], *, outputs: Any = None) -> Callabl
     function : callable
         A function of tensors of PyTorch, or a ``torch.nn.Module``. It returns a tensor or a container of tensors.
         ``None`` may stand in place of a tensor. It must not write to its arguments: TensorFlow takes tensors as
-        constant.
+        constant, so that is an error.
     outputs : structure of tf.TensorSpec, optional
         What ``function`` returns: shapes, where ``None`` is a length that varies, and dtypes. A ``tf.function`` needs
         it, because it is traced before PyTorch has run.
@@ -89,8 +92,9 @@ def tf_function(function: Callable[..., Any], *, outputs: Any = None) -> Callabl
     Raises
     ------
     BridgeError
-        ``argument`` if ``function`` is not callable, inside a ``tf.function`` without ``outputs``, and for a result
-        that ``outputs`` does not describe; ``not_a_tensor`` for an argument of another framework and for a result
+        ``argument`` if ``function`` is not callable or writes to an argument, inside a ``tf.function`` without
+        ``outputs``, for a result that ``outputs`` does not describe, and for ``tape.jacobian`` with pfor;
+        ``not_a_tensor`` for an argument of another framework and for a result
         that is no tensor; ``device`` for tensors of several devices; ``missing`` without PyTorch or TensorFlow.
 
     See Also

@@ -1,0 +1,247 @@
+"""Gradients, results and parameters are memory that nothing else writes to, and what is not trained says so."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_bridge as tb
+
+torch: Any = pytest.importorskip("torch")
+tf: Any = pytest.importorskip("tensorflow")
+from tensor_bridge.autograd import tf_function, torch_function  # noqa: E402
+
+
+def kind(call: Callable[[], Any]) -> str:
+    with pytest.raises(tb.BridgeError) as error:
+        call()
+    return error.value.kind
+
+
+# --- PyTorch in TensorFlow
+
+
+def test_calls_under_one_tape_have_gradients_of_their_own() -> None:
+    p = torch.nn.Parameter(torch.zeros(1, 3))
+    function = tf_function(lambda x: torch.sin(x.squeeze(0) + p.squeeze(0)))
+    inputs = [tf.Variable(tf.fill([1, 3], 1.2)) for _ in range(3)]
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([tf.reduce_sum(function(x)) for x in inputs])
+    found = tape.gradient(loss, inputs)
+    expected = np.full([1, 3], np.cos(1.2), np.float32)
+    assert all(np.allclose(gradient, expected) for gradient in found)
+    assert np.allclose(p.grad, 3 * expected)
+    p.grad.fill_(100)
+    assert all(np.allclose(gradient, expected) for gradient in found)
+
+
+def test_a_result_that_is_a_parameter_does_not_follow_it() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    x, same = tf_function(lambda x: (x, p))(tf.ones(2))
+    with torch.no_grad():
+        p.add_(1)
+    assert same.numpy().tolist() == x.numpy().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_parameters_are_trained_where_no_tape_watches_an_argument(graph: bool) -> None:
+    table = torch.nn.Embedding(4, 2)
+    layer: Any = tf_function(table, outputs=tf.TensorSpec([None, 2], tf.float32))
+    layer = tf.function(layer) if graph else layer
+    weight = tf.Variable(3.0)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([1, 1, 3], tf.int64))) * weight
+    assert tape.gradient(loss, weight) is not None
+    assert table.weight.grad[:, 0].tolist() == [0, 6, 0, 3]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+def test_integers_enter_a_graph_as_they_are(dtype: str) -> None:
+    values = np.array([0, 1, -1, 7, -128, 2**62 + 1]).astype(dtype)
+    seen: list[Any] = []
+    layer = tf_function(lambda i, x: (seen.append(tb.to_numpy(i).copy()), x * 2)[1], outputs=tf.TensorSpec([1]))
+    x = tf.Variable([1.0])
+    with tf.GradientTape() as tape:
+        y = tf.function(layer)(tf.constant(values), x)
+    assert tape.gradient(y, x).numpy() == [2]
+    assert seen[0].dtype == values.dtype and seen[0].tolist() == values.tolist()
+
+
+def test_results_that_are_not_used_count_for_nothing() -> None:
+    heads = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    function = tf_function(lambda x: (x * 2, x.sqrt(), heads[0](x), heads[1](x)))
+    x = tf.Variable([0.0, 4.0])
+    with tf.GradientTape(persistent=True) as tape:
+        twice, root, used, _ = function(x)
+    assert tape.gradient(twice, x).numpy().tolist() == [2, 2]
+    assert tape.gradient(used, x) is not None
+    assert heads[0].weight.grad is not None and heads[1].weight.grad is None
+    assert tape.gradient(root, x).numpy().tolist() == [np.inf, 0.25]
+    constant = tf_function(lambda x, y: (x * 2, y * 3))
+    y = tf.Variable([1.0, 1.0])
+    with tf.GradientTape() as tape:
+        first, _ = constant(x, y)
+    assert tape.gradient(first, y) is None
+
+
+def test_slices_of_rows_become_dense() -> None:
+    x = tf.Variable(tf.ones([3, 2]))
+    function = tf_function(lambda x: (x * 2, x + 1))
+    with tf.GradientTape() as tape:
+        doubled, _ = function(x)
+        loss = tf.reduce_sum(tf.gather(doubled, [0, 2, 2]))
+    assert tf.convert_to_tensor(tape.gradient(loss, x)).numpy()[:, 0].tolist() == [2, 0, 4]
+
+
+def test_a_write_to_an_argument_is_an_error() -> None:
+    assert kind(lambda: tf_function(lambda i: i.add_(1))(tf.ones([2], tf.int64))) == "argument"
+
+
+def test_results_of_another_form_are_refused() -> None:
+    spec = tf.TensorSpec([2], tf.float32)
+    for outputs, result in (({"b": spec, "a": spec}, lambda x: (x, x)), ([spec, [spec]], lambda x: (x, x))):
+        function = tf.function(tf_function(result, outputs=outputs))
+        with pytest.raises(tf.errors.OpError, match="does not describe"):
+            function(tf.ones(2))
+    pair = tf.function(tf_function(lambda x: [x, (2 * x,)], outputs=(spec, [spec])))(tf.ones(2))
+    assert pair[1][0].numpy().tolist() == [2, 2]
+
+
+def test_jacobians_run_one_at_a_time() -> None:
+    x = tf.Variable([1.0, 2.0])
+    with tf.GradientTape(persistent=True) as tape:
+        y = tf_function(torch.square)(x)
+    assert tape.jacobian(y, x, experimental_use_pfor=False).numpy().tolist() == [[2, 0], [0, 4]]
+    with pytest.raises(Exception, match="experimental_use_pfor=False"):
+        tape.jacobian(y, x)
+
+
+def test_forward_accumulators_of_tensorflow_go_through() -> None:
+    x = tf.Variable([1.0, 2.0])
+    with tf.autodiff.ForwardAccumulator(x, tf.ones([2])) as accumulator:
+        y = tf_function(torch.square)(x)
+    assert accumulator.jvp(y).numpy().tolist() == [2, 4]
+
+
+def test_inference_mode_of_pytorch_changes_nothing() -> None:
+    x = tf.Variable([3.0])
+    with torch.inference_mode(), tf.GradientTape() as tape:
+        y = tf_function(torch.square)(x)
+    assert tape.gradient(y, x).numpy().tolist() == [6]
+
+
+# --- TensorFlow in PyTorch
+
+
+SHARES: dict[str, Callable[[Any], Any]] = {
+    "assigned": lambda v: (other := tf.Variable(tf.zeros_like(v)), other.assign(v))[0],
+    "identity": tf.identity,
+    "another variable": tf.Variable,
+    "a deep copy": copy.deepcopy,
+    "its value": lambda v: v.value(),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("how", SHARES)
+def test_an_optimizer_changes_no_other_tensor(how: str, shape: Any, dtype: str) -> None:
+    online = tf.Variable(tf.cast(tf.fill(shape, 2), dtype))
+    before = SHARES[how](online)
+    module = torch_function(lambda x: x * online, variables=[online])
+    (parameter,) = module.parameters()
+    optimizer = torch.optim.SGD([parameter], 1.0)
+    others = [before, SHARES[how](online)]
+    for step in range(3):
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        assert np.all(tf.cast(online, "complex64").numpy() == 1 - step)
+        assert parameter.data_ptr() == tb.to_torch(online).data_ptr(), "in place"
+        assert [complex(tf.cast(tf.reshape(other, [-1])[0], "complex64").numpy()) for other in others] == [
+            2,
+            2,
+            *range(1, 1 - step, -1),
+        ]
+        others.append(SHARES[how](online))
+
+
+def test_a_state_that_is_loaded_changes_no_other_tensor() -> None:
+    variable = tf.Variable([1.0, 2.0])
+    module = torch_function(lambda x: x * variable, variables=[variable])
+    other = tf.identity(variable)
+    torch.nn.Sequential(module).load_state_dict({"0.variables.0": torch.tensor([7.0, 8.0])})
+    assert (variable.numpy().tolist(), other.numpy().tolist()) == ([7, 8], [1, 2])
+    other = tf.identity(variable)
+    module.unshare()
+    with torch.no_grad():
+        next(module.parameters()).zero_()
+    assert (variable.numpy().tolist(), other.numpy().tolist()) == ([0, 0], [7, 8])
+
+
+def test_a_variable_that_nothing_shares_stays_where_it_is() -> None:
+    variable = tf.Variable(tf.zeros([64, 64]))
+    module = torch_function(lambda x: x @ variable, variables=[variable])
+    (parameter,) = module.parameters()
+    optimizer, place = torch.optim.Adam([parameter]), parameter.data_ptr()
+    for _ in range(3):
+        module(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        assert parameter.data_ptr() == place == tb.to_torch(variable).data_ptr()
+
+
+def test_modules_over_one_variable_have_one_parameter() -> None:
+    variable = tf.Variable([2.0, 3.0])
+    modules = [torch_function(lambda x: x * variable, variables=[variable]) for _ in range(2)]
+    (first,), (second,) = (list(module.parameters()) for module in modules)
+    assert first is second
+    y = modules[0](torch.ones(2, requires_grad=True))
+    with torch.no_grad():
+        second.add_(1)
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        y.sum().backward()
+
+
+def test_variables_that_are_not_named_are_an_error_for_any_argument() -> None:
+    dense = tf.keras.layers.Dense(3)
+    dense.build((None, 4))
+    model = torch.nn.Sequential(torch_function(dense), torch.nn.Linear(3, 1))
+    assert kind(lambda: model(torch.ones(2, 4))) == "argument"
+    with torch.no_grad():
+        assert model(torch.ones(2, 4)).shape == (2, 1)
+
+
+@pytest.mark.parametrize("length", [4, 20_000])
+def test_what_pytorch_writes_reaches_no_constant(length: int) -> None:
+    constant, frozen = tf.ones([length]), tf.Variable(tf.ones([length]), trainable=False)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
+    def function(x: Any) -> Any:
+        return tf.identity(x), lambda _: constant
+
+    x = torch.zeros(length, requires_grad=True)
+    module = torch_function(lambda x: (function(x), constant, tf.reshape(constant, [-1, 1]), frozen))
+    results = module(x)
+    results[0].sum().backward()
+    for written in (x.grad, *(result.detach() for result in results)):
+        written.fill_(7)
+    torch.nn.utils.clip_grad_norm_([x], 1e-3)
+    assert constant.numpy().max() == frozen.numpy().max() == 1
+
+
+def test_what_cannot_work_says_so() -> None:
+    variable = tf.Variable([1.0])
+    module = torch_function(lambda x: x * variable, variables=[variable])
+    for call in (copy.deepcopy, pickle.dumps):
+        assert kind(lambda call=call: call(module)) == "argument"  # type: ignore[misc]
+    forward = torch.autograd.forward_ad
+    with forward.dual_level():
+        x = forward.make_dual(torch.ones(1), torch.ones(1))
+        assert kind(lambda: module(x)) == "argument"
+    with torch.inference_mode():
+        assert module(torch.ones(1)).tolist() == [1]
+    assert module(torch.ones(1, requires_grad=True)).requires_grad
