@@ -396,6 +396,41 @@ def file(random: Random) -> Case:
     }
 
 
+GRADIENTS: Case = {
+    "inside": "torch",
+    "graph": False,
+    "inputs": 1,
+    "parameters": 0,
+    "calls": 1,
+    "rounds": 1,
+    "steps": [],
+    "results": [0],
+    "used": [True],
+    "seed": 0,
+}
+STEPS = ["same", "square", "sine", "exponential", "root", "turned", "flat", "row", "total", "rows", "detached"]
+STEPS += ["sum", "sum", "sum", "product", "product", "flat", "row", "turned"]
+
+
+def gradients(random: Random) -> Case:
+    """A program of one framework inside the other: most of its steps are views, and some results are not used."""
+    results = [random.randrange(20) for _ in range(random.choice([1, 1, 2, 3]))]
+    return {
+        "inside": random.choice(["torch", "tensorflow"]),
+        "graph": random.random() < 0.2,
+        "inputs": random.choice([1, 1, 2]),
+        "parameters": random.choice([0, 1, 2]),
+        "calls": random.choice([1, 2, 3]),
+        "rounds": random.choice([1, 2]),
+        "steps": [
+            [random.choice(STEPS), random.randrange(20), random.randrange(20)] for _ in range(random.randrange(9))
+        ],
+        "results": results,
+        "used": [random.random() < 0.7 for _ in results],
+        "seed": random.getrandbits(16),
+    }
+
+
 KINDS: dict[str, Kind] = {
     "capsule": Kind(CAPSULE, capsule),
     "producer": Kind(PRODUCER, producer),
@@ -407,6 +442,7 @@ KINDS: dict[str, Kind] = {
     "options": Kind(OPTIONS, options),
     "tree": Kind(TREE, tree),
     "file": Kind(FILE, file),
+    "gradients": Kind(GRADIENTS, gradients),
 }
 #: How often a kind is drawn.
 WEIGHTS = {
@@ -419,7 +455,7 @@ WEIGHTS = {
     "copy": 4,
     "options": 3,
 }
-WEIGHTS |= {"tree": 4, "file": 3}
+WEIGHTS |= {"tree": 4, "file": 3, "gradients": 1}
 
 
 def settled(case: Case) -> Case:

@@ -10,6 +10,7 @@ from typing import Any
 
 import copies
 import files
+import gradients
 import subjects
 import trees
 from subjects import Subject
@@ -17,7 +18,7 @@ from subjects import Subject
 import tensor_bridge as tb
 
 LONGEST = 2000
-MAKERS = {**subjects.MAKERS, **copies.MAKERS, **trees.MAKERS, **files.MAKERS}
+MAKERS = {**subjects.MAKERS, **copies.MAKERS, **trees.MAKERS, **files.MAKERS, **gradients.MAKERS}
 ALLOWED = (tb.BridgeError, RecursionError)
 
 

@@ -1,4 +1,4 @@
-"""A hundred drawn files: those that are whole come back, those that are damaged are refused or right."""
+"""A hundred cases of each kind that the fuzzer judges by itself: `cargo xtask fuzz --kinds KIND` draws thousands."""
 
 from __future__ import annotations
 
@@ -11,19 +11,27 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("safetensors")
 
 FUZZ = Path(__file__).parents[1] / "fuzz"
 
 
+#: What is drawn: the kind, the target, how many, and what it needs.
+DRAWN = [
+    ("file", "numpy", 50, "safetensors"),
+    ("file", "torch", 50, "safetensors"),
+    ("gradients", "torch", 100, "tensorflow"),
+]
+
+
 @pytest.mark.skipif(not FUZZ.is_dir(), reason="the fuzzer runs from the sources")
-@pytest.mark.parametrize("target", ["numpy", "torch"])
-def test_drawn_files(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker has little memory for a load; `cargo xtask fuzz --kinds file` draws thousands."""
+@pytest.mark.parametrize(("kind", "target", "count", "needs"), DRAWN)
+def test_drawn_cases(kind: str, target: str, count: int, needs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker is a process of its own: it has little memory for a file."""
+    pytest.importorskip(needs)
     monkeypatch.syspath_prepend(str(FUZZ))
     import cases
 
-    drawn: list[Any] = [cases.draw(23, number, [target], ["file"]) for number in range(50)]
+    drawn: list[Any] = [cases.draw(23, number, [target], [kind]) for number in range(count)]
     done = subprocess.run(
         [sys.executable, str(FUZZ / "worker.py")],
         input="".join(json.dumps(case) + "\n" for case in drawn),
