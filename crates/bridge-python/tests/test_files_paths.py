@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import signal
-import stat
 import subprocess
 import sys
 import textwrap
@@ -169,7 +168,6 @@ def test_saves_to_one_path_at_once(suffix: str, tmp_path: Path) -> None:
 
 def test_a_save_that_is_killed_leaves_a_whole_file(suffix: str, tmp_path: Path) -> None:
     path, chance = tmp_path / f"x{suffix}", random.Random(suffix)
-    path.parent.chmod(stat.S_IRWXU)
     for _ in range(3):
         process = child(
             """
@@ -188,6 +186,5 @@ def test_a_save_that_is_killed_leaves_a_whole_file(suffix: str, tmp_path: Path) 
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert len(whole(path)) == 1
-        # What was under way stays beside it, hidden and under a name that no format has.
-        left = [name for name in os.listdir(tmp_path) if name != path.name]
-        assert len(left) <= 3 and all(name.startswith(".") for name in left)
+        # What was under way stays beside it, hidden: a file of this package, of safetensors, or of both.
+        assert all(name == path.name or name.startswith(".") for name in os.listdir(tmp_path))
