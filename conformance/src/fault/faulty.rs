@@ -47,6 +47,7 @@ impl<A: Subject> Faulty<A> {
             Some(Fault::ReadOnlyOverclaimed) => profile.keeps_read_only = true,
             Some(Fault::NegativeStridesAccepted) => profile.strides = Strides::Any,
             Some(Fault::AlignmentIgnored) => profile.alignment = 0,
+            Some(Fault::AlignmentOdd) => profile.alignment = 48,
             _ => (),
         }
         Self {

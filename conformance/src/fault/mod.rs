@@ -88,6 +88,8 @@ faults! {
     NegativeStridesAccepted = "negative_strides_accepted", "values", Target of Generous -> Common;
     /// The profile claims any alignment, which the import does not accept.
     AlignmentIgnored = "alignment_ignored", "values", Target of Generous -> Strict;
+    /// The profile claims an alignment that is not a power of two.
+    AlignmentOdd = "alignment_odd", "subject", Target of Generous -> Strict;
     /// The import panics on tensors of two dimensions.
     Panic = "panic", "values", Target of Generous -> Generous;
     /// The import wraps a copy.

@@ -1,17 +1,28 @@
-//! What the suite relies on: a subject does what the documentation of its methods says.
+//! What the suite relies on: a subject does what the documentation of its methods says, and a profile has a meaning.
 
 use super::{Outcome, Pair, ensure, same_bytes};
 use crate::model::{self, random_bytes};
 use crate::{Case, Observed, Spec, Subject};
-use bridge_core::Result;
+use bridge_core::{Profile, Result};
 
 /// Bytes that `fill` writes: nothing else is made of these.
 const FILLED: [u8; 2] = [0x5a, 0xa5];
 
 /// Both subjects make, read, write and copy tensors of their own as the suite needs it. Neither adapter is involved.
 pub(super) fn subject<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let (from, to) = pair.profiles();
+    has_a_meaning(from)?;
+    has_a_meaning(to)?;
     makes_tensors(pair.from, case)?;
     makes_tensors(pair.to, case)
+}
+
+/// No case can show what a claim without a meaning is worth.
+fn has_a_meaning(profile: &Profile) -> Outcome {
+    let (name, alignment) = (&profile.name, profile.alignment);
+    let sound = alignment == 0 || alignment.is_power_of_two();
+    ensure!(sound, "{name}: the profile's alignment is a power of two, or 0 for any address, and not {alignment}");
+    Ok(())
 }
 
 fn makes_tensors<S>(subject: &dyn Subject<Tensor = S>, case: &Case) -> Outcome {

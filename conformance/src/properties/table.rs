@@ -120,7 +120,7 @@ const ROUTES: &[Route] = &[
 pub static PROPERTIES: &[Property] = &[
     Property {
         name: SUBJECT,
-        doc: "the subjects do what the suite relies on",
+        doc: "the subjects do what the suite relies on, and the profiles have a meaning",
         weight: 1,
         native: false,
         left_out: no_computed_dtype,

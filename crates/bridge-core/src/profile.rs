@@ -16,9 +16,10 @@ pub enum Strides {
     Compact,
 }
 
-/// What a framework accepts and emits, as data: printed, compared, and kept in `fixtures/profiles/`. It starts from
-/// [`export_only`](Self::export_only), which accepts nothing, and names what the framework accepts. The conformance
-/// suite checks that a framework accepts exactly what its profile says.
+/// What a framework accepts and emits, as data: printed, compared, and kept in `fixtures/profiles/`. The conformance
+/// suite checks that a framework accepts what its profile says, with each dtype, strides and alignment that it names.
+/// It does not try what the profile leaves out, because an import may rely on never seeing it: a claim that is too narrow
+/// costs copies, and no wrong data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Profile {
@@ -28,8 +29,8 @@ pub struct Profile {
     pub dtypes: Vec<DType>,
     /// The strides that it accepts.
     pub strides: Strides,
-    /// Alignment of the first element's address, in bytes, beyond that of the itemsize. 1: the itemsize is enough. 0:
-    /// any address is accepted.
+    /// Alignment of the first element's address, in bytes, beyond that of the itemsize: a power of two. 1: the itemsize
+    /// is enough. 0: any address is accepted, also one that is not a multiple of the itemsize.
     pub alignment: usize,
     /// The kinds of device that its tensors can be on in this process.
     pub devices: Vec<DeviceKind>,

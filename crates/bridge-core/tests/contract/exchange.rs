@@ -11,7 +11,7 @@ use std::ptr::with_exposed_provenance_mut;
 use std::sync::Arc;
 
 /// Returns the adapter.
-fn on_host() -> DLPack {
+pub(crate) fn on_host() -> DLPack {
     // SAFETY: the memory of a tensor is used on one thread at a time.
     unsafe { DLPack::host() }
 }
@@ -21,7 +21,7 @@ fn ordering(recorder: &Arc<Recorder>) -> Arc<dyn Ordering> {
 }
 
 /// Returns the numbers 0, 1, 2, … as float32 of the host.
-fn counted(shape: &[i64]) -> Tensor {
+pub(crate) fn counted(shape: &[i64]) -> Tensor {
     let tensor = on_host().empty(Device::CPU, DType::FLOAT32, shape, Order::RowMajor).expect("there is memory");
     for i in 0..tensor.layout().numel() {
         // SAFETY: the memory is that of a compact float32 tensor with so many elements, and no other code uses it.
@@ -31,7 +31,7 @@ fn counted(shape: &[i64]) -> Tensor {
 }
 
 /// Reads the elements of a float32 tensor of the host in row-major order.
-fn elements(tensor: &Tensor) -> Vec<f32> {
+pub(crate) fn elements(tensor: &Tensor) -> Vec<f32> {
     let (layout, mut offsets) = (tensor.layout(), vec![0_i64]);
     for (length, stride) in layout.shape().iter().zip(layout.strides()) {
         offsets = offsets.iter().flat_map(|start| (0..*length).map(move |i| start + i * stride)).collect();

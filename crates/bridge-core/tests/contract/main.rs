@@ -10,6 +10,8 @@ mod exchange;
 mod groups;
 mod into;
 mod kernels;
+#[cfg(feature = "dlpack")]
+mod misbehave;
 mod moves;
 mod output;
 mod planning;

@@ -1,0 +1,152 @@
+//! Safe code alone, written to misbehave: whatever an adapter returns, core touches no memory that it was not lent. Miri
+//! and AddressSanitizer run it as part of the audit.
+#![forbid(unsafe_code)]
+
+use crate::exchange::{counted, elements, on_host};
+use bridge_core::dlpack::{DLPack, Tensor};
+use bridge_core::{
+    Adapter, Consumer, DType, Device, HostOnly, Lease, Lent, Options, Order, Ordering, Profile, Result, copy_into,
+    transfer, transfer_all,
+};
+use std::sync::Arc;
+use std::thread;
+
+/// What an adapter returns instead of what it was asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Lie {
+    /// Fresh memory of another shape, dtype or order.
+    Shorter,
+    Longer,
+    Narrower,
+    Columns,
+    /// The source, as fresh memory or as its copy.
+    TheSource,
+    /// Another tensor is exported than the one that is passed.
+    AnotherTensor,
+    /// The lease ends in the import.
+    DropsLeases,
+    /// Nothing fits the profile.
+    OddProfile,
+}
+
+const LIES: [Lie; 8] = [
+    Lie::Shorter,
+    Lie::Longer,
+    Lie::Narrower,
+    Lie::Columns,
+    Lie::TheSource,
+    Lie::AnotherTensor,
+    Lie::DropsLeases,
+    Lie::OddProfile,
+];
+
+struct Liar {
+    sound: DLPack,
+    lie: Lie,
+    profile: Profile,
+    source: Tensor,
+    other: Tensor,
+}
+
+impl Liar {
+    fn new(lie: Lie, owns_memory: bool, source: &Tensor) -> Self {
+        let sound = on_host();
+        let mut profile = sound.profile().clone();
+        profile.owns_memory = owns_memory;
+        if lie == Lie::OddProfile {
+            profile.alignment = 48;
+        }
+        Self { sound, lie, profile, source: source.clone(), other: counted(&[1]) }
+    }
+}
+
+impl Adapter for Liar {
+    type Tensor = Tensor;
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.sound.consumer()
+    }
+
+    fn export(&self, tensor: &Tensor) -> Result<Lent> {
+        self.sound.export(if self.lie == Lie::AnotherTensor { &self.other } else { tensor })
+    }
+
+    fn import(&self, lease: Lease) -> Result<Tensor> {
+        match self.lie {
+            Lie::DropsLeases => Ok(self.other.clone()),
+            _ => self.sound.import(lease),
+        }
+    }
+
+    fn compact(&self, _: &Tensor) -> Result<Tensor> {
+        Ok(self.source.clone())
+    }
+
+    fn overwritten(&self, _: &Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<Tensor> {
+        let scaled = |by: i64| shape.iter().map(|length| length * by / 2).collect::<Vec<_>>();
+        match self.lie {
+            Lie::Shorter => self.sound.empty(device, dtype, &scaled(1), order),
+            Lie::Longer => self.sound.empty(device, dtype, &scaled(4), order),
+            Lie::Narrower => self.sound.empty(device, DType::UINT8, shape, order),
+            Lie::Columns => self.sound.empty(device, dtype, shape, Order::ColumnMajor),
+            Lie::TheSource => Ok(self.source.clone()),
+            _ => self.sound.empty(device, dtype, shape, order),
+        }
+    }
+}
+
+#[test]
+fn no_lie_of_an_adapter_reaches_memory_that_was_not_lent() {
+    let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
+    let all = [Options::default(), Options::copied(), Options::in_place()];
+    for (lie, owns_memory) in LIES.iter().flat_map(|lie| [(*lie, false), (*lie, true)]) {
+        for options in &all {
+            let source = counted(&[4, 6]);
+            let (liar, sound) = (Liar::new(lie, owns_memory, &source), on_host());
+            let crossed = [
+                transfer(&sound, &liar, &source, &ordering, options),
+                transfer(&liar, &sound, &source, &ordering, options),
+                transfer(&liar, &liar, &source, &ordering, options),
+            ];
+            for (tensor, _) in crossed.into_iter().flatten() {
+                let numbers = elements(&tensor);
+                assert!(numbers.iter().enumerate().all(|(i, number)| *number == i as f32), "{lie:?}: {numbers:?}");
+            }
+            for target in [counted(&[4, 6]), counted(&[2, 3]), counted(&[24])] {
+                let _ = copy_into(&liar, &sound, &source, &target, &ordering);
+                let _ = copy_into(&sound, &liar, &source, &target, &ordering);
+                assert!(elements(&target).iter().all(|number| (0.0..24.0).contains(number)), "{lie:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn views_are_dropped_in_any_order_on_any_thread() {
+    let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
+    let dlpack = on_host();
+    for first in 0..4 {
+        let source = counted(&[8, 3]);
+        let sources = [(&dlpack as &dyn Adapter<Tensor = Tensor>, &source); 9];
+        let views = transfer_all(&sources, &dlpack, &ordering, &Options::default()).expect("they cross");
+        let mut views: Vec<_> = views.into_iter().map(|(view, _)| view).collect();
+        let onward = transfer(&dlpack, &dlpack, &views[first], &ordering, &Options::default()).expect("it crosses").0;
+        views.rotate_left(first * 2);
+        drop(source);
+        let late = views.split_off(5);
+        let clones = late.clone();
+        let threads = [views, late].map(|views| thread::spawn(move || views.into_iter().rev().for_each(drop)));
+        let read = thread::spawn(move || elements(&clones[0]));
+        assert_eq!(read.join().expect("it reads"), elements(&onward));
+        threads.into_iter().for_each(|thread| thread.join().expect("it drops"));
+        assert_eq!(elements(&onward)[23], 23.0);
+    }
+}
