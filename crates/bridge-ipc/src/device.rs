@@ -8,6 +8,7 @@ mod slot;
 
 use crate::line::broken;
 use crate::memory::Writing;
+use crate::own::Own;
 use crate::ticket::random;
 use crate::wire::{Hex, Point, Segment, Uuid};
 use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Result, Reuse, Stream};
@@ -43,8 +44,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Returns the stream of a device for a role. It lives as long as the process.
 fn lane(device: Device, role: Role) -> Result<Lane> {
-    static LANES: Mutex<BTreeMap<(i32, Role), Lane>> = Mutex::new(BTreeMap::new());
-    let mut lanes = locked(&LANES);
+    static LANES: Own<BTreeMap<(i32, Role), Lane>> = Own::new();
+    let mut lanes = LANES.lock();
     if let Some(lane) = lanes.get(&(device.index, role)) {
         return Ok(*lane);
     }
@@ -87,7 +88,7 @@ pub(crate) fn point(device: Device, role: Role) -> Result<Point> {
 /// Makes the stream of a role wait for the points of another process.
 pub(crate) fn wait_for(points: &[Point], role: Role) -> Result<()> {
     /// The events of other processes, by their handles. They are few: two for each process and device.
-    static EVENTS: Mutex<BTreeMap<Hex<64>, usize>> = Mutex::new(BTreeMap::new());
+    static EVENTS: Own<BTreeMap<Hex<64>, usize>> = Own::new();
     for point in points {
         let (driver, device) = (sharing()?, device_of(&point.device)?);
         let lane = lane(device, role)?;
@@ -97,7 +98,7 @@ pub(crate) fn wait_for(points: &[Point], role: Role) -> Result<()> {
         let event = match own {
             Some(event) => event,
             None => {
-                let mut events = locked(&EVENTS);
+                let mut events = EVENTS.lock();
                 match events.get(&point.event) {
                     Some(event) => *event,
                     None => {
@@ -141,18 +142,18 @@ type Name = (Hex<16>, Vec<u8>);
 pub(crate) struct Named(Name);
 
 /// The addresses of what this process lends, and how often it does: it does not open its own.
-static OWN: Mutex<BTreeMap<Name, (Range<usize>, usize)>> = Mutex::new(BTreeMap::new());
+static OWN: Own<BTreeMap<Name, (Range<usize>, usize)>> = Own::new();
 
 impl Named {
     fn new(name: Name, range: &Range<usize>) -> Arc<Self> {
-        locked(&OWN).entry(name.clone()).or_insert_with(|| (range.clone(), 0)).1 += 1;
+        OWN.lock().entry(name.clone()).or_insert_with(|| (range.clone(), 0)).1 += 1;
         Arc::new(Self(name))
     }
 }
 
 impl Drop for Named {
     fn drop(&mut self) {
-        let mut own = locked(&OWN);
+        let mut own = OWN.lock();
         let Some((_, times)) = own.get_mut(&self.0) else { return };
         *times -= 1;
         if *times == 0 {
@@ -340,7 +341,7 @@ pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>]) -> Result<DeviceMa
         }
         Segment::File { .. } => return Err(broken("a file in memory is no memory of a device")),
     };
-    let (device, own) = (device_of(uuid)?, locked(&OWN).get(&name).map(|(range, _)| range.clone()));
+    let (device, own) = (device_of(uuid)?, OWN.lock().get(&name).map(|(range, _)| range.clone()));
     let mapping = match own {
         Some(bytes) => DeviceMapping { device, bytes, slot: None },
         None => mapping(device, called(segment, &name), &name, &way)?,

@@ -62,6 +62,7 @@ mod importer;
 mod line;
 mod memory;
 mod names;
+mod own;
 mod parcel;
 pub mod process;
 mod server;

@@ -1,20 +1,22 @@
 //! The one exporter of a process, for libraries that many parts of a program share.
 
 use crate::exporter::{Exporter, Settings};
+use crate::own::Own;
 use bridge_core::{Error, ErrorKind, Result};
 use rustix::process::geteuid;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
-#[derive(Default)]
-struct Process {
-    exporter: Option<Arc<Exporter>>,
-    settings: Settings,
-}
+/// The exporter of this process. A fork makes one of its own: what its parent's keeps belongs to the parent, too.
+static EXPORTER: Own<Option<Arc<Exporter>>> = Own::new();
 
-static PROCESS: Mutex<Option<Process>> = Mutex::new(None);
+/// What was configured, which forks have as well. It is replaced and never freed, so that it needs no lock.
+static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(ptr::null_mut());
 
-fn process() -> MutexGuard<'static, Option<Process>> {
-    PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
+fn settings() -> Settings {
+    // SAFETY: it is null, or comes from the leaked box of `configure`, which is never freed or borrowed mutably.
+    unsafe { SETTINGS.load(Ordering::Acquire).as_ref() }.cloned().unwrap_or_default()
 }
 
 /// Returns the exporter of this process, which the first call makes. A fork makes one of its own.
@@ -23,30 +25,22 @@ fn process() -> MutexGuard<'static, Option<Process>> {
 ///
 /// Those of [`Exporter::new`].
 pub fn exporter() -> Result<Arc<Exporter>> {
-    let mut process = process();
-    let process = process.get_or_insert_default();
-    if let Some(exporter) = process.exporter.as_ref().filter(|exporter| !exporter.is_elsewhere()) {
+    let mut exporter = EXPORTER.lock();
+    if let Some(exporter) = &*exporter {
         return Ok(Arc::clone(exporter));
     }
-    let exporter = Arc::new(Exporter::new(process.settings.clone())?);
-    if let Some(parents) = process.exporter.replace(Arc::clone(&exporter)) {
-        // What it keeps belongs to the parent, too.
-        std::mem::forget(parents);
-    }
-    Ok(exporter)
+    Ok(Arc::clone(exporter.insert(Arc::new(Exporter::new(settings())?))))
 }
 
 /// Returns the exporter of this process, if it has made one.
 pub fn exporter_if_any() -> Option<Arc<Exporter>> {
-    let process = process();
-    let exporter = process.as_ref().and_then(|process| process.exporter.as_ref());
-    exporter.filter(|exporter| !exporter.is_elsewhere()).map(Arc::clone)
+    EXPORTER.lock().clone()
 }
 
 /// Returns the users whom this process accepts beside its own, by number: the ones of the [`Settings`] that were
 /// configured. They may open what [`exporter`] shares, and this process opens what theirs share.
 pub fn users() -> Vec<u32> {
-    process().as_ref().map_or_else(Vec::new, |process| process.settings.users.clone())
+    settings().users
 }
 
 /// Returns whether this process connects to processes of that user.
@@ -64,13 +58,13 @@ pub fn configure(settings: Settings) -> Result<()> {
         let text = "this process shares already: configure it before the first share";
         return Err(Error::new(ErrorKind::Argument, text));
     }
-    process().get_or_insert_default().settings = settings;
+    SETTINGS.store(Box::into_raw(Box::new(settings)), Ordering::Release);
     Ok(())
 }
 
 /// Ends all shares of this process, and its socket. The next share begins anew.
 pub fn close() {
-    let exporter = exporter_if_any();
-    process().iter_mut().for_each(|process| process.exporter = None);
+    // Without the lock: its thread ends first.
+    let exporter = EXPORTER.lock().take();
     drop(exporter);
 }

@@ -92,12 +92,20 @@ impl Exporter {
         Ok(Self { desk, serving })
     }
 
+    /// Refuses to use the exporter in a fork, where its locks may be held for good.
+    fn check(&self) -> Result<()> {
+        match self.serving.is_elsewhere() {
+            true => {
+                let text = "this process was forked from the one that shares: make an exporter of its own";
+                Err(Error::new(ErrorKind::Gone, text))
+            }
+            false => Ok(()),
+        }
+    }
+
     /// Shares a content, which a ticket opens for so long. `bytes` counts against the limit.
     pub(crate) fn share(&self, kept: Kept, bytes: usize, about: &str, time: Duration) -> Result<Ticket> {
-        if self.serving.is_elsewhere() {
-            let text = "this process was forked from the one that shares: make an exporter of its own";
-            return Err(Error::new(ErrorKind::Gone, text));
-        }
+        self.check()?;
         if frame(UNASKED, &kept.content).len() > HEADER + MAX_ANSWER - AROUND || kept.files.len() > MAX_FILES {
             let text =
                 format!("{} tensors do not fit into one ticket: share them in parts", kept.content.tensors.len());
@@ -157,6 +165,7 @@ impl Exporter {
 
     /// Returns the share that a ticket of this exporter opens.
     fn own(&self, ticket: &Ticket) -> Result<(u64, Token)> {
+        self.check()?;
         if ticket.socket() != self.desk.socket {
             let text = "the ticket is of another process: revoke it there";
             return Err(Error::new(ErrorKind::Argument, text));
@@ -169,9 +178,9 @@ impl Exporter {
         self.serving.is_elsewhere()
     }
 
-    /// Returns what others hold now.
+    /// Returns what others hold now: in a fork, nothing.
     pub fn held(&self) -> Held {
-        self.desk.book().held()
+        if self.is_elsewhere() { Held::default() } else { self.desk.book().held() }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Connections to processes that share, one for each.
 
 use crate::line::{Line, PATIENCE, Reply, broken, gone};
+use crate::own::Own;
 use crate::ticket::Token;
 use crate::wire::{Answer, Content, Point, Request, UNASKED, Why, frame};
 use bridge_core::Result;
@@ -12,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 /// The connections of this process, by the path of the socket.
-static CONNECTIONS: Mutex<BTreeMap<PathBuf, Weak<Connection>>> = Mutex::new(BTreeMap::new());
+static CONNECTIONS: Own<BTreeMap<PathBuf, Weak<Connection>>> = Own::new();
 
 impl Reply for Answer {
     fn refusal(&self) -> Option<Why> {
@@ -61,15 +62,14 @@ pub(super) struct Share {
 impl Connection {
     /// Returns the connection to the process at this socket.
     pub(super) fn to(path: &Path) -> Result<Arc<Self>> {
-        let connections = || CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = connections().get(path).and_then(Weak::upgrade);
-        let usable = |known: &Arc<Self>| !known.line.is_elsewhere() && known.listen().is_ok();
+        let known = CONNECTIONS.lock().get(path).and_then(Weak::upgrade);
+        let usable = |known: &Arc<Self>| known.listen().is_ok();
         if let Some(connection) = known.filter(usable) {
             return Ok(connection);
         }
         // No lock is held while the other process is waited for. Two threads may connect at once, which is no fault.
         let connection = Arc::new(Self { line: Arc::new(Line::connect(path)?), shares: Mutex::default() });
-        let mut connections = connections();
+        let mut connections = CONNECTIONS.lock();
         connections.retain(|_, connection| connection.strong_count() > 0);
         connections.insert(path.into(), Arc::downgrade(&connection));
         Ok(connection)

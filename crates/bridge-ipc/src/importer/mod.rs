@@ -5,6 +5,7 @@ mod connection;
 use crate::device::{self, DeviceMapping, Role};
 use crate::line::broken;
 use crate::memory::{self, Mapping, Writing};
+use crate::own::Own;
 use crate::tensor::IpcTensor;
 use crate::ticket::Ticket;
 use crate::wire::{Content, Described, Segment};
@@ -14,7 +15,7 @@ use rustix::fd::OwnedFd;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, OnceLock, Weak};
 use std::vec;
 
 /// A lease on the share of another process, with its memory as this process sees it. The drop gives it back.
@@ -76,10 +77,10 @@ impl Open {
 /// leases.
 type Registry = BTreeMap<usize, SmallVec<[(Weak<Import>, usize); 1]>>;
 
-static OPEN: Mutex<Registry> = Mutex::new(BTreeMap::new());
+static OPEN: Own<Registry> = Own::new();
 
 fn registry() -> MutexGuard<'static, Registry> {
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+    OPEN.lock()
 }
 
 /// Returns an error for a tensor of any framework that lies in memory of another process which has ended or has revoked

@@ -2,13 +2,14 @@
 
 use super::child::{Child, read, seen};
 use super::wire::{ALL, Answer, HEADER, memory, numbered, send, ticket_for};
-use super::{Folder, PATIENCE};
+use super::{Folder, LONG, PATIENCE, share};
 use bridge_core::{Error, ErrorKind, Result};
-use bridge_ipc::{IpcTensor, Ticket, open, while_waiting};
+use bridge_ipc::{Exporter, IpcTensor, Limits, Settings, Ticket, Writing, open, while_waiting};
 use rustix::process::Signal;
 use std::cell::Cell;
 use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::time::Instant;
 
@@ -188,5 +189,49 @@ fn a_fork_does_not_read_its_parents_connection() {
         say(&socket, 0, r#"{"is":"revoked","share":5}"#);
         is_revoked.send(()).unwrap();
         assert_eq!(opens.join().unwrap(), ErrorKind::Gone);
+    });
+}
+
+/// Forks that are made while threads share and open share and open for themselves.
+#[test]
+fn forks_wait_for_no_thread_of_their_parent() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    let ends = AtomicBool::new(false);
+    let shares_and_opens = |exporter: &Exporter| {
+        let ticket = share(exporter, vec![1, 2], Writing::Private, LONG)?;
+        let read = read(&one(&ticket)?)?;
+        exporter.revoke(&ticket)?;
+        Ok::<_, Error>(read == "12")
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !ends.load(Relaxed) {
+                    assert!(shares_and_opens(&exporter).unwrap());
+                }
+            });
+        }
+        let codes: Vec<_> = (0..30)
+            .map(|_| {
+                // SAFETY: the child takes no lock that a thread of its parent may hold, which is what is tested.
+                let fork = unsafe { libc::fork() };
+                if fork == 0 {
+                    // SAFETY: it ends a child that waits.
+                    unsafe { libc::alarm(PATIENCE.as_secs() as u32) };
+                    let is_refused = shares_and_opens(&exporter).is_err_and(|error| error.kind() == ErrorKind::Gone);
+                    let own = Settings { folder: Some(folder.path().into()), ..Settings::default() };
+                    let is_good = Exporter::new(own).and_then(|own| shares_and_opens(&own)).is_ok_and(|good| good);
+                    // SAFETY: it ends the child at once.
+                    unsafe { libc::_exit(2 * i32::from(!is_refused) + i32::from(!is_good)) };
+                }
+                let mut status = 0;
+                // SAFETY: the pointer is to the status.
+                assert_eq!(unsafe { libc::waitpid(fork, &mut status, 0) }, fork);
+                status
+            })
+            .collect();
+        ends.store(true, Relaxed);
+        assert_eq!(codes, vec![0; codes.len()]);
     });
 }

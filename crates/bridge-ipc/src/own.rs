@@ -1,0 +1,69 @@
+//! State of a process that its forks do not have.
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// State of this process under a lock. A fork begins with a state of its own: that of its parent may be locked for good,
+/// by a thread that the fork does not have, and what it holds is the parent's.
+pub(crate) struct Own<T>(AtomicPtr<Of<T>>);
+
+/// The state of one process. It is never freed: a fork leaves that of its parent as it is.
+struct Of<T> {
+    process: u32,
+    state: Mutex<T>,
+}
+
+impl<T: Default + Send + 'static> Own<T> {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    pub(crate) fn lock(&'static self) -> MutexGuard<'static, T> {
+        self.of(std::process::id()).state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn of(&'static self, process: u32) -> &'static Of<T> {
+        let mut known = self.0.load(Ordering::Acquire);
+        loop {
+            // SAFETY: it is null, or comes from the leaked box below, which is never freed or borrowed mutably.
+            if let Some(found) = unsafe { known.as_ref() }.filter(|known| known.process == process) {
+                return found;
+            }
+            // A thread that loses the race below leaves a few bytes.
+            let own = Box::into_raw(Box::new(Of { process, state: Mutex::default() }));
+            match self.0.compare_exchange(known, own, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => known = own,
+                Err(other) => known = other,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread of the parent holds the lock, and what it guards is half done.
+    #[test]
+    fn a_fork_waits_for_no_thread_of_its_parent() {
+        static STATE: Own<Vec<u8>> = Own::new();
+        let mut held = STATE.lock();
+        held.push(1);
+        // SAFETY: the child takes no lock of another thread, and ends.
+        let fork = unsafe { libc::fork() };
+        if fork == 0 {
+            // SAFETY: it ends a child that waits.
+            unsafe { libc::alarm(20) };
+            let is_empty = STATE.lock().is_empty();
+            // SAFETY: it ends the child at once.
+            unsafe { libc::_exit(i32::from(!is_empty)) };
+        }
+        let mut status = 0;
+        // SAFETY: the pointer is to the status.
+        assert_eq!(unsafe { libc::waitpid(fork, &mut status, 0) }, fork);
+        assert_eq!(status, 0);
+        drop(held);
+        assert_eq!(*STATE.lock(), [1]);
+    }
+}
