@@ -95,7 +95,8 @@ pub(crate) type Crossing<'a, F, T> = Box<dyn Fn(&F, &Arc<dyn Ordering>, Option<b
 struct WithoutCopies(Arc<dyn Ordering>);
 
 #[deny(clippy::missing_trait_methods)]
-impl Ordering for WithoutCopies {
+// SAFETY: every method is that of the ordering inside, which has made the promises.
+unsafe impl Ordering for WithoutCopies {
     fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         self.0.order(device, earlier, later)
     }

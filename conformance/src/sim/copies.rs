@@ -68,7 +68,8 @@ impl SimCopies {
     }
 }
 
-impl Copies for SimCopies {
+// SAFETY: simulated memory is a table of bytes, which faults spoil on purpose.
+unsafe impl Copies for SimCopies {
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()> {
         let bits = BITS.into_iter().find(|dtype| dtype.itemsize() == Some(from.layout.itemsize()));
         let (Some(dtype), Some(stream)) = (bits, stream) else {

@@ -332,7 +332,8 @@ pub struct SimOrdering {
 
 bridge_core::debug_fields!(impl[] SimOrdering: fault);
 
-impl Ordering for SimOrdering {
+// SAFETY: the simulated device checks each use of its memory itself.
+unsafe impl Ordering for SimOrdering {
     fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         if device != SimDevice::DEVICE {
             return Err(Error::new(ErrorKind::Driver, format!("there is no simulated device {device}")));

@@ -18,7 +18,8 @@ pub fn ordering_with(copies: &'static dyn Copies) -> Arc<dyn Ordering> {
 struct WithCopies(&'static dyn Copies);
 
 #[deny(clippy::missing_trait_methods)]
-impl Ordering for WithCopies {
+// SAFETY: every method but `copies` is that of the ordering of bridge-cuda, which has made the promises.
+unsafe impl Ordering for WithCopies {
     fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         bridge_cuda::ordering().order(device, earlier, later)
     }

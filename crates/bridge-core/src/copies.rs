@@ -14,7 +14,12 @@ pub struct Strided<'a> {
 }
 
 /// Copies strided tensors into strided tensors, on a device, on the host and between the two.
-pub trait Copies: Send + Sync {
+///
+/// # Safety
+///
+/// Memory that was filled is read by safe code: where [`copy`](Self::copy) returns no error, every element of `to` is
+/// written, and nothing else. What [`allocate`](Self::allocate) returns is ready in the stream.
+pub unsafe trait Copies: Send + Sync {
     /// Fills `to` with the elements of `from`, and flips the bits of `flips` in each (an element as a little-endian
     /// number; 0 flips none: see [`Pending::flips`]). Both have the same shape and itemsize, any strides, and do not
     /// overlap; `to` has no two elements at one address.

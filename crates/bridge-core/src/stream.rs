@@ -51,7 +51,13 @@ impl fmt::Display for Stream {
 ///
 /// Only [`synchronize`](Self::synchronize) may block the calling thread on the device. Every method may be called on
 /// any thread, and leaves that thread's current device or context unchanged.
-pub trait Ordering: Send + Sync {
+///
+/// # Safety
+///
+/// Core and the adapters rely on it: where [`order`](Self::order) and [`order_across`](Self::order_across) return no
+/// error, the later work waits; where [`synchronize`](Self::synchronize) returns none, the earlier work has run; and
+/// buffers are dropped behind the work of their stream, or never.
+pub unsafe trait Ordering: Send + Sync {
     /// Makes all work submitted to `later` from now on wait for all work now in `earlier`.
     ///
     /// # Errors
@@ -129,7 +135,8 @@ pub type Flush = Box<dyn FnOnce() + Send>;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HostOnly;
 
-impl Ordering for HostOnly {
+// SAFETY: it refuses every stream, and nothing on the host waits.
+unsafe impl Ordering for HostOnly {
     fn order(&self, device: Device, _: Stream, _: Stream) -> Result<()> {
         let text = format!("streams of {device} cannot be ordered: no driver for it was found in this process");
         Err(Error::new(ErrorKind::Missing, text))

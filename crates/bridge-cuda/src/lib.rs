@@ -83,7 +83,8 @@ pub fn ordering() -> &'static Arc<dyn Ordering> {
 struct Lazy;
 
 #[deny(clippy::missing_trait_methods)]
-impl Ordering for Lazy {
+// SAFETY: it orders by events of the driver, or returns its error, and drops buffers behind them.
+unsafe impl Ordering for Lazy {
     fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         cuda()?.order(device, earlier, later)
     }

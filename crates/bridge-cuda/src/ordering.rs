@@ -69,7 +69,8 @@ impl<D: Driver> CudaOrdering<D> {
     }
 }
 
-impl<D: Driver> Ordering for CudaOrdering<D> {
+// SAFETY: it orders by events of the driver, or returns its error, and drops buffers behind them.
+unsafe impl<D: Driver> Ordering for CudaOrdering<D> {
     fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         if earlier == later {
             return Ok(());

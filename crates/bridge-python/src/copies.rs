@@ -22,7 +22,8 @@ struct Releasing;
 const LONG: usize = 1 << 20;
 
 #[deny(clippy::missing_trait_methods)]
-impl Copies for Releasing {
+// SAFETY: every method is that of the copies inside, which have made the promises.
+unsafe impl Copies for Releasing {
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()> {
         // SAFETY: the caller's promises.
         let copy = || unsafe { Copier.copy(from, to, flips, stream) };

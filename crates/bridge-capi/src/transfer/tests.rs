@@ -39,7 +39,8 @@ impl Drop for Block {
     }
 }
 
-impl Ordering for Recorded {
+// SAFETY: it orders by events of the driver, or returns its error, and drops buffers behind them.
+unsafe impl Ordering for Recorded {
     fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
         self.call(Ordered(earlier, later));
         Ok(())
@@ -55,7 +56,8 @@ impl Ordering for Recorded {
     }
 }
 
-impl Copies for Recorded {
+// SAFETY: a copy that returns no error writes every element.
+unsafe impl Copies for Recorded {
     unsafe fn copy(&self, _: Strided<'_>, _: Strided<'_>, _: u128, stream: Option<Stream>) -> Result<()> {
         self.call(Copy(stream.expect("copies on the device are in a stream")));
         Ok(())
