@@ -7,7 +7,7 @@ when their module is imported.
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import inspect
 import re
 import sys
@@ -27,7 +27,7 @@ SOURCES = [
     CRATES / "bridge-tensorflow/src/graph/python.rs",
 ]
 KEYWORDS = CRATES / "bridge-python/src/docs/keywords.txt"
-PAIRS = CRATES / "bridge-python/python/tensor_bridge/pairs.py"
+PACKAGE = CRATES / "bridge-python/python/tensor_bridge"
 
 #: A documented item that Python sees: the indentation, the comment, the attributes, and the name.
 ITEM = re.compile(
@@ -144,11 +144,10 @@ def pairs() -> Iterator[Callable[..., Any]]:
     """Run the module of the pairs over an extension module that has names alone, and yield its functions."""
     core = ModuleType("tensor_bridge._core")
     core.KEYWORDS = KEYWORDS.read_text()
+    core.FRAMEWORKS = [file.stem for file in (PACKAGE / "_frameworks").glob("[a-z]*.py")]
     core.__getattr__ = lambda name: SimpleNamespace(__name__=name)
     package = ModuleType("tensor_bridge")
-    package._core = core
-    spec = importlib.util.spec_from_file_location("tensor_bridge.pairs", PAIRS)
-    module = importlib.util.module_from_spec(spec)
+    package.__path__, package._core = [str(PACKAGE)], core
     with mock.patch.dict(sys.modules, {"tensor_bridge": package, "tensor_bridge._core": core}):
-        spec.loader.exec_module(module)
+        module = importlib.import_module("tensor_bridge.pairs")
     yield from (made for name, made in vars(module).items() if name.startswith("convert_"))
