@@ -385,6 +385,26 @@ def test_names_for_asyncio(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_anew")
+def test_a_put_that_is_cancelled_follows_no_later_one(tmp_path: Path) -> None:
+    async def rounds(names: tb.names.Names) -> None:
+        for number in range(60):
+            try:
+                await asyncio.wait_for(names.put_async("x", np.full(4, -number)), timeout=number % 3 / 2000)
+            except asyncio.TimeoutError:
+                pass
+            version = await names.put_async("x", np.full(4, number))
+            await asyncio.sleep(0.002)
+            found, value = await names.get_versioned_async("x", "numpy")
+            assert (found, value.tolist()) == (version, [number] * 4)
+
+    with tb.serve(tmp_path / "names") as names:
+        asyncio.run(rounds(names))
+        old = names.put("x", np.zeros(1))
+        names.put("x", np.zeros(1))
+        with pytest.raises(tb.BridgeConnectionError, match=f"version {old} of the name .* is not kept"):
+            names.get("x", "numpy", version=old)
+
+
 def test_the_newest_of_many_versions_can_be_opened(tmp_path: Path) -> None:
     """Tasks that put one name at once, and all versions but the newest are dropped."""
 

@@ -203,7 +203,15 @@ impl Client {
     ///
     /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Argument`] for what is no name, and those of the connection.
     pub fn get(&self, name: &str, version: Option<u64>) -> Result<(u64, Ticket)> {
-        found(self.ask(&Request::Get { name: checked(name)?, version })?).ok_or_else(|| missing(name))
+        let found = found(self.ask(&Request::Get { name: checked(name)?, version })?);
+        found.ok_or_else(|| match version {
+            Some(version) => {
+                let text =
+                    format!("version {version} of the name {name:?} is not kept: take the newest, without a version");
+                Error::new(ErrorKind::Gone, text)
+            }
+            None => missing(name),
+        })
     }
 
     /// Forgets a name.

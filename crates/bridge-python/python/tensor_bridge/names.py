@@ -14,6 +14,7 @@ Names are passed on, memory is not: what a process has put stays its own, and go
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from . import _core
 from .processes import open, share
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from types import TracebackType
 
     from ._core import Target
@@ -240,10 +241,13 @@ class Client:
         ------
         BridgeError
             As for ``put``.
-        """
-        import asyncio
 
-        return await asyncio.to_thread(self.put, name, x, keep=keep, writing=writing)
+        Notes
+        -----
+        A call that is cancelled ends once it is done, so that it cannot follow a later one: the version may stand.
+        """
+        version: int = await _whole(self.put, name, x, keep=keep, writing=writing)
+        return version
 
     async def get_async(
         self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None
@@ -318,9 +322,7 @@ class Client:
         BridgeConnectionError
             As for ``remove``.
         """
-        import asyncio
-
-        await asyncio.to_thread(self.remove, name)
+        await _whole(self.remove, name)
 
     async def watch_async(self, name: str, *, after: int = 0, timeout: float | None = None) -> AsyncIterator[int]:
         """Wait for the versions of a name, without blocking the event loop.
@@ -396,6 +398,22 @@ class Names(Client):
     def __enter__(self) -> Names:
         """Return the service."""
         return self
+
+
+async def _whole(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """Call a function in a thread, and let no cancellation end the wait before the function returns."""
+    import asyncio
+
+    call = asyncio.ensure_future(asyncio.to_thread(function, *args, **keywords))
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        while not call.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([call])
+        # An error of the call goes with it.
+        call.exception()
+        raise
 
 
 def serve(path: str | os.PathLike[str]) -> Names:
