@@ -20,8 +20,8 @@ impl GraphEdges {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] if another copy of this crate in the process has registered them, and what TensorFlow
-    /// reports.
+    /// [`Argument`](bridge_core::ErrorKind::Argument) if another copy of this crate in the process has registered them,
+    /// and what TensorFlow reports.
     pub fn new(runtime: &'static Runtime) -> Result<Self> {
         register(runtime, &[&INPUT, &OUTPUT])?;
         stream::register(runtime)?;
