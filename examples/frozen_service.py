@@ -70,9 +70,8 @@ def main() -> None:
         url = f"http://127.0.0.1:{server.server_port}"
         answers = [json.load(answer) for answer in clients.map(lambda frame: urlopen(url, frame.tobytes()), frames)]
         server.shutdown()
-    for expected, answer in zip(GAIN * (frames / np.float32(255)) + OFFSET, answers, strict=True):
-        assert answer["in_place"] and answer["pixel"] == expected.argmax()
-        assert abs(answer["value"] - expected.max()) < 1e-5
+    for right, answer in zip(GAIN * (frames / np.float32(255)) + OFFSET, answers, strict=True):
+        assert answer["in_place"] and answer["pixel"] == right.argmax() and abs(answer["value"] - right.max()) < 1e-5
     print(f"TensorFlow {version} answered {len(answers)} requests on tensors of PyTorch on {Service.device}, in place")
 
 

@@ -14,7 +14,7 @@ import tensor_bridge_conformance
 SCRIPT = Path(tensor_bridge_conformance.__file__).parents[1] / "conformance.py"
 
 PAIR = re.compile(r"numpy → numpy  passed +2\d cases +0 failed +\d+\.\d s")
-MATRIX = re.compile(r"numpy        11 of 11, 2\d cases")
+MATRIX = re.compile(r"numpy        12 of 12, 2\d cases")
 
 
 def command(report: Path, *options: str) -> list[str]:
@@ -28,14 +28,14 @@ def test_without_a_terminal_a_pair_is_one_plain_line(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert lines[0] == "device cpu, seed 1" and PAIR.fullmatch(lines[1]) and lines[2] == "", lines[:3]
     assert lines[3] == "from ↓ to →  numpy" and MATRIX.fullmatch(lines[4]), lines[3:]
-    assert lines[-1] == "11 passed, 0 failed"
+    assert lines[-1] == "12 passed, 0 failed"
     assert "\x1b" not in run.stdout + run.stderr and "\r" not in run.stdout + run.stderr
 
 
 def test_details_have_a_line_for_each_property(tmp_path: Path) -> None:
     run = subprocess.run(command(tmp_path, "-v"), capture_output=True, text=True, timeout=300)
     lines = run.stdout.splitlines()
-    assert re.fullmatch(r"numpy → numpy  values +\d+ cases  passed", lines[1]), lines[1]
+    assert re.fullmatch(r"numpy → numpy  subject +\d+ cases  passed", lines[1]), lines[1]
     assert "numpy → numpy  order               0 cases  not applicable: the device has no streams" in lines
     last = [line for line in lines if line.startswith("numpy → numpy")][-1]
     assert PAIR.fullmatch(last), last

@@ -116,7 +116,7 @@ def test_the_service_answers_in_parallel(service: Any) -> None:
 
     service.Service.session, service.Service.device = Together(), "cpu"
     with (
-        tb.tensorflow1.Session(service.frozen(), inputs, ["y:0", "x:0"]) as session,
+        tb.tensorflow1.Session(service.frozen(), inputs, ["y:0"]) as session,
         ThreadingHTTPServer(("127.0.0.1", 0), service.Service) as server,
         ThreadPoolExecutor(4) as clients,
     ):
