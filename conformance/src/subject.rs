@@ -177,7 +177,7 @@ pub trait Subject: Adapter {
 
     /// Sets every byte of the elements, in the current stream, by a kernel on the device and without a host copy. Where
     /// tensors cannot be [written](Capabilities::writes) to, the kernel makes another tensor of the same dtype and
-    /// shape, which replaces `tensor`.
+    /// shape, which replaces `tensor`. A bool is `true` after any byte but 0, and its byte may be 1 instead.
     ///
     /// # Errors
     ///
