@@ -2,6 +2,7 @@
 
 A value has six elements, and most steps are views, so that results, gradients and parameters tend to share memory. Zero
 and ``None`` are told apart. Afterwards everything that PyTorch may write is overwritten, and nothing else may change.
+Where both frameworks see a GPU, what crosses is there, and the program that stays in PyTorch is on the host.
 """
 
 from __future__ import annotations
@@ -81,7 +82,16 @@ def numbers(case: Case, count: int, salt: int) -> list[Any]:
 
 def host(tensor: Any) -> Any:
     """A copy on the host, or ``None``."""
-    return None if tensor is None else np.array(tb.to_numpy(tensor, detach=True), copy=True)
+    return None if tensor is None else np.array(tb.to_numpy(tensor, detach=True, device="cpu"), copy=True)
+
+
+@functools.cache
+def device() -> str:
+    """Where PyTorch's tensors are made: TensorFlow puts its own on a GPU that it sees."""
+    import tensorflow as tf
+    import torch
+
+    return "cuda" if torch.cuda.is_available() and tf.config.list_physical_devices("GPU") else "cpu"
 
 
 def torch_steps() -> dict[str, Callable[[Any], Any]]:
@@ -103,7 +113,9 @@ def in_tensorflow(case: Case) -> None:
 
     function = program(case, torch_steps(), lambda y, shape: y.reshape(shape))
     inputs, weights = numbers(case, case["inputs"], 0), numbers(case, case["parameters"], 1)
-    ours, alone = ([torch.nn.Parameter(torch.tensor(weight)) for weight in weights] for _ in range(2))
+    ours, alone = (
+        [torch.nn.Parameter(torch.tensor(weight, device=where)) for weight in weights] for where in (device(), "cpu")
+    )
     wrapped = tb.autograd.tf_function(lambda *x: function(*x, *ours))
     for _ in range(case["rounds"]):
         variables, own = [tf.Variable(x) for x in inputs], [torch.tensor(x, requires_grad=True) for x in inputs]
@@ -125,7 +137,7 @@ def in_tensorflow(case: Case) -> None:
                 one.grad.fill_(7)
                 one.grad = None
                 with torch.no_grad():
-                    one.add_(gradient, alpha=0.1)
+                    one.add_(gradient.to(one.device), alpha=0.1)
                     other.add_(gradient, alpha=0.1)
         compare("after a write, tensor", [host(x) for x in kept], before)
 
@@ -147,7 +159,8 @@ def in_torch(case: Case) -> None:
     parameters = list(module.parameters())
     optimizer = torch.optim.SGD(parameters, 0.1) if parameters else None
     for _ in range(case["rounds"]):
-        tensors, own = [torch.tensor(x, requires_grad=True) for x in inputs], [tf.Variable(x) for x in inputs]
+        tensors = [torch.tensor(x, device=device(), requires_grad=True) for x in inputs]
+        own = [tf.Variable(x) for x in inputs]
         shared = [tf.identity(variable) for variable in ours]
         before = [host(x) for x in shared]
         results = [module(*tensors) for _ in range(case["calls"])]

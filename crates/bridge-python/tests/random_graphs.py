@@ -1,7 +1,7 @@
 """Random graphs with state, whose results are compared with those of TensorFlow's own session.
 
 For TensorFlow 2.x with ``tensor_bridge``, and for 1.15 with ``tensor_bridge_tf1`` (so it is Python 3.7). For many:
-``python random_graphs.py 1000 SEED``.
+``python random_graphs.py 1000 SEED``, and with TensorFlow 2.x on a GPU ``… cuda``, where CuPy's arrays are fed.
 """
 
 # ruff: noqa: B905, UP006, UP031, UP035
@@ -41,12 +41,13 @@ PARTS = {
 class Case:
     """One graph: variables of both kinds, a queue, a constant, what is fed; chains of operations on them; and steps."""
 
-    def __init__(self, tf: Any, bridge: Any, taken: Callable[[Any], Any], seed: int) -> None:
-        """Build it. ``taken`` takes a handle as a NumPy array."""
-        self.tf, self.bridge, self.taken, self.random = tf, bridge, taken, random.Random(seed)
+    def __init__(self, tf: Any, bridge: Any, taken: Callable[[Any], Any], seed: int, cuda: bool = False) -> None:
+        """Build it. ``taken`` takes a handle as an array of NumPy, or of CuPy."""
+        self.tf, self.bridge, self.taken, self.random, self.cuda = tf, bridge, taken, random.Random(seed), cuda
         self.v1 = tf.compat.v1
         self.graph = tf.Graph()
-        with self.graph.as_default(), tf.device("/device:CPU:0"), self.v1.variable_scope("s", use_resource=False):
+        device = "/device:GPU:0" if cuda else "/device:CPU:0"
+        with self.graph.as_default(), tf.device(device), self.v1.variable_scope("s", use_resource=False):
             self.build()
 
     def build(self) -> None:
@@ -88,19 +89,20 @@ class Case:
     def check(self) -> int:
         """Run it in two sessions, and return how many results were compared."""
         choose, results, kept = self.random, [], []
-        config = self.v1.ConfigProto(device_count={"GPU": 0}, inter_op_parallelism_threads=1)
+        hidden, choice = {"GPU": 0}, {"inter_op_parallelism_threads": 1, "allow_soft_placement": True}
+        configs = [self.v1.ConfigProto(device_count=count, **choice) for count in (hidden, {} if self.cuda else hidden)]
         with self.graph.as_default():
             initialise = self.v1.global_variables_initializer()
         with ExitStack() as opened:
-            own, ours = (opened.enter_context(self.v1.Session(graph=self.graph, config=config)) for _ in range(2))
+            own, ours = (opened.enter_context(self.v1.Session(graph=self.graph, config=one)) for one in configs)
             own.run(initialise)
             ours.run(initialise)
-            memory = aligned()
+            memory, settle = self.memory()
             untaken: List[Any] = []
             for _ in range(choose.randint(3, 6)):
                 memory[:] = choose.randrange(100)
                 fed = self.bridge.feed(memory, copy=False)
-                given = {self.bridge.handle_of(self.x): fed}, {self.plain: memory.copy()}
+                given = {self.bridge.handle_of(self.x): fed}, {self.plain: memory.get() if self.cuda else memory.copy()}
                 if choose.random() < 0.6:
                     step = choose.choice(self.steps)
                     ours.run(step[True], given[0])
@@ -120,14 +122,22 @@ class Case:
                         results[which][...] = kept[which][...] = -choose.randrange(1000)
                 for result, copy in zip(results, kept):
                     assert result.tolist() == copy.tolist(), (result, copy)
-                assert memory.tolist() == [memory[0]] * COUNT
+                assert set(memory.tolist()) == {float(memory[0])}
                 del fed
+                settle()
             for handle, value in untaken:
                 assert self.taken(handle).tolist() == value.tolist()
         memory += 1
         for result, copy in zip(results, kept):
             assert result.tolist() == copy.tolist()
         return len(results)
+
+    def memory(self) -> Any:
+        """Return what is fed, and what to call before it is written to again."""
+        if not self.cuda:
+            return aligned(), lambda: None
+        cupy = __import__("cupy")
+        return cupy.zeros(COUNT, "float32"), cupy.cuda.Device().synchronize
 
 
 def aligned() -> Any:
@@ -137,7 +147,7 @@ def aligned() -> Any:
     return memory[start : start + 4 * COUNT].view(np.float32)
 
 
-def case(seed: int) -> int:
+def case(seed: int, cuda: bool = False) -> int:
     """Check one graph in the TensorFlow of this Python."""
     import tensorflow as tf
 
@@ -148,7 +158,8 @@ def case(seed: int) -> int:
     import tensor_bridge
 
     graphs = tensor_bridge.tensorflow
-    return Case(tf, graphs, lambda handle: graphs.take(handle, "numpy"), seed).check()
+    target = "cupy" if cuda else "numpy"
+    return Case(tf, graphs, lambda handle: graphs.take(handle, target), seed, cuda).check()
 
 
 if __name__ == "__main__":
@@ -156,7 +167,7 @@ if __name__ == "__main__":
     compared = 0
     for number in range(int(sys.argv[1])):
         try:
-            compared += case(first + number)
+            compared += case(first + number, "cuda" in sys.argv)
         except BaseException:
             print("seed", first + number, flush=True)
             raise

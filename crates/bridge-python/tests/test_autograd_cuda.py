@@ -86,7 +86,7 @@ def test_pytorch_waits_for_the_inputs_and_for_the_gradients() -> None:
         assert found.device.endswith("GPU:0") and (found.numpy() == 12).all() and (y.numpy() == 4).all()
 
 
-def test_tensors_cross_in_place() -> None:
+def test_arguments_cross_in_place_and_results_are_memory_of_their_own() -> None:
     seen: list[int] = []
 
     def function(x: Any) -> Any:
@@ -96,7 +96,25 @@ def test_tensors_cross_in_place() -> None:
 
     x = torch.ones(COUNT, device="cuda", requires_grad=True)
     y = torch_function(function)(x)
-    assert [x.data_ptr(), y.data_ptr()] == seen
+    assert x.data_ptr() == seen[0]
+    assert y.is_cuda and y.data_ptr() not in seen
+
+
+def test_an_optimizer_changes_no_other_tensor_of_tensorflow() -> None:
+    with tf.device("GPU:0"):
+        online = tf.Variable(late_in_tensorflow(1.0))
+        module = torch_function(lambda x: x * online, variables=[online])
+        optimizer = torch.optim.SGD(module.parameters(), 0.5)
+        for step in range(3):
+            before = 1 - 0.5 * step
+            target = tf.Variable(online)
+            snapshots = [tf.identity(online), online.read_value(), target.assign(online)]
+            module(torch.ones(COUNT, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert all((x.numpy() == before).all() for x in [*snapshots, target])
+            assert (online.numpy() == before - 0.5).all()
+    assert all(p.is_cuda for p in module.parameters())
 
 
 def test_an_optimizer_trains_the_variables_in_order() -> None:

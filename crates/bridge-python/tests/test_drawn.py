@@ -28,6 +28,19 @@ DRAWN = [
 def test_drawn_cases(kind: str, target: str, count: int, needs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker is a process of its own: it has little memory for a file."""
     pytest.importorskip(needs)
+    draw_and_judge(kind, target, count, monkeypatch)
+
+
+@pytest.mark.skipif(not FUZZ.is_dir(), reason="the fuzzer runs from the sources")
+def test_drawn_gradients_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are on the GPU that the worker sees."""
+    tf = pytest.importorskip("tensorflow")
+    if not tf.config.list_physical_devices("GPU"):
+        pytest.skip("TensorFlow has no GPU")
+    draw_and_judge("gradients", "torch", 200, monkeypatch)
+
+
+def draw_and_judge(kind: str, target: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FUZZ))
     import cases
 

@@ -209,3 +209,10 @@ def test_an_output_of_a_function_is_not_what_was_fed(how: str) -> None:
 @pytest.mark.parametrize("seed", range(50))
 def test_random_graphs_return_what_a_session_of_tensorflow_returns(seed: int) -> None:
     assert random_graphs.case(seed) > 0
+
+
+def test_random_graphs_on_a_gpu() -> None:
+    pytest.importorskip("cupy")
+    if not tf.config.list_physical_devices("GPU"):
+        pytest.skip("TensorFlow has no GPU")
+    assert sum(random_graphs.case(seed, cuda=True) for seed in range(100)) > 100
