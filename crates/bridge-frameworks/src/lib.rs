@@ -1,7 +1,7 @@
 //! The table of frameworks: one row for each adapter for Python objects.
 //!
-//! The Python package and the conformance suite read this table, so a new adapter needs one row (in `table.rs`). Each
-//! crate of adapters is a feature. `Framework::open` returns the adapter, or reports
+//! The Python package and the conformance suite read this table (`table.rs`). A new adapter also has entries elsewhere:
+//! CONTRIBUTING lists them all. Each crate of adapters is a feature. `Framework::open` returns the adapter, or reports
 //! [`ErrorKind::Missing`](bridge_core::ErrorKind::Missing) where its feature is off. Without any feature the crate is
 //! plain data and depends on neither Python nor a framework.
 //!
