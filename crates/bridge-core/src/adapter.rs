@@ -1,40 +1,7 @@
 //! Adapters: a framework, as core sees it.
 
-use crate::{DType, Device, Error, ErrorKind, Keep, Lease, Lent, Order, Profile, Result, Stream, Views};
+use crate::{Consumer, DType, Device, Error, ErrorKind, Lease, Lent, Order, Profile, Result};
 use std::sync::Arc;
-
-/// The part of an importing framework that a lease needs at its end. It outlives every view.
-pub trait Consumer: Send + Sync {
-    /// Returns the stream into which the framework would put work for `device` now, on this thread. `None` for memory
-    /// that the framework reads on the host, and while the interpreter shuts down, when the stream is unknown.
-    ///
-    /// # Errors
-    ///
-    /// Errors of the framework.
-    fn current_stream(&self, device: Device) -> Result<Option<Stream>>;
-
-    /// Returns a value that keeps `stream`, which [`current_stream`](Self::current_stream) returned, from being
-    /// destroyed. A view may outlive the stream it was made under, and waiting for a destroyed stream crashes the
-    /// driver. `None` for streams that live as long as the process.
-    fn keep(&self, device: Device, stream: Stream) -> Option<Keep> {
-        let _ = (device, stream);
-        None
-    }
-
-    /// The framework's live views of foreign memory.
-    fn views(&self) -> &Views;
-}
-
-/// Consumer without streams: for export-only sources, and for frameworks whose tensors are in host memory.
-impl Consumer for Views {
-    fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
-        Ok(None)
-    }
-
-    fn views(&self) -> &Views {
-        self
-    }
-}
 
 /// Alignment, in bytes, of copies that adapters make: the largest that a framework requires (TensorFlow).
 pub const COPY_ALIGNMENT: usize = 64;

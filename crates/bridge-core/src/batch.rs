@@ -1,49 +1,10 @@
-//! Transfers of many tensors at once.
+//! What the tensors of a batch share: one wait for each pair of streams, and groups of leases.
 
 use crate::group::Group;
-use crate::transfer::Crossing;
-use crate::{Adapter, Device, Error, Lease, Options, Ordering, Result, Stream, Transfer};
+use crate::{Device, Lease, Ordering, Result, Stream};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::sync::Arc;
-
-/// A tensor of a batch that did not cross.
-#[derive(Debug)]
-pub struct Failed {
-    /// Its place in the batch.
-    pub index: usize,
-    /// Why it did not cross.
-    pub error: Error,
-}
-
-/// As [`transfer`](crate::transfer), for many tensors at once: exports all of them, then orders each pair of streams
-/// once, then copies and imports them. Views that are dropped together also return their memory together.
-///
-/// The tensors may come from several frameworks, each with its adapter. The results are in the order of the tensors.
-/// A copy that the producer makes is new work in its stream, and takes an ordering of its own.
-///
-/// # Errors
-///
-/// Those of [`transfer`](crate::transfer), with the place of the first tensor that failed. Nothing is left of the
-/// others.
-pub fn transfer_all<F, T>(
-    tensors: &[(&dyn Adapter<Tensor = F>, &F)],
-    to: &dyn Adapter<Tensor = T>,
-    ordering: &Arc<dyn Ordering>,
-    options: &Options,
-) -> Result<Vec<(T, Transfer)>, Failed> {
-    let batch = Batch::of(tensors.len());
-    let crossing = |from| Crossing { from, to, ordering, options, batch: Some(&batch) };
-    let mut exported = Vec::with_capacity(tensors.len());
-    for (index, (from, tensor)) in tensors.iter().enumerate() {
-        exported.push(crossing(*from).export(tensor).map_err(|error| Failed { index, error })?);
-    }
-    let mut results = Vec::with_capacity(tensors.len());
-    for (index, ((from, tensor), exported)) in tensors.iter().zip(exported).enumerate() {
-        results.push(crossing(*from).finish(exported, tensor).map_err(|error| Failed { index, error })?);
-    }
-    Ok(results)
-}
 
 /// The fewest tensors whose memory is returned together. For fewer, waking the thread that returns the memory of a view
 /// that is dropped alone costs more than a wait for each view.
@@ -72,7 +33,7 @@ struct Pair {
 }
 
 impl Batch {
-    fn of(tensors: usize) -> Self {
+    pub(crate) fn of(tensors: usize) -> Self {
         Self { pairs: RefCell::default(), held: RefCell::default(), is_large: tensors >= FEWEST }
     }
 

@@ -333,13 +333,6 @@ impl Lent {
         self.0.address() + self.layout().offset()
     }
 
-    /// Returns the addresses that the view may touch.
-    pub(crate) fn hull(&self) -> Range<usize> {
-        let (below, above) = self.layout().reach();
-        // In range: `new` checked it.
-        self.data() - below..self.data() + above
-    }
-
     pub(crate) fn into_buffer(self) -> Box<dyn DeviceBuffer> {
         self.0
     }

@@ -1,10 +1,10 @@
 //! Copies of a tensor of one framework into a tensor of another that exists.
 
-use crate::host::fill_here;
+use crate::crossing::used;
+use crate::host_copy::fill_or_copy_by_loop;
 use crate::moved::{move_into, no_moves};
-use crate::overlap::{overlap, repeats};
+use crate::overlap::{repeats, share_bytes};
 use crate::plan::{moved_between, usable};
-use crate::transfer::{filled_on, used};
 use crate::{
     Access, Adapter, Advice, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream,
 };
@@ -63,7 +63,7 @@ pub fn copy_into<F, T>(
     to.overwritten(out)?;
     used(from, &source);
     used(to, &target);
-    let filled = fill_here(source, &target, to.consumer(), ordering);
+    let filled = fill_or_copy_by_loop(source, &target, to.consumer(), ordering);
     release(target, to, ordering);
     filled?.map_err(|source| {
         let text = format!(
@@ -86,7 +86,7 @@ pub fn copy_into<F, T>(
 /// assert_eq!(copied_into_by(managed, Device::CPU), CopiedBy::Host);
 /// ```
 pub fn copied_into_by(source: Device, target: Device) -> CopiedBy {
-    shared(source, target).map_or(CopiedBy::Move, filled_on)
+    shared(source, target).map_or(CopiedBy::Move, CopiedBy::filling)
 }
 
 /// Returns the target behind the copy: a lease keeps memory of unknown reuse until that has run.
@@ -129,7 +129,7 @@ fn writable(target: &Lent) -> Result<()> {
 
 /// Refuses a source and a target that share bytes.
 fn apart(source: &Lent, target: &Lent) -> Result<()> {
-    if overlap((source.data(), source.layout()), (target.data(), target.layout())) {
+    if share_bytes(source, target) {
         return Err(Error::new(ErrorKind::Layout, "the tensor and the target share memory").advise(Advice::CopyFirst));
     }
     Ok(())

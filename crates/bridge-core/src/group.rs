@@ -1,6 +1,6 @@
 //! Leases that return their memory together.
 
-use crate::lease::{Unordered, released};
+use crate::leak::{Unordered, released};
 use crate::sync::{AtomicUsize, Mutex, MutexGuard};
 use crate::views::Used;
 use crate::{Device, DeviceBuffer, ErrorKind, Ordering, Reuse, Stream};

@@ -1,15 +1,9 @@
 //! Shape, strides and offset, checked once.
 
-use crate::{DType, Error, ErrorKind, Order, Result};
+use crate::{DType, Dims, Error, ErrorKind, MAX_NDIM, Order, Result};
 use smallvec::SmallVec;
 use std::fmt;
 use std::ops::Range;
-
-/// Lengths or strides of a few dimensions, inline up to four.
-pub type Dims = SmallVec<[i64; 4]>;
-
-/// The most dimensions of a view: those of NumPy, which allows more than the other frameworks.
-pub const MAX_NDIM: usize = 64;
 
 /// Lengths and strides that a layout holds inline: those of four dimensions.
 const INLINE: usize = 8;
@@ -214,6 +208,22 @@ impl Layout {
         self.follows(Order::RowMajor)
     }
 
+    /// Returns whether the elements follow one another in this order without a gap.
+    pub fn follows(&self, order: Order) -> bool {
+        let mut expected = 1;
+        let mut fits = |(&length, &stride): (&i64, &i64)| {
+            let fits = length == 1 || stride == expected;
+            expected *= length;
+            fits
+        };
+        let mut dims = self.shape().iter().zip(self.strides());
+        self.numel() == 0
+            || match order {
+                Order::RowMajor => dims.rev().all(fits),
+                Order::ColumnMajor => dims.all(&mut fits),
+            }
+    }
+
     /// Returns whether any stride is negative.
     pub fn has_negative_strides(&self) -> bool {
         self.strides().iter().any(|stride| *stride < 0)
@@ -277,6 +287,22 @@ mod tests {
         assert_ne!(layout(&[4], &[1], 0).unwrap(), layout(&[4], &[1], 4).unwrap());
         assert_ne!(layout(&[4], &[1], 0).unwrap(), layout(&[2], &[1], 0).unwrap());
         assert_ne!(layout(&[4], &[1], 0).unwrap(), Layout::new(DType::INT64, &[4], Some(&[1]), 0).unwrap());
+    }
+
+    #[test]
+    fn the_strides_of_an_order_follow_it() {
+        for shape in [&[2, 3, 4][..], &[], &[5], &[0, 3], &[1, 1]] {
+            for (order, other) in [(Order::RowMajor, Order::ColumnMajor), (Order::ColumnMajor, Order::RowMajor)] {
+                let compact = layout(shape, &order.strides(shape), 0).unwrap();
+                assert!(compact.follows(order), "{order} {shape:?}");
+                let both = shape.iter().filter(|length| **length > 1).count() < 2 || shape.contains(&0);
+                assert_eq!(compact.follows(other), both, "{order} {shape:?}");
+                assert!(compact.reversed().follows(other));
+            }
+        }
+        assert_eq!(*Order::RowMajor.strides(&[2, 0, 3]), [3, 3, 1]);
+        assert_eq!(*Order::ColumnMajor.strides(&[2, 0, 3]), [1, 2, 2]);
+        assert!(!layout(&[2, 3], &[6, 2], 0).unwrap().follows(Order::RowMajor), "gaps");
     }
 
     #[test]

@@ -1,43 +1,13 @@
 //! The consumer's hold on an exported tensor, and the ordered return of its memory.
 
 use crate::group::Group;
+use crate::leak::{Unordered, leased, released};
 use crate::views::Used;
-use crate::{Access, Consumer, DType, Device, DeviceBuffer, ErrorKind, Layout, Lent, Ordering, Reuse, Stream};
+use crate::{Access, Consumer, DType, Device, ErrorKind, Layout, Lent, Ordering, Reuse, Stream};
 use smallvec::SmallVec;
-use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-static LEASED: AtomicU64 = AtomicU64::new(0);
-static RELEASED: AtomicU64 = AtomicU64::new(0);
-static LEAKED: AtomicU64 = AtomicU64::new(0);
-
-/// Counts of leases in this process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Leases made.
-    pub leased: u64,
-    /// Leases dropped.
-    pub released: u64,
-    /// Dropped leases whose memory is leaked, because a reader could not be ordered before its reuse: for example a
-    /// view was used on a stream that is being captured into a graph.
-    pub leaked: u64,
-}
-
-/// Returns the counts of this process: `leased - released` leases are alive.
-pub fn stats() -> Stats {
-    // Released first: a lease dropped between the two reads must not make the difference negative.
-    let released = RELEASED.load(Relaxed);
-    Stats { leased: LEASED.load(Relaxed), released, leaked: LEAKED.load(Relaxed) }
-}
-
-/// Counts leases whose memory has been returned, or leaked.
-pub(crate) fn released(leases: usize) {
-    RELEASED.fetch_add(leases as u64, Relaxed);
-}
 
 /// The consumer's hold on an exported tensor. Dropping it returns the memory to the owner, in stream order.
 ///
@@ -88,7 +58,7 @@ impl Lease {
             consumer.views().enter(device, &bytes(&lent));
             Ordered { owner: owner.on_any_thread(), reader }
         });
-        LEASED.fetch_add(1, Relaxed);
+        leased();
         Self { lent: Some(lent), copied, consumer, ordering, ordered, group: None }
     }
 
@@ -157,7 +127,7 @@ impl Lease {
         let (device, reuse) = (lent.buffer().device(), lent.buffer().reuse());
         let (seen_on, bytes) = (lent.device(), bytes(&lent));
         // Until every reader is ordered before its reuse, the memory must not be returned, whatever fails below.
-        let buffer = Unordered(ManuallyDrop::new(lent.into_buffer()));
+        let buffer = Unordered::new(lent.into_buffer());
         // Both keep their streams alive until the end of this function.
         let recorded = self.consumer.views().leave(seen_on, &bytes);
         let Ok(current) = self.consumer.current_stream(seen_on) else { return Returned::Now };
@@ -210,30 +180,6 @@ enum Returned {
     WithItsGroup {
         first: bool,
     },
-}
-
-/// Memory that a reader may still use. Dropping it, as error paths do, leaks the memory and counts the leak.
-pub(crate) struct Unordered(ManuallyDrop<Box<dyn DeviceBuffer>>);
-
-impl Unordered {
-    /// Returns the buffer, behind whose readers the owner's stream waits now.
-    pub(crate) fn into_ordered(mut self) -> Box<dyn DeviceBuffer> {
-        // SAFETY: the box is taken once, because `self` is forgotten right away.
-        let buffer = unsafe { ManuallyDrop::take(&mut self.0) };
-        std::mem::forget(self);
-        buffer
-    }
-}
-
-/// Leaks the memory of an exported tensor, which work without an order may still use, and counts the leak.
-pub(crate) fn leak(lent: Lent) {
-    drop(Unordered(ManuallyDrop::new(lent.into_buffer())));
-}
-
-impl Drop for Unordered {
-    fn drop(&mut self) {
-        LEAKED.fetch_add(1, Relaxed);
-    }
 }
 
 impl Drop for Lease {

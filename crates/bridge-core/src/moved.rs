@@ -1,9 +1,32 @@
 //! Moves of tensors between devices.
 
+use crate::crossing::{Crossing, Streams};
 use crate::fill::flips;
-use crate::lease::leak;
-use crate::{Advice, Consumer, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream, Strided};
+use crate::fresh::fresh_beside;
+use crate::leak::leak;
+use crate::{
+    Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream, Strided,
+};
 use std::sync::Arc;
+
+impl<F, T> Crossing<'_, F, T> {
+    /// Moves the tensor to the device that the caller asks for.
+    pub(crate) fn move_away(&self, lent: Lent) -> Result<(T, Streams, CopiedBy)> {
+        let device = self.options.device.unwrap_or(lent.device());
+        let copies = self.ordering.copies().ok_or_else(|| no_moves(lent.device(), device))?;
+        self.batch.iter().for_each(|batch| batch.disorder());
+        copies.reaches(lent.device()).and_then(|()| copies.reaches(device))?;
+        if let Some((fresh, target)) = self.fresh_of(self.to, device, &lent)? {
+            let (ordered, _) = move_into(lent, target, self.from.consumer(), self.ordering)?;
+            return Ok((fresh, ordered, CopiedBy::Move));
+        }
+        let (dtype, shape) = (lent.dtype(), lent.layout().shape());
+        let target = fresh_beside(self.to, self.ordering, device, (dtype, shape), self.order())?;
+        let (ordered, target) = move_into(lent, target, self.from.consumer(), self.ordering)?;
+        let (result, _) = self.place(target, true)?;
+        Ok((result, ordered, CopiedBy::Move))
+    }
+}
 
 /// Moves `source` into `target`, memory of another device, by the [`Copies`](crate::Copies) of `ordering`. Both
 /// have the same shape and dtype. `consumer` is that of the framework of `source`. Returns the two streams that were

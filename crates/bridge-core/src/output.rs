@@ -1,6 +1,7 @@
 //! Memory for results that a program computes itself.
 
-use crate::transfer::{Crossing, memory};
+use crate::crossing::Crossing;
+use crate::fresh::fresh_beside;
 use crate::{Adapter, DType, Device, ErrorKind, Layout, Lent, Options, Order, Ordering, Result, Stream, plan};
 use std::sync::Arc;
 
@@ -37,7 +38,7 @@ pub fn output<'a, T>(
             (Some(tensor), lent)
         }
         Err(error) if error.kind() == ErrorKind::CopyNeeded => {
-            let lent = memory(to, ordering, device, (dtype, shape), Order::RowMajor)?;
+            let lent = fresh_beside(to, ordering, device, (dtype, shape), Order::RowMajor)?;
             plan(&lent, to.profile(), &Options { copy: Some(false), ..Options::default() })?;
             (None, lent)
         }

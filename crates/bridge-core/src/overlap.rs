@@ -1,6 +1,6 @@
 //! Whether two views share bytes, and whether a view has two elements at one address.
 
-use crate::Layout;
+use crate::{Layout, Lent};
 use smallvec::SmallVec;
 
 /// The most steps of a search. Views that come of slicing and permuting need a few for each dimension.
@@ -24,6 +24,9 @@ pub fn overlap(one: (usize, &Layout), other: (usize, &Layout)) -> bool {
     // With index' and v counted from their other end, all terms have one sign, and are to sum up to `target`.
     let low = |(data, layout): (usize, &Layout)| data as i128 - layout.reach().0 as i128;
     let last_byte = |(data, layout): (usize, &Layout)| data as i128 + layout.reach().1 as i128 - 1;
+    if last_byte(one) < low(other) || last_byte(other) < low(one) {
+        return false;
+    }
     let bytes = one.1.itemsize() + other.1.itemsize() - 2;
     let mut terms: SmallVec<[Term; 8]> = SmallVec::new();
     terms.push(Term { factor: 1, most: bytes as i128 });
@@ -42,6 +45,11 @@ pub fn overlap(one: (usize, &Layout), other: (usize, &Layout)) -> bool {
         same
     });
     sums_up(&terms, last_byte(other) - low(one), &mut MOST.clone())
+}
+
+/// As [`overlap`], for exported tensors.
+pub(crate) fn share_bytes(one: &Lent, other: &Lent) -> bool {
+    overlap((one.data(), one.layout()), (other.data(), other.layout()))
 }
 
 /// Returns whether the terms, sorted by their factors, sum up to `target` for some values of theirs.

@@ -1,6 +1,5 @@
-//! Streams, and the trait that orders work between them.
+//! Streams.
 
-use crate::{Copies, Device, DeviceBuffer, Error, ErrorKind, Result};
 use std::fmt;
 
 /// A queue of work on a device, by its driver's handle (for CUDA a `CUstream`).
@@ -42,108 +41,5 @@ impl fmt::Display for Stream {
             Self::PER_THREAD => f.pad("per-thread default stream"),
             Self(handle) => write!(f, "stream {handle:#x}"),
         }
-    }
-}
-
-/// Orders work between streams. Implemented with CUDA events, and by the simulated device of the conformance suite.
-///
-/// # For implementers
-///
-/// Only [`synchronize`](Self::synchronize) may block the calling thread on the device. Every method may be called on
-/// any thread, and leaves that thread's current device or context unchanged.
-///
-/// # Safety
-///
-/// Core and the adapters rely on it: where [`order`](Self::order) and [`order_across`](Self::order_across) return no
-/// error, the later work waits; where [`synchronize`](Self::synchronize) returns none, the earlier work has run; and
-/// buffers are dropped behind the work of their stream, or never.
-pub unsafe trait Ordering: Send + Sync {
-    /// Makes all work submitted to `later` from now on wait for all work now in `earlier`.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Driver`] with the driver's message, [`ErrorKind::Captured`] where one stream is being captured and
-    /// the other is not.
-    fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()>;
-
-    /// As [`order`](Self::order), for streams of two devices. The default streams have one handle on all devices: each
-    /// belongs to the device beside it.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`order`](Self::order), and [`ErrorKind::Missing`] where this is not implemented.
-    fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
-        if earlier.0 == later.0 {
-            return self.order(earlier.0, earlier.1, later.1);
-        }
-        let text = format!("streams of {} and {} cannot be ordered: move through the host", earlier.0, later.0);
-        Err(Error::new(ErrorKind::Missing, text))
-    }
-
-    /// Drops `buffer` once all work now in `stream` has run.
-    fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>);
-
-    /// Blocks the host until all work now in `stream` has run. Used only for a framework that reads device memory on
-    /// the host, such as NumPy with managed memory.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::Driver`] with the driver's message, [`ErrorKind::Missing`] where this is not implemented.
-    fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
-        let text = format!("the host cannot wait for {stream} of {device}: copy the tensor to the host first");
-        Err(Error::new(ErrorKind::Missing, text))
-    }
-
-    /// Calls `attempt`, on any thread, after the capture of `stream` into a graph has ended, and repeats the call until
-    /// it returns `true`. Where `stream` is not being captured, calls it once. The default drops `attempt`, which leaks
-    /// and counts the memory that it holds.
-    fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
-        let _ = (device, stream, attempt);
-    }
-
-    /// Returns whether `stream` is being captured into a graph; `None` where that is unknown, which is the default. Only
-    /// with `Some(false)` is memory returned together ([`transfer_all`](crate::transfer_all)).
-    fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
-        let _ = (device, stream);
-        None
-    }
-
-    /// Calls `flush` once, on any thread, in about a millisecond. It orders streams and drops buffers. The default
-    /// calls it now.
-    fn soon(&self, flush: Flush) {
-        flush();
-    }
-
-    /// As [`retire`](Self::retire), for several buffers at the cost of one. The default retires them one by one.
-    fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
-        buffers.into_iter().for_each(|buffer| self.retire(device, stream, buffer));
-    }
-
-    /// Returns the copies to prefer to the frameworks' own, if there are any.
-    fn copies(&self) -> Option<&dyn Copies> {
-        None
-    }
-}
-
-/// An attempt to return memory to its owner. Returns whether it is done. See [`Ordering::defer`].
-pub type Deferred = Box<dyn FnMut() -> bool + Send>;
-
-/// The return of memory that waits a moment. See [`Ordering::soon`].
-pub type Flush = Box<dyn FnOnce() + Send>;
-
-/// Ordering for a process without a device: host memory needs none.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct HostOnly;
-
-// SAFETY: it refuses every stream, and nothing on the host waits.
-unsafe impl Ordering for HostOnly {
-    fn order(&self, device: Device, _: Stream, _: Stream) -> Result<()> {
-        let text = format!("streams of {device} cannot be ordered: no driver for it was found in this process");
-        Err(Error::new(ErrorKind::Missing, text))
-    }
-
-    /// Leaks the buffer: without a driver the state of the stream is unknown, and reuse would be unsafe.
-    fn retire(&self, _: Device, _: Stream, buffer: Box<dyn DeviceBuffer>) {
-        std::mem::forget(buffer);
     }
 }

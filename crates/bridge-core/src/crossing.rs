@@ -1,0 +1,67 @@
+//! One tensor that is taken across: what every way of taking it shares.
+
+use crate::batch::Batch;
+use crate::fill::behind;
+use crate::plan::{decide, landing};
+use crate::{Adapter, Device, Lease, Lent, Options, Order, Ordering, Plan, Result, Stream, plan};
+use std::sync::Arc;
+
+/// The owner's stream, and the stream that waits for it.
+pub(crate) type Streams = Option<(Stream, Stream)>;
+
+/// A tensor that is taken across.
+pub(crate) struct Crossing<'a, F, T> {
+    pub(crate) from: &'a dyn Adapter<Tensor = F>,
+    pub(crate) to: &'a dyn Adapter<Tensor = T>,
+    pub(crate) ordering: &'a Arc<dyn Ordering>,
+    pub(crate) options: &'a Options,
+    /// The batch that the tensor belongs to, if any.
+    pub(crate) batch: Option<&'a Batch>,
+}
+
+impl<F, T> Crossing<'_, F, T> {
+    /// Exports the tensor, and plans.
+    pub(crate) fn export(&self, tensor: &F) -> Result<(Lent, Plan)> {
+        let lent = self.from.export(tensor)?.permuted(self.options.permute.as_ref())?;
+        let path = plan(&lent, self.to.profile(), self.options)?;
+        used(self.from, &lent);
+        Ok((lent, path))
+    }
+
+    /// Orders the consumer's stream behind the owner's, and imports the memory.
+    pub(crate) fn place(&self, lent: Lent, copied: bool) -> Result<(T, Streams)> {
+        let device = self.landing(&lent);
+        let lent = lent.seen_on(device);
+        let consumer = self.to.consumer();
+        let reader = if lent.buffer().stream().is_some() { consumer.current_stream(device)? } else { None };
+        let ordered = behind(self.ordering, &lent, reader, self.batch)?;
+        let lease = Lease::new(lent, reader, copied, consumer, Arc::clone(self.ordering));
+        Ok((self.to.import(Batch::join(self.batch, lease))?, ordered))
+    }
+
+    /// Returns the device under which the consumer sees the memory.
+    pub(crate) fn landing(&self, lent: &Lent) -> Device {
+        landing(lent.device(), self.to.profile(), self.options.device).unwrap_or(lent.device())
+    }
+
+    /// Returns the order of a copy.
+    pub(crate) fn order(&self) -> Order {
+        self.options.order.unwrap_or_default()
+    }
+
+    /// Returns whether the consumer takes this copy in place.
+    pub(crate) fn fits(&self, copy: &Lent) -> bool {
+        let options = Options { copy: Some(false), ..*self.options };
+        decide(copy, self.to.profile(), &options, false).is_ok()
+    }
+}
+
+/// Records the stream of an export in the views of its framework: the tensor may itself be a view of foreign memory,
+/// whose owner must then wait for this use, a copy included.
+pub(crate) fn used<F>(from: &dyn Adapter<Tensor = F>, lent: &Lent) {
+    if let Some(stream) = lent.buffer().stream() {
+        let producer = from.consumer();
+        let keep = || producer.keep(lent.device(), stream);
+        producer.views().used(lent.device(), lent.buffer().address(), stream.on_any_thread(), keep);
+    }
+}

@@ -1,0 +1,68 @@
+//! Fresh memory for copies: of a framework, or beside one whose memory cannot be written from outside.
+
+use crate::crossing::Crossing;
+use crate::{
+    Access, Adapter, Advice, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Order, Ordering, Result,
+    Stream, host,
+};
+use std::sync::Arc;
+
+impl<F, T> Crossing<'_, F, T> {
+    /// Returns fresh memory of `side` on `device` for the elements of `lent`, and its export; `None` where it has none.
+    pub(crate) fn fresh_of<X>(
+        &self,
+        side: &dyn Adapter<Tensor = X>,
+        device: Device,
+        lent: &Lent,
+    ) -> Result<Option<(X, Lent)>> {
+        let fresh = match side.empty(device, lent.dtype(), lent.layout().shape(), self.order()) {
+            Err(error) if error.kind() == ErrorKind::CopyNeeded => return Ok(None),
+            fresh => fresh?,
+        };
+        // A mode of the framework may replace every new tensor, as PyTorch's FakeTensorMode does.
+        let Ok(target) = side.export(&fresh) else { return Ok(None) };
+        let as_asked =
+            (target.device(), target.dtype(), target.layout().shape()) == (device, lent.dtype(), lent.layout().shape());
+        let writable = target.buffer().access() == Access::ReadWrite && target.pending().is_none();
+        let compact = target.layout().follows(self.order());
+        Ok((as_asked && compact && writable && self.fits(&target)).then_some((fresh, target)))
+    }
+}
+
+/// Returns fresh memory on `device` for a consumer whose own cannot be written from outside: of core on the host, and
+/// of the ordering's [`Copies`](crate::Copies) on a device. It is compact in this order.
+///
+/// # Errors
+///
+/// [`ErrorKind::OutOfMemory`], those of [`Copies::allocate`](crate::Copies::allocate), and [`ErrorKind::CopyNeeded`]
+/// for a device without copies of the ordering, and where its memory is less aligned than the consumer wants it.
+pub(crate) fn fresh_beside<T>(
+    to: &dyn Adapter<Tensor = T>,
+    ordering: &Arc<dyn Ordering>,
+    device: Device,
+    (dtype, shape): (DType, &[i64]),
+    order: Order,
+) -> Result<Lent> {
+    let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
+    let alignment = to.profile().alignment_of(layout.itemsize());
+    if device.kind == DeviceKind::CPU {
+        return host::empty(dtype, shape, order, alignment);
+    }
+    let copies = ordering.copies().ok_or_else(|| {
+        let text =
+            format!("{} has no memory on {device} that can be written to, and the ordering none", to.profile().name);
+        Error::new(ErrorKind::CopyNeeded, text).advise(Advice::Copies)
+    })?;
+    let consumer = to.consumer();
+    let stream = consumer.current_stream(device)?.unwrap_or(Stream::LEGACY);
+    let buffer = copies.allocate(device, layout.nbytes(), stream, consumer.keep(device, stream))?;
+    let lent = Lent::new(dtype, layout, buffer)?;
+    if lent.layout().numel() > 0 && !lent.data().is_multiple_of(alignment) {
+        let text = format!(
+            "{} takes addresses that {alignment} divides, and memory on {device} is not aligned so: copy the tensor into memory that is",
+            to.profile().name
+        );
+        return Err(Error::new(ErrorKind::CopyNeeded, text));
+    }
+    Ok(lent)
+}
