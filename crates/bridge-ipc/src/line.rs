@@ -1,7 +1,7 @@
 //! The end of a socket that asks.
 
 use crate::memory::failed;
-use crate::process;
+use crate::settings;
 use crate::socket::{self, OtherEnd};
 use crate::wire::{Frames, MAX_ANSWER, UNASKED, Why, frame};
 use bridge_core::{Error, ErrorKind, Result};
@@ -239,7 +239,7 @@ impl<R: Reply + Send + 'static> Line<R> {
             return Err(End::Closed.error());
         }
         // Another user could have put a socket of its own into a folder that both may write to.
-        if !process::accepts(user) {
+        if !settings::accepts(user) {
             let text = format!(
                 "the socket is of user {user}, and this process runs as {}: run both as one user, or accept user {user} in `users`, there and here",
                 geteuid().as_raw()

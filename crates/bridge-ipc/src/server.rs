@@ -2,7 +2,6 @@
 
 mod served;
 
-use crate::exporter::Kept;
 use crate::socket::{self, OtherEnd};
 use crate::wire::{UNASKED, Why, frame};
 use bridge_core::{Error, ErrorKind, Result};
@@ -72,18 +71,24 @@ pub(crate) trait Service: Send + 'static {
     fn refusal(why: Why) -> Vec<u8>;
 }
 
+/// What goes with a frame, and lives until that is sent.
+pub(crate) trait Enclosed: Send + Sync {
+    /// Returns the descriptors, in their order.
+    fn files(&self) -> &[Arc<OwnedFd>];
+}
+
 /// A frame for a connection.
 pub(crate) struct Letter {
     pub(crate) to: Peer,
     pub(crate) bytes: Vec<u8>,
-    /// The content whose descriptors go with the first byte.
-    pub(crate) kept: Option<Arc<Kept>>,
+    /// What has the descriptors that go with the first byte.
+    pub(crate) enclosed: Option<Arc<dyn Enclosed>>,
 }
 
 impl Letter {
     /// Returns the answer to the question of this number.
     pub(crate) fn answer(to: Peer, number: u64, message: &impl Serialize) -> Self {
-        Self { to, bytes: frame(number, message), kept: None }
+        Self { to, bytes: frame(number, message), enclosed: None }
     }
 
     /// Returns what is said unasked.
@@ -352,7 +357,7 @@ impl<S: Service> Server<S> {
                 Err(why) => Err(why),
             };
             if let Err(why) = done {
-                let _ = served.post(Letter { to: peer, bytes: S::refusal(why), kept: None });
+                let _ = served.post(Letter { to: peer, bytes: S::refusal(why), enclosed: None });
                 return None;
             }
             self.deliver(letters);
@@ -398,7 +403,7 @@ mod tests {
         fn answer(&mut self, to: Peer, _: u64, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
             self.asked += 1;
             if Self::is_question(&request) {
-                out.push(Letter { to, bytes: vec![0; self.answer], kept: None });
+                out.push(Letter { to, bytes: vec![0; self.answer], enclosed: None });
             }
             Ok(())
         }
@@ -499,7 +504,7 @@ mod tests {
     fn a_process_that_does_not_read_notices_is_heard() {
         let mut server = server(4, 1);
         let (peer, mut other) = server.joined();
-        let notice = || Letter { to: peer, bytes: vec![0; 1 << 20], kept: None };
+        let notice = || Letter { to: peer, bytes: vec![0; 1 << 20], enclosed: None };
         server.deliver(&mut vec![notice(), notice()]);
         assert!(server.served[&peer].unread() > 0);
         other.write_all(&frame(UNASKED, &Request::Return { lease: 1, points: Vec::new() })).unwrap();

@@ -1,14 +1,12 @@
 //! The tensor: elements in memory that processes share, and the adapters for it.
 
 use crate::device::{self, DeviceMemory, Role};
-use crate::importer::Import;
 use crate::memory::{self, Mapping};
 use bridge_core::{
     Access, Adapter, Allocation, COPY_ALIGNMENT, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease,
     Lent, Memory, Order, Profile, Result, Reuse, Stream, Strides, Views,
 };
 use rustix::fd::OwnedFd;
-use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,9 +22,9 @@ pub struct IpcTensor {
     access: Access,
     /// The stream of this process in which its memory is written; `None` on the host.
     stream: Option<Stream>,
-    /// What keeps the memory: an [`Import`], an [`Arena`] or [`DeviceMemory`] before it is shared, or the [`Lease`] of
-    /// a framework of this process on memory that can be shared as it is.
-    owner: Arc<dyn Any + Send + Sync>,
+    /// What keeps the memory: the lease of an import, an [`Arena`] or [`DeviceMemory`] before it is shared, or the
+    /// [`Lease`] of a framework of this process on memory that can be shared as it is.
+    owner: Arc<dyn Keeps>,
 }
 
 bridge_core::debug_fields!(impl[] IpcTensor: data, dtype, layout, device, access);
@@ -35,7 +33,7 @@ impl IpcTensor {
     pub(crate) fn imported(
         (data, dtype, layout): (usize, DType, Layout),
         (device, access, stream): (Device, Access, Option<Stream>),
-        import: Arc<Import>,
+        import: Arc<dyn Keeps>,
     ) -> Self {
         Self { data, dtype, layout, device, access, stream, owner: import }
     }
@@ -77,9 +75,21 @@ impl IpcTensor {
     ///
     /// [`ErrorKind::Gone`].
     pub fn check(&self) -> Result<()> {
-        self.owner.downcast_ref::<Import>().map_or(Ok(()), Import::check)
+        self.owner.check()
     }
 }
+
+/// What keeps the memory of a tensor.
+pub(crate) trait Keeps: Send + Sync {
+    /// Returns an error where the memory is no longer lent.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Keeps for Arena {}
+impl Keeps for DeviceMemory {}
+impl Keeps for Lease {}
 
 /// Tensors that processes share, as a framework: they go out in place, and other memory comes in by a copy, as part of
 /// a [`Parcel`](crate::Parcel).
@@ -205,7 +215,7 @@ impl Adapter for Ipc {
 
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<IpcTensor> {
         let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
-        let (data, owner): (usize, Arc<dyn Any + Send + Sync>) = match &self.room {
+        let (data, owner): (usize, Arc<dyn Keeps>) = match &self.room {
             Some(Room::Arena(arena)) if device.kind == DeviceKind::CPU => (arena.take(layout.nbytes())?, arena.clone()),
             // Also the room for a copy of a tensor that was opened, where the consumer has none.
             Some(Room::Device) | None if device::in_streams(device) => {

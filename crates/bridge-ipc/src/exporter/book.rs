@@ -1,30 +1,12 @@
 //! Who shares what with whom, without sockets and without memory: the exporter's state machine.
 
 use crate::server::Peer;
+use crate::settings::Limits;
 use crate::ticket::Token;
 use crate::wire::Why;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// How much a process lets others hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// The most connections. One process has half of them at most, and so has one user other than that of this process.
-    pub connections: usize,
-    /// The most shares that can be opened or are still leased.
-    pub shares: usize,
-    /// The most leases of a connection. All connections together may have sixteen times as many.
-    pub leases: usize,
-    /// The most bytes of all shares together that were copied into memory for this purpose.
-    pub bytes: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { connections: 256, shares: 1 << 16, leases: 1 << 16, bytes: usize::MAX }
-    }
-}
 
 /// How many connections may have as many leases as one may.
 const CROWD: usize = 16;

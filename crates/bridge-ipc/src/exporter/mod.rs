@@ -4,9 +4,10 @@ mod book;
 mod folder;
 mod serve;
 
-pub use book::{Held, Limits};
+pub use book::Held;
 
-use crate::server::{Bell, Peer, Serving};
+use crate::server::{Bell, Enclosed, Peer, Serving};
+use crate::settings::Settings;
 use crate::ticket::{Ticket, Token, now};
 use crate::wire::{Content, HEADER, MAX_ANSWER, MAX_FILES, UNASKED, Why, frame};
 use book::Book;
@@ -16,21 +17,6 @@ use std::any::Any;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// How a process shares.
-#[derive(Debug, Clone, Default)]
-pub struct Settings {
-    /// The folder of the socket, which only this user may enter, or the [`users`](Self::users) as well. `None`:
-    /// `TENSOR_BRIDGE_IPC` names it, else it is `tensor-bridge` in `XDG_RUNTIME_DIR`, unless there are other users, else
-    /// one of this user in `/tmp`.
-    pub folder: Option<PathBuf>,
-    /// The most that others may hold.
-    pub limits: Limits,
-    /// Users, by number, who may open shares beside the one of this process. The folder must let them in, too (mode
-    /// 711). In [`process::configure`](crate::process::configure) they are also the users whose processes this one
-    /// connects to.
-    pub users: Vec<u32>,
-}
 
 /// The most bytes of an answer around a content.
 const AROUND: usize = 128;
@@ -43,6 +29,12 @@ pub(crate) struct Kept {
     /// The streams in which the owners of device memory work.
     pub(crate) streams: Vec<(Device, Stream)>,
     pub(crate) _owners: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+impl Enclosed for Kept {
+    fn files(&self) -> &[Arc<OwnedFd>] {
+        &self.files
+    }
 }
 
 /// The part of a process that lends tensors to other processes: a socket, and a thread that answers.

@@ -2,7 +2,7 @@
 
 use super::Desk;
 use crate::device::{self, Role};
-use crate::server::{Letter, Peer, Service};
+use crate::server::{Enclosed, Letter, Peer, Service};
 use crate::wire::{Answer, Content, Request, UNASKED, Why, frame};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -26,11 +26,11 @@ impl Service for Arc<Desk> {
         match request {
             Request::Open { share, token } => {
                 let opened = self.book().open(peer, share, &token, Instant::now());
-                let (answer, kept) = match opened {
+                let (answer, enclosed) = match opened {
                     Ok((lease, kept)) => match device::points_behind(&kept.streams, Role::Lends) {
                         Ok(points) => {
                             let content = Content { points, ..kept.content.clone() };
-                            (Answer::Opened { lease, content }, Some(kept))
+                            (Answer::Opened { lease, content }, Some(kept as Arc<dyn Enclosed>))
                         }
                         Err(_) => {
                             drop(self.book().give_back(peer, lease)?);
@@ -39,7 +39,7 @@ impl Service for Arc<Desk> {
                     },
                     Err(why) => (Answer::Refused { why }, None),
                 };
-                out.push(Letter { kept, ..Letter::answer(peer, number, &answer) });
+                out.push(Letter { enclosed, ..Letter::answer(peer, number, &answer) });
             }
             Request::Return { lease, points } => {
                 // Without the wait the memory could be reused too early: the lease is kept until that process ends.

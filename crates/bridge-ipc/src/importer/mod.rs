@@ -6,7 +6,7 @@ use crate::device::{self, DeviceMapping, Role};
 use crate::line::broken;
 use crate::memory::{self, Mapping, Writing};
 use crate::own::Own;
-use crate::tensor::IpcTensor;
+use crate::tensor::{IpcTensor, Keeps};
 use crate::ticket::Ticket;
 use crate::wire::{Content, Described, Segment};
 use bridge_core::{Access, Device, Error, ErrorKind, Layout, Lent, Result};
@@ -138,12 +138,14 @@ impl Drop for Import {
     }
 }
 
-impl Import {
-    /// Returns an error where the memory is no longer lent: the share was revoked, or the other process has ended.
-    pub(crate) fn check(&self) -> Result<()> {
+impl Keeps for Import {
+    /// Returns an error also where the other process has ended.
+    fn check(&self) -> Result<()> {
         self.share.check()
     }
+}
 
+impl Import {
     pub(crate) fn segment(&self, number: usize) -> &Open {
         &self.segments[number]
     }
@@ -220,5 +222,5 @@ fn tensor(described: &Described, import: &Arc<Import>) -> Result<IpcTensor> {
     layout.hull(data, Some(&bytes)).map_err(wrong)?;
     let access = if open.segment.writing() == Writing::Never { Access::ReadOnly } else { Access::ReadWrite };
     let stream = if device::in_streams(device) { Some(device::stream(device, Role::Opens)?) } else { None };
-    Ok(IpcTensor::imported((data, dtype, layout), (device, access, stream), Arc::clone(import)))
+    Ok(IpcTensor::imported((data, dtype, layout), (device, access, stream), Arc::clone(import) as _))
 }

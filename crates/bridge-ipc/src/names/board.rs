@@ -1,8 +1,8 @@
 //! Which ticket a name stands for, without sockets: the state machine of the names.
 
 use super::wire::{Answer, Listed, Request, is_name};
-use crate::exporter::Limits;
 use crate::server::{Letter, Peer, Service};
+use crate::settings::Limits;
 use crate::ticket::Ticket;
 use crate::wire::{MAX_ANSWER, UNASKED, Why, frame};
 use std::collections::BTreeMap;

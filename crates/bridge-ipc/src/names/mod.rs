@@ -5,9 +5,10 @@ mod wire;
 
 pub use wire::Listed;
 
-use crate::exporter::{Exporter, Settings};
+use crate::exporter::Exporter;
 use crate::line::{Line, PATIENCE, broken};
 use crate::server::{Bell, Serving};
+use crate::settings::Settings;
 use crate::socket;
 use crate::ticket::Ticket;
 use board::Board;

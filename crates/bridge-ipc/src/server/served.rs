@@ -84,8 +84,8 @@ impl<R> Served<R> {
     /// Sends what the socket takes now. `None`: the system cannot send it.
     pub(super) fn flush(&mut self) -> Option<()> {
         while let Some(Out { letter, sent }) = self.out.front_mut() {
-            let files: Vec<_> = match &letter.kept {
-                Some(kept) if *sent == 0 => kept.files.iter().map(|file| file.as_fd()).collect(),
+            let files: Vec<_> = match &letter.enclosed {
+                Some(enclosed) if *sent == 0 => enclosed.files().iter().map(|file| file.as_fd()).collect(),
                 _ => Vec::new(),
             };
             match socket::send(&self.socket, &letter.bytes[*sent..], &files) {

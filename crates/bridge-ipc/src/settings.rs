@@ -1,0 +1,65 @@
+//! How this process shares, and with whom.
+
+use rustix::process::geteuid;
+use std::path::PathBuf;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// How a process shares.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// The folder of the socket, which only this user may enter, or the [`users`](Self::users) as well. `None`:
+    /// `TENSOR_BRIDGE_IPC` names it, else it is `tensor-bridge` in `XDG_RUNTIME_DIR`, unless there are other users, else
+    /// one of this user in `/tmp`.
+    pub folder: Option<PathBuf>,
+    /// The most that others may hold.
+    pub limits: Limits,
+    /// Users, by number, who may open shares beside the one of this process. The folder must let them in, too (mode
+    /// 711). In [`process::configure`](crate::process::configure) they are also the users whose processes this one
+    /// connects to.
+    pub users: Vec<u32>,
+}
+
+/// How much a process lets others hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The most connections. One process has half of them at most, and so has one user other than that of this process.
+    pub connections: usize,
+    /// The most shares that can be opened or are still leased.
+    pub shares: usize,
+    /// The most leases of a connection. All connections together may have sixteen times as many.
+    pub leases: usize,
+    /// The most bytes of all shares together that were copied into memory for this purpose.
+    pub bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { connections: 256, shares: 1 << 16, leases: 1 << 16, bytes: usize::MAX }
+    }
+}
+
+/// What was configured, which forks have as well. It is replaced and never freed, so that it needs no lock.
+static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(ptr::null_mut());
+
+/// Returns what was configured.
+pub(crate) fn of_this_process() -> Settings {
+    // SAFETY: it is null, or comes from the leaked box of `set`, which is never freed or borrowed mutably.
+    unsafe { SETTINGS.load(Ordering::Acquire).as_ref() }.cloned().unwrap_or_default()
+}
+
+/// Replaces what was configured.
+pub(crate) fn set(settings: Settings) {
+    SETTINGS.store(Box::into_raw(Box::new(settings)), Ordering::Release);
+}
+
+/// Returns the users whom this process accepts beside its own, by number: the ones of the [`Settings`] that were
+/// configured. They may open what [`exporter`](crate::process::exporter) shares, and this process opens what theirs share.
+pub fn users() -> Vec<u32> {
+    of_this_process().users
+}
+
+/// Returns whether this process connects to processes of that user.
+pub(crate) fn accepts(user: u32) -> bool {
+    user == geteuid().as_raw() || users().contains(&user)
+}
