@@ -17,6 +17,7 @@ use status::{Status, answer};
 mod external;
 #[cfg(test)]
 mod header;
+mod on_device;
 mod pointers;
 mod python;
 mod reader;

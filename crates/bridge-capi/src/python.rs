@@ -2,18 +2,10 @@
 
 use crate::external::CExternal;
 use crate::pointers::{borrow, into_raw, non_null, write};
-use crate::status::{Status, answer};
+use crate::status::{Status, answer, speak_python};
 use crate::tensor::CTensor;
 use crate::view;
 use bridge_interpreter::{Functions, Object, close, new_capsule, open, report_unraisable, take_capsule};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-
-/// Whether a Python package calls this library.
-static FOR_PYTHON: AtomicBool = AtomicBool::new(false);
-
-pub(crate) fn is_for_python() -> bool {
-    FOR_PYTHON.load(Relaxed)
-}
 
 /// From now on foreign memory is released with the GIL, so tb_memory.release may be Py_DecRef. A thread that Python
 /// knows takes the GIL and releases the memory at once. On other threads, such as TensorFlow's, the release is deferred
@@ -24,7 +16,7 @@ pub unsafe extern "C" fn tb_python_open(python: *const Functions) -> Status {
     answer(|| {
         // SAFETY: the caller's obligation.
         unsafe { open(*borrow(python, "python")?) };
-        FOR_PYTHON.store(true, Relaxed);
+        speak_python();
         Ok(())
     })
 }

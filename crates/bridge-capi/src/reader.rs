@@ -1,7 +1,7 @@
 //! The consumer's side of a transfer: a reader in one stream, who holds a lease, bare or as a managed tensor of DLPack.
 
+use crate::on_device::in_streams;
 use crate::status::refused;
-use crate::tensor::in_streams;
 use bridge_core::dlpack::wrap;
 use bridge_core::{Adapter, Consumer, Device, Lease, Lent, Profile, Result, Stream, Views};
 use bridge_interpreter::AnyManaged;

@@ -1,10 +1,10 @@
 //! Results of the C functions: a status, and for each thread the message of its last error.
 
-use crate::python::is_for_python;
 use bridge_core::{Advice, Error, ErrorKind, Result};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Results of functions. Their numbers never change.
 #[repr(C)]
@@ -104,9 +104,17 @@ bridge_core::words! {
     }
 }
 
+/// Whether a Python package calls this library.
+static FOR_PYTHON: AtomicBool = AtomicBool::new(false);
+
+/// Words errors for callers in Python from now on.
+pub(crate) fn speak_python() {
+    FOR_PYTHON.store(true, Relaxed);
+}
+
 /// Returns the words of the caller: those of Python where the library works for a Python package.
 fn words() -> fn(Advice) -> &'static str {
-    if is_for_python() { bridge_core::python::words } else { c }
+    if FOR_PYTHON.load(Relaxed) { bridge_core::python::words } else { c }
 }
 
 /// Runs the body of a function that C calls: keeps its error for `tb_error`, and catches a panic.

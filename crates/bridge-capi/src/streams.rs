@@ -1,28 +1,12 @@
 //! Streams: their order, and the use of a view in another one.
 
+use crate::on_device::{in_streams, stream_on};
 use crate::pointers::non_null;
 use crate::reader::VIEWS;
 use crate::status::{Status, answer, refused};
-use crate::tensor::{CDevice, in_streams};
-use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream};
+use crate::tensor::CDevice;
+use bridge_core::{Device, Error, ErrorKind};
 use std::ffi::c_void;
-
-/// Returns the stream of a handle, for work on `device`.
-///
-/// # Safety
-///
-/// On a CUDA device the stream is alive.
-pub(crate) unsafe fn stream_on(device: Device, handle: u64) -> Result<Stream> {
-    let stream = Stream::from_handle(handle);
-    let default = [Stream::LEGACY, Stream::PER_THREAD].contains(&stream);
-    let gpu = Device { kind: DeviceKind::CUDA, ..device };
-    // SAFETY: the caller's obligation.
-    if default || !in_streams(device) || unsafe { bridge_cuda::has_stream(gpu, stream) }? {
-        return Ok(stream);
-    }
-    let text = format!("{stream} belongs to another device than the tensor: pass a stream of {gpu}");
-    Err(Error::new(ErrorKind::Device, text))
-}
 
 /// Makes work that is submitted to the stream later from now on wait, on the device, for all work that is in the stream
 /// earlier now. No host thread waits.

@@ -1,9 +1,9 @@
 //! Tensors of the caller: lent as they are, and copied by this library in host memory.
 
+use crate::on_device::{in_streams, stream_on};
 use crate::pointers::{borrow, drop_raw, into_raw, non_null, slice, write};
 use crate::reader::{InStream, Reader};
 use crate::status::{Status, answer, refused};
-use crate::streams::stream_on;
 use bridge_core::dlpack::{Origin, Release};
 use bridge_core::{
     Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, MAX_NDIM,
@@ -108,14 +108,6 @@ impl Drop for CallerOwned {
 
 /// A tensor of the caller or of another framework, which can be fed and transferred any number of times.
 pub struct CTensor(Arc<Lent>);
-
-/// Kinds of memory that work in streams touches.
-const IN_STREAMS: [DeviceKind; 2] = [DeviceKind::CUDA, DeviceKind::CUDA_MANAGED];
-
-/// Returns whether work in streams touches memory of this device, and the host does not read it at any time.
-pub(crate) fn in_streams(device: Device) -> bool {
-    IN_STREAMS.contains(&device.kind)
-}
 
 /// Looks up the device of an address, and the allocation around it, in the driver. Only memory that work in streams
 /// touches is looked up. A producer may label managed memory as memory of its GPU, as CuPy does.

@@ -1,10 +1,10 @@
 //! Managed tensors of DLPack for a consumer without Python: planned, transferred, and copied into one that exists.
 
+use crate::on_device::{in_streams, stream_on};
 use crate::pointers::{borrow, non_null, slice, text, write};
 use crate::reader::{Reader, managed};
 use crate::status::{Status, answer, refused};
-use crate::streams::stream_on;
-use crate::tensor::{CDType, CDevice, CTensor, Caller, in_streams};
+use crate::tensor::{CDType, CDevice, CTensor, Caller};
 use bridge_core::{
     Adapter, CopiedBy, DType, Device, DeviceKind, Error, ErrorKind, Lease, MAX_NDIM, Options, Order, Ordering,
     Permutation, Plan, Profile, Reason, Result, Stream, Strides, Transfer, copied_by, copy_into, plan, transfer,

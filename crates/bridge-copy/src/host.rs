@@ -4,6 +4,7 @@
 //! the target and the fastest of the source, and a kernel copies these; a plain loop runs over the others.
 
 mod channels;
+mod choose;
 mod lines;
 mod plane;
 mod threads;
@@ -90,7 +91,7 @@ unsafe impl Sync for Ends {}
 unsafe fn fill(walk: Walk, ends: Ends, flips: Flips) {
     let ends = ends.step(walk.from, walk.to);
     let (plane, outer) = Plane::new(walk.widen());
-    let kernel = plane.kernel();
+    let kernel = choose::kernel(&plane);
     let mut index = [0usize; bridge_core::MAX_NDIM];
     let mut at = ends;
     loop {

@@ -1,6 +1,6 @@
-//! Two dimensions of a walk, and the kernel that copies them fastest.
+//! Two dimensions of a walk, and what the kernels that copy them are.
 
-use super::{Ends, Flips, channels, lines, tiles};
+use super::{Ends, Flips};
 use crate::plan::{Dim, Walk};
 use smallvec::SmallVec;
 
@@ -39,12 +39,6 @@ impl Plane {
         self.across.length > 1
             && self.across.from != 0
             && self.across.from.unsigned_abs() < self.along.from.unsigned_abs()
-    }
-
-    /// Returns the kernel for planes like this one.
-    pub fn kernel(&self) -> Kernel {
-        let transposed = || tiles::kernel(self).or_else(|| channels::kernel(self));
-        self.is_transposed().then(transposed).flatten().unwrap_or_else(|| lines::kernel(self))
     }
 }
 
