@@ -80,9 +80,10 @@ def main(arguments: list[str]) -> int:
 def table(head: Iterable[str], rows: Iterable[Iterable[object]], align: str = "l") -> str:
     """Return a table of Markdown. ``align`` has a letter for each column; columns without one hold numbers."""
     head = list(head)
-    assert len(align) <= len(head), f"{len(align)} alignments for {len(head)} columns"
     line = ["---" if side == "l" else "--:" for side in align.ljust(len(head), "r")]
-    return "\n".join(f"| {' | '.join(str(cell) for cell in row)} |" for row in (head, line, *rows))
+    every = [head, line, *(list(row) for row in rows)]
+    assert {len(row) for row in every} == {len(head)}, f"a row of {head} has another number of columns"
+    return "\n".join(f"| {' | '.join(str(cell) for cell in row)} |" for row in every)
 
 
 def about(name: str) -> str:
@@ -212,7 +213,7 @@ def orders(links: str, source: str, target: str) -> str:
                 found = {"report": name, **{row["name"]: row for row in pair["properties"]}}
     words = {"order": "read before the data was written", "release_order": "memory reused under a reader"}
     rows = [(said, *wrong(found[name])) for name, said in words.items()]
-    head = ("what may go wrong", "tensor-bridge", "the frameworks' own way")
+    head = ("what may go wrong", "tensor-bridge", "the frameworks' own functions")
     return f"{table(head, rows)}\n\nFrom {link(links, found['report'])}, {about(found['report'])}."
 
 
