@@ -68,6 +68,7 @@ pub mod process;
 mod server;
 mod settings;
 mod socket;
+mod sync;
 mod tensor;
 mod ticket;
 mod wire;

@@ -6,7 +6,7 @@ use crate::not_a_capsule;
 use crate::options::Keywords;
 use crate::trace;
 use bridge_core::{Adapter, Error, ErrorKind, Options, Result};
-use bridge_ipc::{Ipc, IpcTensor, Limits, Opened, Road, Settings, Writing, process};
+use bridge_ipc::{Exporter, Ipc, IpcTensor, Limits, Opened, Road, Settings, Writing, process};
 use bridge_pyo3::{PyTensor, brief_str, framework_error, with_gil};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyList};
@@ -141,6 +141,36 @@ pub(crate) fn check<'py>(from: &AnyAdapter<'py>, tensor: &PyTensor<'py>) -> Resu
     }
 }
 
+/// Shares tensors for a ticket, which ``then`` takes over.
+fn shared<'py, T>(
+    py: Python<'py>,
+    (tensors, tree): (Vec<PyTensor<'py>>, Option<String>),
+    (time, copy): (Duration, Option<bool>),
+    writing: Option<&Bound<'py, PyAny>>,
+    then: impl FnOnce(&Arc<Exporter>, bridge_ipc::Ticket) -> Result<T> + Send,
+) -> Result<T>
+where
+    T: Send,
+{
+    let share = |call: Option<&trace::Call>| {
+        let writing = writing.map(self::writing).transpose()?;
+        let options = Options::default().with_copy(copy);
+        let sources = tensors.iter().map(|tensor| {
+            not_a_capsule(tensor)?;
+            source(tensor)
+        });
+        let sources = sources.collect::<Result<Vec<_>>>()?;
+        let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, &PyTensor<'py>)> =
+            sources.iter().zip(&tensors).map(|(from, tensor)| (&**from as _, tensor)).collect();
+        let parcel = trace::pack(call, &leaves, writing, &options)?;
+        py.detach(|| {
+            let exporter = process::exporter()?;
+            then(&exporter, parcel.share(&exporter, time, tree)?)
+        })
+    };
+    trace::call("share", "ipc", share)
+}
+
 /// Shares tensors, for a ticket. ``tree`` is text for the process that opens it.
 #[pyfunction]
 pub(crate) fn ipc_share<'py>(
@@ -151,20 +181,9 @@ pub(crate) fn ipc_share<'py>(
     writing: Option<&Bound<'py, PyAny>>,
     copy: Option<bool>,
 ) -> PyResult<Ticket> {
-    let share = |call: Option<&trace::Call>| {
-        let (time, writing) = (seconds(expires)?, writing.map(self::writing).transpose()?);
-        let options = Options::default().with_copy(copy);
-        let sources = tensors.iter().map(|tensor| {
-            not_a_capsule(tensor)?;
-            source(tensor)
-        });
-        let sources = sources.collect::<Result<Vec<_>>>()?;
-        let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, &PyTensor<'py>)> =
-            sources.iter().zip(&tensors).map(|(from, tensor)| (&**from as _, tensor)).collect();
-        let parcel = trace::pack(call, &leaves, writing, &options)?;
-        py.detach(|| parcel.share(&*process::exporter()?, time, tree)).map(Ticket)
-    };
-    trace::call("share", "ipc", share).map_err(|error| into_python(py, error))
+    let ticket =
+        seconds(expires).and_then(|time| shared(py, (tensors, tree), (time, copy), writing, |_, ticket| Ok(ticket)));
+    ticket.map(Ticket).map_err(|error| into_python(py, error))
 }
 
 /// Returns the name of the way in which a tensor's memory would leave the process.
@@ -302,6 +321,9 @@ pub(crate) fn ipc_check_name(name: &Bound<'_, PyAny>, keep: &Bound<'_, PyAny>) -
     check().map_err(|error| into_python(name.py(), error))
 }
 
+/// How long tickets under names can be opened: the connection ends their shares before.
+const LISTED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 /// A connection to the process that serves names.
 #[pyclass(frozen, module = "tensor_bridge")]
 pub(crate) struct Client(Mutex<Option<Arc<bridge_ipc::Client>>>);
@@ -332,14 +354,20 @@ impl Client {
         Ok(Self(Mutex::new(Some(Arc::new(client.map_err(|error| into_python(py, error))?)))))
     }
 
-    /// Puts a share of this process under a name. Its ticket is of no use where that fails.
-    fn put(&self, name: &Bound<'_, PyAny>, ticket: &Ticket, keep: &Bound<'_, PyAny>) -> PyResult<u64> {
+    /// Shares tensors under a name. The connection owns the share: a caller that is interrupted, wherever that is, loses
+    /// no ticket.
+    fn put<'py>(
+        &self,
+        name: &Bound<'py, PyAny>,
+        tensors: Vec<PyTensor<'py>>,
+        tree: Option<String>,
+        keep: &Bound<'py, PyAny>,
+        writing: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<u64> {
         let put = || {
-            let exporter = process::exporter()?;
-            let keep = number(keep, "keep", 1u64)?;
-            let asked = self.client().and_then(|_| text(name, "a name"));
-            asked.inspect_err(|_| drop(exporter.end(&ticket.0)))?;
-            self.ask(name, |client, name| client.put_share(&exporter, name, &ticket.0, keep))
+            let (client, text, keep) = (self.client()?, text(name, "a name")?, number(keep, "keep", 1u64)?);
+            let put = |exporter: &Arc<Exporter>, ticket| client.put_share(exporter, &text, &ticket, keep);
+            shared(name.py(), (tensors, tree), (LISTED, None), writing, put)
         };
         put().map_err(|error| into_python(name.py(), error))
     }

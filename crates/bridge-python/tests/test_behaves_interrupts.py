@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,18 @@ def test_an_interrupt_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
     assert tb.to_torch(ARRAY).shape == ARRAY.shape
 
 
+def test_a_put_that_is_interrupted_is_listed_or_ended(tmp_path: Path) -> None:
+    """What no name stands for is not shared, wherever the interrupt has come."""
+    processes._core.ipc_close()
+    with tb.serve(tmp_path / "names") as names:
+        for number in range(20):
+            interrupted(lambda: for_ever(lambda: names.put("x", ARRAY[:64])), 0.01 + 0.0013 * number)
+        names.put("x", ARRAY[:1])
+        eventually(lambda: processes.held()["shares"] == 1)
+        assert names.get("x", "numpy").shape == (1, ARRAY.shape[1])
+    assert processes.held()["shares"] == 0
+
+
 def test_load_is_interrupted(tmp_path: Path) -> None:
     tb.save(tmp_path / "x.npy", ARRAY)
     for copy in (None, True):
@@ -105,7 +118,7 @@ def silent(path: Path) -> Iterator[Path]:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         os.chmod(path, 0o600)
-        listener.listen(1)
+        listener.listen()
         yield path
 
 
@@ -117,6 +130,10 @@ def test_waiting_for_an_answer_is_interrupted(tmp_path: Path) -> None:
     with silent(tmp_path / "socket") as path:
         text = ticket.text.replace(own, str(path))
         assert interrupted(lambda: tb.open(text, "numpy")) < 2
+        with ThreadPoolExecutor() as threads:
+            other = threads.submit(tb.open, text, "numpy")
+            assert interrupted(lambda: tb.open(text, "numpy"), 0.2) < 2
+            assert isinstance(other.exception(), ConnectionError)
         client = tb.connect(path)
         assert interrupted(client.list) < 2
         client.close()

@@ -2,15 +2,15 @@
 
 use crate::line::{Line, PATIENCE, Reply, broken, gone};
 use crate::own::Own;
+use crate::sync::{Mutex, MutexGuard, locked, now};
 use crate::ticket::Token;
-use crate::wire::{Answer, Content, Point, Request, UNASKED, Why, frame};
+use crate::wire::{Answer, Content, Point, Request, Why};
 use bridge_core::Result;
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Weak};
 
 /// The connections of this process, by the path of the socket.
 static CONNECTIONS: Own<BTreeMap<PathBuf, Weak<Connection>>> = Own::new();
@@ -33,14 +33,6 @@ impl Reply for Answer {
                 content.segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.files()))
             }
             _ => 0,
-        }
-    }
-
-    /// The memory was not touched: there is nothing to wait for.
-    fn given_back(&self) -> Option<Vec<u8>> {
-        match *self {
-            Self::Opened { lease, .. } => Some(frame(UNASKED, &Request::Return { lease, points: Vec::new() })),
-            _ => None,
         }
     }
 }
@@ -76,7 +68,7 @@ impl Connection {
     }
 
     fn shares(&self) -> MutexGuard<'_, BTreeMap<u64, Weak<AtomicBool>>> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.shares)
     }
 
     fn note(&self, notice: Answer) {
@@ -105,7 +97,14 @@ impl Share {
     /// Asks for a lease. Returns its number, the content, and the descriptors of the segments.
     pub(super) fn open(&self, token: Token) -> Result<(u64, Content, Vec<OwnedFd>)> {
         let (connection, request) = (&self.connection, Request::Open { share: self.number, token });
-        match connection.line.ask(&request, Instant::now() + PATIENCE, |notice| connection.note(notice))? {
+        let line = Arc::downgrade(&connection.line);
+        let give_back = move |answer: &Answer, is_taken| {
+            // The memory was not touched: there is nothing to wait for.
+            if let (Answer::Opened { lease, .. }, false, Some(line)) = (answer, is_taken, line.upgrade()) {
+                line.say(&Request::Return { lease: *lease, points: Vec::new() });
+            }
+        };
+        match connection.line.ask(&request, now() + PATIENCE, |notice| connection.note(notice), give_back)? {
             (Answer::Opened { lease, content }, files) => Ok((lease, content, files)),
             _ => Err(broken("it answers another question")),
         }

@@ -181,14 +181,15 @@ pub struct Opened {
 /// - [`ErrorKind::OutOfMemory`]: this process has no address space, or too many files open.
 pub fn open(ticket: &Ticket) -> Result<Opened> {
     if ticket.remaining().is_none() {
-        return Err(Error::new(
-            ErrorKind::Gone,
-            "the ticket has expired: ask for a new one, or share with a longer time",
-        ));
+        return Err(expired());
     }
     let (share, token) = ticket.share();
     let share = Share::new(Connection::to(ticket.socket())?, share);
-    let (lease, content, files) = share.open(token)?;
+    let (lease, content, files) = share.open(token).map_err(|error| match (error.kind(), ticket.remaining()) {
+        // A ticket says whole seconds, and its share ends in the last of them.
+        (ErrorKind::Gone, None | Some(0 | 1)) => expired().caused_by(error),
+        _ => error,
+    })?;
     // From here on the drop gives the lease back.
     let mut import = Import { share, lease, segments: Vec::new(), tensors: OnceLock::new() };
     let Content { segments, tensors, points, tree } = content;
@@ -209,6 +210,10 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
     }
     drop(open);
     Ok(Opened { tensors, tree })
+}
+
+fn expired() -> Error {
+    Error::new(ErrorKind::Gone, "the ticket has expired: ask for a new one, or share with a longer time")
 }
 
 /// Returns a tensor that another process describes, after the checks that it lies in its segment.

@@ -1,6 +1,7 @@
 //! Names for tickets, between programs that run for long.
 
 mod board;
+mod shares;
 mod wire;
 
 pub use wire::Listed;
@@ -10,13 +11,15 @@ use crate::line::{Line, PATIENCE, broken};
 use crate::server::{Bell, Serving};
 use crate::settings::Settings;
 use crate::socket;
+use crate::sync::{now, thread};
 use crate::ticket::Ticket;
 use board::Board;
 use bridge_core::{Error, ErrorKind, Result};
+use shares::{Put, Shares};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 use wire::{Answer, Request, is_name};
 
 /// A socket at which processes put tickets under names, and find them. The drop ends it.
@@ -63,7 +66,7 @@ impl Drop for Names {
 pub struct Client {
     path: PathBuf,
     line: Arc<Line<Answer>>,
-    own: Arc<Own>,
+    shares: Arc<Shares>,
 }
 
 bridge_core::debug_fields!(impl[] Client: path);
@@ -99,7 +102,7 @@ impl Client {
     /// accept.
     pub fn connect(path: &Path) -> Result<Self> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
-        Ok(Self { line: Arc::new(Line::connect(&path)?), path, own: Arc::default() })
+        Ok(Self { line: Arc::new(Line::connect(&path)?), path, shares: Arc::default() })
     }
 
     /// Refuses to speak for the process that this one was forked from.
@@ -114,12 +117,14 @@ impl Client {
     }
 
     fn ask(&self, request: &Request) -> Result<Answer> {
+        self.ask_and_hear(request, |_, _| ())
+    }
+
+    /// Asks. `hears` is called with the answer whenever that comes.
+    fn ask_and_hear(&self, request: &Request, hears: impl FnOnce(&Answer, bool) + Send + 'static) -> Result<Answer> {
         self.check()?;
-        let mut displaced = Vec::new();
-        let answered =
-            self.line.ask(request, Instant::now() + PATIENCE, |notice| displaced.extend(self.own.displaced(notice)));
-        // Memory is released where no lock is held.
-        end(displaced);
+        let answered = self.line.ask(request, now() + PATIENCE, |notice| self.shares.hear(notice), hears);
+        self.shares.release();
         Ok(answered?.0)
     }
 
@@ -130,11 +135,21 @@ impl Client {
     /// [`ErrorKind::Argument`] for a name that is empty, has control characters or more than 128 bytes, and for a
     /// `keep` of 0. [`ErrorKind::Busy`] where there are as many as allowed, and those of the connection.
     pub fn put(&self, name: &str, ticket: &Ticket, keep: u64) -> Result<u64> {
+        self.put_and_hear(name, ticket, keep, |_, _| ())
+    }
+
+    fn put_and_hear(
+        &self,
+        name: &str,
+        ticket: &Ticket,
+        keep: u64,
+        hears: impl FnOnce(&Answer, bool) + Send + 'static,
+    ) -> Result<u64> {
         let name = checked(name)?;
         if keep == 0 {
             return Err(Error::new(ErrorKind::Argument, "keep counts the versions that can be opened: pass 1 or more"));
         }
-        match self.ask(&Request::Put { name, ticket: ticket.clone(), keep })? {
+        match self.ask_and_hear(&Request::Put { name, ticket: ticket.clone(), keep }, hears)? {
             Answer::Stored { version } => Ok(version),
             _ => Err(broken("it answers another question")),
         }
@@ -147,52 +162,37 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Those of [`put`](Self::put), and the share has ended unless the process that serves names may have the ticket.
+    /// Those of [`put`](Self::put). The share has ended then, or it ends when the process that serves names refuses it
+    /// later: after an error of the program, and after a [`ErrorKind::Busy`] that says that there was no answer in time,
+    /// that process may still list the ticket.
     pub fn put_share(&self, exporter: &Arc<Exporter>, name: &str, ticket: &Ticket, keep: u64) -> Result<u64> {
         self.check()?;
-        self.own.add(ticket, exporter);
-        let put = self.attend().and_then(|()| self.put(name, ticket, keep));
-        if put.as_ref().is_err_and(|error| !self.may_stand(name, ticket, error)) {
-            self.own.end(|own| own == ticket);
-        }
-        put
-    }
-
-    /// Returns whether a name may stand for a ticket that was put there, for this error.
-    fn may_stand(&self, name: &str, ticket: &Ticket, error: &Error) -> bool {
-        match error.kind() {
-            ErrorKind::Argument | ErrorKind::Gone | ErrorKind::Denied | ErrorKind::Protocol | ErrorKind::Version => {
-                false
-            }
-            // It was refused, or not answered in time. What is asked later is answered later.
-            ErrorKind::Busy => match self.get(name, None) {
-                Ok((_, newest)) => newest == *ticket,
-                Err(error) => error.kind() != ErrorKind::Gone,
-            },
-            _ => true,
-        }
+        let put = Put::new(&self.shares, ticket, exporter);
+        let stored =
+            self.attend().and_then(|()| self.put_and_hear(name, ticket, keep, move |answer, _| put.answered(answer)));
+        self.shares.release();
+        stored
     }
 
     /// Starts the thread that hears what this connection has put and no name stands for any more.
     fn attend(&self) -> Result<()> {
-        if self.own.is_attended.swap(true, Relaxed) {
+        if self.shares.is_attended.swap(true, Relaxed) {
             return Ok(());
         }
-        let (line, own) = (Arc::clone(&self.line), Arc::clone(&self.own));
+        let (line, shares) = (Arc::clone(&self.line), Arc::clone(&self.shares));
         let attend = move || {
             loop {
-                let mut displaced = Vec::new();
-                let goes_on = line.attend(|notice| displaced.extend(own.displaced(notice)));
-                end(displaced);
+                let goes_on = line.attend(|notice| shares.hear(notice));
+                shares.release();
                 if goes_on.is_err() {
                     break;
                 }
             }
-            own.end(|_| true);
+            shares.end();
         };
-        let thread = std::thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(attend);
+        let thread = thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(attend);
         thread.map(drop).map_err(|error| {
-            self.own.is_attended.store(false, Relaxed);
+            self.shares.is_attended.store(false, Relaxed);
             let text = "no thread for the connection: raise the limit of processes (ulimit -u)";
             Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
         })
@@ -256,52 +256,10 @@ impl Drop for Client {
     fn drop(&mut self) {
         // What a fork has is its parent's.
         if !self.line.is_elsewhere() {
+            // Before the thread of the connection does it, which the caller does not wait for.
+            self.shares.end();
             self.line.close();
-            self.own.end(|_| true);
         }
-    }
-}
-
-/// A ticket that a connection has put, with the exporter that shares for it.
-type Share = (Ticket, Weak<Exporter>);
-
-/// Ends the shares of these tickets.
-fn end(shares: Vec<Share>) {
-    for (ticket, exporter) in shares {
-        // Of an exporter that was dropped nothing is shared any more.
-        exporter.upgrade().into_iter().for_each(|exporter| drop(exporter.end(&ticket)));
-    }
-}
-
-/// The tickets that a connection has put.
-#[derive(Default)]
-struct Own {
-    shares: Mutex<Vec<Share>>,
-    /// Whether a thread waits for notices.
-    is_attended: AtomicBool,
-}
-
-impl Own {
-    fn add(&self, ticket: &Ticket, exporter: &Arc<Exporter>) {
-        self.shares().push((ticket.clone(), Arc::downgrade(exporter)));
-    }
-
-    fn shares(&self) -> MutexGuard<'_, Vec<Share>> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes out what a notice says that no name stands for any more.
-    fn displaced(&self, notice: Answer) -> Vec<Share> {
-        match notice {
-            Answer::Displaced { ticket } => self.shares().extract_if(.., |(own, _)| *own == ticket).collect(),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Ends the shares of such tickets.
-    fn end(&self, such: impl Fn(&Ticket) -> bool) {
-        let ended: Vec<_> = self.shares().extract_if(.., |(ticket, _)| such(ticket)).collect();
-        end(ended);
     }
 }
 
@@ -319,7 +277,7 @@ impl Watch {
     ///
     /// Those of the connection.
     pub fn wait(&self, time: Duration) -> Result<Option<(u64, Ticket)>> {
-        Ok(self.line.answered(Instant::now() + time)?.and_then(found))
+        Ok(self.line.answered(now() + time)?.and_then(found))
     }
 }
 

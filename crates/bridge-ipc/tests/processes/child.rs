@@ -4,12 +4,14 @@ use super::{LONG, PATIENCE, host, share};
 use bridge_core::{Adapter, ErrorKind, Options, Result, transfer};
 use bridge_ipc::{Client, Exporter, Ipc, IpcTensor, Parcel, Settings, Ticket, Writing, open, process};
 use bridge_ndarray::{HostArray, NdArray};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process, setrlimit, waitpid};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
 
 /// Returns the adapter.
@@ -117,6 +119,9 @@ fn other_process() {
     }
 }
 
+/// Files that are open for nothing.
+static CROWD: Mutex<Vec<File>> = Mutex::new(Vec::new());
+
 fn obey(
     exporter: &Exporter,
     client: &mut Option<Client>,
@@ -162,6 +167,17 @@ fn obey(
             let bytes = argument.bytes().map(|byte| byte - b'0').collect();
             let ticket = share(exporter, bytes, Writing::Never, LONG)?;
             Ok(client.as_ref().unwrap().put("weights", &ticket, 1)?.to_string())
+        }
+        // Has as many files open as it may, until "room".
+        "crowd" => {
+            let limits = getrlimit(Resource::Nofile);
+            setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..limits }).unwrap();
+            CROWD.lock().unwrap().extend(std::iter::from_fn(|| File::open("/dev/null").ok()));
+            Ok("full".into())
+        }
+        "room" => {
+            CROWD.lock().unwrap().clear();
+            Ok("empty".into())
         }
         "leases" => Ok(exporter.held().leases.to_string()),
         // Passes on what was opened.

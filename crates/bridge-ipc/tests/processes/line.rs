@@ -2,16 +2,16 @@
 
 use super::child::{Child, read, seen};
 use super::wire::{ALL, Answer, HEADER, memory, numbered, send, ticket_for};
-use super::{Folder, LONG, PATIENCE, share};
+use super::{Folder, LONG, PATIENCE, share, wait_for};
 use bridge_core::{Error, ErrorKind, Result};
-use bridge_ipc::{Exporter, IpcTensor, Limits, Settings, Ticket, Writing, open, while_waiting};
+use bridge_ipc::{Client, Exporter, IpcTensor, Limits, Settings, Ticket, Writing, open, while_waiting};
 use rustix::process::Signal;
 use std::cell::Cell;
 use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc;
-use std::time::Instant;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 thread_local! {
     /// Whether the program of this thread interrupts what waits.
@@ -234,4 +234,98 @@ fn forks_wait_for_no_thread_of_their_parent() {
         ends.store(true, Relaxed);
         assert_eq!(codes, vec![0; codes.len()]);
     });
+}
+
+/// A put is given up, and its answer comes with that of the next question: what the server refused is not shared any
+/// more, and what it stored is, until a name stands for it no longer.
+#[test]
+fn a_late_answer_settles_a_put() {
+    for (answer, shares) in
+        [(r#"{"is":"refused","why":"busy"}"#, 0), (r#"{"is":"missing"}"#, 0), (r#"{"is":"stored","version":4}"#, 1)]
+    {
+        let (other, sharing) = (Other::new(), Folder::new());
+        let exporter = Arc::new(sharing.exporter(Limits::default()));
+        let ticket = share(&exporter, vec![7], Writing::Never, LONG).unwrap();
+        let displaced = format!(r#"{{"is":"displaced","ticket":{}}}"#, ticket.text());
+        let (is_answered, answered) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let (exporter, path) = (&exporter, other.folder.path().join("other"));
+            let puts = scope.spawn(move || {
+                let client = Client::connect(&path).unwrap();
+                let given_up = interrupted(|| client.put_share(exporter, "weights", &ticket, 2));
+                assert_eq!(given_up.unwrap_err().kind(), ErrorKind::Framework);
+                assert_eq!(exporter.held().shares, 1, "it may be listed");
+                assert_eq!(client.list().unwrap(), []);
+                wait_for(exporter, |held| held.shares == shares);
+                is_answered.send(()).unwrap();
+                wait_for(exporter, |held| held.shares == 0);
+            });
+            let mut socket = other.accept();
+            let (put, list) = (heard(&mut socket).0, heard(&mut socket).0);
+            say(&socket, put, answer);
+            say(&socket, list, r#"{"is":"listed","names":[]}"#);
+            answered.recv().unwrap();
+            if shares == 1 {
+                say(&socket, 0, &displaced);
+            }
+            puts.join().unwrap();
+        });
+    }
+}
+
+/// A process that has as many files open as it may loses the descriptors of an answer, or cannot connect: that is an
+/// error, and what it opened before stays.
+#[test]
+fn too_many_open_files_end_no_connection() {
+    let (folder, elsewhere) = (Folder::new(), Folder::new());
+    let [exporter, other] = [&folder, &elsewhere].map(|folder| folder.exporter(Limits::default()));
+    let [ticket, unknown] = [&exporter, &other].map(|exporter| share(exporter, vec![7], Writing::Never, LONG).unwrap());
+    let mut child = Child::new(folder.path());
+    let [open, connect] = [ticket, unknown].map(|ticket| format!("open {}", ticket.text()));
+    assert_eq!(child.ask(&open), "7");
+    child.ask("crowd");
+    for line in [&open, &connect, &open] {
+        assert_eq!(child.ask(line), "OutOfMemory");
+    }
+    child.ask("room");
+    for line in [&open, &connect, "read 0"] {
+        assert_eq!(child.ask(line), "7");
+    }
+    wait_for(&exporter, |held| (held.leases, held.connections) == (2, 1));
+}
+
+/// A thread that waits for its turn is interrupted as one that waits for an answer, and the answer comes to the other.
+#[test]
+fn a_thread_that_waits_for_another_is_interrupted() {
+    let other = Other::new();
+    let [first, second] = [1, 2].map(|share| other.ticket(share));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(move || one(&first).map(drop));
+        let mut socket = other.accept();
+        let (number, _) = heard(&mut socket);
+        assert_eq!(interrupted(|| one(&second)).unwrap_err().kind(), ErrorKind::Framework);
+        lend(&socket, number, 1, 64);
+        waits.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn an_error_says_what_a_ticket_lacks() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    let short = share(&exporter, vec![7], Writing::Never, Duration::from_millis(1)).unwrap();
+    let long = share(&exporter, vec![7], Writing::Never, LONG).unwrap();
+    wait_for(&exporter, |held| held.shares == 1);
+    let says = |ticket: &Ticket| {
+        let error = one(ticket).unwrap_err();
+        (error.kind(), error.to_string())
+    };
+    let (kind, text) = says(&short);
+    assert!(kind == ErrorKind::Gone && text.contains("the ticket has expired"), "{text}");
+    exporter.revoke(&long).unwrap();
+    let (kind, text) = says(&long);
+    assert!(kind == ErrorKind::Gone && text.contains("revoked"), "{text}");
+    let moved = long.text().replace(".sock", ".moved");
+    let (kind, text) = says(&moved.parse().unwrap());
+    assert!(kind == ErrorKind::Gone && text.contains(".moved"), "{text}");
 }

@@ -19,7 +19,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from .processes import open, share
+from ._trees import flattened
+from .processes import open
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -32,9 +33,6 @@ __all__ = ["Client", "Names", "connect", "serve"]
 
 #: Seconds that a wait takes at most before Python looks for signals.
 _SLICE = 0.2
-
-#: Seconds that tickets under names can be opened for: the process that shares ends them.
-_LONG = 10.0 * 365 * 24 * 3600
 
 
 class Client:
@@ -97,7 +95,7 @@ class Client:
         """
         # Before anything is copied.
         _core.ipc_check_name(name, keep)
-        return self._client.put(name, share(x, expires=_LONG, writing=writing), keep)
+        return self._client.put(name, *flattened(x), keep, writing)
 
     def get(self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None) -> Any:
         """Open what stands under a name.

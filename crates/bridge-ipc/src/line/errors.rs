@@ -1,0 +1,62 @@
+//! Why nothing more comes through a connection, in words.
+
+use crate::wire::Why;
+use bridge_core::{Error, ErrorKind};
+
+/// Why nothing more comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Closed,
+    Refused(Why),
+    Broken,
+}
+
+/// Returns the error for a process that does not keep to the protocol.
+#[cold]
+pub(crate) fn broken(what: &str) -> Error {
+    let text =
+        format!("the other process does not speak this protocol ({what}): use one version of tensor_bridge in both");
+    Error::new(ErrorKind::Protocol, text)
+}
+
+pub(crate) fn gone(what: &str) -> Error {
+    Error::new(ErrorKind::Gone, format!("{what}: ask for a new ticket"))
+}
+
+impl End {
+    pub(super) fn error(self) -> Error {
+        match self {
+            Self::Closed => gone("the process at the other end has ended"),
+            Self::Refused(why) => refused(why),
+            Self::Broken => broken("its messages cannot be read"),
+        }
+    }
+}
+
+pub(crate) fn refused(why: Why) -> Error {
+    let (kind, text) = match why {
+        Why::Denied => (
+            ErrorKind::Denied,
+            "the process that shares does not let this user in: run both as one user, or accept each other in `users`",
+        ),
+        Why::Unknown => (
+            ErrorKind::Gone,
+            "there is no such share: it was revoked, or the ticket is not of that process. Ask for a new one",
+        ),
+        Why::Busy => (
+            ErrorKind::Busy,
+            "the process that shares has as many connections or leases as it allows: close some, or raise its limits",
+        ),
+        Why::Version => (
+            ErrorKind::Version,
+            "the process that shares speaks another version: use one version of tensor_bridge in both",
+        ),
+        Why::Failed => (ErrorKind::Driver, "the driver failed in the process that shares: look at its errors"),
+        Why::Protocol => return broken("it did not understand the request"),
+    };
+    Error::new(kind, text)
+}
+
+pub(super) fn busy(what: &str) -> Error {
+    Error::new(ErrorKind::Busy, format!("{what}: look whether it hangs, or try again"))
+}

@@ -1,0 +1,33 @@
+//! The program, which is asked whether a wait goes on.
+
+use crate::sync::thread_local;
+use bridge_core::Result;
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// How long a wait lasts at most before the program is asked whether it goes on: see [`while_waiting`].
+pub(super) const SLICE: Duration = Duration::from_millis(100);
+
+/// What the program says to a wait that goes on.
+static GOES_ON: OnceLock<fn() -> Result<()>> = OnceLock::new();
+
+thread_local! {
+    /// Whether this thread asks the program. What that runs must not wait for a lock of the wait.
+    pub(super) static ASKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Sets the function that is called ten times a second on a thread that waits for another process. Its error ends the
+/// wait, as Ctrl-C does in a program. Calls after the first do nothing.
+pub fn while_waiting(goes_on: fn() -> Result<()>) {
+    GOES_ON.get_or_init(|| goes_on);
+}
+
+/// Asks the program whether a wait goes on.
+pub(super) fn goes_on() -> Result<()> {
+    let Some(goes_on) = GOES_ON.get() else { return Ok(()) };
+    let before = ASKING.replace(true);
+    let answer = goes_on();
+    ASKING.set(before);
+    answer
+}

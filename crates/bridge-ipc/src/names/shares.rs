@@ -1,0 +1,95 @@
+//! The shares behind what a connection has put: each ends once no name stands for it, and no late answer can say that
+//! one does.
+
+use super::wire::Answer;
+use crate::exporter::Exporter;
+use crate::sync::{self, Mutex, locked};
+use crate::ticket::Ticket;
+use std::mem;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
+
+/// A ticket that was put, with the exporter that shares for it.
+type Share = (Ticket, Weak<Exporter>);
+
+/// The shares of a connection.
+pub(super) struct Shares {
+    state: Mutex<State>,
+    /// Whether a thread waits for notices.
+    pub(super) is_attended: AtomicBool,
+    process: u32,
+}
+
+#[derive(Default)]
+struct State {
+    /// A name stands for these, or may do so.
+    standing: Vec<Share>,
+    /// No name stands for these.
+    fallen: Vec<Share>,
+}
+
+impl State {
+    fn fall(&mut self, ticket: &Ticket) {
+        self.fallen.extend(self.standing.extract_if(.., |(own, _)| own == ticket));
+    }
+}
+
+impl Default for Shares {
+    fn default() -> Self {
+        Self { state: Mutex::default(), is_attended: AtomicBool::new(false), process: sync::process() }
+    }
+}
+
+impl Shares {
+    /// Hears that no name stands for a ticket any more.
+    pub(super) fn hear(&self, notice: Answer) {
+        if let Answer::Displaced { ticket } = notice {
+            locked(&self.state).fall(&ticket);
+        }
+    }
+
+    /// Ends the shares for which no name stands. Memory is released where no lock is held, and so not by what hears.
+    pub(super) fn release(&self) {
+        let fallen = mem::take(&mut locked(&self.state).fallen);
+        for (ticket, exporter) in fallen {
+            // Of an exporter that was dropped nothing is shared any more.
+            exporter.upgrade().into_iter().for_each(|exporter| drop(exporter.end(&ticket)));
+        }
+    }
+
+    /// Ends all shares.
+    pub(super) fn end(&self) {
+        let mut state = locked(&self.state);
+        let State { standing, fallen } = &mut *state;
+        fallen.append(standing);
+        drop(state);
+        self.release();
+    }
+}
+
+/// A ticket that is being put. The drop, without an answer that the ticket is stored, says that no name stands for it.
+pub(super) struct Put {
+    shares: Arc<Shares>,
+    ticket: Ticket,
+    is_stored: bool,
+}
+
+impl Put {
+    pub(super) fn new(shares: &Arc<Shares>, ticket: &Ticket, exporter: &Arc<Exporter>) -> Self {
+        locked(&shares.state).standing.push((ticket.clone(), Arc::downgrade(exporter)));
+        Self { shares: Arc::clone(shares), ticket: ticket.clone(), is_stored: false }
+    }
+
+    pub(super) fn answered(mut self, answer: &Answer) {
+        self.is_stored = matches!(answer, Answer::Stored { .. });
+    }
+}
+
+impl Drop for Put {
+    fn drop(&mut self) {
+        // What a fork has is its parent's, and its locks may be held for good.
+        if !self.is_stored && self.shares.process == sync::process() {
+            locked(&self.shares.state).fall(&self.ticket);
+        }
+    }
+}

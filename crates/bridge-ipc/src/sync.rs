@@ -1,0 +1,38 @@
+//! What threads share, and what passes while they wait: of the standard library, and of shuttle where it explores the
+//! models (`models.rs`).
+
+use std::sync::PoisonError;
+
+#[cfg(not(shuttle))]
+pub(crate) use real::*;
+
+#[cfg(shuttle)]
+pub(crate) use crate::models::world::*;
+
+/// Locks, also what a thread that has panicked has left.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(not(shuttle))]
+mod real {
+    use rustix::event::{PollFd, Timespec};
+    pub(crate) use std::process::id as process;
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+    use std::time::{Duration, Instant};
+    pub(crate) use std::{thread, thread_local};
+
+    /// Returns the time.
+    pub(crate) fn now() -> Instant {
+        Instant::now()
+    }
+
+    /// Waits until one of these descriptors is ready, or the time is over. Without a time, it waits for ever. Returns how many are ready.
+    pub(crate) fn poll(descriptors: &mut [PollFd<'_>], time: Option<Duration>) -> rustix::io::Result<usize> {
+        let time = time.map(|time| Timespec {
+            tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: i64::from(time.subsec_nanos()),
+        });
+        rustix::event::poll(descriptors, time.as_ref())
+    }
+}
