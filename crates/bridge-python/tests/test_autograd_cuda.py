@@ -110,10 +110,11 @@ def test_an_optimizer_changes_no_other_tensor_of_tensorflow() -> None:
             target = tf.Variable(online)
             snapshots = [tf.identity(online), online.read_value(), target.assign(online)]
             module(torch.ones(COUNT, device="cuda")).sum().backward()
-            optimizer.step()
+            torch.cuda._sleep(CYCLES)
+            optimizer.step()  # Written late: what TensorFlow reads next has to wait for it.
             optimizer.zero_grad()
-            assert all((x.numpy() == before).all() for x in [*snapshots, target])
             assert (online.numpy() == before - 0.5).all()
+            assert all((x.numpy() == before).all() for x in [*snapshots, target])
     assert all(p.is_cuda for p in module.parameters())
 
 
@@ -128,6 +129,15 @@ def test_an_optimizer_trains_the_variables_in_order() -> None:
             parameter.add_(1)  # Written late: TensorFlow has to wait for it before it reads the variable.
         y = module(torch.ones(COUNT, device="cuda"))
         assert (y == step).all()
+
+
+def test_a_state_that_is_loaded_is_there_for_tensorflow() -> None:
+    with tf.device("GPU:0"):
+        variable = tf.Variable(tf.zeros([COUNT]))
+    module = torch_function(lambda x: x * variable, variables=[variable])
+    for value in range(1, 6):
+        module.load_state_dict({"variables.0": late(float(value))})
+        assert (variable.numpy() == value).all()
 
 
 def test_tensors_of_two_devices_are_refused() -> None:

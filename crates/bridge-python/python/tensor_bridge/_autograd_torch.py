@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from . import _core
 from .autograd import filled, results_at, tensors_at
@@ -111,6 +111,7 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         self.unshare()
         super()._load_from_state_dict(*args, **kwargs)
+        _order(self.variables)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse to be pickled or copied: the parameters would no longer be the variables."""
@@ -122,7 +123,8 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
 
         TensorFlow shares memory where a variable is assigned to another or read by ``tf.identity``, and a write of
         PyTorch would reach both. Optimizers of PyTorch and ``load_state_dict`` call this before they write. Call it
-        before you write a parameter yourself, if TensorFlow has read its variable since the last call.
+        before you write a parameter yourself, if TensorFlow has read its variable since the last call; on a GPU call it
+        afterwards too, so that what TensorFlow reads next waits for the write. A call of the module waits by itself.
         """
         for parameter in self.variables:
             _in_place(parameter)
@@ -262,9 +264,7 @@ def _unshare(parameter: Any) -> None:
     another tensor, so the memory is given back meanwhile.
     """
     place = parameter._tensor_bridge
-    if parameter.is_cuda:
-        # TensorFlow copies behind what PyTorch has still to write.
-        _core.to_tensorflow(parameter.detach())
+    _order([parameter])
     parameter.data = parameter.data.new_empty(0)
     try:
         with tf.device(place.source.device):
@@ -285,16 +285,28 @@ def _unshare(parameter: Any) -> None:
 
 @functools.cache
 def _watch_steps() -> None:
-    """Let every optimizer of PyTorch unshare the parameters that it is about to write."""
+    """Let every optimizer of PyTorch unshare the parameters before it writes them, and order its writes."""
     register_optimizer_step_pre_hook(_before_a_step)
+    register_optimizer_step_post_hook(lambda optimizer, *_: _order(_stepped(optimizer)))
 
 
-def _before_a_step(optimizer: Any, *_: Any) -> None:
+def _stepped(optimizer: Any) -> Iterator[Any]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None and hasattr(parameter, "_tensor_bridge"):
-                _in_place(parameter)
-                _unshare(parameter)
+                yield parameter
+
+
+def _before_a_step(optimizer: Any, *_: Any) -> None:
+    for parameter in _stepped(optimizer):
+        _in_place(parameter)
+        _unshare(parameter)
+
+
+def _order(parameters: Iterable[Any]) -> None:
+    """Let what TensorFlow reads from now on wait for what PyTorch has still to write, once for each device."""
+    for parameter in {parameter.device: parameter for parameter in parameters if parameter.is_cuda}.values():
+        _core.to_tensorflow(parameter.detach())
 
 
 def _copied(tensors: list[Any]) -> list[Any]:
