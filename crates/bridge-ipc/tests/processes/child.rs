@@ -5,7 +5,7 @@ use bridge_core::{Adapter, ErrorKind, Options, Result, transfer};
 use bridge_ipc::{Client, Exporter, Ipc, IpcTensor, Parcel, Settings, Ticket, Writing, open, process};
 use bridge_ndarray::{HostArray, NdArray};
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process, setrlimit, waitpid};
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -20,6 +20,9 @@ fn ndarray() -> NdArray {
     unsafe { NdArray::new() }
 }
 
+/// Set in a process that runs one test alone.
+const ALONE: &str = "TENSOR_BRIDGE_TEST_ALONE";
+
 /// Names the folder of the child's own exporter.
 const FOLDER: &str = "TENSOR_BRIDGE_TEST_CHILD";
 
@@ -28,6 +31,23 @@ const USERS: &str = "TENSOR_BRIDGE_TEST_USERS";
 
 /// What comes before an answer, among what the test program prints.
 const ANSWER: &str = "answer: ";
+
+/// Runs this test in a process without other tests, and returns `false` there.
+///
+/// A child has what its parent has open, a fork for good and a program until it starts. So a test that forks, or that
+/// needs a file or a socket that nobody else has open, disturbs others or is disturbed by them.
+pub fn runs_alone() -> bool {
+    if std::env::var_os(ALONE).is_some() {
+        return false;
+    }
+    let thread = std::thread::current();
+    let test = thread.name().expect("the harness names a test's thread after it");
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let done = command.args(["--exact", test, "--nocapture"]).env(ALONE, "").output().unwrap();
+    let said = String::from_utf8_lossy(&[done.stdout, done.stderr].concat()).into_owned();
+    assert!(done.status.success() && said.contains("1 passed"), "{said}");
+    true
+}
 
 /// A child, ended with this value.
 pub struct Child {
@@ -46,7 +66,7 @@ impl Child {
         // That user may have no access to where the program is.
         let program = folder.join(format!("program-{user}"));
         std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
         let users: Vec<_> = users.iter().map(u32::to_string).collect();
         let mut command = Command::new(program);
         command.uid(user).gid(user).current_dir("/").env(USERS, users.join(","));

@@ -1,6 +1,6 @@
 //! Questions that are given up, answers that come late, and forks: each answer is that of its question.
 
-use super::child::{Child, read, seen};
+use super::child::{Child, read, runs_alone, seen};
 use super::wire::{ALL, Answer, HEADER, memory, numbered, send, ticket_for};
 use super::{Folder, LONG, PATIENCE, share, wait_for};
 use bridge_core::{Error, ErrorKind, Result};
@@ -162,6 +162,9 @@ fn an_answer_that_was_not_asked_for_is_none() {
 /// A fork takes nothing that was said to its parent: the notice that a share was revoked stays for the parent.
 #[test]
 fn a_fork_does_not_read_its_parents_connection() {
+    if runs_alone() {
+        return;
+    }
     let other = Other::new();
     let ticket = other.ticket(5);
     let (is_revoked, revoked) = mpsc::channel();
@@ -195,6 +198,9 @@ fn a_fork_does_not_read_its_parents_connection() {
 /// Forks that are made while threads share and open share and open for themselves.
 #[test]
 fn forks_wait_for_no_thread_of_their_parent() {
+    if runs_alone() {
+        return;
+    }
     let folder = Folder::new();
     let exporter = folder.exporter(Limits::default());
     let ends = AtomicBool::new(false);

@@ -1,6 +1,6 @@
 //! Names between programs that run for long.
 
-use super::child::{Child, read};
+use super::child::{Child, read, runs_alone};
 use super::wire::{HEADER, frame};
 use super::{Folder, LONG, PATIENCE, share, wait_for};
 use bridge_core::ErrorKind;
@@ -88,6 +88,9 @@ fn what_a_process_has_put_goes_with_it() {
 
 #[test]
 fn one_process_serves_at_a_path() {
+    if runs_alone() {
+        return;
+    }
     let served = served();
     let path = served.names.path().to_path_buf();
     let kind = |path: &std::path::Path| Names::serve(path, Settings::default()).err().unwrap().kind();

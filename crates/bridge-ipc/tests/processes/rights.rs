@@ -1,6 +1,6 @@
 //! Who may share, open and end: folders, sockets, users and forged tickets.
 
-use super::child::Child;
+use super::child::{Child, runs_alone};
 use super::{Folder, LONG, PATIENCE, share};
 use bridge_core::ErrorKind;
 use bridge_ipc::{Client, Exporter, Limits, Names, Settings, Ticket, Writing, open};
@@ -78,6 +78,9 @@ fn a_forged_ticket_ends_nothing() {
 /// The first share of a process is made while others remove what dead processes have left.
 #[test]
 fn a_sweep_spares_a_socket_in_the_making() {
+    if runs_alone() {
+        return;
+    }
     let folder = Folder::new();
     drop(folder.exporter(Limits::default()));
     let shares = || {
@@ -97,6 +100,9 @@ fn a_sweep_spares_a_socket_in_the_making() {
 /// Processes that begin to serve at once where a process was killed: one of them does.
 #[test]
 fn one_of_many_takes_the_place_of_a_dead_process() {
+    if runs_alone() {
+        return;
+    }
     let folder = Folder::new();
     std::fs::create_dir(folder.path()).unwrap();
     let path = folder.path().join("names");
@@ -132,6 +138,9 @@ fn is_superuser() -> bool {
 
 #[test]
 fn users_accept_each_other_or_nothing_is_opened() {
+    if runs_alone() {
+        return;
+    }
     if !is_superuser() {
         return;
     }
@@ -158,6 +167,9 @@ fn users_accept_each_other_or_nothing_is_opened() {
 /// Forks keep the sockets of their parent: the connection ends with the parent's last view all the same.
 #[test]
 fn a_connection_ends_although_a_fork_has_its_socket() {
+    if runs_alone() {
+        return;
+    }
     let folder = Folder::new();
     let exporter = folder.exporter(Limits::default());
     let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
