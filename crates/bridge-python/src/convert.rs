@@ -65,7 +65,7 @@ use pyo3::prelude::*;
 /// >>> tb.to_torch({"image": a, "step": 7}, permute=(1, 0))["image"].shape
 /// torch.Size([3, 2])
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false, via=None))]
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, detach=false, via=None))]
 #[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 pub(crate) fn to_torch<'py>(
     x: &PyTensor<'py>,
@@ -73,11 +73,10 @@ pub(crate) fn to_torch<'py>(
     device: Option<&PyTensor<'py>>,
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
-    layout: Option<&PyTensor<'py>>,
     detach: bool,
     via: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::Torch, Keywords { copy, device, order, permute, layout, detach, via })
+    transfer(x, Framework::Torch, Keywords { copy, device, order, permute, detach, via })
 }
 
 /// Return a ``cupy.ndarray`` over the memory of ``x``.
@@ -111,7 +110,7 @@ pub(crate) fn to_torch<'py>(
 /// >>> t.tolist()
 /// [0.0, 2.0, 4.0]
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false, via=None))]
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, detach=false, via=None))]
 #[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 pub(crate) fn to_cupy<'py>(
     x: &PyTensor<'py>,
@@ -119,11 +118,10 @@ pub(crate) fn to_cupy<'py>(
     device: Option<&PyTensor<'py>>,
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
-    layout: Option<&PyTensor<'py>>,
     detach: bool,
     via: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::CuPy, Keywords { copy, device, order, permute, layout, detach, via })
+    transfer(x, Framework::CuPy, Keywords { copy, device, order, permute, detach, via })
 }
 
 /// Return a ``numpy.ndarray`` over the memory of ``x``.
@@ -153,7 +151,7 @@ pub(crate) fn to_cupy<'py>(
 /// >>> tb.to_numpy(t.T, order="C").strides  # a copy
 /// (8, 4)
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false, via=None))]
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, detach=false, via=None))]
 #[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 pub(crate) fn to_numpy<'py>(
     x: &PyTensor<'py>,
@@ -161,11 +159,10 @@ pub(crate) fn to_numpy<'py>(
     device: Option<&PyTensor<'py>>,
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
-    layout: Option<&PyTensor<'py>>,
     detach: bool,
     via: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::NumPy, Keywords { copy, device, order, permute, layout, detach, via })
+    transfer(x, Framework::NumPy, Keywords { copy, device, order, permute, detach, via })
 }
 
 /// Return an eager ``tf.Tensor`` of TensorFlow 2 over the memory of ``x``.
@@ -203,7 +200,7 @@ pub(crate) fn to_numpy<'py>(
 /// >>> tb.to_tensorflow(nchw, permute=(0, 2, 3, 1)).shape
 /// TensorShape([8, 32, 32, 3])
 #[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false, via=None))]
+#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, detach=false, via=None))]
 #[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 pub(crate) fn to_tensorflow<'py>(
     x: &PyTensor<'py>,
@@ -211,11 +208,10 @@ pub(crate) fn to_tensorflow<'py>(
     device: Option<&PyTensor<'py>>,
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
-    layout: Option<&PyTensor<'py>>,
     detach: bool,
     via: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::TensorFlow, Keywords { copy, device, order, permute, layout, detach, via })
+    transfer(x, Framework::TensorFlow, Keywords { copy, device, order, permute, detach, via })
 }
 
 /// Return a tensor of the framework named ``target`` over the memory of ``x``.
@@ -244,7 +240,7 @@ pub(crate) fn to_tensorflow<'py>(
 /// >>> tb.convert(np.ones(3, np.int16), "torch")
 /// tensor([1, 1, 1], dtype=torch.int16)
 #[pyfunction]
-#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false, via=None))]
+#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, detach=false, via=None))]
 #[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 pub(crate) fn convert<'py>(
     x: &PyTensor<'py>,
@@ -253,10 +249,9 @@ pub(crate) fn convert<'py>(
     device: Option<&PyTensor<'py>>,
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
-    layout: Option<&PyTensor<'py>>,
     detach: bool,
     via: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
     let target = named(target).map_err(|error| into_python(x.py(), error))?;
-    transfer(x, target, Keywords { copy, device, order, permute, layout, detach, via })
+    transfer(x, target, Keywords { copy, device, order, permute, detach, via })
 }

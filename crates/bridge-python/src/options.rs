@@ -15,7 +15,6 @@ pub(crate) struct Keywords<'a, 'py> {
     pub(crate) device: Option<&'a PyTensor<'py>>,
     pub(crate) order: Option<&'a PyTensor<'py>>,
     pub(crate) permute: Option<&'a PyTensor<'py>>,
-    pub(crate) layout: Option<&'a PyTensor<'py>>,
     pub(crate) detach: bool,
     pub(crate) via: Option<&'a PyTensor<'py>>,
 }
@@ -43,13 +42,12 @@ impl<'py> Keywords<'_, 'py> {
     ///
     /// # Errors
     ///
-    /// [`Argument`](bridge_core::ErrorKind::Argument) for values that no keyword takes, and for an order that
-    /// `layout` contradicts.
+    /// [`Argument`](bridge_core::ErrorKind::Argument) for values that no keyword takes.
     pub(crate) fn read(self) -> Result<Options> {
         Ok(Options::default()
             .with_copy(self.copy)
             .with_device(self.device.map(device::device).transpose()?)
-            .with_order(self.order()?)
+            .with_order(self.order.map(order).transpose()?)
             .with_permute(self.permute.map(permutation).transpose()?))
     }
 
@@ -68,22 +66,6 @@ impl<'py> Keywords<'_, 'py> {
             Some(false) => Err(argument("the way through the host copies: leave copy=False or via=\"host\" out")),
             _ => Ok(true),
         }
-    }
-
-    fn order(self) -> Result<Option<Order>> {
-        let order = self.order.map(order).transpose()?;
-        if let Some(layout) = self.layout {
-            let name = text(layout, "a layout")?;
-            if name != "compact" {
-                let text = format!("{:?} is no layout: pass \"compact\", or leave it out", brief(&name));
-                return Err(argument(text));
-            }
-            if order == Some(Order::ColumnMajor) {
-                return Err(argument("layout=\"compact\" means order=\"C\", and order=\"F\" is another: pass one"));
-            }
-            return Ok(Some(Order::RowMajor));
-        }
-        Ok(order)
     }
 }
 

@@ -114,7 +114,7 @@ impl Plan {
 /// >>> tb.plan(a[:, ::-1], "torch")
 /// <Plan: copy of 24 bytes on cpu by host because of negative strides>
 #[pyfunction]
-#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, layout=None, detach=false, via=None))]
+#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, detach=false, via=None))]
 #[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 pub(crate) fn plan<'py>(
     x: &PyTensor<'py>,
@@ -123,14 +123,13 @@ pub(crate) fn plan<'py>(
     device: Option<&PyTensor<'py>>,
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
-    layout: Option<&PyTensor<'py>>,
     detach: bool,
     via: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
     let py = x.py();
     let look = || {
         let to = frameworks::named(target)?.open(py)?;
-        let keywords = Keywords { copy, device, order, permute, layout, detach, via };
+        let keywords = Keywords { copy, device, order, permute, detach, via };
         let (options, through_host) = (keywords.read()?, keywords.through_host()?);
         let plan_of = |from: &AnyAdapter<'py>, x: &PyTensor<'py>| -> bridge_core::Result<PyTensor<'py>> {
             not_a_capsule(x)?;

@@ -204,7 +204,7 @@ pub(crate) fn ipc_road(py: Python<'_>, tensor: &PyTensor<'_>) -> PyResult<&'stat
 
 /// Opens a ticket, for the framework named ``target``. Returns the tensors, and the text about their tree.
 #[pyfunction]
-#[pyo3(signature = (ticket, target, copy, device, order, permute, layout))]
+#[pyo3(signature = (ticket, target, copy, device, order, permute))]
 #[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 pub(crate) fn ipc_open<'py>(
     py: Python<'py>,
@@ -214,13 +214,12 @@ pub(crate) fn ipc_open<'py>(
     device: Option<&PyTensor<'py>>,
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
-    layout: Option<&PyTensor<'py>>,
 ) -> PyResult<(Bound<'py, PyList>, Option<String>)> {
     let open = |call: Option<&trace::Call>| {
         let (ticket, target) = (read(ticket)?, frameworks::named(target)?);
         call.iter().for_each(|call| call.to(target.name()));
         let to = target.open(py)?;
-        let options = Keywords { copy, device, order, permute, layout, ..Keywords::default() }.read()?;
+        let options = Keywords { copy, device, order, permute, ..Keywords::default() }.read()?;
         // The process that answers may be this one, and then its thread needs the interpreter.
         let Opened { tensors, tree } = py.detach(|| bridge_ipc::open(&ticket))?;
         let ipc = Ipc::of_opened();

@@ -69,7 +69,7 @@ import tensor_bridge as tb
 from tensor_bridge import autograd, errors, files, names, pairs, processes, tracing
 
 array, tensor = np.arange(6.0, dtype=np.float32).reshape(2, 3), torch.ones(2, 3)
-keywords = {{"copy": True, "device": "cpu", "order": "F", "permute": (1, 0), "layout": "compact", "detach": True}}
+keywords = {{"copy": True, "device": "cpu", "order": "F", "permute": (1, 0), "detach": True}}
 keywords["via"] = "host"
 for x in (array, tensor, array[:, ::-1], tensor.T, {{"a": [array, tensor]}}, tensor.to(torch.bfloat16)):
     for target in ("torch", "numpy"):

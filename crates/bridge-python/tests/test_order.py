@@ -38,16 +38,6 @@ def test_an_order_is_in_place_where_the_tensor_has_it(source: str, target: str, 
                 tb.convert(x, target, order=order, copy=False)
 
 
-def test_compact_is_another_name_of_row_major() -> None:
-    array = numbers(3, 4)
-    assert tb.to_torch(array, layout="compact").data_ptr() == array.ctypes.data
-    assert tb.to_torch(array.T, layout="compact", order="C").is_contiguous()
-    with pytest.raises(tb.BridgeValueError, match="pass one"):
-        tb.to_torch(array, layout="compact", order="F")
-    with pytest.raises(tb.BridgeValueError, match="is no layout"):
-        tb.to_torch(array, layout="strided")
-
-
 @pytest.mark.parametrize("axes", list(itertools.permutations(range(3))))
 def test_a_permutation_is_a_view_where_the_target_takes_it(axes: tuple[int, ...]) -> None:
     array = numbers(3, 4, 5)
@@ -106,7 +96,6 @@ class Long:
 REFUSED = {
     "an order": ({"order": "A"}, "is no order"),
     "an order that is no str": ({"order": 1}, "an order is a str"),
-    "a layout that is no str": ({"layout": torch.strided}, "a layout is a str"),
     "a way that is none": ({"via": "disk"}, 'pass "host"'),
     "a way that is no str": ({"via": 1}, "a way is a str"),
     "a way of copies without copies": ({"via": "host", "copy": False}, "leave copy=False or via"),

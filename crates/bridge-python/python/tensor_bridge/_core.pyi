@@ -64,7 +64,6 @@ class Keywords(TypedDict, total=False):
     device: Device | None
     order: Order | None
     permute: Sequence[int] | None
-    layout: Literal["compact"] | None
     detach: bool
     via: Literal["host"] | None
 
@@ -193,7 +192,6 @@ def ipc_open(
     device: Device | None,
     order: Order | None,
     permute: Sequence[int] | None,
-    layout: Literal["compact"] | None,
 ) -> tuple[list[Any], str | None]: ...
 def ipc_revoke(ticket: Ticket | str | bytes, told: bool) -> None: ...
 def ipc_seconds(time: float) -> float: ...

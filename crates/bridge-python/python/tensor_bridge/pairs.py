@@ -81,12 +81,11 @@ def _named(name: str) -> Any:
         device: Device | None = None,
         order: Order | None = None,
         permute: Sequence[int] | None = None,
-        layout: Literal["compact"] | None = None,
         detach: bool = False,
         via: Literal["host"] | None = None,
     ) -> Any:
         return function(
-            x, copy=copy, device=device, order=order, permute=permute, layout=layout, detach=detach, via=via
+            x, copy=copy, device=device, order=order, permute=permute, detach=detach, via=via
         )
 
     convert.__name__ = convert.__qualname__ = name

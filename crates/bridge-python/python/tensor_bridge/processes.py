@@ -152,7 +152,6 @@ def open(
     device: Device | None = None,
     order: Order | None = None,
     permute: Sequence[int] | None = None,
-    layout: Literal["compact"] | None = None,
 ) -> Any:
     """Open what another process has shared, in place.
 
@@ -162,7 +161,7 @@ def open(
         The ticket, or its text.
     target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
         The framework of the result.
-    copy, device, order, permute, layout
+    copy, device, order, permute
         As for ``convert``, for each tensor.
 
     Returns
@@ -189,7 +188,7 @@ def open(
     {'weights': array([1., 1., 1.], dtype=float32), 'step': 7}
     >>> tb.revoke(ticket)
     """
-    tensors, tree = _core.ipc_open(ticket, target, copy, device, order, permute, layout)
+    tensors, tree = _core.ipc_open(ticket, target, copy, device, order, permute)
     return tree_of(tree, tensors)
 
 

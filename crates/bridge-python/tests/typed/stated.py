@@ -23,7 +23,7 @@ def each_function_returns_a_tensor_of_its_framework(x: object) -> None:
 
 def the_target_names_the_type(x: torch.Tensor) -> None:
     assert_type(tb.convert(x, "torch"), torch.Tensor)
-    assert_type(tb.convert(x, "cupy", layout="compact"), cupy.ndarray)
+    assert_type(tb.convert(x, "cupy", order="C"), cupy.ndarray)
     assert_type(tb.convert(x, "numpy", device="cpu"), NDArray[Any])
     assert_type(tb.convert(x, "tensorflow"), tf.Tensor)
     assert_type(tb.convert(x, "tensorflow1"), tb.tensorflow1.Tensor)
