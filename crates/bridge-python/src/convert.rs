@@ -1,257 +1,201 @@
 //! `tensor_bridge.to_torch` and its sisters.
 
+use crate::cross;
 use crate::errors::into_python;
 use crate::frameworks::{Framework, named};
-use crate::options::Keywords;
-use crate::transfer;
-use bridge_pyo3::PyTensor;
-use pyo3::prelude::*;
+use crate::options::takes_keywords;
 
-/// Return a ``torch.Tensor`` over the memory of ``x``.
-///
-/// Parameters
-/// ----------
-/// x : tensor or container of tensors
-///     A tensor of one of the frameworks, an object with ``__dlpack__``, ``__cuda_array_interface__`` or
-///     ``__array_interface__``, or a DLPack capsule, which this call consumes. Or a dict, a list, a tuple, a named
-///     tuple or a dataclass that holds tensors, at any depth.
-#[doc = include_str!("docs/keywords.txt")]
-/// Returns
-/// -------
-/// torch.Tensor or container
-///     In place, or a copy. For a container a new one of the same class, in which each tensor is converted and
-///     everything else is the same object.
-///
-/// Raises
-/// ------
-/// BridgeTypeError
-///     If ``x`` is no tensor and holds none.
-/// BridgeDTypeError
-///     If the target has no such dtype.
-/// BridgeBufferError
-///     If a copy is needed and ``copy=False``; or if the memory is read-only, requires grad, or was consumed before.
-/// BridgeValueError
-///     If a keyword has no such value, or ``x`` is on a device that the target does not have.
-/// BridgeImportError
-///     If the target is not installed.
-///
-/// Notes
-/// -----
-/// On a device, the target's current stream waits for the producer's, and the owner reuses the memory behind the
-/// target's stream. The host waits only where elements are moved to it. A permutation, an order and a move are one copy
-/// together, made on the device of ``x``.
-///
-/// A tensor of TensorFlow is constant, and constants are shared in the whole process: to write to the result, pass
-/// ``copy=True``. An unversioned capsule does not say whether its memory may be written: NumPy takes it as read-only,
-/// the other targets as writable. A capsule on a CUDA device does not name the stream that its tensor is written on:
-/// order that work before the legacy default stream, or pass the tensor itself.
-///
-/// An error about a tensor of a container names the way to it, and nothing of the container is converted.
-///
-/// See Also
-/// --------
-/// plan : says what a conversion would do.
-/// copy : fills a tensor that exists.
-///
-/// Examples
-/// --------
-/// >>> import numpy as np
-/// >>> import tensor_bridge as tb
-/// >>> a = np.arange(6.0, dtype=np.float32).reshape(2, 3)
-/// >>> t = tb.to_torch(a)
-/// >>> t[0, 0] = 42  # the memory of a
-/// >>> float(a[0, 0])
-/// 42.0
-/// >>> tb.to_torch({"image": a, "step": 7}, permute=(1, 0))["image"].shape
-/// torch.Size([3, 2])
-#[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, detach=false, via=None))]
-#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
-pub(crate) fn to_torch<'py>(
-    x: &PyTensor<'py>,
-    copy: Option<bool>,
-    device: Option<&PyTensor<'py>>,
-    order: Option<&PyTensor<'py>>,
-    permute: Option<&PyTensor<'py>>,
-    detach: bool,
-    via: Option<&PyTensor<'py>>,
-) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::Torch, Keywords { copy, device, order, permute, detach, via })
-}
+takes_keywords! {
+    /// Return a ``torch.Tensor`` over the memory of ``x``.
+    ///
+    /// Parameters
+    /// ----------
+    /// x : tensor or container of tensors
+    ///     A tensor of one of the frameworks, an object with ``__dlpack__``, ``__cuda_array_interface__`` or
+    ///     ``__array_interface__``, or a DLPack capsule, which this call consumes. Or a dict, a list, a tuple, a named
+    ///     tuple or a dataclass that holds tensors, at any depth.
+    #[doc = include_str!("docs/keywords.txt")]
+    /// Returns
+    /// -------
+    /// torch.Tensor or container
+    ///     In place, or a copy. For a container a new one of the same class, in which each tensor is converted and
+    ///     everything else is the same object.
+    ///
+    /// Raises
+    /// ------
+    /// BridgeTypeError
+    ///     If ``x`` is no tensor and holds none.
+    /// BridgeDTypeError
+    ///     If the target has no such dtype.
+    /// BridgeBufferError
+    ///     If a copy is needed and ``copy=False``; or if the memory is read-only, requires grad, or was consumed before.
+    /// BridgeValueError
+    ///     If a keyword has no such value, or ``x`` is on a device that the target does not have.
+    /// BridgeImportError
+    ///     If the target is not installed.
+    ///
+    /// Notes
+    /// -----
+    /// On a device, the target's current stream waits for the producer's, and the owner reuses the memory behind the
+    /// target's stream. The host waits only where elements are moved to it. A permutation, an order and a move are one copy
+    /// together, made on the device of ``x``.
+    ///
+    /// A tensor of TensorFlow is constant, and constants are shared in the whole process: to write to the result, pass
+    /// ``copy=True``. An unversioned capsule does not say whether its memory may be written: NumPy takes it as read-only,
+    /// the other targets as writable. A capsule on a CUDA device does not name the stream that its tensor is written on:
+    /// order that work before the legacy default stream, or pass the tensor itself.
+    ///
+    /// An error about a tensor of a container names the way to it, and nothing of the container is converted.
+    ///
+    /// See Also
+    /// --------
+    /// plan : says what a conversion would do.
+    /// copy : fills a tensor that exists.
+    ///
+    /// Examples
+    /// --------
+    /// >>> import numpy as np
+    /// >>> import tensor_bridge as tb
+    /// >>> a = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    /// >>> t = tb.to_torch(a)
+    /// >>> t[0, 0] = 42  # the memory of a
+    /// >>> float(a[0, 0])
+    /// 42.0
+    /// >>> tb.to_torch({"image": a, "step": 7}, permute=(1, 0))["image"].shape
+    /// torch.Size([3, 2])
+    fn to_torch(x; keywords) {
+        cross::convert(x, Framework::Torch, keywords)
+    }
 
-/// Return a ``cupy.ndarray`` over the memory of ``x``.
-///
-/// Parameters
-/// ----------
-/// x : tensor or container of tensors
-///     As for ``to_torch``. A tensor of the host is moved with ``device="cuda"``.
-#[doc = include_str!("docs/keywords.txt")]
-/// Returns
-/// -------
-/// cupy.ndarray or container
-///     In place, or a copy. Ready in CuPy's current stream.
-///
-/// Raises
-/// ------
-/// BridgeError
-///     As for ``to_torch``.
-///
-/// See Also
-/// --------
-/// record_stream : for a result that is used in one more stream.
-///
-/// Examples
-/// --------
-/// >>> import torch
-/// >>> import tensor_bridge as tb
-/// >>> t = torch.arange(3.0, device="cuda")
-/// >>> a = tb.to_cupy(t)
-/// >>> a *= 2  # the memory of t
-/// >>> t.tolist()
-/// [0.0, 2.0, 4.0]
-#[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, detach=false, via=None))]
-#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
-pub(crate) fn to_cupy<'py>(
-    x: &PyTensor<'py>,
-    copy: Option<bool>,
-    device: Option<&PyTensor<'py>>,
-    order: Option<&PyTensor<'py>>,
-    permute: Option<&PyTensor<'py>>,
-    detach: bool,
-    via: Option<&PyTensor<'py>>,
-) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::CuPy, Keywords { copy, device, order, permute, detach, via })
-}
+    /// Return a ``cupy.ndarray`` over the memory of ``x``.
+    ///
+    /// Parameters
+    /// ----------
+    /// x : tensor or container of tensors
+    ///     As for ``to_torch``. A tensor of the host is moved with ``device="cuda"``.
+    #[doc = include_str!("docs/keywords.txt")]
+    /// Returns
+    /// -------
+    /// cupy.ndarray or container
+    ///     In place, or a copy. Ready in CuPy's current stream.
+    ///
+    /// Raises
+    /// ------
+    /// BridgeError
+    ///     As for ``to_torch``.
+    ///
+    /// See Also
+    /// --------
+    /// record_stream : for a result that is used in one more stream.
+    ///
+    /// Examples
+    /// --------
+    /// >>> import torch
+    /// >>> import tensor_bridge as tb
+    /// >>> t = torch.arange(3.0, device="cuda")
+    /// >>> a = tb.to_cupy(t)
+    /// >>> a *= 2  # the memory of t
+    /// >>> t.tolist()
+    /// [0.0, 2.0, 4.0]
+    fn to_cupy(x; keywords) {
+        cross::convert(x, Framework::CuPy, keywords)
+    }
 
-/// Return a ``numpy.ndarray`` over the memory of ``x``.
-///
-/// Parameters
-/// ----------
-/// x : tensor or container of tensors
-///     As for ``to_torch``. A tensor of a CUDA device is moved with ``device="cpu"``, and the host waits for it.
-#[doc = include_str!("docs/keywords.txt")]
-/// Returns
-/// -------
-/// numpy.ndarray or container
-///     In place, or a copy. Read-only where the memory of ``x`` is.
-///
-/// Raises
-/// ------
-/// BridgeError
-///     As for ``to_torch``. ``kind`` is ``"device"`` for a tensor that is not in memory of the host.
-///
-/// Examples
-/// --------
-/// >>> import torch
-/// >>> import tensor_bridge as tb
-/// >>> t = torch.zeros(2, 3)
-/// >>> tb.to_numpy(t.T).strides  # bytes
-/// (4, 12)
-/// >>> tb.to_numpy(t.T, order="C").strides  # a copy
-/// (8, 4)
-#[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, detach=false, via=None))]
-#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
-pub(crate) fn to_numpy<'py>(
-    x: &PyTensor<'py>,
-    copy: Option<bool>,
-    device: Option<&PyTensor<'py>>,
-    order: Option<&PyTensor<'py>>,
-    permute: Option<&PyTensor<'py>>,
-    detach: bool,
-    via: Option<&PyTensor<'py>>,
-) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::NumPy, Keywords { copy, device, order, permute, detach, via })
-}
+    /// Return a ``numpy.ndarray`` over the memory of ``x``.
+    ///
+    /// Parameters
+    /// ----------
+    /// x : tensor or container of tensors
+    ///     As for ``to_torch``. A tensor of a CUDA device is moved with ``device="cpu"``, and the host waits for it.
+    #[doc = include_str!("docs/keywords.txt")]
+    /// Returns
+    /// -------
+    /// numpy.ndarray or container
+    ///     In place, or a copy. Read-only where the memory of ``x`` is.
+    ///
+    /// Raises
+    /// ------
+    /// BridgeError
+    ///     As for ``to_torch``. ``kind`` is ``"device"`` for a tensor that is not in memory of the host.
+    ///
+    /// Examples
+    /// --------
+    /// >>> import torch
+    /// >>> import tensor_bridge as tb
+    /// >>> t = torch.zeros(2, 3)
+    /// >>> tb.to_numpy(t.T).strides  # bytes
+    /// (4, 12)
+    /// >>> tb.to_numpy(t.T, order="C").strides  # a copy
+    /// (8, 4)
+    fn to_numpy(x; keywords) {
+        cross::convert(x, Framework::NumPy, keywords)
+    }
 
-/// Return an eager ``tf.Tensor`` of TensorFlow 2 over the memory of ``x``.
-///
-/// Parameters
-/// ----------
-/// x : tensor or container of tensors
-///     As for ``to_torch``.
-#[doc = include_str!("docs/keywords.txt")]
-/// Returns
-/// -------
-/// tensorflow.Tensor or container
-///     In place if ``x`` is compact and 64 divides its address in bytes, else a copy.
-///
-/// Raises
-/// ------
-/// BridgeError
-///     As for ``to_torch``.
-///
-/// Notes
-/// -----
-/// TensorFlow never writes to ``x``, except by the raw operations ``InplaceUpdate``, ``InplaceAdd`` and ``InplaceSub``.
-/// Read-only memory stays read-only when it is exported again. While a ``tf.function`` is traced, the result becomes a
-/// constant of the function: pass it as an argument.
-///
-/// See Also
-/// --------
-/// tensorflow : for graphs and sessions.
-///
-/// Examples
-/// --------
-/// >>> import torch
-/// >>> import tensor_bridge as tb
-/// >>> nchw = torch.rand(8, 3, 32, 32)
-/// >>> tb.to_tensorflow(nchw, permute=(0, 2, 3, 1)).shape
-/// TensorShape([8, 32, 32, 3])
-#[pyfunction]
-#[pyo3(signature = (x, *, copy=None, device=None, order=None, permute=None, detach=false, via=None))]
-#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
-pub(crate) fn to_tensorflow<'py>(
-    x: &PyTensor<'py>,
-    copy: Option<bool>,
-    device: Option<&PyTensor<'py>>,
-    order: Option<&PyTensor<'py>>,
-    permute: Option<&PyTensor<'py>>,
-    detach: bool,
-    via: Option<&PyTensor<'py>>,
-) -> PyResult<PyTensor<'py>> {
-    transfer(x, Framework::TensorFlow, Keywords { copy, device, order, permute, detach, via })
-}
+    /// Return an eager ``tf.Tensor`` of TensorFlow 2 over the memory of ``x``.
+    ///
+    /// Parameters
+    /// ----------
+    /// x : tensor or container of tensors
+    ///     As for ``to_torch``.
+    #[doc = include_str!("docs/keywords.txt")]
+    /// Returns
+    /// -------
+    /// tensorflow.Tensor or container
+    ///     In place if ``x`` is compact and 64 divides its address in bytes, else a copy.
+    ///
+    /// Raises
+    /// ------
+    /// BridgeError
+    ///     As for ``to_torch``.
+    ///
+    /// Notes
+    /// -----
+    /// TensorFlow never writes to ``x``, except by the raw operations ``InplaceUpdate``, ``InplaceAdd`` and ``InplaceSub``.
+    /// Read-only memory stays read-only when it is exported again. While a ``tf.function`` is traced, the result becomes a
+    /// constant of the function: pass it as an argument.
+    ///
+    /// See Also
+    /// --------
+    /// tensorflow : for graphs and sessions.
+    ///
+    /// Examples
+    /// --------
+    /// >>> import torch
+    /// >>> import tensor_bridge as tb
+    /// >>> nchw = torch.rand(8, 3, 32, 32)
+    /// >>> tb.to_tensorflow(nchw, permute=(0, 2, 3, 1)).shape
+    /// TensorShape([8, 32, 32, 3])
+    fn to_tensorflow(x; keywords) {
+        cross::convert(x, Framework::TensorFlow, keywords)
+    }
 
-/// Return a tensor of the framework named ``target`` over the memory of ``x``.
-///
-/// Parameters
-/// ----------
-/// x : tensor or container of tensors
-///     As for ``to_torch``.
-/// target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
-///     The framework. ``"tensorflow1"`` is TensorFlow 1.15, which ``tensorflow1.open`` has loaded.
-#[doc = include_str!("docs/keywords.txt")]
-/// Returns
-/// -------
-/// tensor or container
-///     As from ``to_torch``.
-///
-/// Raises
-/// ------
-/// BridgeError
-///     As for ``to_torch``. ``kind`` is ``"argument"`` for a target that is none of these.
-///
-/// Examples
-/// --------
-/// >>> import numpy as np
-/// >>> import tensor_bridge as tb
-/// >>> tb.convert(np.ones(3, np.int16), "torch")
-/// tensor([1, 1, 1], dtype=torch.int16)
-#[pyfunction]
-#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, detach=false, via=None))]
-#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
-pub(crate) fn convert<'py>(
-    x: &PyTensor<'py>,
-    target: &PyTensor<'py>,
-    copy: Option<bool>,
-    device: Option<&PyTensor<'py>>,
-    order: Option<&PyTensor<'py>>,
-    permute: Option<&PyTensor<'py>>,
-    detach: bool,
-    via: Option<&PyTensor<'py>>,
-) -> PyResult<PyTensor<'py>> {
-    let target = named(target).map_err(|error| into_python(x.py(), error))?;
-    transfer(x, target, Keywords { copy, device, order, permute, detach, via })
+    /// Return a tensor of the framework named ``target`` over the memory of ``x``.
+    ///
+    /// Parameters
+    /// ----------
+    /// x : tensor or container of tensors
+    ///     As for ``to_torch``.
+    /// target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
+    ///     The framework. ``"tensorflow1"`` is TensorFlow 1.15, which ``tensorflow1.open`` has loaded.
+    #[doc = include_str!("docs/keywords.txt")]
+    /// Returns
+    /// -------
+    /// tensor or container
+    ///     As from ``to_torch``.
+    ///
+    /// Raises
+    /// ------
+    /// BridgeError
+    ///     As for ``to_torch``. ``kind`` is ``"argument"`` for a target that is none of these.
+    ///
+    /// Examples
+    /// --------
+    /// >>> import numpy as np
+    /// >>> import tensor_bridge as tb
+    /// >>> tb.convert(np.ones(3, np.int16), "torch")
+    /// tensor([1, 1, 1], dtype=torch.int16)
+    fn convert(x, target; keywords) {
+        let target = named(target).map_err(|error| into_python(x.py(), error))?;
+        cross::convert(x, target, keywords)
+    }
 }

@@ -1,12 +1,12 @@
-//! Which framework an object belongs to.
+//! Which framework an object belongs to, and `tensor_bridge.profile`.
 
-use crate::errors::{argument, text};
+use crate::errors::{argument, into_python, text};
 use bridge_core::Result;
 pub(crate) use bridge_frameworks::{AnyAdapter, Framework, adapter_of, seen};
 use bridge_frameworks::{Foreign, Source};
 use bridge_pyo3::{PyTensor, brief};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyCapsule, PyTuple};
 
 /// Returns the framework that users call `target`, a `str`.
 pub(crate) fn named(target: &Bound<'_, PyAny>) -> Result<Framework> {
@@ -27,4 +27,49 @@ pub(crate) fn importable(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
 /// names one wants its value.
 pub(crate) fn source<'py>(object: &PyTensor<'py>) -> Result<AnyAdapter<'py>> {
     Ok(adapter_of(object)?.unwrap_or_else(|| AnyAdapter::Foreign(Foreign::new(object))))
+}
+
+/// Refuses a capsule, which can be read once only.
+pub(crate) fn not_a_capsule(x: &PyTensor<'_>) -> Result<()> {
+    match x.is_instance_of::<PyCapsule>() {
+        true => Err(argument(
+            "reading a DLPack capsule consumes it: pass the original tensor to plan(), copy() or record_stream()",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Return what a framework accepts and exports in this process.
+///
+/// Parameters
+/// ----------
+/// target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
+///     The framework.
+///
+/// Returns
+/// -------
+/// dict
+///     ``name``; ``dtypes``; ``strides``, in words; ``alignment`` of addresses, in bytes; ``devices``;
+///     ``keeps_read_only``, whether read-only memory stays so; ``waits_on_export``, whether the host waits for the
+///     device when a tensor is exported; ``private_functions``, whether functions without a stable interface are used.
+///
+/// Raises
+/// ------
+/// BridgeValueError
+///     If there is no target of this name.
+/// BridgeImportError
+///     If the framework is not installed.
+///
+/// Examples
+/// --------
+/// >>> import tensor_bridge as tb
+/// >>> profile = tb.profile("torch")
+/// >>> profile["strides"], profile["alignment"]
+/// ('non_negative', 1)
+#[pyfunction]
+pub(crate) fn profile<'py>(py: Python<'py>, target: &PyTensor<'py>) -> PyResult<Bound<'py, PyAny>> {
+    let adapter = named(target).and_then(|framework| framework.open(py));
+    let adapter = adapter.map_err(|error| into_python(py, error))?;
+    let text = serde_json::to_string(adapter.profile()).expect("a profile is plain data");
+    py.import("json")?.call_method1("loads", (text,))
 }

@@ -92,3 +92,28 @@ fn permutation(object: &PyTensor<'_>) -> Result<Permutation> {
     })?;
     Permutation::new(&axes)
 }
+
+/// Defines functions of Python that take the keywords of conversions after tensors or names of their own.
+macro_rules! takes_keywords {
+    ($($(#[$about:meta])* fn $name:ident($($argument:ident),+; $keywords:ident) $body:block)+) => {$(
+        $(#[$about])*
+        #[pyo3::pyfunction]
+        #[pyo3(signature = (
+            $($argument,)+ *, copy=None, device=None, order=None, permute=None, detach=false, via=None
+        ))]
+        #[allow(clippy::too_many_arguments, reason = "the keywords of conversions")]
+        pub(crate) fn $name<'py>(
+            $($argument: &bridge_pyo3::PyTensor<'py>,)+
+            copy: Option<bool>,
+            device: Option<&bridge_pyo3::PyTensor<'py>>,
+            order: Option<&bridge_pyo3::PyTensor<'py>>,
+            permute: Option<&bridge_pyo3::PyTensor<'py>>,
+            detach: bool,
+            via: Option<&bridge_pyo3::PyTensor<'py>>,
+        ) -> pyo3::PyResult<bridge_pyo3::PyTensor<'py>> {
+            let $keywords = $crate::options::Keywords { copy, device, order, permute, detach, via };
+            $body
+        }
+    )+};
+}
+pub(crate) use takes_keywords;

@@ -1,10 +1,11 @@
 //! `tensor_bridge.plan`.
 
+use crate::cross;
 use crate::errors::into_python;
-use crate::frameworks::{self, AnyAdapter, source};
-use crate::options::Keywords;
+use crate::frameworks::{self, AnyAdapter, not_a_capsule, source};
+use crate::options::takes_keywords;
+use crate::ordering::ordering;
 use crate::trees::Tree;
-use crate::{copies, not_a_capsule, via};
 use bridge_core::{CopiedBy, Device, Failed};
 use bridge_pyo3::{PyTensor, framework_error};
 use pyo3::prelude::*;
@@ -85,78 +86,67 @@ impl Plan {
     }
 }
 
-/// Return what ``convert`` with the same arguments would do, without doing it.
-///
-/// Parameters
-/// ----------
-/// x : tensor or container of tensors
-///     As for ``to_torch``, except for a capsule, which can be read once only.
-/// target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
-///     The framework.
-#[doc = include_str!("docs/keywords.txt")]
-/// Returns
-/// -------
-/// Plan or container
-///     For a container the same with a ``Plan`` in the place of each tensor.
-///
-/// Raises
-/// ------
-/// BridgeError
-///     What ``convert`` would raise.
-///
-/// Examples
-/// --------
-/// >>> import numpy as np
-/// >>> import tensor_bridge as tb
-/// >>> a = np.zeros((2, 3), np.float32)
-/// >>> tb.plan(a, "torch")
-/// <Plan: zero copy on cpu>
-/// >>> tb.plan(a[:, ::-1], "torch")
-/// <Plan: copy of 24 bytes on cpu by host because of negative strides>
-#[pyfunction]
-#[pyo3(signature = (x, target, *, copy=None, device=None, order=None, permute=None, detach=false, via=None))]
-#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
-pub(crate) fn plan<'py>(
-    x: &PyTensor<'py>,
-    target: &PyTensor<'py>,
-    copy: Option<bool>,
-    device: Option<&PyTensor<'py>>,
-    order: Option<&PyTensor<'py>>,
-    permute: Option<&PyTensor<'py>>,
-    detach: bool,
-    via: Option<&PyTensor<'py>>,
-) -> PyResult<PyTensor<'py>> {
-    let py = x.py();
-    let look = || {
-        let to = frameworks::named(target)?.open(py)?;
-        let keywords = Keywords { copy, device, order, permute, detach, via };
-        let (options, through_host) = (keywords.read()?, keywords.through_host()?);
-        let plan_of = |from: &AnyAdapter<'py>, x: &PyTensor<'py>| -> bridge_core::Result<PyTensor<'py>> {
-            not_a_capsule(x)?;
-            let lent = from.export(&keywords.detached(x)?)?.permuted(options.permute.as_ref())?;
-            let value =
-                |plan| Bound::new(py, plan).map(Bound::into_any).map_err(|error| framework_error(py, "Python", error));
-            if let Some(device) = via::back(lent.device(), &options).filter(|_| through_host) {
-                return value(Plan::through_host(lent.layout().nbytes(), device));
+takes_keywords! {
+    /// Return what ``convert`` with the same arguments would do, without doing it.
+    ///
+    /// Parameters
+    /// ----------
+    /// x : tensor or container of tensors
+    ///     As for ``to_torch``, except for a capsule, which can be read once only.
+    /// target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
+    ///     The framework.
+    #[doc = include_str!("docs/keywords.txt")]
+    /// Returns
+    /// -------
+    /// Plan or container
+    ///     For a container the same with a ``Plan`` in the place of each tensor.
+    ///
+    /// Raises
+    /// ------
+    /// BridgeError
+    ///     What ``convert`` would raise.
+    ///
+    /// Examples
+    /// --------
+    /// >>> import numpy as np
+    /// >>> import tensor_bridge as tb
+    /// >>> a = np.zeros((2, 3), np.float32)
+    /// >>> tb.plan(a, "torch")
+    /// <Plan: zero copy on cpu>
+    /// >>> tb.plan(a[:, ::-1], "torch")
+    /// <Plan: copy of 24 bytes on cpu by host because of negative strides>
+    fn plan(x, target; keywords) {
+        let py = x.py();
+        let look = || {
+            let to = frameworks::named(target)?.open(py)?;
+            let (options, through_host) = (keywords.read()?, keywords.through_host()?);
+            let plan_of = |from: &AnyAdapter<'py>, x: &PyTensor<'py>| -> bridge_core::Result<PyTensor<'py>> {
+                not_a_capsule(x)?;
+                let lent = from.export(&keywords.detached(x)?)?.permuted(options.permute.as_ref())?;
+                let value =
+                    |plan| Bound::new(py, plan).map(Bound::into_any).map_err(|error| framework_error(py, "Python", error));
+                if let Some(device) = cross::back(lent.device(), &options).filter(|_| through_host) {
+                    return value(Plan::through_host(lent.layout().nbytes(), device));
+                }
+                let plan = bridge_core::plan(&lent, to.profile(), &options)?;
+                let moved = options.device.filter(|_| plan == bridge_core::Plan::Copy(bridge_core::Reason::Moved));
+                if let (Some(device), Some(copies)) = (moved, ordering().copies()) {
+                    copies.reaches(lent.device()).and_then(|()| copies.reaches(device))?;
+                }
+                let copies = plan != bridge_core::Plan::ZeroCopy;
+                let copied_by = copies.then(|| bridge_core::copied_by(&**from, &*to, &lent, ordering(), &options));
+                let (nbytes, device) = (lent.layout().nbytes(), moved.unwrap_or(lent.device()));
+                value(Plan::of(plan, nbytes, device, copied_by))
+            };
+            match Tree::of(x)? {
+                None => plan_of(&source(x)?, x),
+                Some(tree) => tree.map(x, |leaves| {
+                    let plans = leaves.iter().enumerate();
+                    let plans = plans.map(|(index, (from, x))| plan_of(from, x).map_err(|error| Failed { index, error }));
+                    plans.collect()
+                }),
             }
-            let plan = bridge_core::plan(&lent, to.profile(), &options)?;
-            let moved = options.device.filter(|_| plan == bridge_core::Plan::Copy(bridge_core::Reason::Moved));
-            if let (Some(device), Some(copies)) = (moved, copies::ordering().copies()) {
-                copies.reaches(lent.device()).and_then(|()| copies.reaches(device))?;
-            }
-            let copies = plan != bridge_core::Plan::ZeroCopy;
-            let copied_by = copies.then(|| bridge_core::copied_by(&**from, &*to, &lent, copies::ordering(), &options));
-            let (nbytes, device) = (lent.layout().nbytes(), moved.unwrap_or(lent.device()));
-            value(Plan::of(plan, nbytes, device, copied_by))
         };
-        match Tree::of(x)? {
-            None => plan_of(&source(x)?, x),
-            Some(tree) => tree.map(x, |leaves| {
-                let plans = leaves.iter().enumerate();
-                let plans = plans.map(|(index, (from, x))| plan_of(from, x).map_err(|error| Failed { index, error }));
-                plans.collect()
-            }),
-        }
-    };
-    look().map_err(|error| into_python(py, error))
+        look().map_err(|error| into_python(py, error))
+    }
 }

@@ -1,15 +1,14 @@
 //! Tensors of other processes.
 
 use crate::errors::{argument, into_python, text};
-use crate::frameworks::{self, AnyAdapter, source};
-use crate::not_a_capsule;
+use crate::frameworks::{self, not_a_capsule, source};
 use crate::options::Keywords;
-use crate::trace;
+use crate::{cross, trace};
 use bridge_core::{Adapter, Error, ErrorKind, Options, Result};
 use bridge_ipc::{Exporter, Ipc, IpcTensor, Limits, Opened, Road, Settings, Writing, process};
 use bridge_pyo3::{PyTensor, brief_str, framework_error, with_gil};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyList};
+use pyo3::types::PyList;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -132,15 +131,6 @@ fn path(object: &Bound<'_, PyAny>) -> Result<PathBuf> {
     object.extract().map_err(|_| argument(format!("a path is a str or an os.PathLike, not {}", brief_str(object))))
 }
 
-/// Refuses a tensor in memory of another process that has ended or has revoked the share. Without such memory in this
-/// process nothing is looked at.
-pub(crate) fn check<'py>(from: &AnyAdapter<'py>, tensor: &PyTensor<'py>) -> Result<()> {
-    match bridge_ipc::is_leasing() && !tensor.is_instance_of::<PyCapsule>() {
-        true => bridge_ipc::check(&from.export(tensor)?),
-        false => Ok(()),
-    }
-}
-
 /// Shares tensors for a ticket, which ``then`` takes over.
 fn shared<'py, T>(
     py: Python<'py>,
@@ -162,7 +152,7 @@ where
         let sources = sources.collect::<Result<Vec<_>>>()?;
         let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, &PyTensor<'py>)> =
             sources.iter().zip(&tensors).map(|(from, tensor)| (&**from as _, tensor)).collect();
-        let parcel = trace::pack(call, &leaves, writing, &options)?;
+        let parcel = cross::pack(call, &leaves, writing, &options)?;
         py.detach(|| {
             let exporter = process::exporter()?;
             then(&exporter, parcel.share(&exporter, time, tree)?)
@@ -205,7 +195,6 @@ pub(crate) fn ipc_road(py: Python<'_>, tensor: &PyTensor<'_>) -> PyResult<&'stat
 /// Opens a ticket, for the framework named ``target``. Returns the tensors, and the text about their tree.
 #[pyfunction]
 #[pyo3(signature = (ticket, target, copy, device, order, permute))]
-#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
 pub(crate) fn ipc_open<'py>(
     py: Python<'py>,
     ticket: &Bound<'py, PyAny>,
@@ -225,7 +214,7 @@ pub(crate) fn ipc_open<'py>(
         let ipc = Ipc::of_opened();
         let adapter: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let leaves: Vec<_> = tensors.iter().map(|tensor| (adapter, tensor)).collect();
-        let crossed = trace::transfer_all(call, &leaves, &*to, &options);
+        let crossed = cross::transfer_all(call, &leaves, &*to, &options);
         Ok((crossed.map_err(|failed| failed.error)?, tree))
     };
     let (tensors, tree) = trace::call("open", "", open).map_err(|error| into_python(py, error))?;

@@ -1,11 +1,78 @@
-//! Streams of any framework.
+//! Streams of any framework, and `tensor_bridge.record_stream`.
 
-use crate::errors::argument;
-use bridge_core::{Keep, Result, Stream};
-use bridge_pyo3::{PyOwner, framework_error, probe, type_name};
+use crate::errors::{argument, into_python};
+use crate::frameworks::{not_a_capsule, source};
+use crate::{debug, watch};
+use bridge_core::{DeviceKind, Error, ErrorKind, Keep, Result, Stream};
+use bridge_pyo3::{PyOwner, PyTensor, framework_error, probe, type_name};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 use std::sync::Arc;
+
+/// Record that a result of this package is used on one more stream.
+///
+/// The owner of the memory waits for that stream before it reuses the memory. The stream that is current at the
+/// conversion, and the one that is current where the view is dropped, need no record.
+///
+/// Parameters
+/// ----------
+/// view : tensor
+///     A result of this package, or a part of one. Host memory and views without elements need no record.
+/// stream : stream or int
+///     A ``torch.cuda.Stream``, a ``cupy.cuda.Stream`` or any object with ``__cuda_stream__``, on the device of the
+///     view, which keeps it alive. Keep an ``ExternalStream``, and the stream of a handle passed as an ``int``, alive
+///     yourself.
+///
+/// Raises
+/// ------
+/// BridgeTypeError
+///     If ``view`` is no tensor.
+/// BridgeValueError
+///     If this package has not made ``view``, if ``stream`` is no stream, or if it is of another device.
+///
+/// Examples
+/// --------
+/// >>> import cupy
+/// >>> import torch
+/// >>> import tensor_bridge as tb
+/// >>> a = tb.to_cupy(torch.ones(3, device="cuda"))
+/// >>> stream = cupy.cuda.Stream(non_blocking=True)
+/// >>> stream.wait_event(cupy.cuda.get_current_stream().record())
+/// >>> tb.record_stream(a, stream)
+/// >>> with stream:
+/// ...     doubled = 2 * a
+/// >>> del a  # PyTorch reuses the memory behind stream
+#[pyfunction]
+pub(crate) fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = view.py();
+    let record = || {
+        not_a_capsule(view)?;
+        let (object, stream) = (stream, handle(stream)?);
+        let adapter = source(view)?;
+        let Some((device, address)) = adapter.locate(view)?.filter(|(device, _)| device.kind == DeviceKind::CUDA)
+        else {
+            return Ok(());
+        };
+        // SAFETY: the caller names a stream that is alive, as the documentation demands of a raw handle.
+        if !unsafe { bridge_cuda::has_stream(device, stream) }? {
+            let text = format!(
+                "{stream} belongs to another device than the view, which is on {device}: pass a stream of {device}"
+            );
+            return Err(Error::new(ErrorKind::Device, text));
+        }
+        if watch::is_debugging() {
+            debug::named(device, stream, &adapter.profile().name, keep(object));
+        }
+        match adapter.consumer().views().used(device, address, stream.on_any_thread(), || keep(object)) {
+            0 => {
+                let text = "this tensor is no view that tensor_bridge has made: use its own framework's record_stream";
+                Err(argument(text))
+            }
+            _ => Ok(()),
+        }
+    };
+    record().map_err(|error| into_python(py, error))
+}
 
 /// Attributes in which the frameworks' stream objects keep their handle.
 const ATTRIBUTES: &[&str] = &["cuda_stream", "ptr", "handle"];

@@ -2,7 +2,7 @@
 
 use crate::errors::into_python;
 use crate::frameworks::{Framework, named, source};
-use crate::trace;
+use crate::{cross, trace};
 use bridge_core::{Options, Result};
 use bridge_pyo3::PyTensor;
 use bridge_tensorflow::{External, PyGraphEdges, TensorFlow2};
@@ -38,7 +38,7 @@ pub(crate) fn tensorflow_feed(x: &PyTensor<'_>, copy: Option<bool>) -> PyResult<
     let py = x.py();
     let cross = |call: Option<&trace::Call>| {
         let (from, edges) = (source(x)?, edges(py)?);
-        trace::transfer(call, &*from, &edges, x, &Options::default().with_copy(copy))
+        cross::transfer(call, &*from, &edges, x, &Options::default().with_copy(copy))
     };
     trace::call("feed", Framework::TensorFlow.name(), cross).map(Feed).map_err(|error| into_python(py, error))
 }
@@ -56,7 +56,7 @@ pub(crate) fn tensorflow_take<'py>(
         let (edges, to) = (edges(py)?, target.open(py)?);
         // Without the GIL: on a GPU a copy runs a session.
         let fetched = py.detach(|| External::take(handle))?;
-        trace::transfer(call, &edges, &*to, &fetched, &Options::default()).inspect_err(|_| fetched.put_back())
+        cross::transfer(call, &edges, &*to, &fetched, &Options::default()).inspect_err(|_| fetched.put_back())
     };
     trace::call("take", "", cross).map_err(|error| into_python(py, error))
 }

@@ -8,8 +8,8 @@
 mod last;
 mod streams;
 
-use crate::copies;
-use crate::trace::{DEBUGGING, set};
+use crate::ordering::ordering;
+use crate::watch::{DEBUGGING, set};
 use bridge_core::{
     Access, Adapter, Allocation, Consumer, Device, DeviceKind, Keep, Lent, Memory, Result, Reuse, Stream, poison,
 };
@@ -148,7 +148,7 @@ fn overwrite(hold: (Hold, Option<Keep>), bytes: Range<usize>, device: Device, st
                 let allocation = Allocation { bytes, device, access, stream: Some(stream), reuse };
                 // SAFETY: the hold keeps the memory, on this device, and may be dropped on any thread.
                 let memory = unsafe { Memory::new(allocation, hold) };
-                copies::ordering().retire(device, stream, Box::new(memory));
+                ordering().retire(device, stream, Box::new(memory));
             }
         }
         _ => (),

@@ -1,8 +1,8 @@
 //! The events of the process, and who reads them.
 
-use super::{TRACING, set};
 use crate::nvtx;
-use bridge_core::{CopiedBy, DType, Device, ErrorKind};
+use crate::watch::{TRACING, set};
+use bridge_core::{CopiedBy, DType, Device, ErrorKind, Result, Stream, Transfer};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use std::collections::VecDeque;
@@ -16,21 +16,39 @@ static BOOK: Mutex<Book> =
     Mutex::new(Book { events: VecDeque::new(), first: 0, calls: 0, traces: Vec::new(), next: 0 });
 
 /// What an export says about its tensor.
-pub(super) struct Facts {
-    pub(super) dtype: DType,
-    pub(super) shape: Vec<i64>,
-    pub(super) nbytes: usize,
-    pub(super) device: Device,
+pub(crate) struct Facts {
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) nbytes: usize,
+    pub(crate) device: Device,
 }
 
 /// What became of a tensor.
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// It crossed. The reason of a copy into a tensor that exists is in no plan.
     Crossed {
         copied: Option<(CopiedBy, String)>,
         ordered: Option<(u64, u64)>,
     },
     Failed(ErrorKind),
+}
+
+impl Outcome {
+    /// Returns what a transfer did.
+    pub(crate) fn of(done: Result<&Transfer, ErrorKind>) -> Self {
+        match done {
+            Ok(done) => {
+                let reason = done.plan.reason().map(|reason| reason.to_string()).unwrap_or_default();
+                Self::crossed(done.copied_by.map(|by| (by, reason)), done.ordered)
+            }
+            Err(kind) => Self::Failed(kind),
+        }
+    }
+
+    pub(crate) fn crossed(copied: Option<(CopiedBy, String)>, ordered: Option<(Stream, Stream)>) -> Self {
+        let ordered = ordered.map(|(owner, reader)| (owner.handle(), reader.handle()));
+        Self::Crossed { copied, ordered }
+    }
 }
 
 /// A tensor of a call.

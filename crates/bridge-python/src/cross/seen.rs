@@ -1,27 +1,39 @@
-//! Adapters that are looked at.
+//! Adapters that are looked at, for traces and for `tensor_bridge.debug`.
 
-use super::book::Facts;
-use super::is_debugging;
 use crate::debug::{self, Owned};
+use crate::trace::{Call, Facts, Outcome};
+use crate::watch::is_debugging;
 use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
 use std::cell::RefCell;
 use std::sync::Arc;
 
 /// An adapter that keeps what its first export says. For `tensor_bridge.debug` it wraps the exports.
 pub(super) struct Seen<'a, F> {
-    pub(super) adapter: &'a dyn Adapter<Tensor = F>,
+    adapter: &'a dyn Adapter<Tensor = F>,
     /// The framework that the tensors go to, where they are leased to it: then their exports may be wrapped.
-    pub(super) to: Option<&'a str>,
-    pub(super) facts: RefCell<Option<Facts>>,
+    to: Option<&'a str>,
+    facts: RefCell<Option<Facts>>,
 }
 
 impl<'a, F> Seen<'a, F> {
-    pub(super) fn of(adapter: &'a dyn Adapter<Tensor = F>) -> Self {
-        Self { adapter, to: None, facts: RefCell::new(None) }
+    pub(super) fn of(adapter: &'a dyn Adapter<Tensor = F>, to: Option<&'a str>) -> Self {
+        Self { adapter, to, facts: RefCell::new(None) }
     }
 
     pub(super) fn device(&self) -> Option<Device> {
         self.facts.borrow().as_ref().map(|facts| facts.device)
+    }
+
+    /// Notes in the call what became of the tensor that was exported through this.
+    pub(super) fn note(&self, call: &Call, outcome: Outcome) {
+        call.note(&self.adapter.profile().name, self.facts.take(), outcome);
+    }
+
+    /// Remembers the stream that the consumer of the tensor has.
+    pub(super) fn remember<T>(&self, to: &dyn Adapter<Tensor = T>) {
+        if is_debugging() {
+            debug::saw(&to.profile().name, &*to.consumer(), self.device());
+        }
     }
 }
 

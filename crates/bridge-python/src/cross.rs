@@ -1,0 +1,217 @@
+//! One conversion, from the keywords to the result, and the transfers that the rest of the package makes.
+//!
+//! Every function here takes the [`Call`] that is recorded, if one is. Without it a transfer is core's own. With it the
+//! source's adapter is looked at ([`Seen`]): for a trace, and for `tensor_bridge.debug`.
+
+mod seen;
+
+use crate::debug::Owned;
+use crate::errors::into_python;
+use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, source};
+use crate::options::Keywords;
+use crate::ordering::ordering;
+use crate::trace::{self, Call, Outcome};
+use crate::trees::Tree;
+use bridge_core::{Adapter, Device, DeviceKind, Error, Failed, Options, Result, Transfer, copied_into_by};
+use bridge_ipc::{Parcel, Writing};
+use bridge_pyo3::PyTensor;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+use seen::Seen;
+
+/// Converts a tensor, or each tensor of a tree.
+pub(crate) fn convert<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<'_, 'py>) -> PyResult<PyTensor<'py>> {
+    let py = x.py();
+    let cross = |call: Option<&Call>| {
+        let (to, options, is_through_host) = (to.open(py)?, keywords.read()?, keywords.through_host()?);
+        match Tree::of(x)? {
+            None => {
+                let from = source(x)?;
+                check(&from, x)?;
+                let x = keywords.detached(x)?;
+                if is_through_host {
+                    return through_host(call, &from, &to, &x, &options);
+                }
+                transfer(call, &*from, &*to, &x, &options)
+            }
+            Some(tree) => tree.map(x, |leaves| {
+                let mut tensors = Vec::with_capacity(leaves.len());
+                for (index, (from, tensor)) in leaves.iter().enumerate() {
+                    let checked = check(from, tensor).and_then(|()| keywords.detached(tensor));
+                    tensors.push(checked.map_err(|error| Failed { index, error })?);
+                }
+                if is_through_host {
+                    let crossed = leaves.iter().zip(&tensors).enumerate().map(|(index, ((from, _), tensor))| {
+                        through_host(call, from, &to, tensor, &options).map_err(|error| Failed { index, error })
+                    });
+                    return crossed.collect();
+                }
+                let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, _)> =
+                    leaves.iter().zip(&tensors).map(|((from, _), tensor)| (&**from as _, tensor)).collect();
+                transfer_all(call, &leaves, &*to, &options)
+            }),
+        }
+    };
+    trace::call("convert", to.name(), cross).map_err(|error| into_python(py, error))
+}
+
+/// Refuses a tensor in memory of another process that has ended or has revoked the share. Without such memory in this
+/// process nothing is looked at.
+pub(crate) fn check<'py>(from: &AnyAdapter<'py>, tensor: &PyTensor<'py>) -> Result<()> {
+    match bridge_ipc::is_leasing() && !tensor.is_instance_of::<PyCapsule>() {
+        true => bridge_ipc::check(&from.export(tensor)?),
+        false => Ok(()),
+    }
+}
+
+/// Returns where the elements go again from the host; `None` where they are there already, or are to stay there.
+pub(crate) fn back(from: Device, options: &Options) -> Option<Device> {
+    let to = options.device.unwrap_or(from);
+    (from.kind == DeviceKind::CUDA && to.kind == DeviceKind::CUDA).then_some(to)
+}
+
+/// Moves a tensor to the host, and from there to where it was, or where the caller wants it. What is on the host
+/// crosses as ever.
+fn through_host<'py>(
+    call: Option<&Call>,
+    from: &AnyAdapter<'py>,
+    to: &AnyAdapter<'py>,
+    x: &PyTensor<'py>,
+    options: &Options,
+) -> Result<PyTensor<'py>> {
+    not_a_capsule(x)?;
+    let Some(back) = from.locate(x)?.and_then(|(device, _)| back(device, options)) else {
+        return transfer(call, &**from, &**to, x, options);
+    };
+    // A framework with memory on the host: NumPy lacks small floats.
+    let numpy;
+    let there = match [to, from].into_iter().find(|adapter| adapter.profile().devices.contains(&DeviceKind::CPU)) {
+        Some(adapter) => adapter,
+        None => {
+            numpy = Framework::NumPy.open(x.py())?;
+            &numpy
+        }
+    };
+    let down = options.with_device(Device::CPU);
+    let on_host = transfer(call, &**from, &**there, x, &down)?;
+    let up = Options::default().with_device(back).with_order(options.order);
+    transfer(call, &**there, &**to, &on_host, &up)
+}
+
+/// As [`bridge_core::transfer`], by the ordering of the process.
+#[inline(always)]
+pub(crate) fn transfer<F: Owned, T>(
+    call: Option<&Call>,
+    from: &dyn Adapter<Tensor = F>,
+    to: &dyn Adapter<Tensor = T>,
+    tensor: &F,
+    options: &Options,
+) -> Result<T> {
+    let crossed = match call {
+        None => bridge_core::transfer(from, to, tensor, ordering(), options),
+        Some(call) => transfer_seen(call, from, to, tensor, options),
+    };
+    Ok(crossed?.0)
+}
+
+#[cold]
+fn transfer_seen<F: Owned, T>(
+    call: &Call,
+    from: &dyn Adapter<Tensor = F>,
+    to: &dyn Adapter<Tensor = T>,
+    tensor: &F,
+    options: &Options,
+) -> Result<(T, Transfer)> {
+    let seen = Seen::of(from, Some(&to.profile().name));
+    let crossed = bridge_core::transfer(&seen, to, tensor, ordering(), options);
+    seen.remember(to);
+    seen.note(call, Outcome::of(crossed.as_ref().map(|(_, done)| done).map_err(Error::kind)));
+    crossed
+}
+
+/// As [`bridge_core::transfer_all`], by the ordering of the process.
+pub(crate) fn transfer_all<F: Owned, T>(
+    call: Option<&Call>,
+    tensors: &[(&dyn Adapter<Tensor = F>, &F)],
+    to: &dyn Adapter<Tensor = T>,
+    options: &Options,
+) -> Result<Vec<T>, Failed> {
+    let cross = |tensors: &[_]| bridge_core::transfer_all(tensors, to, ordering(), options);
+    let Some(call) = call else {
+        return Ok(cross(tensors)?.into_iter().map(|(tensor, _)| tensor).collect());
+    };
+    let seen = see(call, tensors, Some(&to.profile().name));
+    let crossed = cross(&through(&seen, tensors));
+    seen.iter().for_each(|seen| seen.remember(to));
+    match crossed {
+        Ok(crossed) => {
+            seen.iter().zip(&crossed).for_each(|(seen, (_, done))| seen.note(call, Outcome::of(Ok(done))));
+            Ok(crossed.into_iter().map(|(tensor, _)| tensor).collect())
+        }
+        Err(failed) => {
+            seen[failed.index].note(call, Outcome::Failed(failed.error.kind()));
+            Err(failed)
+        }
+    }
+}
+
+/// As [`Parcel::of`], by the ordering of the process.
+pub(crate) fn pack<F: Owned>(
+    call: Option<&Call>,
+    tensors: &[(&dyn Adapter<Tensor = F>, &F)],
+    writing: Option<Writing>,
+    options: &Options,
+) -> Result<Parcel> {
+    let pack = |tensors: &[_]| Parcel::of(tensors, writing, ordering(), options);
+    let Some(call) = call else { return pack(tensors) };
+    let seen = see(call, tensors, None);
+    let packed = pack(&through(&seen, tensors));
+    match (&packed, &*seen) {
+        (Ok(parcel), seen) => {
+            seen.iter().zip(parcel.transfers()).for_each(|(seen, done)| seen.note(call, Outcome::of(Ok(done))));
+        }
+        (Err(error), [seen]) => seen.note(call, Outcome::Failed(error.kind())),
+        // The error names no tensor.
+        (Err(_), _) => (),
+    }
+    packed
+}
+
+/// As [`bridge_core::copy_into`], by the ordering of the process.
+pub(crate) fn copy_into<F: Owned, T: Owned>(
+    call: Option<&Call>,
+    from: &dyn Adapter<Tensor = F>,
+    to: &dyn Adapter<Tensor = T>,
+    tensor: &F,
+    out: &T,
+) -> Result<()> {
+    let Some(call) = call else {
+        return bridge_core::copy_into(from, to, tensor, out, ordering()).map(drop);
+    };
+    call.to(&to.profile().name);
+    let (source, target) = (Seen::of(from, None), Seen::of(to, None));
+    let done = bridge_core::copy_into(&source, &target, tensor, out, ordering());
+    let outcome = match (&done, source.device(), target.device()) {
+        (Ok(ordered), Some(from), Some(to)) => {
+            Outcome::crossed(Some((copied_into_by(from, to), "a tensor that exists".into())), *ordered)
+        }
+        (Ok(_), ..) => return Ok(()),
+        (Err(error), ..) => Outcome::Failed(error.kind()),
+    };
+    source.note(call, outcome);
+    done.map(drop)
+}
+
+/// Returns adapters that see the tensors of the call.
+fn see<'a, F>(call: &Call, tensors: &[(&'a dyn Adapter<Tensor = F>, &F)], to: Option<&'a str>) -> Vec<Seen<'a, F>> {
+    call.expect(tensors.len());
+    tensors.iter().map(|(from, _)| Seen::of(*from, to)).collect()
+}
+
+/// Returns tensors with the adapters that see them.
+fn through<'a, F: Owned>(
+    seen: &'a [Seen<'a, F>],
+    tensors: &[(&dyn Adapter<Tensor = F>, &'a F)],
+) -> Vec<(&'a dyn Adapter<Tensor = F>, &'a F)> {
+    seen.iter().zip(tensors).map(|(seen, (_, tensor))| (seen as _, *tensor)).collect()
+}

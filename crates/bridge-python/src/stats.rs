@@ -1,0 +1,37 @@
+//! `tensor_bridge.stats`.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// Return counts of the whole process.
+///
+/// Returns
+/// -------
+/// dict of str to int
+///     ``leased`` views were made and ``released`` ones returned to their owners. Of these, the memory of ``retired``
+///     ones still waits for the device, and that of ``leaked`` ones is never reused, because the driver cannot tell
+///     when it may be. ``untaken`` results of TensorFlow's graphs wait for ``take``; ``reclaimed`` ones never were
+///     taken, and were dropped with their session.
+///
+/// Examples
+/// --------
+/// >>> import numpy as np
+/// >>> import tensor_bridge as tb
+/// >>> before = tb.stats()["leased"]
+/// >>> t = tb.to_torch(np.zeros(3))
+/// >>> tb.stats()["leased"] - before
+/// 1
+#[pyfunction]
+pub(crate) fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    let stats = bridge_core::stats();
+    let counts = PyDict::new(py);
+    counts.set_item("leased", stats.leased)?;
+    counts.set_item("released", stats.released)?;
+    counts.set_item("leaked", stats.leaked + bridge_cuda::leaked() as u64)?;
+    counts.set_item("retired", bridge_cuda::retired())?;
+    counts.set_item("untaken", bridge_tensorflow::External::untaken())?;
+    counts.set_item("reclaimed", bridge_tensorflow::External::reclaimed())?;
+    // Behind the counts, so that the owners of all views that they call released are dropped when this returns.
+    bridge_pyo3::drop_deferred();
+    Ok(counts.into_any())
+}
