@@ -1,6 +1,6 @@
 //! The ladder of copies: who makes the copy of a tensor, tried in order.
 
-use crate::crossing::{Crossing, Streams};
+use crate::conversion::{Conversion, Streams};
 use crate::fill::{fill, pending};
 use crate::overlap::share_bytes;
 use crate::plan::{moves_to, needed};
@@ -59,7 +59,7 @@ pub fn copied_by<F, T>(
     if moves_to(lent.device(), to.profile(), options).is_some() {
         return CopiedBy::Move;
     }
-    let device = Crossing { from, to, ordering, options, batch: None }.landing(lent);
+    let device = Conversion { from, to, ordering, options, batch: None }.landing(lent);
     // A tensor without elements takes no memory.
     let lends = to.empty(device, lent.dtype(), &[0], Order::RowMajor).is_ok()
         || from.empty(lent.device(), lent.dtype(), &[0], Order::RowMajor).is_ok();
@@ -76,7 +76,7 @@ type Copied<T> = (T, Streams, CopiedBy);
 /// What a rung of the ladder returns: the copy, or the tensor as it was where this one makes no copy of it.
 type Rung<T> = std::result::Result<T, Lent>;
 
-impl<F, T> Crossing<'_, F, T> {
+impl<F, T> Conversion<'_, F, T> {
     /// Imports a copy, made by the first that can make it: see [`transfer`](crate::transfer).
     pub(crate) fn copy(&self, lent: Lent, tensor: &F) -> Result<Copied<T>> {
         let lent = match self.by_ordering_into_consumer(lent)? {
@@ -118,7 +118,7 @@ impl<F, T> Crossing<'_, F, T> {
             Err(lent) => return Ok(Err(lent)),
         };
         self.batch.iter().for_each(|batch| batch.disorder());
-        let (copy, ordered) = self.place(copy, true)?;
+        let (copy, ordered) = self.import(copy, true)?;
         Ok(Ok((copy, ordered, CopiedBy::filling(device))))
     }
 
@@ -145,7 +145,7 @@ impl<F, T> Crossing<'_, F, T> {
             Ok(copy) if share_bytes(&copy, &lent) => Ok(Err(lent)),
             Ok(copy) if self.fits(&copy) => {
                 return_original(lent, self.ordering);
-                let (copy, ordered) = self.place(copy, true)?;
+                let (copy, ordered) = self.import(copy, true)?;
                 Ok(Ok((copy, ordered, CopiedBy::Producer)))
             }
             Ok(copy) if lent.pending().is_some() => {
@@ -161,7 +161,7 @@ impl<F, T> Crossing<'_, F, T> {
     fn by_core(&self, lent: Lent) -> Result<Copied<T>> {
         let alignment = self.to.profile().alignment_of(lent.layout().itemsize());
         let copy = host_copy::compact(lent, self.order(), alignment, self.ordering)?;
-        let (copy, ordered) = self.place(copy, true)?;
+        let (copy, ordered) = self.import(copy, true)?;
         Ok((copy, ordered, CopiedBy::Host))
     }
 
@@ -200,7 +200,7 @@ impl<F, T> Crossing<'_, F, T> {
             );
             return Err(Error::new(ErrorKind::CopyNeeded, text));
         }
-        let (view, ordered) = self.place(lent, false)?;
+        let (view, ordered) = self.import(lent, false)?;
         Ok((self.to.compact(&view)?, ordered, CopiedBy::Consumer))
     }
 }

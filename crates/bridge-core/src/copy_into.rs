@@ -1,6 +1,6 @@
 //! Copies of a tensor of one framework into a tensor of another that exists.
 
-use crate::crossing::used;
+use crate::conversion::used;
 use crate::host_copy::fill_or_copy_by_loop;
 use crate::moved::{move_into, no_moves};
 use crate::overlap::{repeats, share_bytes};

@@ -1,13 +1,13 @@
 //! Fresh memory for copies: of a framework, or beside one whose memory cannot be written from outside.
 
-use crate::crossing::Crossing;
+use crate::conversion::Conversion;
 use crate::{
     Access, Adapter, Advice, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Order, Ordering, Result,
     Stream, host,
 };
 use std::sync::Arc;
 
-impl<F, T> Crossing<'_, F, T> {
+impl<F, T> Conversion<'_, F, T> {
     /// Returns fresh memory of `side` on `device` for the elements of `lent`, and its export; `None` where it has none.
     pub(crate) fn fresh_of<X>(
         &self,

@@ -71,10 +71,10 @@ mod advice;
 mod batch;
 mod buffer;
 mod consumer;
+mod conversion;
 mod copied;
 mod copies;
 mod copy_into;
-mod crossing;
 mod device;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;

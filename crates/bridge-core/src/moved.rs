@@ -1,6 +1,6 @@
 //! Moves of tensors between devices.
 
-use crate::crossing::{Crossing, Streams};
+use crate::conversion::{Conversion, Streams};
 use crate::fill::flips;
 use crate::fresh::fresh_beside;
 use crate::leak::leak;
@@ -9,7 +9,7 @@ use crate::{
 };
 use std::sync::Arc;
 
-impl<F, T> Crossing<'_, F, T> {
+impl<F, T> Conversion<'_, F, T> {
     /// Moves the tensor to the device that the caller asks for.
     pub(crate) fn move_away(&self, lent: Lent) -> Result<(T, Streams, CopiedBy)> {
         let device = self.options.device.unwrap_or(lent.device());
@@ -23,7 +23,7 @@ impl<F, T> Crossing<'_, F, T> {
         let (dtype, shape) = (lent.dtype(), lent.layout().shape());
         let target = fresh_beside(self.to, self.ordering, device, (dtype, shape), self.order())?;
         let (ordered, target) = move_into(lent, target, self.from.consumer(), self.ordering)?;
-        let (result, _) = self.place(target, true)?;
+        let (result, _) = self.import(target, true)?;
         Ok((result, ordered, CopiedBy::Move))
     }
 }

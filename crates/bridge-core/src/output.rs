@@ -1,6 +1,6 @@
 //! Memory for results that a program computes itself.
 
-use crate::crossing::Crossing;
+use crate::conversion::Conversion;
 use crate::fresh::fresh_beside;
 use crate::{Adapter, DType, Device, ErrorKind, Layout, Lent, Options, Order, Ordering, Result, Stream, plan};
 use std::sync::Arc;
@@ -83,9 +83,9 @@ impl<T> Output<'_, T> {
         let Self { to, ordering, tensor, lent } = self;
         match tensor {
             Some(tensor) => Ok(tensor),
-            None => {
-                Ok(Crossing { from: to, to, ordering, options: &Options::default(), batch: None }.place(lent, true)?.0)
-            }
+            None => Ok(Conversion { from: to, to, ordering, options: &Options::default(), batch: None }
+                .import(lent, true)?
+                .0),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The transfer of tensors between two adapters: one, or many at once.
 
 use crate::batch::Batch;
-use crate::crossing::Crossing;
+use crate::conversion::Conversion;
 use crate::{Adapter, CopiedBy, Error, Lent, Options, Ordering, Plan, Reason, Result, Stream};
 use std::sync::Arc;
 
@@ -64,8 +64,8 @@ pub fn transfer<F, T>(
     ordering: &Arc<dyn Ordering>,
     options: &Options,
 ) -> Result<(T, Transfer)> {
-    let crossing = Crossing { from, to, ordering, options, batch: None };
-    finish(&crossing, crossing.export(tensor)?, tensor)
+    let conversion = Conversion { from, to, ordering, options, batch: None };
+    finish(&conversion, conversion.export(tensor)?, tensor)
 }
 
 /// As [`transfer`], for many tensors at once: exports all of them, then orders each pair of streams
@@ -85,28 +85,28 @@ pub fn transfer_all<F, T>(
     options: &Options,
 ) -> Result<Vec<(T, Transfer)>, Failed> {
     let batch = Batch::of(tensors.len());
-    let crossing = |from| Crossing { from, to, ordering, options, batch: Some(&batch) };
+    let conversion = |from| Conversion { from, to, ordering, options, batch: Some(&batch) };
     let mut exported = Vec::with_capacity(tensors.len());
     for (index, (from, tensor)) in tensors.iter().enumerate() {
-        exported.push(crossing(*from).export(tensor).map_err(|error| Failed { index, error })?);
+        exported.push(conversion(*from).export(tensor).map_err(|error| Failed { index, error })?);
     }
     let mut results = Vec::with_capacity(tensors.len());
     for (index, ((from, tensor), exported)) in tensors.iter().zip(exported).enumerate() {
-        results.push(finish(&crossing(*from), exported, tensor).map_err(|error| Failed { index, error })?);
+        results.push(finish(&conversion(*from), exported, tensor).map_err(|error| Failed { index, error })?);
     }
     Ok(results)
 }
 
 /// Does what was planned for an exported tensor.
-fn finish<F, T>(crossing: &Crossing<'_, F, T>, (lent, plan): (Lent, Plan), tensor: &F) -> Result<(T, Transfer)> {
+fn finish<F, T>(conversion: &Conversion<'_, F, T>, (lent, plan): (Lent, Plan), tensor: &F) -> Result<(T, Transfer)> {
     if plan == Plan::ZeroCopy {
-        let (result, ordered) = crossing.place(lent, false)?;
+        let (result, ordered) = conversion.import(lent, false)?;
         return Ok((result, Transfer { plan, bytes_copied: 0, copied_by: None, ordered }));
     }
     let bytes_copied = lent.layout().nbytes();
     let (result, ordered, by) = match plan {
-        Plan::Copy(Reason::Moved) => crossing.move_away(lent)?,
-        _ => crossing.copy(lent, tensor)?,
+        Plan::Copy(Reason::Moved) => conversion.move_away(lent)?,
+        _ => conversion.copy(lent, tensor)?,
     };
     Ok((result, Transfer { plan, bytes_copied, copied_by: Some(by), ordered }))
 }

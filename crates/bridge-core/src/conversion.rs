@@ -1,4 +1,4 @@
-//! One tensor that is taken across: what every way of taking it shares.
+//! One conversion: the export, the import, and what copies and moves need of both sides.
 
 use crate::batch::Batch;
 use crate::fill::behind;
@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// The owner's stream, and the stream that waits for it.
 pub(crate) type Streams = Option<(Stream, Stream)>;
 
-/// A tensor that is taken across.
-pub(crate) struct Crossing<'a, F, T> {
+/// One conversion.
+pub(crate) struct Conversion<'a, F, T> {
     pub(crate) from: &'a dyn Adapter<Tensor = F>,
     pub(crate) to: &'a dyn Adapter<Tensor = T>,
     pub(crate) ordering: &'a Arc<dyn Ordering>,
@@ -19,7 +19,7 @@ pub(crate) struct Crossing<'a, F, T> {
     pub(crate) batch: Option<&'a Batch>,
 }
 
-impl<F, T> Crossing<'_, F, T> {
+impl<F, T> Conversion<'_, F, T> {
     /// Exports the tensor, and plans.
     pub(crate) fn export(&self, tensor: &F) -> Result<(Lent, Plan)> {
         let lent = self.from.export(tensor)?.permuted(self.options.permute.as_ref())?;
@@ -29,7 +29,7 @@ impl<F, T> Crossing<'_, F, T> {
     }
 
     /// Orders the consumer's stream behind the owner's, and imports the memory.
-    pub(crate) fn place(&self, lent: Lent, copied: bool) -> Result<(T, Streams)> {
+    pub(crate) fn import(&self, lent: Lent, copied: bool) -> Result<(T, Streams)> {
         let device = self.landing(&lent);
         let lent = lent.seen_on(device);
         let consumer = self.to.consumer();
