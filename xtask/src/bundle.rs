@@ -47,6 +47,9 @@ const SOURCES: [(&str, &str); 7] = [
     ("README.md", "README.md"),
 ];
 
+/// What asks for the fuzzer of the messages between processes.
+const PEERS: &str = "--peers";
+
 /// The fuzzer, which runs from the sources over the package of a bundle.
 pub const FUZZER: &str = "crates/bridge-python/fuzz/fuzz.py";
 
@@ -85,12 +88,32 @@ pub fn bench(options: &[String]) -> Result<ExitCode> {
     script(&["--bench"], "bench", options)
 }
 
-/// Runs the fuzzer over the package of a bundle in the target folder.
+/// Runs the fuzzer over the package of a bundle in the target folder, or that of the messages between processes.
 pub fn fuzz(options: &[String]) -> Result<ExitCode> {
+    if let [kind, options @ ..] = options
+        && kind == PEERS
+    {
+        return peers(options);
+    }
     let (python, bundle) = (venv::MAIN.ready()?, target().join("bundle"));
     write(&bundle)?;
     let mut command = program(python, &[FUZZER]);
     status(command.args(options).env("PYTHONPATH", &bundle)).map(code)
+}
+
+/// Feeds hostile messages, and sequences of them, to both ends of the wire between processes. It needs no Python.
+fn peers(options: &[String]) -> Result<ExitCode> {
+    let mut tests = cargo(&["test", "--quiet", "-p", "tensor-bridge-ipc", "--test", "processes"]);
+    tests.args(["--", "--nocapture", "any_"]);
+    for option in options.chunks(2) {
+        let (variable, value) = match option {
+            [name, value] if name == "--seconds" => ("TENSOR_BRIDGE_FUZZ", value),
+            [name, value] if name == "--seed" => ("TENSOR_BRIDGE_SEED", value),
+            _ => return Err(format!("{PEERS} takes --seconds and --seed, each with a number, not {option:?}")),
+        };
+        tests.env(variable, value);
+    }
+    status(&mut tests).map(code)
 }
 
 fn script(first: &[&str], report: &str, options: &[String]) -> Result<ExitCode> {

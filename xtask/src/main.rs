@@ -58,7 +58,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
-    /// Feed hostile input to the Python package.
+    /// Feed hostile input to the Python package; with --peers first, to both ends of the wire between processes.
     #[command(disable_help_flag = true)]
     Fuzz {
         /// The fuzzer's own options: see `cargo xtask fuzz --help`.

@@ -14,18 +14,23 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 thread_local! {
-    /// Whether the program of this thread interrupts what waits.
-    static INTERRUPTS: Cell<bool> = const { Cell::new(false) };
+    /// When the program of this thread interrupts what waits.
+    static INTERRUPTS: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 fn interrupted<T>(wait: impl FnOnce() -> T) -> T {
+    interrupted_at(Instant::now(), wait)
+}
+
+/// Interrupts what waits after this time.
+pub fn interrupted_at<T>(time: Instant, wait: impl FnOnce() -> T) -> T {
     while_waiting(|| match INTERRUPTS.get() {
-        true => Err(Error::new(ErrorKind::Framework, "interrupted")),
-        false => Ok(()),
+        Some(time) if Instant::now() >= time => Err(Error::new(ErrorKind::Framework, "interrupted")),
+        _ => Ok(()),
     });
-    INTERRUPTS.set(true);
+    INTERRUPTS.set(Some(time));
     let done = wait();
-    INTERRUPTS.set(false);
+    INTERRUPTS.set(None);
     done
 }
 

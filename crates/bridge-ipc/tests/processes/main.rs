@@ -7,6 +7,7 @@ mod history;
 mod line;
 mod names;
 mod rights;
+mod sequences;
 mod wire;
 
 use bridge_core::{HostOnly, Options, Ordering, Result};
@@ -70,5 +71,14 @@ fn wait_for(exporter: &Exporter, what: impl Fn(&Held) -> bool) {
     while !what(&exporter.held()) {
         assert!(start.elapsed() < PATIENCE, "{:?}", exporter.held());
         std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Prints what each thread of this process waits for.
+fn print_threads() {
+    for task in std::fs::read_dir("/proc/self/task").unwrap().map_while(|task| task.ok()) {
+        let read = |file| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        let [name, place, call, stack] = ["comm", "wchan", "syscall", "stack"].map(read);
+        println!("thread {:?} {}: in {place}, call {}\n{stack}", task.file_name(), name.trim(), call.trim());
     }
 }
