@@ -75,7 +75,7 @@ pub struct Capabilities {
     pub negative_strides: bool,
     /// Whether it makes read-only tensors.
     pub read_only: bool,
-    /// Whether elements may lie at addresses that are no multiples of their size.
+    /// Whether elements may lie at addresses that are not multiples of their size.
     pub unaligned: bool,
     /// The operations that it defers.
     pub defers: Vec<Pending>,

@@ -79,7 +79,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are no files of docs/."""
+    """Add the pages that are not files of docs/."""
     for path, text in (*outside(files, config), *reference()):
         files.append(File.generated(config, path, content=text))
     for file in ASSETS:

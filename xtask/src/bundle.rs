@@ -59,7 +59,7 @@ pub fn write(out: &Path) -> Result<()> {
     if out.exists() {
         let marked = out.join("conformance.py").is_file() || at(out, fs::read_dir(out))?.next().is_none();
         if !marked {
-            return Err(format!("{} is no bundle: name a new or empty folder", out.display()));
+            return Err(format!("{} is not a bundle: name a new or empty folder", out.display()));
         }
         at(out, fs::remove_dir_all(out))?;
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 /// The facade.
 const FACADE: &str = "tensor-bridge";
 
-/// Type-checks the feature `torch` where there is no libtorch. It is no feature to choose.
+/// Type-checks the feature `torch` where there is no libtorch. It is not a feature to choose.
 const DOC_ONLY: &str = "doc-only";
 
 /// The feature that links CUDA's libraries. Without a toolkit it is type-checked only.
@@ -127,8 +127,8 @@ fn dependencies(features: &[String]) -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-/// Returns no feature, each one, all but each one, and all of them. One alone shows what it does not declare, all but one
-/// what the others rely on, and all whether they clash.
+/// Returns no feature, each one, all but each one, and all of them. One alone shows what it does not declare, all but
+/// one what the others rely on, and all whether they clash.
 fn sets(features: &[String]) -> Vec<Vec<&str>> {
     let names: Vec<&str> = features.iter().map(String::as_str).collect();
     let without = |one: &str| names.iter().copied().filter(|name| *name != one).collect();

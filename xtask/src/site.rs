@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub fn build() -> Result<PathBuf> {
     let site = target().join("site");
     let python = venv::SITE.ready()?;
-    // Not --quiet: the warnings that it hides would be no errors.
+    // Not --quiet: the warnings that it hides would not be errors.
     let arguments = ["-m", "mkdocs", "build", "--strict", "--config-file", "xtask/site/mkdocs.yml"];
     run(program(&python, &arguments).env("NO_MKDOCS_2_WARNING", "1").arg("--site-dir").arg(&site))?;
     Ok(site)

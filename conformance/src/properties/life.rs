@@ -48,7 +48,7 @@ pub(super) fn life<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let started = Instant::now();
     loop {
         let after = pair.memory()?;
-        // Memory of earlier cases may be released meanwhile: less than before is no failure of this one.
+        // Memory of earlier cases may be released meanwhile: less than before is not a failure of this one.
         if after.0 <= before.0 && after.1 <= before.1 {
             return Ok(());
         }

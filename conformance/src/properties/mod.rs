@@ -35,7 +35,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure that is no error of an adapter.
+    /// A failure that is not an error of an adapter.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), refused: None, is_last: false }
     }

@@ -25,7 +25,7 @@ pub(super) fn identity<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         ensure!(view.address == source.address, "in place, but {:#x} became {:#x}", source.address, view.address);
         let natural = 1 << model::itemsize(view.dtype).trailing_zeros();
         let aligned = pair.to.capabilities().unaligned || view.address.is_multiple_of(natural);
-        ensure!(aligned, "in place at {:#x}, which is no multiple of {natural}", view.address);
+        ensure!(aligned, "in place at {:#x}, which is not a multiple of {natural}", view.address);
     } else {
         let (old, new) = (hull(&source)?, hull(&view)?);
         ensure!(

@@ -157,7 +157,7 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
     let pending = |name: &String| match name.as_str() {
         "conjugation" => Ok(Pending::Conjugation),
         "negation" => Ok(Pending::Negation),
-        _ => Err(PyValueError::new_err(format!("{name:?} is no operation that can be deferred"))),
+        _ => Err(PyValueError::new_err(format!("{name:?} is not an operation that can be deferred"))),
     };
     Ok(Capabilities {
         dtypes: names.iter().map(|name| parsed(name)).collect::<PyResult<_>>()?,

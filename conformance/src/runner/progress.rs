@@ -29,7 +29,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins a pair of `cases` cases. The bar is hidden where the standard output is no terminal, and in CI.
+    /// Begins a pair of `cases` cases. The bar is hidden where the standard output is not a terminal, and in CI.
     pub fn new(pair: &PairName, cases: u32, display: Display) -> Self {
         let target = match env::var_os("CI") {
             Some(_) => ProgressDrawTarget::hidden(),

@@ -189,7 +189,7 @@ fn a_worker_that_hangs_is_killed() {
 fn a_worker_that_never_begins_fails_the_pair() {
     let refused = Folder::new("refused").judge(&say(&Message::Refused("no such framework".into())));
     assert_eq!(refused.properties[0].reason.as_deref(), Some("no such framework"));
-    let gone = Folder::new("gone").judge("echo this is no message; exit 3");
+    let gone = Folder::new("gone").judge("echo this is not a message; exit 3");
     assert_eq!(gone.properties[0].verdict, Verdict::Crashed);
     assert!(gone.properties[0].reason.as_ref().unwrap().contains("exit code 3"));
     assert!(!refused.passed() && !gone.passed());

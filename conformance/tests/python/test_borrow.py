@@ -94,7 +94,7 @@ def fake() -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "number": (lambda: 3, "NotATensor: int is no tensor"),
+    "number": (lambda: 3, "NotATensor: int is not a tensor"),
     "class": (lambda: torch.Tensor, "NotATensor"),
     "conjugated": (lambda: torch.ones(3, dtype=torch.complex64).conj(), "CopyNeeded: .*resolve_conj"),
     "negated": (lambda: torch.ones(3, dtype=torch.complex64).conj().imag, "CopyNeeded: .*resolve_neg"),

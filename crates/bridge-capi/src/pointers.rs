@@ -68,7 +68,7 @@ pub(crate) fn into_raw<T>(value: T) -> *mut T {
     Box::into_raw(Box::new(value))
 }
 
-/// Drops a value that C owns, and then the owners that the drop, or an earlier one, has deferred. Null is no fault.
+/// Drops a value that C owns, and then the owners that the drop, or an earlier one, has deferred. Null is not a fault.
 ///
 /// # Safety
 ///

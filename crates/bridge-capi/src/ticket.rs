@@ -59,7 +59,7 @@ pub unsafe extern "C" fn tb_share(
             (tensors, if tree.is_null() { None } else { Some(text(tree, "tree")?.to_string()) })
         };
         let time = Duration::try_from_secs_f64(seconds);
-        let time = time.map_err(|_| refused(format!("{seconds} is no number of seconds: pass one from 0 on")))?;
+        let time = time.map_err(|_| refused(format!("{seconds} is not a number of seconds: pass one from 0 on")))?;
         let writing = usize::try_from(writing).ok().and_then(|number| WRITING.get(number).copied());
         let writing = writing.ok_or_else(|| refused("writing is none of tb_writing"))?;
         let ordering = bridge_copy::ordering();

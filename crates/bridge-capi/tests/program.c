@@ -178,7 +178,7 @@ static void what_is_fed_is_no_result(const tb_runtime *runtime) {
   int32_t handle[2];
   tb_external *external = fed(runtime, numbers, 4, TB_COPY_IF_NEEDED, &released), *other = NULL;
   OK(tb_external_handle(external, handle));
-  /* What is fed is no result. */
+  /* What is fed is not a result. */
   CHECK(tb_take(runtime, handle, &other) == TB_CONSUMED);
   CHECK(tb_external_put_back(external) == TB_ARGUMENT);
   CHECK(strstr(tb_error(), "tb_external_drop") != NULL);

@@ -38,7 +38,7 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// Error for text that is no device kind, or no device such as `cpu` or `cuda:0`.
+/// Error for text that is not a device kind, nor a device such as `cpu` or `cuda:0`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseDeviceError(String);
 

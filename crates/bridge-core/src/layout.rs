@@ -112,7 +112,7 @@ impl Layout {
                 None if shape.get(d) == Some(&1) || shape.contains(&0) => (),
                 None => {
                     return Err(malformed(format!(
-                        "strides {byte_strides:?} (bytes) are no whole number of elements of {itemsize} bytes: make a compact copy first, as numpy.ascontiguousarray and cupy.ascontiguousarray do"
+                        "strides {byte_strides:?} (bytes) are not a whole number of elements of {itemsize} bytes: make a compact copy first, as numpy.ascontiguousarray and cupy.ascontiguousarray do"
                     )));
                 }
             }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 static ON: AtomicBool = AtomicBool::new(false);
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// What freed memory is filled with. Floats of any width are then NaN, signed integers -1, and `bool` is no valid value.
+/// What freed memory is filled with. Floats of any width are then NaN, signed integers -1, and a `bool` is invalid.
 pub const BYTE: u8 = 0xff;
 
 /// Turns it on or off, for the whole process.

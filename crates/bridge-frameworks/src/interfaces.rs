@@ -38,7 +38,7 @@ fn dims(interface: &Bound<'_, PyDict>, name: &str) -> Result<Option<Dims>> {
 }
 
 fn dict<'a, 'py>(interface: &'a PyTensor<'py>) -> Result<&'a Bound<'py, PyDict>> {
-    let dict = interface.cast::<PyDict>().map_err(|_| broken("it is no dict"))?;
+    let dict = interface.cast::<PyDict>().map_err(|_| broken("it is not a dict"))?;
     match entry::<PyTensor<'_>>(dict, "mask")? {
         Some(_) => Err(Error::new(ErrorKind::NotATensor, "other frameworks have no masks: fill the array first")),
         None => Ok(dict),

@@ -54,7 +54,7 @@ impl Produced {
         // Without a stream it is the legacy default stream, which the result is in already.
         if let Some(stream) = stream.filter(|stream| *stream != NO_SYNC && self.0.device().kind != DeviceKind::CPU) {
             let handle = u64::try_from(stream)
-                .map_err(|_| PyBufferError::new_err(format!("{stream} is no stream: pass its handle, or -1")))?;
+                .map_err(|_| PyBufferError::new_err(format!("{stream} is not a stream: pass its handle, or -1")))?;
             self.read_in(Stream::from_handle(handle)).map_err(|error| exception(py, error))?;
         }
         let tensor = self.0.clone();

@@ -94,7 +94,7 @@ impl<'py> Tensor<'py> {
 #[cold]
 pub(crate) fn no_tensor(object: &PyTensor<'_>) -> Error {
     let text = format!(
-        "{} is no tensor: pass one of torch, cupy, numpy, tensorflow or tensorflow1 (of a Keras variable its value), or an object with __dlpack__ or an array interface",
+        "{} is not a tensor: pass one of torch, cupy, numpy, tensorflow or tensorflow1 (of a Keras variable its value), or an object with __dlpack__ or an array interface",
         type_name(object)
     );
     Error::new(ErrorKind::NotATensor, text)

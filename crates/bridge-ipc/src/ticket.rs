@@ -130,7 +130,10 @@ impl TryFrom<Fields> for Ticket {
 impl Ticket {
     pub(crate) fn new(socket: &Path, share: u64, token: Token, expires: u64, about: &str) -> Result<Self> {
         let socket = socket.to_str().ok_or_else(|| {
-            Error::new(ErrorKind::Argument, "the folder of the sockets is no UTF-8: name another in TENSOR_BRIDGE_IPC")
+            Error::new(
+                ErrorKind::Argument,
+                "the folder of the sockets is not valid UTF-8: name another in TENSOR_BRIDGE_IPC",
+            )
         })?;
         let about = about.chars().filter(|letter| !letter.is_control()).take(MAX_ABOUT).collect();
         let mut ticket = Self { version: VERSION, socket: socket.into(), share, token, expires, about };
@@ -191,7 +194,7 @@ impl FromStr for Ticket {
             tensor_bridge: u32,
         }
         let no_ticket = |why: &dyn fmt::Display| {
-            let text = format!("this is no ticket ({why}): pass the text that share returned, whole");
+            let text = format!("this is not a ticket ({why}): pass the text that share returned, whole");
             Error::new(ErrorKind::Argument, text)
         };
         if text.len() > MAX_TICKET {

@@ -1,7 +1,7 @@
 //! Messages between processes, and their frames.
 //!
-//! A frame is sixteen bytes and a body: `TB`, the version as one byte, 0, the length of the body in bytes as an unsigned
-//! 32-bit number, and the number of the question as one of 64 bits, both lowest byte first. The body is JSON.
+//! A frame is sixteen bytes and a body: `TB`, the version as one byte, 0, the length of the body in bytes as an
+//! unsigned 32-bit number, and the number of the question as one of 64 bits, both lowest byte first. The body is JSON.
 //! docs/design/ipc.md specifies it.
 
 use crate::memory::Writing;
@@ -18,7 +18,7 @@ pub(crate) const HEADER: usize = 16;
 /// Bytes of a header in front of the number: every version begins with them.
 const PREFIX: usize = 8;
 
-/// The number of what is no question and answers none.
+/// The number of what is not a question and answers none.
 pub(crate) const UNASKED: u64 = 0;
 
 /// The most bytes of the body of a request.

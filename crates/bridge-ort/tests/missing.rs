@@ -1,4 +1,4 @@
-//! What is no ONNX Runtime, in a process of its own, which loads none.
+//! What is not an ONNX Runtime, in a process of its own, which loads none.
 
 use bridge_core::ErrorKind;
 

@@ -141,7 +141,7 @@ def interface(random: Random) -> Case:
         "typestr": rarely(random, "<f4", TYPESTRS, 0.3),
         "data": rarely(random, "good", ["read-only", "null", "bytes", "text", "none", "negative", "one"], 0.3),
         "fields": {name: random.choice(values) for name, values in fields.items() if random.random() < 0.15},
-        "raises": rarely(random, None, [*RAISED, "is no dict"]),
+        "raises": rarely(random, None, [*RAISED, "is not a dict"]),
     }
 
 

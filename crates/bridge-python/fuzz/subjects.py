@@ -293,7 +293,7 @@ def interface(case: Case) -> Subject:
         fields["descr"] = [tuple(item) for item in fields["descr"]]
 
     def read(_: object) -> Any:
-        if case["raises"] == "is no dict":
+        if case["raises"] == "is not a dict":
             return list(fields.items())
         return raise_named(case["raises"]) if case["raises"] else fields
 

@@ -46,7 +46,7 @@ impl fmt::Display for Step<'_> {
 }
 
 impl Kind {
-    /// Returns the kind of a container; `None` for any other object. A dataclass that is a tensor is no container.
+    /// Returns the kind of a container; `None` for any other object. A dataclass that is a tensor is not a container.
     ///
     /// # Errors
     ///

@@ -24,7 +24,7 @@ takes_keywords! {
     /// Raises
     /// ------
     /// BridgeTypeError
-    ///     If ``x`` is no tensor and holds none.
+    ///     If ``x`` is not a tensor and holds none.
     /// BridgeDTypeError
     ///     If the target has no such dtype.
     /// BridgeBufferError

@@ -40,7 +40,7 @@ pub(crate) fn device(object: &PyTensor<'_>) -> Result<Device> {
     let unknown = || {
         let kind = type_name(object);
         argument(format!(
-            "{kind} is no device: pass \"cpu\", \"cuda\", \"cuda:0\", a torch.device or a cupy.cuda.Device"
+            "{kind} is not a device: pass \"cpu\", \"cuda\", \"cuda:0\", a torch.device or a cupy.cuda.Device"
         ))
     };
     match read() {

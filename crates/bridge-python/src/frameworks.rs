@@ -13,7 +13,7 @@ pub(crate) fn named(target: &Bound<'_, PyAny>) -> Result<Framework> {
     let name = text(target, "a target")?;
     Framework::named(&name).ok_or_else(|| {
         let names: Vec<_> = Framework::ALL.iter().map(|known| known.name()).collect();
-        argument(format!("{:?} is no target: choose one of {}", brief(&name), names.join(", ")))
+        argument(format!("{:?} is not a target: choose one of {}", brief(&name), names.join(", ")))
     })
 }
 
@@ -23,8 +23,8 @@ pub(crate) fn importable(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
     PyTuple::new(py, packages.map(|known| known.name()).collect::<Vec<_>>())
 }
 
-/// Returns the adapter that exports an object. What is no tensor it refuses then, but for NumPy's scalars: a caller who
-/// names one wants its value.
+/// Returns the adapter that exports an object. What is not a tensor it refuses then, but for NumPy's scalars: a caller
+/// who names one wants its value.
 pub(crate) fn source<'py>(object: &PyTensor<'py>) -> Result<AnyAdapter<'py>> {
     Ok(adapter_of(object)?.unwrap_or_else(|| AnyAdapter::Foreign(Foreign::new(object))))
 }

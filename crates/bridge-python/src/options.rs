@@ -61,7 +61,7 @@ impl<'py> Keywords<'_, 'py> {
         let name = text(via, "a way")?;
         match self.copy {
             _ if name != "host" => {
-                Err(argument(format!("{:?} is no way: pass \"host\", or leave it out", brief(&name))))
+                Err(argument(format!("{:?} is not a way: pass \"host\", or leave it out", brief(&name))))
             }
             Some(false) => Err(argument("the way through the host copies: leave copy=False or via=\"host\" out")),
             _ => Ok(true),
@@ -73,7 +73,7 @@ fn order(object: &PyTensor<'_>) -> Result<Order> {
     let name = text(object, "an order")?;
     let known = [Order::RowMajor, Order::ColumnMajor].into_iter().find(|order| order.letter() == name);
     known.ok_or_else(|| {
-        argument(format!("{:?} is no order: pass \"C\" (row-major) or \"F\" (column-major)", brief(&name)))
+        argument(format!("{:?} is not an order: pass \"C\" (row-major) or \"F\" (column-major)", brief(&name)))
     })
 }
 

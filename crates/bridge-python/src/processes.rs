@@ -34,7 +34,7 @@ use std::time::Duration;
 /// Raises
 /// ------
 /// BridgeValueError
-///     If ``text`` is no ticket.
+///     If ``text`` is not a ticket.
 ///
 /// Examples
 /// --------
@@ -114,7 +114,7 @@ fn writing(name: &Bound<'_, PyAny>) -> Result<Writing> {
 
 fn seconds(time: &Bound<'_, PyAny>) -> Result<Duration> {
     let seconds = time.extract::<f64>().ok().and_then(|time| Duration::try_from_secs_f64(time).ok());
-    seconds.ok_or_else(|| argument(format!("{} is no number of seconds: pass one from 0 on", brief_str(time))))
+    seconds.ok_or_else(|| argument(format!("{} is not a number of seconds: pass one from 0 on", brief_str(time))))
 }
 
 /// Reads a whole number of at least `least`, which `what` names in the error.
@@ -302,7 +302,7 @@ pub(crate) fn ipc_seconds(time: &Bound<'_, PyAny>) -> PyResult<f64> {
     seconds(time).map(|time| time.as_secs_f64()).map_err(|error| into_python(time.py(), error))
 }
 
-/// Refuses what is no name, or no number of versions.
+/// Refuses what is not a name, or not a number of versions.
 #[pyfunction]
 pub(crate) fn ipc_check_name(name: &Bound<'_, PyAny>, keep: &Bound<'_, PyAny>) -> PyResult<()> {
     let check = || bridge_ipc::check_name(&text(name, "a name")?).and_then(|()| number(keep, "keep", 1u64).map(drop));
@@ -342,8 +342,8 @@ impl Client {
         Ok(Self(Mutex::new(Some(Arc::new(client.map_err(|error| into_python(py, error))?)))))
     }
 
-    /// Shares tensors under a name. The connection owns the share: a caller that is interrupted, wherever that is, loses
-    /// no ticket.
+    /// Shares tensors under a name. The connection owns the share: a caller that is interrupted, wherever that is,
+    /// loses no ticket.
     fn put<'py>(
         &self,
         name: &Bound<'py, PyAny>,

@@ -26,9 +26,9 @@ use std::sync::Arc;
 /// Raises
 /// ------
 /// BridgeTypeError
-///     If ``view`` is no tensor.
+///     If ``view`` is not a tensor.
 /// BridgeValueError
-///     If this package has not made ``view``, if ``stream`` is no stream, or if it is of another device.
+///     If this package has not made ``view``, if ``stream`` is not a stream, or if it is of another device.
 ///
 /// Examples
 /// --------
@@ -65,7 +65,7 @@ pub(crate) fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> P
         }
         match adapter.consumer().views().used(device, address, stream.on_any_thread(), || keep(object)) {
             0 => {
-                let text = "this tensor is no view that tensor_bridge has made: use its own framework's record_stream";
+                let text = "this tensor is not a view that tensor_bridge has made: use its own framework's record_stream";
                 Err(argument(text))
             }
             _ => Ok(()),
@@ -86,7 +86,7 @@ const ATTRIBUTES: &[&str] = &["cuda_stream", "ptr", "handle"];
 pub(crate) fn handle(stream: &Bound<'_, PyAny>) -> Result<Stream> {
     let py = stream.py();
     let found = find(stream).map_err(|error| framework_error(py, "the stream", error))?;
-    found.map(Stream::from_handle).ok_or_else(|| argument(format!("{} is no CUDA stream", type_name(stream))))
+    found.map(Stream::from_handle).ok_or_else(|| argument(format!("{} is not a CUDA stream", type_name(stream))))
 }
 
 /// Returns what keeps a stream alive: its object, where the object owns the stream. An integer and an `ExternalStream`

@@ -88,8 +88,8 @@ fn raised(object: &PyTensor<'_>) -> impl Fn(PyErr) -> Error {
 }
 
 impl<'py> Tree<'py> {
-    /// Returns the tree whose root is `root`; `None` for an object that is no container, and for a container that holds
-    /// objects but no tensor.
+    /// Returns the tree whose root is `root`; `None` for an object that is not a container, and for a container that
+    /// holds objects but no tensor.
     ///
     /// # Errors
     ///

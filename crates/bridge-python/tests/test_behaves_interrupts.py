@@ -35,7 +35,7 @@ def interrupted(call: Callable[[], object], after: float = 0.05) -> float:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     sender = threading.Thread(target=send)
     try:
-        # On a busy machine it may arrive before the call has begun: that is no fault of the call.
+        # On a busy machine it may arrive before the call has begun: that is not a fault of the call.
         with pytest.raises(KeyboardInterrupt):
             sender.start()
             call()

@@ -104,7 +104,7 @@ def test_any_number_of_dimensions(api: Api, ndim: int) -> None:
 
 def test_what_is_refused_raises(api: Api) -> None:
     out = Borrowed()
-    refused = [(3, "int is no tensor"), (torch.ones(2, dtype=torch.complex64).conj(), "resolve_conj")]
+    refused = [(3, "int is not a tensor"), (torch.ones(2, dtype=torch.complex64).conj(), "resolve_conj")]
     if hasattr(torch, "int4"):
         refused.append((torch.ones(2, dtype=torch.uint8).view(torch.int4), "torch.int4 has no counterpart"))
     for bad, text in refused:

@@ -94,16 +94,16 @@ class Long:
 
 
 REFUSED = {
-    "an order": ({"order": "A"}, "is no order"),
-    "an order that is no str": ({"order": 1}, "an order is a str"),
+    "an order": ({"order": "A"}, "is not an order"),
+    "an order that is not a str": ({"order": 1}, "an order is a str"),
     "a way that is none": ({"via": "disk"}, 'pass "host"'),
-    "a way that is no str": ({"via": 1}, "a way is a str"),
+    "a way that is not a str": ({"via": 1}, "a way is a str"),
     "a way of copies without copies": ({"via": "host", "copy": False}, "leave copy=False or via"),
     "too few axes": ({"permute": (0,)}, "pass 2 different axes"),
     "an axis twice": ({"permute": (0, -2)}, "pass 2 different axes"),
     "an axis too large": ({"permute": (0, 2)}, "pass 2 different axes"),
     "axes that no tensor has": ({"permute": (0, 2**62)}, "at most 64"),
-    "axes that are no numbers": ({"permute": "01"}, "tuple of axes"),
+    "axes that are not numbers": ({"permute": "01"}, "tuple of axes"),
     "an axis that does not fit": ({"permute": (0, 2**70)}, "tuple of axes"),
     "no tuple": ({"permute": 1}, "tuple of axes"),
     "axes without an order": ({"permute": {0, 1}}, "tuple of axes"),

@@ -51,8 +51,8 @@ FEEDS: dict[str, tuple[Callable[[], dict[Any, Any]], str, str]] = {
     "no dimension": (lambda: {"x": torch.tensor(1.0)}, r"\[\?\], .* has \[\]", "argument"),
     "a dtype of others": (lambda: {"x": ONES.to(torch.float8_e5m2)}, "tensorflow1 has no dtype float8_e5m2", "dtype"),
     "what requires grad": (lambda: {"x": torch.ones(2, requires_grad=True)}, "detach", "requires_grad"),
-    "no tensor": (lambda: {"x": 3}, "int is no tensor", "not_a_tensor"),
-    "a list": (lambda: {"x": [1.0, 2.0]}, "list is no tensor", "not_a_tensor"),
+    "no tensor": (lambda: {"x": 3}, "int is not a tensor", "not_a_tensor"),
+    "a list": (lambda: {"x": [1.0, 2.0]}, "list is not a tensor", "not_a_tensor"),
     "a sparse tensor": (lambda: {"x": torch.eye(2).to_sparse()}, "to_dense", "not_a_tensor"),
     "a meta tensor": (lambda: {"x": torch.ones(2, device="meta")}, "meta", "not_a_tensor"),
     "strings": (lambda: {"x": np.array(["a"])}, "counterpart", "dtype"),
@@ -65,7 +65,7 @@ def test_what_is_fed_wrongly_is_named(session: Any, case: str) -> None:
     refused(lambda: session.run(feeds()), words, kind)
 
 
-#: What is no argument at all, and what the error says.
+#: What is not an argument at all, and what the error says.
 ARGUMENTS: dict[str, tuple[Callable[[], object], str]] = {
     "a dtype": (lambda: opened(inputs={"x:0": 3}), '"3" is not a dtype'),
     "too many items": (lambda: opened(inputs={"x:0": ("float32", [None], None, 1)}), "4 items"),
@@ -196,12 +196,12 @@ def test_what_is_declared_wrongly_is_named(case: str) -> None:
     refused(lambda: on_host(line(), inputs, outputs, **options).run({"x": ONES}), words, kind)
 
 
-#: What is no graph, and what the error says.
+#: What is not a graph, and what the error says.
 GRAPHS: dict[str, tuple[Any, str]] = {
     "garbage": (b"no graph", "no serialised GraphDef"),
     "half a graph": (line()[:-1], "GraphDef"),
-    "a path": ("model.pb", "'model.pb' is no message: pass the bytes"),
-    "nothing": (None, "None is no message"),
+    "a path": ("model.pb", "'model.pb' is not a message: pass the bytes"),
+    "nothing": (None, "None is not a message"),
     "an unknown operation": (
         v1.GraphDef(node=[v1.NodeDef(name="y", op="NoSuchThing")]).SerializeToString(),
         "NoSuchThing",
@@ -221,7 +221,7 @@ def test_what_is_no_graph_is_refused(case: str) -> None:
 def test_what_is_no_configuration_is_refused() -> None:
     for wrong, words in [
         (b"garbage", "no serialised ConfigProto"),
-        ("0,1", "'0,1' is no message"),
+        ("0,1", "'0,1' is not a message"),
         (listing("x"), 'visible_device_list "x": it must be distinct numbers'),
         (listing("0,-1"), '"0,-1"'),
         (listing("1,1"), '"1,1"'),

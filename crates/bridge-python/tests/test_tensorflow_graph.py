@@ -327,7 +327,9 @@ class Loud:
 
 def test_what_is_no_tensor_of_a_graph_is_named(session: Any) -> None:
     for wrong in (1.0, [1.0], None, np.ones(2), Loud(), tf.sparse.from_dense([1.0]), torch.ones(2)):
-        with pytest.raises(tb.BridgeTypeError, match=f"type {type(wrong).__name__} is no tensor of a graph") as caught:
+        with pytest.raises(
+            tb.BridgeTypeError, match=f"type {type(wrong).__name__} is not a tensor of a graph"
+        ) as caught:
             graph.external_output(wrong)
         assert caught.value.kind == "not_a_tensor"
         assert len(str(caught.value)) < 200

@@ -228,10 +228,10 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "deep": (deep(101), ValueError, r"^tree(\[0\])*: more than 100 containers"),
     "no copy": ([{"a": Uncopied(ones())}], RuntimeError, r"^tree\[0\]\['a'\]: .*ZeroDivisionError: planned"),
     "attribute": ([ones(), BadAttribute()], RuntimeError, r"^tree\[1\]: .*ZeroDivisionError: planned"),
-    "numbers": ([1, [2]], TypeError, "^list is no tensor"),
-    "texts": ({"a": "b"}, TypeError, "^dict is no tensor"),
+    "numbers": ([1, [2]], TypeError, "^list is not a tensor"),
+    "texts": ({"a": "b"}, TypeError, "^dict is not a tensor"),
     "class": (Layer, TypeError, "no tensor"),
-    "empty field": (Layer("x"), TypeError, "Layer is no tensor"),
+    "empty field": (Layer("x"), TypeError, "Layer is not a tensor"),
 }
 
 

@@ -108,7 +108,7 @@ fn what_is_no_saved_model_is_refused() {
     let damaged = Path::new(env!("CARGO_TARGET_TMPDIR")).join("damaged");
     std::fs::create_dir_all(&damaged).unwrap();
     std::fs::write(damaged.join("saved_model.pb"), b"no model").unwrap();
-    refused(SavedModel::read(&damaged, &["serve"]), ErrorKind::Argument, "is no saved model");
+    refused(SavedModel::read(&damaged, &["serve"]), ErrorKind::Argument, "is not a saved model");
 }
 
 #[test]

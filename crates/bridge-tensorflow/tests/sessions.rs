@@ -197,7 +197,7 @@ fn sessions_of_both_series_in_one_process() {
         let runtime = Runtime::open(&folder).unwrap();
         assert_eq!(runtime.series(), series);
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        assert!(!maps.lines().any(|line| line.contains("rwx") && line.contains("[stack]")), "the stack is no code");
+        assert!(!maps.lines().any(|line| line.contains("rwx") && line.contains("[stack]")), "the stack is not code");
         assert!(std::ptr::eq(runtime, Runtime::loaded(series).unwrap()));
         versions.push(runtime);
     }

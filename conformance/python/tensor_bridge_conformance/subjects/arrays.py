@@ -58,7 +58,7 @@ class Arrays:
     def strides(self, array: Any) -> list[int]:
         size = array.itemsize
         if any(stride % size for stride in array.strides):
-            raise ValueError(f"strides {array.strides} in bytes are no multiples of {size}")
+            raise ValueError(f"strides {array.strides} in bytes are not multiples of {size}")
         return [stride // size for stride in array.strides]
 
     def create(self, spec: Spec, data: bytes) -> Any:

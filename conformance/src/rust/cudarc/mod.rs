@@ -336,7 +336,8 @@ impl Subject for CudarcSubject {
     fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let mut known = self.streams.iter().chain([self.adapter.stream()]);
         let found = known.find(|known| handle_of(known) == stream);
-        let found = found.ok_or_else(|| Error::new(ErrorKind::Argument, format!("{stream:?} is no stream of cudarc")));
+        let found =
+            found.ok_or_else(|| Error::new(ErrorKind::Argument, format!("{stream:?} is not a stream of cudarc")));
         self.within(Arc::clone(found?), body)
     }
 

@@ -123,7 +123,7 @@ def feed(x: Any, *, copy: Optional[bool] = None) -> Feed:
     Raises
     ------
     BridgeTypeError
-        If ``x`` is no tensor.
+        If ``x`` is not a tensor.
     BridgeDTypeError
         If TensorFlow has no such dtype.
     BridgeBufferError
@@ -184,7 +184,7 @@ def take(fetched: Any) -> Taken:
     Raises
     ------
     BridgeValueError
-        If ``fetched`` is no handle.
+        If ``fetched`` is not a handle.
     BridgeBufferError
         If it was taken before, or its session is closed; the kind is ``"consumed"``.
 

@@ -259,7 +259,7 @@ fn usual_copies_take_the_kernel_that_was_made_for_them() {
     }
     let rows = layout(DType::FLOAT32, &[16, 100], Some(&[101, 1]));
     assert_eq!(check(&rows, &layout(DType::FLOAT32, &[16, 100], None), (0, 0)).unwrap(), [Rows4]);
-    // Three of four channels, and three in reverse; rows that are no whole words.
+    // Three of four channels, and three in reverse; rows that are not whole words.
     let planes = layout(DType::UINT8, &[3, 1000], None);
     let some = layout(DType::UINT8, &[3, 1000], Some(&[1, 4]));
     assert_eq!(check(&some, &planes, (3, 0)).unwrap(), [Split1]);

@@ -152,7 +152,7 @@ impl SharingDriver for Cuda {
     fn memory_handle(&self, address: usize) -> Outcome<Handle> {
         let functions = self.sharing("cuIpcGetMemHandle")?;
         let mut handle = RawHandle([0; HANDLE]);
-        // SAFETY: the output is writable; an address that is no allocation is an error.
+        // SAFETY: the output is writable; an address that is not an allocation is an error.
         unsafe { call!(in functions, cuIpcGetMemHandle(&mut handle, address as CUdeviceptr)) }?;
         Ok(handle.0)
     }
@@ -160,7 +160,7 @@ impl SharingDriver for Cuda {
     fn open_memory(&self, handle: &Handle) -> Outcome<usize> {
         let functions = self.sharing("cuIpcOpenMemHandle_v2")?;
         let mut address = 0;
-        // SAFETY: the output is writable; bytes that are no handle are an error.
+        // SAFETY: the output is writable; bytes that are not a handle are an error.
         unsafe { call!(in functions, cuIpcOpenMemHandle_v2(&mut address, RawHandle(*handle), LAZY_PEERS)) }?;
         Ok(address as usize)
     }
@@ -250,7 +250,7 @@ impl SharingDriver for Cuda {
     fn pointer_in_pool(&self, address: usize) -> Outcome<Handle> {
         let functions = self.sharing("cuMemPoolExportPointer")?;
         let mut pointer = RawHandle([0; HANDLE]);
-        // SAFETY: the output is writable; an address that is no allocation of a pool is an error.
+        // SAFETY: the output is writable; an address that is not an allocation of a pool is an error.
         unsafe { call!(in functions, cuMemPoolExportPointer(&mut pointer, address as CUdeviceptr)) }?;
         Ok(pointer.0)
     }
@@ -295,7 +295,7 @@ impl SharingDriver for Cuda {
 
     fn open_event(&self, handle: &Handle) -> Outcome<Event> {
         let mut event = null_mut();
-        // SAFETY: the output is writable; bytes that are no handle are an error.
+        // SAFETY: the output is writable; bytes that are not a handle are an error.
         unsafe {
             call!(in self.sharing("cuIpcOpenEventHandle")?, cuIpcOpenEventHandle(&mut event, RawHandle(*handle)))
         }?;

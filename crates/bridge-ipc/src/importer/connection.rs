@@ -59,7 +59,7 @@ impl Connection {
         if let Some(connection) = known.filter(usable) {
             return Ok(connection);
         }
-        // No lock is held while the other process is waited for. Two threads may connect at once, which is no fault.
+        // No lock is held while the other process is waited for. Two threads may connect at once, which is not a fault.
         let connection = Arc::new(Self { line: Arc::new(Line::connect(path)?), shares: Mutex::default() });
         let mut connections = CONNECTIONS.lock();
         connections.retain(|_, connection| connection.strong_count() > 0);

@@ -75,7 +75,7 @@ fn missing(name: &str) -> Error {
     Error::new(ErrorKind::Gone, format!("nothing stands under the name {name:?}: put a ticket there first"))
 }
 
-/// Refuses what is no name.
+/// Refuses what is not a name.
 ///
 /// # Errors
 ///
@@ -85,7 +85,7 @@ pub fn check_name(name: &str) -> Result<()> {
         return Ok(());
     }
     let brief: String = name.chars().take(40).collect();
-    let text = format!("{brief:?} is no name: one has 1 to 128 bytes in UTF-8, and no control characters");
+    let text = format!("{brief:?} is not a name: one has 1 to 128 bytes in UTF-8, and no control characters");
     Err(Error::new(ErrorKind::Argument, text))
 }
 
@@ -163,8 +163,8 @@ impl Client {
     /// # Errors
     ///
     /// Those of [`put`](Self::put). The share has ended then, or it ends when the process that serves names refuses it
-    /// later: after an error of the program, and after a [`ErrorKind::Busy`] that says that there was no answer in time,
-    /// that process may still list the ticket.
+    /// later: after an error of the program, and after a [`ErrorKind::Busy`] that says that there was no answer in
+    /// time, that process may still list the ticket.
     pub fn put_share(&self, exporter: &Arc<Exporter>, name: &str, ticket: &Ticket, keep: u64) -> Result<u64> {
         self.check()?;
         let put = Put::new(&self.shares, ticket, exporter);
@@ -202,7 +202,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Argument`] for what is no name, and those of the connection.
+    /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Argument`] for what is not a name, and those of the
+    /// connection.
     pub fn get(&self, name: &str, version: Option<u64>) -> Result<(u64, Ticket)> {
         let found = found(self.ask(&Request::Get { name: checked(name)?, version })?);
         found.ok_or_else(|| match version {
@@ -219,7 +220,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Argument`] for what is no name, and those of the connection.
+    /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Argument`] for what is not a name, and those of the
+    /// connection.
     pub fn remove(&self, name: &str) -> Result<()> {
         match self.ask(&Request::Remove { name: checked(name)? })? {
             Answer::Removed => Ok(()),
@@ -243,7 +245,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for what is no name, and those of the connection.
+    /// [`ErrorKind::Argument`] for what is not a name, and those of the connection.
     pub fn watch(&self, name: &str, after: u64) -> Result<Watch> {
         let name = checked(name)?;
         let line = Line::connect(&self.path)?;

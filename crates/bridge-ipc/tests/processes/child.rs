@@ -120,7 +120,7 @@ impl Drop for Child {
     }
 }
 
-/// The program of a child. It is no test.
+/// The program of a child. It is not a test.
 #[test]
 #[ignore = "the program of the other processes"]
 fn other_process() {

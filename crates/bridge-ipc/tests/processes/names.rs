@@ -105,7 +105,7 @@ fn one_process_serves_at_a_path() {
     drop(served.names);
     assert_eq!(client.list().unwrap_err().kind(), ErrorKind::Gone);
     assert_eq!(Client::connect(&path).err().unwrap().kind(), ErrorKind::Gone);
-    // The socket that a killed process leaves is no obstacle.
+    // The socket that a killed process leaves is not an obstacle.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let names = Names::serve(&path, Settings::default()).unwrap();
     Client::connect(names.path()).unwrap().list().unwrap();

@@ -86,7 +86,7 @@ def wrapped(function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
 
 
 def _plain(leaf: Any) -> Any:
-    # Variables of Keras are no variables of TensorFlow, but become tensors by this method.
+    # Variables of Keras are not variables of TensorFlow, but become tensors by this method.
     is_variable = isinstance(leaf, tf.Variable) or hasattr(leaf, "__tf_tensor__")
     return tf.convert_to_tensor(leaf) if is_variable else leaf
 

@@ -196,7 +196,7 @@ def _variable(variable: Any) -> Any:
     # A variable of Keras holds one of TensorFlow.
     found = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
     if not isinstance(found, tf.Variable):
-        raise of_kind("not_a_tensor", f"an object of type {type(variable).__name__} is no variable of TensorFlow")
+        raise of_kind("not_a_tensor", f"an object of type {type(variable).__name__} is not a variable of TensorFlow")
     if not (found.dtype.is_floating or found.dtype.is_complex):
         raise of_kind(
             "dtype", f"the variable {found.name:.100} is {found.dtype.name} and has no gradient: leave it out"

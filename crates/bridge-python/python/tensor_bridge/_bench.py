@@ -154,7 +154,7 @@ def bench(*, seconds: float = 10.0, timeout: float = 120.0) -> Bench:
     Raises
     ------
     BridgeValueError
-        If ``seconds`` or ``timeout`` is no positive number.
+        If ``seconds`` or ``timeout`` is not a positive number.
     BridgeImportError
         If this program has no Python that can be started.
     BridgeRuntimeError

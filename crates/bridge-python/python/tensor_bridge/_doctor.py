@@ -49,7 +49,7 @@ def doctor(*, timeout: float = 120.0) -> Report:
     Raises
     ------
     BridgeValueError
-        If ``timeout`` is no positive number.
+        If ``timeout`` is not a positive number.
     BridgeImportError
         If this program has no Python that can be started.
 

@@ -251,7 +251,7 @@ def _dtype(name: str, dtype: str) -> Any:
 @contextlib.contextmanager
 def _mapped(path: str) -> Iterator[tuple[mmap.mmap, IO[bytes]]]:
     """Map a file, with writes that stay in this process. Its arrays keep the mapping, not the file."""
-    # Opening what is no file, such as a pipe, must not wait.
+    # Opening what is not a file, such as a pipe, must not wait.
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     status = os.fstat(number)
     if not stat.S_ISREG(status.st_mode):
@@ -387,7 +387,7 @@ def _data(memory: mmap.mmap, member: zipfile.ZipInfo) -> int:
 def _member(archive: zipfile.ZipFile, memory: mmap.mmap, member: zipfile.ZipInfo) -> _Found:
     """Return the array that is a member."""
     if not member.filename.endswith(".npy"):
-        raise of_kind("file", f"{member.filename!r:.80} is no array: NumPy's are called *.npy")
+        raise of_kind("file", f"{member.filename!r:.80} is not an array: NumPy's are called *.npy")
     with archive.open(member) as file:
         dtype, shape, order, start = _header(file.read(_HEADER))
     if member.compress_type != zipfile.ZIP_STORED:

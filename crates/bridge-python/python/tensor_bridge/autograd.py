@@ -95,7 +95,7 @@ def tf_function(function: Callable[..., Any], *, outputs: Any = None) -> Callabl
         ``argument`` if ``function`` is not callable or writes to an argument, inside a ``tf.function`` without
         ``outputs``, for a result that ``outputs`` does not describe, and for ``tape.jacobian`` with pfor;
         ``not_a_tensor`` for an argument of another framework and for a result
-        that is no tensor; ``device`` for tensors of several devices; ``missing`` without PyTorch or TensorFlow.
+        that is not a tensor; ``device`` for tensors of several devices; ``missing`` without PyTorch or TensorFlow.
 
     See Also
     --------
@@ -138,7 +138,7 @@ def tensors_at(leaves: list[Any], own: Any, others: Any, name: str, call: str) -
     for leaf in leaves:
         foreign = isinstance(leaf, others) or hasattr(leaf, "__dlpack__") or hasattr(leaf, "__cuda_array_interface__")
         if foreign and not isinstance(leaf, own):
-            raise of_kind("not_a_tensor", f"{_shown(leaf)} is no tensor of {name}: call {call}(x) first")
+            raise of_kind("not_a_tensor", f"{_shown(leaf)} is not a tensor of {name}: call {call}(x) first")
     return [i for i, leaf in enumerate(leaves) if isinstance(leaf, own)]
 
 

@@ -160,7 +160,7 @@ def _place(path: str | os.PathLike[str]) -> tuple[str, str]:
     try:
         text = os.path.realpath(os.fsdecode(path))
     except (TypeError, ValueError) as error:
-        raise of_kind("argument", f"{path!r:.80} is no path: pass a str or a pathlib.Path") from error
+        raise of_kind("argument", f"{path!r:.80} is not a path: pass a str or a pathlib.Path") from error
     return text, os.path.splitext(os.fsdecode(path))[1].lower()
 
 

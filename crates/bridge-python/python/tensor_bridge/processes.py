@@ -132,7 +132,7 @@ def road(x: Any) -> Literal["passed", "handle", "files", "pool", "copy"]:
     Raises
     ------
     BridgeTypeError
-        If ``x`` is no tensor.
+        If ``x`` is not a tensor.
 
     Examples
     --------
@@ -201,7 +201,7 @@ def revoke(ticket: Ticket | str | bytes) -> None:
     Parameters
     ----------
     ticket : Ticket, str or bytes
-        The ticket, or its text. One that was revoked already is no error.
+        The ticket, or its text. One that was revoked already is not an error.
 
     Raises
     ------

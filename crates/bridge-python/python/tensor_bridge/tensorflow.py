@@ -103,7 +103,7 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
     Raises
     ------
     BridgeValueError
-        Outside a graph, without a handle inside a ``tf.function``, and for what is no handle or no shape.
+        Outside a graph, without a handle inside a ``tf.function``, and for what is not a handle or not a shape.
     BridgeDTypeError
         If TensorFlow has no such dtype.
 
@@ -130,15 +130,15 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
             raise _misplaced("inside a tf.function pass the handle: external_input(dtype, shape, handle)")
         handle = placeholder()
     if getattr(handle, "dtype", None) != tf.int32:
-        raise of_kind("argument", f"{_shown(handle)} is no handle: pass a tensor with what feed returned: two int32")
+        raise of_kind("argument", f"{_shown(handle)} is not a handle: pass a tensor with what feed returned: two int32")
     try:
         dtype = tf.as_dtype(dtype)
     except (TypeError, ValueError) as error:
-        raise of_kind("dtype", f"{_shown(dtype)} is no dtype of TensorFlow") from error
+        raise of_kind("dtype", f"{_shown(dtype)} is not a dtype of TensorFlow") from error
     try:
         shape = tf.TensorShape(shape)
     except (TypeError, ValueError) as error:
-        raise of_kind("argument", f"{_shown(shape)} is no shape: {str(error):.200}") from error
+        raise of_kind("argument", f"{_shown(shape)} is not a shape: {str(error):.200}") from error
     made = _apply(_INPUT, name, handle=handle, T=dtype, place=-1)
     return tf.ensure_shape(made, shape, name=f"{name}_shape")
 
@@ -175,7 +175,7 @@ def handle_of(x: Any) -> Any:
     if getattr(operation, "type", None) == "EnsureShape":
         operation = operation.inputs[0].op
     if getattr(operation, "type", None) != _INPUT:
-        raise of_kind("argument", f"{_shown(x)} is no external_input of a graph, and has no handle")
+        raise of_kind("argument", f"{_shown(x)} is not an external_input of a graph, and has no handle")
     return operation.inputs[0]
 
 
@@ -197,7 +197,7 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
     Raises
     ------
     BridgeTypeError
-        If ``y`` is no tensor of a graph.
+        If ``y`` is not a tensor of a graph.
     BridgeValueError
         Outside a graph.
 
@@ -225,7 +225,7 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
     if tf.executing_eagerly():
         raise _misplaced("convert an eager tensor as it is, with tensor_bridge.convert")
     if not isinstance(y, tf.Tensor | tf.Variable):
-        text = f"{_shown(y)} is no tensor of a graph: call tf.convert_to_tensor first"
+        text = f"{_shown(y)} is not a tensor of a graph: call tf.convert_to_tensor first"
         raise of_kind("not_a_tensor", text)
     y = settled(tf, tf.convert_to_tensor(y))
     # A tf.function may be destroyed right after its call.
@@ -285,7 +285,7 @@ def take(fetched: Any, target: Target) -> Any:
     Raises
     ------
     BridgeValueError
-        If ``fetched`` is no handle.
+        If ``fetched`` is not a handle.
     BridgeBufferError
         If it was taken before, or its session is closed; the kind is ``"consumed"``.
     BridgeError
@@ -313,7 +313,7 @@ def take(fetched: Any, target: Target) -> Any:
     except (TypeError, ValueError, NotImplementedError):
         numbers = np.empty(0)
     if numbers.shape != (2,) or numbers.dtype != np.int32:
-        raise of_kind("argument", f"{_shown(fetched)} is no handle: pass what a run returned for external_output")
+        raise of_kind("argument", f"{_shown(fetched)} is not a handle: pass what a run returned for external_output")
     return _core.tensorflow_take([int(number) for number in numbers], target)
 
 

@@ -272,7 +272,7 @@ def _serialised(message: Any) -> bytes:
     if isinstance(message, bytes):
         return message
     if not hasattr(message, "SerializeToString"):
-        raise of_kind("argument", f"{message!r:.80} is no message: pass the bytes of a file, or the message itself")
+        raise of_kind("argument", f"{message!r:.80} is not a message: pass the bytes of a file, or the message itself")
     serialised: bytes = message.SerializeToString()
     return serialised
 

@@ -153,7 +153,7 @@ class Trace:
     Raises
     ------
     BridgeValueError
-        If ``limit`` is no positive number.
+        If ``limit`` is not a positive number.
 
     Examples
     --------
@@ -314,7 +314,7 @@ def trace(*, limit: int = LIMIT) -> Trace:
     Raises
     ------
     BridgeValueError
-        If ``limit`` is no positive number.
+        If ``limit`` is not a positive number.
 
     Examples
     --------

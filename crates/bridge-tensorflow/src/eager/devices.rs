@@ -102,7 +102,7 @@ pub(crate) fn elsewhere(runtime: &Runtime, name: &str) -> Error {
         return Error::new(ErrorKind::Version, text);
     }
     let text = format!(
-        "the tensor is on {name}, which is no device of this process: copy it to one with tf.identity under tf.device first"
+        "the tensor is on {name}, which is not a device of this process: copy it to one with tf.identity under tf.device first"
     );
     Error::new(ErrorKind::Device, text)
 }

@@ -137,7 +137,7 @@ impl Process {
         eagerly.and_then(|eagerly| eagerly.is_truthy()).map_err(|error| raised(py, error))
     }
 
-    /// Returns why an object of TensorFlow's that is no eager tensor cannot be exported; `None` for other objects.
+    /// Returns why an object of TensorFlow's that is not an eager tensor cannot be exported; `None` for other objects.
     pub(crate) fn refusal(&self, object: &PyTensor<'_>) -> Option<&'static str> {
         let kind = self.refused.iter().find(|(kind, _)| is_instance(object, kind.bind(object.py())));
         kind.map(|(_, advice)| *advice)

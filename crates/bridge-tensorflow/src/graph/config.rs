@@ -75,7 +75,7 @@ impl SessionOptions {
     /// of devices is invalid.
     pub(crate) fn serialised(&self) -> Result<(Vec<u8>, Option<Vec<u32>>)> {
         let given = self.config.as_deref().map(ConfigProto::decode).transpose().map_err(|error| {
-            argument(format!("config is no serialised ConfigProto ({error}): pass its bytes, or the message itself"))
+            argument(format!("config is not a serialised ConfigProto ({error}): pass its bytes, or the message itself"))
                 .caused_by(error)
         })?;
         let of_gpus = given.as_ref().and_then(|given| given.gpu_options.as_ref());

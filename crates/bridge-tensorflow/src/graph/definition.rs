@@ -169,7 +169,7 @@ impl Graph {
     pub(crate) fn import(&self, graph_def: &[u8], replaced: &[(&OutputName, TF_Output)], restores: bool) -> Result<()> {
         let (sessions, status) = (&self.runtime.sessions, Status::new(&self.runtime.core));
         let nodes = GraphDef::decode(graph_def).map_err(|error| {
-            argument(format!("this is no serialised GraphDef ({error}): pass the bytes of a frozen graph"))
+            argument(format!("this is not a serialised GraphDef ({error}): pass the bytes of a frozen graph"))
                 .caused_by(error)
         })?;
         if let Some(node) = nodes.node.iter().find(|node| !restores && VARIABLES.contains(&&*node.op)) {

@@ -119,7 +119,7 @@ pub(crate) fn record_fetched(handle: [i32; 2], value: Value) -> bool {
 /// [`ErrorKind::Consumed`] if there is none.
 pub(crate) fn recorded(handle: [i32; 2]) -> Result<Arc<Value>> {
     lock(&UNTAKEN).remove(&id(handle)).ok_or_else(|| {
-        let text = "no fetched tensor has this handle: it was taken before, its session is closed, or it is no result of external_output";
+        let text = "no fetched tensor has this handle: it was taken before, its session is closed, or it is not a result of external_output";
         Error::new(ErrorKind::Consumed, text)
     })
 }

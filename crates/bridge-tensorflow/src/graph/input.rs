@@ -23,7 +23,7 @@ impl Input {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`](bridge_core::ErrorKind::Argument) for a text that is no name of a tensor.
+    /// [`ErrorKind::Argument`](bridge_core::ErrorKind::Argument) for a text that is not a name of a tensor.
     pub fn new(name: &str, dtype: DType, shape: &[Option<i64>]) -> Result<Self> {
         let shape = shape.iter().map(|length| length.filter(|length| *length >= 0)).collect();
         Ok(Self { shape: Some(shape), ..Self::of_any_shape(name, dtype)? })

@@ -197,7 +197,7 @@ fn open() -> Result<&'static Runtime> {
 
 fn external<'a>(tensor: &'a PyTensor<'_>) -> Result<&'a Bound<'a, PyExternal>> {
     tensor.cast::<PyExternal>().map_err(|_| {
-        Error::new(ErrorKind::NotATensor, "this is no tensor of TensorFlow 1.x: convert it to \"tensorflow1\" first")
+        Error::new(ErrorKind::NotATensor, "this is not a tensor of TensorFlow 1.x: convert it to \"tensorflow1\" first")
     })
 }
 

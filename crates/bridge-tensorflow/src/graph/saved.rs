@@ -189,8 +189,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Dtype`] for a dtype that does not cross, [`ErrorKind::Argument`] for a sparse or a composite tensor,
-    /// and those of [`Input::new`].
+    /// [`ErrorKind::Dtype`] for a dtype that does not cross, [`ErrorKind::Argument`] for a sparse or a composite
+    /// tensor, and those of [`Input::new`].
     pub fn input(&self) -> Result<Input> {
         let dtype = self.crossing("input")?;
         let input = match &self.shape {
@@ -268,7 +268,8 @@ impl SavedModel {
             Error::new(ErrorKind::Missing, text).caused_by(error)
         })?;
         let model = SavedModelDef::decode(&*bytes).map_err(|error| {
-            argument(format!("{} is no saved model ({error}): name the folder of one", path.display())).caused_by(error)
+            argument(format!("{} is not a saved model ({error}): name the folder of one", path.display()))
+                .caused_by(error)
         })?;
         let tags_of = |graph: &MetaGraphDef| graph.meta_info_def.clone().unwrap_or_default().tags;
         let sorted = |mut tags: Vec<String>| {

@@ -29,7 +29,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &Tensor) -> Result<Lent> {
     Ok(Lent::at(data, dtype, layout, memory)?.with_pending(pending))
 }
 
-/// Refuses what is no strided memory outside autograd, and returns the device.
+/// Refuses what is not strided memory outside autograd, and returns the device.
 fn screen(runtime: &Runtime, tensor: &Tensor) -> Result<Device> {
     let libtorch = &runtime.libtorch;
     let refused = |kind, text: &str| Err(Error::new(kind, text));
@@ -67,7 +67,8 @@ fn dims<'a>(libtorch: &Libtorch, which: Read<*mut i64>, tensor: &'a Tensor) -> R
     if start.is_null() {
         return Err(failed("does not describe the tensor"));
     }
-    // SAFETY: libtorch has as many lengths and strides as dimensions, and keeps them with the tensor, which is borrowed.
+    // SAFETY: libtorch has as many lengths and strides as dimensions, and keeps them with the tensor, which is
+    // borrowed.
     Ok(unsafe { slice::from_raw_parts(start, ndim as usize) })
 }
 
