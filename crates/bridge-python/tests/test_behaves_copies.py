@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[Callable[[Callable[[Any], Any]], Any], str]] = {
     "functionalize": (transformed(torch.func.functionalize), "outside of the transform"),
     "jvp": (tracked, "outside of the transform"),
     "uninitialised": (lambda call: call(torch.nn.UninitializedBuffer()), "call the module once"),
-    "storage": (lambda call: call(torch.ones(2).untyped_storage()), "no tensor"),
+    "storage": (lambda call: call(torch.ones(2).untyped_storage()), "not a tensor"),
 }
 
 

@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str, str]] = {
     "a variable of tensorflow": (lambda: tensorflow("Variable"), BufferError, "read_only", "cannot be overwritten"),
     "a protocol": (Interface, BufferError, "read_only", "a tensor of torch, cupy or numpy"),
     "a capsule": (lambda: torch.zeros(2, 3).__dlpack__(), ValueError, "argument", "consumes"),
-    "a number": (lambda: 3, TypeError, "not_a_tensor", "no tensor"),
+    "a number": (lambda: 3, TypeError, "not_a_tensor", "not a tensor"),
     "sparse": (lambda: torch.eye(3).to_sparse(), TypeError, "not_a_tensor", "to_dense"),
 }
 
@@ -168,7 +168,11 @@ def test_a_source_and_a_target_that_share_memory_are_refused() -> None:
 
 def test_nothing_is_written_where_the_source_is_refused() -> None:
     target = np.zeros(3, np.float32)
-    for source, words in [(torch.ones(3, requires_grad=True), "detach"), ([1, 2, 3], "no tensor"), (3, "no tensor")]:
+    for source, words in [
+        (torch.ones(3, requires_grad=True), "detach"),
+        ([1, 2, 3], "not a tensor"),
+        (3, "not a tensor"),
+    ]:
         with pytest.raises(tb.BridgeError, match=words):
             tb.copy(source, out=target)
     assert not target.any()

@@ -39,7 +39,7 @@ def csr() -> torch.Tensor:
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "number": (lambda: 3, TypeError, "int is not a tensor"),
     "list": (lambda: [1, 2], TypeError, "list is not a tensor"),
-    "numpy scalar": (lambda: object(), TypeError, "no tensor"),
+    "numpy scalar": (lambda: object(), TypeError, "not a tensor"),
     "requires grad": (lambda: torch.ones(3, requires_grad=True), BufferError, "detach"),
     "sparse": (lambda: torch.eye(3).to_sparse(), TypeError, "to_dense"),
     "sparse rows": (csr, TypeError, "to_dense"),

@@ -314,7 +314,7 @@ HOSTILE: dict[str, tuple[str, bytes, str, str]] = {
     "version": (".npy", b"\x93NUMPY\x09\0" + npy()[8:], "file", "version|malformed"),
     "header": (".npy", b"\x93NUMPY\2\0" + struct.pack("<I", 1 << 31) + npy()[10:], "file", "malformed"),
     "no zip": (".npz", b"PK" + bytes(100), "file", "malformed"),
-    "no array": (".npz", npz({"a.txt": b"text"}), "file", "no array"),
+    "no array": (".npz", npz({"a.txt": b"text"}), "file", "not an array"),
     "objects in zip": (".npz", npz({"a.npy": npy("|O")}), "file", "pickled"),
     "byte order in zip": (".npz", npz({"a.npy": npy(">i8")}), "dtype", "newbyteorder"),
     "short in zip": (".npz", npz({"a.npy": npy(data=b"")}), "file", "takes 8 bytes, and 0 are there"),

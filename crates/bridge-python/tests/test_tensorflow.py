@@ -338,7 +338,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str, str]] = {
     "array": (lambda: tf.TensorArray(tf.float32, 2), "not_a_tensor", r"stack\(\)"),
     "symbolic": (symbolic, "not_a_tensor", "return it from the tf.function"),
     "placeholder": (placeholder, "not_a_tensor", "until its graph runs"),
-    "no tensor": (lambda: tf.TensorSpec([1]), "not_a_tensor", "no tensor"),
+    "no tensor": (lambda: tf.TensorSpec([1]), "not_a_tensor", "not a tensor"),
 }
 
 

@@ -230,7 +230,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "attribute": ([ones(), BadAttribute()], RuntimeError, r"^tree\[1\]: .*ZeroDivisionError: planned"),
     "numbers": ([1, [2]], TypeError, "^list is not a tensor"),
     "texts": ({"a": "b"}, TypeError, "^dict is not a tensor"),
-    "class": (Layer, TypeError, "no tensor"),
+    "class": (Layer, TypeError, "not a tensor"),
     "empty field": (Layer("x"), TypeError, "Layer is not a tensor"),
 }
 
