@@ -120,9 +120,9 @@ def test_record_stream_wants_a_stream() -> None:
     with pytest.raises(tb.BridgeValueError, match="consumes"):
         tb.record_stream(capsule, 1)
     assert tb.to_numpy(capsule).shape == (3,)
-    with pytest.raises(tb.BridgeValueError, match="no CUDA stream"):
+    with pytest.raises(tb.BridgeValueError, match="not a CUDA stream"):
         tb.record_stream(array, Event())
-    with pytest.raises(tb.BridgeValueError, match="no CUDA stream"):
+    with pytest.raises(tb.BridgeValueError, match="not a CUDA stream"):
         tb.record_stream(array, "stream")
     with pytest.raises(tb.BridgeTypeError):
         tb.record_stream(3, 1)

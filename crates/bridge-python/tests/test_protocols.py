@@ -267,7 +267,7 @@ class CudaInterface:
         ({"shape": (1,) * 100}, "layout", "dimensions"),
         ({"shape": (1 << 40, 1 << 40)}, "layout", "overflow"),
         ({"strides": ((1 << 63) - 4, 4)}, "layout", "strides"),
-        ({"strides": (6, 4)}, "layout", "no whole number"),
+        ({"strides": (6, 4)}, "layout", "not a whole number"),
         ({"strides": (4,)}, "layout", "differ in length"),
         ({"data": None}, "protocol", "no data"),
         ({"data": (-1, False)}, "framework", "OverflowError"),

@@ -198,7 +198,7 @@ def test_what_is_declared_wrongly_is_named(case: str) -> None:
 
 #: What is not a graph, and what the error says.
 GRAPHS: dict[str, tuple[Any, str]] = {
-    "garbage": (b"no graph", "no serialised GraphDef"),
+    "garbage": (b"no graph", "not a serialised GraphDef"),
     "half a graph": (line()[:-1], "GraphDef"),
     "a path": ("model.pb", "'model.pb' is not a message: pass the bytes"),
     "nothing": (None, "None is not a message"),
@@ -220,7 +220,7 @@ def test_what_is_no_graph_is_refused(case: str) -> None:
 
 def test_what_is_no_configuration_is_refused() -> None:
     for wrong, words in [
-        (b"garbage", "no serialised ConfigProto"),
+        (b"garbage", "not a serialised ConfigProto"),
         ("0,1", "'0,1' is not a message"),
         (listing("x"), 'visible_device_list "x": it must be distinct numbers'),
         (listing("0,-1"), '"0,-1"'),

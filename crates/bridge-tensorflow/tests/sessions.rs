@@ -163,7 +163,7 @@ fn check(runtime: &'static Runtime) {
     refused(open(&[Input::new("a:0", DType::FLOAT32, &[None]).unwrap()], &["y:0"]), "no input a:0");
     let integers = Input::new("x:0", DType::INT32, &[None]).unwrap();
     assert_eq!(open(&[integers], &["y:0"]).unwrap_err().kind(), ErrorKind::Framework);
-    refused(Session::open(runtime, b"no graph", &[], &["y:0"], &options), "no serialised GraphDef");
+    refused(Session::open(runtime, b"no graph", &[], &["y:0"], &options), "not a serialised GraphDef");
     refused(open(std::slice::from_ref(&x), &[]), "at least one output");
 
     let edges = |outputs: &[&str]| Session::open(runtime, EDGES, std::slice::from_ref(&x), outputs, &options);

@@ -182,6 +182,6 @@ mod tests {
             assert!(error.to_string().len() < 200, "{error}");
         }
         let garbage = SessionOptions { config: Some(b"garbage".to_vec()), ..SessionOptions::default() };
-        assert!(garbage.serialised().unwrap_err().to_string().contains("no serialised ConfigProto"));
+        assert!(garbage.serialised().unwrap_err().to_string().contains("not a serialised ConfigProto"));
     }
 }
