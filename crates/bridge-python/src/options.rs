@@ -58,10 +58,10 @@ impl<'py> Keywords<'_, 'py> {
     /// [`Argument`](bridge_core::ErrorKind::Argument) for another way, and for one without copies.
     pub(crate) fn through_host(self) -> Result<bool> {
         let Some(via) = self.via else { return Ok(false) };
-        let name = text(via, "a way")?;
+        let name = text(via, "via")?;
         match self.copy {
             _ if name != "host" => {
-                Err(argument(format!("{:?} is not a way: pass \"host\", or leave it out", brief(&name))))
+                Err(argument(format!("{:?} is not a value of via: pass \"host\", or leave it out", brief(&name))))
             }
             Some(false) => Err(argument("the way through the host copies: leave copy=False or via=\"host\" out")),
             _ => Ok(true),

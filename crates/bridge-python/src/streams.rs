@@ -65,7 +65,8 @@ pub(crate) fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> P
         }
         match adapter.consumer().views().used(device, address, stream.on_any_thread(), || keep(object)) {
             0 => {
-                let text = "this tensor is not a view that tensor_bridge has made: use its own framework's record_stream";
+                let text =
+                    "this tensor is not a view that tensor_bridge has made: use its own framework's record_stream";
                 Err(argument(text))
             }
             _ => Ok(()),

@@ -97,7 +97,7 @@ REFUSED = {
     "an order": ({"order": "A"}, "is not an order"),
     "an order that is not a str": ({"order": 1}, "an order is a str"),
     "a way that is none": ({"via": "disk"}, 'pass "host"'),
-    "a way that is not a str": ({"via": 1}, "a way is a str"),
+    "a via that is not a str": ({"via": 1}, "via is a str"),
     "a way of copies without copies": ({"via": "host", "copy": False}, "leave copy=False or via"),
     "too few axes": ({"permute": (0,)}, "pass 2 different axes"),
     "an axis twice": ({"permute": (0, -2)}, "pass 2 different axes"),
