@@ -149,7 +149,8 @@ impl Remote {
         // Memory of the host is copied once on its way there.
         let owns_memory = device.kind == DeviceKind::CPU;
         let profile = profile.with_name(name).with_owns_memory(owns_memory).with_devices(vec![device.kind]);
-        let streams = streams.into_iter().map(Stream::from_handle).collect();
+        // SAFETY: it is only a name here: the other process has the stream.
+        let streams = streams.into_iter().map(|handle| unsafe { Stream::from_handle(handle) }).collect();
         Ok(Self { line, ordering, profile, device, can, streams, ipc: Ipc::new(), flaw: None })
     }
 

@@ -50,7 +50,8 @@ impl<T> Service<'_, T> {
             match request {
                 Request::Leave => return,
                 Request::Enter(handle) => {
-                    self.within(|body| self.subject.on_stream(Stream::from_handle(handle), body));
+                    // SAFETY: the other process names a stream that this one has named to it.
+                    self.within(|body| self.subject.on_stream(unsafe { Stream::from_handle(handle) }, body));
                 }
                 Request::EnterFresh { external } => self.within(|body| self.subject.on_fresh_stream(external, body)),
                 request => {

@@ -115,7 +115,8 @@ impl<'py> PySubject<'py> {
             spec: harness.py().import("tensor_bridge_conformance.subjects")?.getattr("Spec")?,
             device,
             capabilities: capabilities(&harness.call_method0("capabilities")?)?,
-            streams: handles.into_iter().map(Stream::from_handle).collect(),
+            // SAFETY: the subjects keep their streams.
+            streams: handles.into_iter().map(|handle| unsafe { Stream::from_handle(handle) }).collect(),
             harness,
         })
     }
@@ -305,7 +306,8 @@ impl<'py> Subject for PySubject<'py> {
         let made = self.harness.call_method1(intern!(self.py(), "fresh"), (external,));
         let made: Option<u64> = self.raised(made.and_then(|made| made.extract()))?;
         let Some(handle) = made else { return body() };
-        let result = self.on_stream(Stream::from_handle(handle), body);
+        // SAFETY: the subjects keep their streams.
+        let result = self.on_stream(unsafe { Stream::from_handle(handle) }, body);
         let ended = self.harness.call_method1(intern!(self.py(), "end"), (handle,));
         self.raised(ended.map(drop)).and(result)
     }

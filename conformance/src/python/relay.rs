@@ -89,8 +89,10 @@ impl Adapter for Relay {
 #[pyfunction]
 pub(crate) fn relay(address: usize, device: i32, streams: Option<(u64, u64)>, calls: u32) -> PyResult<f64> {
     let device = if device < 0 { Device::CPU } else { Device::cuda(device) };
+    // SAFETY: the subjects keep their streams.
+    let of = |handle| Relay::new(device, Some(unsafe { Stream::from_handle(handle) }));
     let [from, to] = match streams {
-        Some((owner, reader)) => [owner, reader].map(|handle| Relay::new(device, Some(Stream::from_handle(handle)))),
+        Some((owner, reader)) => [of(owner), of(reader)],
         None => [(); 2].map(|()| Relay::new(device, None)),
     };
     let (tensor, options, ordering) = (Tensor::At(address), Options::default(), bridge_copy::ordering());

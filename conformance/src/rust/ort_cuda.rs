@@ -78,7 +78,8 @@ impl OrtCudaSubject {
         let stream = CudaContext::new(ordinal).and_then(|context| context.new_stream()).map_err(driver)?;
         // The sessions and what is freed late use it without a reference.
         std::mem::forget(Arc::clone(&stream));
-        let handle = Stream::from_handle(stream.cu_stream().addr() as u64);
+        // SAFETY: the subject keeps the stream.
+        let handle = unsafe { Stream::from_handle(stream.cu_stream().addr() as u64) };
         // SAFETY: the suite uses a tensor on one thread at a time. The stream is one of the device, and is not destroyed.
         // The subject has one session, which works in it.
         let adapter = unsafe { Ort::with_compute_stream(Device::cuda(ordinal as i32), handle)? };

@@ -212,7 +212,8 @@ impl Subject for TchSubject {
     }
 
     fn streams(&self) -> Vec<Stream> {
-        self.streams.iter().map(|stream| Stream::from_handle(stream.cu_stream().addr() as u64)).collect()
+        // SAFETY: the subject keeps its streams.
+        self.streams.iter().map(|stream| unsafe { Stream::from_handle(stream.cu_stream().addr() as u64) }).collect()
     }
 
     fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {

@@ -71,7 +71,8 @@ fn is_per_thread(stream: &CudaStream) -> bool {
 /// Returns the stream in which others may use the memory of candle. For a device with the per-thread default stream that
 /// is the legacy stream: a tensor may have been written in the stream of another thread, and this one waits for all.
 fn handle_of(stream: &CudaStream) -> Stream {
-    Stream::from_handle(stream.cu_stream().addr() as u64).on_any_thread()
+    // SAFETY: the stream is that of the device, which keeps it.
+    unsafe { Stream::from_handle(stream.cu_stream().addr() as u64) }.on_any_thread()
 }
 
 /// A slice of `cudarc`, whatever its elements are.

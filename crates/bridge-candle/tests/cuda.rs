@@ -87,7 +87,8 @@ fn device(place: &Place) -> &CudaDevice {
 }
 
 fn handle(stream: &CudaStream) -> Stream {
-    Stream::from_handle(stream.cu_stream().addr() as u64)
+    // SAFETY: the caller keeps the stream.
+    unsafe { Stream::from_handle(stream.cu_stream().addr() as u64) }
 }
 
 /// Work of some milliseconds.

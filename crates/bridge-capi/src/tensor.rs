@@ -198,7 +198,8 @@ impl CTensor {
         };
         if let (Some(legacy), 2..) = (stream, memory.stream) {
             // The stream may be destroyed before the memory is returned; the legacy stream is not.
-            bridge_cuda::ordering().order(device, Stream::from_handle(memory.stream), legacy)?;
+            // SAFETY: the caller names a stream that exists (`tensor_bridge.h`).
+            bridge_cuda::ordering().order(device, unsafe { Stream::from_handle(memory.stream) }, legacy)?;
         }
         // SAFETY: the caller vouches for the memory and its owner; the range was checked above. The legacy stream waits
         // for the work of the owner's stream, and nothing is claimed of the reuse.

@@ -122,8 +122,10 @@ mod tests {
     use super::*;
 
     const GPU: Device = Device::cuda(0);
-    const A: Stream = Stream::from_handle(0xa0);
-    const B: Stream = Stream::from_handle(0xb0);
+    // SAFETY: no driver sees this stream.
+    const A: Stream = unsafe { Stream::from_handle(0xa0) };
+    // SAFETY: no driver sees this stream.
+    const B: Stream = unsafe { Stream::from_handle(0xb0) };
 
     fn recorded(streams: Vec<Used>) -> Vec<Stream> {
         streams.iter().map(|used| used.stream).collect()

@@ -59,7 +59,8 @@ struct Checks {
 }
 
 fn stream(handle: CUstream) -> Stream {
-    Stream::from_handle(handle as u64)
+    // SAFETY: the stream is made here, and destroyed at the end.
+    unsafe { Stream::from_handle(handle as u64) }
 }
 
 fn busy(handle: CUstream) -> bool {

@@ -109,7 +109,8 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-    const A: Stream = Stream::from_handle(0xa0);
+    // SAFETY: no driver sees this stream.
+    const A: Stream = unsafe { Stream::from_handle(0xa0) };
     const GPU: Device = Device::cuda(0);
 
     /// An attempt that succeeds at the call with this number, and the count of calls.

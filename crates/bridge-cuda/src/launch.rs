@@ -136,7 +136,8 @@ mod tests {
     use super::*;
     use crate::fake::{Call, Fake};
 
-    const STREAM: Stream = Stream::from_handle(0xa0);
+    // SAFETY: no driver sees this stream.
+    const STREAM: Stream = unsafe { Stream::from_handle(0xa0) };
     const IMAGES: &[Image] = &[
         Image { capability: (8, 0), bytes: b"sm_80" },
         Image { capability: (8, 6), bytes: b"sm_86" },

@@ -216,7 +216,8 @@ mod tests {
     use crate::driver::Pointer;
     use crate::fake::{Call, Fake};
 
-    const A: Stream = Stream::from_handle(0xa0);
+    // SAFETY: no driver sees this stream.
+    const A: Stream = unsafe { Stream::from_handle(0xa0) };
     const GPUS: [Device; 2] = [Device::cuda(0), Device::cuda(1)];
     const FOREIGN: Context = Context(7);
 

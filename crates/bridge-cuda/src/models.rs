@@ -7,8 +7,10 @@ use bridge_core::{Device, Ordering, Stream, explore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-const A: Stream = Stream::from_handle(0xa0);
-const B: Stream = Stream::from_handle(0xb0);
+// SAFETY: no driver sees this stream.
+const A: Stream = unsafe { Stream::from_handle(0xa0) };
+// SAFETY: no driver sees this stream.
+const B: Stream = unsafe { Stream::from_handle(0xb0) };
 const GPU: Device = Device::cuda(0);
 
 type Cuda = Arc<CudaOrdering<Fake>>;
@@ -109,14 +111,17 @@ fn threads_that_order_at_once_share_no_event() {
         let (cuda, _) = setup();
         let order = |earlier: u64| {
             start(&cuda, move |cuda| {
-                (0..2).for_each(|_| cuda.order(GPU, Stream::from_handle(earlier), B).expect("it is ordered"));
+                // SAFETY: no driver sees this stream.
+                (0..2)
+                    .for_each(|_| cuda.order(GPU, unsafe { Stream::from_handle(earlier) }, B).expect("it is ordered"));
             })
         };
         join([order(0x100), order(0x101), order(0x102)]);
         let mut ordered = cuda.devices().driver().ordered();
         ordered.sort_unstable();
         // An event that two threads record at once orders one of their streams twice and the other not at all.
-        let each = [0x100, 0x100, 0x101, 0x101, 0x102, 0x102].map(|stream| (Stream::from_handle(stream), B));
+        // SAFETY: no driver sees this stream.
+        let each = [0x100, 0x100, 0x101, 0x101, 0x102, 0x102].map(|stream| (unsafe { Stream::from_handle(stream) }, B));
         assert_eq!(ordered, each);
     });
 }

@@ -122,8 +122,10 @@ mod tests {
     use bridge_core::{DeviceKind, ErrorKind};
     use std::sync::atomic::Ordering::SeqCst;
 
-    const A: Stream = Stream::from_handle(0xa0);
-    const B: Stream = Stream::from_handle(0xb0);
+    // SAFETY: no driver sees this stream.
+    const A: Stream = unsafe { Stream::from_handle(0xa0) };
+    // SAFETY: no driver sees this stream.
+    const B: Stream = unsafe { Stream::from_handle(0xb0) };
     const GPU: Device = Device::cuda(0);
     const FOREIGN: Context = Context(7);
 
@@ -296,14 +298,17 @@ mod tests {
                 let cuda = &cuda;
                 scope.spawn(move || {
                     for _ in 0..200 {
-                        cuda.order(GPU, Stream::from_handle(100 + thread), B).unwrap();
+                        // SAFETY: no driver sees this stream.
+                        cuda.order(GPU, unsafe { Stream::from_handle(100 + thread) }, B).unwrap();
                         assert_eq!(fake(cuda).current_context(), Ok(None));
                     }
                 });
             }
         });
         let ordered = fake(&cuda).ordered();
-        let of = |thread: u64| ordered.iter().filter(|pair| **pair == (Stream::from_handle(100 + thread), B)).count();
+        // SAFETY: no driver sees this stream.
+        let from = |thread: u64| unsafe { Stream::from_handle(100 + thread) };
+        let of = |thread: u64| ordered.iter().filter(|pair| **pair == (from(thread), B)).count();
         assert_eq!((0..4).map(of).collect::<Vec<_>>(), [200; 4]);
     }
 }

@@ -284,8 +284,10 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-    const A: Stream = Stream::from_handle(0xa0);
-    const B: Stream = Stream::from_handle(0xb0);
+    // SAFETY: no driver sees this stream.
+    const A: Stream = unsafe { Stream::from_handle(0xa0) };
+    // SAFETY: no driver sees this stream.
+    const B: Stream = unsafe { Stream::from_handle(0xb0) };
     const GPU: Device = Device::cuda(0);
 
     fn setup() -> (CudaOrdering<Fake>, Arc<AtomicUsize>) {
@@ -473,13 +475,15 @@ mod tests {
                 scope.spawn(move || {
                     for number in 0..100 {
                         let device = Device::cuda(number % 2);
-                        cuda.retire(device, Stream::from_handle(100 + thread), Counted::boxed(drops));
+                        // SAFETY: no driver sees this stream.
+                        cuda.retire(device, unsafe { Stream::from_handle(100 + thread) }, Counted::boxed(drops));
                     }
                 });
             }
         });
         assert_eq!(drops.load(SeqCst), 0);
-        (0..4).for_each(|thread| cuda.devices().driver().finish(Stream::from_handle(100 + thread)));
+        // SAFETY: no driver sees this stream.
+        (0..4).for_each(|thread| cuda.devices().driver().finish(unsafe { Stream::from_handle(100 + thread) }));
         settled(&cuda);
         assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (400, 0));
     }

@@ -103,8 +103,10 @@ mod tests {
     };
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-    const A: Stream = Stream::from_handle(0xa0);
-    const B: Stream = Stream::from_handle(0xb0);
+    // SAFETY: no driver sees this stream.
+    const A: Stream = unsafe { Stream::from_handle(0xa0) };
+    // SAFETY: no driver sees this stream.
+    const B: Stream = unsafe { Stream::from_handle(0xb0) };
     const GPU: Device = Device::cuda(0);
 
     /// A framework of buffers without bytes, which works in one stream.
@@ -259,7 +261,8 @@ mod tests {
             for number in 0..THREADS {
                 let (ordering, from) = (&ordering, &from[number % 2]);
                 scope.spawn(move || {
-                    let to = Empties::new(Stream::from_handle(0xb0 + number as u64), Reuse::InStreamOrder);
+                    // SAFETY: no driver sees this stream.
+                    let to = Empties::new(unsafe { Stream::from_handle(0xb0 + number as u64) }, Reuse::InStreamOrder);
                     let mut kept = Vec::new();
                     for round in 0..ROUNDS {
                         let mut views = cross(from, &to, ordering, TENSORS);

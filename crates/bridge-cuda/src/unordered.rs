@@ -76,9 +76,12 @@ mod tests {
     use crate::fake::Fake;
 
     const GPU: Device = Device::cuda(0);
-    const A: Stream = Stream::from_handle(0xa0);
-    const B: Stream = Stream::from_handle(0xb0);
-    const C: Stream = Stream::from_handle(0xc0);
+    // SAFETY: no driver sees this stream.
+    const A: Stream = unsafe { Stream::from_handle(0xa0) };
+    // SAFETY: no driver sees this stream.
+    const B: Stream = unsafe { Stream::from_handle(0xb0) };
+    // SAFETY: no driver sees this stream.
+    const C: Stream = unsafe { Stream::from_handle(0xc0) };
 
     /// Returns what is not ordered before `stream`, where these streams are idle and these are blocking ones.
     fn found(stream: Stream, idle: &[Stream], blocking: &[Stream], others: &[Stream]) -> Vec<Stream> {

@@ -10,7 +10,8 @@ pub(crate) fn device_of(stream: &CudaStream) -> Device {
 
 /// Returns the handle of a stream.
 pub(crate) fn handle_of(stream: &CudaStream) -> Stream {
-    Stream::from_handle(stream.cu_stream().addr() as u64)
+    // SAFETY: the adapter and its tensors keep the stream.
+    unsafe { Stream::from_handle(stream.cu_stream().addr() as u64) }
 }
 
 /// Any of the two errors that meet here.

@@ -45,7 +45,8 @@ impl CuPyConsumer {
         let handle = unsafe { stream_of(device) };
         // Cython's return value when the function raises.
         let error = if handle == -1 { PyErr::take(py) } else { None };
-        error.map_or_else(|| Ok(Stream::from_handle(handle as u64)), Err)
+        // SAFETY: CuPy's current stream exists, and its maker keeps it.
+        error.map_or_else(|| Ok(unsafe { Stream::from_handle(handle as u64) }), Err)
     }
 
     /// Returns a hold on the object of `stream`, the current stream, because CuPy destroys a stream with its object.
@@ -94,7 +95,8 @@ fn lives_for_ever(stream: Stream) -> bool {
 }
 
 fn handle(stream: &PyTensor<'_>) -> PyResult<Stream> {
-    Ok(Stream::from_handle(stream.getattr(intern!(stream.py(), "ptr"))?.extract()?))
+    // SAFETY: CuPy's current stream exists, and its maker keeps it.
+    Ok(unsafe { Stream::from_handle(stream.getattr(intern!(stream.py(), "ptr"))?.extract()?) })
 }
 
 /// Returns the C function behind `get_current_stream`, at a tenth of its cost. Cython names a capsule by the signature.

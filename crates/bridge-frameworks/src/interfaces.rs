@@ -107,7 +107,9 @@ impl Described {
         if stream == Some(0) {
             return Err(broken("stream 0 is ambiguous: the producer must write 1 or 2 for the default streams"));
         }
-        Ok(Self { dtype, layout, address, read_only, stream: stream.map(Stream::from_handle) })
+        // SAFETY: the producer names a stream that exists (CUDA Array Interface, version 3).
+        let stream = stream.map(|handle| unsafe { Stream::from_handle(handle) });
+        Ok(Self { dtype, layout, address, read_only, stream })
     }
 }
 

@@ -55,7 +55,8 @@ impl Produced {
         if let Some(stream) = stream.filter(|stream| *stream != NO_SYNC && self.0.device().kind != DeviceKind::CPU) {
             let handle = u64::try_from(stream)
                 .map_err(|_| PyBufferError::new_err(format!("{stream} is not a stream: pass its handle, or -1")))?;
-            self.read_in(Stream::from_handle(handle)).map_err(|error| exception(py, error))?;
+            // SAFETY: the caller of the protocol names a stream that exists.
+            self.read_in(unsafe { Stream::from_handle(handle) }).map_err(|error| exception(py, error))?;
         }
         let tensor = self.0.clone();
         match max_version {

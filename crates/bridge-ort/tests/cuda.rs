@@ -168,7 +168,8 @@ fn whole(slice: CudaSlice<f32>) -> DeviceArray {
 }
 
 fn handle(stream: &CudaStream) -> Stream {
-    Stream::from_handle(stream.cu_stream().addr() as u64)
+    // SAFETY: the caller keeps the stream.
+    unsafe { Stream::from_handle(stream.cu_stream().addr() as u64) }
 }
 
 fn all(elements: &[f32], value: u8) -> bool {

@@ -8,8 +8,10 @@ use bridge_ort::Ort;
 use std::sync::{Arc, Mutex};
 
 const DEVICE: Device = Device::cuda(1);
-const PRODUCER: Stream = Stream::from_handle(0x10);
-const COMPUTE: Stream = Stream::from_handle(0x20);
+// SAFETY: no driver sees this stream.
+const PRODUCER: Stream = unsafe { Stream::from_handle(0x10) };
+// SAFETY: no driver sees this stream.
+const COMPUTE: Stream = unsafe { Stream::from_handle(0x20) };
 const ADDRESS: usize = 0x7f00_0000_0000;
 
 /// Which stream was made to wait for which.

@@ -86,7 +86,8 @@ fn main() -> Result<()> {
     };
     let ordering = bridge_cuda::ordering();
     let own = other.stream().context().new_stream().expect("a stream");
-    let handle = |stream: &CudaStream| Stream::from_handle(stream.cu_stream().addr() as u64);
+    // SAFETY: the streams outlive every tensor.
+    let handle = |stream: &CudaStream| unsafe { Stream::from_handle(stream.cu_stream().addr() as u64) };
     // SAFETY: the stream is of this device, and lives as long as the process.
     unsafe { tch.set_current_stream(bridge_core::Device::cuda(0), handle(&own))? };
     std::mem::forget(Arc::clone(&own));

@@ -58,7 +58,8 @@ impl Exchange for Capsules {
                 let cuda = py.import(intern!(py, "torch.cuda"))?;
                 cuda.call_method("current_stream", (), Some(&kwargs))?.getattr("cuda_stream")?.extract()
             };
-            look_up().map(Stream::from_handle).map_err(|error| raised(py, error))
+            // SAFETY: PyTorch keeps its streams as long as the process, and an external one is its maker's to keep.
+            look_up().map(|handle| unsafe { Stream::from_handle(handle) }).map_err(|error| raised(py, error))
         });
         current.transpose()
     }

@@ -117,7 +117,8 @@ impl Exchange for ExchangeApi {
         let mut stream = ptr::null_mut();
         // SAFETY: the function reads a thread-local of PyTorch, and takes the GIL itself to raise.
         match unsafe { (self.current_stream)(device_type, device_id, &mut stream) } {
-            0 => Ok(Some(Stream::from_handle(stream as u64))),
+            // SAFETY: PyTorch keeps its streams as long as the process, and an external one is its maker's to keep.
+            0 => Ok(Some(unsafe { Stream::from_handle(stream as u64) })),
             _ => {
                 let text = format!("torch has no current stream for {device}: check torch.cuda.is_available()");
                 let error = Error::new(ErrorKind::Framework, text);

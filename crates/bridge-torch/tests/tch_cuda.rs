@@ -62,7 +62,8 @@ impl Sides {
 }
 
 fn handle(stream: &CudaStream) -> Stream {
-    Stream::from_handle(stream.cu_stream().addr() as u64)
+    // SAFETY: the caller keeps the stream.
+    unsafe { Stream::from_handle(stream.cu_stream().addr() as u64) }
 }
 
 /// Work of some milliseconds in the current stream of `tch`.

@@ -370,5 +370,6 @@ impl CudarcSubject {
 
 /// Returns the handle of a stream.
 fn handle_of(stream: &CudaStream) -> Stream {
-    Stream::from_handle(stream.cu_stream().addr() as u64)
+    // SAFETY: the subject keeps the stream.
+    unsafe { Stream::from_handle(stream.cu_stream().addr() as u64) }
 }

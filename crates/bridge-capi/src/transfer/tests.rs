@@ -7,9 +7,12 @@ use std::mem::take;
 use std::sync::Mutex;
 
 const GPU: Device = Device::cuda(0);
-const OWNER: Stream = Stream::from_handle(0xa0);
-const READER: Stream = Stream::from_handle(0xb0);
-const OTHER: Stream = Stream::from_handle(0xc0);
+// SAFETY: no driver sees this stream.
+const OWNER: Stream = unsafe { Stream::from_handle(0xa0) };
+// SAFETY: no driver sees this stream.
+const READER: Stream = unsafe { Stream::from_handle(0xb0) };
+// SAFETY: no driver sees this stream.
+const OTHER: Stream = unsafe { Stream::from_handle(0xc0) };
 
 #[derive(Debug, PartialEq)]
 enum Call {

@@ -13,7 +13,8 @@ const OTHER: Device = Device::cuda(1);
 /// The longest piece, and the most buffers that a pool keeps.
 const PIECE: usize = CUTS.longest();
 const KEPT: usize = CUTS.buffers();
-const STREAM: Stream = Stream::from_handle(0xa0);
+// SAFETY: no driver sees this stream.
+const STREAM: Stream = unsafe { Stream::from_handle(0xa0) };
 
 /// Work in the stream.
 type Work = Box<dyn FnOnce() + Send>;

@@ -6,9 +6,12 @@ use bridge_core::{
 };
 use std::sync::{Arc, Mutex};
 
-pub const OWNER: Stream = Stream::from_handle(0xa0);
-pub const READER: Stream = Stream::from_handle(0xb0);
-pub const OTHER: Stream = Stream::from_handle(0xc0);
+// SAFETY: no driver sees this stream.
+pub const OWNER: Stream = unsafe { Stream::from_handle(0xa0) };
+// SAFETY: no driver sees this stream.
+pub const READER: Stream = unsafe { Stream::from_handle(0xb0) };
+// SAFETY: no driver sees this stream.
+pub const OTHER: Stream = unsafe { Stream::from_handle(0xc0) };
 /// The address of memory that the copies allocate.
 pub const ALLOCATED: usize = 0x80000;
 pub const GPU: Device = Device::cuda(0);

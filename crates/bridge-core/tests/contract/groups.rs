@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use std::sync::Arc;
 
 /// Another owner's stream.
-const SECOND: Stream = Stream::from_handle(0xa1);
+// SAFETY: no driver sees this stream.
+const SECOND: Stream = unsafe { Stream::from_handle(0xa1) };
 
 const IN_ORDER: (Stream, Reuse) = (OWNER, Reuse::InStreamOrder);
 const UNKNOWN: (Stream, Reuse) = (OWNER, Reuse::Unknown);

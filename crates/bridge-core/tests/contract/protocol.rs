@@ -44,9 +44,11 @@ fn the_reader_waits_for_the_owner_and_the_owner_for_every_reader() {
     let lease = setup.cross(setup.paper());
     assert_eq!(setup.events(), [Ordered(OWNER, READER)]);
     assert_eq!(setup.to.side.views.used(GPU, 0x1004, OTHER, || None), 1);
-    *setup.to.side.current.lock().unwrap() = Some(Stream::from_handle(0xd0));
+    // SAFETY: no driver sees this stream.
+    *setup.to.side.current.lock().unwrap() = Some(unsafe { Stream::from_handle(0xd0) });
     drop(lease);
-    let dropped_on = Stream::from_handle(0xd0);
+    // SAFETY: no driver sees this stream.
+    let dropped_on = unsafe { Stream::from_handle(0xd0) };
     let expected = [Ordered(READER, OWNER), Ordered(OTHER, OWNER), Ordered(dropped_on, OWNER), Dropped];
     assert_eq!(setup.events(), expected);
     assert!(setup.to.side.views.is_empty());

@@ -307,8 +307,10 @@ impl SharingDriver for Cuda {
         let mut stream = null_mut();
         // SAFETY: the output is writable.
         unsafe { call!(in self.sharing("cuStreamCreate")?, cuStreamCreate(&mut stream, flags)) }?;
-        debug_assert!(raw_stream(Stream::from_handle(stream as u64)) == stream);
-        Ok(Stream::from_handle(stream as u64))
+        // SAFETY: the driver has made the stream, and it is destroyed by `close` alone.
+        debug_assert!(raw_stream(unsafe { Stream::from_handle(stream as u64) }) == stream);
+        // SAFETY: the driver has made the stream, and it is destroyed by `close` alone.
+        Ok(unsafe { Stream::from_handle(stream as u64) })
     }
 
     fn allocate_plain(&self, nbytes: usize) -> Outcome<usize> {

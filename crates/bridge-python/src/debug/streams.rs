@@ -87,5 +87,6 @@ fn is_own_of_torch(py: Python<'_>, device: Device, stream: Stream) -> PyResult<b
     let current = py.import("torch")?.getattr("cuda")?.call_method1("current_stream", (device.index,))?;
     let (handle, number): (u64, i64) =
         (current.getattr("cuda_stream")?.extract()?, current.getattr("stream_id")?.extract()?);
-    Ok(Stream::from_handle(handle) == stream && number & 1 == 1)
+    // SAFETY: the driver has just named it, and it is only compared.
+    Ok(unsafe { Stream::from_handle(handle) } == stream && number & 1 == 1)
 }

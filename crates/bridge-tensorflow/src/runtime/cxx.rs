@@ -49,7 +49,8 @@ impl GpuDevice {
             let stream_of: StreamOf = std::mem::transmute::<*const c_void, StreamOf>(*functions.add(2));
             *stream_of(interface.cast())
         };
-        Stream::from_handle(handle)
+        // SAFETY: TensorFlow keeps its streams as long as the process.
+        unsafe { Stream::from_handle(handle) }
     }
 }
 

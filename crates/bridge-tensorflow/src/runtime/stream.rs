@@ -71,5 +71,6 @@ pub(crate) fn input(runtime: &'static Runtime) -> Result<RuntimeTensor> {
 pub(crate) unsafe fn reported(tensor: &RuntimeTensor) -> Result<Option<(Stream, i32)>> {
     // SAFETY: the caller's obligation.
     let [stream, ordinal] = unsafe { tensor.whole::<[i64; 2]>() }.ok_or_else(no_tensor)?;
-    Ok((ordinal != NO_CUDA).then(|| (Stream::from_handle(stream as u64), ordinal as i32)))
+    // SAFETY: TensorFlow keeps its streams as long as the process.
+    Ok((ordinal != NO_CUDA).then(|| (unsafe { Stream::from_handle(stream as u64) }, ordinal as i32)))
 }

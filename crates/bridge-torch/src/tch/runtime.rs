@@ -176,7 +176,8 @@ impl Consumer for TchConsumer {
         let mut stream = ptr::null_mut();
         // SAFETY: the function reads a thread-local of libtorch, and the result is writable.
         match unsafe { (self.streams(device)?.current)(device.index, &mut stream) } {
-            0 => Ok(Some(Stream::from_handle(stream.addr() as u64))),
+            // SAFETY: PyTorch keeps its streams as long as the process, and an external one is its maker's to keep.
+            0 => Ok(Some(unsafe { Stream::from_handle(stream.addr() as u64) })),
             _ => Err(failed("has no current stream")),
         }
     }
