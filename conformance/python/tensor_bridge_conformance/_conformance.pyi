@@ -11,6 +11,9 @@ class Borrowed(TypedDict):
     read_only: bool
     stream: int | None
 
+#: The names of every framework, in an order in which all can be imported.
+FRAMEWORKS: tuple[str, ...]
+
 def adapters() -> str: ...
 def borrow_ns(tensor: Any, count: int) -> float: ...
 def borrowed(tensor: Any) -> Borrowed: ...

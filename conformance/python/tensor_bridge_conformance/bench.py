@@ -13,6 +13,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tensor_bridge import _frameworks
 from tensor_bridge._measure import batch
 from tensor_bridge_conformance import growth, host, relay, settings
 from tensor_bridge_conformance.reports import publish
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> int:
     verdicts = [_judge(setting, rows) for setting in measured]
     grown = [row for setting in measured for row in growth.measure(setting, options)]
     relayed = relay.measure(options)
-    about = host.describe(*FRAMEWORKS)
+    about = host.describe(*_frameworks.ALL)
     tables = [*growth.markdown(grown), "", *relay.markdown(relayed)]
     table = _markdown(about, rows, verdicts) + "\n" + "\n".join(tables) + "\n"
     data = {
@@ -89,10 +90,6 @@ def main(argv: list[str]) -> int:
     missed = sum(not verdict.passed for verdict in judged)
     print(f"{len(judged) - missed} passed, {missed} failed")
     return 1 if missed else 0
-
-
-#: The frameworks whose versions the report names.
-FRAMEWORKS = ("torch", "cupy", "numpy", "tensorflow")
 
 
 def _options(argv: list[str]) -> argparse.Namespace:

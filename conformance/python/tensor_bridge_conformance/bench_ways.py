@@ -34,8 +34,9 @@ from typing import Any
 
 from tensor_bridge_conformance import host
 from tensor_bridge_conformance.exchanges import THERE37, There, framework, native, settle
-from tensor_bridge_conformance.others import Other, python37
+from tensor_bridge_conformance.others import Other
 from tensor_bridge_conformance.reports import conclude
+from tensor_bridge_conformance.subjects.tensorflow1 import python37
 
 MIB = 1 << 20
 #: MiB of a tensor.

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 #: Seconds for what another process does.
 PATIENCE = 60.0
@@ -29,12 +28,6 @@ for line in sys.stdin:
         answer = type(error).__name__
     print("answer", repr(answer), flush=True)
 """
-
-
-def python37() -> str | None:
-    """Return a Python 3.7 with TensorFlow 1.15 and this project's package for it, if there is one."""
-    beside = Path(sys.prefix).with_name("venv37") / "bin/python"
-    return os.environ.get("TENSOR_BRIDGE_PYTHON37") or (str(beside) if beside.exists() else None)
 
 
 class Other:

@@ -7,6 +7,7 @@ output. The first transfers run before memory is read, so that caches and pools 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import importlib
 import os
@@ -16,11 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path as File
 from typing import Any
 
-from tensor_bridge_conformance import host
+from tensor_bridge_conformance import host, subjects
+from tensor_bridge_conformance._conformance import FRAMEWORKS
 from tensor_bridge_conformance.reports import publish
+from tensor_bridge_conformance.subjects import Bench
 
-#: Elements of the tensors (float32).
-ELEMENTS = 1 << 18
+#: Bytes of the tensors (float32).
+NBYTES = 1 << 20
 #: Transfers that warm caches and pools up.
 WARM_UP = 20_000
 #: The most growth of resident host memory, in bytes for all transfers of a pair: the noise of allocators, and at a
@@ -50,16 +53,6 @@ class Row:
 
 
 @dataclass
-class Framework:
-    """A framework: how to make a tensor, how to import one, and the bytes that it has in use on the device."""
-
-    name: str
-    make: Callable[[], Any]
-    take: Callable[[Any], Any]
-    used: Callable[[], int]
-
-
-@dataclass
 class Path:
     """A path: how its tensor is made, what is repeated with that tensor, and how often."""
 
@@ -80,12 +73,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", metavar="PATH", help="the one path to run, such as session or torch:numpy")
     parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write soak.json")
     options = parser.parse_args(argv)
-    makers = (_torch, _cupy, _numpy, _tensorflow, _tensorflow1)
-    frameworks = [made for make in makers if (made := make(options.device))]
-    paths = _pairs(frameworks, options.transfers) + _sessions(frameworks, options.runs)
+    device = options.device
+    known = {name: bench for name in FRAMEWORKS if (bench := subjects.bench(name, device)) is not None}
+    paths = _pairs(known, options.transfers) + _paths(known, options.runs)
     if options.only:
         paths = [path for path in paths if path.name == options.only.replace(":", "→")]
-    rows = [_soak(path, frameworks) for path in paths]
+    rows = [_soak(path, known) for path in paths]
     about = host.describe(*FRAMEWORKS)
     table = _markdown(about, rows)
     data = {"host": about, "rows": [asdict(row) | {"passed": row.passed} for row in rows]}
@@ -93,120 +86,31 @@ def main(argv: list[str]) -> int:
     return 0 if rows and all(row.passed for row in rows) else 1
 
 
-#: The frameworks whose versions the report names.
-FRAMEWORKS = ("torch", "cupy", "numpy", "tensorflow", "tensorflow1")
+def _pairs(known: dict[str, Bench], times: int) -> list[Path]:
+    """Return every pair of two frameworks."""
+    import tensor_bridge
+
+    def path(source: str, target: str) -> Path:
+        make = functools.partial(known[source].make, NBYTES)
+
+        def take(tensor: Any) -> Any:
+            return tensor_bridge.convert(tensor, target)  # type: ignore[call-overload]
+
+        return Path(f"{source}→{target}", make, take, times)
+
+    return [path(source, target) for source in known for target in known if source != target]
 
 
-def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
+def _paths(known: dict[str, Bench], times: int) -> list[Path]:
+    """Return what is repeated beside the pairs."""
+    paths = [bench.path for bench in known.values() if bench.path is not None]
+    return [Path(path.name, functools.partial(path.make, NBYTES), path.take, times, path.views) for path in paths]
 
 
-def _torch(device: str) -> Framework | None:
-    torch, bridge = _module("torch"), _module("tensor_bridge")
-    if torch is None:
-        return None
-    used = torch.cuda.memory_allocated if device == "cuda" else lambda: 0
-    return Framework("torch", lambda: torch.zeros(ELEMENTS, device=device), bridge.to_torch, used)
-
-
-def _cupy(device: str) -> Framework | None:
-    cupy, bridge = _module("cupy"), _module("tensor_bridge")
-    if cupy is None or device == "cpu":
-        return None
-    used = cupy.get_default_memory_pool().used_bytes
-    return Framework("cupy", lambda: cupy.zeros(ELEMENTS, "float32"), bridge.to_cupy, used)
-
-
-def _numpy(device: str) -> Framework | None:
-    numpy, bridge = _module("numpy"), _module("tensor_bridge")
-    if numpy is None or device == "cuda":
-        return None
-
-    def aligned() -> Any:
-        """Return an array at an address where TensorFlow imports it in place."""
-        memory = numpy.zeros(4 * ELEMENTS + 64, dtype=numpy.uint8)
-        start = -memory.ctypes.data % 64
-        return memory[start : start + 4 * ELEMENTS].view(numpy.float32)
-
-    return Framework("numpy", aligned, bridge.to_numpy, lambda: 0)
-
-
-def _tensorflow(device: str) -> Framework | None:
-    tensorflow, bridge = _module("tensorflow"), _module("tensor_bridge")
-    if tensorflow is None:
-        return None
-    place = "GPU:0" if device == "cuda" else "CPU:0"
-
-    def make() -> Any:
-        with tensorflow.device(place):
-            return tensorflow.zeros([ELEMENTS])
-
-    def used() -> int:
-        if device == "cpu":
-            return 0
-        current: int = tensorflow.config.experimental.get_memory_info(place)["current"]
-        return current
-
-    return Framework("tensorflow", make, bridge.to_tensorflow, used)
-
-
-def _tensorflow1(device: str) -> Framework | None:
-    """TensorFlow 1.x, whose tensors are outputs of a session. On a GPU only the driver counts its memory."""
-    bridge = _module("tensor_bridge")
-    torch, tensorflow1 = _module("torch"), _module("tensor_bridge.tensorflow1")
-    if torch is None or not os.environ.get("TENSOR_BRIDGE_TENSORFLOW1"):
-        return None
-    session = tensorflow1.Session(_square_plus_itself(), {"x:0": ("float32", [None])}, "y:0")
-
-    def make() -> Any:
-        return session.run({"x:0": torch.zeros(ELEMENTS, device=device)})[0]
-
-    def used() -> int:
-        if device == "cpu":
-            return 0
-        free, whole = torch.cuda.mem_get_info()
-        return int(whole - free)
-
-    return Framework("tensorflow1", make, lambda tensor: bridge.convert(tensor, "tensorflow1"), used)
-
-
-def _square_plus_itself() -> bytes:
-    """Return a serialised ``GraphDef``: y = x x + x. It needs few kernels, which some GPUs compile at first use."""
-
-    def field(number: int, content: bytes) -> bytes:
-        return bytes([number << 3 | 2, len(content)]) + content
-
-    def node(name: bytes, operation: bytes, inputs: list[bytes], attribute: bytes) -> bytes:
-        float32 = bytes([6 << 3, 1])
-        types = field(5, field(1, attribute) + field(2, float32))
-        return field(1, field(1, name) + field(2, operation) + b"".join(field(3, each) for each in inputs) + types)
-
-    x = node(b"x", b"Placeholder", [], b"dtype")
-    return x + node(b"square", b"Mul", [b"x", b"x"], b"T") + node(b"y", b"Add", [b"square", b"x"], b"T")
-
-
-def _pairs(frameworks: list[Framework], times: int) -> list[Path]:
-    pairs = [(source, target) for source in frameworks for target in frameworks if source is not target]
-    return [Path(f"{source.name}→{target.name}", source.make, target.take, times) for source, target in pairs]
-
-
-def _sessions(frameworks: list[Framework], times: int) -> list[Path]:
-    """Return runs of a session from PyTorch to PyTorch."""
-    named = {framework.name: framework for framework in frameworks}
-    if not {"torch", "tensorflow1"} <= named.keys():
-        return []
-    tensorflow1 = _module("tensor_bridge.tensorflow1")
-    session = tensorflow1.Session(_square_plus_itself(), {"x:0": ("float32", [None])}, "y:0")
-    return [Path("session", named["torch"].make, lambda x: session.run({"x:0": x}, "torch"), times, 2)]
-
-
-def _soak(path: Path, frameworks: list[Framework]) -> Row:
+def _soak(path: Path, known: dict[str, Bench]) -> Row:
     def memory() -> tuple[int, dict[str, int], int, int]:
         made, alive = _settled()
-        return _resident(), {framework.name: framework.used() for framework in frameworks}, made, alive
+        return _resident(), {name: bench.used() for name, bench in known.items()}, made, alive
 
     def run(times: int) -> None:
         for _ in range(times):

@@ -7,8 +7,10 @@ use super::{plugged_in_use, subject, tensorflow1, tensorflow1_take};
 use crate::Pair;
 use crate::processes::Flaw;
 use crate::runner::{Known, Message, Options, Surroundings, in_other_process, known, run, work};
+use bridge_frameworks::Framework;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use std::path::Path;
 
 /// The native half of `tensor_bridge_conformance`. `_conformance.pyi` describes it for Python.
@@ -16,6 +18,8 @@ use std::path::Path;
 #[pyo3(name = "_conformance")]
 fn extension(module: &Bound<'_, PyModule>) -> PyResult<()> {
     bridge_pyo3::watch_for_exit(module.py());
+    let names = Framework::ALL.iter().map(|framework| framework.name());
+    module.add("FRAMEWORKS", PyTuple::new(module.py(), names)?)?;
     module.add_class::<super::floor::Floor>()?;
     module.add_function(wrap_pyfunction!(adapters, module)?)?;
     module.add_function(wrap_pyfunction!(borrow_ns, module)?)?;

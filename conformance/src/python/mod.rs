@@ -7,7 +7,7 @@ mod pluggable;
 mod relay;
 mod remote;
 
-use crate::runner::{Known, NUMPY_INTERFACE, TORCH_CAPSULES, adapter_of};
+use crate::runner::{Known, NUMPY_INTERFACE, TORCH_CAPSULES};
 use crate::{Capabilities, Observed, Spec, Subject, model};
 use bridge_core::{
     Adapter, Consumer, DType, Device, Error, Lease, Lent, Order, Ordering, Pending, Profile, Result, Stream,
@@ -47,11 +47,13 @@ bridge_core::debug_fields!(impl[] PySubject<'_>: name, device);
 /// Those of the adapter and of the framework; `ValueError` for an unknown name.
 pub fn subject<'py>(py: Python<'py>, name: &str, device: Device) -> PyResult<PySubject<'py>> {
     let known = Known::named(name).ok_or_else(|| PyValueError::new_err(format!("there is no adapter {name:?}")))?;
-    // Before the adapter: the package sets how a framework is loaded.
-    py.import("tensor_bridge_conformance.allocators")?.call_method1("prepare", (adapter_of(name),))?;
+    let module = py.import(format!("tensor_bridge_conformance.subjects.{}", known.framework.name()))?;
+    // Before the adapter: it may set how the framework allocates.
+    if let Some(prepare) = module.getattr_opt("prepare")? {
+        prepare.call0()?;
+    }
     let adapter = open(py, known)
         .map_err(|error| PyRuntimeError::new_err(format!("{name} cannot be tested ({:?}): {error}", error.kind())))?;
-    let module = py.import(format!("tensor_bridge_conformance.subjects.{}", known.framework.name()))?;
     let harness = module.call_method1("subject", (device.to_string(),))?;
     let subject = PySubject::new(name, adapter, harness, device)?;
     subject.warm_up().map_err(refused)?;

@@ -17,43 +17,47 @@ pub struct Variant {
     /// Variables of a worker's environment. Those that begin with `CONFORMANCE_` are read by the suite's own Python
     /// package, for allocators that a framework takes by a call.
     pub environment: &'static [(&'static str, &'static str)],
+    /// Whether another process can open its memory in place. Of pools that are not made to be shared, and of managed
+    /// memory, it gets a copy.
+    pub is_lent: bool,
 }
 
 /// Stands between the name of an adapter and that of a variant.
 const MARK: char = '+';
 
 macro_rules! variants {
-    ($($framework:ident, $name:literal: $($variable:literal = $value:literal),+;)*) => {
+    ($($framework:ident, $name:literal, $lent:ident: $($variable:literal = $value:literal),+;)*) => {
         /// Every variant.
         pub const VARIANTS: &[Variant] = &[$(Variant {
             framework: Framework::$framework,
             name: $name,
             environment: &[$(($variable, $value)),+],
+            is_lent: $lent,
         },)*];
     };
 }
 
+const LENT: bool = true;
+const COPIED: bool = false;
+
 // PyTorch 2.9 and later read `PYTORCH_ALLOC_CONF`, those before it the other.
 variants! {
-    Torch, "expandable": "PYTORCH_ALLOC_CONF" = "expandable_segments:True",
+    Torch, "expandable", LENT: "PYTORCH_ALLOC_CONF" = "expandable_segments:True",
         "PYTORCH_CUDA_ALLOC_CONF" = "expandable_segments:True";
-    Torch, "async": "PYTORCH_ALLOC_CONF" = "backend:cudaMallocAsync",
+    Torch, "async", COPIED: "PYTORCH_ALLOC_CONF" = "backend:cudaMallocAsync",
         "PYTORCH_CUDA_ALLOC_CONF" = "backend:cudaMallocAsync";
-    Torch, "uncached": "PYTORCH_NO_CUDA_MEMORY_CACHING" = "1";
-    Torch, "pluggable": "CONFORMANCE_TORCH_ALLOCATOR" = "pluggable";
-    CuPy, "uncached": "CONFORMANCE_CUPY_ALLOCATOR" = "uncached";
-    CuPy, "async": "CONFORMANCE_CUPY_ALLOCATOR" = "async";
-    CuPy, "managed": "CONFORMANCE_CUPY_ALLOCATOR" = "managed";
-    CuPy, "shared": "CONFORMANCE_CUPY_ALLOCATOR" = "shared";
-    TensorFlow, "async": "TF_GPU_ALLOCATOR" = "cuda_malloc_async";
+    Torch, "uncached", LENT: "PYTORCH_NO_CUDA_MEMORY_CACHING" = "1";
+    Torch, "pluggable", LENT: "CONFORMANCE_TORCH_ALLOCATOR" = "pluggable";
+    CuPy, "uncached", LENT: "CONFORMANCE_CUPY_ALLOCATOR" = "uncached";
+    CuPy, "async", COPIED: "CONFORMANCE_CUPY_ALLOCATOR" = "async";
+    CuPy, "managed", COPIED: "CONFORMANCE_CUPY_ALLOCATOR" = "managed";
+    CuPy, "shared", LENT: "CONFORMANCE_CUPY_ALLOCATOR" = "shared";
+    TensorFlow, "async", COPIED: "TF_GPU_ALLOCATOR" = "cuda_malloc_async";
 }
-
-/// Variants whose memory other processes can only get a copy of: pools that are not made to be shared, managed memory.
-const KEPT: [&str; 4] = ["torch+async", "cupy+async", "cupy+managed", "tensorflow+async"];
 
 /// Returns whether another process can open memory of this adapter in place.
 pub fn is_lent(name: &str) -> bool {
-    !KEPT.contains(&name)
+    Variant::named(name).is_none_or(|variant| variant.is_lent)
 }
 
 impl Variant {
@@ -115,7 +119,7 @@ mod tests {
         }
         let names: BTreeSet<_> = VARIANTS.iter().map(Variant::full_name).collect();
         assert_eq!(names.len(), VARIANTS.len());
-        assert!(KEPT.iter().all(|name| names.contains(*name)) && is_lent("cupy") && !is_lent("cupy+async"));
+        assert!(is_lent("cupy") && is_lent("cupy+shared") && !is_lent("cupy+async"));
     }
 
     #[test]

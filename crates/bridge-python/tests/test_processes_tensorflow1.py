@@ -11,7 +11,8 @@ import pytest
 
 import tensor_bridge as tb
 from tensor_bridge import processes
-from tensor_bridge_conformance.others import Other, python37, wait_until
+from tensor_bridge_conformance.others import Other, wait_until
+from tensor_bridge_conformance.subjects.tensorflow1 import python37
 
 torch: Any = pytest.importorskip("torch")
 

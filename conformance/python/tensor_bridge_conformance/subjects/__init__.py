@@ -1,16 +1,20 @@
 """The frameworks under test, through their own public interfaces and never through the bridge.
 
-Each framework has a module by its name. Its ``subject`` makes a `Subject` for a device. Dtypes have the names of
-``bridge_core``, strides and offsets count elements, and elements are ``bytes`` in row-major order. Tensors are whatever
-the framework makes: ``Any``.
+Each framework has a module by its name, which holds all that is special to it. Its ``subject`` makes a `Subject` for a
+device, its ``bench`` says what the benches need on a device, and ``prepare``, where it has one, is called before the
+framework's adapter is opened. Dtypes have the names of ``bridge_core``, strides and offsets count elements, and
+elements are ``bytes`` in row-major order. Tensors are whatever the framework makes: ``Any``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Capabilities", "Observed", "Spec", "Subject"]
+__all__ = ["Bench", "Capabilities", "Observed", "Path", "Spec", "Stream", "Subject", "bench"]
 
 
 @dataclass(frozen=True)
@@ -101,3 +105,60 @@ class Subject(Protocol):
 
     def import_natively(self, other: Any) -> Any:
         """Import a tensor by the framework's own means. Return ``None`` where it has none."""
+
+
+class Stream(NamedTuple):
+    """A stream of a framework, which the benches use beside the default streams of the others."""
+
+    handle: int
+    #: Makes it the current one, or does nothing where the framework has one stream.
+    inside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    #: Whether the framework has no other, so that it is always on this one.
+    only: bool = False
+
+
+class Path(NamedTuple):
+    """What the soak repeats beside the pairs: its name, its tensor by the length in bytes, the call, its views."""
+
+    name: str
+    make: Callable[[int], Any]
+    take: Callable[[Any], Any]
+    views: int
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What the benches need of a framework on a device. Its own way across is in the package's row."""
+
+    #: Makes a float32 tensor of so many bytes, at an address that every framework takes in place.
+    make: Callable[[int], Any]
+    #: The bars for the ratio to the native way, by target and streams. ``None``: it is measured, and has no bar.
+    bars: Mapping[tuple[str, str], float | None] = field(default_factory=dict)
+    #: Targets from which the way back is measured, too.
+    back: tuple[str, ...] = ()
+    #: Whether slices of a tensor share its memory.
+    slices: bool = True
+    #: Makes a stream of a CUDA device.
+    stream: Callable[[], Stream] | None = None
+    #: Submits milliseconds of work to the current stream.
+    occupy: Callable[[], Any] = lambda: None
+    #: Whether one more event is needed where its memory is released, because it does not say how it is reused.
+    unknown_reuse: bool = False
+    #: Returns the bytes of the device that it has in use.
+    used: Callable[[], int] = lambda: 0
+    #: What the soak repeats beside the pairs.
+    path: Path | None = None
+
+
+def bench(framework: str, device: str) -> Bench | None:
+    """Return what the benches need on ``cpu`` or ``cuda``. ``None``: it is not installed, or has no tensors there."""
+    try:
+        made: Bench | None = importlib.import_module(f"{__name__}.{framework}").bench(device)
+    except ImportError:
+        return None
+    return made
+
+
+def shape(nbytes: int) -> tuple[int, int]:
+    """Return the shape of a float32 tensor of so many bytes, in rows of 256 elements."""
+    return nbytes // (4 * 256), 256

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,11 @@ def placed(allocate: Callable[[int], Any], address: Callable[[Any], int], nbytes
         memory = allocate(GRAIN + align + nbytes)
     start = -address(memory) % GRAIN + align
     return memory[start : start + nbytes]
+
+
+def allocator(adapter: str) -> str | None:
+    """Return the allocator of an adapter's variant (``conformance/src/runner/variants.rs``), or ``None``."""
+    return os.environ.get(f"CONFORMANCE_{adapter.upper()}_ALLOCATOR")
 
 
 def taken(take: Callable[[Any], Any], tensor: Any) -> Any:

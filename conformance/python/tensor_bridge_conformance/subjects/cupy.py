@@ -8,10 +8,48 @@ import gc
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from tensor_bridge_conformance import allocators
-from tensor_bridge_conformance.subjects import Capabilities, Observed, Subject
+from tensor_bridge_conformance.subjects import Bench, Capabilities, Observed, Stream, Subject, shape
 from tensor_bridge_conformance.subjects.arrays import Arrays
+from tensor_bridge_conformance.subjects.common import allocator
 from tensor_bridge_conformance.subjects.streams import CYCLES, ManyStreams
+
+#: The allocator of this process, which two subjects share: its name and its pool, ``None`` where it has none.
+chosen: dict[str | None, Any] = {}
+
+
+def pool(cupy: Any) -> Any:
+    """Set CuPy's allocator. Return its pool, or ``None`` where it has none."""
+    name, cuda = allocator("cupy"), cupy.cuda
+    made = {
+        None: cupy.get_default_memory_pool,
+        "uncached": lambda: None,
+        "async": cuda.MemoryAsyncPool,
+        "managed": lambda: cuda.MemoryPool(cuda.malloc_managed),
+        "shared": lambda: cuda.MemoryAsyncPool(_sharable_pools(cuda)),
+    }
+    if name not in chosen:
+        chosen[name] = made[name]()
+        if name is not None:
+            cuda.set_allocator(chosen[name].malloc if chosen[name] is not None else None)
+    return chosen[name]
+
+
+def _sharable_pools(cuda: Any) -> list[int]:
+    """Return a pool of the driver for each device, whose memory other processes can open by a descriptor."""
+    pinned, descriptor, on_device = 1, 1, 1
+    devices = range(cuda.runtime.getDeviceCount())
+    properties = (cuda.runtime.MemPoolProps(pinned, descriptor, on_device, device) for device in devices)
+    return [cuda.runtime.memPoolCreate(wanted) for wanted in properties]
+
+
+def spin(cupy: Any) -> Callable[[], None]:
+    """Return what submits some milliseconds of work to the current stream."""
+    kernel = cupy.RawKernel(
+        'extern "C" __global__ void spin(long long cycles)'
+        "{ long long start = clock64(); while (clock64() - start < cycles); }",
+        "spin",
+    )
+    return lambda: kernel((1,), (1,), (cupy.int64(CYCLES),))
 
 
 class CuPy(Arrays, ManyStreams):
@@ -27,13 +65,9 @@ class CuPy(Arrays, ManyStreams):
         cupy.cuda.Device(self.index).use()
         Arrays.__init__(self, cupy)
         ManyStreams.__init__(self)
-        self.pool = allocators.cupy_pool(cupy)
+        self.pool = pool(cupy)
         self.named = {name: dtype for name, dtype in self.named.items() if self.knows(dtype)}
-        self.spin = cupy.RawKernel(
-            'extern "C" __global__ void spin(long long cycles)'
-            "{ long long start = clock64(); while (clock64() - start < cycles); }",
-            "spin",
-        )
+        self.spin = spin(cupy)
         self.delay()
         self.keep_streams()
 
@@ -88,7 +122,7 @@ class CuPy(Arrays, ManyStreams):
         return cuda.Stream.null if handle == 0 else cuda.ExternalStream(handle, self.index)
 
     def delay(self) -> None:
-        self.spin((1,), (1,), (self.numpy.int64(CYCLES),))
+        self.spin()
 
     def settle(self) -> int | None:
         self.cupy.cuda.runtime.deviceSynchronize()
@@ -101,3 +135,34 @@ class CuPy(Arrays, ManyStreams):
 
 
 subject: Callable[[str], Subject] = CuPy
+
+
+BARS = {
+    **{
+        ("torch", "same"): 0.20,
+        ("torch", "same, busy"): None,
+        ("torch", "cross"): 0.25,
+        ("torch", "cross, busy"): None,
+    },
+    **{("tensorflow", "cross"): 1.9, ("tensorflow", "cross, busy"): None},
+}
+
+
+def bench(device: str) -> Bench | None:
+    """Return what the benches need."""
+    import cupy
+
+    def stream() -> Stream:
+        made = cupy.cuda.Stream(non_blocking=True)
+        return Stream(made.ptr, lambda: made)
+
+    if device == "cpu" or not cupy.cuda.is_available():
+        return None
+    return Bench(
+        lambda nbytes: cupy.empty(shape(nbytes), dtype=cupy.float32),
+        BARS,
+        back=("torch",),
+        stream=stream,
+        occupy=spin(cupy),
+        used=cupy.get_default_memory_pool().used_bytes,
+    )

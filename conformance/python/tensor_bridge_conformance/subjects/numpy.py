@@ -8,9 +8,9 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-from tensor_bridge_conformance.subjects import Capabilities, Observed, Spec, Subject
+from tensor_bridge_conformance.subjects import Bench, Capabilities, Observed, Spec, Subject, shape
 from tensor_bridge_conformance.subjects.arrays import Arrays
-from tensor_bridge_conformance.subjects.common import SingleStream
+from tensor_bridge_conformance.subjects.common import SingleStream, placed
 
 
 class NumPy(Arrays, SingleStream):
@@ -59,3 +59,14 @@ class NumPy(Arrays, SingleStream):
 
 
 subject: Callable[[str], Subject] = NumPy
+
+
+def bench(device: str) -> Bench | None:
+    """Return what the benches need."""
+    import numpy
+
+    def make(nbytes: int) -> Any:
+        memory = placed(lambda length: numpy.empty(length, numpy.uint8), lambda array: array.ctypes.data, nbytes, 0)
+        return memory.view(numpy.float32).reshape(shape(nbytes))
+
+    return Bench(make, {("torch", "host"): None, ("tensorflow", "host"): None}, ("torch",)) if device == "cpu" else None

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tensor_bridge_conformance.subjects import Capabilities, Observed, Spec, Subject
+from tensor_bridge_conformance.subjects import Bench, Capabilities, Observed, Spec, Stream, Subject, shape
 from tensor_bridge_conformance.subjects.common import DELAY, NAMES, Unwritable, row_major
+from tensor_bridge_conformance.subjects.streams import raw_stream
 
 #: The most bytes of any tensor of the suite.
 MOST = 1 << 20
@@ -203,3 +204,41 @@ class TensorFlow(Unwritable):
 
 
 subject: Callable[[str], Subject] = TensorFlow
+
+
+BARS = {
+    ("torch", "host"): None,
+    **{("torch", "cross"): 1.1, ("torch", "cross, busy"): 0.3},
+    **{("cupy", "cross"): 0.8, ("cupy", "cross, busy"): 0.3},
+}
+
+
+def bench(device: str) -> Bench | None:
+    """Return what the benches need."""
+    import tensorflow
+
+    where = "GPU:0" if device == "cuda" else "CPU:0"
+
+    def make(nbytes: int) -> Any:
+        with tensorflow.device(where):
+            return tensorflow.zeros(shape(nbytes))
+
+    def used() -> int:
+        current: int = tensorflow.config.experimental.get_memory_info(where)["current"]
+        return current
+
+    if device == "cpu":
+        return Bench(make, BARS, slices=False)
+    if not tensorflow.config.list_physical_devices("GPU"):
+        return None
+    operand = tensorflow.fill([1 << 20], tensorflow.constant(1e6, "float64"))
+    return Bench(
+        make,
+        BARS,
+        slices=False,
+        # TensorFlow does not show its stream, which is non-blocking, as this one is.
+        stream=lambda: Stream(raw_stream(), only=True),
+        occupy=lambda: tensorflow.math.igamma(operand, operand),
+        unknown_reuse=True,
+        used=used,
+    )

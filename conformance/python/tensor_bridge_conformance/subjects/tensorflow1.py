@@ -13,14 +13,16 @@ import ctypes
 import gc
 import math
 import os
+import pathlib
 import struct
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from tensor_bridge_conformance import _conformance
 from tensor_bridge_conformance.sessions import FLOAT, HOST, INT32, UINT8, Library, Output, Session, Value
-from tensor_bridge_conformance.subjects import Capabilities, Observed, Spec, Subject
+from tensor_bridge_conformance.subjects import Bench, Capabilities, Observed, Path, Spec, Subject
 from tensor_bridge_conformance.subjects.common import DELAY, NAMES, Unwritable, row_major
 
 #: The codes of dtypes (``TF_DataType``).
@@ -220,3 +222,49 @@ def located(address: int) -> str:
 
 
 subject: Callable[[str], Subject] = TensorFlow1
+
+
+def python37() -> str | None:
+    """Return a Python 3.7 with TensorFlow 1.15 and this project's package for it, if there is one."""
+    beside = pathlib.Path(sys.prefix).with_name("venv37") / "bin/python"
+    return os.environ.get("TENSOR_BRIDGE_PYTHON37") or (str(beside) if beside.exists() else None)
+
+
+def square_plus_itself() -> bytes:
+    """Return a serialised ``GraphDef``: y = x x + x. It needs few kernels, which some GPUs compile at first use."""
+
+    def field(number: int, content: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(content)]) + content
+
+    def node(name: bytes, operation: bytes, inputs: list[bytes], attribute: bytes) -> bytes:
+        float32 = bytes([6 << 3, 1])
+        types = field(5, field(1, attribute) + field(2, float32))
+        return field(1, field(1, name) + field(2, operation) + b"".join(field(3, each) for each in inputs) + types)
+
+    x = node(b"x", b"Placeholder", [], b"dtype")
+    return x + node(b"square", b"Mul", [b"x", b"x"], b"T") + node(b"y", b"Add", [b"square", b"x"], b"T")
+
+
+def bench(device: str) -> Bench | None:
+    """Return what the benches need. Tensors are outputs of a session. On a GPU only the driver counts their memory."""
+    import torch
+
+    import tensor_bridge.tensorflow1
+
+    if not os.environ.get("TENSOR_BRIDGE_TENSORFLOW1") or (device == "cuda" and not torch.cuda.is_available()):
+        return None
+    session = tensor_bridge.tensorflow1.Session(square_plus_itself(), {"x:0": ("float32", [None])}, "y:0")
+
+    def given(nbytes: int) -> Any:
+        return torch.zeros(nbytes // 4, device=device)
+
+    def used() -> int:
+        free, whole = torch.cuda.mem_get_info()
+        return int(whole - free)
+
+    return Bench(
+        lambda nbytes: session.run({"x:0": given(nbytes)})[0],
+        slices=False,
+        used=used if device == "cuda" else lambda: 0,
+        path=Path("session", given, lambda x: session.run({"x:0": x}, "torch"), 2),
+    )

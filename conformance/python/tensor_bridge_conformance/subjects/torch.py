@@ -8,9 +8,9 @@ import gc
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from tensor_bridge_conformance import _conformance, allocators
-from tensor_bridge_conformance.subjects import Capabilities, Observed, Spec, Subject
-from tensor_bridge_conformance.subjects.common import NAMES, placed, taken
+from tensor_bridge_conformance import _conformance
+from tensor_bridge_conformance.subjects import Bench, Capabilities, Observed, Spec, Stream, Subject, shape
+from tensor_bridge_conformance.subjects.common import NAMES, allocator, placed, taken
 from tensor_bridge_conformance.subjects.streams import CYCLES, ManyStreams
 
 
@@ -23,6 +23,8 @@ class Torch(ManyStreams):
     """PyTorch on one device."""
 
     known: ClassVar[dict[int, Any]] = {}
+    #: The allocator that ``prepare`` has set, if any.
+    pluggable: ClassVar[Any] = None
 
     def __init__(self, device: str) -> None:
         import torch
@@ -135,7 +137,7 @@ class Torch(ManyStreams):
         self.torch.cuda.synchronize()
         gc.collect()
         self.torch.cuda.empty_cache()
-        if allocators.chosen("torch") == "pluggable":
+        if self.pluggable is not None:
             return _conformance.plugged_in_use()
         used: int = self.torch.cuda.memory_allocated()
         return used
@@ -145,3 +147,45 @@ class Torch(ManyStreams):
 
 
 subject: Callable[[str], Subject] = Torch
+
+
+def prepare() -> None:
+    """Set the allocator, which PyTorch accepts only before the first allocation."""
+    if allocator("torch") == "pluggable" and Torch.pluggable is None:
+        import torch
+
+        memory = torch.cuda.memory
+        Torch.pluggable = memory.CUDAPluggableAllocator(_conformance.__file__, "tb_plug_malloc", "tb_plug_free")
+        memory.change_current_allocator(Torch.pluggable)
+
+
+BARS = {
+    **{("numpy", "host"): None, ("tensorflow", "host"): None},
+    **{("cupy", "same"): 0.14, ("cupy", "same, busy"): None, ("cupy", "cross"): 0.16, ("cupy", "cross, busy"): None},
+    **{("tensorflow", "cross"): 1.9, ("tensorflow", "cross, busy"): None},
+}
+
+
+def bench(device: str) -> Bench | None:
+    """Return what the benches need."""
+    import torch
+
+    def make(nbytes: int) -> Any:
+        return torch.empty(shape(nbytes), dtype=torch.float32, device=device)
+
+    def stream() -> Stream:
+        made = torch.cuda.Stream()
+        return Stream(made.cuda_stream, lambda: torch.cuda.stream(made))
+
+    if device == "cpu":
+        return Bench(make, BARS, back=("numpy",))
+    if not torch.cuda.is_available():
+        return None
+    return Bench(
+        make,
+        BARS,
+        back=("cupy",),
+        stream=stream,
+        occupy=lambda: torch.cuda._sleep(CYCLES),
+        used=torch.cuda.memory_allocated,
+    )
