@@ -16,7 +16,7 @@ _COMMANDS: dict[str, Callable[..., Report | Matrix | Bench]] = {"doctor": doctor
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command, and return its exit status: 1 where something stands in the way."""
+    """Run a command, and return its exit status: 1 if it found a problem."""
     parser = argparse.ArgumentParser(prog="python -m tensor_bridge", description="What tensor_bridge can do here.")
     parser.add_argument("--version", action="version", version=_core.__version__)
     common = argparse.ArgumentParser(add_help=False)
@@ -25,10 +25,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--timeout", type=float, default=120.0, metavar="S", help="seconds for each process (%(default)g)"
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("doctor", parents=[common], help="versions, devices, pairs, and what stands in the way")
+    commands.add_parser("doctor", parents=[common], help="versions, devices, pairs, and problems with advice")
     commands.add_parser("matrix", parents=[common], help="which pairs of frameworks are in place, and why not")
     measures = commands.add_parser(
-        "bench", parents=[common], help="what crossing costs, beside the frameworks' own ways"
+        "bench", parents=[common], help="what a conversion costs, beside the frameworks' own functions"
     )
     measures.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to measure (%(default)g)")
     chosen = vars(parser.parse_args(arguments))

@@ -3,8 +3,8 @@
 A node keeps the inputs and outputs of one call, with the graph that PyTorch has recorded between them. Its gradient is
 a node as well, whose graph is recorded only where the gradient is differentiated.
 
-Arguments cross in place. Results and gradients are copied: PyTorch adds to gradients and writes to parameters in place,
-and lets them share memory with what it returns; TensorFlow takes its tensors as constant.
+Arguments are converted in place. Results and gradients are copied: PyTorch adds to gradients and writes to parameters
+in place, and lets them share memory with what it returns; TensorFlow takes its tensors as constant.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ One call of the function is recorded by one persistent ``tf.GradientTape``. A no
 the gradients. Where the gradients shall be differentiable themselves (``create_graph=True``), the same tape records how
 they are computed, and a second node keeps it: the function runs once, whatever the order of the derivative.
 
-Arguments and parameters cross in place. Results and gradients are copied: TensorFlow takes its tensors as constant and
-shares their memory, and PyTorch writes to what it is given.
+Arguments and parameters are converted in place. Results and gradients are copied: TensorFlow takes its tensors as
+constant and shares their memory, and PyTorch writes to what it is given.
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ def _on(device: str | None) -> Any:
 
 @contextlib.contextmanager
 def _recording(tape: Any) -> Iterator[None]:
-    """Let the tape go on recording. TensorFlow warns of what it costs; here the caller has asked for it."""
+    """Let the tape continue to record. TensorFlow warns of the cost; here the caller has requested it."""
     logger = tf.get_logger()
     quiet = _Quiet()
     logger.addFilter(quiet)

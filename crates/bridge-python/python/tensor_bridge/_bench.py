@@ -1,4 +1,4 @@
-"""Measures what crossing costs here, beside the frameworks' own ways."""
+"""Measures what a conversion costs here, beside the frameworks' own functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRAFFIC = 2 * (64 << 20)
 
 @dataclasses.dataclass(frozen=True)
 class Handoff:
-    """What it costs the host to hand on a compact tensor of float32 with 1 MiB, in nanoseconds of a call.
+    """Cost of a conversion in place of a compact float32 tensor of 1 MiB, in nanoseconds of a call on the host.
 
     Attributes
     ----------
@@ -27,11 +27,11 @@ class Handoff:
     device : str
         Where the tensor is, such as ``"cpu"`` or ``"cuda:0"``.
     ours : float or None
-        ``convert``, in place. ``None`` where the call fails; so with the others.
+        ``convert``, in place. ``None`` if the call fails; also below.
     native : float or None
-        The frameworks' own way in place, by DLPack.
+        The frameworks' own functions in place, by DLPack.
     host : float or None
-        The way through an array of NumPy.
+        Conversion through an array of NumPy.
     """
 
     source: str
@@ -44,7 +44,7 @@ class Handoff:
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """What it costs to copy a matrix of float32 with 64 MiB transposed, in nanoseconds of a copy.
+    """Cost of a transposed copy of a float32 matrix of 64 MiB, in nanoseconds of a copy.
 
     Attributes
     ----------
@@ -133,32 +133,32 @@ class Bench(Written):
 
 
 def bench(*, seconds: float = 10.0, timeout: float = 120.0) -> Bench:
-    """Measure what crossing costs on this machine, beside the frameworks' own ways.
+    """Measure what a conversion costs on this machine, beside the frameworks' own functions.
 
-    Every pair of frameworks is measured that is in place, on the host and on each GPU, in one process of its own: no
-    framework is imported in this one. All ways take turns, and each figure is a median over the rounds. A way that
-    returns other elements than it should is an error.
+    Every pair of frameworks that is in place is measured, on the host and on each GPU, in a separate process: no
+    framework is imported in this one. All methods take turns, and each figure is a median over the rounds. A method
+    that returns wrong elements is an error.
 
     Parameters
     ----------
     seconds : float
-        How long to measure. The imports take some more, and five rounds are always made.
+        Seconds to measure. The imports take additional time, and five rounds are always made.
     timeout : float
         Seconds that the process may take for everything else.
 
     Returns
     -------
     Bench
-        The figures, and the machine that they are of. ``str`` makes tables of it, and ``as_json`` JSON.
+        The figures, and the machine. ``str`` makes tables of it, and ``as_json`` JSON.
 
     Raises
     ------
     BridgeValueError
         If ``seconds`` or ``timeout`` is not a positive number.
     BridgeImportError
-        If this program has no Python that can be started.
+        If this program has no Python executable that can be started.
     BridgeRuntimeError
-        If the process crashes or hangs: ``doctor`` finds out which framework it is.
+        If the process crashes or hangs: ``doctor`` finds the framework that causes it.
 
     Examples
     --------

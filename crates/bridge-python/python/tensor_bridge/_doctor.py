@@ -1,4 +1,4 @@
-"""Says what this package can do here, and what stands in the way."""
+"""Reports what this package can do here, and what prevents the rest."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _PROGRAM += "probe.main(sys.argv[1:])"
 
 
 def doctor(*, timeout: float = 120.0) -> Report:
-    """Find out what this package can do on this machine, and what stands in the way.
+    """Report what this package can do on this machine, and what prevents the rest.
 
-    Each framework is imported in a process of its own, and none in this one: a framework that crashes or hangs is
-    something that is found. A framework that this process has imported already is asked here how it gets memory.
+    Each framework is imported in a separate process, and none in this one, so that a framework that crashes or hangs is
+    a finding too. The memory settings of a framework that this process has already imported are read here.
 
     Parameters
     ----------
     timeout : float
-        Seconds that each process may take. Two rounds of processes are started, or three where the frameworks do not
-        work together.
+        Seconds that each process may take. Two rounds of processes are started, or three if the frameworks do not work
+        together.
 
     Returns
     -------
@@ -51,7 +51,7 @@ def doctor(*, timeout: float = 120.0) -> Report:
     BridgeValueError
         If ``timeout`` is not a positive number.
     BridgeImportError
-        If this program has no Python that can be started.
+        If this program has no Python executable that can be started.
 
     Examples
     --------
@@ -143,13 +143,13 @@ def _probed(timeout: float) -> dict[str, Facts]:
 
 
 def check_seconds(name: str, seconds: float) -> None:
-    """Refuse a time that is none."""
+    """Refuse a time that is not a positive number."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
         raise of_kind("argument", f"{name} is a positive number of seconds, not {seconds!r:.80}")
 
 
 def check_executable(command: str) -> None:
-    """Refuse to start a process of Python where there is none."""
+    """Refuse to start a process if there is no Python executable."""
     if not os.access(sys.executable or "", os.X_OK) or getattr(sys, "frozen", False):
         text = (
             f"this program has no Python that can be started: run `python -m tensor_bridge {command}` with the Python"
@@ -164,7 +164,7 @@ def _imported() -> dict[str, ModuleType]:
 
 
 def _paired(healthy: list[str], imported: list[str], timeout: float) -> list[tuple[list[str], Facts]]:
-    """Return the orders in which the frameworks were imported into one process, and what was found there.
+    """Return the orders in which the frameworks were imported into one process, and the results.
 
     The first is the caller's. Others are tried only after one that does not work.
     """

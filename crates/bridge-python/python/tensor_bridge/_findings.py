@@ -1,4 +1,4 @@
-"""What stands in the way, and what to do about it: read from the facts of the probes."""
+"""Problems, and what to do about them, from the facts of the probes."""
 
 from __future__ import annotations
 

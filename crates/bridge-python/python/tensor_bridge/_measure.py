@@ -1,4 +1,4 @@
-"""Measures for ``bench``, in a process of its own.
+"""Measures for ``bench``, in a separate process.
 
 Each contender is called in batches. In every round all of them take turns, so that a change of the machine's speed
 affects all. A figure is the median over the rounds. A call includes dropping what it returned.
@@ -61,7 +61,7 @@ class Pair(NamedTuple):
 
 
 class Contender(NamedTuple):
-    """One way of one pair: where its figure belongs, and what is called."""
+    """One method for one pair: the cell of its figure, and the call."""
 
     row: dict[str, Any]
     way: str
@@ -71,17 +71,17 @@ class Contender(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What is measured: tensors of which shape, by which ways."""
+    """What is measured: the shape of the tensors, and the methods."""
 
     shape: tuple[int, int]
     #: Whether the elements are copied, so that the device has to be waited for.
     copies: bool
-    #: Returns the ways of a pair, by column, and the framework of the pair that has the result.
+    #: Returns the methods of a pair, by column, and the framework of the pair that has the result.
     ways: Callable[[Pair], dict[str, tuple[Call, Side]]]
 
 
 def native(sides: tuple[Side, Side]) -> Call:
-    """Return the frameworks' own way, by DLPack: by a capsule where one of the two knows nothing else."""
+    """Return the frameworks' own functions, by DLPack: by a capsule if one of the two supports nothing else."""
     source, target = sides
     lend, take = source.capsule, target.of_dlpack
     by_capsule = (source.capsules_only or target.capsules_only) and target.takes_capsules
@@ -89,7 +89,7 @@ def native(sides: tuple[Side, Side]) -> Call:
 
 
 def through_host(sides: tuple[Side, Side]) -> Call:
-    """Return the way through an array of the host."""
+    """Return the conversion through an array of the host."""
     to_host, of_host = sides[0].to_host, sides[1].of_host
     return lambda x: of_host(to_host(x))
 
@@ -150,7 +150,7 @@ def _pairs(modules: dict[str, Any]) -> Iterator[Pair]:
 
 
 def _rows(kind: Kind, pairs: list[Pair], seconds: float) -> list[dict[str, Any]]:
-    """Return a row for each pair in place: the nanoseconds of each way that works."""
+    """Return a row for each pair in place: the nanoseconds of each method that works."""
     rows: list[dict[str, Any]] = []
     contenders: list[Contender] = []
     tensors: dict[Side, Any] = {}
@@ -184,7 +184,7 @@ def _values(shape: tuple[int, int]) -> Any:
 
 
 def _works(contender: Contender, side: Side, right: Any) -> bool:
-    """Return whether a way works. A way that returns other elements than those of the tensor is an error."""
+    """Return whether a method works. One that returns wrong elements is an error."""
     try:
         result = contender.call(contender.tensor)
     except Exception:

@@ -1,7 +1,7 @@
-"""What the subprocesses of ``doctor`` find out.
+"""The probes that the subprocesses of ``doctor`` run.
 
-Each probe runs in a process of its own, so that a framework that crashes or hangs there harms no caller. It prints one
-line of JSON. ``settings`` also runs in the caller's process, on frameworks that the caller has imported.
+Each probe runs in a separate process, so that a framework that crashes or hangs does not affect the caller. It prints
+one line of JSON. ``settings`` also runs in the caller's process, on frameworks that the caller has imported.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def pairs(*names: str) -> dict[str, Any]:
 
 
 def driver() -> dict[str, Any]:
-    """Return what the CUDA driver says of its version and its devices, and which GPUs the kernel has."""
+    """Return the CUDA driver's version and devices, and the GPUs that the kernel has."""
     facts: dict[str, Any] = {"gpus": _gpus(), "module": _module(), "version": None, "devices": [], "error": None}
     try:
         cuda = ctypes.CDLL("libcuda.so.1")

@@ -11,7 +11,7 @@ __all__ = ["Finding", "Framework", "Gpu", "Matrix", "Pair", "Report"]
 
 Way = Literal["in place", "copy", "refused"]
 
-#: What can stand in the way. The page docs/doctor.md explains each.
+#: The kinds of findings. The page docs/doctor.md explains each.
 FindingKind = Literal[
     "broken",
     "crash",
@@ -136,7 +136,7 @@ class Framework:
     build : str or None
         What it was built for: ``"CPU"`` or, for example, ``"CUDA 13.0"``.
     devices : int or None
-        CUDA devices that it sees; ``None`` where it cannot be imported.
+        The number of CUDA devices that it sees; ``None`` if it cannot be imported.
     allocator : str or None
         What allocates its memory on a GPU that it sees: in this process where it is imported here, else by default.
     imported : bool
@@ -153,14 +153,14 @@ class Framework:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something that stands in the way. ``str`` makes two lines of it.
+    """A problem. ``str`` makes two lines of it.
 
     Attributes
     ----------
     kind : str
         What it is, in one word, such as ``"build"``. The page about ``doctor`` lists the words.
     subject : str
-        What it stands in the way of, such as a framework.
+        What it concerns, such as a framework.
     text : str
         What was found.
     advice : str
@@ -192,13 +192,13 @@ class Report(Written):
     gpus : tuple of Gpu
         The devices that processes can use.
     frameworks : tuple of Framework
-        Those that are installed.
+        The frameworks that are installed.
     missing : tuple of str
-        Those that are not.
+        The names of those that are not installed.
     matrix : Matrix
         Which pairs are in place.
     findings : tuple of Finding
-        What stands in the way; empty where nothing does.
+        The problems that were found.
     """
 
     version: str
@@ -231,9 +231,9 @@ class Report(Written):
             yield f"not installed: {', '.join(self.missing)}"
         yield from ("", str(self.matrix), "")
         if not self.findings:
-            yield "Nothing stands in the way."
+            yield "No problem was found."
             return
-        yield f"What stands in the way ({len(self.findings)}):"
+        yield f"Problems ({len(self.findings)}):"
         for finding in self.findings:
             yield f"- {finding}"
 

@@ -1,8 +1,8 @@
 """Values of a run that nothing changes later. ``tensor_bridge_tf1`` ships this file as well (so it is Python 3.6).
 
-The operations of a reference variable write to its memory whoever else has it, and the program writes to what it has
-fed; ``tf.identity``, ``tf.reshape`` and their like share such memory. So a result is recorded behind TensorFlow's
-``Snapshot``, which passes memory on that has no other reader, and copies any other.
+The operations of a reference variable write to its memory even if it is shared, and the program may write to a tensor
+that it has fed; ``tf.identity``, ``tf.reshape`` and the like share such memory. So a result is recorded after
+TensorFlow's ``Snapshot``, which passes on memory that has no other reader, and copies any other.
 """
 
 from typing import Any

@@ -16,7 +16,7 @@ _DEEPEST = 100
 #: Integers with thousands of digits, and texts with surrogates.
 _UNKEPT = "a number or a text beside the tensors cannot be kept as JSON: pass it as a tensor, or leave it out"
 
-#: What stands in a tree beside tensors and lists.
+#: What a tree may hold beside tensors and lists.
 _INNER = (type(None), bool, int, str, float, tuple, dict)
 
 

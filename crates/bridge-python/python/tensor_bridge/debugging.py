@@ -1,6 +1,6 @@
 """Look for races of this process.
 
-In debug mode, memory that a bridged tensor gives back is overwritten first, and the driver is asked about streams that
+In debug mode, memory that a converted tensor returns is overwritten first, and the driver is queried for streams that
 nothing waits for::
 
     with tb.debug() as debug:
@@ -169,7 +169,7 @@ def debug() -> Debug:
     """Look for races of this process while the result is entered.
 
     Memory that this package gives back as its last owner is overwritten with bytes of 255 first, which are NaN in
-    floats: behind all work that the package knows of. Work that it was never told of, or a pointer that was kept too
+    floats, after all work that the package knows of. Work that it was never told of, or a pointer that was kept too
     long, then reads NaN instead of values that happen to be right.
 
     At each conversion of a tensor on a GPU, and when its last view is dropped, the driver is asked for streams with

@@ -1,7 +1,7 @@
 """The errors of tensor_bridge, and of tensor_bridge_tf1, which ships this file as well (so it is Python 3.6).
 
 Each is a ``BridgeError`` and also the built-in exception that fits, so both ``except BridgeError`` and
-``except TypeError`` catch it. The attribute ``kind`` says what went wrong in one word, such as ``"copy_needed"``.
+``except TypeError`` catch it. The attribute ``kind`` names what went wrong in one word, such as ``"copy_needed"``.
 """
 
 
@@ -56,15 +56,15 @@ class BridgeTypeError(BridgeError, TypeError):
 
 
 class BridgeDTypeError(BridgeTypeError, BufferError):
-    """A dtype without a counterpart; also a ``BufferError``, as the array API wants where an export is impossible."""
+    """A dtype without a counterpart; also a ``BufferError``, as the array API requires if an export is impossible."""
 
 
 class BridgeValueError(BridgeError, ValueError):
-    """A wrong argument, another device than the requested one, or a file that is not what it should be."""
+    """A wrong argument, another device than the requested one, or a malformed file."""
 
 
 class BridgeLayoutError(BridgeValueError, BufferError):
-    """A malformed layout, or one without a counterpart; also a ``BufferError``, as the array API wants."""
+    """A malformed layout, or one without a counterpart; also a ``BufferError``, as the array API requires."""
 
 
 class BridgeBufferError(BridgeError, BufferError):
@@ -80,11 +80,11 @@ class BridgeMemoryError(BridgeError, MemoryError):
 
 
 class BridgePermissionError(BridgeError, PermissionError):
-    """Another process may not have what it asks for."""
+    """Another process is not allowed to have what it requests."""
 
 
 class BridgeConnectionError(BridgeError, ConnectionError):
-    """Another process has ended, has taken back what it shared, or is too busy to answer."""
+    """Another process has ended, has revoked what it shared, or is too busy to answer."""
 
 
 class BridgeRuntimeError(BridgeError, RuntimeError):

@@ -28,8 +28,8 @@ __all__ = ["load", "save"]
 def save(path: str | os.PathLike[str], x: Any) -> None:
     """Save a tensor, or a tree of tensors, of any framework and device.
 
-    The file is written beside ``path`` and then takes its place: an error leaves the file that was there, and so do
-    tensors that were loaded from it and are still in use. Tensors of a GPU are moved to the host first.
+    The file is written beside ``path`` and then renamed. An error leaves the previous file unchanged, and tensors that
+    were loaded from that file remain valid. Tensors of a GPU are moved to the host first.
 
     Parameters
     ----------
@@ -38,8 +38,8 @@ def save(path: str | os.PathLike[str], x: Any) -> None:
         or dicts, lists and tuples of tensors, numbers, strings and ``None``, as ``share`` takes them. What describes
         such a tree may have 16 MiB.
     x : tensor or tree
-        A dict of tensors is saved under its keys. In other trees a tensor has the name of its way, such as
-        ``layers.0.weight``, and a description of the tree is saved beside them. A tensor that stands in the tree twice
+        A dict of tensors is saved under its keys. In other trees a tensor is named by its path, such as
+        ``layers.0.weight``, and a description of the tree is saved beside them. A tensor that occurs in the tree twice
         is saved twice.
 
     Raises
@@ -79,8 +79,9 @@ def load(
 
     The file is mapped, not read: on the host, tensors of NumPy and PyTorch are in place in the mapping, which is
     private, so that writes to them do not reach the file. Its pages are read when they are first used. A tensor for a
-    GPU goes from the mapping to the device through pinned staging. What is compressed, unaligned, or not as the target
-    takes it is copied. Do not shorten a file that is in use: a process that reads what is no longer there is killed.
+    GPU goes from the mapping to the device through pinned staging. A tensor that is compressed, unaligned, or in a
+    layout that the target does not take is copied. Do not shorten a file that is in use: a process that reads beyond
+    its end is killed.
 
     Parameters
     ----------
@@ -91,15 +92,15 @@ def load(
     device : str or device, optional
         Where the tensors must be, such as ``"cuda:0"``. The default is the host.
     copy : bool, optional
-        As for ``convert``. With ``True`` the tensors no longer need the file.
+        As for ``convert``. With ``True`` the tensors do not need the file.
     max_nbytes : int, optional
-        The most bytes that all tensors may have together. The default is no limit for what is mapped, and the memory of
-        the machine for what is compressed or unaligned.
+        The most bytes that all tensors may have together. The default is no limit for mapped tensors, and the memory of
+        the machine for compressed or unaligned ones.
 
     Returns
     -------
     tensor or tree
-        What was saved. Of a file of another program: a tensor for ``.npy``, otherwise a dict of tensors by name.
+        The saved tensors. For a file of another program: a tensor for ``.npy``, otherwise a dict of tensors by name.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Names for what processes share, between programs that run for long.
+"""Names for shared tensors, for long-running programs.
 
 One process serves names, any process puts tensors under them, and any process finds them::
 
@@ -9,7 +9,7 @@ One process serves names, any process puts tensors under them, and any process f
     for version in client.watch("weights"):
         weights = client.get("weights", "tensorflow")
 
-Names are passed on, memory is not: what a process has put stays its own, and goes with it.
+The server passes on tickets, not memory: a tensor belongs to the process that has put it, and ends with that process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SLICE = 0.2
 class Client:
     """A connection to the process that serves names, as ``connect`` returns it.
 
-    What it has put is removed when it is closed, which the end of a ``with`` block does.
+    Tensors that it has put are removed when it is closed, which the end of a ``with`` block does.
 
     Parameters
     ----------
@@ -76,8 +76,8 @@ class Client:
         x : tensor or tree
             As ``share`` takes it.
         keep : int, optional
-            How many versions of the name can be opened. Older ones stay where they are open, and their memory is
-            released once they are not, whichever process has put them.
+            The number of versions of the name that can be opened. An older version stays valid in processes that have
+            it open; its memory is released after that, also if another process has put the newer ones.
         writing : {None, "private", "never", "shared"}
             As for ``share``.
 
@@ -167,7 +167,7 @@ class Client:
         return {name: (version, about) for name, version, about in self._client.list()}
 
     def remove(self, name: str) -> None:
-        """Forget a name. The processes that have put something under it do not share that any more.
+        """Remove a name. The processes that have put tensors under it stop sharing them.
 
         Parameters
         ----------
@@ -242,7 +242,7 @@ class Client:
 
         Notes
         -----
-        A call that is cancelled ends once it is done, so that it cannot follow a later one: the version may stand.
+        A cancelled call ends only when it is done, so that it cannot follow a later one: its version may be stored.
         """
         version: int = await _whole(self.put, name, x, keep=keep, writing=writing)
         return version
@@ -308,7 +308,7 @@ class Client:
         return await asyncio.to_thread(self.list)
 
     async def remove_async(self, name: str) -> None:
-        """Forget a name, without blocking the event loop.
+        """Remove a name, without blocking the event loop.
 
         Parameters
         ----------
@@ -457,7 +457,7 @@ def connect(path: str | os.PathLike[str]) -> Client:
     Parameters
     ----------
     path : str or path
-        What that process has passed to ``serve``.
+        The path that the other process has passed to ``serve``.
 
     Returns
     -------

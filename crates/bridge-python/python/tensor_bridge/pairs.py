@@ -1,7 +1,7 @@
 """A function for each pair of frameworks, under the name that people look for.
 
-``convert_tf_to_pytorch(x)`` is ``to_torch(x)``, and so on: the name says where the tensor comes from, to those who read
-the program. A tensor of another framework than the named one is converted all the same.
+``convert_tf_to_pytorch(x)`` is ``to_torch(x)``, and so on: the name shows readers of the program where the tensor comes
+from. A tensor of another framework than the named one is converted as well.
 """
 
 from __future__ import annotations
@@ -84,9 +84,7 @@ def _named(name: str) -> Any:
         detach: bool = False,
         via: Literal["host"] | None = None,
     ) -> Any:
-        return function(
-            x, copy=copy, device=device, order=order, permute=permute, detach=detach, via=via
-        )
+        return function(x, copy=copy, device=device, order=order, permute=permute, detach=detach, via=via)
 
     convert.__name__ = convert.__qualname__ = name
     convert.__annotations__ = {**convert.__annotations__, "x": source.tensor, "return": target.tensor}

@@ -1,6 +1,6 @@
 """Tensors of other processes.
 
-One process shares tensors, and passes a ticket on, by whatever way. Another opens the ticket::
+One process shares tensors and sends a ticket, by any channel. Another opens the ticket::
 
     ticket = tb.share({"weights": weights, "step": 7})  # in one process
     send(ticket.text)
@@ -8,7 +8,7 @@ One process shares tensors, and passes a ticket on, by whatever way. Another ope
     model = tb.open(text, "tensorflow")  # in another: the same memory
 
 The first process keeps the memory until the ticket has expired and every process that opened it has dropped the
-tensors, or has died. Programs that run for long give names to what they share: see ``serve`` and ``connect``.
+tensors, or has ended. Long-running programs share under names: see ``serve`` and ``connect``.
 """
 
 from __future__ import annotations
@@ -55,27 +55,27 @@ def share(
     expires : float, optional
         Seconds for which the ticket can be opened.
     writing : {None, "private", "never", "shared"}
-        What a process that opens the ticket may do. With ``"private"`` it may write, and sees its own writes alone (the
+        What a process that opens the ticket may do. With ``"private"`` it may write, and only it sees its writes (the
         default on the host); with ``"never"`` no process may write; with ``"shared"`` all may, and see each other's
         writes (the default on a GPU, which has no private memory).
     copy : bool, optional
-        ``None`` copies where the memory cannot leave the process, which ``processes.road`` says beforehand; ``True``
+        ``None`` copies if the memory cannot leave the process, which ``processes.road`` tells in advance; ``True``
         copies always, ``False`` never.
     isolated : bool, optional
-        Shares a copy in an allocation of its own. A block of a GPU's allocator holds other tensors as well, which a
-        process with the ticket could read.
+        Whether to share a copy in a separate allocation. A block of a GPU's allocator holds other tensors as well,
+        which a process with the ticket could read.
 
     Returns
     -------
     Ticket
-        What to pass on, itself or its ``text``.
+        The ticket. Send it, or its ``text``.
 
     Raises
     ------
     BridgeTypeError
         If something in ``x`` can be neither shared nor described.
     BridgeValueError
-        If an argument has no such value.
+        If an argument has a value that it cannot have.
     BridgeBufferError
         If a copy is needed and ``copy=False``, or a tensor requires grad.
     BridgeMemoryError
@@ -86,18 +86,18 @@ def share(
     Notes
     -----
     Memory of the host is copied once, into memory that can be shared: later writes to ``x`` are not seen. A tensor that
-    was opened from such memory is passed on in place, with ``writing="never"`` and ``"shared"``. Memory of a GPU is
-    shared in place, where its allocator allows that; the pools of ``cudaMallocAsync`` do not, and one copy is made on
-    the device.
+    was opened from such memory is shared again in place, with ``writing="never"`` and ``"shared"``. Memory of a GPU is
+    shared in place if its allocator allows that; the pools of ``cudaMallocAsync`` do not, and one copy is made on the
+    device.
 
     Every process that opens the ticket waits, on the device, for the pending work of this process on a GPU's tensor.
-    The memory is reused behind the work of every process that had it open.
+    The memory is reused after the work of every process that had it open.
 
     See Also
     --------
     open : in the other process.
     revoke : ends the share at once.
-    serve : gives names to what is shared.
+    serve : shares under names.
 
     Examples
     --------
@@ -125,9 +125,9 @@ def road(x: Any) -> Literal["passed", "handle", "files", "pool", "copy"]:
     Returns
     -------
     {"passed", "handle", "files", "pool", "copy"}
-        In place, because it is ``"passed"`` on from another process, by the driver's ``"handle"`` of the allocator's
-        block, by ``"files"``, descriptors of virtual memory, or by its ``"pool"``, which was made to be shared. By one
-        ``"copy"``, as all memory of the host that is not passed on.
+        In place: ``"passed"`` on from another process; by the driver's ``"handle"`` of the allocator's block; by
+        ``"files"``, descriptors of virtual memory; or by its ``"pool"``, which was made to be shared. Otherwise by one
+        ``"copy"``, as for all other memory of the host.
 
     Raises
     ------
@@ -167,7 +167,7 @@ def open(
     Returns
     -------
     tensor or tree
-        What was shared. When the last view of a tensor is dropped, its memory is returned to the process that shares
+        The shared tensors. When the last view of a tensor is dropped, its memory is returned to the process that shares
         it.
 
     Raises
@@ -224,7 +224,7 @@ def revoke(ticket: Ticket | str | bytes) -> None:
 
 
 def end(ticket: Ticket | str | bytes) -> None:
-    """Let a ticket of this process expire now. A process that has it open goes on as before.
+    """Let a ticket of this process expire now. A process that has it open can continue to use it.
 
     Parameters
     ----------
@@ -263,15 +263,15 @@ def configure(
     Parameters
     ----------
     folder : str or path, optional
-        Where the socket is made. The folder must be this user's alone, or with ``users`` of a mode that lets them in
-        (711). The default is ``TENSOR_BRIDGE_IPC`` of the environment, else ``tensor-bridge`` in ``XDG_RUNTIME_DIR``,
-        else one in ``/tmp``; with ``users`` always one in ``/tmp``.
+        The folder of the socket. Only this user may have access to it, or with ``users`` it must have a mode that
+        admits them (711). The default is ``TENSOR_BRIDGE_IPC`` of the environment, else ``tensor-bridge`` in
+        ``XDG_RUNTIME_DIR``, else one in ``/tmp``; with ``users`` always one in ``/tmp``.
     users : sequence of int, optional
         Numbers of the users that this process accepts beside its own: they may open what it shares and find the names
         that it serves, and it opens what they share.
     connections : int, optional
         The most connections at once. One process has half of them at most, and so has one user other than that of this
-        process. A connection without leases that is silent makes room for others.
+        process. A silent connection without leases is closed if another process needs one.
     shares : int, optional
         The most shares at once.
     leases : int, optional

@@ -165,7 +165,7 @@ def register(
     long = _LONG if expires is None else float(expires)
     _settings = _Settings(frozenset(frameworks), device, target, smallest, long, transport)
     if not any(known is _reducers for known in maps):
-        # Behind the serializers that were registered by class: they go first.
+        # After the serializers that were registered by class: they have precedence.
         maps.append(_reducers)
 
 
@@ -290,7 +290,7 @@ def _kept(context: Any, ends: list[Callable[[], object]]) -> tuple[Any, ...]:
 
 
 def _settle() -> None:
-    """End what was shared through another connection to Ray: its references are gone with it."""
+    """End what was shared through another connection to Ray: its references ended with it."""
     global _connection
     connection = ray.get_runtime_context().get_worker_id() if ray.is_initialized() else None
     if connection != _connection:
@@ -344,7 +344,7 @@ def _received(passed: _Passed, *token: Any) -> Any:
 
 
 def _fetched(ticket: Ticket, node: str) -> Any:
-    """Return the elements behind a ticket of another node as a NumPy array, by Ray's object store."""
+    """Return the elements of a ticket of another node as a NumPy array, by Ray's object store."""
     thread = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip()
     if thread == "worker.io":
         text = (
@@ -364,7 +364,7 @@ def _fetched(ticket: Ticket, node: str) -> Any:
 
 
 def _copied(ticket: str) -> tuple[PickleBuffer, Any, tuple[int, ...]]:
-    """Return the elements behind a ticket of this node: Ray copies them into its object store."""
+    """Return the elements of a ticket of this node: Ray copies them into its object store."""
     import numpy as np
 
     x = open(ticket, "numpy", device="cpu")

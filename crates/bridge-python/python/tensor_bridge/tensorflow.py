@@ -2,7 +2,7 @@
 
 Eager tensors do not need this module: ``tensor_bridge.to_tensorflow(x)`` returns one, which a ``tf.function`` accepts.
 But a graph is built once and run many times, and the ``feed_dict`` of a session copies through the host. So a run is
-fed a handle and returns one: a tensor of two ``int32`` in host memory. The tensor that it stands for stays in place::
+fed a handle and returns one: a tensor of two ``int32`` in host memory. The tensor of the handle stays in place::
 
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         handle = tb.tensorflow.placeholder()
@@ -159,7 +159,7 @@ def handle_of(x: Any) -> Any:
     Raises
     ------
     BridgeValueError
-        If ``x`` is nothing that ``external_input`` returned.
+        If ``x`` was not returned by ``external_input``.
 
     Examples
     --------
@@ -203,12 +203,12 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
 
     Notes
     -----
-    What ``take`` returns is memory that nothing else has: it does not change later, and may be written. It is in place
-    where a kernel has computed ``y``, and otherwise a copy: of a variable, a constant or a fed tensor, also behind
-    ``tf.identity`` and the like, and of what other operations of the graph read and have not run yet.
+    ``take`` returns memory that no other tensor has: it does not change later, and you may write to it. The result is
+    in place if a kernel has computed ``y``. Otherwise it is a copy: of a variable, a constant or a fed tensor, also
+    after ``tf.identity`` and the like, and of a tensor that other operations of the graph have yet to read.
 
-    An untaken value of a session is dropped when the session is closed. That of a ``tf.function`` stays untaken, even
-    if the call fails later, and so does one that was built inside ``tf.cond`` and the like.
+    A value of a session that is not taken is dropped when the session is closed. A value of a ``tf.function`` is kept
+    until it is taken, even if the call fails later, and so is a value that was built inside ``tf.cond`` and the like.
 
     Examples
     --------
@@ -268,7 +268,7 @@ def feed(x: Any, *, copy: bool | None = None) -> Feed:
 
 
 def take(fetched: Any, target: Target) -> Any:
-    """Take the tensor of a handle that a run has returned, in memory that nothing else has.
+    """Take the tensor of a handle that a run has returned, in memory that no other tensor has.
 
     Parameters
     ----------
@@ -293,8 +293,8 @@ def take(fetched: Any, target: Target) -> Any:
 
     Notes
     -----
-    Untaken values keep their memory: ``stats()["untaken"]`` counts them. Those of a session are dropped when it is
-    closed and counted as ``reclaimed``, and the next call here warns of them (``ResourceWarning``).
+    Values that are not taken keep their memory: ``stats()["untaken"]`` counts them. Values of a session are dropped
+    when it is closed and counted as ``reclaimed``, and the next call here warns of them (``ResourceWarning``).
 
     Examples
     --------

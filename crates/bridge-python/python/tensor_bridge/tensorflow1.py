@@ -1,7 +1,7 @@
 """TensorFlow 1.15 in this process, without the Python that it was made for.
 
-The package of 1.15 is a wheel for Python 3.7. Its libraries need no Python, so any Python can load them from the folder
-of the unpacked wheel. A frozen graph, or a saved model, then runs on tensors of other frameworks, in place::
+The package of 1.15 is a wheel for Python 3.7. Its libraries do not need Python, so any Python can load them from the
+folder of the unpacked wheel. A frozen graph, or a saved model, then runs on tensors of other frameworks, in place::
 
     tb.tensorflow1.open("tensorflow-1.15.5/tensorflow_core")
     with tb.tensorflow1.Session(
@@ -185,13 +185,14 @@ class Session:
         target : {None, "torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
             The framework of the results. The default is ``"tensorflow1"``.
         copy : bool, optional
-            As for ``convert``, of the fed tensors. The results need none: they are memory that nothing else has.
+            As for ``convert``, of the fed tensors. The results are not copied again: they are memory that no other
+            tensor has.
 
         Returns
         -------
         list of tensor
-            The outputs, in the order of their declaration. They do not change later, and may be written: an output that
-            is a variable, a constant, a fed tensor or a part of these is copied.
+            The outputs, in the order of their declaration. They do not change later, and you may write to them: an
+            output that is a variable, a constant, a fed tensor or a part of these is copied.
 
         Raises
         ------

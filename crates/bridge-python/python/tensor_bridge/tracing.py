@@ -1,6 +1,6 @@
 """Record the transfers of this process.
 
-A trace says what crossed, how, why and how long it took::
+A trace shows each transfer: source, target, in place or copied, why, and how long it took::
 
     with tb.trace() as trace:
         model(tb.to_torch(batch))
@@ -8,7 +8,7 @@ A trace says what crossed, how, why and how long it took::
     trace.save("transfers.json")  # for https://ui.perfetto.dev, or chrome://tracing
 
 ``TENSOR_BRIDGE_TRACE=1`` in the environment records the whole process, and prints the table to its standard error when
-it exits; with a path in the place of the ``1`` it writes the file. ``%p`` in the path stands for the process's number.
+it exits; with a path instead of ``1`` it writes the file. ``%p`` in the path stands for the process's number.
 """
 
 from __future__ import annotations
@@ -293,10 +293,9 @@ class Trace:
 def trace(*, limit: int = LIMIT) -> Trace:
     """Record the transfers of this process while the result is entered.
 
-    Every tensor that crosses by ``convert`` and its sisters, ``copy``, ``save``, ``load``, ``share``, ``open`` and the
-    functions for TensorFlow's graphs is an event, in whatever thread and task. What is recorded and how it is counted
-    is documented by ``tensor_bridge.tracing.Event``. Traces may be nested and may overlap: each has all events of its
-    time.
+    Every tensor of a call of ``convert``, ``to_torch`` and the like, ``copy``, ``save``, ``load``, ``share``, ``open``
+    and the functions for TensorFlow's graphs is an event, in any thread and task. ``tensor_bridge.tracing.Event``
+    documents its fields. Traces may be nested and may overlap: each records all events of its own time.
 
     Where the environment names a profiler's library in ``NVTX_INJECTION64_PATH``, as Nsight Systems does, each call
     that is recorded is also a range of NVTX.
@@ -304,7 +303,7 @@ def trace(*, limit: int = LIMIT) -> Trace:
     Parameters
     ----------
     limit : int, optional
-        The most events to keep. Further ones push out the oldest: ``Trace.dropped`` counts those.
+        The most events to keep. After that the oldest are dropped: ``Trace.dropped`` counts them.
 
     Returns
     -------
