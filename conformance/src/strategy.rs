@@ -96,9 +96,9 @@ impl View {
 /// Where a base buffer begins.
 #[derive(Debug, Clone, Copy)]
 enum Alignment {
-    /// This many bytes behind a multiple of [`Spec::GRAIN`].
+    /// This many bytes after a multiple of [`Spec::GRAIN`].
     Bytes(usize),
-    /// One element behind it.
+    /// One element after it.
     Element,
 }
 

@@ -43,7 +43,7 @@ class Setting:
     back: Call | None
     #: Streams of which the second must wait for the first: at the conversion, and where the view is dropped.
     pairs: list[tuple[int, int]]
-    #: Streams in which one more event is needed: the one behind which memory of unknown reuse waits.
+    #: Streams in which one more event is needed: the one after which memory of unknown reuse waits.
     records: list[int]
     #: The bar for the ratio to the floor.
     floor_bar: float | None

@@ -132,9 +132,9 @@ faults! {
     CopyOutsideStream = "copy_outside_stream", "order", Ordering of Generous -> Common;
     /// The memory between the two halves of a copy is reused before it has been read.
     StagingReusedEarly = "staging_reused_early", "staging", Ordering of Generous -> Common;
-    /// Memory that is returned together is dropped at once, instead of behind the work that uses it.
+    /// Memory that is returned together is dropped at once, instead of after the work that uses it.
     GroupReleasedEarly = "group_released_early", "batch", Ordering of Common -> Generous;
-    /// Memory that is returned together a moment later is not ordered behind its reader.
+    /// Memory that is returned together a moment later is not ordered after its reader.
     FlushNotOrdered = "flush_not_ordered", "batch", Ordering of Generous -> Common;
     /// What is to be called in a moment is never called.
     FlushForgotten = "flush_forgotten", "batch", Ordering of Generous -> Common;

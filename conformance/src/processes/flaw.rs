@@ -73,7 +73,7 @@ impl Flaw {
         FLAWS.iter().find(|planted| planted.name == name).map(|planted| planted.flaw)
     }
 
-    /// Exports the same tensor with the flaw. Its first element lies `offset` bytes behind the start of its memory.
+    /// Exports the same tensor with the flaw. Its first element lies `offset` bytes after the start of its memory.
     pub(super) fn spoil(self, lent: Lent, offset: usize) -> Result<Lent> {
         let (dtype, layout, buffer) = (lent.dtype(), lent.layout().clone(), lent.buffer());
         let (mut data, mut stream) = (lent.data(), buffer.stream());

@@ -31,7 +31,7 @@ impl Piece {
         Ok(Self { data, dtype: DType::UINT8, layout, access: Access::ReadOnly, owner: Owner::Bytes(Arc::new(bytes)) })
     }
 
-    /// Returns a view of shared memory, whose first element lies `at` bytes behind its start. `layout` has no offset.
+    /// Returns a view of shared memory, whose first element lies `at` bytes after its start. `layout` has no offset.
     ///
     /// # Errors
     ///

@@ -267,7 +267,7 @@ impl Remote {
     fn lend(&self, tensor: &RemoteTensor) -> Result<Lent> {
         match &tensor.0.local {
             Some(local) if self.device.kind == DeviceKind::CPU || tensor.0.id == ROOM => self.ipc.export(local),
-            // Each ticket is ordered behind what the other process has submitted until it is opened.
+            // Each ticket is ordered after what the other process has submitted until it is opened.
             _ => match self.line.ask(&Request::Share(tensor.0.id), &[])?.0 {
                 Answer::Made(made) => self.ipc.export(&self.opened(&made)?),
                 other => Err(unexpected(&other)),

@@ -20,7 +20,7 @@ struct Scene<'a, F, T> {
     garbage: Vec<(usize, F)>,
 }
 
-/// The consumer sees each tensor of a batch. In any order of drops and on any thread, memory is reused only behind the
+/// The consumer sees each tensor of a batch. In any order of drops and on any thread, memory is reused only after the
 /// last reader, and all of it is returned, also while another view of the batch lives.
 pub(super) fn batch<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let leased = outstanding();

@@ -42,7 +42,7 @@ pub(super) fn far<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
 /// Two copies that run at once do not disturb each other, whatever memory they go through.
 pub(super) fn staging<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let streams = pair.streams();
-    // From one stream of the source, the second copy would wait for the first: it is exported behind the release.
+    // From one stream of the source, the second copy would wait for the first: it is exported after the release.
     let ways = [
         (streams.from(case.streams.write), streams.to(case.streams.read)),
         (streams.from(case.streams.back), streams.to(case.streams.onward)),

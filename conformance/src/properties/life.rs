@@ -182,7 +182,7 @@ impl<F, T> Machine<'_, F, T> {
             Held::Target(tensor) => self.pair.to.write(tensor, &bytes)?,
         }
         model::scatter(spec, &mut self.buffers[*buffer], &bytes);
-        // Reading on the same side waits for the write: later uses on the other side are not ordered behind it.
+        // Reading on the same side waits for the write: later uses on the other side are not ordered after it.
         self.read(&self.alive[which])
     }
 

@@ -104,12 +104,12 @@ impl<F, T> Scene<'_, F, T> {
     }
 
     /// Returns the number of the stream to use a view in. A copy is memory of the consumer's allocator, which reuses it
-    /// behind the stream that the copy was made in, and behind no other.
+    /// after the stream that the copy was made in, and after no other.
     fn used_in(&self, number: usize) -> usize {
         if self.case.copy == Some(true) { self.case.streams.read } else { number }
     }
 
-    /// Makes a copy late: it reads the tensor behind a delay in the source's current stream.
+    /// Makes a copy late: it reads the tensor after a delay in the source's current stream.
     fn delay_copy(&self) -> Outcome {
         if self.case.copy == Some(true) {
             self.pair.from.delay()?;

@@ -243,7 +243,7 @@ pub static PROPERTIES: &[Property] = &[
     },
     Property {
         name: "release_order",
-        doc: "memory is reused only behind its last reader",
+        doc: "memory is reused only after its last reader",
         weight: 10,
         native: true,
         left_out: no_streams,
@@ -253,7 +253,7 @@ pub static PROPERTIES: &[Property] = &[
             (plain, picks(sides), route)
                 .prop_map(|(case, mut streams, route)| {
                     if case.copy == Some(true) {
-                        // Only the user orders the reuse of the original behind the copy.
+                        // Only the user orders the reuse of the original after the copy.
                         streams.allocate = streams.write;
                     }
                     Case { streams, route, ..case }
@@ -264,7 +264,7 @@ pub static PROPERTIES: &[Property] = &[
     },
     Property {
         name: "batch",
-        doc: "tensors that cross together return their memory, each behind its last reader",
+        doc: "tensors that cross together return their memory, each after its last reader",
         weight: 4,
         native: false,
         left_out: no_streams,

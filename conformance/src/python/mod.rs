@@ -75,7 +75,7 @@ pub(crate) fn tensorflow1(py: Python<'_>) -> PyResult<(String, PathBuf, bool)> {
     Ok((runtime.version().into(), runtime.folder().into(), runtime.has_cuda()))
 }
 
-/// Takes the tensor behind a handle that a run of TensorFlow 1.x returned: only the bridge can do that.
+/// Takes the tensor of a handle that a run of TensorFlow 1.x returned: only the bridge can do that.
 #[pyfunction]
 pub(crate) fn tensorflow1_take(py: Python<'_>, handle: [i32; 2]) -> PyResult<PyTensor<'_>> {
     let taken =

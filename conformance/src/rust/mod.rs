@@ -80,7 +80,8 @@ macro_rules! forward_adapter {
 #[cfg(any(feature = "candle", feature = "ndarray", feature = "ort", feature = "tch"))]
 use forward_adapter;
 
-/// The methods of `Subject` for tensors that are cloned to be shared, in a framework that computes in one stream or none.
+/// The methods of `Subject` for tensors that are cloned to be shared, in a framework that computes in one stream or
+/// none.
 #[cfg(any(feature = "candle", feature = "ndarray", feature = "ort"))]
 macro_rules! in_one_stream {
     ($tensor:ty) => {
@@ -141,7 +142,7 @@ macro_rules! on_the_host {
 #[cfg(any(feature = "candle", feature = "ndarray", feature = "ort"))]
 use on_the_host;
 
-/// Returns how many bytes behind `address` the next one lies that is `align` bytes behind a multiple of
+/// Returns how many bytes after `address` the next one lies that is `align` bytes after a multiple of
 /// [`GRAIN`](crate::Spec::GRAIN).
 #[cfg(any(feature = "candle", feature = "cudarc", feature = "ndarray", feature = "tch"))]
 fn padding(address: usize, align: usize) -> usize {

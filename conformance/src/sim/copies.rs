@@ -19,7 +19,7 @@ pub(super) struct SimCopies {
 struct Staging {
     address: usize,
     len: usize,
-    /// Behind the last copy through it.
+    /// After the last copy through it.
     used: Event,
 }
 
@@ -101,7 +101,7 @@ fn wrapped(view: View) -> View {
     View { strides, ..view }
 }
 
-/// Leaves the elements of the target behind its last whole tile as they are.
+/// Leaves the elements of the target after its last whole tile as they are.
 fn leave_edge(target: &View, bytes: &mut [u8], old: &[u8]) {
     let Some(&length) = target.shape.last() else { return };
     let size = model::itemsize(target.dtype);

@@ -197,7 +197,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Records a point behind all work that is in a stream now.
+    /// Records a point after all work that is in a stream now.
     pub(super) fn record(&self, stream: Stream) -> Result<Event> {
         let mut state = self.lock();
         let index = state.index(stream)?;

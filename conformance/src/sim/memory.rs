@@ -89,11 +89,11 @@ impl Memory {
         let race = races.next().map(|past| {
             let other = if past.access.writes { "write" } else { "read" };
             format!(
-                "a {what} of {bytes:x?} in stream {stream} is not ordered behind a {other} in stream {}",
+                "a {what} of {bytes:x?} in stream {stream} is not ordered after a {other} in stream {}",
                 past.stream
             )
         });
-        // Work that is ordered behind this access is ordered behind those that it covers.
+        // Work that is ordered after this access is ordered after those that it covers.
         let covers = |past: &Past| {
             let within = bytes.start <= past.access.bytes.start && past.access.bytes.end <= bytes.end;
             within && (*writes || !past.access.writes) && clock.has_seen(past.stream, past.tick)

@@ -68,8 +68,9 @@ fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() as u64 == Stream::PER_THREAD.handle()
 }
 
-/// Returns the stream in which others may use the memory of candle. For a device with the per-thread default stream that
-/// is the legacy stream: a tensor may have been written in the stream of another thread, and this one waits for all.
+/// Returns the stream in which others may use the memory of candle. For a device with the per-thread default stream
+/// that is the legacy stream: a tensor may have been written in the stream of another thread, and this one waits for
+/// all.
 fn handle_of(stream: &CudaStream) -> Stream {
     // SAFETY: the stream is that of the device, which keeps it.
     unsafe { Stream::from_handle(stream.cu_stream().addr() as u64) }.on_any_thread()
@@ -99,7 +100,7 @@ impl<T> Slice for CudaSlice<T> {
     }
 }
 
-/// Returns what is known of a storage, behind whose writes its stream waits. `None` for a dtype of less than a byte.
+/// Returns what is known of a storage, whose writes its stream waits for. `None` for a dtype of less than a byte.
 pub(crate) fn origin(storage: &CudaStorage) -> Result<Option<Origin>> {
     let Some((dtype, slice)) = storage::slice(storage) else { return Ok(None) };
     let stream = storage.device.cuda_stream();

@@ -1,8 +1,8 @@
 //! Tensors of candle: out in place, in by one copy.
 //!
-//! [`Candle`] is the adapter, and `candle_core::Tensor` its tensor. A tensor goes out in place, with its strides and its
-//! offset. It comes in as a copy in memory of candle: a `CpuStorage` is a set of vectors, and a vector frees its memory
-//! itself, so that candle cannot keep memory of another owner. [`plan`](bridge_core::plan()) says so:
+//! [`Candle`] is the adapter, and `candle_core::Tensor` its tensor. A tensor goes out in place, with its strides and
+//! its offset. It comes in as a copy in memory of candle: a `CpuStorage` is a set of vectors, and a vector frees its
+//! memory itself, so that candle cannot keep memory of another owner. [`plan`](bridge_core::plan()) says so:
 //! [`Reason::ForeignMemory`](bridge_core::Reason::ForeignMemory).
 //!
 //! ```
@@ -18,10 +18,9 @@
 //! let candle = unsafe { Candle::new() };
 //! let tensor = Tensor::arange(0f32, 6.0, &Device::Cpu).unwrap().reshape((2, 3)).unwrap();
 //!
-//! // SAFETY: the program uses the memory of a tensor on one thread at a time.
-//! let (seen, done) = transfer(&candle, &unsafe { NdArray::new() }, &tensor.t().unwrap(), &ordering, &Options::default())?;
-//! assert_eq!(done.plan, Plan::ZeroCopy);
-//! assert_eq!(seen.to_array::<f32>()?, array![[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]].into_dyn());
+//! // SAFETY: the program uses the memory of a tensor on one thread at a time. let (seen, done) = transfer(&candle,
+//! &unsafe { NdArray::new() }, &tensor.t().unwrap(), &ordering, &Options::default())?; assert_eq!(done.plan,
+//! Plan::ZeroCopy); assert_eq!(seen.to_array::<f32>()?, array![[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]].into_dyn());
 //!
 //! // SAFETY: the program uses the memory of a tensor on one thread at a time.
 //! let (back, done) = transfer(&unsafe { NdArray::new() }, &candle, &seen, &ordering, &Options::default())?;
@@ -33,9 +32,9 @@
 //! # CUDA
 //!
 //! With the feature `cuda`, tensors on CUDA devices go out in place, in the stream of their device. `Candle::with_cuda`
-//! makes an adapter that also takes them in: by one copy on the device, in its stream, into memory that candle allocates.
-//! The reason is the same as on the host: a slice of `cudarc` frees its memory itself. The host waits for neither. Copies
-//! on devices are those of `bridge-copy`: pass its ordering.
+//! makes an adapter that also takes them in: by one copy on the device, in its stream, into memory that candle
+//! allocates. The reason is the same as on the host: a slice of `cudarc` frees its memory itself. The host waits for
+//! neither. Copies on devices are those of `bridge-copy`: pass its ordering.
 //!
 #![cfg_attr(feature = "cuda", doc = "```no_run")]
 #![cfg_attr(not(feature = "cuda"), doc = "```ignore")]
@@ -62,10 +61,10 @@
 //! program starts only where those libraries are. Without the feature a tensor on a device is refused with
 //! [`ErrorKind::Device`]; so is a tensor on Metal in any case.
 //!
-//! Take `Device::new_cuda_with_stream` where you can. `Device::new_cuda` works in the default stream of each thread, and
-//! a tensor may have been written in that of another thread. So the adapter orders others behind the legacy default
-//! stream, which waits for the streams of all threads, and the memory of an exported tensor is kept until the device has
-//! done that work.
+//! Take `Device::new_cuda_with_stream` where you can. `Device::new_cuda` works in the default stream of each thread,
+//! and a tensor may have been written in that of another thread. So the adapter orders others after the legacy default
+//! stream, which waits for the streams of all threads, and the memory of an exported tensor is kept until the device
+//! has done that work.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
@@ -116,15 +115,16 @@ impl Candle {
     ///
     /// - No code writes to it through the one while another thread reads or writes it through the other.
     /// - No reference to its elements is held while other code writes to it: that of a storage guard
-    ///   (`Tensor::storage_and_layout`) sees what [`copy_into`](bridge_core::copy_into) writes, also on one thread. candle
-    ///   lends its write lock to its own operations alone, and a thread that held the guard would wait for itself.
+    ///   (`Tensor::storage_and_layout`) sees what [`copy_into`](bridge_core::copy_into) writes, also on one thread.
+    ///   candle lends its write lock to its own operations alone, and a thread that held the guard would wait for
+    ///   itself.
     /// - No custom operation in place (`candle_core::InplaceOp1` and its like) replaces the storage that it is to write
     ///   to. Those of candle itself write to its elements.
     ///
     /// On a CUDA device the stream of the tensor orders both, and `cudarc` records the uses of candle alone. So:
     ///
-    /// - Another stream (`Tensor::to_device` reads in that of its target) uses a tensor that another framework
-    ///   writes to, or one that came in, only where it waits for the stream of the tensor (`cudarc`'s `CudaStream::join`).
+    /// - Another stream (`Tensor::to_device` reads in that of its target) uses a tensor that another framework writes
+    ///   to, or one that came in, only where it waits for the stream of the tensor (`cudarc`'s `CudaStream::join`).
     pub unsafe fn new() -> Self {
         Self {
             views: Arc::default(),
@@ -133,8 +133,8 @@ impl Candle {
         }
     }
 
-    /// Makes the adapter for a device of candle, on which it also takes tensors in. candle joins tensors in one operation
-    /// only if they were made with the same device: pass that of the model.
+    /// Makes the adapter for a device of candle, on which it also takes tensors in. candle joins tensors in one
+    /// operation only if they were made with the same device: pass that of the model.
     ///
     /// # Safety
     ///

@@ -52,7 +52,7 @@ impl Sides {
         device(&self.place).cuda_stream()
     }
 
-    /// Numbers that candle computes in its stream, behind all work there.
+    /// Numbers that candle computes in its stream, after all work there.
     fn made(&self, value: u8) -> Tensor {
         let zeros = Tensor::zeros(ELEMENTS, Kind::F32, &self.place).unwrap();
         zeros.affine(1.0, value.into()).unwrap()
@@ -66,7 +66,7 @@ impl Sides {
         transfer(&self.cudarc, &self.candle, array, bridge_copy::ordering(), options).unwrap()
     }
 
-    /// Numbers of `cudarc`, behind all work in its stream.
+    /// Numbers of `cudarc`, after all work in its stream.
     fn array(&self, value: u8) -> DeviceArray {
         let slice = self.cudarc.stream().clone_htod(&vec![f32::from(value); ELEMENTS]).unwrap();
         DeviceArray::from_slice(slice, &[ELEMENTS as i64], None, 0).unwrap()

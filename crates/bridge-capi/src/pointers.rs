@@ -9,7 +9,7 @@ pub(crate) fn non_null<T>(pointer: *const T, name: &str) -> Result<()> {
     if pointer.is_null() { Err(refused(format!("{name} is NULL"))) } else { Ok(()) }
 }
 
-/// Borrows the value behind the pointer.
+/// Borrows the value at the pointer.
 ///
 /// # Safety
 ///
@@ -20,7 +20,7 @@ pub(crate) unsafe fn borrow<'a, T>(pointer: *const T, name: &str) -> Result<&'a 
     Ok(unsafe { &*pointer })
 }
 
-/// Borrows the `count` values behind the pointer, which may be null if `count` is 0. Refuses more than memory can hold.
+/// Borrows the `count` values at the pointer, which may be null if `count` is 0. Refuses more than memory can hold.
 ///
 /// # Safety
 ///
@@ -39,7 +39,7 @@ pub(crate) unsafe fn slice<'a, T>(pointer: *const T, count: usize, name: &str) -
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
-/// Borrows the text behind the pointer.
+/// Borrows the text at the pointer.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! The interpreter, for callers that run inside Python: `bridge-interpreter` behind C functions.
+//! The interpreter, for callers that run inside Python: `bridge-interpreter` as C functions.
 
 use crate::external::CExternal;
 use crate::pointers::{borrow, into_raw, non_null, write};

@@ -54,7 +54,7 @@ impl Adapter for Reader {
     }
 
     fn export(&self, _: &Lease) -> Result<Lent> {
-        Err(refused("a view cannot be lent again: lend the tensor that it was made of"))
+        Err(refused("a view cannot be exported again: export the tensor that it was made of"))
     }
 
     fn import(&self, lease: Lease) -> Result<Lease> {
@@ -62,7 +62,7 @@ impl Adapter for Reader {
     }
 
     fn compact(&self, _: &Lease) -> Result<Lease> {
-        Err(refused("a view cannot be lent again: lend the tensor that it was made of"))
+        Err(refused("a view cannot be exported again: export the tensor that it was made of"))
     }
 }
 

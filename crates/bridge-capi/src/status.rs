@@ -13,7 +13,7 @@ pub enum Status {
     Ok = 0,
     /// an argument is invalid
     Argument = 1,
-    /// the object is not a tensor that can be lent
+    /// the object is not a tensor that can be exported
     NotATensor = 2,
     /// the target has no such dtype
     Dtype = 3,

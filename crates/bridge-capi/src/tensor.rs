@@ -1,4 +1,4 @@
-//! Tensors of the caller: lent as they are, and copied by this library in host memory.
+//! Tensors of the caller: exported as they are, and copied by this library in host memory.
 
 use crate::on_device::{in_streams, stream_on};
 use crate::pointers::{borrow, drop_raw, into_raw, non_null, slice, write};
@@ -208,8 +208,8 @@ impl CTensor {
     }
 }
 
-/// The caller's side of a transfer, for one tensor: works in the stream of its owner. It imports nothing, because no
-/// framework stands behind it.
+/// The caller's side of a transfer, for one tensor: works in the stream of its owner. It imports nothing, because it
+/// belongs to no framework.
 pub(crate) struct Caller<'a> {
     stream: Option<Stream>,
     permutation: Option<Permutation>,

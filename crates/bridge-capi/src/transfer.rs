@@ -346,7 +346,7 @@ pub unsafe extern "C" fn tb_transfer(
 
 /// Copies the elements of one tensor into another that exists, of the same dtype, on any two devices and with any
 /// strides. Dimension d of from is taken to be axes[d] before; axes may be NULL. Dimensions of length 1 are repeated,
-/// and so are those that from lacks at the front. The copy runs in the stream of to, behind the work in the stream of
+/// and so are those that from lacks at the front. The copy runs in the stream of to, after the work in the stream of
 /// from, which then waits for the copy. Where to is in host memory, the elements are there when the function returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_copy_into(

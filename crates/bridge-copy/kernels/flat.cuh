@@ -48,7 +48,7 @@ template <typename Item, typename Unit, int EACH> __device__ __forceinline__ voi
         for (u32 j = 0; j < COUNT; ++j) {
             if (begin + j < units) pack[k].units[j] = load<Unit>(p.sides.from + from);
             from += p.dims[0].from;
-            // The next unit is on the next line, or anywhere behind the last line.
+            // The next unit is on the next line, or anywhere after the last line.
             if (j + 1 < COUNT && ++at == p.dims[0].length && p.ndim > 1) {
                 at = 0, from += p.dims[1].from - p.dims[0].length * p.dims[0].from;
                 if (++at_line == p.dims[1].length && p.ndim > 2) {

@@ -29,7 +29,7 @@ use bridge_core::{
 /// - the bytes of both views are mapped and accessible on their devices until the work has run;
 /// - no other work writes those of the source or uses those of the target meanwhile;
 /// - one memory is not passed under two addresses, such as two mappings of the same pages, or as two devices;
-/// - the stream belongs to the device, is alive, and is ordered behind the last work on both.
+/// - the stream belongs to the device, is alive, and is ordered after the last work on both.
 #[derive(Debug, Default)]
 pub struct Copier;
 

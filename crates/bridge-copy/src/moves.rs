@@ -100,7 +100,7 @@ pub(crate) fn allocate(
     let bytes = block.address..block.address + nbytes;
     let allocation =
         Allocation { bytes, device, access: Access::ReadWrite, stream: Some(stream), reuse: Reuse::InStreamOrder };
-    // SAFETY: the driver's pool maps the bytes until the block is dropped and reuses them behind the stream, which
+    // SAFETY: the driver's pool maps the bytes until the block is dropped and reuses them after the stream, which
     // `keep` keeps alive; no other code knows them. Freeing neither blocks nor panics, and needs no GIL.
     Ok(Box::new(unsafe { Memory::new(allocation, (block, keep)) }))
 }
@@ -122,7 +122,7 @@ impl<'a> Block<'a> {
 }
 
 impl Block<'_> {
-    /// Overwrites the memory, behind all work on it.
+    /// Overwrites the memory, after all work on it.
     #[cold]
     fn poison(&self) {
         // SAFETY: the memory is this block's until it is freed, in the same stream. A driver that fails leaves it.
@@ -194,7 +194,7 @@ impl Moves<'_> {
         let wire = wire(from.layout, to.layout)?;
         let packed = Scratch::unless(same(from.layout, &wire), wire.nbytes())?;
         // SAFETY: the caller's promises; the scratch memory has room for all elements and is used here only. The block
-        // is freed in the stream, behind the kernel that reads it.
+        // is freed in the stream, after the kernel that reads it.
         unsafe {
             let source = packed.as_ref().map_or(from.data, |packed| packed.address);
             if packed.is_some() {
@@ -217,7 +217,7 @@ impl Moves<'_> {
             );
             return Err(Error::new(ErrorKind::CopyNeeded, text));
         }
-        // SAFETY: the caller's promises. The block is freed in the stream, behind the copy that reads it.
+        // SAFETY: the caller's promises. The block is freed in the stream, after the copy that reads it.
         unsafe {
             let (source, _block) = self.packed(from, flips, to.layout, stream)?;
             let copied = self.link.copy((from.device, source), (to.device, to.data), to.layout.nbytes(), stream);

@@ -115,7 +115,7 @@ pub trait Adapter {
     fn export(&self, tensor: &Self::Tensor) -> Result<Lent>;
 
     /// Wraps a lease as a tensor that shares its memory and drops the lease with the last view. Core has checked that
-    /// the lease fits [`profile`](Self::profile), and has ordered the current stream behind the owner's.
+    /// the lease fits [`profile`](Self::profile), and has ordered the current stream after the owner's.
     ///
     /// # Errors
     ///

@@ -21,7 +21,7 @@ pub enum Access {
 /// When the owner's allocator may reuse the memory, once the buffer has been dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reuse {
-    /// Only behind the work that [`DeviceBuffer::stream`] holds at the time of the drop. Core drops the buffer at once.
+    /// Only after the work that [`DeviceBuffer::stream`] holds at the time of the drop. Core drops the buffer at once.
     InStreamOrder,
     /// Unknown. Core keeps the buffer until the device has done that work.
     Unknown,
@@ -30,7 +30,7 @@ pub enum Reuse {
 /// Memory on a device, kept alive by a value that owns it.
 ///
 /// A buffer makes four promises: *what* it is (an address and a length in bytes), *where* it is (a device), *when* it
-/// may be touched (behind the work that its stream holds), and *until when* (as long as the value lives; the owner
+/// may be touched (after the work that its stream holds), and *until when* (as long as the value lives; the owner
 /// reuses it in the order of the stream).
 ///
 /// # Safety
@@ -41,12 +41,12 @@ pub enum Reuse {
 ///   mapped until the value is dropped. `len` may be 0, and then `address` means nothing.
 /// - Every method returns the same value throughout the life of the buffer.
 /// - With [`Access::ReadWrite`] the owner tolerates foreign writes in the order of the stream.
-/// - Work put behind everything that [`stream`](Self::stream) holds when the value is made sees the bytes as the
+/// - Work put after everything that [`stream`](Self::stream) holds when the value is made sees the bytes as the
 ///   owner's user last wrote them. `None` means that the bytes are there already, as on the host.
 /// - The stream is not destroyed before the value is dropped.
 /// - Dropping the value is allowed on any thread, with or without Python's GIL, also while the interpreter or the
 ///   driver shuts down, and happens once. It neither blocks on the device nor panics.
-/// - With [`Reuse::InStreamOrder`], the memory is reused only behind the work that `stream` holds when the value is
+/// - With [`Reuse::InStreamOrder`], the memory is reused only after the work that `stream` holds when the value is
 ///   dropped, even where the allocator ties the memory to another stream than the one that it was last written on.
 ///
 /// In return, core drops the value only after it has made the owner's stream wait for every stream on which a view is
@@ -246,7 +246,7 @@ impl Lent {
     ///
     /// Those of [`new`](Self::new).
     pub fn at(data: usize, dtype: DType, layout: Layout, buffer: impl DeviceBuffer + 'static) -> Result<Self> {
-        // Below the buffer this is an offset behind its end, which `new` refuses.
+        // Below the buffer this is an offset after its end, which `new` refuses.
         let offset = data.wrapping_sub(buffer.address());
         Self::new(dtype, layout.at(offset), buffer)
     }

@@ -28,7 +28,7 @@ impl<F, T> Conversion<'_, F, T> {
         Ok((lent, path))
     }
 
-    /// Orders the consumer's stream behind the owner's, and imports the memory.
+    /// Orders the consumer's stream after the owner's, and imports the memory.
     pub(crate) fn import(&self, lent: Lent, copied: bool) -> Result<(T, Streams)> {
         let device = self.landing(&lent);
         let lent = lent.seen_on(device);

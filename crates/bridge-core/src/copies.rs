@@ -43,7 +43,7 @@ pub unsafe trait Copies: Send + Sync {
     /// # Safety
     ///
     /// The bytes of both views stay mapped until the work has run, those of `from` are not written and those of `to`
-    /// not read by other work meanwhile, and `stream`, if there is one, is alive and already ordered behind the last
+    /// not read by other work meanwhile, and `stream`, if there is one, is alive and already ordered after the last
     /// work on both.
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()>;
 
@@ -59,7 +59,7 @@ pub unsafe trait Copies: Send + Sync {
     }
 
     /// Allocates `nbytes` bytes of a device's memory for a target whose own memory cannot be written from outside.
-    /// Work on it must be behind `stream`, and the memory is reused behind it ([`Reuse::InStreamOrder`]). The buffer
+    /// Work on it must be after `stream`, and the memory is reused after it ([`Reuse::InStreamOrder`]). The buffer
     /// holds `keep`, which keeps the stream alive.
     ///
     /// # Errors

@@ -89,7 +89,7 @@ pub fn copied_into_by(source: Device, target: Device) -> CopiedBy {
     shared(source, target).map_or(CopiedBy::Move, CopiedBy::filling)
 }
 
-/// Returns the target behind the copy: a lease keeps memory of unknown reuse until that has run.
+/// Returns the target after the copy: a lease keeps memory of unknown reuse until that has run.
 fn release<T>(target: Lent, to: &dyn Adapter<Tensor = T>, ordering: &Arc<dyn Ordering>) {
     let stream = target.buffer().stream();
     drop(Lease::new(target, stream, false, to.consumer(), Arc::clone(ordering)));

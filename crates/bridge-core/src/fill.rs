@@ -4,7 +4,7 @@ use crate::batch::Batch;
 use crate::{Consumer, DeviceKind, ErrorKind, Lease, Lent, Ordering, Result, Stream, Strided};
 use std::sync::Arc;
 
-/// Orders `reader` behind the owner's stream. Where the reader has no stream and the owner has one, the host waits.
+/// Orders `reader` after the owner's stream. Where the reader has no stream and the owner has one, the host waits.
 /// Returns the two streams where they differ.
 pub(crate) fn behind(
     ordering: &Arc<dyn Ordering>,
@@ -42,7 +42,7 @@ pub(crate) type Filled = std::result::Result<Option<(Stream, Stream)>, Lent>;
 /// # Errors
 ///
 /// Those of [`Ordering::order`] and [`Copies::copy`](crate::Copies::copy). The source is then dropped; if anything was
-/// launched, behind it.
+/// launched, after it.
 pub(crate) fn fill(
     source: Lent,
     target: &Lent,
@@ -81,8 +81,9 @@ pub(crate) fn fill(
     Ok(Ok(ordered))
 }
 
-/// Returns the bits to flip in each element on its way, for the deferred operations of both sides, if flipping bits does
-/// them. An operation that is deferred for the target is its own inverse, so the elements to store have it applied.
+/// Returns the bits to flip in each element on its way, for the deferred operations of both sides, if flipping bits
+/// does them. An operation that is deferred for the target is its own inverse, so the elements to store have it
+/// applied.
 pub(crate) fn flips(source: &Lent, target: &Lent) -> Option<u128> {
     Some(pending(source)? ^ pending(target)?)
 }

@@ -158,7 +158,7 @@ impl Group {
         self.ordering.defer(self.device, stream, Box::new(attempt));
     }
 
-    /// Drops buffers behind whose readers the owner's stream waits.
+    /// Drops buffers for whose readers the owner's stream waits.
     fn give_back(&self, waiting: Vec<Waiting>) {
         let mut retired: Vec<Box<dyn DeviceBuffer>> = Vec::new();
         for Waiting { buffer, reuse } in waiting {

@@ -46,7 +46,7 @@ impl Unordered {
         Self(ManuallyDrop::new(buffer))
     }
 
-    /// Returns the buffer, behind whose readers the owner's stream waits now.
+    /// Returns the buffer. The owner's stream waits for its readers now.
     pub(crate) fn into_ordered(mut self) -> Box<dyn DeviceBuffer> {
         // SAFETY: the box is taken once, because `self` is forgotten right away.
         let buffer = unsafe { ManuallyDrop::take(&mut self.0) };

@@ -25,7 +25,8 @@
 //! | a copy does not overlap the original and fits the target; the owner of a view waits for it | core: [`transfer`] |
 //! | the consumer's stream waits for the owner's | core: [`transfer`], over [`Ordering`] |
 //! | the owner's stream waits for every reader | core: [`Lease`], over [`Ordering`] |
-//! | the memory is not reused before that, whatever its allocator does | the exporting adapter: [`DeviceBuffer::reuse`] |
+//! | the memory is not reused before that, whatever its allocator does | the exporting adapter: [`DeviceBuffer::reuse`]
+//! |
 //! | the last view drops the lease, once, on any thread | the importing adapter |
 //! | panics stop before C | core, in the drop of a [`Lease`]; adapters, in functions that C calls |
 //!
@@ -36,7 +37,7 @@
 //! 1. [`Adapter::export`] lends the tensor. The owner's stream is the stream current in its framework.
 //! 2. Core records the owner's stream in the producer's own [`Views`], because the tensor may itself be a view.
 //! 3. Where a copy is needed, the [`Copies`] of the ordering fill fresh memory ([`Adapter::empty`]) of the consumer, in
-//!    its current stream behind the owner's, and that is the result; or of the producer, and the copy goes on instead
+//!    its current stream after the owner's, and that is the result; or of the producer, and the copy goes on instead
 //!    of the original. Where they cannot, the frameworks copy: see [`transfer`].
 //! 4. Where the consumer's current stream differs, core makes it wait for the work now in the owner's stream.
 //! 5. [`Adapter::import`] wraps the lease.

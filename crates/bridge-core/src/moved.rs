@@ -30,18 +30,18 @@ impl<F, T> Conversion<'_, F, T> {
 
 /// Moves `source` into `target`, memory of another device, by the [`Copies`](crate::Copies) of `ordering`. Both
 /// have the same shape and dtype. `consumer` is that of the framework of `source`. Returns the two streams that were
-/// ordered, and the target; work behind its stream sees the elements.
+/// ordered, and the target; work after its stream sees the elements.
 ///
 /// | from | to | the work is in |
 /// |---|---|---|
 /// | host | device | the stream of the target |
 /// | device | host | the stream of the source, and the host waits |
-/// | device | device | the stream of the source, behind that of the target, which then waits for it |
+/// | device | device | the stream of the source, after that of the target, which then waits for it |
 ///
 /// # Errors
 ///
 /// [`ErrorKind::Device`] without copies, [`ErrorKind::CopyNeeded`] for what they cannot move, and those of
-/// [`Ordering::order_across`] and [`Copies::copy`](crate::Copies::copy). The source is returned behind what was
+/// [`Ordering::order_across`] and [`Copies::copy`](crate::Copies::copy). The source is returned after what was
 /// launched. The target is dropped, or leaked where work on it cannot be ordered.
 pub(crate) fn move_into(
     source: Lent,
@@ -65,20 +65,20 @@ pub(crate) fn move_into(
         ordering.synchronize(source.buffer().device(), writer)?;
     }
     if let Some((owner, reader)) = owner.zip(reader) {
-        // The target's memory is ready behind earlier work in its stream.
+        // The target's memory is ready after earlier work in its stream.
         ordering.order_across((there, reader), (here, owner))?;
     }
     let from = Strided { device: here, data: source.data(), layout: source.layout() };
     let to = Strided { device: there, data: target.data(), layout: target.layout() };
     // SAFETY: both buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams; `Lent::new`
     // has checked that the views stay inside. The stream is the one that the elements are ready in, or the one that
-    // the target's memory is ready in; between devices it was ordered behind the other one above.
+    // the target's memory is ready in; between devices it was ordered after the other one above.
     let copied = unsafe { copies.copy(from, to, flips, owner.or(reader)) };
     let ordered = owner.zip(reader);
     let arrived = ordered.map_or(Ok(()), |(owner, reader)| ordering.order_across((here, owner), (there, reader)));
     let synchronize = || owner.is_none_or(|owner| ordering.synchronize(here, owner).is_ok());
     let settled = arrived.is_ok() || synchronize();
-    // The lease returns the source behind the work that read it, also where part of a failed copy was launched. Memory
+    // The lease returns the source after the work that read it, also where part of a failed copy was launched. Memory
     // without a stream is returned at once.
     if source.buffer().stream().is_some() || !on_device(there) || synchronize() {
         drop(Lease::new(source, owner, false, consumer, Arc::clone(ordering)));

@@ -13,7 +13,7 @@ use crate::{Copies, Device, DeviceBuffer, Error, ErrorKind, Result, Stream};
 ///
 /// Core and the adapters rely on it: where [`order`](Self::order) and [`order_across`](Self::order_across) return no
 /// error, the later work waits; where [`synchronize`](Self::synchronize) returns none, the earlier work has run; and
-/// buffers are dropped behind the work of their stream, or never.
+/// buffers are dropped after the work of their stream, or never.
 pub unsafe trait Ordering: Send + Sync {
     /// Makes all work submitted to `later` from now on wait for all work now in `earlier`.
     ///
@@ -58,8 +58,8 @@ pub unsafe trait Ordering: Send + Sync {
         let _ = (device, stream, attempt);
     }
 
-    /// Returns whether `stream` is being captured into a graph; `None` where that is unknown, which is the default. Only
-    /// with `Some(false)` is memory returned together ([`transfer_all`](crate::transfer_all)).
+    /// Returns whether `stream` is being captured into a graph; `None` where that is unknown, which is the default.
+    /// Only with `Some(false)` is memory returned together ([`transfer_all`](crate::transfer_all)).
     fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
         let _ = (device, stream);
         None

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 /// Memory that a program writes a result to, before it becomes a tensor of a framework. [`output`] makes it.
 ///
-/// Dropping it instead of calling [`finish`](Self::finish) returns the memory, behind the work in [`stream`](Self::stream).
+/// Dropping it instead of calling [`finish`](Self::finish) returns the memory, after the work in
+/// [`stream`](Self::stream).
 pub struct Output<'a, T> {
     to: &'a dyn Adapter<Tensor = T>,
     ordering: &'a Arc<dyn Ordering>,
@@ -23,8 +24,8 @@ crate::debug_fields!(impl[T] Output<'_, T>: lent);
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Dtype`] and [`ErrorKind::Device`] for what the framework does not take, those of its allocator and of the
-/// driver.
+/// [`ErrorKind::Dtype`] and [`ErrorKind::Device`] for what the framework does not take, those of its allocator and of
+/// the driver.
 pub fn output<'a, T>(
     to: &'a dyn Adapter<Tensor = T>,
     ordering: &'a Arc<dyn Ordering>,
@@ -64,7 +65,7 @@ impl<T> Output<'_, T> {
     }
 
     /// Returns the stream to write in; `None` for host memory, which is ready. In another stream the caller orders the
-    /// work behind this one, and this one behind the work.
+    /// work after this one, and this one after the work.
     pub fn stream(&self) -> Option<Stream> {
         self.lent.buffer().stream()
     }

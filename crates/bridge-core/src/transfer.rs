@@ -36,7 +36,7 @@ pub struct Failed {
 }
 
 /// Takes `tensor` from one framework into another: exports it, plans, copies where the plan says so, orders the
-/// consumer's current stream behind the owner's, and imports it.
+/// consumer's current stream after the owner's, and imports it.
 ///
 /// A copy is made by the first of these that can make it:
 ///

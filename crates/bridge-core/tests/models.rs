@@ -71,7 +71,7 @@ fn the_last_two_views_of_a_group_leave_at_once() {
                 batch.work(number, READER);
                 drop::<Option<bridge_core::Lease>>(lease);
                 if left.fetch_sub(1, SeqCst) == 1 {
-                    // Nothing needs the reader behind the last drop.
+                    // Nothing needs the reader after the last drop.
                     batch.model.state().destroyed.push(READER);
                 }
             })

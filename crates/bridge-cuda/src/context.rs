@@ -19,8 +19,8 @@ const POOLED: usize = 64;
 /// The events of a pool that a thread tries first: a cache line of them.
 const OWN: usize = 8;
 
-/// Events that no call uses. No thread waits for another here, and a forked child does not wait for a thread that exists
-/// in its parent only: an event is taken and put back in one step.
+/// Events that no call uses. No thread waits for another here, and a forked child does not wait for a thread that
+/// exists in its parent only: an event is taken and put back in one step.
 struct Pool([AtomicUsize; POOLED]);
 
 thread_local! {
@@ -158,7 +158,7 @@ impl<'a, D: Driver> Entered<'a, D> {
         *self.slot.context.get().expect("`new` has retained it")
     }
 
-    /// Records an event behind all work now in the stream. Pass it to [`recycle`](Self::recycle) afterwards.
+    /// Records an event after all work now in the stream. Pass it to [`recycle`](Self::recycle) afterwards.
     pub fn record(&self, stream: Stream) -> Outcome<Event> {
         let event = self.slot.events.take().map_or_else(|| self.driver.create_event(), Ok)?;
         self.keep_if_ok(event, self.driver.record_event(event, stream))?;

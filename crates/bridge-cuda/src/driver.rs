@@ -93,7 +93,7 @@ pub(crate) trait Driver: Send + Sync + 'static {
     fn create_event(&self) -> Outcome<Event>;
     /// Destroys an event, after it has fired.
     fn destroy_event(&self, event: Event) -> Outcome<()>;
-    /// Records the event behind all work now in the stream.
+    /// Records the event after all work now in the stream.
     fn record_event(&self, event: Event, stream: Stream) -> Outcome<()>;
     /// Makes all work submitted to the stream from now on wait for the event as it is recorded now.
     fn wait_event(&self, stream: Stream, event: Event) -> Outcome<()>;
@@ -202,7 +202,7 @@ pub(crate) trait SharingDriver {
     fn pointer_in_pool(&self, address: usize) -> Outcome<Handle>;
     /// Opens an allocation of another process's pool, readable and writable on the device.
     fn open_in_pool(&self, ordinal: i32, file: &OwnedFd, pointer: &Handle) -> Outcome<usize>;
-    /// Closes it behind the work in a stream.
+    /// Closes it after the work in a stream.
     ///
     /// # Safety
     ///

@@ -83,7 +83,7 @@ pub fn ordering() -> &'static Arc<dyn Ordering> {
 struct Lazy;
 
 #[deny(clippy::missing_trait_methods)]
-// SAFETY: it orders by events of the driver, or returns its error, and drops buffers behind them.
+// SAFETY: it orders by events of the driver, or returns its error, and drops buffers after them.
 unsafe impl Ordering for Lazy {
     fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         cuda()?.order(device, earlier, later)
@@ -184,8 +184,8 @@ pub unsafe fn has_stream(device: Device, stream: Stream) -> Result<bool> {
 }
 
 /// Returns those of `others` that have work pending which new work in `stream` does not wait for. The host waits for up
-/// to two milliseconds where `stream` is busy: the driver does not say what a busy stream waits for, and then nothing is
-/// returned. For [`debug`](bridge_core::poison) alone; nothing is ordered.
+/// to two milliseconds where `stream` is busy: the driver does not say what a busy stream waits for, and then nothing
+/// is returned. For [`debug`](bridge_core::poison) alone; nothing is ordered.
 ///
 /// # Errors
 ///

@@ -45,7 +45,7 @@ pub trait Link: Send + Sync {
     ///
     /// # Safety
     ///
-    /// The range stays mapped until the work has run, and no work behind it reads what was there.
+    /// The range stays mapped until the work has run, and no work after it reads what was there.
     unsafe fn poison(&self, device: Device, address: usize, nbytes: usize, stream: Stream) -> Result<()>;
 
     /// Marks the work that the stream holds now.

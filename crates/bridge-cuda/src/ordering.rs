@@ -58,7 +58,7 @@ impl<D: Driver> CudaOrdering<D> {
     /// would let the owner overwrite bytes that are still read.
     fn retire_buffers(&self, device: Device, stream: Stream, buffers: Buffers) {
         let mark = self.devices.enter(device).ok().and_then(|entered| {
-            // Events fire in the order of their stream, so work behind a pending one is pending.
+            // Events fire in the order of their stream, so work after a pending one is pending.
             entered.mark(stream, || self.reaper.is_behind(&self.devices, device, stream))
         });
         match mark {
@@ -69,7 +69,7 @@ impl<D: Driver> CudaOrdering<D> {
     }
 }
 
-// SAFETY: it orders by events of the driver, or returns its error, and drops buffers behind them.
+// SAFETY: it orders by events of the driver, or returns its error, and drops buffers after them.
 unsafe impl<D: Driver> Ordering for CudaOrdering<D> {
     fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
         if earlier == later {

@@ -39,7 +39,7 @@ struct Counts {
 }
 
 /// The buffers of one stream whose events have not fired, as far as is known. Events fire in the order of their stream,
-/// so the first is polled alone. (A stream with the handle of one that was destroyed waits behind it: later than
+/// so the first is polled alone. (A stream with the handle of one that was destroyed is queued after it: later than
 /// necessary, never too early.)
 struct Line {
     device: Device,
@@ -116,7 +116,7 @@ impl Queue {
 /// Holds retired buffers until their events have fired. Some calls of `retire` drop buffers that are due; a background
 /// thread, started when it is first needed, drops the rest.
 ///
-/// The lines of all streams are polled in turn, so that no finished buffer waits behind an unfinished one of another
+/// The lines of all streams are polled in turn, so that no finished buffer waits for an unfinished one of another
 /// stream.
 pub(crate) struct Reaper {
     counts: Arc<Counts>,

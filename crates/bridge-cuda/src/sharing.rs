@@ -22,8 +22,8 @@ pub enum Way {
     Handle(Handle),
     /// Descriptors of allocations that are mapped side by side, each with its length in bytes: virtual memory.
     Files(Vec<(OwnedFd, usize)>),
-    /// A descriptor of the pool, and the driver's name of the allocation in it: memory of `cuMemAllocAsync`, from a pool
-    /// that was made to be shared.
+    /// A descriptor of the pool, and the driver's name of the allocation in it: memory of `cuMemAllocAsync`, from a
+    /// pool that was made to be shared.
     Pool(OwnedFd, Handle),
 }
 
@@ -34,8 +34,8 @@ pub struct Outlet {
     pub way: Way,
     /// Its addresses here.
     pub range: Range<usize>,
-    /// The driver's number of each allocation, which no other has in this process, also later: one for a handle, one for
-    /// each file, none for a pool. `None` where the driver gives none.
+    /// The driver's number of each allocation, which no other has in this process, also later: one for a handle, one
+    /// for each file, none for a pool. `None` where the driver gives none.
     pub numbers: Option<Vec<u64>>,
 }
 
@@ -87,8 +87,8 @@ impl Signal {
 /// Lends memory of devices to other processes, and opens theirs. Implemented by the driver; the tests of `bridge-ipc`
 /// have another implementation.
 ///
-/// Addresses and lengths are in bytes. Every method may be called on any thread and leaves that thread's current context
-/// unchanged. None waits for the device, but for [`close`](Self::close).
+/// Addresses and lengths are in bytes. Every method may be called on any thread and leaves that thread's current
+/// context unchanged. None waits for the device, but for [`close`](Self::close).
 ///
 /// # Errors
 ///
@@ -110,10 +110,11 @@ pub trait Sharing: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Busy`] as well, where memory that its owner has freed was a part of the same place and is open here.
+    /// [`ErrorKind::Busy`] as well, where memory that its owner has freed was a part of the same place and is open
+    /// here.
     fn open(&self, device: Device, way: &Way) -> Result<Opened>;
 
-    /// Unmaps it: at once, or memory of a pool behind all work now in the stream. The driver wants the latter closed
+    /// Unmaps it: at once, or memory of a pool after all work now in the stream. The driver wants the latter closed
     /// here before its owner frees it. To close memory by a handle, the driver waits for all work of the device.
     ///
     /// # Safety
@@ -127,7 +128,7 @@ pub trait Sharing: Send + Sync {
     /// Opens an event of another process.
     fn open_event(&self, device: Device, handle: &Handle) -> Result<Signal>;
 
-    /// Records the event behind all work now in the stream.
+    /// Records the event after all work now in the stream.
     fn record(&self, device: Device, signal: &Signal, stream: Stream) -> Result<()>;
 
     /// Makes all work submitted to the stream from now on wait for the event as it is recorded now.

@@ -1,4 +1,4 @@
-//! Streams that work is not ordered behind, as far as the driver can tell.
+//! Streams that work is not ordered after, as far as the driver can tell.
 
 use crate::context::{Devices, Entered};
 use crate::driver::Driver;
@@ -130,7 +130,7 @@ mod tests {
             devices.driver().idle(A);
             devices.driver().fail(call, 719);
             let found = devices.unordered(GPU, A, &[B]).unwrap();
-            // Without its flags a stream counts as a blocking one, behind the legacy stream, which is busy.
+            // Without its flags a stream counts as a blocking one, after the legacy stream, which is busy.
             assert_eq!(found, [], "{call}");
         }
     }

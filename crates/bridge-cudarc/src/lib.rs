@@ -1,7 +1,7 @@
 //! Device memory of `cudarc` as tensors, and tensors of any framework as its views and launch arguments.
 //!
-//! [`Cudarc`] is the adapter: one stream of a device, in which the caller works. [`DeviceArray`] is its tensor: elements
-//! of one dtype in any strides on the device, that a `CudaSlice`, the caller or another framework owns.
+//! [`Cudarc`] is the adapter: one stream of a device, in which the caller works. [`DeviceArray`] is its tensor:
+//! elements of one dtype in any strides on the device, that a `CudaSlice`, the caller or another framework owns.
 //!
 //! ```no_run
 //! use bridge_core::{Options, transfer};
@@ -13,12 +13,11 @@
 //! let (producer, consumer) = (context.default_stream(), context.new_stream().unwrap());
 //! let made = DeviceArray::from_slice(producer.clone_htod(&[1.0f32; 12]).unwrap(), &[3, 4], None, 0)?;
 //!
-//! // The consumer's stream waits for the producer's, and the host for nothing.
-//! let (from, to) = (Cudarc::new(producer)?, Cudarc::new(consumer.clone())?);
-//! let (mut tensor, _) = transfer(&from, &to, &made, bridge_cuda::ordering(), &Options::default())?;
-//! let mut writing = tensor.write::<f32>()?;
-//! // SAFETY: the kernel writes to 12 elements.
-//! unsafe { consumer.launch_builder(&kernel).arg(&mut writing.view()).launch(LaunchConfig::for_num_elems(12)) }.unwrap();
+//! // The consumer's stream waits for the producer's, and the host for nothing. let (from, to) =
+//! (Cudarc::new(producer)?, Cudarc::new(consumer.clone())?); let (mut tensor, _) = transfer(&from, &to, &made,
+//! bridge_cuda::ordering(), &Options::default())?; let mut writing = tensor.write::<f32>()?; // SAFETY: the kernel
+//! writes to 12 elements. unsafe { consumer.launch_builder(&kernel).arg(&mut
+//! writing.view()).launch(LaunchConfig::for_num_elems(12)) }.unwrap();
 //! # Ok(())
 //! # }
 //! ```
@@ -28,7 +27,7 @@
 //! The stream of an array holds the last work on it. A [`Reading`] or a [`Writing`] makes that stream wait, when it is
 //! dropped, for the other streams of `cudarc` in which its views were used, by the events of `cudarc`. Where event
 //! tracking is switched off, record those streams with [`Cudarc::record_stream`]. The memory of another framework
-//! returns to it behind that stream when the last [`DeviceArray`] over it is dropped. Neither frees it.
+//! returns to it after that stream when the last [`DeviceArray`] over it is dropped. Neither frees it.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -38,7 +38,7 @@ pub(crate) struct Values<'py> {
     pub(crate) strides: Dims,
 }
 
-/// Returns the word `offset` bytes behind the start of an object.
+/// Returns the word `offset` bytes after the start of an object.
 ///
 /// # Safety
 ///
@@ -89,7 +89,7 @@ impl<'py> Sample<'py> {
         let length = |object: &PyTensor<'py>| object.get_type().getattr("__basicsize__")?.extract::<usize>();
         let (of_array, of_data) = (length(&self.array)?, length(&self.values.data)?);
         let (array, data, values) = (self.array.as_ptr(), self.values.data.as_ptr(), &self.values);
-        // Behind the header: a count and the type.
+        // After the header: a count and the type.
         let search = |object, length, value: usize| {
             // SAFETY: the object is alive and of that length.
             (2 * WORD..length / WORD * WORD).step_by(WORD).find(|at| unsafe { word(object, *at) } == value)

@@ -99,7 +99,7 @@ fn handle(stream: &PyTensor<'_>) -> PyResult<Stream> {
     Ok(unsafe { Stream::from_handle(stream.getattr(intern!(stream.py(), "ptr"))?.extract()?) })
 }
 
-/// Returns the C function behind `get_current_stream`, at a tenth of its cost. Cython names a capsule by the signature.
+/// Returns the C function of `get_current_stream`, at a tenth of its cost. Cython names a capsule by the signature.
 fn stream_of(py: Python<'_>) -> Option<StreamOf> {
     let module = py.import("cupy_backends.cuda.stream").ok()?;
     let table = module.getattr("__pyx_capi__").ok()?.cast_into::<PyDict>().ok()?;

@@ -21,8 +21,8 @@ use std::sync::{Arc, LazyLock};
 /// `__array_interface__`, and DLPack capsules, which an export consumes.
 ///
 /// It makes tensors where the object names a framework that makes them: by `from_dlpack` of its `__array_namespace__`
-/// (array API), as arrays of JAX do. A producer on a CUDA device orders its work before the legacy default stream, which
-/// is the stream of a borrow; memory on a device needs the feature `cuda`.
+/// (array API), as arrays of JAX do. A producer on a CUDA device orders its work before the legacy default stream,
+/// which is the stream of a borrow; memory on a device needs the feature `cuda`.
 pub struct Foreign<'py> {
     /// The object whose framework makes tensors.
     like: PyTensor<'py>,
@@ -30,7 +30,7 @@ pub struct Foreign<'py> {
 
 bridge_core::debug_fields!(impl[] Foreign<'_>);
 
-/// What the protocols can say. What a framework behind them cannot take, it refuses itself.
+/// What the protocols can say. What a framework cannot take, it refuses itself.
 static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
     Profile::export_only("DLPack")
         .with_dtypes(DType::NAMED.iter().map(|(dtype, _)| *dtype).collect())
@@ -38,7 +38,7 @@ static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
         .with_keeps_read_only(false)
 });
 
-/// The frameworks behind the protocols as readers: in the legacy default stream, until `__dlpack__` names another.
+/// The frameworks of the protocols as readers: in the legacy default stream, until `__dlpack__` names another.
 #[derive(Default)]
 pub(crate) struct Reader(Views);
 
@@ -313,7 +313,7 @@ impl<'py> PyAdapter<'py> for Foreign<'py> {
         false
     }
 
-    /// Exports the tensor, and returns its memory behind the work in the stream of the borrow.
+    /// Exports the tensor, and returns its memory after the work in the stream of the borrow.
     fn borrow<'a>(&self, tensor: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
         Borrowed::of(tensor, returned_late(self.export(tensor)?, driver::ordering())?)
     }

@@ -20,7 +20,7 @@ impl Drop for Late {
     }
 }
 
-/// Returns the same tensor, whose memory is returned to its producer behind the work in its stream. Memory without a
+/// Returns the same tensor, whose memory is returned to its producer after the work in its stream. Memory without a
 /// stream is returned at once.
 ///
 /// A kernel may still run when its borrow ends, and a producer that is known by a protocol alone may reuse the memory

@@ -67,7 +67,7 @@ pub(crate) fn in_streams(device: Device) -> bool {
     device.kind == DeviceKind::CUDA
 }
 
-/// Returns points behind all work that is now in these streams, one for each device.
+/// Returns points after all work that is now in these streams, one for each device.
 pub(crate) fn points_behind(streams: &[(Device, Stream)], role: Role) -> Result<Vec<Point>> {
     let mut devices: Vec<Device> = streams.iter().map(|(device, _)| *device).collect();
     devices.sort_unstable_by_key(|device| device.index);
@@ -78,7 +78,7 @@ pub(crate) fn points_behind(streams: &[(Device, Stream)], role: Role) -> Result<
     devices.into_iter().map(|device| point(device, role)).collect()
 }
 
-/// Returns a point behind all work that is now in the stream of a role.
+/// Returns a point after all work that is now in the stream of a role.
 pub(crate) fn point(device: Device, role: Role) -> Result<Point> {
     let lane = lane(device, role)?;
     sharing()?.record(device, &Signal::new(lane.event), lane.stream)?;
@@ -219,7 +219,7 @@ pub(crate) fn lending(device: Device, hull: &Range<usize>) -> Result<Option<Lend
     Ok(Some(Lending { segment, files, range, named }))
 }
 
-/// Memory of another process, mapped into this one. It is unmapped behind the work in the stream for what was opened.
+/// Memory of another process, mapped into this one. It is unmapped after the work in the stream for what was opened.
 #[derive(Debug)]
 pub(crate) struct DeviceMapping {
     device: Device,
@@ -280,7 +280,7 @@ impl Drop for Retired {
             }
             Then::Free(address) => {
                 let Ok(driver) = sharing() else { return };
-                // SAFETY: `allocate_sharable` has returned it. The work on it has run: the ordering drops this behind
+                // SAFETY: `allocate_sharable` has returned it. The work on it has run: the ordering drops this after
                 // that work.
                 unsafe { driver.free_sharable(self.device, *address) };
             }
@@ -364,7 +364,7 @@ fn copies(files: &[Arc<OwnedFd>]) -> Result<Vec<OwnedFd>> {
     })
 }
 
-/// Memory of a device that this process has allocated to share copies. It is freed behind the work in the stream for
+/// Memory of a device that this process has allocated to share copies. It is freed after the work in the stream for
 /// what is lent.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {

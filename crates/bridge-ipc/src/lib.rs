@@ -1,4 +1,4 @@
-//! Tensors of one process in another: tickets, leases, and the memory behind them.
+//! Tensors of one process in another: tickets, leases, and their memory.
 //!
 //! A process puts tensors of any framework into a [`Parcel`] and shares it through its [`Exporter`], for a [`Ticket`]:
 //! a line of text. Another process [`open`]s the ticket, and finds the tensors in place, for any framework of its own.
@@ -25,13 +25,11 @@
 //! let parcel = Parcel::of(&[(&from, &tensor)], Some(Writing::Private), &ordering, &Options::default())?;
 //! let ticket = parcel.share(&exporter, Duration::from_secs(60), None)?.text();
 //!
-//! // Usually in another process.
-//! let opened = open(&ticket.parse::<Ticket>()?)?;
-//! // SAFETY: the program uses the memory of a tensor on one thread at a time.
-//! let (seen, done) = transfer(&Ipc::new(), &unsafe { NdArray::new() }, &opened.tensors[0], &ordering, &Options::default())?;
-//! assert_eq!(done.bytes_copied, 0);
-//! assert_eq!(seen.to_array::<f32>()?, array![[1.0, 2.0], [3.0, 4.0]].into_dyn());
-//! assert_eq!(exporter.held().leases, 1);
+//! // Usually in another process. let opened = open(&ticket.parse::<Ticket>()?)?; // SAFETY: the program uses the
+//! memory of a tensor on one thread at a time. let (seen, done) = transfer(&Ipc::new(), &unsafe { NdArray::new() },
+//! &opened.tensors[0], &ordering, &Options::default())?; assert_eq!(done.bytes_copied, 0);
+//! assert_eq!(seen.to_array::<f32>()?, array![[1.0, 2.0], [3.0, 4.0]].into_dyn()); assert_eq!(exporter.held().leases,
+//! 1);
 //! # drop((seen, opened, exporter));
 //! # let _ = std::fs::remove_dir(folder);
 //! # Ok::<(), bridge_core::Error>(())
@@ -46,7 +44,8 @@
 //! # Who may open
 //!
 //! The socket lies in a folder that this user alone may enter, and a ticket has 128 random bits. The system says which
-//! user is at the other end, and both ends refuse all that are not named ([`process::configure`]). A process that has a ticket sees the tensors of its share, and nothing else of the process.
+//! user is at the other end, and both ends refuse all that are not named ([`process::configure`]). A process that has a
+//! ticket sees the tensors of its share, and nothing else of the process.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

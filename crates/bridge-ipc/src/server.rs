@@ -1,4 +1,4 @@
-//! The thread behind a socket: connections, and what they are answered.
+//! The thread of a socket: connections, and what they are answered.
 
 mod served;
 
@@ -476,8 +476,8 @@ mod tests {
         assert_eq!((server.service.asked, server.service.left, server.ending.len()), (1, 1, 0));
     }
 
-    /// Questions are sent without end, and no answer is read: one answer waits, and no other question is taken. Then all
-    /// are read, and each question has its answer.
+    /// Questions are sent without end, and no answer is read: one answer waits, and no other question is taken. Then
+    /// all are read, and each question has its answer.
     #[test]
     fn a_process_that_does_not_read_is_not_read_either() {
         let (answer, questions) = (100_000, 400);

@@ -185,7 +185,7 @@ impl Adapter for Ipc {
         let (bytes, device, access) = (tensor.layout.hull(tensor.data, None)?, tensor.device, tensor.access);
         let allocation = Allocation { bytes, device, access, stream: tensor.stream, reuse: Reuse::InStreamOrder };
         // SAFETY: a segment or an arena stays mapped, at least this long and for this access, as long as the tensor
-        // keeps it; its file cannot be shortened. It is unmapped on any thread, memory of a device behind the work in
+        // keeps it; its file cannot be shortened. It is unmapped on any thread, memory of a device after the work in
         // its stream, which waits for the writers of other processes. `open` or `empty` has checked that the layout
         // stays inside.
         let memory = unsafe { Memory::new(allocation, Arc::clone(&tensor.owner)) };
@@ -230,7 +230,7 @@ impl Adapter for Ipc {
     }
 }
 
-/// Memory that is about to be shared, and filled with tensors one behind the other.
+/// Memory that is about to be shared, and filled with tensors one after the other.
 pub(crate) struct Arena {
     file: OwnedFd,
     mapping: Mapping,

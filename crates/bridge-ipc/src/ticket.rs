@@ -13,7 +13,7 @@ use subtle::ConstantTimeEq;
 /// The most bytes of a ticket's text.
 pub const MAX_TICKET: usize = 512;
 
-/// The version of tickets and of the messages behind them.
+/// The version of tickets and of messages.
 pub const VERSION: u32 = 2;
 
 /// The most letters of the description in a ticket.

@@ -36,7 +36,7 @@ pub(crate) const MAX_FILES: usize = 253;
 pub(crate) enum Request {
     /// Asks for a lease on a share.
     Open { share: u64, token: Token },
-    /// Gives a lease back, behind these points. There is no answer.
+    /// Gives a lease back, after these points. There is no answer.
     Return {
         lease: u64,
         #[serde(default, skip_serializing_if = "Vec::is_empty")]

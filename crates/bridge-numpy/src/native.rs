@@ -1,7 +1,7 @@
 //! Arrays without Python: the C struct of an array, and two functions of NumPy's C API.
 //!
-//! The struct and the places in the table of functions are public (`ndarraytypes.h`, `__multiarray_api.h`), and the same
-//! in NumPy 1 and 2. They are used only if they agree with Python about a few arrays.
+//! The struct and the places in the table of functions are public (`ndarraytypes.h`, `__multiarray_api.h`), and the
+//! same in NumPy 1 and 2. They are used only if they agree with Python about a few arrays.
 
 use crate::interface::WRITEABLE;
 use bridge_core::Dims;
@@ -13,7 +13,7 @@ use pyo3::types::{IntoPyDict, PySlice, PyType};
 use std::ffi::{c_int, c_void};
 use std::{mem, ptr, slice};
 
-/// What an array says of itself: the struct behind the header of its object (`PyArrayObject_fields`).
+/// What an array says of itself: the struct after the header of its object (`PyArrayObject_fields`).
 #[repr(C)]
 pub(crate) struct Fields {
     data: *const c_void,
@@ -123,7 +123,8 @@ impl Native {
         let module =
             py.import("numpy._core._multiarray_umath").or_else(|_| py.import("numpy.core._multiarray_umath"))?;
         let capsule = module.getattr("_ARRAY_API")?;
-        // SAFETY: the object is alive and the GIL held; the function returns null for any object but a nameless capsule.
+        // SAFETY: the object is alive and the GIL held; the function returns null for any object but a nameless
+        // capsule.
         let table = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), ptr::null()) }.cast::<*mut c_void>();
         if table.is_null() {
             return Err(PyErr::fetch(py));

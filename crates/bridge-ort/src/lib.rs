@@ -1,8 +1,8 @@
 //! Tensors of ONNX Runtime, through the crate `ort`: in and out of sessions and IO bindings, in place.
 //!
-//! [`Ort`] is the adapter. Its tensor is an `Arc<DynTensor>`: `DynTensor` is `ort`'s own type, and a view keeps it by the
-//! `Arc`. The tensor that comes in is an `OrtValue` that keeps the memory itself, by a deleter of ONNX Runtime: so a session,
-//! an IO binding and its outputs may hold it for as long as they like.
+//! [`Ort`] is the adapter. Its tensor is an `Arc<DynTensor>`: `DynTensor` is `ort`'s own type, and a view keeps it by
+//! the `Arc`. The tensor that comes in is an `OrtValue` that keeps the memory itself, by a deleter of ONNX Runtime: so
+//! a session, an IO binding and its outputs may hold it for as long as they like.
 //!
 //! ```no_run
 //! use bridge_core::{HostOnly, Options, Ordering, transfer};
@@ -33,11 +33,12 @@
 //!
 //! # On a CUDA device
 //!
-//! ONNX Runtime shows no stream of its own, so that work of others cannot be ordered with it. It takes one: create a stream,
-//! pass it to the CUDA provider (`ort::ep::CUDA::with_compute_stream`) and to [`Ort::with_compute_stream`]. A tensor that comes
-//! in is then ready in that stream, behind the kernels of its producer, and a tensor that goes out is ready behind the session's.
-//! By default a run also waits for the device at its end; `ort::session::RunOptions::disable_device_sync` removes that wait.
-//! An output on the host, also one in pinned memory, is complete only after a run that waits.
+//! ONNX Runtime shows no stream of its own, so that work of others cannot be ordered with it. It takes one: create a
+//! stream, pass it to the CUDA provider (`ort::ep::CUDA::with_compute_stream`) and to [`Ort::with_compute_stream`]. A
+//! tensor that comes in is then ready in that stream, after the kernels of its producer, and a tensor that goes out is
+//! ready after the session's. By default a run also waits for the device at its end;
+//! `ort::session::RunOptions::disable_device_sync` removes that wait. An output on the host, also one in pinned memory,
+//! is complete only after a run that waits.
 //!
 //! A binding that runs again writes to the same outputs. Drop the views of the last run first: the compute stream then
 //! waits for their readers.
@@ -76,9 +77,9 @@ impl Ort {
     ///
     /// # Safety
     ///
-    /// `ort` reads and writes elements through Rust's references (`try_extract_tensor`), and does not know that they are used
-    /// elsewhere. While a tensor of another framework shares the memory of a tensor of ONNX Runtime, no code writes to it
-    /// through the one while another thread reads or writes it through the other.
+    /// `ort` reads and writes elements through Rust's references (`try_extract_tensor`), and does not know that they
+    /// are used elsewhere. While a tensor of another framework shares the memory of a tensor of ONNX Runtime, no code
+    /// writes to it through the one while another thread reads or writes it through the other.
     pub unsafe fn new() -> Result<Self> {
         Self::with(None)
     }
@@ -87,13 +88,14 @@ impl Ort {
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new), [`ErrorKind::Device`] for a device that is not of CUDA, and [`ErrorKind::Argument`] for
-    /// [`Stream::PER_THREAD`], which is another stream on each thread.
+    /// Those of [`new`](Self::new), [`ErrorKind::Device`] for a device that is not of CUDA, and [`ErrorKind::Argument`]
+    /// for [`Stream::PER_THREAD`], which is another stream on each thread.
     ///
     /// # Safety
     ///
-    /// That of [`new`](Self::new). The stream belongs to the device, and is destroyed only after the adapter and the last
-    /// tensor that crossed by it. Every session whose tensors cross on the device was made with it as its compute stream.
+    /// That of [`new`](Self::new). The stream belongs to the device, and is destroyed only after the adapter and the
+    /// last tensor that crossed by it. Every session whose tensors cross on the device was made with it as its compute
+    /// stream.
     pub unsafe fn with_compute_stream(device: Device, stream: Stream) -> Result<Self> {
         if device.kind != DeviceKind::CUDA {
             let text = format!("{device} has no compute stream: pass a CUDA device, or call Ort::new");
@@ -155,7 +157,7 @@ impl Adapter for Ort {
     }
 
     fn import(&self, lease: Lease) -> Result<Arc<DynTensor>> {
-        // The lease is ordered behind the compute stream of its device.
+        // The lease is ordered after the compute stream of its device.
         self.consumer.current_stream(lease.device())?;
         import::wrap(lease)
     }

@@ -1,5 +1,5 @@
-//! Sessions of ONNX Runtime on a CUDA device, with tensors of `cudarc`. Without a device, or a library that has the CUDA
-//! provider, each test says so and ends.
+//! Sessions of ONNX Runtime on a CUDA device, with tensors of `cudarc`. Without a device, or a library that has the
+//! CUDA provider, each test says so and ends.
 
 mod model;
 
@@ -42,7 +42,8 @@ struct Sides {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// Work of some milliseconds in one stream. Its memory is for that stream alone: `cudarc` orders streams that share any.
+/// Work of some milliseconds in one stream. Its memory is for that stream alone: `cudarc` orders streams that share
+/// any.
 struct Delay {
     stream: Arc<CudaStream>,
     from: CudaSlice<u8>,
@@ -107,7 +108,7 @@ impl Sides {
         whole(self.slice(value))
     }
 
-    /// The producer's copy of numbers, behind all work in its stream. The host does not wait for it.
+    /// The producer's copy of numbers, after all work in its stream. The host does not wait for it.
     fn copied(&self, numbers: &CudaSlice<f32>) -> CudaSlice<f32> {
         let mut copy = self.producer.stream().alloc_zeros::<f32>(ELEMENTS).unwrap();
         self.producer.stream().memcpy_dtod(numbers, &mut copy).unwrap();
@@ -233,7 +234,8 @@ fn a_session_writes_to_a_slice_that_is_bound_as_its_output() {
     assert_eq!((stats().leased - before.leased, stats().leaked), (2 * u64::from(ROUNDS), before.leaked));
 }
 
-/// The compute stream waits for the producer's kernels, and the reader's stream for the session. The host waits for none.
+/// The compute stream waits for the producer's kernels, and the reader's stream for the session. The host waits for
+/// none.
 #[test]
 fn a_session_reads_what_the_producer_writes_last() {
     let Some(mut sides) = Sides::new() else { return };
@@ -386,7 +388,8 @@ fn views_that_start_inside_a_slice_and_tensors_without_elements_cross() {
     assert_eq!((empty.layout().shape(), empty.device()), (&[0, 3][..], GPU));
 }
 
-/// ONNX Runtime allocates on a device for a session only, so copies are in memory of the producer or of the driver's pool.
+/// ONNX Runtime allocates on a device for a session only, so copies are in memory of the producer or of the driver's
+/// pool.
 #[test]
 fn strided_tensors_are_copied_on_the_device_and_tensors_of_the_host_move_there() {
     let Some(mut sides) = Sides::new() else { return };

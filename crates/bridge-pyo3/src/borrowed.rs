@@ -12,8 +12,8 @@ use std::marker::PhantomData;
 /// The reference to the Python object keeps the memory, as long as no code replaces it meanwhile (`t.set_`,
 /// `t.resize_`, `t.data = …`, `a.resize`).
 ///
-/// A kernel in [`stream`](Self::stream) is like an operation of the framework itself: it runs behind the program's
-/// work on the tensor, and the framework's allocator reuses the memory behind it. The kernel may still run when the
+/// A kernel in [`stream`](Self::stream) is like an operation of the framework itself: it runs after the program's
+/// work on the tensor, and the framework's allocator reuses the memory after it. The kernel may still run when the
 /// borrow ends. For work in any other stream the caller orders both ways, and keeps the tensor until that work is done.
 ///
 /// Autograd does not see what a kernel does, so a tensor that requires grad may be borrowed as in kernels of PyTorch's

@@ -23,7 +23,7 @@ const OUT_OF_MEMORY: &[(&str, &str)] = &[
 
 /// Returns the first line of `text`, cut to a length that a message can hold.
 pub fn brief(text: &str) -> String {
-    // PyTorch writes the backtrace of C++ behind the first line.
+    // PyTorch writes the backtrace of C++ after the first line.
     let line = text.lines().next().unwrap_or_default();
     match line.char_indices().nth(QUOTED) {
         Some((end, _)) => format!("{}…", &line[..end]),

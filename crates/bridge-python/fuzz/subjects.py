@@ -143,7 +143,7 @@ def compact(shape: list[int]) -> list[int]:
 
 
 def memory_of(itemsize: int, kind: str) -> tuple[Guarded, np.ndarray]:
-    """Sixty-four elements, with a page behind them that cannot be touched."""
+    """Sixty-four elements, with a page after them that cannot be touched."""
     guarded = reuse_guarded(64 * itemsize)
     view = (ctypes.c_uint8 * (64 * itemsize)).from_address(guarded.address)
     array = np.frombuffer(view, f"{kind}{itemsize}")

@@ -67,7 +67,7 @@ unsafe extern "C" fn fill(object: *mut PyObject, out: *mut CBorrowed) -> c_int {
     -1
 }
 
-/// Fills `out`, all of it but the entries behind `ndim`.
+/// Fills `out`, all of it but the entries after `ndim`.
 ///
 /// # Safety
 ///

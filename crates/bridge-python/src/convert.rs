@@ -28,7 +28,8 @@ takes_keywords! {
     /// BridgeDTypeError
     ///     If the target has no such dtype.
     /// BridgeBufferError
-    ///     If a copy is needed and ``copy=False``; or if the memory is read-only, requires grad, or was consumed before.
+    ///     If a copy is needed and ``copy=False``; or if the memory is read-only, requires grad, or was consumed
+    ///     before.
     /// BridgeValueError
     ///     If a keyword has no such value, or ``x`` is on a device that the target does not have.
     /// BridgeImportError
@@ -36,14 +37,14 @@ takes_keywords! {
     ///
     /// Notes
     /// -----
-    /// On a device, the target's current stream waits for the producer's, and the owner reuses the memory behind the
-    /// target's stream. The host waits only where elements are moved to it. A permutation, an order and a move are one copy
-    /// together, made on the device of ``x``.
+    /// On a device, the target's current stream waits for the producer's, and the owner reuses the memory after the
+    /// target's stream. The host waits only where elements are moved to it. A permutation, an order and a move are one
+    /// copy together, made on the device of ``x``.
     ///
     /// A tensor of TensorFlow is constant, and constants are shared in the whole process: to write to the result, pass
-    /// ``copy=True``. An unversioned capsule does not say whether its memory may be written: NumPy takes it as read-only,
-    /// the other targets as writable. A capsule on a CUDA device does not name the stream that its tensor is written on:
-    /// order that work before the legacy default stream, or pass the tensor itself.
+    /// ``copy=True``. An unversioned capsule does not say whether its memory may be written: NumPy takes it as
+    /// read-only, the other targets as writable. A capsule on a CUDA device does not name the stream that its tensor is
+    /// written on: order that work before the legacy default stream, or pass the tensor itself.
     ///
     /// An error about a tensor of a container names the way to it, and nothing of the container is converted.
     ///
@@ -150,9 +151,9 @@ takes_keywords! {
     ///
     /// Notes
     /// -----
-    /// TensorFlow never writes to ``x``, except by the raw operations ``InplaceUpdate``, ``InplaceAdd`` and ``InplaceSub``.
-    /// Read-only memory stays read-only when it is exported again. While a ``tf.function`` is traced, the result becomes a
-    /// constant of the function: pass it as an argument.
+    /// TensorFlow never writes to ``x``, except by the raw operations ``InplaceUpdate``, ``InplaceAdd`` and
+    /// ``InplaceSub``. Read-only memory stays read-only when it is exported again. While a ``tf.function`` is traced,
+    /// the result becomes a constant of the function: pass it as an argument.
     ///
     /// See Also
     /// --------

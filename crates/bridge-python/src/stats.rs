@@ -31,7 +31,7 @@ pub(crate) fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     counts.set_item("retired", bridge_cuda::retired())?;
     counts.set_item("untaken", bridge_tensorflow::External::untaken())?;
     counts.set_item("reclaimed", bridge_tensorflow::External::reclaimed())?;
-    // Behind the counts, so that the owners of all views that they call released are dropped when this returns.
+    // After the counts, so that the owners of all views that they call released are dropped when this returns.
     bridge_pyo3::drop_deferred();
     Ok(counts.into_any())
 }

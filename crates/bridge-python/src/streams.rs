@@ -41,7 +41,7 @@ use std::sync::Arc;
 /// >>> tb.record_stream(a, stream)
 /// >>> with stream:
 /// ...     doubled = 2 * a
-/// >>> del a  # PyTorch reuses the memory behind stream
+/// >>> del a  # PyTorch reuses the memory after stream
 #[pyfunction]
 pub(crate) fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = view.py();

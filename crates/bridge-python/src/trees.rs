@@ -38,7 +38,7 @@ pub(crate) type Leaf<'py> = (AnyAdapter<'py>, PyTensor<'py>);
 /// A tree of tensors. An object that stands in it twice is one leaf or one container.
 #[derive(Default)]
 pub(crate) struct Tree<'py> {
-    /// Each stands behind those in it, so the root is the last.
+    /// Each comes after those in it, so the root is the last.
     containers: Vec<Container<'py>>,
     leaves: Vec<Leaf<'py>>,
     /// What was met, by address. The objects are kept alive, so that an address means one object.
@@ -186,7 +186,7 @@ impl<'py> Tree<'py> {
                 Some((step.clone(), Node::Container(outer)))
             })
         };
-        // A container stands behind those in it, so this ends at the root.
+        // A container comes after those in it, so this ends at the root.
         while let Some((step, outer)) = step_to(node) {
             lost = lost.in_container(step);
             node = outer;

@@ -97,7 +97,7 @@ def keep(self: Any, x: Any) -> None:
 
 
 def is_shared(x: Any) -> bool:
-    """Return whether the elements of a tensor lie in a file in memory, as those behind tickets do."""
+    """Return whether the elements of a tensor lie in a file in memory, as those of tickets do."""
     address = tb.to_numpy(x).ctypes.data
     with open("/proc/self/maps") as maps:
         for line in maps:

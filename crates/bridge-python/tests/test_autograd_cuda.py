@@ -30,7 +30,7 @@ def late(value: float) -> Any:
 
 
 def late_in_tensorflow(value: float) -> Any:
-    """Return a tensor of TensorFlow behind work of about 24 ms on an H200."""
+    """Return a tensor of TensorFlow after work of about 24 ms on an H200."""
     with tf.device("GPU:0"):
         x = tf.fill([COUNT], tf.constant(1e6, "float64"))
         for _ in range(10):

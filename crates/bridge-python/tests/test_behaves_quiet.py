@@ -30,7 +30,7 @@ ENDINGS = {
     "a memory map": "tb.save(folder + '/x.npy', array); sys.keep = tb.load(folder + '/x.npy', 'torch')",
     "a callback": "weakref.finalize(array, lambda: None); sys.keep = tb.to_torch(array); del array",
     "a conversion at exit": "atexit.register(lambda: tb.to_torch(tb.to_numpy(tensor)).sum())",
-    "a conversion behind the last hook": """
+    "a conversion after the last hook": """
         class Late:
             def __del__(self):
                 # Modules cannot be imported any more, so this may fail, but not end the process.

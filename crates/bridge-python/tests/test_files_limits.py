@@ -72,7 +72,7 @@ def quoted() -> bytes:
 
 
 def into_the_directory() -> bytes:
-    """A member that reaches over the directory behind it."""
+    """A member that reaches over the directory after it."""
     data = archive(("a.npy", npy(np.ones(3))), how=zipfile.ZIP_STORED)
     return directory(data, lambda _, entry: struct.pack_into("<II", entry, 20, len(data) - 40, len(data) - 40))
 

@@ -1,4 +1,4 @@
-"""Moves between the host and CUDA devices, asked for by ``device=``: what arrives, behind what, and what is refused."""
+"""Moves between the host and CUDA devices, asked for by ``device=``: what arrives, after what, and what is refused."""
 
 from __future__ import annotations
 

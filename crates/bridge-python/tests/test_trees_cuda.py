@@ -49,7 +49,7 @@ def test_the_reader_of_a_tree_waits_for_every_writer() -> None:
                 torch.cuda._sleep(2_000_000)
                 tree[str(number)] = [torch.full((LENGTH,), float(value), device="cuda") for _ in range(5)]
         tree["cupy"] = (cupy.full(LENGTH, float(value)), "text")
-        # One current stream at the conversion: it is ordered behind the writers first, as PyTorch's rules demand.
+        # One current stream at the conversion: it is ordered after the writers first, as PyTorch's rules demand.
         for writer in writers:
             torch.cuda.current_stream().wait_stream(writer)
         with reader:

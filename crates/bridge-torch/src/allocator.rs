@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 pub(crate) struct Allocator {
-    /// The C++ function behind `Tensor.record_stream`, where it was found. Elsewhere the method is called, at ten times
+    /// The C++ function of `Tensor.record_stream`, where it was found. Elsewhere the method is called, at ten times
     /// the cost.
     record_stream: Option<RecordStream>,
     /// `torch._C`
@@ -42,7 +42,7 @@ impl Allocator {
         self.record_stream.is_some()
     }
 
-    /// Returns whether this allocator owns the storage, and reuses its memory behind the recorded streams. Storages of
+    /// Returns whether this allocator owns the storage, and reuses its memory after the recorded streams. Storages of
     /// other owners, or of other processes, have another deleter: where that is known, Python is asked once for each.
     /// CUDA must be initialised.
     ///
@@ -81,7 +81,7 @@ impl Allocator {
     }
 
     /// Records that `stream`, which is PyTorch's current one, uses the memory, whatever stream it was allocated on: the
-    /// allocator then reuses the block only behind that stream. The memory must be [the allocator's own](Self::owns).
+    /// allocator then reuses the block only after that stream. The memory must be [the allocator's own](Self::owns).
     pub(crate) fn record_stream(
         &self,
         native: Option<&Native>,

@@ -37,8 +37,8 @@ fn lend_natively(runtime: &Runtime, native: &Native, tensor: &PyTensor<'_>) -> R
         let origin = origin(runtime, tensor, Some(native.deleter(tensor)), storage, device)?;
         Ok((origin, native.hold(tensor)?))
     };
-    // SAFETY: the tensor is alive and unchanged, because the GIL is held. PyTorch keeps DLPack's promises, the origin is
-    // that of this tensor, and its storage, which is held, keeps the memory.
+    // SAFETY: the tensor is alive and unchanged, because the GIL is held. PyTorch keeps DLPack's promises, the origin
+    // is that of this tensor, and its storage, which is held, keeps the memory.
     let lent = unsafe { lend_borrowed(&described, Access::ReadWrite, |device, _| origin(device)) }?;
     Ok(lent.with_pending(native.pending(tensor)))
 }
@@ -86,7 +86,7 @@ pub(crate) fn locate(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Option<
 /// Returns what a capsule of the tensor does not say: its stream, and when its memory is reused.
 ///
 /// The storage is kept alive besides the tensor, because operations such as `module.half()` or `t.data = …` replace the
-/// tensor's storage. On a CUDA device, `record_stream` makes the caching allocator reuse the memory behind the current
+/// tensor's storage. On a CUDA device, `record_stream` makes the caching allocator reuse the memory after the current
 /// stream, whatever stream it was allocated on. That works for the allocator's own memory only. The reuse of other
 /// memory is unknown, views of this adapter included: another framework may have views of the same memory.
 ///
@@ -183,7 +183,8 @@ pub(crate) fn refusal(tensor: &PyTensor<'_>, error: PyErr) -> Error {
     Error::new(kind, text).caused_by(error)
 }
 
-/// Makes the error of a dtype that the installed version has and does not export, as 2.9 has float8; or keeps the error.
+/// Makes the error of a dtype that the installed version has and does not export, as 2.9 has float8; or keeps the
+/// error.
 #[cold]
 fn without_counterpart(runtime: &Runtime, tensor: &PyTensor<'_>, error: Error) -> Error {
     let dtype = tensor.getattr("dtype").map_or_else(|_| "?".into(), |dtype| brief_str(&dtype));

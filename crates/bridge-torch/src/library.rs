@@ -25,7 +25,7 @@ pub(crate) unsafe fn function<F: Copy>(library: &str, name: &str) -> Option<F> {
 pub(crate) const SEARCHED: usize = 64;
 pub(crate) const WORD: usize = size_of::<usize>();
 
-/// Returns the word `offset` bytes behind `start`.
+/// Returns the word `offset` bytes after `start`.
 ///
 /// # Safety
 ///
@@ -35,7 +35,7 @@ pub(crate) unsafe fn word(start: usize, offset: usize) -> usize {
     unsafe { ptr::with_exposed_provenance::<usize>(start + offset).read() }
 }
 
-/// Returns the offsets, behind the header of an object, of the first `length` bytes at `start` that hold `value`.
+/// Returns the offsets, after the header of an object, of the first `length` bytes at `start` that hold `value`.
 ///
 /// # Safety
 ///
@@ -51,10 +51,10 @@ pub(crate) unsafe fn search(start: usize, length: usize, value: usize) -> Option
 ///
 /// The storage at `storage` is alive.
 pub(crate) unsafe fn deleter_offset(storage: usize, memory: usize) -> Option<usize> {
-    // SAFETY: a storage is longer than what is searched, and the words behind the address are inside it.
+    // SAFETY: a storage is longer than what is searched, and the words after the address are inside it.
     unsafe {
         let address = search(storage, SEARCHED - 2 * WORD, memory)?;
-        // Behind the address: the value that the deleter takes, which for memory of PyTorch's is the address again, and
+        // After the address: the value that the deleter takes, which for memory of PyTorch's is the address again, and
         // the deleter, in the order of the C++ library.
         let rest = [address + WORD, address + 2 * WORD];
         let [first, second] = rest.map(|offset| word(storage, offset) == memory);

@@ -142,7 +142,7 @@ impl Native {
 
     fn agrees(&self, sample: &Sample<'_>) -> bool {
         let object = sample.tensor.as_ptr().expose_provenance();
-        // SAFETY: the object is a tensor, whose header ends behind the offset, and its implementation is alive.
+        // SAFETY: the object is a tensor, whose header ends after the offset, and its implementation is alive.
         unsafe {
             word(object, self.offsets.tensor) == sample.implementation
                 && word(sample.implementation, self.offsets.storage) == sample.storage

@@ -14,7 +14,7 @@ fn dlpack() -> DLPack {
 
 fn elements(tensor: &Tensor) -> impl Iterator<Item = *mut i32> {
     let first: *mut i32 = with_exposed_provenance_mut(tensor.data());
-    // SAFETY: the tensor has so many elements of int32, one behind the other.
+    // SAFETY: the tensor has so many elements of int32, one after the other.
     (0..tensor.layout().numel()).map(move |i| unsafe { first.add(i) })
 }
 

@@ -1,8 +1,8 @@
 //! A Python extension module in Rust: one function, which every framework can call with its own tensors.
 //!
-//! `scaled.scale(x, factor)` takes a float32 vector of PyTorch, CuPy, NumPy, TensorFlow or JAX, with any stride, and returns
-//! `x * factor` as a tensor of the same framework, on the same device. On a CUDA device a kernel computes it in the
-//! framework's current stream: nothing is copied, and the host waits for nothing.
+//! `scaled.scale(x, factor)` takes a float32 vector of PyTorch, CuPy, NumPy, TensorFlow or JAX, with any stride, and
+//! returns `x * factor` as a tensor of the same framework, on the same device. On a CUDA device a kernel computes it in
+//! the framework's current stream: nothing is copied, and the host waits for nothing.
 
 use pyo3::prelude::*;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -58,8 +58,8 @@ fn scaled_by<'py>(x: &Tensor<'py>, factor: f32) -> Result<PyTensor<'py>> {
         // The result's stream is the current one of the same framework.
         (Some(stream), Some(_)) => {
             let launch = Launch { kernel: 0, blocks: count.div_ceil(THREADS), threads: THREADS, shared: 0 };
-            // SAFETY: the parameter is the kernel's. It reads and writes so many elements of the borrow and of the result,
-            // in the stream that both are used in: their memory is reused behind it.
+            // SAFETY: the parameter is the kernel's. It reads and writes so many elements of the borrow and of the
+            // result, in the stream that both are used in: their memory is reused after it.
             unsafe { KERNELS.launch(vector.device(), stream, launch, &call) }?;
         }
         _ => {

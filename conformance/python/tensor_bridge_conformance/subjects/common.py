@@ -32,7 +32,7 @@ def row_major(shape: list[int]) -> list[int]:
 
 
 def placed(allocate: Callable[[int], Any], address: Callable[[Any], int], nbytes: int, align: int) -> Any:
-    """Allocate a base buffer that begins ``align`` bytes behind a multiple of ``GRAIN``.
+    """Allocate a base buffer that begins ``align`` bytes after a multiple of ``GRAIN``.
 
     It allocates no more than that takes, because allocators reuse a block for a request of the same size.
     """

@@ -42,7 +42,7 @@ INPUT, OUTPUT, WITNESS = "TensorBridgeInput", "TensorBridgeOutput", "Conformance
 #: Without an entry that has no gate, ``Copy`` returns its input (``debug_ops_spec``).
 UNGATED = b"DebugIdentity;file:///dev/null;0"
 
-#: The graphs of a dtype: the operations behind a placeholder, each on the output of the one before. All but the first
+#: The graphs of a dtype: the operations of a placeholder, each on the output of the one before. All but the first
 #: take the handle of a tensor, and those that end in an output return one.
 GRAPHS = {
     "make": [OUTPUT],

@@ -30,7 +30,7 @@ pub(super) enum Task {
 }
 
 impl Task {
-    /// Returns the operations behind a placeholder, each on the output of the one before, and how many of each. All but
+    /// Returns the operations of a placeholder, each on the output of the one before, and how many of each. All but
     /// `Make` take the handle of a tensor, and those that end in an output return one.
     fn operations(self) -> &'static [(&'static CStr, usize)] {
         match self {
@@ -121,7 +121,7 @@ impl Graphs {
     }
 }
 
-/// Returns the tensor behind a fetched handle.
+/// Returns the tensor of a fetched handle.
 pub(super) fn taken(handle: &[u8]) -> Result<Arc<External>> {
     let (numbers, _) = handle.as_chunks();
     let [low, high] = numbers else { return Err(Error::new(ErrorKind::Framework, "no handle was fetched")) };

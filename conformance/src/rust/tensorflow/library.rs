@@ -55,7 +55,7 @@ impl Drop for Buffer {
     }
 }
 
-/// `TF_OpKernelContext` of the run, behind the kernel.
+/// `TF_OpKernelContext` of the run, after the kernel.
 type Compute = unsafe extern "C" fn(Raw, Raw);
 
 macro_rules! functions {
@@ -185,8 +185,8 @@ impl Library {
     /// Registers [`WITNESS`] for both kinds of devices.
     fn register(&self, compute: Compute) -> Result<()> {
         let call = &self.call;
-        // SAFETY: the names are C strings, the builders are ours until they are registered, and the kernel is a function
-        // of this library, which is never unloaded.
+        // SAFETY: the names are C strings, the builders are ours until they are registered, and the kernel is a
+        // function of this library, which is never unloaded.
         unsafe {
             let builder = (call.TF_NewOpDefinitionBuilder)(WITNESS.as_ptr());
             (call.TF_OpDefinitionBuilderAddInput)(builder, c"x: T".as_ptr());

@@ -167,7 +167,7 @@ def _feed(operations: Operations, x: Any, copy: int) -> Owned:
 
 
 def take(fetched: Any) -> Taken:
-    """Return the tensor behind a handle that a run returned, for any framework to use.
+    """Return the tensor of a handle that a run returned, for any framework to use.
 
     Nothing else has its memory, unless it is the tensor of eager execution itself: see ``external_output``.
 

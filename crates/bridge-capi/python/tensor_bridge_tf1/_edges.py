@@ -175,7 +175,7 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
     -----
     What ``take`` returns of a run is memory that nothing else has: it does not change later, and may be written. It is
     in place where a kernel has computed ``y``, and otherwise a copy: of a variable, a constant or a fed tensor, also
-    behind ``tf.identity`` and the like, and of what other operations of the graph read and have not run yet. In eager
+    after ``tf.identity`` and the like, and of what other operations of the graph read and have not run yet. In eager
     execution it is the memory of ``y`` itself.
 
     Examples

@@ -59,7 +59,7 @@ def _torch(x: Any) -> Any:
 
 
 def _refuse(x: Any) -> None:
-    """Refuse tensors of PyTorch that cannot be lent, with advice."""
+    """Refuse tensors of PyTorch that cannot be exported, with advice."""
     if _torch(x) is None:
         return
     if x.requires_grad:

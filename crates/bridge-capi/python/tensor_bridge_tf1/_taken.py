@@ -70,7 +70,7 @@ class Taken:
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             raise of_kind("device", f"the tensor is on {self.device}: move it with the consumer's framework")
         if copy:
-            raise of_kind("argument", "the tensor is lent in place: copy it with the consumer's framework")
+            raise of_kind("argument", "the tensor is shared in place: copy it with the consumer's framework")
         if stream is not None and (stream < -1 or (stream == 0 and self._info.device.kind == CUDA)):
             raise of_kind("argument", f"stream {stream} is invalid: 1 is CUDA's legacy default stream")
         capsule = ctypes.c_void_p()
@@ -123,7 +123,7 @@ class Taken:
             library().view_used(self._use(), stream)
 
     def _use(self) -> Owned:
-        """Return the view behind the interface, which is dropped with this object."""
+        """Return the view of the interface, which is dropped with this object."""
         if self._used is None:
             used = Owned("view_drop")
             library().external_view(self._external, LEGACY, used.out)

@@ -148,7 +148,7 @@ def _text(ticket: Any) -> bytes:
 class Shared:
     """A tensor of another process, on a CUDA device, as ``open`` returns it. ``feed`` and ``share`` take it.
 
-    Reads wait for the pending work of that process on it. Its memory is returned behind the work of this process.
+    Reads wait for the pending work of that process on it. Its memory is returned after the work of this process.
 
     Attributes
     ----------

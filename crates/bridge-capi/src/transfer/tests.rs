@@ -42,7 +42,7 @@ impl Drop for Block {
     }
 }
 
-// SAFETY: it orders by events of the driver, or returns its error, and drops buffers behind them.
+// SAFETY: it orders by events of the driver, or returns its error, and drops buffers after them.
 unsafe impl Ordering for Recorded {
     fn order(&self, _: Device, earlier: Stream, later: Stream) -> Result<()> {
         self.call(Ordered(earlier, later));

@@ -96,7 +96,7 @@ impl Case {
     }
 }
 
-/// Strides of a view whose dimensions are laid out in this order, the fastest first, each with a gap behind it.
+/// Strides of a view whose dimensions are laid out in this order, the fastest first, each with a gap after it.
 fn strides(lengths: &[i64], order: &[usize], gaps: &[i64], signs: &[bool]) -> Vec<i64> {
     let mut strides = vec![0; lengths.len()];
     let mut step = 1;

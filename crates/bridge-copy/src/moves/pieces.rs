@@ -12,7 +12,7 @@ use std::ptr;
 use std::sync::{Mutex, PoisonError};
 use std::thread::Builder;
 
-/// The figures of moves, measured on an H200 behind 16 cores.
+/// The figures of moves, measured on an H200 host with 16 cores.
 pub(crate) const CUTS: Cuts = Cuts {
     // Half the threads fill the link, but fresh memory needs all: the system clears each page at its first use.
     down: Cut { share: 4 << 20, threads: 16, buffers: 24, shortest: 512 << 10, longest: 2 << 20 },

@@ -62,7 +62,7 @@ impl Pool {
         Ok(staging)
     }
 
-    /// Takes a buffer back. Where the pool is full, frees it behind its last copy.
+    /// Takes a buffer back. Where the pool is full, frees it after its last copy.
     fn give(&self, link: &dyn Link, mut buffer: Buffer) {
         let (device, address) = (buffer.device, buffer.address);
         {
@@ -109,8 +109,8 @@ impl Staging<'_> {
     ///
     /// # Safety
     ///
-    /// The device's range stays mapped until the copy has run, `nbytes` is at most a buffer's length, and the buffer is free:
-    /// [`wait`](Self::wait) has returned since its last copy.
+    /// The device's range stays mapped until the copy has run, `nbytes` is at most a buffer's length, and the buffer is
+    /// free: [`wait`](Self::wait) has returned since its last copy.
     pub unsafe fn fill(&mut self, address: usize, nbytes: usize, stream: Stream) -> Result<()> {
         let Buffer { device, address: start, .. } = *self.buffer();
         // SAFETY: the caller's promises; the buffer is pinned and lives until its mark is reached, or for ever.

@@ -155,7 +155,7 @@ impl Link for Sim {
     unsafe fn free(&self, _: Device, address: usize, _: Stream) -> Result<()> {
         let mut state = self.state();
         let memory = state.memory.remove(&address).expect("memory is freed once");
-        // Freed in stream order: overwritten behind the work that uses it.
+        // Freed in stream order: overwritten after the work that uses it.
         Self::submit(&mut state, Box::new(move || drop(memory)));
         Ok(())
     }

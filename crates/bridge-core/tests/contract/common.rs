@@ -57,7 +57,7 @@ pub enum Copied {
     Well,
     /// The copy returns this error.
     Fails(ErrorKind),
-    /// The copy succeeds, and every call of the ordering behind it fails.
+    /// The copy succeeds, and every call of the ordering after it fails.
     BreaksTheOrdering,
 }
 

@@ -91,7 +91,7 @@ fn on_a_device_the_consumer_copies_what_it_can_take_in_place() {
     let (copy, told) = cross(&recorder, &from, &to, &Item::Own(paper), &COPY).expect("it crosses");
     assert!(matches!(copy, Item::Own(Paper { address: 0x20000, access: Access::ReadWrite, .. })));
     assert_eq!((told.bytes_copied, told.ordered), (24, Some((OWNER, READER))));
-    // The copied view is returned behind the consumer's stream.
+    // The copied view is returned after the consumer's stream.
     assert_eq!(taken(&recorder.log), [Ordered(OWNER, READER), Ordered(READER, OWNER), Dropped]);
 
     let paper = Paper { strides: vec![1, 2], ..Paper::new(&recorder.log) };

@@ -1,4 +1,4 @@
-//! Copies by the ordering's own kernels: in whose memory, in which stream, behind what, and what follows an error.
+//! Copies by the ordering's own kernels: in whose memory, in which stream, after what, and what follows an error.
 
 use crate::common::Event::{Copied as Launched, Dropped, Ordered, Retired, Synchronized};
 use crate::common::{Copied, Event, Item, Log, OWNER, Office, Paper, READER, Recorder, taken};
@@ -194,7 +194,7 @@ fn an_error_at_any_step_returns_the_source() {
     for kind in [ErrorKind::Driver, ErrorKind::Layout, ErrorKind::Device, ErrorKind::OutOfMemory] {
         let (crossed, events) = Scene::new(Copied::Fails(kind)).cross();
         assert_eq!(crossed.err().expect("the copy fails").kind(), kind);
-        // Part of it may be launched, so the source is returned behind it.
+        // Part of it may be launched, so the source is returned after it.
         let filled = launched(FRESH, Some(READER));
         assert_eq!(events, [Ordered(OWNER, READER), filled, Ordered(READER, OWNER), Dropped]);
     }

@@ -1,4 +1,4 @@
-//! Moves to another device: in whose memory, in which stream, behind what, and what follows an error.
+//! Moves to another device: in whose memory, in which stream, after what, and what follows an error.
 
 use crate::common::Event::{Dropped, Moved, Ordered, OrderedAcross, Retired, Synchronized};
 use crate::common::{ALLOCATED, Copied, Event, GPU, Item, Log, OWNER, Office, Paper, READER, Recorder, taken};

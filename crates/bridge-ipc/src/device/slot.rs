@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Places for memory, by what the driver calls it. The driver opens most memory only once at a time, so that there is one
-/// place for it, in which one thread at a time opens or closes.
+/// Places for memory, by what the driver calls it. The driver opens most memory only once at a time, so that there is
+/// one place for it, in which one thread at a time opens or closes.
 #[derive(Debug)]
 pub(super) struct Slots(Mutex<BTreeMap<Vec<u8>, Arc<Slot>>>);
 
@@ -24,7 +24,7 @@ pub(super) struct Slot(Mutex<Inside>);
 #[derive(Debug, Default)]
 struct Inside {
     opened: Option<(Name, Device, Opened)>,
-    /// Mappings, and those that end behind the work on them.
+    /// Mappings, and those that end after the work on them.
     uses: usize,
 }
 
@@ -47,7 +47,7 @@ impl Slots {
     /// Begins a use of memory: what the driver calls it, its name, and its device. `open` opens it unless it is open.
     /// Returns its place and its addresses.
     ///
-    /// Memory that its owner has freed, behind the work on it here, may still be open. The driver opens no other in its
+    /// Memory that its owner has freed, after the work on it here, may still be open. The driver opens no other in its
     /// place before it is closed: `open` fails with [`ErrorKind::Busy`], or the memory in this place has another name.
     pub(super) fn enter(
         &self,

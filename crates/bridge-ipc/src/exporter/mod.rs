@@ -1,4 +1,4 @@
-//! The process that shares: its socket, and the thread behind it.
+//! The process that shares: its socket, and the thread that serves it.
 
 mod book;
 mod folder;

@@ -119,7 +119,7 @@ impl Share {
         }
     }
 
-    /// Gives a lease back behind these points, without waiting.
+    /// Gives a lease back after these points, without waiting.
     pub(super) fn give_back(&self, lease: u64, points: Vec<Point>) {
         self.connection.line.say(&Request::Return { lease, points });
     }

@@ -131,7 +131,7 @@ impl Drop for Import {
         devices.dedup();
         // The other process may write to the memory again once it has the lease back, and free it.
         self.segments.clear();
-        // Behind the readers here, and where memory of a pool was closed. A driver that fails has lost the work of this
+        // After the readers here, and where memory of a pool was closed. A driver that fails has lost the work of this
         // process anyway.
         let points = devices.into_iter().filter_map(|device| device::point(device, Role::Opens).ok()).collect();
         self.share.give_back(self.lease, points);

@@ -1,4 +1,4 @@
-//! The shares behind what a connection has put: each ends once no name stands for it, and no late answer can say that
+//! The shares of what a connection has put: each ends once no name stands for it, and no late answer can say that
 //! one does.
 
 use super::wire::Answer;

@@ -107,7 +107,7 @@ fn an_ended_share_stays_with_its_readers() {
     let tensor = open(&ticket).unwrap().tensors.remove(0);
     exporter.end(&ticket).unwrap();
     assert_eq!(open(&ticket).err().unwrap().kind(), ErrorKind::Gone);
-    // The answer came behind any notice about the share.
+    // The answer came after any notice about the share.
     tensor.check().unwrap();
     assert_eq!(exporter.held().shares, 1);
     drop(tensor);

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def span(tensor: Any) -> tuple[int, int]:
-    """Return the addresses of the first byte and behind the last one."""
+    """Return the addresses of the first byte and after the last one."""
     begin = tensor.data_ptr()
     if not tensor.numel():
         return begin, begin

@@ -1,9 +1,9 @@
 //! Looks for races, for `tensor_bridge.debug`.
 //!
 //! While it is on, the exports of conversions are wrapped in an [`Owner`]. At the export it asks the driver for streams
-//! with work that the export is not ordered behind. When the memory is given back it asks for streams of the consumer
-//! that its owner does not wait for, and overwrites the memory if it has no other owner. Off, that costs nothing besides
-//! the flag that traces have as well.
+//! with work that the export is not ordered after. When the memory is given back it asks for streams of the consumer
+//! that its owner does not wait for, and overwrites the memory if it has no other owner. Off, that costs nothing
+//! besides the flag that traces have as well.
 
 mod last;
 mod streams;
@@ -140,7 +140,7 @@ fn overwrite(hold: (Hold, Option<Keep>), bytes: Range<usize>, device: Device, st
         }
         (DeviceKind::CUDA, Some(stream)) => {
             let Ok(link) = bridge_cuda::link() else { return };
-            // SAFETY: the memory is the hold's, which has the only reference. It is dropped below, behind this work in
+            // SAFETY: the memory is the hold's, which has the only reference. It is dropped below, after this work in
             // the order of its allocator or after the device has done it.
             let filled = unsafe { link.poison(device, bytes.start, bytes.len(), stream) };
             if filled.is_ok() && reuse == Reuse::Unknown {

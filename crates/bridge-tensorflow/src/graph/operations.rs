@@ -103,7 +103,7 @@ impl<const ON_GPU: bool> Kernel for Keep<ON_GPU> {
         let recorded = external::record_fetched(handle(call, 1)?, fetched(call, stream::<ON_GPU>(call)?)?);
         recorded
             .then_some(())
-            .ok_or_else(|| argument("this handle stands for another untaken tensor: take that one first"))
+            .ok_or_else(|| argument("this handle already has a tensor that was not taken: take that one first"))
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &Tensor) -> Result<Lent> {
     let pending = pending(tensor).map_err(raised)?;
     // SAFETY: libtorch has checked the view against the storage, which is held and whose memory never moves. It is
     // deleted on any thread. The stream is libtorch's current one, whose streams are never destroyed; the allocator
-    // reuses its own blocks behind a stream that was recorded.
+    // reuses its own blocks after a stream that was recorded.
     let memory = unsafe { Memory::new(allocation, libtorch.hold(tensor)?) };
     Ok(Lent::at(data, dtype, layout, memory)?.with_pending(pending))
 }
@@ -73,7 +73,7 @@ fn dims<'a>(libtorch: &Libtorch, which: Read<*mut i64>, tensor: &'a Tensor) -> R
 }
 
 /// Returns the stream of the memory, and when it is reused. On a CUDA device the stream is recorded: the caching
-/// allocator then reuses the memory behind it, whatever stream it was allocated on.
+/// allocator then reuses the memory after it, whatever stream it was allocated on.
 fn origin(runtime: &Runtime, tensor: &Tensor, device: Device) -> Result<(Option<Stream>, Reuse)> {
     if device.kind != DeviceKind::CUDA {
         return Ok((None, Reuse::InStreamOrder));

@@ -43,7 +43,7 @@ impl Allocator {
     }
 
     /// Records that `stream`, which is libtorch's current one of the device, uses the tensor's memory, whatever stream
-    /// it was allocated on: the allocator then reuses the block only behind that stream. Returns `false`, and does
+    /// it was allocated on: the allocator then reuses the block only after that stream. Returns `false`, and does
     /// nothing, for memory of another owner, or where the owner is unknown.
     pub(crate) fn record_stream(&self, tensor: &Tensor, device: Device, stream: Stream) -> bool {
         let Some((known, by_value)) = self.known.as_ref().zip(StreamByValue::of(device, stream)) else { return false };
