@@ -544,9 +544,9 @@ enum tb_status tb_transfer(const struct tb_tensor *tensor,
 
 /*
  Copies the elements of one tensor into another that exists, of the same dtype, on any two devices and with any
- strides. Dimension d of from is taken to be axes[d] before; axes may be NULL. Dimensions of length 1 are repeated, and
- so are those that from lacks at the front. The copy runs in the stream of to, after the work in the stream of from,
- which then waits for the copy. Where to is in host memory, the elements are there when the function returns.
+ strides. Dimension d of from is taken to be axes[d] before; axes may be NULL. Dimensions of length 1 are repeated,
+ and so are those that from lacks at the front. The copy runs in the stream of to, after the work in the stream of
+ from, which then waits for the copy. Where to is in host memory, the elements are there when the function returns.
  */
 enum tb_status tb_copy_into(const struct tb_tensor *from,
                             const struct tb_tensor *to,
