@@ -11,6 +11,7 @@ import importlib
 import inspect
 import re
 import sys
+import textwrap
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +27,7 @@ SOURCES = [
     *sorted((CRATES / "bridge-python/src").glob("*.rs")),
     CRATES / "bridge-tensorflow/src/graph/python.rs",
 ]
+OPTIONS = CRATES / "bridge-python/src/options.rs"
 KEYWORDS = CRATES / "bridge-python/src/docs/keywords.txt"
 PACKAGE = CRATES / "bridge-python/python/tensor_bridge"
 
@@ -41,6 +43,11 @@ SIGNATURE = re.compile(r"signature = (\(.*\))\)\]")
 NAME = re.compile(r'name = "(\w+)"')
 IMPL = re.compile(r"^impl(?:<.*?>)? (\w+)", re.M)
 
+#: Functions with the keywords of conversions, and the keywords in the macro that defines them.
+WITH_KEYWORDS = re.compile(r"^takes_keywords! \{\n(.*?)^\}", re.M | re.S)
+HEAD = re.compile(r"^fn (\w+)\(([\w, ]+); keywords\)", re.M)
+DEFAULTS = re.compile(r"signature = \(\s*\$\(\$argument,\)\+ (\*,.*?)\s*\)\)\]")
+
 
 class Item(NamedTuple):
     """What the sources say of one item. ``owner`` is the class of a method, or empty."""
@@ -54,7 +61,7 @@ class Item(NamedTuple):
 def items() -> Iterator[Item]:
     """Yield the documented items under the names that Python has for them."""
     for file in SOURCES:
-        source = file.read_text()
+        source = written_out(file.read_text())
         classes: dict[str, str] = {}
         for found in ITEM.finditer(source):
             indentation, comment, attributes, name = found.groups()
@@ -70,6 +77,13 @@ def items() -> Iterator[Item]:
             if not indentation:
                 classes[name] = seen
             yield Item(classes.get(owner, owner), seen, text, signature and signature[1])
+
+
+def written_out(source: str) -> str:
+    """Return a source with the functions of ``takes_keywords!`` as the macro defines them."""
+    (defaults,) = DEFAULTS.findall(OPTIONS.read_text())
+    head = rf"#[pyfunction]\n#[pyo3(signature = (\2, {defaults}))]\nfn \1("
+    return WITH_KEYWORDS.sub(lambda block: HEAD.sub(head, textwrap.dedent(block[1])), source)
 
 
 class RustDocstrings(griffe.Extension):

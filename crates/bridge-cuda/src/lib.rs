@@ -35,6 +35,7 @@ mod memory;
 mod models;
 mod ordering;
 mod pointer;
+mod queue;
 mod reaper;
 mod sharing;
 mod soon;

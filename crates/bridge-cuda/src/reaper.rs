@@ -2,14 +2,15 @@
 
 use crate::context::Devices;
 use crate::driver::{Driver, Event, RELAXED};
-use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, rest, thread};
+use crate::queue::Queue;
+use crate::sync::{AtomicUsize, rest, thread};
 use bridge_core::{Device, DeviceBuffer, Stream};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{Ordering::Acquire, Ordering::Release};
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// Pauses of the thread between two polls of the events: the first after a success, and the longest.
@@ -59,12 +60,6 @@ struct State {
     lines: Vec<Line>,
     /// Calls of `retire` that found buffers waiting.
     turns: usize,
-    /// Whether the reaper has been dropped.
-    closed: bool,
-    /// Whether the thread runs.
-    thread: bool,
-    /// Whether the thread waits for a buffer.
-    sleeps: bool,
 }
 
 impl State {
@@ -101,18 +96,6 @@ impl State {
     }
 }
 
-#[derive(Default)]
-struct Queue {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// Holds retired buffers until their events have fired. Some calls of `retire` drop buffers that are due; a background
 /// thread, started when it is first needed, drops the rest.
 ///
@@ -120,7 +103,7 @@ impl Queue {
 /// stream.
 pub(crate) struct Reaper {
     counts: Arc<Counts>,
-    queue: Arc<Queue>,
+    queue: Arc<Queue<State>>,
     spawn: Spawn,
 }
 
@@ -147,15 +130,14 @@ impl Reaper {
 
     /// Returns whether a buffer still waits for this stream, as far as is known. May first drop buffers that are due.
     pub fn is_behind<D: Driver>(&self, devices: &Devices<D>, device: Device, stream: Stream) -> bool {
-        let (due, behind) = {
-            let state = &mut *self.queue.lock();
+        let (due, behind) = self.queue.with(|state| {
             if state.lines.is_empty() {
-                return false;
+                return (Vec::new(), false);
             }
             state.turns += 1;
             let due = if state.turns % TURNS == 1 { state.finished_here(devices) } else { Vec::new() };
             (due, state.lines.iter().any(|line| line.is_of(device, stream)))
-        };
+        });
         // Not under the lock: this runs foreign code.
         due.into_iter().for_each(Retired::give_back);
         behind
@@ -171,20 +153,11 @@ impl Reaper {
         buffers: Buffers,
     ) {
         let retired = Retired::new(device, event, buffers, Arc::clone(&self.counts));
-        let wake = {
-            let state = &mut *self.queue.lock();
-            // If the thread cannot be started, the next `retire` tries again.
-            if !state.thread {
-                let (devices, queue) = (Arc::clone(devices), Arc::clone(&self.queue));
-                state.thread = (self.spawn)(Box::new(move || run(&devices, &queue)));
-            }
-            state.push(stream, retired);
-            mem::take(&mut state.sleeps)
+        let start = || {
+            let (devices, queue) = (Arc::clone(devices), Arc::clone(&self.queue));
+            (self.spawn)(Box::new(move || run(&devices, &queue)))
         };
-        // Each notification is a call into the kernel.
-        if wake {
-            self.queue.changed.notify_one();
-        }
+        self.queue.add(start, |state, _| state.push(stream, retired));
     }
 
     /// Never drops the buffers, and counts them.
@@ -196,8 +169,7 @@ impl Reaper {
 
 impl Drop for Reaper {
     fn drop(&mut self) {
-        self.queue.lock().closed = true;
-        self.queue.changed.notify_one();
+        self.queue.close();
     }
 }
 
@@ -252,22 +224,12 @@ impl Drop for Retired {
 }
 
 /// Polls the events until the reaper has been dropped and no buffer is left.
-fn run<D: Driver>(devices: &Devices<D>, queue: &Queue) {
+fn run<D: Driver>(devices: &Devices<D>, queue: &Queue<State>) {
     // A query would invalidate captures of other threads, too. If this fails, so does every query.
     let _ = devices.driver().exchange_capture_mode(RELAXED);
     let mut pause = PAUSES.0;
-    loop {
-        let mut state = queue.lock();
-        while state.lines.is_empty() {
-            if state.closed {
-                return;
-            }
-            state.sleeps = true;
-            state = queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        state.sleeps = false;
-        let due = state.finished(devices, usize::MAX);
-        drop(state);
+    let is_empty = |state: &State| state.lines.is_empty();
+    while let Some(due) = queue.wait(is_empty, |state| state.finished(devices, usize::MAX)) {
         pause = if due.is_empty() { PAUSES.1.min(pause * 2) } else { PAUSES.0 };
         due.into_iter().for_each(Retired::give_back);
         rest(pause);

@@ -2,39 +2,19 @@
 
 use crate::context::Devices;
 use crate::driver::{Driver, RELAXED};
-use crate::sync::{Condvar, Mutex, MutexGuard, rest, thread};
+use crate::queue::Queue;
+use crate::sync::{rest, thread};
 use bridge_core::Flush;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a flush waits: long enough for the drop of a tree of tensors, short enough that no allocator notices.
 const MOMENT: Duration = Duration::from_millis(1);
 
-#[derive(Default)]
-struct State {
-    flushes: Vec<Flush>,
-    /// Whether the thread runs.
-    thread: bool,
-    /// Whether the owner of the queue has been dropped.
-    closed: bool,
-}
-
-#[derive(Default)]
-struct Queue {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// The flushes that will be called soon, on a thread that starts with the first.
 pub(crate) struct Soon {
-    queue: Arc<Queue>,
+    queue: Arc<Queue<Vec<Flush>>>,
     moment: Duration,
 }
 
@@ -47,44 +27,36 @@ impl Default for Soon {
 impl Soon {
     /// Calls `flush` in about a millisecond, or now where no thread can be started.
     pub fn add<D: Driver>(&self, devices: &Arc<Devices<D>>, flush: Flush) {
-        let mut state = self.queue.lock();
-        if !state.thread {
+        let start = || {
             let (devices, queue, moment) = (Arc::clone(devices), Arc::clone(&self.queue), self.moment);
             let thread = thread::Builder::new().name("tensor-bridge-soon".into());
-            state.thread = thread.spawn(move || run(&devices, &queue, moment)).is_ok();
-        }
-        if !state.thread {
-            drop(state);
-            return flush();
-        }
-        state.flushes.push(flush);
-        drop(state);
-        self.queue.changed.notify_one();
+            thread.spawn(move || run(&devices, &queue, moment)).is_ok()
+        };
+        let left = self.queue.add(start, |flushes, runs| {
+            if runs {
+                flushes.push(flush);
+                return None;
+            }
+            Some(flush)
+        });
+        // Not under the lock: this runs foreign code.
+        left.into_iter().for_each(|flush| flush());
     }
 }
 
 impl Drop for Soon {
     fn drop(&mut self) {
-        self.queue.lock().closed = true;
-        self.queue.changed.notify_one();
+        self.queue.close();
     }
 }
 
 /// Calls the flushes until the queue has been closed and is empty.
-fn run<D: Driver>(devices: &Devices<D>, queue: &Queue, moment: Duration) {
+fn run<D: Driver>(devices: &Devices<D>, queue: &Queue<Vec<Flush>>, moment: Duration) {
     // A flush may query a stream, which would invalidate captures of other threads. If this fails, so does the query.
     let _ = devices.driver().exchange_capture_mode(RELAXED);
-    loop {
-        let mut state = queue.lock();
-        while state.flushes.is_empty() {
-            if state.closed {
-                return;
-            }
-            state = queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(state);
+    while queue.wait(Vec::is_empty, |_| ()).is_some() {
         rest(moment);
-        let due = std::mem::take(&mut queue.lock().flushes);
+        let due = queue.with(std::mem::take);
         for flush in due {
             // Foreign code: its panic must not prevent the other calls.
             let _ = catch_unwind(AssertUnwindSafe(flush));

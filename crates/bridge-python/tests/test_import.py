@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import graphlib
 import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -58,3 +61,17 @@ def test_everything_that_is_named_is_there() -> None:
     assert set(tb.__all__) <= set(dir(tb))
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = tb.nonsense  # type: ignore[attr-defined]
+
+
+def test_the_modules_import_one_another_without_a_circle() -> None:
+    """Also where they do at their first use, and for types. Modules import nothing of the package itself."""
+    folder = Path(tb.__file__).parent
+
+    def imported(file: Path) -> set[str]:
+        named = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+        own = [node for node in named if node.level == 1]
+        return {name for node in own for name in ([node.module] if node.module else [a.name for a in node.names])}
+
+    imports = {file.stem: imported(file) for file in folder.glob("*.py") if file.stem not in ("__init__", "__main__")}
+    assert len(imports) > 20
+    list(graphlib.TopologicalSorter(imports).static_order())

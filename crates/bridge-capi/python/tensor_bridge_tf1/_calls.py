@@ -6,6 +6,7 @@ from typing import Any, Dict
 
 from ._graph import Operations
 from ._library import COUNTS, Counts, library
+from ._operations import shown
 from .errors import BridgeError, of_kind
 
 
@@ -58,11 +59,6 @@ def ready() -> Operations:
 
 def no_handle(object: Any, advice: str) -> BridgeError:
     return argument(f"{shown(object)} is not a handle: {advice}")
-
-
-def shown(object: Any) -> str:
-    """Describe an object in an error, whatever its size."""
-    return f"an object of type {type(object).__name__}"
 
 
 def argument(text: str) -> BridgeError:

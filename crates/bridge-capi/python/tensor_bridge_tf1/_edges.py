@@ -5,10 +5,11 @@ from typing import Any, Optional
 
 import numpy as np
 
-from . import _sources
-from ._calls import argument, no_handle, ready, shown
-from ._graph import INPUT, OUTPUT, Operations
+from . import _operations, _sources
+from ._calls import argument, no_handle, ready
+from ._graph import Operations
 from ._library import Info, library
+from ._operations import INPUT, OUTPUT, shown, typed
 from ._snapshots import settled
 from .errors import of_kind
 
@@ -86,14 +87,7 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
     """
     operations = ready()
     tf = operations.tf
-    try:
-        dtype = tf.as_dtype(dtype)
-    except (TypeError, ValueError) as error:
-        raise of_kind("dtype", f"{shown(dtype)} is not a dtype of TensorFlow") from error
-    try:
-        shape = tf.TensorShape(shape)
-    except (TypeError, ValueError) as error:
-        raise argument(f"{shown(shape)} is not a shape: {str(error):.200}") from error
+    dtype, shape = typed(tf, dtype, shape)
     if tf.executing_eagerly():
         made = operations.execute(
             INPUT, name, _place(operations, handle), _eager_handle(tf, handle), T=dtype.as_datatype_enum
@@ -142,13 +136,7 @@ def handle_of(x: Any) -> Any:
     >>> tb.handle_of(x).dtype
     tf.int32
     """
-    # Read from the graph: TensorFlow takes a tensor with an attribute ``handle`` for a variable.
-    operation: Any = getattr(x, "op", None)
-    if getattr(operation, "type", None) == "EnsureShape":
-        operation = operation.inputs[0].op
-    if getattr(operation, "type", None) != INPUT:
-        raise argument(f"{shown(x)} is not an external_input of a graph, and has no handle")
-    return operation.inputs[0]
+    return _operations.handle_of(x)
 
 
 def external_output(y: Any, *, name: str = "external_output") -> Any:

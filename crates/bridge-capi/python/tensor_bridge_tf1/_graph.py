@@ -5,11 +5,10 @@ import threading
 from typing import Any, Dict, Optional
 
 from ._library import library
+from ._operations import INPUT, OUTPUT
 from .errors import of_kind
 
 SUPPORTED = "supported is TensorFlow 1.15 (pip install tensorflow==1.15.5, for Python 3.6 and 3.7)"
-
-INPUT, OUTPUT = "TensorBridgeInput", "TensorBridgeOutput"
 
 #: Returns TensorFlow's stream and the driver's number of the GPU that it runs on, or -1.
 DEVICE = "TensorBridgeDevice"

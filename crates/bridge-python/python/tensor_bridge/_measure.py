@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from . import _core, _probe
+from . import _core
 from ._frameworks import ALL, Side
 from ._frameworks.numpy import aligned
+from ._report import told
 
 #: Shapes of the tensors of float32: 1 MiB to hand on, and 64 MiB to copy.
 HANDED, COPIED = (512, 512), (4096, 4096)
@@ -125,7 +126,7 @@ def bench(seconds: str) -> dict[str, Any]:
         try:
             modules[name] = importlib.import_module(name)
         except BaseException as error:
-            broken[name] = _probe.told(error)
+            broken[name] = told(error)
     pairs = list(_pairs(modules))
     tables = {name: _rows(kind, pairs, float(seconds) / len(KINDS)) for name, kind in KINDS.items()}
     versions = {name: str(getattr(module, "__version__", "unknown")) for name, module in modules.items()}

@@ -9,7 +9,7 @@ from . import _core
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .tracing import Event
+    from ._events import Event
 
 
 def timeline(events: Sequence[Event], names: Mapping[int, str], dropped: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from . import _core
 from ._frameworks import ALL
+from ._report import told
 from .errors import BridgeError
 
 
@@ -127,11 +128,6 @@ _PROBES: dict[str, Callable[..., dict[str, Any]]] = {
     "driver": driver,
     "tensorflow1": tensorflow1,
 }
-
-
-def told(error: BaseException) -> str:
-    """Return an error in one line."""
-    return f"{type(error).__name__}: {error!s:.1000}".rstrip(": ")
 
 
 def _tensors(name: str, module: Any) -> Iterator[tuple[str, Callable[[], Any]]]:

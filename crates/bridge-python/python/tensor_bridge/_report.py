@@ -255,3 +255,8 @@ def aligned(rows: list[list[str]], numbers: int = 0) -> list[str]:
         return "  ".join(padded).rstrip()
 
     return [line(rows[0]), "  ".join("-" * width for width in widths), *map(line, rows[1:])]
+
+
+def told(error: BaseException) -> str:
+    """Return an error in one line."""
+    return f"{type(error).__name__}: {error!s:.1000}".rstrip(": ")

@@ -25,9 +25,12 @@ from .processes import open
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from types import TracebackType
+    from typing import TypeVar
 
     from ._core import Target
     from .processes import Writing
+
+    _Result = TypeVar("_Result")
 
 __all__ = ["Client", "Names", "connect", "serve"]
 
@@ -244,8 +247,7 @@ class Client:
         -----
         A cancelled call ends only when it is done, so that it cannot follow a later one: its version may be stored.
         """
-        version: int = await _whole(self.put, name, x, keep=keep, writing=writing)
-        return version
+        return await _in_thread(self.put, name, x, keep=keep, writing=writing, whole=True)
 
     async def get_async(
         self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None
@@ -267,9 +269,7 @@ class Client:
         BridgeError
             As for ``get``.
         """
-        import asyncio
-
-        return await asyncio.to_thread(self.get, name, target, version=version, copy=copy)
+        return await _in_thread(self.get, name, target, version=version, copy=copy)
 
     async def get_versioned_async(
         self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None
@@ -291,9 +291,7 @@ class Client:
         BridgeError
             As for ``get``.
         """
-        import asyncio
-
-        return await asyncio.to_thread(self.get_versioned, name, target, version=version, copy=copy)
+        return await _in_thread(self.get_versioned, name, target, version=version, copy=copy)
 
     async def list_async(self) -> dict[str, tuple[int, str]]:
         """Return all names, without blocking the event loop.
@@ -303,9 +301,7 @@ class Client:
         dict of str to (int, str)
             As of ``list``.
         """
-        import asyncio
-
-        return await asyncio.to_thread(self.list)
+        return await _in_thread(self.list)
 
     async def remove_async(self, name: str) -> None:
         """Remove a name, without blocking the event loop.
@@ -320,7 +316,7 @@ class Client:
         BridgeConnectionError
             As for ``remove``.
         """
-        await _whole(self.remove, name)
+        await _in_thread(self.remove, name, whole=True)
 
     async def watch_async(self, name: str, *, after: int = 0, timeout: float | None = None) -> AsyncIterator[int]:
         """Wait for the versions of a name, without blocking the event loop.
@@ -398,11 +394,13 @@ class Names(Client):
         return self
 
 
-async def _whole(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """Call a function in a thread, and let no cancellation end the wait before the function returns."""
+async def _in_thread(function: Callable[..., _Result], *args: Any, whole: bool = False, **keywords: Any) -> _Result:
+    """Call a function in a thread. ``whole`` says that no cancellation ends the wait before the function returns."""
     import asyncio
 
     call = asyncio.ensure_future(asyncio.to_thread(function, *args, **keywords))
+    if not whole:
+        return await call
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core
+from . import _core, _operations
+from ._operations import INPUT, OUTPUT, shown, typed
 from ._snapshots import settled
 from .errors import BridgeError, of_kind
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from ._core import Target
 
 __all__ = ["Feed", "external_input", "external_output", "feed", "handle_of", "placeholder", "take"]
-
-_INPUT, _OUTPUT = "TensorBridgeInput", "TensorBridgeOutput"
 
 
 class Feed(np.ndarray):
@@ -130,16 +129,9 @@ def external_input(dtype: Any, shape: Any, handle: Any = None, *, name: str = "e
             raise _misplaced("inside a tf.function pass the handle: external_input(dtype, shape, handle)")
         handle = placeholder()
     if getattr(handle, "dtype", None) != tf.int32:
-        raise of_kind("argument", f"{_shown(handle)} is not a handle: pass a tensor with what feed returned: two int32")
-    try:
-        dtype = tf.as_dtype(dtype)
-    except (TypeError, ValueError) as error:
-        raise of_kind("dtype", f"{_shown(dtype)} is not a dtype of TensorFlow") from error
-    try:
-        shape = tf.TensorShape(shape)
-    except (TypeError, ValueError) as error:
-        raise of_kind("argument", f"{_shown(shape)} is not a shape: {str(error):.200}") from error
-    made = _apply(_INPUT, name, handle=handle, T=dtype, place=-1)
+        raise of_kind("argument", f"{shown(handle)} is not a handle: pass a tensor with what feed returned: two int32")
+    dtype, shape = typed(tf, dtype, shape)
+    made = _apply(INPUT, name, handle=handle, T=dtype, place=-1)
     return tf.ensure_shape(made, shape, name=f"{name}_shape")
 
 
@@ -170,13 +162,7 @@ def handle_of(x: Any) -> Any:
     ...     session.run(2 * x, {tb.tensorflow.handle_of(x): tb.tensorflow.feed(np.ones(3))})
     array([2., 2., 2.])
     """
-    # Read from the graph: TensorFlow treats a tensor with an attribute ``handle`` as a variable.
-    operation: Any = getattr(x, "op", None)
-    if getattr(operation, "type", None) == "EnsureShape":
-        operation = operation.inputs[0].op
-    if getattr(operation, "type", None) != _INPUT:
-        raise of_kind("argument", f"{_shown(x)} is not an external_input of a graph, and has no handle")
-    return operation.inputs[0]
+    return _operations.handle_of(x)
 
 
 def external_output(y: Any, *, name: str = "external_output") -> Any:
@@ -225,12 +211,12 @@ def external_output(y: Any, *, name: str = "external_output") -> Any:
     if tf.executing_eagerly():
         raise _misplaced("convert an eager tensor as it is, with tensor_bridge.convert")
     if not isinstance(y, tf.Tensor | tf.Variable):
-        text = f"{_shown(y)} is not a tensor of a graph: call tf.convert_to_tensor first"
+        text = f"{shown(y)} is not a tensor of a graph: call tf.convert_to_tensor first"
         raise of_kind("not_a_tensor", text)
     y = settled(tf, tf.convert_to_tensor(y))
     # A tf.function may be destroyed right after its call.
     outlived = int(tf.compat.v1.get_default_graph().building_function)
-    return _apply(_OUTPUT, name, x=y, outlived=outlived)
+    return _apply(OUTPUT, name, x=y, outlived=outlived)
 
 
 def feed(x: Any, *, copy: bool | None = None) -> Feed:
@@ -313,7 +299,7 @@ def take(fetched: Any, target: Target) -> Any:
     except (TypeError, ValueError, NotImplementedError):
         numbers = np.empty(0)
     if numbers.shape != (2,) or numbers.dtype != np.int32:
-        raise of_kind("argument", f"{_shown(fetched)} is not a handle: pass what a run returned for external_output")
+        raise of_kind("argument", f"{shown(fetched)} is not a handle: pass what a run returned for external_output")
     return _core.tensorflow_take([int(number) for number in numbers], target)
 
 
@@ -340,8 +326,3 @@ def _apply(operation: str, name: str, **arguments: Any) -> Any:
 
 def _misplaced(advice: str) -> BridgeError:
     return of_kind("argument", f"this is for graphs: {advice}")
-
-
-def _shown(object: Any) -> str:
-    """Describe an object of any size in an error."""
-    return f"an object of type {type(object).__name__}"

@@ -1,0 +1,1 @@
+../../../bridge-python/python/tensor_bridge/_operations.py
