@@ -36,6 +36,7 @@ fn steps(python: &Path) -> Vec<Step> {
         ),
         ("models of views and groups", Ok(models(&["-p", "tensor-bridge-core", "--test", "models"]))),
         ("models of retired memory", Ok(models(&["-p", "tensor-bridge-cuda", "--lib", "models::"]))),
+        ("models of connections", Ok(models(&["-p", "tensor-bridge-ipc", "--lib", "models::"]))),
         ("public API", api::ready().and_then(|()| itself(&["api".as_ref(), "--check".as_ref()]))),
         ("mutants of core", mutants()),
         ("free-threaded Python", Ok(free_threaded())),

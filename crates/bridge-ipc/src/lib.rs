@@ -60,6 +60,8 @@ mod exporter;
 mod importer;
 mod line;
 mod memory;
+#[cfg(all(test, shuttle))]
+mod models;
 mod names;
 mod own;
 mod parcel;

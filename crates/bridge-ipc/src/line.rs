@@ -14,7 +14,7 @@ use crate::sync::{self, Mutex, locked, now, thread};
 use crate::wire::{Frames, MAX_ANSWER, UNASKED, Why, frame};
 use bridge_core::{Error, ErrorKind, Result};
 use errors::{End, busy};
-use program::{ASKING, SLICE, goes_on};
+use program::{SLICE, goes_on, is_asking};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -250,7 +250,7 @@ impl<R: Reply + Send + 'static> Line<R> {
         hears: impl FnOnce(&R, bool) + Send + 'static,
     ) -> Result<(R, Vec<OwnedFd>)> {
         self.check()?;
-        let incoming = match ASKING.get() {
+        let incoming = match is_asking() {
             // The wait that is interrupted may be for this very connection.
             true => self.read.try_lock(),
             false => self.read.wait(until)?,

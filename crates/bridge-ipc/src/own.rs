@@ -1,8 +1,8 @@
 //! State of a process that its forks do not have.
 
+use crate::sync::{self, Mutex, MutexGuard, locked};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// State of this process under a lock. A fork begins with a state of its own: that of its parent may be locked for good,
 /// by a thread that the fork does not have, and what it holds is the parent's.
@@ -20,7 +20,7 @@ impl<T: Default + Send + 'static> Own<T> {
     }
 
     pub(crate) fn lock(&'static self) -> MutexGuard<'static, T> {
-        self.of(std::process::id()).state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.of(sync::process()).state)
     }
 
     fn of(&'static self, process: u32) -> &'static Of<T> {

@@ -3,9 +3,10 @@
 mod served;
 
 use crate::socket::{self, OtherEnd};
+use crate::sync::{self, now, poll, thread};
 use crate::wire::{UNASKED, Why, frame};
 use bridge_core::{Error, ErrorKind, Result};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::process::geteuid;
 use serde::Serialize;
@@ -16,7 +17,6 @@ use std::io::ErrorKind as Io;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The most bytes that are read of one connection before the others have their turn.
@@ -120,7 +120,7 @@ impl Bell {
 /// A thread that answers at a socket. The drop ends it.
 pub(crate) struct Serving {
     bell: Arc<Bell>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<thread::JoinHandle<()>>,
     process: u32,
 }
 
@@ -134,17 +134,17 @@ impl Serving {
         bell: Arc<Bell>,
     ) -> Result<Self> {
         let server = Server::new(listener, service, users, connections, Arc::clone(&bell));
-        let thread = std::thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(move || server.run());
+        let thread = thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(move || server.run());
         let thread = thread.map_err(|error| {
             let text = "no thread for the socket: raise the limit of processes (ulimit -u)";
             Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
         })?;
-        Ok(Self { bell, thread: Some(thread), process: std::process::id() })
+        Ok(Self { bell, thread: Some(thread), process: sync::process() })
     }
 
     /// Returns whether this process was forked from the one that the thread runs in.
     pub(crate) fn is_elsewhere(&self) -> bool {
-        self.process != std::process::id()
+        self.process != sync::process()
     }
 }
 
@@ -240,14 +240,10 @@ impl<S: Service> Server<S> {
     /// Waits until something is to be done. Returns whether the thread was woken, whether a process calls, and the
     /// connections that are ready, with whether their process has ended.
     fn wait(&mut self) -> (bool, bool, Vec<(Peer, bool)>) {
-        let now = Instant::now();
+        let now = now();
         self.paused = self.paused.filter(|until| *until > now);
         let until = self.service.deadline().into_iter().chain(self.paused).min();
         let timeout = until.map(|until| until.saturating_duration_since(now));
-        let timeout = timeout.map(|time| Timespec {
-            tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: i64::from(time.subsec_nanos()),
-        });
         let mut asked = vec![PollFd::new(&self.bell.event, PollFlags::IN)];
         // Without events a descriptor is only reported when it is broken.
         let calls = if self.paused.is_some() { PollFlags::empty() } else { PollFlags::IN };
@@ -268,7 +264,7 @@ impl<S: Service> Server<S> {
             asked.push(PollFd::new(process, PollFlags::IN));
             peers.push((*peer, true));
         }
-        if poll(&mut asked, timeout.as_ref()).is_err() {
+        if poll(&mut asked, timeout).is_err() {
             return (true, false, Vec::new());
         }
         let mut raised = asked.iter().map(|fd| !fd.revents().is_empty());
@@ -284,7 +280,7 @@ impl<S: Service> Server<S> {
                 Ok((socket, _)) => socket,
                 Err(error) if matches!(error.kind(), Io::Interrupted | Io::ConnectionAborted) => continue,
                 Err(error) => {
-                    self.paused = (error.kind() != Io::WouldBlock).then(|| Instant::now() + PAUSE);
+                    self.paused = (error.kind() != Io::WouldBlock).then(|| now() + PAUSE);
                     return;
                 }
             };
@@ -317,7 +313,7 @@ impl<S: Service> Server<S> {
         if !own && self.served.len() + self.ending.len() < self.connections {
             return true;
         }
-        let (service, now) = (&self.service, Instant::now());
+        let (service, now) = (&self.service, now());
         let idle = self.served.iter().filter(|(peer, served)| {
             (!own || served.caller.is_like(&caller)) && now >= served.heard + SILENCE && !service.keeps(**peer)
         });
@@ -351,7 +347,7 @@ impl<S: Service> Server<S> {
                     return Some(());
                 }
                 Ok(Some((number, request))) => {
-                    served.heard = Instant::now();
+                    served.heard = now();
                     self.service.answer(peer, number, request, letters)
                 }
                 Err(why) => Err(why),
@@ -433,7 +429,7 @@ mod tests {
 
     fn server(connections: usize, answer: usize) -> Server<Counts> {
         static LAST: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("tensor-bridge-server-{}-{}", std::process::id(), LAST.fetch_add(1, Relaxed));
+        let name = format!("tensor-bridge-server-{}-{}", sync::process(), LAST.fetch_add(1, Relaxed));
         let path = std::env::temp_dir().join(name);
         let listener = UnixListener::bind(&path).unwrap();
         std::fs::remove_file(&path).unwrap();

@@ -1,5 +1,8 @@
-//! What threads share, and what passes while they wait: of the standard library, and of shuttle where it explores the
-//! models (`models.rs`).
+//! What threads share, and what passes while they wait: of the standard library and the system, or of shuttle where it
+//! explores the models (`models.rs`).
+
+#[cfg(shuttle)]
+mod world;
 
 use std::sync::PoisonError;
 
@@ -7,7 +10,7 @@ use std::sync::PoisonError;
 pub(crate) use real::*;
 
 #[cfg(shuttle)]
-pub(crate) use crate::models::world::*;
+pub(crate) use world::*;
 
 /// Locks, also what a thread that has panicked has left.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -27,7 +30,8 @@ mod real {
         Instant::now()
     }
 
-    /// Waits until one of these descriptors is ready, or the time is over. Without a time, it waits for ever. Returns how many are ready.
+    /// Waits until one of these descriptors is ready, or the time is over; without a time, for ever. Returns how many
+    /// are ready.
     pub(crate) fn poll(descriptors: &mut [PollFd<'_>], time: Option<Duration>) -> rustix::io::Result<usize> {
         let time = time.map(|time| Timespec {
             tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),

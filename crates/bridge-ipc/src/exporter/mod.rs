@@ -8,6 +8,7 @@ pub use book::Held;
 
 use crate::server::{Bell, Enclosed, Peer, Serving};
 use crate::settings::Settings;
+use crate::sync::{self, Mutex, MutexGuard, locked};
 use crate::ticket::{Ticket, Token, now};
 use crate::wire::{Content, HEADER, MAX_ANSWER, MAX_FILES, UNASKED, Why, frame};
 use book::Book;
@@ -15,8 +16,8 @@ use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use rustix::fd::OwnedFd;
 use std::any::Any;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// The most bytes of an answer around a content.
 const AROUND: usize = 128;
@@ -59,7 +60,7 @@ struct Desk {
 
 impl Desk {
     fn book(&self) -> MutexGuard<'_, Book<Kept>> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.book)
     }
 }
 
@@ -104,11 +105,11 @@ impl Exporter {
             return Err(Error::new(ErrorKind::Argument, text));
         }
         let token = Token::random()?;
-        let until = Instant::now().checked_add(time).ok_or_else(|| {
+        let until = sync::now().checked_add(time).ok_or_else(|| {
             Error::new(ErrorKind::Argument, "a ticket that long is never to expire: pass a shorter time")
         })?;
         let mut book = self.desk.book();
-        let free = book.expire(Instant::now());
+        let free = book.expire(sync::now());
         if !book.has_room(bytes) {
             drop(book);
             drop(free);
@@ -137,7 +138,7 @@ impl Exporter {
         let (share, token) = self.own(ticket)?;
         let (peers, free) = self.desk.book().revoke(share, &token).map_err(forged)?;
         let notices = peers.into_iter().map(|peer| (peer, share));
-        self.desk.notices.lock().unwrap_or_else(PoisonError::into_inner).extend(notices);
+        locked(&self.desk.notices).extend(notices);
         self.desk.bell.ring();
         drop(free);
         Ok(())

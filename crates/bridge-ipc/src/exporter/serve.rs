@@ -3,8 +3,9 @@
 use super::Desk;
 use crate::device::{self, Role};
 use crate::server::{Enclosed, Letter, Peer, Service};
+use crate::sync::{locked, now};
 use crate::wire::{Answer, Content, Request, UNASKED, Why, frame};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 impl Service for Arc<Desk> {
@@ -25,7 +26,7 @@ impl Service for Arc<Desk> {
     fn answer(&mut self, peer: Peer, number: u64, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
         match request {
             Request::Open { share, token } => {
-                let opened = self.book().open(peer, share, &token, Instant::now());
+                let opened = self.book().open(peer, share, &token, now());
                 let (answer, enclosed) = match opened {
                     Ok((lease, kept)) => match device::points_behind(&kept.streams, Role::Lends) {
                         Ok(points) => {
@@ -63,9 +64,9 @@ impl Service for Arc<Desk> {
 
     /// Ends shares whose time is over, and tells who has one open that was revoked.
     fn turn(&mut self, out: &mut Vec<Letter>) {
-        let free = self.book().expire(Instant::now());
+        let free = self.book().expire(now());
         drop(free);
-        let notices = std::mem::take(&mut *self.notices.lock().unwrap_or_else(PoisonError::into_inner));
+        let notices = std::mem::take(&mut *locked(&self.notices));
         let letter = |(to, share)| Letter::notice(to, &Answer::Revoked { share });
         out.extend(notices.into_iter().map(letter));
     }

@@ -6,6 +6,7 @@ use crate::device::{self, DeviceMapping, Role};
 use crate::line::broken;
 use crate::memory::{self, Mapping, Writing};
 use crate::own::Own;
+use crate::sync::MutexGuard;
 use crate::tensor::{IpcTensor, Keeps};
 use crate::ticket::Ticket;
 use crate::wire::{Content, Described, Segment};
@@ -15,7 +16,7 @@ use rustix::fd::OwnedFd;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::vec;
 
 /// A lease on the share of another process, with its memory as this process sees it. The drop gives it back.

@@ -14,7 +14,7 @@ static GOES_ON: OnceLock<fn() -> Result<()>> = OnceLock::new();
 
 thread_local! {
     /// Whether this thread asks the program. What that runs must not wait for a lock of the wait.
-    pub(super) static ASKING: Cell<bool> = const { Cell::new(false) };
+    static ASKING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Sets the function that is called ten times a second on a thread that waits for another process. Its error ends the
@@ -26,8 +26,13 @@ pub fn while_waiting(goes_on: fn() -> Result<()>) {
 /// Asks the program whether a wait goes on.
 pub(super) fn goes_on() -> Result<()> {
     let Some(goes_on) = GOES_ON.get() else { return Ok(()) };
-    let before = ASKING.replace(true);
+    let before = ASKING.with(|asking| asking.replace(true));
     let answer = goes_on();
-    ASKING.set(before);
+    ASKING.with(|asking| asking.set(before));
     answer
+}
+
+/// Returns whether this thread asks the program: a wait is interrupted, perhaps one for the same connection.
+pub(super) fn is_asking() -> bool {
+    ASKING.with(Cell::get)
 }

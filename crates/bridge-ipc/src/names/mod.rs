@@ -258,9 +258,8 @@ impl Drop for Client {
     fn drop(&mut self) {
         // What a fork has is its parent's.
         if !self.line.is_elsewhere() {
-            // Before the thread of the connection does it, which the caller does not wait for.
-            self.shares.end();
             self.line.close();
+            self.shares.end();
         }
     }
 }

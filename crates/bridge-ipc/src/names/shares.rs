@@ -5,7 +5,7 @@ use super::wire::Answer;
 use crate::exporter::Exporter;
 use crate::sync::{self, Mutex, locked};
 use crate::ticket::Ticket;
-use std::mem;
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
@@ -24,13 +24,17 @@ pub(super) struct Shares {
 struct State {
     /// A name stands for these, or may do so.
     standing: Vec<Share>,
-    /// No name stands for these.
-    fallen: Vec<Share>,
+    /// No name stands for these, by a number of their own.
+    fallen: BTreeMap<u64, Share>,
+    last: u64,
 }
 
 impl State {
-    fn fall(&mut self, ticket: &Ticket) {
-        self.fallen.extend(self.standing.extract_if(.., |(own, _)| own == ticket));
+    fn fall(&mut self, such: impl Fn(&Ticket) -> bool) {
+        for share in self.standing.extract_if(.., |(ticket, _)| such(ticket)) {
+            self.last += 1;
+            self.fallen.insert(self.last, share);
+        }
     }
 }
 
@@ -44,25 +48,24 @@ impl Shares {
     /// Hears that no name stands for a ticket any more.
     pub(super) fn hear(&self, notice: Answer) {
         if let Answer::Displaced { ticket } = notice {
-            locked(&self.state).fall(&ticket);
+            locked(&self.state).fall(|own| *own == ticket);
         }
     }
 
     /// Ends the shares for which no name stands. Memory is released where no lock is held, and so not by what hears.
     pub(super) fn release(&self) {
-        let fallen = mem::take(&mut locked(&self.state).fallen);
-        for (ticket, exporter) in fallen {
+        let fallen = locked(&self.state).fallen.clone();
+        for (ticket, exporter) in fallen.values() {
             // Of an exporter that was dropped nothing is shared any more.
-            exporter.upgrade().into_iter().for_each(|exporter| drop(exporter.end(&ticket)));
+            exporter.upgrade().into_iter().for_each(|exporter| drop(exporter.end(ticket)));
         }
+        // Only now: another thread that releases has to find them, so that they have ended when it returns.
+        locked(&self.state).fallen.retain(|number, _| !fallen.contains_key(number));
     }
 
     /// Ends all shares.
     pub(super) fn end(&self) {
-        let mut state = locked(&self.state);
-        let State { standing, fallen } = &mut *state;
-        fallen.append(standing);
-        drop(state);
+        locked(&self.state).fall(|_| true);
         self.release();
     }
 }
@@ -89,7 +92,7 @@ impl Drop for Put {
     fn drop(&mut self) {
         // What a fork has is its parent's, and its locks may be held for good.
         if !self.is_stored && self.shares.process == sync::process() {
-            locked(&self.shares.state).fall(&self.ticket);
+            locked(&self.shares.state).fall(|own| *own == self.ticket);
         }
     }
 }

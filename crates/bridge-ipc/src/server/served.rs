@@ -2,6 +2,7 @@
 
 use super::{Letter, TURN};
 use crate::socket;
+use crate::sync::now;
 use crate::wire::{Frames, MAX_REQUEST};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::process::{Pid, geteuid};
@@ -47,7 +48,7 @@ struct Out {
 
 impl<R> Served<R> {
     pub(super) fn new(socket: UnixStream, caller: Caller, process: Option<OwnedFd>) -> Self {
-        let (frames, out, heard) = (Frames::new(MAX_REQUEST), VecDeque::new(), Instant::now());
+        let (frames, out, heard) = (Frames::new(MAX_REQUEST), VecDeque::new(), now());
         Self { socket, caller, process, frames, question: None, out, heard }
     }
 
