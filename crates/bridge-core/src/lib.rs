@@ -25,8 +25,7 @@
 //! | a copy does not overlap the original and fits the target; the owner of a view waits for it | core: [`transfer`] |
 //! | the consumer's stream waits for the owner's | core: [`transfer`], over [`Ordering`] |
 //! | the owner's stream waits for every reader | core: [`Lease`], over [`Ordering`] |
-//! | the memory is not reused before that, whatever its allocator does | the exporting adapter: [`DeviceBuffer::reuse`]
-//! |
+//! | the memory is not reused before that, whatever its allocator does | the exporting adapter: [`DeviceBuffer::reuse`] |
 //! | the last view drops the lease, once, on any thread | the importing adapter |
 //! | panics stop before C | core, in the drop of a [`Lease`]; adapters, in functions that C calls |
 //!
