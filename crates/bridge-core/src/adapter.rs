@@ -105,8 +105,8 @@ pub trait Adapter {
     /// Returns the part that leases hold.
     fn consumer(&self) -> Arc<dyn Consumer>;
 
-    /// Lends a tensor in place, without a copy and without blocking the host. The buffer's stream is the stream that is
-    /// current in the framework now.
+    /// Exports a tensor in place, without a copy and without blocking the host. The buffer's stream is the stream that
+    /// is current in the framework now.
     ///
     /// # Errors
     ///
@@ -127,11 +127,11 @@ pub trait Adapter {
     ///
     /// # Errors
     ///
-    /// Errors of the framework. [`ErrorKind::CopyNeeded`] where it cannot copy: core then copies host memory, and the
+    /// Errors of the framework. [`ErrorKind::CopyNeeded`] if it cannot copy: core then copies host memory, and the
     /// consumer copies device memory that it accepts in place.
     fn compact(&self, tensor: &Self::Tensor) -> Result<Self::Tensor>;
 
-    /// Notes that the elements of `tensor` are about to be overwritten from outside the framework, in its current
+    /// Reports that the elements of `tensor` are about to be overwritten from outside the framework, in its current
     /// stream. PyTorch counts the writes for autograd, for example.
     ///
     /// # Errors

@@ -35,10 +35,10 @@ pub enum Reuse {
 ///
 /// # Safety
 ///
-/// An implementer vouches for the following; core and every other adapter rely on it:
+/// An implementer promises the following; core and every other adapter rely on it:
 ///
 /// - The bytes `address .. address + len` belong to one allocation on [`device`](Self::device), and stay allocated and
-///   mapped until the value is dropped. `len` may be 0, and then `address` means nothing.
+///   mapped until the value is dropped. `len` may be 0, and then `address` has no meaning.
 /// - Every method returns the same value throughout the life of the buffer.
 /// - With [`Access::ReadWrite`] the owner tolerates foreign writes in the order of the stream.
 /// - Work put after everything that [`stream`](Self::stream) holds when the value is made sees the bytes as the
@@ -47,10 +47,10 @@ pub enum Reuse {
 /// - Dropping the value is allowed on any thread, with or without Python's GIL, also while the interpreter or the
 ///   driver shuts down, and happens once. It neither blocks on the device nor panics.
 /// - With [`Reuse::InStreamOrder`], the memory is reused only after the work that `stream` holds when the value is
-///   dropped, even where the allocator ties the memory to another stream than the one that it was last written on.
+///   dropped, even if the allocator ties the memory to another stream than the one that it was last written on.
 ///
 /// In return, core drops the value only after it has made the owner's stream wait for every stream on which a view is
-/// known to have been used. Where it cannot, it never drops the value.
+/// known to have been used. If it cannot do that, it never drops the value.
 pub unsafe trait DeviceBuffer: Send + Sync {
     /// Returns the lowest address.
     fn address(&self) -> usize;
@@ -92,10 +92,10 @@ unsafe impl<B: DeviceBuffer + ?Sized> DeviceBuffer for Box<B> {
     }
 }
 
-/// What the owner knows about the memory that it lends: a [`DeviceBuffer`]'s properties as plain values.
+/// What the owner knows about the memory that it exports: a [`DeviceBuffer`]'s properties as plain values.
 #[derive(Debug, Clone)]
 pub struct Allocation {
-    /// Addresses of the bytes that are lent.
+    /// Addresses of the exported bytes.
     pub bytes: Range<usize>,
     /// As [`DeviceBuffer::device`].
     pub device: Device,

@@ -1,15 +1,15 @@
 //! The contract of tensor-bridge.
 //!
-//! Every framework has memory with an owner. This crate calls it a [`DeviceBuffer`] and makes four promises part of it:
-//! *what* it is, *where* it is, *when* it may be touched, and *until when*. An [`Adapter`] exports its framework's
-//! tensor as [`Lent`]: a buffer, a dtype and a [`Layout`]. It imports a [`Lease`] on such a buffer as its framework's
-//! tensor. [`transfer`] connects two adapters, and is the only path between them.
+//! In every framework, memory has an owner. A [`DeviceBuffer`] is that memory with four promises: *what* it is, *where*
+//! it is, *when* it may be touched, and *until when*. An [`Adapter`] exports its framework's tensor as [`Lent`]: a
+//! buffer, a dtype and a [`Layout`]. It imports a [`Lease`] on such a buffer as its framework's tensor. [`transfer`] is
+//! the only path between two adapters.
 //!
-//! The words used throughout: the *producer* exports a tensor and is, or stands for, the *owner* of its memory. The
-//! *consumer* imports it as a *view*. The *owner's stream* is the stream that the buffer names. A *reader* is a stream
-//! in which a view is used.
+//! These words are used throughout. The *producer* exports a tensor, and is or represents the *owner* of its memory.
+//! The *consumer* imports it as a *view*. The *owner's stream* is the stream that the buffer names. A *reader* is a
+//! stream in which a view is used.
 //!
-//! [`Adapter`] has an example that runs; the safety section of [`DeviceBuffer`] is what an adapter vouches for.
+//! [`Adapter`] has an example that runs; the safety section of [`DeviceBuffer`] lists what an adapter promises.
 //!
 //! # Whose job each check is
 //!
@@ -25,7 +25,7 @@
 //! | a copy does not overlap the original and fits the target; the owner of a view waits for it | core: [`transfer`] |
 //! | the consumer's stream waits for the owner's | core: [`transfer`], over [`Ordering`] |
 //! | the owner's stream waits for every reader | core: [`Lease`], over [`Ordering`] |
-//! | the memory is not reused before that, whatever its allocator does | the exporting adapter: [`DeviceBuffer::reuse`] |
+//! | the memory is not reused before that, whatever its allocator does | the exporter: [`DeviceBuffer::reuse`] |
 //! | the last view drops the lease, once, on any thread | the importing adapter |
 //! | panics stop before C | core, in the drop of a [`Lease`]; adapters, in functions that C calls |
 //!
@@ -33,21 +33,22 @@
 //!
 //! # A transfer in time
 //!
-//! 1. [`Adapter::export`] lends the tensor. The owner's stream is the stream current in its framework.
+//! 1. [`Adapter::export`] exports the tensor. The owner's stream is the stream that is current in its framework.
 //! 2. Core records the owner's stream in the producer's own [`Views`], because the tensor may itself be a view.
-//! 3. Where a copy is needed, the [`Copies`] of the ordering fill fresh memory ([`Adapter::empty`]) of the consumer, in
-//!    its current stream after the owner's, and that is the result; or of the producer, and the copy goes on instead
-//!    of the original. Where they cannot, the frameworks copy: see [`transfer`].
-//! 4. Where the consumer's current stream differs, core makes it wait for the work now in the owner's stream.
+//! 3. If a copy is needed, the [`Copies`] of the ordering fill fresh memory ([`Adapter::empty`]). If it is the
+//!    consumer's, it is the result, filled in the consumer's current stream after the owner's. If it is the producer's,
+//!    the copy is imported instead of the original. If the copies of the ordering cannot copy, the frameworks do: see
+//!    [`transfer`].
+//! 4. If the consumer's current stream differs, core makes it wait for the work that is now in the owner's stream.
 //! 5. [`Adapter::import`] wraps the lease.
 //! 6. The last view drops the lease. Core makes the owner's stream wait for the stream at import, for the stream
 //!    current at the drop, and for every stream recorded in [`Views`]. Then it drops the owner's reference.
 //!
-//! None of this blocks the host, except where a consumer reads device memory on the host, and in moves that the caller
-//! asks for ([`Options::device`]).
+//! None of this blocks the host, except if a consumer reads device memory on the host, and in moves that the caller
+//! requests ([`Options::device`]).
 //!
-//! The crate depends on no framework, no CUDA and no Python. The feature `dlpack`, on by default, is the module
-//! [`dlpack`]; without it the crate needs serde and smallvec alone.
+//! The crate depends on no framework, and on neither CUDA nor Python. The feature `dlpack`, on by default, is the
+//! module [`dlpack`]; without it the crate needs only serde and smallvec.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -11,9 +11,9 @@ use crate::{Copies, Device, DeviceBuffer, Error, ErrorKind, Result, Stream};
 ///
 /// # Safety
 ///
-/// Core and the adapters rely on it: where [`order`](Self::order) and [`order_across`](Self::order_across) return no
-/// error, the later work waits; where [`synchronize`](Self::synchronize) returns none, the earlier work has run; and
-/// buffers are dropped after the work of their stream, or never.
+/// Core and the adapters rely on the following. If [`order`](Self::order) or [`order_across`](Self::order_across)
+/// returns no error, the later work waits. If [`synchronize`](Self::synchronize) returns no error, the earlier work has
+/// run. Buffers are dropped after the work of their stream, or never.
 pub unsafe trait Ordering: Send + Sync {
     /// Makes all work submitted to `later` from now on wait for all work now in `earlier`.
     ///
@@ -52,7 +52,7 @@ pub unsafe trait Ordering: Send + Sync {
     }
 
     /// Calls `attempt`, on any thread, after the capture of `stream` into a graph has ended, and repeats the call until
-    /// it returns `true`. Where `stream` is not being captured, calls it once. The default drops `attempt`, which leaks
+    /// it returns `true`. If `stream` is not being captured, calls it once. The default drops `attempt`, which leaks
     /// and counts the memory that it holds.
     fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
         let _ = (device, stream, attempt);
@@ -71,7 +71,7 @@ pub unsafe trait Ordering: Send + Sync {
         flush();
     }
 
-    /// As [`retire`](Self::retire), for several buffers at the cost of one. The default retires them one by one.
+    /// As [`retire`](Self::retire), for several buffers at the cost of one. The default calls `retire` for each.
     fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
         buffers.into_iter().for_each(|buffer| self.retire(device, stream, buffer));
     }
@@ -85,7 +85,7 @@ pub unsafe trait Ordering: Send + Sync {
 /// An attempt to return memory to its owner. Returns whether it is done. See [`Ordering::defer`].
 pub type Deferred = Box<dyn FnMut() -> bool + Send>;
 
-/// The return of memory that waits a moment. See [`Ordering::soon`].
+/// A release that waits about a millisecond. See [`Ordering::soon`].
 pub type Flush = Box<dyn FnOnce() + Send>;
 
 /// Ordering for a process without a device: host memory needs none.

@@ -1,4 +1,4 @@
-//! Whether a tensor crosses in place, as a copy, or not at all.
+//! Whether a tensor is converted in place, as a copy, or not at all.
 
 use crate::{
     Access, Advice, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Order, Pending, Permutation, Profile, Result,
@@ -22,7 +22,7 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// As in the array API: `None` copies only where it is needed, `Some(true)` always, `Some(false)` never.
+    /// As in the array API: `None` copies only if needed, `Some(true)` always, `Some(false)` never.
     pub copy: Option<bool>,
     /// The device that the result must be on. `None`: where the tensor is. Another device than the tensor's means a
     /// move, unless `copy` is `Some(false)`.
@@ -69,8 +69,8 @@ impl Options {
     }
 }
 
-/// Why a copy is made. It is made on the tensor's device, unless it is a move; [`transfer`](crate::transfer()) says by
-/// whom.
+/// Why a copy is made. It is made on the tensor's device, unless it is a move; [`transfer`](crate::transfer()) says
+/// what makes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -83,19 +83,19 @@ pub enum Reason {
     PendingNegation,
     /// The target accepts no negative strides.
     NegativeStrides,
-    /// The target accepts compact tensors only.
+    /// The target accepts only compact tensors.
     Strides,
-    /// The elements do not have the order that the caller asked for, or gaps between them.
+    /// The elements are not in the order that the caller asked for, or have gaps between them.
     Order,
     /// The address does not have the alignment that the target requires.
     Alignment,
-    /// The target's tensors own their memory, and it takes no other ([`Profile::owns_memory`]).
+    /// The target's tensors own their memory, so it cannot take another owner's ([`Profile::owns_memory`]).
     ForeignMemory,
     /// The caller asked for another device than the tensor's. The ordering's [`Copies`](crate::Copies) move it.
     Moved,
 }
 
-/// How a tensor will cross.
+/// How a tensor will be converted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -132,8 +132,8 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Decides how `lent` crosses into the framework with this profile. The caller has permuted it already, where `options`
-/// say so: see [`Lent::permuted`].
+/// Decides how `lent` is converted to the framework with this profile. If `options` name a permutation, the caller has
+/// applied it already: see [`Lent::permuted`].
 ///
 /// # Errors
 ///

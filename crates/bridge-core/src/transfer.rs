@@ -9,7 +9,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Transfer {
-    /// How the tensor crossed.
+    /// How the tensor was converted.
     pub plan: Plan,
     /// Bytes copied: 0 in place.
     pub bytes_copied: usize,
@@ -26,16 +26,16 @@ impl Transfer {
     }
 }
 
-/// A tensor of a batch that did not cross.
+/// A tensor of a batch that could not be converted.
 #[derive(Debug)]
 pub struct Failed {
-    /// Its place in the batch.
+    /// Its index in the batch.
     pub index: usize,
-    /// Why it did not cross.
+    /// The reason.
     pub error: Error,
 }
 
-/// Takes `tensor` from one framework into another: exports it, plans, copies where the plan says so, orders the
+/// Converts `tensor` from one framework to another: exports it, plans, copies if the plan says so, orders the
 /// consumer's current stream after the owner's, and imports it.
 ///
 /// A copy is made by the first of these that can make it:
@@ -46,17 +46,17 @@ pub struct Failed {
 /// 3. core, for host memory;
 /// 4. the consumer, for a tensor that it can take in place.
 ///
-/// Where the consumer takes no memory but its own ([`Profile::owns_memory`](crate::Profile)), the copy is always made
-/// into that: by the first, or for host memory by core.
+/// If the consumer takes only its own memory ([`Profile::owns_memory`](crate::Profile)), the copy is always made into
+/// that: by the first, or for host memory by core.
 ///
-/// A tensor that the caller asks for on another device is moved by the [`Copies`](crate::Copies) of `ordering`, into
+/// If the caller requests another device, the tensor is moved by the [`Copies`](crate::Copies) of `ordering`, into
 /// fresh memory of the consumer, else of core on the host, else of those copies on a device. A result on the host has
 /// its elements when this returns.
 ///
 /// # Errors
 ///
 /// Those of [`plan`](crate::plan()), [`Adapter::export`], [`Adapter::empty`], [`Adapter::import`],
-/// [`Copies::copy`](crate::Copies::copy) and [`Ordering::order`]. An error leaves no view and no lease behind.
+/// [`Copies::copy`](crate::Copies::copy) and [`Ordering::order`]. After an error, no view and no lease is left.
 pub fn transfer<F, T>(
     from: &dyn Adapter<Tensor = F>,
     to: &dyn Adapter<Tensor = T>,
@@ -76,8 +76,7 @@ pub fn transfer<F, T>(
 ///
 /// # Errors
 ///
-/// Those of [`transfer`], with the place of the first tensor that failed. Nothing is left of the
-/// others.
+/// Those of [`transfer`], with the index of the first tensor that failed. The others are released.
 pub fn transfer_all<F, T>(
     tensors: &[(&dyn Adapter<Tensor = F>, &F)],
     to: &dyn Adapter<Tensor = T>,

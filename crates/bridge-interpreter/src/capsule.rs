@@ -34,7 +34,7 @@ impl AnyManaged {
         }
     }
 
-    /// Lends the tensor, as [`lend`] does. On an error its deleter has been called.
+    /// Exports the tensor, as [`lend`] does. On an error its deleter has been called.
     ///
     /// # Errors
     ///

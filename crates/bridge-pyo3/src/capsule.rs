@@ -8,7 +8,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
 
-/// Lends the tensor in a DLPack capsule, versioned or legacy. The capsule is consumed, also on most errors: then the
+/// Exports the tensor in a DLPack capsule, versioned or legacy. The capsule is consumed, also on most errors: then the
 /// deleter has been called.
 ///
 /// # Errors

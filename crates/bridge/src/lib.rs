@@ -1,10 +1,10 @@
 //! Tensors of one framework used in another, in place: pick the adapters that you need.
 //!
 //! The contract is at the top of this crate: [`Adapter`]s export and import tensors, and four verbs connect them.
-//! [`plan`](plan()) says how a tensor crosses, [`transfer`](transfer()) takes it across, [`transfer_all`] takes many, and
-//! [`copy_into`] fills a tensor that exists. Each feature adds a module: those for libraries of Rust are in [`adapters`],
-//! under the names of the libraries, and `cuda` and `copy` (with the feature `cuda`), `dlpack`, `ipc` and `python` are
-//! here. A program that starts out imports the [`prelude`] and passes [`ordering`].
+//! [`plan`](plan()) says whether a conversion copies and why, [`transfer`](transfer()) converts a tensor,
+//! [`transfer_all`] converts many, and [`copy_into`] fills a tensor that exists. Each feature adds a module: adapters
+//! for Rust libraries are in [`adapters`], under the names of the libraries, and `cuda` and `copy` (with the feature
+//! `cuda`), `dlpack`, `ipc` and `python` are here. Start with the [`prelude`] and pass [`ordering`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(all(doctest, feature = "dlpack"))]
@@ -30,8 +30,8 @@ pub use bridge_core::*;
 
 use std::sync::Arc;
 
-/// The adapters for libraries of Rust, each under the name of its library: `adapters::ndarray::NdArray`. They are not at
-/// the top of the crate, where `use tensor_bridge::*` would hide the libraries themselves.
+/// The adapters for libraries of Rust, each under the name of its library: `adapters::ndarray::NdArray`. They are not
+/// at the top of the crate, where `use tensor_bridge::*` would hide the libraries themselves.
 pub mod adapters {
     #[cfg(feature = "candle")]
     #[doc(inline)]
@@ -91,9 +91,9 @@ pub mod prelude {
 
 /// Returns the ordering of this process, to be passed to every transfer.
 ///
-/// With the feature `cuda` it orders streams of CUDA devices by events, looks for a driver at the first need of one, and
-/// has copies of its own (the module `copy`). Without the feature it is [`HostOnly`]: tensors in host memory cross, and what
-/// needs a stream is refused with [`ErrorKind::Missing`].
+/// With the feature `cuda` it orders streams of CUDA devices by events, looks for a driver at the first need of one,
+/// and has copies of its own (the module `copy`). Without the feature it is [`HostOnly`]: tensors in host memory are
+/// converted, and everything that needs a stream is refused with [`ErrorKind::Missing`].
 pub fn ordering() -> &'static Arc<dyn Ordering> {
     #[cfg(feature = "cuda")]
     return bridge_copy::ordering();
