@@ -1,4 +1,4 @@
-"""The conformance suite of tensor-bridge, and with ``--bench`` its benches, from the folder that this file lies in."""
+"""The conformance suite of tensor-bridge, from the folder that this file lies in."""
 
 import sys
 

@@ -37,10 +37,12 @@ const LIBRARIES: [(&str, &str); 5] = [
 ];
 
 /// Folders and files of the repository, and their places in the bundle.
-const SOURCES: [(&str, &str); 7] = [
+const SOURCES: [(&str, &str); 9] = [
     ("crates/bridge-python/python/tensor_bridge", "tensor_bridge"),
     ("crates/bridge-capi/python/tensor_bridge_tf1", "tensor_bridge_tf1"),
     ("conformance/python", "."),
+    ("benches", "benches"),
+    ("benches/bench.py", "bench.py"),
     ("fixtures", "fixtures"),
     ("LICENSE-MIT", "LICENSE-MIT"),
     ("LICENSE-APACHE", "LICENSE-APACHE"),
@@ -80,12 +82,12 @@ pub fn write(out: &Path) -> Result<()> {
 /// Runs the suite from a bundle in the target folder.
 pub fn conformance(options: &[String]) -> Result<ExitCode> {
     let fixtures = root().join("fixtures");
-    script(&["--fixtures", &fixtures.to_string_lossy()], "conformance", options)
+    script("conformance.py", &["--fixtures", &fixtures.to_string_lossy()], "conformance", options)
 }
 
 /// Runs the benches from a bundle in the target folder.
 pub fn bench(options: &[String]) -> Result<ExitCode> {
-    script(&["--bench"], "bench", options)
+    script("bench.py", &[], "bench", options)
 }
 
 /// Runs the fuzzer over the package of a bundle in the target folder, or that of the messages between processes.
@@ -116,13 +118,13 @@ fn peers(options: &[String]) -> Result<ExitCode> {
     status(&mut tests).map(code)
 }
 
-fn script(first: &[&str], report: &str, options: &[String]) -> Result<ExitCode> {
+fn script(name: &str, first: &[&str], report: &str, options: &[String]) -> Result<ExitCode> {
     let python = venv::MAIN.ready()?;
     let tensorflow1 = tensorflow1::folder_if_any(&python);
     let (bundle, report) = (target().join("bundle"), target().join(report));
     write(&bundle)?;
     let mut command = tensorflow1::with_folder(program(python, &[]), tensorflow1);
-    command.arg(bundle.join("conformance.py")).args(first).args(options);
+    command.arg(bundle.join(name)).args(first).args(options);
     if !options.iter().any(|option| option == "--report" || option.starts_with("--report=")) {
         command.arg("--report").arg(report);
     }

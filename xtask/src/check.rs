@@ -12,7 +12,8 @@ use std::time::Instant;
 const OLDEST_RUST: &str = env!("CARGO_PKG_RUST_VERSION");
 
 /// Folders with Python in them.
-const PYTHON: [&str; 7] = [
+const PYTHON: [&str; 8] = [
+    "benches",
     "crates/bridge-python",
     "crates/bridge-capi/python",
     "crates/bridge-copy/kernels",
@@ -61,7 +62,8 @@ const HOST: [&str; 10] = [
 ];
 
 /// Packages of Python whose types are checked.
-const TYPED: [&str; 3] = [
+const TYPED: [&str; 4] = [
+    "benches",
     "crates/bridge-python/python/tensor_bridge",
     "crates/bridge-capi/python/tensor_bridge_tf1",
     "conformance/python/tensor_bridge_conformance",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -19,30 +18,7 @@ sys.modules.setdefault("tensorflow.python.pywrap_dlopen_global_flags", None)  # 
 
 
 def main(argv: list[str]) -> int:
-    """Run the suite, with ``--bench`` the benches, with ``--soak`` very many transfers. Return the exit code."""
-    for option, module in (
-        ("--host-copies", "bench_host_copies"),
-        ("--copies", "bench_copies"),
-        ("--moves", "bench_moves"),
-        ("--files", "bench_files"),
-        ("--processes", "bench_processes"),
-        ("--ways", "bench_ways"),
-        ("--training", "bench_training"),
-    ):
-        if option in argv:
-            measured = importlib.import_module(f"tensor_bridge_conformance.{module}")
-            return int(measured.main([other for other in argv if other not in ("--bench", option)]))
-
-    if "--bench" in argv:
-        from tensor_bridge_conformance import bench
-
-        return bench.main([option for option in argv if option != "--bench"])
-
-    if "--soak" in argv:
-        from tensor_bridge_conformance import soak
-
-        return soak.main([option for option in argv if option != "--soak"])
-
+    """Run the suite. Return the exit code."""
     from tensor_bridge_conformance import _conformance, host
 
     # The runner is native code: an interrupt would wait until it returns to the interpreter.

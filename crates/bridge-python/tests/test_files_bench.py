@@ -11,7 +11,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 pytest.importorskip("tensor_bridge_conformance", reason="the suite's package is in the bundle")
-bench: Any = pytest.importorskip("tensor_bridge_conformance.bench_files")
+bench: Any = pytest.importorskip("benches.files")
 
 
 def row(mib: float, part: float) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("tensor_bridge_conformance", reason="the suite's package is in the bundle")
-bench: Any = pytest.importorskip("tensor_bridge_conformance.bench_moves")
+bench: Any = pytest.importorskip("benches.moves")
 
 
 def row(mib: float, part: float, direction: str = "down") -> Any:

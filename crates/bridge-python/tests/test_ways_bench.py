@@ -15,15 +15,15 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("tensorflow")
 pytest.importorskip("tensor_bridge_conformance", reason="the suite's package is in the bundle")
-ways: Any = pytest.importorskip("tensor_bridge_conformance.bench_ways")
-training: Any = pytest.importorskip("tensor_bridge_conformance.bench_training")
+ways: Any = pytest.importorskip("benches.ways")
+training: Any = pytest.importorskip("benches.training")
 
 TENSORFLOW1 = bool(os.environ.get("TENSOR_BRIDGE_TENSORFLOW1"))
 
 
 def measured(bench: str, folder: Path, *options: str) -> tuple[Any, str]:
     """Run a bench, and return its report."""
-    command = [sys.executable, "-m", f"tensor_bridge_conformance.{bench}", "--report", str(folder)]
+    command = [sys.executable, "-m", f"benches.{bench.removeprefix('bench_')}", "--report", str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [*command, *options], capture_output=True, text=True, timeout=600, check=False, env=environment

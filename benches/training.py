@@ -11,7 +11,7 @@ PyTorch; all are square, with float32 without rounding to TF32. Three steps take
 The part is the whole step as a part of the sum of the two. Before, the gradients of the first step are compared with
 those of the same model in PyTorch alone: the length of the difference, as a part of the gradient's length.
 
-    python -m tensor_bridge_conformance.bench_training --device cuda:0 --report out
+    python bench.py --training --device cuda:0 --report out
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benches.reports import Verdict, bars, conclude
 from tensor_bridge_conformance import host
-from tensor_bridge_conformance.reports import Verdict, bars, conclude
 
 #: Rows of a batch, and widths of the layers.
 BATCH = {"cpu": 1024, "cuda": 8192}
@@ -173,7 +173,7 @@ def main(argv: list[str]) -> int:
 
 def _options(argv: list[str]) -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="bench_training", description=__doc__, formatter_class=formatter)
+    parser = argparse.ArgumentParser(prog="bench --training", description=__doc__, formatter_class=formatter)
     parser.add_argument("--device", default="cpu", help="cpu or cuda:0 (default: cpu)")
     parser.add_argument("--batch", type=int, help="rows of a batch (default: 1024, on a device 8192)")
     parser.add_argument("--widths", metavar="N,...", help="widths (default: 256 to 1024, on a device 1024 to 4096)")

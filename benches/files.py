@@ -11,7 +11,7 @@ every process but the first. Three ways take turns in one process:
 A load ends when the elements are on the device. Results are dropped in the time that counts, and their memory stays
 with PyTorch, which gives it to the next load.
 
-    python -m tensor_bridge_conformance.bench_files --report out
+    python bench.py --files --report out
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benches.reports import Verdict, bars, conclude
 from tensor_bridge_conformance import host
-from tensor_bridge_conformance.reports import Verdict, bars, conclude
 
 MIB = 1 << 20
 #: MiB of a file, and of a tensor in it.
@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
 
 def _options(argv: list[str]) -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="bench_files", description=__doc__, formatter_class=formatter)
+    parser = argparse.ArgumentParser(prog="bench --files", description=__doc__, formatter_class=formatter)
     parser.add_argument("--sizes", metavar="MIB,...", help="MiB of the files (default: 256, 1024 and 4096)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds per size (default: 7)")
     parser.add_argument("--folder", metavar="DIR", help="where to write the files (default: that for temporary ones)")

@@ -13,11 +13,12 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benches import growth, relay, settings
+from benches.reports import publish
+from benches.settings import Setting
 from tensor_bridge import _frameworks
 from tensor_bridge._measure import batch
-from tensor_bridge_conformance import growth, host, relay, settings
-from tensor_bridge_conformance.reports import publish
-from tensor_bridge_conformance.settings import Setting
+from tensor_bridge_conformance import host
 
 #: Bytes of the tensors: 1 KiB to 4 GiB.
 SIZES = [1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26, 1 << 30, 1 << 32]
@@ -93,7 +94,7 @@ def main(argv: list[str]) -> int:
 
 
 def _options(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="--bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument(
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: cuda where there is one"
     )

@@ -11,7 +11,7 @@ Four ways take turns in one process, each with bytes of PyTorch:
 
 A move ends when the elements are there: every way waits for its stream.
 
-    python -m tensor_bridge_conformance.bench_moves --report out
+    python bench.py --moves --report out
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benches.reports import Verdict, bars, conclude
 from tensor_bridge_conformance import host
-from tensor_bridge_conformance.reports import Verdict, bars, conclude
 
 MIB = 1 << 20
 #: MiB of a tensor: 64 KiB to 1 GiB.
@@ -120,7 +120,7 @@ def main(argv: list[str]) -> int:
 
 def _options(argv: list[str]) -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="bench_moves", description=__doc__, formatter_class=formatter)
+    parser = argparse.ArgumentParser(prog="bench --moves", description=__doc__, formatter_class=formatter)
     parser.add_argument("--sizes", metavar="MIB,...", help="MiB of the tensors (default: 1/16 to 1024)")
     parser.add_argument("--rounds", type=int, default=20, help="rounds per size (default: 20)")
     parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write the report")

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benches.reports import publish
 from tensor_bridge_conformance import host
-from tensor_bridge_conformance.reports import publish
 
 #: The least part of the limit.
 BAR = 0.9

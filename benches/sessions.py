@@ -14,7 +14,7 @@ run it take turns in one process:
 A run ends when the device has done its work: that is TensorFlow's own rule. So *ours* less *bare* is what the bridge
 adds, with three inputs and an output, in Python.
 
-    python -m tensor_bridge_conformance.bench_sessions --device cuda:0 --report out
+    python bench.py --sessions --device cuda:0 --report out
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benches.graphs import Graph
+from benches.reports import Verdict, bars, conclude
 from tensor_bridge_conformance import host
-from tensor_bridge_conformance.graphs import Graph
-from tensor_bridge_conformance.reports import Verdict, bars, conclude
 
 MIB = 1 << 20
 #: MiB of a tensor: 1 MiB to 1 GiB.
@@ -170,7 +170,7 @@ def main(argv: list[str]) -> int:
 
 def _options(argv: list[str]) -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="bench_sessions", description=__doc__, formatter_class=formatter)
+    parser = argparse.ArgumentParser(prog="bench --sessions", description=__doc__, formatter_class=formatter)
     parser.add_argument("--device", default="cpu", help="cpu or cuda:0, as PyTorch names it (default: cpu)")
     parser.add_argument("--sizes", metavar="MIB,...", help="MiB of the tensors (default: 1 to 1024)")
     parser.add_argument("--rounds", type=int, default=20, help="rounds per size (default: 20)")

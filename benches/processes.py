@@ -8,7 +8,7 @@ what carries the ticket is the caller's. Three ways take turns:
 - *torch*: what ``torch.multiprocessing`` pickles here and loads there, likewise.
 - *host*: a copy to shared memory of the host here, and one to the device there.
 
-    python -m tensor_bridge_conformance.bench_processes --report out
+    python bench.py --processes --report out
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benches.reports import Verdict, bars, conclude
 from tensor_bridge_conformance import host
 from tensor_bridge_conformance.others import Other
-from tensor_bridge_conformance.reports import Verdict, bars, conclude
 
 MIB = 1 << 20
 #: MiB of a tensor.
@@ -132,7 +132,7 @@ def main(argv: list[str]) -> int:
 
 def _options(argv: list[str]) -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="bench_processes", description=__doc__, formatter_class=formatter)
+    parser = argparse.ArgumentParser(prog="bench --processes", description=__doc__, formatter_class=formatter)
     parser.add_argument("--rounds", type=int, default=200, help="rounds of what is cached (default: 200)")
     parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write the report")
     return parser.parse_args(argv)

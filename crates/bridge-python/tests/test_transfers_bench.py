@@ -9,12 +9,13 @@ import numpy
 import pytest
 import torch
 
-from tensor_bridge_conformance import _conformance, bench
+from benches import transfers
+from tensor_bridge_conformance import _conformance
 
 
 def test_a_row_beside_views_and_one_with_threads(tmp_path: Path) -> None:
     few = ["--rounds", "1", "--batch", "2", "--max-size", "1024", "--views", "50", "--threads", "3"]
-    assert bench.main(["--device", "cpu", "--only", "torch:numpy", "--report", str(tmp_path), *few]) == 0
+    assert transfers.main(["--device", "cpu", "--only", "torch:numpy", "--report", str(tmp_path), *few]) == 0
     report = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
     assert all(row["floor"] > 0 and row["over_floor"] > 0 for row in report["rows"])
     assert [row["streams"] for row in report["relay"]] == ["host"]

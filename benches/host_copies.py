@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benches.reports import publish
 from tensor_bridge_conformance import host
-from tensor_bridge_conformance.reports import publish
 
 #: The most that ours takes, as a multiple of the others: what two runs of one copy differ by.
 NOISE = 1.15
@@ -205,7 +205,7 @@ def main(argv: list[str]) -> int:
 
 def _options(argv: list[str]) -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="--bench --host-copies", description=__doc__, formatter_class=formatter)
+    parser = argparse.ArgumentParser(prog="bench --host-copies", description=__doc__, formatter_class=formatter)
     parser.add_argument("--rounds", type=int, default=15, help="rounds per case (default: 15)")
     parser.add_argument("--only", metavar="TEXT", help="measure the cases with this text in their name alone")
     parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write the report")

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 import tensor_bridge
-from tensor_bridge_conformance import bench_host_copies
+from benches import host_copies
 
 
 def test_a_row_for_both_kinds_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_host_copies, "NOISE", float("inf"))
+    monkeypatch.setattr(host_copies, "NOISE", float("inf"))
     few = ["--rounds", "1", "--only", "512² .t()", "--report", str(tmp_path)]
-    assert bench_host_copies.main(few) == 0
+    assert host_copies.main(few) == 0
     rows = json.loads((tmp_path / "bench_host_copies.json").read_text(encoding="utf-8"))["rows"]
     assert {row["memory"] for row in rows} == {"into", "fresh"} and 1 in {row["threads"] for row in rows}
     assert all(row["ours"] > 0 and row["of_numpy"] > 0 and row["of_torch"] > 0 for row in rows)
-    monkeypatch.setattr(bench_host_copies, "NOISE", 0.0)
-    assert bench_host_copies.main(few) == 1
+    monkeypatch.setattr(host_copies, "NOISE", 0.0)
+    assert host_copies.main(few) == 1
     assert "MISSED" in (tmp_path / "bench_host_copies.md").read_text(encoding="utf-8")
 
 
@@ -29,6 +29,6 @@ def test_a_wrong_copy_is_no_contender(monkeypatch: pytest.MonkeyPatch) -> None:
         return out
 
     monkeypatch.setattr(tensor_bridge, "copy", nothing)
-    case = bench_host_copies.CASES[-2]
+    case = host_copies.CASES[-2]
     with pytest.raises(RuntimeError, match="other elements"):
-        bench_host_copies.contenders(case)
+        host_copies.contenders(case)

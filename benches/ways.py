@@ -13,7 +13,7 @@ used; each ends with a wait for the device, and its result is dropped. *ours* an
 TensorFlow 1.15 has no ways of its own but ``feed_dict``, which ``bench_sessions`` measures. The other process is then
 one of Python 3.7, if there is one.
 
-    python -m tensor_bridge_conformance.bench_ways --device cuda:0 --report out
+    python bench.py --ways --device cuda:0 --report out
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benches.exchanges import THERE37, There, framework, native, settle
+from benches.reports import conclude
 from tensor_bridge_conformance import host
-from tensor_bridge_conformance.exchanges import THERE37, There, framework, native, settle
 from tensor_bridge_conformance.others import Other
-from tensor_bridge_conformance.reports import conclude
 from tensor_bridge_conformance.subjects.tensorflow1 import python37
 
 MIB = 1 << 20
@@ -229,7 +229,7 @@ def main(argv: list[str]) -> int:
 
 def _options(argv: list[str]) -> argparse.Namespace:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="bench_ways", description=__doc__, formatter_class=formatter)
+    parser = argparse.ArgumentParser(prog="bench --ways", description=__doc__, formatter_class=formatter)
     parser.add_argument("--device", default="cpu", help="cpu or cuda:0 (default: cpu)")
     parser.add_argument("--sizes", metavar="MIB,...", help="MiB of the tensors (default: 1, 64 and 1024)")
     parser.add_argument("--only", metavar="FROM:TO,...", help="the pairs to measure (default: all five)")

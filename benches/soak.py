@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path as File
 from typing import Any
 
+from benches.reports import publish
 from tensor_bridge_conformance import host, subjects
 from tensor_bridge_conformance._conformance import FRAMEWORKS
-from tensor_bridge_conformance.reports import publish
 from tensor_bridge_conformance.subjects import Bench
 
 #: Bytes of the tensors (float32).
@@ -66,7 +66,7 @@ class Path:
 
 def main(argv: list[str]) -> int:
     """Run, print a table, write ``soak.json`` and ``soak.md``. Return 0 when all memory was released."""
-    parser = argparse.ArgumentParser(prog="--soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench --soak", description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--transfers", type=int, default=1_000_000, help="for each pair (default: 1,000,000)")
     parser.add_argument("--runs", type=int, default=100_000, help="of a session of TensorFlow 1.x (default: 100,000)")

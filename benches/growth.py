@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from benches.settings import Call, Setting
 from tensor_bridge._measure import batch
-from tensor_bridge_conformance.settings import Call, Setting
 
 #: Turns that count, after one that does not.
 TURNS = 5

@@ -1,0 +1,23 @@
+"""The benches of tensor-bridge: what conversions cost, beside what the frameworks have of their own.
+
+Each module is one bench, with a ``main``. They measure over the subjects of the suite.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+# Before any framework: it sets what they read when they are loaded.
+import tensor_bridge_conformance  # noqa: F401
+
+__all__ = ["main"]
+
+#: The options that choose a bench, each the name of its module. Without one, transfers are measured.
+BENCHES = ("copies", "files", "host-copies", "moves", "processes", "sessions", "soak", "training", "ways")
+
+
+def main(argv: list[str]) -> int:
+    """Run the bench that an option names. Return the exit code."""
+    chosen = next((name for name in BENCHES if f"--{name}" in argv), "transfers")
+    bench = importlib.import_module(f"benches.{chosen.replace('-', '_')}")
+    return int(bench.main([option for option in argv if option != f"--{chosen}"]))

@@ -1,0 +1,10 @@
+"""The benches of tensor-bridge, from the folder that this file lies in."""
+
+import sys
+
+if sys.version_info < (3, 10):  # noqa: UP036
+    sys.exit("Python 3.10 or later is needed")
+
+from benches import main
+
+sys.exit(main(sys.argv[1:]))
