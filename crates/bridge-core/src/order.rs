@@ -29,7 +29,7 @@ impl Order {
     }
 
     /// Returns the strides, in elements, of a compact view of `shape`. Lengths of 0 count as 1, so nothing overflows
-    /// for the shape of a [`Layout`].
+    /// for the shape of a [`Layout`](crate::Layout).
     pub fn strides(self, shape: &[i64]) -> Dims {
         let mut strides = Dims::from_elem(1, shape.len());
         let mut next = 1;
