@@ -18,9 +18,10 @@
 //! let candle = unsafe { Candle::new() };
 //! let tensor = Tensor::arange(0f32, 6.0, &Device::Cpu).unwrap().reshape((2, 3)).unwrap();
 //!
-//! // SAFETY: the program uses the memory of a tensor on one thread at a time. let (seen, done) = transfer(&candle,
-//! &unsafe { NdArray::new() }, &tensor.t().unwrap(), &ordering, &Options::default())?; assert_eq!(done.plan,
-//! Plan::ZeroCopy); assert_eq!(seen.to_array::<f32>()?, array![[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]].into_dyn());
+//! // SAFETY: the program uses the memory of a tensor on one thread at a time.
+//! let (seen, done) = transfer(&candle, &unsafe { NdArray::new() }, &tensor.t().unwrap(), &ordering, &Options::default())?;
+//! assert_eq!(done.plan, Plan::ZeroCopy);
+//! assert_eq!(seen.to_array::<f32>()?, array![[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]].into_dyn());
 //!
 //! // SAFETY: the program uses the memory of a tensor on one thread at a time.
 //! let (back, done) = transfer(&unsafe { NdArray::new() }, &candle, &seen, &ordering, &Options::default())?;

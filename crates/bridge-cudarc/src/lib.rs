@@ -13,11 +13,12 @@
 //! let (producer, consumer) = (context.default_stream(), context.new_stream().unwrap());
 //! let made = DeviceArray::from_slice(producer.clone_htod(&[1.0f32; 12]).unwrap(), &[3, 4], None, 0)?;
 //!
-//! // The consumer's stream waits for the producer's, and the host for nothing. let (from, to) =
-//! (Cudarc::new(producer)?, Cudarc::new(consumer.clone())?); let (mut tensor, _) = transfer(&from, &to, &made,
-//! bridge_cuda::ordering(), &Options::default())?; let mut writing = tensor.write::<f32>()?; // SAFETY: the kernel
-//! writes to 12 elements. unsafe { consumer.launch_builder(&kernel).arg(&mut
-//! writing.view()).launch(LaunchConfig::for_num_elems(12)) }.unwrap();
+//! // The consumer's stream waits for the producer's, and the host for nothing.
+//! let (from, to) = (Cudarc::new(producer)?, Cudarc::new(consumer.clone())?);
+//! let (mut tensor, _) = transfer(&from, &to, &made, bridge_cuda::ordering(), &Options::default())?;
+//! let mut writing = tensor.write::<f32>()?;
+//! // SAFETY: the kernel writes to 12 elements.
+//! unsafe { consumer.launch_builder(&kernel).arg(&mut writing.view()).launch(LaunchConfig::for_num_elems(12)) }.unwrap();
 //! # Ok(())
 //! # }
 //! ```

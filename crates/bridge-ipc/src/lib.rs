@@ -25,11 +25,13 @@
 //! let parcel = Parcel::of(&[(&from, &tensor)], Some(Writing::Private), &ordering, &Options::default())?;
 //! let ticket = parcel.share(&exporter, Duration::from_secs(60), None)?.text();
 //!
-//! // Usually in another process. let opened = open(&ticket.parse::<Ticket>()?)?; // SAFETY: the program uses the
-//! memory of a tensor on one thread at a time. let (seen, done) = transfer(&Ipc::new(), &unsafe { NdArray::new() },
-//! &opened.tensors[0], &ordering, &Options::default())?; assert_eq!(done.bytes_copied, 0);
-//! assert_eq!(seen.to_array::<f32>()?, array![[1.0, 2.0], [3.0, 4.0]].into_dyn()); assert_eq!(exporter.held().leases,
-//! 1);
+//! // Usually in another process.
+//! let opened = open(&ticket.parse::<Ticket>()?)?;
+//! // SAFETY: the program uses the memory of a tensor on one thread at a time.
+//! let (seen, done) = transfer(&Ipc::new(), &unsafe { NdArray::new() }, &opened.tensors[0], &ordering, &Options::default())?;
+//! assert_eq!(done.bytes_copied, 0);
+//! assert_eq!(seen.to_array::<f32>()?, array![[1.0, 2.0], [3.0, 4.0]].into_dyn());
+//! assert_eq!(exporter.held().leases, 1);
 //! # drop((seen, opened, exporter));
 //! # let _ = std::fs::remove_dir(folder);
 //! # Ok::<(), bridge_core::Error>(())
