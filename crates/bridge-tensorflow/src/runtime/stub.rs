@@ -17,6 +17,7 @@ use bridge_core::{Error, ErrorKind, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use object::Endianness;
 use object::elf::{self, SymbolInfo};
+use object::write::StringId;
 use object::write::elf::{FileHeader, ProgramHeader, Sym, Writer};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::{CString, c_void};
@@ -156,18 +157,12 @@ fn reason(error: &libloading::Error) -> String {
 
 /// Returns a shared library with Python's symbols that needs the library at `path`, and forwards these functions.
 fn make(path: &Path, forwarded: &[(&str, usize)]) -> object::write::Result<Vec<u8>> {
-    /// The place of a symbol: an index into the functions, or the objects.
-    enum Place {
-        Code(u64),
-        Data,
-    }
     let functions = FUNCTIONS.split_whitespace().map(|name| (name, Place::Code(0)));
     let objects = OBJECTS.split_whitespace().map(|name| (name, Place::Data));
     let passed = (1..).zip(forwarded).map(|(i, (name, _))| (*name, Place::Code(i)));
     let symbols: Vec<(&str, Place)> = functions.chain(objects).chain(passed).collect();
     let text = [RETURN_ZERO].into_iter().chain(forwarded.iter().map(|(_, address)| forward(*address)));
     let text = text.collect::<Vec<Code>>().concat();
-    let count = symbols.len() as u32;
     let (mut bytes, needed) = (Vec::new(), path.as_os_str().as_bytes());
     let mut file = Writer::new(Endianness::Little, true, &mut bytes);
 
@@ -175,7 +170,40 @@ fn make(path: &Path, forwarded: &[(&str, usize)]) -> object::write::Result<Vec<u
     file.reserve_program_headers(4);
     let needed = file.add_dynamic_string(needed);
     let names: Vec<_> = symbols.iter().map(|(name, _)| file.add_dynamic_string(name.as_bytes())).collect();
-    for _ in &names {
+    let offsets = reserve(&mut file, names.len() as u32, text.len() as u64)?;
+
+    write_headers(&mut file, &offsets)?;
+    write_symbols(&mut file, &offsets, names.into_iter().zip(&symbols))?;
+    write_dynamic(&mut file, &offsets, needed)?;
+    file.write_align(64);
+    file.write(&[0; OBJECT as usize]);
+    file.write_align(PAGE);
+    file.write(&text);
+    Ok(bytes)
+}
+
+/// The place of a symbol: an index into the functions, or the objects.
+enum Place {
+    Code(u64),
+    Data,
+}
+
+/// The offsets in the file, which are also the addresses from the start of the library on.
+struct Offsets {
+    dynsym: u64,
+    dynstr: u64,
+    hash: u64,
+    dynamic: u64,
+    data: u64,
+    /// The length of what is writable: all up to the code.
+    writable: u64,
+    code: u64,
+    code_len: u64,
+}
+
+/// Reserves room for so many symbols, and for what follows the headers.
+fn reserve(file: &mut Writer<'_>, symbols: u32, code_len: u64) -> object::write::Result<Offsets> {
+    for _ in 0..symbols {
         file.reserve_dynamic_symbol_index();
     }
     // The writer needs the indices of sections, although it writes no table of them: the loader reads none.
@@ -185,12 +213,16 @@ fn make(path: &Path, forwarded: &[(&str, usize)]) -> object::write::Result<Vec<u
     file.reserve_dynamic_section_index();
     let dynsym = file.reserve_dynsym();
     let dynstr = file.reserve_dynstr()?;
-    let hash = file.reserve_hash(count, count + 1);
+    let hash = file.reserve_hash(symbols, symbols + 1);
     let dynamic = file.reserve_dynamic(7);
     let data = file.reserve(OBJECT, 64);
     let writable = file.reserved_len();
-    let code = file.reserve(text.len() as u64, PAGE);
+    let code = file.reserve(code_len, PAGE);
+    Ok(Offsets { dynsym, dynstr, hash, dynamic, data, writable, code, code_len })
+}
 
+/// Writes the headers of the file and of what the loader maps.
+fn write_headers(file: &mut Writer<'_>, at: &Offsets) -> object::write::Result<()> {
     file.write_file_header(&FileHeader {
         os_abi: elf::ELFOSABI_NONE,
         abi_version: 0,
@@ -200,12 +232,11 @@ fn make(path: &Path, forwarded: &[(&str, usize)]) -> object::write::Result<Vec<u
         e_flags: elf::FileFlags::default(),
     })?;
     file.write_align_program_headers();
-    let dynamic_len = data - dynamic;
     // The loader writes addresses into the dynamic section.
     for (p_type, p_flags, start, len) in [
-        (elf::PT_LOAD, elf::PF_R | elf::PF_W, 0, writable),
-        (elf::PT_LOAD, elf::PF_R | elf::PF_X, code, text.len() as u64),
-        (elf::PT_DYNAMIC, elf::PF_R | elf::PF_W, dynamic, dynamic_len),
+        (elf::PT_LOAD, elf::PF_R | elf::PF_W, 0, at.writable),
+        (elf::PT_LOAD, elf::PF_R | elf::PF_X, at.code, at.code_len),
+        (elf::PT_DYNAMIC, elf::PF_R | elf::PF_W, at.dynamic, at.data - at.dynamic),
         // Without it the loader makes the stacks of the process executable, or refuses to.
         (elf::PT_GNU_STACK, elf::PF_R | elf::PF_W, 0, 0),
     ] {
@@ -220,13 +251,23 @@ fn make(path: &Path, forwarded: &[(&str, usize)]) -> object::write::Result<Vec<u
             p_align: PAGE,
         });
     }
+    Ok(())
+}
+
+/// Writes the symbols, their names, and the table by which the loader finds them.
+fn write_symbols<'a>(
+    file: &mut Writer<'_>,
+    at: &Offsets,
+    symbols: impl Iterator<Item = (StringId, &'a (&'a str, Place))>,
+) -> object::write::Result<()> {
+    let mut hashes = Vec::new();
     file.write_null_dynamic_symbol();
-    for (name, (_, place)) in names.iter().zip(&symbols) {
+    for (string, (name, place)) in symbols {
         let (kind, value) = match place {
-            Place::Code(i) => (elf::STT_FUNC, code + i * size_of::<Code>() as u64),
-            Place::Data => (elf::STT_OBJECT, data),
+            Place::Code(i) => (elf::STT_FUNC, at.code + i * size_of::<Code>() as u64),
+            Place::Data => (elf::STT_OBJECT, at.data),
         };
-        let st_name = file.dynamic_string_offset(Some(*name));
+        let st_name = file.dynamic_string_offset(Some(string));
         file.write_dynamic_symbol(&Sym {
             section: None,
             st_name,
@@ -237,26 +278,28 @@ fn make(path: &Path, forwarded: &[(&str, usize)]) -> object::write::Result<Vec<u
             st_value: value,
             st_size: 0,
         });
+        hashes.push(elf::hash(name.as_bytes()));
     }
     file.write_dynstr();
-    let hashes: Vec<_> = symbols.iter().map(|(name, _)| elf::hash(name.as_bytes())).collect();
+    let count = hashes.len() as u32;
     file.write_hash(count, count + 1, |i| i.checked_sub(1).map(|i| hashes[i as usize]));
+    Ok(())
+}
+
+/// Writes what the loader reads first: where the tables are, and the library that this one needs.
+fn write_dynamic(file: &mut Writer<'_>, at: &Offsets, needed: StringId) -> object::write::Result<()> {
     let dynstr_len = file.dynstr_len().into();
     file.write_align_dynamic();
     file.write_dynamic_string(elf::DT_NEEDED, needed)?;
     for (tag, value) in [
-        (elf::DT_HASH, hash),
-        (elf::DT_STRTAB, dynstr),
+        (elf::DT_HASH, at.hash),
+        (elf::DT_STRTAB, at.dynstr),
         (elf::DT_STRSZ, dynstr_len),
-        (elf::DT_SYMTAB, dynsym),
+        (elf::DT_SYMTAB, at.dynsym),
         (elf::DT_SYMENT, 24),
         (elf::DT_NULL, 0),
     ] {
         file.write_dynamic(tag, value)?;
     }
-    file.write_align(64);
-    file.write(&[0; OBJECT as usize]);
-    file.write_align(PAGE);
-    file.write(&text);
-    Ok(bytes)
+    Ok(())
 }
