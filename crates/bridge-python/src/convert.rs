@@ -31,22 +31,22 @@ takes_keywords! {
     ///     If a copy is needed and ``copy=False``; or if the memory is read-only, requires grad, or was consumed
     ///     before.
     /// BridgeValueError
-    ///     If a keyword has no such value, or ``x`` is on a device that the target does not have.
+    ///     If a keyword has a value that it cannot have, or ``x`` is on a device that the target does not have.
     /// BridgeImportError
     ///     If the target is not installed.
     ///
     /// Notes
     /// -----
     /// On a device, the target's current stream waits for the producer's, and the owner reuses the memory after the
-    /// target's stream. The host waits only where elements are moved to it. A permutation, an order and a move are one
+    /// target's stream. The host waits only if elements are moved to it. A permutation, an order and a move take one
     /// copy together, made on the device of ``x``.
     ///
-    /// A tensor of TensorFlow is constant, and constants are shared in the whole process: to write to the result, pass
+    /// TensorFlow's tensors do not change, and constants are shared in the whole process: to write to the result, pass
     /// ``copy=True``. An unversioned capsule does not say whether its memory may be written: NumPy takes it as
     /// read-only, the other targets as writable. A capsule on a CUDA device does not name the stream that its tensor is
     /// written on: order that work before the legacy default stream, or pass the tensor itself.
     ///
-    /// An error about a tensor of a container names the way to it, and nothing of the container is converted.
+    /// An error about a tensor of a container names the path to it, and nothing of the container is converted.
     ///
     /// See Also
     /// --------

@@ -8,10 +8,10 @@ use pyo3::types::PyDict;
 /// Returns
 /// -------
 /// dict of str to int
-///     ``leased`` views were made and ``released`` ones returned to their owners. Of these, the memory of ``retired``
-///     ones still waits for the device, and that of ``leaked`` ones is never reused, because the driver cannot tell
-///     when it may be. ``untaken`` results of TensorFlow's graphs wait for ``take``; ``reclaimed`` ones never were
-///     taken, and were dropped with their session.
+///     ``leased`` views were made, and ``released`` views were returned to their owners. The memory of ``retired``
+///     views still waits for the device; the memory of ``leaked`` views is kept for good, because the driver cannot
+///     tell when it may be reused. ``untaken`` results of TensorFlow's graphs wait for ``take``; ``reclaimed`` results
+///     were dropped with their session before any ``take``.
 ///
 /// Examples
 /// --------
