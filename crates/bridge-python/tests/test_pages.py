@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import os
@@ -57,6 +58,13 @@ def test_the_package_is_the_installed_one() -> None:
     if INSTALLED is None:
         pytest.skip("the tests are not of an installed package")
     assert Path(tb.__file__).is_relative_to(INSTALLED)
+
+
+@pytest.mark.parametrize("page", sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")))
+def test_the_blocks_of_the_page_compile(page: str) -> None:
+    # Those too that need a GPU, or that no test runs.
+    for _, block in BLOCK.findall((DOCS / page).read_text()):
+        compile(block, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 @pytest.mark.parametrize("page", PAGES)
