@@ -47,6 +47,9 @@ const TCH: [&str; 13] = [
     "tensorflow",
 ];
 
+/// pytest, which names what it skips, and prints the stacks of all threads where a test takes longer than any does.
+const PYTEST: [&str; 5] = ["pytest", "-q", "-rs", "-o", "faulthandler_timeout=600"];
+
 /// The suite over the adapters for Rust that link nothing.
 const HOST: [&str; 10] = [
     "--package",
@@ -191,7 +194,7 @@ fn python_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
     let on_the_host = |step: Command| with(step, VISIBLE, "");
     let tests: &[&str] = &["crates/bridge-python/tests", "conformance/tests/python"];
     let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_WORKERS)).to_string();
-    let pytest: &[&str] = &["pytest", "-q", "-rs", "-n", &workers, "--dist", "worksteal"];
+    let pytest: &[&str] = &[&PYTEST[..], &["-n", &workers, "--dist", "worksteal"]].concat();
     vec![
         ("ruff check", Ok(module(&[&["ruff", "check"], &PYTHON]))),
         ("ruff format", Ok(module(&[&["ruff", "format", "--check"], &PYTHON]))),
@@ -200,10 +203,7 @@ fn python_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ("site", itself(&["site".as_ref()])),
         ("bundle", itself(&["bundle".as_ref(), bundle.as_os_str()])),
         ("pytest", Ok(on_the_host(over_bundle(module(&[pytest, tests]))))),
-        (
-            "pytest, GPU",
-            has_gpu(python).map(|()| over_bundle(module(&[&["pytest", "-q", "-rs", "-k", ON_A_GPU], tests]))),
-        ),
+        ("pytest, GPU", has_gpu(python).map(|()| over_bundle(module(&[&PYTEST, &["-k", ON_A_GPU], tests])))),
         ("fuzz", Ok(over_bundle(program(python, &[FUZZER, "--seconds", "30", "--seed", "1"])))),
         ("pytest, Python 3.7", {
             let arguments = [&["-m"], pytest, &["crates/bridge-capi/python/tests"]].concat();

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 #: Seconds for what another process does.
 PATIENCE = 60.0
 
+#: Seconds after which a process that does not answer hangs: to import a framework takes up to a minute.
+HANGS = 240.0
+
 #: Runs lines and prints the value of each expression. It runs in Python 3.7, too.
 _LOOP = """
-import sys
+import faulthandler, signal, sys
+faulthandler.register(signal.SIGUSR1)
 import numpy as np
 import {package} as tb
 space = {{"np": np, "tb": tb}}
@@ -41,6 +48,8 @@ class Other:
         self, command: Sequence[str] = (sys.executable,), package: str = "tensor_bridge", **environment: str
     ) -> None:
         """Start it."""
+        # By another program, whose child it is.
+        self._is_started = len(command) > 1
         self.process = subprocess.Popen(
             [*command, "-c", _LOOP.format(package=package)],
             stdin=subprocess.PIPE,
@@ -61,12 +70,26 @@ class Other:
         self.process.stdin.flush()
 
     def end(self, line: str = "") -> str:
-        """Return the text of the next value."""
+        """Return the text of the next value. A process that hangs prints the stacks of its threads, and is ended."""
         assert self.process.stdout is not None
-        while answer := self.process.stdout.readline():
-            if answer.startswith("answer "):
-                return answer.removeprefix("answer ").rstrip()
+        watch = threading.Timer(HANGS, self._end_with_stacks)
+        watch.start()
+        try:
+            while answer := self.process.stdout.readline():
+                if answer.startswith("answer "):
+                    return answer.removeprefix("answer ").rstrip()
+        finally:
+            watch.cancel()
         raise AssertionError(f"{line}: the process has ended")
+
+    def _end_with_stacks(self) -> None:
+        """Make it print the stacks of its threads, and end it."""
+        pid = self.process.pid
+        if self._is_started:
+            pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        os.kill(pid, signal.SIGUSR1)
+        time.sleep(3)
+        self.process.kill()
 
     def text(self, line: str) -> str:
         """Run a line whose value is a ticket's text, and return that."""

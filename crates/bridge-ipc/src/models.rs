@@ -2,14 +2,14 @@
 //!
 //! Exporter, importer and names are the real ones: questions, answers, notices, time that is over, interrupts and forks.
 
-use crate::sync::{begin as begin_process, fork, thread};
+use crate::sync::{begin as begin_process, fork, lost, thread};
 use crate::{Client, Exporter, Ipc, IpcTensor, Limits, Names, Parcel, Settings, Ticket, Writing, open, while_waiting};
 use bridge_core::{Error, ErrorKind, HostOnly, Options, Result, explore, transfer};
 use bridge_ndarray::{HostArray, NdArray};
 use shuttle::rand::{Rng, thread_rng};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(1 << 30);
@@ -77,6 +77,13 @@ fn given_up(error: Error) {
     assert!(matches!(error.kind(), ErrorKind::Busy | ErrorKind::Framework), "{error}");
 }
 
+/// Lets the other threads go on until this is so.
+fn until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        thread::yield_now();
+    }
+}
+
 fn byte(tensor: &IpcTensor) -> u8 {
     let ordering: Arc<dyn bridge_core::Ordering> = Arc::new(HostOnly);
     let (array, _) = transfer(&Ipc::of_opened(), &ndarray(), tensor, &ordering, &Options::in_place()).unwrap();
@@ -102,10 +109,7 @@ fn each_answer_is_that_of_its_question() {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         // All questions before this one are answered, and what came too late is given back.
         drop(surely(&tickets[0]));
-        while exporter.held().leases > 1 {
-            anchor.check().unwrap();
-            thread::yield_now();
-        }
+        until(|| anchor.check().is_ok() && exporter.held().leases <= 1);
         assert_eq!((byte(&anchor), exporter.held().leases), (0, 1));
     });
 }
@@ -122,9 +126,7 @@ fn each_view_hears_that_it_is_revoked_and_no_other_does() {
             thread::spawn(move || drop(perhaps(&tickets[1])))
         };
         exporter.revoke(&tickets[0]).unwrap();
-        while views[0].check().is_ok() {
-            thread::yield_now();
-        }
+        until(|| views[0].check().is_err());
         views[1].check().unwrap();
         asks.join().unwrap();
         views[1].check().unwrap();
@@ -140,24 +142,34 @@ fn a_fork_waits_for_no_lost_thread_and_takes_nothing() {
         let exporter = begin(&folder);
         let tickets: Arc<[_]> = (0..2).map(|number| share(&exporter, number)).collect();
         let views = Arc::new([0, 1].map(|share: usize| surely(&tickets[share])));
+        let has_asked = Arc::new(AtomicBool::new(false));
         let asks = {
             let tickets = Arc::clone(&tickets);
-            thread::spawn(move || drop(perhaps(&tickets[1])))
+            let has_asked = Arc::clone(&has_asked);
+            thread::spawn(move || {
+                drop(perhaps(&tickets[1]));
+                has_asked.store(true, Relaxed);
+            })
         };
+        let (has_forked, is_revoked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let forks = {
             let (tickets, views) = (Arc::clone(&tickets), Arc::clone(&views));
+            let (has_forked, is_revoked) = (Arc::clone(&has_forked), Arc::clone(&is_revoked));
             thread::spawn(move || {
                 fork(|| {
+                    until(|| lost() == 1 || has_asked.load(Relaxed));
+                    has_forked.store(true, Relaxed);
+                    until(|| is_revoked.load(Relaxed));
                     views.iter().for_each(|view| view.check().unwrap());
                     assert_eq!(byte(&surely(&tickets[1])), 1);
                 });
             })
         };
+        until(|| has_forked.load(Relaxed));
         exporter.revoke(&tickets[0]).unwrap();
+        is_revoked.store(true, Relaxed);
         [asks, forks].into_iter().for_each(|thread| thread.join().unwrap());
-        while views[0].check().is_ok() {
-            thread::yield_now();
-        }
+        until(|| views[0].check().is_err());
         views[1].check().unwrap();
     });
 }
@@ -187,9 +199,7 @@ fn a_put_is_listed_or_ended() {
                 Err(error) => given_up(error),
             }
         };
-        while exporter.held().shares != listed {
-            thread::yield_now();
-        }
+        until(|| exporter.held().shares == listed);
         drop(client);
         assert_eq!(exporter.held().shares, 0);
         drop(names);

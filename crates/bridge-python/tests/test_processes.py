@@ -20,6 +20,7 @@ import pytest
 
 import tensor_bridge as tb
 from tensor_bridge import processes
+from tensor_bridge_conformance import others
 from tensor_bridge_conformance.others import Other, wait_until
 
 torch = pytest.importorskip("torch")
@@ -171,6 +172,17 @@ def test_a_process_in_namespaces_of_its_own(namespaces: list[str]) -> None:
         inside.kill()
     wait_until(lambda: leases() == 0)
     tb.revoke(ticket)
+
+
+def test_a_process_that_hangs_prints_its_stacks(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = Other()
+    other.define("def hangs(): import time; time.sleep(600)")
+    monkeypatch.setattr(others, "HANGS", 0.1)
+    with pytest.raises(AssertionError, match="has ended"):
+        other("hangs()")
+    assert "in hangs" in capfd.readouterr().err
 
 
 def test_a_killed_reader_gives_back(other: Other) -> None:

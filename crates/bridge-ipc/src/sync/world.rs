@@ -20,6 +20,8 @@ std::thread_local! {
     static CLOCK: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     /// Whether the process has forked.
     static HAS_FORKED: Cell<bool> = const { Cell::new(false) };
+    /// Threads that are lost.
+    static LOST: Cell<u32> = const { Cell::new(0) };
 }
 
 thread_local! {
@@ -39,6 +41,13 @@ pub(crate) fn begin() {
     static LAST: AtomicU32 = AtomicU32::new(0);
     PROCESS.set(LAST.fetch_add(1, Relaxed) + 1);
     HAS_FORKED.set(false);
+    LOST.set(0);
+}
+
+/// Returns how many threads are lost.
+#[cfg(test)]
+pub(crate) fn lost() -> u32 {
+    LOST.get()
 }
 
 /// Runs the thread of a fork. The others are lost meanwhile, with the locks that they hold; then their process goes on,
@@ -54,8 +63,11 @@ pub(crate) fn fork(body: impl FnOnce()) {
 /// Threads that answer are of other processes.
 fn may_be_lost() {
     let is_of_fork = IS_FORK.with(Cell::get) || thread::current().name() == Some("tensor-bridge-ipc");
-    while HAS_FORKED.get() && !is_of_fork {
-        thread::yield_now();
+    if HAS_FORKED.get() && !is_of_fork {
+        LOST.set(LOST.get() + 1);
+        while HAS_FORKED.get() {
+            thread::yield_now();
+        }
     }
 }
 
