@@ -3,6 +3,7 @@
 use crate::{Capabilities, Spec, Subject};
 use bridge_core::{DType, Device, Profile};
 use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
 
 /// One case of one property.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,6 +134,22 @@ impl Sides {
     /// Returns whether both sides are the same framework, and so share its current stream.
     pub fn same_framework(&self) -> bool {
         self.from.profile.name == self.to.profile.name
+    }
+
+    /// Returns whether the source makes the tensor of this case. A case that was kept may be older than what the source
+    /// declares.
+    pub(crate) fn makes(&self, case: &Case) -> bool {
+        let (Side { profile, can, .. }, spec) = (&self.from, &case.spec);
+        can.dtypes.contains(&spec.dtype)
+            && profile.rank.contains(&spec.shape.len())
+            && (can.read_only || !spec.read_only)
+            && spec.pending.is_none_or(|pending| can.defers.contains(&pending))
+    }
+
+    /// Returns the numbers of dimensions that both profiles list. Empty where there is none.
+    pub fn common_ranks(&self) -> RangeInclusive<usize> {
+        let (from, to) = (&self.from.profile.rank, &self.to.profile.rank);
+        *from.start().max(to.start())..=*from.end().min(to.end())
     }
 
     /// Returns those of [`common_dtypes`](Self::common_dtypes) that the target makes, too, and so has kernels for.

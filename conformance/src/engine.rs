@@ -201,7 +201,9 @@ impl<F, T> Run<'_, F, T> {
                     let share = (u64::from(cases) * u64::from(property.weight)).div_ceil(u64::from(weights)) as u32;
                     let slice = time.map(|time| time * property.weight / weights);
                     let start = Instant::now();
-                    let known = self.config.regressions.iter().filter(|known| known.is_about(&report, property.name));
+                    let about = |known: &&Regression| known.is_about(&report, property.name);
+                    let known =
+                        self.config.regressions.iter().filter(about).filter(|known| self.sides.makes(&known.case));
                     let (result, stops) = self.one(property, share.max(1), slice, known, observer);
                     stopped = stops.then(|| format!("not judged, because `{}` failed", property.name));
                     (cases, weights) = (cases - share.min(cases), weights - property.weight);

@@ -104,14 +104,25 @@ impl Regression {
     ///
     /// What the file system reports.
     pub fn write(&self, folder: &Path) -> io::Result<PathBuf> {
-        let text = serde_json::to_string_pretty(self)?;
-        let mut hasher = DefaultHasher::new();
-        text.hash(&mut hasher);
-        let name = format!("{}-{}-{}-{:08x}.json", self.from, self.to, self.property, hasher.finish() as u32);
+        let (name, text) = self.file()?;
         fs::create_dir_all(folder)?;
         let path = folder.join(name);
         fs::write(&path, text + "\n")?;
         Ok(path)
+    }
+
+    /// Removes the file that [`write`](Self::write) has made in `folder`. Returns its path, or `None` where there is none.
+    #[cfg(feature = "runner")]
+    pub(crate) fn remove(&self, folder: &Path) -> Option<PathBuf> {
+        let path = folder.join(self.file().ok()?.0);
+        fs::remove_file(&path).is_ok().then_some(path)
+    }
+
+    fn file(&self) -> io::Result<(String, String)> {
+        let text = serde_json::to_string_pretty(self)?;
+        let mut hasher = DefaultHasher::new();
+        text.hash(&mut hasher);
+        Ok((format!("{}-{}-{}-{:08x}.json", self.from, self.to, self.property, hasher.finish() as u32), text))
     }
 
     /// Reads one case.

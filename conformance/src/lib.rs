@@ -6,8 +6,10 @@
 //!
 //! # How to certify an adapter
 //!
-//! Implement [`Subject`] for your [`Adapter`](bridge_core::Adapter), through your framework's own interface. Pass it to
-//! [`certify`] with a framework that is known to be right. Here both are simulated:
+//! A [`Subject`] is your [`Adapter`](bridge_core::Adapter) and what the suite does with tensors of its own, through your
+//! framework's own interface. For host memory that is a type of yours with the five methods of [`HostTensors`], and
+//! [`HostSubject`] joins it with the adapter. For a device implement [`Subject`] for a type of yours that holds the
+//! adapter. Pass it to [`certify`] with a framework that is known to be right. Here both are simulated:
 //!
 //! ```
 //! use bridge_conformance::certify;
@@ -58,6 +60,7 @@ mod case;
 mod engine;
 pub mod expect;
 pub mod fault;
+mod host;
 pub mod model;
 
 #[cfg(feature = "processes")]
@@ -86,6 +89,7 @@ mod verdict;
 pub use case::{Case, Op, Picks, Route, Side, Sides};
 pub use engine::{Config, Observer, REPLAYED, certify, replay, shrink, tree};
 pub use expect::{Expectation, Regression};
+pub use host::{HostSubject, HostTensors};
 pub use properties::{Failure, PROPERTIES, Pair, Property, property};
 pub use subject::{Capabilities, Observed, Spec, Subject};
 pub use verdict::{Native, PairReport, PropertyReport, Verdict};

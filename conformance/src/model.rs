@@ -150,6 +150,9 @@ pub fn expected(
     if ![source, target].iter().all(|profile| profile.dtypes.contains(&tensor.dtype)) {
         return Expected::Refused(ErrorKind::Dtype);
     }
+    if !target.rank.contains(&tensor.shape.len()) {
+        return Expected::Refused(ErrorKind::Layout);
+    }
     let lost = tensor.read_only && !target.keeps_read_only;
     match (copy, pending.is_none() && !target.owns_memory && fits(tensor, target)) {
         (Some(true), _) | (None, false) => Expected::Copied,

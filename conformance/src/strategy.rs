@@ -5,6 +5,7 @@ use bridge_core::{DType, Strides};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
+use std::ops::RangeInclusive;
 
 /// One step from a compact tensor to a strange view of it.
 #[derive(Debug, Clone)]
@@ -17,6 +18,10 @@ enum View {
     Broadcast { dim: usize, length: i64 },
     Window { dim: usize, length: i64 },
 }
+
+/// The alignment, in bytes, that half of the tensors have and the others do not: the most that a framework asks for. So
+/// a claim about alignment that is wrong fails in one of the first cases.
+const ALIGNED: usize = 64;
 
 /// The most elements of a tensor: larger ones test nothing new.
 const MAX_ELEMENTS: usize = 4096;
@@ -123,9 +128,46 @@ fn alignments(sides: &Sides) -> BoxedStrategy<Alignment> {
     select(known).boxed()
 }
 
-/// Chooses a tensor that the source can make, with one of these dtypes. `overlap`: also views that contain an element
+/// Chooses a tensor of the source that the target has a counterpart for. `overlap`: also views that contain an element
 /// twice.
 pub(crate) fn tensors(sides: &Sides, dtypes: Vec<DType>, overlap: bool) -> BoxedStrategy<Spec> {
+    of_ranks(sides, sides.common_ranks(), dtypes, overlap)
+}
+
+/// Chooses a tensor that the source can make, whatever the target takes.
+pub(crate) fn of_source(sides: &Sides) -> BoxedStrategy<Spec> {
+    of_ranks(sides, sides.from.profile.rank.clone(), sides.from.can.dtypes.clone(), true)
+}
+
+type Ranks = RangeInclusive<usize>;
+
+/// Adds and removes dimensions until there are as many as the frameworks have. Elements stay in the base buffer.
+fn fit(spec: &mut Spec, ranks: &Ranks) {
+    while spec.shape.len() > *ranks.end() {
+        // Without elements it stays, as no other dimension can be left out for it.
+        let dim = spec.shape.iter().position(|length| *length != 0).unwrap_or(0);
+        spec.shape.remove(dim);
+        spec.strides.remove(dim);
+    }
+    while spec.shape.len() < *ranks.start() {
+        let stride = spec.shape.iter().zip(&spec.strides).map(|(length, stride)| length.max(&1) * stride.abs()).max();
+        spec.shape.insert(0, 1);
+        spec.strides.insert(0, stride.unwrap_or(1));
+    }
+}
+
+/// Moves the base buffer so that the first element is at a multiple of [`ALIGNED`] bytes, or so that it is not.
+fn place(spec: &mut Spec, aligned: bool) {
+    let natural = 1 << model::itemsize(spec.dtype).trailing_zeros();
+    let behind = spec.offset * model::itemsize(spec.dtype);
+    if aligned {
+        spec.align = (ALIGNED - behind % ALIGNED) % ALIGNED;
+    } else if (spec.align + behind).is_multiple_of(ALIGNED) {
+        spec.align = (spec.align + natural) % Spec::GRAIN;
+    }
+}
+
+fn of_ranks(sides: &Sides, ranks: Ranks, dtypes: Vec<DType>, overlap: bool) -> BoxedStrategy<Spec> {
     let strided = sides.from.profile.strides != Strides::Compact;
     let length = prop_oneof![1 => Just(0i64), 3 => Just(1), 12 => 2i64..6];
     let most = if strided { 4 } else { 0 };
@@ -136,8 +178,10 @@ pub(crate) fn tensors(sides: &Sides, dtypes: Vec<DType>, overlap: bool) -> Boxed
     let around = prop_oneof![plain => Just((Vec::new(), 0, 0, Alignment::Bytes(0))), 1 => around];
     // Some shapes have more dimensions than core keeps without an allocation.
     let shape = prop_oneof![7 => vec(length, 0..4), 1 => vec(1i64..3, 9..12)];
-    (select(dtypes), shape, around)
-        .prop_map(|(dtype, shape, (steps, lead, tail, align))| {
+    (select(dtypes), shape, around, any::<bool>())
+        .prop_map(move |(dtype, mut shape, (steps, lead, tail, align), aligned)| {
+            shape.truncate(*ranks.end());
+            shape.splice(0..0, vec![1; ranks.start().saturating_sub(shape.len())]);
             let base = lead + model::numel(&shape) + tail;
             let align = align.bytes(model::itemsize(dtype));
             let plain = Spec { offset: lead, base, align, ..Spec::compact(dtype, &shape) };
@@ -146,21 +190,23 @@ pub(crate) fn tensors(sides: &Sides, dtypes: Vec<DType>, overlap: bool) -> Boxed
                 step.apply(&mut next);
                 if model::numel(&next.shape) > MAX_ELEMENTS { spec } else { next }
             });
+            fit(&mut spec, &ranks);
             if model::numel(&spec.shape) == 0 {
                 spec.offset = lead;
+            }
+            if strided {
+                place(&mut spec, aligned);
             }
             spec
         })
         .boxed()
 }
 
-/// Chooses a compact tensor of one of these sizes, in bytes.
-pub(crate) fn blocks(dtypes: Vec<DType>, sizes: Vec<usize>) -> BoxedStrategy<Spec> {
-    (select(dtypes), select(sizes))
-        .prop_map(|(dtype, bytes)| {
-            let count = bytes / model::itemsize(dtype);
-            Spec::compact(dtype, &[count as i64])
-        })
+/// Chooses a compact tensor of one of these sizes, in bytes, that both sides make.
+pub(crate) fn blocks(sides: &Sides, sizes: Vec<usize>) -> BoxedStrategy<Spec> {
+    let ranks = sides.common_ranks();
+    (select(sides.computed_dtypes()), select(sizes))
+        .prop_map(move |(dtype, bytes)| Spec::row(dtype, bytes / model::itemsize(dtype), &ranks))
         .boxed()
 }
 
@@ -175,9 +221,12 @@ const MAX_TILED: usize = 1 << 13;
 pub(crate) fn tiled(sides: &Sides, dtypes: Vec<DType>) -> BoxedStrategy<Spec> {
     let strided = sides.from.profile.strides != Strides::Compact;
     let reversed = strided && sides.from.can.negative_strides;
+    let ranks = sides.common_ranks();
     let dims = vec((select(&EDGES[..]), any::<u32>(), 0i64..3, any::<bool>()), 1..5);
     (select(dtypes), dims)
-        .prop_map(move |(dtype, dims)| {
+        .prop_map(move |(dtype, mut dims)| {
+            dims.truncate(*ranks.end());
+            dims.resize(dims.len().max(*ranks.start()), (1, 0, 0, false));
             let mut most = MAX_TILED as i64;
             let fitting = |(length, ..): &(i64, _, _, _)| {
                 let length = (*length).min(most);
@@ -210,11 +259,12 @@ pub(crate) fn tiled(sides: &Sides, dtypes: Vec<DType>) -> BoxedStrategy<Spec> {
 }
 
 /// Chooses a small tensor of elements of one byte whose rows lie gigabytes apart.
-pub(crate) fn apart(dtypes: Vec<DType>) -> BoxedStrategy<Spec> {
-    let bytes: Vec<_> = dtypes.into_iter().filter(|dtype| model::itemsize(*dtype) == 1).collect();
+pub(crate) fn apart(sides: &Sides) -> BoxedStrategy<Spec> {
+    let ranks = sides.common_ranks();
+    let bytes: Vec<_> = sides.common_dtypes().into_iter().filter(|dtype| model::itemsize(*dtype) == 1).collect();
     // All have a base buffer of the same length, so that allocators reuse it.
     (select(bytes), 2i64..4, 1i64..70, any::<bool>(), 0i64..2)
-        .prop_map(|(dtype, rows, length, transposed, far)| {
+        .prop_map(move |(dtype, rows, length, transposed, far)| {
             let stride = (1 << 31) + far * 4096;
             let (mut shape, mut strides) = (vec![rows, length], vec![stride, 1]);
             if transposed {
@@ -222,7 +272,9 @@ pub(crate) fn apart(dtypes: Vec<DType>) -> BoxedStrategy<Spec> {
                 strides.reverse();
             }
             let base = 2 * ((1 << 31) + 4096) + 4096;
-            Spec { strides, base, ..Spec::compact(dtype, &shape) }
+            let mut spec = Spec { strides, base, ..Spec::compact(dtype, &shape) };
+            fit(&mut spec, &ranks);
+            spec
         })
         .boxed()
 }
@@ -274,4 +326,46 @@ pub(crate) fn lives() -> BoxedStrategy<Vec<Op>> {
         1 => Just(Op::Pressure),
     ];
     vec(op, 1..16).boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::{Habits, SimDevice, SimFramework};
+    use crate::{property, tree};
+
+    fn sides() -> Sides {
+        let device = SimDevice::new(1);
+        let simulated = |habits| SimFramework::new(&device, habits);
+        Sides::of(&simulated(Habits::Generous), &simulated(Habits::Common))
+    }
+
+    fn specs(sides: &Sides, name: &str) -> impl Iterator<Item = Spec> {
+        (0..400).map(move |index| tree(property(name).unwrap(), sides, 3, index).current().spec)
+    }
+
+    #[test]
+    fn half_of_the_tensors_are_aligned_and_half_are_not() {
+        let start = |spec: &Spec| spec.align + spec.offset * model::itemsize(spec.dtype);
+        let aligned = specs(&sides(), "values").filter(|spec| start(spec).is_multiple_of(ALIGNED)).count();
+        assert!((160..=240).contains(&aligned), "{aligned} of 400");
+    }
+
+    #[test]
+    fn tensors_have_the_dimensions_that_both_sides_have() {
+        for ranks in [0..=0, 0..=1, 1..=1, 2..=2, 2..=3, 5..=64] {
+            let mut sides = sides();
+            sides.to.profile.rank = ranks.clone();
+            for name in ["subject", "values", "copy", "release_order", "far"] {
+                if (property(name).unwrap().left_out)(&sides).is_none() {
+                    assert!(specs(&sides, name).all(|spec| ranks.contains(&spec.shape.len())), "{name}, {ranks:?}");
+                }
+            }
+            assert!(specs(&sides, "honesty").any(|spec| !ranks.contains(&spec.shape.len())), "{ranks:?}");
+            sides.from.profile.rank = ranks.clone();
+            assert!(specs(&sides, "honesty").all(|spec| ranks.contains(&spec.shape.len())), "{ranks:?}");
+            let inside = |spec: Spec| model::elements(&spec, &vec![0; spec.base * model::itemsize(spec.dtype)]);
+            specs(&sides, "values").for_each(|spec| drop(inside(spec)));
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use crate::model;
 use bridge_core::{Adapter, DType, Device, HostOnly, Ordering, Pending, Result, Stream};
 use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,6 +47,15 @@ impl Spec {
             read_only: false,
             pending: None,
         }
+    }
+
+    /// A compact tensor of one row of `count` elements, with one of these numbers of dimensions
+    /// ([`Profile::rank`](bridge_core::Profile::rank)). A scalar, where there is no other, has one element.
+    pub fn row(dtype: DType, count: usize, ranks: &RangeInclusive<usize>) -> Self {
+        let ndim = (*ranks.start()).max(1).min(*ranks.end());
+        let mut shape = vec![1; ndim];
+        shape.iter_mut().last().into_iter().for_each(|length| *length = count as i64);
+        Self::compact(dtype, &shape)
     }
 }
 
@@ -184,7 +194,7 @@ pub trait Subject: Adapter {
     /// What the framework reports.
     fn fill(&self, tensor: &mut Self::Tensor, byte: u8) -> Result<()>;
 
-    /// Allocates a compact uint8 tensor of `nbytes` bytes by the framework's allocator, not initialised. Where tensors
+    /// Allocates a compact uint8 tensor of `nbytes` bytes, of any shape, by the framework's allocator, not initialised. Where tensors
     /// cannot be [written](Capabilities::writes) to, a kernel in the current stream fills it with garbage: `fill`
     /// fills another tensor, and memory that was released too early must be overwritten here.
     ///

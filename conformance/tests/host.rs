@@ -8,7 +8,7 @@ use bridge_conformance::rust::{CandleSubject, NdArraySubject, OrtSubject};
 use judge::{judge, present};
 
 fn ort() -> Option<OrtSubject> {
-    present(OrtSubject::new())
+    present(OrtSubject::load())
 }
 
 #[test]

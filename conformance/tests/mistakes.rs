@@ -209,7 +209,7 @@ fn a_mistake_is_named_and_nothing_else_is_judged() {
     quick.certify(&Toy::new("toy", Mistake::Nothing), &sound).iter().for_each(PairReport::assert_passed);
     let mistakes = BTreeMap::from([
         (Mistake::ReadReversed, ("subject", "toy: what `create` made and `read` returns")),
-        (Mistake::CreateShared, ("subject", "toy: what `create` made and `read` returns")),
+        (Mistake::CreateShared, ("subject", "toy: `create` returns a tensor in memory of its own")),
         (Mistake::FillForgotten, ("subject", "toy: what `fill` filled")),
         (Mistake::SnapshotShared, ("subject", "toy: `snapshot` copies to memory of its own")),
         (Mistake::NoOwner, ("life", "the source reuses the memory of a view that lives")),

@@ -69,7 +69,7 @@ const TRIES: usize = 4;
 fn keeps_its_memory<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let leased = outstanding();
     let dtype = case.spec.dtype;
-    let spec = Spec::compact(dtype, &[(SOUGHT / model::itemsize(dtype)) as i64]);
+    let spec = Spec::row(dtype, SOUGHT / model::itemsize(dtype), &pair.sides().common_ranks());
     let (tensor, bytes) = pair.create(&Case { spec: spec.clone(), ..case.clone() })?;
     let address = pair.from.observe(&tensor)?.address;
     let from = Watched { adapter: pair.from, returned: Arc::default() };

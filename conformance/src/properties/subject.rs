@@ -3,7 +3,8 @@
 use super::{Outcome, Pair, ensure, same_bytes};
 use crate::model::{self, random_bytes};
 use crate::{Case, Observed, Spec, Subject};
-use bridge_core::{DType, Profile, Result};
+use bridge_core::{DType, DeviceKind, Profile, Result};
+use std::time::{Duration, Instant};
 
 /// What `fill` fills a copy with before it is copied to.
 const FILLED: u8 = 0x5a;
@@ -14,7 +15,9 @@ pub(super) fn subject<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     has_a_meaning(from)?;
     has_a_meaning(to)?;
     makes_tensors(pair.from, case)?;
-    makes_tensors(pair.to, case)
+    makes_tensors(pair.to, case)?;
+    delays(pair.from, case)?;
+    delays(pair.to, case)
 }
 
 /// No case can show what a claim without a meaning is worth.
@@ -22,11 +25,70 @@ fn has_a_meaning(profile: &Profile) -> Outcome {
     let (name, alignment) = (&profile.name, profile.alignment);
     let sound = alignment == 0 || alignment.is_power_of_two();
     ensure!(sound, "{name}: the profile's alignment is a power of two, or 0 for any address, and not {alignment}");
+    let rank = &profile.rank;
+    ensure!(!rank.is_empty(), "{name}: the profile's rank has a number of dimensions in it, and {rank:?} has none");
+    Ok(())
+}
+
+/// The most dimensions that are tried.
+const MOST: usize = 4;
+
+/// Tensors have every number of dimensions that the profile lists.
+fn has_its_ranks<S>(subject: &dyn Subject<Tensor = S>, dtype: DType, seed: u64) -> Outcome {
+    let (name, rank) = (subject.name(), &subject.profile().rank);
+    let (mut made, mut refused) = (Vec::new(), None);
+    for ndim in (0..=MOST).filter(|ndim| rank.contains(ndim)) {
+        let spec = Spec::compact(dtype, &vec![2; ndim]);
+        let seen = subject.create(&spec, &random_bytes(&spec, seed)).and_then(|tensor| subject.observe(&tensor));
+        match seen {
+            Ok(seen) if seen.shape.len() == ndim => made.push(ndim),
+            Ok(seen) => refused = refused.or(Some((ndim, format!("its shape is {:?}", seen.shape)))),
+            Err(error) => refused = refused.or(Some((ndim, error.to_string()))),
+        }
+    }
+    let Some((ndim, why)) = refused else { return Ok(()) };
+    let advice = match (made.first(), made.last()) {
+        (Some(least), Some(&MOST)) => format!("declare Profile::with_rank({least}..={})", rank.end()),
+        (Some(least), Some(most)) => format!("declare Profile::with_rank({least}..={most})"),
+        _ => "make `create` follow its `Spec`, or declare the numbers that it makes by Profile::with_rank".into(),
+    };
+    ensure!(false, "{name}: the profile lists {ndim} dimensions, and `create` does not make them ({why}): {advice}");
+    Ok(())
+}
+
+/// The shortest time of a delay. Every delay of the suite takes milliseconds.
+const SHORTEST: Duration = Duration::from_micros(200);
+
+/// How often a delay is tried: all have to take that time.
+const TRIES: usize = 4;
+
+/// A delay keeps what is submitted after it waiting. Only a device has one, and a simulated device has no time.
+fn delays<S>(subject: &dyn Subject<Tensor = S>, case: &Case) -> Outcome {
+    if subject.device().kind != DeviceKind::CUDA {
+        return Ok(());
+    }
+    let tensor = subject.create(&case.spec, &random_bytes(&case.spec, case.seed))?;
+    takes_time(subject.name(), || {
+        let started = Instant::now();
+        subject.delay()?;
+        subject.read(&tensor)?;
+        Ok(started.elapsed())
+    })
+}
+
+/// No load of the machine makes a delay shorter, so a sound one never fails.
+fn takes_time(name: &str, mut delayed: impl FnMut() -> Result<Duration>) -> Outcome {
+    for _ in 0..TRIES {
+        let took = delayed()?;
+        let advice = "submit a kernel of a few milliseconds to the current stream";
+        ensure!(took >= SHORTEST, "{name}: a read after `delay` took {took:?}, so nothing was delayed: {advice}");
+    }
     Ok(())
 }
 
 fn makes_tensors<S>(subject: &dyn Subject<Tensor = S>, case: &Case) -> Outcome {
     let (name, spec, can) = (subject.name(), &case.spec, subject.capabilities());
+    has_its_ranks(subject, spec.dtype, case.seed)?;
     let bytes = random_bytes(spec, case.seed);
     let mut first = subject.create(spec, &bytes)?;
     same_bytes(&format!("{name}: what `create` made and `read` returns"), &subject.read(&first)?, &bytes)?;
@@ -75,4 +137,18 @@ fn apart(name: &str, rule: &str, spec: &Spec, one: &Observed, other: &Observed) 
     let (one, other) = (one.address, other.address);
     ensure!(one.abs_diff(other) >= nbytes, "{name}: {rule}, but {one:#x} and {other:#x} are not {nbytes} bytes apart");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delay_that_ever_takes_no_time_is_none() {
+        let long = Duration::from_millis(3);
+        assert_eq!(takes_time("toy", || Ok(long)), Ok(()));
+        let mut times = [long, long, Duration::from_micros(20)].into_iter();
+        let failure = takes_time("toy", || Ok(times.next().unwrap_or(long))).unwrap_err();
+        assert!(failure.message.contains("a read after `delay` took 20µs"), "{failure}");
+    }
 }

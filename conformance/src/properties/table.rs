@@ -1,7 +1,7 @@
 //! The properties, as a table.
 
 use super::{Outcome, Pair, Take, batch, contents, copies, life, order, place, subject};
-use crate::strategy::{apart, blocks, cases, lives, picks, tensors, tiled};
+use crate::strategy::{apart, blocks, cases, lives, of_source, picks, tensors, tiled};
 use crate::{Case, Op, Route, Sides, model};
 use bridge_core::{DType, DeviceKind, Pending, Strides};
 use proptest::prelude::*;
@@ -124,7 +124,7 @@ pub static PROPERTIES: &[Property] = &[
         weight: 1,
         native: false,
         left_out: no_computed_dtype,
-        strategy: |sides| cases(blocks(sides.computed_dtypes(), SUBJECT_SIZES.into()), NONE),
+        strategy: |sides| cases(blocks(sides, SUBJECT_SIZES.into()), NONE),
         check: Check::Subject,
     },
     Property {
@@ -157,7 +157,7 @@ pub static PROPERTIES: &[Property] = &[
         weight: 8,
         native: false,
         left_out: |_| None,
-        strategy: |sides| cases(tensors(sides, sides.from.can.dtypes.clone(), true), EITHER),
+        strategy: |sides| cases(of_source(sides), EITHER),
         check: Check::Dtype,
     },
     Property {
@@ -185,7 +185,7 @@ pub static PROPERTIES: &[Property] = &[
         native: false,
         left_out: |_| None,
         strategy: |sides| {
-            let plain = cases(tensors(sides, sides.from.can.dtypes.clone(), true), ANY);
+            let plain = cases(of_source(sides), ANY);
             with_pending(sides, plain)
         },
         check: Check::Honesty,
@@ -195,7 +195,10 @@ pub static PROPERTIES: &[Property] = &[
         doc: "read-only is kept or refused",
         weight: 4,
         native: false,
-        left_out: |sides| (!sides.from.can.read_only).then_some("the source makes no read-only tensors"),
+        left_out: |sides| {
+            let none = (!sides.from.can.read_only).then_some("the source makes no read-only tensors");
+            none.or_else(|| no_common_dtype(sides))
+        },
         strategy: |sides| {
             let plain = cases(tensors(sides, sides.common_dtypes(), false), ANY);
             (plain, prop::bool::weighted(0.8))
@@ -248,7 +251,7 @@ pub static PROPERTIES: &[Property] = &[
         native: true,
         left_out: no_streams,
         strategy: |sides| {
-            let plain = cases(blocks(sides.computed_dtypes(), BLOCK_SIZES.into()), &[None, None, None, Some(true)]);
+            let plain = cases(blocks(sides, BLOCK_SIZES.into()), &[None, None, None, Some(true)]);
             let route = select(ROUTES);
             (plain, picks(sides), route)
                 .prop_map(|(case, mut streams, route)| {
@@ -269,7 +272,7 @@ pub static PROPERTIES: &[Property] = &[
         native: false,
         left_out: no_streams,
         strategy: |sides| {
-            let plain = cases(blocks(sides.computed_dtypes(), BATCH_SIZES.into()), &[None, None, None, Some(true)]);
+            let plain = cases(blocks(sides, BATCH_SIZES.into()), &[None, None, None, Some(true)]);
             (plain, picks(sides), any::<bool>())
                 .prop_map(|(case, mut streams, together)| {
                     if case.copy == Some(true) {
@@ -319,8 +322,9 @@ pub static PROPERTIES: &[Property] = &[
             let bytes = sides.common_dtypes().iter().any(|dtype| model::itemsize(*dtype) == 1);
             none.or(compact.then_some("the source makes compact tensors only"))
                 .or((!bytes).then_some("there is no dtype of one byte that both sides make"))
+                .or((*sides.common_ranks().end() < 2).then_some("the two have no matrices in common"))
         },
-        strategy: |sides| cases(apart(sides.common_dtypes()), ASKED),
+        strategy: |sides| cases(apart(sides), ASKED),
         check: Check::Far,
     },
     Property {
@@ -338,7 +342,12 @@ pub static PROPERTIES: &[Property] = &[
 ];
 
 fn no_common_dtype(sides: &Sides) -> Option<&'static str> {
-    sides.common_dtypes().is_empty().then_some("the target takes no dtype that the source makes")
+    let none = sides.common_dtypes().is_empty().then_some("the target takes no dtype that the source makes");
+    none.or_else(|| no_common_rank(sides))
+}
+
+fn no_common_rank(sides: &Sides) -> Option<&'static str> {
+    sides.common_ranks().is_empty().then_some("the target takes no number of dimensions that the source has")
 }
 
 fn no_streams(sides: &Sides) -> Option<&'static str> {
@@ -350,7 +359,8 @@ fn no_streams(sides: &Sides) -> Option<&'static str> {
 }
 
 fn no_computed_dtype(sides: &Sides) -> Option<&'static str> {
-    sides.computed_dtypes().is_empty().then_some("there is no dtype that both sides make")
+    let none = sides.computed_dtypes().is_empty().then_some("there is no dtype that both sides make");
+    none.or_else(|| no_common_rank(sides))
 }
 
 /// Adds cases in which the source defers an operation, on dtypes for which its result is known bit for bit.

@@ -126,7 +126,7 @@ impl<'py> PySubject<'py> {
     /// Makes a copy: what an adapter allocates once for all copies exists before memory is counted.
     fn warm_up(&self) -> Result<()> {
         let dtype = self.capabilities.dtypes[0];
-        let spec = Spec::compact(dtype, &[1]);
+        let spec = Spec::row(dtype, 1, &self.profile().rank);
         let tensor = self.create(&spec, &vec![0; model::itemsize(dtype)])?;
         self.compact(&tensor).map(drop)
     }

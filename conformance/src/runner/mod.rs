@@ -22,8 +22,9 @@ pub use worker::work;
 
 use crate::expect::{self, read_expectations};
 use crate::fault::run_faults;
+use crate::properties::SUBJECT;
 use crate::report::{Host, Report, SCHEMA, Summary};
-use crate::{Expectation, PairReport, Regression};
+use crate::{Expectation, PairReport, Regression, Verdict};
 use bridge_core::{Device, DeviceKind};
 use crash::Replay;
 use pair::Job;
@@ -57,11 +58,10 @@ bridge_core::debug_fields!(impl[] Surroundings: launch, fixtures);
 /// Runs what the options request, prints and writes the reports. Returns the exit code: 0 if everything that ran
 /// passed.
 pub fn run(mut options: Options, around: &Surroundings) -> i32 {
-    let new_cases = options.fixtures.as_ref().unwrap_or(&options.report).join("regressions");
     options.fixtures.get_or_insert_with(|| around.fixtures.clone());
     let begun = match &options.replay {
         Some(file) => replay(&options, around, &file.clone()),
-        None => Suite::new(&options, around).and_then(|suite| suite.run(&new_cases)),
+        None => Suite::new(&options, around).and_then(|suite| suite.run(&options.report.join("regressions"))),
     };
     begun.unwrap_or_else(|error| {
         eprintln!("error: {error}");
@@ -106,7 +106,8 @@ impl<'a> Suite<'a> {
         Ok(Self { options, around, expectations, pairs, report })
     }
 
-    fn run(mut self, new_cases: &Path) -> Result<i32, String> {
+    /// Keeps cases that fail in `kept`, and removes those that pass now.
+    fn run(mut self, kept: &Path) -> Result<i32, String> {
         let started = Instant::now();
         println!("device {}, seed {}", self.report.device, self.report.seed);
         if self.options.faults {
@@ -119,8 +120,12 @@ impl<'a> Suite<'a> {
             });
             let judged = self.pair(pair, left)?;
             for case in failing_cases(&judged) {
-                let written = case.write(new_cases).map_err(|error| error.to_string())?;
+                let written = case.write(kept).map_err(|error| error.to_string())?;
                 println!("the case is kept: {}", written.display());
+            }
+            let before = Regression::read_all(kept).map_err(|error| error.to_string())?;
+            for removed in before.iter().filter(|case| passes(&judged, case)).filter_map(|case| case.remove(kept)) {
+                println!("the case passes now, and is removed: {}", removed.display());
             }
             self.report.pairs.push(judged);
         }
@@ -214,14 +219,21 @@ fn replay(options: &Options, around: &Surroundings, file: &Path) -> Result<i32, 
     Ok(failed)
 }
 
-/// Returns the cases that later runs replay first.
+/// Returns the cases that later runs replay first. One of a subject that does not do what the suite relies on says
+/// nothing about an adapter.
 fn failing_cases(report: &PairReport) -> Vec<Regression> {
-    let failing = report.properties.iter().filter(|property| property.verdict.is_failure());
+    let failing = report.properties.iter().filter(|property| property.verdict.is_failure() && property.name != SUBJECT);
     let kept = |property: &crate::PropertyReport| {
         let (from, to) = (report.from.clone(), report.to.clone());
         Some(Regression { from, to, property: property.name.clone(), case: property.counterexample.clone()? })
     };
     failing.filter_map(kept).collect()
+}
+
+/// Returns whether the property of a kept case has passed, of which its case was the first.
+fn passes(report: &PairReport, case: &Regression) -> bool {
+    let passed = |property: &&crate::PropertyReport| property.verdict == Verdict::Passed;
+    report.properties.iter().filter(passed).any(|property| case.is_about(report, &property.name))
 }
 
 fn expectations(fixtures: &Path) -> Result<Vec<Expectation>, String> {

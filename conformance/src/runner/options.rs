@@ -48,7 +48,7 @@ pub struct Options {
     /// Print every property as it is judged, not only every pair.
     #[arg(long, short)]
     pub verbose: bool,
-    /// Folder of expectations and regressions in a checkout. New regressions are written there, too.
+    /// Folder of expectations and regressions in a checkout. The runner only reads it.
     #[arg(long, hide = true)]
     pub fixtures: Option<PathBuf>,
     /// Judge this pair in this process, and write messages to the standard output.

@@ -217,6 +217,32 @@ fn a_failure_is_kept_for_the_next_run() {
 }
 
 #[test]
+fn a_kept_case_is_removed_when_it_passes_and_nothing_is_written_into_a_checkout() {
+    let folder = Folder::new("removed");
+    let kept = || Regression::read_all(&folder.0.join("report/regressions")).unwrap().len();
+    let checkout = folder.0.join("checkout");
+    fs::create_dir_all(&checkout).unwrap();
+    let line = format!("--pairs torch:numpy --fixtures {}", checkout.display());
+    let failing = finished("values", Verdict::Failed, Some(dying_case())) + &say(&Message::Done);
+    folder.run(&line, &failing);
+    assert_eq!((kept(), fs::read_dir(&checkout).unwrap().count()), (1, 0));
+    let other = finished("values", Verdict::NotApplicable, None) + &say(&Message::Done);
+    folder.run(&line, &other);
+    assert_eq!(kept(), 1, "what was not judged may still fail");
+    folder.run(&line, &passing());
+    assert_eq!(kept(), 0);
+}
+
+#[test]
+fn a_case_of_a_wrong_subject_is_not_kept() {
+    let folder = Folder::new("subject");
+    let script = finished("subject", Verdict::Failed, Some(dying_case())) + &say(&Message::Done);
+    let (code, report) = folder.run("--pairs torch:numpy", &script);
+    assert_eq!((code, report.unwrap().summary.failed), (1, 1));
+    assert!(!folder.0.join("report/regressions").exists());
+}
+
+#[test]
 fn an_expected_failure_passes_and_a_stale_expectation_does_not() {
     let folder = Folder::new("expected");
     let expectation = |property: &str, from: &str| {

@@ -1,7 +1,7 @@
 //! candle under test.
 
-use super::{forward_adapter, on_the_host, padding};
-use crate::{Capabilities, Observed, Spec, Subject, model};
+use super::padding;
+use crate::{Capabilities, HostSubject, HostTensors, Observed, Spec, model};
 use bridge_candle::Candle;
 use bridge_core::{DType, Device, Error, ErrorKind, Result};
 use candle_core::{CpuStorage, DType as Kind, Device as Place, InplaceOp1, Layout, Storage, Tensor};
@@ -11,18 +11,17 @@ use {
     cudarc::driver::DevicePtr,
 };
 
-/// candle on the host. Its views are made by its own operations, and its elements written by one in place.
-#[derive(Debug)]
-pub struct CandleSubject {
-    adapter: Candle,
-}
+/// candle under test, on the host.
+pub type CandleSubject = HostSubject<Candle, Tensors>;
 
-forward_adapter!(CandleSubject, Tensor);
+/// candle, whose views are made by its own operations, and whose elements are written by one in place.
+#[derive(Debug, Clone, Copy)]
+pub struct Tensors;
 
 impl Default for CandleSubject {
     fn default() -> Self {
         // SAFETY: the suite uses a tensor on one thread at a time, and its operation in place writes to elements alone.
-        Self { adapter: unsafe { Candle::new() } }
+        Self::new(unsafe { Candle::new() }, Tensors).with_ordering(bridge_copy::ordering().clone())
     }
 }
 
@@ -212,8 +211,8 @@ pub(super) fn write(tensor: &Tensor, bytes: &[u8]) -> Result<()> {
     view.inplace_op1(&Write(&bytes)).map_err(raised)
 }
 
-impl Subject for CandleSubject {
-    on_the_host!(Tensor);
+impl HostTensors for Tensors {
+    type Tensor = Tensor;
 
     fn capabilities(&self) -> Capabilities {
         Capabilities { dtypes: KINDS.iter().map(|(dtype, _)| *dtype).collect(), ..Capabilities::default() }
@@ -233,14 +232,5 @@ impl Subject for CandleSubject {
 
     fn write(&self, tensor: &Tensor, bytes: &[u8]) -> Result<()> {
         write(tensor, bytes)
-    }
-
-    fn fill(&self, tensor: &mut Tensor, byte: u8) -> Result<()> {
-        let size = model::itemsize(observe(tensor)?.dtype);
-        write(tensor, &vec![byte; tensor.elem_count() * size])
-    }
-
-    fn allocate(&self, nbytes: usize) -> Result<Tensor> {
-        Tensor::zeros(nbytes, Kind::U8, &Place::Cpu).map_err(raised)
     }
 }

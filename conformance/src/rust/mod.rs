@@ -35,7 +35,7 @@ pub use self::tch::TchSubject;
 pub use self::tensorflow::TensorFlowSubject;
 
 /// Forwards the methods of `Adapter` to the field `adapter`.
-#[cfg(any(feature = "candle", feature = "ndarray", feature = "ort", feature = "tch"))]
+#[cfg(any(feature = "candle-cuda", all(feature = "cudarc", feature = "ort"), feature = "tch"))]
 macro_rules! forward_adapter {
     ($subject:ty, $tensor:ty) => {
         impl bridge_core::Adapter for $subject {
@@ -77,12 +77,11 @@ macro_rules! forward_adapter {
         }
     };
 }
-#[cfg(any(feature = "candle", feature = "ndarray", feature = "ort", feature = "tch"))]
+#[cfg(any(feature = "candle-cuda", all(feature = "cudarc", feature = "ort"), feature = "tch"))]
 use forward_adapter;
 
-/// The methods of `Subject` for tensors that are cloned to be shared, in a framework that computes in one stream or
-/// none.
-#[cfg(any(feature = "candle", feature = "ndarray", feature = "ort"))]
+/// The methods of `Subject` for tensors that are cloned to be shared, in a framework that computes in one stream.
+#[cfg(any(feature = "candle-cuda", all(feature = "cudarc", feature = "ort")))]
 macro_rules! in_one_stream {
     ($tensor:ty) => {
         fn share(&self, tensor: &$tensor) -> $tensor {
@@ -108,39 +107,8 @@ macro_rules! in_one_stream {
         }
     };
 }
-#[cfg(any(feature = "candle", feature = "ndarray", feature = "ort"))]
+#[cfg(any(feature = "candle-cuda", all(feature = "cudarc", feature = "ort")))]
 use in_one_stream;
-
-/// The methods of `Subject` for tensors on the host: they are cloned to be shared, and know no streams.
-#[cfg(any(feature = "candle", feature = "ndarray", feature = "ort"))]
-macro_rules! on_the_host {
-    ($tensor:ty) => {
-        fn device(&self) -> bridge_core::Device {
-            bridge_core::Device::CPU
-        }
-
-        fn ordering(&self) -> std::sync::Arc<dyn bridge_core::Ordering> {
-            std::sync::Arc::clone(bridge_copy::ordering())
-        }
-
-        fn snapshot(&self, from: &$tensor, into: &mut $tensor) -> bridge_core::Result<()> {
-            let bytes = self.read(from)?;
-            self.write(into, &bytes)
-        }
-
-        crate::rust::in_one_stream!($tensor);
-
-        fn delay(&self) -> bridge_core::Result<()> {
-            Ok(())
-        }
-
-        fn settle(&self) -> bridge_core::Result<Option<usize>> {
-            Ok(None)
-        }
-    };
-}
-#[cfg(any(feature = "candle", feature = "ndarray", feature = "ort"))]
-use on_the_host;
 
 /// Returns how many bytes after `address` the next one lies that is `align` bytes after a multiple of
 /// [`GRAIN`](crate::Spec::GRAIN).

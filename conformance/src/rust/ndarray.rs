@@ -1,27 +1,30 @@
 //! `ndarray` under test.
 
-use super::{forward_adapter, on_the_host, padding};
-use crate::{Capabilities, Observed, Spec, Subject, model};
-use bridge_core::{Access, Adapter, Device, Error, ErrorKind, Result};
+use super::padding;
+use crate::{Capabilities, HostSubject, HostTensors, Observed, Spec, model};
+use bridge_core::{Access, Adapter, DType, Device, Error, ErrorKind, Result};
 use bridge_ndarray::{Element, HostArray, NdArray};
 use ndarray::{IxDyn, RawArrayView};
 use num_complex::Complex;
 use std::ptr;
 
+/// `ndarray` under test.
+pub type NdArraySubject = HostSubject<NdArray, Arrays>;
+
 /// `ndarray`, whose arrays are read and written through its own raw views.
-#[derive(Debug)]
-pub struct NdArraySubject {
-    adapter: NdArray,
+#[derive(Debug, Clone)]
+pub struct Arrays {
+    dtypes: Vec<DType>,
 }
 
 impl Default for NdArraySubject {
     fn default() -> Self {
         // SAFETY: the suite uses a tensor on one thread at a time.
-        Self { adapter: unsafe { NdArray::new() } }
+        let adapter = unsafe { NdArray::new() };
+        let tensors = Arrays { dtypes: adapter.profile().dtypes.clone() };
+        Self::new(adapter, tensors).with_ordering(bridge_copy::ordering().clone())
     }
 }
-
-forward_adapter!(NdArraySubject, HostArray);
 
 /// Returns the addresses of the elements, in row-major order, as `ndarray` finds them. `N` is the size of one.
 fn addresses<T: Element, const N: usize>(array: &HostArray) -> Result<Vec<usize>> {
@@ -58,12 +61,12 @@ fn made(spec: &Spec, write: impl FnOnce(&mut [u8])) -> Result<HostArray> {
     unsafe { HostArray::from_raw(data, spec.dtype, (&spec.shape, Some(&spec.strides)), access, memory) }
 }
 
-impl Subject for NdArraySubject {
-    on_the_host!(HostArray);
+impl HostTensors for Arrays {
+    type Tensor = HostArray;
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            dtypes: self.adapter.profile().dtypes.clone(),
+            dtypes: self.dtypes.clone(),
             negative_strides: true,
             read_only: true,
             gigabytes: true,
@@ -111,13 +114,5 @@ impl Subject for NdArraySubject {
             unsafe { ptr::copy_nonoverlapping(element.as_ptr(), ptr::with_exposed_provenance_mut(address), size) };
         }
         Ok(())
-    }
-
-    fn fill(&self, array: &mut HostArray, byte: u8) -> Result<()> {
-        self.write(array, &vec![byte; array.layout().nbytes()])
-    }
-
-    fn allocate(&self, nbytes: usize) -> Result<HostArray> {
-        Ok(HostArray::from(vec![0u8; nbytes]))
     }
 }

@@ -1,7 +1,6 @@
 //! ONNX Runtime under test.
 
-use super::{forward_adapter, on_the_host};
-use crate::{Capabilities, Observed, Spec, Subject, model};
+use crate::{Capabilities, HostSubject, HostTensors, Observed, Spec, model};
 use bridge_core::{DType, Device, Error, ErrorKind, Result};
 use bridge_ort::Ort;
 use ort::memory::Allocator;
@@ -9,13 +8,12 @@ use ort::value::{DynTensor, Shape, Tensor, TensorElementType};
 use std::ptr;
 use std::sync::Arc;
 
-/// ONNX Runtime on the host, whose tensors are read and written at the address that it states.
-#[derive(Debug)]
-pub struct OrtSubject {
-    adapter: Ort,
-}
+/// ONNX Runtime under test, on the host.
+pub type OrtSubject = HostSubject<Ort, Values>;
 
-forward_adapter!(OrtSubject, Arc<DynTensor>);
+/// ONNX Runtime, whose tensors are read and written at the address that it states.
+#[derive(Debug, Clone, Copy)]
+pub struct Values;
 
 macro_rules! elements {
     ($($element:ident: $type:ty = $dtype:ident;)*) => {
@@ -84,19 +82,19 @@ pub(super) fn observe(tensor: &DynTensor) -> Result<Observed> {
 }
 
 impl OrtSubject {
-    /// Makes the subject.
+    /// Loads ONNX Runtime.
     ///
     /// # Errors
     ///
     /// Those of [`Ort::new`].
-    pub fn new() -> Result<Self> {
+    pub fn load() -> Result<Self> {
         // SAFETY: the suite uses a tensor on one thread at a time.
-        Ok(Self { adapter: unsafe { Ort::new()? } })
+        Ok(Self::new(unsafe { Ort::new()? }, Values).with_ordering(bridge_copy::ordering().clone()))
     }
 }
 
-impl Subject for OrtSubject {
-    on_the_host!(Arc<DynTensor>);
+impl HostTensors for Values {
+    type Tensor = Arc<DynTensor>;
 
     fn capabilities(&self) -> Capabilities {
         Capabilities { dtypes: ELEMENTS.iter().map(|(dtype, _)| *dtype).collect(), ..Capabilities::default() }
@@ -127,14 +125,5 @@ impl Subject for OrtSubject {
         // SAFETY: the tensor has so many bytes, and no other thread uses them.
         unsafe { ptr::copy_nonoverlapping(bytes[..len].as_ptr(), tensor.data_ptr().cast_mut().cast(), len) };
         Ok(())
-    }
-
-    fn fill(&self, tensor: &mut Arc<DynTensor>, byte: u8) -> Result<()> {
-        let len = self.read(tensor)?.len();
-        self.write(tensor, &vec![byte; len])
-    }
-
-    fn allocate(&self, nbytes: usize) -> Result<Arc<DynTensor>> {
-        Ok(Arc::new(allocated(DType::UINT8, &[nbytes as i64])?))
     }
 }

@@ -5,7 +5,8 @@ use crate::fill::{fill, pending};
 use crate::overlap::share_bytes;
 use crate::plan::{moves_to, needed};
 use crate::{
-    Adapter, Advice, Device, DeviceKind, Error, ErrorKind, Lent, Options, Order, Ordering, Result, Reuse, host_copy,
+    Adapter, Advice, Device, DeviceKind, Dims, Error, ErrorKind, Lent, Options, Order, Ordering, Result, Reuse,
+    host_copy,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -60,9 +61,10 @@ pub fn copied_by<F, T>(
         return CopiedBy::Move;
     }
     let device = Conversion { from, to, ordering, options, batch: None }.landing(lent);
-    // A tensor without elements takes no memory.
-    let lends = to.empty(device, lent.dtype(), &[0], Order::RowMajor).is_ok()
-        || from.empty(lent.device(), lent.dtype(), &[0], Order::RowMajor).is_ok();
+    // A tensor without elements takes no memory. It has as many dimensions: not every framework has others.
+    let none = Dims::from_elem(0, lent.layout().shape().len().max(1));
+    let lends = to.empty(device, lent.dtype(), &none, Order::RowMajor).is_ok()
+        || from.empty(lent.device(), lent.dtype(), &none, Order::RowMajor).is_ok();
     let copies = ordering.copies().is_some() && pending(lent).is_some();
     if to.profile().owns_memory {
         return CopiedBy::filling(device);

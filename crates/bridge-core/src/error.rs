@@ -15,7 +15,8 @@ pub enum ErrorKind {
     NotATensor,
     /// The target has no counterpart for the dtype.
     Dtype,
-    /// The shape, the strides or the offset describe no valid view of the memory.
+    /// The shape, the strides or the offset describe no valid view of the memory, or the target takes no tensor of so many
+    /// dimensions.
     Layout,
     /// The tensor is not on the requested device, or is on a device that the target does not have.
     Device,

@@ -2,6 +2,7 @@
 
 use crate::conversion::Conversion;
 use crate::fresh::fresh_beside;
+use crate::plan::fits_rank;
 use crate::{Adapter, DType, Device, ErrorKind, Layout, Lent, Options, Order, Ordering, Result, Stream, plan};
 use std::sync::Arc;
 
@@ -24,8 +25,8 @@ crate::debug_fields!(impl[T] Output<'_, T>: lent);
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Dtype`] and [`ErrorKind::Device`] for what the framework does not take, those of its allocator and of
-/// the driver.
+/// [`ErrorKind::Dtype`], [`ErrorKind::Device`] and [`ErrorKind::Layout`] for what the framework does not take, those of its
+/// allocator and of the driver.
 pub fn output<'a, T>(
     to: &'a dyn Adapter<Tensor = T>,
     ordering: &'a Arc<dyn Ordering>,
@@ -33,6 +34,7 @@ pub fn output<'a, T>(
     dtype: DType,
     shape: &[i64],
 ) -> Result<Output<'a, T>> {
+    fits_rank(shape.len(), to.profile())?;
     let (tensor, lent) = match to.empty(device, dtype, shape, Order::RowMajor) {
         Ok(tensor) => {
             let lent = to.export(&tensor)?;

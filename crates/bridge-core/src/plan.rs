@@ -140,6 +140,7 @@ impl fmt::Display for Reason {
 /// - [`ErrorKind::Argument`]: the target has row-major tensors only, and `options` ask for another order.
 /// - [`ErrorKind::Device`]: the target has no device of the tensor's kind, or none of the kind that `options` name.
 /// - [`ErrorKind::Dtype`]: the target has no such dtype.
+/// - [`ErrorKind::Layout`]: the target's tensors have no such number of dimensions ([`Profile::rank`]).
 /// - [`ErrorKind::ReadOnly`]: it is read-only, the target would make it writable, and no copy is made.
 /// - [`ErrorKind::CopyNeeded`]: it must be copied or moved, and `copy` is `Some(false)`.
 pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
@@ -172,6 +173,7 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
         let text = format!("{name} has no dtype {dtype}: cast the tensor, or view its bytes as uint8, first");
         return Err(Error::new(ErrorKind::Dtype, text));
     }
+    fits_rank(lent.layout().shape().len(), target)?;
     let order = options.order;
     if order == Some(Order::ColumnMajor) && target.strides == Strides::Compact && !one_order(lent.layout()) {
         let error = Error::new(ErrorKind::Argument, format!("{name} has row-major tensors only"));
@@ -200,6 +202,24 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
             Err(Error::new(ErrorKind::CopyNeeded, text).advise(Advice::AllowCopy))
         }
     }
+}
+
+/// Refuses a number of dimensions that the target's tensors cannot have.
+pub(crate) fn fits_rank(ndim: usize, target: &Profile) -> Result<()> {
+    let (name, rank) = (&target.name, &target.rank);
+    if rank.contains(&ndim) {
+        return Ok(());
+    }
+    let taken = match (*rank.start(), *rank.end()) {
+        (1, 1) => "1 dimension".into(),
+        (least, most) if least == most => format!("{least} dimensions"),
+        (least, most) => format!("{least} to {most} dimensions"),
+    };
+    let plural = if ndim == 1 { "" } else { "s" };
+    let text = format!(
+        "the tensor has {ndim} dimension{plural}, and {name} takes {taken}: reshape it with its own framework first"
+    );
+    Err(Error::new(ErrorKind::Layout, text))
 }
 
 /// Returns the device that the caller asks for, where the target cannot use memory of `device` as memory of that one.

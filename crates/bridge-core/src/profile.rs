@@ -1,7 +1,8 @@
 //! What a framework accepts and emits, as data.
 
-use crate::{DType, DeviceKind};
+use crate::{DType, DeviceKind, MAX_NDIM};
 use serde::{Deserialize, Serialize};
+use std::ops::RangeInclusive;
 
 /// The strides that a framework accepts, from lenient to strict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -29,6 +30,9 @@ pub struct Profile {
     pub dtypes: Vec<DType>,
     /// The strides that it accepts.
     pub strides: Strides,
+    /// The numbers of dimensions that its tensors can have; a scalar has 0. A type of matrices has `2..=2`.
+    #[serde(default = "any_rank", skip_serializing_if = "is_any_rank")]
+    pub rank: RangeInclusive<usize>,
     /// Alignment of the first element's address, in bytes, beyond that of the itemsize: a power of two. 1: the itemsize
     /// is enough. 0: any address is accepted, also one that is not a multiple of the itemsize.
     pub alignment: usize,
@@ -50,6 +54,14 @@ pub struct Profile {
     pub private_functions: bool,
 }
 
+fn any_rank() -> RangeInclusive<usize> {
+    0..=MAX_NDIM
+}
+
+fn is_any_rank(rank: &RangeInclusive<usize>) -> bool {
+    *rank == any_rank()
+}
+
 /// Makes a method of each field, which returns the profile with another value of it.
 macro_rules! setters {
     ($($name:ident = $field:ident: $type:ty;)*) => {
@@ -66,6 +78,7 @@ macro_rules! setters {
 setters! {
     with_dtypes = dtypes: Vec<DType>;
     with_strides = strides: Strides;
+    with_rank = rank: RangeInclusive<usize>;
     with_alignment = alignment: usize;
     with_devices = devices: Vec<DeviceKind>;
     with_keeps_read_only = keeps_read_only: bool;
@@ -81,6 +94,7 @@ impl Profile {
             name: name.into(),
             dtypes: Vec::new(),
             strides: Strides::Any,
+            rank: any_rank(),
             alignment: 0,
             devices: Vec::new(),
             keeps_read_only: true,

@@ -36,6 +36,51 @@ fn every_reason_for_a_copy() {
     assert_eq!(planned(|_| (), Some(true)), Ok(Plan::Copy(Reason::Asked)));
 }
 
+/// A type of matrices takes matrices, in place and as a copy, and nothing else.
+#[test]
+fn a_number_of_dimensions_that_the_target_does_not_have_is_refused() {
+    let mut office = Office::new(Strides::Any);
+    let paper = Paper::new(&Log::default());
+    assert_eq!(paper.shape.len(), 2);
+    let lent = office.export(&Item::Own(paper)).unwrap();
+    let table = [
+        (0..=64, None),
+        (2..=2, None),
+        (1..=2, None),
+        (3..=3, Some("takes 3 dimensions: reshape it")),
+        (1..=1, Some("takes 1 dimension: reshape it")),
+        (3..=5, Some("takes 3 to 5 dimensions: reshape it")),
+    ];
+    for (rank, words) in table {
+        office.profile.rank = rank.clone();
+        for copy in [None, Some(true), Some(false)] {
+            let planned = plan(&lent, office.profile(), &Options::default().with_copy(copy));
+            match words {
+                None => assert!(planned.is_ok(), "{rank:?}"),
+                Some(words) => {
+                    let error = planned.unwrap_err();
+                    assert_eq!(error.kind(), ErrorKind::Layout, "{rank:?}");
+                    assert!(error.to_string().contains(words), "{error}");
+                    assert!(error.to_string().starts_with("the tensor has 2 dimensions, and "), "{error}");
+                }
+            }
+        }
+    }
+}
+
+/// Profiles that were kept before there was a rank have any.
+#[test]
+fn a_rank_is_kept_where_it_is_not_any() {
+    let any = Office::new(Strides::Any).profile;
+    let text = serde_json::to_string(&any).unwrap();
+    assert!(!text.contains("rank"), "{text}");
+    assert_eq!(serde_json::from_str::<bridge_core::Profile>(&text).unwrap(), any);
+    let matrices = any.with_rank(2..=2);
+    let text = serde_json::to_string(&matrices).unwrap();
+    assert!(text.contains(r#""rank":{"start":2,"end":2}"#), "{text}");
+    assert_eq!(serde_json::from_str::<bridge_core::Profile>(&text).unwrap(), matrices);
+}
+
 /// A framework whose tensors own their memory takes no other, whatever it looks like.
 #[test]
 fn tensors_that_own_their_memory_are_filled_by_copies() {
