@@ -379,32 +379,6 @@ def test_inside_a_tf_function() -> None:
     assert linear.weight.grad is not None
 
 
-def test_the_limits_of_py_function_are_those_of_the_page() -> None:
-    cube = tf_function(lambda x: x**3, outputs=tf.TensorSpec([], tf.float32))
-
-    @tf.function  # type: ignore[untyped-decorator, unused-ignore]
-    def twice(x: Any) -> Any:
-        with tf.GradientTape() as second:
-            second.watch(x)
-            with tf.GradientTape() as first:
-                first.watch(x)
-                y = cube(x)
-            slope = first.gradient(y, x)
-        return slope, second.gradient(slope, x)
-
-    @tf.function  # type: ignore[untyped-decorator, unused-ignore]
-    def loop(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.while_loop(lambda y: y < 100, lambda y: [cube(y)], [x])[0]
-        return tape.gradient(y, x)
-
-    slope, bend = twice(tf.constant(2.0))
-    assert float(slope) == 12 and bend is None
-    with pytest.raises(tf.errors.OpError):
-        loop(tf.constant(2.0))
-
-
 def test_a_keras_model_is_trained_through_a_module() -> None:
     torch.manual_seed(1)
     middle = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())

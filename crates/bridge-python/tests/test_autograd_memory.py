@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -245,3 +246,62 @@ def test_what_cannot_work_says_so() -> None:
     with torch.inference_mode():
         assert module(torch.ones(1)).tolist() == [1]
     assert module(torch.ones(1, requires_grad=True)).requires_grad
+
+
+@pytest.mark.parametrize("steps", [torch.optim.SGD, torch.optim.Adam, torch.optim.LBFGS])
+def test_a_closure_makes_the_gradients_of_a_step(steps: Any) -> None:
+    online = tf.Variable([1.0, 2.0])
+    module = torch_function(lambda x: (x * online) ** 2, variables=[online])
+    optimizer = steps(module.parameters(), lr=0.1)
+    target, seen = tf.Variable([0.0, 0.0]), []
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = module(torch.ones(2)).sum()
+        loss.backward()
+        seen.append((online.numpy().copy(), tf.identity(online)))
+        return loss
+
+    target.assign(online)
+    optimizer.step(closure)
+    assert target.numpy().tolist() == [1, 2] and online.numpy().tolist() != [1, 2]
+    assert all(np.array_equal(before, snapshot) for before, snapshot in seen)
+
+
+def test_threads_that_only_read_do_not_see_a_step_half_done() -> None:
+    weight = tf.Variable(np.ones((8, 8), np.float32))
+    module = torch_function(lambda x: x @ weight, variables=[weight])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    errors: list[Exception] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                with torch.no_grad():
+                    module(torch.ones(1, 8))
+            except Exception as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        for _ in range(100):
+            optimizer.zero_grad()
+            module(torch.ones(1, 8)).sum().backward()
+            optimizer.step()
+    finally:
+        done.set()
+        thread.join()
+    assert errors == [] and np.allclose(weight, 0, atol=1e-5)
+
+
+def test_forward_accumulators_see_every_result_and_add_nothing() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    function = tf_function(lambda x: ((x * p).sqrt(), x**2))
+    x = tf.constant([0.0, 4.0])
+    with tf.autodiff.ForwardAccumulator(x, tf.ones(2)) as accumulator:
+        root, square = function(x)
+    assert accumulator.jvp(root).numpy().tolist() == [np.inf, 0.25]
+    assert accumulator.jvp(square).numpy().tolist() == [0, 8]
+    assert p.grad is None

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -209,6 +211,7 @@ class _Place:
 
     def __init__(self, source: Any) -> None:
         self.source = source
+        self.lock = threading.RLock()
         #: The address that the variable had when it was last looked at.
         self.address = 0
         #: No rows of the variable: their numbers, and their elements.
@@ -236,6 +239,18 @@ def _parameter(source: Any) -> Any:
     return parameter
 
 
+def _alone(move: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Let one thread at a time move a parameter: another would find no memory in it."""
+
+    @functools.wraps(move)
+    def moved(parameter: Any) -> None:
+        with parameter._tensor_bridge.lock:
+            move(parameter)
+
+    return moved
+
+
+@_alone
 def _in_place(parameter: Any) -> None:
     """Put a parameter over the memory that its variable has now."""
     place = parameter._tensor_bridge
@@ -257,6 +272,7 @@ def _in_place(parameter: Any) -> None:
     _unshare(parameter)
 
 
+@_alone
 def _unshare(parameter: Any) -> None:
     """Give the variable memory that no other tensor of TensorFlow has, unless it has already, and move its parameter.
 
@@ -297,7 +313,32 @@ def _stepped(optimizer: Any) -> Iterator[Any]:
                 yield parameter
 
 
-def _before_a_step(optimizer: Any, *_: Any) -> None:
+def _before_a_step(optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Unshare the parameters, and again after the closure, which makes gradients and may share a variable.
+
+    ``args`` begin with the optimizer.
+    """
+    parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    if not any(hasattr(parameter, "_tensor_bridge") for parameter in parameters):
+        return None
+    _unshare_stepped(optimizer)
+
+    def watched(argument: Any) -> Any:
+        if not callable(argument):
+            return argument
+
+        @functools.wraps(argument)
+        def closure() -> Any:
+            loss = argument()
+            _unshare_stepped(optimizer)
+            return loss
+
+        return closure
+
+    return (*args[:1], *map(watched, args[1:])), {name: watched(value) for name, value in keywords.items()}
+
+
+def _unshare_stepped(optimizer: Any) -> None:
     for parameter in _stepped(optimizer):
         _in_place(parameter)
         _unshare(parameter)
