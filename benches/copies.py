@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -344,7 +343,3 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--check", type=int, metavar="N", help="only check N small layouts, for compute-sanitizer")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -16,9 +16,7 @@ with PyTorch, which gives it to the next load.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benches.reports import Verdict, bars, conclude
+from benches.reports import Verdict, conclude, page
+from benches.rounds import options, sizes
 from tensor_bridge_conformance import host
 
 MIB = 1 << 20
@@ -111,23 +110,19 @@ class Setting:
 
 def main(argv: list[str]) -> int:
     """Measure, print a table, write ``bench_files.json`` and ``.md``. Return 0 when every bar is met."""
-    options = _options(argv)
-    sizes = [float(size) for size in options.sizes.split(",")] if options.sizes else SIZES
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        rows = [measure(Path(folder), size, options.rounds) for size in sizes]
+    given = options(
+        argv,
+        "files",
+        __doc__,
+        7,
+        sizes=sizes(SIZES, "the files"),
+        folder={"metavar": "DIR", "help": "where to write the files"},
+    )
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        rows = [measure(Path(folder), size, given.rounds) for size in given.sizes]
     verdicts = judge(rows)
     about = host.describe(*FRAMEWORKS)
-    return conclude(options.report, "bench_files", markdown(about, rows, verdicts), about, rows, verdicts)
-
-
-def _options(argv: list[str]) -> argparse.Namespace:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="bench --files", description=__doc__, formatter_class=formatter)
-    parser.add_argument("--sizes", metavar="MIB,...", help="MiB of the files (default: 256, 1024 and 4096)")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds per size (default: 7)")
-    parser.add_argument("--folder", metavar="DIR", help="where to write the files (default: that for temporary ones)")
-    parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write the report")
-    return parser.parse_args(argv)
+    return conclude(given.report, "bench_files", markdown(about, rows, verdicts), about, rows, verdicts)
 
 
 def measure(folder: Path, mib: float, rounds: int) -> Row:
@@ -144,25 +139,18 @@ def measure(folder: Path, mib: float, rounds: int) -> Row:
 def judge(rows: Sequence[Row]) -> list[Verdict]:
     """Compare with the bar."""
     large = [row for row in rows if row.mib >= FROM]
-    return [
-        Verdict(f"{row.mib:g} MiB: part of reading and one pinned copy", row.part, PART, row.part >= PART)
-        for row in large
-    ]
+    what = "{:g} MiB: part of reading and one pinned copy"
+    return [Verdict.at_least(what.format(row.mib), row.part, PART) for row in large]
 
 
 def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
     """Return the report."""
-    lines = [host.heading(about), "", "A safetensors file to a CUDA device, as tensors of PyTorch. Speeds in GB/s.", ""]
-    lines += ["| size, MiB | ours, ms | ours | safetensors | reading and one pinned copy | reading alone | part |"]
-    lines += ["|--:|--:|--:|--:|--:|--:|--:|"]
-    for row in rows:
-        speeds = " | ".join(
-            f"{row.mib * MIB / taken:.1f}" for taken in (row.ours, row.safetensors, row.parts, row.read)
-        )
-        lines.append(f"| {row.mib:g} | {row.ours / 1e6:,.1f} | {speeds} | {row.part:.2f} |")
-    lines += bars(verdicts)
-    return "\n".join(lines) + "\n"
 
+    def line(row: Row) -> str:
+        taken = (row.ours, row.safetensors, row.parts, row.read)
+        speeds = " | ".join(f"{row.mib * MIB / figure:.1f}" for figure in taken)
+        return f"{row.mib:g} | {row.ours / 1e6:,.1f} | {speeds} | {row.part:.2f}"
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    what = "A safetensors file to a CUDA device, as tensors of PyTorch. Speeds in GB/s."
+    head = ":size, MiB|:ours, ms|:ours|:safetensors|:reading and one pinned copy|:reading alone|:part"
+    return page(about, what, head, map(line, rows), verdicts)

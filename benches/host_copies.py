@@ -13,16 +13,15 @@ All is measured with one thread, and again with as many as run at a time.
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benches.reports import publish
+from benches.reports import page, publish
+from benches.rounds import options
 from tensor_bridge_conformance import host
 
 #: The most that ours takes, as a multiple of the others: what two runs of one copy differ by.
@@ -192,39 +191,27 @@ def measure(case: Case, threads: int, rounds: int) -> list[Row]:
 
 def main(argv: list[str]) -> int:
     """Measure, print a table, write ``bench_host_copies.json`` and ``.md``. Return 0 when every bar is met."""
-    options = _options(argv)
-    cases = [case for case in CASES if not options.only or options.only in case.name]
+    only = {"metavar": "TEXT", "help": "measure the cases with this text in their name alone"}
+    given = options(argv, "host-copies", __doc__, 15, only=only)
+    cases = [case for case in CASES if not given.only or given.only in case.name]
     counts = sorted({1, len(os.sched_getaffinity(0))})
-    rows = [row for threads in counts for case in cases for row in measure(case, threads, options.rounds)]
+    rows = [row for threads in counts for case in cases for row in measure(case, threads, given.rounds)]
     about = host.describe("numpy", "torch")
-    publish(options.report, "bench_host_copies", markdown(about, rows), {"host": about, "rows": [*map(asdict, rows)]})
+    publish(given.report, "bench_host_copies", markdown(about, rows), {"host": about, "rows": [*map(asdict, rows)]})
     missed = sum(not row.passed for row in rows)
     print(f"{len(rows) - missed} passed, {missed} failed")
     return 1 if missed else 0
 
 
-def _options(argv: list[str]) -> argparse.Namespace:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="bench --host-copies", description=__doc__, formatter_class=formatter)
-    parser.add_argument("--rounds", type=int, default=15, help="rounds per case (default: 15)")
-    parser.add_argument("--only", metavar="TEXT", help="measure the cases with this text in their name alone")
-    parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write the report")
-    return parser.parse_args(argv)
-
-
 def markdown(about: dict[str, Any], rows: Sequence[Row]) -> str:
     """Return the report."""
-    lines = [host.heading(about), "", "Copies of host memory; GB/s are bytes read and written, ratios are times.", ""]
-    lines += ["| case | memory | threads | ours, GB/s | NumPy | torch | ours / NumPy | ours / torch | |"]
-    lines += ["|---|---|--:|--:|--:|--:|--:|--:|---|"]
-    for row in rows:
+
+    def line(row: Row) -> str:
         of_torch = "–" if row.torch is None else f"{row.torch:.1f}"
         ratio = "–" if row.of_torch is None else f"{row.of_torch:.2f}"
         figures = f"{row.ours:.1f} | {row.numpy:.1f} | {of_torch} | {row.of_numpy:.2f} | {ratio}"
-        word = "met" if row.passed else "MISSED"
-        lines.append(f"| {row.case} | {row.memory} | {row.threads} | {figures} | {word} |")
-    return "\n".join(lines) + "\n"
+        return f"{row.case} | {row.memory} | {row.threads} | {figures} | {'met' if row.passed else 'MISSED'}"
 
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    what = "Copies of host memory; GB/s are bytes read and written, ratios are times."
+    head = "case|memory|:threads|:ours, GB/s|:NumPy|:torch|:ours / NumPy|:ours / torch|"
+    return page(about, what, head, map(line, rows))

@@ -16,16 +16,13 @@ A move ends when the elements are there: every way waits for its stream.
 
 from __future__ import annotations
 
-import argparse
-import gc
 import statistics
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benches.reports import Verdict, bars, conclude
+from benches.reports import Verdict, conclude, page
+from benches.rounds import options, per_call, sizes
 from tensor_bridge_conformance import host
 
 MIB = 1 << 20
@@ -95,36 +92,22 @@ class Setting:
         return self.tensor.to(self.target)
 
     def batch(self, call: Callable[[], Any], calls: int) -> float:
-        """Return nanoseconds per call, with the garbage collector off. A call includes its wait and its drop."""
-        self.torch.cuda.synchronize()
-        gc.disable()
-        try:
-            started = time.perf_counter_ns()
-            for _ in range(calls):
-                call()
-                self.torch.cuda.current_stream().synchronize()
-            return (time.perf_counter_ns() - started) / calls
-        finally:
-            gc.enable()
+        """Return nanoseconds per call. A call includes its wait and its drop."""
+
+        def waited() -> None:
+            call()
+            self.torch.cuda.current_stream().synchronize()
+
+        return per_call(waited, calls, self.torch.cuda.synchronize)
 
 
 def main(argv: list[str]) -> int:
     """Measure, print a table, write ``bench_moves.json`` and ``.md``. Return 0 when every bar is met."""
-    options = _options(argv)
-    sizes = [float(size) for size in options.sizes.split(",")] if options.sizes else SIZES
-    rows = measure(sizes, options.rounds)
+    given = options(argv, "moves", __doc__, 20, sizes=sizes(SIZES, "the tensors"))
+    rows = measure(given.sizes, given.rounds)
     verdicts = judge(rows)
     about = host.describe(*FRAMEWORKS)
-    return conclude(options.report, "bench_moves", markdown(about, rows, verdicts), about, rows, verdicts)
-
-
-def _options(argv: list[str]) -> argparse.Namespace:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="bench --moves", description=__doc__, formatter_class=formatter)
-    parser.add_argument("--sizes", metavar="MIB,...", help="MiB of the tensors (default: 1/16 to 1024)")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds per size (default: 20)")
-    parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write the report")
-    return parser.parse_args(argv)
+    return conclude(given.report, "bench_moves", markdown(about, rows, verdicts), about, rows, verdicts)
 
 
 def measure(sizes: Sequence[float], rounds: int) -> list[Row]:
@@ -146,10 +129,8 @@ def measure(sizes: Sequence[float], rounds: int) -> list[Row]:
 def judge(rows: Sequence[Row]) -> list[Verdict]:
     """Compare with the bar."""
     large = [row for row in rows if row.mib >= FROM]
-    return [
-        Verdict(f"{row.direction}, {row.mib:g} MiB: part of the pinned copy", row.part, PART, row.part >= PART)
-        for row in large
-    ]
+    what = "{0.direction}, {0.mib:g} MiB: part of the pinned copy"
+    return [Verdict.at_least(what.format(row), row.part, PART) for row in large]
 
 
 def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
@@ -158,16 +139,11 @@ def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verd
     def speed(row: Row, taken: float) -> str:
         return f"{row.mib * MIB / taken:.1f}"
 
-    lines = [host.heading(about), "", "Moves of bytes of PyTorch; *down* is to the host. Speeds in GB/s.", ""]
-    lines += ["| direction | size, MiB | ours, µs | ours | fresh | pinned | pageable | part of pinned | fresh, part |"]
-    lines += ["|---|--:|--:|--:|--:|--:|--:|--:|--:|"]
-    for row in rows:
+    def line(row: Row) -> str:
         speeds = " | ".join(speed(row, taken) for taken in (row.ours, row.fresh, row.pinned, row.pageable))
         parts = f"{row.part:.2f} | {row.fresh_part:.2f}"
-        lines.append(f"| {row.direction} | {row.mib:g} | {row.ours / 1000:,.1f} | {speeds} | {parts} |")
-    lines += bars(verdicts)
-    return "\n".join(lines) + "\n"
+        return f"{row.direction} | {row.mib:g} | {row.ours / 1000:,.1f} | {speeds} | {parts}"
 
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    what = "Moves of bytes of PyTorch; *down* is to the host. Speeds in GB/s."
+    head = "direction|:size, MiB|:ours, µs|:ours|:fresh|:pinned|:pageable|:part of pinned|:fresh, part"
+    return page(about, what, head, map(line, rows), verdicts)

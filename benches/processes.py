@@ -13,17 +13,16 @@ what carries the ticket is the caller's. Three ways take turns:
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benches.reports import Verdict, bars, conclude
+from benches.reports import Verdict, conclude, page
+from benches.rounds import options
 from tensor_bridge_conformance import host
 from tensor_bridge_conformance.others import Other
 
@@ -121,21 +120,13 @@ class Ways:
 
 def main(argv: list[str]) -> int:
     """Measure, print a table, write ``bench_processes.json`` and ``.md``. Return 0 when every bar is met."""
-    options = _options(argv)
+    given = options(argv, "processes", __doc__, 200)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         os.environ["TENSOR_BRIDGE_IPC"] = folder
-        rows = measure(folder, options.rounds)
+        rows = measure(folder, given.rounds)
     verdicts = judge(rows)
     about = host.describe(*FRAMEWORKS)
-    return conclude(options.report, "bench_processes", markdown(about, rows, verdicts), about, rows, verdicts)
-
-
-def _options(argv: list[str]) -> argparse.Namespace:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="bench --processes", description=__doc__, formatter_class=formatter)
-    parser.add_argument("--rounds", type=int, default=200, help="rounds of what is cached (default: 200)")
-    parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write the report")
-    return parser.parse_args(argv)
+    return conclude(given.report, "bench_processes", markdown(about, rows, verdicts), about, rows, verdicts)
 
 
 def measure(folder: str, rounds: int) -> list[Row]:
@@ -193,23 +184,19 @@ def judge(rows: Sequence[Row]) -> list[Verdict]:
     faster = both[small, "torch_"] / ours
     than_host = both[large, "host"] / both[large, "ours"]
     return [
-        Verdict(f"{small}: at most, µs", ours, CACHED, ours <= CACHED),
-        Verdict(f"{small}: times faster than torch's, at least", faster, THAN_TORCH, faster >= THAN_TORCH),
-        Verdict(f"{large}: times faster than the host's, at least", than_host, THAN_HOST, than_host >= THAN_HOST),
-        Verdict(f"{MODEL} tensors in one ticket: at most, µs", model, OF_A_MODEL, model <= OF_A_MODEL),
+        Verdict.at_most(f"{small}: at most, µs", ours, CACHED),
+        Verdict.at_least(f"{small}: times faster than torch's, at least", faster, THAN_TORCH),
+        Verdict.at_least(f"{large}: times faster than the host's, at least", than_host, THAN_HOST),
+        Verdict.at_most(f"{MODEL} tensors in one ticket: at most, µs", model, OF_A_MODEL),
     ]
 
 
 def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
     """Return the report."""
-    lines = [host.heading(about), "", "Tensors of PyTorch on a CUDA device, to another process. Medians.", ""]
-    lines += ["| what | way | share, µs | open, µs | both, µs |", "|---|---|--:|--:|--:|"]
-    for row in rows:
+
+    def line(row: Row) -> str:
         figures = " | ".join(f"{figure:,.1f}" for figure in (row.share, row.open, row.share + row.open))
-        lines.append(f"| {row.what} | {row.way.rstrip('_')} | {figures} |")
-    lines += bars(verdicts)
-    return "\n".join(lines) + "\n"
+        return f"{row.what} | {row.way.rstrip('_')} | {figures}"
 
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    what = "Tensors of PyTorch on a CUDA device, to another process. Medians."
+    return page(about, what, "what|way|:share, µs|:open, µs|:both, µs", map(line, rows), verdicts)

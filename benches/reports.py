@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from tensor_bridge_conformance import host
 
 
 @dataclass
@@ -17,6 +19,27 @@ class Verdict:
     measured: float
     bar: float
     passed: bool
+
+    @classmethod
+    def at_most(cls, what: str, measured: float, bar: float) -> Verdict:
+        """Return the verdict on a figure that must not be larger than the bar."""
+        return cls(what, measured, bar, measured <= bar)
+
+    @classmethod
+    def at_least(cls, what: str, measured: float, bar: float) -> Verdict:
+        """Return the verdict on a figure that must not be smaller than the bar."""
+        return cls(what, measured, bar, measured >= bar)
+
+
+def page(about: dict[str, Any], what: str, head: str, rows: Iterable[str], verdicts: Sequence[Verdict] = ()) -> str:
+    """Return a report: the host, what was measured, a table, and the bars.
+
+    ``head`` has the names of the columns, with a colon before those of numbers.
+    """
+    names = [name.strip() for name in head.split("|")]
+    rule = "|".join("--:" if name.startswith(":") else "---" for name in names)
+    lines = [host.heading(about), "", what, "", f"| {' | '.join(name.lstrip(':') for name in names)} |", f"|{rule}|"]
+    return "\n".join([*lines, *(f"| {row} |" for row in rows), *bars(verdicts)]) + "\n"
 
 
 def bars(verdicts: Sequence[Verdict]) -> list[str]:

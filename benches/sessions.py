@@ -19,19 +19,16 @@ adds, with three inputs and an output, in Python.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import gc
 import statistics
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benches.graphs import Graph
-from benches.reports import Verdict, bars, conclude
+from benches.reports import Verdict, conclude, page
+from benches.rounds import options, per_call, sizes
 from tensor_bridge_conformance import host
 
 MIB = 1 << 20
@@ -137,22 +134,14 @@ class Setting:
             self.torch.cuda.synchronize(self.device)
 
     def batch(self, call: Callable[[], Any], calls: int) -> float:
-        """Return nanoseconds per call, with the garbage collector off. A call includes dropping its result."""
-        self.settle()
-        gc.disable()
-        try:
-            started = time.perf_counter_ns()
-            for _ in range(calls):
-                call()
-            self.settle()
-            return (time.perf_counter_ns() - started) / calls
-        finally:
-            gc.enable()
+        """Return nanoseconds per call. A call includes dropping its result."""
+        return per_call(call, calls, self.settle, self.settle)
 
 
 def main(argv: list[str]) -> int:
     """Measure, print a table, write ``bench_sessions.json`` and ``.md``. Return 0 when every bar is met."""
-    options = _options(argv)
+    device = {"default": "cpu", "help": "cpu or cuda:0, as PyTorch names it (default: cpu)"}
+    given = options(argv, "sessions", __doc__, 20, device=device, sizes=sizes(SIZES, "the tensors"))
     import torch
 
     from tensor_bridge import _core
@@ -160,22 +149,11 @@ def main(argv: list[str]) -> int:
     # Idle threads of PyTorch would spin while those of TensorFlow compute.
     torch.set_num_threads(1)
     version, folder = _core.tensorflow1_open(None)
-    sizes = [float(size) for size in options.sizes.split(",")] if options.sizes else SIZES
-    rows = measure(Path(folder), options.device, sizes, options.rounds)
+    rows = measure(Path(folder), given.device, given.sizes, given.rounds)
     verdicts = judge(rows)
     about = host.describe(*FRAMEWORKS)
     about["versions"]["tensorflow1"] = version
-    return conclude(options.report, "bench_sessions", markdown(about, rows, verdicts), about, rows, verdicts)
-
-
-def _options(argv: list[str]) -> argparse.Namespace:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="bench --sessions", description=__doc__, formatter_class=formatter)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda:0, as PyTorch names it (default: cpu)")
-    parser.add_argument("--sizes", metavar="MIB,...", help="MiB of the tensors (default: 1 to 1024)")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds per size (default: 20)")
-    parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write the report")
-    return parser.parse_args(argv)
+    return conclude(given.report, "bench_sessions", markdown(about, rows, verdicts), about, rows, verdicts)
 
 
 def measure(folder: Path, device: str, sizes: Sequence[float], rounds: int) -> list[Row]:
@@ -204,27 +182,20 @@ def measure(folder: Path, device: str, sizes: Sequence[float], rounds: int) -> l
 def judge(rows: Sequence[Row]) -> list[Verdict]:
     """Compare with the bars, on devices only: on a host no way copies, and memory alone bounds a run."""
     rows = [row for row in rows if row.device.startswith("cuda")]
-    verdicts = [
-        Verdict(f"times faster at {AT} MiB", row.faster, FASTER, row.faster >= FASTER) for row in rows if row.mib == AT
-    ]
+    verdicts = [Verdict.at_least(f"times faster at {AT} MiB", row.faster, FASTER) for row in rows if row.mib == AT]
     if rows:
         worst = max(row.overhead for row in rows)
-        verdicts.append(Verdict("overhead at any size, ns", worst, OVERHEAD, worst <= OVERHEAD))
+        verdicts.append(Verdict.at_most("overhead at any size, ns", worst, OVERHEAD))
     return verdicts
 
 
 def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
     """Return the report."""
-    lines = [host.heading(about), ""]
-    lines += ["y = two * x + one in a session of TensorFlow 1.15, x from PyTorch, float32", ""]
-    lines += ["| device | size, MiB | ours, µs | host, µs | bare, µs | times faster | overhead, µs |"]
-    lines += ["|---|--:|--:|--:|--:|--:|--:|"]
-    for row in rows:
+
+    def line(row: Row) -> str:
         times = " | ".join(f"{figure / 1000:,.1f}" for figure in (row.ours, row.host, row.bare))
-        lines.append(f"| {row.device} | {row.mib:g} | {times} | {row.faster:.2f} | {row.overhead / 1000:,.1f} |")
-    lines += bars(verdicts)
-    return "\n".join(lines) + "\n"
+        return f"{row.device} | {row.mib:g} | {times} | {row.faster:.2f} | {row.overhead / 1000:,.1f}"
 
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    what = "y = two * x + one in a session of TensorFlow 1.15, x from PyTorch, float32"
+    head = "device|:size, MiB|:ours, µs|:host, µs|:bare, µs|:times faster|:overhead, µs"
+    return page(about, what, head, map(line, rows), verdicts)

@@ -16,17 +16,14 @@ those of the same model in PyTorch alone: the length of the difference, as a par
 
 from __future__ import annotations
 
-import argparse
-import gc
 import math
 import statistics
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benches.reports import Verdict, bars, conclude
+from benches.reports import Verdict, conclude, page
+from benches.rounds import options, per_call, several
 from tensor_bridge_conformance import host
 
 #: Rows of a batch, and widths of the layers.
@@ -139,17 +136,8 @@ class Setting:
                 variable.assign_sub(RATE * gradient)
 
     def batch(self, step: Callable[[], None], steps: int) -> float:
-        """Return nanoseconds per step, with the garbage collector off."""
-        self.settle()
-        gc.disable()
-        try:
-            started = time.perf_counter_ns()
-            for _ in range(steps):
-                step()
-            self.settle()
-            return (time.perf_counter_ns() - started) / steps
-        finally:
-            gc.enable()
+        """Return nanoseconds per step."""
+        return per_call(step, steps, self.settle, self.settle)
 
     def settle(self) -> None:
         """Wait for the device."""
@@ -159,27 +147,24 @@ class Setting:
 
 def main(argv: list[str]) -> int:
     """Measure, print a table, write ``bench_training.json`` and ``.md``. Return 0 when every bar is met."""
-    options = _options(argv)
+    given = options(
+        argv,
+        "training",
+        __doc__,
+        20,
+        device={"default": "cpu", "help": "cpu or cuda:0 (default: cpu)"},
+        batch={"type": int, "help": "rows of a batch (default: 1024, on a device 8192)"},
+        widths={"type": several(int), "metavar": "N,...", "help": "widths (default: 256 to 1024, on a device to 4096)"},
+    )
     # PyTorch before TensorFlow, which shows stubs of CUDA to libraries that are loaded later.
     import torch  # noqa: F401
 
-    kind = options.device.partition(":")[0]
-    widths = [int(width) for width in options.widths.split(",")] if options.widths else WIDTHS[kind]
-    rows = [measure(options.device, options.batch or BATCH[kind], width, options.rounds) for width in widths]
+    kind = given.device.partition(":")[0]
+    batch, widths = given.batch or BATCH[kind], given.widths or WIDTHS[kind]
+    rows = [measure(given.device, batch, width, given.rounds) for width in widths]
     verdicts = judge(rows)
     about = host.describe(*FRAMEWORKS)
-    return conclude(options.report, "bench_training", markdown(about, rows, verdicts), about, rows, verdicts)
-
-
-def _options(argv: list[str]) -> argparse.Namespace:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="bench --training", description=__doc__, formatter_class=formatter)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda:0 (default: cpu)")
-    parser.add_argument("--batch", type=int, help="rows of a batch (default: 1024, on a device 8192)")
-    parser.add_argument("--widths", metavar="N,...", help="widths (default: 256 to 1024, on a device 1024 to 4096)")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds per width (default: 20)")
-    parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write the report")
-    return parser.parse_args(argv)
+    return conclude(given.report, "bench_training", markdown(about, rows, verdicts), about, rows, verdicts)
 
 
 def measure(device: str, batch: int, width: int, rounds: int) -> Row:
@@ -197,31 +182,23 @@ def measure(device: str, batch: int, width: int, rounds: int) -> Row:
 def judge(rows: Sequence[Row]) -> list[Verdict]:
     """Compare with the bars. Time is judged on devices only: on a host two pools of threads share the cores."""
     worst = max(rows, key=lambda row: (math.isnan(row.difference), row.difference)).difference
-    verdicts = [Verdict("difference of gradients, at most", worst, DIFFERENCE, worst <= DIFFERENCE)]
+    verdicts = [Verdict.at_most("difference of gradients, at most", worst, DIFFERENCE)]
     on_device = [row for row in rows if row.device.startswith("cuda")]
     if on_device:
         widest = max(on_device, key=lambda row: row.width)
         what = f"step of width {widest.width}: part of the halves, at most"
-        verdicts.append(Verdict(what, widest.part, PART, widest.part <= PART))
+        verdicts.append(Verdict.at_most(what, widest.part, PART))
     return verdicts
 
 
 def markdown(about: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verdict]) -> str:
     """Return the report."""
-    lines = [
-        host.heading(about),
-        "",
-        f"A step of three layers, the one in the middle of Keras. {about['cores']} cores.",
-    ]
-    lines += ["", "| device | batch | width | whole, µs | PyTorch, µs | TensorFlow, µs | part | difference |"]
-    lines += ["|---|--:|--:|--:|--:|--:|--:|--:|"]
-    for row in rows:
+
+    def line(row: Row) -> str:
         times = " | ".join(f"{figure / 1000:,.0f}" for figure in (row.whole, row.torch, row.tensorflow))
         where = f"{row.device} | {row.batch} | {row.width}"
-        lines.append(f"| {where} | {times} | {row.part:.3f} | {row.difference:.1e} |")
-    lines += bars(verdicts)
-    return "\n".join(lines) + "\n"
+        return f"{where} | {times} | {row.part:.3f} | {row.difference:.1e}"
 
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    what = f"A step of three layers, the one in the middle of Keras. {about['cores']} cores."
+    head = "device|:batch|:width|:whole, µs|:PyTorch, µs|:TensorFlow, µs|:part|:difference"
+    return page(about, what, head, map(line, rows), verdicts)

@@ -19,7 +19,6 @@ one of Python 3.7, if there is one.
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib.util
 import os
 import statistics
@@ -33,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from benches.exchanges import THERE37, There, framework, native, settle
-from benches.reports import conclude
+from benches.reports import conclude, page
+from benches.rounds import options, per_call, sizes
 from tensor_bridge_conformance import host
 from tensor_bridge_conformance.others import Other
 from tensor_bridge_conformance.subjects.tensorflow1 import python37
@@ -141,18 +141,11 @@ class Setting:
         settle(self.device)
         calls = max(1, min(MOST, BATCH // (time.perf_counter_ns() - start)))
 
-        def batch() -> float:
-            gc.disable()
-            try:
-                start = time.perf_counter_ns()
-                for _ in range(calls):
-                    call()
-                    settle(self.device)
-                return (time.perf_counter_ns() - start) / calls
-            finally:
-                gc.enable()
+        def settled() -> None:
+            call()
+            settle(self.device)
 
-        return batch
+        return lambda: per_call(settled, calls, lambda: None)
 
     def _process(self) -> None:
         """Add the way to another process. There is none to TensorFlow 1.15 without Python 3.7."""
@@ -219,56 +212,50 @@ class Setting:
 
 def main(argv: list[str]) -> int:
     """Measure, print a table, write ``bench_ways.json`` and ``.md``."""
-    options = _options(argv)
-    warnings.filterwarnings("ignore", "The given NumPy array is not writ")
-    sizes = [float(size) for size in options.sizes.split(",")] if options.sizes else SIZES
-    about = host.describe()
-    rows = measure(about, options, sizes)
-    return conclude(options.report, "bench_ways", markdown(about, rows), about, rows, [])
-
-
-def _options(argv: list[str]) -> argparse.Namespace:
-    formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="bench --ways", description=__doc__, formatter_class=formatter)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda:0 (default: cpu)")
-    parser.add_argument("--sizes", metavar="MIB,...", help="MiB of the tensors (default: 1, 64 and 1024)")
-    parser.add_argument("--only", metavar="FROM:TO,...", help="the pairs to measure (default: all five)")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds up to 64 MiB; a quarter above (default: 20)")
-    parser.add_argument(
-        "--folder", default=tempfile.gettempdir(), help="where files are written (default: %(default)s)"
+    given = options(
+        argv,
+        "ways",
+        __doc__,
+        20,
+        device={"default": "cpu", "help": "cpu or cuda:0 (default: cpu)"},
+        sizes=sizes(SIZES, "the tensors"),
+        only={"metavar": "FROM:TO,...", "help": "the pairs to measure (default: all five)"},
+        folder={"default": tempfile.gettempdir(), "help": "where files are written (default: %(default)s)"},
     )
-    parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write the report")
-    return parser.parse_args(argv)
+    warnings.filterwarnings("ignore", "The given NumPy array is not writ")
+    about = host.describe()
+    rows = measure(about, given, given.sizes)
+    return conclude(given.report, "bench_ways", markdown(about, rows), about, rows, [])
 
 
-def measure(about: dict[str, Any], options: argparse.Namespace, sizes: Sequence[float]) -> list[Row]:
+def measure(about: dict[str, Any], given: argparse.Namespace, sizes: Sequence[float]) -> list[Row]:
     """Measure the pairs of the frameworks that are there and that have the device."""
     # PyTorch and CuPy before TensorFlow, which shows stubs of CUDA to libraries that are loaded later.
     for module in ("torch", "cupy"):
         if importlib.util.find_spec(module):
             importlib.import_module(module)
-    known = {name for name in about["versions"] if name != "cupy" or options.device != "cpu"}
-    if options.device != "cpu":
+    known = {name for name in about["versions"] if name != "cupy" or given.device != "cpu"}
+    if given.device != "cpu":
         known -= {*about["host_only"]}
     if "tensorflow1" in known:
         import tensor_bridge as tb
 
         about["versions"]["tensorflow1"] = tb.tensorflow1.open()
     rows = []
-    pairs = [tuple(pair.split(":")) for pair in options.only.split(",")] if options.only else PAIRS
+    pairs = [tuple(pair.split(":")) for pair in given.only.split(",")] if given.only else PAIRS
     for source, target in pairs:
         if not {source, target} <= known:
             print(f"{source} → {target}: not here", file=sys.stderr)
             continue
         for mib in sizes:
             with (
-                tempfile.TemporaryDirectory(dir=options.folder) as folder,
+                tempfile.TemporaryDirectory(dir=given.folder) as folder,
                 tempfile.TemporaryDirectory(dir="/dev/shm") as shared,
             ):
-                setting = Setting(source, target, options.device, int(mib * MIB), Path(folder), Path(shared))
+                setting = Setting(source, target, given.device, int(mib * MIB), Path(folder), Path(shared))
                 try:
-                    rounds = options.rounds if mib <= 64 else max(options.rounds // 4, 1)
-                    rows += [Row(source, target, options.device, mib, *found) for found in setting.rows(rounds)]
+                    rounds = given.rounds if mib <= 64 else max(given.rounds // 4, 1)
+                    rows += [Row(source, target, given.device, mib, *found) for found in setting.rows(rounds)]
                 finally:
                     setting.close()
     return rows
@@ -276,15 +263,11 @@ def measure(about: dict[str, Any], options: argparse.Namespace, sizes: Sequence[
 
 def markdown(about: dict[str, Any], rows: Sequence[Row]) -> str:
     """Return the report."""
-    lines = [host.heading(about), "", f"Tensors of float32, {about['cores']} cores. Medians.", ""]
-    lines += ["| from | to | device | size, MiB | way | ours, µs | theirs, µs | by |"]
-    lines += ["|---|---|---|--:|---|--:|--:|---|"]
-    for row in rows:
+
+    def line(row: Row) -> str:
         ours, theirs = ("–" if figure is None else f"{figure / 1000:,.1f}" for figure in (row.ours, row.theirs))
         where = f"{row.source} | {row.target} | {row.device} | {row.mib:g}"
-        lines.append(f"| {where} | {row.way} | {ours} | {theirs} | {row.by or '–'} |")
-    return "\n".join(lines) + "\n"
+        return f"{where} | {row.way} | {ours} | {theirs} | {row.by or '–'}"
 
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    what = f"Tensors of float32, {about['cores']} cores. Medians."
+    return page(about, what, "from|to|device|:size, MiB|way|:ours, µs|:theirs, µs|by", map(line, rows))

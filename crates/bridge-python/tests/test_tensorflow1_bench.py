@@ -19,7 +19,7 @@ bench: Any = pytest.importorskip("benches.sessions")
 
 
 def test_it_measures_on_the_host(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benches.sessions", "--report", str(tmp_path)]
+    command = [sys.executable, "-m", "benches", "--sessions", "--report", str(tmp_path)]
     settings = {"PYTHONPATH": os.pathsep.join(sys.path), "TENSOR_BRIDGE_TENSORFLOW1": FOLDER}
     done = subprocess.run(
         [*command, "--device=cpu", "--sizes=0.25,16", "--rounds=3"],

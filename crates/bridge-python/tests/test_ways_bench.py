@@ -23,7 +23,7 @@ TENSORFLOW1 = bool(os.environ.get("TENSOR_BRIDGE_TENSORFLOW1"))
 
 def measured(bench: str, folder: Path, *options: str) -> tuple[Any, str]:
     """Run a bench, and return its report."""
-    command = [sys.executable, "-m", f"benches.{bench.removeprefix('bench_')}", "--report", str(folder)]
+    command = [sys.executable, "-m", "benches", f"--{bench.removeprefix('bench_')}", "--report", str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [*command, *options], capture_output=True, text=True, timeout=600, check=False, env=environment
