@@ -191,7 +191,7 @@ impl<'a, D: Driver> Entered<'a, D> {
             return Ok(());
         }
         let text = format!(
-            "one of {earlier} and {later} is being captured into a CUDA graph and the other is not: cross before the capture begins, or use one stream on both sides"
+            "one of {earlier} and {later} is being captured into a CUDA graph and the other is not: convert before the capture begins, or use one stream on both sides"
         );
         Err(Error::new(ErrorKind::Captured, text))
     }

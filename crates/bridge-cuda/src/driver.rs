@@ -236,7 +236,7 @@ const ADVICE: &[(u32, u32, ErrorKind, &str)] = &[
     (3, 3, ErrorKind::Driver, "CUDA does not survive a fork: start processes with the method \"spawn\""),
     (4, 4, ErrorKind::Driver, "the driver is shutting down with the process"),
     (101, 101, ErrorKind::Driver, "the device was hidden or lost: see CUDA_VISIBLE_DEVICES"),
-    (208, 208, ErrorKind::Busy, "memory that was freed is still open in its place: drop it, and open again"),
+    (208, 208, ErrorKind::Busy, "memory that was freed is still open at its address: drop it, and open again"),
     (400, 400, ErrorKind::Driver, "the stream was destroyed, or belongs to another device than the tensor"),
     (700, 700, ErrorKind::Driver, LOST),
     (709, 709, ErrorKind::Driver, "the device was reset: restart the process"),

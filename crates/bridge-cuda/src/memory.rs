@@ -193,7 +193,7 @@ impl<D: Driver> Devices<D> {
         let captured = |(device, stream)| Link::is_captured(self, device, stream);
         if captured(earlier)? != captured(later)? {
             let text = format!(
-                "one of {} and {} is being captured into a CUDA graph and the other is not: cross before the capture begins",
+                "one of {} and {} is being captured into a CUDA graph and the other is not: convert before the capture begins",
                 earlier.1, later.1
             );
             return Err(Error::new(ErrorKind::Captured, text));

@@ -225,7 +225,10 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
                 let parts: Vec<usize> = files.iter().map(|(_, nbytes)| *nbytes).collect();
                 let total = parts.iter().try_fold(0usize, |sum, nbytes| sum.checked_add(*nbytes));
                 let total = total.filter(|total| *total > 0).ok_or_else(|| {
-                    Error::new(ErrorKind::Protocol, "the other process sent lengths that are no memory")
+                    Error::new(
+                        ErrorKind::Protocol,
+                        "the other process sent invalid lengths: use one version of tensor_bridge in both",
+                    )
                 })?;
                 let start = self.relaxed(|| self.driver().map_files(device.index, files))?;
                 Ok(Opened { range: start..start + total, kind: Kind::Files(parts) })

@@ -167,7 +167,7 @@ impl Nested {
             return Ok(entered);
         }
         let text = format!(
-            "{} conversions stand one inside another: the producer's __dlpack__ or array interface converts itself",
+            "{} conversions are nested: the producer's __dlpack__ or array interface converts itself",
             Self::MOST
         );
         Err(Error::new(ErrorKind::Protocol, text))

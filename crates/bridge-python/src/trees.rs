@@ -134,7 +134,7 @@ impl<'py> Tree<'py> {
 
     fn container(&mut self, object: &PyTensor<'py>, kind: Kind, depth: usize) -> Result<Node, Lost<'py>> {
         if depth == DEEPEST {
-            let text = format!("more than {DEEPEST} containers stand one inside another: convert their tensors apart");
+            let text = format!("more than {DEEPEST} containers are nested: convert their tensors apart");
             return Err(argument(text).into());
         }
         let mut changes = Vec::new();

@@ -114,7 +114,7 @@ impl Share {
     pub(super) fn check(&self) -> Result<()> {
         self.connection.listen()?;
         match self.is_revoked.load(Relaxed) {
-            true => Err(gone("the process that shares the memory has taken it back")),
+            true => Err(gone("the process that shares the memory has revoked it")),
             false => Ok(()),
         }
     }

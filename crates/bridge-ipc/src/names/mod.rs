@@ -72,7 +72,7 @@ pub struct Client {
 bridge_core::debug_fields!(impl[] Client: path);
 
 fn missing(name: &str) -> Error {
-    Error::new(ErrorKind::Gone, format!("nothing stands under the name {name:?}: put a ticket there first"))
+    Error::new(ErrorKind::Gone, format!("no ticket has the name {name:?}: put one first"))
 }
 
 /// Refuses what is not a name.

@@ -47,7 +47,7 @@ def tree_of(text: Optional[str], tensors: List[Any]) -> Any:
 
 def _described(x: Any, leaves: List[Any], depth: int) -> Any:
     if depth > _DEEPEST:
-        text = "more than {} containers stand one inside another: share their tensors apart"
+        text = "more than {} containers are nested: share their tensors apart"
         raise of_kind("argument", text.format(_DEEPEST))
     if type(x) is list:
         return ["l", [_described(item, leaves, depth + 1) for item in x]]
