@@ -11,7 +11,7 @@ use std::sync::Arc;
 ///
 /// # Errors
 ///
-/// [`ErrorKind::OutOfMemory`], and those of [`fill`].
+/// [`ErrorKind::OutOfMemory`](crate::ErrorKind::OutOfMemory), and those of [`fill`].
 pub(crate) fn compact(lent: Lent, order: Order, alignment: usize, ordering: &Arc<dyn Ordering>) -> Result<Lent> {
     debug_assert!(lent.device().kind == DeviceKind::CPU && lent.pending().is_none());
     let target = empty(lent.dtype(), lent.layout().shape(), order, alignment)?;
