@@ -1,6 +1,6 @@
 //! Tensors as arguments and results of functions that Python calls.
 
-use crate::{AnyAdapter, adapter_of};
+use crate::{AnyAdapter, Framework, adapter_of};
 use bridge_core::{DType, Error, ErrorKind, Options, Ordering, Output, Result, output, transfer};
 use bridge_pyo3::{Borrowed, PyTensor, exception, type_name};
 use pyo3::prelude::*;
@@ -93,9 +93,11 @@ impl<'py> Tensor<'py> {
 /// Returns the error for an object of no framework.
 #[cold]
 pub(crate) fn no_tensor(object: &PyTensor<'_>) -> Error {
+    let names: Vec<_> = Framework::ALL.iter().map(|framework| framework.name()).collect();
     let text = format!(
-        "{} is not a tensor: pass one of torch, cupy, numpy, tensorflow or tensorflow1 (of a Keras variable its value), or an object with __dlpack__ or an array interface",
-        type_name(object)
+        "{} is not a tensor: pass one of {} (of a Keras variable its value), or an object with __dlpack__ or an array interface",
+        type_name(object),
+        names.join(", ")
     );
     Error::new(ErrorKind::NotATensor, text)
 }
