@@ -305,3 +305,18 @@ def test_forward_accumulators_see_every_result_and_add_nothing() -> None:
     assert accumulator.jvp(root).numpy().tolist() == [np.inf, 0.25]
     assert accumulator.jvp(square).numpy().tolist() == [0, 8]
     assert p.grad is None
+
+
+def test_parameters_of_pytorch_inside_a_function_of_tensorflow_are_trained() -> None:
+    p, weight = torch.nn.Parameter(torch.tensor([3.0])), tf.Variable([2.0])
+    scaled = tf_function(lambda x: x * p)
+    inner = torch_function(lambda x: tf.sin(x * weight), variables=[weight])
+    outer = torch_function(lambda x: scaled(x) + tf_function(lambda y: inner(y) * p)(tf.ones(1)), variables=[weight])
+    x = torch.tensor([0.5], requires_grad=True)
+    outer(x).sum().backward()
+    assert x.grad.tolist() == [3]
+    assert np.allclose(p.grad, 0.5 + np.sin(2))
+    assert np.allclose(inner.variables[0].grad, 3 * np.cos(2))
+    assert kind(lambda: torch_function(scaled)(torch.ones(1))) == "argument"
+    with torch.no_grad():
+        assert outer(torch.ones(1)).shape == (1,)

@@ -41,6 +41,13 @@ class Recorded:
         self.lock = lock or threading.RLock()
 
 
+@functools.cache
+def anchor() -> Any:
+    """Return a variable, which every tape watches when it is read: an input of nodes that have parameters."""
+    with tf.init_scope(), tf.name_scope(""), tf.device("CPU:0"):
+        return tf.Variable(0.0, name="tensor_bridge")
+
+
 def node(
     inputs: Sequence[Any], values: Sequence[Any], record: Callable[[], Recorded], *, adds: bool = True
 ) -> list[Any]:

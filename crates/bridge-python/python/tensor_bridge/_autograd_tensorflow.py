@@ -6,14 +6,13 @@ in place, and lets them share memory with what it returns; TensorFlow takes its 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import torch
 
-from ._autograd_nodes import Recorded, copied, crossed, ends, node, operation
+from ._autograd_nodes import Recorded, anchor, copied, crossed, ends, node, operation
 from .autograd import filled, results_at, tensors_at
 from .errors import of_kind
 
@@ -53,7 +52,7 @@ def wrapped(function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
             own = {id(view) for view in views}
             if any(id(leaf) not in own for leaf in ends([y for y in flat if y is not None])):
                 # For the parameters a tape records the node, whether or not it watches an argument.
-                inputs, views = [*inputs, _anchor().value()], [*views, None]
+                inputs, views = [*inputs, anchor().value()], [*views, None]
             return tf.nest.pack_sequence_as(results, node(inputs, flat, lambda: Recorded(views, flat)))
         if not tf.compat.v1.get_default_graph().building_function:
             raise of_kind("argument", "this runs eagerly and in a tf.function: call it outside of graphs of version 1")
@@ -68,7 +67,7 @@ def wrapped(function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
             record = Recorded([*views, None], flat)
             return tensors, lambda: record
 
-        made = operation([*inputs, _anchor().value()], specs, step)
+        made = operation([*inputs, anchor().value()], specs, step)
         return tf.nest.pack_sequence_as(outputs, made)
 
     wrapper: Callable[..., Any] = call
@@ -79,13 +78,6 @@ def _plain(leaf: Any) -> Any:
     # Variables of Keras are not variables of TensorFlow, but become tensors by this method.
     is_variable = isinstance(leaf, tf.Variable) or hasattr(leaf, "__tf_tensor__")
     return tf.convert_to_tensor(leaf) if is_variable else leaf
-
-
-@functools.cache
-def _anchor() -> Any:
-    """Return a variable, which every tape watches when it is read."""
-    with tf.init_scope(), tf.device("CPU:0"):
-        return tf.Variable(0.0, name="tensor_bridge")
 
 
 def _check_devices(tensors: list[Any]) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from . import _core
+from ._autograd_nodes import anchor
 from .autograd import filled, results_at, tensors_at
 from .errors import of_kind
 
@@ -42,6 +43,8 @@ class Record(NamedTuple):
     sources: list[Any]
     #: Tensors, one for each output of the node.
     targets: list[Any]
+    #: The variable whose gradient trains parameters of PyTorch that the function uses, if there are any.
+    anchors: list[Any]
 
 
 class _Node(torch.autograd.Function):  # type: ignore[misc]
@@ -90,11 +93,12 @@ def _differentiated(
             if again:
                 record.tape.watch(views)
             targets = [record.targets[i] for i in given]
-            made = record.tape.gradient(targets, [record.sources[i] for i in wanted], output_gradients=views)
+            sources = [*(record.sources[i] for i in wanted), *record.anchors]
+            made = record.tape.gradient(targets, sources, output_gradients=views)[: len(wanted)]
             at.extend(i for i, gradient in zip(wanted, made, strict=True) if gradient is not None)
             # Of the rows of a table that were read, TensorFlow makes slices.
             made = [tf.convert_to_tensor(gradient) for gradient in made if gradient is not None]
-        return Record(record.tape, record.device, [*record.sources, *views], made)
+        return Record(record.tape, record.device, [*record.sources, *views], made, record.anchors)
 
     if again:
         return at, _Node.apply(step, *tensors, *known)
@@ -164,11 +168,10 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
                 results = self.function(*inputs, **keywords)
             flat = tf.nest.flatten(results)
             where.extend(results_at(flat, own, "TensorFlow"))
-            if records:
-                self._check_variables(tape.watched_variables())
+            anchors = self._checked(tape.watched_variables(), differentiable) if records else []
             with tape:
                 targets = [tf.convert_to_tensor(flat[i]) for i in where]
-            return Record(tape, device, sources, targets)
+            return Record(tape, device, sources, targets, anchors)
 
         if differentiable:
             outputs = _Node.apply(step, *tensors)
@@ -182,8 +185,16 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
             _in_place(parameter)
         return list(self.variables)
 
-    def _check_variables(self, watched: Iterable[Any]) -> None:
-        named = {source.ref() for source in self._sources}
+    def _checked(self, watched: Iterable[Any], differentiable: bool) -> list[Any]:
+        """Return the anchors among the variables that the tape has watched. The others are sources."""
+        anchors = [variable for variable in watched if variable is anchor()]
+        if anchors and not differentiable:
+            text = (
+                "the function uses parameters of PyTorch, which would get no gradient: pass an argument that requires "
+                "grad, or call it under torch.no_grad()"
+            )
+            raise of_kind("argument", text)
+        named = {variable.ref() for variable in (*self._sources, *anchors)}
         missing = [variable.name for variable in watched if variable.ref() not in named]
         if missing:
             text = (
@@ -192,6 +203,7 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
                 "requires_grad_(False)"
             )
             raise of_kind("argument", text)
+        return anchors
 
 
 def _variable(variable: Any) -> Any:
