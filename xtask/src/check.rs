@@ -51,13 +51,15 @@ const TCH: [&str; 13] = [
 const PYTEST: [&str; 5] = ["pytest", "-q", "-rs", "-o", "faulthandler_timeout=600"];
 
 /// The suite over the adapters for Rust that link nothing.
-const HOST: [&str; 10] = [
+const HOST: [&str; 12] = [
     "--package",
     "tensor-bridge-conformance",
     "--features",
     "candle,cudarc,ndarray,ort,processes",
     "--test",
     "host",
+    "--test",
+    "matrices",
     "--test",
     "ort_cuda",
     "--test",

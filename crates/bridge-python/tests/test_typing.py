@@ -125,7 +125,7 @@ def test_every_public_type_is_known(installed: Path, tmp_path: Path) -> None:
 
 
 #: Names of the stub alone: types, and the functions whose keywords are one type, which another test compares.
-STUB_ALONE = ["__all__", "Device", "Keywords", "Order", "Profile", "Stats", "T", "Target", "convert", "plan"]
+STUB_ALONE = ["__all__", "Device", "Keywords", "Order", "Profile", "Rank", "Stats", "T", "Target", "convert", "plan"]
 
 
 def test_the_stub_says_what_the_extension_module_has(tmp_path: Path) -> None:

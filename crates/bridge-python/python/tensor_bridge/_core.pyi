@@ -6,7 +6,7 @@ import cupy
 import numpy.typing
 import tensorflow
 import torch
-from typing_extensions import Self, Unpack
+from typing_extensions import NotRequired, Self, Unpack
 
 __version__: str
 # A capsule: see include/tensor_bridge_borrow.h.
@@ -26,10 +26,15 @@ Target = Literal["torch", "cupy", "numpy", "tensorflow", "tensorflow1"]
 _Tree = TypeVar("_Tree", dict[Any, Any], list[Any], tuple[Any, ...])
 _Tensor = TypeVar("_Tensor", covariant=True)
 
+class Rank(TypedDict):
+    start: int
+    end: int
+
 class Profile(TypedDict):
     name: str
     dtypes: list[str]
     strides: Literal["any", "non_negative", "compact"]
+    rank: NotRequired[Rank]
     alignment: int
     devices: list[str]
     keeps_read_only: bool
