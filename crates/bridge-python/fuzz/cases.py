@@ -195,7 +195,6 @@ def arguments(random: Random) -> Case:
         "record_stream",
         "tensor",
         "order",
-        "layout",
         "permute",
         "source",
         "out",
@@ -238,7 +237,7 @@ def copy(random: Random) -> Case:
     }
 
 
-OPTIONS: Case = {"shape": [2, 3], "source": "numpy", "order": None, "permute": None, "layout": None, "device": None}
+OPTIONS: Case = {"shape": [2, 3], "source": "numpy", "order": None, "permute": None, "device": None}
 
 
 def options(random: Random) -> Case:
@@ -251,7 +250,6 @@ def options(random: Random) -> Case:
         "source": random.choice(["numpy", "torch"]),
         "order": rarely(random, random.choice([None, "C", "F"]), ["c", "A", "K", *NONSENSE], 0.15),
         "permute": rarely(random, random.choice([None, axes, axes]), [*odd_axes, *NONSENSE], 0.2),
-        "layout": rarely(random, None, ["compact", "compact", "strided", *NONSENSE], 0.3),
         "device": rarely(
             random, None, ["cpu", "cpu", "cpu:1", "cuda:0", "cuda:99", "cuda:-1", *DEVICES[1:], *NONSENSE], 0.3
         ),

@@ -164,7 +164,6 @@ def options(case: Case) -> Subject:
     good = {
         "order": order in (None, "C", "F", "none"),
         "permute": permute in (None, "none") or (isinstance(permute, list) and sorted(permute) == list(range(ndim))),
-        "layout": case["layout"] in (None, "compact", "none") and (case["layout"], order) != ("compact", "F"),
         "device": case["device"] in (None, "cpu", "none"),
     }
     # Other spellings may be taken: negative axes, sequences, devices that the host has.
@@ -172,7 +171,6 @@ def options(case: Case) -> Subject:
         "permute": permute in ("list", "array", "tensor", "floats"),
         "device": True,
         "order": False,
-        "layout": False,
     }
     refused = [name for name, sound in good.items() if not sound and not open_end[name]]
     refused = [name for name in refused if name != "permute" or not isinstance(permute, list) or min(permute) >= 0]
@@ -182,7 +180,7 @@ def options(case: Case) -> Subject:
         expected = array.tolist() if permute in (None, "none") else expected
     keywords = {
         name: keyword(case[name]) if isinstance(case[name], str) else case[name]
-        for name in ("order", "permute", "layout", "device")
+        for name in ("order", "permute", "device")
         if case[name] is not None
     }
     made = array

@@ -342,7 +342,6 @@ def arguments(case: Case) -> Subject:
         "profile": lambda: tb.profile(value),
         "device": lambda: tb.to_numpy(view, device=value),
         "order": lambda: tb.to_numpy(view, order=value),
-        "layout": lambda: tb.to_numpy(view, layout=value),
         "permute": lambda: tb.to_numpy(view, permute=value),
         "source": lambda: tb.copy(value, out=view),
         "out": lambda: tb.copy(view, out=value),

@@ -226,7 +226,7 @@ def pool() -> Iterator[Other]:
     """Return another process, in which CuPy allocates from a pool that can be shared."""
     pytest.importorskip("cupy")
     process = Other(CONFORMANCE_CUPY_ALLOCATOR="shared")
-    process("import cupy; from tensor_bridge_conformance.subjects.cupy import pool; held = pool(cupy)")
+    process("import cupy; from tensor_bridge_conformance.subjects.cupy import pool as shared; pool = shared(cupy)")
     yield process
     process.kill()
 
