@@ -37,6 +37,8 @@ impl Matrix {
 struct Matrices {
     profile: Profile,
     views: Arc<Views>,
+    /// Whether the import keeps the lease for ever, which is wrong.
+    leaks: bool,
 }
 
 impl Matrices {
@@ -48,7 +50,7 @@ impl Matrices {
             .with_alignment(1)
             .with_devices(vec![DeviceKind::CPU])
             .with_keeps_read_only(false);
-        Self { profile, views: Arc::default() }
+        Self { profile, views: Arc::default(), leaks: false }
     }
 }
 
@@ -75,7 +77,11 @@ impl Adapter for Matrices {
         let [rows, columns] = *lease.layout().shape() else {
             return Err(Error::new(ErrorKind::Layout, "a matrix has two dimensions"));
         };
-        Ok(Matrix { address: lease.data(), rows, columns, _memory: Arc::new(lease) })
+        let (address, lease) = (lease.data(), Arc::new(lease));
+        if self.leaks {
+            std::mem::forget(lease.clone());
+        }
+        Ok(Matrix { address, rows, columns, _memory: lease })
     }
 
     fn compact(&self, _: &Matrix) -> Result<Matrix> {
@@ -128,6 +134,17 @@ impl HostTensors for Tensors {
 fn reports(rank: RangeInclusive<usize>) -> [PairReport; 2] {
     let config = Config { cases: 300, seed: 8, ..Config::default() };
     config.certify(&HostSubject::new(Matrices::of_rank(rank), Tensors), &NdArraySubject::default())
+}
+
+/// The suite waits once, for seconds, and neither shrinks the case nor judges another property.
+#[test]
+fn a_leaked_lease_is_waited_for_once() {
+    let leaking = HostSubject::new(Matrices { leaks: true, ..Matrices::of_rank(2..=2) }, Tensors);
+    let [_, report] = Config { cases: 300, seed: 8, ..Config::default() }.certify(&leaking, &NdArraySubject::default());
+    let failed: Vec<_> = report.properties.iter().filter(|property| property.verdict.is_failure()).collect();
+    let [failed] = failed[..] else { panic!("{report}") };
+    assert_eq!((failed.name.as_str(), failed.cases), ("life", 1), "{report}");
+    assert!(failed.reason.as_ref().unwrap().contains("1 leases of this case were not released within 5s"), "{report}");
 }
 
 #[test]
