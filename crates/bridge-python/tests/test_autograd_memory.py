@@ -320,3 +320,15 @@ def test_parameters_of_pytorch_inside_a_function_of_tensorflow_are_trained() -> 
     assert kind(lambda: torch_function(scaled)(torch.ones(1))) == "argument"
     with torch.no_grad():
         assert outer(torch.ones(1)).shape == (1,)
+
+
+def test_parameters_are_not_replaced() -> None:
+    variable = tf.Variable([1.0, 2.0])
+    module = torch_function(lambda x: x * variable, variables=[variable])
+    state = {name: value.clone() + 1 for name, value in module.state_dict().items()}
+    assert kind(lambda: module.load_state_dict(state, assign=True)) == "argument"
+    assert module(torch.ones(2)).tolist() == [1, 2]
+    torch.nn.Sequential(module).load_state_dict({f"0.{name}": value for name, value in state.items()})
+    assert variable.numpy().tolist() == [2, 3]
+    module.variables[0] = torch.nn.Parameter(torch.zeros(2))
+    assert kind(lambda: module(torch.ones(2))) == kind(module.unshare) == "argument"

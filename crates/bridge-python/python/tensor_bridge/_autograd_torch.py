@@ -114,9 +114,12 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
         self._sources = [_variable(variable) for variable in variables]
         self.variables = torch.nn.ParameterList([_parameter(source) for source in self._sources])
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
+        if metadata.get("assign_to_params_buffers"):
+            text = "assign=True would replace the parameters, which are variables of TensorFlow: load without it"
+            raise of_kind("argument", text)
         self.unshare()
-        super()._load_from_state_dict(*args, **kwargs)
+        super()._load_from_state_dict(state, prefix, metadata, *args)
         _order(self.variables)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -256,6 +259,9 @@ def _alone(move: Callable[[Any], None]) -> Callable[[Any], None]:
 
     @functools.wraps(move)
     def moved(parameter: Any) -> None:
+        if not hasattr(parameter, "_tensor_bridge"):
+            text = "a parameter was replaced by one that is not over a variable: write to it in place, with "
+            raise of_kind("argument", text + "parameter.copy_")
         with parameter._tensor_bridge.lock:
             move(parameter)
 
