@@ -175,14 +175,6 @@ impl Adapter for Candle {
         Err(Error::new(ErrorKind::CopyNeeded, "candle keeps no memory of another owner: copy it into Candle::empty"))
     }
 
-    /// Returns an error: core copies host memory, and the ordering memory on devices.
-    fn compact(&self, _: &Tensor) -> Result<Tensor> {
-        Err(Error::new(
-            ErrorKind::CopyNeeded,
-            "candle leaves copies to core, and on devices to the ordering of bridge-copy",
-        ))
-    }
-
     /// Writes to the elements of every tensor that shares the storage, as `Tensor::slice_set` does.
     fn overwritten(&self, _: &Tensor) -> Result<()> {
         Ok(())

@@ -67,10 +67,6 @@ pub const COPY_ALIGNMENT: usize = 64;
 ///     fn import(&self, lease: Lease) -> Result<Array> {
 ///         Ok(Array::View(Arc::new(lease)))
 ///     }
-///
-///     fn compact(&self, _: &Array) -> Result<Array> {
-///         Err(Error::new(ErrorKind::CopyNeeded, "core copies host memory"))
-///     }
 /// }
 ///
 /// let arrays = Arrays {
@@ -129,7 +125,13 @@ pub trait Adapter {
     ///
     /// Errors of the framework. [`ErrorKind::CopyNeeded`] if it cannot copy: core then copies host memory, and the
     /// consumer copies device memory that it accepts in place.
-    fn compact(&self, tensor: &Self::Tensor) -> Result<Self::Tensor>;
+    fn compact(&self, tensor: &Self::Tensor) -> Result<Self::Tensor> {
+        let _ = tensor;
+        let name = &self.profile().name;
+        let text =
+            format!("{name} has no kernels for copies: use the ordering of bridge-copy, or copy the tensor first");
+        Err(Error::new(ErrorKind::CopyNeeded, text))
+    }
 
     /// Reports that the elements of `tensor` are about to be overwritten from outside the framework, in its current
     /// stream. PyTorch counts the writes for autograd, for example.

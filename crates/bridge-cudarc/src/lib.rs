@@ -164,12 +164,6 @@ impl Adapter for Cudarc {
         Ok(DeviceArray::of_lease(lease, Arc::clone(&self.consumer.stream)))
     }
 
-    /// Returns an error: `cudarc` has no kernels of its own.
-    fn compact(&self, _: &DeviceArray) -> Result<DeviceArray> {
-        let text = "cudarc has no kernels for copies: use the ordering of bridge-copy, or launch one";
-        Err(Error::new(ErrorKind::CopyNeeded, text))
-    }
-
     fn overwritten(&self, array: &DeviceArray) -> Result<()> {
         match array.access() {
             Access::ReadOnly => Err(array::read_only()),

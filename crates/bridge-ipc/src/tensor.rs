@@ -199,11 +199,6 @@ impl Adapter for Ipc {
         Ok(IpcTensor { data, dtype, layout, device, access, stream, owner: Arc::new(lease) })
     }
 
-    /// Returns an error: core copies host memory.
-    fn compact(&self, _: &IpcTensor) -> Result<IpcTensor> {
-        Err(Error::new(ErrorKind::CopyNeeded, "copies of host memory are left to core"))
-    }
-
     fn overwritten(&self, tensor: &IpcTensor) -> Result<()> {
         match tensor.access {
             Access::ReadOnly => {

@@ -95,11 +95,6 @@ impl Adapter for NdArray {
         Ok(HostArray::of_lease(lease))
     }
 
-    /// Returns an error: core copies host memory.
-    fn compact(&self, _: &HostArray) -> Result<HostArray> {
-        Err(Error::new(ErrorKind::CopyNeeded, "ndarray leaves copies of host memory to core"))
-    }
-
     fn overwritten(&self, array: &HostArray) -> Result<()> {
         match array.access() {
             Access::ReadOnly => Err(array::read_only()),

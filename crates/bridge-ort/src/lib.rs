@@ -162,14 +162,6 @@ impl Adapter for Ort {
         import::wrap(lease)
     }
 
-    /// Returns an error: ONNX Runtime copies by sessions alone, and its tensors are compact.
-    fn compact(&self, _: &Arc<DynTensor>) -> Result<Arc<DynTensor>> {
-        Err(Error::new(
-            ErrorKind::CopyNeeded,
-            "ONNX Runtime has no function for copies: use the ordering of bridge-copy",
-        ))
-    }
-
     fn overwritten(&self, _: &Arc<DynTensor>) -> Result<()> {
         Ok(())
     }

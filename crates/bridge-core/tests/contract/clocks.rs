@@ -212,10 +212,6 @@ impl Adapter for Producer {
     fn import(&self, _: Lease) -> Result<Numbered> {
         Err(Error::new(ErrorKind::Argument, "it only exports"))
     }
-
-    fn compact(&self, _: &Numbered) -> Result<Numbered> {
-        Err(Error::new(ErrorKind::CopyNeeded, "planned"))
-    }
 }
 
 /// A batch that has crossed.
