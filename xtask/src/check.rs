@@ -175,6 +175,9 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
             "cargo test, candle and ort in the suite",
             rust(&[&["test", "--quiet"], &HOST]).map(|step| with_onnxruntime(step, python)),
         ),
+        ("cargo test, an adapter from outside", {
+            rust(&[&["test", "--quiet", "--manifest-path", "examples/adapter/Cargo.toml", "--target-dir", "target"]])
+        }),
         ("cargo test, without Python", with_tensorflow1(rust(&[&["test", "--quiet"], &C_INTERFACE]))),
         ("cargo doc", {
             let doc = rust(&[&["doc", "--workspace", "--all-features", "--no-deps", "--quiet"]]);
