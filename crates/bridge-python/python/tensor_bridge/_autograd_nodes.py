@@ -120,6 +120,8 @@ class _Held:
 
     @property
     def __array_interface__(self) -> Any:
+        if self.memory.is_cuda:
+            raise AttributeError("this memory is on a device")
         return self.memory.numpy().__array_interface__
 
     @property
