@@ -123,8 +123,8 @@ pub trait Adapter {
     ///
     /// # Errors
     ///
-    /// Errors of the framework. [`ErrorKind::CopyNeeded`] if it cannot copy: core then copies host memory, and the
-    /// consumer copies device memory that it accepts in place.
+    /// Errors of the framework. [`ErrorKind::CopyNeeded`], which is the default, if it cannot copy: core then copies
+    /// host memory, and the consumer copies device memory that it accepts in place.
     fn compact(&self, tensor: &Self::Tensor) -> Result<Self::Tensor> {
         let _ = tensor;
         let name = &self.profile().name;
