@@ -35,8 +35,7 @@ from benches.exchanges import THERE37, There, framework, native, settle
 from benches.reports import conclude, page
 from benches.rounds import options, per_call, sizes
 from tensor_bridge_conformance import host
-from tensor_bridge_conformance.others import Other
-from tensor_bridge_conformance.subjects.tensorflow1 import python37
+from tensor_bridge_conformance.others import Other, python37
 
 MIB = 1 << 20
 #: MiB of a tensor.

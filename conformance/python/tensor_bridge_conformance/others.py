@@ -37,6 +37,12 @@ for line in sys.stdin:
 """
 
 
+def python37() -> str | None:
+    """Return a Python 3.7 with TensorFlow 1.15 and this project's package for it, if there is one."""
+    beside = Path(sys.prefix).with_name("venv37") / "bin/python"
+    return os.environ.get("TENSOR_BRIDGE_PYTHON37") or (str(beside) if beside.exists() else None)
+
+
 class Other:
     """Another Python process, which runs what it is told and returns the text of each value.
 

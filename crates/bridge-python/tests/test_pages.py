@@ -17,7 +17,7 @@ import pytest
 
 import tensor_bridge as tb
 from tensor_bridge import processes
-from tensor_bridge_conformance.subjects.tensorflow1 import python37
+from tensor_bridge_conformance.others import python37
 
 torch: Any = pytest.importorskip("torch")
 

@@ -11,8 +11,7 @@ import pytest
 
 import tensor_bridge as tb
 from tensor_bridge import processes
-from tensor_bridge_conformance.others import Other, wait_until
-from tensor_bridge_conformance.subjects.tensorflow1 import python37
+from tensor_bridge_conformance.others import Other, python37, wait_until
 
 torch: Any = pytest.importorskip("torch")
 

@@ -13,9 +13,7 @@ import ctypes
 import gc
 import math
 import os
-import pathlib
 import struct
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -222,12 +220,6 @@ def located(address: int) -> str:
 
 
 subject: Callable[[str], Subject] = TensorFlow1
-
-
-def python37() -> str | None:
-    """Return a Python 3.7 with TensorFlow 1.15 and this project's package for it, if there is one."""
-    beside = pathlib.Path(sys.prefix).with_name("venv37") / "bin/python"
-    return os.environ.get("TENSOR_BRIDGE_PYTHON37") or (str(beside) if beside.exists() else None)
 
 
 def square_plus_itself() -> bytes:
