@@ -47,6 +47,7 @@ fn steps(python: &Path) -> Vec<Step> {
                 with(with(step, "RUSTFLAGS", "-Zsanitizer=address"), "ASAN_OPTIONS", "detect_leaks=0")
             }),
         ),
+        ("ThreadSanitizer", threads()),
         (
             "sanitizers over programs in C and C++",
             nightly("sanitized", &c_program).map(|step| {
@@ -102,6 +103,21 @@ fn miri(arguments: &[&str]) -> Result<Command> {
     }
     let flags = "-Zmiri-permissive-provenance -Zmiri-disable-isolation -Zmiri-ignore-leaks";
     Ok(with(with(command, "MIRIFLAGS", flags), "PROPTEST_CASES", CASES))
+}
+
+/// Returns a call of the tests of the contract and of arrays of the host under ThreadSanitizer, for which the standard
+/// library is compiled, too.
+fn threads() -> Result<Command> {
+    let source = "lib/rustlib/src/rust/library/Cargo.toml";
+    let sysroot = ask(&mut program("rustc", &["+nightly", "--print", "sysroot"]));
+    if !sysroot.is_some_and(|folder| Path::new(&folder).join(source).is_file()) {
+        return Err(
+            "the standard library's source is not installed: rustup component add --toolchain nightly rust-src".into(),
+        );
+    }
+    let packages = ["-p", "tensor-bridge-core", "-p", "tensor-bridge-ndarray"];
+    let tests = [&["test", "--quiet", "-Zbuild-std", "--target", "host-tuple", "--lib", "--tests"], &packages[..]];
+    nightly("threads", &tests.concat()).map(|step| with(step, "RUSTFLAGS", "-Zsanitizer=thread"))
 }
 
 /// Random cases for each property under Miri, which is a hundred times slower.
