@@ -95,7 +95,8 @@ fn check(from: &Strided<'_>, to: &Strided<'_>, stream: Option<Stream>) -> Result
             "the target may have two elements at one address ({target}): pass one without repeated or overlapping elements"
         ));
     }
-    let near = from.device == to.device && read.start < written.end && written.start < read.end;
+    let on_host = ON_HOST.contains(&from.device.kind) && ON_HOST.contains(&to.device.kind);
+    let near = (on_host || from.device == to.device) && read.start < written.end && written.start < read.end;
     if near && overlap((from.data, source), (to.data, target)) {
         return refused("the source and the target share memory: copy the source elsewhere first".into());
     }

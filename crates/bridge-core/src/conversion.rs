@@ -3,7 +3,7 @@
 use crate::batch::Batch;
 use crate::fill::behind;
 use crate::plan::{decide, landing};
-use crate::{Adapter, Device, Lease, Lent, Options, Order, Ordering, Plan, Result, Stream, plan};
+use crate::{Adapter, Device, DeviceKind, Lease, Lent, Options, Order, Ordering, Plan, Result, Stream, plan};
 use std::sync::Arc;
 
 /// The owner's stream, and the stream that waits for it.
@@ -33,7 +33,9 @@ impl<F, T> Conversion<'_, F, T> {
         let device = self.landing(&lent);
         let lent = lent.seen_on(device);
         let consumer = self.to.consumer();
-        let reader = if lent.buffer().stream().is_some() { consumer.current_stream(device)? } else { None };
+        // The host reads memory of the host, whatever stream a consumer names.
+        let streams = lent.buffer().stream().is_some() && device.kind != DeviceKind::CPU;
+        let reader = if streams { consumer.current_stream(device)? } else { None };
         let ordered = behind(self.ordering, &lent, reader, self.batch)?;
         let lease = Lease::new(lent, reader, copied, consumer, Arc::clone(self.ordering));
         Ok((self.to.import(Batch::join(self.batch, lease))?, ordered))

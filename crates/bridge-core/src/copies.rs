@@ -87,12 +87,12 @@ impl Pending {
     pub fn flips(self, dtype: DType) -> Option<u128> {
         const SIGNED: [DType; 4] = [DType::FLOAT16, DType::BFLOAT16, DType::FLOAT32, DType::FLOAT64];
         const COMPLEX: [DType; 3] = [DType::COMPLEX32, DType::COMPLEX64, DType::COMPLEX128];
-        let top = 1u128 << (dtype.itemsize()? * 8 - 1);
-        let real = if COMPLEX.contains(&dtype) { 1u128 << (dtype.itemsize()? * 4 - 1) } else { 0 };
+        let is_complex = COMPLEX.contains(&dtype);
+        let nbytes = dtype.itemsize().filter(|_| is_complex || SIGNED.contains(&dtype))?;
+        let (top, real) = (1_u128 << (nbytes * 8 - 1), if is_complex { 1 << (nbytes * 4 - 1) } else { 0 });
         match self {
-            Self::Conjugation if COMPLEX.contains(&dtype) => Some(top),
-            Self::Negation if COMPLEX.contains(&dtype) || SIGNED.contains(&dtype) => Some(top | real),
-            _ => None,
+            Self::Conjugation => is_complex.then_some(top),
+            Self::Negation => Some(top | real),
         }
     }
 }

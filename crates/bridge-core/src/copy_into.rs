@@ -84,6 +84,8 @@ pub fn copy_into<F, T>(
 /// assert_eq!(copied_into_by(Device::CPU, Device::cuda(0)), CopiedBy::Move);
 /// assert_eq!(copied_into_by(Device::cuda(0), managed), CopiedBy::Kernels);
 /// assert_eq!(copied_into_by(managed, Device::CPU), CopiedBy::Host);
+/// // There is one host, whatever its number.
+/// assert_eq!(copied_into_by(Device { kind: DeviceKind::CPU, index: 1 }, Device::CPU), CopiedBy::Host);
 /// ```
 pub fn copied_into_by(source: Device, target: Device) -> CopiedBy {
     shared(source, target).map_or(CopiedBy::Move, CopiedBy::filling)
@@ -95,10 +97,11 @@ fn release<T>(target: Lent, to: &dyn Adapter<Tensor = T>, ordering: &Arc<dyn Ord
     drop(Lease::new(target, stream, false, to.consumer(), Arc::clone(ordering)));
 }
 
-/// Returns the device as which both memories can be used, if there is one.
+/// Returns the device as which both memories can be used, if there is one. There is one host, whatever its number.
 fn shared(source: Device, target: Device) -> Option<Device> {
     let plain = |device: &Device| [DeviceKind::CPU, DeviceKind::CUDA].contains(&device.kind);
-    usable(target).filter(plain).find(|device| usable(source).any(|other| other == *device))
+    let one = |device: Device| if device.kind == DeviceKind::CPU { Device::CPU } else { device };
+    usable(target).map(one).filter(plain).find(|device| usable(source).map(one).any(|other| other == *device))
 }
 
 /// Refuses memories between which nothing is moved.

@@ -21,12 +21,16 @@ impl<F, T> Conversion<'_, F, T> {
         };
         // A mode of the framework may replace every new tensor, as PyTorch's FakeTensorMode does.
         let Ok(target) = side.export(&fresh) else { return Ok(None) };
-        let as_asked =
-            (target.device(), target.dtype(), target.layout().shape()) == (device, lent.dtype(), lent.layout().shape());
-        let writable = target.buffer().access() == Access::ReadWrite && target.pending().is_none();
-        let compact = target.layout().follows(self.order());
-        Ok((as_asked && compact && writable && self.fits(&target)).then_some((fresh, target)))
+        let as_asked = is_as_asked(&target, device, (lent.dtype(), lent.layout().shape()), self.order());
+        Ok((as_asked && self.fits(&target)).then_some((fresh, target)))
     }
+}
+
+/// Returns whether what [`Adapter::empty`] has made can be filled with elements as they were asked for.
+pub(crate) fn is_as_asked(target: &Lent, device: Device, (dtype, shape): (DType, &[i64]), order: Order) -> bool {
+    let writable = target.buffer().access() == Access::ReadWrite && target.pending().is_none();
+    let same = (target.device(), target.dtype(), target.layout().shape()) == (device, dtype, shape);
+    writable && same && target.layout().follows(order)
 }
 
 /// Returns fresh memory on `device` for a consumer whose own cannot be written from outside: of core on the host, and

@@ -42,10 +42,10 @@ impl HostMemory {
         Self::aligned(nbytes, COPY_ALIGNMENT, alloc_zeroed)
     }
 
-    /// Allocates memory by `allocate`, with a first byte at a multiple of `alignment` bytes, a power of two.
+    /// Allocates memory by `allocate`, with a first byte at a multiple of `alignment` bytes. A profile may state any.
     fn aligned(nbytes: usize, alignment: usize, allocate: unsafe fn(Blocks) -> *mut u8) -> Result<Self> {
         // What lies before the first multiple is not used.
-        let room = nbytes.saturating_add(alignment.saturating_sub(BLOCK));
+        let room = nbytes.saturating_add(alignment);
         let no_memory = || {
             let text = format!("no host memory for {room} bytes: free some first");
             Error::new(ErrorKind::OutOfMemory, text)

@@ -29,13 +29,13 @@ impl Order {
     }
 
     /// Returns the strides, in elements, of a compact view of `shape`. Lengths of 0 count as 1, so nothing overflows
-    /// for the shape of a [`Layout`](crate::Layout).
+    /// for the shape of a [`Layout`](crate::Layout), which refuses others; for those the strides mean nothing.
     pub fn strides(self, shape: &[i64]) -> Dims {
         let mut strides = Dims::from_elem(1, shape.len());
-        let mut next = 1;
+        let mut next = 1_i64;
         let mut set = |d: usize| {
             strides[d] = next;
-            next *= shape[d].max(1);
+            next = i64::wrapping_mul(next, shape[d].max(1));
         };
         match self {
             Self::RowMajor => (0..shape.len()).rev().for_each(&mut set),

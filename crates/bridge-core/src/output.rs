@@ -1,7 +1,7 @@
 //! Memory for results that a program computes itself.
 
 use crate::conversion::Conversion;
-use crate::fresh::fresh_beside;
+use crate::fresh::{fresh_beside, is_as_asked};
 use crate::plan::fits_rank;
 use crate::{Adapter, DType, Device, ErrorKind, Layout, Lent, Options, Order, Ordering, Result, Stream, plan};
 use std::sync::Arc;
@@ -35,19 +35,17 @@ pub fn output<'a, T>(
     shape: &[i64],
 ) -> Result<Output<'a, T>> {
     fits_rank(shape.len(), to.profile())?;
-    let (tensor, lent) = match to.empty(device, dtype, shape, Order::RowMajor) {
-        Ok(tensor) => {
-            let lent = to.export(&tensor)?;
-            (Some(tensor), lent)
-        }
-        Err(error) if error.kind() == ErrorKind::CopyNeeded => {
-            let lent = fresh_beside(to, ordering, device, (dtype, shape), Order::RowMajor)?;
-            plan(&lent, to.profile(), &Options { copy: Some(false), ..Options::default() })?;
-            (None, lent)
-        }
+    let own = match to.empty(device, dtype, shape, Order::RowMajor) {
+        Ok(tensor) => Some((to.export(&tensor)?, tensor)),
+        Err(error) if error.kind() == ErrorKind::CopyNeeded => None,
         Err(error) => return Err(error),
     };
-    Ok(Output { to, ordering, tensor, lent })
+    if let Some((lent, tensor)) = own.filter(|(lent, _)| is_as_asked(lent, device, (dtype, shape), Order::RowMajor)) {
+        return Ok(Output { to, ordering, tensor: Some(tensor), lent });
+    }
+    let lent = fresh_beside(to, ordering, device, (dtype, shape), Order::RowMajor)?;
+    plan(&lent, to.profile(), &Options { copy: Some(false), ..Options::default() })?;
+    Ok(Output { to, ordering, tensor: None, lent })
 }
 
 impl<T> Output<'_, T> {

@@ -5,8 +5,8 @@
 use crate::exchange::{counted, elements, on_host};
 use bridge_core::dlpack::{DLPack, Tensor};
 use bridge_core::{
-    Adapter, Consumer, DType, Device, HostOnly, Lease, Lent, Options, Order, Ordering, Profile, Result, copy_into,
-    transfer, transfer_all,
+    Adapter, Consumer, DType, Device, ErrorKind, HostOnly, Lease, Lent, Options, Order, Ordering, Pending, Profile,
+    Result, copy_into, output, transfer, transfer_all,
 };
 use std::sync::Arc;
 use std::thread;
@@ -54,7 +54,7 @@ impl Liar {
         let mut profile = sound.profile().clone();
         profile.owns_memory = owns_memory;
         if lie == Lie::OddProfile {
-            profile.alignment = 48;
+            profile.alignment = 66;
         }
         Self { sound, lie, profile, source: source.clone(), other: counted(&[1]) }
     }
@@ -127,6 +127,27 @@ fn no_lie_of_an_adapter_reaches_memory_that_was_not_lent() {
             }
         }
     }
+}
+
+#[test]
+fn memory_for_a_result_is_as_it_was_asked_for() {
+    let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
+    for lie in LIES {
+        let liar = Liar::new(lie, false, &counted(&[4, 6]));
+        if let Ok(result) = output(&liar, &ordering, Device::CPU, DType::FLOAT64, &[4, 6]) {
+            assert_eq!((result.layout().shape(), result.layout().nbytes()), (&[4, 6][..], 4 * 6 * 8), "{lie:?}");
+        }
+    }
+}
+
+#[test]
+fn numbers_without_a_meaning_are_no_panic() {
+    let (huge, wide) = ([1 << 40, 1 << 40], DType { code: 5, bits: 192, lanes: 2 });
+    assert_eq!(
+        on_host().empty(Device::CPU, DType::UINT8, &huge, Order::RowMajor).unwrap_err().kind(),
+        ErrorKind::Layout
+    );
+    assert_eq!([Pending::Conjugation, Pending::Negation].map(|pending| pending.flips(wide)), [None; 2]);
 }
 
 #[test]
