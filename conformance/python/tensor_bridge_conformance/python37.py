@@ -1,7 +1,7 @@
 """TensorFlow 1.15 under test in a Python 3.7, over ``tensor_bridge_tf1``: run as a program, it serves the suite.
 
-What it says is specified in ``conformance/src/processes/wire.rs``. Its tensors are what sessions take and return, on
-the host. The file is Python 3.7 and imports nothing of its own package, which is not.
+What it says is specified in ``conformance/src/processes/wire.rs``. Its tensors are arrays in shared memory, which
+sessions take in place; what a session returns is memory of its own. The file is Python 3.7 and imports nothing of its own package, which is not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TIME = 3600.0
 
 
 class Subject:
-    """The framework. Its tensors are ``Taken``: results of runs, in place where a graph only passes what was fed."""
+    """The framework. A session reads every tensor, and makes what is filled."""
 
     def __init__(self) -> None:
         """Load TensorFlow, and build the graphs."""
@@ -39,32 +39,26 @@ class Subject:
         self.last = 0
 
     def of(self, dtype: str) -> Any:
-        """Return the graph of a dtype: the handle of its input, its outputs (passed, fetched, filled), and a fill's."""
+        """Return the graph of a dtype: the handle of its input, what is fetched, what is filled, and a fill's inputs."""
         if dtype not in self.graphs:
             with self.graph.as_default(), self.tf.device("/cpu:0"):
                 x = self.tb.external_input(dtype, None)
                 shape = self.tf.placeholder(self.tf.int32, [None])
                 value = self.tf.placeholder(dtype, [])
                 filled = self.tb.external_output(self.tf.fill(shape, value))
-                outputs = self.tb.external_output(x), self.tf.identity(x), filled
-                self.graphs[dtype] = self.tb.handle_of(x), outputs, (shape, value)
+                self.graphs[dtype] = self.tb.handle_of(x), self.tf.identity(x), filled, (shape, value)
         return self.graphs[dtype]
 
-    def passed(self, array: Any, dtype: str) -> Any:
-        """Pass memory through a run, in place, and return what comes out."""
-        handle, (output, _, _), _ = self.of(dtype)
-        return self.tb.take(self.session.run(output, {handle: self.tb.feed(array, copy=False)}))
-
-    def shared(self, array: Any, dtype: str, writing: str) -> Any:
-        """Copy an array into shared memory, and pass that through a run."""
+    def shared(self, array: Any, writing: str) -> Any:
+        """Copy an array into shared memory. Return the array there."""
         ticket = self.tb.share(array, expires=TIME, writing=writing)
         opened = self.tb.open(ticket)
         self.tb.revoke(ticket)
-        return self.passed(opened, dtype)
+        return opened
 
     def publish(self, tensor: Any) -> tuple[Any, bytes]:
         """Share a tensor, which lies in shared memory."""
-        writing = "never" if tensor.read_only else "shared"
+        writing = "shared" if tensor.flags.writeable else "never"
         ticket = self.tb.share(tensor, expires=TIME, writing=writing)
         self.last += 1
         self.tensors[self.last], self.tickets[self.last] = tensor, [ticket]
@@ -72,20 +66,20 @@ class Subject:
 
     def address(self, tensor: Any) -> int:
         """Return where a tensor lies."""
-        return int(tensor.numpy().__array_interface__["data"][0])
+        return int(tensor.__array_interface__["data"][0])
 
     def read(self, tensor: Any) -> Any:
-        """Fetch a tensor to the host, as sessions do."""
-        handle, (_, fetched, _), _ = self.of(tensor.dtype)
+        """Feed a tensor in place, and fetch it to the host, as sessions do."""
+        handle, fetched, _, _ = self.of(tensor.dtype.name)
         return self.session.run(fetched, {handle: self.tb.feed(tensor, copy=False)})
 
     def filled(self, dtype: str, shape: tuple[int, ...], byte: int) -> Any:
         """Return a tensor of equal bytes, made by a kernel and copied into shared memory."""
-        _, (_, _, output), (size, value) = self.of(dtype)
+        _, _, output, (size, value) = self.of(dtype)
         numpy = self.np.dtype(dtype)
         element = self.np.frombuffer(bytes([byte]) * numpy.itemsize, numpy)[0]
         made = self.tb.take(self.session.run(output, {size: self.np.array(shape, self.np.int32), value: element}))
-        return self.shared(made.numpy(), dtype, "shared")
+        return self.shared(made.numpy(), "shared")
 
     def hello(self) -> tuple[Any, bytes]:
         """Return what this framework is and can do."""
@@ -109,7 +103,7 @@ class Subject:
         for length in spec["shape"]:
             count *= length
         array = array[spec["offset"] : spec["offset"] + count].reshape(spec["shape"])
-        return self.publish(self.shared(array, spec["dtype"], "shared"))
+        return self.publish(self.shared(array, "shared"))
 
     def answer(self, name: str, given: Any, data: bytes) -> tuple[Any, bytes]:
         """Do what a request says. Return the answer, and the bytes that follow it."""
@@ -120,22 +114,25 @@ class Subject:
         if name == "allocate":
             return self.publish(self.filled("uint8", (given,), 0))
         if name == "empty":
-            return self.publish(self.shared(self.np.zeros(given[1], given[0]), given[0], "shared"))
+            return self.publish(self.shared(self.np.zeros(given[1], given[0]), "shared"))
         if name == "open":
-            opened = self.tb.open(given)
-            return self.publish(self.passed(opened, opened.dtype.name))
+            return self.publish(self.tb.open(given))
         if name == "observe":
             tensor = self.tensors[given]
             strides = [1] * len(tensor.shape)
             for d in reversed(range(len(strides) - 1)):
                 strides[d] = strides[d + 1] * max(tensor.shape[d + 1], 1)
-            seen = {"dtype": tensor.dtype, "shape": tensor.shape, "strides": strides, "device": "cpu"}
-            return {"observed": {**seen, "address": self.address(tensor), "read_only": tensor.read_only}}, b""
+            seen = {"dtype": tensor.dtype.name, "shape": tensor.shape, "strides": strides, "device": "cpu"}
+            read_only = not tensor.flags.writeable
+            return {"observed": {**seen, "address": self.address(tensor), "read_only": read_only}}, b""
         if name == "read":
             return "elements", self.read(self.tensors[given]).tobytes()
         if name == "fill":
             tensor = self.tensors[given[0]]
-            return self.publish(self.filled(tensor.dtype, tensor.shape, given[1]))
+            return self.publish(self.filled(tensor.dtype.name, tensor.shape, given[1]))
+        if name == "snapshot":
+            copy = self.np.frombuffer(self.read(self.tensors[given["from"]]).tobytes(), "uint8")
+            return self.publish(self.shared(copy, "shared"))
         if name in ("drop", "drop_on_thread"):
             del self.tensors[given]
             for ticket in self.tickets.pop(given):
