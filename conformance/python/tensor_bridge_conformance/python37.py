@@ -1,7 +1,8 @@
 """TensorFlow 1.15 under test in a Python 3.7, over ``tensor_bridge_tf1``: run as a program, it serves the suite.
 
 What it says is specified in ``conformance/src/processes/wire.rs``. Its tensors are arrays in shared memory, which
-sessions take in place; what a session returns is memory of its own. The file is Python 3.7 and imports nothing of its own package, which is not.
+sessions take in place; what a session returns is memory of its own. The file is Python 3.7 and imports nothing of its
+own package, which is not.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Subject:
         self.last = 0
 
     def of(self, dtype: str) -> Any:
-        """Return the graph of a dtype: the handle of its input, what is fetched, what is filled, and a fill's inputs."""
+        """Return the graph of a dtype: its input's handle, what is fetched, what is filled, and a fill's inputs."""
         if dtype not in self.graphs:
             with self.graph.as_default(), self.tf.device("/cpu:0"):
                 x = self.tb.external_input(dtype, None)
