@@ -9,7 +9,7 @@ pub use program::while_waiting;
 
 use crate::memory::failed;
 use crate::settings;
-use crate::socket::{self, OtherEnd};
+use crate::socket::{self, Came, OtherEnd};
 use crate::sync::{self, Mutex, locked, now, thread};
 use crate::wire::{Frames, MAX_ANSWER, UNASKED, Why, frame};
 use bridge_core::{Error, ErrorKind, Result};
@@ -23,10 +23,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::VecDeque;
 use std::io::ErrorKind as Io;
+use std::mem;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use turn::{Taken, Turn};
 
@@ -41,9 +42,6 @@ const CHUNK: usize = 16 << 10;
 
 /// The most bytes that are read of a process before the program goes on, although it sends more.
 const MOST_AT_ONCE: usize = 4 << 20;
-
-/// The most answers whose descriptors wait: one that is read in part, and the next.
-const MOST_WAITING: usize = 2;
 
 /// No time at all.
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -73,6 +71,8 @@ pub(crate) struct Line<R> {
     /// The process that made the connection: one that it forks must not use it.
     own: u32,
     read: Turn<Incoming<R>>,
+    /// Why nothing more comes, also for threads that do not read.
+    ended: Arc<OnceLock<End>>,
     unsent: Mutex<Unsent>,
 }
 
@@ -84,14 +84,13 @@ type Hears<R> = Box<dyn FnOnce(&R, bool) + Send>;
 /// What has come in.
 struct Incoming<R> {
     frames: Frames,
-    /// The descriptors that came with each answer that has some; `None` where this process had too many files open.
-    files: VecDeque<Option<Vec<OwnedFd>>>,
+    /// The descriptors that came with the frame that is read.
+    files: Option<Came>,
     /// The number of the last question that was answered. Answers come in the order of the questions.
     answered: u64,
     /// What hears the answers to the questions after it.
     waiting: VecDeque<Hears<R>>,
-    /// Why nothing more comes.
-    ended: Option<End>,
+    ended: Arc<OnceLock<End>>,
 }
 
 /// Bytes of frames that the socket has not taken yet. They go out in their order, each frame whole.
@@ -133,16 +132,12 @@ fn connected(path: &Path) -> Result<UnixStream> {
 }
 
 impl<R: Reply> Incoming<R> {
-    /// Returns the descriptors of an answer.
+    /// Returns the descriptors of an answer: those that came with its frame.
     fn files_of(&mut self, answer: &impl Reply) -> Result<Vec<OwnedFd>> {
-        let wanted = answer.files();
-        if wanted == 0 {
-            return Ok(Vec::new());
-        }
-        match self.files.pop_front() {
-            Some(Some(files)) if files.len() == wanted => Ok(files),
-            Some(None) => Err(failed("descriptors were lost")(Errno::MFILE)),
-            _ => {
+        match self.files.take().unwrap_or_else(|| Some(Vec::new())) {
+            Some(files) if files.len() == answer.files() => Ok(files),
+            None => Err(failed("descriptors were lost")(Errno::MFILE)),
+            Some(_) => {
                 self.end(End::Broken);
                 Err(broken("descriptors are missing"))
             }
@@ -151,7 +146,8 @@ impl<R: Reply> Incoming<R> {
 
     /// Ends the connection. What waits for answers hears none.
     fn end(&mut self, end: End) {
-        self.ended = Some(end);
+        // The first reason stays.
+        let _ = self.ended.set(end);
         self.waiting.clear();
     }
 
@@ -186,9 +182,10 @@ impl<R: Reply + Send + 'static> Line<R> {
             return Err(Error::new(ErrorKind::Denied, text));
         }
         let frames = Frames::new(MAX_ANSWER);
-        let (files, waiting) = (VecDeque::new(), VecDeque::new());
-        let read = Turn::new(Incoming { frames, files, answered: UNASKED, waiting, ended: None });
-        Ok(Self { socket, process: other, own: sync::process(), read, unsent: Mutex::default() })
+        let (waiting, ended) = (VecDeque::new(), Arc::<OnceLock<End>>::default());
+        let incoming = Incoming { frames, files: None, answered: UNASKED, waiting, ended: Arc::clone(&ended) };
+        let (own, read) = (sync::process(), Turn::new(incoming));
+        Ok(Self { socket, process: other, own, read, ended, unsent: Mutex::default() })
     }
 
     /// Returns whether this process was forked from the one that made the connection.
@@ -218,8 +215,10 @@ impl<R: Reply + Send + 'static> Line<R> {
             return if self.has_ended() { Err(End::Closed.error()) } else { Ok(()) };
         }
         // Another thread that waits for an answer reads what comes meanwhile.
-        let Some(incoming) = self.read.try_lock() else { return Ok(()) };
-        self.noticed(incoming, see)
+        match self.read.try_lock() {
+            Some(incoming) => self.noticed(incoming, see),
+            None => self.alive(),
+        }
     }
 
     /// Waits for what comes unasked, and passes it to `see`, which runs under a lock. Another thread may ask meanwhile.
@@ -230,10 +229,15 @@ impl<R: Reply + Send + 'static> Line<R> {
 
     fn noticed(&self, mut incoming: Taken<'_, Incoming<R>>, mut see: impl FnMut(R)) -> Result<()> {
         self.take_in(&mut incoming, None, &mut see)?;
-        if incoming.ended.is_none() && self.has_ended() {
+        if self.has_ended() {
             incoming.end(End::Closed);
         }
-        incoming.ended.map_or(Ok(()), |end| Err(end.error()))
+        self.alive()
+    }
+
+    /// Returns the error that has ended the connection, if it has ended.
+    fn alive(&self) -> Result<()> {
+        self.ended.get().map_or(Ok(()), |end| Err(end.error()))
     }
 
     /// Asks, and waits until `until` for the answer and its descriptors. Passes what comes unasked before it to `see`,
@@ -289,9 +293,7 @@ impl<R: Reply + Send + 'static> Line<R> {
 
     /// Puts a question after what was not sent yet. Returns its number.
     fn put(&self, incoming: &mut Incoming<R>, question: &impl Serialize, hears: Hears<R>) -> Result<u64> {
-        if let Some(end) = incoming.ended {
-            return Err(end.error());
-        }
+        self.alive()?;
         incoming.waiting.push_back(hears);
         let number = incoming.answered + incoming.waiting.len() as u64;
         locked(&self.unsent).bytes.extend(frame(number, question));
@@ -313,9 +315,7 @@ impl<R: Reply + Send + 'static> Line<R> {
             if let Some((answer, files)) = self.take_in(incoming, Some(number), see)? {
                 return answer.refusal().map_or(Ok(Some((answer, files))), |why| Err(refused(why)));
             }
-            if let Some(end) = incoming.ended {
-                return Err(end.error());
-            }
+            self.alive()?;
             let is_sent = match sent {
                 Ok(is_sent) => is_sent,
                 Err(error) => {
@@ -343,7 +343,7 @@ impl<R: Reply + Send + 'static> Line<R> {
     ) -> Result<Option<(R, Vec<OwnedFd>)>> {
         let (mut bytes, mut read) = ([0; CHUNK], 0);
         loop {
-            while incoming.ended.is_none() {
+            while self.ended.get().is_none() {
                 match incoming.frames.next::<R>() {
                     Ok(None) => break,
                     Ok(Some((UNASKED, notice))) if notice.is_notice() => see(notice),
@@ -366,17 +366,17 @@ impl<R: Reply + Send + 'static> Line<R> {
                     Err(_) => incoming.end(End::Broken),
                 }
             }
-            if incoming.ended.is_some() || read >= MOST_AT_ONCE {
+            if self.ended.get().is_some() || read >= MOST_AT_ONCE {
                 return Ok(None);
             }
-            match socket::receive(&self.socket, &mut bytes) {
+            // The bytes of one frame at a time: what comes with them belongs to it.
+            let wanted = incoming.frames.missing().min(CHUNK);
+            match socket::receive(&self.socket, &mut bytes[..wanted]) {
                 Ok((0, _)) => incoming.end(End::Closed),
                 Ok((received, files)) => {
                     read += received;
                     incoming.frames.add(&bytes[..received]);
-                    incoming.files.extend(files);
-                    // An answer may be read only in part, and the one after it bring the next descriptors.
-                    if incoming.files.len() > MOST_WAITING {
+                    if files.is_some() && mem::replace(&mut incoming.files, files).is_some() {
                         incoming.end(End::Broken);
                     }
                 }

@@ -261,6 +261,16 @@ impl Frames {
         self.bytes.extend_from_slice(bytes);
     }
 
+    /// Returns how many bytes are missing to the end of the next frame's header, or of its body once that is known. Not 0
+    /// after [`Self::next`] has found no whole frame.
+    pub(crate) fn missing(&self) -> usize {
+        let whole = match self.bytes.first_chunk::<HEADER>() {
+            Some([_, _, _, _, a, b, c, d, ..]) => HEADER + u32::from_le_bytes([*a, *b, *c, *d]) as usize,
+            None => HEADER,
+        };
+        whole.saturating_sub(self.bytes.len())
+    }
+
     /// Returns the next message and its number, once it is whole.
     ///
     /// # Errors

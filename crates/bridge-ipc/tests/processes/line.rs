@@ -6,16 +6,18 @@ use super::{Folder, LONG, PATIENCE, share, wait_for};
 use bridge_core::{Error, ErrorKind, Result};
 use bridge_ipc::{Client, Exporter, IpcTensor, Limits, Settings, Ticket, Writing, open, while_waiting};
 use rustix::process::Signal;
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::io::Read;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+type Program = Box<dyn FnMut() -> Result<()>>;
+
 thread_local! {
-    /// When the program of this thread interrupts what waits.
-    static INTERRUPTS: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// What the program of this thread does while it waits.
+    static PROGRAM: RefCell<Option<Program>> = const { RefCell::new(None) };
 }
 
 fn interrupted<T>(wait: impl FnOnce() -> T) -> T {
@@ -24,13 +26,19 @@ fn interrupted<T>(wait: impl FnOnce() -> T) -> T {
 
 /// Interrupts what waits after this time.
 pub fn interrupted_at<T>(time: Instant, wait: impl FnOnce() -> T) -> T {
-    while_waiting(|| match INTERRUPTS.get() {
-        Some(time) if Instant::now() >= time => Err(Error::new(ErrorKind::Framework, "interrupted")),
-        _ => Ok(()),
-    });
-    INTERRUPTS.set(Some(time));
+    let program = move || match Instant::now() >= time {
+        true => Err(Error::new(ErrorKind::Framework, "interrupted")),
+        false => Ok(()),
+    };
+    while_it_waits(program, wait)
+}
+
+/// Runs a program now and then while something waits.
+fn while_it_waits<T>(program: impl FnMut() -> Result<()> + 'static, wait: impl FnOnce() -> T) -> T {
+    while_waiting(|| PROGRAM.with_borrow_mut(|program| program.as_mut().map_or(Ok(()), |program| program())));
+    PROGRAM.set(Some(Box::new(program)));
     let done = wait();
-    INTERRUPTS.set(None);
+    PROGRAM.set(None);
     done
 }
 
@@ -139,6 +147,28 @@ fn a_late_answer_is_given_back() {
         assert_eq!(heard(&mut socket), (0, r#"{"do":"return","lease":8}"#.into()));
         assert_eq!(opens.join().unwrap(), 64);
     });
+}
+
+/// An answer comes without its descriptor, and the next frame with one, which is not the answer's.
+#[test]
+fn a_descriptor_belongs_to_the_frame_that_it_came_with() {
+    let other = Other::new();
+    let ticket = other.ticket(1);
+    let ((waits, waiting), (has_come, come)) = (mpsc::channel(), mpsc::channel::<()>());
+    // The program reads nothing until both have come.
+    let program = move || {
+        let _ = (waits.send(()), come.recv());
+        Ok(())
+    };
+    let opens = std::thread::spawn(move || while_it_waits(program, || one(&ticket).map(drop)));
+    let mut socket = other.accept();
+    let (number, _) = heard(&mut socket);
+    waiting.recv().unwrap();
+    say(&socket, number, &format!(r#"{{"is":"opened","lease":8,"content":{CONTENT}}}"#));
+    let notice = numbered(0, br#"{"is":"revoked","share":3}"#);
+    send(&socket, &Answer { bytes: notice, files: vec![memory(64, ALL)] });
+    drop(has_come);
+    assert_eq!(opens.join().unwrap().unwrap_err().kind(), ErrorKind::Protocol);
 }
 
 /// Numbers that no question waits for end the connection.
