@@ -1,4 +1,4 @@
-"""The benches of tensor-bridge: what conversions cost, beside what the frameworks have of their own.
+"""The benches of truebridge: what conversions cost, beside what the frameworks have of their own.
 
 Each module is one bench, with a ``main``. They measure over the subjects of the suite.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 
 # Before any framework: it sets what they read when they are loaded.
-import tensor_bridge_conformance  # noqa: F401
+import truebridge_conformance  # noqa: F401
 
 __all__ = ["main"]
 

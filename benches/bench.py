@@ -1,4 +1,4 @@
-"""The benches of tensor-bridge, from the folder that this file lies in."""
+"""The benches of truebridge, from the folder that this file lies in."""
 
 import sys
 

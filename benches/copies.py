@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benches.reports import publish
-from tensor_bridge_conformance import host
+from truebridge_conformance import host
 
 #: The least part of the limit.
 BAR = 0.9
@@ -169,7 +169,7 @@ def measure(case: Case, speed: float, repeats: int) -> Row | None:
     import cupy
     import torch
 
-    import tensor_bridge as tb
+    import truebridge as tb
 
     tensor = filled(case.dtype, case.shape)
     source = case.view(tb.to_cupy(tensor)) if case.reversed else case.view(tensor)
@@ -198,7 +198,7 @@ def check(count: int, seed: int) -> int:
     """
     import cupy
 
-    import tensor_bridge as tb
+    import truebridge as tb
 
     cupy.cuda.set_allocator(None)
     wrong = 0
@@ -242,7 +242,7 @@ def search(count: int, seed: int) -> Any:
     import cupy
     import torch
 
-    import tensor_bridge as tb
+    import truebridge as tb
 
     stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
     for number, (dtype, shape, order, cuts, broadcast) in enumerate(layouts(count, seed)):

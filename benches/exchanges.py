@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from tensor_bridge._core import Target
+    from truebridge._core import Target
 
 
 class Framework(NamedTuple):
@@ -67,7 +67,7 @@ class There:
         """Import the target."""
         import numpy
 
-        import tensor_bridge as tb
+        import truebridge as tb
 
         # PyTorch waits for the device. It comes before TensorFlow.
         settle(device)

@@ -26,7 +26,7 @@ from typing import Any
 
 from benches.reports import Verdict, conclude, page
 from benches.rounds import options, sizes
-from tensor_bridge_conformance import host
+from truebridge_conformance import host
 
 MIB = 1 << 20
 #: MiB of a file, and of a tensor in it.
@@ -64,7 +64,7 @@ class Setting:
         import torch
         from safetensors.torch import load_file, save_file
 
-        import tensor_bridge as tb
+        import truebridge as tb
 
         self.torch, self.tb, self.load_file = torch, tb, load_file
         self.path = folder / f"{mib:g}.safetensors"

@@ -9,7 +9,7 @@ from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
 
-from tensor_bridge_conformance.sessions import FLOAT, Buffer, Library, Output, Pointer
+from truebridge_conformance.sessions import FLOAT, Buffer, Library, Output, Pointer
 
 #: A deallocator that leaves memory to its owner.
 Leave = ctypes.CFUNCTYPE(None, c_void_p, c_size_t, c_void_p)

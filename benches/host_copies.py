@@ -1,7 +1,7 @@
 """Copies of host memory, beside those of NumPy and PyTorch.
 
 Each case is a view of an array with other strides, copied to compact memory, in two ways: *into* memory that exists
-(``tensor_bridge.copy``, ``numpy.copyto``, ``Tensor.copy_``), and into *fresh* memory (the first into ``numpy.empty``,
+(``truebridge.copy``, ``numpy.copyto``, ``Tensor.copy_``), and into *fresh* memory (the first into ``numpy.empty``,
 ``numpy.array(order="C")``, ``Tensor.contiguous``). The contenders take turns, and each round begins with another one:
 none profits from what another leaves in the caches and in the allocator. A figure is the least of the rounds, and a
 ratio is one of two such figures, because other processes only add to them.
@@ -22,7 +22,7 @@ from typing import Any
 
 from benches.reports import page, publish
 from benches.rounds import options
-from tensor_bridge_conformance import host
+from truebridge_conformance import host
 
 #: The most that ours takes, as a multiple of the others: what two runs of one copy differ by.
 NOISE = 1.15
@@ -94,7 +94,7 @@ def contenders(case: Case) -> dict[str, list[Callable[[], Any] | None]]:
     import numpy
     import torch
 
-    import tensor_bridge as tb
+    import truebridge as tb
 
     count = int(numpy.prod(case.shape)) * numpy.dtype(case.dtype).itemsize
     values = numpy.random.default_rng(1).integers(0, 120, 1 << 20, dtype=numpy.uint8)

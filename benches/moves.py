@@ -23,7 +23,7 @@ from typing import Any
 
 from benches.reports import Verdict, conclude, page
 from benches.rounds import options, per_call, sizes
-from tensor_bridge_conformance import host
+from truebridge_conformance import host
 
 MIB = 1 << 20
 #: MiB of a tensor: 64 KiB to 1 GiB.
@@ -62,7 +62,7 @@ class Setting:
         """Make the tensors, and check that ours moves their bytes."""
         import torch
 
-        import tensor_bridge as tb
+        import truebridge as tb
 
         self.torch, self.tb = torch, tb
         self.source, self.target = ("cuda:0", "cpu") if direction == "down" else ("cpu", "cuda:0")

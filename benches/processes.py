@@ -23,8 +23,8 @@ from typing import Any
 
 from benches.reports import Verdict, conclude, page
 from benches.rounds import options
-from tensor_bridge_conformance import host
-from tensor_bridge_conformance.others import Other
+from truebridge_conformance import host
+from truebridge_conformance.others import Other
 
 MIB = 1 << 20
 #: MiB of a tensor.
@@ -87,7 +87,7 @@ class Ways:
         import torch
         import torch.multiprocessing  # registers the way of tensors
 
-        import tensor_bridge as tb
+        import truebridge as tb
 
         self.torch, self.tb, self.pickler = torch, tb, ForkingPickler
         self.folder = folder
@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
     """Measure, print a table, write ``bench_processes.json`` and ``.md``. Return 0 when every bar is met."""
     given = options(argv, "processes", __doc__, 200)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        os.environ["TENSOR_BRIDGE_IPC"] = folder
+        os.environ["TRUEBRIDGE_IPC"] = folder
         rows = measure(folder, given.rounds)
     verdicts = judge(rows)
     about = host.describe(*FRAMEWORKS)

@@ -25,7 +25,7 @@ class Relayed:
 
 def measure(options: argparse.Namespace) -> list[Relayed]:
     """Return the rows of the device that the options choose."""
-    from tensor_bridge_conformance._conformance import relay
+    from truebridge_conformance._conformance import relay
 
     def row(streams: str, address: int, device: int, pair: tuple[int, int] | None) -> Relayed:
         rounds = [relay(address, device, pair, options.batch) for _ in range(options.rounds + 1)]

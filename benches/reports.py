@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tensor_bridge_conformance import host
+from truebridge_conformance import host
 
 
 @dataclass

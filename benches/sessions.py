@@ -3,7 +3,7 @@
 ``y = two * x + one``, float32, all of one shape: without broadcasting it takes two kernels and no more. Three ways to
 run it take turns in one process:
 
-- *ours*: ``Session.run({"x": x, ...}, "torch")`` of ``tensor_bridge.tensorflow1``, from a tensor of PyTorch to one of
+- *ours*: ``Session.run({"x": x, ...}, "torch")`` of ``truebridge.tensorflow1``, from a tensor of PyTorch to one of
   PyTorch. ``two`` and ``one`` are tensors of PyTorch as well, which stay fed.
 - *host*: the least cost of feeding through the host: the Python of 1.15 can only add to it. ``x.cpu()`` is fed for a
   placeholder in place, and the result is copied from the host to a tensor on the device. ``two`` and ``one`` are
@@ -29,7 +29,7 @@ from typing import Any
 from benches.graphs import Graph
 from benches.reports import Verdict, conclude, page
 from benches.rounds import options, per_call, sizes
-from tensor_bridge_conformance import host
+from truebridge_conformance import host
 
 MIB = 1 << 20
 #: MiB of a tensor: 1 MiB to 1 GiB.
@@ -75,7 +75,7 @@ class Setting:
         """Make the tensors, the graphs and the sessions, and check that all three return the same."""
         import torch
 
-        import tensor_bridge as tb
+        import truebridge as tb
 
         self.torch, self.device = torch, torch.device(device)
         shape = (max(nbytes // (4 * 256), 1), 256)
@@ -144,7 +144,7 @@ def main(argv: list[str]) -> int:
     given = options(argv, "sessions", __doc__, 20, device=device, sizes=sizes(SIZES, "the tensors"))
     import torch
 
-    from tensor_bridge import _core
+    from truebridge import _core
 
     # Idle threads of PyTorch would spin while those of TensorFlow compute.
     torch.set_num_threads(1)

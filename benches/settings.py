@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tensor_bridge import _frameworks, _measure
-from tensor_bridge_conformance import subjects
-from tensor_bridge_conformance.subjects import Bench, Stream
+from truebridge import _frameworks, _measure
+from truebridge_conformance import subjects
+from truebridge_conformance.subjects import Bench, Stream
 
 #: Bytes between small tensors over one buffer: TensorFlow takes no smaller steps in place.
 STEP = 64
@@ -50,7 +50,7 @@ class Setting:
 
     def floor(self, tensor: Any) -> Call:
         """Return the calls that no way across can avoid, for ``tensor``, which must live as long."""
-        from tensor_bridge_conformance._conformance import Floor, borrowed
+        from truebridge_conformance._conformance import Floor, borrowed
 
         source, target = self.path.split("→")
         seen = borrowed(tensor)
@@ -113,7 +113,7 @@ class Pair:
 
 
 def _setting(pair: Pair, chosen: str, bar: float | None, streams: dict[str, Stream]) -> Setting:
-    import tensor_bridge
+    import truebridge
 
     native, wait = pair.native()
     source, target = pair.streams(chosen, streams)
@@ -135,13 +135,13 @@ def _setting(pair: Pair, chosen: str, bar: float | None, streams: dict[str, Stre
         f"{pair.source}→{pair.target}",
         chosen,
         pair.of_source.make,
-        getattr(tensor_bridge, f"to_{pair.target}"),
+        getattr(truebridge, f"to_{pair.target}"),
         native,
         bar,
         inside,
         occupy if chosen.endswith("busy") else wait,
         slices=pair.of_source.slices,
-        back=getattr(tensor_bridge, f"to_{pair.source}") if pair.target in pair.of_source.back else None,
+        back=getattr(truebridge, f"to_{pair.source}") if pair.target in pair.of_source.back else None,
         pairs=[(source.handle, target.handle), (target.handle, source.handle)] if crosses else [],
         records=[source.handle] if pair.of_source.unknown_reuse else [],
         floor_bar=None if pair.kind == "cpu" else OVER_FLOOR,

@@ -18,9 +18,9 @@ from pathlib import Path as File
 from typing import Any
 
 from benches.reports import publish
-from tensor_bridge_conformance import host, subjects
-from tensor_bridge_conformance._conformance import FRAMEWORKS
-from tensor_bridge_conformance.subjects import Bench
+from truebridge_conformance import host, subjects
+from truebridge_conformance._conformance import FRAMEWORKS
+from truebridge_conformance.subjects import Bench
 
 #: Bytes of the tensors (float32).
 NBYTES = 1 << 20
@@ -88,13 +88,13 @@ def main(argv: list[str]) -> int:
 
 def _pairs(known: dict[str, Bench], times: int) -> list[Path]:
     """Return every pair of two frameworks."""
-    import tensor_bridge
+    import truebridge
 
     def path(source: str, target: str) -> Path:
         make = functools.partial(known[source].make, NBYTES)
 
         def take(tensor: Any) -> Any:
-            return tensor_bridge.convert(tensor, target)  # type: ignore[call-overload]
+            return truebridge.convert(tensor, target)  # type: ignore[call-overload]
 
         return Path(f"{source}→{target}", make, take, times)
 
@@ -132,7 +132,7 @@ def _soak(path: Path, known: dict[str, Bench]) -> Row:
 
 def _settled() -> tuple[int, int]:
     """Return the views made, and those alive after garbage was collected and no retired memory waits for the device."""
-    bridge = importlib.import_module("tensor_bridge")
+    bridge = importlib.import_module("truebridge")
     gc.collect()
     patience = time.monotonic() + 10
     while bridge.stats()["retired"] and time.monotonic() < patience:

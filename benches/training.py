@@ -24,7 +24,7 @@ from typing import Any
 
 from benches.reports import Verdict, conclude, page
 from benches.rounds import options, per_call, several
-from tensor_bridge_conformance import host
+from truebridge_conformance import host
 
 #: Rows of a batch, and widths of the layers.
 BATCH = {"cpu": 1024, "cuda": 8192}
@@ -67,7 +67,7 @@ class Setting:
         import tensorflow as tf
         import torch
 
-        import tensor_bridge as tb
+        import truebridge as tb
 
         tf.config.experimental.enable_tensor_float_32_execution(False)
         torch.manual_seed(0)

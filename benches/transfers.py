@@ -16,9 +16,9 @@ from typing import Any
 from benches import growth, relay, settings
 from benches.reports import publish
 from benches.settings import Setting
-from tensor_bridge import _frameworks
-from tensor_bridge._measure import batch
-from tensor_bridge_conformance import host
+from truebridge import _frameworks
+from truebridge._measure import batch
+from truebridge_conformance import host
 
 #: Bytes of the tensors: 1 KiB to 4 GiB.
 SIZES = [1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26, 1 << 30, 1 << 32]

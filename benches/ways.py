@@ -34,8 +34,8 @@ from typing import Any
 from benches.exchanges import THERE37, There, framework, native, settle
 from benches.reports import conclude, page
 from benches.rounds import options, per_call, sizes
-from tensor_bridge_conformance import host
-from tensor_bridge_conformance.others import Other, python37
+from truebridge_conformance import host
+from truebridge_conformance.others import Other, python37
 
 MIB = 1 << 20
 #: MiB of a tensor.
@@ -81,7 +81,7 @@ class Setting:
         """Make the tensor and the ways. ``shared`` is a folder in memory."""
         import numpy
 
-        import tensor_bridge as tb
+        import truebridge as tb
 
         self.numpy, self.device, self.target = numpy, device, target
         self.tb: Any = tb
@@ -161,8 +161,8 @@ class Setting:
             self.ways["process"] = self._across("ours", self._share), self._across("theirs", put), BY["process"]
         elif (python := python37()) is not None:
             # It finds nothing of this Python's.
-            beside = next(path for path in sys.path if (Path(path) / "tensor_bridge_tf1").is_dir())
-            self.other = Other([python], "tensor_bridge_tf1", PYTHONPATH=beside)
+            beside = next(path for path in sys.path if (Path(path) / "truebridge_tf1").is_dir())
+            self.other = Other([python], "truebridge_tf1", PYTHONPATH=beside)
             self.other.define(f"{THERE37}\nthere = There()")
             self.ways["process"] = self._across("ours", self._share), None, None
 
@@ -237,7 +237,7 @@ def measure(about: dict[str, Any], given: argparse.Namespace, sizes: Sequence[fl
     if given.device != "cpu":
         known -= {*about["host_only"]}
     if "tensorflow1" in known:
-        import tensor_bridge as tb
+        import truebridge as tb
 
         about["versions"]["tensorflow1"] = tb.tensorflow1.open()
     rows = []

@@ -1,6 +1,6 @@
 """Preprocess images in CuPy and classify them with a Keras model. On a GPU the batch never visits the host.
 
-Install ``tensor-bridge tensorflow cupy-cuda12x``. Without a GPU, NumPy stands in for CuPy::
+Install ``truebridge tensorflow cupy-cuda12x``. Without a GPU, NumPy stands in for CuPy::
 
     python examples/cupy_to_keras.py
 """
@@ -13,7 +13,7 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 import numpy as np
 
-import tensor_bridge as tb
+import truebridge as tb
 
 try:
     # Before TensorFlow, which shows stubs of CUDA to libraries that are loaded later.

@@ -78,7 +78,7 @@ def serve(model: Trained, folder: str | None, device: str) -> None:
     import tensorflow.compat.v1 as tf
     import torch
 
-    import tensor_bridge as tb
+    import truebridge as tb
 
     version = tb.tensorflow1.open(folder)
     frames = torch.rand(8, *SHAPE, device=device)
@@ -112,8 +112,8 @@ def report(model: Trained) -> None:
 def main() -> None:
     """Train, freeze, serve."""
     parser = argparse.ArgumentParser(description="Train and freeze a model of TensorFlow 1.x, feed it from PyTorch.")
-    folder = "the folder of TensorFlow 1.15 (default: TENSOR_BRIDGE_TENSORFLOW1, then what cargo xtask setup fetched)"
-    fetched = str(FETCHED) if FETCHED.is_dir() and not os.environ.get("TENSOR_BRIDGE_TENSORFLOW1") else None
+    folder = "the folder of TensorFlow 1.15 (default: TRUEBRIDGE_TENSORFLOW1, then what cargo xtask setup fetched)"
+    fetched = str(FETCHED) if FETCHED.is_dir() and not os.environ.get("TRUEBRIDGE_TENSORFLOW1") else None
     parser.add_argument("tensorflow1", nargs="?", default=fetched, help=folder)
     device = "where the frames are (default: cuda if there is one)"
     parser.add_argument("--device", choices=["cpu", "cuda"], help=device)

@@ -1,9 +1,9 @@
 """Serve a frozen model of TensorFlow 1.15 inside a PyTorch program: HTTP requests, answered by threads in parallel.
 
 PyTorch unpacks a camera's frame, the old graph corrects it in place, and PyTorch reads the result in place. Install
-``tensor-bridge torch tensorflow``, unpack the wheel of TensorFlow 1.15, and name its folder::
+``truebridge torch tensorflow``, unpack the wheel of TensorFlow 1.15, and name its folder::
 
-    TENSOR_BRIDGE_TENSORFLOW1=tensorflow-1.15.5/tensorflow_core python examples/frozen_service.py
+    TRUEBRIDGE_TENSORFLOW1=tensorflow-1.15.5/tensorflow_core python examples/frozen_service.py
 """
 
 import argparse
@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import numpy as np
 import torch
 
-import tensor_bridge as tb
+import truebridge as tb
 
 SHAPE = (64, 64)  # rows and columns of a frame
 GAIN, OFFSET = (np.random.RandomState(1).uniform(low, 1, SHAPE).astype("float32") for low in (0.5, -1))

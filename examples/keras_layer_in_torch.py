@@ -1,6 +1,6 @@
 """Train a PyTorch model that has a layer of Keras in its middle: one backward pass, one optimizer.
 
-The parameters of the layer are the variables of TensorFlow, in place. Install ``tensor-bridge torch tensorflow``::
+The parameters of the layer are the variables of TensorFlow, in place. Install ``truebridge torch tensorflow``::
 
     python examples/keras_layer_in_torch.py
 """
@@ -14,7 +14,7 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 import torch
 from torch import nn
 
-import tensor_bridge as tb
+import truebridge as tb
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -1,9 +1,9 @@
 """Hand batches of a PyTorch data loader, NHWC and uint8, to TensorFlow as NCHW and float32.
 
 TensorFlow takes compact tensors only, so a permutation is one copy. It is made first, while an element has one byte:
-tensor-bridge reorders, and on the way moves the batch to the GPU if there is one; ``tf.cast`` then makes floats. The
+truebridge reorders, and on the way moves the batch to the GPU if there is one; ``tf.cast`` then makes floats. The
 other order, in place and then ``tf.transpose(tf.cast(x))``, permutes four times as many bytes. Install
-``tensor-bridge torch tensorflow``::
+``truebridge torch tensorflow``::
 
     python examples/loader_to_tensorflow.py
 """
@@ -17,7 +17,7 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import tensor_bridge as tb
+import truebridge as tb
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NCHW = (0, 3, 1, 2)

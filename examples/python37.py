@@ -1,6 +1,6 @@
 """The model of ``frozen_model.py`` in the program that has always run it: Python 3.7 with TensorFlow 1.15 itself.
 
-Only the feeding of the session differs from the old program: ``tensor_bridge_tf1`` takes frames from PyTorch and
+Only the feeding of the session differs from the old program: ``truebridge_tf1`` takes frames from PyTorch and
 returns results to it, in place::
 
     python3.7 examples/python37.py
@@ -8,9 +8,9 @@ returns results to it, in place::
 
 import argparse
 
-import tensor_bridge_tf1 as tb
 import tensorflow.compat.v1 as tf
 import torch
+import truebridge_tf1 as tb
 from frozen_model import SHAPE, Trained, report, train
 
 

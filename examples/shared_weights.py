@@ -1,7 +1,7 @@
 """Train in PyTorch, and serve the weights from another process in TensorFlow while they change.
 
 The trainer shares the memory of its parameters once, under a name. The server opens it as tensors of TensorFlow, and
-sees every step of the optimizer: no copy, no message. Install ``tensor-bridge torch tensorflow``::
+sees every step of the optimizer: no copy, no message. Install ``truebridge torch tensorflow``::
 
     python examples/shared_weights.py
 """
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import tensor_bridge as tb
+import truebridge as tb
 
 
 def serve(path: Path) -> None:

@@ -6,9 +6,9 @@
 //
 // See docs/c.md for how to build it.
 
-#define TENSOR_BRIDGE_WITH_TORCH
-#define TENSOR_BRIDGE_WITH_TENSORFLOW
-#include <tensor_bridge.hpp>
+#define TRUEBRIDGE_WITH_TORCH
+#define TRUEBRIDGE_WITH_TENSORFLOW
+#include <truebridge.hpp>
 
 #include <tensorflow/c/c_api.h>
 
@@ -16,7 +16,7 @@
 #include <iostream>
 #include <iterator>
 
-namespace tb = tensor_bridge;
+namespace tb = truebridge;
 
 static void check(TF_Status *status) {
   if (TF_GetCode(status) != TF_OK) throw std::runtime_error(TF_Message(status));

@@ -1,10 +1,10 @@
-"""The conformance suite of tensor-bridge, from the folder that this file lies in."""
+"""The conformance suite of truebridge, from the folder that this file lies in."""
 
 import sys
 
 if sys.version_info < (3, 10):  # noqa: UP036
     sys.exit("Python 3.10 or later is needed")
 
-from tensor_bridge_conformance import main
+from truebridge_conformance import main
 
 sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-//! The conformance suite of tensor-bridge.
+//! The conformance suite of truebridge.
 //!
 //! It judges whether two adapters exchange tensors correctly: the same bits, the same memory where the plan says so,
 //! ordered before and after the work of both sides, and released once. What the suite needs of a framework beside its

@@ -116,7 +116,7 @@ impl Report {
 
     /// Converts the report to JUnit XML: a suite for each pair, one for the faults, one for what was left out.
     fn junit(&self) -> JUnit {
-        let mut report = JUnit::new("tensor-bridge conformance");
+        let mut report = JUnit::new("truebridge conformance");
         for pair in &self.pairs {
             let mut suite = TestSuite::new(format!("{} → {} on {}", pair.from, pair.to, pair.device));
             for property in &pair.properties {

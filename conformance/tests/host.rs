@@ -1,6 +1,6 @@
 //! Every pair of candle, ONNX Runtime and `ndarray`, on the host. Pairs with ONNX Runtime need its library.
 //!
-//! `TENSOR_BRIDGE_CASES` sets the cases of a pair, `TENSOR_BRIDGE_SEED` the seed.
+//! `TRUEBRIDGE_CASES` sets the cases of a pair, `TRUEBRIDGE_SEED` the seed.
 
 mod judge;
 

@@ -1,6 +1,6 @@
 //! Pairs of ONNX Runtime with `cudarc`, on the first CUDA device.
 //!
-//! `TENSOR_BRIDGE_CASES` sets the cases of a pair, `TENSOR_BRIDGE_SEED` the seed.
+//! `TRUEBRIDGE_CASES` sets the cases of a pair, `TRUEBRIDGE_SEED` the seed.
 
 mod judge;
 

@@ -1,6 +1,6 @@
 //! Every pair of the adapters for Rust, on the host and on the first CUDA device.
 //!
-//! `TENSOR_BRIDGE_CASES` sets the cases of a pair, `TENSOR_BRIDGE_SEED` the seed.
+//! `TRUEBRIDGE_CASES` sets the cases of a pair, `TRUEBRIDGE_SEED` the seed.
 
 mod judge;
 

@@ -1,8 +1,8 @@
 //! TensorFlow's graphs, 1.15 and 2.x, with every adapter for Rust, both ways: on the host and on the first CUDA device.
 //! There is no Python in the process.
 //!
-//! `TENSOR_BRIDGE_CASES` sets the cases of a pair, `TENSOR_BRIDGE_SEED` the seed; `TENSOR_BRIDGE_TENSORFLOW1` and
-//! `TENSOR_BRIDGE_TENSORFLOW2` name the folders of the packages.
+//! `TRUEBRIDGE_CASES` sets the cases of a pair, `TRUEBRIDGE_SEED` the seed; `TRUEBRIDGE_TENSORFLOW1` and
+//! `TRUEBRIDGE_TENSORFLOW2` name the folders of the packages.
 
 #[path = "../../crates/bridge-tensorflow/tests/installed/mod.rs"]
 mod installed;

@@ -29,7 +29,7 @@ SOURCES = [
 ]
 OPTIONS = CRATES / "bridge-python/src/options.rs"
 KEYWORDS = CRATES / "bridge-python/src/docs/keywords.txt"
-PACKAGE = CRATES / "bridge-python/python/tensor_bridge"
+PACKAGE = CRATES / "bridge-python/python/truebridge"
 
 #: A documented item that Python sees: the indentation, the comment, the attributes, and the name.
 ITEM = re.compile(
@@ -156,12 +156,12 @@ def annotated(core: griffe.Module, signature: str) -> str:
 
 def pairs() -> Iterator[Callable[..., Any]]:
     """Run the module of the pairs over an extension module that has names alone, and yield its functions."""
-    core = ModuleType("tensor_bridge._core")
+    core = ModuleType("truebridge._core")
     core.KEYWORDS = KEYWORDS.read_text()
     core.FRAMEWORKS = [file.stem for file in (PACKAGE / "_frameworks").glob("[a-z]*.py")]
     core.__getattr__ = lambda name: SimpleNamespace(__name__=name)
-    package = ModuleType("tensor_bridge")
+    package = ModuleType("truebridge")
     package.__path__, package._core = [str(PACKAGE)], core
-    with mock.patch.dict(sys.modules, {"tensor_bridge": package, "tensor_bridge._core": core}):
-        module = importlib.import_module("tensor_bridge.pairs")
+    with mock.patch.dict(sys.modules, {"truebridge": package, "truebridge._core": core}):
+        module = importlib.import_module("truebridge.pairs")
     yield from (made for name, made in vars(module).items() if name.startswith("convert_"))

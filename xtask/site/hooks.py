@@ -64,7 +64,7 @@ REFERENCE = {
 REST = "more"
 #: Folders that are linked to and have no page of their own.
 FOLDERS = {"docs/design": "design/core.md"}
-PACKAGE = ROOT / "crates/bridge-python/python/tensor_bridge/__init__.py"
+PACKAGE = ROOT / "crates/bridge-python/python/truebridge/__init__.py"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -162,7 +162,7 @@ def reference() -> Iterator[tuple[str, str]]:
     for path, (title, listed) in {**REFERENCE, REST: ("More", " ".join(rest()))}.items():
         blocks = [f"# {title}"]
         listed = pairs if listed == "pairs" else listed
-        blocks.extend(f"::: tensor_bridge.{name}" for name in listed.split())
+        blocks.extend(f"::: truebridge.{name}" for name in listed.split())
         if len(blocks) > 1:
             yield f"reference/{path}.md", "\n\n".join(blocks) + "\n"
 

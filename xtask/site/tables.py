@@ -153,7 +153,7 @@ def side_by_side(links: str, name: str, source: str, target: str) -> str:
 
 
 #: The columns of the tables of what crosses in place. The last one says what the third measures.
-WAYS = (f"{MIB} MiB on a GPU", "tensor-bridge, µs", "without it, µs", "by")
+WAYS = (f"{MIB} MiB on a GPU", "truebridge, µs", "without it, µs", "by")
 
 
 def ways(links: str, source: str, target: str) -> str:
@@ -213,7 +213,7 @@ def orders(links: str, source: str, target: str) -> str:
                 found = {"report": name, **{row["name"]: row for row in pair["properties"]}}
     words = {"order": "read before the data was written", "release_order": "memory reused under a reader"}
     rows = [(said, *wrong(found[name])) for name, said in words.items()]
-    head = ("what may go wrong", "tensor-bridge", "the frameworks' own functions")
+    head = ("what may go wrong", "truebridge", "the frameworks' own functions")
     return f"{table(head, rows)}\n\nFrom {link(links, found['report'])}, {about(found['report'])}."
 
 
@@ -242,7 +242,7 @@ def handoff(links: str) -> str:
         sizes = [row for row in report(HANDOFF)["rows"] if (row["path"], row["streams"]) == (path, streams)]
         worst = max(sizes, key=lambda row: row["ratio"])
         rows.append((path, streams, micro(worst["ours"]), micro(worst["native"]), f"{worst['ratio']:.2f}"))
-    head = ("path", "streams", "tensor-bridge, µs", "native, µs", "part of native")
+    head = ("path", "streams", "truebridge, µs", "native, µs", "part of native")
     return table(head, rows, "ll") + sources(links, HANDOFF)
 
 
@@ -252,7 +252,7 @@ def copies(links: str) -> str:
         (row["case"], *(f"{100 * row[who]:.0f} %" if row[who] else "–" for who in ("ours", "torch", "cupy")))
         for row in report(COPIES)["rows"]
     ]
-    return table(("part of a plain copy", "tensor-bridge", "PyTorch", "CuPy"), rows) + sources(links, COPIES)
+    return table(("part of a plain copy", "truebridge", "PyTorch", "CuPy"), rows) + sources(links, COPIES)
 
 
 def moves(links: str) -> str:
@@ -262,13 +262,13 @@ def moves(links: str) -> str:
         (words[row["direction"]], f"{row['mib']:g} MiB", *(micro(row[who]) for who in ("ours", "pinned", "pageable")))
         for row in report(MOVES)["rows"]
     ]
-    head = ("move", "size", "tensor-bridge, µs", "one pinned copy, µs", "PyTorch, pageable, µs")
+    head = ("move", "size", "truebridge, µs", "one pinned copy, µs", "PyTorch, pageable, µs")
     return table(head, rows, "ll") + sources(links, MOVES)
 
 
 def processes(links: str) -> str:
     """Tensors to another process."""
-    words = {"ours": "tensor-bridge", "torch": "`torch.multiprocessing`", "host": "memory of the host"}
+    words = {"ours": "truebridge", "torch": "`torch.multiprocessing`", "host": "memory of the host"}
     rows = [
         (row["what"], words[row["way"].rstrip("_")], *(f"{row[step]:,.1f}" for step in ("share", "open")))
         for row in report(PROCESSES)["rows"]

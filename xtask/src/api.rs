@@ -9,7 +9,7 @@ use std::path::Path;
 const FOLDER: &str = "fixtures/api";
 
 /// The packages that other crates build on.
-const PACKAGES: [&str; 4] = ["tensor-bridge-core", "tensor-bridge-cuda", "tensor-bridge-copy", "tensor-bridge"];
+const PACKAGES: [&str; 4] = ["truebridge-core", "truebridge-cuda", "truebridge-copy", "truebridge"];
 
 /// Traits that the compiler implements by itself, and that differ between toolchains or matter to no caller. `Send` and
 /// `Sync` are promises, and stay in the lists.

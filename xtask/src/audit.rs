@@ -7,8 +7,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 /// Packages whose tests need neither a device nor Python, and touch memory through raw pointers.
-const POINTERS: [&str; 4] =
-    ["tensor-bridge-core", "tensor-bridge-copy", "tensor-bridge-cuda", "tensor-bridge-interpreter"];
+const POINTERS: [&str; 4] = ["truebridge-core", "truebridge-copy", "truebridge-cuda", "truebridge-interpreter"];
 
 /// Runs every step, or names the reason why it is left out.
 pub fn all() -> Result<ExitCode> {
@@ -18,25 +17,22 @@ pub fn all() -> Result<ExitCode> {
 
 fn steps(python: &Path) -> Vec<Step> {
     let misuse = |features: String| {
-        nightly("misuse", &["test", "--quiet", "--doc", "-p", "tensor-bridge", "--features", &features, "misuse"])
+        nightly("misuse", &["test", "--quiet", "--doc", "-p", "truebridge", "--features", &features, "misuse"])
     };
     let packages: Vec<&str> = POINTERS.iter().flat_map(|name| ["-p", name]).collect();
     // The target names the sanitizer's programs apart from build scripts, which are not sanitized.
     let sanitized = [&["test", "--quiet", "--lib", "--tests", "--target", "host-tuple"], &packages[..]].concat();
     // TensorFlow is opened with RTLD_DEEPBIND, which the sanitizers' runtime refuses.
-    let c_program = ["test", "--quiet", "-p", "tensor-bridge-capi", "--target", "host-tuple", "--test", "program"];
+    let c_program = ["test", "--quiet", "-p", "truebridge-capi", "--target", "host-tuple", "--test", "program"];
     let c_program =
         [&c_program[..], &["--test", "layer", "--", "--skip", "with_tensorflow", "--skip", "torch"]].concat();
     vec![
         ("errors of misuse", features::linked().and_then(misuse).map(|step| with(step, "PYO3_PYTHON", python))),
-        ("Miri over core", miri(&["test", "--quiet", "--lib", "--test", "contract", "-p", "tensor-bridge-core"])),
-        (
-            "Miri over the simulated device",
-            miri(&["test", "--quiet", "--test", "sim", "-p", "tensor-bridge-conformance"]),
-        ),
-        ("models of views and groups", Ok(models(&["-p", "tensor-bridge-core", "--test", "models"]))),
-        ("models of retired memory", Ok(models(&["-p", "tensor-bridge-cuda", "--lib", "models::"]))),
-        ("models of connections", Ok(models(&["-p", "tensor-bridge-ipc", "--lib", "models::"]))),
+        ("Miri over core", miri(&["test", "--quiet", "--lib", "--test", "contract", "-p", "truebridge-core"])),
+        ("Miri over the simulated device", miri(&["test", "--quiet", "--test", "sim", "-p", "truebridge-conformance"])),
+        ("models of views and groups", Ok(models(&["-p", "truebridge-core", "--test", "models"]))),
+        ("models of retired memory", Ok(models(&["-p", "truebridge-cuda", "--lib", "models::"]))),
+        ("models of connections", Ok(models(&["-p", "truebridge-ipc", "--lib", "models::"]))),
         ("public API", api::ready().and_then(|()| itself(&["api".as_ref(), "--check".as_ref()]))),
         ("mutants of core", mutants()),
         ("free-threaded Python", Ok(free_threaded())),
@@ -52,7 +48,7 @@ fn steps(python: &Path) -> Vec<Step> {
             "sanitizers over programs in C and C++",
             nightly("sanitized", &c_program).map(|step| {
                 let step = with(with(step, "RUSTFLAGS", "-Zsanitizer=address"), "ASAN_OPTIONS", "detect_leaks=1");
-                with(step, "TENSOR_BRIDGE_CFLAGS", "-g -fsanitize=address")
+                with(step, "TRUEBRIDGE_CFLAGS", "-g -fsanitize=address")
             }),
         ),
     ]
@@ -67,7 +63,7 @@ fn models(arguments: &[&str]) -> Command {
 /// Returns a call that compiles the package for a free-threaded Python, which needs none: pyo3 leaves abi3 for the
 /// interface of that one version.
 fn free_threaded() -> Command {
-    let check = cargo(&["check", "--quiet", "-p", "tensor-bridge-python"]);
+    let check = cargo(&["check", "--quiet", "-p", "truebridge-python"]);
     let check = with(check, "PYO3_CONFIG_FILE", root().join("xtask/free-threaded.txt"));
     with(check, "CARGO_TARGET_DIR", target().join("audit/free-threaded"))
 }
@@ -78,7 +74,7 @@ fn mutants() -> Result<Command> {
     if ask(&mut cargo(&["mutants", "--version"])).is_none() {
         return Err("cargo-mutants is not installed: cargo install --locked cargo-mutants".into());
     }
-    let mut mutants = cargo(&["mutants", "-p", "tensor-bridge-core", "--jobs", "2", "--colors", "never", "--output"]);
+    let mut mutants = cargo(&["mutants", "-p", "truebridge-core", "--jobs", "2", "--colors", "never", "--output"]);
     mutants.arg(target().join("audit"));
     // Without debug information a mutant builds faster.
     Ok(with(mutants, "CARGO_PROFILE_DEV_DEBUG", "0"))
@@ -115,7 +111,7 @@ fn threads() -> Result<Command> {
             "the standard library's source is not installed: rustup component add --toolchain nightly rust-src".into(),
         );
     }
-    let packages = ["-p", "tensor-bridge-core", "-p", "tensor-bridge-ndarray"];
+    let packages = ["-p", "truebridge-core", "-p", "truebridge-ndarray"];
     let tests = [&["test", "--quiet", "-Zbuild-std", "--target", "host-tuple", "--lib", "--tests"], &packages[..]];
     nightly("threads", &tests.concat()).map(|step| with(step, "RUSTFLAGS", "-Zsanitizer=thread"))
 }

@@ -15,31 +15,31 @@ const BUILDS: [&[&str]; 3] = [
     &[
         "--release",
         "-p",
-        "tensor-bridge-python",
+        "truebridge-python",
         "-p",
-        "tensor-bridge-conformance",
+        "truebridge-conformance",
         "-F",
-        "tensor-bridge-conformance/python",
+        "truebridge-conformance/python",
         "-p",
-        "tensor-bridge-example-kernel",
+        "truebridge-example-kernel",
     ],
-    &["--profile", "example", "-p", "tensor-bridge-example-candle"],
-    &["--release", "-p", "tensor-bridge-capi"],
+    &["--profile", "example", "-p", "truebridge-example-candle"],
+    &["--release", "-p", "truebridge-capi"],
 ];
 
 /// The libraries that it builds, in the target folder, and their places in the bundle.
 const LIBRARIES: [(&str, &str); 5] = [
-    ("release/libbridge_python.so", "tensor_bridge/_core.abi3.so"),
-    ("release/libbridge_conformance.so", "tensor_bridge_conformance/_conformance.abi3.so"),
-    ("release/libbridge_capi.so", "tensor_bridge_tf1/libtensor_bridge_tf1.so"),
+    ("release/libbridge_python.so", "truebridge/_core.abi3.so"),
+    ("release/libbridge_conformance.so", "truebridge_conformance/_conformance.abi3.so"),
+    ("release/libbridge_capi.so", "truebridge_tf1/libtruebridge_tf1.so"),
     ("release/libscaled.so", "scaled.abi3.so"),
     ("example/libperceptron.so", "perceptron.abi3.so"),
 ];
 
 /// Folders and files of the repository, and their places in the bundle.
 const SOURCES: [(&str, &str); 9] = [
-    ("crates/bridge-python/python/tensor_bridge", "tensor_bridge"),
-    ("crates/bridge-capi/python/tensor_bridge_tf1", "tensor_bridge_tf1"),
+    ("crates/bridge-python/python/truebridge", "truebridge"),
+    ("crates/bridge-capi/python/truebridge_tf1", "truebridge_tf1"),
     ("conformance/python", "."),
     ("benches", "benches"),
     ("benches/bench.py", "bench.py"),
@@ -105,12 +105,12 @@ pub fn fuzz(options: &[String]) -> Result<ExitCode> {
 
 /// Feeds hostile messages, and sequences of them, to both ends of the wire between processes. It needs no Python.
 fn peers(options: &[String]) -> Result<ExitCode> {
-    let mut tests = cargo(&["test", "--quiet", "-p", "tensor-bridge-ipc", "--test", "processes"]);
+    let mut tests = cargo(&["test", "--quiet", "-p", "truebridge-ipc", "--test", "processes"]);
     tests.args(["--", "--nocapture", "any_"]);
     for option in options.chunks(2) {
         let (variable, value) = match option {
-            [name, value] if name == "--seconds" => ("TENSOR_BRIDGE_FUZZ", value),
-            [name, value] if name == "--seed" => ("TENSOR_BRIDGE_SEED", value),
+            [name, value] if name == "--seconds" => ("TRUEBRIDGE_FUZZ", value),
+            [name, value] if name == "--seed" => ("TRUEBRIDGE_SEED", value),
             _ => return Err(format!("{PEERS} takes --seconds and --seed, each with a number, not {option:?}")),
         };
         tests.env(variable, value);

@@ -24,20 +24,20 @@ const PYTHON: [&str; 8] = [
 ];
 
 /// The package that is built by itself, because no feature of its dependencies may bring Python in.
-const C_INTERFACE: [&str; 2] = ["-p", "tensor-bridge-capi"];
+const C_INTERFACE: [&str; 2] = ["-p", "truebridge-capi"];
 
 /// The package whose features users choose: tested with all of them that link here.
-const FACADE: [&str; 2] = ["-p", "tensor-bridge"];
+const FACADE: [&str; 2] = ["-p", "truebridge"];
 
 /// The tests that link libtorch: the adapter for `tch`, and the suite over it, also with TensorFlow in the process.
 const TCH: [&str; 13] = [
     "--package",
-    "tensor-bridge-torch",
+    "truebridge-torch",
     "--package",
-    "tensor-bridge-conformance",
+    "truebridge-conformance",
     "--features",
-    "tensor-bridge-torch/tch,tensor-bridge-conformance/candle,tensor-bridge-conformance/cudarc,\
-     tensor-bridge-conformance/ndarray,tensor-bridge-conformance/tch,tensor-bridge-conformance/tensorflow",
+    "truebridge-torch/tch,truebridge-conformance/candle,truebridge-conformance/cudarc,\
+     truebridge-conformance/ndarray,truebridge-conformance/tch,truebridge-conformance/tensorflow",
     "--lib",
     "--test",
     "tch*",
@@ -53,7 +53,7 @@ const PYTEST: [&str; 5] = ["pytest", "-q", "-rs", "-o", "faulthandler_timeout=60
 /// The suite over the adapters for Rust that link nothing.
 const HOST: [&str; 12] = [
     "--package",
-    "tensor-bridge-conformance",
+    "truebridge-conformance",
     "--features",
     "candle,cudarc,ndarray,ort,processes",
     "--test",
@@ -69,9 +69,9 @@ const HOST: [&str; 12] = [
 /// Packages of Python whose types are checked.
 const TYPED: [&str; 4] = [
     "benches",
-    "crates/bridge-python/python/tensor_bridge",
-    "crates/bridge-capi/python/tensor_bridge_tf1",
-    "conformance/python/tensor_bridge_conformance",
+    "crates/bridge-python/python/truebridge",
+    "crates/bridge-capi/python/truebridge_tf1",
+    "conformance/python/truebridge_conformance",
 ];
 
 /// The most processes that the Python tests are spread over: each loads every framework.
@@ -159,8 +159,8 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         (
             "cargo test",
             with_tensorflow1(rust(&[
-                &["test", "--workspace", "--exclude", "tensor-bridge-capi", "--quiet"],
-                &["-F", "tensor-bridge-conformance/runner"],
+                &["test", "--workspace", "--exclude", "truebridge-capi", "--quiet"],
+                &["-F", "truebridge-conformance/runner"],
             ]))
             .map(|step| with_onnxruntime(step, python)),
         ),

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Instant;
 
 /// The facade.
-const FACADE: &str = "tensor-bridge";
+const FACADE: &str = "truebridge";
 
 /// Type-checks the feature `torch` where there is no libtorch. It is not a feature to choose.
 const DOC_ONLY: &str = "doc-only";
@@ -26,7 +26,7 @@ const CORE: [&str; 10] = [
     "smallvec",
     "syn",
     FACADE,
-    "tensor-bridge-core",
+    "truebridge-core",
     "unicode-ident",
 ];
 
@@ -45,20 +45,20 @@ const BROUGHT_IN_BY: &[(&str, &[&str])] = &[
     ("pyo3", &["python"]),
     ("rustix", &["candle", "candle-cuda", "cuda", "cudarc", "ipc", "tensorflow"]),
     ("tch", &["torch"]),
-    ("tensor-bridge-candle", &["candle", "candle-cuda"]),
-    ("tensor-bridge-copy", &["candle-cuda", "cuda", "cudarc"]),
-    ("tensor-bridge-cuda", &["candle-cuda", "cuda", "cudarc", "tensorflow"]),
-    ("tensor-bridge-cudarc", &["candle-cuda", "cudarc"]),
-    ("tensor-bridge-cupy", &["python"]),
-    ("tensor-bridge-frameworks", &["python"]),
-    ("tensor-bridge-interpreter", &["python"]),
-    ("tensor-bridge-ipc", &["ipc"]),
-    ("tensor-bridge-ndarray", &["ndarray"]),
-    ("tensor-bridge-numpy", &["python"]),
-    ("tensor-bridge-ort", &["ort"]),
-    ("tensor-bridge-pyo3", &["python"]),
-    ("tensor-bridge-tensorflow", &["tensorflow"]),
-    ("tensor-bridge-torch", &["python", "torch"]),
+    ("truebridge-candle", &["candle", "candle-cuda"]),
+    ("truebridge-copy", &["candle-cuda", "cuda", "cudarc"]),
+    ("truebridge-cuda", &["candle-cuda", "cuda", "cudarc", "tensorflow"]),
+    ("truebridge-cudarc", &["candle-cuda", "cudarc"]),
+    ("truebridge-cupy", &["python"]),
+    ("truebridge-frameworks", &["python"]),
+    ("truebridge-interpreter", &["python"]),
+    ("truebridge-ipc", &["ipc"]),
+    ("truebridge-ndarray", &["ndarray"]),
+    ("truebridge-numpy", &["python"]),
+    ("truebridge-ort", &["ort"]),
+    ("truebridge-pyo3", &["python"]),
+    ("truebridge-tensorflow", &["tensorflow"]),
+    ("truebridge-torch", &["python", "torch"]),
 ];
 
 /// Checks the dependencies of each feature, and lints the code with the sets of features of [`sets`].

@@ -43,7 +43,7 @@ const NUMBERS: [&str; 4] = ["CCopy", "CElements", "CStrides", "CWriting"];
 
 /// Writes the header, or with `check` compares it with what is checked in.
 pub fn write(check: bool) -> Result<()> {
-    let path = root().join(CRATE).join("include/tensor_bridge.h");
+    let path = root().join(CRATE).join("include/truebridge.h");
     let header = generated()?;
     if !check {
         return at(&path, fs::write(&path, header));
@@ -90,7 +90,7 @@ fn config(opening: &str) -> Config {
         language: Language::C,
         style: Style::Both,
         header: Some(opening.trim_end().into()),
-        include_guard: Some("TENSOR_BRIDGE_H".into()),
+        include_guard: Some("TRUEBRIDGE_H".into()),
         no_includes: true,
         sys_includes: vec!["stddef.h".into(), "stdint.h".into()],
         cpp_compat: true,

@@ -18,7 +18,7 @@ const MOST: (usize, usize) = (5, 20);
 
 /// Features that need a CUDA toolkit, which docs.rs lacks.
 const TOOLKIT: [(&str, &str); 3] =
-    [("tensor-bridge", "candle-cuda"), ("tensor-bridge-candle", "cuda"), ("tensor-bridge-conformance", "candle-cuda")];
+    [("truebridge", "candle-cuda"), ("truebridge-candle", "cuda"), ("truebridge-conformance", "candle-cuda")];
 
 /// The most bytes that the registry takes of a package.
 const MOST_BYTES: u64 = 10 << 20;
@@ -65,7 +65,7 @@ fn forget_unpacked() -> Result<()> {
         |path: &Path, with: &str| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(with));
     // A registry without a host, as `cargo package` makes it, has a name that begins so.
     let registries = home.iter().flat_map(|home| folders(&home.join("registry/src"))).filter(|path| begins(path, "-"));
-    for package in registries.flat_map(|registry| folders(&registry)).filter(|path| begins(path, "tensor-bridge-")) {
+    for package in registries.flat_map(|registry| folders(&registry)).filter(|path| begins(path, "truebridge-")) {
         at(&package, fs::remove_dir_all(&package))?;
     }
     Ok(())

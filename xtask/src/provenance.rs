@@ -31,7 +31,7 @@ pub fn write(python: &Path, place: &Path) -> Result<()> {
         "version": 1,
         "metadata": {
             "tools": { "components": tools },
-            "component": { "type": "library", "name": "tensor-bridge", "version": env!("CARGO_PKG_VERSION") },
+            "component": { "type": "library", "name": "truebridge", "version": env!("CARGO_PKG_VERSION") },
         },
         "components": [{
             "type": "file",

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The variable that names the folder of the package to the suite and the tests. A value that is set stays.
-const VARIABLE: &str = "TENSOR_BRIDGE_TENSORFLOW1";
+const VARIABLE: &str = "TRUEBRIDGE_TENSORFLOW1";
 
 /// The wheel for any machine, and that for a machine with a CUDA device.
 const REQUIREMENTS: [&str; 2] = ["xtask/requirements-tensorflow1.txt", "xtask/requirements-tensorflow1-cuda.txt"];

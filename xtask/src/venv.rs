@@ -35,7 +35,7 @@ pub const MAIN: Venv = Venv {
     essential: &[],
 };
 
-/// The environment for `tensor_bridge_tf1`, with TensorFlow 1.15.
+/// The environment for `truebridge_tf1`, with TensorFlow 1.15.
 pub const PYTHON37: Venv = Venv {
     name: "venv37",
     requirements: &["xtask/requirements-python37.txt"],

@@ -20,10 +20,10 @@ const LIMIT: u64 = 10 << 20;
 
 /// What the wheel of the package holds: ends of the names of files.
 const FILES: [&str; 5] = [
-    "tensor_bridge/py.typed",
+    "truebridge/py.typed",
     ".dist-info/licenses/LICENSE-MIT",
     ".dist-info/licenses/LICENSE-APACHE",
-    ".dist-info/sboms/tensor-bridge-python.cyclonedx.json",
+    ".dist-info/sboms/truebridge-python.cyclonedx.json",
     ".dist-info/sboms/build.cyclonedx.json",
 ];
 
@@ -205,11 +205,11 @@ fn installed(wheel: &Path, bare: &Path) -> Result<()> {
     run(program(&main, &["-m", "venv"]).arg(bare))?;
     let python = bare.join("bin/python");
     run(program(&python, &["-m", "pip", "install", "--quiet", "--no-index"]).arg(wheel))?;
-    let place = ask(&mut program(&python, &["-c", "import tensor_bridge; print(tensor_bridge.__file__)"]));
+    let place = ask(&mut program(&python, &["-c", "import truebridge; print(truebridge.__file__)"]));
     if !place.as_ref().is_some_and(|place| Path::new(place).starts_with(bare)) {
         return Err(format!("the wheel's package is not what a bare environment imports, but {place:?}"));
     }
-    let doctor = program(&python, &["-m", "tensor_bridge", "doctor", "--json"]).output();
+    let doctor = program(&python, &["-m", "truebridge", "doctor", "--json"]).output();
     let doctor = doctor.map_err(|error| error.to_string())?.stdout;
     serde_json::from_slice::<Value>(&doctor).map_err(|error| format!("doctor without frameworks: {error}"))?;
     let folder = "import sysconfig; print(sysconfig.get_path('purelib'))";
@@ -217,7 +217,7 @@ fn installed(wheel: &Path, bare: &Path) -> Result<()> {
     let link = PathBuf::from(folder(&python)?).join("frameworks.pth");
     at(&link, fs::write(&link, folder(&main)? + "\n"))?;
     let mut readme = program(&python, &["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "README or installed"]);
-    readme.arg(format!("{PACKAGE}/tests/test_pages.py")).env("TENSOR_BRIDGE_INSTALLED", bare);
+    readme.arg(format!("{PACKAGE}/tests/test_pages.py")).env("TRUEBRIDGE_INSTALLED", bare);
     run(readme.env("PYTHONPATH", root().join("conformance/python")))
 }
 

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::path::Path;
 
-/// The native half of `tensor_bridge_conformance`. `_conformance.pyi` describes it for Python.
+/// The native half of `truebridge_conformance`. `_conformance.pyi` describes it for Python.
 #[pymodule(gil_used = true)]
 #[pyo3(name = "_conformance")]
 fn extension(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -30,7 +30,7 @@ impl Memory {
 }
 
 /// The calls of one path, without the bridge.
-#[pyclass(frozen, module = "tensor_bridge_conformance")]
+#[pyclass(frozen, module = "truebridge_conformance")]
 pub(crate) struct Floor {
     export: Export,
     import: Import,

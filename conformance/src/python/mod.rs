@@ -29,7 +29,7 @@ type HeldAdapter<'py> = Box<dyn Deref<Target = dyn PyAdapter<'py> + 'py> + 'py>;
 pub struct PySubject<'py> {
     name: String,
     adapter: HeldAdapter<'py>,
-    /// A `Subject` of `tensor_bridge_conformance.subjects`.
+    /// A `Subject` of `truebridge_conformance.subjects`.
     harness: Bound<'py, PyAny>,
     /// The class `Spec` beside it.
     spec: Bound<'py, PyAny>,
@@ -47,7 +47,7 @@ bridge_core::debug_fields!(impl[] PySubject<'_>: name, device);
 /// Those of the adapter and of the framework; `ValueError` for an unknown name.
 pub fn subject<'py>(py: Python<'py>, name: &str, device: Device) -> PyResult<PySubject<'py>> {
     let known = Known::named(name).ok_or_else(|| PyValueError::new_err(format!("there is no adapter {name:?}")))?;
-    let module = py.import(format!("tensor_bridge_conformance.subjects.{}", known.framework.name()))?;
+    let module = py.import(format!("truebridge_conformance.subjects.{}", known.framework.name()))?;
     // Before the adapter: it may set how the framework allocates.
     if let Some(prepare) = module.getattr_opt("prepare")? {
         prepare.call0()?;
@@ -114,7 +114,7 @@ impl<'py> PySubject<'py> {
         Ok(Self {
             name: name.into(),
             adapter: Box::new(adapter),
-            spec: harness.py().import("tensor_bridge_conformance.subjects")?.getattr("Spec")?,
+            spec: harness.py().import("truebridge_conformance.subjects")?.getattr("Spec")?,
             device,
             capabilities: capabilities(&harness.call_method0("capabilities")?)?,
             // SAFETY: the subjects keep their streams.
@@ -135,7 +135,7 @@ impl<'py> PySubject<'py> {
         self.harness.py()
     }
 
-    /// Returns the `Spec` of `tensor_bridge_conformance.subjects`.
+    /// Returns the `Spec` of `truebridge_conformance.subjects`.
     fn described(&self, spec: &Spec) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py();
         let Spec { dtype, shape, strides, offset, base, align, read_only, pending } = spec;
@@ -152,7 +152,7 @@ impl<'py> PySubject<'py> {
     }
 }
 
-/// Reads a `Capabilities` of `tensor_bridge_conformance.subjects`.
+/// Reads a `Capabilities` of `truebridge_conformance.subjects`.
 fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
     let flag = |name: &str| object.getattr(name)?.extract();
     let names: Vec<String> = object.getattr("dtypes")?.extract()?;

@@ -19,11 +19,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const OUTLIVES: Duration = Duration::from_secs(10);
 
 /// Names a Python 3.7 with TensorFlow 1.15, which then is the other process of `tensorflow1` on the host.
-const PYTHON37: &str = "TENSOR_BRIDGE_PYTHON37";
+const PYTHON37: &str = "TRUEBRIDGE_PYTHON37";
 
 /// Returns the program for that Python.
 fn beside(py: Python<'_>) -> PyResult<PathBuf> {
-    let package: PathBuf = py.import("tensor_bridge_conformance")?.getattr("__file__")?.extract()?;
+    let package: PathBuf = py.import("truebridge_conformance")?.getattr("__file__")?.extract()?;
     Ok(package.with_file_name("python37.py"))
 }
 

@@ -153,7 +153,7 @@ mod tests {
         assert_eq!(described("torch-capsules")["module"], "torch");
         assert_eq!(described("numpy-interface")["module"], "numpy");
         assert_eq!(described("cupy+async")["distributions"][0], "cupy-cuda13x");
-        assert_eq!(described("tensorflow1")["variable"], "TENSOR_BRIDGE_TENSORFLOW1");
+        assert_eq!(described("tensorflow1")["variable"], "TRUEBRIDGE_TENSORFLOW1");
         assert_eq!(Known::named("jax"), None);
     }
 
@@ -176,7 +176,7 @@ mod tests {
     fn what_is_no_package_says_where_it_is_looked_for() {
         let mut host = host(&["numpy"], &[]);
         let reason = |host: &Host| select_names("--adapters tensorflow1,numpy", Device::CPU, host).unwrap().1;
-        assert!(reason(&host)[0].contains("TENSOR_BRIDGE_TENSORFLOW1"));
+        assert!(reason(&host)[0].contains("TRUEBRIDGE_TENSORFLOW1"));
         host.refused.insert("tensorflow1".into(), "this is TensorFlow 1.14.0".into());
         assert_eq!(reason(&host), ["tensorflow1: this is TensorFlow 1.14.0"]);
         host.versions.insert("tensorflow1".into(), "1.15.5".into());

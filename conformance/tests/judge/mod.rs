@@ -31,7 +31,7 @@ impl Observer for Printed {
 
 /// Runs every property, prints the verdicts, and panics where one has failed.
 pub fn judge<F, T>(from: &dyn Subject<Tensor = F>, to: &dyn Subject<Tensor = T>) {
-    let (cases, seed) = (number("TENSOR_BRIDGE_CASES", 1000), number("TENSOR_BRIDGE_SEED", 1));
+    let (cases, seed) = (number("TRUEBRIDGE_CASES", 1000), number("TRUEBRIDGE_SEED", 1));
     let config = Config { cases, seed: seed.into(), ..Config::default() };
     let name = format!("{} → {}", from.profile().name, to.profile().name);
     let report = config.certify_pair(&Pair::new(from, to), &mut Printed(name));

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_bridge_conformance._conformance import borrowed
+from truebridge_conformance._conformance import borrowed
 
 torch: Any = pytest.importorskip("torch")
 

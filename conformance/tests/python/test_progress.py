@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import tensor_bridge_conformance
+import truebridge_conformance
 
-SCRIPT = Path(tensor_bridge_conformance.__file__).parents[1] / "conformance.py"
+SCRIPT = Path(truebridge_conformance.__file__).parents[1] / "conformance.py"
 
 PAIR = re.compile(r"numpy → numpy  passed +2\d cases +0 failed +\d+\.\d s")
 MATRIX = re.compile(r"numpy        12 of 12, 2\d cases")

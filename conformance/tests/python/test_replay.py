@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge_conformance
-from tensor_bridge_conformance import host
+import truebridge_conformance
+from truebridge_conformance import host
 
-SCRIPT = Path(tensor_bridge_conformance.__file__).parents[1] / "conformance.py"
+SCRIPT = Path(truebridge_conformance.__file__).parents[1] / "conformance.py"
 
 #: The index of a case that comes from a regression (``REPLAYED`` in ``conformance/src/engine.rs``).
 REPLAYED = 2**32 - 1

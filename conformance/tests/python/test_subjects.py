@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tensor_bridge_conformance.subjects import Spec, Subject
-from tensor_bridge_conformance.subjects.common import GRAIN
-from tensor_bridge_conformance.subjects.streams import ManyStreams
+from truebridge_conformance.subjects import Spec, Subject
+from truebridge_conformance.subjects.common import GRAIN
+from truebridge_conformance.subjects.streams import ManyStreams
 
 
 def subject(framework: str) -> Subject:
     if framework == "cupy" and not pytest.importorskip("torch").cuda.is_available():
         pytest.skip("no CUDA device")
-    module = importlib.import_module(f"tensor_bridge_conformance.subjects.{framework}")
+    module = importlib.import_module(f"truebridge_conformance.subjects.{framework}")
     made: Subject = module.subject("cuda:0" if framework == "cupy" else "cpu")
     return made
 

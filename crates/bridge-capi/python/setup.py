@@ -1,6 +1,6 @@
 """Build the wheel: the package, and the library in it.
 
-The library is built with cargo, or is the file that TENSOR_BRIDGE_TF1_LIBRARY names. No part depends on a version of
+The library is built with cargo, or is the file that TRUEBRIDGE_TF1_LIBRARY names. No part depends on a version of
 Python, so one wheel serves all: ``py3-none-linux_x86_64``.
 """
 
@@ -22,13 +22,13 @@ ROOT = HERE.parent.parent.parent
 
 def library() -> Path:
     """Return the file of the library."""
-    named = os.environ.get("TENSOR_BRIDGE_TF1_LIBRARY")
+    named = os.environ.get("TRUEBRIDGE_TF1_LIBRARY")
     if named:
         return Path(named)
     if not (ROOT / "Cargo.toml").is_file():
         raise SystemExit("the sources of the library are missing: build in the checkout, with pip 21.3 or later")
     # Alone: in one build with other packages it would get their features.
-    subprocess.check_call(["cargo", "build", "--release", "--package", "tensor-bridge-capi"], cwd=str(ROOT))
+    subprocess.check_call(["cargo", "build", "--release", "--package", "truebridge-capi"], cwd=str(ROOT))
     return ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release" / "libbridge_capi.so"
 
 
@@ -38,7 +38,7 @@ class WithLibrary(build_py):
     def run(self) -> None:
         """Copy both."""
         super().run()
-        shutil.copyfile(str(library()), str(Path(self.build_lib) / "tensor_bridge_tf1" / "libtensor_bridge_tf1.so"))
+        shutil.copyfile(str(library()), str(Path(self.build_lib) / "truebridge_tf1" / "libtruebridge_tf1.so"))
 
 
 class NotPure(Distribution):
@@ -67,16 +67,16 @@ class ForEveryPython(bdist_wheel):
 
 
 setup(
-    name="tensor-bridge-tf1",
-    version=re.findall(r'__version__ = "(.+)"', (HERE / "tensor_bridge_tf1" / "__init__.py").read_text())[0],
+    name="truebridge-tf1",
+    version=re.findall(r'__version__ = "(.+)"', (HERE / "truebridge_tf1" / "__init__.py").read_text())[0],
     description="GPU tensors of other frameworks in the graphs of TensorFlow 1.15, in place",
     long_description=(HERE / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="MIT OR Apache-2.0",
     python_requires=">=3.6",
     install_requires=["numpy"],
-    packages=["tensor_bridge_tf1"],
-    package_data={"tensor_bridge_tf1": ["py.typed"]},
+    packages=["truebridge_tf1"],
+    package_data={"truebridge_tf1": ["py.typed"]},
     distclass=NotPure,
     cmdclass={"build_py": WithLibrary, "install": BesideLibraries, "bdist_wheel": ForEveryPython},
     classifiers=["Programming Language :: Python :: 3", "Programming Language :: Rust", "Typing :: Typed"],

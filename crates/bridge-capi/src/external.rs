@@ -141,7 +141,7 @@ pub unsafe extern "C" fn tb_feed(
 
 /// Takes the tensor that a run fetched under this handle, two numbers. Each can be taken once (TB_CONSUMED). Nothing else
 /// has its memory: it is in place where a kernel has computed it, and otherwise a copy on its device. Put the operation
-/// Snapshot before TensorBridgeOutput: without it, a reference variable, or a write to what was fed, changes what is
+/// Snapshot before TruebridgeOutput: without it, a reference variable, or a write to what was fed, changes what is
 /// recorded until it is taken.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_take(runtime: *const CRuntime, handle: *const i32, out: *mut *mut CExternal) -> Status {

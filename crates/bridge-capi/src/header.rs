@@ -11,7 +11,7 @@ use std::io::Write;
 use std::mem::offset_of;
 use std::process::{Command, Stdio};
 
-const HEADER: &str = include_str!("../include/tensor_bridge.h");
+const HEADER: &str = include_str!("../include/truebridge.h");
 
 /// The sources with functions for C.
 const SOURCES: &[&str] = &[

@@ -16,7 +16,7 @@ pub(crate) fn in_streams(device: Device) -> bool {
 ///
 /// On a CUDA device the stream is alive.
 pub(crate) unsafe fn stream_on(device: Device, handle: u64) -> Result<Stream> {
-    // SAFETY: the caller names a stream that exists (`tensor_bridge.h`).
+    // SAFETY: the caller names a stream that exists (`truebridge.h`).
     let stream = unsafe { Stream::from_handle(handle) };
     let default = [Stream::LEGACY, Stream::PER_THREAD].contains(&stream);
     let gpu = Device { kind: DeviceKind::CUDA, ..device };

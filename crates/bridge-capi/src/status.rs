@@ -122,7 +122,7 @@ pub(crate) fn answer(body: impl FnOnce() -> Result<()>) -> Status {
     let (status, text) = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return Status::Ok,
         Ok(Err(error)) => (status(error.kind()), error.worded(words())),
-        Err(_) => (Status::Panic, "tensor_bridge panicked: please report this".into()),
+        Err(_) => (Status::Panic, "truebridge panicked: please report this".into()),
     };
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     // While the thread ends, no caller can read the message.

@@ -198,7 +198,7 @@ impl CTensor {
         };
         if let (Some(legacy), 2..) = (stream, memory.stream) {
             // The stream may be destroyed before the memory is returned; the legacy stream is not.
-            // SAFETY: the caller names a stream that exists (`tensor_bridge.h`).
+            // SAFETY: the caller names a stream that exists (`truebridge.h`).
             bridge_cuda::ordering().order(device, unsafe { Stream::from_handle(memory.stream) }, legacy)?;
         }
         // SAFETY: the caller vouches for the memory and its owner; the range was checked above. The legacy stream waits

@@ -16,7 +16,7 @@ fn lease(external: &CExternal, stream: u64, keeps_read_only: bool) -> Result<Lea
         .with_dtypes(vec![external.edge().dtype()])
         .with_devices(vec![external.edge().device().kind])
         .with_keeps_read_only(keeps_read_only);
-    // SAFETY: the caller names a stream that exists (`tensor_bridge.h`).
+    // SAFETY: the caller names a stream that exists (`truebridge.h`).
     let reader = Reader::new(profile, Some(unsafe { Stream::from_handle(stream) }));
     let in_place = Options::in_place();
     let (lease, _) = transfer(&external.graph(), &reader, external.edge(), bridge_copy::ordering(), &in_place)?;
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn tb_view_used(view: *const CView, stream: u64) -> Status
     answer(|| {
         // SAFETY: the caller's obligation.
         let CView(lease) = unsafe { borrow(view, "view") }?;
-        // SAFETY: the caller names a stream that exists (`tensor_bridge.h`).
+        // SAFETY: the caller names a stream that exists (`truebridge.h`).
         VIEWS.used(lease.device(), lease.data(), unsafe { Stream::from_handle(stream) }.on_any_thread(), || None);
         Ok(())
     })

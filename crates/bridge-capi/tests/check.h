@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tensor_bridge.h"
+#include "truebridge.h"
 
 #define CHECK(condition)                                                                  \
   do {                                                                                    \

@@ -2,13 +2,13 @@
 #ifndef CHECK_HPP
 #define CHECK_HPP
 
-#include "tensor_bridge.hpp"
+#include "truebridge.hpp"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
-namespace tb = tensor_bridge;
+namespace tb = truebridge;
 
 #define EXPECT(condition)                                                          \
   do {                                                                            \

@@ -1,7 +1,7 @@
 // PyTorch and TensorFlow in one C++ program, without Python and NumPy: tensors of each in the other, in place.
 
-#define TENSOR_BRIDGE_WITH_TORCH
-#define TENSOR_BRIDGE_WITH_TENSORFLOW
+#define TRUEBRIDGE_WITH_TORCH
+#define TRUEBRIDGE_WITH_TENSORFLOW
 #include "check.hpp"
 
 // A tensor of zeroes, which are also valid strings: TensorFlow destroys those that it deletes.

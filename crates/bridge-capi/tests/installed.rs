@@ -20,7 +20,7 @@ fn installed(name: &str) -> (PathBuf, PathBuf) {
         fs::create_dir_all(&folder).unwrap();
         fs::copy(capi().join(file), folder.join(Path::new(file).file_name().unwrap())).unwrap();
     }
-    std::os::unix::fs::symlink(library(), prefix.join("lib/libtensor_bridge_c.so")).unwrap();
+    std::os::unix::fs::symlink(library(), prefix.join("lib/libtruebridge_c.so")).unwrap();
     let page = fs::read_to_string(capi().join("../../docs/c.md")).unwrap();
     let example = page.split_once("```c\n").and_then(|(_, rest)| rest.split_once("```")).unwrap().0;
     let program = prefix.join("example.c");
@@ -45,7 +45,7 @@ fn the_example_builds_with_pkg_config() {
     }
     let (prefix, source) = installed("pkg-config");
     let mut asked = Command::new("pkg-config");
-    asked.args(["--cflags", "--libs", "tensor-bridge"]).env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
+    asked.args(["--cflags", "--libs", "truebridge"]).env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"));
     let flags = runs(&mut asked);
     let program = prefix.join("example");
     let mut compiler = Command::new("cc");
@@ -60,8 +60,8 @@ fn the_example_builds_with_cmake() {
         return;
     }
     let (prefix, _) = installed("cmake");
-    let lists = "cmake_minimum_required(VERSION 3.15)\nproject(example C)\nfind_package(TensorBridge 0.1 REQUIRED)\n\
-                 add_executable(example example.c)\ntarget_link_libraries(example TensorBridge::tensor_bridge)\n";
+    let lists = "cmake_minimum_required(VERSION 3.15)\nproject(example C)\nfind_package(Truebridge 0.1 REQUIRED)\n\
+                 add_executable(example example.c)\ntarget_link_libraries(example Truebridge::truebridge)\n";
     fs::write(prefix.join("CMakeLists.txt"), lists).unwrap();
     let build = prefix.join("build");
     let mut configured = Command::new("cmake");
@@ -76,11 +76,11 @@ fn versions_are_those_of_the_crate_and_of_the_interface() {
     let version = env!("CARGO_PKG_VERSION");
     let (major, minor) = (env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"));
     let read = |file: &str| fs::read_to_string(capi().join(file)).unwrap();
-    assert!(read("packaging/tensor-bridge.pc").contains(&format!("\nVersion: {version}\n")));
-    let cmake = read("packaging/TensorBridgeConfigVersion.cmake");
+    assert!(read("packaging/truebridge.pc").contains(&format!("\nVersion: {version}\n")));
+    let cmake = read("packaging/TruebridgeConfigVersion.cmake");
     assert!(cmake.contains(&format!("(PACKAGE_VERSION \"{version}\")")));
     assert!(cmake.contains(&format!("VERSION_EQUAL \"{major}.{minor}\"")));
-    let header = read("include/tensor_bridge.h");
+    let header = read("include/truebridge.h");
     let abi = header.lines().find_map(|line| line.strip_prefix("#define TB_ABI ")).unwrap();
-    assert!(read("../../docs/c.md").contains(&format!("`libtensor_bridge_c.so.{abi}`")));
+    assert!(read("../../docs/c.md").contains(&format!("`libtruebridge_c.so.{abi}`")));
 }

@@ -10,7 +10,7 @@ use std::process::Command;
 
 /// TensorFlow 1.15, where `cargo xtask setup` puts it or the user has said.
 fn tensorflow() -> Option<PathBuf> {
-    let named = std::env::var_os("TENSOR_BRIDGE_TENSORFLOW1").map(PathBuf::from);
+    let named = std::env::var_os("TRUEBRIDGE_TENSORFLOW1").map(PathBuf::from);
     let folder = named.unwrap_or_else(|| compiler::target().join("tensorflow1/tensorflow_core"));
     folder.join("libtensorflow_framework.so.1").is_file().then_some(folder)
 }
@@ -49,7 +49,7 @@ fn declared(header: &str) -> BTreeSet<&str> {
 
 #[test]
 fn the_library_exports_the_interface_and_nothing_else() {
-    let header = std::fs::read_to_string(capi().join("include/tensor_bridge.h")).unwrap();
+    let header = std::fs::read_to_string(capi().join("include/truebridge.h")).unwrap();
     let listed =
         runs(Command::new("nm").args(["-D", "--defined-only", "--format=just-symbols"]).arg(compiler::library()));
     let exported: BTreeSet<_> = listed.lines().collect();

@@ -289,8 +289,8 @@ static void the_host_has_no_streams(void) {
 }
 
 static void a_ticket_opens_what_was_shared(void) {
-  char folder[] = "/tmp/tensor-bridge-verbs-XXXXXX", ticket[TB_TICKET_BYTES];
-  CHECK(mkdtemp(folder) != NULL && setenv("TENSOR_BRIDGE_IPC", folder, 1) == 0);
+  char folder[] = "/tmp/truebridge-verbs-XXXXXX", ticket[TB_TICKET_BYTES];
+  CHECK(mkdtemp(folder) != NULL && setenv("TRUEBRIDGE_IPC", folder, 1) == 0);
   int released = 0;
   renumber();
   tb_tensor *tensors[2] = {made(SHAPE, NULL, 0, &released), made(TRANSPOSED, BY_COLUMNS, 1, &released)};

@@ -1,4 +1,4 @@
-//! The contract of tensor-bridge.
+//! The contract of truebridge.
 //!
 //! In every framework, memory has an owner. A [`DeviceBuffer`] is that memory with four promises: *what* it is, *where*
 //! it is, *when* it may be touched, and *until when*. An [`Adapter`] exports its framework's tensor as [`Lent`]: a

@@ -1,7 +1,7 @@
 //! Repeats on a CUDA device what the tests check with a fake driver: work is ordered, no call waits, memory is not
 //! dropped early, contexts and captures are unaffected. Prints a line per check.
 //!
-//! Run it with `cargo run --release -p tensor-bridge-cuda --example check`. Without CUDA it prints why there is nothing
+//! Run it with `cargo run --release -p truebridge-cuda --example check`. Without CUDA it prints why there is nothing
 //! to check.
 
 use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Ordering, Reuse, Stream};

@@ -55,7 +55,7 @@ impl Later {
         // If the thread cannot be started, the next attempt tries again.
         if !state.thread {
             let (later, devices) = (self.clone(), Arc::clone(devices));
-            let thread = thread::Builder::new().name("tensor-bridge-later".into());
+            let thread = thread::Builder::new().name("truebridge-later".into());
             state.thread = thread.spawn(move || later.run(&devices)).is_ok();
         }
     }

@@ -112,7 +112,7 @@ type Spawn = fn(Box<dyn FnOnce() + Send>) -> bool;
 
 impl Default for Reaper {
     fn default() -> Self {
-        let spawn = |body| thread::Builder::new().name("tensor-bridge".into()).spawn(body).is_ok();
+        let spawn = |body| thread::Builder::new().name("truebridge".into()).spawn(body).is_ok();
         Self { counts: Arc::default(), queue: Arc::default(), spawn }
     }
 }

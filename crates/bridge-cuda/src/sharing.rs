@@ -227,7 +227,7 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
                 let total = total.filter(|total| *total > 0).ok_or_else(|| {
                     Error::new(
                         ErrorKind::Protocol,
-                        "the other process sent invalid lengths: use one version of tensor_bridge in both",
+                        "the other process sent invalid lengths: use one version of truebridge in both",
                     )
                 })?;
                 let start = self.relaxed(|| self.driver().map_files(device.index, files))?;

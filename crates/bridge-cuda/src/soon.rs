@@ -29,7 +29,7 @@ impl Soon {
     pub fn add<D: Driver>(&self, devices: &Arc<Devices<D>>, flush: Flush) {
         let start = || {
             let (devices, queue, moment) = (Arc::clone(devices), Arc::clone(&self.queue), self.moment);
-            let thread = thread::Builder::new().name("tensor-bridge-soon".into());
+            let thread = thread::Builder::new().name("truebridge-soon".into());
             thread.spawn(move || run(&devices, &queue, moment)).is_ok()
         };
         let left = self.queue.add(start, |flushes, runs| {

@@ -135,7 +135,7 @@ fn lacks_argument(py: Python<'_>, error: &PyErr) -> bool {
 
 /// Returns whether an exception is a `BridgeError` of the Python package.
 pub fn is_bridge_error(exception: &Bound<'_, PyBaseException>) -> bool {
-    let base = || match loaded(exception.py(), "tensor_bridge.errors")? {
+    let base = || match loaded(exception.py(), "truebridge.errors")? {
         Some(errors) => errors.getattr_opt("BridgeError"),
         None => Ok(None),
     };

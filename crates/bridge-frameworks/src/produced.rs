@@ -9,7 +9,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 
 /// A tensor of DLPack as a Python object, for `from_dlpack` of the array API.
-#[pyclass(frozen, module = "tensor_bridge")]
+#[pyclass(frozen, module = "truebridge")]
 pub(crate) struct Produced(Tensor);
 
 /// `stream` of `__dlpack__`: the consumer orders its work itself (array API).

@@ -11,7 +11,7 @@ macro_rules! frameworks {
         devices: $devices:expr,
         adapter: $package:ident::$adapter:ident if $feature:literal,
     })*) => {
-        /// A framework that tensor-bridge has an adapter for. More may come.
+        /// A framework that truebridge has an adapter for. More may come.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum Framework {
@@ -195,8 +195,8 @@ frameworks! {
     }
     TensorFlow1 {
         name: "tensorflow1",
-        module: "tensor_bridge.tensorflow1",
-        source: Source::Folder("TENSOR_BRIDGE_TENSORFLOW1"),
+        module: "truebridge.tensorflow1",
+        source: Source::Folder("TRUEBRIDGE_TENSORFLOW1"),
         devices: BOTH,
         adapter: bridge_tensorflow::TensorFlow1 if "tensorflow",
     }

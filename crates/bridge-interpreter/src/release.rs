@@ -92,7 +92,7 @@ fn deferred() -> Guard {
 fn defer(owner: Owner) {
     deferred().push_back(owner);
     if !RUNS.swap(true, SeqCst) {
-        let thread = thread::Builder::new().name("tensor-bridge-release".into());
+        let thread = thread::Builder::new().name("truebridge-release".into());
         // Without the thread the owner waits for `drop_deferred`.
         RUNS.store(thread.spawn(run).is_ok(), SeqCst);
     }

@@ -1,7 +1,7 @@
 //! What sharing costs on the host: the copy into memory that can be shared, the first open, and those after it.
 //!
 //! ```sh
-//! cargo run --release -p tensor-bridge-ipc --example cost
+//! cargo run --release -p truebridge-ipc --example cost
 //! ```
 
 use bridge_core::{Adapter, HostOnly, Options, Ordering, Result, transfer};

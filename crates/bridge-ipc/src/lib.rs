@@ -14,7 +14,7 @@
 //! use std::time::Duration;
 //!
 //! let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
-//! # let folder = std::env::temp_dir().join(format!("tensor-bridge-doc-{}", std::process::id()));
+//! # let folder = std::env::temp_dir().join(format!("truebridge-doc-{}", std::process::id()));
 //! # let settings = Settings { folder: Some(folder.clone()), ..Settings::default() };
 //! # let _ = "
 //! let settings = Settings::default();

@@ -428,7 +428,7 @@ impl<R: Reply + Send + 'static> Line<R> {
         if matches!(self.flush(&mut unsent), Ok(false)) && !unsent.has_thread {
             let line = Arc::clone(self);
             // Without a thread, the next question sends it, or the end of this process says it.
-            let thread = thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(move || line.drain());
+            let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(move || line.drain());
             unsent.has_thread = thread.is_ok();
         }
     }

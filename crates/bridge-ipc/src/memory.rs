@@ -64,7 +64,7 @@ pub(crate) fn create(nbytes: usize) -> Result<(OwnedFd, Mapping)> {
 
 /// Returns a file in memory whose pages are taken.
 fn taken(nbytes: u64) -> Result<OwnedFd> {
-    let file = memfd_create(c"tensor-bridge", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+    let file = memfd_create(c"truebridge", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
     let file = file.map_err(failed("no file in memory"))?;
     let taken = fallocate(&file, FallocateFlags::empty(), 0, nbytes);
     taken.map_err(failed(&format!("no shared memory for {nbytes} bytes")))?;

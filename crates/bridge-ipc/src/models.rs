@@ -20,7 +20,7 @@ struct Folder(PathBuf);
 impl Folder {
     fn new() -> Self {
         static LAST: AtomicU32 = AtomicU32::new(0);
-        let name = format!("tensor-bridge-model-{}-{}", std::process::id(), LAST.fetch_add(1, Relaxed));
+        let name = format!("truebridge-model-{}-{}", std::process::id(), LAST.fetch_add(1, Relaxed));
         Self(std::env::temp_dir().join(name))
     }
 }

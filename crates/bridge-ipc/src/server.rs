@@ -134,7 +134,7 @@ impl Serving {
         bell: Arc<Bell>,
     ) -> Result<Self> {
         let server = Server::new(listener, service, users, connections, Arc::clone(&bell));
-        let thread = thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(move || server.run());
+        let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(move || server.run());
         let thread = thread.map_err(|error| {
             let text = "no thread for the socket: raise the limit of processes (ulimit -u)";
             Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
@@ -429,7 +429,7 @@ mod tests {
 
     fn server(connections: usize, answer: usize) -> Server<Counts> {
         static LAST: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("tensor-bridge-server-{}-{}", sync::process(), LAST.fetch_add(1, Relaxed));
+        let name = format!("truebridge-server-{}-{}", sync::process(), LAST.fetch_add(1, Relaxed));
         let path = std::env::temp_dir().join(name);
         let listener = UnixListener::bind(&path).unwrap();
         std::fs::remove_file(&path).unwrap();

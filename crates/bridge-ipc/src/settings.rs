@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// The folder of the socket, which only this user may enter, or the [`users`](Self::users) as well. `None`:
-    /// `TENSOR_BRIDGE_IPC` names it, else it is `tensor-bridge` in `XDG_RUNTIME_DIR`, unless there are other users, else
+    /// `TRUEBRIDGE_IPC` names it, else it is `truebridge` in `XDG_RUNTIME_DIR`, unless there are other users, else
     /// one of this user in `/tmp`.
     pub folder: Option<PathBuf>,
     /// The most that others may hold.

@@ -84,7 +84,7 @@ impl<'de> Deserialize<'de> for Token {
 #[serde(try_from = "Fields")]
 pub struct Ticket {
     /// Always [`VERSION`].
-    #[serde(rename = "tensor_bridge")]
+    #[serde(rename = "truebridge")]
     version: u32,
     /// An absolute path.
     socket: String,
@@ -100,7 +100,7 @@ pub struct Ticket {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
-    tensor_bridge: u32,
+    truebridge: u32,
     socket: String,
     share: u64,
     token: Token,
@@ -112,7 +112,7 @@ impl TryFrom<Fields> for Ticket {
     type Error = &'static str;
 
     fn try_from(read: Fields) -> std::result::Result<Self, Self::Error> {
-        let Fields { tensor_bridge: version, socket, share, token, expires, about } = read;
+        let Fields { truebridge: version, socket, share, token, expires, about } = read;
         if version != VERSION {
             return Err("it is of another version");
         }
@@ -132,7 +132,7 @@ impl Ticket {
         let socket = socket.to_str().ok_or_else(|| {
             Error::new(
                 ErrorKind::Argument,
-                "the folder of the sockets is not valid UTF-8: name another in TENSOR_BRIDGE_IPC",
+                "the folder of the sockets is not valid UTF-8: name another in TRUEBRIDGE_IPC",
             )
         })?;
         let about = about.chars().filter(|letter| !letter.is_control()).take(MAX_ABOUT).collect();
@@ -191,7 +191,7 @@ impl FromStr for Ticket {
     fn from_str(text: &str) -> Result<Self> {
         #[derive(Deserialize)]
         struct Version {
-            tensor_bridge: u32,
+            truebridge: u32,
         }
         let no_ticket = |why: &dyn fmt::Display| {
             let text = format!("this is not a ticket ({why}): pass the text that share returned, whole");
@@ -204,11 +204,11 @@ impl FromStr for Ticket {
         if !text.trim_start().starts_with('{') {
             return Err(no_ticket(&"it is not an object"));
         }
-        let Version { tensor_bridge: version } =
+        let Version { truebridge: version } =
             serde_json::from_str(text).map_err(|error| no_ticket(&error).caused_by(error))?;
         if version != VERSION {
             let text = format!(
-                "the ticket is of version {version}, and this process knows {VERSION}: use one version of tensor_bridge in both"
+                "the ticket is of version {version}, and this process knows {VERSION}: use one version of truebridge in both"
             );
             return Err(Error::new(ErrorKind::Version, text));
         }
@@ -222,7 +222,7 @@ mod tests {
 
     fn ticket(about: &str) -> Ticket {
         let token = Token(*b"0123456789abcdef");
-        Ticket::new(Path::new("/run/user/1000/tensor-bridge/42.sock"), 7, token, 4_000_000_000, about).unwrap()
+        Ticket::new(Path::new("/run/user/1000/truebridge/42.sock"), 7, token, 4_000_000_000, about).unwrap()
     }
 
     #[test]
@@ -261,7 +261,7 @@ mod tests {
             ("{}", ErrorKind::Argument),
             ("[1]", ErrorKind::Argument),
             (&good[..good.len() - 1], ErrorKind::Argument),
-            (&good.replace("\"tensor_bridge\":2", "\"tensor_bridge\":1"), ErrorKind::Version),
+            (&good.replace("\"truebridge\":2", "\"truebridge\":1"), ErrorKind::Version),
             (&good.replace("/run", "run"), ErrorKind::Argument),
             (&good.replace("/run", "/r\\u0000un"), ErrorKind::Argument),
             (&good.replace("30313233", "3031323X"), ErrorKind::Argument),

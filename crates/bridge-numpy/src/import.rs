@@ -13,7 +13,7 @@ use std::ffi::{c_char, c_int};
 use std::ptr;
 
 /// The base of the array, which NumPy keeps: the lease, with the array interface.
-#[pyclass(frozen, module = "tensor_bridge", name = "Lease")]
+#[pyclass(frozen, module = "truebridge", name = "Lease")]
 struct Base {
     lease: Lease,
     /// The kind character of the dtype; `V`, raw bytes, for dtypes that are not NumPy's own.

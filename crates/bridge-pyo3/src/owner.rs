@@ -44,7 +44,7 @@ impl Drop for Reference {
 }
 
 /// A lease as a Python object, for frameworks that keep the owner of foreign memory as one.
-#[pyclass(frozen, module = "tensor_bridge", name = "Lease")]
+#[pyclass(frozen, module = "truebridge", name = "Lease")]
 #[derive(Debug)]
 pub struct LeaseOwner(Lease);
 

@@ -332,7 +332,7 @@ KEYS: list[Any] = [
     "ü",
     "😀",
 ]
-KEYS += ["k" * 300, "tensor_bridge.tree", "tensor_bridge.tree.json", "__proto__", "a" * 40 + "\\", 1 << 70]
+KEYS += ["k" * 300, "truebridge.tree", "truebridge.tree.json", "__proto__", "a" * 40 + "\\", 1 << 70]
 VALUES: list[Any] = [None, True, 0, -1, 1 << 70, 1.5, -0.0, 1e308, "", "text", "ü😀", '"', "\ud800"]
 NUMPYS = [
     "bool",

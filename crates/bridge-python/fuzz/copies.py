@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from subjects import NONSENSE, Case, Subject, answer, memory_of
 
-import tensor_bridge as tb
+import truebridge as tb
 
 
 def torch_view(memory: np.ndarray, shape: list[int], strides: list[int], start: int) -> Any:

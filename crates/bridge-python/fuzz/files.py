@@ -18,15 +18,15 @@ import numpy as np
 from numpy.lib import format as npy
 from subjects import Case, Subject
 
-import tensor_bridge as tb
+import truebridge as tb
 
 # What a load may allocate beside what is in use. The longest description of a tree takes about 400 MiB.
 ROOM = 1 << 30
 LIMIT = 1 << 20
-FOLDER = tempfile.TemporaryDirectory(prefix="tensor-bridge-fuzz-")
+FOLDER = tempfile.TemporaryDirectory(prefix="truebridge-fuzz-")
 NARROW = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 SIGNATURES = [b"PK\3\4", b"PK\1\2", b"PK\5\6", b"PK\6\6"]
-TREE = "tensor_bridge.tree.json"
+TREE = "truebridge.tree.json"
 
 
 class Wrong(Exception):
@@ -163,7 +163,7 @@ def described(path: Path, tree: str, names: Any, suffix: str) -> None:
         archive(path, [(TREE, text.encode()), ("a.npy", header("(2,)") + bytes(8))])
         return
     entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    start = json.dumps({"__metadata__": {"tensor_bridge.tree": text}, "a": entry}).encode()
+    start = json.dumps({"__metadata__": {"truebridge.tree": text}, "a": entry}).encode()
     path.write_bytes(struct.pack("<Q", len(start)) + start + bytes(8))
 
 

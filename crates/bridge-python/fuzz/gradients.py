@@ -15,7 +15,7 @@ import numpy as np
 from files import Wrong
 from subjects import Case, Subject
 
-import tensor_bridge as tb
+import truebridge as tb
 
 Function = Callable[..., list[Any]]
 

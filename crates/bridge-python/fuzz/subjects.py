@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from cases import DTYPES
 
-import tensor_bridge as tb
+import truebridge as tb
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from capsules import Deleter, Legacy, Versioned, new_capsule  # noqa: E402

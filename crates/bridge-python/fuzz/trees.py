@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from subjects import Case, Subject, raise_named, used_capsule
 
-import tensor_bridge as tb
+import truebridge as tb
 
 VALUES = [1.0, 2.0]
 

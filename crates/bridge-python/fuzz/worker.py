@@ -15,7 +15,7 @@ import subjects
 import trees
 from subjects import Subject
 
-import tensor_bridge as tb
+import truebridge as tb
 
 LONGEST = 2000
 MAKERS = {**subjects.MAKERS, **copies.MAKERS, **trees.MAKERS, **files.MAKERS, **gradients.MAKERS}

@@ -1,4 +1,4 @@
-//! Borrows for C code that Python calls: a table of functions in a capsule, as `tensor_bridge_borrow.h` declares it.
+//! Borrows for C code that Python calls: a table of functions in a capsule, as `truebridge_borrow.h` declares it.
 
 use crate::errors::into_python;
 use bridge_core::{Lent, MAX_NDIM};
@@ -37,7 +37,7 @@ struct Table {
 static TABLE: Table = Table { abi: 1, borrow: fill, end };
 
 /// `TB_BORROW_CAPSULE`: where `PyCapsule_Import` finds the table.
-const NAME: &CStr = c"tensor_bridge._core.borrow";
+const NAME: &CStr = c"truebridge._core.borrow";
 
 /// Returns the table in a capsule.
 pub(crate) fn capsule(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
@@ -61,7 +61,7 @@ unsafe extern "C" fn fill(object: *mut PyObject, out: *mut CBorrowed) -> c_int {
     let error = match filled {
         Ok(Ok(())) => return 0,
         Ok(Err(error)) => error,
-        Err(_) => PyRuntimeError::new_err("tensor_bridge panicked: please report this"),
+        Err(_) => PyRuntimeError::new_err("truebridge panicked: please report this"),
     };
     error.restore(py);
     -1

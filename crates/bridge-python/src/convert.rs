@@ -1,4 +1,4 @@
-//! `tensor_bridge.to_torch` and its sisters.
+//! `truebridge.to_torch` and its sisters.
 
 use crate::cross;
 use crate::errors::into_python;
@@ -56,7 +56,7 @@ takes_keywords! {
     /// Examples
     /// --------
     /// >>> import numpy as np
-    /// >>> import tensor_bridge as tb
+    /// >>> import truebridge as tb
     /// >>> a = np.arange(6.0, dtype=np.float32).reshape(2, 3)
     /// >>> t = tb.to_torch(a)
     /// >>> t[0, 0] = 42  # the memory of a
@@ -92,7 +92,7 @@ takes_keywords! {
     /// Examples
     /// --------
     /// >>> import torch
-    /// >>> import tensor_bridge as tb
+    /// >>> import truebridge as tb
     /// >>> t = torch.arange(3.0, device="cuda")
     /// >>> a = tb.to_cupy(t)
     /// >>> a *= 2  # the memory of t
@@ -122,7 +122,7 @@ takes_keywords! {
     /// Examples
     /// --------
     /// >>> import torch
-    /// >>> import tensor_bridge as tb
+    /// >>> import truebridge as tb
     /// >>> t = torch.zeros(2, 3)
     /// >>> tb.to_numpy(t.T).strides  # bytes
     /// (4, 12)
@@ -162,7 +162,7 @@ takes_keywords! {
     /// Examples
     /// --------
     /// >>> import torch
-    /// >>> import tensor_bridge as tb
+    /// >>> import truebridge as tb
     /// >>> nchw = torch.rand(8, 3, 32, 32)
     /// >>> tb.to_tensorflow(nchw, permute=(0, 2, 3, 1)).shape
     /// TensorShape([8, 32, 32, 3])
@@ -192,7 +192,7 @@ takes_keywords! {
     /// Examples
     /// --------
     /// >>> import numpy as np
-    /// >>> import tensor_bridge as tb
+    /// >>> import truebridge as tb
     /// >>> tb.convert(np.ones(3, np.int16), "torch")
     /// tensor([1, 1, 1], dtype=torch.int16)
     fn convert(x, target; keywords) {

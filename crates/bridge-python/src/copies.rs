@@ -1,4 +1,4 @@
-//! `tensor_bridge.copy`.
+//! `truebridge.copy`.
 
 use crate::errors::into_python;
 use crate::frameworks::{not_a_capsule, source};
@@ -36,7 +36,7 @@ use pyo3::prelude::*;
 /// --------
 /// >>> import numpy as np
 /// >>> import torch
-/// >>> import tensor_bridge as tb
+/// >>> import truebridge as tb
 /// >>> batch = torch.zeros(2, 3)
 /// >>> tb.copy(np.array([1, 2, 3], np.float32), out=batch[1])
 /// tensor([1., 2., 3.])

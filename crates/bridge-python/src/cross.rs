@@ -1,7 +1,7 @@
 //! One conversion, from the keywords to the result, and the transfers that the rest of the package makes.
 //!
 //! Every function here takes the [`Call`] that is recorded, if one is. Without it a transfer is core's own. With it the
-//! source's adapter is looked at ([`Seen`]): for a trace, and for `tensor_bridge.debug`.
+//! source's adapter is looked at ([`Seen`]): for a trace, and for `truebridge.debug`.
 
 mod seen;
 

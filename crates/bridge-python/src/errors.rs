@@ -22,7 +22,7 @@ pub(crate) fn into_python(py: Python<'_>, error: Error) -> PyErr {
     }
     let make = || -> PyResult<PyErr> {
         let kind = serde_json::to_value(error.kind()).expect("a kind is a word");
-        let errors = py.import("tensor_bridge.errors")?;
+        let errors = py.import("truebridge.errors")?;
         let exception = PyErr::from_value(errors.call_method1("of_kind", (kind.as_str(), worded(&error)))?);
         exception.set_cause(py, cause.map(|cause| cause.clone_ref(py)));
         Ok(exception)

@@ -1,4 +1,4 @@
-//! Which framework an object belongs to, and `tensor_bridge.profile`.
+//! Which framework an object belongs to, and `truebridge.profile`.
 
 use crate::errors::{argument, into_python, text};
 use bridge_core::Result;
@@ -63,7 +63,7 @@ pub(crate) fn not_a_capsule(x: &PyTensor<'_>) -> Result<()> {
 ///
 /// Examples
 /// --------
-/// >>> import tensor_bridge as tb
+/// >>> import truebridge as tb
 /// >>> profile = tb.profile("torch")
 /// >>> profile["strides"], profile["alignment"]
 /// ('non_negative', 1)

@@ -1,4 +1,4 @@
-//! The Python package `tensor_bridge`: a thin layer over the adapters and core's `transfer`.
+//! The Python package `truebridge`: a thin layer over the adapters and core's `transfer`.
 
 mod borrow;
 mod containers;

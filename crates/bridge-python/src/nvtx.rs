@@ -40,7 +40,7 @@ pub(crate) struct Range(&'static Nvtx);
 /// Opens a range, where NVTX is loaded.
 pub(crate) fn range(operation: &str) -> Option<Range> {
     let (nvtx, _) = NVTX.get()?;
-    let name = CString::new(format!("tensor_bridge.{operation}")).ok()?;
+    let name = CString::new(format!("truebridge.{operation}")).ok()?;
     // SAFETY: the name ends with a null byte, and NVTX copies it.
     unsafe { (nvtx.push)(name.as_ptr()) };
     Some(Range(nvtx))

@@ -1,4 +1,4 @@
-//! `tensor_bridge.plan`.
+//! `truebridge.plan`.
 
 use crate::cross;
 use crate::errors::into_python;
@@ -27,7 +27,7 @@ use pyo3::prelude::*;
 ///     The device of the result: that of the tensor, unless it would be moved.
 ///
 /// A value: equal plans say the same, and plans can be copied and pickled.
-#[pyclass(frozen, eq, hash, get_all, module = "tensor_bridge")]
+#[pyclass(frozen, eq, hash, get_all, module = "truebridge")]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct Plan {
     /// Why a copy would be made, or ``None``.
@@ -109,7 +109,7 @@ takes_keywords! {
     /// Examples
     /// --------
     /// >>> import numpy as np
-    /// >>> import tensor_bridge as tb
+    /// >>> import truebridge as tb
     /// >>> a = np.zeros((2, 3), np.float32)
     /// >>> tb.plan(a, "torch")
     /// <Plan: zero copy on cpu>

@@ -39,12 +39,12 @@ use std::time::Duration;
 /// Examples
 /// --------
 /// >>> import numpy as np
-/// >>> import tensor_bridge as tb
+/// >>> import truebridge as tb
 /// >>> ticket = tb.share(np.zeros(3))
 /// >>> tb.Ticket(ticket.text) == ticket
 /// True
 /// >>> tb.revoke(ticket)
-#[pyclass(frozen, eq, module = "tensor_bridge")]
+#[pyclass(frozen, eq, module = "truebridge")]
 #[derive(PartialEq, Clone)]
 pub(crate) struct Ticket(bridge_ipc::Ticket);
 
@@ -278,7 +278,7 @@ pub(crate) fn ipc_held() -> (usize, usize, usize, usize) {
 }
 
 /// The process that serves names at a path.
-#[pyclass(frozen, module = "tensor_bridge")]
+#[pyclass(frozen, module = "truebridge")]
 pub(crate) struct Names(Mutex<Option<bridge_ipc::Names>>);
 
 #[pymethods]
@@ -313,7 +313,7 @@ pub(crate) fn ipc_check_name(name: &Bound<'_, PyAny>, keep: &Bound<'_, PyAny>) -
 const LISTED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// A connection to the process that serves names.
-#[pyclass(frozen, module = "tensor_bridge")]
+#[pyclass(frozen, module = "truebridge")]
 pub(crate) struct Client(Mutex<Option<Arc<bridge_ipc::Client>>>);
 
 impl Client {
@@ -395,7 +395,7 @@ impl Client {
 }
 
 /// A version that is waited for.
-#[pyclass(frozen, module = "tensor_bridge")]
+#[pyclass(frozen, module = "truebridge")]
 pub(crate) struct Watch(bridge_ipc::Watch);
 
 #[pymethods]

@@ -1,4 +1,4 @@
-//! `tensor_bridge.stats`.
+//! `truebridge.stats`.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -16,7 +16,7 @@ use pyo3::types::PyDict;
 /// Examples
 /// --------
 /// >>> import numpy as np
-/// >>> import tensor_bridge as tb
+/// >>> import truebridge as tb
 /// >>> before = tb.stats()["leased"]
 /// >>> t = tb.to_torch(np.zeros(3))
 /// >>> tb.stats()["leased"] - before

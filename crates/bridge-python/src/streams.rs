@@ -1,4 +1,4 @@
-//! Streams of any framework, and `tensor_bridge.record_stream`.
+//! Streams of any framework, and `truebridge.record_stream`.
 
 use crate::errors::{argument, into_python};
 use crate::frameworks::{not_a_capsule, source};
@@ -34,7 +34,7 @@ use std::sync::Arc;
 /// --------
 /// >>> import cupy
 /// >>> import torch
-/// >>> import tensor_bridge as tb
+/// >>> import truebridge as tb
 /// >>> a = tb.to_cupy(torch.ones(3, device="cuda"))
 /// >>> stream = cupy.cuda.Stream(non_blocking=True)
 /// >>> stream.wait_event(cupy.cuda.get_current_stream().record())
@@ -65,8 +65,7 @@ pub(crate) fn record_stream(view: &PyTensor<'_>, stream: &Bound<'_, PyAny>) -> P
         }
         match adapter.consumer().views().used(device, address, stream.on_any_thread(), || keep(object)) {
             0 => {
-                let text =
-                    "this tensor is not a view that tensor_bridge has made: use its own framework's record_stream";
+                let text = "this tensor is not a view that truebridge has made: use its own framework's record_stream";
                 Err(argument(text))
             }
             _ => Ok(()),

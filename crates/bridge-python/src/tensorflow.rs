@@ -1,4 +1,4 @@
-//! The Rust side of the Python module `tensor_bridge.tensorflow`: tensors at the edges of TensorFlow's graphs.
+//! The Rust side of the Python module `truebridge.tensorflow`: tensors at the edges of TensorFlow's graphs.
 
 use crate::errors::into_python;
 use crate::frameworks::{Framework, named, source};
@@ -9,7 +9,7 @@ use bridge_tensorflow::{External, PyGraphEdges, TensorFlow2};
 use pyo3::prelude::*;
 
 /// A tensor that can be fed to graphs as long as this object lives.
-#[pyclass(frozen, module = "tensor_bridge")]
+#[pyclass(frozen, module = "truebridge")]
 pub(crate) struct Feed(External);
 
 #[pymethods]

@@ -1,4 +1,4 @@
-//! The Rust side of the Python module `tensor_bridge.tensorflow1`: TensorFlow 1.x, loaded without its Python.
+//! The Rust side of the Python module `truebridge.tensorflow1`: TensorFlow 1.x, loaded without its Python.
 
 use crate::errors::{argument, into_python};
 use crate::frameworks::named;
@@ -33,7 +33,7 @@ fn input((name, dtype, shape, device): Declared) -> bridge_core::Result<Input> {
 }
 
 /// A session of TensorFlow 1.x.
-#[pyclass(frozen, module = "tensor_bridge")]
+#[pyclass(frozen, module = "truebridge")]
 pub(crate) struct Session(Mutex<Option<Arc<bridge_tensorflow::Session>>>);
 
 impl Session {

@@ -1,4 +1,4 @@
-//! What watches the transfers of this process: one flag for traces and for `tensor_bridge.debug`.
+//! What watches the transfers of this process: one flag for traces and for `truebridge.debug`.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -7,7 +7,7 @@ static ON: AtomicU8 = AtomicU8::new(0);
 
 /// A trace is open.
 pub(crate) const TRACING: u8 = 1;
-/// `tensor_bridge.debug` is on.
+/// `truebridge.debug` is on.
 pub(crate) const DEBUGGING: u8 = 2;
 
 /// Turns one of the flags on or off.
@@ -19,7 +19,7 @@ pub(crate) fn set(flag: u8, on: bool) {
     };
 }
 
-/// Returns whether `tensor_bridge.debug` is on.
+/// Returns whether `truebridge.debug` is on.
 pub(crate) fn is_debugging() -> bool {
     ON.load(Relaxed) & DEBUGGING != 0
 }

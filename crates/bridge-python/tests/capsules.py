@@ -1,6 +1,6 @@
 """DLPack capsules made by hand, good and hostile.
 
-The tests of ``tensor_bridge_tf1`` import this as well, with Python 3.7.
+The tests of ``truebridge_tf1`` import this as well, with Python 3.7.
 """
 
 from __future__ import annotations

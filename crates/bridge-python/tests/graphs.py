@@ -1,4 +1,4 @@
-"""Graphs as programs of TensorFlow 1.x save them, for the tests of ``tensor_bridge.tensorflow1``."""
+"""Graphs as programs of TensorFlow 1.x save them, for the tests of ``truebridge.tensorflow1``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 
 #: The folder of TensorFlow 1.15's package.
-FOLDER = os.environ.get("TENSOR_BRIDGE_TENSORFLOW1", "")
+FOLDER = os.environ.get("TRUEBRIDGE_TENSORFLOW1", "")
 if not FOLDER:
-    pytest.skip("TENSOR_BRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15", allow_module_level=True)
+    pytest.skip("TRUEBRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15", allow_module_level=True)
 tf: Any = pytest.importorskip("tensorflow")
 v1: Any = tf.compat.v1
 

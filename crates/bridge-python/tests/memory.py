@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
-import tensor_bridge as tb
+import truebridge as tb
 
 
 def resident() -> int:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
-from tensor_bridge import processes
-from tensor_bridge_conformance.others import wait_until
+import truebridge as tb
+from truebridge import processes
+from truebridge_conformance.others import wait_until
 
 ray = pytest.importorskip("ray")
 torch = pytest.importorskip("torch")
@@ -63,7 +63,7 @@ class Cluster:
         head = {**options, "include_dashboard": False, "resources": {"near": 100}}
         self.nodes = Nodes(initialize_head=True, head_node_args=head)
         self.nodes.add_node(**options, resources={"far": 100})
-        hook = {"worker_process_setup_hook": "tensor_bridge.ray.register"}
+        hook = {"worker_process_setup_hook": "truebridge.ray.register"}
         ray.init(address=self.nodes.address, _node_ip_address=LOOPBACK, runtime_env=hook, log_to_driver=False)
         tb.ray.register()
         self.near, self.beside, self.far = self.actor("near"), self.actor("near"), self.actor("far")
@@ -103,7 +103,7 @@ def is_shared(x: Any) -> bool:
         for line in maps:
             first, last = (int(part, 16) for part in line.split()[0].split("-"))
             if first <= address < last:
-                return "/memfd:tensor-bridge" in line
+                return "/memfd:truebridge" in line
     return False
 
 
@@ -119,7 +119,7 @@ def started(folder: Any, *modules: str) -> Iterator[Cluster]:
     patch.setenv("RAY_worker_niceness", "0")
     patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     folder.chmod(0o700)
-    patch.setenv("TENSOR_BRIDGE_IPC", str(folder))
+    patch.setenv("TRUEBRIDGE_IPC", str(folder))
     # What it logs has a traceback, which keeps references as long as pytest keeps the log.
     patch.setattr(logging.getLogger("ray._private.serialization"), "disabled", True)
     processes._core.ipc_close()

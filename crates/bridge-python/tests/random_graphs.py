@@ -1,6 +1,6 @@
 """Random graphs with state, whose results are compared with those of TensorFlow's own session.
 
-For TensorFlow 2.x with ``tensor_bridge``, and for 1.15 with ``tensor_bridge_tf1`` (so it is Python 3.7). For many:
+For TensorFlow 2.x with ``truebridge``, and for 1.15 with ``truebridge_tf1`` (so it is Python 3.7). For many:
 ``python random_graphs.py 1000 SEED``, and with TensorFlow 2.x on a GPU ``… cuda``, where CuPy's arrays are fed.
 """
 
@@ -152,12 +152,12 @@ def case(seed: int, cuda: bool = False) -> int:
     import tensorflow as tf
 
     if tf.__version__.startswith("1."):
-        import tensor_bridge_tf1 as bridge
+        import truebridge_tf1 as bridge
 
         return Case(tf, bridge, lambda handle: bridge.take(handle).numpy(), seed).check()
-    import tensor_bridge
+    import truebridge
 
-    graphs = tensor_bridge.tensorflow
+    graphs = truebridge.tensorflow
     target = "cupy" if cuda else "numpy"
     return Case(tf, graphs, lambda handle: graphs.take(handle, target), seed, cuda).check()
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import memory
-import tensor_bridge as tb
+import truebridge as tb
 
 torch: Any = pytest.importorskip("torch")
 tf: Any = pytest.importorskip("tensorflow")
-from tensor_bridge.autograd import tf_function, torch_function  # noqa: E402
+from truebridge.autograd import tf_function, torch_function  # noqa: E402
 
 DOUBLE = {"dtype": torch.float64, "requires_grad": True}
 
@@ -447,7 +447,7 @@ def test_an_error_of_the_function_passes_through() -> None:
 def test_the_import_stays_light_and_says_what_is_missing() -> None:
     code = """
 import sys
-import tensor_bridge as tb
+import truebridge as tb
 tb.autograd
 assert not {"torch", "tensorflow", "numpy"} & set(sys.modules)
 sys.modules["tensorflow"] = None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 
 torch: Any = pytest.importorskip("torch")
 if not torch.cuda.is_available():
@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 tf: Any = pytest.importorskip("tensorflow")
 if not tf.config.list_physical_devices("GPU"):
     pytest.skip("TensorFlow has no GPU", allow_module_level=True)
-from tensor_bridge.autograd import tf_function, torch_function  # noqa: E402
+from truebridge.autograd import tf_function, torch_function  # noqa: E402
 
 COUNT = 1 << 20
 #: About 50 ms: the host has long issued what follows, so a reader that does not wait reads what was there before.

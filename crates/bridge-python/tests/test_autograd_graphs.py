@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 
 torch: Any = pytest.importorskip("torch")
 tf: Any = pytest.importorskip("tensorflow")
-from tensor_bridge.autograd import tf_function  # noqa: E402
+from truebridge.autograd import tf_function  # noqa: E402
 
 cube = tf_function(lambda x: x**3, outputs=tf.TensorSpec([], tf.float32))
 step = tf.function(lambda x: cube(x) + 1)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 
 torch: Any = pytest.importorskip("torch")
 tf: Any = pytest.importorskip("tensorflow")
-from tensor_bridge.autograd import tf_function, torch_function  # noqa: E402
+from truebridge.autograd import tf_function, torch_function  # noqa: E402
 
 
 def kind(call: Callable[[], Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 
 torch: Any = pytest.importorskip("torch")
 dynamo: Any = pytest.importorskip("torch._dynamo")
@@ -39,7 +39,7 @@ def test_the_graph_breaks_without_a_warning(name: str, backend: str) -> None:
         warnings.simplefilter("always")
         found = [compiled(torch.full((3,), float(i))).tolist() for i in range(4)]
     assert found == [[2 * i + 1] * 3 for i in range(4)]
-    assert [str(warning.message) for warning in heard if "tensor_bridge" in str(warning.message)] == []
+    assert [str(warning.message) for warning in heard if "truebridge" in str(warning.message)] == []
     breaks = list(dynamo.utils.counters["graph_break"])
     assert len(breaks) == 1 and "works on the memory of real tensors" in breaks[0], breaks
 
@@ -87,13 +87,13 @@ def test_a_call_costs_what_it_did() -> None:
     assert isinstance(tb.to_torch, BuiltinFunctionType) and isinstance(tb.copy, BuiltinFunctionType)
 
 
-@pytest.mark.parametrize("order", ["import torch._dynamo, tensor_bridge as tb", "import tensor_bridge as tb, torch"])
+@pytest.mark.parametrize("order", ["import torch._dynamo, truebridge as tb", "import truebridge as tb, torch"])
 def test_any_order_of_imports_works(order: str) -> None:
     code = f"""
 import sys
 {order}
 import torch._dynamo
-assert not [finder for finder in sys.meta_path if "tensor_bridge" in repr(finder)]
+assert not [finder for finder in sys.meta_path if "truebridge" in repr(finder)]
 compiled = torch.compile(lambda x: tb.to_torch(x) + 1, backend="eager")
 assert compiled(torch.ones(2)).tolist() == [2, 2]
 """

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 from memory import counts
 from test_errors import fake
 

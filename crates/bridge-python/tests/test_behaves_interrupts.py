@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 from memory import eventually, views
-from tensor_bridge import processes
+from truebridge import processes
 
 torch: Any = pytest.importorskip("torch")
 

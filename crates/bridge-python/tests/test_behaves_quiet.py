@@ -45,7 +45,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_interpreter_ends_without_a_word(ending: str, tmp_path: object) -> None:
-    setup = "import atexit, contextlib, sys, threading, time, weakref, numpy as np, torch, tensor_bridge as tb\n"
+    setup = "import atexit, contextlib, sys, threading, time, weakref, numpy as np, torch, truebridge as tb\n"
     setup += f"folder, array, tensor = {str(tmp_path)!r}, np.ones(64), torch.ones(64)\n"
     done = run(setup + textwrap.dedent(ENDINGS[ending]))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -65,8 +65,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
     {frameworks}
-import tensor_bridge as tb
-from tensor_bridge import autograd, errors, files, names, pairs, processes, tracing
+import truebridge as tb
+from truebridge import autograd, errors, files, names, pairs, processes, tracing
 
 array, tensor = np.arange(6.0, dtype=np.float32).reshape(2, 3), torch.ones(2, 3)
 keywords = {{"copy": True, "device": "cpu", "order": "F", "permute": (1, 0), "detach": True}}

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 from memory import eventually, views
-from tensor_bridge import processes
+from truebridge import processes
 
 torch: Any = pytest.importorskip("torch")
 
@@ -99,8 +99,8 @@ def test_a_task_that_is_cancelled_leaves_no_view() -> None:
 def test_a_child_converts_and_ends_as_it_likes(end: str) -> None:
     """The parent has live views, a share that it has opened, and threads that convert while it forks."""
     done = started(f"""
-        import os, threading, warnings, numpy as np, torch, tensor_bridge as tb
-        from tensor_bridge import processes
+        import os, threading, warnings, numpy as np, torch, truebridge as tb
+        from truebridge import processes
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
         source, stop = torch.arange(4.0), threading.Event()
         view = tb.to_numpy(source)
@@ -160,7 +160,7 @@ def test_tensors_of_the_host_do_not_start_the_driver(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     done = started(f"""
-        import numpy as np, torch, tensor_bridge as tb
+        import numpy as np, torch, truebridge as tb
         assert tb.to_torch(np.ones((3, 4)).T, copy=True).sum() == 12
         x = tb.to_torch(np.ones(8))
         tb.to_numpy({{"a": x}}), tb.plan(x, "numpy"), tb.copy(x, out=np.zeros(8)), tb.stats()
@@ -200,12 +200,12 @@ except ImportError:
         except interpreters.RunFailedError as error:
             return str(error)
 import sys
-code = f"import sys; sys.path[:] = {{sys.path}}; import tensor_bridge"
+code = f"import sys; sys.path[:] = {{sys.path}}; import truebridge"
 """
 
 ORDERS: dict[str, Callable[[str], str]] = {
-    "before": lambda refused: f"{refused}\nimport tensor_bridge as tb",
-    "after": lambda refused: f"import tensor_bridge as tb\n{refused}",
+    "before": lambda refused: f"{refused}\nimport truebridge as tb",
+    "after": lambda refused: f"import truebridge as tb\n{refused}",
 }
 
 

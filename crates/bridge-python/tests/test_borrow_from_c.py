@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 from capsules import Producer
-from tensor_bridge import _core
+from truebridge import _core
 
 torch: Any = pytest.importorskip("torch")
 
@@ -49,7 +49,7 @@ class Api(ctypes.Structure):
 def api() -> Api:
     find = ctypes.pythonapi.PyCapsule_Import
     find.restype, find.argtypes = ctypes.POINTER(Api), (ctypes.c_char_p, ctypes.c_int)
-    found: Api = find(b"tensor_bridge._core.borrow", 0).contents
+    found: Api = find(b"truebridge._core.borrow", 0).contents
     assert found.abi == 1
     return found
 
@@ -123,7 +123,7 @@ def test_the_header_declares_what_the_table_holds(tmp_path: Path) -> None:
     source = f"""
         #include <stddef.h>
         #include <stdio.h>
-        #include "tensor_bridge_borrow.h"
+        #include "truebridge_borrow.h"
         int main(void) {{
             size_t said[] = {{TB_BORROW_ABI, sizeof(tb_borrowed), offsetof(tb_borrow_api, end), {offsets}}};
             for (size_t i = 0; i < sizeof said / sizeof *said; i++) printf("%zu ", said[i]);
@@ -140,7 +140,7 @@ def test_the_header_declares_what_the_table_holds(tmp_path: Path) -> None:
     text = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.split()
     known = [1, ctypes.sizeof(Borrowed), Api.end.offset, *(getattr(Borrowed, name).offset for name in names)]
     assert [int(number) for number in text[:-1]] == known
-    assert text[-1] == "tensor_bridge._core.borrow"
+    assert text[-1] == "truebridge._core.borrow"
 
 
 def test_nothing_is_kept(api: Api) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 from capsules import CPU, CUDA, Producer, new_capsule
 
 LAYOUTS = [False, True]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import memory
-import tensor_bridge as tb
+import truebridge as tb
 
 torch: Any = pytest.importorskip("torch")
 cupy: Any = pytest.importorskip("cupy")

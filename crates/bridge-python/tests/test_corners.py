@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 from capsules import Producer
 
 torch: Any = pytest.importorskip("torch")
@@ -72,7 +72,7 @@ import torch
 if torch.cuda.is_available():
     raise SystemExit
 torch.cuda.device_count, torch.cuda.init = lambda: 1, lambda: None
-import tensor_bridge as tb
+import truebridge as tb
 from capsules import CUDA, Producer
 producer = Producer()
 producer.tensor.device_type, producer.shape[0] = CUDA, 0
@@ -92,7 +92,7 @@ def test_a_child_forgets_the_threads_of_its_parent() -> None:
     done = run("""
 import os, threading, time
 import numpy as np
-import tensor_bridge as tb
+import truebridge as tb
 
 class Slow(np.ndarray):
     def __del__(self):

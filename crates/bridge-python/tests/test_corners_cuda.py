@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import memory
-import tensor_bridge as tb
+import truebridge as tb
 from capsules import CUDA
 
 torch: Any = pytest.importorskip("torch")
@@ -113,7 +113,7 @@ import torch
 allocator = torch.cuda.memory.CUDAPluggableAllocator({str(library)!r}, "take", "give")
 torch.cuda.memory.change_current_allocator(allocator)
 import cupy
-import tensor_bridge as tb
+import truebridge as tb
 N = 1 << 16
 code = 'extern "C" __global__ void spin(long long n) {{ long long s = clock64(); while (clock64() - s < n); }}'
 kernel = cupy.RawKernel(code, "spin")

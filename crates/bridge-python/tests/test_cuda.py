@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import memory
-import tensor_bridge as tb
+import truebridge as tb
 from capsules import CUDA, Producer
 
 torch: Any = pytest.importorskip("torch")
@@ -189,7 +189,7 @@ def test_memory_comes_back_to_the_baseline() -> None:
 @pytest.mark.parametrize("last", ["del view", "keep = view", "import sys; sys.keep = view"])
 def test_a_process_ends_with_work_under_way(last: str) -> None:
     code = f"""
-import torch, cupy, tensor_bridge as tb
+import torch, cupy, truebridge as tb
 side = cupy.cuda.Stream(non_blocking=True)
 array = cupy.zeros(1 << 20)
 with side:

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge as tb
-from tensor_bridge import debugging
+import truebridge as tb
+from truebridge import debugging
 
 np: Any = pytest.importorskip("numpy")
 torch: Any = pytest.importorskip("torch")
@@ -348,13 +348,13 @@ def test_a_trace_and_the_mode_go_together(freed: list[bytes]) -> None:
 
 def test_the_environment_turns_it_on() -> None:
     code = """
-        import numpy, tensor_bridge as tb, torch
+        import numpy, truebridge as tb, torch
         view = tb.to_torch(numpy.ones(10))
         del view
         print(tb._core.debug_poisoned())
     """
     for value, poisoned in (("1", "1"), ("0", "0")):
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TENSOR_BRIDGE_DEBUG": value}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRUEBRIDGE_DEBUG": value}
         command = [sys.executable, "-c", textwrap.dedent(code)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
         assert (done.returncode, done.stdout.strip()) == (0, poisoned), done.stderr
@@ -362,7 +362,7 @@ def test_the_environment_turns_it_on() -> None:
 
 def test_a_program_ends_with_views_alive() -> None:
     code = """
-        import numpy, tensor_bridge as tb, torch, threading
+        import numpy, truebridge as tb, torch, threading
         debug = tb.debug().__enter__()
         view = tb.to_torch(numpy.ones(10))
         array = tb.to_numpy(torch.ones(10))

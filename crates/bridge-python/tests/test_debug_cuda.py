@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge as tb
-from tensor_bridge import debugging
+import truebridge as tb
+from truebridge import debugging
 
 torch: Any = pytest.importorskip("torch")
 if not torch.cuda.is_available():
@@ -24,7 +24,7 @@ CYCLES = 100_000_000
 LENGTH = 1 << 18
 LEGACY = 1
 
-pytestmark = pytest.mark.filterwarnings("ignore::tensor_bridge.BridgeDebugWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::truebridge.BridgeDebugWarning")
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 from docstrings import check_the_example, check_the_function, check_the_summary, entries, sections, source_of
-from tensor_bridge import _bench, _core, _doctor, _report, processes
+from truebridge import _bench, _core, _doctor, _report, processes
 
 pytest.importorskip("numpy")
 
@@ -61,7 +61,7 @@ NEEDS: dict[str, tuple[str, Callable[[], object]]] = {
     # Its graphs would be built for the GPU, and are fed from the host.
     "tb.tensorflow.": ("a machine without CUDA", lambda: not gpus()),
     "safetensors": ("safetensors", lambda: has("safetensors")),
-    "tensorflow1.": ("TENSOR_BRIDGE_TENSORFLOW1", tensorflow1),
+    "tensorflow1.": ("TRUEBRIDGE_TENSORFLOW1", tensorflow1),
     "ray": ("Ray", lambda: has("ray")),
 }
 
@@ -74,7 +74,7 @@ def public() -> Iterator[tuple[str, Any]]:
         names = getattr(module, "__all__", [name for name, thing in vars(module).items() if isinstance(thing, type)])
         for name in names:
             thing = getattr(module, name)
-            if callable(thing) and (thing.__module__ or "").startswith("tensor_bridge"):
+            if callable(thing) and (thing.__module__ or "").startswith("truebridge"):
                 found.setdefault(id(thing), (f"{prefix}{name}", thing))
     for module in (_report, _bench):
         found.update({id(thing): (name, thing) for name, thing in vars(module).items() if name in module.__all__})
@@ -148,7 +148,7 @@ def test_the_docstring_fits_the_signature(name: str) -> None:
     returned = not isinstance(thing, type) and returns(thing)
     check_the_function(thing, found, "Yields" if yields else "Returns" if returned else "")
     if isinstance(thing, type) or name.count(".") == (name.split(".")[0] in MODULES):
-        assert ">>> import tensor_bridge as tb" in found.get("Examples", "")
+        assert ">>> import truebridge as tb" in found.get("Examples", "")
 
 
 def test_a_result_of_a_conversion_has_the_keywords_of_all() -> None:
@@ -161,7 +161,7 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     """Work in a folder of the test, as a process that shares nothing yet."""
     sockets = tmp_path_factory.mktemp("ipc")
     sockets.chmod(0o700)
-    monkeypatch.setenv("TENSOR_BRIDGE_IPC", str(sockets))
+    monkeypatch.setenv("TRUEBRIDGE_IPC", str(sockets))
     monkeypatch.chdir(tmp_path)
     processes._core.ipc_close()
     yield tmp_path
@@ -176,7 +176,7 @@ BENCH = functools.cache(functools.partial(_bench.bench, seconds=0.1, timeout=400
 #: The examples by the names that they belong to.
 EXAMPLES = {
     name: found["Examples"]
-    for name, thing in {"tensor_bridge": tb, **EVERY}.items()
+    for name, thing in {"truebridge": tb, **EVERY}.items()
     if "Examples" in (found := sections(thing))
 }
 

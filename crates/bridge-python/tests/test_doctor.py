@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge as tb
-from tensor_bridge import __main__, _doctor, _frameworks, _report
+import truebridge as tb
+from truebridge import __main__, _doctor, _frameworks, _report
 
-TENSORFLOW1 = os.environ.get("TENSOR_BRIDGE_TENSORFLOW1")
+TENSORFLOW1 = os.environ.get("TRUEBRIDGE_TENSORFLOW1")
 
 GPU = {"name": "H200", "memory": 141 << 30, "capability": [9, 0], "pools": True}
 DRIVER: dict[str, Any] = {
@@ -53,7 +53,7 @@ def printing(monkeypatch: pytest.MonkeyPatch, **changes: dict[str, Any]) -> None
     monkeypatch.setattr(_doctor, "_run", run)
     monkeypatch.setattr(_doctor, "_imported", lambda: {})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.delenv("TENSOR_BRIDGE_TENSORFLOW1", raising=False)
+    monkeypatch.delenv("TRUEBRIDGE_TENSORFLOW1", raising=False)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for name in _frameworks.ALL:
         write(tmp_path, name, "raise ModuleNotFoundError('left out')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delenv("TENSOR_BRIDGE_TENSORFLOW1", raising=False)
+    monkeypatch.delenv("TRUEBRIDGE_TENSORFLOW1", raising=False)
     return tmp_path
 
 
@@ -80,12 +80,12 @@ def only(report: Any, kind: str, subject: str) -> str:
 
 def test_a_machine_without_a_gpu_has_nothing_in_the_way() -> None:
     code = """
-        import sys, tensor_bridge as tb
+        import sys, truebridge as tb
         report = tb.doctor()
         assert not {"torch", "cupy", "numpy", "tensorflow"} & set(sys.modules), "imported in the caller's process"
         print(report.as_json())
     """
-    done = python(code, CUDA_VISIBLE_DEVICES="", TENSOR_BRIDGE_TENSORFLOW1="")
+    done = python(code, CUDA_VISIBLE_DEVICES="", TRUEBRIDGE_TENSORFLOW1="")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert [finding for finding in report["findings"] if finding["kind"] != "hidden"] == []
@@ -163,17 +163,17 @@ def kinds(report: Any) -> list[str]:
     return [finding.kind for finding in report.findings]
 
 
-@pytest.mark.skipif(not TENSORFLOW1, reason="TENSOR_BRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15")
+@pytest.mark.skipif(not TENSORFLOW1, reason="TRUEBRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15")
 def test_tensorflow_1_is_found(faked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert TENSORFLOW1
-    monkeypatch.setenv("TENSOR_BRIDGE_TENSORFLOW1", TENSORFLOW1)
+    monkeypatch.setenv("TRUEBRIDGE_TENSORFLOW1", TENSORFLOW1)
     report = tb.doctor()
     (found,) = [framework for framework in report.frameworks if framework.name == "tensorflow1"]
     assert found.version == "1.15.5" and "tensorflow1" not in [finding.subject for finding in report.findings]
 
 
 def test_a_folder_without_tensorflow_1_is_found(faked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENSOR_BRIDGE_TENSORFLOW1", str(faked / "nowhere"))
+    monkeypatch.setenv("TRUEBRIDGE_TENSORFLOW1", str(faked / "nowhere"))
     assert "nowhere" in only(tb.doctor(), "broken", "tensorflow1")
 
 
@@ -344,7 +344,7 @@ def test_a_time_that_is_none_is_refused(timeout: Any) -> None:
 @pytest.mark.parametrize("executable", ["", None, "/nowhere/python"])
 def test_a_program_without_a_python_says_so(executable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", executable)
-    with pytest.raises(tb.BridgeImportError, match="python -m tensor_bridge doctor"):
+    with pytest.raises(tb.BridgeImportError, match="python -m truebridge doctor"):
         tb.doctor()
 
 
@@ -383,7 +383,7 @@ def test_the_commands(
 
 def test_the_package_is_a_command() -> None:
     done = python(
-        "import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_module('tensor_bridge', run_name='__main__')"
+        "import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_module('truebridge', run_name='__main__')"
     )
     assert (done.returncode, done.stdout.strip()) == (0, tb.__version__)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge as tb
-from tensor_bridge import __main__, _doctor, _frameworks, _measure
-from tensor_bridge._frameworks.numpy import aligned
+import truebridge as tb
+from truebridge import __main__, _doctor, _frameworks, _measure
+from truebridge._frameworks.numpy import aligned
 
 np: Any = pytest.importorskip("numpy")
 torch: Any = pytest.importorskip("torch")
@@ -44,7 +44,7 @@ def printing(monkeypatch: pytest.MonkeyPatch, measured: str, code: int | None = 
 
 def test_every_pair_on_the_host_is_measured() -> None:
     code = """
-        import sys, tensor_bridge as tb
+        import sys, truebridge as tb
         print(tb.bench(seconds=0.5, timeout=400).as_json())
         assert not {"torch", "cupy", "numpy", "tensorflow"} & set(sys.modules), "imported in the caller's process"
     """
@@ -169,7 +169,7 @@ def test_a_process_that_crashes_or_hangs_is_an_error(
     code: int | None, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printing(monkeypatch, "", code)
-    with pytest.raises(tb.BridgeRuntimeError, match=f"{words}: run `python -m tensor_bridge doctor`") as caught:
+    with pytest.raises(tb.BridgeRuntimeError, match=f"{words}: run `python -m truebridge doctor`") as caught:
         tb.bench(seconds=3)
     assert caught.value.kind == "framework"
 
@@ -183,7 +183,7 @@ def test_a_time_that_is_none_is_refused(keyword: str, time: Any) -> None:
 
 def test_a_program_without_a_python_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(tb.BridgeImportError, match="python -m tensor_bridge bench"):
+    with pytest.raises(tb.BridgeImportError, match="python -m truebridge bench"):
         tb.bench()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 
 torch: Any = pytest.importorskip("torch")
 
@@ -149,7 +149,7 @@ def test_what_is_no_ordinary_error_stays_what_it_is() -> None:
 def test_the_first_look_does_not_depend_on_the_default_device(device: str) -> None:
     done = run(
         f"""
-import torch, numpy, tensor_bridge as tb
+import torch, numpy, truebridge as tb
 torch.set_default_device({device!r})
 assert "float64" in tb.profile("torch")["dtypes"]
 assert tb.to_torch(numpy.ones(3)).tolist() == [1, 1, 1]
@@ -161,7 +161,7 @@ assert tb.to_torch(numpy.ones(3)).tolist() == [1, 1, 1]
 def test_a_broken_framework_is_no_mere_producer() -> None:
     done = run(
         """
-import torch, tensor_bridge as tb
+import torch, truebridge as tb
 def broken():
     raise OSError("broken")
 torch.cuda.device_count = broken
@@ -191,7 +191,7 @@ def test_a_missing_framework_is_named(module: str, package: str) -> None:
         f"""
 import sys
 sys.modules[{module!r}] = None
-import {other}, tensor_bridge as tb
+import {other}, truebridge as tb
 try:
     tb.convert({other}.ones(3), {module!r})
 except tb.BridgeImportError as error:
@@ -210,7 +210,7 @@ def test_cupy_without_a_gpu() -> None:
         """
 import os
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-import numpy, tensor_bridge as tb
+import numpy, truebridge as tb
 try:
     tb.to_cupy(numpy.ones(3))
 except tb.BridgeImportError as error:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
-from tensor_bridge import _formats
+import truebridge as tb
+from truebridge import _formats
 
 torch: Any = pytest.importorskip("torch")
 
@@ -111,7 +111,7 @@ KEYS = [
     "\n",
     "ü",
     "0",
-    "tensor_bridge.tree.json",
+    "truebridge.tree.json",
     "k" * 9999,
 ]
 
@@ -325,8 +325,8 @@ HOSTILE: dict[str, tuple[str, bytes, str, str]] = {
         "takes 4000000000000 bytes",
     ),
     "another method": (".npz", npz({"a.npy": npy()}, zipfile.ZIP_BZIP2), "file", "another method"),
-    "tree": (".npz", npz({"tensor_bridge.tree.json": b'{"tree": "[]", "names": ["b"]}'}), "file", "does not fit"),
-    "no tree": (".npz", npz({"tensor_bridge.tree.json": b"[" * 100000}), "file", "malformed|does not fit"),
+    "tree": (".npz", npz({"truebridge.tree.json": b'{"tree": "[]", "names": ["b"]}'}), "file", "does not fit"),
+    "no tree": (".npz", npz({"truebridge.tree.json": b"[" * 100000}), "file", "malformed|does not fit"),
     "no header": (".safetensors", b"\0" * 7, "file", "malformed"),
     "header too long": (".safetensors", safe({"a": F32}, length=1 << 62), "file", "malformed"),
     "no JSON": (".safetensors", safe(b"{" * 16), "file", "malformed"),
@@ -338,7 +338,7 @@ HOSTILE: dict[str, tuple[str, bytes, str, str]] = {
     "half bytes": (".safetensors", safe({"a": {"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}}), "dtype", "F4"),
     "tree of strangers": (
         ".safetensors",
-        safe({"__metadata__": {"tensor_bridge.tree": '{"tree": 3, "names": ["a"]}'}, "a": F32}),
+        safe({"__metadata__": {"truebridge.tree": '{"tree": 3, "names": ["a"]}'}, "a": F32}),
         "file",
         "does not fit",
     ),
@@ -433,7 +433,7 @@ def test_a_missing_package_is_named(package: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]
     monkeypatch.delitem(sys.modules, "safetensors.numpy", raising=False)
     if package == "numpy":
-        monkeypatch.delitem(sys.modules, "tensor_bridge._formats")
+        monkeypatch.delitem(sys.modules, "truebridge._formats")
     path = tmp_path / "x.safetensors"
     path.write_bytes(safe({"a": F32}))
     for call in (lambda: tb.load(path, "torch"), lambda: tb.save(path, torch.ones(2))):

@@ -10,7 +10,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
-pytest.importorskip("tensor_bridge_conformance", reason="the suite's package is in the bundle")
+pytest.importorskip("truebridge_conformance", reason="the suite's package is in the bundle")
 bench: Any = pytest.importorskip("benches.files")
 
 

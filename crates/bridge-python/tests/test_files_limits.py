@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 
 torch: Any = pytest.importorskip("torch")
 
-TREE = "tensor_bridge.tree.json"
+TREE = "truebridge.tree.json"
 #: More than the memory and the swap of any machine that runs the tests.
 GIANT = 4 << 40
 
@@ -115,7 +115,7 @@ def test_a_tree_without_each_of_its_tensors_once_is_refused(tree: str, suffix: s
         path.write_bytes(archive((TREE, text.encode()), ("a.npy", npy(np.ones(2)))))
     else:
         known = pytest.importorskip("safetensors.numpy")
-        known.save_file({"a": np.ones(2)}, path, {"tensor_bridge.tree": text})
+        known.save_file({"a": np.ones(2)}, path, {"truebridge.tree": text})
     with pytest.raises(tb.BridgeValueError, match="does not fit") as caught:
         tb.load(path, "numpy")
     assert caught.value.kind == "file"
@@ -142,7 +142,7 @@ def test_a_member_at_the_place_of_another_is_refused(tmp_path: Path) -> None:
 
 def child(program: str, *arguments: Any) -> None:
     """Run a program in a process whose limits do not outlive it."""
-    text = "import resource\nimport sys\n\nimport numpy as np\n\nimport tensor_bridge as tb\n"
+    text = "import resource\nimport sys\n\nimport numpy as np\n\nimport truebridge as tb\n"
     text += textwrap.dedent(program)
     done = subprocess.run(
         [sys.executable, "-c", text, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=300

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 
 SUFFIXES = [".npy", ".npz", ".safetensors"]
-START = "import os, resource, sys\nimport numpy as np\nimport tensor_bridge as tb\npath = sys.argv[1]\n"
+START = "import os, resource, sys\nimport numpy as np\nimport truebridge as tb\npath = sys.argv[1]\n"
 
 
 @pytest.fixture(params=SUFFIXES)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import tensor_bridge as tb
-from tensor_bridge import _core, _frameworks
+import truebridge as tb
+from truebridge import _core, _frameworks
 
 STUB = Path(_frameworks.__file__).parents[1] / "_core.pyi"
 NAMES = list(_frameworks.ALL)

@@ -18,7 +18,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("tensorflow")
@@ -42,8 +42,8 @@ IN_PLACE = "<Plan: zero copy on cuda:0>"
 
 def printed(name: str, **settings: str) -> list[str]:
     """Run a program, and return its lines."""
-    if name == "frozen_service" and not os.environ.get("TENSOR_BRIDGE_TENSORFLOW1"):
-        pytest.skip("TENSOR_BRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15")
+    if name == "frozen_service" and not os.environ.get("TRUEBRIDGE_TENSORFLOW1"):
+        pytest.skip("TRUEBRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15")
     pytest.importorskip("keras")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings}
     command = [sys.executable, str(EXAMPLES / f"{name}.py")]
@@ -93,8 +93,8 @@ def test_the_page_shows_every_program() -> None:
 @pytest.fixture
 def service() -> Any:
     """The program of the service, as a module."""
-    if not os.environ.get("TENSOR_BRIDGE_TENSORFLOW1"):
-        pytest.skip("TENSOR_BRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15")
+    if not os.environ.get("TRUEBRIDGE_TENSORFLOW1"):
+        pytest.skip("TRUEBRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15")
     spec = importlib.util.spec_from_file_location("frozen_service", EXAMPLES / "frozen_service.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

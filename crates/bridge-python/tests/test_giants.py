@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import tensor_bridge as tb
+import truebridge as tb
 
 #: Where 32 bits are taken for all, it becomes 5 or 0.
 LENGTHS = [2**32 + 5, 2**33]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge
+import truebridge
 from benches import host_copies
 
 
@@ -28,7 +28,7 @@ def test_a_wrong_copy_is_no_contender(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(src: Any, *, out: Any) -> Any:
         return out
 
-    monkeypatch.setattr(tensor_bridge, "copy", nothing)
+    monkeypatch.setattr(truebridge, "copy", nothing)
     case = host_copies.CASES[-2]
     with pytest.raises(RuntimeError, match="other elements"):
         host_copies.contenders(case)

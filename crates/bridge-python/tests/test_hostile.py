@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 from capsules import CPU, Producer
 
 torch: Any = pytest.importorskip("torch")
@@ -242,7 +242,7 @@ def test_an_interrupt_during_the_first_look_drops_no_dtype() -> None:
             sys.executable,
             "-c",
             """
-import numpy, torch, tensor_bridge as tb
+import numpy, torch, truebridge as tb
 empty, calls = torch.empty, []
 def interrupted(*arguments, **keywords):
     calls.append(keywords)

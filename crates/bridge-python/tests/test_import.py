@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 
 
 def run(code: str) -> str:
@@ -26,7 +26,7 @@ def run(code: str) -> str:
 
 def test_the_import_takes_neither_frameworks_nor_what_is_needed_later() -> None:
     code = """
-        import sys, tensor_bridge
+        import sys, truebridge
         late = {"torch", "cupy", "numpy", "tensorflow", "safetensors", "argparse", "subprocess", "dataclasses", "json"}
         print(sorted(late & set(sys.modules)))
     """
@@ -37,7 +37,7 @@ def test_the_import_takes_less_than_30_ms() -> None:
     code = """
         import time
         start = time.process_time()
-        import tensor_bridge
+        import truebridge
         print(time.process_time() - start)
     """
     # Processor time, of the best of a few: other processes on the machine do not count.
@@ -47,10 +47,10 @@ def test_the_import_takes_less_than_30_ms() -> None:
 @pytest.mark.parametrize("name", ["doctor", "processes", "pairs", "open", "trace", "Ticket", "convert_tf_to_pytorch"])
 def test_a_name_that_is_imported_later_is_one_object(name: str) -> None:
     code = f"""
-        import tensor_bridge as tb
+        import truebridge as tb
         assert {name!r} in dir(tb)
         first = getattr(tb, {name!r})
-        from tensor_bridge import {name} as second
+        from truebridge import {name} as second
         assert first is second is getattr(tb, {name!r})
     """
     run(code)

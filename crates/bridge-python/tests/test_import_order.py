@@ -17,13 +17,13 @@ pytest.importorskip("tensorflow")
 CUDA = torch.cuda.is_available()
 if CUDA:
     pytest.importorskip("cupy")
-ORDERS = list(itertools.permutations(["torch", "tensorflow", "tensor_bridge", *(["cupy"] if CUDA else [])]))
+ORDERS = list(itertools.permutations(["torch", "tensorflow", "truebridge", *(["cupy"] if CUDA else [])]))
 
 CODE = """
 import sys
 sys.modules["tensorflow.python.pywrap_dlopen_global_flags"] = None
 import {order}
-import tensor_bridge as tb
+import truebridge as tb
 
 def same(first, *targets):
     \"\"\"Sends a tensor round, and looks at its address and its values at each stop.\"\"\"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 from memory import resident
 
 torch: Any = pytest.importorskip("torch")
@@ -141,7 +141,7 @@ def test_many_conversions_do_not_grow_the_process() -> None:
 @pytest.mark.parametrize("keeper", ["view", "producer = None; sys.keep = view", "cycle = [view]; cycle.append(cycle)"])
 def test_views_that_are_alive_at_exit(keeper: str) -> None:
     code = f"""
-import sys, threading, numpy, torch, tensor_bridge as tb
+import sys, threading, numpy, torch, truebridge as tb
 producer = torch.arange(4.0)
 view = tb.to_numpy(producer)
 back = tb.to_torch(view)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 torch: Any = pytest.importorskip("torch")
-pytest.importorskip("tensor_bridge_conformance", reason="the suite's package is in the bundle")
+pytest.importorskip("truebridge_conformance", reason="the suite's package is in the bundle")
 bench: Any = pytest.importorskip("benches.moves")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 
 torch: Any = pytest.importorskip("torch")
 cupy: Any = pytest.importorskip("cupy")

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge as tb
-from tensor_bridge import processes
-from tensor_bridge_conformance.others import python37
+import truebridge as tb
+from truebridge import processes
+from truebridge_conformance.others import python37
 
 torch: Any = pytest.importorskip("torch")
 
@@ -37,8 +37,8 @@ BLOCK = re.compile(r"(?:<!-- ([^\n]*) -->\n)?```python\n(.*?)```", re.S)
 PRINT = re.compile(r"^ *print\(.*?\)(?: +# (.*))?$", re.M)
 
 #: The folder that the package must come from, where the tests are of an installed one.
-INSTALLED = os.environ.get("TENSOR_BRIDGE_INSTALLED")
-TENSORFLOW1 = os.environ.get("TENSOR_BRIDGE_TENSORFLOW1")
+INSTALLED = os.environ.get("TRUEBRIDGE_INSTALLED")
+TENSORFLOW1 = os.environ.get("TRUEBRIDGE_TENSORFLOW1")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     monkeypatch.chdir(tmp_path)
     sockets = tmp_path_factory.mktemp("ipc")
     sockets.chmod(0o700)
-    monkeypatch.setenv("TENSOR_BRIDGE_IPC", str(sockets))
+    monkeypatch.setenv("TRUEBRIDGE_IPC", str(sockets))
     processes._core.ipc_close()
     processes.configure(folder=sockets)
     yield tmp_path
@@ -102,7 +102,7 @@ def missing(marks: str) -> str | None:
     if "gpu" in marks and not has("cupy"):
         return "needs CuPy"
     if "1.15" in marks and not TENSORFLOW1:
-        return "TENSOR_BRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15"
+        return "TRUEBRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15"
     if "1.15" in marks and torch.cuda.is_available():
         from graphs import has_gpu
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
-from tensor_bridge import processes
-from tensor_bridge_conformance import others
-from tensor_bridge_conformance.others import Other, wait_until
+import truebridge as tb
+from truebridge import processes
+from truebridge_conformance import others
+from truebridge_conformance.others import Other, wait_until
 
 torch = pytest.importorskip("torch")
 
@@ -295,9 +295,9 @@ def test_a_fork_shares_for_itself() -> None:
 ROUNDS = """
 import os, time
 import numpy as np
-import tensor_bridge as tb
-from tensor_bridge_conformance.others import Other, wait_until
-from tensor_bridge import processes
+import truebridge as tb
+from truebridge_conformance.others import Other, wait_until
+from truebridge import processes
 
 def rounds(count):
     for i in range(count):
@@ -512,7 +512,7 @@ def test_a_watch_ends_after_its_time(tmp_path: Path) -> None:
 USER = """
 import os, sys
 import numpy as np
-import tensor_bridge as tb
+import truebridge as tb
 # User 2 may not be able to import more.
 tb.to_numpy(tb.names and np.zeros(1))
 os.setuid(2)
@@ -531,7 +531,7 @@ except tb.BridgeError as error:
 SHARES = """
 import os, subprocess, sys
 import numpy as np
-import tensor_bridge as tb
+import truebridge as tb
 from tempfile import TemporaryDirectory
 with TemporaryDirectory() as folder:
     os.chmod(folder, 0o711)

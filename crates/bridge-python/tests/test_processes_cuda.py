@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge as tb
-from tensor_bridge import processes
-from tensor_bridge_conformance.others import Other, wait_until
+import truebridge as tb
+from truebridge import processes
+from truebridge_conformance.others import Other, wait_until
 
 torch: Any = pytest.importorskip("torch")
 
@@ -30,7 +30,7 @@ DELAY = 20_000_000
 ROUNDS = 50
 
 #: Processes that are killed in a test, and the seed of the times.
-KILLS, SEED = (int(os.environ.get(f"TENSOR_BRIDGE_{name}", usual)) for name, usual in (("KILLS", 5), ("SEED", 7)))
+KILLS, SEED = (int(os.environ.get(f"TRUEBRIDGE_{name}", usual)) for name, usual in (("KILLS", 5), ("SEED", 7)))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -226,7 +226,7 @@ def pool() -> Iterator[Other]:
     """Return another process, in which CuPy allocates from a pool that can be shared."""
     pytest.importorskip("cupy")
     process = Other(CONFORMANCE_CUPY_ALLOCATOR="shared")
-    process("import cupy; from tensor_bridge_conformance.subjects.cupy import pool as shared; pool = shared(cupy)")
+    process("import cupy; from truebridge_conformance.subjects.cupy import pool as shared; pool = shared(cupy)")
     yield process
     process.kill()
 
@@ -400,7 +400,7 @@ def test_devices_are_matched_by_uuid_and_not_by_number() -> None:
 #: A process that reads, or shares, until it is killed.
 PROGRAM = """
 import sys
-import torch, tensor_bridge as tb
+import torch, truebridge as tb
 def reader(text):
     while True:
         y = tb.open(text, "torch")

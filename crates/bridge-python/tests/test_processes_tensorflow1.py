@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge as tb
-from tensor_bridge import processes
-from tensor_bridge_conformance.others import Other, python37, wait_until
+import truebridge as tb
+from truebridge import processes
+from truebridge_conformance.others import Other, python37, wait_until
 
 torch: Any = pytest.importorskip("torch")
 
@@ -23,7 +23,7 @@ if PYTHON37 is None:
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 #: Rounds of the tests of order, and of the test of memory.
-ROUNDS, MANY = (int(os.environ.get(f"TENSOR_BRIDGE_{name}", usual)) for name, usual in (("ROUNDS", 20), ("MANY", 200)))
+ROUNDS, MANY = (int(os.environ.get(f"TRUEBRIDGE_{name}", usual)) for name, usual in (("ROUNDS", 20), ("MANY", 200)))
 
 COUNT = 1 << 20
 
@@ -66,7 +66,7 @@ def tensorflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Other]:
     processes._core.ipc_close()
     processes.configure(folder=folder)
     assert PYTHON37 is not None
-    other = Other([PYTHON37], "tensor_bridge_tf1", TENSOR_BRIDGE_IPC=str(folder))
+    other = Other([PYTHON37], "truebridge_tf1", TRUEBRIDGE_IPC=str(folder))
     other.define(DOUBLE)
     yield other
     other.kill()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 
 PROFILES = Path(__file__).parents[3] / "fixtures" / "profiles"
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 from capsules import CPU, Producer
 
 torch: Any = pytest.importorskip("torch")

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
-from tensor_bridge import processes
-from tensor_bridge_conformance.others import wait_until
+import truebridge as tb
+from truebridge import processes
+from truebridge_conformance.others import wait_until
 
 ray = pytest.importorskip("ray")
 torch = pytest.importorskip("torch")
@@ -304,7 +304,7 @@ def test_wrong_arguments_are_typed_errors(cluster: Cluster) -> None:
 def test_ray_may_be_missing_or_unknown() -> None:
     code = """
 import sys
-import tensor_bridge as tb
+import truebridge as tb
 sys.modules["ray"] = None
 try:
     tb.ray
@@ -327,8 +327,8 @@ except tb.BridgeImportError as error:
 PAGE = f"""
 import re, sys
 import ray
-import tensor_bridge as tb
-from tensor_bridge import processes
+import truebridge as tb
+from truebridge import processes
 blocks = re.findall(r"```python\\n(.*?)```", open(sys.argv[1]).read(), re.DOTALL)
 (block,) = [block for block in blocks if "import ray" in block]
 here = 'ray.init(address="local", _node_ip_address="{LOOPBACK}", include_dashboard=False, num_cpus=1, '

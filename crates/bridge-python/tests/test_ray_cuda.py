@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 
 ray = pytest.importorskip("ray")
 torch: Any = pytest.importorskip("torch")

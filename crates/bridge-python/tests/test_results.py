@@ -11,7 +11,7 @@ import pytest
 from tensorflow.core.protobuf import saved_model_pb2
 
 import random_graphs
-import tensor_bridge as tb
+import truebridge as tb
 from graphs import FLOATS, HOST, aligned, on_host, placeholder, saved, tf, v1
 
 graph = tb.tensorflow

@@ -111,9 +111,9 @@ COMPILED: dict[str, list[str]] = {"malloc": [], "malloc and new": ["-DWITH_NEW"]
 CODE = """
 import os
 import numpy
-import tensor_bridge as tb
+import truebridge as tb
 
-tb.tensorflow1.open(os.environ["TENSOR_BRIDGE_TENSORFLOW1"])
+tb.tensorflow1.open(os.environ["TRUEBRIDGE_TENSORFLOW1"])
 for _ in range(3):
     x = numpy.arange(4096, dtype="float32")
     with tb.tensorflow1.Session(LINE, {"x": ("float32", [None])}, ["y", "x"]) as session:
@@ -211,7 +211,7 @@ def test_all_functions_are_those_of_the_preloaded_allocator(name: str, tmp_path:
     for library_name in ("libtensorflow_framework.so.1", "python/_pywrap_tensorflow_internal.so"):
         compiled(package / library_name, MIXED, "-l:libstdc++.so.6", "-ldl")
     code = f"""
-import tensor_bridge as tb
+import truebridge as tb
 try:
     tb.tensorflow1.open({str(package)!r})
 except tb.BridgeError as error:

@@ -14,13 +14,13 @@ import pytest
 from graphs import FOLDER
 
 pytest.importorskip("torch")
-pytest.importorskip("tensor_bridge_conformance", reason="the suite's package is in the bundle")
+pytest.importorskip("truebridge_conformance", reason="the suite's package is in the bundle")
 bench: Any = pytest.importorskip("benches.sessions")
 
 
 def test_it_measures_on_the_host(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benches", "--sessions", "--report", str(tmp_path)]
-    settings = {"PYTHONPATH": os.pathsep.join(sys.path), "TENSOR_BRIDGE_TENSORFLOW1": FOLDER}
+    settings = {"PYTHONPATH": os.pathsep.join(sys.path), "TRUEBRIDGE_TENSORFLOW1": FOLDER}
     done = subprocess.run(
         [*command, "--device=cpu", "--sizes=0.25,16", "--rounds=3"],
         capture_output=True,

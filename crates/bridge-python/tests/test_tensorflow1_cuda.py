@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import memory
-import tensor_bridge as tb
+import truebridge as tb
 from graphs import AS_BUILT, FLOATS, double, has_gpu, placeholder, saved, tf
 from memory import resident
 
@@ -167,7 +167,7 @@ def test_copies_are_made_on_the_device(session: Any) -> None:
 def test_the_place_of_an_input_is_checked(session: Any) -> None:
     on_host = on_device(double(), {"x": ("float32", [None], "/device:CPU:0")}, ["x"])
     for wrong, tensor in [(session, torch.ones(64)), (on_host, torch.ones(64, device="cuda"))]:
-        with pytest.raises(tb.BridgeRuntimeError, match="tensor_bridge/input/x_0"):
+        with pytest.raises(tb.BridgeRuntimeError, match="truebridge/input/x_0"):
             wrong.run({"x": tensor})
     tensor = torch.ones(64)
     assert torch.equal(on_host.run({"x": tensor}, "torch")[0], tensor)

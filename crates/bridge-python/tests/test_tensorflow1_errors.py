@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 from graphs import FLOATS, aligned, line, on_host, placeholder, saved, tf, v1
 from memory import counts, eventually
 

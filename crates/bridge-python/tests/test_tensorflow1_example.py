@@ -22,7 +22,7 @@ if not EXAMPLES.is_dir():
 #: The environment of Python 3.7, which ``cargo xtask setup`` makes beside that of this Python.
 PYTHON37 = Path(sys.prefix).with_name("venv37") / "bin/python"
 #: Where the package for it is, with its library.
-PACKAGE = next((path for path in map(Path, sys.path) if (path / "tensor_bridge_tf1").is_dir()), Path())
+PACKAGE = next((path for path in map(Path, sys.path) if (path / "truebridge_tf1").is_dir()), Path())
 
 #: What the examples print.
 WORDS = {
@@ -70,7 +70,7 @@ def test_a_frozen_model_serves_on_the_host(named_by: str) -> None:
         pytest.skip("cargo xtask setup has not fetched TensorFlow 1.15 into target/")
     argument, variable = {"environment": ([], FOLDER), "argument": ([FOLDER], "/nowhere"), "setup": ([], "")}[named_by]
     command = [sys.executable, str(EXAMPLES / "frozen_model.py"), "--device=cpu", *argument]
-    facts = printed(command, PYTHONPATH=os.pathsep.join(sys.path), TENSOR_BRIDGE_TENSORFLOW1=variable)
+    facts = printed(command, PYTHONPATH=os.pathsep.join(sys.path), TRUEBRIDGE_TENSORFLOW1=variable)
     check(facts, "cpu")
     assert facts["trainer"].startswith("2.")
     assert "results where TensorFlow has them: True" in facts["text"]
@@ -85,7 +85,7 @@ def test_a_frozen_model_serves_on_a_device() -> None:
 
 
 @pytest.mark.skipif(not PYTHON37.exists(), reason=f"there is no {PYTHON37} (cargo xtask setup makes it)")
-@pytest.mark.skipif(PACKAGE == Path(), reason="there is no package tensor_bridge_tf1")
+@pytest.mark.skipif(PACKAGE == Path(), reason="there is no package truebridge_tf1")
 def test_a_program_of_python_3_7_serves_it() -> None:
     """It finds nothing of this Python's."""
     facts = printed([str(PYTHON37), str(EXAMPLES / "python37.py")], PYTHONPATH=str(PACKAGE))

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 from graphs import FOLDER, line, tf
 
 pytest.importorskip("torch")
 
 SETUP = """
 import os, sys
-import tensor_bridge as tb
-FOLDER = os.environ.pop("TENSOR_BRIDGE_TENSORFLOW1")
+import truebridge as tb
+FOLDER = os.environ.pop("TRUEBRIDGE_TENSORFLOW1")
 HOST = b"\\x0a\\x07\\x0a\\x03GPU\\x10\\x00"  # device_count { key: "GPU" value: 0 }
 
 def refused(call, kind, *words):
@@ -65,7 +65,7 @@ for call in (
     lambda: tb.profile("tensorflow1"),
     lambda: tb.tensorflow1.Session(LINE, {}, ["y"]),
 ):
-    refused(call, "missing", "tensor_bridge.tensorflow1.open(folder)", "TENSOR_BRIDGE_TENSORFLOW1")
+    refused(call, "missing", "truebridge.tensorflow1.open(folder)", "TRUEBRIDGE_TENSORFLOW1")
 tb.tensorflow1.open(FOLDER)
 works()
 """
@@ -74,7 +74,7 @@ works()
 
 @pytest.mark.parametrize("use", ["tb.tensorflow1.open()", "works()", "tb.profile('tensorflow1')"])
 def test_the_environment_names_the_folder(use: str) -> None:
-    succeeds(f"os.environ['TENSOR_BRIDGE_TENSORFLOW1'] = FOLDER; {use}; works()")
+    succeeds(f"os.environ['TRUEBRIDGE_TENSORFLOW1'] = FOLDER; {use}; works()")
 
 
 def test_it_is_opened_once() -> None:

@@ -26,7 +26,7 @@ if not has_gpu():
 SETUP = """
 import sys
 sys.modules["tensorflow.python.pywrap_dlopen_global_flags"] = None
-import tensor_bridge as tb
+import truebridge as tb
 
 def session(outputs=("y",), config=b"", **options):
     return tb.tensorflow1.Session(DOUBLE, {"x": ("float32", [None])}, outputs, config=AS_BUILT + config, **options)

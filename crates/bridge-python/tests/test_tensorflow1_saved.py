@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 from graphs import HOST
 
 torch: Any = pytest.importorskip("torch")

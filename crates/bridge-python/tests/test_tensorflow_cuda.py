@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import memory
-import tensor_bridge as tb
+import truebridge as tb
 from memory import resident
 
 torch: Any = pytest.importorskip("torch")
@@ -320,7 +320,7 @@ def test_memory_comes_back_to_the_baseline() -> None:
 SETUP = """
 import sys
 sys.modules["tensorflow.python.pywrap_dlopen_global_flags"] = None
-import warnings, torch, cupy, tensorflow as tf, tensor_bridge as tb
+import warnings, torch, cupy, tensorflow as tf, truebridge as tb
 gpus = tf.config.list_physical_devices("GPU")
 """
 

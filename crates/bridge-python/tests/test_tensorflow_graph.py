@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 from memory import counts, eventually
 
 torch: Any = pytest.importorskip("torch")
@@ -358,7 +358,7 @@ def test_a_second_copy_of_the_package_is_told(tmp_path: Path) -> None:
     copy = tmp_path / "_core.abi3.so"
     shutil.copy(tb._core.__file__, copy)
     code = f"""
-import importlib.util, torch, tensorflow as tf, tensor_bridge as tb
+import importlib.util, torch, tensorflow as tf, truebridge as tb
 fed = tb.tensorflow.feed(torch.ones(3))
 spec = importlib.util.spec_from_file_location("second._core", {str(copy)!r})
 second = importlib.util.module_from_spec(spec)

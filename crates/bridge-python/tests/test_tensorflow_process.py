@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import tensor_bridge as tb
+import truebridge as tb
 
 torch = pytest.importorskip("torch")
 tf = pytest.importorskip("tensorflow")
@@ -18,7 +18,7 @@ tf = pytest.importorskip("tensorflow")
 SETUP = """
 import sys
 sys.modules["tensorflow.python.pywrap_dlopen_global_flags"] = None
-import gc, threading, time, numpy, tensorflow as tf, torch, tensor_bridge as tb
+import gc, threading, time, numpy, tensorflow as tf, torch, truebridge as tb
 
 def settle():
     # Where Python is needed, a thread of the package's gives views back.
@@ -350,7 +350,7 @@ def test_libraries_that_are_not_those_of_tensorflow(tmp_path: Path) -> None:
 
 
 REFUSED_TWICE = """
-import numpy, tensor_bridge as tb
+import numpy, truebridge as tb
 for call in (lambda: tb.to_tensorflow(numpy.ones(3)), lambda: tb.profile("tensorflow")):
     try:
         call()

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge as tb
-from tensor_bridge import processes, tracing
-from tensor_bridge_conformance.others import Other
+import truebridge as tb
+from truebridge import processes, tracing
+from truebridge_conformance.others import Other
 
 torch: Any = pytest.importorskip("torch")
 
@@ -288,7 +288,7 @@ def test_files_are_recorded(tmp_path: Path) -> None:
 
 def test_edges_of_graphs() -> None:
     code = """
-        import torch, tensorflow as tf, tensor_bridge as tb
+        import torch, tensorflow as tf, truebridge as tb
         with tb.trace() as trace, tf.Graph().as_default(), tf.compat.v1.Session() as session:
             handle = tb.tensorflow.placeholder()
             x = tb.tensorflow.external_input(tf.float32, [None], handle)
@@ -309,7 +309,7 @@ def test_edges_of_graphs() -> None:
 
 def test_a_fork_records_its_own() -> None:
     code = """
-        import os, numpy, tensor_bridge as tb
+        import os, numpy, truebridge as tb
         with tb.trace() as trace:
             tb.to_numpy(numpy.zeros(1))
             child = os.fork()
@@ -381,32 +381,32 @@ def test_the_file_for_perfetto(tmp_path: Path) -> None:
         trace.save(tmp_path / "no folder" / "trace.json")
 
 
-PROGRAM = "import numpy, tensor_bridge as tb; tb.to_numpy(numpy.zeros(3))"
+PROGRAM = "import numpy, truebridge as tb; tb.to_numpy(numpy.zeros(3))"
 
 
 def test_the_environment_variable_writes_a_file(tmp_path: Path) -> None:
-    done = run(PROGRAM, TENSOR_BRIDGE_TRACE=str(tmp_path / "all.json"))
+    done = run(PROGRAM, TRUEBRIDGE_TRACE=str(tmp_path / "all.json"))
     assert (done.stdout, done.stderr) == ("", "")
     (piece,) = chrome((tmp_path / "all.json").read_text())
     assert piece["name"] == "numpy → numpy"
-    run(PROGRAM, TENSOR_BRIDGE_TRACE=str(tmp_path / "%p.json"))
+    run(PROGRAM, TRUEBRIDGE_TRACE=str(tmp_path / "%p.json"))
     (numbered,) = tmp_path.glob("[0-9]*.json")
     (piece,) = chrome(numbered.read_text())
     assert numbered.stem == str(piece["pid"])
 
 
 def test_the_environment_variable_prints_a_table() -> None:
-    done = run(PROGRAM, TENSOR_BRIDGE_TRACE="1")
+    done = run(PROGRAM, TRUEBRIDGE_TRACE="1")
     assert done.stdout == ""
     assert re.search(r"^numpy +numpy +in place +1 +24 B", done.stderr, re.MULTILINE)
     for off in ("", "0"):
-        assert run(PROGRAM, TENSOR_BRIDGE_TRACE=off).stderr == ""
-    assert run("import tensor_bridge", TENSOR_BRIDGE_TRACE="1").stderr == "", "there is nothing to say"
+        assert run(PROGRAM, TRUEBRIDGE_TRACE=off).stderr == ""
+    assert run("import truebridge", TRUEBRIDGE_TRACE="1").stderr == "", "there is nothing to say"
 
 
 def test_a_file_that_cannot_be_written_is_said() -> None:
-    done = run(PROGRAM, TENSOR_BRIDGE_TRACE="/nowhere/trace.json")
-    assert done.stderr.startswith("tensor_bridge: TENSOR_BRIDGE_TRACE cannot be written: ")
+    done = run(PROGRAM, TRUEBRIDGE_TRACE="/nowhere/trace.json")
+    assert done.stderr.startswith("truebridge: TRUEBRIDGE_TRACE cannot be written: ")
 
 
 #: A profiler: NVTX loads it, and it prints the ranges.
@@ -438,7 +438,7 @@ def test_ranges_of_nvtx(tmp_path: Path) -> None:
     include = str(headers[0].parents[1])
     subprocess.run([compiler, "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(profiler)], check=True)
     code = """
-        import numpy, tensor_bridge as tb
+        import numpy, truebridge as tb
         tb.to_numpy(numpy.zeros(1))
         with tb.trace():
             tb.to_numpy(numpy.zeros(1))
@@ -449,7 +449,7 @@ def test_ranges_of_nvtx(tmp_path: Path) -> None:
         tb.to_numpy(numpy.zeros(1))
     """
     done = run(code, NVTX_INJECTION64_PATH=str(profiler))
-    assert done.stdout.splitlines() == ["push tensor_bridge.convert", "pop"] * 2
+    assert done.stdout.splitlines() == ["push truebridge.convert", "pop"] * 2
     assert run(code).stdout == ""
 
 

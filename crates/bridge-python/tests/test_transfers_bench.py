@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benches import transfers
-from tensor_bridge_conformance import _conformance
+from truebridge_conformance import _conformance
 
 
 def test_a_row_beside_views_and_one_with_threads(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import memory
-import tensor_bridge as tb
+import truebridge as tb
 
 torch: Any = pytest.importorskip("torch")
 

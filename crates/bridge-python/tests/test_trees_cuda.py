@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import memory
-import tensor_bridge as tb
+import truebridge as tb
 
 torch: Any = pytest.importorskip("torch")
 

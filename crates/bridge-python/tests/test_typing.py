@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge as tb
-from tensor_bridge import errors
+import truebridge as tb
+from truebridge import errors
 
 numpy = pytest.importorskip("numpy")
 
@@ -50,16 +50,16 @@ def run(python: Path, *arguments: str, cwd: Path) -> str:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the package into an environment of its own, and return the Python of that.
 
-    The package is the one that the tests run over, or the wheel that ``TENSOR_BRIDGE_WHEEL`` names.
+    The package is the one that the tests run over, or the wheel that ``TRUEBRIDGE_WHEEL`` names.
     """
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    if wheel := os.environ.get("TENSOR_BRIDGE_WHEEL"):
+    if wheel := os.environ.get("TRUEBRIDGE_WHEEL"):
         zipfile.ZipFile(wheel).extractall(packages)
     else:
         ignored = shutil.ignore_patterns("*.so", "__pycache__")
-        shutil.copytree(Path(tb.__file__).parent, packages / "tensor_bridge", ignore=ignored)
+        shutil.copytree(Path(tb.__file__).parent, packages / "truebridge", ignore=ignored)
     for stubs in (FOLDER / "stubs").iterdir():
         shutil.copytree(stubs, packages / f"{stubs.name}-stubs")
     (packages / "numpy").symlink_to(Path(numpy.__file__).parent)
@@ -113,7 +113,7 @@ def test_a_checker_reads_the_types_that_the_page_names(
 def test_every_public_type_is_known(installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyright")
     # NumPy's and Python's own types have unknown parts.
-    options = ["--verifytypes", "tensor_bridge", "--ignoreexternal", "--outputjson"]
+    options = ["--verifytypes", "truebridge", "--ignoreexternal", "--outputjson"]
     found = json.loads(run(installed, "pyright", *options, cwd=tmp_path))["typeCompleteness"]
     assert Path(found["packageRootDirectory"]).is_relative_to(installed.parents[1])
     unknown = [symbol["name"] for symbol in found["symbols"] if symbol["isExported"] and not symbol["isTypeKnown"]]
@@ -121,7 +121,7 @@ def test_every_public_type_is_known(installed: Path, tmp_path: Path) -> None:
     assert unknown == ambiguous == []
     assert found["completenessScore"] == 1
     names = {symbol["name"] for symbol in found["symbols"]}
-    assert {f"tensor_bridge.{name}" for name in ("to_torch", "convert_tf_to_pytorch", "names.Client.watch")} <= names
+    assert {f"truebridge.{name}" for name in ("to_torch", "convert_tf_to_pytorch", "names.Client.watch")} <= names
 
 
 #: Names of the stub alone: types, and the functions whose keywords are one type, which another test compares.
@@ -130,13 +130,13 @@ STUB_ALONE = ["__all__", "Device", "Keywords", "Order", "Profile", "Rank", "Stat
 
 def test_the_stub_says_what_the_extension_module_has(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
-    (tmp_path / "alone").write_text("".join(f"tensor_bridge._core.{name}\n" for name in STUB_ALONE))
+    (tmp_path / "alone").write_text("".join(f"truebridge._core.{name}\n" for name in STUB_ALONE))
     (tmp_path / "mypy.ini").write_text("[mypy]\nfollow_imports = skip\nignore_missing_imports = True\n")
     files = ["--allowlist", str(tmp_path / "alone"), "--mypy-config-file", str(tmp_path / "mypy.ini")]
     command = [sys.executable, "-m", "mypy.stubtest", "--concise", "--ignore-disjoint-bases", *files]
     packages = str(Path(tb.__file__).parent.parent)
     env = {**os.environ, "MYPYPATH": packages, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command.append("tensor_bridge._core")
+    command.append("truebridge._core")
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -14,11 +14,11 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("tensorflow")
-pytest.importorskip("tensor_bridge_conformance", reason="the suite's package is in the bundle")
+pytest.importorskip("truebridge_conformance", reason="the suite's package is in the bundle")
 ways: Any = pytest.importorskip("benches.ways")
 training: Any = pytest.importorskip("benches.training")
 
-TENSORFLOW1 = bool(os.environ.get("TENSOR_BRIDGE_TENSORFLOW1"))
+TENSORFLOW1 = bool(os.environ.get("TRUEBRIDGE_TENSORFLOW1"))
 
 
 def measured(bench: str, folder: Path, *options: str) -> tuple[Any, str]:

@@ -2,7 +2,7 @@
 //! one on a CUDA device.
 //!
 //! ```sh
-//! LIBTORCH_USE_PYTORCH=1 cargo run --release -p tensor-bridge-torch --no-default-features --features tch --example handoff
+//! LIBTORCH_USE_PYTORCH=1 cargo run --release -p truebridge-torch --no-default-features --features tch --example handoff
 //! ```
 
 use bridge_core::{Adapter, HostOnly, Options, Ordering, Result, Stream, transfer};

@@ -1,7 +1,7 @@
 //! A tensor of `tch`, changed by `ndarray` in place, and back in `tch`. Nothing is copied.
 //!
 //! ```sh
-//! LIBTORCH_USE_PYTORCH=1 cargo run -p tensor-bridge-torch --no-default-features --features tch --example host
+//! LIBTORCH_USE_PYTORCH=1 cargo run -p truebridge-torch --no-default-features --features tch --example host
 //! ```
 
 use bridge_core::{HostOnly, Options, Ordering, Result, transfer};

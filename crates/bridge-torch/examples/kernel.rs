@@ -2,7 +2,7 @@
 //! the host waits for nothing before it reads the result. Needs a CUDA device.
 //!
 //! ```sh
-//! LIBTORCH_USE_PYTORCH=1 cargo run -p tensor-bridge-torch --no-default-features --features tch --example kernel
+//! LIBTORCH_USE_PYTORCH=1 cargo run -p truebridge-torch --no-default-features --features tch --example kernel
 //! ```
 
 use bridge_core::{Options, transfer};

@@ -2,7 +2,7 @@
 //! and there is no Python in the process.
 //!
 //! ```sh
-//! LIBTORCH_USE_PYTORCH=1 cargo run -p tensor-bridge-torch --no-default-features --features tch --example service
+//! LIBTORCH_USE_PYTORCH=1 cargo run -p truebridge-torch --no-default-features --features tch --example service
 //! ```
 //!
 //! `cargo xtask setup` fetches TensorFlow 1.15; an argument names another folder, and a second one another graph from

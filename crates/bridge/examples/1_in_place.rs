@@ -2,10 +2,10 @@
 //!
 //! Every conversion takes two adapters, a tensor, the ordering of the process and options.
 
-use tensor_bridge::dlpack::{DLPack, Tensor};
-use tensor_bridge::prelude::*;
+use truebridge::dlpack::{DLPack, Tensor};
+use truebridge::prelude::*;
 
-pub(crate) fn main() -> tensor_bridge::Result<()> {
+pub(crate) fn main() -> truebridge::Result<()> {
     // SAFETY: this program uses the memory of a tensor on one thread at a time.
     let (ndarray, dlpack) = unsafe { (NdArray::new(), DLPack::host()) };
     let numbers = HostArray::from(vec![1.0_f32, 2.0, 3.0]);

@@ -1,10 +1,10 @@
 //! 2. `plan` says whether a conversion copies, and why, before anything is done.
 
-use tensor_bridge::Order;
-use tensor_bridge::dlpack::DLPack;
-use tensor_bridge::prelude::*;
+use truebridge::Order;
+use truebridge::dlpack::DLPack;
+use truebridge::prelude::*;
 
-pub(crate) fn main() -> tensor_bridge::Result<()> {
+pub(crate) fn main() -> truebridge::Result<()> {
     // SAFETY: this program uses the memory of a tensor on one thread at a time.
     let (ndarray, dlpack) = unsafe { (NdArray::new(), DLPack::host()) };
     let matrix = HostArray::from(ndarray::array![[1, 2, 3], [4, 5, 6]]);

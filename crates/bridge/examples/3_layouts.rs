@@ -1,10 +1,10 @@
 //! 3. Dimensions and orders: a permuted view costs nothing, and one copy makes any order.
 
-use tensor_bridge::Order;
-use tensor_bridge::dlpack::DLPack;
-use tensor_bridge::prelude::*;
+use truebridge::Order;
+use truebridge::dlpack::DLPack;
+use truebridge::prelude::*;
 
-pub(crate) fn main() -> tensor_bridge::Result<()> {
+pub(crate) fn main() -> truebridge::Result<()> {
     // SAFETY: this program uses the memory of a tensor on one thread at a time.
     let (ndarray, dlpack) = unsafe { (NdArray::new(), DLPack::host()) };
     let nchw = HostArray::from(ndarray::Array4::<u8>::from_shape_fn((2, 3, 4, 5), |(n, c, ..)| (10 * n + c) as u8));

@@ -1,9 +1,9 @@
 //! 4. Many tensors at once: on a device, one wait for each pair of streams orders them all.
 
-use tensor_bridge::dlpack::{DLPack, Tensor};
-use tensor_bridge::prelude::*;
+use truebridge::dlpack::{DLPack, Tensor};
+use truebridge::prelude::*;
 
-pub(crate) fn main() -> tensor_bridge::Result<()> {
+pub(crate) fn main() -> truebridge::Result<()> {
     // SAFETY: this program uses the memory of a tensor on one thread at a time.
     let (ndarray, dlpack) = unsafe { (NdArray::new(), DLPack::host()) };
     let layers: Vec<_> = (1..=12).map(|width| HostArray::from(vec![0.5_f32; width])).collect();

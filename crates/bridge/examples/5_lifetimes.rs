@@ -1,9 +1,9 @@
 //! 5. A view keeps the memory of its owner, and returns it when the last view is dropped.
 
-use tensor_bridge::dlpack::DLPack;
-use tensor_bridge::prelude::*;
+use truebridge::dlpack::DLPack;
+use truebridge::prelude::*;
 
-pub(crate) fn main() -> tensor_bridge::Result<()> {
+pub(crate) fn main() -> truebridge::Result<()> {
     // SAFETY: this program uses the memory of a tensor on one thread at a time.
     let (ndarray, dlpack) = unsafe { (NdArray::new(), DLPack::host()) };
     let numbers = HostArray::from(vec![1_i64, 2, 3]);
@@ -19,6 +19,6 @@ pub(crate) fn main() -> tensor_bridge::Result<()> {
     drop(further); // The last view: the vector is freed.
 
     // On a device the owner's stream first waits for the readers. `stats` counts views that were made and returned.
-    println!("{:?}", tensor_bridge::stats());
+    println!("{:?}", truebridge::stats());
     Ok(())
 }

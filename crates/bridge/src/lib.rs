@@ -31,7 +31,7 @@ pub use bridge_core::*;
 use std::sync::Arc;
 
 /// The adapters for libraries of Rust, each under the name of its library: `adapters::ndarray::NdArray`. They are not
-/// at the top of the crate, where `use tensor_bridge::*` would hide the libraries themselves.
+/// at the top of the crate, where `use truebridge::*` would hide the libraries themselves.
 pub mod adapters {
     #[cfg(feature = "candle")]
     #[doc(inline)]

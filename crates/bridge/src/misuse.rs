@@ -17,13 +17,13 @@ macro_rules! misuse {
 
 misuse! {
     ALeaseIsNotCloned:
-        "use tensor_bridge::Lease;
+        "use truebridge::Lease;
         fn end(lease: Lease) {",
         right: "drop(lease);",
         E0599: "drop(lease.clone()); drop(lease);",
         "}";
     AnExportIsNotUsedAfterItWasHandedOn:
-        "use tensor_bridge::{Lent, Permutation};
+        "use truebridge::{Lent, Permutation};
         fn permute(lent: Lent, permutation: &Permutation) {
             let permuted = lent.permuted(Some(permutation));",
         right: "println!(\"{:?}\", permuted.map(|permuted| permuted.data()));",
@@ -31,21 +31,21 @@ misuse! {
         "}";
     AnOwnerMayBeDroppedOnAnyThread:
         "use std::{rc::Rc, sync::Arc};
-        use tensor_bridge::{Access, Allocation, Memory};
+        use truebridge::{Access, Allocation, Memory};
         fn own(bytes: Vec<u8>) {
             let host = Allocation::host(0..0, Access::ReadOnly);",
         right: "let _ = unsafe { Memory::new(host, Arc::new(bytes)) };",
         E0277: "let _ = unsafe { Memory::new(host, Rc::new(bytes)) };",
         "}";
     AViewIsDroppedWithItsLastUser:
-        "use tensor_bridge::{Layout, Lease};
+        "use truebridge::{Layout, Lease};
         fn layout(lease: &Lease) -> Layout {
             let layout = lease.layout();",
         right: "layout.clone()",
         E0521: "fn forever(layout: &'static Layout) -> Layout { layout.clone() } forever(layout)",
         "}";
     AMatchExpectsMorePlans:
-        "use tensor_bridge::Plan;
+        "use truebridge::Plan;
         fn copies(plan: Plan) -> bool {
             match plan {
                 Plan::ZeroCopy => false,",
@@ -53,13 +53,13 @@ misuse! {
         E0004: "Plan::Copy(_) => true,",
         "} }";
     OptionsAreBuilt:
-        "use tensor_bridge::{Device, Options};
+        "use truebridge::{Device, Options};
         fn down() -> Options {",
         right: "Options::default().with_device(Device::CPU)",
         E0639: "Options { copy: None, device: Some(Device::CPU), order: None, permute: None }",
         "}";
     DescribingMemoryIsUnsafe:
-        "use tensor_bridge::{Access, Allocation, Memory};
+        "use truebridge::{Access, Allocation, Memory};
         fn own(bytes: Vec<u8>) {
             let host = Allocation::host(0x1000..0x2000, Access::ReadWrite);",
         right: "let _ = unsafe { Memory::new(host, bytes) };",
@@ -70,25 +70,25 @@ misuse! {
 #[cfg(feature = "dlpack")]
 misuse! {
     AManagedTensorIsTrustedByUnsafeCode:
-        "use tensor_bridge::dlpack::{Origin, Tensor, versioned};
+        "use truebridge::dlpack::{Origin, Tensor, versioned};
         fn take(managed: versioned::Dlpack) {",
         right: "let _ = unsafe { Tensor::new(managed, |_, _| Ok(Origin::host())) };",
         E0133: "let _ = Tensor::new(managed, |_, _| Ok(Origin::host()));",
         "}";
     SharedMemoryIsVouchedFor:
-        "use tensor_bridge::dlpack::DLPack;
+        "use truebridge::dlpack::DLPack;
         fn adapter() -> DLPack {",
         right: "unsafe { DLPack::host() }",
         E0133: "DLPack::host()",
         "}";
     AStreamIsVouchedFor:
-        "use tensor_bridge::{Device, Stream, dlpack::DLPack};
+        "use truebridge::{Device, Stream, dlpack::DLPack};
         fn adapter(stream: Stream) {",
         right: "let _ = unsafe { DLPack::in_stream(Device::cuda(0), stream) };",
         E0133: "let _ = DLPack::in_stream(Device::cuda(0), stream);",
         "}";
     ATensorIsNotUsedAfterItWasHandedOver:
-        "use tensor_bridge::dlpack::{Tensor, versioned};
+        "use truebridge::dlpack::{Tensor, versioned};
         fn hand_over(tensor: Tensor) -> usize {
             let address = tensor.data();
             let _managed: versioned::Dlpack = tensor.into_managed();",
@@ -101,8 +101,8 @@ misuse! {
 misuse! {
     SharedElementsAreVouchedFor:
         "use std::thread;
-        use tensor_bridge::adapters::ndarray::{HostArray, NdArray};
-        use tensor_bridge::prelude::*;
+        use truebridge::adapters::ndarray::{HostArray, NdArray};
+        use truebridge::prelude::*;
         fn race(source: HostArray, target: HostArray) {
             let reader = target.clone();
             thread::spawn(move || reader.to_array::<f32>());",
@@ -115,27 +115,27 @@ misuse! {
 #[cfg(feature = "python")]
 misuse! {
     ABorrowEndsWithItsTensor:
-        "use tensor_bridge::python::{Borrowed, PyTensor, borrow};
-        fn address(tensor: PyTensor<'_>) -> tensor_bridge::Result<usize> {
+        "use truebridge::python::{Borrowed, PyTensor, borrow};
+        fn address(tensor: PyTensor<'_>) -> truebridge::Result<usize> {
             let borrowed: Borrowed<'_> = borrow(&tensor)?;",
         right: "let address = borrowed.data(); drop(tensor); Ok(address)",
         E0505: "drop(tensor); let address = borrowed.data(); Ok(address)",
         "}";
     ABorrowIsNotKept:
-        "use tensor_bridge::python::{Borrowed, PyTensor, borrow};
+        "use truebridge::python::{Borrowed, PyTensor, borrow};
         struct Kept<'a>(Option<Borrowed<'a>>);",
         right: "fn keep<'a>(kept: &mut Kept<'a>, tensor: &'a PyTensor<'_>) { kept.0 = borrow(tensor).ok(); }",
         E0621: "fn keep<'a>(kept: &mut Kept<'a>, tensor: &PyTensor<'_>) { kept.0 = borrow(tensor).ok(); }",
         "";
     ABorrowStaysOnItsThread:
-        "use tensor_bridge::python::Borrowed;
+        "use truebridge::python::Borrowed;
         fn sent<T: Send>(value: T) -> T { value }
         fn address(borrowed: Borrowed<'_>) -> usize {",
         right: "sent(borrowed.data())",
         E0277: "sent(borrowed).data()",
         "}";
     AMatchExpectsMoreAdapters:
-        "use tensor_bridge::python::AnyAdapter;
+        "use truebridge::python::AnyAdapter;
         fn is_torch(adapter: &AnyAdapter<'_>) -> bool {
             match adapter {
                 AnyAdapter::Torch(_) => true,",
@@ -143,14 +143,14 @@ misuse! {
         E0004: "AnyAdapter::CuPy(_) | AnyAdapter::NumPy(_) | AnyAdapter::Foreign(_) => false,",
         "} }";
     AnAdapterStaysWithTheGil:
-        "use tensor_bridge::python::AnyAdapter;
+        "use truebridge::python::AnyAdapter;
         fn sent<T: Send>(_: T) {}
         fn name(adapter: AnyAdapter<'_>) {",
         right: "sent(adapter.profile().name.clone());",
         E0277: "sent(adapter);",
         "}";
     ATensorStaysWithTheGil:
-        "use tensor_bridge::python::PyTensor;
+        "use truebridge::python::PyTensor;
         fn sent<T: Send>(_: T) {}
         fn keep(tensor: PyTensor<'_>) {",
         right: "sent(tensor.unbind());",
@@ -161,7 +161,7 @@ misuse! {
 #[cfg(feature = "tensorflow")]
 misuse! {
     ASessionThatIsClosedRunsNoMore:
-        "use tensor_bridge::adapters::tensorflow::Session;
+        "use truebridge::adapters::tensorflow::Session;
         fn last(session: Session) {",
         right: "let _ = (session.run(&[]), session.close());",
         E0382: "let _ = (session.close(), session.run(&[]));",

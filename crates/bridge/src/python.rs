@@ -8,21 +8,21 @@
 //! The types are those of pyo3 0.30, so the extension module depends on that version.
 //!
 //! ```
-//! use tensor_bridge::prelude::*;
-//! use tensor_bridge::python::{self, Framework};
+//! use truebridge::prelude::*;
+//! use truebridge::python::{self, Framework};
 //!
 //! /// Launches a kernel on a float32 vector of any framework, in that framework's current stream.
-//! fn scale(tensor: &PyTensor<'_>, factor: f32) -> tensor_bridge::Result<()> {
+//! fn scale(tensor: &PyTensor<'_>, factor: f32) -> truebridge::Result<()> {
 //!     let vector = python::borrow(tensor)?;
 //!     let (Some(stream), &[length], &[stride]) = (vector.stream(), vector.shape(), vector.strides()) else {
 //!         return Err(Error::new(ErrorKind::Argument, "pass a vector on a CUDA device"));
 //!     };
 //!     launch(vector.device(), stream.handle(), vector.data(), length, stride, factor)
 //! }
-//! # fn launch(_: Device, _: u64, _: usize, _: i64, _: i64, _: f32) -> tensor_bridge::Result<()> { Ok(()) }
+//! # fn launch(_: Device, _: u64, _: usize, _: i64, _: i64, _: f32) -> truebridge::Result<()> { Ok(()) }
 //!
 //! /// Returns a `torch.Tensor` over the memory of a tensor of any framework.
-//! fn to_torch<'py>(tensor: &PyTensor<'py>) -> tensor_bridge::Result<PyTensor<'py>> {
+//! fn to_torch<'py>(tensor: &PyTensor<'py>) -> truebridge::Result<PyTensor<'py>> {
 //!     let Some(from) = python::adapter_of(tensor)? else {
 //!         return Err(Error::new(ErrorKind::NotATensor, "pass a tensor"));
 //!     };

@@ -2,8 +2,8 @@
 #![cfg(feature = "ndarray")]
 
 use ndarray::array;
-use tensor_bridge::adapters::ndarray::{HostArray, NdArray};
-use tensor_bridge::*;
+use truebridge::adapters::ndarray::{HostArray, NdArray};
+use truebridge::*;
 
 /// Returns the adapter.
 fn ndarray() -> NdArray {

@@ -2,9 +2,9 @@
 #![cfg(feature = "dlpack")]
 
 use std::ptr::with_exposed_provenance_mut;
-use tensor_bridge::dlpack::{DLPack, Tensor};
-use tensor_bridge::prelude::*;
-use tensor_bridge::{DType, Order};
+use truebridge::dlpack::{DLPack, Tensor};
+use truebridge::prelude::*;
+use truebridge::{DType, Order};
 
 /// Returns the adapter.
 fn dlpack() -> DLPack {
@@ -36,7 +36,7 @@ fn counted(dlpack: &DLPack, shape: &[i64]) -> Tensor {
 }
 
 #[test]
-fn plan_transfer_transfer_all_copy_into() -> tensor_bridge::Result<()> {
+fn plan_transfer_transfer_all_copy_into() -> truebridge::Result<()> {
     let dlpack = dlpack();
     let tensor = counted(&dlpack, &[2, 3]);
 

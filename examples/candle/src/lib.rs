@@ -7,9 +7,9 @@
 
 use candle_core::{DType, Tensor as Matrix};
 use pyo3::prelude::*;
-use tensor_bridge::prelude::*;
-use tensor_bridge::python::{PyTensor, Tensor, exception};
-use tensor_bridge::{Result, Transfer};
+use truebridge::prelude::*;
+use truebridge::python::{PyTensor, Tensor, exception};
+use truebridge::{Result, Transfer};
 
 #[pymodule]
 fn perceptron(module: &Bound<'_, PyModule>) -> PyResult<()> {

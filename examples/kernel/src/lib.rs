@@ -6,10 +6,10 @@
 
 use pyo3::prelude::*;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
-use tensor_bridge::cuda::{Kernels, Launch};
-use tensor_bridge::prelude::*;
-use tensor_bridge::python::{PyTensor, Tensor, exception};
-use tensor_bridge::{DType, Result};
+use truebridge::cuda::{Kernels, Launch};
+use truebridge::prelude::*;
+use truebridge::python::{PyTensor, Tensor, exception};
+use truebridge::{DType, Result};
 
 /// The kernel, in a form that the driver compiles for the device at the first launch.
 static KERNELS: Kernels = Kernels::new(&[], concat!(include_str!("scale.ptx"), "\0").as_bytes(), &[(c"scale", 0)]);

@@ -11,8 +11,8 @@ use std::ffi::{CStr, CString, c_int};
 use std::sync::Arc;
 
 /// The operations of the bridge.
-const INPUT: &CStr = c"TensorBridgeInput";
-const OUTPUT: &CStr = c"TensorBridgeOutput";
+const INPUT: &CStr = c"TruebridgeInput";
+const OUTPUT: &CStr = c"TruebridgeOutput";
 
 /// `debug_ops_spec`: without an entry that has no gate, `Copy` returns its input.
 const UNGATED: &str = "DebugIdentity;file:///dev/null;0";
@@ -75,7 +75,7 @@ impl Graphs {
         for operation in task.operations().iter().flat_map(|(operation, times)| std::iter::repeat_n(*operation, *times))
         {
             given = match operation.to_str().unwrap_or_default() {
-                "TensorBridgeInput" => {
+                "TruebridgeInput" => {
                     let code = if task == Task::Fill { UINT8 } else { code };
                     factor = add(operation, &[(c"T", Attribute::Type(code))], &[given])?;
                     factor

@@ -10,7 +10,7 @@ from typing import Any, Iterator
 
 import pytest
 
-from tensor_bridge_tf1 import _calls
+from truebridge_tf1 import _calls
 
 # For ``capsules`` and ``docstrings``, which are one for both packages.
 sys.path.append(str(Path(__file__).parents[3] / "bridge-python" / "tests"))

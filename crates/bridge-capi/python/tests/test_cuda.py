@@ -14,7 +14,7 @@ from typing import Any, Iterator
 import numpy as np
 import pytest
 
-import tensor_bridge_tf1 as tb
+import truebridge_tf1 as tb
 from conftest import wait_until
 
 
@@ -245,7 +245,7 @@ def test_eager_execution_on_the_second_device_alone(tf: Any, driver: Driver) -> 
     if driver.count < 2:
         pytest.skip("one CUDA device")
     code = """
-import ctypes, tensorflow as tf, tensor_bridge_tf1 as tb
+import ctypes, tensorflow as tf, truebridge_tf1 as tb
 gpu_options = tf.compat.v1.GPUOptions(visible_device_list="1", allow_growth=True)
 tf.compat.v1.enable_eager_execution(config=tf.compat.v1.ConfigProto(gpu_options=gpu_options))
 cuda = ctypes.CDLL("libcuda.so.1")

@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, Tuple
 
 import pytest
 
-import tensor_bridge_tf1 as tb
+import truebridge_tf1 as tb
 from docstrings import check_the_example, check_the_function, check_the_summary, sections
 
 
@@ -31,7 +31,7 @@ def test_the_docstring_fits_the_signature(name: str) -> None:
     if inspect.isfunction(thing):
         returned = inspect.signature(thing).return_annotation is not None
         check_the_function(thing, found, "Returns" if returned else "")
-        assert "." in name or ">>> import tensor_bridge_tf1 as tb" in found["Examples"]
+        assert "." in name or ">>> import truebridge_tf1 as tb" in found["Examples"]
 
 
 @pytest.mark.parametrize("name", [name for name, thing in EVERY.items() if "Examples" in sections(thing)])
@@ -40,6 +40,6 @@ def test_the_example_runs(name: str, tf: Any, tmp_path: Path, monkeypatch: Any) 
         pytest.skip("its graphs would be built for the GPU, and are fed from the host")
     # For the socket, if no test before has made it.
     tmp_path.chmod(0o700)
-    monkeypatch.setenv("TENSOR_BRIDGE_IPC", str(tmp_path))
+    monkeypatch.setenv("TRUEBRIDGE_IPC", str(tmp_path))
     with tf.Graph().as_default():
         check_the_example(name, sections(EVERY[name])["Examples"])

@@ -9,7 +9,7 @@ from typing import Any, Iterator
 import numpy as np
 import pytest
 
-import tensor_bridge_tf1 as tb
+import truebridge_tf1 as tb
 from memory import aligned
 
 
@@ -94,7 +94,7 @@ def test_the_place_is_named_as_tensorflow_names_it(tf: Any, monkeypatch: Any) ->
     from tensorflow.python.eager import context
     from tensorflow.python.framework import ops
 
-    from tensor_bridge_tf1._graph import Operations
+    from truebridge_tf1._graph import Operations
 
     operations = Operations.get()
     asked = []
@@ -156,7 +156,7 @@ def test_a_function_takes_the_handle_as_a_tensor(tf: Any) -> None:
 @pytest.mark.parametrize("mode", ["SYNC", "ASYNC"])
 def test_eager_execution_is_enabled_as_programs_do(tf: Any, mode: str) -> None:
     code = f"""
-import numpy as np, tensorflow as tf, tensor_bridge_tf1 as tb
+import numpy as np, tensorflow as tf, truebridge_tf1 as tb
 tf.compat.v1.enable_eager_execution(execution_mode=tf.contrib.eager.{mode})
 for i in range(20):
     x = tb.external_input(tf.float32, [None], tb.feed(np.full(1000, i, np.float32)))

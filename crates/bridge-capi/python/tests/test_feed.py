@@ -8,11 +8,11 @@ from typing import Any, Callable, Dict, Tuple
 import numpy as np
 import pytest
 
-import tensor_bridge_tf1 as tb
+import truebridge_tf1 as tb
 from capsules import CUDA, Producer, is_valid, new_capsule
 from conftest import wait_until
 from memory import aligned
-from tensor_bridge_tf1._library import Info, library
+from truebridge_tf1._library import Info, library
 
 
 class Graph:

@@ -10,10 +10,10 @@ from typing import Any, List
 import numpy as np
 import pytest
 
-import tensor_bridge_tf1 as tb
+import truebridge_tf1 as tb
 from conftest import wait_until
 from memory import aligned, resident
-from tensor_bridge_tf1 import _calls
+from truebridge_tf1 import _calls
 
 
 def test_a_session_works_on_the_memory_of_torch(tf: Any, session: Any) -> None:

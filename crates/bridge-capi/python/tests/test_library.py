@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge_tf1 as tb
+import truebridge_tf1 as tb
 from capsules import Producer, is_valid
 from conftest import wait_until
-from tensor_bridge_tf1 import _library, _sources
 from test_feed import HOSTILE, Foreign
+from truebridge_tf1 import _library, _sources
 
 
 @pytest.mark.parametrize("legacy", [True, False])

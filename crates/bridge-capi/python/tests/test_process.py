@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import tensor_bridge_tf1 as tb
-from tensor_bridge_tf1 import _library
+import truebridge_tf1 as tb
+from truebridge_tf1 import _library
 
 
 def library() -> str:
     """The file of the library that is tested."""
-    return os.environ.get(_library.VARIABLE) or str(Path(tb.__file__).parent / "libtensor_bridge_tf1.so")
+    return os.environ.get(_library.VARIABLE) or str(Path(tb.__file__).parent / "libtruebridge_tf1.so")
 
 
 def run(code: str, **environment: str) -> Any:
@@ -40,7 +40,7 @@ LIVE = """
 import threading, time
 import numpy as np
 import tensorflow as tf
-import tensor_bridge_tf1 as tb
+import truebridge_tf1 as tb
 memory = np.zeros(1064, np.uint8)
 array = memory[-memory.ctypes.data % 64:][:1000].view(np.float32)
 session = tf.compat.v1.Session()
@@ -87,7 +87,7 @@ def test_memory_that_a_run_still_has_when_its_feed_goes_is_given_back(tf: Any) -
 import threading, time, weakref
 import numpy as np
 import tensorflow as tf
-import tensor_bridge_tf1 as tb
+import truebridge_tf1 as tb
 memory = np.zeros(1064, np.uint8)
 session = tf.compat.v1.Session(config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4))
 x = tb.external_input(tf.float32, [None])
@@ -132,8 +132,8 @@ def test_a_second_copy_of_the_library_is_told(tf: Any, tmp_path: Path) -> None:
     shutil.copy(library(), str(copy))
     code = f"""
 import ctypes
-import numpy as np, tensorflow as tf, tensor_bridge_tf1 as tb
-from tensor_bridge_tf1 import _library
+import numpy as np, tensorflow as tf, truebridge_tf1 as tb
+from truebridge_tf1 import _library
 fed = tb.feed(np.ones(3))
 second = _library.Library({str(copy)!r})
 try:
@@ -147,7 +147,7 @@ else:
 
 
 FEED = """
-import numpy as np, tensor_bridge_tf1 as tb
+import numpy as np, truebridge_tf1 as tb
 try:
     tb.feed(np.ones(3))
 except tb.{} as error:
@@ -159,8 +159,8 @@ else:
 
 def test_a_missing_library_is_told(tmp_path: Path) -> None:
     succeeds(
-        "import tensor_bridge_tf1 as tb\n" + FEED.format("BridgeImportError", "missing", "cannot be loaded"),
-        TENSOR_BRIDGE_TF1_LIBRARY=str(tmp_path / "none.so"),
+        "import truebridge_tf1 as tb\n" + FEED.format("BridgeImportError", "missing", "cannot be loaded"),
+        TRUEBRIDGE_TF1_LIBRARY=str(tmp_path / "none.so"),
     )
 
 
@@ -169,11 +169,11 @@ def test_a_library_that_is_another_is_told() -> None:
 
     other = ctypes.util.find_library("m")
     assert other
-    succeeds(FEED.format("BridgeImportError", "missing", "cannot be loaded"), TENSOR_BRIDGE_TF1_LIBRARY=other)
+    succeeds(FEED.format("BridgeImportError", "missing", "cannot be loaded"), TRUEBRIDGE_TF1_LIBRARY=other)
 
 
 def test_a_library_with_another_interface_is_told() -> None:
-    code = "from tensor_bridge_tf1 import _library\n_library.ABI = 77\n"
+    code = "from truebridge_tf1 import _library\n_library.ABI = 77\n"
     succeeds(code + FEED.format("BridgeBufferError", "version", "this package needs 77"))
 
 
@@ -200,4 +200,4 @@ def test_the_installed_tensorflow_is_named_if_it_is_another() -> None:
 
 
 def test_counts_need_no_tensorflow() -> None:
-    succeeds("import tensor_bridge_tf1 as tb; assert set(tb.stats().values()) == {0}")
+    succeeds("import truebridge_tf1 as tb; assert set(tb.stats().values()) == {0}")

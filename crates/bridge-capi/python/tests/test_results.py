@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import random_graphs
-import tensor_bridge_tf1 as tb
+import truebridge_tf1 as tb
 from memory import aligned
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_bridge_tf1 as tb
+import truebridge_tf1 as tb
 
 #: Another process, which opens a ticket, writes to its tensors, and shares them back.
 OTHER = """
 import sys
 import numpy as np
-import tensor_bridge_tf1 as tb
+import truebridge_tf1 as tb
 tree = tb.open(sys.argv[1])
 assert not tree["x"].flags.owndata
 tree["x"][0] += 1
@@ -30,9 +30,9 @@ sys.stdin.read()
 def _folder(tmp_path_factory: Any) -> Any:
     folder = tmp_path_factory.mktemp("ipc")
     folder.chmod(0o700)
-    os.environ["TENSOR_BRIDGE_IPC"] = str(folder)
+    os.environ["TRUEBRIDGE_IPC"] = str(folder)
     yield
-    del os.environ["TENSOR_BRIDGE_IPC"]
+    del os.environ["TRUEBRIDGE_IPC"]
 
 
 def test_a_tree_goes_to_another_process_and_back() -> None:

@@ -22,7 +22,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "setup.py", "-q", "egg_info", "-e", str(out), "build", "-b", str(out / "build")]
         + ["bdist_wheel", "-d", str(out), "-b", str(out / "bdist")],
         cwd=str(PACKAGE),
-        env={**os.environ, "TENSOR_BRIDGE_TF1_LIBRARY": library()},
+        env={**os.environ, "TRUEBRIDGE_TF1_LIBRARY": library()},
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -35,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_name_says_what_it_is_for(wheel: Path) -> None:
     cargo = PACKAGE.parent.parent.parent / "Cargo.toml"
     version = re.findall(r'^version = "(.+)"', cargo.read_text(), re.MULTILINE)[0]
-    assert wheel.name == f"tensor_bridge_tf1-{version}-py3-none-linux_x86_64.whl"
+    assert wheel.name == f"truebridge_tf1-{version}-py3-none-linux_x86_64.whl"
 
 
 def test_everything_is_in_it(wheel: Path) -> None:
@@ -43,8 +43,8 @@ def test_everything_is_in_it(wheel: Path) -> None:
         names = {name for name in contents.namelist() if ".dist-info/" not in name}
         (tags,) = [name for name in contents.namelist() if name.endswith(".dist-info/WHEEL")]
         described = contents.read(tags).decode()
-    sources = {f"tensor_bridge_tf1/{path.name}" for path in (PACKAGE / "tensor_bridge_tf1").glob("*.py")}
-    assert names == sources | {"tensor_bridge_tf1/py.typed", "tensor_bridge_tf1/libtensor_bridge_tf1.so"}
+    sources = {f"truebridge_tf1/{path.name}" for path in (PACKAGE / "truebridge_tf1").glob("*.py")}
+    assert names == sources | {"truebridge_tf1/py.typed", "truebridge_tf1/libtruebridge_tf1.so"}
     assert "Tag: py3-none-linux_x86_64" in described
     assert "Root-Is-Purelib: false" in described
 
@@ -68,8 +68,8 @@ def test_it_works_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    environment.pop("TENSOR_BRIDGE_TF1_LIBRARY", None)
-    code = "import tensor_bridge_tf1 as tb; assert tb.stats()['leased'] == 0; print(tb.__file__)"
+    environment.pop("TRUEBRIDGE_TF1_LIBRARY", None)
+    code = "import truebridge_tf1 as tb; assert tb.stats()['leased'] == 0; print(tb.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=str(tmp_path), env=environment, stdout=subprocess.PIPE, timeout=60
     )
@@ -79,6 +79,6 @@ def test_it_works_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
 
 def test_the_library_wants_no_python(wheel: Path) -> None:
     with zipfile.ZipFile(str(wheel)) as contents:
-        binary = contents.read("tensor_bridge_tf1/libtensor_bridge_tf1.so")
+        binary = contents.read("truebridge_tf1/libtruebridge_tf1.so")
     assert b"libpython" not in binary
     assert b"libcudart" not in binary

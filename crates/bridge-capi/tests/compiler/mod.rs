@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Names flags for every compilation, such as those of a sanitizer.
-const FLAGS: &str = "TENSOR_BRIDGE_CFLAGS";
+const FLAGS: &str = "TRUEBRIDGE_CFLAGS";
 
 /// Returns the flags of every compilation.
 pub fn flags() -> String {

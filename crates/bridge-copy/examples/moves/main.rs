@@ -2,8 +2,8 @@
 //! is there or fresh, beside one copy from and to pinned memory.
 //!
 //! ```sh
-//! cargo run --release -p tensor-bridge-copy --example moves
-//! cargo run --release -p tensor-bridge-copy --example moves -- trials
+//! cargo run --release -p truebridge-copy --example moves
+//! cargo run --release -p truebridge-copy --example moves -- trials
 //! ```
 //!
 //! With `trials` it tells what costs time, and compares moves that are cut into other pieces and threads. Without a

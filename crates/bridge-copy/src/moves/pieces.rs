@@ -183,7 +183,7 @@ fn in_threads(
             ahead(buffers(thread) - buffers(thread - 1)).unwrap_or_else(stop);
             if thread < pieces.threads {
                 // Without the thread the others claim its pieces.
-                let _ = Builder::new().name("tensor-bridge-move".into()).spawn_scoped(scope, claim_all);
+                let _ = Builder::new().name("truebridge-move".into()).spawn_scoped(scope, claim_all);
             }
         }
         claim_all();

@@ -141,7 +141,7 @@ pub(super) fn close_later(slot: Arc<Slot>) {
                 slot.end(close);
             }
         };
-        thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(work).ok().map(|_| Mutex::new(sender))
+        thread::Builder::new().name("truebridge-ipc".into()).spawn(work).ok().map(|_| Mutex::new(sender))
     });
     let closing = (Instant::now() + LINGER, Arc::clone(&slot));
     let sent = thread.as_ref().is_some_and(|thread| locked(thread).send(closing).is_ok());

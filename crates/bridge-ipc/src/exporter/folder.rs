@@ -50,16 +50,16 @@ pub(super) fn ready(folder: Option<PathBuf>, users: &[u32]) -> Result<PathBuf> {
     } else {
         return Ok(folder);
     };
-    let text = format!("the folder {} {wrong} in TENSOR_BRIDGE_IPC", folder.display());
+    let text = format!("the folder {} {wrong} in TRUEBRIDGE_IPC", folder.display());
     Err(Error::new(ErrorKind::Denied, text))
 }
 
 /// The folder that is taken where none is named. Other users do not enter a private one, nor `XDG_RUNTIME_DIR`.
 fn usual(private: bool) -> PathBuf {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let runtime = || Some(set("XDG_RUNTIME_DIR").filter(|_| private)?.join("tensor-bridge"));
-    let name = format!("tensor-bridge-{}{}", geteuid().as_raw(), if private { "" } else { "-shared" });
-    set("TENSOR_BRIDGE_IPC").or_else(runtime).unwrap_or_else(|| env::temp_dir().join(name))
+    let runtime = || Some(set("XDG_RUNTIME_DIR").filter(|_| private)?.join("truebridge"));
+    let name = format!("truebridge-{}{}", geteuid().as_raw(), if private { "" } else { "-shared" });
+    set("TRUEBRIDGE_IPC").or_else(runtime).unwrap_or_else(|| env::temp_dir().join(name))
 }
 
 /// Listens at a new socket, and removes the sockets of processes that have ended.

@@ -145,7 +145,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     fn connection() -> Arc<Connection> {
-        let path = std::env::temp_dir().join(format!("tensor-bridge-shares-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("truebridge-shares-{}", std::process::id()));
         let _listener = UnixListener::bind(&path).unwrap();
         let connection = Connection::to(&path).unwrap();
         std::fs::remove_file(&path).unwrap();

@@ -15,7 +15,7 @@ pub(super) enum End {
 #[cold]
 pub(crate) fn broken(what: &str) -> Error {
     let text =
-        format!("the other process does not speak this protocol ({what}): use one version of tensor_bridge in both");
+        format!("the other process does not speak this protocol ({what}): use one version of truebridge in both");
     Error::new(ErrorKind::Protocol, text)
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn refused(why: Why) -> Error {
         ),
         Why::Version => (
             ErrorKind::Version,
-            "the process that shares speaks another version: use one version of tensor_bridge in both",
+            "the process that shares speaks another version: use one version of truebridge in both",
         ),
         Why::Failed => (ErrorKind::Driver, "the driver failed in the process that shares: look at its errors"),
         Why::Protocol => return broken("it did not understand the request"),

@@ -192,7 +192,7 @@ mod tests {
 
     fn ticket(number: u64) -> Ticket {
         let text = format!(
-            r#"{{"tensor_bridge":2,"socket":"/s","share":{number},"token":"{}","expires":9,"about":"{number}"}}"#,
+            r#"{{"truebridge":2,"socket":"/s","share":{number},"token":"{}","expires":9,"about":"{number}"}}"#,
             "0".repeat(32)
         );
         text.parse().unwrap()

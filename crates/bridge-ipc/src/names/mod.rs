@@ -190,7 +190,7 @@ impl Client {
             }
             shares.end();
         };
-        let thread = thread::Builder::new().name("tensor-bridge-ipc".into()).spawn(attend);
+        let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(attend);
         thread.map(drop).map_err(|error| {
             self.shares.is_attended.store(false, Relaxed);
             let text = "no thread for the connection: raise the limit of processes (ulimit -u)";

@@ -62,7 +62,7 @@ pub(crate) fn fork(body: impl FnOnce()) {
 
 /// Threads that answer are of other processes.
 fn may_be_lost() {
-    let is_of_fork = IS_FORK.with(Cell::get) || thread::current().name() == Some("tensor-bridge-ipc");
+    let is_of_fork = IS_FORK.with(Cell::get) || thread::current().name() == Some("truebridge-ipc");
     if HAS_FORKED.get() && !is_of_fork {
         LOST.set(LOST.get() + 1);
         while HAS_FORKED.get() {

@@ -21,13 +21,13 @@ fn ndarray() -> NdArray {
 }
 
 /// Set in a process that runs one test alone.
-const ALONE: &str = "TENSOR_BRIDGE_TEST_ALONE";
+const ALONE: &str = "TRUEBRIDGE_TEST_ALONE";
 
 /// Names the folder of the child's own exporter.
-const FOLDER: &str = "TENSOR_BRIDGE_TEST_CHILD";
+const FOLDER: &str = "TRUEBRIDGE_TEST_CHILD";
 
 /// Names the users that the child lets in, separated by commas.
-const USERS: &str = "TENSOR_BRIDGE_TEST_USERS";
+const USERS: &str = "TRUEBRIDGE_TEST_USERS";
 
 /// What comes before an answer, among what the test program prints.
 const ANSWER: &str = "answer: ";

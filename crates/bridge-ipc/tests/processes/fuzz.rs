@@ -1,7 +1,7 @@
 //! Golden messages and tickets, damaged at random, at every entrance: the parser of tickets, an exporter, a server of
 //! names, and an importer whose exporter is hostile.
 //!
-//! `TENSOR_BRIDGE_FUZZ` sets the seconds, `TENSOR_BRIDGE_SEED` the seed.
+//! `TRUEBRIDGE_FUZZ` sets the seconds, `TRUEBRIDGE_SEED` the seed.
 
 use super::child::seen;
 use super::wire::{ALL, Answer, HEADER, LENGTH, memory, numbered, send, ticket_of};
@@ -115,8 +115,8 @@ impl Random {
 
 /// Runs cases until the time is over, and returns how many.
 fn cases(mut case: impl FnMut(&mut Random, u64)) -> u64 {
-    let seconds = Duration::from_secs(number("TENSOR_BRIDGE_FUZZ", USUAL));
-    let (mut random, start) = (Random(number("TENSOR_BRIDGE_SEED", 1)), Instant::now());
+    let seconds = Duration::from_secs(number("TRUEBRIDGE_FUZZ", USUAL));
+    let (mut random, start) = (Random(number("TRUEBRIDGE_SEED", 1)), Instant::now());
     let mut count = 0;
     while start.elapsed() < seconds {
         case(&mut random, count);

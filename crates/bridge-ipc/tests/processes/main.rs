@@ -40,7 +40,7 @@ struct Folder(PathBuf);
 impl Folder {
     fn new() -> Self {
         static LAST: AtomicU32 = AtomicU32::new(0);
-        let name = format!("tensor-bridge-test-{}-{}", std::process::id(), LAST.fetch_add(1, Relaxed));
+        let name = format!("truebridge-test-{}-{}", std::process::id(), LAST.fetch_add(1, Relaxed));
         Self(std::env::temp_dir().join(name))
     }
 

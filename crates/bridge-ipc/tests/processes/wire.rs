@@ -135,7 +135,7 @@ pub fn ticket_of(path: &std::path::Path) -> Ticket {
 /// Returns a ticket for one of its shares.
 pub fn ticket_for(path: &std::path::Path, share: u64) -> Ticket {
     let text = format!(
-        r#"{{"tensor_bridge":2,"socket":"{}","share":{share},"token":"{}","expires":{},"about":""}}"#,
+        r#"{{"truebridge":2,"socket":"{}","share":{share},"token":"{}","expires":{},"about":""}}"#,
         path.display(),
         "0".repeat(32),
         u64::MAX

@@ -1,4 +1,4 @@
-//! Adapters that are looked at, for traces and for `tensor_bridge.debug`.
+//! Adapters that are looked at, for traces and for `truebridge.debug`.
 
 use crate::debug::{self, Owned};
 use crate::trace::{Call, Facts, Outcome};
@@ -7,7 +7,7 @@ use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile,
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// An adapter that keeps what its first export says. For `tensor_bridge.debug` it wraps the exports.
+/// An adapter that keeps what its first export says. For `truebridge.debug` it wraps the exports.
 pub(super) struct Seen<'a, F> {
     adapter: &'a dyn Adapter<Tensor = F>,
     /// The framework that the tensors go to, where they are leased to it: then their exports may be wrapped.

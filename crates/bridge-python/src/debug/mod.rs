@@ -1,4 +1,4 @@
-//! Looks for races, for `tensor_bridge.debug`.
+//! Looks for races, for `truebridge.debug`.
 //!
 //! While it is on, the exports of conversions are wrapped in an [`Owner`]. At the export it asks the driver for streams
 //! with work that the export is not ordered after. When the memory is given back it asks for streams of the consumer
@@ -175,7 +175,7 @@ fn report(moment: Moment, place: &Place, device: Device, stream: Stream, framewo
         Moment::Return => "return",
     };
     let tell = |py: Python<'_>| -> PyResult<()> {
-        let debugging = py.import("tensor_bridge.debugging")?;
+        let debugging = py.import("truebridge.debugging")?;
         for other in found {
             let place = (&place.from, &place.to, &place.file, place.line);
             let streams = (device.to_string(), stream.handle(), other.handle());
@@ -189,7 +189,7 @@ fn report(moment: Moment, place: &Place, device: Device, stream: Stream, framewo
 
 /// Returns the file and the line outside this package that made the call.
 fn site(py: Python<'_>) -> PyResult<(String, u32)> {
-    py.import("tensor_bridge.debugging")?.call_method0("_site")?.extract()
+    py.import("truebridge.debugging")?.call_method0("_site")?.extract()
 }
 
 /// Turns the mode on or off. Off, the streams that were seen are forgotten.

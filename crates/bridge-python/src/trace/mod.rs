@@ -1,4 +1,4 @@
-//! Records of the process's transfers, for `tensor_bridge.trace`. It observes and transfers nothing.
+//! Records of the process's transfers, for `truebridge.trace`. It observes and transfers nothing.
 //!
 //! Every function that takes tensors across runs its body in [`call`], and `crate::cross` notes in it what becomes of
 //! each tensor. While no trace is open that costs one relaxed load.

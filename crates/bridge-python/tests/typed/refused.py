@@ -2,7 +2,7 @@
 
 import numpy as np
 
-import tensor_bridge as tb
+import truebridge as tb
 
 x = np.zeros(3)
 tb.to_torch(x, copies=True)  # refused

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import assert_type
 
-import tensor_bridge as tb
-from tensor_bridge.errors import Kind
-from tensor_bridge.names import Client, Names
+import truebridge as tb
+from truebridge.errors import Kind
+from truebridge.names import Client, Names
 
 
 def each_function_returns_a_tensor_of_its_framework(x: object) -> None:

@@ -76,7 +76,7 @@ const REFUSED: &[(&str, &str)] = &[
 
 /// Advice for the symbolic tensors of a graph.
 pub(crate) const SYMBOLIC: &str = "a symbolic tensor has no memory until its graph runs: return it from the tf.function \
-    and convert the result, or use external_input and external_output of tensor_bridge.tensorflow inside the graph";
+    and convert the result, or use external_input and external_output of truebridge.tensorflow inside the graph";
 
 impl Process {
     /// Returns the TensorFlow of this process. Imports it, the first time.

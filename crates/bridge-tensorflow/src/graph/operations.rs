@@ -1,6 +1,6 @@
 //! Operations that bring a tensor of another framework into a graph and one of TensorFlow out of it.
 //!
-//! `TensorBridgeInput` outputs the tensor that was fed under its handle, in place. `TensorBridgeOutput` records its
+//! `TruebridgeInput` outputs the tensor that was fed under its handle, in place. `TruebridgeOutput` records its
 //! input and outputs a handle to take it by. An untaken tensor is dropped with its session, or kept for the life of the
 //! process if `outlived` is not 0: a `tf.function` may be destroyed right after its call. It is 2 in eager execution.
 //! Handles are two `int32`, because TensorFlow keeps tensors of that dtype in host memory on any device.
@@ -19,7 +19,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 pub(crate) static INPUT: Operation = Operation {
-    name: c"TensorBridgeInput",
+    name: c"TruebridgeInput",
     inputs: &[c"handle: int32"],
     outputs: &[c"y: T"],
     attributes: &[c"T: type", c"place: int = -1"],
@@ -28,7 +28,7 @@ pub(crate) static INPUT: Operation = Operation {
 };
 
 pub(crate) static OUTPUT: Operation = Operation {
-    name: c"TensorBridgeOutput",
+    name: c"TruebridgeOutput",
     inputs: &[c"x: T"],
     outputs: &[c"handle: int32"],
     attributes: &[c"T: type", c"outlived: int = 0"],
@@ -36,10 +36,10 @@ pub(crate) static OUTPUT: Operation = Operation {
     kernels: &[entry::<Output<false>>(CPU), entry::<Output<true>>(GPU)],
 };
 
-/// A session's replacement for `TensorBridgeOutput`: the session chooses the handle, and so knows it even if the run
+/// A session's replacement for `TruebridgeOutput`: the session chooses the handle, and so knows it even if the run
 /// fails.
 pub(crate) static KEEP: Operation = Operation {
-    name: c"TensorBridgeKeep",
+    name: c"TruebridgeKeep",
     inputs: &[c"x: T", c"handle: int32"],
     outputs: &[],
     attributes: &[c"T: type", c"place: int = -1"],

@@ -63,7 +63,7 @@ impl Adapter for PyGraphEdges<'_> {
 }
 
 /// The environment variable that names the folder of the package, if the program has opened none.
-const FOLDER: &str = "TENSOR_BRIDGE_TENSORFLOW1";
+const FOLDER: &str = "TRUEBRIDGE_TENSORFLOW1";
 
 /// A tensor of TensorFlow 1.x. ``tensorflow1.Session.run`` and ``convert(x, "tensorflow1")`` return it.
 ///
@@ -81,7 +81,7 @@ const FOLDER: &str = "TENSOR_BRIDGE_TENSORFLOW1";
 ///     Of the first element.
 /// read_only : bool
 ///     Whether it is read-only memory of another framework.
-#[pyclass(frozen, module = "tensor_bridge.tensorflow1", name = "Tensor")]
+#[pyclass(frozen, module = "truebridge.tensorflow1", name = "Tensor")]
 #[derive(Debug)]
 pub struct PyExternal(External);
 
@@ -156,7 +156,7 @@ bridge_core::debug_fields!(impl[] TensorFlow1<'_>: edges);
 
 impl<'py> TensorFlow1<'py> {
     /// Returns the TensorFlow 1.x that was opened. Otherwise, opens the one in the folder that
-    /// `TENSOR_BRIDGE_TENSORFLOW1` names.
+    /// `TRUEBRIDGE_TENSORFLOW1` names.
     ///
     /// # Errors
     ///
@@ -187,8 +187,7 @@ fn open() -> Result<&'static Runtime> {
             Runtime::open_as(Series::One, Path::new(&folder))
         }
         (Err(error), None) if error.kind() == ErrorKind::Missing => {
-            let text =
-                format!("no TensorFlow 1.x is open: call tensor_bridge.tensorflow1.open(folder), or set {FOLDER}");
+            let text = format!("no TensorFlow 1.x is open: call truebridge.tensorflow1.open(folder), or set {FOLDER}");
             Err(Error::new(ErrorKind::Missing, text))
         }
         (loaded, _) => loaded,

@@ -172,7 +172,7 @@ impl Session {
         let (sessions, status) = (&runtime.sessions, Status::new(&runtime.core));
         let graph = Graph::new(runtime);
         let placeholder = Node { types: &[(c"dtype", INT32)], ..Node::default() };
-        let handles = graph.add(c"Placeholder", "tensor_bridge/handles", &placeholder)?;
+        let handles = graph.add(c"Placeholder", "truebridge/handles", &placeholder)?;
         // SAFETY: the options are ours until they are deleted, the bytes are copied, and the graph lives longer than
         // the session; the list of devices is ours, and handed over.
         unsafe {
@@ -233,9 +233,9 @@ impl Session {
             let (types, tensors) = (&[(c"dtype", FLOAT)], &[(c"value", &zero)]);
             // On the host: on a GPU it would keep memory as long as the session lives.
             let constant = Node { types, tensors, device: Some(HOST), ..Node::default() };
-            let constant = self.graph.add(c"Const", &format!("tensor_bridge/zero{suffix}"), &constant)?;
+            let constant = self.graph.add(c"Const", &format!("truebridge/zero{suffix}"), &constant)?;
             let node = Node { inputs: &[constant], device: Some(&name), ..Node::default() };
-            let report = self.graph.add(STREAM.name, &format!("tensor_bridge/stream{suffix}"), &node)?;
+            let report = self.graph.add(STREAM.name, &format!("truebridge/stream{suffix}"), &node)?;
             let results = self.execute(&[], &[], &[report], &[])?;
             // SAFETY: the results of a run are in host memory.
             if let Some((stream, ordinal)) = unsafe { stream::reported(&results[0]) }? {
@@ -407,5 +407,5 @@ fn forked() -> Error {
 
 /// Returns a name for an operation of ours at a tensor of the graph.
 fn node_name(kind: &str, name: &OutputName) -> String {
-    format!("tensor_bridge/{kind}/{}", name.to_string().replace(':', "_"))
+    format!("truebridge/{kind}/{}", name.to_string().replace(':', "_"))
 }

@@ -141,7 +141,7 @@ pub(crate) fn register(runtime: &'static Runtime, operations: &[&'static Operati
             continue;
         }
         if is_registered(runtime, operation.name) {
-            let text = "another copy of tensor_bridge in this process has registered its operations: load it once";
+            let text = "another copy of truebridge in this process has registered its operations: load it once";
             return Err(Error::new(ErrorKind::Argument, text));
         }
         operation.register(runtime)?;
@@ -185,7 +185,7 @@ impl Call {
             Ok(Ok(())) => return,
             Ok(Err(error)) if error.kind() == ErrorKind::OutOfMemory => (RESOURCE_EXHAUSTED, error.to_string()),
             Ok(Err(error)) => (INVALID_ARGUMENT, error.to_string()),
-            Err(_) => (INVALID_ARGUMENT, "tensor_bridge panicked: please report this".into()),
+            Err(_) => (INVALID_ARGUMENT, "truebridge panicked: please report this".into()),
         };
         let (status, text) = (Status::new(&runtime.core), CString::new(failed.replace('\0', " ")));
         // SAFETY: the status is ours, the text a C string, and the context alive; TensorFlow copies both.

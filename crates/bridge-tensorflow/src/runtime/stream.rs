@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 /// Returns TensorFlow's stream and the driver's number of the GPU that it runs on, or [`NO_CUDA`] for a GPU of another
 /// vendor.
 pub(crate) static STREAM: Operation = Operation {
-    name: c"TensorBridgeDevice",
+    name: c"TruebridgeDevice",
     inputs: &[c"x: float"],
     outputs: &[c"report: int64"],
     attributes: &[],

@@ -138,7 +138,7 @@ pub(crate) unsafe fn load(path: &Path) -> Result<Library> {
         return Err(missing("the loader takes a $ in its path for something else: move the folder".into()));
     }
     let stub = make(path, &allocator()).map_err(|error| missing(error.to_string()).caused_by(error))?;
-    let name = "tensor-bridge-python";
+    let name = "truebridge-python";
     let mut file: File =
         memfd_create(name, MemfdFlags::CLOEXEC).map_err(|error| missing(error.to_string()).caused_by(error))?.into();
     file.write_all(&stub).map_err(|error| missing(error.to_string()).caused_by(error))?;

@@ -13,14 +13,14 @@ fn target() -> PathBuf {
 
 /// The package of 1.15, if it is there.
 pub fn one() -> Option<PathBuf> {
-    let named = std::env::var_os("TENSOR_BRIDGE_TENSORFLOW1").map(PathBuf::from);
+    let named = std::env::var_os("TRUEBRIDGE_TENSORFLOW1").map(PathBuf::from);
     let folder = named.unwrap_or_else(|| target().join("tensorflow1/tensorflow_core"));
     folder.join("libtensorflow_framework.so.1").is_file().then_some(folder)
 }
 
 /// The package of 2.x, if it is there: the named one, or that of the environment for Python.
 pub fn two() -> Option<PathBuf> {
-    let named = std::env::var_os("TENSOR_BRIDGE_TENSORFLOW2").map(PathBuf::from);
+    let named = std::env::var_os("TRUEBRIDGE_TENSORFLOW2").map(PathBuf::from);
     let pythons = std::fs::read_dir(target().join("venv/lib")).into_iter().flatten().flatten();
     let mut folders = named.into_iter().chain(pythons.map(|python| python.path().join("site-packages/tensorflow")));
     folders.find(|folder| folder.join("libtensorflow_cc.so.2").is_file())

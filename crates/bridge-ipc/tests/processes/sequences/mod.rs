@@ -5,7 +5,7 @@
 //! An `open` returns the tensor that was asked for, or an error in time; what another exporter lends stays; no process
 //! hangs; and no lease, descriptor or memory is left.
 //!
-//! `TENSOR_BRIDGE_FUZZ` sets the seconds, `TENSOR_BRIDGE_SEED` the seed.
+//! `TRUEBRIDGE_FUZZ` sets the seconds, `TRUEBRIDGE_SEED` the seed.
 
 mod caller;
 mod channel;
@@ -23,7 +23,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Says that a process is the fuzzer's own.
-const ALONE: &str = "TENSOR_BRIDGE_TEST_SEQUENCES";
+const ALONE: &str = "TRUEBRIDGE_TEST_SEQUENCES";
 
 /// Seconds of a run, unless told otherwise.
 const USUAL: u64 = 8;
@@ -110,7 +110,7 @@ fn watch() {
         std::thread::sleep(Duration::from_secs(1));
         let hangs = PLAYED.lock().unwrap().iter().find(|(_, end)| Instant::now() > **end).map(|(seed, _)| *seed);
         if let Some(seed) = hangs {
-            println!("the sequence of TENSOR_BRIDGE_SEED={seed} hangs");
+            println!("the sequence of TRUEBRIDGE_SEED={seed} hangs");
             super::print_threads();
             std::process::exit(1);
         }
@@ -122,7 +122,7 @@ fn end_with_panics() {
     let says = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         says(panic);
-        println!("one of these is TENSOR_BRIDGE_SEED: {:?}", PLAYED.lock().unwrap().keys());
+        println!("one of these is TRUEBRIDGE_SEED: {:?}", PLAYED.lock().unwrap().keys());
         std::process::exit(1);
     }));
 }
@@ -146,7 +146,7 @@ fn run() {
     if std::env::var_os(ALONE).is_none() {
         return;
     }
-    let (seconds, first) = (number("TENSOR_BRIDGE_FUZZ", USUAL), number("TENSOR_BRIDGE_SEED", 1));
+    let (seconds, first) = (number("TRUEBRIDGE_FUZZ", USUAL), number("TRUEBRIDGE_SEED", 1));
     end_with_panics();
     std::thread::spawn(watch);
     let folder = Folder::new();

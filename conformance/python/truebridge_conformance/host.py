@@ -1,0 +1,135 @@
+"""The host that the suite runs on. Imports no framework: only the workers do."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+#: What TensorFlow 1.15 looks for before it uses a CUDA device.
+CUDA_10 = [
+    *(f"lib{name}.so.10.0" for name in ("cudart", "cublas", "cufft", "curand", "cusolver", "cusparse")),
+    "libcudnn.so.7",
+]
+
+
+def adapters(*names: str) -> list[dict[str, Any]]:
+    """Return the adapters with these names, or all.
+
+    Each has its name, and the module and distributions of its framework or the variable that names its folder.
+    """
+    from truebridge_conformance import _conformance
+
+    known: list[dict[str, Any]] = json.loads(_conformance.adapters())
+    return [adapter for adapter in known if not names or adapter["name"] in names]
+
+
+def describe(*names: str) -> dict[str, Any]:
+    """Describe the host, and for which of the adapters with these names, or of all, the framework is installed."""
+    from truebridge import _host
+
+    driver, gpus = _cuda()
+    versions: dict[str, str | None] = {}
+    refused: dict[str, str | None] = {}
+    host_only: dict[str, str | None] = {}
+    for adapter in adapters(*names):
+        name = adapter["name"]
+        if "module" in adapter:
+            versions[name] = _version(adapter["module"], adapter["distributions"])
+        elif os.environ.get(adapter["variable"]):
+            versions[name], refused[name], host_only[name] = _libraries()
+    return {
+        "date": _host.date(),
+        "os": _host.system(),
+        "cpu": _host.processor(),
+        "cores": _host.cores(),
+        "python": platform.python_version(),
+        "versions": {name: version for name, version in versions.items() if version},
+        "refused": {name: reason for name, reason in refused.items() if reason},
+        "host_only": {name: reason for name, reason in host_only.items() if reason},
+        "driver": driver,
+        "gpus": gpus,
+    }
+
+
+def _version(module: str, distributions: list[str]) -> str | None:
+    if importlib.util.find_spec(module) is None:
+        return None
+    for distribution in distributions:
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def _libraries() -> tuple[str | None, str | None, str | None]:
+    """Return the version of TensorFlow 1.x, or why it cannot be used, and why not on a CUDA device.
+
+    A process of its own loads the libraries.
+    """
+    path = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})"
+    command = [sys.executable, "-c", f"{path}; from {__name__} import tell_tensorflow1; tell_tensorflow1()"]
+    child = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    said = (child.stdout if child.returncode == 0 else child.stderr).strip().splitlines()
+    if child.returncode:
+        last = (
+            said[-1].removeprefix("RuntimeError: ")
+            if said
+            else f"the process that loads it ends with {child.returncode}"
+        )
+        return None, last, None
+    version, missing = json.loads(said[-1])
+    return version, None, missing
+
+
+def tell_tensorflow1() -> None:
+    """Print the version of TensorFlow 1.x, and what it lacks to use a CUDA device."""
+    from truebridge_conformance import _conformance
+
+    version, _, cuda = _conformance.tensorflow1()
+    missing = None if cuda else "it is a build without CUDA: the wheel tensorflow-gpu has one"
+    for library in CUDA_10 if cuda else []:
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            missing = f"it needs CUDA 10.0 and cuDNN 7, and {library} is not found: see LD_LIBRARY_PATH"
+            break
+    print(json.dumps([version, missing]))
+
+
+def heading(about: dict[str, Any]) -> str:
+    """Return a description in one line, for the head of a report."""
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    where = "; ".join([*about["gpus"], about["cpu"]])
+    return f"{where}; Python {about['python']}; {versions}; {about['date']}"
+
+
+def _cuda() -> tuple[str | None, list[str]]:
+    """Return the driver's version and the names of the devices, both from the driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None, []
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return None, []
+    names = []
+    for index in range(count.value):
+        device, name = ctypes.c_int(0), ctypes.create_string_buffer(256)
+        if driver.cuDeviceGet(ctypes.byref(device), index) == 0:
+            driver.cuDeviceGetName(name, len(name), device)
+            names.append(name.value.decode(errors="replace"))
+    supported = ctypes.c_int(0)
+    driver.cuDriverGetVersion(ctypes.byref(supported))
+    release = Path("/sys/module/nvidia/version")
+    words = [release.read_text(encoding="utf-8").strip()] if release.is_file() else []
+    words.append(f"CUDA {supported.value // 1000}.{supported.value % 1000 // 10}")
+    return ", ".join(words), names

@@ -1,0 +1,168 @@
+"""CuPy under test."""
+
+# What the methods promise is documented in conformance/src/subject.rs, once.
+# ruff: noqa: D102, D107
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from truebridge_conformance.subjects import Bench, Capabilities, Observed, Stream, Subject, shape
+from truebridge_conformance.subjects.arrays import Arrays
+from truebridge_conformance.subjects.common import allocator
+from truebridge_conformance.subjects.streams import CYCLES, ManyStreams
+
+#: The allocator of this process, which two subjects share: its name and its pool, ``None`` where it has none.
+chosen: dict[str | None, Any] = {}
+
+
+def pool(cupy: Any) -> Any:
+    """Set CuPy's allocator. Return its pool, or ``None`` where it has none."""
+    name, cuda = allocator("cupy"), cupy.cuda
+    made = {
+        None: cupy.get_default_memory_pool,
+        "uncached": lambda: None,
+        "async": cuda.MemoryAsyncPool,
+        "managed": lambda: cuda.MemoryPool(cuda.malloc_managed),
+        "shared": lambda: cuda.MemoryAsyncPool(_sharable_pools(cuda)),
+    }
+    if name not in chosen:
+        chosen[name] = made[name]()
+        if name is not None:
+            cuda.set_allocator(chosen[name].malloc if chosen[name] is not None else None)
+    return chosen[name]
+
+
+def _sharable_pools(cuda: Any) -> list[int]:
+    """Return a pool of the driver for each device, whose memory other processes can open by a descriptor."""
+    pinned, descriptor, on_device = 1, 1, 1
+    devices = range(cuda.runtime.getDeviceCount())
+    properties = (cuda.runtime.MemPoolProps(pinned, descriptor, on_device, device) for device in devices)
+    return [cuda.runtime.memPoolCreate(wanted) for wanted in properties]
+
+
+def spin(cupy: Any) -> Callable[[], None]:
+    """Return what submits some milliseconds of work to the current stream."""
+    kernel = cupy.RawKernel(
+        'extern "C" __global__ void spin(long long cycles)'
+        "{ long long start = clock64(); while (clock64() - start < cycles); }",
+        "spin",
+    )
+    return lambda: kernel((1,), (1,), (cupy.int64(CYCLES),))
+
+
+class CuPy(Arrays, ManyStreams):
+    """CuPy on one device."""
+
+    known: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self, device: str) -> None:
+        import cupy
+
+        self.cupy = cupy
+        self.index = int(device.partition(":")[2] or 0)
+        cupy.cuda.Device(self.index).use()
+        Arrays.__init__(self, cupy)
+        ManyStreams.__init__(self)
+        self.pool = pool(cupy)
+        self.named = {name: dtype for name, dtype in self.named.items() if self.knows(dtype)}
+        self.spin = spin(cupy)
+        self.delay()
+        self.keep_streams()
+
+    def knows(self, dtype: Any) -> bool:
+        try:
+            self.cupy.zeros(1, dtype).copy().get()
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(tuple(self.named), negative_strides=True, gigabytes=True)
+
+    def address(self, array: Any) -> int:
+        start: int = array.data.ptr
+        return start
+
+    def upload(self, memory: Any, data: Any) -> None:
+        memory.set(data)
+        self.cupy.cuda.get_current_stream().synchronize()
+
+    def view(self, memory: Any, dtype: Any, shape: list[int], offset: int, strides: list[int]) -> Any:
+        return self.cupy.ndarray(shape, dtype, memory.data + offset, strides)
+
+    def observe(self, array: Any) -> Observed:
+        device = f"cuda:{array.device.id}"
+        return Observed(array.dtype.name, list(array.shape), self.strides(array), self.address(array), False, device)
+
+    def read(self, array: Any) -> bytes:
+        data: bytes = self.bits(array).get().tobytes()
+        return data
+
+    def write(self, array: Any, data: bytes) -> None:
+        bits = self.bits(array)
+        bits[...] = self.cupy.asarray(self.elements(data, bits))
+
+    def handle(self, stream: Any) -> int:
+        handle: int = stream.ptr
+        return handle
+
+    def current(self) -> Any:
+        return self.cupy.cuda.get_current_stream()
+
+    def enter(self, stream: Any) -> None:
+        stream.use()
+
+    def made(self) -> Any:
+        return self.cupy.cuda.Stream(non_blocking=True)
+
+    def wrapped(self, handle: int) -> Any:
+        cuda = self.cupy.cuda
+        return cuda.Stream.null if handle == 0 else cuda.ExternalStream(handle, self.index)
+
+    def delay(self) -> None:
+        self.spin()
+
+    def settle(self) -> int | None:
+        self.cupy.cuda.runtime.deviceSynchronize()
+        gc.collect()
+        if self.pool is None:
+            return None
+        self.pool.free_all_blocks()
+        used: int = self.pool.used_bytes()
+        return used
+
+
+subject: Callable[[str], Subject] = CuPy
+
+
+BARS = {
+    **{
+        ("torch", "same"): 0.20,
+        ("torch", "same, busy"): None,
+        ("torch", "cross"): 0.25,
+        ("torch", "cross, busy"): None,
+    },
+    **{("tensorflow", "cross"): 1.9, ("tensorflow", "cross, busy"): None},
+}
+
+
+def bench(device: str) -> Bench | None:
+    """Return what the benches need."""
+    import cupy
+
+    def stream() -> Stream:
+        made = cupy.cuda.Stream(non_blocking=True)
+        return Stream(made.ptr, lambda: made)
+
+    if device == "cpu" or not cupy.cuda.is_available():
+        return None
+    return Bench(
+        lambda nbytes: cupy.empty(shape(nbytes), dtype=cupy.float32),
+        BARS,
+        back=("torch",),
+        stream=stream,
+        occupy=spin(cupy),
+        used=cupy.get_default_memory_pool().used_bytes,
+    )

@@ -1,1 +1,0 @@
-../../../bridge-python/python/tensor_bridge/_snapshots.py

@@ -1,0 +1,182 @@
+"""Use tensors of one framework in another, in place.
+
+``to_torch``, ``to_cupy``, ``to_numpy`` and ``to_tensorflow`` take a tensor of any framework that this package knows, a
+DLPack capsule, or any object with ``__dlpack__`` or an array interface. The result shares the memory and is safe to use
+in the target's current stream. When its last view is dropped, the owner reuses the memory in stream order.
+
+Examples
+--------
+>>> import torch
+>>> import truebridge as tb
+>>> t = torch.zeros(2, 3)
+>>> a = tb.to_numpy(t)  # a numpy.ndarray over the memory of t
+>>> a[0, 0] = 42
+>>> t[0]
+tensor([42.,  0.,  0.])
+>>> tb.plan(a[:, ::-1], "torch")
+<Plan: copy of 24 bytes on cpu by host because of negative strides>
+"""
+
+import importlib
+import os
+from typing import TYPE_CHECKING
+
+from . import _compiled
+from ._core import (
+    Plan,
+    Ticket,
+    __version__,
+    convert,
+    copy,
+    plan,
+    profile,
+    record_stream,
+    stats,
+    to_cupy,
+    to_numpy,
+    to_tensorflow,
+    to_torch,
+)
+from .errors import (
+    BridgeBufferError,
+    BridgeConnectionError,
+    BridgeDTypeError,
+    BridgeError,
+    BridgeImportError,
+    BridgeLayoutError,
+    BridgeMemoryError,
+    BridgePermissionError,
+    BridgeRuntimeError,
+    BridgeTypeError,
+    BridgeValueError,
+)
+
+__all__ = [
+    "BridgeBufferError",
+    "BridgeConnectionError",
+    "BridgeDTypeError",
+    "BridgeDebugWarning",
+    "BridgeError",
+    "BridgeImportError",
+    "BridgeLayoutError",
+    "BridgeMemoryError",
+    "BridgePermissionError",
+    "BridgeRuntimeError",
+    "BridgeTypeError",
+    "BridgeValueError",
+    "Plan",
+    "Ticket",
+    "__version__",
+    "bench",
+    "connect",
+    "convert",
+    "convert_cupy_to_numpy",
+    "convert_cupy_to_pytorch",
+    "convert_cupy_to_tf",
+    "convert_numpy_to_cupy",
+    "convert_numpy_to_pytorch",
+    "convert_numpy_to_tf",
+    "convert_pytorch_to_cupy",
+    "convert_pytorch_to_numpy",
+    "convert_pytorch_to_tf",
+    "convert_tf_to_cupy",
+    "convert_tf_to_numpy",
+    "convert_tf_to_pytorch",
+    "copy",
+    "debug",
+    "doctor",
+    "load",
+    "matrix",
+    "open",
+    "plan",
+    "profile",
+    "record_stream",
+    "revoke",
+    "save",
+    "serve",
+    "share",
+    "stats",
+    "to_cupy",
+    "to_numpy",
+    "to_tensorflow",
+    "to_torch",
+    "trace",
+]
+
+
+if TYPE_CHECKING:
+    from . import autograd as autograd
+    from . import debugging as debugging
+    from . import files as files
+    from . import names as names
+    from . import processes as processes
+    from . import ray as ray
+    from . import tensorflow as tensorflow
+    from . import tensorflow1 as tensorflow1
+    from . import tracing as tracing
+    from ._bench import bench
+    from ._doctor import doctor, matrix
+    from .debugging import BridgeDebugWarning, debug
+    from .files import load, save
+    from .names import connect, serve
+    from .pairs import (
+        convert_cupy_to_numpy,
+        convert_cupy_to_pytorch,
+        convert_cupy_to_tf,
+        convert_numpy_to_cupy,
+        convert_numpy_to_pytorch,
+        convert_numpy_to_tf,
+        convert_pytorch_to_cupy,
+        convert_pytorch_to_numpy,
+        convert_pytorch_to_tf,
+        convert_tf_to_cupy,
+        convert_tf_to_numpy,
+        convert_tf_to_pytorch,
+    )
+    from .processes import open, revoke, share
+    from .tracing import trace
+else:
+    #: Imported at first use, to keep the import short: modules, and the modules that names are in. ``tensorflow`` needs
+    #: NumPy, as TensorFlow does, and ``ray`` needs Ray.
+    _MODULES = (
+        "autograd",
+        "debugging",
+        "files",
+        "names",
+        "pairs",
+        "processes",
+        "ray",
+        "tensorflow",
+        "tensorflow1",
+        "tracing",
+    )
+    _LATER = {
+        **dict.fromkeys(("doctor", "matrix"), "_doctor"),
+        "bench": "_bench",
+        **dict.fromkeys(("BridgeDebugWarning", "debug"), "debugging"),
+        **dict.fromkeys(("load", "save"), "files"),
+        **dict.fromkeys(("connect", "serve"), "names"),
+        **dict.fromkeys(("open", "revoke", "share"), "processes"),
+        "trace": "tracing",
+        **dict.fromkeys((name for name in __all__ if name.startswith("convert_")), "pairs"),
+    }
+
+    def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return importlib.import_module(f".{name}", __name__)
+        if name in _LATER:
+            found = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+            globals()[name] = found
+            return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_MODULES, *_LATER})
+
+
+_compiled.watch()
+
+if os.environ.get("TRUEBRIDGE_TRACE"):
+    importlib.import_module(".tracing", __name__).start()
+if os.environ.get("TRUEBRIDGE_DEBUG"):
+    importlib.import_module(".debugging", __name__).start()

@@ -1,0 +1,46 @@
+"""``python -m truebridge``: what this package can do here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from . import _core
+from ._bench import Bench, bench
+from ._doctor import doctor, matrix
+from ._report import Matrix, Report
+from .errors import BridgeError
+
+_COMMANDS: dict[str, Callable[..., Report | Matrix | Bench]] = {"doctor": doctor, "matrix": matrix, "bench": bench}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command, and return its exit status: 1 if it found a problem."""
+    parser = argparse.ArgumentParser(prog="python -m truebridge", description="What truebridge can do here.")
+    parser.add_argument("--version", action="version", version=_core.__version__)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print JSON")
+    common.add_argument(
+        "--timeout", type=float, default=120.0, metavar="S", help="seconds for each process (%(default)g)"
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("doctor", parents=[common], help="versions, devices, pairs, and problems with advice")
+    commands.add_parser("matrix", parents=[common], help="which pairs of frameworks are in place, and why not")
+    measures = commands.add_parser(
+        "bench", parents=[common], help="what a conversion costs, beside the frameworks' own functions"
+    )
+    measures.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to measure (%(default)g)")
+    chosen = vars(parser.parse_args(arguments))
+    command, as_json = _COMMANDS[chosen.pop("command")], chosen.pop("json")
+    try:
+        result = command(**chosen)
+    except BridgeError as error:
+        print(f"{error.kind}: {error}", file=sys.stderr)
+        return 2
+    print(result.as_json() if as_json else result)
+    return int(isinstance(result, Report) and bool(result.findings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

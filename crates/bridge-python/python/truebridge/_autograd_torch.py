@@ -1,0 +1,424 @@
+"""Functions of TensorFlow as nodes of PyTorch's autograd. Imports both frameworks.
+
+One call of the function is recorded by one persistent ``tf.GradientTape``. A node of autograd keeps it, and asks it for
+the gradients. Where the gradients shall be differentiable themselves (``create_graph=True``), the same tape records how
+they are computed, and a second node keeps it: the function runs once, whatever the order of the derivative.
+
+Arguments and parameters are converted in place. Results and gradients are copied: TensorFlow takes its tensors as
+constant and shares their memory, and PyTorch writes to what it is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import tensorflow as tf
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from . import _core
+from ._autograd_nodes import anchor
+from .autograd import filled, results_at, tensors_at
+from .errors import of_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    Step = Callable[[], "Record"]
+
+
+class Record(NamedTuple):
+    """What TensorFlow knows of one node."""
+
+    tape: Any
+    #: Where the computation runs.
+    device: str | None
+    #: Tensors and variables, one for each input of the node.
+    sources: list[Any]
+    #: Tensors, one for each output of the node.
+    targets: list[Any]
+    #: The variable whose gradient trains parameters of PyTorch that the function uses, if there are any.
+    anchors: list[Any]
+
+
+class _Node(torch.autograd.Function):  # type: ignore[misc]
+    """A computation of TensorFlow: ``step`` runs it, and the tensors are what it depends on."""
+
+    @staticmethod
+    def forward(ctx: Any, step: Step, *tensors: Any) -> tuple[Any, ...]:
+        record = step()
+        outputs = _copied(record.targets)
+        ctx.mark_non_differentiable(*(y for y in outputs if not _has_gradient(y)))
+        ctx.set_materialize_grads(False)
+        # The tape reads their memory later: PyTorch refuses to go back once a program has written to it.
+        ctx.save_for_backward(*tensors)
+        ctx.record = record
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        tensors = ctx.saved_tensors
+        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
+        given = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        found: list[Any] = [None] * (1 + len(tensors))
+        if wanted and given:
+            known = [gradients[i] for i in given]
+            at, made = _differentiated(ctx.record, tensors, wanted, given, known)
+            for i, gradient in zip(at, made, strict=True):
+                found[1 + i] = gradient.to(tensors[i].device)
+        if not _kept():
+            ctx.record = None
+        return tuple(found)
+
+
+def _differentiated(
+    record: Record, tensors: Any, wanted: list[int], given: list[int], known: list[Any]
+) -> tuple[list[int], Any]:
+    """Return the inputs that have a gradient, and these gradients.
+
+    ``known`` are the gradients of the outputs ``given``, and ``wanted`` the inputs whose gradients are needed.
+    """
+    again = torch.is_grad_enabled()
+    at: list[int] = []
+
+    def step() -> Record:
+        views = _crossed(known)
+        with _on(record.device), _recording(record.tape) if again else contextlib.nullcontext():
+            if again:
+                record.tape.watch(views)
+            targets = [record.targets[i] for i in given]
+            sources = [*(record.sources[i] for i in wanted), *record.anchors]
+            made = record.tape.gradient(targets, sources, output_gradients=views)[: len(wanted)]
+            at.extend(i for i, gradient in zip(wanted, made, strict=True) if gradient is not None)
+            # Of the rows of a table that were read, TensorFlow makes slices.
+            made = [tf.convert_to_tensor(gradient) for gradient in made if gradient is not None]
+        return Record(record.tape, record.device, [*record.sources, *views], made, record.anchors)
+
+    if again:
+        return at, _Node.apply(step, *tensors, *known)
+    return at, _copied(step().targets)
+
+
+class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
+    """A function of TensorFlow. Its parameters are the variables of the function, in place."""
+
+    def __init__(self, function: Callable[..., Any], variables: Iterable[Any]) -> None:
+        super().__init__()
+        self.function = function
+        self._sources = [_variable(variable) for variable in variables]
+        self.variables = torch.nn.ParameterList([_parameter(source) for source in self._sources])
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
+        if metadata.get("assign_to_params_buffers"):
+            text = "assign=True would replace the parameters, which are variables of TensorFlow: load without it"
+            raise of_kind("argument", text)
+        self.unshare()
+        super()._load_from_state_dict(state, prefix, metadata, *args)
+        _order(self.variables)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled or copied: the parameters would no longer be the variables."""
+        text = "this module cannot be pickled or copied, because its parameters are variables of TensorFlow: save its "
+        raise of_kind("argument", text + "state_dict(), and load that into a module that you make from the function")
+
+    def unshare(self) -> None:
+        """Give each variable memory that no other tensor of TensorFlow has.
+
+        TensorFlow shares memory where a variable is assigned to another or read by ``tf.identity``, and a write of
+        PyTorch would reach both. Optimizers of PyTorch and ``load_state_dict`` call this before they write. Call it
+        before you write a parameter yourself, if TensorFlow has read its variable since the last call; on a GPU call it
+        afterwards too, so that what TensorFlow reads next waits for the write. A call of the module waits by itself.
+        """
+        for parameter in self.variables:
+            _in_place(parameter)
+            _unshare(parameter)
+
+    # Dynamo cannot look into TensorFlow: it compiles what is before and what is after.
+    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function."""
+        if not tf.executing_eagerly():
+            raise of_kind("argument", "this runs eagerly: call it outside of tf.function and of graphs")
+        leaves = tf.nest.flatten((args, kwargs))
+        own = (tf.Tensor, tf.Variable)
+        at = tensors_at(leaves, torch.Tensor, own, "PyTorch", "truebridge.to_torch")
+        tensors = [*(leaves[i] for i in at), *self._parameters_in_place()]
+        _check_devices(tensors)
+        _check_forward_mode(tensors)
+        records = torch.is_grad_enabled()
+        differentiable = records and any(tensor.requires_grad for tensor in tensors)
+        tape: Any = tf.GradientTape(persistent=differentiable) if records else contextlib.nullcontext()
+        results: Any = None
+        where: list[int] = []
+
+        def step() -> Record:
+            nonlocal results
+            views = _crossed(tensors[: len(at)])
+            sources = [*views, *self._sources]
+            device = next((source.device for source in sources), None)
+            with _on(device), tape:
+                if differentiable:
+                    tape.watch([x for x, tensor in zip(sources, tensors, strict=True) if tensor.requires_grad])
+                    # Each gets a gradient of its own: TensorFlow leaks a tensor that is the gradient of two inputs.
+                    views = [tf.reshape(view, view.shape) for view in views]
+                inputs, keywords = tf.nest.pack_sequence_as((args, kwargs), filled(leaves, at, views))
+                results = self.function(*inputs, **keywords)
+            flat = tf.nest.flatten(results)
+            where.extend(results_at(flat, own, "TensorFlow"))
+            anchors = self._checked(tape.watched_variables(), differentiable) if records else []
+            with tape:
+                targets = [tf.convert_to_tensor(flat[i]) for i in where]
+            return Record(tape, device, sources, targets, anchors)
+
+        if differentiable:
+            outputs = _Node.apply(step, *tensors)
+        else:
+            outputs = _copied(step().targets)
+        return tf.nest.pack_sequence_as(results, filled([None] * len(tf.nest.flatten(results)), where, outputs))
+
+    def _parameters_in_place(self) -> list[Any]:
+        """Return the parameters, each over the memory that its variable has now."""
+        for parameter in self.variables:
+            _in_place(parameter)
+        return list(self.variables)
+
+    def _checked(self, watched: Iterable[Any], differentiable: bool) -> list[Any]:
+        """Return the anchors among the variables that the tape has watched. The others are sources."""
+        anchors = [variable for variable in watched if variable is anchor()]
+        if anchors and not differentiable:
+            text = (
+                "the function uses parameters of PyTorch, which would get no gradient: pass an argument that requires "
+                "grad, or call it under torch.no_grad()"
+            )
+            raise of_kind("argument", text)
+        named = {variable.ref() for variable in (*self._sources, *anchors)}
+        missing = [variable.name for variable in watched if variable.ref() not in named]
+        if missing:
+            text = (
+                f"the function reads the trainable variable {missing[0]:.100}, which would get no gradient: pass "
+                "variables=, such as layer.trainable_variables of a layer that is built; freeze a parameter with "
+                "requires_grad_(False)"
+            )
+            raise of_kind("argument", text)
+        return anchors
+
+
+def _variable(variable: Any) -> Any:
+    # A variable of Keras holds one of TensorFlow.
+    found = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
+    if not isinstance(found, tf.Variable):
+        raise of_kind("not_a_tensor", f"an object of type {type(variable).__name__} is not a variable of TensorFlow")
+    if not (found.dtype.is_floating or found.dtype.is_complex):
+        raise of_kind(
+            "dtype", f"the variable {found.name:.100} is {found.dtype.name} and has no gradient: leave it out"
+        )
+    return found
+
+
+class _Place:
+    """Where a parameter is: an attribute of it."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.lock = threading.RLock()
+        #: The address that the variable had when it was last looked at.
+        self.address = 0
+        #: No rows of the variable: their numbers, and their elements.
+        self.rows = None
+        if source.shape.rank:
+            self.rows = tf.zeros([0], tf.int32), tf.zeros([0, *source.shape[1:]], source.dtype)
+
+
+#: The parameters over variables. Modules over one variable have one parameter, so that a write through one is seen by
+#: the other, and an optimizer steps it once.
+_PARAMETERS: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+
+
+def _parameter(source: Any) -> Any:
+    """Return the parameter over the memory of a variable, which nothing else in TensorFlow has."""
+    parameter = _PARAMETERS.get(source.ref())
+    if parameter is not None:
+        _in_place(parameter)
+        return parameter
+    _watch_steps()
+    parameter = torch.nn.Parameter(_core.to_torch(source))
+    parameter._truebridge = _Place(source)
+    _PARAMETERS[source.ref()] = parameter
+    _unshare(parameter)
+    return parameter
+
+
+def _alone(move: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Let one thread at a time move a parameter: another would find no memory in it."""
+
+    @functools.wraps(move)
+    def moved(parameter: Any) -> None:
+        if not hasattr(parameter, "_truebridge"):
+            text = "a parameter was replaced by one that is not over a variable: write to it in place, with "
+            raise of_kind("argument", text + "parameter.copy_")
+        with parameter._truebridge.lock:
+            move(parameter)
+
+    return moved
+
+
+@_alone
+def _in_place(parameter: Any) -> None:
+    """Put a parameter over the memory that its variable has now."""
+    place = parameter._truebridge
+    source, view = place.source, _core.to_torch(place.source)
+    if parameter.data_ptr() == view.data_ptr():
+        return
+    if parameter.device != view.device or parameter.dtype != view.dtype:
+        text = (
+            f"a parameter is {parameter.dtype} on {parameter.device}, and its variable {source.name:.100} is "
+            f"{view.dtype} on {view.device}: make the variable with the dtype and on the device that it shall have"
+        )
+        raise of_kind("device" if parameter.device != view.device else "dtype", text)
+    if view.data_ptr() == place.address:
+        text = f"the parameter of {source.name:.100} has other memory than its variable: write to it in place, with "
+        raise of_kind("argument", text + "parameter.copy_")
+    # TensorFlow has assigned to the variable, which then has the memory of what was assigned.
+    parameter.data = view
+    del view
+    _unshare(parameter)
+
+
+@_alone
+def _unshare(parameter: Any) -> None:
+    """Give the variable memory that no other tensor of TensorFlow has, unless it has already, and move its parameter.
+
+    TensorFlow does so itself before it writes rows of a variable, also where there are none. It takes the parameter for
+    another tensor, so the memory is given back meanwhile.
+    """
+    place = parameter._truebridge
+    _order([parameter])
+    parameter.data = parameter.data.new_empty(0)
+    try:
+        with tf.device(place.source.device):
+            if place.rows is not None:
+                indices, rows = place.rows
+                tf.raw_ops.ResourceScatterUpdate(resource=place.source.handle, indices=indices, updates=rows)
+                tf.raw_ops.DisableCopyOnRead(resource=place.source.handle)
+                return
+    except (tf.errors.OpError, TypeError, ValueError):
+        # A dtype of which TensorFlow writes no rows, as it writes none of a scalar.
+        place.rows = None
+    finally:
+        if place.rows is None:
+            place.source.assign(_core.to_tensorflow(place.source, copy=True))
+        parameter.data = _core.to_torch(place.source)
+        place.address = parameter.data_ptr()
+
+
+@functools.cache
+def _watch_steps() -> None:
+    """Let every optimizer of PyTorch unshare the parameters before it writes them, and order its writes."""
+    register_optimizer_step_pre_hook(_before_a_step)
+    register_optimizer_step_post_hook(lambda optimizer, *_: _order(_stepped(optimizer)))
+
+
+def _stepped(optimizer: Any) -> Iterator[Any]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and hasattr(parameter, "_truebridge"):
+                yield parameter
+
+
+def _before_a_step(optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Unshare the parameters, and again after the closure, which makes gradients and may share a variable.
+
+    ``args`` begin with the optimizer.
+    """
+    parameters = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    if not any(hasattr(parameter, "_truebridge") for parameter in parameters):
+        return None
+    _unshare_stepped(optimizer)
+
+    def watched(argument: Any) -> Any:
+        if not callable(argument):
+            return argument
+
+        @functools.wraps(argument)
+        def closure() -> Any:
+            loss = argument()
+            _unshare_stepped(optimizer)
+            return loss
+
+        return closure
+
+    return (*args[:1], *map(watched, args[1:])), {name: watched(value) for name, value in keywords.items()}
+
+
+def _unshare_stepped(optimizer: Any) -> None:
+    for parameter in _stepped(optimizer):
+        _in_place(parameter)
+        _unshare(parameter)
+
+
+def _order(parameters: Iterable[Any]) -> None:
+    """Let what TensorFlow reads from now on wait for what PyTorch has still to write, once for each device."""
+    for parameter in {parameter.device: parameter for parameter in parameters if parameter.is_cuda}.values():
+        _core.to_tensorflow(parameter.detach())
+
+
+def _copied(tensors: list[Any]) -> list[Any]:
+    """Return tensors of TensorFlow in memory that PyTorch alone has."""
+    views: list[Any] = _core.to_torch(tensors, copy=True)
+    return views
+
+
+def _check_forward_mode(tensors: list[Any]) -> None:
+    forward = torch.autograd.forward_ad
+    if forward._current_level >= 0 and any(forward.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise of_kind("argument", "forward-mode derivatives do not go through TensorFlow: use backward")
+
+
+def _check_devices(tensors: list[Any]) -> None:
+    devices = sorted({str(tensor.device) for tensor in tensors})
+    if len(devices) > 1:
+        raise of_kind("device", f"tensors are on {' and '.join(devices)}: move them to one device first")
+
+
+def _crossed(tensors: list[Any]) -> list[Any]:
+    # Each is an object of its own, so that a tensor that is passed twice has a gradient for each time.
+    views: list[Any] = _core.to_tensorflow([tensor.detach() for tensor in tensors])
+    return views
+
+
+def _on(device: str | None) -> Any:
+    return contextlib.nullcontext() if device is None else tf.device(device)
+
+
+@contextlib.contextmanager
+def _recording(tape: Any) -> Iterator[None]:
+    """Let the tape continue to record. TensorFlow warns of the cost; here the caller has requested it."""
+    logger = tf.get_logger()
+    quiet = _Quiet()
+    logger.addFilter(quiet)
+    try:
+        with tape:
+            yield
+    finally:
+        logger.removeFilter(quiet)
+
+
+class _Quiet(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "GradientTape.gradient on a persistent tape" not in str(record.msg)
+
+
+def _has_gradient(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _kept() -> bool:
+    """Return whether the running ``backward`` keeps the graph. PyTorch drops saved tensors by itself, but no tape."""
+    keeps = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return keeps is None or bool(keeps())

@@ -1,0 +1,206 @@
+"""Measures what a conversion costs here, beside the frameworks' own functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Iterator
+
+from . import _core, _doctor, _host
+from ._report import Written, aligned
+from .errors import of_kind
+
+__all__ = ["Bench", "Copies", "Handoff", "bench"]
+
+#: Bytes that a copy reads and writes.
+_TRAFFIC = 2 * (64 << 20)
+
+
+@dataclasses.dataclass(frozen=True)
+class Handoff:
+    """Cost of a conversion in place of a compact float32 tensor of 1 MiB, in nanoseconds of a call on the host.
+
+    Attributes
+    ----------
+    source, target : str
+        Names of frameworks, as ``convert`` takes them.
+    device : str
+        Where the tensor is, such as ``"cpu"`` or ``"cuda:0"``.
+    ours : float or None
+        ``convert``, in place. ``None`` if the call fails; also below.
+    native : float or None
+        The frameworks' own functions in place, by DLPack.
+    host : float or None
+        Conversion through an array of NumPy.
+    """
+
+    source: str
+    target: str
+    device: str
+    ours: float | None
+    native: float | None
+    host: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Copies:
+    """Cost of a transposed copy of a float32 matrix of 64 MiB, in nanoseconds of a copy.
+
+    Attributes
+    ----------
+    source, target : str
+        As in ``Handoff``.
+    device : str
+        Where the tensor is.
+    ours : float or None
+        ``convert(x, target, permute=(1, 0), order="C", copy=True)``, into fresh memory of the target.
+    native : float or None
+        The source's own copy, into fresh memory of the source, such as ``x.t().contiguous()``.
+    """
+
+    source: str
+    target: str
+    device: str
+    ours: float | None
+    native: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench(Written):
+    """What ``bench`` has measured. ``str`` makes tables of it.
+
+    Attributes
+    ----------
+    version, python : str
+        Of this package, and of Python.
+    date : str
+        When it was measured, in UTC.
+    system, processor : str
+        The operating system, and the model of the processor.
+    cores : int
+        Processors that this process may use.
+    driver : str or None
+        The version of CUDA that the driver has, and ``None`` without a driver.
+    gpus : tuple of str
+        The names of the devices.
+    frameworks : dict
+        The version of each framework that was measured.
+    broken : dict
+        Why a framework that is installed could not be imported.
+    handoffs : tuple of Handoff
+        Tensors in place.
+    copies : tuple of Copies
+        Transposed copies.
+    """
+
+    version: str
+    python: str
+    date: str
+    system: str
+    processor: str
+    cores: int
+    driver: str | None
+    gpus: tuple[str, ...]
+    frameworks: dict[str, str]
+    broken: dict[str, str]
+    handoffs: tuple[Handoff, ...]
+    copies: tuple[Copies, ...]
+
+    def __str__(self) -> str:
+        """Return the machine, and a table for each kind of figure."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"truebridge {self.version}, Python {self.python}, {self.date}"
+        yield f"{self.system}; {self.processor}, {self.cores} in use"
+        yield f"CUDA {self.driver}: {', '.join(self.gpus) or 'no device'}" if self.driver else "no CUDA driver"
+        yield ", ".join(f"{name} {version}" for name, version in self.frameworks.items())
+        for name, error in self.broken.items():
+            yield f"{name} cannot be imported: {error}"
+        yield ""
+        if not self.handoffs:
+            yield "No pair is in place here: `python -m truebridge doctor` says why."
+            return
+        yield "A tensor of 1 MiB handed on: nanoseconds of a call on the host"
+        heads = ["from", "to", "on", "truebridge", "DLPack", "through NumPy"]
+        rows = [[*_names(row), *map(_time, (row.ours, row.native, row.host))] for row in self.handoffs]
+        yield from aligned([heads, *rows], 3)
+        yield ""
+        yield "A matrix of 64 MiB copied transposed: GB/s, read and written"
+        heads = ["from", "to", "on", "truebridge", "the source itself"]
+        copies = [[*_names(row), *map(_speed, (row.ours, row.native))] for row in self.copies]
+        yield from aligned([heads, *copies], 2)
+
+
+def bench(*, seconds: float = 10.0, timeout: float = 120.0) -> Bench:
+    """Measure what a conversion costs on this machine, beside the frameworks' own functions.
+
+    Every pair of frameworks that is in place is measured, on the host and on each GPU, in a separate process: no
+    framework is imported in this one. All methods take turns, and each figure is a median over the rounds. A method
+    that returns wrong elements is an error.
+
+    Parameters
+    ----------
+    seconds : float
+        Seconds to measure. The imports take additional time, and five rounds are always made.
+    timeout : float
+        Seconds that the process may take for everything else.
+
+    Returns
+    -------
+    Bench
+        The figures, and the machine. ``str`` makes tables of it, and ``as_json`` JSON.
+
+    Raises
+    ------
+    BridgeValueError
+        If ``seconds`` or ``timeout`` is not a positive number.
+    BridgeImportError
+        If this program has no Python executable that can be started.
+    BridgeRuntimeError
+        If the process crashes or hangs: ``doctor`` finds the framework that causes it.
+
+    Examples
+    --------
+    >>> import truebridge as tb
+    >>> result = tb.bench(seconds=1)
+    >>> print(result)
+    truebridge ...
+    >>> slower = [(row.source, row.target) for row in result.handoffs if row.native and row.ours > row.native]
+    """
+    _doctor.check_seconds("seconds", seconds)
+    _doctor.check_seconds("timeout", timeout)
+    _doctor.check_executable("bench")
+    driver = _doctor.ask({"driver": ["driver"]}, timeout)["driver"]
+    # TensorFlow would take the whole GPU.
+    found = _doctor.ask({"bench": ["bench", str(seconds)]}, timeout + seconds, TF_FORCE_GPU_ALLOW_GROWTH="true")
+    measured = found["bench"]
+    if "ended" in measured:
+        how = measured["ended"][1]
+        raise of_kind("framework", f"the process that measures {how}: run `python -m truebridge doctor`")
+    return Bench(
+        version=_core.__version__,
+        python=platform.python_version(),
+        date=_host.date(),
+        system=_host.system(),
+        processor=_host.processor(),
+        cores=_host.cores(),
+        driver=driver.get("version"),
+        gpus=tuple(gpu["name"] for gpu in driver.get("devices", [])),
+        frameworks=measured["versions"],
+        broken=measured["broken"],
+        handoffs=tuple(Handoff(**row) for row in measured["handoffs"]),
+        copies=tuple(Copies(**row) for row in measured["copies"]),
+    )
+
+
+def _names(row: Handoff | Copies) -> list[str]:
+    return [row.source, row.target, row.device]
+
+
+def _time(nanoseconds: float | None) -> str:
+    return "-" if nanoseconds is None else f"{nanoseconds:,.0f}"
+
+
+def _speed(nanoseconds: float | None) -> str:
+    return "-" if nanoseconds is None else f"{_TRAFFIC / nanoseconds:,.1f}"

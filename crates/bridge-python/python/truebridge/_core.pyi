@@ -1,0 +1,220 @@
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, final, overload
+
+import cupy
+import numpy.typing
+import tensorflow
+import torch
+from typing_extensions import NotRequired, Self, Unpack
+
+__version__: str
+# A capsule: see include/truebridge_borrow.h.
+borrow: object
+# What docstrings say of the keywords of conversions.
+KEYWORDS: str
+# The frameworks that Python imports, in an order in which all can be imported.
+FRAMEWORKS: tuple[str, ...]
+
+# A name, a torch.device, a cupy.cuda.Device, or what __dlpack_device__ returns.
+Device = str | tuple[int, int] | Any
+Order = Literal["C", "F"]
+T = TypeVar("T")
+Target = Literal["torch", "cupy", "numpy", "tensorflow", "tensorflow1"]
+
+# A container of tensors. The result holds other leaves, so what is in it has no type here.
+_Tree = TypeVar("_Tree", dict[Any, Any], list[Any], tuple[Any, ...])
+_Tensor = TypeVar("_Tensor", covariant=True)
+
+class Rank(TypedDict):
+    start: int
+    end: int
+
+class Profile(TypedDict):
+    name: str
+    dtypes: list[str]
+    strides: Literal["any", "non_negative", "compact"]
+    rank: NotRequired[Rank]
+    alignment: int
+    devices: list[str]
+    keeps_read_only: bool
+    waits_on_export: bool
+    private_functions: bool
+
+class Stats(TypedDict):
+    leased: int
+    released: int
+    retired: int
+    leaked: int
+    untaken: int
+    reclaimed: int
+
+@final
+class Plan:
+    def __new__(cls, reason: str | None, nbytes: int, device: str, copied_by: str | None) -> Self: ...
+    @property
+    def zero_copy(self) -> bool: ...
+    @property
+    def reason(self) -> str | None: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def copied_by(self) -> Literal["kernels", "host", "move", "producer"] | None: ...
+    @property
+    def device(self) -> str: ...
+
+# The keywords of every conversion.
+class Keywords(TypedDict, total=False):
+    copy: bool | None
+    device: Device | None
+    order: Order | None
+    permute: Sequence[int] | None
+    detach: bool
+    via: Literal["host"] | None
+
+class _To(Protocol[_Tensor]):
+    @overload
+    def __call__(self, x: _Tree, **keywords: Unpack[Keywords]) -> _Tree: ...
+    @overload
+    def __call__(self, x: Any, **keywords: Unpack[Keywords]) -> _Tensor: ...
+
+to_torch: _To[torch.Tensor]
+to_cupy: _To[cupy.ndarray]
+to_numpy: _To[numpy.typing.NDArray[Any]]
+to_tensorflow: _To[tensorflow.Tensor]
+
+@overload
+def convert(x: _Tree, target: Target, **keywords: Unpack[Keywords]) -> _Tree: ...
+@overload
+def convert(x: Any, target: Literal["torch"], **keywords: Unpack[Keywords]) -> torch.Tensor: ...
+@overload
+def convert(x: Any, target: Literal["cupy"], **keywords: Unpack[Keywords]) -> cupy.ndarray: ...
+@overload
+def convert(x: Any, target: Literal["numpy"], **keywords: Unpack[Keywords]) -> numpy.typing.NDArray[Any]: ...
+@overload
+def convert(x: Any, target: Literal["tensorflow"], **keywords: Unpack[Keywords]) -> tensorflow.Tensor: ...
+@overload
+def convert(x: Any, target: Literal["tensorflow1"], **keywords: Unpack[Keywords]) -> Tensor: ...
+@overload
+def plan(x: _Tree, target: Target, **keywords: Unpack[Keywords]) -> _Tree: ...
+@overload
+def plan(x: Any, target: Target, **keywords: Unpack[Keywords]) -> Plan: ...
+def copy(src: Any, *, out: T) -> T: ...
+def record_stream(view: Any, stream: Any) -> None: ...
+def profile(target: Target) -> Profile: ...
+def stats() -> Stats: ...
+
+@final
+class Feed:
+    @property
+    def handle(self) -> list[int]: ...
+
+def tensorflow_operations() -> None: ...
+def tensorflow_feed(x: Any, copy: bool | None) -> Feed: ...
+def tensorflow_take(handle: list[int], target: Target) -> Any: ...
+
+@final
+class Tensor:
+    @property
+    def handle(self) -> list[int]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def read_only(self) -> bool: ...
+
+@final
+class Session:
+    def __new__(
+        cls,
+        graph_def: bytes,
+        inputs: list[tuple[str, str, list[int | None] | None, str | None]],
+        outputs: list[str],
+        memory_growth: bool | None,
+        memory_fraction: float | None,
+        visible_devices: list[int] | None,
+        config: bytes | None,
+    ) -> Session: ...
+    @staticmethod
+    def of_saved_model(
+        folder: str,
+        signature: str,
+        tags: list[str],
+        memory_growth: bool | None,
+        memory_fraction: float | None,
+        visible_devices: list[int] | None,
+        config: bytes | None,
+    ) -> Session: ...
+    def run(self, feeds: list[tuple[str, Tensor]], target: Target | None) -> list[Tensor]: ...
+    @property
+    def outputs(self) -> list[str]: ...
+    @property
+    def devices(self) -> list[str]: ...
+    def close(self) -> None: ...
+
+def tensorflow1_open(folder: str | None) -> tuple[str, str]: ...
+
+@final
+class Ticket:
+    def __new__(cls, text: str | bytes | Ticket) -> Ticket: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def remaining(self) -> int: ...
+    def __bytes__(self) -> bytes: ...
+
+@final
+class Names:
+    def __new__(cls, path: str | PathLike[str]) -> Names: ...
+    def close(self) -> None: ...
+
+@final
+class Client:
+    def __new__(cls, path: str | PathLike[str]) -> Client: ...
+    def put(self, name: str, tensors: list[Any], tree: str | None, keep: int, writing: str | None) -> int: ...
+    def get(self, name: str, version: int | None) -> tuple[int, Ticket]: ...
+    def remove(self, name: str) -> None: ...
+    def list(self) -> list[tuple[str, int, str]]: ...
+    def watch(self, name: str, after: int) -> Watch: ...
+    def close(self) -> None: ...
+
+@final
+class Watch:
+    def wait(self, time: float) -> tuple[int, Ticket] | None: ...
+
+def ipc_share(
+    tensors: list[Any], tree: str | None, expires: float, writing: str | None, copy: bool | None
+) -> Ticket: ...
+def ipc_open(
+    ticket: Ticket | str | bytes,
+    target: Target,
+    copy: bool | None,
+    device: Device | None,
+    order: Order | None,
+    permute: Sequence[int] | None,
+) -> tuple[list[Any], str | None]: ...
+def ipc_revoke(ticket: Ticket | str | bytes, told: bool) -> None: ...
+def ipc_seconds(time: float) -> float: ...
+def ipc_check_name(name: str, keep: int) -> None: ...
+def ipc_configure(
+    folder: str | PathLike[str] | None,
+    users: Sequence[int],
+    connections: int | None,
+    shares: int | None,
+    leases: int | None,
+    nbytes: int | None,
+) -> None: ...
+def ipc_close() -> None: ...
+def ipc_road(tensor: object) -> Literal["passed", "handle", "files", "pool", "copy"]: ...
+def ipc_held() -> tuple[int, int, int, int]: ...
+def debug_set(on: bool) -> None: ...
+def debug_poisoned() -> int: ...
+def trace_open(limit: int) -> int: ...
+def trace_read(id: int) -> tuple[int, list[dict[str, Any]]]: ...
+def trace_close(id: int) -> None: ...
+def trace_nvtx(libraries: list[str]) -> str | None: ...

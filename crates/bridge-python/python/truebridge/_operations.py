@@ -1,0 +1,35 @@
+"""The operations at the edges of graphs. ``truebridge_tf1`` ships this file as well (so it is Python 3.6)."""
+
+from typing import Any
+
+from .errors import of_kind
+
+INPUT, OUTPUT = "TruebridgeInput", "TruebridgeOutput"
+
+
+def typed(tf: Any, dtype: Any, shape: Any) -> "tuple[Any, Any]":
+    """Return a dtype and a shape as TensorFlow's own."""
+    try:
+        dtype = tf.as_dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise of_kind("dtype", f"{shown(dtype)} is not a dtype of TensorFlow") from error
+    try:
+        return dtype, tf.TensorShape(shape)
+    except (TypeError, ValueError) as error:
+        raise of_kind("argument", f"{shown(shape)} is not a shape: {str(error):.200}") from error
+
+
+def handle_of(x: Any) -> Any:
+    """Return the tensor of the graph that holds the handle of an ``external_input``."""
+    # Read from the graph: TensorFlow treats a tensor with an attribute ``handle`` as a variable.
+    operation: Any = getattr(x, "op", None)
+    if getattr(operation, "type", None) == "EnsureShape":
+        operation = operation.inputs[0].op
+    if getattr(operation, "type", None) != INPUT:
+        raise of_kind("argument", f"{shown(x)} is not an external_input of a graph, and has no handle")
+    return operation.inputs[0]
+
+
+def shown(object: Any) -> str:
+    """Describe an object in an error, whatever its size."""
+    return f"an object of type {type(object).__name__}"

@@ -1,0 +1,262 @@
+"""What ``doctor`` and ``matrix`` return."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+__all__ = ["Finding", "Framework", "Gpu", "Matrix", "Pair", "Report"]
+
+Way = Literal["in place", "copy", "refused"]
+
+#: The kinds of findings. The page docs/doctor.md explains each.
+FindingKind = Literal[
+    "broken",
+    "crash",
+    "hang",
+    "version",
+    "untested",
+    "build",
+    "no_cuda",
+    "driver",
+    "hidden",
+    "old_gpu",
+    "import_order",
+    "memory",
+    "allocator",
+    "pairs",
+]
+
+
+class Written:
+    """A dataclass that can be written as JSON."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what JSON holds.
+
+        Returns
+        -------
+        dict
+            The attributes, in dicts and tuples.
+        """
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def as_json(self) -> str:
+        """Return JSON.
+
+        Returns
+        -------
+        str
+            The text of ``as_dict``.
+        """
+        return json.dumps(self.as_dict(), indent=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """How a tensor of one framework on one device becomes one of another.
+
+    Attributes
+    ----------
+    source, target : str
+        Names of frameworks, as ``convert`` takes them.
+    device : str
+        Where the tensor is, such as ``"cpu"`` or ``"cuda:0"``.
+    way : {"in place", "copy", "refused"}
+        What ``convert`` would do with a compact tensor of float32 whose address 64 divides.
+    reason : str or None
+        Why it is copied or refused; ``None`` in place.
+    """
+
+    source: str
+    target: str
+    device: str
+    way: Way
+    reason: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix(Written):
+    """The pairs of frameworks, as ``matrix`` returns them. ``str`` makes a table of them.
+
+    Attributes
+    ----------
+    pairs : tuple of Pair
+        Every two frameworks, on every device of the first.
+    """
+
+    pairs: tuple[Pair, ...]
+
+    def __str__(self) -> str:
+        """Return a table with a row per framework and device, and the reasons below it."""
+        if not self.pairs:
+            return "no pairs: fewer than two frameworks can be imported here"
+        targets = list(dict.fromkeys(pair.target for pair in self.pairs))
+        reasons = list(dict.fromkeys(pair.reason for pair in self.pairs if pair.reason))
+        rows: dict[tuple[str, str], dict[str, str]] = {}
+        for pair in self.pairs:
+            mark = f" [{reasons.index(pair.reason) + 1}]" if pair.reason else ""
+            rows.setdefault((pair.source, pair.device), {})[pair.target] = pair.way + mark
+        table = [["from", "on", *(f"to {target}" for target in targets)]]
+        table += [[*row, *(ways.get(target, "") for target in targets)] for row, ways in rows.items()]
+        return "\n".join([*aligned(table), *(f"[{number}] {text}" for number, text in enumerate(reasons, 1))])
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A device that the CUDA driver shows.
+
+    Attributes
+    ----------
+    name : str
+        As the driver calls it.
+    memory : int
+        In bytes.
+    capability : tuple of int
+        The major and the minor number of its compute capability.
+    """
+
+    name: str
+    memory: int
+    capability: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Framework:
+    """A framework that is installed here.
+
+    Attributes
+    ----------
+    name : str
+        As ``convert`` takes it.
+    version : str or None
+        ``None`` where it cannot be imported.
+    build : str or None
+        What it was built for: ``"CPU"`` or, for example, ``"CUDA 13.0"``.
+    devices : int or None
+        The number of CUDA devices that it sees; ``None`` if it cannot be imported.
+    allocator : str or None
+        What allocates its memory on a GPU that it sees: in this process where it is imported here, else by default.
+    imported : bool
+        Whether the caller's process has imported it.
+    """
+
+    name: str
+    version: str | None
+    build: str | None
+    devices: int | None
+    allocator: str | None
+    imported: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A problem. ``str`` makes two lines of it.
+
+    Attributes
+    ----------
+    kind : str
+        What it is, in one word, such as ``"build"``. The page about ``doctor`` lists the words.
+    subject : str
+        What it concerns, such as a framework.
+    text : str
+        What was found.
+    advice : str
+        What to do about it.
+    """
+
+    kind: FindingKind
+    subject: str
+    text: str
+    advice: str
+
+    def __str__(self) -> str:
+        """Return the finding as one line, and the advice as another."""
+        return f"{self.subject}: {self.text}\n    {self.advice}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report(Written):
+    """What ``doctor`` has found. ``str`` makes a page of it.
+
+    Attributes
+    ----------
+    version, python, executable : str
+        Of this package, of Python, and the path of Python.
+    driver : str or None
+        The version of CUDA that the driver has, such as ``"13.0"``, and ``None`` without a driver.
+    module : str or None
+        The version of the driver's module in the kernel, such as ``"580.95.05"``.
+    gpus : tuple of Gpu
+        The devices that processes can use.
+    frameworks : tuple of Framework
+        The frameworks that are installed.
+    missing : tuple of str
+        The names of those that are not installed.
+    matrix : Matrix
+        Which pairs are in place.
+    findings : tuple of Finding
+        The problems that were found.
+    """
+
+    version: str
+    python: str
+    executable: str
+    driver: str | None
+    module: str | None
+    gpus: tuple[Gpu, ...]
+    frameworks: tuple[Framework, ...]
+    missing: tuple[str, ...]
+    matrix: Matrix
+    findings: tuple[Finding, ...]
+
+    def __str__(self) -> str:
+        """Return the report as a page of text."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"truebridge {self.version}, Python {self.python} ({self.executable})"
+        cuda = f"CUDA {self.driver}" if self.driver else "no CUDA driver"
+        yield cuda + (f", kernel module {self.module}" if self.module else "")
+        for index, gpu in enumerate(self.gpus):
+            major, minor = gpu.capability
+            yield f"  cuda:{index}  {gpu.name}, {gpu.memory / (1 << 30):.0f} GiB, compute capability {major}.{minor}"
+        yield ""
+        table = [["framework", "version", "built for", "CUDA devices", "allocator", "imported"]]
+        table += [[_shown(value) for value in dataclasses.astuple(framework)] for framework in self.frameworks]
+        yield from aligned(table)
+        if self.missing:
+            yield f"not installed: {', '.join(self.missing)}"
+        yield from ("", str(self.matrix), "")
+        if not self.findings:
+            yield "No problem was found."
+            return
+        yield f"Problems ({len(self.findings)}):"
+        for finding in self.findings:
+            yield f"- {finding}"
+
+
+def _shown(value: str | int | bool | None) -> str:
+    return {True: "yes", False: "no", None: "-"}[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def aligned(rows: list[list[str]], numbers: int = 0) -> list[str]:
+    """Return the lines of a table with a rule below its head. The last so many columns are numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    texts = len(widths) - numbers
+
+    def line(cells: list[str]) -> str:
+        padded = (
+            cell.ljust(width) if index < texts else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "  ".join(padded).rstrip()
+
+    return [line(rows[0]), "  ".join("-" * width for width in widths), *map(line, rows[1:])]
+
+
+def told(error: BaseException) -> str:
+    """Return an error in one line."""
+    return f"{type(error).__name__}: {error!s:.1000}".rstrip(": ")

@@ -1,0 +1,235 @@
+"""Tensors in files: ``.npy``, ``.npz`` and ``.safetensors``, for tensors of every framework and device.
+
+The files are those of NumPy and of safetensors, and other programs open them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import secrets
+import stat
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._trees import flattened, tree_of
+from .errors import BridgeError, of_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ._core import Device, Target
+
+__all__ = ["load", "save"]
+
+
+def save(path: str | os.PathLike[str], x: Any) -> None:
+    """Save a tensor, or a tree of tensors, of any framework and device.
+
+    The file is written beside ``path`` and then renamed. An error leaves the previous file unchanged, and tensors that
+    were loaded from that file remain valid. Tensors of a GPU are moved to the host first.
+
+    Parameters
+    ----------
+    path : str or path
+        The suffix names the format. ``.npy`` holds one tensor. ``.npz`` and ``.safetensors`` hold a tensor by itself,
+        or dicts, lists and tuples of tensors, numbers, strings and ``None``, as ``share`` takes them. What describes
+        such a tree may have 16 MiB.
+    x : tensor or tree
+        A dict of tensors is saved under its keys. In other trees a tensor is named by its path, such as
+        ``layers.0.weight``, and a description of the tree is saved beside them. A tensor that occurs in the tree twice
+        is saved twice.
+
+    Raises
+    ------
+    BridgeError
+        ``argument`` for a suffix, a name or a number that no format has, ``not_a_tensor``, ``dtype`` for one that the
+        format does not have (NumPy's have no bfloat16 and no float8, safetensors no complex128), ``requires_grad``,
+        ``file`` where a directory, a pipe or a device is at ``path``, and ``missing`` where NumPy or safetensors is not
+        installed.
+    OSError
+        If the file cannot be written.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import truebridge as tb
+    >>> tb.save("model.safetensors", {"weight": torch.ones(2, 3), "bias": torch.zeros(3)})
+    """
+    path, suffix = _place(path)
+    write, _ = _format(suffix)
+    leaves, text = flattened(x)
+    names = list(_names(text))
+    arrays = {name: _on_the_host(name, leaf) for name, leaf in zip(names, leaves, strict=True)}
+    with _replaced(path) as beside:
+        write(beside, arrays, None if _plain(text) else {"tree": text, "names": names})
+
+
+def load(
+    path: str | os.PathLike[str],
+    target: Target,
+    *,
+    device: Device | None = None,
+    copy: bool | None = None,
+    max_nbytes: int | None = None,
+) -> Any:
+    """Load the tensors of a file as tensors of a framework.
+
+    The file is mapped, not read: on the host, tensors of NumPy and PyTorch are in place in the mapping, which is
+    private, so that writes to them do not reach the file. Its pages are read when they are first used. A tensor for a
+    GPU goes from the mapping to the device through pinned staging. A tensor that is compressed, unaligned, or in a
+    layout that the target does not take is copied. Do not shorten a file that is in use: a process that reads beyond
+    its end is killed.
+
+    Parameters
+    ----------
+    path : str or path
+        A file of NumPy (``.npy``, ``.npz``) or safetensors (``.safetensors``), written by ``save`` or by others.
+    target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
+        The framework.
+    device : str or device, optional
+        Where the tensors must be, such as ``"cuda:0"``. The default is the host.
+    copy : bool, optional
+        As for ``convert``. With ``True`` the tensors do not need the file.
+    max_nbytes : int, optional
+        The most bytes that all tensors may have together. The default is no limit for mapped tensors, and the memory of
+        the machine for compressed or unaligned ones.
+
+    Returns
+    -------
+    tensor or tree
+        The saved tensors. For a file of another program: a tensor for ``.npy``, otherwise a dict of tensors by name.
+
+    Raises
+    ------
+    BridgeError
+        ``file`` for what is truncated, malformed, too large or pickled, ``dtype`` for another byte order or a dtype
+        without a counterpart, ``missing`` where a package is, ``out_of_memory``, and what ``convert`` raises. Nothing
+        is decompressed or allocated for tensors before all sizes have been checked.
+    OSError
+        If the file cannot be opened.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import truebridge as tb
+    >>> tb.save("layer.npz", {"bias": np.zeros(3, np.float32), "step": 7})
+    >>> tb.load("layer.npz", "torch")
+    {'bias': tensor([0., 0., 0.]), 'step': 7}
+    """
+    path, suffix = _place(path)
+    _, read = _format(suffix)
+    if max_nbytes is not None and (isinstance(max_nbytes, bool) or not isinstance(max_nbytes, int) or max_nbytes < 0):
+        raise of_kind("argument", f"max_nbytes is a number of bytes, not {max_nbytes!r:.80}")
+    _core.profile(target)
+    arrays, described = read(path, max_nbytes)
+    if described is None:
+        return _core.convert(arrays, target, device=device, copy=copy)
+    with _fits(path):
+        text, names = described["tree"], list(described["names"])
+        if arrays.keys() != set(names):
+            raise LookupError(names)
+    loaded = _core.convert(arrays, target, device=device, copy=copy)
+    with _fits(path):
+        tensors = [loaded[name] for name in names]
+        tree = tree_of(text, tensors)
+        # Each tensor stands in it once, in the order of the names, as in what save() writes.
+        if list(map(id, flattened(tree)[0])) != list(map(id, tensors)):
+            raise LookupError(text)
+    return tree
+
+
+def _on_the_host(name: str, x: Any) -> Any:
+    try:
+        return _core.to_numpy(x, device="cpu")
+    except BridgeError as error:
+        raise of_kind(error.kind, f"{name}: {error}") from error
+
+
+@contextlib.contextmanager
+def _fits(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (BridgeError, LookupError, TypeError, ValueError) as error:
+        raise of_kind("file", f"{path}: the description of the tree does not fit the tensors") from error
+
+
+def _place(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return the path of the file itself, where ``path`` may be a link, and the suffix."""
+    try:
+        text = os.path.realpath(os.fsdecode(path))
+    except (TypeError, ValueError) as error:
+        raise of_kind("argument", f"{path!r:.80} is not a path: pass a str or a pathlib.Path") from error
+    return text, os.path.splitext(os.fsdecode(path))[1].lower()
+
+
+def _format(suffix: str) -> Any:
+    """Return the functions that write and read files with this suffix."""
+    try:
+        known = importlib.import_module("._formats", __package__).FORMATS
+    except ImportError as error:
+        raise of_kind("missing", "files are read and written by NumPy: pip install numpy") from error
+    if suffix not in known:
+        raise of_kind("argument", f"{suffix!r:.80} is the suffix of no format: choose one of {', '.join(known)}")
+    return known[suffix]
+
+
+def _plain(text: str | None) -> bool:
+    """Whether a tree needs no description: a dict of tensors."""
+    kind, items = _described(text)
+    return kind == "d" and all(isinstance(key, str) and item[0] == "x" for key, item in items)
+
+
+def _names(text: str | None) -> Iterator[str]:
+    """Yield a name for each tensor of a tree, in their order."""
+    taken: set[str] = set()
+    for number, way in enumerate(_ways(_described(text), ())):
+        name = ".".join(way) if way else "tensor"
+        while name in taken:
+            name = f"{name}#{number}"
+        taken.add(name)
+        yield name
+
+
+def _described(text: str | None) -> Any:
+    return ["x", 0] if text is None else json.loads(text)
+
+
+def _ways(tree: Any, way: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    kind, value = tree
+    if kind == "x":
+        yield way
+    elif kind in "lt":
+        for index, item in enumerate(value):
+            yield from _ways(item, (*way, str(index)))
+    elif kind == "d":
+        for key, item in value:
+            yield from _ways(item, (*way, str(key)))
+
+
+@contextlib.contextmanager
+def _replaced(path: str) -> Iterator[str]:
+    """Give the path of a file beside ``path`` to write to, which then takes the place of ``path``.
+
+    It has the mode of the file that was there, or that of any new file. After an error it is removed. Anything else
+    than a file, such as a directory, a pipe or a device, keeps its place.
+    """
+    mode = None
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+    if mode is not None and not stat.S_ISREG(mode):
+        raise of_kind("file", f"{path} is not a regular file: pass the path of one, or of none")
+    # Its name is short, so that it fits wherever that of the file does.
+    beside = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.part")
+    try:
+        # Ctrl-C may come as soon as the file is there.
+        with open(beside, "xb") as file:
+            mode = mode or os.fstat(file.fileno()).st_mode
+        yield beside
+        os.chmod(beside, stat.S_IMODE(mode))
+        os.replace(beside, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(beside)

@@ -1,0 +1,482 @@
+"""Names for shared tensors, for long-running programs.
+
+One process serves names, any process puts tensors under them, and any process finds them::
+
+    names = tb.serve("/run/user/1000/names")  # in one process
+    names.put("weights", model.state_dict())
+
+    client = tb.connect("/run/user/1000/names")  # in another
+    for version in client.watch("weights"):
+        weights = client.get("weights", "tensorflow")
+
+The server passes on tickets, not memory: a tensor belongs to the process that has put it, and ends with that process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._trees import flattened
+from .processes import open
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from types import TracebackType
+    from typing import TypeVar
+
+    from ._core import Target
+    from .processes import Writing
+
+    _Result = TypeVar("_Result")
+
+__all__ = ["Client", "Names", "connect", "serve"]
+
+#: Seconds that a wait takes at most before Python looks for signals.
+_SLICE = 0.2
+
+
+class Client:
+    """A connection to the process that serves names, as ``connect`` returns it.
+
+    Tensors that it has put are removed when it is closed, which the end of a ``with`` block does.
+
+    Parameters
+    ----------
+    path : str or path
+        Where the names are served.
+
+    Raises
+    ------
+    BridgeConnectionError
+        If no process serves names there.
+    BridgePermissionError
+        If that process runs as another user, and ``processes.configure`` does not accept it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import truebridge as tb
+    >>> with tb.serve("names") as names, tb.connect("names") as client:
+    ...     version = names.put("weights", {"bias": np.zeros(3)})
+    ...     client.get("weights", "numpy", version=version)
+    {'bias': array([0., 0., 0.])}
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Connect to the process that serves names at ``path``."""
+        self._client = _core.Client(path)
+
+    def put(self, name: str, x: Any, *, keep: int = 1, writing: Writing | None = None) -> int:
+        """Share a tensor or a tree under a name.
+
+        Parameters
+        ----------
+        name : str
+            The name.
+        x : tensor or tree
+            As ``share`` takes it.
+        keep : int, optional
+            The number of versions of the name that can be opened. An older version stays valid in processes that have
+            it open; its memory is released after that, also if another process has put the newer ones.
+        writing : {None, "private", "never", "shared"}
+            As for ``share``.
+
+        Returns
+        -------
+        int
+            The version, which is higher than all before.
+
+        Raises
+        ------
+        BridgeValueError
+            If ``name`` is empty, has control characters or more than 128 bytes, or ``keep`` is less than 1.
+        BridgeError
+            As for ``share``, and ``gone`` if the process that serves names has ended.
+        """
+        # Before anything is copied.
+        _core.ipc_check_name(name, keep)
+        return self._client.put(name, *flattened(x), keep, writing)
+
+    def get(self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None) -> Any:
+        """Open what stands under a name.
+
+        Parameters
+        ----------
+        name : str
+            The name.
+        target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
+            The framework.
+        version : int, optional
+            The version. The default is the newest.
+        copy : bool, optional
+            As for ``convert``.
+
+        Returns
+        -------
+        tensor or tree
+            What was put.
+
+        Raises
+        ------
+        BridgeConnectionError
+            If there is no such name or version, or the process that serves names has ended.
+        BridgeError
+            As for ``open``.
+        """
+        return self.get_versioned(name, target, version=version, copy=copy)[1]
+
+    def get_versioned(
+        self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None
+    ) -> tuple[int, Any]:
+        """Open what stands under a name, and return its version with it.
+
+        Parameters
+        ----------
+        name, target, version, copy
+            As for ``get``.
+
+        Returns
+        -------
+        tuple of int and (tensor or tree)
+            The version, and what was put.
+
+        Raises
+        ------
+        BridgeError
+            As for ``get``.
+        """
+        found, ticket = self._client.get(name, version)
+        while True:
+            try:
+                return found, open(ticket, target, copy=copy)
+            except ConnectionError:
+                # A newer version may have taken its place meanwhile.
+                newer, ticket = self._client.get(name, version)
+                if newer == found:
+                    raise
+                found = newer
+
+    def list(self) -> dict[str, tuple[int, str]]:
+        """Return all names.
+
+        Returns
+        -------
+        dict of str to (int, str)
+            The newest version of each name, and what that is, in words.
+        """
+        return {name: (version, about) for name, version, about in self._client.list()}
+
+    def remove(self, name: str) -> None:
+        """Remove a name. The processes that have put tensors under it stop sharing them.
+
+        Parameters
+        ----------
+        name : str
+            The name.
+
+        Raises
+        ------
+        BridgeConnectionError
+            If there is no such name, or the process that serves names has ended.
+        """
+        self._client.remove(name)
+
+    def watch(self, name: str, *, after: int = 0, timeout: float | None = None) -> Iterator[int]:
+        """Wait for the versions of a name.
+
+        Parameters
+        ----------
+        name : str
+            The name, which need not exist yet.
+        after : int, optional
+            The version after which to begin.
+        timeout : float, optional
+            Seconds without a new version after which to stop. The default is to wait for ever.
+
+        Yields
+        ------
+        int
+            The newest version, whenever there is one after the last one.
+
+        Raises
+        ------
+        BridgeConnectionError
+            If the process that serves names has ended.
+        """
+        for version in self._versions(name, after, timeout):
+            if version is not None:
+                yield version
+
+    def _versions(self, name: str, after: int, timeout: float | None) -> Iterator[int | None]:
+        """Yield versions, and ``None`` whenever there was none for a while."""
+        seconds = None if timeout is None else _core.ipc_seconds(timeout)
+        while True:
+            watch = self._client.watch(name, after)
+            left = seconds
+            while (found := watch.wait(_SLICE if left is None else min(_SLICE, left))) is None:
+                if left is not None:
+                    left -= min(_SLICE, left)
+                    if left <= 0:
+                        return
+                yield None
+            after = found[0]
+            yield after
+
+    async def put_async(self, name: str, x: Any, *, keep: int = 1, writing: Writing | None = None) -> int:
+        """Share a tensor or a tree under a name, without blocking the event loop.
+
+        Parameters
+        ----------
+        name, x, keep, writing
+            As for ``put``.
+
+        Returns
+        -------
+        int
+            The version.
+
+        Raises
+        ------
+        BridgeError
+            As for ``put``.
+
+        Notes
+        -----
+        A cancelled call ends only when it is done, so that it cannot follow a later one: its version may be stored.
+        """
+        return await _in_thread(self.put, name, x, keep=keep, writing=writing, whole=True)
+
+    async def get_async(
+        self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None
+    ) -> Any:
+        """Open what stands under a name, without blocking the event loop.
+
+        Parameters
+        ----------
+        name, target, version, copy
+            As for ``get``.
+
+        Returns
+        -------
+        tensor or tree
+            What was put.
+
+        Raises
+        ------
+        BridgeError
+            As for ``get``.
+        """
+        return await _in_thread(self.get, name, target, version=version, copy=copy)
+
+    async def get_versioned_async(
+        self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None
+    ) -> tuple[int, Any]:
+        """Open what stands under a name, and return its version with it, without blocking the event loop.
+
+        Parameters
+        ----------
+        name, target, version, copy
+            As for ``get``.
+
+        Returns
+        -------
+        tuple of int and (tensor or tree)
+            The version, and what was put.
+
+        Raises
+        ------
+        BridgeError
+            As for ``get``.
+        """
+        return await _in_thread(self.get_versioned, name, target, version=version, copy=copy)
+
+    async def list_async(self) -> dict[str, tuple[int, str]]:
+        """Return all names, without blocking the event loop.
+
+        Returns
+        -------
+        dict of str to (int, str)
+            As of ``list``.
+        """
+        return await _in_thread(self.list)
+
+    async def remove_async(self, name: str) -> None:
+        """Remove a name, without blocking the event loop.
+
+        Parameters
+        ----------
+        name : str
+            The name.
+
+        Raises
+        ------
+        BridgeConnectionError
+            As for ``remove``.
+        """
+        await _in_thread(self.remove, name, whole=True)
+
+    async def watch_async(self, name: str, *, after: int = 0, timeout: float | None = None) -> AsyncIterator[int]:
+        """Wait for the versions of a name, without blocking the event loop.
+
+        Parameters
+        ----------
+        name, after, timeout
+            As for ``watch``.
+
+        Yields
+        ------
+        int
+            The newest version, whenever there is one after the last one.
+
+        Raises
+        ------
+        BridgeConnectionError
+            If the process that serves names has ended.
+        """
+        import asyncio
+
+        versions = self._versions(name, after, timeout)
+        while (version := await asyncio.to_thread(next, versions, 0)) != 0:
+            if version is not None:
+                yield version
+
+    def close(self) -> None:
+        """Close the connection, and end what was put."""
+        self._client.close()
+
+    def __enter__(self) -> Client:
+        """Return the connection."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connection."""
+        self.close()
+
+
+class Names(Client):
+    """Names that this process serves, and a connection to them, as ``serve`` returns it.
+
+    Parameters
+    ----------
+    path : str or path
+        Where to serve them.
+
+    Raises
+    ------
+    BridgeError
+        As for ``serve``.
+
+    Examples
+    --------
+    >>> import truebridge as tb
+    >>> with tb.serve("names") as names:
+    ...     names.list()
+    {}
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Serve names at ``path``."""
+        self._names = _core.Names(path)
+        super().__init__(path)
+
+    def close(self) -> None:
+        """Close the connection, and end the service."""
+        super().close()
+        self._names.close()
+
+    def __enter__(self) -> Names:
+        """Return the service."""
+        return self
+
+
+async def _in_thread(function: Callable[..., _Result], *args: Any, whole: bool = False, **keywords: Any) -> _Result:
+    """Call a function in a thread. ``whole`` says that no cancellation ends the wait before the function returns."""
+    import asyncio
+
+    call = asyncio.ensure_future(asyncio.to_thread(function, *args, **keywords))
+    if not whole:
+        return await call
+    try:
+        return await asyncio.shield(call)
+    except asyncio.CancelledError:
+        while not call.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([call])
+        # An error of the call goes with it.
+        call.exception()
+        raise
+
+
+def serve(path: str | os.PathLike[str]) -> Names:
+    """Serve names at a path, for processes of this user and of those that ``processes.configure`` accepts.
+
+    Parameters
+    ----------
+    path : str or path
+        Where to make the socket.
+
+    Returns
+    -------
+    Names
+        The service, until it is closed or this process ends, and a connection to it.
+
+    Raises
+    ------
+    BridgeConnectionError
+        If names are served there already.
+    BridgeValueError
+        If the system allows no socket there.
+
+    See Also
+    --------
+    connect : for the other processes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import truebridge as tb
+    >>> names = tb.serve("names")
+    >>> version = names.put("weights", torch.zeros(3))
+    >>> names.list()["weights"] == (version, "torch float32 [3] on cpu")
+    True
+    >>> names.close()
+    """
+    return Names(path)
+
+
+def connect(path: str | os.PathLike[str]) -> Client:
+    """Connect to the process that serves names at a path.
+
+    Parameters
+    ----------
+    path : str or path
+        The path that the other process has passed to ``serve``.
+
+    Returns
+    -------
+    Client
+        The connection.
+
+    Raises
+    ------
+    BridgeConnectionError
+        If no process serves names there.
+    BridgePermissionError
+        If that process runs as another user, and ``processes.configure`` does not accept it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import truebridge as tb
+    >>> with tb.serve("names") as names, tb.connect("names") as client:
+    ...     version = names.put("weights", torch.zeros(3))
+    ...     for newest in client.watch("weights", timeout=0.1):
+    ...         print(newest == version, client.get("weights", "numpy"))
+    True [0. 0. 0.]
+    """
+    return Client(path)
