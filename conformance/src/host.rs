@@ -1,7 +1,7 @@
 //! Subjects of host memory: a subject is an adapter and the few functions in which frameworks differ.
 
 use crate::{Capabilities, Observed, Spec, Subject, model};
-use bridge_core::{Adapter, Consumer, DType, Device, HostOnly, Lease, Lent, Order, Ordering, Profile, Result, Stream};
+use bridge_core::{Adapter, Consumer, DType, Device, HostOnly, Lent, Offer, Order, Ordering, Profile, Result, Stream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,8 +96,8 @@ impl<A: Adapter, H> Adapter for HostSubject<A, H> {
         self.adapter.export(tensor)
     }
 
-    fn import(&self, lease: Lease) -> Result<A::Tensor> {
-        self.adapter.import(lease)
+    fn import(&self, offer: Offer) -> Result<A::Tensor> {
+        self.adapter.import(offer)
     }
 
     fn compact(&self, tensor: &A::Tensor) -> Result<A::Tensor> {

@@ -4,7 +4,7 @@
 use bridge_conformance::rust::NdArraySubject;
 use bridge_conformance::{Capabilities, Config, HostSubject, HostTensors, Observed, PairReport, Spec};
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Offer,
     Order, Profile, Result, Strides, Views,
 };
 use std::ops::RangeInclusive;
@@ -73,7 +73,8 @@ impl Adapter for Matrices {
         Lent::at(matrix.address, DType::FLOAT32, layout, memory)
     }
 
-    fn import(&self, lease: Lease) -> Result<Matrix> {
+    fn import(&self, offer: Offer) -> Result<Matrix> {
+        let lease = offer.accept(self)?;
         let [rows, columns] = *lease.layout().shape() else {
             return Err(Error::new(ErrorKind::Layout, "a matrix has two dimensions"));
         };

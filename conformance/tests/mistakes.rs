@@ -5,7 +5,7 @@
 
 use bridge_conformance::{Capabilities, Config, Observed, Pair, PairReport, Spec, Subject, Verdict};
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Lease, Lent, Memory, Profile, Result, Stream,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Lent, Memory, Offer, Profile, Result, Stream,
     Strides, Views,
 };
 use std::collections::BTreeMap;
@@ -91,7 +91,8 @@ impl Adapter for Toy {
         Lent::at(tensor.address, tensor.dtype, layout, memory)
     }
 
-    fn import(&self, lease: Lease) -> Result<Tensor> {
+    fn import(&self, offer: Offer) -> Result<Tensor> {
+        let lease = offer.accept(self)?;
         let (address, dtype, shape) = (lease.data(), lease.dtype(), lease.layout().shape().to_vec());
         let memory: Option<Arc<dyn Send + Sync>> = match self.mistake {
             Mistake::LeaseDropped => None,

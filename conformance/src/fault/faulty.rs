@@ -3,7 +3,7 @@
 use super::Fault;
 use crate::{Observed, Subject};
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, DeviceBuffer, Keep, Layout, Lease, Lent, Order, Profile, Result, Reuse,
+    Access, Adapter, Consumer, DType, Device, DeviceBuffer, Keep, Layout, Lent, Offer, Order, Profile, Result, Reuse,
     Stream, Strides, Views,
 };
 use std::cell::{Cell, RefCell};
@@ -134,24 +134,26 @@ impl<A: Breakable> Adapter for Faulty<A> {
         }
     }
 
-    fn import(&self, lease: Lease) -> Result<A::Tensor> {
+    fn import(&self, offer: Offer) -> Result<A::Tensor> {
         self.imports.set(self.imports.get() + 1);
+        // SAFETY: a fault breaks this on purpose. What it reaches is the memory of the simulated device.
+        let offer = unsafe { offer.vouched_for() };
         match self.fault {
-            Some(Fault::Panic) if lease.layout().shape().len() == 2 => panic!("a planted fault"),
-            Some(Fault::SilentCopy) => self.sound.compact(&self.sound.import(lease)?),
+            Some(Fault::Panic) if offer.layout().shape().len() == 2 => panic!("a planted fault"),
+            Some(Fault::SilentCopy) => self.sound.compact(&self.sound.import(offer)?),
             Some(Fault::Leak) => {
-                let view = self.sound.import(lease)?;
+                let view = self.sound.import(offer)?;
                 std::mem::forget(self.sound.share(&view));
                 Ok(view)
             }
             Some(Fault::ReleaseNotOrdered) => {
-                let device = lease.device();
+                let device = offer.device();
                 if let Some(current) = self.sound.consumer().current_stream(device)? {
                     self.sound.ordering().order(device, Stream::LEGACY, current)?;
                 }
-                self.sound.import(lease)
+                self.sound.import(offer)
             }
-            _ => self.sound.import(lease),
+            _ => self.sound.import(offer),
         }
     }
 

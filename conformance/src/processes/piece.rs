@@ -1,7 +1,7 @@
 //! Pieces of host memory, as a framework: what the suite writes itself before a framework sees it.
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory, Profile,
+    Access, Adapter, Allocation, Consumer, DType, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Offer, Profile,
     Result, Views,
 };
 use bridge_ipc::IpcTensor;
@@ -102,7 +102,7 @@ impl Adapter for Pieces {
         Lent::at(data, dtype, layout.clone(), memory)
     }
 
-    fn import(&self, _: Lease) -> Result<Piece> {
+    fn import(&self, _: Offer) -> Result<Piece> {
         Err(Error::new(ErrorKind::NotATensor, "the suite takes no tensors into its own memory"))
     }
 

@@ -1,6 +1,6 @@
 //! An adapter that tells whether what it has exported was given back.
 
-use bridge_core::{Adapter, Allocation, Consumer, DType, Device, Lease, Lent, Memory, Order, Profile, Result};
+use bridge_core::{Adapter, Allocation, Consumer, DType, Device, Lent, Memory, Offer, Order, Profile, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -51,8 +51,8 @@ impl<F> Adapter for Watched<'_, F> {
         Ok(Lent::at(data, dtype, layout, unsafe { Memory::new(allocation, owner) })?.with_pending(pending))
     }
 
-    fn import(&self, lease: Lease) -> Result<F> {
-        self.adapter.import(lease)
+    fn import(&self, offer: Offer) -> Result<F> {
+        self.adapter.import(offer)
     }
 
     fn compact(&self, tensor: &F) -> Result<F> {

@@ -10,7 +10,7 @@ mod remote;
 use crate::runner::{Known, NUMPY_INTERFACE, TORCH_CAPSULES};
 use crate::{Capabilities, Observed, Spec, Subject, model};
 use bridge_core::{
-    Adapter, Consumer, DType, Device, Error, Lease, Lent, Order, Ordering, Pending, Profile, Result, Stream,
+    Adapter, Consumer, DType, Device, Error, Lent, Offer, Order, Ordering, Pending, Profile, Result, Stream,
 };
 use bridge_frameworks::AnyAdapter;
 use bridge_pyo3::{PyAdapter, PyTensor, framework_error};
@@ -196,8 +196,8 @@ impl<'py> Adapter for PySubject<'py> {
         self.adapter.export(tensor)
     }
 
-    fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
-        self.adapter.import(lease)
+    fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
+        self.adapter.import(offer)
     }
 
     fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {

@@ -2,7 +2,7 @@
 
 use bridge_core::{
     Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory,
-    Options, Profile, Result, Reuse, Stream, Strides, Views, transfer,
+    Offer, Options, Profile, Result, Reuse, Stream, Strides, Views, transfer,
 };
 use pyo3::prelude::*;
 use std::sync::Arc;
@@ -75,8 +75,8 @@ impl Adapter for Relay {
         Lent::at(data, DType::FLOAT32, layout, memory)
     }
 
-    fn import(&self, lease: Lease) -> Result<Tensor> {
-        Ok(Tensor::View(lease))
+    fn import(&self, offer: Offer) -> Result<Tensor> {
+        Ok(Tensor::View(offer.accept(self)?))
     }
 
     fn compact(&self, _: &Tensor) -> Result<Tensor> {

@@ -53,8 +53,8 @@ macro_rules! forward_adapter {
                 self.adapter.export(tensor)
             }
 
-            fn import(&self, lease: bridge_core::Lease) -> bridge_core::Result<$tensor> {
-                self.adapter.import(lease)
+            fn import(&self, offer: bridge_core::Offer) -> bridge_core::Result<$tensor> {
+                self.adapter.import(offer)
             }
 
             fn compact(&self, tensor: &$tensor) -> bridge_core::Result<$tensor> {

@@ -6,8 +6,8 @@ use super::tensor::{Owner, SimBuffer, SimTensor, View};
 use crate::fault::Breakable;
 use crate::model;
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Keep, Layout, Lease, Lent, Order, Profile, Result,
-    Reuse, Stream, Strides, Views,
+    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Keep, Layout, Lease, Lent, Offer, Order, Profile,
+    Result, Reuse, Stream, Strides, Views,
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -222,7 +222,8 @@ impl Adapter for SimFramework {
         Ok(Lent::new(*dtype, layout, buffer)?.with_pending(*pending))
     }
 
-    fn import(&self, lease: Lease) -> Result<SimTensor> {
+    fn import(&self, offer: Offer) -> Result<SimTensor> {
+        let lease = offer.accept(self)?;
         if let Some(fatal) = self.fatal(&lease) {
             return Err(Error::new(ErrorKind::Framework, format!("{} aborts because of {fatal}", self.profile.name)));
         }

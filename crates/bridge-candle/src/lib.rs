@@ -78,7 +78,7 @@ mod import;
 mod storage;
 
 use bridge_core::{
-    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Order, Profile, Result, Strides, Views,
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Order, Profile, Result, Strides, Views,
 };
 use candle_core::Tensor;
 use std::sync::{Arc, LazyLock};
@@ -171,7 +171,7 @@ impl Adapter for Candle {
     }
 
     /// Returns an error: core copies every tensor into an [`empty`](Adapter::empty) one.
-    fn import(&self, _: Lease) -> Result<Tensor> {
+    fn import(&self, _: Offer) -> Result<Tensor> {
         Err(Error::new(ErrorKind::CopyNeeded, "candle keeps no memory of another owner: copy it into Candle::empty"))
     }
 

@@ -3,7 +3,7 @@
 use crate::on_device::in_streams;
 use crate::status::refused;
 use bridge_core::dlpack::wrap;
-use bridge_core::{Adapter, Consumer, Device, Lease, Lent, Profile, Result, Stream, Views};
+use bridge_core::{Adapter, Consumer, Device, Lease, Lent, Offer, Profile, Result, Stream, Views};
 use bridge_interpreter::AnyManaged;
 use std::sync::{Arc, LazyLock};
 
@@ -27,12 +27,12 @@ impl Consumer for InStream {
 /// An adapter for the caller, who reads and writes in one stream and takes every lease that fits the profile.
 pub(crate) struct Reader {
     profile: Profile,
-    stream: Option<Stream>,
+    consumer: Arc<InStream>,
 }
 
 impl Reader {
     pub(crate) fn new(profile: Profile, stream: Option<Stream>) -> Self {
-        Self { profile, stream }
+        Self { profile, consumer: Arc::new(InStream(stream)) }
     }
 
     /// Returns a reader that takes such a tensor in place.
@@ -50,15 +50,15 @@ impl Adapter for Reader {
     }
 
     fn consumer(&self) -> Arc<dyn Consumer> {
-        Arc::new(InStream(self.stream))
+        self.consumer.clone()
     }
 
     fn export(&self, _: &Lease) -> Result<Lent> {
         Err(refused("a view cannot be exported again: export the tensor that it was made of"))
     }
 
-    fn import(&self, lease: Lease) -> Result<Lease> {
-        Ok(lease)
+    fn import(&self, offer: Offer) -> Result<Lease> {
+        offer.accept(self)
     }
 
     fn compact(&self, _: &Lease) -> Result<Lease> {

@@ -6,8 +6,8 @@ use crate::reader::{InStream, Reader};
 use crate::status::{Status, answer, refused};
 use bridge_core::dlpack::{Origin, Release};
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, MAX_NDIM,
-    Memory, Options, Order, Ordering, Permutation, Profile, Result, Reuse, Stream, transfer,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory,
+    Offer, Options, Order, Ordering, Permutation, Profile, Result, Reuse, Stream, transfer,
 };
 use bridge_interpreter::{AnyManaged, Guarded};
 use std::ffi::c_void;
@@ -244,7 +244,7 @@ impl Adapter for Caller<'_> {
         tensor.shared(tensor.0.device())?.permuted(self.permutation.as_ref())
     }
 
-    fn import(&self, _: Lease) -> Result<CTensor> {
+    fn import(&self, _: Offer) -> Result<CTensor> {
         Err(refused("the caller's side imports no tensors"))
     }
 

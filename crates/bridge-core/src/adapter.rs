@@ -1,6 +1,6 @@
 //! Adapters: a framework, as core sees it.
 
-use crate::{Consumer, DType, Device, Error, ErrorKind, Lease, Lent, Order, Profile, Result};
+use crate::{Consumer, DType, Device, Error, ErrorKind, Lent, Offer, Order, Profile, Result};
 use std::sync::Arc;
 
 /// Alignment, in bytes, of copies that adapters make: the largest that a framework requires (TensorFlow).
@@ -64,8 +64,8 @@ pub const COPY_ALIGNMENT: usize = 64;
 ///         Lent::at(data, DType::FLOAT32, layout, memory)
 ///     }
 ///
-///     fn import(&self, lease: Lease) -> Result<Array> {
-///         Ok(Array::View(Arc::new(lease)))
+///     fn import(&self, offer: Offer) -> Result<Array> {
+///         Ok(Array::View(Arc::new(offer.accept(self)?)))
 ///     }
 /// }
 ///
@@ -110,13 +110,14 @@ pub trait Adapter {
     /// [`ErrorKind::RequiresGrad`], [`ErrorKind::Dtype`], [`ErrorKind::Layout`].
     fn export(&self, tensor: &Self::Tensor) -> Result<Lent>;
 
-    /// Wraps a lease as a tensor that shares its memory and drops the lease with the last view. Core has checked that
-    /// the lease fits [`profile`](Self::profile), and has ordered the current stream after the owner's.
+    /// Accepts an offer ([`Offer::accept`]), which checks that the tensor fits [`profile`](Self::profile) and is for
+    /// [`consumer`](Self::consumer), and wraps its lease as a tensor that shares the memory and drops the lease with the
+    /// last view. Core has ordered the current stream after the owner's.
     ///
     /// # Errors
     ///
-    /// Errors of the framework. The lease is then dropped.
-    fn import(&self, lease: Lease) -> Result<Self::Tensor>;
+    /// Those of [`Offer::accept`], and errors of the framework. The lease is then dropped.
+    fn import(&self, offer: Offer) -> Result<Self::Tensor>;
 
     /// Makes a compact copy, aligned to [`COPY_ALIGNMENT`], with the framework's own kernels: on the same device, in
     /// the current stream, with deferred operations applied.

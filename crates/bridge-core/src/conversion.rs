@@ -3,7 +3,7 @@
 use crate::batch::Batch;
 use crate::fill::behind;
 use crate::plan::{decide, landing};
-use crate::{Adapter, Device, DeviceKind, Lease, Lent, Options, Order, Ordering, Plan, Result, Stream, plan};
+use crate::{Adapter, Device, DeviceKind, Lease, Lent, Offer, Options, Order, Ordering, Plan, Result, Stream, plan};
 use std::sync::Arc;
 
 /// The owner's stream, and the stream that waits for it.
@@ -38,7 +38,7 @@ impl<F, T> Conversion<'_, F, T> {
         let reader = if streams { consumer.current_stream(device)? } else { None };
         let ordered = behind(self.ordering, &lent, reader, self.batch)?;
         let lease = Lease::new(lent, reader, copied, consumer, Arc::clone(self.ordering));
-        Ok((self.to.import(Batch::join(self.batch, lease))?, ordered))
+        Ok((self.to.import(Offer::new(Batch::join(self.batch, lease)))?, ordered))
     }
 
     /// Returns the device under which the consumer sees the memory.

@@ -3,7 +3,7 @@
 use crate::conversion::{Conversion, Streams};
 use crate::fill::{fill, pending};
 use crate::overlap::share_bytes;
-use crate::plan::{moves_to, needed};
+use crate::plan::{loses_read_only, moves_to, needed};
 use crate::{
     Adapter, Advice, Device, DeviceKind, Dims, Error, ErrorKind, Lent, Options, Order, Ordering, Result, Reuse,
     host_copy,
@@ -196,7 +196,8 @@ impl<F, T> Conversion<'_, F, T> {
             let text = format!("{from} makes no column-major copy: copy it with the framework that owns it first");
             return Err(Error::new(ErrorKind::CopyNeeded, text).or_advise(Advice::AnyOrder));
         }
-        if let Some(reason) = needed(&lent, self.to.profile(), None) {
+        let read_only = loses_read_only(&lent, self.to.profile()).then(|| "memory that is read-only".into());
+        if let Some(reason) = needed(&lent, self.to.profile(), None).map(|reason| reason.to_string()).or(read_only) {
             let text = format!(
                 "{from} makes no copy that {to} can use, and {to} cannot take the tensor in place because of {reason}: make a compact copy with the framework that owns it first"
             );

@@ -6,7 +6,8 @@ use crate::moved::{move_into, no_moves};
 use crate::overlap::{repeats, share_bytes};
 use crate::plan::{moved_between, usable};
 use crate::{
-    Access, Adapter, Advice, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream,
+    Access, Adapter, Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result,
+    Stream,
 };
 use std::sync::Arc;
 
@@ -47,6 +48,8 @@ pub fn copy_into<F, T>(
         return Err(Error::new(ErrorKind::Dtype, text));
     }
     let source = source.broadcast_to(target.layout().shape())?;
+    // Before anything is launched: a panic would return the memory under the copy.
+    let consumer = to.consumer();
     let Some(device) = shared(source.device(), target.device()) else {
         movable(source.device(), target.device(), ordering)?;
         writable(&target)?;
@@ -54,7 +57,7 @@ pub fn copy_into<F, T>(
         used(from, &source);
         used(to, &target);
         let (ordered, target) = move_into(source, target, from.consumer(), ordering)?;
-        release(target, to, ordering);
+        release(target, consumer, ordering);
         return Ok(ordered);
     };
     let (source, target) = (source.seen_on(device), target.seen_on(device));
@@ -63,8 +66,8 @@ pub fn copy_into<F, T>(
     to.overwritten(out)?;
     used(from, &source);
     used(to, &target);
-    let filled = fill_or_copy_by_loop(source, &target, to.consumer(), ordering);
-    release(target, to, ordering);
+    let filled = fill_or_copy_by_loop(source, &target, Arc::clone(&consumer), ordering);
+    release(target, consumer, ordering);
     filled?.map_err(|source| {
         let text = format!(
             "nothing copies elements of {} bytes on {device} here: convert the tensor and assign it with the framework of the target",
@@ -92,9 +95,9 @@ pub fn copied_into_by(source: Device, target: Device) -> CopiedBy {
 }
 
 /// Returns the target after the copy: a lease keeps memory of unknown reuse until that has run.
-fn release<T>(target: Lent, to: &dyn Adapter<Tensor = T>, ordering: &Arc<dyn Ordering>) {
+fn release(target: Lent, consumer: Arc<dyn Consumer>, ordering: &Arc<dyn Ordering>) {
     let stream = target.buffer().stream();
-    drop(Lease::new(target, stream, false, to.consumer(), Arc::clone(ordering)));
+    drop(Lease::new(target, stream, false, consumer, Arc::clone(ordering)));
 }
 
 /// Returns the device as which both memories can be used, if there is one. There is one host, whatever its number.

@@ -34,6 +34,8 @@ struct Ordered {
     owner: Stream,
     /// The stream at import; `None` where the host reads.
     reader: Option<Used>,
+    /// Whether the consumer has panicked. What it reads is not known then, so the memory is leaked.
+    unknown: bool,
 }
 
 /// Returns the addresses that a lease enters in the views of its consumer.
@@ -44,6 +46,8 @@ fn bytes(lent: &Lent) -> Range<usize> {
 }
 
 impl Lease {
+    /// Enters the memory in the views of the consumer. Its caller may have launched work that uses the memory: a panic of
+    /// the consumer must not drop that here.
     pub(crate) fn new(
         lent: Lent,
         stream: Option<Stream>,
@@ -53,10 +57,15 @@ impl Lease {
     ) -> Self {
         let device = lent.device();
         let ordered = lent.buffer().stream().map(|owner| {
-            let reader =
-                stream.map(|stream| Used { stream: stream.on_any_thread(), keep: consumer.keep(device, stream) });
-            consumer.views().enter(device, &bytes(&lent));
-            Ordered { owner: owner.on_any_thread(), reader }
+            let enter = || {
+                let used =
+                    |stream: Stream| Used { stream: stream.on_any_thread(), keep: consumer.keep(device, stream) };
+                let reader = stream.map(used);
+                consumer.views().enter(device, &bytes(&lent));
+                reader
+            };
+            let reader = catch_unwind(AssertUnwindSafe(enter));
+            Ordered { owner: owner.on_any_thread(), unknown: reader.is_err(), reader: reader.unwrap_or_default() }
         });
         leased();
         Self { lent: Some(lent), copied, consumer, ordering, ordered, group: None }
@@ -82,7 +91,12 @@ impl Lease {
         Some(Arc::new(Group::new(device, *owner, reader, Arc::clone(&self.ordering))))
     }
 
-    fn lent(&self) -> &Lent {
+    /// Returns the consumer whose work the drop orders; `None` for memory that is ready at any time.
+    pub(crate) fn consumer(&self) -> Option<&Arc<dyn Consumer>> {
+        self.ordered.as_ref().map(|_| &self.consumer)
+    }
+
+    pub(crate) fn lent(&self) -> &Lent {
         self.lent.as_ref().expect("only the drop takes it")
     }
 
@@ -123,11 +137,14 @@ impl Lease {
 
     fn give_back(&mut self) -> Returned {
         let Some(lent) = self.lent.take() else { return Returned::Now };
-        let Some(Ordered { owner, reader }) = self.ordered.take() else { return Returned::Now };
+        let Some(Ordered { owner, reader, unknown }) = self.ordered.take() else { return Returned::Now };
         let (device, reuse) = (lent.buffer().device(), lent.buffer().reuse());
         let (seen_on, bytes) = (lent.device(), bytes(&lent));
         // Until every reader is ordered before its reuse, the memory must not be returned, whatever fails below.
         let buffer = Unordered::new(lent.into_buffer());
+        if unknown {
+            return Returned::Now;
+        }
         // Both keep their streams alive until the end of this function.
         let recorded = self.consumer.views().leave(seen_on, &bytes);
         let Ok(current) = self.consumer.current_stream(seen_on) else { return Returned::Now };

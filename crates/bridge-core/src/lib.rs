@@ -2,7 +2,8 @@
 //!
 //! In every framework, memory has an owner. A [`DeviceBuffer`] is that memory with four promises: *what* it is, *where*
 //! it is, *when* it may be touched, and *until when*. An [`Adapter`] exports its framework's tensor as [`Lent`]: a
-//! buffer, a dtype and a [`Layout`]. It imports a [`Lease`] on such a buffer as its framework's tensor. [`transfer`] is
+//! buffer, a dtype and a [`Layout`]. It accepts an [`Offer`] of such a buffer, and wraps the [`Lease`] on it as its
+//! framework's tensor. [`transfer`] is
 //! the only path between two adapters.
 //!
 //! These words are used throughout. The *producer* exports a tensor, and is or represents the *owner* of its memory.
@@ -20,6 +21,7 @@
 //! | shape, strides and offset are sound and lie inside the buffer | core: [`Layout::new`], [`Lent::new`] |
 //! | the view lies inside its allocation, where the driver knows that | core: [`Layout::hull`] |
 //! | dtype, strides, alignment, device, read-only fit the target; whether to copy | core: [`plan`](plan()) |
+//! | a lease is for the profile and the consumer of the adapter that imports it | core: [`Offer::accept`] |
 //! | a capsule follows DLPack's rules | core: [`dlpack`] |
 //! | an address belongs to the device that a capsule names | the crate for that device, `bridge-cuda` |
 //! | a copy does not overlap the original and fits the target; the owner of a view waits for it | core: [`transfer`] |
@@ -40,7 +42,7 @@
 //!    the copy is imported instead of the original. If the copies of the ordering cannot copy, the frameworks do: see
 //!    [`transfer`].
 //! 4. If the consumer's current stream differs, core makes it wait for the work that is now in the owner's stream.
-//! 5. [`Adapter::import`] wraps the lease.
+//! 5. [`Adapter::import`] accepts the offer and wraps the lease.
 //! 6. The last view drops the lease. Core makes the owner's stream wait for the stream at import, for the stream
 //!    current at the drop, and for every stream recorded in [`Views`]. Then it drops the owner's reference.
 //!
@@ -90,6 +92,7 @@ mod layout;
 mod leak;
 mod lease;
 mod moved;
+mod offer;
 mod order;
 mod ordering;
 mod output;
@@ -121,6 +124,7 @@ pub use host::HostMemory;
 pub use layout::Layout;
 pub use leak::{Stats, stats};
 pub use lease::Lease;
+pub use offer::Offer;
 pub use order::{Dims, MAX_NDIM, Order};
 pub use ordering::{Deferred, Flush, HostOnly, Ordering};
 pub use output::{Output, output};

@@ -186,11 +186,10 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
         }
         return Ok(Plan::Copy(Reason::Moved));
     }
-    let lost = lent.buffer().access() == Access::ReadOnly && !target.keeps_read_only;
     let foreign = foreign.then_some(Reason::ForeignMemory);
     match (options.copy, needed(lent, target, order).or(foreign)) {
         (Some(true), reason) => Ok(Plan::Copy(reason.unwrap_or(Reason::Asked))),
-        (_, None) if lost => {
+        (_, None) if loses_read_only(lent, target) => {
             let text = format!("the tensor is read-only, and {name} would let you write to it");
             Err(Error::new(ErrorKind::ReadOnly, text).advise(Advice::Copy))
         }
@@ -202,6 +201,11 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
             Err(Error::new(ErrorKind::CopyNeeded, text).advise(Advice::AllowCopy))
         }
     }
+}
+
+/// Returns whether the target would let the user write to a tensor that is read-only.
+pub(crate) fn loses_read_only(lent: &Lent, target: &Profile) -> bool {
+    lent.buffer().access() == Access::ReadOnly && !target.keeps_read_only
 }
 
 /// Refuses a number of dimensions that the target's tensors cannot have.

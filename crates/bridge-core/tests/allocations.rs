@@ -1,7 +1,7 @@
 //! A transfer between two adapters in Rust takes one allocation: the exported tensor.
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceBuffer, DeviceKind, Layout, Lease, Lent, Memory,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceBuffer, DeviceKind, Layout, Lent, Memory, Offer,
     Options, Ordering, Owner, Profile, Result, Reuse, Stream, Strides, Views, transfer,
 };
 use std::alloc::{GlobalAlloc, System};
@@ -85,8 +85,8 @@ impl Adapter for Relay {
         Lent::at(0x1000, DType::FLOAT32, layout, unsafe { Memory::new(allocation, ()) })
     }
 
-    fn import(&self, lease: Lease) -> Result<Option<Owner>> {
-        Ok(Some(lease.into()))
+    fn import(&self, offer: Offer) -> Result<Option<Owner>> {
+        Ok(Some(offer.accept(self)?.into()))
     }
 }
 

@@ -71,7 +71,7 @@ mod tests {
     use crate::ordering::CudaOrdering;
     use bridge_core::{
         Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent,
-        Memory, Options, Ordering, Profile, Result, Reuse, Stream, Strides, Views, transfer_all,
+        Memory, Offer, Options, Ordering, Profile, Result, Reuse, Stream, Strides, Views, transfer_all,
     };
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
@@ -130,8 +130,8 @@ mod tests {
             Lent::new(DType::FLOAT32, Layout::new(DType::FLOAT32, &[0], None, 0)?, memory)
         }
 
-        fn import(&self, lease: Lease) -> Result<Option<Lease>> {
-            Ok(Some(lease))
+        fn import(&self, offer: Offer) -> Result<Option<Lease>> {
+            Ok(Some(offer.accept(self)?))
         }
 
         fn compact(&self, _: &Option<Lease>) -> Result<Option<Lease>> {

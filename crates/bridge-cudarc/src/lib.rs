@@ -45,7 +45,7 @@ pub use element::Element;
 pub use views::{Reading, Writing};
 
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lease, Lent, Order, Profile, Result,
+    Access, Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Offer, Order, Profile, Result,
     Stream, Strides, Views,
 };
 use context::{device_of, handle_of};
@@ -159,7 +159,8 @@ impl Adapter for Cudarc {
         array.lend()
     }
 
-    fn import(&self, lease: Lease) -> Result<DeviceArray> {
+    fn import(&self, offer: Offer) -> Result<DeviceArray> {
+        let lease = offer.accept(self)?;
         self.consumer.check(lease.device())?;
         Ok(DeviceArray::of_lease(lease, Arc::clone(&self.consumer.stream)))
     }

@@ -12,7 +12,7 @@ mod native;
 mod runtime;
 mod streams;
 
-use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Lent, Offer, Order, Profile, Result};
 use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
 use pyo3::Python;
 use runtime::Runtime;
@@ -53,8 +53,8 @@ impl<'py> Adapter for CuPy<'py> {
         export::lend(self.runtime, array)
     }
 
-    fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
-        import::wrap(self.py, self.runtime, lease)
+    fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
+        import::wrap(self.py, self.runtime, offer.accept(self)?)
     }
 
     fn compact(&self, array: &PyTensor<'py>) -> Result<PyTensor<'py>> {

@@ -7,7 +7,7 @@ use crate::tensor::no_tensor;
 use crate::{Framework, driver, interfaces};
 use bridge_core::dlpack::Origin;
 use bridge_core::{
-    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Profile, Result, Reuse, Stream, Views,
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Profile, Result, Reuse, Stream, Views,
 };
 use bridge_pyo3::{Borrowed, PyAdapter, PyTensor, drop_guarded, framework_error, take_capsule, type_name};
 use pyo3::exceptions::{PyBaseException, PyBufferError, PyTypeError};
@@ -276,9 +276,9 @@ impl<'py> Adapter for Foreign<'py> {
         unsafe { take_capsule(&capsule, &origin) }
     }
 
-    fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
+    fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
         let (py, from_dlpack) = (self.like.py(), self.importer()?);
-        let produced = Produced::new(lease)?;
+        let produced = Produced::new(offer.accept(self)?);
         from_dlpack.call1((produced,)).map_err(|error| framework_error(py, "from_dlpack", error))
     }
 

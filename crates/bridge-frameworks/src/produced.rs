@@ -2,8 +2,8 @@
 
 use crate::driver;
 use crate::foreign::READER;
-use bridge_core::dlpack::{DLPack, Tensor};
-use bridge_core::{Adapter, Consumer, DeviceKind, Lease, Result, Stream};
+use bridge_core::dlpack::Tensor;
+use bridge_core::{Consumer, DeviceKind, Lease, Result, Stream};
 use bridge_pyo3::{PyTensor, exception};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -16,9 +16,8 @@ pub(crate) struct Produced(Tensor);
 const NO_SYNC: i64 = -1;
 
 impl Produced {
-    pub(crate) fn new(lease: Lease) -> Result<Self> {
-        // SAFETY: the adapter copies nothing here. Python's frameworks order their uses on the host by the GIL.
-        unsafe { DLPack::host() }.import(lease).map(Self)
+    pub(crate) fn new(lease: Lease) -> Self {
+        Self(lease.into())
     }
 
     /// Makes the stream of a reader wait for the result, and the return of the memory wait for the reader.

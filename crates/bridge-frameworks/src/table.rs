@@ -56,7 +56,7 @@ macro_rules! frameworks {
         mod adapters {
             use super::Framework;
             use crate::Foreign;
-            use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
+            use bridge_core::{Adapter, Consumer, DType, Device, Lent, Offer, Order, Profile, Result};
             use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
             use pyo3::Python;
             use std::ops::Deref;
@@ -100,8 +100,8 @@ macro_rules! frameworks {
                     (**self).export(tensor)
                 }
 
-                fn import(&self, lease: Lease) -> Result<Self::Tensor> {
-                    (**self).import(lease)
+                fn import(&self, offer: Offer) -> Result<Self::Tensor> {
+                    (**self).import(offer)
                 }
 
                 fn compact(&self, tensor: &Self::Tensor) -> Result<Self::Tensor> {

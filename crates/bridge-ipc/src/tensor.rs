@@ -4,7 +4,7 @@ use crate::device::{self, DeviceMemory, Role};
 use crate::memory::{self, Mapping};
 use bridge_core::{
     Access, Adapter, Allocation, COPY_ALIGNMENT, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease,
-    Lent, Memory, Order, Profile, Result, Reuse, Stream, Strides, Views,
+    Lent, Memory, Offer, Order, Profile, Result, Reuse, Stream, Strides, Views,
 };
 use rustix::fd::OwnedFd;
 use std::ops::Range;
@@ -192,7 +192,8 @@ impl Adapter for Ipc {
         Lent::at(tensor.data, tensor.dtype, tensor.layout.clone(), memory)
     }
 
-    fn import(&self, lease: Lease) -> Result<IpcTensor> {
+    fn import(&self, offer: Offer) -> Result<IpcTensor> {
+        let lease = offer.accept(self)?;
         let (data, dtype, layout) = (lease.data(), lease.dtype(), lease.layout().clone());
         let (device, access) = (lease.device(), lease.access());
         let stream = self.consumer.current_stream(device)?;

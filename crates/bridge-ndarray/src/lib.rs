@@ -38,7 +38,7 @@ pub use array::HostArray;
 pub use element::Element;
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Memory, Order,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Memory, Offer, Order,
     Profile, Result, Strides, Views,
 };
 use std::sync::Arc;
@@ -91,8 +91,8 @@ impl Adapter for NdArray {
         Lent::at(array.data(), array.dtype(), layout, memory)
     }
 
-    fn import(&self, lease: Lease) -> Result<HostArray> {
-        Ok(HostArray::of_lease(lease))
+    fn import(&self, offer: Offer) -> Result<HostArray> {
+        Ok(HostArray::of_lease(offer.accept(self)?))
     }
 
     fn overwritten(&self, array: &HostArray) -> Result<()> {

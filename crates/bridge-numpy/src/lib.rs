@@ -11,7 +11,7 @@ mod interface;
 mod native;
 mod runtime;
 
-use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Lent, Offer, Order, Profile, Result};
 use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
 use pyo3::Python;
 use runtime::Runtime;
@@ -61,8 +61,8 @@ impl<'py> Adapter for NumPy<'py> {
         export::lend(self.runtime, array)
     }
 
-    fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
-        import::wrap(self.py, self.runtime, lease)
+    fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
+        import::wrap(self.py, self.runtime, offer.accept(self)?)
     }
 
     fn compact(&self, array: &PyTensor<'py>) -> Result<PyTensor<'py>> {

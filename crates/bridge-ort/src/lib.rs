@@ -54,7 +54,7 @@ mod runtime;
 pub use runtime::load;
 
 use bridge_core::{
-    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Order, Profile, Result, Stream, Views,
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Order, Profile, Result, Stream, Views,
 };
 use ort::value::DynTensor;
 use std::sync::{Arc, LazyLock};
@@ -156,7 +156,8 @@ impl Adapter for Ort {
         export::lend(&*self.consumer, tensor)
     }
 
-    fn import(&self, lease: Lease) -> Result<Arc<DynTensor>> {
+    fn import(&self, offer: Offer) -> Result<Arc<DynTensor>> {
+        let lease = offer.accept(self)?;
         // The lease is ordered after the compute stream of its device.
         self.consumer.current_stream(lease.device())?;
         import::wrap(lease)

@@ -2,7 +2,7 @@
 
 use bridge_core::{
     Access, Adapter, Allocation, Consumer, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Layout, Lease,
-    Lent, Memory, Options, Ordering, Plan, Profile, Result, Reuse, Stream, Strides, Views, stats, transfer,
+    Lent, Memory, Offer, Options, Ordering, Plan, Profile, Result, Reuse, Stream, Strides, Views, stats, transfer,
 };
 use bridge_ort::Ort;
 use std::sync::{Arc, Mutex};
@@ -84,8 +84,8 @@ impl Adapter for Kernels {
         Lent::new(DType::FLOAT32, layout, unsafe { Memory::new(allocation, ()) })
     }
 
-    fn import(&self, lease: Lease) -> Result<Option<Lease>> {
-        Ok(Some(lease))
+    fn import(&self, offer: Offer) -> Result<Option<Lease>> {
+        Ok(Some(offer.accept(self)?))
     }
 
     fn compact(&self, _: &Option<Lease>) -> Result<Option<Lease>> {

@@ -3,8 +3,8 @@
 mod installed;
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, ErrorKind, HostOnly, Layout, Lease, Lent, Memory, Options,
-    Ordering, Profile, Result, Strides, Views, transfer,
+    Access, Adapter, Allocation, Consumer, DType, Device, ErrorKind, HostOnly, Layout, Lease, Lent, Memory, Offer,
+    Options, Ordering, Profile, Result, Strides, Views, transfer,
 };
 use bridge_tensorflow::{External, GraphEdges, Input, Runtime, Series, Session, SessionOptions};
 use std::sync::Arc;
@@ -89,8 +89,8 @@ impl Adapter for Plain {
         Lent::new(self.dtype, Layout::new(self.dtype, &[*count as i64], None, 0)?, memory)
     }
 
-    fn import(&self, lease: Lease) -> Result<View> {
-        Ok(View::Of(Box::new(lease)))
+    fn import(&self, offer: Offer) -> Result<View> {
+        Ok(View::Of(Box::new(offer.accept(self)?)))
     }
 
     fn compact(&self, _: &View) -> Result<View> {

@@ -2,7 +2,7 @@
 
 use crate::runtime::Runtime;
 use crate::{borrow, export, import};
-use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Lent, Offer, Order, Profile, Result};
 use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
 use pyo3::Python;
 
@@ -51,8 +51,8 @@ impl<'py> Adapter for Torch<'py> {
         export::lend(self.runtime, tensor)
     }
 
-    fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
-        import::wrap(self.py, self.runtime, lease)
+    fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
+        import::wrap(self.py, self.runtime, offer.accept(self)?)
     }
 
     fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {

@@ -1,8 +1,8 @@
 //! `tch` tensors in and out on the host.
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, CopiedBy, DType, Device, Error, ErrorKind, HostOnly, Layout, Lease, Lent,
-    Memory, Options, Ordering, Plan, Profile, Reason, Result, Strides, Views, copy_into, transfer,
+    Access, Adapter, Allocation, Consumer, CopiedBy, DType, Device, Error, ErrorKind, HostOnly, Layout, Lent, Memory,
+    Offer, Options, Ordering, Plan, Profile, Reason, Result, Strides, Views, copy_into, transfer,
 };
 use bridge_torch::Tch;
 use std::sync::Arc;
@@ -207,7 +207,7 @@ impl Adapter for Counted {
         Lent::at(data, DType::FLOAT32, layout, memory)
     }
 
-    fn import(&self, _: Lease) -> Result<Vec<f32>> {
+    fn import(&self, _: Offer) -> Result<Vec<f32>> {
         Err(Error::new(ErrorKind::Framework, "export only"))
     }
 

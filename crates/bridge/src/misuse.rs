@@ -37,6 +37,12 @@ misuse! {
         right: "let _ = unsafe { Memory::new(host, Arc::new(bytes)) };",
         E0277: "let _ = unsafe { Memory::new(host, Rc::new(bytes)) };",
         "}";
+    AnOfferIsAcceptedBeforeItsMemoryIsUsed:
+        "use truebridge::{Adapter, Offer, Result};
+        fn import<A: Adapter>(adapter: &A, offer: Offer) -> Result<usize> {",
+        right: "Ok(offer.accept(adapter)?.data())",
+        E0599: "Ok(offer.data())",
+        "}";
     AViewIsDroppedWithItsLastUser:
         "use truebridge::{Layout, Lease};
         fn layout(lease: &Lease) -> Layout {

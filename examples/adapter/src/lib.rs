@@ -1,7 +1,7 @@
 //! A library of matrices, and its adapter: all that a third party writes for a type of its own.
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory,
+    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Offer,
     Order, Profile, Result, Strides, Views,
 };
 use std::fmt;
@@ -89,7 +89,8 @@ impl Adapter for Matrices {
         Lent::at(matrix.address, DType::FLOAT32, layout, memory)
     }
 
-    fn import(&self, lease: Lease) -> Result<Matrix> {
+    fn import(&self, offer: Offer) -> Result<Matrix> {
+        let lease = offer.accept(self)?;
         let [rows, columns] = two(lease.layout().shape())?;
         Ok(Matrix { address: lease.data(), rows, columns, _memory: Arc::new(lease) })
     }

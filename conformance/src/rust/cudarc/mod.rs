@@ -8,7 +8,7 @@ use ::cudarc::driver::{
 };
 use ::cudarc::nvrtc::Ptx;
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Lease, Lent, Order, Ordering, Profile, Result, Stream,
+    Access, Adapter, Consumer, DType, Device, Error, ErrorKind, Lent, Offer, Order, Ordering, Profile, Result, Stream,
 };
 use bridge_cudarc::{Cudarc, DeviceArray};
 use std::cell::RefCell;
@@ -103,8 +103,8 @@ impl Adapter for CudarcSubject {
         self.current.borrow().export(array)
     }
 
-    fn import(&self, lease: Lease) -> Result<DeviceArray> {
-        self.current.borrow().import(lease)
+    fn import(&self, offer: Offer) -> Result<DeviceArray> {
+        self.current.borrow().import(offer)
     }
 
     fn compact(&self, array: &DeviceArray) -> Result<DeviceArray> {

@@ -11,7 +11,7 @@ mod session;
 
 use crate::{Capabilities, Observed, Spec, Subject, model};
 use bridge_core::{
-    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Profile, Result, Stream,
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Ordering, Profile, Result, Stream,
 };
 use bridge_tensorflow::{External, GraphEdges, Runtime, Series};
 use graphs::{Graphs, Task, taken};
@@ -93,8 +93,8 @@ impl Adapter for TensorFlowSubject {
         self.adapter.export(tensor)
     }
 
-    fn import(&self, lease: Lease) -> Result<Arc<External>> {
-        self.adapter.import(lease).map(Arc::new)
+    fn import(&self, offer: Offer) -> Result<Arc<External>> {
+        self.adapter.import(offer).map(Arc::new)
     }
 
     fn compact(&self, tensor: &Arc<External>) -> Result<Arc<External>> {

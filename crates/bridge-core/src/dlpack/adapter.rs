@@ -3,7 +3,7 @@
 use super::{DlpackFlags, Managed, ManagedTensorBase, Origin, lend, managed, prepare};
 use crate::{
     Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory,
-    Order, Profile, Result, Reuse, Stream, Strides, Views, host,
+    Offer, Order, Profile, Result, Reuse, Stream, Strides, Views, host,
 };
 use std::sync::Arc;
 
@@ -112,6 +112,13 @@ impl Tensor {
     }
 }
 
+/// Makes a view of what an import has accepted, for [`into_managed`](Tensor::into_managed).
+impl From<Lease> for Tensor {
+    fn from(lease: Lease) -> Self {
+        Self(Arc::new(Held::View(lease)))
+    }
+}
+
 /// The adapter of DLPack's tensors.
 ///
 /// It takes any strides, and keeps memory read-only. DLPack makes no copies: those of host memory are core's, those on
@@ -147,8 +154,9 @@ impl DLPack {
     ///
     /// # Safety
     ///
-    /// That of [`host`](Self::host). `stream` belongs to `device`, and is not destroyed before the adapter and all tensors that it has returned have
-    /// been dropped.
+    /// That of [`host`](Self::host). `stream` belongs to `device`, and is not destroyed before the adapter and all tensors
+    /// that it has returned have been dropped. A tensor of DLPack on `device` is used through adapters in one stream, or
+    /// its caller orders them.
     pub unsafe fn in_stream(device: Device, stream: Stream) -> Self {
         Self::with(Current { stream: Some((device, stream)), views: Views::default() })
     }
@@ -215,8 +223,8 @@ impl Adapter for DLPack {
         Lent::at(tensor.data(), tensor.dtype(), tensor.layout().clone(), memory)
     }
 
-    fn import(&self, lease: Lease) -> Result<Tensor> {
-        Ok(Tensor(Arc::new(Held::View(lease))))
+    fn import(&self, offer: Offer) -> Result<Tensor> {
+        Ok(offer.accept(self)?.into())
     }
 
     fn compact(&self, _: &Tensor) -> Result<Tensor> {

@@ -3,7 +3,7 @@
 use crate::common::{GPU, Item, Office, READER};
 use bridge_core::{
     Access, Adapter, Consumer, DType, Deferred, Device, DeviceBuffer, Error, ErrorKind, Flush, Layout, Lease, Lent,
-    Options, Ordering, Profile, Result, Reuse, Stream, Strides, transfer_all,
+    Offer, Options, Ordering, Profile, Result, Reuse, Stream, Strides, transfer_all,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -209,7 +209,7 @@ impl Adapter for Producer {
         Lent::new(DType::FLOAT32, Layout::new(DType::FLOAT32, &[1], None, 0)?, buffer)
     }
 
-    fn import(&self, _: Lease) -> Result<Numbered> {
+    fn import(&self, _: Offer) -> Result<Numbered> {
         Err(Error::new(ErrorKind::Argument, "it only exports"))
     }
 }

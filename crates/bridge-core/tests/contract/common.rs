@@ -2,8 +2,10 @@
 
 use bridge_core::{
     Access, Adapter, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Flush,
-    Keep, Layout, Lease, Lent, Order, Ordering, Pending, Profile, Result, Reuse, Stream, Strided, Strides, Views,
+    Keep, Layout, Lease, Lent, Offer, Order, Ordering, Pending, Profile, Result, Reuse, Stream, Strided, Strides,
+    Views,
 };
+use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 
 // SAFETY: no driver sees this stream.
@@ -225,11 +227,18 @@ impl Drop for PaperBuffer {
 pub struct Side {
     pub current: Mutex<Option<Stream>>,
     pub views: Views,
+    /// Whether it panics instead of keeping a stream.
+    pub panics: bool,
 }
 
 impl Consumer for Side {
     fn current_stream(&self, _: Device) -> Result<Option<Stream>> {
         Ok(*self.current.lock().unwrap())
+    }
+
+    fn keep(&self, _: Device, _: Stream) -> Option<Keep> {
+        assert!(!self.panics, "planned");
+        None
     }
 
     fn views(&self) -> &Views {
@@ -248,6 +257,8 @@ pub struct Office {
     pub fresh: Option<Paper>,
     /// Whether its tensors must not change.
     pub immutable: bool,
+    /// How often it says what its consumer is before it panics.
+    pub says: Cell<u32>,
 }
 
 impl Office {
@@ -258,8 +269,16 @@ impl Office {
             .with_alignment(64)
             .with_devices(vec![DeviceKind::CUDA, DeviceKind::CPU])
             .with_keeps_read_only(false);
-        let side = Side { current: Mutex::new(Some(READER)), views: Views::default() };
-        Self { profile, side: Arc::new(side), refuses: false, copies_to: Some(0x20000), fresh: None, immutable: false }
+        let side = Side { current: Mutex::new(Some(READER)), views: Views::default(), panics: false };
+        Self {
+            profile,
+            side: Arc::new(side),
+            refuses: false,
+            copies_to: Some(0x20000),
+            fresh: None,
+            immutable: false,
+            says: Cell::new(u32::MAX),
+        }
     }
 }
 
@@ -278,6 +297,7 @@ impl Adapter for Office {
     }
 
     fn consumer(&self) -> Arc<dyn Consumer> {
+        self.says.set(self.says.get().checked_sub(1).expect("planned"));
         self.side.clone()
     }
 
@@ -291,10 +311,10 @@ impl Adapter for Office {
         Ok(Lent::at(paper.address, paper.dtype, layout, buffer)?.with_pending(paper.pending))
     }
 
-    fn import(&self, lease: Lease) -> Result<Item> {
+    fn import(&self, offer: Offer) -> Result<Item> {
         match self.refuses {
             true => Err(Error::new(ErrorKind::Framework, "planned")),
-            false => Ok(Item::Leased(lease)),
+            false => Ok(Item::Leased(offer.accept(self)?)),
         }
     }
 

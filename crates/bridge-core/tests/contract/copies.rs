@@ -87,17 +87,22 @@ fn on_a_device_the_consumer_copies_what_it_can_take_in_place() {
     let recorder = Arc::new(Recorder::default());
     let (mut from, to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
     from.copies_to = None;
-    let paper = Paper { access: Access::ReadOnly, ..Paper::new(&recorder.log) };
+    let paper = Paper::new(&recorder.log);
     let (copy, told) = cross(&recorder, &from, &to, &Item::Own(paper), &COPY).expect("it crosses");
     assert!(matches!(copy, Item::Own(Paper { address: 0x20000, access: Access::ReadWrite, .. })));
     assert_eq!((told.bytes_copied, told.ordered), (24, Some((OWNER, READER))));
     // The copied view is returned after the consumer's stream.
     assert_eq!(taken(&recorder.log), [Ordered(OWNER, READER), Ordered(READER, OWNER), Dropped]);
 
-    let paper = Paper { strides: vec![1, 2], ..Paper::new(&recorder.log) };
-    let refused = cross(&recorder, &from, &to, &Item::Own(paper), &COPY).err().expect("neither can copy it");
-    assert_eq!(refused.kind(), ErrorKind::CopyNeeded);
-    assert!(refused.to_string().contains("strides that are not compact"), "{refused}");
+    let paper = || Paper::new(&recorder.log);
+    let columns = (Paper { strides: vec![1, 2], ..paper() }, "strides that are not compact");
+    // The consumer could be written to through the view that it copies.
+    let read_only = (Paper { access: Access::ReadOnly, ..paper() }, "memory that is read-only");
+    for (paper, why) in [columns, read_only] {
+        let refused = cross(&recorder, &from, &to, &Item::Own(paper), &COPY).err().expect("neither can copy it");
+        assert_eq!(refused.kind(), ErrorKind::CopyNeeded);
+        assert!(refused.to_string().contains(why), "{refused}");
+    }
 }
 
 #[test]

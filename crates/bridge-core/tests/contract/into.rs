@@ -1,12 +1,13 @@
 //! Copies into tensors that exist: what is refused before anything is launched, and what is ordered.
 
 use crate::common::Event::{Copied as Launched, Dropped, Moved, Ordered, Retired};
-use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, Paper, READER, Recorder, taken};
+use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, Paper, READER, Recorder, Side, taken};
 use bridge_core::{
-    Access, DType, Device, DeviceKind, ErrorKind, Options, Ordering, Pending, Result, Reuse, Stream, Strides,
+    Access, DType, Device, DeviceKind, ErrorKind, Options, Ordering, Pending, Result, Reuse, Stream, Strides, Views,
     copy_into, transfer,
 };
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
 
 const TARGET: usize = 0x40000;
 
@@ -44,6 +45,30 @@ fn the_copy_runs_in_the_stream_of_the_target_behind_the_source_and_before_its_re
     assert_eq!(copied.unwrap(), Some((OWNER, READER)));
     let launched = Launched { from: 0x1000, to: TARGET, flips: 0, stream: Some(READER) };
     assert_eq!(events, [Ordered(OWNER, READER), launched, Ordered(READER, OWNER), Dropped]);
+}
+
+#[test]
+fn a_consumer_that_panics_returns_no_memory_under_the_copy() {
+    let mut scene = Scene::new();
+    scene.target = Paper { log: scene.log.clone(), ..scene.target };
+    scene.to.side = Arc::new(Side { current: Mutex::new(Some(READER)), views: Views::default(), panics: true });
+    let (copied, events) = scene.copy();
+    assert!(copied.is_ok() && matches!(events.last(), Some(Launched { .. })), "it is leaked: {events:?}");
+
+    let mut launches = 0;
+    for says in 0..4 {
+        let mut scene = Scene::new();
+        scene.target = Paper { log: scene.log.clone(), reuse: Reuse::Unknown, ..scene.target };
+        scene.to.says.set(says);
+        let log = scene.log.clone();
+        let copied = catch_unwind(AssertUnwindSafe(|| scene.copy()));
+        let events = copied.map_or_else(|_| taken(&log), |(_, events)| events);
+        if events.iter().any(|event| matches!(event, Launched { .. })) {
+            launches += 1;
+            assert!(events.ends_with(&[Retired(READER), Dropped]), "{says}: {events:?}");
+        }
+    }
+    assert!(launches > 0);
 }
 
 #[test]

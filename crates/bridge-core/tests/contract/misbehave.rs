@@ -5,8 +5,8 @@
 use crate::exchange::{counted, elements, on_host};
 use bridge_core::dlpack::{DLPack, Tensor};
 use bridge_core::{
-    Adapter, Consumer, DType, Device, ErrorKind, HostOnly, Lease, Lent, Options, Order, Ordering, Pending, Profile,
-    Result, copy_into, output, transfer, transfer_all,
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, HostOnly, Lent, Offer, Options, Order, Ordering,
+    Pending, Permutation, Profile, Result, Strides, copy_into, output, transfer, transfer_all,
 };
 use std::sync::Arc;
 use std::thread;
@@ -75,10 +75,10 @@ impl Adapter for Liar {
         self.sound.export(if self.lie == Lie::AnotherTensor { &self.other } else { tensor })
     }
 
-    fn import(&self, lease: Lease) -> Result<Tensor> {
+    fn import(&self, offer: Offer) -> Result<Tensor> {
         match self.lie {
             Lie::DropsLeases => Ok(self.other.clone()),
-            _ => self.sound.import(lease),
+            _ => self.sound.import(offer),
         }
     }
 
@@ -126,6 +126,56 @@ fn no_lie_of_an_adapter_reaches_memory_that_was_not_lent() {
                 assert!(elements(&target).iter().all(|number| (0.0..24.0).contains(number)), "{lie:?}");
             }
         }
+    }
+}
+
+/// Hands on what it is offered: its profile promises more than the adapter that is to take it.
+struct Broker {
+    profile: Profile,
+    consumer: Arc<dyn Consumer>,
+}
+
+impl Adapter for Broker {
+    type Tensor = Option<Offer>;
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.consumer.clone()
+    }
+
+    fn export(&self, _: &Option<Offer>) -> Result<Lent> {
+        Err(Error::new(ErrorKind::NotATensor, "planned"))
+    }
+
+    fn import(&self, offer: Offer) -> Result<Option<Offer>> {
+        Ok(Some(offer))
+    }
+}
+
+#[test]
+fn an_import_refuses_what_was_offered_to_a_profile_that_takes_more() {
+    let ordering: Arc<dyn Ordering> = Arc::new(HostOnly);
+    let profile = on_host().profile().clone();
+    let (float, compact) = (vec![DType::FLOAT64], Strides::Compact);
+    let columns = Options::default().with_permute(Permutation::new(&[1, 0]).unwrap());
+    let cases = [
+        (profile.clone(), Options::default(), None),
+        (profile.clone().with_dtypes(float), Options::default(), Some(ErrorKind::Dtype)),
+        (profile.clone().with_devices(vec![DeviceKind::CUDA]), Options::default(), Some(ErrorKind::Device)),
+        (profile.clone().with_rank(0..=1), Options::default(), Some(ErrorKind::Layout)),
+        (profile.clone().with_strides(compact), columns, Some(ErrorKind::CopyNeeded)),
+        (profile.clone().with_alignment(1 << 40), Options::default(), Some(ErrorKind::CopyNeeded)),
+        (profile.clone().with_owns_memory(true), Options::default(), Some(ErrorKind::CopyNeeded)),
+    ];
+    for (narrow, options, kind) in cases {
+        let taker = Liar { profile: narrow, ..Liar::new(Lie::AnotherTensor, false, &counted(&[1])) };
+        let broker = Broker { profile: profile.clone(), consumer: taker.consumer() };
+        let (offer, _) = transfer(&on_host(), &broker, &counted(&[2, 3]), &ordering, &options).unwrap();
+        let taken = offer.unwrap().accept(&taker);
+        assert_eq!(taken.err().map(|error| error.kind()), kind);
     }
 }
 

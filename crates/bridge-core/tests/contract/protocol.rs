@@ -3,7 +3,8 @@
 use crate::common::Event::{self, Dropped, Ordered, Retired};
 use crate::common::{GPU, Item, OTHER, OWNER, Office, Paper, READER, Recorder, taken};
 use bridge_core::{
-    Access, DType, Device, ErrorKind, Lease, Options, Ordering, Plan, Reason, Reuse, Stream, Strides, stats, transfer,
+    Access, Adapter, Consumer, DType, Device, ErrorKind, Lease, Lent, Offer, Options, Ordering, Plan, Profile, Reason,
+    Result, Reuse, Stream, Strides, stats, transfer,
 };
 use std::sync::Arc;
 
@@ -52,6 +53,54 @@ fn the_reader_waits_for_the_owner_and_the_owner_for_every_reader() {
     let expected = [Ordered(READER, OWNER), Ordered(OTHER, OWNER), Ordered(dropped_on, OWNER), Dropped];
     assert_eq!(setup.events(), expected);
     assert!(setup.to.side.views.is_empty());
+}
+
+/// Hands on what the office is offered.
+struct Messenger<'a>(&'a Office);
+
+impl Adapter for Messenger<'_> {
+    type Tensor = Result<Offer>;
+
+    fn profile(&self) -> &Profile {
+        self.0.profile()
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.0.consumer()
+    }
+
+    fn export(&self, _: &Result<Offer>) -> Result<Lent> {
+        unreachable!("it only imports")
+    }
+
+    fn import(&self, offer: Offer) -> Result<Result<Offer>> {
+        Ok(Ok(offer))
+    }
+}
+
+#[test]
+fn an_offer_is_for_the_consumer_that_waits_and_read_only_memory_for_one_that_keeps_it_so() {
+    let setup = Setup::new();
+    let offer = |to: &Office, access| {
+        let paper = Item::Own(Paper { access, ..setup.paper() });
+        let offered = transfer(&setup.from, &Messenger(to), &paper, &setup.ordering, &Options::default());
+        offered.expect("it crosses").0.expect("it hands it on")
+    };
+    let kind = |result: Result<Item>| result.err().map(|error| error.kind());
+    assert_eq!(kind(setup.to.import(offer(&setup.to, Access::ReadWrite))), None);
+    setup.events();
+    // Another consumer: its stream does not wait, and the owner would not wait for it.
+    let stranger = Office::new(Strides::Compact);
+    assert_eq!(kind(stranger.import(offer(&setup.to, Access::ReadWrite))), Some(ErrorKind::Argument));
+    assert_eq!(setup.events(), [Ordered(OWNER, READER), Ordered(READER, OWNER), Dropped], "it returns the memory");
+    // SAFETY: it is a consumer of the same kind, which is asked nothing here.
+    assert_eq!(kind(stranger.import(unsafe { offer(&setup.to, Access::ReadWrite).vouched_for() })), None);
+
+    let mut keeps = Office::new(Strides::Compact);
+    keeps.profile.keeps_read_only = true;
+    let forgets = Office { side: Arc::clone(&keeps.side), ..Office::new(Strides::Compact) };
+    assert_eq!(kind(keeps.import(offer(&keeps, Access::ReadOnly))), None);
+    assert_eq!(kind(forgets.import(offer(&keeps, Access::ReadOnly))), Some(ErrorKind::ReadOnly));
 }
 
 #[test]

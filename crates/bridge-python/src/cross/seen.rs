@@ -3,7 +3,7 @@
 use crate::debug::{self, Owned};
 use crate::trace::{Call, Facts, Outcome};
 use crate::watch::is_debugging;
-use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, Device, Lent, Offer, Order, Profile, Result};
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -63,8 +63,8 @@ impl<F: Owned> Adapter for Seen<'_, F> {
         }
     }
 
-    fn import(&self, lease: Lease) -> Result<F> {
-        self.adapter.import(lease)
+    fn import(&self, offer: Offer) -> Result<F> {
+        self.adapter.import(offer)
     }
 
     fn compact(&self, tensor: &F) -> Result<F> {

@@ -13,7 +13,7 @@ use crate::runtime::library::Series;
 use crate::runtime::read_only::bytes;
 use crate::runtime::status::Status;
 use crate::runtime::tensor::no_tensor;
-use bridge_core::{Adapter, Consumer, DType, DeviceKind, Dims, Error, ErrorKind, Layout, Lease, Lent, Profile, Result};
+use bridge_core::{Adapter, Consumer, DType, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Offer, Profile, Result};
 use std::ffi::{CStr, CString, c_int};
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, OnceLock};
@@ -216,7 +216,8 @@ impl Adapter for Eager {
         self.seen(tensor)?.lend()
     }
 
-    fn import(&self, lease: Lease) -> Result<EagerTensor> {
+    fn import(&self, offer: Offer) -> Result<EagerTensor> {
+        let lease = offer.accept(self)?;
         let (code, place) = (dtypes::required(lease.dtype())?, self.devices.name_of(lease.device())?);
         let (shape, bytes) = (Dims::from(lease.layout().shape()), bytes(&lease));
         let owner = self.eager.runtime.consumer.read_only.owner(lease);

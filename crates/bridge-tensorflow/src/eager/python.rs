@@ -3,7 +3,7 @@
 use crate::eager::process::{Process, exhausted};
 use crate::eager::{export, import};
 use crate::runtime::Runtime;
-use bridge_core::{Adapter, Consumer, Lease, Lent, Profile, Result};
+use bridge_core::{Adapter, Consumer, Lent, Offer, Profile, Result};
 use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
 use pyo3::Python;
 use std::sync::Arc;
@@ -50,8 +50,8 @@ impl<'py> Adapter for TensorFlow2<'py> {
         export::lend(self.process, tensor).map_err(|error| exhausted(self.py, error))
     }
 
-    fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
-        import::wrap(self.py, self.process, lease).map_err(|error| exhausted(self.py, error))
+    fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
+        import::wrap(self.py, self.process, offer.accept(self)?).map_err(|error| exhausted(self.py, error))
     }
 
     fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {

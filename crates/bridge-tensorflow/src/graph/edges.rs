@@ -7,7 +7,7 @@ use crate::graph::results::copied;
 use crate::runtime::Runtime;
 use crate::runtime::kernel::register;
 use crate::runtime::stream;
-use bridge_core::{Adapter, Consumer, Lease, Lent, Profile, Result};
+use bridge_core::{Adapter, Consumer, Lent, Offer, Profile, Result};
 use std::sync::Arc;
 
 /// The adapter for the edges of a runtime's graphs: it imports tensors to be fed, and exports those that a run has
@@ -58,8 +58,8 @@ impl Adapter for GraphEdges {
         tensor.lend()
     }
 
-    fn import(&self, lease: Lease) -> Result<External> {
-        External::feed(self.0, lease)
+    fn import(&self, offer: Offer) -> Result<External> {
+        External::feed(self.0, offer.accept(self)?)
     }
 
     fn compact(&self, tensor: &External) -> Result<External> {

@@ -5,7 +5,7 @@ use crate::graph::edges::GraphEdges;
 use crate::graph::external::External;
 use crate::runtime::Runtime;
 use crate::runtime::library::Series;
-use bridge_core::{Access, Adapter, Consumer, Error, ErrorKind, Lease, Lent, Profile, Result};
+use bridge_core::{Access, Adapter, Consumer, Error, ErrorKind, Lent, Offer, Profile, Result};
 use bridge_pyo3::{PyAdapter, PyTensor, framework_error};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -52,8 +52,8 @@ impl Adapter for PyGraphEdges<'_> {
         self.edges.export(tensor)
     }
 
-    fn import(&self, lease: Lease) -> Result<External> {
-        self.edges.import(lease)
+    fn import(&self, offer: Offer) -> Result<External> {
+        self.edges.import(offer)
     }
 
     fn compact(&self, tensor: &External) -> Result<External> {
@@ -215,8 +215,8 @@ impl<'py> Adapter for TensorFlow1<'py> {
         self.edges.export(external(tensor)?.get().external())
     }
 
-    fn import(&self, lease: Lease) -> Result<PyTensor<'py>> {
-        PyExternal::wrap(self.py, self.edges.import(lease)?)
+    fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
+        PyExternal::wrap(self.py, self.edges.import(offer)?)
     }
 
     fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {

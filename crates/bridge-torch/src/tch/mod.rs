@@ -9,7 +9,7 @@ mod runtime;
 mod tests;
 
 use ::tch::Tensor;
-use bridge_core::{Adapter, Consumer, DType, Device, Lease, Lent, Order, Profile, Result, Stream};
+use bridge_core::{Adapter, Consumer, DType, Device, Lent, Offer, Order, Profile, Result, Stream};
 use runtime::Runtime;
 use std::sync::Arc;
 
@@ -116,8 +116,8 @@ impl Adapter for Tch {
         export::lend(self.runtime, tensor)
     }
 
-    fn import(&self, lease: Lease) -> Result<Tensor> {
-        import::wrap(self.runtime, lease)
+    fn import(&self, offer: Offer) -> Result<Tensor> {
+        import::wrap(self.runtime, offer.accept(self)?)
     }
 
     fn compact(&self, tensor: &Tensor) -> Result<Tensor> {
