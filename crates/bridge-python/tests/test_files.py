@@ -126,6 +126,22 @@ def test_keys_are_kept(suffix: str, tmp_path: Path) -> None:
         assert all(same(loaded[key], saved[key]) for key in plain)
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_order_of_keys_is_kept(suffix: str, tmp_path: Path) -> None:
+    """A program may pair what it has loaded with the parameters of a model, in their order."""
+    path, generator = tmp_path / f"x{suffix}", random.Random(7)
+    dtypes = [np.int8, np.float64, np.float32, np.bool_]
+    for _ in range(20):
+        keys = generator.sample([*KEYS, '"\\/\x01\x1f\x7f', "\u2028", "\U0001f600", "z", "weight", "bias"], 6)
+        saved = {key: np.full(2, number, generator.choice(dtypes)) for number, key in enumerate(keys)}
+        tb.save(path, saved)
+        loaded = tb.load(path, "numpy")
+        assert [(key, value.tolist()) for key, value in loaded.items()] == [(k, v.tolist()) for k, v in saved.items()]
+        if suffix == ".safetensors":
+            opened = safetensors.numpy.load_file(path)
+            assert opened.keys() == saved.keys() and all(same(opened[key], saved[key]) for key in saved)
+
+
 def test_numpy_opens_what_this_package_saves(tmp_path: Path) -> None:
     saved = tensors()
     tb.save(tmp_path / "x.npz", saved)

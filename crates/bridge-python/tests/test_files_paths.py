@@ -71,6 +71,13 @@ def test_links_in_a_circle_and_into_nowhere(suffix: str, tmp_path: Path) -> None
             assert caught.value.errno == number and path.is_symlink()
 
 
+def test_an_error_of_the_system_names_the_path_of_the_caller(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / "missing" / f"x{suffix}"
+    with pytest.raises(FileNotFoundError) as caught:
+        tb.save(path, wrapped(path, np.ones(3)))
+    assert caught.value.filename == str(path) and ".part" not in str(caught.value)
+
+
 def test_a_link_to_a_file_that_is_not_there_yet(suffix: str, tmp_path: Path) -> None:
     link = tmp_path / f"link{suffix}"
     link.symlink_to(f"x{suffix}")

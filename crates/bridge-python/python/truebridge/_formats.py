@@ -139,6 +139,20 @@ def write_safetensors(path: str, arrays: Arrays, described: Any) -> None:
         if (number := re.search(r"os error (\d+)", str(error))) is None:
             raise of_kind("argument", f"safetensors refuses this ({error!s:.300}): save it as .npz") from error
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+    _in_order(path, list(arrays))
+
+
+def _in_order(path: str, names: list[str]) -> None:
+    """Write the names in the header of safetensors, which its package has sorted, in this order."""
+    with open(path, "r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        sorted_header = json.loads(file.read(length))
+        header = {name: sorted_header[name] for name in ("__metadata__", *names) if name in sorted_header}
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        # The same text in another order: what is left of the header is its padding.
+        if len(text) <= length:
+            file.seek(8)
+            file.write(text.ljust(length))
 
 
 def read_npy(path: str, limit: int | None) -> Read:

@@ -230,6 +230,10 @@ def _replaced(path: str) -> Iterator[str]:
         yield beside
         os.chmod(beside, stat.S_IMODE(mode))
         os.replace(beside, path)
+    except OSError as error:
+        # The caller knows of one path.
+        error.filename, error.filename2 = path, None
+        raise
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(beside)
