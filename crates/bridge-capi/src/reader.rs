@@ -3,7 +3,7 @@
 use crate::on_device::in_streams;
 use crate::status::refused;
 use bridge_core::dlpack::wrap;
-use bridge_core::{Adapter, Consumer, Device, Lease, Lent, Offer, Profile, Result, Stream, Views};
+use bridge_core::{Adapter, Consumer, Device, Error, ErrorKind, Lease, Lent, Offer, Profile, Result, Stream, Views};
 use bridge_interpreter::AnyManaged;
 use std::sync::{Arc, LazyLock};
 
@@ -61,9 +61,16 @@ impl Adapter for Reader {
         offer.accept(self)
     }
 
-    fn compact(&self, _: &Lease) -> Result<Lease> {
-        Err(refused("a view cannot be exported again: export the tensor that it was made of"))
+    fn compact(&self, lease: &Lease) -> Result<Lease> {
+        Err(uncopied(lease.device()))
     }
+}
+
+/// Returns the error for memory of a device that is neither the host nor a GPU.
+#[cold]
+pub(crate) fn uncopied(device: Device) -> Error {
+    let text = format!("nothing here copies memory of {device}: copy it with the framework that owns it first");
+    Error::new(ErrorKind::CopyNeeded, text)
 }
 
 /// Returns a managed tensor, whose deleter drops the lease.

@@ -2,7 +2,7 @@
 
 use crate::on_device::{in_streams, stream_on};
 use crate::pointers::{borrow, non_null, slice, text, write};
-use crate::reader::{Reader, managed};
+use crate::reader::{Reader, managed, uncopied};
 use crate::status::{Status, answer, refused};
 use crate::tensor::{CDType, CDevice, CTensor, Caller};
 use bridge_core::{
@@ -111,6 +111,9 @@ const REASONS: &[(Reason, &CStr)] = &[
     (Reason::Moved, c"another device"),
 ];
 
+/// The memory that is copied here, where there is a driver for it.
+const COPIED: [DeviceKind; 4] = [DeviceKind::CPU, DeviceKind::CUDA, DeviceKind::CUDA_HOST, DeviceKind::CUDA_MANAGED];
+
 /// Who copies, as text for C.
 const COPIERS: &[(CopiedBy, &CStr)] = &[
     (CopiedBy::Kernels, c"kernels"),
@@ -151,7 +154,7 @@ pub(crate) fn copy(number: i32) -> Result<Option<bool>> {
 }
 
 /// Reads a consumer's profile, and whether it takes versioned tensors. Where it takes anything, it takes the tensor as
-/// it is, and on the device that is asked for.
+/// it is, a copy on the host of one that the host can read, and the device that is asked for.
 ///
 /// # Safety
 ///
@@ -160,7 +163,7 @@ unsafe fn profile(target: *const CTarget, tensor: &CTensor, requested: Option<De
     let lent = tensor.lent();
     let any = Profile::export_only("the consumer")
         .with_dtypes(vec![lent.dtype()])
-        .with_devices([lent.device()].into_iter().chain(requested).map(|device| device.kind).collect());
+        .with_devices(seen_as(lent.device()).chain(requested).map(|device| device.kind).collect());
     // SAFETY: the caller's obligation, here and below.
     let Some(target) = (unsafe { target.as_ref() }) else { return Ok((any, true)) };
     sized::<CTarget>(target.size, "tb_target")?;
@@ -188,6 +191,24 @@ unsafe fn profile(target: *const CTarget, tensor: &CTensor, requested: Option<De
         }
     }
     Ok((profile, versioned))
+}
+
+/// Returns the devices on which a consumer of anything sees memory of `device` or a copy of it: those of pinned memory
+/// are on the host.
+fn seen_as(device: Device) -> impl Iterator<Item = Device> {
+    [device].into_iter().chain((device.kind == DeviceKind::CUDA_HOST).then_some(Device::CPU))
+}
+
+/// Returns the device of a result that is not moved.
+fn landed(device: Device, profile: &Profile, copied: bool) -> Device {
+    let taken = |kind| profile.devices.contains(&kind);
+    match device.kind {
+        DeviceKind::CUDA_HOST if copied => Device::CPU,
+        kind if taken(kind) => device,
+        DeviceKind::CUDA_MANAGED if taken(DeviceKind::CUDA) => Device { kind: DeviceKind::CUDA, ..device },
+        // The plan says that the consumer takes it, and the host reads pinned and managed memory.
+        _ => Device::CPU,
+    }
 }
 
 /// Reads a permutation.
@@ -274,8 +295,12 @@ fn planned(
         CopiedBy::Producer if lent.device().kind == DeviceKind::CPU => CopiedBy::Host,
         by => by,
     });
+    if copied_by == Some(CopiedBy::Producer) && !COPIED.contains(&lent.device().kind) {
+        return Err(uncopied(lent.device()));
+    }
     let bytes_copied = if copies { lent.layout().nbytes() } else { 0 };
-    Ok((Transfer::planned(plan, bytes_copied, copied_by), moved.unwrap_or(lent.device())))
+    let device = moved.unwrap_or_else(|| landed(lent.device(), to.profile(), copies));
+    Ok((Transfer::planned(plan, bytes_copied, copied_by), device))
 }
 
 /// Takes a tensor to a reader in `stream`.

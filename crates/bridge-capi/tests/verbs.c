@@ -47,6 +47,43 @@ static void a_managed_tensor_crosses_in_place(void) {
   }
 }
 
+/* Pinned memory is copied as memory of the host, for a consumer of anything. */
+static void pinned_memory_is_copied_on_the_host(void) {
+  tb_memory memory = {numbers, SHAPE, BY_COLUMNS, 2, 0, FLOAT32, {3, 0}, 0, NULL, NULL};
+  tb_target compact = {.size = sizeof compact, .strides = TB_STRIDES_COMPACT};
+  tb_options always = {.size = sizeof always, .copy = TB_COPY_ALWAYS};
+  tb_tensor *tensor = NULL;
+  memory.shape = TRANSPOSED;
+  OK(tb_tensor_memory(&memory, &tensor));
+  for (int asked = 0; asked < 2; ++asked) {
+    tb_report report = {.size = sizeof report}, done = {.size = sizeof done};
+    dl_versioned *managed = NULL;
+    OK(tb_plan(tensor, asked ? NULL : &compact, asked ? &always : NULL, &report));
+    OK(tb_transfer(tensor, asked ? NULL : &compact, asked ? &always : NULL, 0, (void **)&managed, &done));
+    CHECK(memcmp(&report, &done, sizeof done) == 0 && done.device.kind == 1 && done.bytes_copied == sizeof numbers);
+    CHECK(((float *)managed->data)[1] == 6 && managed->strides[0] == 4);
+    managed->deleter(managed);
+  }
+  tb_tensor_drop(tensor);
+}
+
+/* Memory that neither the host nor a GPU reads is passed on, and an error says that nothing here copies it. */
+static void memory_of_another_device_is_not_copied(void) {
+  tb_memory memory = {numbers, SHAPE, NULL, 2, 0, FLOAT32, {8, 0}, 0, NULL, NULL};
+  tb_options always = {.size = sizeof always, .copy = TB_COPY_ALWAYS};
+  tb_report report = {.size = sizeof report};
+  tb_tensor *tensor = NULL;
+  dl_versioned *managed = NULL;
+  OK(tb_tensor_memory(&memory, &tensor));
+  OK(tb_transfer(tensor, NULL, NULL, 0, (void **)&managed, NULL));
+  CHECK(managed->data == numbers && managed->device.kind == 8);
+  managed->deleter(managed);
+  CHECK(tb_transfer(tensor, NULL, &always, 0, (void **)&managed, NULL) == TB_COPY_NEEDED);
+  CHECK(strstr(tb_error(), "copy it with the framework that owns it") != NULL);
+  CHECK(tb_plan(tensor, NULL, &always, &report) == TB_COPY_NEEDED);
+  tb_tensor_drop(tensor);
+}
+
 static void what_does_not_fit_is_copied(void) {
   int released = 0;
   tb_tensor *tensor = made(TRANSPOSED, BY_COLUMNS, 1, &released);
@@ -333,6 +370,8 @@ int main(void) {
   renumber();
   a_managed_tensor_crosses_in_place();
   what_does_not_fit_is_copied();
+  pinned_memory_is_copied_on_the_host();
+  memory_of_another_device_is_not_copied();
   a_copy_is_as_aligned_as_the_target_wants_it();
   counts_that_overflow_are_refused();
   copies_beyond_memory_are_refused();
