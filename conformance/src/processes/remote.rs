@@ -151,7 +151,9 @@ impl Remote {
         let profile = profile.with_name(name).with_owns_memory(owns_memory).with_devices(vec![device.kind]);
         // SAFETY: it is only a name here: the other process has the stream.
         let streams = streams.into_iter().map(|handle| unsafe { Stream::from_handle(handle) }).collect();
-        Ok(Self { line, ordering, profile, device, can, streams, ipc: Ipc::new(), flaw: None })
+        // SAFETY: the processes use memory in turns, each after the answer of the other.
+        let ipc = unsafe { Ipc::new() };
+        Ok(Self { line, ordering, profile, device, can, streams, ipc, flaw: None })
     }
 
     /// Plants a flaw.

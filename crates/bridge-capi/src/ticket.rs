@@ -129,7 +129,8 @@ pub unsafe extern "C" fn tb_opened_tensor(opened: *const COpened, index: usize, 
         // SAFETY: the pointer is null or what the header says.
         let tensors = &unsafe { borrow(opened, "opened") }?.tensors;
         let tensor = tensors.get(index).ok_or_else(|| refused(format!("there are {} tensors", tensors.len())))?;
-        let tensor = CTensor::new(Ipc::new().export(tensor)?);
+        // SAFETY: C has no safe code: the program orders the uses of memory that it shares.
+        let tensor = CTensor::new(unsafe { Ipc::new() }.export(tensor)?);
         // SAFETY: `out` is not null, and may be written to.
         unsafe { write(out, into_raw(tensor), "out") }
     })

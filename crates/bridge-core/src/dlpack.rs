@@ -305,7 +305,11 @@ impl Drop for Held {
 
 impl Handover {
     /// Drops the lease if the consumer has not. The managed tensor's deleter, if it is still called, does nothing.
-    pub fn reclaim(self) {
+    ///
+    /// # Safety
+    ///
+    /// No code uses the memory of the managed tensor from now on: its consumer has failed.
+    pub unsafe fn reclaim(self) {
         drop(self.0.take());
     }
 }

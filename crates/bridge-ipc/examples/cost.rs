@@ -22,6 +22,8 @@ fn main() -> Result<()> {
     println!(
         "| bytes | tensors | share, µs | first open, µs | open, transfer and drop, median, µs |\n|--:|--:|--:|--:|--:|"
     );
+    // SAFETY: the program writes to no tensor that it has shared.
+    let ipc = unsafe { Ipc::new() };
     for (nbytes, tensors) in [(4 << 10, 1), (64 << 20, 1), (256 << 20, 1), (64 << 20, 300)] {
         let arrays: Vec<_> = (0..tensors).map(|_| HostArray::from(vec![1u8; nbytes / tensors])).collect();
         let start = Instant::now();
@@ -34,7 +36,7 @@ fn main() -> Result<()> {
         for _ in 0..200 {
             let start = Instant::now();
             for tensor in open(&ticket)?.tensors {
-                transfer(&Ipc::new(), &ndarray(), &tensor, &ordering, &Options::default())?;
+                transfer(&ipc, &ndarray(), &tensor, &ordering, &Options::default())?;
             }
             times.push(start.elapsed().as_micros());
         }

@@ -27,8 +27,9 @@
 //!
 //! // Usually in another process.
 //! let opened = open(&ticket.parse::<Ticket>()?)?;
-//! // SAFETY: the program uses the memory of a tensor on one thread at a time.
-//! let (seen, done) = transfer(&Ipc::new(), &unsafe { NdArray::new() }, &opened.tensors[0], &ordering, &Options::default())?;
+//! // SAFETY: the program uses the memory of a tensor on one thread at a time, and each process has its own.
+//! let (ipc, to) = unsafe { (Ipc::new(), NdArray::new()) };
+//! let (seen, done) = transfer(&ipc, &to, &opened.tensors[0], &ordering, &Options::default())?;
 //! assert_eq!(done.bytes_copied, 0);
 //! assert_eq!(seen.to_array::<f32>()?, array![[1.0, 2.0], [3.0, 4.0]].into_dyn());
 //! assert_eq!(exporter.held().leases, 1);

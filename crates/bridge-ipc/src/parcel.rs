@@ -68,7 +68,7 @@ pub enum Road {
 /// Those of [`Adapter::export`], and the driver's.
 pub fn road<F>(from: &dyn Adapter<Tensor = F>, tensor: &F) -> Result<Road> {
     let lent = from.export(tensor)?;
-    let in_place = plan(&lent, Ipc::new().profile(), &Options::default())? == Plan::ZeroCopy;
+    let in_place = plan(&lent, Ipc::passing().profile(), &Options::default())? == Plan::ZeroCopy;
     Ok(match in_place {
         false => Road::Copy,
         true if importer::containing(&lent)
@@ -135,7 +135,7 @@ impl Parcel {
             bytes: 0,
             about: String::new(),
         };
-        let ipc = Ipc::new();
+        let ipc = Ipc::passing();
         let places = parcel.places(tensors, &ipc, options)?;
         let there = |place: &Place| matches!(place, Place::There(..));
         let in_place: Vec<_> =

@@ -129,21 +129,30 @@ impl Consumer for Lends {
     }
 }
 
-impl Default for Ipc {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Ipc {
     /// Makes the adapter for tensors that were opened.
-    pub fn new() -> Self {
+    ///
+    /// # Safety
+    ///
+    /// The elements of a tensor can be read and written by safe code: through its clones, through tensors of other
+    /// frameworks, with [`Writing::Shared`](crate::Writing) also in other processes. No code writes to them (also by
+    /// [`copy_into`](bridge_core::copy_into)) while another thread or another process reads or writes them.
+    pub unsafe fn new() -> Self {
         Self::with(None)
     }
 
     /// Makes the adapter for tensors that [`open`](crate::open) has just returned: their processes have just answered.
-    pub fn of_opened() -> Self {
-        Self { just_opened: true, ..Self::new() }
+    ///
+    /// # Safety
+    ///
+    /// As for [`new`](Self::new).
+    pub unsafe fn of_opened() -> Self {
+        Self { just_opened: true, ..Self::with(None) }
+    }
+
+    /// Makes the adapter that takes what is passed on in place. Nothing is read or written through it.
+    pub(crate) fn passing() -> Self {
+        Self::with(None)
     }
 
     /// Makes the adapter that copies into this room.

@@ -78,8 +78,15 @@ impl Ort {
     /// # Safety
     ///
     /// `ort` reads and writes elements through Rust's references (`try_extract_tensor`), and does not know that they
-    /// are used elsewhere. While a tensor of another framework shares the memory of a tensor of ONNX Runtime, no code
-    /// writes to it through the one while another thread reads or writes it through the other.
+    /// are used elsewhere. While a tensor of another framework, or of another process, shares the memory of a tensor of
+    /// ONNX Runtime:
+    ///
+    /// - No code writes to it through the one while another thread reads or writes it through the other.
+    /// - No reference to its elements is held while other code writes to it: a slice of `try_extract_tensor` sees what
+    ///   [`copy_into`](bridge_core::copy_into) writes, also on one thread.
+    ///
+    /// Elements of `bool` that come in are 0 or 1. Other frameworks write other bytes as well, which no `bool` of Rust
+    /// has.
     pub unsafe fn new() -> Result<Self> {
         Self::with(None)
     }

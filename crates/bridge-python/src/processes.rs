@@ -211,7 +211,8 @@ pub(crate) fn ipc_open<'py>(
         let options = Keywords { copy, device, order, permute, ..Keywords::default() }.read()?;
         // The process that answers may be this one, and then its thread needs the interpreter.
         let Opened { tensors, tree } = py.detach(|| bridge_ipc::open(&ticket))?;
-        let ipc = Ipc::of_opened();
+        // SAFETY: Python has no references to elements: programs order the uses of memory that they share.
+        let ipc = unsafe { Ipc::of_opened() };
         let adapter: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let leaves: Vec<_> = tensors.iter().map(|tensor| (adapter, tensor)).collect();
         let crossed = cross::transfer_all(call, &leaves, &*to, &options);

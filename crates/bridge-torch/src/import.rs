@@ -19,7 +19,8 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
         Ok(tensor) => Ok(tensor),
         Err(error) => {
             // PyTorch does not say whether it took ownership before it failed.
-            handover.reclaim();
+            // SAFETY: it has made no tensor of the memory.
+            unsafe { handover.reclaim() };
             Err(raised(py, error))
         }
     }

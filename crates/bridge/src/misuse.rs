@@ -118,6 +118,22 @@ misuse! {
         }";
 }
 
+#[cfg(feature = "ipc")]
+misuse! {
+    MemoryOfOtherProcessesIsVouchedFor:
+        "use std::thread;
+        use truebridge::ipc::{Ipc, IpcTensor};
+        use truebridge::prelude::*;
+        fn race(source: IpcTensor, target: IpcTensor) {
+            let reader = target.clone();",
+        right: "let ipc = unsafe { Ipc::new() };",
+        E0133: "let ipc = Ipc::new();",
+        "   let other = ipc.clone();
+            thread::spawn(move || copy_into(&other, &other, &source, &target, ordering()));
+            let _ = transfer(&ipc, &ipc, &reader, ordering(), &Options::copied());
+        }";
+}
+
 #[cfg(feature = "python")]
 misuse! {
     ABorrowEndsWithItsTensor:

@@ -202,7 +202,7 @@ fn obey(
         "leases" => Ok(exporter.held().leases.to_string()),
         // Passes on what was opened.
         "pass" => {
-            let (from, tensor) = (Ipc::new(), tensors[number].as_ref().unwrap());
+            let (from, tensor) = (ipc(), tensors[number].as_ref().unwrap());
             let parcel = Parcel::of(&[(&from, tensor)], Some(Writing::Never), &host(), &Options::default())?;
             let copied = parcel.transfers()[0].bytes_copied;
             Ok(format!("{copied} {}", parcel.share(exporter, LONG, None)?.text()))
@@ -211,10 +211,15 @@ fn obey(
     }
 }
 
+fn ipc() -> Ipc {
+    // SAFETY: the tests write to shared memory in one process and thread at a time, and read it afterwards.
+    unsafe { Ipc::new() }
+}
+
 /// Returns the tensor for `ndarray`, in place.
 pub fn seen(tensor: &IpcTensor) -> Result<HostArray> {
     let options = Options::in_place();
-    Ok(transfer(&Ipc::new(), &ndarray(), tensor, &host(), &options)?.0)
+    Ok(transfer(&ipc(), &ndarray(), tensor, &host(), &options)?.0)
 }
 
 /// Returns the bytes of a tensor as digits.
@@ -224,5 +229,5 @@ pub fn read(tensor: &IpcTensor) -> Result<String> {
 
 /// Returns whether the memory is no longer lent.
 pub fn is_gone(tensor: &IpcTensor) -> bool {
-    tensor.check().is_err_and(|error| error.kind() == ErrorKind::Gone) && Ipc::new().export(tensor).is_err()
+    tensor.check().is_err_and(|error| error.kind() == ErrorKind::Gone) && ipc().export(tensor).is_err()
 }
