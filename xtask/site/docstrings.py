@@ -13,11 +13,12 @@ import re
 import sys
 import textwrap
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest import mock
 
 import griffe
+
+sys.path.insert(0, str(Path(__file__).parent))
+import frameworks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,13 +156,7 @@ def annotated(core: griffe.Module, signature: str) -> str:
 
 
 def pairs() -> Iterator[Callable[..., Any]]:
-    """Run the module of the pairs over an extension module that has names alone, and yield its functions."""
-    core = ModuleType("truebridge._core")
-    core.KEYWORDS = KEYWORDS.read_text()
-    core.FRAMEWORKS = [file.stem for file in (PACKAGE / "_frameworks").glob("[a-z]*.py")]
-    core.__getattr__ = lambda name: SimpleNamespace(__name__=name)
-    package = ModuleType("truebridge")
-    package.__path__, package._core = [str(PACKAGE)], core
-    with mock.patch.dict(sys.modules, {"truebridge": package, "truebridge._core": core}):
+    """Run the module of the pairs without the extension module, and yield its functions."""
+    with frameworks.package():
         module = importlib.import_module("truebridge.pairs")
     yield from (made for name, made in vars(module).items() if name.startswith("convert_"))

@@ -15,8 +15,12 @@ pub fn build() -> Result<PathBuf> {
     Ok(site)
 }
 
-/// Writes the tables of the pages from the reports, or compares them with the reports.
+/// Writes the tables of the pages from the reports, and the lists of frameworks in the Python package from the table, or
+/// compares them.
 pub fn tables(check: bool) -> Result<()> {
-    let arguments: &[&str] = if check { &["xtask/site/tables.py", "--check"] } else { &["xtask/site/tables.py"] };
-    run(&mut program(venv::MAIN.ready()?, arguments))
+    let python = venv::MAIN.ready()?;
+    let arguments: &[&str] = if check { &["--check"] } else { &[] };
+    ["xtask/site/frameworks.py", "xtask/site/tables.py"]
+        .iter()
+        .try_for_each(|script| run(program(&python, &[script]).args(arguments)))
 }

@@ -6,7 +6,7 @@ pub(crate) use bridge_frameworks::{AnyAdapter, Framework, adapter_of, seen};
 use bridge_frameworks::{Foreign, Source};
 use bridge_pyo3::{PyTensor, brief};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyTuple};
+use pyo3::types::{IntoPyDict, PyCapsule, PyDict};
 
 /// Returns the framework that users call `target`, a `str`.
 pub(crate) fn named(target: &Bound<'_, PyAny>) -> Result<Framework> {
@@ -17,10 +17,14 @@ pub(crate) fn named(target: &Bound<'_, PyAny>) -> Result<Framework> {
     })
 }
 
-/// Returns the names of the frameworks that Python imports, in an order in which all can be imported.
-pub(crate) fn importable(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
-    let packages = Framework::ALL.iter().filter(|known| matches!(known.source(), Source::Distributions(_)));
-    PyTuple::new(py, packages.map(|known| known.name()).collect::<Vec<_>>())
+/// Returns the frameworks, in an order in which all can be imported: by its name, the variable that names the folder of
+/// one, or `None` for one that Python imports.
+pub(crate) fn every(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let variable = |known: &Framework| match known.source() {
+        Source::Distributions(_) => None,
+        Source::Folder(variable) => Some(variable),
+    };
+    Framework::ALL.iter().map(|known| (known.name(), variable(known))).into_py_dict(py)
 }
 
 /// Returns the adapter that exports an object. What is not a tensor it refuses then, but for NumPy's scalars: a caller

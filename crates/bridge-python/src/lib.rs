@@ -32,7 +32,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("borrow", borrow::capsule(module.py())?)?;
     module.add("KEYWORDS", include_str!("docs/keywords.txt"))?;
-    module.add("FRAMEWORKS", frameworks::importable(module.py())?)?;
+    module.add("FRAMEWORKS", frameworks::every(module.py())?)?;
     module.add_class::<plan::Plan>()?;
     module.add_function(wrap_pyfunction!(convert::to_torch, module)?)?;
     module.add_function(wrap_pyfunction!(convert::to_cupy, module)?)?;

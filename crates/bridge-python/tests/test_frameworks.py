@@ -1,9 +1,11 @@
-"""The table of frameworks, and the lists that are written by hand because type checkers read them."""
+"""The table of frameworks, and the lists that are written from it because type checkers read them."""
 
 from __future__ import annotations
 
 import itertools
-import typing
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,19 +13,57 @@ import pytest
 import truebridge as tb
 from truebridge import _core, _frameworks
 
-STUB = Path(_frameworks.__file__).parents[1] / "_core.pyi"
+ROOT = Path(__file__).parents[3]
+LISTS = ROOT / "xtask/site/frameworks.py"
 NAMES = list(_frameworks.ALL)
 
 
 def test_the_table_is_that_of_rust() -> None:
-    assert tuple(NAMES) == _core.FRAMEWORKS
+    assert {name for name, variable in _core.FRAMEWORKS.items() if variable is None} == {*NAMES}
+    assert [name for name in _core.FRAMEWORKS if name in _frameworks.ALL] == NAMES
     files = {file.stem for file in Path(_frameworks.__file__).parent.glob("*.py")} - {"__init__"}
-    assert files == {*NAMES}
+    assert files == {*_core.FRAMEWORKS} == {*NAMES, *_frameworks.FOLDERS}
 
 
-def test_the_stub_names_every_target() -> None:
-    (line,) = (line for line in STUB.read_text().splitlines() if line.startswith("Target = "))
-    assert typing.get_args(eval(line.partition("=")[2], {"Literal": typing.Literal})) == (*NAMES, "tensorflow1")
+@pytest.mark.skipif(not LISTS.exists(), reason="not a checkout")
+def test_the_lists_for_type_checkers_are_those_of_the_table() -> None:
+    command = [sys.executable, str(LISTS), "--check"]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.skipif(not LISTS.exists(), reason="not a checkout")
+def test_a_list_that_is_stale_is_found_and_written(tmp_path: Path) -> None:
+    """The new framework of this test has a row in Rust's table and in Python's, and nothing else."""
+    for part in ("crates/bridge-python/python", "crates/bridge-python/src/docs", "crates/bridge-frameworks/src"):
+        shutil.copytree(ROOT / part, tmp_path / part)
+    script = tmp_path / "xtask/site/frameworks.py"
+    script.parent.mkdir(parents=True)
+    shutil.copy(LISTS, script)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert run("--check").returncode == 0
+    table = tmp_path / "crates/bridge-frameworks/src/table.rs"
+    rows = table.read_text()
+    start = rows.index("    NumPy {")
+    row = rows[start : rows.index("    }", start)]
+    table.write_text(rows.replace(row, f"{row}    }}\n{row.replace('NumPy', 'Made').replace('numpy', 'made')}"))
+    package = tmp_path / "crates/bridge-python/python/truebridge"
+    made = (package / "_frameworks/numpy.py").read_text().replace("numpy", "made").replace("NumPy", "Made")
+    (package / "_frameworks/made.py").write_text(made)
+
+    stale = run("--check")
+    assert stale.returncode == 1
+    assert {"__init__.py", "_core.pyi", "pairs.py"} == {Path(line).name for line in stale.stdout.splitlines()[:-1]}
+    assert run().returncode == 0
+    assert run("--check").returncode == 0
+    stub, public = (package / "_core.pyi").read_text(), (package / "__init__.py").read_text()
+    assert "to_made: _To[made.typing.NDArray[Any]]" in stub
+    assert 'def convert(x: Any, target: Literal["made"]' in stub
+    assert '"to_made",' in public and '"convert_made_to_tf",' in public and "        convert_tf_to_made,\n" in public
 
 
 def test_every_framework_has_its_functions() -> None:

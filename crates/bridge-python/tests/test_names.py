@@ -44,7 +44,7 @@ ROOMS = (
 )
 
 NUMPY_IS_A_TOOL = "reads and writes arrays of the host by NumPy, whatever the tensors are"
-LITERALS = "a type checker reads names as literals, and follows no table"
+MODULES = "has modules, or the functions of modules, that are for one framework"
 EXAMPLE = "the words of an error or a help name a pair as an example"
 TENSORFLOW1 = "TensorFlow 1.15 has no module of its own to import: a folder and a function of `_core` stand for it"
 COMMANDS = "a command of the check builds, lists or links this framework by name"
@@ -73,18 +73,14 @@ REASONS: dict[str, str] = {
     "crates/bridge-pyo3/src/dtypes.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-pyo3/src/errors.rs": "the table of errors that frameworks raise when memory runs out",
     "crates/bridge-pyo3/src/lib.rs": NUMPY_IS_A_TOOL,
-    "crates/bridge-python/python/truebridge/__init__.py": LITERALS,
+    "crates/bridge-python/python/truebridge/__init__.py": MODULES,
     "crates/bridge-python/python/truebridge/_bench.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/_compiled.py": "only PyTorch has a compiler whose graphs a call breaks",
-    "crates/bridge-python/python/truebridge/_core.pyi": LITERALS,
-    "crates/bridge-python/python/truebridge/_doctor.py": TENSORFLOW1,
-    "crates/bridge-python/python/truebridge/_findings.py": TENSORFLOW1,
+    "crates/bridge-python/python/truebridge/_core.pyi": MODULES,
     "crates/bridge-python/python/truebridge/_formats.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/_measure.py": NUMPY_IS_A_TOOL,
-    "crates/bridge-python/python/truebridge/_probe.py": TENSORFLOW1,
     "crates/bridge-python/python/truebridge/autograd.py": "gradients cross between the two that have them",
     "crates/bridge-python/python/truebridge/files.py": NUMPY_IS_A_TOOL,
-    "crates/bridge-python/python/truebridge/pairs.py": LITERALS,
     "crates/bridge-python/python/truebridge/ray.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/src/convert.rs": "defines one function for each target, with its own docstring",
     "crates/bridge-python/src/cross.rs": NUMPY_IS_A_TOOL,
@@ -107,6 +103,11 @@ REASONS: dict[str, str] = {
     "xtask/src/main.rs": COMMANDS,
     "xtask/src/venv.rs": COMMANDS,
 }
+
+
+def without_lists(text: str) -> str:
+    """Return a text without the lists that stand between marks."""
+    return re.sub(r"(?ms)^\s*(?:#|//) adapters: begin.*?adapters: end$", "", text)
 
 
 def words_of_python(text: str) -> str:
@@ -141,7 +142,7 @@ def naming() -> set[str]:
     for file in files():
         if NOT_CODE.search(file) or any(fnmatch.fnmatch(file, room) for room in ROOMS):
             continue
-        text = (ROOT / file).read_text(encoding="utf-8")
+        text = without_lists((ROOT / file).read_text(encoding="utf-8"))
         if FRAMEWORK.search((words_of_rust if file.endswith(".rs") else words_of_python)(text)):
             found.add(file)
     return found
@@ -164,4 +165,5 @@ def test_comments_docstrings_and_tests_name_what_they_like() -> None:
     assert FRAMEWORK.search(words_of_python("def f():\n    return 'torch'\n"))
     assert not FRAMEWORK.search(words_of_rust("// torch\nfn f() {} // torch\n#[cfg(test)]\nmod tests { torch }\n"))
     assert FRAMEWORK.search(words_of_rust("use bridge_torch::Torch;\n"))
+    assert without_lists("a\n    # adapters: begin to\n    to_torch,\n    # adapters: end\nb\n").split() == ["a", "b"]
     assert not FRAMEWORK.search("fetched torches")

@@ -32,10 +32,12 @@ from ._core import (
     profile,
     record_stream,
     stats,
+    # adapters: begin to
     to_cupy,
     to_numpy,
     to_tensorflow,
     to_torch,
+    # adapters: end
 )
 from .errors import (
     BridgeBufferError,
@@ -70,18 +72,6 @@ __all__ = [
     "bench",
     "connect",
     "convert",
-    "convert_cupy_to_numpy",
-    "convert_cupy_to_pytorch",
-    "convert_cupy_to_tf",
-    "convert_numpy_to_cupy",
-    "convert_numpy_to_pytorch",
-    "convert_numpy_to_tf",
-    "convert_pytorch_to_cupy",
-    "convert_pytorch_to_numpy",
-    "convert_pytorch_to_tf",
-    "convert_tf_to_cupy",
-    "convert_tf_to_numpy",
-    "convert_tf_to_pytorch",
     "copy",
     "debug",
     "doctor",
@@ -96,11 +86,25 @@ __all__ = [
     "serve",
     "share",
     "stats",
+    "trace",
+    # adapters: begin public
+    "convert_cupy_to_numpy",
+    "convert_cupy_to_pytorch",
+    "convert_cupy_to_tf",
+    "convert_numpy_to_cupy",
+    "convert_numpy_to_pytorch",
+    "convert_numpy_to_tf",
+    "convert_pytorch_to_cupy",
+    "convert_pytorch_to_numpy",
+    "convert_pytorch_to_tf",
+    "convert_tf_to_cupy",
+    "convert_tf_to_numpy",
+    "convert_tf_to_pytorch",
     "to_cupy",
     "to_numpy",
     "to_tensorflow",
     "to_torch",
-    "trace",
+    # adapters: end
 ]
 
 
@@ -120,6 +124,7 @@ if TYPE_CHECKING:
     from .files import load, save
     from .names import connect, serve
     from .pairs import (
+        # adapters: begin convert
         convert_cupy_to_numpy,
         convert_cupy_to_pytorch,
         convert_cupy_to_tf,
@@ -132,6 +137,7 @@ if TYPE_CHECKING:
         convert_tf_to_cupy,
         convert_tf_to_numpy,
         convert_tf_to_pytorch,
+        # adapters: end
     )
     from .processes import open, revoke, share
     from .tracing import trace

@@ -7,6 +7,7 @@ import platform
 from collections.abc import Iterator
 
 from . import _core, _doctor, _host
+from ._frameworks import SPARING
 from ._report import Written, aligned
 from .errors import of_kind
 
@@ -172,8 +173,7 @@ def bench(*, seconds: float = 10.0, timeout: float = 120.0) -> Bench:
     _doctor.check_seconds("timeout", timeout)
     _doctor.check_executable("bench")
     driver = _doctor.ask({"driver": ["driver"]}, timeout)["driver"]
-    # TensorFlow would take the whole GPU.
-    found = _doctor.ask({"bench": ["bench", str(seconds)]}, timeout + seconds, TF_FORCE_GPU_ALLOW_GROWTH="true")
+    found = _doctor.ask({"bench": ["bench", str(seconds)]}, timeout + seconds, **SPARING)
     measured = found["bench"]
     if "ended" in measured:
         how = measured["ended"][1]

@@ -2,10 +2,13 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, final, overload
 
+# adapters: begin imports
 import cupy
 import numpy.typing
 import tensorflow
 import torch
+
+# adapters: end
 from typing_extensions import NotRequired, Self, Unpack
 
 __version__: str
@@ -13,14 +16,23 @@ __version__: str
 borrow: object
 # What docstrings say of the keywords of conversions.
 KEYWORDS: str
-# The frameworks that Python imports, in an order in which all can be imported.
-FRAMEWORKS: tuple[str, ...]
+# The frameworks, in an order in which all can be imported: the variable that names the folder of one, or None for one
+# that Python imports.
+FRAMEWORKS: dict[str, str | None]
 
 # A name, a torch.device, a cupy.cuda.Device, or what __dlpack_device__ returns.
 Device = str | tuple[int, int] | Any
 Order = Literal["C", "F"]
 T = TypeVar("T")
-Target = Literal["torch", "cupy", "numpy", "tensorflow", "tensorflow1"]
+# adapters: begin target
+Target = Literal[
+    "torch",
+    "cupy",
+    "numpy",
+    "tensorflow",
+    "tensorflow1",
+]
+# adapters: end
 
 # A container of tensors. The result holds other leaves, so what is in it has no type here.
 _Tree = TypeVar("_Tree", dict[Any, Any], list[Any], tuple[Any, ...])
@@ -78,13 +90,17 @@ class _To(Protocol[_Tensor]):
     @overload
     def __call__(self, x: Any, **keywords: Unpack[Keywords]) -> _Tensor: ...
 
+# adapters: begin functions
 to_torch: _To[torch.Tensor]
 to_cupy: _To[cupy.ndarray]
 to_numpy: _To[numpy.typing.NDArray[Any]]
 to_tensorflow: _To[tensorflow.Tensor]
+# adapters: end
 
 @overload
 def convert(x: _Tree, target: Target, **keywords: Unpack[Keywords]) -> _Tree: ...
+
+# adapters: begin overloads
 @overload
 def convert(x: Any, target: Literal["torch"], **keywords: Unpack[Keywords]) -> torch.Tensor: ...
 @overload
@@ -95,6 +111,8 @@ def convert(x: Any, target: Literal["numpy"], **keywords: Unpack[Keywords]) -> n
 def convert(x: Any, target: Literal["tensorflow"], **keywords: Unpack[Keywords]) -> tensorflow.Tensor: ...
 @overload
 def convert(x: Any, target: Literal["tensorflow1"], **keywords: Unpack[Keywords]) -> Tensor: ...
+
+# adapters: end
 @overload
 def plan(x: _Tree, target: Target, **keywords: Unpack[Keywords]) -> _Tree: ...
 @overload

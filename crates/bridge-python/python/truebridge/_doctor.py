@@ -17,7 +17,7 @@ from typing import IO
 
 from . import _core, _findings, _probe
 from ._findings import Facts
-from ._frameworks import ALL
+from ._frameworks import ALL, FOLDERS, SPARING
 from ._report import Framework, Gpu, Matrix, Pair, Report
 from .errors import of_kind
 
@@ -69,7 +69,7 @@ def doctor(*, timeout: float = 120.0) -> Report:
     tried = _paired(healthy, imported, timeout)
     findings = [*_findings.of_driver(driver)]
     frameworks = []
-    for name in (*ALL, "tensorflow1"):
+    for name in (*ALL, *FOLDERS):
         known = facts.get(name, {"installed": False})
         if not known["installed"]:
             continue
@@ -77,8 +77,8 @@ def doctor(*, timeout: float = 120.0) -> Report:
         settings = {"allocator": None, **known, **here}
         columns = (known.get("version"), known.get("build"), known.get("devices"), settings["allocator"])
         frameworks.append(Framework(name, *columns, name in imported))
-        if name == "tensorflow1":
-            findings += _findings.of_tensorflow1(known)
+        if name in FOLDERS:
+            findings += _findings.of_folder(name, known)
             continue
         findings += _findings.of_framework(name, known, gpus)
         if gpus and known.get("devices"):
@@ -136,10 +136,9 @@ def _probed(timeout: float) -> dict[str, Facts]:
     """Return the facts of the driver and of each framework."""
     check_seconds("timeout", timeout)
     check_executable("doctor")
-    probes = {"driver": ["driver"], **{name: ["framework", name] for name in ALL}}
-    if os.environ.get("TRUEBRIDGE_TENSORFLOW1"):
-        probes["tensorflow1"] = ["tensorflow1"]
-    return ask(probes, timeout)
+    named = [name for name in FOLDERS if os.environ.get(_core.FRAMEWORKS[name] or "")]
+    probes = {name: [probe, name] for probe, names in (("framework", ALL), ("folder", named)) for name in names}
+    return ask({"driver": ["driver"], **probes}, timeout)
 
 
 def check_seconds(name: str, seconds: float) -> None:
@@ -171,8 +170,8 @@ def _paired(healthy: list[str], imported: list[str], timeout: float) -> list[tup
     for order in dict.fromkeys(map(tuple, (own, healthy, healthy[::-1]))):
         if len(order) < 2:
             break
-        # TensorFlow would take the whole GPU, and this process needs little of it.
-        found = ask({"pairs": ["pairs", *order]}, timeout, TF_FORCE_GPU_ALLOW_GROWTH="true")
+        # Without the variables a framework may take the whole GPU, and this process needs little of it.
+        found = ask({"pairs": ["pairs", *order]}, timeout, **SPARING)
         tried.append((list(order), found["pairs"]))
         if "pairs" in tried[-1][1]:
             break

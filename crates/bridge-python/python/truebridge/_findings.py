@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ._frameworks import ALL
+from . import _core
+from ._frameworks import ALL, FOLDERS
 from ._report import Finding, FindingKind
 
 Facts = dict[str, Any]
@@ -89,19 +90,20 @@ def of_settings(name: str, settings: Facts) -> Iterator[Finding]:
     """Yield what is wrong with how a framework gets memory of a GPU, on a machine with one."""
     if settings.get("takes_all_memory"):
         text = "it takes nearly the whole GPU when it first uses it, and other frameworks find no memory"
-        advice = "set TF_FORCE_GPU_ALLOW_GROWTH=true, or call tf.config.experimental.set_memory_growth(gpu, True) first"
+        variables = " ".join(f"{key}={value}" for key, value in ALL[name].sparing.items())
+        advice = f"set {variables}, or call {ALL[name].spare} first"
         yield Finding("memory", name, text, advice)
     if (why := ALL[name].unshared.get(settings.get("allocator", ""))) is not None:
         text = f"other processes cannot open memory of the allocator {settings['allocator']}: share() copies it once"
         yield Finding("allocator", name, text, why)
 
 
-def of_tensorflow1(facts: Facts) -> Iterator[Finding]:
-    """Yield what is wrong with the TensorFlow 1.15 that an environment variable names."""
+def of_folder(name: str, facts: Facts) -> Iterator[Finding]:
+    """Yield what is wrong with a framework in a folder that an environment variable names."""
     text = facts.get("error") or (facts["ended"][1] if "ended" in facts else None)
     if text is not None:
-        advice = "TRUEBRIDGE_TENSORFLOW1 names the folder tensorflow_core of the unpacked wheel of 1.15, or its parent"
-        yield Finding("broken", "tensorflow1", f"it cannot be loaded: {text}", advice)
+        advice = f"{_core.FRAMEWORKS[name]} names {FOLDERS[name].folder}"
+        yield Finding("broken", name, f"it cannot be loaded: {text}", advice)
 
 
 def of_imports(order: Sequence[str], gpus: int) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import _core
-from ._frameworks import ALL
+from ._frameworks import ALL, FOLDERS, SPARING
 from ._report import told
 from .errors import BridgeError
 
@@ -52,8 +52,8 @@ def framework(name: str) -> dict[str, Any]:
             facts["cuda_error"] = told(error)
     if facts["devices"]:
         facts.update(settings(name, module))
-    # The profile starts TensorFlow's devices, and the other probes need memory of them as well.
-    os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
+    # A profile may start the framework's devices, and the other probes need memory of them as well.
+    os.environ.update(SPARING)
     try:
         facts["profile"] = dict(_core.profile(name))  # type: ignore[arg-type]
     except BridgeError as error:
@@ -105,13 +105,13 @@ def driver() -> dict[str, Any]:
     return {**facts, "devices": [_device(cuda, index) for index in range(count.value)]}
 
 
-def tensorflow1() -> dict[str, Any]:
-    """Load TensorFlow 1.15 from the folder that ``TRUEBRIDGE_TENSORFLOW1`` names."""
+def folder(name: str) -> dict[str, Any]:
+    """Load a framework from the folder that its environment variable names, and return its version."""
     try:
-        version, folder = _core.tensorflow1_open(None)
+        version, path = FOLDERS[name].load()
     except BridgeError as error:
         return {"installed": True, "error": str(error)}
-    return {"installed": True, "version": version, "folder": str(folder)}
+    return {"installed": True, "version": version, "folder": str(path)}
 
 
 def bench(seconds: str) -> dict[str, Any]:
@@ -126,7 +126,7 @@ _PROBES: dict[str, Callable[..., dict[str, Any]]] = {
     "framework": framework,
     "pairs": pairs,
     "driver": driver,
-    "tensorflow1": tensorflow1,
+    "folder": folder,
 }
 
 

@@ -6,6 +6,7 @@ from. A tensor of another framework than the named one is converted as well.
 
 from __future__ import annotations
 
+from itertools import permutations, starmap
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
@@ -15,10 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Protocol, TypeVar, overload
 
+    # adapters: begin imports
     import cupy
-    import tensorflow as tf
+    import numpy.typing
+    import tensorflow
     import torch
-    from numpy.typing import NDArray
+
+    # adapters: end
     from typing_extensions import Unpack
 
     from ._core import Device, Keywords, Order
@@ -33,9 +37,21 @@ if TYPE_CHECKING:
         @overload
         def __call__(self, x: _Source, **keywords: Unpack[Keywords]) -> _Result: ...
 
+    # adapters: begin declared
+    convert_pytorch_to_cupy: _Convert[torch.Tensor, cupy.ndarray]
+    convert_pytorch_to_numpy: _Convert[torch.Tensor, numpy.typing.NDArray[Any]]
+    convert_pytorch_to_tf: _Convert[torch.Tensor, tensorflow.Tensor]
+    convert_cupy_to_pytorch: _Convert[cupy.ndarray, torch.Tensor]
+    convert_cupy_to_numpy: _Convert[cupy.ndarray, numpy.typing.NDArray[Any]]
+    convert_cupy_to_tf: _Convert[cupy.ndarray, tensorflow.Tensor]
+    convert_numpy_to_pytorch: _Convert[numpy.typing.NDArray[Any], torch.Tensor]
+    convert_numpy_to_cupy: _Convert[numpy.typing.NDArray[Any], cupy.ndarray]
+    convert_numpy_to_tf: _Convert[numpy.typing.NDArray[Any], tensorflow.Tensor]
+    convert_tf_to_pytorch: _Convert[tensorflow.Tensor, torch.Tensor]
+    convert_tf_to_cupy: _Convert[tensorflow.Tensor, cupy.ndarray]
+    convert_tf_to_numpy: _Convert[tensorflow.Tensor, numpy.typing.NDArray[Any]]
+    # adapters: end
 
-#: By the names in the names of the functions: the name that ``convert`` takes, and the row.
-_BY_ALIAS = {row.alias: (name, row) for name, row in ALL.items()}
 
 _DOC = """Convert a tensor of {source.label} to one of {target.label}.
 
@@ -68,10 +84,11 @@ Examples
 """
 
 
-def _named(name: str) -> Any:
-    """Return the function of this name, ``convert_SOURCE_to_TARGET``."""
-    (_, source), (to, target) = (_BY_ALIAS[part] for part in name.removeprefix("convert_").split("_to_"))
-    function = getattr(_core, f"to_{to}")
+def _between(one: str, other: str) -> Any:
+    """Return the function from one framework to another."""
+    source, target = ALL[one], ALL[other]
+    name = f"convert_{source.alias}_to_{target.alias}"
+    function = getattr(_core, f"to_{other}")
     on = target.example.device
 
     def convert(
@@ -100,15 +117,4 @@ def _named(name: str) -> Any:
     return convert
 
 
-convert_pytorch_to_tf: _Convert[torch.Tensor, tf.Tensor] = _named("convert_pytorch_to_tf")
-convert_pytorch_to_cupy: _Convert[torch.Tensor, cupy.ndarray] = _named("convert_pytorch_to_cupy")
-convert_pytorch_to_numpy: _Convert[torch.Tensor, NDArray[Any]] = _named("convert_pytorch_to_numpy")
-convert_tf_to_pytorch: _Convert[tf.Tensor, torch.Tensor] = _named("convert_tf_to_pytorch")
-convert_tf_to_cupy: _Convert[tf.Tensor, cupy.ndarray] = _named("convert_tf_to_cupy")
-convert_tf_to_numpy: _Convert[tf.Tensor, NDArray[Any]] = _named("convert_tf_to_numpy")
-convert_cupy_to_pytorch: _Convert[cupy.ndarray, torch.Tensor] = _named("convert_cupy_to_pytorch")
-convert_cupy_to_tf: _Convert[cupy.ndarray, tf.Tensor] = _named("convert_cupy_to_tf")
-convert_cupy_to_numpy: _Convert[cupy.ndarray, NDArray[Any]] = _named("convert_cupy_to_numpy")
-convert_numpy_to_pytorch: _Convert[NDArray[Any], torch.Tensor] = _named("convert_numpy_to_pytorch")
-convert_numpy_to_tf: _Convert[NDArray[Any], tf.Tensor] = _named("convert_numpy_to_tf")
-convert_numpy_to_cupy: _Convert[NDArray[Any], cupy.ndarray] = _named("convert_numpy_to_cupy")
+globals().update({made.__name__: made for made in starmap(_between, permutations(ALL, 2))})

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import os
 import sys
 import threading
@@ -229,7 +228,7 @@ def _worker() -> Any:
 def _reduced(framework: str, x: Any) -> Any:
     """Return how to pass a tensor: by ticket, or as ever where it cannot be shared or where Ray does not count."""
     settings, context = _settings, _worker().get_serialization_context()
-    if not _is_counted(context) or _nbytes(x) < settings.smallest or getattr(x, "__dict__", None):
+    if not _is_counted(context) or ALL[framework].nbytes(x) < settings.smallest or getattr(x, "__dict__", None):
         return x.__reduce_ex__(5)
     try:
         ticket = share(x, expires=settings.expires)
@@ -244,7 +243,7 @@ def _reduced(framework: str, x: Any) -> Any:
         _end(ends)
         raise
     node = ray.get_runtime_context().get_node_id()
-    return _received, (_Passed(ticket.text, framework, _on_gpu(x), node, transport), *token)
+    return _received, (_Passed(ticket.text, framework, ALL[framework].on_gpu(x), node, transport), *token)
 
 
 def _is_counted(context: Any) -> bool:
@@ -258,16 +257,6 @@ def _is_counted(context: Any) -> bool:
             return False
         frame = frame.f_back
     return bool(context.is_in_band_serialization())
-
-
-def _nbytes(x: Any) -> int:
-    # TensorFlow says the size of an element so, and the others as NumPy.
-    size = x.dtype.size if hasattr(x.dtype, "size") else x.dtype.itemsize
-    return int(math.prod(x.shape) * size)
-
-
-def _on_gpu(x: Any) -> bool:
-    return any(name in str(getattr(x, "device", "")) for name in ("cuda", "CUDA", "GPU"))
 
 
 def _kept(context: Any, ends: list[Callable[[], object]]) -> tuple[Any, ...]:
@@ -318,7 +307,7 @@ def _sent(
         return None
     manager, number = _transports().get_tensor_transport_manager(name), uuid4().hex
     # On the host the share is a copy, which later writes to the tensor do not change.
-    tensors = [x if _on_gpu(x) else open(ticket, framework)]  # type: ignore[arg-type]
+    tensors = [x if ALL[framework].on_gpu(x) else open(ticket, framework)]  # type: ignore[arg-type]
     about = manager.extract_tensor_transport_metadata(number, tensors)
     ends.append(functools.partial(manager.garbage_collect, number, about, tensors))
     return name, number, about

@@ -1,12 +1,14 @@
 """The frameworks on the Python side: a row for each, in a module of this folder that has its name.
 
 ``_core.FRAMEWORKS`` names them. A row is all that the rest of the package knows of one framework: how to find out what
-is installed, how to make a tensor, how the framework itself exchanges tensors. No row imports its framework.
+is installed, how to make a tensor, how the framework itself exchanges tensors. No row imports its framework. Type
+checkers cannot read the rows: after a change to one, ``cargo xtask tables`` writes the lists for them.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -77,15 +79,46 @@ class Framework:
     #: Whether it has tensors on the host, and on GPUs.
     on_host: bool = True
     on_gpus: bool = True
+    #: That class with its parameters, as a type checker writes it, where it has some.
+    annotation: str | None = None
     #: Returns how it gets memory of a GPU: ``allocator`` and ``takes_all_memory``.
     settings: Callable[[Any], dict[str, Any]] = lambda module: {}
+    #: Environment variables with which it takes only what it needs of a GPU's memory, and the call that does the same.
+    sparing: Mapping[str, str] = field(default_factory=dict)
+    spare: str = ""
     #: Allocators whose memory the driver shares with no other process, and what to use instead.
     unshared: Mapping[str, str] = field(default_factory=dict)
     #: Returns whether it hides CUDA's libraries from what is loaded after it. Called once it is imported.
     hides_cuda: Callable[[], bool] = lambda: False
     #: Where to read which versions work on GPUs, if tensors on a GPU are refused with a version that was not tested.
     tested: str | None = None
+    #: Returns the bytes of a tensor's elements, and whether they are on a GPU.
+    nbytes: Callable[[Any], int] = lambda x: math.prod(x.shape) * int(x.dtype.itemsize)
+    on_gpu: Callable[[Any], bool] = lambda x: "cuda" in str(x.device).lower()
 
 
-#: Every framework by its name, in an order in which all can be imported: what hides CUDA's libraries comes last.
-ALL: dict[str, Framework] = {name: importlib.import_module(f"{__name__}.{name}").FRAMEWORK for name in _core.FRAMEWORKS}
+@dataclass(frozen=True)
+class Folder:
+    """What is special to a framework that Python does not import: this package loads its libraries from a folder."""
+
+    #: Its name in prose.
+    label: str
+    #: The class of its tensors in ``_core.pyi``.
+    tensor: str
+    #: What the environment variable names.
+    folder: str
+    #: Loads the libraries from that folder. Returns the version, and the folder of the libraries.
+    load: Callable[[], tuple[str, str]]
+
+
+def _rows(folders: bool) -> dict[str, Any]:
+    names = [name for name, variable in _core.FRAMEWORKS.items() if (variable is not None) == folders]
+    return {name: importlib.import_module(f"{__name__}.{name}").FRAMEWORK for name in names}
+
+
+#: Every framework that Python imports, in an order in which all can be: what hides CUDA's libraries comes last.
+ALL: dict[str, Framework] = _rows(folders=False)
+#: Every framework in a folder that an environment variable names.
+FOLDERS: dict[str, Folder] = _rows(folders=True)
+#: The environment of a process that shares a GPU with others.
+SPARING: dict[str, str] = {name: value for row in ALL.values() for name, value in row.sparing.items()}

@@ -34,6 +34,7 @@ FRAMEWORK = Framework(
     label="NumPy",
     alias="numpy",
     tensor="numpy.ndarray",
+    annotation="numpy.typing.NDArray[Any]",
     kind=("numpy", "ndarray"),
     install="`pip install --force-reinstall numpy`",
     example=Example("import numpy as np", "np.ones(3)", "(3,)", "cpu"),
@@ -42,4 +43,5 @@ FRAMEWORK = Framework(
     small=lambda numpy, kind, index: aligned(numpy.zeros(SMALL, numpy.float32)),
     side=_side,
     on_gpus=False,
+    on_gpu=lambda x: False,
 )

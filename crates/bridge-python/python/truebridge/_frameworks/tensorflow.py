@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from typing import Any
 
 from . import SMALL, Example, Framework, Side
+
+_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 
 
 def _build(tensorflow: Any) -> str:
@@ -22,7 +25,7 @@ def _small(tensorflow: Any, kind: str, index: int) -> Any:
 
 def _settings(tensorflow: Any) -> dict[str, Any]:
     config = tensorflow.config
-    forced = os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH") == "true"
+    forced = os.environ.get(_GROWTH) == "true"
 
     def bounded(gpu: Any) -> bool:
         return config.experimental.get_memory_growth(gpu) or config.get_logical_device_configuration(gpu) is not None
@@ -49,7 +52,7 @@ def _side(tensorflow: Any, index: int | None) -> Side:
 
 
 FRAMEWORK = Framework(
-    label="TensorFlow",
+    label="TensorFlow 2",
     alias="tf",
     tensor="tensorflow.Tensor",
     kind=("tensorflow.python.framework.ops", "EagerTensor"),
@@ -60,7 +63,11 @@ FRAMEWORK = Framework(
     small=_small,
     side=_side,
     settings=_settings,
+    sparing={_GROWTH: "true"},
+    spare="tf.config.experimental.set_memory_growth(gpu, True)",
     # It opens its libraries, and stubs of CUDA's with them, for the whole process, unless a caller prevents it.
     hides_cuda=lambda: sys.modules.get("tensorflow.python.pywrap_dlopen_global_flags") is not None,
     tested="docs/tensorflow.md",
+    nbytes=lambda x: math.prod(x.shape) * int(x.dtype.size),
+    on_gpu=lambda x: "GPU" in x.device,
 )
