@@ -63,6 +63,12 @@ def rows() -> Any:
         return importlib.import_module("truebridge._frameworks")
 
 
+def labels() -> dict[str, str]:
+    """Return what each framework is called in prose."""
+    every = {**rows().ALL, **rows().FOLDERS}
+    return {name: every[name].label for name in names()}
+
+
 def types() -> dict[str, str]:
     """Return the class of tensors of each framework that is imported, as a type checker knows it."""
     return {name: row.annotation or row.tensor for name, row in rows().ALL.items()}

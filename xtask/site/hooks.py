@@ -36,13 +36,13 @@ SHOWN = re.compile(r"<!-- code: ([\w./]+) -->")
 #: Code, in which nothing is a link.
 CODE = re.compile(r"(^(?:```|~~~~).*?^(?:```|~~~~)$|`[^`\n]+`)", re.M | re.S)
 
-#: The pages of the reference: a title, and what each shows. ``pairs`` stands for the functions of that module.
+#: The pages of the reference: a title, and what each shows. A name that ends in ``_`` stands for those that begin so.
 REFERENCE = {
     "conversions": (
         "Conversions",
-        "to_torch to_cupy to_numpy to_tensorflow convert copy plan Plan record_stream profile stats",
+        "to_ convert copy plan Plan record_stream profile stats Target",
     ),
-    "pairs": ("Pairs", "pairs"),
+    "pairs": ("Pairs", "convert_"),
     "files": ("Files", "save load"),
     "processes": (
         "Other processes",
@@ -158,19 +158,23 @@ def fenced(file: Path) -> str:
 
 def reference() -> Iterator[tuple[str, str]]:
     """Yield the pages of the reference."""
-    pairs = " ".join(name for name in public() if name.startswith("convert_"))
     for path, (title, listed) in {**REFERENCE, REST: ("More", " ".join(rest()))}.items():
         blocks = [f"# {title}"]
-        listed = pairs if listed == "pairs" else listed
-        blocks.extend(f"::: truebridge.{name}" for name in listed.split())
+        blocks.extend(f"::: truebridge.{name}" for part in listed.split() for name in meant(part))
         if len(blocks) > 1:
             yield f"reference/{path}.md", "\n\n".join(blocks) + "\n"
 
 
+def meant(part: str) -> list[str]:
+    """Return the names that a part of a page stands for."""
+    return [name for name in public() if name.startswith(part)] if part.endswith("_") else [part]
+
+
 def rest() -> list[str]:
     """Return the public names that REFERENCE has no place for. Those of errors are on the page of their module."""
-    shown = {name.partition(".")[0] for _, listed in REFERENCE.values() for name in listed.split()} | {*REFERENCE}
-    return [name for name in public() if name not in shown and not name.startswith(("convert_", "Bridge", "__"))]
+    parts = [part for _, listed in REFERENCE.values() for part in listed.split()]
+    shown = {name.partition(".")[0] for part in parts for name in meant(part)} | {*REFERENCE}
+    return [name for name in public() if name not in shown and not name.startswith(("Bridge", "__"))]
 
 
 def public() -> list[str]:

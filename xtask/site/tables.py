@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import frameworks
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
@@ -31,13 +33,7 @@ SESSIONS = "2026-11-21-h200-tensorflow1/bench_sessions"
 ORDERS = ("2026-11-20-h200/conformance", "2026-11-21-h200/conformance", "2026-11-21-h200-tensorflow1/conformance")
 
 #: What the frameworks are called, in the reports and for the reader. The tables have this order.
-NAMES = {
-    "torch": "PyTorch",
-    "cupy": "CuPy",
-    "numpy": "NumPy",
-    "tensorflow": "TensorFlow 2",
-    "tensorflow1": "TensorFlow 1.15",
-}
+NAMES = frameworks.labels()
 OLDER = {"tensorflow2": "tensorflow"}
 
 #: The size at which the ways are compared.

@@ -10,11 +10,13 @@ from pathlib import Path
 
 __all__ = ["main"]
 
+# adapters: begin
 # TensorFlow reads these when it is loaded, whichever module imports it: to log less, to allocate GPU memory as it is
 # needed, and to keep its symbols out of the global scope, where libraries of other frameworks would find its stubs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 sys.modules.setdefault("tensorflow.python.pywrap_dlopen_global_flags", None)  # type: ignore[arg-type]
+# adapters: end
 
 
 def main(argv: list[str]) -> int:

@@ -16,9 +16,11 @@ const QUOTED: usize = 200;
 /// Exceptions of frameworks that mean a full memory and extend no `MemoryError`, by module and name. Programs catch
 /// them by their class.
 const OUT_OF_MEMORY: &[(&str, &str)] = &[
+    // adapters: begin
     ("torch", "OutOfMemoryError"),
     ("cupy.cuda.memory", "OutOfMemoryError"),
     ("tensorflow.python.framework.errors_impl", "ResourceExhaustedError"),
+    // adapters: end
 ];
 
 /// Returns the first line of `text`, cut to a length that a message can hold.

@@ -176,8 +176,8 @@ takes_keywords! {
     /// ----------
     /// x : tensor or container of tensors
     ///     As for ``to_torch``.
-    /// target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
-    ///     The framework. ``"tensorflow1"`` is TensorFlow 1.15, which ``tensorflow1.open`` has loaded.
+    /// target : Target
+    ///     The name of a framework. ``"tensorflow1"`` is TensorFlow 1.15, which ``tensorflow1.open`` has loaded.
     #[doc = include_str!("docs/keywords.txt")]
     /// Returns
     /// -------

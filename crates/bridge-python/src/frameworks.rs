@@ -47,8 +47,8 @@ pub(crate) fn not_a_capsule(x: &PyTensor<'_>) -> Result<()> {
 ///
 /// Parameters
 /// ----------
-/// target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
-///     The framework.
+/// target : Target
+///     The name of a framework.
 ///
 /// Returns
 /// -------

@@ -93,8 +93,8 @@ takes_keywords! {
     /// ----------
     /// x : tensor or container of tensors
     ///     As for ``to_torch``, except for a capsule, which can be read once only.
-    /// target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
-    ///     The framework.
+    /// target : Target
+    ///     The name of a framework.
     #[doc = include_str!("docs/keywords.txt")]
     /// Returns
     /// -------

@@ -6,6 +6,7 @@ import itertools
 import shutil
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,10 @@ def test_a_list_that_is_stale_is_found_and_written(tmp_path: Path) -> None:
     assert "to_made: _To[made.typing.NDArray[Any]]" in stub
     assert 'def convert(x: Any, target: Literal["made"]' in stub
     assert '"to_made",' in public and '"convert_made_to_tf",' in public and "        convert_tf_to_made,\n" in public
+
+
+def test_a_program_can_list_the_targets() -> None:
+    assert typing.get_args(tb.Target) == tuple(_core.FRAMEWORKS)
 
 
 def test_every_framework_has_its_functions() -> None:

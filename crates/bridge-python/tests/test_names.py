@@ -32,6 +32,7 @@ ROOMS = (
     "crates/bridge-frameworks/src/table.rs",
     "crates/bridge-python/python/truebridge/_frameworks/*",
     "crates/bridge-python/python/truebridge/_autograd_*.py",
+    "crates/bridge-python/python/truebridge/_compiled.py",
     "crates/bridge-python/python/truebridge/tensorflow*.py",
     "crates/bridge-python/python/truebridge/_operations.py",
     "crates/bridge-python/src/tensorflow*.rs",
@@ -51,7 +52,6 @@ COMMANDS = "a command of the check builds, lists or links this framework by name
 
 #: Why a file outside the rooms names a framework.
 REASONS: dict[str, str] = {
-    "conformance/python/truebridge_conformance/__init__.py": "sets what TensorFlow reads before any module loads it",
     "conformance/python/truebridge_conformance/_conformance.pyi": TENSORFLOW1,
     "conformance/python/truebridge_conformance/host.py": TENSORFLOW1,
     "conformance/python/truebridge_conformance/others.py": NUMPY_IS_A_TOOL,
@@ -71,11 +71,9 @@ REASONS: dict[str, str] = {
     "crates/bridge-frameworks/src/lib.rs": "features that an example of the documentation needs",
     "crates/bridge-frameworks/src/objects.rs": TENSORFLOW1,
     "crates/bridge-pyo3/src/dtypes.rs": NUMPY_IS_A_TOOL,
-    "crates/bridge-pyo3/src/errors.rs": "the table of errors that frameworks raise when memory runs out",
     "crates/bridge-pyo3/src/lib.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/__init__.py": MODULES,
     "crates/bridge-python/python/truebridge/_bench.py": NUMPY_IS_A_TOOL,
-    "crates/bridge-python/python/truebridge/_compiled.py": "only PyTorch has a compiler whose graphs a call breaks",
     "crates/bridge-python/python/truebridge/_core.pyi": MODULES,
     "crates/bridge-python/python/truebridge/_formats.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/_measure.py": NUMPY_IS_A_TOOL,

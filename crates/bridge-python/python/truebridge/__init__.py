@@ -19,9 +19,9 @@ tensor([42.,  0.,  0.])
 
 import importlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from . import _compiled
+from . import _compiled, _core
 from ._core import (
     Plan,
     Ticket,
@@ -67,6 +67,7 @@ __all__ = [
     "BridgeTypeError",
     "BridgeValueError",
     "Plan",
+    "Target",
     "Ticket",
     "__version__",
     "bench",
@@ -119,6 +120,7 @@ if TYPE_CHECKING:
     from . import tensorflow1 as tensorflow1
     from . import tracing as tracing
     from ._bench import bench
+    from ._core import Target
     from ._doctor import doctor, matrix
     from .debugging import BridgeDebugWarning, debug
     from .files import load, save
@@ -142,6 +144,8 @@ if TYPE_CHECKING:
     from .processes import open, revoke, share
     from .tracing import trace
 else:
+    Target = Literal[tuple(_core.FRAMEWORKS)]
+
     #: Imported at first use, to keep the import short: modules, and the modules that names are in. ``tensorflow`` needs
     #: NumPy, as TensorFlow does, and ``ray`` needs Ray.
     _MODULES = (

@@ -33,6 +33,7 @@ Target = Literal[
     "tensorflow1",
 ]
 # adapters: end
+"""The names of the frameworks: a ``Literal``, for what a program annotates. ``typing.get_args(Target)`` lists them."""
 
 # A container of tensors. The result holds other leaves, so what is in it has no type here.
 _Tree = TypeVar("_Tree", dict[Any, Any], list[Any], tuple[Any, ...])

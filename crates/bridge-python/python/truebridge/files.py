@@ -87,8 +87,8 @@ def load(
     ----------
     path : str or path
         A file of NumPy (``.npy``, ``.npz``) or safetensors (``.safetensors``), written by ``save`` or by others.
-    target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
-        The framework.
+    target : Target
+        The name of a framework.
     device : str or device, optional
         Where the tensors must be, such as ``"cuda:0"``. The default is the host.
     copy : bool, optional

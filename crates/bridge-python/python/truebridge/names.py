@@ -107,8 +107,8 @@ class Client:
         ----------
         name : str
             The name.
-        target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
-            The framework.
+        target : Target
+            The name of a framework.
         version : int, optional
             The version. The default is the newest.
         copy : bool, optional

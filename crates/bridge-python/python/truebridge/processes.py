@@ -159,8 +159,8 @@ def open(
     ----------
     ticket : Ticket, str or bytes
         The ticket, or its text.
-    target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
-        The framework of the result.
+    target : Target
+        The name of the framework of the result.
     copy, device, order, permute
         As for ``convert``, for each tensor.
 

@@ -126,8 +126,9 @@ def register(
     device : str or device, optional
         Where this process receives tensors. The default is where they are: on the same kind of device, if they come
         from another node.
-    target : {None, "torch", "cupy", "numpy", "tensorflow"}
-        The framework that this process receives tensors as. The default is their own.
+    target : Target, optional
+        The name of the framework that this process receives tensors as, one that Python imports. The default is
+        their own.
     smallest : int, optional
         Ray passes tensors of fewer bytes as ever.
     expires : float, optional

@@ -260,8 +260,8 @@ def take(fetched: Any, target: Target) -> Any:
     ----------
     fetched : tensor or array of two int32
         What a run returned for ``external_output``. Each can be taken once.
-    target : {"torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
-        The framework of the result.
+    target : Target
+        The name of the framework of the result.
 
     Returns
     -------

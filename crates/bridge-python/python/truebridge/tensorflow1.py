@@ -182,7 +182,7 @@ class Session:
         ----------
         feeds : dict of str to tensor
             A tensor of any framework for each input, by its name.
-        target : {None, "torch", "cupy", "numpy", "tensorflow", "tensorflow1"}
+        target : Target, optional
             The framework of the results. The default is ``"tensorflow1"``.
         copy : bool, optional
             As for ``convert``, of the fed tensors. The results are not copied again: they are memory that no other
