@@ -183,7 +183,7 @@ impl Parcel {
         let mut places = Vec::with_capacity(tensors.len());
         let mut room = 0usize;
         for (from, tensor) in tensors {
-            let lent = from.export(tensor)?;
+            let lent = from.export(tensor)?.permuted(options.permute.as_ref())?;
             if self.about.is_empty() {
                 let (dtype, shape, device) = (lent.dtype(), lent.layout().shape(), lent.device());
                 self.about = format!("{} {dtype} {shape:?} on {device}", from.profile().name);

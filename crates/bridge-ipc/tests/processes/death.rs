@@ -2,9 +2,10 @@
 
 use super::child::{Child, is_gone, read, seen};
 use super::{Folder, LONG, PATIENCE, host, share, wait_for};
-use bridge_core::{Access, Adapter, COPY_ALIGNMENT, ErrorKind, Options};
-use bridge_ipc::{Held, Limits, Parcel, Ticket, Writing, open};
+use bridge_core::{Access, Adapter, COPY_ALIGNMENT, ErrorKind, Options, Order, Permutation};
+use bridge_ipc::{Held, Ipc, Limits, Parcel, Ticket, Writing, open};
 use bridge_ndarray::{HostArray, NdArray};
+use ndarray::array;
 use std::time::{Duration, Instant};
 
 /// Returns the adapter.
@@ -163,6 +164,26 @@ fn what_was_opened_is_passed_on() {
         wait_for(&exporter, |held| held.leases == kept);
         first.kill();
         wait_for(&exporter, |held| held.leases == 0);
+    }
+}
+
+#[test]
+fn what_is_passed_on_in_another_order_is_copied() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    // SAFETY: no code writes to the memory.
+    let (ipc, matrix) = (unsafe { Ipc::new() }, HostArray::from(array![[1u8, 2, 3], [4, 5, 6]]));
+    let parcel = Parcel::of(&[(&ndarray(), &matrix)], Some(Writing::Never), &host(), &Options::default()).unwrap();
+    let opened = open(&parcel.share(&exporter, LONG, None).unwrap()).unwrap();
+    let transposed = Options::default().with_permute(Permutation::new(&[1, 0]).unwrap());
+    for (order, copied) in [(None, 0), (Some(Order::ColumnMajor), 0), (Some(Order::RowMajor), 6)] {
+        let options = transposed.clone().with_order(order);
+        let parcel = Parcel::of(&[(&ipc, &opened.tensors[0])], Some(Writing::Never), &host(), &options).unwrap();
+        assert_eq!(parcel.transfers()[0].bytes_copied, copied, "{order:?}");
+        let ticket = parcel.share(&exporter, LONG, None).unwrap();
+        assert_eq!(ticket.to_string(), "ipc uint8 [3, 2] on cpu, expires in 3600 s");
+        let array = seen(&open(&ticket).unwrap().tensors[0]).unwrap();
+        assert_eq!(array.to_array::<u8>().unwrap(), array![[1, 4], [2, 5], [3, 6]].into_dyn());
     }
 }
 
