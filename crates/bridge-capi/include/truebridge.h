@@ -488,7 +488,10 @@ enum tb_status tb_share(const struct tb_tensor *const *tensors,
                         int32_t writing,
                         char *ticket);
 
-/* Ends the share of a ticket of this process now. A process that has it open keeps the memory. */
+/*
+ Ends the share of a ticket of this process now. A process that has it open keeps the memory until it drops the
+ tensors; its next transfer or copy of one of them is TB_GONE.
+ */
 enum tb_status tb_revoke(const char *ticket);
 
 /* Ends all shares of this process. Call it before a process ends that has shared, or leave it to the system. */
@@ -505,7 +508,7 @@ const char *tb_opened_tree(const struct tb_opened *opened);
 
 /*
  Returns one of the tensors, which keeps the memory by itself. TB_GONE where the other process has ended or has
- revoked the share.
+ revoked the share, as in every later call that plans, transfers, copies, feeds or shares the tensor.
  */
 enum tb_status tb_opened_tensor(const struct tb_opened *opened, size_t index, struct tb_tensor **out);
 

@@ -240,7 +240,11 @@ impl Adapter for Caller<'_> {
         Arc::new(InStream(self.stream))
     }
 
+    /// Refuses memory of another process that has ended or has taken it back.
     fn export(&self, tensor: &CTensor) -> Result<Lent> {
+        if bridge_ipc::is_leasing() {
+            bridge_ipc::check(&tensor.0)?;
+        }
         tensor.shared(tensor.0.device())?.permuted(self.permutation.as_ref())
     }
 

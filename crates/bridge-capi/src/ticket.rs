@@ -75,7 +75,8 @@ pub unsafe extern "C" fn tb_share(
     })
 }
 
-/// Ends the share of a ticket of this process now. A process that has it open keeps the memory.
+/// Ends the share of a ticket of this process now. A process that has it open keeps the memory until it drops the
+/// tensors; its next transfer or copy of one of them is TB_GONE.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_revoke(ticket: *const c_char) -> Status {
     answer(|| {
@@ -121,7 +122,7 @@ pub unsafe extern "C" fn tb_opened_tree(opened: *const COpened) -> *const c_char
 }
 
 /// Returns one of the tensors, which keeps the memory by itself. TB_GONE where the other process has ended or has
-/// revoked the share.
+/// revoked the share, as in every later call that plans, transfers, copies, feeds or shares the tensor.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_opened_tensor(opened: *const COpened, index: usize, out: *mut *mut CTensor) -> Status {
     answer(|| {

@@ -1,6 +1,7 @@
 /* Tensors without a framework: plan, transfer, copies, and what is refused, in host memory. */
 
 #include <stddef.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -325,6 +326,19 @@ static void the_host_has_no_streams(void) {
   CHECK(tb_used(gpu, NULL, 1) == TB_ARGUMENT && tb_used(gpu, numbers, 1) == TB_ARGUMENT);
 }
 
+/* A tensor whose share was revoked: the notice comes by a socket. */
+static void what_is_gone_goes_nowhere(const tb_tensor *seen) {
+  const struct timespec millisecond = {0, 1000000};
+  tb_report report = {.size = sizeof report};
+  void *managed = NULL;
+  char ticket[TB_TICKET_BYTES];
+  for (int i = 0; i < 30000 && tb_plan(seen, NULL, NULL, &report) == TB_OK; ++i) nanosleep(&millisecond, NULL);
+  CHECK(tb_plan(seen, NULL, NULL, &report) == TB_GONE && strstr(tb_error(), "revoked") != NULL);
+  CHECK(tb_transfer(seen, NULL, NULL, 0, &managed, NULL) == TB_GONE && managed == NULL);
+  CHECK(tb_copy_into(seen, seen, NULL, 0) == TB_GONE);
+  CHECK(tb_share(&seen, 1, NULL, 60, TB_WRITING_USUAL, ticket) == TB_GONE);
+}
+
 static void a_ticket_opens_what_was_shared(void) {
   char folder[] = "/tmp/truebridge-verbs-XXXXXX", ticket[TB_TICKET_BYTES];
   CHECK(mkdtemp(folder) != NULL && setenv("TRUEBRIDGE_IPC", folder, 1) == 0);
@@ -349,9 +363,12 @@ static void a_ticket_opens_what_was_shared(void) {
       const float *element = (const float *)memory.data + i * memory.strides[0] + j * memory.strides[1];
       CHECK(*element == (float)(j * 6 + i));
     }
-  tb_tensor_drop(seen);
-  CHECK(tb_opened_tensor(opened, 2, &seen) == TB_ARGUMENT && strstr(tb_error(), "2 tensors") != NULL);
+  tb_tensor *none = NULL;
+  CHECK(tb_opened_tensor(opened, 2, &none) == TB_ARGUMENT && strstr(tb_error(), "2 tensors") != NULL);
   OK(tb_revoke(ticket));
+  what_is_gone_goes_nowhere(seen);
+  CHECK(*(const float *)memory.data == 0);
+  tb_tensor_drop(seen);
   tb_opened *again = NULL;
   CHECK(tb_open(ticket, &again) == TB_GONE && again == NULL);
   tb_opened_drop(opened);
