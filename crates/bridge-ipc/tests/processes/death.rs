@@ -177,7 +177,7 @@ fn what_is_passed_on_in_another_order_is_copied() {
     let opened = open(&parcel.share(&exporter, LONG, None).unwrap()).unwrap();
     let transposed = Options::default().with_permute(Permutation::new(&[1, 0]).unwrap());
     for (order, copied) in [(None, 0), (Some(Order::ColumnMajor), 0), (Some(Order::RowMajor), 6)] {
-        let options = transposed.clone().with_order(order);
+        let options = transposed.with_order(order);
         let parcel = Parcel::of(&[(&ipc, &opened.tensors[0])], Some(Writing::Never), &host(), &options).unwrap();
         assert_eq!(parcel.transfers()[0].bytes_copied, copied, "{order:?}");
         let ticket = parcel.share(&exporter, LONG, None).unwrap();
