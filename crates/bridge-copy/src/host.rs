@@ -1,7 +1,8 @@
 //! Copies on the host: rows, lines and tiles, in threads where that pays.
 //!
-//! A [`Walk`] names the dimensions that are left. [`Plane`] takes the two of them that matter for speed, the fastest of
-//! the target and the fastest of the source, and a kernel copies these; a plain loop runs over the others.
+//! A [`Walk`] names the dimensions that the copy has to visit. [`Plane`] takes the two of them that matter for speed,
+//! the fastest of the target and the fastest of the source, and a kernel copies these; a plain loop runs over the
+//! others.
 
 mod channels;
 mod choose;

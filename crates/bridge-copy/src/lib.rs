@@ -24,7 +24,7 @@ use bridge_core::{
 /// Copies with the kernels of this crate.
 ///
 /// What two layouts and two addresses show is checked before anything is read or launched: see the errors of
-/// [`Copies::copy`]. Memory itself is not seen, so the caller vouches for the rest:
+/// [`Copies::copy`]. The copier does not see the memory itself, so the caller vouches for the rest:
 ///
 /// - the bytes of both views are mapped and accessible on their devices until the work has run;
 /// - no other work writes those of the source or uses those of the target meanwhile;
@@ -118,8 +118,8 @@ mod tests {
         Layout::new(dtype, &shape, Some(&strides), 0).unwrap()
     }
 
-    /// Returns how a copy between these views is refused. Nothing is mapped at their addresses: a copy that were not
-    /// refused would crash.
+    /// Returns how a copy between these views is refused. Nothing is mapped at their addresses: a copy that is not
+    /// refused crashes.
     fn refusal(from: (Device, usize, &Layout), to: (Device, usize, &Layout)) -> (ErrorKind, String) {
         let side = |(device, data, layout)| Strided { device, data, layout };
         // SAFETY: not met, which is what the check is to find before anything is accessed.

@@ -24,7 +24,7 @@ use staging::Pool;
 
 static POOL: Pool = Pool::new(&CUTS);
 
-/// Moves the elements, as [`bridge_core::Copies::copy`] says, between two devices that differ.
+/// Moves the elements between two different devices, as [`bridge_core::Copies::copy`] says.
 ///
 /// # Safety
 ///
@@ -36,7 +36,7 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, strea
     unsafe { moves.copy(from, to, flips, stream) }
 }
 
-/// Moves over another link, or cut in another way: for the example that tells what costs time.
+/// Moves over another link, or cut in another way, for the example that measures what costs time.
 #[doc(hidden)]
 pub struct Trial<'a> {
     link: &'a dyn Link,
@@ -141,7 +141,7 @@ impl Drop for Block<'_> {
     }
 }
 
-/// What moves go through. The tests have other ones.
+/// The link, the kernels and the staging buffers of moves. The tests have their own.
 struct Moves<'a> {
     link: &'a dyn Link,
     pool: &'a Pool,
@@ -306,7 +306,7 @@ fn same(one: &Layout, other: &Layout) -> bool {
     lengths.into_iter().all(|(length, (one, other))| *length <= 1 || one == other)
 }
 
-/// Says that a move stopped half-way.
+/// Returns the error of a move that stopped half-way.
 fn undefined(error: Error) -> Error {
     let text = format!("{error}; the move has stopped, and the elements of its target are undefined");
     Error::new(error.kind(), text).caused_by(error)

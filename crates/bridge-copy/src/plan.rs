@@ -152,7 +152,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every element is visited once, at its place on both sides, and the dimensions are in order.
+        /// Every element is visited once, at its position on both sides, and the dimensions are in order.
         #[test]
         fn a_walk_pairs_the_same_elements(
             sides in prop::collection::vec((0i64..4, -9i64..10, -9i64..10), 0..6),

@@ -179,7 +179,7 @@ impl Checks {
         self.check(stale == 0 && waited == 0, &text);
     }
 
-    /// A retired buffer is dropped after the work, and not before.
+    /// A buffer that is passed to `retire` is dropped after the work, and not before.
     fn release(&mut self) {
         let [a, b] = self.streams;
         let (mut early, mut waited, mut held_back) = (0, 0, 0);

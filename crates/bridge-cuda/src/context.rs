@@ -13,7 +13,7 @@ const KINDS: [DeviceKind; 3] = [DeviceKind::CUDA, DeviceKind::CUDA_HOST, DeviceK
 /// Result codes of calls that a capture forbids (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and the following codes).
 const CAPTURING: std::ops::RangeInclusive<u32> = 900..=908;
 
-/// The most events that a pool keeps. More are in use only while many buffers are retired.
+/// The most events that a pool keeps. More are in use only while many releases are pending.
 const POOLED: usize = 64;
 
 /// The events of a pool that a thread tries first: a cache line of them.
@@ -277,7 +277,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..20_000 {
-                        // There are as many events as threads, and a place for each.
+                        // There are as many events as threads, and a slot for each.
                         let event = std::iter::repeat_with(|| pool.take()).flatten().next().unwrap();
                         assert_eq!(held[event.0].fetch_add(1, AcqRel), 0, "{event:?} was taken twice");
                         held[event.0].fetch_sub(1, AcqRel);

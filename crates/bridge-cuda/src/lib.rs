@@ -17,7 +17,7 @@
 //!
 //! The first call initialises CUDA in this process, and CUDA does not survive a fork: call no function of this crate
 //! before there is a tensor on a device. In a forked child of a process that uses CUDA, ordering and queries return
-//! errors, retired memory is leaked, and nothing blocks.
+//! errors, memory whose release is pending is leaked, and nothing blocks.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

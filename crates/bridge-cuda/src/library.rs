@@ -31,8 +31,8 @@ macro_rules! functions {
                 Ok(Self {
                     $(
                         // SAFETY: the signature is that of `cuda.h` for this name, unchanged since the name was
-                        // introduced (a changed function gets a new name, such as `_v2`). A library without such
-                        // names is an error; one with other functions of these names is no driver.
+                        // introduced (a changed function gets a new name, such as `_v2`). A library without such names
+                        // is an error; one with other functions of these names is not a driver.
                         $name: *unsafe { library.get(stringify!($name).as_bytes()) }.map_err(|_| stringify!($name))?,
                     )*
                 })

@@ -1,4 +1,4 @@
-//! Models of retired memory, which shuttle runs under many schedules: see `cargo xtask audit`.
+//! Models of pending releases, which shuttle runs under many schedules: see `cargo xtask audit`.
 
 use crate::fake::{Counted, Fake};
 use crate::ordering::CudaOrdering;

@@ -1,4 +1,4 @@
-//! Drops retired buffers when their events have fired.
+//! Drops buffers whose release is pending when their events have fired.
 
 use crate::context::Devices;
 use crate::driver::{Driver, Event, RELAXED};
@@ -96,8 +96,8 @@ impl State {
     }
 }
 
-/// Holds retired buffers until their events have fired. Some calls of `retire` drop buffers that are due; a background
-/// thread, started when it is first needed, drops the rest.
+/// Holds buffers whose release is pending until their events have fired. Some calls of `retire` drop buffers that are
+/// due; a background thread, started when it is first needed, drops the rest.
 ///
 /// The lines of all streams are polled in turn, so that no finished buffer waits for an unfinished one of another
 /// stream.

@@ -15,7 +15,7 @@ pub type Handle = [u8; HANDLE];
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
 const FILE_DESCRIPTOR: u64 = 1;
 
-/// The way by which memory leaves a process.
+/// The path by which memory leaves a process.
 #[derive(Debug)]
 pub enum Way {
     /// A handle for the whole allocation (`cuIpcGetMemHandle`): memory of `cuMemAlloc`.
@@ -27,7 +27,7 @@ pub enum Way {
     Pool(OwnedFd, Handle),
 }
 
-/// The memory that goes by one way.
+/// Memory that leaves by one path.
 #[derive(Debug)]
 pub struct Outlet {
     /// How it leaves the process.
@@ -47,7 +47,7 @@ pub struct Opened {
     kind: Kind,
 }
 
-/// By which way memory came.
+/// The path by which the memory came.
 #[derive(Debug)]
 enum Kind {
     Handle,
@@ -84,8 +84,8 @@ impl Signal {
     }
 }
 
-/// Lends memory of devices to other processes, and opens theirs. Implemented by the driver; the tests of `bridge-ipc`
-/// have another implementation.
+/// Shares memory of devices with other processes, and opens theirs. Implemented by the driver; the tests of
+/// `bridge-ipc` have another implementation.
 ///
 /// Addresses and lengths are in bytes. Every method may be called on any thread and leaves that thread's current
 /// context unchanged. None waits for the device, but for [`close`](Self::close).
@@ -110,7 +110,7 @@ pub trait Sharing: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Busy`] as well, where memory that its owner has freed was a part of the same place and is open
+    /// [`ErrorKind::Busy`] as well, where memory that its owner has freed was a part of the same allocation and is open
     /// here.
     fn open(&self, device: Device, way: &Way) -> Result<Opened>;
 

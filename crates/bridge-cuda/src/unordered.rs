@@ -33,7 +33,7 @@ impl<D: Driver> Devices<D> {
         busy.retain(|other| !is_behind(*other));
         let deadline = Instant::now() + PATIENCE;
         loop {
-            // This order: what is busy after the stream was done is not what the stream waited for.
+            // In this order: the stream did not wait for what is still busy after it was done.
             let done = entered.is_done(stream) && (!blocking || entered.is_done(Stream::LEGACY));
             busy.retain(|other| entered.is_busy(*other));
             if done && !busy.is_empty() {

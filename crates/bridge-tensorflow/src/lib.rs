@@ -9,8 +9,8 @@
 //! | `graph` | [`GraphEdges`] imports tensors to be fed to graphs and exports fetched ones, under handles and through two operations of its own; [`Session`] runs a frozen graph or a [`SavedModel`] without Python |
 //! | `eager` | eager tensors of 2.x: [`Eager`], without Python, and with the feature `python` `TensorFlow2`, for Python objects |
 //!
-//! The rule of imports: `graph` and `eager` import from `runtime`, and nothing from each other. Within a folder, the
-//! module documentation lists the modules in the order of their imports.
+//! `graph` and `eager` import from `runtime`, and nothing from each other. Within a folder, the module documentation
+//! lists the modules in the order of their imports.
 //!
 //! TensorFlow computes in one stream per GPU, and no function changes or returns it. A kernel of our own reports the
 //! stream once; handoff and release are ordered in it. The host does not wait.

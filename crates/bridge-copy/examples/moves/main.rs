@@ -1,13 +1,13 @@
-//! Speed of moves between the host and a CUDA device, without any framework: staged, from and to pageable memory that
-//! is there or fresh, beside one copy from and to pinned memory.
+//! Speed of moves between the host and a CUDA device, without any framework: staged moves from and to pageable memory,
+//! mapped already or fresh, beside one copy from and to pinned memory.
 //!
 //! ```sh
 //! cargo run --release -p truebridge-copy --example moves
 //! cargo run --release -p truebridge-copy --example moves -- trials
 //! ```
 //!
-//! With `trials` it tells what costs time, and compares moves that are cut into other pieces and threads. Without a
-//! device, that is done on a model of one.
+//! With `trials` it measures what costs time, and compares moves with other pieces and threads. Without a device, it
+//! does so on a model of one.
 
 mod model;
 mod trials;
@@ -24,7 +24,7 @@ const STREAM: Stream = Stream::LEGACY;
 /// Bytes of a move.
 const SIZES: [usize; 6] = [64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
 
-/// Moves of a size, of which the fastest third ends at the figure that is printed.
+/// Moves of one size. The printed figure is the slowest of the fastest third.
 const ROUNDS: usize = 15;
 
 fn main() -> Result<()> {

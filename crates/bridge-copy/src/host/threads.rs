@@ -1,7 +1,7 @@
 //! A copy in parts, on several threads.
 //!
-//! Threads live for one copy. That costs some ten microseconds each, which a part is worth, and leaves nothing behind
-//! that a fork could break: the child of a process with a pool of threads has the pool and no threads.
+//! Threads live for one copy. A thread costs some ten microseconds, which a part is worth. Nothing remains that a fork
+//! could break: the child of a process with a pool of threads has the pool and no threads.
 
 use super::{Ends, Flips, fill};
 use crate::plan::{Dim, Walk};
@@ -13,7 +13,7 @@ use std::thread::{self, Builder};
 /// Bytes of a copy that are worth a thread.
 const SHARE: usize = 1 << 20;
 
-/// Parts per thread: more than one, so that a thread that is held up does not hold up the copy.
+/// Parts per thread: more than one, so that a thread that is delayed does not delay the copy.
 const PARTS: usize = 4;
 
 /// Parts begin at multiples of so many units, where they are long: at whole cache lines and tiles.

@@ -2,7 +2,7 @@
 //!
 //! A tile goes through a buffer in the first cache. So every cache line of the source is read once and every one of the
 //! target is written once, however the strides map them to cache sets: in a matrix with rows of a power of two bytes,
-//! all lines of a column share one set. On the way into the buffer, blocks are transposed in registers.
+//! all lines of a column share one set. Blocks are transposed in registers before they are written to the buffer.
 
 use super::plane::{Kernel, Loops, Plane, compiled};
 use super::unit::Unit;

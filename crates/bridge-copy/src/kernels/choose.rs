@@ -303,7 +303,7 @@ impl Pass {
             && ends.clone().all(|end| end >= 0)
             && extent <= pitch
             && pitch <= LONGEST_PITCH;
-        // The target is written without gaps only.
+        // Only a target without gaps is written.
         let whole = !joins || (extent == pitch && count as i64 * unit == pitch);
         let length = self.dims[points].length;
         let step = row(&self.dims[points]).abs();

@@ -19,7 +19,7 @@ pub(crate) const CUTS: Cuts = Cuts {
     up: Cut { share: 4 << 20, threads: 8, buffers: 16, shortest: 512 << 10, longest: 4 << 20 },
 };
 
-/// Pieces on their way to the host, the next one first.
+/// Pieces whose copies to the host are pending, the next one first.
 type Coming<'a> = Mutex<VecDeque<(Range<usize>, Staging<'a>)>>;
 
 /// A move of `nbytes` bytes between `host`, any host memory, and `address` on `device`, in `stream`.
@@ -97,7 +97,7 @@ impl Bytes<'_> {
         waited
     }
 
-    /// Starts `count` more pieces on their way to the host.
+    /// Starts the copies of `count` more pieces to the host.
     unsafe fn fill<'s>(&'s self, pieces: &Pieces, coming: &Coming<'s>, count: usize) -> Result<()> {
         for _ in 0..count {
             let Some(piece) = pieces.claim() else { break };
@@ -117,7 +117,7 @@ impl Bytes<'_> {
 
     /// Copies pieces to the host while the following ones come in.
     ///
-    /// There are as many buffers as threads or more, and each thread holds one. So one is on its way as long as pieces
+    /// There are as many buffers as threads or more, and each thread holds one. So a copy is pending as long as pieces
     /// are left, and the move ends when none is.
     unsafe fn read<'s>(&'s self, pieces: &Pieces, coming: &Coming<'s>) -> Result<()> {
         let next = || coming.lock().unwrap_or_else(PoisonError::into_inner).pop_front();

@@ -101,7 +101,7 @@ impl Staging<'_> {
         ptr::with_exposed_provenance_mut(self.buffer().address)
     }
 
-    /// Puts a copy of `nbytes` bytes from `address` of the device into `stream`, and marks it.
+    /// Submits a copy of `nbytes` bytes from `address` of the device to `stream`, and marks it.
     ///
     /// # Errors
     ///
@@ -117,7 +117,7 @@ impl Staging<'_> {
         self.marked(stream, unsafe { self.link.copy((device, address), (Device::CPU, start), nbytes, stream) })
     }
 
-    /// Puts a copy of the first `nbytes` bytes to `address` of the device into `stream`, and marks it.
+    /// Submits a copy of the first `nbytes` bytes to `address` of the device to `stream`, and marks it.
     ///
     /// # Errors
     ///

@@ -33,13 +33,13 @@ const _: () = assert!(size_of::<AccessOf>() == 12 && size_of::<RawHandle>() == H
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
 const FILE_DESCRIPTOR: c_uint = 1;
 
-/// What the export of a pool says that was not made to be shared.
+/// The result of the export of a pool that was not made to be shared.
 const NOT_SHARED: [u32; 2] = [CUresult::CUDA_ERROR_INVALID_VALUE as u32, CUresult::CUDA_ERROR_NOT_SUPPORTED as u32];
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`
 const LAZY_PEERS: c_uint = 1;
 
-// Numbers of attributes, as drivers know them that are newer than the oldest header.
+// Numbers of attributes that newer drivers know and the oldest header lacks.
 const LEGACY: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as c_uint;
 const BUFFER: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID as c_uint;
 const START: c_uint = CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as c_uint;

@@ -18,7 +18,7 @@ pub(crate) fn copied_on_host(eager: &'static EagerRuntime, lent: &Lent) -> Resul
     Handle::of(eager, &copy)
 }
 
-/// Returns a copy of the bytes of an exported tensor on the GPU `place`, and where they are. Bytes, because few
+/// Returns a copy of the bytes of an exported tensor on the GPU `place`, and their address. Bytes, because few
 /// operations support every dtype. `wait` waits until the copy has been made. Without bytes nothing is copied.
 ///
 /// # Safety

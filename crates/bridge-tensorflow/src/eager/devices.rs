@@ -17,11 +17,11 @@ pub(crate) struct Devices {
     /// The start of their full names: job, replica and task, which a cluster changes.
     prefix: String,
     pub(crate) gpus: Vec<Gpu>,
-    /// The names that tensors usually have, in full, and their places in `gpus`; `None` for the host.
+    /// The full names that tensors usually have, and their indices in `gpus`; `None` for the host.
     full: Vec<(CString, Option<usize>)>,
 }
 
-/// Where a tensor is: the GPU and its stream, or `None` for the host.
+/// The device of a tensor: the GPU and its stream, or `None` for the host.
 pub(crate) type Place = Option<(Device, Stream)>;
 
 /// The start of the host's full names, in any cluster.
@@ -48,7 +48,7 @@ impl Devices {
         }
     }
 
-    /// Returns the place of the device of this process with this full name.
+    /// Returns the device of this process with this full name.
     pub(crate) fn named(&self, name: &CStr) -> Option<Place> {
         let at = |gpu: &Gpu| Some((Device::cuda(gpu.ordinal), gpu.stream));
         if let Some((_, gpu)) = self.full.iter().find(|(known, _)| **known == *name) {

@@ -56,7 +56,7 @@ fn seen(process: &'static Process, tensor: &PyTensor<'_>) -> Result<Seen> {
     }
 }
 
-/// Returns the place of the device with this full name.
+/// Returns the device with this full name.
 fn place(py: Python<'_>, process: &'static Process, name: &CStr) -> Result<Place> {
     // In every context.
     if name == LOCAL_HOST {

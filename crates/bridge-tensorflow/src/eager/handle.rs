@@ -41,7 +41,7 @@ impl Handle {
     }
 
     /// Returns a handle over compact memory on the device `place`. TensorFlow drops the owner when the last use of the
-    /// memory is in its stream, and also on errors.
+    /// memory has been submitted to its stream, and also on errors.
     ///
     /// # Safety
     ///

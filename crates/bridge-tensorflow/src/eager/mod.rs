@@ -12,7 +12,7 @@
 //! | `export`, `import` | Python objects out of TensorFlow, and into it |
 //! | `python` | the adapter for them |
 //!
-//! Each imports those above it alone; `export` also imports `import`, for its copies. The last four have the feature
+//! Each imports only those above it; `export` also imports `import`, for its copies. The last four need the feature
 //! `python`.
 
 mod copy;

@@ -29,8 +29,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// Looks at a handle. `place` returns where the device with a full name is, and `wait` waits until the tensor has
-    /// been made.
+    /// Looks at a handle. `place` returns the device with a full name, and `wait` waits until the tensor has been made.
     ///
     /// # Safety
     ///

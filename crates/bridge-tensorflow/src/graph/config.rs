@@ -19,7 +19,7 @@ pub struct SessionOptions {
     pub memory_growth: Option<bool>,
     /// The share of each GPU's memory that may be taken at most, between 0 and 1.
     pub memory_fraction: Option<f64>,
-    /// The driver's numbers of the GPUs to use. The first is TensorFlow's `GPU:0`. An empty list means the host alone.
+    /// The driver's numbers of the GPUs to use. The first is TensorFlow's `GPU:0`. An empty list means the host only.
     pub visible_devices: Option<Vec<u32>>,
     /// A `ConfigProto`, serialised. Its fields take precedence over those above.
     pub config: Option<Vec<u8>>,
@@ -71,8 +71,8 @@ impl SessionOptions {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`](bridge_core::ErrorKind::Argument) for a `config` that is no `ConfigProto`, or whose list
-    /// of devices is invalid.
+    /// [`ErrorKind::Argument`](bridge_core::ErrorKind::Argument) for a `config` that is not a `ConfigProto`, or whose
+    /// list of devices is invalid.
     pub(crate) fn serialised(&self) -> Result<(Vec<u8>, Option<Vec<u32>>)> {
         let given = self.config.as_deref().map(ConfigProto::decode).transpose().map_err(|error| {
             argument(format!("config is not a serialised ConfigProto ({error}): pass its bytes, or the message itself"))

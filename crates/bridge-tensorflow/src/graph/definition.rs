@@ -65,7 +65,7 @@ pub(crate) struct OutputName {
 impl OutputName {
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`](bridge_core::ErrorKind::Argument) for a text that is no such name.
+    /// [`ErrorKind::Argument`](bridge_core::ErrorKind::Argument) for a text that is not such a name.
     pub(crate) fn parse(name: &str) -> Result<Self> {
         let (operation, index) = name.rsplit_once(':').unwrap_or((name, "0"));
         let parsed = CString::new(operation).ok().zip(index.parse().ok().filter(|index| *index >= 0));

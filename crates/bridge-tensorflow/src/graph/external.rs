@@ -23,7 +23,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 pub struct External {
     id: u64,
     value: Arc<Value>,
-    /// Whether it can be fed, which ends when it is put back.
+    /// Whether it can be fed. It cannot once it is put back.
     is_fed: bool,
 }
 
@@ -33,7 +33,7 @@ impl std::fmt::Debug for External {
     }
 }
 
-/// The memory of such a tensor, with its dtype, shape and place.
+/// The memory of such a tensor, with its dtype, shape and device.
 pub(crate) struct Value {
     pub(crate) runtime: &'static Runtime,
     pub(crate) dtype: DType,
@@ -48,7 +48,7 @@ pub(crate) struct Value {
     pub(crate) instance: u64,
 }
 
-/// Where a tensor at the edge of a graph comes from.
+/// The origin of a tensor at the edge of a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// Another framework, which feeds it.
@@ -112,7 +112,7 @@ pub(crate) fn record_fetched(handle: [i32; 2], value: Value) -> bool {
     Arc::ptr_eq(recorded, &value)
 }
 
-/// Returns the tensor that was recorded under a handle, which is then untaken no more.
+/// Takes the tensor that was recorded under a handle.
 ///
 /// # Errors
 ///
@@ -124,7 +124,7 @@ pub(crate) fn recorded(handle: [i32; 2]) -> Result<Arc<Value>> {
     })
 }
 
-/// Drops the untaken tensors of a kernel instance, whose session is closed.
+/// Drops the tensors of a kernel instance that were not taken: its session is closed.
 pub(crate) fn reclaim(instance: u64) {
     if instance == 0 {
         return;
@@ -164,14 +164,15 @@ impl External {
         Self::fed(id(handle), value)
     }
 
-    /// Returns whether a run has fetched it, and it does not come from another framework.
+    /// Returns whether a run has fetched it, and it is not a tensor of another framework.
     pub fn is_fetched(&self) -> bool {
         self.value.origin != Origin::Fed
     }
 
-    /// Returns a fetched tensor to the untaken ones, under the same handle. A tensor of another framework is dropped.
+    /// Records a fetched tensor again, under the same handle, so that it can be taken. Drops a tensor of another
+    /// framework.
     pub fn put_back(mut self) {
-        // In this order: as soon as it is untaken, another thread can take it, and feed it under the same handle.
+        // In this order: as soon as it is recorded, another thread can take it, and feed it under the same handle.
         self.is_fed = false;
         let fed = lock(&FED).remove(&self.id);
         if self.is_fetched() {
@@ -180,17 +181,18 @@ impl External {
         drop(fed);
     }
 
-    /// The number of fetched tensors that were not taken yet.
+    /// Returns the number of fetched tensors that were not taken yet.
     pub fn untaken() -> usize {
         lock(&UNTAKEN).len()
     }
 
-    /// The number of fetched tensors that were dropped untaken, because their sessions were closed.
+    /// Returns the number of fetched tensors that were dropped before they were taken, because their sessions were
+    /// closed.
     pub fn reclaimed() -> u64 {
         RECLAIMED.load(Relaxed)
     }
 
-    /// The handle that stands for it in a graph.
+    /// Returns the handle that stands for it in a graph.
     pub fn handle(&self) -> [i32; 2] {
         handle(self.id)
     }

@@ -6,7 +6,7 @@ use crate::graph::external::External;
 use bridge_core::{DType, Result};
 use std::ffi::CString;
 
-/// A tensor of a graph that runs replace by the one that is fed.
+/// A tensor of a graph. A run replaces it by the one that is fed.
 #[derive(Debug, Clone)]
 pub struct Input {
     pub(crate) name: OutputName,

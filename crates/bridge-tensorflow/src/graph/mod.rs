@@ -11,7 +11,7 @@
 //! | [`edges`] | the adapter |
 //! | [`python`] | the adapters for Python objects |
 //!
-//! Each imports those above it alone.
+//! Each imports only those above it.
 
 pub(crate) mod config;
 pub(crate) mod definition;

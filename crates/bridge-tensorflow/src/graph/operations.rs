@@ -1,9 +1,9 @@
-//! Operations that bring a tensor of another framework into a graph and one of TensorFlow out of it.
+//! The operations that read a tensor of another framework in a graph, and record a tensor of TensorFlow for others.
 //!
-//! `TruebridgeInput` outputs the tensor that was fed under its handle, in place. `TruebridgeOutput` records its
-//! input and outputs a handle to take it by. An untaken tensor is dropped with its session, or kept for the life of the
-//! process if `outlived` is not 0: a `tf.function` may be destroyed right after its call. It is 2 in eager execution.
-//! Handles are two `int32`, because TensorFlow keeps tensors of that dtype in host memory on any device.
+//! `TruebridgeInput` outputs the tensor that was fed under its handle, in place. `TruebridgeOutput` records its input
+//! and outputs a handle to take it by. A tensor that is not taken is dropped with its session, or kept for the life of
+//! the process if `outlived` is not 0: a `tf.function` may be destroyed right after its call. It is 2 in eager
+//! execution. Handles are two `int32`, because TensorFlow keeps tensors of that dtype in host memory on any device.
 
 use crate::graph::argument;
 use crate::graph::external::{self, Held, Origin, Value};
@@ -87,7 +87,7 @@ impl<const ON_GPU: bool> Kernel for Output<ON_GPU> {
     }
 }
 
-/// In the place of the number of an instance: the operation was run eagerly.
+/// Instead of the number of an instance: the operation was run eagerly.
 const EAGER: u64 = u64::MAX;
 
 struct Keep<const ON_GPU: bool>;
@@ -117,7 +117,7 @@ fn stream<const ON_GPU: bool>(call: &Call) -> Result<Option<Stream>> {
 /// each fed tensor costs a GPU's kernels some microseconds. The number of an instance is one more than the index.
 pub(crate) const PLACE: &CStr = c"place";
 
-/// Returns the handle in an input: the only one, or the one at the instance's place.
+/// Returns the handle in an input: the only one, or the one at the instance's index.
 fn handle(call: &Call, number: c_int) -> Result<[i32; 2]> {
     let tensor = call.input(number)?;
     // SAFETY: the operations have their handles in host memory, and any bytes are a handle.
@@ -156,8 +156,8 @@ fn input(call: &Call, stream: Option<Stream>) -> Result<()> {
     }
 }
 
-/// Returns whether the tensor was fed under the legacy stream in the place of this one: a stream of its device that
-/// waits for the legacy stream.
+/// Returns whether the tensor was fed under the legacy stream instead of this one: a stream of its device that waits
+/// for the legacy stream.
 fn stands_for(runtime: &Runtime, fed: &Value, stream: Option<Stream>) -> Result<bool> {
     let (Some(Stream::LEGACY), Some(stream)) = (fed.stream, stream) else { return Ok(false) };
     let stands = bridge_cuda::works_behind_legacy(fed.device, stream)?;
@@ -183,7 +183,7 @@ fn over(runtime: &'static Runtime, code: c_int, fed: Arc<Value>) -> Result<Runti
     }
 }
 
-/// Returns the input, written in `stream` or on the host, as a tensor that a run fetches.
+/// Returns the input, written in `stream` or on the host, as a fetched tensor.
 fn fetched(call: &Call, stream: Option<Stream>) -> Result<Value> {
     let (tensor, runtime) = (call.input(0)?, call.runtime);
     let dtype = dtypes::dtype(tensor.code()).map_err(argument)?;

@@ -1,8 +1,8 @@
 //! What a run returns, in memory that nothing else has.
 //!
 //! TensorFlow shares memory where it can: what a graph computes may be the memory of a variable, of a constant, of a
-//! queue, of another result, or of the framework that has fed it. So a result is copied unless its reference is the only
-//! one. It stays in place where a kernel has computed it, which is the common case.
+//! queue, of another result, or of the framework that has fed it. So a result is copied unless its reference is the
+//! only one. It is in place where a kernel has computed it, which is the common case.
 
 use crate::graph::external::{self, External, Held, Origin, Value};
 use crate::graph::session::Session;
@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 impl External {
     /// Takes the tensor that a run has fetched, by the handle that the run returned. In place if nothing else has its
     /// memory, and otherwise as a copy on its device: of what the memory holds now, in TensorFlow's stream. So the
-    /// tensor does not change later, and may be written. A tensor of eager execution, which the program has, is not
-    /// copied.
+    /// tensor does not change later, and may be written to. A tensor of eager execution, which the program holds, is
+    /// not copied.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ fn exclusive(value: Arc<Value>) -> Result<Arc<Value>, (Arc<Value>, Error)> {
         }
         // A copy of one that was put back.
         Ok(copy) => return Ok(Arc::new(copy)),
-        // It was put back, and a view of it is left.
+        // It was put back, and a view of it is alive.
         Err(viewed) => viewed,
     };
     match copied(&shared) {
@@ -176,7 +176,7 @@ mod tests {
         for folder in [installed::one(), installed::two()].into_iter().flatten() {
             let runtime = Runtime::open(&folder).unwrap();
             for _ in 0..20 {
-                // Of two results in the same memory, the last one is the only one that is left.
+                // Two results in the same memory: the last one is then the only reference.
                 let (fed, values) = recorded(runtime, &["y:0", "x:0", "y:0"]);
                 let starts: Vec<usize> = values.iter().map(|value| value.bytes.start).collect();
                 let results: Vec<_> = values.into_iter().map(result).collect();

@@ -39,7 +39,7 @@ pub struct Endpoint {
     pub key: String,
     /// The name of the tensor in the graph, such as `x:0`. Empty for a sparse or a composite tensor.
     pub tensor: String,
-    /// Element type; `None` for one that does not cross, such as strings.
+    /// Element type; `None` for one that no other framework has, such as strings.
     pub dtype: Option<DType>,
     /// Lengths, in elements, `None` for those that may differ; `None` as a whole for any shape.
     pub shape: Option<Vec<Option<i64>>>,
@@ -189,8 +189,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Dtype`] for a dtype that does not cross, [`ErrorKind::Argument`] for a sparse or a composite
-    /// tensor, and those of [`Input::new`].
+    /// [`ErrorKind::Dtype`] for a dtype that no other framework has, [`ErrorKind::Argument`] for a sparse or a
+    /// composite tensor, and those of [`Input::new`].
     pub fn input(&self) -> Result<Input> {
         let dtype = self.crossing("input")?;
         let input = match &self.shape {
@@ -202,7 +202,7 @@ impl Endpoint {
 }
 
 impl Endpoint {
-    /// Returns the dtype, if the tensor can cross.
+    /// Returns the dtype, if another framework has it.
     pub(crate) fn crossing(&self, kind: &str) -> Result<DType> {
         let key = &self.key;
         if self.tensor.is_empty() {
@@ -254,8 +254,7 @@ impl Signature {
 }
 
 impl SavedModel {
-    /// Reads `saved_model.pb` in `folder`, and of its graphs the one with exactly these tags: `["serve"]` for most
-    /// models.
+    /// Reads `saved_model.pb` in `folder`, and takes the graph with exactly these tags: `["serve"]` for most models.
     ///
     /// # Errors
     ///
@@ -307,7 +306,7 @@ impl SavedModel {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] if there is none, with the names of the others.
+    /// [`ErrorKind::Argument`] if there is none, and names those that there are.
     pub fn signature(&self, name: &str) -> Result<&Signature> {
         self.signatures.get(name).ok_or_else(|| {
             let names: Vec<_> = self.signatures().collect();

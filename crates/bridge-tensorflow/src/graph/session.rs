@@ -22,9 +22,9 @@ use std::sync::{Arc, OnceLock};
 
 /// A graph that can be run, on several threads at once.
 ///
-/// Results stay valid when the session is closed. No session survives a fork: the threads that TensorFlow runs graphs on
-/// do not exist in the child, which can neither run nor close a session, nor open one if its parent has opened one. Run
-/// sessions in a process that is started, not forked.
+/// Results stay valid when the session is closed. No session survives a fork: the threads that TensorFlow runs graphs
+/// on do not exist in the child, which can neither run nor close a session, nor open one if its parent has opened one.
+/// Run sessions in a process that is started and not forked.
 pub struct Session {
     runtime: &'static Runtime,
     raw: NonNull<TF_Session>,
@@ -55,9 +55,10 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`] for bytes that are no `GraphDef`, for a graph with variables or without one of the named
-    /// tensors, for an input that is named twice, and without outputs; [`ErrorKind::Device`] for a GPU that does not
-    /// exist; [`ErrorKind::Dtype`] for inputs and outputs of a dtype that cannot cross; and what TensorFlow reports.
+    /// [`ErrorKind::Argument`] for bytes that are not a `GraphDef`, for a graph with variables or without one of the
+    /// named tensors, for an input that is named twice, and without outputs; [`ErrorKind::Device`] for a GPU that does
+    /// not exist; [`ErrorKind::Dtype`] for inputs and outputs of a dtype that no other framework has; and what
+    /// TensorFlow reports.
     pub fn open(
         runtime: &'static Runtime,
         graph_def: &[u8],
@@ -266,7 +267,7 @@ impl Session {
         Ok(fed)
     }
 
-    /// Adds a string to be read on the host, in place of one of a saved model.
+    /// Adds a string to be read on the host, instead of one of a saved model.
     fn add_path(&self, (name, value): &(OutputName, Vec<u8>)) -> Result<TF_Output> {
         let (types, protos) = (&[(c"dtype", STRING)], &[(c"value", &**value)]);
         let node = Node { types, protos, device: Some(HOST), ..Node::default() };
@@ -321,7 +322,7 @@ impl Session {
         results.into_iter().zip(&self.names).map(named).collect()
     }
 
-    /// Returns the place of the input that is fed by this name.
+    /// Returns the index of the input that is fed by this name.
     fn place_of(&self, name: &str) -> Result<usize> {
         if let Some(place) = self.inputs.iter().position(|input| input.key.as_deref() == Some(name)) {
             return Ok(place);

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// Defines types that are used through pointers alone.
+/// Defines types that are used only through pointers.
 macro_rules! opaque {
     ($($(#[$doc:meta])* $name:ident;)*) => {
         $($(#[$doc])*

@@ -1,5 +1,5 @@
 //! The one C++ function that the runtime calls: no C function returns the stream of a GPU. Without it, TensorFlow is
-//! used on the host alone.
+//! used on the host only.
 
 use crate::runtime::api::TF_OpKernelContext;
 use crate::runtime::library::{Libraries, Version, Versions};

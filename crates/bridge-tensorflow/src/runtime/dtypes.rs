@@ -57,7 +57,7 @@ pub(crate) fn required(dtype: DType) -> Result<c_int> {
     code(dtype).ok_or_else(|| Error::new(ErrorKind::Dtype, format!("tensorflow has no dtype {dtype}")))
 }
 
-/// What the code of a reference is more than the code of its value (`kDataTypeRefOffset`).
+/// The difference between the code of a reference and that of its value (`kDataTypeRefOffset`).
 const REFERENCE: c_int = 100;
 
 /// Returns the dtype of a code, or why there is none, with advice. A reference has the dtype of its value.

@@ -9,7 +9,7 @@ use std::sync::{PoisonError, RwLock};
 /// TensorFlow's name of host memory. Names without job and task mean the devices of this process.
 pub(crate) const HOST: &CStr = c"/device:CPU:0";
 
-/// What TensorFlow's names of GPUs begin with; a number follows.
+/// The start of TensorFlow's names of GPUs; a number follows.
 pub(crate) const GPUS: &str = "/device:GPU:";
 
 /// A GPU. `set_visible_devices` and logical devices make TensorFlow's numbers differ from the driver's.

@@ -59,7 +59,7 @@ pub(crate) const fn entry<K: Kernel>(device: &'static CStr) -> Entry {
     Entry { device, functions: [one, (create::<K, 1>, compute::<K, 1>, delete::<K>)] }
 }
 
-/// Returns the number of the instance in the place of a pointer.
+/// Returns the number of the instance, in the form of a pointer.
 unsafe extern "C" fn create<K: Kernel, const SLOT: usize>(construction: *mut TF_OpKernelConstruction) -> *mut c_void {
     let attribute = K::ATTRIBUTE.zip(Runtime::in_slot(SLOT)).map_or(0, |(attribute, runtime)| {
         let (mut value, status) = (0, Status::new(&runtime.core));

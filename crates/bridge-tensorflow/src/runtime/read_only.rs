@@ -88,7 +88,7 @@ mod tests {
         read_only.enter(&(0x1000..0x1000));
         assert!(!read_only.contains(0x1000));
         read_only.leave(&(0x1000..0x1000));
-        // The same range twice, a part of it, what overlaps it, and what lies beside it.
+        // The same range twice, a part of it, one that overlaps it, and one beside it.
         let ranges = [0x1000..0x2000, 0x1000..0x2000, 0x1400..0x1800, 0x1800..0x2800, 0x3000..0x4000];
         let orders = [[0, 1, 2, 3, 4], [1, 0, 4, 3, 2], [4, 3, 2, 1, 0], [2, 0, 3, 1, 4]];
         for order in orders {

@@ -1,8 +1,8 @@
 //! A stub of Python, with which TensorFlow 1.x can be loaded.
 //!
 //! The one library of the 1.x wheel holds both the C functions and the extension module of Python 3.7, and is linked so
-//! that it cannot be loaded before every symbol is found. The C functions use none of Python's. So this module writes a
-//! small library that defines these symbols and names TensorFlow's library as one that it needs: loading the first
+//! that it cannot be loaded before every symbol is found. The C functions call none of Python's. So this module writes
+//! a small library that defines these symbols and names TensorFlow's library as one that it needs: loading the first
 //! loads the second, which finds the symbols in the scope that the two share. No other library sees them, and
 //! TensorFlow does not see the real Python, whose version differs.
 //!
@@ -182,7 +182,7 @@ fn make(path: &Path, forwarded: &[(&str, usize)]) -> object::write::Result<Vec<u
     Ok(bytes)
 }
 
-/// The place of a symbol: an index into the functions, or the objects.
+/// A symbol: an index into the functions, or into the objects.
 enum Place {
     Code(u64),
     Data,
