@@ -162,6 +162,12 @@ pub fn expected(
     }
 }
 
+/// Returns the alignment that an element has in this framework.
+pub fn natural(dtype: DType, framework: &Profile) -> usize {
+    let parts = if framework.complex_by_parts && dtype.is_complex() { 2 } else { 1 };
+    1 << (itemsize(dtype) / parts).trailing_zeros()
+}
+
 fn fits(tensor: &Observed, target: &Profile) -> bool {
     let count = numel(&tensor.shape);
     let mut meant = tensor.shape.iter().zip(&tensor.strides).filter(|(length, _)| **length > 1);
@@ -171,8 +177,8 @@ fn fits(tensor: &Observed, target: &Profile) -> bool {
         Strides::Compact => places(&tensor.shape, &tensor.strides).into_iter().eq(0..count as i64),
         other => unreachable!("the model lacks {other:?}"),
     };
-    let natural = 1 << itemsize(tensor.dtype).trailing_zeros();
-    let aligned = target.alignment == 0 || tensor.address.is_multiple_of(target.alignment.max(natural));
+    let aligned =
+        target.alignment == 0 || tensor.address.is_multiple_of(target.alignment.max(natural(tensor.dtype, target)));
     count == 0 || strides && aligned
 }
 

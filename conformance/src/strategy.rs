@@ -123,7 +123,7 @@ fn alignments(sides: &Sides) -> BoxedStrategy<Alignment> {
         known.extend([Alignment::Element, Alignment::Bytes(16), Alignment::Bytes(32), Alignment::Bytes(64)]);
     }
     if sides.from.can.unaligned {
-        known.push(Alignment::Bytes(1));
+        known.extend([Alignment::Bytes(1), Alignment::Bytes(8)]);
     }
     select(known).boxed()
 }

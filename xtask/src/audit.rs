@@ -29,6 +29,7 @@ fn steps(python: &Path) -> Vec<Step> {
     vec![
         ("errors of misuse", features::linked().and_then(misuse).map(|step| with(step, "PYO3_PYTHON", python))),
         ("Miri over core", miri(&["test", "--quiet", "--lib", "--test", "contract", "-p", "truebridge-core"])),
+        ("Miri over arrays of the host", miri(&["test", "--quiet", "--tests", "-p", "truebridge-ndarray"])),
         ("Miri over the simulated device", miri(&["test", "--quiet", "--test", "sim", "-p", "truebridge-conformance"])),
         ("models of views and groups", Ok(models(&["-p", "truebridge-core", "--test", "models"]))),
         ("models of retired memory", Ok(models(&["-p", "truebridge-cuda", "--lib", "models::"]))),

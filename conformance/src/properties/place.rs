@@ -23,7 +23,7 @@ pub(super) fn identity<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     }
     if done.plan == Plan::ZeroCopy {
         ensure!(view.address == source.address, "in place, but {:#x} became {:#x}", source.address, view.address);
-        let natural = 1 << model::itemsize(view.dtype).trailing_zeros();
+        let natural = model::natural(view.dtype, pair.to.profile());
         let aligned = pair.to.capabilities().unaligned || view.address.is_multiple_of(natural);
         ensure!(aligned, "in place at {:#x}, which is not a multiple of {natural}", view.address);
     } else {

@@ -175,7 +175,7 @@ impl SimFramework {
             Strides::Compact => layout.is_compact(),
             other => unreachable!("the simulation lacks {other:?}"),
         };
-        let aligned = lease.data().is_multiple_of(profile.alignment_of(layout.itemsize()));
+        let aligned = lease.data().is_multiple_of(profile.alignment_of(lease.dtype()));
         if !profile.dtypes.contains(&lease.dtype()) {
             return Some("a dtype that it does not know");
         }

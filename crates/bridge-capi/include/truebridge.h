@@ -153,7 +153,7 @@ typedef struct tb_dtype {
 typedef struct tb_device {
   /* 1 host, 2 CUDA, 3 pinned, 13 managed */
   int32_t kind;
-  /* in a tb_memory, -1 means the device of the address, by the driver */
+  /* in a tb_memory, -1 means the device of the address, by the driver; there is one host, whatever its number */
   int32_t index;
 } tb_device;
 
@@ -290,7 +290,10 @@ typedef struct tb_target {
   int32_t strides;
   /* not 0: it would write to read-only memory, which is refused (TB_READ_ONLY) */
   int32_t ignores_read_only;
-  /* the alignment of the first element, in bytes, beyond that of the element; 0 for any address */
+  /*
+   the alignment of the first element, in bytes, beyond that of the element: a power of two up to 2^30; 0 for any
+   address
+   */
   size_t alignment;
   /* not 0: it takes a DLManagedTensor, not a DLManagedTensorVersioned. That one has no flag for read-only memory */
   int32_t unversioned;
@@ -392,7 +395,7 @@ void tb_external_drop(struct tb_external *external);
  From now on foreign memory is released with the GIL, so tb_memory.release may be Py_DecRef. A thread that Python
  knows takes the GIL and releases the memory at once. On other threads, such as TensorFlow's, the release is deferred
  to the next drop of an object here on a thread that Python knows, or to a thread of this library. Calls after the
- first do nothing.
+ first do nothing. TB_ARGUMENT where a function is NULL.
  */
 enum tb_status tb_python_open(const struct tb_python *python);
 

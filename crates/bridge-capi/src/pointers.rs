@@ -1,7 +1,7 @@
 //! Pointers that C passes.
 
 use crate::status::{quietly, refused};
-use bridge_core::Result;
+use bridge_core::{Error, ErrorKind, Result};
 use std::ffi::{CStr, c_char};
 
 /// Refuses null.
@@ -18,6 +18,39 @@ pub(crate) unsafe fn borrow<'a, T>(pointer: *const T, name: &str) -> Result<&'a 
     non_null(pointer, name)?;
     // SAFETY: the caller's obligation.
     Ok(unsafe { &*pointer })
+}
+
+/// Checks the size of the struct at the pointer, which is its first field. A struct of another size is not borrowed:
+/// its memory may end before ours would. Null is not a fault.
+///
+/// # Safety
+///
+/// The pointer is null, or to a struct whose size is set.
+pub(crate) unsafe fn right_size<T>(pointer: *const T, name: &str) -> Result<()> {
+    // SAFETY: the caller's obligation; only the size is read.
+    let size = (!pointer.is_null()).then(|| unsafe { pointer.cast::<usize>().read() });
+    let own = size_of::<T>();
+    match size.filter(|size| *size != own) {
+        None => Ok(()),
+        Some(size) => {
+            let text = format!(
+                "size of the {name} is {size}, and this library knows {own}: set it to sizeof({name}), and compile with the header of this library"
+            );
+            Err(Error::new(ErrorKind::Version, text))
+        }
+    }
+}
+
+/// Borrows the struct at the pointer, which begins with its size; `None` where it is null.
+///
+/// # Safety
+///
+/// As for [`right_size`], and a struct of the right size is alive and unchanged as long as the result is used.
+pub(crate) unsafe fn sized<'a, T>(pointer: *const T, name: &str) -> Result<Option<&'a T>> {
+    // SAFETY: the caller's obligation.
+    unsafe { right_size(pointer, name) }?;
+    // SAFETY: as above.
+    Ok(unsafe { pointer.as_ref() })
 }
 
 /// Borrows the `count` values at the pointer, which may be null if `count` is 0. Refuses more than memory can hold.

@@ -2,7 +2,7 @@
 
 use crate::external::CExternal;
 use crate::pointers::{borrow, into_raw, non_null, write};
-use crate::status::{Status, answer, speak_python};
+use crate::status::{Status, answer, refused, speak_python};
 use crate::tensor::CTensor;
 use crate::view;
 use bridge_interpreter::{Functions, Object, close, new_capsule, open, report_unraisable, take_capsule};
@@ -10,10 +10,16 @@ use bridge_interpreter::{Functions, Object, close, new_capsule, open, report_unr
 /// From now on foreign memory is released with the GIL, so tb_memory.release may be Py_DecRef. A thread that Python
 /// knows takes the GIL and releases the memory at once. On other threads, such as TensorFlow's, the release is deferred
 /// to the next drop of an object here on a thread that Python knows, or to a thread of this library. Calls after the
-/// first do nothing.
+/// first do nothing. TB_ARGUMENT where a function is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_python_open(python: *const Functions) -> Status {
     answer(|| {
+        non_null(python, "python")?;
+        // SAFETY: the caller's obligation. Numbers may be 0, which functions may not be.
+        let addresses = unsafe { python.cast::<[usize; size_of::<Functions>() / size_of::<usize>()]>().read() };
+        if let Some(index) = addresses.iter().position(|address| *address == 0) {
+            return Err(refused(format!("function {index} of the tb_python is NULL: set every one")));
+        }
         // SAFETY: the caller's obligation.
         unsafe { open(*borrow(python, "python")?) };
         speak_python();

@@ -37,7 +37,7 @@ pub struct CDType {
 pub struct CDevice {
     /// 1 host, 2 CUDA, 3 pinned, 13 managed
     pub(crate) kind: i32,
-    /// in a tb_memory, -1 means the device of the address, by the driver
+    /// in a tb_memory, -1 means the device of the address, by the driver; there is one host, whatever its number
     pub(crate) index: i32,
 }
 
@@ -55,7 +55,7 @@ impl From<DType> for CDType {
 
 impl From<CDevice> for Device {
     fn from(CDevice { kind, index }: CDevice) -> Self {
-        Device { kind: DeviceKind(kind), index }
+        Device::numbered(DeviceKind(kind), index)
     }
 }
 
@@ -186,10 +186,9 @@ impl CTensor {
         if data == 0 && layout.numel() > 0 {
             return Err(refused("data is NULL, but there are elements"));
         }
-        let kind = DeviceKind(memory.device.kind);
         // Before the driver is needed, which may be missing.
         layout.hull(data, None)?;
-        let (device, allocation) = located(Device { kind, index: memory.device.index }, data)?;
+        let (device, allocation) = located(Device::from(memory.device), data)?;
         let bytes = layout.hull(data, allocation.as_ref())?;
         let access = if memory.read_only != 0 { Access::ReadOnly } else { Access::ReadWrite };
         let (stream, reuse) = match in_streams(device) {

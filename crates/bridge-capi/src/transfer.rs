@@ -1,13 +1,13 @@
 //! Managed tensors of DLPack for a consumer without Python: planned, transferred, and copied into one that exists.
 
 use crate::on_device::{in_streams, stream_on};
-use crate::pointers::{borrow, non_null, slice, text, write};
+use crate::pointers::{borrow, non_null, right_size, sized, slice, text, write};
 use crate::reader::{Reader, managed, uncopied};
 use crate::status::{Status, answer, refused};
 use crate::tensor::{CDType, CDevice, CTensor, Caller};
 use bridge_core::{
-    Adapter, CopiedBy, DType, Device, DeviceKind, Error, ErrorKind, Lease, MAX_NDIM, Options, Order, Ordering,
-    Permutation, Plan, Profile, Reason, Result, Stream, Strides, Transfer, copied_by, copy_into, plan, transfer,
+    Adapter, CopiedBy, DType, Device, DeviceKind, Lease, MAX_NDIM, Options, Order, Ordering, Permutation, Plan,
+    Profile, Reason, Result, Stream, Strides, Transfer, copied_by, copy_into, plan, transfer,
 };
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
@@ -29,7 +29,8 @@ pub struct CTarget {
     pub(crate) strides: i32,
     /// not 0: it would write to read-only memory, which is refused (TB_READ_ONLY)
     pub(crate) ignores_read_only: i32,
-    /// the alignment of the first element, in bytes, beyond that of the element; 0 for any address
+    /// the alignment of the first element, in bytes, beyond that of the element: a power of two up to 2^30; 0 for any
+    /// address
     pub(crate) alignment: usize,
     /// not 0: it takes a DLManagedTensor, not a DLManagedTensorVersioned. That one has no flag for read-only memory
     pub(crate) unversioned: i32,
@@ -128,18 +129,6 @@ fn named<T: PartialEq>(table: &[(T, &'static CStr)], key: &T) -> *const c_char {
     table.iter().find(|(known, _)| known == key).map_or(c"another".as_ptr(), |(_, text)| text.as_ptr())
 }
 
-/// Refuses a struct of another size than this library's.
-fn sized<T>(size: usize, name: &str) -> Result<()> {
-    let own = size_of::<T>();
-    if size == own {
-        return Ok(());
-    }
-    let text = format!(
-        "size of the {name} is {size}, and this library knows {own}: set it to sizeof({name}), and compile with the header of this library"
-    );
-    Err(Error::new(ErrorKind::Version, text))
-}
-
 /// Returns the row of a table that C names by its number.
 fn numbered<T: Copy>(table: &[T], number: i32, what: &str) -> Result<T> {
     let found = usize::try_from(number).ok().and_then(|number| table.get(number));
@@ -165,8 +154,7 @@ unsafe fn profile(target: *const CTarget, tensor: &CTensor, requested: Option<De
         .with_dtypes(vec![lent.dtype()])
         .with_devices(seen_as(lent.device()).chain(requested).map(|device| device.kind).collect());
     // SAFETY: the caller's obligation, here and below.
-    let Some(target) = (unsafe { target.as_ref() }) else { return Ok((any, true)) };
-    sized::<CTarget>(target.size, "tb_target")?;
+    let Some(target) = unsafe { sized(target, "tb_target") }? else { return Ok((any, true)) };
     let strides = numbered(&[Strides::Any, Strides::NonNegative, Strides::Compact], target.strides, "strides")?;
     if !(target.alignment == 0 || target.alignment.is_power_of_two()) {
         return Err(refused(format!("alignment is {}: it must be 0 or a power of two", target.alignment)));
@@ -234,8 +222,7 @@ unsafe fn permutation(axes: *const i64, count: usize) -> Result<Option<Permutati
 /// `options` is null, or what the header says.
 unsafe fn requests(options: *const COptions) -> Result<Options> {
     // SAFETY: the caller's obligation, here and below.
-    let Some(options) = (unsafe { options.as_ref() }) else { return Ok(Options::default()) };
-    sized::<COptions>(options.size, "tb_options")?;
+    let Some(options) = unsafe { sized(options, "tb_options") }? else { return Ok(Options::default()) };
     let orders = [None, Some(Order::RowMajor), Some(Order::ColumnMajor)];
     Ok(Options::default()
         .with_copy(copy(options.copy)?)
@@ -252,9 +239,8 @@ unsafe fn requests(options: *const COptions) -> Result<Options> {
 ///
 /// `report` is null, or to a `tb_report` whose size is set.
 unsafe fn room_for(report: *mut CReport) -> Result<()> {
-    // SAFETY: the caller's obligation; only the size is read.
-    let size = (!report.is_null()).then(|| unsafe { (&raw const (*report).size).read() });
-    size.map_or(Ok(()), |size| sized::<CReport>(size, "tb_report"))
+    // SAFETY: the caller's obligation.
+    unsafe { right_size(report, "tb_report") }
 }
 
 /// Writes a report, if the caller wants one.

@@ -117,7 +117,7 @@ static void a_copy_is_as_aligned_as_the_target_wants_it(void) {
   }
   tb_target target = {.size = sizeof target, .alignment = (size_t)1 << 63};
   void *managed = NULL;
-  CHECK(tb_transfer(tensor, &target, &always, 0, &managed, NULL) == TB_OUT_OF_MEMORY && managed == NULL);
+  CHECK(tb_transfer(tensor, &target, &always, 0, &managed, NULL) == TB_ARGUMENT && managed == NULL);
   tb_tensor_drop(tensor);
   CHECK(released == 1);
 }
@@ -219,6 +219,11 @@ static void a_target_names_what_it_takes(void) {
   CHECK(tb_plan(tensor, &target, &never, &(tb_report){.size = sizeof(tb_report)}) == TB_COPY_NEEDED);
   CHECK(strstr(tb_error(), "an unaligned address") != NULL && managed == NULL);
   CHECK(strstr(tb_error(), "allow a copy with TB_COPY_IF_NEEDED") != NULL);
+  tb_device third = {1, 3}; /* There is one host. */
+  tb_options there = {.size = sizeof there, .copy = TB_COPY_NEVER, .device = &third};
+  tb_report report = {.size = sizeof report};
+  OK(tb_plan(tensor, NULL, &there, &report));
+  CHECK(report.reason == NULL && report.device.kind == 1 && report.device.index == 0);
   tb_tensor_drop(tensor);
   CHECK(released == 1);
 }
@@ -274,6 +279,13 @@ static void other_sizes_are_refused(tb_tensor *tensor) {
     CHECK(tb_plan(tensor, &target, NULL, &right) == TB_VERSION);
     CHECK(tb_plan(tensor, NULL, NULL, &report) == TB_VERSION && report.device.kind == 0 && managed == NULL);
   }
+  size_t *own = malloc(sizeof *own); /* nothing after the size is read */
+  *own = sizeof *own;
+  tb_report report = {.size = sizeof report};
+  CHECK(tb_plan(tensor, (const tb_target *)own, NULL, &report) == TB_VERSION);
+  CHECK(tb_plan(tensor, NULL, (const tb_options *)own, &report) == TB_VERSION);
+  CHECK(tb_plan(tensor, NULL, NULL, (tb_report *)own) == TB_VERSION);
+  free(own);
 }
 
 static void nonsense_is_refused(void) {

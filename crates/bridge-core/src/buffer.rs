@@ -236,7 +236,7 @@ impl Lent {
         if dtype.itemsize() != Some(layout.itemsize()) {
             return Err(Error::new(ErrorKind::Layout, format!("the layout was not made for dtype {dtype}")));
         }
-        let facts = Facts { dtype, pending: None, device: buffer.device(), layout };
+        let facts = Facts { dtype, pending: None, device: buffer.device().of_one_host(), layout };
         Ok(Self(Box::new(Whole { facts, buffer })))
     }
 

@@ -43,7 +43,7 @@ impl<F, T> Conversion<'_, F, T> {
 
     /// Returns the device under which the consumer sees the memory.
     pub(crate) fn landing(&self, lent: &Lent) -> Device {
-        landing(lent.device(), self.to.profile(), self.options.device).unwrap_or(lent.device())
+        landing(lent.device(), self.to.profile(), self.options.requested()).unwrap_or(lent.device())
     }
 
     /// Returns the order of a copy.

@@ -161,7 +161,7 @@ impl<F, T> Conversion<'_, F, T> {
 
     /// Core copies host memory into fresh memory of its own, of which the consumer imports a view.
     fn by_core(&self, lent: Lent) -> Result<Copied<T>> {
-        let alignment = self.to.profile().alignment_of(lent.layout().itemsize());
+        let alignment = self.to.profile().alignment_of(lent.dtype());
         let copy = host_copy::compact(lent, self.order(), alignment, self.ordering)?;
         let (copy, ordered) = self.import(copy, true)?;
         Ok((copy, ordered, CopiedBy::Host))

@@ -103,8 +103,8 @@ fn release(target: Lent, consumer: Arc<dyn Consumer>, ordering: &Arc<dyn Orderin
 /// Returns the device as which both memories can be used, if there is one. There is one host, whatever its number.
 fn shared(source: Device, target: Device) -> Option<Device> {
     let plain = |device: &Device| [DeviceKind::CPU, DeviceKind::CUDA].contains(&device.kind);
-    let one = |device: Device| if device.kind == DeviceKind::CPU { Device::CPU } else { device };
-    usable(target).map(one).filter(plain).find(|device| usable(source).map(one).any(|other| other == *device))
+    let (source, target) = (source.of_one_host(), target.of_one_host());
+    usable(target).filter(plain).find(|device| usable(source).any(|other| other == *device))
 }
 
 /// Refuses memories between which nothing is moved.

@@ -67,8 +67,9 @@ impl FromStr for DeviceKind {
             return Ok(*kind);
         }
         let number = text.strip_prefix("dlpack(").and_then(|rest| rest.strip_suffix(')'));
-        let number = number.and_then(|number| number.parse().ok());
-        number.map(DeviceKind).ok_or_else(|| ParseDeviceError::of(text))
+        let kind = number.and_then(|number| number.parse().ok()).map(DeviceKind);
+        // One text for each kind: no sign, no zeros before a number, and no number for what has a name.
+        kind.filter(|kind| kind.to_string() == text).ok_or_else(|| ParseDeviceError::of(text))
     }
 }
 
@@ -89,6 +90,24 @@ impl Device {
     pub const fn cuda(index: i32) -> Device {
         Device { kind: DeviceKind::CUDA, index }
     }
+
+    /// Returns the device with this ordinal; for host memory [`CPU`](Self::CPU), because there is one host whatever its
+    /// number. What reads a device from outside makes it by this.
+    ///
+    /// ```
+    /// use bridge_core::{Device, DeviceKind};
+    ///
+    /// assert_eq!(Device::numbered(DeviceKind::CPU, 3), Device::CPU);
+    /// assert_eq!(Device::numbered(DeviceKind::CUDA, 3), Device::cuda(3));
+    /// ```
+    pub const fn numbered(kind: DeviceKind, index: i32) -> Device {
+        if kind.0 == DeviceKind::CPU.0 { Self::CPU } else { Device { kind, index } }
+    }
+
+    /// Returns the same device, as [`numbered`](Self::numbered) makes it.
+    pub(crate) const fn of_one_host(self) -> Device {
+        Self::numbered(self.kind, self.index)
+    }
 }
 
 impl fmt::Display for Device {
@@ -103,11 +122,11 @@ impl fmt::Display for Device {
 impl FromStr for Device {
     type Err = ParseDeviceError;
 
-    /// Parses `cpu` or `cuda:1`; a kind without an ordinal means ordinal 0.
+    /// Parses `cpu` or `cuda:1`; a kind without an ordinal means ordinal 0, and `cpu:1` is `cpu`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (kind, index) = text.split_once(':').unwrap_or((text, "0"));
         match (kind.parse(), index.parse()) {
-            (Ok(kind), Ok(index)) if index >= 0 => Ok(Device { kind, index }),
+            (Ok(kind), Ok(index)) if index >= 0 => Ok(Device::numbered(kind, index)),
             _ => Err(ParseDeviceError::of(text)),
         }
     }
@@ -141,7 +160,11 @@ mod tests {
             assert_eq!(device.to_string().parse(), Ok(device));
         }
         assert_eq!("cuda".parse(), Ok(Device::cuda(0)));
+        assert_eq!("cpu:3".parse(), Ok(Device::CPU), "there is one host");
         assert!("cuda:-1".parse::<Device>().is_err());
         assert!("gpu".parse::<Device>().is_err());
+        for odd in ["dlpack(1)", "dlpack(+7)", "dlpack(07)", "dlpack(7", "dlpack(7):1:2"] {
+            assert!(odd.parse::<Device>().is_err(), "{odd}");
+        }
     }
 }

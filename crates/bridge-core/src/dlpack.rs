@@ -35,7 +35,7 @@ impl From<DType> for DLDataType {
 impl From<DLDevice> for Device {
     fn from(device: DLDevice) -> Self {
         // The codes of dlpack.h are small and positive; bindgen chose an unsigned type for the C enum.
-        Device { kind: DeviceKind(device.device_type.0 as i32), index: device.device_id }
+        Device::numbered(DeviceKind(device.device_type.0 as i32), device.device_id)
     }
 }
 

@@ -97,6 +97,11 @@ impl fmt::Debug for DType {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseDTypeError(String);
 
+impl ParseDTypeError {
+    /// The most characters of the text that the message quotes.
+    const KEPT: usize = 64;
+}
+
 impl fmt::Display for ParseDTypeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} is not a dtype name such as \"float32\"", self.0)
@@ -113,13 +118,14 @@ impl FromStr for DType {
             return Ok(*dtype);
         }
         let numbers = text.strip_prefix("dlpack(").and_then(|rest| rest.strip_suffix(')'));
-        let mut numbers = numbers.unwrap_or_default().split(", ");
-        let mut next = || numbers.next().ok_or_else(|| ParseDTypeError(text.into()));
-        let (code, bits, lanes) = (next()?, next()?, next()?);
-        match (code.parse(), bits.parse(), lanes.parse()) {
-            (Ok(code), Ok(bits), Ok(lanes)) => Ok(DType { code, bits, lanes }),
-            _ => Err(ParseDTypeError(text.into())),
-        }
+        let numbers: Vec<_> = numbers.unwrap_or_default().split(", ").collect();
+        let read = |[code, bits, lanes]: [&str; 3]| {
+            Some(DType { code: code.parse().ok()?, bits: bits.parse().ok()?, lanes: lanes.parse().ok()? })
+        };
+        let dtype = <[&str; 3]>::try_from(numbers).ok().and_then(read);
+        // One text for each dtype: no sign, no zeros before a number, and no number for what has a name.
+        let kept = || ParseDTypeError(text.chars().take(ParseDTypeError::KEPT).collect());
+        dtype.filter(|dtype| dtype.to_string() == text).ok_or_else(kept)
     }
 }
 
@@ -147,8 +153,11 @@ mod tests {
         }
         let refused = "float31".parse::<DType>().unwrap_err();
         assert_eq!(refused.to_string(), r#""float31" is not a dtype name such as "float32""#);
-        assert!("dlpack(1, 2)".parse::<DType>().is_err());
-        assert!("dlpack(1, 2, x)".parse::<DType>().is_err());
+        let odd = ["dlpack(1, 2)", "dlpack(1, 2, x)", "dlpack(1, 2, 3, 4)", "dlpack(+99, 24, 3)", "dlpack(99, 024, 3)"];
+        for text in odd.into_iter().chain(["dlpack(2, 32, 1)", "dlpack(99,24,3)", "dlpack()", "dlpack(99, 24, 3"]) {
+            assert!(text.parse::<DType>().is_err(), "{text}");
+        }
+        assert!("é".repeat(1000).parse::<DType>().unwrap_err().to_string().len() < 200);
         assert_eq!((DType::BFLOAT16.to_string(), unnamed.to_string()), ("bfloat16".into(), "dlpack(99, 24, 3)".into()));
         assert_eq!(format!("{:?}", [DType::BFLOAT16, unnamed]), "[bfloat16, dlpack(99, 24, 3)]");
     }

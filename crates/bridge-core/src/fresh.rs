@@ -48,7 +48,8 @@ pub(crate) fn fresh_beside<T>(
     order: Order,
 ) -> Result<Lent> {
     let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
-    let alignment = to.profile().alignment_of(layout.itemsize());
+    to.profile().check()?;
+    let alignment = to.profile().alignment_of(dtype);
     if device.kind == DeviceKind::CPU {
         return host::empty(dtype, shape, order, alignment);
     }

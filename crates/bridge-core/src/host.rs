@@ -42,7 +42,7 @@ impl HostMemory {
         Self::aligned(nbytes, COPY_ALIGNMENT, alloc_zeroed)
     }
 
-    /// Allocates memory by `allocate`, with a first byte at a multiple of `alignment` bytes. A profile may state any.
+    /// Allocates memory by `allocate`, with a first byte at a multiple of `alignment` bytes.
     fn aligned(nbytes: usize, alignment: usize, allocate: unsafe fn(Blocks) -> *mut u8) -> Result<Self> {
         // What lies before the first multiple is not used.
         let room = nbytes.saturating_add(alignment);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 impl<F, T> Conversion<'_, F, T> {
     /// Moves the tensor to the device that the caller asks for.
     pub(crate) fn move_away(&self, lent: Lent) -> Result<(T, Streams, CopiedBy)> {
-        let device = self.options.device.unwrap_or(lent.device());
+        let device = self.options.requested().unwrap_or(lent.device());
         let copies = self.ordering.copies().ok_or_else(|| no_moves(lent.device(), device))?;
         self.batch.iter().for_each(|batch| batch.disorder());
         copies.reaches(lent.device()).and_then(|()| copies.reaches(device))?;

@@ -35,6 +35,7 @@ pub fn output<'a, T>(
     shape: &[i64],
 ) -> Result<Output<'a, T>> {
     fits_rank(shape.len(), to.profile())?;
+    let device = device.of_one_host();
     let own = match to.empty(device, dtype, shape, Order::RowMajor) {
         Ok(tensor) => Some((to.export(&tensor)?, tensor)),
         Err(error) if error.kind() == ErrorKind::CopyNeeded => None,

@@ -34,6 +34,11 @@ pub struct Options {
 }
 
 impl Options {
+    /// Returns the device that the result must be on. There is one host, whatever its number.
+    pub(crate) fn requested(&self) -> Option<Device> {
+        self.device.map(Device::of_one_host)
+    }
+
     /// Returns the request for no copy: the result shares the memory, or there is an error.
     pub const fn in_place() -> Self {
         Self { copy: Some(false), device: None, order: None, permute: None }
@@ -137,7 +142,8 @@ impl fmt::Display for Reason {
 ///
 /// # Errors
 ///
-/// - [`ErrorKind::Argument`]: the target has row-major tensors only, and `options` ask for another order.
+/// - [`ErrorKind::Argument`]: the target has row-major tensors only, and `options` ask for another order; or its profile
+///   states an alignment that is not a power of two, or too large.
 /// - [`ErrorKind::Device`]: the target has no device of the tensor's kind, or none of the kind that `options` name.
 /// - [`ErrorKind::Dtype`]: the target has no such dtype.
 /// - [`ErrorKind::Layout`]: the target's tensors have no such number of dimensions ([`Profile::rank`]).
@@ -149,11 +155,12 @@ pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
 
 /// Decides as [`plan`]. `foreign` says that the memory is another owner's, and that the target takes no such memory.
 pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: bool) -> Result<Plan> {
+    target.check()?;
     let (device, dtype, name) = (lent.device(), lent.dtype(), &target.name);
     let moved = moves_to(device, target, options);
     if let Some(requested) = moved {
         movable(device, requested, target)?;
-    } else if landing(device, target, options.device).is_none() {
+    } else if landing(device, target, options.requested()).is_none() {
         let (place, advice) = match device.kind {
             DeviceKind::CPU => ("in host memory (cpu)".into(), "move it to a device"),
             _ => (format!("on {device}"), "copy it to the host"),
@@ -228,7 +235,7 @@ pub(crate) fn fits_rank(ndim: usize, target: &Profile) -> Result<()> {
 
 /// Returns the device that the caller asks for, where the target cannot use memory of `device` as memory of that one.
 pub(crate) fn moves_to(device: Device, target: &Profile, options: &Options) -> Option<Device> {
-    options.device.filter(|requested| *requested != device && landing(device, target, options.device).is_none())
+    options.requested().filter(|requested| *requested != device && landing(device, target, Some(*requested)).is_none())
 }
 
 /// Kinds of memory that tensors are moved from, and those that they are moved to.
@@ -309,6 +316,6 @@ pub(crate) fn needed(lent: &Lent, target: &Profile, order: Option<Order>) -> Opt
     if order.is_some_and(|order| !layout.follows(order)) {
         return Some(Reason::Order);
     }
-    let aligned = lent.data().is_multiple_of(target.alignment_of(layout.itemsize()));
+    let aligned = lent.data().is_multiple_of(target.alignment_of(lent.dtype()));
     (!aligned).then_some(Reason::Alignment)
 }

@@ -1,6 +1,6 @@
 //! What a framework accepts and emits, as data.
 
-use crate::{DType, DeviceKind, MAX_NDIM};
+use crate::{DType, DeviceKind, Error, ErrorKind, MAX_NDIM, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
@@ -33,9 +33,13 @@ pub struct Profile {
     /// The numbers of dimensions that its tensors can have; a scalar has 0. A type of matrices has `2..=2`.
     #[serde(default = "any_rank", skip_serializing_if = "is_any_rank")]
     pub rank: RangeInclusive<usize>,
-    /// Alignment of the first element's address, in bytes, beyond that of the itemsize: a power of two. 1: the itemsize
-    /// is enough. 0: any address is accepted, also one that is not a multiple of the itemsize.
+    /// Alignment of the first element's address, in bytes, beyond that of the itemsize: a power of two, at most 2^30. 1:
+    /// the itemsize is enough. 0: any address is accepted, also one that is not a multiple of the itemsize.
     pub alignment: usize,
+    /// Whether a complex number needs the alignment of its two parts alone, as in Rust and C. The types of PyTorch and
+    /// CuPy are aligned to the whole number (`alignas(2 * sizeof(T))`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub complex_by_parts: bool,
     /// The kinds of device that its tensors can be on in this process.
     pub devices: Vec<DeviceKind>,
     /// Whether it keeps read-only memory read-only.
@@ -80,6 +84,7 @@ setters! {
     with_strides = strides: Strides;
     with_rank = rank: RangeInclusive<usize>;
     with_alignment = alignment: usize;
+    with_complex_by_parts = complex_by_parts: bool;
     with_devices = devices: Vec<DeviceKind>;
     with_keeps_read_only = keeps_read_only: bool;
     with_waits_on_export = waits_on_export: bool;
@@ -96,6 +101,7 @@ impl Profile {
             strides: Strides::Any,
             rank: any_rank(),
             alignment: 0,
+            complex_by_parts: false,
             devices: Vec::new(),
             keeps_read_only: true,
             waits_on_export: false,
@@ -110,12 +116,30 @@ impl Profile {
         Self { name: name.into(), ..self }
     }
 
-    /// Returns the alignment, in bytes, that the framework requires of an element of `itemsize` bytes.
-    pub fn alignment_of(&self, itemsize: usize) -> usize {
+    /// Returns the alignment, in bytes, that the framework requires of an element of this dtype.
+    pub fn alignment_of(&self, dtype: DType) -> usize {
+        let parts = if self.complex_by_parts && dtype.is_complex() { 2 } else { 1 };
+        let own = dtype.itemsize().map_or(1, |itemsize| 1 << (itemsize / parts).trailing_zeros());
         match self.alignment {
             0 => 1,
             // A power of two divides every larger one, so the larger one serves both.
-            more => more.max(1 << itemsize.trailing_zeros()),
+            more => more.max(own),
         }
+    }
+
+    /// The largest alignment that a profile may state: that of a gigabyte page.
+    const MAX_ALIGNMENT: usize = 1 << 30;
+
+    /// Refuses a profile whose alignment memory cannot be made for.
+    pub(crate) fn check(&self) -> Result<()> {
+        let alignment = self.alignment;
+        if alignment == 0 || alignment.is_power_of_two() && alignment <= Self::MAX_ALIGNMENT {
+            return Ok(());
+        }
+        let (name, most) = (&self.name, Self::MAX_ALIGNMENT);
+        let text = format!(
+            "the profile of {name} states an alignment of {alignment} bytes: state 0, or a power of two up to {most}"
+        );
+        Err(Error::new(ErrorKind::Argument, text))
     }
 }

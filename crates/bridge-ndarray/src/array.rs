@@ -6,7 +6,7 @@ use bridge_core::{
 };
 use ndarray::{
     Array, ArrayD, ArrayViewD, ArrayViewMutD, Axis, Dimension, IxDyn, RawArrayView, RawArrayViewMut, ShapeBuilder,
-    StrideShape,
+    StrideShape, indices,
 };
 use std::fmt;
 use std::ptr;
@@ -28,7 +28,8 @@ pub struct HostArray {
 ///
 /// # Panics
 ///
-/// For more than [`MAX_NDIM`](bridge_core::MAX_NDIM) dimensions.
+/// For more than [`MAX_NDIM`](bridge_core::MAX_NDIM) dimensions, and for an array without elements whose other lengths
+/// are those of more than 2^63 bytes, such as `Array2::<f32>::zeros((1 << 62, 0))`.
 impl<T: Element, D: Dimension + 'static> From<Array<T, D>> for HostArray {
     fn from(mut array: Array<T, D>) -> Self {
         let view = array.raw_view_mut();
@@ -50,7 +51,7 @@ impl HostArray {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Layout`] for more than [`MAX_NDIM`](bridge_core::MAX_NDIM) dimensions.
+    /// Those of [`Layout::new`], for example for more than [`MAX_NDIM`](bridge_core::MAX_NDIM) dimensions.
     ///
     /// # Safety
     ///
@@ -69,7 +70,7 @@ impl HostArray {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Layout`] for more than [`MAX_NDIM`](bridge_core::MAX_NDIM) dimensions.
+    /// Those of [`Layout::new`], for example for more than [`MAX_NDIM`](bridge_core::MAX_NDIM) dimensions.
     ///
     /// # Safety
     ///
@@ -232,7 +233,7 @@ impl HostArray {
     ///
     /// # Errors
     ///
-    /// Those of [`raw_view`](Self::raw_view).
+    /// Those of [`raw_view`](Self::raw_view), and [`ErrorKind::OutOfMemory`]: a broadcast takes less memory than its copy.
     pub fn to_array<T: Element>(&self) -> Result<ArrayD<T>> {
         self.is_of::<T>()?;
         let Parts { shape, .. } = self.parts::<T::Bits>()?;
@@ -243,7 +244,14 @@ impl HostArray {
             // SAFETY: the element is one of the layout's, which the owner keeps, with these bits.
             T::of_bits(unsafe { first.offset(steps.sum()).read() })
         };
-        Ok(ArrayD::from_shape_fn(shape.raw_dim().clone(), element))
+        let mut elements = Vec::new();
+        elements.try_reserve_exact(self.layout.numel()).map_err(|error| {
+            let text = format!("no host memory for {} bytes: copy a part of the array", self.layout.nbytes());
+            Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
+        })?;
+        let shape = shape.raw_dim().clone();
+        elements.extend(indices(shape.clone()).into_iter().map(element));
+        Ok(ArrayD::from_shape_vec(shape, elements).expect("there is an element for each index"))
     }
 
     fn is_of<T: Element>(&self) -> Result<()> {

@@ -66,6 +66,7 @@ impl NdArray {
             .with_dtypes(element::DTYPES.into())
             .with_strides(Strides::Any)
             .with_alignment(1)
+            .with_complex_by_parts(true)
             .with_devices(vec![DeviceKind::CPU]);
         Self { profile: Arc::new(profile), views: Arc::default() }
     }

@@ -5,10 +5,11 @@ use bridge_core::{
     transfer,
 };
 use bridge_ndarray::{Element, HostArray, NdArray};
-use ndarray::{Array, Array3, ArrayD, Axis, array, s};
+use ndarray::{Array, Array2, Array3, ArrayD, Axis, array, s};
 use num_complex::Complex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread;
 
 /// Returns the adapter.
 fn ndarray() -> NdArray {
@@ -192,4 +193,59 @@ fn fresh_memory_has_the_order_that_is_asked_for() -> Result<()> {
     let on_gpu = adapter.empty(Device::cuda(0), DType::FLOAT32, &[1], Order::RowMajor);
     assert_eq!(on_gpu.map(drop).unwrap_err().kind(), ErrorKind::CopyNeeded);
     Ok(())
+}
+
+/// Views and clones of one array are made, read and dropped on several threads at once. Nothing writes.
+#[test]
+fn threads_read_views_of_one_array_and_drop_them() {
+    let source = HostArray::from((0..24).collect::<Vec<i32>>());
+    let (view, _) = across(&source);
+    let threads: Vec<_> = (0..3)
+        .map(|_| {
+            let (source, view) = (source.clone(), view.clone());
+            thread::spawn(move || {
+                let (onward, done) = across(&view);
+                drop(view);
+                assert_eq!((done.plan, onward.data()), (Plan::ZeroCopy, source.data()));
+                drop(source);
+                onward.to_array::<i32>().map(|read| read.sum())
+            })
+        })
+        .collect();
+    drop((source, view));
+    threads.into_iter().for_each(|thread| assert_eq!(thread.join().unwrap().unwrap(), 276));
+}
+
+/// An allocator may align a vector of complex numbers to the parts of one alone.
+#[test]
+fn complex_numbers_are_aligned_as_their_parts() {
+    let parts: Vec<f64> = (0..9).map(f64::from).collect();
+    for first in 0..2 {
+        let data = parts[first..].as_ptr().expose_provenance();
+        let shape: (&[i64], _) = (&[4], None);
+        // SAFETY: the four pairs of numbers are in the vector, which outlives the array and is not written to.
+        let array = unsafe { HostArray::from_raw(data, DType::COMPLEX128, shape, Access::ReadOnly, ()) }.unwrap();
+        let (same, done) = across(&array);
+        assert_eq!((done.plan, same.data()), (Plan::ZeroCopy, data));
+        assert_eq!(same.to_array::<Complex<f64>>().unwrap()[[3]].re, 6.0 + first as f64);
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri itself ends where there is no memory")]
+fn a_copy_that_no_memory_holds_is_an_error() {
+    let number = 1.5_f32;
+    let data = (&raw const number).expose_provenance();
+    for length in [1 << 45, 1 << 60] {
+        let shape: (&[i64], _) = (&[length], Some(&[0][..]));
+        // SAFETY: every element is the one number, which outlives the array and is not written to.
+        let array = unsafe { HostArray::from_raw(data, DType::FLOAT32, shape, Access::ReadOnly, ()) }.unwrap();
+        assert_eq!(array.to_array::<f32>().unwrap_err().kind(), ErrorKind::OutOfMemory);
+    }
+}
+
+#[test]
+#[should_panic(expected = "overflows 2^63 bytes")]
+fn an_array_of_nothing_that_is_too_long_panics_as_documented() {
+    let _ = HostArray::from(Array2::<f32>::zeros((1 << 62, 0)));
 }

@@ -20,7 +20,7 @@ pub(crate) fn device(object: &PyTensor<'_>) -> Result<Device> {
     }
     let read = || -> PyResult<_> {
         if let Some((kind, index)) = probe(py, object.extract::<(i32, i32)>())? {
-            return Ok(Some(Ok(Device { kind: DeviceKind(kind), index })));
+            return Ok(Some(Ok(Device::numbered(DeviceKind(kind), index))));
         }
         let attribute = |name: &str| probe(py, object.getattr(name));
         // torch.device

@@ -19,6 +19,14 @@ def test_a_tensor_that_is_there_is_taken_in_place() -> None:
     assert tb.plan(array, "torch", device="cpu").zero_copy
 
 
+@pytest.mark.parametrize("device", ["cpu:3", (1, 3), torch.device("cpu", 3)])
+def test_there_is_one_host_whatever_its_number(device: Any) -> None:
+    array = np.arange(16.0)
+    assert tb.to_torch(array, device=device, copy=False).data_ptr() == array.ctypes.data
+    plan = tb.plan(array, "torch", device=device)
+    assert (plan.zero_copy, plan.device) == (True, "cpu")
+
+
 def test_a_copy_on_the_same_device_is_no_move() -> None:
     array = np.arange(16.0)
     assert tb.plan(array, "torch", device="cpu", copy=True).reason == "asked for"

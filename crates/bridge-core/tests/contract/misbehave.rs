@@ -167,7 +167,8 @@ fn an_import_refuses_what_was_offered_to_a_profile_that_takes_more() {
         (profile.clone().with_devices(vec![DeviceKind::CUDA]), Options::default(), Some(ErrorKind::Device)),
         (profile.clone().with_rank(0..=1), Options::default(), Some(ErrorKind::Layout)),
         (profile.clone().with_strides(compact), columns, Some(ErrorKind::CopyNeeded)),
-        (profile.clone().with_alignment(1 << 40), Options::default(), Some(ErrorKind::CopyNeeded)),
+        (profile.clone().with_alignment(1 << 30), Options::default(), Some(ErrorKind::CopyNeeded)),
+        (profile.clone().with_alignment(48), Options::default(), Some(ErrorKind::Argument)),
         (profile.clone().with_owns_memory(true), Options::default(), Some(ErrorKind::CopyNeeded)),
     ];
     for (narrow, options, kind) in cases {

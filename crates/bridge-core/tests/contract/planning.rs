@@ -206,6 +206,18 @@ fn a_tensor_moves_to_the_device_that_is_asked_for_unless_copies_are_forbidden() 
 }
 
 #[test]
+fn there_is_one_host_whatever_its_number() {
+    let office = Office::new(Strides::Any);
+    for (of, to) in [(0, 3), (3, 0), (-1, 7)] {
+        let [device, requested] = [of, to].map(|index| Device { kind: DeviceKind::CPU, index });
+        let lent = office.export(&Item::Own(Paper { device, ..Paper::new(&Log::default()) })).unwrap();
+        assert_eq!(lent.device(), Device::CPU);
+        let options = Options::in_place().with_device(requested);
+        assert_eq!(plan(&lent, office.profile(), &options).unwrap(), Plan::ZeroCopy);
+    }
+}
+
+#[test]
 fn pinned_memory_is_on_the_host_already() {
     let office = Office::new(Strides::Any);
     let paper = Paper { device: Device { kind: DeviceKind::CUDA_HOST, index: 0 }, ..Paper::new(&Log::default()) };
@@ -284,8 +296,26 @@ fn nothing_has_no_layout_and_no_alignment() {
 #[test]
 fn alignment_is_at_least_that_of_an_element() {
     let mut profile = Office::new(Strides::Any).profile;
-    for (alignment, itemsize, expected) in [(0, 8, 1), (1, 8, 8), (1, 16, 16), (64, 4, 64), (4, 8, 8), (1, 1, 1)] {
+    let (long, wide, single) = (DType::INT64, DType::COMPLEX128, DType::FLOAT32);
+    let (half, nothing) = (DType::FLOAT4_E2M1FN, DType { bits: 0, ..DType::INT8 });
+    let cases = [(0, long, 1), (1, long, 8), (1, wide, 16), (64, single, 64), (4, long, 8), (1, DType::BOOL, 1)];
+    for (alignment, dtype, expected) in cases.into_iter().chain([(1, half, 1), (1, nothing, 1)]) {
         profile.alignment = alignment;
-        assert_eq!(profile.alignment_of(itemsize), expected, "{alignment} {itemsize}");
+        assert_eq!(profile.alignment_of(dtype), expected, "{alignment} {dtype}");
+    }
+    for (dtype, expected) in [(wide, 8), (DType::COMPLEX64, 4), (DType::COMPLEX32, 2), (long, 8)] {
+        let by_parts = profile.clone().with_complex_by_parts(true);
+        assert_eq!(by_parts.alignment_of(dtype), expected, "{dtype}");
+    }
+}
+
+#[test]
+fn an_alignment_that_no_memory_has_is_an_error() {
+    let mut office = Office::new(Strides::Any);
+    let lent = office.export(&Item::Own(Paper::new(&Log::default()))).unwrap();
+    for (alignment, refused) in [(3, true), (48, true), (1 << 31, true), (usize::MAX, true), (1 << 12, false)] {
+        office.profile.alignment = alignment;
+        let planned = plan(&lent, office.profile(), &Options::copied()).map_err(|error| error.kind());
+        assert_eq!(planned, if refused { Err(ErrorKind::Argument) } else { Ok(Plan::Copy(Reason::Asked)) });
     }
 }
