@@ -65,10 +65,7 @@ pub fn write(out: &Path) -> Result<()> {
         }
         at(out, fs::remove_dir_all(out))?;
     }
-    let mut size = 0;
-    for (source, place) in SOURCES {
-        size += copy(&root().join(source), &out.join(place))?;
-    }
+    let mut size = sources(&root(), out)?;
     for (library, place) in LIBRARIES {
         size += copy(&target().join(library), &out.join(place))?;
     }
@@ -77,6 +74,11 @@ pub fn write(out: &Path) -> Result<()> {
         return Err(format!("a bundle may take {} MiB", LIMIT >> 20));
     }
     Ok(())
+}
+
+/// Copies what a bundle has of the repository at `root`. Returns the bytes copied.
+pub fn sources(root: &Path, out: &Path) -> Result<u64> {
+    SOURCES.iter().map(|(source, place)| copy(&root.join(source), &out.join(place))).sum()
 }
 
 /// Runs the suite from a bundle in the target folder.
@@ -140,7 +142,7 @@ fn build() -> Result<()> {
 }
 
 /// Copies a file, or a folder without compiled Python. Returns the bytes copied.
-fn copy(source: &Path, place: &Path) -> Result<u64> {
+pub fn copy(source: &Path, place: &Path) -> Result<u64> {
     if source.is_file() {
         let parent = place.parent().unwrap_or(place);
         at(parent, fs::create_dir_all(parent))?;

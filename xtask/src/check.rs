@@ -66,6 +66,9 @@ const HOST: [&str; 12] = [
     "processes",
 ];
 
+/// The package of a third party, which is in a workspace of its own.
+const OUTSIDE: [&str; 4] = ["--manifest-path", "examples/adapter/Cargo.toml", "--target-dir", "target"];
+
 /// Packages of Python whose types are checked.
 const TYPED: [&str; 4] = [
     "benches",
@@ -175,9 +178,10 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
             "cargo test, candle and ort in the suite",
             rust(&[&["test", "--quiet"], &HOST]).map(|step| with_onnxruntime(step, python)),
         ),
-        ("cargo test, an adapter from outside", {
-            rust(&[&["test", "--quiet", "--manifest-path", "examples/adapter/Cargo.toml", "--target-dir", "target"]])
-        }),
+        ("cargo test, an adapter from outside", { rust(&[&["test", "--quiet"], &OUTSIDE]) }),
+        ("cargo clippy, an adapter from outside", rust(&[&["clippy", "--quiet", "--all-targets"], &OUTSIDE, deny])),
+        ("cargo fmt, an adapter from outside", rust(&[&["fmt", "--check"], &OUTSIDE[..2]])),
+        ("new adapters", itself(&["try-new-adapter".as_ref()])),
         ("cargo test, without Python", with_tensorflow1(rust(&[&["test", "--quiet"], &C_INTERFACE]))),
         ("cargo doc", {
             let doc = rust(&[&["doc", "--workspace", "--all-features", "--no-deps", "--quiet"]]);

@@ -30,8 +30,8 @@ const CORE: [&str; 10] = [
     "unicode-ident",
 ];
 
-/// Packages, and the features that bring each of them in by themselves: all packages of this workspace, and the others
-/// that cost a program build time or a library.
+/// Packages, and the features that bring each of them in by themselves: all packages of this workspace but the adapters
+/// for Python's frameworks, which `python` alone brings in, and the others that cost a program build time or a library.
 const BROUGHT_IN_BY: &[(&str, &[&str])] = &[
     ("candle-core", &["candle", "candle-cuda"]),
     ("candle-kernels", &["candle-cuda"]),
@@ -45,20 +45,20 @@ const BROUGHT_IN_BY: &[(&str, &[&str])] = &[
     ("pyo3", &["python"]),
     ("rustix", &["candle", "candle-cuda", "cuda", "cudarc", "ipc", "tensorflow"]),
     ("tch", &["torch"]),
+    // adapters: begin
     ("truebridge-candle", &["candle", "candle-cuda"]),
     ("truebridge-copy", &["candle-cuda", "cuda", "cudarc"]),
     ("truebridge-cuda", &["candle-cuda", "cuda", "cudarc", "tensorflow"]),
     ("truebridge-cudarc", &["candle-cuda", "cudarc"]),
-    ("truebridge-cupy", &["python"]),
     ("truebridge-frameworks", &["python"]),
     ("truebridge-interpreter", &["python"]),
     ("truebridge-ipc", &["ipc"]),
     ("truebridge-ndarray", &["ndarray"]),
-    ("truebridge-numpy", &["python"]),
     ("truebridge-ort", &["ort"]),
     ("truebridge-pyo3", &["python"]),
     ("truebridge-tensorflow", &["tensorflow"]),
     ("truebridge-torch", &["python", "torch"]),
+    // adapters: end
 ];
 
 /// Checks the dependencies of each feature, and lints the code with the sets of features of [`sets`].
@@ -102,7 +102,7 @@ fn remove(folder: &Path) -> Result<()> {
 
 /// Compares the packages that each feature brings in with the tables.
 fn dependencies(features: &[String]) -> Result<()> {
-    let mut wrong = Vec::new();
+    let (mut wrong, python) = (Vec::new(), of_python()?);
     let core = packages(&[])?;
     if core != CORE.into_iter().map(String::from).collect() {
         wrong.push(format!("without a feature the facade takes {core:?}"));
@@ -120,7 +120,10 @@ fn dependencies(features: &[String]) -> Result<()> {
                 _ => {}
             }
         }
-        let listed = |name: &str| CORE.contains(&name) || BROUGHT_IN_BY.iter().any(|(package, _)| *package == name);
+        let of_python = |name: &str| feature == PYTHON && python.contains(name);
+        let listed = |name: &str| {
+            CORE.contains(&name) || of_python(name) || BROUGHT_IN_BY.iter().any(|(package, _)| *package == name)
+        };
         let new = packages.iter().filter(|name| name.starts_with(FACADE) && !listed(name));
         wrong.extend(new.map(|name| format!("{feature} brings in {name}, which the table lacks")));
     }
@@ -152,11 +155,26 @@ pub fn linked() -> Result<String> {
     Ok(linked.chain([DOC_ONLY]).collect::<Vec<_>>().join(","))
 }
 
+/// The feature for modules of Python.
+const PYTHON: &str = "python";
+
+/// What prints the names of packages, one a line.
+const TREE: [&str; 7] = ["tree", "-e", "normal", "--prefix", "none", "--format", "{p}"];
+
 /// Returns the names of the packages that the facade takes with these features.
 fn packages(features: &[&str]) -> Result<BTreeSet<String>> {
-    let mut tree = facade(&["tree", "-e", "normal", "--prefix", "none", "--format", "{p}"], features);
-    let listed = ask(&mut tree).ok_or_else(|| format!("cargo tree fails with the features {features:?}"))?;
-    Ok(listed.lines().filter_map(|line| line.split(' ').next()).map(String::from).collect())
+    names(&mut facade(&TREE, features)).ok_or_else(|| format!("cargo tree fails with the features {features:?}"))
+}
+
+/// Returns the names of the adapters for Python's frameworks.
+fn of_python() -> Result<BTreeSet<String>> {
+    let mut tree = cargo(&TREE);
+    tree.args(["--depth", "1", "-p", "truebridge-frameworks", "--features", "adapters"]);
+    names(&mut tree).ok_or_else(|| "cargo tree fails for the adapters".into())
+}
+
+fn names(tree: &mut Command) -> Option<BTreeSet<String>> {
+    Some(ask(tree)?.lines().filter_map(|line| line.split(' ').next()).map(String::from).collect())
 }
 
 /// Returns a call of cargo for the facade with these features.

@@ -8,11 +8,13 @@ mod features;
 mod header;
 mod install;
 mod kernels;
+mod new_adapter;
 mod package;
 mod provenance;
 mod run;
 mod site;
 mod tensorflow1;
+mod tried;
 mod venv;
 mod versions;
 mod wheels;
@@ -65,6 +67,11 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
+    /// Write what an adapter for a framework needs: its crate, and its rows in the tables.
+    NewAdapter(new_adapter::NewAdapter),
+    /// Write adapters for made-up frameworks into a copy of the repository, fill them in, and certify them.
+    #[command(hide = true)]
+    TryNewAdapter,
     /// Compile the kernels of bridge-copy for all architectures; no GPU needed.
     Kernels {
         /// Compare with what is checked in, and change nothing.
@@ -133,6 +140,8 @@ fn main() -> ExitCode {
         Task::Conformance { options } => bundle::conformance(&options),
         Task::Bench { options } => bundle::bench(&options),
         Task::Fuzz { options } => bundle::fuzz(&options),
+        Task::NewAdapter(new) => new_adapter(&new).map(|()| ExitCode::SUCCESS),
+        Task::TryNewAdapter => tried::check().map(|()| ExitCode::SUCCESS),
         Task::Kernels { check } => kernels::compile(check).map(|()| ExitCode::SUCCESS),
         Task::Features { time } => {
             let task = if time { features::time } else { features::check };
@@ -154,6 +163,15 @@ fn main() -> ExitCode {
         eprintln!("error: {error}");
         ExitCode::FAILURE
     })
+}
+
+/// Writes an adapter into this repository, and says what to do next.
+fn new_adapter(new: &new_adapter::NewAdapter) -> run::Result<()> {
+    for place in new.write(&run::root())? {
+        println!("{}", place.display());
+    }
+    println!("next: {}", new.first()?);
+    Ok(())
 }
 
 /// Everything beside Rust that the other commands need. What some tests can do without is named and left out.

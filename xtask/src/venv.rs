@@ -10,6 +10,8 @@ pub struct Venv {
     name: &'static str,
     /// Requirements files: for any machine, and for a machine with a CUDA device.
     requirements: &'static [&'static str],
+    /// Whether it also holds what `requirements.txt` in the folder of a crate names.
+    of_crates: bool,
     /// Which Pythons can be used: in words, and as an expression that such a Python evaluates to `True`.
     python: &'static str,
     fits: &'static str,
@@ -27,6 +29,7 @@ pub struct Venv {
 pub const MAIN: Venv = Venv {
     name: "venv",
     requirements: &["xtask/requirements.txt", "xtask/requirements-cuda.txt"],
+    of_crates: true,
     python: "Python 3.10 or later with venv",
     fits: "sys.version_info >= (3, 10)",
     variable: "PYTHON",
@@ -39,6 +42,7 @@ pub const MAIN: Venv = Venv {
 pub const PYTHON37: Venv = Venv {
     name: "venv37",
     requirements: &["xtask/requirements-python37.txt"],
+    of_crates: false,
     python: "Python 3.7 with venv",
     fits: "sys.version_info[:2] == (3, 7)",
     variable: "PYTHON37",
@@ -51,6 +55,7 @@ pub const PYTHON37: Venv = Venv {
 pub const KERNELS: Venv = Venv {
     name: "venv-kernels",
     requirements: &["xtask/requirements-kernels.txt"],
+    of_crates: false,
     essential: &["nvidia.cuda_nvrtc"],
     ..MAIN
 };
@@ -59,6 +64,7 @@ pub const KERNELS: Venv = Venv {
 pub const WHEELS: Venv = Venv {
     name: "venv-wheels",
     requirements: &["xtask/requirements-wheels.txt"],
+    of_crates: false,
     essential: &["auditwheel", "maturin", "ziglang"],
     ..MAIN
 };
@@ -67,6 +73,7 @@ pub const WHEELS: Venv = Venv {
 pub const SITE: Venv = Venv {
     name: "venv-site",
     requirements: &["xtask/requirements-site.txt"],
+    of_crates: false,
     essential: &["mkdocs", "material", "mkdocstrings_handlers.python"],
     ..MAIN
 };
@@ -98,15 +105,15 @@ impl Venv {
     /// Installs the requirements, unless the stamp says that this has been done. Names and leaves out those that cannot
     /// be installed for this Python.
     fn install(&self, python: &Path, stamp: &Path) -> Result<()> {
-        let files = &self.requirements[..if has_cuda() { self.requirements.len() } else { 1 }];
-        let texts = files.iter().map(|file| at(Path::new(file), fs::read_to_string(root().join(file))));
+        let files = self.files()?;
+        let texts = files.iter().map(|file| at(file.as_ref(), fs::read_to_string(root().join(file))));
         let wanted = texts.collect::<Result<String>>()?;
         if fs::read_to_string(stamp).is_ok_and(|done| done == wanted) {
             return Ok(());
         }
         let pip = |what: &[&str]| run(program(python, &["-m", "pip", "install", "--quiet"]).args(what));
         println!("installing what {} name", files.join(" and "));
-        let together: Vec<&str> = files.iter().flat_map(|file| ["-r", file]).collect();
+        let together: Vec<&str> = files.iter().flat_map(|file| ["-r", file.as_str()]).collect();
         if pip(&together).is_ok() {
             return at(stamp, fs::write(stamp, wanted));
         }
@@ -114,6 +121,19 @@ impl Venv {
         let left_out: Vec<&str> = requirements(&wanted).filter(|one| pip(&[one]).is_err()).collect();
         println!("left out: {}", left_out.join(", "));
         Ok(())
+    }
+
+    /// Returns the requirements files that are for this machine.
+    fn files(&self) -> Result<Vec<String>> {
+        let own = &self.requirements[..if has_cuda() { self.requirements.len() } else { 1 }];
+        let mut files: Vec<String> = own.iter().map(ToString::to_string).collect();
+        if self.of_crates {
+            let crates = at("crates".as_ref(), fs::read_dir(root().join("crates")))?.flatten();
+            let named = crates.map(|one| format!("crates/{}/requirements.txt", one.file_name().to_string_lossy()));
+            files.extend(named.filter(|file| root().join(file).is_file()));
+            files[own.len()..].sort();
+        }
+        Ok(files)
     }
 
     fn find(&self) -> Option<PathBuf> {

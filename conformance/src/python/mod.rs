@@ -123,12 +123,13 @@ impl<'py> PySubject<'py> {
         })
     }
 
-    /// Makes a copy: what an adapter allocates once for all copies exists before memory is counted.
+    /// Makes a copy, where the framework can: what an adapter allocates once for all copies exists before memory is
+    /// counted.
     fn warm_up(&self) -> Result<()> {
         let dtype = self.capabilities.dtypes[0];
         let spec = Spec::row(dtype, 1, &self.profile().rank);
         let tensor = self.create(&spec, &vec![0; model::itemsize(dtype)])?;
-        self.compact(&tensor).map(drop)
+        if self.capabilities.copies { self.compact(&tensor).map(drop) } else { Ok(()) }
     }
 
     fn py(&self) -> Python<'py> {
@@ -170,7 +171,7 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
         defers: defers.iter().map(pending).collect::<PyResult<_>>()?,
         writes: flag("writes")?,
         gigabytes: flag("gigabytes")?,
-        copies: true,
+        copies: flag("copies")?,
     })
 }
 

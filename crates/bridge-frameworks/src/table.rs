@@ -165,6 +165,7 @@ macro_rules! frameworks {
 }
 
 frameworks! {
+    // adapters: begin
     Torch {
         name: "torch",
         module: "torch",
@@ -186,6 +187,7 @@ frameworks! {
         devices: HOST,
         adapter: bridge_numpy::NumPy if "numpy",
     }
+    // adapters: end
     TensorFlow {
         name: "tensorflow",
         module: "tensorflow",

@@ -6,6 +6,7 @@ use crate::frameworks::{Framework, named};
 use crate::options::takes_keywords;
 
 takes_keywords! {
+    // adapters: begin
     /// Return a ``torch.Tensor`` over the memory of ``x``.
     ///
     /// Parameters
@@ -170,6 +171,7 @@ takes_keywords! {
         cross::convert(x, Framework::TensorFlow, keywords)
     }
 
+    // adapters: end
     /// Return a tensor of the framework named ``target`` over the memory of ``x``.
     ///
     /// Parameters

@@ -34,12 +34,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("KEYWORDS", include_str!("docs/keywords.txt"))?;
     module.add("FRAMEWORKS", frameworks::every(module.py())?)?;
     module.add_class::<plan::Plan>()?;
-    module.add_function(wrap_pyfunction!(convert::to_torch, module)?)?;
-    module.add_function(wrap_pyfunction!(convert::to_cupy, module)?)?;
-    module.add_function(wrap_pyfunction!(convert::to_numpy, module)?)?;
-    module.add_function(wrap_pyfunction!(convert::to_tensorflow, module)?)?;
-    module.add_function(wrap_pyfunction!(convert::convert, module)?)?;
-    module.add_function(wrap_pyfunction!(plan::plan, module)?)?;
+    convert::enter(module)?;
+    plan::enter(module)?;
     module.add_function(wrap_pyfunction!(copies::copy, module)?)?;
     module.add_function(wrap_pyfunction!(streams::record_stream, module)?)?;
     module.add_function(wrap_pyfunction!(frameworks::profile, module)?)?;

@@ -95,7 +95,15 @@ fn permutation(object: &PyTensor<'_>) -> Result<Permutation> {
 
 /// Defines functions of Python that take the keywords of conversions after tensors or names of their own.
 macro_rules! takes_keywords {
-    ($($(#[$about:meta])* fn $name:ident($($argument:ident),+; $keywords:ident) $body:block)+) => {$(
+    ($($(#[$about:meta])* fn $name:ident($($argument:ident),+; $keywords:ident) $body:block)+) => {
+        /// Adds the functions to the module.
+        pub(crate) fn enter(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+            use pyo3::types::PyModuleMethods as _;
+            $(module.add_function(pyo3::wrap_pyfunction!($name, module)?)?;)+
+            Ok(())
+        }
+
+        $(
         $(#[$about])*
         #[pyo3::pyfunction]
         #[pyo3(signature = (
@@ -114,6 +122,7 @@ macro_rules! takes_keywords {
             let $keywords = $crate::options::Keywords { copy, device, order, permute, detach, via };
             $body
         }
-    )+};
+        )+
+    };
 }
 pub(crate) use takes_keywords;

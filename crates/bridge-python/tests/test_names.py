@@ -42,6 +42,7 @@ ROOMS = (
     "conformance/src/rust/*",
     "conformance/src/runner/variants.rs",
     "xtask/src/tensorflow1.rs",
+    "xtask/templates/*",
 )
 
 NUMPY_IS_A_TOOL = "reads and writes arrays of the host by NumPy, whatever the tensors are"
@@ -99,6 +100,8 @@ REASONS: dict[str, str] = {
     "xtask/src/check.rs": COMMANDS,
     "xtask/src/features.rs": COMMANDS,
     "xtask/src/main.rs": COMMANDS,
+    "xtask/src/new_adapter.rs": EXAMPLE,
+    "xtask/src/tried.rs": COMMANDS,
     "xtask/src/venv.rs": COMMANDS,
 }
 

@@ -33,6 +33,7 @@ use std::sync::Arc;
 /// The adapters for libraries of Rust, each under the name of its library: `adapters::ndarray::NdArray`. They are not
 /// at the top of the crate, where `use truebridge::*` would hide the libraries themselves.
 pub mod adapters {
+    // adapters: begin
     #[cfg(feature = "candle")]
     #[doc(inline)]
     pub use bridge_candle as candle;
@@ -56,6 +57,7 @@ pub mod adapters {
     #[cfg(feature = "torch")]
     #[doc(inline)]
     pub use bridge_torch as torch;
+    // adapters: end
 }
 
 /// What most programs need: the four verbs, their options, the ordering, and the types of the adapters.
@@ -67,6 +69,7 @@ pub mod prelude {
         transfer_all,
     };
 
+    // adapters: begin
     #[cfg(feature = "candle")]
     pub use crate::adapters::candle::Candle;
 
@@ -87,6 +90,7 @@ pub mod prelude {
 
     #[cfg(feature = "torch")]
     pub use crate::adapters::torch::Tch;
+    // adapters: end
 }
 
 /// Returns the ordering of this process, to be passed to every transfer.

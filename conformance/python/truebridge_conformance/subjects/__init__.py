@@ -29,6 +29,7 @@ class Capabilities:
     defers: tuple[str, ...] = ()
     writes: bool = True
     gigabytes: bool = False
+    copies: bool = True
 
 
 class Spec(NamedTuple):
