@@ -15,7 +15,7 @@
  * - A function that can fail returns a status. It writes its outputs only with TB_OK. tb_error returns the message,
  *   which says what to do next. Nothing unwinds into the caller.
  * - Any function may be called on any thread. An object must not be dropped while another thread uses it.
- * - No function waits for a device but tb_session_run, and what brings a tensor of a device to the host.
+ * - Only tb_session_run, and functions that bring a tensor of a device to the host, wait for a device.
  * - A function that takes ownership (of a managed tensor, of the owner of a tb_memory) takes it also on an error: the
  *   owner has been released then, or will be. Other pointers need to live no longer than the call.
  * - A NULL where none is allowed is TB_ARGUMENT. A struct whose first field is size needs it set to its sizeof: another
@@ -114,10 +114,10 @@ typedef enum tb_strides {
 typedef enum tb_writing {
   /* private on the host, shared on a device */
   TB_WRITING_USUAL = 0,
-  /* each who opens it, for itself alone; not on a device */
+  /* each process that opens it, only for itself; not on a device */
   TB_WRITING_PRIVATE = 1,
   TB_WRITING_NEVER = 2,
-  /* all, and all see it */
+  /* all processes, and all see the writes */
   TB_WRITING_SHARED = 3,
 } tb_writing;
 
@@ -203,7 +203,7 @@ typedef struct tb_python {
   int (*capsule_set_name)(tb_object, const char*);
 } tb_python;
 
-/* A tensor of the GraphDef that is replaced by the tensor that is fed. */
+/* A tensor of the GraphDef that is replaced by the fed tensor. */
 typedef struct tb_input {
   /* such as "x:0" */
   const char *name;
@@ -222,7 +222,7 @@ typedef struct tb_session_options {
    as memory is needed
    */
   int32_t no_memory_growth;
-  /* the largest share of a GPU that it allocates; 0 for no limit */
+  /* the largest share of a GPU that it may allocate; 0 for no limit */
   double memory_fraction;
   /* the GPUs that it uses; NULL for all */
   const uint32_t *visible_devices;
@@ -244,7 +244,7 @@ typedef struct tb_counts {
   uint64_t leased;
   /* views returned */
   uint64_t released;
-  /* of those, how many wait for the device */
+  /* how many of those wait for the device */
   uint64_t retired;
   /* views whose memory is never reused, because the driver could not tell when it may be */
   uint64_t leaked;
@@ -314,7 +314,7 @@ typedef struct tb_options {
   size_t axis_count;
 } tb_options;
 
-/* How a tensor crosses. */
+/* How a tensor is transferred. */
 typedef struct tb_report {
   /* sizeof(tb_report), set by the caller */
   size_t size;
@@ -358,7 +358,7 @@ const char *tb_runtime_version(const struct tb_runtime *runtime);
 
 /*
  Makes a tensor ready to be fed, in place where TensorFlow can take it: TensorFlow's stream waits, on the device, for
- the work on it. A copy is made where the tensor is. copy is one of tb_copy.
+ the work on it. A copy is made on the device of the tensor. copy is one of tb_copy.
  */
 enum tb_status tb_feed(const struct tb_runtime *runtime,
                        const struct tb_tensor *tensor,
@@ -479,9 +479,9 @@ enum tb_status tb_tensor_dlpack(void *managed, int32_t versioned, uint64_t strea
 void tb_tensor_drop(struct tb_tensor *tensor);
 
 /*
- Shares tensors with other processes of this user, for a ticket that can be opened for so many seconds. Those on the
- host are copied once; a tensor that was opened from a ticket is passed on in place, unless it is private. Those on a
- CUDA device are shared in place, where their allocator allows that. tree is text for the process that opens the
+ Shares tensors with other processes of this user, for a ticket that can be opened for this many seconds. Those on
+ the host are copied once; a tensor that was opened from a ticket is passed on in place, unless it is private. Those
+ on a CUDA device are shared in place, where their allocator allows that. tree is text for the process that opens the
  ticket, or NULL. writing is one of tb_writing. ticket has room for TB_TICKET_BYTES.
  */
 enum tb_status tb_share(const struct tb_tensor *const *tensors,

@@ -40,7 +40,7 @@ inline void check(tb_status status) {
   if (status != TB_OK) throw error(status, tb_error());
 }
 
-// Checks that the library is the one of these headers.
+// Checks that the library fits these headers.
 inline void require() { check(tb_require(TB_ABI)); }
 
 constexpr tb_device host{1, 0};

@@ -48,7 +48,7 @@ inline tensor from_torch(const at::Tensor &shared, tb_copy copy = TB_COPY_IF_NEE
   if (copy == TB_COPY_NEVER && (shared.is_conj() || shared.is_neg())) {
     throw error(TB_COPY_NEEDED, "a conjugation or negation is deferred: call resolve_conj() and resolve_neg() first");
   }
-  // A tensor of its own over the storage: operations such as set_data() give the other one another storage.
+  // A separate tensor over the same storage: operations such as set_data() give the original another storage.
   const at::Tensor held = shared.detach().resolve_conj().resolve_neg();
   try {
     managed owned(reinterpret_cast<dlpack::managed *>(at::toDLPackVersioned(held)));

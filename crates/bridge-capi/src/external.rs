@@ -117,7 +117,7 @@ pub unsafe extern "C" fn tb_runtime_version(runtime: *const CRuntime) -> *const 
 }
 
 /// Makes a tensor ready to be fed, in place where TensorFlow can take it: TensorFlow's stream waits, on the device, for
-/// the work on it. A copy is made where the tensor is. copy is one of tb_copy.
+/// the work on it. A copy is made on the device of the tensor. copy is one of tb_copy.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_feed(
     runtime: *const CRuntime,

@@ -5,7 +5,7 @@
 //! and the tensor that a run fetched is taken ([`external`]) and viewed ([`view`]). The session is Python's or one of
 //! this library ([`session`]). Structures and objects of the header begin with `C` here.
 //!
-//! Nothing of Python is linked. In a Python process the package `truebridge_tf1` passes the functions of the
+//! The library does not link Python. In a Python process the package `truebridge_tf1` passes the functions of the
 //! interpreter ([`python`]); then owners are dropped with the GIL, and not on TensorFlow's threads.
 //!
 //! No panic leaves a function. Errors are a status and a message ([`status`]).

@@ -13,7 +13,7 @@ pub(crate) fn non_null<T>(pointer: *const T, name: &str) -> Result<()> {
 ///
 /// # Safety
 ///
-/// The pointer is null, or to a `T` that is alive and unchanged as long as the result is used.
+/// The pointer is null, or points to a `T` that is alive and unchanged as long as the result is used.
 pub(crate) unsafe fn borrow<'a, T>(pointer: *const T, name: &str) -> Result<&'a T> {
     non_null(pointer, name)?;
     // SAFETY: the caller's obligation.
@@ -101,7 +101,7 @@ pub(crate) fn into_raw<T>(value: T) -> *mut T {
     Box::into_raw(Box::new(value))
 }
 
-/// Drops a value that C owns, and then the owners that the drop, or an earlier one, has deferred. Null is not a fault.
+/// Drops a value that C owns, and then the owners that the drop, or an earlier one, has deferred. Null is allowed.
 ///
 /// # Safety
 ///

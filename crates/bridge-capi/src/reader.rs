@@ -1,4 +1,5 @@
-//! The consumer's side of a transfer: a reader in one stream, who holds a lease, bare or as a managed tensor of DLPack.
+//! The consumer's side of a transfer: a reader in one stream, which holds a lease, bare or as a managed tensor of
+//! DLPack.
 
 use crate::on_device::in_streams;
 use crate::status::refused;

@@ -8,7 +8,7 @@ use bridge_core::{MAX_NDIM, Result};
 use bridge_tensorflow::{Input, Session, SessionOptions};
 use std::ffi::{c_char, c_void};
 
-/// A tensor of the GraphDef that is replaced by the tensor that is fed.
+/// A tensor of the GraphDef that is replaced by the fed tensor.
 #[repr(C)]
 pub struct CInput {
     /// such as "x:0"
@@ -27,7 +27,7 @@ pub struct CSessionOptions {
     /// not 0: TensorFlow allocates nearly the whole GPU at once; 0: as the gpu_options of config say, and without them
     /// as memory is needed
     pub(crate) no_memory_growth: i32,
-    /// the largest share of a GPU that it allocates; 0 for no limit
+    /// the largest share of a GPU that it may allocate; 0 for no limit
     pub(crate) memory_fraction: f64,
     /// the GPUs that it uses; NULL for all
     pub(crate) visible_devices: *const u32,
@@ -54,7 +54,7 @@ pub struct CSession {
 
 /// # Safety
 ///
-/// The pointers are null, or to what the header says.
+/// The pointers are null, or point to what the header says.
 unsafe fn input(input: &CInput) -> Result<Input> {
     // SAFETY: the caller's obligations, here and below.
     let name = unsafe { text(input.name, "the name of an input") }?;

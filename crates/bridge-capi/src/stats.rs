@@ -1,4 +1,4 @@
-//! CCounts of the whole process.
+//! The counts of the process, for C.
 
 use crate::pointers::write;
 use crate::status::{Status, answer};
@@ -11,7 +11,7 @@ pub struct CCounts {
     pub(crate) leased: u64,
     /// views returned
     pub(crate) released: u64,
-    /// of those, how many wait for the device
+    /// how many of those wait for the device
     pub(crate) retired: u64,
     /// views whose memory is never reused, because the driver could not tell when it may be
     pub(crate) leaked: u64,

@@ -20,10 +20,10 @@ const _: () = assert!(TB_TICKET_BYTES == bridge_ipc::MAX_TICKET + 1);
 pub enum CWriting {
     /// private on the host, shared on a device
     Usual = 0,
-    /// each who opens it, for itself alone; not on a device
+    /// each process that opens it, only for itself; not on a device
     Private = 1,
     Never = 2,
-    /// all, and all see it
+    /// all processes, and all see the writes
     Shared = 3,
 }
 
@@ -36,9 +36,9 @@ pub struct COpened {
     tree: Option<CString>,
 }
 
-/// Shares tensors with other processes of this user, for a ticket that can be opened for so many seconds. Those on the
-/// host are copied once; a tensor that was opened from a ticket is passed on in place, unless it is private. Those on a
-/// CUDA device are shared in place, where their allocator allows that. tree is text for the process that opens the
+/// Shares tensors with other processes of this user, for a ticket that can be opened for this many seconds. Those on
+/// the host are copied once; a tensor that was opened from a ticket is passed on in place, unless it is private. Those
+/// on a CUDA device are shared in place, where their allocator allows that. tree is text for the process that opens the
 /// ticket, or NULL. writing is one of tb_writing. ticket has room for TB_TICKET_BYTES.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_share(

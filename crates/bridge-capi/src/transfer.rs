@@ -82,7 +82,7 @@ pub struct COptions {
     pub(crate) axis_count: usize,
 }
 
-/// How a tensor crosses.
+/// How a tensor is transferred.
 #[repr(C)]
 pub struct CReport {
     /// sizeof(tb_report), set by the caller
@@ -203,7 +203,7 @@ fn landed(device: Device, profile: &Profile, copied: bool) -> Device {
 ///
 /// # Safety
 ///
-/// `axes` is null, or to `count` numbers.
+/// `axes` is null, or points to `count` numbers.
 unsafe fn permutation(axes: *const i64, count: usize) -> Result<Option<Permutation>> {
     if axes.is_null() {
         return Ok(None);
@@ -237,7 +237,7 @@ unsafe fn requests(options: *const COptions) -> Result<Options> {
 ///
 /// # Safety
 ///
-/// `report` is null, or to a `tb_report` whose size is set.
+/// `report` is null, or points to a `tb_report` whose size is set.
 unsafe fn room_for(report: *mut CReport) -> Result<()> {
     // SAFETY: the caller's obligation.
     unsafe { right_size(report, "tb_report") }

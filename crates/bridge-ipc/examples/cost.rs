@@ -1,4 +1,4 @@
-//! What sharing costs on the host: the copy into memory that can be shared, the first open, and those after it.
+//! What sharing costs on the host: the copy into memory that can be shared, the first open, and later ones.
 //!
 //! ```sh
 //! cargo run --release -p truebridge-ipc --example cost

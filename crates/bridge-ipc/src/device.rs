@@ -1,8 +1,8 @@
 //! Memory of devices, and the order of the work on it across processes.
 //!
-//! A process has two streams of its own on each device: one for what it lends to others, one for what it has opened.
-//! Each has an event that other processes wait for. The memory that is lent is read in the first, so that core's
-//! release makes its owner wait for what the first waits for; the memory that was opened is owned by the second.
+//! A process has two streams of its own on each device: one for what it shares with others, one for what it has opened.
+//! Each has an event that other processes wait for. Shared memory is read in the first stream, so that core's release
+//! makes the owner wait for what that stream waits for. Opened memory is owned by the second.
 
 mod slot;
 
@@ -22,9 +22,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 /// What a stream is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
-    /// It waits for the owners of what is lent, and for those who give it back.
+    /// It waits for the owners of what is shared, and for the processes that give it back.
     Lends,
-    /// It waits for those who lend, and for the readers here.
+    /// It waits for the processes that share, and for the readers here.
     Opens,
 }
 
@@ -133,15 +133,15 @@ pub(crate) struct Lending {
     pub(crate) named: Arc<Named>,
 }
 
-/// What tells a piece of memory from all others: a random number of the process that lends it, and a name that no other
-/// memory has there, also not after it was freed.
+/// Identifies a piece of memory: a random number of the process that shares it, and a name that no other memory has
+/// there, not even after it was freed.
 type Name = (Hex<16>, Vec<u8>);
 
-/// The name of memory that this process lends, as long as it does.
+/// The name of memory that this process shares, as long as it does.
 #[derive(Debug)]
 pub(crate) struct Named(Name);
 
-/// The addresses of what this process lends, and how often it does: it does not open its own.
+/// The addresses of what this process shares, and how often: it does not open its own memory.
 static OWN: Own<BTreeMap<Name, (Range<usize>, usize)>> = Own::new();
 
 impl Named {
@@ -162,7 +162,7 @@ impl Drop for Named {
     }
 }
 
-/// Returns what tells the names of this process's allocations from those of others.
+/// Returns the random number that distinguishes the names of this process's allocations from those of others.
 fn this_process() -> Result<Hex<16>> {
     static NUMBER: OnceLock<Hex<16>> = OnceLock::new();
     match NUMBER.get() {
@@ -178,10 +178,10 @@ fn name_of(segment: &Segment) -> Result<Name> {
     };
     match segment {
         Segment::Handle { process, handle, number, .. } => Ok((*process, with_numbers(&handle.0, &[*number]))),
-        // The name of an allocation that was freed may be given again, but it is closed before it is freed.
+        // The name of a freed allocation may be used again, but the allocation is closed before it is freed.
         Segment::Pool { process, pointer, .. } => Ok((*process, pointer.0.into())),
         Segment::Files { process, parts, .. } => {
-            // One byte more than numbers have: no other name is as long.
+            // One byte longer than a number: no other name is as long.
             let numbers: Vec<u64> = parts.iter().map(|(_, number)| *number).collect();
             Ok((*process, with_numbers(&[0], &numbers)))
         }
@@ -197,7 +197,7 @@ pub(crate) fn lending(device: Device, hull: &Range<usize>) -> Result<Option<Lend
     let (driver, uuid) = (sharing()?, lane(device, Role::Lends)?.uuid);
     let Some(Outlet { way, range, numbers }) = driver.outlet(device, hull)? else { return Ok(None) };
     let (nbytes, writing, mut files) = (range.len(), Writing::Shared, Vec::new());
-    // Without numbers every share has a name of its own.
+    // Without numbers each share has its own name.
     let process = if numbers.is_some() { this_process()? } else { Hex(random()?) };
     let mut numbers = numbers.unwrap_or_default().into_iter();
     let mut number = || numbers.next().unwrap_or_default();
@@ -264,7 +264,7 @@ struct Retired {
     then: Then,
 }
 
-/// What becomes of the memory when the work on it has run.
+/// What happens to the memory when the work on it has run.
 enum Then {
     Leave(Arc<Slot>),
     Free(usize),
@@ -310,7 +310,7 @@ unsafe impl DeviceBuffer for Retired {
     }
 }
 
-/// Returns what the driver calls memory. It may call memory the same that is allocated when other memory was freed.
+/// Returns the driver's name of memory. Memory that is allocated after other memory was freed may get the same name.
 fn called(segment: &Segment, name: &Name) -> Vec<u8> {
     match segment {
         Segment::Handle { handle, .. } => handle.0.into(),
@@ -365,7 +365,7 @@ fn copies(files: &[Arc<OwnedFd>]) -> Result<Vec<OwnedFd>> {
 }
 
 /// Memory of a device that this process has allocated to share copies. It is freed after the work in the stream for
-/// what is lent.
+/// what is shared.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
     device: Device,

@@ -3,7 +3,7 @@
 //! A process puts tensors of any framework into a [`Parcel`] and shares it through its [`Exporter`], for a [`Ticket`]:
 //! a line of text. Another process [`open`]s the ticket, and finds the tensors in place, for any framework of its own.
 //! The first process keeps the memory until the ticket has expired and every process that opened it has dropped the
-//! tensors, or has died.
+//! tensors or has ended.
 //!
 //! ```
 //! use bridge_core::{HostOnly, Options, Ordering, transfer};
@@ -47,8 +47,8 @@
 //! # Who may open
 //!
 //! The socket lies in a folder that this user alone may enter, and a ticket has 128 random bits. The system says which
-//! user is at the other end, and both ends refuse all that are not named ([`process::configure`]). A process that has a
-//! ticket sees the tensors of its share, and nothing else of the process.
+//! user is at the other end, and both ends refuse all that are not named ([`process::configure`]). A process with a
+//! ticket sees the tensors of its share, and nothing else of the process that shares.
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

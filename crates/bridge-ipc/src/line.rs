@@ -1,4 +1,4 @@
-//! The end of a socket that asks.
+//! The end of a socket that sends questions.
 
 mod errors;
 mod program;
@@ -34,13 +34,13 @@ use turn::{Taken, Turn};
 /// Time for an answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long an answer is looked for before the thread sleeps: it takes less time than to be woken.
+/// How long a thread polls for an answer before it sleeps: less time than waking it takes.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Bytes that are read at once.
+/// Bytes of one read.
 const CHUNK: usize = 16 << 10;
 
-/// The most bytes that are read of a process before the program goes on, although it sends more.
+/// The most bytes that are read from a process before the program goes on, even if it sends more.
 const MOST_AT_ONCE: usize = 4 << 20;
 
 /// No time at all.
@@ -48,10 +48,10 @@ const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// What comes in.
 pub(crate) trait Reply: DeserializeOwned {
-    /// Returns why the other process refuses something, if this says so.
+    /// Returns why the other process refuses a request, if this is a refusal.
     fn refusal(&self) -> Option<Why>;
 
-    /// Whether this comes unasked.
+    /// Whether this is a notice: it answers no question.
     fn is_notice(&self) -> bool;
 
     /// Returns how many descriptors come with it.
@@ -62,23 +62,23 @@ pub(crate) trait Reply: DeserializeOwned {
 
 /// A connection that asks one question at a time.
 ///
-/// Questions have numbers, and answers have those of their questions. What was asked and not answered in time is
-/// answered later: such an answer is told by its number.
+/// Questions have numbers, and answers have those of their questions. A question that was not answered in time may be
+/// answered later: the number identifies such an answer.
 pub(crate) struct Line<R> {
     socket: UnixStream,
     /// Becomes readable when that process ends, whose forks may keep the socket open.
     process: Option<OwnedFd>,
-    /// The process that made the connection: one that it forks must not use it.
+    /// The process that made the connection. Its forks must not use it.
     own: u32,
     read: Turn<Incoming<R>>,
-    /// Why nothing more comes, also for threads that do not read.
+    /// Why no more messages come, also for threads that do not read.
     ended: Arc<OnceLock<End>>,
     unsent: Mutex<Unsent>,
 }
 
-/// Hears the answer to a question, and whether the thread that has asked takes it: not where it has given up, or
-/// descriptors were lost. It runs under a lock. Without an answer it is dropped: at the end of the connection, or where
-/// nothing was asked.
+/// Receives the answer to a question, and whether the thread that asked takes it: it does not if it has given up, or if
+/// descriptors were lost. Runs under a lock. It is dropped without an answer when the connection ends, or if the
+/// question was not sent.
 type Hears<R> = Box<dyn FnOnce(&R, bool) + Send>;
 
 /// What has come in.
@@ -88,12 +88,12 @@ struct Incoming<R> {
     files: Option<Came>,
     /// The number of the last question that was answered. Answers come in the order of the questions.
     answered: u64,
-    /// What hears the answers to the questions after it.
+    /// The receivers of the answers to the questions after it.
     waiting: VecDeque<Hears<R>>,
     ended: Arc<OnceLock<End>>,
 }
 
-/// Bytes of frames that the socket has not taken yet. They go out in their order, each frame whole.
+/// Bytes of frames that the socket has not accepted yet. They are sent in order, each frame whole.
 #[derive(Default)]
 struct Unsent {
     bytes: Vec<u8>,
@@ -101,7 +101,8 @@ struct Unsent {
     has_thread: bool,
 }
 
-/// Returns a socket that never blocks, connected to this path. A process that accepts no connections is given time.
+/// Returns a socket that never blocks, connected to this path. A process that does not accept connections yet gets time
+/// to do so.
 fn connected(path: &Path) -> Result<UnixStream> {
     let until = now() + PATIENCE;
     loop {
@@ -144,14 +145,14 @@ impl<R: Reply> Incoming<R> {
         }
     }
 
-    /// Ends the connection. What waits for answers hears none.
+    /// Ends the connection. Pending questions get no answer.
     fn end(&mut self, end: End) {
         // The first reason stays.
         let _ = self.ended.set(end);
         self.waiting.clear();
     }
 
-    /// Returns what hears the answer to the question of this number, if that is the next one to be answered.
+    /// Returns the receiver of the answer to this question, if that is the next one to be answered.
     fn answer_to(&mut self, number: u64) -> Option<Hears<R>> {
         let is_next = number == self.answered + 1;
         let hears = is_next.then(|| self.waiting.pop_front()).flatten()?;
@@ -204,24 +205,25 @@ impl<R: Reply + Send + 'static> Line<R> {
         }
     }
 
-    /// Passes what has come unasked to `see`, which runs under a lock. In a fork, nothing has come.
+    /// Passes the notices that have come to `see`, which runs under a lock. In a forked process there are none.
     ///
     /// # Errors
     ///
     /// The error that ends the connection, if it has ended.
     pub(crate) fn notices(&self, see: impl FnMut(R)) -> Result<()> {
-        // What is read here would be lost to the process that made the connection, and its lock may be held for good.
+        // What is read here would be lost to the process that made the connection, and its lock may be held for ever.
         if self.is_elsewhere() {
             return if self.has_ended() { Err(End::Closed.error()) } else { Ok(()) };
         }
-        // Another thread that waits for an answer reads what comes meanwhile.
+        // Another thread that waits for an answer reads the messages meanwhile.
         match self.read.try_lock() {
             Some(incoming) => self.noticed(incoming, see),
             None => self.alive(),
         }
     }
 
-    /// Waits for what comes unasked, and passes it to `see`, which runs under a lock. Another thread may ask meanwhile.
+    /// Waits for notices, and passes them to `see`, which runs under a lock. Another thread may send a question
+    /// meanwhile.
     pub(crate) fn attend(&self, see: impl FnMut(R)) -> Result<()> {
         self.wait(PollFlags::IN, now() + PATIENCE);
         self.noticed(self.read.lock(), see)
@@ -240,8 +242,8 @@ impl<R: Reply + Send + 'static> Line<R> {
         self.ended.get().map_or(Ok(()), |end| Err(end.error()))
     }
 
-    /// Asks, and waits until `until` for the answer and its descriptors. Passes what comes unasked before it to `see`,
-    /// which runs under a lock. `hears` is called with the answer whenever that comes.
+    /// Sends a question, and waits until `until` for the answer and its descriptors. Passes notices that come before it
+    /// to `see`, which runs under a lock. `hears` is called with the answer whenever that comes.
     ///
     /// # Errors
     ///
@@ -255,7 +257,7 @@ impl<R: Reply + Send + 'static> Line<R> {
     ) -> Result<(R, Vec<OwnedFd>)> {
         self.check()?;
         let incoming = match is_asking() {
-            // The wait that is interrupted may be for this very connection.
+            // The interrupted wait may be for this connection.
             true => self.read.try_lock(),
             false => self.read.wait(until)?,
         };
@@ -276,7 +278,7 @@ impl<R: Reply + Send + 'static> Line<R> {
         }
     }
 
-    /// Asks a question whose answer may take long, as the only one.
+    /// Sends a question whose answer may take long, and which is the only one of the connection.
     pub(crate) fn start(&self, question: &impl Serialize) -> Result<()> {
         self.check()?;
         self.put(&mut self.read.lock(), question, Box::new(|_, _| ()))?;
@@ -291,7 +293,7 @@ impl<R: Reply + Send + 'static> Line<R> {
         Ok(found.map(|(answer, _)| answer))
     }
 
-    /// Puts a question after what was not sent yet. Returns its number.
+    /// Queues a question after what was not sent yet. Returns its number.
     fn put(&self, incoming: &mut Incoming<R>, question: &impl Serialize, hears: Hears<R>) -> Result<u64> {
         self.alive()?;
         incoming.waiting.push_back(hears);
@@ -311,7 +313,7 @@ impl<R: Reply + Send + 'static> Line<R> {
         let asleep = now() + SPIN;
         loop {
             let sent = self.flush(&mut locked(&self.unsent));
-            // Of a connection that was refused, the refusal can be read although nothing can be sent.
+            // The refusal of a connection can be read even though nothing can be sent.
             if let Some((answer, files)) = self.take_in(incoming, Some(number), see)? {
                 return answer.refusal().map_or(Ok(Some((answer, files))), |why| Err(refused(why)));
             }
@@ -417,23 +419,23 @@ impl<R: Reply + Send + 'static> Line<R> {
         Ok(true)
     }
 
-    /// Says what has no answer, without waiting. Where the socket is full, a thread waits.
+    /// Sends a message that has no answer, without waiting. If the socket is full, a thread waits.
     pub(crate) fn say(self: &Arc<Self>, message: &impl Serialize) {
         if self.is_elsewhere() {
             return;
         }
         let mut unsent = locked(&self.unsent);
         unsent.bytes.extend(frame(UNASKED, message));
-        // A process that has ended needs no word.
+        // A process that has ended needs no message.
         if matches!(self.flush(&mut unsent), Ok(false)) && !unsent.has_thread {
             let line = Arc::clone(self);
-            // Without a thread, the next question sends it, or the end of this process says it.
+            // Without a thread, the next question sends it, or the end of this process implies it.
             let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(move || line.drain());
             unsent.has_thread = thread.is_ok();
         }
     }
 
-    /// Sends what is left, as long as the process is there.
+    /// Sends the rest, as long as the process lives.
     fn drain(&self) {
         loop {
             self.wait(PollFlags::OUT, now() + PATIENCE);
@@ -447,7 +449,7 @@ impl<R: Reply + Send + 'static> Line<R> {
 }
 
 impl<R> Line<R> {
-    /// Ends the connection, although forks of this process still have its socket.
+    /// Ends the connection, even if forks of this process still have its socket.
     pub(crate) fn close(&self) {
         if self.own == sync::process() {
             let _ = self.socket.shutdown(Shutdown::Both);

@@ -34,7 +34,7 @@ pub(crate) struct Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let len = self.bytes.len().max(1);
-        // SAFETY: this is a whole mapping of `map`, unmapped once. Who used its addresses kept the mapping.
+        // SAFETY: this is a whole mapping of `map`, unmapped once. Every user of its addresses kept the mapping.
         let _ = unsafe { munmap(ptr::with_exposed_provenance_mut(self.bytes.start), len) };
     }
 }
@@ -52,11 +52,11 @@ impl Mapping {
 ///
 /// [`ErrorKind::OutOfMemory`]: all of it is taken now, so that no write fails later.
 pub(crate) fn create(nbytes: usize) -> Result<(OwnedFd, Mapping)> {
-    // The system does not refuse too much of such memory, but ends processes to get it.
+    // The system does not refuse too much of such memory. It kills processes to get it.
     if available().is_some_and(|free| nbytes as u64 > free) {
         return Err(failed(&format!("no shared memory for {nbytes} bytes"))(Errno::NOMEM));
     }
-    // A mapping of no bytes is none.
+    // A mapping of 0 bytes does not exist.
     let file = taken(nbytes.max(1) as u64)?;
     let mapping = map(&file, nbytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)?;
     Ok((file, mapping))
@@ -116,8 +116,8 @@ fn copied(file: &OwnedFd) -> Result<OwnedFd> {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Protocol`] for a file that is shorter than `nbytes` or may become so, because the system ends a process
-/// that reads past its end, and for one that may change although its writes are not shared.
+/// [`ErrorKind::Protocol`] for a file that is shorter than `nbytes` or may become so, because the system kills a
+/// process that reads past its end, and for one that may change although its writes are not shared.
 pub(crate) fn open(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<Mapping> {
     let fixed = if writing == Writing::Shared { SealFlags::SHRINK } else { SealFlags::SHRINK | SealFlags::WRITE };
     let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(fixed));
@@ -141,7 +141,7 @@ fn map(file: &impl AsFd, nbytes: usize, access: ProtFlags, kind: MapFlags) -> Re
     Ok(Mapping { bytes: start..start + nbytes })
 }
 
-/// Returns what makes an error of the system's.
+/// Returns a function that makes an error of this library from one of the system.
 pub(crate) fn failed(what: &str) -> impl Fn(Errno) -> Error + '_ {
     move |errno| {
         let (kind, advice) = match errno {
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(create(1 << 52).unwrap_err().kind(), ErrorKind::OutOfMemory);
     }
 
-    /// As a fork has it that was made while the memory was written.
+    /// As a process has it that was forked while the memory was written.
     #[test]
     fn memory_is_sealed_although_it_is_mapped_elsewhere() {
         let (file, mapping) = create(3).unwrap();

@@ -1,6 +1,6 @@
 //! Models of connections, which shuttle runs under many schedules: see `cargo xtask audit`.
 //!
-//! Exporter, importer and names are the real ones: questions, answers, notices, time that is over, interrupts and forks.
+//! Exporter, importer and names are the real ones, with questions, answers, notices, timeouts, interrupts and forks.
 
 use crate::sync::{begin as begin_process, fork, lost, thread};
 use crate::{Client, Exporter, Ipc, IpcTensor, Limits, Names, Parcel, Settings, Ticket, Writing, open, while_waiting};
@@ -59,7 +59,7 @@ fn one(ticket: &Ticket) -> Result<IpcTensor> {
     Ok(open(ticket)?.tensors.remove(0))
 }
 
-/// Opens, also where time is over.
+/// Opens, also after a timeout.
 fn surely(ticket: &Ticket) -> IpcTensor {
     loop {
         if let Some(opened) = perhaps(ticket) {
@@ -77,7 +77,7 @@ fn given_up(error: Error) {
     assert!(matches!(error.kind(), ErrorKind::Busy | ErrorKind::Framework), "{error}");
 }
 
-/// Lets the other threads go on until this is so.
+/// Lets the other threads run until the condition holds.
 fn until(is_so: impl Fn() -> bool) {
     while !is_so() {
         thread::yield_now();
@@ -109,7 +109,7 @@ fn each_answer_is_that_of_its_question() {
             })
         });
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        // All questions before this one are answered, and what came too late is given back.
+        // All questions before this one are answered, and leases that came too late are returned.
         drop(surely(&tickets[0]));
         until(|| anchor.check().is_ok() && exporter.held().leases <= 1);
         assert_eq!((byte(&anchor), exporter.held().leases), (0, 1));
@@ -135,8 +135,8 @@ fn each_view_hears_that_it_is_revoked_and_no_other_does() {
     });
 }
 
-/// The threads of its parent are lost wherever they wait, with the locks that they hold. The fork opens for itself, and
-/// what is said to its parent stays for that.
+/// The fork loses the threads of its parent where they wait, with the locks that they hold. It opens tickets for
+/// itself, and messages for its parent stay for the parent.
 #[test]
 fn a_fork_waits_for_no_lost_thread_and_takes_nothing() {
     let folder = Folder::new();
@@ -176,7 +176,8 @@ fn a_fork_waits_for_no_lost_thread_and_takes_nothing() {
     });
 }
 
-/// Versions of one name from two threads, some of them given up: what is shared in the end is what a name stands for.
+/// Versions of one name from two threads, some of them given up: in the end exactly the versions that the name stands
+/// for are shared.
 #[test]
 fn a_put_is_listed_or_ended() {
     let folder = Folder::new();

@@ -26,15 +26,14 @@ const MAX_TENSORS: usize = 1 << 16;
 
 /// Tensors that one ticket will open together.
 ///
-/// A tensor that lies in memory which another process shares with this one already is taken in place, unless this
-/// process may have changed it for itself alone. Every other tensor on the host is copied once, into memory that can be
-/// shared.
+/// A tensor in memory that another process already shares with this one is taken in place, unless this process may have
+/// changed it only for itself. Every other tensor on the host is copied once, into memory that can be shared.
 pub struct Parcel {
     writing: Option<Writing>,
     segments: Vec<Part>,
     tensors: Vec<Described>,
     transfers: Vec<Transfer>,
-    /// The tensors that lie in segments which they keep.
+    /// The tensors, which keep the segments that they lie in.
     owners: Vec<Box<dyn Any + Send + Sync>>,
     /// The streams in which the owners of device memory work.
     streams: Vec<(Device, Stream)>,
@@ -49,7 +48,7 @@ bridge_core::debug_fields!(impl[] Parcel: writing, bytes);
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Road {
-    /// In place: it is memory of another process, and passed on.
+    /// In place: it is memory of another process, which is passed on.
     Passed,
     /// In place, by a handle of the driver for the block of the allocator.
     Handle,
@@ -90,19 +89,19 @@ pub fn road<F>(from: &dyn Adapter<Tensor = F>, tensor: &F) -> Result<Road> {
 /// A segment of a parcel.
 enum Part {
     Fresh(Arc<Arena>),
-    /// One of another process, by its lease and its number there.
+    /// One of another process, by its lease and its number in that process.
     Foreign(Arc<Import>, usize),
     /// Memory of a device.
     Lending(Lending),
 }
 
-/// Where a tensor is shared from.
+/// The memory that a tensor is shared from.
 enum Place {
-    /// Where it lies: in a segment, which begins at this address.
+    /// Its own memory, in a segment that begins at this address.
     There(usize, usize),
-    /// From a copy on its device.
+    /// A copy on its device.
     Device,
-    /// From a copy on the host, of so many bytes.
+    /// A copy on the host, of this many bytes.
     Host(usize),
 }
 
@@ -152,7 +151,7 @@ impl Parcel {
                 }
                 Place::Device => {
                     let (copy, done) = copied(Room::Device)?;
-                    // Also where it has no elements, the memory says which device it is on.
+                    // Even without elements, the memory says which device it is on.
                     let bytes = copy.data()..copy.data() + copy.layout().nbytes().max(1);
                     let (segment, start) = parcel.lendable(&ipc.export(&copy)?, &bytes)?.ok_or_else(|| {
                         let text = "the driver lends no memory to other processes: share a copy on the host";
@@ -173,7 +172,7 @@ impl Parcel {
         Ok(parcel)
     }
 
-    /// Returns where each tensor is shared from, and takes memory for all copies on the host.
+    /// Returns the memory that each tensor is shared from, and allocates memory for all copies on the host.
     fn places<F>(
         &mut self,
         tensors: &[(&dyn Adapter<Tensor = F>, &F)],
@@ -262,7 +261,7 @@ impl Parcel {
     fn foreign(&mut self, lent: &Lent) -> Option<(usize, usize)> {
         let (import, number) = importer::containing(lent)?;
         let open = import.segment(number);
-        // Of a private mapping only this process sees what it has written.
+        // Only this process sees what it has written to a private mapping.
         let as_is = match (open.segment.writing(), self.asked_of(open.device())) {
             (Writing::Never, asked) => asked != Writing::Shared,
             (Writing::Shared, asked) => asked == Writing::Shared,
@@ -280,7 +279,7 @@ impl Parcel {
         Some((at, start))
     }
 
-    /// Returns the number of a fresh segment with room for so many bytes.
+    /// Returns the number of a fresh segment with room for this many bytes.
     fn room(&mut self, nbytes: usize) -> Result<(usize, Arc<Arena>)> {
         let mut fresh = self.segments.iter().enumerate().filter_map(|(n, part)| match part {
             Part::Fresh(arena) => Some((n, arena)),
@@ -313,13 +312,13 @@ impl Parcel {
         self.tensors.push(Described { segment, offset, dtype: tensor.dtype(), shape, strides });
     }
 
-    /// Shares the tensors, for a ticket that expires after `time`. `tree` says how they lie in a tree, in words for
-    /// the process that opens the ticket.
+    /// Shares the tensors, for a ticket that expires after `time`. `tree` is text for the process that opens the
+    /// ticket, which describes their tree.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Busy`] where the limits of `exporter` are reached, [`ErrorKind::Argument`] for a tree of more than
-    /// a mebibyte or a time that never ends, and errors of the system.
+    /// a mebibyte or an infinite time, and errors of the system.
     pub fn share(self, exporter: &Exporter, time: Duration, tree: Option<String>) -> Result<Ticket> {
         if tree.as_ref().is_some_and(|tree| tree.len() > MAX_TREE) {
             let text = format!("the tree takes more than {MAX_TREE} bytes to describe: share it in parts");
@@ -341,7 +340,7 @@ impl Parcel {
     }
 }
 
-/// Returns a segment as others will see it, with its descriptors.
+/// Returns a segment as other processes will see it, with its descriptors.
 fn finished(part: Part, writing: Option<Writing>) -> Result<(Segment, Vec<Arc<OwnedFd>>)> {
     match part {
         Part::Foreign(import, number) => {

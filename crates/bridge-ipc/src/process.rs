@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 pub use crate::settings::users;
 
-/// The exporter of this process. A fork makes one of its own: what its parent's keeps belongs to the parent, too.
+/// The exporter of this process. A forked process makes one of its own: what its parent's exporter keeps belongs to the
+/// parent.
 static EXPORTER: Own<Option<Arc<Exporter>>> = Own::new();
 
 /// Returns the exporter of this process, which the first call makes. A fork makes one of its own.
@@ -29,7 +30,7 @@ pub fn exporter_if_any() -> Option<Arc<Exporter>> {
     EXPORTER.lock().clone()
 }
 
-/// Says how the exporter of this process is to be made, and which users this process accepts.
+/// Sets how the exporter of this process is made, and which users this process accepts.
 ///
 /// # Errors
 ///
@@ -45,7 +46,7 @@ pub fn configure(settings: Settings) -> Result<()> {
 
 /// Ends all shares of this process, and its socket. The next share begins anew.
 pub fn close() {
-    // Without the lock: its thread ends first.
+    // Not under the lock: its thread ends first.
     let exporter = EXPORTER.lock().take();
     drop(exporter);
 }

@@ -1,4 +1,4 @@
-//! The thread of a socket: connections, and what they are answered.
+//! The thread of a socket: connections, and the answers to their questions.
 
 mod served;
 
@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// The most bytes that are read of one connection before the others have their turn.
+/// The most bytes that are read from one connection before the others have their turn.
 const TURN: usize = 4096;
 
-/// The most bytes that wait for all processes together, as long as they do not read.
+/// The most bytes that wait for all processes together while these do not read.
 const MOST_UNREAD: usize = 64 << 20;
 
 /// Silence after which a connection that holds nothing makes room for another.
@@ -37,9 +37,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// A connection.
 pub(crate) type Peer = u64;
 
-/// What a socket is for: a state that requests change. It is used on the thread of the socket alone.
+/// The purpose of a socket: a state that requests change. It is used only on the thread of the socket.
 pub(crate) trait Service: Send + 'static {
-    /// What processes ask for.
+    /// The requests of processes.
     type Request: DeserializeOwned + Send;
 
     /// Enters a connection.
@@ -48,14 +48,14 @@ pub(crate) trait Service: Send + 'static {
     /// Returns whether a request has an answer.
     fn is_question(request: &Self::Request) -> bool;
 
-    /// Does what a connection asks for. An error is said to it, and ends it.
-    /// `number` is the one of the question, which goes with its answer.
+    /// Handles the request of a connection. An error is sent to the connection, and ends it. `number` is that of the
+    /// question, and is sent with its answer.
     fn answer(&mut self, peer: Peer, number: u64, request: Self::Request, out: &mut Vec<Letter>) -> Result<(), Why>;
 
-    /// Returns whether a connection has what would be lost with it.
+    /// Returns whether a connection has state that would be lost with it.
     fn keeps(&self, peer: Peer) -> bool;
 
-    /// Returns whether a connection holds what its process may still use after it has closed it.
+    /// Returns whether a connection holds memory that its process may still use after it has closed the connection.
     fn holds(&self, peer: Peer) -> bool;
 
     /// Forgets a connection that has ended.
@@ -71,7 +71,7 @@ pub(crate) trait Service: Send + 'static {
     fn refusal(why: Why) -> Vec<u8>;
 }
 
-/// What goes with a frame, and lives until that is sent.
+/// What is sent with a frame, and lives until then.
 pub(crate) trait Enclosed: Send + Sync {
     /// Returns the descriptors, in their order.
     fn files(&self) -> &[Arc<OwnedFd>];
@@ -81,7 +81,7 @@ pub(crate) trait Enclosed: Send + Sync {
 pub(crate) struct Letter {
     pub(crate) to: Peer,
     pub(crate) bytes: Vec<u8>,
-    /// What has the descriptors that go with the first byte.
+    /// The owner of the descriptors that are sent with the first byte.
     pub(crate) enclosed: Option<Arc<dyn Enclosed>>,
 }
 
@@ -91,13 +91,13 @@ impl Letter {
         Self { to, bytes: frame(number, message), enclosed: None }
     }
 
-    /// Returns what is said unasked.
+    /// Returns a notice.
     pub(crate) fn notice(to: Peer, message: &impl Serialize) -> Self {
         Self::answer(to, UNASKED, message)
     }
 }
 
-/// What wakes and stops the thread of a socket.
+/// Wakes and stops the thread of a socket.
 pub(crate) struct Bell {
     event: OwnedFd,
     stopped: AtomicBool,
@@ -125,7 +125,8 @@ pub(crate) struct Serving {
 }
 
 impl Serving {
-    /// Starts the thread. `users` may connect beside the user of this process, and so many connections are allowed.
+    /// Starts the thread. `users` may connect as well as the user of this process, and this many connections are
+    /// allowed.
     pub(crate) fn start<S: Service>(
         listener: UnixListener,
         service: S,
@@ -166,8 +167,7 @@ struct Server<S: Service> {
     connections: usize,
     bell: Arc<Bell>,
     served: BTreeMap<Peer, Served<S::Request>>,
-    /// Connections that were closed, and whose processes have not ended yet: work of theirs may still use what they
-    /// hold.
+    /// Connections that were closed before their processes ended: work of these may still use what they hold.
     ending: BTreeMap<Peer, OwnedFd>,
     /// When connections are accepted again.
     paused: Option<Instant>,
@@ -200,7 +200,7 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Ends a connection. What its process holds is kept until the process has ended, as far as that can be seen.
+    /// Ends a connection. What its process holds is kept until the process has ended, if this process can see that.
     fn end(&mut self, peer: Peer, ended: bool, letters: &mut Vec<Letter>) {
         let waiting = self.ending.remove(&peer).is_some();
         let process = self.served.remove(&peer).map(|served| served.process);
@@ -211,8 +211,8 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Sends letters, as far as the sockets take them now. The connection for which most bytes wait is ended where too
-    /// many wait in all.
+    /// Sends as much of the letters as the sockets accept now. If too many bytes wait in all, ends the connection with
+    /// the most of them.
     fn deliver(&mut self, letters: &mut Vec<Letter>) {
         while !letters.is_empty() {
             let mut lost = Vec::new();
@@ -237,7 +237,7 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Waits until something is to be done. Returns whether the thread was woken, whether a process calls, and the
+    /// Waits until there is something to do. Returns whether the thread was woken, whether a process connects, and the
     /// connections that are ready, with whether their process has ended.
     fn wait(&mut self) -> (bool, bool, Vec<(Peer, bool)>) {
         let now = now();
@@ -245,7 +245,7 @@ impl<S: Service> Server<S> {
         let until = self.service.deadline().into_iter().chain(self.paused).min();
         let timeout = until.map(|until| until.saturating_duration_since(now));
         let mut asked = vec![PollFd::new(&self.bell.event, PollFlags::IN)];
-        // Without events a descriptor is only reported when it is broken.
+        // Without events a descriptor is reported only when it is broken.
         let calls = if self.paused.is_some() { PollFlags::empty() } else { PollFlags::IN };
         asked.push(PollFd::new(&self.listener, calls));
         let mut peers = Vec::with_capacity(2 * self.served.len());
@@ -273,7 +273,7 @@ impl<S: Service> Server<S> {
         (woken, called, ready)
     }
 
-    /// Accepts connections, and checks who calls.
+    /// Accepts connections, and checks the callers.
     fn accept(&mut self, letters: &mut Vec<Letter>) {
         for _ in 0..CALLERS {
             let socket = match self.listener.accept() {
@@ -305,8 +305,8 @@ impl<S: Service> Server<S> {
         Ok(())
     }
 
-    /// Returns whether another connection is allowed. One process, and one other user, has half of them at most. Where
-    /// there is no room, a connection that holds nothing and has been silent for long is refused in its favour.
+    /// Returns whether another connection is allowed. One process, and one other user, has half of them at most. If
+    /// there is no room, a connection that holds nothing and has been silent for long is ended instead.
     fn has_room(&mut self, caller: Caller, letters: &mut Vec<Letter>) -> bool {
         let alike = self.served.values().filter(|served| served.caller.is_like(&caller)).count();
         let own = alike >= self.connections.div_ceil(2);
@@ -323,14 +323,15 @@ impl<S: Service> Server<S> {
         true
     }
 
-    /// Does what a process has sent, and reads what it sends. `None`: the connection has ended, or breaks the protocol.
+    /// Handles the requests that a process has sent, and reads more. `None`: the connection has ended, or breaks the
+    /// protocol.
     fn attend(&mut self, peer: Peer, letters: &mut Vec<Letter>) -> Option<()> {
         let mut has_read = false;
         if let Some(served) = self.served.get_mut(&peer) {
             served.flush()?;
         }
         loop {
-            // It may have been ended in favour of another one, or for what waits for it.
+            // It may have been ended for another one, or because too many bytes wait for it.
             let Some(served) = self.served.get_mut(&peer) else { return Some(()) };
             let request = served.question.take().map_or_else(|| served.frames.next(), |question| Ok(Some(question)));
             let done = match request {
@@ -340,7 +341,7 @@ impl<S: Service> Server<S> {
                     served.read()?;
                     continue;
                 }
-                // What has an answer has a number, and nothing else has.
+                // A request has a number exactly if it has an answer.
                 Ok(Some((number, request))) if S::is_question(&request) != (number != UNASKED) => Err(Why::Protocol),
                 Ok(Some((number, question))) if number != UNASKED && served.is_behind() => {
                     served.question = Some((number, question));
@@ -361,7 +362,7 @@ impl<S: Service> Server<S> {
     }
 }
 
-/// Says to a process why it is refused. A socket through which nothing has gone has room for a short answer.
+/// Tells a process why it is refused. A socket that has sent nothing has room for a short answer.
 fn refuse<S: Service>(socket: &UnixStream, why: Why) {
     let _ = socket::send(socket, &S::refusal(why), &[]);
 }
@@ -374,7 +375,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::sync::atomic::AtomicUsize;
 
-    /// Counts what is asked, and answers questions with as many bytes.
+    /// Counts the requests, and answers questions with `answer` bytes.
     #[derive(Default)]
     struct Counts {
         asked: usize,
@@ -445,7 +446,7 @@ mod tests {
             (self.service.joined, other)
         }
 
-        /// Does what is due for a connection, as the thread does it.
+        /// Does what is due for a connection, as the thread does.
         fn serve(&mut self, peer: Peer) {
             let mut letters = Vec::new();
             if self.attend(peer, &mut letters).is_none() {

@@ -1,4 +1,4 @@
-//! How this process shares, and with whom.
+//! How this process shares, and with which users.
 
 use rustix::process::geteuid;
 use std::path::PathBuf;
@@ -12,15 +12,15 @@ pub struct Settings {
     /// `TRUEBRIDGE_IPC` names it, else it is `truebridge` in `XDG_RUNTIME_DIR`, unless there are other users, else
     /// one of this user in `/tmp`.
     pub folder: Option<PathBuf>,
-    /// The most that others may hold.
+    /// The most that other processes may hold.
     pub limits: Limits,
-    /// Users, by number, who may open shares beside the one of this process. The folder must let them in, too (mode
-    /// 711). In [`process::configure`](crate::process::configure) they are also the users whose processes this one
-    /// connects to.
+    /// Users, by number, who may open shares as well as the user of this process. The folder must let them in, too
+    /// (mode 711). In [`process::configure`](crate::process::configure) they are also the users whose processes this
+    /// one connects to.
     pub users: Vec<u32>,
 }
 
-/// How much a process lets others hold.
+/// How much a process lets other processes hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// The most connections. One process has half of them at most, and so has one user other than that of this process.
@@ -39,22 +39,22 @@ impl Default for Limits {
     }
 }
 
-/// What was configured, which forks have as well. It is replaced and never freed, so that it needs no lock.
+/// The configured settings, which forks inherit. They are replaced and never freed, so that they need no lock.
 static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(ptr::null_mut());
 
-/// Returns what was configured.
+/// Returns the configured settings.
 pub(crate) fn of_this_process() -> Settings {
     // SAFETY: it is null, or comes from the leaked box of `set`, which is never freed or borrowed mutably.
     unsafe { SETTINGS.load(Ordering::Acquire).as_ref() }.cloned().unwrap_or_default()
 }
 
-/// Replaces what was configured.
+/// Replaces the configured settings.
 pub(crate) fn set(settings: Settings) {
     SETTINGS.store(Box::into_raw(Box::new(settings)), Ordering::Release);
 }
 
-/// Returns the users whom this process accepts beside its own, by number: the ones of the [`Settings`] that were
-/// configured. They may open what [`exporter`](crate::process::exporter) shares, and this process opens what theirs share.
+/// Returns the users whom this process accepts as well as its own, by number: those of the configured [`Settings`].
+/// They may open what [`exporter`](crate::process::exporter) shares, and this process opens what their processes share.
 pub fn users() -> Vec<u32> {
     of_this_process().users
 }

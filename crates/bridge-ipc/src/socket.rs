@@ -1,4 +1,4 @@
-//! Sockets: who listens and who calls, and bytes and descriptors through them.
+//! Sockets: listening, connecting, and sending bytes and descriptors.
 
 use crate::ticket::random;
 use crate::wire::MAX_FILES;
@@ -78,7 +78,7 @@ pub(crate) struct OtherEnd {
     pub(crate) has_ended: bool,
 }
 
-/// Returns who is at the other end.
+/// Returns the process at the other end.
 pub(crate) fn other_end(socket: &UnixStream) -> io::Result<OtherEnd> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of_val(&found) as libc::socklen_t;
@@ -95,10 +95,10 @@ pub(crate) fn other_end(socket: &UnixStream) -> io::Result<OtherEnd> {
     if code != 0 {
         return Err(io::Error::last_os_error());
     }
-    // A process of another namespace has the number 0 here.
+    // A process of another namespace has the number 0 in this one.
     let number = Pid::from_raw(found.pid);
     let process = number.map(|number| pidfd_open(number, PidfdFlags::empty()));
-    // A socket that a fork has kept may be there after its process.
+    // A socket that a fork has kept may outlive its process.
     let has_ended = matches!(process, Some(Err(Errno::SRCH)));
     Ok(OtherEnd { user: found.uid, number, process: process.and_then(|process| process.ok()), has_ended })
 }
@@ -106,10 +106,10 @@ pub(crate) fn other_end(socket: &UnixStream) -> io::Result<OtherEnd> {
 /// The most bytes of a socket's path (`sockaddr_un`, with the 0 at its end).
 const MAX_PATH: usize = 107;
 
-/// What ends the name of a socket that does not listen yet.
+/// The suffix of the name of a socket that does not listen yet.
 pub(crate) const UNREADY: &str = "new";
 
-/// Time for the other processes that remove the sockets of ended ones from a folder.
+/// Time for other processes to remove the sockets of ended processes from a folder.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The name of a socket until it listens. The drop removes it.
@@ -121,10 +121,10 @@ impl Drop for Unready {
     }
 }
 
-/// Listens at a path. With `private`, this user alone may connect.
+/// Listens at a path. With `private`, only this user may connect.
 ///
-/// The socket gets its name once it listens. So one that refuses connections under such a name has lost its process,
-/// and may be removed.
+/// The socket gets its name once it listens. So the process of a named socket that refuses connections has ended, and
+/// the socket may be removed.
 ///
 /// # Errors
 ///
@@ -177,7 +177,7 @@ fn listening(path: &Path, private: bool) -> io::Result<UnixListener> {
 /// Removes the socket of a process that has ended. Waits until `until` for other processes that do so.
 ///
 /// Processes that remove sockets from one folder do so in turn, under its lock. Otherwise one could remove the socket
-/// that another has put in the place of the abandoned one.
+/// with which another has replaced the abandoned one.
 pub(crate) fn remove_abandoned(path: &Path, until: Instant) {
     if !is_abandoned(path) {
         return;
@@ -204,8 +204,8 @@ pub(crate) fn is_abandoned(path: &Path) -> bool {
     is_socket(path) && connect(path).is_err_and(|errno| errno == Errno::CONNREFUSED)
 }
 
-/// Returns a socket that never blocks, connected to this path. [`Errno::AGAIN`] where the other process has as many
-/// callers as the system lets wait.
+/// Returns a socket that never blocks, connected to this path. [`Errno::AGAIN`] if as many callers wait for the other
+/// process as the system allows.
 pub(crate) fn connect(path: &Path) -> rustix::io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -1,4 +1,4 @@
-//! What threads share, and what passes while they wait: of the standard library and the system, or of shuttle where it
+//! Locks, atomics, threads, waits and time: those of the standard library and the system, or of shuttle where it
 //! explores the models (`models.rs`).
 
 #[cfg(shuttle)]
@@ -12,7 +12,7 @@ pub(crate) use real::*;
 #[cfg(shuttle)]
 pub(crate) use world::*;
 
-/// Locks, also what a thread that has panicked has left.
+/// Locks, even if a thread panicked with the lock.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -30,8 +30,8 @@ mod real {
         Instant::now()
     }
 
-    /// Waits until one of these descriptors is ready, or the time is over; without a time, for ever. Returns how many
-    /// are ready.
+    /// Waits until one of these descriptors is ready, or for this time; without a time, for ever. Returns how many are
+    /// ready.
     pub(crate) fn poll(descriptors: &mut [PollFd<'_>], time: Option<Duration>) -> rustix::io::Result<usize> {
         let time = time.map(|time| Timespec {
             tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),

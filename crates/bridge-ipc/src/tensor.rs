@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// it.
 #[derive(Clone)]
 pub struct IpcTensor {
-    /// Address of the first element. It means nothing without elements.
+    /// Address of the first element. Meaningless without elements.
     data: usize,
     dtype: DType,
     layout: Layout,
@@ -68,7 +68,7 @@ impl IpcTensor {
         self.access
     }
 
-    /// Returns an error where the memory is no longer lent: the other process has ended, or has revoked the share. The
+    /// Returns an error if the memory is no longer shared: the other process has ended, or has revoked the share. The
     /// elements can still be read then, but no process keeps them.
     ///
     /// # Errors
@@ -79,9 +79,9 @@ impl IpcTensor {
     }
 }
 
-/// What keeps the memory of a tensor.
+/// The owner of the memory of a tensor.
 pub(crate) trait Keeps: Send + Sync {
-    /// Returns an error where the memory is no longer lent.
+    /// Returns an error if the memory is no longer shared.
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -91,13 +91,13 @@ impl Keeps for Arena {}
 impl Keeps for DeviceMemory {}
 impl Keeps for Lease {}
 
-/// Tensors that processes share, as a framework: they go out in place, and other memory comes in by a copy, as part of
-/// a [`Parcel`](crate::Parcel).
+/// Tensors that processes share, as a framework: they are exported in place. Other memory is imported by a copy, as
+/// part of a [`Parcel`](crate::Parcel).
 #[derive(Clone)]
 pub struct Ipc {
     profile: Arc<Profile>,
     consumer: Arc<Lends>,
-    /// Where copies go.
+    /// The memory for copies.
     room: Option<Room>,
     /// Whether tensors were opened just now, and need not be checked.
     just_opened: bool,
@@ -109,11 +109,11 @@ bridge_core::debug_fields!(impl[] Ipc);
 #[derive(Clone)]
 pub(crate) enum Room {
     Arena(Arc<Arena>),
-    /// An allocation of its own for each, on the device of the tensor.
+    /// A separate allocation for each, on the device of the tensor.
     Device,
 }
 
-/// The consumer: what it holds is read by others, in their order.
+/// The consumer: other processes read what it holds, in their order.
 #[derive(Default)]
 struct Lends {
     views: Views,
@@ -150,12 +150,12 @@ impl Ipc {
         Self { just_opened: true, ..Self::with(None) }
     }
 
-    /// Makes the adapter that takes what is passed on in place. Nothing is read or written through it.
+    /// Makes the adapter for memory that is passed on in place. Nothing is read or written through it.
     pub(crate) fn passing() -> Self {
         Self::with(None)
     }
 
-    /// Makes the adapter that copies into this room.
+    /// Makes the adapter that copies into this memory.
     pub(crate) fn into(room: Room) -> Self {
         Self::with(Some(room))
     }
@@ -222,9 +222,9 @@ impl Adapter for Ipc {
         let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
         let (data, owner): (usize, Arc<dyn Keeps>) = match &self.room {
             Some(Room::Arena(arena)) if device.kind == DeviceKind::CPU => (arena.take(layout.nbytes())?, arena.clone()),
-            // Also the room for a copy of a tensor that was opened, where the consumer has none.
+            // Also for a copy of an opened tensor, if the consumer allocates no memory.
             Some(Room::Device) | None if device::in_streams(device) => {
-                // A driver allocates no memory of 0 bytes.
+                // A driver does not allocate 0 bytes.
                 let memory = DeviceMemory::new(device, layout.nbytes().max(1))?;
                 (memory.address(), Arc::new(memory))
             }
@@ -243,18 +243,18 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Takes memory for tensors of so many bytes, each rounded up by [`Arena::room_for`].
+    /// Allocates memory for tensors of these sizes in bytes, each rounded up by [`Arena::room_for`].
     pub(crate) fn new(nbytes: usize) -> Result<Self> {
         let (file, mapping) = memory::create(nbytes)?;
         Ok(Self { file, mapping, used: Mutex::new(0) })
     }
 
-    /// Returns the bytes that a tensor of so many bytes takes.
+    /// Returns the bytes that a tensor of this size takes.
     pub(crate) fn room_for(nbytes: usize) -> usize {
         nbytes.checked_next_multiple_of(COPY_ALIGNMENT).unwrap_or(usize::MAX)
     }
 
-    /// Returns whether so many bytes are left.
+    /// Returns whether this many bytes are left.
     pub(crate) fn has(&self, nbytes: usize) -> bool {
         let used = *self.used.lock().unwrap_or_else(PoisonError::into_inner);
         Self::room_for(nbytes) <= self.mapping.bytes().len() - used

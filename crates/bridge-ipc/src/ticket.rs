@@ -1,4 +1,4 @@
-//! Tickets: what a process passes to another, which opens a share with it.
+//! Tickets: a process passes one to another, which opens a share with it.
 
 use crate::memory::failed;
 use bridge_core::{Error, ErrorKind, Result};
@@ -19,11 +19,11 @@ pub const VERSION: u32 = 2;
 /// The most letters of the description in a ticket.
 const MAX_ABOUT: usize = 120;
 
-/// 128 random bits. Who knows them may open the share.
+/// 128 random bits. A process that knows them may open the share.
 #[derive(Clone, Copy)]
 pub struct Token([u8; 16]);
 
-/// Returns random numbers of the system's.
+/// Returns random numbers from the system.
 pub(crate) fn random() -> Result<[u8; 16]> {
     let mut bytes = [0; 16];
     let filled = getrandom(&mut bytes, GetRandomFlags::empty()).map_err(failed("no random numbers"))?;
@@ -76,10 +76,10 @@ impl<'de> Deserialize<'de> for Token {
     }
 }
 
-/// Leave to open one share, for every process that has it. It is text of at most [`MAX_TICKET`] bytes, holds no code,
-/// and may be passed on by any way and opened many times, until it expires or the share is revoked.
+/// Lets every process that has it open one share. It is text of at most [`MAX_TICKET`] bytes, holds no code, and may be
+/// passed on by any means and opened many times, until it expires or the share is revoked.
 ///
-/// [`Display`](fmt::Display) says what it is, without the token. [`text`](Self::text) is what to pass on.
+/// [`Display`](fmt::Display) describes it, without the token. [`text`](Self::text) is what to pass on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Fields")]
 pub struct Ticket {
@@ -96,7 +96,7 @@ pub struct Ticket {
     about: String,
 }
 
-/// A [`Ticket`] as it is read, whichever way it has come.
+/// A [`Ticket`] as it is read.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
@@ -151,7 +151,7 @@ impl Ticket {
         Path::new(&self.socket)
     }
 
-    /// Returns what it says of itself.
+    /// Returns its description of the tensors.
     pub(crate) fn about(&self) -> &str {
         &self.about
     }
@@ -200,7 +200,7 @@ impl FromStr for Ticket {
         if text.len() > MAX_TICKET {
             return Err(no_ticket(&format_args!("it is longer than {MAX_TICKET} bytes")));
         }
-        // Of structs, a list of the fields would do as well.
+        // Without this, serde would accept a list of the fields for a struct.
         if !text.trim_start().starts_with('{') {
             return Err(no_ticket(&"it is not an object"));
         }

@@ -12,13 +12,13 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::sync::Arc;
 
-/// Bytes of a frame in front of its body.
+/// Bytes of a frame before its body.
 pub(crate) const HEADER: usize = 16;
 
-/// Bytes of a header in front of the number: every version begins with them.
+/// Bytes of a header before the number: every version begins with them.
 const PREFIX: usize = 8;
 
-/// The number of what is not a question and answers none.
+/// The number of a message that is neither a question nor an answer.
 pub(crate) const UNASKED: u64 = 0;
 
 /// The most bytes of the body of a request.
@@ -30,13 +30,13 @@ pub(crate) const MAX_ANSWER: usize = 16 << 20;
 /// The most descriptors that come with an answer: Linux sends at most 253 at once (`SCM_MAX_FD`).
 pub(crate) const MAX_FILES: usize = 253;
 
-/// What a process that opens a share says.
+/// Messages from a process that opens a share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
     /// Asks for a lease on a share.
     Open { share: u64, token: Token },
-    /// Gives a lease back, after these points. There is no answer.
+    /// Returns a lease, after these points. There is no answer.
     Return {
         lease: u64,
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -44,15 +44,15 @@ pub(crate) enum Request {
     },
 }
 
-/// What the process that shares says.
+/// Messages from the process that shares.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case", try_from = "Read")]
 pub(crate) enum Answer {
-    /// A lease, and what it is on. The descriptors of the segments come with the frame.
+    /// A lease, and its content. The descriptors of the segments come with the frame.
     Opened { lease: u64, content: Content },
     /// No lease.
     Refused { why: Why },
-    /// The share is taken back: who has a lease on it gives it back soon.
+    /// The share was revoked: processes with a lease on it return it soon.
     Revoked { share: u64 },
 }
 
@@ -100,11 +100,11 @@ impl TryFrom<Read> for Answer {
 pub(crate) enum Why {
     /// It is of another user.
     Denied,
-    /// The share was never made or is no more, or the token is not its own.
+    /// The share never existed or has ended, or the token belongs to another one.
     Unknown,
     /// There are as many connections or leases as allowed.
     Busy,
-    /// It does not keep to this protocol.
+    /// It violates this protocol.
     Protocol,
     /// It speaks another version.
     Version,
@@ -121,12 +121,12 @@ pub(crate) struct Content {
     /// The work to wait for before the tensors are touched.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) points: Vec<Point>,
-    /// How the tensors lie in a tree, in the words of the process that made the share.
+    /// The tree of the tensors, as the process that made the share describes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tree: Option<String>,
 }
 
-/// Memory that holds tensors, and the way to it.
+/// Memory that holds tensors, and how to open it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "road", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Segment {
@@ -188,7 +188,7 @@ impl Segment {
         }
     }
 
-    /// Returns the same memory for others, who may write as this says.
+    /// Returns the same memory for other processes, which may write as `as_asked` says.
     pub(crate) fn with_writing(mut self, as_asked: Writing) -> Self {
         match &mut self {
             Self::File { writing, .. }
@@ -225,7 +225,7 @@ impl Segment {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Described {
     pub(crate) segment: usize,
-    /// Of its first element from the start of the segment, in bytes.
+    /// From the start of the segment to its first element, in bytes.
     pub(crate) offset: usize,
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<i64>,
@@ -233,8 +233,8 @@ pub(crate) struct Described {
     pub(crate) strides: Vec<i64>,
 }
 
-/// Returns a message as a frame: a question with its number, the answer to the question of that number, or what is
-/// [`UNASKED`].
+/// Returns a message as a frame: a question with its number, the answer to the question of that number, or a notice
+/// ([`UNASKED`]).
 pub(crate) fn frame(number: u64, message: &impl Serialize) -> Vec<u8> {
     let mut bytes = vec![b'T', b'B', VERSION as u8, 0, 0, 0, 0, 0];
     bytes.extend(number.to_le_bytes());
@@ -405,7 +405,7 @@ mod tests {
     }
 
     proptest! {
-        /// Messages come out as they went in, wherever the stream is cut.
+        /// Messages are read as they were written, wherever the stream is cut.
         #[test]
         fn frames_survive_any_cut(leases in prop::collection::vec(any::<u64>(), 0..6), cuts in prop::collection::vec(1usize..40, 1..20)) {
             let bytes: Vec<u8> = leases.iter().flat_map(|lease| frame(*lease, &returned(*lease))).collect();
@@ -424,7 +424,7 @@ mod tests {
             prop_assert_eq!(found, leases.into_iter().map(|lease| (lease, returned(lease))).collect::<Vec<_>>());
         }
 
-        /// Hostile bytes are refused or waited for, and never more than the limit is kept of a frame.
+        /// Hostile bytes are refused, or more bytes are waited for; no more of a frame is kept than the limit.
         #[test]
         fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..200), framed in any::<bool>()) {
             let mut frames = Frames::new(MAX_REQUEST);

@@ -1,4 +1,4 @@
-//! Memory of other processes that is open in this one: each piece once, and a little longer than it is used.
+//! Memory of other processes that is open in this one: each piece once, and open a little longer than it is used.
 
 use super::{Name, close, locked};
 use bridge_core::{Device, Error, ErrorKind, Result};
@@ -9,15 +9,15 @@ use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Places for memory, by what the driver calls it. The driver opens most memory only once at a time, so that there is
-/// one place for it, in which one thread at a time opens or closes.
+/// Slots for memory, by the driver's name of it. The driver opens most memory only once at a time, so there is one slot
+/// for it, in which one thread at a time opens or closes.
 #[derive(Debug)]
 pub(super) struct Slots(Mutex<BTreeMap<Vec<u8>, Arc<Slot>>>);
 
 /// The memory of other processes that is open in this one.
 pub(super) static OPENED: Slots = Slots::new();
 
-/// A place for memory that is open.
+/// A slot for memory that is open.
 #[derive(Debug, Default)]
 pub(super) struct Slot(Mutex<Inside>);
 
@@ -28,7 +28,7 @@ struct Inside {
     uses: usize,
 }
 
-/// How long a ticket may wait for the end of work on memory that its owner has freed, and the time between two looks.
+/// How long a ticket may wait for the end of work on memory that its owner has freed, and the time between two checks.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -39,16 +39,17 @@ impl Slots {
 
     fn at(&self, called: Vec<u8>) -> Arc<Slot> {
         let mut slots = locked(&self.0);
-        // What nothing else refers to is open nowhere.
+        // A slot that nothing else refers to has no open memory.
         slots.retain(|_, slot| Arc::strong_count(slot) > 1);
         Arc::clone(slots.entry(called).or_default())
     }
 
-    /// Begins a use of memory: what the driver calls it, its name, and its device. `open` opens it unless it is open.
-    /// Returns its place and its addresses.
+    /// Begins a use of memory, by the driver's name of it, its own name and its device. `open` opens it unless it is
+    /// open. Returns its slot and its addresses.
     ///
-    /// Memory that its owner has freed, after the work on it here, may still be open. The driver opens no other in its
-    /// place before it is closed: `open` fails with [`ErrorKind::Busy`], or the memory in this place has another name.
+    /// Memory that its owner has freed, after the work on it here, may still be open. The driver does not open new
+    /// memory at that address before the old memory is closed: `open` fails with [`ErrorKind::Busy`], or the memory in
+    /// this slot has another name.
     pub(super) fn enter(
         &self,
         called: Vec<u8>,
@@ -68,7 +69,7 @@ impl Slots {
         }
     }
 
-    /// Closes all memory that is open and not in use, but for what another thread opens or closes now.
+    /// Closes all memory that is open and not in use, except what another thread opens or closes now.
     fn end_unused(&self, close: impl Fn(Device, Opened)) {
         let slots: Vec<_> = locked(&self.0).values().cloned().collect();
         for slot in slots {
@@ -163,7 +164,7 @@ mod tests {
 
     const GPU: Device = Device::cuda(0);
 
-    /// What was entered: its place and its address.
+    /// What was entered: its slot and its address.
     type Entered = Result<(Arc<Slot>, usize)>;
 
     /// Begins a use, and returns what was opened and closed as well.

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How many connections may have as many leases as one may.
+/// All connections together may have this many times the leases of one.
 const CROWD: usize = 16;
 
 /// What a process shares now.
@@ -36,8 +36,8 @@ struct Share<C> {
 
 /// Shares, connections, and the leases between them.
 ///
-/// A share keeps its content until it has ended and its last lease is back. A connection that ends gives back all of
-/// its leases. Contents that are free are returned, for the caller to drop where no lock is held.
+/// A share keeps its content until it has ended and its last lease is returned. A connection that ends returns all of
+/// its leases. Contents that no share needs are returned, so that the caller drops them where no lock is held.
 #[derive(Debug)]
 pub(crate) struct Book<C> {
     limits: Limits,
@@ -71,7 +71,7 @@ impl<C> Book<C> {
         self.last
     }
 
-    /// Returns whether another share with so many bytes is allowed.
+    /// Returns whether another share of this many bytes is allowed.
     pub(crate) fn has_room(&self, bytes: usize) -> bool {
         self.shares.len() < self.limits.shares && self.bytes.saturating_add(bytes) <= self.limits.bytes
     }
@@ -93,8 +93,8 @@ impl<C> Book<C> {
         peer
     }
 
-    /// Gives a connection a lease. Returns its number, and the content. A wrong token and a share that is no more get
-    /// one answer, so that no process finds out which shares there are.
+    /// Gives a connection a lease. Returns its number, and the content. A wrong token and a share that has ended get
+    /// the same answer, so that no process finds out which shares there are.
     pub(crate) fn open(&mut self, peer: Peer, number: u64, token: &Token, now: Instant) -> Result<(u64, Arc<C>), Why> {
         let lease = self.last + 1;
         let leases = self.peers.get_mut(&peer).ok_or(Why::Protocol)?;
@@ -112,7 +112,7 @@ impl<C> Book<C> {
         Ok((lease, Arc::clone(&share.content)))
     }
 
-    /// Takes a lease back from a connection. Returns the content that is free now.
+    /// Takes a lease back from a connection. Returns the content if no share needs it now.
     pub(crate) fn give_back(&mut self, peer: Peer, lease: u64) -> Result<Option<Arc<C>>, Why> {
         let share = self.peers.get_mut(&peer).and_then(|leases| leases.remove(&lease)).ok_or(Why::Protocol)?;
         Ok(self.returned(share))
@@ -124,7 +124,7 @@ impl<C> Book<C> {
         self.peers.get(&peer).is_some_and(|leases| leases.values().any(held))
     }
 
-    /// Takes all leases back from a connection that has ended. Returns the contents that are free now.
+    /// Takes all leases back from a connection that has ended. Returns the contents that no share needs now.
     pub(crate) fn leave(&mut self, peer: Peer) -> Vec<Arc<C>> {
         let leases = self.peers.remove(&peer).unwrap_or_default();
         leases.into_values().filter_map(|share| self.returned(share)).collect()
@@ -137,7 +137,7 @@ impl<C> Book<C> {
         self.free(number)
     }
 
-    /// Ends a share now. Returns the connections that have leases on it, and the content if it is free.
+    /// Ends a share now. Returns the connections that have leases on it, and the content if no lease is left.
     ///
     /// # Errors
     ///
@@ -148,8 +148,8 @@ impl<C> Book<C> {
         Ok((holders.map(|(peer, _)| *peer).collect(), free))
     }
 
-    /// Ends a share now: a process that has it open keeps it. Returns the content if it is free. Of a share that is no
-    /// more nothing is left to end.
+    /// Ends a share now: a process that has it open keeps it. Returns the content if no lease is left. Does nothing for
+    /// a share that has ended.
     ///
     /// # Errors
     ///
@@ -165,7 +165,7 @@ impl<C> Book<C> {
         Ok(self.free(number))
     }
 
-    /// Ends the shares whose time is over. Returns the contents that are free now.
+    /// Ends the shares that have expired. Returns the contents that no lease needs now.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<Arc<C>> {
         let mut free = Vec::new();
         while let Some((until, number)) = self.ends.first().copied().filter(|(until, _)| *until <= now) {
@@ -219,7 +219,7 @@ mod tests {
             peer: usize,
             lease: usize,
         },
-        /// The process of a connection ends, by whatever.
+        /// The process of a connection ends, for whatever reason.
         Leave {
             peer: usize,
         },
@@ -267,9 +267,8 @@ mod tests {
     }
 
     proptest! {
-        /// The content of a share lives exactly until it has ended and every lease on it is back, whatever happens and
-        /// whichever process dies; a lease is given for the right token and for a share that has not ended alone;
-        /// limits hold.
+        /// The content of a share lives exactly until the share has ended and every lease on it is returned, whichever
+        /// process ends. A lease is given only for the right token and for a share that has not ended. Limits hold.
         #[test]
         fn a_content_lives_as_long_as_it_must(steps in prop::collection::vec(step(), 1..60)) {
             let mut book = Book::new(LIMITS);

@@ -12,16 +12,16 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Bits of a folder's mode with which other users do anything in it.
+/// Bits of a folder's mode that let other users do anything in it.
 const OTHERS: u32 = 0o077;
 
-/// Bits of a folder's mode with which other users open what they know the name of.
+/// Bits of a folder's mode that let other users open files whose names they know.
 const PASS: u32 = 0o011;
 
-/// Time after which a socket that does not listen yet has lost its process.
+/// Time after which the process of a socket that does not listen yet must have ended.
 const MAKING: Duration = Duration::from_secs(60);
 
-/// Returns the folder, and makes it where it is missing. Without `users`, only this user may enter it.
+/// Returns the folder, and makes it if it is missing. Without `users`, only this user may enter it.
 ///
 /// # Errors
 ///
@@ -29,7 +29,7 @@ const MAKING: Duration = Duration::from_secs(60);
 pub(super) fn ready(folder: Option<PathBuf>, users: &[u32]) -> Result<PathBuf> {
     let folder = folder.unwrap_or_else(|| usual(users.is_empty()));
     let made = match mkdir(&folder, Mode::RWXU) {
-        // Beside the mask of the process, which may keep all others out.
+        // Regardless of the process's mask, which may keep all other users out.
         Ok(()) if !users.is_empty() => chmod(&folder, Mode::RWXU | Mode::XGRP | Mode::XOTH),
         Err(Errno::EXIST) => Ok(()),
         made => made,
@@ -54,7 +54,7 @@ pub(super) fn ready(folder: Option<PathBuf>, users: &[u32]) -> Result<PathBuf> {
     Err(Error::new(ErrorKind::Denied, text))
 }
 
-/// The folder that is taken where none is named. Other users do not enter a private one, nor `XDG_RUNTIME_DIR`.
+/// The default folder. Other users can enter neither a private one nor `XDG_RUNTIME_DIR`.
 fn usual(private: bool) -> PathBuf {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let runtime = || Some(set("XDG_RUNTIME_DIR").filter(|_| private)?.join("truebridge"));
@@ -78,7 +78,7 @@ fn sweep(folder: &Path) {
         let Some(extension) = file.extension() else { continue };
         let old = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
         if extension == "sock" || (extension == socket::UNREADY && old().is_some_and(|age| age > MAKING)) {
-            // Where another process removes sockets now, it removes this one.
+            // If another process removes sockets now, it removes this one.
             socket::remove_abandoned(&file, Instant::now());
         }
     }

@@ -38,10 +38,10 @@ impl Enclosed for Kept {
     }
 }
 
-/// The part of a process that lends tensors to other processes: a socket, and a thread that answers.
+/// The part of a process that shares tensors with other processes: a socket, and a thread that answers.
 ///
-/// A share is kept until it has ended and every lease on it is back. The drop ends all shares; what is leased then is
-/// dropped with them.
+/// A share is kept until it has ended and every lease on it is returned. The drop ends all shares, and drops what is
+/// still leased.
 pub struct Exporter {
     desk: Arc<Desk>,
     serving: Serving,
@@ -49,7 +49,7 @@ pub struct Exporter {
 
 bridge_core::debug_fields!(impl[] Exporter);
 
-/// What the thread has in common with the others.
+/// What the thread shares with the callers.
 struct Desk {
     socket: PathBuf,
     book: Mutex<Book<Kept>>,
@@ -85,7 +85,7 @@ impl Exporter {
         Ok(Self { desk, serving })
     }
 
-    /// Refuses to use the exporter in a fork, where its locks may be held for good.
+    /// Refuses to use the exporter in a forked process, where its locks may be held for ever.
     fn check(&self) -> Result<()> {
         match self.serving.is_elsewhere() {
             true => {
@@ -96,7 +96,7 @@ impl Exporter {
         }
     }
 
-    /// Shares a content, which a ticket opens for so long. `bytes` counts against the limit.
+    /// Shares a content, for a ticket that can be opened for this time. `bytes` counts against the limit.
     pub(crate) fn share(&self, kept: Kept, bytes: usize, about: &str, time: Duration) -> Result<Ticket> {
         self.check()?;
         if frame(UNASKED, &kept.content).len() > HEADER + MAX_ANSWER - AROUND || kept.files.len() > MAX_FILES {
@@ -116,7 +116,7 @@ impl Exporter {
             let text = "this process shares as much as its limits allow: revoke shares, or raise the limits";
             return Err(Error::new(ErrorKind::Busy, text));
         }
-        // The thread looks then, if it is to look at all.
+        // The thread is woken then, if it has to be woken at all.
         let awaited = book.next_expiry().is_some_and(|next| next <= until);
         let share = book.share(kept, bytes, token, until);
         drop(book);
@@ -129,7 +129,8 @@ impl Exporter {
         Ticket::new(&self.desk.socket, share, token, expires, about)
     }
 
-    /// Ends the share of a ticket now: no process opens it any more, and the processes that have it open are told.
+    /// Ends the share of a ticket now: no process can open it any more, and the processes that have it open are
+    /// notified.
     ///
     /// # Errors
     ///
@@ -144,7 +145,7 @@ impl Exporter {
         Ok(())
     }
 
-    /// Lets a ticket expire now: no process opens it any more, and the processes that have it open keep it.
+    /// Lets a ticket expire now: no process can open it any more, and the processes that have it open keep it.
     ///
     /// # Errors
     ///
@@ -171,7 +172,7 @@ impl Exporter {
         self.serving.is_elsewhere()
     }
 
-    /// Returns what others hold now: in a fork, nothing.
+    /// Returns what other processes hold now; in a forked process, nothing.
     pub fn held(&self) -> Held {
         if self.is_elsewhere() { Held::default() } else { self.desk.book().held() }
     }

@@ -62,7 +62,7 @@ impl Service for Arc<Desk> {
         drop(free);
     }
 
-    /// Ends shares whose time is over, and tells who has one open that was revoked.
+    /// Ends shares that have expired, and notifies the processes that have a revoked one open.
     fn turn(&mut self, out: &mut Vec<Letter>) {
         let free = self.book().expire(now());
         drop(free);

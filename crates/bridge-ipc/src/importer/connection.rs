@@ -59,7 +59,7 @@ impl Connection {
         if let Some(connection) = known.filter(usable) {
             return Ok(connection);
         }
-        // No lock is held while the other process is waited for. Two threads may connect at once, which is not a fault.
+        // No lock is held during the wait for the other process. Two threads may connect at once, which does no harm.
         let connection = Arc::new(Self { line: Arc::new(Line::connect(path)?), shares: Mutex::default() });
         let mut connections = CONNECTIONS.lock();
         connections.retain(|_, connection| connection.strong_count() > 0);
@@ -78,14 +78,14 @@ impl Connection {
         }
     }
 
-    /// Notes what has come unasked. Returns an error if the process has ended.
+    /// Reads the notices that have come. Returns an error if the process has ended.
     fn listen(&self) -> Result<()> {
         self.line.notices(|notice| self.note(notice))
     }
 }
 
 impl Share {
-    /// Begins to use a share. What is said of it is heard from now on.
+    /// Begins to use a share. Notices about it are read from now on.
     pub(super) fn new(connection: Arc<Connection>, number: u64) -> Self {
         let mut shares = connection.shares();
         let is_revoked = shares.get(&number).and_then(Weak::upgrade).unwrap_or_default();
@@ -119,7 +119,7 @@ impl Share {
         }
     }
 
-    /// Gives a lease back after these points, without waiting.
+    /// Returns a lease after these points, without waiting.
     pub(super) fn give_back(&self, lease: u64, points: Vec<Point>) {
         self.connection.line.say(&Request::Return { lease, points });
     }
@@ -127,12 +127,12 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        // In a fork the lock may be held for good.
+        // In a forked process the lock may be held for ever.
         if self.connection.line.is_elsewhere() {
             return;
         }
         let mut shares = self.connection.shares();
-        // What else uses the share refers to the same.
+        // Other uses of the share refer to the same object.
         if Arc::strong_count(&self.is_revoked) == 1 {
             shares.remove(&self.number);
         }

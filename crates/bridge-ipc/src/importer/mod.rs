@@ -19,12 +19,12 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::vec;
 
-/// A lease on the share of another process, with its memory as this process sees it. The drop gives it back.
+/// A lease on the share of another process, with its memory as this process sees it. The drop returns it.
 pub(crate) struct Import {
     share: Share,
     lease: u64,
     segments: Vec<Open>,
-    /// The addresses of its tensors on devices, whose segments hold others as well.
+    /// The addresses of its tensors on devices, whose segments also hold other tensors.
     tensors: OnceLock<Vec<Range<usize>>>,
 }
 
@@ -42,7 +42,7 @@ enum Mapped {
 }
 
 impl Open {
-    /// Opens a segment, and takes its descriptors off `files`.
+    /// Opens a segment, and takes its descriptors from `files`.
     fn new(segment: Segment, files: &mut vec::IntoIter<OwnedFd>) -> Result<Self> {
         let files: Vec<_> = files.take(segment.files()).map(Arc::new).collect();
         let memory = match (&segment, &files[..]) {
@@ -109,7 +109,7 @@ pub(crate) fn containing(lent: &Lent) -> Option<(Arc<Import>, usize)> {
         _ => return None,
     };
     let mut found: SmallVec<[_; 1]> = found.into_iter().filter(|(import, number)| import.has(*number, &hull)).collect();
-    // Of several leases on the memory, one that is still good.
+    // If the memory has several leases, one that is still valid.
     let good = (found.len() > 1).then(|| found.iter().position(|(import, _)| import.check().is_ok())).flatten();
     (!found.is_empty()).then(|| found.swap_remove(good.unwrap_or(0)))
 }
@@ -130,7 +130,7 @@ impl Drop for Import {
         let mut devices: Vec<Device> =
             self.segments.iter().map(Open::device).filter(|on| device::in_streams(*on)).collect();
         devices.dedup();
-        // The other process may write to the memory again once it has the lease back, and free it.
+        // Once the other process has the lease back, it may write to the memory again, and free it.
         self.segments.clear();
         // After the readers here, and where memory of a pool was closed. A driver that fails has lost the work of this
         // process anyway.
@@ -165,7 +165,7 @@ impl Import {
 pub struct Opened {
     /// The tensors, in the order in which they were shared.
     pub tensors: Vec<IpcTensor>,
-    /// How they lie in a tree, in the words of the process that made the share.
+    /// Their tree, as the process that made the share describes it.
     pub tree: Option<String>,
 }
 
@@ -187,11 +187,11 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
     let (share, token) = ticket.share();
     let share = Share::new(Connection::to(ticket.socket())?, share);
     let (lease, content, files) = share.open(token).map_err(|error| match (error.kind(), ticket.remaining()) {
-        // A ticket says whole seconds, and its share ends in the last of them.
+        // A ticket has whole seconds, and its share ends within the last one.
         (ErrorKind::Gone, None | Some(0 | 1)) => expired().caused_by(error),
         _ => error,
     })?;
-    // From here on the drop gives the lease back.
+    // From here on the drop returns the lease.
     let mut import = Import { share, lease, segments: Vec::new(), tensors: OnceLock::new() };
     let Content { segments, tensors, points, tree } = content;
     let mut files = files.into_iter();
@@ -205,7 +205,7 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
     let hulls = on_devices.filter_map(|tensor| tensor.layout().hull(tensor.data(), None).ok());
     import.tensors.get_or_init(|| hulls.collect());
     let mut open = registry();
-    // What this process lends itself is its own memory.
+    // What this process shares with itself is its own memory.
     for (number, segment) in import.segments.iter().enumerate().filter(|(_, segment)| !segment.is_own()) {
         open.entry(segment.bytes().start).or_default().push((Arc::downgrade(&import), number));
     }

@@ -1,9 +1,9 @@
-//! Why nothing more comes through a connection, in words.
+//! The errors of a connection through which no more messages come.
 
 use crate::wire::Why;
 use bridge_core::{Error, ErrorKind};
 
-/// Why nothing more comes.
+/// Why no more messages come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Closed,

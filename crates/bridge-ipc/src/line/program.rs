@@ -9,11 +9,11 @@ use std::time::Duration;
 /// How long a wait lasts at most before the program is asked whether it goes on: see [`while_waiting`].
 pub(super) const SLICE: Duration = Duration::from_millis(100);
 
-/// What the program says to a wait that goes on.
+/// The function by which the program decides whether a wait goes on.
 static GOES_ON: OnceLock<fn() -> Result<()>> = OnceLock::new();
 
 thread_local! {
-    /// Whether this thread asks the program. What that runs must not wait for a lock of the wait.
+    /// Whether this thread is asking the program. What the program runs must not wait for a lock of the wait.
     static ASKING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -32,7 +32,7 @@ pub(super) fn goes_on() -> Result<()> {
     answer
 }
 
-/// Returns whether this thread asks the program: a wait is interrupted, perhaps one for the same connection.
+/// Returns whether this thread is asking the program: it interrupts a wait, perhaps one for the same connection.
 pub(super) fn is_asking() -> bool {
     ASKING.with(Cell::get)
 }

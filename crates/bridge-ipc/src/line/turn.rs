@@ -1,4 +1,4 @@
-//! A lock for which threads wait no longer than they may.
+//! A lock with a deadline for the threads that wait for it.
 
 use super::program::{SLICE, goes_on};
 use crate::sync::{Condvar, Mutex, MutexGuard, locked, now};
@@ -48,7 +48,7 @@ impl<T> Turn<T> {
             let waited = self.free.wait_timeout(is_taken, left.min(SLICE)).unwrap_or_else(PoisonError::into_inner);
             is_taken = waited.0;
             if waited.1.timed_out() {
-                // What the program does now may need the state, or the lock of its turns.
+                // The program may need the state now, or the lock of its turns.
                 drop(is_taken);
                 goes_on()?;
                 is_taken = locked(&self.is_taken);

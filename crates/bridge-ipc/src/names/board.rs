@@ -22,18 +22,18 @@ struct Put {
     bytes: usize,
 }
 
-/// Names, with the tickets that they stand for, by version. A ticket goes with the connection that has put it.
+/// Names, with the tickets that they stand for, by version. A ticket is removed with the connection that put it.
 #[derive(Debug)]
 pub(crate) struct Board {
     limits: Limits,
     names: BTreeMap<String, BTreeMap<u64, Put>>,
-    /// How many tickets there are, and bytes of all.
+    /// The number of tickets, and their bytes.
     total: (usize, usize),
-    /// Who waits for a version of a name, after which one, and the number of the question.
+    /// The connections that wait for a version of a name, after which one, and the numbers of their questions.
     waiting: BTreeMap<Peer, (String, u64, u64)>,
     /// The connections, and how many tickets each has put.
     peers: BTreeMap<Peer, usize>,
-    /// Counts connections and versions: no number is used twice, also of a name that was removed.
+    /// Counts connections and versions: no number is used twice, not even after a name was removed.
     last: u64,
 }
 
@@ -53,9 +53,9 @@ impl Board {
         }
     }
 
-    /// Puts a ticket in the place of those that are too old then.
+    /// Puts a ticket, and removes those that are too old then.
     fn put(&mut self, by: Peer, name: String, ticket: Ticket, keep: u64, out: &mut Vec<Letter>) -> Answer {
-        // In JSON a letter of a name has up to two bytes.
+        // In JSON a letter of a name takes up to two bytes.
         let bytes = 2 * name.len() + ticket.text().len() + AROUND;
         let versions = self.names.get(&name);
         let there = versions.map_or(0, |versions| versions.len());
@@ -122,7 +122,7 @@ impl Service for Board {
         true
     }
 
-    /// A name that is none is refused, and the connection goes on: what was put through it stays.
+    /// An invalid name is refused, and the connection goes on: what was put through it stays.
     fn answer(&mut self, peer: Peer, number: u64, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
         if self.waiting.contains_key(&peer) {
             return Err(Why::Protocol);
@@ -230,8 +230,8 @@ mod tests {
     }
 
     proptest! {
-        /// A name stands for the last ticket that a process which is there has put, a process that waits is told once
-        /// and of a newer version alone, and what a process has put goes with it.
+        /// A name stands for the last ticket that a living process has put. A process that waits is notified once, and
+        /// only of a newer version. What a process has put is removed when it ends.
         #[test]
         fn names_stand_for_what_was_put_last(steps in prop::collection::vec(step(), 1..80)) {
             let mut board = Board::new(Limits::default());
@@ -357,7 +357,7 @@ mod tests {
         assert!(matches!(asked(&mut board, peer, Request::List), Answer::Listed { names } if names.len() == 1));
     }
 
-    /// The names that take most room in a list, until no more are taken.
+    /// The names that take most room in a list, until no more are accepted.
     #[test]
     fn a_list_of_all_names_is_always_an_answer() {
         let mut board = Board::new(Limits { shares: usize::MAX, ..Limits::default() });

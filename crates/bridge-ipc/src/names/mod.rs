@@ -1,4 +1,4 @@
-//! Names for tickets, between programs that run for long.
+//! Names for tickets, for programs that run for a long time.
 
 mod board;
 mod shares;
@@ -24,8 +24,8 @@ use wire::{Answer, Request, is_name};
 
 /// A socket at which processes put tickets under names, and find them. The drop ends it.
 ///
-/// Names are passed on, memory is not: a process that has found a ticket opens it at the process that has made it. What
-/// a process has put is removed when it ends.
+/// Only names pass through this process, not memory: a process that has found a ticket opens it at the process that
+/// made it. What a process has put is removed when it ends.
 pub struct Names {
     serving: Serving,
     path: PathBuf,
@@ -34,7 +34,7 @@ pub struct Names {
 bridge_core::debug_fields!(impl[] Names: path);
 
 impl Names {
-    /// Serves names at `path`. Of `settings`, the folder means nothing here.
+    /// Serves names at `path`. The folder in `settings` is not used.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ impl Client {
         self.ask_and_hear(request, |_, _| ())
     }
 
-    /// Asks. `hears` is called with the answer whenever that comes.
+    /// Sends a question. `hears` is called with the answer whenever that comes.
     fn ask_and_hear(&self, request: &Request, hears: impl FnOnce(&Answer, bool) + Send + 'static) -> Result<Answer> {
         self.check()?;
         let answered = self.line.ask(request, now() + PATIENCE, |notice| self.shares.hear(notice), hears);
@@ -128,7 +128,7 @@ impl Client {
         Ok(answered?.0)
     }
 
-    /// Puts a ticket under a name, beside the newest ones before it: `keep` in all. Returns the version.
+    /// Puts a ticket under a name, which keeps its `keep` newest tickets. Returns the version.
     ///
     /// # Errors
     ///
@@ -155,10 +155,10 @@ impl Client {
         }
     }
 
-    /// Puts a ticket of this exporter under a name, and ends its share once the name does not stand for it any more: a
-    /// newer version has taken its place, the name was removed, or the connection has ended. Returns the version.
+    /// Puts a ticket of this exporter under a name, and ends its share once the name does not stand for it any more:
+    /// newer versions have replaced it, the name was removed, or the connection has ended. Returns the version.
     ///
-    /// A thread waits for that, from the first call on until the connection ends.
+    /// From the first call on, a thread waits for that until the connection ends.
     ///
     /// # Errors
     ///
@@ -174,7 +174,7 @@ impl Client {
         stored
     }
 
-    /// Starts the thread that hears what this connection has put and no name stands for any more.
+    /// Starts the thread that receives the notices about tickets of this connection for which no name stands any more.
     fn attend(&self) -> Result<()> {
         if self.shares.is_attended.swap(true, Relaxed) {
             return Ok(());
@@ -216,7 +216,7 @@ impl Client {
         })
     }
 
-    /// Forgets a name.
+    /// Removes a name.
     ///
     /// # Errors
     ///
@@ -256,7 +256,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // What a fork has is its parent's.
+        // The connection of a forked process is its parent's.
         if !self.line.is_elsewhere() {
             self.line.close();
             self.shares.end();

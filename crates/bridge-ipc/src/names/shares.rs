@@ -1,5 +1,5 @@
-//! The shares of what a connection has put: each ends once no name stands for it, and no late answer can say that
-//! one does.
+//! The shares of the tickets that a connection has put. A share ends once no name stands for its ticket, and no late
+//! answer can say that one does.
 
 use super::wire::Answer;
 use crate::exporter::Exporter;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
-/// A ticket that was put, with the exporter that shares for it.
+/// A ticket that was put, with its exporter.
 type Share = (Ticket, Weak<Exporter>);
 
 /// The shares of a connection.
@@ -22,9 +22,9 @@ pub(super) struct Shares {
 
 #[derive(Default)]
 struct State {
-    /// A name stands for these, or may do so.
+    /// A name stands for these, or may.
     standing: Vec<Share>,
-    /// No name stands for these, by a number of their own.
+    /// No name stands for these. Each has a number of its own.
     fallen: BTreeMap<u64, Share>,
     last: u64,
 }
@@ -45,18 +45,19 @@ impl Default for Shares {
 }
 
 impl Shares {
-    /// Hears that no name stands for a ticket any more.
+    /// Receives the notice that no name stands for a ticket any more.
     pub(super) fn hear(&self, notice: Answer) {
         if let Answer::Displaced { ticket } = notice {
             locked(&self.state).fall(|own| *own == ticket);
         }
     }
 
-    /// Ends the shares for which no name stands. Memory is released where no lock is held, and so not by what hears.
+    /// Ends the shares for which no name stands. Memory is released where no lock is held, so the receiver of a notice
+    /// does not do it.
     pub(super) fn release(&self) {
         let fallen = locked(&self.state).fallen.clone();
         for (ticket, exporter) in fallen.values() {
-            // Of an exporter that was dropped nothing is shared any more.
+            // An exporter that was dropped shares nothing any more.
             exporter.upgrade().into_iter().for_each(|exporter| drop(exporter.end(ticket)));
         }
         // Only now: another thread that releases has to find them, so that they have ended when it returns.
@@ -70,7 +71,8 @@ impl Shares {
     }
 }
 
-/// A ticket that is being put. The drop, without an answer that the ticket is stored, says that no name stands for it.
+/// A ticket that is being put. If it is dropped before an answer says that the ticket is stored, no name stands for the
+/// ticket.
 pub(super) struct Put {
     shares: Arc<Shares>,
     ticket: Ticket,
@@ -90,7 +92,7 @@ impl Put {
 
 impl Drop for Put {
     fn drop(&mut self) {
-        // What a fork has is its parent's, and its locks may be held for good.
+        // The shares of a forked process are its parent's, and their locks may be held for ever.
         if !self.is_stored && self.shares.process == sync::process() {
             locked(&self.shares.state).fall(|own| *own == self.ticket);
         }

@@ -8,28 +8,28 @@ use serde::{Deserialize, Serialize};
 /// The most bytes of a name.
 const MAX_NAME: usize = 128;
 
-/// Returns whether this can be a name.
+/// Returns whether this is a valid name.
 pub(super) fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && !name.contains(char::is_control)
 }
 
-/// What a process asks of the one that serves names.
+/// Requests to a process that serves names.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
-    /// Puts a ticket under a name, beside the newest ones before it: `keep` in all.
+    /// Puts a ticket under a name, which keeps its `keep` newest tickets.
     Put { name: String, ticket: Ticket, keep: u64 },
     /// Asks for the newest ticket of a name, or for one version.
     Get { name: String, version: Option<u64> },
     /// Asks for the newest ticket of a name as soon as there is one after this version.
     Wait { name: String, after: u64 },
-    /// Forgets a name.
+    /// Removes a name.
     Remove { name: String },
     /// Asks for all names.
     List,
 }
 
-/// What it answers.
+/// Its answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Answer {
@@ -49,13 +49,13 @@ pub(crate) enum Answer {
     Refused {
         why: Why,
     },
-    /// Unasked: no name stands any more for a ticket that this connection has put.
+    /// A notice: no name stands any more for a ticket that this connection has put.
     Displaced {
         ticket: Ticket,
     },
 }
 
-/// A name, and what stands under it.
+/// A name, and its newest ticket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Listed {
@@ -63,7 +63,7 @@ pub struct Listed {
     pub name: String,
     /// The newest version.
     pub version: u64,
-    /// What its ticket says of itself.
+    /// The description in its ticket.
     pub about: String,
 }
 

@@ -1,4 +1,4 @@
-//! One connection of a socket's thread: what its process has said, and what waits for it.
+//! One connection of a socket's thread: what its process has sent, and what waits for it.
 
 use super::{Letter, TURN};
 use crate::socket;
@@ -18,14 +18,15 @@ pub(super) struct Served<R> {
     /// Becomes readable when the process ends, whose forks may keep the socket open.
     pub(super) process: Option<OwnedFd>,
     pub(super) frames: Frames,
-    /// A question, with its number, that is answered once the process has read what waits for it. Until then nothing more is read of it.
+    /// A question, with its number, that is answered once the process has read what waits for it. Until then no more is
+    /// read from it.
     pub(super) question: Option<(u64, R)>,
     out: VecDeque<Out>,
-    /// When it has said something.
+    /// When it last sent something.
     pub(super) heard: Instant,
 }
 
-/// Who calls: the user, and the number of the process, if this one can see it.
+/// The caller: its user, and the number of its process, if this one can see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Caller {
     pub(super) user: u32,
@@ -33,14 +34,14 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// Returns whether two callers are one process, or one user who is not the one of this process. All processes that
-    /// this one cannot see count as one.
+    /// Returns whether two callers are the same process, or the same user other than that of this process. All
+    /// processes that this one cannot see count as one.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         self.process == other.process || (self.user == other.user && self.user != geteuid().as_raw())
     }
 }
 
-/// A letter on its way, and how many bytes of it were sent.
+/// A letter that is being sent, and how many bytes of it were sent.
 struct Out {
     letter: Letter,
     sent: usize,
@@ -82,7 +83,7 @@ impl<R> Served<R> {
         self.out.iter().map(|out| out.letter.bytes.len() - out.sent).sum()
     }
 
-    /// Sends what the socket takes now. `None`: the system cannot send it.
+    /// Sends what the socket accepts now. `None`: the system cannot send it.
     pub(super) fn flush(&mut self) -> Option<()> {
         while let Some(Out { letter, sent }) = self.out.front_mut() {
             let files: Vec<_> = match &letter.enclosed {
@@ -92,13 +93,13 @@ impl<R> Served<R> {
             match socket::send(&self.socket, &letter.bytes[*sent..], &files) {
                 Ok(more) => *sent += more,
                 Err(error) if error.kind() == Io::WouldBlock => break,
-                // The process has closed the connection. What it said before is still to be read: perhaps it has given
-                // back its last lease.
+                // The process has closed the connection. What it sent before is still to be read: it may have returned
+                // its last lease.
                 Err(error) if matches!(error.kind(), Io::BrokenPipe | Io::ConnectionReset) => {
                     self.out.clear();
                     break;
                 }
-                // An answer that is left out would make the next one its own.
+                // If an answer were left out, the next one would be taken for it.
                 Err(_) => return None,
             }
             if *sent == letter.bytes.len() {

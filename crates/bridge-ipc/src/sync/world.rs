@@ -1,7 +1,7 @@
 //! The threads, the time and the processes of a model.
 //!
-//! Sockets are the system's, and never block. A wait for one is a turn of the other threads, and time passes by chance,
-//! so that any question may be given up. In a fork the threads of the parent are lost where they wait.
+//! Sockets are the system's, and never block. A wait for one gives the other threads a turn, and time passes at random,
+//! so that any question may be given up. A fork loses the threads of its parent where they wait.
 
 use rustix::event::{PollFd, Timespec};
 use shuttle::rand::{Rng, thread_rng};
@@ -32,10 +32,10 @@ thread_local! {
 /// Longer than a process has to answer.
 const STOP: Duration = Duration::from_secs(6);
 
-/// What is added to the number of a process for that of its fork.
+/// The difference between the number of a process and that of its fork.
 const FORK: u32 = 1 << 30;
 
-/// Begins a run with a process that no run had before.
+/// Begins a run with a process that no earlier run had.
 #[cfg(test)]
 pub(crate) fn begin() {
     static LAST: AtomicU32 = AtomicU32::new(0);
@@ -50,8 +50,8 @@ pub(crate) fn lost() -> u32 {
     LOST.get()
 }
 
-/// Runs the thread of a fork. The others are lost meanwhile, with the locks that they hold; then their process goes on,
-/// which has noticed nothing.
+/// Runs the thread of a fork. Meanwhile the other threads are lost, with the locks that they hold. Then their process
+/// goes on as if nothing had happened.
 #[cfg(test)]
 pub(crate) fn fork(body: impl FnOnce()) {
     HAS_FORKED.set(true);
@@ -75,7 +75,7 @@ pub(crate) fn process() -> u32 {
     PROCESS.get() + if IS_FORK.with(Cell::get) { FORK } else { 0 }
 }
 
-/// Returns the time, of which some has passed.
+/// Lets some time pass, and returns it.
 pub(crate) fn now() -> Instant {
     static START: OnceLock<Instant> = OnceLock::new();
     CLOCK.set(CLOCK.get() + Duration::from_micros(1));

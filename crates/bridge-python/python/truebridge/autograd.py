@@ -2,8 +2,8 @@
 
 ``torch_function(f)`` runs a function of TensorFlow on tensors of PyTorch, and ``loss.backward()`` goes through it.
 ``tf_function(f)`` runs a function or module of PyTorch on tensors of TensorFlow, and ``tf.GradientTape`` goes through
-it. Arguments and parameters cross in place where both frameworks can have them so, in stream order. Results and
-gradients are copied: each framework writes or shares memory in ways that the other does not expect.
+it. Arguments and parameters are passed in place where both frameworks allow it, in stream order. Results and gradients
+are copied: each framework writes to memory or shares it in ways that the other does not expect.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def torch_function(function: Callable[..., Any], *, variables: Iterable[Any] = (
     ----------
     function : callable
         A function of eager tensors of TensorFlow, a ``tf.function`` or a layer of Keras. It returns a tensor or a
-        container of tensors. ``None`` may stand in place of a tensor.
+        container of tensors. ``None`` may stand for a tensor.
     variables : iterable of tf.Variable or Keras variables, optional
         The variables that are trained, such as ``layer.trainable_variables`` of a layer that is built. They become
-        the parameters of the module, in this order and in place: a step of PyTorch's optimizer writes the variables,
-        and no other tensor of TensorFlow. Before you write to a parameter yourself, call ``module.unshare()``.
+        the parameters of the module, in this order and in place: a step of PyTorch's optimizer writes to the variables,
+        and to no other tensor of TensorFlow. Before you write to a parameter yourself, call ``module.unshare()``.
 
     Returns
     -------
@@ -44,11 +44,11 @@ def torch_function(function: Callable[..., Any], *, variables: Iterable[Any] = (
     Raises
     ------
     BridgeError
-        ``argument`` if ``function`` is not callable, if a trainable variable is read that ``variables`` does not name
+        ``argument`` if ``function`` is not callable, if it reads a trainable variable that ``variables`` does not name
         while gradients are on, if a parameter was replaced, if the module is pickled or copied, and for forward-mode
-        derivatives; ``not_a_tensor`` for an argument of another framework and for a result that is
-        no tensor; ``device`` for tensors of several devices; ``dtype`` for a variable that has no gradient;
-        ``missing`` without PyTorch or TensorFlow.
+        derivatives; ``not_a_tensor`` for an argument of another framework and for a result that is not a tensor;
+        ``device`` for tensors of several devices; ``dtype`` for a variable that has no gradient; ``missing`` without
+        PyTorch or TensorFlow.
 
     See Also
     --------
@@ -76,8 +76,8 @@ def tf_function(function: Callable[..., Any], *, outputs: Any = None) -> Callabl
     ----------
     function : callable
         A function of tensors of PyTorch, or a ``torch.nn.Module``. It returns a tensor or a container of tensors.
-        ``None`` may stand in place of a tensor. It must not write to its arguments: TensorFlow takes tensors as
-        constant, so that is an error.
+        ``None`` may stand for a tensor. It must not write to its arguments: TensorFlow treats tensors as constants, so
+        that is an error.
     outputs : structure of tf.TensorSpec, optional
         What ``function`` returns: shapes, where ``None`` is a length that varies, and dtypes. A ``tf.function`` needs
         it, because it is traced before PyTorch has run.
@@ -86,16 +86,16 @@ def tf_function(function: Callable[..., Any], *, outputs: Any = None) -> Callabl
     -------
     callable
         Takes tensors and variables of TensorFlow, also in dicts, lists and tuples and by keyword, all on one device.
-        Other arguments are passed as they are. Parameters that ``function`` uses get their gradients in ``.grad``, as
-        in PyTorch, whenever TensorFlow takes a gradient through the function: each time, they are added.
+        Other arguments are passed as they are. Each time that TensorFlow computes a gradient through the function, the
+        gradients of the parameters that ``function`` uses are added to their ``.grad``, as in PyTorch.
 
     Raises
     ------
     BridgeError
         ``argument`` if ``function`` is not callable or writes to an argument, inside a ``tf.function`` without
         ``outputs``, for a result that ``outputs`` does not describe, and for ``tape.jacobian`` with pfor;
-        ``not_a_tensor`` for an argument of another framework and for a result
-        that is not a tensor; ``device`` for tensors of several devices; ``missing`` without PyTorch or TensorFlow.
+        ``not_a_tensor`` for an argument of another framework and for a result that is not a tensor; ``device`` for
+        tensors of several devices; ``missing`` without PyTorch or TensorFlow.
 
     See Also
     --------
@@ -130,7 +130,7 @@ def _framework(module: str) -> Any:
 
 
 def tensors_at(leaves: list[Any], own: Any, others: Any, name: str, call: str) -> list[int]:
-    """Return where the tensors are among the leaves of the arguments.
+    """Return the indices of the tensors among the leaves of the arguments.
 
     ``own`` are the types of the framework that ``name`` names. Tensors of ``others``, and of frameworks that neither
     names, are an error: their gradients would be lost.
@@ -143,7 +143,7 @@ def tensors_at(leaves: list[Any], own: Any, others: Any, name: str, call: str) -
 
 
 def results_at(leaves: list[Any], own: Any, name: str) -> list[int]:
-    """Return where the tensors are among the leaves of the results."""
+    """Return the indices of the tensors among the leaves of the results."""
     for leaf in leaves:
         if leaf is not None and not isinstance(leaf, own):
             raise of_kind(
@@ -153,7 +153,7 @@ def results_at(leaves: list[Any], own: Any, name: str) -> list[int]:
 
 
 def filled(leaves: list[Any], at: list[int], tensors: Any) -> list[Any]:
-    """Return the leaves with these tensors in these places."""
+    """Return the leaves with these tensors at these indices."""
     made = list(leaves)
     for i, tensor in zip(at, tensors, strict=True):
         made[i] = tensor

@@ -6,8 +6,9 @@ place, and between nodes by its object store, with one copy at each end::
     ray.init(runtime_env={"worker_process_setup_hook": "truebridge.ray.register"})
     truebridge.ray.register()
 
-A tensor is shared until the last ``ObjectRef`` of the object that holds it is dropped, wherever that is; a process that
-has received it keeps it beyond. The memory is that of the process which made the object, and is lost with it.
+A tensor is shared until the last ``ObjectRef`` of the object that holds it is dropped, in any process. A process that
+has received the tensor keeps it for longer. The memory belongs to the process that made the object, and is lost when
+that process ends.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ _log = logging.getLogger(__name__)
 
 #: The framework of each class, by the names of its module and of itself: none has to be imported for that.
 _FRAMEWORKS = {row.kind: name for name, row in ALL.items()}
-#: Those that send by ticket by default.
+#: The frameworks whose tensors are sent by ticket by default.
 _ON_GPUS = tuple(name for name, row in ALL.items() if row.on_gpus)
 
-#: Seconds for which a ticket can be opened: Ray's references end it.
+#: Seconds for which a ticket can be opened: Ray's references end the share earlier.
 _LONG = 10.0 * 365 * 24 * 3600
 
-#: Makes what is passed too large for the message that submits a task. Ray counts the references of a message late: one
-#: that only the message contains would be dropped before.
+#: Makes the passed object too large for the message that submits a task. Ray counts the references in such a message
+#: late: one that only the message contains would be dropped before.
 _PADDING = bytes(int(os.environ.get("RAY_max_direct_call_object_size", 100 << 10)) + 1)
 
 
@@ -72,14 +73,14 @@ class _Settings:
 
 @dataclass(frozen=True)
 class _Passed:
-    """What Ray passes in place of a tensor."""
+    """What Ray passes instead of a tensor."""
 
     ticket: str
     framework: str
     on_gpu: bool
     #: The node of the process that shares.
     node: str
-    #: The name of a tensor transport, the object in it, and what it says about that.
+    #: The name of a tensor transport, the number of the object in it, and its metadata.
     transport: tuple[str, str, Any] | None
 
 
@@ -96,7 +97,7 @@ class _Reducers(dict[type, Any]):
 _settings = _Settings()
 _reducers = _Reducers()
 
-#: How to end what is shared, for each reference that keeps it.
+#: The functions that end shares, for each reference that keeps them.
 _ends: dict[bytes, list[Callable[[], object]]] = {}
 
 #: The connection to Ray that has these references.
@@ -114,8 +115,9 @@ def register(
 ) -> None:
     """Let this process pass tensors through Ray by ticket. A second call replaces the choices of the first.
 
-    A sender needs this, and so does a receiver that makes choices. As ``worker_process_setup_hook`` of a
-    ``runtime_env``, Ray calls it in every worker; a function of your own there can call it with arguments.
+    Senders need this call, and so do receivers that choose a ``device`` or a ``target``. As
+    ``worker_process_setup_hook`` of a ``runtime_env``, Ray calls it in every worker; your own function there can call
+    it with arguments.
 
     Parameters
     ----------
@@ -130,10 +132,10 @@ def register(
         The name of the framework that this process receives tensors as, one that Python imports. The default is
         their own.
     smallest : int, optional
-        Ray passes tensors of fewer bytes as ever.
+        Ray itself passes tensors of fewer bytes.
     expires : float, optional
-        The most seconds for which what this process sends can be received. The default is as long as Ray has
-        references.
+        The longest time, in seconds, for which other processes can receive what this process sends. The default is as
+        long as Ray has references.
     transport : str, optional
         A one-sided tensor transport of Ray, such as ``"nixl"``, by which tensors of its class are sent to other nodes,
         instead of the object store. It has to be available in this process.
@@ -143,7 +145,7 @@ def register(
     BridgeImportError
         If this version of Ray lacks what this module needs.
     BridgeValueError
-        If an argument has no such value.
+        If an argument has an invalid value.
 
     Examples
     --------
@@ -170,7 +172,7 @@ def register(
 
 
 def unregister() -> None:
-    """Let Ray pass this process's tensors as ever. What has been sent by ticket can still be received.
+    """Let Ray itself pass this process's tensors again. Tensors that were sent by ticket can still be received.
 
     After ``ray.shutdown()`` this frees what is still shared.
 
@@ -186,7 +188,7 @@ def unregister() -> None:
 
 
 def _dispatch() -> ChainMap[type, Any]:
-    """Return Ray's table of reducers, once it is clear that this Ray has what this module needs."""
+    """Return Ray's table of reducers. Refuse a version of Ray that lacks what this module needs."""
     dispatch = getattr(CloudPickler, "dispatch", None)
     needed = [
         isinstance(dispatch, ChainMap),
@@ -209,7 +211,7 @@ def _transports() -> Any:
 
 
 def _one_sided(name: str) -> str:
-    """Return Ray's name of a tensor transport that needs the receiver alone."""
+    """Return Ray's name of a tensor transport that needs only the receiver."""
     known = _transports()
     try:
         name = known.normalize_and_validate_tensor_transport(name)
@@ -227,7 +229,7 @@ def _worker() -> Any:
 
 
 def _reduced(framework: str, x: Any) -> Any:
-    """Return how to pass a tensor: by ticket, or as ever where it cannot be shared or where Ray does not count."""
+    """Return how to pass a tensor: by ticket, or by Ray itself if it cannot be shared or Ray counts no references."""
     settings, context = _settings, _worker().get_serialization_context()
     if not _is_counted(context) or ALL[framework].nbytes(x) < settings.smallest or getattr(x, "__dict__", None):
         return x.__reduce_ex__(5)
@@ -261,7 +263,7 @@ def _is_counted(context: Any) -> bool:
 
 
 def _kept(context: Any, ends: list[Callable[[], object]]) -> tuple[Any, ...]:
-    """Bind what is shared to the object that is being serialized. Returns what that must contain to keep it.
+    """Bind shares to the object that is being serialized. Return what the object must contain to keep them.
 
     Ray keeps the references that an object contains until the last reference to the object is dropped. One of them is
     enough for all tensors of an object.
@@ -280,7 +282,7 @@ def _kept(context: Any, ends: list[Callable[[], object]]) -> tuple[Any, ...]:
 
 
 def _settle() -> None:
-    """End what was shared through another connection to Ray: its references ended with it."""
+    """End the shares of an earlier connection to Ray: its references ended with it."""
     global _connection
     connection = ray.get_runtime_context().get_worker_id() if ray.is_initialized() else None
     if connection != _connection:
@@ -290,7 +292,7 @@ def _settle() -> None:
 
 
 def _dropped(token: bytes) -> None:
-    """End what a reference has kept. Ray calls this on a thread of its own."""
+    """End the shares that a reference kept. Ray calls this on its own thread."""
     _end(_ends.pop(token, []))
 
 
@@ -303,7 +305,7 @@ def _end(ends: list[Callable[[], object]]) -> None:
 def _sent(
     name: str | None, ticket: Ticket, framework: str, x: Any, ends: list[Callable[[], object]]
 ) -> tuple[str, str, Any] | None:
-    """Offer a tensor through a tensor transport, where that is for its class."""
+    """Offer a tensor through a tensor transport, if that is for its class."""
     if name is None or type(x) is not _transports().get_transport_data_type(name):
         return None
     manager, number = _transports().get_tensor_transport_manager(name), uuid4().hex
@@ -334,7 +336,7 @@ def _received(passed: _Passed, *token: Any) -> Any:
 
 
 def _fetched(ticket: Ticket, node: str) -> Any:
-    """Return the elements of a ticket of another node as a NumPy array, by Ray's object store."""
+    """Return the elements of a ticket of another node as a NumPy array, through Ray's object store."""
     thread = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip()
     if thread == "worker.io":
         text = (
