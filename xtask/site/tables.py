@@ -286,16 +286,18 @@ def peers(links: str) -> str:
 
 def dtypes(links: str) -> str:
     """The dtypes of each framework, from the profiles that the tests compare with the installed versions."""
-    have = {name: json.loads((ROOT / f"fixtures/profiles/{name}.json").read_text()) for name in NAMES}
+    files = {name: ROOT / f"fixtures/profiles/{name}.json" for name in NAMES}
+    # A new framework has no profile before its adapter is done.
+    have = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
     every = dict.fromkeys(dtype for profile in have.values() for dtype in profile["dtypes"])
-    rows = [(f"`{dtype}`", *("✓" if dtype in have[name]["dtypes"] else "–" for name in NAMES)) for dtype in every]
+    rows = [(f"`{dtype}`", *("✓" if dtype in have[name]["dtypes"] else "–" for name in have)) for dtype in every]
     said: dict[str, Callable[[Any], str]] = {
         "strides": lambda value: value.replace("_", "-"),
         "alignment": str,
         "devices": ", ".join,
     }
-    rows += [(f"**{key}**", *(said[key](have[name][key]) for name in NAMES)) for key in said]
-    return table(("", *NAMES.values()), rows, "l" * (len(NAMES) + 1))
+    rows += [(f"**{key}**", *(said[key](have[name][key]) for name in have)) for key in said]
+    return table(("", *(NAMES[name] for name in have)), rows, "l" * (len(have) + 1))
 
 
 def pairs(links: str, device: str) -> str:
