@@ -1,15 +1,19 @@
 //! Host memory that processes share: sealed files in memory, and their mappings.
 
+use crate::own::Own;
 use bridge_core::{Error, ErrorKind, Result};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{
-    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create, sendfile,
+    AtFlags, FallocateFlags, MemfdFlags, SealFlags, StatxFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
+    memfd_create, sendfile, statx,
 };
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr;
+use std::sync::{Arc, Weak};
 
 /// What a process that opens a share may do with its elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -29,10 +33,27 @@ pub enum Writing {
 #[derive(Debug)]
 pub(crate) struct Mapping {
     bytes: Range<usize>,
+    /// What it is found by among [`SHARED`].
+    identity: Option<Identity>,
 }
+
+/// What tells one file in memory from others: its device, its number, the time at which it was made, and the length that
+/// is mapped. The system uses a number again after very many files, but not at the same time.
+type Identity = ((u32, u32), u64, (i64, u32), usize);
+
+/// The mappings of memory that all may write to, one of each file: a copy between two tensors of the memory is told by
+/// their addresses.
+static SHARED: Own<BTreeMap<Identity, Weak<Mapping>>> = Own::new();
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if let Some(identity) = self.identity {
+            let mut shared = SHARED.lock();
+            // Another thread may have mapped the file again meanwhile.
+            if shared.get(&identity).is_some_and(|mapping| mapping.strong_count() == 0) {
+                shared.remove(&identity);
+            }
+        }
         let len = self.bytes.len().max(1);
         // SAFETY: this is a whole mapping of `map`, unmapped once. Every user of its addresses kept the mapping.
         let _ = unsafe { munmap(ptr::with_exposed_provenance_mut(self.bytes.start), len) };
@@ -118,7 +139,7 @@ fn copied(file: &OwnedFd) -> Result<OwnedFd> {
 ///
 /// [`ErrorKind::Protocol`] for a file that is shorter than `nbytes` or may become so, because the system kills a
 /// process that reads past its end, and for one that may change although its writes are not shared.
-pub(crate) fn open(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<Mapping> {
+pub(crate) fn open(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<Arc<Mapping>> {
     let fixed = if writing == Writing::Shared { SealFlags::SHRINK } else { SealFlags::SHRINK | SealFlags::WRITE };
     let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(fixed));
     let long = fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= nbytes.max(1) as u64));
@@ -126,19 +147,40 @@ pub(crate) fn open(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<Ma
         let text = "the other process sent memory that is too short or not sealed: it does not speak this protocol";
         return Err(Error::new(ErrorKind::Protocol, text));
     }
-    let (access, kind) = match writing {
-        Writing::Private => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE),
-        Writing::Never => (ProtFlags::READ, MapFlags::SHARED),
-        Writing::Shared => (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED),
-    };
-    map(file, nbytes, access, kind)
+    match writing {
+        Writing::Private => map(file, nbytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE).map(Arc::new),
+        Writing::Never => map(file, nbytes, ProtFlags::READ, MapFlags::SHARED).map(Arc::new),
+        Writing::Shared => shared(file, nbytes),
+    }
+}
+
+/// Returns the mapping of memory that all may write to, which is made if there is none.
+fn shared(file: &OwnedFd, nbytes: usize) -> Result<Arc<Mapping>> {
+    let mut shared = SHARED.lock();
+    let identity = identity(file, nbytes);
+    if let Some(mapping) = identity.and_then(|identity| shared.get(&identity)?.upgrade()) {
+        return Ok(mapping);
+    }
+    let mut mapping = map(file, nbytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)?;
+    mapping.identity = identity;
+    let mapping = Arc::new(mapping);
+    shared.extend(identity.map(|identity| (identity, Arc::downgrade(&mapping))));
+    Ok(mapping)
+}
+
+/// `None` where the system does not record when a file was made.
+fn identity(file: &OwnedFd, nbytes: usize) -> Option<Identity> {
+    let known = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::BTIME).ok()?;
+    let (device, made) = ((known.stx_dev_major, known.stx_dev_minor), known.stx_btime);
+    let is_known = StatxFlags::from_bits_retain(known.stx_mask).contains(StatxFlags::INO | StatxFlags::BTIME);
+    is_known.then_some((device, known.stx_ino, (made.tv_sec, made.tv_nsec), nbytes))
 }
 
 fn map(file: &impl AsFd, nbytes: usize, access: ProtFlags, kind: MapFlags) -> Result<Mapping> {
     // SAFETY: the kernel chooses an address that is free.
     let mapped = unsafe { mmap(ptr::null_mut(), nbytes.max(1), access, kind, file, 0) };
     let start = mapped.map_err(failed(&format!("{nbytes} bytes of shared memory are not mapped")))?.expose_provenance();
-    Ok(Mapping { bytes: start..start + nbytes })
+    Ok(Mapping { bytes: start..start + nbytes, identity: None })
 }
 
 /// Returns a function that makes an error of this library from one of the system.

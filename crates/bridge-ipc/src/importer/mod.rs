@@ -37,7 +37,7 @@ pub(crate) struct Open {
 }
 
 enum Mapped {
-    Host(Mapping),
+    Host(Arc<Mapping>),
     Device(DeviceMapping),
 }
 
@@ -74,8 +74,8 @@ impl Open {
     }
 }
 
-/// The segments of other processes that are open in this one, by address. A segment of a device may belong to several
-/// leases.
+/// The segments of other processes that are open in this one, by address. A segment of a device, and one of the host that
+/// all may write to, may belong to several leases.
 type Registry = BTreeMap<usize, SmallVec<[(Weak<Import>, usize); 1]>>;
 
 static OPEN: Own<Registry> = Own::new();

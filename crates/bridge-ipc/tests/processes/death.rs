@@ -2,7 +2,7 @@
 
 use super::child::{Child, is_gone, read, seen};
 use super::{Folder, LONG, PATIENCE, host, share, wait_for};
-use bridge_core::{Access, Adapter, COPY_ALIGNMENT, ErrorKind, Options, Order, Permutation};
+use bridge_core::{Access, Adapter, COPY_ALIGNMENT, ErrorKind, Options, Order, Permutation, copy_into};
 use bridge_ipc::{Held, Ipc, Limits, Parcel, Ticket, Writing, open};
 use bridge_ndarray::{HostArray, NdArray};
 use ndarray::array;
@@ -185,6 +185,29 @@ fn what_is_passed_on_in_another_order_is_copied() {
         let array = seen(&open(&ticket).unwrap().tensors[0]).unwrap();
         assert_eq!(array.to_array::<u8>().unwrap(), array![[1, 4], [2, 5], [3, 6]].into_dyn());
     }
+}
+
+#[test]
+fn memory_that_all_may_write_to_is_mapped_once() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    // SAFETY: the memory is used on this thread alone.
+    let ipc = unsafe { Ipc::new() };
+    let ticket = share(&exporter, vec![1, 2, 3], Writing::Shared, LONG).unwrap();
+    let (one, other) = (open(&ticket).unwrap(), open(&ticket).unwrap());
+    let error = copy_into(&ipc, &ipc, &one.tensors[0], &other.tensors[0], &host()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Layout, "{error}");
+    drop(one);
+    let source = HostArray::from(vec![4u8, 5, 6]);
+    copy_into(&ndarray(), &ipc, &source, &other.tensors[0], &host()).unwrap();
+    // Also after it was written to.
+    let third = open(&ticket).unwrap();
+    assert_eq!(read(&third.tensors[0]).unwrap(), "456");
+    let error = copy_into(&ipc, &ipc, &third.tensors[0], &other.tensors[0], &host()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Layout, "{error}");
+    drop((other, third));
+    wait_for(&exporter, |held| held.leases == 0);
+    assert_eq!(read(&open(&ticket).unwrap().tensors[0]).unwrap(), "456");
 }
 
 #[test]
