@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.util
 import json
 import os
 import platform
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-#: What TensorFlow 1.15 looks for before it uses a CUDA device.
-CUDA_10 = [
-    *(f"lib{name}.so.10.0" for name in ("cudart", "cublas", "cufft", "curand", "cusolver", "cusparse")),
-    "libcudnn.so.7",
-]
 
 
 def adapters(*names: str) -> list[dict[str, Any]]:
@@ -44,7 +37,8 @@ def describe(*names: str) -> dict[str, Any]:
         if "module" in adapter:
             versions[name] = _version(adapter["module"], adapter["distributions"])
         elif os.environ.get(adapter["variable"]):
-            versions[name], refused[name], host_only[name] = _libraries()
+            subject = importlib.import_module(f"truebridge_conformance.subjects.{name}")
+            versions[name], refused[name], host_only[name] = subject.libraries()
     return {
         "date": _host.date(),
         "os": _host.system(),
@@ -68,41 +62,6 @@ def _version(module: str, distributions: list[str]) -> str | None:
         except metadata.PackageNotFoundError:
             continue
     return "unknown"
-
-
-def _libraries() -> tuple[str | None, str | None, str | None]:
-    """Return the version of TensorFlow 1.x, or why it cannot be used, and why not on a CUDA device.
-
-    A process of its own loads the libraries.
-    """
-    path = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})"
-    command = [sys.executable, "-c", f"{path}; from {__name__} import tell_tensorflow1; tell_tensorflow1()"]
-    child = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    said = (child.stdout if child.returncode == 0 else child.stderr).strip().splitlines()
-    if child.returncode:
-        last = (
-            said[-1].removeprefix("RuntimeError: ")
-            if said
-            else f"the process that loads it ends with {child.returncode}"
-        )
-        return None, last, None
-    version, missing = json.loads(said[-1])
-    return version, None, missing
-
-
-def tell_tensorflow1() -> None:
-    """Print the version of TensorFlow 1.x, and what it lacks to use a CUDA device."""
-    from truebridge_conformance import _conformance
-
-    version, _, cuda = _conformance.tensorflow1()
-    missing = None if cuda else "it is a build without CUDA: the wheel tensorflow-gpu has one"
-    for library in CUDA_10 if cuda else []:
-        try:
-            ctypes.CDLL(library)
-        except OSError:
-            missing = f"it needs CUDA 10.0 and cuDNN 7, and {library} is not found: see LD_LIBRARY_PATH"
-            break
-    print(json.dumps([version, missing]))
 
 
 def heading(about: dict[str, Any]) -> str:

@@ -54,7 +54,6 @@ COMMANDS = "a command of the check builds, lists or links this framework by name
 #: Why a file outside the rooms names a framework.
 REASONS: dict[str, str] = {
     "conformance/python/truebridge_conformance/_conformance.pyi": TENSORFLOW1,
-    "conformance/python/truebridge_conformance/host.py": TENSORFLOW1,
     "conformance/python/truebridge_conformance/others.py": NUMPY_IS_A_TOOL,
     "conformance/src/lib.rs": "a feature of the crate",
     "conformance/src/python/extension.rs": TENSORFLOW1,

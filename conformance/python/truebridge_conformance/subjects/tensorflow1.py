@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
 import math
 import os
+import pathlib
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -29,6 +33,12 @@ CODES = {
     **{"int64": 9, "bool": 10, "bfloat16": 14, "uint16": 17, "complex128": 18, "float16": 19, "uint32": 22},
     "uint64": 23,
 }
+
+#: What TensorFlow 1.15 looks for before it uses a CUDA device.
+CUDA_10 = [
+    *(f"lib{name}.so.10.0" for name in ("cudart", "cublas", "cufft", "curand", "cusolver", "cusparse")),
+    "libcudnn.so.7",
+]
 
 #: Elements (float32) that a delay multiplies, and how often in one run: less than a millisecond on a GPU.
 OPERAND = 1 << 24
@@ -260,3 +270,36 @@ def bench(device: str) -> Bench | None:
         used=used if device == "cuda" else lambda: 0,
         path=Path("session", given, lambda x: session.run({"x:0": x}, "torch"), 2),
     )
+
+
+def libraries() -> tuple[str | None, str | None, str | None]:
+    """Return the version of TensorFlow 1.x, or why it cannot be used, and why not on a CUDA device.
+
+    A process of its own loads the libraries. The description of the host calls this.
+    """
+    path = f"import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parents[2])!r})"
+    command = [sys.executable, "-c", f"{path}; from {__name__} import tell; tell()"]
+    child = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    said = (child.stdout if child.returncode == 0 else child.stderr).strip().splitlines()
+    if child.returncode:
+        last = (
+            said[-1].removeprefix("RuntimeError: ")
+            if said
+            else f"the process that loads it ends with {child.returncode}"
+        )
+        return None, last, None
+    version, missing = json.loads(said[-1])
+    return version, None, missing
+
+
+def tell() -> None:
+    """Print the version of TensorFlow 1.x, and what it lacks to use a CUDA device."""
+    version, _, cuda = _conformance.tensorflow1()
+    missing = None if cuda else "it is a build without CUDA: the wheel tensorflow-gpu has one"
+    for library in CUDA_10 if cuda else []:
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            missing = f"it needs CUDA 10.0 and cuDNN 7, and {library} is not found: see LD_LIBRARY_PATH"
+            break
+    print(json.dumps([version, missing]))
