@@ -89,6 +89,28 @@ def test_derivatives_of_any_order() -> None:
     assert [float(found) for found in orders(tf.constant(2.0))] == [8, 12, 12, 6]
 
 
+@pytest.mark.parametrize("how", ["a parameter alone", "a detached input", "without parameters"])
+def test_a_derivative_where_no_result_depends_on_the_input(how: str) -> None:
+    """The first one is zeros there, and the second one is the derivative of zeros."""
+    p = torch.nn.Parameter(torch.tensor(3.0))
+    bodies = {
+        "a parameter alone": lambda x: p * 2,
+        "a detached input": lambda x: p * x.detach(),
+        "without parameters": lambda x: x.detach() * 3,
+    }
+    function = tf_function(bodies[how], outputs=tf.TensorSpec([], tf.float32))
+    product = tf.function(lambda x: function(x) * x)
+    x = tf.Variable(2.0)
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            y = product(x)
+        first = inner.gradient(y, x)
+        square = first * first
+    assert (float(y), float(first)) == (12, 6)
+    assert float(outer.gradient(square, x)) == 0
+    assert (p.grad is None) == (how == "without parameters")
+
+
 @pytest.mark.parametrize("steps", [1, 4])
 def test_a_loop_of_the_graph(steps: int) -> None:
     @tf.function  # type: ignore[untyped-decorator, unused-ignore]

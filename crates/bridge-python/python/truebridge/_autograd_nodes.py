@@ -210,7 +210,9 @@ def _differentiated(
         with torch.inference_mode(False):
             sent = crossed([known[k] for k in at])
             wanted = [i for i, x in enumerate(found) if x is not None]
-            made = torch.autograd.grad(targets, [record.inner[i] for i in wanted], sent, create_graph=True)
+            inner = [record.inner[i] for i in wanted]
+            # PyTorch takes no empty list: no result depends on any input.
+            made = torch.autograd.grad(targets, inner, sent, create_graph=True) if inner else []
         outer = filled([None] * len(record.inner), wanted, made)
         return Recorded([*record.inner, *filled([None] * len(known), at, sent)], outer, record.lock)
 
