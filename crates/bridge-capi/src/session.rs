@@ -92,7 +92,7 @@ unsafe fn options(options: *const CSessionOptions) -> Result<SessionOptions> {
     };
     Ok(SessionOptions::default()
         .with_memory_growth((options.no_memory_growth != 0).then_some(false))
-        .with_memory_fraction((options.memory_fraction > 0.0).then_some(options.memory_fraction))
+        .with_memory_fraction((options.memory_fraction != 0.0).then_some(options.memory_fraction))
         .with_visible_devices((!options.visible_devices.is_null()).then(|| devices.to_vec()))
         .with_config((!options.config.is_null()).then(|| config.to_vec())))
 }

@@ -268,6 +268,21 @@ def test_outputs_come_in_the_order_in_which_they_were_declared() -> None:
         assert [result.tolist() for result in results] == [expected[name[0]] for name in outputs]
 
 
+@pytest.mark.parametrize("config", [None, {"GPU": 0}, {"CPU": 2, "GPU": 0}])
+def test_an_output_that_1_15_computes_on_another_device_of_the_host(config: Any) -> None:
+    """It stacks uint32 on XLA_CPU alone, as TensorFlow's own session does without ``allow_soft_placement``."""
+    x = np.arange(3, dtype=np.uint32)
+    graph = saved(lambda: tf.stack([placeholder("uint32", [3])] * 2, name="y"))
+    options = {} if config is None else {"config": v1.ConfigProto(device_count=config)}
+    if config is None and torch.cuda.is_available():
+        pytest.skip("this session has a GPU")
+    with tb.tensorflow1.Session(graph, {"x": ("uint32", [3])}, "y", **options) as session:
+        first, second = (session.run({"x": x}, "numpy")[0] for _ in range(2))
+    assert (first.tolist(), second.tolist()) == ([[0, 1, 2]] * 2, [[0, 1, 2]] * 2)
+    first[...] = 7
+    assert second.tolist() == [[0, 1, 2]] * 2
+
+
 def test_more_of_the_configuration_is_given_as_tensorflow_has_it() -> None:
     config = v1.ConfigProto(device_count={"CPU": 2, "GPU": 0})
     inputs = {"x": ("float32", [None], "/device:CPU:1")}

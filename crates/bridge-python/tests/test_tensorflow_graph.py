@@ -339,6 +339,7 @@ def test_what_is_no_tensor_of_a_graph_is_named(session: Any) -> None:
         (None, [1], None, "dtype"),
         (tf.float32, "text", None, "argument"),
         (tf.float32, [-2], None, "argument"),
+        (tf.float32, [1 << 63], None, "argument"),
         (tf.float32, [Loud()], None, "argument"),
         (tf.float32, [1], Loud(), "argument"),
     ]:

@@ -14,7 +14,9 @@ def typed(tf: Any, dtype: Any, shape: Any) -> "tuple[Any, Any]":
     except (TypeError, ValueError) as error:
         raise of_kind("dtype", f"{shown(dtype)} is not a dtype of TensorFlow") from error
     try:
-        return dtype, tf.TensorShape(shape)
+        lengths = tf.TensorShape(shape)
+        lengths.as_proto()  # a length that has no 64 bits is an error here, before one of TensorFlow's own
+        return dtype, lengths
     except (TypeError, ValueError) as error:
         raise of_kind("argument", f"{shown(shape)} is not a shape: {str(error):.200}") from error
 

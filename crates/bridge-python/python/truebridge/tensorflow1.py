@@ -81,7 +81,7 @@ class Session:
     memory_growth : bool, optional
         GPU memory is taken as it is needed, unless this is ``False``.
     memory_fraction : float, optional
-        The part of the GPU's memory that is taken at most.
+        The part of the GPU's memory that is taken at most: above 0, at most 1.
     visible_devices : sequence of int, optional
         The driver's numbers of the GPUs to use.
     config : ConfigProto or bytes, optional
@@ -199,7 +199,7 @@ class Session:
         BridgeError
             If an input is missing or does not fit, if TensorFlow fails, and as for ``convert``.
         """
-        fed = [(name, _fed(x, copy)) for name, x in _named(feeds, "feeds")]
+        fed = [(name, _fed(name, x, copy)) for name, x in _named(feeds, "feeds")]
         results = self._session.run(fed, target)
         return results if target is None else [_core.convert(y, target) for y in results]
 
@@ -234,7 +234,7 @@ def _options(
     if memory_growth not in (None, False, True):
         raise of_kind("argument", f"memory_growth is {memory_growth!r:.80}: it must be True, False or None")
     if memory_fraction is not None and not isinstance(memory_fraction, int | float):
-        raise of_kind("argument", f"memory_fraction is {memory_fraction!r:.80}: pass a number between 0 and 1")
+        raise of_kind("argument", f"memory_fraction is {memory_fraction!r:.80}: pass a number above 0, at most 1")
     devices = None
     if visible_devices is not None:
         try:
@@ -244,28 +244,35 @@ def _options(
         if not all(0 <= number < 1 << 32 for number in devices):
             text = f"visible_devices is {visible_devices!r:.80}: pass the driver's numbers of GPUs, from 0 on, or []"
             raise of_kind("argument", text)
-    return memory_growth, memory_fraction, devices, None if config is None else _serialised(config)
+    growth = None if memory_growth is None else bool(memory_growth)
+    return growth, memory_fraction, devices, None if config is None else _serialised(config)
 
 
 def _named(given: Any, what: str) -> Iterable[tuple[str, Any]]:
     """Return the items of a dict by names."""
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+    if not isinstance(given, Mapping) or not all(map(_is_text, given)):
         raise of_kind("argument", f'{what} is {given!r:.80}: pass a dict by names of tensors, such as "x:0"')
     return given.items()
+
+
+def _is_text(name: Any) -> bool:
+    """Return whether a name can be passed on: half a surrogate pair is not text."""
+    return isinstance(name, str) and not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _names(given: Any, what: str) -> list[str]:
     """Return one name, or several, as a list."""
     names = [given] if isinstance(given, str) else given
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, Sequence) or not all(map(_is_text, names)):
         raise of_kind("argument", f"{what} is {given!r:.80}: pass a str, or several where there can be")
     return list(names)
 
 
-def _fed(x: Any, copy: bool | None) -> Tensor:
-    if isinstance(x, Tensor) and not copy:
-        return x
-    fed: Tensor = _core.convert(x, "tensorflow1", copy=copy)
+def _fed(name: str, x: Any, copy: bool | None) -> Tensor:
+    fed = x if isinstance(x, Tensor) and not copy else _core.convert(x, "tensorflow1", copy=copy)
+    if not isinstance(fed, Tensor):
+        text = f"the input {name} is fed a container of type {type(x).__name__}: feed one tensor by each name"
+        raise of_kind("not_a_tensor", text)
     return fed
 
 
@@ -289,7 +296,7 @@ def _declared(name: str, how: Any) -> tuple[str, list[int | None] | None, str | 
     dtype, shape, device = (*items, None, None)[:3]
     # "float32", torch.float32, tf.float32, numpy.float32 and numpy.dtype("float32").
     dtype = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
-    if not (device is None or isinstance(device, str)):
+    if not (device is None or _is_text(device)):
         text = f'the device of the input {name} is {device!r:.80}: pass a name, such as "/device:CPU:0"'
         raise of_kind("argument", text)
     return str(dtype).rpartition(".")[2], _lengths(name, shape), device
@@ -299,7 +306,10 @@ def _lengths(name: str, shape: Any) -> list[int | None] | None:
     try:
         if hasattr(shape, "as_list"):  # a TensorShape, of numbers or of Dimensions
             shape = None if shape.rank is None else shape.as_list()
-        return None if shape is None else [None if n is None else operator.index(n) for n in shape]
-    except TypeError as error:
+        lengths = None if shape is None else [None if n is None else operator.index(n) for n in shape]
+        if not all(n is None or 0 <= n < 1 << 63 for n in lengths or []):
+            raise ValueError("a length has 63 bits")
+        return lengths
+    except (TypeError, ValueError) as error:
         text = f"the shape of the input {name} is {shape!r:.80}: pass lengths, with None for those that vary"
         raise of_kind("argument", text) from error

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 pub struct SessionOptions {
     /// Whether GPU memory is taken as it is needed, and not nearly all at once: other frameworks need some.
     pub memory_growth: Option<bool>,
-    /// The share of each GPU's memory that may be taken at most, between 0 and 1.
+    /// The share of each GPU's memory that may be taken at most: above 0, at most 1.
     pub memory_fraction: Option<f64>,
     /// The driver's numbers of the GPUs to use. The first is TensorFlow's `GPU:0`. An empty list means the host only.
     pub visible_devices: Option<Vec<u32>>,
@@ -71,8 +71,8 @@ impl SessionOptions {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Argument`](bridge_core::ErrorKind::Argument) for a `config` that is not a `ConfigProto`, or whose
-    /// list of devices is invalid.
+    /// [`ErrorKind::Argument`](bridge_core::ErrorKind::Argument) for a `config` that is not a `ConfigProto`, for an
+    /// invalid list of devices, and for a fraction that is none.
     pub(crate) fn serialised(&self) -> Result<(Vec<u8>, Option<Vec<u32>>)> {
         let given = self.config.as_deref().map(ConfigProto::decode).transpose().map_err(|error| {
             argument(format!("config is not a serialised ConfigProto ({error}): pass its bytes, or the message itself"))
@@ -81,11 +81,14 @@ impl SessionOptions {
         let of_gpus = given.as_ref().and_then(|given| given.gpu_options.as_ref());
         let list = of_gpus.map(|of_gpus| &of_gpus.visible_device_list).filter(|list| !list.is_empty());
         let listed = list.map(|list| numbers(&String::from_utf8_lossy(list))).transpose()?;
-        let devices = self.visible_devices.iter().flatten().map(u32::to_string).collect::<Vec<_>>();
+        let devices = self.visible_devices.iter().flatten().map(u32::to_string).collect::<Vec<_>>().join(",");
+        if !devices.is_empty() {
+            numbers(&devices)?;
+        }
         let gpu_options = GpuOptions {
-            per_process_gpu_memory_fraction: self.memory_fraction.unwrap_or_default(),
+            per_process_gpu_memory_fraction: self.fraction()?,
             allow_growth: self.memory_growth.unwrap_or(of_gpus.is_none()),
-            visible_device_list: devices.join(",").into(),
+            visible_device_list: devices.into(),
         };
         let none = self.visible_devices.as_ref().is_some_and(Vec::is_empty);
         let device_count = none.then(|| ("GPU".into(), 0)).into_iter().collect();
@@ -94,6 +97,16 @@ impl SessionOptions {
         // Concatenated messages are merged, and later fields take precedence.
         let bytes = [&ours.encode_to_vec(), self.config.as_deref().unwrap_or_default()].concat();
         Ok((bytes, listed.or_else(|| self.visible_devices.clone())))
+    }
+
+    /// The fraction as TensorFlow has it, where 0 is none.
+    fn fraction(&self) -> Result<f64> {
+        match self.memory_fraction {
+            Some(fraction) if !(fraction > 0.0 && fraction <= 1.0) => {
+                Err(argument(format!("memory_fraction is {fraction}: pass a number above 0, at most 1")))
+            }
+            fraction => Ok(fraction.unwrap_or_default()),
+        }
     }
 }
 
@@ -118,7 +131,9 @@ fn numbers(list: &str) -> Result<Vec<u32>> {
     let distinct = numbers.ok().filter(|numbers| (1..numbers.len()).all(|i| !numbers[..i].contains(&numbers[i])));
     distinct.ok_or_else(|| {
         let shown: String = list.chars().take(80).collect();
-        argument(format!("config has the visible_device_list {shown:?}: it must be distinct numbers, such as \"0,1\""))
+        argument(format!(
+            "GPUs are shown by the visible_device_list {shown:?}: it must be distinct numbers, such as \"0,1\""
+        ))
     })
 }
 
@@ -162,6 +177,18 @@ mod tests {
         assert_eq!(read(&with(&[0x32, 2, 0x20, 1, 0x38, 1])), (true, true));
         assert_eq!((read(&given(true)), read(&given(false))), ((true, false), (false, false)));
         assert_eq!(read(&SessionOptions { memory_growth: Some(true), ..with(&[0x32, 2, 0x20, 0]) }), (false, false));
+    }
+
+    #[test]
+    fn a_fraction_that_is_none_and_a_device_twice_are_refused() {
+        let refused = |options: SessionOptions| options.serialised().unwrap_err().to_string();
+        for wrong in [0.0, -0.5, 1.5, f64::NAN, f64::INFINITY] {
+            let message = refused(SessionOptions::default().with_memory_fraction(wrong));
+            assert!(message.contains("memory_fraction is"), "{message}");
+        }
+        assert!(SessionOptions::default().with_memory_fraction(1.0).serialised().is_ok());
+        let message = refused(SessionOptions::default().with_visible_devices(vec![1, 0, 1]));
+        assert!(message.contains("\"1,0,1\": it must be distinct"), "{message}");
     }
 
     #[test]

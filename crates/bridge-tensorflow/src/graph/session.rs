@@ -224,6 +224,10 @@ impl Session {
         &self.devices
     }
 
+    fn has_gpu(&self) -> bool {
+        self.devices.iter().any(|name| name.contains(GPUS))
+    }
+
     /// Queries the streams of the GPUs.
     fn query_streams(&self) -> Result<()> {
         let cuda = self.runtime.has_cuda();
@@ -254,8 +258,7 @@ impl Session {
                 format!("tensorflow has no dtype {} for the input {}", input.dtype, input.name),
             )
         })?;
-        let has_gpu = self.devices.iter().any(|name| name.contains(GPUS));
-        let device = input.device.as_deref().unwrap_or(if has_gpu { c"/device:GPU:0" } else { HOST });
+        let device = input.device.as_deref().unwrap_or(if self.has_gpu() { c"/device:GPU:0" } else { HOST });
         let numbers = &[(PLACE, self.inputs.len() as i64)];
         let node =
             Node { inputs: &[self.handles], types: &[(c"T", code)], numbers, device: Some(device), ..Node::default() };
@@ -280,7 +283,9 @@ impl Session {
         self.names.push(name.to_string());
         let name = format!("{}_{}", node_name("output", name), self.outputs.len());
         let numbers = &[(PLACE, (self.inputs.len() + self.outputs.len()) as i64)];
-        let node = Node { inputs: &[output, self.handles], numbers, beside: Some(output), ..Node::default() };
+        // Where no GPU is, on the host: 1.x has computed some outputs on `XLA_CPU`, which has no kernel of ours.
+        let (beside, device) = if self.has_gpu() { (Some(output), None) } else { (None, Some(HOST)) };
+        let node = Node { inputs: &[output, self.handles], numbers, beside, device, ..Node::default() };
         self.outputs.push(self.graph.add(KEEP.name, &name, &node)?.oper);
         Ok(())
     }
