@@ -91,7 +91,7 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &str) -> Result<&'a 
 /// The pointer is null or writable.
 pub(crate) unsafe fn write<T>(out: *mut T, value: T, name: &str) -> Result<()> {
     non_null(out, name)?;
-    // SAFETY: the caller's obligation; the place need not be initialised.
+    // SAFETY: the caller's obligation; the memory need not be initialised.
     unsafe { out.write(value) };
     Ok(())
 }

@@ -287,7 +287,7 @@ fn wire(from: &Layout, to: &Layout) -> Result<Layout> {
     Layout::new(dtype.ok_or_else(unknown)?, from.shape(), None, 0)
 }
 
-/// Whether the elements fill the bytes from the first one on, each once, in any order of the dimensions.
+/// Returns whether the elements fill the bytes from the first one on, each once, in any order of the dimensions.
 fn is_dense(layout: &Layout) -> bool {
     let steps = layout.shape().iter().zip(layout.strides()).filter(|(length, _)| **length > 1);
     let mut steps: SmallVec<[(i64, i64); 8]> = steps.map(|(length, stride)| (*stride, *length)).collect();
@@ -300,7 +300,7 @@ fn is_dense(layout: &Layout) -> bool {
     })
 }
 
-/// Whether two layouts of one shape put each element in the same place.
+/// Returns whether two layouts of one shape put each element at the same offset.
 fn same(one: &Layout, other: &Layout) -> bool {
     let lengths = one.shape().iter().zip(one.strides().iter().zip(other.strides()));
     lengths.into_iter().all(|(length, (one, other))| *length <= 1 || one == other)

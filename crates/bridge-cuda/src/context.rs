@@ -38,7 +38,7 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// Returns the places in the order of this thread. The first place is any where the thread ends.
+    /// Returns the slots in the order in which this thread tries them. A thread that is ending begins at the first.
     fn places(&self) -> impl Iterator<Item = &AtomicUsize> {
         let begin = BEGIN.try_with(|begin| *begin).unwrap_or_default();
         (0..POOLED).map(move |step| &self.0[(begin + step) % POOLED])

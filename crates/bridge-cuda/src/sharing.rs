@@ -122,7 +122,7 @@ pub trait Sharing: Send + Sync {
     /// It came from [`open`](Self::open), and no work uses it any more; of a pool, none but what is in the stream now.
     unsafe fn close(&self, device: Device, opened: Opened, stream: Stream);
 
-    /// Makes an event that other processes can wait for, and returns its handle beside it.
+    /// Makes an event that other processes can wait for. Returns it with its handle.
     fn event(&self, device: Device) -> Result<(Signal, Handle)>;
 
     /// Opens an event of another process.

@@ -221,7 +221,7 @@ fn pieces(length: usize, size: usize, least: usize) -> impl Iterator<Item = (usi
 /// Transposes `N` rows of `N` units in registers.
 ///
 /// In each round, row `i` and row `i + N / 2` are zipped into the rows `2 * i` and `2 * i + 1`. That rotates the bits
-/// of an element's row and column by one; after as many rounds as a row number has bits, the two have changed places.
+/// of an element's row and column by one; after as many rounds as a row number has bits, the two are swapped.
 ///
 /// # Safety
 ///

@@ -238,7 +238,7 @@ impl Pass {
         }
         let speed = |d: &usize| self.dims[*d].from.unsigned_abs();
         let mut i = (0..self.dims.len()).filter(|d| speed(d) > 0).min_by_key(speed)?;
-        // One load of what repeats reads one sector, whatever lies beside it.
+        // One load of a repeated unit reads one sector, whatever lies next to it.
         if speed(&i) >= SECTOR {
             let repeats = |d: &usize| self.dims[*d].from == 0 && self.dims[*d].length >= LEAST_ACROSS;
             i = (0..self.dims.len()).find(repeats).unwrap_or(i);

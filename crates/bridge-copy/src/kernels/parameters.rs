@@ -90,7 +90,7 @@ pub(crate) struct Tile {
 }
 
 impl Tile {
-    /// The most dimensions beside those of the groups.
+    /// The most dimensions besides those of the groups.
     pub const MOST: usize = 48;
 }
 

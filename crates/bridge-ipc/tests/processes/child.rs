@@ -35,7 +35,7 @@ const ANSWER: &str = "answer: ";
 /// Runs this test in a process without other tests, and returns `false` there.
 ///
 /// A child has what its parent has open, a fork for good and a program until it starts. So a test that forks, or that
-/// needs a file or a socket that nobody else has open, disturbs others or is disturbed by them.
+/// needs a file or a socket that no other process has open, disturbs others or is disturbed by them.
 pub fn runs_alone() -> bool {
     if std::env::var_os(ALONE).is_some() {
         return false;
@@ -227,7 +227,7 @@ pub fn read(tensor: &IpcTensor) -> Result<String> {
     Ok(seen(tensor)?.to_array::<u8>()?.iter().map(|byte| char::from(b'0' + byte)).collect())
 }
 
-/// Returns whether the memory is no longer lent.
+/// Returns whether the memory is no longer shared.
 pub fn is_gone(tensor: &IpcTensor) -> bool {
     tensor.check().is_err_and(|error| error.kind() == ErrorKind::Gone) && ipc().export(tensor).is_err()
 }

@@ -33,7 +33,7 @@ impl Seen {
     ///
     /// # Safety
     ///
-    /// The handle is alive as long as the result. `place` accepts the names of devices of this process alone.
+    /// The handle is alive as long as the result. `place` accepts only the names of devices of this process.
     pub(crate) unsafe fn of(
         eager: &'static EagerRuntime,
         handle: *mut TFE_TensorHandle,
@@ -81,8 +81,8 @@ impl Seen {
         };
         let bytes = address..address + layout.nbytes();
         let reuse = if stream.is_some() { Reuse::Unknown } else { Reuse::InStreamOrder };
-        // SAFETY: the handle keeps the memory, dtype and place are what TensorFlow reports, and TensorFlow works on it in
-        // the one stream of the device.
+        // SAFETY: the handle keeps the memory, dtype and device are what TensorFlow reports, and TensorFlow works on it
+        // in the one stream of the device.
         let memory = unsafe { Memory::new(Allocation { bytes, device, access, stream, reuse }, owner) };
         Lent::new(dtype, layout, memory)
     }

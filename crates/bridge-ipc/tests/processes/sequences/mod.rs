@@ -2,7 +2,7 @@
 //! reorders, drops, damages and truncates what it sends, fills sockets, stops reading and disconnects, and the program
 //! forks.
 //!
-//! An `open` returns the tensor that was asked for, or an error in time; what another exporter lends stays; no process
+//! An `open` returns the tensor that was asked for, or an error in time; what another exporter shares stays; no process
 //! hangs; and no lease, descriptor or memory is left.
 //!
 //! `TRUEBRIDGE_FUZZ` sets the seconds, `TRUEBRIDGE_SEED` the seed.
@@ -64,7 +64,7 @@ impl Beside {
         Self { exporter, tickets, view }
     }
 
-    /// The view is still lent, and the others can be opened.
+    /// The view is still shared, and the others can be opened.
     fn check(&self) -> Result<()> {
         self.view.check()?;
         assert_is_of(&self.view, 0);
@@ -85,7 +85,7 @@ fn assert_is_of(tensor: &IpcTensor, share: u64) {
     assert!(is_good || tensor.check().is_err(), "the view of share {share} is {found:?}");
 }
 
-/// A fork, which opens for itself and finds its parent's view still lent.
+/// A fork, which opens for itself and finds its parent's view still shared.
 fn fork(beside: &Beside) {
     // SAFETY: the child takes no lock that a thread of its parent may hold, which is what is tested.
     let fork = unsafe { libc::fork() };
