@@ -38,7 +38,8 @@ impl<F, T> Conversion<'_, F, T> {
         let reader = if streams { consumer.current_stream(device)? } else { None };
         let ordered = behind(self.ordering, &lent, reader, self.batch)?;
         let lease = Lease::new(lent, reader, copied, consumer, Arc::clone(self.ordering));
-        Ok((self.to.import(Offer::new(Batch::join(self.batch, lease)))?, ordered))
+        let offer = Offer::new(Batch::join(self.batch, lease), self.to.profile());
+        Ok((self.to.import(offer)?, ordered))
     }
 
     /// Returns the device under which the consumer sees the memory.

@@ -92,7 +92,6 @@ mod layout;
 mod leak;
 mod lease;
 mod moved;
-mod offer;
 mod order;
 mod ordering;
 mod output;
@@ -108,7 +107,7 @@ mod sync;
 mod transfer;
 mod views;
 
-pub use adapter::{Adapter, COPY_ALIGNMENT};
+pub use adapter::{Adapter, COPY_ALIGNMENT, Offer};
 pub use advice::Advice;
 #[doc(hidden)]
 pub use advice::python;
@@ -124,7 +123,7 @@ pub use host::HostMemory;
 pub use layout::Layout;
 pub use leak::{Stats, stats};
 pub use lease::Lease;
-pub use offer::Offer;
+
 pub use order::{Dims, MAX_NDIM, Order};
 pub use ordering::{Deferred, Flush, HostOnly, Ordering};
 pub use output::{Output, output};
