@@ -65,7 +65,7 @@ impl Toy {
         let profile = Profile::export_only(name)
             .with_dtypes(vec![DType::UINT8, DType::INT16])
             .with_strides(Strides::Compact)
-            .with_alignment(0)
+            .with_alignment(1)
             .with_devices(vec![DeviceKind::CPU]);
         Self { profile, views: Arc::default(), mistake, last: Default::default() }
     }

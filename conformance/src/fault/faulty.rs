@@ -46,7 +46,7 @@ impl<A: Subject> Faulty<A> {
             }
             Some(Fault::ReadOnlyOverclaimed) => profile.keeps_read_only = true,
             Some(Fault::NegativeStridesAccepted) => profile.strides = Strides::Any,
-            Some(Fault::AlignmentIgnored) => profile.alignment = 0,
+            Some(Fault::AlignmentIgnored | Fault::AlignmentAny) => profile.alignment = 0,
             Some(Fault::AlignmentOdd) => profile.alignment = 48,
             _ => (),
         }

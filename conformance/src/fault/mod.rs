@@ -90,6 +90,8 @@ faults! {
     AlignmentIgnored = "alignment_ignored", "values", Target of Generous -> Strict;
     /// The profile claims an alignment that is not a power of two.
     AlignmentOdd = "alignment_odd", "subject", Target of Generous -> Strict;
+    /// The profile claims any alignment, which no tensor of the framework shows.
+    AlignmentAny = "alignment_any", "subject", Target of Generous -> Common;
     /// The import panics on tensors of two dimensions.
     Panic = "panic", "values", Target of Generous -> Generous;
     /// The import wraps a copy.

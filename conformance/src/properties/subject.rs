@@ -2,7 +2,7 @@
 
 use super::{Outcome, Pair, ensure, same_bytes};
 use crate::model::{self, random_bytes};
-use crate::{Case, Observed, Spec, Subject};
+use crate::{Capabilities, Case, Observed, Spec, Subject};
 use bridge_core::{DType, DeviceKind, Profile, Result};
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ const FILLED: u8 = 0x5a;
 /// Both subjects make, read, write and copy tensors of their own as the suite needs it. Neither adapter is involved.
 pub(super) fn subject<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let (from, to) = pair.profiles();
-    has_a_meaning(from)?;
-    has_a_meaning(to)?;
+    has_a_meaning(from, &pair.from.capabilities())?;
+    has_a_meaning(to, &pair.to.capabilities())?;
     makes_tensors(pair.from, case)?;
     makes_tensors(pair.to, case)?;
     delays(pair.from, case)?;
@@ -21,10 +21,15 @@ pub(super) fn subject<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
 }
 
 /// No case can show what a claim without a meaning is worth.
-fn has_a_meaning(profile: &Profile) -> Outcome {
+fn has_a_meaning(profile: &Profile, can: &Capabilities) -> Outcome {
     let (name, alignment) = (&profile.name, profile.alignment);
     let sound = alignment == 0 || alignment.is_power_of_two();
     ensure!(sound, "{name}: the profile's alignment is a power of two, or 0 for any address, and not {alignment}");
+    let tried = alignment != 0 || profile.owns_memory || can.unaligned;
+    ensure!(
+        tried,
+        "{name}: the profile takes any address, and its subject has no unaligned tensors to show it: state 1"
+    );
     let rank = &profile.rank;
     ensure!(!rank.is_empty(), "{name}: the profile's rank has a number of dimensions in it, and {rank:?} has none");
     Ok(())
