@@ -3,7 +3,9 @@
 use crate::batch::Batch;
 use crate::fill::behind;
 use crate::plan::{decide, landing};
-use crate::{Adapter, Device, DeviceKind, Lease, Lent, Offer, Options, Order, Ordering, Plan, Result, Stream, plan};
+use crate::{
+    Adapter, Device, DeviceKind, Lease, Lent, Offer, Options, Order, Ordering, Plan, Profile, Result, Stream, plan,
+};
 use std::sync::Arc;
 
 /// The owner's stream, and the stream that waits for it.
@@ -13,17 +15,28 @@ pub(crate) type Streams = Option<(Stream, Stream)>;
 pub(crate) struct Conversion<'a, F, T> {
     pub(crate) from: &'a dyn Adapter<Tensor = F>,
     pub(crate) to: &'a dyn Adapter<Tensor = T>,
+    /// What `to` has stated once: a plan, a copy and an offer must mean the same profile, whatever it states later.
+    pub(crate) profile: &'a Profile,
     pub(crate) ordering: &'a Arc<dyn Ordering>,
     pub(crate) options: &'a Options,
     /// The batch that the tensor belongs to, if any.
     pub(crate) batch: Option<&'a Batch>,
 }
 
-impl<F, T> Conversion<'_, F, T> {
+impl<'a, F, T> Conversion<'a, F, T> {
+    pub(crate) fn new(
+        from: &'a dyn Adapter<Tensor = F>,
+        to: &'a dyn Adapter<Tensor = T>,
+        ordering: &'a Arc<dyn Ordering>,
+        options: &'a Options,
+    ) -> Self {
+        Self { from, to, profile: to.profile(), ordering, options, batch: None }
+    }
+
     /// Exports the tensor, and plans.
     pub(crate) fn export(&self, tensor: &F) -> Result<(Lent, Plan)> {
         let lent = self.from.export(tensor)?.permuted(self.options.permute.as_ref())?;
-        let path = plan(&lent, self.to.profile(), self.options)?;
+        let path = plan(&lent, self.profile, self.options)?;
         used(self.from, &lent);
         Ok((lent, path))
     }
@@ -38,13 +51,13 @@ impl<F, T> Conversion<'_, F, T> {
         let reader = if streams { consumer.current_stream(device)? } else { None };
         let ordered = behind(self.ordering, &lent, reader, self.batch)?;
         let lease = Lease::new(lent, reader, copied, consumer, Arc::clone(self.ordering));
-        let offer = Offer::new(Batch::join(self.batch, lease), self.to.profile());
+        let offer = Offer::new(Batch::join(self.batch, lease), self.profile);
         Ok((self.to.import(offer)?, ordered))
     }
 
     /// Returns the device under which the consumer sees the memory.
     pub(crate) fn landing(&self, lent: &Lent) -> Device {
-        landing(lent.device(), self.to.profile(), self.options.requested()).unwrap_or(lent.device())
+        landing(lent.device(), self.profile, self.options.requested()).unwrap_or(lent.device())
     }
 
     /// Returns the order of a copy.
@@ -55,7 +68,7 @@ impl<F, T> Conversion<'_, F, T> {
     /// Returns whether the consumer takes this copy in place.
     pub(crate) fn fits(&self, copy: &Lent) -> bool {
         let options = Options { copy: Some(false), ..*self.options };
-        decide(copy, self.to.profile(), &options, false).is_ok()
+        decide(copy, self.profile, &options, false).is_ok()
     }
 }
 

@@ -60,7 +60,7 @@ pub fn copied_by<F, T>(
     if moves_to(lent.device(), to.profile(), options).is_some() {
         return CopiedBy::Move;
     }
-    let device = Conversion { from, to, ordering, options, batch: None }.landing(lent);
+    let device = Conversion::new(from, to, ordering, options).landing(lent);
     // A tensor without elements takes no memory. It has as many dimensions: not every framework has others.
     let none = Dims::from_elem(0, lent.layout().shape().len().max(1));
     let lends = to.empty(device, lent.dtype(), &none, Order::RowMajor).is_ok()
@@ -85,7 +85,7 @@ impl<F, T> Conversion<'_, F, T> {
             Ok(copied) => return Ok(copied),
             Err(lent) => lent,
         };
-        if self.to.profile().owns_memory {
+        if self.profile.owns_memory {
             return self.by_core_into_consumer(lent, tensor);
         }
         let lent = match self.by_ordering_into_producer(lent)? {
@@ -161,7 +161,7 @@ impl<F, T> Conversion<'_, F, T> {
 
     /// Core copies host memory into fresh memory of its own, of which the consumer imports a view.
     fn by_core(&self, lent: Lent) -> Result<Copied<T>> {
-        let alignment = self.to.profile().alignment_of(lent.dtype());
+        let alignment = self.profile.alignment_of(lent.dtype());
         let copy = host_copy::compact(lent, self.order(), alignment, self.ordering)?;
         let (copy, ordered) = self.import(copy, true)?;
         Ok((copy, ordered, CopiedBy::Host))
@@ -178,7 +178,7 @@ impl<F, T> Conversion<'_, F, T> {
             _ => None,
         };
         let Some((fresh, target)) = fresh.filter(|(_, target)| !share_bytes(target, &lent)) else {
-            let (name, device) = (&self.to.profile().name, lent.device());
+            let (name, device) = (&self.profile.name, lent.device());
             let text = format!(
                 "{name} takes no memory but its own, and the ordering does not copy this tensor on {device} into it"
             );
@@ -190,14 +190,14 @@ impl<F, T> Conversion<'_, F, T> {
 
     /// The consumer copies a tensor that it takes in place, with its own kernels.
     fn by_consumer(&self, lent: Lent) -> Result<Copied<T>> {
-        let (from, to) = (&self.from.profile().name, &self.to.profile().name);
+        let (from, to) = (&self.from.profile().name, &self.profile.name);
         // The consumer copies into row-major order.
         if self.order() == Order::ColumnMajor {
             let text = format!("{from} makes no column-major copy: copy it with the framework that owns it first");
             return Err(Error::new(ErrorKind::CopyNeeded, text).or_advise(Advice::AnyOrder));
         }
-        let read_only = loses_read_only(&lent, self.to.profile()).then(|| "memory that is read-only".into());
-        if let Some(reason) = needed(&lent, self.to.profile(), None).map(|reason| reason.to_string()).or(read_only) {
+        let read_only = loses_read_only(&lent, self.profile).then(|| "memory that is read-only".into());
+        if let Some(reason) = needed(&lent, self.profile, None).map(|reason| reason.to_string()).or(read_only) {
             let text = format!(
                 "{from} makes no copy that {to} can use, and {to} cannot take the tensor in place because of {reason}: make a compact copy with the framework that owns it first"
             );

@@ -2,8 +2,8 @@
 
 use crate::conversion::Conversion;
 use crate::{
-    Access, Adapter, Advice, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Order, Ordering, Result,
-    Stream, host,
+    Access, Adapter, Advice, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Order, Ordering, Profile,
+    Result, Stream, host,
 };
 use std::sync::Arc;
 
@@ -41,21 +41,20 @@ pub(crate) fn is_as_asked(target: &Lent, device: Device, (dtype, shape): (DType,
 /// [`ErrorKind::OutOfMemory`], those of [`Copies::allocate`](crate::Copies::allocate), and [`ErrorKind::CopyNeeded`]
 /// for a device without copies of the ordering, and where its memory is less aligned than the consumer wants it.
 pub(crate) fn fresh_beside<T>(
-    to: &dyn Adapter<Tensor = T>,
+    (to, profile): (&dyn Adapter<Tensor = T>, &Profile),
     ordering: &Arc<dyn Ordering>,
     device: Device,
     (dtype, shape): (DType, &[i64]),
     order: Order,
 ) -> Result<Lent> {
     let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
-    to.profile().check()?;
-    let alignment = to.profile().alignment_of(dtype);
+    profile.check()?;
+    let alignment = profile.alignment_of(dtype);
     if device.kind == DeviceKind::CPU {
         return host::empty(dtype, shape, order, alignment);
     }
     let copies = ordering.copies().ok_or_else(|| {
-        let text =
-            format!("{} has no memory on {device} that can be written to, and the ordering none", to.profile().name);
+        let text = format!("{} has no memory on {device} that can be written to, and the ordering none", profile.name);
         Error::new(ErrorKind::CopyNeeded, text).advise(Advice::Copies)
     })?;
     let consumer = to.consumer();
@@ -65,7 +64,7 @@ pub(crate) fn fresh_beside<T>(
     if lent.layout().numel() > 0 && !lent.data().is_multiple_of(alignment) {
         let text = format!(
             "{} takes addresses that {alignment} divides, and memory on {device} is not aligned so: copy the tensor into memory that is",
-            to.profile().name
+            profile.name
         );
         return Err(Error::new(ErrorKind::CopyNeeded, text));
     }

@@ -21,7 +21,7 @@ impl<F, T> Conversion<'_, F, T> {
             return Ok((fresh, ordered, CopiedBy::Move));
         }
         let (dtype, shape) = (lent.dtype(), lent.layout().shape());
-        let target = fresh_beside(self.to, self.ordering, device, (dtype, shape), self.order())?;
+        let target = fresh_beside((self.to, self.profile), self.ordering, device, (dtype, shape), self.order())?;
         let (ordered, target) = move_into(lent, target, self.from.consumer(), self.ordering)?;
         let (result, _) = self.import(target, true)?;
         Ok((result, ordered, CopiedBy::Move))

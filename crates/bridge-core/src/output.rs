@@ -3,7 +3,7 @@
 use crate::conversion::Conversion;
 use crate::fresh::{fresh_beside, is_as_asked};
 use crate::plan::fits_rank;
-use crate::{Adapter, DType, Device, ErrorKind, Layout, Lent, Options, Order, Ordering, Result, Stream, plan};
+use crate::{Adapter, DType, Device, ErrorKind, Layout, Lent, Options, Order, Ordering, Profile, Result, Stream, plan};
 use std::sync::Arc;
 
 /// Memory that a program writes a result to, before it becomes a tensor of a framework. [`output`] makes it.
@@ -12,6 +12,8 @@ use std::sync::Arc;
 /// [`stream`](Self::stream).
 pub struct Output<'a, T> {
     to: &'a dyn Adapter<Tensor = T>,
+    /// What `to` has stated when the memory was made.
+    profile: &'a Profile,
     ordering: &'a Arc<dyn Ordering>,
     /// The tensor whose memory it is; `None` where a tensor is made of the memory at the end.
     tensor: Option<T>,
@@ -34,7 +36,8 @@ pub fn output<'a, T>(
     dtype: DType,
     shape: &[i64],
 ) -> Result<Output<'a, T>> {
-    fits_rank(shape.len(), to.profile())?;
+    let profile = to.profile();
+    fits_rank(shape.len(), profile)?;
     let device = device.of_one_host();
     let own = match to.empty(device, dtype, shape, Order::RowMajor) {
         Ok(tensor) => Some((to.export(&tensor)?, tensor)),
@@ -42,11 +45,11 @@ pub fn output<'a, T>(
         Err(error) => return Err(error),
     };
     if let Some((lent, tensor)) = own.filter(|(lent, _)| is_as_asked(lent, device, (dtype, shape), Order::RowMajor)) {
-        return Ok(Output { to, ordering, tensor: Some(tensor), lent });
+        return Ok(Output { to, profile, ordering, tensor: Some(tensor), lent });
     }
-    let lent = fresh_beside(to, ordering, device, (dtype, shape), Order::RowMajor)?;
-    plan(&lent, to.profile(), &Options { copy: Some(false), ..Options::default() })?;
-    Ok(Output { to, ordering, tensor: None, lent })
+    let lent = fresh_beside((to, profile), ordering, device, (dtype, shape), Order::RowMajor)?;
+    plan(&lent, profile, &Options { copy: Some(false), ..Options::default() })?;
+    Ok(Output { to, profile, ordering, tensor: None, lent })
 }
 
 impl<T> Output<'_, T> {
@@ -82,10 +85,10 @@ impl<T> Output<'_, T> {
     /// Every element has been written, on the host, or by work that is in the stream: safe code may read them all. A
     /// `bool` is 0 or 1.
     pub unsafe fn finish(self) -> Result<T> {
-        let Self { to, ordering, tensor, lent } = self;
+        let Self { to, profile, ordering, tensor, lent } = self;
         match tensor {
             Some(tensor) => Ok(tensor),
-            None => Ok(Conversion { from: to, to, ordering, options: &Options::default(), batch: None }
+            None => Ok(Conversion { profile, ..Conversion::new(to, to, ordering, &Options::default()) }
                 .import(lent, true)?
                 .0),
         }

@@ -64,7 +64,7 @@ pub fn transfer<F, T>(
     ordering: &Arc<dyn Ordering>,
     options: &Options,
 ) -> Result<(T, Transfer)> {
-    let conversion = Conversion { from, to, ordering, options, batch: None };
+    let conversion = Conversion::new(from, to, ordering, options);
     finish(&conversion, conversion.export(tensor)?, tensor)
 }
 
@@ -84,7 +84,8 @@ pub fn transfer_all<F, T>(
     options: &Options,
 ) -> Result<Vec<(T, Transfer)>, Failed> {
     let batch = Batch::of(tensors.len());
-    let conversion = |from| Conversion { from, to, ordering, options, batch: Some(&batch) };
+    let profile = to.profile();
+    let conversion = |from| Conversion { from, to, profile, ordering, options, batch: Some(&batch) };
     let mut exported = Vec::with_capacity(tensors.len());
     for (index, (from, tensor)) in tensors.iter().enumerate() {
         exported.push(conversion(*from).export(tensor).map_err(|error| Failed { index, error })?);

@@ -8,6 +8,7 @@ use bridge_core::{
     Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, HostOnly, Lent, Offer, Options, Order, Ordering,
     Pending, Permutation, Profile, Result, Strides, copy_into, output, transfer, transfer_all,
 };
+use std::cell::Cell;
 use std::sync::Arc;
 use std::thread;
 
@@ -133,13 +134,19 @@ fn no_lie_of_an_adapter_reaches_memory_that_was_not_lent() {
 struct Broker<'a> {
     profile: Profile,
     taker: &'a Liar,
+    /// How often it states that profile before it states the taker's.
+    states: Cell<u32>,
 }
 
 impl Adapter for Broker<'_> {
     type Tensor = Option<ErrorKind>;
 
     fn profile(&self) -> &Profile {
-        &self.profile
+        let left = self.states.get().checked_sub(1);
+        left.map_or(&self.taker.profile, |left| {
+            self.states.set(left);
+            &self.profile
+        })
     }
 
     fn consumer(&self) -> Arc<dyn Consumer> {
@@ -151,7 +158,15 @@ impl Adapter for Broker<'_> {
     }
 
     fn import(&self, offer: Offer<'_>) -> Result<Option<ErrorKind>> {
-        Ok(offer.accept(self.taker).err().map(|error| error.kind()))
+        let lease = match offer.accept(self.taker) {
+            Ok(lease) => lease,
+            Err(error) => return Ok(Some(error.kind())),
+        };
+        let (Profile { dtypes, devices, rank, strides, .. }, layout) = (&self.taker.profile, lease.layout());
+        assert!(dtypes.contains(&lease.dtype()) && devices.contains(&lease.device().kind));
+        assert!(rank.contains(&layout.shape().len()) && (*strides != Strides::Compact || layout.is_compact()));
+        assert!(lease.data().is_multiple_of(self.taker.profile.alignment_of(lease.dtype())));
+        Ok(None)
     }
 }
 
@@ -173,9 +188,13 @@ fn an_import_refuses_what_was_offered_to_a_profile_that_takes_more() {
     ];
     for (narrow, options, kind) in cases {
         let taker = Liar { profile: narrow, ..Liar::new(Lie::AnotherTensor, false, &counted(&[1])) };
-        let broker = Broker { profile: profile.clone(), taker: &taker };
-        let (refused, _) = transfer(&on_host(), &broker, &counted(&[2, 3]), &ordering, &options).unwrap();
-        assert_eq!(refused, kind);
+        let broker = |states| Broker { profile: profile.clone(), taker: &taker, states: Cell::new(states) };
+        let offered = |states| transfer(&on_host(), &broker(states), &counted(&[2, 3]), &ordering, &options);
+        assert_eq!(offered(u32::MAX).unwrap().0, kind);
+        // It may also state one profile for the plan, and another one for the offer.
+        for states in 0..12 {
+            let _ = offered(states);
+        }
     }
 }
 
