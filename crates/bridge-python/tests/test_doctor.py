@@ -33,6 +33,8 @@ DRIVER: dict[str, Any] = {
 }
 PROFILE = {"private_functions": True}
 TORCH = {"installed": True, "version": "2.11", "build": "CUDA 13.0", "devices": 1, "profile": PROFILE}
+#: A framework that is not one of these is missing.
+MISSING = {"installed": False}
 PRINTED: dict[str, dict[str, Any]] = {
     "driver": DRIVER,
     "torch": {**TORCH, "allocator": "native"},
@@ -48,7 +50,7 @@ def printing(monkeypatch: pytest.MonkeyPatch, **changes: dict[str, Any]) -> None
 
     def run(probes: list[list[str]], *rest: Any) -> list[tuple[int | None, str, str]]:
         names = [arguments[-1] if arguments[0] == "framework" else arguments[0] for arguments in probes]
-        return [(0, json.dumps({**PRINTED[name], **changes.get(name, {})}), "") for name in names]
+        return [(0, json.dumps({**PRINTED.get(name, MISSING), **changes.get(name, {})}), "") for name in names]
 
     monkeypatch.setattr(_doctor, "_run", run)
     monkeypatch.setattr(_doctor, "_imported", lambda: {})

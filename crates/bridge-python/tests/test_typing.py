@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import truebridge as tb
-from truebridge import errors
+from truebridge import _frameworks, errors
 
 numpy = pytest.importorskip("numpy")
 
@@ -60,9 +60,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     else:
         ignored = shutil.ignore_patterns("*.so", "__pycache__")
         shutil.copytree(Path(tb.__file__).parent, packages / "truebridge", ignore=ignored)
+    (packages / "numpy").symlink_to(Path(numpy.__file__).parent)
     for stubs in (FOLDER / "stubs").iterdir():
         shutil.copytree(stubs, packages / f"{stubs.name}-stubs")
-    (packages / "numpy").symlink_to(Path(numpy.__file__).parent)
+    for row in _frameworks.ALL.values():
+        module, _, name = row.tensor.rpartition(".")
+        stub = packages / f"{module}-stubs"
+        if module != "numpy" and not stub.exists():
+            stub.mkdir()
+            (stub / "__init__.pyi").write_text(f"class {name}: ...\n")
     return folder / "bin/python"
 
 
