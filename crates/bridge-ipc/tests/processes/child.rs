@@ -211,7 +211,8 @@ fn obey(
     }
 }
 
-fn ipc() -> Ipc {
+/// Returns the adapter.
+pub fn ipc() -> Ipc {
     // SAFETY: the tests write to shared memory in one process and thread at a time, and read it afterwards.
     unsafe { Ipc::new() }
 }

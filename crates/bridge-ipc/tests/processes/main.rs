@@ -6,6 +6,7 @@ mod fuzz;
 mod history;
 mod line;
 mod names;
+mod programs;
 mod rights;
 mod sequences;
 mod wire;
