@@ -102,6 +102,11 @@ fn keeps_its_memory<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     pair.returned(leased)
 }
 
+/// Returns whether the tensor cannot be written to.
+fn is_constant<X>(subject: &dyn crate::Subject<Tensor = X>, tensor: &X) -> bridge_core::Result<bool> {
+    Ok(!subject.capabilities().writes || subject.observe(tensor)?.read_only)
+}
+
 impl<F, T> Machine<'_, F, T> {
     fn create(&mut self, spec: &Spec, seed: u64) -> Outcome {
         let bytes = model::random_bytes(spec, seed);
@@ -176,8 +181,8 @@ impl<F, T> Machine<'_, F, T> {
         let Entry { tensor, spec, buffer } = &self.alive[which];
         let bytes = model::random_elements(spec, model::numel(&spec.shape), seed);
         match tensor {
-            Held::Source(_) if !self.pair.from.capabilities().writes => return self.read(&self.alive[which]),
-            Held::Target(_) if !self.pair.to.capabilities().writes => return self.read(&self.alive[which]),
+            Held::Source(tensor) if is_constant(self.pair.from, tensor)? => return self.read(&self.alive[which]),
+            Held::Target(tensor) if is_constant(self.pair.to, tensor)? => return self.read(&self.alive[which]),
             Held::Source(tensor) => self.pair.from.write(tensor, &bytes)?,
             Held::Target(tensor) => self.pair.to.write(tensor, &bytes)?,
         }

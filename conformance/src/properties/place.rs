@@ -64,15 +64,16 @@ pub(super) fn honesty<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     Ok(())
 }
 
-/// Read-only memory stays read-only or is refused; a copy is writable. Where nothing writes to the target's tensors,
-/// the source says what has become of its memory, when it has got it back.
+/// Protected memory stays read-only or is refused, memory of tensors that do not change is read-only where the target
+/// keeps it so, and a copy is writable. Where nothing writes to the target's tensors, the source says what has become of
+/// its memory, when it has got it back.
 pub(super) fn read_only<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let (tensor, bytes) = pair.create(case)?;
     let source = pair.from.observe(&tensor)?;
     ensure!(source.read_only == case.spec.read_only, "the source made a tensor with read_only {}", source.read_only);
     let expected = model::expected(&source, None, pair.profiles(), case.copy);
     let Some((view, _)) = as_expected(pair.transfer(&tensor, case.copy), expected)? else { return Ok(()) };
-    let want = source.read_only && expected == Expected::InPlace;
+    let want = expected == Expected::InPlace && (source.read_only || is_kept(pair));
     let old = model::elements(&case.spec, &bytes);
     if !pair.to.capabilities().writes {
         if old.is_empty() {
@@ -81,7 +82,8 @@ pub(super) fn read_only<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         let seen_there = Observed { read_only: want, ..pair.to.observe(&view)? };
         let expected = model::expected(&seen_there, None, pair.profiles_back(), None);
         let Some((back, _)) = as_expected(pair.back(&view, None), expected)? else { return Ok(()) };
-        let want = want && expected == Expected::InPlace;
+        let want =
+            expected == Expected::InPlace && pair.from.profile().keeps_read_only && pair.from.capabilities().writes;
         let got = pair.from.observe(&back)?.read_only;
         ensure!(got == want, "read_only after the way back is {got}, but {want} was expected");
         return same_bytes("the tensor after the way back", &pair.from.read(&back)?, &old);
@@ -97,6 +99,11 @@ pub(super) fn read_only<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     same_bytes("the read-only view after an attempt to write", &pair.to.read(&view)?, &old)?;
     ensure!(written.is_err() || new.is_empty(), "a write through the read-only view was not refused");
     same_bytes("the read-only source", &pair.from.read(&tensor)?, &old)
+}
+
+/// Returns whether views of the source's tensors are read-only because those do not change.
+fn is_kept<F, T>(pair: &Pair<'_, F, T>) -> bool {
+    !pair.from.capabilities().writes && pair.to.profile().keeps_read_only && pair.to.capabilities().writes
 }
 
 /// A write on either side that writes is seen on the other if and only if the tensor crossed in place.
@@ -120,7 +127,7 @@ pub(super) fn aliasing<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         let again = pair.transfer(&tensor, case.copy)?.0;
         same_bytes("a view taken after the write", &pair.to.read(&again)?, &new)?;
     }
-    if pair.to.capabilities().writes {
+    if pair.to.capabilities().writes && !(shared && is_kept(pair)) {
         let new = model::random_elements(&case.spec, count, case.seed ^ 2);
         if shared {
             model::scatter(&case.spec, &mut ours, &new);

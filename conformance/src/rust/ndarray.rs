@@ -89,7 +89,7 @@ impl HostTensors for Arrays {
             shape: array.layout().shape().into(),
             strides: array.layout().strides().into(),
             address: array.data(),
-            read_only: array.access() == Access::ReadOnly,
+            read_only: array.access().forbids_writes(),
             device: Device::CPU,
         })
     }
@@ -105,7 +105,7 @@ impl HostTensors for Arrays {
     }
 
     fn write(&self, array: &HostArray, bytes: &[u8]) -> Result<()> {
-        if array.access() == Access::ReadOnly {
+        if array.access().forbids_writes() {
             return Err(Error::new(ErrorKind::ReadOnly, "the array is read-only"));
         }
         let size = model::itemsize(array.dtype());

@@ -28,6 +28,11 @@ pub enum Habits {
 pub const HABITS: [Habits; 4] = [Habits::Generous, Habits::Common, Habits::Strict, Habits::Immutable];
 
 impl Habits {
+    /// What its own tensors may be used for.
+    fn access(self) -> Access {
+        if self == Self::Immutable { Access::Immutable } else { Access::ReadWrite }
+    }
+
     fn profile(self) -> Profile {
         let whole = DType::NAMED.iter().map(|(dtype, _)| *dtype).filter(|dtype| dtype.itemsize().is_some());
         let (name, strides, alignment, keeps_read_only, leaves_out): (_, _, _, _, &[DType]) = match self {
@@ -160,7 +165,7 @@ impl SimFramework {
                 pending: None,
             },
             device: SimDevice::DEVICE,
-            read_only: false,
+            access: self.habits.access(),
             owner: Owner::Own(block),
         }
     }
@@ -236,7 +241,10 @@ impl Adapter for SimFramework {
                 pending: None,
             },
             device: lease.device(),
-            read_only: lease.access() == Access::ReadOnly && self.profile.keeps_read_only,
+            access: match lease.access() {
+                access if access.forbids_writes() && self.profile.keeps_read_only => access,
+                _ => self.habits.access(),
+            },
             owner: Owner::Foreign(Arc::new(lease)),
         })
     }

@@ -5,7 +5,7 @@ use super::framework::{Current, Habits, OwnStream, SimFramework};
 use super::memory::{Access, Memory};
 use super::tensor::{Owner, SimTensor, View};
 use crate::{Capabilities, Observed, Spec, Subject, model};
-use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Ordering, Pending, Result, Stream};
+use bridge_core::{Access as Rights, Adapter, DType, Device, Error, ErrorKind, Ordering, Pending, Result, Stream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -41,7 +41,8 @@ impl SimFramework {
             address: whole.view.address + spec.align + spec.offset * itemsize,
             pending: spec.pending,
         };
-        let tensor = SimTensor { view, read_only: spec.read_only, ..whole.clone() };
+        let access = if spec.read_only { Rights::ReadOnly } else { whole.access };
+        let tensor = SimTensor { view, access, ..whole.clone() };
         (whole, tensor)
     }
 
@@ -51,7 +52,7 @@ impl SimFramework {
     }
 
     pub(super) fn writable(&self, tensor: &SimTensor) -> Result<()> {
-        match tensor.read_only || !self.writes() {
+        match tensor.access.forbids_writes() {
             true => Err(Error::new(ErrorKind::Framework, "the tensor is read-only")),
             false => Ok(()),
         }
@@ -101,7 +102,7 @@ impl Subject for SimFramework {
     fn observe(&self, tensor: &SimTensor) -> Result<Observed> {
         let View { dtype, shape, strides, address, .. } = tensor.view.clone();
         // Where tensors cannot be written to, none shows whether its memory is read-only.
-        let read_only = tensor.read_only && self.writes();
+        let read_only = tensor.access.forbids_writes() && self.writes();
         Ok(Observed { dtype, shape, strides, address, read_only, device: tensor.device })
     }
 

@@ -36,11 +36,11 @@ impl Owner {
 pub struct SimTensor {
     pub(super) view: View,
     pub(super) device: Device,
-    pub(super) read_only: bool,
+    pub(super) access: Rights,
     pub(super) owner: Owner,
 }
 
-bridge_core::debug_fields!(impl[] SimTensor: read_only);
+bridge_core::debug_fields!(impl[] SimTensor: access);
 
 /// Which bytes a tensor means, without keeping them alive: what work in a stream knows of it.
 #[derive(Clone)]
@@ -132,7 +132,7 @@ unsafe impl DeviceBuffer for SimBuffer {
         self.tensor.device
     }
     fn access(&self) -> Rights {
-        if self.tensor.read_only { Rights::ReadOnly } else { Rights::ReadWrite }
+        self.tensor.access
     }
     fn stream(&self) -> Option<Stream> {
         Some(self.stream)

@@ -74,7 +74,7 @@ def test_tensorflow() -> None:
         tensors = tensorflow.constant([[1.0, 2.0], [3.0, 4.0]]), tensorflow.constant(3, tensorflow.int32)
         variable = tensorflow.Variable([1.0, 2.0])
     for tensor in tensors:
-        assert borrowed(tensor) == said(np.asarray(memoryview(tensor)))
+        assert borrowed(tensor) == said(np.asarray(memoryview(tensor)), read_only=True)
     assert borrowed(variable)["shape"] == [2]
 
 

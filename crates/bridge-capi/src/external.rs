@@ -4,7 +4,7 @@ use crate::pointers::{borrow, drop_raw, into_raw, non_null, text, write};
 use crate::status::{Status, answer, refused};
 use crate::tensor::{CDType, CDevice, CTensor, Caller, TB_MAX_NDIM};
 use crate::transfer;
-use bridge_core::{Access, Adapter, DType, Device, Error, ErrorKind, MAX_NDIM, Options, Result};
+use bridge_core::{Adapter, DType, Device, Error, ErrorKind, MAX_NDIM, Options, Result};
 use bridge_tensorflow::{External, GraphEdges, Runtime, Series};
 use std::ffi::{CString, c_char, c_void};
 use std::path::Path;
@@ -75,7 +75,7 @@ fn info(external: &CExternal) -> Result<CInfo> {
         dtype: DType::into(lent.dtype()),
         device: Device::into(lent.device()),
         ndim: lengths.len() as i32,
-        read_only: i32::from(lent.buffer().access() == Access::ReadOnly),
+        read_only: i32::from(lent.buffer().access().forbids_writes()),
         shape,
     })
 }

@@ -3,7 +3,7 @@
 use crate::pointers::{borrow, drop_raw, into_raw, non_null, slice, text, write};
 use crate::status::{Status, answer, quietly, refused};
 use crate::tensor::{CMemory, CTensor, Caller};
-use bridge_core::{Access, Adapter, Options, Result};
+use bridge_core::{Adapter, Options, Result};
 use bridge_ipc::{Ipc, IpcTensor, Opened, Parcel, Ticket, Writing, process};
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn tb_tensor_info(tensor: *const CTensor, out: *mut CMemor
         // SAFETY: the pointers are null or what the header says.
         unsafe {
             let lent = borrow(tensor, "tensor")?.lent();
-            let (layout, read_only) = (lent.layout(), lent.buffer().access() == Access::ReadOnly);
+            let (layout, read_only) = (lent.layout(), lent.buffer().access().forbids_writes());
             let memory = CMemory {
                 data: ptr::with_exposed_provenance_mut::<c_void>(lent.data()),
                 shape: layout.shape().as_ptr(),

@@ -13,6 +13,8 @@ pub enum Advice {
     AllowMove,
     /// Ask for a copy.
     Copy,
+    /// Promise to write nothing.
+    PromiseReadOnly,
     /// Copy the tensor by itself first.
     CopyFirst,
     /// Ask for no device, or for another one.
@@ -51,6 +53,7 @@ words! {
         AllowCopy => "allow a copy, with Options::copy at None",
         AllowMove => "allow a move, with Options::copy at None",
         Copy => "ask for a copy, with Options::copied()",
+        PromiseReadOnly => "promise not to write to the result, with Options::read_only",
         CopyFirst => "copy the tensor first, for example with Options::copied()",
         OtherDevice => "leave Options::device out, or name another device",
         MoveToHost => "move it, with Options::device at Device::CPU",
@@ -70,6 +73,7 @@ pub mod python {
             AllowCopy => "pass copy=None to allow a copy",
             AllowMove => "pass copy=None to allow a move",
             Copy => "pass copy=True",
+            PromiseReadOnly => "pass read_only=True to promise that you do not write to the result",
             CopyFirst => "copy the tensor first, for example with copy=True",
             OtherDevice => "leave device= out, or pass another",
             MoveToHost => "pass device=\"cpu\" to move it",

@@ -9,13 +9,24 @@ use std::ops::Range;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Access {
-    /// The view must not be written to.
+    /// The memory is protected: the view must not be written to, and what would allow that is refused.
     ReadOnly,
+    /// The view must not be written to, and its users promise that: the tensors of the owner's framework do not change
+    /// (TensorFlow, JAX), or the caller asked for it ([`Options::read_only`](crate::Options::read_only)). A consumer that
+    /// keeps read-only memory makes the view read-only; the others take it as it is.
+    Immutable,
     /// Not stated by the producer, as in an unversioned DLPack capsule. A consumer that keeps read-only memory may
     /// treat it as read-only, as NumPy does; the others treat it as writable.
     Unstated,
     /// The view may be read and written.
     ReadWrite,
+}
+
+impl Access {
+    /// Returns whether a view must not be written to.
+    pub const fn forbids_writes(self) -> bool {
+        matches!(self, Self::ReadOnly | Self::Immutable)
+    }
 }
 
 /// When the owner's allocator may reuse the memory, once the buffer has been dropped.
@@ -174,6 +185,7 @@ struct Facts {
     dtype: DType,
     pending: Option<Pending>,
     device: Device,
+    access: Access,
     layout: Layout,
 }
 
@@ -197,8 +209,8 @@ impl<B: DeviceBuffer> Tensor for Whole<B> {
     }
 }
 
-// SAFETY: every method is that of the buffer inside, whose implementer has made the promises. The facts beside it are
-// plain values.
+// SAFETY: every method is that of the buffer inside, whose implementer has made the promises, but for the access, which is
+// that of the buffer, or what a copy or the caller's promise makes of it. The facts beside it are plain values.
 unsafe impl<B: DeviceBuffer> DeviceBuffer for Whole<B> {
     fn address(&self) -> usize {
         self.buffer.address()
@@ -210,7 +222,7 @@ unsafe impl<B: DeviceBuffer> DeviceBuffer for Whole<B> {
         self.buffer.device()
     }
     fn access(&self) -> Access {
-        self.buffer.access()
+        self.facts.access
     }
     fn stream(&self) -> Option<Stream> {
         self.buffer.stream()
@@ -236,7 +248,8 @@ impl Lent {
         if dtype.itemsize() != Some(layout.itemsize()) {
             return Err(Error::new(ErrorKind::Layout, format!("the layout was not made for dtype {dtype}")));
         }
-        let facts = Facts { dtype, pending: None, device: buffer.device().of_one_host(), layout };
+        let facts =
+            Facts { dtype, pending: None, device: buffer.device().of_one_host(), access: buffer.access(), layout };
         Ok(Self(Box::new(Whole { facts, buffer })))
     }
 
@@ -324,6 +337,20 @@ impl Lent {
     /// Returns the same tensor, seen as memory of `device`.
     pub(crate) fn seen_on(mut self, device: Device) -> Self {
         self.0.facts_mut().device = device;
+        self
+    }
+
+    /// Returns the same tensor for a caller who promises not to write to its views.
+    pub(crate) fn promised(mut self) -> Self {
+        self.0.facts_mut().access = Access::Immutable;
+        self
+    }
+
+    /// Returns the same tensor as a copy that no other code has: its framework would not write to it, its views may.
+    pub(crate) fn fresh(mut self) -> Self {
+        if self.buffer().access() == Access::Immutable {
+            self.0.facts_mut().access = Access::ReadWrite;
+        }
         self
     }
 

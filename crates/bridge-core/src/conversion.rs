@@ -4,7 +4,8 @@ use crate::batch::Batch;
 use crate::fill::behind;
 use crate::plan::{decide, landing};
 use crate::{
-    Adapter, Device, DeviceKind, Lease, Lent, Offer, Options, Order, Ordering, Plan, Profile, Result, Stream, plan,
+    Access, Adapter, Device, DeviceKind, Lease, Lent, Offer, Options, Order, Ordering, Plan, Profile, Result, Stream,
+    plan,
 };
 use std::sync::Arc;
 
@@ -38,13 +39,15 @@ impl<'a, F, T> Conversion<'a, F, T> {
         let lent = self.from.export(tensor)?.permuted(self.options.permute.as_ref())?;
         let path = plan(&lent, self.profile, self.options)?;
         used(self.from, &lent);
-        Ok((lent, path))
+        // A target that keeps protected memory read-only needs no promise for it.
+        let kept = lent.buffer().access() == Access::ReadOnly && self.profile.keeps_read_only;
+        Ok((if self.options.read_only && !kept { lent.promised() } else { lent }, path))
     }
 
     /// Orders the consumer's stream after the owner's, and imports the memory.
     pub(crate) fn import(&self, lent: Lent, copied: bool) -> Result<(T, Streams)> {
         let device = self.landing(&lent);
-        let lent = lent.seen_on(device);
+        let lent = if copied { lent.fresh() } else { lent }.seen_on(device);
         let consumer = self.to.consumer();
         // The host reads memory of the host, whatever stream a consumer names.
         let streams = lent.buffer().stream().is_some() && device.kind != DeviceKind::CPU;

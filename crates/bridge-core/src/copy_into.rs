@@ -6,8 +6,7 @@ use crate::moved::{move_into, no_moves};
 use crate::overlap::{repeats, share_bytes};
 use crate::plan::{moved_between, usable};
 use crate::{
-    Access, Adapter, Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result,
-    Stream,
+    Adapter, Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream,
 };
 use std::sync::Arc;
 
@@ -120,7 +119,7 @@ fn movable(source: Device, target: Device, ordering: &Arc<dyn Ordering>) -> Resu
 
 /// Refuses a target that must not be written to.
 fn writable(target: &Lent) -> Result<()> {
-    if target.buffer().access() == Access::ReadOnly {
+    if target.buffer().access().forbids_writes() {
         return Err(Error::new(ErrorKind::ReadOnly, "the target is read-only: pass one that may be written"));
     }
     if repeats(target.layout()) {

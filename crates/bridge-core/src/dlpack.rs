@@ -325,7 +325,7 @@ pub fn wrap_with<M: ManagedTensorBase>(lease: Lease, release: fn(Lease)) -> (Man
     let (dtype, device, data) = (lease.dtype(), lease.device(), lease.data());
     let prepared = prepare(lease.layout());
     let mut flags = DlpackFlags::empty();
-    flags.set(DlpackFlags::READ_ONLY, lease.access() == Access::ReadOnly);
+    flags.set(DlpackFlags::READ_ONLY, lease.access().forbids_writes());
     flags.set(DlpackFlags::IS_COPIED, lease.is_copy());
     let lease = Arc::new(Held { lease: Mutex::new(Some(lease)), release });
     // SAFETY: dtype, layout and address are those of the lease, which the context keeps alive until the deleter.

@@ -135,6 +135,11 @@ impl Lease {
         (self.lent().buffer().address(), self.lent().buffer().len())
     }
 
+    /// Returns the addresses of a compact tensor's elements.
+    pub fn compact_bytes(&self) -> Range<usize> {
+        self.data()..self.data() + self.layout().nbytes()
+    }
+
     fn give_back(&mut self) -> Returned {
         let Some(lent) = self.lent.take() else { return Returned::Now };
         let Some(Ordered { owner, reader, unknown }) = self.ordered.take() else { return Returned::Now };

@@ -101,6 +101,7 @@ mod permutation;
 mod plan;
 pub mod poison;
 mod profile;
+mod protected;
 mod spans;
 mod stream;
 mod sync;
@@ -132,6 +133,7 @@ pub use owner::Owner;
 pub use permutation::Permutation;
 pub use plan::{Options, Plan, Reason, plan};
 pub use profile::{Profile, Strides};
+pub use protected::{Imported, Protected};
 pub use spans::Spans;
 pub use stream::Stream;
 #[cfg(shuttle)]

@@ -31,6 +31,9 @@ pub struct Options {
     pub order: Option<Order>,
     /// The dimensions of the result, in terms of the tensor's. `None`: as they are.
     pub permute: Option<Permutation>,
+    /// Whether the caller promises not to write to the result. A target that does not keep read-only memory read-only
+    /// then takes it in place.
+    pub read_only: bool,
 }
 
 impl Options {
@@ -41,12 +44,12 @@ impl Options {
 
     /// Returns the request for no copy: the result shares the memory, or there is an error.
     pub const fn in_place() -> Self {
-        Self { copy: Some(false), device: None, order: None, permute: None }
+        Self { copy: Some(false), device: None, order: None, permute: None, read_only: false }
     }
 
     /// Returns the request for a copy, in any case.
     pub const fn copied() -> Self {
-        Self { copy: Some(true), device: None, order: None, permute: None }
+        Self { copy: Some(true), ..Self::in_place() }
     }
 
     /// Returns the same requests with another [`copy`](Self::copy).
@@ -71,6 +74,12 @@ impl Options {
     #[must_use]
     pub fn with_permute(self, permute: impl Into<Option<Permutation>>) -> Self {
         Self { permute: permute.into(), ..self }
+    }
+
+    /// Returns the same requests with another [`read_only`](Self::read_only).
+    #[must_use]
+    pub fn with_read_only(self, read_only: bool) -> Self {
+        Self { read_only, ..self }
     }
 }
 
@@ -147,7 +156,8 @@ impl fmt::Display for Reason {
 /// - [`ErrorKind::Device`]: the target has no device of the tensor's kind, or none of the kind that `options` name.
 /// - [`ErrorKind::Dtype`]: the target has no such dtype.
 /// - [`ErrorKind::Layout`]: the target's tensors have no such number of dimensions ([`Profile::rank`]).
-/// - [`ErrorKind::ReadOnly`]: it is read-only, the target would make it writable, and no copy is made.
+/// - [`ErrorKind::ReadOnly`]: it is protected ([`Access::ReadOnly`]), the target would make it writable, no copy is made,
+///   and the caller does not promise to write nothing ([`Options::read_only`]).
 /// - [`ErrorKind::CopyNeeded`]: it must be copied or moved, and `copy` is `Some(false)`.
 pub fn plan(lent: &Lent, target: &Profile, options: &Options) -> Result<Plan> {
     decide(lent, target, options, target.owns_memory)
@@ -196,9 +206,9 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
     let foreign = foreign.then_some(Reason::ForeignMemory);
     match (options.copy, needed(lent, target, order).or(foreign)) {
         (Some(true), reason) => Ok(Plan::Copy(reason.unwrap_or(Reason::Asked))),
-        (_, None) if loses_read_only(lent, target) => {
+        (_, None) if loses_read_only(lent, target) && !options.read_only => {
             let text = format!("the tensor is read-only, and {name} would let you write to it");
-            Err(Error::new(ErrorKind::ReadOnly, text).advise(Advice::Copy))
+            Err(Error::new(ErrorKind::ReadOnly, text).advise(Advice::Copy).advise(Advice::PromiseReadOnly))
         }
         (_, None) => Ok(Plan::ZeroCopy),
         (None, Some(reason)) => Ok(Plan::Copy(reason)),
@@ -210,7 +220,7 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
     }
 }
 
-/// Returns whether the target would let the user write to a tensor that is read-only.
+/// Returns whether the target would let the user write to a tensor whose memory is protected.
 pub(crate) fn loses_read_only(lent: &Lent, target: &Profile) -> bool {
     lent.buffer().access() == Access::ReadOnly && !target.keeps_read_only
 }

@@ -224,7 +224,7 @@ impl DeviceArray {
     /// Those of [`read`](Self::read), and [`ErrorKind::ReadOnly`].
     pub fn write<T: Element>(&mut self) -> Result<Writing<'_, T>> {
         self.linear::<T>()?;
-        if self.access == Access::ReadOnly {
+        if self.access.forbids_writes() {
             return Err(read_only());
         }
         Writing::new(self)

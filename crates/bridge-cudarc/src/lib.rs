@@ -45,8 +45,8 @@ pub use element::Element;
 pub use views::{Reading, Writing};
 
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Offer, Order, Profile, Result,
-    Stream, Strides, Views,
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Offer, Order, Profile, Result, Stream,
+    Strides, Views,
 };
 use context::{device_of, handle_of};
 use cudarc::driver::{CudaContext, CudaStream};
@@ -166,10 +166,7 @@ impl Adapter for Cudarc {
     }
 
     fn overwritten(&self, array: &DeviceArray) -> Result<()> {
-        match array.access() {
-            Access::ReadOnly => Err(array::read_only()),
-            _ => Ok(()),
-        }
+        if array.access().forbids_writes() { Err(array::read_only()) } else { Ok(()) }
     }
 
     /// Allocates with `cudarc`, in the adapter's stream.

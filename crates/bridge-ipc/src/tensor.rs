@@ -210,12 +210,10 @@ impl Adapter for Ipc {
     }
 
     fn overwritten(&self, tensor: &IpcTensor) -> Result<()> {
-        match tensor.access {
-            Access::ReadOnly => {
-                Err(Error::new(ErrorKind::ReadOnly, "the tensor was shared for reading: copy it first"))
-            }
-            _ => Ok(()),
+        if tensor.access.forbids_writes() {
+            return Err(Error::new(ErrorKind::ReadOnly, "the tensor was shared for reading: copy it first"));
         }
+        Ok(())
     }
 
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<IpcTensor> {

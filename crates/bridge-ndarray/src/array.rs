@@ -212,7 +212,7 @@ impl HostArray {
     /// array or elsewhere. Elements of `bool` are 0 or 1.
     pub unsafe fn view_mut<T: Element>(&mut self) -> Result<ArrayViewMutD<'_, T>> {
         self.is_of::<T>()?;
-        if self.access == Access::ReadOnly {
+        if self.access.forbids_writes() {
             return Err(read_only());
         }
         if repeats(&self.layout) {

@@ -38,8 +38,8 @@ pub use array::HostArray;
 pub use element::Element;
 
 use bridge_core::{
-    Access, Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Memory, Offer, Order,
-    Profile, Result, Strides, Views,
+    Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Memory, Offer, Order, Profile,
+    Result, Strides, Views,
 };
 use std::sync::Arc;
 
@@ -97,10 +97,7 @@ impl Adapter for NdArray {
     }
 
     fn overwritten(&self, array: &HostArray) -> Result<()> {
-        match array.access() {
-            Access::ReadOnly => Err(array::read_only()),
-            _ => Ok(()),
-        }
+        if array.access().forbids_writes() { Err(array::read_only()) } else { Ok(()) }
     }
 
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<HostArray> {

@@ -94,7 +94,7 @@ impl<'a> Borrowed<'a> {
 
     /// Returns whether the memory must not be written to.
     pub fn is_read_only(&self) -> bool {
-        self.access == Access::ReadOnly
+        self.access.forbids_writes()
     }
 
     /// Returns the framework's current stream of the device on this thread; `None` for host memory, which is ready.

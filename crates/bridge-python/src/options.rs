@@ -17,6 +17,7 @@ pub(crate) struct Keywords<'a, 'py> {
     pub(crate) permute: Option<&'a PyTensor<'py>>,
     pub(crate) detach: bool,
     pub(crate) via: Option<&'a PyTensor<'py>>,
+    pub(crate) read_only: bool,
 }
 
 impl<'py> Keywords<'_, 'py> {
@@ -48,7 +49,8 @@ impl<'py> Keywords<'_, 'py> {
             .with_copy(self.copy)
             .with_device(self.device.map(device::device).transpose()?)
             .with_order(self.order.map(order).transpose()?)
-            .with_permute(self.permute.map(permutation).transpose()?))
+            .with_permute(self.permute.map(permutation).transpose()?)
+            .with_read_only(self.read_only))
     }
 
     /// Returns whether the caller wants the way through the host.
@@ -107,7 +109,8 @@ macro_rules! takes_keywords {
         $(#[$about])*
         #[pyo3::pyfunction]
         #[pyo3(signature = (
-            $($argument,)+ *, copy=None, device=None, order=None, permute=None, detach=false, via=None
+            $($argument,)+ *, copy=None, device=None, order=None, permute=None, detach=false, via=None,
+            read_only=false
         ))]
         #[allow(clippy::too_many_arguments, reason = "the keywords of conversions")]
         pub(crate) fn $name<'py>(
@@ -118,8 +121,9 @@ macro_rules! takes_keywords {
             permute: Option<&bridge_pyo3::PyTensor<'py>>,
             detach: bool,
             via: Option<&bridge_pyo3::PyTensor<'py>>,
+            read_only: bool,
         ) -> pyo3::PyResult<bridge_pyo3::PyTensor<'py>> {
-            let $keywords = $crate::options::Keywords { copy, device, order, permute, detach, via };
+            let $keywords = $crate::options::Keywords { copy, device, order, permute, detach, via, read_only };
             $body
         }
         )+

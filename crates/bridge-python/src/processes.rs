@@ -194,7 +194,8 @@ pub(crate) fn ipc_road(py: Python<'_>, tensor: &PyTensor<'_>) -> PyResult<&'stat
 
 /// Opens a ticket, for the framework named ``target``. Returns the tensors, and the text about their tree.
 #[pyfunction]
-#[pyo3(signature = (ticket, target, copy, device, order, permute))]
+#[expect(clippy::too_many_arguments, reason = "the keywords of conversions")]
+#[pyo3(signature = (ticket, target, copy, device, order, permute, read_only))]
 pub(crate) fn ipc_open<'py>(
     py: Python<'py>,
     ticket: &Bound<'py, PyAny>,
@@ -203,12 +204,13 @@ pub(crate) fn ipc_open<'py>(
     device: Option<&PyTensor<'py>>,
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
+    read_only: bool,
 ) -> PyResult<(Bound<'py, PyList>, Option<String>)> {
     let open = |call: Option<&trace::Call>| {
         let (ticket, target) = (read(ticket)?, frameworks::named(target)?);
         call.iter().for_each(|call| call.to(target.name()));
         let to = target.open(py)?;
-        let options = Keywords { copy, device, order, permute, ..Keywords::default() }.read()?;
+        let options = Keywords { copy, device, order, permute, read_only, ..Keywords::default() }.read()?;
         // The process that answers may be this one, and then its thread needs the interpreter.
         let Opened { tensors, tree } = py.detach(|| bridge_ipc::open(&ticket))?;
         // SAFETY: Python has no references to elements: programs order the uses of memory that they share.

@@ -231,6 +231,28 @@ def test_memory_that_is_not_the_frameworks_is_left_alone(tmp_path: Path) -> None
     assert path.read_bytes() == ONES
 
 
+@pytest.mark.parametrize("made", ["a constant of tensorflow", "a read-only array"])
+def test_a_write_through_a_view_that_must_not_be_written_to_is_found(made: str) -> None:
+    values = np.ones(LENGTH, np.float32)
+    values.flags.writeable = False
+    if made == "a constant of tensorflow":
+        values = pytest.importorskip("tensorflow").constant(values)
+    with warnings.catch_warnings(), tb.debug() as debug:
+        warnings.simplefilter("ignore", tb.BridgeDebugWarning)
+        view = tb.to_torch(values, copy=False, read_only=True)
+        assert float(view.sum()) == LENGTH
+        del view
+        assert not debug.findings
+        view = tb.to_torch(values, copy=False, read_only=True)
+        view[7] = 5
+        del view
+        copy = tb.to_torch(values, copy=True)
+        copy[7] = 6
+        del copy
+    assert [(found.kind, found.target, found.file) for found in debug.findings] == [("write", "torch", __file__)]
+    assert "copy=True" in str(debug.findings[0])
+
+
 def test_a_read_only_array_is_left_alone() -> None:
     with tb.debug() as debug:
         values = array()

@@ -130,6 +130,7 @@ def test_writing_is_as_the_share_says(other: Other) -> None:
     with pytest.raises(tb.BridgeBufferError, match="read-only"):
         tb.open(ticket, "torch")
     assert tb.open(ticket, "torch", copy=True).tolist() == [0, 0]
+    assert tb.open(ticket, "torch", copy=False, read_only=True).tolist() == [0, 0]
 
 
 def test_a_view_of_a_dead_process_can_be_read(other: Other) -> None:

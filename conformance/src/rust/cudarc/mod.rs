@@ -272,7 +272,7 @@ impl Subject for CudarcSubject {
             shape: array.layout().shape().into(),
             strides: array.layout().strides().into(),
             address: array.data() as usize,
-            read_only: array.access() == Access::ReadOnly,
+            read_only: array.access().forbids_writes(),
             device: array.device(),
         })
     }
@@ -291,7 +291,7 @@ impl Subject for CudarcSubject {
     }
 
     fn write(&self, array: &DeviceArray, bytes: &[u8]) -> Result<()> {
-        if array.access() == Access::ReadOnly {
+        if array.access().forbids_writes() {
             return Err(Error::new(ErrorKind::ReadOnly, "the array is read-only"));
         }
         if bytes.is_empty() {

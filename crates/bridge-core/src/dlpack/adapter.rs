@@ -65,7 +65,7 @@ impl Tensor {
     /// is read-only.
     pub fn into_managed<M: ManagedTensorBase>(self) -> Managed<M> {
         let mut flags = DlpackFlags::empty();
-        flags.set(DlpackFlags::READ_ONLY, self.access() == Access::ReadOnly);
+        flags.set(DlpackFlags::READ_ONLY, self.access().forbids_writes());
         let (prepared, dtype, device, data) = (prepare(self.layout()), self.dtype(), self.device(), self.data());
         // SAFETY: all of it is of this tensor, which the context keeps.
         unsafe { managed(prepared, dtype, device, data, flags, self.0) }

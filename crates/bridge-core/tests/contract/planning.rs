@@ -123,6 +123,14 @@ fn every_refusal() {
     assert_eq!(planned(read_only, None), Err(ErrorKind::ReadOnly));
     assert_eq!(planned(read_only, Some(false)), Err(ErrorKind::ReadOnly));
     assert_eq!(planned(read_only, Some(true)), Ok(Plan::Copy(Reason::Asked)));
+    // What no consumer of the caller writes to crosses, by the contract of its framework or by the caller's promise.
+    assert_eq!(planned(|paper| paper.access = Access::Immutable, Some(false)), Ok(Plan::ZeroCopy));
+    let mut paper = Paper::new(&Log::default());
+    read_only(&mut paper);
+    let office = Office::new(Strides::Any);
+    let lent = office.export(&Item::Own(paper)).unwrap();
+    let promised = Options::in_place().with_read_only(true);
+    assert_eq!(plan(&lent, office.profile(), &promised).ok(), Some(Plan::ZeroCopy));
     let reversed: Change = |paper| (paper.access, paper.strides) = (Access::ReadOnly, vec![-3, 1]);
     assert_eq!(planned(reversed, None), Ok(Plan::Copy(Reason::NegativeStrides)));
     assert_eq!(planned(reversed, Some(false)), Err(ErrorKind::CopyNeeded));

@@ -109,6 +109,30 @@ fn an_offer_is_for_the_consumer_that_waits_and_read_only_memory_for_one_that_kee
 }
 
 #[test]
+fn a_promise_to_write_nothing_takes_protected_memory_across() {
+    for keeps in [true, false] {
+        let mut setup = Setup::new();
+        setup.to.profile.keeps_read_only = keeps;
+        let access_of = |access, options: Options| {
+            let paper = Item::Own(Paper { access, ..setup.paper() });
+            let crossed = transfer(&setup.from, &setup.to, &paper, &setup.ordering, &options);
+            crossed
+                .map(|(item, _)| match item {
+                    Item::Leased(lease) => lease.access(),
+                    Item::Own(paper) => paper.access,
+                })
+                .map_err(|error| error.kind())
+        };
+        let promised = Options::in_place().with_read_only(true);
+        let protected = if keeps { Access::ReadOnly } else { Access::Immutable };
+        assert_eq!(access_of(Access::ReadOnly, promised), Ok(protected));
+        assert_eq!(access_of(Access::ReadWrite, promised), Ok(Access::Immutable));
+        assert_eq!(access_of(Access::Immutable, Options::in_place()), Ok(Access::Immutable));
+        assert_eq!(access_of(Access::ReadWrite, Options::copied().with_read_only(true)), Ok(Access::ReadWrite));
+    }
+}
+
+#[test]
 fn a_lease_says_what_it_is_of_and_its_views_end_with_its_bytes() {
     let mut setup = Setup::new();
     setup.to.profile.keeps_read_only = true;

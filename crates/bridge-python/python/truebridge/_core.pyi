@@ -84,6 +84,7 @@ class Keywords(TypedDict, total=False):
     permute: Sequence[int] | None
     detach: bool
     via: Literal["host"] | None
+    read_only: bool
 
 class _To(Protocol[_Tensor]):
     @overload
@@ -216,6 +217,7 @@ def ipc_open(
     device: Device | None,
     order: Order | None,
     permute: Sequence[int] | None,
+    read_only: bool,
 ) -> tuple[list[Any], str | None]: ...
 def ipc_revoke(ticket: Ticket | str | bytes, told: bool) -> None: ...
 def ipc_seconds(time: float) -> float: ...

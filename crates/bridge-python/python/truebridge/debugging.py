@@ -38,31 +38,34 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class BridgeDebugWarning(UserWarning):
-    """Debug mode has found what may be a race."""
+    """Debug mode has found what may be a race, or a write to memory that must not be written to."""
 
 
 class Finding(NamedTuple):
-    """A stream with work that a transfer did not wait for. That is a possible race, and no proof of one.
+    """A stream with work that a transfer did not wait for, or a write to memory that must not be written to.
+
+    The first is a possible race, and no proof of one.
 
     Attributes
     ----------
     kind
         ``"export"``: the stream was busy when a tensor was exported, and may write it. ``"return"``: it was busy when
-        the last view was dropped, and may use it.
+        the last view was dropped, and may use it. ``"write"``: elements that no view may write to have changed while
+        the view lived.
     source, target
         Frameworks of the tensor and of its view.
     device
         Device of the memory.
     stream
         The stream that does not wait, as the driver's handle: that of the tensor's owner. 1 is the legacy default
-        stream.
+        stream. 0 for a write.
     busy
-        The stream that has work pending, as the driver's handle.
+        The stream that has work pending, as the driver's handle. 0 for a write.
     file, line
         The call that made the view.
     """
 
-    kind: Literal["export", "return"]
+    kind: Literal["export", "return", "write"]
     source: str
     target: str
     device: str
@@ -73,6 +76,11 @@ class Finding(NamedTuple):
 
     def __str__(self) -> str:
         """Return what was found, and what to do."""
+        if self.kind == "write":
+            return (
+                f"elements of {self.source} that must not be written to have changed while {self.target} had a view of "
+                "them: pass copy=True to write to the result"
+            )
         busy, own = _name(self.busy), _name(self.stream)
         if self.kind == "export":
             text = f"{busy} was busy when {self.source} exported a tensor on {self.device} as of {own}"
@@ -176,6 +184,9 @@ def debug() -> Debug:
     work pending that nothing waits for. Each is a finding, and a ``BridgeDebugWarning`` once for each line of the
     program. A busy stream is a possible race, and no proof of one: it may work on other tensors.
 
+    On the host, elements that no view may write to, as those of TensorFlow, are compared when their last view is
+    dropped: a change is a finding as well.
+
     Returns
     -------
     Debug
@@ -213,7 +224,9 @@ def _site() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def _found(kind: Literal["export", "return"], streams: tuple[str, int, int], place: tuple[str, str, str, int]) -> None:
+def _found(
+    kind: Literal["export", "return", "write"], streams: tuple[str, int, int], place: tuple[str, str, str, int]
+) -> None:
     """Enter a finding, and warn of the first of its line."""
     (device, stream, busy), (source, target, file, line) = streams, place
     found = Finding(kind, source, target, device, stream, busy, file, line)

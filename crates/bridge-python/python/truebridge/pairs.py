@@ -100,8 +100,11 @@ def _between(one: str, other: str) -> Any:
         permute: Sequence[int] | None = None,
         detach: bool = False,
         via: Literal["host"] | None = None,
+        read_only: bool = False,
     ) -> Any:
-        return function(x, copy=copy, device=device, order=order, permute=permute, detach=detach, via=via)
+        return function(
+            x, copy=copy, device=device, order=order, permute=permute, detach=detach, via=via, read_only=read_only
+        )
 
     convert.__name__ = convert.__qualname__ = name
     convert.__annotations__ = {**convert.__annotations__, "x": source.tensor, "return": target.tensor}

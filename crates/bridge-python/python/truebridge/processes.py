@@ -152,6 +152,7 @@ def open(
     device: Device | None = None,
     order: Order | None = None,
     permute: Sequence[int] | None = None,
+    read_only: bool = False,
 ) -> Any:
     """Open what another process has shared, in place.
 
@@ -161,7 +162,7 @@ def open(
         The ticket, or its text.
     target : Target
         The name of the framework of the result.
-    copy, device, order, permute
+    copy, device, order, permute, read_only
         As for ``convert``, for each tensor.
 
     Returns
@@ -188,7 +189,7 @@ def open(
     {'weights': array([1., 1., 1.], dtype=float32), 'step': 7}
     >>> tb.revoke(ticket)
     """
-    tensors, tree = _core.ipc_open(ticket, target, copy, device, order, permute)
+    tensors, tree = _core.ipc_open(ticket, target, copy, device, order, permute, read_only)
     return tree_of(tree, tensors)
 
 

@@ -16,8 +16,9 @@ use bridge_core::{
 use bridge_pyo3::{PyTensor, drop_guarded, framework_error, probe, with_gil};
 use last::Hold;
 use pyo3::prelude::*;
+use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
-use std::ptr;
+use std::{ptr, slice};
 
 /// A tensor of a source, whose memory may be held until the end.
 pub(crate) trait Owned {
@@ -61,6 +62,8 @@ struct Ending {
     hold: Option<Hold>,
     place: Place,
     memory: Allocation,
+    /// What a view must leave as it is, and its hash at the export.
+    constant: Option<u64>,
     /// Keeps the stream, in which the memory is overwritten after `lent` is dropped.
     keep: Option<Keep>,
 }
@@ -86,7 +89,8 @@ pub(crate) fn exported<T: Owned>(from: &dyn Adapter<Tensor = T>, tensor: &T, len
     }
     let (data, dtype, layout) = (lent.data(), lent.dtype(), lent.layout().clone());
     let pending = lent.pending();
-    let owner = Owner(Some(Ending { lent: Some(lent), hold, place, memory: memory.clone(), keep }));
+    let constant = constant(&lent);
+    let owner = Owner(Some(Ending { lent: Some(lent), hold, place, memory: memory.clone(), constant, keep }));
     // SAFETY: these are the properties of the buffer inside, whose producer has made the promises. The owner drops it
     // where it would be dropped itself, and then only what it holds besides, in the same stream order.
     Ok(Lent::at(data, dtype, layout, unsafe { Memory::new(memory, owner) })?.with_pending(pending))
@@ -114,10 +118,14 @@ impl Drop for Ending {
         let Allocation { bytes, device, stream, reuse, .. } = self.memory.clone();
         // This thread may be another one.
         let stream = stream.map(Stream::on_any_thread);
+        let (constant, lived) = (self.constant, lent.as_ref().and_then(constant));
         // Once the interpreter shuts down, both are dropped with the closure.
         with_gil(move |py| {
             if let Some(stream) = stream {
                 report(Moment::Return, place, device, stream, Some(&place.to));
+            }
+            if constant != lived {
+                found(py, "write", (device, 0, 0), place);
             }
             // What the framework itself has kept for the tensor goes first, so that the hold can be the last.
             drop(lent);
@@ -127,6 +135,20 @@ impl Drop for Ending {
             }
         });
     }
+}
+
+/// Returns a hash of the elements, where they lie in memory of the host without gaps and no view may write to them.
+fn constant(lent: &Lent) -> Option<u64> {
+    let (layout, buffer) = (lent.layout(), lent.buffer());
+    let is_constant = buffer.access().forbids_writes() && buffer.device() == Device::CPU && layout.is_compact();
+    if !is_constant || layout.numel() == 0 {
+        return None;
+    }
+    let mut hash = DefaultHasher::new();
+    // SAFETY: the export keeps the elements. Its users promise not to write to them; where one does so all the same, on
+    // another thread, the hash is that of some of the bytes.
+    hash.write(unsafe { slice::from_raw_parts(ptr::with_exposed_provenance::<u8>(lent.data()), layout.nbytes()) });
+    Some(hash.finish())
 }
 
 /// Overwrites memory that this hold alone owns, and gives it back. Beside the hold is what keeps the stream.
@@ -166,25 +188,26 @@ enum Moment {
 fn report(moment: Moment, place: &Place, device: Device, stream: Stream, framework: Option<&str>) {
     let others = streams::on(device, framework);
     // SAFETY: the streams are alive: what was seen is kept, and the memory's own lives as long as the memory.
-    let Ok(found) = (unsafe { bridge_cuda::unordered(device, stream, &others) }) else { return };
-    if found.is_empty() {
+    let Ok(busy) = (unsafe { bridge_cuda::unordered(device, stream, &others) }) else { return };
+    if busy.is_empty() {
         return;
     }
     let moment = match moment {
         Moment::Export => "export",
         Moment::Return => "return",
     };
-    let tell = |py: Python<'_>| -> PyResult<()> {
-        let debugging = py.import("truebridge.debugging")?;
-        for other in found {
-            let place = (&place.from, &place.to, &place.file, place.line);
-            let streams = (device.to_string(), stream.handle(), other.handle());
-            debugging.call_method1("_found", (moment, streams, place))?;
-        }
-        Ok(())
+    with_gil(|py| busy.iter().for_each(|other| found(py, moment, (device, stream.handle(), other.handle()), place)));
+}
+
+/// Enters a finding: what was found, the device, the stream of the owner and the busy one.
+fn found(py: Python<'_>, kind: &str, (device, stream, busy): (Device, u64, u64), place: &Place) {
+    let tell = || -> PyResult<()> {
+        let place = (&place.from, &place.to, &place.file, place.line);
+        let streams = (device.to_string(), stream, busy);
+        py.import("truebridge.debugging")?.call_method1("_found", (kind, streams, place)).map(drop)
     };
     // An error here must not change what the program does.
-    with_gil(|py| tell(py).unwrap_or_else(|error| error.write_unraisable(py, None)));
+    tell().unwrap_or_else(|error| error.write_unraisable(py, None));
 }
 
 /// Returns the file and the line outside this package that made the call.

@@ -3,7 +3,6 @@
 use crate::eager::handle::Handle;
 use crate::eager::process::{Process, raised};
 use crate::runtime::dtypes;
-use crate::runtime::read_only;
 use bridge_core::{Device, Dims, Lease, Result};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
@@ -13,8 +12,8 @@ use std::ops::Range;
 /// Returns an eager tensor over the memory of a lease.
 pub(crate) fn wrap<'py>(py: Python<'py>, process: &'static Process, lease: Lease) -> Result<PyTensor<'py>> {
     let (code, device) = (dtypes::required(lease.dtype())?, lease.device());
-    let (shape, bytes) = (Dims::from(lease.layout().shape()), read_only::bytes(&lease));
-    let owner = process.eager.runtime.consumer.read_only.owner(lease);
+    let (shape, bytes) = (Dims::from(lease.layout().shape()), lease.compact_bytes());
+    let owner = process.eager.runtime.consumer.protected.owner(lease);
     wrap_memory(py, process, device, code, &shape, bytes, owner)
 }
 

@@ -10,7 +10,6 @@ use crate::graph::config::SessionOptions;
 use crate::runtime::Runtime;
 use crate::runtime::dtypes;
 use crate::runtime::library::Series;
-use crate::runtime::read_only::bytes;
 use crate::runtime::status::Status;
 use crate::runtime::tensor::no_tensor;
 use bridge_core::{Adapter, Consumer, DType, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Offer, Profile, Result};
@@ -219,8 +218,8 @@ impl Adapter for Eager {
     fn import(&self, offer: Offer) -> Result<EagerTensor> {
         let lease = offer.accept(self)?;
         let (code, place) = (dtypes::required(lease.dtype())?, self.devices.name_of(lease.device())?);
-        let (shape, bytes) = (Dims::from(lease.layout().shape()), bytes(&lease));
-        let owner = self.eager.runtime.consumer.read_only.owner(lease);
+        let (shape, bytes) = (Dims::from(lease.layout().shape()), lease.compact_bytes());
+        let owner = self.eager.runtime.consumer.protected.owner(lease);
         // SAFETY: the context is never deleted. The owner keeps the memory, which core has checked against the profile.
         let handle = unsafe { Handle::over(self.eager, self.context.0.as_ptr(), place, (code, &shape), bytes, owner) }?;
         Ok(EagerTensor(Arc::new(handle)))

@@ -60,7 +60,7 @@ impl Seen {
         let layout = Layout::new(dtype, &shape, None, 0)?;
         // SAFETY: the handle is alive, local to the process, and its tensor has been made.
         let address = unsafe { address(eager, handle, &status) }?;
-        let access = runtime.consumer.read_only.access(address);
+        let access = runtime.consumer.protected.access(address, Access::Immutable);
         // TensorFlow keeps most tensors of int32 in host memory, even if it names a GPU.
         let is_on_gpu = || Ok(code != INT32 || layout.nbytes() == 0 || gpu_of(address)?.is_some());
         let (device, stream) = match gpu {

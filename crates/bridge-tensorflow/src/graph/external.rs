@@ -6,7 +6,6 @@
 
 use crate::runtime::Runtime;
 use crate::runtime::library::Series;
-use crate::runtime::read_only::bytes;
 use crate::runtime::release::Owner;
 use crate::runtime::tensor::RuntimeTensor;
 use bridge_core::{
@@ -142,9 +141,9 @@ impl External {
             dtype: lease.dtype(),
             device: lease.device(),
             shape: lease.layout().shape().into(),
-            bytes: bytes(&lease),
+            bytes: lease.compact_bytes(),
             stream: runtime.consumer.current_stream(lease.device())?,
-            held: Held::Owner { _owner: Box::new(runtime.consumer.read_only.owner(lease)) },
+            held: Held::Owner { _owner: Box::new(runtime.consumer.protected.owner(lease)) },
             origin: Origin::Fed,
             instance: 0,
         }))
@@ -224,7 +223,7 @@ impl External {
 
     /// Whether the memory may be written. TensorFlow writes to none of its tensors, but other frameworks may.
     pub fn access(&self) -> Access {
-        self.value.runtime.consumer.read_only.access(self.address())
+        self.value.runtime.consumer.protected.access(self.address(), Access::ReadWrite)
     }
 
     pub(crate) fn value(&self) -> &Arc<Value> {

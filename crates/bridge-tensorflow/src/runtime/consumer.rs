@@ -2,8 +2,7 @@
 
 use crate::runtime::gpus::Gpus;
 use crate::runtime::library::Series;
-use crate::runtime::read_only::ReadOnly;
-use bridge_core::{Consumer, Device, DeviceKind, Error, ErrorKind, Result, Stream, Views};
+use bridge_core::{Consumer, Device, DeviceKind, Error, ErrorKind, Protected, Result, Stream, Views};
 use std::sync::OnceLock;
 
 /// Returns the stream of a GPU in the eager context, or else the stream that a kernel has reported for it; `None` while
@@ -15,7 +14,7 @@ pub(crate) type EagerStream = fn(Device, &Gpus) -> Result<Option<Stream>>;
 pub(crate) struct RuntimeConsumer {
     series: Series,
     views: Views,
-    pub(crate) read_only: ReadOnly,
+    pub(crate) protected: Protected,
     pub(crate) gpus: Gpus,
     /// Set as soon as Python has the eager runtime.
     pub(crate) eager: OnceLock<EagerStream>,
@@ -26,7 +25,7 @@ impl RuntimeConsumer {
         Self {
             series,
             views: Views::default(),
-            read_only: ReadOnly::default(),
+            protected: Protected::default(),
             gpus: Gpus::default(),
             eager: OnceLock::new(),
         }

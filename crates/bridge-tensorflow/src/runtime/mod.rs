@@ -5,7 +5,7 @@
 //! | [`library`], [`stub`] | finding and loading the shared libraries; the Python symbols that those of 1.x need |
 //! | [`api`], [`cxx`], [`status`] | the C functions, the one C++ function, the errors that they report |
 //! | [`dtypes`], [`tensor`] | TensorFlow's dtypes and tensors |
-//! | [`gpus`], [`read_only`], [`consumer`], [`release`] | what leases need: streams, read-only memory, views, the release of memory |
+//! | [`gpus`], [`consumer`], [`release`] | what leases need: streams, read-only memory, views, the release of memory |
 //! | [`kernel`], [`stream`] | operations of our own, and the one that reports a GPU's stream |
 //!
 //! [`Runtime`] is defined here. [`kernel`] and [`stream`] import it; it imports neither of them.
@@ -17,7 +17,6 @@ pub(crate) mod dtypes;
 pub(crate) mod gpus;
 pub(crate) mod kernel;
 pub(crate) mod library;
-pub(crate) mod read_only;
 pub(crate) mod release;
 pub(crate) mod status;
 pub(crate) mod stream;
