@@ -2,6 +2,7 @@
 
 use crate::{Observed, Spec};
 use bridge_core::{DType, ErrorKind, Pending, Profile, Strides};
+use std::ops::RangeInclusive;
 
 /// A small generator of pseudorandom numbers (SplitMix64), the same on every machine.
 #[derive(Debug, Clone)]
@@ -25,6 +26,31 @@ impl Random {
     /// Returns a number below `bound`, which is not 0.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.bits() % bound as u64) as usize
+    }
+}
+
+impl Spec {
+    /// A compact tensor, alone in its base buffer.
+    pub fn compact(dtype: DType, shape: &[i64]) -> Self {
+        Self {
+            dtype,
+            shape: shape.into(),
+            strides: row_major(shape),
+            offset: 0,
+            base: numel(shape),
+            align: 0,
+            read_only: false,
+            pending: None,
+        }
+    }
+
+    /// A compact tensor of one row of `count` elements, with one of these numbers of dimensions
+    /// ([`Profile::rank`](bridge_core::Profile::rank)). A scalar, where there is no other, has one element.
+    pub fn row(dtype: DType, count: usize, ranks: &RangeInclusive<usize>) -> Self {
+        let ndim = (*ranks.start()).max(1).min(*ranks.end());
+        let mut shape = vec![1; ndim];
+        shape.iter_mut().last().into_iter().for_each(|length| *length = count as i64);
+        Self::compact(dtype, &shape)
     }
 }
 

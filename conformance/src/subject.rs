@@ -1,9 +1,7 @@
 //! What the suite needs of a framework, beside its adapter.
 
-use crate::model;
 use bridge_core::{Adapter, DType, Device, HostOnly, Ordering, Pending, Result, Stream};
 use serde::{Deserialize, Serialize};
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,29 +32,6 @@ pub struct Spec {
 impl Spec {
     /// The modulus of [`align`](Self::align), in bytes: no framework needs a larger alignment.
     pub const GRAIN: usize = 128;
-
-    /// A compact tensor, alone in its base buffer.
-    pub fn compact(dtype: DType, shape: &[i64]) -> Self {
-        Self {
-            dtype,
-            shape: shape.into(),
-            strides: model::row_major(shape),
-            offset: 0,
-            base: model::numel(shape),
-            align: 0,
-            read_only: false,
-            pending: None,
-        }
-    }
-
-    /// A compact tensor of one row of `count` elements, with one of these numbers of dimensions
-    /// ([`Profile::rank`](bridge_core::Profile::rank)). A scalar, where there is no other, has one element.
-    pub fn row(dtype: DType, count: usize, ranks: &RangeInclusive<usize>) -> Self {
-        let ndim = (*ranks.start()).max(1).min(*ranks.end());
-        let mut shape = vec![1; ndim];
-        shape.iter_mut().last().into_iter().for_each(|length| *length = count as i64);
-        Self::compact(dtype, &shape)
-    }
 }
 
 /// What a framework itself reports of one of its tensors, read without the adapter.

@@ -5,9 +5,36 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Crates whose files form no circle. The design notes of each have a map of its files.
-const CRATES: [&str; 5] =
-    ["crates/bridge-capi", "crates/bridge-copy", "crates/bridge-core", "crates/bridge-ipc", "crates/bridge-python"];
+/// The crates.
+const CRATES: [&str; 18] = [
+    "crates/bridge-candle",
+    "crates/bridge-capi",
+    "crates/bridge-copy",
+    "crates/bridge-core",
+    "crates/bridge-cuda",
+    "crates/bridge-cudarc",
+    "crates/bridge-cupy",
+    "crates/bridge-frameworks",
+    "crates/bridge-interpreter",
+    "crates/bridge-ipc",
+    "crates/bridge-ndarray",
+    "crates/bridge-numpy",
+    "crates/bridge-ort",
+    "crates/bridge-pyo3",
+    "crates/bridge-python",
+    "crates/bridge-tensorflow",
+    "crates/bridge-torch",
+    "conformance",
+];
+
+/// Circles that stay, each with its reason.
+const REASONS: [(&str, &str); 2] = [
+    (
+        "crates/bridge-frameworks: foreign, objects, table, tensor",
+        "the adapter of objects known by a protocol is one of the table's, and takes host arrays by NumPy's adapter",
+    ),
+    ("conformance: fault, sim", "the ordering of the simulated device has faults of its own, which the table plants"),
+];
 
 /// The files that each file imports from.
 type Imports = BTreeMap<String, BTreeSet<String>>;
@@ -15,9 +42,12 @@ type Imports = BTreeMap<String, BTreeSet<String>>;
 #[test]
 fn the_files_of_a_crate_form_no_circle() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository");
-    let circles: Vec<_> =
+    let found: BTreeSet<_> =
         CRATES.iter().flat_map(|folder| circles(&imports(&root.join(folder).join("src")), folder)).collect();
-    assert!(circles.is_empty(), "move what these files share into one that imports none of them: {circles:#?}");
+    let kept = REASONS.iter().map(|(circle, _)| (*circle).to_owned()).collect();
+    let new: Vec<_> = found.difference(&kept).collect();
+    assert!(new.is_empty(), "move what these files share into one that imports none of them: {new:#?}");
+    assert_eq!(found, kept, "a reason without a circle");
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! Tensors of candle on CUDA devices: slices of `cudarc`, in the stream of candle's device.
 
-use crate::export::Origin;
-use crate::import::raised;
-use crate::storage;
+use crate::raised;
+use crate::storage::{self, Origin, Slice};
 use bridge_core::{Consumer, DType, Device, Error, ErrorKind, Keep, Result, Reuse, Stream, Views};
 use bridge_cudarc::keeping_context;
 use candle_core::backend::BackendDevice;
@@ -74,15 +73,6 @@ fn is_per_thread(stream: &CudaStream) -> bool {
 fn handle_of(stream: &CudaStream) -> Stream {
     // SAFETY: the stream is that of the device, which keeps it.
     unsafe { Stream::from_handle(stream.cu_stream().addr() as u64) }.on_any_thread()
-}
-
-/// A slice of `cudarc`, whatever its elements are.
-pub(crate) trait Slice {
-    /// Makes `stream` wait for the writes that `cudarc` has recorded in other streams, and returns the addresses.
-    fn memory(&self, stream: &CudaStream) -> Range<usize>;
-
-    /// Returns whether the memory is freed in the order of `stream`.
-    fn is_freed_in(&self, stream: &CudaStream) -> bool;
 }
 
 impl<T> Slice for CudaSlice<T> {

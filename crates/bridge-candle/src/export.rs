@@ -1,34 +1,8 @@
 //! Exports tensors of candle.
 
-use crate::storage::elements;
-use bridge_core::{
-    Access, Allocation, DType, Device, Dims, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse, Stream,
-};
-use candle_core::{CpuStorage, Storage, Tensor};
-use std::ops::Range;
-
-/// What is known of a storage.
-pub(crate) struct Origin {
-    pub(crate) dtype: DType,
-    /// Addresses of the elements.
-    pub(crate) memory: Range<usize>,
-    pub(crate) device: Device,
-    pub(crate) stream: Option<Stream>,
-    pub(crate) reuse: Reuse,
-}
-
-impl Origin {
-    /// `None` for a dtype of less than a byte.
-    fn on_host(storage: &CpuStorage) -> Option<Self> {
-        let (dtype, memory) = elements(storage)?;
-        Some(Self { dtype, memory, device: Device::CPU, stream: None, reuse: Reuse::InStreamOrder })
-    }
-
-    fn allocation(&self, bytes: Range<usize>) -> Allocation {
-        let Self { device, stream, reuse, .. } = *self;
-        Allocation { bytes, device, access: Access::ReadWrite, stream, reuse }
-    }
-}
+use crate::storage::Origin;
+use bridge_core::{Dims, Error, ErrorKind, Layout, Lent, Memory, Result};
+use candle_core::{Storage, Tensor};
 
 pub(crate) fn lend(tensor: &Tensor) -> Result<Lent> {
     if tensor.track_op() {

@@ -1,7 +1,8 @@
 //! Makes tensors of candle to copy into.
 
+use crate::raised;
 use crate::storage::{elements, zeros};
-use bridge_core::{COPY_ALIGNMENT, DType, Error, ErrorKind, Layout, Order, Result};
+use bridge_core::{COPY_ALIGNMENT, DType, Layout, Order, Result};
 use candle_core::op::BackpropOp;
 use candle_core::{Storage, Tensor};
 
@@ -30,14 +31,6 @@ pub(crate) fn on_host(dtype: DType, numel: usize, dims: Vec<usize>) -> Result<Te
         0 => Ok(Tensor::from_storage(Storage::Cpu(zeros(dtype, 0)?), dims, BackpropOp::none(), false)),
         numel => aligned(dtype, numel)?.reshape(dims).map_err(raised),
     }
-}
-
-/// Wraps an error of candle.
-#[cold]
-pub(crate) fn raised(error: candle_core::Error) -> Error {
-    let text = format!("candle: {error}");
-    let kind = if text.contains("OUT_OF_MEMORY") { ErrorKind::OutOfMemory } else { ErrorKind::Framework };
-    Error::new(kind, text)
 }
 
 /// Returns a vector of `numel` zeros at a multiple of [`COPY_ALIGNMENT`]. The allocator aligns to the element's size

@@ -195,3 +195,11 @@ impl Adapter for Candle {
         import::empty(dtype, shape, order, import::on_host)
     }
 }
+
+/// Wraps an error of candle.
+#[cold]
+pub(crate) fn raised(error: candle_core::Error) -> Error {
+    let text = format!("candle: {error}");
+    let kind = if text.contains("OUT_OF_MEMORY") { ErrorKind::OutOfMemory } else { ErrorKind::Framework };
+    Error::new(kind, text)
+}

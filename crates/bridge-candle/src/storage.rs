@@ -1,14 +1,44 @@
 //! candle's storages: a vector for each dtype, or a slice of `cudarc`.
 
-use bridge_core::{DType, Error, ErrorKind, Result};
+use bridge_core::{Access, Allocation, DType, Device, Error, ErrorKind, Result, Reuse, Stream};
 use candle_core::CpuStorage;
+#[cfg(feature = "cuda")]
+use candle_core::{CudaStorage, cuda::CudaStorageSlice};
 use std::alloc::{Layout, alloc_zeroed};
 use std::ops::Range;
+
+/// What is known of a storage.
+pub(crate) struct Origin {
+    pub(crate) dtype: DType,
+    /// Addresses of the elements.
+    pub(crate) memory: Range<usize>,
+    pub(crate) device: Device,
+    pub(crate) stream: Option<Stream>,
+    pub(crate) reuse: Reuse,
+}
+
+impl Origin {
+    /// `None` for a dtype of less than a byte.
+    pub(crate) fn on_host(storage: &CpuStorage) -> Option<Self> {
+        let (dtype, memory) = elements(storage)?;
+        Some(Self { dtype, memory, device: Device::CPU, stream: None, reuse: Reuse::InStreamOrder })
+    }
+
+    pub(crate) fn allocation(&self, bytes: Range<usize>) -> Allocation {
+        let Self { device, stream, reuse, .. } = *self;
+        Allocation { bytes, device, access: Access::ReadWrite, stream, reuse }
+    }
+}
+
 #[cfg(feature = "cuda")]
-use {
-    crate::cuda::Slice,
-    candle_core::{CudaStorage, cuda::CudaStorageSlice},
-};
+/// A slice of `cudarc`, whatever its elements are.
+pub(crate) trait Slice {
+    /// Makes `stream` wait for the writes that `cudarc` has recorded in other streams, and returns the addresses.
+    fn memory(&self, stream: &CudaStream) -> Range<usize>;
+
+    /// Returns whether the memory is freed in the order of `stream`.
+    fn is_freed_in(&self, stream: &CudaStream) -> bool;
+}
 
 macro_rules! storages {
     ($($variant:ident = $dtype:ident;)*) => {

@@ -1,9 +1,30 @@
 //! The driver functions that the protocol needs, as a trait, so that the tests need no device.
 
-use crate::sharing::{Handle, Mapped};
 use bridge_core::{Error, ErrorKind, Stream};
 use std::ffi::{CStr, c_void};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
+
+/// Bytes of a handle for memory or for an event (`CU_IPC_HANDLE_SIZE`).
+pub const HANDLE: usize = 64;
+
+/// A handle that another process opens.
+pub type Handle = [u8; HANDLE];
+
+/// What an address is mapped to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Mapped {
+    /// Whether `cuIpcGetMemHandle` takes it.
+    pub legacy: bool,
+    /// The types of handles that the allocation can be exported as (`CUmemAllocationHandleType`, as bits).
+    pub handle_types: u64,
+    /// The pool that it came from (`CUmemoryPool`).
+    pub pool: Option<usize>,
+    /// The driver's number of the allocation, or of virtual memory that of the physical one.
+    pub number: Option<u64>,
+    /// The allocation, or of virtual memory the part that is mapped as one.
+    pub range: Range<usize>,
+}
 
 /// A CUDA context (`CUcontext`), never null.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

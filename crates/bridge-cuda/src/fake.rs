@@ -1,8 +1,8 @@
 //! A driver without a device, for the tests. It enforces the rules of the real one: a context must be current, and an
 //! event must be alive and belong to it.
 
+use crate::driver::Mapped;
 use crate::driver::{Context, Driver, Event, Failure, Function, Grid, Module, Outcome, Pointer, Way};
-use crate::sharing::Mapped;
 use crate::sync::{Mutex, MutexGuard, thread, thread::ThreadId};
 use bridge_core::{Access, Device, DeviceBuffer, Reuse, Stream};
 use std::collections::HashMap;

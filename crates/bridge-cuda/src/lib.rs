@@ -42,10 +42,11 @@ mod soon;
 mod sync;
 mod unordered;
 
+pub use driver::{HANDLE, Handle};
 pub use launch::{Image, Kernels, Launch};
 pub use memory::{Link, Mark};
 pub use pointer::Located;
-pub use sharing::{HANDLE, Handle, Opened, Outlet, Sharing, Signal, Way};
+pub use sharing::{Opened, Outlet, Sharing, Signal, Way};
 
 use bridge_core::{Copies, Deferred, Device, DeviceBuffer, Error, Flush, HostOnly, Ordering, Result, Stream};
 use library::Cuda;

@@ -1,16 +1,10 @@
 //! Device memory and events that processes share.
 
 use crate::context::Devices;
-use crate::driver::{Driver, Event, SharingDriver};
+use crate::driver::{Driver, Event, Handle, SharingDriver};
 use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-
-/// Bytes of a handle for memory or for an event (`CU_IPC_HANDLE_SIZE`).
-pub const HANDLE: usize = 64;
-
-/// A handle that another process opens.
-pub type Handle = [u8; HANDLE];
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
 const FILE_DESCRIPTOR: u64 = 1;
@@ -300,24 +294,10 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
     }
 }
 
-/// What an address is mapped to.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Mapped {
-    /// Whether `cuIpcGetMemHandle` takes it.
-    pub legacy: bool,
-    /// The types of handles that the allocation can be exported as (`CUmemAllocationHandleType`, as bits).
-    pub handle_types: u64,
-    /// The pool that it came from (`CUmemoryPool`).
-    pub pool: Option<usize>,
-    /// The driver's number of the allocation, or of virtual memory that of the physical one.
-    pub number: Option<u64>,
-    /// The allocation, or of virtual memory the part that is mapped as one.
-    pub range: Range<usize>,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::{HANDLE, Mapped};
     use crate::fake::Fake;
 
     const GPU: Device = Device::cuda(1);

@@ -1,7 +1,11 @@
 //! The tensor: elements on a device, their owner, and the stream that holds the last work on them.
 
+mod views;
+
+pub use views::{Reading, Writing};
+
+use crate::Element;
 use crate::context::{device_of, handle_of, restored};
-use crate::{Element, Reading, Writing};
 use bridge_core::{
     Access, Advice, Allocation, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Lent, Memory, Order, Owner,
     Result, Reuse, repeats,

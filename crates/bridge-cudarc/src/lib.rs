@@ -37,12 +37,10 @@ struct Readme;
 mod array;
 mod context;
 mod element;
-mod views;
 
-pub use array::DeviceArray;
+pub use array::{DeviceArray, Reading, Writing};
 pub use context::keeping_context;
 pub use element::Element;
-pub use views::{Reading, Writing};
 
 use bridge_core::{
     Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Offer, Order, Profile, Result, Stream,

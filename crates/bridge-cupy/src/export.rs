@@ -1,7 +1,8 @@
 //! Exports CuPy arrays.
 
 use crate::native::{Fields, Values};
-use crate::runtime::{Runtime, raised};
+use crate::raised;
+use crate::runtime::Runtime;
 use bridge_core::{Access, Allocation, DType, Device, Dims, Layout, Lent, Memory, Result, Reuse, Stream};
 use bridge_pyo3::{Borrowed, LeaseOwner, PyOwner, PyTensor, not_a_tensor, probe};
 use pyo3::intern;

@@ -1,6 +1,7 @@
 //! Imports leases as CuPy arrays, and makes arrays to copy into.
 
-use crate::runtime::{Runtime, raised};
+use crate::raised;
+use crate::runtime::Runtime;
 use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lease, Order, Result};
 use bridge_pyo3::{LeaseOwner, PyTensor};
 use pyo3::intern;

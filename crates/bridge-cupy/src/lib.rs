@@ -12,9 +12,9 @@ mod native;
 mod runtime;
 mod streams;
 
-use bridge_core::{Adapter, Consumer, DType, Device, Lent, Offer, Order, Profile, Result};
-use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
-use pyo3::Python;
+use bridge_core::{Adapter, Consumer, DType, Device, Error, Lent, Offer, Order, Profile, Result};
+use bridge_pyo3::{Borrowed, PyAdapter, PyTensor, framework_error};
+use pyo3::{PyErr, Python};
 use runtime::Runtime;
 use std::sync::Arc;
 
@@ -78,4 +78,9 @@ impl<'py> PyAdapter<'py> for CuPy<'py> {
     fn borrow<'a>(&self, array: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
         export::borrow(self.runtime, array)
     }
+}
+
+/// Wraps an exception.
+pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {
+    framework_error(py, "cupy", error)
 }

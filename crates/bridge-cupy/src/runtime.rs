@@ -2,11 +2,10 @@
 
 use crate::arenas::Arenas;
 use crate::native::Fields;
+use crate::raised;
 use crate::streams::CuPyConsumer;
 use bridge_core::{DType, DeviceKind, Error, ErrorKind, Profile, Result, Strides};
-use bridge_pyo3::{
-    ArrayDTypes, NUMPY_DTYPES, PyTensor, brief_str, call, framework_error, installed, is_instance, probe,
-};
+use bridge_pyo3::{ArrayDTypes, NUMPY_DTYPES, PyTensor, brief_str, call, installed, is_instance, probe};
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -147,8 +146,4 @@ fn new_array(array: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
         "_ndarray_base" if empty.get_type().is(array) => Ok(new.unbind()),
         other => Err(PyTypeError::new_err(format!("cupy.ndarray extends {other}"))),
     }
-}
-
-pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {
-    framework_error(py, "cupy", error)
 }

@@ -1,6 +1,6 @@
 //! CuPy's current stream.
 
-use crate::runtime::raised;
+use crate::raised;
 use bridge_core::{Consumer, Device, DeviceKind, Keep, Result, Stream, Views};
 use bridge_pyo3::{PyOwner, PyTensor, is_instance, with_gil};
 use pyo3::ffi::PyCapsule_GetPointer;

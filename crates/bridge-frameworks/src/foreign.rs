@@ -2,14 +2,12 @@
 //! interface of NumPy or of CUDA.
 
 use crate::late::returned_late;
+use crate::origin::{READER, origin};
 use crate::produced::Produced;
 use crate::tensor::no_tensor;
 use crate::{Framework, driver, interfaces};
-use bridge_core::dlpack::Origin;
-use bridge_core::{
-    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Profile, Result, Reuse, Stream, Views,
-};
-use bridge_pyo3::{Borrowed, PyAdapter, PyTensor, drop_guarded, framework_error, take_capsule, type_name};
+use bridge_core::{Adapter, Consumer, DType, DeviceKind, Error, ErrorKind, Lent, Offer, Profile, Result, Stream};
+use bridge_pyo3::{Borrowed, PyAdapter, PyTensor, framework_error, take_capsule, type_name};
 use pyo3::exceptions::{PyBaseException, PyBufferError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -37,71 +35,6 @@ static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
         .with_devices(vec![DeviceKind::CPU, DeviceKind::CUDA])
         .with_keeps_read_only(false)
 });
-
-/// The frameworks of the protocols as readers: in the legacy default stream, until `__dlpack__` names another.
-#[derive(Default)]
-pub(crate) struct Reader(Views);
-
-pub(crate) static READER: LazyLock<Arc<Reader>> = LazyLock::new(Arc::default);
-
-impl Consumer for Reader {
-    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
-        Ok((device.kind != DeviceKind::CPU).then_some(Stream::LEGACY))
-    }
-
-    fn views(&self) -> &Views {
-        &self.0
-    }
-}
-
-/// Pairs of the label that a producer may use and the kind that the driver reports for the address. CuPy labels managed
-/// memory as plain memory of its device.
-const LABELS: &[(DeviceKind, DeviceKind)] = &[
-    (DeviceKind::CUDA, DeviceKind::CUDA),
-    (DeviceKind::CUDA, DeviceKind::CUDA_MANAGED),
-    (DeviceKind::CUDA_MANAGED, DeviceKind::CUDA_MANAGED),
-    (DeviceKind::CUDA_HOST, DeviceKind::CUDA_HOST),
-];
-
-/// Returns the facts that a capsule does not hold. The producer's work is ordered before the legacy default stream: by
-/// the call of `__dlpack__`, and for a bare capsule by the caller (see the docstring of `to_torch`). How the producer
-/// reuses memory is unknown.
-pub(crate) fn origin(said: Device, address: usize) -> Result<Origin> {
-    let host = Origin {
-        device: None,
-        stream: None,
-        reuse: Reuse::InStreamOrder,
-        allocation: None,
-        keep: None,
-        release: Some(drop_guarded),
-    };
-    if !LABELS.iter().any(|(label, _)| *label == said.kind) {
-        return Ok(host);
-    }
-    let ordered = Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, ..host };
-    if address == 0 {
-        return Ok(ordered);
-    }
-    let located = match driver::locate(address) {
-        // Without a driver, or where the driver does not know the address, memory labelled as pinned is plain host
-        // memory.
-        Ok(None) | Err(_) if said.kind == DeviceKind::CUDA_HOST => {
-            return Ok(Origin { device: Some(Device::CPU), stream: None, reuse: Reuse::InStreamOrder, ..ordered });
-        }
-        located => located?,
-    };
-    let fits = |known: Device| {
-        // DLPack writes number 0 for pinned and managed memory.
-        let numbered = said.kind != DeviceKind::CUDA || known.index == said.index;
-        numbered && LABELS.contains(&(said.kind, known.kind))
-    };
-    let (found, range) = located.filter(|(device, _)| fits(*device)).ok_or_else(|| {
-        let text = format!("the producer says that the memory is on {said}, but the driver knows no such memory there");
-        Error::new(ErrorKind::Protocol, text)
-    })?;
-    let device = if said.kind == DeviceKind::CUDA { said } else { found };
-    Ok(Origin { device: Some(device), allocation: Some(range), ..ordered })
-}
 
 /// Calls `__dlpack__` so that the producer orders its work before the legacy default stream. Without
 /// `__dlpack_device__` no stream is passed, which on a CUDA device means the legacy default stream (array API).

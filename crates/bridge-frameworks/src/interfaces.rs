@@ -2,7 +2,7 @@
 //! to 3, specified by Numba), which Numba, RMM and PyArrow have.
 
 use crate::driver;
-use crate::foreign::origin;
+use crate::origin::origin;
 use bridge_core::dlpack::{describe, lend};
 use bridge_core::{DType, Device, DeviceKind, Dims, Error, ErrorKind, Layout, Lent, Result, Stream};
 use bridge_pyo3::{NUMPY_DTYPES, PyOwner, PyTensor, brief, framework_error};

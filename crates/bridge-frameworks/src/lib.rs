@@ -26,6 +26,8 @@ mod late;
 #[cfg(feature = "python")]
 mod objects;
 #[cfg(feature = "python")]
+mod origin;
+#[cfg(feature = "python")]
 mod produced;
 mod table;
 #[cfg(feature = "python")]

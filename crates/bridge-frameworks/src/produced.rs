@@ -1,7 +1,7 @@
 //! A result as the frameworks of other producers take it in: an object with `__dlpack__`.
 
 use crate::driver;
-use crate::foreign::READER;
+use crate::origin::READER;
 use bridge_core::dlpack::Tensor;
 use bridge_core::{Consumer, DeviceKind, Lease, Result, Stream};
 use bridge_pyo3::{PyTensor, exception};

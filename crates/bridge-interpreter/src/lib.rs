@@ -15,11 +15,10 @@
 struct Readme;
 
 mod capsule;
-mod functions;
 mod gate;
-mod release;
 
 pub use capsule::{AnyManaged, new_capsule, take_capsule};
-pub use functions::{Functions, Object, open};
-pub use gate::{close, enter, report_unraisable, with_gil};
-pub use release::{Guarded, drop_deferred, drop_guarded, drop_with_gil};
+pub use gate::{
+    Functions, Guarded, Object, close, drop_deferred, drop_guarded, drop_with_gil, enter, open, report_unraisable,
+    with_gil,
+};

@@ -3,7 +3,8 @@
 use crate::import::aligned;
 use crate::interface::{PyArrayInterface, WRITEABLE};
 use crate::native::Fields;
-use crate::runtime::{Runtime, raised};
+use crate::raised;
+use crate::runtime::Runtime;
 use bridge_core::{
     Access, Allocation, DType, Device, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Order, Result,
 };

@@ -1,7 +1,8 @@
 //! Imports leases as NumPy arrays, and makes arrays to copy into.
 
 use crate::interface::{ALIGNED, NOTSWAPPED, PyArrayInterface, WRITEABLE};
-use crate::runtime::{Runtime, raised};
+use crate::raised;
+use crate::runtime::Runtime;
 use bridge_core::{Access, COPY_ALIGNMENT, DType, Device, Dims, Error, ErrorKind, Layout, Lease, Order, Result};
 use bridge_pyo3::{NUMPY_DTYPES, PyTensor};
 use pyo3::exceptions::PyMemoryError;

@@ -1,8 +1,9 @@
 //! The NumPy of this process, looked up once.
 
 use crate::native::Native;
-use bridge_core::{DType, DeviceKind, Error, Profile, Result, Strides, Views};
-use bridge_pyo3::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES, PyTensor, framework_error, installed, is_instance};
+use crate::raised;
+use bridge_core::{DType, DeviceKind, Profile, Result, Strides, Views};
+use bridge_pyo3::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES, PyTensor, installed, is_instance};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -93,8 +94,4 @@ impl Runtime {
     pub(crate) fn is_masked(&self, array: &PyTensor<'_>) -> bool {
         !self.is_plain(array) && is_instance(array, self.masked.bind(array.py()))
     }
-}
-
-pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {
-    framework_error(py, "numpy", error)
 }

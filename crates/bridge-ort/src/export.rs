@@ -1,6 +1,6 @@
 //! Exports tensors of ONNX Runtime.
 
-use crate::runtime::dtype_of;
+use crate::elements::dtype_of;
 use bridge_core::{Access, Allocation, Consumer, Device, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse};
 use ort::memory::{AllocationDevice, MemoryInfo};
 use ort::value::DynTensor;

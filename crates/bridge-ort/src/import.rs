@@ -1,6 +1,6 @@
 //! Imports leases as tensors of ONNX Runtime, and makes tensors to copy into.
 
-use crate::runtime::{checked, element_of};
+use crate::elements::{checked, element_of};
 use bridge_core::{COPY_ALIGNMENT, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lease, Order, Result};
 use ort::AsPointer;
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};

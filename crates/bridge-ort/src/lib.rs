@@ -47,6 +47,7 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+mod elements;
 mod export;
 mod import;
 mod runtime;

@@ -1,7 +1,9 @@
 //! Borrows PyTorch tensors.
 
-use crate::export::{lend, plain, refusal};
-use crate::runtime::{Runtime, raised};
+use crate::export::{lend, plain};
+use crate::raised;
+use crate::refusal::refusal;
+use crate::runtime::Runtime;
 use bridge_core::dlpack::{View, read};
 use bridge_core::{Access, Consumer, DeviceKind, Result, Stream};
 use bridge_pyo3::{Borrowed, PyTensor, call, not_a_tensor, without_pending};

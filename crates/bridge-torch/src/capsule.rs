@@ -1,8 +1,8 @@
 //! `__dlpack__` and capsules, for versions of PyTorch without the C exchange API.
 
 use crate::exchange::Exchange;
-use crate::export::refusal;
-use crate::runtime::raised;
+use crate::raised;
+use crate::refusal::refusal;
 use bridge_core::dlpack::{Origin, versioned::Dlpack};
 use bridge_core::{Device, DeviceKind, Lent, Result, Stream};
 use bridge_pyo3::{PyTensor, call, take_capsule, with_gil};

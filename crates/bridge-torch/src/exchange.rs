@@ -1,7 +1,7 @@
 //! How tensors are exchanged with PyTorch, and the faster of two ways: the C exchange API of DLPack 1.3, in PyTorch
 //! 2.10 and later. The other one is in `capsule.rs`.
 
-use crate::export::refusal;
+use crate::refusal::refusal;
 use bridge_core::dlpack::ffi::{
     DLDevice, DLDeviceType, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLPackExchangeAPI, DLPackExchangeAPIHeader,
     DLTensor,

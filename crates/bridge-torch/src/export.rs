@@ -1,7 +1,9 @@
 //! Exports PyTorch tensors.
 
 use crate::native::Native;
-use crate::runtime::{Runtime, raised};
+use crate::raised;
+use crate::refusal::{WITHOUT_MEMORY, refusal};
+use crate::runtime::Runtime;
 use bridge_core::dlpack::{Origin, Release, lend_borrowed};
 use bridge_core::{Access, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream};
 use bridge_pyo3::{PyOwner, PyTensor, brief_str, call, drop_guarded, not_a_tensor, probe};
@@ -58,10 +60,6 @@ fn lend_by_attributes(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> 
     let pending = pending(tensor, lent.dtype()).map_err(|error| raised(tensor.py(), error))?;
     Ok(lent.with_pending(pending))
 }
-
-const WITHOUT_MEMORY: &str = "this tensor has no memory of its own (a ZeroTensor, or one that functionalisation or \
-    another transform of torch.func wraps, such as vmap, grad and jvp): pass a .clone() of a ZeroTensor, or convert \
-    outside of the transform";
 
 /// Returns the device and the address of the first element, also for a tensor that requires grad.
 pub(crate) fn locate(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Option<(Device, usize)>> {
@@ -156,31 +154,6 @@ fn pending(tensor: &PyTensor<'_>, dtype: DType) -> PyResult<Option<Pending>> {
         return Ok(Some(Pending::Conjugation));
     }
     Ok(call(tensor, intern!(py, "is_neg"), &[])?.is_truthy()?.then_some(Pending::Negation))
-}
-
-/// Makes the error for a tensor that PyTorch does not export, with advice.
-#[cold]
-pub(crate) fn refusal(tensor: &PyTensor<'_>, error: PyErr) -> Error {
-    let text_of = |name: &str| tensor.getattr(name).map_or_else(|_| "?".into(), |value| brief_str(&value));
-    let (layout, dtype, device) = (text_of("layout"), text_of("dtype"), text_of("device"));
-    let (kind, text) = if layout != "torch.strided" {
-        (ErrorKind::NotATensor, format!("a tensor of layout {layout} has no single memory: call .to_dense() first"))
-    } else if device.starts_with("meta") {
-        (ErrorKind::NotATensor, "a meta tensor has no memory: make a real one first".into())
-    } else if text_of("is_quantized") == "True" {
-        (
-            ErrorKind::Dtype,
-            format!("quantised dtype {dtype} has no counterpart: call .dequantize() or .int_repr() first"),
-        )
-    } else if text_of("is_nested") == "True" {
-        (ErrorKind::NotATensor, "a nested tensor has no single shape: call .to_padded_tensor() first".into())
-    } else if call(tensor, intern!(tensor.py(), "untyped_storage"), &[]).is_err() {
-        (ErrorKind::NotATensor, WITHOUT_MEMORY.into())
-    } else {
-        let reason = brief_str(error.value(tensor.py()));
-        (ErrorKind::Framework, format!("torch does not export a tensor of dtype {dtype} on {device}: {reason}"))
-    };
-    Error::new(kind, text).caused_by(error)
 }
 
 /// Makes the error of a dtype that the installed version has and does not export, as 2.9 has float8; or keeps the

@@ -1,6 +1,7 @@
 //! Imports leases as PyTorch tensors, and makes tensors to copy into.
 
-use crate::runtime::{Runtime, raised};
+use crate::raised;
+use crate::runtime::Runtime;
 use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lease, Order, Result, dlpack};
 use bridge_pyo3::{PyTensor, drop_with_gil};
 use pyo3::intern;

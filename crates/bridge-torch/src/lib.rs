@@ -42,6 +42,8 @@ mod python;
 #[cfg(any(feature = "python", feature = "tch"))]
 mod record;
 #[cfg(feature = "python")]
+mod refusal;
+#[cfg(feature = "python")]
 mod runtime;
 #[cfg(feature = "tch")]
 mod tch;
@@ -50,3 +52,9 @@ mod tch;
 pub use crate::tch::Tch;
 #[cfg(feature = "python")]
 pub use python::Torch;
+
+/// Wraps an exception.
+#[cfg(feature = "python")]
+pub(crate) fn raised(py: pyo3::Python<'_>, error: pyo3::PyErr) -> bridge_core::Error {
+    bridge_pyo3::framework_error(py, "torch", error)
+}

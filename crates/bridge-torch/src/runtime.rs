@@ -4,8 +4,9 @@ use crate::allocator::Allocator;
 use crate::capsule::Capsules;
 use crate::exchange::{Borrow, Exchange, ExchangeApi};
 use crate::native::Native;
+use crate::raised;
 use bridge_core::{Consumer, DType, Device, DeviceKind, Error, ErrorKind, Profile, Result, Stream, Strides, Views};
-use bridge_pyo3::{PyTensor, brief_str, framework_error, installed, is_instance, probe};
+use bridge_pyo3::{PyTensor, brief_str, installed, is_instance, probe};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -186,8 +187,4 @@ fn crosses(torch: &Bound<'_, PyModule>, exchange: &dyn Exchange, dtype: DType) -
     let on_the_host = [("dtype", dtype.clone()), ("device", "cpu".into_pyobject(torch.py())?.into_any())];
     let tensor = torch.call_method("empty", (1,), Some(&on_the_host.into_py_dict(torch.py())?))?;
     Ok(exchange.round_trip(&tensor)?.getattr("dtype")?.is(&dtype))
-}
-
-pub(crate) fn raised(py: Python<'_>, error: PyErr) -> bridge_core::Error {
-    framework_error(py, "torch", error)
 }

@@ -2,7 +2,7 @@
 
 use super::Fake;
 use crate::driver::{Event, Failure, Outcome, SharingDriver};
-use crate::sharing::{HANDLE, Handle, Mapped};
+use crate::driver::{HANDLE, Handle, Mapped};
 use bridge_core::Stream;
 use std::os::fd::OwnedFd;
 

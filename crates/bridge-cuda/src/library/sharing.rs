@@ -2,7 +2,7 @@
 
 use super::{Cuda, handle as raw_stream};
 use crate::driver::{Event, Failure, Outcome, SharingDriver};
-use crate::sharing::{HANDLE, Handle, Mapped};
+use crate::driver::{HANDLE, Handle, Mapped};
 use bridge_core::Stream;
 use cudarc::driver::sys::{
     CUdevice, CUdeviceptr, CUevent, CUevent_flags, CUmemGenericAllocationHandle, CUmemoryPool, CUpointer_attribute,

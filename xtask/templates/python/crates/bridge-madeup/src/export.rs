@@ -1,6 +1,7 @@
 //! Exports tensors of MadeUp.
 
-use crate::runtime::{Runtime, unwritten};
+use crate::runtime::Runtime;
+use crate::unwritten;
 //% if cuda
 use bridge_core::{Consumer, Reuse};
 //% end

@@ -1,6 +1,7 @@
 //! Imports leases as tensors of MadeUp.
 
-use crate::runtime::{Runtime, unwritten};
+use crate::runtime::Runtime;
+use crate::unwritten;
 //% if writes
 use bridge_core::{DType, Device, Order};
 //% end

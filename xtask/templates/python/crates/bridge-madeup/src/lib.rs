@@ -14,9 +14,9 @@ mod streams;
 //% if writes
 use bridge_core::{DType, Device, Order};
 //% end
-use bridge_core::{Adapter, Consumer, Lent, Offer, Profile, Result};
-use bridge_pyo3::{PyAdapter, PyTensor};
-use pyo3::Python;
+use bridge_core::{Adapter, Consumer, Error, ErrorKind, Lent, Offer, Profile, Result};
+use bridge_pyo3::{PyAdapter, PyTensor, framework_error};
+use pyo3::{PyErr, Python};
 use runtime::Runtime;
 use std::sync::Arc;
 
@@ -80,4 +80,15 @@ impl<'py> PyAdapter<'py> for MadeUp<'py> {
     fn owns(&self, object: &PyTensor<'py>) -> bool {
         self.runtime.is_tensor(object)
     }
+}
+
+/// Wraps an exception.
+pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {
+    framework_error(py, "madeup", error)
+}
+
+/// Returns the error of a function that is to be written. Delete this with the last of them.
+pub(crate) fn unwritten(function: &str, returns: &str) -> Error {
+    let text = format!("write {function} in crates/bridge-madeup/src: it returns {returns}");
+    Error::new(ErrorKind::Framework, text)
 }

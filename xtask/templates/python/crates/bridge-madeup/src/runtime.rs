@@ -6,8 +6,9 @@ use crate::streams::MadeUpConsumer;
 //% if host
 use bridge_core::Views;
 //% end
-use bridge_core::{DType, DeviceKind, Error, ErrorKind, Profile, Result, Strides};
-use bridge_pyo3::{PyTensor, framework_error, installed, is_instance};
+use crate::raised;
+use bridge_core::{DType, DeviceKind, Profile, Result, Strides};
+use bridge_pyo3::{PyTensor, installed, is_instance};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -55,14 +56,4 @@ impl Runtime {
     pub(crate) fn is_tensor(&self, object: &PyTensor<'_>) -> bool {
         is_instance(object, self.tensor.bind(object.py()))
     }
-}
-
-pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {
-    framework_error(py, "madeup", error)
-}
-
-/// Returns the error of a function that is to be written. Delete this with the last of them.
-pub(crate) fn unwritten(function: &str, returns: &str) -> Error {
-    let text = format!("write {function} in crates/bridge-madeup/src: it returns {returns}");
-    Error::new(ErrorKind::Framework, text)
 }

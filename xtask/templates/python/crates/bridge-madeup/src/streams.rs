@@ -1,7 +1,7 @@
 //% if cuda
 //! MadeUp's current stream.
 
-use crate::runtime::unwritten;
+use crate::unwritten;
 use bridge_core::{Consumer, Device, DeviceKind, Result, Stream, Views};
 
 #[derive(Default)]

@@ -1,7 +1,12 @@
 //! The GIL for deleters, which frameworks call on any thread at any time.
 
-use crate::functions::{Functions, Object, functions};
-use crate::release;
+mod functions;
+mod release;
+
+pub use functions::{Functions, Object, open};
+pub use release::{Guarded, drop_deferred, drop_guarded, drop_with_gil};
+
+pub(crate) use functions::functions;
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};

@@ -1,0 +1,35 @@
+//! Why PyTorch does not export a tensor.
+
+use bridge_core::{Error, ErrorKind};
+use bridge_pyo3::{PyTensor, brief_str, call};
+use pyo3::intern;
+use pyo3::prelude::*;
+
+pub(crate) const WITHOUT_MEMORY: &str = "this tensor has no memory of its own (a ZeroTensor, or one that functionalisation or \
+    another transform of torch.func wraps, such as vmap, grad and jvp): pass a .clone() of a ZeroTensor, or convert \
+    outside of the transform";
+
+/// Makes the error for a tensor that PyTorch does not export, with advice.
+#[cold]
+pub(crate) fn refusal(tensor: &PyTensor<'_>, error: PyErr) -> Error {
+    let text_of = |name: &str| tensor.getattr(name).map_or_else(|_| "?".into(), |value| brief_str(&value));
+    let (layout, dtype, device) = (text_of("layout"), text_of("dtype"), text_of("device"));
+    let (kind, text) = if layout != "torch.strided" {
+        (ErrorKind::NotATensor, format!("a tensor of layout {layout} has no single memory: call .to_dense() first"))
+    } else if device.starts_with("meta") {
+        (ErrorKind::NotATensor, "a meta tensor has no memory: make a real one first".into())
+    } else if text_of("is_quantized") == "True" {
+        (
+            ErrorKind::Dtype,
+            format!("quantised dtype {dtype} has no counterpart: call .dequantize() or .int_repr() first"),
+        )
+    } else if text_of("is_nested") == "True" {
+        (ErrorKind::NotATensor, "a nested tensor has no single shape: call .to_padded_tensor() first".into())
+    } else if call(tensor, intern!(tensor.py(), "untyped_storage"), &[]).is_err() {
+        (ErrorKind::NotATensor, WITHOUT_MEMORY.into())
+    } else {
+        let reason = brief_str(error.value(tensor.py()));
+        (ErrorKind::Framework, format!("torch does not export a tensor of dtype {dtype} on {device}: {reason}"))
+    };
+    Error::new(kind, text).caused_by(error)
+}
