@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import typing
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -96,7 +97,7 @@ def test_what_cannot_cross_is_refused(case: str, target: str) -> None:
 
 def test_arguments_are_checked() -> None:
     tensor = torch.ones(3)
-    with pytest.raises(tb.BridgeValueError, match="choose one of torch, cupy, numpy, tensorflow"):
+    with pytest.raises(tb.BridgeValueError, match="choose one of " + ", ".join(typing.get_args(tb.Target))):
         tb.convert(tensor, "caffe")
     with pytest.raises(tb.BridgeValueError, match="not on cuda:1") as caught:
         tb.to_numpy(tensor, device="cuda:1")
