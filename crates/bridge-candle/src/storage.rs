@@ -2,10 +2,13 @@
 
 use bridge_core::{Access, Allocation, DType, Device, Error, ErrorKind, Result, Reuse, Stream};
 use candle_core::CpuStorage;
-#[cfg(feature = "cuda")]
-use candle_core::{CudaStorage, cuda::CudaStorageSlice};
 use std::alloc::{Layout, alloc_zeroed};
 use std::ops::Range;
+#[cfg(feature = "cuda")]
+use {
+    candle_core::{CudaStorage, cuda::CudaStorageSlice},
+    cudarc::driver::CudaStream,
+};
 
 /// What is known of a storage.
 pub(crate) struct Origin {
