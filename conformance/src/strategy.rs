@@ -159,10 +159,10 @@ fn fit(spec: &mut Spec, ranks: &Ranks) {
 /// Moves the base buffer so that the first element is at a multiple of [`ALIGNED`] bytes, or so that it is not.
 fn place(spec: &mut Spec, aligned: bool) {
     let natural = 1 << model::itemsize(spec.dtype).trailing_zeros();
-    let behind = spec.offset * model::itemsize(spec.dtype);
+    let after = spec.offset * model::itemsize(spec.dtype);
     if aligned {
-        spec.align = (ALIGNED - behind % ALIGNED) % ALIGNED;
-    } else if (spec.align + behind).is_multiple_of(ALIGNED) {
+        spec.align = (ALIGNED - after % ALIGNED) % ALIGNED;
+    } else if (spec.align + after).is_multiple_of(ALIGNED) {
         spec.align = (spec.align + natural) % Spec::GRAIN;
     }
 }

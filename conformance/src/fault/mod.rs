@@ -126,7 +126,7 @@ faults! {
     EarlyRelease = "early_release", "life", Source of Generous -> Generous;
     /// The memory is released twice.
     DoubleRelease = "double_release", "life", Source of Generous -> Generous;
-    /// A copy leaves out the elements behind the last whole tile.
+    /// A copy leaves out the elements after the last whole tile.
     TileEdgeSkipped = "tile_edge_skipped", "copy", Ordering of Generous -> Generous;
     /// The index of a copy wraps at 2^31.
     IndexWraps = "index_wraps", "far", Ordering of Generous -> Generous;

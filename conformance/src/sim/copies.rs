@@ -42,7 +42,7 @@ impl SimCopies {
         let block = blocks.iter().position(free).map(|i| blocks.swap_remove(i));
         let (address, len) = block.map_or_else(|| (self.device.reserve(len), len), |block| (block.address, block.len));
         // Two pieces of work follow in the stream: into the block, and out of it.
-        let used = self.device.record(stream)?.behind(2);
+        let used = self.device.record(stream)?.after(2);
         blocks.push(Staging { address, len, used });
         Ok(address)
     }

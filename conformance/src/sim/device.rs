@@ -42,7 +42,7 @@ pub(super) struct Event {
 
 impl Event {
     /// Returns the point that many pieces of work of the same stream later.
-    pub(super) fn behind(self, more: u64) -> Self {
+    pub(super) fn after(self, more: u64) -> Self {
         let Self { stream, tick, mut clock } = self;
         clock.see(stream, tick + more);
         Self { stream, tick: tick + more, clock }

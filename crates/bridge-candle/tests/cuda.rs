@@ -164,7 +164,7 @@ fn tensors_come_in_as_one_copy_on_the_device_in_order_and_without_a_wait() {
 
 /// The memory of a dropped tensor is not reused by candle while another stream still reads it.
 #[test]
-fn memory_returns_behind_its_readers() {
+fn memory_returns_after_its_readers() {
     let Some(sides) = Sides::new() else { return };
     let stream = sides.cudarc.stream();
     // Leases of the tests before this one are released a moment later.

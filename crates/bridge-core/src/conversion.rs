@@ -1,7 +1,7 @@
 //! One conversion: the export, the import, and what copies and moves need of both sides.
 
 use crate::batch::Batch;
-use crate::fill::behind;
+use crate::fill::order_after;
 use crate::plan::{decide, landing};
 use crate::{
     Access, Adapter, Device, DeviceKind, Lease, Lent, Offer, Options, Order, Ordering, Plan, Profile, Result, Stream,
@@ -52,7 +52,7 @@ impl<'a, F, T> Conversion<'a, F, T> {
         // The host reads memory of the host, whatever stream a consumer names.
         let streams = lent.buffer().stream().is_some() && device.kind != DeviceKind::CPU;
         let reader = if streams { consumer.current_stream(device)? } else { None };
-        let ordered = behind(self.ordering, &lent, reader, self.batch)?;
+        let ordered = order_after(self.ordering, &lent, reader, self.batch)?;
         let lease = Lease::new(lent, reader, copied, consumer, Arc::clone(self.ordering));
         let offer = Offer::new(Batch::join(self.batch, lease), self.profile);
         Ok((self.to.import(offer)?, ordered))

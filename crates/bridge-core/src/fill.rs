@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// Orders `reader` after the owner's stream. Where the reader has no stream and the owner has one, the host waits.
 /// Returns the two streams where they differ.
-pub(crate) fn behind(
+pub(crate) fn order_after(
     ordering: &Arc<dyn Ordering>,
     lent: &Lent,
     reader: Option<Stream>,
@@ -59,13 +59,13 @@ pub(crate) fn fill(
     if source.layout().numel() == 0 {
         return Ok(Ok(None));
     }
-    let ordered = behind(ordering, &source, stream, batch)?;
+    let ordered = order_after(ordering, &source, stream, batch)?;
     let side = |lent: &Lent| (lent.device(), lent.data());
     let ((from, start), (to, first)) = (side(&source), side(target));
     let from = Strided { device: from, data: start, layout: source.layout() };
     let to = Strided { device: to, data: first, layout: target.layout() };
     // SAFETY: both buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams; `Lent::new`
-    // has checked that the views stay inside. `behind` has ordered the stream, which is the one that the target's
+    // has checked that the views stay inside. `order_after` has ordered the stream, which is the one that the target's
     // memory is ready in; the lease below makes the owner of the source wait for it.
     let copied = unsafe { copies.copy(from, to, flips, stream) };
     if copied.as_ref().is_err_and(|error| error.kind() == ErrorKind::CopyNeeded) {

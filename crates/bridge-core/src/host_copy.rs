@@ -1,6 +1,6 @@
 //! Copies of host memory where no framework copies it.
 
-use crate::fill::{Filled, behind, fill, flips};
+use crate::fill::{Filled, fill, flips, order_after};
 use crate::host::empty;
 use crate::{Consumer, DeviceKind, Layout, Lease, Lent, Order, Ordering, Result, Views};
 use std::ptr;
@@ -40,7 +40,7 @@ pub(crate) fn fill_or_copy_by_loop(
     let Some(flips) = flips(&source, target).filter(|_| host && target.buffer().stream().is_none()) else {
         return Ok(Err(source));
     };
-    behind(ordering, &source, None, None)?;
+    order_after(ordering, &source, None, None)?;
     copy_by_loop(&source, target, flips);
     drop(Lease::new(source, None, false, consumer, Arc::clone(ordering)));
     Ok(Ok(None))

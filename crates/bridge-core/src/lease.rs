@@ -155,7 +155,7 @@ impl Lease {
         let Ok(current) = self.consumer.current_stream(seen_on) else { return Returned::Now };
         let current = current.map(Stream::on_any_thread);
         let ordering = &self.ordering;
-        let behind = |stream| if stream == owner { Ok(()) } else { ordering.order(device, stream, owner) };
+        let order_after = |stream| if stream == owner { Ok(()) } else { ordering.order(device, stream, owner) };
         let mut readers: SmallVec<[Stream; 4]> = recorded.iter().chain(&reader).map(|used| used.stream).collect();
         readers.sort_unstable();
         readers.dedup();
@@ -164,7 +164,7 @@ impl Lease {
         if let Some(group) = self.group.as_ref().filter(|group| known && group.admits(&readers, reuse)) {
             return Returned::WithItsGroup { first: group.put(buffer, reuse) };
         }
-        if readers.iter().any(|reader| behind(*reader).is_err()) {
+        if readers.iter().any(|reader| order_after(*reader).is_err()) {
             return Returned::Now;
         }
         let give_back = move |ordering: &dyn Ordering| match reuse {
@@ -172,7 +172,7 @@ impl Lease {
             Reuse::Unknown => ordering.retire(device, owner, buffer.into_ordered()),
         };
         let current = current.filter(|current| !readers.contains(current));
-        match current.map(|current| (current, behind(current))) {
+        match current.map(|current| (current, order_after(current))) {
             None | Some((_, Ok(()))) => give_back(&**ordering),
             // The view has no known use in the stream that is being captured, so the wait can follow the capture.
             Some((current, Err(error))) if error.kind() == ErrorKind::Captured => {

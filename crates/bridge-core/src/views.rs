@@ -141,7 +141,7 @@ mod tests {
         views.enter(Device::cuda(1), &whole);
         assert_eq!(views.used(GPU, 0x1044, A, || None), 3);
         assert_eq!(views.used(GPU, 0x1050, B, || None), 2);
-        assert_eq!(views.used(GPU, 0x1100, B, || None), 0, "the byte behind the last");
+        assert_eq!(views.used(GPU, 0x1100, B, || None), 0, "the byte after the last");
         assert_eq!(recorded(views.leave(GPU, &part)), [A]);
         assert_eq!(recorded(views.leave(GPU, &whole)), [A, B]);
         assert_eq!(recorded(views.leave(GPU, &whole)), [A, B]);

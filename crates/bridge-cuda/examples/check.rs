@@ -165,7 +165,7 @@ impl Checks {
             let (from, to) = (stream(earlier), stream(later));
             let (unordered, _) = self.rounds(earlier, later, || ());
             let (stale, waited) = self.rounds(earlier, later, || ordering.order(GPU, from, to).expect("order"));
-            let text = format!("{to} behind {from}: {stale} of {ROUNDS} stale ({unordered} without), {waited} waited");
+            let text = format!("{to} after {from}: {stale} of {ROUNDS} stale ({unordered} without), {waited} waited");
             self.check(stale == 0 && waited == 0 && unordered > 0, &text);
         }
         let ordering = Arc::clone(&self.ordering);

@@ -178,7 +178,7 @@ impl<'a, D: Driver> Entered<'a, D> {
     }
 
     /// Returns whether the context was current before, and the legacy default stream orders this stream of it.
-    pub fn is_own_behind_legacy(&self, stream: Stream) -> Result<bool> {
+    pub fn is_own_after_legacy(&self, stream: Stream) -> Result<bool> {
         let blocking = || self.driver.is_blocking(stream).map_err(|failure| error(self.driver, failure));
         Ok(!self.pushed && blocking()?)
     }

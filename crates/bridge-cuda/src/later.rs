@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_behind_no_capture_is_made_once() {
+    fn an_attempt_after_no_capture_is_made_once() {
         let cuda = CudaOrdering::new(Fake::default(), 1);
         let (calls, attempt) = attempt(2);
         cuda.defer(GPU, A, attempt);

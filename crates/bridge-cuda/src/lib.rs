@@ -207,8 +207,8 @@ pub unsafe fn unordered(device: Device, stream: Stream, others: &[Stream]) -> Re
 ///
 /// Those of [`available`], [`ErrorKind::Device`](bridge_core::ErrorKind::Device) for a device that is not CUDA's, and
 /// [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the query fails.
-pub fn works_behind_legacy(device: Device, stream: Stream) -> Result<bool> {
-    cuda()?.devices().enter(device)?.is_own_behind_legacy(stream)
+pub fn works_after_legacy(device: Device, stream: Stream) -> Result<bool> {
+    cuda()?.devices().enter(device)?.is_own_after_legacy(stream)
 }
 
 /// Returns the number of buffers that [`Ordering::retire`] has neither dropped nor leaked yet, and of those that wait

@@ -69,7 +69,7 @@ fn no_buffer_is_dropped_before_its_event_has_fired() {
                 cuda.devices().driver().finish(A);
             }),
             start(&cuda, move |cuda| cuda.retire(GPU, B, Counted::boxed(&second))),
-            start(&cuda, |cuda| _ = cuda.reaper().is_behind(cuda.devices(), GPU, B)),
+            start(&cuda, |cuda| _ = cuda.reaper().is_after(cuda.devices(), GPU, B)),
         ]);
         while early.load(SeqCst) == 0 {
             thread::yield_now();

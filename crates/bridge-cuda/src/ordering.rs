@@ -59,7 +59,7 @@ impl<D: Driver> CudaOrdering<D> {
     fn retire_buffers(&self, device: Device, stream: Stream, buffers: Buffers) {
         let mark = self.devices.enter(device).ok().and_then(|entered| {
             // Events fire in the order of their stream, so work after a pending one is pending.
-            entered.mark(stream, || self.reaper.is_behind(&self.devices, device, stream))
+            entered.mark(stream, || self.reaper.is_after(&self.devices, device, stream))
         });
         match mark {
             Some(Mark::Idle) => reaper::drop_each(buffers),
@@ -153,16 +153,16 @@ mod tests {
     }
 
     #[test]
-    fn only_a_blocking_stream_of_the_current_device_works_behind_legacy() {
+    fn only_a_blocking_stream_of_the_current_device_works_after_legacy() {
         let cuda = cuda();
         fake(&cuda).blocking(A);
-        let behind = |stream| cuda.devices().enter(GPU).unwrap().is_own_behind_legacy(stream).unwrap();
-        assert!(!behind(A), "no context was current");
+        let order_after = |stream| cuda.devices().enter(GPU).unwrap().is_own_after_legacy(stream).unwrap();
+        assert!(!order_after(A), "no context was current");
         fake(&cuda).push_context(Fake::primary(0)).unwrap();
-        assert!(behind(A));
-        assert!(!behind(B), "a non-blocking stream");
+        assert!(order_after(A));
+        assert!(!order_after(B), "a non-blocking stream");
         fake(&cuda).push_context(FOREIGN).unwrap();
-        assert!(!behind(A), "another context is current");
+        assert!(!order_after(A), "another context is current");
     }
 
     #[test]

@@ -129,8 +129,8 @@ impl Reaper {
     }
 
     /// Returns whether a buffer still waits for this stream, as far as is known. May first drop buffers that are due.
-    pub fn is_behind<D: Driver>(&self, devices: &Devices<D>, device: Device, stream: Stream) -> bool {
-        let (due, behind) = self.queue.with(|state| {
+    pub fn is_after<D: Driver>(&self, devices: &Devices<D>, device: Device, stream: Stream) -> bool {
+        let (due, after) = self.queue.with(|state| {
             if state.lines.is_empty() {
                 return (Vec::new(), false);
             }
@@ -140,7 +140,7 @@ impl Reaper {
         });
         // Not under the lock: this runs foreign code.
         due.into_iter().for_each(Retired::give_back);
-        behind
+        after
     }
 
     /// Drops the buffers after `event`, which was recorded in `stream`, has fired.
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_buffer_does_not_wait_behind_an_unfinished_one() {
+    fn a_finished_buffer_does_not_wait_for_an_unfinished_one() {
         let (cuda, drops) = setup();
         let late = Arc::default();
         cuda.retire(GPU, A, Counted::boxed(&late));
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn work_behind_a_pending_buffer_is_pending_without_a_query() {
+    fn work_after_a_pending_buffer_is_pending_without_a_query() {
         let (cuda, drops) = setup();
         cuda.retire(GPU, A, Counted::boxed(&drops));
         cuda.devices().driver().idle(A);

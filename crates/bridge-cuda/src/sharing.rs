@@ -383,7 +383,7 @@ mod tests {
         assert_eq!(devices.driver().live_events(), 0);
         devices.driver().fail("cuIpcGetEventHandle", 801);
         assert_eq!(devices.event(GPU).unwrap_err().kind(), ErrorKind::Driver);
-        assert_eq!(devices.driver().live_events(), 0, "no event is left behind");
+        assert_eq!(devices.driver().live_events(), 0, "no event is left");
     }
 
     #[test]

@@ -24,13 +24,13 @@ impl<D: Driver> Devices<D> {
         let entered = self.enter(device)?;
         let Some(blocking) = entered.waits_for_legacy(stream) else { return Ok(Vec::new()) };
         // The legacy default stream and blocking streams wait for each other.
-        let is_behind = |other: Stream| match (stream, other) {
+        let is_after = |other: Stream| match (stream, other) {
             (Stream::LEGACY, other) => entered.waits_for_legacy(other).unwrap_or(true),
             (_, Stream::LEGACY) => blocking,
             _ => false,
         };
         let mut busy: Vec<Stream> = others.iter().copied().filter(|other| *other != stream).collect();
-        busy.retain(|other| !is_behind(*other));
+        busy.retain(|other| !is_after(*other));
         let deadline = Instant::now() + PATIENCE;
         loop {
             // In this order: the stream did not wait for what is still busy after it was done.

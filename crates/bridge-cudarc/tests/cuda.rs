@@ -58,7 +58,7 @@ fn a_slice_crosses_in_place_and_in_order() {
 
 /// The memory of a dropped view is not reused while the consumer's stream still reads it.
 #[test]
-fn memory_returns_behind_its_readers() {
+fn memory_returns_after_its_readers() {
     let Some((context, _guard)) = context() else { return };
     let (producer, consumer) = (context.new_stream().unwrap(), context.new_stream().unwrap());
     let before = stats();

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_a_device_is_returned_behind_its_stream() {
+    fn memory_of_a_device_is_returned_after_its_stream() {
         let retiring = Arc::new(Retiring::default());
         let ordering: Arc<dyn Ordering> = Arc::<Retiring>::clone(&retiring);
         let (device, stream) = (Device::cuda(1), Stream::LEGACY);
@@ -97,8 +97,8 @@ mod tests {
         assert_eq!((late.buffer().access(), late.buffer().stream()), (Access::ReadOnly, Some(stream)));
         drop(late);
         assert_eq!(dropped.load(Relaxed), 0, "the kernel may still run");
-        let (on, behind, memory) = retiring.0.lock().unwrap().pop().unwrap();
-        assert_eq!((on, behind), (device, stream));
+        let (on, after, memory) = retiring.0.lock().unwrap().pop().unwrap();
+        assert_eq!((on, after), (device, stream));
         drop(memory);
         assert_eq!(dropped.load(Relaxed), 1);
         assert!(retiring.0.lock().unwrap().is_empty());

@@ -68,7 +68,7 @@ pub(crate) fn in_streams(device: Device) -> bool {
 }
 
 /// Returns points after all work that is now in these streams, one for each device.
-pub(crate) fn points_behind(streams: &[(Device, Stream)], role: Role) -> Result<Vec<Point>> {
+pub(crate) fn points_after(streams: &[(Device, Stream)], role: Role) -> Result<Vec<Point>> {
     let mut devices: Vec<Device> = streams.iter().map(|(device, _)| *device).collect();
     devices.sort_unstable_by_key(|device| device.index);
     devices.dedup();

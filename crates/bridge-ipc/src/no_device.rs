@@ -26,7 +26,7 @@ pub(crate) fn in_streams(_: Device) -> bool {
     false
 }
 
-pub(crate) fn points_behind(streams: &[(Device, Stream)], _: Role) -> Result<Vec<Point>> {
+pub(crate) fn points_after(streams: &[(Device, Stream)], _: Role) -> Result<Vec<Point>> {
     if streams.is_empty() { Ok(Vec::new()) } else { missing() }
 }
 

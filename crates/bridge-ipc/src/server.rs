@@ -252,7 +252,7 @@ impl<S: Service> Server<S> {
         for (peer, served) in &self.served {
             let mut events = PollFlags::empty();
             events.set(PollFlags::IN, served.question.is_none());
-            events.set(PollFlags::OUT, served.is_behind());
+            events.set(PollFlags::OUT, served.lags());
             asked.push(PollFd::new(&served.socket, events));
             peers.push((*peer, false));
             if let Some(process) = &served.process {
@@ -343,7 +343,7 @@ impl<S: Service> Server<S> {
                 }
                 // A request has a number exactly if it has an answer.
                 Ok(Some((number, request))) if S::is_question(&request) != (number != UNASKED) => Err(Why::Protocol),
-                Ok(Some((number, question))) if number != UNASKED && served.is_behind() => {
+                Ok(Some((number, question))) if number != UNASKED && served.lags() => {
                     served.question = Some((number, question));
                     return Some(());
                 }

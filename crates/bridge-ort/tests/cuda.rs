@@ -265,7 +265,7 @@ fn a_session_reads_what_the_producer_writes_last() {
 
 /// The memory of an input that was dropped is not reused while the session has still to read it.
 #[test]
-fn an_input_is_reused_behind_the_session() {
+fn an_input_is_reused_after_the_session() {
     let Some(mut sides) = Sides::new() else { return };
     let (sevens, nines) = (sides.slice(7), sides.slice(9));
     let (before, mut delay) = (stats(), Delay::new(&sides.compute));
@@ -300,7 +300,7 @@ fn an_input_is_reused_behind_the_session() {
 
 /// ONNX Runtime does not reuse the memory of an output that was dropped while another stream still reads it.
 #[test]
-fn an_output_is_reused_behind_its_reader() {
+fn an_output_is_reused_after_its_reader() {
     let Some(mut sides) = Sides::new() else { return };
     let (seven, nine) = (sides.input(&sides.array(7)), sides.input(&sides.array(9)));
     let (stream, mut delay) = (Arc::clone(sides.reader.stream()), Delay::new(sides.reader.stream()));

@@ -96,7 +96,7 @@ impl Adapter for Kernels {
 /// The compute stream waits for the producer's kernels; the consumer's stream waits for the session's; and each owner's waits
 /// for its readers before the memory is used again.
 #[test]
-fn sessions_are_ordered_behind_the_kernels_of_others() {
+fn sessions_are_ordered_after_the_kernels_of_others() {
     // SAFETY: no session runs, and nothing reads the memory.
     let ort = match unsafe { Ort::with_compute_stream(DEVICE, COMPUTE) } {
         Err(error) if error.kind() == ErrorKind::Missing => return println!("skipped: {error}"),

@@ -114,7 +114,7 @@ def copy(case: Case) -> Subject:
             result = tb.copy(source, out=target)
         except BaseException:
             if other.tobytes() != before.tobytes():
-                wrong.append("an error behind a write")
+                wrong.append("an error after a write")
             raise
         if result is not target:
             wrong.append("another result than the target")

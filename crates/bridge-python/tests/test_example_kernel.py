@@ -58,7 +58,7 @@ def test_nonsense_is_refused(argument: object, error: type[Exception], text: str
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", ["torch", "cupy", "tensorflow"])
-def test_a_kernel_runs_behind_the_work_in_the_frameworks_stream(name: str) -> None:
+def test_a_kernel_runs_after_the_work_in_the_frameworks_stream(name: str) -> None:
     """The vector is written late: a kernel in another stream would read what was there before."""
     count = 1 << 22
     if name == "tensorflow":

@@ -193,7 +193,7 @@ class OnDevice:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_kernel_runs_behind_the_work_of_the_producer() -> None:
+def test_a_kernel_runs_after_the_work_of_the_producer() -> None:
     """The vector is written late in one stream, and the result is read in another that is ordered by nothing else."""
     count = 1 << 22
     side = torch.cuda.Stream()

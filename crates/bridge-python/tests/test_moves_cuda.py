@@ -195,7 +195,7 @@ def test_pinned_memory_moves_both_ways() -> None:
 
 @pytest.mark.usefixtures("uninterrupted")
 @pytest.mark.parametrize("n", [1 << 10, LONG])
-def test_a_move_down_is_behind_the_work_on_its_source(side: Any, n: int) -> None:
+def test_a_move_down_is_after_the_work_on_its_source(side: Any, n: int) -> None:
     tensor = torch.zeros(n, device="cuda", dtype=torch.uint8)
     wrong = 0
     for value in range(1, 51):

@@ -114,7 +114,7 @@ def test_the_reader_waits_for_the_writer(other: Other) -> None:
 
 
 @pytest.mark.parametrize("framework", ["torch", "cupy"])
-def test_memory_is_reused_behind_the_readers(other: Other, framework: str) -> None:
+def test_memory_is_reused_after_the_readers(other: Other, framework: str) -> None:
     library = pytest.importorskip(framework)
     device = {"device": "cuda"} if framework == "torch" else {}
     wrong = reused = 0
@@ -250,7 +250,7 @@ def test_a_pool_that_can_be_shared_lends_in_place(pool: Other, other: Other) -> 
     del z
 
 
-def test_memory_of_a_pool_is_reused_behind_the_readers(pool: Other) -> None:
+def test_memory_of_a_pool_is_reused_after_the_readers(pool: Other) -> None:
     wrong = reused = 0
     for i in range(ROUNDS):
         pool("x = None; before = pool.used_bytes()")

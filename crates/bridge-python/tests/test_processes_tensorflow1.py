@@ -91,7 +91,7 @@ def test_a_session_computes_on_the_memory_of_pytorch(tensorflow: Other, device: 
 
 
 @pytest.mark.skipif(DEVICES == ["cpu"], reason="no CUDA device")
-def test_the_work_of_each_is_behind_that_of_the_other(tensorflow: Other) -> None:
+def test_the_work_of_each_is_after_that_of_the_other(tensorflow: Other) -> None:
     """Each side works after a delay, and the other must wait; results are read late, and their memory reused."""
     there = back = 0
     side = torch.cuda.Stream()

@@ -129,7 +129,7 @@ def test_managed_memory_crosses_by_either_label(managed: None, target: str, kind
     torch.cuda.synchronize()
 
 
-def test_numpy_reads_managed_memory_behind_its_writer(managed: None) -> None:
+def test_numpy_reads_managed_memory_after_its_writer(managed: None) -> None:
     for _ in range(10):
         array = cupy.zeros(8, dtype=cupy.float32)
         cupy.cuda.Device().synchronize()
@@ -142,7 +142,7 @@ def test_numpy_reads_managed_memory_behind_its_writer(managed: None) -> None:
         cupy.cuda.Device().synchronize()
 
 
-def test_numpy_reads_pinned_memory_behind_its_writer() -> None:
+def test_numpy_reads_pinned_memory_after_its_writer() -> None:
     pinned = cupy.cuda.alloc_pinned_memory(32)
     source = cupy.full(8, 7, dtype=cupy.float32)
     for _ in range(10):

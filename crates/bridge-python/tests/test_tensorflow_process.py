@@ -232,7 +232,7 @@ settle()
     assert (done.returncode, complaints(done.stderr)) == (0, [])
 
 
-def test_a_copy_behind_a_busy_executor() -> None:
+def test_a_copy_after_a_busy_executor() -> None:
     done = run(
         """
 tf.config.experimental.set_synchronous_execution(False)

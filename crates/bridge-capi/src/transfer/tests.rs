@@ -128,7 +128,7 @@ fn one_stream_needs_no_order() {
 }
 
 #[test]
-fn a_copy_is_made_in_the_owners_stream_and_returned_behind_the_reader() {
+fn a_copy_is_made_in_the_owners_stream_and_returned_after_the_reader() {
     let recorded = Recorded::default();
     let calls = recorded.0.clone();
     let ordering: Arc<dyn Ordering> = Arc::new(recorded);

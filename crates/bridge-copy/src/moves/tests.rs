@@ -162,7 +162,7 @@ impl Link for Sim {
 }
 
 #[test]
-fn memory_of_the_pool_is_overwritten_behind_its_work_and_before_it_is_freed() {
+fn memory_of_the_pool_is_overwritten_after_its_work_and_before_it_is_freed() {
     let sim = Sim::default();
     let block = Block::new(&sim, Device::cuda(0), 48, Stream::LEGACY).unwrap();
     // SAFETY: the memory is alive until the queue frees it.

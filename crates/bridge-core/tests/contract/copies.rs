@@ -38,7 +38,7 @@ fn the_owner_of_a_view_waits_for_a_copy_of_the_view() {
 
 /// The copy may still read it in a stream of which the allocator does not know.
 #[test]
-fn what_the_producer_has_copied_is_given_back_behind_the_copy() {
+fn what_the_producer_has_copied_is_given_back_after_the_copy() {
     let given_back = |reuse, pending| {
         let recorder = Arc::new(Recorder::default());
         let (mut from, to) = (Office::new(Strides::Any), Office::new(Strides::Any));
@@ -168,7 +168,7 @@ fn a_failure_is_not_taken_for_a_capture() {
 }
 
 #[test]
-fn a_failure_behind_a_capture_leaks_and_ends_the_wait() {
+fn a_failure_after_a_capture_leaks_and_ends_the_wait() {
     let (recorder, leaked) = dropped_in_a_capture(OTHER, OTHER);
     taken(&recorder.log);
     let mut attempt = recorder.deferred.lock().unwrap().pop().expect("it waits");

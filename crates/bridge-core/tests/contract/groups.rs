@@ -122,7 +122,7 @@ fn copied(recorder: Recorder, from: &Office) -> Vec<Event> {
 }
 
 #[test]
-fn kernels_copy_behind_one_wait_and_the_owner_waits_once() {
+fn kernels_copy_after_one_wait_and_the_owner_waits_once() {
     let recorder = Recorder { copies: Some(Copied::Well), ..Recorder::default() };
     let events = copied(recorder, &Office::new(Strides::Any));
     let is_copy = |event: &Event| matches!(event, Event::Copied { stream: Some(READER), .. });
@@ -136,7 +136,7 @@ fn kernels_copy_behind_one_wait_and_the_owner_waits_once() {
 fn a_copy_of_the_producer_is_work_that_the_reader_waits_for() {
     let events = copied(Recorder::default(), &Office::new(Strides::Any));
     let orders = events.iter().filter(|event| **event == Event::Ordered(OWNER, READER));
-    assert_eq!(orders.count(), 10, "each copy was made behind the wait for the one before");
+    assert_eq!(orders.count(), 10, "each copy was made after the wait for the one before");
 }
 
 /// A step of a random history.

@@ -40,7 +40,7 @@ impl Scene {
 }
 
 #[test]
-fn the_copy_runs_in_the_stream_of_the_target_behind_the_source_and_before_its_return() {
+fn the_copy_runs_in_the_stream_of_the_target_after_the_source_and_before_its_return() {
     let (copied, events) = Scene::new().copy();
     assert_eq!(copied.unwrap(), Some((OWNER, READER)));
     let launched = Launched { from: 0x1000, to: TARGET, flips: 0, stream: Some(READER) };

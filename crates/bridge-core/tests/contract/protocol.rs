@@ -177,7 +177,7 @@ fn the_per_thread_stream_is_ordered_through_the_legacy_one_at_the_release() {
 }
 
 #[test]
-fn memory_with_unknown_reuse_is_retired_behind_the_readers() {
+fn memory_with_unknown_reuse_is_retired_after_the_readers() {
     let setup = Setup::new();
     let lease = setup.cross(Paper { reuse: Reuse::Unknown, ..setup.paper() });
     setup.events();

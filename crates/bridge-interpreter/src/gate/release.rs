@@ -22,7 +22,7 @@ type Owner = Box<dyn Send + Sync>;
 ///
 /// The drop may be deferred (see the documentation of this crate). Once the interpreter shuts down, threads that Python
 /// knows drop the owner without taking the GIL, and others leak it. A pending exception is saved before the drop and
-/// restored after it; one that the deleter leaves behind is reported to `sys.unraisablehook`.
+/// restored after it; one that the deleter leaves is reported to `sys.unraisablehook`.
 pub fn drop_guarded(owner: Owner) {
     release(owner, |owner| owner, drop);
 }

@@ -55,13 +55,13 @@ impl<R> Served<R> {
 
     /// Sends a letter after those that wait. `None`: the system cannot send it.
     pub(super) fn post(&mut self, letter: Letter) -> Option<()> {
-        let waits = self.is_behind();
+        let waits = self.lags();
         self.out.push_back(Out { letter, sent: 0 });
         if waits { Some(()) } else { self.flush() }
     }
 
     /// Returns whether something waits for the process to read.
-    pub(super) fn is_behind(&self) -> bool {
+    pub(super) fn lags(&self) -> bool {
         !self.out.is_empty()
     }
 
