@@ -17,6 +17,7 @@ import pytest
 import truebridge as tb
 from docstrings import check_the_example, check_the_function, check_the_summary, entries, sections, source_of
 from truebridge import _bench, _core, _doctor, _report, processes
+from truebridge._frameworks import ALL
 
 pytest.importorskip("numpy")
 
@@ -54,8 +55,7 @@ def tensorflow1() -> bool:
 
 #: What an example needs that mentions a word, and whether that is here.
 NEEDS: dict[str, tuple[str, Callable[[], object]]] = {
-    "torch": ("PyTorch", lambda: has("torch")),
-    "tensorflow": ("TensorFlow", lambda: has("tensorflow")),
+    **{name: (row.label, functools.partial(has, name)) for name, row in ALL.items()},
     "cupy": ("CuPy and CUDA", gpus),
     '"cuda': ("CuPy and CUDA", gpus),
     # Its graphs would be built for the GPU, and are fed from the host.
