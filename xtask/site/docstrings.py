@@ -47,7 +47,7 @@ IMPL = re.compile(r"^impl(?:<.*?>)? (\w+)", re.M)
 #: Functions with the keywords of conversions, and the keywords in the macro that defines them.
 WITH_KEYWORDS = re.compile(r"^takes_keywords! \{\n(.*?)^\}", re.M | re.S)
 HEAD = re.compile(r"^fn (\w+)\(([\w, ]+); keywords\)", re.M)
-DEFAULTS = re.compile(r"signature = \(\s*\$\(\$argument,\)\+ (\*,.*?)\s*\)\)\]")
+DEFAULTS = re.compile(r"signature = \(\s*\$\(\$argument,\)\+ (\*,.*?)\s*\)\)\]", re.S)
 
 
 class Item(NamedTuple):
@@ -83,7 +83,7 @@ def items() -> Iterator[Item]:
 def written_out(source: str) -> str:
     """Return a source with the functions of ``takes_keywords!`` as the macro defines them."""
     (defaults,) = DEFAULTS.findall(OPTIONS.read_text())
-    head = rf"#[pyfunction]\n#[pyo3(signature = (\2, {defaults}))]\nfn \1("
+    head = rf"#[pyfunction]\n#[pyo3(signature = (\2, {' '.join(defaults.split())}))]\nfn \1("
     return WITH_KEYWORDS.sub(lambda block: HEAD.sub(head, textwrap.dedent(block[1])), source)
 
 
