@@ -6,7 +6,7 @@ use crate::moved::{move_into, no_moves};
 use crate::overlap::{repeats, share_bytes};
 use crate::plan::{moved_between, usable};
 use crate::{
-    Adapter, Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream,
+    Access, Adapter, Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream,
 };
 use std::sync::Arc;
 
@@ -60,6 +60,10 @@ pub fn copy_into<F, T>(
         return Ok(ordered);
     };
     let (source, target) = (source.seen_on(device), target.seen_on(device));
+    if target.buffer().access() == Access::Immutable {
+        // The framework says why its tensors do not change.
+        to.overwritten(out)?;
+    }
     writable(&target)?;
     apart(&source, &target)?;
     to.overwritten(out)?;
