@@ -6,7 +6,8 @@ use crate::moved::{move_into, no_moves};
 use crate::overlap::{repeats, share_bytes};
 use crate::plan::{moved_between, usable};
 use crate::{
-    Access, Adapter, Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result, Stream,
+    Access, Adapter, Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result,
+    Stream,
 };
 use std::sync::Arc;
 

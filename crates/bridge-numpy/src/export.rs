@@ -1,6 +1,6 @@
 //! Exports NumPy arrays.
 
-use crate::import::aligned;
+use crate::import::{Base, aligned};
 use crate::interface::{PyArrayInterface, WRITEABLE};
 use crate::native::Fields;
 use crate::raised;
@@ -49,10 +49,14 @@ impl View {
             let text = "other frameworks have no masks: call .filled(value) first, or pass .data and .mask apart";
             return Err(Error::new(ErrorKind::NotATensor, text));
         }
-        match &runtime.native {
+        let mut view = match &runtime.native {
             Some(native) => Self::of_fields(runtime, array, native.fields(array)),
             None => Self::of_interface(runtime, array),
+        }?;
+        if view.access == Access::ReadOnly && is_of_constant(runtime, array) {
+            view.access = Access::Immutable;
         }
+        Ok(view)
     }
 
     fn of_fields(runtime: &Runtime, array: &PyTensor<'_>, fields: &Fields) -> Result<Self> {
@@ -91,6 +95,17 @@ impl View {
         let access = if interface.flags & WRITEABLE == 0 { Access::ReadOnly } else { Access::ReadWrite };
         Ok(Self { data, dtype, layout, access })
     }
+}
+
+/// The most views of views that are looked through.
+const DEPTH: usize = 8;
+
+/// Returns whether an array shares memory that another framework never changes, and that was imported here.
+fn is_of_constant<'py>(runtime: &Runtime, array: &PyTensor<'py>) -> bool {
+    let base = |array: &PyTensor<'py>| array.getattr(intern!(array.py(), "base")).ok();
+    let mut bases = std::iter::successors(base(array), base).take(DEPTH);
+    let owner = bases.find(|base| !runtime.is_array(base));
+    owner.and_then(|owner| owner.cast_into::<Base>().ok()).is_some_and(|base| base.get().is_constant())
 }
 
 /// Returns whether the struct can be read, and describes elements of this dtype.

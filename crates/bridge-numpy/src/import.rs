@@ -15,10 +15,17 @@ use std::ptr;
 
 /// The base of the array, which NumPy keeps: the lease, with the array interface.
 #[pyclass(frozen, module = "truebridge", name = "Lease")]
-struct Base {
+pub(crate) struct Base {
     lease: Lease,
     /// The kind character of the dtype; `V`, raw bytes, for dtypes that are not NumPy's own.
     kind: u8,
+}
+
+impl Base {
+    /// Returns whether the memory is of a framework that never changes it.
+    pub(crate) fn is_constant(&self) -> bool {
+        self.lease.access() == Access::Immutable
+    }
 }
 
 /// The struct, and the arrays that it points to.

@@ -254,7 +254,7 @@ assert tb.to_numpy(tensor, copy=True).tolist() == list(range(10))
 def test_writing_through_a_view_writes_to_the_tensor_whoever_has_it() -> None:
     """TensorFlow shares constants and takes them for unchanging: docs/tensorflow.md, Limits."""
     constants = tf.function(lambda: tf.constant([1.0, 2.0, 3.0]))
-    tb.to_numpy(constants())[0] = 9
+    tb.to_torch(constants())[0] = 9
     assert constants().numpy().tolist() == [9, 2, 3]
     assert tb.to_numpy(constants(), copy=True).flags.writeable
 
