@@ -67,6 +67,9 @@ pub struct Capabilities {
     /// Whether tensors can be written to. Where they cannot, [`Subject::write`] is not called, and [`Subject::fill`]
     /// and [`Subject::snapshot`] replace their tensor by another.
     pub writes: bool,
+    /// Whether tensors never change: views of them are read-only, where the other framework has read-only tensors.
+    #[serde(default)]
+    pub immutable: bool,
     /// Whether [`Subject::create_unwritten`] makes tensors, and there is room for a few gigabytes.
     #[serde(default)]
     pub gigabytes: bool,
@@ -89,6 +92,7 @@ impl Default for Capabilities {
             unaligned: false,
             defers: Vec::new(),
             writes: true,
+            immutable: false,
             gigabytes: false,
             copies: true,
         }

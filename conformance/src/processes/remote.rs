@@ -153,6 +153,8 @@ impl Remote {
         let streams = streams.into_iter().map(|handle| unsafe { Stream::from_handle(handle) }).collect();
         // SAFETY: the processes use memory in turns, each after the answer of the other.
         let ipc = unsafe { Ipc::new() };
+        // Its tensors come as copies in shared memory, which may be written to.
+        let can = Capabilities { immutable: false, ..can };
         Ok(Self { line, ordering, profile, device, can, streams, ipc, flaw: None })
     }
 

@@ -82,8 +82,8 @@ pub(super) fn read_only<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         let seen_there = Observed { read_only: want, ..pair.to.observe(&view)? };
         let expected = model::expected(&seen_there, None, pair.profiles_back(), None);
         let Some((back, _)) = as_expected(pair.back(&view, None), expected)? else { return Ok(()) };
-        let want =
-            expected == Expected::InPlace && pair.from.profile().keeps_read_only && pair.from.capabilities().writes;
+        let is_kept = pair.from.profile().keeps_read_only && pair.from.capabilities().writes;
+        let want = expected == Expected::InPlace && (want || is_kept && pair.to.capabilities().immutable);
         let got = pair.from.observe(&back)?.read_only;
         ensure!(got == want, "read_only after the way back is {got}, but {want} was expected");
         return same_bytes("the tensor after the way back", &pair.from.read(&back)?, &old);
@@ -103,7 +103,7 @@ pub(super) fn read_only<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
 
 /// Returns whether views of the source's tensors are read-only because those do not change.
 fn is_kept<F, T>(pair: &Pair<'_, F, T>) -> bool {
-    !pair.from.capabilities().writes && pair.to.profile().keeps_read_only && pair.to.capabilities().writes
+    pair.from.capabilities().immutable && pair.to.profile().keeps_read_only && pair.to.capabilities().writes
 }
 
 /// A write on either side that writes is seen on the other if and only if the tensor crossed in place.

@@ -170,6 +170,7 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
         unaligned: flag("unaligned")?,
         defers: defers.iter().map(pending).collect::<PyResult<_>>()?,
         writes: flag("writes")?,
+        immutable: flag("immutable")?,
         gigabytes: flag("gigabytes")?,
         copies: flag("copies")?,
     })

@@ -77,6 +77,7 @@ impl Subject for SimFramework {
             unaligned: generous,
             defers: if generous { vec![Pending::Conjugation, Pending::Negation] } else { Vec::new() },
             writes: self.writes(),
+            immutable: !self.writes(),
             gigabytes: self.writes(),
             copies: true,
         }

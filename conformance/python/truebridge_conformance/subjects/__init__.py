@@ -28,6 +28,7 @@ class Capabilities:
     #: Operations that it defers: ``conjugation`` and ``negation``.
     defers: tuple[str, ...] = ()
     writes: bool = True
+    immutable: bool = False
     gigabytes: bool = False
     copies: bool = True
 

@@ -74,7 +74,7 @@ class TensorFlow(Unwritable):
         gc.freeze()
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(tuple(self.named), writes=False)
+        return Capabilities(tuple(self.named), writes=False, immutable=True)
 
     def here(self) -> Any:
         return self.tf.device(self.name)

@@ -13,16 +13,22 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
         return Err(not_a_tensor("madeup", tensor));
     }
     let (data, device, dtype, layout) = view(tensor)?;
+//% if writes
+    let access = Access::ReadWrite;
+//% end
+//% if immutable
+    let access = Access::Immutable;
+//% end
     let bytes = layout.hull(data, None)?;
 //% if cuda
     let stream = runtime.consumer.current_stream(device)?;
     // `InStreamOrder` only with evidence, for this block, that the allocator reuses it after that stream.
     let reuse = Reuse::Unknown;
-    let allocation = Allocation { bytes, device, access: Access::ReadWrite, stream, reuse };
+    let allocation = Allocation { bytes, device, access, stream, reuse };
 //% end
 //% if host
     debug_assert_eq!(device, Device::CPU);
-    let allocation = Allocation::host(bytes, Access::ReadWrite);
+    let allocation = Allocation::host(bytes, access);
 //% end
     // SAFETY: the object keeps its memory alive, and MadeUp vouches for what `view` reads.
     let memory = unsafe { Memory::new(allocation, PyOwner::new(tensor)) };

@@ -76,15 +76,21 @@ impl Adapter for MadeUp {
 
     fn export(&self, tensor: &Tensor) -> Result<Lent> {
         let (data, device, dtype, layout) = tensor::view(tensor)?;
+//% if writes
+        let access = Access::ReadWrite;
+//% end
+//% if immutable
+        let access = Access::Immutable;
+//% end
         let bytes = layout.hull(data, None)?;
 //% if cuda
         let stream = self.consumer.current_stream(device)?;
         // `InStreamOrder` only with evidence, for this block, that the allocator reuses it after that stream.
-        let allocation = Allocation { bytes, device, access: Access::ReadWrite, stream, reuse: Reuse::Unknown };
+        let allocation = Allocation { bytes, device, access, stream, reuse: Reuse::Unknown };
 //% end
 //% if host
         debug_assert_eq!(device, Device::CPU);
-        let allocation = Allocation::host(bytes, Access::ReadWrite);
+        let allocation = Allocation::host(bytes, access);
 //% end
         // SAFETY: the clone keeps the memory, and MadeUp vouches for what `view` reads.
         let memory = unsafe { Memory::new(allocation, tensor.clone()) };

@@ -25,6 +25,7 @@ impl HostTensors for Tensors {
 //% end
 //% if immutable
             writes: false,
+            immutable: true,
 //% end
             ..Capabilities::default()
         }

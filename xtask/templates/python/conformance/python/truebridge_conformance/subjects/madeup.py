@@ -44,6 +44,7 @@ class MadeUp(Unwritable):
 #% end
 #% if immutable
             writes=False,
+            immutable=True,
 #% end
         )
 
