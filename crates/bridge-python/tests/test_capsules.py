@@ -149,7 +149,11 @@ HOSTILE: dict[str, tuple[Spoil, type[Exception], str]] = {
     "packed elements": (lambda p: setattr(p.tensor, "bits", 4), TypeError, "whole bytes"),
     "unknown dtype": (lambda p: setattr(p.tensor, "code", 200), TypeError, "dtype"),
     "unknown device": (lambda p: setattr(p.tensor, "device_type", 99), ValueError, "does not have"),
-    "negative device number": (lambda p: setattr(p.tensor, "device_id", -3), BufferError, "negative"),
+    "negative device number": (
+        lambda p: (setattr(p.tensor, "device_type", 2), setattr(p.tensor, "device_id", -3)),
+        BufferError,
+        "negative",
+    ),
 }
 
 

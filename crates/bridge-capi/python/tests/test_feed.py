@@ -260,7 +260,11 @@ HOSTILE: Dict[str, Tuple[Spoil, str, str]] = {
     "packed elements": (lambda p: setattr(p.tensor, "bits", 4), "dtype", "whole bytes"),
     "unknown dtype": (lambda p: setattr(p.tensor, "code", 200), "dtype", "dtype"),
     "unknown device": (lambda p: setattr(p.tensor, "device_type", 99), "device", "does not have"),
-    "negative device number": (lambda p: setattr(p.tensor, "device_id", -3), "protocol", "negative"),
+    "negative device number": (
+        lambda p: (setattr(p.tensor, "device_type", 2), setattr(p.tensor, "device_id", -3)),
+        "protocol",
+        "negative",
+    ),
 }
 
 
