@@ -50,19 +50,17 @@ class Subject:
                 self.graphs[dtype] = self.tb.handle_of(x), self.tf.identity(x), filled, (shape, value)
         return self.graphs[dtype]
 
-    def shared(self, array: Any, writing: str) -> Any:
-        """Copy an array into shared memory. Return the array there."""
-        ticket = self.tb.share(array, expires=TIME, writing=writing)
-        opened = self.tb.open(ticket)
-        self.tb.revoke(ticket)
-        return opened
+    def shared(self, array: Any) -> tuple[Any, str]:
+        """Copy an array into shared memory. Return it there, and its ticket, which lasts as long as the array."""
+        ticket = self.tb.share(array, expires=TIME, writing="shared")
+        return self.tb.open(ticket), ticket
 
-    def publish(self, tensor: Any) -> tuple[Any, bytes]:
-        """Share a tensor, which lies in shared memory."""
+    def publish(self, tensor: Any, own: str) -> tuple[Any, bytes]:
+        """Share a tensor, which lies in the shared memory of its own ticket."""
         writing = "shared" if tensor.flags.writeable else "never"
         ticket = self.tb.share(tensor, expires=TIME, writing=writing)
         self.last += 1
-        self.tensors[self.last], self.tickets[self.last] = tensor, [ticket]
+        self.tensors[self.last], self.tickets[self.last] = tensor, [ticket, own]
         return {"made": {"id": self.last, "ticket": ticket, "address": self.address(tensor)}}, b""
 
     def address(self, tensor: Any) -> int:
@@ -74,13 +72,13 @@ class Subject:
         handle, fetched, _, _ = self.of(tensor.dtype.name)
         return self.session.run(fetched, {handle: self.tb.feed(tensor, copy=False)})
 
-    def filled(self, dtype: str, shape: tuple[int, ...], byte: int) -> Any:
-        """Return a tensor of equal bytes, made by a kernel and copied into shared memory."""
+    def filled(self, dtype: str, shape: tuple[int, ...], byte: int) -> tuple[Any, str]:
+        """Return a tensor of equal bytes, made by a kernel and copied into shared memory, and its ticket."""
         _, _, output, (size, value) = self.of(dtype)
         numpy = self.np.dtype(dtype)
         element = self.np.frombuffer(bytes([byte]) * numpy.itemsize, numpy)[0]
         made = self.tb.take(self.session.run(output, {size: self.np.array(shape, self.np.int32), value: element}))
-        return self.shared(made.numpy(), "shared")
+        return self.shared(made.numpy())
 
     def hello(self) -> tuple[Any, bytes]:
         """Return what this framework is and can do."""
@@ -104,7 +102,7 @@ class Subject:
         for length in spec["shape"]:
             count *= length
         array = array[spec["offset"] : spec["offset"] + count].reshape(spec["shape"])
-        return self.publish(self.shared(array, "shared"))
+        return self.publish(*self.shared(array))
 
     def answer(self, name: str, given: Any, data: bytes) -> tuple[Any, bytes]:
         """Do what a request says. Return the answer, and the bytes that follow it."""
@@ -113,11 +111,12 @@ class Subject:
         if name == "create":
             return self.create(given, data)
         if name == "allocate":
-            return self.publish(self.filled("uint8", (given,), 0))
+            return self.publish(*self.filled("uint8", (given,), 0))
         if name == "empty":
-            return self.publish(self.shared(self.np.zeros(given[1], given[0]), "shared"))
+            return self.publish(*self.shared(self.np.zeros(given[1], given[0])))
         if name == "open":
-            return self.publish(self.tb.open(given))
+            # A copy, because the other process takes its memory back, and nothing feeds what is gone.
+            return self.publish(*self.shared(self.tb.open(given)))
         if name == "observe":
             tensor = self.tensors[given]
             strides = [1] * len(tensor.shape)
@@ -130,10 +129,10 @@ class Subject:
             return "elements", self.read(self.tensors[given]).tobytes()
         if name == "fill":
             tensor = self.tensors[given[0]]
-            return self.publish(self.filled(tensor.dtype.name, tensor.shape, given[1]))
+            return self.publish(*self.filled(tensor.dtype.name, tensor.shape, given[1]))
         if name == "snapshot":
             copy = self.np.frombuffer(self.read(self.tensors[given["from"]]).tobytes(), "uint8")
-            return self.publish(self.shared(copy, "shared"))
+            return self.publish(*self.shared(copy))
         if name in ("drop", "drop_on_thread"):
             del self.tensors[given]
             for ticket in self.tickets.pop(given):
