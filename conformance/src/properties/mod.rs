@@ -117,6 +117,10 @@ unsafe impl Ordering for WithoutCopies {
         self.0.defer(device, stream, attempt);
     }
 
+    fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        self.0.retire_after_all(device, stream, buffer);
+    }
+
     fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
         self.0.is_captured(device, stream)
     }

@@ -44,6 +44,10 @@ unsafe impl Ordering for WithCopies {
         bridge_cuda::ordering().retire_all(device, stream, buffers);
     }
 
+    fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        bridge_cuda::ordering().retire_after_all(device, stream, buffer);
+    }
+
     fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
         bridge_cuda::ordering().is_captured(device, stream)
     }

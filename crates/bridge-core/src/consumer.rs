@@ -20,6 +20,13 @@ pub trait Consumer: Send + Sync {
         None
     }
 
+    /// Returns whether views may be used in streams that neither [`current_stream`](Self::current_stream) nor a record in
+    /// [`views`](Self::views) names, as by a library that is known by a protocol alone. The memory of a view then also
+    /// waits for all work that the device has when the view is dropped.
+    fn uses_other_streams(&self) -> bool {
+        false
+    }
+
     /// The framework's live views of foreign memory.
     fn views(&self) -> &Views;
 }

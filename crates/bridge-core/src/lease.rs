@@ -14,7 +14,8 @@ use std::sync::Arc;
 /// An importing adapter stores it where its framework keeps the owner of foreign memory, so that the last view drops
 /// it. The drop makes the owner's stream wait for the stream at import, the stream current at the drop, and every
 /// stream recorded in [`Views`](crate::Views). Then the buffer is dropped: at once with [`Reuse::InStreamOrder`], after
-/// that work with [`Reuse::Unknown`].
+/// that work with [`Reuse::Unknown`]. Where the consumer may use streams that it does not name
+/// ([`Consumer::uses_other_streams`]), it is dropped after all work that the device has at the drop.
 ///
 /// The leases of one [`transfer_all`](crate::transfer_all) that are dropped together share those waits, and a lease
 /// that is dropped while others live returns its memory within about a millisecond ([`Ordering::soon`]).
@@ -161,13 +162,16 @@ impl Lease {
         readers.dedup();
         // Where no stream is current, the interpreter shuts down, and there may be no later.
         let known = current.is_some_and(|current| readers.contains(&current));
-        if let Some(group) = self.group.as_ref().filter(|group| known && group.admits(&readers, reuse)) {
+        let elsewhere = self.consumer.uses_other_streams();
+        let grouped = |group: &&Arc<Group>| known && !elsewhere && group.admits(&readers, reuse);
+        if let Some(group) = self.group.as_ref().filter(grouped) {
             return Returned::WithItsGroup { first: group.put(buffer, reuse) };
         }
         if readers.iter().any(|reader| order_after(*reader).is_err()) {
             return Returned::Now;
         }
         let give_back = move |ordering: &dyn Ordering| match reuse {
+            _ if elsewhere => ordering.retire_after_all(device, owner, buffer.into_ordered()),
             Reuse::InStreamOrder => drop(buffer.into_ordered()),
             Reuse::Unknown => ordering.retire(device, owner, buffer.into_ordered()),
         };

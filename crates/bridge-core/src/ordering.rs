@@ -1,5 +1,6 @@
 //! The trait that orders work between streams.
 
+use crate::leak::Unordered;
 use crate::{Copies, Device, DeviceBuffer, Error, ErrorKind, Result, Stream};
 
 /// Orders work between streams. Implemented with CUDA events, and by the simulated device of the conformance suite.
@@ -74,6 +75,13 @@ pub unsafe trait Ordering: Send + Sync {
     /// As [`retire`](Self::retire), for several buffers at the cost of one. The default calls `retire` for each.
     fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
         buffers.into_iter().for_each(|buffer| self.retire(device, stream, buffer));
+    }
+
+    /// As [`retire`](Self::retire), once all work has run that any stream of the device has now. The default never drops
+    /// `buffer`, and counts the leak.
+    fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        let _ = (device, stream);
+        drop(Unordered::new(buffer));
     }
 
     /// Returns the copies to prefer to the frameworks' own, if there are any.

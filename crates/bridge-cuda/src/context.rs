@@ -177,6 +177,18 @@ impl<'a, D: Driver> Entered<'a, D> {
         }
     }
 
+    /// Records an event after all work now in any stream of the device; `None` where that is not possible, as while
+    /// `stream` or a blocking stream is being captured.
+    pub fn mark_all(&self, stream: Stream) -> Option<Event> {
+        let free = |stream| self.driver.is_capturing(stream) == Ok(false);
+        if !(free(stream) && free(Stream::LEGACY)) {
+            return None;
+        }
+        let event = self.slot.events.take().map_or_else(|| self.driver.create_event(), Ok).ok()?;
+        self.keep_if_ok(event, self.driver.record_context(event, self.context())).ok()?;
+        Some(event)
+    }
+
     /// Returns whether the context was current before, and the legacy default stream orders this stream of it.
     pub fn is_own_after_legacy(&self, stream: Stream) -> Result<bool> {
         let blocking = || self.driver.is_blocking(stream).map_err(|failure| error(self.driver, failure));

@@ -23,6 +23,7 @@ pub(crate) enum Call {
     Create,
     Destroy(Event),
     Record(Event, Stream),
+    RecordContext(Event, Context),
     Wait(Stream, Event),
     Mode(u32),
     Synchronize(Stream),
@@ -125,6 +126,11 @@ impl Fake {
     /// Finishes all work in the stream.
     pub fn finish(&self, stream: Stream) {
         self.state().events.values_mut().filter(|(_, at, _)| *at == Some(stream)).for_each(|event| event.2 = true);
+    }
+
+    /// Finishes all work of every stream.
+    pub fn finish_all(&self) {
+        self.state().events.values_mut().for_each(|event| event.2 = true);
     }
 
     /// Begins the capture of a stream.
@@ -246,6 +252,18 @@ impl Driver for Fake {
         state.calls.push(Call::Record(event, stream));
         let entry = state.event("cuEventRecord", event)?;
         (entry.1, entry.2) = (Some(stream), false);
+        Ok(())
+    }
+
+    fn marks_contexts(&self) -> bool {
+        true
+    }
+
+    fn record_context(&self, event: Event, context: Context) -> Outcome<()> {
+        let mut state = self.state();
+        state.calls.push(Call::RecordContext(event, context));
+        let entry = state.event("cuCtxRecordEvent", event)?;
+        (entry.1, entry.2) = (None, false);
         Ok(())
     }
 

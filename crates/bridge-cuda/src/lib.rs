@@ -49,6 +49,7 @@ pub use pointer::Located;
 pub use sharing::{Opened, Outlet, Sharing, Signal, Way};
 
 use bridge_core::{Copies, Deferred, Device, DeviceBuffer, Error, Flush, HostOnly, Ordering, Result, Stream};
+use driver::Driver as _;
 use library::Cuda;
 use ordering::CudaOrdering;
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -106,6 +107,13 @@ unsafe impl Ordering for Lazy {
         match cuda() {
             Ok(cuda) => cuda.retire_all(device, stream, buffers),
             Err(_) => HostOnly.retire_all(device, stream, buffers),
+        }
+    }
+
+    fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        match cuda() {
+            Ok(cuda) => cuda.retire_after_all(device, stream, buffer),
+            Err(_) => HostOnly.retire(device, stream, buffer),
         }
     }
 
@@ -209,6 +217,12 @@ pub unsafe fn unordered(device: Device, stream: Stream, others: &[Stream]) -> Re
 /// [`ErrorKind::Driver`](bridge_core::ErrorKind::Driver) when the query fails.
 pub fn works_after_legacy(device: Device, stream: Stream) -> Result<bool> {
     cuda()?.devices().enter(device)?.is_own_after_legacy(stream)
+}
+
+/// Returns whether the driver can tell when all work of a device has run, as
+/// [`Ordering::retire_after_all`] needs: since CUDA 12.5. Without it that memory is leaked.
+pub fn marks_devices() -> bool {
+    cuda().is_ok_and(|cuda| cuda.devices().driver().marks_contexts())
 }
 
 /// Returns the number of buffers that [`Ordering::retire`] has neither dropped nor leaked yet, and of those that wait

@@ -86,6 +86,12 @@ functions! {
     cuMemFreeAsync(CUdeviceptr, CUstream);
 }
 
+// Drivers before CUDA 12.5 mark no contexts.
+functions! {
+    Contexts:
+    cuCtxRecordEvent(CUcontext, CUevent);
+}
+
 /// Calls a function of the table, and names it in the failure.
 ///
 /// The caller's SAFETY comment states why the arguments are sound.
@@ -106,7 +112,7 @@ mod sharing;
 use sharing::SharingFunctions;
 
 /// The CUDA driver, initialised, with at least one device.
-pub(crate) struct Cuda(Functions, Option<Pools>, Option<SharingFunctions>);
+pub(crate) struct Cuda(Functions, Option<Pools>, Option<SharingFunctions>, Option<Contexts>);
 
 impl Cuda {
     /// Loads and initialises the driver. Returns it and the number of its devices.
@@ -118,9 +124,10 @@ impl Cuda {
         let functions = Functions::find(&library)
             .map_err(|function| missing(format!("{name} has no {function}: install a newer NVIDIA driver")))?;
         let (pools, sharing) = (Pools::find(&library).ok(), SharingFunctions::find(&library).ok());
+        let contexts = Contexts::find(&library).ok();
         // The driver is never unloaded: frameworks use it, too, and it may have threads of its own.
         std::mem::forget(library);
-        let cuda = Self(functions, pools, sharing);
+        let cuda = Self(functions, pools, sharing, contexts);
         match cuda.initialise() {
             Ok(count @ 1..) => Ok((cuda, count as usize)),
             Ok(_) => Err(no_device()),
@@ -211,6 +218,17 @@ impl Driver for Cuda {
     fn record_event(&self, event: Event, stream: Stream) -> Outcome<()> {
         // SAFETY: event and stream are alive, see above.
         unsafe { call!(self, cuEventRecord(event.0 as CUevent, handle(stream))) }
+    }
+
+    fn marks_contexts(&self) -> bool {
+        self.3.is_some()
+    }
+
+    fn record_context(&self, event: Event, context: Context) -> Outcome<()> {
+        let missing = Failure { call: "cuCtxRecordEvent", code: CUresult::CUDA_ERROR_NOT_SUPPORTED as u32 };
+        let contexts = self.3.as_ref().ok_or(missing)?;
+        // SAFETY: event and context are alive, see above.
+        unsafe { call!(in contexts, cuCtxRecordEvent(context.0 as CUcontext, event.0 as CUevent)) }
     }
 
     fn wait_event(&self, stream: Stream, event: Event) -> Outcome<()> {

@@ -63,7 +63,7 @@ impl<D: Driver> CudaOrdering<D> {
         });
         match mark {
             Some(Mark::Idle) => reaper::drop_each(buffers),
-            Some(Mark::Event(event)) => self.reaper.take(&self.devices, device, stream, event, buffers),
+            Some(Mark::Event(event)) => self.reaper.take(&self.devices, device, Some(stream), event, buffers),
             None => self.reaper.leak(buffers),
         }
     }
@@ -97,6 +97,14 @@ unsafe impl<D: Driver> Ordering for CudaOrdering<D> {
         self.retire_buffers(device, stream, buffers.into());
     }
 
+    fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        let buffers = smallvec![buffer];
+        match self.devices.enter(device).ok().and_then(|entered| entered.mark_all(stream)) {
+            Some(event) => self.reaper.take(&self.devices, device, None, event, buffers),
+            None => self.reaper.leak(buffers),
+        }
+    }
+
     fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
         self.devices.enter(device).ok()?.is_captured(stream)
     }
@@ -118,7 +126,7 @@ unsafe impl<D: Driver> Ordering for CudaOrdering<D> {
 mod tests {
     use super::*;
     use crate::driver::{Context, Event};
-    use crate::fake::{Call, Counted, Fake};
+    use crate::fake::{Call, Counted, Fake, eventually};
     use bridge_core::{DeviceKind, ErrorKind};
     use std::sync::atomic::Ordering::SeqCst;
 
@@ -174,6 +182,37 @@ mod tests {
         fake(&cuda).capture(A);
         cuda.retire(GPU, A, Counted::boxed(&drops));
         assert_eq!((drops.load(SeqCst), cuda.reaper().leaked()), (1, 1));
+    }
+
+    #[test]
+    fn a_buffer_that_any_stream_may_use_is_dropped_after_all_work_of_the_device() {
+        let (cuda, drops) = (cuda(), Arc::default());
+        fake(&cuda).idle(A);
+        cuda.retire_after_all(Device::cuda(1), A, Counted::boxed(&drops));
+        cuda.retire_after_all(GPU, A, Counted::boxed(&drops));
+        let calls = fake(&cuda).take_calls();
+        for (number, device) in [(1, 1), (2, 0)] {
+            assert!(calls.contains(&Call::RecordContext(Event(number), Fake::primary(device))), "{calls:?}");
+        }
+        assert_eq!((drops.load(SeqCst), cuda.reaper().retired()), (0, 2), "that one stream is idle says nothing");
+        fake(&cuda).finish_all();
+        eventually("both are dropped", || drops.load(SeqCst) == 2 && cuda.reaper().retired() == 0);
+        assert_eq!(cuda.reaper().leaked(), 0);
+    }
+
+    #[test]
+    fn such_a_buffer_is_leaked_where_the_driver_cannot_mark_and_no_capture_is_ended() {
+        let (cuda, drops) = (cuda(), Arc::default());
+        for captured in [A, Stream::LEGACY] {
+            fake(&cuda).capture(captured);
+            cuda.retire_after_all(GPU, A, Counted::boxed(&drops));
+            fake(&cuda).end_capture();
+        }
+        let calls = fake(&cuda).take_calls();
+        assert!(!calls.iter().any(|call| matches!(call, Call::RecordContext(..))), "{calls:?}");
+        fake(&cuda).fail("cuCtxRecordEvent", 801);
+        cuda.retire_after_all(GPU, A, Counted::boxed(&drops));
+        assert_eq!((drops.load(SeqCst), cuda.reaper().leaked(), fake(&cuda).live_events()), (0, 3, 0));
     }
 
     #[test]

@@ -39,17 +39,17 @@ struct Counts {
     leaked: AtomicUsize,
 }
 
-/// The buffers of one stream whose events have not fired, as far as is known. Events fire in the order of their stream,
+/// The buffers of one stream, or of all streams of a device (`None`), whose events have not fired, as far as is known. Events fire in the order of their stream,
 /// so the first is polled alone. (A stream with the handle of one that was destroyed is queued after it: later than
 /// necessary, never too early.)
 struct Line {
     device: Device,
-    stream: Stream,
+    stream: Option<Stream>,
     waiting: VecDeque<Retired>,
 }
 
 impl Line {
-    fn is_of(&self, device: Device, stream: Stream) -> bool {
+    fn is_of(&self, device: Device, stream: Option<Stream>) -> bool {
         (self.device, self.stream) == (device, stream)
     }
 }
@@ -85,7 +85,7 @@ impl State {
         finished
     }
 
-    fn push(&mut self, stream: Stream, retired: Retired) {
+    fn push(&mut self, stream: Option<Stream>, retired: Retired) {
         let device = retired.device;
         let found = self.lines.iter().position(|line| line.is_of(device, stream));
         let index = found.unwrap_or_else(|| {
@@ -136,19 +136,20 @@ impl Reaper {
             }
             state.turns += 1;
             let due = if state.turns % TURNS == 1 { state.finished_here(devices) } else { Vec::new() };
-            (due, state.lines.iter().any(|line| line.is_of(device, stream)))
+            (due, state.lines.iter().any(|line| line.is_of(device, Some(stream))))
         });
         // Not under the lock: this runs foreign code.
         due.into_iter().for_each(Retired::give_back);
         after
     }
 
-    /// Drops the buffers after `event`, which was recorded in `stream`, has fired.
+    /// Drops the buffers after `event`, which was recorded in `stream`, or in all streams of the device (`None`), has
+    /// fired.
     pub fn take<D: Driver>(
         &self,
         devices: &Arc<Devices<D>>,
         device: Device,
-        stream: Stream,
+        stream: Option<Stream>,
         event: Event,
         buffers: Buffers,
     ) {

@@ -2,11 +2,13 @@
 //! interface of NumPy or of CUDA.
 
 use crate::late::returned_late;
+use crate::loan::Loan;
 use crate::origin::{READER, origin};
-use crate::produced::Produced;
 use crate::tensor::no_tensor;
 use crate::{Framework, driver, interfaces};
-use bridge_core::{Adapter, Consumer, DType, DeviceKind, Error, ErrorKind, Lent, Offer, Profile, Result, Stream};
+use bridge_core::{
+    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Profile, Result, Stream,
+};
 use bridge_pyo3::{Borrowed, PyAdapter, PyTensor, framework_error, take_capsule, type_name};
 use pyo3::exceptions::{PyBaseException, PyBufferError, PyTypeError};
 use pyo3::intern;
@@ -211,8 +213,11 @@ impl<'py> Adapter for Foreign<'py> {
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {
         let (py, from_dlpack) = (self.like.py(), self.importer()?);
-        let produced = Produced::new(offer.accept(self)?);
-        from_dlpack.call1((produced,)).map_err(|error| framework_error(py, "from_dlpack", error))
+        let lease = offer.accept(self)?;
+        let ready = READER.current_stream(lease.device())?;
+        from_dlpack
+            .call1((Loan::new(lease, ready, None, None),))
+            .map_err(|error| framework_error(py, "from_dlpack", error))
     }
 
     fn overwritten(&self, object: &PyTensor<'py>) -> Result<()> {
@@ -249,5 +254,14 @@ impl<'py> PyAdapter<'py> for Foreign<'py> {
     /// Exports the tensor, and returns its memory after the work in the stream of the borrow.
     fn borrow<'a>(&self, tensor: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
         Borrowed::of(tensor, returned_late(self.export(tensor)?, driver::ordering())?)
+    }
+
+    /// Reads a loan without a consumer's request, which would order a stream.
+    fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
+        if let Ok(loan) = tensor.cast::<Loan>() {
+            return Ok(loan.get().locate());
+        }
+        let lent = self.export(tensor)?;
+        Ok((lent.layout().numel() > 0).then(|| (lent.device(), lent.data())))
     }
 }

@@ -63,12 +63,21 @@ pub(crate) fn array<'py>(object: &PyTensor<'py>, interface: &PyTensor<'py>) -> R
     make().map_err(|error| raised(py, error))
 }
 
+const NATIVE: char = if cfg!(target_endian = "big") { '>' } else { '<' };
+
+/// Kind characters, each with a dtype of that kind.
+const KINDS: &[(char, DType)] =
+    &[('b', DType::BOOL), ('i', DType::INT8), ('u', DType::UINT8), ('f', DType::FLOAT32), ('c', DType::COMPLEX64)];
+
+/// Returns the `typestr` of a dtype; `None` for one that NumPy lacks.
+pub(crate) fn typestr(dtype: DType) -> Option<String> {
+    let (kind, _) = KINDS.iter().find(|(_, of_kind)| of_kind.code == dtype.code)?;
+    let order = if dtype.bits == 8 { '|' } else { NATIVE };
+    NUMPY_DTYPES.contains(&dtype).then(|| format!("{order}{kind}{}", dtype.bits / 8))
+}
+
 /// Returns the dtype of a `typestr` such as `<f4`: byte order, kind and bytes.
 fn dtype(typestr: &str) -> Option<DType> {
-    const NATIVE: char = if cfg!(target_endian = "big") { '>' } else { '<' };
-    /// Kind characters, each with a dtype of that kind.
-    const KINDS: &[(char, DType)] =
-        &[('b', DType::BOOL), ('i', DType::INT8), ('u', DType::UINT8), ('f', DType::FLOAT32), ('c', DType::COMPLEX64)];
     let mut chars = typestr.chars();
     let (order, kind) = (chars.next()?, chars.next()?);
     let bytes: u8 = chars.as_str().parse().ok()?;

@@ -24,17 +24,23 @@ mod interfaces;
 #[cfg(feature = "python")]
 mod late;
 #[cfg(feature = "python")]
+mod lending;
+#[cfg(feature = "python")]
+mod loan;
+#[cfg(feature = "python")]
 mod objects;
 #[cfg(feature = "python")]
 mod origin;
-#[cfg(feature = "python")]
-mod produced;
 mod table;
 #[cfg(feature = "python")]
 mod tensor;
 
 #[cfg(feature = "python")]
 pub use foreign::{Foreign, is_bridge_error};
+#[cfg(feature = "python")]
+pub use lending::{Lending, Named};
+#[cfg(feature = "python")]
+pub use loan::Loan;
 #[cfg(feature = "python")]
 pub use objects::{adapter_of, borrow, seen};
 #[cfg(feature = "python")]

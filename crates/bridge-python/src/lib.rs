@@ -9,6 +9,7 @@ mod debug;
 mod device;
 mod errors;
 mod frameworks;
+mod lend;
 mod nvtx;
 mod options;
 mod ordering;
@@ -37,6 +38,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     convert::enter(module)?;
     plan::enter(module)?;
     module.add_function(wrap_pyfunction!(copies::copy, module)?)?;
+    module.add_class::<bridge_frameworks::Loan>()?;
+    module.add_function(wrap_pyfunction!(lend::lend, module)?)?;
+    module.add_function(wrap_pyfunction!(lend::lend_together, module)?)?;
     module.add_function(wrap_pyfunction!(streams::record_stream, module)?)?;
     module.add_function(wrap_pyfunction!(frameworks::profile, module)?)?;
     module.add_class::<tensorflow::Feed>()?;

@@ -109,7 +109,11 @@ def returns(thing: Any) -> bool:
 
 def is_record(thing: Any) -> bool:
     """Whether a class is made by the package alone, and holds fields."""
-    made = hasattr(thing, "_fields") or dataclasses.is_dataclass(thing) or thing in (tb.Plan, tb.tensorflow1.Tensor)
+    made = (
+        hasattr(thing, "_fields")
+        or dataclasses.is_dataclass(thing)
+        or thing in (tb.Loan, tb.Plan, tb.tensorflow1.Tensor)
+    )
     return isinstance(thing, type) and made
 
 

@@ -66,6 +66,9 @@ impl Tensor {
     pub fn into_managed<M: ManagedTensorBase>(self) -> Managed<M> {
         let mut flags = DlpackFlags::empty();
         flags.set(DlpackFlags::READ_ONLY, self.access().forbids_writes());
+        // A copy that other tensors share is not the consumer's alone.
+        let copied = matches!(&*self.0, Held::View(lease) if lease.is_copy());
+        flags.set(DlpackFlags::IS_COPIED, copied && Arc::strong_count(&self.0) == 1);
         let (prepared, dtype, device, data) = (prepare(self.layout()), self.dtype(), self.device(), self.data());
         // SAFETY: all of it is of this tensor, which the context keeps.
         unsafe { managed(prepared, dtype, device, data, flags, self.0) }

@@ -23,6 +23,7 @@ pub const GPU: Device = Device::cuda(0);
 pub enum Event {
     Ordered(Stream, Stream),
     Retired(Stream),
+    RetiredAfterAll(Stream),
     Synchronized(Stream),
     Deferred(Stream),
     OrderedAcross((Device, Stream), (Device, Stream)),
@@ -142,6 +143,11 @@ unsafe impl Ordering for Recorder {
         drop(buffer);
     }
 
+    fn retire_after_all(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        self.log.lock().unwrap().push(Event::RetiredAfterAll(stream));
+        drop(buffer);
+    }
+
     fn is_captured(&self, _: Device, stream: Stream) -> Option<bool> {
         Some(*self.captured.lock().unwrap() == Some(stream))
     }
@@ -229,6 +235,8 @@ pub struct Side {
     pub views: Views,
     /// Whether it panics instead of keeping a stream.
     pub panics: bool,
+    /// Whether views may be used in streams that it does not name.
+    pub elsewhere: bool,
 }
 
 impl Consumer for Side {
@@ -239,6 +247,10 @@ impl Consumer for Side {
     fn keep(&self, _: Device, _: Stream) -> Option<Keep> {
         assert!(!self.panics, "planned");
         None
+    }
+
+    fn uses_other_streams(&self) -> bool {
+        self.elsewhere
     }
 
     fn views(&self) -> &Views {
@@ -269,7 +281,7 @@ impl Office {
             .with_alignment(64)
             .with_devices(vec![DeviceKind::CUDA, DeviceKind::CPU])
             .with_keeps_read_only(false);
-        let side = Side { current: Mutex::new(Some(READER)), views: Views::default(), panics: false };
+        let side = Side { current: Mutex::new(Some(READER)), views: Views::default(), panics: false, elsewhere: false };
         Self {
             profile,
             side: Arc::new(side),

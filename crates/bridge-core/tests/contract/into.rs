@@ -51,7 +51,8 @@ fn the_copy_runs_in_the_stream_of_the_target_after_the_source_and_before_its_ret
 fn a_consumer_that_panics_returns_no_memory_under_the_copy() {
     let mut scene = Scene::new();
     scene.target = Paper { log: scene.log.clone(), ..scene.target };
-    scene.to.side = Arc::new(Side { current: Mutex::new(Some(READER)), views: Views::default(), panics: true });
+    scene.to.side =
+        Arc::new(Side { current: Mutex::new(Some(READER)), views: Views::default(), panics: true, elsewhere: false });
     let (copied, events) = scene.copy();
     assert!(copied.is_ok() && matches!(events.last(), Some(Launched { .. })), "it is leaked: {events:?}");
 

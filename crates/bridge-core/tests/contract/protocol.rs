@@ -1,10 +1,10 @@
 //! The protocol of a transfer and of its release, with an ordering that records its calls.
 
-use crate::common::Event::{self, Dropped, Ordered, Retired};
+use crate::common::Event::{self, Dropped, Ordered, Retired, RetiredAfterAll};
 use crate::common::{GPU, Item, OTHER, OWNER, Office, Paper, READER, Recorder, taken};
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, ErrorKind, Lease, Lent, Offer, Options, Ordering, Plan, Profile, Reason,
-    Result, Reuse, Stream, Strides, stats, transfer,
+    Access, Adapter, Consumer, DType, Device, DeviceBuffer, ErrorKind, Lease, Lent, Offer, Options, Ordering, Plan,
+    Profile, Reason, Result, Reuse, Stream, Strides, stats, transfer,
 };
 use std::sync::Arc;
 
@@ -53,6 +53,50 @@ fn the_reader_waits_for_the_owner_and_the_owner_for_every_reader() {
     let expected = [Ordered(READER, OWNER), Ordered(OTHER, OWNER), Ordered(dropped_on, OWNER), Dropped];
     assert_eq!(setup.events(), expected);
     assert!(setup.to.side.views.is_empty());
+}
+
+#[test]
+fn memory_that_other_streams_may_use_waits_for_all_work_of_the_device() {
+    for reuse in [Reuse::InStreamOrder, Reuse::Unknown] {
+        let mut setup = Setup::new();
+        Arc::get_mut(&mut setup.to.side).expect("it is not shared yet").elsewhere = true;
+        let lease = setup.cross(Paper { reuse, ..setup.paper() });
+        setup.to.side.views.used(GPU, 0x1004, OTHER, || None);
+        setup.events();
+        drop(lease);
+        // What is known is ordered in the streams as well, so that the owner sees what those readers wrote.
+        let known = [Ordered(READER, OWNER), Ordered(OTHER, OWNER)];
+        assert_eq!(setup.events(), [&known[..], &[RetiredAfterAll(OWNER), Dropped]].concat(), "{reuse:?}");
+        // A view that is used in the owner's stream alone, as far as is known.
+        *setup.to.side.current.lock().unwrap() = Some(OWNER);
+        drop(setup.cross(Paper { reuse, ..setup.paper() }));
+        assert_eq!(setup.events(), [RetiredAfterAll(OWNER), Dropped], "{reuse:?}");
+    }
+}
+
+#[test]
+fn such_memory_is_leaked_and_counted_by_an_ordering_that_cannot_tell() {
+    let before = stats().leaked;
+    let mut setup = Setup::new();
+    Arc::get_mut(&mut setup.to.side).expect("it is not shared yet").elsewhere = true;
+    setup.ordering = Arc::new(Untelling(Arc::clone(&setup.recorder)));
+    drop(setup.cross(setup.paper()));
+    assert!(stats().leaked > before);
+    assert_eq!(setup.events(), [Ordered(OWNER, READER), Ordered(READER, OWNER)]);
+}
+
+/// An ordering that cannot tell when a device has done all its work.
+struct Untelling(Arc<Recorder>);
+
+// SAFETY: as the recorder.
+unsafe impl Ordering for Untelling {
+    fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+        self.0.order(device, earlier, later)
+    }
+
+    fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        self.0.retire(device, stream, buffer);
+    }
 }
 
 /// Hands on what an office is offered to another one, perhaps vouching for it. Returns how that one refuses it.

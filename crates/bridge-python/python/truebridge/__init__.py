@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Literal
 
 from . import _compiled, _core
 from ._core import (
+    Loan,
     Plan,
     Ticket,
     __version__,
     convert,
     copy,
+    lend,
     plan,
     profile,
     record_stream,
@@ -66,16 +68,19 @@ __all__ = [
     "BridgeRuntimeError",
     "BridgeTypeError",
     "BridgeValueError",
+    "Loan",
     "Plan",
     "Target",
     "Ticket",
     "__version__",
     "bench",
+    "call",
     "connect",
     "convert",
     "copy",
     "debug",
     "doctor",
+    "lend",
     "load",
     "matrix",
     "open",
@@ -120,6 +125,7 @@ if TYPE_CHECKING:
     from . import tensorflow1 as tensorflow1
     from . import tracing as tracing
     from ._bench import bench
+    from ._calls import call
     from ._core import Target
     from ._doctor import doctor, matrix
     from .debugging import BridgeDebugWarning, debug
@@ -163,6 +169,7 @@ else:
     _LATER = {
         **dict.fromkeys(("doctor", "matrix"), "_doctor"),
         "bench": "_bench",
+        "call": "_calls",
         **dict.fromkeys(("BridgeDebugWarning", "debug"), "debugging"),
         **dict.fromkeys(("load", "save"), "files"),
         **dict.fromkeys(("connect", "serve"), "names"),

@@ -119,6 +119,58 @@ def convert(x: Any, target: Literal["tensorflow1"], **keywords: Unpack[Keywords]
 def plan(x: _Tree, target: Target, **keywords: Unpack[Keywords]) -> _Tree: ...
 @overload
 def plan(x: Any, target: Target, **keywords: Unpack[Keywords]) -> Plan: ...
+
+@final
+class Loan:
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def stream(self) -> int | None: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+@overload
+def lend(
+    x: _Tree,
+    stream: Any = None,
+    *,
+    copy: bool | None = None,
+    device: Device | None = None,
+    order: Order | None = None,
+    permute: Sequence[int] | None = None,
+    detach: bool = False,
+    read_only: bool = False,
+) -> _Tree: ...
+@overload
+def lend(
+    x: Any,
+    stream: Any = None,
+    *,
+    copy: bool | None = None,
+    device: Device | None = None,
+    order: Order | None = None,
+    permute: Sequence[int] | None = None,
+    detach: bool = False,
+    read_only: bool = False,
+) -> Loan: ...
+def lend_together(
+    arguments: tuple[Any, ...], stream: Any, read_only: bool
+) -> tuple[tuple[Any, ...], list[Loan], tuple[int, int] | None]: ...
 def copy(src: Any, *, out: T) -> T: ...
 def record_stream(view: Any, stream: Any) -> None: ...
 def profile(target: Target) -> Profile: ...

@@ -85,6 +85,14 @@ def gradients_are_typed(f: Callable[[tf.Tensor], tf.Tensor], g: Callable[[torch.
     assert_type(tb.autograd.tf_function(g), Callable[..., Any])
 
 
+def loans_are_typed(x: torch.Tensor, f: Callable[[object], int]) -> None:
+    with tb.lend(x, read_only=True) as loan:
+        assert_type(loan, tb.Loan)
+        assert_type(loan.stream, int | None)
+    assert_type(tb.lend({"x": x}, 7), dict[str, torch.Tensor])
+    assert_type(tb.call(f, x, stream=7), int)
+
+
 def graphs_are_typed(x: torch.Tensor) -> None:
     assert_type(tb.tensorflow.feed(x), tb.tensorflow.Feed)
     with tb.tensorflow1.Session(b"", {"x:0": "float32"}, "y:0") as session:

@@ -1,0 +1,219 @@
+"""Tensors lent to consumers that are known by a protocol alone, on the host."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import capsules
+import truebridge as tb
+
+torch: Any = pytest.importorskip("torch")
+
+CPU = (1, 0)
+
+
+class Frozen:
+    """A NumPy array that may not be written to."""
+
+    def __new__(cls) -> np.ndarray:  # type: ignore[misc]
+        array = np.arange(4, dtype=np.float32)
+        array.flags.writeable = False
+        return array
+
+
+def test_every_protocol_of_the_host_shares_the_memory() -> None:
+    t = torch.arange(6, dtype=torch.float32).reshape(2, 3).T
+    loan = tb.lend(t)
+    assert (loan.shape, loan.dtype, loan.stream, loan.__dlpack_device__()) == ((3, 2), "float32", None, CPU)
+    interface = loan.__array_interface__
+    assert interface["data"] == (t.data_ptr(), False)
+    assert (interface["shape"], interface["strides"], interface["version"]) == ((3, 2), (4, 12), 3)
+    assert not hasattr(loan, "__cuda_array_interface__")
+    for view in (np.from_dlpack(loan), np.asarray(loan), torch.from_dlpack(loan), tb.to_torch(loan)):
+        view[0, 0] += 1
+    assert t[0, 0].item() == 4
+    assert tb.lend(t.contiguous()).__array_interface__["strides"] is None
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [(None, "dltensor"), ((0, 8), "dltensor"), ((1, 0), "dltensor_versioned"), ((2, 1), "dltensor_versioned")],
+)
+def test_consumers_get_the_version_that_they_ask_for(version: Any, name: str) -> None:
+    capsule = tb.lend(torch.zeros(3)).__dlpack__(max_version=version, stream=None, copy=None, dl_device=None)
+    assert f'"{name}"' in repr(capsule)
+
+
+def test_a_consumer_may_ask_for_a_copy_or_a_device() -> None:
+    t = torch.arange(6).reshape(2, 3)
+    loan = tb.lend(t, permute=(1, 0))
+    copied = np.from_dlpack(loan, copy=True)
+    copied[0, 0] = 9
+    assert t[0, 0].item() == 0
+    assert copied.tolist()[1:] == [[1, 4], [2, 5]]
+    assert np.from_dlpack(loan, device="cpu", copy=False).ctypes.data == t.data_ptr()
+    with pytest.raises(BufferError, match="copy=None to allow a move"):
+        loan.__dlpack__(dl_device=(2, 0), copy=False)
+    consumed = tb.lend(capsules.Producer().capsule())
+    assert np.from_dlpack(consumed).size > 0
+    with pytest.raises(BufferError, match="neither copied nor moved"):
+        consumed.__dlpack__(copy=True)
+
+
+def test_read_only_memory_is_marked_and_unversioned_capsules_need_a_promise() -> None:
+    array = Frozen()
+    loan = tb.lend(array)
+    assert loan.__array_interface__["data"][1] is True
+    assert not np.from_dlpack(loan).flags.writeable
+    with pytest.raises(BufferError, match="read_only=True"):
+        loan.__dlpack__()
+    promised = tb.lend(array, read_only=True)
+    assert '"dltensor"' in repr(promised.__dlpack__())
+    assert promised.__array_interface__["data"][1] is True
+    assert tb.lend(np.arange(3), read_only=True).__array_interface__["data"][1] is True
+
+
+def test_what_the_framework_never_changes_goes_to_every_consumer() -> None:
+    tensorflow = pytest.importorskip("tensorflow")
+    loan = tb.lend(tensorflow.constant([1.0, 2.0]))
+    assert '"dltensor"' in repr(loan.__dlpack__())
+    assert not np.from_dlpack(loan).flags.writeable
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "complex64", "bool", "float16", "uint8"])
+def test_dtypes(dtype: str) -> None:
+    t = torch.ones(3, dtype=getattr(torch, dtype))
+    loan = tb.lend(t)
+    assert loan.dtype == dtype
+    assert torch.equal(torch.from_dlpack(loan), t)
+    assert hasattr(loan, "__array_interface__") is (dtype != "bfloat16")
+    if dtype != "bfloat16":
+        assert np.asarray(loan).dtype == np.dtype(dtype)
+
+
+def test_the_memory_lives_as_long_as_the_loan_and_every_view() -> None:
+    t = np.ones(4)
+    alive = weakref.ref(t)
+    loan = tb.lend(t)
+    view = np.from_dlpack(loan)
+    del t
+    loan.__dlpack__()  # a consumer that drops its view at once
+    gc.collect()
+    assert alive() is not None
+    del loan
+    gc.collect()
+    assert alive() is not None
+    assert view.sum() == 4
+    del view
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_block_closes_the_loan() -> None:
+    t = np.ones(4)
+    with tb.lend(t) as loan:
+        assert np.from_dlpack(loan).ctypes.data == t.ctypes.data
+    alive = weakref.ref(t)
+    del t
+    gc.collect()
+    assert alive() is None, "the closed loan keeps nothing"
+    assert repr(loan) == "<Loan: closed>"
+    for use in (loan.__dlpack__, lambda: loan.shape, lambda: loan.dtype, lambda: loan.__array_interface__):
+        with pytest.raises(BufferError, match="closed"):
+            use()
+    with pytest.raises(ZeroDivisionError), tb.lend(np.ones(1)) as loan:
+        raise ZeroDivisionError
+    assert repr(loan) == "<Loan: closed>"
+
+
+def test_containers_are_lent_with_all_tensors_in_them() -> None:
+    lent = tb.lend({"a": torch.ones(2), "b": [np.ones(3), "text"]})
+    assert isinstance(lent["a"], tb.Loan)
+    assert isinstance(lent["b"][0], tb.Loan)
+    assert lent["b"][1] == "text"
+
+
+def test_errors_say_what_to_do() -> None:
+    for x, kind in [(3, "not_a_tensor"), (torch.ones(2, requires_grad=True), "requires_grad")]:
+        with pytest.raises(tb.BridgeError) as caught:
+            tb.lend(x)
+        assert caught.value.kind == kind
+    assert isinstance(tb.lend(torch.ones(2, requires_grad=True), detach=True), tb.Loan)
+    with pytest.raises(tb.BridgeValueError, match="is not a CUDA stream"):
+        tb.lend(torch.ones(2), stream="main")
+    with pytest.raises(TypeError):
+        tb.Loan()
+    assert isinstance(tb.lend(torch.ones(2), stream=5), tb.Loan), "on the host there is nothing to order"
+
+
+def add(a: Any, b: Any, out: Any, scale: float = 1.0) -> int:
+    np.multiply(np.from_dlpack(a) + np.from_dlpack(b[0]), scale, out=np.from_dlpack(out))
+    return 7
+
+
+def test_a_call_lends_all_tensors_and_closes_the_loans() -> None:
+    seen: list[Any] = []
+
+    def function(*args: Any) -> int:
+        seen.extend(args)
+        return add(*args)
+
+    total = torch.empty(2)
+    assert tb.call(function, torch.ones(2), [np.ones(2, np.float32)], total, 0.5) == 7
+    assert total.tolist() == [1, 1]
+    assert [repr(seen[i]) for i in (0, 2)] == ["<Loan: closed>"] * 2
+    assert seen[3] == 0.5
+    assert tb.call(max, 3, 5) == 5
+    assert tb.call(lambda: 1) == 1
+    with pytest.raises(BufferError, match="read_only=True"):
+        tb.call(lambda a: a.__dlpack__(), Frozen())
+    assert tb.call(lambda a: a.__dlpack__(), Frozen(), read_only=True) is not None
+
+
+def test_a_trace_shows_what_is_lent() -> None:
+    with tb.trace() as trace:
+        tb.lend(torch.ones(3))
+    (event,) = trace.events
+    assert event[1:5] == ("lend", "torch", "dlpack", "in place")
+
+
+def test_pyarrow_takes_a_loan() -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="PyArrow is not installed")
+    t = torch.arange(5)
+    tensor = pyarrow.Tensor.from_numpy(np.asarray(tb.lend(t)))
+    t[0] = 9
+    assert tensor.to_numpy()[0] == 9
+
+
+def test_tvm_ffi_takes_tensors_of_two_frameworks() -> None:
+    tvm_ffi = pytest.importorskip("tvm_ffi", reason="tvm-ffi is not installed")
+    function = tvm_ffi.convert(lambda a, b: float(np.from_dlpack(a).sum() + np.from_dlpack(b).sum()))
+    assert tb.call(function, torch.ones(3), np.ones(2, np.float32)) == 5
+    t = torch.ones(2)
+    tensor = tvm_ffi.from_dlpack(tb.lend(t))
+    alive = weakref.ref(t)
+    t[0] = 8
+    del t
+    gc.collect()
+    assert tb.to_numpy(tensor)[0] == 8
+    del tensor
+    gc.collect()
+    assert alive() is None
+
+
+def test_numba_takes_a_loan() -> None:
+    numba = pytest.importorskip("numba", reason="Numba is not installed")
+    t = torch.ones(4)
+
+    @numba.njit
+    def double(a: Any) -> None:
+        for i in range(a.size):
+            a[i] *= 2
+
+    double(np.asarray(tb.lend(t)))
+    assert t.tolist() == [2, 2, 2, 2]
