@@ -340,6 +340,15 @@ impl Lent {
         self
     }
 
+    /// Returns the same tensor with an access that forbids writes, where its own does not forbid more.
+    #[must_use]
+    pub fn restricted(mut self, access: Access) -> Self {
+        if access.forbids_writes() && self.buffer().access() != Access::ReadOnly {
+            self.0.facts_mut().access = access;
+        }
+        self
+    }
+
     /// Returns the same tensor for a caller who promises not to write to its views.
     pub(crate) fn promised(mut self) -> Self {
         self.0.facts_mut().access = Access::Immutable;

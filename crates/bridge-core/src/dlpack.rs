@@ -347,6 +347,23 @@ pub unsafe fn describe(
     read_only: bool,
     owner: Keep,
 ) -> versioned::Dlpack {
+    // SAFETY: the caller's obligation.
+    unsafe { describe_as(dtype, layout, device, data, read_only, owner) }
+}
+
+/// As [`describe`], in either ABI. An unversioned tensor cannot say that it is read-only.
+///
+/// # Safety
+///
+/// As for [`describe`].
+pub unsafe fn describe_as<M: ManagedTensorBase>(
+    dtype: DType,
+    layout: &Layout,
+    device: Device,
+    data: usize,
+    read_only: bool,
+    owner: Keep,
+) -> Managed<M> {
     let flags = if read_only { DlpackFlags::READ_ONLY } else { DlpackFlags::empty() };
     // SAFETY: the caller's obligation.
     unsafe { managed(prepare(layout), dtype, device, data, flags, Arc::new(owner)) }

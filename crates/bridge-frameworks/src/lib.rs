@@ -75,6 +75,6 @@ mod tests {
             assert_eq!(Framework::named(framework.name()), Some(*framework));
             assert!(!framework.devices().is_empty());
         }
-        assert_eq!(Framework::named("jax"), None);
+        assert_eq!(Framework::named("mxnet"), None);
     }
 }

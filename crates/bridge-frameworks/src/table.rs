@@ -187,6 +187,13 @@ frameworks! {
         devices: HOST,
         adapter: bridge_numpy::NumPy if "numpy",
     }
+    JAX {
+        name: "jax",
+        module: "jax",
+        source: Source::Distributions(&["jax"]),
+        devices: BOTH,
+        adapter: bridge_jax::JAX if "jax",
+    }
     // adapters: end
     TensorFlow {
         name: "tensorflow",

@@ -171,6 +171,37 @@ takes_keywords! {
         cross::convert(x, Framework::TensorFlow, keywords)
     }
 
+    /// Return a ``jax.Array`` over the memory of ``x``.
+    ///
+    /// Parameters
+    /// ----------
+    /// x : tensor or container of tensors
+    ///     As for ``to_torch``.
+    #[doc = include_str!("docs/keywords.txt")]
+    /// Returns
+    /// -------
+    /// jax.Array or container
+    ///     In place if ``x`` is compact and 64 divides its address in bytes, else a copy. Committed to its device.
+    ///
+    /// Raises
+    /// ------
+    /// BridgeError
+    ///     As for ``to_torch``. ``kind`` is ``"dtype"`` for elements of 64 bits without ``jax_enable_x64``.
+    ///
+    /// Notes
+    /// -----
+    /// Arrays of JAX do not change: do not write to ``x`` while JAX uses the result. JAX computes on the host in threads
+    /// of its own, and may read ``x`` after a function of ``jit`` has returned.
+    ///
+    /// Examples
+    /// --------
+    /// >>> import numpy as np
+    /// >>> import truebridge as tb
+    /// >>> tb.to_jax(np.ones(3, np.float32)).sum()
+    /// Array(3., dtype=float32)
+    fn to_jax(x; keywords) {
+        cross::convert(x, Framework::JAX, keywords)
+    }
     // adapters: end
     /// Return a tensor of the framework named ``target`` over the memory of ``x``.
     ///

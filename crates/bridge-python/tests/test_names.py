@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-FRAMEWORK = re.compile(r"(?i)(?<![a-z])(torch|pytorch|cupy|numpy|tensorflow1?)(?![a-z])")
+FRAMEWORK = re.compile(r"(?i)(?<![a-z])(torch|pytorch|cupy|numpy|jax|tensorflow1?)(?![a-z])")
 
 #: Folders of code. ``benches`` and ``fuzz`` are programs about named frameworks, as tests are.
 CODE = ("crates", "conformance", "xtask")
@@ -27,6 +27,7 @@ ROOMS = (
     "crates/bridge-torch/*",
     "crates/bridge-cupy/*",
     "crates/bridge-numpy/*",
+    "crates/bridge-jax/*",
     "crates/bridge-tensorflow/*",
     "crates/bridge-capi/*",
     "crates/bridge-frameworks/src/table.rs",

@@ -36,6 +36,7 @@ from ._core import (
     stats,
     # adapters: begin to
     to_cupy,
+    to_jax,
     to_numpy,
     to_tensorflow,
     to_torch,
@@ -92,22 +93,30 @@ __all__ = [
     "serve",
     "share",
     "stats",
-    "to_onnxruntime",
     "trace",
     # adapters: begin public
+    "convert_cupy_to_jax",
     "convert_cupy_to_numpy",
     "convert_cupy_to_pytorch",
     "convert_cupy_to_tf",
+    "convert_jax_to_cupy",
+    "convert_jax_to_numpy",
+    "convert_jax_to_pytorch",
+    "convert_jax_to_tf",
     "convert_numpy_to_cupy",
+    "convert_numpy_to_jax",
     "convert_numpy_to_pytorch",
     "convert_numpy_to_tf",
     "convert_pytorch_to_cupy",
+    "convert_pytorch_to_jax",
     "convert_pytorch_to_numpy",
     "convert_pytorch_to_tf",
     "convert_tf_to_cupy",
+    "convert_tf_to_jax",
     "convert_tf_to_numpy",
     "convert_tf_to_pytorch",
     "to_cupy",
+    "to_jax",
     "to_numpy",
     "to_tensorflow",
     "to_torch",
@@ -129,22 +138,29 @@ if TYPE_CHECKING:
     from ._calls import call
     from ._core import Target
     from ._doctor import doctor, matrix
-    from ._onnxruntime import to_onnxruntime
     from .debugging import BridgeDebugWarning, debug
     from .files import load, save
     from .names import connect, serve
     from .pairs import (
         # adapters: begin convert
+        convert_cupy_to_jax,
         convert_cupy_to_numpy,
         convert_cupy_to_pytorch,
         convert_cupy_to_tf,
+        convert_jax_to_cupy,
+        convert_jax_to_numpy,
+        convert_jax_to_pytorch,
+        convert_jax_to_tf,
         convert_numpy_to_cupy,
+        convert_numpy_to_jax,
         convert_numpy_to_pytorch,
         convert_numpy_to_tf,
         convert_pytorch_to_cupy,
+        convert_pytorch_to_jax,
         convert_pytorch_to_numpy,
         convert_pytorch_to_tf,
         convert_tf_to_cupy,
+        convert_tf_to_jax,
         convert_tf_to_numpy,
         convert_tf_to_pytorch,
         # adapters: end
@@ -172,7 +188,6 @@ else:
         **dict.fromkeys(("doctor", "matrix"), "_doctor"),
         "bench": "_bench",
         "call": "_calls",
-        "to_onnxruntime": "_onnxruntime",
         **dict.fromkeys(("BridgeDebugWarning", "debug"), "debugging"),
         **dict.fromkeys(("load", "save"), "files"),
         **dict.fromkeys(("connect", "serve"), "names"),

@@ -4,6 +4,7 @@ from typing import Any, Literal, Protocol, TypedDict, TypeVar, final, overload
 
 # adapters: begin imports
 import cupy
+import jax
 import numpy.typing
 import tensorflow
 import torch
@@ -29,6 +30,7 @@ Target = Literal[
     "torch",
     "cupy",
     "numpy",
+    "jax",
     "tensorflow",
     "tensorflow1",
 ]
@@ -96,6 +98,7 @@ class _To(Protocol[_Tensor]):
 to_torch: _To[torch.Tensor]
 to_cupy: _To[cupy.ndarray]
 to_numpy: _To[numpy.typing.NDArray[Any]]
+to_jax: _To[jax.Array]
 to_tensorflow: _To[tensorflow.Tensor]
 # adapters: end
 
@@ -109,6 +112,8 @@ def convert(x: Any, target: Literal["torch"], **keywords: Unpack[Keywords]) -> t
 def convert(x: Any, target: Literal["cupy"], **keywords: Unpack[Keywords]) -> cupy.ndarray: ...
 @overload
 def convert(x: Any, target: Literal["numpy"], **keywords: Unpack[Keywords]) -> numpy.typing.NDArray[Any]: ...
+@overload
+def convert(x: Any, target: Literal["jax"], **keywords: Unpack[Keywords]) -> jax.Array: ...
 @overload
 def convert(x: Any, target: Literal["tensorflow"], **keywords: Unpack[Keywords]) -> tensorflow.Tensor: ...
 @overload

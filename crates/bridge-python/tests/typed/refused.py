@@ -8,7 +8,7 @@ x = np.zeros(3)
 tb.to_torch(x, copies=True)  # refused
 tb.to_torch(x, copy="yes")  # refused
 tb.to_numpy(x, order="A")  # refused
-tb.convert(x, "jax")  # refused
+tb.convert(x, "mxnet")  # refused
 tb.convert(x)  # refused
 tb.plan(x, 3)  # refused
 tb.copy(x)  # refused
@@ -16,7 +16,7 @@ tb.to_torch(x).no_such_method()  # refused
 tb.convert_tf_to_pytorch(x)  # refused
 tb.convert_numpy_to_pytorch(x, to="cuda")  # refused
 tb.load("x.npz")  # refused
-tb.load("x.npz", "jax")  # refused
+tb.load("x.npz", "mxnet")  # refused
 tb.doctor(timeout="long")  # refused
 tb.doctor().findings.append(None)  # refused
 tb.share(x, writing="all")  # refused

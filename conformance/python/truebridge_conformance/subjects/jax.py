@@ -1,0 +1,120 @@
+"""JAX under test."""
+
+# What the methods promise is documented in conformance/src/subject.rs, once.
+# ruff: noqa: D102, D107
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+from truebridge_conformance.subjects import Bench, Capabilities, Observed, Spec, Subject, shape
+from truebridge_conformance.subjects.common import NAMES, Unwritable, row_major, taken
+
+
+class JAX(Unwritable):
+    """JAX on one device, in its mode with elements of 64 bits."""
+
+    def __init__(self, device: str) -> None:
+        import jax
+        import numpy
+
+        self.jax = jax
+        self.numpy = numpy
+        kind, _, index = device.partition(":")
+        self.cuda = kind == "cuda"
+        self.device = jax.local_devices(backend=kind)[int(index or 0)]
+        self.name = f"cuda:{index or 0}" if self.cuda else "cpu"
+        self.operand: Any = self.put(numpy.ones((2048, 2048), "float32")) if self.cuda else None
+        self.work = jax.jit(lambda x: x @ x * 1e-4)
+        if self.cuda:
+            self.delay()
+            self.settle()
+
+    def capabilities(self) -> Capabilities:
+        named = (name for name in NAMES if hasattr(self.jax.numpy, name))
+        return Capabilities(tuple(named), writes=False, immutable=True)
+
+    def put(self, array: Any) -> Any:
+        """Return an array with memory of its own: ``device_put`` may share that of NumPy."""
+        with self.jax.default_device(self.device):
+            return self.jax.numpy.array(array, copy=True).block_until_ready()
+
+    def create(self, spec: Spec, data: bytes) -> Any:
+        dtype = self.jax.numpy.dtype(spec.dtype)
+        return self.put(self.numpy.frombuffer(data, dtype).reshape(spec.shape))
+
+    def observe(self, tensor: Any) -> Observed:
+        address = tensor.unsafe_buffer_pointer()
+        shape = list(tensor.shape)
+        return Observed(tensor.dtype.name, shape, row_major(shape), address, False, self.name)
+
+    def read(self, tensor: Any) -> bytes:
+        # JAX keeps the first host copy of an array on a GPU, and does not read the device again.
+        source = self.snapshot(tensor, None) if self.cuda else tensor
+        data: bytes = self.numpy.asarray(source).tobytes()
+        return data
+
+    def fill(self, tensor: Any, byte: int) -> Any:
+        lax, numpy = self.jax.lax, self.jax.numpy
+        kind, shape = tensor.dtype, tensor.shape
+        with self.jax.default_device(self.device):
+            if kind == numpy.bool_:
+                return numpy.full(shape, bool(byte))
+            if numpy.issubdtype(kind, numpy.complexfloating):
+                part = self.fill(numpy.zeros(shape, "float64" if kind.itemsize == 16 else "float32"), byte)
+                return lax.complex(part, part)
+            width = [kind.itemsize] if kind.itemsize > 1 else []
+            return lax.bitcast_convert_type(numpy.full([*shape, *width], byte, "uint8"), kind)
+
+    def allocate(self, nbytes: int) -> Any:
+        with self.jax.default_device(self.device):
+            return self.jax.numpy.full(nbytes, 0x5A, "uint8")
+
+    def snapshot(self, source: Any, into: Any) -> Any:
+        return self.jax.numpy.array(source, copy=True)
+
+    def delay(self) -> None:
+        if self.cuda:
+            for _ in range(40):
+                self.operand = self.work(self.operand)
+
+    def settle(self) -> int | None:
+        # Work on the host runs in threads, which drop what it has read.
+        self.allocate(1).block_until_ready()
+        if self.cuda:
+            self.operand.block_until_ready()
+        gc.collect()
+        if not self.cuda:
+            return None
+        used: int = self.device.memory_stats()["bytes_in_use"]
+        return used
+
+    def import_natively(self, other: Any) -> Any:
+        return taken(self.jax.dlpack.from_dlpack, other)
+
+
+subject: Callable[[str], Subject] = JAX
+
+
+def prepare() -> None:
+    """Enable elements of 64 bits, which the profile of the adapter depends on."""
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+
+
+def bench(device: str) -> Bench | None:
+    """Return what the benches need."""
+    import jax
+
+    if device == "cuda" and not any(found.platform == "gpu" for found in jax.devices()):
+        return None
+    where = jax.local_devices(backend=device)[0]
+
+    def make(nbytes: int) -> Any:
+        with jax.default_device(where):
+            return jax.numpy.zeros(shape(nbytes), "float32").block_until_ready()
+
+    bars: dict[tuple[str, str], float | None] = dict.fromkeys((name, "host") for name in ("torch", "numpy"))
+    return Bench(make, bars, slices=False, unknown_reuse=device == "cuda")

@@ -1,0 +1,112 @@
+//! Exports arrays of JAX.
+
+use crate::runtime::{Runtime, raised};
+use bridge_core::dlpack::Origin;
+use bridge_core::{Access, Device, DeviceKind, Error, ErrorKind, Lent, Result, Reuse, Stream};
+use bridge_pyo3::{PyTensor, call, drop_guarded, is_instance, not_a_tensor, take_capsule};
+use pyo3::intern;
+use pyo3::prelude::*;
+
+pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
+    let py = array.py();
+    if !runtime.is_concrete(array) {
+        return Err(without_memory(runtime, array));
+    }
+    one_piece(runtime, array)?;
+    let export = || {
+        let platform = call(array, intern!(py, "platform"), &[])?;
+        let stream = match platform.eq(intern!(py, "cpu"))? {
+            // The export would wait as well, but with the GIL, which callbacks of the computation need.
+            true => call(array, intern!(py, "block_until_ready"), &[]).map(|_| None)?,
+            false => Some(Stream::LEGACY.handle()),
+        };
+        // An array of its own over the same memory, as `jax.dlpack` exports it: jaxlib aborts the process where an array is
+        // deleted that was itself exported.
+        let piece = call(array, intern!(py, "addressable_data"), &[runtime.zero.bind(py)])?;
+        runtime.export.bind(py).call1((piece, stream))
+    };
+    let capsule = export().map_err(|error| refused(py, error))?;
+    // SAFETY: jaxlib keeps DLPack's promises, and has made the legacy default stream wait for an array on a device; how
+    // its allocator reuses memory is not known.
+    let lent = unsafe { take_capsule(&capsule, &origin) }?;
+    let access = runtime.protected.access(lent.data(), Access::Immutable);
+    Ok(lent.restricted(access))
+}
+
+/// Returns what a capsule of jaxlib does not say.
+fn origin(said: Device, address: usize) -> Result<Origin> {
+    let host = Origin { release: Some(drop_guarded), ..Origin::host() };
+    if said.kind == DeviceKind::CPU {
+        return Ok(host);
+    }
+    let located = if address == 0 { None } else { bridge_cuda::locate(address)? };
+    let allocation = located.map(|located| located.range);
+    Ok(Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, allocation, ..host })
+}
+
+/// Returns the error for an object of JAX that is not an array with memory.
+#[cold]
+fn without_memory(runtime: &Runtime, object: &PyTensor<'_>) -> Error {
+    let py = object.py();
+    let text = if is_instance(object, runtime.tracer.bind(py)) {
+        "the array is being traced by jit, vmap or grad, and has no memory yet: convert before the transformed function is called, or inside jax.pure_callback"
+    } else if runtime.is_of_jax(object) {
+        "keys of jax.random are not numbers: convert jax.random.key_data(keys), and make keys of the result by jax.random.wrap_key_data"
+    } else {
+        return not_a_tensor("jax", object);
+    };
+    Error::new(ErrorKind::NotATensor, text)
+}
+
+/// Refuses an array that was deleted, and one on several devices, of which jaxlib would export the first piece.
+fn one_piece(runtime: &Runtime, array: &PyTensor<'_>) -> Result<()> {
+    let py = array.py();
+    let look = || {
+        let is_deleted = call(array, intern!(py, "is_deleted"), &[])?.is_truthy()?;
+        let sharding = array.getattr(intern!(py, "sharding"))?;
+        let devices = match sharding.get_type().is(runtime.single.bind(py)) {
+            true => 1,
+            false => sharding.getattr(intern!(py, "device_set"))?.len()?,
+        };
+        Ok((is_deleted, devices))
+    };
+    match look().map_err(|error| raised(py, error))? {
+        (false, 1) => Ok(()),
+        (true, _) => {
+            let text = "the array was deleted, or donated to a function of jit: pass one that is alive";
+            Err(Error::new(ErrorKind::Consumed, text))
+        }
+        (false, devices) => {
+            let text = format!(
+                "the array lies on {devices} devices of JAX: convert its pieces, shard.data for each shard of x.addressable_shards, or gather it on one by jax.device_put(x, device)"
+            );
+            Err(Error::new(ErrorKind::NotATensor, text))
+        }
+    }
+}
+
+/// Returns the error for what jaxlib does not export.
+#[cold]
+fn refused(py: Python<'_>, error: PyErr) -> Error {
+    let text = error.value(py).to_string();
+    if text.contains("has no DLPack equivalent") {
+        let text =
+            "the dtype has no counterpart in other frameworks: cast the array, for example x.astype(jax.numpy.int8)";
+        return Error::new(ErrorKind::Dtype, text).caused_by(error);
+    }
+    raised(py, error)
+}
+
+/// Returns a copy by JAX, in fresh memory.
+pub(crate) fn compact<'py>(array: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+    let py = array.py();
+    let dtype = |array: &PyTensor<'py>| array.getattr(intern!(py, "dtype"));
+    let copy = || {
+        let copy = call(array, intern!(py, "copy"), &[])?;
+        Ok::<_, PyErr>(dtype(&copy)?.eq(dtype(array)?)?.then_some(copy))
+    };
+    copy().map_err(|error| raised(py, error))?.ok_or_else(|| {
+        let text = "JAX copies no elements of 64 bits without jax_enable_x64: enable it, or cast the array";
+        Error::new(ErrorKind::CopyNeeded, text)
+    })
+}

@@ -1,0 +1,198 @@
+//! The JAX of this process, looked up once.
+
+use crate::streams::JAXConsumer;
+use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Profile, Protected, Result, Strides};
+use bridge_pyo3::{PyTensor, framework_error, installed, is_instance};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{IntoPyDict, PyType};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Alignment of XLA's buffers on the host, in bytes. On a GPU 16 are enough; one profile is for both.
+const ALIGNMENT: usize = 64;
+
+/// What JAX has in its mode with 64 bits alone: elsewhere its functions would silently convert such arrays.
+const WIDE: &[DType] = &[DType::INT64, DType::UINT64, DType::FLOAT64, DType::COMPLEX128];
+
+/// Elements that jaxlib exports and imports.
+const TAKEN: &[DType] = &[
+    DType::BOOL,
+    DType::INT8,
+    DType::INT16,
+    DType::INT32,
+    DType::UINT8,
+    DType::UINT16,
+    DType::UINT32,
+    DType::FLOAT16,
+    DType::BFLOAT16,
+    DType::FLOAT32,
+    DType::COMPLEX64,
+    DType::FLOAT8_E3M4,
+    DType::FLOAT8_E4M3,
+    DType::FLOAT8_E4M3B11FNUZ,
+    DType::FLOAT8_E4M3FN,
+    DType::FLOAT8_E4M3FNUZ,
+    DType::FLOAT8_E5M2,
+    DType::FLOAT8_E5M2FNUZ,
+    DType::FLOAT8_E8M0FNU,
+];
+
+pub(crate) struct Runtime {
+    /// Without and with `jax_enable_x64`.
+    profiles: [Profile; 2],
+    pub(crate) consumer: Arc<JAXConsumer>,
+    /// What JAX has imported of protected memory.
+    pub(crate) protected: Protected,
+    /// The class of arrays with memory, and those of everything that passes as an array.
+    concrete: Py<PyType>,
+    array: Py<PyType>,
+    pub(crate) tracer: Py<PyType>,
+    /// `buffer_to_dlpack_managed_tensor`
+    pub(crate) export: Py<PyAny>,
+    /// `dlpack_managed_tensor_to_buffer`
+    pub(crate) import: Py<PyAny>,
+    config: Py<PyAny>,
+    /// `SingleDeviceSharding`
+    pub(crate) single: Py<PyAny>,
+    /// The number of the first piece of an array.
+    pub(crate) zero: Py<PyAny>,
+    /// JAX's objects for the devices that were used.
+    devices: Mutex<Vec<(Device, Py<PyAny>)>>,
+}
+
+impl Runtime {
+    pub(crate) fn get(py: Python<'_>) -> Result<&'static Self> {
+        static RUNTIME: PyOnceLock<Runtime> = PyOnceLock::new();
+        RUNTIME.get_or_try_init(py, || {
+            let jax = installed(py, "jax", "jax")?;
+            Self::look_up(&jax).map_err(|error| {
+                let text = "this version of JAX is not known: install one of 0.10 to 0.12";
+                Error::new(ErrorKind::Version, text).caused_by(error)
+            })
+        })
+    }
+
+    fn look_up(jax: &Bound<'_, PyModule>) -> PyResult<Self> {
+        let py = jax.py();
+        let functions = py.import("jaxlib._jax")?;
+        let class = |module: &Bound<'_, PyAny>, name: &str| Ok::<_, PyErr>(module.getattr(name)?.cast_into()?.unbind());
+        let numpy = jax.getattr("numpy")?;
+        let has = |dtype: &&DType| numpy.hasattr(dtype.to_string()).unwrap_or(false);
+        let narrow: Vec<DType> = TAKEN.iter().filter(has).copied().collect();
+        let wide = narrow.iter().chain(WIDE).copied().collect();
+        let mut devices = vec![DeviceKind::CPU];
+        if has_cuda(jax)? {
+            devices.push(DeviceKind::CUDA);
+        }
+        let profile = |dtypes| {
+            Profile::export_only("jax")
+                .with_dtypes(dtypes)
+                .with_strides(Strides::Compact)
+                .with_alignment(ALIGNMENT)
+                .with_devices(devices.clone())
+                .with_private_functions(true)
+        };
+        Ok(Self {
+            profiles: [profile(narrow), profile(wide)],
+            consumer: Arc::default(),
+            protected: Protected::default(),
+            concrete: class(functions.as_any(), "ArrayImpl")?,
+            array: class(jax.as_any(), "Array")?,
+            tracer: class(&jax.getattr("core")?, "Tracer")?,
+            export: functions.getattr("buffer_to_dlpack_managed_tensor")?.unbind(),
+            import: functions.getattr("dlpack_managed_tensor_to_buffer")?.unbind(),
+            config: jax.getattr("config")?.unbind(),
+            single: jax.getattr("sharding")?.getattr("SingleDeviceSharding")?.unbind(),
+            zero: 0i32.into_pyobject(py)?.into_any().unbind(),
+            devices: Mutex::default(),
+        })
+    }
+
+    /// Returns the profile of JAX's mode on this thread.
+    pub(crate) fn profile(&self, py: Python<'_>) -> Result<&Profile> {
+        let wide = || self.config.bind(py).getattr(intern!(py, "jax_enable_x64"))?.is_truthy();
+        wide().map(|wide| &self.profiles[usize::from(wide)]).map_err(|error| raised(py, error))
+    }
+
+    /// Returns JAX's object for a device of this process.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Device`] for one that JAX does not have.
+    pub(crate) fn device<'py>(&self, py: Python<'py>, device: Device) -> Result<PyTensor<'py>> {
+        let devices = || self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, known)) = devices().iter().find(|(known, _)| *known == device) {
+            return Ok(known.bind(py).clone());
+        }
+        // Without the lock: Python may let other threads run.
+        let found = device_of(py, device)?;
+        devices().push((device, found.clone().unbind()));
+        Ok(found)
+    }
+
+    /// Returns whether an object is an array with memory.
+    pub(crate) fn is_concrete(&self, object: &PyTensor<'_>) -> bool {
+        is_instance(object, self.concrete.bind(object.py()))
+    }
+
+    /// Returns whether an object is of JAX: an array, a tracer, or keys.
+    pub(crate) fn is_of_jax(&self, object: &PyTensor<'_>) -> bool {
+        let py = object.py();
+        [&self.concrete, &self.array, &self.tracer].into_iter().any(|kind| is_instance(object, kind.bind(py)))
+    }
+}
+
+/// Returns whether JAX would find CUDA devices, without a look at them: that would take most of their memory.
+fn has_cuda(jax: &Bound<'_, PyModule>) -> PyResult<bool> {
+    let py = jax.py();
+    let platforms = jax.getattr("config")?.getattr("jax_platforms")?;
+    let allowed = match platforms.extract::<Option<String>>()? {
+        Some(names) if !names.is_empty() => names.split(',').any(|name| ["cuda", "gpu"].contains(&name.trim())),
+        _ => true,
+    };
+    if !allowed || bridge_cuda::device_count() == 0 {
+        return Ok(false);
+    }
+    let Ok(plugins) = py.import("jax_plugins") else { return Ok(false) };
+    let found = py.import("pkgutil")?.call_method1("iter_modules", (plugins.getattr("__path__")?,))?;
+    for plugin in found.try_iter()? {
+        if plugin?.getattr("name")?.extract::<String>()?.starts_with("xla_cuda") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Asks JAX for its object for a device of this process.
+///
+/// # Errors
+///
+/// [`ErrorKind::Device`] for one that JAX does not have.
+pub(crate) fn device_of<'py>(py: Python<'py>, device: Device) -> Result<PyTensor<'py>> {
+    let (backend, index) = match device.kind {
+        DeviceKind::CPU => ("cpu", None),
+        _ => ("cuda", Some(device.index)),
+    };
+    let find = || -> PyResult<Option<PyTensor<'py>>> {
+        let keywords = [("backend", backend)].into_py_dict(py)?;
+        let devices = py.import("jax")?.call_method("local_devices", (), Some(&keywords))?;
+        for found in devices.try_iter()? {
+            let found = found?;
+            if index
+                .is_none_or(|index| found.getattr("local_hardware_id").and_then(|id| id.extract()).ok() == Some(index))
+            {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    };
+    find().map_err(|error| raised(py, error))?.ok_or_else(|| {
+        let text = format!("JAX has no {device} in this process: look at jax.local_devices()");
+        Error::new(ErrorKind::Device, text)
+    })
+}
+
+pub(crate) fn raised(py: Python<'_>, error: PyErr) -> Error {
+    framework_error(py, "jax", error)
+}

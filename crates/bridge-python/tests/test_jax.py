@@ -1,0 +1,301 @@
+"""JAX on the host: both ways in place, what waits, what is released when, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import truebridge as tb
+
+np: Any = pytest.importorskip("numpy")
+jax: Any = pytest.importorskip("jax")
+
+jnp = jax.numpy
+
+
+def aligned(array: Any) -> Any:
+    """Return a copy of an array at an address that JAX takes in place."""
+    memory = np.empty(array.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+@jax.jit
+def long(x: Any) -> Any:
+    """Compute for some tens of milliseconds."""
+    for _ in range(8):
+        x = x @ x * 1e-3
+    return x
+
+
+def settle() -> None:
+    """Wait until what JAX has computed from is dropped, which it does on threads of its own."""
+    gc.collect()
+    jnp.ones(1).block_until_ready()
+
+
+def outstanding() -> int:
+    stats = tb.stats()
+    return int(stats["leased"] - stats["released"])
+
+
+def test_an_array_crosses_in_place_both_ways() -> None:
+    x = jnp.arange(12.0).reshape(3, 4)
+    view = tb.to_numpy(x, copy=False)
+    assert view.ctypes.data == x.unsafe_buffer_pointer() and view.tolist() == x.tolist()
+    source = aligned(np.arange(64, dtype=np.float32).reshape(8, 8))
+    made = tb.to_jax(source, copy=False)
+    assert isinstance(made, jax.Array) and made.unsafe_buffer_pointer() == source.ctypes.data
+    assert bool((made + 1 == source + 1).all())
+    assert tb.plan(source, "jax").zero_copy and tb.plan(x, "numpy").zero_copy
+
+
+@pytest.mark.parametrize("name", ["torch", "tensorflow"])
+def test_an_array_crosses_to_and_from(name: str) -> None:
+    pytest.importorskip(name)
+    x = jnp.arange(32.0)
+    there = tb.convert(x, name, copy=False)  # type: ignore[call-overload]
+    back = tb.to_jax(there, copy=False)
+    assert back.unsafe_buffer_pointer() == x.unsafe_buffer_pointer() and back.tolist() == x.tolist()
+
+
+def test_an_export_is_computed() -> None:
+    x = jnp.full((700, 700), 0.5)
+    expected = np.asarray(long(x))
+    for _ in range(5):
+        running = long(x)
+        assert bool((tb.to_numpy(running, copy=False) == expected).all())
+
+
+def test_a_computation_that_calls_python_is_waited_for_without_the_gil() -> None:
+    def slowly(a: Any) -> Any:
+        time.sleep(0.05)
+        return np.asarray(a) + 1
+
+    compute = jax.jit(lambda x: jax.pure_callback(slowly, jax.ShapeDtypeStruct((4,), "float32"), x))
+    assert tb.to_numpy(compute(jnp.zeros(4))).tolist() == [1, 1, 1, 1]
+
+
+def test_a_view_that_is_dropped_lives_until_it_was_read() -> None:
+    before = outstanding()
+    source = aligned(np.full((700, 700), 0.5, np.float32))
+    expected = np.asarray(long(jnp.array(source)))
+    for _ in range(5):
+        result = long(tb.to_jax(source, copy=False))
+        assert bool((np.asarray(result) == expected).all())
+        del result
+    for _ in range(100):
+        settle()
+        if outstanding() == before:
+            break
+        time.sleep(0.01)
+    assert outstanding() == before
+
+
+def test_memory_outlives_the_array_that_is_deleted_or_donated() -> None:
+    x = jnp.arange(64.0)
+    view = tb.to_numpy(x)
+    x.delete()
+    assert view.tolist() == list(range(64))
+    x = jnp.arange(64.0)
+    view = tb.to_numpy(x)
+    jax.jit(lambda a: a * 0 - 1, donate_argnums=0)(x).block_until_ready()
+    assert view.tolist() == list(range(64))
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+def test_a_donated_view_of_the_host_is_not_written_to() -> None:
+    source = aligned(np.arange(64, dtype=np.float32))
+    jax.jit(lambda a: a * 0 - 1, donate_argnums=0)(tb.to_jax(source, copy=False)).block_until_ready()
+    assert source.tolist() == list(range(64))
+
+
+def test_arrays_do_not_change() -> None:
+    x = jnp.zeros(16)
+    with pytest.raises(ValueError, match="read-only"):
+        tb.to_numpy(x)[0] = 1
+    copy = tb.to_numpy(x, copy=True)
+    copy[0] = 1
+    assert x.tolist() == [0] * 16
+    with pytest.raises(tb.BridgeBufferError, match="cannot be overwritten: convert the source to jax") as caught:
+        tb.copy(np.ones(16, np.float32), out=x)
+    assert caught.value.kind == "read_only"
+
+
+def test_protected_memory_stays_so() -> None:
+    torch = pytest.importorskip("torch")
+    source = aligned(np.arange(64, dtype=np.float32))
+    source.flags.writeable = False
+    x = tb.to_jax(source, copy=False)
+    with pytest.raises(tb.BridgeBufferError, match="read_only=True"):
+        tb.to_torch(x)
+    assert tb.to_torch(x, copy=False, read_only=True).data_ptr() == source.ctypes.data
+    assert not tb.to_numpy(x).flags.writeable
+    del x
+    settle()
+    assert isinstance(tb.to_torch(jnp.arange(64.0), copy=False), torch.Tensor)
+
+
+COPIED: dict[str, Callable[[], Any]] = {
+    "columns": lambda: aligned(np.arange(64, dtype=np.float32).reshape(8, 8)).T,
+    "every second": lambda: aligned(np.arange(64, dtype=np.float32))[::2],
+    "backwards": lambda: aligned(np.arange(64, dtype=np.float32))[::-1],
+    "an odd address": lambda: aligned(np.arange(64, dtype=np.float32))[1:],
+}
+
+
+@pytest.mark.parametrize("what", COPIED)
+def test_what_jax_does_not_take_in_place_is_copied(what: str) -> None:
+    source = COPIED[what]()
+    made = tb.to_jax(source)
+    assert made.tolist() == source.tolist() and made.unsafe_buffer_pointer() != source.ctypes.data
+    with pytest.raises(tb.BridgeBufferError, match="copy=None"):
+        tb.to_jax(source, copy=False)
+
+
+def test_numpy_reads_the_memory_that_crossed() -> None:
+    # JAX copies an array with odd strides for NumPy, and keeps the copy.
+    source = np.lib.stride_tricks.as_strided(aligned(np.zeros(1, np.float32)), (1, 1), (4, 8))
+    made = tb.to_jax(source, copy=False)
+    assert np.asarray(made).item() == 0.0
+    source[...] = 1.0
+    assert np.asarray(made).item() == 1.0
+
+
+def test_a_tree_keeps_its_shape() -> None:
+    tree = {"w": [np.ones((2, 3), np.float32), np.zeros(3, np.float32)], "step": 7}
+    made = tb.to_jax(tree, permute=None)
+    assert made["step"] == 7 and [x.shape for x in made["w"]] == [(2, 3), (3,)]
+    doubled = jax.tree.map(lambda x: x * 2, made)
+    assert tb.to_numpy(doubled)["w"][0].tolist() == [[2, 2, 2], [2, 2, 2]]
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 0), (1,), (1, 1, 1)])
+def test_odd_shapes(shape: tuple[int, ...]) -> None:
+    made = tb.to_jax(np.ones(shape, np.float32))
+    assert made.shape == shape and tb.to_numpy(made).tolist() == np.ones(shape).tolist()
+
+
+def traced(transform: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
+    def body(x: Any) -> Any:
+        tb.to_numpy(x)
+        return x.sum()
+
+    transform(body)(jnp.ones((2, 2)))
+
+
+def gone() -> Any:
+    x = jnp.ones(3)
+    x.delete()
+    return x
+
+
+def donated() -> Any:
+    x = jnp.ones(64)
+    jax.jit(lambda a: a + 1, donate_argnums=0)(x)
+    return x
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "deleted": (lambda: tb.to_numpy(gone()), "consumed", "pass one that is alive"),
+    "donated": (lambda: tb.to_numpy(donated()), "consumed", "donated to a function of jit"),
+    "traced by jit": (lambda: traced(jax.jit), "not_a_tensor", "before the transformed function"),
+    "traced by vmap": (lambda: traced(jax.vmap), "not_a_tensor", "before the transformed function"),
+    "traced by grad": (lambda: traced(jax.grad), "not_a_tensor", "before the transformed function"),
+    "keys": (lambda: tb.to_numpy(jax.random.key(0)), "not_a_tensor", "key_data"),
+    "int4": (lambda: tb.to_numpy(jnp.zeros(4, jnp.int4)), "dtype", "astype"),
+    "float64 without x64": (lambda: tb.to_jax(np.ones(3)), "dtype", "float64"),
+    "int64 without x64": (lambda: tb.to_jax(np.arange(3)), "dtype", "int64"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_cross_is_refused_with_advice(what: str) -> None:
+    call, kind, advice = REFUSED[what]
+    with pytest.raises(tb.BridgeError, match=advice) as caught:
+        call()
+    assert caught.value.kind == kind
+
+
+def program(text: str, **environment: str) -> str:
+    """Run a program in a process of its own. Return what it prints."""
+    command = [sys.executable, "-c", textwrap.dedent(text)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_profile_is_that_of_the_mode() -> None:
+    assert "float64" not in tb.profile("jax")["dtypes"]
+    told = program(
+        """
+        import jax, numpy as np, truebridge as tb
+        jax.config.update("jax_enable_x64", True)
+        x = tb.to_jax(np.arange(8))
+        print(x.dtype, "complex128" in tb.profile("jax")["dtypes"], tb.to_numpy(x).dtype)
+        """
+    )
+    assert told.split() == ["int64", "True", "int64"]
+
+
+def test_an_array_on_several_devices_is_refused_and_its_pieces_cross() -> None:
+    told = program(
+        """
+        import jax, numpy as np, truebridge as tb
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+        mesh = Mesh(np.array(jax.devices()), ("x",))
+        for spec in (PartitionSpec("x"), PartitionSpec()):
+            x = jax.device_put(jax.numpy.arange(8.0), NamedSharding(mesh, spec))
+            try:
+                tb.to_numpy(x)
+            except tb.BridgeError as error:
+                print(error.kind, "addressable_shards" in str(error))
+            print([tb.to_numpy(shard.data).tolist() for shard in x.addressable_shards][1])
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+    )
+    whole = str([float(i) for i in range(8)])
+    assert told.splitlines() == ["not_a_tensor True", "[4.0, 5.0, 6.0, 7.0]", "not_a_tensor True", whole]
+
+
+def test_a_process_ends_with_live_views() -> None:
+    told = program(
+        """
+        import jax, numpy as np, truebridge as tb
+        kept = [tb.to_jax(np.ones((64, 64), np.float32)), tb.to_numpy(jax.numpy.ones(8))]
+        running = jax.jit(lambda x: x @ x)(kept[0])
+        print("end")
+        """
+    )
+    assert told == "end\n"
+
+
+def test_a_file_and_a_ticket_hold_arrays(tmp_path: Any) -> None:
+    tree = {"w": jnp.arange(6.0).reshape(2, 3)}
+    tb.save(tmp_path / "x.npz", tree)
+    loaded = tb.load(tmp_path / "x.npz", "jax")
+    assert isinstance(loaded["w"], jax.Array) and loaded["w"].tolist() == tree["w"].tolist()
+    ticket = tb.share(tree)
+    opened = tb.open(ticket, "jax")
+    assert isinstance(opened["w"], jax.Array) and opened["w"].tolist() == tree["w"].tolist()
+    tb.revoke(ticket)
+
+
+def test_a_trace_and_debug_see_transfers() -> None:
+    with tb.trace() as trace, tb.debug() as debug:
+        view = tb.to_numpy(jnp.ones(64))
+        del view
+    assert [(event.source, event.target) for event in trace.events] == [("jax", "numpy")]
+    assert not debug.findings
