@@ -60,6 +60,7 @@ NEEDS: dict[str, tuple[str, Callable[[], object]]] = {
     '"cuda': ("CuPy and CUDA", gpus),
     # Its graphs would be built for the GPU, and are fed from the host.
     "tb.tensorflow.": ("a machine without CUDA", lambda: not gpus()),
+    "onnxruntime": ("ONNX Runtime", lambda: has("onnxruntime")),
     "safetensors": ("safetensors", lambda: has("safetensors")),
     "tensorflow1.": ("TRUEBRIDGE_TENSORFLOW1", tensorflow1),
     "ray": ("Ray", lambda: has("ray")),

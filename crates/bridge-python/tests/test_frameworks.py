@@ -72,7 +72,9 @@ def test_a_program_can_list_the_targets() -> None:
 
 
 def test_every_framework_has_its_functions() -> None:
-    assert {f"to_{name}" for name in NAMES} == {name for name in tb.__all__ if name.startswith("to_")}
+    # ONNX Runtime has values for sessions, and no adapter in Python.
+    named = {name for name in tb.__all__ if name.startswith("to_")} - {"to_onnxruntime"}
+    assert {f"to_{name}" for name in NAMES} == named
     pairs = itertools.permutations((row.alias for row in _frameworks.ALL.values()), 2)
     expected = {f"convert_{source}_to_{target}" for source, target in pairs}
     assert expected == {name for name in tb.__all__ if name.startswith("convert_")}

@@ -93,6 +93,7 @@ __all__ = [
     "serve",
     "share",
     "stats",
+    "to_onnxruntime",
     "trace",
     # adapters: begin public
     "convert_cupy_to_jax",
@@ -138,6 +139,7 @@ if TYPE_CHECKING:
     from ._calls import call
     from ._core import Target
     from ._doctor import doctor, matrix
+    from ._onnxruntime import to_onnxruntime
     from .debugging import BridgeDebugWarning, debug
     from .files import load, save
     from .names import connect, serve
@@ -188,6 +190,7 @@ else:
         **dict.fromkeys(("doctor", "matrix"), "_doctor"),
         "bench": "_bench",
         "call": "_calls",
+        "to_onnxruntime": "_onnxruntime",
         **dict.fromkeys(("BridgeDebugWarning", "debug"), "debugging"),
         **dict.fromkeys(("load", "save"), "files"),
         **dict.fromkeys(("connect", "serve"), "names"),
