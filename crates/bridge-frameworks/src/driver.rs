@@ -29,6 +29,7 @@ mod found {
     ///
     /// [`ErrorKind::Device`], [`ErrorKind::Argument`], and those of the driver.
     pub(crate) fn check(device: Device, named: Option<Stream>) -> Result<()> {
+        bridge_cuda::available()?;
         let Some(stream) = named else {
             return match bridge_cuda::marks_devices() {
                 true => Ok(()),

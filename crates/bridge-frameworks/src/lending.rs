@@ -10,6 +10,7 @@ use bridge_core::{
 use bridge_pyo3::{PyTensor, exception};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, OnceLock};
 
 /// A stream that the caller names for a loan, and what keeps it alive.
@@ -54,7 +55,7 @@ impl<'py> Lending<'py> {
         ordering: &Arc<dyn Ordering>,
         options: &Options,
     ) -> Self {
-        let consumer = Arc::new(Borrower { framework, named, checked: OnceLock::new() });
+        let consumer = Arc::new(Borrower::new(framework, named));
         Self { tensor: tensor.clone(), consumer, ordering: Arc::clone(ordering), options: *options }
     }
 }
@@ -65,9 +66,22 @@ pub(crate) struct Borrower {
     named: Option<Named>,
     /// Set once the stream is known to be one that the device can be ordered with.
     checked: OnceLock<()>,
+    /// Whether a consumer has named another stream. Nothing keeps that one alive, so no later call may name it.
+    elsewhere: AtomicBool,
 }
 
 impl Borrower {
+    fn new(framework: Arc<dyn Consumer>, named: Option<Named>) -> Self {
+        Self { framework, named, checked: OnceLock::new(), elsewhere: AtomicBool::new(false) }
+    }
+
+    /// Takes note of a stream that a consumer has named.
+    pub(crate) fn used_in(&self, stream: Stream) {
+        if self.named() != Some(stream) {
+            self.elsewhere.store(true, Relaxed);
+        }
+    }
+
     /// Refuses a stream of another device, and to name none where the driver needs one.
     fn check(&self, device: Device) -> Result<()> {
         if self.checked.get().is_none() {
@@ -113,7 +127,7 @@ impl Consumer for Borrower {
     }
 
     fn uses_other_streams(&self) -> bool {
-        self.named.is_none()
+        self.named.is_none() || self.elsewhere.load(Relaxed)
     }
 
     fn views(&self) -> &Views {

@@ -124,15 +124,18 @@ impl Loan {
         Ok(Some(unsafe { Stream::from_handle(handle) }))
     }
 
-    /// Makes the stream that a consumer names wait for the tensor, and the return of the memory wait for that stream.
+    /// Makes the stream that a consumer names wait for the tensor, and the return of the memory wait for what is in that
+    /// stream then.
     pub(crate) fn ready_for(&self, stream: Option<i64>) -> Result<()> {
         let (Some(ready), Some(reader)) = (self.ready, self.reader(stream)?) else { return Ok(()) };
         if reader != ready {
             self.ordering().order(self.device, ready, reader)?;
         }
         let reader = reader.on_any_thread();
-        if let Some((device, address)) = self.locate() {
-            READER.views().used(device, address, reader, || None);
+        match (&self.terms, self.locate()) {
+            (Some(terms), _) => terms.borrower.used_in(reader),
+            (None, Some((device, address))) => drop(READER.views().used(device, address, reader, || None)),
+            (None, None) => (),
         }
         let readers = &mut self.lock().readers;
         if !readers.contains(&reader) {

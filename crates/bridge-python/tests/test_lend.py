@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from typing import Any
 
@@ -149,6 +150,45 @@ def test_errors_say_what_to_do() -> None:
     with pytest.raises(TypeError):
         tb.Loan()
     assert isinstance(tb.lend(torch.ones(2), stream=5), tb.Loan), "on the host there is nothing to order"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
+def test_without_a_driver_a_tensor_of_a_device_is_an_error_and_is_released() -> None:
+    for stream in (None, 7):
+        producer = capsules.Producer()
+        producer.tensor.device_type, producer.shape[0] = capsules.CUDA, 0
+        with pytest.raises(tb.BridgeImportError):
+            tb.lend(producer.capsule(), stream=stream)
+        assert producer.deleted == 1
+
+
+def test_a_loan_is_a_tensor_for_every_conversion() -> None:
+    t = torch.arange(6.0).reshape(2, 3)
+    loan = tb.lend(t)
+    assert tb.plan(loan, "numpy").zero_copy
+    assert tb.to_numpy({"x": loan})["x"].ctypes.data == t.data_ptr()
+    assert tb.copy(np.ones((2, 3), np.float32), out=t) is t
+    assert tb.to_numpy(tb.lend(loan)).sum() == 6
+    tb.record_stream(loan, 7)  # on the host there is nothing to record
+
+
+def test_debug_looks_at_what_is_lent() -> None:
+    with tb.debug():
+        t = torch.ones(1000)
+        view = np.from_dlpack(tb.lend(t))
+        del t
+        assert view.sum() == 1000
+        del view
+
+
+def test_threads_share_a_loan() -> None:
+    loan = tb.lend(np.arange(1000))
+    threads = [threading.Thread(target=lambda: [np.from_dlpack(loan) for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert np.from_dlpack(loan).sum() == 499500
 
 
 def add(a: Any, b: Any, out: Any, scale: float = 1.0) -> int:
