@@ -78,6 +78,7 @@ REASONS: dict[str, str] = {
     "crates/bridge-python/python/truebridge/_core.pyi": MODULES,
     "crates/bridge-python/python/truebridge/_formats.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/_measure.py": NUMPY_IS_A_TOOL,
+    "crates/bridge-python/python/truebridge/_onnxruntime.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/autograd.py": "gradients cross between the two that have them",
     "crates/bridge-python/python/truebridge/files.py": NUMPY_IS_A_TOOL,
     "crates/bridge-python/python/truebridge/ray.py": NUMPY_IS_A_TOOL,
