@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 import weakref
@@ -64,6 +65,22 @@ def test_a_consumer_may_ask_for_a_copy_or_a_device() -> None:
     assert np.from_dlpack(consumed).size > 0
     with pytest.raises(BufferError, match="neither copied nor moved"):
         consumed.__dlpack__(copy=True)
+
+
+def flags(capsule: Any) -> int:
+    """Return the flags of a versioned capsule."""
+    read = ctypes.pythonapi.PyCapsule_GetPointer
+    read.restype, read.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return capsules.Versioned.from_address(read(capsule, b"dltensor_versioned")).flags
+
+
+def test_flags_say_what_is_read_only_and_what_is_the_consumers_alone() -> None:
+    read_only, copied = 1, 2
+    loan = tb.lend(Frozen())
+    assert flags(loan.__dlpack__(max_version=(1, 0))) == read_only
+    assert flags(loan.__dlpack__(max_version=(1, 0), copy=True)) == copied
+    shared = tb.lend(np.ones((2, 3)), order="F")
+    assert flags(shared.__dlpack__(max_version=(1, 0))) == 0, "the loan and its consumers share this copy"
 
 
 def test_read_only_memory_is_marked_and_unversioned_capsules_need_a_promise() -> None:

@@ -62,7 +62,7 @@ impl Tensor {
     }
 
     /// Returns a managed tensor that shares the memory, with its strides. An unversioned one cannot say that the memory
-    /// is read-only.
+    /// is read-only. A copy is marked as one (`IS_COPIED`) where no other tensor shares it.
     pub fn into_managed<M: ManagedTensorBase>(self) -> Managed<M> {
         let mut flags = DlpackFlags::empty();
         flags.set(DlpackFlags::READ_ONLY, self.access().forbids_writes());
