@@ -159,6 +159,14 @@ fn each_consumer_waits_in_the_stream_that_it_names_and_the_memory_for_the_whole_
 }
 
 #[test]
+fn the_memory_waits_for_the_device_where_no_stream_is_ever_named() {
+    // By an array interface, or by `__dlpack__(stream=-1)`.
+    let mut scene = Scene::new(GPU, None);
+    assert_eq!(scene.consume(Some(-1)), []);
+    assert_eq!(scene.end(), [RetiredAfterAll]);
+}
+
+#[test]
 fn a_stream_that_the_caller_names_is_enough() {
     let mut scene = Scene::new(GPU, Some(NAMED));
     assert_eq!((scene.events(), scene.loan().stream()), (vec![Ordered(OWNER, NAMED)], Some(NAMED.handle())));
