@@ -50,6 +50,7 @@ REFERENCE = {
         "serve connect names.Names names.Client ray",
     ),
     "tensorflow": ("TensorFlow", "tensorflow tensorflow1"),
+    "jax": ("JAX", "jax"),
     "autograd": ("Gradients", "autograd"),
     "doctor": (
         "Doctor",

@@ -126,6 +126,11 @@ impl Lease {
         self.lent().buffer().access()
     }
 
+    /// Returns the stream on which the owner writes; `None` for memory that is ready at any time.
+    pub fn stream(&self) -> Option<Stream> {
+        self.lent().buffer().stream()
+    }
+
     /// Returns whether the memory is a copy that was made for this lease, and so belongs to the consumer alone.
     pub fn is_copy(&self) -> bool {
         self.copied

@@ -13,12 +13,17 @@
 struct Readme;
 
 mod export;
+mod fed;
+mod handler;
 mod import;
 mod runtime;
 mod streams;
+mod xla;
 
 use bridge_core::{Adapter, Consumer, Lent, Offer, Profile, Result};
 use bridge_pyo3::{PyAdapter, PyTensor};
+pub use fed::{Feed, Feeds, Overwritten};
+pub use handler::{Target, targets};
 use pyo3::Python;
 use runtime::Runtime;
 use std::sync::Arc;

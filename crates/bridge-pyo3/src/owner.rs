@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 /// pyo3 defers the drop of a bare `Py` without the GIL until some thread enters Python through pyo3, which may be
 /// never.
 pub struct PyOwner {
-    _object: Guarded<Reference>,
+    object: Guarded<Reference>,
 }
 
 bridge_core::debug_fields!(impl[] PyOwner);
@@ -23,7 +23,14 @@ impl PyOwner {
     pub fn new(object: &Bound<'_, PyAny>) -> Self {
         watch_for_exit(object.py());
         let object = NonNull::new(object.clone().into_ptr()).expect("a bound object is not null");
-        Self { _object: Guarded::new(Reference(object)) }
+        Self { object: Guarded::new(Reference(object)) }
+    }
+
+    /// Returns another reference to the object.
+    pub fn bind<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {
+        let Reference(object) = self.object.get();
+        // SAFETY: the reference is counted, and alive as long as this value.
+        unsafe { Bound::from_borrowed_ptr(py, object.as_ptr()) }
     }
 }
 
@@ -32,7 +39,7 @@ struct Reference(NonNull<PyObject>);
 
 // SAFETY: the pointer is a counted reference, and it is used with the GIL alone: `PyOwner` guards it.
 unsafe impl Send for Reference {}
-// SAFETY: as above; a shared `Reference` is not used.
+// SAFETY: as above; `PyOwner::bind` uses a shared `Reference` with the GIL.
 unsafe impl Sync for Reference {}
 
 impl Drop for Reference {

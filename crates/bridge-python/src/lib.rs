@@ -9,6 +9,7 @@ mod debug;
 mod device;
 mod errors;
 mod frameworks;
+mod jax;
 mod lend;
 mod nvtx;
 mod options;
@@ -47,6 +48,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tensorflow::tensorflow_operations, module)?)?;
     module.add_function(wrap_pyfunction!(tensorflow::tensorflow_feed, module)?)?;
     module.add_function(wrap_pyfunction!(tensorflow::tensorflow_take, module)?)?;
+    jax::enter(module)?;
     module.add_class::<tensorflow1::Session>()?;
     module.add_class::<bridge_tensorflow::PyExternal>()?;
     module.add_function(wrap_pyfunction!(tensorflow1::tensorflow1_open, module)?)?;

@@ -26,6 +26,7 @@ MODULES = [
     "debugging",
     "errors",
     "files",
+    "jax",
     "names",
     "processes",
     "ray",
@@ -108,13 +109,13 @@ def returns(thing: Any) -> bool:
     return inspect.signature(thing).return_annotation not in (None, "None")
 
 
+#: Classes of Rust that hold fields.
+RECORDS = (tb.Loan, tb.Plan, tb.jax.Feed, tb.tensorflow1.Tensor)
+
+
 def is_record(thing: Any) -> bool:
     """Whether a class is made by the package alone, and holds fields."""
-    made = (
-        hasattr(thing, "_fields")
-        or dataclasses.is_dataclass(thing)
-        or thing in (tb.Loan, tb.Plan, tb.tensorflow1.Tensor)
-    )
+    made = hasattr(thing, "_fields") or dataclasses.is_dataclass(thing) or thing in RECORDS
     return isinstance(thing, type) and made
 
 

@@ -28,6 +28,7 @@ PAGES = [
     "index.md",
     "streams.md",
     "debug.md",
+    "jax.md",
     *sorted(f"howto/{page.name}" for page in (DOCS / "howto").glob("*.md")),
 ]
 

@@ -38,6 +38,11 @@ impl<T: Send + Sync + 'static> Guarded<T> {
     pub fn new(value: T) -> Self {
         Self(Some(value))
     }
+
+    /// Returns the value.
+    pub fn get(&self) -> &T {
+        self.0.as_ref().expect("only the drop takes it")
+    }
 }
 
 impl<T: Send + Sync + 'static> Drop for Guarded<T> {

@@ -129,6 +129,7 @@ if TYPE_CHECKING:
     from . import autograd as autograd
     from . import debugging as debugging
     from . import files as files
+    from . import jax as jax
     from . import names as names
     from . import processes as processes
     from . import ray as ray
@@ -178,6 +179,7 @@ else:
         "autograd",
         "debugging",
         "files",
+        "jax",
         "names",
         "pairs",
         "processes",

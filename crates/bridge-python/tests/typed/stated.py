@@ -95,6 +95,7 @@ def loans_are_typed(x: torch.Tensor, f: Callable[[object], int]) -> None:
 
 def graphs_are_typed(x: torch.Tensor) -> None:
     assert_type(tb.tensorflow.feed(x), tb.tensorflow.Feed)
+    assert_type(tb.jax.feed(x).shape, tuple[int, ...])
     with tb.tensorflow1.Session(b"", {"x:0": "float32"}, "y:0") as session:
         assert_type(session, tb.tensorflow1.Session)
         assert_type(session.run({"x:0": x}, "torch"), list[Any])

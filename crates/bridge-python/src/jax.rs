@@ -1,0 +1,111 @@
+//! The Rust side of the Python module `truebridge.jax`: tensors in functions that JAX has compiled.
+
+use crate::cross::{self, check};
+use crate::errors::into_python;
+use crate::frameworks::{Framework, source};
+use crate::trace;
+use bridge_core::{Adapter, Error, Options};
+use bridge_jax::{Feeds, Overwritten};
+use bridge_pyo3::{PyOwner, PyTensor, with_gil};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+/// A tensor of another framework that compiled functions read or fill, as long as this object lives.
+///
+/// Attributes
+/// ----------
+/// handle : int
+///     The number that stands for it in compiled functions of this process.
+/// dtype : str
+///     Such as ``"float32"``.
+/// shape : tuple of int
+///     Lengths, in elements.
+/// device : str
+///     Such as ``"cpu"`` or ``"cuda:0"``.
+/// read_only : bool
+///     Whether the memory must not be written to.
+#[pyclass(frozen, module = "truebridge.jax", name = "Feed")]
+struct Feed(bridge_jax::Feed);
+
+#[pymethods]
+impl Feed {
+    /// The number that stands for it in compiled functions of this process.
+    #[getter]
+    fn handle(&self) -> i64 {
+        self.0.number()
+    }
+
+    /// The name of the element type.
+    #[getter]
+    fn dtype(&self) -> String {
+        self.0.dtype().to_string()
+    }
+
+    /// Lengths, in elements.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.0.shape())
+    }
+
+    /// The device, such as ``cpu`` or ``cuda:0``.
+    #[getter]
+    fn device(&self) -> String {
+        self.0.device().to_string()
+    }
+
+    /// Whether the memory must not be written to.
+    #[getter]
+    fn read_only(&self) -> bool {
+        self.0.access().forbids_writes()
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err("what is fed cannot leave the process: feed the tensor there"))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Feed: {} {:?} on {}>", self.0.dtype(), self.0.shape(), self.0.device())
+    }
+}
+
+/// Imports `x` as a tensor for compiled functions.
+#[pyfunction]
+fn jax_feed(x: &PyTensor<'_>) -> PyResult<Feed> {
+    let py = x.py();
+    let cross = |call: Option<&trace::Call>| {
+        let (from, feeds) = (source(x)?, Feeds::new(py, overwritten(x))?);
+        check(&from, x)?;
+        cross::transfer(call, &*from, &feeds, x, &Options::in_place())
+    };
+    trace::call("feed", Framework::JAX.name(), cross).map(Feed).map_err(|error| into_python(py, error))
+}
+
+/// Returns what reports writes to `x`, which it keeps.
+fn overwritten(x: &PyTensor<'_>) -> Overwritten {
+    let owner = PyOwner::new(x);
+    Box::new(move || {
+        let report = |py: Python<'_>| {
+            let x = owner.bind(py);
+            // Without its cause, which would be dropped without the GIL.
+            let done = source(&x).and_then(|from| from.overwritten(&x));
+            done.map_err(|error| Error::new(error.kind(), error.to_string()))
+        };
+        // While the interpreter shuts down, nothing is differentiated any more.
+        with_gil(report).unwrap_or(Ok(()))
+    })
+}
+
+/// Returns the name, the platform and the address of each function that compiled functions call.
+#[pyfunction]
+fn jax_targets() -> Vec<(&'static str, &'static str, usize)> {
+    // Its copies never take the GIL, which the threads of XLA have not.
+    let targets = bridge_jax::targets(bridge_copy::ordering());
+    targets.map(|target| (target.name, target.platform, target.address)).into()
+}
+
+pub(crate) fn enter(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("JAXFeed", module.py().get_type::<Feed>())?;
+    module.add_function(wrap_pyfunction!(jax_feed, module)?)?;
+    module.add_function(wrap_pyfunction!(jax_targets, module)?)
+}
