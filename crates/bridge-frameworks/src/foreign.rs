@@ -38,6 +38,17 @@ static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
         .with_keeps_read_only(false)
 });
 
+/// Returns the kind of device that `__dlpack_device__` names, where the producer has that.
+///
+/// # Errors
+///
+/// What the producer raises.
+fn device_kind(producer: &PyTensor<'_>) -> PyResult<Option<DeviceKind>> {
+    let Some(device) = producer.getattr_opt(intern!(producer.py(), "__dlpack_device__"))? else { return Ok(None) };
+    let (kind, _): (i32, i32) = device.call0()?.extract()?;
+    Ok(Some(DeviceKind(kind)))
+}
+
 /// Calls `__dlpack__` so that the producer orders its work before the legacy default stream. Without
 /// `__dlpack_device__` no stream is passed, which on a CUDA device means the legacy default stream (array API).
 ///
@@ -47,11 +58,9 @@ static PROFILE: LazyLock<Profile> = LazyLock::new(|| {
 fn call_dlpack<'py>(producer: &PyTensor<'py>, max_version: bool, copy: bool) -> PyResult<PyTensor<'py>> {
     let py = producer.py();
     let kwargs = PyDict::new(py);
-    if let Some(device) = producer.getattr_opt(intern!(py, "__dlpack_device__"))? {
-        let (kind, _): (i32, i32) = device.call0()?.extract()?;
-        if [DeviceKind::CUDA, DeviceKind::CUDA_MANAGED].contains(&DeviceKind(kind)) {
-            kwargs.set_item(intern!(py, "stream"), Stream::LEGACY.handle())?;
-        }
+    let kind = device_kind(producer)?;
+    if kind.is_some_and(|kind| [DeviceKind::CUDA, DeviceKind::CUDA_MANAGED].contains(&kind)) {
+        kwargs.set_item(intern!(py, "stream"), Stream::LEGACY.handle())?;
     }
     if max_version {
         kwargs.set_item(intern!(py, "max_version"), (1, 0))?;
@@ -226,7 +235,8 @@ impl<'py> Adapter for Foreign<'py> {
         Err(Error::new(ErrorKind::ReadOnly, text))
     }
 
-    /// Asks the producer for a copy. Where it makes none, core copies.
+    /// Asks the producer for a copy of memory on a device. Core copies memory of the host itself: what a producer makes
+    /// of it need not be right (PyArrow 26 copies a tensor with gaps as if it had none).
     fn compact(&self, object: &PyTensor<'py>) -> Result<PyTensor<'py>> {
         let py = object.py();
         let _nested = Nested::enter()?;
@@ -234,6 +244,9 @@ impl<'py> Adapter for Foreign<'py> {
         let dlpack = object.getattr_opt(intern!(py, "__dlpack__")).map_err(|error| refused(py, error))?;
         if dlpack.is_none() {
             return Err(none("a capsule or an array interface makes no copies: copy the tensor that it came from"));
+        }
+        if device_kind(object).map_err(|error| refused(py, error))? == Some(DeviceKind::CPU) {
+            return Err(none("the producer is not asked for a copy of memory of the host: core makes it"));
         }
         call_dlpack(object, true, true).map_err(|error| {
             if error.is_instance_of::<PyBufferError>(py) || lacks_argument(py, &error) {

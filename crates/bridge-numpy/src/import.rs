@@ -98,8 +98,13 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease) -> Res
     let native = runtime.native.as_ref().filter(|_| lease.data() != 0);
     let make = || -> PyResult<PyTensor<'py>> {
         let Some(native) = native else {
+            let writeable = lease.access() == Access::ReadWrite;
             let array = runtime.asarray.bind(py).call1((Bound::new(py, Base { lease, kind })?,))?;
-            return if own { Ok(array) } else { array.call_method1("view", (known,)) };
+            let array = if own { array } else { array.call_method1("view", (known,))? };
+            if !writeable {
+                array.call_method1("setflags", (false,))?;
+            }
+            return Ok(array);
         };
         let (data, writeable) = (lease.data(), lease.access() == Access::ReadWrite);
         let base = Bound::new(py, Base { lease, kind })?;

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import capsules
 import truebridge as tb
 
 np: Any = pytest.importorskip("numpy")
@@ -101,3 +102,11 @@ def test_tensors_that_never_change_cross_without_a_promise() -> None:
     with pytest.raises(tb.BridgeBufferError, match="read_only=True"):
         tb.to_torch(tb.to_tensorflow(frozen, copy=False))
     assert tb.to_torch(tb.to_tensorflow(frozen, copy=False), read_only=True).data_ptr() == frozen.ctypes.data
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_an_array_without_elements_keeps_the_mark(writes: bool) -> None:
+    producer = capsules.Producer()
+    producer.shape[0], producer.tensor.data, producer.managed.flags = 0, None, 0 if writes else 1
+    array = tb.to_numpy(producer.capsule())
+    assert (array.shape, array.flags.writeable) == ((0,), writes)
