@@ -54,7 +54,11 @@ def describe(*names: str) -> dict[str, Any]:
 
 
 def _version(module: str, distributions: list[str]) -> str | None:
-    if importlib.util.find_spec(module) is None:
+    try:
+        if importlib.util.find_spec(module) is None:
+            return None
+    except ModuleNotFoundError:
+        # Of the package that it would be in.
         return None
     for distribution in distributions:
         try:

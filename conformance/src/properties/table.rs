@@ -230,7 +230,7 @@ pub static PROPERTIES: &[Property] = &[
         left_out: no_streams,
         strategy: |sides| {
             let plain = cases(tensors(sides, sides.computed_dtypes(), false), &[None, None, None, Some(true)]);
-            let route = select(&[Route::Direct, Route::Direct, Route::Direct, Route::Onward, Route::CopyOn][..]);
+            let route = routes(sides, &[Route::Direct, Route::Direct, Route::Direct, Route::Onward, Route::CopyOn]);
             let same = sides.same_framework();
             (plain, picks(sides), route)
                 .prop_map(move |(case, mut streams, route)| {
@@ -252,7 +252,7 @@ pub static PROPERTIES: &[Property] = &[
         left_out: no_streams,
         strategy: |sides| {
             let plain = cases(blocks(sides, BLOCK_SIZES.into()), &[None, None, None, Some(true)]);
-            let route = select(ROUTES);
+            let route = routes(sides, ROUTES);
             (plain, picks(sides), route)
                 .prop_map(|(case, mut streams, route)| {
                     if case.copy == Some(true) {
@@ -340,6 +340,13 @@ pub static PROPERTIES: &[Property] = &[
         check: Check::Staging,
     },
 ];
+
+/// Chooses a route. Those that lead back need a source that makes tensors of views.
+fn routes(sides: &Sides, all: &[Route]) -> BoxedStrategy<Route> {
+    let takes = sides.from.profile.devices.contains(&sides.device.kind);
+    let back = [Route::Onward, Route::CopyOn, Route::Beside];
+    select(all.iter().copied().filter(|route| takes || !back.contains(route)).collect::<Vec<_>>()).boxed()
+}
 
 fn no_common_dtype(sides: &Sides) -> Option<&'static str> {
     let none = sides.common_dtypes().is_empty().then_some("the target takes no dtype that the source makes");

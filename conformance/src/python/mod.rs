@@ -3,17 +3,19 @@
 mod borrow;
 mod extension;
 mod floor;
+mod peer;
 mod pluggable;
 mod relay;
 mod remote;
 
-use crate::runner::{Known, NUMPY_INTERFACE, TORCH_CAPSULES};
+use crate::runner::{Known, Library, NUMPY_INTERFACE, TORCH_CAPSULES};
 use crate::{Capabilities, Observed, Spec, Subject, model};
 use bridge_core::{
     Adapter, Consumer, DType, Device, Error, Lent, Offer, Order, Ordering, Pending, Profile, Result, Stream,
 };
-use bridge_frameworks::AnyAdapter;
+use bridge_frameworks::{AnyAdapter, Framework};
 use bridge_pyo3::{PyAdapter, PyTensor, framework_error};
+use peer::Peer;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -47,24 +49,34 @@ bridge_core::debug_fields!(impl[] PySubject<'_>: name, device);
 /// Those of the adapter and of the framework; `ValueError` for an unknown name.
 pub fn subject<'py>(py: Python<'py>, name: &str, device: Device) -> PyResult<PySubject<'py>> {
     let known = Known::named(name).ok_or_else(|| PyValueError::new_err(format!("there is no adapter {name:?}")))?;
-    let module = py.import(format!("truebridge_conformance.subjects.{}", known.framework.name()))?;
+    let module = py.import(format!("truebridge_conformance.subjects.{}", known.library.name()))?;
     // Before the adapter: it may set how the framework allocates.
     if let Some(prepare) = module.getattr_opt("prepare")? {
         prepare.call0()?;
     }
-    let adapter = open(py, known)
-        .map_err(|error| PyRuntimeError::new_err(format!("{name} cannot be tested ({:?}): {error}", error.kind())))?;
-    let harness = module.call_method1("subject", (device.to_string(),))?;
-    let subject = PySubject::new(name, adapter, harness, device)?;
+    let make = || module.call_method1("subject", (device.to_string(),));
+    let subject = match known.library {
+        Library::Framework(framework) => {
+            let adapter = open(py, known, framework).map_err(|error| {
+                PyRuntimeError::new_err(format!("{name} cannot be tested ({:?}): {error}", error.kind()))
+            })?;
+            PySubject::new(name, adapter, make()?, device)?
+        }
+        Library::Peer(_) => {
+            let harness = make()?;
+            let can = capabilities(&harness.call_method0("capabilities")?)?;
+            PySubject::new(name, Peer::new(name, &harness, can.dtypes)?, harness, device)?
+        }
+    };
     subject.warm_up().map_err(refused)?;
     Ok(subject)
 }
 
-fn open(py: Python<'_>, known: Known) -> Result<AnyAdapter<'_>> {
+fn open(py: Python<'_>, known: Known, framework: Framework) -> Result<AnyAdapter<'_>> {
     match known {
         TORCH_CAPSULES => bridge_torch::Torch::with_capsules(py).map(AnyAdapter::Torch),
         NUMPY_INTERFACE => bridge_numpy::NumPy::with_interface(py).map(AnyAdapter::NumPy),
-        known => known.framework.open(py),
+        _ => framework.open(py),
     }
 }
 

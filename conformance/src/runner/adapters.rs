@@ -1,6 +1,7 @@
 //! The adapters that the runner knows, and which of them a run can use.
 
 use super::options::{Options, PairName};
+use super::peers::{PEERS, Peer};
 use super::variants::{VARIANTS, Variant, adapter_of, agree, in_other_process, is_lent, remote};
 use crate::report::{Host, LeftOut};
 use bridge_core::{Device, DeviceKind};
@@ -12,22 +13,67 @@ use serde_json::{Value, json};
 pub struct Known {
     /// The adapter's name.
     pub name: &'static str,
-    /// Its framework.
-    pub framework: Framework,
+    /// The library whose tensors it takes.
+    pub library: Library,
     /// Whether it runs only where it is named: another way into a framework that runs anyway.
     pub on_request: bool,
 }
 
+/// A library whose tensors are Python objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Library {
+    /// One that has an adapter.
+    Framework(Framework),
+    /// One that is known by a protocol alone. Its tensors are sources only.
+    Peer(Peer),
+}
+
+impl Library {
+    /// Returns its name, which is that of the module of its subject.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Framework(framework) => framework.name(),
+            Self::Peer(peer) => peer.name,
+        }
+    }
+
+    fn module(self) -> &'static str {
+        match self {
+            Self::Framework(framework) => framework.module(),
+            Self::Peer(peer) => peer.module,
+        }
+    }
+
+    fn source(self) -> Source {
+        match self {
+            Self::Framework(framework) => framework.source(),
+            Self::Peer(peer) => Source::Distributions(peer.distributions),
+        }
+    }
+
+    fn devices(self) -> &'static [DeviceKind] {
+        match self {
+            Self::Framework(framework) => framework.devices(),
+            Self::Peer(peer) => peer.devices,
+        }
+    }
+}
+
 /// PyTorch without the C exchange API, as versions before 2.10 are.
-pub const TORCH_CAPSULES: Known = Known { name: "torch-capsules", framework: Framework::Torch, on_request: true };
+pub const TORCH_CAPSULES: Known =
+    Known { name: "torch-capsules", library: Library::Framework(Framework::Torch), on_request: true };
 
 /// NumPy without its C API, as with a version whose C API is not as expected.
-pub const NUMPY_INTERFACE: Known = Known { name: "numpy-interface", framework: Framework::NumPy, on_request: true };
+pub const NUMPY_INTERFACE: Known =
+    Known { name: "numpy-interface", library: Library::Framework(Framework::NumPy), on_request: true };
 
-/// Returns every adapter: one for each framework, and then the further ones.
+/// Returns every adapter: one for each framework, the further ones, and one for each library that is known by a
+/// protocol alone.
 pub fn known() -> impl Iterator<Item = Known> {
-    let plain = |framework: &Framework| Known { name: framework.name(), framework: *framework, on_request: false };
-    Framework::ALL.iter().map(plain).chain([TORCH_CAPSULES, NUMPY_INTERFACE])
+    let plain = |library: Library| Known { name: library.name(), library, on_request: false };
+    let frameworks = Framework::ALL.iter().copied().map(Library::Framework).map(plain);
+    let peers = PEERS.iter().copied().map(Library::Peer).map(plain);
+    frameworks.chain([TORCH_CAPSULES, NUMPY_INTERFACE]).chain(peers)
 }
 
 impl Known {
@@ -39,16 +85,16 @@ impl Known {
     /// Returns the name, and where the framework is found: `module` and `distributions`, or the `variable` with its
     /// folder.
     pub fn description(self) -> Value {
-        let Self { name, framework, .. } = self;
-        match framework.source() {
-            Source::Distributions(all) => json!({"name": name, "module": framework.module(), "distributions": all}),
+        let Self { name, library, .. } = self;
+        match library.source() {
+            Source::Distributions(all) => json!({"name": name, "module": library.module(), "distributions": all}),
             Source::Folder(variable) => json!({"name": name, "variable": variable}),
         }
     }
 
     /// Returns why it cannot run on this device, if it cannot.
     fn left_out(self, device: Device, host: &Host) -> Option<String> {
-        if !self.framework.devices().contains(&device.kind) {
+        if !self.library.devices().contains(&device.kind) {
             return Some(match device {
                 Device::CPU if host.gpus.is_empty() => "no CUDA device".into(),
                 Device::CPU => "its tensors are on CUDA devices only, and this run is on the cpu".into(),
@@ -58,7 +104,7 @@ impl Known {
         if host.versions.contains_key(self.name) {
             return host.host_only.get(self.name).filter(|_| device.kind == DeviceKind::CUDA).cloned();
         }
-        Some(match (host.refused.get(self.name), self.framework.source()) {
+        Some(match (host.refused.get(self.name), self.library.source()) {
             (Some(reason), _) => reason.clone(),
             (None, Source::Distributions(all)) => format!("not installed: pip install {}", all[0]),
             (None, Source::Folder(variable)) => format!(
@@ -81,6 +127,10 @@ pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<Pai
     let here = known().flat_map(with_variants).collect::<Vec<_>>();
     if let Some(unknown) = named.iter().find(|name| !here.iter().any(|here| here == *name)) {
         return Err(format!("there is no adapter {unknown:?}: there are {}", here.join(", ")));
+    }
+    if let Some(pair) = options.pairs.iter().find(|pair| is_peer(&pair.to)) {
+        let (from, to) = (&pair.from, &pair.to);
+        return Err(format!("{to} is known by its protocol alone, which makes it a source: run {to}:{from}"));
     }
     let is_named = |name: &str| named.contains(&name);
     let wanted = known().flat_map(|known| with_variants(known).map(move |name| (known, name)));
@@ -114,9 +164,17 @@ pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<Pai
         // All variants beside all others would be too many pairs: each runs beside itself and the plain frameworks.
         let plain = |name| is_named(name) || adapter_of(name) == name || in_other_process(name).is_some();
         let few = from == to || plain(from) || plain(to);
-        agree(from, to) && few && (options.pairs.is_empty() || options.pairs.contains(pair))
+        // A library that no adapter knows is a source in this process.
+        let here = in_other_process(from).or(in_other_process(to)).is_none();
+        let taken = !is_peer(to) && (here || !is_peer(from));
+        agree(from, to) && few && taken && (options.pairs.is_empty() || options.pairs.contains(pair))
     };
     Ok((all.filter(chosen).collect(), left_out))
+}
+
+/// Returns whether a name is that of a library that no adapter knows.
+fn is_peer(name: &str) -> bool {
+    Known::named(name).is_some_and(|known| matches!(known.library, Library::Peer(_)))
 }
 
 /// Returns the names of every adapter, here and in another process, and of its variants.
@@ -155,6 +213,21 @@ mod tests {
         assert_eq!(described("cupy+async")["distributions"][0], "cupy-cuda13x");
         assert_eq!(described("tensorflow1")["variable"], "TRUEBRIDGE_TENSORFLOW1");
         assert_eq!(Known::named("jax"), None);
+    }
+
+    #[test]
+    fn a_library_that_no_adapter_knows_is_a_source_in_this_process() {
+        assert_eq!(Known::named("warp").unwrap().description()["distributions"][0], "warp-lang");
+        let host = host(&["torch", "warp", "pyarrow"], &[]);
+        let (pairs, left_out) = select_names("", Device::CPU, &host).unwrap();
+        assert_eq!(pairs, ["torch:torch", "warp:torch", "pyarrow:torch"]);
+        assert!(left_out.contains(&"numba: no CUDA device".into()), "{left_out:?}");
+        let across = select_names("--across-processes", Device::CPU, &host).unwrap().0;
+        assert_eq!(across, ["torch:torch+remote", "torch+remote:torch"]);
+        let refused = select_names("--pairs torch:warp", Device::CPU, &host).unwrap_err();
+        assert!(refused.contains("run warp:torch"), "{refused}");
+        let other = select_names("--adapters pyarrow", Device::cuda(0), &host).unwrap().1;
+        assert_eq!(other, ["pyarrow: host memory only"]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod adapters;
 mod crash;
 mod options;
 mod pair;
+mod peers;
 mod planted;
 mod progress;
 mod protocol;
@@ -14,8 +15,9 @@ mod variants;
 mod watch;
 mod worker;
 
-pub use adapters::{Known, NUMPY_INTERFACE, TORCH_CAPSULES, known};
+pub use adapters::{Known, Library, NUMPY_INTERFACE, TORCH_CAPSULES, known};
 pub use options::{Choice, Options, PairName};
+pub use peers::{PEERS, Peer};
 pub use protocol::Message;
 pub use variants::{VARIANTS, Variant, adapter_of, in_other_process};
 pub use worker::work;

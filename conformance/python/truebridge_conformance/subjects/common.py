@@ -31,15 +31,23 @@ def row_major(shape: list[int]) -> list[int]:
     return [math.prod(max(length, 1) for length in shape[dim + 1 :]) for dim in range(len(shape))]
 
 
-def placed(allocate: Callable[[int], Any], address: Callable[[Any], int], nbytes: int, align: int) -> Any:
-    """Allocate a base buffer that begins ``align`` bytes after a multiple of ``GRAIN``.
+def beginning(
+    allocate: Callable[[int], Any], address: Callable[[Any], int], nbytes: int, align: int
+) -> tuple[Any, int]:
+    """Allocate memory for a base buffer that begins ``align`` bytes after a multiple of ``GRAIN``.
 
-    It allocates no more than that takes, because allocators reuse a block for a request of the same size.
+    Return it, and the bytes before the buffer. It allocates no more than that takes, because allocators reuse a block
+    for a request of the same size.
     """
     memory = allocate(align + nbytes)
     if address(memory) % GRAIN:
         memory = allocate(GRAIN + align + nbytes)
-    start = -address(memory) % GRAIN + align
+    return memory, -address(memory) % GRAIN + align
+
+
+def placed(allocate: Callable[[int], Any], address: Callable[[Any], int], nbytes: int, align: int) -> Any:
+    """Allocate a base buffer that begins ``align`` bytes after a multiple of ``GRAIN``, as ``beginning`` does."""
+    memory, start = beginning(allocate, address, nbytes, align)
     return memory[start : start + nbytes]
 
 

@@ -1,0 +1,67 @@
+"""tvm-ffi under test."""
+
+# What the methods promise is documented in conformance/src/subject.rs, once.
+# ruff: noqa: D102, D107
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from truebridge_conformance.subjects import Capabilities
+from truebridge_conformance.subjects.peers import Peer
+
+
+class TVMFFI(Peer):
+    """Tensors of tvm-ffi over memory of NumPy or CuPy: from Python it allocates none.
+
+    Its ``__dlpack__`` takes no notice of ``stream``: users let the legacy default stream wait for their work.
+    """
+
+    known: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self, device: str) -> None:
+        import tvm_ffi
+
+        self.tvm_ffi = tvm_ffi
+        super().__init__(device)
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(self.dtypes, negative_strides=True, copies=False)
+
+    def makes(self, dtype: str) -> bool:
+        try:
+            self.seen(self.tvm_ffi.from_dlpack(self.lens.module.empty(1, self.lens.named[dtype])))
+        except (BufferError, TypeError, ValueError):
+            return False
+        return True
+
+    def allocate(self, nbytes: int) -> Any:
+        with self.inside():
+            return self.tvm_ffi.from_dlpack(self.lens.allocate(nbytes))
+
+    def over(self, memory: Any, dtype: str, shape: list[int], strides: list[int], offset: int) -> Any:
+        kind = self.lens.named[dtype]
+        with self.inside():
+            array = self.lens.module.from_dlpack(memory)
+            bytewise = [stride * kind.itemsize for stride in strides]
+            return self.tvm_ffi.from_dlpack(self.lens.view(array, kind, shape, offset, bytewise))
+
+    def seen(self, tensor: Any) -> tuple[str, list[int], list[int], int]:
+        return str(tensor.dtype), list(tensor.shape), list(tensor.strides), tensor.data_ptr()
+
+    def submitted(self, tensor: Any) -> Any:
+        if not self.on_host and self.handle_now:
+            cuda = self.lens.cupy.cuda
+            cuda.Stream.null.wait_event(cuda.ExternalStream(self.handle_now, self.index).record())
+        return None
+
+    def handle(self, stream: Any) -> int:
+        return int(stream.ptr)
+
+    def made(self) -> Any:
+        return self.lens.made()
+
+    def wrapped(self, handle: int) -> Any:
+        return self.lens.wrapped(handle)
+
+
+subject = TVMFFI

@@ -1,0 +1,85 @@
+//! A library that is known by a protocol alone, as a source.
+
+use bridge_core::{Adapter, Consumer, DType, Device, Error, ErrorKind, Lent, Offer, Order, Profile, Result, Strides};
+use bridge_frameworks::Foreign;
+use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
+use pyo3::prelude::*;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// The adapter of objects that are known by a protocol, with the profile of one library: what its protocol carries.
+pub(super) struct Peer<'py> {
+    foreign: Foreign<'py>,
+    profile: Profile,
+}
+
+impl<'py> Peer<'py> {
+    /// Reads the profile from the library's subject: its dtypes, `rank` and `compact`.
+    ///
+    /// # Errors
+    ///
+    /// What the subject raises.
+    pub(super) fn new(name: &str, harness: &PyTensor<'py>, dtypes: Vec<DType>) -> PyResult<Self> {
+        let (least, most) = harness.getattr("rank")?.extract()?;
+        let strides = if harness.getattr("compact")?.extract()? { Strides::Compact } else { Strides::Any };
+        let profile = Profile::export_only(name).with_dtypes(dtypes).with_rank(least..=most);
+        let profile = profile.with_strides(strides).with_alignment(1);
+        Ok(Self { foreign: Foreign::new(harness), profile })
+    }
+}
+
+impl<'py> Deref for Peer<'py> {
+    type Target = dyn PyAdapter<'py> + 'py;
+
+    fn deref(&self) -> &Self::Target {
+        self
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<'py> Adapter for Peer<'py> {
+    type Tensor = PyTensor<'py>;
+
+    fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.foreign.consumer()
+    }
+
+    fn export(&self, tensor: &PyTensor<'py>) -> Result<Lent> {
+        self.foreign.export(tensor)
+    }
+
+    fn import(&self, _: Offer) -> Result<PyTensor<'py>> {
+        Err(Error::new(ErrorKind::Argument, "the suite knows this library by its protocol alone, as a source"))
+    }
+
+    fn compact(&self, tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+        self.foreign.compact(tensor)
+    }
+
+    fn overwritten(&self, tensor: &PyTensor<'py>) -> Result<()> {
+        self.foreign.overwritten(tensor)
+    }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<PyTensor<'py>> {
+        self.foreign.empty(device, dtype, shape, order)
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<'py> PyAdapter<'py> for Peer<'py> {
+    fn owns(&self, object: &PyTensor<'py>) -> bool {
+        self.foreign.owns(object)
+    }
+
+    fn borrow<'a>(&self, tensor: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
+        self.foreign.borrow(tensor)
+    }
+
+    fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
+        self.foreign.locate(tensor)
+    }
+}
