@@ -30,7 +30,7 @@ pub(crate) struct Terms {
 /// ----------
 /// shape : tuple of int
 ///     The lengths of the dimensions.
-/// dtype : str
+/// dtype_name : str
 ///     The name of the dtype, such as ``"float32"``.
 /// stream : int or None
 ///     The handle of the stream that the tensor is ready in, never 0; ``None`` on the host.
@@ -271,9 +271,9 @@ impl Loan {
         PyTuple::new(py, self.tensor()?.layout().shape())
     }
 
-    /// The name of the dtype, such as ``"float32"``.
+    /// The name of the dtype, such as ``"float32"``. There is no ``dtype``: JAX and NumPy would take it for one of NumPy's.
     #[getter]
-    fn dtype(&self) -> PyResult<String> {
+    fn dtype_name(&self) -> PyResult<String> {
         Ok(self.tensor()?.dtype().to_string())
     }
 

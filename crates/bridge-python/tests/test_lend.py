@@ -31,7 +31,7 @@ class Frozen:
 def test_every_protocol_of_the_host_shares_the_memory() -> None:
     t = torch.arange(6, dtype=torch.float32).reshape(2, 3).T
     loan = tb.lend(t)
-    assert (loan.shape, loan.dtype, loan.stream, loan.__dlpack_device__()) == ((3, 2), "float32", None, CPU)
+    assert (loan.shape, loan.dtype_name, loan.stream, loan.__dlpack_device__()) == ((3, 2), "float32", None, CPU)
     interface = loan.__array_interface__
     assert interface["data"] == (t.data_ptr(), False)
     assert (interface["shape"], interface["strides"], interface["version"]) == ((3, 2), (4, 12), 3)
@@ -107,7 +107,7 @@ def test_what_the_framework_never_changes_goes_to_every_consumer() -> None:
 def test_dtypes(dtype: str) -> None:
     t = torch.ones(3, dtype=getattr(torch, dtype))
     loan = tb.lend(t)
-    assert loan.dtype == dtype
+    assert loan.dtype_name == dtype
     assert torch.equal(torch.from_dlpack(loan), t)
     assert hasattr(loan, "__array_interface__") is (dtype != "bfloat16")
     if dtype != "bfloat16":
@@ -141,7 +141,7 @@ def test_a_block_closes_the_loan() -> None:
     gc.collect()
     assert alive() is None, "the closed loan keeps nothing"
     assert repr(loan) == "<Loan: closed>"
-    for use in (loan.__dlpack__, lambda: loan.shape, lambda: loan.dtype, lambda: loan.__array_interface__):
+    for use in (loan.__dlpack__, lambda: loan.shape, lambda: loan.dtype_name, lambda: loan.__array_interface__):
         with pytest.raises(BufferError, match="closed"):
             use()
     with pytest.raises(ZeroDivisionError), tb.lend(np.ones(1)) as loan:
@@ -262,6 +262,13 @@ def test_tvm_ffi_takes_tensors_of_two_frameworks() -> None:
     del tensor
     gc.collect()
     assert alive() is None
+
+
+def test_jax_takes_a_loan() -> None:
+    jnp = pytest.importorskip("jax.numpy", reason="JAX is not installed")
+    t = torch.arange(1 << 10, dtype=torch.float32)
+    assert float(jnp.asarray(tb.lend(t)).sum()) == 523776
+    assert float(jnp.from_dlpack(tb.lend(t)).sum()) == 523776
 
 
 def test_numba_takes_a_loan() -> None:

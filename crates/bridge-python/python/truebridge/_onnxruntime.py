@@ -87,9 +87,9 @@ def to_onnxruntime(
 
 
 def _value(kind: type[onnxruntime.OrtValue], loan: _core.Loan) -> onnxruntime.OrtValue:
-    if loan.dtype not in _DTYPES:
-        raise of_kind("dtype", f"ONNX Runtime has no dtype {loan.dtype} in DLPack: cast the tensor first")
-    if loan.dtype != "bool":
+    if loan.dtype_name not in _DTYPES:
+        raise of_kind("dtype", f"ONNX Runtime has no dtype {loan.dtype_name} in DLPack: cast the tensor first")
+    if loan.dtype_name != "bool":
         return kind.from_dlpack(loan)
     if loan.stream is not None:
         raise of_kind("dtype", "ONNX Runtime takes no bool of a device by DLPack: cast the tensor to uint8 first")
