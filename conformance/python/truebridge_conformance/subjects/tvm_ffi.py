@@ -30,7 +30,7 @@ class TVMFFI(Peer):
     def makes(self, dtype: str) -> bool:
         try:
             self.seen(self.tvm_ffi.from_dlpack(self.lens.module.empty(1, self.lens.named[dtype])))
-        except (BufferError, TypeError, ValueError):
+        except (BufferError, RuntimeError, TypeError, ValueError):
             return False
         return True
 
@@ -41,6 +41,8 @@ class TVMFFI(Peer):
     def over(self, memory: Any, dtype: str, shape: list[int], strides: list[int], offset: int) -> Any:
         kind = self.lens.named[dtype]
         with self.inside():
+            if 0 in shape:
+                return self.tvm_ffi.from_dlpack(self.lens.module.empty(shape, kind))
             array = self.lens.module.from_dlpack(memory)
             bytewise = [stride * kind.itemsize for stride in strides]
             return self.tvm_ffi.from_dlpack(self.lens.view(array, kind, shape, offset, bytewise))
