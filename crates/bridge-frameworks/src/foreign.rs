@@ -272,7 +272,7 @@ impl<'py> PyAdapter<'py> for Foreign<'py> {
     /// Reads a loan without a consumer's request, which would order a stream.
     fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
         if let Ok(loan) = tensor.cast::<Loan>() {
-            return Ok(loan.get().locate());
+            return loan.get().locate();
         }
         let lent = self.export(tensor)?;
         Ok((lent.layout().numel() > 0).then(|| (lent.device(), lent.data())))

@@ -60,6 +60,8 @@ struct Held {
     readers: Vec<Stream>,
 }
 
+const CLOSED: &str = "the loan is closed: use it inside its with block, or lend again";
+
 /// `stream` of `__dlpack__`: the consumer orders its work itself (array API).
 const NO_SYNC: i64 = -1;
 
@@ -88,15 +90,18 @@ impl Loan {
     ///
     /// `BufferError` once the loan is closed.
     fn tensor(&self) -> PyResult<Tensor> {
-        let closed = || PyBufferError::new_err("the loan is closed: use it inside its with block, or lend again");
-        self.lock().tensor.clone().ok_or_else(closed)
+        self.lock().tensor.clone().ok_or_else(|| PyBufferError::new_err(CLOSED))
     }
 
     /// Returns the device and the address of the first element; `None` for a tensor without elements.
-    pub(crate) fn locate(&self) -> Option<(Device, usize)> {
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] once the loan is closed.
+    pub(crate) fn locate(&self) -> Result<Option<(Device, usize)>> {
         let held = self.lock();
-        let tensor = held.tensor.as_ref().filter(|tensor| tensor.layout().numel() > 0)?;
-        Some((self.device, tensor.data()))
+        let tensor = held.tensor.as_ref().ok_or_else(|| Error::new(ErrorKind::Argument, CLOSED))?;
+        Ok((tensor.layout().numel() > 0).then(|| (self.device, tensor.data())))
     }
 
     fn named(&self) -> Option<Stream> {
@@ -132,7 +137,7 @@ impl Loan {
             self.ordering().order(self.device, ready, reader)?;
         }
         let reader = reader.on_any_thread();
-        match (&self.terms, self.locate()) {
+        match (&self.terms, self.locate()?) {
             (Some(terms), _) => terms.borrower.used_in(reader),
             (None, Some((device, address))) => drop(READER.views().used(device, address, reader, || None)),
             (None, None) => (),

@@ -144,6 +144,8 @@ def test_a_block_closes_the_loan() -> None:
     for use in (loan.__dlpack__, lambda: loan.shape, lambda: loan.dtype_name, lambda: loan.__array_interface__):
         with pytest.raises(BufferError, match="closed"):
             use()
+    with pytest.raises(tb.BridgeValueError, match="closed"):
+        tb.record_stream(loan, 7)
     with pytest.raises(ZeroDivisionError), tb.lend(np.ones(1)) as loan:
         raise ZeroDivisionError
     assert repr(loan) == "<Loan: closed>"

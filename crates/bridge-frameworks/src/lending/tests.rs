@@ -188,7 +188,7 @@ fn a_consumer_that_names_another_stream_than_the_caller_is_waited_for_with_the_d
 fn a_recorded_stream_is_waited_for_by_name() {
     let mut scene = Scene::new(GPU, Some(NAMED));
     scene.events();
-    let (device, address) = scene.loan().locate().unwrap();
+    let (device, address) = scene.loan().locate().unwrap().unwrap();
     assert_eq!(READER.views().used(device, address, OTHER, || None), 1);
     assert_eq!(scene.end(), [Ordered(NAMED, OWNER), Ordered(OTHER, OWNER), Retired]);
 }
