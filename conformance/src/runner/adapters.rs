@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(described("numpy-interface")["module"], "numpy");
         assert_eq!(described("cupy+async")["distributions"][0], "cupy-cuda13x");
         assert_eq!(described("tensorflow1")["variable"], "TRUEBRIDGE_TENSORFLOW1");
-        assert_eq!(Known::named("jax"), None);
+        assert_eq!(Known::named("mxnet"), None);
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
     fn on_the_cpu_cupy_is_left_out() {
         let (pairs, left_out) = select_names("", Device::CPU, &host(&["torch", "numpy", "cupy"], &[])).unwrap();
         assert_eq!(pairs, ["torch:torch", "torch:numpy", "numpy:torch", "numpy:numpy"]);
-        assert_eq!(left_out[..2], ["cupy: no CUDA device", "tensorflow: not installed: pip install tensorflow"]);
+        assert_eq!(left_out[..2], ["cupy: no CUDA device", "jax: not installed: pip install jax"]);
     }
 
     #[test]
@@ -292,7 +292,7 @@ mod tests {
             ["torch:torch+remote", "torch+remote:torch", "torch:numpy+remote", "torch+remote:numpy"]
         );
         assert_eq!(select("--pairs numpy+remote:torch").unwrap().0, ["numpy+remote:torch"]);
-        assert!(select("--pairs jax+remote:torch").is_err() && select("--adapters torch+remote").is_err());
+        assert!(select("--pairs mxnet+remote:torch").is_err() && select("--adapters torch+remote").is_err());
         assert!(names().contains(&"numpy+remote".into()));
     }
 
@@ -301,6 +301,6 @@ mod tests {
         let host = host(&["torch", "numpy"], &[]);
         assert_eq!(select_names("--pairs numpy:torch", Device::CPU, &host).unwrap().0, ["numpy:torch"]);
         assert_eq!(select_names("--adapters torch", Device::CPU, &host).unwrap().0, ["torch:torch"]);
-        assert!(select_names("--pairs torch:jax", Device::CPU, &host).unwrap_err().contains("jax"));
+        assert!(select_names("--pairs torch:mxnet", Device::CPU, &host).unwrap_err().contains("mxnet"));
     }
 }

@@ -259,14 +259,14 @@ fn an_expected_failure_passes_and_a_stale_expectation_does_not() {
     assert_eq!((code, summary.expected, summary.failed), (0, 1, 0));
     let (code, summary) = with(&[expectation("values", "torch"), expectation("colour", "torch")]);
     assert_eq!((code, summary.failed), (1, 1));
-    let (code, summary) = with(&[expectation("values", "torch"), expectation("values", "jax")]);
+    let (code, summary) = with(&[expectation("values", "torch"), expectation("values", "mxnet")]);
     assert_eq!((code, summary.failed), (1, 1));
 }
 
 #[test]
 fn a_run_that_cannot_begin_is_bad_usage() {
     let folder = Folder::new("usage");
-    for line in ["--device cuda", "--device cpu --adapters cupy", "--adapters jax", "--replay /nowhere.json"] {
+    for line in ["--device cuda", "--device cpu --adapters cupy", "--adapters mxnet", "--replay /nowhere.json"] {
         assert_eq!(folder.run(line, &passing()), (USAGE, None), "{line}");
     }
 }
