@@ -3,7 +3,7 @@
 PyTorch unpacks a camera's frame, the old graph corrects it in place, and PyTorch reads the result in place. Install
 ``truebridge torch tensorflow``, unpack the wheel of TensorFlow 1.15, and name its folder::
 
-    TRUEBRIDGE_TENSORFLOW1=tensorflow-1.15.5/tensorflow_core python examples/frozen_service.py
+    python examples/frozen_service.py tensorflow-1.15.5/tensorflow_core
 """
 
 import argparse
@@ -47,8 +47,7 @@ class Service(BaseHTTPRequestHandler):
         in_place = (fed.address, y.data_ptr()) == (frame.data_ptr(), corrected.address)
         self.send_response(200)
         self.end_headers()
-        answer = {"pixel": int(y.argmax()), "value": y.max().item(), "in_place": in_place}
-        self.wfile.write(json.dumps(answer).encode())
+        self.wfile.write(json.dumps({"pixel": int(y.argmax()), "value": y.max().item(), "in_place": in_place}).encode())
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""
@@ -58,8 +57,10 @@ def main() -> None:
     """Serve on loopback, send requests from several threads, and check every answer."""
     parser = argparse.ArgumentParser(description="Serve a frozen model of TensorFlow 1.15 from PyTorch.")
     parser.add_argument("--requests", type=int, default=32)
-    version = tb.tensorflow1.open()
-    frames = np.random.RandomState(2).randint(0, 256, (parser.parse_args().requests, *SHAPE), np.uint8)
+    parser.add_argument("tensorflow1", nargs="?", help="its folder (default: TRUEBRIDGE_TENSORFLOW1)")
+    options = parser.parse_args()
+    version = tb.tensorflow1.open(options.tensorflow1)
+    frames = np.random.RandomState(2).randint(0, 256, (options.requests, *SHAPE), np.uint8)
     with (
         tb.tensorflow1.Session(frozen(), {"x:0": ("float32", SHAPE)}, ["y:0"]) as Service.session,
         ThreadingHTTPServer(("127.0.0.1", 0), Service) as server,

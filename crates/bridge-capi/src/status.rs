@@ -99,6 +99,7 @@ bridge_core::words! {
         MoveToHost => "move it, with the host as the device of tb_options",
         MoveToCuda => "move it, with a CUDA device as the device of tb_options",
         AnyOrder => "ask for TB_ELEMENTS_ANY_ORDER",
+        Detach => "detach it first",
         ReverseDimensions => "reverse the dimensions with the axes of tb_options",
         Copies => "copy it with its owner's functions first",
     }

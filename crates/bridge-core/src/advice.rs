@@ -25,6 +25,8 @@ pub enum Advice {
     MoveToCuda,
     /// Ask for no order.
     AnyOrder,
+    /// Detach the tensor from autograd.
+    Detach,
     /// Reverse the dimensions by a permutation.
     ReverseDimensions,
     /// Pass an ordering that has copies.
@@ -59,6 +61,7 @@ words! {
         MoveToHost => "move it, with Options::device at Device::CPU",
         MoveToCuda => "move it, with a CUDA device as Options::device",
         AnyOrder => "leave Options::order out",
+        Detach => "detach the tensor",
         ReverseDimensions => "reverse the dimensions with Options::permute",
         Copies => "pass an ordering with copies: that of bridge-copy, or of the facade with the feature `cuda`",
     }
@@ -75,10 +78,11 @@ pub mod python {
             Copy => "pass copy=True",
             PromiseReadOnly => "pass read_only=True to promise that you do not write to the result",
             CopyFirst => "copy the tensor first, for example with copy=True",
-            OtherDevice => "leave device= out, or pass another",
+            OtherDevice => "leave device= out, or pass another (`python -m truebridge doctor` says what prevents a device)",
             MoveToHost => "pass device=\"cpu\" to move it",
             MoveToCuda => "pass device=\"cuda\" to move it",
             AnyOrder => "leave order=\"F\" out",
+            Detach => "call .detach() first or pass detach=True to a conversion; truebridge.autograd takes gradients across",
             ReverseDimensions => "pass permute= to reverse the dimensions",
             Copies => "copy it with the framework that owns it first",
         }

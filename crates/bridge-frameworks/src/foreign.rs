@@ -4,7 +4,7 @@
 use crate::late::returned_late;
 use crate::loan::Loan;
 use crate::origin::{READER, origin};
-use crate::tensor::no_tensor;
+use crate::strangers::no_tensor;
 use crate::{Framework, driver, interfaces};
 use bridge_core::{
     Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Profile, Result, Stream,
@@ -155,6 +155,11 @@ impl<'py> Foreign<'py> {
         })
     }
 
+    /// Returns whether an object is a scalar of NumPy.
+    pub(crate) fn is_value(object: &PyTensor<'_>) -> Result<bool> {
+        is_scalar(object).map_err(|error| refused(object.py(), error))
+    }
+
     /// Returns whether an object speaks a protocol. NumPy's scalars do not count: they have no memory to share.
     pub(crate) fn speaks(object: &PyTensor<'_>) -> Result<bool> {
         let py = object.py();
@@ -199,6 +204,10 @@ impl<'py> Adapter for Foreign<'py> {
     fn export(&self, object: &PyTensor<'py>) -> Result<Lent> {
         let py = object.py();
         let _nested = Nested::enter()?;
+        // A class has the attributes of its instances.
+        if object.is_instance_of::<PyType>() {
+            return Err(no_tensor(object));
+        }
         let attribute = |name| object.getattr_opt(name).map_err(|error| refused(py, error));
         let capsule = if object.is_instance_of::<PyCapsule>() {
             object.clone()

@@ -31,6 +31,8 @@ mod loan;
 mod objects;
 #[cfg(feature = "python")]
 mod origin;
+#[cfg(feature = "python")]
+mod strangers;
 mod table;
 #[cfg(feature = "python")]
 mod tensor;
@@ -42,7 +44,7 @@ pub use lending::{Lending, Named};
 #[cfg(feature = "python")]
 pub use loan::Loan;
 #[cfg(feature = "python")]
-pub use objects::{adapter_of, borrow, seen};
+pub use objects::{adapter_of, borrow, seen, source_of};
 #[cfg(feature = "python")]
 pub use table::AnyAdapter;
 pub use table::Framework;
@@ -76,5 +78,19 @@ mod tests {
             assert!(!framework.devices().is_empty());
         }
         assert_eq!(Framework::named("mxnet"), None);
+    }
+
+    #[test]
+    fn aliases_are_found_in_either_case_and_differ() {
+        for (alias, framework) in
+            [("PyTorch", Framework::Torch), ("tf", Framework::TensorFlow), ("JAX", Framework::JAX)]
+        {
+            assert_eq!(Framework::named(alias), Some(framework));
+        }
+        let all = || {
+            Framework::ALL.iter().flat_map(|framework| framework.aliases().iter().chain([&framework.name()]).copied())
+        };
+        let names: std::collections::HashSet<_> = all().collect();
+        assert_eq!(names.len(), all().count());
     }
 }

@@ -1,6 +1,6 @@
 //! Which framework an object belongs to.
 
-use crate::tensor::no_tensor;
+use crate::strangers::no_tensor;
 use crate::{AnyAdapter, Foreign, Framework};
 use bridge_core::Result;
 use bridge_pyo3::{Borrowed, PyTensor, framework_error, is_interrupt, probe};
@@ -35,6 +35,21 @@ pub fn adapter_of<'py>(object: &PyTensor<'py>) -> Result<Option<AnyAdapter<'py>>
     match owner_of(object)? {
         None if Foreign::speaks(object)? => Ok(Some(AnyAdapter::Foreign(Foreign::new(object)))),
         owner => Ok(owner),
+    }
+}
+
+/// Returns the adapter that exports an object: that of [`adapter_of`], and [`Foreign`] for a scalar of NumPy, whose value
+/// a caller wants who passes it by itself.
+///
+/// # Errors
+///
+/// [`NotATensor`](bridge_core::ErrorKind::NotATensor) for any other object, with what to pass instead; those of
+/// [`adapter_of`].
+pub fn source_of<'py>(object: &PyTensor<'py>) -> Result<AnyAdapter<'py>> {
+    match adapter_of(object)? {
+        Some(adapter) => Ok(adapter),
+        None if Foreign::is_value(object)? => Ok(AnyAdapter::Foreign(Foreign::new(object))),
+        None => Err(no_tensor(object)),
     }
 }
 

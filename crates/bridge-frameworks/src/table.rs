@@ -6,6 +6,7 @@ use bridge_core::DeviceKind;
 macro_rules! frameworks {
     ($($variant:ident {
         name: $name:literal,
+        aliases: $aliases:expr,
         module: $module:literal,
         source: $source:expr,
         devices: $devices:expr,
@@ -27,6 +28,13 @@ macro_rules! frameworks {
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
+                }
+            }
+
+            /// Other names that people use for it, in lower case.
+            pub const fn aliases(self) -> &'static [&'static str] {
+                match self {
+                    $(Self::$variant => $aliases,)*
                 }
             }
 
@@ -168,6 +176,7 @@ frameworks! {
     // adapters: begin
     Torch {
         name: "torch",
+        aliases: &["pytorch"],
         module: "torch",
         source: Source::Distributions(&["torch"]),
         devices: BOTH,
@@ -175,6 +184,7 @@ frameworks! {
     }
     CuPy {
         name: "cupy",
+        aliases: &["cp"],
         module: "cupy",
         source: Source::Distributions(&["cupy-cuda13x", "cupy-cuda12x", "cupy"]),
         devices: CUDA,
@@ -182,6 +192,7 @@ frameworks! {
     }
     NumPy {
         name: "numpy",
+        aliases: &["np"],
         module: "numpy",
         source: Source::Distributions(&["numpy"]),
         devices: HOST,
@@ -189,6 +200,7 @@ frameworks! {
     }
     JAX {
         name: "jax",
+        aliases: &["jnp"],
         module: "jax",
         source: Source::Distributions(&["jax"]),
         devices: BOTH,
@@ -197,6 +209,7 @@ frameworks! {
     // adapters: end
     TensorFlow {
         name: "tensorflow",
+        aliases: &["tf", "tf2", "tensorflow2"],
         module: "tensorflow",
         source: Source::Distributions(&["tensorflow", "tensorflow-cpu"]),
         devices: BOTH,
@@ -204,6 +217,7 @@ frameworks! {
     }
     TensorFlow1 {
         name: "tensorflow1",
+        aliases: &["tf1"],
         module: "truebridge.tensorflow1",
         source: Source::Folder("TRUEBRIDGE_TENSORFLOW1"),
         devices: BOTH,
@@ -212,8 +226,11 @@ frameworks! {
 }
 
 impl Framework {
-    /// Returns the framework that users call `name`.
+    /// Returns the framework of this name or alias, in letters of either case.
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|framework| framework.name() == name)
+        let is_named = |known: &&str| known.eq_ignore_ascii_case(name);
+        let of_name =
+            |framework: &Self| is_named(&framework.name()) || framework.aliases().iter().any(|alias| is_named(&alias));
+        Self::ALL.iter().copied().find(of_name)
     }
 }

@@ -1,8 +1,9 @@
 //! Tensors as arguments and results of functions that Python calls.
 
-use crate::{AnyAdapter, Framework, adapter_of};
+use crate::strangers::no_tensor;
+use crate::{AnyAdapter, adapter_of};
 use bridge_core::{DType, Error, ErrorKind, Options, Ordering, Output, Result, output, transfer};
-use bridge_pyo3::{Borrowed, PyTensor, exception, type_name};
+use bridge_pyo3::{Borrowed, PyTensor, exception};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use std::convert::Infallible;
@@ -88,18 +89,6 @@ impl<'py> Tensor<'py> {
         let (object, _) = transfer(&self.adapter, &target, &self.object, ordering, options)?;
         Ok(Self { object, adapter: target })
     }
-}
-
-/// Returns the error for an object of no framework.
-#[cold]
-pub(crate) fn no_tensor(object: &PyTensor<'_>) -> Error {
-    let names: Vec<_> = Framework::ALL.iter().map(|framework| framework.name()).collect();
-    let text = format!(
-        "{} is not a tensor: pass one of {} (of a Keras variable its value), or an object with __dlpack__ or an array interface",
-        type_name(object),
-        names.join(", ")
-    );
-    Error::new(ErrorKind::NotATensor, text)
 }
 
 impl<'py> FromPyObject<'_, 'py> for Tensor<'py> {

@@ -2,8 +2,8 @@
 
 use crate::errors::{argument, into_python, text};
 use bridge_core::Result;
-pub(crate) use bridge_frameworks::{AnyAdapter, Framework, adapter_of, seen};
-use bridge_frameworks::{Foreign, Source};
+use bridge_frameworks::Source;
+pub(crate) use bridge_frameworks::{AnyAdapter, Framework, adapter_of, seen, source_of as source};
 use bridge_pyo3::{PyTensor, brief};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyCapsule, PyDict};
@@ -25,12 +25,6 @@ pub(crate) fn every(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         Source::Folder(variable) => Some(variable),
     };
     Framework::ALL.iter().map(|known| (known.name(), variable(known))).into_py_dict(py)
-}
-
-/// Returns the adapter that exports an object. What is not a tensor it refuses then, but for NumPy's scalars: a caller
-/// who names one wants its value.
-pub(crate) fn source<'py>(object: &PyTensor<'py>) -> Result<AnyAdapter<'py>> {
-    Ok(adapter_of(object)?.unwrap_or_else(|| AnyAdapter::Foreign(Foreign::new(object))))
 }
 
 /// Refuses a capsule, which can be read once only.

@@ -9,6 +9,7 @@ mod debug;
 mod device;
 mod errors;
 mod frameworks;
+mod html;
 mod jax;
 mod lend;
 mod nvtx;

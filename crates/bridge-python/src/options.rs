@@ -1,9 +1,9 @@
 //! The keywords of conversions.
 
 use crate::device;
-use crate::errors::{argument, text};
+use crate::errors::{argument, into_python, text};
 use bridge_core::{MAX_NDIM, Options, Order, Permutation, Result};
-use bridge_pyo3::{PyTensor, brief, framework_error, probe, type_name};
+use bridge_pyo3::{PyTensor, brief, brief_str, framework_error, probe, type_name};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFrozenSet, PySet, PyString};
@@ -71,6 +71,29 @@ impl<'py> Keywords<'_, 'py> {
     }
 }
 
+/// Reads the keyword `copy`.
+pub(crate) fn copy(value: &PyTensor<'_>) -> PyResult<Option<bool>> {
+    match value.is_none() {
+        true => Ok(None),
+        false => flag(value, "copy", "True, False, or None for a copy where one is needed").map(Some),
+    }
+}
+
+/// Reads the keyword `detach`.
+pub(crate) fn detach(value: &PyTensor<'_>) -> PyResult<bool> {
+    flag(value, "detach", "True or False")
+}
+
+/// Reads the keyword `read_only`.
+pub(crate) fn read_only(value: &PyTensor<'_>) -> PyResult<bool> {
+    flag(value, "read_only", "True or False")
+}
+
+fn flag(value: &PyTensor<'_>, name: &str, values: &str) -> PyResult<bool> {
+    let wrong = |_| into_python(value.py(), argument(format!("{name} is {}: pass {values}", brief_str(value))));
+    value.extract().map_err(wrong)
+}
+
 fn order(object: &PyTensor<'_>) -> Result<Order> {
     let name = text(object, "an order")?;
     let known = [Order::RowMajor, Order::ColumnMajor].into_iter().find(|order| order.letter() == name);
@@ -115,13 +138,13 @@ macro_rules! takes_keywords {
         #[allow(clippy::too_many_arguments, reason = "the keywords of conversions")]
         pub(crate) fn $name<'py>(
             $($argument: &bridge_pyo3::PyTensor<'py>,)+
-            copy: Option<bool>,
+            #[pyo3(from_py_with = $crate::options::copy)] copy: Option<bool>,
             device: Option<&bridge_pyo3::PyTensor<'py>>,
             order: Option<&bridge_pyo3::PyTensor<'py>>,
             permute: Option<&bridge_pyo3::PyTensor<'py>>,
-            detach: bool,
+            #[pyo3(from_py_with = $crate::options::detach)] detach: bool,
             via: Option<&bridge_pyo3::PyTensor<'py>>,
-            read_only: bool,
+            #[pyo3(from_py_with = $crate::options::read_only)] read_only: bool,
         ) -> pyo3::PyResult<bridge_pyo3::PyTensor<'py>> {
             let $keywords = $crate::options::Keywords { copy, device, order, permute, detach, via, read_only };
             $body

@@ -3,6 +3,7 @@
 use crate::cross;
 use crate::errors::into_python;
 use crate::frameworks::{self, AnyAdapter, not_a_capsule, source};
+use crate::html::as_html;
 use crate::options::takes_keywords;
 use crate::ordering::ordering;
 use crate::trees::Tree;
@@ -78,6 +79,11 @@ impl Plan {
             }
             _ => format!("<Plan: zero copy on {}>", self.device),
         }
+    }
+
+    /// The text, for notebooks.
+    fn _repr_html_(&self) -> String {
+        as_html(&self.__repr__())
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyAny>, Fields) {

@@ -2,8 +2,9 @@
 
 use crate::errors::{argument, into_python, text};
 use crate::frameworks::{self, not_a_capsule, source};
+use crate::html::as_html;
 use crate::options::Keywords;
-use crate::{cross, trace};
+use crate::{cross, options, trace};
 use bridge_core::{Adapter, Error, ErrorKind, Options, Result};
 use bridge_ipc::{Exporter, Ipc, IpcTensor, Limits, Opened, Road, Settings, Writing, process};
 use bridge_pyo3::{PyTensor, brief_str, framework_error, with_gil};
@@ -73,6 +74,11 @@ impl Ticket {
 
     fn __repr__(&self) -> String {
         format!("<Ticket: {}>", self.0)
+    }
+
+    /// The text, for notebooks.
+    fn _repr_html_(&self) -> String {
+        as_html(&self.__repr__())
     }
 
     fn __bytes__(&self) -> Vec<u8> {
@@ -169,7 +175,7 @@ pub(crate) fn ipc_share<'py>(
     tree: Option<String>,
     expires: &Bound<'py, PyAny>,
     writing: Option<&Bound<'py, PyAny>>,
-    copy: Option<bool>,
+    #[pyo3(from_py_with = options::copy)] copy: Option<bool>,
 ) -> PyResult<Ticket> {
     let ticket =
         seconds(expires).and_then(|time| shared(py, (tensors, tree), (time, copy), writing, |_, ticket| Ok(ticket)));
@@ -200,11 +206,11 @@ pub(crate) fn ipc_open<'py>(
     py: Python<'py>,
     ticket: &Bound<'py, PyAny>,
     target: &PyTensor<'py>,
-    copy: Option<bool>,
+    #[pyo3(from_py_with = options::copy)] copy: Option<bool>,
     device: Option<&PyTensor<'py>>,
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
-    read_only: bool,
+    #[pyo3(from_py_with = options::read_only)] read_only: bool,
 ) -> PyResult<(Bound<'py, PyList>, Option<String>)> {
     let open = |call: Option<&trace::Call>| {
         let (ticket, target) = (read(ticket)?, frameworks::named(target)?);

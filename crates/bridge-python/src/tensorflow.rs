@@ -34,7 +34,10 @@ pub(crate) fn tensorflow_operations(py: Python<'_>) -> PyResult<()> {
 
 /// Imports ``x`` as a tensor to be fed.
 #[pyfunction]
-pub(crate) fn tensorflow_feed(x: &PyTensor<'_>, copy: Option<bool>) -> PyResult<Feed> {
+pub(crate) fn tensorflow_feed(
+    x: &PyTensor<'_>,
+    #[pyo3(from_py_with = crate::options::copy)] copy: Option<bool>,
+) -> PyResult<Feed> {
     let py = x.py();
     let cross = |call: Option<&trace::Call>| {
         let (from, edges) = (source(x)?, edges(py)?);

@@ -179,7 +179,7 @@ os.chdir({str(tmp_path)!r})
 for folder, words in [
     ("nowhere", ["nowhere", "site-packages/tensorflow_core"]),
     ("empty", ["empty holds no libraries", "site-packages/tensorflow_core"]),
-    ("file", ["file holds no libraries"]),
+    ("file", ["file is a file: unpack a wheel", "zipfile"]),
     ("text", ["_pywrap_tensorflow_internal.so cannot be loaded"]),
     ("half", ["_pywrap_tensorflow_internal.so cannot be loaded"]),
     ("", ["site-packages/tensorflow_core"]),

@@ -5,7 +5,9 @@ use crate::raised;
 use crate::refusal::{WITHOUT_MEMORY, refusal};
 use crate::runtime::Runtime;
 use bridge_core::dlpack::{Origin, Release, lend_borrowed};
-use bridge_core::{Access, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream};
+use bridge_core::{
+    Access, Advice, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream,
+};
 use bridge_pyo3::{PyOwner, PyTensor, brief_str, call, drop_guarded, not_a_tensor, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -143,8 +145,8 @@ fn screen(tensor: &PyTensor<'_>) -> Result<()> {
 
 #[cold]
 fn requires_grad() -> Error {
-    let text = "the tensor requires grad, and autograd does not reach into other frameworks: call .detach() first";
-    Error::new(ErrorKind::RequiresGrad, text)
+    let text = "the tensor requires grad, and autograd does not reach into other frameworks";
+    Error::new(ErrorKind::RequiresGrad, text).advise(Advice::Detach)
 }
 
 /// Returns PyTorch's deferred conjugation or negation. Only complex tensors have a conj bit; all have a neg bit.

@@ -8,7 +8,7 @@ import numpy as np
 
 from . import _dtypes, _sources
 from ._library import Memory, Owned, library
-from ._trees import flattened, tree_of
+from ._trees import shareable, tree_of
 from .errors import of_kind
 
 #: Values of ``writing``, with the library's numbers (``tb_writing``).
@@ -61,7 +61,7 @@ def share(x: Any, *, expires: float = 60.0, writing: Optional[str] = None) -> st
     {'weights': array([1., 1., 1.]), 'step': 7}
     >>> tb.revoke(ticket)
     """
-    leaves, tree = flattened(x)
+    leaves, tree = shareable(x)
     tensors = [_sources.lent(_sources.resolved(leaf, None)) for leaf in leaves]
     number = _WRITING.get(writing) if writing is None or isinstance(writing, str) else None
     if number is None:

@@ -56,6 +56,7 @@ from .errors import (
     BridgeValueError,
 )
 
+#: Not ``open``, which would replace the built-in where a program imports ``*``.
 __all__ = [
     "BridgeBufferError",
     "BridgeConnectionError",
@@ -84,7 +85,6 @@ __all__ = [
     "lend",
     "load",
     "matrix",
-    "open",
     "plan",
     "profile",
     "record_stream",
@@ -168,7 +168,8 @@ if TYPE_CHECKING:
         convert_tf_to_pytorch,
         # adapters: end
     )
-    from .processes import open, revoke, share
+    from .processes import open as open
+    from .processes import revoke, share
     from .tracing import trace
 else:
     Target = Literal[tuple(_core.FRAMEWORKS)]
@@ -211,7 +212,8 @@ else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_MODULES, *_LATER})
+        special = (name for name in globals() if name.startswith("__"))
+        return sorted({*special, *__all__, *_MODULES, *_LATER, "errors"})
 
 
 _compiled.watch()

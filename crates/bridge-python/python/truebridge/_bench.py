@@ -66,7 +66,7 @@ class Copies:
     native: float | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Bench(Written):
     """What ``bench`` has measured. ``str`` makes tables of it.
 

@@ -83,6 +83,7 @@ def doctor(*, timeout: float = 120.0) -> Report:
         findings += _findings.of_framework(name, known, gpus)
         if gpus and known.get("devices"):
             findings += _findings.of_settings(name, settings)
+    findings += _findings.of_none(frameworks)
     findings += _findings.of_imports(imported, gpus)
     findings += _findings.of_pairs(tried)
     return Report(

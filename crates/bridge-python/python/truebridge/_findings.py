@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import _core
 from ._frameworks import ALL, FOLDERS
-from ._report import Finding, FindingKind
+from ._report import Finding, FindingKind, Framework
 
 Facts = dict[str, Any]
 
@@ -104,6 +105,14 @@ def of_folder(name: str, facts: Facts) -> Iterator[Finding]:
     if text is not None:
         advice = f"{_core.FRAMEWORKS[name]} names {FOLDERS[name].folder}"
         yield Finding("broken", name, f"it cannot be loaded: {text}", advice)
+
+
+def of_none(frameworks: Sequence[Framework]) -> Iterator[Finding]:
+    """Yield that there is nothing to convert between."""
+    if not frameworks:
+        text = f"none of {', '.join(ALL)} is installed for {sys.executable}"
+        advice = "install those that you use, such as `pip install torch numpy`, or run this with the Python that has them"
+        yield Finding("missing", "frameworks", text, advice)
 
 
 def of_imports(order: Sequence[str], gpus: int) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -27,10 +28,23 @@ FindingKind = Literal[
     "memory",
     "allocator",
     "pairs",
+    "missing",
 ]
 
 
-class Written:
+class Shown:
+    """What is shown as its text, also in a notebook."""
+
+    def __repr__(self) -> str:
+        """Return the text."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """Return the text in columns that stay aligned."""
+        return f'<pre style="line-height: 1.3">{html.escape(str(self))}</pre>'
+
+
+class Written(Shown):
     """A dataclass that can be written as JSON."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,7 +91,7 @@ class Pair:
     reason: str | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Matrix(Written):
     """The pairs of frameworks, as ``matrix`` returns them. ``str`` makes a table of them.
 
@@ -177,7 +191,7 @@ class Finding:
         return f"{self.subject}: {self.text}\n    {self.advice}"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Report(Written):
     """What ``doctor`` has found. ``str`` makes a page of it.
 

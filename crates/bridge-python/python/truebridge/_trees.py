@@ -36,6 +36,15 @@ def flattened(x: Any) -> Tuple[List[Any], Optional[str]]:
     return leaves, text
 
 
+def shareable(x: Any) -> Tuple[List[Any], Optional[str]]:
+    """Return what ``flattened`` does, of a tree that holds a tensor."""
+    leaves, tree = flattened(x)
+    if not leaves:
+        text = "{} holds no tensor: share a tensor, or send this object as it is"
+        raise of_kind("not_a_tensor", text.format(type(x).__name__))
+    return leaves, tree
+
+
 def tree_of(text: Optional[str], tensors: List[Any]) -> Any:
     """Return the tree that a text describes, with these tensors in it."""
     try:

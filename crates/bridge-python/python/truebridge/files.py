@@ -6,6 +6,7 @@ The files are those of NumPy and of safetensors, and other programs open them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -63,7 +64,7 @@ def save(path: str | os.PathLike[str], x: Any) -> None:
     leaves, text = flattened(x)
     names = list(_names(text))
     arrays = {name: _on_the_host(name, leaf) for name, leaf in zip(names, leaves, strict=True)}
-    with _replaced(path) as beside:
+    with replaced(path) as beside:
         write(beside, arrays, None if _plain(text) else {"tree": text, "names": names})
 
 
@@ -210,7 +211,7 @@ def _ways(tree: Any, way: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 @contextlib.contextmanager
-def _replaced(path: str) -> Iterator[str]:
+def replaced(path: str) -> Iterator[str]:
     """Give the path of a file beside ``path`` to write to, which then takes the place of ``path``.
 
     It has the mode of the file that was there, or that of any new file. After an error it is removed. Anything else
@@ -231,8 +232,13 @@ def _replaced(path: str) -> Iterator[str]:
         os.chmod(beside, stat.S_IMODE(mode))
         os.replace(beside, path)
     except OSError as error:
+        folder = os.path.dirname(path)
+        if not os.path.isdir(folder):
+            text = f"there is no folder {folder}: make it first, or name another"
+            raise FileNotFoundError(errno.ENOENT, text, path) from error
         # The caller knows of one path.
-        error.filename, error.filename2 = path, None
+        error.filename = path
+        del error.filename2
         raise
     finally:
         with contextlib.suppress(FileNotFoundError):

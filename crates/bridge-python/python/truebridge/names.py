@@ -19,7 +19,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._trees import flattened
+from ._trees import shareable
 from .processes import open
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Client:
         """
         # Before anything is copied.
         _core.ipc_check_name(name, keep)
-        return self._client.put(name, *flattened(x), keep, writing)
+        return self._client.put(name, *shareable(x), keep, writing)
 
     def get(self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None) -> Any:
         """Open what stands under a name.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
 from ._core import Ticket
-from ._trees import flattened, tree_of
+from ._trees import shareable, tree_of
 from .errors import of_kind
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def share(
     Raises
     ------
     BridgeTypeError
-        If something in ``x`` can be neither shared nor described.
+        If ``x`` holds no tensor, or something in it can be neither shared nor described.
     BridgeValueError
         If an argument has a value that it cannot have.
     BridgeBufferError
@@ -108,7 +108,7 @@ def share(
     True
     >>> tb.revoke(ticket)
     """
-    leaves, tree = flattened(x)
+    leaves, tree = shareable(x)
     if isolated and copy is False:
         raise of_kind("argument", "an isolated share is a copy: leave copy=False out")
     return _core.ipc_share(leaves, tree, expires, writing, True if isolated else copy)

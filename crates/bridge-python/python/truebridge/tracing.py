@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
 from ._events import Event
+from ._report import Shown
 from .errors import of_kind
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Row(NamedTuple):
     median: int
 
 
-class Trace:
+class Trace(Shown):
     """Transfers of this process, recorded while the trace is entered, as ``trace`` returns it. ``str`` makes a table.
 
     Parameters
@@ -166,10 +167,6 @@ class Trace:
             lines.append(f"{dropped} older events were dropped: pass limit= to keep more.")
         return "\n".join(lines)
 
-    def __repr__(self) -> str:
-        """Return how many events there are."""
-        return f"<Trace: {len(self.events)} events{', open' if self._id is not None else ''}>"
-
     def chrome(self) -> dict[str, Any]:
         """Return the calls as trace events of Chrome, which Perfetto reads.
 
@@ -201,16 +198,10 @@ class Trace:
         """
         import json
 
-        path = os.fspath(path)
-        part = f"{path}.{os.getpid()}.part"
-        try:
-            with open(part, "w", encoding="utf-8") as file:
-                json.dump(self.chrome(), file)
-            os.replace(part, path)
-        except BaseException:
-            if os.path.exists(part):
-                os.unlink(part)
-            raise
+        from .files import replaced
+
+        with replaced(os.path.realpath(os.fsdecode(path))) as part, open(part, "w", encoding="utf-8") as file:
+            json.dump(self.chrome(), file)
 
 
 def trace(*, limit: int = LIMIT) -> Trace:

@@ -135,7 +135,9 @@ impl Graph {
         // SAFETY: as above.
         let there = !oper.is_null() && name.index < unsafe { (sessions.TF_OperationNumOutputs)(oper) };
         let output = TF_Output { oper, index: name.index };
-        there.then_some(output).ok_or_else(|| argument(format!("the graph has no tensor {name}")))
+        there.then_some(output).ok_or_else(|| {
+            argument(format!("the graph has no tensor {name}: name one that the graph has, such as \"y:0\""))
+        })
     }
 
     /// TensorFlow's code of an output's dtype.
@@ -206,7 +208,10 @@ impl Graph {
             (sessions.TF_DeleteImportGraphDefResults)(results);
             match first {
                 None => Ok(()),
-                Some(name) => Err(argument(format!("the graph has no input {name}"))),
+                Some(name) => {
+                    let known: Vec<_> = placeholders.iter().map(|placeholder| format!("{placeholder}:0")).collect();
+                    Err(argument(format!("the graph has no input {name}: its placeholders are {}", known.join(", "))))
+                }
             }
         }
     }

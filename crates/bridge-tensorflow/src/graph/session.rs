@@ -307,7 +307,7 @@ impl Session {
             }
         }
         if let Some(missing) = fed.iter().position(Option::is_none) {
-            return Err(argument(format!("the input {} is not fed", self.inputs[missing])));
+            return Err(argument(format!("the input {} is not fed: feed a tensor by this name", self.inputs[missing])));
         }
         let results: Vec<_> = self.outputs.iter().map(|_| external::new_handle()).collect();
         let handles: Vec<[i32; 2]> =

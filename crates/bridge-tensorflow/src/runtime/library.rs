@@ -99,6 +99,13 @@ pub(crate) fn find(path: &Path) -> Result<(Series, PathBuf)> {
     let path = path
         .canonicalize()
         .map_err(|error| missing(format!("there is no folder {} ({error})", path.display())).caused_by(error))?;
+    if path.is_file() {
+        let text = format!(
+            "{0} is a file: unpack a wheel with `python -m zipfile -e {0} FOLDER`, and name that folder",
+            path.display()
+        );
+        return Err(Error::new(ErrorKind::Missing, text));
+    }
     let beside = path.ends_with("tensorflow").then(|| path.join("../tensorflow_core"));
     let mut places = [path.clone(), path.join("tensorflow_core"), path.join("tensorflow")].into_iter().chain(beside);
     let found = places.find_map(|place| Some((Series::of(&place)?, place.canonicalize().ok()?)));

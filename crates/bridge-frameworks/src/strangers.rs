@@ -1,0 +1,83 @@
+//! Objects that are not tensors: what to pass instead.
+
+use crate::Framework;
+use bridge_core::{Error, ErrorKind};
+use bridge_pyo3::{PyTensor, type_name};
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+/// What users pass most often: the package of the class or of one that it extends, its name, and the advice.
+const KNOWN: &[(&str, &str, &str)] = &[
+    ("builtins", "list", "pass numpy.asarray(x), or a list of tensors"),
+    ("builtins", "tuple", "pass numpy.asarray(x), or a tuple of tensors"),
+    ("builtins", "dict", "pass a dict of tensors, made of its values with numpy.asarray"),
+    ("builtins", "bool", "pass numpy.asarray(x)"),
+    ("builtins", "int", "pass numpy.asarray(x)"),
+    ("builtins", "float", "pass numpy.asarray(x)"),
+    ("builtins", "complex", "pass numpy.asarray(x)"),
+    ("builtins", "range", "pass numpy.asarray(x)"),
+    ("builtins", "bytes", "pass numpy.frombuffer(x, dtype)"),
+    ("builtins", "bytearray", "pass numpy.frombuffer(x, dtype)"),
+    ("builtins", "memoryview", "pass numpy.asarray(x)"),
+    ("array", "array", "pass numpy.asarray(x)"),
+    ("builtins", "str", "pass a tensor; truebridge.load(path, target) reads one from a file"),
+    ("builtins", "NoneType", "pass a tensor (a function without a result returns None)"),
+    ("builtins", "module", "pass one of its tensors"),
+    ("builtins", "function", "pass the tensor that it returns"),
+    ("builtins", "generator", "pass the tensors that it yields, one by one or as a list"),
+    ("pandas", "DataFrame", "pass x.to_numpy()"),
+    ("pandas", "Series", "pass x.to_numpy()"),
+    ("pandas", "Index", "pass x.to_numpy()"),
+    ("polars", "DataFrame", "pass x.to_numpy()"),
+    ("polars", "Series", "pass x.to_numpy()"),
+    ("polars", "LazyFrame", "pass x.collect().to_numpy()"),
+    ("pyarrow", "Table", "pass x[name].to_numpy() of a column"),
+    ("pyarrow", "ChunkedArray", "pass x.to_numpy()"),
+    ("xarray", "DataArray", "pass x.to_numpy()"),
+    ("xarray", "Dataset", "pass x[name].to_numpy() of a variable"),
+    ("h5py", "Dataset", "pass dataset[...], which reads it"),
+    ("h5py", "Group", "pass file[name][...], which reads a dataset"),
+    ("zarr", "Array", "pass array[...], which reads it"),
+    ("scipy", "spmatrix", "pass x.toarray()"),
+    ("scipy", "sparray", "pass x.toarray()"),
+    ("torch", "Module", "pass module.state_dict(), a dict of tensors"),
+    ("torch", "DataLoader", "pass the batches that it yields"),
+    ("torch", "PackedSequence", "pass x.data"),
+    (
+        "keras",
+        "KerasTensor",
+        "it has no value while a model is built: convert what the model returns when it is called",
+    ),
+    ("keras", "Variable", "pass variable.value"),
+    ("keras", "Layer", "pass model.get_weights()"),
+    ("tensorflow", "DatasetV2", "pass the tensors that it yields"),
+    ("tensorflow", "Module", "pass module.variables"),
+];
+
+/// Returns the error for an object of no framework, with what to pass instead.
+#[cold]
+pub(crate) fn no_tensor(object: &PyTensor<'_>) -> Error {
+    let what = type_name(object);
+    let text = match advice(object) {
+        _ if object.is_instance_of::<PyType>() => "a class is not a tensor: pass an instance of it".into(),
+        Some(advice) => format!("{what} is not a tensor: {advice}"),
+        None => {
+            let names: Vec<_> = Framework::ALL.iter().map(|framework| framework.name()).collect();
+            let names = names.join(", ");
+            format!("{what} is not a tensor: pass one of {names}, or an object with __dlpack__ or an array interface")
+        }
+    };
+    Error::new(ErrorKind::NotATensor, text)
+}
+
+/// Returns what to pass instead of an object of a well-known class.
+fn advice(object: &PyTensor<'_>) -> Option<&'static str> {
+    object.get_type().mro().iter().find_map(|class| of_class(&class))
+}
+
+fn of_class(class: &PyTensor<'_>) -> Option<&'static str> {
+    let text = |name| class.getattr(name).and_then(|text| text.extract::<String>()).ok();
+    let (module, name) = (text("__module__")?, text("__name__")?);
+    let package = module.split('.').next()?;
+    KNOWN.iter().find(|known| (known.0, known.1) == (package, &*name)).map(|known| known.2)
+}
