@@ -58,8 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Serve a frozen model of TensorFlow 1.15 from PyTorch.")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("tensorflow1", nargs="?", help="its folder (default: TRUEBRIDGE_TENSORFLOW1)")
-    options = parser.parse_args()
-    version = tb.tensorflow1.open(options.tensorflow1)
+    version = tb.tensorflow1.open((options := parser.parse_args()).tensorflow1)
     frames = np.random.RandomState(2).randint(0, 256, (options.requests, *SHAPE), np.uint8)
     with (
         tb.tensorflow1.Session(frozen(), {"x:0": ("float32", SHAPE)}, ["y:0"]) as Service.session,

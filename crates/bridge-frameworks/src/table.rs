@@ -229,8 +229,7 @@ impl Framework {
     /// Returns the framework of this name or alias, in letters of either case.
     pub fn named(name: &str) -> Option<Self> {
         let is_named = |known: &&str| known.eq_ignore_ascii_case(name);
-        let of_name =
-            |framework: &Self| is_named(&framework.name()) || framework.aliases().iter().any(|alias| is_named(&alias));
+        let of_name = |framework: &Self| is_named(&framework.name()) || framework.aliases().iter().any(is_named);
         Self::ALL.iter().copied().find(of_name)
     }
 }

@@ -78,12 +78,12 @@ use pyo3::types::PyCapsule;
 pub(crate) fn lend<'py>(
     x: &PyTensor<'py>,
     stream: Option<&PyTensor<'py>>,
-    copy: Option<bool>,
+    #[pyo3(from_py_with = crate::options::copy)] copy: Option<bool>,
     device: Option<&PyTensor<'py>>,
     order: Option<&PyTensor<'py>>,
     permute: Option<&PyTensor<'py>>,
-    detach: bool,
-    read_only: bool,
+    #[pyo3(from_py_with = crate::options::detach)] detach: bool,
+    #[pyo3(from_py_with = crate::options::read_only)] read_only: bool,
 ) -> PyResult<PyTensor<'py>> {
     let keywords = Keywords { copy, device, order, permute, detach, via: None, read_only };
     let lend = |call: Option<&Call>| {
@@ -107,7 +107,7 @@ type Together<'py> = (PyTensor<'py>, Vec<PyTensor<'py>>, Option<(i32, u64)>);
 pub(crate) fn lend_together<'py>(
     arguments: &PyTensor<'py>,
     stream: Option<&PyTensor<'py>>,
-    read_only: bool,
+    #[pyo3(from_py_with = crate::options::read_only)] read_only: bool,
 ) -> PyResult<Together<'py>> {
     let keywords = Keywords { read_only, ..Keywords::default() };
     let lend = |call: Option<&Call>| {

@@ -40,13 +40,13 @@ PROGRAMS = {
 IN_PLACE = "<Plan: zero copy on cuda:0>"
 
 
-def printed(name: str, **settings: str) -> list[str]:
+def printed(name: str, *arguments: str, **settings: str) -> list[str]:
     """Run a program, and return its lines."""
     if name == "frozen_service" and not os.environ.get("TRUEBRIDGE_TENSORFLOW1"):
         pytest.skip("TRUEBRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15")
     pytest.importorskip("keras")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings}
-    command = [sys.executable, str(EXAMPLES / f"{name}.py")]
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-3000:]
     return done.stdout.splitlines()
@@ -65,6 +65,12 @@ def test_the_program_runs_on_the_host(name: str) -> None:
     assert device(name, lines) in ("cpu", "CPU", None)
     if name == "cupy_to_keras":
         assert lines[0].startswith("preprocessing in numpy")
+
+
+def test_the_service_takes_the_folder_of_tensorflow() -> None:
+    folder = os.environ.get("TRUEBRIDGE_TENSORFLOW1", "")
+    lines = printed("frozen_service", folder, CUDA_VISIBLE_DEVICES="", TRUEBRIDGE_TENSORFLOW1="/nowhere")
+    assert device("frozen_service", lines) == "cpu"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -111,7 +111,9 @@ def of_none(frameworks: Sequence[Framework]) -> Iterator[Finding]:
     """Yield that there is nothing to convert between."""
     if not frameworks:
         text = f"none of {', '.join(ALL)} is installed for {sys.executable}"
-        advice = "install those that you use, such as `pip install torch numpy`, or run this with the Python that has them"
+        advice = (
+            "install those that you use, such as `pip install torch numpy`, or run this with the Python that has them"
+        )
         yield Finding("missing", "frameworks", text, advice)
 
 

@@ -1,0 +1,229 @@
+"""Where new users got stuck: each error says what to do next, and docs/troubleshooting.md has it."""
+
+from __future__ import annotations
+
+import array
+import builtins
+import html
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import truebridge as tb
+from truebridge import _bench, _doctor, _findings, _report
+
+torch: Any = pytest.importorskip("torch")
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/troubleshooting.md"
+ONES: Any = np.ones((2, 3), np.float32)
+RECORDS: Any = np.zeros(3, [("flag", "i1"), ("value", "f4")])
+
+
+def like(module: str, name: str) -> Any:
+    """Return an instance of a class of a package that need not be installed."""
+    return type(name, (), {"__module__": module})()
+
+
+def read_only() -> Any:
+    locked = np.ones(3)
+    locked.flags.writeable = False
+    return locked
+
+
+def cycle() -> list[Any]:
+    tree: list[Any] = [ONES]
+    tree.append(tree)
+    return tree
+
+
+def wheel() -> Any:
+    path = Path(__file__)
+    return tb.tensorflow1.open(path)
+
+
+def consumed() -> Any:
+    capsule = torch.ones(3).__dlpack__()
+    tb.to_numpy(capsule)
+    return tb.to_numpy(capsule)
+
+
+#: A mistake: what the user writes, the kind of its error, and words of what to do next.
+MISTAKES: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "a list of lists": (lambda: tb.to_torch([[1, 2], [3, 4]]), "not_a_tensor", "pass numpy.asarray(x)"),
+    "a number": (lambda: tb.to_torch(1.5), "not_a_tensor", "pass numpy.asarray(x)"),
+    "a memoryview": (lambda: tb.to_torch(memoryview(b"abc")), "not_a_tensor", "pass numpy.asarray(x)"),
+    "an array.array": (lambda: tb.to_torch(array.array("f", [1])), "not_a_tensor", "pass numpy.asarray(x)"),
+    "bytes": (lambda: tb.to_torch(b"abc"), "not_a_tensor", "numpy.frombuffer(x, dtype)"),
+    "a path": (lambda: tb.to_torch("weights.npy"), "not_a_tensor", "truebridge.load(path, target)"),
+    "None": (lambda: tb.to_torch(None), "not_a_tensor", "without a result returns None"),
+    "pandas": (lambda: tb.to_torch(like("pandas.core.frame", "DataFrame")), "not_a_tensor", "x.to_numpy()"),
+    "polars": (lambda: tb.to_torch(like("polars.series.series", "Series")), "not_a_tensor", "x.to_numpy()"),
+    "xarray": (lambda: tb.to_torch(like("xarray.core.dataarray", "DataArray")), "not_a_tensor", "x.to_numpy()"),
+    "h5py": (lambda: tb.to_torch(like("h5py._hl.dataset", "Dataset")), "not_a_tensor", "dataset[...]"),
+    "a module": (lambda: tb.to_numpy(torch.nn.Linear(2, 2)), "not_a_tensor", "module.state_dict()"),
+    "a Keras variable": (lambda: tb.to_torch(like("keras.src", "Variable")), "not_a_tensor", "variable.value"),
+    "a symbolic tensor": (lambda: tb.to_torch(like("keras.src", "KerasTensor")), "not_a_tensor", "when it is called"),
+    "a class": (lambda: tb.to_torch(np.ndarray), "not_a_tensor", "pass an instance"),
+    "an object": (lambda: tb.to_torch(object()), "not_a_tensor", "pass one of torch, cupy, numpy, jax, tensorflow"),
+    "a sparse tensor": (lambda: tb.to_numpy(torch.eye(3).to_sparse()), "not_a_tensor", ".to_dense()"),
+    "a masked array": (lambda: tb.to_torch(np.ma.array([1.0])), "not_a_tensor", ".filled(value)"),
+    "copy='never'": (lambda: tb.to_torch(ONES, copy="never"), "argument", "pass True, False, or None"),
+    "detach='yes'": (lambda: tb.to_torch(ONES, detach="yes"), "argument", "pass True or False"),
+    "read_only=None": (lambda: tb.to_torch(ONES, read_only=None), "argument", "pass True or False"),
+    "share(copy='never')": (lambda: tb.share(ONES, copy="never"), "argument", "pass True, False, or None"),
+    "another target": (lambda: tb.convert(ONES, "mxnet"), "argument", "choose one of torch, cupy, numpy, jax"),
+    "another device": (lambda: tb.to_torch(ONES, device="gpu"), "argument", 'such as "cpu" or "cuda:0"'),
+    "cuda without a GPU": (lambda: tb.to_torch(ONES, device="cuda"), "device", "python -m truebridge doctor"),
+    "a parameter": (lambda: tb.to_numpy(torch.ones(2, requires_grad=True)), "requires_grad", "detach=True"),
+    "read-only memory": (lambda: tb.to_torch(read_only()), "read_only", "read_only=True"),
+    "no copy of a reversed array": (lambda: tb.to_torch(ONES[::-1], copy=False), "copy_needed", "copy=None"),
+    "a capsule twice": (consumed, "consumed", "ask its producer for a new one"),
+    "a plan of a capsule": (lambda: tb.plan(torch.ones(3).__dlpack__(), "numpy"), "argument", "the original tensor"),
+    "a field of records": (lambda: tb.to_torch(RECORDS["value"]), "layout", "numpy.ascontiguousarray"),
+    "a dtype of NumPy alone": (lambda: tb.to_torch(np.ones(2, np.longdouble)), "dtype", "cast the array"),
+    "a tree in itself": (lambda: tb.to_torch(cycle()), "argument", "without cycles"),
+    "share('x')": (lambda: tb.share("x"), "not_a_tensor", "share a tensor"),
+    "share([])": (lambda: tb.share([]), "not_a_tensor", "share a tensor"),
+    "not a ticket": (lambda: tb.open("x", "numpy"), "argument", "the text that share returned"),
+    "arguments of save swapped": (lambda: tb.save(ONES, "x.npy"), "argument", "pass a str or a pathlib.Path"),
+    "a suffix of no format": (lambda: tb.save("x.txt", ONES), "argument", "choose one of"),
+    "the wheel of TensorFlow 1.15": (wheel, "missing", "python -m zipfile -e"),
+    "no folder of TensorFlow": (lambda: tb.tensorflow1.open("/no/folder"), "missing", "site-packages/tensorflow_core"),
+}
+if importlib.util.find_spec("cupy") is None:
+    MISTAKES["CuPy is not installed"] = (lambda: tb.to_cupy(ONES), "missing", "pip install cupy")
+if importlib.util.find_spec("tensorflow") is not None:
+    MISTAKES["a dtype that TensorFlow lacks"] = (
+        lambda: tb.to_tensorflow(torch.zeros(2, dtype=torch.float8_e8m0fnu)),
+        "dtype",
+        "cast the tensor, or view its bytes as uint8",
+    )
+if torch.cuda.is_available():
+    del MISTAKES["cuda without a GPU"]
+
+#: Rows of the page that this machine cannot check.
+UNCHECKED = {
+    "cupy cannot be imported",
+    "… has no dtype",
+    "the tensor is on cpu, not on cuda:0, and … has only cpu in this process",
+}
+
+
+def rows() -> dict[str, re.Pattern[str]]:
+    """Return the messages of the page, with what they match: `…` stands for any text."""
+    found = re.findall(r"^\| `` (.+?) `` \|", PAGE.read_text(), re.M)
+    return {text: re.compile(".*".join(map(re.escape, text.split("…"))), re.S) for text in found}
+
+
+def message(mistake: Callable[[], Any], kind: str) -> str:
+    with pytest.raises(tb.BridgeError) as caught:
+        mistake()
+    assert caught.value.kind == kind
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_what_to_do_next(name: str) -> None:
+    mistake, kind, advice = MISTAKES[name]
+    text = message(mistake, kind)
+    assert advice in text
+    assert any(row.match(text) for row in rows().values()), f"docs/troubleshooting.md lacks: {text}"
+
+
+def test_the_page_has_no_message_that_does_not_exist() -> None:
+    texts = [message(mistake, kind) for mistake, kind, _ in MISTAKES.values()]
+    stale = {text for text, row in rows().items() if not any(map(row.match, texts))}
+    assert stale <= UNCHECKED
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"), [("pytorch", "torch"), ("PyTorch", "torch"), ("np", "numpy"), ("NumPy", "numpy"), ("JAX", "jax")]
+)
+def test_names_that_people_use_are_targets(alias: str, name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    assert type(tb.convert(ONES, alias)) is type(tb.convert(ONES, name))
+    assert tb.profile(alias) == tb.profile(name)
+
+
+def test_tf_is_a_target() -> None:
+    pytest.importorskip("tensorflow")
+    assert type(tb.convert(ONES, "tf")) is type(tb.to_tensorflow(ONES))
+
+
+def test_a_trace_names_no_source_for_an_object_that_is_not_a_tensor() -> None:
+    with tb.trace() as trace, pytest.raises(tb.BridgeTypeError):
+        tb.to_torch("x")
+    assert [(event.source, event.target) for event in trace.events] == [(None, "torch")]
+
+
+def test_scalars_of_numpy_are_values() -> None:
+    assert tb.to_torch(np.float32(1.5)).item() == 1.5
+
+
+def test_a_file_in_a_missing_folder_is_named_as_the_user_named_it(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "x.npy"
+    with pytest.raises(FileNotFoundError, match=r"missing: make it first") as caught:
+        tb.save(path, ONES)
+    assert (caught.value.filename, caught.value.filename2) == (str(path), None)
+    with tb.trace() as trace:
+        tb.to_torch(ONES)
+    with pytest.raises(FileNotFoundError, match=r"missing: make it first") as caught:
+        trace.save(path)
+    assert caught.value.filename == str(path) and "part" not in str(caught.value)
+
+
+def test_another_failure_of_save_names_one_path(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 300 + ".npy")
+    with pytest.raises(OSError, match="too long") as caught:
+        tb.save(long, ONES)
+    assert "None" not in str(caught.value)
+
+
+def test_an_import_of_everything_keeps_the_built_ins() -> None:
+    names: dict[str, Any] = {}
+    exec("from truebridge import *", names)
+    assert not set(tb.__all__) & set(dir(builtins))
+    assert "open" not in names and names["to_torch"] is tb.to_torch
+    assert tb.open is tb.processes.open
+
+
+def test_completion_shows_the_interface_alone() -> None:
+    code = "import truebridge; print(*(name for name in dir(truebridge) if not name.startswith('_')))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert not {"os", "importlib", "TYPE_CHECKING", "Literal"} & set(shown.stdout.split())
+    assert {"to_torch", "open", "processes", "errors", "doctor"} <= set(shown.stdout.split())
+
+
+def test_doctor_finds_that_there_is_no_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        _doctor, "_probed", lambda _: {"driver": {}, **dict.fromkeys(_findings.ALL, {"installed": False})}
+    )
+    (finding,) = tb.doctor().findings
+    assert finding.kind == "missing" and "pip install" in finding.advice and sys.executable in finding.text
+
+
+def shown() -> dict[str, Any]:
+    plan = tb.plan(ONES[::-1], "torch")
+    with tb.trace() as trace:
+        tb.to_torch(ONES)
+    matrix = _report.Matrix((_report.Pair("torch", "numpy", "cpu", "copy", "a < b"),))
+    report = _report.Report("1", "3", "python", None, None, (), (), ("torch",), matrix, ())
+    bench = _bench.Bench("1", "3", "today", "Linux", "a <CPU>", 2, None, (), {}, {}, (), ())
+    return {"plan": plan, "trace": trace, "matrix": matrix, "doctor": report, "bench": bench, "ticket": tb.share(ONES)}
+
+
+@pytest.mark.parametrize("name", ["plan", "trace", "matrix", "doctor", "bench", "ticket"])
+def test_a_notebook_shows_the_text(name: str) -> None:
+    thing = shown()[name]
+    assert repr(thing) == (f"<Ticket: {thing}>" if name == "ticket" else str(thing))
+    page = thing._repr_html_()
+    assert re.fullmatch(r"<(pre|code)[^<>]*>[^<>]*</\1>", page)
+    assert html.unescape(re.sub("<[^<>]*>", "", page)) == repr(thing)
