@@ -56,6 +56,7 @@ COMMANDS = "a command of the check builds, lists or links this framework by name
 
 #: Why a file outside the rooms names a framework.
 REASONS: dict[str, str] = {
+    "crates/bridge-frameworks/src/strangers.rs": "objects that are not tensors, by the package that they come from",
     "conformance/python/truebridge_conformance/_conformance.pyi": TENSORFLOW1,
     "conformance/python/truebridge_conformance/others.py": NUMPY_IS_A_TOOL,
     "conformance/src/lib.rs": "a feature of the crate",
