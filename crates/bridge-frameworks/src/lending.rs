@@ -1,28 +1,14 @@
 //! The adapter that lends tensors to consumers that are known by a protocol alone.
 
-use crate::driver;
+use crate::borrower::{Borrower, Named};
 use crate::loan::{Loan, Terms};
-use crate::origin::READER;
 use bridge_core::{
-    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Offer, Options, Ordering, Profile,
-    Result, Stream, Views,
+    Adapter, Consumer, DType, DeviceKind, Error, ErrorKind, Lent, Offer, Options, Ordering, Profile, Result,
 };
 use bridge_pyo3::{PyTensor, exception};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, OnceLock};
-
-/// A stream that the caller names for a loan, and what keeps it alive.
-#[derive(Clone)]
-pub struct Named {
-    /// The stream.
-    pub stream: Stream,
-    /// As [`Consumer::keep`].
-    pub keep: Option<Keep>,
-}
-
-bridge_core::debug_fields!(impl[] Named: stream);
+use std::sync::{Arc, LazyLock};
 
 /// The adapter whose tensors are [`Loan`]s: objects that any consumer of DLPack or of an array interface takes.
 ///
@@ -60,81 +46,6 @@ impl<'py> Lending<'py> {
     }
 }
 
-/// Consumers that are known by a protocol alone, and borrow a tensor of a framework.
-pub(crate) struct Borrower {
-    framework: Arc<dyn Consumer>,
-    named: Option<Named>,
-    /// Set once the stream is known to be one that the device can be ordered with.
-    checked: OnceLock<()>,
-    /// Whether a consumer has named another stream. Nothing keeps that one alive, so no later call may name it.
-    elsewhere: AtomicBool,
-}
-
-impl Borrower {
-    fn new(framework: Arc<dyn Consumer>, named: Option<Named>) -> Self {
-        Self { framework, named, checked: OnceLock::new(), elsewhere: AtomicBool::new(false) }
-    }
-
-    /// Takes note of a stream that a consumer has named.
-    pub(crate) fn used_in(&self, stream: Stream) {
-        if self.named() != Some(stream) {
-            self.elsewhere.store(true, Relaxed);
-        }
-    }
-
-    /// Refuses a stream of another device, and to name none where the driver needs one.
-    fn check(&self, device: Device) -> Result<()> {
-        if self.checked.get().is_none() {
-            driver::check(device, self.named())?;
-            let _ = self.checked.set(());
-        }
-        Ok(())
-    }
-
-    /// Returns the stream that the caller has named.
-    pub(crate) fn named(&self) -> Option<Stream> {
-        self.named.as_ref().map(|named| named.stream)
-    }
-
-    /// Returns the stream that is current in the framework of the tensor.
-    ///
-    /// # Errors
-    ///
-    /// Those of the framework.
-    pub(crate) fn framework_stream(&self, device: Device) -> Result<Stream> {
-        // A framework without streams has moved a tensor of the host to a device.
-        Ok(self.framework.current_stream(device)?.map_or(Stream::LEGACY, Stream::on_any_thread))
-    }
-}
-
-impl Consumer for Borrower {
-    fn current_stream(&self, device: Device) -> Result<Option<Stream>> {
-        if device.kind == DeviceKind::CPU {
-            return Ok(None);
-        }
-        self.check(device)?;
-        match self.named() {
-            Some(stream) => Ok(Some(stream)),
-            None => self.framework_stream(device).map(Some),
-        }
-    }
-
-    fn keep(&self, device: Device, stream: Stream) -> Option<Keep> {
-        match &self.named {
-            Some(named) => named.keep.clone(),
-            None => self.framework.keep(device, stream),
-        }
-    }
-
-    fn uses_other_streams(&self) -> bool {
-        self.named.is_none() || self.elsewhere.load(Relaxed)
-    }
-
-    fn views(&self) -> &Views {
-        READER.views()
-    }
-}
-
 impl<'py> Adapter for Lending<'py> {
     type Tensor = PyTensor<'py>;
 
@@ -154,8 +65,12 @@ impl<'py> Adapter for Lending<'py> {
         let py = self.tensor.py();
         let lease = offer.accept(self)?;
         let ready = self.consumer.current_stream(lease.device())?;
-        let terms =
-            Terms { borrower: Arc::clone(&self.consumer), ordering: Arc::clone(&self.ordering), options: self.options };
+        let terms = Terms {
+            borrower: Arc::clone(&self.consumer),
+            ordering: Arc::clone(&self.ordering),
+            options: self.options,
+            lend: lend_again,
+        };
         // A capsule is consumed now.
         let source = Some(&self.tensor).filter(|tensor| !tensor.is_instance_of::<PyCapsule>());
         let loan = Bound::new(py, Loan::new(lease, ready, source.cloned().map(Bound::unbind), Some(terms)));
@@ -168,7 +83,7 @@ impl<'py> Adapter for Lending<'py> {
 /// # Errors
 ///
 /// Those of the transfer.
-pub(crate) fn lend_again<'py>(tensor: &PyTensor<'py>, terms: &Terms, options: &Options) -> PyResult<Bound<'py, Loan>> {
+fn lend_again<'py>(tensor: &PyTensor<'py>, terms: &Terms, options: &Options) -> PyResult<Bound<'py, Loan>> {
     let again = || {
         let from = crate::adapter_of(tensor)?.ok_or_else(|| crate::strangers::no_tensor(tensor))?;
         let Borrower { framework, named, .. } = &*terms.borrower;

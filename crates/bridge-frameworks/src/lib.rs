@@ -16,6 +16,8 @@ struct Readme;
 struct PageOnRust;
 
 #[cfg(feature = "python")]
+mod borrower;
+#[cfg(feature = "python")]
 mod driver;
 #[cfg(feature = "python")]
 mod foreign;
@@ -38,9 +40,11 @@ mod table;
 mod tensor;
 
 #[cfg(feature = "python")]
+pub use borrower::Named;
+#[cfg(feature = "python")]
 pub use foreign::{Foreign, is_bridge_error};
 #[cfg(feature = "python")]
-pub use lending::{Lending, Named};
+pub use lending::Lending;
 #[cfg(feature = "python")]
 pub use loan::Loan;
 #[cfg(feature = "python")]

@@ -1,7 +1,7 @@
 //! A tensor as any consumer takes it: an object with `__dlpack__` and the array interfaces.
 
+use crate::borrower::Borrower;
 use crate::interfaces::typestr;
-use crate::lending::{Borrower, lend_again};
 use crate::origin::READER;
 use bridge_core::dlpack::Tensor;
 use bridge_core::{Access, Consumer, Device, DeviceKind, Error, ErrorKind, Lease, Options, Ordering, Result, Stream};
@@ -16,7 +16,12 @@ pub(crate) struct Terms {
     pub(crate) borrower: Arc<Borrower>,
     pub(crate) ordering: Arc<dyn Ordering>,
     pub(crate) options: Options,
+    /// Lends the tensor once more, by other options.
+    pub(crate) lend: LendAgain,
 }
+
+/// How a tensor is lent once more, as a copy or on another device.
+pub(crate) type LendAgain = for<'py> fn(&PyTensor<'py>, &Terms, &Options) -> PyResult<Bound<'py, Loan>>;
 
 /// A tensor that any consumer of a protocol takes: DLPack, ``__cuda_array_interface__`` and ``__array_interface__``.
 ///
@@ -161,7 +166,7 @@ impl Loan {
             return Err(PyBufferError::new_err(text));
         };
         let options = terms.options.with_copy(wanted.copy).with_device(device.or(terms.options.device));
-        lend_again(&source, terms, &options).map(Some)
+        (terms.lend)(&source, terms, &options).map(Some)
     }
 
     /// Returns a capsule of the tensor.

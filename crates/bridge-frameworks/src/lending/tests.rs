@@ -1,10 +1,11 @@
 //! What a loan orders, with an ordering that records its calls.
 
 use super::*;
+use crate::origin::READER;
 use bridge_core::dlpack::{DLPack, Origin, Tensor, describe};
-use bridge_core::{DeviceBuffer, Layout, Reuse, transfer};
+use bridge_core::{Device, DeviceBuffer, Layout, Reuse, Stream, Views, transfer};
 use std::sync::Mutex;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 const GPU: Device = Device::cuda(0);
 // SAFETY: no driver sees these streams.
@@ -85,7 +86,12 @@ impl Adapter for Lends {
         let lease = offer.accept(self)?;
         let ready = self.0.current_stream(lease.device())?;
         let (borrower, ordering) = (Arc::clone(&self.0), Arc::clone(&self.1));
-        Ok(Loan::new(lease, ready, None, Some(Terms { borrower, ordering, options: Options::default() })))
+        Ok(Loan::new(
+            lease,
+            ready,
+            None,
+            Some(Terms { borrower, ordering, options: Options::default(), lend: lend_again }),
+        ))
     }
 }
 
@@ -111,7 +117,7 @@ impl Scene {
         let tensor = unsafe { Tensor::new(managed, |_, _| Ok(origin)) }.unwrap();
         let ordering: Arc<dyn Ordering> = recorder.clone();
         let named = named.map(|stream| Named { stream, keep: None });
-        let borrower = Borrower { checked: OnceLock::from(()), ..Borrower::new(framework.clone(), named) };
+        let borrower = Borrower::of_no_driver(framework.clone(), named);
         let to = Lends(Arc::new(borrower), Arc::clone(&ordering));
         // SAFETY: no driver sees the stream.
         let from = unsafe { DLPack::in_stream(GPU, OWNER) };
