@@ -9,7 +9,7 @@ use crate::xla::{self, Api, CallFrame, Code};
 use bridge_core::{DType, Device, Error, ErrorKind, Ordering, Stream};
 use std::ffi::{CString, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::{self, null_mut};
+use std::ptr::{self, NonNull, null_mut};
 use std::slice;
 use std::sync::{Arc, OnceLock};
 
@@ -47,8 +47,8 @@ pub struct Target {
     pub name: &'static str,
     /// The platform, as `jax.ffi.register_ffi_target` names it.
     pub platform: &'static str,
-    /// The address of its `XLA_FFI_Handler`.
-    pub address: usize,
+    /// Its `XLA_FFI_Handler`.
+    pub handler: NonNull<c_void>,
 }
 
 /// The ordering by which the handlers copy.
@@ -63,7 +63,7 @@ pub fn targets(ordering: &'static Arc<dyn Ordering>) -> [Target; 4] {
     let target = |name, platform, handler: extern "C" fn(*mut CallFrame) -> *mut c_void| Target {
         name,
         platform,
-        address: handler as usize,
+        handler: NonNull::new(handler as *mut c_void).expect("functions have addresses"),
     };
     [
         target("truebridge_input", "cpu", handler::<Input, false>),

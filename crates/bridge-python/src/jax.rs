@@ -9,7 +9,7 @@ use bridge_jax::{Feeds, Overwritten};
 use bridge_pyo3::{PyOwner, PyTensor, with_gil};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyCapsule, PyTuple};
 
 /// A tensor of another framework that compiled functions read or fill, as long as this object lives.
 ///
@@ -96,12 +96,17 @@ fn overwritten(x: &PyTensor<'_>) -> Overwritten {
     })
 }
 
-/// Returns the name, the platform and the address of each function that compiled functions call.
+/// Returns the name, the platform and a capsule of each function that compiled functions call. `jax.ffi.pycapsule` would
+/// change how `ctypes` calls `PyCapsule_New`, for the whole program.
 #[pyfunction]
-fn jax_targets() -> Vec<(&'static str, &'static str, usize)> {
+fn jax_targets(py: Python<'_>) -> PyResult<Vec<(&'static str, &'static str, Bound<'_, PyCapsule>)>> {
     // Its copies never take the GIL, which the threads of XLA have not.
-    let targets = bridge_jax::targets(bridge_copy::ordering());
-    targets.map(|target| (target.name, target.platform, target.address)).into()
+    let targets = bridge_jax::targets(bridge_copy::ordering()).into_iter();
+    let capsule = |handler| {
+        // SAFETY: the pointer is that of a function, which is never unloaded.
+        unsafe { PyCapsule::new_with_pointer(py, handler, c"truebridge.handler") }
+    };
+    targets.map(|target| Ok((target.name, target.platform, capsule(target.handler)?))).collect()
 }
 
 pub(crate) fn enter(module: &Bound<'_, PyModule>) -> PyResult<()> {

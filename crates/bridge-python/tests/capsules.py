@@ -42,9 +42,10 @@ class Versioned(ctypes.Structure):
     ]
 
 
-new_capsule = ctypes.pythonapi.PyCapsule_New
-new_capsule.restype = ctypes.py_object
-new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+# Not `ctypes.pythonapi.PyCapsule_New`, which all share: `jax.ffi.pycapsule` changes its argument types.
+new_capsule: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
 
 is_valid = ctypes.pythonapi.PyCapsule_IsValid
 is_valid.restype = ctypes.c_int

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import capsules
 import truebridge as tb
 from truebridge import debugging
 
@@ -79,15 +80,13 @@ def freed() -> Iterator[list[bytes]]:
         kinds["free"](free),
     )
     api = ctypes.pythonapi
-    api.PyCapsule_New.restype = ctypes.py_object
-    api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
     api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     table = ctypes.cast(
         api.PyCapsule_GetPointer(np._core._multiarray_umath._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p)
     )
     change = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(table[SET_HANDLER])
-    before = change(api.PyCapsule_New(ctypes.addressof(handler), b"mem_handler", None))
+    before = change(capsules.new_capsule(ctypes.addressof(handler), b"mem_handler", None))
     yield blocks
     change(before)
     gc.collect()

@@ -294,8 +294,8 @@ def test_a_process_may_stop_sending(cluster: Cluster) -> None:
 
 
 def test_wrong_arguments_are_typed_errors(cluster: Cluster) -> None:
-    with pytest.raises(tb.BridgeValueError, match="'jax'"):
-        tb.ray.register(["jax"])
+    with pytest.raises(tb.BridgeValueError, match="'mxnet'"):
+        tb.ray.register(["mxnet"])
     for transport, said in (("owl", "'owl'"), ("gloo", "needs the sender")):
         with pytest.raises(tb.BridgeValueError, match=said):
             tb.ray.register(transport=transport)

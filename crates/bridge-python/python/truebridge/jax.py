@@ -195,8 +195,8 @@ def _described(feed: Feed) -> Any:
 def _register() -> None:
     import jax
 
-    for name, platform, address in _core.jax_targets():
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform=platform)
+    for name, platform, handler in _core.jax_targets():
+        jax.ffi.register_ffi_target(name, handler, platform=platform)
 
 
 def _call(name: str, handle: int, result: Any, **options: Any) -> Callable[..., Any]:
