@@ -1,8 +1,9 @@
 //! Imports leases as arrays of JAX.
 
+use crate::hold;
 use crate::runtime::{Runtime, raised};
 use bridge_core::dlpack::describe_as;
-use bridge_core::{Consumer, Dims, Layout, Lease, Result};
+use bridge_core::{Consumer, Dims, Layout, Lease, Result, Stream};
 use bridge_pyo3::{PyTensor, legacy_capsule};
 use pyo3::Python;
 use pyo3::prelude::*;
@@ -19,12 +20,16 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &'static Runtime, lease: Lease
     if layout.numel() == 0 {
         return empty(py, &lease, &of_jax).map_err(|error| raised(py, error));
     }
-    let stream = runtime.consumer.current_stream(device)?.map(|stream| stream.handle());
+    let stream = runtime.consumer.current_stream(device)?;
     let owner = Arc::new(runtime.protected.owner(lease));
     // SAFETY: this is what the lease says, which the owner keeps.
     let managed = unsafe { describe_as(dtype, &layout, device, data, false, owner) };
     // Without a copy: jaxlib would make one, of memory that is not aligned, on the host.
-    let import = || runtime.import.bind(py).call1((legacy_capsule(py, managed)?, of_jax, stream, false));
+    let import = || {
+        let capsule = legacy_capsule(py, managed)?;
+        let array = runtime.import.bind(py).call1((capsule, of_jax, stream.map(Stream::handle), false))?;
+        hold::attach(runtime, &array, stream).map(|()| array)
+    };
     import().map_err(|error| raised(py, error))
 }
 

@@ -15,6 +15,7 @@ struct Readme;
 mod export;
 mod fed;
 mod handler;
+mod hold;
 mod import;
 mod runtime;
 mod streams;

@@ -52,6 +52,8 @@ pub(crate) struct Runtime {
     pub(crate) export: Py<PyAny>,
     /// `dlpack_managed_tensor_to_buffer`
     pub(crate) import: Py<PyAny>,
+    /// `collect_garbage`
+    pub(crate) collect: Py<PyAny>,
     config: Py<PyAny>,
     /// `SingleDeviceSharding`
     pub(crate) single: Py<PyAny>,
@@ -102,6 +104,7 @@ impl Runtime {
             tracer: class(&jax.getattr("core")?, "Tracer")?,
             export: functions.getattr("buffer_to_dlpack_managed_tensor")?.unbind(),
             import: functions.getattr("dlpack_managed_tensor_to_buffer")?.unbind(),
+            collect: functions.getattr("collect_garbage")?.unbind(),
             config: jax.getattr("config")?.unbind(),
             single: jax.getattr("sharding")?.getattr("SingleDeviceSharding")?.unbind(),
             zero: 0i32.into_pyobject(py)?.into_any().unbind(),

@@ -1,0 +1,42 @@
+//! Keeps JAX from writing to memory of others.
+//!
+//! A function of `jit` may overwrite the arrays that are donated to it (`donate_argnums`), and on a GPU that includes views
+//! of foreign memory. XLA donates no buffer that has an external reference, which an export holds: it refuses the call on
+//! a GPU, and copies on the host. So every imported array holds an export of itself.
+
+use crate::runtime::Runtime;
+use bridge_core::Stream;
+use bridge_pyo3::{PyTensor, call, with_gil};
+use pyo3::intern;
+use pyo3::prelude::*;
+
+/// An export of an array, as an attribute of the array. It refers to another array over the same buffer: an array that
+/// referred to itself would not be dropped.
+#[pyclass(frozen, module = "truebridge", name = "Hold")]
+struct Hold {
+    /// `None` only while it is being dropped.
+    export: Option<Py<PyAny>>,
+    runtime: &'static Runtime,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let (export, runtime) = (self.export.take(), self.runtime);
+        with_gil(|py| {
+            export.map(|export| drop(export.into_bound(py)));
+            // jaxlib keeps the array of an export that is dropped, and its memory, until it next collects such arrays.
+            if let Err(error) = runtime.collect.bind(py).call0() {
+                error.write_unraisable(py, None);
+            }
+        });
+    }
+}
+
+/// Makes an imported array one that is not donated, for as long as it lives. The stream is that which the array waits
+/// for, if its device has streams.
+pub(crate) fn attach(runtime: &'static Runtime, array: &PyTensor<'_>, stream: Option<Stream>) -> PyResult<()> {
+    let py = array.py();
+    let clone = call(array, intern!(py, "clone"), &[])?;
+    let export = runtime.export.bind(py).call1((clone, stream.map(Stream::handle)))?;
+    array.setattr(intern!(py, "_truebridge"), Bound::new(py, Hold { export: Some(export.unbind()), runtime })?)
+}
