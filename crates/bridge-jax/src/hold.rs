@@ -2,7 +2,8 @@
 //!
 //! A function of `jit` may overwrite the arrays that are donated to it (`donate_argnums`), and on a GPU that includes views
 //! of foreign memory. XLA donates no buffer that has an external reference, which an export holds: it refuses the call on
-//! a GPU, and copies on the host. So every imported array holds an export of itself.
+//! a GPU, and copies on the host. So an imported array holds an export of itself, unless its memory is a copy, which
+//! belongs to it alone.
 
 use crate::runtime::Runtime;
 use bridge_core::Stream;
@@ -23,7 +24,7 @@ impl Drop for Hold {
     fn drop(&mut self) {
         let (export, runtime) = (self.export.take(), self.runtime);
         with_gil(|py| {
-            export.map(|export| drop(export.into_bound(py)));
+            drop(export.map(|export| export.into_bound(py)));
             // jaxlib keeps the array of an export that is dropped, and its memory, until it next collects such arrays.
             if let Err(error) = runtime.collect.bind(py).call0() {
                 error.write_unraisable(py, None);

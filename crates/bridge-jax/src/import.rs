@@ -21,6 +21,7 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &'static Runtime, lease: Lease
         return empty(py, &lease, &of_jax).map_err(|error| raised(py, error));
     }
     let stream = runtime.consumer.current_stream(device)?;
+    let is_copy = lease.is_copy();
     let owner = Arc::new(runtime.protected.owner(lease));
     // SAFETY: this is what the lease says, which the owner keeps.
     let managed = unsafe { describe_as(dtype, &layout, device, data, false, owner) };
@@ -28,7 +29,10 @@ pub(crate) fn wrap<'py>(py: Python<'py>, runtime: &'static Runtime, lease: Lease
     let import = || {
         let capsule = legacy_capsule(py, managed)?;
         let array = runtime.import.bind(py).call1((capsule, of_jax, stream.map(Stream::handle), false))?;
-        hold::attach(runtime, &array, stream).map(|()| array)
+        if !is_copy {
+            hold::attach(runtime, &array, stream)?;
+        }
+        Ok(array)
     };
     import().map_err(|error| raised(py, error))
 }

@@ -126,6 +126,12 @@ def test_a_view_is_not_donated() -> None:
         assert not view.is_deleted() and source.tolist() == view.tolist() == list(range(64))
 
 
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+def test_a_copy_is_donated() -> None:
+    copy = tb.to_jax(np.arange(64, dtype=np.float32), copy=True)
+    assert DONATING(copy).tolist() == [-1] * 64 and copy.is_deleted()
+
+
 @pytest.mark.parametrize("end", ["drop", "delete"])
 def test_a_view_that_is_not_donated_is_dropped_at_once(end: str) -> None:
     memory = aligned(np.arange(64, dtype=np.float32))
