@@ -34,13 +34,13 @@ PACKAGE = CRATES / "bridge-python/python/truebridge"
 
 #: A documented item that Python sees: the indentation, the comment, the attributes, and the name.
 ITEM = re.compile(
-    r"^( *)(///.*\n(?: *(?:///|#\[doc = ).*\n)*)((?: *#\[.*\]\n)*) *(?:pub(?:\([\w ]+\))? )?"
+    r"^( *)(///.*\n(?: *(?:///|#\[doc = ).*\n)*)((?: *#\[(?:.*|.*\n.*\n.*)\]\n)*) *(?:pub(?:\([\w ]+\))? )?"
     r"(?:fn|struct|enum) (?:r#)?(\w+)",
     re.M,
 )
 INCLUDED = re.compile(r'^ *#\[doc = include_str!\("(.*)"\)\]\n', re.M)
 SEEN = re.compile(r"#\[(pyfunction|pyclass|getter|new|staticmethod|pyo3)")
-SIGNATURE = re.compile(r"signature = (\(.*\))\)\]")
+SIGNATURE = re.compile(r"signature = (\(.*?\))\)\]", re.S)
 NAME = re.compile(r'name = "(\w+)"')
 IMPL = re.compile(r"^impl(?:<.*?>)? (\w+)", re.M)
 
@@ -146,7 +146,7 @@ def put(module: griffe.Module, name: str, signature: str, text: str | None) -> N
 
 def annotated(core: griffe.Module, signature: str) -> str:
     """Return a signature of Rust with the types that the stub has for keywords."""
-    types = {"x": "Any", "target": "Target"}
+    types = {"x": "Any", "target": "Target", "stream": "Any"}
     types.update({name: str(member.annotation) for name, member in core["Keywords"].members.items()})
     (function,) = ast.parse(f"def function{signature.replace('=false', '=False')}: ...").body
     for parameter in (*function.args.args, *function.args.kwonlyargs):

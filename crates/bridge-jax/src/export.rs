@@ -1,5 +1,6 @@
 //! Exports arrays of JAX.
 
+use crate::driver::locate;
 use crate::runtime::{Runtime, raised};
 use bridge_core::dlpack::Origin;
 use bridge_core::{Access, Device, DeviceKind, Error, ErrorKind, Lent, Result, Reuse, Stream};
@@ -39,8 +40,8 @@ fn origin(said: Device, address: usize) -> Result<Origin> {
     if said.kind == DeviceKind::CPU {
         return Ok(host);
     }
-    let located = if address == 0 { None } else { bridge_cuda::locate(address)? };
-    let allocation = located.map(|located| located.range);
+    let located = if address == 0 { None } else { locate(address)? };
+    let allocation = located.map(|(_, range)| range);
     Ok(Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, allocation, ..host })
 }
 

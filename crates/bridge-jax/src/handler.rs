@@ -4,6 +4,7 @@
 //! not marked as compatible with command buffers, so XLA never captures them into a CUDA graph: that would keep neither
 //! the order with the tensor's stream nor the look-up of the tensor.
 
+use crate::driver::locate;
 use crate::fed::{Buffer, Fed, fed};
 use crate::xla::{self, Api, CallFrame, Code};
 use bridge_core::{DType, Device, Error, ErrorKind, Ordering, Stream};
@@ -263,8 +264,8 @@ fn stream(frame: &CallFrame) -> Result<Stream, Failure> {
 
 /// Returns the device of a buffer. XLA counts its own devices, of which some may be hidden.
 fn device_of(address: usize) -> Result<Device, Failure> {
-    match bridge_cuda::locate(address)? {
-        Some(located) => Ok(Device::cuda(located.device.index)),
+    match locate(address)? {
+        Some((device, _)) => Ok(Device::cuda(device.index)),
         None => Err(Failure(Code::Internal, format!("the driver knows no memory at {address:#x}: please report this"))),
     }
 }

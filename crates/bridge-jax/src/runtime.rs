@@ -1,5 +1,6 @@
 //! The JAX of this process, looked up once.
 
+use crate::driver::has_devices;
 use crate::streams::JAXConsumer;
 use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Profile, Protected, Result, Strides};
 use bridge_pyo3::{PyTensor, framework_error, installed, is_instance};
@@ -154,7 +155,7 @@ fn has_cuda(jax: &Bound<'_, PyModule>) -> PyResult<bool> {
         Some(names) if !names.is_empty() => names.split(',').any(|name| ["cuda", "gpu"].contains(&name.trim())),
         _ => true,
     };
-    if !allowed || bridge_cuda::device_count() == 0 {
+    if !allowed || !has_devices() {
         return Ok(false);
     }
     let Ok(plugins) = py.import("jax_plugins") else { return Ok(false) };
