@@ -26,6 +26,8 @@ class JAX(Unwritable):
         self.device = jax.local_devices(backend=kind)[int(index or 0)]
         self.name = f"cuda:{index or 0}" if self.cuda else "cpu"
         self.operand: Any = self.put(numpy.ones((2048, 2048), "float32")) if self.cuda else None
+        # One function for each dtype and shape, with any byte.
+        self.filled = jax.jit(self.bytes_of, static_argnums=(0, 1))
         self.work = jax.jit(lambda x: x @ x * 1e-4)
         if self.cuda:
             self.delay()
@@ -36,9 +38,11 @@ class JAX(Unwritable):
         return Capabilities(tuple(named), writes=False, immutable=True)
 
     def put(self, array: Any) -> Any:
-        """Return an array with memory of its own: ``device_put`` may share that of NumPy."""
-        with self.jax.default_device(self.device):
-            return self.jax.numpy.array(array, copy=True).block_until_ready()
+        """Return an array with memory of its own, which no kernel has to be compiled for."""
+        return self.copied(self.jax.device_put(array, self.device)).block_until_ready()
+
+    def copied(self, array: Any) -> Any:
+        return self.jax.device_put(array, self.device, may_alias=False)
 
     def create(self, spec: Spec, data: bytes) -> Any:
         dtype = self.jax.numpy.dtype(spec.dtype)
@@ -51,21 +55,24 @@ class JAX(Unwritable):
 
     def read(self, tensor: Any) -> bytes:
         # JAX keeps the first host copy of an array on a GPU, and does not read the device again.
-        source = self.snapshot(tensor, None) if self.cuda else tensor
+        source = self.copied(tensor) if self.cuda else tensor
         data: bytes = self.numpy.asarray(source).tobytes()
         return data
 
     def fill(self, tensor: Any, byte: int) -> Any:
-        lax, numpy = self.jax.lax, self.jax.numpy
-        kind, shape = tensor.dtype, tensor.shape
         with self.jax.default_device(self.device):
-            if kind == numpy.bool_:
-                return numpy.full(shape, bool(byte))
-            if numpy.issubdtype(kind, numpy.complexfloating):
-                part = self.fill(numpy.zeros(shape, "float64" if kind.itemsize == 16 else "float32"), byte)
-                return lax.complex(part, part)
-            width = [kind.itemsize] if kind.itemsize > 1 else []
-            return lax.bitcast_convert_type(numpy.full([*shape, *width], byte, "uint8"), kind)
+            return self.filled(tensor.dtype, tensor.shape, byte)
+
+    def bytes_of(self, kind: Any, shape: tuple[int, ...], byte: Any) -> Any:
+        """Return the array whose bytes are all this one."""
+        lax, numpy = self.jax.lax, self.jax.numpy
+        if kind == numpy.bool_:
+            return numpy.full(shape, byte != 0)
+        if numpy.issubdtype(kind, numpy.complexfloating):
+            part = self.bytes_of(numpy.dtype("float64" if kind.itemsize == 16 else "float32"), shape, byte)
+            return lax.complex(part, part)
+        width = [kind.itemsize] if kind.itemsize > 1 else []
+        return lax.bitcast_convert_type(numpy.full([*shape, *width], byte, "uint8"), kind)
 
     def allocate(self, nbytes: int) -> Any:
         with self.jax.default_device(self.device):
