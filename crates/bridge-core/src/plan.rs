@@ -1,8 +1,8 @@
 //! Whether a tensor is converted in place, as a copy, or not at all.
 
 use crate::{
-    Access, Advice, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Order, Pending, Permutation, Profile, Result,
-    Strides,
+    Access, Advice, DType, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Order, Pending, Permutation, Profile,
+    Result, Strides,
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -187,8 +187,7 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
         });
     }
     if !target.dtypes.contains(&dtype) {
-        let text = format!("{name} has no dtype {dtype}: cast the tensor, or view its bytes as uint8, first");
-        return Err(Error::new(ErrorKind::Dtype, text));
+        return Err(without_dtype(dtype, target));
     }
     fits_rank(lent.layout().shape().len(), target)?;
     let order = options.order;
@@ -223,6 +222,15 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
 /// Returns whether the target would let the user write to a tensor whose memory is protected.
 pub(crate) fn loses_read_only(lent: &Lent, target: &Profile) -> bool {
     lent.buffer().access() == Access::ReadOnly && !target.keeps_read_only
+}
+
+/// Returns the error for a dtype that the target does not accept.
+#[cold]
+fn without_dtype(dtype: DType, target: &Profile) -> Error {
+    let disabled = target.disabled.as_ref().filter(|(dtypes, _)| dtypes.contains(&dtype));
+    let other = disabled.map_or("view its bytes as uint8", |(_, enable)| enable);
+    let text = format!("{} has no dtype {dtype}: cast the tensor, or {other}, first", target.name);
+    Error::new(ErrorKind::Dtype, text)
 }
 
 /// Refuses a number of dimensions that the target's tensors cannot have.

@@ -28,6 +28,9 @@ pub struct Profile {
     pub name: String,
     /// The dtypes that it accepts.
     pub dtypes: Vec<DType>,
+    /// The dtypes that it does not accept because of a mode, and how the mode is changed: the end of an error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disabled: Option<(Vec<DType>, String)>,
     /// The strides that it accepts.
     pub strides: Strides,
     /// The numbers of dimensions that its tensors can have; a scalar has 0. A type of matrices has `2..=2`.
@@ -81,6 +84,7 @@ macro_rules! setters {
 
 setters! {
     with_dtypes = dtypes: Vec<DType>;
+    with_disabled = disabled: Option<(Vec<DType>, String)>;
     with_strides = strides: Strides;
     with_rank = rank: RangeInclusive<usize>;
     with_alignment = alignment: usize;
@@ -98,6 +102,7 @@ impl Profile {
         Self {
             name: name.into(),
             dtypes: Vec::new(),
+            disabled: None,
             strides: Strides::Any,
             rank: any_rank(),
             alignment: 0,

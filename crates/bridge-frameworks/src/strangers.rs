@@ -50,6 +50,8 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ),
     ("keras", "Variable", "pass variable.value"),
     ("keras", "Layer", "pass model.get_weights()"),
+    ("jax", "ShapeDtypeStruct", "it has no values: pass an array, such as jax.numpy.zeros(x.shape, x.dtype)"),
+    ("jax", "Ref", "pass ref[...], which reads it"),
     ("tensorflow", "DatasetV2", "pass the tensors that it yields"),
     ("tensorflow", "Module", "pass module.variables"),
 ];

@@ -14,9 +14,9 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
         return Err(without_memory(runtime, array));
     }
     one_piece(runtime, array)?;
+    let on_host = is_on_host(array)?;
     let export = || {
-        let platform = call(array, intern!(py, "platform"), &[])?;
-        let stream = match platform.eq(intern!(py, "cpu"))? {
+        let stream = match on_host {
             // The export would wait as well, but with the GIL, which callbacks of the computation need.
             true => call(array, intern!(py, "block_until_ready"), &[]).map(|_| None)?,
             false => Some(Stream::LEGACY.handle()),
@@ -32,6 +32,33 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     let lent = unsafe { take_capsule(&capsule, &origin) }?;
     let access = runtime.protected.access(lent.data(), Access::Immutable);
     Ok(lent.restricted(access))
+}
+
+/// Returns whether an array is on the host, and not on a CUDA device.
+///
+/// # Errors
+///
+/// [`ErrorKind::Device`] for an array of another backend.
+fn is_on_host(array: &PyTensor<'_>) -> Result<bool> {
+    let py = array.py();
+    let look = || {
+        let platform = call(array, intern!(py, "platform"), &[])?;
+        let is = |name| platform.eq(name);
+        if is(intern!(py, "cpu"))? {
+            return Ok(Ok(true));
+        }
+        let is_cuda = is(intern!(py, "gpu"))? || is(intern!(py, "cuda"))?;
+        Ok(if is_cuda { Ok(false) } else { Err(of_another_backend(&platform)) })
+    };
+    look().map_err(|error| raised(py, error))?
+}
+
+#[cold]
+fn of_another_backend(platform: &PyTensor<'_>) -> Error {
+    let text = format!(
+        "the array is in memory of {platform}, which no other framework reads: copy it to the host, jax.device_put(x, jax.devices(\"cpu\")[0])"
+    );
+    Error::new(ErrorKind::Device, text)
 }
 
 /// Returns what a capsule of jaxlib does not say.
@@ -50,7 +77,7 @@ fn origin(said: Device, address: usize) -> Result<Origin> {
 fn without_memory(runtime: &Runtime, object: &PyTensor<'_>) -> Error {
     let py = object.py();
     let text = if is_instance(object, runtime.tracer.bind(py)) {
-        "the array is being traced by jit, vmap or grad, and has no memory yet: convert before the transformed function is called, or inside jax.pure_callback"
+        "the array is being traced (jit, grad, vmap, pmap, shard_map) and has no memory yet: convert before the transformed function is called, or inside jax.pure_callback; truebridge.jax.external_output copies it into a tensor"
     } else if runtime.is_of_jax(object) {
         "keys of jax.random are not numbers: convert jax.random.key_data(keys), and make keys of the result by jax.random.wrap_key_data"
     } else {

@@ -13,6 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Alignment of XLA's buffers on the host, in bytes. On a GPU 16 are enough; one profile is for both.
 const ALIGNMENT: usize = 64;
 
+/// How JAX's mode with 64 bits is enabled.
+const ENABLE: &str = "enable 64 bits with jax.config.update(\"jax_enable_x64\", True)";
+
 /// What JAX has in its mode with 64 bits alone: elsewhere its functions would silently convert such arrays.
 const WIDE: &[DType] = &[DType::INT64, DType::UINT64, DType::FLOAT64, DType::COMPLEX128];
 
@@ -97,7 +100,7 @@ impl Runtime {
                 .with_private_functions(true)
         };
         Ok(Self {
-            profiles: [profile(narrow), profile(wide)],
+            profiles: [profile(narrow).with_disabled(Some((WIDE.to_vec(), ENABLE.into()))), profile(wide)],
             consumer: Arc::default(),
             protected: Protected::default(),
             concrete: class(functions.as_any(), "ArrayImpl")?,

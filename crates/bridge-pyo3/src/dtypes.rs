@@ -98,11 +98,14 @@ impl ArrayDTypes {
             }
         }
         let swapped = object.getattr(intern!(py, "isnative")).and_then(|native| Ok(!native.is_truthy()?));
+        let name = brief_str(object);
         let advice = match holds(swapped)? {
             true => "is not in native byte order: call .astype(x.dtype.newbyteorder(\"=\")) first",
+            // JAX's gradients with respect to integers.
+            false if name.contains("float0") => "has no elements, only a shape: leave the array out, or pass zeros",
             false => "has no counterpart in other frameworks: cast the array first",
         };
-        Err(Error::new(ErrorKind::Dtype, format!("{} dtype {} {advice}", self.framework, brief_str(object))))
+        Err(Error::new(ErrorKind::Dtype, format!("{} dtype {name} {advice}", self.framework)))
     }
 
     /// Returns the `numpy.dtype` object for a dtype.

@@ -6,8 +6,8 @@ use bridge_pyo3::{PyTensor, framework_error, probe, type_name};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-/// Reads a device: a name such as `"cpu"` or `"cuda:0"`, a `torch.device`, a `cupy.cuda.Device`, or what
-/// `__dlpack_device__` returns. `"cuda"` without a number means the current device, as in PyTorch.
+/// Reads a device: a name such as `"cpu"` or `"cuda:0"`, a `torch.device`, a `cupy.cuda.Device`, a `jax.Device`, or
+/// what `__dlpack_device__` returns. `"cuda"` without a number means the current device, as in PyTorch.
 ///
 /// # Errors
 ///
@@ -29,6 +29,12 @@ pub(crate) fn device(object: &PyTensor<'_>) -> Result<Device> {
         {
             return Ok(Some(named(&kind.extract::<String>()?, index.extract()?)));
         }
+        // jax.Device
+        if let (Some(platform), Some(id)) = (attribute("platform")?, attribute("local_hardware_id")?)
+            && platform.is_instance_of::<PyString>()
+        {
+            return Ok(of_platform(&platform.extract::<String>()?, id.extract()?).map(Ok));
+        }
         // cupy.cuda.Device
         let module = object.get_type().module()?;
         if module.to_string_lossy().starts_with("cupy") {
@@ -40,12 +46,21 @@ pub(crate) fn device(object: &PyTensor<'_>) -> Result<Device> {
     let unknown = || {
         let kind = type_name(object);
         argument(format!(
-            "{kind} is not a device: pass \"cpu\", \"cuda\", \"cuda:0\", a torch.device or a cupy.cuda.Device"
+            "{kind} is not a device: pass \"cpu\", \"cuda\", \"cuda:0\", a torch.device, a cupy.cuda.Device or a jax.Device"
         ))
     };
     match read() {
         Ok(found) => found.unwrap_or_else(|| Err(unknown())),
         Err(error) => Err(framework_error(py, "the device", error)),
+    }
+}
+
+/// Returns the device of a platform as JAX names it; `None` for what is neither the host nor CUDA.
+fn of_platform(platform: &str, id: Option<i32>) -> Option<Device> {
+    match platform {
+        "cpu" => Some(Device::CPU),
+        "gpu" | "cuda" => id.map(Device::cuda),
+        _ => None,
     }
 }
 

@@ -47,7 +47,8 @@ pub(crate) fn not_a_capsule(x: &PyTensor<'_>) -> Result<()> {
 /// Returns
 /// -------
 /// dict
-///     ``name``; ``dtypes``; ``strides``, in words; ``alignment`` of addresses, in bytes; ``devices``;
+///     ``name``; ``dtypes``; ``disabled``, where a mode excludes dtypes, with how to enable them; ``strides``, in words;
+///     ``alignment`` of addresses, in bytes; ``devices``;
 ///     ``rank``, where not every number of dimensions can be, with ``start`` and ``end``;
 ///     ``keeps_read_only``, whether read-only memory stays so; ``waits_on_export``, whether the host waits for the
 ///     device when a tensor is exported; ``private_functions``, whether functions without a stable interface are used.

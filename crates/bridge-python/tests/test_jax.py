@@ -232,6 +232,10 @@ def donated() -> Any:
     return x
 
 
+def float0() -> Any:
+    return jax.grad(lambda x: jnp.float32(1), allow_int=True)(jnp.arange(3))
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "deleted": (lambda: tb.to_numpy(gone()), "consumed", "pass one that is alive"),
     "donated": (lambda: tb.to_numpy(donated()), "consumed", "donated to a function of jit"),
@@ -239,9 +243,37 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "traced by vmap": (lambda: traced(jax.vmap), "not_a_tensor", "before the transformed function"),
     "traced by grad": (lambda: traced(jax.grad), "not_a_tensor", "before the transformed function"),
     "keys": (lambda: tb.to_numpy(jax.random.key(0)), "not_a_tensor", "key_data"),
-    "int4": (lambda: tb.to_numpy(jnp.zeros(4, jnp.int4)), "dtype", "astype"),
-    "float64 without x64": (lambda: tb.to_jax(np.ones(3)), "dtype", "float64"),
-    "int64 without x64": (lambda: tb.to_jax(np.arange(3)), "dtype", "int64"),
+    "a scan": (lambda: jax.lax.scan(lambda c, a: (c, tb.to_numpy(a)), 0, jnp.ones(3)), "not_a_tensor", "before"),
+    "a plan while traced": (lambda: jax.jit(lambda a: tb.plan(a, "numpy"))(jnp.ones(3)), "not_a_tensor", "before"),
+    "a tree while traced": (lambda: jax.jit(lambda a: tb.to_numpy([a]))(jnp.ones(3)), "not_a_tensor", r"tree\[0\]"),
+    "into a tensor while traced": (
+        lambda: jax.jit(lambda a: tb.copy(a, out=np.ones(3, np.float32)))(jnp.ones(3)),
+        "not_a_tensor",
+        "external_output",
+    ),
+    "a key": (lambda: tb.to_jax(jax.random.key(0)), "not_a_tensor", "wrap_key_data"),
+    "a reference": (lambda: tb.to_numpy(jax.new_ref(jnp.ones(3))), "not_a_tensor", r"pass ref\[\.\.\.\]"),
+    "a shape": (lambda: tb.to_jax(jax.ShapeDtypeStruct((3,), jnp.float32)), "not_a_tensor", "it has no values"),
+    "None": (lambda: tb.to_jax(None), "not_a_tensor", "a function without a result"),
+    "a list": (lambda: tb.to_jax([1.0, 2.0]), "not_a_tensor", "numpy.asarray"),
+    "another device": (lambda: tb.to_jax(np.ones(3, np.float32), device="cuda:7"), "device", "device="),
+    "a platform": (lambda: tb.to_jax(np.ones(3, np.float32), device=7), "argument", "jax.Device"),
+    "overwritten": (lambda: tb.copy(np.ones(3, np.float32), out=jnp.ones(3)), "read_only", "convert the source to jax"),
+    "gradients of integers": (lambda: tb.to_numpy(float0()), "dtype", "leave the array out"),
+    "zeros of float0": (lambda: tb.to_jax(np.zeros(3, jax.dtypes.float0)), "dtype", "leave the array out"),
+}
+
+NARROW = [name for name in ("int2", "uint2", "int4", "uint4", "float4_e2m1fn") if hasattr(jnp, name)]
+REFUSED |= {
+    name: (lambda name=name: tb.to_numpy(jnp.zeros(4, name)), "dtype", "astype|unpack it first") for name in NARROW
+}
+REFUSED |= {
+    f"{name} without x64": (
+        lambda name=name: tb.to_jax(np.ones(3, name)),
+        "dtype",
+        r'config.update\("jax_enable_x64", True\)',
+    )
+    for name in ("float64", "int64", "uint64", "complex128")
 }
 
 
@@ -276,6 +308,20 @@ def test_the_profile_is_that_of_the_mode() -> None:
     assert told.split() == ["int64", "True", "int64"]
 
 
+@pytest.mark.parametrize("make", [jnp.ones, lambda n: jnp.asarray(1.0), lambda n: jax.random.PRNGKey(n), np.float32])
+def test_arrays_that_are_committed_to_no_device_cross(make: Callable[[int], Any]) -> None:
+    assert not getattr(make(3), "committed", False)
+    assert tb.to_numpy(make(3)).tolist() == np.asarray(make(3)).tolist()
+    assert tb.to_jax(make(3)).tolist() == np.asarray(make(3)).tolist()
+
+
+def test_a_device_of_jax_is_a_device() -> None:
+    device = jax.local_devices(backend="cpu")[0]
+    source = aligned(np.ones(16, np.float32))
+    assert tb.to_jax(source, device=device, copy=False).devices() == {device}
+    assert tb.to_numpy(jnp.ones(3), device=device).tolist() == [1, 1, 1]
+
+
 def test_an_array_on_several_devices_is_refused_and_its_pieces_cross() -> None:
     told = program(
         """
@@ -294,6 +340,33 @@ def test_an_array_on_several_devices_is_refused_and_its_pieces_cross() -> None:
     )
     whole = str([float(i) for i in range(8)])
     assert told.splitlines() == ["not_a_tensor True", "[4.0, 5.0, 6.0, 7.0]", "not_a_tensor True", whole]
+
+
+def test_arrays_of_several_devices_are_refused_where_they_are_made() -> None:
+    told = program(
+        """
+        import jax, numpy as np, truebridge as tb
+        from jax.sharding import Mesh, PartitionSpec as P
+        from jax.experimental.shard_map import shard_map
+        x = jax.numpy.arange(8.0).reshape(2, 4)
+        mesh = Mesh(np.array(jax.devices()), ("x",))
+        shard = lambda f: shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+        for transform in (jax.pmap, shard):
+            inside = lambda: transform(tb.to_numpy)(x)
+            outside = lambda: tb.to_numpy(transform(lambda a: a + 1)(x))
+            for call in (inside, outside):
+                try:
+                    call()
+                except tb.BridgeError as error:
+                    print(error.kind, "shard_map" in str(error), "addressable_shards" in str(error))
+        second = jax.device_put(x[0], jax.devices()[1])
+        print(tb.to_numpy(second).tolist(), tb.to_jax(second).devices() == second.devices())
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+    )
+    refused = ["not_a_tensor True False", "not_a_tensor False True"]
+    assert told.splitlines()[:4] == refused * 2
+    assert told.splitlines()[4:] == ["[0.0, 1.0, 2.0, 3.0] False"]
 
 
 def test_a_process_ends_with_live_views() -> None:

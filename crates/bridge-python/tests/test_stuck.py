@@ -54,6 +54,12 @@ def consumed() -> Any:
     return tb.to_numpy(capsule)
 
 
+def deleted() -> Any:
+    array = jax.numpy.ones(3)
+    array.delete()
+    return tb.to_torch(array)
+
+
 #: A mistake: what the user writes, the kind of its error, and words of what to do next.
 MISTAKES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a list of lists": (lambda: tb.to_torch([[1, 2], [3, 4]]), "not_a_tensor", "pass numpy.asarray(x)"),
@@ -105,6 +111,15 @@ if importlib.util.find_spec("tensorflow") is not None:
         "dtype",
         "cast the tensor, or view its bytes as uint8",
     )
+if importlib.util.find_spec("jax") is not None:
+    import jax
+
+    MISTAKES["a function of jit"] = (
+        lambda: jax.jit(tb.to_torch)(jax.numpy.ones(3)),
+        "not_a_tensor",
+        "jax.pure_callback",
+    )
+    MISTAKES["a deleted array"] = (deleted, "consumed", "pass one that is alive")
 if torch.cuda.is_available():
     del MISTAKES["cuda without a GPU"]
 
@@ -112,6 +127,9 @@ if torch.cuda.is_available():
 UNCHECKED = {
     "cupy cannot be imported",
     "… has no dtype",
+    "the array is being traced",
+    "the array was deleted, or donated",
+    "the array lies on … devices of JAX",
     "the tensor is on cpu, not on cuda:0, and … has only cpu in this process",
 }
 

@@ -21,7 +21,7 @@ KEYWORDS: str
 # that Python imports.
 FRAMEWORKS: dict[str, str | None]
 
-# A name, a torch.device, a cupy.cuda.Device, or what __dlpack_device__ returns.
+# A name, a torch.device, a cupy.cuda.Device, a jax.Device, or what __dlpack_device__ returns.
 Device = str | tuple[int, int] | Any
 Order = Literal["C", "F"]
 T = TypeVar("T")
@@ -48,6 +48,7 @@ class Rank(TypedDict):
 class Profile(TypedDict):
     name: str
     dtypes: list[str]
+    disabled: NotRequired[tuple[list[str], str]]
     strides: Literal["any", "non_negative", "compact"]
     rank: NotRequired[Rank]
     alignment: int
