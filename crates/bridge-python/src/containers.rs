@@ -1,6 +1,7 @@
 //! Containers that may hold tensors: how each kind is read, and made again with other values.
 
 use crate::frameworks::adapter_of;
+use crate::pytrees;
 use bridge_core::Result;
 use bridge_pyo3::{PyTensor, brief_str, framework_error};
 use pyo3::intern;
@@ -21,6 +22,8 @@ pub(crate) enum Kind {
     Named,
     /// A struct sequence, such as `torch.return_types.max`: its class takes one sequence.
     Struct,
+    /// A node of a pytree, by the registration of its class. It may be a dataclass.
+    Registered,
     /// An instance of a dataclass.
     Dataclass,
 }
@@ -33,6 +36,8 @@ pub(crate) enum Step<'py> {
     /// The element of a named tuple.
     Element(usize, PyTensor<'py>),
     Field(PyTensor<'py>),
+    /// The value of a registered node, and how its path is printed.
+    Child(usize, PyTensor<'py>),
 }
 
 impl fmt::Display for Step<'_> {
@@ -41,12 +46,23 @@ impl fmt::Display for Step<'_> {
             Self::Key(key) => write!(f, "[{}]", key.repr().map_or_else(|_| "?".into(), |key| brief_str(&key))),
             Self::Index(index) => write!(f, "[{index}]"),
             Self::Element(_, name) | Self::Field(name) => write!(f, ".{}", brief_str(name)),
+            Self::Child(_, path) => f.write_str(&brief_str(path)),
+        }
+    }
+}
+
+impl Step<'_> {
+    fn child(&self) -> Option<usize> {
+        match self {
+            Self::Child(index, _) => Some(*index),
+            _ => None,
         }
     }
 }
 
 impl Kind {
-    /// Returns the kind of a container; `None` for any other object. A dataclass that is a tensor is not a container.
+    /// Returns the kind of a container; `None` for any other object. A dataclass or a registered node that is a tensor is
+    /// not a container.
     ///
     /// # Errors
     ///
@@ -55,7 +71,8 @@ impl Kind {
         let py = object.py();
         let class = object.get_type();
         let has = |name| class.getattr_opt(name).map(|found| found.is_some());
-        let has = |name| has(name).map_err(|error| framework_error(py, "Python", error));
+        let raised = |error| framework_error(py, "Python", error);
+        let has = |name| has(name).map_err(raised);
         let kind = if object.is_instance_of::<PyDict>() {
             Some(Self::Dict)
         } else if object.is_instance_of::<PyList>() {
@@ -67,6 +84,8 @@ impl Kind {
                 true => Some(Self::Named),
                 false => has(intern!(py, "n_sequence_fields"))?.then_some(Self::Struct),
             }
+        } else if pytrees::is_registered(object).map_err(raised)? {
+            adapter_of(object)?.is_none().then_some(Self::Registered)
         } else if has(intern!(py, "__dataclass_fields__"))? && !object.is_instance_of::<PyType>() {
             adapter_of(object)?.is_none().then_some(Self::Dataclass)
         } else {
@@ -92,6 +111,10 @@ impl Kind {
                 let elements = names.iter().enumerate().map(|(index, name)| Step::Element(index, name));
                 Ok(elements.zip(tuple()?.iter()).collect())
             }
+            Self::Registered => {
+                let values = pytrees::contents(object)?.into_iter().enumerate();
+                Ok(values.map(|(index, (path, value))| (Step::Child(index, path), value)).collect())
+            }
             Self::Dataclass => {
                 let mut contents = Vec::new();
                 let fields = py.import(intern!(py, "dataclasses"))?.call_method1(intern!(py, "fields"), (object,))?;
@@ -108,7 +131,8 @@ impl Kind {
     }
 
     /// Returns a container like `object` with other values at some steps. Dicts, lists and dataclasses are copied by
-    /// `copy.copy`, which keeps the class, the order, and attributes; no `__init__` runs.
+    /// `copy.copy`, which keeps the class, the order, and attributes; no `__init__` runs. A registered node is made by
+    /// its registration.
     pub(crate) fn changed<'a, 'py: 'a>(
         self,
         object: &PyTensor<'py>,
@@ -129,6 +153,9 @@ impl Kind {
                 _ => Ok(items.into_any()),
             };
         }
+        if let Self::Registered = self {
+            return pytrees::changed(object, changes.filter_map(|(step, value)| Some((step.child()?, value))));
+        }
         let copy = py.import(intern!(py, "copy"))?.call_method1(intern!(py, "copy"), (object,))?;
         let frozen = matches!(self, Self::Dataclass) && is_frozen(object)?;
         for (step, value) in changes {
@@ -140,6 +167,7 @@ impl Kind {
                     object.call_method1(intern!(py, "__setattr__"), (&copy, name, value))?;
                 }
                 Step::Field(name) => copy.setattr(name.cast::<PyString>()?, value)?,
+                Step::Child(..) => (),
             }
         }
         Ok(copy)

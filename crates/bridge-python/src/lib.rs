@@ -17,6 +17,7 @@ mod options;
 mod ordering;
 mod plan;
 mod processes;
+mod pytrees;
 mod stats;
 mod streams;
 mod tensorflow;

@@ -1,4 +1,4 @@
-//! Trees of tensors: dicts, lists, tuples and dataclasses, one inside another.
+//! Trees of tensors: dicts, lists, tuples, dataclasses and nodes of pytrees, one inside another.
 
 use crate::containers::{Kind, Step};
 use crate::errors::argument;

@@ -38,6 +38,7 @@ ROOMS = (
     "crates/bridge-python/python/truebridge/tensorflow*.py",
     "crates/bridge-python/python/truebridge/_operations.py",
     "crates/bridge-python/src/jax.rs",
+    "crates/bridge-python/src/pytrees.rs",
     "crates/bridge-python/src/tensorflow*.rs",
     "conformance/python/truebridge_conformance/subjects/*",
     "conformance/python/truebridge_conformance/sessions.py",
