@@ -58,6 +58,9 @@ pub struct Capabilities {
     pub dtypes: Vec<DType>,
     /// Whether it makes views with negative strides.
     pub negative_strides: bool,
+    /// Whether it makes views with strides of 0.
+    #[serde(default = "yes")]
+    pub broadcasts: bool,
     /// Whether it makes read-only tensors.
     pub read_only: bool,
     /// Whether elements may lie at addresses that are not multiples of their size.
@@ -74,11 +77,11 @@ pub struct Capabilities {
     #[serde(default)]
     pub gigabytes: bool,
     /// Whether it makes copies of its own. Half of the cases of a pair whose frameworks both do are copied by them.
-    #[serde(default = "copies")]
+    #[serde(default = "yes")]
     pub copies: bool,
 }
 
-fn copies() -> bool {
+fn yes() -> bool {
     true
 }
 
@@ -88,6 +91,7 @@ impl Default for Capabilities {
         Self {
             dtypes: vec![DType::FLOAT32],
             negative_strides: false,
+            broadcasts: true,
             read_only: false,
             unaligned: false,
             defers: Vec::new(),

@@ -178,6 +178,7 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
     Ok(Capabilities {
         dtypes: names.iter().map(|name| parsed(name)).collect::<PyResult<_>>()?,
         negative_strides: flag("negative_strides")?,
+        broadcasts: flag("broadcasts")?,
         read_only: flag("read_only")?,
         unaligned: flag("unaligned")?,
         defers: defers.iter().map(pending).collect::<PyResult<_>>()?,

@@ -144,7 +144,7 @@ impl Job<'_> {
         let (mut sides, mut at, mut done) = (None, None, None);
         loop {
             match watch.next() {
-                Ok(Message::Hello(known)) => sides = Some(known),
+                Ok(Message::Hello(known)) => sides = Some(*known),
                 Ok(Message::Started { property, index, case }) => {
                     progress.case(&property);
                     at = Some(At { property, index, case });

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 pub enum Message {
     /// The frameworks are loaded.
-    Hello(Sides),
+    Hello(Box<Sides>),
     /// The worker cannot judge this pair, and why.
     Refused(String),
     /// A case begins: should the worker die now, this case did it.

@@ -102,7 +102,7 @@ fn dying(deed: &str) -> String {
     let started = say(&Message::Started { property: DYING.into(), index: INDEX, case: dying_case() });
     format!(
         "case \"$*\" in *--replay*|*{DYING}*) {}{started}{deed}\n;; esac\n{}",
-        say(&Message::Hello(known_sides())),
+        say(&Message::Hello(Box::new(known_sides()))),
         passing()
     )
 }
@@ -306,7 +306,7 @@ fn a_worker_tells_all_it_does() {
     let pair = Pair::new(&from, &to).with_native_way();
     let mut messages = Vec::new();
     work(&pair, &folder.options("--cases 40"), &mut |message| messages.push(message));
-    assert_eq!(messages.first(), Some(&Message::Hello(pair.sides())));
+    assert_eq!(messages.first(), Some(&Message::Hello(Box::new(pair.sides()))));
     assert_eq!(messages.pop(), Some(Message::Done));
     let judged = messages.iter().filter(|message| matches!(message, Message::Finished(_))).count();
     assert_eq!(judged, PROPERTIES.len());

@@ -17,7 +17,7 @@ pub fn work<F, T>(pair: &Pair<'_, F, T>, options: &Options, send: &mut dyn FnMut
             send(Message::Done);
         }
         Ok(Task::All(config)) => {
-            send(Message::Hello(pair.sides()));
+            send(Message::Hello(Box::new(pair.sides())));
             config.certify_pair(pair, &mut Sender(send));
             send(Message::Done);
         }

@@ -73,6 +73,7 @@ impl Subject for SimFramework {
         Capabilities {
             dtypes: self.profile().dtypes.clone(),
             negative_strides: generous,
+            broadcasts: true,
             read_only: generous,
             unaligned: generous,
             defers: if generous { vec![Pending::Conjugation, Pending::Negation] } else { Vec::new() },

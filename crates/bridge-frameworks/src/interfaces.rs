@@ -98,7 +98,7 @@ struct Described {
 }
 
 impl Described {
-    fn by(interface: &Bound<'_, PyDict>) -> Result<Self> {
+    fn by(object: &PyTensor<'_>, interface: &Bound<'_, PyDict>) -> Result<Self> {
         let missing = |name| move || broken(format_args!("it has no {name}"));
         let typestr: String = entry(interface, "typestr")?.ok_or_else(missing("typestr"))?;
         let dtype = dtype(&typestr).ok_or_else(|| {
@@ -108,6 +108,10 @@ impl Described {
         let shape = dims(interface, "shape")?.ok_or_else(missing("shape"))?;
         let layout = match dims(interface, "strides")? {
             Some(strides) => Layout::from_byte_strides(dtype, &shape, &strides)?,
+            None if is_broadcast(object, &shape) => {
+                let text = "the array interface leaves out strides, and the array has some of 0 (Numba does so with broadcast arrays): pass a copy of the array without them";
+                return Err(Error::new(ErrorKind::Layout, text));
+            }
             None => Layout::new(dtype, &shape, None, 0)?,
         };
         let (address, read_only): (usize, PyTensor<'_>) = entry(interface, "data")?.ok_or_else(missing("data"))?;
@@ -122,6 +126,13 @@ impl Described {
     }
 }
 
+/// Returns whether the object's own `strides` are 0 in a dimension of several elements. An interface that leaves out the
+/// strides would make a consumer read beyond such an array.
+fn is_broadcast(object: &PyTensor<'_>, shape: &[i64]) -> bool {
+    let strides = object.getattr("strides").and_then(|strides| strides.extract::<Vec<i64>>());
+    strides.is_ok_and(|strides| strides.iter().zip(shape).any(|(stride, length)| *stride == 0 && *length > 1))
+}
+
 /// Exports the memory of an object with `__cuda_array_interface__`, screened like a capsule. The object does not keep
 /// its stream alive, so the legacy default stream waits for it here.
 ///
@@ -130,7 +141,7 @@ impl Described {
 /// [`ErrorKind::Protocol`] for an interface that breaks its rules and for memory that the driver does not know,
 /// [`ErrorKind::Dtype`], [`ErrorKind::Layout`], [`ErrorKind::NotATensor`] for a mask, and those of the driver.
 pub(crate) fn lend_cuda(object: &PyTensor<'_>, interface: &PyTensor<'_>) -> Result<Lent> {
-    let Described { dtype, layout, address, read_only, stream } = Described::by(dict(interface)?)?;
+    let Described { dtype, layout, address, read_only, stream } = Described::by(object, dict(interface)?)?;
     let device = match driver::locate(address)? {
         Some((device, _)) => device,
         None if layout.numel() == 0 => Device::cuda(0),

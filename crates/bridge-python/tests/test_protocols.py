@@ -284,6 +284,15 @@ def test_a_cuda_array_interface_is_screened(changes: dict[str, object], kind: st
     assert len(str(caught.value)) < 1000
 
 
+def test_strides_of_0_that_an_interface_leaves_out_are_noticed() -> None:
+    class Broadcast(CudaInterface):
+        strides = (0, 4)
+
+    with pytest.raises(tb.BridgeError, match="some of 0") as caught:
+        tb.to_torch(Broadcast(strides=None))
+    assert caught.value.kind == "layout"
+
+
 def test_a_subclass_of_ndarray_with_a_dlpack_of_its_own_is_taken_by_that() -> None:
     class Unversioned(np.ndarray):
         def __dlpack__(self, stream: object = None) -> object:

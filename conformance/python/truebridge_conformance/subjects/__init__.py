@@ -23,6 +23,7 @@ class Capabilities:
 
     dtypes: tuple[str, ...]
     negative_strides: bool = False
+    broadcasts: bool = True
     read_only: bool = False
     unaligned: bool = False
     #: Operations that it defers: ``conjugation`` and ``negation``.

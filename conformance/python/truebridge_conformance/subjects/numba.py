@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from truebridge_conformance.subjects import Capabilities
+from truebridge_conformance.subjects.common import row_major
 from truebridge_conformance.subjects.peers import Peer
 
 
@@ -29,6 +31,10 @@ class Numba(Peer):
         # The interface writes NumPy's kinds: those of ``ml_dtypes`` are not among them.
         return bool(self.lens.named[dtype].kind != "V")
 
+    def capabilities(self) -> Capabilities:
+        # Numba's interface calls arrays with strides of 0 contiguous (numba-cuda 0.30).
+        return Capabilities(self.dtypes, broadcasts=False, copies=False)
+
     def stream(self) -> Any:
         """Return the stream that is passed to Numba's calls."""
         return self.known.setdefault(self.handle_now, self.wrapped(self.handle_now))
@@ -44,9 +50,11 @@ class Numba(Peer):
         return array(tuple(shape), bytewise, kind, stream=self.stream(), gpu_data=data)
 
     def seen(self, tensor: Any) -> tuple[str, list[int], list[int], int]:
-        strides = [stride // tensor.dtype.itemsize for stride in tensor.strides]
-        address = tensor.__cuda_array_interface__["data"][0]
-        return tensor.dtype.name, list(tensor.shape), strides, address
+        shape, interface = list(tensor.shape), tensor.__cuda_array_interface__
+        # It leaves out the strides of contiguous arrays, and with them those of dimensions of length 1.
+        bytewise = interface["strides"]
+        strides = row_major(shape) if bytewise is None else [stride // tensor.dtype.itemsize for stride in bytewise]
+        return tensor.dtype.name, shape, strides, interface["data"][0]
 
     def submitted(self, tensor: Any) -> Any:
         return tensor.bind(self.stream())

@@ -25,7 +25,8 @@ class TVMFFI(Peer):
         super().__init__(device)
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(self.dtypes, negative_strides=True, copies=False)
+        # CuPy's own capsules say other strides where they are negative (14.2).
+        return Capabilities(self.dtypes, negative_strides=self.on_host, copies=False)
 
     def makes(self, dtype: str) -> bool:
         try:
