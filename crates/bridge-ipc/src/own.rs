@@ -23,6 +23,12 @@ impl<T: Default + Send + 'static> Own<T> {
         locked(&self.of(sync::process()).state)
     }
 
+    /// Returns whether neither this process nor one that it was forked from has locked the state. It asks the system for
+    /// nothing: a call of the system costs more than a conversion may.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.0.load(Ordering::Acquire).is_null()
+    }
+
     fn of(&'static self, process: u32) -> &'static Of<T> {
         let mut known = self.0.load(Ordering::Acquire);
         loop {
@@ -48,7 +54,9 @@ mod tests {
     #[test]
     fn a_fork_waits_for_no_thread_of_its_parent() {
         static STATE: Own<Vec<u8>> = Own::new();
+        assert!(STATE.is_untouched());
         let mut held = STATE.lock();
+        assert!(!STATE.is_untouched());
         held.push(1);
         // SAFETY: the child takes no lock of another thread, and ends.
         let fork = unsafe { libc::fork() };

@@ -13,7 +13,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     if !runtime.is_concrete(array) {
         return Err(without_memory(runtime, array));
     }
-    one_piece(runtime, array)?;
+    let is_single = one_piece(runtime, array)?;
     let on_host = is_on_host(array)?;
     let export = || {
         let stream = match on_host {
@@ -21,10 +21,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
             true => call(array, intern!(py, "block_until_ready"), &[]).map(|_| None)?,
             false => Some(Stream::LEGACY.handle()),
         };
-        // An array of its own over the same memory, as `jax.dlpack` exports it: jaxlib aborts the process where an array is
-        // deleted that was itself exported.
-        let piece = call(array, intern!(py, "addressable_data"), &[runtime.zero.bind(py)])?;
-        runtime.export.bind(py).call1((piece, stream))
+        runtime.export.bind(py).call1((piece(runtime, array, is_single)?, stream))
     };
     let capsule = export().map_err(|error| refused(py, error))?;
     // SAFETY: jaxlib keeps DLPack's promises, and has made the legacy default stream wait for an array on a device; how
@@ -61,6 +58,17 @@ fn of_another_backend(platform: &PyTensor<'_>) -> Error {
     Error::new(ErrorKind::Device, text)
 }
 
+/// Returns an array of its own over the same memory, as `jax.dlpack` exports it: jaxlib aborts the process where an array is
+/// deleted that was itself exported.
+fn piece<'py>(runtime: &Runtime, array: &PyTensor<'py>, is_single: bool) -> PyResult<PyTensor<'py>> {
+    let py = array.py();
+    match is_single && runtime.has_shard {
+        // `addressable_data` ends here too, after five functions of Python, which take longer than the export.
+        true => call(array, intern!(py, "_fully_replicated_shard"), &[]),
+        false => call(array, intern!(py, "addressable_data"), &[runtime.zero.bind(py)]),
+    }
+}
+
 /// Returns what a capsule of jaxlib does not say.
 fn origin(said: Device, address: usize) -> Result<Origin> {
     let host = Origin { release: Some(drop_guarded), ..Origin::host() };
@@ -86,25 +94,24 @@ fn without_memory(runtime: &Runtime, object: &PyTensor<'_>) -> Error {
     Error::new(ErrorKind::NotATensor, text)
 }
 
-/// Refuses an array that was deleted, and one on several devices, of which jaxlib would export the first piece.
-fn one_piece(runtime: &Runtime, array: &PyTensor<'_>) -> Result<()> {
+/// Refuses an array that was deleted, and one on several devices, of which jaxlib would export the first piece. Returns
+/// whether its sharding names a single device.
+fn one_piece(runtime: &Runtime, array: &PyTensor<'_>) -> Result<bool> {
     let py = array.py();
     let look = || {
         let is_deleted = call(array, intern!(py, "is_deleted"), &[])?.is_truthy()?;
         let sharding = array.getattr(intern!(py, "sharding"))?;
-        let devices = match sharding.get_type().is(runtime.single.bind(py)) {
-            true => 1,
-            false => sharding.getattr(intern!(py, "device_set"))?.len()?,
-        };
-        Ok((is_deleted, devices))
+        let is_single = sharding.get_type().is(runtime.single.bind(py));
+        let devices = if is_single { 1 } else { sharding.getattr(intern!(py, "device_set"))?.len()? };
+        Ok((is_deleted, devices, is_single))
     };
     match look().map_err(|error| raised(py, error))? {
-        (false, 1) => Ok(()),
-        (true, _) => {
+        (false, 1, is_single) => Ok(is_single),
+        (true, ..) => {
             let text = "the array was deleted, or donated to a function of jit: pass one that is alive";
             Err(Error::new(ErrorKind::Consumed, text))
         }
-        (false, devices) => {
+        (false, devices, _) => {
             let text = format!(
                 "the array lies on {devices} devices of JAX: convert its pieces, shard.data for each shard of x.addressable_shards, or gather it on one by jax.device_put(x, device)"
             );

@@ -59,6 +59,8 @@ pub(crate) struct Runtime {
     /// `collect_garbage`
     pub(crate) collect: Py<PyAny>,
     config: Py<PyAny>,
+    /// Whether arrays have `_fully_replicated_shard`.
+    pub(crate) has_shard: bool,
     /// `SingleDeviceSharding`
     pub(crate) single: Py<PyAny>,
     /// The number of the first piece of an array.
@@ -99,11 +101,13 @@ impl Runtime {
                 .with_devices(devices.clone())
                 .with_private_functions(true)
         };
+        let concrete: Py<PyType> = class(functions.as_any(), "ArrayImpl")?;
         Ok(Self {
             profiles: [profile(narrow).with_disabled(Some((WIDE.to_vec(), ENABLE.into()))), profile(wide)],
             consumer: Arc::default(),
             protected: Protected::default(),
-            concrete: class(functions.as_any(), "ArrayImpl")?,
+            has_shard: concrete.bind(py).hasattr("_fully_replicated_shard")?,
+            concrete,
             array: class(jax.as_any(), "Array")?,
             tracer: class(&jax.getattr("core")?, "Tracer")?,
             export: functions.getattr("buffer_to_dlpack_managed_tensor")?.unbind(),

@@ -61,6 +61,32 @@ def test_an_array_crosses_in_place_both_ways() -> None:
     assert tb.plan(source, "jax").zero_copy and tb.plan(x, "numpy").zero_copy
 
 
+def test_an_array_that_is_sharded_over_one_device_crosses() -> None:
+    mesh = jax.sharding.Mesh(jax.devices("cpu")[:1], "i")
+    x = jax.device_put(jnp.arange(8.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i")))
+    view = tb.to_numpy(x, copy=False)
+    assert view.ctypes.data == x.unsafe_buffer_pointer() and view.tolist() == list(range(8))
+
+
+def test_a_conversion_runs_hardly_any_python() -> None:
+    x, memory = jnp.ones(8), aligned(np.ones(16, np.float32))
+    for convert in (lambda: tb.to_numpy(x), lambda: tb.to_jax(memory)):
+        convert()
+        frames: list[str] = []
+
+        def look(frame: Any, event: str, _: Any, frames: list[str] = frames) -> None:
+            if event == "call":
+                frames.append(frame.f_code.co_name)
+
+        sys.setprofile(look)
+        try:
+            convert()
+        finally:
+            sys.setprofile(None)
+        # Beside `convert`, what JAX has in Python: its mode, and an array's sharding.
+        assert len(frames) <= 3, frames
+
+
 @pytest.mark.parametrize("name", ["torch", "tensorflow"])
 def test_an_array_crosses_to_and_from(name: str) -> None:
     pytest.importorskip(name)

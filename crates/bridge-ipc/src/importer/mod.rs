@@ -96,7 +96,7 @@ pub fn check(lent: &Lent) -> Result<()> {
 
 /// Returns whether this process has a lease of another one.
 pub fn is_leasing() -> bool {
-    !registry().is_empty()
+    !OPEN.is_untouched() && !registry().is_empty()
 }
 
 /// Returns the lease that a tensor's memory is on, and the number of the segment.
