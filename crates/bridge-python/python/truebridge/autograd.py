@@ -1,58 +1,80 @@
-"""Gradients across frameworks: a function of TensorFlow 2 in a model of PyTorch, and the other way round.
+"""Gradients across frameworks: a function of one framework in a model of another.
 
-``torch_function(f)`` runs a function of TensorFlow on tensors of PyTorch, and ``loss.backward()`` goes through it.
-``tf_function(f)`` runs a function or module of PyTorch on tensors of TensorFlow, and ``tf.GradientTape`` goes through
-it. Arguments and parameters are passed in place where both frameworks allow it, in stream order. Results and gradients
-are copied: each framework writes to memory or shares it in ways that the other does not expect.
+``torch_function(f)`` runs a function of TensorFlow or JAX on tensors of PyTorch, and ``loss.backward()`` goes through
+it. ``tf_function(f)`` runs a function of PyTorch or JAX on tensors of TensorFlow, and ``tf.GradientTape`` goes through
+it. ``jax_function(f)`` runs a function of PyTorch or TensorFlow on arrays of JAX, and ``jax.grad`` goes through it. The
+keyword ``of=`` names the framework of ``f``. Arguments and parameters are passed in place where both frameworks allow
+it, in stream order. Results and gradients are copied: each framework writes to memory or shares it in ways that the
+other does not expect.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import of_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     import torch
 
-__all__ = ["tf_function", "torch_function"]
+__all__ = ["jax_function", "tf_function", "torch_function"]
+
+_LABELS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX"}
+
+#: By the framework whose tensors are differentiated and that of the function: the module that makes one of the other.
+_PAIRS = {
+    ("torch", "tensorflow"): "_autograd_tensorflow_in_torch",
+    ("torch", "jax"): "_autograd_jax_in_torch",
+    ("tensorflow", "torch"): "_autograd_torch_in_tensorflow",
+    ("tensorflow", "jax"): "_autograd_jax_in_tensorflow",
+    ("jax", "torch"): "_autograd_torch_in_jax",
+    ("jax", "tensorflow"): "_autograd_tensorflow_in_jax",
+}
 
 
-def torch_function(function: Callable[..., Any], *, variables: Iterable[Any] = ()) -> torch.nn.Module:
-    """Return a module of PyTorch that runs a function of TensorFlow and is differentiable.
+def torch_function(
+    function: Callable[..., Any], *, of: Literal["tensorflow", "jax"] = "tensorflow", variables: Any = None
+) -> torch.nn.Module:
+    """Return a module of PyTorch that runs a function of another framework and is differentiable.
 
     Parameters
     ----------
     function : callable
-        A function of eager tensors of TensorFlow, a ``tf.function`` or a layer of Keras. It returns a tensor or a
-        container of tensors. ``None`` may stand for a tensor.
-    variables : iterable of tf.Variable or Keras variables, optional
-        The variables that are trained, such as ``layer.trainable_variables`` of a layer that is built. They become
-        the parameters of the module, in this order and in place: a step of PyTorch's optimizer writes to the variables,
-        and to no other tensor of TensorFlow. Before you write to a parameter yourself, call ``module.unshare()``.
+        A function of eager tensors of TensorFlow, a ``tf.function`` or a layer of Keras; with ``of="jax"`` a function
+        of arrays that ``jax.jit`` can compile. It returns a tensor or a container of tensors. ``None`` may stand for a
+        tensor.
+    of : str, optional
+        The framework of the function.
+    variables : optional
+        What is trained. Of TensorFlow an iterable of variables, such as ``layer.trainable_variables`` of a layer that
+        is built. They become the parameters of the module, in this order and in place: a step of PyTorch's optimizer
+        writes to the variables, and to no other tensor of TensorFlow. Before you write to a parameter yourself, call
+        ``module.unshare()``. Of JAX a tree of arrays, which never change: the parameters of the module are copies of
+        them, and the function takes the tree of these as its first argument, as ``model.apply`` of Flax does.
 
     Returns
     -------
     torch.nn.Module
         Takes tensors of PyTorch, also in dicts, lists and tuples and by keyword, all on one device. Other arguments
-        are passed as they are. The results have the dtypes that ``function`` returns; those of integers are not
-        differentiable. A second call of ``backward`` with ``create_graph=True`` differentiates the gradients.
+        are passed as they are; JAX compiles the function for each of them. The results have the dtypes that
+        ``function`` returns; those of integers are not differentiable. A second call of ``backward`` with
+        ``create_graph=True`` differentiates the gradients.
 
     Raises
     ------
     BridgeError
         ``argument`` if ``function`` is not callable, if it reads a trainable variable that ``variables`` does not name
-        while gradients are on, if a parameter was replaced, if the module is pickled or copied, and for forward-mode
-        derivatives; ``not_a_tensor`` for an argument of another framework and for a result that is not a tensor;
-        ``device`` for tensors of several devices; ``dtype`` for a variable that has no gradient; ``missing`` without
-        PyTorch or TensorFlow.
+        while gradients are on, if a parameter was replaced, if a module over variables is pickled or copied, for
+        another ``of``, and for forward-mode derivatives; ``not_a_tensor`` for an argument of another framework and for
+        a result that is not a tensor; ``device`` for tensors of several devices; ``dtype`` for a variable that has no
+        gradient, and for 64 bits without ``jax_enable_x64``; ``missing`` without the two frameworks.
 
     See Also
     --------
-    tf_function : the other direction.
+    tf_function, jax_function : the other directions.
 
     Examples
     --------
@@ -64,42 +86,46 @@ def torch_function(function: Callable[..., Any], *, variables: Iterable[Any] = (
     >>> x.grad
     tensor([2., 4.])
     """
-    _check(function)
-    module: torch.nn.Module = _framework("_autograd_torch").TensorFlowFunction(function, variables)
+    module: torch.nn.Module = _made("torch", of, function, variables)
     return module
 
 
-def tf_function(function: Callable[..., Any], *, outputs: Any = None) -> Callable[..., Any]:
-    """Return a function of TensorFlow that runs a function or module of PyTorch and is differentiable.
+def tf_function(
+    function: Callable[..., Any], *, of: Literal["torch", "jax"] = "torch", outputs: Any = None
+) -> Callable[..., Any]:
+    """Return a function of TensorFlow that runs a function of another framework and is differentiable.
 
     Parameters
     ----------
     function : callable
-        A function of tensors of PyTorch, or a ``torch.nn.Module``. It returns a tensor or a container of tensors.
-        ``None`` may stand for a tensor. It must not write to its arguments: TensorFlow treats tensors as constants, so
-        that is an error.
+        A function of tensors of PyTorch, or a ``torch.nn.Module``; with ``of="jax"`` a function of arrays that
+        ``jax.jit`` can compile. It returns a tensor or a container of tensors. ``None`` may stand for a tensor. It must
+        not write to its arguments: TensorFlow treats tensors as constants, so that is an error.
+    of : str, optional
+        The framework of the function.
     outputs : structure of tf.TensorSpec, optional
         What ``function`` returns: shapes, where ``None`` is a length that varies, and dtypes. A ``tf.function`` needs
-        it, because it is traced before PyTorch has run.
+        it, because it is traced before the function has run.
 
     Returns
     -------
     callable
         Takes tensors and variables of TensorFlow, also in dicts, lists and tuples and by keyword, all on one device.
         Other arguments are passed as they are. Each time that TensorFlow computes a gradient through the function, the
-        gradients of the parameters that ``function`` uses are added to their ``.grad``, as in PyTorch.
+        gradients of the parameters of PyTorch that ``function`` uses are added to their ``.grad``, as in PyTorch.
 
     Raises
     ------
     BridgeError
         ``argument`` if ``function`` is not callable or writes to an argument, inside a ``tf.function`` without
-        ``outputs``, for a result that ``outputs`` does not describe, and for ``tape.jacobian`` with pfor;
-        ``not_a_tensor`` for an argument of another framework and for a result that is not a tensor; ``device`` for
-        tensors of several devices; ``missing`` without PyTorch or TensorFlow.
+        ``outputs``, for a result that ``outputs`` does not describe, for another ``of``, and for ``tape.jacobian`` with
+        pfor; ``not_a_tensor`` for an argument of another framework and for a result that is not a tensor; ``device``
+        for tensors of several devices; ``dtype`` for 64 bits without ``jax_enable_x64``; ``missing`` without the two
+        frameworks.
 
     See Also
     --------
-    torch_function : the other direction.
+    torch_function, jax_function : the other directions.
 
     Examples
     --------
@@ -112,21 +138,68 @@ def tf_function(function: Callable[..., Any], *, outputs: Any = None) -> Callabl
     >>> tape.gradient(y, x).numpy()
     array([2., 4.], dtype=float32)
     """
-    _check(function)
-    wrapped: Callable[..., Any] = _framework("_autograd_tensorflow").wrapped(function, outputs)
+    wrapped: Callable[..., Any] = _made("tensorflow", of, function, outputs)
     return wrapped
 
 
-def _check(function: Any) -> None:
+def jax_function(function: Callable[..., Any], *, of: Literal["torch", "tensorflow"] = "torch") -> Callable[..., Any]:
+    """Return a function of JAX that runs a function of another framework and is differentiable.
+
+    Parameters
+    ----------
+    function : callable
+        A function of tensors of PyTorch, or a ``torch.nn.Module``; with ``of="tensorflow"`` a function of eager tensors
+        of TensorFlow. It returns a tensor or a container of tensors. ``None`` may stand for a tensor. What it trains is
+        an argument: JAX has gradients of arguments alone.
+    of : str, optional
+        The framework of the function.
+
+    Returns
+    -------
+    callable
+        Takes arrays of JAX in trees and by keyword. Other arguments are passed as they are. ``jax.grad`` and
+        ``jax.vjp`` go through it, to any order. It runs outside of compiled functions: compile with ``jax.jit`` what is
+        before it, and what is after it.
+
+    Raises
+    ------
+    BridgeError
+        ``argument`` if ``function`` is not callable, writes to an argument, or uses parameters or variables that would
+        get no gradient; inside of ``jit``, ``vmap``, ``pmap`` and ``scan``; for another ``of``; ``not_a_tensor`` for an
+        argument of another framework and for a result that is not a tensor; ``dtype`` for a result of 64 bits without
+        ``jax_enable_x64``; ``missing`` without the two frameworks.
+
+    See Also
+    --------
+    torch_function, tf_function : the other directions.
+
+    Examples
+    --------
+    >>> import jax, torch
+    >>> import truebridge as tb
+    >>> total = tb.autograd.jax_function(lambda x: torch.square(x).sum())
+    >>> jax.grad(total)(jax.numpy.array([1.0, 2.0]))
+    Array([2., 4.], dtype=float32)
+    """
+    wrapped: Callable[..., Any] = _made("jax", of, function)
+    return wrapped
+
+
+def _made(target: str, of: str, function: Any, *options: Any) -> Any:
+    """Return the function of ``target`` that runs one of the framework ``of``."""
     if not callable(function):
         raise of_kind("argument", f"{_shown(function)} is not callable: pass a function, a layer or a module")
-
-
-def _framework(module: str) -> Any:
+    if (target, of) not in _PAIRS:
+        known = " or ".join(repr(one) for into, one in _PAIRS if into == target)
+        raise of_kind(
+            "argument", f"of={of!r:.50} names no framework that gradients of {_LABELS[target]} enter: {known}"
+        )
     try:
-        return importlib.import_module(f".{module}", __package__)
+        module = importlib.import_module(f".{_PAIRS[target, of]}", __package__)
     except ImportError as error:
-        raise of_kind("missing", f"gradients need PyTorch and TensorFlow: {str(error):.200}") from error
+        text = f"gradients need {_LABELS[target]} and {_LABELS[of]}: {str(error):.200}"
+        raise of_kind("missing", text) from error
+    return module.wrapped(function, *options)
 
 
 def tensors_at(leaves: list[Any], own: Any, others: Any, name: str, call: str) -> list[int]:
@@ -146,13 +219,12 @@ def results_at(leaves: list[Any], own: Any, name: str) -> list[int]:
     """Return the indices of the tensors among the leaves of the results."""
     for leaf in leaves:
         if leaf is not None and not isinstance(leaf, own):
-            raise of_kind(
-                "not_a_tensor", f"the function returned {_shown(leaf)}: return tensors of {name}, or containers of them"
-            )
+            text = f"the function returned {_shown(leaf)}: return tensors of {name}, or containers of them; of= names "
+            raise of_kind("not_a_tensor", text + "the framework of the function")
     return [i for i, leaf in enumerate(leaves) if leaf is not None]
 
 
-def filled(leaves: list[Any], at: list[int], tensors: Any) -> list[Any]:
+def filled(leaves: Sequence[Any], at: Sequence[int], tensors: Any) -> list[Any]:
     """Return the leaves with these tensors at these indices."""
     made = list(leaves)
     for i, tensor in zip(at, tensors, strict=True):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import logging
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,86 +22,47 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from . import _core
-from ._autograd_nodes import anchor
+from ._autograd_in_tensorflow import anchor
+from ._autograd_in_torch import Node, check_devices, check_forward_mode, copied
+from ._autograd_of_tensorflow import Recorded, crossed, on
 from .autograd import filled, results_at, tensors_at
 from .errors import of_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    Step = Callable[[], "Record"]
-
 
 class Record(NamedTuple):
-    """What TensorFlow knows of one node."""
+    """A node of TensorFlow's in PyTorch's autograd."""
 
-    tape: Any
-    #: Where the computation runs.
-    device: str | None
-    #: Tensors and variables, one for each input of the node.
-    sources: list[Any]
-    #: Tensors, one for each output of the node.
-    targets: list[Any]
-    #: The variable whose gradient trains parameters of PyTorch that the function uses, if there are any.
-    anchors: list[Any]
+    run: Recorded
 
+    @property
+    def targets(self) -> list[Any]:
+        """Tensors, one for each output of the node."""
+        return self.run.targets
 
-class _Node(torch.autograd.Function):  # type: ignore[misc]
-    """A computation of TensorFlow: ``step`` runs it, and the tensors are what it depends on."""
+    def differentiated(
+        self, tensors: Any, wanted: list[int], given: list[int], known: list[Any]
+    ) -> tuple[list[int], Any]:
+        """Return the inputs that have a gradient, and these gradients."""
+        again = torch.is_grad_enabled()
+        at: list[int] = []
 
-    @staticmethod
-    def forward(ctx: Any, step: Step, *tensors: Any) -> tuple[Any, ...]:
-        record = step()
-        outputs = _copied(record.targets)
-        ctx.mark_non_differentiable(*(y for y in outputs if not _has_gradient(y)))
-        ctx.set_materialize_grads(False)
-        # The tape reads their memory later: PyTorch refuses to go back once a program has written to it.
-        ctx.save_for_backward(*tensors)
-        ctx.record = record
-        return tuple(outputs)
+        def step() -> Record:
+            run = self.run.derived(wanted, given, known, again)
+            places = [k for k, gradient in enumerate(run.targets) if gradient is not None]
+            at.extend(wanted[k] for k in places)
+            return Record(run._replace(targets=[run.targets[k] for k in places]))
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        tensors = ctx.saved_tensors
-        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
-        given = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        found: list[Any] = [None] * (1 + len(tensors))
-        if wanted and given:
-            known = [gradients[i] for i in given]
-            at, made = _differentiated(ctx.record, tensors, wanted, given, known)
-            for i, gradient in zip(at, made, strict=True):
-                found[1 + i] = gradient.to(tensors[i].device)
-        if not _kept():
-            ctx.record = None
-        return tuple(found)
+        if again:
+            return at, Node.apply(step, *tensors, *known)
+        return at, copied(step().targets)
 
 
-def _differentiated(
-    record: Record, tensors: Any, wanted: list[int], given: list[int], known: list[Any]
-) -> tuple[list[int], Any]:
-    """Return the inputs that have a gradient, and these gradients.
-
-    ``known`` are the gradients of the outputs ``given``, and ``wanted`` the inputs whose gradients are needed.
-    """
-    again = torch.is_grad_enabled()
-    at: list[int] = []
-
-    def step() -> Record:
-        views = _crossed(known)
-        with _on(record.device), _recording(record.tape) if again else contextlib.nullcontext():
-            if again:
-                record.tape.watch(views)
-            targets = [record.targets[i] for i in given]
-            sources = [*(record.sources[i] for i in wanted), *record.anchors]
-            made = record.tape.gradient(targets, sources, output_gradients=views)[: len(wanted)]
-            at.extend(i for i, gradient in zip(wanted, made, strict=True) if gradient is not None)
-            # Of the rows of a table that were read, TensorFlow makes slices.
-            made = [tf.convert_to_tensor(gradient) for gradient in made if gradient is not None]
-        return Record(record.tape, record.device, [*record.sources, *views], made, record.anchors)
-
-    if again:
-        return at, _Node.apply(step, *tensors, *known)
-    return at, _copied(step().targets)
+def wrapped(function: Callable[..., Any], variables: Iterable[Any] | None) -> Any:
+    """Return the module of PyTorch that runs this function of TensorFlow."""
+    return TensorFlowFunction(function, () if variables is None else variables)
 
 
 class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
@@ -149,8 +109,8 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
         own = (tf.Tensor, tf.Variable)
         at = tensors_at(leaves, torch.Tensor, own, "PyTorch", "truebridge.to_torch")
         tensors = [*(leaves[i] for i in at), *self._parameters_in_place()]
-        _check_devices(tensors)
-        _check_forward_mode(tensors)
+        check_devices(tensors)
+        check_forward_mode(tensors, "TensorFlow")
         records = torch.is_grad_enabled()
         differentiable = records and any(tensor.requires_grad for tensor in tensors)
         tape: Any = tf.GradientTape(persistent=differentiable) if records else contextlib.nullcontext()
@@ -159,10 +119,10 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
 
         def step() -> Record:
             nonlocal results
-            views = _crossed(tensors[: len(at)])
+            views = crossed(tensors[: len(at)])
             sources = [*views, *self._sources]
             device = next((source.device for source in sources), None)
-            with _on(device), tape:
+            with on(device), tape:
                 if differentiable:
                     tape.watch([x for x, tensor in zip(sources, tensors, strict=True) if tensor.requires_grad])
                     # Each gets a gradient of its own: TensorFlow leaks a tensor that is the gradient of two inputs.
@@ -174,12 +134,12 @@ class TensorFlowFunction(torch.nn.Module):  # type: ignore[misc]
             anchors = self._checked(tape.watched_variables(), differentiable) if records else []
             with tape:
                 targets = [tf.convert_to_tensor(flat[i]) for i in where]
-            return Record(tape, device, sources, targets, anchors)
+            return Record(Recorded(tape, device, sources, targets, anchors))
 
         if differentiable:
-            outputs = _Node.apply(step, *tensors)
+            outputs = Node.apply(step, *tensors)
         else:
-            outputs = _copied(step().targets)
+            outputs = copied(step().targets)
         return tf.nest.pack_sequence_as(results, filled([None] * len(tf.nest.flatten(results)), where, outputs))
 
     def _parameters_in_place(self) -> list[Any]:
@@ -366,59 +326,3 @@ def _order(parameters: Iterable[Any]) -> None:
     """Let what TensorFlow reads from now on wait for what PyTorch has still to write, once for each device."""
     for parameter in {parameter.device: parameter for parameter in parameters if parameter.is_cuda}.values():
         _core.to_tensorflow(parameter.detach())
-
-
-def _copied(tensors: list[Any]) -> list[Any]:
-    """Return tensors of TensorFlow in memory that PyTorch alone has."""
-    views: list[Any] = _core.to_torch(tensors, copy=True)
-    return views
-
-
-def _check_forward_mode(tensors: list[Any]) -> None:
-    forward = torch.autograd.forward_ad
-    if forward._current_level >= 0 and any(forward.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise of_kind("argument", "forward-mode derivatives do not go through TensorFlow: use backward")
-
-
-def _check_devices(tensors: list[Any]) -> None:
-    devices = sorted({str(tensor.device) for tensor in tensors})
-    if len(devices) > 1:
-        raise of_kind("device", f"tensors are on {' and '.join(devices)}: move them to one device first")
-
-
-def _crossed(tensors: list[Any]) -> list[Any]:
-    # Each is an object of its own, so that a tensor that is passed twice has a gradient for each time.
-    views: list[Any] = _core.to_tensorflow([tensor.detach() for tensor in tensors])
-    return views
-
-
-def _on(device: str | None) -> Any:
-    return contextlib.nullcontext() if device is None else tf.device(device)
-
-
-@contextlib.contextmanager
-def _recording(tape: Any) -> Iterator[None]:
-    """Let the tape continue to record. TensorFlow warns of the cost; here the caller has requested it."""
-    logger = tf.get_logger()
-    quiet = _Quiet()
-    logger.addFilter(quiet)
-    try:
-        with tape:
-            yield
-    finally:
-        logger.removeFilter(quiet)
-
-
-class _Quiet(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "GradientTape.gradient on a persistent tape" not in str(record.msg)
-
-
-def _has_gradient(tensor: Any) -> bool:
-    return bool(tensor.is_floating_point() or tensor.is_complex())
-
-
-def _kept() -> bool:
-    """Return whether the running ``backward`` keeps the graph. PyTorch drops saved tensors by itself, but no tape."""
-    keeps = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return keeps is None or bool(keeps())

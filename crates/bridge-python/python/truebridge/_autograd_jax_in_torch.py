@@ -1,0 +1,99 @@
+"""Functions of JAX as nodes of PyTorch's autograd. Imports both frameworks.
+
+Arguments and parameters are converted in place. Results and gradients are copied: arrays of JAX never change, may share
+their memory, and are what its derivatives are computed from; PyTorch writes to what it is given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import torch
+
+from . import _core
+from ._autograd_in_torch import Node, check_devices, check_forward_mode, copied
+from ._autograd_of_jax import Functions, Run, differentiable
+from .autograd import tensors_at
+from .errors import of_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def wrapped(function: Callable[..., Any], variables: Any) -> Any:
+    """Return the module of PyTorch that runs this function of JAX."""
+    return JAXFunction(function, variables)
+
+
+class Record:
+    """What JAX knows of one node."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.targets = run.outputs
+
+    def differentiated(
+        self, tensors: Any, wanted: list[int], given: list[int], known: list[Any]
+    ) -> tuple[list[int], Any]:
+        """Return the inputs that have a gradient, and these gradients."""
+        at = self.run.reached(wanted, given)
+        if not at:
+            return [], []
+        if torch.is_grad_enabled():
+            made = Node.apply(lambda: Record(self.run.pulled(at, given, _crossed(known))), *tensors, *known)
+        else:
+            made = copied(self.run.gradients(at, given, _crossed(known)))
+        return list(at), made
+
+
+class JAXFunction(torch.nn.Module):  # type: ignore[misc]
+    """A function of JAX. Its parameters are copies of arrays, which the function takes as its first argument."""
+
+    def __init__(self, function: Callable[..., Any], variables: Any) -> None:
+        super().__init__()
+        self.functions = Functions(function)
+        leaves, tree = jax.tree.flatten(variables)
+        self.variables = torch.nn.ParameterList([_parameter(leaf) for leaf in leaves])
+        #: The container of the parameters, with their numbers in it.
+        self.form = () if variables is None else (jax.tree.unflatten(tree, range(len(leaves))),)
+
+    # Dynamo cannot look into JAX: it compiles what is before and what is after.
+    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function."""
+        parameters = list(self.variables)
+        args = (*jax.tree.map(parameters.__getitem__, self.form), *args)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        at = tensors_at(leaves, torch.Tensor, jax.Array, "PyTorch", "truebridge.to_torch")
+        computation, tensors = self.functions.of(leaves, at, tree), [leaves[i] for i in at]
+        check_devices(tensors)
+        check_forward_mode(tensors, "JAX")
+        wanted = [i for i, tensor in enumerate(tensors) if tensor.requires_grad] if torch.is_grad_enabled() else []
+        if not wanted:
+            leaves, tree = jax.tree.flatten(computation(_crossed(tensors)))
+            return jax.tree.unflatten(tree, copied(leaves))
+        results: Any = None
+
+        def step() -> Record:
+            nonlocal results
+            run = computation.recorded(_crossed(tensors), wanted)
+            results = jax.tree.structure(run.results)
+            return Record(run)
+
+        made = Node.apply(step, *tensors)
+        return jax.tree.unflatten(results, made)
+
+
+def _parameter(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array):
+        raise of_kind("not_a_tensor", f"an object of type {type(leaf).__name__} in variables= is not an array of JAX")
+    if not differentiable(leaf):
+        text = f"an array in variables= is {leaf.dtype} and has no gradient: let the function hold it"
+        raise of_kind("dtype", text)
+    return torch.nn.Parameter(_core.to_torch(leaf, copy=True))
+
+
+def _crossed(tensors: list[Any]) -> list[Any]:
+    arrays: list[Any] = _core.to_jax(tensors, detach=True)
+    return arrays
