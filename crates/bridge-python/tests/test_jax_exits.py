@@ -1,0 +1,167 @@
+"""Processes that end while views of JAX, PyTorch, TensorFlow and NumPy over one another's memory are alive.
+
+Some of the memory is of a producer whose deleter is the C library's ``free``: a second call aborts the process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+FRAMEWORKS = ("jax", "tensorflow", "torch")
+for framework in FRAMEWORKS:
+    pytest.importorskip(framework)
+
+ORDERS = list(itertools.permutations(FRAMEWORKS))
+
+SETUP = """
+import sys
+sys.modules["tensorflow.python.pywrap_dlopen_global_flags"] = None
+import {imports}
+import atexit, ctypes, gc, os, threading, time
+import jax, numpy as np, tensorflow, torch
+import truebridge as tb
+from capsules import CPU, FLOAT, Legacy, new_capsule
+
+libc = ctypes.CDLL(None)
+libc.aligned_alloc.restype = ctypes.c_void_p
+libc.aligned_alloc.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
+free = ctypes.cast(libc.free, ctypes.c_void_p).value
+
+class Freed:
+    "A float32 vector of 64 ones, in one block with what describes it."
+
+    def __dlpack_device__(self):
+        return CPU, 0
+
+    def __dlpack__(self, **_):
+        block = libc.aligned_alloc(64, 1024)
+        data = (ctypes.c_float * 64).from_address(block + 256)
+        data[:] = [1.0] * 64
+        ctypes.c_int64.from_address(block + 192).value = 64
+        managed = Legacy.from_address(block)
+        managed.deleter = free
+        tensor = managed.tensor
+        tensor.data, tensor.device_type, tensor.device_id, tensor.ndim = block + 256, CPU, 0, 1
+        tensor.code, tensor.bits, tensor.lanes, tensor.byte_offset = FLOAT, 32, 1, 0
+        tensor.shape = ctypes.cast(block + 192, ctypes.POINTER(ctypes.c_int64))
+        tensor.strides = None
+        return new_capsule(block, b"dltensor", None)
+
+step = jax.jit(lambda x: x * 2)
+targets = ["jax", "torch", "tensorflow", "numpy"]
+
+def views():
+    "Views of every framework over the memory of every other one, and over that of the producer."
+    sources = [jax.numpy.ones(64), torch.ones(64), tensorflow.ones(64), Freed()]
+    made = [tb.convert(source, target, read_only=True) for source in sources for target in targets]
+    made += [tb.convert(view, target, read_only=True) for view in made[-4:] for target in targets]
+    return made + [step(view) for view in made if isinstance(view, jax.Array)]
+
+def use(views):
+    for view in views:
+        assert float(tb.to_numpy(view).sum()) in (64.0, 128.0)
+
+use(views())
+# Each has been given back once: JAX does so on threads of its own.
+patience = time.monotonic() + 60
+while (stats := tb.stats())["leased"] != stats["released"]:
+    assert time.monotonic() < patience, stats
+    gc.collect()
+    jax.numpy.ones(1).block_until_ready()
+    time.sleep(0.01)
+kept = views()
+# Some are dropped, in an order of their own.
+turn = {turn}
+for index in sorted(range(len(kept)), key=lambda index: index * turn % 17)[::2]:
+    kept[index] = None
+gc.collect()
+use(view for view in kept if view is not None)
+"""
+
+#: How the program ends, and its exit code.
+ENDINGS = {
+    "alive": ("sys.keep = kept + [kept]", 0),
+    "hooks": (
+        """
+        def drop():
+            while kept:
+                kept.pop(turn % len(kept))
+            use(views())
+        atexit.register(drop)
+        late = views()
+        atexit.register(late.clear)
+        del late
+        """,
+        0,
+    ),
+    # Not daemon threads that run: Python 3.11 ends them inside of JAX and PyTorch, which then abort, with or without
+    # this package.
+    "threads": (
+        """
+        holding, never = threading.Barrier(3), threading.Event()
+        def hold():
+            held = views()
+            holding.wait()
+            never.wait()
+        for _ in range(2):
+            threading.Thread(target=hold, daemon=True).start()
+        threading.Thread(target=lambda: [use(views()) for _ in range(5)]).start()
+        holding.wait()
+        """,
+        0,
+    ),
+    "at once": ("pending = [step(tb.to_jax(Freed())) for _ in range(10)]; os._exit(0)", 0),
+    "exception": (
+        """
+        sys.excepthook = lambda kind, *_: kind is IndexError or print(kind, file=sys.stderr)
+        def deep(depth):
+            held = views()
+            return deep(depth - 1) if depth else held[100]
+        deep(5)
+        """,
+        1,
+    ),
+}
+
+CASES = [(order, ending) for ending in ENDINGS for order in ORDERS]
+
+
+def run(order: tuple[str, ...], ending: str) -> subprocess.CompletedProcess[str]:
+    code = SETUP.format(imports=", ".join(order), turn=3 + ORDERS.index(order)) + textwrap.dedent(ENDINGS[ending][0])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, env=env
+    )
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[dict[tuple[tuple[str, ...], str], Future[subprocess.CompletedProcess[str]]]]:
+    """One process for each case, a few at a time."""
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        yield {case: pool.submit(run, *case) for case in CASES}
+
+
+def complaints(stderr: str) -> list[str]:
+    """The lines that are not XLA's or TensorFlow's log, some of which no setting turns off."""
+    logged = re.compile(r"WARNING: All log messages before absl|[IWE]\d{4} |To enable the following instructions|\s*$")
+    return [line for line in stderr.splitlines() if not logged.match(line)]
+
+
+@pytest.mark.parametrize(("order", "ending"), CASES, ids=[f"{ending}-{','.join(order)}" for order, ending in CASES])
+def test_a_process_ends_without_a_word(
+    order: tuple[str, ...],
+    ending: str,
+    runs: dict[tuple[tuple[str, ...], str], Future[subprocess.CompletedProcess[str]]],
+) -> None:
+    done = runs[order, ending].result()
+    assert (done.returncode, complaints(done.stderr)) == (ENDINGS[ending][1], [])
