@@ -146,6 +146,26 @@ def test_gradients_pass_by() -> None:
     assert called(of_the_tensor).tolist() == [4, 4, 4]
 
 
+@pytest.mark.parametrize("compile", [jax.jit, lambda function: function])
+def test_a_checkpoint_reads_the_tensor_again(compile: Any) -> None:
+    source = arrays(3) + 1
+    fed = tb.jax.feed(source)
+    function = jax.checkpoint(lambda x: jnp.sin(x * tb.jax.external_input(fed)).sum())
+    gradient = called(compile(jax.grad(function)), jnp.ones(3))
+    np.testing.assert_allclose(gradient, np.cos(source) * source, rtol=1e-6)
+    source += 1
+    gradient = called(compile(jax.grad(function)), jnp.ones(3))
+    np.testing.assert_allclose(gradient, np.cos(source) * source, rtol=1e-6)
+
+
+def test_functions_that_read_or_fill_are_not_exported() -> None:
+    exported: Any = pytest.importorskip("jax.export")
+    read, filled = tb.jax.feed(arrays(3)), tb.jax.feed(arrays(3))
+    for function in (lambda x: x + tb.jax.external_input(read), lambda x: tb.jax.external_output(x, filled)):
+        with pytest.raises(ValueError, match="custom calls whose targets have no compatibility guarantees"):
+            exported.export(jax.jit(function))(jnp.ones(3))
+
+
 def test_under_vmap_a_tensor_is_read_once_and_filling_is_refused() -> None:
     fed = tb.jax.feed(np.ones(3, np.float32))
     read = jax.vmap(lambda x: x * tb.jax.external_input(fed))
