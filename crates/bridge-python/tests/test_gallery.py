@@ -32,8 +32,10 @@ if not EXAMPLES.is_dir():
 PROGRAMS = {
     "cupy_to_keras": "scores equal those of the same batch from the host",
     "frozen_service": r"TensorFlow 1\.15\.\d answered 32 requests on tensors of PyTorch on (?P<device>\w+), in place",
+    "jax_layer_in_torch": r"loss \S+ before, \S+ after 100 steps on (?P<device>\w+)",
     "keras_layer_in_torch": r"loss \S+ before, \S+ after 100 steps on (?P<device>\w+); kernel in place",
     "loader_to_tensorflow": r"96 images arrived as float32 of shape \(32, 3, 64, 64\) on \S+device:(?P<device>\w+):0",
+    "torch_to_jax": r"1280 images of PyTorch classified by JAX on (?P<device>\w+), in place",
     "shared_weights": r"weights shared once, on (?P<device>\w+)\S*: the server saw every step",
 }
 #: What the line of ``cupy_to_keras`` before that says of a batch.
@@ -44,7 +46,7 @@ def printed(name: str, *arguments: str, **settings: str) -> list[str]:
     """Run a program, and return its lines."""
     if name == "frozen_service" and not os.environ.get("TRUEBRIDGE_TENSORFLOW1"):
         pytest.skip("TRUEBRIDGE_TENSORFLOW1 names no folder of TensorFlow 1.15")
-    pytest.importorskip("keras")
+    pytest.importorskip("jax" if "jax" in name else "keras")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings}
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)

@@ -82,7 +82,9 @@ def traces_are_typed() -> None:
 
 def gradients_are_typed(f: Callable[[tf.Tensor], tf.Tensor], g: Callable[[torch.Tensor], torch.Tensor]) -> None:
     assert_type(tb.autograd.torch_function(f), torch.nn.Module)
+    assert_type(tb.autograd.torch_function(f, of="jax"), torch.nn.Module)
     assert_type(tb.autograd.tf_function(g), Callable[..., Any])
+    assert_type(tb.autograd.jax_function(g, of="tensorflow"), Callable[..., Any])
 
 
 def loans_are_typed(x: torch.Tensor, f: Callable[[object], int]) -> None:
