@@ -1,0 +1,124 @@
+"""JAX on a CUDA device beside PyTorch: what waits for what, also in JAX's own copies, and what is kept how long."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import truebridge as tb
+
+# JAX would take most of the memory, which the other tests need.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+np: Any = pytest.importorskip("numpy")
+torch: Any = pytest.importorskip("torch")
+jax: Any = pytest.importorskip("jax")
+if not torch.cuda.is_available() or all(device.platform != "gpu" for device in jax.devices()):
+    pytest.skip("no CUDA device that JAX has", allow_module_level=True)
+
+jnp = jax.numpy
+GPU = jax.local_devices(backend="cuda")[0]
+N = 1 << 20
+ROUNDS = 10
+
+#: Cycles of a GPU: some tens of milliseconds, in which everything that does not wait is too early.
+LONG = 100_000_000
+
+
+@jax.jit
+def long(x: Any) -> Any:
+    """Compute for some tens of milliseconds."""
+    for _ in range(30):
+        x = x @ x * 1e-4
+    return x
+
+
+@pytest.fixture(scope="module")
+def operand() -> Any:
+    x = jax.device_put(jnp.ones((4096, 4096)), GPU)
+    return long(x).block_until_ready()
+
+
+def late(side: Any, value: float) -> Any:
+    """Return a tensor of PyTorch that a stream will have filled after a while."""
+    with torch.cuda.stream(side):
+        tensor = torch.zeros(N, device="cuda")
+        torch.cuda._sleep(LONG)
+        return tensor.fill_(value)
+
+
+def overwrite(side: Any) -> None:
+    """Write to memory that PyTorch reuses."""
+    with torch.cuda.stream(side):
+        torch.full((N,), -1.0, device="cuda")
+
+
+#: Ways of JAX to read an array, which use different streams of its own.
+READS: dict[str, Callable[[Any], Any]] = {
+    "computed": lambda x: np.asarray(x + 0),
+    "to NumPy": np.asarray,
+    "copied on the device": lambda x: np.asarray(jax.device_put(x, GPU, may_alias=False)),
+    "copied to the host": lambda x: np.asarray(jax.device_put(x, jax.local_devices(backend="cpu")[0])),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_jax_reads_after_the_stream_that_writes(read: str) -> None:
+    side = torch.cuda.Stream()
+    for i in range(ROUNDS):
+        with torch.cuda.stream(side):
+            array = tb.to_jax(late(side, i), copy=False)
+        assert (READS[read](array) == i).all()
+        del array
+        gc.collect()
+
+
+@pytest.mark.parametrize("read", [name for name in READS if name != "to NumPy"])
+def test_memory_of_pytorch_is_kept_until_jax_has_read_it(read: str, operand: Any) -> None:
+    lazy = {
+        "computed": lambda x: x + long(operand)[0, 0] * 0,
+        "copied on the device": lambda x: jax.device_put(x, GPU, may_alias=False),
+        "copied to the host": lambda x: jax.device_put(x, jax.local_devices(backend="cpu")[0]),
+    }
+    side = torch.cuda.Stream()
+    for i in range(ROUNDS):
+        with torch.cuda.stream(side):
+            array = tb.to_jax(torch.full((N,), float(i), device="cuda"), copy=False)
+        long(operand)
+        result = lazy[read](array)
+        del array
+        overwrite(side)
+        assert (np.asarray(result) == i).all()
+
+
+def test_pytorch_reads_after_jax_has_computed(operand: Any) -> None:
+    for i in range(ROUNDS):
+        array = jnp.full((N,), float(i), device=GPU) + long(operand)[0, 0] * 0
+        assert (tb.to_torch(array, copy=False) == i).all()
+
+
+def test_memory_of_jax_is_kept_until_a_side_stream_has_read_it() -> None:
+    side = torch.cuda.Stream()
+    for i in range(ROUNDS):
+        array = jax.device_put(jnp.full((N,), float(i)), GPU).block_until_ready()
+        with torch.cuda.stream(side):
+            view = tb.to_torch(array, copy=False)
+            torch.cuda._sleep(LONG)
+            copy = view.clone()
+        del view, array
+        junk = [jax.device_put(jnp.full((N,), -1.0), GPU).block_until_ready() for _ in range(4)]
+        torch.cuda.synchronize()
+        assert (copy == i).all()
+        del junk
+
+
+def test_a_view_is_not_donated() -> None:
+    tensor = torch.ones(N, device="cuda")
+    array = tb.to_jax(tensor, copy=False)
+    with pytest.raises(Exception, match="Donation requested"):
+        jax.jit(lambda x: x * 0 - 1, donate_argnums=0)(array).block_until_ready()
+    assert (tensor == 1).all()
