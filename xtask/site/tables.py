@@ -117,7 +117,7 @@ def newest(bench: str, **wanted: object) -> dict[str, str]:
     for path in sorted(RESULTS.glob(f"*/{bench}.json")):
         name = str(path.relative_to(RESULTS).with_suffix(""))
         for row in report(name)["rows"]:
-            if all(row[key] == value for key, value in wanted.items()):
+            if all(row.get(key) == value for key, value in wanted.items()):
                 found[row["device"].partition(":")[0]] = name
     return {kind: found[kind] for kind in ("cuda", "cpu") if kind in found}
 
@@ -188,16 +188,22 @@ def ways1(links: str) -> str:
 
 
 def training(links: str) -> str:
-    """A step of a PyTorch model with a layer of TensorFlow, beside its halves. Nothing before there is a report."""
-    tables = []
-    for name in newest("bench_training").values():
-        rows = [
-            (row["width"], *(micro(row[who]) for who in ("whole", "torch", "tensorflow")), f"{row['part']:.2f}")
-            for row in report(name)["rows"]
-        ]
-        head = ("width", "whole step, µs", "PyTorch's half, µs", "TensorFlow's half, µs", "part of the halves")
-        tables.append(table(head, rows, "r") + sources(links, name))
-    return "\n\n".join(tables)
+    """A step of a PyTorch model with a layer of another framework, beside its halves."""
+    bench = "bench_training"
+    tensorflow = newest(bench, framework="TensorFlow") or newest(bench, framework=None)
+    found = [*tensorflow.values(), *newest(bench, framework="JAX").values()]
+    return "\n\n".join(steps(name) + sources(links, name) for name in found)
+
+
+def steps(name: str) -> str:
+    """The steps of one report. The first ones were of TensorFlow alone, and call the layer's half by its name."""
+    rows = report(name)["rows"]
+    framework, layer = ("TensorFlow", "tensorflow") if "tensorflow" in rows[0] else (rows[0]["framework"], "layer")
+    lines = [
+        (row["width"], *(micro(row[who]) for who in ("whole", "torch", layer)), f"{row['part']:.2f}") for row in rows
+    ]
+    head = ("width", "whole step, µs", "PyTorch's half, µs", f"{framework}'s half, µs", "part of the halves")
+    return table(head, lines, "r")
 
 
 def orders(links: str, source: str, target: str) -> str:

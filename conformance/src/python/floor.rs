@@ -1,18 +1,22 @@
 //! What no way across can avoid: the producer's own export, the consumer's own import, and the events that order them.
 //! The bench compares a transfer with their sum.
 
-use bridge_core::dlpack::DlpackFlags;
 use bridge_core::dlpack::ffi::{
     DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION,
     DLPACK_MINOR_VERSION, DLPackExchangeAPI, DLPackVersion, DLTensor,
 };
+use bridge_core::dlpack::{DlpackFlags, describe_as};
+use bridge_core::{DType, Device, DeviceKind, Layout, Stream};
+use bridge_pyo3::legacy_capsule;
 use libloading::os::unix::{Library, RTLD_NOW};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::IntoPyDict;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
+use std::sync::Arc;
 
 /// Float32 memory that the imports wrap. Its owner outlives the floor, so nothing is released.
 #[derive(Clone)]
@@ -26,6 +30,13 @@ struct Memory {
 impl Memory {
     fn nbytes(&self) -> usize {
         (self.shape[0] * self.shape[1]) as usize * size_of::<f32>()
+    }
+
+    fn place(&self) -> Device {
+        match self.device {
+            -1 => Device::CPU,
+            index => Device { kind: DeviceKind::CUDA, index },
+        }
     }
 }
 
@@ -56,7 +67,7 @@ impl Floor {
         let memory = Memory { address, shape, device };
         let needs_events = !(pairs.is_empty() && records.is_empty());
         Ok(Self {
-            export: Export::new(py, source)?,
+            export: Export::new(py, source, &memory)?,
             import: Import::new(py, target, &memory)?,
             events: if needs_events { Some(Events::new(pairs, records)?) } else { None },
             memory,
@@ -110,6 +121,11 @@ enum Export {
     /// The C struct of the array interface.
     NumPy,
     TensorFlow(TensorFlowExport),
+    /// The function of jaxlib, over an array of its own, and the stream that waits for the array.
+    JAX {
+        export: Py<PyAny>,
+        stream: Option<u64>,
+    },
 }
 
 struct TensorFlowExport {
@@ -139,7 +155,7 @@ fn status() -> PyResult<Status> {
 }
 
 impl Export {
-    fn new(py: Python<'_>, source: &str) -> PyResult<Self> {
+    fn new(py: Python<'_>, source: &str, memory: &Memory) -> PyResult<Self> {
         Ok(match source {
             "torch" => {
                 let export = exchange(py)?.managed_tensor_from_py_object_no_sync;
@@ -157,6 +173,10 @@ impl Export {
                     dim: function(TENSORFLOW, "TFE_TensorHandleDim")?,
                     status: status()?,
                 })
+            },
+            "jax" => Self::JAX {
+                export: py.import("jaxlib._jax")?.getattr("buffer_to_dlpack_managed_tensor")?.unbind(),
+                stream: (memory.device >= 0).then_some(Stream::LEGACY.handle()),
             },
             _ => return Err(PyValueError::new_err(format!("there is no floor from {source}"))),
         })
@@ -196,6 +216,10 @@ impl Export {
                     (calls.delete)((calls.share)(handle, calls.status.0));
                 }
             }
+            Self::JAX { export, stream } => {
+                let shard = tensor.call_method0(intern!(py, "_fully_replicated_shard"))?;
+                export.bind(py).call1((shard, *stream))?;
+            }
         }
         Ok(())
     }
@@ -204,9 +228,23 @@ impl Export {
 /// The consumer's object over memory that needs no release.
 enum Import {
     Torch(unsafe extern "C" fn(*mut DLManagedTensorVersioned, *mut *mut c_void) -> c_int),
-    CuPy { unowned: Py<PyAny>, pointer: Py<PyAny>, array: Py<PyAny>, dtype: Py<PyAny> },
-    NumPy { new: PyArrayNew, array: Py<PyAny> },
+    CuPy {
+        unowned: Py<PyAny>,
+        pointer: Py<PyAny>,
+        array: Py<PyAny>,
+        dtype: Py<PyAny>,
+    },
+    NumPy {
+        new: PyArrayNew,
+        array: Py<PyAny>,
+    },
     TensorFlow(TensorFlowImport),
+    /// The function of jaxlib, and the device and the stream that it takes.
+    JAX {
+        import: Py<PyAny>,
+        device: Py<PyAny>,
+        stream: Option<u64>,
+    },
 }
 
 /// `PyArray_New`, at place 93 of NumPy's table since 1.0: type, dimensions, number of the dtype, strides, address, size
@@ -308,6 +346,18 @@ impl Import {
                     })
                 }
             }
+            "jax" => {
+                let backend = if memory.device < 0 { "cpu" } else { "cuda" };
+                let keywords = [("backend", backend)].into_py_dict(py)?;
+                let devices = py.import("jax")?.call_method("local_devices", (), Some(&keywords))?;
+                let device = devices.get_item(memory.device.max(0))?;
+                let stream = || device.call_method0("get_stream_for_external_ready_events")?.extract();
+                Self::JAX {
+                    import: py.import("jaxlib._jax")?.getattr("dlpack_managed_tensor_to_buffer")?.unbind(),
+                    stream: if memory.device < 0 { None } else { Some(stream()?) },
+                    device: device.unbind(),
+                }
+            }
             _ => return Err(PyValueError::new_err(format!("there is no floor to {target}"))),
         })
     }
@@ -326,6 +376,14 @@ impl Import {
             Self::CuPy { unowned, pointer, array, dtype } => {
                 let owned = unowned.bind(py).call1((memory.address, memory.nbytes(), py.None(), memory.device))?;
                 return array.bind(py).call1((shape.as_slice(), dtype.bind(py), pointer.bind(py).call1((owned, 0))?));
+            }
+            Self::JAX { import, device, stream } => {
+                let layout = Layout::new(DType::FLOAT32, shape, None, 0).map_err(|error| failed(&error.to_string()))?;
+                // SAFETY: the memory outlives the floor, and is what the arguments say.
+                let managed = unsafe {
+                    describe_as(DType::FLOAT32, &layout, memory.place(), memory.address, false, Arc::new(()))
+                };
+                return import.bind(py).call1((legacy_capsule(py, managed)?, device, *stream, false));
             }
             // SAFETY: the memory outlives the floor, and the arguments describe it; the GIL is held.
             Self::NumPy { new, array } => unsafe {

@@ -9,6 +9,7 @@ import numpy
 import pytest
 import torch
 
+import truebridge as tb
 from benches import transfers
 from truebridge_conformance import _conformance
 
@@ -29,17 +30,25 @@ def test_a_row_beside_views_and_one_with_threads(tmp_path: Path) -> None:
     assert "50 live views" in (tmp_path / "bench.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("source", "target"), [("torch", "numpy"), ("numpy", "torch")])
+def arrays() -> tuple[numpy.ndarray, dict[str, object]]:
+    """Return memory that 64 divides, and the tensor of each framework over it."""
+    memory = numpy.frombuffer(torch.arange(16, dtype=torch.float32).numpy(), numpy.float32).reshape(4, 4)
+    tensor = torch.from_numpy(memory)
+    return memory, {"torch": tensor, "numpy": memory, "jax": tb.to_jax(tensor, copy=False)}
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("torch", "numpy"), ("numpy", "torch"), ("jax", "torch"), ("torch", "jax")]
+)
 def test_the_floor_makes_the_consumers_own_object(source: str, target: str) -> None:
-    memory = numpy.arange(12, dtype=numpy.float32).reshape(3, 4)
-    tensor = torch.from_numpy(memory) if source == "torch" else memory
-    made = _conformance.Floor(source, target, (memory.ctypes.data, (3, 4), -1), [], []).cross(tensor)
-    assert type(made) is (torch.Tensor if target == "torch" else numpy.ndarray)
-    assert made.shape == (3, 4)
+    memory, tensors = arrays()
+    made = _conformance.Floor(source, target, (memory.ctypes.data, (4, 4), -1), [], []).cross(tensors[source])
+    assert type(made) is type(tensors[target])
+    assert made.shape == (4, 4)
     memory[2, 3] = 77
     assert made[2, 3] == 77
 
 
 def test_unknown_frameworks_have_no_floor() -> None:
-    with pytest.raises(ValueError, match="no floor from jax"):
-        _conformance.Floor("jax", "torch", (0, (0, 0), -1), [], [])
+    with pytest.raises(ValueError, match="no floor from mxnet"):
+        _conformance.Floor("mxnet", "torch", (0, (0, 0), -1), [], [])

@@ -68,17 +68,21 @@ def test_wrong_elements_are_no_measurement() -> None:
         setting._check("host", np.arange(4.0) + 1)
 
 
-def test_a_training_step_is_measured_beside_its_halves(tmp_path: Path) -> None:
-    report, table = measured("bench_training", tmp_path, "--widths=32", "--batch=64", "--rounds=1")
+@pytest.mark.parametrize("layer", training.LAYERS)
+def test_a_training_step_is_measured_beside_its_halves(layer: str, tmp_path: Path) -> None:
+    _, framework, module = training.LAYERS[layer]
+    pytest.importorskip(module)
+    report, table = measured("bench_training", tmp_path, f"--layer={layer}", "--widths=32", "--batch=64", "--rounds=1")
     (row,) = report["rows"]
+    assert row["framework"] == framework and f"| {framework}, µs |" in table
     # No step of either framework takes less than ten microseconds.
-    assert min(row["whole"], row["torch"], row["tensorflow"]) > 10_000
+    assert min(row["whole"], row["torch"], row["layer"]) > 10_000
     assert 0 < row["difference"] < 1e-5 and f"{row['difference']:.1e}" in table
     assert [verdict["what"] for verdict in report["verdicts"]] == ["difference of gradients, at most"]
 
 
 def step(width: int, part: float, difference: float = 1e-7, device: str = "cuda:0") -> Any:
-    return training.Row(device, 64, width, 1e6 * part, 5e5, 5e5, part, difference)
+    return training.Row("JAX", device, 64, width, 1e6 * part, 5e5, 5e5, part, difference)
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,7 @@ BARS = {
         ("torch", "cross, busy"): None,
     },
     **{("tensorflow", "cross"): 1.9, ("tensorflow", "cross, busy"): None},
+    ("jax", "cross"): None,
 }
 
 

@@ -8,7 +8,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-from truebridge_conformance.subjects import Bench, Capabilities, Observed, Spec, Subject, shape
+from truebridge_conformance.subjects import Bench, Capabilities, Observed, Spec, Stream, Subject, shape
 from truebridge_conformance.subjects.common import NAMES, Unwritable, row_major, taken
 
 
@@ -111,6 +111,12 @@ def prepare() -> None:
     jax.config.update("jax_enable_x64", True)
 
 
+BARS = {
+    **{("torch", "host"): None, ("numpy", "host"): None},
+    **{("torch", "cross"): 0.55, ("torch", "cross, busy"): None, ("cupy", "cross"): None},
+}
+
+
 def bench(device: str) -> Bench | None:
     """Return what the benches need."""
     import jax
@@ -123,5 +129,18 @@ def bench(device: str) -> Bench | None:
         with jax.default_device(where):
             return jax.numpy.zeros(shape(nbytes), "float32").block_until_ready()
 
-    bars: dict[tuple[str, str], float | None] = dict.fromkeys((name, "host") for name in ("torch", "numpy"))
-    return Bench(make, bars, slices=False, unknown_reuse=device == "cuda")
+    if device == "cpu":
+        return Bench(make, BARS, slices=False)
+    operand = jax.device_put(jax.numpy.ones((4096, 4096)), where)
+    work = jax.jit(lambda x: x @ x)
+    work(operand).block_until_ready()
+    return Bench(
+        make,
+        BARS,
+        slices=False,
+        # JAX names a stream for work of others, and has no other choice.
+        stream=lambda: Stream(where.get_stream_for_external_ready_events(), only=True),
+        occupy=lambda: [work(operand) for _ in range(8)],
+        unknown_reuse=True,
+        used=lambda: int(where.memory_stats()["bytes_in_use"]),
+    )

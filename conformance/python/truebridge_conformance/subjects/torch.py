@@ -163,6 +163,7 @@ BARS = {
     **{("numpy", "host"): None, ("tensorflow", "host"): None},
     **{("cupy", "same"): 0.14, ("cupy", "same, busy"): None, ("cupy", "cross"): 0.16, ("cupy", "cross, busy"): None},
     **{("tensorflow", "cross"): 1.9, ("tensorflow", "cross, busy"): None},
+    **{("jax", "host"): None, ("jax", "cross"): 0.17, ("jax", "cross, busy"): None},
 }
 
 
