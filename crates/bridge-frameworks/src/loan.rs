@@ -26,7 +26,7 @@ pub(crate) type LendAgain = for<'py> fn(&PyTensor<'py>, &Terms, &Options) -> PyR
 /// A tensor that any consumer of a protocol takes: DLPack, ``__cuda_array_interface__`` and ``__array_interface__``.
 ///
 /// ``lend`` makes it. Each consumer shares the memory, which is kept until the loan is closed or dropped, and every
-/// consumer has dropped its view.
+/// consumer has dropped its view. A view by an array interface keeps the loan itself, and with it the memory.
 ///
 /// In a ``with`` block, the tensor's framework waits at the end, in its current stream, for the streams that were named
 /// to ``lend`` and by consumers, and the loan is closed.
@@ -59,6 +59,10 @@ bridge_core::debug_fields!(impl[] Loan: device, ready);
 struct Held {
     /// `None` once the loan is closed.
     tensor: Option<Tensor>,
+    /// Whether a consumer has read an array interface. It keeps the loan alive, and nothing else of the memory.
+    is_shown: bool,
+    /// The tensor of a closed loan, for such consumers.
+    kept: Option<Tensor>,
     /// The tensor of the framework, for copies; `None` once the loan is closed.
     source: Option<Py<PyAny>>,
     /// The streams that consumers have named.
@@ -81,7 +85,7 @@ impl Loan {
     /// Wraps the lease, which is ready in this stream. `source` is the tensor that it is of.
     pub(crate) fn new(lease: Lease, ready: Option<Stream>, source: Option<Py<PyAny>>, terms: Option<Terms>) -> Self {
         let device = lease.device();
-        let held = Held { tensor: Some(lease.into()), source, readers: Vec::new() };
+        let held = Held { tensor: Some(lease.into()), source, ..Held::default() };
         Self { held: Mutex::new(held), device, ready, terms }
     }
 
@@ -198,12 +202,17 @@ impl Loan {
         dict.set_item("typestr", typestr)?;
         dict.set_item("data", (data, tensor.access().forbids_writes()))?;
         dict.set_item("strides", strides)?;
+        self.lock().is_shown = true;
         Ok(dict)
     }
 
-    /// Drops the loan's own hold on the memory. Consumers keep their views.
+    /// Drops the loan's own hold on the memory. Consumers keep their views; for those by an array interface the loan
+    /// keeps the memory until it is dropped.
     fn close(&self) {
-        let held = std::mem::take(&mut *self.lock());
+        let mut held = std::mem::take(&mut *self.lock());
+        if held.is_shown {
+            self.lock().kept = held.kept.take().or(held.tensor.take());
+        }
         // Not under the lock: this may drop the tensor of the framework.
         drop(held);
     }

@@ -151,6 +151,22 @@ def test_a_block_closes_the_loan() -> None:
     assert repr(loan) == "<Loan: closed>"
 
 
+def test_a_view_by_an_array_interface_keeps_the_memory_after_the_block() -> None:
+    array, called = np.full(4, 7.0), np.full(4, 7.0)
+    alive = [weakref.ref(array), weakref.ref(called)]
+    with tb.lend(array) as loan:
+        views = [np.asarray(loan), tb.call(np.asarray, called)]
+    assert repr(loan) == "<Loan: closed>"
+    with pytest.raises(BufferError, match="closed"):
+        _ = loan.__array_interface__
+    del array, called, loan
+    gc.collect()
+    assert all(owner() is not None for owner in alive) and [view.tolist() for view in views] == [[7] * 4] * 2
+    del views
+    gc.collect()
+    assert [owner() for owner in alive] == [None, None]
+
+
 def test_containers_are_lent_with_all_tensors_in_them() -> None:
     lent = tb.lend({"a": torch.ones(2), "b": [np.ones(3), "text"]})
     assert isinstance(lent["a"], tb.Loan)
