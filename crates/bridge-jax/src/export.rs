@@ -23,7 +23,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
         };
         runtime.export.bind(py).call1((piece(runtime, array, is_single)?, stream))
     };
-    let capsule = export().map_err(|error| refused(py, error))?;
+    let capsule = export().map_err(|error| refused(array, error))?;
     // SAFETY: jaxlib keeps DLPack's promises, and has made the legacy default stream wait for an array on a device; how
     // its allocator reuses memory is not known.
     let lent = unsafe { take_capsule(&capsule, &origin) }?;
@@ -112,18 +112,33 @@ fn one_piece(runtime: &Runtime, array: &PyTensor<'_>) -> Result<bool> {
             Err(Error::new(ErrorKind::Consumed, text))
         }
         (false, devices, _) => {
+            let gather = match is_of_this_process(array).map_err(|error| raised(py, error))? {
+                true => "on one by jax.device_put(x, device)",
+                false => "in every process by jax.experimental.multihost_utils.process_allgather(x)",
+            };
             let text = format!(
-                "the array lies on {devices} devices of JAX: convert its pieces, shard.data for each shard of x.addressable_shards, or gather it on one by jax.device_put(x, device)"
+                "the array lies on {devices} devices of JAX: convert its pieces, shard.data for each shard of x.addressable_shards, or gather it {gather}"
             );
             Err(Error::new(ErrorKind::NotATensor, text))
         }
     }
 }
 
+/// Returns whether this process can address all devices of an array.
+fn is_of_this_process(array: &PyTensor<'_>) -> PyResult<bool> {
+    array.getattr(intern!(array.py(), "is_fully_addressable"))?.is_truthy()
+}
+
 /// Returns the error for what jaxlib does not export.
 #[cold]
-fn refused(py: Python<'_>, error: PyErr) -> Error {
+fn refused(array: &PyTensor<'_>, error: PyErr) -> Error {
+    let py = array.py();
     let text = error.value(py).to_string();
+    if matches!(is_of_this_process(array), Ok(false)) {
+        let text =
+            "the array is on a device of another process: convert it there, and send a ticket of truebridge.share";
+        return Error::new(ErrorKind::Device, text).caused_by(error);
+    }
     if text.contains("has no DLPack equivalent") {
         let text =
             "the dtype has no counterpart in other frameworks: cast the array, for example x.astype(jax.numpy.int8)";

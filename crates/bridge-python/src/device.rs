@@ -1,7 +1,7 @@
 //! The argument `device=`.
 
 use crate::errors::{argument, text};
-use bridge_core::{Device, DeviceKind, Result};
+use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result};
 use bridge_pyo3::{PyTensor, framework_error, probe, type_name};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -33,6 +33,11 @@ pub(crate) fn device(object: &PyTensor<'_>) -> Result<Device> {
         if let (Some(platform), Some(id)) = (attribute("platform")?, attribute("local_hardware_id")?)
             && platform.is_instance_of::<PyString>()
         {
+            if let (Some(owner), Some(client)) = (attribute("process_index")?, attribute("client")?)
+                && !owner.eq(client.call_method0("process_index")?)?
+            {
+                return Ok(Some(Err(elsewhere(object, &owner))));
+            }
             return Ok(of_platform(&platform.extract::<String>()?, id.extract()?).map(Ok));
         }
         // cupy.cuda.Device
@@ -53,6 +58,12 @@ pub(crate) fn device(object: &PyTensor<'_>) -> Result<Device> {
         Ok(found) => found.unwrap_or_else(|| Err(unknown())),
         Err(error) => Err(framework_error(py, "the device", error)),
     }
+}
+
+#[cold]
+fn elsewhere(device: &PyTensor<'_>, owner: &PyTensor<'_>) -> Error {
+    let text = format!("{device} is a device of process {owner}: name one of jax.local_devices()");
+    Error::new(ErrorKind::Device, text)
 }
 
 /// Returns the device of a platform as JAX names it; `None` for what is neither the host nor CUDA.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -393,6 +394,61 @@ def test_arrays_of_several_devices_are_refused_where_they_are_made() -> None:
     refused = ["not_a_tensor True False", "not_a_tensor False True"]
     assert told.splitlines()[:4] == refused * 2
     assert told.splitlines()[4:] == ["[0.0, 1.0, 2.0, 3.0] False"]
+
+
+def test_several_devices_of_the_host_are_one_here() -> None:
+    told = program(
+        """
+        import jax, numpy as np, truebridge as tb
+        first, second = jax.devices()
+        x = jax.device_put(jax.numpy.ones(16), second)
+        print(tb.to_jax(x).devices() == tb.to_jax(x, device=second).devices() == {first})
+        print(tb.to_jax(x, copy=False).unsafe_buffer_pointer() == x.unsafe_buffer_pointer())
+        print(jax.device_put(tb.to_jax(np.ones(16, np.float32)), second).devices() == {second})
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+    )
+    assert told.split() == ["True"] * 3
+
+
+def test_arrays_and_devices_of_other_processes_are_refused() -> None:
+    text = """
+        import sys
+        import jax, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
+        rank, port = map(int, sys.argv[1:])
+        jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+        import truebridge as tb
+        other = jax.devices()[1 - rank]
+        across = NamedSharding(Mesh(np.array(jax.devices()), "x"), P("x"))
+        whole = jax.make_array_from_callback((4,), across, lambda _: np.full(2, 7, np.float32))
+        make = jax.make_array_from_single_device_arrays
+        elsewhere = make((4,), SingleDeviceSharding(other), [], dtype=np.float32)
+        calls = {
+            "process_allgather": lambda: tb.to_numpy(whole),
+            "convert it there": lambda: tb.to_numpy(elsewhere),
+            "there, and send a ticket": lambda: tb.plan(elsewhere, "numpy"),
+            "jax.local_devices()": lambda: tb.to_jax(np.ones(3, np.float32), device=other),
+        }
+        for advice, call in calls.items():
+            try:
+                call()
+            except tb.BridgeError as error:
+                print(error.kind, advice in str(error))
+        print(tb.to_numpy(whole.addressable_shards[0].data).tolist())
+        """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-c", textwrap.dedent(text)]
+    both = [
+        subprocess.Popen([*command, str(rank), port], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    expected = ["not_a_tensor True", "device True", "device True", "device True", "[7.0, 7.0]"]
+    for process in both:
+        told, complaints = process.communicate(timeout=300)
+        assert (process.returncode, told.splitlines()) == (0, expected), complaints
 
 
 def test_a_process_ends_with_live_views() -> None:

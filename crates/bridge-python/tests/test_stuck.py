@@ -129,7 +129,9 @@ UNCHECKED = {
     "… has no dtype",
     "the array is being traced",
     "the array was deleted, or donated",
+    "the array is on a device of another process",
     "the array lies on … devices of JAX",
+    "… is a device of process …",
     "the tensor is on cpu, not on cuda:0, and … has only cpu in this process",
 }
 
