@@ -146,6 +146,36 @@ def test_gradients_pass_by() -> None:
     assert called(of_the_tensor).tolist() == [4, 4, 4]
 
 
+def test_the_gradient_of_a_loop_fills_in_each_step() -> None:
+    fed, out = tb.jax.feed(np.full(3, 2, np.float32)), np.zeros(3, np.float32)
+    filled = tb.jax.feed(out)
+
+    def step(x: Any, _: Any) -> Any:
+        x = x * tb.jax.external_input(fed)
+        tb.jax.external_output(x, filled)
+        return x, None
+
+    loss = lambda x: jax.lax.scan(step, x, None, length=3)[0].sum()  # noqa: E731
+    # JAX 0.10 leaves the effects of a loop out when it takes the gradient: docs/jax.md says so.
+    last = 0 if jax.__version_info__ < (0, 11) else 8
+    for gradient in (jax.grad(loss), jax.jit(jax.grad(loss))):
+        out[...] = 0
+        assert called(gradient, jnp.ones(3)).tolist() == [8] * 3 and out.tolist() == [last] * 3
+
+
+def test_the_values_of_a_parameter_are_fed() -> None:
+    torch: Any = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(tb.BridgeBufferError, match="detach") as caught:
+        tb.jax.feed(weight)
+    assert caught.value.kind == "requires_grad"
+    fed = tb.jax.feed(weight.detach())
+    read = jax.jit(lambda: tb.jax.external_input(fed))
+    with torch.no_grad():
+        weight.mul_(2)
+    assert called(read).tolist() == [2] * 3
+
+
 @pytest.mark.parametrize("compile", [jax.jit, lambda function: function])
 def test_a_checkpoint_reads_the_tensor_again(compile: Any) -> None:
     source = arrays(3) + 1
