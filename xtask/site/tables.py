@@ -290,13 +290,19 @@ def peers(links: str) -> str:
     return f"{table(head, rows, 'llll')}\n\n{said}"
 
 
+def mark(dtype: str, profile: dict[str, Any]) -> str:
+    """Return whether a framework has a dtype, or has it in another mode alone."""
+    disabled, _ = profile.get("disabled", ((), ""))
+    return "✓" if dtype in profile["dtypes"] else "✓ ¹" if dtype in disabled else "–"
+
+
 def dtypes(links: str) -> str:
     """The dtypes of each framework, from the profiles that the tests compare with the installed versions."""
     files = {name: ROOT / f"fixtures/profiles/{name}.json" for name in NAMES}
     # A new framework has no profile before its adapter is done.
     have = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
     every = dict.fromkeys(dtype for profile in have.values() for dtype in profile["dtypes"])
-    rows = [(f"`{dtype}`", *("✓" if dtype in have[name]["dtypes"] else "–" for name in have)) for dtype in every]
+    rows = [(f"`{dtype}`", *(mark(dtype, have[name]) for name in have)) for dtype in every]
     said: dict[str, Callable[[Any], str]] = {
         "strides": lambda value: value.replace("_", "-"),
         "alignment": str,
