@@ -7,7 +7,7 @@ use crate::origin::{READER, origin};
 use crate::strangers::no_tensor;
 use crate::{Framework, driver, interfaces};
 use bridge_core::{
-    Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Profile, Result, Stream,
+    Access, Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Profile, Result, Stream,
 };
 use bridge_pyo3::{Borrowed, PyAdapter, PyTensor, framework_error, take_capsule, type_name};
 use pyo3::exceptions::{PyBaseException, PyBufferError, PyTypeError};
@@ -209,10 +209,12 @@ impl<'py> Adapter for Foreign<'py> {
             return Err(no_tensor(object));
         }
         let attribute = |name| object.getattr_opt(name).map_err(|error| refused(py, error));
+        // A versioned capsule of a loan would call constant memory protected.
+        let is_constant = object.cast::<Loan>().is_ok_and(|loan| loan.get().is_constant());
         let capsule = if object.is_instance_of::<PyCapsule>() {
             object.clone()
         } else if attribute(intern!(py, "__dlpack__"))?.is_some() {
-            let capsule = match call_dlpack(object, true, false) {
+            let capsule = match call_dlpack(object, !is_constant, false) {
                 Err(error) if lacks_argument(py, &error) => call_dlpack(object, false, false),
                 capsule => capsule,
             };
@@ -226,7 +228,8 @@ impl<'py> Adapter for Foreign<'py> {
         };
         // SAFETY: the producer of a capsule and the class that implements `__dlpack__` keep DLPack's contract; what can
         // be checked of it is checked.
-        unsafe { take_capsule(&capsule, &origin) }
+        let lent = unsafe { take_capsule(&capsule, &origin) }?;
+        Ok(if is_constant { lent.restricted(Access::Immutable) } else { lent })
     }
 
     fn import(&self, offer: Offer) -> Result<PyTensor<'py>> {

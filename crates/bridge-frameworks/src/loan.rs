@@ -113,6 +113,11 @@ impl Loan {
         Ok((tensor.layout().numel() > 0).then(|| (self.device, tensor.data())))
     }
 
+    /// Returns whether the memory never changes, by the contract of its framework.
+    pub(crate) fn is_constant(&self) -> bool {
+        self.lock().tensor.as_ref().is_some_and(|tensor| tensor.access() == Access::Immutable)
+    }
+
     fn named(&self) -> Option<Stream> {
         self.terms.as_ref()?.borrower.named()
     }

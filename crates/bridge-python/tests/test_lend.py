@@ -101,6 +101,10 @@ def test_what_the_framework_never_changes_goes_to_every_consumer() -> None:
     loan = tb.lend(tensorflow.constant([1.0, 2.0]))
     assert '"dltensor"' in repr(loan.__dlpack__())
     assert not np.from_dlpack(loan).flags.writeable
+    assert tb.to_torch(loan, copy=False).tolist() == [1, 2]
+    assert not tb.to_numpy(loan).flags.writeable
+    with pytest.raises(BufferError, match="read_only=True"):
+        tb.to_torch(tb.lend(Frozen()))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "complex64", "bool", "float16", "uint8"])
