@@ -18,7 +18,8 @@ pub use moves::{Cut, Cuts, Trial};
 pub use ordering::{ordering, ordering_with};
 
 use bridge_core::{
-    Copies, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Keep, Result, Stream, Strided, overlap, repeats,
+    Copies, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Failed, Keep, Piece, Result, Stream, Strided, overlap,
+    repeats,
 };
 
 /// Copies with the kernels of this crate.
@@ -46,6 +47,17 @@ unsafe impl Copies for Copier {
             // SAFETY: the caller's promises.
             Some(stream) => unsafe { moves::copy(from, to, flips, stream) },
         }
+    }
+
+    unsafe fn copy_all(&self, pieces: &[Piece<'_>], stream: Option<Stream>) -> Result<(), Failed> {
+        for (index, Piece { from, to, .. }) in pieces.iter().enumerate() {
+            check(from, to, stream).map_err(|error| Failed { index, error })?;
+        }
+        for (index, Piece { from, to, flips }) in pieces.iter().copied().enumerate() {
+            // SAFETY: the caller's promises.
+            unsafe { self.copy(from, to, flips, stream) }.map_err(|error| Failed { index, error })?;
+        }
+        Ok(())
     }
 
     fn reaches(&self, device: Device) -> Result<()> {

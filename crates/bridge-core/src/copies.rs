@@ -1,6 +1,6 @@
 //! Copies of strided tensors, as a trait. `bridge-copy` implements it.
 
-use crate::{DType, Device, DeviceBuffer, Error, ErrorKind, Keep, Layout, Pending, Result, Stream};
+use crate::{DType, Device, DeviceBuffer, Error, ErrorKind, Failed, Keep, Layout, Pending, Result, Stream};
 
 /// One side of a copy: the elements of a view, by the address of the first.
 #[derive(Debug, Clone, Copy)]
@@ -11,6 +11,17 @@ pub struct Strided<'a> {
     pub data: usize,
     /// Shape, strides and itemsize.
     pub layout: &'a Layout,
+}
+
+/// One of many copies that are made together.
+#[derive(Debug, Clone, Copy)]
+pub struct Piece<'a> {
+    /// What is copied.
+    pub from: Strided<'a>,
+    /// Where it is copied to.
+    pub to: Strided<'a>,
+    /// The bits to flip in each element.
+    pub flips: u128,
 }
 
 /// Copies strided tensors into strided tensors, on a device, on the host and between the two.
@@ -46,6 +57,25 @@ pub unsafe trait Copies: Send + Sync {
     /// not read by other work meanwhile, and `stream`, if there is one, is alive and already ordered after the last
     /// work on both.
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()>;
+
+    /// Makes many copies within one memory: both sides of each piece are on the same device, or all are on the host and
+    /// `stream` is `None`. The default makes one after another.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`copy`](Self::copy), with the index of the piece. After any error the elements of all targets are
+    /// undefined.
+    ///
+    /// # Safety
+    ///
+    /// Those of [`copy`](Self::copy), for each piece. No target shares bytes with a side of another piece.
+    unsafe fn copy_all(&self, pieces: &[Piece<'_>], stream: Option<Stream>) -> Result<(), Failed> {
+        for (index, piece) in pieces.iter().enumerate() {
+            // SAFETY: the caller's promises.
+            unsafe { self.copy(piece.from, piece.to, piece.flips, stream) }.map_err(|error| Failed { index, error })?;
+        }
+        Ok(())
+    }
 
     /// Checks that tensors can be moved to `device` and from it, before memory is allocated for a move.
     ///

@@ -40,6 +40,38 @@ pub fn copy_into<F, T>(
     out: &T,
     ordering: &Arc<dyn Ordering>,
 ) -> Result<Option<(Stream, Stream)>> {
+    let (source, target, device) = exported(from, to, tensor, out, ordering)?;
+    // Before anything is launched: a panic would return the memory under the copy.
+    let consumer = to.consumer();
+    let Some(device) = device else {
+        to.overwritten(out)?;
+        used(from, &source);
+        used(to, &target);
+        let (ordered, target) = move_into(source, target, from.consumer(), ordering)?;
+        release(target, consumer, ordering);
+        return Ok(ordered);
+    };
+    apart(&source, &target)?;
+    to.overwritten(out)?;
+    used(from, &source);
+    used(to, &target);
+    let filled = fill_or_copy_by_loop(source, &target, Arc::clone(&consumer), ordering);
+    release(target, consumer, ordering);
+    filled?.map_err(|source| {
+        let itemsize = source.layout().itemsize();
+        uncopied(itemsize, device, ordering)
+    })
+}
+
+/// Exports both sides of a copy and checks everything about the pair but whether the two share bytes. Returns the source,
+/// broadcast, the target, and the device on which both are seen; `None` where the elements are moved.
+pub(crate) fn exported<F, T>(
+    from: &dyn Adapter<Tensor = F>,
+    to: &dyn Adapter<Tensor = T>,
+    tensor: &F,
+    out: &T,
+    ordering: &Arc<dyn Ordering>,
+) -> Result<(Lent, Lent, Option<Device>)> {
     let target = to.export(out)?;
     let source = from.export(tensor)?;
     if source.dtype() != target.dtype() {
@@ -48,17 +80,10 @@ pub fn copy_into<F, T>(
         return Err(Error::new(ErrorKind::Dtype, text));
     }
     let source = source.broadcast_to(target.layout().shape())?;
-    // Before anything is launched: a panic would return the memory under the copy.
-    let consumer = to.consumer();
     let Some(device) = shared(source.device(), target.device()) else {
         movable(source.device(), target.device(), ordering)?;
         writable(&target)?;
-        to.overwritten(out)?;
-        used(from, &source);
-        used(to, &target);
-        let (ordered, target) = move_into(source, target, from.consumer(), ordering)?;
-        release(target, consumer, ordering);
-        return Ok(ordered);
+        return Ok((source, target, None));
     };
     let (source, target) = (source.seen_on(device), target.seen_on(device));
     if target.buffer().access() == Access::Immutable {
@@ -66,20 +91,16 @@ pub fn copy_into<F, T>(
         to.overwritten(out)?;
     }
     writable(&target)?;
-    apart(&source, &target)?;
-    to.overwritten(out)?;
-    used(from, &source);
-    used(to, &target);
-    let filled = fill_or_copy_by_loop(source, &target, Arc::clone(&consumer), ordering);
-    release(target, consumer, ordering);
-    filled?.map_err(|source| {
-        let text = format!(
-            "nothing copies elements of {} bytes on {device} here: convert the tensor and assign it with the framework of the target",
-            source.layout().itemsize()
-        );
-        let error = Error::new(ErrorKind::CopyNeeded, text);
-        if ordering.copies().is_none() { error.or_advise(Advice::Copies) } else { error }
-    })
+    Ok((source, target, Some(device)))
+}
+
+/// Returns the error for elements that nothing copies on a device.
+pub(crate) fn uncopied(itemsize: usize, device: Device, ordering: &Arc<dyn Ordering>) -> Error {
+    let text = format!(
+        "nothing copies elements of {itemsize} bytes on {device} here: convert the tensor and assign it with the framework of the target"
+    );
+    let error = Error::new(ErrorKind::CopyNeeded, text);
+    if ordering.copies().is_none() { error.or_advise(Advice::Copies) } else { error }
 }
 
 /// Returns who makes the copy that [`copy_into`] makes of a tensor on `source` into one on `target`.
@@ -99,7 +120,7 @@ pub fn copied_into_by(source: Device, target: Device) -> CopiedBy {
 }
 
 /// Returns the target after the copy: a lease keeps memory of unknown reuse until that has run.
-fn release(target: Lent, consumer: Arc<dyn Consumer>, ordering: &Arc<dyn Ordering>) {
+pub(crate) fn release(target: Lent, consumer: Arc<dyn Consumer>, ordering: &Arc<dyn Ordering>) {
     let stream = target.buffer().stream();
     drop(Lease::new(target, stream, false, consumer, Arc::clone(ordering)));
 }

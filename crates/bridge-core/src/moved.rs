@@ -51,10 +51,7 @@ pub(crate) fn move_into(
 ) -> Result<(Option<(Stream, Stream)>, Lent)> {
     let (here, there) = (source.device(), target.device());
     let copies = ordering.copies().ok_or_else(|| no_moves(here, there))?;
-    let flips = flips(&source, &target).ok_or_else(|| {
-        let text = "the tensor has a pending operation that no bits express: resolve it with its own framework first";
-        Error::new(ErrorKind::CopyNeeded, text)
-    })?;
+    let flips = flips(&source, &target).ok_or_else(unmovable)?;
     if source.layout().numel() == 0 {
         return Ok((None, target));
     }
@@ -97,6 +94,12 @@ pub(crate) fn move_into(
             Err(error)
         }
     }
+}
+
+/// Returns the error for a deferred operation that a move does not do.
+pub(crate) fn unmovable() -> Error {
+    let text = "the tensor has a pending operation that no bits express: resolve it with its own framework first";
+    Error::new(ErrorKind::CopyNeeded, text)
 }
 
 /// Whether streams write memory of this device.

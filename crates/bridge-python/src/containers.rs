@@ -10,7 +10,7 @@ use pyo3::types::{PyDict, PyList, PyString, PyTuple, PyType};
 use std::fmt;
 
 /// A kind of container.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
     /// A `dict`, or of a subclass.
     Dict,
@@ -52,6 +52,18 @@ impl fmt::Display for Step<'_> {
 }
 
 impl Step<'_> {
+    /// Returns whether this step and one of another container lead to values that belong together.
+    pub(crate) fn is(&self, other: &Self) -> PyResult<bool> {
+        match (self, other) {
+            (Self::Index(_), Self::Index(_)) => Ok(true),
+            (Self::Key(one), Self::Key(two))
+            | (Self::Field(one), Self::Field(two))
+            | (Self::Element(_, one), Self::Element(_, two))
+            | (Self::Child(_, one), Self::Child(_, two)) => Ok(one.is(two) || one.eq(two)?),
+            _ => Ok(false),
+        }
+    }
+
     fn child(&self) -> Option<usize> {
         match self {
             Self::Child(index, _) => Some(*index),
@@ -61,6 +73,12 @@ impl Step<'_> {
 }
 
 impl Kind {
+    /// Returns whether the values of two containers can belong together: those of a list and of a tuple do.
+    pub(crate) fn matches(self, other: Self) -> bool {
+        let is_sequence = |kind| matches!(kind, Self::List | Self::Tuple | Self::Struct);
+        self == other || (is_sequence(self) && is_sequence(other))
+    }
+
     /// Returns the kind of a container; `None` for any other object. A dataclass or a registered node that is a tensor is
     /// not a container.
     ///

@@ -2,35 +2,44 @@
 
 use crate::errors::into_python;
 use crate::frameworks::{not_a_capsule, source};
+use crate::pairs::Pairs;
 use crate::{cross, trace};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
 
-/// Copy the elements of one tensor into another that exists, and return that.
+/// Copy the elements of one tensor into another that exists, or of many into many, and return that.
 ///
 /// Parameters
 /// ----------
-/// src : tensor
-///     A tensor of any framework. It is broadcast to the shape of ``out``, as in ``numpy.copyto``.
-/// out : tensor
+/// src : tensor or container of tensors
+///     A tensor of any framework. It is broadcast to the shape of ``out``, as in ``numpy.copyto``. Or a container of
+///     tensors, as for ``to_torch``.
+/// out : tensor or container of tensors
 ///     A tensor of PyTorch, CuPy or NumPy, or a slice of one, with any strides and the dtype of ``src``, on any device.
+///     Or a container of these with the structure of ``src``: the same keys, names and lengths. A list and a tuple go
+///     together; what is no tensor on both sides is left as it is.
 ///
 /// Returns
 /// -------
-/// tensor
+/// tensor or container
 ///     ``out``.
 ///
 /// Raises
 /// ------
 /// BridgeError
 ///     Before anything is written, if the two share memory, if ``out`` is read-only, requires grad, has two elements at
-///     one address or is a tensor of TensorFlow, and if shapes or dtypes do not fit together.
+///     one address or is a tensor of TensorFlow, and if shapes or dtypes do not fit together. Of containers, also if they
+///     differ in structure, or if a target shares memory with another target or another source. The message names the
+///     path to the tensor.
 ///
 /// Notes
 /// -----
 /// On a device the copy runs in the current stream of the framework of ``out``. It waits for the work on ``src``, and
 /// the owner of ``src`` waits for it before it reuses the memory. The host waits only for elements that it receives.
 /// PyTorch's autograd notices the write.
+///
+/// Tensors of containers are copied together: each stream waits once, whatever the number of tensors. A pair of the same source and the same target as an
+/// earlier one, such as weights that a model holds twice, is copied once.
 ///
 /// Examples
 /// --------
@@ -42,11 +51,19 @@ use pyo3::prelude::*;
 /// tensor([1., 2., 3.])
 /// >>> batch.sum()
 /// tensor(6.)
+/// >>> rows = {"first": np.ones(3, np.float32), "second": torch.zeros(3)}
+/// >>> _ = tb.copy(rows, out={"first": batch[0], "second": batch[1]})
+/// >>> batch.sum()
+/// tensor(3.)
 #[pyfunction]
 #[pyo3(signature = (src, *, out))]
 pub(crate) fn copy<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
     let py = src.py();
     let fill = |call: Option<&trace::Call>| {
+        if let Some(pairs) = Pairs::of(src, out)? {
+            pairs.check(cross::check)?;
+            return cross::copy_all(call, &pairs.each()).map_err(|misfit| pairs.error(misfit));
+        }
         not_a_capsule(out)?;
         let (from, to) = (source(src)?, source(out)?);
         cross::check(&from, src)?;

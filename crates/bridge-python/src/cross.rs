@@ -12,7 +12,9 @@ use crate::options::Keywords;
 use crate::ordering::ordering;
 use crate::trace::{self, Call, Outcome};
 use crate::trees::Tree;
-use bridge_core::{Adapter, Device, DeviceKind, Error, Failed, Options, Result, Transfer, copied_into_by};
+use bridge_core::{
+    Adapter, Device, DeviceKind, Error, Failed, Misfit, Options, Pair, Result, Transfer, copied_into_by,
+};
 use bridge_ipc::{Parcel, Writing};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
@@ -199,6 +201,34 @@ pub(crate) fn copy_into<F: Owned, T: Owned>(
         (Err(error), ..) => Outcome::Failed(error.kind()),
     };
     source.note(call, outcome);
+    done.map(drop)
+}
+
+/// As [`bridge_core::copy_all`], by the ordering of the process.
+pub(crate) fn copy_all<F: Owned, T: Owned>(call: Option<&Call>, pairs: &[Pair<'_, F, T>]) -> Result<(), Misfit> {
+    let Some(call) = call else {
+        return bridge_core::copy_all(pairs, ordering()).map(drop);
+    };
+    call.expect(pairs.len());
+    // The targets may be of several frameworks; the call names one.
+    pairs.iter().for_each(|pair| call.to(&pair.to.profile().name));
+    let seen: Vec<_> = pairs.iter().map(|pair| (Seen::of(pair.from, None), Seen::of(pair.to, None))).collect();
+    let mut through: Vec<Pair<'_, F, T>> = Vec::with_capacity(pairs.len());
+    for ((from, to), Pair { tensor, out, .. }) in seen.iter().zip(pairs) {
+        through.push(Pair { from, tensor, to, out });
+    }
+    let done = bridge_core::copy_all(&through, ordering());
+    match &done {
+        Ok(ordered) => {
+            for ((source, target), ordered) in seen.iter().zip(ordered) {
+                if let (Some(from), Some(to)) = (source.device(), target.device()) {
+                    let by = (copied_into_by(from, to), "a tensor that exists".into());
+                    source.note(call, Outcome::crossed(Some(by), *ordered));
+                }
+            }
+        }
+        Err(misfit) => seen[misfit.index].0.note(call, Outcome::Failed(misfit.error.kind())),
+    }
     done.map(drop)
 }
 

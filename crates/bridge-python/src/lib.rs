@@ -15,6 +15,7 @@ mod lend;
 mod nvtx;
 mod options;
 mod ordering;
+mod pairs;
 mod plan;
 mod processes;
 mod pytrees;

@@ -1,7 +1,7 @@
 //! The ordering of the process, whose copies release the GIL.
 
 use bridge_copy::Copier;
-use bridge_core::{Copies, Device, DeviceBuffer, DeviceKind, Keep, Ordering, Result, Stream, Strided};
+use bridge_core::{Copies, Device, DeviceBuffer, DeviceKind, Failed, Keep, Ordering, Piece, Result, Stream, Strided};
 use pyo3::prelude::*;
 use std::sync::{Arc, LazyLock};
 
@@ -27,6 +27,17 @@ unsafe impl Copies for Releasing {
         let waits = writes_host && stream.is_some();
         if waits || ((reads_host || writes_host) && from.layout.nbytes() >= LONG) {
             // Conversions hold the GIL, so this only names it.
+            Python::attach(|py| py.detach(copy))
+        } else {
+            copy()
+        }
+    }
+
+    unsafe fn copy_all(&self, pieces: &[Piece<'_>], stream: Option<Stream>) -> Result<(), Failed> {
+        // SAFETY: the caller's promises.
+        let copy = || unsafe { Copier.copy_all(pieces, stream) };
+        let nbytes = |piece: &Piece<'_>| piece.from.layout.nbytes();
+        if stream.is_none() && pieces.iter().map(nbytes).fold(0, usize::saturating_add) >= LONG {
             Python::attach(|py| py.detach(copy))
         } else {
             copy()

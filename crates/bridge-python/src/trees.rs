@@ -10,7 +10,7 @@ use pyo3::types::{PyBool, PyBytes, PyComplex, PyFloat, PyInt, PyString};
 use std::collections::HashMap;
 
 /// The most containers one inside another. Each level takes some of the C stack.
-const DEEPEST: usize = 100;
+pub(crate) const DEEPEST: usize = 100;
 
 /// What an object of the tree is.
 #[derive(Clone, Copy, PartialEq)]
@@ -72,7 +72,7 @@ impl<'py> Lost<'py> {
 }
 
 /// Returns whether the type of an object is one of the many that are never tensors.
-fn is_plain(object: &PyTensor<'_>) -> bool {
+pub(crate) fn is_plain(object: &PyTensor<'_>) -> bool {
     object.is_none()
         || object.is_exact_instance_of::<PyFloat>()
         || object.is_exact_instance_of::<PyInt>()
@@ -82,7 +82,7 @@ fn is_plain(object: &PyTensor<'_>) -> bool {
         || object.is_exact_instance_of::<PyComplex>()
 }
 
-fn raised(object: &PyTensor<'_>) -> impl Fn(PyErr) -> Error {
+pub(crate) fn raised(object: &PyTensor<'_>) -> impl Fn(PyErr) -> Error {
     let py = object.py();
     move |error| framework_error(py, "Python", error)
 }

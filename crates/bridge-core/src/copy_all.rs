@@ -1,0 +1,223 @@
+//! Copies of many tensors into tensors that exist: checked together, ordered once, and launched together.
+
+use crate::batch::Batch;
+use crate::clash::{Clash, repeated};
+use crate::conversion::{Streams, used};
+use crate::copy_into::{exported, release, uncopied};
+use crate::fill::{flips, order_after};
+use crate::host_copy::copy_by_loop;
+use crate::moved::{move_into, unmovable};
+use crate::{
+    Adapter, Consumer, Device, DeviceKind, Error, ErrorKind, Failed, Layout, Lease, Lent, Ordering, Piece, Result,
+    Stream, Strided,
+};
+use std::sync::Arc;
+
+/// A tensor and the one that it is copied into, each with its adapter.
+pub struct Pair<'a, F, T> {
+    /// The adapter of the source.
+    pub from: &'a dyn Adapter<Tensor = F>,
+    /// The source.
+    pub tensor: &'a F,
+    /// The adapter of the target.
+    pub to: &'a dyn Adapter<Tensor = T>,
+    /// The target.
+    pub out: &'a T,
+}
+
+crate::debug_fields!(impl['a, F, T] Pair<'a, F, T>);
+
+impl<F, T> Clone for Pair<'_, F, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F, T> Copy for Pair<'_, F, T> {}
+
+/// A pair that could not be copied.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Misfit {
+    /// Its index.
+    pub index: usize,
+    /// The index of another pair, with which it shares bytes.
+    pub beside: Option<usize>,
+    /// The reason.
+    pub error: Error,
+}
+
+impl From<Failed> for Misfit {
+    fn from(Failed { index, error }: Failed) -> Self {
+        Self { index, beside: None, error }
+    }
+}
+
+/// Copies every tensor into its target, as [`copy_into`](crate::copy_into) does, and all of them together: each pair of
+/// streams is ordered once, and the ordering's [`Copies`](crate::Copies) receive all copies within one memory in one
+/// call ([`copy_all`](crate::Copies::copy_all)). Elements that change memory are moved one tensor after another, those
+/// for which the host waits last. Returns, for each pair, the owner's stream and the one that waits for it, where they
+/// differ.
+///
+/// A pair of the same source and the same target as an earlier one, view for view, is copied once.
+///
+/// # Errors
+///
+/// Before anything is written, with the index of the pair: those of [`copy_into`](crate::copy_into), and
+/// [`ErrorKind::Layout`] where a target shares bytes with a side of another pair. After that those of
+/// [`Copies::copy_all`](crate::Copies::copy_all), whose text says that the targets are undefined.
+pub fn copy_all<F, T>(
+    pairs: &[Pair<'_, F, T>],
+    ordering: &Arc<dyn Ordering>,
+) -> Result<Vec<Option<(Stream, Stream)>>, Misfit> {
+    let mut jobs = Vec::with_capacity(pairs.len());
+    for (index, pair) in pairs.iter().enumerate() {
+        jobs.push(Job::new(index, pair, ordering).map_err(|error| Failed { index, error })?);
+    }
+    let views: Vec<_> = jobs.iter().map(Job::views).collect();
+    let repeats = repeated(&views).map_err(misfit)?;
+    for (index, pair) in pairs.iter().enumerate() {
+        pair.to.overwritten(pair.out).map_err(|error| Failed { index, error })?;
+    }
+    let mut groups: Vec<Group> = Vec::new();
+    let mut moves = Vec::new();
+    for (job, repeats) in jobs.into_iter().zip(repeats) {
+        let pair = &pairs[job.index];
+        used(pair.from, &job.source);
+        used(pair.to, &job.target);
+        if repeats {
+            continue;
+        }
+        let Some(device) = job.device else {
+            moves.push(job);
+            continue;
+        };
+        let place = (device, job.target.buffer().stream());
+        // Nearly all have one place.
+        let group = groups.iter().rposition(|group| group.place == place).unwrap_or_else(|| {
+            groups.push(Group { place, jobs: Vec::new() });
+            groups.len() - 1
+        });
+        groups[group].jobs.push(job);
+    }
+    let mut ordered = vec![None; pairs.len()];
+    let batch = Batch::of(pairs.len());
+    for group in groups {
+        group.copy(&mut ordered, &batch, ordering)?;
+    }
+    // The host waits for what it receives: after everything else is launched.
+    moves.sort_by_key(|job| job.target.device().kind == DeviceKind::CPU);
+    for Job { index, source, target, consumer, .. } in moves {
+        let moved = move_into(source, target, pairs[index].from.consumer(), ordering);
+        let (streams, target) = moved.map_err(|error| Failed { index, error })?;
+        ordered[index] = streams;
+        release(target, consumer, ordering);
+    }
+    Ok(ordered)
+}
+
+fn misfit(Clash { piece, other, targets }: Clash) -> Misfit {
+    let text = match (targets, piece == other) {
+        (true, _) => "the two targets share memory: pass targets that are apart",
+        (false, true) => "the tensor and the target share memory: copy the tensor elsewhere first",
+        (false, false) => "the target of one shares memory with the source of the other: copy that elsewhere first",
+    };
+    Misfit { index: piece, beside: (piece != other).then_some(other), error: Error::new(ErrorKind::Layout, text) }
+}
+
+/// A copy that is checked.
+struct Job {
+    index: usize,
+    source: Lent,
+    target: Lent,
+    /// The device on which both are seen; `None` where the elements are moved.
+    device: Option<Device>,
+    flips: u128,
+    /// That of the target.
+    consumer: Arc<dyn Consumer>,
+}
+
+impl Job {
+    fn new<F, T>(index: usize, pair: &Pair<'_, F, T>, ordering: &Arc<dyn Ordering>) -> Result<Self> {
+        let Pair { from, tensor, to, out } = pair;
+        let (source, target, device) = exported(*from, *to, tensor, out, ordering)?;
+        // Before anything is launched: a panic would return the memory under the copy.
+        let consumer = to.consumer();
+        let (itemsize, stream) = (source.layout().itemsize(), target.buffer().stream());
+        let flips = match (device, flips(&source, &target)) {
+            (Some(device), None) => return Err(uncopied(itemsize, device, ordering)),
+            (Some(device), _)
+                if device.kind != DeviceKind::CPU && (stream.is_none() || ordering.copies().is_none()) =>
+            {
+                return Err(uncopied(itemsize, device, ordering));
+            }
+            (None, None) => return Err(unmovable()),
+            (_, Some(flips)) => flips,
+        };
+        Ok(Self { index, source, target, device, flips, consumer })
+    }
+
+    fn views(&self) -> ((usize, &Layout), (usize, &Layout)) {
+        ((self.source.data(), self.source.layout()), (self.target.data(), self.target.layout()))
+    }
+
+    fn piece(&self) -> Piece<'_> {
+        let side = |lent: &'_ Lent| (lent.device(), lent.data());
+        let ((from, source), (to, target)) = (side(&self.source), side(&self.target));
+        Piece {
+            from: Strided { device: from, data: source, layout: self.source.layout() },
+            to: Strided { device: to, data: target, layout: self.target.layout() },
+            flips: self.flips,
+        }
+    }
+}
+
+/// Copies within one memory, in one stream.
+struct Group {
+    place: (Device, Option<Stream>),
+    jobs: Vec<Job>,
+}
+
+impl Group {
+    /// Makes the copies. The batch returns both sides of each after them.
+    fn copy(self, ordered: &mut [Streams], batch: &Batch, ordering: &Arc<dyn Ordering>) -> Result<(), Misfit> {
+        let Self { place: (device, stream), jobs } = self;
+        // The host waits once for each stream.
+        let mut waited = None;
+        for Job { index, source, .. } in &jobs {
+            let owner = (source.buffer().device(), source.buffer().stream());
+            if stream.is_none() && waited.replace(owner) == Some(owner) {
+                continue;
+            }
+            ordered[*index] =
+                order_after(ordering, source, stream, Some(batch)).map_err(|error| Failed { index: *index, error })?;
+        }
+        let pieces: Vec<Piece<'_>> = jobs.iter().map(Job::piece).collect();
+        let on_host = device.kind == DeviceKind::CPU && stream.is_none();
+        let copied = match ordering.copies() {
+            // SAFETY: the buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams;
+            // `Lent::new` has checked that the views stay inside, and `repeated` that no target shares bytes with
+            // another side. `order_after` has ordered the stream after the owners of the sources; the leases below make
+            // them wait for it.
+            Some(copies) => unsafe { copies.copy_all(&pieces, stream) },
+            None => Err(Failed { index: 0, error: uncopied(1, device, ordering) }),
+        };
+        drop(pieces);
+        let copied = match copied {
+            Err(Failed { error, .. }) if error.kind() == ErrorKind::CopyNeeded && on_host => {
+                jobs.iter().for_each(|job| copy_by_loop(&job.source, &job.target, job.flips));
+                Ok(())
+            }
+            copied => copied,
+        };
+        let failed = copied
+            .map_err(|Failed { index, error }| Failed { index: jobs.get(index).map_or(0, |job| job.index), error });
+        // A lease orders the return of what it held. It is made also where a copy has failed: others may be launched.
+        for Job { source, target, consumer, .. } in jobs {
+            for lent in [source, target] {
+                batch.hold(Lease::new(lent, stream, false, Arc::clone(&consumer), Arc::clone(ordering)));
+            }
+        }
+        Ok(failed?)
+    }
+}

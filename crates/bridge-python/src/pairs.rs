@@ -1,0 +1,185 @@
+//! Pairs of tensors: two trees of the same structure, walked together.
+
+use crate::containers::{Kind, Step};
+use crate::errors::argument;
+use crate::frameworks::{AnyAdapter, adapter_of, not_a_capsule, seen, source};
+use crate::trees::{DEEPEST, is_plain, raised};
+use bridge_core::{Error, Misfit, Pair, Result};
+use bridge_pyo3::{PyTensor, type_name};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::collections::HashSet;
+
+/// A tensor and the one that it is copied into.
+struct Leaf<'py> {
+    from: AnyAdapter<'py>,
+    tensor: PyTensor<'py>,
+    to: AnyAdapter<'py>,
+    out: PyTensor<'py>,
+    place: Place,
+}
+
+/// The number of the last step to an object in [`Pairs::steps`]; `None` for a root.
+type Place = Option<usize>;
+
+/// The pairs of tensors of two trees.
+#[derive(Default)]
+pub(crate) struct Pairs<'py> {
+    leaves: Vec<Leaf<'py>>,
+    /// Each step with the one before it.
+    steps: Vec<(Place, Step<'py>)>,
+    /// Pairs of containers that were met, kept alive, so that an address means one object. They are walked once.
+    met: HashSet<(usize, usize)>,
+    kept: Vec<PyTensor<'py>>,
+    /// Containers of the target that are being walked, by address. To meet one again is a cycle.
+    open: Vec<usize>,
+    /// Whether an object was met that is no tensor.
+    others: bool,
+}
+
+/// An error, and its place.
+struct Lost {
+    place: Place,
+    error: Error,
+}
+
+/// Returns the error for two trees that differ.
+fn differ(text: impl std::fmt::Display) -> Error {
+    argument(format!("{text}: pass trees of the same structure"))
+}
+
+impl<'py> Pairs<'py> {
+    /// Walks a source and a target. Returns `None` for a target that is not a container, and for one that holds objects
+    /// but no tensor.
+    ///
+    /// # Errors
+    ///
+    /// [`Argument`](bridge_core::ErrorKind::Argument) where the two differ in structure, for a target that holds itself,
+    /// and for more than [`DEEPEST`] levels; what Python raises.
+    pub(crate) fn of(src: &PyTensor<'py>, out: &PyTensor<'py>) -> Result<Option<Self>> {
+        if seen(out).is_some() || is_plain(out) || Kind::of(out)?.is_none() {
+            return Ok(None);
+        }
+        let mut pairs = Self::default();
+        if let Err(Lost { place, error }) = pairs.walk(src, out, None) {
+            return Err(error.at(&pairs.path(place)));
+        }
+        Ok((!pairs.leaves.is_empty() || !pairs.others).then_some(pairs))
+    }
+
+    /// Returns every pair, with its adapters.
+    pub(crate) fn each(&self) -> Vec<Pair<'_, PyTensor<'py>, PyTensor<'py>>> {
+        let leaves = self.leaves.iter();
+        leaves.map(|Leaf { from, tensor, to, out, .. }| Pair { from, tensor, to, out }).collect()
+    }
+
+    /// Calls `check` with the adapter and the tensor of every source.
+    ///
+    /// # Errors
+    ///
+    /// That of `check`, with the path to the tensor.
+    pub(crate) fn check(&self, check: impl Fn(&AnyAdapter<'py>, &PyTensor<'py>) -> Result<()>) -> Result<()> {
+        let checked =
+            |leaf: &Leaf<'py>| check(&leaf.from, &leaf.tensor).map_err(|error| error.at(&self.path(leaf.place)));
+        self.leaves.iter().try_for_each(checked)
+    }
+
+    /// Returns the error with the path to the pair that it is about.
+    pub(crate) fn error(&self, Misfit { index, beside, error, .. }: Misfit) -> Error {
+        let path = |index: usize| self.path(self.leaves.get(index).and_then(|leaf| leaf.place));
+        match beside {
+            Some(other) => error.at(&format!("{} and {}", path(index), path(other))),
+            None => error.at(&path(index)),
+        }
+    }
+
+    fn path(&self, mut place: Place) -> String {
+        let mut steps = Vec::new();
+        while let Some((before, step)) = place.and_then(|place| self.steps.get(place)) {
+            steps.push(step.to_string());
+            place = *before;
+        }
+        steps.push("tree".into());
+        steps.reverse();
+        steps.concat()
+    }
+
+    fn walk(&mut self, src: &PyTensor<'py>, out: &PyTensor<'py>, place: Place) -> Result<(), Lost> {
+        let lost = |error| Lost { place, error };
+        if is_plain(out) {
+            self.others = true;
+            return no_tensor_beside(src, out).map_err(lost);
+        }
+        let kind = if seen(out).is_some() { None } else { Kind::of(out).map_err(lost)? };
+        if let Some(kind) = kind {
+            return self.containers(src, out, kind, place);
+        }
+        let Some(to) = adapter_of(out).map_err(lost)? else {
+            self.others = true;
+            return no_tensor_beside(src, out).map_err(lost);
+        };
+        not_a_capsule(out).map_err(lost)?;
+        let from = source(src).map_err(lost)?;
+        self.leaves.push(Leaf { from, tensor: src.clone(), to, out: out.clone(), place });
+        Ok(())
+    }
+
+    fn containers(&mut self, src: &PyTensor<'py>, out: &PyTensor<'py>, kind: Kind, place: Place) -> Result<(), Lost> {
+        let lost = |error| Lost { place, error };
+        let of_source = if seen(src).is_some() || is_plain(src) { None } else { Kind::of(src).map_err(lost)? };
+        if of_source.is_none_or(|other| !other.matches(kind)) {
+            let text = format!("the target is a {} and the source a {}", type_name(out), type_name(src));
+            return Err(lost(differ(text)));
+        }
+        let address = out.as_ptr().addr();
+        if self.open.contains(&address) {
+            return Err(lost(argument("this container holds itself: pass a tree without cycles")));
+        }
+        if self.open.len() == DEEPEST {
+            return Err(lost(argument(format!("more than {DEEPEST} containers are nested: copy their tensors apart"))));
+        }
+        if !self.met.insert((src.as_ptr().addr(), address)) {
+            return Ok(());
+        }
+        self.kept.extend([src.clone(), out.clone()]);
+        self.open.push(address);
+        let contents = |kind: Kind, object: &PyTensor<'py>| kind.contents(object).map_err(raised(object)).map_err(lost);
+        let targets = contents(kind, out)?;
+        let sources = contents(of_source.unwrap_or(kind), src)?;
+        if sources.len() != targets.len() {
+            let text = format!("the target holds {} objects and the source {}", targets.len(), sources.len());
+            return Err(lost(differ(text)));
+        }
+        let mut sources = sources.into_iter();
+        for (step, target) in targets {
+            let (other, mut source) = sources.next().expect("there are as many");
+            self.steps.push((place, step));
+            let at = Some(self.steps.len() - 1);
+            let step = &self.steps[self.steps.len() - 1].1;
+            let lost = |error| Lost { place: at, error };
+            if !step.is(&other).map_err(raised(out)).map_err(lost)? {
+                // Dicts are equal in any order.
+                let found = match (src.cast::<PyDict>(), step) {
+                    (Ok(dict), Step::Key(key)) => dict.get_item(key).map_err(raised(src)).map_err(lost)?,
+                    _ => None,
+                };
+                source = found.ok_or_else(|| lost(differ("the source has nothing here")))?;
+            }
+            self.walk(&source, &target, at)?;
+        }
+        self.open.pop();
+        Ok(())
+    }
+}
+
+/// Refuses a tensor in the source beside an object of the target that is none.
+fn no_tensor_beside(src: &PyTensor<'_>, out: &PyTensor<'_>) -> Result<()> {
+    if is_plain(src) {
+        return Ok(());
+    }
+    let holds = seen(src).is_some() || adapter_of(src)?.is_some() || Kind::of(src)?.is_some();
+    match holds {
+        true => Err(differ(format!("the target is a {} and the source a {}", type_name(out), type_name(src)))),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,211 @@
+"""``tb.copy`` of many tensors at once: trees and lists, on the host, with NumPy as the judge."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import truebridge as tb
+
+torch: Any = pytest.importorskip("torch")
+
+DTYPES = ["bool", "int16", "float32", "float64", "complex128"]
+
+
+def view(random: np.random.Generator, shape: list[int], dtype: str) -> np.ndarray:
+    """Return a random view of random numbers, of this shape: permuted, with gaps, and backwards."""
+    order = [int(axis) for axis in random.permutation(len(shape))]
+    steps = [int(step) for step in random.choice([-2, -1, 1, 1, 3], len(shape))]
+    whole = random.integers(0, 2 if dtype == "bool" else 100, [shape[axis] * 3 for axis in order]).astype(dtype)
+    placed = whole.transpose([int(axis) for axis in np.argsort(order)])
+    return placed[(..., *(slice(None, None, step) for step in steps))][(..., *(slice(length) for length in shape))]
+
+
+def leaf(random: np.random.Generator, small: bool) -> tuple[Any, Any, np.ndarray]:
+    """Return a source, a target of the same dtype, and what the target is to have."""
+    dtype = DTYPES[int(random.integers(len(DTYPES)))]
+    shape = [int(length) for length in random.integers(0 if small else 1, 6 if small else 40, random.integers(0, 4))]
+    target = view(random, shape, dtype)
+    repeated = [1 if random.random() < 0.2 else length for length in shape]
+    source = view(random, repeated[int(random.integers(0, 2)) :] if repeated and repeated[0] == 1 else repeated, dtype)
+    expected = np.empty(shape, dtype)
+    np.copyto(expected, source)
+    forwards = [all(stride >= 0 for stride in array.strides) for array in (source, target)]
+    if forwards[0] and random.random() < 0.5:
+        source = torch.from_numpy(source)
+    if forwards[1] and random.random() < 0.5:
+        target = torch.from_numpy(target)
+    return source, target, expected
+
+
+def tree(random: np.random.Generator, depth: int = 0) -> tuple[Any, Any, Any]:
+    """Return trees of one structure: of sources, of targets, and of what these are to have."""
+    kind = int(random.integers(6)) if depth < 3 else 5
+    children = [tree(random, depth + 1) for _ in range(random.integers(1, 4))] if kind < 4 else []
+    sources, targets, expected = ([child[side] for child in children] for side in range(3))
+    names = [f"n{index}" for index in range(len(children))]
+    if kind == 0:
+        return sources, targets, expected
+    if kind == 1:
+        return tuple(sources), targets, expected
+    if kind == 2:
+        # In another order.
+        return dict(list(zip(names, sources, strict=True))[::-1]), dict(zip(names, targets, strict=True)), expected
+    if kind == 3:
+        return (
+            collections.OrderedDict(zip(names, sources, strict=True)),
+            dict(zip(names, targets, strict=True)),
+            expected,
+        )
+    return leaf(random, random.random() < 0.5) if kind == 5 else (None, 3, None)
+
+
+def compare(target: Any, expected: Any) -> int:
+    """Compare bit by bit. Return the number of tensors."""
+    if isinstance(expected, list):
+        targets = target.values() if isinstance(target, dict) else target
+        return sum(compare(one, two) for one, two in zip(targets, expected, strict=True))
+    if expected is None:
+        return 0
+    array = np.asarray(target)
+    assert array.dtype == expected.dtype and array.shape == expected.shape
+    assert array.tobytes() == expected.tobytes()
+    return 1
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_tree_is_copied_into_any_tree(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    parts = [tree(random) for _ in range(3)]
+    sources, targets, expected = ([part[side] for part in parts] for side in range(3))
+    held: list[Any] = [sources, [np.ones(3)]], [targets, [np.zeros(3)]]
+    assert tb.copy(held[0], out=held[1]) is held[1]
+    assert compare(held[1], [expected, [np.ones(3)]]) >= 1
+
+
+def test_slices_of_one_tensor_are_filled_together() -> None:
+    whole = np.zeros((8, 12), np.float32)
+    parts = [np.full((8, 3), float(index), np.float32) for index in range(4)]
+    tb.copy(parts, out=[whole[:, 3 * index : 3 * index + 3] for index in range(4)])
+    np.testing.assert_array_equal(whole, np.concatenate(parts, axis=1))
+    columns = [whole[:, column] for column in range(12)]
+    tb.copy([np.full(8, column, np.float32) for column in range(12)], out=columns)
+    np.testing.assert_array_equal(whole, np.tile(np.arange(12, dtype=np.float32), (8, 1)))
+
+
+class Named(NamedTuple):
+    """A named tuple."""
+
+    weight: Any
+    bias: Any
+
+
+@dataclasses.dataclass
+class Layer:
+    """A dataclass."""
+
+    weight: Any
+    name: str = ""
+
+
+def test_named_tuples_and_dataclasses_are_walked() -> None:
+    target = {"a": Named(torch.zeros(2), torch.zeros(3)), "b": Layer(np.zeros(4, np.float32), "layer")}
+    source = {"b": Layer(torch.ones(4), "other"), "a": Named(np.ones(2, np.float32), np.ones(1, np.float32))}
+    assert tb.copy(source, out=target) is target
+    assert target["a"].weight.sum() == 2 and target["a"].bias.sum() == 3 and target["b"].weight.sum() == 4
+
+
+def test_weights_that_stand_twice_are_copied() -> None:
+    source, target = torch.arange(6.0), torch.zeros(6)
+    tb.copy({"head": source, "embedding": source[:]}, out={"head": target, "embedding": target[:]})
+    assert torch.equal(source, target)
+
+
+def test_an_empty_tree_is_nothing() -> None:
+    assert tb.copy([], out=[]) == []
+    assert tb.copy({"a": {}}, out={"a": {}}) == {"a": {}}
+
+
+def read_only() -> np.ndarray:
+    array = np.zeros(3, np.float32)
+    array.flags.writeable = False
+    return array
+
+
+def cycle() -> list[Any]:
+    held: list[Any] = [np.zeros(3, np.float32)]
+    held.append(held)
+    return held
+
+
+X = np.zeros(8, np.float32)
+REFUSED: dict[str, tuple[Callable[[], tuple[Any, Any]], str, str]] = {
+    "shape": (lambda: ([np.ones(2, np.float32)], [np.zeros(3, np.float32)]), "layout", "tree[1]['a'][0]: a tensor of"),
+    "dtype": (lambda: ([np.ones(3)], [np.zeros(3, np.float32)]), "dtype", "tree[1]['a'][0]: elements of dtype float64"),
+    "read-only": (
+        lambda: ([np.ones(3, np.float32)], [read_only()]),
+        "read_only",
+        "tree[1]['a'][0]: the target is read",
+    ),
+    "two targets": (
+        lambda: ([np.ones(4, np.float32)] * 2, [X[:4], X[3:7]]),
+        "layout",
+        "tree[1]['a'][1] and tree[1]['a'][0]: the two targets share memory",
+    ),
+    "a target and another source": (
+        lambda: ([np.ones(4, np.float32), X[2:6]], [X[:4], np.zeros(4, np.float32)]),
+        "layout",
+        "tree[1]['a'][1] and tree[1]['a'][0]: the target of one shares memory with the source",
+    ),
+    "a target and its source": (
+        lambda: ([X[2:6]], [X[:4]]),
+        "layout",
+        "tree[1]['a'][0]: the tensor and the target share",
+    ),
+    "a missing key": (lambda: ({"x": X}, {"y": X[:4]}), "argument", "tree[1]['a']['y']: the source has nothing here"),
+    "one more": (lambda: ([X, X], [X[:4]]), "argument", "tree[1]['a']: the target holds 1 objects and the source 2"),
+    "a tensor for a list": (lambda: (X, [X[:4]]), "argument", "tree[1]['a']: the target is a list and the source a"),
+    "a list for a dict": (lambda: ([X], {0: X[:4]}), "argument", "pass trees of the same structure"),
+    "a number for a tensor": (lambda: ([3], [X]), "not_a_tensor", "tree[1]['a'][0]: "),
+    "a tensor for a number": (lambda: ([X, X[:4]], [np.zeros(8, np.float32), 3]), "argument", "the target is a int"),
+    "a cycle": (lambda: (cycle(), cycle()), "argument", "holds itself"),
+    "requires grad": (lambda: ([X], [torch.zeros(8, requires_grad=True)]), "requires_grad", "detach"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_names_its_place_and_writes_nothing(case: str) -> None:
+    make, kind, text = REFUSED[case]
+    source, target = make()
+    first = np.zeros(5, np.float32)
+    leased = tb.stats()
+    with pytest.raises(tb.BridgeError) as error:
+        tb.copy([np.ones(5, np.float32), {"a": source}], out=[first, {"a": target}])
+    assert error.value.kind == kind
+    assert text in str(error.value)
+    assert not first.any() and not X.any()
+    after = tb.stats()
+    assert after["leased"] - after["released"] == leased["leased"] - leased["released"]
+
+
+def test_a_trace_has_every_tensor() -> None:
+    with tb.trace() as trace:
+        tb.copy([np.ones(3), np.ones(4)], out=[torch.zeros(3, dtype=torch.float64), np.zeros(4)])
+    events = [event for event in trace.events if event.operation == "copy"]
+    assert [event.path for event in events] == ["copy", "copy"]
+    assert [event.nbytes for event in events] == [24, 32]
+
+
+def test_sources_are_released() -> None:
+    source, target = [np.ones(1000) for _ in range(20)], [np.zeros(1000) for _ in range(20)]
+    before = [sys.getrefcount(array) for array in source + target]
+    for _ in range(5):
+        tb.copy(source, out=target)
+    assert [sys.getrefcount(array) for array in source + target] == before
+    assert all(array.sum() == 1000 for array in target)
