@@ -54,6 +54,22 @@ struct Tile {
     Dim rest[48];
 };
 
+// Rows of `nbytes` bytes, one of many copies that one launch makes. `rows` counts the vectors of 16 bytes that a row of the
+// target touches, and has the bytes from row to row. `items` are all vectors; the piece's first block is `first`.
+struct Piece {
+    const char *from;
+    char *to;
+    i64 nbytes;
+    u32 items, first;
+    Dim rows;
+};
+
+// For pieces.cuh: the pieces, and for each block the piece that it works on.
+struct Pieces {
+    const Piece *pieces;
+    const u32 *owners;
+};
+
 __device__ __forceinline__ u32 divide(u32 n, const Dim &dim) { return (__umulhi(n, dim.magic) + n) >> dim.shift; }
 
 // Adds the offsets of index `n` of the dimensions.

@@ -1,5 +1,6 @@
 // The kernels by name: src/kernels/table.rs lists them in the same order.
 #include "flat.cuh"
+#include "pieces.cuh"
 #include "split.cuh"
 #include "tile.cuh"
 
@@ -48,3 +49,7 @@ KERNEL(mix1, Tile, mix<u8>)
 KERNEL(mix2, Tile, mix<u16>)
 KERNEL(mix4, Tile, mix<u32>)
 KERNEL(mix8, Tile, mix<u64>)
+KERNEL(pieces1, Pieces, pieces<u8>)
+KERNEL(pieces2, Pieces, pieces<u16>)
+KERNEL(pieces4, Pieces, pieces<u32>)
+KERNEL(pieces8, Pieces, pieces<u64>)

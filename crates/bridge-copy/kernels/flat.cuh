@@ -1,6 +1,7 @@
 // Kernels that walk the target in its own order.
 #pragma once
 #include "common.cuh"
+#include "window.cuh"
 
 // Units anywhere on both sides.
 template <typename Unit> __device__ __forceinline__ void flat(const Flat &p) {
@@ -97,58 +98,22 @@ template <typename Unit> __device__ __forceinline__ void turn(const Flat &p) {
 }
 
 // Rows of `extra` bytes that are contiguous on both sides, at any address. dims[0] counts the vectors of 16 bytes that
-// a row of the target touches. Each is shifted out of two vectors of the source; at the ends of a row, where a vector
-// would reach beyond it on either side, units are copied one by one.
+// a row of the target touches.
 template <typename Unit> __device__ __forceinline__ void rows(const Flat &p) {
-    constexpr int EACH = 2, UNITS = 16 / sizeof(Unit);
+    constexpr int EACH = 2;
     const u32 first = blockIdx.x * (THREADS * EACH) + threadIdx.x;
-    Pack<u128, Unit> ends[EACH];
-    u32 words[EACH][8], shift[EACH], present[EACH];
-    char *target[EACH];
-    bool whole[EACH];
+    Window<Unit> windows[EACH];
 #pragma unroll
     for (int k = 0; k < EACH; ++k) {
         const u32 n = first + k * THREADS;
-        whole[k] = false, present[k] = 0;
+        windows[k].clear();
         if (n >= p.items) continue;
         const u32 row = divide(n, p.dims[0]), vector = n - row * p.dims[0].length;
         i64 from = 0, to = 0;
         step(row, p.dims + 1, p.ndim - 1, from, to);
-        const char *source = p.sides.from + from;
-        char *start = p.sides.to + to;
-        target[k] = (char *)((u64)start & ~15ull) + 16 * (i64)vector;
-        const i64 done = target[k] - start;
-        const char *wanted = source + done, *aligned = (const char *)((u64)wanted & ~15ull);
-        shift[k] = (u32)(u64)wanted & 15;
-        const bool inside = aligned >= source && aligned + (shift[k] ? 32 : 16) <= source + p.extra;
-        whole[k] = inside && done >= 0 && done + 16 <= p.extra;
-        if (whole[k]) {
-            *(u128 *)&words[k][0] = load<u128>(aligned);
-            if (shift[k]) *(u128 *)&words[k][4] = load<u128>(aligned + 16);
-        } else {
-#pragma unroll
-            for (int j = 0; j < UNITS; ++j) {
-                const i64 at = done + j * (i64)sizeof(Unit);
-                if (at >= 0 && at < p.extra) ends[k].units[j] = load<Unit>(source + at), present[k] |= 1u << j;
-            }
-        }
+        windows[k].read(p.sides.from + from, p.sides.to + to, p.extra, vector);
     }
     const u128 mask = flips<u128>(p.sides);
 #pragma unroll
-    for (int k = 0; k < EACH; ++k)
-        if (whole[k]) {
-            u32(&w)[8] = words[k];
-            const u32 bits = (shift[k] & 3) * 8;
-            if (shift[k] & 8) w[0] = w[2], w[1] = w[3], w[2] = w[4], w[3] = w[5], w[4] = w[6], w[5] = w[7];
-            if (shift[k] & 4) w[0] = w[1], w[1] = w[2], w[2] = w[3], w[3] = w[4], w[4] = w[5];
-            u128 out;
-            out.x = __funnelshift_r(w[0], w[1], bits), out.y = __funnelshift_r(w[1], w[2], bits);
-            out.z = __funnelshift_r(w[2], w[3], bits), out.w = __funnelshift_r(w[3], w[4], bits);
-            store<u128>(target[k], out ^ mask);
-        } else if (present[k]) {
-            ends[k].item = ends[k].item ^ mask;
-#pragma unroll
-            for (int j = 0; j < UNITS; ++j)
-                if (present[k] >> j & 1) store<Unit>(target[k] + j * sizeof(Unit), ends[k].units[j]);
-        }
+    for (int k = 0; k < EACH; ++k) windows[k].write(mask);
 }

@@ -15,9 +15,9 @@ mod unit;
 pub(crate) use threads::at_most;
 
 use crate::plan::Walk;
-use bridge_core::{Error, ErrorKind, Result, Strided};
+use bridge_core::{Error, ErrorKind, Failed, Piece, Result, Strided};
 use plane::Plane;
-use std::ptr;
+use std::{ptr, slice};
 
 /// Bits to flip in 16 bytes of adjacent elements.
 type Flips = [u8; 16];
@@ -34,7 +34,35 @@ type Flips = [u8; 16];
 ///
 /// Those of [`Copies::copy`](bridge_core::Copies::copy). Both layouts have the same shape and itemsize.
 pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128) -> Result<()> {
-    let Some(walk) = Walk::new(from.layout, to.layout) else { return Ok(()) };
+    let Some(part) = part(from, to, flips)? else { return Ok(()) };
+    // SAFETY: the caller's promises; the walk stays inside both views, and visits no byte of the target twice.
+    unsafe { threads::run(slice::from_ref(&part), threads::count(to.layout.nbytes())) };
+    Ok(())
+}
+
+/// Makes many copies, in threads that share all of them.
+///
+/// # Errors
+///
+/// Those of [`copy`], with the index of the piece. Nothing is written then.
+///
+/// # Safety
+///
+/// Those of [`Copies::copy_all`](bridge_core::Copies::copy_all). Both layouts of a piece have the same shape and itemsize.
+pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>]) -> Result<(), Failed> {
+    let mut parts = Vec::with_capacity(pieces.len());
+    for (index, Piece { from, to, flips }) in pieces.iter().copied().enumerate() {
+        parts.extend(part(from, to, flips).map_err(|error| Failed { index, error })?);
+    }
+    let nbytes = pieces.iter().map(|piece| piece.to.layout.nbytes()).fold(0, usize::saturating_add);
+    // SAFETY: the caller's promises; the walks stay inside their views, and no byte of a target is visited twice.
+    unsafe { threads::run(&parts, threads::count(nbytes)) };
+    Ok(())
+}
+
+/// Plans the copy of a piece; `None` where there is nothing to copy.
+fn part(from: Strided<'_>, to: Strided<'_>, flips: u128) -> Result<Option<Part>> {
+    let Some(walk) = Walk::new(from.layout, to.layout) else { return Ok(None) };
     from.layout.hull(from.data, None)?;
     to.layout.hull(to.data, None)?;
     if walk.dims.iter().any(|dim| dim.to == 0) {
@@ -43,9 +71,15 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128) -> Re
     }
     let flips = pattern(flips, walk.unit)?;
     let (source, target) = (ptr::with_exposed_provenance(from.data), ptr::with_exposed_provenance_mut(to.data));
-    // SAFETY: the caller's promises; the walk stays inside both views, and visits no byte of the target twice.
-    unsafe { threads::run(walk, Ends { source, target }, flips, threads::count(to.layout.nbytes())) };
-    Ok(())
+    Ok(Some(Part { walk, ends: Ends { source, target }, flips }))
+}
+
+/// A walk, where it begins, and the bits to flip.
+#[derive(Clone)]
+struct Part {
+    walk: Walk,
+    ends: Ends,
+    flips: Flips,
 }
 
 /// Returns the bits to flip in 16 bytes of elements of `itemsize` bytes.

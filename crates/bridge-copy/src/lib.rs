@@ -53,11 +53,12 @@ unsafe impl Copies for Copier {
         for (index, Piece { from, to, .. }) in pieces.iter().enumerate() {
             check(from, to, stream).map_err(|error| Failed { index, error })?;
         }
-        for (index, Piece { from, to, flips }) in pieces.iter().copied().enumerate() {
+        match stream {
             // SAFETY: the caller's promises.
-            unsafe { self.copy(from, to, flips, stream) }.map_err(|error| Failed { index, error })?;
+            None => unsafe { host::copy_all(pieces) },
+            // SAFETY: the caller's promises.
+            Some(stream) => unsafe { kernels::copy_all(pieces, stream) },
         }
-        Ok(())
     }
 
     fn reaches(&self, device: Device) -> Result<()> {

@@ -105,8 +105,26 @@ pub(crate) fn allocate(
     Ok(Box::new(unsafe { Memory::new(allocation, (block, keep)) }))
 }
 
+/// Returns whether the stream is being captured into a graph.
+pub(crate) fn is_captured(device: Device, stream: Stream) -> Result<bool> {
+    bridge_cuda::link()?.is_captured(device, stream)
+}
+
+/// Copies bytes through pinned staging into memory of a device, in stream order. Work in the stream may read them from
+/// then on; the memory is freed in stream order when the block is dropped.
+pub(crate) fn upload(device: Device, bytes: &[u8], stream: Stream) -> Result<Block<'static>> {
+    // The threads of a move share the stream.
+    let (link, stream) = (bridge_cuda::link()?, stream.on_any_thread());
+    let block = Block::new(link, device, bytes.len(), stream)?;
+    let (host, address) = (bytes.as_ptr().expose_provenance(), block.address);
+    let bytes = Bytes { link, pool: &POOL, cuts: &CUTS, device, stream, address, host, nbytes: bytes.len() };
+    // SAFETY: the block is fresh, as long as the bytes, and used in the stream only. These are alive during the call.
+    unsafe { bytes.up() }?;
+    Ok(block)
+}
+
 /// Memory of the driver's pool.
-struct Block<'a> {
+pub(crate) struct Block<'a> {
     link: &'a dyn Link,
     device: Device,
     stream: Stream,
@@ -122,6 +140,10 @@ impl<'a> Block<'a> {
 }
 
 impl Block<'_> {
+    pub(crate) fn address(&self) -> usize {
+        self.address
+    }
+
     /// Overwrites the memory, after all work on it.
     #[cold]
     fn poison(&self) {

@@ -38,7 +38,8 @@ use pyo3::prelude::*;
 /// the owner of ``src`` waits for it before it reuses the memory. The host waits only for elements that it receives.
 /// PyTorch's autograd notices the write.
 ///
-/// Tensors of containers are copied together: each stream waits once, whatever the number of tensors. A pair of the same source and the same target as an
+/// Tensors of containers are copied together: each stream waits once, whatever the number of tensors, and on a device one
+/// kernel copies all that are rows of adjacent bytes on both sides. A pair of the same source and the same target as an
 /// earlier one, such as weights that a model holds twice, is copied once.
 ///
 /// Examples

@@ -3,7 +3,7 @@
 //! Threads live for one copy. A thread costs some ten microseconds, which a part is worth. Nothing remains that a fork
 //! could break: the child of a process with a pool of threads has the pool and no threads.
 
-use super::{Ends, Flips, fill};
+use super::{Part, fill};
 use crate::plan::{Dim, Walk};
 use std::env;
 use std::sync::OnceLock;
@@ -41,23 +41,23 @@ pub(crate) fn at_most() -> usize {
     available.min(*asked)
 }
 
-/// Copies all units of the walk on this number of threads, this one included.
+/// Copies all units of the walks on this number of threads, this one included.
 ///
 /// # Safety
 ///
-/// As for [`fill`], and no two units of the target share a byte.
-pub(super) unsafe fn run(walk: Walk, ends: Ends, flips: Flips, threads: usize) {
+/// As for [`fill`], and no two units of the targets share a byte.
+pub(super) unsafe fn run(whole: &[Part], threads: usize) {
+    // SAFETY: the caller's promises.
+    let fill = |part: &Part| unsafe { fill(part.walk.clone(), part.ends, part.flips) };
     if threads < 2 {
-        // SAFETY: the caller's promises.
-        return unsafe { fill(walk, ends, flips) };
+        return whole.iter().for_each(fill);
     }
-    let parts = split(walk, threads * PARTS);
+    let parts = cut(whole, threads * PARTS);
     let next = AtomicUsize::new(0);
+    // Each part is copied once, and parts share no byte of the target.
     let work = || {
         while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-            // SAFETY: the caller's promises, for a part of the walk. Each part is copied once, and parts share no byte
-            // of the target.
-            unsafe { fill(part.clone(), ends, flips) };
+            fill(part);
         }
     };
     thread::scope(|scope| {
@@ -69,6 +69,23 @@ pub(super) unsafe fn run(walk: Walk, ends: Ends, flips: Flips, threads: usize) {
         }
         work();
     });
+}
+
+/// Divides walks so that all together are about so many parts of one size. Short ones stay whole.
+fn cut(whole: &[Part], parts: usize) -> Vec<Part> {
+    let nbytes = |walk: &Walk| walk.dims.iter().map(|dim| dim.length).product::<usize>() * walk.unit;
+    let share = whole.iter().map(|part| nbytes(&part.walk)).sum::<usize>().div_ceil(parts).max(1);
+    let mut all = Vec::with_capacity(whole.len() + parts);
+    for part in whole {
+        let count = nbytes(&part.walk).div_ceil(share);
+        if count < 2 {
+            all.push(part.clone());
+            continue;
+        }
+        let pieces = split(part.walk.clone(), count).into_iter();
+        all.extend(pieces.map(|walk| Part { walk, ..*part }));
+    }
+    all
 }
 
 /// Divides a walk into about so many parts, along the dimension that is slowest in the target where it is long enough,

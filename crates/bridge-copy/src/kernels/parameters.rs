@@ -94,6 +94,46 @@ impl Tile {
     pub const MOST: usize = 48;
 }
 
+/// One of many copies that one launch makes: rows of `nbytes` bytes at these addresses. `rows` counts the vectors that a
+/// row of the target touches, and has the bytes from row to row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Piece {
+    pub from: u64,
+    pub to: u64,
+    pub nbytes: i64,
+    pub items: u32,
+    /// Its first block.
+    pub first: u32,
+    pub rows: Dim,
+}
+
+impl Piece {
+    /// Returns the bytes of the structure.
+    pub fn bytes(&self) -> [u8; size_of::<Self>()] {
+        let Self { from, to, nbytes, items, first, rows } = self;
+        let Dim { from: by_from, to: by_to, length, magic, shift, unused } = rows;
+        let words = [*from, *to, *nbytes as u64, pair(*items, *first), *by_from as u64, *by_to as u64];
+        let words = words.into_iter().chain([pair(*length, *magic), pair(*shift, *unused)]);
+        let mut bytes = [0; size_of::<Self>()];
+        bytes.chunks_exact_mut(8).zip(words).for_each(|(place, word)| place.copy_from_slice(&word.to_le_bytes()));
+        bytes
+    }
+}
+
+/// Returns two fields that are next to each other, as one.
+fn pair(first: u32, second: u32) -> u64 {
+    u64::from(first) | u64::from(second) << 32
+}
+
+/// Parameters of the kernels for many copies: addresses in device memory of the pieces, and of the piece of each block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Pieces {
+    pub pieces: u64,
+    pub owners: u64,
+}
+
 /// Returns the dimensions as the kernels have them, the rest of the array unused.
 pub(crate) fn dims<const N: usize>(steps: &[Step]) -> [Dim; N] {
     let mut dims = [Dim::default(); N];
@@ -118,6 +158,7 @@ mod tests {
         // The sums of the fields in common.cuh, each aligned to its size.
         assert_eq!((size_of::<Dim>(), size_of::<Sides>(), size_of::<Group>()), (32, 32, 136));
         assert_eq!(size_of::<Flat>(), 32 + 16 + 64 * 32);
+        assert_eq!((size_of::<Piece>(), size_of::<Pieces>()), (3 * 8 + 2 * 4 + 32, 16));
         assert_eq!(size_of::<Tile>(), 32 + 32 + 3 * 32 + 2 * 136 + 48 * 32);
     }
 

@@ -63,6 +63,10 @@ kernels! {
     Mix2 c"mix2" 256 33024;
     Mix4 c"mix4" 256 33024;
     Mix8 c"mix8" 256 33024;
+    Pieces1 c"pieces1" 256 0;
+    Pieces2 c"pieces2" 256 0;
+    Pieces4 c"pieces4" 256 0;
+    Pieces8 c"pieces8" 256 0;
 }
 
 /// What `cargo xtask kernels` compiled them to.

@@ -1,0 +1,202 @@
+"""Copies of many tensors in one call, beside a plain copy of as many bytes.
+
+Two lists of tensors: *equal* pieces, slices of one buffer that are copied to slices of another in random order, and the
+*weights* of a model of 7 billion parameters (32 layers, bfloat16), each a tensor of its own. Four ways take turns:
+
+- *ours*: ``tb.copy(sources, out=targets)``.
+- *one by one*: ``tb.copy(source, out=target)`` for each.
+- *foreach*: ``torch._foreach_copy_``.
+- *plain*: one ``Tensor.copy_`` of as many bytes. The bars compare with this one.
+
+A *device* figure ends when the elements are there. A *call* figure is the time of the host, for one piece; on the host
+both are one. Every result is compared bit by bit.
+
+    cargo xtask bench --pieces
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benches.reports import Verdict, conclude, page
+from benches.rounds import options
+from truebridge_conformance import host
+
+#: The least part of a plain copy's speed, and the most microseconds of the host for a piece.
+PART, CALL = 0.9, 1.0
+#: The pieces of the first list.
+COUNT, NBYTES = 112_000, 44_000
+#: Shapes of a layer's weights and of the others, in a model of this width.
+WIDTH, HIDDEN, WORDS, LAYERS = 4096, 11008, 32000, 32
+
+
+@dataclass
+class Row:
+    """One list and one way: medians over the rounds."""
+
+    pieces: str
+    way: str
+    count: int
+    nbytes: int
+    #: Seconds until the elements are there.
+    seconds: float
+    #: Microseconds of the host for a piece.
+    call: float
+    #: Speed as a part of the plain copy's.
+    part: float
+
+
+Lists = tuple[list[Any], list[Any], Any, Any]
+
+
+def equal(device: str, count: int, nbytes: int) -> Lists:
+    """Return slices of one buffer and of another, in random order, and both buffers."""
+    import torch
+
+    source = torch.randint(0, 256, (count * nbytes,), dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    order = list(range(count))
+    random.Random(1).shuffle(order)
+    slices = target.split(nbytes)
+    return list(source.split(nbytes)), [slices[place] for place in order], source, target
+
+
+def weights(device: str, width: int, hidden: int, words: int, layers: int) -> Lists:
+    """Return the weights of a model, those of another one, and two buffers of as many bytes."""
+    import torch
+
+    square, up, down = (width, width), (hidden, width), (width, hidden)
+    layer = [square, square, square, square, up, up, down, (width,), (width,)]
+    shapes = [(words, width), *layer * layers, (width,), (words, width)]
+    kind = torch.bfloat16
+
+    def model() -> list[Any]:
+        return [torch.empty(shape, dtype=kind, device=device) for shape in shapes]
+
+    sources, targets = model(), model()
+    for tensor in sources:
+        tensor.view(torch.int16).random_(-(1 << 14), 1 << 14)
+    nbytes = sum(2 * tensor.numel() for tensor in sources)
+    buffers = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
+    return sources, targets, buffers[0], buffers[1]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two tensors have the same bytes."""
+    import torch
+
+    return bool(torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)))
+
+
+def measure(pieces: str, lists: Lists, device: str, rounds: int) -> list[Row]:
+    """Measure every way of copying one list."""
+    import torch
+
+    import truebridge as tb
+
+    sources, targets, source, target = lists
+    count, nbytes = len(sources), sum(tensor.numel() * tensor.element_size() for tensor in sources)
+    wait: Callable[[], Any] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+
+    def one_by_one() -> None:
+        for one, other in zip(sources, targets, strict=True):
+            tb.copy(one, out=other)
+
+    ways: dict[str, Callable[[], Any]] = {
+        "plain": lambda: target.copy_(source),
+        "ours": lambda: tb.copy(sources, out=targets),
+        "one by one": one_by_one,
+        "foreach": lambda: torch._foreach_copy_(targets, sources),
+    }
+    for tensor in targets:
+        tensor.zero_()
+    ways["ours"]()
+    if not all(same(one, other) for one, other in zip(sources, targets, strict=True)):
+        raise RuntimeError(f"{pieces}: a copy has other elements than the source")
+    calls: dict[str, list[float]] = {way: [] for way in ways}
+    whole: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(rounds + 1):
+        for way, call in ways.items():
+            wait()
+            started = time.perf_counter()
+            call()
+            called = time.perf_counter() - started
+            wait()
+            # The first round warms up.
+            if turn:
+                calls[way].append(called)
+                whole[way].append(time.perf_counter() - started)
+    seconds = {way: statistics.median(times) for way, times in whole.items()}
+    on_device = {way: device_time(call, rounds) for way, call in ways.items()} if device.startswith("cuda") else seconds
+    return [
+        Row(
+            pieces,
+            way,
+            count,
+            nbytes,
+            seconds[way],
+            1e6 * statistics.median(calls[way]) / count,
+            on_device["plain"] / on_device[way],
+        )
+        for way in ways
+    ]
+
+
+def device_time(call: Callable[[], Any], rounds: int) -> float:
+    """Return seconds of a call on the device alone: work before it lets the host run ahead."""
+    import torch
+
+    times: list[float] = []
+    for _ in range(rounds):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        # Cycles, at about 2 GHz: longer than the host takes.
+        torch.cuda._sleep(int(4e9 * (time.perf_counter() - started)))
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e-3)
+    return statistics.median(times)
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print a table, write ``bench_pieces.json`` and ``.md``. Return 0 when every bar is met."""
+    given = options(
+        argv,
+        "pieces",
+        __doc__,
+        10,
+        device={"default": "cuda:0", "help": "where the tensors are (default: %(default)s)"},
+        count={"type": int, "default": COUNT, "help": "equal pieces (default: %(default)s)"},
+        nbytes={"type": int, "default": NBYTES, "help": "bytes of each (default: %(default)s)"},
+        width={"type": int, "default": WIDTH, "help": "width of the model (default: %(default)s)"},
+    )
+    rows = measure("equal", equal(given.device, given.count, given.nbytes), given.device, given.rounds)
+    shapes = (given.width, given.width * HIDDEN // WIDTH, given.width * WORDS // WIDTH, LAYERS)
+    rows += measure("weights", weights(given.device, *shapes), given.device, given.rounds)
+    verdicts = []
+    for row in rows:
+        if row.way == "ours":
+            verdicts.append(Verdict.at_least(f"{row.pieces}: part of a plain copy", row.part, PART))
+            verdicts.append(Verdict.at_most(f"{row.pieces}: µs of the host for a piece", row.call, CALL))
+    about = host.describe("torch")
+    table = page(about, f"Copies of many pieces on {given.device}.", HEAD, map(line, rows), verdicts)
+    return conclude(given.report, "bench_pieces", table, {**about, "device": given.device}, rows, verdicts)
+
+
+HEAD = "pieces|way|:count|:MiB|:ms|:GB/s|:µs of the host for a piece|:of a plain copy"
+
+
+def line(row: Row) -> str:
+    """Return a row of the table."""
+    sizes = f"{row.count:,} | {row.nbytes / (1 << 20):,.0f}"
+    speed = f"{1e3 * row.seconds:,.2f} | {2 * row.nbytes / row.seconds / 1e9:,.0f}"
+    return f"{row.pieces} | {row.way} | {sizes} | {speed} | {row.call:.3f} | {row.part:.0%}"

@@ -1,0 +1,28 @@
+// Many copies in one launch: rows that are contiguous on both sides, at any address. A table in device memory says what
+// each block copies.
+#pragma once
+#include "common.cuh"
+#include "window.cuh"
+
+// The vectors of a piece that a block copies: src/kernels/pieces.rs has the same number.
+constexpr u32 SHARE = 4096;
+
+template <typename Unit> __device__ __forceinline__ void pieces(const Pieces &p) {
+    constexpr int EACH = 2;
+    const Piece piece = p.pieces[p.owners[blockIdx.x]];
+    const u32 begin = (blockIdx.x - piece.first) * SHARE, end = min(begin + SHARE, piece.items);
+#pragma unroll 1
+    for (u32 first = begin + threadIdx.x; first < end; first += THREADS * EACH) {
+        Window<Unit> windows[EACH];
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) {
+            const u32 n = first + k * THREADS;
+            windows[k].clear();
+            if (n >= end) continue;
+            const u32 row = divide(n, piece.rows), vector = n - row * piece.rows.length;
+            windows[k].read(piece.from + row * piece.rows.from, piece.to + row * piece.rows.to, piece.nbytes, vector);
+        }
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) windows[k].write(make_uint4(0, 0, 0, 0));
+    }
+}

@@ -1,0 +1,261 @@
+//! Many copies in one launch: a table of pieces, and for each block the piece that it works on. A pure function of the
+//! walks and the addresses.
+
+use super::parameters::{Dim, Piece};
+use super::table::Kernel;
+use crate::plan::Walk;
+
+/// The vectors of a piece that a block copies: kernels/pieces.cuh has the same number.
+pub(crate) const SHARE: u32 = 4096;
+
+/// The alignment of vectors, in bytes.
+const VECTOR: usize = 16;
+
+/// The most vectors of a piece, so that every index fits into 31 bits.
+const MOST_VECTORS: usize = (1 << 31) - 1;
+
+/// The most bytes of a row of a piece.
+const LONGEST_ROW: usize = 1 << 34;
+
+/// Rows of at least so many bytes are worth their vectors.
+const LONG_ROW: usize = 64;
+
+/// A walk whose rows are shorter is worth less than a launch up to so many bytes.
+const SMALL: usize = 64 << 10;
+
+/// Two dimensions of a walk with more are at least so many bytes.
+const LARGE: usize = 16 << 10;
+
+/// What one launch copies.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    pub pieces: Vec<Piece>,
+    /// The piece of each block, by its index.
+    pub owners: Vec<u32>,
+    /// All addresses, strides and lengths, to find what divides them.
+    bits: usize,
+}
+
+impl Table {
+    pub fn with_capacity(pieces: usize) -> Self {
+        Self { pieces: Vec::with_capacity(pieces), owners: Vec::with_capacity(pieces), bits: 0 }
+    }
+
+    /// Returns the kernel for the units that divide everything.
+    pub fn kernel(&self) -> Kernel {
+        const KERNELS: [Kernel; 4] = [Kernel::Pieces1, Kernel::Pieces2, Kernel::Pieces4, Kernel::Pieces8];
+        KERNELS[self.bits.trailing_zeros().min(3) as usize]
+    }
+
+    /// Enters a walk whose first elements are at these addresses. Returns `false` where a launch of its own suits it
+    /// better, or the table is full; then nothing is entered.
+    pub fn enter(&mut self, walk: &Walk, from: usize, to: usize) -> bool {
+        let (rows, outer) = match &*walk.dims {
+            [] => (None, &[][..]),
+            [outer @ .., rows] => (Some(*rows), outer),
+        };
+        let nbytes = walk.unit.saturating_mul(rows.map_or(1, |rows| rows.length));
+        let suits = match (rows, outer) {
+            (None, _) => true,
+            (Some(_), []) => walk.unit >= LONG_ROW || nbytes <= SMALL,
+            _ => walk.unit >= LONG_ROW && nbytes >= LARGE,
+        };
+        let parts = outer.iter().fold(1usize, |parts, dim| parts.saturating_mul(dim.length));
+        let blocks = parts.saturating_mul(nbytes / (SHARE as usize * VECTOR) + 2);
+        if !suits || self.owners.len().saturating_add(blocks) > MOST_VECTORS {
+            return false;
+        }
+        let (from, to) = (from.wrapping_add_signed(walk.from as isize), to.wrapping_add_signed(walk.to as isize));
+        for part in 0..parts {
+            let (mut rest, mut at) = (part, (from, to));
+            for dim in outer.iter().rev() {
+                let index = (rest % dim.length) as i64;
+                at = moved(at, (index * dim.from, index * dim.to));
+                rest /= dim.length;
+            }
+            let rows = rows.map_or((1, 0, 0), |rows| (rows.length, rows.from, rows.to));
+            self.rows(at, walk.unit, rows);
+        }
+        true
+    }
+
+    /// Enters rows of `unit` bytes: their number, and the bytes from one to the next on both sides.
+    fn rows(&mut self, at: (usize, usize), unit: usize, (count, from, to): (usize, i64, i64)) {
+        for first in (0..unit).step_by(LONGEST_ROW) {
+            let nbytes = LONGEST_ROW.min(unit - first);
+            let at = moved(at, (first as i64, first as i64));
+            // A row may begin anywhere in its first vector.
+            let aligned = (at.1 | to as usize).is_multiple_of(VECTOR);
+            let vectors = if aligned { nbytes.div_ceil(VECTOR) } else { (nbytes + 2 * VECTOR - 2) / VECTOR };
+            let most = MOST_VECTORS / vectors;
+            for row in (0..count).step_by(most) {
+                let rows = most.min(count - row);
+                let at = moved(at, (row as i64 * from, row as i64 * to));
+                self.push(at, nbytes, (rows, from, to), vectors);
+            }
+        }
+    }
+
+    fn push(&mut self, (from, to): (usize, usize), nbytes: usize, rows: (usize, i64, i64), vectors: usize) {
+        let (count, by) = (rows.0, (rows.1, rows.2));
+        self.bits |= from | to | nbytes | if count > 1 { (by.0 | by.1) as usize } else { 0 };
+        let items = (count * vectors) as u32;
+        let (index, first) = (self.pieces.len() as u32, self.owners.len() as u32);
+        let rows = Dim::new(vectors as u32, by.0, by.1);
+        self.pieces.push(Piece { from: from as u64, to: to as u64, nbytes: nbytes as i64, items, first, rows });
+        self.owners.resize(self.owners.len() + items.div_ceil(SHARE) as usize, index);
+    }
+
+    /// Returns the table as the kernel has it: the pieces, and then the owners.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.owners_at() + size_of_val(&*self.owners));
+        self.pieces.iter().for_each(|piece| bytes.extend_from_slice(&piece.bytes()));
+        self.owners.iter().for_each(|owner| bytes.extend_from_slice(&owner.to_le_bytes()));
+        bytes
+    }
+
+    /// Returns where the owners begin in these bytes.
+    pub fn owners_at(&self) -> usize {
+        size_of_val(&*self.pieces)
+    }
+}
+
+fn moved((from, to): (usize, usize), by: (i64, i64)) -> (usize, usize) {
+    (from.wrapping_add_signed(by.0 as isize), to.wrapping_add_signed(by.1 as isize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bridge_core::{DType, Layout};
+    use proptest::prelude::*;
+    use std::ops::Range;
+
+    /// What the kernel does, from the bytes of the table alone: each range of the target that a thread writes, and the
+    /// address of its first byte in the source.
+    fn carried_out(table: &Table) -> Vec<(Range<usize>, usize)> {
+        let bytes = table.bytes();
+        let at = table.owners_at();
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        let mut written = Vec::new();
+        for block in 0..(bytes.len() - at) / 4 {
+            let piece = half(at + 4 * block) as usize * 64;
+            let (from, to, nbytes) = (word(piece) as usize, word(piece + 8) as usize, word(piece + 16) as usize);
+            let (items, first) = (half(piece + 24), half(piece + 28));
+            let (by_from, by_to) = (word(piece + 32) as i64, word(piece + 40) as i64);
+            let (length, magic, shift) = (half(piece + 48), half(piece + 52), half(piece + 56));
+            let begin = (block as u32 - first) * SHARE;
+            assert!(begin < items, "a block without work");
+            for n in begin..items.min(begin + SHARE) {
+                let high = ((u64::from(n) * u64::from(magic)) >> 32) as u32;
+                let row = (high + n) >> shift;
+                let vector = (n - row * length) as usize;
+                let (source, start) = moved((from, to), (i64::from(row) * by_from, i64::from(row) * by_to));
+                let window = (start & !15) + 16 * vector;
+                let part = window.max(start)..(window + 16).min(start + nbytes);
+                if !part.is_empty() {
+                    written.push((part.clone(), source + (part.start - start)));
+                }
+            }
+        }
+        written
+    }
+
+    fn layout(dtype: DType, shape: &[i64], strides: Option<&[i64]>) -> Layout {
+        Layout::new(dtype, shape, strides, 0).unwrap()
+    }
+
+    /// The bytes of a copy: address in the target, address in the source.
+    fn expected(from: (usize, &Layout), to: (usize, &Layout)) -> Vec<(usize, usize)> {
+        let itemsize = from.1.itemsize() as i64;
+        let mut at = vec![(to.0 as i64, from.0 as i64)];
+        for (&length, (from, to)) in from.1.shape().iter().zip(from.1.strides().iter().zip(to.1.strides())) {
+            let steps =
+                |&at: &(i64, i64)| (0..length).map(move |i| (at.0 + i * to * itemsize, at.1 + i * from * itemsize));
+            at = at.iter().flat_map(steps).collect();
+        }
+        at.iter()
+            .flat_map(|at| (0..itemsize).map(move |byte| ((at.0 + byte) as usize, (at.1 + byte) as usize)))
+            .collect()
+    }
+
+    proptest! {
+        /// Many pieces: each byte of a target is written once, with the byte of the source that belongs there.
+        #[test]
+        fn every_byte_is_copied_once_to_its_place(
+            pieces in prop::collection::vec(
+                (prop::sample::select(vec![1i64, 2, 3, 30, 100, 700]), 0i64..5, 1i64..70, 0i64..40, 0i64..40, 0usize..32, 0usize..32),
+                1..6,
+            ),
+            dtype in prop::sample::select(vec![DType::UINT8, DType::FLOAT16, DType::FLOAT32, DType::COMPLEX128]),
+        ) {
+            let mut table = Table::with_capacity(pieces.len());
+            let (mut bytes, mut entered) = (Vec::new(), 0);
+            for (index, (rows, outer, row, gap, other, from, to)) in pieces.into_iter().enumerate() {
+                let shape = [outer, rows, row];
+                let source = layout(dtype, &shape, Some(&[rows * (row + gap) + other, row + gap, 1]));
+                let target = layout(dtype, &shape, Some(&[rows * (row + other), row + other, 1]));
+                let place = (index + 1) << 32;
+                let (from, to) = (place + from, place + (1 << 31) + to);
+                let Some(walk) = Walk::new(&source, &target) else { continue };
+                if table.enter(&walk.widen(), from, to) {
+                    bytes.extend(expected((from, &source), (to, &target)));
+                    entered += 1;
+                }
+            }
+            bytes.sort_unstable();
+            let mut written: Vec<_> = carried_out(&table)
+                .into_iter()
+                .flat_map(|(part, source)| part.clone().map(move |byte| (byte, source + (byte - part.start))))
+                .collect();
+            written.sort_unstable();
+            prop_assert!(written == bytes, "{} bytes of {} in {entered} walks", written.len(), bytes.len());
+        }
+    }
+
+    #[test]
+    fn blocks_have_similar_work() {
+        let mut table = Table::default();
+        let (large, small) = (layout(DType::UINT8, &[3_000_000], None), layout(DType::UINT8, &[44_000], None));
+        for (index, layout) in [&large, &small, &small].into_iter().enumerate() {
+            assert!(table.enter(&Walk::new(layout, layout).unwrap().widen(), 1 << 30, (index + 2) << 30));
+        }
+        assert_eq!(table.pieces.len(), 3);
+        assert_eq!(table.owners.len(), 46 + 1 + 1, "64 KiB each");
+        assert_eq!(table.kernel(), Kernel::Pieces8);
+        let askew = Walk::new(&small, &small).unwrap().widen();
+        assert!(table.enter(&askew, (1 << 40) + 2, 1 << 41));
+        assert_eq!(table.kernel(), Kernel::Pieces2);
+    }
+
+    #[test]
+    fn what_does_not_suit_the_table_is_not_entered() {
+        let mut table = Table::default();
+        let matrix = layout(DType::FLOAT32, &[512, 512], None);
+        let turned = layout(DType::FLOAT32, &[512, 512], Some(&[1, 512]));
+        assert!(!table.enter(&Walk::new(&turned, &matrix).unwrap().widen(), 1 << 30, 1 << 31));
+        let column = layout(DType::FLOAT32, &[1 << 20], Some(&[2]));
+        assert!(!table.enter(
+            &Walk::new(&column, &layout(DType::FLOAT32, &[1 << 20], None)).unwrap().widen(),
+            1 << 30,
+            1 << 31
+        ));
+        assert!(table.pieces.is_empty() && table.owners.is_empty());
+    }
+
+    #[test]
+    fn giants_are_cut() {
+        let giant = layout(DType::UINT8, &[1 << 36], None);
+        let mut table = Table::default();
+        assert!(table.enter(&Walk::new(&giant, &giant).unwrap().widen(), 1 << 40, (1 << 41) + 1));
+        assert_eq!(table.pieces.len(), 4);
+        assert_eq!(table.pieces.iter().map(|piece| piece.nbytes).sum::<i64>(), 1 << 36);
+        assert!(table.pieces.iter().all(|piece| piece.items as usize <= MOST_VECTORS));
+        let rows = layout(DType::UINT8, &[1 << 30, 64], Some(&[128, 1]));
+        let compact = layout(DType::UINT8, &[1 << 30, 64], None);
+        let mut table = Table::default();
+        assert!(table.enter(&Walk::new(&rows, &compact).unwrap().widen(), 1 << 40, 1 << 41));
+        assert_eq!(table.pieces.len(), 3, "2^32 vectors");
+    }
+}

@@ -1,0 +1,217 @@
+"""``tb.copy`` of many tensors on a CUDA device: values, the order of the streams, and what is released when.
+
+Every target has as much memory as it needs, so that compute-sanitizer, with PYTORCH_NO_CUDA_MEMORY_CACHING=1, finds a
+stray access.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+import truebridge as tb
+
+torch: Any = pytest.importorskip("torch")
+cupy: Any = pytest.importorskip("cupy")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+#: Cycles of a kernel of some milliseconds.
+LATE = 10_000_000
+ROUNDS = 30
+DTYPES = ["uint8", "float16", "float32", "float64", "complex128"]
+
+
+def numbers(random: np.random.Generator, *shape: int, dtype: str = "float32") -> Any:
+    """Return random numbers on the device."""
+    return torch.from_numpy(random.integers(0, 100, shape).astype(dtype)).cuda()
+
+
+def piece(random: np.random.Generator) -> tuple[Any, Any]:
+    """Return a source and a target of one shape, on the device: contiguous, rows, or anything else."""
+    dtype = DTYPES[int(random.integers(len(DTYPES)))]
+    kind, rows, row = int(random.integers(5)), int(random.integers(1, 40)), int(random.integers(1, 3000))
+    skip = int(random.integers(0, 5))
+    if kind == 0:
+        # One run, at any address that the itemsize divides.
+        return numbers(random, skip + row, dtype=dtype)[skip:], numbers(random, 7 + row, dtype=dtype)[7:]
+    if kind == 1:
+        return numbers(random, rows, row + skip, dtype=dtype)[:, skip:], numbers(random, rows, row, dtype=dtype)
+    if kind == 2:
+        target = numbers(random, rows, row + skip + 1, dtype=dtype)[:, 1 : row + 1]
+        return numbers(random, 1, row, dtype=dtype), target
+    if kind == 3:
+        source = numbers(random, row % 97 + 1, rows, dtype=dtype).t()
+        return source, numbers(random, rows, row % 97 + 1, dtype=dtype)
+    source = numbers(random, 3, rows, 2, row % 500 + 1, dtype=dtype)[:, :, 1]
+    return source, numbers(random, rows, 3, row % 500 + 1, dtype=dtype).transpose(0, 1)
+
+
+def checked(pairs: list[tuple[Any, Any]]) -> None:
+    """Copy all together, and compare bit by bit with PyTorch's copies."""
+    expected = [target.clone().copy_(source) for source, target in pairs]
+    sources, targets = ([pair[side] for pair in pairs] for side in range(2))
+    tb.copy(sources, out=targets)
+    for index, (target, wanted) in enumerate(zip(targets, expected, strict=True)):
+        same = target.contiguous().flatten().view(torch.uint8), wanted.contiguous().flatten().view(torch.uint8)
+        assert torch.equal(*same), (index, target.shape, target.stride(), pairs[index][0].stride(), target.dtype)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 300])
+@pytest.mark.parametrize("seed", range(10))
+def test_any_pieces_are_copied_as_pytorch_copies_them(seed: int, count: int) -> None:
+    random = np.random.default_rng(seed)
+    checked([piece(random) for _ in range(count)])
+
+
+def test_slices_of_two_buffers_in_random_order() -> None:
+    random = np.random.default_rng(5)
+    source = torch.randint(0, 256, (3000 * 1001,), dtype=torch.uint8, device="cuda")
+    target = torch.zeros_like(source)
+    places, order = random.permutation(3000), random.permutation(3000)
+    sources = [source[1001 * place : 1001 * (place + 1)] for place in places]
+    targets = [target[1001 * place : 1001 * (place + 1)] for place in order]
+    tb.copy(sources, out=targets)
+    expected = torch.empty_like(source)
+    rows = torch.from_numpy(order).cuda(), torch.from_numpy(places).cuda()
+    expected.view(3000, 1001)[rows[0]] = source.view(3000, 1001)[rows[1]]
+    assert torch.equal(target, expected)
+
+
+def test_nothing_beside_the_targets_is_written() -> None:
+    whole = torch.full((64, 1000), 7, dtype=torch.uint8, device="cuda")
+    targets = [whole[row, 3 + row : 900 - row] for row in range(0, 64, 2)]
+    tb.copy([torch.zeros(target.shape[0], dtype=torch.uint8, device="cuda") for target in targets], out=targets)
+    expected = torch.full_like(whole, 7)
+    for row in range(0, 64, 2):
+        expected[row, 3 + row : 900 - row] = 0
+    assert torch.equal(whole, expected)
+
+
+def test_large_pieces_beside_small_ones() -> None:
+    random = np.random.default_rng(3)
+    lengths = [1, 15, 16, 17, 65535, 65536, 65537, 100_000_001, 3, 1 << 24]
+    checked([(numbers(random, length, dtype="uint8"), numbers(random, length, dtype="uint8")) for length in lengths])
+
+
+def test_pending_operations_are_applied() -> None:
+    sources = [torch.randn(33, 65, dtype=torch.complex64, device="cuda").conj() for _ in range(10)]
+    sources += [torch.randn(100, dtype=torch.complex64, device="cuda") for _ in range(10)]
+    checked([(source, torch.zeros(source.shape, dtype=source.dtype, device="cuda")) for source in sources])
+
+
+def test_it_is_one_kernel_and_no_host_wait() -> None:
+    sources = [torch.rand(1000 + index, device="cuda") for index in range(100)]
+    targets = [torch.zeros_like(source) for source in sources]
+    tb.copy(sources, out=targets)
+    torch.cuda.synchronize()
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        tb.copy(sources, out=targets)
+        torch.cuda.synchronize()
+    work = [event.name for event in profiled.events() if event.device_type.name == "CUDA"]
+    assert [name for name in work if "pieces" in name] and len(work) == 2, work
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20 * LATE)
+        tb.copy(sources, out=targets)
+        assert not stream.query(), "the host has waited"
+    torch.cuda.synchronize()
+
+
+def test_a_copy_waits_for_the_producer() -> None:
+    writer = torch.cuda.Stream()
+    sources = [torch.zeros(257 + index, device="cuda") for index in range(50)]
+    targets = [cupy.zeros(257 + index, np.float32) for index in range(50)]
+    tb.copy(sources, out=targets)
+    torch.cuda.synchronize()
+    late = 0
+    for i in range(1, ROUNDS + 1):
+        reader = cupy.cuda.Stream(non_blocking=True)
+        with torch.cuda.stream(writer):
+            torch.cuda._sleep(LATE)
+            for source in sources:
+                source.fill_(i)
+            with reader:
+                tb.copy(sources, out=targets)
+                seen = [(target == i).all() for target in targets]
+        late += not writer.query()
+        reader.synchronize()
+        assert all(bool(one) for one in seen), f"round {i}"
+        torch.cuda.synchronize()
+    assert late, "the kernel before the write is too short for this test"
+
+
+def test_the_sources_and_the_table_are_not_reused_before_the_copy() -> None:
+    reader = cupy.cuda.Stream(non_blocking=True)
+    late = torch.cuda.ExternalStream(reader.ptr)
+    targets = [cupy.zeros(1 << 14, np.float32) for _ in range(40)]
+    for i in range(1, ROUNDS + 1):
+        sources = [torch.full((1 << 14,), float(i), device="cuda") for _ in range(40)]
+        with reader:
+            with torch.cuda.stream(late):
+                torch.cuda._sleep(LATE)
+            tb.copy(sources, out=targets)
+            # Two more tables, before the first is used.
+            other = [cupy.zeros(100, np.float32) for _ in range(20)]
+            for value in (1, 2):
+                tb.copy([torch.full((100,), float(value), device="cuda") for _ in range(20)], out=other)
+        del sources
+        gc.collect(0)
+        # PyTorch reuses the blocks at once, in its own stream.
+        garbage = [torch.full((1 << 14,), -1.0, device="cuda") for _ in range(60)]
+        reader.synchronize()
+        assert all(bool((target == i).all()) for target in targets), f"round {i}"
+        assert all(bool((target == 2).all()) for target in other), f"round {i}"
+        del garbage
+
+
+def test_copies_in_a_graph() -> None:
+    sources = [torch.rand(100 + index, device="cuda") for index in range(20)]
+    targets = [torch.zeros_like(source) for source in sources]
+    tb.copy(sources, out=targets)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tb.copy(sources, out=targets)
+    for source in sources:
+        source.add_(1)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(*pair) for pair in zip(sources, targets, strict=True))
+
+
+def test_one_call_fills_memory_of_both_kinds() -> None:
+    sources = {"a": torch.rand(100, device="cuda"), "b": np.ones(50, np.float32), "c": torch.rand(7, 9, device="cuda")}
+    targets = {"a": np.zeros(100, np.float32), "b": torch.zeros(50, device="cuda"), "c": cupy.zeros((7, 9), np.float32)}
+    tb.copy(sources, out=targets)
+    np.testing.assert_array_equal(targets["a"], sources["a"].cpu().numpy())
+    np.testing.assert_array_equal(targets["b"].cpu().numpy(), sources["b"])
+    np.testing.assert_array_equal(targets["c"].get(), sources["c"].cpu().numpy())
+
+
+def test_overlapping_targets_are_refused_before_anything_is_written() -> None:
+    whole = torch.zeros(1000, device="cuda")
+    targets = [whole[100 * index : 100 * index + 100 + (index == 5)] for index in range(10)]
+    with pytest.raises(tb.BridgeError, match=r"tree\[6\] and tree\[5\]: the two targets share memory"):
+        tb.copy([torch.ones(target.shape[0], device="cuda") for target in targets], out=targets)
+    assert not bool(whole.any())
+
+
+def test_nothing_is_left_of_ten_thousand_pieces() -> None:
+    before = tb.stats()
+    sources = list(torch.rand(10_000, 64, device="cuda").unbind())
+    targets = list(torch.zeros(10_000, 64, device="cuda").unbind())
+    tb.copy(sources, out=targets)
+    free = torch.cuda.mem_get_info()[0]
+    for _ in range(20):
+        tb.copy(sources, out=targets)
+    torch.cuda.synchronize()
+    after = tb.stats()
+    assert after["leased"] - after["released"] == before["leased"] - before["released"]
+    assert after["leaked"] == before["leaked"]
+    assert torch.cuda.mem_get_info()[0] >= free - (8 << 20)
+    assert all(torch.equal(*pair) for pair in zip(sources[::100], targets[::100], strict=True))
