@@ -18,8 +18,8 @@ pub use moves::{Cut, Cuts, Trial};
 pub use ordering::{ordering, ordering_with};
 
 use bridge_core::{
-    Copies, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Failed, Keep, Piece, Result, Stream, Strided, overlap,
-    repeats,
+    Copies, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Failed, Keep, Piece, Planned, Result, Stream, Strided,
+    overlap, repeats,
 };
 
 /// Copies with the kernels of this crate.
@@ -59,6 +59,19 @@ unsafe impl Copies for Copier {
             // SAFETY: the caller's promises.
             Some(stream) => unsafe { kernels::copy_all(pieces, stream) },
         }
+    }
+
+    fn plan(
+        &self,
+        device: Device,
+        pieces: &[Piece<'_>],
+        stream: Option<Stream>,
+    ) -> Result<Option<Box<dyn Planned>>, Failed> {
+        for (index, Piece { from, to, .. }) in pieces.iter().enumerate() {
+            check(from, to, stream).map_err(|error| Failed { index, error })?;
+        }
+        // On the host nothing is kept that is not found again at once.
+        stream.map(|stream| kernels::plan(device, pieces, stream)).transpose()
     }
 
     fn reaches(&self, device: Device) -> Result<()> {

@@ -123,6 +123,28 @@ pub(crate) fn upload(device: Device, bytes: &[u8], stream: Stream) -> Result<Blo
     Ok(block)
 }
 
+/// Copies bytes into memory of a device that any stream may read once this returns, at any time.
+///
+/// # Errors
+///
+/// Those of the driver, and [`ErrorKind::Captured`] where `stream` is being captured.
+pub(crate) fn kept(device: Device, bytes: &[u8], stream: Stream) -> Result<Box<dyn DeviceBuffer>> {
+    let link = bridge_cuda::link()?;
+    if link.is_captured(device, stream)? {
+        let text = format!("{stream} is being captured into a CUDA graph: prepare the copies before the capture");
+        return Err(Error::new(ErrorKind::Captured, text));
+    }
+    // Freed in the legacy stream, which always exists.
+    let memory = allocate(device, bytes.len(), Stream::LEGACY, None)?;
+    let (host, address) = (bytes.as_ptr().expose_provenance(), memory.address());
+    let bytes =
+        Bytes { link, pool: &POOL, cuts: &CUTS, device, stream: Stream::LEGACY, address, host, nbytes: bytes.len() };
+    // SAFETY: the memory is fresh, as long as the bytes, and known here only. The bytes are alive during the call.
+    unsafe { bytes.up() }?;
+    bytes.wait_for_stream()?;
+    Ok(memory)
+}
+
 /// Memory of the driver's pool.
 pub(crate) struct Block<'a> {
     link: &'a dyn Link,

@@ -77,6 +77,22 @@ pub unsafe trait Copies: Send + Sync {
         Ok(())
     }
 
+    /// Plans many copies within one memory, which are made again and again. Nothing is copied. `stream` is one of those in
+    /// which they will be made. Returns `None` where a plan gains nothing, which is the default.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`copy_all`](Self::copy_all) before anything is launched.
+    fn plan(
+        &self,
+        device: Device,
+        pieces: &[Piece<'_>],
+        stream: Option<Stream>,
+    ) -> Result<Option<Box<dyn Planned>>, Failed> {
+        let _ = (device, pieces, stream);
+        Ok(None)
+    }
+
     /// Checks that tensors can be moved to `device` and from it, before memory is allocated for a move.
     ///
     /// # Errors
@@ -109,6 +125,24 @@ pub unsafe trait Copies: Send + Sync {
         let text = format!("no memory of {nbytes} bytes on {device}: copy the tensor there with its own framework");
         Err(Error::new(ErrorKind::CopyNeeded, text))
     }
+}
+
+/// Copies that are planned. Dropping it while they run is allowed.
+///
+/// # Safety
+///
+/// As [`Copies`].
+pub unsafe trait Planned: Send + Sync {
+    /// Makes the copies, as [`Copies::copy_all`] does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Copies::copy_all`].
+    ///
+    /// # Safety
+    ///
+    /// Those of [`Copies::copy_all`], for the pieces that were planned.
+    unsafe fn copy(&self, stream: Option<Stream>) -> Result<(), Failed>;
 }
 
 impl Pending {

@@ -7,6 +7,7 @@ use crate::copy_into::{exported, release, uncopied};
 use crate::fill::{flips, order_after};
 use crate::host_copy::copy_by_loop;
 use crate::moved::{move_into, unmovable};
+use crate::prepared::Plan;
 use crate::{
     Adapter, Consumer, Device, DeviceKind, Error, ErrorKind, Failed, Layout, Lease, Lent, Ordering, Piece, Result,
     Stream, Strided,
@@ -70,24 +71,31 @@ pub fn copy_all<F, T>(
     pairs: &[Pair<'_, F, T>],
     ordering: &Arc<dyn Ordering>,
 ) -> Result<Vec<Option<(Stream, Stream)>>, Misfit> {
+    let jobs = export(pairs, ordering)?;
+    let repeats = repeats(&jobs)?;
+    run(pairs, jobs, &repeats, &[], ordering)
+}
+
+/// Exports both sides of every pair, and checks each pair.
+pub(crate) fn export<F, T>(pairs: &[Pair<'_, F, T>], ordering: &Arc<dyn Ordering>) -> Result<Vec<Job>, Misfit> {
     let mut jobs = Vec::with_capacity(pairs.len());
     for (index, pair) in pairs.iter().enumerate() {
         jobs.push(Job::new(index, pair, ordering).map_err(|error| Failed { index, error })?);
     }
+    Ok(jobs)
+}
+
+/// Checks all pairs together. Returns which of them repeat an earlier one.
+pub(crate) fn repeats(jobs: &[Job]) -> Result<Vec<bool>, Misfit> {
     let views: Vec<_> = jobs.iter().map(Job::views).collect();
-    let repeats = repeated(&views).map_err(misfit)?;
-    for (index, pair) in pairs.iter().enumerate() {
-        pair.to.overwritten(pair.out).map_err(|error| Failed { index, error })?;
-    }
+    repeated(&views).map_err(misfit)
+}
+
+/// Divides copies that are made within one memory by that and by their streams. The others are moves.
+pub(crate) fn grouped(jobs: Vec<Job>, repeats: &[bool]) -> (Vec<Group>, Vec<Job>) {
     let mut groups: Vec<Group> = Vec::new();
     let mut moves = Vec::new();
-    for (job, repeats) in jobs.into_iter().zip(repeats) {
-        let pair = &pairs[job.index];
-        used(pair.from, &job.source);
-        used(pair.to, &job.target);
-        if repeats {
-            continue;
-        }
+    for (job, _) in jobs.into_iter().zip(repeats).filter(|(_, repeats)| !**repeats) {
         let Some(device) = job.device else {
             moves.push(job);
             continue;
@@ -100,10 +108,30 @@ pub fn copy_all<F, T>(
         });
         groups[group].jobs.push(job);
     }
+    (groups, moves)
+}
+
+/// Makes copies that are checked. `plans` are those of groups of the same pairs, or none.
+pub(crate) fn run<F, T>(
+    pairs: &[Pair<'_, F, T>],
+    jobs: Vec<Job>,
+    repeats: &[bool],
+    plans: &[Plan],
+    ordering: &Arc<dyn Ordering>,
+) -> Result<Vec<Streams>, Misfit> {
+    for (index, pair) in pairs.iter().enumerate() {
+        pair.to.overwritten(pair.out).map_err(|error| Failed { index, error })?;
+    }
+    for (job, pair) in jobs.iter().zip(pairs) {
+        used(pair.from, &job.source);
+        used(pair.to, &job.target);
+    }
+    let (groups, mut moves) = grouped(jobs, repeats);
     let mut ordered = vec![None; pairs.len()];
     let batch = Batch::of(pairs.len());
     for group in groups {
-        group.copy(&mut ordered, &batch, ordering)?;
+        let plan = plans.iter().find(|plan| plan.is_of(&group));
+        group.copy(plan, &mut ordered, &batch, ordering)?;
     }
     // The host waits for what it receives: after everything else is launched.
     moves.sort_by_key(|job| job.target.device().kind == DeviceKind::CPU);
@@ -126,12 +154,12 @@ fn misfit(Clash { piece, other, targets }: Clash) -> Misfit {
 }
 
 /// A copy that is checked.
-struct Job {
-    index: usize,
+pub(crate) struct Job {
+    pub(crate) index: usize,
     source: Lent,
     target: Lent,
     /// The device on which both are seen; `None` where the elements are moved.
-    device: Option<Device>,
+    pub(crate) device: Option<Device>,
     flips: u128,
     /// That of the target.
     consumer: Arc<dyn Consumer>,
@@ -157,11 +185,11 @@ impl Job {
         Ok(Self { index, source, target, device, flips, consumer })
     }
 
-    fn views(&self) -> ((usize, &Layout), (usize, &Layout)) {
+    pub(crate) fn views(&self) -> ((usize, &Layout), (usize, &Layout)) {
         ((self.source.data(), self.source.layout()), (self.target.data(), self.target.layout()))
     }
 
-    fn piece(&self) -> Piece<'_> {
+    pub(crate) fn piece(&self) -> Piece<'_> {
         let side = |lent: &'_ Lent| (lent.device(), lent.data());
         let ((from, source), (to, target)) = (side(&self.source), side(&self.target));
         Piece {
@@ -173,14 +201,20 @@ impl Job {
 }
 
 /// Copies within one memory, in one stream.
-struct Group {
-    place: (Device, Option<Stream>),
-    jobs: Vec<Job>,
+pub(crate) struct Group {
+    pub(crate) place: (Device, Option<Stream>),
+    pub(crate) jobs: Vec<Job>,
 }
 
 impl Group {
     /// Makes the copies. The batch returns both sides of each after them.
-    fn copy(self, ordered: &mut [Streams], batch: &Batch, ordering: &Arc<dyn Ordering>) -> Result<(), Misfit> {
+    fn copy(
+        self,
+        plan: Option<&Plan>,
+        ordered: &mut [Streams],
+        batch: &Batch,
+        ordering: &Arc<dyn Ordering>,
+    ) -> Result<(), Misfit> {
         let Self { place: (device, stream), jobs } = self;
         // The host waits once for each stream.
         let mut waited = None;
@@ -192,17 +226,21 @@ impl Group {
             ordered[*index] =
                 order_after(ordering, source, stream, Some(batch)).map_err(|error| Failed { index: *index, error })?;
         }
-        let pieces: Vec<Piece<'_>> = jobs.iter().map(Job::piece).collect();
         let on_host = device.kind == DeviceKind::CPU && stream.is_none();
-        let copied = match ordering.copies() {
-            // SAFETY: the buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams;
-            // `Lent::new` has checked that the views stay inside, and `repeated` that no target shares bytes with
-            // another side. `order_after` has ordered the stream after the owners of the sources; the leases below make
-            // them wait for it.
-            Some(copies) => unsafe { copies.copy_all(&pieces, stream) },
-            None => Err(Failed { index: 0, error: uncopied(1, device, ordering) }),
+        // SAFETY (both): the buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams;
+        // `Lent::new` has checked that the views stay inside, and `repeated` that no target shares bytes with another
+        // side. `order_after` has ordered the stream after the owners of the sources; the leases below make them wait
+        // for it.
+        let copied = match (plan, ordering.copies()) {
+            // SAFETY: as above; the pieces are those of the plan.
+            (Some(plan), _) => unsafe { plan.copies.copy(stream) },
+            (None, Some(copies)) => {
+                let pieces: Vec<Piece<'_>> = jobs.iter().map(Job::piece).collect();
+                // SAFETY: as above.
+                unsafe { copies.copy_all(&pieces, stream) }
+            }
+            (None, None) => Err(Failed { index: 0, error: uncopied(1, device, ordering) }),
         };
-        drop(pieces);
         let copied = match copied {
             Err(Failed { error, .. }) if error.kind() == ErrorKind::CopyNeeded && on_host => {
                 jobs.iter().for_each(|job| copy_by_loop(&job.source, &job.target, job.flips));

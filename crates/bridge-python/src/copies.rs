@@ -63,7 +63,7 @@ pub(crate) fn copy<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>) -> PyResult<Py
     let fill = |call: Option<&trace::Call>| {
         if let Some(pairs) = Pairs::of(src, out)? {
             pairs.check(cross::check)?;
-            return cross::copy_all(call, &pairs.each()).map_err(|misfit| pairs.error(misfit));
+            return cross::copy_all(call, &pairs.each(), None).map_err(|misfit| pairs.error(misfit));
         }
         not_a_capsule(out)?;
         let (from, to) = (source(src)?, source(out)?);

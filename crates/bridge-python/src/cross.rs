@@ -13,7 +13,7 @@ use crate::ordering::ordering;
 use crate::trace::{self, Call, Outcome};
 use crate::trees::Tree;
 use bridge_core::{
-    Adapter, Device, DeviceKind, Error, Failed, Misfit, Options, Pair, Result, Transfer, copied_into_by,
+    Adapter, Device, DeviceKind, Error, Failed, Misfit, Options, Pair, Prepared, Result, Transfer, copied_into_by,
 };
 use bridge_ipc::{Parcel, Writing};
 use bridge_pyo3::PyTensor;
@@ -204,10 +204,18 @@ pub(crate) fn copy_into<F: Owned, T: Owned>(
     done.map(drop)
 }
 
-/// As [`bridge_core::copy_all`], by the ordering of the process.
-pub(crate) fn copy_all<F: Owned, T: Owned>(call: Option<&Call>, pairs: &[Pair<'_, F, T>]) -> Result<(), Misfit> {
+/// As [`bridge_core::copy_all`], by the ordering of the process. `prepared` is the plan of these pairs, if there is one.
+pub(crate) fn copy_all<F: Owned, T: Owned>(
+    call: Option<&Call>,
+    pairs: &[Pair<'_, F, T>],
+    prepared: Option<&Prepared>,
+) -> Result<(), Misfit> {
+    let copy = |pairs: &[Pair<'_, F, T>]| match prepared {
+        Some(prepared) => prepared.copy(pairs, ordering()),
+        None => bridge_core::copy_all(pairs, ordering()),
+    };
     let Some(call) = call else {
-        return bridge_core::copy_all(pairs, ordering()).map(drop);
+        return copy(pairs).map(drop);
     };
     call.expect(pairs.len());
     // The targets may be of several frameworks; the call names one.
@@ -217,7 +225,7 @@ pub(crate) fn copy_all<F: Owned, T: Owned>(call: Option<&Call>, pairs: &[Pair<'_
     for ((from, to), Pair { tensor, out, .. }) in seen.iter().zip(pairs) {
         through.push(Pair { from, tensor, to, out });
     }
-    let done = bridge_core::copy_all(&through, ordering());
+    let done = copy(&through);
     match &done {
         Ok(ordered) => {
             for ((source, target), ordered) in seen.iter().zip(ordered) {

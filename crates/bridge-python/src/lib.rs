@@ -3,6 +3,7 @@
 mod borrow;
 mod containers;
 mod convert;
+mod copier;
 mod copies;
 mod cross;
 mod debug;
@@ -42,6 +43,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     convert::enter(module)?;
     plan::enter(module)?;
     module.add_function(wrap_pyfunction!(copies::copy, module)?)?;
+    module.add_class::<copier::Copier>()?;
+    module.add_function(wrap_pyfunction!(copier::copier, module)?)?;
     module.add_class::<bridge_frameworks::Loan>()?;
     module.add_function(wrap_pyfunction!(lend::lend, module)?)?;
     module.add_function(wrap_pyfunction!(lend::lend_together, module)?)?;

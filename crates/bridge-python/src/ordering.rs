@@ -1,7 +1,9 @@
 //! The ordering of the process, whose copies release the GIL.
 
 use bridge_copy::Copier;
-use bridge_core::{Copies, Device, DeviceBuffer, DeviceKind, Failed, Keep, Ordering, Piece, Result, Stream, Strided};
+use bridge_core::{
+    Copies, Device, DeviceBuffer, DeviceKind, Failed, Keep, Ordering, Piece, Planned, Result, Stream, Strided,
+};
 use pyo3::prelude::*;
 use std::sync::{Arc, LazyLock};
 
@@ -42,6 +44,15 @@ unsafe impl Copies for Releasing {
         } else {
             copy()
         }
+    }
+
+    fn plan(
+        &self,
+        device: Device,
+        pieces: &[Piece<'_>],
+        stream: Option<Stream>,
+    ) -> Result<Option<Box<dyn Planned>>, Failed> {
+        Copier.plan(device, pieces, stream)
     }
 
     fn reaches(&self, device: Device) -> Result<()> {

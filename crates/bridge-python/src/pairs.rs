@@ -73,6 +73,11 @@ impl<'py> Pairs<'py> {
         leaves.map(|Leaf { from, tensor, to, out, .. }| Pair { from, tensor, to, out }).collect()
     }
 
+    /// Returns every source with its target.
+    pub(crate) fn objects(&self) -> Vec<(PyTensor<'py>, PyTensor<'py>)> {
+        self.leaves.iter().map(|leaf| (leaf.tensor.clone(), leaf.out.clone())).collect()
+    }
+
     /// Calls `check` with the adapter and the tensor of every source.
     ///
     /// # Errors

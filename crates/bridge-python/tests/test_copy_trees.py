@@ -209,3 +209,61 @@ def test_sources_are_released() -> None:
         tb.copy(source, out=target)
     assert [sys.getrefcount(array) for array in source + target] == before
     assert all(array.sum() == 1000 for array in target)
+
+
+def test_a_copier_copies_again() -> None:
+    sources = {"a": [torch.zeros(3), np.zeros((4, 5), np.float32)], "step": 1}
+    targets = {"a": (np.zeros(3, np.float32), torch.zeros(5, 4).t()), "step": 2}
+    update = tb.copier(sources, out=targets)
+    assert (len(update), repr(update)) == (2, "<Copier of 2 tensors>")
+    assert not targets["a"][0].any(), "nothing is copied before the call"
+    for value in (1.0, 2.0):
+        sources["a"][0].fill_(value)
+        sources["a"][1][...] = 10 * value
+        assert update() is targets
+        assert targets["a"][0].tolist() == [value] * 3
+        assert bool((targets["a"][1] == 10 * value).all())
+    one = tb.copier(sources["a"][0], out=targets["a"][0])
+    sources["a"][0].fill_(7)
+    assert one() is targets["a"][0] and targets["a"][0].tolist() == [7] * 3
+
+
+def test_a_copier_keeps_its_tensors_and_lets_them_go() -> None:
+    source, target = np.ones(5), np.zeros(5)
+    counts = sys.getrefcount(source), sys.getrefcount(target)
+    update = tb.copier([source], out=[target])
+    update()
+    assert sys.getrefcount(source) > counts[0]
+    del update
+    assert (sys.getrefcount(source), sys.getrefcount(target)) == counts
+
+
+def test_a_copier_refuses_what_has_changed() -> None:
+    source, target = torch.ones(6), torch.zeros(6)
+    update = tb.copier({"w": [torch.ones(2), source]}, out={"w": [torch.zeros(2), target]})
+    update()
+    target.zero_()
+    source.resize_(0)
+    with pytest.raises(tb.BridgeError, match=r"tree\['w'\]\[1\]: a tensor of shape \[0\]") as error:
+        update()
+    assert error.value.kind == "layout"
+    source.untyped_storage().resize_(0)
+    source.set_(torch.ones(6).untyped_storage(), 0, (6,))
+    with pytest.raises(tb.BridgeError, match=r"tree\['w'\]\[1\]: .* another address or layout") as error:
+        update()
+    assert error.value.kind == "layout" and not target.any()
+    target.requires_grad_(True)
+    with pytest.raises(tb.BridgeError, match="requires"):
+        update()
+
+
+@pytest.mark.parametrize("case", ["shape", "two targets", "a missing key", "a number for a tensor", "requires grad"])
+def test_a_copier_refuses_what_copy_refuses(case: str) -> None:
+    make, kind, text = REFUSED[case]
+    source, target = make()
+    with pytest.raises(tb.BridgeError) as error:
+        tb.copier([np.ones(5, np.float32), {"a": source}], out=[np.zeros(5, np.float32), {"a": target}])
+    assert error.value.kind == kind
+    assert text in str(error.value)
+    with pytest.raises(tb.BridgeValueError, match="consumes"):
+        tb.copier([torch.ones(3).__dlpack__()], out=[torch.zeros(3)])

@@ -215,3 +215,60 @@ def test_nothing_is_left_of_ten_thousand_pieces() -> None:
     assert after["leaked"] == before["leaked"]
     assert torch.cuda.mem_get_info()[0] >= free - (8 << 20)
     assert all(torch.equal(*pair) for pair in zip(sources[::100], targets[::100], strict=True))
+
+
+def test_a_copier_launches_again_in_any_stream() -> None:
+    sources = [torch.zeros(100 + index, device="cuda") for index in range(50)]
+    targets = [torch.zeros_like(source) for source in sources]
+    update = tb.copier(sources, out=targets)
+    for value in range(1, 11):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(LATE)
+            for source in sources:
+                source.fill_(value)
+            update()
+        stream.synchronize()
+        assert all(bool((target == value).all()) for target in targets)
+
+
+def test_a_copier_that_is_dropped_keeps_its_table_until_it_has_run() -> None:
+    sources = [torch.full((1000,), 5.0, device="cuda") for _ in range(50)]
+    targets = [torch.zeros_like(source) for source in sources]
+    for _ in range(ROUNDS):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(LATE)
+            tb.copier(sources, out=targets)()
+        # What is freed is used again at once.
+        garbage = [tb.copier(targets[:10], out=[torch.zeros_like(target) for target in targets[:10]]) for _ in range(3)]
+        stream.synchronize()
+        assert all(bool((target == 5).all()) for target in targets)
+        for target in targets:
+            target.zero_()
+        torch.cuda.synchronize()
+        del garbage
+
+
+def test_a_copier_is_one_launch_of_a_graph() -> None:
+    sources = [torch.rand(1000 + index, device="cuda") for index in range(100)]
+    targets = [torch.zeros_like(source) for source in sources]
+    update = tb.copier(sources, out=targets)
+    update()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        update()
+        with pytest.raises(tb.BridgeError, match="before the capture") as error:
+            tb.copier(sources, out=targets)
+    assert error.value.kind == "captured"
+    del update
+    gc.collect()
+    other = tb.copier(targets, out=[torch.zeros_like(target) for target in targets])
+    for value in range(1, 4):
+        for source in sources:
+            source.fill_(value)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(bool((target == value).all()) for target in targets)
+    other()

@@ -1,19 +1,19 @@
 //! Copies on a CUDA device, by the kernels of this crate.
 
 mod choose;
+mod many;
 mod parameters;
 mod pieces;
 mod table;
 #[cfg(test)]
 mod tests;
 
-use crate::moves;
 use crate::plan::Walk;
-use bridge_core::{Error, ErrorKind, Failed, Layout, Piece, Result, Stream, Strided};
+use bridge_core::{Error, ErrorKind, Layout, Result, Stream, Strided};
 use bridge_cuda::Kernels;
 use choose::{Launch, Parameters, choose};
+pub(crate) use many::{copy_all, plan};
 use parameters::Sides;
-use pieces::Table;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -74,61 +74,6 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, strea
         })?;
     }
     Ok(())
-}
-
-/// With fewer pieces the upload of a table takes longer than their launches.
-const FEWEST: usize = 8;
-
-/// Makes many copies on one device: those that suit a table in one launch, the others in launches of their own.
-///
-/// # Errors
-///
-/// Those of [`copy`], with the index of the piece. Nothing is launched after an error of kind
-/// [`ErrorKind::CopyNeeded`].
-///
-/// # Safety
-///
-/// That of [`bridge_core::Copies::copy_all`].
-pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], stream: Stream) -> Result<(), Failed> {
-    let failed = |index: usize| move |error| Failed { index, error };
-    let Some(first) = pieces.first() else { return Ok(()) };
-    let device = first.from.device;
-    for (index, Piece { from, to, flips }) in pieces.iter().enumerate() {
-        if *flips != 0 && planned(from, to, *flips).is_none() {
-            return Err(askew()).map_err(failed(index));
-        }
-    }
-    // A graph would launch again with a table that is released by then.
-    let tabled = pieces.len() >= FEWEST && !moves::is_captured(device, stream).map_err(failed(0))?;
-    let mut table = Table::with_capacity(if tabled { pieces.len() } else { 0 });
-    let mut last = 0;
-    for (index, Piece { from, to, flips }) in pieces.iter().copied().enumerate() {
-        if tabled && flips == 0 {
-            let Some(walk) = Walk::new(from.layout, to.layout) else { continue };
-            if table.enter(&walk.widen(), from.data, to.data) {
-                last = index;
-                continue;
-            }
-        }
-        // SAFETY: the caller's promises.
-        unsafe { copy(from, to, flips, stream) }.map_err(failed(index))?;
-    }
-    if table.pieces.is_empty() {
-        return Ok(());
-    }
-    let bytes = table.bytes();
-    let uploaded = moves::upload(device, &bytes, stream).map_err(failed(last))?;
-    let (pieces, owners) = (uploaded.address() as u64, (uploaded.address() + table.owners_at()) as u64);
-    let kernel = table.kernel();
-    let launch = bridge_cuda::Launch {
-        kernel: kernel as usize,
-        blocks: table.owners.len() as u32,
-        threads: kernel.threads(),
-        shared: 0,
-    };
-    // SAFETY: the parameters are those of the kernel; the table is in memory that is freed in the stream, after the
-    // kernel. The rest is the caller's promise.
-    unsafe { KERNELS.launch(device, stream, launch, &parameters::Pieces { pieces, owners }) }.map_err(failed(last))
 }
 
 /// Returns the error for bits that are to be flipped in elements that are not aligned.

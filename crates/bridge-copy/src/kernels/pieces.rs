@@ -37,8 +37,17 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub fn with_capacity(pieces: usize) -> Self {
-        Self { pieces: Vec::with_capacity(pieces), owners: Vec::with_capacity(pieces), bits: 0 }
+    /// Enters all that suit a table. Returns the indices of the others.
+    pub fn of(pieces: &[bridge_core::Piece<'_>]) -> (Self, Vec<usize>) {
+        let (entered, owners) = (Vec::with_capacity(pieces.len()), Vec::with_capacity(pieces.len()));
+        let (mut table, mut others) = (Self { pieces: entered, owners, bits: 0 }, Vec::new());
+        for (index, piece) in pieces.iter().enumerate() {
+            let Some(walk) = Walk::new(piece.from.layout, piece.to.layout) else { continue };
+            if piece.flips != 0 || !table.enter(&walk.widen(), piece.from.data, piece.to.data) {
+                others.push(index);
+            }
+        }
+        (table, others)
     }
 
     /// Returns the kernel for the units that divide everything.
@@ -190,7 +199,7 @@ mod tests {
             ),
             dtype in prop::sample::select(vec![DType::UINT8, DType::FLOAT16, DType::FLOAT32, DType::COMPLEX128]),
         ) {
-            let mut table = Table::with_capacity(pieces.len());
+            let mut table = Table::default();
             let (mut bytes, mut entered) = (Vec::new(), 0);
             for (index, (rows, outer, row, gap, other, from, to)) in pieces.into_iter().enumerate() {
                 let shape = [outer, rows, row];

@@ -90,7 +90,12 @@ impl Bytes<'_> {
         self.wait_for_stream()
     }
 
-    fn wait_for_stream(&self) -> Result<()> {
+    /// Blocks the host until all work of the stream has run.
+    ///
+    /// # Errors
+    ///
+    /// Those of the driver.
+    pub fn wait_for_stream(&self) -> Result<()> {
         let mark = self.link.mark(self.device, self.stream)?;
         let waited = self.link.wait(self.device, &mark);
         self.link.release(self.device, mark);

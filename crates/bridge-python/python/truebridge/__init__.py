@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Literal
 
 from . import _compiled, _core
 from ._core import (
+    Copier,
     Loan,
     Plan,
     Ticket,
     __version__,
     convert,
+    copier,
     copy,
     lend,
     plan,
@@ -70,6 +72,7 @@ __all__ = [
     "BridgeRuntimeError",
     "BridgeTypeError",
     "BridgeValueError",
+    "Copier",
     "Loan",
     "Plan",
     "Target",
@@ -79,6 +82,7 @@ __all__ = [
     "call",
     "connect",
     "convert",
+    "copier",
     "copy",
     "debug",
     "doctor",
