@@ -11,7 +11,16 @@ use pyo3::prelude::*;
 
 /// Copies that are checked and planned. ``copier`` makes it, and each call copies again.
 ///
-/// It keeps the tensors alive. A call refuses a tensor whose memory, shape or strides have changed since.
+/// It keeps the tensors alive. A call refuses a tensor whose memory, shape or strides have changed since. ``len`` is the
+/// number of its tensors.
+///
+/// Examples
+/// --------
+/// >>> import numpy as np
+/// >>> import truebridge as tb
+/// >>> update = tb.copier([np.ones(3)], out=[np.zeros(3)])
+/// >>> isinstance(update, tb.Copier), update()
+/// (True, [array([1., 1., 1.])])
 #[pyclass(frozen, module = "truebridge")]
 pub(crate) struct Copier {
     src: Py<PyAny>,

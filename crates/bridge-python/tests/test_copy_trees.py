@@ -267,3 +267,26 @@ def test_a_copier_refuses_what_copy_refuses(case: str) -> None:
     assert text in str(error.value)
     with pytest.raises(tb.BridgeValueError, match="consumes"):
         tb.copier([torch.ones(3).__dlpack__()], out=[torch.zeros(3)])
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [([4, 4, 4, 4], [8, 8]), ([3] * 8, [8, 8, 8]), ([5, 0, 2, 9], [1, 7, 0, 8]), ([16], [1] * 16), ([0], [0, 0])],
+)
+def test_shards_are_cut_anew(before: list[int], after: list[int], dim: int) -> None:
+    axis = dim % 3
+    whole = np.random.default_rng(1).random((sum(before),) * 1 + (3, 5)).swapaxes(0, axis)
+    sources = np.split(whole, np.cumsum(before)[:-1], axis)
+    targets = np.split(np.zeros_like(whole), np.cumsum(after)[:-1], axis)
+    src, out = tb.reshard(sources, [torch.from_numpy(target) for target in targets], dim)
+    assert len(src) == len(out) <= len(before) + len(after)
+    tb.copy(src, out=out)
+    np.testing.assert_array_equal(np.concatenate(targets, axis), whole)
+
+
+def test_shards_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(tb.BridgeError, match="the sources have 4 elements along dimension 0 and the targets 5"):
+        tb.reshard([np.zeros(4)], [np.zeros(5)])
+    with pytest.raises(tb.BridgeValueError, match="no dimension 1"):
+        tb.reshard([np.zeros(4)], [np.zeros(4)], 1)

@@ -92,6 +92,7 @@ __all__ = [
     "plan",
     "profile",
     "record_stream",
+    "reshard",
     "revoke",
     "save",
     "serve",
@@ -145,6 +146,7 @@ if TYPE_CHECKING:
     from ._core import Target
     from ._doctor import doctor, matrix
     from ._onnxruntime import to_onnxruntime
+    from ._shards import reshard
     from .debugging import BridgeDebugWarning, debug
     from .files import load, save
     from .names import connect, serve
@@ -197,6 +199,7 @@ else:
         **dict.fromkeys(("doctor", "matrix"), "_doctor"),
         "bench": "_bench",
         "call": "_calls",
+        "reshard": "_shards",
         "to_onnxruntime": "_onnxruntime",
         **dict.fromkeys(("BridgeDebugWarning", "debug"), "debugging"),
         **dict.fromkeys(("load", "save"), "files"),
