@@ -2,7 +2,7 @@
 
 use crate::model::{self, Random};
 use crate::properties::{Outcome, PROPERTIES, Pair, Property, SUBJECT, outstanding};
-use crate::{Case, Failure, Native, PairReport, PropertyReport, Regression, Route, Sides, Subject, Verdict};
+use crate::{Case, Coverage, Failure, Native, PairReport, PropertyReport, Regression, Route, Sides, Subject, Verdict};
 use bridge_core::{Error, ErrorKind};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config as ProptestConfig, RngAlgorithm, TestRng, TestRunner};
@@ -204,10 +204,12 @@ impl<F, T> Run<'_, F, T> {
                     let about = |known: &&Regression| known.is_about(&report, property.name);
                     let known =
                         self.config.regressions.iter().filter(about).filter(|known| self.sides.makes(&known.case));
-                    let (result, stops) = self.one(property, share.max(1), slice, known, observer);
+                    let (mut result, stops) = self.one(property, share.max(1), slice, known, observer);
                     stopped = stops.then(|| format!("not judged, because `{}` failed", property.name));
                     (cases, weights) = (cases - share.min(cases), weights - property.weight);
-                    time = time.map(|time| time.saturating_sub(start.elapsed()));
+                    let took = start.elapsed();
+                    result.millis = took.as_millis() as u64;
+                    time = time.map(|time| time.saturating_sub(took));
                     result
                 }
             };
@@ -229,13 +231,22 @@ impl<F, T> Run<'_, F, T> {
         let start = Instant::now();
         let mut native = None;
         let mut run = 0;
+        let mut coverage = Coverage::default();
+        let mut judged = |case: &Case| {
+            // What shrinking and the frameworks' own way have converted does not count.
+            self.pair.take_seen();
+            let outcome = judge(self.pair, property, case);
+            coverage.add(self.pair.take_seen());
+            outcome
+        };
         for Regression { case, .. } in known {
             observer.started(property.name, REPLAYED, case);
             run += 1;
-            if let Err(failure) = judge(self.pair, property, case) {
+            if let Err(failure) = judged(case) {
                 let reason = Some(format!("a regression is back: {failure}"));
                 let report = outcome(property, run, Verdict::Failed, reason, native);
-                return (PropertyReport { counterexample: Some(case.clone()), ..report }, stops(property, &failure));
+                let report = PropertyReport { counterexample: Some(case.clone()), coverage, ..report };
+                return (report, stops(property, &failure));
             }
         }
         for index in 0..cases {
@@ -246,13 +257,13 @@ impl<F, T> Run<'_, F, T> {
             let case = tree.current();
             observer.started(property.name, index, &case);
             run += 1;
-            if let Err(failure) = judge(self.pair, property, &case) {
+            if let Err(failure) = judged(&case) {
                 let stops = stops(property, &failure);
-                return (self.failed(property, run, tree, failure, native), stops);
+                return (PropertyReport { coverage, ..self.failed(property, run, tree, failure, native) }, stops);
             }
             self.beside(property, &case, &mut native);
         }
-        (outcome(property, run, Verdict::Passed, None, native), false)
+        (PropertyReport { coverage, ..outcome(property, run, Verdict::Passed, None, native) }, false)
     }
 
     fn failed(

@@ -85,6 +85,7 @@ pub mod sim;
 mod strategy;
 mod subject;
 mod verdict;
+mod words;
 
 pub use case::{Case, Op, Picks, Route, Side, Sides};
 pub use engine::{Config, Observer, REPLAYED, certify, replay, shrink, tree};
@@ -92,4 +93,4 @@ pub use expect::{Expectation, Regression};
 pub use host::{HostSubject, HostTensors};
 pub use properties::{Failure, PROPERTIES, Pair, Property, property};
 pub use subject::{Capabilities, Observed, Spec, Subject};
-pub use verdict::{Native, PairReport, PropertyReport, Verdict};
+pub use verdict::{Coverage, Native, PairReport, PropertyReport, Verdict};

@@ -1,8 +1,20 @@
-//! The reports of a run: JSON, JUnit XML and Markdown.
+//! The reports of a run: JSON, HTML, JUnit XML and Markdown, and what GitHub shows.
+
+mod baseline;
+mod github;
+mod history;
+mod html;
+mod junit;
+mod markdown;
+mod picture;
+mod timeline;
+
+pub use baseline::Comparison;
+pub use github::GitHub;
 
 use crate::fault::FaultReport;
-use crate::{Native, PairReport, PropertyReport, Verdict};
-use quick_junit::{NonSuccessKind, Report as JUnit, TestCase, TestCaseStatus, TestSuite};
+use crate::{Case, Coverage, PairReport, PropertyReport, Verdict};
+use history::History;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -61,7 +73,7 @@ pub struct Summary {
 }
 
 /// A run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: u32,
@@ -71,6 +83,12 @@ pub struct Report {
     pub device: String,
     /// The seed of all cases.
     pub seed: u64,
+    /// The cases of each pair.
+    #[serde(default)]
+    pub cases: u32,
+    /// How the suite was called, without options: the commands in reports begin with it.
+    #[serde(default)]
+    pub command: String,
     /// The pairs that ran.
     pub pairs: Vec<PairReport>,
     /// The planted faults.
@@ -81,6 +99,25 @@ pub struct Report {
     pub stale: Vec<String>,
     /// The counts.
     pub summary: Summary,
+    /// What has changed since an earlier run, if one was named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub comparison: Option<Comparison>,
+}
+
+/// One thing that failed, as every report shows it.
+struct Broken<'a> {
+    /// The pair, such as `torch → numpy`, or the kind of thing.
+    title: String,
+    /// The property, the fault or the expectation.
+    name: &'a str,
+    /// Why it failed.
+    reason: String,
+    /// The smallest case that fails, with the adapters of source and target.
+    case: Option<(&'a Case, [&'a str; 2])>,
+    /// The file in which the case is kept.
+    kept: Option<&'a Path>,
+    /// The command that runs it again.
+    replay: Option<String>,
 }
 
 impl Report {
@@ -102,99 +139,92 @@ impl Report {
         self.summary = sum;
     }
 
-    /// Writes `report.json`, `junit.xml` and `report.md` into `folder`.
+    /// Returns the exit code of the run: 1 if something failed or, where there is an earlier run to compare with, if
+    /// something got worse.
+    pub fn exit_code(&self) -> i32 {
+        let failed =
+            self.comparison.as_ref().map_or(self.summary.failed > 0, |comparison| !comparison.worse.is_empty());
+        i32::from(failed)
+    }
+
+    /// Writes `report.json`, `report.html`, `junit.xml` and `report.md` into `folder`, and adds the run to
+    /// `history.json` there.
     ///
     /// # Errors
     ///
     /// What the file system reports.
     pub fn write(&self, folder: &Path) -> io::Result<()> {
         fs::create_dir_all(folder)?;
+        let history = History::read(folder).with(self);
+        history.write(folder)?;
         fs::write(folder.join("report.json"), serde_json::to_string_pretty(self)? + "\n")?;
+        fs::write(folder.join("report.html"), html::page(self, &history))?;
         fs::write(folder.join("junit.xml"), self.junit().to_string().map_err(io::Error::other)?)?;
         fs::write(folder.join("report.md"), self.markdown())
     }
 
-    /// Converts the report to JUnit XML: a suite for each pair, one for the faults, one for what was left out.
-    fn junit(&self) -> JUnit {
-        let mut report = JUnit::new("truebridge conformance");
+    /// Returns everything that failed.
+    fn failures(&self) -> Vec<Broken<'_>> {
+        let each = |pair: &PairReport| pair.properties.iter().filter(|property| property.verdict.is_failure()).count();
+        let mut all = Vec::with_capacity(self.pairs.iter().map(each).sum());
         for pair in &self.pairs {
-            let mut suite = TestSuite::new(format!("{} → {} on {}", pair.from, pair.to, pair.device));
-            for property in &pair.properties {
-                suite.add_test_case(TestCase::new(property.name.as_str(), status(property)));
+            for property in pair.properties.iter().filter(|property| property.verdict.is_failure()) {
+                all.push(Broken {
+                    title: format!("{} → {}", pair.from, pair.to),
+                    name: &property.name,
+                    reason: property.reason.clone().unwrap_or_else(|| "without a reason".into()),
+                    case: property.counterexample.as_ref().map(|case| (case, [pair.from.as_str(), pair.to.as_str()])),
+                    kept: property.kept.as_deref(),
+                    replay: Some(self.replay(pair, property)),
+                });
             }
-            report.add_test_suite(suite);
         }
-        let caught = |fault: &FaultReport| {
-            let missed = format!("to be caught by {}, caught by {:?}", fault.must_be_caught_by, fault.caught_by);
-            let status = if fault.is_caught() { TestCaseStatus::success() } else { failure(&missed) };
-            TestCase::new(fault.fault.as_str(), status)
-        };
-        let skipped = |left: &LeftOut| {
-            let mut status = TestCaseStatus::skipped();
-            status.set_message(left.reason.as_str());
-            TestCase::new(left.adapter.as_str(), status)
-        };
-        let stale = |line: &String| TestCase::new(line.as_str(), failure(line));
-        let further = [
-            ("planted faults", self.faults.iter().map(caught).collect::<Vec<_>>()),
-            ("left out", self.left_out.iter().map(skipped).collect()),
-            ("stale expectations", self.stale.iter().map(stale).collect()),
-        ];
-        for (name, cases) in further.into_iter().filter(|(_, cases)| !cases.is_empty()) {
-            let mut suite = TestSuite::new(name);
-            suite.add_test_cases(cases);
-            report.add_test_suite(suite);
+        for fault in self.faults.iter().filter(|fault| !fault.is_caught()) {
+            all.push(Broken {
+                title: "planted fault".into(),
+                name: &fault.fault,
+                reason: fault.missed(),
+                case: None,
+                kept: None,
+                replay: Some(format!("{} --faults --seed {}", self.command, self.seed)),
+            });
         }
-        report
+        all.extend(self.stale.iter().map(|line| Broken {
+            title: "stale expectation".into(),
+            name: line,
+            reason: "remove it from expectations.json, or correct it".into(),
+            case: None,
+            kept: None,
+            replay: None,
+        }));
+        all
     }
 
-    /// Returns a matrix of the pairs, then every property, the faults, and what was left out.
-    pub fn markdown(&self) -> String {
-        let mut text = self.heading();
-        if let Some((heading, rows)) = self.matrix().split_first() {
-            let line = "|---".repeat(heading.len());
-            let row = |row: &Vec<String>| format!("| **{}** | {} |", row[0], row[1..].join(" | "));
-            table(&mut text, &format!("| {} |\n{line}|", heading.join(" | ")), rows.iter().map(row));
+    /// Returns the command that runs the failing case of a property again, or where none is kept the whole pair.
+    fn replay(&self, pair: &PairReport, property: &PropertyReport) -> String {
+        let Self { command, seed, cases, .. } = self;
+        let device = &pair.device;
+        match &property.kept {
+            Some(kept) => format!("{command} --device {device} --replay {}", quoted(&kept.to_string_lossy())),
+            None => {
+                format!("{command} --device {device} --pairs {}:{} --cases {cases} --seed {seed}", pair.from, pair.to)
+            }
         }
-        let each = |property: &PropertyReport, pair: &PairReport| {
-            let native = property.native.map_or(String::new(), native);
-            let reason = cell(property.reason.as_deref().unwrap_or_default());
-            let (name, verdict) = (&property.name, verdict(property.verdict));
-            format!("| {name} | {} → {} | {} | {verdict} | {native} | {reason} |", pair.from, pair.to, property.cases)
-        };
-        let rows = self.pairs.iter().flat_map(|pair| pair.properties.iter().map(move |property| each(property, pair)));
-        table(
-            &mut text,
-            "| property | pair | cases | verdict | native way | reason |\n|---|---|--:|---|---|---|",
-            rows,
-        );
-        let fault = |fault: &FaultReport| {
-            let word = if fault.is_caught() { "caught" } else { "**survived**" };
-            format!("| {} | {} | {} | {word} |", fault.fault, fault.must_be_caught_by, fault.caught_by.join(", "))
-        };
-        table(&mut text, "| fault | to be caught by | caught by | |\n|---|---|---|---|", self.faults.iter().map(fault));
-        let left = |left: &LeftOut| format!("| {} | {} |", left.adapter, cell(&left.reason));
-        table(&mut text, "| left out | reason |\n|---|---|", self.left_out.iter().map(left));
-        let stale = |line: &String| format!("| {} |", cell(line));
-        table(&mut text, "| stale expectations |\n|---|", self.stale.iter().map(stale));
-        text
     }
 
-    fn heading(&self) -> String {
-        let Host { date, os, cpu, cores, python, versions, driver, gpus, .. } = &self.host;
-        let versions: Vec<_> = versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
-        let driver = driver.iter().map(|driver| format!("driver {driver}"));
-        let host: Vec<_> =
-            gpus.iter().cloned().chain(driver).chain([format!("{cpu} ({cores} cores)"), os.clone()]).collect();
-        let Summary { passed, failed, expected, cases } = self.summary;
-        format!(
-            "# Conformance on {}\n\n{}. Python {python}, {}. {date}, seed {}.\n\n\
-             {passed} passed, {failed} failed, {expected} failed as expected; {cases} cases.\n",
-            self.device,
-            host.join(", "),
-            versions.join(", "),
-            self.seed,
-        )
+    /// Returns how the transfers of each property ended, over all pairs: name, cases, coverage.
+    fn coverage(&self) -> Vec<(&str, u32, Coverage)> {
+        let mut all: Vec<(&str, u32, Coverage)> = Vec::new();
+        for property in self.pairs.iter().flat_map(|pair| &pair.properties).filter(|property| property.cases > 0) {
+            let known = all.iter().position(|(name, ..)| *name == property.name);
+            let at = known.unwrap_or_else(|| {
+                all.push((&property.name, 0, Coverage::default()));
+                all.len() - 1
+            });
+            all[at].1 += property.cases;
+            all[at].2.add(property.coverage);
+        }
+        all
     }
 
     /// Returns what a terminal shows at the end: the matrix, and what was left out or needs a look. The properties are
@@ -246,15 +276,6 @@ impl Report {
     }
 }
 
-/// Appends a table, unless it has no rows.
-fn table(text: &mut String, heading: &str, rows: impl Iterator<Item = String>) {
-    let mut rows = rows.peekable();
-    if rows.peek().is_some() {
-        text.extend(["\n", heading, "\n"]);
-        rows.for_each(|row| text.extend([&row, "\n"]));
-    }
-}
-
 /// Returns how many properties of a pair passed.
 fn score(pair: &PairReport) -> String {
     let count = |verdict| pair.properties.iter().filter(|property| property.verdict == verdict).count();
@@ -266,47 +287,18 @@ fn score(pair: &PairReport) -> String {
     format!("{mark}{passed}{expected} of {judged}, {cases} cases")
 }
 
-fn verdict(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Passed => "passed",
-        Verdict::Failed => "**failed**",
-        Verdict::Crashed => "**crashed**",
-        Verdict::Expected => "failed as expected",
-        Verdict::NotApplicable => "not applicable",
-    }
-}
-
-fn native(Native { wrong, refused, cases }: Native) -> String {
+/// Returns what a property's cell says of the frameworks' own way.
+fn native(crate::Native { wrong, refused, cases }: crate::Native) -> String {
     let refused = if refused > 0 { format!(", refused {refused}") } else { String::new() };
     format!("wrong {wrong}{refused} of {cases}")
 }
 
-/// Escapes text for one field of a table.
-fn cell(text: &str) -> String {
-    text.replace('|', "\\|").replace('\n', " ")
-}
-
-fn failure(message: &str) -> TestCaseStatus {
-    let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
-    status.set_message(message);
-    status
-}
-
-fn status(property: &PropertyReport) -> TestCaseStatus {
-    let reason = property.reason.as_deref().unwrap_or("without a reason");
-    match property.verdict {
-        Verdict::Passed => TestCaseStatus::success(),
-        Verdict::Failed => failure(reason),
-        Verdict::Crashed => {
-            let mut status = TestCaseStatus::non_success(NonSuccessKind::Error);
-            status.set_message(reason);
-            status
-        }
-        Verdict::Expected | Verdict::NotApplicable => {
-            let mut status = TestCaseStatus::skipped();
-            status.set_message(reason);
-            status
-        }
+/// Quotes a word for a shell, where it needs that.
+pub(crate) fn quoted(word: &str) -> String {
+    let plain = |letter: char| letter.is_alphanumeric() || "-_./+:=@,".contains(letter);
+    match word.chars().all(plain) && !word.is_empty() {
+        true => word.into(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
     }
 }
 

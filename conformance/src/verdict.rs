@@ -3,6 +3,7 @@
 use crate::Case;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::path::PathBuf;
 
 /// The verdict on a property.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -38,6 +39,27 @@ pub struct Native {
     pub cases: u32,
 }
 
+/// How the transfers of a property ended: for each way, the cases in which at least one did so. Most cases have one
+/// transfer; those of `life` and the round trips have several, and may count more than once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Coverage {
+    /// In place.
+    pub in_place: u32,
+    /// As a copy.
+    pub copied: u32,
+    /// With an error.
+    pub refused: u32,
+}
+
+impl Coverage {
+    /// Adds what another counts.
+    pub fn add(&mut self, other: Self) {
+        self.in_place += other.in_place;
+        self.copied += other.copied;
+        self.refused += other.refused;
+    }
+}
+
 /// One property of one pair.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PropertyReport {
@@ -56,12 +78,31 @@ pub struct PropertyReport {
     /// The smallest failing case that was found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counterexample: Option<Case>,
+    /// The file in which the runner keeps that case.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<PathBuf>,
+    /// How the transfers of its cases ended.
+    #[serde(default)]
+    pub coverage: Coverage,
+    /// The time that it took, in milliseconds.
+    #[serde(default)]
+    pub millis: u64,
 }
 
 impl PropertyReport {
     /// A verdict after `cases` cases, without a native column and a counterexample.
     pub(crate) fn new(name: &str, cases: u32, verdict: Verdict, reason: Option<String>) -> Self {
-        Self { name: name.into(), cases, verdict, reason, native: None, counterexample: None }
+        Self {
+            name: name.into(),
+            cases,
+            verdict,
+            reason,
+            native: None,
+            counterexample: None,
+            kept: None,
+            coverage: Coverage::default(),
+            millis: 0,
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use bridge_conformance::expect::{apply, stale};
 use bridge_conformance::model::{itemsize, random_bytes};
 use bridge_conformance::sim::{Habits, SimDevice, SimFramework, SimTensor};
 use bridge_conformance::{
-    Case, Config, Expectation, Observer, PROPERTIES, Pair, PairReport, PropertyReport, REPLAYED, Regression, Sides,
-    Spec, Subject, Verdict, certify, property, replay, shrink, tree,
+    Case, Config, Coverage, Expectation, Observer, PROPERTIES, Pair, PairReport, PropertyReport, REPLAYED, Regression,
+    Sides, Spec, Subject, Verdict, certify, property, replay, shrink, tree,
 };
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -201,7 +201,18 @@ fn an_adapter_is_certified_both_ways() {
 }
 
 fn judged(name: &str, verdict: Verdict) -> PropertyReport {
-    PropertyReport { name: name.into(), cases: 1, verdict, reason: None, native: None, counterexample: None }
+    let (name, reason, native, counterexample, kept) = (name.into(), None, None, None, None);
+    PropertyReport {
+        name,
+        cases: 1,
+        verdict,
+        reason,
+        native,
+        counterexample,
+        kept,
+        coverage: Coverage::default(),
+        millis: 0,
+    }
 }
 
 fn expectation(from: &str, property: &str, device: Option<&str>) -> Expectation {

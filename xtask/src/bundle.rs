@@ -84,7 +84,8 @@ pub fn sources(root: &Path, out: &Path) -> Result<u64> {
 /// Runs the suite from a bundle in the target folder.
 pub fn conformance(options: &[String]) -> Result<ExitCode> {
     let fixtures = root().join("fixtures");
-    script("conformance.py", &["--fixtures", &fixtures.to_string_lossy()], "conformance", options)
+    let first = ["--fixtures", &fixtures.to_string_lossy(), "--command", "cargo xtask conformance"];
+    script("conformance.py", &first, "conformance", options)
 }
 
 /// Runs the benches from a bundle in the target folder.

@@ -160,6 +160,13 @@ impl FaultReport {
     pub fn is_caught(&self) -> bool {
         self.caught_by.contains(&self.must_be_caught_by)
     }
+
+    /// Returns what a report says where that property did not find it.
+    #[cfg(feature = "runner")]
+    pub(crate) fn missed(&self) -> String {
+        let others = if self.caught_by.is_empty() { "no property".into() } else { self.caught_by.join(", ") };
+        format!("{} must find it, and does not; found by {others}", self.must_be_caught_by)
+    }
 }
 
 /// Cases for each fault, over all properties. Each property stops at its first failure.

@@ -2,7 +2,7 @@
 
 use super::{Outcome, Pair, ensure, on, on_both, same_bytes};
 use crate::{Case, model};
-use bridge_core::{CopiedBy, ErrorKind};
+use bridge_core::{CopiedBy, DType, ErrorKind};
 
 /// The kernels copy what the frameworks copy: the same elements into the same layout.
 pub(super) fn copy<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
@@ -16,15 +16,19 @@ pub(super) fn copy<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
             Err(error) if !kernels && error.kind() == ErrorKind::CopyNeeded => continue,
             crossed => crossed?,
         };
-        let by = told.copied_by;
-        let own = matches!(by, Some(CopiedBy::Producer | CopiedBy::Consumer));
-        ensure!(kernels || own || pair.from.streams().is_empty(), "without kernels the copy was made by {by:?}");
-        same_bytes(&format!("the copy by {by:?}"), &pair.to.read(&copy)?, &expected)?;
+        let own = matches!(told.copied_by, Some(CopiedBy::Producer | CopiedBy::Consumer));
+        // What has no elements is copied by none.
+        let by = told.copied_by.map_or("no kernel".into(), |by| format!("{by}"));
+        ensure!(kernels || own || pair.from.streams().is_empty(), "without kernels the copy was made by {by}");
+        same_bytes(&format!("the copy by {by}"), &pair.to.read(&copy)?, &expected)?;
         let what = pair.to.observe(&copy)?;
         seen.push((what.dtype, what.shape, what.strides));
     }
     let same = seen.windows(2).all(|two| two[0].0 == two[1].0 && two[0].1 == two[1].1);
-    ensure!(same, "the kernels make {:?}, and the frameworks {:?}", seen.first(), seen.last());
+    let told = |copy: Option<&(DType, Vec<i64>, Vec<i64>)>| {
+        copy.map_or("none".into(), |(dtype, shape, strides)| format!("{dtype}, shape {shape:?}, strides {strides:?}"))
+    };
+    ensure!(same, "the kernels make {}, and the frameworks {}", told(seen.first()), told(seen.last()));
     same_bytes("the source after", &pair.from.read(&tensor)?, &expected)
 }
 

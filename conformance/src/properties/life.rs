@@ -3,7 +3,7 @@
 use super::watched::Watched;
 use super::{Failure, Outcome, PAUSE, Pair, as_expected, ensure, outstanding, same_bytes};
 use crate::model::{self, Expected};
-use crate::{Case, Op, Spec};
+use crate::{Case, Op, Spec, words};
 use bridge_core::{Options, transfer};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -33,13 +33,15 @@ struct Machine<'a, F, T> {
 /// memory stays in use at the end.
 pub(super) fn life<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     keeps_its_memory(pair, case)?;
+    // Only what the steps convert counts.
+    pair.take_seen();
     let before = pair.memory()?;
     let mut machine = Machine { pair, alive: Vec::new(), buffers: Vec::new() };
     machine.create(&case.spec, case.seed)?;
     for (number, op) in case.ops.iter().enumerate() {
         machine
             .step(op, case)
-            .map_err(|failure| Failure { message: format!("step {number}, {op:?}: {}", failure.message), ..failure })?;
+            .map_err(|failure| Failure { message: format!("step {number}, {op}: {}", failure.message), ..failure })?;
     }
     for entry in &machine.alive {
         machine.read(entry)?;
@@ -53,7 +55,8 @@ pub(super) fn life<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
             return Ok(());
         }
         let late = started.elapsed() >= pair.patience();
-        ensure!(!late, "memory in use was {before:?} bytes before, and is {after:?} after");
+        let told = |(from, to)| format!("{} of the source, {} of the target", words::in_use(from), words::in_use(to));
+        ensure!(!late, "memory in use before: {}; after: {}", told(before), told(after));
         std::thread::sleep(PAUSE);
     }
 }

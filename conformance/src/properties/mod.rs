@@ -13,9 +13,9 @@ mod watched;
 pub(crate) use table::SUBJECT;
 pub use table::{PROPERTIES, Property, property};
 
-use crate::{Case, Sides, Subject};
+use crate::{Case, Coverage, Sides, Subject, words};
 use bridge_core::{
-    Adapter, Copies, Deferred, Device, DeviceBuffer, Error, ErrorKind, Failed, Flush, Options, Ordering, Profile,
+    Adapter, Copies, Deferred, Device, DeviceBuffer, Error, ErrorKind, Failed, Flush, Options, Ordering, Plan, Profile,
     Result, Stream, Transfer, stats, transfer, transfer_all,
 };
 use std::cell::Cell;
@@ -54,7 +54,7 @@ impl fmt::Display for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let message = format!("unexpected error ({:?}): {error}", error.kind());
+        let message = format!("an error that was not expected ({}): {error}", words::kind(error.kind()));
         Self { message, refused: Some(error.kind()), is_last: false }
     }
 }
@@ -79,6 +79,8 @@ pub struct Pair<'a, F, T> {
     without_copies: Arc<dyn Ordering>,
     /// Whether the copies of `ordering` are used, or the frameworks' own. Each case chooses.
     kernels: Cell<bool>,
+    /// How the transfers of the current case ended.
+    seen: Cell<Coverage>,
     pub(crate) native: Option<NativeWay<'a, F, T>>,
     /// Takes a tensor of the source across; `None`: core's `transfer`.
     pub(crate) way_there: Option<Crossing<'a, F, T>>,
@@ -152,6 +154,7 @@ impl<'a, F, T> Pair<'a, F, T> {
             ordering,
             without_copies,
             kernels: Cell::new(true),
+            seen: Cell::default(),
             native: None,
             way_there: None,
             way_back: None,
@@ -203,16 +206,22 @@ impl<F, T> Pair<'_, F, T> {
     }
 
     fn transfer(&self, tensor: &F, copy: Option<bool>) -> Result<(T, Transfer)> {
-        match &self.way_there {
+        let crossed = match &self.way_there {
             Some(cross) => cross(tensor, self.ordering(), copy),
             None => transfer(self.from, self.to, tensor, self.ordering(), &Options::default().with_copy(copy)),
-        }
+        };
+        self.see(crossed.as_ref().map(|(_, done)| done.plan).map_err(drop));
+        crossed
     }
 
     fn transfer_all(&self, tensors: &[F], copy: Option<bool>) -> std::result::Result<Vec<T>, Failure> {
         let from: &dyn Adapter<Tensor = F> = self.from;
         let tensors: Vec<_> = tensors.iter().map(|tensor| (from, tensor)).collect();
         let crossed = transfer_all(&tensors, self.to, self.ordering(), &Options::default().with_copy(copy));
+        match &crossed {
+            Ok(all) => all.iter().for_each(|(_, done)| self.see(Ok(done.plan))),
+            Err(_) => self.see(Err(())),
+        }
         let crossed = crossed.map_err(|Failed { index, error }| {
             let failure = Failure::from(error);
             Failure { message: format!("tensor {index} of {}: {failure}", tensors.len()), ..failure }
@@ -221,10 +230,28 @@ impl<F, T> Pair<'_, F, T> {
     }
 
     fn back(&self, tensor: &T, copy: Option<bool>) -> Result<(F, Transfer)> {
-        match &self.way_back {
+        let crossed = match &self.way_back {
             Some(cross) => cross(tensor, self.ordering(), copy),
             None => transfer(self.to, self.from, tensor, self.ordering(), &Options::default().with_copy(copy)),
+        };
+        self.see(crossed.as_ref().map(|(_, done)| done.plan).map_err(drop));
+        crossed
+    }
+
+    /// Records how a transfer of the current case ended.
+    fn see(&self, ended: std::result::Result<Plan, ()>) {
+        let mut seen = self.seen.get();
+        match ended {
+            Ok(Plan::ZeroCopy) => seen.in_place = 1,
+            Ok(_) => seen.copied = 1,
+            Err(()) => seen.refused = 1,
         }
+        self.seen.set(seen);
+    }
+
+    /// Returns how the transfers since the last call ended: 1 for each way that at least one took.
+    pub(crate) fn take_seen(&self) -> Coverage {
+        self.seen.take()
     }
 
     /// Makes the source's tensor. Returns it with the bytes of its base buffer.
@@ -273,7 +300,8 @@ impl<F, T> Pair<'_, F, T> {
             self.memory()?;
             let left = outstanding().saturating_sub(before);
             if left > 0 && started.elapsed() >= self.patience() {
-                let text = format!("{left} leases of this case were not released within {:?}", self.patience());
+                let text =
+                    format!("{left} leases of this case were not released within {}", words::seconds(self.patience()));
                 return Err(Failure::last(text));
             }
             std::thread::sleep(PAUSE);
@@ -354,9 +382,12 @@ fn as_expected<R>(got: Result<R>, expected: crate::model::Expected) -> std::resu
     match (got, expected) {
         (Ok(result), Expected::InPlace | Expected::Copied) => Ok(Some(result)),
         (Err(error), Expected::Refused(kind)) if error.kind() == kind => Ok(None),
-        (Ok(_), Expected::Refused(kind)) => Err(Failure::new(format!("crossed, but {kind:?} was expected"))),
+        (Ok(_), Expected::Refused(kind)) => {
+            Err(Failure::new(format!("converted; expected: {}", Expected::Refused(kind))))
+        }
         (Err(error), Expected::Refused(kind)) => {
-            Err(Failure::new(format!("refused with {:?} instead of {kind:?}: {error}", error.kind())))
+            let (got, want) = (words::kind(error.kind()), words::kind(kind));
+            Err(Failure::new(format!("refused with the kind “{got}” instead of “{want}”: {error}")))
         }
         (Err(error), _) => Err(error.into()),
     }

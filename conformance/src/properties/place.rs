@@ -2,7 +2,7 @@
 
 use super::{Outcome, Pair, as_expected, ensure, same_bytes};
 use crate::model::{self, Expected};
-use crate::{Case, Observed};
+use crate::{Case, Observed, words};
 use bridge_core::{Layout, Options, Plan, Result, plan};
 use std::ops::Range;
 
@@ -45,20 +45,20 @@ pub(super) fn honesty<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let planned = pair.from.export(&tensor).and_then(|lent| plan(&lent, pair.to.profile(), &options));
     let planned = as_expected(planned, expected)?;
     let Some((view, done)) = as_expected(pair.transfer(&tensor, case.copy), expected)? else { return Ok(()) };
-    ensure!(planned == Some(done.plan), "planned {planned:?}, but did {:?}", done.plan);
+    let (words, did) = (planned.map_or("an error".into(), words::plan), words::plan(done.plan));
+    ensure!(planned == Some(done.plan), "planned: {words}; done: {did}");
     let view = pair.to.observe(&view)?;
     let nbytes = model::numel(&case.spec.shape) * model::itemsize(case.spec.dtype);
     let (copied, bytes) = match expected {
         Expected::Copied => (true, nbytes),
         _ => (false, 0),
     };
-    ensure!((done.plan != Plan::ZeroCopy) == copied, "{:?}, but {expected:?} was expected", done.plan);
+    ensure!((done.plan != Plan::ZeroCopy) == copied, "done: {did}; expected: {expected}");
     ensure!(done.bytes_copied == bytes, "reports {} copied bytes, not {bytes}", done.bytes_copied);
     let moved = view.address != source.address;
     ensure!(
         nbytes == 0 || moved == copied,
-        "reports {:?}, but the address has {}changed",
-        done.plan,
+        "reported: {did}; but the address has {}changed",
         ["not ", ""][moved as usize]
     );
     Ok(())

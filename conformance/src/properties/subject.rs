@@ -31,7 +31,12 @@ fn has_a_meaning(profile: &Profile, can: &Capabilities) -> Outcome {
         "{name}: the profile takes any address, and its subject has no unaligned tensors to show it: state 1"
     );
     let rank = &profile.rank;
-    ensure!(!rank.is_empty(), "{name}: the profile's rank has a number of dimensions in it, and {rank:?} has none");
+    ensure!(
+        !rank.is_empty(),
+        "{name}: the profile's rank has a number of dimensions in it, and {}..={} has none",
+        rank.start(),
+        rank.end()
+    );
     Ok(())
 }
 
@@ -100,7 +105,7 @@ fn makes_tensors<S>(subject: &dyn Subject<Tensor = S>, case: &Case) -> Outcome {
     let second = subject.create(spec, &bytes)?;
     let (at_first, at_second) = (subject.observe(&first)?, subject.observe(&second)?);
     let told = (at_first.dtype, &at_first.shape) == (spec.dtype, &spec.shape);
-    ensure!(told, "{name}: `observe` returns {at_first:?} for {spec:?}");
+    ensure!(told, "{name}: `observe` returns “{at_first}” for “{spec}”");
     apart(name, "`create` returns a tensor in memory of its own", spec, &at_first, &at_second)?;
     let shared = subject.observe(&subject.share(&first))?;
     ensure!(shared.address == at_first.address, "{name}: `share` returns the same tensor, not a copy");

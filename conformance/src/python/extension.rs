@@ -6,6 +6,7 @@ use super::remote::{Process, serve_at};
 use super::{plugged_in_use, subject, tensorflow1, tensorflow1_take};
 use crate::Pair;
 use crate::processes::Flaw;
+use crate::report::GitHub;
 use crate::runner::{Known, Message, Options, Surroundings, in_other_process, known, run, work};
 use bridge_frameworks::Framework;
 use pyo3::exceptions::PyValueError;
@@ -51,7 +52,9 @@ fn main(argv: Vec<String>, launch: Vec<String>, describe: &Bound<'_, PyAny>) -> 
     let host = serde_json::from_str(&host).map_err(|error| PyValueError::new_err(error.to_string()))?;
     let script = launch.last().map(Path::new).and_then(Path::parent).unwrap_or(Path::new("."));
     let fixtures = script.join("fixtures");
-    Ok(run(options, &Surroundings { launch: launch.into_iter().map(Into::into).collect(), fixtures, host }))
+    let launch = launch.into_iter().map(Into::into).collect();
+    let github = GitHub::from_environment(|name| std::env::var_os(name));
+    Ok(run(options, &Surroundings { launch, fixtures, host, github }))
 }
 
 /// Judges one pair; `send` receives each message, as a line of JSON.

@@ -1,4 +1,10 @@
 use super::*;
+use crate::Native;
+use quick_junit::TestSuite;
+
+/// A case over memory that the page draws.
+const CASE: &str = r#"{"spec": {"dtype": "float32", "shape": [2, 3], "strides": [-5, 1], "offset": 5, "base": 11,
+    "read_only": false}, "seed": 7, "streams": {"allocate": 0, "write": 1, "read": 2, "onward": 0, "back": 0, "drop": 0}}"#;
 
 fn property(name: &str, verdict: Verdict, reason: Option<&str>) -> PropertyReport {
     let reason = reason.map(String::from);
@@ -9,9 +15,13 @@ fn report() -> Report {
     let mut order = property("order", Verdict::Passed, None);
     order.native = Some(Native { wrong: 7, refused: 1, cases: 10 });
     let good = vec![property("values", Verdict::Passed, None), order];
+    let mut shape = property("shape", Verdict::Failed, Some("<wrong>"));
+    (shape.kept, shape.millis) = (Some("out dir/cupy-torch-shape-1.json".into()), 1500);
+    shape.counterexample = Some(serde_json::from_str(CASE).unwrap());
+    shape.coverage = Coverage { in_place: 6, copied: 3, refused: 1 };
     let bad = vec![
         property("values", Verdict::Crashed, Some("the process died of SIGABRT; a | b")),
-        property("shape", Verdict::Failed, Some("<wrong>")),
+        shape,
         property("dtype", Verdict::Expected, Some("it has none")),
         property("order", Verdict::NotApplicable, Some("no streams")),
     ];
@@ -27,6 +37,8 @@ fn report() -> Report {
         caught_by: caught_by.iter().map(|name| (*name).into()).collect(),
     };
     let mut report = Report {
+        command: "cargo xtask conformance".into(),
+        cases: 1000,
         schema: SCHEMA,
         host: Host { date: "2026-01-02T03:04:05Z".into(), gpus: vec!["H200".into()], ..Host::default() },
         device: "cuda:0".into(),
@@ -35,7 +47,7 @@ fn report() -> Report {
         faults: vec![fault("leak", &["life", "values"]), fault("double_release", &["values"])],
         left_out: vec![LeftOut { adapter: "numpy".into(), reason: "host memory only".into() }],
         stale: vec!["an old expectation".into()],
-        summary: Summary::default(),
+        ..Report::default()
     };
     report.sum_up();
     report
@@ -60,15 +72,35 @@ fn the_json_has_the_keys_that_readers_rely_on() {
     assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report());
 }
 
+/// The command that replays the failure of `shape`.
+const REPLAY: &str = "cargo xtask conformance --device cuda:0 --replay 'out dir/cupy-torch-shape-1.json'";
+
 #[test]
-fn the_markdown_shows_the_matrix_and_every_row() {
+fn the_markdown_begins_with_what_failed() {
+    let text = report().markdown();
+    let section = |name: &str| text.find(&format!("\n## {name}\n")).unwrap();
+    assert!(section("Failures") < section("Pairs"), "{text}");
+    let failure = format!(
+        "### cupy → torch: shape\n\n<wrong>\n\nThe case is kept in `out dir/cupy-torch-shape-1.json`.\n\n```sh\n{REPLAY}\n```\n"
+    );
+    assert!(text.contains(&failure), "{text}");
+    let by_seed = "cargo xtask conformance --device cuda:0 --pairs cupy:torch --cases 1000 --seed 5\n";
+    assert!(text.contains(by_seed) && text.contains("cargo xtask conformance --faults --seed 5\n"), "{text}");
+    assert!(text.contains("### stale expectation: an old expectation\n"), "{text}");
+}
+
+#[test]
+fn the_markdown_shows_the_matrix_and_every_row_and_folds_what_does_not_apply() {
     let text = report().markdown();
     assert!(text.contains("| from ↓ to → | torch | cupy |\n|---|---|---|\n"), "{text}");
     assert!(text.contains("| **torch** | – | 2 of 2, 20 cases |"), "{text}");
     assert!(text.contains("| **cupy** | ✗ 0 + 1 expected of 3, 40 cases | – |"), "{text}");
-    assert!(text.contains("| order | torch → cupy | 10 | passed | wrong 7, refused 1 of 10 |"), "{text}");
+    assert!(text.contains("| order | torch → cupy | 10 | 0, 0, 0 | passed | wrong 7, refused 1 of 10 |"), "{text}");
+    assert!(text.contains("| shape | 10 | 6 | 3 | 1 |"), "{text}");
     assert!(text.contains(r"died of SIGABRT; a \| b |"), "{text}");
     assert!(text.contains("| double_release | life | values | **survived** |"), "{text}");
+    let fold = text.find("<details><summary>1 rows that do not apply").unwrap();
+    assert!(fold < text.find("| order | cupy → torch | 10 |").unwrap() && text.contains("</details>"), "{text}");
 }
 
 #[test]
@@ -88,5 +120,145 @@ fn junit_counts_failures_errors_and_what_was_skipped() {
     let count = |suite: &TestSuite| (suite.tests, suite.failures, suite.errors, suite.skipped);
     let counts: Vec<_> = junit.test_suites.iter().map(count).collect();
     assert_eq!(counts, [(2, 0, 0, 0), (4, 1, 1, 2), (2, 1, 0, 0), (1, 0, 0, 1), (1, 1, 0, 0)]);
-    assert!(junit.to_string().unwrap().contains("&lt;wrong&gt;"));
+    let text = junit.to_string().unwrap();
+    assert!(text.contains(r#"<testcase name="shape" classname="cupy → torch" time="1.500">"#), "{text}");
+    assert!(text.contains(r#"<property name="seed" value="5"/>"#), "{text}");
+    let body = format!("&lt;wrong&gt;\nreplay: {}\ncase: out dir/", REPLAY.replace('\'', "&apos;"));
+    assert!(text.contains(&body), "{text}");
+    assert!(text.contains("life must find it, and does not; found by values"), "{text}");
+}
+
+/// Returns the tags of a page that are not closed in order, of which a sound page has none.
+fn unclosed(page: &str) -> Vec<String> {
+    let mut open = Vec::new();
+    let text = page.split_once("</style>").map_or(page, |(_, text)| text);
+    for tag in text.split('<').skip(1).filter_map(|rest| rest.split_once('>')).map(|(tag, _)| tag) {
+        let name: String = tag.trim_start_matches('/').chars().take_while(|letter| letter.is_alphanumeric()).collect();
+        match (tag.starts_with('/'), tag.ends_with('/')) {
+            (true, _) if open.last() == Some(&name) => drop(open.pop()),
+            (true, _) => return vec![format!("{open:?} before </{name}>")],
+            (false, true) => (),
+            (false, false) => open.push(name),
+        }
+    }
+    // What the part before the style opened.
+    open
+}
+
+#[test]
+fn the_page_needs_nothing_else_and_is_well_formed() {
+    let report = report();
+    let page = html::page(&report, &History::default().with(&report));
+    let body = &page[page.find("<body>").unwrap()..page.find("</html>").unwrap()];
+    assert_eq!(unclosed(body), Vec::<String>::new());
+    assert!(!unclosed(&body.replace("</details>", "")).is_empty(), "the check itself sees mistakes");
+    for outside in ["http:", "https:", "src=", "href=", "url(", "@import", "<script"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+}
+
+#[test]
+fn the_page_shows_failures_first_with_their_case_and_command() {
+    let report = report();
+    let page = html::page(&report, &History::default().with(&report));
+    let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text} is not in {page}"));
+    assert!(at("id=\"failures\"") < at("id=\"pairs\"") && at("id=\"pairs\"") < at("id=\"coverage\""));
+    assert!(page.contains(&html::escaped(REPLAY)) && page.contains("&lt;wrong&gt;") && !page.contains("<wrong>"));
+    assert!(at("class=\"layout\"") < at("id=\"pairs\""));
+    assert!(page.contains("<small class=\"bad\">wrong 7, refused 1 of 10</small>"));
+    assert!(page.contains("†") && page.contains("class=\"runs\""));
+    let passed = Report { pairs: report.pairs[..1].to_vec(), ..Report::default() };
+    assert!(html::page(&passed, &History::default()).contains("<p class=\"good\">None.</p>"));
+}
+
+#[test]
+fn a_history_grows_and_forgets_its_oldest_runs() {
+    let report = report();
+    let mut history = History::default();
+    for seed in 0..60 {
+        history = history.with(&Report { seed, ..report.clone() });
+    }
+    assert_eq!((history.runs.len(), history.runs[0].seed, history.runs[49].seed), (50, 10, 59));
+    assert_eq!(history.runs[0].failures[1], "cupy → torch: shape");
+}
+
+#[test]
+fn github_shows_each_failure_and_the_summary() {
+    let mut report = report();
+    let lines = report.annotations();
+    let shape = format!("::error title=cupy → torch%3A shape::<wrong>%0Areplay: {REPLAY}");
+    assert_eq!((lines.len(), lines[1].as_str()), (4, shape.as_str()));
+    report.stale = (0..20).map(|number| number.to_string()).collect();
+    assert_eq!(report.annotations().len(), 10);
+    assert!(report.annotations()[9].ends_with("14 more failures are in the reports"));
+
+    let set = |names: &'static [&str]| move |name: &str| names.contains(&name).then(|| "x".into());
+    assert_eq!(GitHub::from_environment(set(&["GITHUB_STEP_SUMMARY"])), None);
+    assert_eq!(GitHub::from_environment(set(&["GITHUB_ACTIONS"])), Some(GitHub { summary: None }));
+    let file = std::env::temp_dir().join(format!("bridge-conformance-summary-{}", std::process::id()));
+    let github = GitHub { summary: Some(file.clone()) };
+    fs::write(&file, "before\n").unwrap();
+    github.summarise(&report).unwrap();
+    let text = fs::read_to_string(&file).unwrap();
+    fs::remove_file(&file).unwrap();
+    assert!(text.starts_with("before\n# Conformance on cuda:0\n") && text.contains("\n## Failures\n"), "{text}");
+}
+
+/// Returns what got worse and better, and the exit code, of a run after another.
+fn compared(before: &Report, after: &Report) -> (Vec<String>, Vec<String>, i32) {
+    let mut after = after.clone();
+    after.compare(before, Path::new("old.json"));
+    let code = after.exit_code();
+    let Comparison { worse, better, .. } = after.comparison.unwrap();
+    (worse, better, code)
+}
+
+#[test]
+fn only_what_got_worse_fails_a_run_with_a_baseline() {
+    let before = report();
+    assert_eq!((before.exit_code(), compared(&before, &before)), (1, (vec![], vec![], 0)));
+
+    let mut after = before.clone();
+    after.pairs[0].properties[0] = property("values", Verdict::Failed, Some("wrong"));
+    after.pairs[1].properties[0] = property("values", Verdict::Passed, None);
+    let worse = "torch → cupy: values: passed in the baseline, failed now (wrong)".to_owned();
+    let better = "cupy → torch: values: crashed in the baseline, passed now".to_owned();
+    assert_eq!(compared(&before, &after), (vec![worse.clone()], vec![better], 1));
+    after.compare(&before, Path::new("old.json"));
+    let levels: Vec<_> = after.annotations().iter().map(|line| line.split(' ').next().unwrap().to_owned()).collect();
+    assert_eq!(levels, ["::error", "::warning", "::warning", "::warning"]);
+    assert!(after.markdown().contains(&format!("- **worse**: {worse}\n")));
+    assert!(html::page(&after, &History::default()).contains(&worse));
+    assert!(after.junit().to_string().unwrap().contains("worse than the baseline"));
+}
+
+#[test]
+fn what_does_not_run_any_more_is_worse_and_what_was_not_chosen_is_not() {
+    let before = report();
+    let fewer = Report { pairs: before.pairs[..1].to_vec(), ..before.clone() };
+    assert_eq!(compared(&before, &fewer), (vec![], vec![], 0));
+    let left_out = vec![LeftOut { adapter: "cupy".into(), reason: "not installed".into() }];
+    let lost = Report { pairs: Vec::new(), left_out, ..before.clone() };
+    let (worse, _, code) = compared(&before, &lost);
+    assert_eq!((worse[0].as_str(), worse.len(), code), ("torch → cupy: it does not run: not installed", 2, 1));
+    let mut silent = before.clone();
+    silent.pairs[0].properties[1] = property("order", Verdict::NotApplicable, Some("no streams"));
+    silent.faults[0].caught_by.clear();
+    silent.stale.push("another".into());
+    assert_eq!(compared(&before, &silent).0.len(), 3, "a property that is not judged, a fault, an expectation");
+}
+
+#[test]
+fn words_of_a_command_are_quoted_where_a_shell_needs_it() {
+    assert_eq!(quoted("target/a-b_1.json"), "target/a-b_1.json");
+    assert_eq!(quoted("it's"), r"'it'\''s'");
+}
+
+#[test]
+fn a_report_of_an_earlier_version_is_read() {
+    let old = r#"{"schema": 1, "host": {"date": "", "os": "", "cpu": "", "cores": 1, "python": "", "versions": {},
+        "driver": null, "gpus": []}, "device": "cpu", "seed": 1, "pairs": [{"from": "a", "to": "b", "device": "cpu",
+        "properties": [{"name": "values", "cases": 3, "verdict": "passed"}]}], "faults": [], "left_out": [], "stale": [],
+        "summary": {"passed": 1, "failed": 0, "expected": 0, "cases": 3}}"#;
+    assert_eq!(serde_json::from_str::<Report>(old).unwrap().pairs[0].properties[0].coverage, Coverage::default());
 }

@@ -25,7 +25,7 @@ pub use worker::work;
 use crate::expect::{self, read_expectations};
 use crate::fault::run_faults;
 use crate::properties::SUBJECT;
-use crate::report::{Host, Report, SCHEMA, Summary};
+use crate::report::{GitHub, Host, Report, SCHEMA, Summary, quoted};
 use crate::{Expectation, PairReport, Regression, Verdict};
 use bridge_core::{Device, DeviceKind};
 use crash::Replay;
@@ -53,9 +53,11 @@ pub struct Surroundings {
     pub fixtures: PathBuf,
     /// The host.
     pub host: Host,
+    /// The job of GitHub Actions that the run belongs to, if it does.
+    pub github: Option<GitHub>,
 }
 
-bridge_core::debug_fields!(impl[] Surroundings: launch, fixtures);
+bridge_core::debug_fields!(impl[] Surroundings: launch, fixtures, github);
 
 /// Runs what the options request, prints and writes the reports. Returns the exit code: 0 if everything that ran
 /// passed.
@@ -76,6 +78,8 @@ struct Suite<'a> {
     around: &'a Surroundings,
     expectations: Vec<Expectation>,
     pairs: Vec<PairName>,
+    /// The report of an earlier run, and its file.
+    baseline: Option<(Report, &'a Path)>,
     report: Report,
 }
 
@@ -99,13 +103,14 @@ impl<'a> Suite<'a> {
             host: around.host.clone(),
             device: device.to_string(),
             seed: options.seed.unwrap_or_else(random_seed),
-            pairs: Vec::new(),
-            faults: Vec::new(),
+            cases: options.cases.unwrap_or(if device.kind == DeviceKind::CPU { 1000 } else { 10_000 }),
+            command: options.command.clone().unwrap_or_else(|| command(&around.launch)),
             left_out,
-            stale: Vec::new(),
-            summary: Summary::default(),
+            ..Report::default()
         };
-        Ok(Self { options, around, expectations, pairs, report })
+        let read = |path: &'a PathBuf| Ok::<_, String>((baseline(path, &report.device)?, path.as_path()));
+        let baseline = options.baseline.as_ref().map(read).transpose()?;
+        Ok(Self { options, around, expectations, pairs, baseline, report })
     }
 
     /// Keeps cases that fail in `kept`, and removes those that pass now.
@@ -120,10 +125,12 @@ impl<'a> Suite<'a> {
                 let left = Duration::from_secs(whole).saturating_sub(started.elapsed());
                 left / (self.pairs.len() - index) as u32
             });
-            let judged = self.pair(pair, left)?;
+            let mut judged = self.pair(pair, left)?;
             for case in failing_cases(&judged) {
                 let written = case.write(kept).map_err(|error| error.to_string())?;
                 println!("the case is kept: {}", written.display());
+                let failed = judged.properties.iter_mut().find(|property| property.name == case.property);
+                failed.into_iter().for_each(|property| property.kept = Some(written.clone()));
             }
             let before = Regression::read_all(kept).map_err(|error| error.to_string())?;
             for removed in before.iter().filter(|case| passes(&judged, case)).filter_map(|case| case.remove(kept)) {
@@ -135,13 +142,24 @@ impl<'a> Suite<'a> {
             self.report.stale = expect::stale(&self.expectations, &adapters::names(), &self.report.pairs);
         }
         self.report.sum_up();
+        if let Some((earlier, path)) = &self.baseline {
+            self.report.compare(earlier, path);
+        }
         self.report.write(&self.options.report).map_err(|error| error.to_string())?;
         let text = if self.options.verbose { self.report.markdown() } else { self.report.text() };
         println!("\n{text}");
         println!("reports are in {}", self.options.report.display());
+        if let Some(github) = &self.around.github {
+            self.report.annotations().iter().for_each(|line| println!("{line}"));
+            github.summarise(&self.report).map_err(|error| error.to_string())?;
+        }
+        if let Some(comparison) = &self.report.comparison {
+            comparison.worse.iter().for_each(|line| println!("worse: {line}"));
+            println!("{}", comparison.heading());
+        }
         let Summary { passed, failed, .. } = self.report.summary;
         println!("{passed} passed, {failed} failed");
-        Ok(i32::from(failed > 0))
+        Ok(self.report.exit_code())
     }
 
     fn faults(&mut self) {
@@ -180,7 +198,7 @@ impl<'a> Suite<'a> {
             launch: &self.around.launch,
             pair,
             device,
-            cases: self.options.cases.unwrap_or(if device.kind == DeviceKind::CPU { 1000 } else { 10_000 }),
+            cases: self.report.cases,
             seed: self.report.seed,
             budget,
             patience: Patience { silence: SILENCE, whole: WHOLE },
@@ -236,6 +254,21 @@ fn failing_cases(report: &PairReport) -> Vec<Regression> {
 fn passes(report: &PairReport, case: &Regression) -> bool {
     let passed = |property: &&crate::PropertyReport| property.verdict == Verdict::Passed;
     report.properties.iter().filter(passed).any(|property| case.is_about(report, &property.name))
+}
+
+/// Returns how a worker's program is called, for the commands in reports.
+fn command(launch: &[OsString]) -> String {
+    launch.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+}
+
+/// # Errors
+///
+/// The file cannot be read, or is of another device.
+fn baseline(path: &Path, device: &str) -> Result<Report, String> {
+    let earlier = Report::read(path).map_err(|error| error.to_string())?;
+    let text = || format!("{} is a report of {}, and this run is on {device}", path.display(), earlier.device);
+    (earlier.device == device).then_some(()).ok_or_else(text)?;
+    Ok(earlier)
 }
 
 fn expectations(fixtures: &Path) -> Result<Vec<Expectation>, String> {

@@ -45,12 +45,18 @@ pub struct Options {
     /// Folder of the reports.
     #[arg(long, value_name = "DIR", default_value = "conformance-report")]
     pub report: PathBuf,
+    /// Compare with this report.json of an earlier run: only what got worse fails the run.
+    #[arg(long, value_name = "FILE")]
+    pub baseline: Option<PathBuf>,
     /// Print every property as it is judged, not only every pair.
     #[arg(long, short)]
     pub verbose: bool,
     /// Folder of expectations and regressions in a checkout. The runner only reads it.
     #[arg(long, hide = true)]
     pub fixtures: Option<PathBuf>,
+    /// The command that the user typed, without options: commands in reports begin with it.
+    #[arg(long, hide = true)]
+    pub command: Option<String>,
     /// Judge this pair in this process, and write messages to the standard output.
     #[arg(long, hide = true)]
     pub worker: Option<PairName>,

@@ -56,6 +56,8 @@ struct Death {
     last_words: String,
     at: Option<At>,
     sides: Option<Sides>,
+    /// The time since the property before it was done.
+    took: Duration,
 }
 
 impl Job<'_> {
@@ -114,7 +116,7 @@ impl Job<'_> {
 
     /// Returns the verdict on the property in which a worker died, with the smallest case.
     fn crashed(&self, death: &Death, progress: &Progress) -> PropertyReport {
-        let Death { ending, last_words, at, sides } = death;
+        let Death { ending, last_words, at, sides, took } = death;
         let words = if last_words.is_empty() { String::new() } else { format!("; its last words: {last_words}") };
         let Some(at) = at else {
             return failed(WORKER, 0, Verdict::Crashed, format!("outside any case, {ending}{words}"));
@@ -122,7 +124,7 @@ impl Job<'_> {
         let (case, note) = crash::shrink(self, *ending, at, sides.as_ref(), progress);
         let cases = if at.index == REPLAYED { 1 } else { at.index + 1 };
         let report = failed(&at.property, cases, Verdict::Crashed, format!("{ending}{note}{words}"));
-        PropertyReport { counterexample: Some(case), ..report }
+        PropertyReport { counterexample: Some(case), millis: took.as_millis() as u64, ..report }
     }
 
     /// Lets one worker judge the properties of `rest`, as far as it gets.
@@ -142,6 +144,7 @@ impl Job<'_> {
             Err(error) => return Work::Refused(format!("the worker does not start: {error}")),
         };
         let (mut sides, mut at, mut done) = (None, None, None);
+        let mut last = Instant::now();
         loop {
             match watch.next() {
                 Ok(Message::Hello(known)) => sides = Some(*known),
@@ -150,7 +153,7 @@ impl Job<'_> {
                     at = Some(At { property, index, case });
                 }
                 Ok(Message::Finished(property)) => {
-                    at = None;
+                    (at, last) = (None, Instant::now());
                     progress.property(&property);
                     report.properties.push(property);
                 }
@@ -159,7 +162,8 @@ impl Job<'_> {
                 Ok(Message::Replayed(_)) => (),
                 Err(Ending::Exit(0)) if done.is_some() => return done.unwrap_or(Work::Done),
                 Err(ending) => {
-                    return Work::Died(Box::new(Death { ending, last_words: watch.last_words(), at, sides }));
+                    let (last_words, took) = (watch.last_words(), last.elapsed());
+                    return Work::Died(Box::new(Death { ending, last_words, at, sides, took }));
                 }
             }
         }

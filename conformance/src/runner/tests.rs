@@ -66,7 +66,8 @@ impl Folder {
     fn run(&self, line: &str, script: &str) -> (i32, Option<Report>) {
         let versions = ["torch", "numpy"].map(|name| (name.to_owned(), "1.0".to_owned())).into();
         let host = Host { versions, ..Host::default() };
-        let around = Surroundings { launch: self.launch(script), fixtures: self.0.join("fixtures"), host };
+        let around =
+            Surroundings { launch: self.launch(script), fixtures: self.0.join("fixtures"), host, github: None };
         let code = run(self.options(line), &around);
         let text = fs::read_to_string(self.0.join("report/report.json")).ok();
         (code, text.map(|text| serde_json::from_str(&text).unwrap()))
@@ -209,11 +210,39 @@ fn a_run_that_passes_writes_its_report() {
 fn a_failure_is_kept_for_the_next_run() {
     let folder = Folder::new("failure");
     let script = finished("values", Verdict::Failed, Some(dying_case())) + &say(&Message::Done);
-    let (code, report) = folder.run("--pairs torch:numpy", &script);
-    assert_eq!((code, report.unwrap().summary.failed), (1, 1));
+    let (code, report) = folder.run("--pairs torch:numpy --command suite", &script);
+    let report = report.unwrap();
+    assert_eq!((code, report.summary.failed), (1, 1));
     let kept = Regression::read_all(&folder.0.join("report/regressions")).unwrap();
     assert_eq!(kept.len(), 1);
+    let file = report.pairs[0].properties[0].kept.clone().unwrap();
+    assert!(file.is_file());
+    let replay = format!("suite --device cpu --replay {}", file.display());
+    for name in ["report.md", "report.html", "junit.xml"] {
+        let text = fs::read_to_string(folder.0.join("report").join(name)).unwrap();
+        assert!(text.contains(&replay), "{name}: {text}");
+    }
     assert_eq!((kept[0].property.as_str(), &kept[0].case), ("values", &dying_case()));
+}
+
+#[test]
+fn a_run_with_a_baseline_fails_on_what_got_worse() {
+    let folder = Folder::new("baseline");
+    let failing = |name| finished(name, Verdict::Failed, None) + &say(&Message::Done);
+    let line = "--pairs torch:numpy";
+    folder.run(line, &failing("values"));
+    let baseline = folder.0.join("baseline.json");
+    fs::rename(folder.0.join("report/report.json"), &baseline).unwrap();
+    let line = format!("{line} --baseline {}", baseline.display());
+    assert_eq!(folder.run(&line, &failing("values")).0, 0);
+    let (code, report) = folder.run(&line, &failing("shape"));
+    assert_eq!((code, report.unwrap().comparison.unwrap().worse.len()), (1, 1));
+    assert_eq!(folder.run(&line, &passing()).0, 0);
+    let other = fs::read_to_string(&baseline).unwrap().replacen(r#""device": "cpu""#, r#""device": "cuda:0""#, 1);
+    fs::write(&baseline, other).unwrap();
+    assert_eq!(folder.run(&line, &passing()).0, USAGE);
+    let history = fs::read_to_string(folder.0.join("report/history.json")).unwrap();
+    assert_eq!(history.matches("\"seed\"").count(), 4);
 }
 
 #[test]

@@ -1,0 +1,128 @@
+//! Markdown, for a pull request or a page.
+
+use super::{Broken, FaultReport, Host, LeftOut, Report, Summary, native};
+use crate::{Coverage, PairReport, PropertyReport, Verdict};
+
+impl Report {
+    /// Returns what failed, the matrix of the pairs, the coverage, then every property, the faults, and what was left
+    /// out.
+    pub fn markdown(&self) -> String {
+        let mut text = self.overview();
+        let rows = |applies: bool| {
+            let fits = move |property: &&PropertyReport| (property.verdict != Verdict::NotApplicable) == applies;
+            let of_pair = move |pair| properties(pair).filter(move |(property, _)| fits(property));
+            self.pairs.iter().flat_map(of_pair).map(|(property, pair)| row(property, pair)).collect::<Vec<_>>()
+        };
+        table(&mut text, HEADING, rows(true).into_iter());
+        let folded = rows(false);
+        if !folded.is_empty() {
+            text += &format!("\n<details><summary>{} rows that do not apply</summary>\n", folded.len());
+            table(&mut text, HEADING, folded.into_iter());
+            text += "\n</details>\n";
+        }
+        let fault = |fault: &FaultReport| {
+            let word = if fault.is_caught() { "caught" } else { "**survived**" };
+            format!("| {} | {} | {} | {word} |", fault.fault, fault.must_be_caught_by, fault.caught_by.join(", "))
+        };
+        table(&mut text, "| fault | to be caught by | caught by | |\n|---|---|---|---|", self.faults.iter().map(fault));
+        let left = |left: &LeftOut| format!("| {} | {} |", left.adapter, cell(&left.reason));
+        table(&mut text, "| left out | reason |\n|---|---|", self.left_out.iter().map(left));
+        text
+    }
+
+    /// Returns the heading, what failed, the matrix and the coverage: all that a summary shows.
+    pub(super) fn overview(&self) -> String {
+        let mut text = self.heading();
+        text += "\n## Failures\n";
+        let failures = self.failures();
+        if failures.is_empty() {
+            text += "\nNone.\n";
+        }
+        failures.iter().for_each(|failure| text += &section(failure));
+        if let Some(comparison) = &self.comparison {
+            text += &format!("\n## Since the baseline\n\n{}\n", comparison.heading());
+            let line = |word: &str, line: &String| format!("- {word}: {}\n", line.replace('\n', " "));
+            text.extend(comparison.worse.iter().map(|worse| line("**worse**", worse)));
+            text.extend(comparison.better.iter().map(|better| line("better", better)));
+        }
+        if let Some((heading, rows)) = self.matrix().split_first() {
+            text += "\n## Pairs\n";
+            let line = "|---".repeat(heading.len());
+            let row = |row: &Vec<String>| format!("| **{}** | {} |", row[0], row[1..].join(" | "));
+            table(&mut text, &format!("| {} |\n{line}|", heading.join(" | ")), rows.iter().map(row));
+        }
+        let row = |(name, cases, Coverage { in_place, copied, refused }): &(&str, u32, Coverage)| {
+            format!("| {name} | {cases} | {in_place} | {copied} | {refused} |")
+        };
+        table(
+            &mut text,
+            "| cases of | in all | in place | copied | refused |\n|---|--:|--:|--:|--:|",
+            self.coverage().iter().map(row),
+        );
+        text
+    }
+
+    fn heading(&self) -> String {
+        let Host { date, os, cpu, cores, python, versions, driver, gpus, .. } = &self.host;
+        let versions: Vec<_> = versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        let driver = driver.iter().map(|driver| format!("driver {driver}"));
+        let host: Vec<_> =
+            gpus.iter().cloned().chain(driver).chain([format!("{cpu} ({cores} cores)"), os.clone()]).collect();
+        let Summary { passed, failed, expected, cases } = self.summary;
+        format!(
+            "# Conformance on {}\n\n{}. Python {python}, {}. {date}, seed {}.\n\n\
+             {passed} passed, {failed} failed, {expected} failed as expected; {cases} cases.\n",
+            self.device,
+            host.join(", "),
+            versions.join(", "),
+            self.seed,
+        )
+    }
+}
+
+const HEADING: &str = "| property | pair | cases | in place, copied, refused | verdict | native way | reason |\n\
+                       |---|---|--:|---|---|---|---|";
+
+fn properties(pair: &PairReport) -> impl Iterator<Item = (&PropertyReport, &PairReport)> {
+    pair.properties.iter().map(move |property| (property, pair))
+}
+
+fn row(property: &PropertyReport, pair: &PairReport) -> String {
+    let native = property.native.map_or(String::new(), native);
+    let reason = cell(property.reason.as_deref().unwrap_or_default());
+    let PropertyReport { name, cases, coverage: Coverage { in_place, copied, refused }, .. } = property;
+    let (from, to, verdict) = (&pair.from, &pair.to, verdict(property.verdict));
+    format!("| {name} | {from} → {to} | {cases} | {in_place}, {copied}, {refused} | {verdict} | {native} | {reason} |")
+}
+
+fn section(failure: &Broken<'_>) -> String {
+    let Broken { title, name, reason, kept, replay, .. } = failure;
+    let mut text = format!("\n### {title}: {name}\n\n{reason}\n");
+    text.extend(kept.map(|kept| format!("\nThe case is kept in `{}`.\n", kept.display())));
+    text.extend(replay.iter().map(|replay| format!("\n```sh\n{replay}\n```\n")));
+    text
+}
+
+/// Appends a table, unless it has no rows.
+fn table(text: &mut String, heading: &str, rows: impl Iterator<Item = String>) {
+    let mut rows = rows.peekable();
+    if rows.peek().is_some() {
+        text.extend(["\n", heading, "\n"]);
+        rows.for_each(|row| text.extend([&row, "\n"]));
+    }
+}
+
+fn verdict(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Passed => "passed",
+        Verdict::Failed => "**failed**",
+        Verdict::Crashed => "**crashed**",
+        Verdict::Expected => "failed as expected",
+        Verdict::NotApplicable => "not applicable",
+    }
+}
+
+/// Escapes text for one field of a table.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}

@@ -1,0 +1,98 @@
+//! What reports say of plans, errors and steps. They show no value as Rust writes it.
+
+use crate::model::Expected;
+use crate::{Observed, Op, Spec};
+use bridge_core::{ErrorKind, Plan};
+use std::fmt;
+use std::time::Duration;
+
+/// Returns what a plan does.
+pub fn plan(plan: Plan) -> String {
+    plan.reason().map_or("in place".into(), |reason| format!("a copy because of {reason}"))
+}
+
+/// Returns the kind of an error, such as `copy needed`.
+pub fn kind(kind: ErrorKind) -> String {
+    let mut words = String::new();
+    for letter in format!("{kind:?}").chars() {
+        if letter.is_uppercase() && !words.is_empty() {
+            words.push(' ');
+        }
+        words.extend(letter.to_lowercase());
+    }
+    words
+}
+
+/// Returns a time in seconds.
+pub fn seconds(time: Duration) -> String {
+    format!("{} s", time.as_secs_f64())
+}
+
+/// Returns the bytes that an allocator has in use.
+pub fn in_use(bytes: Option<usize>) -> String {
+    bytes.map_or("an unknown number of bytes".into(), |bytes| format!("{bytes} bytes"))
+}
+
+/// Returns what was requested of a conversion.
+pub fn copy(copy: Option<bool>) -> &'static str {
+    match copy {
+        None => "a copy if one is needed",
+        Some(true) => "a copy",
+        Some(false) => "no copy",
+    }
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InPlace => f.write_str("in place"),
+            Self::Copied => f.write_str("a copy"),
+            Self::Refused(error) => write!(f, "an error of the kind “{}”", kind(*error)),
+        }
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Create(seed) => write!(f, "make another tensor of seed {seed}"),
+            Self::Convert(which, requested) => write!(f, "convert tensor {which}, with {}", copy(*requested)),
+            Self::Write(which, seed) => write!(f, "write to tensor {which}, with seed {seed}"),
+            Self::Read(which) => write!(f, "read tensor {which}"),
+            Self::Drop(which) => write!(f, "drop tensor {which}"),
+            Self::DropElsewhere(which) => write!(f, "drop tensor {which} on another thread"),
+            Self::Collect => f.write_str("collect garbage and empty caches"),
+            Self::Pressure => f.write_str("allocate blocks of garbage and drop them"),
+        }
+    }
+}
+
+/// The tensor in one line: `float32, shape [2, 3], strides [3, 1], offset 0`.
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { dtype, shape, strides, offset, .. } = self;
+        write!(f, "{dtype}, shape {shape:?}, strides {strides:?}, offset {offset}")
+    }
+}
+
+impl fmt::Display for Observed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { dtype, shape, strides, address, .. } = self;
+        write!(f, "{dtype}, shape {shape:?}, strides {strides:?}, at {address:#x}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bridge_core::Reason;
+
+    #[test]
+    fn words_stand_in_the_place_of_values() {
+        assert_eq!(plan(Plan::Copy(Reason::NegativeStrides)), "a copy because of negative strides");
+        assert_eq!((plan(Plan::ZeroCopy), kind(ErrorKind::CopyNeeded)), ("in place".into(), "copy needed".into()));
+        assert_eq!(Expected::Refused(ErrorKind::ReadOnly).to_string(), "an error of the kind “read only”");
+        assert_eq!(Op::Convert(3, Some(false)).to_string(), "convert tensor 3, with no copy");
+        assert_eq!(in_use(None), "an unknown number of bytes");
+    }
+}
