@@ -1,7 +1,7 @@
 //! Runs properties over a pair: cases, shrinking, the column of the native way, reports.
 
 use crate::model::{self, Random};
-use crate::properties::{Outcome, PROPERTIES, Pair, Property, SUBJECT, outstanding};
+use crate::properties::{Outcome, PROPERTIES, Pair, Property, SUBJECT, hardly_tested, outstanding};
 use crate::{Case, Coverage, Failure, Native, PairReport, PropertyReport, Regression, Route, Sides, Subject, Verdict};
 use bridge_core::{Error, ErrorKind};
 use proptest::strategy::{Strategy, ValueTree};
@@ -263,7 +263,9 @@ impl<F, T> Run<'_, F, T> {
             }
             self.beside(property, &case, &mut native);
         }
-        (PropertyReport { coverage, ..outcome(property, run, Verdict::Passed, None, native) }, false)
+        let few = hardly_tested(property.name, run, coverage, &self.sides);
+        let verdict = if few.is_some() { Verdict::Failed } else { Verdict::Passed };
+        (PropertyReport { coverage, ..outcome(property, run, verdict, few, native) }, false)
     }
 
     fn failed(

@@ -4,7 +4,6 @@ use crate::model::Expected;
 use crate::{Observed, Op, Spec};
 use bridge_core::{ErrorKind, Plan};
 use std::fmt;
-use std::time::Duration;
 
 /// Returns what a plan does.
 pub fn plan(plan: Plan) -> String {
@@ -21,11 +20,6 @@ pub fn kind(kind: ErrorKind) -> String {
         words.extend(letter.to_lowercase());
     }
     words
-}
-
-/// Returns a time in seconds.
-pub fn seconds(time: Duration) -> String {
-    format!("{} s", time.as_secs_f64())
 }
 
 /// Returns the bytes that an allocator has in use.

@@ -3,6 +3,7 @@
 mod batch;
 mod contents;
 mod copies;
+mod least;
 mod life;
 mod order;
 mod place;
@@ -10,6 +11,7 @@ mod subject;
 mod table;
 mod watched;
 
+pub(crate) use least::hardly_tested;
 pub(crate) use table::SUBJECT;
 pub use table::{PROPERTIES, Property, property};
 
@@ -300,8 +302,7 @@ impl<F, T> Pair<'_, F, T> {
             self.memory()?;
             let left = outstanding().saturating_sub(before);
             if left > 0 && started.elapsed() >= self.patience() {
-                let text =
-                    format!("{left} leases of this case were not released within {}", words::seconds(self.patience()));
+                let text = format!("{left} leases of this case were not released within {:?}", self.patience());
                 return Err(Failure::last(text));
             }
             std::thread::sleep(PAUSE);
