@@ -1,7 +1,7 @@
 //! Random cases: how each property's tensors, streams and steps are chosen.
 
 use crate::{Case, Op, Picks, Route, Sides, Spec, model};
-use bridge_core::{DType, Strides};
+use bridge_core::{DType, MAX_NDIM, Strides};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -169,6 +169,15 @@ fn place(spec: &mut Spec, aligned: bool) {
     }
 }
 
+/// Chooses lengths of so many dimensions that only the frameworks' own limit is left: most are 1.
+fn many_dimensions() -> impl Strategy<Value = Vec<i64>> {
+    (33..=MAX_NDIM, vec((0..MAX_NDIM, 2i64..4), 0..5)).prop_map(|(ndim, long)| {
+        let mut shape = vec![1; ndim];
+        long.into_iter().for_each(|(dim, length)| shape[dim % ndim] = length);
+        shape
+    })
+}
+
 fn of_ranks(sides: &Sides, ranks: Ranks, dtypes: Vec<DType>, overlap: bool) -> BoxedStrategy<Spec> {
     let strided = sides.from.profile.strides != Strides::Compact;
     let length = prop_oneof![1 => Just(0i64), 3 => Just(1), 12 => 2i64..6];
@@ -179,7 +188,7 @@ fn of_ranks(sides: &Sides, ranks: Ranks, dtypes: Vec<DType>, overlap: bool) -> B
     let plain = (sides.to.profile.strides == Strides::Compact) as u32;
     let around = prop_oneof![plain => Just((Vec::new(), 0, 0, Alignment::Bytes(0))), 1 => around];
     // Some shapes have more dimensions than core keeps without an allocation.
-    let shape = prop_oneof![7 => vec(length, 0..4), 1 => vec(1i64..3, 9..12)];
+    let shape = prop_oneof![28 => vec(length, 0..4), 4 => vec(1i64..3, 9..12), 1 => many_dimensions()];
     (select(dtypes), shape, around, any::<bool>())
         .prop_map(move |(dtype, mut shape, (steps, lead, tail, align), aligned)| {
             shape.truncate(*ranks.end());
@@ -351,6 +360,15 @@ mod tests {
         let start = |spec: &Spec| spec.align + spec.offset * model::itemsize(spec.dtype);
         let aligned = specs(&sides(), "values").filter(|spec| start(spec).is_multiple_of(ALIGNED)).count();
         assert!((160..=240).contains(&aligned), "{aligned} of 400");
+    }
+
+    #[test]
+    fn some_tensors_have_as_many_dimensions_as_there_can_be() {
+        let most =
+            (0..4000).map(|index| tree(property("shape").unwrap(), &sides(), 3, index).current().spec.shape.len());
+        let many = most.filter(|ndim| *ndim > 32).collect::<Vec<_>>();
+        assert!((60..250).contains(&many.len()), "{} of 4000", many.len());
+        assert!(many.contains(&MAX_NDIM) && many.iter().all(|ndim| *ndim <= MAX_NDIM));
     }
 
     #[test]

@@ -48,6 +48,10 @@ impl<A: Subject> Faulty<A> {
             Some(Fault::NegativeStridesAccepted) => profile.strides = Strides::Any,
             Some(Fault::AlignmentIgnored | Fault::AlignmentAny) => profile.alignment = 0,
             Some(Fault::AlignmentOdd) => profile.alignment = 48,
+            Some(Fault::AlignmentInvented) => profile.alignment = 1 << 20,
+            Some(Fault::DtypeUnderclaimed) => profile.dtypes.retain(|dtype| *dtype != DType::INT16),
+            Some(Fault::ReadOnlyUnderclaimed) => profile.keeps_read_only = false,
+            Some(Fault::StridesUnderclaimed) => profile.strides = Strides::NonNegative,
             _ => (),
         }
         Self {
@@ -189,6 +193,10 @@ fn spoil(fault: Fault, lent: Lent, releaser: impl FnOnce() -> Box<dyn Fn() + Sen
             shape.reverse();
             strides.reverse();
         }
+        Fault::DimensionsDropped => {
+            shape.truncate(32);
+            strides.truncate(32);
+        }
         Fault::EmptyFlattened if layout.numel() == 0 => (shape, strides) = (vec![0], vec![1]),
         Fault::DtypeNarrowed => {
             if let Some((_, narrow)) = NARROWER.iter().find(|(wide, _)| *wide == dtype) {
@@ -200,7 +208,7 @@ fn spoil(fault: Fault, lent: Lent, releaser: impl FnOnce() -> Box<dyn Fn() + Sen
             let both = MISTAKEN.iter().flat_map(|(one, other)| [(*one, *other), (*other, *one)]);
             dtype = both.into_iter().find(|(right, _)| *right == dtype).map_or(dtype, |(_, wrong)| wrong);
         }
-        Fault::ReadOnlyLost | Fault::ReadOnlyForgotten => buffer.access = Access::ReadWrite,
+        Fault::ReadOnlyLost | Fault::ReadOnlyForgotten | Fault::ReadOnlyReturned => buffer.access = Access::ReadWrite,
         Fault::ReadOnlyInvented => buffer.access = Access::ReadOnly,
         Fault::PendingDropped => pending = None,
         Fault::WrongDevice => buffer.device.index += 1,

@@ -92,6 +92,18 @@ faults! {
     AlignmentOdd = "alignment_odd", "subject", Target of Generous -> Strict;
     /// The profile claims any alignment, which no tensor of the framework shows.
     AlignmentAny = "alignment_any", "subject", Target of Generous -> Common;
+    /// The profile demands an alignment that no tensor has, so everything is copied.
+    AlignmentInvented = "alignment_invented", "aliasing", Target of Generous -> Common;
+    /// The profile leaves out a dtype whose tensors the framework makes.
+    DtypeUnderclaimed = "dtype_underclaimed", "subject", Source of Generous -> Generous;
+    /// The profile claims that read-only is lost, and the framework has read-only tensors.
+    ReadOnlyUnderclaimed = "read_only_underclaimed", "subject", Target of Generous -> Generous;
+    /// The profile refuses negative strides, which tensors of the framework have.
+    StridesUnderclaimed = "strides_underclaimed", "subject", Target of Generous -> Generous;
+    /// The export leaves out the dimensions after the 32nd.
+    DimensionsDropped = "dimensions_dropped", "shape", Source of Generous -> Generous;
+    /// A view of read-only memory is exported as writable.
+    ReadOnlyReturned = "read_only_returned", "life", Target of Generous -> Generous;
     /// The import panics on tensors of two dimensions.
     Panic = "panic", "values", Target of Generous -> Generous;
     /// The import wraps a copy.
@@ -284,8 +296,31 @@ mod tests {
     }
 
     #[test]
+    fn no_reason_shows_a_value_as_rust_writes_it() {
+        for planted in FAULTS.iter().filter(|planted| planted.role != Role::Ordering) {
+            let device = SimDevice::new(5);
+            let (from, to) = (SimFramework::new(&device, planted.from), SimFramework::new(&device, planted.to));
+            let plant = |sound, role| Faulty::new(sound, (planted.role == role).then_some(planted.fault));
+            let (from, to) = (plant(from, Role::Source), plant(to, Role::Target));
+            let config = Config { cases: 100, seed: 5, shrinks: false, ..Config::default() };
+            let report = config.certify_pair(&Pair::new(&from, &to), &mut ());
+            // What a panic says is the adapter's.
+            let mut reasons = report.properties.iter().filter_map(|property| property.reason.as_ref());
+            let shown = |text: &str| {
+                ["Some(", "None", "ZeroCopy", "Copy(", "InPlace", " { ", "::"].iter().any(|at| text.contains(at))
+            };
+            assert_eq!(
+                reasons.find(|reason| shown(reason) && !reason.starts_with("panicked")),
+                None,
+                "{}",
+                planted.name
+            );
+        }
+    }
+
+    #[test]
     fn every_fault_names_a_property() {
-        assert!(FAULTS.len() >= 16);
+        assert!(FAULTS.len() >= 48);
         assert!(FAULTS.iter().all(|planted| property(planted.caught_by).is_some()));
     }
 }

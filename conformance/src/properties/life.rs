@@ -20,6 +20,8 @@ struct Entry<F, T> {
     tensor: Held<F, T>,
     spec: Spec,
     buffer: usize,
+    /// Whether its memory is protected: no view of it may be written to.
+    protected: bool,
 }
 
 /// The frameworks, their tensors, and the model of every buffer.
@@ -115,7 +117,8 @@ impl<F, T> Machine<'_, F, T> {
         let bytes = model::random_bytes(spec, seed);
         let tensor = Held::Source(self.pair.from.create(spec, &bytes)?);
         self.buffers.push(bytes);
-        self.alive.push(Entry { tensor, spec: spec.clone(), buffer: self.buffers.len() - 1 });
+        let (buffer, protected) = (self.buffers.len() - 1, spec.read_only);
+        self.alive.push(Entry { tensor, spec: spec.clone(), buffer, protected });
         Ok(())
     }
 
@@ -157,7 +160,7 @@ impl<F, T> Machine<'_, F, T> {
 
     fn convert(&mut self, which: usize, copy: Option<bool>) -> Outcome {
         let pair = self.pair;
-        let Entry { tensor, spec, buffer } = &self.alive[which];
+        let Entry { tensor, spec, buffer, protected } = &self.alive[which];
         let (expected, converted) = match tensor {
             Held::Source(tensor) => {
                 let expected = model::expected(&pair.from.observe(tensor)?, None, pair.profiles(), copy);
@@ -171,17 +174,24 @@ impl<F, T> Machine<'_, F, T> {
             }
         };
         let Some(tensor) = converted else { return Ok(()) };
-        let (mut spec, mut buffer) = (spec.clone(), *buffer);
+        let (mut spec, mut buffer, mut protected) = (spec.clone(), *buffer, *protected);
         if expected == Expected::Copied {
             self.buffers.push(model::elements(&spec, &self.buffers[buffer]));
-            (spec, buffer) = (model::compact(&spec), self.buffers.len() - 1);
+            (spec, buffer, protected) = (model::compact(&spec), self.buffers.len() - 1, false);
         }
-        self.alive.push(Entry { tensor, spec, buffer });
+        if protected {
+            let constant = match &tensor {
+                Held::Source(tensor) => is_constant(pair.from, tensor)?,
+                Held::Target(tensor) => is_constant(pair.to, tensor)?,
+            };
+            ensure!(constant, "a view of read-only memory can be written to");
+        }
+        self.alive.push(Entry { tensor, spec, buffer, protected });
         Ok(())
     }
 
     fn write(&mut self, which: usize, seed: u64) -> Outcome {
-        let Entry { tensor, spec, buffer } = &self.alive[which];
+        let Entry { tensor, spec, buffer, .. } = &self.alive[which];
         let bytes = model::random_elements(spec, model::numel(&spec.shape), seed);
         match tensor {
             Held::Source(tensor) if is_constant(self.pair.from, tensor)? => return self.read(&self.alive[which]),

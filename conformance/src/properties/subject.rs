@@ -3,7 +3,7 @@
 use super::{Outcome, Pair, ensure, same_bytes};
 use crate::model::{self, random_bytes};
 use crate::{Capabilities, Case, Observed, Spec, Subject};
-use bridge_core::{DType, DeviceKind, Profile, Result};
+use bridge_core::{DType, DeviceKind, Profile, Result, Strides};
 use std::time::{Duration, Instant};
 
 /// What `fill` fills a copy with before it is copied to.
@@ -25,6 +25,17 @@ fn has_a_meaning(profile: &Profile, can: &Capabilities) -> Outcome {
     let (name, alignment) = (&profile.name, profile.alignment);
     let sound = alignment == 0 || alignment.is_power_of_two();
     ensure!(sound, "{name}: the profile's alignment is a power of two, or 0 for any address, and not {alignment}");
+    let left_out = can.dtypes.iter().find(|dtype| !profile.dtypes.contains(dtype));
+    if let Some(dtype) = left_out {
+        ensure!(false, "{name}: the subject makes tensors of {dtype}, which the profile leaves out: list it");
+    }
+    let strides = !can.negative_strides || profile.strides == Strides::Any || profile.owns_memory;
+    ensure!(strides, "{name}: the subject makes views with negative strides, and the profile refuses them: state Any");
+    let kept = !can.read_only || profile.keeps_read_only || profile.owns_memory;
+    ensure!(
+        kept,
+        "{name}: the subject makes read-only tensors, and the profile does not keep them: state that it does"
+    );
     let tried = alignment != 0 || profile.owns_memory || can.unaligned;
     ensure!(
         tried,

@@ -135,7 +135,13 @@ pub static PROPERTIES: &[Property] = &[
         left_out: no_computed_dtype,
         strategy: |sides| {
             let plain = cases(tensors(sides, sides.computed_dtypes(), false), NONE);
-            (plain, lives()).prop_map(|(case, ops): (Case, Vec<Op>)| Case { ops, ..case }).boxed()
+            let can = sides.from.can.read_only;
+            (plain, lives(), prop::bool::weighted(0.2))
+                .prop_map(move |(mut case, ops, read_only): (Case, Vec<Op>, bool)| {
+                    case.spec.read_only = can && read_only;
+                    Case { ops, ..case }
+                })
+                .boxed()
         },
         check: Check::Life,
     },
