@@ -379,10 +379,12 @@ fn no_computed_dtype(sides: &Sides) -> Option<&'static str> {
 /// Adds cases in which the source defers an operation, on dtypes for which its result is known bit for bit.
 fn with_pending(sides: &Sides, plain: BoxedStrategy<Case>) -> BoxedStrategy<Case> {
     let known = |pending| match pending {
-        Pending::Negation => [DType::FLOAT32, DType::FLOAT64],
-        Pending::Conjugation => [DType::COMPLEX64, DType::COMPLEX128],
+        Pending::Negation => &[DType::FLOAT32, DType::FLOAT64][..],
+        Pending::Conjugation => &[DType::COMPLEX64, DType::COMPLEX128],
+        // The strides of a case are whole elements.
+        Pending::Packing => &[],
     };
-    let pairs = sides.from.can.defers.iter().flat_map(|pending| known(*pending).map(|dtype| (*pending, dtype)));
+    let pairs = sides.from.can.defers.iter().flat_map(|pending| known(*pending).iter().map(|dtype| (*pending, *dtype)));
     let common = sides.common_dtypes();
     let pairs: Vec<_> = pairs.filter(|(_, dtype)| common.contains(dtype)).collect();
     if pairs.is_empty() {

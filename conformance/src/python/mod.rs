@@ -155,6 +155,7 @@ impl<'py> PySubject<'py> {
         let pending = pending.map(|pending| match pending {
             Pending::Conjugation => intern!(py, "conjugation"),
             Pending::Negation => intern!(py, "negation"),
+            Pending::Packing => intern!(py, "packing"),
         });
         let dtype = PyString::new(py, &dtype.to_string());
         self.spec.call1((dtype, shape, strides, offset, base, align, read_only, pending))

@@ -105,6 +105,7 @@ const REASONS: &[(Reason, &CStr)] = &[
     (Reason::Asked, c"asked for"),
     (Reason::PendingConjugation, c"a pending conjugation"),
     (Reason::PendingNegation, c"a pending negation"),
+    (Reason::PendingPacking, c"strides that are not a whole number of elements"),
     (Reason::NegativeStrides, c"negative strides"),
     (Reason::Strides, c"strides that are not compact"),
     (Reason::Order, c"an order that is not the one asked for"),

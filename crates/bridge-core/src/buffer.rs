@@ -1,6 +1,6 @@
 //! Memory with an owner.
 
-use crate::{DType, Device, Dims, Error, ErrorKind, Layout, Permutation, Result, Stream};
+use crate::{DType, Device, Dims, Error, ErrorKind, Layout, Pending, Permutation, Result, Stream};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -165,16 +165,6 @@ unsafe impl<O: Send + Sync> DeviceBuffer for Memory<O> {
     fn reuse(&self) -> Reuse {
         self.allocation.reuse
     }
-}
-
-/// An operation that the framework defers until the tensor is read (PyTorch's conj and neg bits).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Pending {
-    /// Complex conjugation.
-    Conjugation,
-    /// Negation.
-    Negation,
 }
 
 /// An exported tensor: a buffer, a dtype and a layout, in one box.

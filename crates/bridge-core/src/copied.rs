@@ -126,7 +126,8 @@ impl<F, T> Conversion<'_, F, T> {
 
     /// The ordering's copies fill fresh memory of `side`, in its current stream. Returns the copy, and its export.
     fn by_ordering_into<X>(&self, side: &dyn Adapter<Tensor = X>, lent: Lent) -> Result<Rung<(X, Lent, Streams)>> {
-        if self.ordering.copies().is_none() {
+        // Before anything is allocated: a consumer may have memory for one copy alone.
+        if self.ordering.copies().is_none() || pending(&lent).is_none() {
             return Ok(Err(lent));
         }
         match self.fresh_of(side, lent.device(), &lent)? {

@@ -1,6 +1,6 @@
 //! Copies of strided tensors, as a trait. `bridge-copy` implements it.
 
-use crate::{DType, Device, DeviceBuffer, Error, ErrorKind, Failed, Keep, Layout, Pending, Result, Stream};
+use crate::{Device, DeviceBuffer, Error, ErrorKind, Failed, Keep, Layout, Result, Stream};
 
 /// One side of a copy: the elements of a view, by the address of the first.
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +32,7 @@ pub struct Piece<'a> {
 /// written, and nothing else. What [`allocate`](Self::allocate) returns is ready in the stream.
 pub unsafe trait Copies: Send + Sync {
     /// Fills `to` with the elements of `from`, and flips the bits of `flips` in each (an element as a little-endian
-    /// number; 0 flips none: see [`Pending::flips`]). Both have the same shape and itemsize, any strides, and do not
+    /// number; 0 flips none: see [`Pending::flips`](crate::Pending::flips)). Both have the same shape and itemsize, any strides, and do not
     /// overlap; `to` has no two elements at one address.
     ///
     /// | from | to | `stream` | when it returns |
@@ -143,38 +143,4 @@ pub unsafe trait Planned: Send + Sync {
     ///
     /// Those of [`Copies::copy_all`], for the pieces that were planned.
     unsafe fn copy(&self, stream: Option<Stream>) -> Result<(), Failed>;
-}
-
-impl Pending {
-    /// Returns the bits to flip in each element of `dtype` in order to do this operation; `None` where flipping bits
-    /// does not do it, as for integers.
-    pub fn flips(self, dtype: DType) -> Option<u128> {
-        const SIGNED: [DType; 4] = [DType::FLOAT16, DType::BFLOAT16, DType::FLOAT32, DType::FLOAT64];
-        const COMPLEX: [DType; 3] = [DType::COMPLEX32, DType::COMPLEX64, DType::COMPLEX128];
-        let is_complex = COMPLEX.contains(&dtype);
-        let nbytes = dtype.itemsize().filter(|_| is_complex || SIGNED.contains(&dtype))?;
-        let (top, real) = (1_u128 << (nbytes * 8 - 1), if is_complex { 1 << (nbytes * 4 - 1) } else { 0 });
-        match self {
-            Self::Conjugation => is_complex.then_some(top),
-            Self::Negation => Some(top | real),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flipping_bits_conjugates_and_negates() {
-        let flip = |pending: Pending, dtype, value: u128| value ^ pending.flips(dtype).expect("bits do it");
-        let float = |value: f32| u128::from(value.to_bits());
-        assert_eq!(flip(Pending::Negation, DType::FLOAT32, float(1.5)), float(-1.5));
-        let complex = |re: f32, im: f32| float(im) << 32 | float(re);
-        assert_eq!(flip(Pending::Conjugation, DType::COMPLEX64, complex(1.5, 2.0)), complex(1.5, -2.0));
-        assert_eq!(flip(Pending::Negation, DType::COMPLEX64, complex(1.5, 2.0)), complex(-1.5, -2.0));
-        assert_eq!(flip(Pending::Negation, DType::FLOAT16, 0x3c00), 0xbc00);
-        assert_eq!(Pending::Negation.flips(DType::INT32), None);
-        assert_eq!(Pending::Conjugation.flips(DType::FLOAT32), None);
-    }
 }

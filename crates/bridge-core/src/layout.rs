@@ -1,6 +1,6 @@
 //! Shape, strides and offset, checked once.
 
-use crate::{DType, Dims, Error, ErrorKind, MAX_NDIM, Order, Result};
+use crate::{DType, Dims, Error, ErrorKind, MAX_NDIM, Order, Pending, Result};
 use smallvec::SmallVec;
 use std::fmt;
 use std::ops::Range;
@@ -98,6 +98,34 @@ impl Layout {
     /// Those of [`new`](Self::new), and [`ErrorKind::Layout`] for a stride that is not a whole number of elements and
     /// addresses something.
     pub fn from_byte_strides(dtype: DType, shape: &[i64], byte_strides: &[i64]) -> Result<Self> {
+        let Some(strides) = Self::in_elements(dtype, shape, byte_strides) else {
+            let itemsize = dtype.itemsize().unwrap_or(1);
+            return Err(malformed(format!(
+                "strides {byte_strides:?} (bytes) are not a whole number of elements of {itemsize} bytes: make a compact copy first, as numpy.ascontiguousarray and cupy.ascontiguousarray do"
+            )));
+        };
+        Self::new(dtype, shape, Some(&strides), 0)
+    }
+
+    /// As [`from_byte_strides`](Self::from_byte_strides), for a producer that can copy a tensor whose strides are not a
+    /// whole number of elements ([`Adapter::compact`](crate::Adapter::compact)). Such a tensor has a layout that repeats
+    /// its first element, and [`Pending::Packing`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new).
+    pub fn from_any_byte_strides(dtype: DType, shape: &[i64], byte_strides: &[i64]) -> Result<(Self, Option<Pending>)> {
+        match Self::in_elements(dtype, shape, byte_strides) {
+            Some(strides) => Ok((Self::new(dtype, shape, Some(&strides), 0)?, None)),
+            None => {
+                let repeated = Dims::from_elem(0, byte_strides.len());
+                Ok((Self::new(dtype, shape, Some(&repeated), 0)?, Some(Pending::Packing)))
+            }
+        }
+    }
+
+    /// Returns strides in elements, unless one is not a whole number of elements and addresses something.
+    fn in_elements(dtype: DType, shape: &[i64], byte_strides: &[i64]) -> Option<Dims> {
         let itemsize = dtype.itemsize().map_or(1, |itemsize| itemsize as i64);
         // Division is slow, and nearly every size is a power of two.
         let is_power = itemsize.unsigned_abs().is_power_of_two();
@@ -110,14 +138,10 @@ impl Layout {
             match whole(*bytes) {
                 Some(elements) => *stride = elements,
                 None if shape.get(d) == Some(&1) || shape.contains(&0) => (),
-                None => {
-                    return Err(malformed(format!(
-                        "strides {byte_strides:?} (bytes) are not a whole number of elements of {itemsize} bytes: make a compact copy first, as numpy.ascontiguousarray and cupy.ascontiguousarray do"
-                    )));
-                }
+                None => return None,
             }
         }
-        Self::new(dtype, shape, Some(&strides), 0)
+        Some(strides)
     }
 
     /// Returns the lengths, in elements.
@@ -363,6 +387,18 @@ mod tests {
         }
         let packed = Layout::from_byte_strides(DType::FLOAT4_E2M1FN, &[2], &[1]);
         assert_eq!(packed.unwrap_err().kind(), ErrorKind::Dtype);
+    }
+
+    /// A view with strides that no layout states touches its first element alone, so that nothing reads beyond it.
+    #[test]
+    fn other_byte_strides_are_packed_by_the_producer() {
+        let of = |shape: &[i64], strides: &[i64]| Layout::from_any_byte_strides(DType::FLOAT32, shape, strides);
+        let (layout, pending) = of(&[2, 3], &[15, 5]).unwrap();
+        assert_eq!((layout.shape(), layout.strides(), pending), (&[2, 3][..], &[0, 0][..], Some(Pending::Packing)));
+        assert_eq!((layout.reach(), layout.nbytes()), ((0, 4), 24));
+        let whole = of(&[2, 3], &[12, 4]).unwrap();
+        assert_eq!((whole.0.strides(), whole.1), (&[3, 1][..], None));
+        assert_eq!(of(&[1 << 61, 2], &[5, 4]).unwrap_err().kind(), ErrorKind::Layout);
     }
 
     #[test]

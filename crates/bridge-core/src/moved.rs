@@ -98,7 +98,7 @@ pub(crate) fn move_into(
 
 /// Returns the error for a deferred operation that a move does not do.
 pub(crate) fn unmovable() -> Error {
-    let text = "the tensor has a pending operation that no bits express: resolve it with its own framework first";
+    let text = "the tensor has a pending operation that no bits express: copy it with its own framework first";
     Error::new(ErrorKind::CopyNeeded, text)
 }
 

@@ -95,6 +95,8 @@ pub enum Reason {
     PendingConjugation,
     /// The producer has deferred a negation.
     PendingNegation,
+    /// The strides are not a whole number of elements, and the producer packs them.
+    PendingPacking,
     /// The target accepts no negative strides.
     NegativeStrides,
     /// The target accepts only compact tensors.
@@ -136,6 +138,7 @@ impl fmt::Display for Reason {
             Self::Asked => "asked for",
             Self::PendingConjugation => "a pending conjugation",
             Self::PendingNegation => "a pending negation",
+            Self::PendingPacking => "strides that are not a whole number of elements",
             Self::NegativeStrides => "negative strides",
             Self::Strides => "strides that are not compact",
             Self::Order => "an order that is not the one asked for",
@@ -212,8 +215,12 @@ pub(crate) fn decide(lent: &Lent, target: &Profile, options: &Options, foreign: 
         (_, None) => Ok(Plan::ZeroCopy),
         (None, Some(reason)) => Ok(Plan::Copy(reason)),
         (Some(false), Some(reason)) => {
-            let what = lent.layout();
-            let text = format!("{name} cannot take the tensor in place because of {reason} ({what})");
+            // The layout states no strides where it cannot.
+            let what = match reason {
+                Reason::PendingPacking => String::new(),
+                _ => format!(" ({})", lent.layout()),
+            };
+            let text = format!("{name} cannot take the tensor in place because of {reason}{what}");
             Err(Error::new(ErrorKind::CopyNeeded, text).advise(Advice::AllowCopy))
         }
     }
@@ -320,6 +327,7 @@ pub(crate) fn needed(lent: &Lent, target: &Profile, order: Option<Order>) -> Opt
         return Some(match pending {
             Pending::Conjugation => Reason::PendingConjugation,
             Pending::Negation => Reason::PendingNegation,
+            Pending::Packing => Reason::PendingPacking,
         });
     }
     if layout.numel() == 0 {

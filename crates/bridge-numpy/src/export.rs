@@ -6,9 +6,9 @@ use crate::native::Fields;
 use crate::raised;
 use crate::runtime::Runtime;
 use bridge_core::{
-    Access, Allocation, DType, Device, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Order, Result,
+    Access, Allocation, DType, Device, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Order, Pending, Result,
 };
-use bridge_pyo3::{Borrowed, PyOwner, PyTensor, not_a_tensor};
+use bridge_pyo3::{Borrowed, PyOwner, PyTensor, not_a_tensor, without_pending};
 use pyo3::ffi::PyCapsule_GetPointer;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -16,19 +16,20 @@ use std::ptr;
 use std::slice;
 
 pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
-    let View { data, dtype, layout, access } = View::of(runtime, array)?;
+    let View { data, dtype, layout, pending, access } = View::of(runtime, array)?;
     // The hull, because NumPy does not know the allocation: `as_strided` and array interfaces may leave that of the
     // base.
     let bytes = layout.hull(data, None)?;
     let owner = PyOwner::new(array);
     // SAFETY: the array keeps its memory alive, and NumPy vouches for its strides.
     let memory = unsafe { Memory::new(Allocation::host(bytes, access), owner) };
-    Lent::at(data, dtype, layout, memory)
+    Ok(Lent::at(data, dtype, layout, memory)?.with_pending(pending))
 }
 
 /// Borrows an array.
 pub(crate) fn borrow<'a>(runtime: &Runtime, array: &'a PyTensor<'_>) -> Result<Borrowed<'a>> {
-    let View { data, dtype, layout, access } = View::of(runtime, array)?;
+    let View { data, dtype, layout, pending, access } = View::of(runtime, array)?;
+    without_pending(pending)?;
     Ok(Borrowed::new(array, data, dtype, layout, Device::CPU, access, None))
 }
 
@@ -37,6 +38,7 @@ struct View {
     data: usize,
     dtype: DType,
     layout: Layout,
+    pending: Option<Pending>,
     access: Access,
 }
 
@@ -61,9 +63,9 @@ impl View {
 
     fn of_fields(runtime: &Runtime, array: &PyTensor<'_>, fields: &Fields) -> Result<Self> {
         let dtype = runtime.dtypes.read(&fields.dtype(array))?;
-        let layout = Layout::from_byte_strides(dtype, fields.shape(), fields.strides())?;
+        let (layout, pending) = Layout::from_any_byte_strides(dtype, fields.shape(), fields.strides())?;
         let access = if fields.is_writeable() { Access::ReadWrite } else { Access::ReadOnly };
-        Ok(Self { data: fields.data(), dtype, layout, access })
+        Ok(Self { data: fields.data(), dtype, layout, pending, access })
     }
 
     fn of_interface(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Self> {
@@ -90,10 +92,10 @@ impl View {
                 _ => unsafe { slice::from_raw_parts(start, nd) }.iter().map(|dim| *dim as i64).collect(),
             }
         };
-        let layout = Layout::from_byte_strides(dtype, &dims(interface.shape), &dims(interface.strides))?;
+        let (layout, pending) = Layout::from_any_byte_strides(dtype, &dims(interface.shape), &dims(interface.strides))?;
         let data = interface.data as usize;
         let access = if interface.flags & WRITEABLE == 0 { Access::ReadOnly } else { Access::ReadWrite };
-        Ok(Self { data, dtype, layout, access })
+        Ok(Self { data, dtype, layout, pending, access })
     }
 }
 

@@ -31,6 +31,10 @@ def like(module: str, name: str) -> Any:
     return type(name, (), {"__module__": module})()
 
 
+class Field:
+    __cuda_array_interface__ = {"version": 3, "typestr": "<f4", "shape": (3,), "strides": (5,), "data": (16, False)}
+
+
 def read_only() -> Any:
     locked = np.ones(3)
     locked.flags.writeable = False
@@ -92,7 +96,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "no copy of a reversed array": (lambda: tb.to_torch(ONES[::-1], copy=False), "copy_needed", "copy=None"),
     "a capsule twice": (consumed, "consumed", "ask its producer for a new one"),
     "a plan of a capsule": (lambda: tb.plan(torch.ones(3).__dlpack__(), "numpy"), "argument", "the original tensor"),
-    "a field of records": (lambda: tb.to_torch(RECORDS["value"]), "layout", "numpy.ascontiguousarray"),
+    "a field of records in place": (lambda: tb.to_torch(RECORDS["value"], copy=False), "copy_needed", "copy=None"),
+    "a field of records of another library": (lambda: tb.to_torch(Field()), "layout", "cupy.ascontiguousarray"),
     "a dtype of NumPy alone": (lambda: tb.to_torch(np.ones(2, np.longdouble)), "dtype", "cast the array"),
     "a tree in itself": (lambda: tb.to_torch(cycle()), "argument", "without cycles"),
     "share('x')": (lambda: tb.share("x"), "not_a_tensor", "share a tensor"),

@@ -41,7 +41,7 @@ def refused(call: Callable[[], object], words: str, kind: str) -> None:
 def test_what_cannot_be_opened_says_why() -> None:
     refused(lambda: open_saved(SAVED, "train"), 'has no signature "train": it has look_up', "argument")
     refused(lambda: open_saved(SAVED, tags=["train"]), "no graph with the tags", "argument")
-    refused(lambda: open_saved(SAVED.parent), "name the folder of a saved model", "missing")
+    refused(lambda: open_saved(SAVED.parent), "name the folder of a saved model", "argument")
 
 
 def test_an_input_is_fed_as_it_was_saved() -> None:

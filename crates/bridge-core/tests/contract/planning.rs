@@ -19,9 +19,10 @@ type Change = fn(&mut Paper);
 
 #[test]
 fn every_reason_for_a_copy() {
-    let table: [(Change, Reason); 5] = [
+    let table: [(Change, Reason); 6] = [
         (|paper| paper.pending = Some(Pending::Conjugation), Reason::PendingConjugation),
         (|paper| paper.pending = Some(Pending::Negation), Reason::PendingNegation),
+        (|paper| paper.pending = Some(Pending::Packing), Reason::PendingPacking),
         (|paper| paper.strides = vec![-3, 1], Reason::NegativeStrides),
         (|paper| paper.strides = vec![1, 2], Reason::Strides),
         (|paper| paper.address = 0x1020, Reason::Alignment),

@@ -258,13 +258,12 @@ impl SavedModel {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Missing`] if the folder holds no saved model, [`ErrorKind::Argument`] if it holds none with these
-    /// tags or the file is damaged.
+    /// [`ErrorKind::Argument`] if the folder holds no saved model, or none with these tags, or the file is damaged.
     pub fn read(folder: &Path, tags: &[&str]) -> Result<Self> {
         let path = folder.join("saved_model.pb");
         let bytes = fs::read(&path).map_err(|error| {
-            let text = format!("{} cannot be read ({error}): name the folder of a saved model", path.display());
-            Error::new(ErrorKind::Missing, text).caused_by(error)
+            argument(format!("{} cannot be read ({error}): name the folder of a saved model", path.display()))
+                .caused_by(error)
         })?;
         let model = SavedModelDef::decode(&*bytes).map_err(|error| {
             argument(format!("{} is not a saved model ({error}): name the folder of one", path.display()))

@@ -1,0 +1,84 @@
+"""Fields of records, whose strides are not a whole number of elements: NumPy packs them, and so they are copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import truebridge as tb
+
+
+def records() -> Any:
+    """Return an array of records of 9 bytes."""
+    array = np.zeros((3, 4), [("flag", "i1"), ("value", "f4"), ("count", "<i4")])
+    array["value"] = np.arange(12, dtype="f4").reshape(3, 4)
+    array["count"] = -np.arange(12).reshape(3, 4)
+    return array
+
+
+#: Views that no framework but NumPy has.
+VIEWS: dict[str, Any] = {
+    "a field": lambda: records()["value"],
+    "a field after another": lambda: records()["count"],
+    "a reversed field": lambda: records()["value"][::-1, ::2],
+    "a transposed field": lambda: records()["count"].T,
+    "a broadcast field": lambda: np.broadcast_to(records()["value"], (2, 3, 4)),
+    "a field of one record": lambda: records()["value"][1:2],
+    "overlapping elements": lambda: np.ndarray((5,), "f4", records().tobytes(), 1, (1,)),
+}
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch", "tensorflow", "jax"])
+@pytest.mark.parametrize("copy", [None, True])
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_field_is_copied(name: str, copy: bool | None, target: Any) -> None:
+    pytest.importorskip(target)
+    view = VIEWS[name]()
+    plan = tb.plan(view, target, copy=copy)
+    assert (plan.reason, plan.copied_by) == ("strides that are not a whole number of elements", "producer")
+    result = tb.convert(view, target, copy=copy)
+    np.testing.assert_array_equal(np.asarray(result), view)
+    with pytest.raises(tb.BridgeError, match="because of strides that are not a whole number of elements"):
+        tb.convert(view, target, copy=False)
+
+
+def test_orders_and_permutations_are_those_asked_for() -> None:
+    field = records()["value"]
+    columns = tb.to_numpy(field, order="F")
+    assert columns.flags.f_contiguous
+    np.testing.assert_array_equal(columns, field)
+    np.testing.assert_array_equal(tb.to_numpy(field, permute=(1, 0)), field.T)
+
+
+def test_whole_strides_are_still_in_place() -> None:
+    whole = np.zeros(3, [("a", "f4"), ("b", "f4")])
+    tb.to_numpy(whole["b"], copy=False)[:] = 7
+    assert whole["b"].tolist() == [7, 7, 7] and whole["a"].tolist() == [0, 0, 0]
+
+
+def test_a_field_is_shared_and_saved(tmp_path: Path) -> None:
+    field = records()["value"]
+    np.testing.assert_array_equal(tb.open(tb.share(field), "numpy"), field)
+    tb.save(tmp_path / "x.npy", field)
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), field)
+
+
+def test_no_consumer_of_a_protocol_reads_other_elements() -> None:
+    field = records()["value"]
+    loan = tb.lend(field)
+    np.testing.assert_array_equal(np.from_dlpack(loan), field)
+
+
+def test_a_field_is_not_a_target_and_not_a_source_of_copy() -> None:
+    array = records()
+    before = array.tobytes()
+    with pytest.raises(tb.BridgeError) as caught:
+        tb.copy(np.ones((3, 4), "f4"), out=array["value"])
+    assert array.tobytes() == before and caught.value.kind in ("copy_needed", "layout")
+    out = np.zeros((3, 4), "f4")
+    with pytest.raises(tb.BridgeError):
+        tb.copy(array["value"], out=out)
+    assert not out.any()
