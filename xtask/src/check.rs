@@ -158,7 +158,6 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ("cargo clippy", rust(&[clippy, deny])),
         ("cargo clippy, all features", rust(&[clippy, &["--all-features"], deny])),
         ("cargo clippy, without Python", rust(&[&["clippy", "--all-targets", "--quiet"], &C_INTERFACE, deny])),
-        ("features of the facade", itself(&["features".as_ref()])),
         (
             "cargo test",
             with_tensorflow1(rust(&[
