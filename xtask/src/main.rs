@@ -2,6 +2,7 @@
 
 mod api;
 mod audit;
+mod bill;
 mod bundle;
 mod check;
 mod features;
@@ -11,11 +12,13 @@ mod kernels;
 mod new_adapter;
 mod package;
 mod provenance;
+mod release;
 mod run;
 mod site;
 mod tensorflow1;
 mod tried;
 mod venv;
+mod version;
 mod versions;
 mod wheels;
 
@@ -92,6 +95,18 @@ enum Task {
     },
     /// Build the wheels and look into them; install the package's, and run the README. `package --verify` does it too.
     Wheels,
+    /// Build, check and install everything that a release has: the packages of the crates, the wheel and its source, the C
+    /// library, hashes, a bill of materials and the notes. They are in target/release-dry-run.
+    Release {
+        /// Upload nothing. There is no other way yet.
+        #[arg(long, required = true)]
+        dry_run: bool,
+    },
+    /// Write another version into every file that states it.
+    Version {
+        /// The version, such as 0.2.0.
+        version: String,
+    },
     /// Build the documentation site; broken links are errors.
     Site,
     /// Write the tables of the documentation from the reports in docs/results.
@@ -149,6 +164,8 @@ fn main() -> ExitCode {
         }
         Task::Package { verify } => package::check(verify).map(|()| ExitCode::SUCCESS),
         Task::Wheels => wheels::check().map(|()| ExitCode::SUCCESS),
+        Task::Release { dry_run: _ } => release::dry_run().map(|()| ExitCode::SUCCESS),
+        Task::Version { version } => version::write(&version).map(|()| ExitCode::SUCCESS),
         Task::Site => site::build().map(|site| {
             println!("{}", site.join("index.html").display());
             ExitCode::SUCCESS

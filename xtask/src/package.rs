@@ -13,6 +13,9 @@ const FIELDS: [&str; 7] =
 /// Files that a package must hold.
 const FILES: [&str; 3] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
+/// The folder that no package holds: cases that once failed, for the tests of this repository.
+const LEFT_OUT: &str = "proptest-regressions";
+
 /// Limits of the registry: keywords and categories of a package, and the letters of a keyword.
 const MOST: (usize, usize) = (5, 20);
 
@@ -23,9 +26,16 @@ const TOOLKIT: [(&str, &str); 3] =
 /// The most bytes that the registry takes of a package.
 const MOST_BYTES: u64 = 10 << 20;
 
-/// Checks every member that is published, and packages them in the order of their dependencies. With `verify`, each
-/// package is also built alone, and so are the wheels.
+/// Checks every member that is published, and packages them. With `verify`, each package is also built alone, and so are
+/// the wheels.
 pub fn check(verify: bool) -> Result<()> {
+    packages(verify)?;
+    if verify { wheels::check() } else { Ok(()) }
+}
+
+/// Packages every member that is published, and with `verify` builds each package alone. Returns the packages in an order
+/// in which they can be published: each after those that it depends on.
+pub fn packages(verify: bool) -> Result<Vec<PathBuf>> {
     let members = members()?;
     let (published, kept): (Vec<&Value>, Vec<&Value>) =
         members.iter().partition(|member| member["publish"].as_array().is_none_or(|registries| !registries.is_empty()));
@@ -44,15 +54,37 @@ pub fn check(verify: bool) -> Result<()> {
         false => package.arg("--no-verify"),
     };
     run(&mut package)?;
-    for member in published {
+    let mut files = Vec::new();
+    for member in in_order(published)? {
         let (name, version) = (name(member), member["version"].as_str().unwrap_or_default());
         let file = target().join("package").join(format!("{name}-{version}.crate"));
         let bytes = at(&file, file.metadata())?.len();
         if bytes > MOST_BYTES {
             return Err(format!("{name} takes {bytes} bytes of at most {MOST_BYTES}"));
         }
+        files.push(file);
     }
-    if verify { wheels::check() } else { Ok(()) }
+    Ok(files)
+}
+
+/// Returns the members in an order in which each follows those that it depends on, also for its tests: the registry
+/// takes no package whose dependencies it lacks.
+fn in_order(mut members: Vec<&Value>) -> Result<Vec<&Value>> {
+    let mut ordered = Vec::new();
+    while !members.is_empty() {
+        let waiting: Vec<&str> = members.iter().map(|member| name(member)).collect();
+        let depends = |member: &&Value| {
+            let dependencies = member["dependencies"].as_array().into_iter().flatten();
+            dependencies.filter_map(|one| one["name"].as_str()).any(|name| waiting.contains(&name))
+        };
+        let (later, next): (Vec<_>, Vec<_>) = members.iter().copied().partition(depends);
+        if next.is_empty() {
+            return Err(format!("{} depend on one another: none can be published first", waiting.join(", ")));
+        }
+        ordered.extend(next);
+        members = later;
+    }
+    Ok(ordered)
 }
 
 /// Removes the packages of this workspace that cargo has unpacked to verify others. It knows them by the place of the
@@ -119,7 +151,28 @@ fn defects(member: &Value, kept: &[&str]) -> Vec<String> {
         Some(list) => {
             let missing = FILES.iter().filter(|file| !list.lines().any(|line| line == **file));
             wrong.extend(missing.map(|file| format!("{name} needs the file {file}")));
+            let leftover = list.lines().filter(|line| line.starts_with(LEFT_OUT));
+            wrong.extend(leftover.map(|file| format!("{name} must leave out {file}: exclude it in its Cargo.toml")));
         }
     }
     wrong
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_package_follows_those_that_it_depends_on() {
+        let member = |name: &str, of: &[&str]| {
+            let dependencies: Vec<_> = of.iter().map(|name| json!({ "name": name })).collect();
+            json!({ "name": name, "dependencies": dependencies })
+        };
+        let members = [member("c", &["b", "serde"]), member("a", &[]), member("b", &["a"])];
+        let ordered = in_order(members.iter().collect()).unwrap();
+        assert_eq!(ordered.into_iter().map(name).collect::<Vec<_>>(), ["a", "b", "c"]);
+        let circle = [member("a", &["b"]), member("b", &["a"])];
+        assert!(in_order(circle.iter().collect()).is_err());
+    }
 }

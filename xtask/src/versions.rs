@@ -68,6 +68,11 @@ pub fn run(only: &[String], cases: u32, bundle: Option<PathBuf>) -> Result<()> {
     if failed.is_empty() { Ok(()) } else { Err(format!("{} did not pass", failed.join(", "))) }
 }
 
+/// Returns the rows of all runs.
+pub fn rows() -> Result<Value> {
+    read(ROWS)
+}
+
 /// Returns what an environment is for, as requirements: versions of its package, or its Python.
 fn subjects(environment: &Value) -> Vec<String> {
     match environment["package"].as_str() {

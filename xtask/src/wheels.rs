@@ -2,7 +2,7 @@
 //! runs the README.
 
 use crate::run::{Result, ask, at, program, root, run, target};
-use crate::{provenance, venv};
+use crate::{provenance, venv, versions};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,37 +41,51 @@ const METADATA: [&str; 7] = [
 /// How the metadata name a version of Python.
 const FOR_PYTHON: &str = "Classifier: Programming Language :: Python :: 3.";
 
-/// Builds the wheels and checks them: one file for all versions of Python, which needs nothing of the system but what
-/// [`PLATFORM`] allows. The package's is built from its source distribution alone, and installed.
+/// What is uploaded for Python.
+pub struct Made {
+    /// The source distribution.
+    pub source: PathBuf,
+    /// The wheel of the package, built from it.
+    pub wheel: PathBuf,
+}
+
+/// Makes what [`make`] makes, unless this machine lacks the tools.
 pub fn check() -> Result<()> {
-    let tools = match venv::WHEELS.ready() {
-        Ok(tools) => tools,
+    match venv::WHEELS.ready() {
+        Ok(tools) => make(&tools).map(drop),
         Err(reason) => {
             println!("left out: wheels: {reason}");
-            return Ok(());
+            Ok(())
         }
-    };
+    }
+}
+
+/// Builds the wheels with the tools of this Python, and checks them: one file for all versions of Python, which needs
+/// nothing of the system but what [`PLATFORM`] allows. The package's is built from its source distribution alone, and
+/// installed.
+pub fn make(tools: &Path) -> Result<Made> {
     let top = target().join("wheels");
     if top.exists() {
         at(&top, fs::remove_dir_all(&top))?;
     }
-    let source = source(&tools, &top)?;
-    let manifest = source.join(PACKAGE).join("Cargo.toml");
-    let wheel = build(&tools, &manifest, &top.join(PACKAGE))?;
-    complete(&tools, &wheel)?;
-    build(&tools, &root().join(EXAMPLE).join("Cargo.toml"), &top.join(EXAMPLE))?;
-    installed(&wheel, &top.join("bare"))
+    let (source, unpacked) = source(tools, &top)?;
+    let manifest = unpacked.join(PACKAGE).join("Cargo.toml");
+    let wheel = build(tools, &manifest, &top.join(PACKAGE))?;
+    complete(tools, &wheel)?;
+    build(tools, &root().join(EXAMPLE).join("Cargo.toml"), &top.join(EXAMPLE))?;
+    installed(&wheel, &top.join("bare"))?;
+    Ok(Made { source, wheel })
 }
 
-/// Makes the source distribution of the package, and returns the folder that it is unpacked in.
-fn source(tools: &Path, top: &Path) -> Result<PathBuf> {
+/// Makes the source distribution of the package. Returns it, and the folder that it is unpacked in.
+fn source(tools: &Path, top: &Path) -> Result<(PathBuf, PathBuf)> {
     let (out, unpacked) = (top.join("sdist"), top.join("source"));
     let mut sdist = maturin(tools, "sdist");
     run(sdist.arg("--manifest-path").arg(format!("{PACKAGE}/Cargo.toml")).arg("--out").arg(&out))?;
     let sdist = only(&out)?;
     println!("{}", name(&sdist));
     run(program(tools, &["-m", "tarfile", "-e"]).arg(&sdist).arg(&unpacked))?;
-    only(&unpacked)
+    Ok((sdist, only(&unpacked)?))
 }
 
 /// Builds a wheel, which must run on [`PLATFORM`].
@@ -159,11 +173,8 @@ fn complete(tools: &Path, wheel: &Path) -> Result<()> {
                   print(json.dumps({'files': names, 'metadata': text.split('\\n\\n')[0].splitlines()}))";
     let contents = ask(program(tools, &["-c", script]).arg(wheel)).ok_or("the wheel cannot be read")?;
     let contents: Value = serde_json::from_str(&contents).map_err(|error| error.to_string())?;
-    let rows = root().join("docs/versions.json");
-    let rows: Value =
-        serde_json::from_str(&at(&rows, fs::read_to_string(&rows))?).map_err(|error| error.to_string())?;
     let (name, bytes) = (name(wheel), at(wheel, wheel.metadata())?.len());
-    let mut lacks = lacks(&contents, &passed(&rows));
+    let mut lacks = lacks(&contents, &passed(&versions::rows()?));
     if bytes > LIMIT {
         lacks.push(format!("less than {bytes} bytes: it may have {LIMIT}"));
     }
@@ -175,7 +186,7 @@ fn complete(tools: &Path, wheel: &Path) -> Result<()> {
 }
 
 /// Returns the minor versions of Python that passed the suite.
-fn passed(rows: &Value) -> Vec<String> {
+pub fn passed(rows: &Value) -> Vec<String> {
     let passed = |row: &&Value| row["package"] == "python" && row["verdict"] == "passed";
     let rows = rows.as_array().into_iter().flatten().filter(passed);
     rows.filter_map(|row| row["version"].as_str()?.strip_prefix("3.").map(str::to_owned)).collect()
