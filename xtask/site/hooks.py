@@ -61,6 +61,20 @@ REFERENCE = {
     "tracing": ("Tracing", "trace tracing.Trace tracing.Event tracing.Row"),
     "errors": ("Errors", "errors"),
 }
+#: Words that readers search for and a page says in others. The search finds the page by them.
+KEYWORDS = {
+    "howto/cupy-to-pytorch.md": "cupy to torch",
+    "howto/cupy-to-tensorflow.md": "cupy to tf",
+    "howto/jax-to-pytorch.md": "jax to torch",
+    "howto/pytorch-gpu-to-tensorflow.md": "torch to tf",
+    "howto/tensorflow-to-pytorch.md": "tf to torch",
+    "install.md": "pip install",
+    "tensorflow.md": "tensorflow 1.15",
+    "troubleshooting.md": "error exception OOM",
+    "what-crosses.md": "dtype int8 int16 int32 int64 uint8 float16 float32 float64",
+}
+#: The most letters of a description of a page.
+DESCRIPTION = 160
 #: The page of the names that no other page shows.
 REST = "more"
 #: Folders that are linked to and have no page of their own.
@@ -69,7 +83,10 @@ PACKAGE = ROOT / "crates/bridge-python/python/truebridge/__init__.py"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the pages that the navigation does not name to the guide, and the rest of the reference to that."""
+    """Name the version, and add pages that the navigation does not name to the guide and to the reference."""
+    manifest = (ROOT / "Cargo.toml").read_text()
+    version, licence = (re.search(rf'^{key} = "(.*)"$', manifest, re.M)[1] for key in ("version", "license"))
+    config.copyright = f"truebridge {version}, {licence.replace(' OR ', ' or ')}"
     named = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
     (guide,) = (section["Guide"] for section in config.nav if "Guide" in section)
     guide.extend(sorted(page.name for page in DOCS.glob("*.md") if page.name not in named))
@@ -100,6 +117,12 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in files, and turn links to the repository into links to pages of the site."""
     path = page.file.src_uri
+    page.meta.setdefault("description", described(markdown))
+    if path in KEYWORDS:
+        page.meta["tags"] = KEYWORDS[path].split()
+    # Sources of programs, and reports, would come before the pages that explain them.
+    if "." in PurePosixPath(path).stem or path.startswith("results/20"):
+        page.meta["search"] = {"exclude": True}
     markdown = SHOWN.sub(lambda mark: fenced(ROOT / source(path, mark[1])), markdown)
     here = str(PurePosixPath(path).parent)
     parts = CODE.split(markdown)
@@ -108,6 +131,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         for part in parts[::2]
     )
     return "".join(parts)
+
+
+def described(markdown: str) -> str:
+    """Return the first sentences of a page as one line, for search engines and previews."""
+    paragraphs = (part for part in re.split(r"\n\s*\n", markdown) if re.match(r"[\w*`]", part) and part[:3] != "```")
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(next(paragraphs, "").split()))
+    text = re.sub(r"[`*]", "", text).replace('"', "'")
+    if len(text) <= DESCRIPTION:
+        return text
+    whole, _, _ = text[:DESCRIPTION].rpartition(". ")
+    return f"{whole}." if whole else text[:DESCRIPTION].rpartition(" ")[0] + " …"
 
 
 def source(page: str, link: str) -> str:
