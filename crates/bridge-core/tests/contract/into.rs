@@ -3,8 +3,8 @@
 use crate::common::Event::{Copied as Launched, Dropped, Moved, Ordered, Retired};
 use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, Paper, READER, Recorder, Side, taken};
 use bridge_core::{
-    Access, DType, Device, DeviceKind, ErrorKind, Options, Ordering, Pending, Result, Reuse, Stream, Strides, Views,
-    copy_into, transfer,
+    Access, DType, Device, DeviceKind, ErrorKind, Misfit, Options, Ordering, Pair, Pending, Result, Reuse, Stream,
+    Strides, Views, copy_into, transfer,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -193,4 +193,77 @@ fn the_owner_of_a_view_waits_for_a_write_to_it() {
     *to.side.current.lock().unwrap() = Some(READER);
     drop(view);
     assert_eq!(taken(&recorder.log), [Ordered(READER, OWNER), Ordered(OTHER, OWNER), Dropped]);
+}
+
+/// Copies of several papers, all from one adapter to another, and what happened.
+fn copy_all(papers: Vec<(Paper, Paper)>, copies: Option<Copied>, log: &Log) -> (Result<(), Misfit>, Vec<Event>) {
+    let (from, to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
+    let ordering: Arc<dyn Ordering> = Arc::new(Recorder { log: log.clone(), copies, ..Recorder::default() });
+    let items: Vec<_> = papers.into_iter().map(|(source, target)| (Item::Own(source), Item::Own(target))).collect();
+    let mut pairs: Vec<Pair<'_, Item, Item>> = Vec::new();
+    for (tensor, out) in &items {
+        pairs.push(Pair { from: &from, tensor, to: &to, out });
+    }
+    let copied = bridge_core::copy_all(&pairs, &ordering).map(drop);
+    assert!(from.side.views.is_empty() && to.side.views.is_empty());
+    (copied, taken(log))
+}
+
+fn papers(count: usize, log: &Log) -> Vec<(Paper, Paper)> {
+    let source = |index: usize| Paper { address: 0x1000 + 0x100 * index, ..Paper::new(log) };
+    // The drops of the targets are not logged.
+    let target =
+        |index: usize| Paper { address: TARGET + 0x100 * index, stream: Some(READER), ..Paper::new(&Log::default()) };
+    (0..count).map(|index| (source(index), target(index))).collect()
+}
+
+#[test]
+fn many_copies_are_ordered_once_before_the_first_and_once_after_the_last() {
+    let log = Log::default();
+    let (copied, events) = copy_all(papers(20, &log), Some(Copied::Well), &log);
+    copied.unwrap();
+    let launched = |event: &&Event| matches!(event, Launched { .. });
+    assert_eq!(events.iter().filter(launched).count(), 20);
+    assert_eq!(events[0], Ordered(OWNER, READER));
+    assert!(events[1..21].iter().all(|event| matches!(event, Launched { .. })), "{events:?}");
+    assert_eq!(events[21], Ordered(READER, OWNER), "{events:?}");
+    assert!(events[22..].iter().all(|event| *event == Dropped) && events.len() == 42, "{events:?}");
+}
+
+#[test]
+fn a_pair_that_does_not_fit_keeps_all_from_being_written() {
+    for (change, beside) in [(0, None), (1, Some(3)), (2, Some(3))] {
+        let log = Log::default();
+        let mut papers = papers(9, &log);
+        match change {
+            0 => papers[5].1.shape = vec![7],
+            1 => papers[5].1.address = papers[3].1.address + 4,
+            _ => papers[5].1.address = papers[3].0.address,
+        }
+        let (copied, events) = copy_all(papers, Some(Copied::Well), &log);
+        let misfit = copied.unwrap_err();
+        assert_eq!((misfit.index, misfit.beside, misfit.error.kind()), (5, beside, ErrorKind::Layout), "{change}");
+        assert!(events.iter().all(|event| *event == Dropped), "{change}: {events:?}");
+    }
+}
+
+#[test]
+fn a_pair_that_repeats_another_is_copied_once() {
+    let log = Log::default();
+    let mut papers = papers(9, &log);
+    (papers[7].0.address, papers[7].1.address) = (papers[2].0.address, papers[2].1.address);
+    let (copied, events) = copy_all(papers, Some(Copied::Well), &log);
+    copied.unwrap();
+    assert_eq!(events.iter().filter(|event| matches!(event, Launched { .. })).count(), 8);
+}
+
+#[test]
+fn the_sources_of_a_failed_launch_are_returned_after_what_was_launched() {
+    let log = Log::default();
+    let (copied, events) = copy_all(papers(9, &log), Some(Copied::Fails(ErrorKind::Driver)), &log);
+    let misfit = copied.unwrap_err();
+    assert_eq!((misfit.index, misfit.error.kind()), (0, ErrorKind::Driver));
+    let returned = events.iter().position(|event| *event == Dropped);
+    let ordered = events.iter().position(|event| *event == Ordered(READER, OWNER));
+    assert!(ordered.is_some() && ordered < returned, "{events:?}");
 }
