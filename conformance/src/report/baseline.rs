@@ -123,8 +123,8 @@ impl Comparison {
             let line = || {
                 let reason = property.reason.as_ref().filter(|_| property.verdict != Verdict::Passed);
                 let reason = reason.map_or(String::new(), |reason| format!(" ({reason})"));
-                let (was, is) = (word(was), word(property.verdict));
-                format!("{}: {was} in the baseline, {is} now{reason}", title(now, property))
+                let was = earlier.map_or("is not", |earlier| word(earlier.verdict));
+                format!("{}: {was} in the baseline, {} now{reason}", title(now, property), word(property.verdict))
             };
             let (was, is) = (rank(was), rank(property.verdict));
             // A new property that has no meaning for the pair is no loss.

@@ -246,6 +246,9 @@ fn what_does_not_run_any_more_is_worse_and_what_was_not_chosen_is_not() {
     silent.faults[0].caught_by.clear();
     silent.stale.push("another".into());
     assert_eq!(compared(&before, &silent).0.len(), 3, "a property that is not judged, a fault, an expectation");
+    let mut more = before.clone();
+    more.pairs[0].properties.push(property("life", Verdict::Failed, Some("leaked")));
+    assert_eq!(compared(&before, &more).0, ["torch → cupy: life: is not in the baseline, failed now (leaked)"]);
 }
 
 #[test]
