@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# The steps of the action `conformance` (action.yml): `build` writes a bundle, `run` runs the suite from it. The inputs of
+# the action are in variables, so that no input is read as a command.
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+built="${RUNNER_TEMP:-/tmp}/truebridge"
+
+case "$1" in
+build)
+    cd "$here/.."
+    cargo xtask bundle "$built"
+    ;;
+run)
+    # Names an option where its variable has a value.
+    options=(--device "${DEVICE:-auto}" --report "${REPORT:-conformance-report}")
+    [ -z "${ADAPTERS:-}" ] || options+=(--adapters "$ADAPTERS")
+    [ -z "${PAIRS:-}" ] || options+=(--pairs "$PAIRS")
+    [ -z "${CASES:-}" ] || options+=(--cases "$CASES")
+    [ -z "${SEED:-}" ] || options+=(--seed "$SEED")
+    [ -z "${BASELINE:-}" ] || options+=(--baseline "$BASELINE")
+    exec "${PYTHON:-python3}" "${BUNDLE:-$built}/conformance.py" "${options[@]}"
+    ;;
+*)
+    echo "say build or run" >&2
+    exit 2
+    ;;
+esac
