@@ -60,6 +60,9 @@ pub(crate) enum Way {
     Up,
     /// From the device of the current context to host memory.
     Down,
+    /// Within the device of the current context. A graph may capture it, which a copy between contexts refuses even where
+    /// both are the same.
+    Within,
     /// From one context's device to another's.
     Across {
         /// The context of the target.

@@ -323,6 +323,7 @@ impl Driver for Fake {
         let call = match way {
             Way::Up => "cuMemcpyHtoDAsync_v2",
             Way::Down => "cuMemcpyDtoHAsync_v2",
+            Way::Within => "cuMemcpyDtoDAsync_v2",
             Way::Across { .. } => "cuMemcpyPeerAsync",
         };
         let mut state = self.state();

@@ -71,6 +71,7 @@ functions! {
     cuLaunchKernel(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
     cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
     cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+    cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
     cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
     cuMemcpyPeerAsync(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, usize, CUstream);
     cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
@@ -297,6 +298,7 @@ impl Driver for Cuda {
                 Way::Down => {
                     call!(self, cuMemcpyDtoHAsync_v2(with_exposed_provenance_mut(to), device_from, nbytes, stream))
                 }
+                Way::Within => call!(self, cuMemcpyDtoDAsync_v2(device_to, device_from, nbytes, stream)),
                 Way::Across { to, from } => {
                     let (to, from) = (to.0 as CUcontext, from.0 as CUcontext);
                     call!(self, cuMemcpyPeerAsync(device_to, to, device_from, from, nbytes, stream))

@@ -96,6 +96,7 @@ impl<D: Driver> Link for Devices<D> {
             (true, true) => return Err(no_cuda_side(from_device, to_device)),
             (true, false) => (to_device, Way::Up),
             (false, true) => (from_device, Way::Down),
+            (false, false) if from_device.index == to_device.index => (from_device, Way::Within),
             (false, false) => {
                 let (to, from) = (self.enter(to_device)?.context(), self.enter(from_device)?.context());
                 (from_device, Way::Across { to, from })
@@ -238,6 +239,7 @@ mod tests {
             (Device::CPU, GPUS[1], Way::Up),
             (pinned, GPUS[1], Way::Up),
             (GPUS[1], Device::CPU, Way::Down),
+            (GPUS[1], GPUS[1], Way::Within),
             (GPUS[1], GPUS[0], across),
         ];
         for (from, to, way) in cases {
@@ -319,9 +321,10 @@ mod tests {
     #[test]
     fn every_failure_is_an_error_that_names_the_call_and_changes_nothing() {
         type Step = fn(&dyn Link) -> Result<()>;
-        let steps: [(&str, Step); 14] = [
+        let steps: [(&str, Step); 15] = [
             ("cuMemcpyHtoDAsync_v2", |link| copy(link, Device::CPU, GPUS[0])),
             ("cuMemcpyDtoHAsync_v2", |link| copy(link, GPUS[0], Device::CPU)),
+            ("cuMemcpyDtoDAsync_v2", |link| copy(link, GPUS[0], GPUS[0])),
             ("cuMemcpyPeerAsync", |link| copy(link, GPUS[0], GPUS[1])),
             ("cuCtxPushCurrent_v2", |link| copy(link, GPUS[0], GPUS[1])),
             ("cuEventRecord", |link| link.mark(GPUS[0], A).map(drop)),

@@ -133,7 +133,7 @@ def test_a_copy_waits_for_the_producer() -> None:
     for i in range(1, ROUNDS + 1):
         reader = cupy.cuda.Stream(non_blocking=True)
         with torch.cuda.stream(writer):
-            torch.cuda._sleep(LATE)
+            torch.cuda._sleep(5 * LATE)
             for source in sources:
                 source.fill_(i)
             with reader:
