@@ -11,6 +11,7 @@ use bridge_core::{
 use bridge_pyo3::{PyOwner, PyTensor, brief_str, call, drop_guarded, not_a_tensor, probe};
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::IntoPyDict;
 use std::sync::Arc;
 
@@ -189,8 +190,10 @@ pub(crate) fn compact<'py>(tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
 
 /// Increments the version counter, by which autograd notices that a tensor that it has saved was written to.
 pub(crate) fn overwritten(tensor: &PyTensor<'_>) -> Result<()> {
+    // An import takes longer than the call.
+    static INCREMENT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let py = tensor.py();
-    let graph = || py.import(intern!(py, "torch.autograd.graph"));
-    let count = || graph()?.call_method1(intern!(py, "increment_version"), (tensor,)).map(drop);
+    let find = || -> PyResult<_> { Ok(py.import("torch.autograd.graph")?.getattr("increment_version")?.unbind()) };
+    let count = || INCREMENT.get_or_try_init(py, find)?.bind(py).call1((tensor,)).map(drop);
     count().map_err(|error| raised(py, error))
 }
