@@ -80,4 +80,6 @@ def _part(shard: Any, dim: int, begin: int, length: int) -> Any:
     """Return a slice of a shard; the shard itself where that is all of it."""
     if length == shard.shape[dim]:
         return shard
-    return shard[(*(slice(None),) * (dim % len(shard.shape)), slice(begin, begin + length))]
+    whole = (slice(None),) * (dim % len(shard.shape))
+    place = (*whole, slice(begin, begin + length))
+    return shard[place]
