@@ -25,7 +25,10 @@ struct Interval {
     is_target: bool,
 }
 
-/// Finds copies, from the first view to the second, of which one writes to bytes of another one, or of its own source.
+/// A copy, from the first view to the second, and the bits that it flips in each element.
+type Copied<'a> = (View<'a>, View<'a>, u128);
+
+/// Finds copies of which one writes to bytes of another one, or of its own source.
 /// Returns which of them repeat an earlier copy, source and target alike, as those of weights that a model holds twice:
 /// they need not be made.
 ///
@@ -34,9 +37,9 @@ struct Interval {
 /// # Errors
 ///
 /// A clash.
-pub(crate) fn repeated(pieces: &[(View<'_>, View<'_>)]) -> Result<Vec<bool>, Clash> {
+pub(crate) fn repeated(pieces: &[Copied<'_>]) -> Result<Vec<bool>, Clash> {
     let mut intervals: Vec<Interval> = Vec::with_capacity(2 * pieces.len());
-    for (piece, (source, target)) in pieces.iter().enumerate() {
+    for (piece, (source, target, _)) in pieces.iter().enumerate() {
         for ((data, layout), is_target) in [(source, false), (target, true)] {
             if layout.numel() > 0 {
                 let (below, above) = layout.reach();
@@ -111,7 +114,8 @@ mod tests {
                 .iter()
                 .map(|(source, target)| ((1000 + source.0, layout(source.1, source.2)), (1000 + target.0, layout(target.1, target.2))))
                 .collect();
-            let pieces: Vec<_> = views.iter().map(|(source, target)| ((source.0, &source.1), (target.0, &target.1))).collect();
+            let pieces: Vec<_> =
+                views.iter().map(|(source, target)| ((source.0, &source.1), (target.0, &target.1), 0)).collect();
             let share = |one: View<'_>, other: View<'_>| bytes(one).iter().any(|byte| bytes(other).contains(byte));
             let clashes = |piece: usize, other: usize| {
                 let (one, two) = (pieces[piece], pieces[other]);
@@ -140,13 +144,15 @@ mod tests {
     fn columns_of_one_matrix_are_apart() {
         let column = Layout::new(DType::FLOAT32, &[100], Some(&[8]), 0).unwrap();
         let compact = Layout::new(DType::FLOAT32, &[100], None, 0).unwrap();
-        let pieces: Vec<_> = (0..8).map(|i| ((100_000 + i * 400, &compact), (4 * i, &column))).collect();
+        let pieces: Vec<_> = (0..8).map(|i| ((100_000 + i * 400, &compact), (4 * i, &column), 0)).collect();
         assert_eq!(repeated(&pieces), Ok(vec![false; 8]));
         let twice = [pieces[3], pieces[1], pieces[3]];
         assert_eq!(repeated(&twice), Ok(vec![false, false, true]));
-        let other = [pieces[3], (pieces[1].0, pieces[3].1)];
+        let other = [pieces[3], (pieces[1].0, pieces[3].1, 0)];
         assert_eq!(repeated(&other), Err(Clash { piece: 1, other: 0, targets: true }));
-        let own = [pieces[0], ((200, &compact), (300, &compact))];
+        let flipped = [pieces[3], (pieces[3].0, pieces[3].1, 1 << 31)];
+        assert_eq!(repeated(&flipped), Err(Clash { piece: 1, other: 0, targets: true }), "other bits");
+        let own = [pieces[0], ((200, &compact), (300, &compact), 0)];
         assert_eq!(repeated(&own), Err(Clash { piece: 1, other: 0, targets: false }));
     }
 }

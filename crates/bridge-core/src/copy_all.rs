@@ -60,7 +60,8 @@ impl From<Failed> for Misfit {
 /// for which the host waits last. Returns, for each pair, the owner's stream and the one that waits for it, where they
 /// differ.
 ///
-/// A pair of the same source and the same target as an earlier one, view for view, is copied once.
+/// A pair of the same source and the same target as an earlier one, view for view, with the same deferred operations, is
+/// copied once.
 ///
 /// # Errors
 ///
@@ -185,8 +186,9 @@ impl Job {
         Ok(Self { index, source, target, device, flips, consumer })
     }
 
-    pub(crate) fn views(&self) -> ((usize, &Layout), (usize, &Layout)) {
-        ((self.source.data(), self.source.layout()), (self.target.data(), self.target.layout()))
+    /// Returns both views, and the bits that are flipped.
+    pub(crate) fn views(&self) -> ((usize, &Layout), (usize, &Layout), u128) {
+        ((self.source.data(), self.source.layout()), (self.target.data(), self.target.layout()), self.flips)
     }
 
     pub(crate) fn piece(&self) -> Piece<'_> {

@@ -11,7 +11,8 @@ type View = (usize, Layout);
 /// The plan of [`copy_all`](crate::copy_all) for some pairs. It keeps neither tensors nor their memory: each
 /// [`copy`](Self::copy) is given the pairs again, and refuses one that has changed.
 pub struct Prepared {
-    views: Vec<(View, View, Option<Device>)>,
+    /// Both sides of each pair, the bits that are flipped, and the device.
+    views: Vec<(View, View, u128, Option<Device>)>,
     repeats: Vec<bool>,
     plans: Vec<Plan>,
 }
@@ -49,8 +50,8 @@ impl Prepared {
         let repeats = repeats(&jobs)?;
         let view = |(data, layout): (usize, &Layout)| (data, layout.clone());
         let views = |job: &Job| {
-            let (source, target) = job.views();
-            (view(source), view(target), job.device)
+            let (source, target, flips) = job.views();
+            (view(source), view(target), flips, job.device)
         };
         let views = jobs.iter().map(views).collect();
         let mut plans = Vec::new();
@@ -74,10 +75,10 @@ impl Prepared {
     pub fn copy<F, T>(&self, pairs: &[Pair<'_, F, T>], ordering: &Arc<dyn Ordering>) -> Result<Vec<Streams>, Misfit> {
         let jobs = export(pairs, ordering)?;
         let is_same = |job: &Job| {
-            let (source, target) = job.views();
-            self.views.get(job.index).is_some_and(|(from, to, device)| {
-                (from.0, &from.1, to.0, &to.1, *device) == (source.0, source.1, target.0, target.1, job.device)
-            })
+            let now = (job.views(), job.device);
+            self.views
+                .get(job.index)
+                .is_some_and(|(from, to, flips, device)| (((from.0, &from.1), (to.0, &to.1), *flips), *device) == now)
         };
         let changed = jobs.iter().find(|job| !is_same(job)).map(|job| job.index);
         if let Some(index) = changed.or((jobs.len() != self.views.len()).then_some(0)) {

@@ -290,3 +290,15 @@ def test_shards_that_do_not_fit_are_refused() -> None:
         tb.reshard([np.zeros(4)], [np.zeros(5)])
     with pytest.raises(tb.BridgeValueError, match="no dimension 1"):
         tb.reshard([np.zeros(4)], [np.zeros(4)], 1)
+
+
+def test_the_same_elements_with_another_deferred_operation_are_another_copy() -> None:
+    source = torch.randn(20, dtype=torch.complex64)
+    target = torch.zeros_like(source)
+    with pytest.raises(tb.BridgeError, match="the two targets share memory"):
+        tb.copy([source, source.conj()], out=[target, target])
+    update = tb.copier([source] * 10, out=[torch.zeros_like(source) for _ in range(10)])
+    update()
+    source.data = source.data.conj()
+    with pytest.raises(tb.BridgeError, match="prepare the copies anew|make a new copier"):
+        update()
