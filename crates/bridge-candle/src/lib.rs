@@ -77,6 +77,10 @@ mod export;
 mod import;
 mod storage;
 
+/// The crate `candle_core`, in the version that this adapter takes: a program that names it by this path cannot have another.
+#[doc(no_inline)]
+pub use candle_core as framework;
+
 use bridge_core::{
     Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Order, Profile, Result, Strides, Views,
 };

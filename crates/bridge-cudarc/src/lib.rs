@@ -40,6 +40,9 @@ mod element;
 
 pub use array::{DeviceArray, Reading, Writing};
 pub use context::keeping_context;
+/// The crate `cudarc`, in the version that this adapter takes: a program that names it by this path cannot have another.
+#[doc(no_inline)]
+pub use cudarc as framework;
 pub use element::Element;
 
 use bridge_core::{

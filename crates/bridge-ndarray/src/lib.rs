@@ -36,6 +36,9 @@ mod element;
 
 pub use array::HostArray;
 pub use element::Element;
+/// The crate `ndarray`, in the version that this adapter takes: a program that names it by this path cannot have another.
+#[doc(no_inline)]
+pub use ndarray as framework;
 
 use bridge_core::{
     Adapter, Allocation, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Memory, Offer, Order, Profile,

@@ -52,6 +52,9 @@ mod export;
 mod import;
 mod runtime;
 
+/// The crate `ort`, in the version that this adapter takes: a program that names it by this path cannot have another.
+#[doc(no_inline)]
+pub use ort as framework;
 pub use runtime::load;
 
 use bridge_core::{

@@ -24,6 +24,9 @@ pub use errors::{
 pub use gil::{drop_guarded, drop_with_gil, refuse_subinterpreters, take_raised, watch_for_exit, with_gil};
 pub use methods::{call, is_instance};
 pub use owner::{LeaseOwner, PyOwner};
+/// The crate `pyo3`, in the version that the adapters take.
+#[doc(no_inline)]
+pub use pyo3;
 
 /// Tensors of the adapters for Python.
 pub type PyTensor<'py> = pyo3::Bound<'py, pyo3::PyAny>;

@@ -50,6 +50,10 @@ mod tch;
 
 #[cfg(feature = "tch")]
 pub use crate::tch::Tch;
+/// The crate `tch`, in the version that this adapter takes: a program that names it by this path cannot have another.
+#[doc(no_inline)]
+#[cfg(feature = "tch")]
+pub use ::tch as framework;
 #[cfg(feature = "python")]
 pub use python::Torch;
 

@@ -32,6 +32,8 @@ use std::sync::Arc;
 
 /// The adapters for libraries of Rust, each under the name of its library: `adapters::ndarray::NdArray`. They are not
 /// at the top of the crate, where `use truebridge::*` would hide the libraries themselves.
+///
+/// Each has its library as `framework`, in the version that it takes: `adapters::ndarray::framework::Array2`.
 pub mod adapters {
     // adapters: begin
     #[cfg(feature = "candle")]

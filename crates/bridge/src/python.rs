@@ -34,5 +34,7 @@
 
 #[doc(inline)]
 pub use bridge_frameworks::{AnyAdapter, Foreign, Framework, Tensor, adapter_of, borrow};
+#[doc(no_inline)]
+pub use bridge_pyo3::pyo3;
 #[doc(inline)]
 pub use bridge_pyo3::{Borrowed, PyAdapter, PyTensor, exception};

@@ -19,3 +19,9 @@ fn a_glob_import_leaves_the_names_of_libraries_alone() -> Result<()> {
     assert_eq!((turned.to_array::<f32>()?, done.plan), (array![[1.0, 3.0], [2.0, 4.0]].into_dyn(), Plan::ZeroCopy));
     Ok(())
 }
+
+#[test]
+fn the_library_of_an_adapter_is_the_one_that_it_takes() {
+    let own: truebridge::adapters::ndarray::framework::Array1<f32> = array![1.0, 2.0];
+    assert_eq!(HostArray::from(own).to_array::<f32>().unwrap(), array![1.0, 2.0].into_dyn());
+}
