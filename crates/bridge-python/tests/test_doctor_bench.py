@@ -141,10 +141,18 @@ def test_the_tables_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CUDA 13.0: H200" in text and "torch 2.11, numpy 2.4" in text
     assert "cupy cannot be imported: ImportError: libcuda" in text
     cells = [line.split() for line in text.splitlines()]
-    assert ["torch", "numpy", "cpu", "1,234", "-", "2,000,000"] in cells
+    assert ["torch", "numpy", "cpu", "1,234", "-", "2,000,000", "-"] in cells
     # 64 MiB, read and written, in one and in two milliseconds.
-    assert ["torch", "numpy", "cpu", "134.2", "67.1"] in cells
-    assert json.loads(result.as_json())["handoffs"] == MEASURED["handoffs"]
+    assert ["torch", "numpy", "cpu", "134.2", "67.1", "2.00"] in cells
+    written = json.loads(result.as_json())
+    for kind in ("handoffs", "copies"):
+        for row, measured in zip(written[kind], MEASURED[kind], strict=True):
+            assert row == {**row, **measured} and row.keys() - measured.keys() == {"ratio", "winner"}
+            ours, native = measured["ours"], measured["native"]
+            assert row["ratio"] == (ours / native if ours and native else None)
+            figures = {name: figure for name, figure in measured.items() if name in ("ours", "native", "host")}
+            assert row["winner"] is None or figures[row["winner"]] == min(filter(None, figures.values()))
+    assert {"ours", "native", "host", "ratio"} <= written["units"].keys()
 
 
 def test_fewer_than_two_frameworks_are_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +202,7 @@ def test_the_command(as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     printed = capsys.readouterr().out
     assert started[1] == ["bench", "2.0"]
     if as_json:
-        assert json.loads(printed)["copies"] == MEASURED["copies"]
+        assert json.loads(printed) == json.loads(tb.bench(seconds=2).as_json()) | {"date": json.loads(printed)["date"]}
     else:
         assert "nanoseconds of a call" in printed
 

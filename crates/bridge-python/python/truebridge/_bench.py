@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections.abc import Iterator
+from typing import Any
 
 from . import _core, _doctor, _host
 from ._frameworks import SPARING
@@ -16,9 +17,38 @@ __all__ = ["Bench", "Copies", "Handoff", "bench"]
 #: Bytes that a copy reads and writes.
 _TRAFFIC = 2 * (64 << 20)
 
+#: What the figures of both kinds are, for JSON.
+_UNITS = {
+    "ours": "ns a call",
+    "native": "ns a call",
+    "host": "ns a call",
+    "ratio": "ours as a part of native",
+    "handoffs": "float32, 1 MiB",
+    "copies": "float32, 64 MiB, transposed",
+}
+
+
+class Compared:
+    """A row of figures: the less, the better."""
+
+    ours: float | None
+    native: float | None
+    _figures = ("ours", "native")
+
+    @property
+    def ratio(self) -> float | None:
+        """``ours`` as a part of ``native``, and ``None`` where one is missing."""
+        return self.ours / self.native if self.ours and self.native else None
+
+    @property
+    def winner(self) -> str | None:
+        """The name of the smallest figure."""
+        figures = {name: figure for name in self._figures if (figure := getattr(self, name)) is not None}
+        return min(figures, key=lambda name: figures[name], default=None)
+
 
 @dataclasses.dataclass(frozen=True)
-class Handoff:
+class Handoff(Compared):
     """Cost of a conversion in place of a compact float32 tensor of 1 MiB, in nanoseconds of a call on the host.
 
     Attributes
@@ -33,6 +63,10 @@ class Handoff:
         The frameworks' own functions in place, by DLPack.
     host : float or None
         Conversion through an array of NumPy.
+    ratio : float or None
+        ``ours`` as a part of ``native``.
+    winner : str or None
+        Which of ``"ours"``, ``"native"`` and ``"host"`` is the smallest.
     """
 
     source: str
@@ -41,10 +75,11 @@ class Handoff:
     ours: float | None
     native: float | None
     host: float | None
+    _figures = ("ours", "native", "host")
 
 
 @dataclasses.dataclass(frozen=True)
-class Copies:
+class Copies(Compared):
     """Cost of a transposed copy of a float32 matrix of 64 MiB, in nanoseconds of a copy.
 
     Attributes
@@ -57,6 +92,10 @@ class Copies:
         ``convert(x, target, permute=(1, 0), order="C", copy=True)``, into fresh memory of the target.
     native : float or None
         The source's own copy, into fresh memory of the source, such as ``x.t().contiguous()``.
+    ratio : float or None
+        ``ours`` as a part of ``native``.
+    winner : str or None
+        Which of ``"ours"`` and ``"native"`` is smaller.
     """
 
     source: str
@@ -107,6 +146,20 @@ class Bench(Written):
     handoffs: tuple[Handoff, ...]
     copies: tuple[Copies, ...]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return what JSON holds: the attributes, and the units, ratios and winners of the figures.
+
+        Returns
+        -------
+        dict
+            The attributes, in dicts and tuples.
+        """
+        found = super().as_dict()
+        for kind in ("handoffs", "copies"):
+            for row, measured in zip(found[kind], getattr(self, kind), strict=True):
+                row.update(ratio=measured.ratio, winner=measured.winner)
+        return {**found, "units": _UNITS}
+
     def __str__(self) -> str:
         """Return the machine, and a table for each kind of figure."""
         return "\n".join(self._lines())
@@ -123,13 +176,18 @@ class Bench(Written):
             yield "No pair is in place here: `python -m truebridge doctor` says why."
             return
         yield "A tensor of 1 MiB handed on: nanoseconds of a call on the host"
-        heads = ["from", "to", "on", "truebridge", "DLPack", "through NumPy"]
-        rows = [[*_names(row), *map(_time, (row.ours, row.native, row.host))] for row in self.handoffs]
+        heads = ["from", "to", "on", "truebridge", "DLPack", "through NumPy", "of DLPack"]
+        rows = [
+            [*_names(row), *map(_time, (row.ours, row.native, row.host)), _part(row.ratio)] for row in self.handoffs
+        ]
         yield from aligned([heads, *rows], 3)
         yield ""
         yield "A matrix of 64 MiB copied transposed: GB/s, read and written"
-        heads = ["from", "to", "on", "truebridge", "the source itself"]
-        copies = [[*_names(row), *map(_speed, (row.ours, row.native))] for row in self.copies]
+        heads = ["from", "to", "on", "truebridge", "the source itself", "times as fast"]
+        copies = [
+            [*_names(row), *map(_speed, (row.ours, row.native)), _part(row.ratio and 1 / row.ratio)]
+            for row in self.copies
+        ]
         yield from aligned([heads, *copies], 2)
 
 
@@ -200,6 +258,10 @@ def _names(row: Handoff | Copies) -> list[str]:
 
 def _time(nanoseconds: float | None) -> str:
     return "-" if nanoseconds is None else f"{nanoseconds:,.0f}"
+
+
+def _part(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
 
 
 def _speed(nanoseconds: float | None) -> str:
