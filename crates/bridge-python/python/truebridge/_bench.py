@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from . import _core, _doctor, _host
 from ._frameworks import SPARING
@@ -33,7 +33,7 @@ class Compared:
 
     ours: float | None
     native: float | None
-    _figures = ("ours", "native")
+    _figures: ClassVar[tuple[str, ...]] = ("ours", "native")
 
     @property
     def ratio(self) -> float | None:
@@ -75,7 +75,7 @@ class Handoff(Compared):
     ours: float | None
     native: float | None
     host: float | None
-    _figures = ("ours", "native", "host")
+    _figures: ClassVar[tuple[str, ...]] = ("ours", "native", "host")
 
 
 @dataclasses.dataclass(frozen=True)
