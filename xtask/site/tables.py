@@ -345,10 +345,12 @@ def runs(links: str) -> str:
     """Every run of the suite."""
     rows = []
     for name, found in reversed(conformance()):
+        ran = {known(pair[side]) for pair in found["pairs"] for side in ("from", "to")}
+        # Libraries that are known by a protocol alone have no row, and so no other name.
         named = (
-            (NAMES[known(one)].split()[0], version)
+            (NAMES.get(known(one), one).split()[0], version)
             for one, version in found["host"]["versions"].items()
-            if "-" not in one
+            if "-" not in one and known(one) in ran
         )
         versions = ", ".join(f"{one} {version}".replace(" ", "\N{NO-BREAK SPACE}") for one, version in named)
         counts = (f"{found['summary'][key]:,}" for key in ("cases", "passed", "failed"))

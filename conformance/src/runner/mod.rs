@@ -256,9 +256,19 @@ fn passes(report: &PairReport, case: &Regression) -> bool {
     report.properties.iter().filter(passed).any(|property| case.is_about(report, &property.name))
 }
 
-/// Returns how a worker's program is called, for the commands in reports.
+/// Returns how a worker's program is called, for the commands in reports: an interpreter by its name alone, and files from
+/// the current folder, so that a report can be published.
 fn command(launch: &[OsString]) -> String {
-    launch.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
+    let here = std::env::current_dir().unwrap_or_default();
+    let word = |(index, word): (usize, &OsString)| {
+        let path = Path::new(word);
+        let short = match path.file_name() {
+            Some(name) if index == 0 && launch.len() > 1 => Path::new(name),
+            _ => path.strip_prefix(&here).unwrap_or(path),
+        };
+        quoted(&short.to_string_lossy())
+    };
+    launch.iter().enumerate().map(word).collect::<Vec<_>>().join(" ")
 }
 
 /// # Errors

@@ -226,6 +226,13 @@ fn a_failure_is_kept_for_the_next_run() {
 }
 
 #[test]
+fn commands_in_reports_name_no_folder_above_the_current_one() {
+    let script = std::env::current_dir().unwrap().join("bundle/conformance.py");
+    let launch = ["/usr/bin/python3".into(), script.into_os_string()];
+    assert_eq!(super::command(&launch), "python3 bundle/conformance.py");
+}
+
+#[test]
 fn a_run_with_a_baseline_fails_on_what_got_worse() {
     let folder = Folder::new("baseline");
     let failing = |name| finished(name, Verdict::Failed, None) + &say(&Message::Done);
