@@ -127,7 +127,7 @@ impl Comparison {
                 format!("{}: {was} in the baseline, {} now{reason}", title(now, property), word(property.verdict))
             };
             let (was, is) = (rank(was), rank(property.verdict));
-            // A new property that has no meaning for the pair is no loss.
+            // A new property that has no meaning for the pair loses nothing.
             if is > was && (earlier.is_some() || property.verdict.is_failure()) {
                 self.worse.push(line());
             } else if is < was {

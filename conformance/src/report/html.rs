@@ -26,7 +26,7 @@ pub(super) fn page(report: &Report, history: &History) -> String {
 
 /// Escapes text.
 pub(super) fn escaped(text: &str) -> String {
-    // Other control characters are no characters of HTML.
+    // HTML does not have the other control characters.
     let text = text.replace(|letter: char| letter.is_control() && letter != '\n' && letter != '\t', "\u{fffd}");
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
