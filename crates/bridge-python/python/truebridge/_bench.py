@@ -63,10 +63,6 @@ class Handoff(Compared):
         The frameworks' own functions in place, by DLPack.
     host : float or None
         Conversion through an array of NumPy.
-    ratio : float or None
-        ``ours`` as a part of ``native``.
-    winner : str or None
-        Which of ``"ours"``, ``"native"`` and ``"host"`` is the smallest.
     """
 
     source: str
@@ -75,7 +71,7 @@ class Handoff(Compared):
     ours: float | None
     native: float | None
     host: float | None
-    _figures: ClassVar[tuple[str, ...]] = ("ours", "native", "host")
+    _figures = ("ours", "native", "host")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,10 +88,6 @@ class Copies(Compared):
         ``convert(x, target, permute=(1, 0), order="C", copy=True)``, into fresh memory of the target.
     native : float or None
         The source's own copy, into fresh memory of the source, such as ``x.t().contiguous()``.
-    ratio : float or None
-        ``ours`` as a part of ``native``.
-    winner : str or None
-        Which of ``"ours"`` and ``"native"`` is smaller.
     """
 
     source: str
