@@ -112,7 +112,8 @@ impl TchSubject {
         let tensor = match spec.pending {
             Some(Pending::Conjugation) => tensor.f_conj()?,
             Some(Pending::Negation) => tensor.f_internal_neg_view()?,
-            None => tensor,
+            // Tensors of libtorch have strides in elements, so the capabilities leave packing out.
+            Some(Pending::Packing) | None => tensor,
         };
         Ok((memory, tensor))
     }
