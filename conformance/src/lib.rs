@@ -62,6 +62,8 @@ pub mod expect;
 pub mod fault;
 mod host;
 pub mod model;
+#[cfg(feature = "runner")]
+mod names;
 
 #[cfg(feature = "processes")]
 pub mod processes;

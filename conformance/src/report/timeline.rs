@@ -1,6 +1,6 @@
 //! What a case does, in which stream, one step after the other.
 
-use crate::runner::adapter_of;
+use crate::names::adapter_of;
 use crate::{Case, Picks, Route};
 use std::fmt::Write;
 

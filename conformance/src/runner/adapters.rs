@@ -2,7 +2,8 @@
 
 use super::options::{Options, PairName};
 use super::peers::{PEERS, Peer};
-use super::variants::{VARIANTS, Variant, adapter_of, agree, in_other_process, is_lent, remote};
+use super::variants::{VARIANTS, Variant, agree, is_lent};
+use crate::names::{adapter_of, in_other_process, remote};
 use crate::report::{Host, LeftOut};
 use bridge_core::{Device, DeviceKind};
 use bridge_frameworks::{Framework, Source};

@@ -19,7 +19,7 @@ pub use adapters::{Known, Library, NUMPY_INTERFACE, TORCH_CAPSULES, known};
 pub use options::{Choice, Options, PairName};
 pub use peers::{PEERS, Peer};
 pub use protocol::Message;
-pub use variants::{VARIANTS, Variant, adapter_of, in_other_process};
+pub use variants::{VARIANTS, Variant};
 pub use worker::work;
 
 use crate::expect::{self, read_expectations};

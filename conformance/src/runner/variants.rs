@@ -5,6 +5,7 @@
 //!
 //! A framework in another process is named likewise: `torch+remote`.
 
+use crate::names::{MARK, adapter_of, in_other_process};
 use bridge_frameworks::Framework;
 
 /// One variant of a framework's adapter. All of them concern memory of CUDA devices.
@@ -21,9 +22,6 @@ pub struct Variant {
     /// memory, it gets a copy.
     pub is_lent: bool,
 }
-
-/// Stands between the name of an adapter and that of a variant.
-const MARK: char = '+';
 
 macro_rules! variants {
     ($($framework:ident, $name:literal, $lent:ident: $($variable:literal = $value:literal),+;)*) => {
@@ -78,21 +76,6 @@ impl Variant {
     }
 }
 
-/// Returns the adapter's name, without that of a variant.
-pub fn adapter_of(name: &str) -> &str {
-    name.split_once(MARK).map_or(name, |(adapter, _)| adapter)
-}
-
-/// Returns the name of the adapter in another process.
-pub fn remote(name: &str) -> String {
-    format!("{name}{MARK}remote")
-}
-
-/// Returns the adapter's name in the other process, if it is in another.
-pub fn in_other_process(name: &str) -> Option<&str> {
-    name.strip_suffix("remote")?.strip_suffix(MARK)
-}
-
 /// Returns the variables of a worker's environment for these adapters.
 pub fn environment<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<(&'static str, &'static str)> {
     names.into_iter().filter_map(Variant::named).flat_map(|variant| variant.environment.iter().copied()).collect()
@@ -107,6 +90,7 @@ pub fn agree(from: &str, to: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::remote;
     use bridge_core::DeviceKind;
     use std::collections::BTreeSet;
 

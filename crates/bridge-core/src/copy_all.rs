@@ -7,10 +7,9 @@ use crate::copy_into::{exported, release, uncopied};
 use crate::fill::{flips, order_after};
 use crate::host_copy::copy_by_loop;
 use crate::moved::{move_into, unmovable};
-use crate::prepared::Plan;
 use crate::{
-    Adapter, Consumer, Device, DeviceKind, Error, ErrorKind, Failed, Layout, Lease, Lent, Ordering, Piece, Result,
-    Stream, Strided,
+    Adapter, Consumer, Device, DeviceKind, Error, ErrorKind, Failed, Layout, Lease, Lent, Ordering, Piece, Planned,
+    Result, Stream, Strided,
 };
 use std::sync::Arc;
 
@@ -259,5 +258,20 @@ impl Group {
             }
         }
         Ok(failed?)
+    }
+}
+
+/// The plan of a group.
+pub(crate) struct Plan {
+    /// The pairs, by their index.
+    pub(crate) pieces: Vec<usize>,
+    pub(crate) copies: Box<dyn Planned>,
+}
+
+impl Plan {
+    /// Returns whether it is the plan of these copies.
+    fn is_of(&self, group: &Group) -> bool {
+        self.pieces.len() == group.jobs.len()
+            && self.pieces.iter().zip(&group.jobs).all(|(index, job)| *index == job.index)
     }
 }

@@ -85,6 +85,7 @@ mod device;
 pub mod dlpack;
 mod dtype;
 mod error;
+mod failed;
 mod fill;
 mod fresh;
 mod group;
@@ -125,6 +126,7 @@ pub use copy_into::{copied_into_by, copy_into};
 pub use device::{Device, DeviceKind, ParseDeviceError};
 pub use dtype::{DType, ParseDTypeError};
 pub use error::{Error, ErrorKind, Result};
+pub use failed::Failed;
 pub use host::HostMemory;
 pub use layout::Layout;
 pub use leak::{Stats, stats};
@@ -146,5 +148,5 @@ pub use stream::Stream;
 #[cfg(shuttle)]
 #[doc(hidden)]
 pub use sync::explore;
-pub use transfer::{Failed, Transfer, transfer, transfer_all};
+pub use transfer::{Transfer, transfer, transfer_all};
 pub use views::{Keep, Views};

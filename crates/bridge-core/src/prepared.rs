@@ -1,8 +1,8 @@
 //! Copies of many tensors that are made again and again: checked and planned once.
 
 use crate::conversion::Streams;
-use crate::copy_all::{Group, Job, export, grouped, repeats, run};
-use crate::{Device, Error, ErrorKind, Failed, Layout, Misfit, Ordering, Pair, Planned};
+use crate::copy_all::{Group, Job, Plan, export, grouped, repeats, run};
+use crate::{Device, Error, ErrorKind, Failed, Layout, Misfit, Ordering, Pair};
 use std::sync::Arc;
 
 /// A view, by the address of its first element.
@@ -18,21 +18,6 @@ pub struct Prepared {
 }
 
 crate::debug_fields!(impl[] Prepared: repeats);
-
-/// The plan of a group.
-pub(crate) struct Plan {
-    /// The pairs, by their index.
-    pieces: Vec<usize>,
-    pub(crate) copies: Box<dyn Planned>,
-}
-
-impl Plan {
-    /// Returns whether it is the plan of these copies.
-    pub(crate) fn is_of(&self, group: &Group) -> bool {
-        self.pieces.len() == group.jobs.len()
-            && self.pieces.iter().zip(&group.jobs).all(|(index, job)| *index == job.index)
-    }
-}
 
 impl Prepared {
     /// Checks pairs and plans their copies. Nothing is copied.

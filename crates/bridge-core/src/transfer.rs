@@ -2,7 +2,7 @@
 
 use crate::batch::Batch;
 use crate::conversion::Conversion;
-use crate::{Adapter, CopiedBy, Error, Lent, Options, Ordering, Plan, Reason, Result, Stream};
+use crate::{Adapter, CopiedBy, Failed, Lent, Options, Ordering, Plan, Reason, Result, Stream};
 use std::sync::Arc;
 
 /// What a transfer did.
@@ -24,15 +24,6 @@ impl Transfer {
     pub const fn planned(plan: Plan, bytes_copied: usize, copied_by: Option<CopiedBy>) -> Self {
         Self { plan, bytes_copied, copied_by, ordered: None }
     }
-}
-
-/// A tensor of a batch that could not be converted.
-#[derive(Debug)]
-pub struct Failed {
-    /// Its index in the batch.
-    pub index: usize,
-    /// The reason.
-    pub error: Error,
 }
 
 /// Converts `tensor` from one framework to another: exports it, plans, copies if the plan says so, orders the

@@ -1,0 +1,20 @@
+//! The parts of a name in options and reports: an adapter, and after a mark its variant, or that it is in
+//! another process.
+
+/// Stands between the name of an adapter and that of a variant.
+pub(crate) const MARK: char = '+';
+
+/// Returns the adapter's name, without that of a variant.
+pub(crate) fn adapter_of(name: &str) -> &str {
+    name.split_once(MARK).map_or(name, |(adapter, _)| adapter)
+}
+
+/// Returns the name of the adapter in another process.
+pub(crate) fn remote(name: &str) -> String {
+    format!("{name}{MARK}remote")
+}
+
+/// Returns the adapter's name in the other process, if it is in another.
+pub(crate) fn in_other_process(name: &str) -> Option<&str> {
+    name.strip_suffix("remote")?.strip_suffix(MARK)
+}
