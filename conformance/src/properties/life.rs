@@ -179,7 +179,8 @@ impl<F, T> Machine<'_, F, T> {
             self.buffers.push(model::elements(&spec, &self.buffers[buffer]));
             (spec, buffer, protected) = (model::compact(&spec), self.buffers.len() - 1, false);
         }
-        if protected {
+        // A tensor without elements has no memory that could be written to: some frameworks make another one.
+        if protected && !spec.shape.contains(&0) {
             let constant = match &tensor {
                 Held::Source(tensor) => is_constant(pair.from, tensor)?,
                 Held::Target(tensor) => is_constant(pair.to, tensor)?,
