@@ -122,7 +122,7 @@ enum Export {
     NumPy,
     TensorFlow(TensorFlowExport),
     /// The function of jaxlib, over an array of its own, and the stream that waits for the array.
-    JAX {
+    Jax {
         export: Py<PyAny>,
         stream: Option<u64>,
     },
@@ -174,7 +174,7 @@ impl Export {
                     status: status()?,
                 })
             },
-            "jax" => Self::JAX {
+            "jax" => Self::Jax {
                 export: py.import("jaxlib._jax")?.getattr("buffer_to_dlpack_managed_tensor")?.unbind(),
                 stream: (memory.device >= 0).then_some(Stream::LEGACY.handle()),
             },
@@ -216,7 +216,7 @@ impl Export {
                     (calls.delete)((calls.share)(handle, calls.status.0));
                 }
             }
-            Self::JAX { export, stream } => {
+            Self::Jax { export, stream } => {
                 let shard = tensor.call_method0(intern!(py, "_fully_replicated_shard"))?;
                 export.bind(py).call1((shard, *stream))?;
             }
@@ -240,7 +240,7 @@ enum Import {
     },
     TensorFlow(TensorFlowImport),
     /// The function of jaxlib, and the device and the stream that it takes.
-    JAX {
+    Jax {
         import: Py<PyAny>,
         device: Py<PyAny>,
         stream: Option<u64>,
@@ -352,7 +352,7 @@ impl Import {
                 let devices = py.import("jax")?.call_method("local_devices", (), Some(&keywords))?;
                 let device = devices.get_item(memory.device.max(0))?;
                 let stream = || device.call_method0("get_stream_for_external_ready_events")?.extract();
-                Self::JAX {
+                Self::Jax {
                     import: py.import("jaxlib._jax")?.getattr("dlpack_managed_tensor_to_buffer")?.unbind(),
                     stream: if memory.device < 0 { None } else { Some(stream()?) },
                     device: device.unbind(),
@@ -377,7 +377,7 @@ impl Import {
                 let owned = unowned.bind(py).call1((memory.address, memory.nbytes(), py.None(), memory.device))?;
                 return array.bind(py).call1((shape.as_slice(), dtype.bind(py), pointer.bind(py).call1((owned, 0))?));
             }
-            Self::JAX { import, device, stream } => {
+            Self::Jax { import, device, stream } => {
                 let layout = Layout::new(DType::FLOAT32, shape, None, 0).map_err(|error| failed(&error.to_string()))?;
                 // SAFETY: the memory outlives the floor, and is what the arguments say.
                 let managed = unsafe {
