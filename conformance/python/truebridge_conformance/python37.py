@@ -85,6 +85,7 @@ class Subject:
         profile = {
             "name": "tensorflow1",
             "dtypes": NAMES,
+            "rank": {"start": 0, "end": self.np.MAXDIMS},
             "strides": "compact",
             "alignment": 64,
             "devices": ["cpu"],

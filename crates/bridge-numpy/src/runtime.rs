@@ -2,7 +2,7 @@
 
 use crate::native::Native;
 use crate::raised;
-use bridge_core::{DType, DeviceKind, Profile, Result, Strides, Views};
+use bridge_core::{DType, DeviceKind, MAX_NDIM, Profile, Result, Strides, Views};
 use bridge_pyo3::{ArrayDTypes, EXTENSION_DTYPES, NUMPY_DTYPES, PyTensor, installed, is_instance};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -28,6 +28,11 @@ pub(crate) struct Runtime {
 
 type FindNative = fn(&Bound<'_, PyModule>) -> PyResult<Option<Native>>;
 
+/// Returns how many dimensions arrays have at most. NumPy before 2 names it, where they are fewer than tensors can have.
+fn most_dimensions(numpy: &Bound<'_, PyAny>) -> PyResult<usize> {
+    numpy.getattr_opt("MAXDIMS")?.map_or(Ok(MAX_NDIM), |most| most.extract())
+}
+
 impl Runtime {
     /// Returns NumPy through its C API where that is as expected, and through the array interface elsewhere.
     pub(crate) fn fast(py: Python<'_>) -> Result<&'static Self> {
@@ -52,6 +57,7 @@ impl Runtime {
         let array = numpy.getattr("ndarray")?.cast_into::<PyType>()?;
         let profile = Profile::export_only("numpy")
             .with_dtypes(dtypes.all())
+            .with_rank(0..=most_dimensions(numpy.as_any())?)
             .with_strides(Strides::Any)
             .with_alignment(0)
             .with_devices(vec![DeviceKind::CPU]);

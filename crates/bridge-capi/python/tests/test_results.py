@@ -54,3 +54,11 @@ def test_what_is_fed_stays_the_callers(tf: Any, session: Any) -> None:
 @pytest.mark.parametrize("seed", range(50))
 def test_random_graphs_return_what_a_session_of_tensorflow_returns(tf: Any, seed: int) -> None:
     assert random_graphs.case(seed) > 0
+
+
+def test_more_dimensions_than_numpy_has_are_refused(tf: Any, session: Any) -> None:
+    fetched = session.run(tb.external_output(tf.fill([1] * 33, 7.0)))
+    taken = tb.take(fetched)
+    assert taken.shape == (1,) * 33
+    with pytest.raises(tb.BridgeValueError, match=r"33 dimensions.*at most 32: squeeze or reshape"):
+        taken.numpy()

@@ -10,6 +10,9 @@ from ._library import Info, Owned, library
 from ._sources import CPU, CUDA, LEGACY
 from .errors import of_kind
 
+#: How many dimensions arrays have at most: NumPy names it where they are fewer than tensors can have.
+MOST = getattr(np, "MAXDIMS", 64)  # type: int
+
 
 class Taken:
     """A tensor that a run fetched, in TensorFlow's memory, for other frameworks to use in place. ``take`` returns it.
@@ -141,11 +144,14 @@ class Taken:
         Raises
         ------
         BridgeValueError
-            If the tensor is on a CUDA device.
+            If the tensor is on a CUDA device, or has more dimensions than this NumPy's arrays (32 before NumPy 2).
         """
         if self._info.device.kind != CPU:
             text = "the tensor is on {}, and NumPy has arrays on the host: copy it there with a framework that uses it"
             raise of_kind("device", text.format(self.device))
+        if len(self.shape) > MOST:
+            text = "the tensor has {} dimensions, and NumPy {} has at most {}: squeeze or reshape it before it is fetched"
+            raise of_kind("layout", text.format(len(self.shape), np.__version__, MOST))
         dtype = _dtypes.to_numpy(self.dtype)
         if 0 in self.shape:
             return np.empty(self.shape, dtype)
