@@ -1,9 +1,11 @@
 """Copies of many tensors in one call, beside a plain copy of as many bytes.
 
 Two lists of tensors: *equal* pieces, slices of one buffer that are copied to slices of another in random order, and the
-*weights* of a model of 7 billion parameters (32 layers, bfloat16), each a tensor of its own. Four ways take turns:
+*weights* of a model of 7 billion parameters (32 layers, bfloat16), each a tensor of its own. Six ways take turns:
 
 - *ours*: ``tb.copy(sources, out=targets)``.
+- *prepared*: a call of ``tb.copier(sources, out=targets)``.
+- *unchecked*: the same with ``check=False``.
 - *one by one*: ``tb.copy(source, out=target)`` for each.
 - *foreach*: ``torch._foreach_copy_``.
 - *plain*: one ``Tensor.copy_`` of as many bytes. The bars compare with this one.
@@ -27,8 +29,8 @@ from benches.reports import Verdict, conclude, page
 from benches.rounds import options
 from truebridge_conformance import host
 
-#: The least part of a plain copy's speed, and the most microseconds of the host for a piece.
-PART, CALL = 0.9, 1.0
+#: The least part of a plain copy's speed, the most microseconds of the host for a piece, and for a prepared copy.
+PART, CALL, PREPARED = 0.9, 1.0, 30.0
 #: The pieces of the first list.
 COUNT, NBYTES = 112_000, 44_000
 #: Shapes of a layer's weights and of the others, in a model of this width.
@@ -110,14 +112,17 @@ def measure(pieces: str, lists: Lists, device: str, rounds: int) -> list[Row]:
     ways: dict[str, Callable[[], Any]] = {
         "plain": lambda: target.copy_(source),
         "ours": lambda: tb.copy(sources, out=targets),
+        "prepared": tb.copier(sources, out=targets),
+        "unchecked": tb.copier(sources, out=targets, check=False),
         "one by one": one_by_one,
         "foreach": lambda: torch._foreach_copy_(targets, sources),
     }
-    for tensor in targets:
-        tensor.zero_()
-    ways["ours"]()
-    if not all(same(one, other) for one, other in zip(sources, targets, strict=True)):
-        raise RuntimeError(f"{pieces}: a copy has other elements than the source")
+    for way in ("ours", "prepared", "unchecked"):
+        for tensor in targets:
+            tensor.zero_()
+        ways[way]()
+        if not all(same(one, other) for one, other in zip(sources, targets, strict=True)):
+            raise RuntimeError(f"{pieces}, {way}: a copy has other elements than the source")
     calls: dict[str, list[float]] = {way: [] for way in ways}
     whole: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(rounds + 1):
@@ -185,8 +190,12 @@ def main(argv: list[str]) -> int:
     verdicts = []
     for row in rows:
         if row.way == "ours":
-            verdicts.append(Verdict.at_least(f"{row.pieces}: part of a plain copy", row.part, PART))
             verdicts.append(Verdict.at_most(f"{row.pieces}: µs of the host for a piece", row.call, CALL))
+        if row.way in ("ours", "prepared"):
+            verdicts.append(Verdict.at_least(f"{row.pieces}, {row.way}: part of a plain copy", row.part, PART))
+        if (row.pieces, row.way) in (("equal", "unchecked"), ("weights", "prepared")):
+            in_all = row.call * row.count
+            verdicts.append(Verdict.at_most(f"{row.pieces}, {row.way}: µs of the host in all", in_all, PREPARED))
     about = host.describe("torch")
     table = page(about, f"Copies of many pieces on {given.device}.", HEAD, map(line, rows), verdicts)
     return conclude(given.report, "bench_pieces", table, {**about, "device": given.device}, rows, verdicts)

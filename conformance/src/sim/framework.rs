@@ -107,6 +107,10 @@ impl Consumer for SimConsumer {
         owner.filter(|_| current == stream).map(|owner| owner as Keep)
     }
 
+    fn exports_in_current_stream(&self) -> bool {
+        true
+    }
+
     fn views(&self) -> &Views {
         &self.views
     }

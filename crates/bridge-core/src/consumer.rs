@@ -20,6 +20,13 @@ pub trait Consumer: Send + Sync {
         None
     }
 
+    /// Returns whether every tensor of the framework is exported in the stream that is current for its device then. Then
+    /// copies that are made again and again ([`Prepared`](crate::Prepared)) ask for that stream instead of an export. The
+    /// default is `false`: a tensor may have a stream of its own.
+    fn exports_in_current_stream(&self) -> bool {
+        false
+    }
+
     /// Returns whether views may be used in streams that neither [`current_stream`](Self::current_stream) nor a record in
     /// [`views`](Self::views) names, as by a library that is known by a protocol alone. The memory of a view then also
     /// waits for all work that the device has when the view is dropped.

@@ -91,22 +91,25 @@ pub(crate) fn repeats(jobs: &[Job]) -> Result<Vec<bool>, Misfit> {
     repeated(&views).map_err(misfit)
 }
 
+/// Copies within one memory and in one stream, by the index of their jobs.
+type Place = (Device, Option<Stream>, Vec<usize>);
+
 /// Divides copies that are made within one memory by that and by their streams. The others are moves.
-pub(crate) fn grouped(jobs: Vec<Job>, repeats: &[bool]) -> (Vec<Group>, Vec<Job>) {
-    let mut groups: Vec<Group> = Vec::new();
+pub(crate) fn grouped(jobs: &[Job], repeats: &[bool]) -> (Vec<Place>, Vec<usize>) {
+    let mut groups: Vec<Place> = Vec::new();
     let mut moves = Vec::new();
-    for (job, _) in jobs.into_iter().zip(repeats).filter(|(_, repeats)| !**repeats) {
+    for (number, (job, _)) in jobs.iter().zip(repeats).enumerate().filter(|(_, (_, repeats))| !**repeats) {
         let Some(device) = job.device else {
-            moves.push(job);
+            moves.push(number);
             continue;
         };
-        let place = (device, job.target.buffer().stream());
+        let stream = job.target.buffer().stream();
         // Nearly all have one place.
-        let group = groups.iter().rposition(|group| group.place == place).unwrap_or_else(|| {
-            groups.push(Group { place, jobs: Vec::new() });
+        let group = groups.iter().rposition(|group| (group.0, group.1) == (device, stream)).unwrap_or_else(|| {
+            groups.push((device, stream, Vec::new()));
             groups.len() - 1
         });
-        groups[group].jobs.push(job);
+        groups[group].2.push(number);
     }
     (groups, moves)
 }
@@ -126,13 +129,17 @@ pub(crate) fn run<F, T>(
         used(pair.from, &job.source);
         used(pair.to, &job.target);
     }
-    let (groups, mut moves) = grouped(jobs, repeats);
+    let (groups, moves) = grouped(&jobs, repeats);
+    let mut jobs: Vec<Option<Job>> = jobs.into_iter().map(Some).collect();
     let mut ordered = vec![None; pairs.len()];
     let batch = Batch::of(pairs.len());
-    for group in groups {
-        let plan = plans.iter().find(|plan| plan.is_of(&group));
-        group.copy(plan, &mut ordered, &batch, ordering)?;
+    for (device, stream, copies) in groups {
+        let plan = plans.iter().find(|plan| plan.pieces == copies);
+        let launch = Launch { device, stream, plan: plan.map(|plan| &*plan.copies) };
+        let group = copies.into_iter().filter_map(|copy| jobs[copy].take()).collect();
+        copy_together(group, launch, &mut ordered, &batch, ordering)?;
     }
+    let mut moves: Vec<Job> = moves.into_iter().filter_map(|number| jobs[number].take()).collect();
     // The host waits for what it receives: after everything else is launched.
     moves.sort_by_key(|job| job.target.device().kind == DeviceKind::CPU);
     for Job { index, source, target, consumer, .. } in moves {
@@ -156,17 +163,17 @@ fn misfit(Clash { piece, other, targets }: Clash) -> Misfit {
 /// A copy that is checked.
 pub(crate) struct Job {
     pub(crate) index: usize,
-    source: Lent,
-    target: Lent,
+    pub(crate) source: Lent,
+    pub(crate) target: Lent,
     /// The device on which both are seen; `None` where the elements are moved.
     pub(crate) device: Option<Device>,
     flips: u128,
     /// That of the target.
-    consumer: Arc<dyn Consumer>,
+    pub(crate) consumer: Arc<dyn Consumer>,
 }
 
 impl Job {
-    fn new<F, T>(index: usize, pair: &Pair<'_, F, T>, ordering: &Arc<dyn Ordering>) -> Result<Self> {
+    pub(crate) fn new<F, T>(index: usize, pair: &Pair<'_, F, T>, ordering: &Arc<dyn Ordering>) -> Result<Self> {
         let Pair { from, tensor, to, out } = pair;
         let (source, target, device) = exported(*from, *to, tensor, out, ordering)?;
         // Before anything is launched: a panic would return the memory under the copy.
@@ -201,63 +208,77 @@ impl Job {
     }
 }
 
-/// Copies within one memory, in one stream.
-pub(crate) struct Group {
-    pub(crate) place: (Device, Option<Stream>),
-    pub(crate) jobs: Vec<Job>,
+/// Makes the copies of a group. The batch returns both sides of each after them.
+fn copy_together(
+    jobs: Vec<Job>,
+    launch: Launch<'_>,
+    ordered: &mut [Streams],
+    batch: &Batch,
+    ordering: &Arc<dyn Ordering>,
+) -> Result<(), Misfit> {
+    let stream = launch.stream;
+    // The host waits once for each stream.
+    let mut waited = None;
+    for Job { index, source, .. } in &jobs {
+        let owner = (source.buffer().device(), source.buffer().stream());
+        if stream.is_none() && waited.replace(owner) == Some(owner) {
+            continue;
+        }
+        ordered[*index] =
+            order_after(ordering, source, stream, Some(batch)).map_err(|error| Failed { index: *index, error })?;
+    }
+    // SAFETY: the buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams; `Lent::new`
+    // has checked that the views stay inside, and `repeated` that no target shares bytes with another side.
+    // `order_after` has ordered the stream after the owners of the sources; the leases below make them wait for it.
+    let copied = unsafe { launch.of(|| jobs.iter(), ordering) };
+    let failed =
+        copied.map_err(|Failed { index, error }| Failed { index: jobs.get(index).map_or(0, |job| job.index), error });
+    // A lease orders the return of what it held. It is made also where a copy has failed: others may be launched.
+    for Job { source, target, consumer, .. } in jobs {
+        for lent in [source, target] {
+            batch.hold(Lease::new(lent, stream, false, Arc::clone(&consumer), Arc::clone(ordering)));
+        }
+    }
+    Ok(failed?)
 }
 
-impl Group {
-    /// Makes the copies. The batch returns both sides of each after them.
-    fn copy(
+/// Where copies within one memory run, and their plan, if there is one.
+pub(crate) struct Launch<'a> {
+    pub(crate) device: Device,
+    pub(crate) stream: Option<Stream>,
+    pub(crate) plan: Option<&'a dyn Planned>,
+}
+
+impl Launch<'_> {
+    /// Launches the copies of jobs. An error has the number of the job.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Copies::copy_all`](crate::Copies::copy_all). The plan is that of these jobs.
+    pub(crate) unsafe fn of<'a, J: Iterator<Item = &'a Job>>(
         self,
-        plan: Option<&Plan>,
-        ordered: &mut [Streams],
-        batch: &Batch,
+        jobs: impl Fn() -> J,
         ordering: &Arc<dyn Ordering>,
-    ) -> Result<(), Misfit> {
-        let Self { place: (device, stream), jobs } = self;
-        // The host waits once for each stream.
-        let mut waited = None;
-        for Job { index, source, .. } in &jobs {
-            let owner = (source.buffer().device(), source.buffer().stream());
-            if stream.is_none() && waited.replace(owner) == Some(owner) {
-                continue;
-            }
-            ordered[*index] =
-                order_after(ordering, source, stream, Some(batch)).map_err(|error| Failed { index: *index, error })?;
-        }
-        let on_host = device.kind == DeviceKind::CPU && stream.is_none();
-        // SAFETY (both): the buffers are alive, and by the contract of `DeviceBuffer` so are their bytes and streams;
-        // `Lent::new` has checked that the views stay inside, and `repeated` that no target shares bytes with another
-        // side. `order_after` has ordered the stream after the owners of the sources; the leases below make them wait
-        // for it.
+    ) -> Result<(), Failed> {
+        let Self { device, stream, plan } = self;
         let copied = match (plan, ordering.copies()) {
-            // SAFETY: as above; the pieces are those of the plan.
-            (Some(plan), _) => unsafe { plan.copies.copy(stream) },
+            // SAFETY: the caller's promises.
+            (Some(plan), _) => unsafe { plan.copy(stream) },
             (None, Some(copies)) => {
-                let pieces: Vec<Piece<'_>> = jobs.iter().map(Job::piece).collect();
+                let pieces: Vec<Piece<'_>> = jobs().map(Job::piece).collect();
                 // SAFETY: as above.
                 unsafe { copies.copy_all(&pieces, stream) }
             }
             (None, None) => Err(Failed { index: 0, error: uncopied(1, device, ordering) }),
         };
-        let copied = match copied {
+        let on_host = device.kind == DeviceKind::CPU && stream.is_none();
+        match copied {
             Err(Failed { error, .. }) if error.kind() == ErrorKind::CopyNeeded && on_host => {
-                jobs.iter().for_each(|job| copy_by_loop(&job.source, &job.target, job.flips));
+                jobs().for_each(|job| copy_by_loop(&job.source, &job.target, job.flips));
                 Ok(())
             }
             copied => copied,
-        };
-        let failed = copied
-            .map_err(|Failed { index, error }| Failed { index: jobs.get(index).map_or(0, |job| job.index), error });
-        // A lease orders the return of what it held. It is made also where a copy has failed: others may be launched.
-        for Job { source, target, consumer, .. } in jobs {
-            for lent in [source, target] {
-                batch.hold(Lease::new(lent, stream, false, Arc::clone(&consumer), Arc::clone(ordering)));
-            }
         }
-        Ok(failed?)
     }
 }
 
@@ -266,12 +287,4 @@ pub(crate) struct Plan {
     /// The pairs, by their index.
     pub(crate) pieces: Vec<usize>,
     pub(crate) copies: Box<dyn Planned>,
-}
-
-impl Plan {
-    /// Returns whether it is the plan of these copies.
-    fn is_of(&self, group: &Group) -> bool {
-        self.pieces.len() == group.jobs.len()
-            && self.pieces.iter().zip(&group.jobs).all(|(index, job)| *index == job.index)
-    }
 }

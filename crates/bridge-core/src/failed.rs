@@ -10,3 +10,10 @@ pub struct Failed {
     /// The reason.
     pub error: Error,
 }
+
+impl Failed {
+    /// Returns the failure of the tensor that is at the index among these.
+    pub(crate) fn among(self, tensors: &[usize]) -> Self {
+        Self { index: tensors.get(self.index).copied().unwrap_or_default(), error: self.error }
+    }
+}

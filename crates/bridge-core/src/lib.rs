@@ -89,6 +89,7 @@ mod failed;
 mod fill;
 mod fresh;
 mod group;
+mod held;
 mod host;
 mod host_copy;
 mod layout;

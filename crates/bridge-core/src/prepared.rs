@@ -1,20 +1,33 @@
 //! Copies of many tensors that are made again and again: checked and planned once.
 
 use crate::conversion::Streams;
-use crate::copy_all::{Group, Job, Plan, export, grouped, repeats, run};
-use crate::{Device, Error, ErrorKind, Failed, Layout, Misfit, Ordering, Pair};
+use crate::copy_all::{Job, Plan, export, grouped, repeats, run};
+use crate::held::{Held, are_steady};
+use crate::{Device, Error, ErrorKind, Failed, Layout, Lent, Misfit, Ordering, Pair};
 use std::sync::Arc;
 
 /// A view, by the address of its first element.
 type View = (usize, Layout);
 
-/// The plan of [`copy_all`](crate::copy_all) for some pairs. It keeps neither tensors nor their memory: each
-/// [`copy`](Self::copy) is given the pairs again, and refuses one that has changed.
+/// The plan of [`copy_all`](crate::copy_all) for some pairs.
+///
+/// Where the streams of later exports are known without them ([`Consumer::exports_in_current_stream`]), it keeps the
+/// memory of both sides, and [`copy_held`](Self::copy_held) copies without a look at the tensors. Elsewhere it keeps no
+/// memory, and each [`copy`](Self::copy) exports the tensors again.
+///
+/// [`Consumer::exports_in_current_stream`]: crate::Consumer::exports_in_current_stream
 pub struct Prepared {
-    /// Both sides of each pair, the bits that are flipped, and the device.
-    views: Vec<(View, View, u128, Option<Device>)>,
     repeats: Vec<bool>,
-    plans: Vec<Plan>,
+    copies: Copies,
+}
+
+enum Copies {
+    Held(Held),
+    /// Both sides of each pair, the bits that are flipped, and the device.
+    Again {
+        views: Vec<(View, View, u128, Option<Device>)>,
+        plans: Vec<Plan>,
+    },
 }
 
 crate::debug_fields!(impl[] Prepared: repeats);
@@ -33,22 +46,11 @@ impl Prepared {
             return Err(Failed { index: *index, error: Error::new(ErrorKind::Device, text) }.into());
         }
         let repeats = repeats(&jobs)?;
-        let view = |(data, layout): (usize, &Layout)| (data, layout.clone());
-        let views = |job: &Job| {
-            let (source, target, flips) = job.views();
-            (view(source), view(target), flips, job.device)
+        let copies = match are_steady(&jobs, pairs) {
+            true => Copies::Held(Held::new(jobs, pairs, &repeats, ordering)?),
+            false => Copies::again(&jobs, &repeats, ordering)?,
         };
-        let views = jobs.iter().map(views).collect();
-        let mut plans = Vec::new();
-        for Group { place: (device, stream), jobs } in grouped(jobs, &repeats).0 {
-            let pieces: Vec<_> = jobs.iter().map(Job::piece).collect();
-            let planned = ordering.copies().map_or(Ok(None), |copies| copies.plan(device, &pieces, stream));
-            let at = |Failed { index, error }| Failed { index: jobs.get(index).map_or(0, |job| job.index), error };
-            if let Some(copies) = planned.map_err(at)? {
-                plans.push(Plan { pieces: jobs.iter().map(|job| job.index).collect(), copies });
-            }
-        }
-        Ok(Self { views, repeats, plans })
+        Ok(Self { repeats, copies })
     }
 
     /// Copies the pairs that it was made for, as [`copy_all`](crate::copy_all) does.
@@ -59,17 +61,88 @@ impl Prepared {
     /// another address, shape or strides than at [`new`](Self::new), and for another number of pairs.
     pub fn copy<F, T>(&self, pairs: &[Pair<'_, F, T>], ordering: &Arc<dyn Ordering>) -> Result<Vec<Streams>, Misfit> {
         let jobs = export(pairs, ordering)?;
-        let is_same = |job: &Job| {
-            let now = (job.views(), job.device);
-            self.views
-                .get(job.index)
-                .is_some_and(|(from, to, flips, device)| (((from.0, &from.1), (to.0, &to.1), *flips), *device) == now)
-        };
-        let changed = jobs.iter().find(|job| !is_same(job)).map(|job| job.index);
-        if let Some(index) = changed.or((jobs.len() != self.views.len()).then_some(0)) {
-            let text = "the tensor or the target has another address or layout than before: prepare the copies anew";
-            return Err(Failed { index, error: Error::new(ErrorKind::Layout, text) }.into());
+        let changed = jobs.iter().find(|job| !self.copies.is_of(job)).map(|job| job.index);
+        if let Some(index) = changed.or((jobs.len() != self.repeats.len()).then_some(0)) {
+            return Err(changed_since(index));
         }
-        run(pairs, jobs, &self.repeats, &self.plans, ordering)
+        let plans = match &self.copies {
+            Copies::Held(_) => &[][..],
+            Copies::Again { plans, .. } => plans,
+        };
+        run(pairs, jobs, &self.repeats, plans, ordering)
     }
+
+    /// Returns what was exported of both sides of a pair, by its index; `None` where nothing is kept.
+    pub fn held(&self, index: usize) -> Option<(&Lent, &Lent)> {
+        match &self.copies {
+            Copies::Held(held) => held.jobs().get(index).map(|job| (&job.source, &job.target)),
+            Copies::Again { .. } => None,
+        }
+    }
+
+    /// Checks one of the pairs that it was made for: exports it again.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`copy`](Self::copy) before anything is written.
+    pub fn check<F, T>(&self, index: usize, pair: Pair<'_, F, T>, ordering: &Arc<dyn Ordering>) -> Result<(), Misfit> {
+        let job = Job::new(index, &pair, ordering).map_err(|error| Failed { index, error })?;
+        if self.copies.is_of(&job) { Ok(()) } else { Err(changed_since(index)) }
+    }
+
+    /// Copies what is [`held`](Self::held): from and into the memory that the tensors had at [`new`](Self::new). It makes
+    /// the current streams wait for one another, at a cost that does not grow with the number of pairs.
+    ///
+    /// The caller has made sure that the tensors are the same as then, with [`check`](Self::check) or otherwise, and has
+    /// told the adapters of the targets ([`Adapter::overwritten`](crate::Adapter::overwritten)). An owner must not have
+    /// replaced memory that is kept; `storage.resize_()` of PyTorch does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`copy_all`](crate::copy_all) after the checks.
+    ///
+    /// # Panics
+    ///
+    /// Where nothing is held.
+    pub fn copy_held(&self) -> Result<(), Misfit> {
+        match &self.copies {
+            Copies::Held(held) => held.copy(),
+            Copies::Again { .. } => panic!("the streams of these tensors are known by their exports alone"),
+        }
+    }
+}
+
+impl Copies {
+    fn again(jobs: &[Job], repeats: &[bool], ordering: &Arc<dyn Ordering>) -> Result<Self, Misfit> {
+        let view = |(data, layout): (usize, &Layout)| (data, layout.clone());
+        let views = |job: &Job| {
+            let (source, target, flips) = job.views();
+            (view(source), view(target), flips, job.device)
+        };
+        let mut plans = Vec::new();
+        for (device, stream, pieces) in grouped(jobs, repeats).0 {
+            let views: Vec<_> = pieces.iter().map(|job| jobs[*job].piece()).collect();
+            let planned = ordering.copies().map_or(Ok(None), |copies| copies.plan(device, &views, stream));
+            if let Some(copies) = planned.map_err(|failed| failed.among(&pieces))? {
+                plans.push(Plan { pieces, copies });
+            }
+        }
+        Ok(Self::Again { views: jobs.iter().map(views).collect(), plans })
+    }
+
+    /// Returns whether a pair is as it was.
+    fn is_of(&self, job: &Job) -> bool {
+        let now = (job.views(), job.device);
+        match self {
+            Self::Held(held) => held.jobs().get(job.index).is_some_and(|then| (then.views(), then.device) == now),
+            Self::Again { views, .. } => views
+                .get(job.index)
+                .is_some_and(|(from, to, flips, device)| (((from.0, &from.1), (to.0, &to.1), *flips), *device) == now),
+        }
+    }
+}
+
+fn changed_since(index: usize) -> Misfit {
+    let text = "the tensor or the target has another address or layout than before: prepare the copies anew";
+    Failed { index, error: Error::new(ErrorKind::Layout, text) }.into()
 }

@@ -85,6 +85,10 @@ impl Consumer for CuPyConsumer {
         with_gil(|py| self.keep_current(py, device.index, stream).ok()).flatten().flatten()
     }
 
+    fn exports_in_current_stream(&self) -> bool {
+        true
+    }
+
     fn views(&self) -> &Views {
         &self.views
     }

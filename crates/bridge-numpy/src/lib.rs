@@ -86,6 +86,18 @@ impl<'py> PyAdapter<'py> for NumPy<'py> {
     fn borrow<'a>(&self, array: &'a PyTensor<'py>) -> Result<Borrowed<'a>> {
         export::borrow(self.runtime, array)
     }
+
+    fn is_still(&self, array: &PyTensor<'py>, lent: &Lent) -> bool {
+        self.borrow(array).is_ok_and(|borrowed| borrowed.is(lent))
+    }
+
+    fn storage(&self, _: &PyTensor<'py>) -> Result<Option<usize>> {
+        Ok(None)
+    }
+
+    fn counted_by(&self, _: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>> {
+        Ok(None)
+    }
 }
 
 /// Wraps an exception.

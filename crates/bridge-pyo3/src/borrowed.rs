@@ -97,6 +97,14 @@ impl<'a> Borrowed<'a> {
         self.access.forbids_writes()
     }
 
+    /// Returns whether this is what was exported: the same memory, shape, strides, dtype and access.
+    pub fn is(&self, lent: &Lent) -> bool {
+        let same = (self.data, self.dtype, self.device, self.access)
+            == (lent.data(), lent.dtype(), lent.device(), lent.buffer().access());
+        let layout = || (self.shape(), self.strides()) == (lent.layout().shape(), lent.layout().strides());
+        same && lent.pending().is_none() && layout()
+    }
+
     /// Returns the framework's current stream of the device on this thread; `None` for host memory, which is ready.
     pub fn stream(&self) -> Option<Stream> {
         self.stream

@@ -28,8 +28,11 @@ pub use owner::{LeaseOwner, PyOwner};
 #[doc(no_inline)]
 pub use pyo3;
 
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
 /// Tensors of the adapters for Python.
-pub type PyTensor<'py> = pyo3::Bound<'py, pyo3::PyAny>;
+pub type PyTensor<'py> = Bound<'py, PyAny>;
 
 /// An adapter whose tensors are Python objects.
 pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
@@ -57,5 +60,42 @@ pub trait PyAdapter<'py>: bridge_core::Adapter<Tensor = PyTensor<'py>> {
     fn locate(&self, tensor: &PyTensor<'py>) -> bridge_core::Result<Option<(bridge_core::Device, usize)>> {
         let lent = self.export(tensor)?;
         Ok((lent.layout().numel() > 0).then(|| (lent.device(), lent.data())))
+    }
+    /// Returns whether a tensor still is what was exported as `lent`, as another export would say: the same memory, shape,
+    /// strides and dtype. It may answer `false` where that is not known without an export, and the default does.
+    fn is_still(&self, tensor: &PyTensor<'py>, lent: &bridge_core::Lent) -> bool {
+        let _ = (tensor, lent);
+        false
+    }
+
+    /// Returns a number that tensors of one storage share, where the framework may free the storage's memory although an
+    /// export keeps it, as PyTorch's `resize_` of a storage does. `None` where memory that is kept stays. By default each
+    /// tensor has a storage of its own.
+    ///
+    /// # Errors
+    ///
+    /// What Python raises.
+    fn storage(&self, tensor: &PyTensor<'py>) -> bridge_core::Result<Option<usize>> {
+        Ok(Some(tensor.as_ptr() as usize))
+    }
+
+    /// Returns the tensor that counts the writes to `tensor`, for
+    /// [`overwritten`](bridge_core::Adapter::overwritten): itself, which is the default, or the one that it is a view of.
+    /// `None` where writes are not counted.
+    ///
+    /// # Errors
+    ///
+    /// What Python raises.
+    fn counted_by(&self, tensor: &PyTensor<'py>) -> bridge_core::Result<Option<PyTensor<'py>>> {
+        Ok(Some(tensor.clone()))
+    }
+
+    /// As [`overwritten`](bridge_core::Adapter::overwritten), for each tensor of a list.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`overwritten`](bridge_core::Adapter::overwritten).
+    fn all_overwritten(&self, tensors: &Bound<'py, PyList>) -> bridge_core::Result<()> {
+        tensors.iter().try_for_each(|tensor| self.overwritten(&tensor))
     }
 }

@@ -1,18 +1,20 @@
 //! `truebridge.copier`: copies that are made again and again.
 
 use crate::errors::into_python;
-use crate::frameworks::{AnyAdapter, not_a_capsule, source};
+use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, seen, source};
 use crate::ordering::ordering;
 use crate::pairs::Pairs;
 use crate::{cross, trace};
-use bridge_core::{Failed, Misfit, Pair, Prepared, Result};
-use bridge_pyo3::PyTensor;
+use bridge_core::{Failed, Lent, Misfit, Pair, Prepared, Result};
+use bridge_pyo3::{PyTensor, framework_error};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use pyo3::types::PyList;
+use std::collections::HashSet;
 
 /// Copies that are checked and planned. ``copier`` makes it, and each call copies again.
 ///
-/// It keeps the tensors alive. A call refuses a tensor whose memory, shape or strides have changed since. ``len`` is the
-/// number of its tensors.
+/// It keeps the tensors and their memory. ``len`` is the number of its tensors.
 ///
 /// Examples
 /// --------
@@ -28,19 +30,32 @@ pub(crate) struct Copier {
     /// Every source with its target.
     leaves: Vec<(Py<PyAny>, Py<PyAny>)>,
     prepared: Prepared,
+    /// The pairs that each call looks at.
+    checked: Vec<usize>,
+    /// What counts writes to the targets, one list for each framework.
+    counters: Vec<(Framework, Py<PyList>)>,
 }
 
 #[pymethods]
 impl Copier {
     /// Copy again, as ``copy`` does, and return ``out``.
     fn __call__<'py>(&self, py: Python<'py>) -> PyResult<PyTensor<'py>> {
-        let leaves: Vec<_> = self.leaves.iter().map(|(src, out)| (src.bind(py), out.bind(py))).collect();
         let fill = |call: Option<&trace::Call>| {
-            let done =
-                sides(&leaves).and_then(|sides| cross::copy_all(call, &pairs(&leaves, &sides), Some(&self.prepared)));
+            // A trace sees what is exported.
+            let done = match (call, self.prepared.held(0)) {
+                (None, Some(_)) => self.copy_held(py),
+                _ => self.copy_again(py, call),
+            };
             done.map_err(|misfit| place(self.src.bind(py), self.out.bind(py), misfit))
         };
         trace::call("copy", "", fill).map(|()| self.out.bind(py).clone()).map_err(|error| into_python(py, error))
+    }
+
+    /// Shows the garbage collector what the copier keeps: a tree may keep its copier.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
+        let leaves = self.leaves.iter().flat_map(|(src, out)| [src, out]);
+        leaves.chain([&self.src, &self.out]).try_for_each(|object| visit.call(object))?;
+        self.counters.iter().try_for_each(|(_, tensors)| visit.call(tensors))
     }
 
     fn __len__(&self) -> usize {
@@ -50,6 +65,79 @@ impl Copier {
     fn __repr__(&self) -> String {
         format!("<Copier of {} tensors>", self.leaves.len())
     }
+}
+
+impl Copier {
+    /// Copies from and into the memory that is kept.
+    fn copy_held(&self, py: Python<'_>) -> Result<(), Misfit> {
+        for &index in &self.checked {
+            let leaf = (self.leaves[index].0.bind(py), self.leaves[index].1.bind(py));
+            let Some((source, target)) = self.prepared.held(index) else { continue };
+            if !is_still(leaf.0, source) || !is_still(leaf.1, target) {
+                self.check(index, leaf)?;
+            }
+            if bridge_ipc::is_leasing() {
+                bridge_ipc::check(source).map_err(|error| Failed { index, error })?;
+            }
+        }
+        for (framework, tensors) in &self.counters {
+            let told = framework.open(py).and_then(|adapter| adapter.all_overwritten(tensors.bind(py)));
+            told.map_err(|error| Failed { index: 0, error })?;
+        }
+        self.prepared.copy_held()
+    }
+
+    /// Exports a pair again.
+    fn check(&self, index: usize, leaf: Leaf<'_, '_>) -> Result<(), Misfit> {
+        let sides = sides(&[leaf]).map_err(|misfit| Failed { index, error: misfit.error })?;
+        pairs(&[leaf], &sides).into_iter().try_for_each(|pair| self.prepared.check(index, pair, ordering()))
+    }
+
+    /// Exports all tensors again, and copies.
+    fn copy_again(&self, py: Python<'_>, call: Option<&trace::Call>) -> Result<(), Misfit> {
+        let leaves: Vec<_> = self.leaves.iter().map(|(src, out)| (src.bind(py), out.bind(py))).collect();
+        sides(&leaves).and_then(|sides| cross::copy_all(call, &pairs(&leaves, &sides), Some(&self.prepared)))
+    }
+}
+
+/// Returns whether a tensor is seen to be what was exported, without an export.
+fn is_still(tensor: &PyTensor<'_>, lent: &Lent) -> bool {
+    let adapter = seen(tensor).and_then(|framework| framework.open(tensor.py()).ok());
+    adapter.is_some_and(|adapter| adapter.is_still(tensor, lent))
+}
+
+/// Returns what counts the writes to the targets, each once.
+fn counters<'py>(
+    py: Python<'py>,
+    sides: &[(AnyAdapter<'py>, AnyAdapter<'py>)],
+    leaves: &[Leaf<'_, 'py>],
+) -> Result<Vec<(Framework, Py<PyList>)>> {
+    let raised = |error| framework_error(py, "Python", error);
+    let (mut lists, mut met): (Vec<(Framework, Py<PyList>)>, HashSet<usize>) = Default::default();
+    for ((_, to), (_, out)) in sides.iter().zip(leaves) {
+        let (Some(framework), Some(counter)) = (seen(out), to.counted_by(out)?) else { continue };
+        if !met.insert(counter.as_ptr() as usize) {
+            continue;
+        }
+        let list = lists.iter().position(|(known, _)| *known == framework).unwrap_or_else(|| {
+            lists.push((framework, PyList::empty(py).unbind()));
+            lists.len() - 1
+        });
+        lists[list].1.bind(py).append(counter).map_err(raised)?;
+    }
+    Ok(lists)
+}
+
+/// Returns a pair for each storage whose memory may be replaced although it is kept: a look at those tells.
+fn storages(sides: &[(AnyAdapter<'_>, AnyAdapter<'_>)], leaves: &[Leaf<'_, '_>]) -> Result<Vec<usize>> {
+    let (mut met, mut first) = (HashSet::new(), Vec::new());
+    for (index, ((from, to), (src, out))) in sides.iter().zip(leaves).enumerate() {
+        let both = [from.storage(src)?, to.storage(out)?];
+        if both.into_iter().flatten().fold(false, |is_new, storage| met.insert(storage) | is_new) {
+            first.push(index);
+        }
+    }
+    Ok(first)
 }
 
 /// A source and its target.
@@ -91,6 +179,9 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 ///     As for ``copy``. No DLPack capsules.
 /// out : tensor or container of tensors
 ///     As for ``copy``, each in the same memory as its source: on the same device, or both on the host.
+/// check : bool, optional
+///     Whether each call looks at every tensor. With ``False`` it looks at one of PyTorch's tensors for each storage, and
+///     costs next to nothing for many views of few storages: then the other tensors must stay the views that they are.
 ///
 /// Returns
 /// -------
@@ -101,14 +192,17 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 /// ------
 /// BridgeError
 ///     As for ``copy``. ``kind`` is ``"device"`` for elements that change memory, and ``"captured"`` while the target's
-///     current stream is captured into a CUDA graph. A call raises ``"layout"`` for a tensor whose memory, shape or
-///     strides have changed.
+///     current stream is captured into a CUDA graph. A call raises ``"layout"`` for a tensor that it looks at whose
+///     memory, shape or strides have changed.
 ///
 /// Notes
 /// -----
 /// On a device the table of the pieces is made and uploaded here, and the host waits for that. A call orders the streams
 /// that are current then, and launches. It may be captured into a CUDA graph: then the table stays until the process
-/// ends, because the graph may be launched at any time. Keep the tensors as long as the graph.
+/// ends, because the graph may be launched at any time. Keep the copier as long as the graph.
+///
+/// The copier keeps the memory that the tensors have when it is made, and each call ends with the owners' current streams
+/// waiting for the copies. Tensors known by a protocol alone are exported again by every call.
 ///
 /// Examples
 /// --------
@@ -122,8 +216,8 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 /// >>> update()["bias"]
 /// tensor([1., 1.])
 #[pyfunction]
-#[pyo3(signature = (src, *, out))]
-pub(crate) fn copier(src: &PyTensor<'_>, out: &PyTensor<'_>) -> PyResult<Copier> {
+#[pyo3(signature = (src, *, out, check = true))]
+pub(crate) fn copier(src: &PyTensor<'_>, out: &PyTensor<'_>, check: bool) -> PyResult<Copier> {
     let py = src.py();
     let prepare = || {
         let leaves = match Pairs::of(src, out)? {
@@ -131,10 +225,13 @@ pub(crate) fn copier(src: &PyTensor<'_>, out: &PyTensor<'_>) -> PyResult<Copier>
             None => vec![(src.clone(), out.clone())],
         };
         let leaves: Vec<Leaf<'_, '_>> = leaves.iter().map(|(src, out)| (src, out)).collect();
-        let prepared = sides(&leaves).and_then(|sides| Prepared::new(&pairs(&leaves, &sides), ordering()));
-        let prepared = prepared.map_err(|misfit| place(src, out, misfit))?;
+        let placed = |misfit| place(src, out, misfit);
+        let sides = sides(&leaves).map_err(placed)?;
+        let prepared = Prepared::new(&pairs(&leaves, &sides), ordering()).map_err(placed)?;
+        let checked = if check { (0..leaves.len()).collect() } else { storages(&sides, &leaves)? };
+        let counters = counters(py, &sides, &leaves)?;
         let leaves = leaves.into_iter().map(|(src, out)| (src.clone().unbind(), out.clone().unbind())).collect();
-        Ok(Copier { src: src.clone().unbind(), out: out.clone().unbind(), leaves, prepared })
+        Ok(Copier { src: src.clone().unbind(), out: out.clone().unbind(), leaves, prepared, checked, counters })
     };
     prepare().map_err(|error| into_python(py, error))
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -238,6 +240,63 @@ def test_a_copier_keeps_its_tensors_and_lets_them_go() -> None:
     assert (sys.getrefcount(source), sys.getrefcount(target)) == counts
 
 
+class Held(list[Any]):
+    """A tree that may keep its copier."""
+
+
+def test_a_tree_that_keeps_its_copier_is_collected() -> None:
+    tree: Any = Held([np.zeros(3)])
+    tree.update = tb.copier([np.ones(3)], out=tree)
+    gone = weakref.ref(tree)
+    del tree
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_copier_notices_memory_that_was_replaced(check: bool) -> None:
+    source, target = torch.arange(12.0), torch.zeros(12)
+    update = tb.copier(list(source.split(3)), out=list(target.split(3)), check=check)
+    update()
+    assert torch.equal(source, target)
+    source.untyped_storage().resize_(0)
+    with pytest.raises(tb.BridgeError):
+        update()
+
+
+def test_an_unchecked_copier_copies_views_as_they_were() -> None:
+    source, target = torch.arange(12.0), torch.zeros(12)
+    src, out = list(source.split(3)), list(target.split(3))
+    update = tb.copier(src, out=out, check=False)
+    src[2].data = torch.full((3,), 7.0)
+    update()
+    assert torch.equal(source, target), "what the view was is copied"
+    src[0].data = torch.full((3,), 7.0)
+    with pytest.raises(tb.BridgeError, match=r"tree\[0\]: .* another address"):
+        update()
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_autograd_notices_each_write_of_a_copier(check: bool) -> None:
+    whole, alone = torch.zeros(4), torch.zeros(2)
+    out = [whole[:2], whole[2:], alone.detach(), np.zeros(2, np.float32)]
+    update = tb.copier([torch.ones(2)] * 4, out=out, check=check)
+    for _ in range(2):
+        before = whole._version, alone._version, out[1]._version
+        update()
+        after = whole._version, alone._version, out[1]._version
+        assert all(then < now for then, now in zip(before, after, strict=True))
+
+
+def test_a_copier_refuses_a_write_that_was_forbidden() -> None:
+    target = np.zeros(3)
+    update = tb.copier([np.ones(3)], out=[target])
+    target.flags.writeable = False
+    with pytest.raises(tb.BridgeError, match="read-only"):
+        update()
+    assert not target.any()
+
+
 def test_a_copier_refuses_what_has_changed() -> None:
     source, target = torch.ones(6), torch.zeros(6)
     update = tb.copier({"w": [torch.ones(2), source]}, out={"w": [torch.zeros(2), target]})
@@ -288,8 +347,46 @@ def test_shards_are_cut_anew(before: list[int], after: list[int], dim: int) -> N
 def test_shards_that_do_not_fit_are_refused() -> None:
     with pytest.raises(tb.BridgeError, match="the sources have 4 elements along dimension 0 and the targets 5"):
         tb.reshard([np.zeros(4)], [np.zeros(5)])
-    with pytest.raises(tb.BridgeValueError, match="no dimension 1"):
+    with pytest.raises(tb.BridgeValueError, match=r"sources\[0\] has the shape \(4,\), without a dimension 1"):
         tb.reshard([np.zeros(4)], [np.zeros(4)], 1)
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "dim"),
+    [
+        ([np.zeros(3)], [np.zeros((3, 3))], 0),
+        ([np.zeros(2), np.zeros(2)], [np.zeros((4, 2))], 0),
+        ([np.zeros((1, 3)), np.zeros((2, 3))], [np.zeros((2, 6))], 1),
+        ([np.zeros((2, 1))], [np.zeros((2, 3))], 0),
+    ],
+)
+def test_shards_of_other_shapes_are_refused(sources: Any, targets: Any, dim: int) -> None:
+    with pytest.raises(tb.BridgeError, match="differ along dimension") as error:
+        tb.reshard(sources, targets, dim)
+    assert error.value.kind == "layout"
+
+
+@pytest.mark.parametrize(
+    ("sources", "dim", "text"),
+    [
+        ([[1.0]], 0, r"sources\[0\] is a list"),
+        ([None], 0, "no shape"),
+        (None, 0, "pass a list of tensors"),
+        ([np.zeros(2)], 0.5, "dim is 0.5: it must be an integer"),
+        ([torch.eye(2).to_sparse()], 0, "pass dense tensors"),
+    ],
+)
+def test_what_is_no_shard_is_told(sources: Any, dim: Any, text: str) -> None:
+    targets = [np.zeros((1, 2)), np.zeros((1, 2))] if "dense" in text else [np.zeros(2)]
+    with pytest.raises(tb.BridgeError, match=text):
+        tb.reshard(sources, targets, dim)
+
+
+def test_shards_may_come_from_a_generator() -> None:
+    target = np.zeros(4)
+    src, out = tb.reshard((np.full(2, float(i)) for i in range(2)), (part for part in [target]))
+    tb.copy(src, out=out)
+    assert target.tolist() == [0, 0, 1, 1]
 
 
 def test_the_same_elements_with_another_deferred_operation_are_another_copy() -> None:

@@ -272,3 +272,71 @@ def test_a_copier_is_one_launch_of_a_graph() -> None:
         torch.cuda.synchronize()
         assert all(bool((target == value).all()) for target in targets)
     other()
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_each_side_of_a_copier_waits_for_the_other(check: bool) -> None:
+    """Sources are written to in one stream, and targets read in another, right before and right after each call."""
+    sources = [torch.zeros(20_000 + index, device="cuda") for index in range(40)]
+    targets = [cupy.zeros(source.numel(), cupy.float32) for source in sources]
+    update = tb.copier(sources, out=targets, check=check)
+    writer, reader = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
+    for value in range(1, 1 + ROUNDS):
+        with torch.cuda.stream(writer), reader:
+            if value % 2:
+                torch.cuda._sleep(LATE)
+            torch._foreach_zero_(sources)
+            torch._foreach_add_(sources, value)
+            update()
+            # The next step of the trainer, before the copies have run.
+            torch._foreach_zero_(sources)
+            seen = [target.copy() for target in targets]
+        reader.synchronize()
+        assert all(bool((copy == value).all()) for copy in seen)
+    torch.cuda.synchronize()
+
+
+def test_the_memory_of_a_copier_is_returned_after_its_copies() -> None:
+    before = tb.stats()
+    for value in range(1, 1 + ROUNDS):
+        sources = [torch.full((50_000,), float(value), device="cuda") for _ in range(20)]
+        targets = [cupy.zeros(50_000, cupy.float32) for _ in sources]
+        torch.cuda.synchronize()
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            tb.copier(sources, out=targets)  # one that is never called
+            update = tb.copier(sources, out=targets)
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+                torch.cuda._sleep(LATE)
+            update()
+        del update, sources
+        # PyTorch takes the memory of the sources again at once, in its own stream.
+        garbage = [torch.full((50_000,), -1.0, device="cuda") for _ in range(40)]
+        stream.synchronize()
+        assert all(bool((target == value).all()) for target in targets)
+        del garbage
+    gc.collect()
+    torch.cuda.synchronize()
+    after = tb.stats()
+    assert after["leaked"] == before["leaked"]
+    assert after["leased"] - after["released"] == before["leased"] - before["released"]
+
+
+def test_a_copier_of_a_view_makes_the_owner_wait() -> None:
+    """CuPy's memory, seen by PyTorch, is read by the copier in PyTorch's stream: CuPy reuses it after that."""
+    for value in range(1, 1 + ROUNDS):
+        owned = [cupy.full(50_000, value, cupy.float32) for _ in range(20)]
+        cupy.cuda.Device().synchronize()
+        views = [tb.to_torch(array) for array in owned]
+        targets = [torch.zeros(50_000, device="cuda") for _ in owned]
+        update = tb.copier(views, out=targets)
+        stream = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(LATE)
+            update()
+        del owned, views, update
+        garbage = [cupy.full(50_000, -1, cupy.float32) for _ in range(40)]
+        stream.synchronize()
+        assert all(bool((target == value).all()) for target in targets)
+        del garbage

@@ -5,7 +5,7 @@ use crate::raised;
 use crate::refusal::refusal;
 use crate::runtime::Runtime;
 use bridge_core::dlpack::{View, read};
-use bridge_core::{Access, Consumer, DeviceKind, Result, Stream};
+use bridge_core::{Access, Consumer, DeviceKind, Lent, Result, Stream};
 use bridge_pyo3::{Borrowed, PyTensor, call, not_a_tensor, without_pending};
 use pyo3::intern;
 
@@ -33,4 +33,12 @@ pub(crate) fn borrow<'a>(runtime: &Runtime, tensor: &'a PyTensor<'_>) -> Result<
         _ => None,
     };
     Ok(Borrowed::new(tensor, data, dtype, layout, device, Access::ReadWrite, stream))
+}
+
+/// Returns whether a tensor still is what was exported, where PyTorch's C functions say so.
+pub(crate) fn is_still(runtime: &Runtime, tensor: &PyTensor<'_>, lent: &Lent) -> bool {
+    let Some(native) = &runtime.native else { return false };
+    runtime.is_tensor(tensor)
+        && !native.requires_grad(tensor)
+        && borrow(runtime, tensor).is_ok_and(|borrowed| borrowed.is(lent))
 }

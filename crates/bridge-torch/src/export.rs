@@ -188,8 +188,23 @@ pub(crate) fn compact<'py>(tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
     copy().map_err(|error| raised(py, error))
 }
 
-/// Increments the version counter, by which autograd notices that a tensor that it has saved was written to.
-pub(crate) fn overwritten(tensor: &PyTensor<'_>) -> Result<()> {
+/// Returns the address of a tensor's storage.
+pub(crate) fn storage(tensor: &PyTensor<'_>) -> Result<usize> {
+    let py = tensor.py();
+    let look_up = || call(&call(tensor, intern!(py, "untyped_storage"), &[])?, intern!(py, "data_ptr"), &[])?.extract();
+    look_up().map_err(|error| raised(py, error))
+}
+
+/// Returns the tensor whose version counter a tensor shares: views share that of their base.
+pub(crate) fn counted_by<'py>(tensor: &PyTensor<'py>) -> Result<PyTensor<'py>> {
+    let py = tensor.py();
+    let base = tensor.getattr(intern!(py, "_base")).map_err(|error| raised(py, error))?;
+    Ok(if base.is_none() { tensor.clone() } else { base })
+}
+
+/// Increments the version counter of a tensor, or of each in a list. By it autograd notices that a tensor that it has
+/// saved was written to.
+pub(crate) fn overwritten(tensor: &Bound<'_, PyAny>) -> Result<()> {
     // An import takes longer than the call.
     static INCREMENT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let py = tensor.py();

@@ -4,9 +4,10 @@ use crate::runtime::Runtime;
 use crate::{borrow, export, import};
 use bridge_core::{Adapter, Consumer, DType, Device, Lent, Offer, Order, Profile, Result};
 use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
-use pyo3::Python;
-
+use pyo3::prelude::*;
+use pyo3::types::PyList;
 use std::sync::Arc;
+
 /// PyTorch in this process.
 #[derive(Clone, Copy)]
 pub struct Torch<'py> {
@@ -79,5 +80,21 @@ impl<'py> PyAdapter<'py> for Torch<'py> {
 
     fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
         export::locate(self.runtime, tensor)
+    }
+
+    fn is_still(&self, tensor: &PyTensor<'py>, lent: &Lent) -> bool {
+        borrow::is_still(self.runtime, tensor, lent)
+    }
+
+    fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {
+        export::storage(tensor).map(Some)
+    }
+
+    fn counted_by(&self, tensor: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>> {
+        export::counted_by(tensor).map(Some)
+    }
+
+    fn all_overwritten(&self, tensors: &Bound<'py, PyList>) -> Result<()> {
+        export::overwritten(tensors)
     }
 }

@@ -44,6 +44,10 @@ impl Consumer for TorchConsumer {
         }
     }
 
+    fn exports_in_current_stream(&self) -> bool {
+        true
+    }
+
     fn views(&self) -> &Views {
         &self.views
     }

@@ -237,6 +237,8 @@ pub struct Side {
     pub panics: bool,
     /// Whether views may be used in streams that it does not name.
     pub elsewhere: bool,
+    /// Whether every export is said to be in the current stream.
+    pub steady: bool,
 }
 
 impl Consumer for Side {
@@ -251,6 +253,10 @@ impl Consumer for Side {
 
     fn uses_other_streams(&self) -> bool {
         self.elsewhere
+    }
+
+    fn exports_in_current_stream(&self) -> bool {
+        self.steady
     }
 
     fn views(&self) -> &Views {
@@ -281,7 +287,13 @@ impl Office {
             .with_alignment(64)
             .with_devices(vec![DeviceKind::CUDA, DeviceKind::CPU])
             .with_keeps_read_only(false);
-        let side = Side { current: Mutex::new(Some(READER)), views: Views::default(), panics: false, elsewhere: false };
+        let side = Side {
+            current: Mutex::new(Some(READER)),
+            views: Views::default(),
+            panics: false,
+            elsewhere: false,
+            steady: false,
+        };
         Self {
             profile,
             side: Arc::new(side),

@@ -51,8 +51,13 @@ fn the_copy_runs_in_the_stream_of_the_target_after_the_source_and_before_its_ret
 fn a_consumer_that_panics_returns_no_memory_under_the_copy() {
     let mut scene = Scene::new();
     scene.target = Paper { log: scene.log.clone(), ..scene.target };
-    scene.to.side =
-        Arc::new(Side { current: Mutex::new(Some(READER)), views: Views::default(), panics: true, elsewhere: false });
+    scene.to.side = Arc::new(Side {
+        current: Mutex::new(Some(READER)),
+        views: Views::default(),
+        panics: true,
+        elsewhere: false,
+        steady: false,
+    });
     let (copied, events) = scene.copy();
     assert!(copied.is_ok() && matches!(events.last(), Some(Launched { .. })), "it is leaked: {events:?}");
 
@@ -209,7 +214,7 @@ fn copy_all(papers: Vec<(Paper, Paper)>, copies: Option<Copied>, log: &Log) -> (
     (copied, taken(log))
 }
 
-fn papers(count: usize, log: &Log) -> Vec<(Paper, Paper)> {
+pub fn papers(count: usize, log: &Log) -> Vec<(Paper, Paper)> {
     let source = |index: usize| Paper { address: 0x1000 + 0x100 * index, ..Paper::new(log) };
     // The drops of the targets are not logged.
     let target =

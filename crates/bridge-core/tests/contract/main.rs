@@ -8,6 +8,7 @@ mod dlpack;
 #[cfg(feature = "dlpack")]
 mod exchange;
 mod groups;
+mod held;
 mod into;
 mod kernels;
 #[cfg(feature = "dlpack")]

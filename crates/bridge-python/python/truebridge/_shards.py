@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable
 from typing import Any
 
 from .errors import of_kind
 
 
-def reshard(sources: Sequence[Any], targets: Sequence[Any], dim: int = 0) -> tuple[list[Any], list[Any]]:
+def reshard(sources: Iterable[Any], targets: Iterable[Any], dim: int = 0) -> tuple[list[Any], list[Any]]:
     """Return the slices that ``copy`` fills shards of a tensor with, from other shards of it.
 
     Parameters
     ----------
-    sources : sequence of tensor
+    sources : iterable of tensor
         The parts of a tensor along a dimension, in order, of any lengths.
-    targets : sequence of tensor
-        Other parts of a tensor of the same length, in order.
+    targets : iterable of tensor
+        Other parts of a tensor of the same shape, in order.
     dim : int, optional
         The dimension.
 
@@ -28,7 +29,8 @@ def reshard(sources: Sequence[Any], targets: Sequence[Any], dim: int = 0) -> tup
     Raises
     ------
     BridgeError
-        If the shards are not of one length together, or have no such dimension.
+        If the shards of both sides are not those of one shape, or have no such dimension, or if one is no tensor that
+        can be sliced.
 
     See Also
     --------
@@ -47,7 +49,9 @@ def reshard(sources: Sequence[Any], targets: Sequence[Any], dim: int = 0) -> tup
     tensor([[ 4.,  5.],
             [10., 11.]])
     """
-    of_sources, of_targets = _lengths(sources, dim), _lengths(targets, dim)
+    sources, targets = _listed(sources, "sources"), _listed(targets, "targets")
+    dim = _dimension(dim)
+    of_sources, of_targets = _lengths(sources, targets, dim)
     if sum(of_sources) != sum(of_targets):
         text = f"the sources have {sum(of_sources)} elements along dimension {dim} and the targets {sum(of_targets)}"
         raise of_kind("layout", f"{text}: pass all shards of both")
@@ -68,12 +72,45 @@ def reshard(sources: Sequence[Any], targets: Sequence[Any], dim: int = 0) -> tup
     return src, out
 
 
-def _lengths(shards: Sequence[Any], dim: int) -> list[int]:
-    shapes = [tuple(shard.shape) for shard in shards]
-    for shape in shapes:
+def _listed(shards: Iterable[Any], side: str) -> list[Any]:
+    try:
+        return list(shards)
+    except TypeError as error:
+        raise of_kind("argument", f"{side} is a {type(shards).__name__}: pass a list of tensors") from error
+
+
+def _dimension(dim: int) -> int:
+    try:
+        return operator.index(dim)
+    except TypeError as error:
+        raise of_kind("argument", f"dim is {dim!r:.80}: it must be an integer") from error
+
+
+def _lengths(sources: list[Any], targets: list[Any], dim: int) -> tuple[list[int], list[int]]:
+    """Return the lengths of all shards along the dimension. All other lengths must be the same."""
+    named = [(f"sources[{i}]", shard) for i, shard in enumerate(sources)]
+    named += [(f"targets[{i}]", shard) for i, shard in enumerate(targets)]
+    shapes = [_shape(name, shard) for name, shard in named]
+    for (name, _), shape in zip(named, shapes, strict=True):
         if not -len(shape) <= dim < len(shape):
-            raise of_kind("argument", f"a shard of shape {shape} has no dimension {dim}")
-    return [int(shape[dim]) for shape in shapes]
+            raise of_kind("argument", f"{name} has the shape {shape}, without a dimension {dim}: name another one")
+        axis = dim % len(shape)
+        if len(shape) != len(shapes[0]) or _without(axis, shape) != _without(axis, shapes[0]):
+            text = f"{name} has the shape {shape} and {named[0][0]} {shapes[0]}"
+            raise of_kind("layout", f"{text}: shards of one tensor differ along dimension {dim} alone")
+    lengths = [shape[dim] for shape in shapes]
+    return lengths[: len(sources)], lengths[len(sources) :]
+
+
+def _shape(name: str, shard: Any) -> tuple[int, ...]:
+    try:
+        return tuple(int(length) for length in shard.shape)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise of_kind("not_a_tensor", f"{name} is a {type(shard).__name__}, which has no shape: pass tensors") from error
+
+
+def _without(axis: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape[:axis] + shape[axis + 1 :]
 
 
 def _part(shard: Any, dim: int, begin: int, length: int) -> Any:
@@ -82,4 +119,8 @@ def _part(shard: Any, dim: int, begin: int, length: int) -> Any:
         return shard
     whole = (slice(None),) * (dim % len(shard.shape))
     place = (*whole, slice(begin, begin + length))
-    return shard[place]
+    try:
+        return shard[place]
+    except Exception as error:
+        text = f"a {type(shard).__name__} of shape {tuple(shard.shape)} cannot be sliced: pass dense tensors"
+        raise of_kind("not_a_tensor", text) from error

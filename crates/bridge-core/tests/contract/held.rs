@@ -1,0 +1,122 @@
+//! Copies that are prepared, and the memory that is kept for them.
+
+use crate::common::Event::{Copied as Launched, Dropped, Ordered};
+use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, Paper, READER, Recorder, Side, taken};
+use crate::into::papers;
+use bridge_core::{ErrorKind, Ordering, Pair, Prepared, Strides, Views};
+use std::sync::{Arc, Mutex};
+
+/// Offices whose exports are in the current stream, which is that of the papers.
+fn steady() -> (Office, Office) {
+    let (mut from, mut to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
+    for (office, current) in [(&mut from, OWNER), (&mut to, READER)] {
+        let current = Mutex::new(Some(current));
+        office.side =
+            Arc::new(Side { current, views: Views::default(), panics: false, elsewhere: false, steady: true });
+    }
+    (from, to)
+}
+
+fn items(count: usize, log: &Log) -> Vec<(Item, Item)> {
+    papers(count, log).into_iter().map(|(source, target)| (Item::Own(source), Item::Own(target))).collect()
+}
+
+fn pairs<'a>(from: &'a Office, to: &'a Office, items: &'a [(Item, Item)]) -> Vec<Pair<'a, Item, Item>> {
+    items.iter().map(|(tensor, out)| Pair { from, tensor, to, out }).collect()
+}
+
+#[test]
+fn what_is_held_is_copied_in_the_streams_of_the_call() {
+    let log = Log::default();
+    let ordering: Arc<dyn Ordering> =
+        Arc::new(Recorder { copies: Some(Copied::Well), log: log.clone(), ..Recorder::default() });
+    let ((from, to), items) = (steady(), items(9, &log));
+    let prepared = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap();
+    assert_eq!(taken(&log), [], "nothing is ordered before the first call");
+    assert!(prepared.held(8).is_some() && prepared.held(9).is_none());
+    let launched = |events: &[Event]| events.iter().filter(|event| matches!(event, Launched { .. })).count();
+    for current in [OWNER, OTHER] {
+        *from.side.current.lock().unwrap() = Some(current);
+        prepared.copy_held().unwrap();
+        let events = taken(&log);
+        assert_eq!((events[0].clone(), launched(&events[1..10])), (Ordered(current, READER), 9), "{events:?}");
+        let after: Vec<_> = events[10..].to_vec();
+        // The owner may return the memory in the stream of the export, and write in the current one.
+        let waits = [Ordered(READER, current), Ordered(READER, OWNER)];
+        assert!(waits.iter().all(|wait| after.contains(wait)) && after.len() <= 2, "{after:?}");
+    }
+    *to.side.current.lock().unwrap() = Some(OWNER);
+    prepared.copy_held().unwrap();
+    let events = taken(&log);
+    assert_eq!(events[0], Ordered(OTHER, OWNER));
+    assert!(events[10..].contains(&Ordered(OWNER, READER)), "the owner of the target waits: {events:?}");
+    drop(prepared);
+    let events = taken(&log);
+    assert_eq!(events.iter().filter(|event| **event == Dropped).count(), 9);
+}
+
+#[test]
+fn what_is_held_is_leaked_where_its_owner_cannot_wait() {
+    let log = Log::default();
+    let recorder =
+        Arc::new(Recorder { copies: Some(Copied::BreaksTheOrdering), log: log.clone(), ..Recorder::default() });
+    let ordering: Arc<dyn Ordering> = recorder.clone();
+    let ((from, to), items) = (steady(), items(9, &log));
+    let prepared = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap();
+    prepared.copy_held().unwrap();
+    taken(&log);
+    drop(prepared);
+    assert_eq!(taken(&log), [], "nothing is returned");
+}
+
+#[test]
+fn what_is_held_may_be_copied_in_a_captured_stream() {
+    let log = Log::default();
+    let recorder = Arc::new(Recorder { copies: Some(Copied::Well), log: log.clone(), ..Recorder::default() });
+    let ordering: Arc<dyn Ordering> = recorder.clone();
+    let ((from, to), items) = (steady(), items(9, &log));
+    let prepared = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap();
+    for office in [&from, &to] {
+        *office.side.current.lock().unwrap() = Some(OTHER);
+    }
+    *recorder.captured.lock().unwrap() = Some(OTHER);
+    prepared.copy_held().unwrap();
+    *recorder.captured.lock().unwrap() = None;
+    taken(&log);
+    drop(prepared);
+    assert_eq!(taken(&log).iter().filter(|event| **event == Dropped).count(), 9, "the graph's memory is its maker's");
+}
+
+#[test]
+fn nothing_is_held_where_tensors_have_streams_of_their_own() {
+    let log = Log::default();
+    let ordering: Arc<dyn Ordering> =
+        Arc::new(Recorder { copies: Some(Copied::Well), log: log.clone(), ..Recorder::default() });
+    let (from, to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
+    let items = items(9, &log);
+    let pairs = pairs(&from, &to, &items);
+    let prepared = Prepared::new(&pairs, &ordering).unwrap();
+    assert!(prepared.held(0).is_none());
+    assert_eq!(taken(&log), vec![Dropped; 9]);
+    prepared.copy(&pairs, &ordering).unwrap();
+    assert!(taken(&log).contains(&Ordered(READER, OWNER)));
+}
+
+#[test]
+fn a_pair_that_has_changed_is_told() {
+    let log = Log::default();
+    let ordering: Arc<dyn Ordering> =
+        Arc::new(Recorder { copies: Some(Copied::Well), log: log.clone(), ..Recorder::default() });
+    for steadily in [true, false] {
+        let (from, to) = if steadily { steady() } else { (Office::new(Strides::Any), Office::new(Strides::Compact)) };
+        let mut items = items(9, &log);
+        let prepared = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap();
+        prepared.check(3, pairs(&from, &to, &items)[3], &ordering).unwrap();
+        items[3].0 = Item::Own(Paper { address: 0x9000, ..Paper::new(&log) });
+        let misfit = prepared.check(3, pairs(&from, &to, &items)[3], &ordering).unwrap_err();
+        assert_eq!((misfit.index, misfit.error.kind()), (3, ErrorKind::Layout));
+        taken(&log);
+        assert_eq!(prepared.copy(&pairs(&from, &to, &items), &ordering).unwrap_err().index, 3);
+        assert!(taken(&log).iter().all(|event| *event == Dropped), "nothing is launched");
+    }
+}
