@@ -210,6 +210,26 @@ pub unsafe fn read(tensor: &ffi::DLTensor) -> Result<View> {
     Ok(view)
 }
 
+/// Returns whether a tensor that the producer keeps is what was exported: the same memory, shape, strides and dtype.
+/// What is malformed is not.
+///
+/// # Safety
+///
+/// That of [`read`].
+pub unsafe fn describes(tensor: &ffi::DLTensor, lent: &Lent) -> bool {
+    if readable(tensor).is_err() {
+        return false;
+    }
+    // SAFETY: the caller vouches for the shape and the strides.
+    let Ok(tensor) = (unsafe { TensorRef::from_raw(tensor) }) else { return false };
+    let data = (tensor.data_ptr() as u64).checked_add(tensor.byte_offset());
+    let layout = lent.layout();
+    data == Some(lent.data() as u64)
+        && tensor.shape() == layout.shape()
+        && tensor.strides().is_some_and(|strides| strides == layout.strides())
+        && (DType::from(tensor.dtype()), Device::from(tensor.device())) == (lent.dtype(), lent.device())
+}
+
 /// Lends a tensor that its producer describes without giving up ownership, as `dltensor_from_py_object_no_sync` of the
 /// exchange API does. `origin` is as for [`lend`], and also returns the value that keeps the memory.
 /// [`Origin::release`] is not called: that value knows itself how to be dropped.

@@ -4,7 +4,7 @@ use crate::export::{lend, plain};
 use crate::raised;
 use crate::refusal::refusal;
 use crate::runtime::Runtime;
-use bridge_core::dlpack::{View, read};
+use bridge_core::dlpack::{View, describes, read};
 use bridge_core::{Access, Consumer, DeviceKind, Lent, Result, Stream};
 use bridge_pyo3::{Borrowed, PyTensor, call, not_a_tensor, without_pending};
 use pyo3::intern;
@@ -38,7 +38,16 @@ pub(crate) fn borrow<'a>(runtime: &Runtime, tensor: &'a PyTensor<'_>) -> Result<
 /// Returns whether a tensor still is what was exported, where PyTorch's C functions say so.
 pub(crate) fn is_still(runtime: &Runtime, tensor: &PyTensor<'_>, lent: &Lent) -> bool {
     let Some(native) = &runtime.native else { return false };
+    let is_described = || {
+        let described = native.borrow(tensor).ok()?;
+        // SAFETY: the tensor is alive and unchanged, because the GIL is held.
+        Some(unsafe { describes(&described, lent) })
+    };
     runtime.is_tensor(tensor)
+        && plain(runtime, tensor).is_ok()
         && !native.requires_grad(tensor)
-        && borrow(runtime, tensor).is_ok_and(|borrowed| borrowed.is(lent))
+        && native.pending(tensor).is_none()
+        && lent.pending().is_none()
+        && runtime.refuse_narrower(tensor, lent.dtype()).is_ok()
+        && is_described() == Some(true)
 }
