@@ -4,7 +4,7 @@ use crate::run::{Result, at, cargo, code, program, root, run, status, target};
 use crate::{tensorflow1, venv};
 use std::fs;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 /// The most that a bundle may take.
 const LIMIT: u64 = 60 << 20;
@@ -85,12 +85,19 @@ pub fn sources(root: &Path, out: &Path) -> Result<u64> {
 pub fn conformance(options: &[String]) -> Result<ExitCode> {
     let fixtures = root().join("fixtures");
     let first = ["--fixtures", &fixtures.to_string_lossy(), "--command", "cargo xtask conformance"];
-    script("conformance.py", &first, "conformance", options)
+    status(&mut script("conformance.py", &first, "conformance", options)?).map(code)
 }
 
 /// Runs the benches from a bundle in the target folder.
 pub fn bench(options: &[String]) -> Result<ExitCode> {
-    script("bench.py", &[], "bench", options)
+    status(&mut script("bench.py", &[], "bench", options)?).map(code)
+}
+
+/// Lets the tests of a framework, in a checkout of the user's, judge a bundle in the target folder.
+pub fn judge(options: &[String]) -> Result<ExitCode> {
+    let here = at(".".as_ref(), std::env::current_dir())?;
+    // The user names the checkout, and may do so from the folder that the command is called in.
+    status(script("judge.py", &[], "judge", options)?.current_dir(here)).map(code)
 }
 
 /// Runs the fuzzer over the package of a bundle in the target folder, or that of the messages between processes.
@@ -121,7 +128,8 @@ fn peers(options: &[String]) -> Result<ExitCode> {
     status(&mut tests).map(code)
 }
 
-fn script(name: &str, first: &[&str], report: &str, options: &[String]) -> Result<ExitCode> {
+/// Writes a bundle and returns the call of a script in it, which reports to a folder of this name.
+fn script(name: &str, first: &[&str], report: &str, options: &[String]) -> Result<Command> {
     let python = venv::MAIN.ready()?;
     let tensorflow1 = tensorflow1::folder_if_any(&python);
     let (bundle, report) = (target().join("bundle"), target().join(report));
@@ -131,7 +139,7 @@ fn script(name: &str, first: &[&str], report: &str, options: &[String]) -> Resul
     if !options.iter().any(|option| option == "--report" || option.starts_with("--report=")) {
         command.arg("--report").arg(report);
     }
-    status(&mut command).map(code)
+    Ok(command)
 }
 
 fn build() -> Result<()> {

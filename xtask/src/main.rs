@@ -56,6 +56,13 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
+    /// Let the interchange tests of a framework, in a checkout of yours, judge the package.
+    #[command(disable_help_flag = true)]
+    Judge {
+        /// The judge's own options: see `cargo xtask judge --help`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
     /// Measure transfers against the frameworks' own.
     #[command(disable_help_flag = true)]
     Bench {
@@ -153,6 +160,7 @@ fn main() -> ExitCode {
         Task::Api { check } => api::write(check).map(|()| ExitCode::SUCCESS),
         Task::Audit => audit::all(),
         Task::Conformance { options } => bundle::conformance(&options),
+        Task::Judge { options } => bundle::judge(&options),
         Task::Bench { options } => bundle::bench(&options),
         Task::Fuzz { options } => bundle::fuzz(&options),
         Task::NewAdapter(new) => new_adapter(&new).map(|()| ExitCode::SUCCESS),

@@ -68,6 +68,11 @@ def _version(module: str, distributions: list[str]) -> str | None:
     return "unknown"
 
 
+def gpus() -> list[str]:
+    """Return the names of the CUDA devices."""
+    return _cuda()[1]
+
+
 def heading(about: dict[str, Any]) -> str:
     """Return a description in one line, for the head of a report."""
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())

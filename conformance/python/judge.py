@@ -1,0 +1,10 @@
+"""Lets the interchange tests of a framework judge truebridge, from the folder that this file lies in."""
+
+import sys
+
+if sys.version_info < (3, 10):  # noqa: UP036
+    sys.exit("Python 3.10 or later is needed")
+
+from truebridge_conformance.judge import main
+
+sys.exit(main(sys.argv[1:]))
