@@ -164,6 +164,21 @@ def test_a_test_without_an_end_is_a_failure(tmp_path: Path) -> None:
     assert "no end within 1 s" in (tmp_path / "reports" / "numpy" / "report.md").read_text(encoding="utf-8")
 
 
+def test_an_abort_at_the_end_is_a_failure(tmp_path: Path) -> None:
+    leaves = "import atexit, os, numpy as np\ndef test_one():\n    np.from_dlpack(np.ones(2))\n    "
+    path = str(checkout(tmp_path, leaves + "atexit.register(os.abort)\n"))
+    done = judge(tmp_path, "--suite", "numpy", "--path", path, "--expected", written(tmp_path, []))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAILED outside of the tests: the process was ended by SIGABRT" in done.stdout
+
+
+def test_aborts_without_end_are_given_up(tmp_path: Path) -> None:
+    aborts = "import os, pytest, numpy as np\n@pytest.mark.parametrize('n', range(100))\ndef test_one(n):\n    "
+    path = str(checkout(tmp_path, aborts + "hasattr(np.from_dlpack, '__wrapped__') and os.abort()\n"))
+    done = judge(tmp_path, "--suite", "numpy", "--path", path, "--expected", written(tmp_path, []))
+    assert done.returncode == 1 and "outside of the tests: too many tests abort" in done.stdout, done.stderr
+
+
 def test_a_file_that_cannot_be_loaded_is_not_silent(tmp_path: Path) -> None:
     broken = "import numpy as np\nassert not hasattr(np.from_dlpack, '__wrapped__'), 'ours'\ndef test_one(): pass\n"
     path = str(checkout(tmp_path, broken))

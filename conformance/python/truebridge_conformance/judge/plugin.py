@@ -18,10 +18,8 @@ from typing import Any
 import pytest
 
 from truebridge_conformance.judge import replace
+from truebridge_conformance.judge.run import ORDER
 from truebridge_conformance.judge.suites import FUNCTIONS, SUITES
-
-#: The variable that names the order.
-ORDER = "TRUEBRIDGE_JUDGE_ORDER"
 
 #: Characters of a reason that are kept.
 LONGEST = 2000

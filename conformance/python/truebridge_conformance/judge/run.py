@@ -13,11 +13,28 @@ from pathlib import Path
 from typing import Any
 
 from truebridge_conformance.judge.errors import DidNotRun, NoDevice, NotACheckout, NotInstalled
-from truebridge_conformance.judge.plugin import ORDER
 from truebridge_conformance.judge.suites import SUITES, Suite
 
-#: What a run takes from the environment of its user must not change what pytest does.
+#: The variable that names the order, a file for the plugin.
+ORDER = "TRUEBRIDGE_JUDGE_ORDER"
+
+#: Options of pytest. No file of the checkout configures the run.
+PYTEST = (
+    *("-q", "-p", "truebridge_conformance.judge.plugin", "-p", "no:cacheprovider"),
+    *("-c", os.devnull, "--noconftest", "--import-mode", "importlib", "--continue-on-collection-errors"),
+)
+
+#: Variables of the user's that would change what pytest does.
 IGNORED = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
+
+#: The exit codes of pytest where all has run: passed, failed, and no tests.
+WHOLE = (0, 1, 5)
+
+#: Tests that may abort the process: each time the frameworks are loaded again.
+MOST_ABORTS = 20
+
+#: Stands for a test where the process failed outside of any.
+OUTSIDE = "outside of the tests"
 
 #: The folder that this package lies in.
 HOME = Path(__file__).parents[2]
@@ -54,7 +71,7 @@ class Run:
         if not files:
             names = " or ".join(self.row.files)
             raise NotACheckout(f"{self.path} has no {names}: pass a checkout of {self.row.project} with --path")
-        wanted = {self.row.framework: self.row.framework, **self.row.needs}
+        wanted = {self.row.framework: self.row.framework, "pytest": "pytest", **self.row.needs}
         missing = [package for module, package in wanted.items() if importlib.util.find_spec(module) is None]
         if missing:
             names = " ".join(missing)
@@ -66,7 +83,8 @@ class Run:
     def records(self, name: str, files: list[str], only: list[str] | None = None) -> list[dict[str, Any]]:
         """Run all tests, or some, with the package, or where ``name`` is ``native`` without it. Return the records.
 
-        A test that aborts the process has failed; the others run in another process.
+        A test that aborts the process has failed; the others run in another process. So has the end of the process,
+        where it aborts after the tests.
 
         Raises
         ------
@@ -75,18 +93,20 @@ class Run:
         """
         place = self.folder / f"{name}.jsonl"
         place.unlink(missing_ok=True)
-        while True:
+        outside = "too many tests abort"
+        for _ in range(MOST_ABORTS):
             status = self._pytest(name, files, only, _tests(_read(place)), place)
-            records = _read(place)
-            running = _running(records)
+            running = _running(_read(place))
             if running is None:
+                outside = "" if status in WHOLE else _ended(status, self.seconds)
                 break
-            with place.open("a", encoding="utf-8") as file:
-                record = {"test": running, "outcome": "failed", "reason": _ended(status, self.seconds), "calls": None}
-                file.write(json.dumps(record) + "\n")
+            _abort(place, running, _ended(status, self.seconds))
+        if outside and _tests(_read(place)):
+            _abort(place, OUTSIDE, outside)
+        records = _read(place)
         if only is None and not _tests(records):
             lines = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise DidNotRun("no test ran: " + (lines[-1] if lines else f"pytest ended with {status}"))
+            raise DidNotRun("no test ran: " + (lines[-1] if lines else outside))
         return records
 
     def _pytest(self, name: str, files: list[str], only: list[str] | None, skip: list[str], place: Path) -> int:
@@ -100,10 +120,7 @@ class Run:
         }
         written = self.folder / f"{name}.order.json"
         written.write_text(json.dumps(order), encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "truebridge_conformance.judge.plugin"]
-        # No file of the checkout configures the run.
-        command += ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", os.fspath(self.path)]
-        command += ["--noconftest", "--import-mode", "importlib", *self.options, *files]
+        command = [sys.executable, "-m", "pytest", *PYTEST, "--rootdir", os.fspath(self.path), *self.options, *files]
         with (self.folder / f"{name}.log").open("a", encoding="utf-8") as log:
             done = subprocess.run(
                 command,
@@ -134,6 +151,12 @@ def _read(place: Path) -> list[dict[str, Any]]:
     if not place.is_file():
         return []
     return [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
+
+
+def _abort(place: Path, test: str, reason: str) -> None:
+    """Append the record of a test that could not write its own."""
+    with place.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"test": test, "outcome": "failed", "reason": reason, "calls": None}) + "\n")
 
 
 def _tests(records: list[dict[str, Any]]) -> list[str]:
