@@ -205,6 +205,18 @@ def test_an_empty_file_judges_nothing(tmp_path: Path) -> None:
     assert done.returncode == 2 and "no test ran" in done.stderr, done.stderr
 
 
+def test_the_report_says_what_was_set_for_the_tests(tmp_path: Path) -> None:
+    file = tmp_path / suites.SUITES["array-api-tests"].files[0]
+    file.parent.mkdir()
+    file.write_text("import os\ndef test_one():\n    assert os.environ['ARRAY_API_TESTS_MODULE'] == 'mine'\n")
+    pytest.importorskip("hypothesis")
+    pytest.importorskip("ndindex")
+    done = judge(tmp_path, "--suite", "array-api-tests", "--path", str(tmp_path), ARRAY_API_TESTS_MODULE="mine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    whole = (tmp_path / "reports" / "array-api-tests" / "report.md").read_text(encoding="utf-8")
+    assert "`ARRAY_API_TESTS_MODULE=mine`" in whole and "`CI=true`" in whole
+
+
 def test_a_missing_framework_is_named(tmp_path: Path) -> None:
     file = tmp_path / suites.SUITES["tvm-ffi"].files[0]
     file.parent.mkdir(parents=True)

@@ -68,6 +68,7 @@ def judge(options: argparse.Namespace) -> Report:
         project=run.row.project,
         revision=options.revision or _revision(run.path),
         versions={"truebridge": truebridge.__version__, "Python": platform.python_version(), **about["versions"]},
+        environment={name: facts[name] for name in run.row.environment},
         gpus=gpus,
         date=_host.date(),
         replaced=about["replaced"],

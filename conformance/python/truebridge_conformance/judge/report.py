@@ -29,6 +29,8 @@ class Report:
     revision: str
     #: Of the package, Python and the frameworks.
     versions: dict[str, str]
+    #: The variables that the suite reads.
+    environment: dict[str, str]
     #: The names of the devices.
     gpus: list[str]
     date: str
@@ -78,6 +80,9 @@ class Report:
             f"| verdict | tests |\n|---|--:|\n{counts}",
             f"The package was called in the place of {_listed(self.replaced)}.",
         ]
+        if self.environment:
+            variables = [f"{name}={value}" for name, value in self.environment.items()]
+            parts.append(f"Set for the tests: {_listed(variables)}.")
         if self.absent:
             parts.append(f"The checkout does not have {_listed(self.absent)}.")
         for verdict in get_args(Verdict)[1:]:
