@@ -2,6 +2,7 @@
 
 use crate::conversion::{Conversion, Streams};
 use crate::fill::{fill, pending};
+use crate::fresh::fresh_beside;
 use crate::overlap::share_bytes;
 use crate::plan::{loses_read_only, moves_to, needed};
 use crate::{
@@ -69,7 +70,9 @@ pub fn copied_by<F, T>(
     if to.profile().owns_memory {
         return CopiedBy::filling(device);
     }
-    if copies && lends { CopiedBy::filling(device) } else { CopiedBy::Producer }
+    // What accepts nothing is no framework, and has no kernels.
+    let alone = from.profile().dtypes.is_empty() && (copies || device.kind == DeviceKind::CPU);
+    if copies && lends || alone { CopiedBy::filling(device) } else { CopiedBy::Producer }
 }
 
 /// A copy as a tensor of the consumer, the streams that were ordered for it, and who made it.
@@ -99,7 +102,10 @@ impl<F, T> Conversion<'_, F, T> {
         if lent.device().kind == DeviceKind::CPU && lent.pending().is_none() {
             return self.by_core(lent);
         }
-        self.by_consumer(lent)
+        match self.by_ordering_beside(lent)? {
+            Ok(copied) => Ok(copied),
+            Err(lent) => self.by_consumer(lent),
+        }
     }
 
     /// The ordering's copies fill fresh memory of the consumer, which is the result.
@@ -187,6 +193,27 @@ impl<F, T> Conversion<'_, F, T> {
         };
         host_copy::copy_by_loop(&lent, &target, 0);
         Ok((fresh, None, CopiedBy::Host))
+    }
+
+    /// The ordering's copies fill memory of their own on a device, of which the consumer imports a view: for a producer
+    /// without kernels and a consumer whose memory cannot be written from outside.
+    fn by_ordering_beside(&self, lent: Lent) -> Result<Rung<Copied<T>>> {
+        let device = lent.device();
+        if device.kind != DeviceKind::CUDA || self.ordering.copies().is_none() || pending(&lent).is_none() {
+            return Ok(Err(lent));
+        }
+        let elements = (lent.dtype(), lent.layout().shape());
+        let target = match fresh_beside((self.to, self.profile), self.ordering, device, elements, self.order()) {
+            Err(error) if error.kind() == ErrorKind::CopyNeeded => return Ok(Err(lent)),
+            target => target?,
+        };
+        let ordered = match fill(lent, &target, self.to.consumer(), self.ordering, self.batch)? {
+            Ok(ordered) => ordered,
+            Err(lent) => return Ok(Err(lent)),
+        };
+        self.batch.iter().for_each(|batch| batch.disorder());
+        let (copy, _) = self.import(target, true)?;
+        Ok(Ok((copy, ordered, CopiedBy::Kernels)))
     }
 
     /// The consumer copies a tensor that it takes in place, with its own kernels.

@@ -1,10 +1,10 @@
 //! Copies by the ordering's own kernels: in whose memory, in which stream, after what, and what follows an error.
 
 use crate::common::Event::{Copied as Launched, Dropped, Ordered, Retired, Synchronized};
-use crate::common::{Copied, Event, Item, Log, OWNER, Office, Paper, READER, Recorder, taken};
+use crate::common::{ALLOCATED, Copied, Event, Item, Log, OWNER, Office, Paper, READER, Recorder, taken};
 use bridge_core::{
     Access, Adapter, CopiedBy, DType, Device, DeviceKind, ErrorKind, Options, Order, Ordering, Pending, Permutation,
-    Plan, Reason, Result, Reuse, Strides, Transfer, copied_by, stats, transfer,
+    Plan, Profile, Reason, Result, Reuse, Strides, Transfer, copied_by, stats, transfer,
 };
 use std::sync::Arc;
 
@@ -75,12 +75,27 @@ fn the_memory_has_the_order_that_was_asked_for() {
         scene.options.order = Some(order);
         let (crossed, events) = scene.cross();
         assert_eq!(events.contains(&launched(FRESH, Some(READER))), filled, "{order}");
-        // The producer's own copy is row-major, and the consumer's would be.
-        match crossed {
-            Ok((_, told)) => assert!(filled && told.copied_by == Some(CopiedBy::Kernels) || order == Order::RowMajor),
-            Err(error) => assert_eq!((error.kind(), order), (ErrorKind::CopyNeeded, Order::ColumnMajor)),
-        }
+        // The producer's own copy is row-major, and the consumer's would be: a column-major one has memory of its own.
+        let by = crossed.expect("it crosses").1.copied_by;
+        assert!(by == Some(CopiedBy::Kernels) || (order, filled) == (Order::RowMajor, false), "{order}");
     }
+}
+
+#[test]
+fn a_kernel_fills_memory_of_its_own_where_neither_side_has_any() {
+    let mut scene = Scene::new(Copied::Well);
+    (scene.from.copies_to, scene.to.fresh) = (None, None);
+    let (crossed, events) = scene.cross();
+    let (copy, told) = crossed.expect("it crosses");
+    assert_eq!((told.copied_by, told.ordered), (Some(CopiedBy::Kernels), Some((OWNER, READER))));
+    let Item::Leased(lease) = &copy else { panic!("a view of memory of the ordering") };
+    assert!(lease.is_copy() && lease.data() == ALLOCATED && lease.stream() == Some(READER));
+    let filled = launched(ALLOCATED, Some(READER));
+    assert_eq!(events, [Ordered(OWNER, READER), filled, Ordered(READER, OWNER), Dropped]);
+
+    let mut scene = Scene::new(Copied::Fails(ErrorKind::CopyNeeded));
+    (scene.from.copies_to, scene.to.fresh) = (None, None);
+    assert_eq!(scene.cross().0.err().map(|error| error.kind()), Some(ErrorKind::CopyNeeded));
 }
 
 #[test]
@@ -113,6 +128,10 @@ fn who_would_copy_is_known_before() {
     assert_eq!(known(|scene| scene.options.device = Some(Device::CPU)), CopiedBy::Move);
     assert_eq!(known(|scene| scene.to.fresh = None), CopiedBy::Producer);
     assert_eq!(known(|scene| scene.recorder.copies = None), CopiedBy::Producer);
+    let alone = |scene: &mut Scene| {
+        (scene.to.fresh, scene.from.profile) = (None, Profile::export_only("a producer without kernels"));
+    };
+    assert_eq!(known(alone), CopiedBy::Kernels);
 }
 
 #[test]
