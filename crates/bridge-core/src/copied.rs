@@ -50,7 +50,8 @@ impl CopiedBy {
 }
 
 /// Returns who would make the copy of `lent`, an export of `from`, on its way to `to`. Nothing is copied: where the
-/// kernels turn out not to copy such elements, the frameworks do.
+/// kernels turn out not to copy such elements, the frameworks do, and the other way round for a producer that turns out
+/// to have no kernels.
 pub fn copied_by<F, T>(
     from: &dyn Adapter<Tensor = F>,
     to: &dyn Adapter<Tensor = T>,
@@ -70,9 +71,7 @@ pub fn copied_by<F, T>(
     if to.profile().owns_memory {
         return CopiedBy::filling(device);
     }
-    // What accepts nothing is no framework, and has no kernels.
-    let alone = from.profile().dtypes.is_empty() && (copies || device.kind == DeviceKind::CPU);
-    if copies && lends || alone { CopiedBy::filling(device) } else { CopiedBy::Producer }
+    if copies && lends { CopiedBy::filling(device) } else { CopiedBy::Producer }
 }
 
 /// A copy as a tensor of the consumer, the streams that were ordered for it, and who made it.

@@ -11,10 +11,6 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-#[cfg(all(doctest, feature = "cupy", feature = "torch"))]
-#[doc = include_str!("../../../docs/rust.md")]
-struct PageOnRust;
-
 #[cfg(feature = "python")]
 mod borrower;
 #[cfg(feature = "python")]

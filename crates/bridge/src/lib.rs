@@ -11,6 +11,10 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+#[cfg(all(doctest, feature = "cuda", feature = "python", feature = "tensorflow"))]
+#[doc = include_str!("../../../docs/rust.md")]
+struct Page;
+
 #[cfg(doctest)]
 mod misuse;
 

@@ -4,7 +4,7 @@ use crate::common::Event::{Copied as Launched, Dropped, Ordered, Retired, Synchr
 use crate::common::{ALLOCATED, Copied, Event, Item, Log, OWNER, Office, Paper, READER, Recorder, taken};
 use bridge_core::{
     Access, Adapter, CopiedBy, DType, Device, DeviceKind, ErrorKind, Options, Order, Ordering, Pending, Permutation,
-    Plan, Profile, Reason, Result, Reuse, Strides, Transfer, copied_by, stats, transfer,
+    Plan, Reason, Result, Reuse, Strides, Transfer, copied_by, stats, transfer,
 };
 use std::sync::Arc;
 
@@ -128,10 +128,6 @@ fn who_would_copy_is_known_before() {
     assert_eq!(known(|scene| scene.options.device = Some(Device::CPU)), CopiedBy::Move);
     assert_eq!(known(|scene| scene.to.fresh = None), CopiedBy::Producer);
     assert_eq!(known(|scene| scene.recorder.copies = None), CopiedBy::Producer);
-    let alone = |scene: &mut Scene| {
-        (scene.to.fresh, scene.from.profile) = (None, Profile::export_only("a producer without kernels"));
-    };
-    assert_eq!(known(alone), CopiedBy::Kernels);
 }
 
 #[test]
