@@ -273,7 +273,8 @@ impl Lent {
         Ok(self)
     }
 
-    /// Returns the same tensor repeated to `shape`: dimensions of length 1, and those that it lacks at the front.
+    /// Returns the same tensor repeated to `shape`: dimensions of length 1, and those that it lacks at the front. Those of
+    /// length 1 that `shape` lacks at the front are dropped.
     ///
     /// # Errors
     ///
@@ -284,7 +285,8 @@ impl Lent {
         }
         let own = || self.layout().shape().iter().zip(self.layout().strides()).rev();
         let fits = |(length, (own, _)): (&i64, (&i64, &i64))| length == own || *own == 1;
-        if self.layout().shape().len() > shape.len() || !shape.iter().rev().zip(own()).all(fits) {
+        let mut dropped = own().skip(shape.len());
+        if dropped.any(|(length, _)| *length != 1) || !shape.iter().rev().zip(own()).all(fits) {
             let text = format!(
                 "a tensor of shape {:?} cannot be copied into one of shape {shape:?}: reshape or slice one side first",
                 self.layout().shape()

@@ -67,6 +67,17 @@ def test_a_smaller_source_is_repeated_as_numpy_does() -> None:
     assert tb.copy(np.zeros((0, 1), np.float32), out=torch.zeros(0, 3)).shape == (0, 3)
 
 
+def test_leading_dimensions_of_length_1_are_dropped_as_numpy_does() -> None:
+    for shape, into in [((1, 2), (2,)), ((1,), ()), ((1, 1, 3), (3,)), ((1, 0), (0,)), ((1, 1, 3), (2, 3))]:
+        source, target, expected = numbers(*shape) + 1, torch.zeros(into), np.zeros(into, np.float32)
+        np.copyto(expected, source)
+        tb.copy(source, out=target)
+        np.testing.assert_array_equal(target.numpy(), expected)
+    for shape, into in [((2, 1), (2,)), ((2, 3), (3,)), ((0, 3), (3,)), ((1, 3), (2,))]:
+        with pytest.raises(tb.BridgeLayoutError, match="reshape or slice"):
+            tb.copy(numbers(*shape), out=torch.zeros(into))
+
+
 def test_deferred_operations_of_both_sides_are_done() -> None:
     values = torch.randn(3, 4, dtype=torch.complex64)
     for source in (values, values.conj()):

@@ -99,13 +99,20 @@ fn deferred_operations_of_both_sides_are_done() {
 
 #[test]
 fn a_smaller_source_is_repeated() {
-    for (shape, strides) in [(vec![3], vec![2]), (vec![1, 3], vec![7, 1]), (vec![2, 1], vec![5, 1]), (vec![], vec![])] {
+    for (shape, strides) in [
+        (vec![3], vec![2]),
+        (vec![1, 3], vec![7, 1]),
+        (vec![2, 1], vec![5, 1]),
+        (vec![], vec![]),
+        (vec![1, 2, 3], vec![9, 3, 1]),
+        (vec![1, 1, 1, 3], vec![9, 9, 9, 1]),
+    ] {
         let mut scene = Scene::new();
         (scene.source.shape, scene.source.strides) = (shape, strides);
         // The fake copies check that both sides have one shape.
         assert!(matches!(scene.copy().1[1], Launched { from: 0x1000, .. }));
     }
-    for shape in [vec![2], vec![3, 3], vec![1, 2, 3], vec![0, 3]] {
+    for shape in [vec![2], vec![3, 3], vec![2, 2, 3], vec![1, 2, 2, 3], vec![0, 2, 3], vec![1, 3, 3], vec![0, 3]] {
         let mut scene = Scene::new();
         (scene.source.strides, scene.source.shape) = (vec![1; shape.len()], shape);
         let (copied, events) = scene.copy();
