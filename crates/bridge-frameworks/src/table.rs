@@ -66,7 +66,8 @@ macro_rules! frameworks {
             use crate::Foreign;
             use bridge_core::{Adapter, Consumer, DType, Device, Lent, Offer, Order, Profile, Result};
             use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
-            use pyo3::Python;
+            use pyo3::types::PyList;
+            use pyo3::{Bound, Python};
             use std::ops::Deref;
             use std::sync::Arc;
 
@@ -137,6 +138,22 @@ macro_rules! frameworks {
 
                 fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
                     (**self).locate(tensor)
+                }
+
+                fn is_still(&self, tensor: &PyTensor<'py>, lent: &Lent) -> bool {
+                    (**self).is_still(tensor, lent)
+                }
+
+                fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {
+                    (**self).storage(tensor)
+                }
+
+                fn counted_by(&self, tensor: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>> {
+                    (**self).counted_by(tensor)
+                }
+
+                fn all_overwritten(&self, tensors: &Bound<'py, PyList>) -> Result<()> {
+                    (**self).all_overwritten(tensors)
                 }
             }
 
