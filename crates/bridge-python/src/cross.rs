@@ -218,8 +218,6 @@ pub(crate) fn copy_all<F: Owned, T: Owned>(
         return copy(pairs).map(drop);
     };
     call.expect(pairs.len());
-    // The targets may be of several frameworks; the call names one.
-    pairs.iter().for_each(|pair| call.to(&pair.to.profile().name));
     let seen: Vec<_> = pairs.iter().map(|pair| (Seen::of(pair.from, None), Seen::of(pair.to, None))).collect();
     let mut through: Vec<Pair<'_, F, T>> = Vec::with_capacity(pairs.len());
     for ((from, to), Pair { tensor, out, .. }) in seen.iter().zip(pairs) {
@@ -228,14 +226,18 @@ pub(crate) fn copy_all<F: Owned, T: Owned>(
     let done = copy(&through);
     match &done {
         Ok(ordered) => {
-            for ((source, target), ordered) in seen.iter().zip(ordered) {
+            for (((source, target), pair), ordered) in seen.iter().zip(pairs).zip(ordered) {
+                call.to(&pair.to.profile().name);
                 if let (Some(from), Some(to)) = (source.device(), target.device()) {
                     let by = (copied_into_by(from, to), "a tensor that exists".into());
                     source.note(call, Outcome::crossed(Some(by), *ordered));
                 }
             }
         }
-        Err(misfit) => seen[misfit.index].0.note(call, Outcome::Failed(misfit.error.kind())),
+        Err(misfit) => {
+            call.to(&pairs[misfit.index].to.profile().name);
+            seen[misfit.index].0.note(call, Outcome::Failed(misfit.error.kind()));
+        }
     }
     done.map(drop)
 }

@@ -202,6 +202,10 @@ def test_a_trace_has_every_tensor() -> None:
     events = [event for event in trace.events if event.operation == "copy"]
     assert [event.path for event in events] == ["copy", "copy"]
     assert [event.nbytes for event in events] == [24, 32]
+    assert [(event.source, event.target) for event in events] == [("numpy", "torch"), ("numpy", "numpy")]
+    with tb.trace() as trace, pytest.raises(tb.BridgeError):
+        tb.copy([np.ones(3), np.ones(4)], out=[torch.zeros(4, dtype=torch.float64), np.zeros(4)])
+    assert [(event.path, event.target) for event in trace.events] == [("failed", "torch")]
 
 
 def test_sources_are_released() -> None:

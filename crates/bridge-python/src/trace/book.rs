@@ -55,6 +55,7 @@ impl Outcome {
 pub(super) struct Crossed {
     /// `None` where the call failed before it knew.
     pub(super) from: Option<String>,
+    pub(super) to: String,
     pub(super) facts: Option<Facts>,
     pub(super) outcome: Outcome,
 }
@@ -63,7 +64,6 @@ pub(super) struct Crossed {
 pub(super) struct About {
     pub(super) number: u64,
     pub(super) operation: &'static str,
-    pub(super) to: String,
     pub(super) tensors: usize,
     /// Nanoseconds of the monotonic clock.
     pub(super) start: u64,
@@ -163,7 +163,7 @@ fn keywords<'py>(py: Python<'py>, event: &Event) -> PyResult<Bound<'py, PyDict>>
     keywords.set_item("call", about.number)?;
     keywords.set_item("operation", about.operation)?;
     keywords.set_item("source", &crossed.from)?;
-    keywords.set_item("target", &about.to)?;
+    keywords.set_item("target", &crossed.to)?;
     keywords.set_item("path", path)?;
     keywords.set_item("copied_by", copied.map(|(by, _)| by.to_string()))?;
     keywords.set_item("reason", copied.map(|(_, reason)| reason))?;

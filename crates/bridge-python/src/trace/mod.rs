@@ -51,12 +51,11 @@ impl Call {
         if let Some(kind) = error
             && !tensors.iter().any(failed)
         {
-            tensors = vec![Crossed { from: None, facts: None, outcome: Outcome::Failed(kind) }];
+            tensors = vec![Crossed { from: None, to: self.to.take(), facts: None, outcome: Outcome::Failed(kind) }];
         }
         let about = About {
             number: 0,
             operation: self.operation,
-            to: self.to.into_inner(),
             tensors: self.count.get(),
             start: self.start,
             duration,
@@ -66,7 +65,7 @@ impl Call {
         Book::lock().push(about, tensors);
     }
 
-    /// Names the target.
+    /// Names the target of what is noted from now on.
     pub(crate) fn to(&self, name: &str) {
         *self.to.borrow_mut() = name.into();
     }
@@ -78,7 +77,8 @@ impl Call {
 
     /// Notes what became of a tensor of the framework `from`.
     pub(crate) fn note(&self, from: &str, facts: Option<Facts>, outcome: Outcome) {
-        self.tensors.borrow_mut().push(Crossed { from: Some(from.into()), facts, outcome });
+        let to = self.to.borrow().clone();
+        self.tensors.borrow_mut().push(Crossed { from: Some(from.into()), to, facts, outcome });
     }
 }
 
