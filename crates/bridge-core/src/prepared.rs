@@ -60,11 +60,12 @@ impl Prepared {
     /// Those of [`copy_all`](crate::copy_all); before anything is written, [`ErrorKind::Layout`] for a tensor that has
     /// another address, shape or strides than at [`new`](Self::new), and for another number of pairs.
     pub fn copy<F, T>(&self, pairs: &[Pair<'_, F, T>], ordering: &Arc<dyn Ordering>) -> Result<Vec<Streams>, Misfit> {
-        let jobs = export(pairs, ordering)?;
-        let changed = jobs.iter().find(|job| !self.copies.is_of(job)).map(|job| job.index);
-        if let Some(index) = changed.or((jobs.len() != self.repeats.len()).then_some(0)) {
-            return Err(changed_since(index));
+        let jobs = export(pairs, ordering).map_err(since)?;
+        if jobs.len() != self.repeats.len() {
+            let text = format!("{} pairs were prepared, not {}: pass the same pairs", self.repeats.len(), jobs.len());
+            return Err(Failed { index: 0, error: Error::new(ErrorKind::Layout, text) }.into());
         }
+        jobs.iter().try_for_each(|job| self.copies.are_of(job))?;
         let plans = match &self.copies {
             Copies::Held(_) => &[][..],
             Copies::Again { plans, .. } => plans,
@@ -86,8 +87,8 @@ impl Prepared {
     ///
     /// Those of [`copy`](Self::copy) before anything is written.
     pub fn check<F, T>(&self, index: usize, pair: Pair<'_, F, T>, ordering: &Arc<dyn Ordering>) -> Result<(), Misfit> {
-        let job = Job::new(index, &pair, ordering).map_err(|error| Failed { index, error })?;
-        if self.copies.is_of(&job) { Ok(()) } else { Err(changed_since(index)) }
+        let job = Job::new(index, &pair, ordering).map_err(|error| since(Failed { index, error }.into()))?;
+        self.copies.are_of(&job)
     }
 
     /// Copies what is [`held`](Self::held): from and into the memory that the tensors had at [`new`](Self::new). It makes
@@ -130,19 +131,43 @@ impl Copies {
         Ok(Self::Again { views: jobs.iter().map(views).collect(), plans })
     }
 
-    /// Returns whether a pair is as it was.
-    fn is_of(&self, job: &Job) -> bool {
-        let now = (job.views(), job.device);
-        match self {
-            Self::Held(held) => held.jobs().get(job.index).is_some_and(|then| (then.views(), then.device) == now),
+    /// Checks that a pair is as it was.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Layout`], with the side that has changed.
+    fn are_of(&self, job: &Job) -> Result<(), Misfit> {
+        let then = match self {
+            Self::Held(held) => held.jobs().get(job.index).map(|then| (then.views(), then.device)),
             Self::Again { views, .. } => views
                 .get(job.index)
-                .is_some_and(|(from, to, flips, device)| (((from.0, &from.1), (to.0, &to.1), *flips), *device) == now),
-        }
+                .map(|(from, to, flips, device)| (((from.0, &from.1), (to.0, &to.1), *flips), *device)),
+        };
+        let now = (job.views(), job.device);
+        let changed = match (then, now) {
+            (Some(then), now) if then == now => return Ok(()),
+            // A source is broadcast to the shape of its target, which is thus looked at first.
+            (Some(((_, to, _), _)), ((_, now, _), _)) if to.1.shape() != now.1.shape() => {
+                format!("the shape of the target was {:?} and is now {:?}", to.1.shape(), now.1.shape())
+            }
+            (Some(((_, to, _), _)), ((_, now, _), _)) if to != now => {
+                "the target has another address or layout than before".into()
+            }
+            (Some(((from, ..), _)), ((now, ..), _)) if from != now => {
+                "the source has another address or layout than before".into()
+            }
+            _ => "the source or the target has another device or deferred operation than before".into(),
+        };
+        let error = Error::new(ErrorKind::Layout, format!("{changed}: prepare the copies anew"));
+        Err(Failed { index: job.index, error }.into())
     }
 }
 
-fn changed_since(index: usize) -> Misfit {
-    let text = "the tensor or the target has another address or layout than before: prepare the copies anew";
-    Failed { index, error: Error::new(ErrorKind::Layout, text) }.into()
+/// Returns the error of an export after the preparation: shapes that fitted together have changed since.
+fn since(misfit: Misfit) -> Misfit {
+    let error = match misfit.error.kind() {
+        ErrorKind::Layout => misfit.error.at("changed since the copies were prepared"),
+        _ => misfit.error,
+    };
+    Misfit { error, ..misfit }
 }

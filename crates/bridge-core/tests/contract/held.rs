@@ -3,7 +3,7 @@
 use crate::common::Event::{Copied as Launched, Dropped, Ordered};
 use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, Paper, READER, Recorder, Side, taken};
 use crate::into::papers;
-use bridge_core::{ErrorKind, Ordering, Pair, Prepared, Strides, Views};
+use bridge_core::{ErrorKind, Ordering, Pair, Pending, Prepared, Strides, Views};
 use std::sync::{Arc, Mutex};
 
 /// Offices whose exports are in the current stream, which is that of the papers.
@@ -112,9 +112,25 @@ fn a_pair_that_has_changed_is_told() {
         let mut items = items(9, &log);
         let prepared = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap();
         prepared.check(3, pairs(&from, &to, &items)[3], &ordering).unwrap();
-        items[3].0 = Item::Own(Paper { address: 0x9000, ..Paper::new(&log) });
-        let misfit = prepared.check(3, pairs(&from, &to, &items)[3], &ordering).unwrap_err();
-        assert_eq!((misfit.index, misfit.error.kind()), (3, ErrorKind::Layout));
+        let target = |paper| Item::Own(Paper { address: 0x8000, stream: Some(READER), ..paper });
+        let long = || Paper { shape: vec![2, 4], strides: vec![4, 1], ..Paper::new(&log) };
+        let other = || Item::Own(Paper { address: 0x9000, ..Paper::new(&log) });
+        let negated = Item::Own(Paper { address: 0x1300, pending: Some(Pending::Negation), ..Paper::new(&log) });
+        for (source, out, text) in [
+            (None, Some(target(Paper::new(&log))), "the target has another address or layout than before"),
+            (Some(Item::Own(long())), Some(target(long())), "the shape of the target was [2, 3] and is now [2, 4]"),
+            (Some(Item::Own(long())), None, "changed since the copies were prepared: a tensor of shape [2, 4]"),
+            (Some(negated), None, "another device or deferred operation"),
+            (Some(other()), None, "the source has another address or layout than before: prepare the copies anew"),
+        ] {
+            let pair = &items[3];
+            let now = (source.as_ref().unwrap_or(&pair.0), out.as_ref().unwrap_or(&pair.1));
+            let pair = Pair { from: &from, tensor: now.0, to: &to, out: now.1 };
+            let misfit = prepared.check(3, pair, &ordering).unwrap_err();
+            assert_eq!((misfit.index, misfit.error.kind()), (3, ErrorKind::Layout));
+            assert!(misfit.error.to_string().contains(text), "{}", misfit.error);
+        }
+        items[3].0 = other();
         taken(&log);
         assert_eq!(prepared.copy(&pairs(&from, &to, &items), &ordering).unwrap_err().index, 3);
         assert!(taken(&log).iter().all(|event| *event == Dropped), "nothing is launched");
