@@ -2,7 +2,7 @@
 
 use crate::native::Native;
 use crate::raised;
-use crate::refusal::{WITHOUT_MEMORY, refusal};
+use crate::refusal::{refusal, without_memory};
 use crate::runtime::Runtime;
 use bridge_core::dlpack::{Origin, Release, lend_borrowed};
 use bridge_core::{
@@ -26,8 +26,9 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
     };
     let lent = lent.and_then(|lent| runtime.refuse_narrower(tensor, lent.dtype()).map(|()| lent));
     lent.map_err(|error| match error.kind() {
-        // PyTorch's capsules are well-formed, except for the null pointer of a tensor that wraps another.
-        ErrorKind::Protocol => Error::new(ErrorKind::NotATensor, WITHOUT_MEMORY).caused_by(error),
+        // PyTorch's capsules are well-formed, except for the null pointer of a tensor that wraps another, or whose storage
+        // was freed.
+        ErrorKind::Protocol => without_memory(tensor).caused_by(error),
         _ => error,
     })
 }

@@ -5,9 +5,23 @@ use bridge_pyo3::{PyTensor, brief_str, call};
 use pyo3::intern;
 use pyo3::prelude::*;
 
-pub(crate) const WITHOUT_MEMORY: &str = "this tensor has no memory of its own (a ZeroTensor, or one that functionalisation or \
+const WITHOUT_MEMORY: &str = "this tensor has no memory of its own (a ZeroTensor, or one that functionalisation or \
     another transform of torch.func wraps, such as vmap, grad and jvp): pass a .clone() of a ZeroTensor, or convert \
     outside of the transform";
+
+/// Returns why a tensor has no address.
+#[cold]
+pub(crate) fn without_memory(tensor: &PyTensor<'_>) -> Error {
+    let py = tensor.py();
+    let length = || -> PyResult<usize> {
+        call(&call(tensor, intern!(py, "untyped_storage"), &[])?, intern!(py, "nbytes"), &[])?.extract()
+    };
+    let text = match length() {
+        Ok(0) => "the storage of this tensor was freed or resized to 0 bytes: pass a tensor that has its memory",
+        _ => WITHOUT_MEMORY,
+    };
+    Error::new(ErrorKind::NotATensor, text)
+}
 
 /// Makes the error for a tensor that PyTorch does not export, with advice.
 #[cold]
