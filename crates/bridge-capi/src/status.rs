@@ -100,6 +100,8 @@ bridge_core::words! {
         MoveToCuda => "move it, with a CUDA device as the device of tb_options",
         AnyOrder => "ask for TB_ELEMENTS_ANY_ORDER",
         Detach => "detach it first",
+        DetachFirst => "detach the source first",
+        DetachTarget => "pass the detached tensor, which shares its memory",
         ReverseDimensions => "reverse the dimensions with the axes of tb_options",
         Copies => "copy it with its owner's functions first",
     }

@@ -27,6 +27,10 @@ pub enum Advice {
     AnyOrder,
     /// Detach the tensor from autograd.
     Detach,
+    /// Detach the source of a copy first.
+    DetachFirst,
+    /// Pass the detached tensor, which shares the memory, as the target of a copy.
+    DetachTarget,
     /// Reverse the dimensions by a permutation.
     ReverseDimensions,
     /// Pass an ordering that has copies.
@@ -62,6 +66,8 @@ words! {
         MoveToCuda => "move it, with a CUDA device as Options::device",
         AnyOrder => "leave Options::order out",
         Detach => "detach the tensor",
+        DetachFirst => "detach the source first",
+        DetachTarget => "pass the detached tensor, which shares its memory",
         ReverseDimensions => "reverse the dimensions with Options::permute",
         Copies => "pass an ordering with copies: that of bridge-copy, or of the facade with the feature `cuda`",
     }
@@ -83,6 +89,8 @@ pub mod python {
             MoveToCuda => "pass device=\"cuda\" to move it",
             AnyOrder => "leave order=\"F\" out",
             Detach => "call .detach() first or pass detach=True to a conversion; truebridge.autograd takes gradients across",
+            DetachFirst => "call .detach() on the source first",
+            DetachTarget => "pass its .detach(), which shares its memory",
             ReverseDimensions => "pass permute= to reverse the dimensions",
             Copies => "copy it with the framework that owns it first",
         }
@@ -105,6 +113,10 @@ impl Advised {
         if let Some(free) = self.all.iter_mut().find(|place| place.is_none()) {
             *free = Some(advice);
         }
+    }
+
+    pub(crate) fn replace(&mut self, advice: Advice, other: Advice) {
+        self.all.iter_mut().filter(|place| **place == Some(advice)).for_each(|place| *place = Some(other));
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = Advice> {

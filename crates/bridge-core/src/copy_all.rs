@@ -3,7 +3,7 @@
 use crate::batch::Batch;
 use crate::clash::{Clash, repeated};
 use crate::conversion::{Streams, used};
-use crate::copy_into::{exported, release, uncopied};
+use crate::copy_into::{Sides, release, uncopied};
 use crate::fill::{flips, order_after};
 use crate::host_copy::copy_by_loop;
 use crate::moved::{move_into, unmovable};
@@ -167,6 +167,8 @@ pub(crate) struct Job {
     pub(crate) target: Lent,
     /// The device on which both are seen; `None` where the elements are moved.
     pub(crate) device: Option<Device>,
+    /// Whether the source is a compact copy of the tensor, which was made for this.
+    pub(crate) is_packed: bool,
     flips: u128,
     /// That of the target.
     pub(crate) consumer: Arc<dyn Consumer>,
@@ -175,7 +177,7 @@ pub(crate) struct Job {
 impl Job {
     pub(crate) fn new<F, T>(index: usize, pair: &Pair<'_, F, T>, ordering: &Arc<dyn Ordering>) -> Result<Self> {
         let Pair { from, tensor, to, out } = pair;
-        let (source, target, device) = exported(*from, *to, tensor, out, ordering)?;
+        let Sides { source, target, device, is_packed } = Sides::export(*from, *to, tensor, out, ordering)?;
         // Before anything is launched: a panic would return the memory under the copy.
         let consumer = to.consumer();
         let (itemsize, stream) = (source.layout().itemsize(), target.buffer().stream());
@@ -189,7 +191,7 @@ impl Job {
             (None, None) => return Err(unmovable()),
             (_, Some(flips)) => flips,
         };
-        Ok(Self { index, source, target, device, flips, consumer })
+        Ok(Self { index, source, target, device, is_packed, flips, consumer })
     }
 
     /// Returns both views, and the bits that are flipped.

@@ -6,8 +6,8 @@ use crate::moved::{move_into, no_moves};
 use crate::overlap::{repeats, share_bytes};
 use crate::plan::{moved_between, usable};
 use crate::{
-    Access, Adapter, Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Result,
-    Stream,
+    Access, Adapter, Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Pending,
+    Result, Stream,
 };
 use std::sync::Arc;
 
@@ -16,18 +16,19 @@ use std::sync::Arc;
 ///
 /// `tensor` is broadcast to the shape of `out`, as in `numpy.copyto`: dimensions of length 1 and those that it lacks at
 /// the front are repeated, and those of length 1 that `out` lacks at the front are dropped. The ordering's [`Copies`](crate::Copies) copy the elements; where it has none, core copies
-/// host memory. Where `out` is in another memory, those copies move the elements there. Returns the owner's stream and
-/// the one that waits for it, where they differ.
+/// host memory. Where `out` is in another memory, those copies move the elements there. A tensor that must be packed
+/// first ([`Pending::Packing`]) is copied by [`Adapter::compact`]. Returns the owner's stream and the one that waits for
+/// it, where they differ.
 ///
 /// # Errors
 ///
 /// Before anything is launched:
 ///
-/// - those of [`Adapter::export`] for either side, and of [`Adapter::overwritten`];
+/// - those of [`Adapter::export`] for either side, of [`Adapter::compact`], and of [`Adapter::overwritten`];
 /// - [`ErrorKind::ReadOnly`]: `out` is read-only, or its framework lets no other write to its tensors;
 /// - [`ErrorKind::Dtype`]: the dtypes differ;
-/// - [`ErrorKind::Layout`]: `tensor` does not broadcast to the shape of `out`, the two share bytes, or `out` may have
-///   two elements at one address;
+/// - [`ErrorKind::Layout`]: `tensor` does not broadcast to the shape of `out`, the two share bytes, `out` may have two
+///   elements at one address, or its strides are not a whole number of elements;
 /// - [`ErrorKind::Device`]: the two are in memories between which nothing is moved;
 /// - [`ErrorKind::CopyNeeded`]: the memory is that of a device, and `ordering` has no copies, or none for these two;
 /// - those of [`Ordering::order`].
@@ -40,7 +41,7 @@ pub fn copy_into<F, T>(
     out: &T,
     ordering: &Arc<dyn Ordering>,
 ) -> Result<Option<(Stream, Stream)>> {
-    let (source, target, device) = exported(from, to, tensor, out, ordering)?;
+    let Sides { source, target, device, .. } = Sides::export(from, to, tensor, out, ordering)?;
     // Before anything is launched: a panic would return the memory under the copy.
     let consumer = to.consumer();
     let Some(device) = device else {
@@ -63,35 +64,57 @@ pub fn copy_into<F, T>(
     })
 }
 
-/// Exports both sides of a copy and checks everything about the pair but whether the two share bytes. Returns the source,
-/// broadcast, the target, and the device on which both are seen; `None` where the elements are moved.
-pub(crate) fn exported<F, T>(
-    from: &dyn Adapter<Tensor = F>,
-    to: &dyn Adapter<Tensor = T>,
-    tensor: &F,
-    out: &T,
-    ordering: &Arc<dyn Ordering>,
-) -> Result<(Lent, Lent, Option<Device>)> {
-    let target = to.export(out)?;
-    let source = from.export(tensor)?;
-    if source.dtype() != target.dtype() {
-        let (one, other) = (source.dtype(), target.dtype());
-        let text = format!("elements of dtype {one} cannot be copied into a tensor of dtype {other}: cast one first");
-        return Err(Error::new(ErrorKind::Dtype, text));
-    }
-    let source = source.broadcast_to(target.layout().shape())?;
-    let Some(device) = shared(source.device(), target.device()) else {
-        movable(source.device(), target.device(), ordering)?;
+/// Both sides of a copy.
+pub(crate) struct Sides {
+    /// The source, broadcast.
+    pub(crate) source: Lent,
+    pub(crate) target: Lent,
+    /// The device on which both are seen; `None` where the elements are moved.
+    pub(crate) device: Option<Device>,
+    /// Whether the source is a compact copy of the tensor, which was made for this.
+    pub(crate) is_packed: bool,
+}
+
+impl Sides {
+    /// Exports both sides and checks everything about the pair but whether the two share bytes.
+    pub(crate) fn export<F, T>(
+        from: &dyn Adapter<Tensor = F>,
+        to: &dyn Adapter<Tensor = T>,
+        tensor: &F,
+        out: &T,
+        ordering: &Arc<dyn Ordering>,
+    ) -> Result<Self> {
+        let target = to.export(out).map_err(Error::of_target)?;
+        let source = from.export(tensor).map_err(|error| error.instead(Advice::Detach, Advice::DetachFirst))?;
+        if source.dtype() != target.dtype() {
+            let (one, other) = (source.dtype(), target.dtype());
+            let text = format!(
+                "elements of dtype {one} cannot be copied into a tensor of dtype {other}: cast the source first"
+            );
+            return Err(Error::new(ErrorKind::Dtype, text));
+        }
+        let is_packed = source.pending() == Some(Pending::Packing);
+        let source = if is_packed { packed(from, tensor, &source)? } else { source };
+        let source = source.broadcast_to(target.layout().shape())?;
+        let Some(device) = shared(source.device(), target.device()) else {
+            movable(source.device(), target.device(), ordering)?;
+            writable(&target)?;
+            return Ok(Self { source, target, device: None, is_packed });
+        };
+        let (source, target) = (source.seen_on(device), target.seen_on(device));
+        if target.buffer().access() == Access::Immutable {
+            // The framework says why its tensors do not change.
+            to.overwritten(out)?;
+        }
         writable(&target)?;
-        return Ok((source, target, None));
-    };
-    let (source, target) = (source.seen_on(device), target.seen_on(device));
-    if target.buffer().access() == Access::Immutable {
-        // The framework says why its tensors do not change.
-        to.overwritten(out)?;
+        Ok(Self { source, target, device: Some(device), is_packed })
     }
-    writable(&target)?;
-    Ok((source, target, Some(device)))
+}
+
+/// Returns a compact copy of a tensor that was exported, by its framework.
+fn packed<F>(from: &dyn Adapter<Tensor = F>, tensor: &F, lent: &Lent) -> Result<Lent> {
+    used(from, lent);
+    from.export(&from.compact(tensor)?)
 }
 
 /// Returns the error for elements that nothing copies on a device.
@@ -147,6 +170,10 @@ fn movable(source: Device, target: Device, ordering: &Arc<dyn Ordering>) -> Resu
 fn writable(target: &Lent) -> Result<()> {
     if target.buffer().access().forbids_writes() {
         return Err(Error::new(ErrorKind::ReadOnly, "the target is read-only: pass one that may be written"));
+    }
+    if target.pending() == Some(Pending::Packing) {
+        let text = "the strides of the target are not a whole number of elements: copy into a compact tensor, and assign it with the framework of the target, as in records[name][...] = copy";
+        return Err(Error::new(ErrorKind::Layout, text));
     }
     if repeats(target.layout()) {
         let text = format!(

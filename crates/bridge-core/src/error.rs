@@ -76,6 +76,9 @@ pub struct Error {
 /// The result of a function that fails with an [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Words of advice to make another tensor: see [`Error::of_target`].
+const MAKES_ANOTHER: [&str; 8] = [".to_", ".to()", ".astype(", ".clone()", ".dequantize()", ".filled(", "cast", "copy"];
+
 impl Error {
     /// Makes an error. The message tells the user what to do next.
     #[cold]
@@ -123,6 +126,26 @@ impl Error {
         self
     }
 
+    /// Puts other advice in the place of `advice`.
+    pub(crate) fn instead(mut self, advice: Advice, other: Advice) -> Self {
+        self.advised.replace(advice, other);
+        self
+    }
+
+    /// Returns the error for a tensor that is a target. Advice to make another tensor of it is replaced: a copy into that
+    /// one would be lost.
+    pub(crate) fn of_target(self) -> Self {
+        let mut error = self.instead(Advice::Detach, Advice::DetachTarget);
+        if let Some((reason, advice)) = error.message.rsplit_once(": ")
+            && MAKES_ANOTHER.iter().any(|word| advice.contains(word))
+        {
+            error.message = format!(
+                "{reason}: pass one with plain memory, or copy into such a tensor and assign it with the framework of the target"
+            );
+        }
+        error.at("the target")
+    }
+
     /// Returns the kind.
     pub fn kind(&self) -> ErrorKind {
         self.kind
@@ -161,5 +184,15 @@ mod tests {
         let beside = Error::new(ErrorKind::Device, "not here: move it first").or_advise(Advice::MoveToHost);
         assert_eq!(beside.to_string(), "not here: move it first, or move it, with Options::device at Device::CPU");
         assert_eq!(order().at("x").worded(|_| "…"), "x: row-major only: …");
+        let detached = Error::new(ErrorKind::RequiresGrad, "it requires grad").advise(Advice::Detach);
+        let text = "the target: it requires grad: pass the detached tensor, which shares its memory";
+        assert_eq!(detached.of_target().to_string(), text);
+        let sparse =
+            Error::new(ErrorKind::NotATensor, "this is sparse: call .to_dense() first").of_target().to_string();
+        assert!(sparse.starts_with("the target: this is sparse: pass one with plain memory"), "{sparse}");
+        let object = Error::new(ErrorKind::Dtype, "no counterpart: cast the array first").of_target();
+        assert!(object.to_string().starts_with("the target: no counterpart: pass one with plain memory"), "{object}");
+        let narrow = Error::new(ErrorKind::Dtype, "elements of 4 bits: view it as uint8").of_target();
+        assert_eq!(narrow.to_string(), "the target: elements of 4 bits: view it as uint8");
     }
 }

@@ -72,13 +72,11 @@ def test_no_consumer_of_a_protocol_reads_other_elements() -> None:
     np.testing.assert_array_equal(np.from_dlpack(loan), field)
 
 
-def test_a_field_is_not_a_target_and_not_a_source_of_copy() -> None:
+def test_a_field_is_a_source_and_not_a_target_of_copy() -> None:
     array = records()
     before = array.tobytes()
-    with pytest.raises(tb.BridgeError) as caught:
+    with pytest.raises(tb.BridgeLayoutError, match="of the target are not a whole number of elements"):
         tb.copy(np.ones((3, 4), "f4"), out=array["value"])
-    assert array.tobytes() == before and caught.value.kind in ("copy_needed", "layout")
+    assert array.tobytes() == before
     out = np.zeros((3, 4), "f4")
-    with pytest.raises(tb.BridgeError):
-        tb.copy(array["value"], out=out)
-    assert not out.any()
+    np.testing.assert_array_equal(tb.copy(array["value"], out=out), array["value"])

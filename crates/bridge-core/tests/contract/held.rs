@@ -103,6 +103,17 @@ fn nothing_is_held_where_tensors_have_streams_of_their_own() {
 }
 
 #[test]
+fn what_must_be_packed_for_each_copy_is_not_prepared() {
+    let log = Log::default();
+    let ordering: Arc<dyn Ordering> =
+        Arc::new(Recorder { copies: Some(Copied::Well), log: log.clone(), ..Recorder::default() });
+    let ((from, to), mut items) = (steady(), items(3, &log));
+    items[2].0 = Item::Own(Paper { address: 0x9000, pending: Some(Pending::Packing), ..Paper::new(&log) });
+    let misfit = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap_err();
+    assert_eq!((misfit.index, misfit.error.kind()), (2, ErrorKind::CopyNeeded));
+}
+
+#[test]
 fn a_pair_that_has_changed_is_told() {
     let log = Log::default();
     let ordering: Arc<dyn Ordering> =

@@ -123,7 +123,7 @@ fn a_smaller_source_is_repeated() {
 #[test]
 fn what_cannot_be_copied_is_refused_before_anything_is_ordered() {
     type Change = fn(&mut Scene);
-    let table: [(Change, ErrorKind); 9] = [
+    let table: [(Change, ErrorKind); 10] = [
         (|scene| scene.target.access = Access::ReadOnly, ErrorKind::ReadOnly),
         (|scene| scene.to.immutable = true, ErrorKind::ReadOnly),
         (|scene| scene.target.dtype = DType::INT32, ErrorKind::Dtype),
@@ -131,6 +131,7 @@ fn what_cannot_be_copied_is_refused_before_anything_is_ordered() {
         (|scene| scene.target.device.kind = DeviceKind::ROCM, ErrorKind::Device),
         (|scene| scene.target.strides = vec![0, 1], ErrorKind::Layout),
         (|scene| scene.target.strides = vec![2, 1], ErrorKind::Layout),
+        (|scene| scene.target.pending = Some(Pending::Packing), ErrorKind::Layout),
         (|scene| scene.target.address = 0x1000 + 20, ErrorKind::Layout),
         (|scene| scene.copies = None, ErrorKind::CopyNeeded),
     ];
@@ -140,6 +141,20 @@ fn what_cannot_be_copied_is_refused_before_anything_is_ordered() {
         let (copied, events) = scene.copy();
         assert_eq!((copied.unwrap_err().kind(), events), (kind, vec![Dropped]), "{i}");
     }
+}
+
+#[test]
+fn a_source_that_must_be_packed_is_copied_by_its_framework_first() {
+    let mut scene = Scene::new();
+    (scene.source.pending, scene.source.strides) = (Some(Pending::Packing), vec![0, 0]);
+    let (copied, events) = scene.copy();
+    assert_eq!(copied.unwrap(), Some((OWNER, READER)));
+    let launched = Launched { from: 0x20000, to: TARGET, flips: 0, stream: Some(READER) };
+    assert_eq!(events, [Dropped, Ordered(OWNER, READER), launched, Ordered(READER, OWNER), Dropped]);
+    let mut scene = Scene::new();
+    (scene.source.pending, scene.from.copies_to) = (Some(Pending::Packing), None);
+    let (copied, events) = scene.copy();
+    assert_eq!((copied.unwrap_err().kind(), events), (ErrorKind::CopyNeeded, vec![Dropped]));
 }
 
 #[test]
