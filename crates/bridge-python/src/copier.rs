@@ -1,9 +1,9 @@
 //! `truebridge.copier`: copies that are made again and again.
 
 use crate::errors::into_python;
-use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, seen, source};
+use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, seen};
 use crate::ordering::ordering;
-use crate::pairs::Pairs;
+use crate::pairs::{self, Pairs};
 use crate::{cross, trace};
 use bridge_core::{Failed, Lent, Misfit, Pair, Prepared, Result};
 use bridge_pyo3::{PyTensor, framework_error};
@@ -63,7 +63,8 @@ impl Copier {
     }
 
     fn __repr__(&self) -> String {
-        format!("<Copier of {} tensors>", self.leaves.len())
+        let count = self.leaves.len();
+        format!("<Copier of {count} tensor{}>", if count == 1 { "" } else { "s" })
     }
 }
 
@@ -146,8 +147,8 @@ type Leaf<'a, 'py> = (&'a PyTensor<'py>, &'a PyTensor<'py>);
 /// Returns the adapters of the tensors, and checks that the sources are still there.
 fn sides<'py>(leaves: &[Leaf<'_, 'py>]) -> Result<Vec<(AnyAdapter<'py>, AnyAdapter<'py>)>, Misfit> {
     let side = |(src, out): &Leaf<'_, 'py>| {
-        not_a_capsule(src).and_then(|()| not_a_capsule(out))?;
-        let (from, to) = (source(src)?, source(out)?);
+        not_a_capsule(src)?;
+        let (from, to) = pairs::sides(src, out)?;
         cross::check(&from, src)?;
         Ok((from, to))
     };
@@ -176,7 +177,7 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 /// Parameters
 /// ----------
 /// src : tensor or container of tensors
-///     As for ``copy``. No DLPack capsules.
+///     As for ``copy``. No DLPack capsules, and no fields of NumPy's records that a copy must pack first.
 /// out : tensor or container of tensors
 ///     As for ``copy``, each in the same memory as its source: on the same device, or both on the host.
 /// check : bool, optional

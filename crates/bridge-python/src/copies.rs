@@ -1,8 +1,7 @@
 //! `truebridge.copy`.
 
 use crate::errors::into_python;
-use crate::frameworks::{not_a_capsule, source};
-use crate::pairs::Pairs;
+use crate::pairs::{Pairs, sides};
 use crate::{cross, trace};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
@@ -12,8 +11,8 @@ use pyo3::prelude::*;
 /// Parameters
 /// ----------
 /// src : tensor or container of tensors
-///     A tensor of any framework. It is broadcast to the shape of ``out``, as in ``numpy.copyto``. Or a container of
-///     tensors, as for ``to_torch``.
+///     A tensor of any framework that does not require grad. It is broadcast to the shape of ``out``, as in
+///     ``numpy.copyto``. Or a container of tensors, as for ``to_torch``.
 /// out : tensor or container of tensors
 ///     A tensor of PyTorch, CuPy or NumPy, or a slice of one, with any strides and the dtype of ``src``, on any device.
 ///     Or a container of these with the structure of ``src``: the same keys, names and lengths. A list and a tuple go
@@ -27,8 +26,9 @@ use pyo3::prelude::*;
 /// Raises
 /// ------
 /// BridgeError
-///     Before anything is written, if the two share memory, if ``out`` is read-only, requires grad, has two elements at
-///     one address or is a tensor of TensorFlow, and if shapes or dtypes do not fit together. Of containers, also if they
+///     Before anything is written, if the two share memory, if ``src`` requires grad, if ``out`` is read-only, requires
+///     grad, has two elements at one address, is a field of NumPy's records whose strides are not a whole number of
+///     elements, or is a tensor of TensorFlow, and if shapes or dtypes do not fit together. Of containers, also if they
 ///     differ in structure, or if a target shares memory with another target or another source. The message names the
 ///     path to the tensor.
 ///
@@ -65,8 +65,7 @@ pub(crate) fn copy<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>) -> PyResult<Py
             pairs.check(cross::check)?;
             return cross::copy_all(call, &pairs.each(), None).map_err(|misfit| pairs.error(misfit));
         }
-        not_a_capsule(out)?;
-        let (from, to) = (source(src)?, source(out)?);
+        let (from, to) = sides(src, out)?;
         cross::check(&from, src)?;
         cross::copy_into(call, &*from, &*to, src, out)
     };

@@ -3,8 +3,8 @@
 use crate::containers::{Kind, Step};
 use crate::errors::argument;
 use crate::frameworks::{AnyAdapter, adapter_of, not_a_capsule, seen, source};
-use crate::trees::{DEEPEST, is_plain, raised};
-use bridge_core::{Error, Misfit, Pair, Result};
+use crate::trees::{DEEPEST, Tree, is_plain, raised};
+use bridge_core::{Error, ErrorKind, Misfit, Pair, Result};
 use bridge_pyo3::{PyTensor, type_name};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -18,6 +18,9 @@ struct Leaf<'py> {
     out: PyTensor<'py>,
     place: Place,
 }
+
+/// What a container holds, with the step to it.
+type Content<'py> = (Step<'py>, PyTensor<'py>);
 
 /// The number of the last step to an object in [`Pairs::steps`]; `None` for a root.
 type Place = Option<usize>;
@@ -46,6 +49,28 @@ struct Lost {
 /// Returns the error for two trees that differ.
 fn differ(text: impl std::fmt::Display) -> Error {
     argument(format!("{text}: pass trees of the same structure"))
+}
+
+/// Returns the adapters of a source and of its target.
+///
+/// # Errors
+///
+/// [`NotATensor`](ErrorKind::NotATensor), and [`Argument`](ErrorKind::Argument) for a source that is a container of
+/// tensors, and for a target that is a capsule.
+pub(crate) fn sides<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>) -> Result<(AnyAdapter<'py>, AnyAdapter<'py>)> {
+    not_a_capsule(out).map_err(|error| error.at("the target"))?;
+    let to = source(out).map_err(|error| match error.kind() {
+        ErrorKind::NotATensor => {
+            let text = "is not a tensor: pass a tensor that may be written, or a slice of one";
+            Error::new(ErrorKind::NotATensor, format!("the target is a {}, which {text}", type_name(out)))
+        }
+        _ => error,
+    })?;
+    let from = source(src).map_err(|error| match Tree::of(src) {
+        Ok(Some(_)) => differ(format!("the target is a tensor and the source a {} of tensors", type_name(src))),
+        _ => error,
+    })?;
+    Ok((from, to))
 }
 
 impl<'py> Pairs<'py> {
@@ -119,12 +144,11 @@ impl<'py> Pairs<'py> {
         if let Some(kind) = kind {
             return self.containers(src, out, kind, place);
         }
-        let Some(to) = adapter_of(out).map_err(lost)? else {
+        if adapter_of(out).map_err(lost)?.is_none() {
             self.others = true;
             return no_tensor_beside(src, out).map_err(lost);
-        };
-        not_a_capsule(out).map_err(lost)?;
-        let from = source(src).map_err(lost)?;
+        }
+        let (from, to) = sides(src, out).map_err(lost)?;
         self.leaves.push(Leaf { from, tensor: src.clone(), to, out: out.clone(), place });
         Ok(())
     }
@@ -152,8 +176,20 @@ impl<'py> Pairs<'py> {
         let targets = contents(kind, out)?;
         let sources = contents(of_source.unwrap_or(kind), src)?;
         if sources.len() != targets.len() {
-            let text = format!("the target holds {} objects and the source {}", targets.len(), sources.len());
-            return Err(lost(differ(text)));
+            let lacking = |contents: &[_], other: &_, held: &[_]| {
+                lacking(contents, other, held).map_err(raised(out)).map_err(|error| Lost { place, error })
+            };
+            let (step, text) = if let Some(step) = lacking(&targets, src, &sources)? {
+                (step, "the source has nothing here")
+            } else if let Some(step) = lacking(&sources, out, &targets)? {
+                (step, "the target has nothing here")
+            } else {
+                let (count, plural) = (targets.len(), if targets.len() == 1 { "" } else { "s" });
+                let text = format!("the target holds {count} object{plural} and the source {}", sources.len());
+                return Err(lost(differ(text)));
+            };
+            self.steps.push((place, step));
+            return Err(Lost { place: Some(self.steps.len() - 1), error: differ(text) });
         }
         let mut sources = sources.into_iter();
         for (step, target) in targets {
@@ -175,6 +211,28 @@ impl<'py> Pairs<'py> {
         self.open.pop();
         Ok(())
     }
+}
+
+/// Returns the first step of a container's contents that another container, which holds `held`, has not.
+fn lacking<'py>(
+    contents: &[Content<'py>],
+    other: &PyTensor<'py>,
+    held: &[Content<'py>],
+) -> PyResult<Option<Step<'py>>> {
+    for (step, _) in contents {
+        let mut is_there = false;
+        if let (Ok(dict), Step::Key(key)) = (other.cast::<PyDict>(), step) {
+            is_there = dict.contains(key)?;
+        } else {
+            for (other, _) in held {
+                is_there = is_there || step.is(other)?;
+            }
+        }
+        if !is_there {
+            return Ok(Some(step.clone()));
+        }
+    }
+    Ok(None)
 }
 
 /// Refuses a tensor in the source beside an object of the target that is none.

@@ -188,7 +188,7 @@ def test_what_cannot_be_copied_is_refused() -> None:
         (array, "share memory"),
         (tb.to_torch(array), "share memory"),
         (cupy.broadcast_to(cupy.zeros((1, 3), np.float32), (2, 3)), "two elements at one address"),
-        (torch.zeros(2, 3, dtype=torch.float64, device="cuda"), "cast one first"),
+        (torch.zeros(2, 3, dtype=torch.float64, device="cuda"), "cast the source first"),
         (torch.zeros(3, 2, device="cuda"), "reshape or slice"),
         (torch.zeros(2, 3, device="cuda", requires_grad=True), "detach"),
     ]:

@@ -141,20 +141,39 @@ class Interface:
         self.__array_interface__ = self.array.__array_interface__
 
 
+def records() -> np.ndarray:
+    """Return records whose fields have strides that are not a whole number of elements."""
+    return np.array([(i, i, -i) for i in range(6)], [("a", "f4"), ("b", "i1"), ("c", "i2")]).reshape(2, 3)
+
+
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str, str]] = {
     "another shape": (lambda: torch.zeros(3, 2), ValueError, "layout", "reshape or slice"),
     "fewer dimensions": (lambda: np.zeros(3, np.float32), ValueError, "layout", "reshape or slice"),
-    "another dtype": (lambda: torch.zeros(2, 3, dtype=torch.int32), TypeError, "dtype", "cast one first"),
-    "requires grad": (lambda: torch.zeros(2, 3, requires_grad=True), BufferError, "requires_grad", "detach"),
+    "another dtype": (lambda: torch.zeros(2, 3, dtype=torch.int32), TypeError, "dtype", "cast the source first"),
+    "requires grad": (
+        lambda: torch.zeros(2, 3, requires_grad=True),
+        BufferError,
+        "requires_grad",
+        r"^the target: .* pass its \.detach\(\), which shares its memory$",
+    ),
     "read-only": (read_only, BufferError, "read_only", "may be written"),
     "broadcast": (broadcast, ValueError, "layout", "two elements at one address"),
     "overlapping windows": (windows, ValueError, "layout", "two elements at one address"),
     "a tensor of tensorflow": (lambda: tensorflow("constant"), BufferError, "read_only", "cannot be overwritten"),
     "a variable of tensorflow": (lambda: tensorflow("Variable"), BufferError, "read_only", "cannot be overwritten"),
+    "a field of records": (lambda: records()["a"], ValueError, "layout", "target are not a whole number of elements"),
     "a protocol": (Interface, BufferError, "read_only", "a tensor of torch, cupy or numpy"),
-    "a capsule": (lambda: torch.zeros(2, 3).__dlpack__(), ValueError, "argument", "consumes"),
-    "a number": (lambda: 3, TypeError, "not_a_tensor", "not a tensor"),
-    "sparse": (lambda: torch.eye(3).to_sparse(), TypeError, "not_a_tensor", "to_dense"),
+    "a capsule": (lambda: torch.zeros(2, 3).__dlpack__(), ValueError, "argument", "^the target: .* consumes"),
+    "a number": (lambda: 3, TypeError, "not_a_tensor", "^the target is a int, which is not a tensor"),
+    "numbers": (lambda: [0, 0, 0], ValueError, "argument", "the target is a list and the source"),
+    "sparse": (
+        lambda: torch.eye(3).to_sparse(),
+        TypeError,
+        "not_a_tensor",
+        "^the target: a tensor of layout .* assign",
+    ),
+    "masked": (lambda: np.ma.zeros((2, 3), np.float32), TypeError, "not_a_tensor", "^the target: .* assign"),
+    "another byte order": (lambda: np.zeros((2, 3), ">f4"), TypeError, "dtype", "^the target: .*byte order: .* assign"),
 }
 
 
@@ -165,6 +184,8 @@ def test_what_cannot_be_written_to_is_refused(case: str) -> None:
         tb.copy(np.ones((2, 3), np.float32), out=make())
     assert isinstance(caught.value, builtin)
     assert caught.value.kind == kind
+    # They make other tensors, in which the copy would be lost.
+    assert not any(name in str(caught.value) for name in (".to_dense", ".filled", ".astype", "asarray", "detach="))
 
 
 def test_a_source_and_a_target_that_share_memory_are_refused() -> None:
@@ -180,8 +201,9 @@ def test_a_source_and_a_target_that_share_memory_are_refused() -> None:
 def test_nothing_is_written_where_the_source_is_refused() -> None:
     target = np.zeros(3, np.float32)
     for source, words in [
-        (torch.ones(3, requires_grad=True), "detach"),
+        (torch.ones(3, requires_grad=True), r"call \.detach\(\) on the source first$"),
         ([1, 2, 3], "not a tensor"),
+        ([np.ones(3, np.float32)], "^the target is a tensor and the source a list of tensors"),
         (3, "not a tensor"),
     ]:
         with pytest.raises(tb.BridgeError, match=words):
@@ -189,6 +211,31 @@ def test_nothing_is_written_where_the_source_is_refused() -> None:
     assert not target.any()
     with pytest.raises(TypeError):
         tb.copy(target, target)  # type: ignore[misc]
+
+
+def test_fields_of_records_are_copied() -> None:
+    whole = records()
+    for source in (whole["a"], whole["a"].T, whole["c"][::-1, ::2], whole["a"][1]):
+        for make in (np.zeros_like, lambda array: torch.zeros(array.shape, dtype=getattr(torch, array.dtype.name))):
+            target = make(np.ascontiguousarray(source))
+            assert tb.copy(source, out=target) is target
+            np.testing.assert_array_equal(target, source)
+    target = torch.zeros(4, 2, 3)
+    tb.copy([whole["a"], whole["a"][0]], out=[target[0], target[1:]])
+    np.testing.assert_array_equal(target[0], whole["a"])
+    np.testing.assert_array_equal(target[1:], np.broadcast_to(whole["a"][0], (3, 2, 3)))
+    with pytest.raises(tb.BridgeError, match=r"tree\[0\]: the strides of the source .* copy it with copy\(\)"):
+        tb.copier([whole["a"]], out=[target[0]])
+
+
+def test_a_storage_that_was_freed_is_told_from_a_tensor_without_one() -> None:
+    freed, target = torch.ones(3), np.zeros(3, np.float32)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(tb.BridgeError, match="storage of this tensor was freed or resized") as error:
+        tb.copy(freed, out=target)
+    assert error.value.kind == "not_a_tensor"
+    with pytest.raises(tb.BridgeError, match="ZeroTensor"):
+        tb.copy(torch._efficientzerotensor(3), out=target)
 
 
 def test_a_capsule_is_a_source() -> None:

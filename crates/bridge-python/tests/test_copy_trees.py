@@ -171,7 +171,22 @@ REFUSED: dict[str, tuple[Callable[[], tuple[Any, Any]], str, str]] = {
         "tree[1]['a'][0]: the tensor and the target share",
     ),
     "a missing key": (lambda: ({"x": X}, {"y": X[:4]}), "argument", "tree[1]['a']['y']: the source has nothing here"),
-    "one more": (lambda: ([X, X], [X[:4]]), "argument", "tree[1]['a']: the target holds 1 objects and the source 2"),
+    "a missing key of many": (
+        lambda: ({index: 0 for index in range(300)}, {index: X[:0] for index in range(400)}),
+        "argument",
+        "tree[1]['a'][300]: the source has nothing here",
+    ),
+    "one key more": (
+        lambda: ({"x": X, "y": X}, {"x": X[:4]}),
+        "argument",
+        "tree[1]['a']['y']: the target has nothing here",
+    ),
+    "one more": (lambda: ([X, X], [X[:4]]), "argument", "tree[1]['a']: the target holds 1 object and the source 2"),
+    "a list for a tensor": (
+        lambda: ([[X]], [X[:4]]),
+        "argument",
+        "tree[1]['a'][0]: the target is a tensor and the source a list of tensors",
+    ),
     "a tensor for a list": (lambda: (X, [X[:4]]), "argument", "tree[1]['a']: the target is a list and the source a"),
     "a list for a dict": (lambda: ([X], {0: X[:4]}), "argument", "pass trees of the same structure"),
     "a number for a tensor": (lambda: ([3], [X]), "not_a_tensor", "tree[1]['a'][0]: "),
@@ -230,6 +245,7 @@ def test_a_copier_copies_again() -> None:
         assert targets["a"][0].tolist() == [value] * 3
         assert bool((targets["a"][1] == 10 * value).all())
     one = tb.copier(sources["a"][0], out=targets["a"][0])
+    assert repr(one) == "<Copier of 1 tensor>"
     sources["a"][0].fill_(7)
     assert one() is targets["a"][0] and targets["a"][0].tolist() == [7] * 3
 
