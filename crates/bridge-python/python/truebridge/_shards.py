@@ -106,7 +106,9 @@ def _shape(name: str, shard: Any) -> tuple[int, ...]:
     try:
         return tuple(int(length) for length in shard.shape)
     except (AttributeError, TypeError, ValueError) as error:
-        raise of_kind("not_a_tensor", f"{name} is a {type(shard).__name__}, which has no shape: pass tensors") from error
+        raise of_kind(
+            "not_a_tensor", f"{name} is a {type(shard).__name__}, which has no shape: pass tensors"
+        ) from error
 
 
 def _without(axis: int, shape: tuple[int, ...]) -> tuple[int, ...]:
