@@ -42,6 +42,8 @@ def session(tf: Any) -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     before = alive()
+    # The frameworks hold hundreds of thousands of objects. No test makes garbage of them, so no collection visits them.
+    gc.freeze()
     yield
     # What ends on TensorFlow's threads is released by one of the library's.
     wait_until(lambda: alive() == before)
