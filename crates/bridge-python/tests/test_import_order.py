@@ -6,8 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -51,24 +49,10 @@ assert (c @ c).sum() == 64**3
 """
 
 
-def run(order: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize("order", ORDERS, ids=",".join)
+def test_any_order_of_imports_works(order: tuple[str, ...]) -> None:
     code = CODE.format(order=", ".join(order)) + (CODE_CUDA if CUDA else "")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, env=env
-    )
-
-
-@pytest.fixture(scope="module")
-def runs() -> Iterator[dict[tuple[str, ...], Future[subprocess.CompletedProcess[str]]]]:
-    """One process for each order, a few at a time."""
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        yield {order: pool.submit(run, order) for order in ORDERS}
-
-
-@pytest.mark.parametrize("order", ORDERS, ids=",".join)
-def test_any_order_of_imports_works(
-    order: tuple[str, ...], runs: dict[tuple[str, ...], Future[subprocess.CompletedProcess[str]]]
-) -> None:
-    done = runs[order].result()
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
     assert done.returncode == 0, done.stderr
