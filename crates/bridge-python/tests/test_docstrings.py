@@ -16,7 +16,7 @@ import pytest
 
 import truebridge as tb
 from docstrings import check_the_example, check_the_function, check_the_summary, entries, sections, source_of
-from truebridge import _bench, _core, _doctor, _report, processes
+from truebridge import _bench, _core, _doctor, _measure, _report, processes
 from truebridge._frameworks import ALL
 
 pytest.importorskip("numpy")
@@ -174,9 +174,32 @@ def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch
     processes._core.ipc_close()
 
 
-#: Examine the machine once: that takes long.
-REPORT = functools.cache(_doctor.doctor)
-BENCH = functools.cache(functools.partial(_bench.bench, seconds=0.1, timeout=400))
+#: The frameworks of the examples of ``doctor``, ``matrix`` and ``bench``. ``test_doctor.py`` and
+#: ``test_doctor_bench.py`` ask for all of them, which takes long.
+TWO = {name: ALL[name] for name in ("numpy", "torch")}
+
+
+@functools.cache
+def report() -> Any:
+    """Examine the machine, once for all examples."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_doctor, "ALL", TWO)
+        return doctor()
+
+
+@functools.cache
+def measured() -> Any:
+    """Measure small tensors in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_measure, "ALL", TWO)
+        patch.setattr(_measure, "KINDS", {name: kind._replace(shape=(8, 8)) for name, kind in _measure.KINDS.items()})
+        found = {"driver": {}, "bench": _measure.bench("0.01")}
+        patch.setattr(_doctor, "ask", lambda asked, *_, **__: {name: found[name] for name in asked})
+        return bench(seconds=1)
+
+
+#: What the examples call by other names.
+doctor, bench = _doctor.doctor, _bench.bench
 
 
 #: The examples by the names that they belong to.
@@ -201,6 +224,6 @@ def test_the_example_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPat
         (folder / "model.pb").write_bytes(graphs.line())
         (folder / "tensorflow1").symlink_to(Path(graphs.FOLDER).resolve())
     for module in (tb, _doctor):
-        monkeypatch.setattr(module, "doctor", lambda **_: REPORT())
-    monkeypatch.setattr(tb, "bench", lambda **_: BENCH())
+        monkeypatch.setattr(module, "doctor", lambda **_: report())
+    monkeypatch.setattr(tb, "bench", lambda **_: measured())
     check_the_example(name, text)
