@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 import memory
+from programs import Warm
 
 # TensorFlow shows its symbols, among them stubs of CUDA, to libraries that are loaded later. Where this module cannot
 # be imported, it does not.
@@ -32,6 +33,14 @@ def nothing_leaks() -> Iterator[None]:
     while memory.views() != before and time.monotonic() < patience:
         time.sleep(0.001)
     assert memory.views() == before
+
+
+@pytest.fixture(scope="session")
+def beside_torch() -> Iterator[Warm]:
+    """Runs programs where NumPy and PyTorch are imported already."""
+    warm = Warm("numpy", "torch")
+    yield warm
+    warm.close()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import pytest
 
 import truebridge as tb
 from memory import eventually, views
+from programs import Warm
 from truebridge import processes
 
 torch: Any = pytest.importorskip("torch")
@@ -96,9 +97,9 @@ def test_a_task_that_is_cancelled_leaves_no_view() -> None:
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "raise SystemExit", "pass"])
-def test_a_child_converts_and_ends_as_it_likes(end: str) -> None:
+def test_a_child_converts_and_ends_as_it_likes(end: str, beside_torch: Warm) -> None:
     """The parent has live views, a share that it has opened, and threads that convert while it forks."""
-    done = started(f"""
+    done = beside_torch.run(f"""
         import os, threading, warnings, numpy as np, torch, truebridge as tb
         from truebridge import processes
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
+from programs import Warm
 
 torch: Any = pytest.importorskip("torch")
 
@@ -146,8 +147,8 @@ def test_what_is_no_ordinary_error_stays_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_the_first_look_does_not_depend_on_the_default_device(device: str) -> None:
-    done = run(
+def test_the_first_look_does_not_depend_on_the_default_device(device: str, beside_torch: Warm) -> None:
+    done = beside_torch.run(
         f"""
 import torch, numpy, truebridge as tb
 torch.set_default_device({device!r})
@@ -158,8 +159,8 @@ assert tb.to_torch(numpy.ones(3)).tolist() == [1, 1, 1]
     assert done.returncode == 0, done.stderr
 
 
-def test_a_broken_framework_is_no_mere_producer() -> None:
-    done = run(
+def test_a_broken_framework_is_no_mere_producer(beside_torch: Warm) -> None:
+    done = beside_torch.run(
         """
 import torch, truebridge as tb
 def broken():
@@ -186,7 +187,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     [("torch", "torch"), ("numpy", "numpy"), ("cupy", "cupy-cuda13x"), ("tensorflow", "tensorflow")],
 )
 def test_a_missing_framework_is_named(module: str, package: str) -> None:
-    other = "torch" if module != "torch" else "numpy"
+    other = "numpy" if module != "numpy" else "torch"
     done = run(
         f"""
 import sys

@@ -6,16 +6,13 @@ Some of the memory is of a producer whose deleter is the C library's ``free``: a
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
+
+from programs import Warm
 
 FRAMEWORKS = ("jax", "tensorflow", "torch")
 for framework in FRAMEWORKS:
@@ -90,7 +87,6 @@ use(view for view in kept if view is not None)
 
 #: How the program ends, and its exit code.
 ENDINGS = {
-    "alive": ("sys.keep = kept + [kept]", 0),
     "hooks": (
         """
         def drop():
@@ -131,24 +127,22 @@ ENDINGS = {
         """,
         1,
     ),
+    # The last of an order, and the only one that no fork comes before.
+    "alive": ("sys.keep = kept + [kept]", 0),
 }
 
-CASES = [(order, ending) for ending in ENDINGS for order in ORDERS]
 
-
-def run(order: tuple[str, ...], ending: str) -> subprocess.CompletedProcess[str]:
-    code = SETUP.format(imports=", ".join(order), turn=3 + ORDERS.index(order)) + textwrap.dedent(ENDINGS[ending][0])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, env=env
-    )
+@pytest.fixture(scope="module", params=ORDERS, ids=",".join)
+def order(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Keeps the programs of an order together: they have a process in common."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def runs() -> Iterator[dict[tuple[tuple[str, ...], str], Future[subprocess.CompletedProcess[str]]]]:
-    """One process for each case, a few at a time."""
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        yield {case: pool.submit(run, *case) for case in CASES}
+def warm(order: tuple[str, ...]) -> Iterator[Warm]:
+    process = Warm(*order)
+    yield process
+    process.close()
 
 
 def complaints(stderr: str) -> list[str]:
@@ -157,11 +151,9 @@ def complaints(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if not logged.match(line)]
 
 
-@pytest.mark.parametrize(("order", "ending"), CASES, ids=[f"{ending}-{','.join(order)}" for order, ending in CASES])
-def test_a_process_ends_without_a_word(
-    order: tuple[str, ...],
-    ending: str,
-    runs: dict[tuple[tuple[str, ...], str], Future[subprocess.CompletedProcess[str]]],
-) -> None:
-    done = runs[order, ending].result()
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_process_ends_without_a_word(order: tuple[str, ...], ending: str, warm: Warm) -> None:
+    setup = SETUP.format(imports=", ".join(order), turn=3 + ORDERS.index(order))
+    run = warm.end if ending == "alive" else warm.run
+    done = run(setup + textwrap.dedent(ENDINGS[ending][0]))
     assert (done.returncode, complaints(done.stderr)) == (ENDINGS[ending][1], [])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import weakref
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 
 import truebridge as tb
 from memory import resident
+from programs import Warm
 
 torch: Any = pytest.importorskip("torch")
 
@@ -139,7 +138,7 @@ def test_many_conversions_do_not_grow_the_process() -> None:
 
 
 @pytest.mark.parametrize("keeper", ["view", "producer = None; sys.keep = view", "cycle = [view]; cycle.append(cycle)"])
-def test_views_that_are_alive_at_exit(keeper: str) -> None:
+def test_views_that_are_alive_at_exit(keeper: str, beside_torch: Warm) -> None:
     code = f"""
 import sys, threading, numpy, torch, truebridge as tb
 producer = torch.arange(4.0)
@@ -147,7 +146,7 @@ view = tb.to_numpy(producer)
 back = tb.to_torch(view)
 {keeper}
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = beside_torch.run(code)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -7,14 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import truebridge as tb
 from graphs import FOLDER, line, tf
+from programs import Warm
 
 pytest.importorskip("torch")
 
@@ -242,25 +241,10 @@ with tf.device("CPU:0"):
 """
 
 
-@pytest.fixture(scope="module")
-def orders() -> Iterator[dict[tuple[str, tuple[str, ...]], Future[subprocess.CompletedProcess[str]]]]:
-    """One process for each order, a few at a time."""
-    cases = list(itertools.product(SHOWN, ORDERS))
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        yield {
-            (shown, order): pool.submit(run, ORDER.format(shown=SHOWN[shown], order=order)) for shown, order in cases
-        }
-
-
 @pytest.mark.parametrize("shown", SHOWN)
 @pytest.mark.parametrize("order", ORDERS, ids=",".join)
-def test_any_order_of_imports_works(
-    shown: str,
-    order: tuple[str, ...],
-    orders: dict[tuple[str, tuple[str, ...]], Future[subprocess.CompletedProcess[str]]],
-) -> None:
-    done = orders[shown, order].result()
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_any_order_of_imports_works(shown: str, order: tuple[str, ...]) -> None:
+    succeeds(ORDER.format(shown=SHOWN[shown], order=order))
 
 
 def test_a_second_copy_of_the_package_is_told(tmp_path: Path) -> None:
@@ -290,9 +274,11 @@ ENDS = ["pass", "sys.keep = (session, views, results)", "views.append(views); sy
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_views_and_sessions_that_are_alive_at_exit(end: str) -> None:
-    done = run(
+def test_views_and_sessions_that_are_alive_at_exit(end: str, beside_torch: Warm) -> None:
+    done = beside_torch.run(
         f"""
+LINE = {line()!r}
+{SETUP}
 import numpy, torch, threading
 tb.tensorflow1.open(FOLDER)
 session = tb.tensorflow1.Session(LINE, {{"x": ("float32", [None])}}, ["y", "x"], config=HOST)
@@ -308,9 +294,10 @@ del tensor
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_has_tensors_but_no_sessions() -> None:
+def test_a_forked_child_has_tensors_but_no_sessions(beside_torch: Warm) -> None:
     """TensorFlow's threads are not in it."""
-    succeeds(
+    done = beside_torch.run(
+        f"LINE = {line()!r}\n{SETUP}"
         """
 import torch
 tb.tensorflow1.open(FOLDER)
@@ -335,3 +322,4 @@ assert session.run({"x": tensor}, "numpy")[0].tolist() == [1, 3, 5, 7]
 works()
 """
     )
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import truebridge as tb
+from programs import Warm
 
 torch = pytest.importorskip("torch")
 tf = pytest.importorskip("tensorflow")
@@ -30,9 +32,21 @@ def settle():
 """
 
 
-def run(code: str, *, setup: str = SETUP, path: str = "") -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([path, *sys.path])}
-    command = [sys.executable, "-c", setup + code]
+Run = Callable[[str], "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs a program, after what they all begin with, where the frameworks are imported already."""
+    warm = Warm("numpy", "tensorflow", "torch")
+    yield lambda code: warm.run(SETUP + code)
+    warm.close()
+
+
+def started(code: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """Start a program, which finds modules in a folder first."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), *sys.path])}
+    command = [sys.executable, "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
 
 
@@ -43,7 +57,7 @@ def complaints(stderr: str) -> list[str]:
 
 
 @pytest.mark.parametrize("keeper", ["pass", "sys.keep = views", "views.append(views); sys.keep = tf.function(abs)"])
-def test_views_that_are_alive_at_exit(keeper: str) -> None:
+def test_views_that_are_alive_at_exit(keeper: str, run: Run) -> None:
     done = run(
         f"""
 source = torch.arange(64.0)
@@ -56,7 +70,7 @@ views = [view, view * 2, tb.to_torch(view), tb.to_torch(tf.range(4.0)), tb.to_nu
     assert (done.returncode, complaints(done.stderr)) == (0, [])
 
 
-def test_tensors_of_an_eager_context_that_is_gone() -> None:
+def test_tensors_of_an_eager_context_that_is_gone(run: Run) -> None:
     done = run(
         """
 from tensorflow.python.eager import context
@@ -81,7 +95,7 @@ assert stats["leased"] == stats["released"], stats
     assert (done.returncode, complaints(done.stderr)) == (0, [])
 
 
-def test_tensors_that_an_asynchronous_executor_is_yet_to_make() -> None:
+def test_tensors_that_an_asynchronous_executor_is_yet_to_make(run: Run) -> None:
     done = run(
         """
 tf.config.experimental.set_synchronous_execution(False)
@@ -113,7 +127,7 @@ for i in range(100):
     assert (done.returncode, complaints(done.stderr)) == (0, [])
 
 
-def test_an_asynchronous_failure_is_told() -> None:
+def test_an_asynchronous_failure_is_told(run: Run) -> None:
     done = run(
         """
 tf.config.experimental.set_synchronous_execution(False)
@@ -132,7 +146,7 @@ assert tb.to_numpy(tf.range(3.0) + 1).tolist() == [1, 2, 3]
     assert (done.returncode, complaints(done.stderr)) == (0, [])
 
 
-def test_a_full_memory_is_what_tensorflow_says_it_is() -> None:
+def test_a_full_memory_is_what_tensorflow_says_it_is(run: Run) -> None:
     """128 TiB, for which TensorFlow finds no memory when it is about to compute."""
     done = run(
         """
@@ -153,7 +167,7 @@ assert tb.to_numpy(tf.range(3.0) + 1).tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("interrupt", ["KeyboardInterrupt", "SystemExit", "MemoryError"])
-def test_an_interrupt_is_not_swallowed(interrupt: str) -> None:
+def test_an_interrupt_is_not_swallowed(interrupt: str, run: Run) -> None:
     done = run(
         f"""
 from tensorflow.python.eager import context
@@ -179,7 +193,7 @@ assert tb.to_tensorflow(array).numpy().tolist() == [0, 1, 2]
     assert done.returncode == 0, done.stderr
 
 
-def test_owners_that_need_python_are_released_by_an_executor() -> None:
+def test_owners_that_need_python_are_released_by_an_executor(run: Run) -> None:
     """The executor's thread drops the last reference, while this thread holds the GIL and waits for the executor."""
     done = run(
         """
@@ -210,7 +224,7 @@ assert set(released_on) - {threading.get_ident()}, "every owner was released by 
     assert (done.returncode, complaints(done.stderr)) == (0, [])
 
 
-def test_a_change_of_the_executor_waits_for_releases() -> None:
+def test_a_change_of_the_executor_waits_for_releases(run: Run) -> None:
     """TensorFlow joins the executor's thread with the GIL held, and that thread has an owner to release."""
     done = run(
         """
@@ -232,7 +246,7 @@ settle()
     assert (done.returncode, complaints(done.stderr)) == (0, [])
 
 
-def test_a_copy_after_a_busy_executor() -> None:
+def test_a_copy_after_a_busy_executor(run: Run) -> None:
     done = run(
         """
 tf.config.experimental.set_synchronous_execution(False)
@@ -259,7 +273,7 @@ def test_writing_through_a_view_writes_to_the_tensor_whoever_has_it() -> None:
     assert tb.to_numpy(constants(), copy=True).flags.writeable
 
 
-def test_several_processors_of_the_host() -> None:
+def test_several_processors_of_the_host(run: Run) -> None:
     done = run(
         """
 cpu = tf.config.list_physical_devices("CPU")[0]
@@ -274,7 +288,7 @@ assert tb.to_numpy(tensor, copy=True).tolist() == [1, 2, 3]
     assert (done.returncode, complaints(done.stderr)) == (0, [])
 
 
-def test_a_cluster_that_is_joined_after_the_first_conversion() -> None:
+def test_a_cluster_that_is_joined_after_the_first_conversion(run: Run) -> None:
     done = run(
         """
 import socket
@@ -296,7 +310,7 @@ assert tb.to_numpy(tb.to_tensorflow(torch.ones(3)) + 1).tolist() == [2, 2, 2]
     assert done.returncode == 0, done.stderr
 
 
-def test_a_program_that_builds_graphs_only() -> None:
+def test_a_program_that_builds_graphs_only(run: Run) -> None:
     """Without eager execution a view is an eager tensor all the same; it goes into a graph by a feed."""
     done = run(
         """
@@ -333,7 +347,7 @@ def test_what_is_no_tensorflow_2(fake: str, tmp_path: Path) -> None:
     (tmp_path / "tensorflow").mkdir()
     code, kind = FAKES[fake]
     (tmp_path / "tensorflow" / "__init__.py").write_text(code)
-    done = run(REFUSED_TWICE.format(kind=kind), setup="", path=str(tmp_path))
+    done = started(REFUSED_TWICE.format(kind=kind), tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -345,7 +359,7 @@ def test_libraries_that_are_not_those_of_tensorflow(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("")
     for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2"):
         (package / name).symlink_to(_ctypes.__file__)
-    done = run(REFUSED_TWICE.format(kind="version"), setup="", path=str(tmp_path))
+    done = started(REFUSED_TWICE.format(kind="version"), tmp_path)
     assert done.returncode == 0, done.stderr
 
 
