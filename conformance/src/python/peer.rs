@@ -4,6 +4,7 @@ use bridge_core::{Adapter, Consumer, DType, Device, Error, ErrorKind, Lent, Offe
 use bridge_frameworks::Foreign;
 use bridge_pyo3::{Borrowed, PyAdapter, PyTensor};
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -81,5 +82,21 @@ impl<'py> PyAdapter<'py> for Peer<'py> {
 
     fn locate(&self, tensor: &PyTensor<'py>) -> Result<Option<(Device, usize)>> {
         self.foreign.locate(tensor)
+    }
+
+    fn is_still(&self, tensor: &PyTensor<'py>, lent: &Lent) -> bool {
+        self.foreign.is_still(tensor, lent)
+    }
+
+    fn storage(&self, tensor: &PyTensor<'py>) -> Result<Option<usize>> {
+        self.foreign.storage(tensor)
+    }
+
+    fn counted_by(&self, tensor: &PyTensor<'py>) -> Result<Option<PyTensor<'py>>> {
+        self.foreign.counted_by(tensor)
+    }
+
+    fn all_overwritten(&self, tensors: &Bound<'py, PyList>) -> Result<()> {
+        self.foreign.all_overwritten(tensors)
     }
 }

@@ -150,7 +150,7 @@ class Taken:
             text = "the tensor is on {}, and NumPy has arrays on the host: copy it there with a framework that uses it"
             raise of_kind("device", text.format(self.device))
         if len(self.shape) > MOST:
-            text = "the tensor has {} dimensions, and NumPy {} has at most {}: squeeze or reshape it before it is fetched"
+            text = "the tensor has {} dimensions, and NumPy {} has at most {}: squeeze or reshape it first"
             raise of_kind("layout", text.format(len(self.shape), np.__version__, MOST))
         dtype = _dtypes.to_numpy(self.dtype)
         if 0 in self.shape:

@@ -142,7 +142,11 @@ impl Program<'_> {
     fn copy(&mut self) {
         let ((source, from), (target, to)) = (self.one(), self.one());
         let done = with!(&source, |a, x| with!(&target, |b, y| copy_into(a, b, x, y, &host()))).map(drop);
-        let values = from.values();
+        let mut values = from.values();
+        // As in `numpy.copyto`.
+        while values.ndim() > to.elements.ndim() && values.shape()[0] == 1 {
+            values = values.index_axis_move(Axis(0), 0);
+        }
         match (done, values.broadcast(to.elements.shape())) {
             (Ok(()), wide) => to.elements.iter().zip(&wide.expect("the shapes fit")).for_each(|(cell, value)| {
                 to.cells.borrow_mut()[*cell] = *value;
