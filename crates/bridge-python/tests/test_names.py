@@ -74,7 +74,7 @@ REASONS: dict[str, str] = {
     "crates/bridge-frameworks/src/driver.rs": EXAMPLE,
     "crates/bridge-frameworks/src/foreign.rs": "knows what other producers' protocols say, and NumPy's is one of them",
     "crates/bridge-frameworks/src/interfaces.rs": "reads the array interface, whose fields are NumPy's",
-    "crates/bridge-frameworks/src/lib.rs": "features that an example of the documentation needs",
+    "crates/bridge/src/lib.rs": "features that the examples of a page of the documentation need",
     "crates/bridge-frameworks/src/objects.rs": TENSORFLOW1,
     "crates/bridge-pyo3/src/dtypes.rs": NUMPY_IS_A_TOOL,
     "crates/bridge-pyo3/src/lib.rs": NUMPY_IS_A_TOOL,

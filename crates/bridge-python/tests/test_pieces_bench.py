@@ -17,10 +17,11 @@ FEW = ["--device", "cpu", "--count", "50", "--nbytes", "300", "--width", "16", "
 def test_a_row_for_each_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "PART", 0.0)
     monkeypatch.setattr(pieces, "CALL", float("inf"))
+    monkeypatch.setattr(pieces, "PREPARED", float("inf"))
     assert pieces.main([*FEW, "--report", str(tmp_path)]) == 0
     rows = json.loads((tmp_path / "bench_pieces.json").read_text(encoding="utf-8"))["rows"]
     assert {(row["pieces"], row["count"]) for row in rows} == {("equal", 50), ("weights", 291)}
-    assert {row["way"] for row in rows} == {"plain", "ours", "one by one", "foreach"}
+    assert {row["way"] for row in rows} == {"plain", "ours", "prepared", "unchecked", "one by one", "foreach"}
     assert all(row["seconds"] > 0 and row["call"] > 0 and row["part"] > 0 for row in rows)
     monkeypatch.setattr(pieces, "CALL", 0.0)
     assert pieces.main([*FEW, "--report", str(tmp_path)]) == 1
