@@ -91,8 +91,11 @@ def copy(case: Case) -> Subject:
     shared = same and bool(read & set(written.ravel().tolist()))
     before = other.copy()
     after = before.copy()
+    # As in `numpy.copyto`, leading dimensions of length 1 that the target lacks are dropped.
+    surplus = max(source.ndim - target.ndim, 0)
+    dropped = source.reshape(source.shape[surplus:]) if set(source.shape[:surplus]) <= {1} else source
     try:
-        repeated = np.broadcast_to(source, target.shape).copy()
+        repeated = np.broadcast_to(dropped, target.shape).copy()
     except ValueError:
         repeated = None
     fits = same and repeated is not None
