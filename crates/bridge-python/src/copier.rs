@@ -107,9 +107,11 @@ fn is_still(tensor: &PyTensor<'_>, lent: &Lent) -> bool {
     adapter.is_some_and(|adapter| adapter.is_still(tensor, lent))
 }
 
-/// Returns what counts the writes to the targets, each once.
+/// Returns what counts the writes to the targets, each once: the targets themselves where each call looks at them, and
+/// else one tensor for each count.
 fn counters<'py>(
     py: Python<'py>,
+    check: bool,
     sides: &[(AnyAdapter<'py>, AnyAdapter<'py>)],
     leaves: &[Leaf<'_, 'py>],
 ) -> Result<Vec<(Framework, Py<PyList>)>> {
@@ -117,6 +119,7 @@ fn counters<'py>(
     let (mut lists, mut met): (Vec<(Framework, Py<PyList>)>, HashSet<usize>) = Default::default();
     for ((_, to), (_, out)) in sides.iter().zip(leaves) {
         let (Some(framework), Some(counter)) = (seen(out), to.counted_by(out)?) else { continue };
+        let counter = if check { (*out).clone() } else { counter };
         if !met.insert(counter.as_ptr() as usize) {
             continue;
         }
@@ -182,7 +185,8 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 ///     As for ``copy``, each in the same memory as its source: on the same device, or both on the host.
 /// check : bool, optional
 ///     Whether each call looks at every tensor. With ``False`` it looks at one of PyTorch's tensors for each storage, and
-///     costs next to nothing for many views of few storages: then the other tensors must stay the views that they are.
+///     costs next to nothing for many views of few storages: then the other tensors must stay the views that they are,
+///     and arrays of NumPy must not be resized (``refcheck=False``).
 ///
 /// Returns
 /// -------
@@ -230,7 +234,7 @@ pub(crate) fn copier(src: &PyTensor<'_>, out: &PyTensor<'_>, check: bool) -> PyR
         let sides = sides(&leaves).map_err(placed)?;
         let prepared = Prepared::new(&pairs(&leaves, &sides), ordering()).map_err(placed)?;
         let checked = if check { (0..leaves.len()).collect() } else { storages(&sides, &leaves)? };
-        let counters = counters(py, &sides, &leaves)?;
+        let counters = counters(py, check, &sides, &leaves)?;
         let leaves = leaves.into_iter().map(|(src, out)| (src.clone().unbind(), out.clone().unbind())).collect();
         Ok(Copier { src: src.clone().unbind(), out: out.clone().unbind(), leaves, prepared, checked, counters })
     };

@@ -308,6 +308,16 @@ def test_autograd_notices_each_write_of_a_copier(check: bool) -> None:
         assert all(then < now for then, now in zip(before, after, strict=True))
 
 
+def test_autograd_notices_a_write_to_a_tensor_that_counts_anew() -> None:
+    base = torch.zeros(4, 4)
+    view = base[1:3]
+    update = tb.copier([torch.ones(2, 4)], out=[view])
+    torch.utils.swap_tensors(view, view.data)
+    before = view._version
+    update()
+    assert view._version > before
+
+
 def test_a_copier_refuses_a_write_that_was_forbidden() -> None:
     target = np.zeros(3)
     update = tb.copier([np.ones(3)], out=[target])
