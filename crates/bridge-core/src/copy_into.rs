@@ -15,8 +15,8 @@ use std::sync::Arc;
 /// waits for the owner of `tensor` first, and the owner waits for that stream before it reuses its memory.
 ///
 /// `tensor` is broadcast to the shape of `out`, as in `numpy.copyto`: dimensions of length 1 and those that it lacks at
-/// the front are repeated, and those of length 1 that `out` lacks at the front are dropped. The ordering's [`Copies`](crate::Copies) copy the elements; where it has none, core copies
-/// host memory. Where `out` is in another memory, those copies move the elements there. A tensor that must be packed
+/// the front are repeated, and those of length 1 that `out` lacks at the front are dropped. The ordering's
+/// [`Copies`](crate::Copies) copy the elements; where it has none, core copies host memory. Where `out` is in another memory, those copies move the elements there. A tensor that must be packed
 /// first ([`Pending::Packing`]) is copied by [`Adapter::compact`]. Returns the owner's stream and the one that waits for
 /// it, where they differ.
 ///

@@ -182,13 +182,14 @@ impl Held {
     /// Makes an owner wait for the copies in `stream`, in the stream that it has now and in the one of its export.
     fn wait(&self, owner: &Owner, now: Option<Stream>, stream: Option<Stream>) {
         let Some(stream) = stream else { return };
+        let is_captured = || self.ordering.is_captured(owner.device, stream) == Some(true);
         for waiting in [now, owner.exported].into_iter().flatten() {
             let waits = match waiting == stream {
                 true => Ok(()),
                 false => self.ordering.order(owner.device, stream, waiting),
             };
-            // A graph may be launched at any time: whoever captures it keeps the tensors, and orders its launches.
-            if waits.is_err_and(|error| error.kind() != ErrorKind::Captured) {
+            // A graph may be launched at any time: the program that captures it keeps the tensors, and orders its launches.
+            if waits.is_err_and(|error| error.kind() != ErrorKind::Captured || !is_captured()) {
                 self.is_lost.store(true, Relaxed);
             }
         }

@@ -100,9 +100,8 @@ impl Prepared {
     /// Copies what is [`held`](Self::held): from and into the memory that the tensors had at [`new`](Self::new). It makes
     /// the current streams wait for one another, at a cost that does not grow with the number of pairs.
     ///
-    /// The caller has made sure that the tensors are the same as then, with [`check`](Self::check) or otherwise, and has
-    /// told the adapters of the targets ([`Adapter::overwritten`](crate::Adapter::overwritten)). An owner must not have
-    /// replaced memory that is kept; `storage.resize_()` of PyTorch does.
+    /// Before, the caller tells the adapters of the targets of the write
+    /// ([`Adapter::overwritten`](crate::Adapter::overwritten)).
     ///
     /// # Errors
     ///
@@ -111,7 +110,12 @@ impl Prepared {
     /// # Panics
     ///
     /// Where nothing is held.
-    pub fn copy_held(&self) -> Result<(), Misfit> {
+    ///
+    /// # Safety
+    ///
+    /// No owner has freed or replaced memory that is kept, as `storage.resize_()` of PyTorch does: [`check`](Self::check)
+    /// tells. During the call no other thread writes to the memory of either side.
+    pub unsafe fn copy_held(&self) -> Result<(), Misfit> {
         match &self.copies {
             Copies::Held(held) => held.copy(),
             Copies::Again { .. } => panic!("the streams of these tensors are known by their exports alone"),

@@ -80,7 +80,7 @@ class Warm:
         return self._run(code, environment, last=False)
 
     def end(self, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a program in the process itself, which is no child of a fork."""
+        """Run a program in the process itself, without a fork."""
         return self._run(code, environment, last=True)
 
     def _run(self, code: str, environment: dict[str, str], *, last: bool) -> subprocess.CompletedProcess[str]:

@@ -17,6 +17,12 @@ fn steady() -> (Office, Office) {
     (from, to)
 }
 
+/// Copies what is held.
+fn copied(prepared: &Prepared) {
+    // SAFETY: papers are only numbers, and have no memory.
+    unsafe { prepared.copy_held() }.unwrap();
+}
+
 fn items(count: usize, log: &Log) -> Vec<(Item, Item)> {
     papers(count, log).into_iter().map(|(source, target)| (Item::Own(source), Item::Own(target))).collect()
 }
@@ -37,7 +43,7 @@ fn what_is_held_is_copied_in_the_streams_of_the_call() {
     let launched = |events: &[Event]| events.iter().filter(|event| matches!(event, Launched { .. })).count();
     for current in [OWNER, OTHER] {
         *from.side.current.lock().unwrap() = Some(current);
-        prepared.copy_held().unwrap();
+        copied(&prepared);
         let events = taken(&log);
         assert_eq!((events[0].clone(), launched(&events[1..10])), (Ordered(current, READER), 9), "{events:?}");
         let after: Vec<_> = events[10..].to_vec();
@@ -46,7 +52,7 @@ fn what_is_held_is_copied_in_the_streams_of_the_call() {
         assert!(waits.iter().all(|wait| after.contains(wait)) && after.len() <= 2, "{after:?}");
     }
     *to.side.current.lock().unwrap() = Some(OWNER);
-    prepared.copy_held().unwrap();
+    copied(&prepared);
     let events = taken(&log);
     assert_eq!(events[0], Ordered(OTHER, OWNER));
     assert!(events[10..].contains(&Ordered(OWNER, READER)), "the owner of the target waits: {events:?}");
@@ -63,7 +69,7 @@ fn what_is_held_is_leaked_where_its_owner_cannot_wait() {
     let ordering: Arc<dyn Ordering> = recorder.clone();
     let ((from, to), items) = (steady(), items(9, &log));
     let prepared = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap();
-    prepared.copy_held().unwrap();
+    copied(&prepared);
     taken(&log);
     drop(prepared);
     assert_eq!(taken(&log), [], "nothing is returned");
@@ -80,11 +86,28 @@ fn what_is_held_may_be_copied_in_a_captured_stream() {
         *office.side.current.lock().unwrap() = Some(OTHER);
     }
     *recorder.captured.lock().unwrap() = Some(OTHER);
-    prepared.copy_held().unwrap();
+    copied(&prepared);
     *recorder.captured.lock().unwrap() = None;
     taken(&log);
     drop(prepared);
     assert_eq!(taken(&log).iter().filter(|event| **event == Dropped).count(), 9, "the graph's memory is its maker's");
+}
+
+#[test]
+fn what_is_held_is_leaked_where_its_owner_is_in_a_capture_of_its_own() {
+    let log = Log::default();
+    let recorder = Arc::new(Recorder { copies: Some(Copied::Well), log: log.clone(), ..Recorder::default() });
+    let ordering: Arc<dyn Ordering> = recorder.clone();
+    let ((from, to), items) = (steady(), items(9, &log));
+    let prepared = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap();
+    *from.side.current.lock().unwrap() = Some(OTHER);
+    // The stream of the export is captured, and that of the copies is not.
+    *recorder.captured.lock().unwrap() = Some(OWNER);
+    copied(&prepared);
+    *recorder.captured.lock().unwrap() = None;
+    taken(&log);
+    drop(prepared);
+    assert_eq!(taken(&log), [], "nothing is returned");
 }
 
 #[test]

@@ -29,8 +29,7 @@ def reshard(sources: Iterable[Any], targets: Iterable[Any], dim: int = 0) -> tup
     Raises
     ------
     BridgeError
-        If the shards of both sides are not those of one shape, or have no such dimension, or if one is no tensor that
-        can be sliced.
+        If the shards of both sides are not cut from one shape, or have no such dimension, or if one cannot be sliced.
 
     See Also
     --------
