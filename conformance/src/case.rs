@@ -80,6 +80,8 @@ pub enum Op {
     Write(usize, u64),
     /// A tensor is read.
     Read(usize),
+    /// The framework makes a view of a tensor, which holds its rows from this one on. Many frameworks make none.
+    Part(usize, usize),
     /// A tensor is dropped.
     Drop(usize),
     /// A tensor is dropped on another thread.

@@ -94,5 +94,5 @@ pub use engine::{Config, Observer, REPLAYED, certify, replay, shrink, tree};
 pub use expect::{Expectation, Regression};
 pub use host::{HostSubject, HostTensors};
 pub use properties::{Failure, PROPERTIES, Pair, Property, property};
-pub use subject::{Capabilities, Observed, Spec, Subject};
+pub use subject::{Capabilities, Observed, Replay, Spec, Subject, Threads};
 pub use verdict::{Coverage, Native, PairReport, PropertyReport, Verdict};

@@ -290,6 +290,12 @@ pub(crate) fn apart(sides: &Sides) -> BoxedStrategy<Spec> {
         .boxed()
 }
 
+/// Chooses a vector of elements of one byte of which 31 bits cannot count all.
+pub(crate) fn uncountable(sides: &Sides) -> BoxedStrategy<Spec> {
+    let bytes: Vec<_> = sides.common_dtypes().into_iter().filter(|dtype| model::itemsize(*dtype) == 1).collect();
+    (select(bytes), 100i64..4096).prop_map(|(dtype, more)| Spec::compact(dtype, &[(1 << 31) + more])).boxed()
+}
+
 /// Chooses a stream for every role. Where both sides are the same framework, it has one current stream: a tensor is
 /// imported in the stream in which it was exported.
 pub(crate) fn picks(sides: &Sides) -> BoxedStrategy<Picks> {
@@ -331,6 +337,7 @@ pub(crate) fn lives() -> BoxedStrategy<Vec<Op>> {
         5 => (which(), copy).prop_map(|(which, copy)| Op::Convert(which, copy)),
         3 => (which(), any::<u64>()).prop_map(|(which, seed)| Op::Write(which, seed)),
         3 => which().prop_map(Op::Read),
+        2 => (which(), 0usize..8).prop_map(|(which, start)| Op::Part(which, start)),
         3 => which().prop_map(Op::Drop),
         1 => which().prop_map(Op::DropElsewhere),
         1 => Just(Op::Collect),

@@ -79,6 +79,18 @@ pub struct Capabilities {
     /// Whether it makes copies of its own. Half of the cases of a pair whose frameworks both do are copied by them.
     #[serde(default = "yes")]
     pub copies: bool,
+    /// Whether [`Subject::part`] makes views.
+    #[serde(default)]
+    pub parts: bool,
+    /// Whether [`Subject::threads`] says how tensors are used on several threads.
+    #[serde(default)]
+    pub threads: bool,
+    /// Whether [`Subject::elsewhere`] has another device to make the current one.
+    #[serde(default)]
+    pub devices: bool,
+    /// Whether [`Subject::captured`] captures graphs.
+    #[serde(default)]
+    pub graphs: bool,
 }
 
 fn yes() -> bool {
@@ -99,7 +111,52 @@ impl Default for Capabilities {
             immutable: false,
             gigabytes: false,
             copies: true,
+            parts: false,
+            threads: false,
+            devices: false,
+            graphs: false,
         }
+    }
+}
+
+/// Runs the work of a graph once more, in the current stream.
+pub type Replay<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
+
+/// How a subject and the tensors of its framework are used on several threads at once.
+#[derive(Clone, Copy)]
+pub struct Threads {
+    outside: fn(&mut dyn FnMut()),
+    inside: fn(&mut dyn FnMut()),
+}
+
+bridge_core::debug_fields!(impl[] Threads);
+
+impl Threads {
+    /// `outside` runs its argument where this thread waits for others, `inside` where a thread uses the framework.
+    ///
+    /// # Safety
+    ///
+    /// While the thread that has made the subject is in `outside`, any number of threads in `inside` may use the subject,
+    /// its ordering, and tensors that they have made themselves.
+    pub unsafe fn new(outside: fn(&mut dyn FnMut()), inside: fn(&mut dyn FnMut())) -> Self {
+        Self { outside, inside }
+    }
+
+    /// For a subject without a lock around it.
+    ///
+    /// # Safety
+    ///
+    /// Any number of threads may use the subject, its ordering, and tensors that they have made themselves.
+    pub unsafe fn free() -> Self {
+        Self { outside: |body| body(), inside: |body| body() }
+    }
+
+    pub(crate) fn outside(self, body: &mut dyn FnMut()) {
+        (self.outside)(body);
+    }
+
+    pub(crate) fn inside(self, body: &mut dyn FnMut()) {
+        (self.inside)(body);
     }
 }
 
@@ -200,6 +257,46 @@ pub trait Subject: Adapter {
 
     /// Drops the tensor on another thread, and waits for that thread.
     fn drop_on_thread(&self, tensor: Self::Tensor);
+
+    /// Returns the framework's own view of a tensor of at least one dimension: its rows from `start` on, in the same
+    /// memory. Returns `None` where the framework copies instead: see [`Capabilities::parts`].
+    ///
+    /// # Errors
+    ///
+    /// What the framework reports.
+    fn part(&self, tensor: &Self::Tensor, start: usize) -> Option<Result<Self::Tensor>> {
+        let _ = (tensor, start);
+        None
+    }
+
+    /// Returns how this subject is used on several threads at once, or `None` where one thread alone may use it: see
+    /// [`Capabilities::threads`].
+    fn threads(&self) -> Option<Threads> {
+        None
+    }
+
+    /// Runs `body` while another device than [`device`](Self::device) is the framework's current one. Returns `None`
+    /// where there is no other: see [`Capabilities::devices`].
+    ///
+    /// # Errors
+    ///
+    /// What `body` or the framework reports, and a current device that `body` has changed.
+    fn elsewhere(&self, body: &mut dyn FnMut() -> Result<()>) -> Option<Result<()>> {
+        let _ = body;
+        None
+    }
+
+    /// Captures the work that `body` submits to the current stream, which is not the default one, into a graph. Returns
+    /// what replays it in the stream that is current then, or `None` where the framework captures no graphs: see
+    /// [`Capabilities::graphs`]. The capture has ended when this returns, whatever `body` returns.
+    ///
+    /// # Errors
+    ///
+    /// What `body` or the framework reports.
+    fn captured<'a>(&'a self, body: &mut dyn FnMut() -> Result<()>) -> Option<Result<Replay<'a>>> {
+        let _ = body;
+        None
+    }
 
     /// Returns the framework's streams beside its default one, made once. Empty where it or the device has no others.
     fn streams(&self) -> Vec<Stream>;

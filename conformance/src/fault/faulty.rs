@@ -6,27 +6,36 @@ use bridge_core::{
     Access, Adapter, Consumer, DType, Device, DeviceBuffer, Keep, Layout, Lent, Offer, Order, Profile, Result, Reuse,
     Stream, Strides, Views,
 };
-use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// A subject whose memory a fault can give back early.
 pub trait Breakable: Subject {
     /// Returns a function that releases the memory of the tensor while the tensor still uses it.
     fn releaser(&self, tensor: &Self::Tensor) -> Box<dyn Fn() + Send + Sync>;
+
+    /// Returns the same tensor, which does not keep its memory.
+    fn orphan(&self, tensor: &Self::Tensor) -> Self::Tensor;
 }
 
 /// A subject, and its adapter with one fault. Without a fault it is the subject itself.
 pub struct Faulty<A: Subject> {
     pub(super) sound: A,
-    fault: Option<Fault>,
+    pub(super) fault: Option<Fault>,
     profile: Profile,
     /// The last copy, and what it is a copy of.
-    last: RefCell<Option<(Observed, A::Tensor)>>,
+    last: Mutex<Option<(Observed, A::Tensor)>>,
+    /// The view that is being imported.
+    slot: Mutex<Option<A::Tensor>>,
     /// Whether a tensor was exported since the consumer was last queried.
-    lends: Cell<bool>,
+    lends: AtomicBool,
     /// Number of imported tensors.
-    imports: Cell<usize>,
+    imports: AtomicUsize,
+    /// Whether another device is the current one.
+    pub(super) is_elsewhere: AtomicBool,
     keeps: Keeps,
 }
 
@@ -58,9 +67,11 @@ impl<A: Subject> Faulty<A> {
             sound,
             fault,
             profile,
-            last: RefCell::default(),
-            lends: Cell::default(),
-            imports: Cell::default(),
+            last: Mutex::default(),
+            slot: Mutex::default(),
+            lends: AtomicBool::default(),
+            imports: AtomicUsize::default(),
+            is_elsewhere: AtomicBool::default(),
             keeps: Keeps::default(),
         }
     }
@@ -93,7 +104,7 @@ impl<A: Subject> Faulty<A> {
 
     fn compact_once(&self, tensor: &A::Tensor) -> Result<A::Tensor> {
         let what = self.sound.observe(tensor)?;
-        let mut last = self.last.borrow_mut();
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, copy)) = last.as_ref().filter(|(of, _)| *of == what) {
             return Ok(self.sound.share(copy));
         }
@@ -113,13 +124,16 @@ impl<A: Breakable> Adapter for Faulty<A> {
 
     fn consumer(&self) -> Arc<dyn Consumer> {
         let sound = self.sound.consumer();
-        let lends = self.lends.take();
+        let lends = self.lends.swap(false, Relaxed);
         let mut liar = Liar { sound: Arc::clone(&sound), claims: None, views: None, keeps: None };
         match self.fault {
             Some(Fault::WaitSkipped | Fault::ReleaseNotOrdered) => liar.claims = Some(Stream::LEGACY),
             Some(Fault::ViewsNotNoted) => liar.views = Some(Views::default()),
             Some(Fault::LendingNotNoted) if lends => liar.views = Some(Views::default()),
-            Some(Fault::SecondViewNotNoted) if self.imports.get() % 2 == 1 => liar.views = Some(Views::default()),
+            Some(Fault::SecondViewNotNoted) if self.imports.load(Relaxed) % 2 == 1 => {
+                liar.views = Some(Views::default())
+            }
+            Some(Fault::StreamOfCurrentDevice) if self.is_elsewhere.load(Relaxed) => liar.claims = Some(Stream::LEGACY),
             Some(Fault::StreamKeptByHandle) => liar.keeps = Some(Arc::clone(&self.keeps)),
             _ => return sound,
         }
@@ -128,7 +142,7 @@ impl<A: Breakable> Adapter for Faulty<A> {
 
     fn export(&self, tensor: &A::Tensor) -> Result<Lent> {
         let lent = self.sound.export(tensor)?;
-        self.lends.set(true);
+        self.lends.store(true, Relaxed);
         match self.fault {
             Some(Fault::ReuseBorrowed) if self.has_view_of(&lent)? => {
                 spoil(Fault::ReuseOverclaimed, lent, || self.sound.releaser(tensor))
@@ -139,12 +153,20 @@ impl<A: Breakable> Adapter for Faulty<A> {
     }
 
     fn import(&self, offer: Offer) -> Result<A::Tensor> {
-        self.imports.set(self.imports.get() + 1);
+        self.imports.fetch_add(1, Relaxed);
         // SAFETY: a fault breaks this on purpose. What it reaches is the memory of the simulated device.
         let offer = unsafe { offer.vouched_for() };
         match self.fault {
             Some(Fault::Panic) if offer.layout().shape().len() == 2 => panic!("a planted fault"),
             Some(Fault::SilentCopy) => self.sound.compact(&self.sound.import(offer)?),
+            Some(Fault::SharedSlot) => {
+                let view = self.sound.import(offer)?;
+                let slot = || self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+                *slot() = Some(self.sound.share(&view));
+                std::thread::sleep(Duration::from_micros(50));
+                let last = slot().take();
+                Ok(last.unwrap_or(view))
+            }
             Some(Fault::Leak) => {
                 let view = self.sound.import(offer)?;
                 std::mem::forget(self.sound.share(&view));
@@ -197,6 +219,7 @@ fn spoil(fault: Fault, lent: Lent, releaser: impl FnOnce() -> Box<dyn Fn() + Sen
             shape.truncate(32);
             strides.truncate(32);
         }
+        Fault::LengthWraps => shape.iter_mut().for_each(|length| *length &= i64::from(i32::MAX)),
         Fault::EmptyFlattened if layout.numel() == 0 => (shape, strides) = (vec![0], vec![1]),
         Fault::DtypeNarrowed => {
             if let Some((_, narrow)) = NARROWER.iter().find(|(wide, _)| *wide == dtype) {

@@ -7,6 +7,7 @@ pub use faulty::{Breakable, Faulty};
 
 use crate::sim::{Habits, SimDevice, SimFramework};
 use crate::{Config, Pair};
+use bridge_core::{Adapter, Options, transfer};
 use serde::{Deserialize, Serialize};
 
 /// Which part of a pair has the fault.
@@ -18,6 +19,8 @@ pub enum Role {
     Target,
     /// Neither: the ordering or its copies have it.
     Ordering,
+    /// Neither: what brings a tensor across has it.
+    Way,
 }
 
 /// A fault, where it is planted, and the property that must find it.
@@ -152,6 +155,18 @@ faults! {
     FlushNotOrdered = "flush_not_ordered", "batch", Ordering of Generous -> Common;
     /// What is to be called in a moment is never called.
     FlushForgotten = "flush_forgotten", "batch", Ordering of Generous -> Common;
+    /// The framework's own view of a view does not keep the memory.
+    PartOrphaned = "part_orphaned", "life", Target of Generous -> Generous;
+    /// A length wraps at 2^31.
+    LengthWraps = "length_wraps", "huge", Source of Generous -> Generous;
+    /// An import keeps its view where an import of another thread finds it.
+    SharedSlot = "shared_slot", "threads", Target of Generous -> Common;
+    /// The consumer reports a stream of the current device, which is not the tensor's.
+    StreamOfCurrentDevice = "stream_of_current_device", "devices", Target of Generous -> Common;
+    /// What was exported is never released, where the conversion fails.
+    ExportLost = "export_lost", "failure", Way of Generous -> Generous;
+    /// A wait between a captured stream and another is not refused, and not made.
+    CaptureIgnored = "capture_ignored", "graph", Ordering of Generous -> Common;
     /// One reference to the view is never dropped.
     Leak = "leak", "life", Target of Generous -> Generous;
 }
@@ -205,6 +220,15 @@ fn caught_by(planted: &Planted, fault: Option<Fault>, seed: u64) -> Vec<String> 
         match planted.role {
             Role::Source => config.failing(&Pair::new(&Faulty::new(from, fault), &to).with_native_way()),
             Role::Target => config.failing(&Pair::new(&from, &Faulty::new(to, fault)).with_native_way()),
+            Role::Way => {
+                let mut pair = Pair::new(&from, &to).with_native_way();
+                pair.way_there = Some(Box::new(|tensor, ordering, copy| {
+                    let exported = from.export(tensor)?;
+                    let options = Options::default().with_copy(copy);
+                    transfer(&from, &to, tensor, ordering, &options).inspect_err(|_| std::mem::forget(exported))
+                }));
+                config.failing(&pair)
+            }
             Role::Ordering => {
                 config.failing(&Pair::new(&from, &to).with_ordering(device.ordering_with(fault)).with_native_way())
             }
@@ -297,7 +321,7 @@ mod tests {
 
     #[test]
     fn no_reason_shows_a_value_as_rust_writes_it() {
-        for planted in FAULTS.iter().filter(|planted| planted.role != Role::Ordering) {
+        for planted in FAULTS.iter().filter(|planted| matches!(planted.role, Role::Source | Role::Target)) {
             let device = SimDevice::new(5);
             let (from, to) = (SimFramework::new(&device, planted.from), SimFramework::new(&device, planted.to));
             let plant = |sound, role| Faulty::new(sound, (planted.role == role).then_some(planted.fault));
@@ -320,7 +344,7 @@ mod tests {
 
     #[test]
     fn every_fault_names_a_property() {
-        assert!(FAULTS.len() >= 48);
+        assert!(FAULTS.len() >= 54);
         assert!(FAULTS.iter().all(|planted| property(planted.caught_by).is_some()));
     }
 }

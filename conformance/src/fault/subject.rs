@@ -1,9 +1,10 @@
-//! The subject of a faulty adapter is the sound one: only the adapter has the fault.
+//! The subject of a faulty adapter is the sound one, but for views that the framework makes of its tensors.
 
-use super::{Breakable, Faulty};
-use crate::{Capabilities, Observed, Spec, Subject};
+use super::{Breakable, Fault, Faulty};
+use crate::{Capabilities, Observed, Replay, Spec, Subject, Threads};
 use bridge_core::{Device, Ordering, Result, Stream};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 #[deny(clippy::missing_trait_methods)]
@@ -82,6 +83,29 @@ impl<A: Breakable> Subject for Faulty<A> {
 
     fn delay(&self) -> Result<()> {
         self.sound.delay()
+    }
+
+    fn part(&self, tensor: &A::Tensor, start: usize) -> Option<Result<A::Tensor>> {
+        let part = self.sound.part(tensor, start);
+        match self.fault {
+            Some(Fault::PartOrphaned) => part.map(|part| part.map(|part| self.sound.orphan(&part))),
+            _ => part,
+        }
+    }
+
+    fn threads(&self) -> Option<Threads> {
+        self.sound.threads()
+    }
+
+    fn elsewhere(&self, body: &mut dyn FnMut() -> Result<()>) -> Option<Result<()>> {
+        self.is_elsewhere.store(true, Relaxed);
+        let result = self.sound.elsewhere(body);
+        self.is_elsewhere.store(false, Relaxed);
+        result
+    }
+
+    fn captured<'a>(&'a self, body: &mut dyn FnMut() -> Result<()>) -> Option<Result<Replay<'a>>> {
+        self.sound.captured(body)
     }
 
     fn settle(&self) -> Result<Option<usize>> {

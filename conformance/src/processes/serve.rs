@@ -145,6 +145,8 @@ impl<T> Service<'_, T> {
         // process, and copies are made where the tensor goes.
         let dtypes = can.dtypes.iter().copied().filter(|dtype| profile.dtypes.contains(dtype)).collect();
         let can = Capabilities { dtypes, defers: Vec::new(), gigabytes: false, copies: false, ..can };
+        // Nor are these questions that cross: the other process answers for itself alone.
+        let can = Capabilities { parts: false, threads: false, devices: false, graphs: false, ..can };
         let streams = subject.streams().into_iter().map(Stream::handle).collect();
         Hello { profile, device: subject.device(), can, streams }
     }

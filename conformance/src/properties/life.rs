@@ -1,13 +1,12 @@
 //! How long tensors live: a state machine over both frameworks, with a model of every buffer.
 
 use super::watched::Watched;
-use super::{Failure, Outcome, PAUSE, Pair, as_expected, ensure, outstanding, same_bytes};
+use super::{Failure, Outcome, Pair, as_expected, ensure, outstanding, same_bytes};
 use crate::model::{self, Expected};
-use crate::{Case, Op, Spec, words};
+use crate::{Case, Op, Spec};
 use bridge_core::{Options, transfer};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Instant;
 
 /// A tensor of one of the two frameworks.
 enum Held<F, T> {
@@ -49,18 +48,7 @@ pub(super) fn life<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         machine.read(entry)?;
     }
     drop(machine);
-    let started = Instant::now();
-    loop {
-        let after = pair.memory()?;
-        // Memory of earlier cases may be released meanwhile: less than before is not a failure of this one.
-        if after.0 <= before.0 && after.1 <= before.1 {
-            return Ok(());
-        }
-        let late = started.elapsed() >= pair.patience();
-        let told = |(from, to)| format!("{} of the source, {} of the target", words::in_use(from), words::in_use(to));
-        ensure!(!late, "memory in use before: {}; after: {}", told(before), told(after));
-        std::thread::sleep(PAUSE);
-    }
+    pair.is_back(before)
 }
 
 /// Bytes of the tensor whose memory is looked for again: few allocations beside those of the frameworks have this size.
@@ -144,6 +132,7 @@ impl<F, T> Machine<'_, F, T> {
             Op::Convert(which, copy) => self.convert(which % alive, copy),
             Op::Write(which, seed) => self.write(which % alive, seed),
             Op::Read(which) => self.read(&self.alive[which % alive]),
+            Op::Part(which, start) => self.part(which % alive, start),
             Op::Drop(which) => {
                 drop(self.alive.swap_remove(which % alive));
                 Ok(())
@@ -188,6 +177,26 @@ impl<F, T> Machine<'_, F, T> {
             ensure!(constant, "a view of read-only memory can be written to");
         }
         self.alive.push(Entry { tensor, spec, buffer, protected });
+        Ok(())
+    }
+
+    /// The framework of a tensor makes a view of it, which keeps the memory as the tensor does.
+    fn part(&mut self, which: usize, start: usize) -> Outcome {
+        let Entry { tensor, spec, buffer, protected } = &self.alive[which];
+        let (Some(&length), Some(&stride)) = (spec.shape.first(), spec.strides.first()) else { return Ok(()) };
+        if model::numel(&spec.shape) == 0 {
+            return Ok(());
+        }
+        let start = start as i64 % length;
+        let made = match tensor {
+            Held::Source(tensor) => self.pair.from.part(tensor, start as usize).map(|part| part.map(Held::Source)),
+            Held::Target(tensor) => self.pair.to.part(tensor, start as usize).map(|part| part.map(Held::Target)),
+        };
+        let Some(tensor) = made.transpose()? else { return Ok(()) };
+        let mut spec = spec.clone();
+        spec.shape[0] -= start;
+        spec.offset = (spec.offset as i64 + start * stride) as usize;
+        self.alive.push(Entry { tensor, spec, buffer: *buffer, protected: *protected });
         Ok(())
     }
 

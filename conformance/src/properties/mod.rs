@@ -3,12 +3,18 @@
 mod batch;
 mod contents;
 mod copies;
+mod device;
+mod failing;
+mod failure;
+mod graph;
+mod huge;
 mod least;
 mod life;
 mod order;
 mod place;
 mod subject;
 mod table;
+mod threads;
 mod watched;
 
 pub(crate) use least::hardly_tested;
@@ -251,6 +257,14 @@ impl<F, T> Pair<'_, F, T> {
         self.seen.set(seen);
     }
 
+    /// Records how transfers of the current case ended that were made elsewhere.
+    fn add_seen(&self, more: Coverage) {
+        let mut seen = self.seen.get();
+        seen.in_place |= more.in_place;
+        seen.copied |= more.copied;
+        self.seen.set(seen);
+    }
+
     /// Returns how the transfers since the last call ended: 1 for each way that at least one took.
     pub(crate) fn take_seen(&self) -> Coverage {
         self.seen.take()
@@ -282,6 +296,27 @@ impl<F, T> Pair<'_, F, T> {
     /// Settles both sides. Returns the bytes that their allocators then have in use.
     fn memory(&self) -> Result<(Option<usize>, Option<usize>)> {
         Ok((self.from.settle()?, self.to.settle()?))
+    }
+
+    /// Waits until no more memory is in use than `before`, as [`memory`](Self::memory) has returned it.
+    ///
+    /// # Errors
+    ///
+    /// More is in use after the time that memory may take to be released.
+    fn is_back(&self, before: (Option<usize>, Option<usize>)) -> Outcome {
+        let started = Instant::now();
+        loop {
+            let after = self.memory()?;
+            // Memory of earlier cases may be released meanwhile: less than before is not a failure of this one.
+            if after.0 <= before.0 && after.1 <= before.1 {
+                return Ok(());
+            }
+            let late = started.elapsed() >= self.patience();
+            let told =
+                |(from, to)| format!("{} of the source, {} of the target", words::in_use(from), words::in_use(to));
+            ensure!(!late, "memory in use before: {}; after: {}", told(before), told(after));
+            std::thread::sleep(PAUSE);
+        }
     }
 
     /// Returns how long memory may take to be released.

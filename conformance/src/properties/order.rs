@@ -138,7 +138,7 @@ impl<F, T> Scene<'_, F, T> {
             pair.to.snapshot(&view, &mut snapshot)?;
             Ok(view)
         })?;
-        reuse(pair, self.case, self.garbage, (self.tensor, view, None))?;
+        release(pair, self.case, self.garbage, (self.tensor, view, None))?;
         on(pair.to, reader, || Ok(Some(pair.to.read(&snapshot)?)))
     }
 
@@ -153,7 +153,7 @@ impl<F, T> Scene<'_, F, T> {
             pair.to.delay()?;
             Ok(pair.to.snapshot(&view, &mut snapshot)?)
         })?;
-        reuse(pair, self.case, self.garbage, (self.tensor, view, None))?;
+        release(pair, self.case, self.garbage, (self.tensor, view, None))?;
         on(pair.to, stream, || Ok(Some(pair.to.read(&snapshot)?)))
     }
 
@@ -174,7 +174,7 @@ impl<F, T> Scene<'_, F, T> {
             pair.to.delay()?;
             Ok(pair.to.snapshot(&view, &mut snapshot)?)
         })?;
-        reuse(pair, self.case, self.garbage, (self.tensor, view, None))?;
+        release(pair, self.case, self.garbage, (self.tensor, view, None))?;
         on(pair.to, onward, || Ok(Some(pair.to.read(&snapshot)?)))
     }
 
@@ -188,7 +188,7 @@ impl<F, T> Scene<'_, F, T> {
             pair.from.snapshot(&second, &mut snapshot)?;
             Ok(second)
         })?;
-        reuse(pair, self.case, self.garbage, (self.tensor, view, Some(second)))?;
+        release(pair, self.case, self.garbage, (self.tensor, view, Some(second)))?;
         on(pair.from, back, || Ok(Some(pair.from.read(&snapshot)?)))
     }
 
@@ -199,7 +199,7 @@ impl<F, T> Scene<'_, F, T> {
             pair.to.delay()?;
             Ok(pair.back(&view, Some(true))?.0)
         })?;
-        reuse(pair, self.case, self.garbage, (self.tensor, view, None))?;
+        release(pair, self.case, self.garbage, (self.tensor, view, None))?;
         on(pair.from, back, || Ok(Some(pair.from.read(&copy)?)))
     }
 
@@ -227,7 +227,7 @@ impl<F, T> Scene<'_, F, T> {
             pair.from.delay()?;
             Ok(pair.from.snapshot(&second, &mut snapshot)?)
         })?;
-        reuse(pair, case, self.garbage, (self.tensor, native, Some(second)))?;
+        release(pair, case, self.garbage, (self.tensor, native, Some(second)))?;
         on(pair.from, back, || Ok(Some(pair.from.read(&snapshot)?)))
     }
 
@@ -265,7 +265,7 @@ impl<F, T> Scene<'_, F, T> {
             Ok(())
         })?;
         let view = view.ok_or_else(|| Failure::new("on_fresh_stream did not run its body"))?;
-        reuse(pair, case, self.garbage, (self.tensor, view, None))?;
+        release(pair, case, self.garbage, (self.tensor, view, None))?;
         pair.memory()?;
         Ok(Some(pair.to.read(&snapshot)?))
     }
@@ -274,8 +274,8 @@ impl<F, T> Scene<'_, F, T> {
 /// Blocks allocated on each stream, so that the allocator reuses the one just released.
 const BLOCKS: usize = 2;
 
-/// Drops every reference, and fills the blocks that the source's allocator then hands out with garbage.
-fn reuse<F, T>(pair: &Pair<'_, F, T>, case: &Case, garbage: u8, held: (F, T, Option<F>)) -> Outcome {
+/// Drops every reference, and lets the source's allocator reuse the memory.
+fn release<F, T>(pair: &Pair<'_, F, T>, case: &Case, garbage: u8, held: (F, T, Option<F>)) -> Outcome {
     let streams = pair.streams();
     let (from, to) = (streams.from(case.streams.drop), streams.to(case.streams.drop));
     on_both(pair, from, to, || {
@@ -288,6 +288,12 @@ fn reuse<F, T>(pair: &Pair<'_, F, T>, case: &Case, garbage: u8, held: (F, T, Opt
         }
         Ok(())
     })?;
+    reuse(pair, case, garbage)
+}
+
+/// Fills the blocks that the source's allocator hands out with garbage.
+pub(super) fn reuse<F, T>(pair: &Pair<'_, F, T>, case: &Case, garbage: u8) -> Outcome {
+    let streams = pair.streams();
     let nbytes = case.spec.base * model::itemsize(case.spec.dtype);
     let mut blocks = Vec::new();
     for number in [case.streams.allocate, case.streams.write] {

@@ -1,7 +1,9 @@
 //! The properties, as a table.
 
-use super::{Outcome, Pair, Take, batch, contents, copies, life, order, place, subject};
-use crate::strategy::{apart, blocks, cases, lives, of_source, picks, tensors, tiled};
+use super::{
+    Outcome, Pair, Take, batch, contents, copies, device, failure, graph, huge, life, order, place, subject, threads,
+};
+use crate::strategy::{apart, blocks, cases, lives, of_source, picks, tensors, tiled, uncountable};
 use crate::{Case, Op, Route, Sides, model};
 use bridge_core::{DType, DeviceKind, Pending, Strides};
 use proptest::prelude::*;
@@ -43,7 +45,12 @@ enum Check {
     RoundTrip,
     Copy,
     Far,
+    Huge,
     Staging,
+    Failure,
+    Threads,
+    Devices,
+    Graph,
 }
 
 /// Returns the property with this name.
@@ -80,7 +87,12 @@ impl Property {
             Check::RoundTrip => place::round_trip(pair, case),
             Check::Copy => copies::copy(pair, case),
             Check::Far => copies::far(pair, case),
+            Check::Huge => huge::huge(pair, case),
             Check::Staging => copies::staging(pair, case),
+            Check::Failure => failure::failure(pair, case),
+            Check::Threads => threads::threads(pair, case),
+            Check::Devices => device::devices(pair, case),
+            Check::Graph => graph::graph(pair, case),
         }
     }
 }
@@ -231,7 +243,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "order",
         doc: "the consumer sees what the owner's stream had still to write",
-        weight: 10,
+        weight: 12,
         native: true,
         left_out: no_streams,
         strategy: |sides| {
@@ -253,7 +265,7 @@ pub static PROPERTIES: &[Property] = &[
     Property {
         name: "release_order",
         doc: "memory is reused only after its last reader",
-        weight: 10,
+        weight: 12,
         native: true,
         left_out: no_streams,
         strategy: |sides| {
@@ -322,16 +334,30 @@ pub static PROPERTIES: &[Property] = &[
         weight: 1,
         native: false,
         left_out: |sides| {
-            let room = sides.from.can.gigabytes && sides.from.can.writes;
-            let none = (!room).then_some("the source makes no tensors of gigabytes");
             let compact = sides.from.profile.strides == Strides::Compact;
-            let bytes = sides.common_dtypes().iter().any(|dtype| model::itemsize(*dtype) == 1);
-            none.or(compact.then_some("the source makes compact tensors only"))
-                .or((!bytes).then_some("there is no dtype of one byte that both sides make"))
-                .or((*sides.common_ranks().end() < 2).then_some("the two have no matrices in common"))
+            no_gigabytes(sides).or(compact.then_some("the source makes compact tensors only")).or((*sides
+                .common_ranks()
+                .end()
+                < 2)
+            .then_some("the two have no matrices in common"))
         },
         strategy: |sides| cases(apart(sides), ASKED),
         check: Check::Far,
+    },
+    Property {
+        name: "huge",
+        doc: "more elements than 31 bits count cross in place, there and back",
+        weight: 1,
+        native: false,
+        left_out: |sides| {
+            let owns = sides.to.profile.owns_memory;
+            no_gigabytes(sides)
+                .or((!sides.from.can.parts).then_some("the source makes no views of its tensors"))
+                .or(owns.then_some("the target copies every tensor"))
+                .or((!sides.common_ranks().contains(&1)).then_some("the two have no vectors in common"))
+        },
+        strategy: |sides| cases(uncountable(sides), NONE),
+        check: Check::Huge,
     },
     Property {
         name: "staging",
@@ -344,6 +370,78 @@ pub static PROPERTIES: &[Property] = &[
             (plain, picks(sides)).prop_map(|(case, streams)| Case { streams, ..case }).boxed()
         },
         check: Check::Staging,
+    },
+    Property {
+        name: "failure",
+        doc: "where one call of a conversion fails, nothing is lost and nothing is kept",
+        weight: 4,
+        native: false,
+        left_out: no_common_dtype,
+        strategy: |sides| {
+            let plain = cases(tensors(sides, sides.common_dtypes(), false), EITHER);
+            (plain, picks(sides)).prop_map(|(case, streams)| Case { streams, ..case }).boxed()
+        },
+        check: Check::Failure,
+    },
+    Property {
+        name: "threads",
+        doc: "threads that convert at once do not disturb each other",
+        weight: 2,
+        native: false,
+        left_out: |sides| {
+            let both = sides.from.can.threads && sides.to.can.threads;
+            (!both).then_some("one side is for a single thread").or_else(|| no_common_dtype(sides))
+        },
+        strategy: |sides| cases(tensors(sides, sides.common_dtypes(), false), EITHER),
+        check: Check::Threads,
+    },
+    Property {
+        name: "devices",
+        doc: "the current device need not be the tensor's",
+        weight: 4,
+        native: false,
+        left_out: |sides| {
+            let none = !sides.from.can.devices && !sides.to.can.devices;
+            none.then_some("neither side has another device").or_else(|| no_streams(sides))
+        },
+        strategy: |sides| {
+            let plain = cases(blocks(sides, BLOCK_SIZES.into()), &[None, None, None, Some(true)]);
+            (plain, picks(sides))
+                .prop_map(|(case, mut streams)| {
+                    // Only the user orders the reuse of the original after a copy.
+                    if case.copy == Some(true) {
+                        streams.allocate = streams.write;
+                    }
+                    Case { streams, ..case }
+                })
+                .boxed()
+        },
+        check: Check::Devices,
+    },
+    Property {
+        name: "graph",
+        doc: "a conversion in a captured stream is captured, or refused where it cannot be",
+        weight: 2,
+        native: false,
+        left_out: |sides| {
+            let none = !sides.to.can.graphs || sides.to.streams == 0;
+            none.then_some("the target captures no graphs")
+                .or((sides.from.streams == 0).then_some("the source has a single stream, which is not captured"))
+                .or_else(|| no_streams(sides))
+        },
+        strategy: |sides| {
+            let captured = 1..=sides.to.streams;
+            (cases(blocks(sides, BATCH_SIZES.into()), NONE), picks(sides), captured, any::<bool>())
+                .prop_map(|(case, mut streams, captured, inside)| {
+                    streams.read = captured;
+                    if inside {
+                        streams.write = captured;
+                    }
+                    Case { streams, ..case }
+                })
+                .boxed()
+        },
+        check: Check::Graph,
     },
 ];
 
@@ -361,6 +459,13 @@ fn no_common_dtype(sides: &Sides) -> Option<&'static str> {
 
 fn no_common_rank(sides: &Sides) -> Option<&'static str> {
     sides.common_ranks().is_empty().then_some("the target takes no number of dimensions that the source has")
+}
+
+fn no_gigabytes(sides: &Sides) -> Option<&'static str> {
+    let room = sides.from.can.gigabytes && sides.from.can.writes;
+    let bytes = sides.common_dtypes().iter().any(|dtype| model::itemsize(*dtype) == 1);
+    let none = (!room).then_some("the source makes no tensors of gigabytes");
+    none.or((!bytes).then_some("there is no dtype of one byte that both sides make"))
 }
 
 fn no_streams(sides: &Sides) -> Option<&'static str> {

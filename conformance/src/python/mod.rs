@@ -9,9 +9,9 @@ mod relay;
 mod remote;
 
 use crate::runner::{Known, Library, NUMPY_INTERFACE, TORCH_CAPSULES};
-use crate::{Capabilities, Observed, Spec, Subject, model};
+use crate::{Capabilities, Observed, Replay, Spec, Subject, Threads, model};
 use bridge_core::{
-    Adapter, Consumer, DType, Device, Error, Lent, Offer, Order, Ordering, Pending, Profile, Result, Stream,
+    Adapter, Consumer, DType, Device, Error, ErrorKind, Lent, Offer, Order, Ordering, Pending, Profile, Result, Stream,
 };
 use bridge_frameworks::{AnyAdapter, Framework};
 use bridge_pyo3::{PyAdapter, PyTensor, framework_error};
@@ -187,6 +187,10 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
         immutable: flag("immutable")?,
         gigabytes: flag("gigabytes")?,
         copies: flag("copies")?,
+        parts: flag("parts")?,
+        threads: true,
+        devices: flag("devices")?,
+        graphs: flag("graphs")?,
     })
 }
 
@@ -303,6 +307,68 @@ impl<'py> Subject for PySubject<'py> {
                 scope.spawn(|| Python::attach(|_| drop(tensor)));
             });
         });
+    }
+
+    fn part(&self, tensor: &PyTensor<'py>, start: usize) -> Option<Result<PyTensor<'py>>> {
+        let part = || self.raised(self.harness.call_method1(intern!(self.py(), "part"), (tensor, start)));
+        self.capabilities.parts.then(part)
+    }
+
+    fn threads(&self) -> Option<Threads> {
+        /// What a closure holds of this interpreter is used while its thread is attached to it.
+        struct Attached<'a>(&'a mut dyn FnMut());
+
+        // SAFETY: `detach` wants values that need no attached thread. This one is called on the same thread, and attaches
+        // its threads itself, inside.
+        unsafe impl Send for Attached<'_> {}
+
+        fn outside(body: &mut dyn FnMut()) {
+            let body = Attached(body);
+            Python::attach(|py| {
+                py.detach(move || {
+                    let Attached(body) = { body };
+                    body();
+                });
+            });
+        }
+
+        // SAFETY: a thread that is attached to the interpreter may use its objects, and the interpreter runs one attached
+        // thread at a time; the adapters are made for that.
+        Some(unsafe { Threads::new(outside, |body| Python::attach(|_| body())) })
+    }
+
+    fn elsewhere(&self, body: &mut dyn FnMut() -> Result<()>) -> Option<Result<()>> {
+        let switch = |to: i32| -> Result<i32> {
+            let before = self.harness.call_method1(intern!(self.py(), "use_device"), (to,));
+            self.raised(before.and_then(|before| before.extract()))
+        };
+        let other = i32::from(self.device.index == 0);
+        let run = || {
+            let before = switch(other)?;
+            let result = body();
+            let after = switch(before)?;
+            if after != other {
+                return Err(Error::new(ErrorKind::Framework, format!("the current device changed to {after}")));
+            }
+            result
+        };
+        self.capabilities.devices.then(run)
+    }
+
+    fn captured<'a>(&'a self, body: &mut dyn FnMut() -> Result<()>) -> Option<Result<Replay<'a>>> {
+        if !self.capabilities.graphs {
+            return None;
+        }
+        let call = |name: &str, graph: &PyTensor<'py>| self.raised(self.harness.call_method1(name, (graph,)).map(drop));
+        let mut capture = || {
+            let graph = self.raised(self.harness.call_method0(intern!(self.py(), "begin_capture")))?;
+            let result = body();
+            // What the body reports says more than that its capture cannot end as it should.
+            let ended = call("end_capture", &graph);
+            result.and(ended)?;
+            Ok(Box::new(move || call("replay", &graph)) as Replay<'a>)
+        };
+        Some(capture())
     }
 
     fn streams(&self) -> Vec<Stream> {

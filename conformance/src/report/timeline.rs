@@ -106,6 +106,37 @@ const STEPS: &[(&str, Option<Route>, &[Step])] = &[
             (Target, ONWARD, "it is copied, late, while the first copy runs"),
         ],
     ),
+    (
+        "failure",
+        None,
+        &[
+            (Source, WRITE, "up to three tensors are made and exported"),
+            (Target, READ, "they are imported, and one call on the way fails"),
+            (Target, READ, "each is imported once more"),
+        ],
+    ),
+    (
+        "devices",
+        None,
+        &[
+            LATE_WRITE,
+            (Target, READ, "it is imported while another device is the current one"),
+            (Target, READ, LATE),
+            (Both, READ, "everything is dropped while another device is the current one"),
+            GARBAGE,
+            MORE,
+        ],
+    ),
+    (
+        "graph",
+        None,
+        &[
+            (Source, WRITE, "the tensor is made and exported"),
+            (Target, READ, "it is imported and read in this stream, which is being captured"),
+            (Source, WRITE, "the tensor is written"),
+            (Target, READ, "the graph is replayed"),
+        ],
+    ),
 ];
 
 const LATE_WRITE: Step = (Source, WRITE, "the tensor is written late");

@@ -6,7 +6,7 @@ use super::tensor::View;
 use crate::fault::Fault;
 use crate::model;
 use bridge_core::{Copies, DType, Error, ErrorKind, Result, Stream, Strided};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Copies strided tensors, those without compact strides through staging memory.
 pub(super) struct SimCopies {
@@ -52,7 +52,7 @@ impl SimCopies {
         let fault = self.fault;
         let work = move |memory: &mut Memory| {
             let size = model::itemsize(from.dtype);
-            let from = if fault == Some(Fault::IndexWraps) { wrapped(from) } else { from };
+            let from = if fault == Some(Fault::IndexWraps) { &wrapped(from.clone()) } else { &from };
             let mut bytes = from.gather(memory);
             if flips != 0 {
                 for element in bytes.chunks_mut(size) {
@@ -64,7 +64,7 @@ impl SimCopies {
             }
             to.scatter(memory, &bytes);
         };
-        self.device.submit(stream, &[reads, writes], Box::new(work))
+        self.device.submit(stream, &[reads, writes], Arc::new(work))
     }
 }
 

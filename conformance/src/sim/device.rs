@@ -5,13 +5,24 @@ use super::copies::SimCopies;
 use super::memory::{Access, Memory};
 use crate::fault::Fault;
 use crate::model::Random;
-use bridge_core::{Copies, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Flush, Ordering, Result, Stream};
+use bridge_core::{
+    Copies, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Flush, Ordering, Result, Stream,
+};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A piece of work.
-pub(super) type Work = Box<dyn FnOnce(&mut Memory) + Send>;
+/// A piece of work, which a graph runs again.
+pub(super) type Work = Arc<dyn Fn(&mut Memory) + Send + Sync>;
+
+/// The work that was captured, with what it accesses.
+pub(super) type Graph = Vec<(Vec<Access>, Work)>;
+
+/// A capture that is under way.
+struct Capture {
+    stream: usize,
+    graph: Graph,
+}
 
 enum Task {
     Run(Work),
@@ -57,6 +68,9 @@ struct State {
     /// The work that the host has waited for.
     host: Clock,
     retired: Vec<(Event, Box<dyn DeviceBuffer>)>,
+    capture: Option<Capture>,
+    /// What returns memory after the capture.
+    deferred: Vec<Deferred>,
     /// What the ordering is to call in a moment.
     soon: Vec<Flush>,
     /// Whether it is called now.
@@ -86,6 +100,8 @@ impl SimDevice {
             handles: Vec::new(),
             host: Clock::default(),
             retired: Vec::new(),
+            capture: None,
+            deferred: Vec::new(),
             soon: Vec::new(),
             flushing: false,
             found: Vec::new(),
@@ -145,6 +161,32 @@ impl SimDevice {
         }
     }
 
+    /// Captures what is submitted to a stream from now on, instead of running it.
+    pub(super) fn begin_capture(&self, stream: Stream) -> Result<()> {
+        let mut state = self.lock();
+        let index = state.index(stream)?;
+        state.capture = Some(Capture { stream: index, graph: Graph::new() });
+        Ok(())
+    }
+
+    /// Ends the capture, and returns memory that waits for that.
+    pub(super) fn end_capture(&self) -> Graph {
+        let mut state = self.lock();
+        let graph = state.capture.take().map(|capture| capture.graph);
+        let deferred = std::mem::take(&mut state.deferred);
+        drop(state);
+        // Without the lock: they order streams. After the capture each of them is done at once.
+        for mut attempt in deferred {
+            attempt();
+        }
+        graph.unwrap_or_default()
+    }
+
+    /// Submits the work of a graph.
+    pub(super) fn replay(&self, stream: Stream, graph: &Graph) -> Result<()> {
+        graph.iter().try_for_each(|(accesses, work)| self.submit(stream, accesses, Arc::clone(work)))
+    }
+
     /// Runs all work, returns the memory that waits for it, and drops the retired buffers.
     pub fn drain(&self) {
         loop {
@@ -174,14 +216,17 @@ impl SimDevice {
     pub(super) fn submit(&self, stream: Stream, accesses: &[Access], work: Work) -> Result<()> {
         let mut state = self.lock();
         let index = state.index(stream)?;
-        state.submit(index, accesses, Task::Run(work));
+        match &mut state.capture {
+            Some(capture) if capture.stream == index => capture.graph.push((accesses.to_vec(), work)),
+            _ => state.submit(index, accesses, Task::Run(work)),
+        }
         Ok(())
     }
 
     /// Submits work that takes its time to a stream.
     pub(super) fn delay(&self, stream: Stream) -> Result<()> {
         let mut state = self.lock();
-        let index = state.index(stream)?;
+        let index = state.outside_capture(stream)?;
         state.submit(index, &[], Task::Delay);
         Ok(())
     }
@@ -189,7 +234,7 @@ impl SimDevice {
     /// Waits on the host for all work in a stream.
     pub(super) fn synchronize(&self, stream: Stream) -> Result<()> {
         let mut state = self.lock();
-        let index = state.index(stream)?;
+        let index = state.outside_capture(stream)?;
         let tick = state.queues[index].put_in;
         state.advance(index, tick);
         let clock = state.queues[index].clock.clone();
@@ -200,7 +245,7 @@ impl SimDevice {
     /// Records a point after all work that is in a stream now.
     pub(super) fn record(&self, stream: Stream) -> Result<Event> {
         let mut state = self.lock();
-        let index = state.index(stream)?;
+        let index = state.outside_capture(stream)?;
         let Queue { put_in, clock, .. } = &state.queues[index];
         Ok(Event { stream: index, tick: *put_in, clock: clock.clone() })
     }
@@ -268,6 +313,19 @@ impl State {
             self.found.push(format!("a use of {stream}, which was destroyed"));
         }
         index.ok_or_else(|| Error::new(ErrorKind::Driver, format!("the simulated device has no {stream}")))
+    }
+
+    fn is_captured(&self, index: usize) -> bool {
+        self.capture.as_ref().is_some_and(|capture| capture.stream == index)
+    }
+
+    /// As [`index`](Self::index). Refuses a stream that is being captured: its work has no place in time.
+    fn outside_capture(&mut self, stream: Stream) -> Result<usize> {
+        let index = self.index(stream)?;
+        if self.is_captured(index) {
+            return Err(Error::new(ErrorKind::Captured, format!("{stream} is being captured")));
+        }
+        Ok(index)
     }
 
     fn submit(&mut self, index: usize, accesses: &[Access], task: Task) {
@@ -341,6 +399,11 @@ unsafe impl Ordering for SimOrdering {
         }
         let mut state = self.device.lock();
         let (earlier, later) = (state.index(earlier)?, state.index(later)?);
+        if state.is_captured(earlier) != state.is_captured(later) {
+            let text = "one of the streams is being captured, and the other is not";
+            let ignored = self.fault == Some(Fault::CaptureIgnored);
+            return if ignored { Ok(()) } else { Err(Error::new(ErrorKind::Captured, text)) };
+        }
         if self.fault == Some(Fault::FlushNotOrdered) && state.flushing {
             return Ok(());
         }
@@ -359,8 +422,15 @@ unsafe impl Ordering for SimOrdering {
     }
 
     fn is_captured(&self, _: Device, stream: Stream) -> Option<bool> {
-        // There are no graphs. A destroyed stream is reported.
-        self.device.lock().index(stream).ok().map(|_| false)
+        let mut state = self.device.lock();
+        // A destroyed stream is reported.
+        state.index(stream).ok().map(|index| state.is_captured(index))
+    }
+
+    fn defer(&self, _: Device, stream: Stream, mut attempt: Deferred) {
+        if !attempt() && self.is_captured(SimDevice::DEVICE, stream) == Some(true) {
+            self.device.lock().deferred.push(attempt);
+        }
     }
 
     fn soon(&self, flush: Flush) {

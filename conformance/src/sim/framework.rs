@@ -205,6 +205,22 @@ impl Breakable for SimFramework {
             }
         })
     }
+
+    fn orphan(&self, tensor: &SimTensor) -> SimTensor {
+        SimTensor { owner: Owner::Nothing(tensor.owner.bytes()), ..tensor.clone() }
+    }
+}
+
+impl SimFramework {
+    /// Returns the elements from `start` on along the first dimension, in the same memory.
+    pub(super) fn rows_from(&self, tensor: &SimTensor, start: usize) -> SimTensor {
+        let mut part = tensor.clone();
+        let View { dtype, shape, strides, address, .. } = &mut part.view;
+        let bytes = start as i64 * strides[0] * model::itemsize(*dtype) as i64;
+        *address = (*address as i64 + bytes) as usize;
+        shape[0] -= start as i64;
+        part
+    }
 }
 
 impl Adapter for SimFramework {
@@ -225,7 +241,7 @@ impl Adapter for SimFramework {
         let reuse = match (self.habits, &tensor.owner) {
             (Habits::Generous | Habits::Immutable, Owner::Own(_) | Owner::Foreign(_)) => Reuse::InStreamOrder,
             // The owner of memory that was imported without the bridge is notified of no stream.
-            (_, Owner::Native(_)) | (Habits::Common | Habits::Strict, _) => Reuse::Unknown,
+            (_, Owner::Native(_) | Owner::Nothing(_)) | (Habits::Common | Habits::Strict, _) => Reuse::Unknown,
         };
         let buffer = SimBuffer { tensor: tensor.clone(), bytes, stream: self.consumer.current(), reuse };
         Ok(Lent::new(*dtype, layout, buffer)?.with_pending(*pending))

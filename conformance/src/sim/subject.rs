@@ -4,15 +4,15 @@ use super::device::SimDevice;
 use super::framework::{Current, Habits, OwnStream, SimFramework};
 use super::memory::{Access, Memory};
 use super::tensor::{Owner, SimTensor, View};
-use crate::{Capabilities, Observed, Spec, Subject, model};
+use crate::{Capabilities, Observed, Replay, Spec, Subject, Threads, model};
 use bridge_core::{Access as Rights, Adapter, DType, Device, Error, ErrorKind, Ordering, Pending, Result, Stream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 impl SimFramework {
     /// Submits work to the current stream. Work holds no tensors, or they would outlive their last reference.
-    fn submit(&self, accesses: &[Access], work: impl FnOnce(&mut Memory) + Send + 'static) -> Result<()> {
-        self.device().submit(self.consumer.current(), accesses, Box::new(work))
+    fn submit(&self, accesses: &[Access], work: impl Fn(&mut Memory) + Send + Sync + 'static) -> Result<()> {
+        self.device().submit(self.consumer.current(), accesses, Arc::new(work))
     }
 
     /// Copies elements in the current stream.
@@ -81,6 +81,10 @@ impl Subject for SimFramework {
             immutable: !self.writes(),
             gigabytes: self.writes(),
             copies: true,
+            parts: self.writes(),
+            threads: true,
+            devices: self.writes(),
+            graphs: self.writes(),
         }
     }
 
@@ -156,6 +160,32 @@ impl Subject for SimFramework {
         std::thread::scope(|scope| {
             scope.spawn(|| drop(tensor));
         });
+    }
+
+    fn part(&self, tensor: &SimTensor, start: usize) -> Option<Result<SimTensor>> {
+        self.writes().then(|| Ok(self.rows_from(tensor, start)))
+    }
+
+    fn threads(&self) -> Option<Threads> {
+        // SAFETY: what it changes is behind locks, and its memory is simulated.
+        Some(unsafe { Threads::free() })
+    }
+
+    /// There is one device: only a planted fault sees the difference.
+    fn elsewhere(&self, body: &mut dyn FnMut() -> Result<()>) -> Option<Result<()>> {
+        self.writes().then(body)
+    }
+
+    fn captured<'a>(&'a self, body: &mut dyn FnMut() -> Result<()>) -> Option<Result<Replay<'a>>> {
+        let captured = || {
+            let device = self.device();
+            device.begin_capture(self.consumer.current())?;
+            let result = body();
+            let graph = device.end_capture();
+            result?;
+            Ok(Box::new(move || device.replay(self.consumer.current(), &graph)) as Replay<'a>)
+        };
+        self.writes().then(captured)
     }
 
     fn streams(&self) -> Vec<Stream> {

@@ -15,6 +15,8 @@ pub(super) enum Owner {
     Foreign(Arc<Lease>),
     /// Of a tensor that was imported without the bridge.
     Native(Arc<Owner>),
+    /// Nothing: a planted fault.
+    Nothing(Range<usize>),
 }
 
 impl Owner {
@@ -23,6 +25,7 @@ impl Owner {
         match self {
             Self::Own(block) => block.bytes(),
             Self::Native(owner) => owner.bytes(),
+            Self::Nothing(bytes) => bytes.clone(),
             Self::Foreign(lease) => {
                 let (address, len) = lease.buffer();
                 address..address + len

@@ -32,6 +32,9 @@ class Capabilities:
     immutable: bool = False
     gigabytes: bool = False
     copies: bool = True
+    parts: bool = False
+    devices: bool = False
+    graphs: bool = False
 
 
 class Spec(NamedTuple):
@@ -87,6 +90,21 @@ class Subject(Protocol):
 
     def snapshot(self, source: Any, into: Any) -> Any:
         """Copy the elements into a compact tensor. Return the tensor that replaces ``into``, or ``None``."""
+
+    def part(self, tensor: Any, start: int) -> Any:
+        """Return a view of the rows from ``start`` on. Called only with the capability ``parts``."""
+
+    def use_device(self, index: int) -> int:
+        """Make a device the current one. Return the one before. Called only with the capability ``devices``."""
+
+    def begin_capture(self) -> Any:
+        """Capture the current stream from now on. Return the graph. Called only with the capability ``graphs``."""
+
+    def end_capture(self, graph: Any) -> None:
+        """End the capture of the current stream into the graph."""
+
+    def replay(self, graph: Any) -> None:
+        """Submit the work of the graph to the current stream."""
 
     def streams(self) -> list[int]:
         """Return the handles of the streams beside the default one."""

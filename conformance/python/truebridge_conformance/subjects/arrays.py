@@ -79,6 +79,9 @@ class Arrays:
         bits = self.bits(array)
         bits[...] = self.numpy.frombuffer(bytes([byte]) * bits.itemsize, dtype=bits.dtype)[0]
 
+    def part(self, array: Any, start: int) -> Any:
+        return array[start:]
+
     def allocate(self, nbytes: int) -> Any:
         return self.module.empty(nbytes, dtype="uint8")
 

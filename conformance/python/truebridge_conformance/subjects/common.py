@@ -67,7 +67,26 @@ def taken(take: Callable[[Any], Any], tensor: Any) -> Any:
     return take(tensor) if hasattr(tensor, "__dlpack__") else None
 
 
-class SingleStream:
+class Optional:
+    """What not every framework can do. A subject that can says so in its capabilities."""
+
+    def part(self, tensor: Any, start: int) -> Any:
+        raise NotImplementedError
+
+    def use_device(self, index: int) -> int:
+        raise NotImplementedError
+
+    def begin_capture(self) -> Any:
+        raise NotImplementedError
+
+    def end_capture(self, graph: Any) -> None:
+        raise NotImplementedError
+
+    def replay(self, graph: Any) -> None:
+        raise NotImplementedError
+
+
+class SingleStream(Optional):
     """A framework that makes no streams."""
 
     def streams(self) -> list[int]:

@@ -79,7 +79,10 @@ class CuPy(Arrays, ManyStreams):
         return True
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(tuple(self.named), negative_strides=True, gigabytes=True)
+        several = self.cupy.cuda.runtime.getDeviceCount() > 1
+        return Capabilities(
+            tuple(self.named), negative_strides=True, gigabytes=True, parts=True, devices=several, graphs=True
+        )
 
     def address(self, array: Any) -> int:
         start: int = array.data.ptr
@@ -103,6 +106,21 @@ class CuPy(Arrays, ManyStreams):
     def write(self, array: Any, data: bytes) -> None:
         bits = self.bits(array)
         bits[...] = self.cupy.asarray(self.elements(data, bits))
+
+    def use_device(self, index: int) -> int:
+        before: int = self.cupy.cuda.Device().id
+        self.cupy.cuda.Device(index).use()
+        return before
+
+    def begin_capture(self) -> Any:
+        self.current().begin_capture()
+        return []
+
+    def end_capture(self, graph: Any) -> None:
+        graph.append(self.current().end_capture())
+
+    def replay(self, graph: Any) -> None:
+        graph[0].launch(self.current())
 
     def handle(self, stream: Any) -> int:
         handle: int = stream.ptr

@@ -32,6 +32,9 @@ class JAX(Unwritable):
         if self.cuda:
             self.delay()
             self.settle()
+        # Objects that exist now stay: garbage collection need not visit them.
+        gc.collect()
+        gc.freeze()
 
     def capabilities(self) -> Capabilities:
         named = (name for name in NAMES if hasattr(self.jax.numpy, name))

@@ -22,7 +22,9 @@ class NumPy(Arrays, SingleStream):
         super().__init__(numpy)
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(tuple(self.named), negative_strides=True, read_only=True, unaligned=True, gigabytes=True)
+        return Capabilities(
+            tuple(self.named), negative_strides=True, read_only=True, unaligned=True, gigabytes=True, parts=True
+        )
 
     def address(self, array: Any) -> int:
         start: int = array.__array_interface__["data"][0]

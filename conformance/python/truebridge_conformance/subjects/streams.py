@@ -7,6 +7,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any, ClassVar
 
+from truebridge_conformance.subjects.common import Optional
+
 #: Streams that a framework makes beside its default one.
 STREAMS = 2
 
@@ -30,7 +32,7 @@ def destroy(stream: int) -> None:
         raise RuntimeError(f"cuStreamDestroy reports {failed}")
 
 
-class ManyStreams:
+class ManyStreams(Optional):
     """A framework that makes streams: those that it keeps for the process, and those of one case."""
 
     #: Streams of the process by handle, so that two instances use the same ones.

@@ -44,7 +44,11 @@ class Torch(ManyStreams):
             self.keep_streams()
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(tuple(self.named), defers=("conjugation", "negation"), gigabytes=True)
+        several = self.cuda and self.torch.cuda.device_count() > 1
+        defers = ("conjugation", "negation")
+        return Capabilities(
+            tuple(self.named), defers=defers, gigabytes=True, parts=True, devices=several, graphs=self.cuda
+        )
 
     def bits(self, tensor: Any) -> Any:
         """Return the same memory as integers, which no kernel changes; 16 bytes become two integers of 8."""
@@ -102,6 +106,28 @@ class Torch(ManyStreams):
     def snapshot(self, source: Any, into: Any) -> None:
         bits = self.bits(source)
         into.view(bits.dtype).view(bits.shape).copy_(bits)
+
+    def part(self, tensor: Any, start: int) -> Any:
+        return tensor[start:]
+
+    def use_device(self, index: int) -> int:
+        before: int = self.torch.cuda.current_device()
+        self.torch.cuda.set_device(index)
+        return before
+
+    def begin_capture(self) -> Any:
+        # As `torch.cuda.graph` does it: what is collected during the capture must not call the driver.
+        self.torch.cuda.synchronize()
+        gc.collect()
+        graph = self.torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        return graph
+
+    def end_capture(self, graph: Any) -> None:
+        graph.capture_end()
+
+    def replay(self, graph: Any) -> None:
+        graph.replay()
 
     def handle(self, stream: Any) -> int:
         handle: int = stream.cuda_stream

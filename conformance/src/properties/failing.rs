@@ -1,0 +1,190 @@
+//! Adapters and orderings of which one call fails.
+
+use bridge_core::{
+    Adapter, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, Error, ErrorKind, Failed, Flush, Keep, Lent,
+    Offer, Order, Ordering, Piece, Planned, Profile, Result, Stream, Strided,
+};
+use std::sync::atomic::AtomicI64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
+
+/// The words of the error with which the call fails.
+pub(super) const WORDS: &str = "the suite made this call fail";
+
+/// The call without which memory is used too early.
+pub(super) const WAIT: &str = "a wait for a stream";
+
+/// Counts the calls of both adapters and of the ordering, and makes one of them fail.
+#[derive(Clone)]
+pub(super) struct Countdown(Arc<(AtomicI64, OnceLock<&'static str>)>);
+
+impl Countdown {
+    /// The call after so many fails.
+    pub(super) fn new(calls: usize) -> Self {
+        Self(Arc::new((AtomicI64::new(calls as i64), OnceLock::new())))
+    }
+
+    /// Counts a call.
+    fn call(&self, what: &'static str) -> Result<()> {
+        let (left, failed) = &*self.0;
+        if left.fetch_sub(1, Relaxed) != 0 {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Framework, format!("{WORDS}: {}", failed.get_or_init(|| what))))
+    }
+
+    /// Lets every later call succeed. Returns the call that has failed, if it was made.
+    pub(super) fn stop(&self) -> Option<&'static str> {
+        let (left, failed) = &*self.0;
+        left.store(i64::MAX, Relaxed);
+        failed.get().copied()
+    }
+}
+
+/// An adapter whose calls are counted.
+pub(super) struct FailingAdapter<'a, X> {
+    pub(super) adapter: &'a dyn Adapter<Tensor = X>,
+    pub(super) countdown: Countdown,
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<X> Adapter for FailingAdapter<'_, X> {
+    type Tensor = X;
+
+    fn profile(&self) -> &Profile {
+        self.adapter.profile()
+    }
+
+    fn consumer(&self) -> Arc<dyn Consumer> {
+        self.adapter.consumer()
+    }
+
+    fn export(&self, tensor: &X) -> Result<Lent> {
+        self.countdown.call("an export")?;
+        self.adapter.export(tensor)
+    }
+
+    fn import(&self, offer: Offer) -> Result<X> {
+        self.countdown.call("an import, before it took the memory")?;
+        let imported = self.adapter.import(offer)?;
+        self.countdown.call("an import, after it took the memory")?;
+        Ok(imported)
+    }
+
+    fn compact(&self, tensor: &X) -> Result<X> {
+        self.countdown.call("a copy by the framework")?;
+        self.adapter.compact(tensor)
+    }
+
+    fn overwritten(&self, tensor: &X) -> Result<()> {
+        self.countdown.call("a report of a write")?;
+        self.adapter.overwritten(tensor)
+    }
+
+    fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<X> {
+        self.countdown.call("an allocation")?;
+        self.adapter.empty(device, dtype, shape, order)
+    }
+}
+
+/// An ordering whose calls are counted, where they can fail.
+pub(super) struct FailingOrdering {
+    pub(super) ordering: Arc<dyn Ordering>,
+    pub(super) countdown: Countdown,
+}
+
+#[deny(clippy::missing_trait_methods)]
+// SAFETY: every method is that of the ordering inside, which has made the promises, or returns an error.
+unsafe impl Ordering for FailingOrdering {
+    fn order(&self, device: Device, earlier: Stream, later: Stream) -> Result<()> {
+        self.countdown.call(WAIT)?;
+        self.ordering.order(device, earlier, later)
+    }
+
+    fn order_across(&self, earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+        self.countdown.call(WAIT)?;
+        self.ordering.order_across(earlier, later)
+    }
+
+    fn retire(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        self.ordering.retire(device, stream, buffer);
+    }
+
+    fn synchronize(&self, device: Device, stream: Stream) -> Result<()> {
+        self.countdown.call(WAIT)?;
+        self.ordering.synchronize(device, stream)
+    }
+
+    fn defer(&self, device: Device, stream: Stream, attempt: Deferred) {
+        self.ordering.defer(device, stream, attempt);
+    }
+
+    fn retire_after_all(&self, device: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+        self.ordering.retire_after_all(device, stream, buffer);
+    }
+
+    fn is_captured(&self, device: Device, stream: Stream) -> Option<bool> {
+        self.ordering.is_captured(device, stream)
+    }
+
+    fn soon(&self, flush: Flush) {
+        self.ordering.soon(flush);
+    }
+
+    fn retire_all(&self, device: Device, stream: Stream, buffers: Vec<Box<dyn DeviceBuffer>>) {
+        self.ordering.retire_all(device, stream, buffers);
+    }
+
+    fn copies(&self) -> Option<&dyn Copies> {
+        self.ordering.copies().map(|_| self as &dyn Copies)
+    }
+}
+
+impl FailingOrdering {
+    fn inside(&self) -> Result<&dyn Copies> {
+        self.ordering.copies().ok_or_else(|| Error::new(ErrorKind::CopyNeeded, "the ordering has no copies"))
+    }
+}
+
+/// The copies of the ordering inside.
+#[deny(clippy::missing_trait_methods)]
+// SAFETY: every method is that of the copies inside, which have made the promises, or returns an error.
+unsafe impl Copies for FailingOrdering {
+    unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()> {
+        self.countdown.call("a copy by kernels")?;
+        // SAFETY: the caller's promises.
+        unsafe { self.inside()?.copy(from, to, flips, stream) }
+    }
+
+    unsafe fn copy_all(&self, pieces: &[Piece<'_>], stream: Option<Stream>) -> Result<(), Failed> {
+        let inside = self.countdown.call("copies by one kernel").and_then(|()| self.inside());
+        let inside = inside.map_err(|error| Failed { index: 0, error })?;
+        // SAFETY: the caller's promises.
+        unsafe { inside.copy_all(pieces, stream) }
+    }
+
+    fn plan(
+        &self,
+        device: Device,
+        pieces: &[Piece<'_>],
+        stream: Option<Stream>,
+    ) -> Result<Option<Box<dyn Planned>>, Failed> {
+        let inside = self.inside().map_err(|error| Failed { index: 0, error })?;
+        inside.plan(device, pieces, stream)
+    }
+
+    fn reaches(&self, device: Device) -> Result<()> {
+        self.inside()?.reaches(device)
+    }
+
+    fn allocate(
+        &self,
+        device: Device,
+        nbytes: usize,
+        stream: Stream,
+        keep: Option<Keep>,
+    ) -> Result<Box<dyn DeviceBuffer>> {
+        self.countdown.call("an allocation for a copy")?;
+        self.inside()?.allocate(device, nbytes, stream, keep)
+    }
+}

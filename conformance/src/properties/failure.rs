@@ -1,0 +1,77 @@
+//! A conversion that fails in the middle.
+
+use super::failing::{Countdown, FailingAdapter, FailingOrdering, WAIT, WORDS};
+use super::{Failure, Outcome, Pair, ensure, on_both, outstanding, same_bytes};
+use crate::Case;
+use crate::model::{self, Random};
+use bridge_core::{Adapter, Options, Ordering, Result, Transfer, stats, transfer_all};
+use std::sync::Arc;
+
+/// The most calls before the one that fails. Few conversions make more.
+const CALLS: usize = 9;
+
+/// The most tensors that cross together.
+const TENSORS: usize = 3;
+
+/// One call of a conversion fails: of an adapter, of the ordering or of its copies. The error is reported, every lease is
+/// released, all memory is back, and the tensors can be converted afterwards. Where the call is the last wait of a copy
+/// that was made, the memory of its original is leaked and counted.
+pub(super) fn failure<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let before = pair.memory()?;
+    let (leased, leaks) = (outstanding(), stats().leaked);
+    let mut random = Random::new(case.seed);
+    let (calls, count) = (random.below(CALLS), 1 + random.below(TENSORS));
+    let made: Result<Vec<(F, Vec<u8>)>> =
+        (0..count).map(|i| pair.create(&Case { seed: case.seed.wrapping_add(i as u64), ..case.clone() })).collect();
+    let (tensors, bytes): (Vec<F>, Vec<Vec<u8>>) = made?.into_iter().unzip();
+    let streams = pair.streams();
+    let ways = (streams.from(case.streams.write), streams.to(case.streams.read));
+    let countdown = Countdown::new(calls);
+    let attempt = || {
+        let crossed = attempt(pair, case, &tensors, &countdown);
+        // A wait that fails while memory is returned leaks it, as it must.
+        Ok((countdown.stop(), crossed.err().map(|error| error.to_string())))
+    };
+    match on_both(pair, ways.0, ways.1, attempt)? {
+        // A copy was made, and its last wait failed: the memory of the original may not be reused. It is leaked, and counted.
+        (Some(_), None) if stats().leaked > leaks => return pair.returned(leased),
+        // The next that can makes the copy.
+        (Some(call), None) => ensure!(call != WAIT, "{call} failed, and the conversion did not"),
+        (Some(call), Some(error)) => {
+            ensure!(error.contains(WORDS), "{call} failed, and the error is another: {error}");
+        }
+        (None, Some(error)) => return Err(Failure::new(format!("no call failed, and the conversion did: {error}"))),
+        (None, None) => (),
+    }
+    pair.returned(leased)?;
+    for (tensor, bytes) in tensors.iter().zip(&bytes) {
+        let elements = model::elements(&case.spec, bytes);
+        same_bytes("the source after", &pair.from.read(tensor)?, &elements)?;
+        let (view, _) = pair.transfer(tensor, case.copy)?;
+        same_bytes("a conversion after the one that failed", &pair.to.read(&view)?, &elements)?;
+    }
+    drop(tensors);
+    pair.is_back(before)
+}
+
+/// Converts the tensors, and counts the calls.
+fn attempt<F, T>(
+    pair: &Pair<'_, F, T>,
+    case: &Case,
+    tensors: &[F],
+    countdown: &Countdown,
+) -> Result<Vec<(T, Transfer)>> {
+    let ordering = FailingOrdering { ordering: Arc::clone(pair.ordering()), countdown: countdown.clone() };
+    let ordering: Arc<dyn Ordering> = Arc::new(ordering);
+    if let Some(cross) = &pair.way_there {
+        return tensors.iter().map(|tensor| cross(tensor, &ordering, case.copy)).collect();
+    }
+    let from = FailingAdapter { adapter: as_adapter(pair.from), countdown: countdown.clone() };
+    let to = FailingAdapter { adapter: as_adapter(pair.to), countdown: countdown.clone() };
+    let tensors: Vec<(&dyn Adapter<Tensor = F>, &F)> = tensors.iter().map(|tensor| (&from as _, tensor)).collect();
+    transfer_all(&tensors, &to, &ordering, &Options::default().with_copy(case.copy)).map_err(|failed| failed.error)
+}
+
+fn as_adapter<X>(subject: &dyn crate::Subject<Tensor = X>) -> &dyn Adapter<Tensor = X> {
+    subject
+}

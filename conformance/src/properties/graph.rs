@@ -1,0 +1,72 @@
+//! Conversions while a stream is captured into a graph.
+
+use super::order::bytes;
+use super::{Failure, Outcome, Pair, ensure, on, same_bytes};
+use crate::{Case, model, words};
+use bridge_core::{ErrorKind, Stream};
+
+/// A conversion in a captured stream is part of the graph, which reads what is in the memory at each replay. From
+/// another stream, whose work the graph cannot wait for, it is refused. The same conversion succeeds afterwards.
+pub(super) fn graph<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
+    let streams = pair.streams();
+    let captured = streams.to(case.streams.read);
+    let writer = if case.streams.write == case.streams.read { captured } else { streams.from(case.streams.write) };
+    let (before, seen, _) = bytes(case);
+    let nbytes = model::numel(&case.spec.shape) * model::itemsize(case.spec.dtype);
+    let mut tensor = on(pair.from, writer, || Ok(pair.from.create(&case.spec, &vec![before; nbytes])?))?;
+    let mut snapshot = on(pair.to, captured, || Ok(pair.to.allocate(nbytes)?))?;
+    // What frameworks and drivers load at a first use cannot be loaded in a capture.
+    converted(pair, (writer, captured), &tensor, &mut snapshot, before)?;
+    pair.memory()?;
+    let mut view = None;
+    let mut inside = || {
+        let (taken, _) = pair.transfer(&tensor, None)?;
+        pair.to.snapshot(&taken, &mut snapshot)?;
+        view = Some(taken);
+        Ok(())
+    };
+    let replay = on(pair.from, writer, || on(pair.to, captured, || Ok(pair.to.captured(&mut inside))))?;
+    match replay {
+        None => return Ok(()),
+        Some(Err(error)) if writer == captured => return Err(error.into()),
+        Some(Err(error)) => {
+            let kind = error.kind();
+            ensure!(kind == ErrorKind::Captured, "refused with the kind “{}”: {error}", words::kind(kind));
+        }
+        Some(Ok(_)) if writer != captured => {
+            return Err(Failure::new("a capture accepted a tensor of a stream that is not captured"));
+        }
+        Some(Ok(mut replay)) => {
+            on(pair.from, writer, || {
+                pair.from.fill(&mut tensor, seen)?;
+                Ok(pair.from.read(&tensor)?)
+            })?;
+            let replayed = on(pair.to, captured, || Ok(replay()?));
+            drop(replay);
+            replayed?;
+            let got = on(pair.to, captured, || Ok(pair.to.read(&snapshot)?))?;
+            same_bytes("what the graph read", &got, &vec![seen; nbytes])?;
+        }
+    }
+    drop(view);
+    let now = pair.from.read(&tensor)?[0];
+    converted(pair, (writer, captured), &tensor, &mut snapshot, now)
+}
+
+/// Converts the tensor and reads it.
+fn converted<F, T>(
+    pair: &Pair<'_, F, T>,
+    (writer, reader): (Option<Stream>, Option<Stream>),
+    tensor: &F,
+    snapshot: &mut T,
+    byte: u8,
+) -> Outcome {
+    let got = on(pair.from, writer, || {
+        on(pair.to, reader, || {
+            let (view, _) = pair.transfer(tensor, None)?;
+            pair.to.snapshot(&view, snapshot)?;
+            Ok(pair.to.read(snapshot)?)
+        })
+    })?;
+    same_bytes("a conversion outside of the graph", &got, &vec![byte; got.len()])
+}
