@@ -82,6 +82,8 @@ pub enum Op {
     Read(usize),
     /// The framework makes a view of a tensor, which holds its rows from this one on. Many frameworks make none.
     Part(usize, usize),
+    /// A tensor of the target is imported into a third framework, and back from it, where there is one.
+    Through(usize),
     /// A tensor is dropped.
     Drop(usize),
     /// A tensor is dropped on another thread.

@@ -338,6 +338,7 @@ pub(crate) fn lives() -> BoxedStrategy<Vec<Op>> {
         3 => (which(), any::<u64>()).prop_map(|(which, seed)| Op::Write(which, seed)),
         3 => which().prop_map(Op::Read),
         2 => (which(), 0usize..8).prop_map(|(which, start)| Op::Part(which, start)),
+        2 => which().prop_map(Op::Through),
         3 => which().prop_map(Op::Drop),
         1 => which().prop_map(Op::DropElsewhere),
         1 => Just(Op::Collect),

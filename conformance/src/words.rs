@@ -54,6 +54,7 @@ impl fmt::Display for Op {
             Self::Write(which, seed) => write!(f, "write to tensor {which}, with seed {seed}"),
             Self::Read(which) => write!(f, "read tensor {which}"),
             Self::Part(which, start) => write!(f, "make a view of tensor {which}, from row {start} on"),
+            Self::Through(which) => write!(f, "convert tensor {which} to a third framework and back"),
             Self::Drop(which) => write!(f, "drop tensor {which}"),
             Self::DropElsewhere(which) => write!(f, "drop tensor {which} on another thread"),
             Self::Collect => f.write_str("collect garbage and empty caches"),

@@ -12,7 +12,9 @@ fn every_simulated_pair_passes() {
         let device = SimDevice::new(7);
         let (from, to) = (SimFramework::new(&device, from), SimFramework::new(&device, to));
         let config = Config { cases: CASES, seed: 1, ..Config::default() };
-        let report = config.certify_pair(&Pair::new(&from, &to).with_native_way(), &mut ());
+        let third = SimFramework::new(&device, Habits::Common);
+        let pair = Pair::new(&from, &to).with_native_way().with_third(Some(&third));
+        let report = config.certify_pair(&pair, &mut ());
         for judged in &report.properties {
             let passed = matches!(judged.verdict, Verdict::Passed | Verdict::NotApplicable);
             assert!(passed, "{} → {}: {judged:#?}", report.from, report.to);

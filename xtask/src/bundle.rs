@@ -57,7 +57,7 @@ pub const FUZZER: &str = "crates/bridge-python/fuzz/fuzz.py";
 
 /// Builds the libraries and writes the bundle to `out`, which is replaced.
 pub fn write(out: &Path) -> Result<()> {
-    build()?;
+    build(&BUILDS)?;
     if out.exists() {
         let marked = out.join("conformance.py").is_file() || at(out, fs::read_dir(out))?.next().is_none();
         if !marked {
@@ -74,6 +74,25 @@ pub fn write(out: &Path) -> Result<()> {
         return Err(format!("a bundle may take {} MiB", LIMIT >> 20));
     }
     Ok(())
+}
+
+/// Arguments of cargo for the suite with the faults in the adapters of the frameworks, and what it builds. The profile
+/// keeps them apart from everything that users get.
+const PLANTED: &[&str] = &[
+    "--profile",
+    "planted",
+    "-p",
+    "truebridge-conformance",
+    "-F",
+    "truebridge-conformance/python,truebridge-conformance/planted",
+];
+const PLANTED_LIBRARY: (&str, &str) =
+    ("planted/libbridge_conformance.so", "truebridge_conformance/_conformance.abi3.so");
+
+/// Puts the suite that can plant faults into the adapters into a bundle. The package in the bundle has none.
+pub fn plant(out: &Path) -> Result<()> {
+    build(&[PLANTED])?;
+    copy(&target().join(PLANTED_LIBRARY.0), &out.join(PLANTED_LIBRARY.1)).map(drop)
 }
 
 /// Copies what a bundle has of the repository at `root`. Returns the bytes copied.
@@ -134,6 +153,10 @@ fn script(name: &str, first: &[&str], report: &str, options: &[String]) -> Resul
     let tensorflow1 = tensorflow1::folder_if_any(&python);
     let (bundle, report) = (target().join("bundle"), target().join(report));
     write(&bundle)?;
+    let has = |wanted: &str| options.iter().any(|option| option == wanted);
+    if has("--faults") && !has("--across-processes") {
+        plant(&bundle)?;
+    }
     let mut command = tensorflow1::with_folder(program(python, &[]), tensorflow1);
     command.arg(bundle.join(name)).args(first).args(options);
     if !options.iter().any(|option| option == "--report" || option.starts_with("--report=")) {
@@ -142,8 +165,8 @@ fn script(name: &str, first: &[&str], report: &str, options: &[String]) -> Resul
     Ok(command)
 }
 
-fn build() -> Result<()> {
-    BUILDS.iter().try_for_each(|packages| {
+fn build(calls: &[&[&str]]) -> Result<()> {
+    calls.iter().try_for_each(|packages| {
         let mut command = cargo(&["build", "--quiet"]);
         // The modules take Python's symbols from the interpreter that loads them, and so need none to be built.
         run(command.args(*packages).env("PYO3_BUILD_EXTENSION_MODULE", "1").env("PYO3_NO_PYTHON", "1"))

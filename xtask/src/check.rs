@@ -37,7 +37,8 @@ const TCH: [&str; 13] = [
     "truebridge-conformance",
     "--features",
     "truebridge-torch/tch,truebridge-conformance/candle,truebridge-conformance/cudarc,\
-     truebridge-conformance/ndarray,truebridge-conformance/tch,truebridge-conformance/tensorflow",
+     truebridge-conformance/ndarray,truebridge-conformance/planted,truebridge-conformance/tch,\
+     truebridge-conformance/tensorflow",
     "--lib",
     "--test",
     "tch*",
@@ -51,17 +52,19 @@ const TCH: [&str; 13] = [
 const PYTEST: [&str; 5] = ["pytest", "-q", "-rs", "-o", "faulthandler_timeout=600"];
 
 /// The suite over the adapters for Rust that link nothing.
-const HOST: [&str; 12] = [
+const HOST: [&str; 14] = [
     "--package",
     "truebridge-conformance",
     "--features",
-    "candle,cudarc,ndarray,ort,processes",
+    "candle,cudarc,ndarray,ort,planted,processes",
     "--test",
     "host",
     "--test",
     "matrices",
     "--test",
     "ort_cuda",
+    "--test",
+    "planted",
     "--test",
     "processes",
 ];

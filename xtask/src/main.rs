@@ -150,6 +150,9 @@ enum Task {
     Bundle {
         /// Where to write it.
         out: PathBuf,
+        /// Build the suite with faults in the adapters, which `conformance.py --faults` then plants, too.
+        #[arg(long)]
+        planted: bool,
     },
 }
 
@@ -182,7 +185,10 @@ fn main() -> ExitCode {
         Task::Header { check } => header::write(check).map(|()| ExitCode::SUCCESS),
         Task::Install { prefix } => install::install(&prefix).map(|()| ExitCode::SUCCESS),
         Task::Versions { only, cases, bundle } => versions::run(&only, cases, bundle).map(|()| ExitCode::SUCCESS),
-        Task::Bundle { out } => bundle::write(&out).map(|()| ExitCode::SUCCESS),
+        Task::Bundle { out, planted } => {
+            let planted = |()| if planted { bundle::plant(&out) } else { Ok(()) };
+            bundle::write(&out).and_then(planted).map(|()| ExitCode::SUCCESS)
+        }
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {error}");

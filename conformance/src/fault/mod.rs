@@ -1,9 +1,11 @@
 //! Planted faults. Where the suite does not find one, the suite has failed.
 
 mod faulty;
+mod real;
 mod subject;
 
 pub use faulty::{Breakable, Faulty};
+pub use real::{REAL_FAULTS, RealFault};
 
 use crate::sim::{Habits, SimDevice, SimFramework};
 use crate::{Config, Pair};
@@ -346,5 +348,6 @@ mod tests {
     fn every_fault_names_a_property() {
         assert!(FAULTS.len() >= 54);
         assert!(FAULTS.iter().all(|planted| property(planted.caught_by).is_some()));
+        assert!(REAL_FAULTS.iter().all(|planted| property(planted.caught_by).is_some()));
     }
 }

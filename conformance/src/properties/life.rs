@@ -4,7 +4,7 @@ use super::watched::Watched;
 use super::{Failure, Outcome, Pair, as_expected, ensure, outstanding, same_bytes};
 use crate::model::{self, Expected};
 use crate::{Case, Op, Spec};
-use bridge_core::{Options, transfer};
+use bridge_core::{Options, Plan, transfer};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -133,6 +133,7 @@ impl<F, T> Machine<'_, F, T> {
             Op::Write(which, seed) => self.write(which % alive, seed),
             Op::Read(which) => self.read(&self.alive[which % alive]),
             Op::Part(which, start) => self.part(which % alive, start),
+            Op::Through(which) => self.through(which % alive),
             Op::Drop(which) => {
                 drop(self.alive.swap_remove(which % alive));
                 Ok(())
@@ -197,6 +198,27 @@ impl<F, T> Machine<'_, F, T> {
         spec.shape[0] -= start;
         spec.offset = (spec.offset as i64 + start * stride) as usize;
         self.alive.push(Entry { tensor, spec, buffer: *buffer, protected: *protected });
+        Ok(())
+    }
+
+    /// A view of a view of a view: of the target, of a third framework, and of the target again.
+    fn through(&mut self, which: usize) -> Outcome {
+        let pair = self.pair;
+        let (Some(third), Entry { tensor: Held::Target(tensor), spec, buffer, protected }) =
+            (pair.third, &self.alive[which])
+        else {
+            return Ok(());
+        };
+        let options = Options::default();
+        // What a third framework takes is judged in pairs of its own.
+        let Ok((view, there)) = transfer(pair.to, third, tensor, pair.ordering(), &options) else { return Ok(()) };
+        let Ok((tensor, back)) = transfer(third, pair.to, &view, pair.ordering(), &options) else { return Ok(()) };
+        let (mut spec, mut buffer, mut protected) = (spec.clone(), *buffer, *protected);
+        if [there, back].iter().any(|done| done.plan != Plan::ZeroCopy) {
+            self.buffers.push(model::elements(&spec, &self.buffers[buffer]));
+            (spec, buffer, protected) = (model::compact(&spec), self.buffers.len() - 1, false);
+        }
+        self.alive.push(Entry { tensor: Held::Target(tensor), spec, buffer, protected });
         Ok(())
     }
 

@@ -90,6 +90,8 @@ pub struct Pair<'a, F, T> {
     /// How the transfers of the current case ended.
     seen: Cell<Coverage>,
     pub(crate) native: Option<NativeWay<'a, F, T>>,
+    /// Another framework with the type of the target's tensors, through which tensors of the target go in a life.
+    pub(crate) third: Option<&'a dyn Subject<Tensor = T>>,
     /// Takes a tensor of the source across; `None`: core's `transfer`.
     pub(crate) way_there: Option<Crossing<'a, F, T>>,
     /// Takes a tensor of the target back; `None`: core's `transfer`.
@@ -164,9 +166,16 @@ impl<'a, F, T> Pair<'a, F, T> {
             kernels: Cell::new(true),
             seen: Cell::default(),
             native: None,
+            third: None,
             way_there: None,
             way_back: None,
         }
+    }
+
+    /// Adds a third framework, into which views of the target are imported, too.
+    #[must_use]
+    pub fn with_third(self, third: Option<&'a dyn Subject<Tensor = T>>) -> Self {
+        Self { third, ..self }
     }
 
     /// Orders the streams of the pair otherwise.

@@ -5,7 +5,8 @@ use super::relay::relay;
 use super::remote::{Process, serve_at};
 use super::{plugged_in_use, subject, tensorflow1, tensorflow1_take};
 use crate::Pair;
-use crate::names::in_other_process;
+use crate::fault::RealFault;
+use crate::names::{adapter_of, in_other_process};
 use crate::processes::Flaw;
 use crate::report::GitHub;
 use crate::runner::{Known, Message, Options, Surroundings, known, run, work};
@@ -86,14 +87,26 @@ fn judge(py: Python<'_>, options: &Options, send: &mut dyn FnMut(Message)) -> Re
     let device = options.device.resolve(usize::MAX)?;
     let (from, to) = (pair.from.as_str(), pair.to.as_str());
     let load = |name: &str| subject(py, name, device).map_err(|error| format!("{name}: {error}"));
-    let flaw = match options.plant.as_deref() {
-        Some(name) => Some(Flaw::named(name).ok_or_else(|| format!("there is no flaw {name:?}"))?),
+    let flaw = match options.plant.as_deref().map(|name| (name, RealFault::named(name))) {
+        Some((_, Some(fault))) => {
+            fault.plant()?;
+            None
+        }
+        Some((name, None)) => Some(Flaw::named(name).ok_or_else(|| format!("there is no flaw {name:?}"))?),
         None => None,
     };
     let start = |name, inner| Process::start(py, name, inner, device).map_err(|error| format!("{name}: {error}"));
     // The other process loads its framework while this one does.
     match (in_other_process(from), in_other_process(to)) {
-        (None, None) => work(&Pair::new(&load(from)?, &load(to)?).with_native_way(), options, send),
+        (None, None) => {
+            let (source, target) = (load(from)?, load(to)?);
+            // One that takes long to load, or that fills the device, is not worth it.
+            let others = [Framework::Torch, Framework::CuPy, Framework::NumPy].map(Framework::name);
+            let mut others = others.into_iter().filter(|name| ![from, to].map(adapter_of).contains(name));
+            let third = others.find_map(|name| load(name).ok());
+            let third = third.as_ref().map(|third| third as _);
+            work(&Pair::new(&source, &target).with_native_way().with_third(third), options, send);
+        }
         (None, Some(inner)) => {
             let mut other = start(to, inner)?;
             work(&other.greet()?.with(flaw).after(&load(from)?), options, send);

@@ -47,7 +47,7 @@ pub fn shrink(
 
 /// Returns whether a process that runs this case dies.
 fn dies(job: &Job<'_>, at: &At, case: &Case) -> io::Result<bool> {
-    let file = job.options.report.join("shrinking.json");
+    let file = job.options.report.join(format!("shrinking-{}-{}.json", job.pair.from, job.pair.to));
     let (from, to) = (job.pair.from.clone(), job.pair.to.clone());
     let one = Regression { from, to, property: at.property.clone(), case: case.clone() };
     fs::create_dir_all(&job.options.report)?;

@@ -11,6 +11,7 @@ mod peers;
 mod planted;
 mod progress;
 mod protocol;
+mod sanitizer;
 mod variants;
 mod watch;
 mod worker;
@@ -19,6 +20,7 @@ pub use adapters::{Known, Library, NUMPY_INTERFACE, TORCH_CAPSULES, known};
 pub use options::{Choice, Options, PairName};
 pub use peers::{PEERS, Peer};
 pub use protocol::Message;
+pub use sanitizer::Sanitizer;
 pub use variants::{VARIANTS, Variant};
 pub use worker::work;
 
@@ -34,6 +36,8 @@ use progress::{Display, Progress};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
 use watch::Patience;
 
@@ -103,7 +107,11 @@ impl<'a> Suite<'a> {
             host: around.host.clone(),
             device: device.to_string(),
             seed: options.seed.unwrap_or_else(random_seed),
-            cases: options.cases.unwrap_or(if device.kind == DeviceKind::CPU { 1000 } else { 10_000 }),
+            cases: options.cases.unwrap_or(match options.sanitizer {
+                Some(_) => sanitizer::CASES,
+                None if device.kind == DeviceKind::CPU => 1000,
+                None => 10_000,
+            }),
             command: options.command.clone().unwrap_or_else(|| command(&around.launch)),
             left_out,
             ..Report::default()
@@ -115,29 +123,11 @@ impl<'a> Suite<'a> {
 
     /// Keeps cases that fail in `kept`, and removes those that pass now.
     fn run(mut self, kept: &Path) -> Result<i32, String> {
-        let started = Instant::now();
         println!("device {}, seed {}", self.report.device, self.report.seed);
         if self.options.faults {
             self.faults();
         }
-        for (index, pair) in self.pairs.iter().enumerate() {
-            let left = self.options.time_budget.map(|whole| {
-                let left = Duration::from_secs(whole).saturating_sub(started.elapsed());
-                left / (self.pairs.len() - index) as u32
-            });
-            let mut judged = self.pair(pair, left)?;
-            for case in failing_cases(&judged) {
-                let written = case.write(kept).map_err(|error| error.to_string())?;
-                println!("the case is kept: {}", written.display());
-                let failed = judged.properties.iter_mut().find(|property| property.name == case.property);
-                failed.into_iter().for_each(|property| property.kept = Some(written.clone()));
-            }
-            let before = Regression::read_all(kept).map_err(|error| error.to_string())?;
-            for removed in before.iter().filter(|case| passes(&judged, case)).filter_map(|case| case.remove(kept)) {
-                println!("the case passes now, and is removed: {}", removed.display());
-            }
-            self.report.pairs.push(judged);
-        }
+        self.report.pairs = self.judged(kept)?;
         if self.options.wants_pairs() {
             self.report.stale = expect::stale(&self.expectations, &adapters::names(), &self.report.pairs);
         }
@@ -162,21 +152,57 @@ impl<'a> Suite<'a> {
         Ok(self.report.exit_code())
     }
 
+    /// Judges the pairs, as many at once as the options say. Returns their reports in the order of the pairs.
+    ///
+    /// # Errors
+    ///
+    /// A case cannot be kept.
+    fn judged(&self, kept: &Path) -> Result<Vec<PairReport>, String> {
+        let (started, next) = (Instant::now(), AtomicUsize::new(0));
+        let jobs = usize::from(self.options.jobs).min(self.pairs.len());
+        let one = |index: usize, pair: &PairName| {
+            let left = self.options.time_budget.map(|whole| {
+                let left = Duration::from_secs(whole).saturating_sub(started.elapsed());
+                // Those that run at once share no time.
+                left / (self.pairs.len() - index).div_ceil(jobs) as u32
+            });
+            let mut judged = self.pair(pair, left)?;
+            keep(&mut judged, kept).map_err(|error| error.to_string())?;
+            Ok((index, judged))
+        };
+        let take = || {
+            let index = next.fetch_add(1, Relaxed);
+            self.pairs.get(index).map(|pair| one(index, pair))
+        };
+        let done: Result<Vec<_>, String> = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                (0..jobs).map(|_| scope.spawn(|| std::iter::from_fn(take).collect::<Vec<_>>())).collect();
+            threads
+                .into_iter()
+                .flat_map(|thread| thread.join().expect("a thread of the runner does not panic"))
+                .collect()
+        });
+        let mut done = done?;
+        done.sort_by_key(|(index, _)| *index);
+        Ok(done.into_iter().map(|(_, judged)| judged).collect())
+    }
+
     fn faults(&mut self) {
         let started = Instant::now();
+        // The device was made a text in `new`.
+        let device = self.report.device.parse().unwrap_or(Device::CPU);
+        let (launch, host, seed) = (&self.around.launch, &self.around.host, self.report.seed);
         self.report.faults = match self.options.across_processes {
-            true => {
-                // The device was made a text in `new`.
-                let device = self.report.device.parse().unwrap_or(Device::CPU);
-                planted::run(&self.around.launch, &self.around.host, device, self.report.seed, self.options)
-            }
+            true => planted::run(launch, host, device, seed, self.options),
             false => {
                 // A fault may cause a panic, which is one of the ways in which it is caught.
                 let hook = std::panic::take_hook();
                 std::panic::set_hook(Box::new(|_| ()));
                 let faults = run_faults(self.report.seed);
                 std::panic::set_hook(hook);
-                faults
+                let real =
+                    cfg!(feature = "planted").then(|| planted::run_real(launch, host, device, seed, self.options));
+                faults.into_iter().chain(real.into_iter().flatten()).collect()
             }
         };
         let faults = &self.report.faults;
@@ -186,7 +212,8 @@ impl<'a> Suite<'a> {
 
     fn display(&self) -> Display {
         let width = self.pairs.iter().map(|pair| pair.arrow().chars().count()).max();
-        Display { width: width.unwrap_or_default(), verbose: self.options.verbose }
+        let bars = self.options.jobs == 1;
+        Display { width: width.unwrap_or_default(), verbose: self.options.verbose, bars }
     }
 
     /// # Errors
@@ -201,7 +228,7 @@ impl<'a> Suite<'a> {
             cases: self.report.cases,
             seed: self.report.seed,
             budget,
-            patience: Patience { silence: SILENCE, whole: WHOLE },
+            patience: patience(self.options),
             options: self.options,
         };
         let progress = Progress::new(pair, job.cases, self.display());
@@ -210,6 +237,27 @@ impl<'a> Suite<'a> {
         progress.finish(&judged);
         Ok(judged)
     }
+}
+
+/// Returns how long a worker may take.
+fn patience(options: &Options) -> Patience {
+    let usual = Patience { silence: SILENCE, whole: WHOLE };
+    if options.sanitizer.is_some() { Sanitizer::patience(usual) } else { usual }
+}
+
+/// Writes the cases that failed to the folder, and removes those from it that pass now.
+fn keep(judged: &mut PairReport, kept: &Path) -> io::Result<()> {
+    for case in failing_cases(judged) {
+        let written = case.write(kept)?;
+        println!("the case is kept: {}", written.display());
+        let failed = judged.properties.iter_mut().find(|property| property.name == case.property);
+        failed.into_iter().for_each(|property| property.kept = Some(written.clone()));
+    }
+    let before = Regression::read_all(kept)?;
+    for removed in before.iter().filter(|case| passes(judged, case)).filter_map(|case| case.remove(kept)) {
+        println!("the case passes now, and is removed: {}", removed.display());
+    }
+    Ok(())
 }
 
 /// Runs the one case of a file in a process of its own.
@@ -222,7 +270,7 @@ fn replay(options: &Options, around: &Surroundings, file: &Path) -> Result<i32, 
         cases: 1,
         seed: 0,
         budget: None,
-        patience: Patience { silence: SILENCE, whole: WHOLE },
+        patience: patience(options),
         options,
     };
     let failure = match crash::replay(&job, file).map_err(|error| error.to_string())? {

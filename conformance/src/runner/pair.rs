@@ -4,6 +4,7 @@ use super::crash;
 use super::options::{Options, PairName};
 use super::progress::Progress;
 use super::protocol::Message;
+use super::sanitizer::Sanitizer;
 use super::variants::environment;
 use super::watch::{Ending, Patience, Watch};
 use crate::{Case, PROPERTIES, PairReport, PropertyReport, REPLAYED, Sides, Verdict};
@@ -71,12 +72,22 @@ impl Job<'_> {
             program.extend(["--fixtures".into(), fixtures.into()]);
         }
         program.extend(more.into_iter().map(Into::into));
-        program
+        match self.options.sanitizer {
+            Some(sanitizer) => sanitizer.around(self, program),
+            None => program,
+        }
     }
 
-    /// Returns the variables of a worker's environment: the allocators of the pair's variants.
+    /// Returns the variables of a worker's environment: the allocators of the pair's variants, or those of a sanitizer.
     pub fn environment(&self) -> Vec<(&'static str, &'static str)> {
-        environment([self.pair.from.as_str(), self.pair.to.as_str()])
+        let variants = environment([self.pair.from.as_str(), self.pair.to.as_str()]);
+        self.options.sanitizer.iter().flat_map(|_| Sanitizer::environment()).chain(variants).collect()
+    }
+
+    /// Returns what a sanitizer has found, if a worker ended for that.
+    fn findings(&self, ending: Ending) -> Option<String> {
+        let Ending::Exit(code) = ending else { return None };
+        self.options.sanitizer.and_then(|sanitizer| sanitizer.findings(self, code))
     }
 
     /// Judges the pair.
@@ -160,8 +171,11 @@ impl Job<'_> {
                 Ok(Message::Refused(reason)) => done = Some(Work::Refused(reason)),
                 Ok(Message::Done) => done = Some(Work::Done),
                 Ok(Message::Replayed(_)) => (),
-                Err(Ending::Exit(0)) if done.is_some() => return done.unwrap_or(Work::Done),
                 Err(ending) => {
+                    let found = self.findings(ending).map(Work::Refused);
+                    if let Some(work) = found.or(done.take().filter(|_| ending == Ending::Exit(0))) {
+                        return work;
+                    }
                     let (last_words, took) = (watch.last_words(), last.elapsed());
                     return Work::Died(Box::new(Death { ending, last_words, at, sides, took }));
                 }

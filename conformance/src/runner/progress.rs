@@ -17,6 +17,8 @@ pub struct Display {
     pub width: usize,
     /// Whether every property has a line, too.
     pub verbose: bool,
+    /// Whether a pair has a bar: where several run at once, lines alone are shown.
+    pub bars: bool,
 }
 
 /// The progress of one pair.
@@ -32,8 +34,8 @@ impl Progress {
     /// Begins a pair of `cases` cases. The bar is hidden where the standard output is not a terminal, and in CI.
     pub fn new(pair: &PairName, cases: u32, display: Display) -> Self {
         let target = match env::var_os("CI") {
-            Some(_) => ProgressDrawTarget::hidden(),
-            None => ProgressDrawTarget::stdout(),
+            None if display.bars => ProgressDrawTarget::stdout(),
+            _ => ProgressDrawTarget::hidden(),
         };
         let bar = ProgressBar::with_draw_target(Some(cases.into()), target);
         bar.set_style(ProgressStyle::with_template(BAR).unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -146,7 +148,7 @@ mod tests {
     #[test]
     fn failures_are_counted_as_they_come() {
         let pair: PairName = "torch:numpy".parse().unwrap();
-        let progress = Progress::new(&pair, 10, Display { width: 20, verbose: false });
+        let progress = Progress::new(&pair, 10, Display { width: 20, ..Display::default() });
         assert_eq!(progress.pair, "torch → numpy       ");
         progress.case("values");
         progress.property(&report(&[Verdict::Failed]).properties[0]);

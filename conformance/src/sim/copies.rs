@@ -35,8 +35,7 @@ impl SimCopies {
     }
 
     /// Returns the address of staging memory that no work uses any more.
-    fn staging(&self, len: usize, stream: Stream) -> Result<usize> {
-        let mut blocks = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+    fn staging(&self, blocks: &mut Vec<Staging>, len: usize, stream: Stream) -> Result<usize> {
         let early = self.fault == Some(Fault::StagingReusedEarly);
         let free = |block: &Staging| block.len >= len && (early || self.device.reached(&block.used));
         let block = blocks.iter().position(free).map(|i| blocks.swap_remove(i));
@@ -87,7 +86,9 @@ unsafe impl Copies for SimCopies {
         if from.layout.is_compact() {
             return self.submit(from_view, to_view, flips, stream);
         }
-        let address = self.staging(from.layout.nbytes(), stream)?;
+        // Until both pieces of work are in the stream: another thread may copy in the same one.
+        let mut blocks = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let address = self.staging(&mut blocks, from.layout.nbytes(), stream)?;
         let strides = model::row_major(&from_view.shape);
         let staged = View { address, strides, ..from_view.clone() };
         self.submit(from_view, staged.clone(), flips, stream)?;

@@ -1,5 +1,7 @@
 //! The judgement of a pair.
 
+#![allow(dead_code, reason = "not every test uses all of it")]
+
 use bridge_conformance::{Case, Config, Observer, Pair, PropertyReport, Subject, Verdict};
 use bridge_core::{ErrorKind, Result};
 
@@ -37,4 +39,16 @@ pub fn judge<F, T>(from: &dyn Subject<Tensor = F>, to: &dyn Subject<Tensor = T>)
     let report = config.certify_pair(&Pair::new(from, to), &mut Printed(name));
     let failed: Vec<_> = report.properties.iter().filter(|judged| judged.verdict == Verdict::Failed).collect();
     assert!(failed.is_empty(), "{} → {}: {failed:#?}", report.from, report.to);
+}
+
+/// Plants a fault into the adapters, and panics where this property does not find it.
+#[cfg(feature = "planted")]
+pub fn finds<F, T>(fault: &'static str, property: &str, from: &dyn Subject<Tensor = F>, to: &dyn Subject<Tensor = T>) {
+    bridge_core::planted::plant(fault);
+    let config = Config { cases: 600, seed: 5, shrinks: false, ..Config::default() };
+    let report = config.certify_pair(&Pair::new(from, to), &mut ());
+    bridge_core::planted::plant("");
+    let failed = report.properties.iter().filter(|judged| judged.verdict == Verdict::Failed);
+    let failed: Vec<_> = failed.map(|judged| judged.name.as_str()).collect();
+    assert!(failed.contains(&property), "{property} must find {fault}; found by {failed:?}");
 }

@@ -1,6 +1,7 @@
 //! Exports tensors of candle.
 
 use crate::storage::Origin;
+use bridge_core::planted::is_planted;
 use bridge_core::{Dims, Error, ErrorKind, Layout, Lent, Memory, Result};
 use candle_core::{Storage, Tensor};
 
@@ -21,7 +22,8 @@ pub(crate) fn lend(tensor: &Tensor) -> Result<Lent> {
         let name = tensor.dtype().as_str();
         Error::new(ErrorKind::Dtype, format!("candle's dtype {name} has no counterpart: cast the tensor first"))
     })?;
-    let layout = Layout::new(origin.dtype, &signed(view.dims()), Some(&signed(view.stride())), 0)?;
+    let strides = if is_planted("candle_strides_dropped") { None } else { Some(signed(view.stride())) };
+    let layout = Layout::new(origin.dtype, &signed(view.dims()), strides.as_deref(), 0)?;
     // `Tensor::from_storage` takes any shape, also one that the storage is too short for.
     let start = origin.memory.start;
     let data = view.start_offset().checked_mul(layout.itemsize()).and_then(|offset| start.checked_add(offset));

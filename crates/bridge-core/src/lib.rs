@@ -104,6 +104,8 @@ mod owner;
 mod pending;
 mod permutation;
 mod plan;
+#[doc(hidden)]
+pub mod planted;
 pub mod poison;
 mod prepared;
 mod profile;

@@ -86,6 +86,14 @@ impl<D: Driver> Devices<D> {
         self.driver.current_device().ok().map(Device::cuda)
     }
 
+    /// Keeps the context that is current on this thread, if there is one. Dropping the returned value makes it current
+    /// again, whichever context other code has made current in its place.
+    pub fn keep_current(&self) -> Option<Kept<'_, D>> {
+        let context = self.driver.current_context().ok()??;
+        self.driver.push_context(context).ok()?;
+        Some(Kept { driver: &self.driver, not_send: PhantomData })
+    }
+
     /// Returns whether the stream can hold work for `device`. The default streams belong to every device, and so does a
     /// stream whose context the driver does not know.
     pub fn has_stream(&self, device: Device, stream: Stream) -> Result<bool> {
@@ -111,6 +119,21 @@ impl<D: Driver> Devices<D> {
             return Err(Error::new(ErrorKind::Device, text));
         };
         Entered::new(&self.driver, slot, device.index).map_err(|failure| error(&self.driver, failure))
+    }
+}
+
+/// A context that is current again when this is dropped. Below it on the thread's stack lies the same context: other code
+/// replaces the upper one.
+pub(crate) struct Kept<'a, D: Driver> {
+    driver: &'a D,
+    /// A context is current on one thread.
+    not_send: PhantomData<*const ()>,
+}
+
+impl<D: Driver> Drop for Kept<'_, D> {
+    fn drop(&mut self) {
+        // It fails only after the driver has shut down, when there is no current context to restore.
+        let _ = self.driver.pop_context();
     }
 }
 
@@ -268,7 +291,22 @@ impl<D: Driver> Drop for Entered<'_, D> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake::Fake;
     use std::collections::HashSet;
+
+    #[test]
+    fn a_context_that_other_code_replaces_is_current_again() {
+        let devices = Devices::new(Fake::default(), 2);
+        assert!(devices.keep_current().is_none());
+        let _mine = devices.enter(Device::cuda(1)).unwrap();
+        let (before, kept) = (devices.driver().current_context(), devices.keep_current().unwrap());
+        // As cuCtxSetCurrent does it.
+        devices.driver().pop_context().unwrap();
+        let other = devices.driver().retain_primary_context(0).unwrap();
+        devices.driver().push_context(other).unwrap();
+        drop(kept);
+        assert_eq!(devices.driver().current_context(), before);
+    }
 
     #[test]
     fn a_pool_holds_each_event_once() {

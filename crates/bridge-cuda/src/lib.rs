@@ -179,6 +179,14 @@ pub fn current_device() -> Result<Option<Device>> {
     Ok(cuda()?.devices().current())
 }
 
+/// Calls `body`. The device that the calling thread's CUDA calls act on is afterwards that of before: a framework that
+/// works on another one may leave that as the current one, and later work of the user would go there.
+pub fn keeping_current_device<R>(body: impl FnOnce() -> R) -> R {
+    let several = cuda().ok().filter(|cuda| cuda.devices().count() > 1);
+    let _kept = several.and_then(|cuda| cuda.devices().keep_current());
+    body()
+}
+
 /// Returns whether `stream` belongs to `device`. The default streams belong to every device.
 ///
 /// # Errors

@@ -3,6 +3,7 @@
 use crate::native::{Fields, Values};
 use crate::raised;
 use crate::runtime::Runtime;
+use bridge_core::planted::is_planted;
 use bridge_core::{Access, Allocation, DType, Device, Dims, Layout, Lent, Memory, Result, Reuse, Stream};
 use bridge_pyo3::{Borrowed, LeaseOwner, PyOwner, PyTensor, not_a_tensor, probe};
 use pyo3::intern;
@@ -21,6 +22,7 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
     // and for the reversed views of an array interface. Reading it costs two attributes of about ten.
     let bytes = layout.hull(address, None)?;
     let stream = runtime.consumer.stream(py, device).map_err(|error| raised(py, error))?;
+    let stream = if is_planted("cupy_stream_mistaken") { Stream::LEGACY } else { stream };
     let reuse = probe(py, reuse(runtime, &memory, stream)).map_err(|error| raised(py, error))?;
     let reuse = reuse.unwrap_or(Reuse::Unknown);
     let kept = runtime.consumer.keep_current(py, device, stream).map_err(|error| raised(py, error))?;

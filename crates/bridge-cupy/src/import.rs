@@ -2,6 +2,7 @@
 
 use crate::raised;
 use crate::runtime::Runtime;
+use bridge_core::planted::is_planted;
 use bridge_core::{DType, Device, DeviceKind, Error, ErrorKind, Lease, Order, Result};
 use bridge_pyo3::{LeaseOwner, PyTensor};
 use pyo3::intern;
@@ -23,6 +24,9 @@ fn make<'py>(py: Python<'py>, runtime: &Runtime, lease: Lease, dtype: &Bound<'py
         false => Some(PyTuple::new(py, layout.strides().iter().map(|stride| stride * layout.itemsize() as i64))?),
     };
     let owner = Bound::new(py, LeaseOwner::new(lease))?;
+    if is_planted("cupy_lease_leaked") {
+        std::mem::forget(owner.clone());
+    }
     let memory = runtime.unowned_memory.bind(py).call1((address, len, owner, device))?;
     let pointer = runtime.memory_pointer.bind(py).call1((memory, offset))?;
     runtime.make_array(py, shape, dtype, pointer, strides)

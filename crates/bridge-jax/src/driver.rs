@@ -1,6 +1,6 @@
 //! What the adapter asks the CUDA driver. Without the feature `cuda` it has no devices.
 
-use bridge_core::{Device, Result};
+use bridge_core::{Device, DeviceKind, Result};
 use std::ops::Range;
 
 #[cfg(feature = "cuda")]
@@ -20,6 +20,12 @@ mod found {
     pub(crate) fn has_devices() -> bool {
         bridge_cuda::device_count() > 0
     }
+
+    /// Calls a function of JAX about an array on this device. XLA makes its device the current one of the thread, which is
+    /// the user's: afterwards it is the one of before.
+    pub(crate) fn on<R>(device: DeviceKind, body: impl FnOnce() -> R) -> R {
+        if device == DeviceKind::CPU { body() } else { bridge_cuda::keeping_current_device(body) }
+    }
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -38,6 +44,11 @@ mod found {
     pub(crate) fn has_devices() -> bool {
         false
     }
+
+    /// Calls a function of JAX.
+    pub(crate) fn on<R>(_: DeviceKind, body: impl FnOnce() -> R) -> R {
+        body()
+    }
 }
 
-pub(crate) use found::{has_devices, locate};
+pub(crate) use found::{has_devices, locate, on};

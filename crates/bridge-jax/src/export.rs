@@ -1,6 +1,6 @@
 //! Exports arrays of JAX.
 
-use crate::driver::locate;
+use crate::driver::{locate, on};
 use crate::runtime::{Runtime, raised};
 use bridge_core::dlpack::Origin;
 use bridge_core::{Access, Device, DeviceKind, Error, ErrorKind, Lent, Result, Reuse, Stream};
@@ -23,7 +23,8 @@ pub(crate) fn lend(runtime: &Runtime, array: &PyTensor<'_>) -> Result<Lent> {
         };
         runtime.export.bind(py).call1((piece(runtime, array, is_single)?, stream))
     };
-    let capsule = export().map_err(|error| refused(array, error))?;
+    let kind = if on_host { DeviceKind::CPU } else { DeviceKind::CUDA };
+    let capsule = on(kind, export).map_err(|error| refused(array, error))?;
     // SAFETY: jaxlib keeps DLPack's promises, and has made the legacy default stream wait for an array on a device; how
     // its allocator reuses memory is not known.
     let lent = unsafe { take_capsule(&capsule, &origin) }?;
@@ -155,7 +156,8 @@ pub(crate) fn compact<'py>(array: &PyTensor<'py>) -> Result<PyTensor<'py>> {
         let copy = call(array, intern!(py, "copy"), &[])?;
         Ok::<_, PyErr>(dtype(&copy)?.eq(dtype(array)?)?.then_some(copy))
     };
-    copy().map_err(|error| raised(py, error))?.ok_or_else(|| {
+    let kind = if is_on_host(array)? { DeviceKind::CPU } else { DeviceKind::CUDA };
+    on(kind, copy).map_err(|error| raised(py, error))?.ok_or_else(|| {
         let text = "JAX copies no elements of 64 bits without jax_enable_x64: enable it, or cast the array";
         Error::new(ErrorKind::CopyNeeded, text)
     })

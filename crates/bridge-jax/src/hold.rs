@@ -5,8 +5,9 @@
 //! call on a GPU, and copies on the host. So an imported array holds an export of itself, unless its memory is a copy,
 //! which belongs to it alone.
 
+use crate::driver::on;
 use crate::runtime::Runtime;
-use bridge_core::Stream;
+use bridge_core::{DeviceKind, Stream};
 use bridge_pyo3::{PyTensor, call, with_gil};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -17,19 +18,21 @@ use pyo3::prelude::*;
 struct Hold {
     /// `None` only while it is being dropped.
     export: Option<Py<PyAny>>,
+    device: DeviceKind,
     runtime: &'static Runtime,
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
         let (export, runtime) = (self.export.take(), self.runtime);
-        with_gil(|py| {
+        let release = |py: Python<'_>| {
             drop(export.map(|export| export.into_bound(py)));
             // jaxlib keeps the array of an export that is dropped, and its memory, until it next collects such arrays.
             if let Err(error) = runtime.collect.bind(py).call0() {
                 error.write_unraisable(py, None);
             }
-        });
+        };
+        with_gil(|py| on(self.device, || release(py)));
     }
 }
 
@@ -38,6 +41,7 @@ impl Drop for Hold {
 pub(crate) fn attach(runtime: &'static Runtime, array: &PyTensor<'_>, stream: Option<Stream>) -> PyResult<()> {
     let py = array.py();
     let clone = call(array, intern!(py, "clone"), &[])?;
+    let device = if stream.is_some() { DeviceKind::CUDA } else { DeviceKind::CPU };
     let export = runtime.export.bind(py).call1((clone, stream.map(Stream::handle)))?;
-    array.setattr(intern!(py, "_truebridge"), Bound::new(py, Hold { export: Some(export.unbind()), runtime })?)
+    array.setattr(intern!(py, "_truebridge"), Bound::new(py, Hold { export: Some(export.unbind()), device, runtime })?)
 }

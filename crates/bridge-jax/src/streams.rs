@@ -1,5 +1,6 @@
 //! The streams that JAX names for work of others.
 
+use crate::driver::on;
 use crate::runtime::{device_of, raised};
 use bridge_core::{Consumer, Device, DeviceKind, Result, Stream, Views};
 use bridge_pyo3::with_gil;
@@ -24,7 +25,8 @@ impl Consumer for JAXConsumer {
         if let Some((_, stream)) = known().iter().find(|(known, _)| *known == device) {
             return Ok(Some(*stream));
         }
-        let Some(found) = with_gil(|py| external_stream(py, device)).transpose()? else { return Ok(None) };
+        let query = || with_gil(|py| external_stream(py, device)).transpose();
+        let Some(found) = on(device.kind, query)? else { return Ok(None) };
         let mut known = known();
         if let Some((_, stream)) = known.iter().find(|(known, _)| *known == device) {
             return Ok(Some(*stream));

@@ -5,6 +5,7 @@ use crate::interface::{PyArrayInterface, WRITEABLE};
 use crate::native::Fields;
 use crate::raised;
 use crate::runtime::Runtime;
+use bridge_core::planted::is_planted;
 use bridge_core::{
     Access, Allocation, DType, Device, Dims, Error, ErrorKind, Layout, Lent, MAX_NDIM, Memory, Order, Pending, Result,
 };
@@ -55,6 +56,9 @@ impl View {
             Some(native) => Self::of_fields(runtime, array, native.fields(array)),
             None => Self::of_interface(runtime, array),
         }?;
+        if is_planted("numpy_read_only_lost") {
+            view.access = Access::ReadWrite;
+        }
         if view.access == Access::ReadOnly && is_of_constant(runtime, array) {
             view.access = Access::Immutable;
         }

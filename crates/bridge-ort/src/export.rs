@@ -1,13 +1,17 @@
 //! Exports tensors of ONNX Runtime.
 
 use crate::elements::dtype_of;
-use bridge_core::{Access, Allocation, Consumer, Device, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse};
+use bridge_core::planted::is_planted;
+use bridge_core::{Access, Allocation, Consumer, DType, Device, Error, ErrorKind, Layout, Lent, Memory, Result, Reuse};
 use ort::memory::{AllocationDevice, MemoryInfo};
 use ort::value::DynTensor;
 use std::sync::Arc;
 
 pub(crate) fn lend(consumer: &dyn Consumer, tensor: &Arc<DynTensor>) -> Result<Lent> {
-    let dtype = dtype_of(*tensor.data_type())?;
+    let dtype = match dtype_of(*tensor.data_type())? {
+        DType::INT32 if is_planted("ort_dtype_mistaken") => DType::UINT32,
+        dtype => dtype,
+    };
     let device = place(tensor.memory_info())?;
     let layout = Layout::new(dtype, tensor.shape(), None, 0)?;
     let data = tensor.data_ptr().expose_provenance();

@@ -5,6 +5,7 @@ use crate::raised;
 use crate::refusal::{refusal, without_memory};
 use crate::runtime::Runtime;
 use bridge_core::dlpack::{Origin, Release, lend_borrowed};
+use bridge_core::planted::is_planted;
 use bridge_core::{
     Access, Advice, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Pending, Result, Reuse, Stream,
 };
@@ -25,6 +26,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &PyTensor<'_>) -> Result<Lent> {
         None => lend_by_attributes(runtime, tensor),
     };
     let lent = lent.and_then(|lent| runtime.refuse_narrower(tensor, lent.dtype()).map(|()| lent));
+    let lent = if is_planted("torch_pending_dropped") { lent.map(|lent| lent.with_pending(None)) } else { lent };
     lent.map_err(|error| match error.kind() {
         // PyTorch's capsules are well-formed, except for the null pointer of a tensor that wraps another, or whose storage
         // was freed.
@@ -111,6 +113,7 @@ fn origin<'py>(
     let Some(stream) = runtime.consumer.exchange.current_stream(device)? else {
         return Ok(Origin { stream: Some(Stream::LEGACY), reuse: Reuse::Unknown, ..host });
     };
+    let stream = if is_planted("torch_stream_mistaken") { Stream::LEGACY } else { stream };
     let settled = || -> PyResult<bool> {
         let own = runtime.allocator.owns(py, deleter, storage)?;
         if own {

@@ -3,6 +3,7 @@
 use crate::eager::handle::Handle;
 use crate::eager::process::{Process, raised};
 use crate::runtime::dtypes;
+use bridge_core::planted::is_planted;
 use bridge_core::{Device, Dims, Lease, Result};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
@@ -12,7 +13,10 @@ use std::ops::Range;
 /// Returns an eager tensor over the memory of a lease.
 pub(crate) fn wrap<'py>(py: Python<'py>, process: &'static Process, lease: Lease) -> Result<PyTensor<'py>> {
     let (code, device) = (dtypes::required(lease.dtype())?, lease.device());
-    let (shape, bytes) = (Dims::from(lease.layout().shape()), lease.compact_bytes());
+    let (mut shape, bytes) = (Dims::from(lease.layout().shape()), lease.compact_bytes());
+    if is_planted("tensorflow_shape_reversed") {
+        shape.reverse();
+    }
     let owner = process.eager.runtime.consumer.protected.owner(lease);
     wrap_memory(py, process, device, code, &shape, bytes, owner)
 }

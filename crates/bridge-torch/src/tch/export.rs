@@ -4,6 +4,7 @@ use super::import::empty;
 use super::libtorch::{Libtorch, Read, failed};
 use super::runtime::Runtime;
 use ::tch::{Kind, TchError, Tensor};
+use bridge_core::planted::is_planted;
 use bridge_core::{
     Access, Allocation, Consumer, Device, DeviceKind, Error, ErrorKind, Layout, Lent, Memory, Order, Pending, Result,
     Reuse, Stream,
@@ -21,7 +22,7 @@ pub(crate) fn lend(runtime: &Runtime, tensor: &Tensor) -> Result<Lent> {
     let (stream, reuse) = origin(runtime, tensor, device)?;
     let bytes = layout.hull(data, None)?;
     let allocation = Allocation { bytes, device, access: Access::ReadWrite, stream, reuse };
-    let pending = pending(tensor).map_err(raised)?;
+    let pending = pending(tensor).map_err(raised)?.filter(|_| !is_planted("tch_pending_dropped"));
     // SAFETY: libtorch has checked the view against the storage, which is held and whose memory never moves. It is
     // deleted on any thread. The stream is libtorch's current one, whose streams are never destroyed; the allocator
     // reuses its own blocks after a stream that was recorded.

@@ -1,0 +1,21 @@
+//! Faults that the conformance suite plants into the adapters. Only the feature `planted` compiles them in, and no package
+//! that is published enables it.
+
+#[cfg(feature = "planted")]
+static PLANTED: std::sync::Mutex<&'static str> = std::sync::Mutex::new("");
+
+/// Plants the fault of this name into this process, instead of the one before. The empty name is no fault.
+#[cfg(feature = "planted")]
+pub fn plant(name: &'static str) {
+    *PLANTED.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = name;
+}
+
+/// Returns whether this fault is planted into this process.
+#[inline]
+pub fn is_planted(name: &str) -> bool {
+    #[cfg(feature = "planted")]
+    let planted = *PLANTED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    #[cfg(not(feature = "planted"))]
+    let planted = "";
+    !planted.is_empty() && planted == name
+}
