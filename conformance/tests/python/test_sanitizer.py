@@ -17,12 +17,10 @@ SCRIPT = Path(truebridge_conformance.__file__).parents[1] / "conformance.py"
 
 #: Stands for compute-sanitizer: runs the program after its own options, and reports what the test wants.
 SANITIZER = """#!/bin/sh
-tool=$2
-while [ "$1" != "${{1#--}}" ] || [ -z "$seen" ]; do
-    case $1 in --log-file) log=$2 ;; esac
-    case $1 in */python*) break ;; esac
-    seen=1
-    shift
+# Each option has a value.
+while [ "${{1#--}}" != "$1" ]; do
+    [ "$1" = --log-file ] && log=$2
+    shift 2
 done
 test "$PYTORCH_NO_CUDA_MEMORY_CACHING" = 1 || exit 3
 "$@"
