@@ -99,14 +99,14 @@ def _controls(chosen: Sequence[Cell]) -> list[Cell]:
     sides = dict.fromkeys((side, cell.on) for cell in chosen for side in (cell.source, cell.target))
     named = dict.fromkeys((one, on) for one, on in sides if on in one.on)
     every = [Cell(one, one, on, OWN, control) for one, on in named for control in PROPERTIES if not control.shown]
-    races = any(RACES in cell.property.needs for cell in chosen)
-    asked = [cell for cell in every if races or RACES not in cell.property.needs]
-    return [cell for cell in asked if cell.on in cell.property.on and cell.has_meaning]
+    races = any(RACES in cell.asked.needs for cell in chosen)
+    asked = [cell for cell in every if races or RACES not in cell.asked.needs]
+    return [cell for cell in asked if cell.on in cell.asked.on and cell.has_meaning]
 
 
 def _failed(cell: Cell, failed: dict[tuple[str, ...], Outcome]) -> Outcome | None:
     """Return the outcome of a cell whose snippets do not do what they are for."""
-    controls = ["control"] + (["control of streams"] if RACES in cell.property.needs else [])
+    controls = ["control"] + (["control of streams"] if RACES in cell.asked.needs else [])
     for side in (cell.source, cell.target):
         for control in controls:
             found = failed.get((side.name, side.name, cell.on, OWN, control))
@@ -163,7 +163,7 @@ def _version(framework: Framework) -> str:
 def _package() -> str:
     import truebridge
 
-    return truebridge.__version__
+    return str(truebridge.__version__)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""The frameworks: a row for each, or one for each kind of device. A row has lines of Python, which programs are made of.
+"""The frameworks: a row for each, or for each kind of device. A row has lines of Python: programs are made of them.
 
 In a line ``$t`` is the tensor, ``$on`` the device, ``$v`` a value, and ``$capsule`` a capsule of the producer's.
 """
@@ -41,6 +41,8 @@ class Framework:
     pointer: str | None = None
     #: Statement: write ``$v`` to all elements, where tensors change.
     fill: str | None = None
+    #: Whether it writes to every tensor that it has taken: some of NumPy's are read-only.
+    changes_all: bool = False
     #: Other tensors by what is special to them, from the tensor ``$t`` of ``made``: strides, or a read-only one.
     special: Mapping[str, str] = field(default_factory=dict)
     #: Tensors whose memory is aligned to 64 bytes, where ``full`` is not.
@@ -76,7 +78,7 @@ NAMED = "getattr(ml_dtypes, name, name)"
 
 SPIN = (
     'spin = cupy.RawKernel(\'extern "C" __global__ void f() { long long t = clock64(); '
-    "while (clock64() - t < 50000000); }', \"f\")"
+    'while (clock64() - t < 50000000); }\', "f")'
 )
 
 FRAMEWORKS = (
@@ -94,6 +96,7 @@ FRAMEWORKS = (
         array="$t.cpu().numpy()",
         dtype="str($t.dtype)[6:]",
         pointer="$t.data_ptr()",
+        changes_all=True,
         fill="$t.fill_($v)",
         special={
             **STRIDED,
@@ -162,6 +165,7 @@ FRAMEWORKS = (
         list="$t.tolist()",
         array="$t.get()",
         pointer="$t.data.ptr",
+        changes_all=True,
         fill="$t.fill($v)",
         special={
             **STRIDED,
@@ -220,7 +224,7 @@ FRAMEWORKS = (
         modules=("warp",),
         distributions=("warp-lang",),
         on=(HOST, GPU),
-        imports=(NUMPY, "import warp as wp"),
+        imports=(NUMPY, "import warp as wp", "wp.init()"),
         made='wp.array(np.arange(12.0).reshape(3, 4), dtype=wp.float32, device="$on")',
         full='wp.full(256, $v, dtype=wp.float32, device="$on")',
         typed='wp.ones(4, dtype=getattr(wp, name), device="$on")',
@@ -228,6 +232,7 @@ FRAMEWORKS = (
         array="$t.numpy()",
         dtype="$t.dtype.__name__",
         pointer="$t.ptr",
+        changes_all=True,
         fill="$t.fill_($v)",
         special={**STRIDED, "transposed": "$t.transpose()", "empty": 'wp.zeros((0, 3), device="$on")'},
         exports={DLPACK: "$t", INTERFACE: "$t", CAPSULE: "wp.to_dlpack($t)"},
@@ -249,8 +254,8 @@ FRAMEWORKS = (
     Framework(
         name="numba",
         label="Numba",
-        modules=("numba", "numba_cuda"),
-        distributions=("numba-cuda",),
+        modules=("numba",),
+        distributions=("numba-cuda", "numba"),
         on=(GPU,),
         imports=(NUMPY, "from numba import cuda"),
         made='cuda.to_device(np.arange(12, dtype="float32").reshape(3, 4))',
@@ -320,7 +325,7 @@ FRAMEWORKS = (
         typed=f"tvm_ffi.from_dlpack(cupy.ones(4, {NAMED}))",
         typed_imports=ML_DTYPES,
         list="cupy.from_dlpack($t).tolist()",
-        array="cupy.asnumpy($t if isinstance($t, cupy.ndarray) else cupy.from_dlpack($t))",
+        array="$t.get()",
         dtype="str($t.dtype)",
         pointer="$t.data_ptr()",
         fill="cupy.from_dlpack($t).fill($v)",
@@ -363,8 +368,7 @@ FRAMEWORKS = (
             "empty": 'OrtValue.ortvalue_from_numpy(np.empty((0, 3), "float32"))',
             "scalar": 'OrtValue.ortvalue_from_numpy(np.array(7.0, "float32"))',
         },
-        aligned='np.zeros(272, "float32"); '
-        "x = OrtValue.ortvalue_from_numpy(x[-x.ctypes.data % 64 // 4 :][:256])",
+        aligned='np.zeros(272, "float32"); x = OrtValue.ortvalue_from_numpy(x[-x.ctypes.data % 64 // 4 :][:256])',
         exports={DLPACK: "$t", CAPSULE: "$t.__dlpack__()"},
         takes={DLPACK: "OrtValue.from_dlpack($t)"},
         ours="tb.to_onnxruntime($t)",

@@ -64,7 +64,9 @@ def summary(report: Report) -> str:
         waits = sum(row.verdict == "waits" for row in rows)
         words = f"- **{who[0].upper()}{who[1:]}**: {len(wrong)} of {len(rows):,} verdicts are *wrong*"
         words += f", in {at} of {len(pairs)} ordered pairs" if wrong else f", over {len(pairs)} ordered pairs"
-        words += f"; {expected} of these are against what users expect alone, and against no sentence" if expected else ""
+        words += (
+            f"; {expected} of these are against what users expect alone, and against no sentence" if expected else ""
+        )
         lines.append(f"{words}. In {waits} the host waits." if waits else f"{words}.")
     return "\n".join(lines)
 
@@ -133,7 +135,9 @@ def _folded(row: Row) -> str:
     names = labels()
     where = "on a GPU" if row.on == GPU else "on the host"
     words = html.escape(f"{names[row.source]} → {names[row.target]}, {where}: {row.text or 'wrong'}")
-    return f"<details><summary>{words}</summary><pre><code>{html.escape(row.program)}</code></pre></details>"
+    # What looks like a link of Markdown is none.
+    program = html.escape(row.program).replace("](", "]&#40;")
+    return f"<details data-search-exclude><summary>{words}</summary><pre><code>{program}</code></pre></details>"
 
 
 def _unrun(report: Report) -> str:
@@ -158,10 +162,10 @@ def _method(report: Report) -> str:
     return (
         "Every verdict is that of a program which is shown here or printed by `cargo xtask scoreboard --print`; it "
         "needs nothing of this project. truebridge is judged by the same programs, with its call in the place of the "
-        "framework's. Programs of one pair run one after another in a process. One that came out *wrong* ran again in "
-        "a process of its own, and that run is the verdict. Each framework's lines were tried on its own tensors first: "
-        "where they do not do what they are for, no pair is judged by them. A line that raises is *refused* where it is "
-        "the exchange, *wrong* where it uses the result, and *could not run* elsewhere.\n\n"
+        "framework's. Programs of one pair run one after another in a process. One that came out *wrong* ran again "
+        "in a process of its own, and that run is the verdict. Each framework's lines were tried on its own tensors "
+        "first: where they do not do what they are for, no pair is judged by them. A line that raises is *refused* "
+        "where it is the exchange, *wrong* where it uses the result, and *could not run* elsewhere.\n\n"
         f"Races had {report.repeat} rounds. Set for all programs: {first['all']}; for those on the host also "
         f"{first['host']}. The run took {report.seconds / 60:.0f} min."
     )

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Template
 
-from truebridge_conformance.scoreboard.frameworks import APART, CAPSULE, DLPACK, GPU, HOST, Framework, rows
+from truebridge_conformance.scoreboard.frameworks import APART, CAPSULE, DLPACK, GPU, HOST, STRIDED, Framework, rows
 from truebridge_conformance.scoreboard.properties import (
     COPY,
     ELSEWHERE,
     OBJECT,
     RACES,
+    SHARED,
     TO_HOST,
-    WRITES,
     WRITTEN,
     Property,
 )
@@ -23,9 +23,7 @@ from truebridge_conformance.scoreboard.sentences import Sentence
 OWN, OURS = "own", "truebridge"
 
 #: An object that hands out one capsule again and again.
-AGAIN = (
-    "class Again: __dlpack__ = lambda self, **_: c; __dlpack_device__ = lambda self: x.__dlpack_device__()"
-)
+AGAIN = "class Again: __dlpack__ = lambda self, **_: c; __dlpack_device__ = lambda self: x.__dlpack_device__()"
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,12 @@ class Cell:
     target: Framework
     on: str
     by: str
-    property: Property
+    asked: Property
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What names the cell in reports."""
+        return self.source.name, self.target.name, self.on, self.by, self.asked.name
 
     @property
     def protocol(self) -> str:
@@ -56,21 +59,21 @@ class Cell:
     def sentence(self) -> Sentence:
         """What the property rests on."""
         by = self.protocol if self.by == OWN else DLPACK
-        return self.property.sentences.get(by, self.property.sentence)
+        return self.asked.sentences.get(by, self.asked.sentence)
 
     @property
     def has_meaning(self) -> bool:
         """Whether the property can be asked of the pair at all."""
-        source, target, needs = self.source, self.target, self.property.needs
-        if self.property.special and self.property.special not in source.special:
+        source, target, needs = self.source, self.target, self.asked.needs
+        if self.asked.special and self.asked.special not in source.special:
             return False
-        if self.property.takes == TO_HOST:
+        if self.asked.takes == TO_HOST:
             return HOST in target.on and self.on in source.on
         if ELSEWHERE in needs:
             return self.on in source.on and target.name not in {row.name for row in rows(self.on)}
         met = {
             OBJECT: DLPACK in source.exports,
-            WRITES: bool(source.fill or target.fill),
+            SHARED: bool((source.pointer and target.pointer) or source.fill or target.changes_all),
             WRITTEN: bool(target.fill),
             RACES: bool(source.wait and target.wait),
         }
@@ -78,9 +81,9 @@ class Cell:
 
     def call(self) -> str:
         """Return the call that takes ``$t``: empty where the target has none for this property."""
-        target, kind = self.target, self.property.takes
+        target, kind = self.target, self.asked.takes
         if self.by == OURS:
-            plain = (target.ours_ordered if RACES in self.property.needs else None) or target.ours
+            plain = (target.ours_ordered if RACES in self.asked.needs else None) or target.ours
             copy, to_host = target.ours_copy, target.ours_to_host
         else:
             plain = target.takes.get(self.protocol, "")
@@ -92,21 +95,21 @@ class Cell:
         call = self.call()
         if not call:
             return None
-        lines = list(self.property.imports)
+        lines = list(self.asked.imports)
         both = sorted({row.name: row for row in (self.source, self.target)}.values(), key=lambda row: row.name in APART)
         for row in both:
             lines += [APART[row.name]] if row.name in APART and self.on == GPU and len(both) > 1 else []
             lines += row.imports
         lines += ["import truebridge as tb"] if self.by == OURS else []
-        lines += [line for row in both for line in row.typed_imports if self.property.typed]
+        lines += [line for row in both for line in row.typed_imports if self.asked.typed]
         lines += [line for row in self._racing() for line in row.before]
-        return _composed(list(dict.fromkeys(lines)), self.property.template, self._values(call, repeat))
+        return _composed(list(dict.fromkeys(lines)), self.asked.template, self._values(call, repeat))
 
     def _racing(self) -> list[Framework]:
         """Return the frameworks whose statements for a race the program has."""
-        if RACES not in self.property.needs:
+        if RACES not in self.asked.needs:
             return []
-        template = self.property.template
+        template = self.asked.template
         used = {"$slow_x": self.source, "$write_i": self.source, "$slow_y": self.target}
         racing = [row for name, row in used.items() if name in template and (name != "$write_i" or not row.slow)]
         # What has no slow work of its own is slow in each statement, and its calls name its stream.
@@ -120,13 +123,16 @@ class Cell:
             return Template(line or "").substitute(t=tensor, v=value, on=self.on)
 
         def take(tensor: str, capsule: str) -> str:
-            return Template(call).substitute(t=tensor, v=self.property.copy, on=self.on, capsule=capsule)
+            return Template(call).substitute(t=tensor, v=self.asked.copy, on=self.on, capsule=capsule)
 
         made = fill(source.made)
+        shown = source.pointer and target.pointer
+        seen = fill(target.list, "y") if source.fill else fill(source.list, "x")
+        seen += "[0]" if self.asked.special in STRIDED else ""
         reused = f'f"right: the memory was reused in {{reused}} of {repeat}"' if source.pointer else '"right"'
         return {
             "made": made,
-            "special": fill(source.special.get(self.property.special, "$t"), made),
+            "special": fill(source.special.get(self.asked.special, "$t"), made),
             "typed": fill(source.typed),
             "aligned": fill(source.aligned or source.full, value="1.0"),
             "ones": fill(source.full, value="1.0"),
@@ -140,8 +146,9 @@ class Cell:
             "shape_y": fill(target.shape, "y"),
             "dtype_y": fill(target.dtype, "y"),
             "fill_y": fill(target.fill, "y", "9"),
-            "touch": fill(source.fill, "x", "9") or fill(target.fill, "y", "9"),
-            "seen": fill(target.list, "y") if source.fill else fill(source.list, "x"),
+            # Whether it is the same memory is known by the addresses, or by a write that is seen on the other side.
+            "touch": "" if shown else fill(source.fill, "x", "9") or fill(target.fill, "y", "9"),
+            "same": f"{fill(source.pointer, 'x')} == {fill(target.pointer, 'y')}" if shown else f"9 in {seen}",
             "streams": ", ".join(dict.fromkeys(row.stream for row in (source, target) if row.stream)),
             "wait": source.wait,
             "slow_x": source.slow or "",
@@ -155,7 +162,7 @@ class Cell:
             "repeat": str(repeat),
             "half": str(repeat // 2),
             "end": str(repeat + 2),
-            "expected": self.property.expected,
+            "expected": self.asked.expected,
         }
 
 

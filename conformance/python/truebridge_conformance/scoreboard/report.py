@@ -64,9 +64,10 @@ class Report:
     def read(cls, path: Path) -> Report:
         """Return the report of a file."""
         found = json.loads(path.read_text(encoding="utf-8"))
-        own = {name: value for name, value in found.items() if name not in ("labels", "properties")}
-        rows = {name: [Row(**row) for row in own.pop(name)] for name in ("controls", "rows")}
-        return cls(**own, **rows)
+        fields = {name: value for name, value in found.items() if name not in ("labels", "properties")}
+        for name in ("controls", "rows"):
+            fields[name] = [Row(**row) for row in fields[name]]
+        return cls(**fields)
 
 
 def row(judged: Judged) -> Row:
@@ -75,7 +76,7 @@ def row(judged: Judged) -> Row:
     sentence = cell.sentence
     changed = before is not None and before.verdict != outcome.verdict
     return Row(
-        *(cell.source.name, cell.target.name, cell.on, cell.by, cell.property.name, outcome.verdict),
+        *(cell.source.name, cell.target.name, cell.on, cell.by, cell.asked.name, outcome.verdict),
         sentence=sentence.text,
         text=outcome.text,
         link=sentence.link,
@@ -85,5 +86,8 @@ def row(judged: Judged) -> Row:
 
 
 def _listed(name: str, rows: Iterable[Row]) -> str:
-    lines = [json.dumps({key: value for key, value in asdict(one).items() if value != ""}, ensure_ascii=False) for one in rows]
+    lines = [
+        json.dumps({key: value for key, value in asdict(one).items() if value != ""}, ensure_ascii=False)
+        for one in rows
+    ]
     return f"  {json.dumps(name)}: [\n" + ",\n".join(f"    {line}" for line in lines) + "\n  ]"

@@ -74,9 +74,8 @@ class Run:
             if program is None:
                 judged[number] = Judged(cell, Outcome("not offered", "no function for it is documented"))
                 continue
-            group = (cell.source.name, cell.target.name, cell.on, cell.by)
-            name = re.sub(r"\W+", "_", cell.property.name) + ".py"
-            groups.setdefault(group, []).append((number, Task(cell, program, name)))
+            name = re.sub(r"\W+", "_", cell.asked.name) + ".py"
+            groups.setdefault(cell.key[:4], []).append((number, Task(cell, program, name)))
         # The longest start and races come first, so that no process is left over at the end.
         order = sorted(groups, key=lambda group: (group[2] == HOST, "tensorflow" not in group, "jax" not in group))
         with ThreadPoolExecutor(self.jobs) as pool:
@@ -134,7 +133,7 @@ class Run:
         return self._judged(task, path, self._process(command, task.cell, folder, self.seconds + 60))
 
     def _judged(self, task: Task, path: Path, ran: Ran) -> Outcome:
-        return verdicts.judge(task.program, os.fspath(path), ran, task.cell.property.refusal, self.seconds)
+        return verdicts.judge(task.program, os.fspath(path), ran, task.cell.asked.refusal, self.seconds)
 
     def _process(self, command: list[str], cell: Cell, folder: Path, limit: float) -> Ran:
         process = subprocess.Popen(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,7 +14,7 @@ from truebridge_conformance.scoreboard.programs import Program
 Verdict = Literal["right", "waits", "refused", "wrong", "not offered", "could not run", "not run"]
 
 #: The words of the reports.
-WORDS: dict[Verdict, str] = {
+WORDS: dict[str, str] = {
     "right": "right",
     "waits": "right, but the host waits",
     "refused": "refused",
@@ -36,7 +35,9 @@ LINE = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
 RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?([A-Za-z_]\w*)(?:: .*)?$")
 
 #: The words with which a missing keyword or method is an error of Python's.
-MISSING = re.compile(r"unexpected keyword argument|has no attribute|takes no keyword arguments|invalid keyword argument")
+MISSING = re.compile(
+    r"unexpected keyword argument|has no attribute|takes no keyword arguments|invalid keyword argument"
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Outcome:
         return self.verdict in ("right", "waits", "refused", "not offered")
 
 
-def judge(program: Program, file: str, ran: Ran, refusal: Iterable[str] = (), seconds: float = 0) -> Outcome:
+def judge(program: Program, file: str, ran: Ran, refusal: tuple[str, ...] = (), seconds: float = 0) -> Outcome:
     """Return the verdict of a program that ran as ``file``.
 
     ``refusal`` names the exceptions by which the interchange may be refused, and still be right.
@@ -85,9 +86,8 @@ def judge(program: Program, file: str, ran: Ran, refusal: Iterable[str] = (), se
         return Outcome("wrong", shortened(f"the result cannot be used: {ended}"))
     if MISSING.search(ended) and ended.startswith(("TypeError", "AttributeError")):
         return Outcome("not offered", shortened(ended))
-    name = ended.partition(":")[0]
-    allowed = tuple(refusal)
-    if name in allowed or "Exception" in allowed:
+    # Libraries name their own kinds of an error after it, such as ``BridgeBufferError``.
+    if "Exception" in refusal or ended.partition(":")[0].endswith(refusal):
         return Outcome("right", shortened(f"refused: {ended}"))
     return Outcome("refused", shortened(ended))
 
