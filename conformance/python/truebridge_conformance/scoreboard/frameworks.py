@@ -67,6 +67,8 @@ class Framework:
     slow: str | None = None
     write: str | None = None
     copied: str = "z = y + 0"
+    #: Whether a tensor is on a GPU, where the framework may do without one and say nothing.
+    placed: str = ""
     #: Statement: the host waits for the work on ``x``.
     wait: str = ""
 
@@ -149,6 +151,7 @@ FRAMEWORKS = (
         ),
         slow="for _ in range(12): w = work(w)",
         write='x = jnp.full(256, $v, "float32")',
+        placed='$t.device.platform == "gpu"',
         wait="jax.block_until_ready(x)",
     ),
     Framework(
@@ -400,6 +403,7 @@ FRAMEWORKS = (
         before=("w = tf.fill((8192, 8192), 1 / 8192)",),
         slow="for _ in range(12): w = w @ w",
         write="x = tf.fill([256], float($v))",
+        placed='"GPU" in $t.device',
         wait="tf.test.experimental.sync_devices()",
     ),
 )

@@ -25,6 +25,7 @@ SIGNS = {
 }
 
 DEVICES = {GPU: "On a GPU", HOST: "On the host"}
+SUBJECT = {OWN: "**The frameworks' own functions**", OURS: "**truebridge**"}
 WHO = {OWN: "the frameworks' own functions", OURS: "truebridge"}
 
 
@@ -55,14 +56,14 @@ def body(report: Report) -> str:
 def summary(report: Report) -> str:
     """Return what the run says, in a few lines."""
     lines = []
-    for by, who in WHO.items():
+    for by, who in SUBJECT.items():
         rows = [row for row in report.rows if row.by == by]
         wrong = [row for row in rows if row.verdict == "wrong"]
         expected = sum(row.sentence.startswith(EXPECTATION) for row in wrong)
         pairs = {(row.source, row.target) for row in rows}
         at = len({(row.source, row.target) for row in wrong})
         waits = sum(row.verdict == "waits" for row in rows)
-        words = f"- **{who[0].upper()}{who[1:]}**: {len(wrong)} of {len(rows):,} verdicts are *wrong*"
+        words = f"- {who}: {len(wrong)} of {len(rows):,} verdicts are *wrong*"
         words += f", in {at} of {len(pairs)} ordered pairs" if wrong else f", over {len(pairs)} ordered pairs"
         words += (
             f"; {expected} of these are against what users expect alone, and against no sentence" if expected else ""

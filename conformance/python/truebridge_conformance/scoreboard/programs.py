@@ -72,7 +72,7 @@ class Cell:
         if ELSEWHERE in needs:
             return self.on in source.on and target.name not in {row.name for row in rows(self.on)}
         met = {
-            OBJECT: DLPACK in source.exports,
+            OBJECT: self.protocol in (DLPACK, CAPSULE) if self.by == OWN else DLPACK in source.exports,
             SHARED: bool((source.pointer and target.pointer) or source.fill or target.changes_all),
             WRITTEN: bool(target.fill),
             RACES: bool(source.wait and target.wait),
@@ -126,7 +126,7 @@ class Cell:
             return Template(call).substitute(t=tensor, v=self.asked.copy, on=self.on, capsule=capsule)
 
         made = fill(source.made)
-        shown = source.pointer and target.pointer
+        shown, on_gpu = source.pointer and target.pointer, self.on == GPU
         seen = fill(target.list, "y") if source.fill else fill(source.list, "x")
         seen += "[0]" if self.asked.special in STRIDED else ""
         reused = f'f"right: the memory was reused in {{reused}} of {repeat}"' if source.pointer else '"right"'
@@ -149,6 +149,9 @@ class Cell:
             # Whether it is the same memory is known by the addresses, or by a write that is seen on the other side.
             "touch": "" if shown else fill(source.fill, "x", "9") or fill(target.fill, "y", "9"),
             "same": f"{fill(source.pointer, 'x')} == {fill(target.pointer, 'y')}" if shown else f"9 in {seen}",
+            "settle": "" if shown else (source if source.fill else target).wait if on_gpu else "",
+            "settle_y": target.wait if on_gpu else "",
+            "placed": f"assert {fill(target.placed, 'y')}" if target.placed and on_gpu else "",
             "streams": ", ".join(dict.fromkeys(row.stream for row in (source, target) if row.stream)),
             "wait": source.wait,
             "slow_x": source.slow or "",

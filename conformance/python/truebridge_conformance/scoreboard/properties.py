@@ -83,6 +83,7 @@ IN_PLACE = """
   x = $aligned
 ! y = $take
 ? $touch
+? $settle
 ? print("right" if $same else "wrong: copied")
 """
 
@@ -90,6 +91,7 @@ COPY_TRUE = """
   x = $aligned
 ! y = $take
 ? $touch
+? $settle
 ? print("wrong: not copied" if $same else "right")
 """
 
@@ -97,6 +99,7 @@ COPY_FALSE = """
   x = $special
 ! y = $take
 ? $touch
+? $settle
 ? print("right" if $same else "wrong: copied")
 """
 
@@ -104,16 +107,19 @@ READ_ONLY = """
   x = $special
 ! y = $take
 ! $fill_y
+? $settle_y
 ? print("wrong: the memory was written to" if 9 in $list_x else "right: a copy was written to")
 """
 
 LIFETIME = """
-  x = $ones
-! y = $take
-  del x; gc.collect()
-  new = [$twos for _ in range(20)]
-? got = $list_y
-? print("right" if got == [1.0] * 256 else f"wrong: {got[:4]}")
+  wrong, new = 0, []
+  for _ in range(8):
+      x = $ones
+!     y = $take
+      del x; gc.collect()
+      new += [$twos for _ in range(20)]
+?     wrong += $list_y != [1.0] * 256
+  print(f"wrong: {wrong} of 8 views lost their memory" if wrong else "right")
 """
 
 THREAD = """
@@ -189,6 +195,7 @@ CONTROL = """
 
 CONTROL_VALUES = """
   y = $made
+  $placed
   got = $list_y
   print("right" if got == $expected else f"wrong: {got}")
 """

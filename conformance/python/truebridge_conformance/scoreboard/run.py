@@ -130,7 +130,7 @@ class Run:
         """Run a program as a reader does: in a process of its own."""
         path = folder / task.name
         command = [*self.python, "-X", "faulthandler", os.fspath(path)]
-        return self._judged(task, path, self._process(command, task.cell, folder, self.seconds + 60))
+        return self._judged(task, path, self._process(command, task.cell, folder, self.seconds + 30))
 
     def _judged(self, task: Task, path: Path, ran: Ran) -> Outcome:
         return verdicts.judge(task.program, os.fspath(path), ran, task.cell.asked.refusal, self.seconds)
