@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[3]
 SCRIPT = Path(truebridge_conformance.__file__).parents[1] / "scoreboard.py"
 
 EVERY = command.cells(frameworks.FRAMEWORKS, [HOST, GPU], properties.PROPERTIES)
+#: The programs of all cells that have one.
+PROGRAMS = [(cell, program) for cell in EVERY if (program := cell.program(10)) is not None]
 CONTROLS = [
     cell
     for row in frameworks.FRAMEWORKS
@@ -185,31 +187,26 @@ def test_lines_are_told_apart_by_the_last_traceback() -> None:
 
 
 def test_every_program_is_python() -> None:
-    for cell in [*EVERY, *CONTROLS]:
-        program = cell.program(10)
-        if program is not None:
-            compile(program.text, str(cell.asked.name), "exec")
-            lines = program.text.splitlines()
-            assert "$" not in program.text, program.text
-            assert max(map(len, lines)) <= 150, max(lines, key=len)
-            assert max(program.takes | program.checks, default=1) <= len(lines)
+    for cell, program in [*PROGRAMS, *((cell, cell.program(10)) for cell in CONTROLS)]:
+        assert program is not None, cell.key
+        compile(program.text, str(cell.key), "exec")
+        lines = program.text.splitlines()
+        assert "$" not in program.text, program.text
+        assert max(map(len, lines)) <= 150, max(lines, key=len)
+        assert max(program.takes | program.checks, default=1) <= len(lines)
 
 
 def test_a_program_is_short() -> None:
     # Without imports, and the kernels and matrices that keep a stream busy.
-    for cell in EVERY:
-        program = cell.program(10)
-        if program is not None:
-            before = {line for row in (cell.source, cell.target) for line in row.before}
-            rest = [line for line in program.text.splitlines() if "import" not in line and line not in before]
-            assert len(rest) <= 15, program.text
+    for cell, program in PROGRAMS:
+        before = {line for row in (cell.source, cell.target) for line in row.before}
+        rest = [line for line in program.text.splitlines() if "import" not in line and line not in before]
+        assert len(rest) <= 15, program.text
 
 
 def test_only_the_rows_of_this_package_need_it() -> None:
-    for cell in EVERY:
-        program = cell.program(10)
-        if program is not None:
-            assert ("truebridge" in program.text) == (cell.by == OURS), program.text
+    for cell, program in PROGRAMS:
+        assert ("truebridge" in program.text) == (cell.by == OURS), program.text
 
 
 def test_every_pair_and_property_is_asked() -> None:

@@ -10,7 +10,7 @@ from truebridge_conformance.scoreboard.frameworks import GPU, HOST, labels
 from truebridge_conformance.scoreboard.programs import OURS, OWN
 from truebridge_conformance.scoreboard.properties import PROPERTIES
 from truebridge_conformance.scoreboard.report import Report, Row
-from truebridge_conformance.scoreboard.sentences import EXPECTATION
+from truebridge_conformance.scoreboard.sentences import EXPECTATION, Sentence
 from truebridge_conformance.scoreboard.verdicts import WORDS
 
 #: What stands for a verdict in a matrix.
@@ -59,7 +59,7 @@ def summary(report: Report) -> str:
     for by, who in SUBJECT.items():
         rows = [row for row in report.rows if row.by == by]
         wrong = [row for row in rows if row.verdict == "wrong"]
-        expected = sum(row.sentence.startswith(EXPECTATION) for row in wrong)
+        expected = sum(report.sentences[row.rests_on].text.startswith(EXPECTATION) for row in wrong)
         pairs = {(row.source, row.target) for row in rows}
         at = len({(row.source, row.target) for row in wrong})
         waits = sum(row.verdict == "waits" for row in rows)
@@ -112,8 +112,8 @@ def _properties(report: Report) -> str:
     lines = []
     for one in PROPERTIES:
         if one.name in asked:
-            texts = dict.fromkeys((row.sentence, row.link) for row in report.rows if row.property == one.name)
-            lines.append((one.name, one.doc, "<br>".join(_sentence(*text) for text in texts)))
+            found = dict.fromkeys(report.sentences[row.rests_on] for row in report.rows if row.property == one.name)
+            lines.append((one.name, one.doc, "<br>".join(_sentence(sentence) for sentence in found)))
     return f"## The properties\n\n{_table(('property', 'what it states', 'what it rests on'), lines)}"
 
 
@@ -125,8 +125,8 @@ def _wrong(report: Report, by: str) -> str:
     for one in PROPERTIES:
         found = [row for row in rows if row.property == one.name]
         if found:
-            texts = dict.fromkeys((row.sentence, row.link) for row in found)
-            words = "\n".join(f"> {_sentence(*text)}" for text in texts)
+            texts = dict.fromkeys(report.sentences[row.rests_on] for row in found)
+            words = "\n".join(f"> {_sentence(text)}" for text in texts)
             parts += [f"### {one.name} ({by})", f"{one.doc[0].upper()}{one.doc[1:]}.\n\n{words}"]
             parts += [_folded(row) for row in found]
     return "\n\n".join(parts)
@@ -168,14 +168,19 @@ def _method(report: Report) -> str:
         "first: where they do not do what they are for, no pair is judged by them. A line that raises is *refused* "
         "where it is the exchange, *wrong* where it uses the result, and *could not run* elsewhere.\n\n"
         f"Races had {report.repeat} rounds. Set for all programs: {first['all']}; for those on the host also "
-        f"{first['host']}. The run took {report.seconds / 60:.0f} min."
+        f"{first['host']}. The run took {report.seconds / 60:.0f} min.{_changed(report)}"
     )
 
 
-def _sentence(text: str, link: str) -> str:
-    if not link or text.startswith(EXPECTATION):
-        return f"{text} ([text]({link}))" if link else text
-    return f"“{text}” ([text]({link}))"
+def _changed(report: Report) -> str:
+    count = sum(bool(row.before) for row in report.rows)
+    said = f" {count} of them came to another verdict alone than in the first run: the data has both."
+    return said if count else ""
+
+
+def _sentence(sentence: Sentence) -> str:
+    words = sentence.text if sentence.text.startswith(EXPECTATION) else f"“{sentence.text}”"
+    return f"{words} ([{sentence.source}]({sentence.link}))" if sentence.link else words
 
 
 def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

@@ -299,7 +299,7 @@ PROPERTIES = (
         doc="a tensor without elements arrives",
         template=SHAPE,
         sentence=sentences.EMPTY,
-        sentences={INTERFACE: Sentence("For zero-size arrays, use 0 here.", *sentences.INTERFACE_PAGE)},
+        sentences={INTERFACE: sentences.INTERFACE_EMPTY},
         special="empty",
         expected="((0, 3), [])",
     ),

@@ -11,6 +11,7 @@ from typing import Any
 from truebridge_conformance.scoreboard.frameworks import ENVIRONMENT, ON_THE_HOST, labels
 from truebridge_conformance.scoreboard.properties import PROPERTIES
 from truebridge_conformance.scoreboard.run import Judged
+from truebridge_conformance.scoreboard.sentences import EVERY, Sentence
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,9 @@ class Row:
     by: str
     property: str
     verdict: str
-    sentence: str
+    #: The number of the sentence, in the report's list.
+    rests_on: int
     text: str = ""
-    link: str = ""
     #: What ran: it is kept where the verdict is not that all is right.
     program: str = ""
     #: What a first run saw, in a process with other programs, where it is another verdict.
@@ -49,6 +50,7 @@ class Report:
     #: The snippets that do not do what they are for, by framework, kind of device and property.
     controls: list[Row]
     rows: list[Row]
+    sentences: list[Sentence] = field(default_factory=lambda: list(EVERY))
     environment: dict[str, str] = field(default_factory=lambda: dict(ENVIRONMENT))
     on_the_host: dict[str, str] = field(default_factory=lambda: dict(ON_THE_HOST))
 
@@ -65,6 +67,7 @@ class Report:
         """Return the report of a file."""
         found = json.loads(path.read_text(encoding="utf-8"))
         fields = {name: value for name, value in found.items() if name not in ("labels", "properties")}
+        fields["sentences"] = [Sentence(**one) for one in fields["sentences"]]
         for name in ("controls", "rows"):
             fields[name] = [Row(**row) for row in fields[name]]
         return cls(**fields)
@@ -73,13 +76,11 @@ class Report:
 def row(judged: Judged) -> Row:
     """Return a verdict as data."""
     cell, outcome, before = judged.cell, judged.outcome, judged.before
-    sentence = cell.sentence
     changed = before is not None and before.verdict != outcome.verdict
     return Row(
         *(cell.source.name, cell.target.name, cell.on, cell.by, cell.asked.name, outcome.verdict),
-        sentence=sentence.text,
+        rests_on=EVERY.index(cell.sentence),
         text=outcome.text,
-        link=sentence.link,
         program="" if outcome.verdict in ("right", "not offered") else judged.program,
         before=f"{before.verdict}: {before.text}" if before is not None and changed else "",
     )

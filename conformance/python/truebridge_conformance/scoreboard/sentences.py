@@ -40,6 +40,7 @@ STRIDES = Sentence(
 EMPTY = Sentence(
     "If the array is of size zero, the data pointer in DLTensor should be set to either NULL or 0.", *SPECIFICATION
 )
+INTERFACE_EMPTY = Sentence("For zero-size arrays, use 0 here.", *INTERFACE_PAGE)
 SCALAR = Sentence("When ndim == 0, shape can be set to NULL.", *HEADER)
 ALIGNMENT = Sentence(
     "at the moment it is recommended to not rely on the data pointer being correctly aligned.", *HEADER
@@ -101,3 +102,6 @@ INTERFACE_RELEASE = Sentence(
 INTERFACE_DATA = Sentence(
     f"{EXPECTATION}. The CUDA Array Interface describes the memory, and says of its contents nothing more."
 )
+
+#: All of them.
+EVERY = tuple(one for one in list(vars().values()) if isinstance(one, Sentence))
