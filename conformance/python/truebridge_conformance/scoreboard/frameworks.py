@@ -60,7 +60,7 @@ class Framework:
     ours_to_host: str | None = None
     ours_ordered: str | None = None
     #: On a GPU: a context with a stream of its own, what is defined once for the statements, and these: ``slow`` keeps
-    #: the stream busy for some 30 ms, ``write`` makes the elements of ``x`` be ``$v``, ``copied`` makes ``z`` a copy of
+    #: the stream busy for some 40 ms, ``write`` makes the elements of ``x`` be ``$v``, ``copied`` makes ``z`` a copy of
     #: ``y``. All of them return at once. Where there is no ``slow``, the two others take as long.
     stream: str | None = None
     before: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ NAMED = "getattr(ml_dtypes, name, name)"
 
 SPIN = (
     'spin = cupy.RawKernel(\'extern "C" __global__ void f() { long long t = clock64(); '
-    'while (clock64() - t < 50000000); }\', "f")'
+    'while (clock64() - t < 80000000); }\', "f")'
 )
 
 FRAMEWORKS = (
@@ -115,7 +115,7 @@ FRAMEWORKS = (
         ours_copy="tb.to_torch($t, copy=$v)",
         ours_to_host='tb.to_torch($t, device="cpu")',
         stream="torch.cuda.stream(torch.cuda.Stream())",
-        slow="torch.cuda._sleep(50_000_000)",
+        slow="torch.cuda._sleep(80_000_000)",
         write="x.fill_($v)",
         wait="torch.cuda.synchronize()",
     ),
@@ -149,7 +149,7 @@ FRAMEWORKS = (
             'work, w = jax.jit(lambda w: w @ w), jnp.full((8192, 8192), 1 / 8192, "float32")',
             "work(w).block_until_ready()",
         ),
-        slow="for _ in range(12): w = work(w)",
+        slow="for _ in range(20): w = work(w)",
         write='x = jnp.full(256, $v, "float32")',
         placed='$t.device.platform == "gpu"',
         wait="jax.block_until_ready(x)",
@@ -246,7 +246,7 @@ FRAMEWORKS = (
         before=(
             "@wp.kernel",
             "def spin(a: wp.array(dtype=float)):",
-            "    for _ in range(500000): a[0] = wp.sin(a[0])",
+            "    for _ in range(800000): a[0] = wp.sin(a[0])",
             'a = wp.ones(1, device="cuda")',
         ),
         slow='wp.launch(spin, 1, [a], device="cuda")',
@@ -278,7 +278,7 @@ FRAMEWORKS = (
             "@cuda.jit",
             "def late(out, a):",
             "    v = 0.0",
-            "    for _ in range(4000000): v = v * 0.5 + 1.0",
+            "    for _ in range(8000000): v = v * 0.5 + 1.0",
             "    out[cuda.grid(1)] = a[cuda.grid(1)] + 0 * v",
             "s = cuda.stream()",
         ),
@@ -400,9 +400,11 @@ FRAMEWORKS = (
         ours="tb.to_tensorflow($t)",
         ours_copy="tb.to_tensorflow($t, copy=$v)",
         ours_to_host='tb.to_tensorflow($t, device="cpu")',
-        before=("w = tf.fill((8192, 8192), 1 / 8192)",),
-        slow="for _ in range(12): w = w @ w",
-        write="x = tf.fill([256], float($v))",
+        # Numbers of Python would be copied to the GPU, for which the host waits.
+        before=("w, numbers = tf.fill((8192, 8192), 1 / 8192), tf.unstack(tf.range(1000.0))",),
+        slow="for _ in range(20): w = w @ w",
+        write="x = tf.fill([256], numbers[$v])",
+        copied="z = tf.raw_ops.DeepCopy(x=y)",
         placed='"GPU" in $t.device',
         wait="tf.test.experimental.sync_devices()",
     ),

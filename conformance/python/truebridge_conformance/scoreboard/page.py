@@ -75,7 +75,7 @@ def summary(report: Report) -> str:
 def about(report: Report) -> str:
     """Return where, when and with which versions."""
     host, names = report.host, labels()
-    where = f"{host['gpus'][0]}, driver {host['driver']}" if host["gpus"] else "no GPU: GPUs are not judged here"
+    where = f"{host['gpus'][0]}, driver {host['driver']}" if host["gpus"] else "No GPU: GPUs are not judged here"
     versions = ", ".join(f"{names.get(name, name)} {version}" for name, version in report.versions.items())
     missing = f" Not installed: {', '.join(names[name] for name in report.missing)}." if report.missing else ""
     return f"{where}; {host['cpu']}; Python {host['python']}; {versions}; {report.date[:10]}.{missing}"
