@@ -47,6 +47,8 @@ class Framework:
     special: Mapping[str, str] = field(default_factory=dict)
     #: Tensors whose memory is aligned to 64 bytes, where ``full`` is not.
     aligned: str | None = None
+    #: How long it takes to start, beside the others.
+    starts: int = 0
     #: What its tensors export, by protocol: an expression for a capsule, else the tensor itself.
     exports: Mapping[str, str] = field(default_factory=dict)
     #: Its documented functions for tensors of others, by protocol, the preferred first.
@@ -152,6 +154,7 @@ FRAMEWORKS = (
         slow="for _ in range(20): w = work(w)",
         write='x = jnp.full(256, $v, "float32")',
         placed='$t.device.platform == "gpu"',
+        starts=1,
         wait="jax.block_until_ready(x)",
     ),
     Framework(
@@ -406,6 +409,7 @@ FRAMEWORKS = (
         write="x = tf.fill([256], numbers[$v])",
         copied="z = tf.raw_ops.DeepCopy(x=y)",
         placed='"GPU" in $t.device',
+        starts=2,
         wait="tf.test.experimental.sync_devices()",
     ),
 )

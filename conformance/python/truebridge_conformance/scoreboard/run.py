@@ -77,7 +77,7 @@ class Run:
             name = re.sub(r"\W+", "_", cell.asked.name) + ".py"
             groups.setdefault(cell.key[:4], []).append((number, Task(cell, program, name)))
         # The longest start and races come first, so that no process is left over at the end.
-        order = sorted(groups, key=lambda group: (group[2] == HOST, "tensorflow" not in group, "jax" not in group))
+        order = sorted(groups, key=lambda group: _rank(groups[group][0][1].cell))
         with ThreadPoolExecutor(self.jobs) as pool:
             futures = [(group, pool.submit(self._group, group, [task for _, task in groups[group]])) for group in order]
             for group, future in futures:
@@ -158,6 +158,11 @@ class Run:
             process.kill()
             out, err = process.communicate()
         return Ran(out, err, process.returncode, hung=True)
+
+
+def _rank(cell: Cell) -> tuple[bool, int]:
+    """Return a key by which cells with GPUs, and frameworks that take long to start, come first."""
+    return cell.on == HOST, -(cell.source.starts + cell.target.starts)
 
 
 def environment(cell: Cell) -> dict[str, str]:
