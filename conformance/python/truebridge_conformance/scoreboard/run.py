@@ -57,6 +57,8 @@ class Run:
     repeat: int = 10
     #: Seconds that a program may take, without the imports of a batch.
     seconds: float = 60
+    #: Seconds more for a program in a process of its own, which imports the frameworks.
+    start: float = 30
     #: Processes side by side.
     jobs: int = 2
     #: When no program is started any more, as ``time.monotonic`` has it.
@@ -130,7 +132,7 @@ class Run:
         """Run a program as a reader does: in a process of its own."""
         path = folder / task.name
         command = [*self.python, "-X", "faulthandler", os.fspath(path)]
-        return self._judged(task, path, self._process(command, task.cell, folder, self.seconds + 30))
+        return self._judged(task, path, self._process(command, task.cell, folder, self.seconds + self.start))
 
     def _judged(self, task: Task, path: Path, ran: Ran) -> Outcome:
         return verdicts.judge(task.program, os.fspath(path), ran, task.cell.asked.refusal, self.seconds)
