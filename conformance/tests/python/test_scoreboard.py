@@ -116,6 +116,23 @@ def test_an_abort_costs_its_own_verdict_alone(tmp_path: Path) -> None:
     assert [one.outcome.verdict for one in judged] == ["right", "wrong", "right"]
 
 
+def test_an_error_of_the_device_ends_its_process(tmp_path: Path) -> None:
+    # What runs next must not see a device that is broken.
+    rows = ["! exec('raise RuntimeError(\"CUDA error: misaligned address\")')", "  pass"]
+    made_ = [asked(f"  import sys, os\n{line}\n  print('right: ' + str(os.getpid()))") for line in ["  pass", *rows]]
+    cells = [
+        Cell(
+            made("a"), made("b"), HOST, OWN, Property(name=str(n), doc="", template=row.template, sentence=row.sentence)
+        )
+        for n, row in enumerate(made_)
+    ]
+    first, broken, last = Run(tmp_path, jobs=1).judge(cells)
+    assert broken.outcome.verdict == "refused"
+    assert broken.before is not None
+    assert (first.outcome.verdict, last.outcome.verdict) == ("right", "right")
+    assert first.outcome.text != last.outcome.text
+
+
 def test_what_is_refused_may_be_right(tmp_path: Path) -> None:
     raises = "exec('raise BufferError(1)')"
     assert outcome(tmp_path, raises).verdict == "refused"

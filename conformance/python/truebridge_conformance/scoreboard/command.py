@@ -50,7 +50,8 @@ def judge(options: argparse.Namespace, chosen: Sequence[Cell]) -> Report:
     folder = options.report.resolve() / "programs"
     shutil.rmtree(folder, ignore_errors=True)
     deadline = started + 60 * options.minutes if options.minutes else float("inf")
-    run = Run(folder, options.repeat, options.seconds, options.jobs or _host.cores(), deadline)
+    jobs = options.jobs or _host.cores()
+    run = Run(folder, options.repeat, options.seconds, jobs=jobs, deadline=deadline)
     controls = run.judge(_controls(chosen))
     failed = {one.cell.key: one.outcome for one in controls if one.outcome.verdict != "right"}
     sound = [cell for cell in chosen if _failed(cell, failed) is None]

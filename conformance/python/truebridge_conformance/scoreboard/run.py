@@ -24,7 +24,7 @@ HOME = Path(__file__).parents[2]
 BATCH = Path(__file__).with_name("batch.py")
 
 #: What an error of the driver says: what runs after it in the same process is not judged by itself.
-BROKEN = re.compile(r"CUDA|cuda[A-Z]|illegal memory|misaligned address|device-side assert")
+BROKEN = re.compile(r"CUDA error|CUDA_ERROR|cudaError|illegal memory|misaligned address|device-side assert")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class Run:
             outcomes += self._batch(folder, tasks[len(outcomes) :])
         judged = []
         for task, first in zip(tasks, outcomes, strict=False):
-            if first.verdict in ("wrong", "could not run") and time.monotonic() < self.deadline:
+            doubtful = first.verdict in ("wrong", "could not run") or BROKEN.search(first.text)
+            if doubtful and time.monotonic() < self.deadline:
                 judged.append(Judged(task.cell, self.alone(folder, task), task.program.text, first))
             else:
                 judged.append(Judged(task.cell, first, task.program.text))
@@ -123,7 +124,7 @@ class Run:
             hung = not is_done and (ran.hung or "Timeout (" in err)
             outcome = self._judged(task, path, Ran(out, err, 1 if is_done else ran.status, hung))
             outcomes.append(outcome)
-            if not is_done or (not outcome.is_sound and BROKEN.search(outcome.text)):
+            if BROKEN.search(outcome.text):
                 break
         # A process that does not even start a program is the failure of the first.
         return outcomes or [Outcome("could not run", verdicts.shortened(ran.err) or f"exit {ran.status}")]

@@ -59,11 +59,6 @@ class Outcome:
     verdict: Verdict
     text: str = ""
 
-    @property
-    def is_sound(self) -> bool:
-        """Whether the process that it was seen in is as good as new."""
-        return self.verdict in ("right", "waits", "refused", "not offered")
-
 
 def judge(program: Program, file: str, ran: Ran, refusal: tuple[str, ...] = (), seconds: float = 0) -> Outcome:
     """Return the verdict of a program that ran as ``file``.
