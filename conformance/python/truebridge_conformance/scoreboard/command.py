@@ -137,8 +137,9 @@ def _chosen(options: argparse.Namespace) -> list[Cell]:
     unknown = [name for name in properties if name not in BY_NAME]
     if unknown:
         raise ValueError(f"there is no property {unknown[0]!r}: there are {', '.join(BY_NAME)}")
-    devices = [HOST, GPU] if options.device != HOST and (host.gpus() or options.print) else [HOST]
-    if options.device == GPU and GPU not in devices:
+    there = [HOST, GPU] if options.print or host.gpus() else [HOST]
+    devices = [on for on in there if options.device in (None, on)]
+    if not devices:
         raise ValueError("the driver shows no CUDA device: pass --device cpu")
     every = cells(have, devices, [BY_NAME[name] for name in properties])
     chosen = [cell for cell in every if not pairs or (cell.source.name, cell.target.name) in pairs]
@@ -171,7 +172,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="scoreboard", description="Judge each framework's own interchange of tensors, and truebridge beside it."
     )
-    parser.add_argument("--device", choices=(HOST, GPU), help="cpu leaves GPUs out (default: what there is)")
+    parser.add_argument(
+        "--device", choices=(HOST, GPU), help="judge on one kind of device alone (default: what there is)"
+    )
     parser.add_argument("--pairs", metavar="A:B,…", help="these ordered pairs alone")
     parser.add_argument("--properties", metavar="NAME,…", help="these properties alone")
     parser.add_argument("--by", choices=(OWN, OURS), help="the frameworks' own functions alone, or truebridge alone")
