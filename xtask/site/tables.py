@@ -18,6 +18,11 @@ from typing import Any
 import frameworks
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "conformance/python"))
+
+from truebridge_conformance.scoreboard.page import body  # noqa: E402
+from truebridge_conformance.scoreboard.report import Report  # noqa: E402
+
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results"
 #: A table with its marks: the first mark, its name and arguments, and what stands before the second mark.
@@ -376,6 +381,14 @@ def versions(links: str, package: str) -> str:
     return table(("version", "beside", "result", "date", "pairs", "cases"), rows, "llll")
 
 
+def scoreboard(links: str) -> str:
+    """The newest run of the scoreboard, and of those with a GPU where there are any."""
+    found = {path: Report.read(path) for path in sorted(RESULTS.glob("*/scoreboard.json"))}
+    newest = max(found, key=lambda path: (bool(found[path].host["gpus"]), path))
+    raw = f"The raw data: [scoreboard.json]({links}/{newest.relative_to(RESULTS)})."
+    return f"{body(found[newest])}\n\n{raw}"
+
+
 TABLES: dict[str, Callable[..., str]] = {
     made.__name__: made
     for made in (
@@ -393,6 +406,7 @@ TABLES: dict[str, Callable[..., str]] = {
         pairs,
         runs,
         versions,
+        scoreboard,
     )
 }
 

@@ -119,6 +119,11 @@ pub fn judge(options: &[String]) -> Result<ExitCode> {
     status(script("judge.py", &[], "judge", options)?.current_dir(here)).map(code)
 }
 
+/// Judges the installed frameworks, and a bundle in the target folder beside them.
+pub fn scoreboard(options: &[String]) -> Result<ExitCode> {
+    status(&mut script("scoreboard.py", &[], "scoreboard", options)?).map(code)
+}
+
 /// Runs the fuzzer over the package of a bundle in the target folder, or that of the messages between processes.
 pub fn fuzz(options: &[String]) -> Result<ExitCode> {
     if let [kind, options @ ..] = options

@@ -63,6 +63,13 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
+    /// Judge the frameworks' own interchange of tensors, and the package beside it, by programs that need neither.
+    #[command(disable_help_flag = true)]
+    Scoreboard {
+        /// The scoreboard's own options: see `cargo xtask scoreboard --help`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
     /// Measure transfers against the frameworks' own.
     #[command(disable_help_flag = true)]
     Bench {
@@ -164,6 +171,7 @@ fn main() -> ExitCode {
         Task::Audit => audit::all(),
         Task::Conformance { options } => bundle::conformance(&options),
         Task::Judge { options } => bundle::judge(&options),
+        Task::Scoreboard { options } => bundle::scoreboard(&options),
         Task::Bench { options } => bundle::bench(&options),
         Task::Fuzz { options } => bundle::fuzz(&options),
         Task::NewAdapter(new) => new_adapter(&new).map(|()| ExitCode::SUCCESS),

@@ -28,7 +28,7 @@ def describe(*names: str) -> dict[str, Any]:
     """Describe the host, and for which of the adapters with these names, or of all, the framework is installed."""
     from truebridge import _host
 
-    driver, gpus = _cuda()
+    driver, gpus = driver_and_gpus()
     versions: dict[str, str | None] = {}
     refused: dict[str, str | None] = {}
     host_only: dict[str, str | None] = {}
@@ -70,7 +70,7 @@ def _version(module: str, distributions: list[str]) -> str | None:
 
 def gpus() -> list[str]:
     """Return the names of the CUDA devices."""
-    return _cuda()[1]
+    return driver_and_gpus()[1]
 
 
 def heading(about: dict[str, Any]) -> str:
@@ -80,7 +80,7 @@ def heading(about: dict[str, Any]) -> str:
     return f"{where}; Python {about['python']}; {versions}; {about['date']}"
 
 
-def _cuda() -> tuple[str | None, list[str]]:
+def driver_and_gpus() -> tuple[str | None, list[str]]:
     """Return the driver's version and the names of the devices, both from the driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -42,6 +42,7 @@ ROOMS = (
     "crates/bridge-python/src/tensorflow*.rs",
     "conformance/python/truebridge_conformance/subjects/*",
     "conformance/python/truebridge_conformance/judge/suites.py",
+    "conformance/python/truebridge_conformance/scoreboard/frameworks.py",
     "conformance/python/truebridge_conformance/sessions.py",
     "conformance/python/truebridge_conformance/python37.py",
     "conformance/src/rust/*",
