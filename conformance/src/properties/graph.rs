@@ -18,6 +18,9 @@ pub(super) fn graph<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     // What frameworks and drivers load at a first use cannot be loaded in a capture.
     converted(pair, (writer, captured), &tensor, &mut snapshot, before)?;
     pair.memory()?;
+    // A library that is known by its protocol exports in a stream of the protocol, whatever its own is.
+    let exported = on(pair.from, writer, || Ok(pair.from.export(&tensor)?.buffer().stream()))?;
+    let inside = exported == captured;
     let mut view = None;
     let mut inside = || {
         let (taken, _) = pair.transfer(&tensor, None)?;
@@ -28,12 +31,12 @@ pub(super) fn graph<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let replay = on(pair.from, writer, || on(pair.to, captured, || Ok(pair.to.captured(&mut inside))))?;
     match replay {
         None => return Ok(()),
-        Some(Err(error)) if writer == captured => return Err(error.into()),
+        Some(Err(error)) if inside => return Err(error.into()),
         Some(Err(error)) => {
             let kind = error.kind();
             ensure!(kind == ErrorKind::Captured, "refused with the kind “{}”: {error}", words::kind(kind));
         }
-        Some(Ok(_)) if writer != captured => {
+        Some(Ok(_)) if !inside => {
             return Err(Failure::new("a capture accepted a tensor of a stream that is not captured"));
         }
         Some(Ok(mut replay)) => {

@@ -188,7 +188,7 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
         gigabytes: flag("gigabytes")?,
         copies: flag("copies")?,
         parts: flag("parts")?,
-        threads: true,
+        threads: flag("threads")?,
         devices: flag("devices")?,
         graphs: flag("graphs")?,
     })

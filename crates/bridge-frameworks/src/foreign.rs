@@ -6,10 +6,11 @@ use crate::loan::Loan;
 use crate::origin::{READER, origin};
 use crate::strangers::no_tensor;
 use crate::{Framework, driver, interfaces};
+use bridge_core::dlpack::Origin;
 use bridge_core::{
-    Access, Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Lent, Offer, Profile, Result, Stream,
+    Access, Adapter, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Keep, Lent, Offer, Profile, Result, Stream,
 };
-use bridge_pyo3::{Borrowed, PyAdapter, PyTensor, framework_error, take_capsule, type_name};
+use bridge_pyo3::{Borrowed, PyAdapter, PyOwner, PyTensor, framework_error, take_capsule, type_name};
 use pyo3::exceptions::{PyBaseException, PyBufferError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -228,7 +229,7 @@ impl<'py> Adapter for Foreign<'py> {
         };
         // SAFETY: the producer of a capsule and the class that implements `__dlpack__` keep DLPack's contract; what can
         // be checked of it is checked.
-        let lent = unsafe { take_capsule(&capsule, &origin) }?;
+        let lent = unsafe { take_capsule(&capsule, &|said, address| kept(object, origin(said, address)?)) }?;
         Ok(if is_constant { lent.restricted(Access::Immutable) } else { lent })
     }
 
@@ -269,6 +270,15 @@ impl<'py> Adapter for Foreign<'py> {
             }
         })
     }
+}
+
+/// Adds the producer to what keeps the memory, because its capsule may keep less: that of ONNX Runtime keeps the value,
+/// and not the NumPy array that the value is over. A loan ends when it says so.
+fn kept(producer: &PyTensor<'_>, origin: Origin) -> Result<Origin> {
+    if producer.is_instance_of::<PyCapsule>() || producer.is_instance_of::<Loan>() {
+        return Ok(origin);
+    }
+    Ok(Origin { keep: Some(Arc::new(PyOwner::new(producer)) as Keep), ..origin })
 }
 
 impl<'py> PyAdapter<'py> for Foreign<'py> {

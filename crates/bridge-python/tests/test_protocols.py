@@ -86,6 +86,32 @@ def test_a_bare_capsule_is_copied(target: str, legacy: bool) -> None:
     assert result.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("target", ["numpy", "torch"])
+def test_a_view_keeps_the_producer_and_not_its_capsule_alone(target: str) -> None:
+    # The capsule of ONNX Runtime keeps the value, and not the NumPy array that the value is over.
+    producer = Ancient(np.arange(4.0))
+    kept = weakref.ref(producer)
+    view = tb.convert(producer, target)
+    del producer
+    gc.collect()
+    assert kept() is not None and view.tolist() == [0, 1, 2, 3]
+    del view
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_view_of_a_value_of_onnx_runtime_outlives_it() -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    for number in range(20):
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(np.full(256, number, "float32"))
+        view = tb.to_torch(value)
+        del value
+        gc.collect()
+        # What is freed is used again by one of these.
+        others = [onnxruntime.OrtValue.ortvalue_from_numpy(np.full(256, -1.0, "float32")) for _ in range(20)]
+        assert view.tolist() == [number] * 256 and len(others) == 20
+
+
 def test_a_producer_may_lack_the_device() -> None:
     class NoDevice:
         def __init__(self, array: np.ndarray) -> None:

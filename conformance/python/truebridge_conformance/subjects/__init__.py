@@ -33,6 +33,7 @@ class Capabilities:
     gigabytes: bool = False
     copies: bool = True
     parts: bool = False
+    threads: bool = True
     devices: bool = False
     graphs: bool = False
 

@@ -4,8 +4,10 @@
 # ruff: noqa: D102, D107
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
+from truebridge_conformance.subjects import Capabilities
 from truebridge_conformance.subjects.peers import Peer
 
 
@@ -26,6 +28,10 @@ class CudaCore(Peer):
         self.there = core.Device(int(device.partition(":")[2] or 0))
         self.there.set_current()
         super().__init__(device)
+
+    def capabilities(self) -> Capabilities:
+        # A thread that uses the library makes a device the current one first, which the suite's threads do not.
+        return dataclasses.replace(super().capabilities(), threads=False)
 
     def makes(self, dtype: str) -> bool:
         return dtype == "int8"

@@ -97,7 +97,9 @@ class JAX(Unwritable):
         gc.collect()
         if not self.cuda:
             return None
-        used: int = self.device.memory_stats()["bytes_in_use"]
+        # An allocator without a pool counts nothing.
+        stats = self.device.memory_stats()
+        used: int | None = stats and stats["bytes_in_use"]
         return used
 
     def import_natively(self, other: Any) -> Any:
