@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -66,6 +67,12 @@ def test_the_blocks_of_the_page_compile(page: str) -> None:
     # Those too that need a GPU, or that no test runs.
     for _, block in BLOCK.findall((DOCS / page).read_text()):
         compile(block, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("picture", sorted(str(picture.relative_to(DOCS)) for picture in DOCS.rglob("*.svg")))
+def test_the_picture_is_well_formed(picture: str) -> None:
+    # A browser shows nothing of one that is not.
+    assert ElementTree.parse(DOCS / picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
 @pytest.mark.parametrize("page", PAGES)
