@@ -50,12 +50,12 @@ print("the end", file=sys.stderr)
 BENCH = """
 import truebridge as tb
 from truebridge import _doctor, _progress
-_progress.PATIENCE = 0.3
+_progress.PATIENCE = 0
 _doctor._PROGRAM = '''
 import sys, time
-for share in range(11 if "bench" in sys.argv else 0):
-    print(f"{share / 10:.3f}", flush=True)
-    time.sleep(0.1)
+for share in range(6 if "bench" in sys.argv else 0):
+    print(f"{share / 5:.3f}", flush=True)
+    time.sleep(0.3)
 print('{"versions": {}, "broken": {}, "handoffs": [], "copies": []}', end="")
 '''
 tb.bench(seconds=3)
@@ -130,19 +130,23 @@ def test_a_terminal_shows_one_line_that_is_rewritten(
     name = call.split("'")[1]
     steps = [step.rstrip() for step in line.split("\r")]
     assert steps[0] == "" and len(steps) >= 4
-    assert re.fullmatch(rf"save {name}: (25|50)% of 256\.0 KiB, \d+ s left", steps[1]), steps
-    assert re.fullmatch(rf"save {name}: 100% of 256\.0 KiB, \d\.\d s", steps[-1]), steps
+    form = re.compile(rf"save {re.escape(name)}: (\d+)% of 256\.0 KiB(, \d+ s left|, \d+\.\d s)?")
+    found = [match for step in steps[1:] if (match := form.fullmatch(step))]
+    assert len(found) == len(steps) - 1, steps
+    shares = [int(match[1]) for match in found]
+    assert shares == sorted(shares) and shares[-1] == 100 and len(set(shares)) > 2
+    assert any("s left" in match[0] for match in found) and found[-1][2] and "left" not in found[-1][2]
     assert "load" not in shown
 
 
 @pytest.mark.parametrize(
-    "call",
-    ["tb.save('x.npz', arrays, progress=False)", "tb.save('x.npz', {'a': arrays['a']})"],
+    ("patience", "call"),
+    [(0, "tb.save('x.npz', arrays, progress=False)"), (600, "tb.save('x.npz', arrays)")],
     ids=["False", "a short call"],
 )
-def test_a_terminal_shows_nothing(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_nothing(patience: float, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert on_a_terminal(SLOW.format(patience=1.0, call=call)) == "the end\r\n"
+    assert on_a_terminal(SLOW.format(patience=patience, call=call)) == "the end\r\n"
 
 
 def test_a_line_is_not_longer_than_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,13 +300,25 @@ def test_bench_hears_how_far_its_process_is(told: Any, monkeypatch: pytest.Monke
     assert steps == [(0, 4), (0, 4), (0, 4), (2, 4), (4, 4), (4, 4)]
 
 
-def test_the_process_of_bench_is_heard_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "import os, sys, time\nfor share in ('0.100', '0.200'):\n print(share, flush=True); time.sleep(0.5)\n"
+def test_the_process_of_bench_is_heard_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It goes on once it was heard.
+    program = "import os, time\nfor share in ('0.100', '0.200'):\n print(share, flush=True)\n"
+    program += f" while not os.path.exists({str(tmp_path)!r} + '/' + share): time.sleep(0.01)\n"
     monkeypatch.setattr(_doctor, "_PROGRAM", f"{program}print('{{\"a\": 1}}', end='')")
+
+    def hear(printed: str) -> None:
+        for share in printed.split():
+            (tmp_path / share).touch()
+
+    assert _doctor.ask({"x": []}, 60, hear=hear) == {"x": {"a": 1}}
+    assert sorted(os.listdir(tmp_path)) == ["0.100", "0.200"]
+
+
+def test_a_process_that_is_heard_may_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_doctor, "_PROGRAM", "import time; time.sleep(600)")
     heard: list[str] = []
-    assert _doctor.ask({"x": []}, 60, hear=heard.append) == {"x": {"a": 1}}
-    assert "0.100\n" in heard and "0.100\n0.200\n" in heard
-    assert _doctor.ask({"x": []}, 0.01, hear=heard.append)["x"]["ended"][0] == "hang"
+    assert _doctor.ask({"x": []}, 0.5, hear=heard.append)["x"]["ended"][0] == "hang"
+    assert heard and set(heard) == {""}
 
 
 def test_bench_shows_itself_on_a_terminal() -> None:
@@ -310,7 +326,7 @@ def test_bench_shows_itself_on_a_terminal() -> None:
     first, *steps = shown.split("\r\n")[0].split("\r")
     assert first == "" and shown.count("\n") == 1
     shares = [int(found[1]) for step in steps if (found := re.match(r"bench: (\d+)% of 3 s", step))]
-    assert shares == sorted(shares) and len(shares) == len(steps) and len(set(shares)) > 3
+    assert shares == sorted(shares) and len(shares) == len(steps) and len(set(shares)) > 1
     assert shares[-1] == 100 and steps[-1].rstrip().endswith(" s")
 
 
