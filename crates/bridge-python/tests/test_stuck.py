@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import truebridge as tb
-from truebridge import _bench, _doctor, _findings, _report
+from truebridge import __main__, _bench, _doctor, _findings, _report
 
 torch: Any = pytest.importorskip("torch")
 
@@ -188,6 +188,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "an expired ticket": (expired, "gone", "share with a longer time"),
     "a path as a ticket": (lambda: tb.open(Path("x.npy"), "numpy"), "argument", "a ticket is a str"),
     "nobody listens": (lambda: tb.connect("/tmp/no-socket-is-here"), "gone", "name the right path"),
+    "no saved model": (
+        lambda: tb.tensorflow1.Session.of_saved_model("/no/folder"),
+        "argument",
+        "name the folder of a saved model",
+    ),
     "TensorFlow 1.15 is not open": (lambda: tb.convert(ONES, "tensorflow1"), "missing", "tensorflow1.open(folder)"),
     "no folder of TensorFlow": (lambda: tb.tensorflow1.open("/no/folder"), "missing", "site-packages/tensorflow_core"),
 }
@@ -343,12 +348,29 @@ def test_completion_shows_the_interface_alone() -> None:
     assert {"to_torch", "open", "processes", "errors", "doctor"} <= set(shown.stdout.split())
 
 
-def test_doctor_finds_that_there_is_no_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_that_there_is_no_framework(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(
         _doctor, "_probed", lambda _: {"driver": {}, **dict.fromkeys(_findings.ALL, {"installed": False})}
     )
     (finding,) = tb.doctor().findings
     assert finding.kind == "missing" and "pip install" in finding.advice and sys.executable in finding.text
+    assert __main__.main(["doctor"]) == 1
+    assert "No problem" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("x", ["text", [], {"a": None}], ids=repr)
+def test_a_name_does_not_stand_for_what_holds_no_tensor(x: Any, tmp_path: Path) -> None:
+    with tb.serve(tmp_path / "names") as names:
+        with pytest.raises(tb.BridgeTypeError, match="holds no tensor: share a tensor"):
+            names.put("weights", x)
+        assert names.list() == {}
+
+
+def test_gradients_are_named_where_a_tensor_requires_grad() -> None:
+    with pytest.raises(tb.BridgeBufferError, match=r"detach=True.*truebridge\.autograd"):
+        tb.to_numpy(torch.ones(2, requires_grad=True))
 
 
 def shown() -> dict[str, Any]:
