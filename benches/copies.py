@@ -11,6 +11,7 @@ The *search* copies random layouts, checks each against PyTorch bit by bit, and 
 from __future__ import annotations
 
 import argparse
+import html
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -308,7 +309,7 @@ def picture(rows: list[Row]) -> str:
     left, width, line = 300, 480, 15
 
     def text(x: float, y: float, words: str, extra: str = "") -> str:
-        return f'<text x="{x:.0f}" y="{y:.0f}" {extra}>{words}</text>'
+        return f'<text x="{x:.0f}" y="{y:.0f}" {extra}>{html.escape(words)}</text>'
 
     parts = [text(left + 90 * k, 16, f"■ {name}", f'fill="{colour}"') for k, (name, colour) in enumerate(ways)]
     y = 30

@@ -33,6 +33,8 @@ HANDOFF = "2026-11-22-h200-copies/bench"
 MOVES = "2026-11-22-h200-copies/bench_moves"
 COPIES = "2026-11-22-h200-copies/bench_copies"
 PROCESSES = "2026-11-22-h200-processes/bench_processes"
+JAX = "2026-11-24-h100-jax/bench"
+PIECES = "2026-11-24-h100-copier/bench_pieces"
 SESSIONS = "2026-11-21-h200-tensorflow1/bench_sessions"
 #: The runs that count what the frameworks' own way gets wrong, the largest first.
 ORDERS = ("2026-11-20-h200/conformance", "2026-11-21-h200/conformance", "2026-11-21-h200-tensorflow1/conformance")
@@ -127,47 +129,55 @@ def newest(bench: str, **wanted: object) -> dict[str, str]:
     return {kind: found[kind] for kind in ("cuda", "cpu") if kind in found}
 
 
-#: What bench_ways calls the ways.
-SAID = {
-    "in place": "in place",
-    "host": "through the host and back",
-    "file": "through a file",
-    "process": "in another process",
-}
+#: What bench_ways calls the ways, but for that in place: the bench of the handoffs ran on a quiet host.
+SAID = {"host": "through the host and back", "file": "through a file", "process": "in another process"}
+
+#: The columns of the tables of costs.
+COST = (f"{MIB} MiB on a GPU", "truebridge, µs", "without it, µs", "ratio", "by")
 
 
-def side_by_side(links: str, name: str, source: str, target: str) -> str:
-    """The ways from one framework to another, as bench_ways has measured them at every size."""
-    rows = [row for row in report(name)["rows"] if (row["source"], row["target"]) == (source, target)]
-    sizes = sorted({row["mib"] for row in rows})
-    lines = []
-    for way in dict.fromkeys(row["way"] for row in rows):
-        of = [one(rows, way=way, mib=mib) for mib in sizes]
-        figures = [row[who] for row in of for who in ("ours", "theirs")]
-        lines.append((SAID[way], *("–" if one is None else micro(one) for one in figures), of[0]["by"] or "–"))
-    host = report(name)["host"]
-    where = "on a GPU" if rows[0]["device"] != "cpu" else f"on the host, {host['cores']} cores"
-    words = [f"{mib:g} MiB" if mib < 1024 else f"{mib / 1024:g} GiB" for mib in sizes]
-    head = (where, *(cell for size in words for cell in (f"{size}, µs", "without it, µs")), "by")
-    remark = report(name).get("remark", "")
-    return table(head, lines, f"l{'r' * 2 * len(sizes)}l") + sources(links, name) + (remark and f" {remark}")
+def cost(what: str, ours: float, theirs: float | None, by: str | None) -> tuple[str, ...]:
+    """Return a row of costs, of nanoseconds."""
+    if theirs is None:
+        return what, micro(ours), "–", "–", "there is none"
+    ratio = ours / theirs
+    return what, micro(ours), micro(theirs), f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}", by or ""
 
 
-#: The columns of the tables of what crosses in place. The last one says what the third measures.
-WAYS = (f"{MIB} MiB on a GPU", "truebridge, µs", "without it, µs", "by")
+def elsewhere(links: str, source: str, target: str) -> tuple[list[tuple[str, ...]], str]:
+    """Return the costs of the ways that are not in place, and what stands under their table."""
+    name = newest("bench_ways", source=source, target=target).get("cuda")
+    if name is None:
+        return [], ""
+    rows = [row for row in report(name)["rows"] if (row["source"], row["target"], row["mib"]) == (source, target, MIB)]
+    costs = [cost(SAID[row["way"]], row["ours"], row["theirs"], row["by"]) for row in rows if row["way"] in SAID]
+    return costs, f" The other ways from {link(links, name)}, {about(name)}. {report(name).get('remark', '')}".rstrip()
 
 
 def ways(links: str, source: str, target: str) -> str:
     """The ways from one framework to another, side by side."""
-    native = {"torch": "torch.from_dlpack", "cupy": "cupy.from_dlpack"}.get(target, "tf.experimental.dlpack")
-    native = "tf.experimental.dlpack" if source == "tensorflow" else native
+    known = {"torch": "torch.from_dlpack", "cupy": "cupy.from_dlpack", "jax": "jax.dlpack.from_dlpack"}
+    native = "tf.experimental.dlpack" if "tensorflow" in (source, target) else known[target]
+    name = JAX if "jax" in (source, target) else HANDOFF
     rows = []
     for streams, words in (("cross", "streams idle"), ("cross, busy", "streams busy")):
-        row = one(report(HANDOFF)["rows"], path=f"{source}→{target}", streams=streams, size=MIB << 20)
-        rows.append((f"in place, {words}", micro(row["ours"]), micro(row["native"]), f"`{native}`"))
-    found = newest("bench_ways", source=source, target=target).values()
-    measured = (side_by_side(links, name, source, target) for name in found)
-    return "\n\n".join([table(WAYS, rows, "lrrl") + sources(links, HANDOFF), *measured])
+        row = one(report(name)["rows"], path=f"{source}→{target}", streams=streams, size=MIB << 20)
+        rows.append(cost(f"in place, {words}", row["ours"], row["native"], f"`{native}`"))
+    others, said = elsewhere(links, source, target)
+    return table(COST, [*rows, *others], "lrrrl") + sources(links, name) + said
+
+
+def weights(links: str) -> str:
+    """Copies of all weights of a model, and of very many slices."""
+    rows = []
+    said = {"ours": "`copy`", "prepared": "`copier`", "unchecked": "`copier`, `check=False`"}
+    for pieces in ("weights", "equal"):
+        found = {row["way"]: row for row in report(PIECES)["rows"] if row["pieces"] == pieces}
+        theirs = found["foreach"]["seconds"] * 1e9
+        of = f"{found['ours']['count']:,} tensors, {found['ours']['nbytes'] / (1 << 30):.1f} GiB"
+        for way, words in said.items():
+            rows.append(cost(f"{words}: {of}", found[way]["seconds"] * 1e9, theirs, "`torch._foreach_copy_`"))
+    return table(("on a GPU", *COST[1:]), rows, "lrrrl") + sources(links, PIECES)
 
 
 def sessions(links: str) -> str:
@@ -183,13 +193,9 @@ def sessions(links: str) -> str:
 def ways1(links: str) -> str:
     """The ways of 64 MiB from PyTorch into a session of TensorFlow 1.15, side by side."""
     row = one(report(SESSIONS)["rows"], mib=MIB)
-    rows = [
-        ("in place, a whole run", micro(row["ours"]), "–", "there is none"),
-        ("through the host, a whole run", "–", micro(row["host"]), "`feed_dict`"),
-    ]
-    found = newest("bench_ways", target="tensorflow1").values()
-    measured = (side_by_side(links, name, "torch", "tensorflow1") for name in found)
-    return "\n\n".join([table(WAYS, rows, "lrrl") + sources(links, SESSIONS), *measured])
+    others, said = elsewhere(links, "torch", "tensorflow1")
+    rows = [cost("a whole run, in place", row["ours"], row["host"], "`feed_dict`, through the host"), *others]
+    return table(COST, rows, "lrrrl") + sources(links, SESSIONS) + said
 
 
 def training(links: str) -> str:
@@ -394,6 +400,7 @@ TABLES: dict[str, Callable[..., str]] = {
     for made in (
         ways,
         ways1,
+        weights,
         training,
         sessions,
         orders,

@@ -122,7 +122,14 @@ enum Task {
         version: String,
     },
     /// Build the documentation site; broken links are errors.
-    Site,
+    Site {
+        /// Look at every page in a headless browser, on a phone and a desktop, light and dark, if there is one.
+        #[arg(long)]
+        look: bool,
+        /// Write a picture of every page into this folder.
+        #[arg(long, requires = "look")]
+        pictures: Option<PathBuf>,
+    },
     /// Write the tables of the documentation from the reports in docs/results.
     Tables {
         /// Compare with what is checked in, and change nothing.
@@ -185,10 +192,9 @@ fn main() -> ExitCode {
         Task::Wheels => wheels::check().map(|()| ExitCode::SUCCESS),
         Task::Release { dry_run: _ } => release::dry_run().map(|()| ExitCode::SUCCESS),
         Task::Version { version } => version::write(&version).map(|()| ExitCode::SUCCESS),
-        Task::Site => site::build().map(|site| {
-            println!("{}", site.join("index.html").display());
-            ExitCode::SUCCESS
-        }),
+        Task::Site { look, pictures } => site::build()
+            .and_then(|site| if look { site::look(&site, pictures.as_deref()) } else { Ok(()) })
+            .map(|()| ExitCode::SUCCESS),
         Task::Tables { check } => site::tables(check).map(|()| ExitCode::SUCCESS),
         Task::Header { check } => header::write(check).map(|()| ExitCode::SUCCESS),
         Task::Install { prefix } => install::install(&prefix).map(|()| ExitCode::SUCCESS),

@@ -22,13 +22,13 @@ pub(super) fn graph<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let exported = on(pair.from, writer, || Ok(pair.from.export(&tensor)?.buffer().stream()))?;
     let inside = exported == captured;
     let mut view = None;
-    let mut inside = || {
+    let mut work = || {
         let (taken, _) = pair.transfer(&tensor, None)?;
         pair.to.snapshot(&taken, &mut snapshot)?;
         view = Some(taken);
         Ok(())
     };
-    let replay = on(pair.from, writer, || on(pair.to, captured, || Ok(pair.to.captured(&mut inside))))?;
+    let replay = on(pair.from, writer, || on(pair.to, captured, || Ok(pair.to.captured(&mut work))))?;
     match replay {
         None => return Ok(()),
         Some(Err(error)) if inside => return Err(error.into()),

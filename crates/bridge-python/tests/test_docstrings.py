@@ -193,7 +193,7 @@ def measured() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_measure, "ALL", TWO)
         patch.setattr(_measure, "KINDS", {name: kind._replace(shape=(8, 8)) for name, kind in _measure.KINDS.items()})
-        found = {"driver": {}, "bench": _measure.bench("0.01")}
+        found = {"driver": {}, "bench": _measure.bench("0.01", lambda share: None)}
         patch.setattr(_doctor, "ask", lambda asked, *_, **__: {name: found[name] for name in asked})
         return bench(seconds=1)
 

@@ -217,7 +217,7 @@ def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asked(libcuda: Path, error: int) -> dict[str, Any]:
     variables = {"LD_LIBRARY_PATH": str(libcuda), "FAKE_ERROR": str(error)}
-    return _doctor.ask({"driver": ["driver"]}, 100, **variables)["driver"]
+    return _doctor.ask({"driver": ["driver"]}, 100, variables)["driver"]
 
 
 def test_the_driver_is_asked(libcuda: Path) -> None:

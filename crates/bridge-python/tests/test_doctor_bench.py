@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -95,7 +96,7 @@ def test_a_way_with_other_elements_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
     kind = _measure.Kind((4, 4), False, wrong)
     with pytest.raises(RuntimeError, match="the elements differ"):
-        _measure._rows(kind, [pair], 0.01)
+        _measure._rows(kind, [pair], 0.01, lambda share: None)
 
 
 def test_a_way_that_fails_has_no_figure() -> None:
@@ -104,7 +105,7 @@ def test_a_way_that_fails_has_no_figure() -> None:
     def failing(pair: Any) -> dict[str, Any]:
         return {"ours": (lambda x: x.numpy(), pair.sides[1]), "native": (lambda x: x.absent(), pair.sides[1])}
 
-    (row,) = _measure._rows(_measure.Kind((4, 4), False, failing), [pair], 0.01)
+    (row,) = _measure._rows(_measure.Kind((4, 4), False, failing), [pair], 0.01, lambda share: None)
     assert row["ours"] > 0
     assert row["native"] is None
 
@@ -112,7 +113,7 @@ def test_a_way_that_fails_has_no_figure() -> None:
 def test_a_figure_is_the_median_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     # One call to find the size of a batch three times, two rounds that do not count, then five.
     taken = iter([1e9, 1e9, 1e9, 7.0, 7.0, 1.0, 9.0, 3.0, 8.0, 2.0])
-    asked = []
+    asked, told = [], []
 
     def batch(call: Any, tensor: Any, calls: int, before: Any, after: Any) -> float:
         asked.append(calls)
@@ -121,8 +122,9 @@ def test_a_figure_is_the_median_of_the_rounds(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(_measure, "batch", batch)
     pair = _measure.Pair("torch", "numpy", "cpu", sides())
     contender = _measure.Contender({}, "ours", lambda x: x, None, pair)
-    assert _measure._medians(_measure.KINDS["handoffs"], [contender], 0.0) == [3.0]
+    assert _measure._medians(_measure.KINDS["handoffs"], [contender], 1e-9, told.append) == [3.0]
     assert asked == [1] * 10
+    assert told == [turn / 7 for turn in range(7)]
 
 
 def test_a_batch_counts_what_follows_and_not_what_precedes() -> None:
@@ -141,9 +143,9 @@ def test_the_tables_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CUDA 13.0: H200" in text and "torch 2.11, numpy 2.4" in text
     assert "cupy cannot be imported: ImportError: libcuda" in text
     cells = [line.split() for line in text.splitlines()]
-    assert ["torch", "numpy", "cpu", "1,234", "-", "2,000,000", "-"] in cells
+    assert ["torch", "numpy", "cpu", "1,234", "-", "2,000,000", "-", "truebridge"] in cells
     # 64 MiB, read and written, in one and in two milliseconds.
-    assert ["torch", "numpy", "cpu", "134.2", "67.1", "2.00"] in cells
+    assert ["torch", "numpy", "cpu", "134.2", "67.1", "2.00", "truebridge", "█████"] in cells
     written = json.loads(result.as_json())
     for kind in ("handoffs", "copies"):
         for row, measured in zip(written[kind], MEASURED[kind], strict=True):
@@ -153,6 +155,31 @@ def test_the_tables_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
             figures = {name: figure for name, figure in measured.items() if name in ("ours", "native", "host")}
             assert row["winner"] is None or figures[row["winner"]] == min(filter(None, figures.values()))
     assert {"ours", "native", "host", "ratio"} <= written["units"].keys()
+
+
+@pytest.mark.parametrize(
+    ("ours", "native", "host", "judged"),
+    [
+        (300.0, 1000.0, 900.0, ["0.30", "truebridge", "███"]),
+        (10.0, 1000.0, None, ["0.01", "truebridge", "█"]),
+        (1500.0, 1000.0, 900.0, ["1.50", "NumPy", "█" * 15]),
+        (9000.0, 1000.0, None, ["9.00", "DLPack", "█" * 30, "…"]),
+        (None, None, None, ["-", "-"]),
+    ],
+)
+def test_the_chart_shows_the_time_beside_that_of_the_native_function(
+    ours: Any, native: Any, host: Any, judged: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {**ROW, "ours": ours, "native": native, "host": host}
+    printing(monkeypatch, json.dumps({**MEASURED, "handoffs": [row]}))
+    result = tb.bench()
+    lines = str(result).splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("from"))
+    assert lines[head].endswith("██████████ DLPack")
+    assert lines[head + 2].split()[6:] == judged
+    # Numbers stand below each other, on the right.
+    ends = [match.end() for match in re.finditer(r"truebridge|DLPack|through NumPy", lines[head])][:3]
+    assert [match.end() for match in re.finditer(r"[\d,-]+", lines[head + 2])][:3] == ends
 
 
 def test_fewer_than_two_frameworks_are_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +193,9 @@ def test_frameworks_that_are_broken_or_missing_are_left_out(monkeypatch: pytest.
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
     names = ("numpy", "tensorflow", "no_such_framework")
     monkeypatch.setattr(_measure, "ALL", {name: _frameworks.ALL["numpy"] for name in names})
-    found = _measure.bench("0.01")
+    told: list[float] = []
+    found = _measure.bench("0.01", told.append)
+    assert told == [0, 0.5]
     assert found["broken"] == {"tensorflow": "ImportError: half installed"}
     assert list(found["versions"]) == ["numpy"]
     assert found["handoffs"] == found["copies"] == []

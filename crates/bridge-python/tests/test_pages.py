@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -66,6 +67,24 @@ def test_the_blocks_of_the_page_compile(page: str) -> None:
     # Those too that need a GPU, or that no test runs.
     for _, block in BLOCK.findall((DOCS / page).read_text()):
         compile(block, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("picture", sorted(str(picture.relative_to(DOCS)) for picture in DOCS.rglob("*.svg")))
+def test_the_picture_is_well_formed(picture: str) -> None:
+    # A browser shows nothing of one that is not.
+    assert ElementTree.parse(DOCS / picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+@pytest.mark.parametrize("page", sorted(page.name for page in (DOCS / "howto").glob("[!i]*.md")))
+def test_a_question_is_answered_one_click_from_the_front_page(page: str) -> None:
+    assert f"](howto/{page})" in (DOCS / "index.md").read_text()
+    answer, *rest = re.split(r"^## ", (DOCS / "howto" / page).read_text(), flags=re.M)
+    # The first block is the answer, and the other sections are there for every question.
+    assert re.search(r"```python\n(?:.*\n)*?.*\btb\.\w", answer)
+    heads = {section.partition("\n")[0] for section in rest}
+    assert {"What it costs", "When plain DLPack is enough", "From C++"} <= heads
+    assert "tb.copy(" in "".join([answer, *rest])
+    assert re.search(r"^\| .*ratio.*\|$", "".join(rest), re.M) or page == "other-libraries.md"
 
 
 @pytest.mark.parametrize("page", PAGES)

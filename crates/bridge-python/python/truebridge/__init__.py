@@ -19,6 +19,7 @@ tensor([42.,  0.,  0.])
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Literal
 
 from . import _compiled, _core
@@ -216,7 +217,10 @@ else:
             found = getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
             globals()[name] = found
             return found
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        text = f"module {__name__!r} has no attribute {name!r}"
+        if name.startswith(("to_", "from_", "as_", "convert_")):
+            text += f": use {', '.join(['convert(x, target)', *(known for known in __all__ if known[:3] == 'to_')])}"
+        raise AttributeError(text, name=name, obj=sys.modules[__name__])
 
     def __dir__() -> list[str]:
         special = (name for name in globals() if name.startswith("__"))

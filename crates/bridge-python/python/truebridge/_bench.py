@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from . import _core, _doctor, _host
 from ._frameworks import SPARING
+from ._progress import Progress, metered
 from ._report import Written, aligned
 from .errors import of_kind
 
@@ -16,6 +18,9 @@ __all__ = ["Bench", "Copies", "Handoff", "bench"]
 
 #: Bytes that a copy reads and writes.
 _TRAFFIC = 2 * (64 << 20)
+
+#: The bar of the native function's time, and how many times as long the longest bar is.
+_WHOLE, _LONGEST = "█" * 10, 3
 
 #: What the figures of both kinds are, for JSON.
 _UNITS = {
@@ -168,22 +173,44 @@ class Bench(Written):
             yield "No pair is in place here: `python -m truebridge doctor` says why."
             return
         yield "A tensor of 1 MiB handed on: nanoseconds of a call on the host"
-        heads = ["from", "to", "on", "truebridge", "DLPack", "through NumPy", "of DLPack"]
-        rows = [
-            [*_names(row), *map(_time, (row.ours, row.native, row.host)), _part(row.ratio)] for row in self.handoffs
+        heads = [
+            "from",
+            "to",
+            "on",
+            "truebridge",
+            "DLPack",
+            "through NumPy",
+            "of DLPack",
+            "fastest",
+            f"{_WHOLE} DLPack",
         ]
-        yield from aligned([heads, *rows], 3)
+        names = {"ours": "truebridge", "native": "DLPack", "host": "NumPy"}
+        rows = [
+            [*_names(row), *map(_time, (row.ours, row.native, row.host)), *_judged(row, row.ratio, names)]
+            for row in self.handoffs
+        ]
+        yield from aligned([heads, *rows], range(3, 7))
         yield ""
         yield "A matrix of 64 MiB copied transposed: GB/s, read and written"
-        heads = ["from", "to", "on", "truebridge", "the source itself", "times as fast"]
+        heads = [
+            "from",
+            "to",
+            "on",
+            "truebridge",
+            "the source",
+            "times as fast",
+            "fastest",
+            f"{_WHOLE} the source's time",
+        ]
+        names = {"ours": "truebridge", "native": "the source"}
         copies = [
-            [*_names(row), *map(_speed, (row.ours, row.native)), _part(row.ratio and 1 / row.ratio)]
+            [*_names(row), *map(_speed, (row.ours, row.native)), *_judged(row, row.ratio and 1 / row.ratio, names)]
             for row in self.copies
         ]
-        yield from aligned([heads, *copies], 2)
+        yield from aligned([heads, *copies], range(3, 6))
 
 
-def bench(*, seconds: float = 10.0, timeout: float = 120.0) -> Bench:
+def bench(*, seconds: float = 10.0, timeout: float = 120.0, progress: Progress = None) -> Bench:
     """Measure what a conversion costs on this machine, beside the frameworks' own functions.
 
     Every pair of frameworks that is in place is measured, on the host and on each GPU, in a separate process: no
@@ -196,6 +223,9 @@ def bench(*, seconds: float = 10.0, timeout: float = 120.0) -> Bench:
         Seconds to measure. The imports take additional time, and five rounds are always made.
     timeout : float
         Seconds that the process may take for everything else.
+    progress : bool or function, optional
+        Whether a line on standard error shows how far the call is. The default shows it on a terminal, after a second.
+        A function is called with the seconds that are measured and the total.
 
     Returns
     -------
@@ -222,9 +252,17 @@ def bench(*, seconds: float = 10.0, timeout: float = 120.0) -> Bench:
     _doctor.check_seconds("seconds", seconds)
     _doctor.check_seconds("timeout", timeout)
     _doctor.check_executable("bench")
-    driver = _doctor.ask({"driver": ["driver"]}, timeout)["driver"]
-    found = _doctor.ask({"bench": ["bench", str(seconds)]}, timeout + seconds, **SPARING)
-    measured = found["bench"]
+    with metered(progress, "bench", "{:g} s".format) as meter:
+        meter.expect(seconds)
+
+        def hear(printed: str) -> None:
+            shares = re.findall(r"^(\d\.\d{3})\n", printed, re.M)
+            meter.step(float(shares[-1] if shares else 0) * seconds - meter.done)
+
+        driver = _doctor.ask({"driver": ["driver"]}, timeout)["driver"]
+        measured = _doctor.ask({"bench": ["bench", str(seconds)]}, timeout + seconds, SPARING, hear)["bench"]
+        if "ended" not in measured:
+            meter.step(seconds)
     if "ended" in measured:
         how = measured["ended"][1]
         raise of_kind("framework", f"the process that measures {how}: run `python -m truebridge doctor`")
@@ -246,6 +284,13 @@ def bench(*, seconds: float = 10.0, timeout: float = 120.0) -> Bench:
 
 def _names(row: Handoff | Copies) -> list[str]:
     return [row.source, row.target, row.device]
+
+
+def _judged(row: Handoff | Copies, ratio: float | None, names: dict[str, str]) -> list[str]:
+    """Return the cells of the ratio, of the fastest, and of the chart: the time beside that of the native function."""
+    part = "" if row.ratio is None else _WHOLE[0] * max(1, round(len(_WHOLE) * min(row.ratio, _LONGEST)))
+    more = " …" if row.ratio and row.ratio > _LONGEST else ""
+    return [_part(ratio), names.get(row.winner or "", "-"), part + more]
 
 
 def _time(nanoseconds: float | None) -> str:

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import IO
 
 from . import _core, _findings, _probe
 from ._findings import Facts
 from ._frameworks import ALL, FOLDERS, SPARING
+from ._progress import PERIOD
 from ._report import Framework, Gpu, Matrix, Pair, Report
 from .errors import of_kind
 
@@ -172,7 +173,7 @@ def _paired(healthy: list[str], imported: list[str], timeout: float) -> list[tup
         if len(order) < 2:
             break
         # Without the variables a framework may take the whole GPU, and this process needs little of it.
-        found = ask({"pairs": ["pairs", *order]}, timeout, **SPARING)
+        found = ask({"pairs": ["pairs", *order]}, timeout, SPARING)
         tried.append((list(order), found["pairs"]))
         if "pairs" in tried[-1][1]:
             break
@@ -184,15 +185,23 @@ def _matrix(tried: Sequence[tuple[Sequence[str], Facts]]) -> Matrix:
     return Matrix(tuple(Pair(**pair) for pair in next(found, [])))
 
 
-def ask(probes: Mapping[str, Sequence[str]], timeout: float, **environment: str) -> dict[str, Facts]:
-    """Return what each probe prints, or under ``"ended"`` how its process ended without printing it."""
-    ended = _run(list(probes.values()), timeout, environment)
+def ask(
+    probes: Mapping[str, Sequence[str]],
+    timeout: float,
+    environment: Mapping[str, str] | None = None,
+    hear: Callable[[str], None] | None = None,
+) -> dict[str, Facts]:
+    """Return what each probe prints, or under ``"ended"`` how its process ended without printing it.
+
+    ``hear`` takes what the first of them has printed so far, again and again.
+    """
+    ended = _run(list(probes.values()), timeout, environment or {}, hear)
     return {name: _read(*one, timeout) for name, one in zip(probes, ended, strict=True)}
 
 
 def _read(code: int | None, out: str, error: str, timeout: float) -> Facts:
     try:
-        facts = json.loads(out) if code == 0 else None
+        facts = json.loads(out.rpartition("\n")[2]) if code == 0 else None
     except ValueError:
         facts = None
     if isinstance(facts, dict):
@@ -205,7 +214,10 @@ def _read(code: int | None, out: str, error: str, timeout: float) -> Facts:
 
 
 def _run(
-    probes: Sequence[Sequence[str]], timeout: float, environment: Mapping[str, str]
+    probes: Sequence[Sequence[str]],
+    timeout: float,
+    environment: Mapping[str, str],
+    hear: Callable[[str], None] | None = None,
 ) -> list[tuple[int | None, str, str]]:
     """Run probes side by side. Return the exit status of each, ``None`` if it took too long, and what it printed."""
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
@@ -223,6 +235,9 @@ def _run(
             stack.callback(_end, process)
             started.append((process, out, error))
         deadline = time.monotonic() + timeout
+        while hear and started[0][0].poll() is None and time.monotonic() < deadline:
+            hear(_text(started[0][1]))
+            _status(started[0][0], min(deadline, time.monotonic() + PERIOD))
         return [(_status(process, deadline), _text(out), _text(error)) for process, out, error in started]
 
 
@@ -234,8 +249,8 @@ def _status(process: subprocess.Popen[bytes], deadline: float) -> int | None:
 
 
 def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
+    # Its position is that of the process, which may still write.
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import json
 import math
 import mmap
 import os
-import re
 import stat
 import struct
 import zipfile
@@ -21,6 +21,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
+from ._progress import Meter
 from .errors import BridgeError, of_kind
 
 Arrays = dict[str, Any]
@@ -43,6 +44,9 @@ _LONGEST = 16 << 20
 
 #: The most bytes of the name of a member: its length has 16 bits.
 _NAME = (1 << 16) - 1
+
+#: The bytes of a tensor that are written at once.
+_PIECE = 16 << 20
 
 #: How far deflate can shrink: what claims more is malformed.
 _DEFLATE = 1032
@@ -97,17 +101,16 @@ class _Found(NamedTuple):
         return self.packed is not None or self.start % self.dtype.alignment != 0
 
 
-def write_npy(path: str, arrays: Arrays, described: Any) -> None:
+def write_npy(path: str, arrays: Arrays, described: Any, meter: Meter) -> None:
     """Write the one tensor of ``arrays``."""
     if described is None or described["tree"] is not None:
         raise of_kind("argument", "a .npy file holds one tensor: save a tree as .npz or .safetensors")
     (array,) = _numbers(arrays).values()
     with open(path, "wb") as file:
-        # To a file itself NumPy writes in a way that does not say why a write fails.
-        npy.write_array(SimpleNamespace(write=file.write), array, allow_pickle=False)
+        npy.write_array(_counted(file, meter), array, allow_pickle=False)
 
 
-def write_npz(path: str, arrays: Arrays, described: Any) -> None:
+def write_npz(path: str, arrays: Arrays, described: Any, meter: Meter) -> None:
     """Write each tensor as a member that is not compressed, with its data at a multiple of 64 bytes."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in _numbers(arrays).items():
@@ -119,61 +122,75 @@ def write_npz(path: str, arrays: Arrays, described: Any) -> None:
             # zipfile writes a field of 20 bytes for lengths of 8 bytes; this field, whose number no program has, pads.
             member.extra = struct.pack("<HH", 0xDA7A, -start % _ALIGNMENT) + bytes(-start % _ALIGNMENT)
             with archive.open(member, "w", force_zip64=True) as file:
-                npy.write_array(file, array, allow_pickle=False)
+                npy.write_array(_counted(file, meter), array, allow_pickle=False)
         if described is not None:
             archive.writestr(_MEMBER, _text(described))
 
 
-def write_safetensors(path: str, arrays: Arrays, described: Any) -> None:
-    """Write the tensors by the package safetensors."""
+def write_safetensors(path: str, arrays: Arrays, described: Any, meter: Meter) -> None:
+    """Write the header in the order of the tensors, and their data the widest elements first, so that all are aligned.
+
+    The package safetensors opens what was written, which checks it.
+    """
     known = _safetensors()
+    codes = {name: code for code, name in _DTYPES.items()}
     for name, array in _named(arrays).items():
-        if array.dtype.name not in _DTYPES.values():
+        if array.dtype.name not in codes:
             raise of_kind("dtype", f"{name}: safetensors has no {array.dtype}: convert it first, or save it as .npz")
-    compact = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    metadata = None if described is None else {_KEY: _text(described)}
+    widest = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)
+    ends = dict(zip(widest, itertools.accumulate(arrays[name].nbytes for name in widest), strict=True))
+    header: dict[str, Any] = {} if described is None else {"__metadata__": {_KEY: _text(described)}}
+    for name, array in arrays.items():
+        offsets = [ends[name] - array.nbytes, ends[name]]
+        header[name] = {"dtype": codes[array.dtype.name], "shape": array.shape, "data_offsets": offsets}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        write = _counted(file, meter).write
+        for name in widest:
+            data = memoryview(np.asarray(arrays[name], order="C").reshape(-1).view(np.uint8))
+            for start in range(0, len(data), _PIECE):
+                write(data[start : start + _PIECE])
     try:
-        known.numpy.save_file(compact, path, metadata)
+        with known.safe_open(path, framework="np"):
+            pass
     except known.SafetensorError as error:
-        # A full disk, for example, which it reports in its own words.
-        if (number := re.search(r"os error (\d+)", str(error))) is None:
-            raise of_kind("argument", f"safetensors refuses this ({error!s:.300}): save it as .npz") from error
-        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-    _in_order(path, list(arrays))
+        raise of_kind("argument", f"safetensors refuses this ({error!s:.300}): save it as .npz") from error
 
 
-def _in_order(path: str, names: list[str]) -> None:
-    """Write the names in the header of safetensors, which its package has sorted, in this order."""
-    with open(path, "r+b") as file:
-        length = int.from_bytes(file.read(8), "little")
-        sorted_header = json.loads(file.read(length))
-        header = {name: sorted_header[name] for name in ("__metadata__", *names) if name in sorted_header}
-        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        # The same text in another order: what is left of the header is its padding.
-        if len(text) <= length:
-            file.seek(8)
-            file.write(text.ljust(length))
+def _counted(file: Any, meter: Meter) -> Any:
+    """Return what writes to the file and counts the bytes.
+
+    To a file itself NumPy writes in a way that does not say why a write fails.
+    """
+
+    def write(data: Any) -> None:
+        file.write(data)
+        meter.step(len(data))
+
+    return SimpleNamespace(write=write)
 
 
-def read_npy(path: str, limit: int | None) -> Read:
+def read_npy(path: str, limit: int | None, meter: Meter) -> Read:
     """Return the array of a file, in a mapping of it."""
     with _mapped(path) as (memory, _), _faults(path):
         dtype, shape, order, start = _header(memory[:_HEADER])
         found = {"array": _Found(dtype, shape, order, start, len(memory))}
-        return _arrays(memory, found, limit)["array"], None
+        return _arrays(memory, found, limit, meter)["array"], None
 
 
-def read_npz(path: str, limit: int | None) -> Read:
+def read_npz(path: str, limit: int | None, meter: Meter) -> Read:
     """Return the arrays of the members of a file: in a mapping of it, or from what is compressed."""
     with _mapped(path) as (memory, file), _faults(path), zipfile.ZipFile(file) as archive:
         members = _members(archive, memory)
         described = members.pop(_MEMBER, None)
         found = {name.removesuffix(".npy"): _member(archive, memory, member) for name, member in members.items()}
-        arrays = _arrays(memory, found, limit, archive)
+        arrays = _arrays(memory, found, limit, meter, archive)
         return arrays, None if described is None else _description(described.file_size, archive.read, described)
 
 
-def read_safetensors(path: str, limit: int | None) -> Read:
+def read_safetensors(path: str, limit: int | None, meter: Meter) -> Read:
     """Return the tensors of a file in a mapping of it. The package safetensors checks the header first."""
     known = _safetensors()
     with _mapped(path) as (memory, file), _faults(path, known.SafetensorError):
@@ -189,12 +206,12 @@ def read_safetensors(path: str, limit: int | None) -> Read:
             )
             for name, one in header.items()
         }
-        arrays = _arrays(memory, found, limit)
+        arrays = _arrays(memory, found, limit, meter)
         return arrays, _description(len(metadata[_KEY]), metadata.get, _KEY) if _KEY in metadata else None
 
 
 #: The functions that write and read a format, by its suffix.
-FORMATS: dict[str, tuple[Callable[[str, Arrays, Any], None], Callable[[str, int | None], Read]]] = {
+FORMATS: dict[str, tuple[Callable[[str, Arrays, Any, Meter], None], Callable[[str, int | None, Meter], Read]]] = {
     ".npy": (write_npy, read_npy),
     ".npz": (write_npz, read_npz),
     ".safetensors": (write_safetensors, read_safetensors),
@@ -343,7 +360,7 @@ def _machine() -> int:
 
 
 def _arrays(
-    memory: mmap.mmap, found: dict[str, _Found], limit: int | None, archive: zipfile.ZipFile | None = None
+    memory: mmap.mmap, found: dict[str, _Found], limit: int | None, meter: Meter, archive: zipfile.ZipFile | None = None
 ) -> Arrays:
     """Return the arrays of a file, once the sizes of all of them have been checked."""
     for name, one in found.items():
@@ -353,7 +370,8 @@ def _arrays(
             raise of_kind("file", text)
     _bounded(sum(one.nbytes for one in found.values()), limit)
     _bounded(sum(one.nbytes for one in found.values() if one.is_copied), _machine(), "decompressed or copied, ")
-    return {name: _unpacked(archive, one) if one.packed else _array(memory, one) for name, one in found.items()}
+    meter.expect(sum(one.nbytes * (2 if one.packed else 1) for one in found.values()))
+    return {name: _unpacked(archive, one, meter) if one.packed else _array(memory, one) for name, one in found.items()}
 
 
 def _array(memory: mmap.mmap, one: _Found) -> Any:
@@ -410,7 +428,7 @@ def _member(archive: zipfile.ZipFile, memory: mmap.mmap, member: zipfile.ZipInfo
     return _Found(dtype, shape, order, at + start, at + member.file_size)
 
 
-def _unpacked(archive: Any, one: _Found) -> Any:
+def _unpacked(archive: Any, one: _Found, meter: Meter) -> Any:
     """Return the array of a compressed member."""
     array = np.empty(math.prod(one.shape), one.dtype)
     left = memoryview(array.view(np.uint8)) if array.size else memoryview(b"")
@@ -421,6 +439,7 @@ def _unpacked(archive: Any, one: _Found) -> Any:
             if not count:
                 raise of_kind("file", "a member is truncated")
             left = left[count:]
+            meter.step(count)
         # The end, where the checksum is compared.
         file.read(1)
     return array.reshape(one.shape, order=one.order)

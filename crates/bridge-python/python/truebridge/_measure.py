@@ -28,6 +28,8 @@ WARM_UP, FEWEST, MOST = 2, 5, 500
 CALLS, BATCH = 100, 1_000_000
 
 Call = Callable[[Any], Any]
+#: Takes the part of the work that is done.
+Tell = Callable[[float], None]
 
 
 def batch(
@@ -117,7 +119,7 @@ def _copies(pair: Pair) -> dict[str, tuple[Call, Side]]:
 KINDS = {"handoffs": Kind(HANDED, False, _handoffs), "copies": Kind(COPIED, True, _copies)}
 
 
-def bench(seconds: str) -> dict[str, Any]:
+def bench(seconds: str, tell: Tell) -> dict[str, Any]:
     """Measure for this time, and return the rows of each table, the versions, and what could not be imported."""
     modules, broken = {}, {}
     for name in ALL:
@@ -128,9 +130,19 @@ def bench(seconds: str) -> dict[str, Any]:
         except BaseException as error:
             broken[name] = told(error)
     pairs = list(_pairs(modules))
-    tables = {name: _rows(kind, pairs, float(seconds) / len(KINDS)) for name, kind in KINDS.items()}
+    each = 1 / len(KINDS)
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for name, kind in KINDS.items():
+        before = each * len(tables)
+        tell(before)
+        tables[name] = _rows(kind, pairs, float(seconds) * each, _part_of(tell, before, each))
     versions = {name: str(getattr(module, "__version__", "unknown")) for name, module in modules.items()}
     return {"versions": versions, "broken": broken, **tables}
+
+
+def _part_of(tell: Tell, before: float, part: float) -> Tell:
+    """Return what takes the share of a part, of which so much comes before."""
+    return lambda share: tell(before + part * share)
 
 
 def _pairs(modules: dict[str, Any]) -> Iterator[Pair]:
@@ -150,7 +162,7 @@ def _pairs(modules: dict[str, Any]) -> Iterator[Pair]:
                     yield Pair(source, target, device, (sides[source], sides[target]))
 
 
-def _rows(kind: Kind, pairs: list[Pair], seconds: float) -> list[dict[str, Any]]:
+def _rows(kind: Kind, pairs: list[Pair], seconds: float, tell: Tell) -> list[dict[str, Any]]:
     """Return a row for each pair in place: the nanoseconds of each method that works."""
     rows: list[dict[str, Any]] = []
     contenders: list[Contender] = []
@@ -172,7 +184,7 @@ def _rows(kind: Kind, pairs: list[Pair], seconds: float) -> list[dict[str, Any]]
         right = values.T if kind.copies else values
         own = [Contender(rows[-1], way, call, tensor, pair) for way, (call, side) in ways.items()]
         contenders += [one for one in own if _works(one, ways[one.way][1], right)]
-    for contender, figure in zip(contenders, _medians(kind, contenders, seconds), strict=True):
+    for contender, figure in zip(contenders, _medians(kind, contenders, seconds, tell), strict=True):
         contender.row[contender.way] = figure
     return rows
 
@@ -196,14 +208,17 @@ def _works(contender: Contender, side: Side, right: Any) -> bool:
     return True
 
 
-def _medians(kind: Kind, contenders: list[Contender], seconds: float) -> list[float]:
+def _medians(kind: Kind, contenders: list[Contender], seconds: float, tell: Tell) -> list[float]:
     """Return the nanoseconds of each contender."""
     calls = [_calls(kind, contender) for contender in contenders]
     taken: list[list[float]] = [[] for _ in contenders]
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     for turn in range(WARM_UP + MOST if contenders else 0):
-        if turn >= WARM_UP + FEWEST and time.monotonic() > deadline:
+        elapsed = time.monotonic() - began
+        if turn >= WARM_UP + FEWEST and elapsed > seconds:
             break
+        # The time and the fewest rounds have to be over, both.
+        tell(min(elapsed / seconds, turn / (WARM_UP + FEWEST), 1.0))
         for contender, count, times in zip(contenders, calls, taken, strict=True):
             figure = _batch(kind, contender, count)
             if turn >= WARM_UP:

@@ -1,7 +1,7 @@
 """The probes that the subprocesses of ``doctor`` run.
 
-Each probe runs in a separate process, so that a framework that crashes or hangs does not affect the caller. It prints
-one line of JSON. ``settings`` also runs in the caller's process, on frameworks that the caller has imported.
+Each probe runs in a separate process, so that a framework that crashes or hangs does not affect the caller. Its last
+line is JSON. ``settings`` also runs in the caller's process, on frameworks that the caller has imported.
 """
 
 from __future__ import annotations
@@ -19,19 +19,28 @@ from ._frameworks import ALL, FOLDERS, SPARING
 from ._report import told
 from .errors import BridgeError
 
+#: Where the answer is printed.
+_out = 1
+
 
 def main(arguments: list[str]) -> None:
     """Run the probe that the first argument names, and print what it returns as JSON."""
+    global _out
     # What the frameworks print themselves goes to standard error.
-    out = os.dup(1)
+    _out = os.dup(1)
     os.dup2(2, 1)
     name, *rest = arguments
     text = json.dumps(_PROBES[name](*rest))
-    with os.fdopen(out, "w") as file:
+    with os.fdopen(_out, "w") as file:
         file.write(text)
         file.flush()
         # The end of the interpreter is not judged: what it finds is known.
         os._exit(0)
+
+
+def _tell(share: float) -> None:
+    """Print how much of the work is done, before the line of JSON."""
+    os.write(_out, f"{share:.3f}\n".encode())
 
 
 def framework(name: str) -> dict[str, Any]:
@@ -118,7 +127,7 @@ def bench(seconds: str) -> dict[str, Any]:
     """Measure what ``bench`` shows."""
     from . import _measure
 
-    return _measure.bench(seconds)
+    return _measure.bench(seconds, _tell)
 
 
 _PROBES: dict[str, Callable[..., dict[str, Any]]] = {

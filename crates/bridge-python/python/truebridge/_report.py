@@ -256,19 +256,27 @@ def _shown(value: str | int | bool | None) -> str:
     return {True: "yes", False: "no", None: "-"}[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def aligned(rows: list[list[str]], numbers: int = 0) -> list[str]:
-    """Return the lines of a table with a rule below its head. The last so many columns are numbers."""
+def aligned(rows: list[list[str]], numbers: range = range(0)) -> list[str]:
+    """Return the lines of a table with a rule below its head. These columns are numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    texts = len(widths) - numbers
 
     def line(cells: list[str]) -> str:
         padded = (
-            cell.ljust(width) if index < texts else cell.rjust(width)
+            cell.rjust(width) if index in numbers else cell.ljust(width)
             for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
         )
         return "  ".join(padded).rstrip()
 
     return [line(rows[0]), "  ".join("-" * width for width in widths), *map(line, rows[1:])]
+
+
+def size(nbytes: float) -> str:
+    """Return a number of bytes in words."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GiB"
 
 
 def told(error: BaseException) -> str:

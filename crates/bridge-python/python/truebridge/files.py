@@ -15,6 +15,8 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from . import _core
+from ._progress import Meter, Progress, metered
+from ._report import size
 from ._trees import flattened, tree_of
 from .errors import BridgeError, of_kind
 
@@ -26,7 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["load", "save"]
 
 
-def save(path: str | os.PathLike[str], x: Any) -> None:
+#: The bytes of the tensors that are converted at once: a step of the progress.
+_STEP = 64 << 20
+
+
+def save(path: str | os.PathLike[str], x: Any, *, progress: Progress = None) -> None:
     """Save a tensor, or a tree of tensors, of any framework and device.
 
     The file is written beside ``path`` and then renamed. An error leaves the previous file unchanged, and tensors that
@@ -42,6 +48,9 @@ def save(path: str | os.PathLike[str], x: Any) -> None:
         A dict of tensors is saved under its keys. In other trees a tensor is named by its path, such as
         ``layers.0.weight``, and a description of the tree is saved beside them. A tensor that occurs in the tree twice
         is saved twice.
+    progress : bool or function, optional
+        Whether a line on standard error shows how far the call is. The default shows it on a terminal, after a second.
+        A function is called with the bytes that are written and the total. Moves from a GPU come before the first byte.
 
     Raises
     ------
@@ -64,8 +73,9 @@ def save(path: str | os.PathLike[str], x: Any) -> None:
     leaves, text = flattened(x)
     names = list(_names(text))
     arrays = {name: _on_the_host(name, leaf) for name, leaf in zip(names, leaves, strict=True)}
-    with replaced(path) as beside:
-        write(beside, arrays, None if _plain(text) else {"tree": text, "names": names})
+    with replaced(path) as beside, metered(progress, f"save {os.path.basename(path)}", size) as meter:
+        meter.expect(sum(getattr(array, "nbytes", 0) for array in arrays.values()))
+        write(beside, arrays, None if _plain(text) else {"tree": text, "names": names}, meter)
 
 
 def load(
@@ -75,6 +85,7 @@ def load(
     device: Device | None = None,
     copy: bool | None = None,
     max_nbytes: int | None = None,
+    progress: Progress = None,
 ) -> Any:
     """Load the tensors of a file as tensors of a framework.
 
@@ -97,6 +108,9 @@ def load(
     max_nbytes : int, optional
         The most bytes that all tensors may have together. The default is no limit for mapped tensors, and the memory of
         the machine for compressed or unaligned ones.
+    progress : bool or function, optional
+        As for ``save``, with the bytes that are converted. Those of a compressed tensor count twice, because they are
+        decompressed first.
 
     Returns
     -------
@@ -125,14 +139,16 @@ def load(
     if max_nbytes is not None and (isinstance(max_nbytes, bool) or not isinstance(max_nbytes, int) or max_nbytes < 0):
         raise of_kind("argument", f"max_nbytes is a number of bytes, not {max_nbytes!r:.80}")
     _core.profile(target)
-    arrays, described = read(path, max_nbytes)
+    with metered(progress, f"load {os.path.basename(path)}", size) as meter:
+        arrays, described = read(path, max_nbytes, meter)
+        if described is not None:
+            with _fits(path):
+                text, names = described["tree"], list(described["names"])
+                if arrays.keys() != set(names):
+                    raise LookupError(names)
+        loaded = _converted(arrays, target, device, copy, meter)
     if described is None:
-        return _core.convert(arrays, target, device=device, copy=copy)
-    with _fits(path):
-        text, names = described["tree"], list(described["names"])
-        if arrays.keys() != set(names):
-            raise LookupError(names)
-    loaded = _core.convert(arrays, target, device=device, copy=copy)
+        return loaded
     with _fits(path):
         tensors = [loaded[name] for name in names]
         tree = tree_of(text, tensors)
@@ -140,6 +156,32 @@ def load(
         if list(map(id, flattened(tree)[0])) != list(map(id, tensors)):
             raise LookupError(text)
     return tree
+
+
+def _converted(arrays: Any, target: Target, device: Device | None, copy: bool | None, meter: Meter) -> Any:
+    """Convert an array, or a dict of arrays in steps."""
+    if not isinstance(arrays, dict):
+        loaded = _core.convert(arrays, target, device=device, copy=copy)
+        meter.step(arrays.nbytes)
+        return loaded
+    loaded = {}
+    for group in _groups(arrays):
+        loaded |= _core.convert(group, target, device=device, copy=copy)
+        meter.step(sum(array.nbytes for array in group.values()))
+    return loaded
+
+
+def _groups(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the arrays of each step, and of a dict without arrays itself: arguments are checked with it."""
+    group, nbytes = {}, 0
+    for name, array in arrays.items():
+        group[name] = array
+        nbytes += array.nbytes
+        if nbytes >= _STEP:
+            yield group
+            group, nbytes = {}, 0
+    if group or not arrays:
+        yield group
 
 
 def _on_the_host(name: str, x: Any) -> Any:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
 from ._events import Event
-from ._report import Shown
+from ._report import Shown, size
 from .errors import of_kind
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Trace(Shown):
         """Return a table of the rows."""
         dropped = self.dropped
         table = [("from", "to", "path", "reason", "tensors", "bytes", "median")]
-        table += [(*row[:4], str(row.tensors), _bytes(row.nbytes), _time(row.median)) for row in self.rows()]
+        table += [(*row[:4], str(row.tensors), size(row.nbytes), _time(row.median)) for row in self.rows()]
         lines = [_line(cells, [max(map(len, column)) for column in zip(*table, strict=True)]) for cells in table]
         if len(table) == 1:
             lines = ["No transfers were recorded."]
@@ -286,16 +286,8 @@ def _line(cells: tuple[str, ...], widths: list[int]) -> str:
     return "  ".join([*(f"{text:<{width}}" for text, width in texts), *(f"{text:>{width}}" for text, width in numbers)])
 
 
-def _bytes(number: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} GiB"
-
-
 def _time(nanoseconds: float) -> str:
-    for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
-        if nanoseconds >= size:
-            return f"{nanoseconds / size:.1f} {unit}"
+    for length, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
+        if nanoseconds >= length:
+            return f"{nanoseconds / length:.1f} {unit}"
     return f"{nanoseconds:.0f} ns"

@@ -1,0 +1,110 @@
+"""Shows how far a long call has come: in one line of standard error, or by a function of the caller."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from .errors import of_kind
+
+#: What ``progress=`` takes.
+Progress = bool | Callable[[float, float], object] | None
+
+#: Seconds after which a call is shown by default, and between two looks at it.
+PATIENCE, PERIOD = 1.0, 0.1
+
+
+class Meter:
+    """What there is to do in a call, and how much of it is done."""
+
+    def __init__(self, tell: Callable[[float, float], object] | None) -> None:
+        """Pass both numbers to ``tell`` after each step."""
+        self.done: float = 0
+        self.total: float = 0
+        self._tell = tell
+
+    def expect(self, amount: float) -> None:
+        """Add to what there is to do."""
+        self.total += amount
+
+    def step(self, amount: float) -> None:
+        """Add to what is done."""
+        self.done = min(self.done + amount, self.total)
+        if self._tell is not None:
+            self._tell(self.done, self.total)
+
+
+@contextlib.contextmanager
+def metered(progress: Progress, what: str, size: Callable[[float], str]) -> Iterator[Meter]:
+    """Yield the meter of a call. ``what`` names the call in the line, and ``size`` makes words of its total."""
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        text = f"progress is {progress!r:.80}: pass True, False, or a function that takes what is done and the total"
+        raise of_kind("argument", text)
+    if callable(progress):
+        yield Meter(progress)
+    elif progress or (progress is None and _is_terminal()):
+        line = _Line(what, size, 0.0 if progress else PATIENCE)
+        try:
+            yield Meter(line.show)
+        finally:
+            line.end()
+    else:
+        yield Meter(None)
+
+
+def _is_terminal() -> bool:
+    # Programs without a console have no standard error, and others may have closed it.
+    with contextlib.suppress(AttributeError, ValueError):
+        return sys.stderr.isatty()
+    return False
+
+
+class _Line:
+    """A line that is written again and again."""
+
+    def __init__(self, what: str, size: Callable[[float], str], patience: float) -> None:
+        # The name of a file may hold what moves the cursor.
+        self._what = "".join(letter if letter.isprintable() else "?" for letter in what)
+        self._size = size
+        self._file = sys.stderr
+        self._start = time.monotonic()
+        self._next = self._start + patience
+        self._first: tuple[float, float] | None = None
+        self._width = 0
+
+    def show(self, done: float, total: float) -> None:
+        """Write the line, unless it was just written."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now, done
+        if now < self._next and not (self._width and done >= total):
+            return
+        self._next = now + PERIOD
+        words = f"{self._what}: {done / total if total else 1:.0%} of {self._size(total)}"
+        begun, before = self._first
+        if done >= total:
+            words += f", {now - self._start:.1f} s"
+        elif done > before:
+            words += f", {(now - begun) * (total - done) / (done - before):.0f} s left"
+        self._write("\r" + words[: self._columns()].ljust(self._width))
+        self._width = min(len(words), self._columns())
+
+    def end(self) -> None:
+        """Leave the line to what comes next."""
+        if self._width:
+            self._write("\n")
+
+    def _columns(self) -> int:
+        # In the last column some terminals begin a new line.
+        with contextlib.suppress(OSError, ValueError):
+            return max(os.get_terminal_size(self._file.fileno()).columns - 1, 1)
+        return 79
+
+    def _write(self, text: str) -> None:
+        # The call goes on where nobody can see it.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            self._file.write(text)
+            self._file.flush()
