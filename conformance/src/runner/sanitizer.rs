@@ -112,7 +112,8 @@ impl Sanitizer {
 /// Returns the first findings of a log: each begins with `Error` or `Invalid`, or names a hazard.
 fn quoted(log: &Path, text: &str) -> String {
     let lines = text.lines().map(|line| line.trim_start_matches('=').trim());
-    let starts = ["Error", "Invalid", "Uninitialized", "Barrier", "Program hit", "Race reported", "Warning"];
+    let starts =
+        ["Error", "Internal", "Invalid", "Uninitialized", "Barrier", "Program hit", "Race reported", "Warning"];
     let findings: Vec<_> = lines.filter(|line| starts.iter().any(|start| line.starts_with(start))).collect();
     let first = findings.iter().take(QUOTED).copied().collect::<Vec<_>>().join(" | ");
     let (count, file) = (findings.len(), log.display());
