@@ -6,9 +6,11 @@
 //!
 //! `TRUEBRIDGE_FUZZ` sets the seconds, `TRUEBRIDGE_SEED` the seed.
 
+mod extent;
 mod fields;
 mod random;
 
+pub use extent::{addresses, compact, extent};
 pub use fields::Fields;
 pub use random::Random;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

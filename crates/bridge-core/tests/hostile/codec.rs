@@ -10,7 +10,7 @@ use bridge_core::dlpack::{
     DLPack, DlpackFlags, ManagedTensorBase, Origin, Tensor, adopt, describes, lend, lend_borrowed, read,
 };
 use bridge_core::{Access, DType, Device, HostOnly, Lent, MAX_NDIM, Options, Order, Ordering, transfer};
-use bridge_fuzz::Fields;
+use bridge_fuzz::{Fields, addresses, compact, extent};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::{null_mut, with_exposed_provenance};
@@ -139,15 +139,6 @@ fn made<M: Abi>(fields: &Fields<'_>, memory: usize, deleted: &Arc<AtomicU32>) ->
     (Box::into_raw(managed), stated)
 }
 
-/// Returns the strides of a compact tensor, where they are numbers.
-fn compact(shape: &[i64]) -> Vec<i64> {
-    let mut strides = vec![1_i64; shape.len()];
-    for d in (1..shape.len()).rev() {
-        strides[d - 1] = strides[d].wrapping_mul(shape[d]);
-    }
-    strides
-}
-
 impl Stated {
     fn shape(&self) -> &[i64] {
         self.shape.as_deref().unwrap_or_default()
@@ -183,12 +174,7 @@ impl Stated {
 
     /// Returns the addresses that the elements lie at, where there are elements.
     fn hull(&self) -> Option<Range<i128>> {
-        let steps = self.shape().iter().zip(self.strides()).map(|(length, stride)| {
-            i128::from(length - 1).checked_mul(i128::from(stride)).and_then(|step| step.checked_mul(self.itemsize()))
-        });
-        let steps = steps.collect::<Option<Vec<i128>>>()?;
-        let sum = |sign: i128| steps.iter().filter(|step| step.signum() == sign).try_fold(0_i128, |a, b| a.checked_add(*b));
-        Some(self.first() + sum(-1)?..self.first() + sum(1)? + self.itemsize())
+        extent(self.first(), self.shape(), &self.strides(), self.itemsize())
     }
 
     /// Returns whether the rules allow the tensor; `None` where its lengths are beyond all memory.
@@ -350,17 +336,10 @@ fn passed_on<M: Abi>(tensor: &Tensor) -> Lent {
     unsafe { adopt(raw).and_then(|managed| lend(managed, |_, _| Ok(Origin::host()))) }.expect("it is sound")
 }
 
-/// Returns the bytes of the elements in row-major order, by the definition of strides.
+/// Returns the bytes of the elements in row-major order.
 fn elements(stated: &Stated) -> Vec<u8> {
-    if stated.is_empty() {
-        return Vec::new();
-    }
-    let (mut starts, itemsize) = (vec![stated.first()], stated.itemsize());
-    for (length, stride) in stated.shape().iter().zip(stated.strides()) {
-        let steps = (0..*length).map(|i| i128::from(i) * i128::from(stride) * itemsize);
-        starts = starts.iter().flat_map(|start| steps.clone().map(move |step| start + step)).collect();
-    }
-    starts.iter().flat_map(|start| bytes(*start as usize, itemsize as usize)).collect()
+    let found = addresses(stated.first(), stated.shape(), &stated.strides(), stated.itemsize());
+    found.iter().flat_map(|start| bytes(*start as usize, stated.itemsize() as usize)).collect()
 }
 
 fn bytes(address: usize, len: usize) -> Vec<u8> {
