@@ -6,7 +6,7 @@ use std::ops::Range;
 /// `None` where they do not even fit into 128 bits.
 pub fn extent(first: i128, shape: &[i64], strides: &[i64], itemsize: i128) -> Option<Range<i128>> {
     let step = |(length, stride): (&i64, &i64)| {
-        i128::from(*length - 1).checked_mul(i128::from(*stride)).and_then(|step| step.checked_mul(itemsize))
+        (i128::from(*length) - 1).checked_mul(i128::from(*stride)).and_then(|step| step.checked_mul(itemsize))
     };
     let steps: Vec<i128> = shape.iter().zip(strides).map(step).collect::<Option<_>>()?;
     let reach = |sign: i128| {
