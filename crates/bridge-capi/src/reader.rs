@@ -36,10 +36,11 @@ impl Reader {
         Self { profile, consumer: Arc::new(InStream(stream)) }
     }
 
-    /// Returns a reader that takes such a tensor in place.
-    pub(crate) fn of_any(tensor: &Lent, stream: Option<Stream>) -> Self {
+    /// Returns a reader on the host that takes such a tensor in place, at an address of this alignment.
+    pub(crate) fn of_any(tensor: &Lent, alignment: usize) -> Self {
         let (dtypes, devices) = (vec![tensor.dtype()], vec![tensor.device().kind]);
-        Self::new(Profile::export_only("the consumer").with_dtypes(dtypes).with_devices(devices), stream)
+        let profile = Profile::export_only("the consumer").with_dtypes(dtypes).with_devices(devices);
+        Self::new(profile.with_alignment(alignment), None)
     }
 }
 

@@ -212,6 +212,8 @@ impl CTensor {
 pub(crate) struct Caller<'a> {
     stream: Option<Stream>,
     permutation: Option<Permutation>,
+    /// That of its copies, in bytes; 0 for any.
+    alignment: usize,
     ordering: &'a Arc<dyn Ordering>,
 }
 
@@ -219,7 +221,12 @@ static PROFILE: LazyLock<Profile> = LazyLock::new(|| Profile::export_only("the o
 
 impl<'a> Caller<'a> {
     pub(crate) fn of(tensor: &CTensor, ordering: &'a Arc<dyn Ordering>) -> Self {
-        Self { stream: tensor.0.buffer().stream(), permutation: None, ordering }
+        Self { stream: tensor.0.buffer().stream(), permutation: None, alignment: 0, ordering }
+    }
+
+    /// Copies for a consumer that needs this alignment.
+    pub(crate) fn aligning(self, alignment: usize) -> Self {
+        Self { alignment, ..self }
     }
 
     /// Exports tensors with permuted dimensions.
@@ -258,7 +265,7 @@ impl Adapter for Caller<'_> {
             return Err(Error::new(ErrorKind::CopyNeeded, text));
         }
         let host = CTensor::new(tensor.shared(Device::CPU)?);
-        let reader = Reader::of_any(&host.0, None);
+        let reader = Reader::of_any(&host.0, self.alignment);
         let always = Options::copied();
         let (copy, _) = transfer(&Caller::of(&host, self.ordering), &reader, &host, self.ordering, &always)?;
         let (dtype, layout, (start, nbytes)) = (copy.dtype(), copy.layout().clone(), copy.buffer());

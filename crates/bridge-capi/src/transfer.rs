@@ -286,7 +286,7 @@ fn planned(
         return Err(uncopied(lent.device()));
     }
     let bytes_copied = if copies { lent.layout().nbytes() } else { 0 };
-    let device = moved.unwrap_or_else(|| landed(lent.device(), to.profile(), copies));
+    let device = options.device.unwrap_or_else(|| landed(lent.device(), to.profile(), copies));
     Ok((Transfer::planned(plan, bytes_copied, copied_by), device))
 }
 
@@ -298,7 +298,8 @@ fn transferred(
     stream: Stream,
     ordering: &Arc<dyn Ordering>,
 ) -> Result<(Lease, Transfer)> {
-    transfer(&Caller::of(tensor, ordering), &Reader::new(profile, Some(stream)), tensor, ordering, options)
+    let from = Caller::of(tensor, ordering).aligning(profile.alignment);
+    transfer(&from, &Reader::new(profile, Some(stream)), tensor, ordering, options)
 }
 
 /// Writes to report what tb_transfer with the same arguments would do, and returns the error that it would return.
