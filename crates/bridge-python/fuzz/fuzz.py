@@ -23,8 +23,9 @@ from typing import Any
 import cases
 
 BATCH = 2000
-# Seconds without a word from a worker that mean a hang. A case takes milliseconds, the import of a framework seconds.
-PATIENCE = 90
+# Seconds without a word from a worker that mean a hang. A case takes milliseconds, and the import of a framework seconds,
+# or a minute and more on a busy machine.
+PATIENCE = 300
 SHRINKING = 40
 
 Case = dict[str, Any]
