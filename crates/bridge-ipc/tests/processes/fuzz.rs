@@ -92,7 +92,7 @@ impl Served {
         let bytes: Vec<u8> = frames.iter().flat_map(|frame| frame.bytes.clone()).collect();
         let cut = first.about.one("cut", 0) as usize % (bytes.len() + 1);
         sent(&socket, &bytes[..cut], &bytes[cut..]);
-        if self.count % LOOK == 0 {
+        if self.count.is_multiple_of(LOOK) {
             assert_eq!(seen(&open(&self.ticket).unwrap().tensors[0]).unwrap().to_array::<u8>().unwrap().len(), 3);
         }
         self.count += 1;
