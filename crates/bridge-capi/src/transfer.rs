@@ -282,7 +282,10 @@ fn planned(
         CopiedBy::Producer if lent.device().kind == DeviceKind::CPU => CopiedBy::Host,
         by => by,
     });
-    if copied_by == Some(CopiedBy::Producer) && !COPIED.contains(&lent.device().kind) {
+    let kind = lent.device().kind;
+    // The owner copies pinned memory into memory of the host.
+    let can_be_taken = kind != DeviceKind::CUDA_HOST || to.profile().devices.contains(&DeviceKind::CPU);
+    if copied_by == Some(CopiedBy::Producer) && !(COPIED.contains(&kind) && can_be_taken) {
         return Err(uncopied(lent.device()));
     }
     let bytes_copied = if copies { lent.layout().nbytes() } else { 0 };
