@@ -1,4 +1,4 @@
-//! Hostile managed tensors at the DLPack codec. Miri and AddressSanitizer run it as part of the audit.
+//! Hostile managed tensors at the DLPack codec. AddressSanitizer runs it as part of the audit.
 #![cfg(feature = "dlpack")]
 
 mod codec;
