@@ -23,8 +23,8 @@ from typing import Any
 import cases
 
 BATCH = 2000
-# Seconds without a word from a worker that mean a hang. A case takes milliseconds, and the import of a framework seconds,
-# or a minute and more on a busy machine.
+# Seconds without a word from a worker that mean a hang. A case takes milliseconds, and the import of a framework
+# seconds, or a minute and more on a busy machine.
 PATIENCE = 300
 SHRINKING = 40
 
