@@ -4,5 +4,7 @@
 mod calls;
 #[path = "../../../crates/bridge-capi/tests/hostile/interface.rs"]
 mod interface;
+#[path = "../../../crates/bridge-capi/tests/hostile/managed.rs"]
+mod managed;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| calls::case(input));

@@ -5,10 +5,11 @@
 //! keeps the promises that C cannot check: its pointers are null, or what the header says.
 
 use super::interface::*;
+use super::managed::{Made, Owner, delete_legacy, delete_versioned, release};
 use bridge_capi as _;
-use bridge_fuzz::{Fields, addresses, compact, extent};
+use bridge_fuzz::{Fields, compact, extent};
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::ptr::{null, null_mut, with_exposed_provenance, with_exposed_provenance_mut};
+use std::ptr::{null, null_mut, with_exposed_provenance_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -114,13 +115,6 @@ struct Tensor {
 
 const NONE: Tensor = Tensor { object: null_mut(), readable: false };
 
-/// A managed tensor of the library.
-#[derive(Clone, Copy)]
-struct Made {
-    managed: *mut c_void,
-    versioned: bool,
-}
-
 struct Program {
     memory: Box<[u64]>,
     tensors: [Tensor; SLOTS],
@@ -131,28 +125,6 @@ struct Program {
     tickets: Vec<[c_char; 513]>,
     /// How often each owner of memory was released.
     owners: Vec<Arc<AtomicU32>>,
-}
-
-/// The owner of memory, with the shape and the strides of a managed tensor.
-struct Owner {
-    released: Arc<AtomicU32>,
-    shape: Vec<i64>,
-    strides: Vec<i64>,
-}
-
-unsafe extern "C" fn release(owner: *mut c_void) {
-    // SAFETY: the owner is from `owner`, and released once.
-    unsafe { Box::from_raw(owner.cast::<Owner>()) }.released.fetch_add(1, SeqCst);
-}
-
-unsafe extern "C" fn delete_legacy(managed: *mut Legacy) {
-    // SAFETY: the managed tensor is from `dlpack`, and deleted once.
-    unsafe { release(Box::from_raw(managed).context) };
-}
-
-unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
-    // SAFETY: as above.
-    unsafe { release(Box::from_raw(managed).context) };
 }
 
 /// Checks a status, and that a failure is explained. Returns whether the call succeeded.
@@ -535,59 +507,6 @@ impl Drop for Program {
             }
         }
         self.made.into_iter().flatten().for_each(Made::delete);
-    }
-}
-
-impl Made {
-    fn tensor(&self) -> DlTensor {
-        // SAFETY: the managed tensor is alive, and of this ABI.
-        unsafe {
-            match self.versioned {
-                true => (*self.managed.cast::<Versioned>()).tensor,
-                false => (*self.managed.cast::<Legacy>()).tensor,
-            }
-        }
-    }
-
-    /// Checks what every managed tensor of the library is, and reads all elements where that is allowed.
-    fn check(&self, readable: bool) {
-        let tensor = self.tensor();
-        let ndim = usize::try_from(tensor.ndim).expect("the number of dimensions is not negative");
-        assert!(ndim <= MAX_NDIM && tensor.byte_offset == 0 && tensor.dtype.lanes == 1);
-        if ndim > 0 {
-            assert!(!tensor.shape.is_null() && !tensor.strides.is_null());
-        }
-        let numbers = |pointer: *mut i64| match ndim {
-            0 => &[][..],
-            // SAFETY: both have so many numbers, and live as long as the managed tensor.
-            _ => unsafe { std::slice::from_raw_parts(pointer, ndim) },
-        };
-        let (shape, strides) = (numbers(tensor.shape), numbers(tensor.strides));
-        if readable && matches!(tensor.device.kind, 1 | 3) {
-            let itemsize = i128::from(tensor.dtype.bits) / 8;
-            for address in addresses(tensor.data.addr() as i128, shape, strides, itemsize) {
-                for byte in address..address + itemsize {
-                    // SAFETY: the byte is one of an element.
-                    std::hint::black_box(unsafe { with_exposed_provenance::<u8>(byte as usize).read() });
-                }
-            }
-        }
-    }
-
-    fn delete(self) {
-        // SAFETY: the managed tensor is alive, of this ABI, and used no more.
-        unsafe {
-            match self.versioned {
-                true => {
-                    let managed = self.managed.cast::<Versioned>();
-                    ((*managed).deleter.expect("the library has a deleter"))(managed);
-                }
-                false => {
-                    let managed = self.managed.cast::<Legacy>();
-                    ((*managed).deleter.expect("the library has a deleter"))(managed);
-                }
-            }
-        }
     }
 }
 

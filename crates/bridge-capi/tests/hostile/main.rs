@@ -2,6 +2,7 @@
 
 mod calls;
 mod interface;
+mod managed;
 
 #[test]
 fn any_calls_are_answered() {
