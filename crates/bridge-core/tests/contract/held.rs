@@ -1,9 +1,9 @@
 //! Copies that are prepared, and the memory that is kept for them.
 
 use crate::common::Event::{Copied as Launched, Dropped, Ordered};
-use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, Paper, READER, Recorder, Side, taken};
+use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, PLANNED, Paper, READER, Recorder, Side, taken};
 use crate::into::papers;
-use bridge_core::{ErrorKind, Ordering, Pair, Pending, Prepared, Strides, Views};
+use bridge_core::{Device, ErrorKind, Ordering, Pair, Pending, Prepared, Strides, Views};
 use std::sync::{Arc, Mutex};
 
 /// Offices whose exports are in the current stream, which is that of the papers.
@@ -108,6 +108,30 @@ fn what_is_held_is_leaked_where_its_owner_is_in_a_capture_of_its_own() {
     taken(&log);
     drop(prepared);
     assert_eq!(taken(&log), [], "nothing is returned");
+}
+
+#[test]
+fn each_group_is_copied_by_its_own_plan() {
+    let log = Log::default();
+    let recorder = Recorder { copies: Some(Copied::Well), plans: true, log: log.clone(), ..Recorder::default() };
+    let ordering: Arc<dyn Ordering> = Arc::new(recorder);
+    let (from, to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
+    let mut papers = papers(4, &log);
+    for (source, target) in &mut papers[2..] {
+        (source.device, target.device) = (Device::cuda(1), Device::cuda(1));
+    }
+    let expected: Vec<_> = papers.iter().map(|(source, target)| (source.address, target.address, PLANNED)).collect();
+    let items: Vec<_> = papers.into_iter().map(|(source, target)| (Item::Own(source), Item::Own(target))).collect();
+    let pairs = pairs(&from, &to, &items);
+    let prepared = Prepared::new(&pairs, &ordering).unwrap();
+    taken(&log);
+    prepared.copy(&pairs, &ordering).unwrap();
+    let launched = |event: Event| match event {
+        Launched { from, to, flips, .. } => Some((from, to, flips)),
+        _ => None,
+    };
+    // The group of the first device comes first.
+    assert_eq!(taken(&log).into_iter().filter_map(launched).collect::<Vec<_>>(), expected);
 }
 
 #[test]
