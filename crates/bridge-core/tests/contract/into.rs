@@ -143,6 +143,22 @@ fn what_cannot_be_copied_is_refused_before_anything_is_ordered() {
     }
 }
 
+/// A framework whose tensors never change says what to do instead.
+#[test]
+fn a_target_that_never_changes_is_refused_by_its_framework() {
+    for (immutable, access, said) in [
+        (true, Access::Immutable, "planned"),
+        (true, Access::ReadOnly, "is read-only"),
+        (false, Access::Immutable, "is read-only"),
+    ] {
+        let mut scene = Scene::new();
+        (scene.to.immutable, scene.target.access) = (immutable, access);
+        let error = scene.copy().0.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ReadOnly);
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
 #[test]
 fn a_source_that_must_be_packed_is_copied_by_its_framework_first() {
     let mut scene = Scene::new();
