@@ -36,11 +36,10 @@ impl Reader {
         Self { profile, consumer: Arc::new(InStream(stream)) }
     }
 
-    /// Returns a reader on the host that takes such a tensor in place, at an address of this alignment.
-    pub(crate) fn of_any(tensor: &Lent, alignment: usize) -> Self {
+    /// Returns a reader on the host that takes such a tensor in place.
+    pub(crate) fn of_any(tensor: &Lent) -> Self {
         let (dtypes, devices) = (vec![tensor.dtype()], vec![tensor.device().kind]);
-        let profile = Profile::export_only("the consumer").with_dtypes(dtypes).with_devices(devices);
-        Self::new(profile.with_alignment(alignment), None)
+        Self::new(Profile::export_only("the consumer").with_dtypes(dtypes).with_devices(devices), None)
     }
 }
 
