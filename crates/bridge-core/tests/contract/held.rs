@@ -1,9 +1,11 @@
 //! Copies that are prepared, and the memory that is kept for them.
 
-use crate::common::Event::{Copied as Launched, Dropped, Ordered};
+use crate::common::Event::{Copied as Launched, Dropped, Ordered, Synchronized};
 use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, PLANNED, Paper, READER, Recorder, Side, taken};
 use crate::into::papers;
-use bridge_core::{Access, Device, ErrorKind, Options, Ordering, Pair, Pending, Prepared, Strides, Views, transfer};
+use bridge_core::{
+    Access, Device, DeviceKind, ErrorKind, Options, Ordering, Pair, Pending, Prepared, Strides, Views, transfer,
+};
 use std::sync::{Arc, Mutex};
 
 /// Offices whose exports are in the current stream, which is that of the papers.
@@ -147,6 +149,24 @@ fn each_owner_of_a_source_is_waited_for() {
     let events = taken(&log);
     assert_eq!(events[..2], [Ordered(OWNER, READER), Ordered(OTHER, READER)], "{events:?}");
     assert!(events[2..4].iter().all(|event| matches!(event, Launched { .. })), "{events:?}");
+}
+
+#[test]
+fn the_host_waits_for_what_is_held_before_it_copies() {
+    let log = Log::default();
+    let recorder = Recorder { copies: Some(Copied::Well), log: log.clone(), ..Recorder::default() };
+    let ordering: Arc<dyn Ordering> = Arc::new(recorder);
+    let ((from, to), mut papers) = (steady(), papers(2, &log));
+    for (source, target) in &mut papers {
+        source.device.kind = DeviceKind::CUDA_MANAGED;
+        (target.device, target.stream) = (Device::CPU, None);
+    }
+    let items: Vec<_> = papers.into_iter().map(|(source, target)| (Item::Own(source), Item::Own(target))).collect();
+    let prepared = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap();
+    copied(&prepared);
+    let events = taken(&log);
+    assert_eq!(events[0], Synchronized(OWNER), "{events:?}");
+    assert!(matches!(events[1..], [Launched { .. }, Launched { .. }]), "{events:?}");
 }
 
 #[test]
