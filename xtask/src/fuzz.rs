@@ -148,7 +148,8 @@ fn guided(target: &Target, seconds: Option<&str>, seed: Option<&str>) -> Result<
     let mut command = program("cargo", &["+nightly", "fuzz", "run", "--fuzz-dir", "fuzz/guided", target.name]);
     command.arg(&found).arg(root().join("fixtures/fuzz").join(target.name));
     // The cases count what is released, and memory of a device is leaked on purpose where there is no driver.
-    command.args(["--", "-detect_leaks=0", "-timeout=60", &format!("-max_total_time={}", seconds.unwrap_or("120"))]);
+    command.env("ASAN_OPTIONS", "detect_leaks=0");
+    command.args(["--", "-timeout=60", &format!("-max_total_time={}", seconds.unwrap_or("120"))]);
     command.arg(format!("-seed={}", seed.unwrap_or("0"))).env("CARGO_TARGET_DIR", self::target().join("fuzz/guided"));
     Ok(command)
 }
