@@ -9,6 +9,79 @@ use std::process::{Command, ExitCode};
 /// Packages whose tests need neither a device nor Python, and touch memory through raw pointers.
 const POINTERS: [&str; 4] = ["truebridge-core", "truebridge-copy", "truebridge-cuda", "truebridge-interpreter"];
 
+/// The code of a package that is changed, and the tests that must notice.
+struct Mutants {
+    step: &'static str,
+    package: &'static str,
+    files: &'static [&'static str],
+    features: &'static str,
+    /// Arguments of `cargo test`. The documentation's examples, and tests with threads or processes, take longer than they
+    /// find.
+    tests: &'static [&'static str],
+}
+
+/// What decides what crosses, where, until when and in which order. Changes of adapters for Python objects are not among
+/// these: the tests that would notice are Python's, over a bundle that takes minutes to build.
+const MUTANTS: [Mutants; 7] = [
+    Mutants {
+        step: "mutants of core",
+        package: "truebridge-core",
+        files: &[
+            "crates/bridge-core/src/{layout,dtype,plan,lease,views}.rs",
+            "crates/bridge-core/src/{prepared,held,copied,copy_all,copy_into}.rs",
+        ],
+        features: "dlpack",
+        tests: &["--lib", "--test", "contract"],
+    },
+    Mutants {
+        step: "mutants of the codec",
+        package: "truebridge-core",
+        files: &["crates/bridge-core/src/dlpack.rs", "crates/bridge-core/src/dlpack/adapter.rs"],
+        features: "dlpack",
+        tests: &["--test", "contract", "--test", "hostile"],
+    },
+    Mutants {
+        step: "mutants of the order on a device",
+        package: "truebridge-cuda",
+        files: &["crates/bridge-cuda/src/*.rs"],
+        features: "",
+        tests: &["--lib"],
+    },
+    Mutants {
+        step: "mutants of copies",
+        package: "truebridge-copy",
+        files: &[
+            "crates/bridge-copy/src/{plan,host,moves}.rs",
+            "crates/bridge-copy/src/host/*.rs",
+            "crates/bridge-copy/src/moves/*.rs",
+            "crates/bridge-copy/src/kernels/{choose,many,pieces,parameters}.rs",
+        ],
+        features: "",
+        tests: &["--lib"],
+    },
+    Mutants {
+        step: "mutants of other processes",
+        package: "truebridge-ipc",
+        files: &["crates/bridge-ipc/src/*.rs"],
+        features: "",
+        tests: &["--lib", "--test", "processes"],
+    },
+    Mutants {
+        step: "mutants of the adapter of ndarray",
+        package: "truebridge-ndarray",
+        files: &["crates/bridge-ndarray/src/*.rs"],
+        features: "",
+        tests: &["--tests"],
+    },
+    Mutants {
+        step: "mutants of the adapter of candle",
+        package: "truebridge-candle",
+        files: &["crates/bridge-candle/src/*.rs"],
+        features: "",
+        tests: &["--tests"],
+    },
+];
+
 /// Runs every step, or names the reason why it is left out.
 pub fn all() -> Result<ExitCode> {
     let python = venv::MAIN.ready()?;
@@ -26,7 +99,7 @@ fn steps(python: &Path) -> Vec<Step> {
     let c_program = ["test", "--quiet", "-p", "truebridge-capi", "--target", "host-tuple", "--test", "program"];
     let c_program =
         [&c_program[..], &["--test", "layer", "--", "--skip", "with_tensorflow", "--skip", "torch"]].concat();
-    vec![
+    let mut steps = vec![
         ("errors of misuse", features::linked().and_then(misuse).map(|step| with(step, "PYO3_PYTHON", python))),
         ("Miri over core", miri(&["test", "--quiet", "--lib", "--test", "contract", "-p", "truebridge-core"])),
         ("Miri over arrays of the host", miri(&["test", "--quiet", "--tests", "-p", "truebridge-ndarray"])),
@@ -35,7 +108,6 @@ fn steps(python: &Path) -> Vec<Step> {
         ("models of retired memory", Ok(models(&["-p", "truebridge-cuda", "--lib", "models::"]))),
         ("models of connections", Ok(models(&["-p", "truebridge-ipc", "--lib", "models::"]))),
         ("public API", api::ready().and_then(|()| itself(&["api".as_ref(), "--check".as_ref()]))),
-        ("mutants of core", mutants()),
         ("free-threaded Python", Ok(free_threaded())),
         (
             "AddressSanitizer",
@@ -52,7 +124,9 @@ fn steps(python: &Path) -> Vec<Step> {
                 with(step, "TRUEBRIDGE_CFLAGS", "-g -fsanitize=address")
             }),
         ),
-    ]
+    ];
+    steps.extend(MUTANTS.iter().map(|mutants| (mutants.step, changed(mutants))));
+    steps
 }
 
 /// Returns a call of tests in which shuttle chooses the order of the threads.
@@ -69,16 +143,18 @@ fn free_threaded() -> Command {
     with(check, "CARGO_TARGET_DIR", target().join("audit/free-threaded"))
 }
 
-/// Returns a call of cargo-mutants, which `.cargo/mutants.toml` tells what to change. It leaves its reports in
-/// `target/audit/mutants.out`.
-fn mutants() -> Result<Command> {
+/// Returns a call of cargo-mutants, which `.cargo/mutants.toml` tells what to leave out. It leaves its reports in
+/// `target/audit/PACKAGE/mutants.out`.
+fn changed(mutants: &Mutants) -> Result<Command> {
     if ask(&mut cargo(&["mutants", "--version"])).is_none() {
         return Err("cargo-mutants is not installed: cargo install --locked cargo-mutants".into());
     }
-    let mut mutants = cargo(&["mutants", "-p", "truebridge-core", "--jobs", "2", "--colors", "never", "--output"]);
-    mutants.arg(target().join("audit"));
+    let Mutants { package, files, features, tests, .. } = mutants;
+    let mut command = cargo(&["mutants", "-p", package, "--jobs", "2", "--colors", "never"]);
+    command.args(files.iter().flat_map(|file| ["--file", file])).args(["--features", features]);
+    command.arg("--output").arg(target().join("audit").join(package)).arg("--").args(*tests);
     // Without debug information a mutant builds faster.
-    Ok(with(mutants, "CARGO_PROFILE_DEV_DEBUG", "0"))
+    Ok(with(command, "CARGO_PROFILE_DEV_DEBUG", "0"))
 }
 
 /// Returns a call of the nightly cargo, with a target folder of its own.

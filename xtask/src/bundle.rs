@@ -49,12 +49,6 @@ const SOURCES: [(&str, &str); 9] = [
     ("README.md", "README.md"),
 ];
 
-/// What asks for the fuzzer of the messages between processes.
-const PEERS: &str = "--peers";
-
-/// The fuzzer, which runs from the sources over the package of a bundle.
-pub const FUZZER: &str = "crates/bridge-python/fuzz/fuzz.py";
-
 /// Builds the libraries and writes the bundle to `out`, which is replaced.
 pub fn write(out: &Path) -> Result<()> {
     build(&BUILDS)?;
@@ -122,34 +116,6 @@ pub fn judge(options: &[String]) -> Result<ExitCode> {
 /// Judges the installed frameworks, and a bundle in the target folder beside them.
 pub fn scoreboard(options: &[String]) -> Result<ExitCode> {
     status(&mut script("scoreboard.py", &[], "scoreboard", options)?).map(code)
-}
-
-/// Runs the fuzzer over the package of a bundle in the target folder, or that of the messages between processes.
-pub fn fuzz(options: &[String]) -> Result<ExitCode> {
-    if let [kind, options @ ..] = options
-        && kind == PEERS
-    {
-        return peers(options);
-    }
-    let (python, bundle) = (venv::MAIN.ready()?, target().join("bundle"));
-    write(&bundle)?;
-    let mut command = program(python, &[FUZZER]);
-    status(command.args(options).env("PYTHONPATH", &bundle)).map(code)
-}
-
-/// Feeds hostile messages, and sequences of them, to both ends of the wire between processes. It needs no Python.
-fn peers(options: &[String]) -> Result<ExitCode> {
-    let mut tests = cargo(&["test", "--quiet", "-p", "truebridge-ipc", "--test", "processes"]);
-    tests.args(["--", "--nocapture", "any_"]);
-    for option in options.chunks(2) {
-        let (variable, value) = match option {
-            [name, value] if name == "--seconds" => ("TRUEBRIDGE_FUZZ", value),
-            [name, value] if name == "--seed" => ("TRUEBRIDGE_SEED", value),
-            _ => return Err(format!("{PEERS} takes --seconds and --seed, each with a number, not {option:?}")),
-        };
-        tests.env(variable, value);
-    }
-    status(&mut tests).map(code)
 }
 
 /// Writes a bundle and returns the call of a script in it, which reports to a folder of this name.

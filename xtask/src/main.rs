@@ -6,6 +6,7 @@ mod bill;
 mod bundle;
 mod check;
 mod features;
+mod fuzz;
 mod header;
 mod install;
 mod kernels;
@@ -77,7 +78,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
-    /// Feed hostile input to the Python package; with --peers first, to both ends of the wire between processes.
+    /// Feed hostile input to the Python package, or to the target that is named: the codec, the C library, the wire.
     #[command(disable_help_flag = true)]
     Fuzz {
         /// The fuzzer's own options: see `cargo xtask fuzz --help`.
@@ -180,7 +181,7 @@ fn main() -> ExitCode {
         Task::Judge { options } => bundle::judge(&options),
         Task::Scoreboard { options } => bundle::scoreboard(&options),
         Task::Bench { options } => bundle::bench(&options),
-        Task::Fuzz { options } => bundle::fuzz(&options),
+        Task::Fuzz { options } => fuzz::run(&options),
         Task::NewAdapter(new) => new_adapter(&new).map(|()| ExitCode::SUCCESS),
         Task::TryNewAdapter => tried::check().map(|()| ExitCode::SUCCESS),
         Task::Kernels { check } => kernels::compile(check).map(|()| ExitCode::SUCCESS),

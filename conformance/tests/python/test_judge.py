@@ -186,12 +186,116 @@ def test_a_file_that_cannot_be_loaded_is_not_silent(tmp_path: Path) -> None:
     assert done.returncode == 1 and "ours" in done.stdout, done.stdout + done.stderr
 
 
+#: Stands for the extension module of nanobind's tests, in Python: it returns what it was called with, and shapes.
+EXTENSION = """
+import numpy as np
+
+class Cls: ...
+
+def get_shape(x): return list(np.from_dlpack(x).shape)
+def passthrough(x): return x
+def ret(): return 7
+"""
+
+NANOBIND = """
+import numpy as np
+import test_ndarray_ext as t
+from common import three
+
+def test_takes_a_loan():
+    assert t.get_shape(np.ones((2, three))) == [2, 3] and t.Cls()
+    assert not ours() or type(t.passthrough(x=np.ones(2))).__name__ == "Loan"
+
+def test_never_reaches():
+    assert t.ret() == 7 and t.passthrough(5) == 5
+
+def test_fails():
+    x = np.ones(2)
+    assert t.passthrough(x) is x
+
+def ours():
+    return hasattr(t.get_shape, "__wrapped__")
+"""
+
+#: Stands for cmake: it writes down its arguments, and its build is the module.
+CMAKE = """#!/bin/sh
+echo "$@" >> "$0.log"
+case "$1" in
+    --build) mkdir -p "$2/tests" && cp "$0.py" "$2/tests/test_ndarray_ext.py";;
+    *) test -d "$2/ext/robin_map" || { echo "no robin_map"; exit 1; };;
+esac
+"""
+
+
+def nanobind(folder: Path) -> Path:
+    """Makes a checkout of nanobind, with its submodule."""
+    tests = folder / "nanobind" / "tests"
+    tests.mkdir(parents=True)
+    (tests / "test_ndarray.py").write_text(NANOBIND, encoding="utf-8")
+    (tests / "common.py").write_text("three = 3", encoding="utf-8")
+    (folder / "nanobind/ext/robin_map").mkdir(parents=True)
+    return folder / "nanobind"
+
+
+def cmake(folder: Path) -> Path:
+    """Makes a folder with such a cmake, and a compiler."""
+    programs = folder / "programs"
+    programs.mkdir()
+    for name, text in (("cmake", CMAKE), ("c++", "#!/bin/sh\n")):
+        (programs / name).write_text(text, encoding="utf-8")
+        (programs / name).chmod(0o755)
+    (programs / "cmake.py").write_text(EXTENSION, encoding="utf-8")
+    return programs
+
+
+def test_a_module_is_built_for_the_tests_and_takes_loans(tmp_path: Path) -> None:
+    path, programs = nanobind(tmp_path), cmake(tmp_path)
+    options = ("--suite", "nanobind", "--path", str(path), "--expected", written(tmp_path, []))
+    done = judge(tmp_path, *options, PATH=f"{programs}:{os.environ['PATH']}")
+    rows = json.loads((tmp_path / "reports/nanobind/report.json").read_text(encoding="utf-8"))["judged"]
+    said = {row["test"].partition("::")[2]: (row["verdict"], row["calls"]) for row in rows}
+    expected = {
+        "test_takes_a_loan": ("passed", 2),
+        "test_never_reaches": ("not_applicable", 0),
+        "test_fails": ("failed", 1),
+    }
+    assert said == expected and done.returncode == 1, done.stdout + done.stderr
+    assert "test_ndarray_ext.passthrough(ndarray of float64 (2,))" in done.stdout
+    configured, built = (programs / "cmake.log").read_text(encoding="utf-8").splitlines()
+    assert f"-S {path} " in configured and "-DPython_EXECUTABLE=" in configured
+    out = Path(built.split()[1])
+    assert built.endswith("--target test_ndarray_ext") and not out.exists() and tmp_path not in out.parents
+
+
+def test_a_module_that_is_built_already_is_used(tmp_path: Path) -> None:
+    (tmp_path / "built").mkdir()
+    options = ("--suite", "nanobind", "--path", str(nanobind(tmp_path)), "--extension", "built", "--tests", "loan")
+    done = judge(tmp_path, *options)
+    assert done.returncode == 2 and "built has no test_ndarray_ext" in done.stderr, done.stderr
+    (tmp_path / "built/test_ndarray_ext.py").write_text(EXTENSION, encoding="utf-8")
+    done = judge(tmp_path, *options)
+    assert done.returncode == 0 and "passed                                 1" in done.stdout, done.stdout + done.stderr
+
+
+def test_what_keeps_a_module_from_being_built_is_said(tmp_path: Path) -> None:
+    path, programs = nanobind(tmp_path), cmake(tmp_path)
+    (path / "ext/robin_map").rmdir()
+    options = ("--suite", "nanobind", "--path", str(path))
+    done = judge(tmp_path, *options, PATH=f"{programs}:{os.environ['PATH']}")
+    assert done.returncode == 2 and "git submodule update --init):\nno robin_map" in done.stderr, done.stderr
+    for program, said in (("c++", "a C++ compiler is missing"), ("cmake", "cmake is missing")):
+        (programs / program).unlink()
+        done = judge(tmp_path, *options, PATH=str(programs), CXX="")
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--suite", "numpy"], "pass a checkout of numpy/numpy with --path"),
         (["--suite", "cupy"], "pass a checkout of cupy/cupy with --path"),
         (["--suite", "numpy", "--expected", "nowhere.json"], "nowhere.json: "),
+        (["--suite", "nanobind"], "pass a checkout of wjakob/nanobind with --path"),
         (["--suite", "none"], "invalid choice: 'none'"),
     ],
 )

@@ -36,10 +36,10 @@ impl Reader {
         Self { profile, consumer: Arc::new(InStream(stream)) }
     }
 
-    /// Returns a reader that takes such a tensor in place.
-    pub(crate) fn of_any(tensor: &Lent, stream: Option<Stream>) -> Self {
+    /// Returns a reader on the host that takes such a tensor in place.
+    pub(crate) fn of_any(tensor: &Lent) -> Self {
         let (dtypes, devices) = (vec![tensor.dtype()], vec![tensor.device().kind]);
-        Self::new(Profile::export_only("the consumer").with_dtypes(dtypes).with_devices(devices), stream)
+        Self::new(Profile::export_only("the consumer").with_dtypes(dtypes).with_devices(devices), None)
     }
 }
 

@@ -107,6 +107,7 @@ impl Drop for CallerOwned {
 }
 
 /// A tensor of the caller or of another framework, which can be fed and transferred any number of times.
+#[derive(Clone)]
 pub struct CTensor(Arc<Lent>);
 
 /// Looks up the device of an address, and the allocation around it, in the driver. Only memory that work in streams
@@ -258,7 +259,7 @@ impl Adapter for Caller<'_> {
             return Err(Error::new(ErrorKind::CopyNeeded, text));
         }
         let host = CTensor::new(tensor.shared(Device::CPU)?);
-        let reader = Reader::of_any(&host.0, None);
+        let reader = Reader::of_any(&host.0);
         let always = Options::copied();
         let (copy, _) = transfer(&Caller::of(&host, self.ordering), &reader, &host, self.ordering, &always)?;
         let (dtype, layout, (start, nbytes)) = (copy.dtype(), copy.layout().clone(), copy.buffer());
@@ -286,7 +287,7 @@ impl Adapter for Caller<'_> {
 
 impl CTensor {
     /// Returns the tensor once more, as memory of `device`.
-    fn shared(&self, device: Device) -> Result<Lent> {
+    pub(crate) fn shared(&self, device: Device) -> Result<Lent> {
         let (lent, memory) = (&self.0, self.0.buffer());
         let bytes = memory.address()..memory.address() + memory.len();
         let (access, stream, reuse) = (memory.access(), memory.stream(), memory.reuse());

@@ -9,6 +9,7 @@ use bridge_core::{
     Adapter, CopiedBy, DType, Device, DeviceKind, Lease, MAX_NDIM, Options, Order, Ordering, Permutation, Plan,
     Profile, Reason, Result, Stream, Strides, Transfer, copied_by, copy_into, plan, transfer,
 };
+use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
 
@@ -189,10 +190,9 @@ fn seen_as(device: Device) -> impl Iterator<Item = Device> {
 }
 
 /// Returns the device of a result that is not moved.
-fn landed(device: Device, profile: &Profile, copied: bool) -> Device {
+fn landed(device: Device, profile: &Profile) -> Device {
     let taken = |kind| profile.devices.contains(&kind);
     match device.kind {
-        DeviceKind::CUDA_HOST if copied => Device::CPU,
         kind if taken(kind) => device,
         DeviceKind::CUDA_MANAGED if taken(DeviceKind::CUDA) => Device { kind: DeviceKind::CUDA, ..device },
         // The plan says that the consumer takes it, and the host reads pinned and managed memory.
@@ -262,6 +262,20 @@ unsafe fn write_report(report: *mut CReport, done: &Transfer, device: Device) {
     }
 }
 
+/// Returns the tensor that is transferred. Pinned memory that is copied is memory of the host: core copies that, in any order
+/// and to any alignment.
+fn transferable<'a>(tensor: &'a CTensor, profile: &Profile, options: &Options) -> Result<Cow<'a, CTensor>> {
+    let pinned = tensor.lent().device();
+    if pinned.kind != DeviceKind::CUDA_HOST {
+        return Ok(Cow::Borrowed(tensor));
+    }
+    let lent = tensor.shared(pinned)?.permuted(options.permute.as_ref())?;
+    match plan(&lent, profile, options)? {
+        Plan::Copy(reason) if reason != Reason::Moved => Ok(Cow::Owned(CTensor::new(tensor.shared(Device::CPU)?))),
+        _ => Ok(Cow::Borrowed(tensor)),
+    }
+}
+
 /// Returns what a transfer would do, and the device of its result.
 fn planned(
     tensor: &CTensor,
@@ -286,7 +300,7 @@ fn planned(
         return Err(uncopied(lent.device()));
     }
     let bytes_copied = if copies { lent.layout().nbytes() } else { 0 };
-    let device = moved.unwrap_or_else(|| landed(lent.device(), to.profile(), copies));
+    let device = options.device.unwrap_or_else(|| landed(lent.device(), to.profile()));
     Ok((Transfer::planned(plan, bytes_copied, copied_by), device))
 }
 
@@ -317,7 +331,8 @@ pub unsafe extern "C" fn tb_plan(
             room_for(report)?;
             let (tensor, options) = (borrow(tensor, "tensor")?, requests(options)?);
             let (profile, _) = profile(target, tensor, options.device)?;
-            let (done, device) = planned(tensor, profile, &options, bridge_copy::ordering())?;
+            let tensor = transferable(tensor, &profile, &options)?;
+            let (done, device) = planned(&tensor, profile, &options, bridge_copy::ordering())?;
             write_report(report, &done, device);
         }
         Ok(())
@@ -349,7 +364,8 @@ pub unsafe extern "C" fn tb_transfer(
             let device =
                 [options.device, Some(tensor.lent().device())].into_iter().flatten().find(|device| in_streams(*device));
             let stream = device.map_or(Ok(Stream::LEGACY), |device| stream_on(device, stream))?;
-            let (lease, done) = transferred(tensor, profile, &options, stream, bridge_copy::ordering())?;
+            let tensor = transferable(tensor, &profile, &options)?;
+            let (lease, done) = transferred(&tensor, profile, &options, stream, bridge_copy::ordering())?;
             write_report(report, &done, lease.device());
             write(out, managed(lease, versioned).as_raw(), "out")
         }

@@ -226,7 +226,8 @@ pub unsafe fn describes(tensor: &ffi::DLTensor, lent: &Lent) -> bool {
     let layout = lent.layout();
     data == Some(lent.data() as u64)
         && tensor.shape() == layout.shape()
-        && tensor.strides().is_some_and(|strides| strides == layout.strides())
+        // A tensor without dimensions has none.
+        && tensor.strides().unwrap_or_default() == layout.strides()
         && (DType::from(tensor.dtype()), Device::from(tensor.device())) == (lent.dtype(), lent.device())
 }
 

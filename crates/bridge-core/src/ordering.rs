@@ -107,8 +107,8 @@ unsafe impl Ordering for HostOnly {
         Err(Error::new(ErrorKind::Missing, text))
     }
 
-    /// Leaks the buffer: without a driver the state of the stream is unknown, and reuse would be unsafe.
+    /// Leaks the buffer, and counts it: without a driver the state of the stream is unknown, and reuse would be unsafe.
     fn retire(&self, _: Device, _: Stream, buffer: Box<dyn DeviceBuffer>) {
-        std::mem::forget(buffer);
+        drop(Unordered::new(buffer));
     }
 }

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
 Case = dict[str, Any]
+
+#: A folder for each kind, with a case in each file.
+CORPORA = Path(__file__).parents[3] / "fixtures" / "fuzz"
 
 EDGES = [0, 1, 2, 3, 7, 64, 65, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 47, 1 << 62, (1 << 63) - 1]
 RAISED = ["BufferError", "TypeError", "ValueError", "KeyboardInterrupt", "SystemExit", "MemoryError", "RecursionError"]
@@ -459,6 +464,12 @@ WEIGHTS |= {"tree": 4, "file": 3, "gradients": 1}
 def settled(case: Case) -> Case:
     """The case with the simplest value for every field that it does not name."""
     return {"target": "numpy", "copy": None, **KINDS[case["kind"]].simplest, **case}
+
+
+def corpus(kinds: list[str]) -> dict[str, Case]:
+    """The kept cases of these kinds, by the names of their files."""
+    files = [(kind, path) for kind in kinds for path in sorted((CORPORA / kind).glob("*.json"))]
+    return {f"{kind}/{path.stem}": settled({"kind": kind, **json.loads(path.read_text())}) for kind, path in files}
 
 
 def draw(seed: int, at: int, targets: list[str], kinds: list[str]) -> Case:

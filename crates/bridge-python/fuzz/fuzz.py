@@ -2,7 +2,8 @@
 
 A case is plain data, drawn from a seed and its number, so it can be written down and replayed. Each batch of cases runs
 in a process of its own: a crash, a hang and a wrong answer are verdicts. A case that fails is shrunk towards the
-simplest of its kind and printed as JSON; put it into ``fixtures/fuzz/seeds.json``, which every run replays first.
+simplest of its kind and printed as JSON; put it into a file of ``fixtures/fuzz/KIND``, whose name says what is hostile
+about it. Every run replays these first.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any
 
 import cases
 
-SEEDS = Path(__file__).parents[3] / "fixtures" / "fuzz" / "seeds.json"
 BATCH = 2000
-# Seconds without a word from a worker that mean a hang. A case takes milliseconds, the import of a framework seconds.
-PATIENCE = 90
+# Seconds without a word from a worker that mean a hang. A case takes milliseconds, and the import of a framework
+# seconds, or a minute and more on a busy machine.
+PATIENCE = 300
 SHRINKING = 40
 
 Case = dict[str, Any]
@@ -129,21 +130,30 @@ def play(batch: list[Case], names: list[str]) -> int:
     return failed
 
 
+def replayed(place: Path) -> dict[str, Case]:
+    """The cases of a file, by their names there: a JSON list or one case."""
+    read = json.loads(place.read_text())
+    rows = [read] if isinstance(read, dict) else read
+    return {row.get("name", f"case {i} of the file"): cases.settled(row) for i, row in enumerate(rows)}
+
+
 def main() -> int:
-    """Replays the seeds, then draws cases until the time is up."""
+    """Replays the corpora, then draws cases until the time is up."""
     parser = argparse.ArgumentParser(prog="cargo xtask fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=120, help="how long new cases are drawn (default: 120)")
     parser.add_argument("--seed", type=int, default=None, help="the seed of the run (default: a new one)")
-    parser.add_argument("--targets", default="numpy,torch", help="what is converted to (default: numpy,torch)")
-    parser.add_argument("--kinds", default=",".join(cases.KINDS), help="what is drawn (default: all of %(default)s)")
-    parser.add_argument("--replay", type=Path, help="only the cases of this file, a JSON list or one case")
+    parser.add_argument("--to", default="numpy,torch", help="what is converted to (default: numpy,torch)")
+    parser.add_argument("--target", default=",".join(cases.KINDS), help="what is drawn (default: all of %(default)s)")
+    parser.add_argument(
+        "--replay", type=Path, help="only the cases of this file, a JSON list or one case with its kind"
+    )
     options = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    text = (options.replay or SEEDS).read_text()
-    kept = json.loads(text)
-    kept = [kept] if isinstance(kept, dict) else kept
-    kept = [cases.settled(case) for case in kept]
-    failed = play(kept, [case.get("name", f"case {i} of the file") for i, case in enumerate(kept)])
+    kinds = options.target.split(",")
+    if unknown := set(kinds) - set(cases.KINDS):
+        parser.error(f"--target is one of {', '.join(cases.KINDS)}, not {', '.join(sorted(unknown))}")
+    kept = replayed(options.replay) if options.replay else cases.corpus(kinds)
+    failed = play(list(kept.values()), list(kept))
     print(f"{len(kept)} kept cases replayed, {failed} failed", flush=True)
     if options.replay:
         return 1 if failed else 0
@@ -153,7 +163,7 @@ def main() -> int:
     while time.monotonic() < ends and failed < 10:
         numbers = range(count, count + BATCH)
         failed += play(
-            [cases.draw(seed, at, options.targets.split(","), options.kinds.split(",")) for at in numbers],
+            [cases.draw(seed, at, options.to.split(","), kinds) for at in numbers],
             [f"case {number} of seed {seed}" for number in numbers],
         )
         count += BATCH

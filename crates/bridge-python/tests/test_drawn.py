@@ -1,4 +1,7 @@
-"""A hundred cases of each kind that the fuzzer judges by itself: `cargo xtask fuzz --kinds KIND` draws thousands."""
+"""The corpora of the fuzzer, and a hundred cases of each kind that it judges by itself.
+
+`cargo xtask fuzz --target KIND` draws thousands.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,18 @@ DRAWN = [
 
 
 @pytest.mark.skipif(not FUZZ.is_dir(), reason="the fuzzer runs from the sources")
+def test_every_kind_has_a_corpus_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file is a case that was hostile once, or looks as if it were."""
+    pytest.importorskip("tensorflow")
+    monkeypatch.syspath_prepend(str(FUZZ))
+    import cases
+
+    kept = cases.corpus(list(cases.KINDS))
+    assert {case["kind"] for case in kept.values()} == set(cases.KINDS)
+    judge(list(kept.values()))
+
+
+@pytest.mark.skipif(not FUZZ.is_dir(), reason="the fuzzer runs from the sources")
 @pytest.mark.parametrize(("kind", "target", "count", "needs"), DRAWN)
 def test_drawn_cases(kind: str, target: str, count: int, needs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker is a process of its own: it has little memory for a file."""
@@ -44,7 +59,10 @@ def draw_and_judge(kind: str, target: str, count: int, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(str(FUZZ))
     import cases
 
-    drawn: list[Any] = [cases.draw(23, number, [target], [kind]) for number in range(count)]
+    judge([cases.draw(23, number, [target], [kind]) for number in range(count)])
+
+
+def judge(drawn: list[Any]) -> None:
     done = subprocess.run(
         [sys.executable, str(FUZZ / "worker.py")],
         input="".join(json.dumps(case) + "\n" for case in drawn),

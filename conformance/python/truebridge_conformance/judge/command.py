@@ -8,10 +8,12 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from truebridge_conformance.judge import verdicts
+from truebridge_conformance.judge.build import extension
 from truebridge_conformance.judge.errors import JudgeError
 from truebridge_conformance.judge.report import Report
 from truebridge_conformance.judge.run import Run
@@ -60,8 +62,10 @@ def judge(options: argparse.Namespace) -> Report:
     files = run.check(gpus)
     shutil.rmtree(run.folder, ignore_errors=True)
     run.folder.mkdir(parents=True)
-    records = run.records("package", files)
-    judged = verdicts.judge(records, _natively(run, files, records), entries)
+    with tempfile.TemporaryDirectory() as built:
+        run.extension = extension(run.row, run.path, options.extension, Path(built))
+        records = run.records("package", files)
+        judged = verdicts.judge(records, _natively(run, files, records), entries)
     about: dict[str, Any] = records[0]
     return Report(
         suite=options.suite,
@@ -107,6 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--suite", required=True, choices=sorted(SUITES), help="which suite")
     parser.add_argument("--path", required=True, type=Path, metavar="DIR", help="your checkout of it")
+    parser.add_argument(
+        "--extension", type=Path, metavar="DIR", help="where the module of the tests is built (default: build it)"
+    )
     parser.add_argument("--report", type=Path, default=Path("judge-report"), metavar="DIR", help="where the reports go")
     parser.add_argument("--revision", help="what the reports call the checkout (default: what git says)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="cpu hides the GPUs (default: what there is)")

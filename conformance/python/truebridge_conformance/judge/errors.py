@@ -25,3 +25,7 @@ class BadList(JudgeError):
 
 class DidNotRun(JudgeError):
     """The test runner ended without a single result."""
+
+
+class DidNotBuild(JudgeError):
+    """The extension module of the suite's tests could not be built."""

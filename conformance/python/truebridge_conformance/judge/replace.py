@@ -25,7 +25,7 @@ _last = ""
 class Replaced:
     """A function of a framework in whose place the package is called."""
 
-    #: Where tests look it up, such as ``numpy.from_dlpack``.
+    #: Where tests look it up, such as ``numpy.from_dlpack``; ``module.*`` is every function of a module.
     name: str
     #: Returns what is called, from the framework's own function.
     make: Callable[[Function], Function]
@@ -57,6 +57,32 @@ def lending(native: Function) -> Function:
     return take
 
 
+def lending_all(native: Function) -> Function:
+    """Return the replacement of a function of such a library, each of whose tensors is a loan."""
+
+    def take(*args: Any, **keywords: Any) -> Any:
+        lent = {name: _lent(x) for name, x in keywords.items()}
+        return native(*map(_lent, args), **lent)
+
+    return take
+
+
+def _lent(x: Any) -> Any:
+    return truebridge.lend(x) if hasattr(x, "__dlpack__") else x
+
+
+def exchanging(library: str) -> Callable[..., bool]:
+    """Return which calls of a library's functions have tensors of others."""
+
+    def is_of_another(x: Any) -> bool:
+        return hasattr(x, "__dlpack__") and not type(x).__module__.startswith(library)
+
+    def when(*args: Any, **keywords: Any) -> bool:
+        return any(map(is_of_another, (*args, *keywords.values())))
+
+    return when
+
+
 def foreign(framework: str) -> Callable[..., bool]:
     """Return which calls of a general function exchange memory: those with a device's memory of another framework."""
 
@@ -79,16 +105,26 @@ def last() -> str:
 
 def install(replaced: Iterable[Replaced]) -> list[str]:
     """Replace the functions that this framework has. Return their names."""
-    return [row.name for row in replaced if _install(row)]
+    return [row.name for row in replaced if any([_install(row, name) for name in _names(row)])]
 
 
-def _install(row: Replaced) -> bool:
+def _names(row: Replaced) -> list[str]:
     module, _, attribute = row.name.rpartition(".")
+    if attribute != "*":
+        return [row.name]
+    functions = {
+        name for name, value in vars(_owner(module)).items() if callable(value) and not isinstance(value, type)
+    }
+    return [f"{module}.{name}" for name in sorted(functions) if not name.startswith("_")]
+
+
+def _install(row: Replaced, name: str) -> bool:
+    module, _, attribute = name.rpartition(".")
     owner = _owner(module)
     native = getattr(owner, attribute, None)
     if native is None:
         return False
-    setattr(owner, attribute, _counted(row, native, row.make(native)))
+    setattr(owner, attribute, _counted(row, name, native, row.make(native)))
     return True
 
 
@@ -101,14 +137,14 @@ def _owner(name: str) -> Any:
         return getattr(_owner(parent), attribute, None) if parent else None
 
 
-def _counted(row: Replaced, native: Function, ours: Function) -> Function:
+def _counted(row: Replaced, name: str, native: Function, ours: Function) -> Function:
     @functools.wraps(native)
     def replaced(*args: Any, **keywords: Any) -> Any:
         global _calls, _last
         if getattr(_inside, "package", False) or not row.when(*args, **keywords):
             return native(*args, **keywords)
         _calls += 1
-        _last = _words(row.name, args, keywords)
+        _last = _words(name, args, keywords)
         _inside.package = True
         try:
             return ours(*args, **keywords)

@@ -53,6 +53,8 @@ class Run:
     options: list[str] = field(default_factory=list)
     #: Whether the tests see GPUs.
     hide_gpus: bool = False
+    #: The folder of the module that the tests import and that must be built, where the suite has one.
+    extension: Path | None = None
 
     @property
     def row(self) -> Suite:
@@ -135,7 +137,7 @@ class Run:
     def environment(self) -> dict[str, str]:
         """Return the environment of the tests."""
         own = {name: value for name, value in os.environ.items() if name not in IGNORED}
-        folders = [HOME, *(self.path / folder for folder in self.row.folders)]
+        folders = [HOME, *filter(None, [self.extension]), *(self.path / folder for folder in self.row.folders)]
         path = [os.fspath(folder) for folder in folders] + own.get("PYTHONPATH", "").split(os.pathsep)
         return {
             **self.row.environment,

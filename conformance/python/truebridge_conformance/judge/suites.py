@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from truebridge_conformance.judge.replace import Replaced, foreign, importing, lending
+from truebridge_conformance.judge.replace import Replaced, exchanging, foreign, importing, lending, lending_all
 
 #: Of each framework, the functions that take tensors of others.
 FUNCTIONS: dict[str, tuple[Replaced, ...]] = {
@@ -29,6 +29,7 @@ FUNCTIONS: dict[str, tuple[Replaced, ...]] = {
         Replaced("tensorflow.python.dlpack.dlpack.from_dlpack", importing("tensorflow")),
     ),
     "tvm_ffi": (Replaced("tvm_ffi.from_dlpack", lending),),
+    "test_ndarray_ext": (Replaced("test_ndarray_ext.*", lending_all, when=exchanging("nanobind")),),
 }
 
 
@@ -51,13 +52,16 @@ class Suite:
     environment: Mapping[str, str] = field(default_factory=dict)
     #: Folders of the checkout that the tests import from.
     folders: tuple[str, ...] = ()
+    #: A module that the tests import and that the checkout's CMake builds, and its folder in that build.
+    extension: str = ""
+    built_in: str = ""
     #: Whether it needs a CUDA device.
     gpu: bool = False
 
     @property
     def frameworks(self) -> tuple[str, ...]:
         """The frameworks whose functions are replaced."""
-        return (self.framework, *self.others)
+        return (self.framework, *self.others, *filter(None, [self.extension]))
 
 
 SUITES: dict[str, Suite] = {
@@ -111,6 +115,15 @@ SUITES: dict[str, Suite] = {
         # Hypothesis has a profile for CI, without deadlines and with the same examples in every run.
         environment={"ARRAY_API_TESTS_MODULE": "numpy", "CI": "true", "JAX_ENABLE_X64": "1"},
         folders=(".",),
+    ),
+    "nanobind": Suite(
+        project="wjakob/nanobind",
+        framework="numpy",
+        files=("tests/test_ndarray.py",),
+        others=("torch", "cupy"),
+        folders=("tests",),
+        extension="test_ndarray_ext",
+        built_in="tests",
     ),
     "tvm-ffi": Suite(
         project="apache/tvm-ffi",

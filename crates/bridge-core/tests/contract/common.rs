@@ -1,9 +1,9 @@
 //! A framework of plain values, and an ordering that records its calls.
 
 use bridge_core::{
-    Access, Adapter, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Flush,
-    Keep, Layout, Lease, Lent, Offer, Order, Ordering, Pending, Profile, Result, Reuse, Stream, Strided, Strides,
-    Views,
+    Access, Adapter, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Failed,
+    Flush, Keep, Layout, Lease, Lent, Offer, Order, Ordering, Pending, Piece, Planned, Profile, Result, Reuse, Stream,
+    Strided, Strides, Views,
 };
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
@@ -52,6 +52,23 @@ pub struct Recorder {
     pub flushes: Mutex<Vec<Flush>>,
     /// The errors of its copies; `None` if it has no copies.
     pub copies: Option<Copied>,
+    /// Whether its copies can be planned.
+    pub plans: bool,
+}
+
+/// The flips of a copy that was planned, which has none.
+pub const PLANNED: u128 = u128::MAX;
+
+/// Copies that were planned: addresses from and to.
+struct Plans(Vec<(usize, usize)>, Log);
+
+// SAFETY: as for the recorder.
+unsafe impl Planned for Plans {
+    unsafe fn copy(&self, stream: Option<Stream>) -> std::result::Result<(), Failed> {
+        let copied = self.0.iter().map(|(from, to)| Event::Copied { from: *from, to: *to, flips: PLANNED, stream });
+        self.1.lock().unwrap().extend(copied);
+        Ok(())
+    }
 }
 
 /// What follows a copy.
@@ -79,6 +96,16 @@ unsafe impl Copies for Recorder {
             _ => (),
         }
         Ok(())
+    }
+
+    fn plan(
+        &self,
+        _: Device,
+        pieces: &[Piece<'_>],
+        _: Option<Stream>,
+    ) -> std::result::Result<Option<Box<dyn Planned>>, Failed> {
+        let addresses = pieces.iter().map(|piece| (piece.from.data, piece.to.data)).collect();
+        Ok(self.plans.then(|| Box::new(Plans(addresses, self.log.clone())) as Box<dyn Planned>))
     }
 
     fn reaches(&self, device: Device) -> Result<()> {

@@ -1,9 +1,11 @@
 //! Copies that are prepared, and the memory that is kept for them.
 
-use crate::common::Event::{Copied as Launched, Dropped, Ordered};
-use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, Paper, READER, Recorder, Side, taken};
+use crate::common::Event::{Copied as Launched, Dropped, Ordered, Synchronized};
+use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, PLANNED, Paper, READER, Recorder, Side, taken};
 use crate::into::papers;
-use bridge_core::{ErrorKind, Ordering, Pair, Pending, Prepared, Strides, Views};
+use bridge_core::{
+    Access, Device, DeviceKind, ErrorKind, Options, Ordering, Pair, Pending, Prepared, Strides, Views, transfer,
+};
 use std::sync::{Arc, Mutex};
 
 /// Offices whose exports are in the current stream, which is that of the papers.
@@ -110,19 +112,102 @@ fn what_is_held_is_leaked_where_its_owner_is_in_a_capture_of_its_own() {
     assert_eq!(taken(&log), [], "nothing is returned");
 }
 
+/// A target may be a view of foreign memory: its owner waits for every write to it, in the stream of the write.
+#[test]
+fn the_owner_of_a_view_waits_for_what_is_copied_into_it() {
+    let log = Log::default();
+    let recorder = Recorder { copies: Some(Copied::Well), log: log.clone(), ..Recorder::default() };
+    let ordering: Arc<dyn Ordering> = Arc::new(recorder);
+    let ((from, to), mut items) = (steady(), items(1, &Log::default()));
+    let (_, target) = papers(1, &Log::default()).remove(0);
+    let owned = Item::Own(Paper { stream: Some(OWNER), log: log.clone(), ..target.clone() });
+    let view = transfer(&from, &to, &owned, &ordering, &Options::default()).unwrap().0;
+    items[0].1 = Item::Own(target);
+    let prepared = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap();
+    *to.side.current.lock().unwrap() = Some(OTHER);
+    copied(&prepared);
+    *to.side.current.lock().unwrap() = Some(READER);
+    taken(&log);
+    drop(view);
+    assert!(taken(&log).contains(&Ordered(OTHER, OWNER)));
+}
+
+/// A tensor that never changes keeps the stream of its export, whatever its framework does later.
+#[test]
+fn each_owner_of_a_source_is_waited_for() {
+    let log = Log::default();
+    let recorder = Recorder { copies: Some(Copied::Well), log: log.clone(), ..Recorder::default() };
+    let ordering: Arc<dyn Ordering> = Arc::new(recorder);
+    let (from, to) = (Office::new(Strides::Any), steady().1);
+    let mut papers = papers(2, &log);
+    for ((source, _), stream) in papers.iter_mut().zip([OWNER, OTHER]) {
+        (source.access, source.stream) = (Access::Immutable, Some(stream));
+    }
+    let items: Vec<_> = papers.into_iter().map(|(source, target)| (Item::Own(source), Item::Own(target))).collect();
+    let prepared = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap();
+    copied(&prepared);
+    let events = taken(&log);
+    assert_eq!(events[..2], [Ordered(OWNER, READER), Ordered(OTHER, READER)], "{events:?}");
+    assert!(events[2..4].iter().all(|event| matches!(event, Launched { .. })), "{events:?}");
+}
+
+#[test]
+fn the_host_waits_for_what_is_held_before_it_copies() {
+    let log = Log::default();
+    let recorder = Recorder { copies: Some(Copied::Well), log: log.clone(), ..Recorder::default() };
+    let ordering: Arc<dyn Ordering> = Arc::new(recorder);
+    let ((from, to), mut papers) = (steady(), papers(2, &log));
+    for (source, target) in &mut papers {
+        source.device.kind = DeviceKind::CUDA_MANAGED;
+        (target.device, target.stream) = (Device::CPU, None);
+    }
+    let items: Vec<_> = papers.into_iter().map(|(source, target)| (Item::Own(source), Item::Own(target))).collect();
+    let prepared = Prepared::new(&pairs(&from, &to, &items), &ordering).unwrap();
+    copied(&prepared);
+    let events = taken(&log);
+    assert_eq!(events[0], Synchronized(OWNER), "{events:?}");
+    assert!(matches!(events[1..], [Launched { .. }, Launched { .. }]), "{events:?}");
+}
+
+#[test]
+fn each_group_is_copied_by_its_own_plan() {
+    let log = Log::default();
+    let recorder = Recorder { copies: Some(Copied::Well), plans: true, log: log.clone(), ..Recorder::default() };
+    let ordering: Arc<dyn Ordering> = Arc::new(recorder);
+    let (from, to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
+    let mut papers = papers(4, &log);
+    for (source, target) in &mut papers[2..] {
+        (source.device, target.device) = (Device::cuda(1), Device::cuda(1));
+    }
+    let expected: Vec<_> = papers.iter().map(|(source, target)| (source.address, target.address, PLANNED)).collect();
+    let items: Vec<_> = papers.into_iter().map(|(source, target)| (Item::Own(source), Item::Own(target))).collect();
+    let pairs = pairs(&from, &to, &items);
+    let prepared = Prepared::new(&pairs, &ordering).unwrap();
+    taken(&log);
+    prepared.copy(&pairs, &ordering).unwrap();
+    let launched = |event: Event| match event {
+        Launched { from, to, flips, .. } => Some((from, to, flips)),
+        _ => None,
+    };
+    // The group of the first device comes first.
+    assert_eq!(taken(&log).into_iter().filter_map(launched).collect::<Vec<_>>(), expected);
+}
+
 #[test]
 fn nothing_is_held_where_tensors_have_streams_of_their_own() {
     let log = Log::default();
     let ordering: Arc<dyn Ordering> =
         Arc::new(Recorder { copies: Some(Copied::Well), log: log.clone(), ..Recorder::default() });
-    let (from, to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
+    let own = || (Office::new(Strides::Any), Office::new(Strides::Compact));
     let items = items(9, &log);
-    let pairs = pairs(&from, &to, &items);
-    let prepared = Prepared::new(&pairs, &ordering).unwrap();
-    assert!(prepared.held(0).is_none());
-    assert_eq!(taken(&log), vec![Dropped; 9]);
-    prepared.copy(&pairs, &ordering).unwrap();
-    assert!(taken(&log).contains(&Ordered(READER, OWNER)));
+    for (from, to) in [own(), (steady().0, own().1), (own().0, steady().1)] {
+        let pairs = pairs(&from, &to, &items);
+        let prepared = Prepared::new(&pairs, &ordering).unwrap();
+        assert!(prepared.held(0).is_none());
+        assert_eq!(taken(&log), vec![Dropped; 9]);
+        prepared.copy(&pairs, &ordering).unwrap();
+        assert!(taken(&log).contains(&Ordered(READER, OWNER)));
+    }
 }
 
 #[test]

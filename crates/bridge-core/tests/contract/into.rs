@@ -1,6 +1,6 @@
 //! Copies into tensors that exist: what is refused before anything is launched, and what is ordered.
 
-use crate::common::Event::{Copied as Launched, Dropped, Moved, Ordered, Retired};
+use crate::common::Event::{Copied as Launched, Dropped, Moved, Ordered, Retired, Synchronized};
 use crate::common::{Copied, Event, Item, Log, OTHER, OWNER, Office, Paper, READER, Recorder, Side, taken};
 use bridge_core::{
     Access, DType, Device, DeviceKind, ErrorKind, Misfit, Options, Ordering, Pair, Pending, Result, Reuse, Stream,
@@ -143,6 +143,22 @@ fn what_cannot_be_copied_is_refused_before_anything_is_ordered() {
     }
 }
 
+/// A framework whose tensors never change says what to do instead.
+#[test]
+fn a_target_that_never_changes_is_refused_by_its_framework() {
+    for (immutable, access, said) in [
+        (true, Access::Immutable, "planned"),
+        (true, Access::ReadOnly, "is read-only"),
+        (false, Access::Immutable, "is read-only"),
+    ] {
+        let mut scene = Scene::new();
+        (scene.to.immutable, scene.target.access) = (immutable, access);
+        let error = scene.copy().0.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ReadOnly);
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
 #[test]
 fn a_source_that_must_be_packed_is_copied_by_its_framework_first() {
     let mut scene = Scene::new();
@@ -259,17 +275,25 @@ fn many_copies_are_ordered_once_before_the_first_and_once_after_the_last() {
 
 #[test]
 fn a_pair_that_does_not_fit_keeps_all_from_being_written() {
-    for (change, beside) in [(0, None), (1, Some(3)), (2, Some(3))] {
+    let table = [
+        (0, None, "the shape and the strides differ in length"),
+        (1, Some(3), "the two targets share memory"),
+        (2, Some(3), "the target of one shares memory with the source of the other"),
+        (3, None, "the tensor and the target share memory"),
+    ];
+    for (change, beside, said) in table {
         let log = Log::default();
         let mut papers = papers(9, &log);
         match change {
             0 => papers[5].1.shape = vec![7],
             1 => papers[5].1.address = papers[3].1.address + 4,
-            _ => papers[5].1.address = papers[3].0.address,
+            2 => papers[5].1.address = papers[3].0.address,
+            _ => papers[5].1.address = papers[5].0.address + 4,
         }
         let (copied, events) = copy_all(papers, Some(Copied::Well), &log);
         let misfit = copied.unwrap_err();
         assert_eq!((misfit.index, misfit.beside, misfit.error.kind()), (5, beside, ErrorKind::Layout), "{change}");
+        assert!(misfit.error.to_string().contains(said), "{}", misfit.error);
         assert!(events.iter().all(|event| *event == Dropped), "{change}: {events:?}");
     }
 }
@@ -282,6 +306,39 @@ fn a_pair_that_repeats_another_is_copied_once() {
     let (copied, events) = copy_all(papers, Some(Copied::Well), &log);
     copied.unwrap();
     assert_eq!(events.iter().filter(|event| matches!(event, Launched { .. })).count(), 8);
+}
+
+#[test]
+fn the_host_waits_once_for_a_stream_whose_memory_it_copies() {
+    let log = Log::default();
+    let mut papers = papers(3, &log);
+    for (source, target) in &mut papers {
+        source.device.kind = DeviceKind::CUDA_MANAGED;
+        (target.device, target.stream) = (Device::CPU, None);
+    }
+    let (copied, events) = copy_all(papers, Some(Copied::Well), &log);
+    copied.unwrap();
+    let launched = |event: &Event| matches!(event, Launched { stream: None, .. });
+    assert_eq!(events[0], Synchronized(OWNER), "{events:?}");
+    assert!(events[1..4].iter().all(launched) && !events[4..].contains(&Synchronized(OWNER)), "{events:?}");
+}
+
+/// The host waits for what it receives.
+#[test]
+fn what_is_moved_to_the_host_is_moved_last() {
+    let log = Log::default();
+    let mut papers = papers(3, &log);
+    (papers[0].1.device, papers[0].1.stream) = (Device::CPU, None);
+    (papers[1].0.device, papers[1].0.stream) = (Device::CPU, None);
+    let (copied, events) = copy_all(papers, Some(Copied::Well), &log);
+    copied.unwrap();
+    let launched = |event: &Event| match event {
+        Launched { .. } => Some(None),
+        Moved { to, .. } => Some(Some(*to)),
+        _ => None,
+    };
+    let order: Vec<Option<Device>> = events.iter().filter_map(launched).collect();
+    assert_eq!(order, [None, Some(Device::cuda(0)), Some(Device::CPU)], "{events:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 mod child;
 mod death;
-mod fuzz;
+pub(crate) mod fuzz;
 mod history;
 mod line;
 mod names;

@@ -1,9 +1,9 @@
 //! Random programs over tensors that share memory, by tickets and in place, against a model of who shares what with whom.
 
 use super::child::ipc;
-use super::fuzz::{Random, number};
 use super::{Folder, LONG, host, ndarray};
 use bridge_core::{Access, ErrorKind, Options, Order, Permutation, Result, copy_into, transfer};
+use bridge_fuzz::{Random, number};
 use bridge_ipc::{Exporter, IpcTensor, Limits, Parcel, Writing, open};
 use bridge_ndarray::HostArray;
 use ndarray::{ArrayD, Axis};

@@ -13,9 +13,9 @@ mod exporter;
 mod names;
 
 use super::child::seen;
-use super::fuzz::{Random, number};
 use super::{Folder, LONG, PATIENCE, share, wait_for};
 use bridge_core::{ErrorKind, Result};
+use bridge_fuzz::{Random, number};
 use bridge_ipc::{Exporter, IpcTensor, Limits, Ticket, Writing, open};
 use std::collections::BTreeMap;
 use std::process::Command;
