@@ -184,7 +184,7 @@ impl CTensor {
             (slice(memory.shape, ndim, "shape")?, strides)
         };
         let layout = Layout::new(dtype, shape, strides, 0)?;
-        let data = if layout.numel() == 0 { 0 } else { memory.data.addr() };
+        let data = if layout.numel() == 0 { 0 } else { memory.data.expose_provenance() };
         if data == 0 && layout.numel() > 0 {
             return Err(refused("data is NULL, but there are elements"));
         }

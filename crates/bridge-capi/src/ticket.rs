@@ -5,7 +5,7 @@ use crate::status::{Status, answer, quietly, refused};
 use crate::tensor::{CMemory, CTensor, Caller};
 use bridge_core::{Adapter, Options, Result};
 use bridge_ipc::{Ipc, IpcTensor, Opened, Parcel, Ticket, Writing, process};
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CString, c_char};
 use std::ptr;
 use std::time::Duration;
 
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn tb_tensor_info(tensor: *const CTensor, out: *mut CMemor
             let (layout, read_only) = (lent.layout(), lent.buffer().access().forbids_writes());
             let memory = CMemory {
                 size: size_of::<CMemory>(),
-                data: ptr::with_exposed_provenance_mut::<c_void>(lent.data()),
+                data: lent.as_ptr(),
                 shape: layout.shape().as_ptr(),
                 strides: layout.strides().as_ptr(),
                 ndim: layout.shape().len() as i32,

@@ -18,7 +18,7 @@ pub const COPY_ALIGNMENT: usize = 64;
 ///
 /// ```
 /// use bridge_core::*;
-/// use std::{ptr, slice, sync::Arc};
+/// use std::{slice, sync::Arc};
 ///
 /// /// The framework's tensor: its own numbers, or a view of foreign memory.
 /// #[derive(Clone)]
@@ -34,7 +34,7 @@ pub const COPY_ALIGNMENT: usize = 64;
 ///             Array::View(lease) if lease.layout().numel() == 0 => &[],
 ///             // SAFETY: the profile admits compact, aligned float32 in host memory, which the lease keeps.
 ///             Array::View(lease) => unsafe {
-///                 slice::from_raw_parts(ptr::with_exposed_provenance(lease.data()), lease.layout().numel())
+///                 slice::from_raw_parts(lease.as_ptr(), lease.layout().numel())
 ///             },
 ///         }
 ///     }

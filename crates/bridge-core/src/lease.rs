@@ -106,6 +106,12 @@ impl Lease {
         self.lent().data()
     }
 
+    /// Returns [`data`](Self::data) as a pointer, which the host can follow where the [`device`](Self::device) is the
+    /// host. It is valid as long as the lease.
+    pub fn as_ptr<T>(&self) -> *mut T {
+        self.lent().as_ptr()
+    }
+
     /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.lent().dtype()

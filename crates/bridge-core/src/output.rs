@@ -53,9 +53,10 @@ pub fn output<'a, T>(
 }
 
 impl<T> Output<'_, T> {
-    /// Returns the address of the first element. It may be null for a result without elements.
-    pub fn data(&self) -> usize {
-        self.lent.data()
+    /// Returns a pointer to the first element, on the [`device`](Self::device). It may be null for a result without
+    /// elements.
+    pub fn as_ptr<E>(&self) -> *mut E {
+        self.lent.as_ptr()
     }
 
     /// Returns the shape and the strides, in elements.

@@ -138,10 +138,10 @@ misuse! {
 misuse! {
     ABorrowEndsWithItsTensor:
         "use truebridge::python::{Borrowed, PyTensor, borrow};
-        fn address(tensor: PyTensor<'_>) -> truebridge::Result<usize> {
+        fn address(tensor: PyTensor<'_>) -> truebridge::Result<*const f32> {
             let borrowed: Borrowed<'_> = borrow(&tensor)?;",
-        right: "let address = borrowed.data(); drop(tensor); Ok(address)",
-        E0505: "drop(tensor); let address = borrowed.data(); Ok(address)",
+        right: "let address = borrowed.as_ptr(); drop(tensor); Ok(address)",
+        E0505: "drop(tensor); let address = borrowed.as_ptr(); Ok(address)",
         "}";
     ABorrowIsNotKept:
         "use truebridge::python::{Borrowed, PyTensor, borrow};
@@ -153,8 +153,8 @@ misuse! {
         "use truebridge::python::Borrowed;
         fn sent<T: Send>(value: T) -> T { value }
         fn address(borrowed: Borrowed<'_>) -> usize {",
-        right: "sent(borrowed.data())",
-        E0277: "sent(borrowed).data()",
+        right: "sent(borrowed.as_ptr::<f32>().addr())",
+        E0277: "sent(borrowed).as_ptr::<f32>().addr()",
         "}";
     AMatchExpectsMoreAdapters:
         "use truebridge::python::AnyAdapter;
