@@ -168,6 +168,7 @@ pub trait Adapter {
 /// import of an adapter that it was not made for; `accept` refuses it there. Dropping an offer returns the memory, as
 /// dropping a lease does.
 #[derive(Debug)]
+#[must_use = "dropping an offer returns the memory: accept it"]
 pub struct Offer<'a> {
     lease: Lease,
     /// The profile that the tensor fits.
@@ -214,7 +215,6 @@ impl<'a> Offer<'a> {
     ///
     /// The adapter that accepts the offer takes such a tensor in place, and the consumer that the offer was made to names
     /// the streams and has the views of the consumer of that adapter.
-    #[must_use]
     pub unsafe fn vouched_for(self) -> Self {
         Self { vouched_for: true, ..self }
     }

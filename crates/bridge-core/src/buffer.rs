@@ -129,6 +129,7 @@ impl Allocation {
 }
 
 /// An [`Allocation`] as a buffer, kept alive by `O`.
+#[must_use = "dropping a buffer drops the owner of its memory"]
 pub struct Memory<O> {
     allocation: Allocation,
     _owner: O,
@@ -171,6 +172,7 @@ unsafe impl<O: Send + Sync> DeviceBuffer for Memory<O> {
 }
 
 /// An exported tensor: a buffer, a dtype and a layout, in one box.
+#[must_use = "dropping an exported tensor ends the export"]
 pub struct Lent(Box<dyn Tensor>);
 
 /// What is known of the tensor besides its memory.
@@ -258,7 +260,6 @@ impl Lent {
     }
 
     /// Records a deferred operation.
-    #[must_use]
     pub fn with_pending(mut self, pending: Option<Pending>) -> Self {
         self.0.facts_mut().pending = pending;
         self
@@ -336,7 +337,6 @@ impl Lent {
     }
 
     /// Returns the same tensor with an access that forbids writes, where its own does not forbid more.
-    #[must_use]
     pub fn restricted(mut self, access: Access) -> Self {
         if access.forbids_writes() && self.buffer().access() != Access::ReadOnly {
             self.0.facts_mut().access = access;

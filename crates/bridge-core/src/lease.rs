@@ -19,6 +19,7 @@ use std::sync::Arc;
 ///
 /// The leases of one [`transfer_all`](crate::transfer_all) that are dropped together share those waits, and a lease
 /// that is dropped while others live returns its memory within about a millisecond ([`Ordering::soon`]).
+#[must_use = "dropping a lease returns the memory: keep it as long as the view"]
 pub struct Lease {
     /// `None` only while it is being dropped.
     lent: Option<Lent>,

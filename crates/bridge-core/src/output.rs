@@ -10,6 +10,7 @@ use std::sync::Arc;
 ///
 /// Dropping it instead of calling [`finish`](Self::finish) returns the memory, after the work in
 /// [`stream`](Self::stream).
+#[must_use = "dropping it returns the memory: call finish"]
 pub struct Output<'a, T> {
     to: &'a dyn Adapter<Tensor = T>,
     /// What `to` has stated when the memory was made.

@@ -20,6 +20,7 @@ use std::ptr;
 /// Autograd does not see what a kernel does, so a tensor that requires grad may be borrowed as in kernels of PyTorch's
 /// own extensions.
 #[derive(Debug)]
+#[must_use = "a borrow says where the tensor is, and does nothing else"]
 pub struct Borrowed<'a> {
     data: usize,
     dtype: DType,

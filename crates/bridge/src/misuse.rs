@@ -189,3 +189,38 @@ misuse! {
         E0382: "let _ = (session.close(), session.run(&[]));",
         "}";
 }
+
+/// Makes two documentation tests of a type: a value that is kept compiles, and one that is forgotten is an unused result.
+macro_rules! forgotten {
+    ($($name:ident: $type:literal;)*) => {
+        $(
+            #[doc = concat!("```no_run\n", forgotten!(in $type), "let _kept = made();\n```")]
+            #[doc = ""]
+            #[doc = concat!("```compile_fail\n", forgotten!(in $type), "made();\n```")]
+            #[allow(dead_code, reason = "it carries the tests")]
+            struct $name;
+        )*
+    };
+    (in $type:literal) => {
+        concat!("#![deny(unused_must_use)]\nfn made() -> truebridge::", $type, " { unimplemented!() }\n")
+    };
+}
+
+forgotten! {
+    ForgottenExport: "Lent";
+    ForgottenLease: "Lease";
+    ForgottenOffer: "Offer<'static>";
+    ForgottenResult: "Output<'static, ()>";
+    ForgottenPlanOfCopies: "Prepared";
+}
+
+#[cfg(feature = "ipc")]
+forgotten! {
+    ForgottenTicket: "ipc::Ticket";
+    ForgottenNames: "ipc::Client";
+}
+
+#[cfg(feature = "python")]
+forgotten! {
+    ForgottenBorrow: "python::Borrowed<'static>";
+}
