@@ -37,11 +37,18 @@ pub fn dry_run() -> Result<()> {
         Ok(format!("{} packages, each built from what is in it", packages.len()))
     })?;
     let mut wheel = PathBuf::new();
-    steps.take("wheel", || {
+    steps.take("wheels", || {
         let made = wheels::make(&tools)?;
         keep(&out.join("python"), &[made.source, made.wheel.clone()])?;
         wheel = made.wheel;
-        Ok("built from the source distribution; ran the README".into())
+        let said = "built from the source distribution; ran the README";
+        match made.aarch64 {
+            Ok(wheel) => {
+                keep(&out.join("python"), &[wheel])?;
+                Ok(format!("{said}; that for aarch64 runs nowhere here"))
+            }
+            Err(reason) => Ok(format!("{said}; none for aarch64: {reason}")),
+        }
     })?;
     steps.take("Pythons", || pythons(&wheel))?;
     steps.take("C library", || c_library(&out))?;
