@@ -264,6 +264,9 @@ pub fn itself(arguments: &[&OsStr]) -> Result<Command> {
     Ok(command)
 }
 
+/// What uses candle, whose 0.11.1 needs a later Rust than its manifest says.
+const LATER_RUST: [&str; 4] = ["--exclude", "truebridge-candle", "--exclude", "truebridge-example-candle"];
+
 /// The check with the oldest Rust: clippy's `incompatible_msrv` covers the library, this the language.
 fn oldest_rust() -> Result<Command> {
     let toolchains = ask(&mut program("rustup", &["toolchain", "list"])).unwrap_or_default();
@@ -271,7 +274,7 @@ fn oldest_rust() -> Result<Command> {
         return Err(format!("the toolchain {OLDEST_RUST} is not installed"));
     }
     let toolchain = format!("+{OLDEST_RUST}");
-    Ok(program("cargo", &[&toolchain, "check", "--workspace", "--quiet"]))
+    Ok(program("cargo", &[&[&*toolchain, "check", "--workspace", "--quiet"], &LATER_RUST[..]].concat()))
 }
 
 fn dependencies() -> Result<Command> {

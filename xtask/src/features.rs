@@ -183,3 +183,60 @@ fn facade(arguments: &[&str], features: &[&str]) -> Command {
     command.args(["-p", FACADE, "--no-default-features", "--features", &[features, &[DOC_ONLY]].concat().join(",")]);
     command
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::{at, root};
+    use std::fs;
+
+    #[test]
+    fn a_user_can_copy_the_dependencies_of_each_feature() {
+        blocks(&features().unwrap()).unwrap();
+    }
+
+    /// The page with the dependencies that a user copies, and how a block of them begins.
+    const PAGE: &str = "docs/rust.md";
+    const BLOCK: &str = "```toml\n[dependencies]\n";
+
+    /// Resolves each block of the page in a package of its own, outside the workspace. A library that the block names beside
+    /// the facade is the adapter's: there is one version of it. The blocks name every feature.
+    fn blocks(features: &[String]) -> Result<()> {
+        let (folder, page) = (target().join("blocks"), root().join(PAGE));
+        let page = at(&page, fs::read_to_string(&page))?;
+        remove(&folder)?;
+        at(&folder, fs::create_dir_all(folder.join("src")))?;
+        at(&folder, fs::write(folder.join("src/lib.rs"), ""))?;
+        let mut missing: BTreeSet<&str> = features.iter().map(String::as_str).collect();
+        for block in page.split(BLOCK).skip(1).filter_map(|rest| rest.split("```").next()) {
+            let lines = || block.lines().filter_map(|line| line.split_once(" = "));
+            let chosen = lines().filter(|(name, _)| *name == FACADE).flat_map(|(_, line)| line.split('"'));
+            chosen.for_each(|feature| _ = missing.remove(feature));
+            let path = root().join("crates/bridge").display().to_string();
+            let manifest = format!(
+                "[workspace]\n[package]\nname = \"user\"\nedition = \"2024\"\nrust-version = \"{}\"\n[dependencies]\n{}",
+                env!("CARGO_PKG_RUST_VERSION"),
+                block.replace("truebridge/crates/bridge", &path)
+            );
+            at(&folder, fs::write(folder.join("Cargo.toml"), manifest))?;
+            at(&folder, fs::copy(root().join("Cargo.lock"), folder.join("Cargo.lock")))?;
+            let tree = ask(cargo(&TREE).arg("--manifest-path").arg(folder.join("Cargo.toml")));
+            let tree = tree.ok_or_else(|| format!("{PAGE}: cargo does not resolve\n{block}"))?;
+            for (library, _) in lines() {
+                let of_library = |line: &&str| line.split(' ').next() == Some(library);
+                let versions: BTreeSet<&str> =
+                    tree.lines().filter(of_library).map(|line| line.trim_end_matches(" (*)")).collect();
+                if versions.len() != 1 {
+                    return Err(format!(
+                        "{PAGE} must name the version of {library} that the adapter takes: {versions:?}"
+                    ));
+                }
+            }
+        }
+        remove(&folder)?;
+        match missing.is_empty() {
+            true => Ok(()),
+            false => Err(format!("{PAGE} has no block for {missing:?}")),
+        }
+    }
+}

@@ -37,8 +37,7 @@ pub fn check(verify: bool) -> Result<()> {
 /// in which they can be published: each after those that it depends on.
 pub fn packages(verify: bool) -> Result<Vec<PathBuf>> {
     let members = members()?;
-    let (published, kept): (Vec<&Value>, Vec<&Value>) =
-        members.iter().partition(|member| member["publish"].as_array().is_none_or(|registries| !registries.is_empty()));
+    let (published, kept): (Vec<&Value>, Vec<&Value>) = members.iter().partition(|member| is_published(member));
     let kept: Vec<&str> = kept.iter().map(|member| name(member)).collect();
     let wrong: Vec<String> = published.iter().flat_map(|member| defects(member, &kept)).collect();
     if !wrong.is_empty() {
@@ -103,6 +102,15 @@ fn forget_unpacked() -> Result<()> {
     Ok(())
 }
 
+/// Returns the members that are published.
+pub fn published() -> Result<Vec<Value>> {
+    Ok(members()?.into_iter().filter(is_published).collect())
+}
+
+fn is_published(member: &Value) -> bool {
+    member["publish"].as_array().is_none_or(|registries| !registries.is_empty())
+}
+
 /// Returns the members of the workspace, as cargo describes them.
 fn members() -> Result<Vec<Value>> {
     let metadata = ask(&mut cargo(&["metadata", "--no-deps", "--offline", "--format-version", "1"]));
@@ -110,7 +118,7 @@ fn members() -> Result<Vec<Value>> {
     Ok(metadata["packages"].as_array().cloned().unwrap_or_default())
 }
 
-fn name(member: &Value) -> &str {
+pub fn name(member: &Value) -> &str {
     member["name"].as_str().unwrap_or_default()
 }
 

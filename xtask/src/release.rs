@@ -37,11 +37,18 @@ pub fn dry_run() -> Result<()> {
         Ok(format!("{} packages, each built from what is in it", packages.len()))
     })?;
     let mut wheel = PathBuf::new();
-    steps.take("wheel", || {
+    steps.take("wheels", || {
         let made = wheels::make(&tools)?;
         keep(&out.join("python"), &[made.source, made.wheel.clone()])?;
         wheel = made.wheel;
-        Ok("built from the source distribution; ran the README".into())
+        let said = "built from the source distribution; ran the README";
+        match made.aarch64 {
+            Ok(wheel) => {
+                keep(&out.join("python"), &[wheel])?;
+                Ok(format!("{said}; that for aarch64 runs nowhere here"))
+            }
+            Err(reason) => Ok(format!("{said}; none for aarch64: {reason}")),
+        }
     })?;
     steps.take("Pythons", || pythons(&wheel))?;
     steps.take("C library", || c_library(&out))?;
@@ -75,12 +82,28 @@ impl Steps {
     }
 }
 
-/// Returns where the packages say that the project is.
+/// Fields with which a package says where the project is.
+const ADDRESSES: [&str; 2] = ["repository", "homepage"];
+
+/// Returns where the packages say that the project is: all of them, or none before there is a place.
 fn addresses() -> Result<String> {
-    let manifest = root().join("Cargo.toml");
-    let manifest = at(&manifest, fs::read_to_string(&manifest))?;
-    let named = manifest.lines().find_map(|line| line.strip_prefix("repository = ")).map(str::to_owned);
-    Ok(named.unwrap_or_else(|| "none yet: set repository and homepage in [workspace.package] before a release".into()))
+    said(&package::published()?)
+}
+
+/// See [`addresses`].
+fn said(packages: &[Value]) -> Result<String> {
+    let mut said = Vec::new();
+    for field in ADDRESSES {
+        let (with, without): (Vec<&Value>, Vec<&Value>) = packages.iter().partition(|one| one[field].is_string());
+        match (with.first(), without.first()) {
+            (Some(_), Some(one)) => {
+                return Err(format!("{} needs {field}.workspace = true, as others have it", package::name(one)));
+            }
+            (Some(one), None) => said.push(format!("{field} {}", one[field].as_str().unwrap_or_default())),
+            (None, _) => said.push(format!("no {field} yet: set it in [workspace.package] and in each package")),
+        }
+    }
+    Ok(said.join("; "))
 }
 
 /// Writes the section of the change log that this version has, or the one of what is not released yet.
@@ -195,6 +218,15 @@ fn write(path: &Path, text: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn every_package_says_where_the_project_is_or_none_does() {
+        let (with, without) = (json!({ "name": "a", "repository": "there" }), json!({ "name": "b" }));
+        assert!(said(&[with.clone(), without.clone()]).unwrap_err().starts_with("b needs repository.workspace"));
+        assert!(said(&[without]).unwrap().starts_with("no repository yet"));
+        assert!(said(&[with]).unwrap().starts_with("repository there; no homepage yet"));
+    }
 
     #[test]
     fn notes_are_those_of_the_version() {

@@ -12,8 +12,17 @@ use std::process::Command;
 const PACKAGE: &str = "crates/bridge-python";
 const EXAMPLE: &str = "examples/kernel";
 
-/// The systems that wheels run on: those with this version of glibc or a later one. So do the frameworks' own wheels.
-const PLATFORM: &str = "manylinux_2_28_x86_64";
+/// A kind of processor that wheels are built for.
+struct Processor {
+    /// The systems that its wheels run on: those with this version of glibc or a later one. So do the frameworks' own
+    /// wheels.
+    platform: &'static str,
+    /// The target of Rust where it is not this machine's.
+    target: Option<&'static str>,
+}
+
+const X86_64: Processor = Processor { platform: "manylinux_2_28_x86_64", target: None };
+const AARCH64: Processor = Processor { platform: "manylinux_2_28_aarch64", target: Some("aarch64-unknown-linux-gnu") };
 
 /// The most bytes that the wheel of the package may take.
 const LIMIT: u64 = 10 << 20;
@@ -47,6 +56,8 @@ pub struct Made {
     pub source: PathBuf,
     /// The wheel of the package, built from it.
     pub wheel: PathBuf,
+    /// The one for processors of ARM, or why there is none. It is installed nowhere here.
+    pub aarch64: Result<PathBuf>,
 }
 
 /// Makes what [`make`] makes, unless this machine lacks the tools.
@@ -61,7 +72,7 @@ pub fn check() -> Result<()> {
 }
 
 /// Builds the wheels with the tools of this Python, and checks them: one file for all versions of Python, which needs
-/// nothing of the system but what [`PLATFORM`] allows. The package's is built from its source distribution alone, and
+/// nothing of the system but what the platform allows. The package's is built from its source distribution alone, and
 /// installed.
 pub fn make(tools: &Path) -> Result<Made> {
     let top = target().join("wheels");
@@ -70,11 +81,25 @@ pub fn make(tools: &Path) -> Result<Made> {
     }
     let (source, unpacked) = source(tools, &top)?;
     let manifest = unpacked.join(PACKAGE).join("Cargo.toml");
-    let wheel = build(tools, &manifest, &top.join(PACKAGE))?;
+    let wheel = build(tools, &manifest, &top.join(PACKAGE), &X86_64)?;
     complete(tools, &wheel)?;
-    build(tools, &root().join(EXAMPLE).join("Cargo.toml"), &top.join(EXAMPLE))?;
+    build(tools, &root().join(EXAMPLE).join("Cargo.toml"), &top.join(EXAMPLE), &X86_64)?;
     installed(&wheel, &top.join("bare"))?;
-    Ok(Made { source, wheel })
+    let aarch64 = match has_target(AARCH64.target) {
+        false => Err("rustup target add aarch64-unknown-linux-gnu".into()),
+        true => {
+            let wheel = build(tools, &manifest, &top.join("aarch64"), &AARCH64)?;
+            complete(tools, &wheel)?;
+            Ok(wheel)
+        }
+    };
+    Ok(Made { source, wheel, aarch64 })
+}
+
+/// Returns whether rustup has the standard library of this target.
+fn has_target(target: Option<&str>) -> bool {
+    let installed = ask(&mut program("rustup", &["target", "list", "--installed"])).unwrap_or_default();
+    target.is_none_or(|target| installed.lines().any(|line| line == target))
 }
 
 /// Makes the source distribution of the package. Returns it, and the folder that it is unpacked in.
@@ -88,8 +113,8 @@ fn source(tools: &Path, top: &Path) -> Result<(PathBuf, PathBuf)> {
     Ok((sdist, only(&unpacked)?))
 }
 
-/// Builds a wheel, which must run on [`PLATFORM`].
-fn build(tools: &Path, manifest: &Path, out: &Path) -> Result<PathBuf> {
+/// Builds a wheel for a processor.
+fn build(tools: &Path, manifest: &Path, out: &Path, processor: &Processor) -> Result<PathBuf> {
     at(out, fs::create_dir_all(out))?;
     let bill = target().join("wheels").join(provenance::FILE);
     provenance::write(tools, &bill)?;
@@ -97,6 +122,7 @@ fn build(tools: &Path, manifest: &Path, out: &Path) -> Result<PathBuf> {
     build.args(["--release", "--offline", "--zig", "--compatibility", "manylinux_2_28"]);
     build.args(["--auditwheel", "check", "--quiet", "--sbom-include"]).arg(&bill);
     build.arg("--manifest-path").arg(manifest).arg("--interpreter").arg(tools).arg("--out").arg(out);
+    processor.target.iter().for_each(|target| _ = build.args(["--target", target]));
     // Messages of panics name the files of the sources. The folders above them are those of one machine.
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo"))).unwrap_or_default();
@@ -109,7 +135,7 @@ fn build(tools: &Path, manifest: &Path, out: &Path) -> Result<PathBuf> {
     let shown = ask(program(tools, &["-m", "auditwheel", "show", "--json"]).arg(&wheel));
     let shown = shown.ok_or_else(|| format!("auditwheel cannot read {name}"))?;
     let report: Value = serde_json::from_str(&shown).map_err(|error| format!("auditwheel on {name}: {error}"))?;
-    match defect(&name, &report) {
+    match defect(&name, &report, processor.platform) {
         Some(defect) => Err(defect),
         None => Ok(wheel),
     }
@@ -136,15 +162,15 @@ fn name(file: &Path) -> String {
     file.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Returns what is wrong with a wheel of this name, of which auditwheel says this.
-fn defect(name: &str, report: &Value) -> Option<String> {
+/// Returns what is wrong with a wheel of this name for this platform, of which auditwheel says this.
+fn defect(name: &str, report: &Value, platform: &str) -> Option<String> {
     let tag = report["sym_tag"].as_str().unwrap_or_default();
     let (overall, foreign) = (report["overall_tag"].as_str().unwrap_or_default(), &report["external_libs"]);
     let stem = name.strip_suffix(".whl").unwrap_or_default();
-    if stem.split('-').next_back() != Some(PLATFORM) {
-        Some(format!("the name of {name} does not say {PLATFORM}"))
-    } else if !supports(overall, PLATFORM) {
-        Some(format!("{name} does not run on {PLATFORM}: auditwheel says {overall:?}, by its symbols {tag:?}"))
+    if stem.split('-').next_back() != Some(platform) {
+        Some(format!("the name of {name} does not say {platform}"))
+    } else if !supports(overall, platform) {
+        Some(format!("{name} does not run on {platform}: auditwheel says {overall:?}, by its symbols {tag:?}"))
     } else if foreign.as_object().is_none_or(|libraries| !libraries.is_empty()) {
         Some(format!("{name} needs libraries beside the system's: {foreign}"))
     } else if !stem.contains("-abi3-") {
@@ -241,7 +267,8 @@ mod tests {
 
     #[test]
     fn a_wheel_says_where_it_runs() {
-        let defect = |name, tag| defect(name, &json!({ "overall_tag": tag, "sym_tag": tag, "external_libs": {} }));
+        let report = |tag| json!({ "overall_tag": tag, "sym_tag": tag, "external_libs": {} });
+        let defect = |name, tag| defect(name, &report(tag), X86_64.platform);
         assert_eq!(defect(NAME, "manylinux_2_28_x86_64"), None);
         assert_eq!(defect(NAME, "manylinux_2_17_x86_64"), None);
         assert!(defect(NAME, "manylinux_2_34_x86_64").is_some());
@@ -253,9 +280,10 @@ mod tests {
 
     #[test]
     fn a_wheel_brings_its_libraries() {
-        let report = json!({ "overall_tag": PLATFORM, "sym_tag": PLATFORM, "external_libs": { "libcuda.so.1": null } });
-        assert!(defect(NAME, &report).is_some_and(|defect| defect.contains("libcuda")));
-        assert!(defect(NAME, &json!({ "overall_tag": PLATFORM, "sym_tag": PLATFORM })).is_some());
+        let tag = X86_64.platform;
+        let report = json!({ "overall_tag": tag, "sym_tag": tag, "external_libs": { "libcuda.so.1": null } });
+        assert!(defect(NAME, &report, tag).is_some_and(|defect| defect.contains("libcuda")));
+        assert!(defect(NAME, &json!({ "overall_tag": tag, "sym_tag": tag }), tag).is_some());
     }
 
     #[test]

@@ -19,7 +19,7 @@
  * - A function that takes ownership (of a managed tensor, of the owner of a tb_memory) takes it also on an error: the
  *   owner has been released then, or will be. Other pointers need to live no longer than the call.
  * - A NULL where none is allowed is TB_ARGUMENT. A struct whose first field is size needs it set to its sizeof: another
- *   size is TB_VERSION.
+ *   size is TB_VERSION, and no other field is read then, so the owner of a tb_memory remains the caller's.
  * - Lengths and strides count elements. Streams are CUDA handles: 0 means no stream, or the legacy default stream where
  *   there must be one, 1 the legacy default stream, 2 the per-thread default stream of the calling thread.
  */
@@ -31,7 +31,7 @@
 #include <stdint.h>
 
 /* The version of this interface. Another number means another interface: tb_require compares it with the library. */
-#define TB_ABI 2
+#define TB_ABI 3
 
 /* The most dimensions of a tensor. */
 #define TB_MAX_NDIM 64
@@ -256,6 +256,8 @@ typedef struct tb_counts {
 
 /* A tensor in plain memory. */
 typedef struct tb_memory {
+  /* sizeof(tb_memory), set by the caller */
+  size_t size;
   /* the first element; may be NULL for a tensor without elements */
   void *data;
   /* ndim lengths */
@@ -463,7 +465,8 @@ enum tb_status tb_used(struct tb_device device, const void *data, uint64_t strea
 
 /*
  Makes a tensor of plain memory. The legacy default stream waits for memory->stream from now on, so memory->stream
- may be destroyed after the call. The owner is taken over, also on an error.
+ may be destroyed after the call. The owner is taken over, also on an error other than TB_VERSION, the
+ status for another memory->size.
  */
 enum tb_status tb_tensor_memory(const struct tb_memory *memory, struct tb_tensor **out);
 
@@ -519,8 +522,8 @@ enum tb_status tb_opened_tensor(const struct tb_opened *opened, size_t index, st
 void tb_opened_drop(struct tb_opened *opened);
 
 /*
- Describes a tensor. The shape and the strides, in elements, are valid as long as the tensor; stream, release and
- owner are 0.
+ Describes a tensor. Set out->size before the call. The shape and the strides, in elements, are valid as long as the
+ tensor; stream, release and owner are 0.
  */
 enum tb_status tb_tensor_info(const struct tb_tensor *tensor, struct tb_memory *out);
 

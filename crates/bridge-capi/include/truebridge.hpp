@@ -139,9 +139,10 @@ class tensor {
     raw_.reset(raw);
   }
 
-  // Shares memory that owner keeps. memory.release and memory.owner are not read.
+  // Shares memory that owner keeps. memory.size, memory.release and memory.owner are set here.
   template <class Owner>
   tensor(tb_memory memory, Owner owner) {
+    memory.size = sizeof memory;
     memory.release = [](void *kept) { delete static_cast<Owner *>(kept); };
     memory.owner = new Owner(std::move(owner));
     tb_tensor *raw = nullptr;
@@ -157,6 +158,7 @@ class tensor {
   // Describes the tensor. The shape and the strides are valid as long as it is.
   tb_memory info() const {
     tb_memory memory{};
+    memory.size = sizeof memory;
     check(tb_tensor_info(get(), &memory));
     return memory;
   }

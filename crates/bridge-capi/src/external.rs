@@ -70,7 +70,7 @@ fn info(external: &CExternal) -> Result<CInfo> {
     let lengths = lent.layout().shape();
     shape[..lengths.len()].copy_from_slice(lengths);
     Ok(CInfo {
-        data: lent.data() as *mut c_void,
+        data: lent.as_ptr(),
         stream: lent.buffer().stream().map_or(0, |stream| stream.handle()),
         dtype: DType::into(lent.dtype()),
         device: Device::into(lent.device()),

@@ -88,7 +88,21 @@ fn structures_are_laid_out_alike() {
     let asserted = [
         layout!("tb_dtype", CDType, code, bits, lanes),
         layout!("tb_device", CDevice, kind, index),
-        layout!("tb_memory", CMemory, data, shape, strides, ndim, read_only, dtype, device, stream, release, owner),
+        layout!(
+            "tb_memory",
+            CMemory,
+            size,
+            data,
+            shape,
+            strides,
+            ndim,
+            read_only,
+            dtype,
+            device,
+            stream,
+            release,
+            owner
+        ),
         layout!("tb_info", CInfo, data, stream, dtype, device, ndim, read_only, shape),
         layout!("tb_counts", CCounts, leased, released, retired, leaked, untaken, reclaimed),
         layout!("tb_input", CInput, name, shape, ndim, dtype, device),

@@ -31,7 +31,7 @@ mod transfer;
 mod view;
 
 /// The version of this interface. Another number means another interface: tb_require compares it with the library.
-pub const TB_ABI: u32 = 2;
+pub const TB_ABI: u32 = 3;
 
 /// Returns the version of the interface of the library: its TB_ABI.
 #[unsafe(no_mangle)]

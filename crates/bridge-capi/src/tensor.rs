@@ -1,7 +1,7 @@
 //! Tensors of the caller: exported as they are, and copied by this library in host memory.
 
 use crate::on_device::{in_streams, stream_on};
-use crate::pointers::{borrow, drop_raw, into_raw, non_null, slice, write};
+use crate::pointers::{borrow, drop_raw, into_raw, non_null, right_size, slice, write};
 use crate::reader::{InStream, Reader};
 use crate::status::{Status, answer, refused};
 use bridge_core::dlpack::{Origin, Release};
@@ -68,6 +68,8 @@ impl From<Device> for CDevice {
 /// A tensor in plain memory.
 #[repr(C)]
 pub struct CMemory {
+    /// sizeof(tb_memory), set by the caller
+    pub(crate) size: usize,
     /// the first element; may be NULL for a tensor without elements
     pub(crate) data: *mut c_void,
     /// ndim lengths
@@ -183,7 +185,7 @@ impl CTensor {
             (slice(memory.shape, ndim, "shape")?, strides)
         };
         let layout = Layout::new(dtype, shape, strides, 0)?;
-        let data = if layout.numel() == 0 { 0 } else { memory.data.addr() };
+        let data = if layout.numel() == 0 { 0 } else { memory.data.expose_provenance() };
         if data == 0 && layout.numel() > 0 {
             return Err(refused("data is NULL, but there are elements"));
         }
@@ -298,12 +300,14 @@ impl CTensor {
 }
 
 /// Makes a tensor of plain memory. The legacy default stream waits for memory->stream from now on, so memory->stream
-/// may be destroyed after the call. The owner is taken over, also on an error.
+/// may be destroyed after the call. The owner is taken over, also on an error other than TB_VERSION, the
+/// status for another memory->size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_tensor_memory(memory: *const CMemory, out: *mut *mut CTensor) -> Status {
     answer(|| {
         // SAFETY: the caller's obligations.
         unsafe {
+            right_size(memory, "tb_memory")?;
             let memory = borrow(memory, "memory")?;
             let owner = Guarded::new(CallerOwned { release: memory.release, owner: memory.owner });
             non_null(out, "out")?;

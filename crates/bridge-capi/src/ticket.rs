@@ -1,11 +1,11 @@
 //! Tensors of other processes: tickets.
 
-use crate::pointers::{borrow, drop_raw, into_raw, non_null, slice, text, write};
+use crate::pointers::{borrow, drop_raw, into_raw, non_null, right_size, slice, text, write};
 use crate::status::{Status, answer, quietly, refused};
 use crate::tensor::{CMemory, CTensor, Caller};
 use bridge_core::{Adapter, Options, Result};
 use bridge_ipc::{Ipc, IpcTensor, Opened, Parcel, Ticket, Writing, process};
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CString, c_char};
 use std::ptr;
 use std::time::Duration;
 
@@ -144,17 +144,19 @@ pub unsafe extern "C" fn tb_opened_drop(opened: *mut COpened) {
     unsafe { drop_raw(opened) };
 }
 
-/// Describes a tensor. The shape and the strides, in elements, are valid as long as the tensor; stream, release and
-/// owner are 0.
+/// Describes a tensor. Set out->size before the call. The shape and the strides, in elements, are valid as long as the
+/// tensor; stream, release and owner are 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tb_tensor_info(tensor: *const CTensor, out: *mut CMemory) -> Status {
     answer(|| {
         // SAFETY: the pointers are null or what the header says.
         unsafe {
+            right_size(out, "tb_memory")?;
             let lent = borrow(tensor, "tensor")?.lent();
             let (layout, read_only) = (lent.layout(), lent.buffer().access().forbids_writes());
             let memory = CMemory {
-                data: ptr::with_exposed_provenance_mut::<c_void>(lent.data()),
+                size: size_of::<CMemory>(),
+                data: lent.as_ptr(),
                 shape: layout.shape().as_ptr(),
                 strides: layout.strides().as_ptr(),
                 ndim: layout.shape().len() as i32,

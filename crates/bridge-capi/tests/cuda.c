@@ -160,7 +160,8 @@ static void copies_are_made_on_the_device(void) {
   CHECK(is_transposed());
   copy->deleter(copy);
   memset(back, 0, sizeof back);
-  tb_memory memory = {.data = back, .shape = turned, .ndim = 2, .dtype = {0, 32, 1}, .device = HOST};
+  tb_memory memory = {.size = sizeof memory, .data = back, .shape = turned, .ndim = 2, .dtype = {0, 32, 1}};
+  memory.device = HOST;
   OK(tb_tensor_memory(&memory, &host));
   OK(tb_copy_into(tensor, host, axes, 2));
   CHECK(is_transposed());

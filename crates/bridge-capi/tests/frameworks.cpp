@@ -92,7 +92,12 @@ static void what_cannot_cross_says_why() {
   // Memory that must not be written.
   const float numbers[2] = {1, 2};
   const int64_t length = 2;
-  tb_memory memory{const_cast<float *>(numbers), &length, nullptr, 1, 1, {2, 32, 1}, tb::host, 0, nullptr, nullptr};
+  tb_memory memory{};
+  memory.data = const_cast<float *>(numbers);
+  memory.shape = &length;
+  memory.ndim = memory.read_only = 1;
+  memory.dtype = {2, 32, 1};
+  memory.device = tb::host;
   const tb::tensor constant(memory, 0);
   thrown(TB_READ_ONLY, [&] { tb::to_torch(constant); });
   tb::options copied;

@@ -8,7 +8,9 @@
 static tb_tensor *transposed(float *numbers) {
   static const int64_t shape[2] = {6, 4}, strides[2] = {1, 6};
   tb_tensor *tensor = NULL;
-  tb_memory memory = {.data = numbers, .shape = shape, .strides = strides, .ndim = 2, .dtype = FLOAT32, .device = HOST};
+  tb_memory memory = {.size = sizeof memory, .data = numbers, .shape = shape, .strides = strides, .ndim = 2};
+  memory.dtype = FLOAT32;
+  memory.device = HOST;
   OK(tb_tensor_memory(&memory, &tensor));
   return tensor;
 }

@@ -18,7 +18,7 @@ static int comes_to(const int *counter, int expected) {
 }
 
 static tb_memory plain(float *data, const int64_t *length, int *released) {
-  tb_memory memory = {data, length, NULL, 1, 0, FLOAT32, HOST, 0, count, released};
+  tb_memory memory = {sizeof memory, data, length, NULL, 1, 0, FLOAT32, HOST, 0, count, released};
   return memory;
 }
 
@@ -55,6 +55,15 @@ static void memory_is_released_once(void) {
   CHECK(strcmp(tb_error(), "memory is NULL") == 0);
   memory.release = NULL;
   CHECK(tb_tensor_memory(&memory, &tensor) == TB_DTYPE && released == 8);
+
+  /* A struct of another header: the library does not know where its owner is, which stays the caller's. */
+  const size_t sizes[] = {0, sizeof memory - 1, sizeof memory + 8};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
+    memory = plain(numbers, &length, &released);
+    memory.size = sizes[i];
+    CHECK(tb_tensor_memory(&memory, &tensor) == TB_VERSION && released == 8);
+    CHECK(strstr(tb_error(), "set it to sizeof(tb_memory)") != NULL);
+  }
   tb_tensor_drop(NULL);
 }
 

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 #[repr(C)]
 struct Memory {
+    size: usize,
     data: *const f32,
     shape: *const i64,
     strides: *const i64,
@@ -65,6 +66,7 @@ fn tensor() -> *mut c_void {
     static NUMBERS: [f32; 4] = [0.0; 4];
     let (shape, mut out) = (4, null_mut());
     let memory = Memory {
+        size: size_of::<Memory>(),
         data: NUMBERS.as_ptr(),
         shape: &shape,
         strides: null(),

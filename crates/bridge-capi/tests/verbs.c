@@ -15,7 +15,7 @@ static void renumber(void) {
 /* A tensor of two dimensions over the numbers. */
 static tb_tensor *made(const int64_t *shape, const int64_t *strides, int32_t read_only, int *released) {
   tb_tensor *tensor = NULL;
-  tb_memory memory = {numbers, shape, strides, 2, read_only, FLOAT32, HOST, 0, count, released};
+  tb_memory memory = {sizeof memory, numbers, shape, strides, 2, read_only, FLOAT32, HOST, 0, count, released};
   OK(tb_tensor_memory(&memory, &tensor));
   return tensor;
 }
@@ -50,7 +50,7 @@ static void a_managed_tensor_crosses_in_place(void) {
 
 /* Pinned memory is copied as memory of the host, for a consumer of anything. */
 static void pinned_memory_is_copied_on_the_host(void) {
-  tb_memory memory = {numbers, SHAPE, BY_COLUMNS, 2, 0, FLOAT32, {3, 0}, 0, NULL, NULL};
+  tb_memory memory = {sizeof memory, numbers, SHAPE, BY_COLUMNS, 2, 0, FLOAT32, {3, 0}, 0, NULL, NULL};
   tb_target compact = {.size = sizeof compact, .strides = TB_STRIDES_COMPACT};
   tb_options always = {.size = sizeof always, .copy = TB_COPY_ALWAYS};
   tb_tensor *tensor = NULL;
@@ -70,7 +70,7 @@ static void pinned_memory_is_copied_on_the_host(void) {
 
 /* Memory that neither the host nor a GPU reads is passed on, and an error says that nothing here copies it. */
 static void memory_of_another_device_is_not_copied(void) {
-  tb_memory memory = {numbers, SHAPE, NULL, 2, 0, FLOAT32, {8, 0}, 0, NULL, NULL};
+  tb_memory memory = {sizeof memory, numbers, SHAPE, NULL, 2, 0, FLOAT32, {8, 0}, 0, NULL, NULL};
   tb_options always = {.size = sizeof always, .copy = TB_COPY_ALWAYS};
   tb_report report = {.size = sizeof report};
   tb_tensor *tensor = NULL;
@@ -233,7 +233,7 @@ static void copies_go_into_memory_that_exists(void) {
   int released = 0;
   const int64_t row[2] = {1, 6}, axes[2] = {1, 0}, doubled[2] = {3, 6};
   tb_tensor *from = made(SHAPE, NULL, 0, &released), *one_row = made(row, NULL, 0, &released), *to = NULL, *other = NULL;
-  tb_memory memory = {into, TRANSPOSED, NULL, 2, 0, FLOAT32, HOST, 0, count, &released};
+  tb_memory memory = {sizeof memory, into, TRANSPOSED, NULL, 2, 0, FLOAT32, HOST, 0, count, &released};
   OK(tb_tensor_memory(&memory, &to));
   CHECK(tb_copy_into(from, to, NULL, 0) == TB_LAYOUT && into[1] == 0);
   OK(tb_copy_into(from, to, axes, 2));
@@ -272,6 +272,9 @@ static void other_sizes_are_refused(tb_tensor *tensor) {
     tb_target target = {.size = sizeof target + (size_t)off};
     tb_options options = {.size = sizeof options + (size_t)off};
     tb_report report = {.size = sizeof report + (size_t)off}, right = {.size = sizeof right};
+    tb_memory memory = {.size = sizeof memory + (size_t)off};
+    CHECK(tb_tensor_info(tensor, &memory) == TB_VERSION && memory.data == NULL);
+    CHECK(strstr(tb_error(), "sizeof(tb_memory)") != NULL);
     CHECK(tb_transfer(tensor, &target, NULL, 0, &managed, NULL) == TB_VERSION);
     CHECK(strstr(tb_error(), "sizeof(tb_target)") != NULL);
     CHECK(tb_transfer(tensor, NULL, &options, 0, &managed, NULL) == TB_VERSION);
@@ -279,12 +282,15 @@ static void other_sizes_are_refused(tb_tensor *tensor) {
     CHECK(tb_plan(tensor, &target, NULL, &right) == TB_VERSION);
     CHECK(tb_plan(tensor, NULL, NULL, &report) == TB_VERSION && report.device.kind == 0 && managed == NULL);
   }
+  tb_tensor *other = NULL;
   size_t *own = malloc(sizeof *own); /* nothing after the size is read */
   *own = sizeof *own;
   tb_report report = {.size = sizeof report};
   CHECK(tb_plan(tensor, (const tb_target *)own, NULL, &report) == TB_VERSION);
   CHECK(tb_plan(tensor, NULL, (const tb_options *)own, &report) == TB_VERSION);
   CHECK(tb_plan(tensor, NULL, NULL, (tb_report *)own) == TB_VERSION);
+  CHECK(tb_tensor_info(tensor, (tb_memory *)own) == TB_VERSION);
+  CHECK(tb_tensor_memory((const tb_memory *)own, &other) == TB_VERSION && other == NULL);
   free(own);
 }
 
@@ -366,7 +372,7 @@ static void a_ticket_opens_what_was_shared(void) {
   tb_opened *opened = NULL;
   OK(tb_open(ticket, &opened));
   CHECK(tb_opened_count(opened) == 2 && strcmp(tb_opened_tree(opened), "a pair") == 0);
-  tb_memory memory;
+  tb_memory memory = {.size = sizeof memory};
   OK(tb_opened_tensor(opened, 1, &seen));
   OK(tb_tensor_info(seen, &memory));
   CHECK(memory.ndim == 2 && memory.shape[0] == 6 && memory.shape[1] == 4 && memory.read_only && memory.data != numbers);

@@ -18,7 +18,7 @@ pub const COPY_ALIGNMENT: usize = 64;
 ///
 /// ```
 /// use bridge_core::*;
-/// use std::{ptr, slice, sync::Arc};
+/// use std::{slice, sync::Arc};
 ///
 /// /// The framework's tensor: its own numbers, or a view of foreign memory.
 /// #[derive(Clone)]
@@ -34,7 +34,7 @@ pub const COPY_ALIGNMENT: usize = 64;
 ///             Array::View(lease) if lease.layout().numel() == 0 => &[],
 ///             // SAFETY: the profile admits compact, aligned float32 in host memory, which the lease keeps.
 ///             Array::View(lease) => unsafe {
-///                 slice::from_raw_parts(ptr::with_exposed_provenance(lease.data()), lease.layout().numel())
+///                 slice::from_raw_parts(lease.as_ptr(), lease.layout().numel())
 ///             },
 ///         }
 ///     }
@@ -168,6 +168,7 @@ pub trait Adapter {
 /// import of an adapter that it was not made for; `accept` refuses it there. Dropping an offer returns the memory, as
 /// dropping a lease does.
 #[derive(Debug)]
+#[must_use = "dropping an offer returns the memory: accept it"]
 pub struct Offer<'a> {
     lease: Lease,
     /// The profile that the tensor fits.
@@ -214,7 +215,6 @@ impl<'a> Offer<'a> {
     ///
     /// The adapter that accepts the offer takes such a tensor in place, and the consumer that the offer was made to names
     /// the streams and has the views of the consumer of that adapter.
-    #[must_use]
     pub unsafe fn vouched_for(self) -> Self {
         Self { vouched_for: true, ..self }
     }

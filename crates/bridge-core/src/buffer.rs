@@ -3,6 +3,7 @@
 use crate::{DType, Device, Dims, Error, ErrorKind, Layout, Pending, Permutation, Result, Stream};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
+use std::ptr;
 
 /// What a view may do with the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -50,6 +51,8 @@ pub enum Reuse {
 ///
 /// - The bytes `address .. address + len` belong to one allocation on [`device`](Self::device), and stay allocated and
 ///   mapped until the value is dropped. `len` may be 0, and then `address` has no meaning.
+/// - An address in memory that the host can access is one that a pointer has exposed
+///   ([`expose_provenance`](pointer::expose_provenance), not `addr`), because readers make a pointer of it again.
 /// - Every method returns the same value throughout the life of the buffer.
 /// - With [`Access::ReadWrite`] the owner tolerates foreign writes in the order of the stream.
 /// - Work put after everything that [`stream`](Self::stream) holds when the value is made sees the bytes as the
@@ -106,7 +109,7 @@ unsafe impl<B: DeviceBuffer + ?Sized> DeviceBuffer for Box<B> {
 /// What the owner knows about the memory that it exports: a [`DeviceBuffer`]'s properties as plain values.
 #[derive(Debug, Clone)]
 pub struct Allocation {
-    /// Addresses of the exported bytes.
+    /// Addresses of the exported bytes, exposed as [`DeviceBuffer`] says.
     pub bytes: Range<usize>,
     /// As [`DeviceBuffer::device`].
     pub device: Device,
@@ -126,6 +129,7 @@ impl Allocation {
 }
 
 /// An [`Allocation`] as a buffer, kept alive by `O`.
+#[must_use = "dropping a buffer drops the owner of its memory"]
 pub struct Memory<O> {
     allocation: Allocation,
     _owner: O,
@@ -168,6 +172,7 @@ unsafe impl<O: Send + Sync> DeviceBuffer for Memory<O> {
 }
 
 /// An exported tensor: a buffer, a dtype and a layout, in one box.
+#[must_use = "dropping an exported tensor ends the export"]
 pub struct Lent(Box<dyn Tensor>);
 
 /// What is known of the tensor besides its memory.
@@ -255,7 +260,6 @@ impl Lent {
     }
 
     /// Records a deferred operation.
-    #[must_use]
     pub fn with_pending(mut self, pending: Option<Pending>) -> Self {
         self.0.facts_mut().pending = pending;
         self
@@ -333,7 +337,6 @@ impl Lent {
     }
 
     /// Returns the same tensor with an access that forbids writes, where its own does not forbid more.
-    #[must_use]
     pub fn restricted(mut self, access: Access) -> Self {
         if access.forbids_writes() && self.buffer().access() != Access::ReadOnly {
             self.0.facts_mut().access = access;
@@ -359,6 +362,11 @@ impl Lent {
     pub fn data(&self) -> usize {
         // In range: `new` checked it.
         self.0.address() + self.layout().offset()
+    }
+
+    /// Returns [`data`](Self::data) as a pointer. Where it may be read and written, and when: see [`DeviceBuffer`].
+    pub fn as_ptr<T>(&self) -> *mut T {
+        ptr::with_exposed_provenance_mut(self.data())
     }
 
     pub(crate) fn into_buffer(self) -> Box<dyn DeviceBuffer> {

@@ -18,6 +18,7 @@ const _: () = assert!(align_of::<Block>() == BLOCK && size_of::<Block>() == BLOC
 
 /// Host memory of its own, aligned to [`COPY_ALIGNMENT`] bytes. Its bytes stay in place until it is dropped.
 #[derive(Debug)]
+#[must_use = "dropping it frees the memory"]
 pub struct HostMemory {
     bytes: Range<usize>,
     _blocks: Vec<Block>,

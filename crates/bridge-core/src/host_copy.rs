@@ -51,7 +51,7 @@ pub(crate) fn fill_or_copy_by_loop(
 pub(crate) fn copy_by_loop(source: &Lent, target: &Lent, flips: u128) {
     debug_assert_eq!(source.layout().shape(), target.layout().shape());
     debug_assert_eq!(source.layout().itemsize(), target.layout().itemsize());
-    let (from, to) = (ptr::with_exposed_provenance(source.data()), ptr::with_exposed_provenance_mut(target.data()));
+    let (from, to) = (source.as_ptr::<u8>().cast_const(), target.as_ptr());
     // In column-major order the elements lie as those of the reversed dimensions lie in row-major order.
     let columns = target.layout().follows(Order::ColumnMajor) && !target.layout().follows(Order::RowMajor);
     let reversed = columns.then(|| (source.layout().reversed(), target.layout().reversed()));

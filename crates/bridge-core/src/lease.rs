@@ -19,6 +19,7 @@ use std::sync::Arc;
 ///
 /// The leases of one [`transfer_all`](crate::transfer_all) that are dropped together share those waits, and a lease
 /// that is dropped while others live returns its memory within about a millisecond ([`Ordering::soon`]).
+#[must_use = "dropping a lease returns the memory: keep it as long as the view"]
 pub struct Lease {
     /// `None` only while it is being dropped.
     lent: Option<Lent>,
@@ -104,6 +105,12 @@ impl Lease {
     /// Returns the address of the first element. It may be null for a view without elements.
     pub fn data(&self) -> usize {
         self.lent().data()
+    }
+
+    /// Returns [`data`](Self::data) as a pointer, which the host can follow where the [`device`](Self::device) is the
+    /// host. It is valid as long as the lease.
+    pub fn as_ptr<T>(&self) -> *mut T {
+        self.lent().as_ptr()
     }
 
     /// Returns the element type.

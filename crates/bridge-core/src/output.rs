@@ -10,6 +10,7 @@ use std::sync::Arc;
 ///
 /// Dropping it instead of calling [`finish`](Self::finish) returns the memory, after the work in
 /// [`stream`](Self::stream).
+#[must_use = "dropping it returns the memory: call finish"]
 pub struct Output<'a, T> {
     to: &'a dyn Adapter<Tensor = T>,
     /// What `to` has stated when the memory was made.
@@ -53,9 +54,10 @@ pub fn output<'a, T>(
 }
 
 impl<T> Output<'_, T> {
-    /// Returns the address of the first element. It may be null for a result without elements.
-    pub fn data(&self) -> usize {
-        self.lent.data()
+    /// Returns a pointer to the first element, on the [`device`](Self::device). It may be null for a result without
+    /// elements.
+    pub fn as_ptr<E>(&self) -> *mut E {
+        self.lent.as_ptr()
     }
 
     /// Returns the shape and the strides, in elements.

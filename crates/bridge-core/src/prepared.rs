@@ -16,6 +16,7 @@ type View = (usize, Layout);
 /// memory, and each [`copy`](Self::copy) exports the tensors again.
 ///
 /// [`Consumer::exports_in_current_stream`]: crate::Consumer::exports_in_current_stream
+#[must_use = "nothing is copied before copy or copy_held is called"]
 pub struct Prepared {
     repeats: Vec<bool>,
     copies: Copies,

@@ -17,6 +17,7 @@ pub struct Protected {
 
 /// An imported lease, and its range if that is protected: the owner of a tensor's memory.
 #[derive(Debug)]
+#[must_use = "dropping it returns the memory: keep it as long as the view"]
 pub struct Imported {
     _lease: Lease,
     protected: Option<(&'static Protected, Range<usize>)>,

@@ -7,6 +7,7 @@ use bridge_core::{Device, DeviceKind, Error, ErrorKind, Result, Stream, poison};
 /// A point in a stream: the work that the stream held when [`Link::mark`] was called. Pass it to [`Link::release`]
 /// once.
 #[derive(Debug)]
+#[must_use = "pass it to Link::release once"]
 pub struct Mark(Event);
 
 impl Mark {

@@ -35,6 +35,7 @@ pub struct Outlet {
 
 /// Memory of another process, mapped into this one. Pass it to [`Sharing::close`] once.
 #[derive(Debug)]
+#[must_use = "pass it to Sharing::close once"]
 pub struct Opened {
     /// Its addresses here.
     pub range: Range<usize>,
@@ -64,6 +65,7 @@ impl Opened {
 
 /// An event of this process or of another. Pass it to [`Sharing::destroy`] once.
 #[derive(Debug)]
+#[must_use = "pass it to Sharing::destroy once"]
 pub struct Signal(Event);
 
 impl Signal {

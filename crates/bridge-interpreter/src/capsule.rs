@@ -13,6 +13,7 @@ const NAMES: [(&CStr, &CStr); 2] =
 
 /// An owned managed tensor of either ABI. It has no drop: pass it on, or call [`release`](Self::release).
 #[derive(Clone, Copy, Debug)]
+#[must_use = "it has no drop: pass it on, or call release"]
 pub enum AnyManaged {
     /// A `DLManagedTensor`.
     Legacy(*mut DLManagedTensor),

@@ -28,6 +28,7 @@ const MAX_TENSORS: usize = 1 << 16;
 ///
 /// A tensor in memory that another process already shares with this one is taken in place, unless this process may have
 /// changed it only for itself. Every other tensor on the host is copied once, into memory that can be shared.
+#[must_use = "nothing is shared before share is called"]
 pub struct Parcel {
     writing: Option<Writing>,
     segments: Vec<Part>,

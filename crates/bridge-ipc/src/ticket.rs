@@ -82,6 +82,7 @@ impl<'de> Deserialize<'de> for Token {
 /// [`Display`](fmt::Display) describes it, without the token. [`text`](Self::text) is what to pass on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Fields")]
+#[must_use = "without its ticket no process opens what was shared"]
 pub struct Ticket {
     /// Always [`VERSION`].
     #[serde(rename = "truebridge")]

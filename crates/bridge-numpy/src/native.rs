@@ -36,7 +36,7 @@ const WARN_ON_WRITE: c_int = 1 << 31;
 impl Fields {
     /// Returns the address of the first element.
     pub(crate) fn data(&self) -> usize {
-        self.data.addr()
+        self.data.expose_provenance()
     }
 
     /// Returns the lengths.

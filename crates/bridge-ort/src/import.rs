@@ -18,7 +18,8 @@ const ALLOCATOR_VERSION: u32 = 18;
 #[repr(C)]
 struct Owner {
     allocator: OrtAllocator,
-    info: MemoryInfo,
+    /// A `MemoryInfo`, whose type has a lifetime from rc.13 of `ort` on.
+    info: Box<dyn AsPointer<Sys = OrtMemoryInfo>>,
     lease: Mutex<Option<Lease>>,
 }
 
@@ -43,7 +44,7 @@ impl Owner {
             Info: Some(place_of),
             Reserve: Some(nothing_reserved),
         };
-        Ok(Self { allocator, info, lease: Mutex::new(Some(lease)) })
+        Ok(Self { allocator, info: Box::new(info), lease: Mutex::new(Some(lease)) })
     }
 
     fn take(&self) -> Option<Lease> {
@@ -76,7 +77,7 @@ unsafe extern "system" fn give_back(allocator: *mut OrtAllocator, _: *mut c_void
 pub(crate) fn wrap(lease: Lease) -> Result<Arc<DynTensor>> {
     let (layout, element) = (lease.layout().clone(), element_of(lease.dtype())?);
     // Without elements the address may be null, which ONNX Runtime refuses.
-    let data = if layout.numel() == 0 { ptr::dangling_mut() } else { ptr::with_exposed_provenance_mut(lease.data()) };
+    let data = if layout.numel() == 0 { ptr::dangling_mut() } else { lease.as_ptr() };
     let owner = Arc::new(Owner::new(lease)?);
     let deleter = Arc::into_raw(Arc::clone(&owner)).cast_mut().cast();
     let mut value = ptr::null_mut();

@@ -18,6 +18,13 @@ use ort::value::DynTensor;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// A macro, because the type has a lifetime from rc.13 of `ort` on.
+macro_rules! on {
+    ($place:ident) => {
+        MemoryInfo::new(AllocationDevice::$place, 0, AllocatorType::Device, MemoryType::Default).unwrap()
+    };
+}
+
 /// Returns the adapter.
 fn ndarray() -> NdArray {
     // SAFETY: the memory of a tensor is used on one thread at a time.
@@ -133,7 +140,7 @@ impl Sides {
     /// Returns `x + x` in memory of ONNX Runtime on the device. The host does not wait for it.
     fn doubled(&mut self, x: &Arc<DynTensor>) -> Arc<DynTensor> {
         let mut binding = self.session.create_binding().unwrap();
-        binding.bind_output_to_device("y", &on(AllocationDevice::CUDA)).unwrap();
+        binding.bind_output_to_device("y", &on!(CUDA)).unwrap();
         self.doubled_by(&mut binding, x)
     }
 
@@ -158,10 +165,6 @@ fn session(stream: &CudaStream) -> Session {
     // Nor does the session fall back to the host.
     let mut builder = builder.with_disable_cpu_fallback().unwrap();
     builder.commit_from_memory(&model::doubling()).unwrap()
-}
-
-fn on(place: AllocationDevice) -> MemoryInfo {
-    MemoryInfo::new(place, 0, AllocatorType::Device, MemoryType::Default).unwrap()
 }
 
 fn whole(slice: CudaSlice<f32>) -> DeviceArray {
@@ -204,7 +207,7 @@ fn a_slice_goes_in_and_the_output_comes_out_in_place() {
     // The binding has not copied either: it reads what the slice holds at the run.
     let mut binding = sides.session.create_binding().unwrap();
     binding.bind_input("x", &x).unwrap();
-    binding.bind_output_to_device("y", &on(AllocationDevice::CUDA)).unwrap();
+    binding.bind_output_to_device("y", &on!(CUDA)).unwrap();
     let stream = Arc::clone(array.stream());
     stream.memcpy_htod(&vec![5.0f32; ELEMENTS], &mut array.write::<f32>().unwrap().view()).unwrap();
     stream.synchronize().unwrap();
@@ -334,7 +337,7 @@ fn a_second_run_of_a_binding_waits_for_the_readers_of_the_first() {
     let mut overwritten = Vec::new();
     for round in 1..=ROUNDS {
         let mut binding = sides.session.create_binding().unwrap();
-        binding.bind_output_to_device("y", &on(AllocationDevice::CUDA)).unwrap();
+        binding.bind_output_to_device("y", &on!(CUDA)).unwrap();
         let y = sides.doubled_by(&mut binding, &seven);
         let (array, address) = (sides.out(&y), y.data_ptr());
         let mut copy = stream.alloc_zeros::<f32>(ELEMENTS).unwrap();
@@ -359,7 +362,7 @@ fn pinned_outputs_are_memory_of_the_host() {
     let x = sides.input(&sides.array(4));
     let mut binding = sides.session.create_binding().unwrap();
     binding.bind_input("x", &x).unwrap();
-    binding.bind_output_to_device("y", &on(AllocationDevice::CUDA_PINNED)).unwrap();
+    binding.bind_output_to_device("y", &on!(CUDA_PINNED)).unwrap();
     let mut outputs = sides.session.run_binding(&binding).unwrap();
     let y: Arc<DynTensor> = Arc::new(outputs.remove("y").unwrap().downcast().unwrap());
     println!("in {:?}", y.memory_info().allocation_device());

@@ -3,6 +3,7 @@
 use crate::PyTensor;
 use bridge_core::{Access, DType, Device, Error, ErrorKind, Layout, Lent, Pending, Result, Stream};
 use std::marker::PhantomData;
+use std::ptr;
 
 /// A tensor of a framework for the length of a call, as authors of kernels need it: no owner, no event, and for up to
 /// four dimensions no allocation. [`PyAdapter::borrow`](crate::PyAdapter::borrow) makes it.
@@ -19,6 +20,7 @@ use std::marker::PhantomData;
 /// Autograd does not see what a kernel does, so a tensor that requires grad may be borrowed as in kernels of PyTorch's
 /// own extensions.
 #[derive(Debug)]
+#[must_use = "a borrow says where the tensor is, and does nothing else"]
 pub struct Borrowed<'a> {
     data: usize,
     dtype: DType,
@@ -32,7 +34,7 @@ pub struct Borrowed<'a> {
 }
 
 impl<'a> Borrowed<'a> {
-    /// Makes a borrow of a tensor whose first element is at `data`.
+    /// Makes a borrow of a tensor whose first element is at the address `data`, which on the host has been exposed.
     pub fn new(
         _tensor: &'a PyTensor<'_>,
         data: usize,
@@ -62,9 +64,10 @@ impl<'a> Borrowed<'a> {
         self.kept
     }
 
-    /// Returns the address of the first element. It may be null for a tensor without elements.
-    pub fn data(&self) -> usize {
-        self.data
+    /// Returns a pointer to the first element, on the [`device`](Self::device). It may be null for a tensor without
+    /// elements.
+    pub fn as_ptr<T>(&self) -> *mut T {
+        ptr::with_exposed_provenance_mut(self.data)
     }
 
     /// Returns the element type.
@@ -82,7 +85,7 @@ impl<'a> Borrowed<'a> {
         self.layout.strides()
     }
 
-    /// Returns shape and strides with what follows from them. Its offset means nothing: use [`data`](Self::data).
+    /// Returns shape and strides with what follows from them. Its offset means nothing: use [`as_ptr`](Self::as_ptr).
     pub fn layout(&self) -> &Layout {
         &self.layout
     }

@@ -80,7 +80,7 @@ unsafe fn try_fill(py: Python<'_>, object: *mut PyObject, out: *mut CBorrowed) -
     let (shape, strides) = (borrowed.shape(), borrowed.strides());
     // SAFETY: `out` is writable, and a layout has at most `MAX_NDIM` dimensions. Nothing of it is read.
     unsafe {
-        (&raw mut (*out).data).write(ptr::with_exposed_provenance_mut(borrowed.data()));
+        (&raw mut (*out).data).write(borrowed.as_ptr());
         (&raw mut (*out).stream).write(borrowed.stream().map_or(0, |stream| stream.handle()));
         (&raw mut (*out).device_type).write(device.kind.0);
         (&raw mut (*out).device_id).write(device.index);

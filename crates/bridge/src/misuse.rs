@@ -138,10 +138,10 @@ misuse! {
 misuse! {
     ABorrowEndsWithItsTensor:
         "use truebridge::python::{Borrowed, PyTensor, borrow};
-        fn address(tensor: PyTensor<'_>) -> truebridge::Result<usize> {
+        fn address(tensor: PyTensor<'_>) -> truebridge::Result<*const f32> {
             let borrowed: Borrowed<'_> = borrow(&tensor)?;",
-        right: "let address = borrowed.data(); drop(tensor); Ok(address)",
-        E0505: "drop(tensor); let address = borrowed.data(); Ok(address)",
+        right: "let address = borrowed.as_ptr(); drop(tensor); Ok(address)",
+        E0505: "drop(tensor); let address = borrowed.as_ptr(); Ok(address)",
         "}";
     ABorrowIsNotKept:
         "use truebridge::python::{Borrowed, PyTensor, borrow};
@@ -153,8 +153,8 @@ misuse! {
         "use truebridge::python::Borrowed;
         fn sent<T: Send>(value: T) -> T { value }
         fn address(borrowed: Borrowed<'_>) -> usize {",
-        right: "sent(borrowed.data())",
-        E0277: "sent(borrowed).data()",
+        right: "sent(borrowed.as_ptr::<f32>().addr())",
+        E0277: "sent(borrowed).as_ptr::<f32>().addr()",
         "}";
     AMatchExpectsMoreAdapters:
         "use truebridge::python::AnyAdapter;
@@ -188,4 +188,39 @@ misuse! {
         right: "let _ = (session.run(&[]), session.close());",
         E0382: "let _ = (session.close(), session.run(&[]));",
         "}";
+}
+
+/// Makes two documentation tests of a type: a value that is kept compiles, and one that is forgotten is an unused result.
+macro_rules! forgotten {
+    ($($name:ident: $type:literal;)*) => {
+        $(
+            #[doc = concat!("```no_run\n", forgotten!(in $type), "let _kept = made();\n```")]
+            #[doc = ""]
+            #[doc = concat!("```compile_fail\n", forgotten!(in $type), "made();\n```")]
+            #[allow(dead_code, reason = "it carries the tests")]
+            struct $name;
+        )*
+    };
+    (in $type:literal) => {
+        concat!("#![deny(unused_must_use)]\nfn made() -> truebridge::", $type, " { unimplemented!() }\n")
+    };
+}
+
+forgotten! {
+    ForgottenExport: "Lent";
+    ForgottenLease: "Lease";
+    ForgottenOffer: "Offer<'static>";
+    ForgottenResult: "Output<'static, ()>";
+    ForgottenPlanOfCopies: "Prepared";
+}
+
+#[cfg(feature = "ipc")]
+forgotten! {
+    ForgottenTicket: "ipc::Ticket";
+    ForgottenNames: "ipc::Client";
+}
+
+#[cfg(feature = "python")]
+forgotten! {
+    ForgottenBorrow: "python::Borrowed<'static>";
 }

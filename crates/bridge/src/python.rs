@@ -17,9 +17,9 @@
 //!     let (Some(stream), &[length], &[stride]) = (vector.stream(), vector.shape(), vector.strides()) else {
 //!         return Err(Error::new(ErrorKind::Argument, "pass a vector on a CUDA device"));
 //!     };
-//!     launch(vector.device(), stream.handle(), vector.data(), length, stride, factor)
+//!     launch(vector.device(), stream.handle(), vector.as_ptr(), length, stride, factor)
 //! }
-//! # fn launch(_: Device, _: u64, _: usize, _: i64, _: i64, _: f32) -> truebridge::Result<()> { Ok(()) }
+//! # fn launch(_: Device, _: u64, _: *mut f32, _: i64, _: i64, _: f32) -> truebridge::Result<()> { Ok(()) }
 //!
 //! /// Returns a `torch.Tensor` over the memory of a tensor of any framework.
 //! fn to_torch<'py>(tensor: &PyTensor<'py>) -> truebridge::Result<PyTensor<'py>> {

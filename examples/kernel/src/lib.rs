@@ -5,7 +5,6 @@
 //! the framework's current stream: nothing is copied, and the host waits for nothing.
 
 use pyo3::prelude::*;
-use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use truebridge::cuda::{Kernels, Launch};
 use truebridge::prelude::*;
 use truebridge::python::{PyTensor, Tensor, exception};
@@ -20,8 +19,8 @@ const THREADS: u32 = 256;
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Call {
-    from: usize,
-    to: usize,
+    from: *const f32,
+    to: *mut f32,
     /// In elements.
     stride: i64,
     count: u32,
@@ -50,7 +49,7 @@ fn scaled_by<'py>(x: &Tensor<'py>, factor: f32) -> Result<PyTensor<'py>> {
     let count = u32::try_from(length)
         .map_err(|_| Error::new(ErrorKind::Argument, "pass a vector of fewer than 2^32 elements"))?;
     let result = x.output(ordering(), DType::FLOAT32, &[length])?;
-    let call = Call { from: vector.data(), to: result.data(), stride, count, factor };
+    let call = Call { from: vector.as_ptr(), to: result.as_ptr(), stride, count, factor };
     match (vector.stream(), result.stream()) {
         _ if count == 0 => (),
         // SAFETY: the borrow and the result are host memory of so many elements, and no other code writes to either.
@@ -75,11 +74,10 @@ fn scaled_by<'py>(x: &Tensor<'py>, factor: f32) -> Result<PyTensor<'py>> {
 
 /// # Safety
 ///
-/// Both addresses are those of as many elements.
+/// Both pointers are to as many elements.
 unsafe fn on_the_host(call: &Call) {
-    let (from, to): (*const f32, *mut f32) = (with_exposed_provenance(call.from), with_exposed_provenance_mut(call.to));
     for i in 0..call.count as usize {
         // SAFETY: the caller's obligation.
-        unsafe { to.add(i).write(from.offset(i as isize * call.stride as isize).read() * call.factor) };
+        unsafe { call.to.add(i).write(call.from.offset(i as isize * call.stride as isize).read() * call.factor) };
     }
 }

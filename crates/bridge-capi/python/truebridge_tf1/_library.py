@@ -22,7 +22,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from .errors import of_kind
 
 #: The version of the interface that this package speaks.
-ABI = 2
+ABI = 3
 
 #: Names the library where it is not the one of the package.
 VARIABLE = "TRUEBRIDGE_TF1_LIBRARY"
@@ -46,6 +46,7 @@ class Memory(ctypes.Structure):
     """A tensor in plain memory."""
 
     _fields_ = [
+        ("size", c_size_t),
         ("data", c_void_p),
         ("shape", POINTER(c_int64)),
         ("strides", POINTER(c_int64)),
@@ -57,6 +58,10 @@ class Memory(ctypes.Structure):
         ("release", c_void_p),
         ("owner", c_void_p),
     ]
+
+    def __init__(self, **fields: Any) -> None:
+        """Set the fields, and the size, which the library compares with its own."""
+        super().__init__(size=ctypes.sizeof(type(self)), **fields)
 
 
 class Info(ctypes.Structure):

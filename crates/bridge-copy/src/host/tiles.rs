@@ -192,9 +192,9 @@ impl<U: Unit, V: Lanes<N>, const N: usize, const WIDE: usize, const HIGH: usize>
 }
 
 /// Has the processor fetch these bytes into its second cache, for writing if `WRITE`. The address may be any.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn fetch<const WRITE: bool>(at: *const u8, length: usize) {
-    #[cfg(target_arch = "x86_64")]
     for line in (0..length).step_by(64) {
         use std::arch::x86_64::*;
         let at = at.wrapping_add(line).cast();
@@ -207,6 +207,11 @@ fn fetch<const WRITE: bool>(at: *const u8, length: usize) {
         }
     }
 }
+
+/// Other processors look ahead by themselves.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+fn fetch<const WRITE: bool>(_: *const u8, _: usize) {}
 
 /// Returns starts and lengths of pieces that cover `length`: each of `size`, but for the last, which has at least
 /// `least` and overlaps the one before it for that. `length` is no less than `least`.

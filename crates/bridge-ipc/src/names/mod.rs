@@ -26,6 +26,7 @@ use wire::{Answer, Request, is_name};
 ///
 /// Only names pass through this process, not memory: a process that has found a ticket opens it at the process that
 /// made it. What a process has put is removed when it ends.
+#[must_use = "the drop ends the names: keep it"]
 pub struct Names {
     serving: Serving,
     path: PathBuf,
@@ -63,6 +64,7 @@ impl Drop for Names {
 }
 
 /// A connection to a process that serves names. What was put through it is removed with it.
+#[must_use = "the drop removes what it has put: keep it"]
 pub struct Client {
     path: PathBuf,
     line: Arc<Line<Answer>>,
@@ -265,6 +267,7 @@ impl Drop for Client {
 }
 
 /// A version of a name that is waited for.
+#[must_use = "call wait"]
 pub struct Watch {
     line: Line<Answer>,
 }

@@ -147,7 +147,7 @@ fn constant(lent: &Lent) -> Option<u64> {
     let mut hash = DefaultHasher::new();
     // SAFETY: the export keeps the elements. Its users promise not to write to them; where one does so all the same, on
     // another thread, the hash is that of some of the bytes.
-    hash.write(unsafe { slice::from_raw_parts(ptr::with_exposed_provenance::<u8>(lent.data()), layout.nbytes()) });
+    hash.write(unsafe { slice::from_raw_parts(lent.as_ptr::<u8>(), layout.nbytes()) });
     Some(hash.finish())
 }
 

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 /// Returns a copy of an exported tensor, on the host.
 pub(crate) fn copied_on_host(eager: &'static EagerRuntime, lent: &Lent) -> Result<Handle> {
-    let (code, layout, bytes) = (dtypes::required(lent.dtype())?, lent.layout(), lent.data() as *const u8);
+    let (code, layout, bytes) = (dtypes::required(lent.dtype())?, lent.layout(), lent.as_ptr());
     // SAFETY: the exported tensor is compact host memory of that many bytes, and ready.
     let copy = unsafe { RuntimeTensor::copied(&eager.runtime.core, code, layout.shape(), bytes, layout.nbytes()) }?;
     Handle::of(eager, &copy)

@@ -98,7 +98,7 @@ impl TensorFunctions {
         // SAFETY: the caller's obligation; both outputs are writable. The tensor lives as long as the handle.
         unsafe {
             (self.tensor_of)(&mut result, handle, &mut tensor);
-            (result == self.ok && !tensor.is_null()).then(|| (self.data_of)(tensor).addr())
+            (result == self.ok && !tensor.is_null()).then(|| (self.data_of)(tensor).expose_provenance())
         }
     }
 }

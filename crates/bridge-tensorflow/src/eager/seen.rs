@@ -106,7 +106,7 @@ pub(crate) unsafe fn address(
     // SAFETY: the handle is alive. This waits for the device.
     let address = unsafe { (eager.functions.TFE_TensorHandleDevicePointer)(handle, status.raw()) };
     status.check()?;
-    Ok(address.addr())
+    Ok(address.expose_provenance())
 }
 
 /// Returns whether an asynchronous executor has made the tensor; without one it has been made.

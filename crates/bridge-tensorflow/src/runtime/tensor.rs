@@ -97,7 +97,7 @@ impl RuntimeTensor {
     /// The address of the first byte, on the host or on a GPU.
     pub(crate) fn address(&self) -> usize {
         // SAFETY: see above.
-        unsafe { (self.core.TF_TensorData)(self.raw()) }.addr()
+        unsafe { (self.core.TF_TensorData)(self.raw()) }.expose_provenance()
     }
 
     /// Returns the contents of a tensor that has exactly this size.
