@@ -7,6 +7,9 @@ use crate::{
 };
 use std::sync::Arc;
 
+/// Kinds of errors after which no other memory is tried: something failed, and the user has to know what.
+const FAILED: [ErrorKind; 3] = [ErrorKind::Framework, ErrorKind::Driver, ErrorKind::OutOfMemory];
+
 impl<F, T> Conversion<'_, F, T> {
     /// Returns fresh memory of `side` on `device` for the elements of `lent`, and its export; `None` where it has none.
     pub(crate) fn fresh_of<X>(
@@ -19,8 +22,12 @@ impl<F, T> Conversion<'_, F, T> {
             Err(error) if error.kind() == ErrorKind::CopyNeeded => return Ok(None),
             fresh => fresh?,
         };
-        // A mode of the framework may replace every new tensor, as PyTorch's FakeTensorMode does.
-        let Ok(target) = side.export(&fresh) else { return Ok(None) };
+        let target = match side.export(&fresh) {
+            Ok(target) => target,
+            Err(error) if FAILED.contains(&error.kind()) => return Err(error),
+            // A mode of the framework may replace every new tensor, as PyTorch's FakeTensorMode does.
+            Err(_) => return Ok(None),
+        };
         let as_asked = is_as_asked(&target, device, (lent.dtype(), lent.layout().shape()), self.order());
         Ok((as_asked && self.fits(&target)).then_some((fresh, target)))
     }
