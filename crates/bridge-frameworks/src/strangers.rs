@@ -21,6 +21,8 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("builtins", "memoryview", "pass numpy.asarray(x)"),
     ("array", "array", "pass numpy.asarray(x)"),
     ("builtins", "str", "pass a tensor; truebridge.load(path, target) reads one from a file"),
+    ("pathlib", "PurePath", "truebridge.load(path, target) reads a tensor from a file"),
+    ("builtins", "set", "pass numpy.asarray(list(x))"),
     ("builtins", "NoneType", "pass a tensor (a function without a result returns None)"),
     ("builtins", "module", "pass one of its tensors"),
     ("builtins", "function", "pass the tensor that it returns"),
@@ -41,6 +43,7 @@ const KNOWN: &[(&str, &str, &str)] = &[
     ("scipy", "spmatrix", "pass x.toarray()"),
     ("scipy", "sparray", "pass x.toarray()"),
     ("torch", "Module", "pass module.state_dict(), a dict of tensors"),
+    ("torch", "Optimizer", "pass optimizer.state_dict(), a dict of tensors"),
     ("torch", "DataLoader", "pass the batches that it yields"),
     ("torch", "PackedSequence", "pass x.data"),
     (

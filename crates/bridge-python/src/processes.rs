@@ -104,7 +104,7 @@ fn read(ticket: &Bound<'_, PyAny>) -> Result<bridge_ipc::Ticket> {
     }
     match ticket.extract::<&[u8]>() {
         Ok(bytes) => std::str::from_utf8(bytes).map_err(argument)?.parse(),
-        Err(_) => text(ticket, "a ticket")?.parse(),
+        Err(_) => text(ticket, "a ticket, which share returns,")?.parse(),
     }
 }
 

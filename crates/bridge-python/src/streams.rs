@@ -87,9 +87,10 @@ pub(crate) fn handle(stream: &Bound<'_, PyAny>) -> Result<Stream> {
     let py = stream.py();
     let found = find(stream).map_err(|error| framework_error(py, "the stream", error))?;
     // SAFETY: the caller names a stream that exists.
-    found
-        .map(|handle| unsafe { Stream::from_handle(handle) })
-        .ok_or_else(|| argument(format!("{} is not a CUDA stream", type_name(stream))))
+    found.map(|handle| unsafe { Stream::from_handle(handle) }).ok_or_else(|| {
+        let advice = "pass a stream object of a framework, or its handle as an int";
+        argument(format!("{} is not a CUDA stream: {advice}", type_name(stream)))
+    })
 }
 
 /// Returns what keeps a stream alive: its object, where the object owns the stream. An integer and an `ExternalStream`

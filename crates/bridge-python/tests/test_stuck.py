@@ -151,6 +151,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "parameters()": (lambda: tb.to_numpy(torch.nn.Linear(2, 2).parameters()), "not_a_tensor", "or as a list"),
     "SciPy": (lambda: tb.to_torch(like("scipy.sparse", "spmatrix")), "not_a_tensor", "x.toarray()"),
     "a model of Keras": (lambda: tb.to_torch(like("keras.src", "Layer")), "not_a_tensor", "model.get_weights()"),
+    "a set": (lambda: tb.to_torch({1.0, 2.0}), "not_a_tensor", "numpy.asarray(list(x))"),
+    "a path": (lambda: tb.to_torch(Path("x.npy")), "not_a_tensor", "truebridge.load(path, target)"),
+    "an optimizer": (
+        lambda: tb.to_numpy(torch.optim.SGD(torch.nn.Linear(2, 2).parameters())),
+        "not_a_tensor",
+        "optimizer.state_dict()",
+    ),
+    "an array of records": (lambda: tb.to_torch(np.zeros(2, "f4,i2")), "dtype", "convert each by itself, x[name]"),
     "a meta tensor": (lambda: tb.to_numpy(torch.ones(3, device="meta")), "not_a_tensor", "make a real one first"),
     "vmap": (vmapped, "not_a_tensor", "convert outside of the transform"),
     "a quantised tensor": (
@@ -159,7 +167,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         ".dequantize() or .int_repr()",
     ),
     "another byte order": (lambda: tb.to_torch(np.ones(3, ">f4")), "dtype", ".newbyteorder("),
-    "a module as the target": (lambda: tb.convert(ONES, torch), "argument", "a target is a str"),
+    "a module as the target": (lambda: tb.convert(ONES, torch), "argument", "is a str, not module"),
     "a number as the device": (lambda: tb.to_torch(ONES, device=0), "argument", '"cuda:0"'),
     "order='K'": (lambda: tb.to_torch(ONES, order="K"), "argument", 'pass "C" (row-major) or "F"'),
     "permute=(0,)": (lambda: tb.to_torch(ONES, permute=(0,)), "argument", "pass 2 different axes"),
@@ -186,7 +194,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "a write to a constant": (written, None, "read-only"),
     "a revoked ticket": (revoked, "gone", "Ask for a new one"),
     "an expired ticket": (expired, "gone", "share with a longer time"),
-    "a path as a ticket": (lambda: tb.open(Path("x.npy"), "numpy"), "argument", "a ticket is a str"),
+    "a path as a ticket": (lambda: tb.open(Path("x.npy"), "numpy"), "argument", "which share returns, is a str"),
     "nobody listens": (lambda: tb.connect("/tmp/no-socket-is-here"), "gone", "name the right path"),
     "no saved model": (
         lambda: tb.tensorflow1.Session.of_saved_model("/no/folder"),
