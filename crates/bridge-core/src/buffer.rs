@@ -52,7 +52,7 @@ pub enum Reuse {
 /// - The bytes `address .. address + len` belong to one allocation on [`device`](Self::device), and stay allocated and
 ///   mapped until the value is dropped. `len` may be 0, and then `address` has no meaning.
 /// - An address in memory that the host can access is one that a pointer has exposed
-///   ([`expose_provenance`](pointer::expose_provenance), not `addr`), because readers make a pointer of it again.
+///   (`expose_provenance`, not `addr`), because readers make a pointer of it again.
 /// - Every method returns the same value throughout the life of the buffer.
 /// - With [`Access::ReadWrite`] the owner tolerates foreign writes in the order of the stream.
 /// - Work put after everything that [`stream`](Self::stream) holds when the value is made sees the bytes as the

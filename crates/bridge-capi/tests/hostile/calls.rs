@@ -226,6 +226,7 @@ impl Program {
         let taken = !fields.has("null-memory") && !fields.has("null-release");
         let owner = if taken { self.owner(&[], &[]).cast() } else { null_mut() };
         let memory = Memory {
+            size: size_of::<Memory>(),
             data: with_exposed_provenance_mut(data),
             shape: if fields.has("null-shape") { null() } else { shape.as_ptr() },
             strides: if fields.has("null-strides") { null() } else { strides.as_ptr() },

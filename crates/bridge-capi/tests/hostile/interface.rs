@@ -23,6 +23,7 @@ pub struct Device {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Memory {
+    pub size: usize,
     pub data: *mut c_void,
     pub shape: *const i64,
     pub strides: *const i64,

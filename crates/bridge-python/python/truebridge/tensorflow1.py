@@ -171,13 +171,13 @@ class Session:
         """
         session = cls.__new__(cls)
         options = _options(memory_growth, memory_fraction, visible_devices, config)
-        (signature,) = _names(signature, "signature")
+        (signature,), tags = _names(signature, "signature"), _names(tags, "tags")
         path = os.fsdecode(folder)
         if not os.path.isdir(path):
             raise of_kind(
                 "argument", f"{path:.300} is not a folder: name the folder of a saved model, with saved_model.pb"
             )
-        session._session = _core.Session.of_saved_model(path, signature, _names(tags, "tags"), *options)
+        session._session = _core.Session.of_saved_model(path, signature, tags, *options)
         return session
 
     def run(self, feeds: Mapping[str, Any], target: Target | None = None, *, copy: bool | None = None) -> list[Any]:
