@@ -18,12 +18,13 @@ const TENSORS: usize = 3;
 /// that was made, the memory of its original is leaked and counted.
 pub(super) fn failure<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let before = pair.memory()?;
-    let (leased, leaks) = (outstanding(), stats().leaked);
     let mut random = Random::new(case.seed);
     let (calls, count) = (random.below(CALLS), 1 + random.below(TENSORS));
     let made: Result<Vec<(F, Vec<u8>)>> =
         (0..count).map(|i| pair.create(&Case { seed: case.seed.wrapping_add(i as u64), ..case.clone() })).collect();
     let (tensors, bytes): (Vec<F>, Vec<Vec<u8>>) = made?.into_iter().unzip();
+    // A tensor of another process may itself hold a lease.
+    let (leased, leaks) = (outstanding(), stats().leaked);
     let streams = pair.streams();
     let ways = (streams.from(case.streams.write), streams.to(case.streams.read));
     let countdown = Countdown::new(calls);

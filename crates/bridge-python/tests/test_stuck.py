@@ -152,7 +152,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "SciPy": (lambda: tb.to_torch(like("scipy.sparse", "spmatrix")), "not_a_tensor", "x.toarray()"),
     "a model of Keras": (lambda: tb.to_torch(like("keras.src", "Layer")), "not_a_tensor", "model.get_weights()"),
     "a set": (lambda: tb.to_torch({1.0, 2.0}), "not_a_tensor", "numpy.asarray(list(x))"),
-    "a path": (lambda: tb.to_torch(Path("x.npy")), "not_a_tensor", "truebridge.load(path, target)"),
+    "a path of pathlib": (lambda: tb.to_torch(Path("x.npy")), "not_a_tensor", "truebridge.load(path, target)"),
     "an optimizer": (
         lambda: tb.to_numpy(torch.optim.SGD(torch.nn.Linear(2, 2).parameters())),
         "not_a_tensor",
