@@ -10,7 +10,7 @@ use pyo3::types::{IntoPyDict, PyCapsule, PyDict};
 
 /// Returns the framework that users call `target`, a `str`.
 pub(crate) fn named(target: &Bound<'_, PyAny>) -> Result<Framework> {
-    let name = text(target, "a target, such as \"torch\",")?;
+    let name = text(target, "the name of a target")?;
     Framework::named(&name).ok_or_else(|| {
         let names: Vec<_> = Framework::ALL.iter().map(|known| known.name()).collect();
         argument(format!("{:?} is not a target: choose one of {}", brief(&name), names.join(", ")))
