@@ -99,12 +99,12 @@ impl ArrayDTypes {
         }
         let swapped = object.getattr(intern!(py, "isnative")).and_then(|native| Ok(!native.is_truthy()?));
         let fields = object.getattr(intern!(py, "fields")).map(|fields| !fields.is_none());
-        let name = brief_str(object);
+        let (has_fields, name) = (holds(fields)?, brief_str(object));
         let advice = match holds(swapped)? {
-            _ if holds(fields)? => "has fields: convert each by itself, x[name]",
             true => "is not in native byte order: call .astype(x.dtype.newbyteorder(\"=\")) first",
             // JAX's gradients with respect to integers.
             false if name.contains("float0") => "has no elements, only a shape: leave the array out, or pass zeros",
+            false if has_fields => "has fields: convert each by itself, x[name]",
             false => "has no counterpart in other frameworks: cast the array first",
         };
         Err(Error::new(ErrorKind::Dtype, format!("{} dtype {name} {advice}", self.framework)))

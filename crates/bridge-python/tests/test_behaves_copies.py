@@ -159,7 +159,7 @@ def tracked(call: Callable[[Any], Any]) -> Any:
 REFUSED: dict[str, tuple[Callable[[Callable[[Any], Any]], Any], str]] = {
     "masked": (lambda call: call(np.ma.masked_array([1.0, 2.0], [0, 1])), "filled"),
     "masked without a mask": (lambda call: call(np.ma.masked_array([1.0, 2.0])), "filled"),
-    "records": (lambda call: call(np.rec.fromarrays([np.ones(2)], names="a")), "counterpart"),
+    "records": (lambda call: call(np.rec.fromarrays([np.ones(2)], names="a")), "convert each by itself"),
     "fake": (lambda call: call(fake()), "plain tensor"),
     "dispatching": (lambda call: call(Dispatching(torch.ones(2))), "plain tensor"),
     "vmap": (transformed(torch.func.vmap), "outside of the transform"),
