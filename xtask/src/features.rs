@@ -38,7 +38,7 @@ const BROUGHT_IN_BY: &[(&str, &[&str])] = &[
     ("cudarc", &["candle-cuda", "cuda", "cudarc", "tensorflow"]),
     ("dlpark", &["dlpack", "python"]),
     ("libloading", &["candle-cuda", "cuda", "cudarc", "ort", "python", "tensorflow", "torch"]),
-    ("ndarray", &["ndarray", "ort", "torch"]),
+    ("ndarray", &["ndarray", "torch"]),
     ("object", &["tensorflow"]),
     ("ort", &["ort"]),
     ("prost", &["tensorflow"]),
@@ -199,8 +199,8 @@ mod tests {
     const PAGE: &str = "docs/rust.md";
     const BLOCK: &str = "```toml\n[dependencies]\n";
 
-    /// Resolves each block of the page in a package of its own, outside the workspace. A library that the block names beside
-    /// the facade is the adapter's: there is one version of it. The blocks name every feature.
+    /// Resolves each block of the page in a package of its own, outside the workspace. A library that the block names
+    /// beside the facade is the adapter's: there is one version of it. The blocks name every feature.
     fn blocks(features: &[String]) -> Result<()> {
         let (folder, page) = (target().join("blocks"), root().join(PAGE));
         let page = at(&page, fs::read_to_string(&page))?;
