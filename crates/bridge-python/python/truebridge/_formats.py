@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import itertools
 import json
 import math
 import mmap
 import os
+import re
 import stat
 import struct
 import zipfile
@@ -44,9 +44,6 @@ _LONGEST = 16 << 20
 
 #: The most bytes of the name of a member: its length has 16 bits.
 _NAME = (1 << 16) - 1
-
-#: The bytes of a tensor that are written at once.
-_PIECE = 16 << 20
 
 #: How far deflate can shrink: what claims more is malformed.
 _DEFLATE = 1032
@@ -128,35 +125,35 @@ def write_npz(path: str, arrays: Arrays, described: Any, meter: Meter) -> None:
 
 
 def write_safetensors(path: str, arrays: Arrays, described: Any, meter: Meter) -> None:
-    """Write the header in the order of the tensors, and their data the widest elements first, so that all are aligned.
-
-    The package safetensors opens what was written, which checks it.
-    """
+    """Write the tensors by the package safetensors, in one call: it is a single step."""
     known = _safetensors()
-    codes = {name: code for code, name in _DTYPES.items()}
     for name, array in _named(arrays).items():
-        if array.dtype.name not in codes:
+        if array.dtype.name not in _DTYPES.values():
             raise of_kind("dtype", f"{name}: safetensors has no {array.dtype}: convert it first, or save it as .npz")
-    widest = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)
-    ends = dict(zip(widest, itertools.accumulate(arrays[name].nbytes for name in widest), strict=True))
-    header: dict[str, Any] = {} if described is None else {"__metadata__": {_KEY: _text(described)}}
-    for name, array in arrays.items():
-        offsets = [ends[name] - array.nbytes, ends[name]]
-        header[name] = {"dtype": codes[array.dtype.name], "shape": array.shape, "data_offsets": offsets}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        write = _counted(file, meter).write
-        for name in widest:
-            data = memoryview(np.asarray(arrays[name], order="C").reshape(-1).view(np.uint8))
-            for start in range(0, len(data), _PIECE):
-                write(data[start : start + _PIECE])
+    compact = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    metadata = None if described is None else {_KEY: _text(described)}
     try:
-        with known.safe_open(path, framework="np"):
-            pass
+        known.numpy.save_file(compact, path, metadata)
     except known.SafetensorError as error:
-        raise of_kind("argument", f"safetensors refuses this ({error!s:.300}): save it as .npz") from error
+        # A full disk, for example, which it reports in its own words.
+        if (number := re.search(r"os error (\d+)", str(error))) is None:
+            raise of_kind("argument", f"safetensors refuses this ({error!s:.300}): save it as .npz") from error
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+    _in_order(path, list(arrays))
+    meter.step(sum(array.nbytes for array in compact.values()))
+
+
+def _in_order(path: str, names: list[str]) -> None:
+    """Write the names in the header of safetensors, which its package has sorted, in this order."""
+    with open(path, "r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        sorted_header = json.loads(file.read(length))
+        header = {name: sorted_header[name] for name in ("__metadata__", *names) if name in sorted_header}
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        # The same text in another order: what is left of the header is its padding.
+        if len(text) <= length:
+            file.seek(8)
+            file.write(text.ljust(length))
 
 
 def _counted(file: Any, meter: Meter) -> Any:
