@@ -4,7 +4,7 @@
 use crate::late::returned_late;
 use crate::loan::Loan;
 use crate::origin::{READER, origin};
-use crate::strangers::no_tensor;
+use crate::strangers::{no_tensor, package_of};
 use crate::{Framework, driver, interfaces};
 use bridge_core::dlpack::Origin;
 use bridge_core::{
@@ -229,7 +229,7 @@ impl<'py> Adapter for Foreign<'py> {
         };
         // SAFETY: the producer of a capsule and the class that implements `__dlpack__` keep DLPack's contract; what can
         // be checked of it is checked.
-        let lent = unsafe { take_capsule(&capsule, &|said, address| kept(object, origin(said, address)?)) }?;
+        let lent = unsafe { take_capsule(&capsule, &|said, address| Ok(kept(object, origin(said, address)?))) }?;
         Ok(if is_constant { lent.restricted(Access::Immutable) } else { lent })
     }
 
@@ -272,13 +272,15 @@ impl<'py> Adapter for Foreign<'py> {
     }
 }
 
-/// Adds the producer to what keeps the memory, because its capsule may keep less: that of ONNX Runtime keeps the value,
-/// and not the NumPy array that the value is over. A loan ends when it says so.
-fn kept(producer: &PyTensor<'_>, origin: Origin) -> Result<Origin> {
-    if producer.is_instance_of::<PyCapsule>() || producer.is_instance_of::<Loan>() {
-        return Ok(origin);
-    }
-    Ok(Origin { keep: Some(Arc::new(PyOwner::new(producer)) as Keep), ..origin })
+/// Packages of producers whose capsules keep less than the memory. That of ONNX Runtime keeps the value, and not the NumPy
+/// array that the value is over.
+const KEEPS_LESS: [&str; 1] = ["onnxruntime"];
+
+/// Adds a producer whose capsule [keeps less](KEEPS_LESS) to what keeps the memory. Not every producer: one that has its
+/// view as an attribute would never be collected.
+fn kept(producer: &PyTensor<'_>, origin: Origin) -> Origin {
+    let keep = package_of(&producer.get_type()).filter(|package| KEEPS_LESS.contains(&&**package));
+    Origin { keep: keep.map(|_| Arc::new(PyOwner::new(producer)) as Keep), ..origin }
 }
 
 impl<'py> PyAdapter<'py> for Foreign<'py> {

@@ -81,8 +81,15 @@ fn advice(object: &PyTensor<'_>) -> Option<&'static str> {
 }
 
 fn of_class(class: &PyTensor<'_>) -> Option<&'static str> {
-    let text = |name| class.getattr(name).and_then(|text| text.extract::<String>()).ok();
-    let (module, name) = (text("__module__")?, text("__name__")?);
-    let package = module.split('.').next()?;
-    KNOWN.iter().find(|known| (known.0, known.1) == (package, &*name)).map(|known| known.2)
+    let (package, name) = (package_of(class)?, text(class, "__name__")?);
+    KNOWN.iter().find(|known| (known.0, known.1) == (&*package, &*name)).map(|known| known.2)
+}
+
+/// Returns the package that a class comes from.
+pub(crate) fn package_of(class: &PyTensor<'_>) -> Option<String> {
+    text(class, "__module__")?.split('.').next().map(String::from)
+}
+
+fn text(class: &PyTensor<'_>, name: &str) -> Option<String> {
+    class.getattr(name).and_then(|text| text.extract()).ok()
 }

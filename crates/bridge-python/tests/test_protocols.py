@@ -86,10 +86,15 @@ def test_a_bare_capsule_is_copied(target: str, legacy: bool) -> None:
     assert result.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
+class KeepsLess(Ancient):
+    """As a value of ONNX Runtime, whose capsule does not keep the NumPy array that the value is over."""
+
+    __module__ = "onnxruntime.capi"
+
+
 @pytest.mark.parametrize("target", ["numpy", "torch"])
-def test_a_view_keeps_the_producer_and_not_its_capsule_alone(target: str) -> None:
-    # The capsule of ONNX Runtime keeps the value, and not the NumPy array that the value is over.
-    producer = Ancient(np.arange(4.0))
+def test_a_producer_whose_capsule_keeps_less_is_kept(target: str) -> None:
+    producer = KeepsLess(np.arange(4.0))
     kept = weakref.ref(producer)
     view = tb.convert(producer, target)
     del producer
@@ -98,6 +103,16 @@ def test_a_view_keeps_the_producer_and_not_its_capsule_alone(target: str) -> Non
     del view
     gc.collect()
     assert kept() is None
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch"])
+def test_a_producer_that_has_its_view_as_an_attribute_is_collected(target: str) -> None:
+    producer: Any = Ancient(np.arange(4.0))
+    producer.view = tb.convert(producer, target)
+    gone = weakref.ref(producer)
+    del producer
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_view_of_a_value_of_onnx_runtime_outlives_it() -> None:
