@@ -136,8 +136,8 @@ impl Threads {
     ///
     /// # Safety
     ///
-    /// While the thread that has made the subject is in `outside`, any number of threads in `inside` may use the subject,
-    /// its ordering, and tensors that they have made themselves.
+    /// While the thread that has made the subject is in `outside`, any number of threads in `inside` may use the
+    /// subject, its ordering, and tensors that they have made themselves.
     pub unsafe fn new(outside: fn(&mut dyn FnMut()), inside: fn(&mut dyn FnMut())) -> Self {
         Self { outside, inside }
     }

@@ -1,7 +1,7 @@
 //! Inputs that are words and numbers.
 
-/// A text such as `ndim 2 shape 4 -1 null-strides`: words, each with the numbers after it. Any text is one. Numbers that
-/// do not fit into 64 bits are cut to them.
+/// A text such as `ndim 2 shape 4 -1 null-strides`: words, each with the numbers after it. Any text is one. Numbers
+/// that do not fit into 64 bits are cut to them.
 #[derive(Debug, Clone, Default)]
 pub struct Fields<'a>(Vec<(&'a str, Vec<u64>)>);
 

@@ -15,13 +15,13 @@ struct Mutants {
     package: &'static str,
     files: &'static [&'static str],
     features: &'static str,
-    /// Arguments of `cargo test`. The documentation's examples, and tests with threads or processes, take longer than they
-    /// find.
+    /// Arguments of `cargo test`. The documentation's examples, and tests with threads or processes, take longer than
+    /// they find.
     tests: &'static [&'static str],
 }
 
-/// What decides what crosses, where, until when and in which order. Changes of adapters for Python objects are not among
-/// these: the tests that would notice are Python's, over a bundle that takes minutes to build.
+/// What decides what crosses, where, until when and in which order. Changes of adapters for Python objects are not
+/// among these: the tests that would notice are Python's, over a bundle that takes minutes to build.
 const MUTANTS: [Mutants; 7] = [
     Mutants {
         step: "mutants of core",

@@ -31,8 +31,8 @@ fn searched(site: &Path) -> Result<()> {
         .map_err(|_| "the search of the site does not find every page of xtask/site/queries.txt".into())
 }
 
-/// Looks at every page of the site in a browser: nothing is cut off or faint, no markup shows, and the front page begins
-/// with what a reader needs.
+/// Looks at every page of the site in a browser: nothing is cut off or faint, no markup shows, and the front page
+/// begins with what a reader needs.
 pub fn look(site: &Path, pictures: Option<&Path>) -> Result<()> {
     let browser = BROWSERS.into_iter().find(|name| ask(&mut program(name, &["--version"])).is_some());
     let (Some(browser), Some(mut look)) = (browser, script("xtask/site/look.mjs")) else {
@@ -49,8 +49,8 @@ fn script(name: &str) -> Option<Command> {
     Some(program(Path::new(&folder).join("bin/node"), &[name]))
 }
 
-/// Writes the tables of the pages from the reports, and the lists of frameworks in the Python package from the table, or
-/// compares them.
+/// Writes the tables of the pages from the reports, and the lists of frameworks in the Python package from the table,
+/// or compares them.
 pub fn tables(check: bool) -> Result<()> {
     let python = venv::MAIN.ready()?;
     let arguments: &[&str] = if check { &["--check"] } else { &[] };

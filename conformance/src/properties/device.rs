@@ -28,8 +28,8 @@ fn elsewhere<S, T, R>(
     result
 }
 
-/// A tensor is converted, and dropped, while another device is the current one: work in the owner's stream is done before
-/// the consumer reads, and the memory is reused after it has read.
+/// A tensor is converted, and dropped, while another device is the current one: work in the owner's stream is done
+/// before the consumer reads, and the memory is reused after it has read.
 pub(super) fn devices<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let streams = pair.streams();
     let (writer, reader) = (streams.from(case.streams.write), streams.to(case.streams.read));

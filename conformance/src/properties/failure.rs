@@ -13,9 +13,9 @@ const CALLS: usize = 9;
 /// The most tensors that cross together.
 const TENSORS: usize = 3;
 
-/// One call of a conversion fails: of an adapter, of the ordering or of its copies. The error is reported, every lease is
-/// released, all memory is back, and the tensors can be converted afterwards. Where the call is the last wait of a copy
-/// that was made, the memory of its original is leaked and counted.
+/// One call of a conversion fails: of an adapter, of the ordering or of its copies. The error is reported, every lease
+/// is released, all memory is back, and the tensors can be converted afterwards. Where the call is the last wait of a
+/// copy that was made, the memory of its original is leaked and counted.
 pub(super) fn failure<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let before = pair.memory()?;
     let mut random = Random::new(case.seed);
@@ -34,7 +34,8 @@ pub(super) fn failure<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         Ok((countdown.stop(), crossed.err().map(|error| error.to_string())))
     };
     match on_both(pair, ways.0, ways.1, attempt)? {
-        // A copy was made, and its last wait failed: the memory of the original may not be reused. It is leaked, and counted.
+        // A copy was made, and its last wait failed: the memory of the original may not be reused. It is leaked, and
+        // counted.
         (Some(_), None) if stats().leaked > leaks => return pair.returned(leased),
         // The next that can makes the copy.
         (Some(call), None) => ensure!(call != WAIT, "{call} failed, and the conversion did not"),

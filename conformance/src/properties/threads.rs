@@ -20,8 +20,8 @@ struct Shared<'a, F, T> {
     ordering: Arc<dyn Ordering>,
 }
 
-// SAFETY: it is used inside `Threads` of both subjects alone, whose makers have promised what that takes. Tensors stay on
-// the thread that makes them.
+// SAFETY: it is used inside `Threads` of both subjects alone, whose makers have promised what that takes. Tensors stay
+// on the thread that makes them.
 unsafe impl<F, T> Sync for Shared<'_, F, T> {}
 
 /// Threads that convert tensors of their own at the same time do not disturb each other.

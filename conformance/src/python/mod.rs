@@ -318,8 +318,8 @@ impl<'py> Subject for PySubject<'py> {
         /// What a closure holds of this interpreter is used while its thread is attached to it.
         struct Attached<'a>(&'a mut dyn FnMut());
 
-        // SAFETY: `detach` wants values that need no attached thread. This one is called on the same thread, and attaches
-        // its threads itself, inside.
+        // SAFETY: `detach` wants values that need no attached thread. This one is called on the same thread, and
+        // attaches its threads itself, inside.
         unsafe impl Send for Attached<'_> {}
 
         fn outside(body: &mut dyn FnMut()) {
@@ -332,8 +332,8 @@ impl<'py> Subject for PySubject<'py> {
             });
         }
 
-        // SAFETY: a thread that is attached to the interpreter may use its objects, and the interpreter runs one attached
-        // thread at a time; the adapters are made for that.
+        // SAFETY: a thread that is attached to the interpreter may use its objects, and the interpreter runs one
+        // attached thread at a time; the adapters are made for that.
         Some(unsafe { Threads::new(outside, |body| Python::attach(|_| body())) })
     }
 

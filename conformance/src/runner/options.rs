@@ -36,15 +36,16 @@ pub struct Options {
     /// Pairs that run at once: each is a process of its own, and all share the device.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub jobs: u16,
-    /// Run workers under this tool of NVIDIA's compute-sanitizer, with fewer cases (default: 100), and without the caching
-    /// of frameworks' allocators. What it finds fails the pair.
+    /// Run workers under this tool of NVIDIA's compute-sanitizer, with fewer cases (default: 100), and without the
+    /// caching of frameworks' allocators. What it finds fails the pair.
     #[arg(long, value_name = "TOOL")]
     pub sanitizer: Option<Sanitizer>,
     /// Time for the whole run, in seconds: fewer cases run where it does not suffice.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub time_budget: Option<u64>,
-    /// Run the planted faults: on the simulated device and, in a build with the feature `planted`, in the adapters of the
-    /// installed frameworks; with --across-processes, between two processes. Pairs run as well where a device, adapters or pairs are named, and with --across-processes.
+    /// Run the planted faults: on the simulated device and, in a build with the feature `planted`, in the adapters of
+    /// the installed frameworks; with --across-processes, between two processes. Pairs run as well where a device,
+    /// adapters or pairs are named, and with --across-processes.
     #[arg(long)]
     pub faults: bool,
     /// Run the one case in this file.

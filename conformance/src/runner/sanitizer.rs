@@ -94,8 +94,8 @@ impl Sanitizer {
         Patience { silence: usual.silence * SLOWER, whole: usual.whole * SLOWER }
     }
 
-    /// Returns what was found in the pair, whose worker has ended with this exit code; `None` if nothing was, as the log
-    /// says.
+    /// Returns what was found in the pair, whose worker has ended with this exit code; `None` if nothing was, as the
+    /// log says.
     pub(super) fn findings(self, job: &Job<'_>, code: i32) -> Option<String> {
         let log = self.log(job);
         let text = fs::read_to_string(&log).unwrap_or_default();

@@ -262,8 +262,8 @@ unsafe fn write_report(report: *mut CReport, done: &Transfer, device: Device) {
     }
 }
 
-/// Returns the tensor that is transferred. Pinned memory that is copied is memory of the host: core copies that, in any order
-/// and to any alignment.
+/// Returns the tensor that is transferred. Pinned memory that is copied is memory of the host: core copies that, in any
+/// order and to any alignment.
 fn transferable<'a>(tensor: &'a CTensor, profile: &Profile, options: &Options) -> Result<Cow<'a, CTensor>> {
     let pinned = tensor.lent().device();
     if pinned.kind != DeviceKind::CUDA_HOST {

@@ -1,5 +1,5 @@
-//! Faults that the conformance suite plants into the adapters. Only the feature `planted` compiles them in, and no package
-//! that is published enables it.
+//! Faults that the conformance suite plants into the adapters. Only the feature `planted` compiles them in, and no
+//! package that is published enables it.
 
 #[cfg(feature = "planted")]
 static PLANTED: std::sync::Mutex<&'static str> = std::sync::Mutex::new("");

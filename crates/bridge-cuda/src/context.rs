@@ -122,8 +122,8 @@ impl<D: Driver> Devices<D> {
     }
 }
 
-/// A context that is current again when this is dropped. Below it on the thread's stack lies the same context: other code
-/// replaces the upper one.
+/// A context that is current again when this is dropped. Below it on the thread's stack lies the same context: other
+/// code replaces the upper one.
 pub(crate) struct Kept<'a, D: Driver> {
     driver: &'a D,
     /// A context is current on one thread.

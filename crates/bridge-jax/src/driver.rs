@@ -21,8 +21,8 @@ mod found {
         bridge_cuda::device_count() > 0
     }
 
-    /// Calls a function of JAX about an array on this device. XLA makes its device the current one of the thread, which is
-    /// the user's: afterwards it is the one of before.
+    /// Calls a function of JAX about an array on this device. XLA makes its device the current one of the thread, which
+    /// is the user's: afterwards it is the one of before.
     pub(crate) fn on<R>(device: DeviceKind, body: impl FnOnce() -> R) -> R {
         if device == DeviceKind::CPU { body() } else { bridge_cuda::keeping_current_device(body) }
     }

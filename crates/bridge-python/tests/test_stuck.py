@@ -195,7 +195,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
     "a revoked ticket": (revoked, "gone", "Ask for a new one"),
     "an expired ticket": (expired, "gone", "share with a longer time"),
     "a path as a ticket": (lambda: tb.open(Path("x.npy"), "numpy"), "argument", "which share returns, is a str"),
-    "nobody listens": (lambda: tb.connect("/tmp/no-socket-is-here"), "gone", "name the right path"),
+    "no server": (lambda: tb.connect("/tmp/no-socket-is-here"), "gone", "name the right path"),
     "no saved model": (
         lambda: tb.tensorflow1.Session.of_saved_model("/no/folder"),
         "argument",

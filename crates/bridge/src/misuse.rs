@@ -190,7 +190,8 @@ misuse! {
         "}";
 }
 
-/// Makes two documentation tests of a type: a value that is kept compiles, and one that is forgotten is an unused result.
+/// Makes two documentation tests of a type: a value that is kept compiles, and one that is forgotten is an unused
+/// result.
 macro_rules! forgotten {
     ($($name:ident: $type:literal;)*) => {
         $(

@@ -42,7 +42,7 @@ MISSING = re.compile(
 
 @dataclass(frozen=True)
 class Ran:
-    """What a process left: its output, and how it ended, which is nobody's knowledge where it was only left by."""
+    """What a process left: its output, and how it ended."""
 
     out: str
     err: str

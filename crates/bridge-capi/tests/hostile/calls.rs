@@ -33,8 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const PANIC: i32 = 15;
 const LAST: i32 = 21;
 
-/// The statuses of transfers that a plan does not foresee: there is no driver, it fails, or another process has taken the
-/// memory back.
+/// The statuses of transfers that a plan does not foresee: there is no driver, it fails, or another process has taken
+/// the memory back.
 const UNFORESEEN: [i32; 3] = [12, 13, 20];
 
 /// What an output holds before a call.
@@ -61,8 +61,8 @@ pub fn case(input: &[u8]) {
     assert!(is_over(), "{before:?}, {:?}", counts());
 }
 
-/// Returns whether all that was exported has been returned, and each owner was released once. Memory of a CUDA device is
-/// leaked, and counted, where there is no driver.
+/// Returns whether all that was exported has been returned, and each owner was released once. Memory of a CUDA device
+/// is leaked, and counted, where there is no driver.
 fn is_released(before: Counts, owners: &[Arc<AtomicU32>]) -> bool {
     let after = counts();
     let times = || owners.iter().map(|owner| owner.load(SeqCst));

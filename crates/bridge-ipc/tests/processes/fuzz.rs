@@ -23,9 +23,9 @@ const MOST: u64 = 1 << 20;
 /// Ends what is said of a frame, before its body.
 const BODY: &str = " | ";
 
-/// A line of an input: a frame, and the files that come with it. Before the body may be `number 2` for the number of the
-/// question, `length 9` for the length that the frame states, `flip 3 7` for a bit of a byte of the header, and `files
-/// 64 1 128 0` for files of so many bytes, which may still be written to (0) or not (1).
+/// A line of an input: a frame, and the files that come with it. Before the body may be `number 2` for the number of
+/// the question, `length 9` for the length that the frame states, `flip 3 7` for a bit of a byte of the header, and
+/// `files 64 1 128 0` for files of so many bytes, which may still be written to (0) or not (1).
 struct Frame<'a> {
     about: Fields<'a>,
     bytes: Vec<u8>,

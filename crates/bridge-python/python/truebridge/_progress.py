@@ -104,7 +104,7 @@ class _Line:
         return 79
 
     def _write(self, text: str) -> None:
-        # The call goes on where nobody can see it.
+        # The call goes on where the line cannot be seen.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             self._file.write(text)
             self._file.flush()
