@@ -272,15 +272,16 @@ impl<'py> Adapter for Foreign<'py> {
     }
 }
 
-/// Packages of producers whose capsules keep less than the memory. That of ONNX Runtime keeps the value, and not the NumPy
-/// array that the value is over.
+/// Packages of producers whose capsules keep less than the memory. That of ONNX Runtime keeps the value, and not the
+/// NumPy array that the value is over.
 const KEEPS_LESS: [&str; 1] = ["onnxruntime"];
 
-/// Adds a producer whose capsule [keeps less](KEEPS_LESS) to what keeps the memory. Not every producer: one that has its
-/// view as an attribute would never be collected.
+/// Adds the producer to what keeps the memory if its class, or one that it extends, [keeps less](KEEPS_LESS). Others
+/// are not added: a producer that has its view as an attribute would never be collected.
 fn kept(producer: &PyTensor<'_>, origin: Origin) -> Origin {
-    let keep = package_of(&producer.get_type()).filter(|package| KEEPS_LESS.contains(&&**package));
-    Origin { keep: keep.map(|_| Arc::new(PyOwner::new(producer)) as Keep), ..origin }
+    let keeps_less = |class| package_of(&class).is_some_and(|package| KEEPS_LESS.contains(&&*package));
+    let keeps_less = producer.get_type().mro().iter().any(keeps_less);
+    Origin { keep: keeps_less.then(|| Arc::new(PyOwner::new(producer)) as Keep), ..origin }
 }
 
 impl<'py> PyAdapter<'py> for Foreign<'py> {

@@ -92,9 +92,14 @@ class KeepsLess(Ancient):
     __module__ = "onnxruntime.capi"
 
 
+class Extended(KeepsLess):
+    """A class of the user's."""
+
+
+@pytest.mark.parametrize("producers", [KeepsLess, Extended])
 @pytest.mark.parametrize("target", ["numpy", "torch"])
-def test_a_producer_whose_capsule_keeps_less_is_kept(target: str) -> None:
-    producer = KeepsLess(np.arange(4.0))
+def test_a_producer_whose_capsule_keeps_less_is_kept(target: str, producers: type[KeepsLess]) -> None:
+    producer = producers(np.arange(4.0))
     kept = weakref.ref(producer)
     view = tb.convert(producer, target)
     del producer
