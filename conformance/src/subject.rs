@@ -91,6 +91,9 @@ pub struct Capabilities {
     /// Whether [`Subject::captured`] captures graphs.
     #[serde(default)]
     pub graphs: bool,
+    /// Whether [`Subject::on_stream`] takes streams of other frameworks too.
+    #[serde(default = "yes")]
+    pub foreign_streams: bool,
 }
 
 fn yes() -> bool {
@@ -115,6 +118,7 @@ impl Default for Capabilities {
             threads: false,
             devices: false,
             graphs: false,
+            foreign_streams: true,
         }
     }
 }

@@ -17,9 +17,7 @@ const BUILDS: [&[&str]; 3] = [
         "-p",
         "truebridge-python",
         "-p",
-        "truebridge-conformance",
-        "-F",
-        "truebridge-conformance/python",
+        "truebridge-conformance-extension",
         "-p",
         "truebridge-example-kernel",
     ],
@@ -30,7 +28,7 @@ const BUILDS: [&[&str]; 3] = [
 /// The libraries that it builds, in the target folder, and their places in the bundle.
 const LIBRARIES: [(&str, &str); 5] = [
     ("release/libbridge_python.so", "truebridge/_core.abi3.so"),
-    ("release/libbridge_conformance.so", "truebridge_conformance/_conformance.abi3.so"),
+    ("release/libbridge_conformance_extension.so", "truebridge_conformance/_conformance.abi3.so"),
     ("release/libbridge_capi.so", "truebridge_tf1/libtruebridge_tf1.so"),
     ("release/libscaled.so", "scaled.abi3.so"),
     ("example/libperceptron.so", "perceptron.abi3.so"),
@@ -76,12 +74,12 @@ const PLANTED: &[&str] = &[
     "--profile",
     "planted",
     "-p",
-    "truebridge-conformance",
+    "truebridge-conformance-extension",
     "-F",
-    "truebridge-conformance/python,truebridge-conformance/planted",
+    "truebridge-conformance-extension/planted",
 ];
 const PLANTED_LIBRARY: (&str, &str) =
-    ("planted/libbridge_conformance.so", "truebridge_conformance/_conformance.abi3.so");
+    ("planted/libbridge_conformance_extension.so", "truebridge_conformance/_conformance.abi3.so");
 
 /// Puts the suite that can plant faults into the adapters into a bundle. The package in the bundle has none.
 pub fn plant(out: &Path) -> Result<()> {

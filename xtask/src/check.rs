@@ -100,20 +100,34 @@ enum Outcome {
     LeftOut,
 }
 
-/// Runs every step. The two lanes run side by side: cargo has a lock for each profile, so the release build of the
-/// bundle and the Python tests need not wait for the Rust tests.
+/// Runs every step, in two stages: the lints need an interpreter alone, so they run beside the installation of what the
+/// tests need.
 pub fn all() -> Result<ExitCode> {
+    let python = venv::MAIN.made()?;
+    let mut outcomes = outcomes([rust_lints(&python), python_lints(&python)]);
     let python = venv::MAIN.ready()?;
     let tensorflow1 = tensorflow1::folder_if_any(&python);
-    Ok(run_lanes([rust_steps(&python, tensorflow1.as_deref()), python_steps(&python, tensorflow1.as_deref())]))
+    let tests = [rust_tests(&python, tensorflow1.as_deref()), python_tests(&python, tensorflow1.as_deref())];
+    outcomes.extend(self::outcomes(tests));
+    Ok(conclude(&outcomes))
 }
 
 /// Runs every step of every lane, also after one has failed, and prints what came of them.
 pub fn run_lanes<const N: usize>(lanes: [Vec<Step>; N]) -> ExitCode {
-    let outcomes = std::thread::scope(|scope| {
+    conclude(&outcomes(lanes))
+}
+
+/// Runs every step, also after one has failed. The lanes run side by side: cargo has a lock for each profile, so the
+/// release build of the bundle and the Python tests need not wait for the Rust tests.
+fn outcomes<const N: usize>(lanes: [Vec<Step>; N]) -> Vec<(&'static str, Outcome)> {
+    std::thread::scope(|scope| {
         let lanes = lanes.map(|steps| scope.spawn(move || steps.into_iter().map(run_step).collect::<Vec<_>>()));
         lanes.map(|lane| lane.join().expect("a lane does not panic")).concat()
-    });
+    })
+}
+
+/// Prints what came of all steps.
+fn conclude(outcomes: &[(&'static str, Outcome)]) -> ExitCode {
     let failed: Vec<_> = outcomes.iter().filter(|(_, outcome)| *outcome == Outcome::Failed).collect();
     for (name, _) in &failed {
         println!("failed: {name}");
@@ -149,10 +163,9 @@ fn skipped(output: &[u8]) -> String {
     lines.map(|line| format!("    {line}\n")).collect()
 }
 
-/// The steps that cargo runs, in the profile for development.
-fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
-    let rust = |arguments: &[&[&str]]| Ok(with(cargo(&arguments.concat()), "PYO3_PYTHON", python));
-    let with_tensorflow1 = |step: Result<Command>| step.map(|step| tensorflow1::with_folder(step, tensorflow1));
+/// The steps of cargo that need no package of Python.
+fn rust_lints(python: &Path) -> Vec<Step> {
+    let rust = |arguments: &[&[&str]]| of_cargo(python, arguments);
     let clippy: &[&str] = &["clippy", "--workspace", "--all-targets", "--quiet"];
     let deny: &[&str] = &["--", "-D", "warnings"];
     vec![
@@ -160,11 +173,22 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         ("cargo clippy", rust(&[clippy, deny])),
         ("cargo clippy, all features", rust(&[clippy, &["--all-features"], deny])),
         ("cargo clippy, without Python", rust(&[&["clippy", "--all-targets", "--quiet"], &C_INTERFACE, deny])),
+        ("cargo clippy, an adapter from outside", rust(&[&["clippy", "--quiet", "--all-targets"], &OUTSIDE, deny])),
+        ("cargo fmt, an adapter from outside", rust(&[&["fmt", "--check"], &OUTSIDE[..2]])),
+        ("cargo deny", dependencies()),
+    ]
+}
+
+/// The other steps that cargo runs, in the profile for development.
+fn rust_tests(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
+    let rust = |arguments: &[&[&str]]| of_cargo(python, arguments);
+    let with_tensorflow1 = |step: Result<Command>| step.map(|step| tensorflow1::with_folder(step, tensorflow1));
+    vec![
         (
             "cargo test",
             with_tensorflow1(rust(&[
                 &["test", "--workspace", "--exclude", "truebridge-capi", "--quiet"],
-                &["-F", "truebridge-conformance/runner"],
+                &["--exclude", "truebridge-conformance-extension", "-F", "truebridge-conformance/runner"],
             ]))
             .map(|step| with_onnxruntime(step, python)),
         ),
@@ -180,8 +204,6 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
             rust(&[&["test", "--quiet"], &HOST]).map(|step| with_onnxruntime(step, python)),
         ),
         ("cargo test, an adapter from outside", { rust(&[&["test", "--quiet"], &OUTSIDE]) }),
-        ("cargo clippy, an adapter from outside", rust(&[&["clippy", "--quiet", "--all-targets"], &OUTSIDE, deny])),
-        ("cargo fmt, an adapter from outside", rust(&[&["fmt", "--check"], &OUTSIDE[..2]])),
         ("new adapters", itself(&["try-new-adapter".as_ref()])),
         ("cargo test, without Python", with_tensorflow1(rust(&[&["test", "--quiet"], &C_INTERFACE]))),
         ("cargo doc", {
@@ -190,14 +212,31 @@ fn rust_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
         }),
         ("packages", itself(&["package".as_ref()])),
         ("cargo check, oldest Rust", oldest_rust()),
-        ("cargo deny", dependencies()),
         ("C header", itself(&["header".as_ref(), "--check".as_ref()])),
     ]
 }
 
-/// The steps that Python runs, most of them over a bundle. The kernels are compiled by a package of Python, and need
-/// nothing that the other lane builds.
-fn python_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
+/// A call of cargo for which the crates that link Python are built for this one.
+fn of_cargo(python: &Path, arguments: &[&[&str]]) -> Result<Command> {
+    Ok(with(cargo(&arguments.concat()), "PYO3_PYTHON", python))
+}
+
+/// The steps of Python that need no bundle, after what all tests need. The kernels are compiled by a package of Python.
+fn python_lints(python: &Path) -> Vec<Step> {
+    let module = |arguments: &[&[&str]]| Ok(program(python, &[&["-m"], &arguments.concat()[..]].concat()));
+    vec![
+        ("setup", itself(&["setup".as_ref()])),
+        ("ruff check", module(&[&["ruff", "check"], &PYTHON])),
+        ("ruff format", module(&[&["ruff", "format", "--check"], &PYTHON])),
+        ("mypy", module(&[&["mypy"], &TYPED])),
+        ("tables of the documentation", itself(&["tables".as_ref(), "--check".as_ref()])),
+        ("site", itself(&["site".as_ref()])),
+        ("compiled kernels", itself(&["kernels".as_ref(), "--check".as_ref()])),
+    ]
+}
+
+/// The tests that Python runs, over a bundle.
+fn python_tests(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
     let module = |arguments: &[&[&str]]| program(python, &[&["-m"], &arguments.concat()[..]].concat());
     let bundle = target().join("bundle");
     let over_bundle = |step: Command| with(tensorflow1::with_folder(step, tensorflow1), "PYTHONPATH", &bundle);
@@ -206,11 +245,6 @@ fn python_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
     let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_WORKERS)).to_string();
     let pytest: &[&str] = &[&PYTEST[..], &["-n", &workers, "--dist", "worksteal"]].concat();
     vec![
-        ("ruff check", Ok(module(&[&["ruff", "check"], &PYTHON]))),
-        ("ruff format", Ok(module(&[&["ruff", "format", "--check"], &PYTHON]))),
-        ("mypy", Ok(module(&[&["mypy"], &TYPED]))),
-        ("tables of the documentation", itself(&["tables".as_ref(), "--check".as_ref()])),
-        ("site", itself(&["site".as_ref()])),
         ("bundle", itself(&["bundle".as_ref(), bundle.as_os_str()])),
         ("pytest", Ok(on_the_host(over_bundle(module(&[pytest, tests]))))),
         ("pytest, GPU", has_gpu(python).map(|()| over_bundle(module(&[&PYTEST, &["-k", ON_A_GPU], tests])))),
@@ -219,7 +253,6 @@ fn python_steps(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
             let arguments = [&["-m"], pytest, &["crates/bridge-capi/python/tests"]].concat();
             venv::PYTHON37.ready().map(|python| on_the_host(with(program(python, &arguments), "PYTHONPATH", &bundle)))
         }),
-        ("compiled kernels", itself(&["kernels".as_ref(), "--check".as_ref()])),
     ]
 }
 

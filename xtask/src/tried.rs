@@ -55,13 +55,12 @@ fn in_rust(copy: &Path) -> Result<()> {
 fn in_python(copy: &Path) -> Result<()> {
     let (out, fixtures) = (copy.join("target/bundle"), root().join("xtask/fixtures/python"));
     let suite = || -> Result<Command> {
-        let build = ["build", "--quiet", "-p", "truebridge-python", "-p", "truebridge-conformance"];
-        let features = ["-F", "truebridge-conformance/python"];
-        run(&mut within(copy, cargo(&[&build[..], &features].concat()))?)?;
+        let build = ["build", "--quiet", "-p", "truebridge-python", "-p", "truebridge-conformance-extension"];
+        run(&mut within(copy, cargo(&build))?)?;
         bundle::sources(copy, &out)?;
         bundle::copy(&target().join("debug/libbridge_python.so"), &out.join("truebridge/_core.abi3.so"))?;
         let module = out.join("truebridge_conformance/_conformance.abi3.so");
-        bundle::copy(&target().join("debug/libbridge_conformance.so"), &module)?;
+        bundle::copy(&target().join("debug/libbridge_conformance_extension.so"), &module)?;
         let mut suite =
             program(venv::MAIN.ready()?, &["conformance.py", "--device", "cpu", "--adapters", "tiny,numpy"]);
         suite.args(["--cases", "100", "--seed", "1", "--report"]).arg(copy.join("target/report"));

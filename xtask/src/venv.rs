@@ -79,14 +79,13 @@ pub const SITE: Venv = Venv {
 };
 
 impl Venv {
-    /// Returns the Python of the environment. Makes the environment, and completes it where the requirements have
-    /// changed.
+    /// Returns the Python of the environment, which may lack what it needs yet. Makes the environment where there is none.
     ///
     /// # Errors
     ///
     /// The reason why there is none.
-    pub fn ready(&self) -> Result<PathBuf> {
-        let venv = target().join(self.name);
+    pub fn made(&self) -> Result<PathBuf> {
+        let venv = self.folder();
         let python = venv.join("bin/python");
         if !self.works(&python) {
             let missing = || format!("no {} was found: install one, or set {}", self.python, self.variable);
@@ -94,12 +93,27 @@ impl Venv {
             println!("making {} with {}", venv.display(), found.display());
             run(program(&found, &["-m", "venv", "--clear"]).arg(&venv))?;
         }
+        Ok(python)
+    }
+
+    /// Returns the Python of the environment. Makes the environment, and completes it where the requirements have
+    /// changed.
+    ///
+    /// # Errors
+    ///
+    /// The reason why there is none.
+    pub fn ready(&self) -> Result<PathBuf> {
+        let (python, venv) = (self.made()?, self.folder());
         self.install(&python, &venv.join("requirements.stamp"))?;
         let script = "import importlib.util as u, sys; print(*(m for m in sys.argv[1:] if not u.find_spec(m)))";
         match ask(program(&python, &["-c", script]).args(self.essential)) {
             Some(missing) if missing.is_empty() => Ok(python),
             missing => Err(format!("{} lacks {}", venv.display(), missing.unwrap_or("a working Python".into()))),
         }
+    }
+
+    fn folder(&self) -> PathBuf {
+        target().join(self.name)
     }
 
     /// Installs the requirements, unless the stamp says that this has been done. Names and leaves out those that cannot

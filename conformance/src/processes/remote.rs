@@ -153,8 +153,8 @@ impl Remote {
         let streams = streams.into_iter().map(|handle| unsafe { Stream::from_handle(handle) }).collect();
         // SAFETY: the processes use memory in turns, each after the answer of the other.
         let ipc = unsafe { Ipc::new() };
-        // Its tensors come as copies in shared memory, which may be written to.
-        let can = Capabilities { immutable: false, ..can };
+        // Its tensors come as copies in shared memory, which may be written to. It knows no stream of this process.
+        let can = Capabilities { immutable: false, foreign_streams: false, ..can };
         Ok(Self { line, ordering, profile, device, can, streams, ipc, flaw: None })
     }
 
@@ -448,6 +448,10 @@ impl Subject for Remote {
     }
 
     fn on_stream(&self, stream: Stream, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        if !self.streams.contains(&stream) {
+            let text = format!("{stream} is not a stream of the other process: choose one that it has named");
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
         self.within(&Request::Enter(stream.handle()), body)
     }
 

@@ -33,7 +33,11 @@ pub(super) fn failure<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         // A wait that fails while memory is returned leaks it, as it must.
         Ok((countdown.stop(), crossed.err().map(|error| error.to_string())))
     };
-    match on_both(pair, ways.0, ways.1, attempt)? {
+    let (failed, error) = on_both(pair, ways.0, ways.1, attempt)?;
+    if failed.is_some() {
+        pair.see(Err(()));
+    }
+    match (failed, error) {
         // A copy was made, and its last wait failed: the memory of the original may not be reused. It is leaked, and
         // counted.
         (Some(_), None) if stats().leaked > leaks => return pair.returned(leased),

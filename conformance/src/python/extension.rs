@@ -1,4 +1,4 @@
-//! The extension module `_conformance`: the runner and its workers, as functions that the script calls.
+//! What the extension module `_conformance` holds: the runner and its workers, as functions that the script calls.
 
 use super::borrow::{borrow_ns, borrowed};
 use super::relay::relay;
@@ -16,10 +16,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::path::Path;
 
-/// The native half of `truebridge_conformance`. `_conformance.pyi` describes it for Python.
-#[pymodule(gil_used = true)]
-#[pyo3(name = "_conformance")]
-fn extension(module: &Bound<'_, PyModule>) -> PyResult<()> {
+/// Fills the extension module, which is a package of its own.
+///
+/// # Errors
+///
+/// What Python raises.
+#[doc(hidden)]
+pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     bridge_pyo3::watch_for_exit(module.py());
     let names = Framework::ALL.iter().map(|framework| framework.name());
     module.add("FRAMEWORKS", PyTuple::new(module.py(), names)?)?;

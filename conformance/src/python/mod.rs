@@ -15,6 +15,8 @@ use bridge_core::{
 };
 use bridge_frameworks::{AnyAdapter, Framework};
 use bridge_pyo3::{PyAdapter, PyTensor, framework_error};
+#[doc(hidden)]
+pub use extension::fill;
 use peer::Peer;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::intern;
@@ -191,6 +193,7 @@ fn capabilities(object: &Bound<'_, PyAny>) -> PyResult<Capabilities> {
         threads: flag("threads")?,
         devices: flag("devices")?,
         graphs: flag("graphs")?,
+        foreign_streams: true,
     })
 }
 

@@ -85,6 +85,7 @@ impl Subject for SimFramework {
             threads: true,
             devices: self.writes(),
             graphs: self.writes(),
+            foreign_streams: true,
         }
     }
 
