@@ -18,7 +18,17 @@ run)
     [ -z "${CASES:-}" ] || options+=(--cases "$CASES")
     [ -z "${SEED:-}" ] || options+=(--seed "$SEED")
     [ -z "${BASELINE:-}" ] || options+=(--baseline "$BASELINE")
-    exec "${PYTHON:-python3}" "${BUNDLE:-$built}/conformance.py" "${options[@]}"
+    errors="$(mktemp)"
+    code=0
+    suite=("${PYTHON:-python3}" "${BUNDLE:-$built}/conformance.py" "${options[@]}")
+    { "${suite[@]}" 2>&1 >&3 | tee "$errors" >&2; } 3>&1 || code=$?
+    # The suite itself tells GitHub of failures. A run that could not begin, or was killed, has told nothing.
+    if [ "$code" -gt 1 ] && [ -n "${GITHUB_STEP_SUMMARY:-}" ]; then
+        reason="the suite ended with $code: $(tail -n 1 "$errors")"
+        printf '::error title=conformance::%s\n' "${reason//%/%25}"
+        printf '**The suite did not run to its end.**\n\n```text\n%s\n```\n' "$reason" >>"$GITHUB_STEP_SUMMARY"
+    fi
+    exit "$code"
     ;;
 *)
     echo "say build or run" >&2

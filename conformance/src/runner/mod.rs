@@ -27,7 +27,7 @@ pub use worker::work;
 use crate::expect::{self, read_expectations};
 use crate::fault::run_faults;
 use crate::properties::SUBJECT;
-use crate::report::{GitHub, Host, Report, SCHEMA, Summary, quoted};
+use crate::report::{GitHub, Host, LeftOut, Report, SCHEMA, Summary, quoted};
 use crate::{Expectation, PairReport, Regression, Verdict};
 use bridge_core::{Device, DeviceKind};
 use crash::Replay;
@@ -97,6 +97,10 @@ impl<'a> Suite<'a> {
             true => adapters::select(options, device, &around.host)?,
             false => Default::default(),
         };
+        // Without it the run would pass, and nobody would notice that it is missing.
+        if let Some(LeftOut { adapter, reason }) = left_out.iter().find(|left| options.names(&left.adapter)) {
+            return Err(format!("{adapter} is named and cannot run: {reason}"));
+        }
         if pairs.is_empty() && !options.faults {
             let reasons: Vec<_> = left_out.iter().map(|left| format!("; {}: {}", left.adapter, left.reason)).collect();
             return Err(format!("there is nothing to run{}", reasons.concat()));

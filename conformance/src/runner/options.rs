@@ -1,6 +1,7 @@
 //! The options of a run.
 
 use super::sanitizer::Sanitizer;
+use crate::names::in_other_process;
 use bridge_core::{Device, DeviceKind};
 use clap::Parser;
 use std::path::PathBuf;
@@ -88,6 +89,13 @@ impl Options {
     /// What to print, and the exit code: 2 for bad usage, 0 for help.
     pub fn read(argv: &[String]) -> Result<Self, clap::Error> {
         Self::try_parse_from(std::iter::once("conformance").chain(argv.iter().map(String::as_str)))
+    }
+
+    /// Returns whether an adapter is named, by itself or in a pair.
+    pub fn names(&self, adapter: &str) -> bool {
+        let is = |name: &String| in_other_process(name).unwrap_or(name) == adapter;
+        let is_in = |pair: &PairName| is(&pair.from) || is(&pair.to);
+        self.adapters.iter().any(|name| name == adapter) || self.pairs.iter().any(is_in)
     }
 
     /// Returns whether pairs run: with `--faults` they do where a device, adapters or pairs are named.

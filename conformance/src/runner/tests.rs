@@ -207,6 +207,15 @@ fn a_run_that_passes_writes_its_report() {
 }
 
 #[test]
+fn what_is_named_must_run() {
+    let folder = Folder::new("named");
+    for line in ["--device cpu --adapters torch,cupy", "--device cpu --pairs torch:torch,cupy+remote:torch"] {
+        let (code, report) = folder.run(line, &passing());
+        assert_eq!((code, report.is_some()), (USAGE, false), "{line}");
+    }
+}
+
+#[test]
 fn a_failure_is_kept_for_the_next_run() {
     let folder = Folder::new("failure");
     let script = finished("values", Verdict::Failed, Some(dying_case())) + &say(&Message::Done);

@@ -131,6 +131,22 @@ def test_the_action_is_green_where_all_is_well(tmp_path: Path) -> None:
     assert "0 failed" in (tmp_path / "summary.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        ({"adapters": "numpy,cupy", "device": "cpu"}, "cupy is named and cannot run: no CUDA device"),
+        ({"baseline": "none.json", "device": "cpu"}, "none.json"),
+    ],
+)
+def test_a_run_that_cannot_begin_says_so_where_people_look(
+    tmp_path: Path, inputs: dict[str, str], reason: str
+) -> None:
+    run = run_action(tmp_path, **inputs)
+    assert run.returncode == 2
+    assert re.search(f"^::error title=conformance::the suite ended with 2: .*{reason}", run.stdout, re.MULTILINE)
+    assert reason in (tmp_path / "summary.md").read_text(encoding="utf-8")
+
+
 def test_the_action_takes_an_input_as_a_word(tmp_path: Path) -> None:
     run = run_action(tmp_path, adapters="numpy; touch harm", device="cpu")
     assert run.returncode == 2 and "there is no adapter" in run.stderr
