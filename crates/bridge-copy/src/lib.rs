@@ -14,7 +14,7 @@ mod ordering;
 mod plan;
 
 #[doc(hidden)]
-pub use moves::{Cut, Cuts, Trial};
+pub use moves::{Cut, Cuts, Tick, Trial, ticking};
 pub use ordering::{ordering, ordering_with};
 
 use bridge_core::{

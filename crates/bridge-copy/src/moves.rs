@@ -10,6 +10,7 @@ mod staging;
 mod stores;
 #[cfg(test)]
 mod tests;
+mod tick;
 
 use crate::{host, kernels};
 use bridge_core::{
@@ -21,6 +22,7 @@ pub use cut::{Cut, Cuts};
 use pieces::{Bytes, CUTS};
 use smallvec::SmallVec;
 use staging::Pool;
+pub use tick::{Tick, ticking};
 
 static POOL: Pool = Pool::new(&CUTS);
 

@@ -2,7 +2,7 @@
 
 use crate::errors::into_python;
 use crate::pairs::{Pairs, sides};
-use crate::{cross, trace};
+use crate::{cross, progress, trace};
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
 
@@ -17,6 +17,8 @@ use pyo3::prelude::*;
 ///     A tensor of PyTorch, CuPy or NumPy, or a slice of one, with any strides and the dtype of ``src``, on any device.
 ///     Or a container of these with the structure of ``src``: the same keys, names and lengths. A list and a tuple go
 ///     together; what is no tensor on both sides is left as it is.
+/// progress : bool or function, optional
+///     Whether to show how far a move between the host and a device is, as for ``to_torch``.
 ///
 /// Returns
 /// -------
@@ -57,8 +59,12 @@ use pyo3::prelude::*;
 /// >>> batch.sum()
 /// tensor(3.)
 #[pyfunction]
-#[pyo3(signature = (src, *, out))]
-pub(crate) fn copy<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>) -> PyResult<PyTensor<'py>> {
+#[pyo3(signature = (src, *, out, progress=None))]
+pub(crate) fn copy<'py>(
+    src: &PyTensor<'py>,
+    out: &PyTensor<'py>,
+    progress: Option<&PyTensor<'py>>,
+) -> PyResult<PyTensor<'py>> {
     let py = src.py();
     let fill = |call: Option<&trace::Call>| {
         if let Some(pairs) = Pairs::of(src, out)? {
@@ -69,5 +75,7 @@ pub(crate) fn copy<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>) -> PyResult<Py
         cross::check(&from, src)?;
         cross::copy_into(call, &*from, &*to, src, out)
     };
-    trace::call("copy", "", fill).map(|()| out.clone()).map_err(|error| into_python(py, error))
+    progress::shown(py, progress, || {
+        trace::call("copy", "", fill).map(|()| out.clone()).map_err(|error| into_python(py, error))
+    })
 }

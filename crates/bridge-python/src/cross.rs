@@ -10,8 +10,9 @@ use crate::errors::into_python;
 use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, source};
 use crate::options::Keywords;
 use crate::ordering::ordering;
+use crate::progress;
 use crate::trace::{self, Call, Outcome};
-use crate::trees::Tree;
+use crate::trees::{Leaf, Tree};
 use bridge_core::{
     Adapter, Device, DeviceKind, Error, Failed, Misfit, Options, Pair, Prepared, Result, Transfer, copied_into_by,
 };
@@ -48,13 +49,25 @@ pub(crate) fn convert<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<
                     });
                     return crossed.collect();
                 }
+                progress::expect(|| to_move(leaves, options.device));
                 let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, _)> =
                     leaves.iter().zip(&tensors).map(|((from, _), tensor)| (&**from as _, tensor)).collect();
                 transfer_all(call, &leaves, &*to, &options)
             }),
         }
     };
-    trace::call("convert", to.name(), cross).map_err(|error| into_python(py, error))
+    progress::shown(py, keywords.progress, || {
+        trace::call("convert", to.name(), cross).map_err(|error| into_python(py, error))
+    })
+}
+
+/// Returns the bytes of the tensors that go to another kind of device.
+fn to_move<'py>(leaves: &[Leaf<'py>], to: Option<Device>) -> usize {
+    let nbytes = |(from, tensor): &Leaf<'py>| {
+        let there = from.borrow(tensor).ok().filter(|there| to.is_some_and(|to| to.kind != there.device().kind));
+        there.map_or(0, |there| there.layout().nbytes())
+    };
+    leaves.iter().map(nbytes).sum()
 }
 
 /// Refuses a tensor in memory of another process that has ended or has revoked the share. Without such memory in this

@@ -85,7 +85,7 @@ pub(crate) fn lend<'py>(
     #[pyo3(from_py_with = crate::options::detach)] detach: bool,
     #[pyo3(from_py_with = crate::options::read_only)] read_only: bool,
 ) -> PyResult<PyTensor<'py>> {
-    let keywords = Keywords { copy, device, order, permute, detach, via: None, read_only };
+    let keywords = Keywords { copy, device, order, permute, detach, read_only, ..Keywords::default() };
     let lend = |call: Option<&Call>| {
         let named = stream.map(named).transpose()?;
         match Tree::of(x)? {

@@ -19,6 +19,7 @@ mod ordering;
 mod pairs;
 mod plan;
 mod processes;
+mod progress;
 mod pytrees;
 mod stats;
 mod streams;

@@ -18,6 +18,7 @@ pub(crate) struct Keywords<'a, 'py> {
     pub(crate) detach: bool,
     pub(crate) via: Option<&'a PyTensor<'py>>,
     pub(crate) read_only: bool,
+    pub(crate) progress: Option<&'a PyTensor<'py>>,
 }
 
 impl<'py> Keywords<'_, 'py> {
@@ -133,7 +134,7 @@ macro_rules! takes_keywords {
         #[pyo3::pyfunction]
         #[pyo3(signature = (
             $($argument,)+ *, copy=None, device=None, order=None, permute=None, detach=false, via=None,
-            read_only=false
+            read_only=false, progress=None
         ))]
         #[allow(clippy::too_many_arguments, reason = "the keywords of conversions")]
         pub(crate) fn $name<'py>(
@@ -145,8 +146,9 @@ macro_rules! takes_keywords {
             #[pyo3(from_py_with = $crate::options::detach)] detach: bool,
             via: Option<&bridge_pyo3::PyTensor<'py>>,
             #[pyo3(from_py_with = $crate::options::read_only)] read_only: bool,
+            progress: Option<&bridge_pyo3::PyTensor<'py>>,
         ) -> pyo3::PyResult<bridge_pyo3::PyTensor<'py>> {
-            let $keywords = $crate::options::Keywords { copy, device, order, permute, detach, via, read_only };
+            let $keywords = $crate::options::Keywords { copy, device, order, permute, detach, via, read_only, progress };
             $body
         }
         )+

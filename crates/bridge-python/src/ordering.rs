@@ -1,5 +1,6 @@
 //! The ordering of the process, whose copies release the GIL.
 
+use crate::progress;
 use bridge_copy::Copier;
 use bridge_core::{
     Copies, Device, DeviceBuffer, DeviceKind, Failed, Keep, Ordering, Piece, Planned, Result, Stream, Strided,
@@ -26,6 +27,10 @@ unsafe impl Copies for Releasing {
         // SAFETY: the caller's promises.
         let copy = || unsafe { Copier.copy(from, to, flips, stream) };
         let (reads_host, writes_host) = (from.device.kind == DeviceKind::CPU, to.device.kind == DeviceKind::CPU);
+        let copy = || match stream.is_some() && from.device != to.device {
+            true => progress::moved(from.layout.nbytes(), copy),
+            false => copy(),
+        };
         let waits = writes_host && stream.is_some();
         if waits || ((reads_host || writes_host) && from.layout.nbytes() >= LONG) {
             // Conversions hold the GIL, so this only names it.

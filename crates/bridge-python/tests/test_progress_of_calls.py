@@ -271,10 +271,22 @@ def test_another_progress_is_refused(progress: Any, tmp_path: Path) -> None:
         lambda: tb.save(tmp_path / "y.npy", ONES, progress=progress),
         lambda: tb.load(tmp_path / "x.npy", "numpy", progress=progress),
         lambda: tb.bench(progress=progress),
+        lambda: tb.to_torch(ONES, progress=progress),
+        lambda: tb.convert({"a": ONES}, "torch", progress=progress),
+        lambda: tb.copy(ONES, out=ONES.copy(), progress=progress),
     ):
         with pytest.raises(tb.BridgeValueError, match="progress is .*: pass True, False, or a function"):
             call()
     assert os.listdir(tmp_path) == ["x.npy"]
+
+
+def test_what_stays_on_the_host_is_not_counted(told: Any) -> None:
+    steps, tell = told
+    assert tb.to_torch(ONES, progress=tell).sum() == 1 << 16
+    assert tb.convert({"a": ONES}, "torch", copy=True, device="cpu", progress=tell)["a"].sum() == 1 << 16
+    assert tb.copy(ONES, out=np.zeros_like(ONES), progress=tell).all()
+    assert tb.convert_numpy_to_pytorch(ONES, progress=tell).sum() == 1 << 16
+    assert steps == []
 
 
 def test_bench_hears_how_far_its_process_is(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:

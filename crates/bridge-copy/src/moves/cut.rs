@@ -79,6 +79,11 @@ impl Pieces {
         self.next.fetch_update(Relaxed, Relaxed, next).ok().map(|start| start..self.end(start))
     }
 
+    /// Returns the bytes that are claimed.
+    pub fn claimed(&self) -> usize {
+        self.next.load(Relaxed)
+    }
+
     /// Returns the end of the piece that begins at `start`. It is the end of a page of the host, of a huge one where
     /// the piece is as long: two threads that touch one page at a time would both clear it.
     fn end(&self, start: usize) -> usize {

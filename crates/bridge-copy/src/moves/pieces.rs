@@ -3,6 +3,7 @@
 use super::cut::{Cut, Cuts, Pieces, Short};
 use super::staging::{Pool, Staging};
 use super::stores::{copy_streaming, prefer_huge_pages};
+use super::tick::tick;
 use crate::host::at_most;
 use bridge_core::{Device, Result, Stream};
 use bridge_cuda::Link;
@@ -136,6 +137,7 @@ impl Bytes<'_> {
                 // SAFETY: the caller's promises.
                 unsafe { self.fill_one(piece, buffer, coming) }?;
             }
+            tick(pieces.claimed())?;
         }
         Ok(())
     }
@@ -164,6 +166,7 @@ impl Bytes<'_> {
                 buffer.empty(self.address + piece.start, piece.len(), self.stream)?;
             }
             going.push_back(buffer);
+            tick(pieces.claimed())?;
         }
         Ok(())
     }

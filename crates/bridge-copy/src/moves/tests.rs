@@ -4,8 +4,10 @@
 use super::*;
 use bridge_cuda::Mark;
 use proptest::prelude::*;
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ptr::{with_exposed_provenance as at, with_exposed_provenance_mut as at_mut};
+use std::rc::Rc;
 use std::sync::{Mutex, MutexGuard};
 
 const GPU: Device = Device::cuda(0);
@@ -252,6 +254,7 @@ fn moved(moves: &Moves<'_>, sim: &Sim, source: &[u8], from: Device, to: Device) 
     done.map(|()| target)
 }
 
+const WAYS: [(Device, Device); 2] = [(GPU, Device::CPU), (Device::CPU, GPU)];
 const LENGTHS: [usize; 6] = [1, 4096, 300 << 10, PIECE, PIECE + 5, 6 * PIECE + 123];
 
 #[test]
@@ -384,6 +387,37 @@ fn every_failure_is_an_error_and_the_next_move_works() {
             }
             assert!(moved(&moves(&sim, &pool), &sim, &source, from, to).unwrap() == source, "after failure {left}");
         }
+    }
+}
+
+#[test]
+fn a_move_tells_how_far_it_is_and_what_hears_it_may_end_it() {
+    let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
+    let source = numbers(6 * PIECE + 123, 3);
+    // On one thread every piece is told. Of several threads one tells, and may have no piece.
+    let alone = |cut| Cut { threads: 1, ..cut };
+    let alone = Cuts { down: alone(CUTS.down), up: alone(CUTS.up) };
+    for (cuts, (from, to)) in [&alone, &CUTS].into_iter().flat_map(|cuts| WAYS.map(|way| (cuts, way))) {
+        let moves = Moves { cuts, ..moves(&sim, &pool) };
+        let hearing = |most: usize| {
+            let told = Rc::new(RefCell::new(Vec::new()));
+            let heard = Rc::clone(&told);
+            let tick: Tick = Rc::new(move |done| {
+                heard.borrow_mut().push(done);
+                let enough = || Error::new(ErrorKind::Framework, "enough");
+                if heard.borrow().len() < most { Ok(()) } else { Err(enough()) }
+            });
+            (ticking(tick, || moved(&moves, &sim, &source, from, to)), told.take())
+        };
+        let (target, told) = hearing(usize::MAX);
+        assert!(target.unwrap() == source && told.is_sorted() && told.iter().all(|done| *done <= source.len()));
+        if cuts.up.threads == 1 {
+            assert!(told.len() > 6 && told.last() == Some(&source.len()), "{told:?}");
+            let (ended, told) = hearing(2);
+            assert!(ended.unwrap_err().to_string().contains("enough") && told.len() == 2);
+        }
+        let (target, told) = (moved(&moves, &sim, &source, from, to), hearing(usize::MAX).1.len());
+        assert!(target.unwrap() == source && (cuts.up.threads > 1 || told > 6), "after one that was ended");
     }
 }
 

@@ -12,6 +12,8 @@ import torch
 # adapters: end
 from typing_extensions import NotRequired, Self, Unpack
 
+from ._progress import Progress
+
 __version__: str
 # A capsule: see include/truebridge_borrow.h.
 borrow: object
@@ -89,6 +91,7 @@ class Keywords(TypedDict, total=False):
     detach: bool
     via: Literal["host"] | None
     read_only: bool
+    progress: Progress
 
 class _To(Protocol[_Tensor]):
     @overload
@@ -178,7 +181,7 @@ def lend(
 def lend_together(
     arguments: tuple[Any, ...], stream: Any, read_only: bool
 ) -> tuple[tuple[Any, ...], list[Loan], tuple[int, int] | None]: ...
-def copy(src: Any, *, out: T) -> T: ...
+def copy(src: Any, *, out: T, progress: Progress = None) -> T: ...
 
 @final
 class Copier:

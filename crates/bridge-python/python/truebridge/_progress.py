@@ -7,7 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
+from ._report import size
 from .errors import of_kind
 
 #: What ``progress=`` takes.
@@ -32,27 +34,39 @@ class Meter:
 
     def step(self, amount: float) -> None:
         """Add to what is done."""
-        self.done = min(self.done + amount, self.total)
+        self.tell(min(self.done + amount, self.total), self.total)
+
+    def tell(self, done: float, total: float) -> None:
+        """Say what is done of what there is to do."""
+        self.done, self.total = done, total
         if self._tell is not None:
-            self._tell(self.done, self.total)
+            self._tell(done, total)
 
 
 @contextlib.contextmanager
-def metered(progress: Progress, what: str, size: Callable[[float], str]) -> Iterator[Meter]:
-    """Yield the meter of a call. ``what`` names the call in the line, and ``size`` makes words of its total."""
+def metered(progress: Progress, what: str, size: Callable[[float], str], ago: float = 0.0) -> Iterator[Meter]:
+    """Yield the meter of a call that began ``ago`` seconds before.
+
+    ``what`` names the call in the line, and ``size`` makes words of its total.
+    """
     if not (progress is None or isinstance(progress, bool) or callable(progress)):
         text = f"progress is {progress!r:.80}: pass True, False, or a function that takes what is done and the total"
         raise of_kind("argument", text)
     if callable(progress):
         yield Meter(progress)
     elif progress or (progress is None and _is_terminal()):
-        line = _Line(what, size, 0.0 if progress else PATIENCE)
+        line = _Line(what, size, 0.0 if progress else PATIENCE, ago)
         try:
             yield Meter(line.show)
         finally:
             line.end()
     else:
         yield Meter(None)
+
+
+def of_moves(progress: Progress, ago: float) -> AbstractContextManager[Meter]:
+    """Return the meter of a call that moves tensors."""
+    return metered(progress, "move", size, ago)
 
 
 def _is_terminal() -> bool:
@@ -65,12 +79,12 @@ def _is_terminal() -> bool:
 class _Line:
     """A line that is written again and again."""
 
-    def __init__(self, what: str, size: Callable[[float], str], patience: float) -> None:
+    def __init__(self, what: str, size: Callable[[float], str], patience: float, ago: float) -> None:
         # The name of a file may hold what moves the cursor.
         self._what = "".join(letter if letter.isprintable() else "?" for letter in what)
         self._size = size
         self._file = sys.stderr
-        self._start = time.monotonic()
+        self._start = time.monotonic() - ago
         self._next = self._start + patience
         self._first: tuple[float, float] | None = None
         self._width = 0

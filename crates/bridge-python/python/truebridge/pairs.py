@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._core import Device, Keywords, Order
+    from ._progress import Progress
 
     _Source = TypeVar("_Source", contravariant=True)
     _Result = TypeVar("_Result", covariant=True)
@@ -110,9 +111,18 @@ def _between(one: str, other: str) -> Any:
         detach: bool = False,
         via: Literal["host"] | None = None,
         read_only: bool = False,
+        progress: Progress = None,
     ) -> Any:
         return function(
-            x, copy=copy, device=device, order=order, permute=permute, detach=detach, via=via, read_only=read_only
+            x,
+            copy=copy,
+            device=device,
+            order=order,
+            permute=permute,
+            detach=detach,
+            via=via,
+            read_only=read_only,
+            progress=progress,
         )
 
     convert.__name__ = convert.__qualname__ = name

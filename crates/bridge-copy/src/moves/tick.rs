@@ -1,0 +1,37 @@
+//! How far a move is, told by the thread that makes it.
+
+use bridge_core::Result;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Takes the bytes of a move that are done. An error ends the move, and is its error.
+pub type Tick = Rc<dyn Fn(usize) -> Result<()>>;
+
+thread_local! {
+    static TICK: RefCell<Option<Tick>> = const { RefCell::new(None) };
+}
+
+/// Calls `tick` after each piece that this thread copies of a move in `body`. Other threads may have copied more, and
+/// the last pieces may still be on their way.
+///
+/// A move between pinned memory and a device, and one between two devices, is one copy by the driver: without pieces.
+pub fn ticking<R>(tick: Tick, body: impl FnOnce() -> R) -> R {
+    /// The tick of the body around this one.
+    struct Around(Option<Tick>);
+    impl Drop for Around {
+        fn drop(&mut self) {
+            TICK.replace(self.0.take());
+        }
+    }
+    let _around = Around(TICK.replace(Some(tick)));
+    body()
+}
+
+/// Tells whoever asked on this thread.
+pub(super) fn tick(done: usize) -> Result<()> {
+    // The function may itself ask for something else meanwhile.
+    match TICK.with_borrow(Option::clone) {
+        Some(tick) => tick(done),
+        None => Ok(()),
+    }
+}
