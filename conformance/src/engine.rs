@@ -243,7 +243,7 @@ impl<F, T> Run<'_, F, T> {
             observer.started(property.name, REPLAYED, case);
             run += 1;
             if let Err(failure) = judged(case) {
-                let reason = Some(format!("a regression is back: {failure}"));
+                let reason = Some(format!("a kept case fails again: {failure}"));
                 let report = outcome(property, run, Verdict::Failed, reason, native);
                 let report = PropertyReport { counterexample: Some(case.clone()), coverage, ..report };
                 return (report, stops(property, &failure));

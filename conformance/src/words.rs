@@ -22,9 +22,19 @@ pub fn kind(kind: ErrorKind) -> String {
     words
 }
 
+/// Returns a number of things, such as `1 byte` and `2 bytes`.
+pub fn counted(count: usize, thing: &str) -> String {
+    counted_as(count, thing, &format!("{thing}s"))
+}
+
+/// Returns a number of things that have a plural of their own.
+pub fn counted_as(count: usize, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
+}
+
 /// Returns the bytes that an allocator has in use.
 pub fn in_use(bytes: Option<usize>) -> String {
-    bytes.map_or("an unknown number of bytes".into(), |bytes| format!("{bytes} bytes"))
+    bytes.map_or("an unknown number of bytes".into(), |bytes| counted(bytes, "byte"))
 }
 
 /// Returns what was requested of a conversion.
@@ -89,6 +99,7 @@ mod tests {
         assert_eq!((plan(Plan::ZeroCopy), kind(ErrorKind::CopyNeeded)), ("in place".into(), "copy needed".into()));
         assert_eq!(Expected::Refused(ErrorKind::ReadOnly).to_string(), "an error of the kind “read only”");
         assert_eq!(Op::Convert(3, Some(false)).to_string(), "convert tensor 3, with no copy");
-        assert_eq!(in_use(None), "an unknown number of bytes");
+        assert_eq!((in_use(None), in_use(Some(1))), ("an unknown number of bytes".into(), "1 byte".into()));
+        assert_eq!(counted(0, "row"), "0 rows");
     }
 }

@@ -172,7 +172,7 @@ fn regressions_are_run_first_and_say_so_when_they_are_back() {
     let report = bench.certify(&only(vec![known("sim-common", &bad)]), &mut ());
     let judged = &report.properties[0];
     assert_eq!((judged.verdict, judged.cases, judged.counterexample.as_ref()), (Verdict::Failed, 1, Some(&bad)));
-    assert!(judged.reason.as_ref().unwrap().contains("a regression is back"));
+    assert!(judged.reason.as_ref().unwrap().contains("a kept case fails again"));
 }
 
 #[test]

@@ -9,10 +9,10 @@ use bridge_core::Strides;
 pub(super) fn values<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let (tensor, bytes) = pair.create(case)?;
     let expected = model::elements(&case.spec, &bytes);
-    same_bytes("the source before", &pair.from.read(&tensor)?, &expected)?;
+    same_bytes("the source, before the conversion", &pair.from.read(&tensor)?, &expected)?;
     let (view, _) = pair.transfer(&tensor, case.copy)?;
     same_bytes("the view", &pair.to.read(&view)?, &expected)?;
-    same_bytes("the source after", &pair.from.read(&tensor)?, &expected)
+    same_bytes("the source, after the conversion", &pair.from.read(&tensor)?, &expected)
 }
 
 /// Every dtype crosses as itself, or is refused just as the target's profile says.

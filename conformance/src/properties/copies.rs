@@ -29,7 +29,7 @@ pub(super) fn copy<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
         copy.map_or("none".into(), |(dtype, shape, strides)| format!("{dtype}, shape {shape:?}, strides {strides:?}"))
     };
     ensure!(same, "the kernels make {}, and the frameworks {}", told(seen.first()), told(seen.last()));
-    same_bytes("the source after", &pair.from.read(&tensor)?, &expected)
+    same_bytes("the source, after the copies", &pair.from.read(&tensor)?, &expected)
 }
 
 /// Elements that lie gigabytes apart are copied: their index needs more than 31 bits.
@@ -38,7 +38,7 @@ pub(super) fn far<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let tensor = tensor?;
     let elements = model::random_elements(&case.spec, model::numel(&case.spec.shape), case.seed);
     pair.from.write(&tensor, &elements)?;
-    same_bytes("the source before", &pair.from.read(&tensor)?, &elements)?;
+    same_bytes("the source, before the copy", &pair.from.read(&tensor)?, &elements)?;
     let (copy, _) = pair.transfer(&tensor, Some(true))?;
     same_bytes("the copy", &pair.to.read(&copy)?, &elements)
 }

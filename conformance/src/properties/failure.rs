@@ -52,7 +52,7 @@ pub(super) fn failure<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     pair.returned(leased)?;
     for (tensor, bytes) in tensors.iter().zip(&bytes) {
         let elements = model::elements(&case.spec, bytes);
-        same_bytes("the source after", &pair.from.read(tensor)?, &elements)?;
+        same_bytes("the source, after the conversion that failed", &pair.from.read(tensor)?, &elements)?;
         let (view, _) = pair.transfer(tensor, case.copy)?;
         same_bytes("a conversion after the one that failed", &pair.to.read(&view)?, &elements)?;
     }

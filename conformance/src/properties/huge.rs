@@ -26,5 +26,7 @@ pub(super) fn huge<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let shape = pair.from.observe(&back)?.shape;
     ensure!(shape == case.spec.shape, "it came back with the shape {shape:?}, not {:?}", case.spec.shape);
     let last = pair.from.part(&back, start).transpose()?;
-    last.map_or(Ok(()), |last| same_bytes("the last elements at the end", &pair.from.read(&last)?, &elements))
+    last.map_or(Ok(()), |last| {
+        same_bytes("the last elements of the tensor that came back", &pair.from.read(&last)?, &elements)
+    })
 }

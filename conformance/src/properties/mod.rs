@@ -408,14 +408,15 @@ fn on_both<F, T, R>(
 
 /// Compares bit for bit.
 fn same_bytes(what: &str, got: &[u8], want: &[u8]) -> Outcome {
-    ensure!(got.len() == want.len(), "{what}: {} bytes instead of {}", got.len(), want.len());
+    ensure!(got.len() == want.len(), "{what}: {} instead of {}", words::counted(got.len(), "byte"), want.len());
     if got == want {
         return Ok(());
     }
     if let Some(at) = got.iter().zip(want).position(|(got, want)| got != want) {
         let wrong = got.iter().zip(want).filter(|(got, want)| got != want).count();
-        let (got, want, all) = (got[at], want[at], want.len());
-        let text = format!("{what}: {wrong} of {all} bytes are wrong, the first at {at}: {got:#04x}, not {want:#04x}");
+        let (got, want, all) = (got[at], want[at], words::counted(want.len(), "byte"));
+        let are = if wrong == 1 { "is" } else { "are" };
+        let text = format!("{what}: {wrong} of {all} {are} wrong, the first at {at}: {got:#04x}, not {want:#04x}");
         return Err(Failure::new(text));
     }
     Ok(())
