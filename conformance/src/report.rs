@@ -118,7 +118,24 @@ struct Broken<'a> {
     kept: Option<&'a Path>,
     /// The command that runs it again.
     replay: Option<String>,
+    /// Whether the baseline has this failure as well.
+    is_known: bool,
 }
+
+impl Broken<'_> {
+    /// Returns its title and name, as lines of a comparison begin.
+    fn full_title(&self) -> String {
+        format!("{}: {}", self.title, self.name)
+    }
+}
+
+/// What the coverage counts.
+const COUNTS: &str = "Coverage counts, for each property, the cases in which at least one conversion was in place, was a \
+                      copy or was refused. A case may make several conversions, so the three may add up to more than the \
+                      cases; a case without a conversion is in none of them.";
+
+/// What is said of a failure that the baseline has as well.
+const KNOWN: &str = "as in the baseline";
 
 impl Report {
     /// Counts what is in the report.
@@ -163,7 +180,7 @@ impl Report {
         fs::write(folder.join("report.md"), self.markdown())
     }
 
-    /// Returns everything that failed.
+    /// Returns everything that failed: first what the baseline, if there is one, has not.
     fn failures(&self) -> Vec<Broken<'_>> {
         let each = |pair: &PairReport| pair.properties.iter().filter(|property| property.verdict.is_failure()).count();
         let mut all = Vec::with_capacity(self.pairs.iter().map(each).sum());
@@ -176,6 +193,7 @@ impl Report {
                     case: property.counterexample.as_ref().map(|case| (case, [pair.from.as_str(), pair.to.as_str()])),
                     kept: property.kept.as_deref(),
                     replay: Some(self.replay(pair, property)),
+                    is_known: false,
                 });
             }
         }
@@ -187,6 +205,7 @@ impl Report {
                 case: None,
                 kept: None,
                 replay: Some(format!("{} --faults --seed {}", self.command, self.seed)),
+                is_known: false,
             });
         }
         all.extend(self.stale.iter().map(|line| Broken {
@@ -196,7 +215,10 @@ impl Report {
             case: None,
             kept: None,
             replay: None,
+            is_known: false,
         }));
+        all.iter_mut().for_each(|broken| broken.is_known = self.is_known(&broken.full_title()));
+        all.sort_by_key(|broken| broken.is_known);
         all
     }
 

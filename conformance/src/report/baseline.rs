@@ -1,7 +1,8 @@
 //! What has changed since an earlier run.
 
 use super::Report;
-use crate::{PairReport, PropertyReport, Verdict};
+use crate::runner::WORKER;
+use crate::{PairReport, PropertyReport, Verdict, words};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -17,16 +18,20 @@ pub struct Comparison {
     pub worse: Vec<String>,
     /// What got better.
     pub better: Vec<String>,
-    /// Failures that the baseline has as well: they do not fail this run.
+    /// Failures that the baseline has as well, also where their reason is another: they do not fail this run.
     pub known: u32,
+    /// Those failures, such as `torch → numpy: values`.
+    #[serde(default)]
+    pub as_before: Vec<String>,
 }
 
 impl Comparison {
     /// Returns one line that says what the comparison found.
     pub fn heading(&self) -> String {
-        let Self { baseline, date, worse, better, known } = self;
+        let Self { baseline, date, worse, better, known, .. } = self;
         let (worse, better, file) = (worse.len(), better.len(), baseline.display());
-        format!("{worse} worse, {better} better, {known} failures as before, compared with {file} of {date}.")
+        let known = words::counted(*known as usize, "failure");
+        format!("{worse} worse, {better} better, {known} as before, compared with {file} of {date}.")
     }
 
     /// Returns whether what has this title, such as `torch → numpy: values`, got worse.
@@ -96,17 +101,23 @@ impl Report {
         for fault in self.faults.iter().filter(|fault| !fault.is_caught()) {
             let before = earlier.faults.iter().find(|before| before.fault == fault.fault);
             match before.is_some_and(|before| !before.is_caught()) {
-                true => found.known += 1,
+                true => found.as_before.push(format!("planted fault: {}", fault.fault)),
                 false => found.worse.push(format!("planted fault: {}: {}", fault.fault, fault.missed())),
             }
         }
         for line in &self.stale {
             match earlier.stale.contains(line) {
-                true => found.known += 1,
+                true => found.as_before.push(format!("stale expectation: {line}")),
                 false => found.worse.push(format!("stale expectation: {line}: the baseline lacks it")),
             }
         }
+        found.known = found.as_before.len() as u32;
         self.comparison = Some(found);
+    }
+
+    /// Returns whether the baseline has a failure with this title as well.
+    pub(super) fn is_known(&self, title: &str) -> bool {
+        self.comparison.as_ref().is_some_and(|comparison| !comparison.is_worse(title))
     }
 }
 
@@ -127,20 +138,49 @@ impl Comparison {
                 format!("{}: {was} in the baseline, {} now{reason}", title(now, property), word(property.verdict))
             };
             let (was, is) = (rank(was), rank(property.verdict));
-            // A new property that has no meaning for the pair loses nothing.
-            if is > was && (earlier.is_some() || property.verdict.is_failure()) {
+            // What is not judged any more is collected below. A new property that has no meaning loses nothing.
+            if property.verdict == Verdict::NotApplicable {
+                continue;
+            } else if is > was {
                 self.worse.push(line());
             } else if is < was {
                 self.better.push(line());
             } else if property.verdict.is_failure() {
-                self.known += 1;
+                self.as_before.push(title(now, property));
             }
         }
-        let lost = before.properties.iter().filter(|earlier| {
-            let is_judged = now.properties.iter().any(|property| property.name == earlier.name);
-            earlier.verdict == Verdict::Passed && !is_judged
-        });
-        self.worse
-            .extend(lost.map(|earlier| format!("{}: passed in the baseline, not judged now", title(now, earlier))));
+        self.lost(before, now);
+    }
+
+    /// Adds what passed and is not judged any more: one line for each reason, since a whole pair may be lost.
+    fn lost(&mut self, before: &PairReport, now: &PairReport) {
+        let mut lost: Vec<(Option<&str>, Vec<&str>)> = Vec::new();
+        for earlier in before.properties.iter().filter(|earlier| earlier.verdict == Verdict::Passed) {
+            let reason = match now.properties.iter().find(|property| property.name == earlier.name) {
+                None => None,
+                Some(property) if property.verdict == Verdict::NotApplicable => property.reason.as_deref(),
+                Some(_) => continue,
+            };
+            match lost.iter_mut().find(|(known, _)| *known == reason) {
+                Some((_, names)) => names.push(&earlier.name),
+                None => lost.push((reason, vec![&earlier.name])),
+            }
+        }
+        let pair = format!("{} → {}", now.from, now.to);
+        let dead = format!("{pair}: {WORKER}: ");
+        for (reason, names) in lost {
+            let passed =
+                format!("{} that passed in the baseline", words::counted_as(names.len(), "property", "properties"));
+            let without_worker = self.worse.iter_mut().find(|line| reason.is_none() && line.starts_with(&dead));
+            if let Some(line) = without_worker {
+                *line += &format!("; not judged any more: {passed}");
+                continue;
+            }
+            let reason = reason.map_or(String::new(), |reason| format!(" ({reason})"));
+            self.worse.push(match &names[..] {
+                [name] => format!("{pair}: {name}: passed in the baseline, not judged now{reason}"),
+                names => format!("{pair}: {passed} are not judged now{reason}: {}", names.join(", ")),
+            });
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What GitHub Actions shows of a run: annotations, and the summary of a job.
 
-use super::Report;
+use super::{KNOWN, Report};
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -37,27 +37,28 @@ impl GitHub {
 
 impl Report {
     /// Returns a line for each failure, which GitHub shows as an error with its reason and the command that replays it.
-    /// Where there is a baseline, failures that it has as well are warnings.
+    /// Where there is a baseline, failures that it has as well are warnings, and come last.
     pub fn annotations(&self) -> Vec<String> {
         let failures = self.failures();
         let line = |failure: &super::Broken<'_>| {
-            let title = format!("{}: {}", failure.title, failure.name);
-            let known = self.comparison.as_ref().is_some_and(|comparison| !comparison.is_worse(&title));
-            let level = if known { "warning" } else { "error" };
+            let level = if failure.is_known { "warning" } else { "error" };
             let replay = failure.replay.iter().map(|replay| format!("\nreplay: {replay}"));
-            let message = std::iter::once(failure.reason.clone()).chain(replay).collect::<String>();
-            format!("::{level} title={}::{}", property(&title), data(&message))
+            let known = if failure.is_known { format!("{KNOWN}: ") } else { String::new() };
+            let message = [known, failure.reason.clone()].into_iter().chain(replay).collect::<String>();
+            format!("::{level} title={}::{}", property(&failure.full_title()), data(&message))
         };
-        let is_failure = |worse: &&String| {
-            failures.iter().any(|failure| worse.starts_with(&format!("{}: {}: ", failure.title, failure.name)))
-        };
+        let is_failure =
+            |worse: &&String| failures.iter().any(|failure| worse.starts_with(&format!("{}: ", failure.full_title())));
         let lost = self.comparison.iter().flat_map(|comparison| &comparison.worse).filter(|worse| !is_failure(worse));
         let lost = lost.map(|worse| format!("::error title=worse than the baseline::{}", data(worse)));
-        let all: Vec<_> = failures.iter().map(line).chain(lost).collect();
-        let mut lines = all[..all.len().min(MOST - 1)].to_vec();
-        let more = all.len() - lines.len();
-        if more > 0 {
-            lines.push(format!("::error title=conformance::{more} more failures are in the reports"));
+        let (known, new): (Vec<_>, Vec<_>) = failures.iter().partition(|failure| failure.is_known);
+        let mut lines: Vec<_> = new.into_iter().map(line).chain(lost).collect();
+        let errors = lines.len();
+        lines.extend(known.into_iter().map(line));
+        if lines.len() > MOST {
+            let level = if errors >= MOST { "error" } else { "warning" };
+            let more = lines.split_off(MOST - 1).len();
+            lines.push(format!("::{level} title=conformance::{more} more failures are in the reports"));
         }
         lines
     }

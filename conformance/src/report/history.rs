@@ -1,6 +1,6 @@
 //! The runs into one folder of reports, the latest last.
 
-use super::{Report, Summary};
+use super::{Broken, Report, Summary};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::{fs, io};
@@ -49,7 +49,7 @@ impl History {
             seed: report.seed,
             pairs: report.pairs.len(),
             summary: report.summary,
-            failures: report.failures().iter().map(|failure| format!("{}: {}", failure.title, failure.name)).collect(),
+            failures: report.failures().iter().map(Broken::full_title).collect(),
         });
         self.runs.drain(..self.runs.len().saturating_sub(MOST));
         self

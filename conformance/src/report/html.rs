@@ -1,10 +1,10 @@
 //! One page that needs nothing else: it opens from a file, without a network.
 
 use super::history::{History, Run};
-use super::picture::layout;
+use super::picture::{layout, legend};
 use super::timeline::timeline;
-use super::{Broken, FaultReport, Host, LeftOut, Report, Summary, native};
-use crate::{Case, Coverage, PROPERTIES, PairReport, PropertyReport, Verdict, words};
+use super::{Broken, COUNTS, FaultReport, Host, KNOWN, LeftOut, Report, Summary, native};
+use crate::{Case, Coverage, PROPERTIES, PairReport, PropertyReport, Verdict, property, words};
 use std::fmt::Write;
 
 /// Returns the page of a run.
@@ -60,13 +60,13 @@ fn failures(report: &Report) -> String {
 }
 
 fn card(failure: &Broken<'_>) -> String {
-    let Broken { title, name, reason, case, kept, replay } = failure;
-    let mut text = format!(
-        "<article class=\"card\">\n<h3>{}: {}</h3>\n<p>{}</p>\n",
-        escaped(title),
-        escaped(name),
-        escaped(reason)
-    );
+    let Broken { name, reason, case, kept, replay, is_known, .. } = failure;
+    let (class, known) = match is_known {
+        true => ("card known", format!(" <span class=\"soft\">{KNOWN}</span>")),
+        false => ("card", String::new()),
+    };
+    let title = escaped(&failure.full_title());
+    let mut text = format!("<article class=\"{class}\">\n<h3>{title}{known}</h3>\n<p>{}</p>\n", escaped(reason));
     if let Some(replay) = replay {
         text += &format!("<pre class=\"command\">{}</pre>\n", escaped(replay));
     }
@@ -82,19 +82,22 @@ fn card(failure: &Broken<'_>) -> String {
 /// Shows a case: its tensor in words and as a picture, its streams, and all of it as data.
 fn picture(case: &Case, property: &str, names: [&str; 2]) -> String {
     let spec = &case.spec;
-    let mut facts = vec![spec.to_string(), format!("{} elements in the base buffer", spec.base)];
-    facts.extend((spec.align > 0).then(|| format!("which begins {} bytes after a multiple of 128", spec.align)));
+    let mut facts = vec![spec.to_string(), format!("{} in the base buffer", words::counted(spec.base, "element"))];
+    facts.extend(
+        (spec.align > 0)
+            .then(|| format!("which begins {} after a multiple of 128", words::counted(spec.align, "byte"))),
+    );
     facts.extend(spec.read_only.then(|| "read-only".to_owned()));
     facts.extend(spec.pending.map(|pending| format!("deferred: {}", format!("{pending:?}").to_lowercase())));
     facts.push(format!("requested: {}", words::copy(case.copy)));
     facts.push(format!("seed {}", case.seed));
     let data = serde_json::to_string_pretty(case).unwrap_or_default();
     format!(
-        "<p class=\"soft\">{}</p>\n<div class=\"scroll\">{}</div>\n<p class=\"soft\">The base buffer. Numbers are those of the \
-         view's elements, in row-major order; + marks one that the view has several times.</p>\n{}\n\
+        "<p class=\"soft\">{}</p>\n<div class=\"scroll\">{}</div>\n<p class=\"soft\">{}</p>\n{}\n\
          <details><summary>The case as data</summary><pre>{}</pre></details>\n",
         escaped(&facts.join("; ")),
         layout(spec),
+        legend(spec),
         timeline(property, case, names).unwrap_or_default(),
         escaped(&data),
     )
@@ -107,10 +110,11 @@ fn comparison(report: &Report) -> String {
         if items.is_empty() { items } else { format!("<ul>{items}</ul>\n") }
     };
     format!(
-        "<section id=\"baseline\">\n<h2>Since the baseline</h2>\n<p>{}</p>\n{}{}</section>\n",
+        "<section id=\"baseline\">\n<h2>Since the baseline</h2>\n<p>{}</p>\n{}{}{}</section>\n",
         escaped(&comparison.heading()),
         list("bad", &comparison.worse),
         list("good", &comparison.better),
+        list("soft", &comparison.as_before.iter().map(|title| format!("{title}: {KNOWN}")).collect::<Vec<_>>()),
     )
 }
 
@@ -127,17 +131,58 @@ fn pairs(report: &Report) -> String {
     if names.is_empty() {
         return String::new();
     }
-    let heading: String = names.iter().map(|name| format!("<th scope=\"col\">{}</th>", escaped(name))).collect();
+    let idle = idle(report, &names);
+    names.retain(|name| !idle.iter().any(|(_, all)| all.contains(name)));
+    let heading = |name: &&str| format!("<th scope=\"col\" title=\"{}\">{}</th>", escaped(states(name)), escaped(name));
+    let heading: String = names.iter().map(heading).collect();
     let row = |pair: &PairReport| {
         let cells: String = names.iter().map(|name| cell(pair, name)).collect();
         format!("<tr><th scope=\"row\">{} → {}</th>{cells}</tr>\n", escaped(&pair.from), escaped(&pair.to))
     };
     let rows: String = report.pairs.iter().map(row).collect();
+    let has_native = report.pairs.iter().flat_map(|pair| &pair.properties).any(|property| property.native.is_some());
+    let native = if has_native { " Below: the frameworks' own way in the same cases." } else { "" };
+    let idle: Vec<_> = idle.iter().map(|(reason, all)| format!("{} ({reason})", all.join(", "))).collect();
+    let idle = match idle.is_empty() {
+        true => String::new(),
+        false => {
+            let all = escaped(&idle.join("; "));
+            format!("<p class=\"soft\">Without a column, because they were judged for no pair: {all}.</p>\n")
+        }
+    };
+    let states: String = PROPERTIES
+        .iter()
+        .map(|property| format!("<dt>{}</dt><dd>{}.</dd>\n", escaped(property.name), escaped(property.doc)))
+        .collect();
     format!(
         "<section id=\"pairs\">\n<h2>Pairs</h2>\n<p class=\"soft\">✓ passed, ✗ failed, † the process died, ○ failed as \
-         expected, · does not apply. Below: the frameworks' own way in the same cases.</p>\n<div class=\"scroll\">\
-         <table class=\"matrix\"><thead><tr><th></th>{heading}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n</section>\n"
+         expected, · does not apply.{native}</p>\n<div class=\"scroll full\"><table class=\"matrix\"><thead><tr><th></th>\
+         {heading}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n{idle}<details><summary>What the properties state\
+         </summary><dl>\n{states}</dl></details>\n</section>\n"
     )
+}
+
+/// Returns what a property states. The entry for a worker that could judge nothing is none.
+fn states(name: &str) -> &'static str {
+    property(name).map_or("the process that judges the pair", |property| property.doc)
+}
+
+/// Returns the properties that apply to no pair, by the first reason of each: the matrix has no column for them.
+fn idle<'a>(report: &'a Report, names: &[&'a str]) -> Vec<(&'a str, Vec<&'a str>)> {
+    let mut idle: Vec<(&str, Vec<&str>)> = Vec::new();
+    for name in names {
+        let of = |pair: &'a PairReport| pair.properties.iter().filter(|property| property.name == *name);
+        if report.pairs.iter().flat_map(of).any(|property| property.verdict != Verdict::NotApplicable) {
+            continue;
+        }
+        let reason = report.pairs.iter().flat_map(of).find_map(|property| property.reason.as_deref());
+        let reason = reason.unwrap_or("does not apply");
+        match idle.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, all)) => all.push(name),
+            None => idle.push((reason, vec![name])),
+        }
+    }
+    idle
 }
 
 fn cell(pair: &PairReport, name: &str) -> String {
@@ -201,7 +246,8 @@ fn coverage(report: &Report) -> String {
     }
     format!(
         "<section id=\"coverage\">\n<h2>Coverage</h2>\n<p class=\"soft key\">Cases that were converted <i class=\"in-place\"></i>in \
-         place <i class=\"copied\"></i>as a copy <i class=\"refused\"></i>with an error</p>\n<div class=\"scroll\"><table>{}<tbody>\
+         place <i class=\"copied\"></i>as a copy <i class=\"refused\"></i>with an error</p>\n\
+         <p class=\"soft\">{COUNTS}</p>\n<div class=\"scroll\"><table>{}<tbody>\
          {rows}</tbody></table></div>\n<details><summary>Every pair</summary><div class=\"scroll\"><table>{}<tbody>{each}\
          </tbody></table></div></details>\n</section>\n",
         heading("<th></th>"),

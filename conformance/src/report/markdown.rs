@@ -1,7 +1,7 @@
 //! Markdown, for a pull request or a page.
 
-use super::{Broken, FaultReport, Host, LeftOut, Report, Summary, native};
-use crate::{Coverage, PairReport, PropertyReport, Verdict};
+use super::{Broken, COUNTS, FaultReport, Host, KNOWN, LeftOut, Report, Summary, native};
+use crate::{Coverage, PairReport, PropertyReport, Verdict, words};
 
 impl Report {
     /// Returns what failed, the matrix of the pairs, the coverage, then every property, the faults, and what was left
@@ -16,13 +16,21 @@ impl Report {
         table(&mut text, HEADING, rows(true).into_iter());
         let folded = rows(false);
         if !folded.is_empty() {
-            text += &format!("\n<details><summary>{} rows that do not apply</summary>\n", folded.len());
+            text += &format!(
+                "\n<details><summary>{} not apply</summary>\n",
+                words::counted_as(folded.len(), "row that does", "rows that do")
+            );
             table(&mut text, HEADING, folded.into_iter());
             text += "\n</details>\n";
         }
         let fault = |fault: &FaultReport| {
             let word = if fault.is_caught() { "caught" } else { "**survived**" };
-            format!("| {} | {} | {} | {word} |", fault.fault, fault.must_be_caught_by, fault.caught_by.join(", "))
+            format!(
+                "| {} | {} | {} | {word} |",
+                cell(&fault.fault),
+                fault.must_be_caught_by,
+                fault.caught_by.join(", ")
+            )
         };
         table(&mut text, "| fault | to be caught by | caught by | |\n|---|---|---|---|", self.faults.iter().map(fault));
         let left = |left: &LeftOut| format!("| {} | {} |", left.adapter, cell(&left.reason));
@@ -41,9 +49,10 @@ impl Report {
         failures.iter().for_each(|failure| text += &section(failure));
         if let Some(comparison) = &self.comparison {
             text += &format!("\n## Since the baseline\n\n{}\n", comparison.heading());
-            let line = |word: &str, line: &String| format!("- {word}: {}\n", line.replace('\n', " "));
+            let line = |word: &str, line: &String| format!("- {word}: {}\n", plain(&line.replace('\n', " ")));
             text.extend(comparison.worse.iter().map(|worse| line("**worse**", worse)));
             text.extend(comparison.better.iter().map(|better| line("better", better)));
+            text.extend(comparison.as_before.iter().map(|known| line("as before", known)));
         }
         if let Some((heading, rows)) = self.matrix().split_first() {
             text += "\n## Pairs\n";
@@ -59,6 +68,9 @@ impl Report {
             "| cases of | in all | in place | copied | refused |\n|---|--:|--:|--:|--:|",
             self.coverage().iter().map(row),
         );
+        if !self.coverage().is_empty() {
+            text += &format!("\n{COUNTS}\n");
+        }
         text
     }
 
@@ -96,8 +108,9 @@ fn row(property: &PropertyReport, pair: &PairReport) -> String {
 }
 
 fn section(failure: &Broken<'_>) -> String {
-    let Broken { title, name, reason, kept, replay, .. } = failure;
-    let mut text = format!("\n### {title}: {name}\n\n{reason}\n");
+    let Broken { reason, kept, replay, is_known, .. } = failure;
+    let known = if *is_known { format!(" ({KNOWN})") } else { String::new() };
+    let mut text = format!("\n### {}{known}\n\n{}\n", plain(&failure.full_title()), plain(reason));
     text.extend(kept.map(|kept| format!("\nThe case is kept in `{}`.\n", kept.display())));
     text.extend(replay.iter().map(|replay| format!("\n```sh\n{replay}\n```\n")));
     text
@@ -124,5 +137,26 @@ fn verdict(verdict: Verdict) -> &'static str {
 
 /// Escapes text for one field of a table.
 fn cell(text: &str) -> String {
-    text.replace('|', "\\|").replace('\n', " ")
+    plain(text).replace('|', "\\|").replace('\n', " ")
+}
+
+/// Escapes text, so that it is shown as it is: a message may look like HTML or Markdown. An underscore between letters
+/// means nothing to either.
+fn plain(text: &str) -> String {
+    let letters: Vec<char> = text.chars().collect();
+    let is_word = |at: Option<usize>| at.and_then(|at| letters.get(at)).is_some_and(|letter| letter.is_alphanumeric());
+    let mut plain = String::with_capacity(text.len());
+    for (at, letter) in letters.iter().enumerate() {
+        match letter {
+            '&' => plain += "&amp;",
+            '<' => plain += "&lt;",
+            '>' => plain += "&gt;",
+            '_' if is_word(at.checked_sub(1)) && is_word(Some(at + 1)) => plain.push('_'),
+            '\\' | '`' | '*' | '_' | '~' => plain.extend(['\\', *letter]),
+            // Without it a bracket is no link.
+            '(' if at > 0 && letters[at - 1] == ']' => plain += "\\(",
+            letter => plain.push(*letter),
+        }
+    }
+    plain
 }

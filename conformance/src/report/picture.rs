@@ -24,6 +24,18 @@ pub(super) fn layout(spec: &Spec) -> String {
     if spec.base <= MOST { cells(spec, &elements) } else { parts(spec, &elements) }
 }
 
+/// Returns what the picture means.
+pub(super) fn legend(spec: &Spec) -> &'static str {
+    if spec.base <= MOST {
+        "The base buffer, an element a square. Grey ones are not part of the view. Numbers are those of the view's \
+         elements in row-major order; later ones are paler. A thick border marks the first, and a \
+         yellow one with a + an element that the view has several times."
+    } else {
+        "The base buffer, in parts of equal length. Grey ones hold no element of the view; the stronger the colour, the \
+         more elements a part holds."
+    }
+}
+
 /// Returns the index of each element of the view in the base buffer, in row-major order.
 fn elements(spec: &Spec) -> Vec<usize> {
     let count = model::numel(&spec.shape);

@@ -81,12 +81,26 @@ fn the_markdown_begins_with_what_failed() {
     let section = |name: &str| text.find(&format!("\n## {name}\n")).unwrap();
     assert!(section("Failures") < section("Pairs"), "{text}");
     let failure = format!(
-        "### cupy → torch: shape\n\n<wrong>\n\nThe case is kept in `out dir/cupy-torch-shape-1.json`.\n\n```sh\n{REPLAY}\n```\n"
+        "### cupy → torch: shape\n\n&lt;wrong&gt;\n\nThe case is kept in `out dir/cupy-torch-shape-1.json`.\n\n```sh\n{REPLAY}\n```\n"
     );
     assert!(text.contains(&failure), "{text}");
     let by_seed = "cargo xtask conformance --device cuda:0 --pairs cupy:torch --cases 1000 --seed 5\n";
     assert!(text.contains(by_seed) && text.contains("cargo xtask conformance --faults --seed 5\n"), "{text}");
     assert!(text.contains("### stale expectation: an old expectation\n"), "{text}");
+}
+
+#[test]
+fn messages_are_text_in_markdown() {
+    let mut report = report();
+    let message = "<b>bold</b> & `code`, **strong**, __dlpack__, release_order, [a](b), [2, 3] | rest";
+    let shown =
+        r"&lt;b&gt;bold&lt;/b&gt; &amp; \`code\`, \*\*strong\*\*, \_\_dlpack\_\_, release_order, [a]\(b), [2, 3]";
+    report.pairs[1].properties[1].reason = Some(message.into());
+    report.left_out[0].reason = message.into();
+    let text = report.markdown();
+    assert_eq!(text.matches(shown).count(), 3, "a section and two rows: {text}");
+    assert_eq!(text.matches(&format!(r"{shown} \| rest |")).count(), 2, "{text}");
+    assert!(report.overview().contains(shown) && !text.contains("<b>"), "{text}");
 }
 
 #[test]
@@ -99,7 +113,7 @@ fn the_markdown_shows_the_matrix_and_every_row_and_folds_what_does_not_apply() {
     assert!(text.contains("| shape | 10 | 6 | 3 | 1 |"), "{text}");
     assert!(text.contains(r"died of SIGABRT; a \| b |"), "{text}");
     assert!(text.contains("| double_release | life | values | **survived** |"), "{text}");
-    let fold = text.find("<details><summary>1 rows that do not apply").unwrap();
+    let fold = text.find("<details><summary>1 row that does not apply").unwrap();
     assert!(fold < text.find("| order | cupy → torch | 10 |").unwrap() && text.contains("</details>"), "{text}");
 }
 
@@ -172,6 +186,39 @@ fn the_page_shows_failures_first_with_their_case_and_command() {
 }
 
 #[test]
+fn the_page_says_what_properties_state_and_leaves_out_columns_that_apply_to_no_pair() {
+    let mut report = report();
+    let page = |report: &Report| html::page(report, &History::default());
+    let text = page(&report);
+    let column = "what the owner's stream had still to write\">order</th>";
+    assert!(text.contains("<th scope=\"col\" title=\"the elements arrive bit for bit\">values</th>"), "{text}");
+    assert!(text.contains("<dt>values</dt><dd>the elements arrive bit for bit.</dd>"), "{text}");
+    assert!(text.contains("own way in the same cases") && text.contains(column) && !text.contains("Without a column"));
+
+    let none = property("order", Verdict::NotApplicable, Some("the device has no <streams>"));
+    report.pairs[0].properties[1] = none.clone();
+    report.pairs[1].properties[3] = none;
+    let text = page(&report);
+    assert!(!text.contains("own way in the same cases") && !text.contains(column), "{text}");
+    assert!(
+        text.contains("because they were judged for no pair: order (the device has no &lt;streams&gt;).</p>"),
+        "{text}"
+    );
+    assert!(text.contains(">shape</th>"), "a property that one pair lacks has its column");
+}
+
+#[test]
+fn the_page_explains_its_picture_and_its_counts() {
+    let mut report = report();
+    let page = |report: &Report| html::page(report, &History::default());
+    assert!(page(&report).contains("A thick border marks the first") && page(&report).contains(COUNTS));
+    let spec = &mut report.pairs[1].properties[1].counterexample.as_mut().unwrap().spec;
+    (spec.align, spec.base) = (1, 4096);
+    assert!(page(&report).contains("4096 elements in the base buffer; which begins 1 byte after a multiple of 128"));
+    assert!(page(&report).contains("in parts of equal length"));
+}
+
+#[test]
 fn a_history_grows_and_forgets_its_oldest_runs() {
     let report = report();
     let mut history = History::default();
@@ -230,6 +277,78 @@ fn only_what_got_worse_fails_a_run_with_a_baseline() {
     assert!(after.markdown().contains(&format!("- **worse**: {worse}\n")));
     assert!(html::page(&after, &History::default()).contains(&worse));
     assert!(after.junit().to_string().unwrap().contains("worse than the baseline"));
+}
+
+#[test]
+fn new_failures_come_first_and_known_ones_are_marked_everywhere() {
+    let before = report();
+    let mut after = before.clone();
+    // Twelve known failures before the one that is new.
+    let many = |pair: &mut PairReport| {
+        pair.properties = (0..12).map(|i| property(&format!("old{i}"), Verdict::Failed, Some("as ever"))).collect();
+    };
+    let mut with_many = before.clone();
+    many(&mut with_many.pairs[0]);
+    many(&mut after.pairs[0]);
+    after.pairs[1].properties.push(property("life", Verdict::Failed, Some("leaked")));
+    after.compare(&with_many, Path::new("old.json"));
+    let comparison = after.comparison.as_ref().unwrap();
+    assert_eq!((comparison.worse.len(), comparison.known), (1, 16));
+    assert_eq!(comparison.as_before[0], "torch → cupy: old0");
+
+    let lines = after.annotations();
+    assert!(lines[0].starts_with("::error title=cupy → torch%3A life::leaked"), "{lines:?}");
+    let shown = "::warning title=torch → cupy%3A old0::as in the baseline: as ever";
+    assert!(lines[1].starts_with(shown), "{lines:?}");
+    assert_eq!(lines[9], "::warning title=conformance::8 more failures are in the reports");
+
+    for text in [after.markdown(), html::page(&after, &History::default())] {
+        let at = |words: &str| text.find(words).unwrap_or_else(|| panic!("{words} is not in {text}"));
+        assert!(at("cupy → torch: life") < at("torch → cupy: old0"), "{text}");
+    }
+    assert!(after.markdown().contains("### torch → cupy: old0 (as in the baseline)\n"));
+    assert!(after.markdown().contains("- as before: torch → cupy: old11\n"));
+    let page = html::page(&after, &History::default());
+    assert!(page.contains("<h3>torch → cupy: old0 <span class=\"soft\">as in the baseline</span></h3>"), "{page}");
+    assert!(page.contains("<li class=\"soft\">torch → cupy: old11: as in the baseline</li>"), "{page}");
+
+    let junit = after.junit();
+    let failed: Vec<_> = junit.test_suites.iter().map(|suite| (suite.failures + suite.errors, suite.skipped)).collect();
+    // The suites of the pairs, of faults, of what was left out, of stale expectations, and of what is worse.
+    assert_eq!(failed, [(0, 12), (1, 4), (0, 1), (0, 1), (0, 1), (1, 0)]);
+    assert!(junit.to_string().unwrap().contains(r#"<skipped message="as in the baseline: as ever">"#));
+}
+
+#[test]
+fn errors_have_all_ten_annotations_before_warnings_have_any() {
+    let before = report();
+    let mut after = before.clone();
+    after.stale.extend((0..20).map(|number| number.to_string()));
+    after.compare(&before, Path::new("old.json"));
+    let lines = after.annotations();
+    assert!(lines.len() == 10 && lines.iter().all(|line| line.starts_with("::error ")), "{lines:?}");
+    after.stale.truncate(7);
+    after.compare(&before, Path::new("old.json"));
+    assert_eq!(after.annotations().iter().filter(|line| line.starts_with("::warning ")).count(), 4, "ten fit");
+}
+
+#[test]
+fn a_pair_that_is_lost_is_one_line() {
+    let mut before = report();
+    before.pairs[0].properties.push(property("life", Verdict::Passed, None));
+    let with = |properties: Vec<PropertyReport>| {
+        let mut after = before.clone();
+        after.pairs[0].properties = properties;
+        compared(&before, &after).0
+    };
+    let dead = "torch → cupy: worker: is not in the baseline, crashed now (died); not judged any more: 3 properties that \
+                passed in the baseline";
+    assert_eq!(with(vec![property("worker", Verdict::Crashed, Some("died"))]), [dead]);
+    let stopped = |name| property(name, Verdict::NotApplicable, Some("not judged, because `subject` failed"));
+    let one = "torch → cupy: 2 properties that passed in the baseline are not judged now (not judged, because `subject` \
+               failed): values, life";
+    let passes = property("order", Verdict::Passed, None);
+    assert_eq!(with(vec![stopped("values"), passes, stopped("life")]), [one]);
 }
 
 #[test]
