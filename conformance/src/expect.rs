@@ -161,6 +161,7 @@ pub fn read_expectations(path: &Path) -> io::Result<Vec<Expectation>> {
 }
 
 fn read<R: DeserializeOwned>(path: &Path) -> io::Result<R> {
-    serde_json::from_str(&fs::read_to_string(path)?)
-        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {error}", path.display())))
+    let named = |kind, error: &dyn std::fmt::Display| io::Error::new(kind, format!("{}: {error}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| named(error.kind(), &error))?;
+    serde_json::from_str(&text).map_err(|error| named(io::ErrorKind::InvalidData, &error))
 }

@@ -168,9 +168,24 @@ pub fn select(options: &Options, device: Device, host: &Host) -> Result<(Vec<Pai
         // A library that no adapter knows is a source in this process.
         let here = in_other_process(from).or(in_other_process(to)).is_none();
         let taken = !is_peer(to) && (here || !is_peer(from));
-        agree(from, to) && few && taken && (options.pairs.is_empty() || options.pairs.contains(pair))
+        let is_chosen = options.pairs.is_empty() || options.pairs.iter().any(|named| options.chooses(pair, named));
+        agree(from, to) && few && taken && is_chosen
     };
     Ok((all.filter(chosen).collect(), left_out))
+}
+
+/// Returns why a pair that is named does not run, although both of its adapters do.
+pub fn obstacle(pair: &PairName) -> &'static str {
+    let others = [&pair.from, &pair.to].map(|name| in_other_process(name).is_some());
+    if others == [true, true] {
+        "one of two frameworks is in another process, not both"
+    } else if is_peer(in_other_process(&pair.from).unwrap_or(&pair.from)) {
+        "a library that is known by its protocol alone is a source in the process of its target"
+    } else if !agree(&pair.from, &pair.to) {
+        "a framework has one allocator in a process"
+    } else {
+        "in another process is a framework with its own allocator, and beside it one whose memory can be opened there"
+    }
 }
 
 /// Returns whether a name is that of a library that no adapter knows.
@@ -293,6 +308,11 @@ mod tests {
             ["torch:torch+remote", "torch+remote:torch", "torch:numpy+remote", "torch+remote:numpy"]
         );
         assert_eq!(select("--pairs numpy+remote:torch").unwrap().0, ["numpy+remote:torch"]);
+        let both = ["torch+remote:numpy", "torch:numpy+remote"];
+        let mut named = select("--across-processes --pairs torch:numpy").unwrap().0;
+        named.sort();
+        assert_eq!(named, both);
+        assert_eq!(select("--across-processes --pairs torch:numpy+remote").unwrap().0, both[1..]);
         assert!(select("--pairs mxnet+remote:torch").is_err() && select("--adapters torch+remote").is_err());
         assert!(names().contains(&"numpy+remote".into()));
     }

@@ -3,7 +3,7 @@
 use super::pair::{At, Job};
 use super::progress::Progress;
 use super::protocol::Message;
-use super::watch::{Ending, Watch};
+use super::watch::{Ending, Patience, Watch};
 use crate::{Case, REPLAYED, Regression, Sides, property, tree};
 use std::ffi::OsString;
 use std::path::Path;
@@ -12,49 +12,68 @@ use std::{fs, io};
 
 /// The most steps: each starts a process and loads its frameworks.
 const STEPS: u32 = 100;
-/// The time for all of them.
-const TIME: Duration = Duration::from_secs(120);
 
-/// Shrinks the case in which a worker died, by running smaller ones in processes of their own. Returns the smallest,
-/// and a note for the reason.
+/// Shrinks the case in which a worker died, by running smaller ones in processes of their own for as long as `left`.
+/// Returns the smallest that was found, and a note for the reason.
 pub fn shrink(
     job: &Job<'_>,
     ending: Ending,
     at: &At,
     sides: Option<&Sides>,
+    left: Duration,
     progress: &Progress,
-) -> (Case, &'static str) {
-    let as_it_was = |note| (at.case.clone(), note);
+) -> (Case, String) {
+    let as_it_was = |note: &str| (at.case.clone(), note.to_owned());
     let (Some(sides), Some(property)) = (sides, property(&at.property)) else { return as_it_was("") };
     if matches!(ending, Ending::Silent(_) | Ending::Overdue(_)) || at.index == REPLAYED {
         return as_it_was("");
     }
-    progress.detail(&format!("{}: {ending} in {}, shrinking the case", job.pair, at.property));
-    if !dies(job, at, &at.case).unwrap_or(false) {
-        return as_it_was("; alone in a process the case does no harm");
+    let out_of_time = "; no time was left to shrink the case";
+    if left.is_zero() {
+        return as_it_was(out_of_time);
+    }
+    let seconds = left.as_secs_f64().ceil();
+    let pair = job.pair.arrow();
+    progress.note(&format!("{pair}: {ending} in {}; shrinking the case, for at most {seconds} s", at.property));
+    let started = Instant::now();
+    let dies = |case: &Case| match left.saturating_sub(started.elapsed()) {
+        Duration::ZERO => None,
+        left => dies(job, at, case, left).unwrap_or(Some(false)),
+    };
+    match dies(&at.case) {
+        None => return as_it_was(out_of_time),
+        Some(false) => return as_it_was("; alone in a process the case does no harm"),
+        Some(true) => (),
     }
     let tree = tree(property, sides, job.seed, at.index);
     if tree.current() != at.case {
         return as_it_was("; the case could not be made again here, so it is not shrunk");
     }
-    let (mut steps, started) = (0, Instant::now());
+    let (mut steps, mut late) = (0, false);
     let smallest = crate::shrink(tree, &mut |case| {
         steps += 1;
-        steps <= STEPS && started.elapsed() < TIME && dies(job, at, case).unwrap_or(false)
+        let died = if steps <= STEPS { dies(case) } else { Some(false) };
+        late |= died.is_none();
+        died.unwrap_or(false)
     });
-    (smallest, "")
+    let note = if late { "; a smaller case may fail, too: the time for shrinking was over" } else { "" };
+    (smallest, note.into())
 }
 
-/// Returns whether a process that runs this case dies.
-fn dies(job: &Job<'_>, at: &At, case: &Case) -> io::Result<bool> {
+/// Returns whether a process that runs this case dies; `None` where it does not end in time.
+fn dies(job: &Job<'_>, at: &At, case: &Case, left: Duration) -> io::Result<Option<bool>> {
     let file = job.options.report.join(format!("shrinking-{}-{}.json", job.pair.from, job.pair.to));
     let (from, to) = (job.pair.from.clone(), job.pair.to.clone());
     let one = Regression { from, to, property: at.property.clone(), case: case.clone() };
     fs::create_dir_all(&job.options.report)?;
     fs::write(&file, serde_json::to_string(&one)?)?;
-    let ended = replay(job, &file);
+    let ended = replay_within(job, &file, Patience { whole: left.min(job.patience.whole), ..job.patience });
     fs::remove_file(&file)?;
-    Ok(matches!(ended?, Replay::Died(_)))
+    Ok(match ended? {
+        Replay::Died(Ending::Overdue(_), _) => None,
+        Replay::Died(ending, _) => Some(!matches!(ending, Ending::Silent(_))),
+        Replay::Ran(_) | Replay::Refused(_) => Some(false),
+    })
 }
 
 /// The outcome of one case in a process of its own.
@@ -64,8 +83,8 @@ pub enum Replay {
     Ran(Option<String>),
     /// It could not be run, and why.
     Refused(String),
-    /// The process died, and how.
-    Died(String),
+    /// The process died, how, and its last words.
+    Died(Ending, String),
 }
 
 /// Runs the case in `file` in a process of its own.
@@ -74,8 +93,12 @@ pub enum Replay {
 ///
 /// The process does not start.
 pub fn replay(job: &Job<'_>, file: &Path) -> io::Result<Replay> {
+    replay_within(job, file, job.patience)
+}
+
+fn replay_within(job: &Job<'_>, file: &Path, patience: Patience) -> io::Result<Replay> {
     let program = job.worker([OsString::from("--replay"), file.into()]);
-    let mut watch = Watch::start(&program, &job.environment(), job.patience)?;
+    let mut watch = Watch::start(&program, &job.environment(), patience)?;
     let mut result = None;
     loop {
         match watch.next() {
@@ -83,7 +106,7 @@ pub fn replay(job: &Job<'_>, file: &Path) -> io::Result<Replay> {
             Ok(Message::Refused(reason)) => result = Some(Replay::Refused(reason)),
             Ok(_) => (),
             Err(Ending::Exit(0)) if result.is_some() => return Ok(result.unwrap_or(Replay::Ran(None))),
-            Err(ending) => return Ok(Replay::Died(format!("{ending} {}", watch.last_words()))),
+            Err(ending) => return Ok(Replay::Died(ending, watch.last_words())),
         }
     }
 }

@@ -35,11 +35,11 @@ use crash::Replay;
 use pair::Job;
 use progress::{Display, Progress};
 use std::ffi::OsString;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime};
+use std::{fs, io};
 use watch::Patience;
 
 /// The exit code for bad usage, and for a run that could not begin.
@@ -49,6 +49,8 @@ const USAGE: i32 = 2;
 const SILENCE: Duration = Duration::from_secs(180);
 /// The most time for a pair, whatever its budget.
 const WHOLE: Duration = Duration::from_secs(1800);
+/// How long a worker may take, without a sanitizer.
+const USUAL: Patience = Patience { silence: SILENCE, whole: WHOLE, shrinking: Duration::from_secs(60) };
 
 /// The surroundings of the runner.
 pub struct Surroundings {
@@ -70,7 +72,7 @@ pub fn run(mut options: Options, around: &Surroundings) -> i32 {
     options.fixtures.get_or_insert_with(|| around.fixtures.clone());
     let begun = match &options.replay {
         Some(file) => replay(&options, around, &file.clone()),
-        None => Suite::new(&options, around).and_then(|suite| suite.run(&options.report.join("regressions"))),
+        None => Suite::new(&options, around).and_then(|suite| suite.run(&prepare(&options)?)),
     };
     begun.unwrap_or_else(|error| {
         eprintln!("error: {error}");
@@ -94,6 +96,9 @@ impl<'a> Suite<'a> {
     /// Why the run cannot begin.
     fn new(options: &'a Options, around: &'a Surroundings) -> Result<Self, String> {
         let device = options.device.resolve(around.host.gpus.len())?;
+        if !options.adapters.is_empty() && !options.pairs.is_empty() {
+            return Err("--pairs says which pairs run, and --adapters another choice: leave one of them out".into());
+        }
         let (pairs, left_out) = match options.wants_pairs() {
             true => adapters::select(options, device, &around.host)?,
             false => Default::default(),
@@ -101,6 +106,9 @@ impl<'a> Suite<'a> {
         // Without it the run would pass, and nobody would notice that it is missing.
         if let Some(LeftOut { adapter, reason }) = left_out.iter().find(|left| options.names(&left.adapter)) {
             return Err(format!("{adapter} is named and cannot run: {reason}"));
+        }
+        if let Some(pair) = options.pairs.iter().find(|named| !pairs.iter().any(|pair| options.chooses(pair, named))) {
+            return Err(format!("{pair} cannot run: {}", adapters::obstacle(pair)));
         }
         if pairs.is_empty() && !options.faults {
             let reasons: Vec<_> = left_out.iter().map(|left| format!("; {}: {}", left.adapter, left.reason)).collect();
@@ -140,9 +148,10 @@ impl<'a> Suite<'a> {
         if let Some((earlier, path)) = &self.baseline {
             self.report.compare(earlier, path);
         }
-        self.report.write(&self.options.report).map_err(|error| error.to_string())?;
+        let written = self.report.write(&self.options.report);
         let text = if self.options.verbose { self.report.markdown() } else { self.report.text() };
         println!("\n{text}");
+        written.map_err(|error| unwritable(&self.options.report, &error))?;
         println!("reports are in {}", self.options.report.display());
         if let Some(github) = &self.around.github {
             self.report.annotations().iter().for_each(|line| println!("{line}"));
@@ -150,6 +159,7 @@ impl<'a> Suite<'a> {
         }
         if let Some(comparison) = &self.report.comparison {
             comparison.worse.iter().for_each(|line| println!("worse: {line}"));
+            comparison.as_before.iter().for_each(|line| println!("as before: {line}"));
             println!("{}", comparison.heading());
         }
         let Summary { passed, failed, .. } = self.report.summary;
@@ -246,8 +256,29 @@ impl<'a> Suite<'a> {
 
 /// Returns how long a worker may take.
 fn patience(options: &Options) -> Patience {
-    let usual = Patience { silence: SILENCE, whole: WHOLE };
-    if options.sanitizer.is_some() { Sanitizer::patience(usual) } else { usual }
+    if options.sanitizer.is_some() { Sanitizer::patience(USUAL) } else { USUAL }
+}
+
+/// Makes the folder of the reports, and tries what would lose the results after the run. Returns the folder of the kept
+/// cases.
+///
+/// # Errors
+///
+/// Reports cannot be written there, or a kept case cannot be read.
+fn prepare(options: &Options) -> Result<PathBuf, String> {
+    let folder = &options.report;
+    let probe = folder.join(format!(".writable-{}", std::process::id()));
+    let tried = fs::create_dir_all(folder).and_then(|()| fs::write(&probe, "")).and_then(|()| fs::remove_file(&probe));
+    tried.map_err(|error| unwritable(folder, &error))?;
+    let kept = folder.join("regressions");
+    Regression::read_all(&kept)
+        .map_err(|error| format!("a kept case cannot be read, correct or remove it: {error}"))?;
+    // A user who gave no command may run the one in a report from any folder.
+    if options.command.is_none() { std::path::absolute(&kept).map_err(|error| error.to_string()) } else { Ok(kept) }
+}
+
+fn unwritable(folder: &Path, error: &io::Error) -> String {
+    format!("reports cannot be written to {} ({error}): name another folder with --report", folder.display())
 }
 
 /// Writes the cases that failed to the folder, and removes those from it that pass now.
@@ -267,7 +298,7 @@ fn keep(judged: &mut PairReport, kept: &Path) -> io::Result<()> {
 
 /// Runs the one case of a file in a process of its own.
 fn replay(options: &Options, around: &Surroundings, file: &Path) -> Result<i32, String> {
-    let one = Regression::read(file).map_err(|error| error.to_string())?;
+    let one = Regression::read(file).map_err(|error| format!("the case cannot be read: {error}"))?;
     let job = Job {
         launch: &around.launch,
         pair: &PairName { from: one.from, to: one.to },
@@ -281,7 +312,7 @@ fn replay(options: &Options, around: &Surroundings, file: &Path) -> Result<i32, 
     let failure = match crash::replay(&job, file).map_err(|error| error.to_string())? {
         Replay::Refused(reason) => return Err(reason),
         Replay::Ran(failure) => failure,
-        Replay::Died(how) => Some(how),
+        Replay::Died(ending, last_words) => Some(format!("{ending} {last_words}")),
     };
     match &failure {
         None => println!("{}, {}: passed", job.pair, one.property),
@@ -309,19 +340,10 @@ fn passes(report: &PairReport, case: &Regression) -> bool {
     report.properties.iter().filter(passed).any(|property| case.is_about(report, &property.name))
 }
 
-/// Returns how a worker's program is called, for the commands in reports: an interpreter by its name alone, and files from
-/// the current folder, so that a report can be published.
+/// Returns how a worker's program is called, for the commands in reports: the interpreter and the script by their whole
+/// paths, so that the command works in any folder and with the frameworks that were judged.
 fn command(launch: &[OsString]) -> String {
-    let here = std::env::current_dir().unwrap_or_default();
-    let word = |(index, word): (usize, &OsString)| {
-        let path = Path::new(word);
-        let short = match path.file_name() {
-            Some(name) if index == 0 && launch.len() > 1 => Path::new(name),
-            _ => path.strip_prefix(&here).unwrap_or(path),
-        };
-        quoted(&short.to_string_lossy())
-    };
-    launch.iter().enumerate().map(word).collect::<Vec<_>>().join(" ")
+    launch.iter().map(|word| quoted(&word.to_string_lossy())).collect::<Vec<_>>().join(" ")
 }
 
 /// # Errors

@@ -17,15 +17,16 @@ pub struct Options {
     /// Adapters to run, in all ordered pairs (default: all that are installed and fit the device).
     #[arg(long, value_delimiter = ',', value_name = "A,B")]
     pub adapters: Vec<String>,
-    /// Ordered pairs to run, instead of all.
+    /// Ordered pairs to run, instead of all. It cannot be combined with --adapters.
     #[arg(long, value_delimiter = ',', value_name = "FROM:TO")]
     pub pairs: Vec<PairName>,
     /// Also run each adapter with every allocator that its framework documents. A single one is named like an adapter,
     /// such as torch+async.
     #[arg(long)]
     pub variants: bool,
-    /// Run every pair with one of its frameworks in another process, both ways, instead of both in one. A single pair
-    /// is named such as torch:numpy+remote.
+    /// Run every pair with one of its frameworks in another process, both ways, instead of both in one. With --pairs
+    /// these alone: numpy:torch runs as numpy:torch+remote and numpy+remote:torch. Named like this, each can also run
+    /// alone, without this option.
     #[arg(long)]
     pub across_processes: bool,
     /// Cases of each pair (default: 1000 on the cpu, 10000 on a CUDA device).
@@ -96,6 +97,14 @@ impl Options {
         let is = |name: &String| in_other_process(name).unwrap_or(name) == adapter;
         let is_in = |pair: &PairName| is(&pair.from) || is(&pair.to);
         self.adapters.iter().any(|name| name == adapter) || self.pairs.iter().any(is_in)
+    }
+
+    /// Returns whether a pair runs because `named` is among the pairs that are named: it is that pair or, across
+    /// processes, that pair with one of its frameworks in another.
+    pub fn chooses(&self, pair: &PairName, named: &PairName) -> bool {
+        let here = |name: &String| in_other_process(name).unwrap_or(name).to_owned();
+        let across = || PairName { from: here(&pair.from), to: here(&pair.to) };
+        pair == named || self.across_processes && across() == *named
     }
 
     /// Returns whether pairs run: with `--faults` they do where a device, adapters or pairs are named.

@@ -93,6 +93,7 @@ impl Job<'_> {
     /// Judges the pair.
     pub fn judge(&self, progress: &Progress) -> PairReport {
         let started = Instant::now();
+        let mut shrinking = self.patience.shrinking;
         let (from, to) = (self.pair.from.clone(), self.pair.to.clone());
         let mut report = PairReport { from, to, device: self.device.to_string(), properties: Vec::new() };
         loop {
@@ -108,7 +109,9 @@ impl Job<'_> {
                     return report;
                 }
                 Work::Died(death) => {
-                    let crashed = self.crashed(&death, progress);
+                    let died = Instant::now();
+                    let crashed = self.crashed(&death, shrinking, progress);
+                    shrinking = shrinking.saturating_sub(died.elapsed());
                     progress.property(&crashed);
                     report.properties.push(crashed);
                     if death.at.is_none() {
@@ -125,14 +128,14 @@ impl Job<'_> {
         }
     }
 
-    /// Returns the verdict on the property in which a worker died, with the smallest case.
-    fn crashed(&self, death: &Death, progress: &Progress) -> PropertyReport {
+    /// Returns the verdict on the property in which a worker died, with the smallest case that `shrinking` suffices for.
+    fn crashed(&self, death: &Death, shrinking: Duration, progress: &Progress) -> PropertyReport {
         let Death { ending, last_words, at, sides, took } = death;
         let words = if last_words.is_empty() { String::new() } else { format!("; its last words: {last_words}") };
         let Some(at) = at else {
             return failed(WORKER, 0, Verdict::Crashed, format!("outside any case, {ending}{words}"));
         };
-        let (case, note) = crash::shrink(self, *ending, at, sides.as_ref(), progress);
+        let (case, note) = crash::shrink(self, *ending, at, sides.as_ref(), shrinking, progress);
         let cases = if at.index == REPLAYED { 1 } else { at.index + 1 };
         let report = failed(&at.property, cases, Verdict::Crashed, format!("{ending}{note}{words}"));
         PropertyReport { counterexample: Some(case), millis: took.as_millis() as u64, ..report }

@@ -6,7 +6,6 @@ use super::options::PairName;
 use super::pair::Job;
 use super::protocol::Message;
 use super::watch::Watch;
-use super::{Patience, SILENCE, WHOLE};
 use crate::fault::{FaultReport, REAL_FAULTS, RealFault};
 use crate::names::{adapter_of, remote};
 use crate::processes::{FLAWS, Way};
@@ -70,7 +69,7 @@ fn judged(
     if known.iter().any(|known| known.is_none_or(|known| !host.versions.contains_key(known.name))) {
         return None;
     }
-    let patience = Patience { silence: SILENCE, whole: WHOLE };
+    let patience = super::USUAL;
     let device = planted.device;
     let job = Job { launch, pair, device, cases: CASES, seed, budget: None, patience, options };
     Some(FaultReport {

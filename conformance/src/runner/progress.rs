@@ -60,9 +60,9 @@ impl Progress {
         self.print(&property_line(&self.pair, report), is_failure);
     }
 
-    /// Prints a line where details are on.
-    pub fn detail(&self, line: &str) {
-        self.print(line, false);
+    /// Prints a line: what takes long says so.
+    pub fn note(&self, line: &str) {
+        self.print(line, true);
     }
 
     fn print(&self, line: &str, always: bool) {

@@ -2,6 +2,7 @@
 
 use super::pair::Job;
 use super::watch::Patience;
+use crate::words;
 use clap::ValueEnum;
 use std::ffi::OsString;
 use std::fs;
@@ -91,7 +92,7 @@ impl Sanitizer {
 
     /// Returns how long a worker may take, of which an ordinary one may take so long.
     pub(super) fn patience(usual: Patience) -> Patience {
-        Patience { silence: usual.silence * SLOWER, whole: usual.whole * SLOWER }
+        Patience { silence: usual.silence * SLOWER, whole: usual.whole * SLOWER, ..usual }
     }
 
     /// Returns what was found in the pair, whose worker has ended with this exit code; `None` if nothing was, as the
@@ -116,8 +117,8 @@ fn quoted(log: &Path, text: &str) -> String {
         ["Error", "Internal", "Invalid", "Uninitialized", "Barrier", "Program hit", "Race reported", "Warning"];
     let findings: Vec<_> = lines.filter(|line| starts.iter().any(|start| line.starts_with(start))).collect();
     let first = findings.iter().take(QUOTED).copied().collect::<Vec<_>>().join(" | ");
-    let (count, file) = (findings.len(), log.display());
-    format!("the sanitizer found {count} errors: {first}; all are in {file}")
+    let (found, file) = (words::counted(findings.len(), "error"), log.display());
+    format!("the sanitizer found {found}: {first}; all are in {file}")
 }
 
 #[cfg(test)]
@@ -129,7 +130,7 @@ mod tests {
         let text = "========= COMPUTE-SANITIZER\n========= Invalid __global__ read of size 4 bytes\n\
                     =========     at spin+0x50\n========= ERROR SUMMARY: 1 error\n";
         let told = quoted(Path::new("memcheck.log"), text);
-        let want = "the sanitizer found 1 errors: Invalid __global__ read of size 4 bytes; all are in memcheck.log";
+        let want = "the sanitizer found 1 error: Invalid __global__ read of size 4 bytes; all are in memcheck.log";
         assert_eq!(told, want);
     }
 }

@@ -48,6 +48,10 @@ impl Folder {
     }
 
     fn judge_pair(&self, pair: &str, script: &str) -> PairReport {
+        self.judge_for(pair, script, Duration::from_secs(60))
+    }
+
+    fn judge_for(&self, pair: &str, script: &str, shrinking: Duration) -> PairReport {
         let (launch, options) = (self.launch(script), self.options(""));
         let job = Job {
             launch: &launch,
@@ -56,7 +60,7 @@ impl Folder {
             cases: 100,
             seed: SEED,
             budget: None,
-            patience: Patience { silence: Duration::from_millis(1500), whole: Duration::from_secs(60) },
+            patience: Patience { silence: Duration::from_millis(1500), whole: Duration::from_secs(60), shrinking },
             options: &options,
         };
         job.judge(&Progress::new(job.pair, job.cases, Display::default()))
@@ -178,6 +182,19 @@ fn a_case_that_is_harmless_alone_is_kept_as_it_was() {
 }
 
 #[test]
+fn shrinking_after_a_death_ends_in_time() {
+    let folder = Folder::new("in-time");
+    // Each smaller case dies, too, and takes its time.
+    let slow = |deed: &str| folder.judge_for("torch:numpy", &dying(deed), Duration::from_secs(3));
+    let started = Instant::now();
+    let crashed = verdict(&slow("case \"$*\" in *--replay*) sleep 0.4 ;; esac; kill -ABRT $$"), DYING);
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+    assert!(crashed.reason.unwrap().contains(" time "));
+    let slower = verdict(&slow("case \"$*\" in *--replay*) exec sleep 60 ;; esac; kill -ABRT $$"), DYING);
+    assert_eq!(slower.counterexample, Some(dying_case()));
+}
+
+#[test]
 fn a_worker_that_hangs_is_killed() {
     let report = Folder::new("hang").judge(&dying("exec sleep 600"));
     let crashed = verdict(&report, DYING);
@@ -235,10 +252,51 @@ fn a_failure_is_kept_for_the_next_run() {
 }
 
 #[test]
-fn commands_in_reports_name_no_folder_above_the_current_one() {
-    let script = std::env::current_dir().unwrap().join("bundle/conformance.py");
-    let launch = ["/usr/bin/python3".into(), script.into_os_string()];
-    assert_eq!(super::command(&launch), "python3 bundle/conformance.py");
+fn commands_in_reports_work_as_they_are_printed() {
+    let script = std::env::current_dir().unwrap().join("my bundle/conformance.py");
+    let launch = ["/venv/bin/python3".into(), script.clone().into_os_string()];
+    assert_eq!(super::command(&launch), format!("/venv/bin/python3 '{}'", script.display()));
+    let read = |line: &str| Options::read(&line.split(' ').map(String::from).collect::<Vec<_>>()).unwrap();
+    let folder = format!("target/reports-of-a-test-{}", std::process::id());
+    let kept = std::env::current_dir().unwrap().join(&folder).join("regressions");
+    assert_eq!(prepare(&read(&format!("--report {folder}"))), Ok(kept));
+    let as_typed = prepare(&read(&format!("--report {folder} --command suite")));
+    fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(as_typed, Ok(Path::new(&folder).join("regressions")));
+}
+
+#[test]
+fn what_would_lose_the_results_is_found_before_anything_runs() {
+    let folder = Folder::new("unwritable");
+    let ran = folder.0.join("ran");
+    let script = format!("touch '{}'\n{}", ran.display(), passing());
+    fs::write(folder.0.join("report"), "a file").unwrap();
+    assert_eq!(folder.run("--pairs torch:numpy", &script).0, USAGE);
+    let error = prepare(&folder.options("")).unwrap_err();
+    assert!(error.contains("/report (") && error.ends_with("name another folder with --report"), "{error}");
+
+    fs::remove_file(folder.0.join("report")).unwrap();
+    fs::create_dir_all(folder.0.join("report/regressions")).unwrap();
+    fs::write(folder.0.join("report/regressions/old.json"), "{").unwrap();
+    assert_eq!(folder.run("--pairs torch:numpy", &script).0, USAGE);
+    assert!(prepare(&folder.options("")).unwrap_err().contains("regressions/old.json: "));
+    assert!(!ran.exists());
+}
+
+#[test]
+fn a_pair_that_is_named_and_cannot_run_says_why() {
+    let why = |line: &str| {
+        let folder = Folder::new("obstacle");
+        let versions = ["torch", "numpy", "pyarrow"].map(|name| (name.to_owned(), "1.0".to_owned())).into();
+        let host = Host { versions, ..Host::default() };
+        let around = Surroundings { launch: vec!["false".into()], fixtures: folder.0.clone(), host, github: None };
+        Suite::new(&folder.options(line), &around).map(|suite| suite.pairs.len())
+    };
+    assert_eq!(why("--across-processes --pairs torch:numpy"), Ok(2));
+    let of = |line: &str| why(line).unwrap_err();
+    assert!(of("--across-processes --pairs pyarrow:torch").starts_with("pyarrow:torch cannot run: a library that"));
+    assert!(of("--pairs numpy:torch,numpy+remote:torch+remote").contains("not both"));
+    assert!(of("--adapters torch --pairs numpy:torch").contains("leave one of them out"));
 }
 
 #[test]
@@ -311,7 +369,9 @@ fn an_expected_failure_passes_and_a_stale_expectation_does_not() {
 #[test]
 fn a_run_that_cannot_begin_is_bad_usage() {
     let folder = Folder::new("usage");
-    for line in ["--device cuda", "--device cpu --adapters cupy", "--adapters mxnet", "--replay /nowhere.json"] {
+    let mut lines = vec!["--device cuda", "--device cpu --adapters cupy", "--adapters mxnet", "--replay /nowhere.json"];
+    lines.push("--adapters torch,numpy --pairs torch:numpy");
+    for line in lines {
         assert_eq!(folder.run(line, &passing()), (USAGE, None), "{line}");
     }
 }
@@ -323,6 +383,17 @@ fn the_fixtures_are_in_order() {
     assert_eq!(expect::stale(&expectations, &adapters::names(), &[]), Vec::<String>::new());
     for regression in Regression::read_all(&fixtures.join("regressions")).unwrap() {
         assert!(property(&regression.property).is_some(), "{regression:?}");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_case_is_named() {
+    let folder = Folder::new("no-case");
+    let binary = folder.0.join("binary.json");
+    fs::write(&binary, [0xff, 0xfe, 0]).unwrap();
+    for file in [folder.0.join("nofile.json"), folder.0.clone(), binary] {
+        let error = Regression::read(&file).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{}: ", file.display())), "{error}");
     }
 }
 

@@ -70,6 +70,8 @@ pub struct Patience {
     pub silence: Duration,
     /// In all.
     pub whole: Duration,
+    /// For shrinking the cases in which workers of a pair died, in all.
+    pub shrinking: Duration,
 }
 
 /// A worker. Dropping it kills the worker.

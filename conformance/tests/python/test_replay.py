@@ -35,6 +35,29 @@ def messages(*options: str) -> list[dict[str, Any]]:
     return lines
 
 
+def refused(*options: str) -> str:
+    """Runs the suite with options that it refuses, and returns why."""
+    run = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 2 and run.stdout == "", run.stdout + run.stderr
+    return run.stderr
+
+
+def test_a_file_that_is_no_case_is_named(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.json"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for file in (tmp_path / "nofile.json", tmp_path, binary):
+        assert refused("--device", "cpu", "--replay", str(file)).startswith(f"error: the case cannot be read: {file}: ")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, Path("/proc/reports")):
+        reason = refused("--device", "cpu", "--pairs", "numpy:numpy", "--report", str(folder))
+        assert reason.startswith(f"error: reports cannot be written to {folder} ("), reason
+        assert reason.endswith("name another folder with --report\n"), reason
+
+
 @pytest.mark.parametrize("name", [adapter["name"] for adapter in host.adapters()])
 def test_a_kept_case_is_replayed(name: str, tmp_path: Path) -> None:
     about = host.describe()

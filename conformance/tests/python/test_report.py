@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, str(SCRIPT), *line], capture_output=True, text=True, timeout=300, env={**os.environ, **github}
     )
     assert run.returncode == 1, run.stdout + run.stderr
-    assert re.search(r"^::error title=numpy → numpy%3A values::a regression is back: ", run.stdout, re.MULTILINE)
+    assert re.search(r"^::error title=numpy → numpy%3A values::a kept case fails again: ", run.stdout, re.MULTILINE)
     assert summary.read_text(encoding="utf-8").startswith("# Conformance on cpu\n")
     return folder / "report.html"
 
@@ -82,6 +83,17 @@ def test_the_page_is_well_formed_and_complete(page: Path) -> None:
         assert not re.search(r"Some\(|ZeroCopy|InPlace|CopyNeeded", written), name
 
 
+def test_the_command_of_a_failure_works_as_it_is_printed(page: Path, tmp_path: Path) -> None:
+    text = (page.parent / "report.md").read_text(encoding="utf-8")
+    [command] = re.findall(r"^```sh\n(.*)\n```$", text, re.MULTILINE)
+    assert shlex.split(command)[:2] == [sys.executable, str(SCRIPT)]
+    # Neither the folder nor the search path of the run is known to a reader.
+    bare = {name: value for name, value in os.environ.items() if name != "PATH"}
+    shell = ["/bin/sh", "-c", command]
+    run = subprocess.run(shell, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=bare)
+    assert run.returncode == 1 and "numpy:numpy, values: FAILED: " in run.stdout, run.stdout + run.stderr
+
+
 def look(page: Path, script: str, *options: str) -> str:
     """Opens the page in a browser, and returns what ``script`` finds there."""
     browser = next((found for found in map(shutil.which, BROWSERS) if found), None)
@@ -115,3 +127,10 @@ def test_the_page_fits_a_phone_and_is_dark_where_that_is_preferred(page: Path) -
     fits = "(document.body.style.width = '360px', document.querySelector('main').scrollWidth <= 360)"
     assert look(page, f"[{fits}, {COLOUR}].join(';')") == "true;rgb(251, 251, 250)"
     assert look(page, COLOUR, "--blink-settings=preferredColorScheme=0") == "rgb(21, 23, 26)"
+
+
+def test_a_wide_matrix_has_the_width_of_the_window(page: Path) -> None:
+    grown = "document.querySelectorAll('.matrix th').forEach((cell) => { cell.style.minWidth = '150px'; })"
+    width = "document.querySelector('.full').getBoundingClientRect().width"
+    script = f"({grown}, [{width} > 1600, {width} <= innerWidth, document.documentElement.scrollWidth <= innerWidth])"
+    assert look(page, f"{script}.join()", "--window-size=1800,900") == "true,true,true"

@@ -53,7 +53,7 @@ def test_a_pair_of_which_nothing_is_found_passes(tmp_path: Path) -> None:
 def test_what_is_found_fails_the_pair_and_is_quoted(tmp_path: Path) -> None:
     ended = run(tmp_path, FOUND)
     assert ended.returncode == 1, ended
-    assert "the sanitizer found 1 errors: Invalid __global__ read of size 4 bytes; all are in" in ended.stdout
+    assert "the sanitizer found 1 error: Invalid __global__ read of size 4 bytes; all are in" in ended.stdout
 
 
 def test_a_sanitizer_that_has_seen_nothing_is_not_taken_for_a_clean_run(tmp_path: Path) -> None:
