@@ -12,7 +12,7 @@ build)
     ;;
 run)
     # Names an option where its variable has a value.
-    options=(--device "${DEVICE:-auto}" --report "${REPORT:-conformance-report}")
+    options=(--device "${DEVICE:-auto}" --report "${REPORT:-conformance-report}" --command "cargo xtask conformance")
     [ -z "${ADAPTERS:-}" ] || options+=(--adapters "$ADAPTERS")
     [ -z "${PAIRS:-}" ] || options+=(--pairs "$PAIRS")
     [ -z "${CASES:-}" ] || options+=(--cases "$CASES")

@@ -1,8 +1,11 @@
 //! The parts of a name in options and reports: an adapter, and after a mark its variant, or that it is in
-//! another process.
+//! another process; and the name of what is no property.
 
 /// Stands between the name of an adapter and that of a variant.
 pub(crate) const MARK: char = '+';
+
+/// The entry of a report for a pair that no worker could judge.
+pub(crate) const WORKER: &str = "worker";
 
 /// Returns the adapter's name, without that of a variant.
 pub(crate) fn adapter_of(name: &str) -> &str {

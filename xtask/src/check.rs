@@ -204,7 +204,6 @@ fn rust_tests(python: &Path, tensorflow1: Option<&Path>) -> Vec<Step> {
             rust(&[&["test", "--quiet"], &HOST]).map(|step| with_onnxruntime(step, python)),
         ),
         ("cargo test, an adapter from outside", { rust(&[&["test", "--quiet"], &OUTSIDE]) }),
-        ("new adapters", itself(&["try-new-adapter".as_ref()])),
         ("cargo test, without Python", with_tensorflow1(rust(&[&["test", "--quiet"], &C_INTERFACE]))),
         ("cargo doc", {
             let doc = rust(&[&["doc", "--workspace", "--all-features", "--no-deps", "--quiet"]]);

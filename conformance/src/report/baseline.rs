@@ -1,7 +1,7 @@
 //! What has changed since an earlier run.
 
 use super::Report;
-use crate::runner::WORKER;
+use crate::names::WORKER;
 use crate::{PairReport, PropertyReport, Verdict, words};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};

@@ -18,7 +18,6 @@ mod worker;
 
 pub use adapters::{Known, Library, NUMPY_INTERFACE, TORCH_CAPSULES, known};
 pub use options::{Choice, Options, PairName};
-pub(crate) use pair::WORKER;
 pub use peers::{PEERS, Peer};
 pub use protocol::Message;
 pub use sanitizer::Sanitizer;

@@ -7,13 +7,11 @@ use super::protocol::Message;
 use super::sanitizer::Sanitizer;
 use super::variants::environment;
 use super::watch::{Ending, Patience, Watch};
+use crate::names::WORKER;
 use crate::{Case, PROPERTIES, PairReport, PropertyReport, REPLAYED, Sides, Verdict};
 use bridge_core::Device;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
-
-/// The entry of a report for a pair that no worker could judge.
-pub const WORKER: &str = "worker";
 
 /// What is to be judged, and by which program.
 pub struct Job<'a> {

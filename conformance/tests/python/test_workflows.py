@@ -138,9 +138,7 @@ def test_the_action_is_green_where_all_is_well(tmp_path: Path) -> None:
         ({"baseline": "none.json", "device": "cpu"}, "none.json"),
     ],
 )
-def test_a_run_that_cannot_begin_says_so_where_people_look(
-    tmp_path: Path, inputs: dict[str, str], reason: str
-) -> None:
+def test_a_run_that_cannot_begin_says_so_where_people_look(tmp_path: Path, inputs: dict[str, str], reason: str) -> None:
     run = run_action(tmp_path, **inputs)
     assert run.returncode == 2
     assert re.search(f"^::error title=conformance::the suite ended with 2: .*{reason}", run.stdout, re.MULTILINE)
