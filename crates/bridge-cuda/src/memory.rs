@@ -227,6 +227,12 @@ mod tests {
         Devices::new(Fake::default(), 2)
     }
 
+    #[test]
+    fn a_mark_has_the_number_that_it_was_given() {
+        let mark = Mark::new(7);
+        assert_eq!(mark.number(), 7);
+    }
+
     fn copy(link: &dyn Link, from: Device, to: Device) -> Result<()> {
         // SAFETY: the fake driver copies nothing.
         unsafe { link.copy((from, 0x10), (to, 0x20), 8, A) }

@@ -128,6 +128,7 @@ mod tests {
     use crate::driver::{Context, Event};
     use crate::fake::{Call, Counted, Fake, eventually};
     use bridge_core::{DeviceKind, ErrorKind};
+    use std::collections::BTreeSet;
     use std::sync::atomic::Ordering::SeqCst;
 
     // SAFETY: no driver sees this stream.
@@ -279,6 +280,24 @@ mod tests {
             calls.iter().filter_map(|call| if let Call::Push(context) = call { Some(context.0) } else { None });
         assert_eq!(pushed.collect::<Vec<_>>(), [1001, 1000, 1001]);
         assert_eq!(fake(&cuda).live_events(), 2);
+    }
+
+    #[test]
+    fn streams_of_one_device_are_ordered_in_its_context_and_those_of_two_in_both() {
+        let one = cuda();
+        one.order_across((GPU, A), (GPU, B)).unwrap();
+        let alone = fake(&one).take_calls();
+        one.order(GPU, A, B).unwrap();
+        assert_eq!(fake(&one).ordered(), [(A, B), (A, B)]);
+        let contexts = |calls: Vec<Call>| {
+            let pushed = |call| if let Call::Push(context) = call { Some(context.0) } else { None };
+            calls.into_iter().filter_map(pushed).collect::<BTreeSet<_>>()
+        };
+        let two = cuda();
+        two.order_across((GPU, A), (Device::cuda(1), B)).unwrap();
+        assert_eq!(contexts(alone), [1000].into());
+        assert_eq!(contexts(fake(&two).take_calls()), [1000, 1001].into());
+        assert_eq!(fake(&two).ordered(), [(A, B)]);
     }
 
     #[test]

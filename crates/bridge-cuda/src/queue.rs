@@ -67,3 +67,25 @@ impl<W> Queue<W> {
         self.changed.notify_one();
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::fake::eventually;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_closed_queue_ends_its_thread_after_the_work() {
+        let queue = Arc::new(Queue::<Vec<i32>>::default());
+        let other = Arc::clone(&queue);
+        let thread = std::thread::spawn(move || {
+            let take = || other.wait(Vec::is_empty, mem::take);
+            std::iter::from_fn(take).flatten().collect::<Vec<_>>()
+        });
+        queue.add(|| true, |work, _| work.push(1));
+        eventually("the thread waits", || queue.with(|work| work.is_empty()) && queue.lock().sleeps);
+        queue.close();
+        eventually("the thread has ended", || thread.is_finished());
+        assert_eq!(thread.join().unwrap(), [1]);
+    }
+}

@@ -40,7 +40,7 @@ impl Bytes<'_> {
     ///
     /// # Errors
     ///
-    /// Those of the driver. The bytes of the host are then undefined.
+    /// Those of the driver, and that of a [`Tick`](super::Tick). The bytes of the host are then undefined.
     ///
     /// # Safety
     ///
@@ -68,7 +68,7 @@ impl Bytes<'_> {
     ///
     /// # Errors
     ///
-    /// Those of the driver. The bytes of the device are then undefined.
+    /// Those of the driver, and that of a [`Tick`](super::Tick). The bytes of the device are then undefined.
     ///
     /// # Safety
     ///
@@ -81,7 +81,9 @@ impl Bytes<'_> {
         }
         let pieces = Pieces::of(&self.cuts.up, Short::First, (self.host, self.nbytes), at_most());
         // SAFETY: the caller's promises.
-        in_threads(&pieces, |_| Ok(()), || unsafe { self.write(&pieces) })
+        let moved = in_threads(&pieces, |_| Ok(()), || unsafe { self.write(&pieces) });
+        // The caller drops the target of a move that was ended, also where its memory is reused on another stream.
+        moved.inspect_err(|_| drop(self.wait_for_stream()))
     }
 
     /// Makes one copy, from or to pinned memory, and waits for it.

@@ -422,6 +422,24 @@ fn a_move_tells_how_far_it_is_and_what_hears_it_may_end_it() {
 }
 
 #[test]
+fn a_move_that_is_ended_leaves_no_work_on_its_target() {
+    let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
+    let (source, mut target) = (numbers(3 * PIECE, 1), vec![0u8; 3 * PIECE]);
+    let layout = bytes(source.len());
+    let view = |device, data| Strided { device, data, layout: &layout };
+    let (from, to) = (source.as_ptr().expose_provenance(), target.as_mut_ptr().expose_provenance());
+    let stop: Tick = Rc::new(|_| Err(Error::new(ErrorKind::Framework, "enough")));
+    // On one thread, which is told of its pieces.
+    let cuts = Cuts { up: Cut { threads: 1, ..CUTS.up }, ..CUTS };
+    let moves = Moves { cuts: &cuts, ..moves(&sim, &pool) };
+    // SAFETY: both are vectors of that length.
+    let ended = ticking(stop, || unsafe { moves.copy(view(Device::CPU, from), view(GPU, to), 0, STREAM) });
+    let left = sim.state().queue.len();
+    sim.finish();
+    assert!(ended.is_err() && left == 0, "{left} pieces");
+}
+
+#[test]
 fn a_move_that_stops_half_way_says_so() {
     let (sim, pool) = (Sim::default(), Pool::new(&CUTS));
     sim.state().left = Some(8);
