@@ -69,6 +69,7 @@ pub(crate) fn copy<'py>(
     let fill = |call: Option<&trace::Call>| {
         if let Some(pairs) = Pairs::of(src, out)? {
             pairs.check(cross::check)?;
+            progress::expect(|| pairs.to_move());
             return cross::copy_all(call, &pairs.each(), None).map_err(|misfit| pairs.error(misfit));
         }
         let (from, to) = sides(src, out)?;

@@ -61,10 +61,10 @@ pub(crate) fn convert<'py>(x: &PyTensor<'py>, to: Framework, keywords: Keywords<
     })
 }
 
-/// Returns the bytes of the tensors that go to another kind of device.
+/// Returns the bytes of the tensors that go to another device.
 fn to_move<'py>(leaves: &[Leaf<'py>], to: Option<Device>) -> usize {
     let nbytes = |(from, tensor): &Leaf<'py>| {
-        let there = from.borrow(tensor).ok().filter(|there| to.is_some_and(|to| to.kind != there.device().kind));
+        let there = from.borrow(tensor).ok().filter(|there| to.is_some_and(|to| progress::moves(there.device(), to)));
         there.map_or(0, |there| there.layout().nbytes())
     };
     leaves.iter().map(nbytes).sum()

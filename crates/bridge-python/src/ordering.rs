@@ -27,9 +27,14 @@ unsafe impl Copies for Releasing {
         // SAFETY: the caller's promises.
         let copy = || unsafe { Copier.copy(from, to, flips, stream) };
         let (reads_host, writes_host) = (from.device.kind == DeviceKind::CPU, to.device.kind == DeviceKind::CPU);
-        let copy = || match stream.is_some() && from.device != to.device {
-            true => progress::moved(from.layout.nbytes(), copy),
-            false => copy(),
+        let copy = || match stream {
+            Some(stream) if progress::moves(from.device, to.device) => {
+                let moved = progress::moved(from.layout.nbytes(), copy);
+                let device = if from.device.kind == DeviceKind::CUDA { from.device } else { to.device };
+                // The caller drops the target, also where its memory is reused on another stream.
+                moved.inspect_err(|_| drop(ordering().synchronize(device, stream)))
+            }
+            _ => copy(),
         };
         let waits = writes_host && stream.is_some();
         if waits || ((reads_host || writes_host) && from.layout.nbytes() >= LONG) {

@@ -3,6 +3,7 @@
 use crate::containers::{Kind, Step};
 use crate::errors::argument;
 use crate::frameworks::{AnyAdapter, adapter_of, not_a_capsule, seen, source};
+use crate::progress;
 use crate::trees::{DEEPEST, Tree, is_plain, raised};
 use bridge_core::{Error, ErrorKind, Misfit, Pair, Result};
 use bridge_pyo3::{PyTensor, type_name};
@@ -96,6 +97,15 @@ impl<'py> Pairs<'py> {
     pub(crate) fn each(&self) -> Vec<Pair<'_, PyTensor<'py>, PyTensor<'py>>> {
         let leaves = self.leaves.iter();
         leaves.map(|Leaf { from, tensor, to, out, .. }| Pair { from, tensor, to, out }).collect()
+    }
+
+    /// Returns the bytes that go to another device.
+    pub(crate) fn to_move(&self) -> usize {
+        let nbytes = |leaf: &Leaf<'py>| {
+            let (from, to) = (leaf.from.borrow(&leaf.tensor).ok()?, leaf.to.borrow(&leaf.out).ok()?);
+            progress::moves(from.device(), to.device()).then(|| to.layout().nbytes())
+        };
+        self.leaves.iter().filter_map(nbytes).sum()
     }
 
     /// Returns every source with its target.

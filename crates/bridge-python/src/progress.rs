@@ -1,6 +1,6 @@
 //! The keyword `progress` of calls that move tensors. `truebridge._progress` makes words of what is measured here.
 
-use bridge_core::Result;
+use bridge_core::{Device, DeviceKind, Result};
 use bridge_pyo3::{PyTensor, framework_error};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -60,6 +60,8 @@ impl Moves {
             return Ok(());
         }
         self.told.set(Instant::now());
+        // Moves that the caller's function makes are not of this call.
+        let _around = Around::enter(None);
         Python::attach(|py| {
             let tell = || -> PyResult<()> {
                 if self.shown.get().is_none() {
@@ -73,6 +75,21 @@ impl Moves {
                 framework_error(py, "progress", raised)
             })
         })
+    }
+}
+
+/// The moves that this thread was in before.
+struct Around(Option<Rc<Moves>>);
+
+impl Around {
+    fn enter(moves: Option<Rc<Moves>>) -> Self {
+        Self(MOVES.replace(moves))
+    }
+}
+
+impl Drop for Around {
+    fn drop(&mut self) {
+        MOVES.replace(self.0.take());
     }
 }
 
@@ -106,6 +123,12 @@ pub(crate) fn moved(nbytes: usize, copy: impl FnOnce() -> Result<()>) -> Result<
     moves.tell(before + nbytes, true)
 }
 
+/// Returns whether elements move where they go from one of these devices to the other. There is one host.
+pub(crate) fn moves(from: Device, to: Device) -> bool {
+    let on_device = [from, to].iter().any(|side| side.kind == DeviceKind::CUDA);
+    on_device && from != to
+}
+
 /// Says how many bytes this call is going to move. Where nobody asks, they are not counted.
 pub(crate) fn expect(nbytes: impl FnOnce() -> usize) {
     if let Some(moves) = MOVES.with_borrow(Option::clone) {
@@ -123,17 +146,10 @@ pub(crate) fn shown<R>(
     progress: Option<&PyTensor<'_>>,
     body: impl FnOnce() -> PyResult<R>,
 ) -> PyResult<R> {
-    /// The moves of the call around this one.
-    struct Around(Option<Rc<Moves>>);
-    impl Drop for Around {
-        fn drop(&mut self) {
-            MOVES.replace(self.0.take());
-        }
-    }
     let Some(progress) = progress else { return body() };
     let moves = Rc::new(Moves::new(0));
     moves.show(py, Some(progress))?;
-    let around = Around(MOVES.replace(Some(Rc::clone(&moves))));
+    let around = Around::enter(Some(Rc::clone(&moves)));
     let done = body();
     drop(around);
     moves.raised.take().map_or(done, Err)

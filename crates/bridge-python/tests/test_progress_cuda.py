@@ -71,6 +71,36 @@ def test_a_tree_has_one_total() -> None:
     assert (moved["b"][0].cpu().numpy() == parts["b"][0]).all()
 
 
+def test_a_copied_tree_has_one_total_and_tensors_in_place_are_not_of_it() -> None:
+    source = {"a": HOST[: 1 << 28], "b": torch.ones(8, device="cuda")}
+    target = {"a": torch.zeros(1 << 28, dtype=torch.int32, device="cuda"), "b": torch.zeros(8, device="cuda")}
+    told: list[tuple[float, float]] = []
+    tb.copy(source, out=target, progress=lambda done, total: told.append((done, total)))
+    assert {total for _, total in told} == {1 << 30} and told[-1][0] == 1 << 30
+    assert (target["a"].cpu().numpy() == source["a"]).all() and target["b"].sum() == 8
+
+
+def test_the_function_may_move_tensors_itself() -> None:
+    told: list[tuple[float, float]] = []
+
+    def tell(done: float, total: float) -> None:
+        told.append((done, total))
+        assert tb.to_torch(HOST[: 1 << 25], device="cuda")[-1] == (1 << 25) - 1
+
+    assert (up(tell) == HOST).all()
+    assert {total for _, total in told} == {MANY} and told == sorted(told)
+
+
+def test_an_exception_at_the_end_of_a_move_ends_the_call() -> None:
+    def stop(done: float, total: float) -> None:
+        if done == total:
+            raise StopIteration
+
+    for move in (down, up, into):
+        with pytest.raises(StopIteration):
+            move(stop)
+
+
 def test_memory_that_is_pinned_is_one_step() -> None:
     told: list[tuple[float, float]] = []
     pinned = torch.ones(1 << 24).pin_memory()

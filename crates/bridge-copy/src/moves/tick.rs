@@ -16,22 +16,25 @@ thread_local! {
 ///
 /// A move between pinned memory and a device, and one between two devices, is one copy by the driver: without pieces.
 pub fn ticking<R>(tick: Tick, body: impl FnOnce() -> R) -> R {
-    /// The tick of the body around this one.
-    struct Around(Option<Tick>);
-    impl Drop for Around {
+    with(Some(tick), body)
+}
+
+/// Tells whoever asked on this thread. Moves that are made meanwhile are not of those that it asked for.
+pub(super) fn tick(done: usize) -> Result<()> {
+    match TICK.with_borrow(Option::clone) {
+        Some(tick) => with(None, || tick(done)),
+        None => Ok(()),
+    }
+}
+
+fn with<R>(tick: Option<Tick>, body: impl FnOnce() -> R) -> R {
+    /// The tick before.
+    struct Before(Option<Tick>);
+    impl Drop for Before {
         fn drop(&mut self) {
             TICK.replace(self.0.take());
         }
     }
-    let _around = Around(TICK.replace(Some(tick)));
+    let _before = Before(TICK.replace(tick));
     body()
-}
-
-/// Tells whoever asked on this thread.
-pub(super) fn tick(done: usize) -> Result<()> {
-    // The function may itself ask for something else meanwhile.
-    match TICK.with_borrow(Option::clone) {
-        Some(tick) => tick(done),
-        None => Ok(()),
-    }
 }
