@@ -4,7 +4,8 @@ use bridge_core::{Device, DeviceKind, Result};
 use bridge_pyo3::{PyTensor, framework_error};
 use pyo3::intern;
 use pyo3::prelude::*;
-use std::cell::{Cell, OnceCell, RefCell};
+use pyo3::types::PyBool;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -24,8 +25,10 @@ thread_local! {
 
 /// The moves of one call.
 struct Moves {
+    /// Whether nothing is to be shown.
+    is_silent: bool,
     /// `truebridge._progress.metered`, called for them, and its meter. By default there is none before [`PATIENCE`].
-    shown: OnceCell<(Py<PyAny>, Py<PyAny>)>,
+    shown: RefCell<Option<(Py<PyAny>, Py<PyAny>)>>,
     /// What the caller's function raised.
     raised: Cell<Option<PyErr>>,
     /// When they began, and when they were last looked at.
@@ -37,26 +40,43 @@ struct Moves {
 }
 
 impl Moves {
-    /// `total` bytes, as far as is known before they begin.
-    fn new(total: usize) -> Self {
-        let (shown, raised, begun) = (OnceCell::new(), Cell::new(None), Instant::now());
-        Self { shown, raised, begun, told: Cell::new(begun), done: Cell::new(0), total: Cell::new(total) }
+    fn new(is_silent: bool) -> Self {
+        let begun = Instant::now();
+        Self {
+            is_silent,
+            shown: RefCell::new(None),
+            raised: Cell::new(None),
+            begun,
+            told: Cell::new(begun),
+            done: Cell::new(0),
+            total: Cell::new(0),
+        }
     }
 
-    fn show(&self, py: Python<'_>, progress: Option<&PyTensor<'_>>) -> PyResult<()> {
+    /// Begins to show them. Returns the meter.
+    fn show(&self, py: Python<'_>, progress: Option<&PyTensor<'_>>) -> PyResult<Py<PyAny>> {
         let ago = self.begun.elapsed().as_secs_f64();
         let module = py.import(intern!(py, "truebridge._progress"))?;
         let metered = module.call_method1(intern!(py, "of_moves"), (progress, ago))?;
-        let meter = metered.call_method0(intern!(py, "__enter__"))?;
-        let _ = self.shown.set((metered.unbind(), meter.unbind()));
-        Ok(())
+        let meter = metered.call_method0(intern!(py, "__enter__"))?.unbind();
+        self.shown.replace(Some((metered.unbind(), meter.clone_ref(py))));
+        Ok(meter)
+    }
+
+    /// Ends what shows them. Python's code may be interrupted there as anywhere.
+    fn close(&self) -> PyResult<()> {
+        let Some((metered, _)) = self.shown.take() else { return Ok(()) };
+        Python::attach(|py| {
+            let none = py.None();
+            metered.call_method1(py, intern!(py, "__exit__"), (&none, &none, &none)).map(drop)
+        })
     }
 
     /// Tells how far they are, unless that was just done. `is_last` is for the end of a move.
     fn tell(&self, done: usize, is_last: bool) -> Result<()> {
-        let is_hidden = self.shown.get().is_none() && (is_last || self.begun.elapsed() < PATIENCE);
+        let is_hidden = self.shown.borrow().is_none() && (is_last || self.begun.elapsed() < PATIENCE);
         let is_early = self.told.get().elapsed() < PERIOD && done < self.total.get();
-        if is_hidden || is_early {
+        if self.is_silent || is_hidden || is_early {
             return Ok(());
         }
         self.told.set(Instant::now());
@@ -64,10 +84,8 @@ impl Moves {
         let _around = Around::enter(None);
         Python::attach(|py| {
             let tell = || -> PyResult<()> {
-                if self.shown.get().is_none() {
-                    self.show(py, None)?;
-                }
-                let (_, meter) = self.shown.get().expect("it is shown");
+                let meter = self.shown.borrow().as_ref().map(|(_, meter)| meter.clone_ref(py));
+                let meter = meter.map_or_else(|| self.show(py, None), Ok)?;
                 meter.call_method1(py, intern!(py, "tell"), (done, self.total.get())).map(drop)
             };
             tell().map_err(|raised| {
@@ -93,31 +111,28 @@ impl Drop for Around {
     }
 }
 
-impl Drop for Moves {
-    fn drop(&mut self) {
-        let Some((metered, _)) = self.shown.take() else { return };
-        Python::attach(|py| {
-            let none = py.None();
-            // What shows them does not fail.
-            let _ = metered.call_method1(py, intern!(py, "__exit__"), (&none, &none, &none));
-        });
-    }
-}
-
 /// Makes a move of `nbytes` bytes by `copy`, and tells how far it is.
 ///
 /// # Errors
 ///
-/// That of the copy, or of the caller's function, which ends it.
+/// That of the copy, or what Python raised meanwhile, such as the caller's function. The move is then ended.
 pub(crate) fn moved(nbytes: usize, copy: impl FnOnce() -> Result<()>) -> Result<()> {
-    let moves = match MOVES.with_borrow(Option::clone) {
-        Some(moves) => moves,
-        None if nbytes >= LONG => Rc::new(Moves::new(nbytes)),
-        None => return copy(),
-    };
+    if let Some(moves) = MOVES.with_borrow(Option::clone) {
+        return moved_among(&moves, nbytes, copy);
+    }
+    if nbytes < LONG {
+        return copy();
+    }
+    let moves = Rc::new(Moves::new(false));
+    let moved = moved_among(&moves, nbytes, copy);
+    let closed = moves.close().map_err(|raised| Python::attach(|py| framework_error(py, "progress", raised)));
+    closed.and(moved)
+}
+
+fn moved_among(moves: &Rc<Moves>, nbytes: usize, copy: impl FnOnce() -> Result<()>) -> Result<()> {
     let before = moves.done.get();
     moves.total.set(moves.total.get().max(before + nbytes));
-    let told = Rc::clone(&moves);
+    let told = Rc::clone(moves);
     bridge_copy::ticking(Rc::new(move |done| told.tell(before + done.min(nbytes - 1), false)), copy)?;
     moves.done.set(before + nbytes);
     moves.tell(before + nbytes, true)
@@ -147,10 +162,14 @@ pub(crate) fn shown<R>(
     body: impl FnOnce() -> PyResult<R>,
 ) -> PyResult<R> {
     let Some(progress) = progress else { return body() };
-    let moves = Rc::new(Moves::new(0));
-    moves.show(py, Some(progress))?;
+    let is_silent = progress.cast::<PyBool>().is_ok_and(|shown| !shown.is_true());
+    let moves = Rc::new(Moves::new(is_silent));
+    if !is_silent {
+        moves.show(py, Some(progress))?;
+    }
     let around = Around::enter(Some(Rc::clone(&moves)));
     let done = body();
     drop(around);
-    moves.raised.take().map_or(done, Err)
+    let closed = moves.close();
+    moves.raised.take().map_or(closed, Err).and(done)
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,20 @@ def test_what_stays_on_the_host_is_not_counted(told: Any) -> None:
     assert tb.copy(ONES, out=np.zeros_like(ONES), progress=tell).all()
     assert tb.convert_numpy_to_pytorch(ONES, progress=tell).sum() == 1 << 16
     assert steps == []
+
+
+def test_an_interrupt_at_the_end_of_the_line_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def interrupted(progress: Any, ago: float) -> Iterator[_progress.Meter]:
+        yield _progress.Meter(None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_progress, "of_moves", interrupted)
+    for call in (lambda: tb.to_torch(ONES, progress=True), lambda: tb.copy(ONES, out=ONES, progress=True)):
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    # It is not even asked.
+    assert tb.to_torch(ONES, progress=False).sum() == 1 << 16
 
 
 def test_bench_hears_how_far_its_process_is(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
