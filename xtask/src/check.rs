@@ -104,22 +104,21 @@ enum Outcome {
 /// tests need.
 pub fn all() -> Result<ExitCode> {
     let python = venv::MAIN.made()?;
-    let mut outcomes = outcomes([rust_lints(&python), python_lints(&python)]);
+    let lints = run_all([rust_lints(&python), python_lints(&python)]);
     let python = venv::MAIN.ready()?;
     let tensorflow1 = tensorflow1::folder_if_any(&python);
     let tests = [rust_tests(&python, tensorflow1.as_deref()), python_tests(&python, tensorflow1.as_deref())];
-    outcomes.extend(self::outcomes(tests));
-    Ok(conclude(&outcomes))
+    Ok(conclude(&[lints, run_all(tests)].concat()))
 }
 
 /// Runs every step of every lane, also after one has failed, and prints what came of them.
 pub fn run_lanes<const N: usize>(lanes: [Vec<Step>; N]) -> ExitCode {
-    conclude(&outcomes(lanes))
+    conclude(&run_all(lanes))
 }
 
 /// Runs every step, also after one has failed. The lanes run side by side: cargo has a lock for each profile, so the
 /// release build of the bundle and the Python tests need not wait for the Rust tests.
-fn outcomes<const N: usize>(lanes: [Vec<Step>; N]) -> Vec<(&'static str, Outcome)> {
+fn run_all<const N: usize>(lanes: [Vec<Step>; N]) -> Vec<(&'static str, Outcome)> {
     std::thread::scope(|scope| {
         let lanes = lanes.map(|steps| scope.spawn(move || steps.into_iter().map(run_step).collect::<Vec<_>>()));
         lanes.map(|lane| lane.join().expect("a lane does not panic")).concat()
@@ -156,10 +155,10 @@ fn run_step((name, step): Step) -> (&'static str, Outcome) {
     (name, outcome)
 }
 
-/// Returns the tests that a step which passed has skipped, as pytest lists them.
+/// Returns the tests that a step which passed has skipped, as pytest lists them, and what the setup left out.
 fn skipped(output: &[u8]) -> String {
     let output = String::from_utf8_lossy(output);
-    let lines = output.lines().filter(|line| line.starts_with("SKIPPED"));
+    let lines = output.lines().filter(|line| line.starts_with("SKIPPED") || line.starts_with("left out"));
     lines.map(|line| format!("    {line}\n")).collect()
 }
 

@@ -106,6 +106,17 @@ fn on_a_device_the_consumer_copies_what_it_can_take_in_place() {
 }
 
 #[test]
+fn a_copy_in_the_memory_of_its_original_is_none() {
+    let recorder = Arc::new(Recorder::default());
+    let (mut from, to) = (Office::new(Strides::Any), Office::new(Strides::Any));
+    let paper = Paper::new(&recorder.log);
+    from.copies_to = Some(paper.address);
+    let (copy, told) = cross(&recorder, &from, &to, &Item::Own(paper), &COPY).expect("the consumer copies it");
+    assert!(matches!(copy, Item::Own(Paper { address: 0x20000, .. })));
+    assert_eq!(told.copied_by.expect("it is copied").to_string(), "consumer");
+}
+
+#[test]
 fn a_copy_has_to_be_on_the_device_that_was_asked_for() {
     let recorder = Arc::new(Recorder::default());
     let (from, to) = (Office::new(Strides::Any), Office::new(Strides::Compact));
