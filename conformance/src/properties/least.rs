@@ -26,7 +26,8 @@ const ENOUGH: u32 = 50;
 
 /// What each property is for. `dtype` and `honesty` have no row: a target of one dtype refuses most of their cases, which
 /// they judge as well. The least share that was seen of any pair of PyTorch, NumPy and TensorFlow on the host, over
-/// all rows, is 0.19 for a row of one in 50, 0.29 for a row of one in 25, and 0.22 for `failure`, between processes.
+/// all rows, is 0.19 for a row of one in 50, and 0.29 for a row of one in 25. Of `failure` it is 0.1: between processes
+/// only the ordering can fail.
 const LEAST: &[Least] = &[
     Least { property: "life", way: Way::InPlace, one_in: 20, why: "a copy has no lease to release" },
     Least { property: "values", way: Way::InPlace, one_in: 50, why: "a copy says nothing of the exported layout" },
@@ -45,7 +46,7 @@ const LEAST: &[Least] = &[
     Least { property: "huge", way: Way::InPlace, one_in: 2, why: "it counts the elements of views" },
     Least { property: "threads", way: Way::InPlace, one_in: 50, why: "only a view has a lease that threads share" },
     Least { property: "devices", way: Way::InPlace, one_in: 20, why: "a copy may wait by itself" },
-    Least { property: "failure", way: Way::Refused, one_in: 20, why: "elsewhere no call failed" },
+    Least { property: "failure", way: Way::Refused, one_in: 100, why: "elsewhere no call failed" },
     Least { property: "graph", way: Way::InPlace, one_in: 4, why: "a copy in a graph is work like any other" },
 ];
 
