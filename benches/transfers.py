@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benches import growth, relay, settings
+from benches import baseline, growth, relay, settings
 from benches.reports import publish
 from benches.settings import Setting
 from truebridge import _frameworks
@@ -62,8 +63,17 @@ class Verdict:
 
 
 def main(argv: list[str]) -> int:
-    """Measure, print a table, write ``bench.json`` and ``bench.md``. Return 0 when every bar is met."""
+    """Measure, print a table, write ``bench.json`` and ``bench.md``. Return 0 when every bar is met.
+
+    With ``--check`` the bars decide nothing: return 0 when nothing got worse.
+    """
     options = _options(argv)
+    about = host.describe(*_frameworks.ALL)
+    try:
+        kept = baseline.read(options.check, about) if options.check else None
+    except baseline.Unfit as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     measured = settings.all_on(options.device)
     if options.only:
         measured = [setting for setting in measured if setting.path in options.only]
@@ -74,7 +84,6 @@ def main(argv: list[str]) -> int:
     verdicts = [_judge(setting, rows) for setting in measured]
     grown = [row for setting in measured for row in growth.measure(setting, options)]
     relayed = relay.measure(options)
-    about = host.describe(*_frameworks.ALL)
     tables = [*growth.markdown(grown), "", *relay.markdown(relayed)]
     table = _markdown(about, rows, verdicts) + "\n" + "\n".join(tables) + "\n"
     data = {
@@ -84,6 +93,8 @@ def main(argv: list[str]) -> int:
         "growth": [asdict(row) for row in grown],
         "relay": [asdict(row) for row in relayed],
     }
+    if kept is not None:
+        return _check(options, kept, table, data)
     publish(options.report, "bench", table, data)
     judged: list[Verdict | growth.Growth | relay.Relayed] = [v for v in verdicts if v.is_judged]
     judged += [row for row in grown if row.bar is not None]
@@ -91,6 +102,18 @@ def main(argv: list[str]) -> int:
     missed = sum(not verdict.passed for verdict in judged)
     print(f"{len(judged) - missed} passed, {missed} failed")
     return 1 if missed else 0
+
+
+def _check(options: argparse.Namespace, kept: list[dict[str, Any]], table: str, data: dict[str, Any]) -> int:
+    """Publish the run with what is worse than in the kept one. Return 1 where something is."""
+    try:
+        found = list(baseline.worse(kept, data["rows"], options.tolerance))
+    except baseline.Unfit as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    table += "\n".join(baseline.markdown(found, options.check, options.tolerance)) + "\n"
+    publish(options.report, "bench", table, {**data, "worse": [asdict(one) for one in found]})
+    return 1 if found else 0
 
 
 def _options(argv: list[str]) -> argparse.Namespace:
@@ -104,6 +127,16 @@ def _options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--views", type=int, default=100_000, help="live views beside a transfer (default: 100000)")
     parser.add_argument("--threads", type=int, default=8, help="threads that transfer at once (default: 8)")
     parser.add_argument("--only", type=_paths, metavar="FROM:TO,...", help="measure these pairs alone")
+    parser.add_argument(
+        "--check", metavar="FILE", help="fail where a ratio is worse than in this bench.json of the same kind of host"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=baseline.TOLERANCE,
+        metavar="PART",
+        help="what --check allows, as a part of the ratio (default: %(default)s)",
+    )
     parser.add_argument("--report", default="conformance-report", metavar="DIR", help="where to write bench.json")
     return parser.parse_args(argv)
 
