@@ -4,6 +4,7 @@
 use bridge_conformance::processes::{Around, FLAWS, Flaw, Remote, Way, serve};
 use bridge_conformance::rust::NdArraySubject;
 use bridge_conformance::{Config, Pair, PairReport, Subject};
+use bridge_core::Stream;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
@@ -63,4 +64,19 @@ fn errors_of_the_other_side_arrive_as_they_are() {
     let there = remote.write(&tensor, &[1; 8]).unwrap_err();
     let here = local.write(&local.create(&read_only, &[0; 8]).unwrap(), &[1; 8]).unwrap_err();
     assert_eq!((there.kind(), there.to_string()), (here.kind(), here.to_string()));
+}
+
+/// A handle of this process means nothing in the other, or another stream.
+#[test]
+fn a_stream_of_this_process_is_not_named_to_the_other() {
+    let remote = remote();
+    assert!(!remote.capabilities().foreign_streams);
+    // SAFETY: no driver sees this stream.
+    let stream = unsafe { Stream::from_handle(0xa0) };
+    let mut has_run = false;
+    let refused = remote.on_stream(stream, &mut || {
+        has_run = true;
+        Ok(())
+    });
+    assert!(refused.unwrap_err().to_string().contains("not a stream of the other process") && !has_run);
 }
