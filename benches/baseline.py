@@ -39,8 +39,10 @@ def read(file: str, about: dict[str, Any]) -> list[dict[str, Any]]:
         rows, host = report["rows"], report["host"]
         kept = kind(host)
         for row in rows:
-            _ = row["path"], row["streams"], row["size"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
+            _key(row)
+            for name in RATIOS:
+                float(row.get(name, 0))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise Unfit(f"{file} is not a bench.json of this bench: {type(error).__name__}: {error}") from error
     if kept != kind(about):
         raise Unfit(f"{file} is of another kind of host ({kept}): keep a run of this one ({kind(about)})")
@@ -48,7 +50,7 @@ def read(file: str, about: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def kind(host: dict[str, Any]) -> str:
-    """Return what ratios of a host depend on: its GPUs, or its processor."""
+    """Return what the ratios of a host depend on: its GPUs, or without one its processor."""
     return ", ".join(sorted(set(host["gpus"]))) or str(host["cpu"])
 
 

@@ -109,6 +109,7 @@ def _check(options: argparse.Namespace, kept: list[dict[str, Any]], table: str, 
     try:
         found = list(baseline.worse(kept, data["rows"], options.tolerance))
     except baseline.Unfit as error:
+        publish(options.report, "bench", table, data)
         print(f"error: {error}", file=sys.stderr)
         return 2
     table += "\n".join(baseline.markdown(found, options.check, options.tolerance)) + "\n"

@@ -76,8 +76,13 @@ def test_a_run_is_checked_against_itself_and_a_faster_one(tmp_path: Path, capsys
     assert "1 of the ratios got worse by more than" in capsys.readouterr().out
     assert checked(host={**kept["host"], "gpus": ["NVIDIA H200"]}) == 2
     assert "another kind of host (NVIDIA H200)" in capsys.readouterr().err
-    for text in ("", "[]", "{}", '{"rows": [{}], "host": {"gpus": []}}'):
-        file.write_text(text, encoding="utf-8")
+    (tmp_path / "now/bench.json").unlink()
+    assert checked(rows=measured(other=1.0)) == 2
+    assert "no path in common" in capsys.readouterr().err and (tmp_path / "now/bench.json").is_file()
+    unfit = [{"path": "a", "streams": "b", "size": 1, "ratio": "fast"}]
+    host = {"gpus": [], "cpu": "x"}
+    for content in ("", [], {}, {"rows": [{}], "host": host}, {"rows": unfit, "host": host}):
+        file.write_text(json.dumps(content) if content != "" else "", encoding="utf-8")
         assert transfers.main([*call, "--check", str(file)]) == 2
         assert f"{file} is not a bench.json" in capsys.readouterr().err
 
