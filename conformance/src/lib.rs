@@ -44,8 +44,8 @@
 //!
 //! None is on by default, and none is needed to certify an adapter. `runner` is the program that this repository uses:
 //! options, one process for each pair, progress and reports. `python`, which includes it, has the adapters for Python
-//! objects: the package in `extension` makes a module of it. `candle`, `cudarc`, `ndarray`, `ort`, `tch` and `tensorflow` are the subjects of
-//! frameworks without Python.
+//! objects: the package in `extension` makes a module of it. `candle`, `cudarc`, `ndarray`, `ort`, `tch` and
+//! `tensorflow` are the subjects of frameworks without Python.
 //!
 //! # What judges the suite
 //!

@@ -1,10 +1,10 @@
-//! The parts of a name in options and reports: an adapter, and after a mark its variant, or that it is in
-//! another process; and the name of what is no property.
+//! Names in options and reports. The name of an adapter may end with a mark and a variant, or with the mark and the
+//! word that puts the adapter into another process.
 
 /// Stands between the name of an adapter and that of a variant.
 pub(crate) const MARK: char = '+';
 
-/// The entry of a report for a pair that no worker could judge.
+/// Stands in a report where a property would, for a pair that no worker could judge.
 pub(crate) const WORKER: &str = "worker";
 
 /// Returns the adapter's name, without that of a variant.

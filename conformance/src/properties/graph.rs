@@ -10,8 +10,8 @@ use bridge_core::{ErrorKind, Stream};
 pub(super) fn graph<F, T>(pair: &Pair<'_, F, T>, case: &Case) -> Outcome {
     let streams = pair.streams();
     let captured = streams.to(case.streams.read);
-    let inside = case.streams.write == case.streams.read && pair.from.capabilities().foreign_streams;
-    let writer = if inside { captured } else { streams.from(case.streams.write) };
+    let is_shared = case.streams.write == case.streams.read && pair.from.capabilities().foreign_streams;
+    let writer = if is_shared { captured } else { streams.from(case.streams.write) };
     let (before, seen, _) = bytes(case);
     let nbytes = model::numel(&case.spec.shape) * model::itemsize(case.spec.dtype);
     let mut tensor = on(pair.from, writer, || Ok(pair.from.create(&case.spec, &vec![before; nbytes])?))?;

@@ -153,7 +153,7 @@ fn plain(text: &str) -> String {
             '>' => plain += "&gt;",
             '_' if is_word(at.checked_sub(1)) && is_word(Some(at + 1)) => plain.push('_'),
             '\\' | '`' | '*' | '_' | '~' => plain.extend(['\\', *letter]),
-            // Without it a bracket is no link.
+            // Markdown makes a link of brackets and a parenthesis: one of them is enough to escape.
             '(' if at > 0 && letters[at - 1] == ']' => plain += "\\(",
             letter => plain.push(*letter),
         }

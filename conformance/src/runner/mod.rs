@@ -102,7 +102,7 @@ impl<'a> Suite<'a> {
             true => adapters::select(options, device, &around.host)?,
             false => Default::default(),
         };
-        // Without it the run would pass, and nobody would notice that it is missing.
+        // Left out, it would be missing from a run that passes.
         if let Some(LeftOut { adapter, reason }) = left_out.iter().find(|left| options.names(&left.adapter)) {
             return Err(format!("{adapter} is named and cannot run: {reason}"));
         }

@@ -19,7 +19,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 const LONG: usize = 64 << 20;
 
 thread_local! {
-    /// The moves of the call that this thread is in, if its caller has asked.
+    /// The moves of the call with `progress=` that this thread is in.
     static MOVES: RefCell<Option<Rc<Moves>>> = const { RefCell::new(None) };
 }
 
@@ -144,7 +144,7 @@ pub(crate) fn moves(from: Device, to: Device) -> bool {
     on_device && from != to
 }
 
-/// Says how many bytes this call is going to move. Where nobody asks, they are not counted.
+/// Sets how many bytes this call is going to move. Counts them only in a call with `progress=`.
 pub(crate) fn expect(nbytes: impl FnOnce() -> usize) {
     if let Some(moves) = MOVES.with_borrow(Option::clone) {
         moves.total.set(nbytes());

@@ -19,7 +19,7 @@ pub fn ticking<R>(tick: Tick, body: impl FnOnce() -> R) -> R {
     with(Some(tick), body)
 }
 
-/// Tells whoever asked on this thread. Moves that are made meanwhile are not of those that it asked for.
+/// Calls this thread's [`Tick`], if it has one. A move that the tick itself makes is not told to it.
 pub(super) fn tick(done: usize) -> Result<()> {
     match TICK.with_borrow(Option::clone) {
         Some(tick) => with(None, || tick(done)),
