@@ -15,6 +15,7 @@ use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Re
 use bridge_cuda::{Handle, Opened, Outlet, Signal, Way, ordering, sharing};
 use rustix::fd::OwnedFd;
 use slot::{OPENED, Slot, close_later};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -268,6 +269,8 @@ struct Retired {
 enum Then {
     Leave(Arc<Slot>),
     Free(usize),
+    /// What needed it is dropped.
+    Drop(#[expect(dead_code, reason = "kept until it is dropped")] Arc<dyn Any + Send + Sync>),
 }
 
 impl Drop for Retired {
@@ -284,7 +287,16 @@ impl Drop for Retired {
                 // that work.
                 unsafe { driver.free_sharable(self.device, *address) };
             }
+            Then::Drop(_) => (),
         }
+    }
+}
+
+/// Drops something when the work that is now in these streams has run, on any thread; at once where there are none.
+pub(crate) fn drop_after(streams: &[(Device, Stream)], what: Arc<dyn Any + Send + Sync>) {
+    for (device, stream) in streams {
+        let waiting = Retired { device: *device, then: Then::Drop(Arc::clone(&what)) };
+        ordering().retire(*device, *stream, Box::new(waiting));
     }
 }
 
@@ -379,6 +391,10 @@ impl DeviceMemory {
 
     pub(crate) fn address(&self) -> usize {
         self.address
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        self.device
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::wire::{Point, Segment};
 use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use rustix::fd::OwnedFd;
+use std::any::Any;
 use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
@@ -80,4 +81,12 @@ impl DeviceMemory {
     pub(crate) fn address(&self) -> usize {
         match self.0 {}
     }
+
+    pub(crate) fn device(&self) -> Device {
+        match self.0 {}
+    }
+}
+
+pub(crate) fn drop_after(_: &[(Device, Stream)], what: Arc<dyn Any + Send + Sync>) {
+    drop(what);
 }

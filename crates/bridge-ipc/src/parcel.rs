@@ -4,7 +4,7 @@ use crate::device::{self, Lending};
 use crate::exporter::{Exporter, Kept};
 use crate::importer::{self, Import};
 use crate::memory::{self, Writing};
-use crate::tensor::{Arena, Ipc, IpcTensor, Room};
+use crate::tensor::{Arena, Ipc, IpcTensor};
 use crate::ticket::Ticket;
 use crate::wire::{Content, Described, MAX_FILES, Segment};
 use bridge_core::{
@@ -89,7 +89,10 @@ pub fn road<F>(from: &dyn Adapter<Tensor = F>, tensor: &F) -> Result<Road> {
 
 /// A segment of a parcel.
 enum Part {
+    /// Fresh memory of the host.
     Fresh(Arc<Arena>),
+    /// Fresh memory of a device.
+    Filled(Lending, Arc<Arena>),
     /// One of another process, by its lease and its number in that process.
     Foreign(Arc<Import>, usize),
     /// Memory of a device.
@@ -100,10 +103,8 @@ enum Part {
 enum Place {
     /// Its own memory, in a segment that begins at this address.
     There(usize, usize),
-    /// A copy on its device.
-    Device,
-    /// A copy on the host, of this many bytes.
-    Host(usize),
+    /// A copy on this device, of so many bytes.
+    Copy(Device, usize),
 }
 
 impl Parcel {
@@ -143,28 +144,20 @@ impl Parcel {
         let crossed = transfer_all(&in_place, &ipc, ordering, options).map_err(|failed| failed.error)?;
         let mut crossed = crossed.into_iter();
         for ((from, tensor), place) in tensors.iter().zip(places) {
-            let copied = |room| transfer(*from, &Ipc::into(room), tensor, ordering, options);
             let done = match place {
                 Place::There(segment, start) => {
                     let (tensor, done) = crossed.next().expect("each has crossed");
                     parcel.keep(tensor, segment, start);
                     done
                 }
-                Place::Device => {
-                    let (copy, done) = copied(Room::Device)?;
-                    // Even without elements, the memory says which device it is on.
-                    let bytes = copy.data()..copy.data() + copy.layout().nbytes().max(1);
-                    let (segment, start) = parcel.lendable(&ipc.export(&copy)?, &bytes)?.ok_or_else(|| {
-                        let text = "the driver lends no memory to other processes: share a copy on the host";
-                        Error::new(ErrorKind::Driver, text)
-                    })?;
-                    parcel.keep(copy, segment, start);
-                    done
-                }
-                Place::Host(nbytes) => {
-                    let (segment, arena) = parcel.room(nbytes)?;
-                    let (copy, done) = copied(Room::Arena(Arc::clone(&arena)))?;
-                    parcel.describe(&copy, segment, arena.bytes().start);
+                Place::Copy(device, nbytes) => {
+                    let (segment, start, arena) = parcel.room(device, nbytes)?;
+                    let (copy, done) = transfer(*from, &Ipc::into(arena), tensor, ordering, options)?;
+                    match device::in_streams(device) {
+                        true => parcel.keep(copy, segment, start),
+                        // Nothing of this process writes to the host's when it is shared.
+                        false => parcel.describe(&copy, segment, start),
+                    }
                     done
                 }
             };
@@ -173,7 +166,7 @@ impl Parcel {
         Ok(parcel)
     }
 
-    /// Returns the memory that each tensor is shared from, and allocates memory for all copies on the host.
+    /// Returns the memory that each tensor is shared from, and allocates memory for all copies on a device.
     fn places<F>(
         &mut self,
         tensors: &[(&dyn Adapter<Tensor = F>, &F)],
@@ -181,7 +174,7 @@ impl Parcel {
         options: &Options,
     ) -> Result<Vec<Place>> {
         let mut places = Vec::with_capacity(tensors.len());
-        let mut room = 0usize;
+        let mut rooms: Vec<(Device, usize)> = Vec::new();
         for (from, tensor) in tensors {
             let lent = from.export(tensor)?.permuted(options.permute.as_ref())?;
             if self.about.is_empty() {
@@ -196,19 +189,19 @@ impl Parcel {
                 },
                 false => None,
             };
-            let nbytes = lent.layout().nbytes();
-            let place = match there {
-                Some((segment, start)) => Place::There(segment, start),
-                None if device::in_streams(options.device.unwrap_or(lent.device())) => Place::Device,
-                None => Place::Host(nbytes),
-            };
-            if let Place::Host(nbytes) = place {
-                room = room.saturating_add(Arena::room_for(nbytes));
+            let (device, nbytes) = (options.device.unwrap_or(lent.device()), lent.layout().nbytes());
+            let device = if device::in_streams(device) { device } else { Device::CPU };
+            if there.is_none() {
+                let at = rooms.iter().position(|room| room.0 == device).unwrap_or_else(|| {
+                    rooms.push((device, 0));
+                    rooms.len() - 1
+                });
+                rooms[at].1 = rooms[at].1.saturating_add(Arena::room_for(device, nbytes));
             }
-            places.push(place);
+            places.push(there.map_or(Place::Copy(device, nbytes), |(segment, start)| Place::There(segment, start)));
         }
-        if room > 0 {
-            self.room(room)?;
+        for (device, nbytes) in rooms.into_iter().filter(|room| room.1 > 0) {
+            self.room(device, nbytes)?;
         }
         Ok(places)
     }
@@ -246,10 +239,7 @@ impl Parcel {
             return Ok(Some(found));
         }
         let Some(lending) = device::lending(lent.device(), hull)? else { return Ok(None) };
-        if self.writing == Some(Writing::Private) {
-            let text = "memory of a device cannot be private: share it with writing=\"shared\" or \"never\"";
-            return Err(Error::new(ErrorKind::Argument, text));
-        }
+        self.check_writing()?;
         self.waits_for(lent.device(), stream);
         let start = lending.range.start;
         self.owners.push(Box::new(Arc::clone(&lending.named)));
@@ -280,24 +270,51 @@ impl Parcel {
         Some((at, start))
     }
 
-    /// Returns the number of a fresh segment with room for this many bytes.
-    fn room(&mut self, nbytes: usize) -> Result<(usize, Arc<Arena>)> {
-        let mut fresh = self.segments.iter().enumerate().filter_map(|(n, part)| match part {
-            Part::Fresh(arena) => Some((n, arena)),
+    /// Returns the number of a fresh segment on a device with room for this many bytes, and where it begins.
+    fn room(&mut self, device: Device, nbytes: usize) -> Result<(usize, usize, Arc<Arena>)> {
+        let mut fresh = self.segments.iter().enumerate().filter_map(|(at, part)| match part {
+            Part::Fresh(arena) if arena.device() == device => Some((at, arena.bytes().start, arena)),
+            Part::Filled(lending, arena) if arena.device() == device => Some((at, lending.range.start, arena)),
             _ => None,
         });
-        if let Some((n, arena)) = fresh.next_back().filter(|(_, arena)| arena.has(nbytes)) {
-            return Ok((n, Arc::clone(arena)));
+        if let Some((at, start, arena)) = fresh.next_back().filter(|(_, _, arena)| arena.has(nbytes)) {
+            return Ok((at, start, Arc::clone(arena)));
         }
         if self.segments.len() == MAX_FILES {
             let text = "the tensors lie in too many pieces of memory for one ticket: make the parcel with room for all of them";
             return Err(Error::new(ErrorKind::Argument, text));
         }
-        let room = Arena::room_for(nbytes);
-        let arena = Arc::new(Arena::new(room)?);
-        self.bytes = self.bytes.saturating_add(room);
-        self.segments.push(Part::Fresh(Arc::clone(&arena)));
-        Ok((self.segments.len() - 1, arena))
+        let room = Arena::room_for(device, nbytes);
+        let in_streams = device::in_streams(device);
+        if in_streams {
+            self.check_writing()?;
+        }
+        let arena = Arc::new(Arena::new(device, room)?);
+        let (part, start) = match in_streams {
+            true => {
+                let lending = lending_of(&arena)?;
+                self.owners.push(Box::new(Arc::clone(&lending.named)));
+                let start = lending.range.start;
+                (Part::Filled(lending, Arc::clone(&arena)), start)
+            }
+            false => {
+                self.bytes = self.bytes.saturating_add(room);
+                (Part::Fresh(Arc::clone(&arena)), arena.bytes().start)
+            }
+        };
+        self.segments.push(part);
+        Ok((self.segments.len() - 1, start, arena))
+    }
+
+    /// Refuses private memory of a device.
+    fn check_writing(&self) -> Result<()> {
+        match self.writing {
+            Some(Writing::Private) => {
+                let text = "memory of a device cannot be private: share it with writing=\"shared\" or \"never\"";
+                Err(Error::new(ErrorKind::Argument, text))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns who may write to memory of this device.
@@ -341,6 +358,14 @@ impl Parcel {
     }
 }
 
+/// Returns how fresh memory of a device leaves the process.
+pub(crate) fn lending_of(arena: &Arena) -> Result<Lending> {
+    device::lending(arena.device(), &arena.bytes())?.ok_or_else(|| {
+        let text = "the driver lends no memory to other processes: share a copy on the host";
+        Error::new(ErrorKind::Driver, text)
+    })
+}
+
 /// Returns a segment as other processes will see it, with its descriptors.
 fn finished(part: Part, writing: Option<Writing>) -> Result<(Segment, Vec<Arc<OwnedFd>>)> {
     match part {
@@ -350,7 +375,7 @@ fn finished(part: Part, writing: Option<Writing>) -> Result<(Segment, Vec<Arc<Ow
             let as_asked = writing.unwrap_or(segment.writing());
             Ok((segment.with_writing(as_asked), open.files.clone()))
         }
-        Part::Lending(Lending { segment, files, .. }) => {
+        Part::Lending(Lending { segment, files, .. }) | Part::Filled(Lending { segment, files, .. }, _) => {
             Ok((segment.with_writing(writing.unwrap_or(Writing::Shared)), files))
         }
         Part::Fresh(arena) => {
@@ -358,7 +383,9 @@ fn finished(part: Part, writing: Option<Writing>) -> Result<(Segment, Vec<Arc<Ow
             let arena = Arc::into_inner(arena).ok_or_else(|| {
                 Error::new(ErrorKind::Framework, "a copy into shared memory is still in use: please report this")
             })?;
-            let file = memory::seal(arena.into_file(), writing)?;
+            let file =
+                arena.into_file().ok_or_else(|| Error::new(ErrorKind::Framework, "the copy is not on the host"))?;
+            let file = memory::seal(file, writing)?;
             Ok((Segment::File { nbytes, writing }, vec![Arc::new(file)]))
         }
     }

@@ -98,20 +98,12 @@ pub struct Ipc {
     profile: Arc<Profile>,
     consumer: Arc<Lends>,
     /// The memory for copies.
-    room: Option<Room>,
+    room: Option<Arc<Arena>>,
     /// Whether tensors were opened just now, and need not be checked.
     just_opened: bool,
 }
 
 bridge_core::debug_fields!(impl[] Ipc);
-
-/// Memory for copies.
-#[derive(Clone)]
-pub(crate) enum Room {
-    Arena(Arc<Arena>),
-    /// A separate allocation for each, on the device of the tensor.
-    Device,
-}
 
 /// The consumer: other processes read what it holds, in their order.
 #[derive(Default)]
@@ -156,13 +148,13 @@ impl Ipc {
     }
 
     /// Makes the adapter that copies into this memory.
-    pub(crate) fn into(room: Room) -> Self {
+    pub(crate) fn into(room: Arc<Arena>) -> Self {
         Self::with(Some(room))
     }
 
-    fn with(room: Option<Room>) -> Self {
+    fn with(room: Option<Arc<Arena>>) -> Self {
         let devices: &[DeviceKind] = match &room {
-            Some(Room::Arena(_)) => &[DeviceKind::CPU],
+            Some(arena) if !device::in_streams(arena.device()) => &[DeviceKind::CPU],
             _ if cfg!(feature = "cuda") => &[DeviceKind::CPU, DeviceKind::CUDA],
             _ => &[DeviceKind::CPU],
         };
@@ -219,9 +211,9 @@ impl Adapter for Ipc {
     fn empty(&self, device: Device, dtype: DType, shape: &[i64], order: Order) -> Result<IpcTensor> {
         let layout = Layout::new(dtype, shape, Some(&order.strides(shape)), 0)?;
         let (data, owner): (usize, Arc<dyn Keeps>) = match &self.room {
-            Some(Room::Arena(arena)) if device.kind == DeviceKind::CPU => (arena.take(layout.nbytes())?, arena.clone()),
-            // Also for a copy of an opened tensor, if the consumer allocates no memory.
-            Some(Room::Device) | None if device::in_streams(device) => {
+            Some(arena) if device == arena.device() => (arena.take(layout.nbytes())?, arena.clone()),
+            // A copy of an opened tensor, if the consumer allocates no memory.
+            None if device::in_streams(device) => {
                 // A driver does not allocate 0 bytes.
                 let memory = DeviceMemory::new(device, layout.nbytes().max(1))?;
                 (memory.address(), Arc::new(memory))
@@ -235,47 +227,78 @@ impl Adapter for Ipc {
 
 /// Memory that is about to be shared, and filled with tensors one after the other.
 pub(crate) struct Arena {
-    file: OwnedFd,
-    mapping: Mapping,
+    bytes: Bytes,
     used: Mutex<usize>,
 }
 
+enum Bytes {
+    Host(OwnedFd, Mapping),
+    /// Memory of a device, and its length.
+    Device(DeviceMemory, usize),
+}
+
 impl Arena {
-    /// Allocates memory for tensors of these sizes in bytes, each rounded up by [`Arena::room_for`].
-    pub(crate) fn new(nbytes: usize) -> Result<Self> {
-        let (file, mapping) = memory::create(nbytes)?;
-        Ok(Self { file, mapping, used: Mutex::new(0) })
+    /// Allocates memory on a device for tensors of these sizes in bytes, each rounded up by [`Arena::room_for`].
+    pub(crate) fn new(device: Device, nbytes: usize) -> Result<Self> {
+        let bytes = match device::in_streams(device) {
+            true => Bytes::Device(DeviceMemory::new(device, nbytes)?, nbytes),
+            false => memory::create(nbytes).map(|(file, mapping)| Bytes::Host(file, mapping))?,
+        };
+        Ok(Self { bytes, used: Mutex::new(0) })
     }
 
-    /// Returns the bytes that a tensor of this size takes.
-    pub(crate) fn room_for(nbytes: usize) -> usize {
+    /// Returns the bytes that a tensor of this size takes on a device. Even without elements, its address says which
+    /// device it is on; a driver does not allocate 0 bytes.
+    pub(crate) fn room_for(device: Device, nbytes: usize) -> usize {
+        let nbytes = if device::in_streams(device) { nbytes.max(1) } else { nbytes };
         nbytes.checked_next_multiple_of(COPY_ALIGNMENT).unwrap_or(usize::MAX)
     }
 
     /// Returns whether this many bytes are left.
     pub(crate) fn has(&self, nbytes: usize) -> bool {
         let used = *self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        Self::room_for(nbytes) <= self.mapping.bytes().len() - used
+        Self::room_for(self.device(), nbytes) <= self.bytes().len() - used
     }
 
     /// Returns the address of the next bytes, and takes them.
     fn take(&self, nbytes: usize) -> Result<usize> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = Self::room_for(nbytes);
-        if room > self.mapping.bytes().len() - *used {
+        let room = Self::room_for(self.device(), nbytes);
+        if room > self.bytes().len() - *used {
             return Err(Error::new(ErrorKind::OutOfMemory, "the shared memory is full: share the tensors in parts"));
         }
-        let address = self.mapping.bytes().start + *used;
+        let address = self.bytes().start + *used;
         *used += room;
         Ok(address)
     }
 
-    pub(crate) fn bytes(&self) -> Range<usize> {
-        self.mapping.bytes()
+    pub(crate) fn device(&self) -> Device {
+        match &self.bytes {
+            Bytes::Host(..) => Device::CPU,
+            Bytes::Device(memory, _) => memory.device(),
+        }
     }
 
-    /// Unmaps the memory, and returns it.
-    pub(crate) fn into_file(self) -> OwnedFd {
-        self.file
+    pub(crate) fn bytes(&self) -> Range<usize> {
+        match &self.bytes {
+            Bytes::Host(_, mapping) => mapping.bytes(),
+            Bytes::Device(memory, nbytes) => memory.address()..memory.address() + nbytes,
+        }
+    }
+
+    /// Returns its file; `None` on a device.
+    pub(crate) fn file(&self) -> Option<&OwnedFd> {
+        match &self.bytes {
+            Bytes::Host(file, _) => Some(file),
+            Bytes::Device(..) => None,
+        }
+    }
+
+    /// Unmaps the memory, and returns its file; `None` on a device.
+    pub(crate) fn into_file(self) -> Option<OwnedFd> {
+        match self.bytes {
+            Bytes::Host(file, _) => Some(file),
+            Bytes::Device(..) => None,
+        }
     }
 }
