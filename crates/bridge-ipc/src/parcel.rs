@@ -324,10 +324,7 @@ impl Parcel {
     }
 
     fn describe(&mut self, tensor: &IpcTensor, segment: usize, start: usize) {
-        let layout = tensor.layout();
-        let offset = if layout.numel() == 0 { 0 } else { tensor.data() - start };
-        let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
-        self.tensors.push(Described { segment, offset, dtype: tensor.dtype(), shape, strides });
+        self.tensors.push(described(tensor, segment, start));
     }
 
     /// Shares the tensors, for a ticket that expires after `time`. `tree` is text for the process that opens the
@@ -353,9 +350,17 @@ impl Parcel {
             files.extend(own);
         }
         let content = Content { segments, tensors: self.tensors.into(), points: Vec::new(), tree };
-        let kept = Kept { content, files, streams: self.streams, _owners: self.owners };
+        let kept = Kept { content, files, streams: self.streams, is_finished: false, _owners: self.owners };
         exporter.share(kept, self.bytes, &about, time)
     }
+}
+
+/// Describes a tensor in a segment that begins at `start`.
+pub(crate) fn described(tensor: &IpcTensor, segment: usize, start: usize) -> Described {
+    let layout = tensor.layout();
+    let offset = if layout.numel() == 0 { 0 } else { tensor.data() - start };
+    let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
+    Described { segment, offset, dtype: tensor.dtype(), shape, strides }
 }
 
 /// Returns how fresh memory of a device leaves the process.

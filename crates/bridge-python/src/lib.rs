@@ -20,6 +20,7 @@ mod pairs;
 mod plan;
 mod processes;
 mod progress;
+mod publications;
 mod pytrees;
 mod stats;
 mod streams;
@@ -60,6 +61,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<bridge_tensorflow::PyExternal>()?;
     module.add_function(wrap_pyfunction!(tensorflow1::tensorflow1_open, module)?)?;
     processes::enter(module)?;
+    publications::enter(module)?;
     trace::enter(module)?;
     debug::enter(module)?;
     module.add_function(wrap_pyfunction!(stats::stats, module)?)

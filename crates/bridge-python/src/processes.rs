@@ -118,13 +118,13 @@ fn writing(name: &Bound<'_, PyAny>) -> Result<Writing> {
     known.ok_or_else(|| argument(format!("writing is \"private\", \"never\" or \"shared\", not {name:?}")))
 }
 
-fn seconds(time: &Bound<'_, PyAny>) -> Result<Duration> {
+pub(crate) fn seconds(time: &Bound<'_, PyAny>) -> Result<Duration> {
     let seconds = time.extract::<f64>().ok().and_then(|time| Duration::try_from_secs_f64(time).ok());
     seconds.ok_or_else(|| argument(format!("{} is not a number of seconds: pass one from 0 on", brief_str(time))))
 }
 
 /// Reads a whole number of at least `least`, which `what` names in the error.
-fn number<T>(object: &Bound<'_, PyAny>, what: &str, least: T) -> Result<T>
+pub(crate) fn number<T>(object: &Bound<'_, PyAny>, what: &str, least: T) -> Result<T>
 where
     T: for<'a, 'py> FromPyObject<'a, 'py> + PartialOrd + Display,
 {
@@ -326,7 +326,7 @@ const LISTED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 pub(crate) struct Client(Mutex<Option<Arc<bridge_ipc::Client>>>);
 
 impl Client {
-    fn client(&self) -> Result<Arc<bridge_ipc::Client>> {
+    pub(crate) fn client(&self) -> Result<Arc<bridge_ipc::Client>> {
         let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Arc::clone);
         client.ok_or_else(|| Error::new(ErrorKind::Gone, "the connection is closed: connect again"))
     }

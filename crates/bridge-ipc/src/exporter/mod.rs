@@ -29,7 +29,16 @@ pub(crate) struct Kept {
     pub(crate) files: Vec<Arc<OwnedFd>>,
     /// The streams in which the owners of device memory work.
     pub(crate) streams: Vec<(Device, Stream)>,
+    /// Whether the work on the elements has run: nobody waits for those streams.
+    pub(crate) is_finished: bool,
     pub(crate) _owners: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+impl Kept {
+    /// Returns the streams whose work a process that opens it waits for.
+    fn awaited(&self) -> &[(Device, Stream)] {
+        if self.is_finished { &[] } else { &self.streams }
+    }
 }
 
 impl Enclosed for Kept {

@@ -28,7 +28,7 @@ impl Service for Arc<Desk> {
             Request::Open { share, token } => {
                 let opened = self.book().open(peer, share, &token, now());
                 let (answer, enclosed) = match opened {
-                    Ok((lease, kept)) => match device::points_after(&kept.streams, Role::Lends) {
+                    Ok((lease, kept)) => match device::points_after(kept.awaited(), Role::Lends) {
                         Ok(points) => {
                             let content = Content { points, ..kept.content.clone() };
                             (Answer::Opened { lease, content }, Some(kept as Arc<dyn Enclosed>))

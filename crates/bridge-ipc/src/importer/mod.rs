@@ -10,7 +10,7 @@ use crate::sync::MutexGuard;
 use crate::tensor::{IpcTensor, Keeps};
 use crate::ticket::Ticket;
 use crate::wire::{Content, Described, Segment};
-use bridge_core::{Access, Device, Error, ErrorKind, Layout, Lent, Result};
+use bridge_core::{Access, Device, Error, ErrorKind, Layout, Lent, Result, Stream};
 use connection::{Connection, Share};
 use rustix::fd::OwnedFd;
 use smallvec::SmallVec;
@@ -167,6 +167,15 @@ pub struct Opened {
     pub tensors: Vec<IpcTensor>,
     /// Their tree, as the process that made the share describes it.
     pub tree: Option<String>,
+}
+
+impl Opened {
+    /// Keeps the tensors until the work that is now in these streams has run, and drops them then, on any thread. The
+    /// process that shares them gets them back when nobody here reads them, so that none of its work waits for this
+    /// process.
+    pub fn keep_for(self, streams: &[(Device, Stream)]) {
+        device::drop_after(streams, Arc::new(self.tensors));
+    }
 }
 
 /// Opens a ticket: its tensors lie in memory of the process that made it, which keeps them until the last of them, and

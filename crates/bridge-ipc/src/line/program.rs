@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 /// How long a wait lasts at most before the program is asked whether it goes on: see [`while_waiting`].
-pub(super) const SLICE: Duration = Duration::from_millis(100);
+pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
 /// The function by which the program decides whether a wait goes on.
 static GOES_ON: OnceLock<fn() -> Result<()>> = OnceLock::new();
@@ -24,7 +24,7 @@ pub fn while_waiting(goes_on: fn() -> Result<()>) {
 }
 
 /// Asks the program whether a wait goes on.
-pub(super) fn goes_on() -> Result<()> {
+pub(crate) fn goes_on() -> Result<()> {
     let Some(goes_on) = GOES_ON.get() else { return Ok(()) };
     let before = ASKING.with(|asking| asking.replace(true));
     let answer = goes_on();

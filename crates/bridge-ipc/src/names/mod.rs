@@ -91,7 +91,7 @@ pub fn check_name(name: &str) -> Result<()> {
     Err(Error::new(ErrorKind::Argument, text))
 }
 
-fn checked(name: &str) -> Result<String> {
+pub(crate) fn checked(name: &str) -> Result<String> {
     check_name(name).map(|()| name.into())
 }
 
@@ -216,6 +216,15 @@ impl Client {
             }
             None => missing(name),
         })
+    }
+
+    /// Returns the newest ticket of a name and its version, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] for what is not a name, and those of the connection.
+    pub fn newest(&self, name: &str) -> Result<Option<(u64, Ticket)>> {
+        Ok(found(self.ask(&Request::Get { name: checked(name)?, version: None })?))
     }
 
     /// Removes a name.

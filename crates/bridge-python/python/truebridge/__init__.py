@@ -138,6 +138,7 @@ if TYPE_CHECKING:
     from . import jax as jax
     from . import names as names
     from . import processes as processes
+    from . import publications as publications
     from . import ray as ray
     from . import tensorflow as tensorflow
     from . import tensorflow1 as tensorflow1
@@ -191,6 +192,7 @@ else:
         "names",
         "pairs",
         "processes",
+        "publications",
         "ray",
         "tensorflow",
         "tensorflow1",

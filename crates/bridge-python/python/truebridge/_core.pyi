@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, final, overload
 
@@ -292,6 +292,29 @@ class Client:
 @final
 class Watch:
     def wait(self, time: float) -> tuple[int, Ticket] | None: ...
+
+@final
+class Publication:
+    def __new__(
+        cls, client: Client, name: str, flattened: tuple[list[Any], str | None, list[str]], slots: int
+    ) -> Publication: ...
+    def update(self, flattened: tuple[list[Any], str | None, list[str]], time: float) -> int | None: ...
+    def settled(self, time: float) -> int | None: ...
+    @property
+    def version(self) -> int: ...
+
+@final
+class Subscription:
+    def __new__(
+        cls,
+        client: Client,
+        name: str,
+        flattened: tuple[list[Any], str | None, list[str]],
+        matched: Callable[[str | None], list[int]],
+    ) -> Subscription: ...
+    def refresh(self) -> int | None: ...
+    @property
+    def version(self) -> int: ...
 
 def ipc_share(
     tensors: list[Any], tree: str | None, expires: float, writing: str | None, copy: bool | None

@@ -16,6 +16,8 @@ _DEEPEST = 100
 #: Integers with thousands of digits, and texts with surrogates.
 _UNKEPT = "a number or a text beside the tensors cannot be kept as JSON: pass it as a tensor, or leave it out"
 
+_UNKNOWN = "the other process describes no tree that this one knows: use one version of truebridge in both"
+
 #: What a tree may hold beside tensors and lists.
 _INNER = (type(None), bool, int, str, float, tuple, dict)
 
@@ -50,8 +52,30 @@ def tree_of(text: Optional[str], tensors: List[Any]) -> Any:
     try:
         return tensors[0] if text is None else _built(json.loads(text), tensors)
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        text = "the other process describes no tree that this one knows: use one version of truebridge in both"
-        raise of_kind("protocol", text) from error
+        raise of_kind("protocol", _UNKNOWN) from error
+
+
+def paths(text: Optional[str]) -> List[str]:
+    """Return the path to each tensor of the tree that a text describes, in their order; none for a tensor by itself."""
+    found = []  # type: List[str]
+    try:
+        if text is not None:
+            _walk(json.loads(text), "tree", found)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise of_kind("protocol", _UNKNOWN) from error
+    return found
+
+
+def _walk(tree: Any, path: str, found: List[str]) -> None:
+    kind, value = tree
+    if kind == "x":
+        found.append(path)
+    elif kind in ("l", "t"):
+        for index, item in enumerate(value):
+            _walk(item, "{}[{}]".format(path, index), found)
+    elif kind == "d":
+        for key, item in value:
+            _walk(item, "{}[{!r}]".format(path, key), found)
 
 
 def _described(x: Any, leaves: List[Any], depth: int) -> Any:

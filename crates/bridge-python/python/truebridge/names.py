@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from ._core import Target
     from .processes import Writing
+    from .publications import Publication, Subscription
 
     _Result = TypeVar("_Result")
 
@@ -158,6 +159,64 @@ class Client:
                 if newer == found:
                     raise
                 found = newer
+
+    def publish(self, name: str, tree: Any, *, slots: int = 2) -> Publication:
+        """Publish tensors that change, such as the weights of a model in training.
+
+        Each version is a copy in memory of its own, which is used again when nobody has the version open any more. Any
+        process can ``get`` a version or ``subscribe`` to the newest.
+
+        Parameters
+        ----------
+        name : str
+            The name.
+        tree : tensor or tree
+            As ``share`` takes it. It is the first version, and what each ``update`` copies.
+        slots : int, optional
+            How many versions there is memory for, each as large as the tensors: one that others read, and those that are
+            being written. With 2 an ``update`` waits while the device has yet to finish the one before.
+
+        Returns
+        -------
+        Publication
+            Its ``update`` publishes the next version.
+
+        Raises
+        ------
+        BridgeValueError
+            If ``name`` is not a name, or ``slots`` is less than 2.
+        BridgeError
+            As for ``share``, and ``gone`` if the process that serves names has ended.
+        """
+        from .publications import Publication
+
+        return Publication(self, name, tree, slots)
+
+    def subscribe(self, name: str, *, out: Any) -> Subscription:
+        """Receive the newest version of a name in tensors that exist, such as the weights of a model that serves.
+
+        Parameters
+        ----------
+        name : str
+            The name, which need not exist yet. A process publishes it, or puts tensors under it.
+        out : tensor or tree
+            Tensors as ``copy`` takes them for its ``out``, in a tree with the structure of what is published.
+
+        Returns
+        -------
+        Subscription
+            Its ``refresh`` copies the newest version.
+
+        Raises
+        ------
+        BridgeValueError
+            If ``name`` is not a name.
+        BridgeError
+            As for ``copy``.
+        """
+        from .publications import Subscription
+
+        return Subscription(self, name, out)
 
     def list(self) -> dict[str, tuple[int, str]]:
         """Return all names.

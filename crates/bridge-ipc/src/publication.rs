@@ -1,0 +1,379 @@
+//! Publications: versions of the same tensors under a name, in memory that is used again.
+
+use crate::device::{self, Role};
+use crate::exporter::{Exporter, Kept};
+use crate::line::{SLICE, goes_on};
+use crate::memory::{self, Writing};
+use crate::names::{Client, checked};
+use crate::parcel::{described, lending_of};
+use crate::sync::{self, Condvar, Mutex, MutexGuard, locked, now, thread};
+use crate::tensor::{Arena, Ipc, IpcTensor};
+use crate::wire::{Content, Segment};
+use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Layout, Order, Result, Stream};
+use rustix::fd::OwnedFd;
+use std::any::Any;
+use std::mem;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// What a tensor of a publication is: its dtype, its shape, and the device that it is on.
+pub type Spec = (DType, Vec<i64>, Device);
+
+/// How long the ticket of a version can be opened: the name ends its share before.
+const LISTED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// Versions of the same tensors under a name. Each is written into memory that no process reads, a *slot*, and announced
+/// when the device has finished it: whoever opens the name sees a whole version, also if this process is killed at any
+/// time. A version that a newer one has displaced keeps its slot until all who have it open have dropped it.
+///
+/// Nothing here waits for the device. [`draft`](Self::draft) waits where no slot is free.
+///
+/// The drop stops announcing. The newest version stays until the connection to the names is closed, or until the name is
+/// removed.
+pub struct Publication {
+    desk: Arc<Desk>,
+}
+
+bridge_core::debug_fields!(impl[] Publication: desk);
+
+/// What the threads share.
+struct Desk {
+    state: Mutex<State>,
+    changed: Condvar,
+    client: Arc<Client>,
+    exporter: Arc<Exporter>,
+    name: String,
+    process: u32,
+}
+
+bridge_core::debug_fields!(impl[] Desk: name);
+
+struct State {
+    /// The slots that no version needs.
+    free: Vec<Arc<Slot>>,
+    /// Counts the versions that were to be announced.
+    handed: u64,
+    /// The newest of them that the devices have finished, and that is to be announced.
+    finished: Option<(u64, Draft)>,
+    /// The newest that was announced, or has failed.
+    settled: u64,
+    /// What the names call it.
+    version: u64,
+    failed: Option<Error>,
+    is_closed: bool,
+}
+
+/// Memory for one version.
+struct Slot {
+    tensors: Vec<IpcTensor>,
+    content: Content,
+    files: Vec<Arc<OwnedFd>>,
+    /// The bytes of the host that it takes.
+    on_host: usize,
+    devices: Vec<Device>,
+    about: String,
+    owners: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+/// A version that is being written. If it is dropped before it is announced, it was never there.
+#[must_use = "announce it, or nobody sees it"]
+pub struct Draft {
+    /// `None` in the drop, which makes the slot free.
+    slot: Option<Arc<Slot>>,
+    desk: Arc<Desk>,
+}
+
+bridge_core::debug_fields!(impl[] Draft: desk);
+
+impl Draft {
+    /// Returns the tensors to fill, as many and of the shapes as the publication was made for. Fill all of them.
+    pub fn tensors(&self) -> &[IpcTensor] {
+        self.slot.as_ref().map_or(&[], |slot| &slot.tensors)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // The lock of a forked process may be held for ever.
+        if self.desk.check().is_ok() {
+            self.desk.lock().free.extend(self.slot.take());
+            self.desk.changed.notify_all();
+        }
+    }
+}
+
+impl Desk {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        locked(&self.state)
+    }
+
+    /// Refuses to publish for the process that this one was forked from.
+    fn check(&self) -> Result<()> {
+        match self.process == sync::process() {
+            true => Ok(()),
+            false => {
+                let text = "this process was forked from the one that publishes: publish anew";
+                Err(Error::new(ErrorKind::Gone, text))
+            }
+        }
+    }
+
+    /// Puts a version under the name. The share keeps the draft, which frees the slot at its end.
+    fn put(&self, draft: Draft) -> Result<u64> {
+        let slot = draft.slot.as_ref().map(Arc::clone).ok_or_else(|| crate::line::broken("a draft has no slot"))?;
+        let (content, files, streams) = (slot.content.clone(), slot.files.clone(), slot.streams()?);
+        let kept = Kept { content, files, streams, is_finished: true, _owners: vec![Box::new(draft)] };
+        let ticket = self.exporter.share(kept, slot.on_host, &slot.about, LISTED)?;
+        self.client.put_share(&self.exporter, &self.name, &ticket, 1)
+    }
+
+    /// Announces the version with this number, unless a newer one was.
+    fn announce(&self, number: u64, draft: Draft) -> Result<u64> {
+        let put = if self.lock().settled < number { self.put(draft).map(Some) } else { Ok(None) };
+        let mut state = self.lock();
+        state.settled = state.settled.max(number);
+        if let Ok(Some(version)) = put {
+            state.version = version;
+        }
+        let version = state.version;
+        drop(state);
+        self.changed.notify_all();
+        put.map(|_| version)
+    }
+
+    /// Announces what devices have finished, until the publication is dropped.
+    fn attend(&self) {
+        let mut state = self.lock();
+        while !state.is_closed {
+            let Some((number, draft)) = state.finished.take() else {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(state);
+            let announced = self.announce(number, draft);
+            state = self.lock();
+            state.failed = announced.err().or(state.failed.take());
+        }
+    }
+
+    /// Waits until something is there, at most for `time`.
+    fn wait<T>(&self, time: Duration, mut found: impl FnMut(&mut State) -> Option<T>) -> Result<Option<T>> {
+        self.check()?;
+        let until = now().checked_add(time);
+        let mut state = self.lock();
+        loop {
+            if let Some(error) = state.failed.take() {
+                return Err(error.at("an earlier version was not announced"));
+            }
+            if let Some(found) = found(&mut state) {
+                return Ok(Some(found));
+            }
+            let left = until.map_or(SLICE, |until| until.saturating_duration_since(now()));
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let waited = self.changed.wait_timeout(state, left.min(SLICE)).unwrap_or_else(PoisonError::into_inner);
+            state = waited.0;
+            if waited.1.timed_out() {
+                // The program may need the lock.
+                drop(state);
+                goes_on()?;
+                state = self.lock();
+            }
+        }
+    }
+}
+
+/// A version that devices have yet to finish. The drop, when the last of them has, hands it to the thread that announces.
+struct Finishing(Option<(u64, Draft)>);
+
+impl Drop for Finishing {
+    fn drop(&mut self) {
+        let Some((number, draft)) = self.0.take() else { return };
+        let desk = Arc::clone(&draft.desk);
+        if desk.check().is_err() {
+            return;
+        }
+        let mut state = desk.lock();
+        // Only the newest counts. A draft is dropped without the lock.
+        let is_newest = !state.is_closed && state.finished.as_ref().is_none_or(|(other, _)| *other < number);
+        let dropped = if is_newest { state.finished.replace((number, draft)) } else { Some((number, draft)) };
+        drop(state);
+        desk.changed.notify_all();
+        drop(dropped);
+    }
+}
+
+impl Slot {
+    /// Allocates memory for compact tensors, one piece for each device.
+    fn new(specs: &[Spec], tree: Option<&str>) -> Result<Self> {
+        let mut devices: Vec<Device> = specs.iter().map(|(_, _, device)| *device).collect();
+        devices.sort_unstable_by_key(|device| (device.kind.0, device.index));
+        devices.dedup();
+        let content =
+            Content { segments: Vec::new(), tensors: [].into(), points: Vec::new(), tree: tree.map(Into::into) };
+        let in_streams = devices.iter().copied().filter(|device| device::in_streams(*device)).collect();
+        let (tensors, files, owners) = (Vec::new(), Vec::new(), Vec::new());
+        let mut slot = Self { tensors, content, files, on_host: 0, devices: in_streams, about: String::new(), owners };
+        let (mut nbytes, mut placed) = (0usize, Vec::with_capacity(specs.len()));
+        for device in devices {
+            let of_device = || specs.iter().enumerate().filter(|(_, spec)| spec.2 == device);
+            let mut room = 0usize;
+            for (_, (dtype, shape, _)) in of_device() {
+                let bytes = Layout::new(*dtype, shape, None, 0)?.nbytes();
+                room = room.saturating_add(Arena::room_for(device, bytes));
+                nbytes = nbytes.saturating_add(bytes);
+            }
+            let arena = Arc::new(Arena::new(device, room)?);
+            let (segment, start) = slot.segment(&arena)?;
+            let adapter = Ipc::into(arena);
+            for (index, (dtype, shape, _)) in of_device() {
+                let tensor = adapter.empty(device, *dtype, shape, Order::RowMajor)?;
+                placed.push((index, described(&tensor, segment, start), tensor));
+            }
+        }
+        placed.sort_by_key(|(index, ..)| *index);
+        slot.content.tensors = placed.iter().map(|(_, described, _)| described.clone()).collect();
+        slot.tensors = placed.into_iter().map(|(_, _, tensor)| tensor).collect();
+        slot.about = format!("{} tensors, {nbytes} bytes", specs.len());
+        Ok(slot)
+    }
+
+    /// Makes memory one that can be shared. Returns its number, and where it begins.
+    fn segment(&mut self, arena: &Arena) -> Result<(usize, usize)> {
+        let (segment, start) = match arena.file() {
+            Some(file) => {
+                let nbytes = arena.bytes().len();
+                self.on_host = self.on_host.saturating_add(nbytes);
+                let file = file.try_clone().map_err(|error| {
+                    let text = "too many files are open: raise the limit (ulimit -n)";
+                    Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
+                })?;
+                self.files.push(Arc::new(memory::seal(file, Writing::Shared)?));
+                (Segment::File { nbytes, writing: Writing::Shared }, arena.bytes().start)
+            }
+            None => {
+                let lending = lending_of(arena)?;
+                self.files.extend(lending.files);
+                self.owners.push(Box::new(lending.named));
+                (lending.segment, lending.range.start)
+            }
+        };
+        self.content.segments.push(segment);
+        Ok((self.content.segments.len() - 1, start))
+    }
+
+    /// Returns the streams in which the slot is written.
+    fn streams(&self) -> Result<Vec<(Device, Stream)>> {
+        self.devices.iter().map(|device| Ok((*device, device::stream(*device, Role::Lends)?))).collect()
+    }
+}
+
+impl Publication {
+    /// Allocates `slots` times memory for tensors of these dtypes and shapes on these devices: those of CUDA, or the
+    /// host. `tree` is text for the processes that open a version, which describes their tree.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] for a wrong name, for fewer than two slots and for no tensor,
+    /// [`ErrorKind::OutOfMemory`], and [`ErrorKind::Device`] for a device of another kind.
+    pub fn new(
+        client: Arc<Client>,
+        exporter: Arc<Exporter>,
+        name: &str,
+        specs: &[Spec],
+        tree: Option<&str>,
+        slots: usize,
+    ) -> Result<Self> {
+        let name = checked(name)?;
+        if slots < 2 {
+            let text = "a version is written while another one is read: publish with 2 slots or more";
+            return Err(Error::new(ErrorKind::Argument, text));
+        }
+        if let Some((_, _, device)) = specs.iter().find(|spec| spec.2 != Device::CPU && !device::in_streams(spec.2)) {
+            let text =
+                format!("tensors on {device} are not published: publish them from the host or from a CUDA device");
+            return Err(Error::new(ErrorKind::Device, text));
+        }
+        let free = (0..slots).map(|_| Slot::new(specs, tree).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        let state = State { free, handed: 0, finished: None, settled: 0, version: 0, failed: None, is_closed: false };
+        let (state, changed, process) = (Mutex::new(state), Condvar::new(), sync::process());
+        let desk = Arc::new(Desk { state, changed, client, exporter, name, process });
+        let attending = Arc::clone(&desk);
+        let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(move || attending.attend());
+        thread.map_err(|error| {
+            let text = "no thread for the publication: raise the limit of processes (ulimit -u)";
+            Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
+        })?;
+        Ok(Self { desk })
+    }
+
+    /// Returns a slot to fill, as soon as there is a free one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Busy`] where none becomes free within `time`: other processes have old versions open, or the device
+    /// has yet to finish earlier ones. [`ErrorKind::Gone`] in a forked process. The error with which an earlier version
+    /// was not announced.
+    pub fn draft(&self, time: Duration) -> Result<Draft> {
+        let slot = self.desk.wait(time, |state| state.free.pop())?.ok_or_else(|| {
+            let text = "other processes have old versions open, or the device has yet to finish earlier ones: drop old versions, or publish with more slots";
+            Error::new(ErrorKind::Busy, text)
+        })?;
+        Ok(Draft { slot: Some(slot), desk: Arc::clone(&self.desk) })
+    }
+
+    /// Announces a version when the devices have finished it; in memory of the host at once, and then its number is
+    /// returned.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Client::put_share`] for memory of the host. For a device, the next call returns them.
+    pub fn announce(&self, draft: Draft) -> Result<Option<u64>> {
+        self.desk.check()?;
+        let streams = draft.slot.as_ref().map_or(Ok(Vec::new()), |slot| slot.streams())?;
+        let mut state = self.desk.lock();
+        state.handed += 1;
+        let number = state.handed;
+        drop(state);
+        if streams.is_empty() {
+            return self.desk.announce(number, draft).map(Some);
+        }
+        device::drop_after(&streams, Arc::new(Mutex::new(Finishing(Some((number, draft))))));
+        Ok(None)
+    }
+
+    /// Waits until no version is under way, at most for `time`. Returns the newest version; `None` after that time.
+    ///
+    /// # Errors
+    ///
+    /// The error with which an earlier version was not announced; [`ErrorKind::Gone`] in a forked process.
+    pub fn settled(&self, time: Duration) -> Result<Option<u64>> {
+        self.desk.wait(time, |state| (state.settled == state.handed).then_some(state.version))
+    }
+
+    /// Returns the newest version that was announced; 0 before the first, and in a forked process.
+    pub fn version(&self) -> u64 {
+        if self.desk.check().is_ok() { self.desk.lock().version } else { 0 }
+    }
+
+    /// Returns the name.
+    pub fn name(&self) -> &str {
+        &self.desk.name
+    }
+}
+
+impl Drop for Publication {
+    fn drop(&mut self) {
+        if self.desk.check().is_err() {
+            return;
+        }
+        let mut state = self.desk.lock();
+        state.is_closed = true;
+        // A draft is dropped without the lock.
+        let finished = mem::take(&mut state.finished);
+        drop(state);
+        self.desk.changed.notify_all();
+        drop(finished);
+    }
+}

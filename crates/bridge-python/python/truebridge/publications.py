@@ -1,0 +1,261 @@
+"""Tensors that change: versions under a name, for processes that work on while newer ones arrive.
+
+A trainer publishes its weights, and an inference server subscribes to them::
+
+    names = tb.serve("/run/user/1000/names")  # in any process
+    publication = names.publish("weights", model.state_dict())
+    ...
+    publication.update()  # after each step: the model may change at once
+
+    client = tb.connect("/run/user/1000/names")  # in the server
+    subscription = client.subscribe("weights", out=engine.state_dict())
+    ...
+    subscription.refresh()  # between two batches: copies the newest version, if there is one
+
+Each version is written into memory that nobody reads, and announced when the device has finished it. So a reader gets a
+whole version, also if the trainer is killed in the middle of the next one. No process waits for work of another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._trees import paths, shareable
+from .errors import of_kind
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from .names import Client
+
+__all__ = ["Publication", "Subscription"]
+
+#: Seconds that a wait takes at most before Python looks for signals.
+_SLICE = 0.2
+
+
+def _flattened(tree: Any) -> tuple[list[Any], str | None, list[str]]:
+    """Return the tensors of a tree, the text that describes it, and the path to each tensor."""
+    tensors, text = shareable(tree)
+    return tensors, text, paths(text)
+
+
+class Publication:
+    """Versions of tensors under a name, as ``Client.publish`` returns it.
+
+    ``close``, or the end of a ``with`` block, ends it. Its newest version stays until the client is closed, or until the
+    name is removed.
+
+    Parameters
+    ----------
+    client : Client
+        The connection to the names.
+    name : str
+        The name.
+    tree : tensor or tree
+        As for ``Client.publish``.
+    slots : int
+        As for ``Client.publish``.
+
+    Raises
+    ------
+    BridgeError
+        As for ``Client.publish``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import truebridge as tb
+    >>> weights = np.zeros(3)
+    >>> with tb.serve("names") as names:
+    ...     publication = names.publish("weights", weights)
+    ...     weights += 1
+    ...     publication.update()
+    ...     newest = publication.wait()
+    ...     names.get("weights", "numpy", version=newest)
+    array([1., 1., 1.])
+    """
+
+    def __init__(self, client: Client, name: str, tree: Any, slots: int) -> None:
+        """Allocate memory for the versions, and publish the first."""
+        flattened = _flattened(tree)
+        self._tree = tree
+        self._publication: _core.Publication | None = _core.Publication(client._client, name, flattened, slots)
+        self._publication.update(flattened, 0.0)
+
+    def update(self, tree: Any = None, *, timeout: float = 10.0) -> None:
+        """Publish a version: copy the tensors as they are in their streams now, and announce them once that is done.
+
+        Returns before the device has copied. Work that is enqueued later may change the tensors at once: their streams
+        wait for the copy.
+
+        Parameters
+        ----------
+        tree : tensor or tree, optional
+            What to copy: a tree with the structure, the shapes and the dtypes of the first one. The default is the first
+            one itself, whose tensors have changed in place.
+        timeout : float, optional
+            Seconds to wait for memory that nobody reads.
+
+        Raises
+        ------
+        BridgeError
+            ``busy`` if no memory became free in that time: other processes have old versions open, or the device has
+            yet to finish earlier ones. As for ``copy``, with the path to the tensor; and ``gone`` if the process that serves names has ended, which
+            may have been noticed after an earlier call.
+        """
+        publication = self._open()
+        tree = self._tree if tree is None else tree
+        tensors, text = shareable(tree)
+        publication.update((tensors, text, []), timeout)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until every version is announced, and return the newest.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds after which to give up. The default is to wait for ever.
+
+        Returns
+        -------
+        int
+            The version, as ``Client.get`` and ``Client.watch`` count them.
+
+        Raises
+        ------
+        BridgeError
+            ``busy`` if the device was not done in that time. If an earlier version was not announced, as for
+            ``update``.
+        """
+        publication = self._open()
+        left = None if timeout is None else _core.ipc_seconds(timeout)
+        while (version := publication.settled(_SLICE if left is None else min(_SLICE, left))) is None:
+            if left is not None:
+                left -= min(_SLICE, left)
+                if left <= 0:
+                    raise of_kind("busy", "the device has yet to finish a version: wait longer")
+        return version
+
+    @property
+    def version(self) -> int:
+        """The newest version that was announced; 0 before the first."""
+        return self._open().version
+
+    def close(self) -> None:
+        """End the publication. What the device has yet to finish is not announced."""
+        self._publication = None
+        self._tree = None
+
+    def _open(self) -> _core.Publication:
+        if self._publication is None:
+            raise of_kind("gone", "the publication is closed: publish anew")
+        return self._publication
+
+    def __enter__(self) -> Publication:
+        """Return the publication."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the publication."""
+        self.close()
+
+
+class Subscription:
+    """Tensors that receive the newest version of a name, as ``Client.subscribe`` returns it.
+
+    Parameters
+    ----------
+    client : Client
+        The connection to the names.
+    name : str
+        The name.
+    out : tensor or tree
+        As for ``Client.subscribe``.
+
+    Raises
+    ------
+    BridgeError
+        As for ``Client.subscribe``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> import truebridge as tb
+    >>> served = {"bias": torch.zeros(3)}
+    >>> with tb.serve("names") as names:
+    ...     publication = names.publish("weights", {"bias": np.ones(3, np.float32)})
+    ...     subscription = names.subscribe("weights", out=served)
+    ...     subscription.refresh() == publication.version
+    True
+    >>> served["bias"]
+    tensor([1., 1., 1.])
+    """
+
+    def __init__(self, client: Client, name: str, out: Any) -> None:
+        """Keep the tensors that receive versions. Nothing is copied yet."""
+        flattened = _flattened(out)
+        mine = flattened[2]
+
+        def matched(text: str | None) -> list[int]:
+            theirs = {path: index for index, path in enumerate(paths(text))}
+            for one, other, side in ((mine, theirs, "published"), (theirs, set(mine), "to be received")):
+                for path in one:
+                    if path not in other:
+                        raise of_kind("argument", f"{path} is not {side}: pass trees of the same structure")
+            return [theirs[path] for path in mine]
+
+        self._client, self._name = client, name
+        self._subscription = _core.Subscription(client._client, name, flattened, matched)
+
+    def refresh(self) -> int | None:
+        """Copy the newest version into the tensors, if there is one that was not copied yet.
+
+        The copy runs in the streams that are current then, and the host does not wait for it. Later work in these
+        streams sees the whole version. The addresses of the tensors do not change, so CUDA graphs stay valid.
+
+        Returns
+        -------
+        int or None
+            The version; ``None`` if nothing was copied: there is no newer one, or the process that has published it has
+            ended.
+
+        Raises
+        ------
+        BridgeError
+            As for ``copy`` of trees, with the path to the tensor; and ``gone`` if the process that serves names has
+            ended.
+        """
+        return self._subscription.refresh()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for a newer version, and copy it as ``refresh`` does.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds without a new version after which to give up. The default is to wait for ever.
+
+        Returns
+        -------
+        int or None
+            The version; ``None`` after that time.
+
+        Raises
+        ------
+        BridgeError
+            As for ``refresh``.
+        """
+        for _ in self._client.watch(self._name, after=self.version, timeout=timeout):
+            if (version := self.refresh()) is not None:
+                return version
+        return None
+
+    @property
+    def version(self) -> int:
+        """The version that was copied last; 0 before the first."""
+        return self._subscription.version

@@ -1,0 +1,298 @@
+//! Versions of tensors under a name: publications, and copies of their newest version.
+
+use crate::errors::{argument, into_python, text};
+use crate::frameworks::{AnyAdapter, not_a_capsule, source};
+use crate::processes::{Client, number, seconds};
+use crate::{cross, trace};
+use bridge_core::{Adapter, Device, DeviceKind, Error, ErrorKind, Misfit, Pair, Result, Stream};
+use bridge_ipc::{Draft, Ipc, IpcTensor, Opened, Spec, process};
+use bridge_pyo3::PyTensor;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Tensors, the text about their tree, and the path to each of them.
+type Flattened<'py> = (Vec<PyTensor<'py>>, Option<String>, Vec<String>);
+
+/// The adapter for both ends of a version.
+fn shared() -> Ipc {
+    // SAFETY: Python has no references to elements. A slot is written while no process has it open, and a version that
+    // is open is not written.
+    unsafe { Ipc::of_opened() }
+}
+
+/// Returns the adapters of tensors.
+fn adapters<'py>(tensors: &[PyTensor<'py>], paths: &[String]) -> Result<Vec<AnyAdapter<'py>>> {
+    let adapter = |(index, tensor)| {
+        let found = not_a_capsule(tensor).and_then(|()| source(tensor));
+        found.map_err(|error| at(error, paths, index))
+    };
+    tensors.iter().enumerate().map(adapter).collect()
+}
+
+/// Returns the error with the path to the tensor that it is about.
+fn at(error: Error, paths: &[String], index: usize) -> Error {
+    match paths.get(index) {
+        Some(path) => error.at(path),
+        None => error,
+    }
+}
+
+fn misfit(misfit: Misfit, paths: &[String]) -> Error {
+    let Misfit { index, beside, error, .. } = misfit;
+    match beside.and_then(|other| Some((paths.get(index)?, paths.get(other)?))) {
+        Some((path, other)) => error.at(&format!("{path} and {other}")),
+        None => at(error, paths, index),
+    }
+}
+
+/// Returns the device on which a version of a tensor lies.
+fn published_on(device: Device) -> Device {
+    match device.kind {
+        DeviceKind::CPU | DeviceKind::CUDA_HOST => Device::CPU,
+        DeviceKind::CUDA_MANAGED => Device::cuda(device.index),
+        _ => device,
+    }
+}
+
+/// Versions of the same tensors under a name.
+#[pyclass(frozen, module = "truebridge")]
+pub(crate) struct Publication {
+    publication: bridge_ipc::Publication,
+    tree: Option<String>,
+    paths: Vec<String>,
+}
+
+#[pymethods]
+impl Publication {
+    #[new]
+    fn new<'py>(
+        py: Python<'py>,
+        client: &Client,
+        name: &Bound<'py, PyAny>,
+        flattened: Flattened<'py>,
+        slots: &Bound<'py, PyAny>,
+    ) -> PyResult<Self> {
+        let (tensors, tree, paths) = flattened;
+        let publish = || {
+            let (client, name, slots) = (client.client()?, text(name, "a name")?, number(slots, "slots", 2usize)?);
+            let mut specs: Vec<Spec> = Vec::with_capacity(tensors.len());
+            for (index, (adapter, tensor)) in adapters(&tensors, &paths)?.iter().zip(&tensors).enumerate() {
+                let lent = adapter.export(tensor).map_err(|error| at(error, &paths, index))?;
+                specs.push((lent.dtype(), lent.layout().shape().to_vec(), published_on(lent.device())));
+            }
+            let tree = tree.as_deref();
+            py.detach(|| bridge_ipc::Publication::new(client, process::exporter()?, &name, &specs, tree, slots))
+        };
+        let publication = publish().map_err(|error| into_python(py, error))?;
+        Ok(Self { publication, tree, paths })
+    }
+
+    /// Copies tensors into memory that no process reads, and announces them when the device has finished.
+    fn update<'py>(
+        &self,
+        py: Python<'py>,
+        flattened: Flattened<'py>,
+        time: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<u64>> {
+        let (tensors, tree, _) = flattened;
+        let update = |call: Option<&trace::Call>| {
+            if tree != self.tree {
+                return Err(argument("the tree has another structure than the published one: publish it anew"));
+            }
+            let time = seconds(time)?;
+            let adapters = adapters(&tensors, &self.paths)?;
+            let draft = py.detach(|| self.publication.draft(time))?;
+            self.fill(call, &adapters, &tensors, &draft)?;
+            py.detach(|| self.publication.announce(draft))
+        };
+        trace::call("copy", "ipc", update).map_err(|error| into_python(py, error))
+    }
+
+    /// Waits until no version is under way. Returns the newest; `None` after `time` seconds.
+    fn settled(&self, time: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+        let py = time.py();
+        let settled = seconds(time).and_then(|time| py.detach(|| self.publication.settled(time)));
+        settled.map_err(|error| into_python(py, error))
+    }
+
+    #[getter]
+    fn version(&self) -> u64 {
+        self.publication.version()
+    }
+}
+
+impl Publication {
+    fn fill<'py>(
+        &self,
+        call: Option<&trace::Call>,
+        adapters: &[AnyAdapter<'py>],
+        tensors: &[PyTensor<'py>],
+        draft: &Draft,
+    ) -> Result<()> {
+        let ipc = shared();
+        let to: &dyn Adapter<Tensor = IpcTensor> = &ipc;
+        let sides = adapters.iter().zip(tensors).zip(draft.tensors());
+        let pairs: Vec<_> = sides.map(|((from, tensor), out)| Pair { from: &**from as _, tensor, to, out }).collect();
+        cross::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths))
+    }
+}
+
+/// Tensors that receive the newest version of a name.
+#[pyclass(frozen, module = "truebridge")]
+pub(crate) struct Subscription {
+    client: Arc<bridge_ipc::Client>,
+    name: String,
+    out: Vec<Py<PyAny>>,
+    tree: Option<String>,
+    paths: Vec<String>,
+    /// One tensor for each framework and device: its current stream is that of the copies.
+    streams: Vec<usize>,
+    /// Returns, for the text about another tree, the tensor of that tree for each of `out`.
+    matched: Py<PyAny>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// 0 before the first.
+    version: u64,
+    /// The last tree, and the tensor of it for each of `out`; `None` where the trees have one text.
+    seen: Option<(Option<String>, Option<Vec<usize>>)>,
+}
+
+#[pymethods]
+impl Subscription {
+    #[new]
+    fn new<'py>(
+        py: Python<'py>,
+        client: &Client,
+        name: &Bound<'py, PyAny>,
+        flattened: Flattened<'py>,
+        matched: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let (out, tree, paths) = flattened;
+        let subscribe = || {
+            let (client, name) = (client.client()?, text(name, "a name")?);
+            bridge_ipc::check_name(&name)?;
+            let (mut met, mut streams) = (Vec::new(), Vec::new());
+            for (index, (adapter, out)) in adapters(&out, &paths)?.iter().zip(&out).enumerate() {
+                let lent = adapter.export(out).map_err(|error| at(error, &paths, index))?;
+                let place = (adapter.profile().name.clone(), lent.device());
+                if lent.buffer().stream().is_some() && !met.contains(&place) {
+                    met.push(place);
+                    streams.push(index);
+                }
+            }
+            Ok((client, name, streams))
+        };
+        let (client, name, streams) = subscribe().map_err(|error| into_python(py, error))?;
+        let out = out.into_iter().map(Bound::unbind).collect();
+        Ok(Self { client, name, out, tree, paths, streams, matched, state: Mutex::default() })
+    }
+
+    /// Copies the newest version into the tensors. Returns its number; `None` where there is none that is newer.
+    fn refresh(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        let refresh = |call: Option<&trace::Call>| {
+            let Some((version, opened)) = py.detach(|| self.newest())? else { return Ok(None) };
+            self.copy(py, call, opened)?;
+            self.lock().version = version;
+            Ok(Some(version))
+        };
+        trace::call("copy", "", refresh).map_err(|error| into_python(py, error))
+    }
+
+    /// The version that was copied last; 0 before the first.
+    #[getter]
+    fn version(&self) -> u64 {
+        self.lock().version
+    }
+
+    /// Shows the garbage collector what is kept: a model may keep its subscription.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> std::result::Result<(), PyTraverseError> {
+        self.out.iter().try_for_each(|out| visit.call(out))?;
+        visit.call(&self.matched)
+    }
+}
+
+impl Subscription {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the newest version, if there is one that was not copied yet and whose process still lives.
+    fn newest(&self) -> Result<Option<(u64, Opened)>> {
+        let mut missed = None;
+        loop {
+            let Some((version, ticket)) = self.client.newest(&self.name)? else { return Ok(None) };
+            if version == self.lock().version || missed == Some(version) {
+                return Ok(None);
+            }
+            match bridge_ipc::open(&ticket) {
+                Ok(opened) => return Ok(Some((version, opened))),
+                // A newer version may have displaced it meanwhile, or its process has ended.
+                Err(error) if error.kind() == ErrorKind::Gone => missed = Some(version),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn copy(&self, py: Python<'_>, call: Option<&trace::Call>, opened: Opened) -> Result<()> {
+        let out: Vec<PyTensor<'_>> = self.out.iter().map(|out| out.bind(py).clone()).collect();
+        let adapters = adapters(&out, &self.paths)?;
+        let order = self.order(py, opened.tree.as_deref())?;
+        let source =
+            |index: usize| opened.tensors.get(order.as_ref().map_or(Some(index), |order| order.get(index).copied())?);
+        let sources: Option<Vec<&IpcTensor>> = (0..out.len()).map(source).collect();
+        let Some(sources) = sources.filter(|sources| sources.len() == opened.tensors.len()) else {
+            return Err(differ(opened.tensors.len(), out.len()));
+        };
+        let ipc = shared();
+        let from: &dyn Adapter<Tensor = IpcTensor> = &ipc;
+        let sides = sources.into_iter().zip(adapters.iter().zip(&out));
+        let pairs: Vec<_> = sides.map(|(tensor, (to, out))| Pair { from, tensor, to: &**to as _, out }).collect();
+        let copied = cross::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths));
+        // Also after an error: some copies may run.
+        let streams: Result<Vec<(Device, Option<Stream>)>> = self
+            .streams
+            .iter()
+            .map(|index| {
+                let lent = adapters[*index].export(&out[*index])?;
+                Ok((lent.buffer().device(), lent.buffer().stream().map(Stream::on_any_thread)))
+            })
+            .collect();
+        let streams: Vec<_> = streams?.into_iter().filter_map(|(device, stream)| Some((device, stream?))).collect();
+        drop(pairs);
+        opened.keep_for(&streams);
+        copied
+    }
+
+    /// Returns the tensor of the published tree for each of `out`; `None`: they have one order.
+    fn order(&self, py: Python<'_>, tree: Option<&str>) -> Result<Option<Vec<usize>>> {
+        if tree == self.tree.as_deref() {
+            return Ok(None);
+        }
+        if let Some((seen, order)) = &self.lock().seen
+            && seen.as_deref() == tree
+        {
+            return Ok(order.clone());
+        }
+        let raised = |error| bridge_pyo3::framework_error(py, "Python", error);
+        let order =
+            self.matched.call1(py, (tree,)).and_then(|order| order.extract::<Vec<usize>>(py)).map_err(raised)?;
+        self.lock().seen = Some((tree.map(Into::into), Some(order.clone())));
+        Ok(Some(order))
+    }
+}
+
+fn differ(published: usize, expected: usize) -> Error {
+    argument(format!(
+        "{published} tensors are published and {expected} are to receive them: pass trees of the same structure"
+    ))
+}
+
+/// Enters the classes into the module.
+pub(crate) fn enter(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Publication>()?;
+    module.add_class::<Subscription>()
+}

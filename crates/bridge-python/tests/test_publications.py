@@ -1,0 +1,309 @@
+"""Publications: whole versions, in memory that is used again, whatever becomes of the processes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import truebridge as tb
+from truebridge import processes
+from truebridge_conformance.others import Other, wait_until
+
+torch: Any = pytest.importorskip("torch")
+
+#: Processes that are killed in a test, and the seed of the times.
+KILLS, SEED = (int(os.environ.get(f"TRUEBRIDGE_{name}", usual)) for name, usual in (("KILLS", 6), ("SEED", 7)))
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path) -> Iterator[str]:
+    tmp_path.chmod(0o700)
+    processes._core.ipc_close()
+    processes.configure(folder=tmp_path)
+    yield str(tmp_path / "names")
+    processes._core.ipc_close()
+
+
+def weights(value: float, kind: str = "numpy") -> dict[str, Any]:
+    made = {"w": np.full((3, 5), value, np.float32), "layers": [np.full(7, float(value)), np.full((), value, np.float32)]}
+    return made if kind == "numpy" else tb.convert(made, kind, copy=True)
+
+
+def test_a_version_is_what_the_tensors_held(path: str) -> None:
+    tree, out = weights(0), weights(-1, "torch")
+    with tb.serve(path) as names:
+        publication = names.publish("weights", tree)
+        subscription = names.subscribe("weights", out=out)
+        first = publication.wait()
+        assert (subscription.version, subscription.refresh(), subscription.version) == (0, first, first)
+        assert subscription.refresh() is None
+        addresses = [out["w"].data_ptr(), *(x.data_ptr() for x in out["layers"])]
+        for value in range(1, 20):
+            tree["w"][:] = value
+            tree["layers"][0][:] = value
+            tree["layers"][1][...] = value
+            publication.update()
+            version = publication.wait()
+            assert version == publication.version > first
+            tree["w"][:] = -7
+            assert subscription.refresh() == version
+            for x in [out["w"], *out["layers"]]:
+                assert (x == value).all()
+        assert addresses == [out["w"].data_ptr(), *(x.data_ptr() for x in out["layers"])]
+
+
+def test_a_tree_may_be_another_one_each_time(path: str) -> None:
+    """Arrays of JAX cannot change: each step has new ones."""
+    with tb.serve(path) as names:
+        publication = names.publish("weights", weights(0))
+        publication.update(weights(3, "torch"))
+        assert (names.get("weights", "numpy")["w"] == 3).all()
+        strided = weights(4)
+        strided["w"] = np.full((5, 3), 4, np.float32).T
+        publication.update(strided)
+        assert (names.get("weights", "torch")["w"] == 4).all()
+
+
+def test_a_view_of_a_version_stays_as_it_is(path: str) -> None:
+    tree = weights(0)
+    with tb.serve(path) as names:
+        publication = names.publish("weights", tree, slots=3)
+        held = names.get("weights", "numpy")
+        for value in range(1, 10):
+            tree["w"][:] = value
+            publication.update()
+        assert (held["w"] == 0).all()
+        assert (names.get("weights", "numpy")["w"] == 9).all()
+
+
+def test_without_a_free_slot_an_update_is_refused(path: str) -> None:
+    with tb.serve(path) as names:
+        publication = names.publish("weights", weights(0))
+        held = names.get("weights", "numpy")
+        publication.update(timeout=0)
+        start = time.monotonic()
+        with pytest.raises(tb.BridgeError, match="slots") as caught:
+            publication.update(timeout=0.3)
+        assert caught.value.kind == "busy"
+        assert 0.2 < time.monotonic() - start < 5
+        version = publication.version
+        del held
+        gc.collect()
+        publication.update(weights(5))
+        assert publication.wait() > version
+        assert (names.get("weights", "numpy")["w"] == 5).all()
+
+
+def test_memory_is_used_again(path: str) -> None:
+    with tb.serve(path) as names:
+        publication = names.publish("weights", weights(0))
+        subscription = names.subscribe("weights", out=weights(0))
+        descriptors = len(os.listdir("/proc/self/fd"))
+        for _ in range(50):
+            publication.update()
+            names.get("weights", "numpy")
+            subscription.refresh()
+        wait_until(lambda: processes.held()["shares"] == 1)
+        assert len(os.listdir("/proc/self/fd")) <= descriptors + 4
+
+
+@pytest.mark.parametrize(
+    ("tree", "match"),
+    [
+        ({"w": np.zeros((3, 5), np.float32)}, "structure"),
+        ({**weights(0), "w": np.zeros((3, 4), np.float32)}, r"tree\['w'\].*shape"),
+        ({**weights(0), "layers": [np.zeros(7), np.zeros((), np.float64)]}, r"tree\['layers'\]\[1\].*float64"),
+        ({**weights(0), "w": torch.zeros(3, 5, requires_grad=True)}, r"tree\['w'\].*detach"),
+        (3, "holds no tensor"),
+    ],
+)
+def test_what_does_not_fit_is_not_published(path: str, tree: Any, match: str) -> None:
+    with tb.serve(path) as names:
+        publication = names.publish("weights", weights(0))
+        version = publication.wait()
+        with pytest.raises(tb.BridgeError, match=match):
+            publication.update(tree)
+        assert names.get_versioned("weights", "numpy")[0] == version
+        # The slot is free again.
+        publication.update(timeout=0)
+        publication.update(timeout=0)
+
+
+@pytest.mark.parametrize(
+    ("out", "match"),
+    [
+        ({"w": np.zeros((3, 5), np.float32)}, r"tree\['layers'\]\[0\] is not to be received"),
+        ({**weights(0), "more": np.zeros(1)}, r"tree\['more'\] is not published"),
+        ({**weights(0), "w": np.zeros((3, 4), np.float32)}, r"tree\['w'\].*shape"),
+        ({**weights(0), "w": np.zeros((3, 5), np.float16)}, r"tree\['w'\].*float16"),
+    ],
+)
+def test_what_does_not_fit_is_not_received(path: str, out: Any, match: str) -> None:
+    with tb.serve(path) as names:
+        names.publish("weights", weights(1))
+        subscription = names.subscribe("weights", out=out)
+        with pytest.raises(tb.BridgeError, match=match):
+            subscription.refresh()
+        assert subscription.version == 0
+        assert not np.any(out["w"])
+
+
+def test_the_order_of_keys_does_not_matter(path: str) -> None:
+    with tb.serve(path) as names:
+        names.publish("weights", {"a": np.full(2, 1.0), "b": (np.full(2, 2.0),)})
+        out = {"b": [np.zeros(2)], "a": np.zeros(2)}
+        assert names.subscribe("weights", out=out).refresh() is not None
+        assert (out["a"][0], out["b"][0][0]) == (1.0, 2.0)
+
+
+def test_what_was_put_can_be_received(path: str) -> None:
+    with tb.serve(path) as names:
+        out = weights(0, "torch")
+        subscription = names.subscribe("weights", out=out)
+        assert subscription.refresh() is None
+        assert subscription.wait(timeout=0.1) is None
+        version = names.put("weights", weights(3))
+        assert subscription.wait(timeout=5) == version
+        assert (out["w"] == 3).all()
+
+
+def test_a_single_tensor_is_a_tree(path: str) -> None:
+    with tb.serve(path) as names:
+        publication, out = names.publish("x", np.arange(4.0)), torch.zeros(4, dtype=torch.float64)
+        subscription = names.subscribe("x", out=out)
+        assert subscription.refresh() == publication.version
+        assert out.tolist() == [0, 1, 2, 3]
+
+
+def test_wrong_arguments(path: str) -> None:
+    with tb.serve(path) as names:
+        for name, tree, slots in (("", weights(0), 2), ("x", weights(0), 1), ("x", {}, 2), ("x", "text", 2)):
+            with pytest.raises(tb.BridgeError):
+                names.publish(name, tree, slots=slots)
+        with pytest.raises(tb.BridgeValueError):
+            names.subscribe("\n", out=weights(0))
+        publication = names.publish("x", weights(0))
+        publication.close()
+        publication.close()
+        with pytest.raises(tb.BridgeConnectionError, match="closed"):
+            publication.update()
+        # The newest version stays.
+        assert (names.get("x", "numpy")["w"] == 0).all()
+    with pytest.raises(tb.BridgeConnectionError):
+        names.publish("x", weights(0))
+
+
+def test_the_end_of_the_names_is_an_error(path: str) -> None:
+    names = tb.serve(path)
+    publication, subscription = names.publish("x", weights(0)), names.subscribe("x", out=weights(0))
+    names.close()
+    for call in (publication.update, subscription.refresh):
+        with pytest.raises(tb.BridgeConnectionError):
+            call()
+
+
+def test_a_forked_process_does_not_publish(path: str) -> None:
+    with tb.serve(path) as names:
+        publication = names.publish("x", weights(0))
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                try:
+                    publication.update(timeout=0)
+                except tb.BridgeConnectionError as error:
+                    status = 0 if error.kind == "gone" else 2
+                del publication
+            os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        publication.update()
+        assert publication.wait() > 0
+
+
+#: A trainer and an engine that run until they are killed. Every element of a version has one value.
+TRAINER = """
+import sys, numpy as np, truebridge as tb
+tree = [np.zeros(1 << 18, np.float32) for _ in range(4)]
+publication = tb.connect(sys.argv[1]).publish("weights", tree)
+print("up", flush=True)
+step = 0
+while True:
+    step += 1
+    for x in tree:
+        x[:] = step
+    publication.update()
+"""
+ENGINE = """
+import sys, numpy as np, truebridge as tb
+out = [np.full(1 << 18, -1, np.float32) for _ in range(4)]
+subscription = tb.connect(sys.argv[1]).subscribe("weights", out=out)
+print("up", flush=True)
+while True:
+    if subscription.refresh() is not None:
+        assert all((x == out[0][0]).all() for x in out), "torn"
+"""
+
+
+def started(program: str, path: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def test_either_side_may_be_killed_at_any_time(path: str) -> None:
+    random = Random(SEED)
+    out = [np.full(1 << 18, -1, np.float32) for _ in range(4)]
+    with tb.serve(path) as names:
+        subscription = names.subscribe("weights", out=out)
+        sides = {"trainer": started(TRAINER, path), "engine": started(ENGINE, path)}
+        try:
+            for _ in range(KILLS):
+                until, versions = time.monotonic() + random.uniform(0.05, 0.3), 0
+                while time.monotonic() < until or versions == 0:
+                    assert time.monotonic() < until + 60, "no version arrives"
+                    if subscription.refresh() is not None:
+                        versions += 1
+                        assert all((x == out[0][0]).all() for x in out), "torn"
+                victim = random.choice(["trainer", "engine"])
+                for name, process in sides.items():
+                    assert process.poll() is None, f"the {name} has stopped"
+                sides[victim].kill()
+                sides[victim].wait()
+                subscription.refresh()
+                sides[victim] = started(TRAINER if victim == "trainer" else ENGINE, path)
+        finally:
+            for process in sides.values():
+                process.kill()
+                process.wait()
+        wait_until(lambda: not names.list())
+        assert subscription.refresh() is None
+
+
+def test_another_process_receives(path: str) -> None:
+    other = Other()
+    try:
+        with tb.serve(path) as names:
+            tree = weights(2)
+            publication = names.publish("weights", tree)
+            other("out = {'w': np.zeros((3, 5), np.float32), 'layers': [np.zeros(7), np.zeros((), np.float32)]}")
+            other(f"subscription = tb.connect({path!r}).subscribe('weights', out=out)")
+            assert other("subscription.refresh()") == repr(publication.wait())
+            assert other("(out['w'].sum(), out['layers'][0].sum())") == repr((np.float32(30.0), np.float64(14.0)))
+            tree["w"][:] = 3
+            publication.update()
+            assert other("subscription.wait(5)") == repr(publication.wait())
+            assert other("out['w'].sum()") == repr(np.float32(45.0))
+            assert other("subscription.refresh()") == "None"
+    finally:
+        other.kill()
