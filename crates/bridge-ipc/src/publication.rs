@@ -80,6 +80,8 @@ struct Slot {
 pub struct Draft {
     /// `None` in the drop, which makes the slot free.
     slot: Option<Arc<Slot>>,
+    /// Text for the processes that open the version, which describes its tree.
+    tree: Option<String>,
     desk: Arc<Desk>,
 }
 
@@ -89,6 +91,11 @@ impl Draft {
     /// Returns the tensors to fill, as many and of the shapes as the publication was made for. Fill all of them.
     pub fn tensors(&self) -> &[IpcTensor] {
         self.slot.as_ref().map_or(&[], |slot| &slot.tensors)
+    }
+
+    fn with(mut self, tree: Option<String>) -> Self {
+        self.tree = tree;
+        self
     }
 }
 
@@ -121,7 +128,8 @@ impl Desk {
     /// Puts a version under the name. The share keeps the draft, which frees the slot at its end.
     fn put(&self, draft: Draft) -> Result<u64> {
         let slot = draft.slot.as_ref().map(Arc::clone).ok_or_else(|| crate::line::broken("a draft has no slot"))?;
-        let (content, files, streams) = (slot.content.clone(), slot.files.clone(), slot.streams()?);
+        let content = Content { tree: draft.tree.clone(), ..slot.content.clone() };
+        let (files, streams) = (slot.files.clone(), slot.streams()?);
         let kept = Kept { content, files, streams, is_finished: true, _owners: vec![Box::new(draft)] };
         let ticket = self.exporter.share(kept, slot.on_host, &slot.about, LISTED)?;
         self.client.put_share(&self.exporter, &self.name, &ticket, 1)
@@ -206,12 +214,11 @@ impl Drop for Finishing {
 
 impl Slot {
     /// Allocates memory for compact tensors, one piece for each device.
-    fn new(specs: &[Spec], tree: Option<&str>) -> Result<Self> {
+    fn new(specs: &[Spec]) -> Result<Self> {
         let mut devices: Vec<Device> = specs.iter().map(|(_, _, device)| *device).collect();
         devices.sort_unstable_by_key(|device| (device.kind.0, device.index));
         devices.dedup();
-        let content =
-            Content { segments: Vec::new(), tensors: [].into(), points: Vec::new(), tree: tree.map(Into::into) };
+        let content = Content { segments: Vec::new(), tensors: [].into(), points: Vec::new(), tree: None };
         let in_streams = devices.iter().copied().filter(|device| device::in_streams(*device)).collect();
         let (tensors, files, owners) = (Vec::new(), Vec::new(), Vec::new());
         let mut slot = Self { tensors, content, files, on_host: 0, devices: in_streams, about: String::new(), owners };
@@ -271,20 +278,13 @@ impl Slot {
 
 impl Publication {
     /// Allocates `slots` times memory for tensors of these dtypes and shapes on these devices: those of CUDA, or the
-    /// host. `tree` is text for the processes that open a version, which describes their tree.
+    /// host.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Argument`] for a wrong name, for fewer than two slots and for no tensor,
     /// [`ErrorKind::OutOfMemory`], and [`ErrorKind::Device`] for a device of another kind.
-    pub fn new(
-        client: Arc<Client>,
-        exporter: Arc<Exporter>,
-        name: &str,
-        specs: &[Spec],
-        tree: Option<&str>,
-        slots: usize,
-    ) -> Result<Self> {
+    pub fn new(client: Arc<Client>, exporter: Arc<Exporter>, name: &str, specs: &[Spec], slots: usize) -> Result<Self> {
         let name = checked(name)?;
         if slots < 2 {
             let text = "a version is written while another one is read: publish with 2 slots or more";
@@ -295,7 +295,7 @@ impl Publication {
                 format!("tensors on {device} are not published: publish them from the host or from a CUDA device");
             return Err(Error::new(ErrorKind::Device, text));
         }
-        let free = (0..slots).map(|_| Slot::new(specs, tree).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        let free = (0..slots).map(|_| Slot::new(specs).map(Arc::new)).collect::<Result<Vec<_>>>()?;
         let state = State { free, handed: 0, finished: None, settled: 0, version: 0, failed: None, is_closed: false };
         let (state, changed, process) = (Mutex::new(state), Condvar::new(), sync::process());
         let desk = Arc::new(Desk { state, changed, client, exporter, name, process });
@@ -320,17 +320,18 @@ impl Publication {
             let text = "other processes have old versions open, or the device has yet to finish earlier ones: drop old versions, or publish with more slots";
             Error::new(ErrorKind::Busy, text)
         })?;
-        Ok(Draft { slot: Some(slot), desk: Arc::clone(&self.desk) })
+        Ok(Draft { slot: Some(slot), tree: None, desk: Arc::clone(&self.desk) })
     }
 
     /// Announces a version when the devices have finished it; in memory of the host at once, and then its number is
-    /// returned.
+    /// returned. `tree` is text for the processes that open it, which describes its tree.
     ///
     /// # Errors
     ///
     /// Those of [`Client::put_share`] for memory of the host. For a device, the next call returns them.
-    pub fn announce(&self, draft: Draft) -> Result<Option<u64>> {
+    pub fn announce(&self, draft: Draft, tree: Option<String>) -> Result<Option<u64>> {
         self.desk.check()?;
+        let draft = draft.with(tree);
         let streams = draft.slot.as_ref().map_or(Ok(Vec::new()), |slot| slot.streams())?;
         let mut state = self.desk.lock();
         state.handed += 1;

@@ -1,18 +1,18 @@
 //! Versions of tensors under a name: publications, and copies of their newest version.
 
+use crate::debug::Owned;
 use crate::errors::{argument, into_python, text};
 use crate::frameworks::{AnyAdapter, not_a_capsule, source};
+use crate::ordering::ordering;
 use crate::processes::{Client, number, seconds};
 use crate::{cross, trace};
-use bridge_core::{Adapter, Device, DeviceKind, Error, ErrorKind, Misfit, Pair, Result, Stream};
+use bridge_core::{Adapter, Device, DeviceKind, Error, ErrorKind, Misfit, Pair, Prepared, Result, Stream};
 use bridge_ipc::{Draft, Ipc, IpcTensor, Opened, Spec, process};
 use bridge_pyo3::PyTensor;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// Tensors, the text about their tree, and the path to each of them.
-type Flattened<'py> = (Vec<PyTensor<'py>>, Option<String>, Vec<String>);
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The adapter for both ends of a version.
 fn shared() -> Ipc {
@@ -55,12 +55,45 @@ fn published_on(device: Device) -> Device {
     }
 }
 
+/// Copies that were planned, by the addresses on the side of the versions: one for each slot. `None` for copies without
+/// a plan: moves, and those of the host.
+#[derive(Default)]
+struct Plans(Vec<(Vec<usize>, Option<Prepared>)>);
+
+impl Plans {
+    /// The most slots whose plans are kept.
+    const MOST: usize = 8;
+
+    /// Copies pairs, by their plan where they have one. `versions` are the addresses of the tensors in the slot.
+    fn copy<F: Owned, T: Owned>(
+        &mut self,
+        call: Option<&trace::Call>,
+        pairs: &[Pair<'_, F, T>],
+        versions: impl Iterator<Item = usize> + Clone,
+    ) -> Result<(), Misfit> {
+        let known = self.0.iter().position(|(known, _)| known.iter().copied().eq(versions.clone()));
+        if let Some(known) = known {
+            match cross::copy_all(call, pairs, self.0[known].1.as_ref()) {
+                // Nothing was written: a tensor on the other side has other memory now.
+                Err(failed) if failed.error.kind() == ErrorKind::Layout => drop(self.0.swap_remove(known)),
+                done => return done,
+            }
+        }
+        cross::copy_all(call, pairs, None)?;
+        // A plan that keeps the memory would keep the version.
+        let prepared = Prepared::new(pairs, ordering()).ok().filter(|prepared| prepared.held(0).is_none());
+        self.0.truncate(Self::MOST - 1);
+        self.0.insert(0, (versions.collect(), prepared));
+        Ok(())
+    }
+}
+
 /// Versions of the same tensors under a name.
 #[pyclass(frozen, module = "truebridge")]
 pub(crate) struct Publication {
     publication: bridge_ipc::Publication,
-    tree: Option<String>,
     paths: Vec<String>,
+    plans: Mutex<Plans>,
 }
 
 #[pymethods]
@@ -70,10 +103,10 @@ impl Publication {
         py: Python<'py>,
         client: &Client,
         name: &Bound<'py, PyAny>,
-        flattened: Flattened<'py>,
+        tensors: Vec<PyTensor<'py>>,
+        paths: Vec<String>,
         slots: &Bound<'py, PyAny>,
     ) -> PyResult<Self> {
-        let (tensors, tree, paths) = flattened;
         let publish = || {
             let (client, name, slots) = (client.client()?, text(name, "a name")?, number(slots, "slots", 2usize)?);
             let mut specs: Vec<Spec> = Vec::with_capacity(tensors.len());
@@ -81,30 +114,28 @@ impl Publication {
                 let lent = adapter.export(tensor).map_err(|error| at(error, &paths, index))?;
                 specs.push((lent.dtype(), lent.layout().shape().to_vec(), published_on(lent.device())));
             }
-            let tree = tree.as_deref();
-            py.detach(|| bridge_ipc::Publication::new(client, process::exporter()?, &name, &specs, tree, slots))
+            py.detach(|| bridge_ipc::Publication::new(client, process::exporter()?, &name, &specs, slots))
         };
         let publication = publish().map_err(|error| into_python(py, error))?;
-        Ok(Self { publication, tree, paths })
+        Ok(Self { publication, paths, plans: Mutex::default() })
     }
 
-    /// Copies tensors into memory that no process reads, and announces them when the device has finished.
+    /// Copies tensors into memory that no process reads, and announces them when the device has finished, as the tree that
+    /// `tree` describes. `again` says that later calls will pass the same tensors.
     fn update<'py>(
         &self,
         py: Python<'py>,
-        flattened: Flattened<'py>,
+        tensors: Vec<PyTensor<'py>>,
+        tree: Option<String>,
+        again: bool,
         time: &Bound<'py, PyAny>,
     ) -> PyResult<Option<u64>> {
-        let (tensors, tree, _) = flattened;
         let update = |call: Option<&trace::Call>| {
-            if tree != self.tree {
-                return Err(argument("the tree has another structure than the published one: publish it anew"));
-            }
             let time = seconds(time)?;
             let adapters = adapters(&tensors, &self.paths)?;
             let draft = py.detach(|| self.publication.draft(time))?;
-            self.fill(call, &adapters, &tensors, &draft)?;
-            py.detach(|| self.publication.announce(draft))
+            self.fill(call, &adapters, &tensors, (again, &draft))?;
+            py.detach(|| self.publication.announce(draft, tree))
         };
         trace::call("copy", "ipc", update).map_err(|error| into_python(py, error))
     }
@@ -128,14 +159,31 @@ impl Publication {
         call: Option<&trace::Call>,
         adapters: &[AnyAdapter<'py>],
         tensors: &[PyTensor<'py>],
-        draft: &Draft,
+        (again, draft): (bool, &Draft),
     ) -> Result<()> {
         let ipc = shared();
         let to: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let sides = adapters.iter().zip(tensors).zip(draft.tensors());
         let pairs: Vec<_> = sides.map(|((from, tensor), out)| Pair { from: &**from as _, tensor, to, out }).collect();
-        cross::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths))
+        let copied = match again {
+            true => planned(&self.plans, |plans| plans.copy(call, &pairs, draft.tensors().iter().map(IpcTensor::data))),
+            false => cross::copy_all(call, &pairs, None),
+        };
+        copied.map_err(|failed| misfit(failed, &self.paths))
     }
+}
+
+/// Lends the plans to one call at a time. Another one meanwhile copies without: it would wait for the lock with the GIL,
+/// which the first may need.
+fn planned<R>(plans: &Mutex<Plans>, copy: impl FnOnce(&mut Plans) -> R) -> R {
+    let mut taken = mem::take(&mut *locked(plans));
+    let copied = copy(&mut taken);
+    *locked(plans) = taken;
+    copied
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Tensors that receive the newest version of a name.
@@ -151,14 +199,15 @@ pub(crate) struct Subscription {
     /// Returns, for the text about another tree, the tensor of that tree for each of `out`.
     matched: Py<PyAny>,
     state: Mutex<State>,
+    plans: Mutex<Plans>,
 }
 
 #[derive(Default)]
 struct State {
     /// 0 before the first.
     version: u64,
-    /// The last tree, and the tensor of it for each of `out`; `None` where the trees have one text.
-    seen: Option<(Option<String>, Option<Vec<usize>>)>,
+    /// The last tree with another text than that of `out`, and the tensor of it for each of `out`.
+    seen: Option<(Option<String>, Vec<usize>)>,
 }
 
 #[pymethods]
@@ -168,10 +217,11 @@ impl Subscription {
         py: Python<'py>,
         client: &Client,
         name: &Bound<'py, PyAny>,
-        flattened: Flattened<'py>,
+        out: Vec<PyTensor<'py>>,
+        tree: Option<String>,
+        paths: Vec<String>,
         matched: Py<PyAny>,
     ) -> PyResult<Self> {
-        let (out, tree, paths) = flattened;
         let subscribe = || {
             let (client, name) = (client.client()?, text(name, "a name")?);
             bridge_ipc::check_name(&name)?;
@@ -188,7 +238,7 @@ impl Subscription {
         };
         let (client, name, streams) = subscribe().map_err(|error| into_python(py, error))?;
         let out = out.into_iter().map(Bound::unbind).collect();
-        Ok(Self { client, name, out, tree, paths, streams, matched, state: Mutex::default() })
+        Ok(Self { client, name, out, tree, paths, streams, matched, state: Mutex::default(), plans: Mutex::default() })
     }
 
     /// Copies the newest version into the tensors. Returns its number; `None` where there is none that is newer.
@@ -196,7 +246,7 @@ impl Subscription {
         let refresh = |call: Option<&trace::Call>| {
             let Some((version, opened)) = py.detach(|| self.newest())? else { return Ok(None) };
             self.copy(py, call, opened)?;
-            self.lock().version = version;
+            locked(&self.state).version = version;
             Ok(Some(version))
         };
         trace::call("copy", "", refresh).map_err(|error| into_python(py, error))
@@ -205,7 +255,7 @@ impl Subscription {
     /// The version that was copied last; 0 before the first.
     #[getter]
     fn version(&self) -> u64 {
-        self.lock().version
+        locked(&self.state).version
     }
 
     /// Shows the garbage collector what is kept: a model may keep its subscription.
@@ -216,16 +266,12 @@ impl Subscription {
 }
 
 impl Subscription {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Opens the newest version, if there is one that was not copied yet and whose process still lives.
     fn newest(&self) -> Result<Option<(u64, Opened)>> {
         let mut missed = None;
         loop {
             let Some((version, ticket)) = self.client.newest(&self.name)? else { return Ok(None) };
-            if version == self.lock().version || missed == Some(version) {
+            if version == locked(&self.state).version || missed == Some(version) {
                 return Ok(None);
             }
             match bridge_ipc::open(&ticket) {
@@ -251,7 +297,9 @@ impl Subscription {
         let from: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let sides = sources.into_iter().zip(adapters.iter().zip(&out));
         let pairs: Vec<_> = sides.map(|(tensor, (to, out))| Pair { from, tensor, to: &**to as _, out }).collect();
-        let copied = cross::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths));
+        let versions = pairs.iter().map(|pair| pair.tensor.data());
+        let copied = planned(&self.plans, |plans| plans.copy(call, &pairs, versions));
+        let copied = copied.map_err(|failed| misfit(failed, &self.paths));
         // Also after an error: some copies may run.
         let streams: Result<Vec<(Device, Option<Stream>)>> = self
             .streams
@@ -272,15 +320,15 @@ impl Subscription {
         if tree == self.tree.as_deref() {
             return Ok(None);
         }
-        if let Some((seen, order)) = &self.lock().seen
+        if let Some((seen, order)) = &locked(&self.state).seen
             && seen.as_deref() == tree
         {
-            return Ok(order.clone());
+            return Ok(Some(order.clone()));
         }
         let raised = |error| bridge_pyo3::framework_error(py, "Python", error);
         let order =
             self.matched.call1(py, (tree,)).and_then(|order| order.extract::<Vec<usize>>(py)).map_err(raised)?;
-        self.lock().seen = Some((tree.map(Into::into), Some(order.clone())));
+        locked(&self.state).seen = Some((tree.map(Into::into), order.clone()));
         Ok(Some(order))
     }
 }

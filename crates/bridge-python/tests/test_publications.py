@@ -124,7 +124,7 @@ def test_memory_is_used_again(path: str) -> None:
         ({**weights(0), "w": np.zeros((3, 4), np.float32)}, r"tree\['w'\].*shape"),
         ({**weights(0), "layers": [np.zeros(7), np.zeros((), np.float64)]}, r"tree\['layers'\]\[1\].*float64"),
         ({**weights(0), "w": torch.zeros(3, 5, requires_grad=True)}, r"tree\['w'\].*detach"),
-        (3, "holds no tensor"),
+        (3, "structure"),
     ],
 )
 def test_what_does_not_fit_is_not_published(path: str, tree: Any, match: str) -> None:
@@ -164,6 +164,20 @@ def test_the_order_of_keys_does_not_matter(path: str) -> None:
         out = {"b": [np.zeros(2)], "a": np.zeros(2)}
         assert names.subscribe("weights", out=out).refresh() is not None
         assert (out["a"][0], out["b"][0][0]) == (1.0, 2.0)
+
+
+def test_what_stands_beside_the_tensors_may_change(path: str) -> None:
+    with tb.serve(path) as names:
+        tree = {"w": np.zeros(3), "step": 0, "more": [None, "text"]}
+        publication = names.publish("weights", tree)
+        subscription = names.subscribe("weights", out={"w": np.ones(3), "step": -1, "more": (1.5, "text")})
+        for step in (1, True, 1.0, 2):
+            tree["step"] = step
+            publication.update()
+            found = names.get("weights", "numpy")
+            assert (found["step"], type(found["step"])) == (step, type(step))
+            assert found["more"] == [None, "text"]
+            assert subscription.refresh() == publication.wait()
 
 
 def test_what_was_put_can_be_received(path: str) -> None:

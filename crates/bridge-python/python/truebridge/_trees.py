@@ -24,10 +24,20 @@ _INNER = (type(None), bool, int, str, float, tuple, dict)
 
 def flattened(x: Any) -> Tuple[List[Any], Optional[str]]:
     """Return the tensors of a tree, and the text that describes it; ``None`` for a tensor by itself."""
+    leaves, tree = described(x)
+    return leaves, text_of(tree)
+
+
+def described(x: Any) -> Tuple[List[Any], Any]:
+    """Return the tensors of a tree, and the value whose text describes it."""
     leaves = []  # type: List[Any]
-    tree = _described(x, leaves, 0)
+    return leaves, _described(x, leaves, 0)
+
+
+def text_of(tree: Any) -> Optional[str]:
+    """Return the text that describes a tree; ``None`` for a tensor by itself."""
     if tree == ["x", 0]:
-        return leaves, None
+        return None
     try:
         text = json.dumps(tree, separators=(",", ":"), check_circular=False)
         kept = json.loads(text) == tree
@@ -35,7 +45,7 @@ def flattened(x: Any) -> Tuple[List[Any], Optional[str]]:
         raise of_kind("argument", f"{_UNKEPT}: {error}") from error
     if not kept:
         raise of_kind("argument", _UNKEPT)
-    return leaves, text
+    return text
 
 
 def shareable(x: Any) -> Tuple[List[Any], Optional[str]]:

@@ -18,10 +18,11 @@ whole version, also if the trainer is killed in the middle of the next one. No p
 
 from __future__ import annotations
 
+import marshal
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._trees import paths, shareable
+from ._trees import described, paths, shareable, text_of
 from .errors import of_kind
 
 if TYPE_CHECKING:
@@ -35,10 +36,13 @@ __all__ = ["Publication", "Subscription"]
 _SLICE = 0.2
 
 
-def _flattened(tree: Any) -> tuple[list[Any], str | None, list[str]]:
-    """Return the tensors of a tree, the text that describes it, and the path to each tensor."""
-    tensors, text = shareable(tree)
-    return tensors, text, paths(text)
+def _key(description: Any) -> bytes | None:
+    """Return what tells the description of a tree from others, as its text does, but faster; ``None`` if nothing does."""
+    try:
+        # Version 2 has no references to earlier objects, which would depend on more than the values.
+        return marshal.dumps(description, 2)
+    except ValueError:
+        return None
 
 
 class Publication:
@@ -79,10 +83,14 @@ class Publication:
 
     def __init__(self, client: Client, name: str, tree: Any, slots: int) -> None:
         """Allocate memory for the versions, and publish the first."""
-        flattened = _flattened(tree)
-        self._tree = tree
-        self._publication: _core.Publication | None = _core.Publication(client._client, name, flattened, slots)
-        self._publication.update(flattened, 0.0)
+        tensors, text = shareable(tree)
+        self._tree, self._paths = tree, paths(text)
+        #: What tells the last tree from others, and its text.
+        self._seen: tuple[bytes | None, str | None] = None, text
+        self._publication: _core.Publication | None = _core.Publication(
+            client._client, name, tensors, self._paths, slots
+        )
+        self._publication.update(tensors, text, True, 0.0)
 
     def update(self, tree: Any = None, *, timeout: float = 10.0) -> None:
         """Publish a version: copy the tensors as they are in their streams now, and announce them once that is done.
@@ -93,8 +101,8 @@ class Publication:
         Parameters
         ----------
         tree : tensor or tree, optional
-            What to copy: a tree with the structure, the shapes and the dtypes of the first one. The default is the first
-            one itself, whose tensors have changed in place.
+            What to copy: a tree with the structure, the shapes and the dtypes of the first one. Numbers and texts beside
+            the tensors may be others. The default is the first one itself, whose tensors have changed in place.
         timeout : float, optional
             Seconds to wait for memory that nobody reads.
 
@@ -102,13 +110,18 @@ class Publication:
         ------
         BridgeError
             ``busy`` if no memory became free in that time: other processes have old versions open, or the device has
-            yet to finish earlier ones. As for ``copy``, with the path to the tensor; and ``gone`` if the process that serves names has ended, which
-            may have been noticed after an earlier call.
+            yet to finish earlier ones. As for ``copy``, with the path to the tensor. ``gone`` if the process that serves
+            names has ended, which may have been noticed after an earlier call.
         """
         publication = self._open()
-        tree = self._tree if tree is None else tree
-        tensors, text = shareable(tree)
-        publication.update((tensors, text, []), timeout)
+        tensors, description = described(self._tree if tree is None else tree)
+        key = _key(description)
+        if key is None or key != self._seen[0]:
+            text = text_of(description)
+            if len(tensors) != len(self._paths or [None]) or paths(text) != self._paths:
+                raise of_kind("argument", "the tree has another structure than the published one: publish it anew")
+            self._seen = key, text
+        publication.update(tensors, self._seen[1], tree is None, timeout)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until every version is announced, and return the newest.
@@ -198,8 +211,8 @@ class Subscription:
 
     def __init__(self, client: Client, name: str, out: Any) -> None:
         """Keep the tensors that receive versions. Nothing is copied yet."""
-        flattened = _flattened(out)
-        mine = flattened[2]
+        tensors, tree = shareable(out)
+        mine = paths(tree)
 
         def matched(text: str | None) -> list[int]:
             theirs = {path: index for index, path in enumerate(paths(text))}
@@ -210,7 +223,7 @@ class Subscription:
             return [theirs[path] for path in mine]
 
         self._client, self._name = client, name
-        self._subscription = _core.Subscription(client._client, name, flattened, matched)
+        self._subscription = _core.Subscription(client._client, name, tensors, tree, mine, matched)
 
     def refresh(self) -> int | None:
         """Copy the newest version into the tensors, if there is one that was not copied yet.

@@ -1,0 +1,116 @@
+"""Synchronise weights between a trainer and an engine, and kill either of them now and then.
+
+The trainer publishes a version after each step, the engine serves from the newest one. Each may be killed at any time,
+and started again, while the other goes on. Install ``truebridge torch``, for other trainers ``jax`` or ``tensorflow``
+as well::
+
+    python examples/weight_sync/run.py --updates 1000 --kills 10
+    python examples/weight_sync/run.py --trainer jax
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import truebridge as tb
+
+HERE = Path(__file__).parent
+
+
+class Program:
+    """A program of this folder that is started again after it was killed."""
+
+    def __init__(self, name: str, *arguments: object) -> None:
+        """Start it."""
+        self.name, self.arguments, self.lines = name, arguments, list[list[str]]()
+        self.process = self._start()
+
+    def _start(self, *more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, HERE / f"{self.name}.py", *map(str, self.arguments), *more]
+        environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true", **os.environ}
+        environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        threading.Thread(target=self._read, args=[process], daemon=True).start()
+        return process
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.lines.append(line.split())
+
+    def kill(self, *more: str) -> None:
+        """Kill it, and start it again."""
+        self.end()
+        self.process = self._start(*more)
+
+    def end(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.wait()
+
+    def last(self, word: str, index: int) -> int:
+        """Return a number of the last line that begins with a word; 0 without one."""
+        return next((int(line[index]) for line in reversed(self.lines) if line[0] == word), 0)
+
+    def wait(self, number: int, last: tuple[str, int], patience: float = 120) -> None:
+        """Wait until a line has at least this number."""
+        until = time.monotonic() + patience
+        while self.last(*last) < number:
+            if self.process.poll() is not None:
+                raise SystemExit(f"the {self.name} has stopped")
+            if time.monotonic() > until:
+                raise SystemExit(f"the {self.name} is at {self.last(*last)}, not at {number}")
+            time.sleep(0.001)
+
+
+def main() -> None:
+    """Start both, kill either at random, and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trainer", choices=["torch", "jax", "tensorflow"], default="torch")
+    parser.add_argument("--updates", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=4)
+    parser.add_argument("--count", type=int, default=300, help="tensors")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    draw = random.Random(options.seed)
+    with tempfile.TemporaryDirectory() as folder, tb.serve(Path(folder) / "names"):
+        path, count = Path(folder) / "names", ("--count", options.count)
+        start = time.monotonic()
+        framework = ("--framework", options.trainer, "--last", options.updates)
+        engine, trainer = Program("engine", path, *count), Program("trainer", path, *count, *framework)
+        try:
+            for kill in range(options.kills):
+                trainer.wait(options.updates * (kill + 1) // (options.kills + 1), ("step", 1))
+                step = trainer.last("step", 1)
+                if draw.random() < 0.5:
+                    engine.kill()
+                else:
+                    trainer.kill("--first", str(step))
+                engine.wait(step, ("whole", 1))
+            engine.wait(options.updates, ("whole", 1))
+            seen = [line for line in engine.lines if line[0] in ("whole", "torn")]
+            torn = sum(line[0] == "torn" for line in seen)
+            took = time.monotonic() - start
+            print(f"{options.updates} updates by {options.trainer}, {options.kills} kills, {took:.0f} s")
+            print(f"versions served: {len(seen)}, torn: {torn}")
+            for index, what in ((2, "descriptors of the engine"), (3, "MiB free on the GPU")):
+                print(f"{what}: {seen[0][index]} at the first version, {seen[-1][index]} at the last")
+            if torn:
+                raise SystemExit(1)
+        finally:
+            engine.end()
+            trainer.end()
+
+
+if __name__ == "__main__":
+    main()
