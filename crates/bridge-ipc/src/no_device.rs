@@ -3,7 +3,6 @@
 use crate::wire::{Point, Segment};
 use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use rustix::fd::OwnedFd;
-use std::any::Any;
 use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,16 +26,28 @@ pub(crate) fn in_streams(_: Device) -> bool {
     false
 }
 
-pub(crate) fn points_after(streams: &[(Device, Stream)], _: Role) -> Result<Vec<Point>> {
-    if streams.is_empty() { Ok(Vec::new()) } else { missing() }
-}
+pub(crate) struct Orders;
 
-pub(crate) fn point(_: Device, _: Role) -> Result<Point> {
-    missing()
-}
+impl Orders {
+    pub(crate) fn new(_: Role, _: Option<Arc<OwnedFd>>) -> Self {
+        Self
+    }
 
-pub(crate) fn wait_for(points: &[Point], _: Role) -> Result<()> {
-    if points.is_empty() { Ok(()) } else { missing() }
+    pub(crate) fn page(&self) -> Option<&Arc<OwnedFd>> {
+        None
+    }
+
+    pub(crate) fn points_after(&mut self, streams: &[(Device, Stream)]) -> Result<Vec<Point>> {
+        if streams.is_empty() { Ok(Vec::new()) } else { missing() }
+    }
+
+    pub(crate) fn point(&mut self, _: Device) -> Result<Point> {
+        missing()
+    }
+
+    pub(crate) fn wait_for(&mut self, points: &[Point], _: Option<&OwnedFd>) -> Result<()> {
+        if points.is_empty() { Ok(()) } else { missing() }
+    }
 }
 
 pub(crate) struct Lending {
@@ -85,8 +96,4 @@ impl DeviceMemory {
     pub(crate) fn device(&self) -> Device {
         match self.0 {}
     }
-}
-
-pub(crate) fn drop_after(_: &[(Device, Stream)], what: Arc<dyn Any + Send + Sync>) {
-    drop(what);
 }

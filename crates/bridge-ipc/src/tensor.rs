@@ -286,14 +286,6 @@ impl Arena {
         }
     }
 
-    /// Returns its file; `None` on a device.
-    pub(crate) fn file(&self) -> Option<&OwnedFd> {
-        match &self.bytes {
-            Bytes::Host(file, _) => Some(file),
-            Bytes::Device(..) => None,
-        }
-    }
-
     /// Unmaps the memory, and returns its file; `None` on a device.
     pub(crate) fn into_file(self) -> Option<OwnedFd> {
         match self.bytes {

@@ -6,12 +6,13 @@ mod serve;
 
 pub use book::Held;
 
-use crate::server::{Bell, Enclosed, Peer, Serving};
+use crate::server::{Bell, Peer, Serving};
 use crate::settings::Settings;
 use crate::sync::{self, Mutex, MutexGuard, locked};
 use crate::ticket::{Ticket, Token, now};
 use crate::wire::{Content, HEADER, MAX_ANSWER, MAX_FILES, UNASKED, Why, frame};
 use book::Book;
+use serve::Clerk;
 use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use rustix::fd::OwnedFd;
 use std::any::Any;
@@ -30,12 +31,6 @@ pub(crate) struct Kept {
     /// The streams in which the owners of device memory work.
     pub(crate) streams: Vec<(Device, Stream)>,
     pub(crate) _owners: Vec<Box<dyn Any + Send + Sync>>,
-}
-
-impl Enclosed for Kept {
-    fn files(&self) -> &[Arc<OwnedFd>] {
-        &self.files
-    }
 }
 
 /// The part of a process that shares tensors with other processes: a socket, and a thread that answers.
@@ -81,7 +76,8 @@ impl Exporter {
             notices: Mutex::default(),
             bell: Arc::clone(&bell),
         });
-        let serving = Serving::start(listener, Arc::clone(&desk), settings.users, settings.limits.connections, bell)?;
+        let clerk = Clerk::new(Arc::clone(&desk));
+        let serving = Serving::start(listener, clerk, settings.users, settings.limits.connections, bell)?;
         Ok(Self { desk, serving })
     }
 
@@ -99,7 +95,8 @@ impl Exporter {
     /// Shares a content, for a ticket that can be opened for this time. `bytes` counts against the limit.
     pub(crate) fn share(&self, kept: Kept, bytes: usize, about: &str, time: Duration) -> Result<Ticket> {
         self.check()?;
-        if frame(UNASKED, &kept.content).len() > HEADER + MAX_ANSWER - AROUND || kept.files.len() > MAX_FILES {
+        let files = kept.files.len() + usize::from(!kept.streams.is_empty());
+        if frame(UNASKED, &kept.content).len() > HEADER + MAX_ANSWER - AROUND || files > MAX_FILES {
             let text =
                 format!("{} tensors do not fit into one ticket: share them in parts", kept.content.tensors.len());
             return Err(Error::new(ErrorKind::Argument, text));
