@@ -115,13 +115,7 @@ use sharing::SharingFunctions;
 use words::WordsFunctions;
 
 /// The CUDA driver, initialised, with at least one device.
-pub(crate) struct Cuda(
-    Functions,
-    Option<Pools>,
-    Option<SharingFunctions>,
-    Option<Contexts>,
-    Option<WordsFunctions>,
-);
+pub(crate) struct Cuda(Functions, Option<Pools>, Option<SharingFunctions>, Option<Contexts>, Option<WordsFunctions>);
 
 impl Cuda {
     /// Loads and initialises the driver. Returns it and the number of its devices.

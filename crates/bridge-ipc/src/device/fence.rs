@@ -141,13 +141,7 @@ impl Fences {
         Self::of(memory::open(file, PAGE, Writing::Shared)?, Role::Opens, tools, at, process)
     }
 
-    fn of(
-        mapping: Arc<Mapping>,
-        role: Role,
-        tools: Tools,
-        at: &At,
-        process: Option<&Arc<OwnedFd>>,
-    ) -> Result<Self> {
+    fn of(mapping: Arc<Mapping>, role: Role, tools: Tools, at: &At, process: Option<&Arc<OwnedFd>>) -> Result<Self> {
         let page = Page::new(mapping, at.device, tools.words)?;
         process.map_or(Ok(()), |process| watch(process, &page, role.other()))?;
         Ok(Self { page, role, tools, devices: BTreeMap::new() })
@@ -160,7 +154,9 @@ impl Fences {
         let number = match (known, self.role) {
             (Some(number), _) => number,
             (None, Role::Lends) if self.devices.len() < WORDS / 2 => self.devices.len(),
-            (None, Role::Lends) => return Err(Error::new(ErrorKind::Device, "a page of words has no room for a device")),
+            (None, Role::Lends) => {
+                return Err(Error::new(ErrorKind::Device, "a page of words has no room for a device"));
+            }
             (None, Role::Opens) => return Err(broken("it has shared memory of a device without a point")),
         };
         let (_, value) = self.devices.entry(number).or_insert((*at, 0));
@@ -377,15 +373,9 @@ mod tests {
             let refused = kind(exporter.wait(&at(device), word, value));
             assert_eq!(refused, Some(ErrorKind::Protocol), "{device} {word} {value}");
         }
-        for (device, word, value) in [
-            (1, 1, 1),
-            (1, 2, 1),
-            (2, 0, 1),
-            (2, 3, 1),
-            (2, WORDS, 1),
-            (1, 0, 0),
-            (1, 0, RELEASED),
-        ] {
+        for (device, word, value) in
+            [(1, 1, 1), (1, 2, 1), (2, 0, 1), (2, 3, 1), (2, WORDS, 1), (1, 0, 0), (1, 0, RELEASED)]
+        {
             let refused = kind(importer.wait(&at(device), word, value));
             assert_eq!(refused, Some(ErrorKind::Protocol), "{device} {word} {value}");
         }

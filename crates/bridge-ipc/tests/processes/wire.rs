@@ -64,6 +64,32 @@ fn what_is_no_request_is_refused() {
     open(&ticket).unwrap();
 }
 
+/// The lease stays until the connection ends: an exporter that has given no point waits for none.
+#[test]
+fn points_that_the_exporter_cannot_wait_for_are_refused() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
+    let token = ticket.text().split("\"token\":\"").nth(1).unwrap()[..32].to_string();
+    let opens = frame(&format!(r#"{{"do":"open","share":1,"token":"{token}"}}"#));
+    let device = format!(r#""device":"{}""#, "01".repeat(16));
+    let event = format!(r#""event":"{}""#, "2f".repeat(64));
+    let points = [
+        format!(r#"{{{device},"word":1,"value":1}}"#),
+        format!("{{{device},{event}}}"),
+        format!(r#"{{{device},"word":1,"value":1,{event}}}"#),
+        format!(r#"{{{device},"word":1}}"#),
+        format!(r#"{{{device},"word":-1,"value":1}}"#),
+    ];
+    // Shares, connections and leases are counted together.
+    for (lease, point) in (3..).step_by(2).zip(points) {
+        let returns = numbered(0, format!(r#"{{"do":"return","lease":{lease},"points":[{point}]}}"#).as_bytes());
+        let answers = answer_to(&ticket, &[opens.clone(), returns].concat());
+        assert!(answers.ends_with(r#"{"is":"refused","why":"protocol"}"#), "{point}: {answers}");
+        wait_for(&exporter, |held| (held.leases, held.connections) == (0, 0));
+    }
+}
+
 #[test]
 fn a_forged_ticket_opens_nothing() {
     let folder = Folder::new();
@@ -231,6 +257,24 @@ fn hostile_answers_are_errors() {
     for (files, what) in kinds {
         assert_eq!(opened(Answer { bytes: frame(&good), files }), ErrorKind::Protocol, "{what}");
     }
+    let with = |point: &str| {
+        good.replace("}]}}", &format!(r#"}}],"points":[{{"device":"{}",{point}}}]}}}}"#, "01".repeat(16)))
+    };
+    let (word, event) = (with(r#""word":0,"value":1"#), with(&format!(r#""event":"{}""#, "2f".repeat(64))));
+    let page = || memory(4096, LENGTH);
+    let kinds = [
+        (&word, vec![memory(64, ALL)], "no page"),
+        (&word, vec![memory(64, ALL), page(), page()], "two pages"),
+        (&event, vec![memory(64, ALL), page()], "a page for an event"),
+        (&with(r#""word":0"#), vec![memory(64, ALL), page()], "no value"),
+        (&with(r#""word":0,"value":1,"more":1"#), vec![memory(64, ALL), page()], "another field"),
+    ];
+    for (body, files, what) in kinds {
+        assert_eq!(opened(Answer { bytes: frame(body), files }), ErrorKind::Protocol, "{what}");
+    }
+    // This process has no such device, if any.
+    let elsewhere = opened(Answer { bytes: frame(&word), files: vec![memory(64, ALL), page()] });
+    assert!(matches!(elsewhere, ErrorKind::Missing | ErrorKind::Device | ErrorKind::Driver), "{elsewhere:?}");
     let half = frame(&good)[..40].to_vec();
     assert_eq!(opened(Answer { bytes: half, files: vec![] }), ErrorKind::Gone, "the rest never comes");
     assert_eq!(opened(Answer { bytes: b"TB\x09\x00".repeat(2), files: vec![] }), ErrorKind::Version);
