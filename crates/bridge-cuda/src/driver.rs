@@ -255,6 +255,34 @@ pub(crate) trait SharingDriver {
     unsafe fn free_plain(&self, address: usize) -> Outcome<()>;
 }
 
+/// The driver's functions for words of host memory in streams. Methods act on the calling thread's current context.
+pub(crate) trait WordsDriver {
+    /// Registers host memory for every context.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays mapped until [`unregister`](Self::unregister).
+    unsafe fn register(&self, start: usize, nbytes: usize) -> Outcome<()>;
+    /// Ends the registration.
+    ///
+    /// # Safety
+    ///
+    /// No work uses the memory any more.
+    unsafe fn unregister(&self, start: usize) -> Outcome<()>;
+    /// Writes a word after all work now in the stream.
+    ///
+    /// # Safety
+    ///
+    /// The word is registered until the work has run, and all that use it on the host do so atomically.
+    unsafe fn write_word(&self, stream: Stream, word: usize, value: u64) -> Outcome<()>;
+    /// Makes all work submitted to the stream from now on wait until a word has reached a value.
+    ///
+    /// # Safety
+    ///
+    /// The word is registered until the wait has ended, and all that use it on the host do so atomically.
+    unsafe fn wait_word(&self, stream: Stream, word: usize, value: u64) -> Outcome<()>;
+}
+
 /// Errors by range of result codes: first code, last code, the kind, what to do next.
 ///
 /// The driver also gives `CUDA_ERROR_ALREADY_MAPPED` (208) for a handle whose memory was part of other allocations

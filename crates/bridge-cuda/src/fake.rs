@@ -7,11 +7,13 @@ use crate::sync::{Mutex, MutexGuard, thread, thread::ThreadId};
 use bridge_core::{Access, Device, DeviceBuffer, Reuse, Stream};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 mod sharing;
+mod words;
 pub use sharing::PRIVATE_POOL;
 
 /// A call that changes state.
@@ -33,6 +35,8 @@ pub(crate) enum Call {
     Copy(Way, usize, Stream),
     Fill(usize, u8, usize, Stream),
     Free(usize),
+    Write(Stream, usize, u64),
+    Await(Stream, usize, u64),
 }
 
 /// `CU_STREAM_CAPTURE_MODE_GLOBAL`, the initial mode of every thread.
@@ -65,6 +69,8 @@ struct State {
     mapped: Vec<Mapped>,
     /// Live mappings of foreign memory.
     opened: Vec<usize>,
+    /// Host memory that is registered.
+    registered: Vec<Range<usize>>,
 }
 
 impl State {

@@ -41,12 +41,14 @@ mod sharing;
 mod soon;
 mod sync;
 mod unordered;
+mod words;
 
 pub use driver::{HANDLE, Handle};
 pub use launch::{Image, Kernels, Launch};
 pub use memory::{Link, Mark};
 pub use pointer::Located;
 pub use sharing::{Opened, Outlet, Sharing, Signal, Way};
+pub use words::Words;
 
 use bridge_core::{Copies, Deferred, Device, DeviceBuffer, Error, Flush, HostOnly, Ordering, Result, Stream};
 use driver::Driver as _;
@@ -167,6 +169,15 @@ pub fn link() -> Result<&'static dyn Link> {
 ///
 /// Those of [`available`].
 pub fn sharing() -> Result<&'static dyn Sharing> {
+    Ok(cuda()?.devices())
+}
+
+/// Returns the driver's operations on words of host memory in streams.
+///
+/// # Errors
+///
+/// Those of [`available`].
+pub fn words() -> Result<&'static dyn Words> {
     Ok(cuda()?.devices())
 }
 

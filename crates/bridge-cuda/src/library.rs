@@ -109,11 +109,13 @@ macro_rules! call {
 }
 
 mod sharing;
+mod words;
 
 use sharing::SharingFunctions;
+use words::WordsFunctions;
 
 /// The CUDA driver, initialised, with at least one device.
-pub(crate) struct Cuda(Functions, Option<Pools>, Option<SharingFunctions>, Option<Contexts>);
+pub(crate) struct Cuda(Functions, Option<Pools>, Option<SharingFunctions>, Option<Contexts>, Option<WordsFunctions>);
 
 impl Cuda {
     /// Loads and initialises the driver. Returns it and the number of its devices.
@@ -125,10 +127,10 @@ impl Cuda {
         let functions = Functions::find(&library)
             .map_err(|function| missing(format!("{name} has no {function}: install a newer NVIDIA driver")))?;
         let (pools, sharing) = (Pools::find(&library).ok(), SharingFunctions::find(&library).ok());
-        let contexts = Contexts::find(&library).ok();
+        let (contexts, words) = (Contexts::find(&library).ok(), WordsFunctions::find(&library).ok());
         // The driver is never unloaded: frameworks use it, too, and it may have threads of its own.
         std::mem::forget(library);
-        let cuda = Self(functions, pools, sharing, contexts);
+        let cuda = Self(functions, pools, sharing, contexts, words);
         match cuda.initialise() {
             Ok(count @ 1..) => Ok((cuda, count as usize)),
             Ok(_) => Err(no_device()),

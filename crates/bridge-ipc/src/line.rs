@@ -68,7 +68,7 @@ pub(crate) trait Reply: DeserializeOwned {
 pub(crate) struct Line<R> {
     socket: UnixStream,
     /// Becomes readable when that process ends, whose forks may keep the socket open.
-    process: Option<OwnedFd>,
+    process: Option<Arc<OwnedFd>>,
     /// The process that made the connection. Its forks must not use it.
     own: u32,
     read: Turn<Incoming<R>>,
@@ -187,7 +187,12 @@ impl<R: Reply + Send + 'static> Line<R> {
         let (waiting, ended) = (VecDeque::new(), Arc::<OnceLock<End>>::default());
         let incoming = Incoming { frames, files: None, answered: UNASKED, waiting, ended: Arc::clone(&ended) };
         let (own, read) = (sync::process(), Turn::new(incoming));
-        Ok(Self { socket, process: other, own, read, ended, unsent: Mutex::default() })
+        Ok(Self { socket, process: other.map(Arc::new), own, read, ended, unsent: Mutex::default() })
+    }
+
+    /// Returns the process at the other end, if this one can see it.
+    pub(crate) fn process(&self) -> Option<&Arc<OwnedFd>> {
+        self.process.as_ref()
     }
 
     /// Returns whether this process was forked from the one that made the connection.

@@ -27,16 +27,36 @@ pub(crate) fn in_streams(_: Device) -> bool {
     false
 }
 
-pub(crate) fn points_after(streams: &[(Device, Stream)], _: Role) -> Result<Vec<Point>> {
-    if streams.is_empty() { Ok(Vec::new()) } else { missing() }
+pub(crate) struct Orders;
+
+impl Orders {
+    pub(crate) fn new(_: Role, _: Option<Arc<OwnedFd>>) -> Self {
+        Self
+    }
+
+    pub(crate) fn page(&self) -> Option<&Arc<OwnedFd>> {
+        None
+    }
+
+    pub(crate) fn points_after(&mut self, streams: &[(Device, Stream)]) -> Result<Vec<Point>> {
+        if streams.is_empty() { Ok(Vec::new()) } else { missing() }
+    }
+
+    pub(crate) fn points_that_are_reached(&mut self, streams: &[(Device, Stream)]) -> Result<Vec<Point>> {
+        self.points_after(streams)
+    }
+
+    pub(crate) fn point(&mut self, _: Device) -> Result<Point> {
+        missing()
+    }
+
+    pub(crate) fn wait_for(&mut self, points: &[Point], _: Option<&OwnedFd>) -> Result<()> {
+        if points.is_empty() { Ok(()) } else { missing() }
+    }
 }
 
-pub(crate) fn point(_: Device, _: Role) -> Result<Point> {
-    missing()
-}
-
-pub(crate) fn wait_for(points: &[Point], _: Role) -> Result<()> {
-    if points.is_empty() { Ok(()) } else { missing() }
+pub(crate) fn drop_after(_: &[(Device, Stream)], what: Arc<dyn Any + Send + Sync>) {
+    drop(what);
 }
 
 pub(crate) struct Lending {
@@ -85,8 +105,4 @@ impl DeviceMemory {
     pub(crate) fn device(&self) -> Device {
         match self.0 {}
     }
-}
-
-pub(crate) fn drop_after(_: &[(Device, Stream)], what: Arc<dyn Any + Send + Sync>) {
-    drop(what);
 }

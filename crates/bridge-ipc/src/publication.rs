@@ -340,7 +340,7 @@ impl Publication {
         if streams.is_empty() {
             return self.desk.announce(number, draft).map(Some);
         }
-        device::drop_after(&streams, Arc::new(Mutex::new(Finishing(Some((number, draft))))));
+        device::drop_after(&streams, Arc::new(Finishing(Some((number, draft)))));
         Ok(None)
     }
 

@@ -42,8 +42,8 @@ pub(crate) trait Service: Send + 'static {
     /// The requests of processes.
     type Request: DeserializeOwned + Send;
 
-    /// Enters a connection.
-    fn join(&mut self) -> Peer;
+    /// Enters a connection, from this process if this one can see it.
+    fn join(&mut self, process: Option<&Arc<OwnedFd>>) -> Peer;
 
     /// Returns whether a request has an answer.
     fn is_question(request: &Self::Request) -> bool;
@@ -71,24 +71,18 @@ pub(crate) trait Service: Send + 'static {
     fn refusal(why: Why) -> Vec<u8>;
 }
 
-/// What is sent with a frame, and lives until then.
-pub(crate) trait Enclosed: Send + Sync {
-    /// Returns the descriptors, in their order.
-    fn files(&self) -> &[Arc<OwnedFd>];
-}
-
 /// A frame for a connection.
 pub(crate) struct Letter {
     pub(crate) to: Peer,
     pub(crate) bytes: Vec<u8>,
-    /// The owner of the descriptors that are sent with the first byte.
-    pub(crate) enclosed: Option<Arc<dyn Enclosed>>,
+    /// The descriptors that are sent with the first byte.
+    pub(crate) files: Vec<Arc<OwnedFd>>,
 }
 
 impl Letter {
     /// Returns the answer to the question of this number.
     pub(crate) fn answer(to: Peer, number: u64, message: &impl Serialize) -> Self {
-        Self { to, bytes: frame(number, message), enclosed: None }
+        Self { to, bytes: frame(number, message), files: Vec::new() }
     }
 
     /// Returns a notice.
@@ -168,7 +162,7 @@ struct Server<S: Service> {
     bell: Arc<Bell>,
     served: BTreeMap<Peer, Served<S::Request>>,
     /// Connections that were closed before their processes ended: work of these may still use what they hold.
-    ending: BTreeMap<Peer, OwnedFd>,
+    ending: BTreeMap<Peer, Arc<OwnedFd>>,
     /// When connections are accepted again.
     paused: Option<Instant>,
 }
@@ -301,7 +295,8 @@ impl<S: Service> Server<S> {
         if socket.set_nonblocking(true).is_err() || !self.has_room(caller, letters) {
             return Err((socket, Why::Busy));
         }
-        self.served.insert(self.service.join(), Served::new(socket, caller, process));
+        let process = process.map(Arc::new);
+        self.served.insert(self.service.join(process.as_ref()), Served::new(socket, caller, process));
         Ok(())
     }
 
@@ -354,7 +349,7 @@ impl<S: Service> Server<S> {
                 Err(why) => Err(why),
             };
             if let Err(why) = done {
-                let _ = served.post(Letter { to: peer, bytes: S::refusal(why), enclosed: None });
+                let _ = served.post(Letter { to: peer, bytes: S::refusal(why), files: Vec::new() });
                 return None;
             }
             self.deliver(letters);
@@ -388,7 +383,7 @@ mod tests {
     impl Service for Counts {
         type Request = Request;
 
-        fn join(&mut self) -> Peer {
+        fn join(&mut self, _: Option<&Arc<OwnedFd>>) -> Peer {
             self.joined += 1;
             self.joined
         }
@@ -400,7 +395,7 @@ mod tests {
         fn answer(&mut self, to: Peer, _: u64, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
             self.asked += 1;
             if Self::is_question(&request) {
-                out.push(Letter { to, bytes: vec![0; self.answer], enclosed: None });
+                out.push(Letter { to, bytes: vec![0; self.answer], files: Vec::new() });
             }
             Ok(())
         }
@@ -501,7 +496,7 @@ mod tests {
     fn a_process_that_does_not_read_notices_is_heard() {
         let mut server = server(4, 1);
         let (peer, mut other) = server.joined();
-        let notice = || Letter { to: peer, bytes: vec![0; 1 << 20], enclosed: None };
+        let notice = || Letter { to: peer, bytes: vec![0; 1 << 20], files: Vec::new() };
         server.deliver(&mut vec![notice(), notice()]);
         assert!(server.served[&peer].unread() > 0);
         other.write_all(&frame(UNASKED, &Request::Return { lease: 1, points: Vec::new() })).unwrap();

@@ -15,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fs;
 use std::io::{self, ErrorKind as Io, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -100,7 +100,22 @@ pub(crate) fn other_end(socket: &UnixStream) -> io::Result<OtherEnd> {
     let process = number.map(|number| pidfd_open(number, PidfdFlags::empty()));
     // A socket that a fork has kept may outlive its process.
     let has_ended = matches!(process, Some(Err(Errno::SRCH)));
-    Ok(OtherEnd { user: found.uid, number, process: process.and_then(|process| process.ok()), has_ended })
+    let process = process.map_or_else(|| process_of(socket), |process| process.ok());
+    Ok(OtherEnd { user: found.uid, number, process, has_ended })
+}
+
+/// Returns the process at the other end, also one without a number in this namespace: since Linux 6.5.
+fn process_of(socket: &UnixStream) -> Option<OwnedFd> {
+    /// `SO_PEERPIDFD`
+    const PROCESS: i32 = 77;
+    let mut found: i32 = -1;
+    let mut len = size_of_val(&found) as libc::socklen_t;
+    // SAFETY: the option is a descriptor, and the pointers are to one and to its length.
+    let code = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, PROCESS, ptr::from_mut(&mut found).cast(), &mut len)
+    };
+    // SAFETY: the system has made the descriptor for the caller.
+    (code == 0 && found >= 0).then(|| unsafe { OwnedFd::from_raw_fd(found) })
 }
 
 /// The most bytes of a socket's path (`sockaddr_un`, with the 0 at its end).
@@ -211,4 +226,46 @@ pub(crate) fn connect(path: &Path) -> rustix::io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+
+    fn has_ended(process: &OwnedFd, seconds: i64) -> bool {
+        let time = Timespec { tv_sec: seconds, tv_nsec: 0 };
+        poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&time)).unwrap() > 0
+    }
+
+    /// As for a process of another namespace, which has no number here.
+    #[test]
+    fn a_process_is_seen_through_its_socket() {
+        let path = std::env::temp_dir().join(format!("truebridge-process-{}", std::process::id()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let (sent, wanted) = (path.clone(), "the child connects");
+        let mut command = Command::new("sleep");
+        command.arg("100").stdin(Stdio::null());
+        let connects = move || {
+            // Its socket stays open in the program.
+            let socket = UnixStream::connect(&sent)?;
+            rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::empty())?;
+            std::mem::forget(socket);
+            Ok(())
+        };
+        // SAFETY: the closure calls the system, and takes no lock.
+        let mut child = unsafe { command.pre_exec(connects) }.spawn().expect(wanted);
+        let (socket, _) = listener.accept().unwrap();
+        fs::remove_file(&path).unwrap();
+        // An older system has no such option.
+        if let Some(process) = process_of(&socket) {
+            assert!(!has_ended(&process, 0));
+            child.kill().unwrap();
+            assert!(has_ended(&process, 20));
+        }
+        let _ = child.kill();
+        child.wait().unwrap();
+    }
 }

@@ -126,6 +126,14 @@ pub(crate) struct Content {
     pub(crate) tree: Option<String>,
 }
 
+impl Content {
+    /// Returns how many descriptors come with it: those of its segments, and the page of its points.
+    pub(crate) fn files(&self) -> usize {
+        let page = self.points.iter().any(|point| matches!(point, Point::Word { .. }));
+        self.segments.iter().fold(usize::from(page), |sum, segment| sum.saturating_add(segment.files()))
+    }
+}
+
 /// Memory that holds tensors, and how to open it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "road", rename_all = "snake_case", deny_unknown_fields)]
@@ -145,12 +153,14 @@ pub(crate) enum Segment {
 /// What names a device in every process.
 pub(crate) type Uuid = Hex<16>;
 
-/// A point in the work of a device: an event of the driver, by its handle.
+/// A point in the work of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Point {
-    pub(crate) device: Uuid,
-    pub(crate) event: Hex<64>,
+#[serde(untagged, deny_unknown_fields)]
+pub(crate) enum Point {
+    /// A word of the connection's page, by its number, reaches a value. The page is a descriptor of the answer.
+    Word { device: Uuid, word: usize, value: u64 },
+    /// An event of the driver, by its handle.
+    Event { device: Uuid, event: Hex<64> },
 }
 
 /// Bytes as hexadecimal digits.
@@ -323,11 +333,13 @@ mod tests {
     /// One message a line, as another program would send it.
     #[test]
     fn messages_are_golden_ones() {
-        let points = vec![Point { device: Hex([1; 16]), event: Hex([0x2f; 64]) }];
+        let event = vec![Point::Event { device: Hex([1; 16]), event: Hex([0x2f; 64]) }];
+        let points = |word| vec![Point::Word { device: Hex([1; 16]), word, value: 12 }];
         let requests = [
             Request::Open { share: 7, token: token() },
             returned(1),
-            Request::Return { lease: 1, points: points.clone() },
+            Request::Return { lease: 1, points: points(3) },
+            Request::Return { lease: 1, points: event.clone() },
         ];
         let segments = vec![
             Segment::Handle {
@@ -352,10 +364,12 @@ mod tests {
                 writing: Writing::Shared,
             },
         ];
-        let on_a_device = Content { segments, tensors: Arc::default(), points, tree: None };
+        let on_a_device = Content { segments, tensors: Arc::default(), points: points(2), tree: None };
+        let by_events = Content { segments: Vec::new(), points: event, ..on_a_device.clone() };
         let answers = [
             opened(),
             Answer::Opened { lease: 2, content: on_a_device },
+            Answer::Opened { lease: 3, content: by_events },
             Answer::Refused { why: Why::Unknown },
             Answer::Refused { why: Why::Denied },
             Answer::Revoked { share: 7 },

@@ -454,3 +454,102 @@ def test_a_process_that_is_killed_at_any_time_leaves_nothing(role: str) -> None:
         wait_until(lambda: leases() == before, 5)
     assert (x == 3).all().item()
     tb.revoke(ticket)
+
+
+#: A process whose last work is under way for half a minute, unless it is killed. What it is told last, it reads.
+PENDING = """
+import sys
+import torch, truebridge as tb
+role = sys.argv[1]
+x = torch.zeros(1 << 20, device="cuda")
+torch.cuda.synchronize()
+text = sys.stdin.readline().strip()
+if role == "reader":
+    y = tb.open(text, "torch")
+    torch.cuda.synchronize()
+torch.cuda._sleep(50_000_000_000)
+if role == "reader":
+    z = y.clone()
+    del y
+    print("dropped", flush=True)
+else:
+    x.fill_(1)
+    print(tb.share(x).text, flush=True)
+sys.stdin.read()
+"""
+
+#: A process that waits for those, which it kills: with its host in a call of the device, which calls nothing meanwhile.
+SURVIVOR = """
+import os, random, subprocess, sys, threading, time
+import torch, truebridge as tb
+program, role, rounds, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+draws = random.Random(seed)
+torch.zeros(1, device="cuda")
+torch.cuda.synchronize()
+command, pipe = [sys.executable, "-c", program, role], subprocess.PIPE
+peers = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(rounds)]
+for peer in peers:
+    x = torch.ones(1 << 20, device="cuda")
+    torch.cuda.synchronize()
+    ticket = tb.share(x, expires=1000)
+    peer.stdin.write(ticket.text + "\\n")
+    peer.stdin.flush()
+    said, opened = peer.stdout.readline().strip(), time.monotonic()
+    if role == "sharer":
+        y = tb.open(said, "torch")
+        opened = time.monotonic() - opened
+        assert opened < 2, f"an open waited for the device: {opened:.2f} s"
+        z = y.clone()
+        assert not torch.cuda.current_stream().query(), "the reader does not wait for the writer"
+    tb.revoke(ticket)
+    del x
+    waits = threading.Thread(target=torch.cuda.synchronize, daemon=True)
+    waits.start()
+    time.sleep(draws.uniform(0, 0.3))
+    if role == "sharer":
+        assert waits.is_alive()
+    peer.kill()
+    peer.wait()
+    start = time.monotonic()
+    waits.join(10)
+    if waits.is_alive():
+        print("the device hangs", flush=True)
+        os._exit(1)
+    # What the owner enqueues later goes on as well.
+    torch.ones(1 << 20, device="cuda").sum().item()
+    torch.cuda.synchronize()
+    print(f"{role}: went on after {time.monotonic() - start:.3f} s", flush=True)
+    y = z = None
+while tb.processes.held()["leases"]:
+    time.sleep(0.001)
+"""
+
+
+@pytest.mark.parametrize("role", ["sharer", "reader"])
+def test_a_process_that_is_killed_with_work_under_way_holds_nobody_up(role: str) -> None:
+    command = [sys.executable, "-c", SURVIVOR, PENDING, role, str(2 * KILLS), str(SEED)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120 + 20 * KILLS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("went on") == 2 * KILLS
+    print(done.stdout)
+
+
+def test_connections_that_have_ended_leave_no_files(other: Other) -> None:
+    other("x = torch.ones(1000, device='cuda')")
+    text = other.text("tb.share(x, expires=1000).text")
+
+    def files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def once() -> None:
+        y = tb.open(text, "torch")
+        assert y[0].item() == 1
+        del y
+        gc.collect()
+
+    once()
+    torch.cuda.synchronize()
+    before = files()
+    for _ in range(ROUNDS):
+        once()
+    wait_until(lambda: files() <= before)

@@ -1,11 +1,12 @@
 //! Memory of other processes that is open in this one: each piece once, and open a little longer than it is used.
 
+use super::closer::later;
 use super::{Name, close, locked};
 use bridge_core::{Device, Error, ErrorKind, Result};
 use bridge_cuda::Opened;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -132,23 +133,7 @@ const LINGER: Duration = Duration::from_millis(200);
 
 /// Closes memory on a thread of its own: to close a handle, the driver waits for all work of the device.
 pub(super) fn close_later(slot: Arc<Slot>) {
-    type Closing = (Instant, Arc<Slot>);
-    static CLOSER: OnceLock<Option<Mutex<mpsc::Sender<Closing>>>> = OnceLock::new();
-    let thread = CLOSER.get_or_init(|| {
-        let (sender, receiver) = mpsc::channel::<Closing>();
-        let work = move || {
-            for (due, slot) in receiver {
-                thread::sleep(due.saturating_duration_since(Instant::now()));
-                slot.end(close);
-            }
-        };
-        thread::Builder::new().name("truebridge-ipc".into()).spawn(work).ok().map(|_| Mutex::new(sender))
-    });
-    let closing = (Instant::now() + LINGER, Arc::clone(&slot));
-    let sent = thread.as_ref().is_some_and(|thread| locked(thread).send(closing).is_ok());
-    if !sent {
-        slot.end(close);
-    }
+    later(LINGER, move || slot.end(close));
 }
 
 #[cfg(test)]

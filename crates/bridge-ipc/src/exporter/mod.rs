@@ -6,7 +6,7 @@ mod serve;
 
 pub use book::Held;
 
-use crate::server::{Bell, Enclosed, Peer, Serving};
+use crate::server::{Bell, Peer, Serving};
 use crate::settings::Settings;
 use crate::sync::{self, Mutex, MutexGuard, locked};
 use crate::ticket::{Ticket, Token, now};
@@ -14,6 +14,7 @@ use crate::wire::{Content, HEADER, MAX_ANSWER, MAX_FILES, UNASKED, Why, frame};
 use book::Book;
 use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use rustix::fd::OwnedFd;
+use serve::Clerk;
 use std::any::Any;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,22 +30,9 @@ pub(crate) struct Kept {
     pub(crate) files: Vec<Arc<OwnedFd>>,
     /// The streams in which the owners of device memory work.
     pub(crate) streams: Vec<(Device, Stream)>,
-    /// Whether the work on the elements has run: nobody waits for those streams.
+    /// Whether the work on the elements has run: a process that opens them does not wait for those streams.
     pub(crate) is_finished: bool,
     pub(crate) _owners: Vec<Box<dyn Any + Send + Sync>>,
-}
-
-impl Kept {
-    /// Returns the streams whose work a process that opens it waits for.
-    fn awaited(&self) -> &[(Device, Stream)] {
-        if self.is_finished { &[] } else { &self.streams }
-    }
-}
-
-impl Enclosed for Kept {
-    fn files(&self) -> &[Arc<OwnedFd>] {
-        &self.files
-    }
 }
 
 /// The part of a process that shares tensors with other processes: a socket, and a thread that answers.
@@ -90,7 +78,8 @@ impl Exporter {
             notices: Mutex::default(),
             bell: Arc::clone(&bell),
         });
-        let serving = Serving::start(listener, Arc::clone(&desk), settings.users, settings.limits.connections, bell)?;
+        let clerk = Clerk::new(Arc::clone(&desk));
+        let serving = Serving::start(listener, clerk, settings.users, settings.limits.connections, bell)?;
         Ok(Self { desk, serving })
     }
 
@@ -108,7 +97,8 @@ impl Exporter {
     /// Shares a content, for a ticket that can be opened for this time. `bytes` counts against the limit.
     pub(crate) fn share(&self, kept: Kept, bytes: usize, about: &str, time: Duration) -> Result<Ticket> {
         self.check()?;
-        if frame(UNASKED, &kept.content).len() > HEADER + MAX_ANSWER - AROUND || kept.files.len() > MAX_FILES {
+        let files = kept.files.len() + usize::from(!kept.streams.is_empty());
+        if frame(UNASKED, &kept.content).len() > HEADER + MAX_ANSWER - AROUND || files > MAX_FILES {
             let text =
                 format!("{} tensors do not fit into one ticket: share them in parts", kept.content.tensors.len());
             return Err(Error::new(ErrorKind::Argument, text));

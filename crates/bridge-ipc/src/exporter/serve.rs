@@ -1,18 +1,49 @@
 //! What the exporter's thread answers.
 
-use super::Desk;
-use crate::device::{self, Role};
-use crate::server::{Enclosed, Letter, Peer, Service};
+use super::{Desk, Kept};
+use crate::device::{Orders, Role};
+use crate::server::{Letter, Peer, Service};
 use crate::sync::{locked, now};
 use crate::wire::{Answer, Content, Request, UNASKED, Why, frame};
+use bridge_core::Result;
+use rustix::fd::OwnedFd;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-impl Service for Arc<Desk> {
+/// What answers on the thread.
+pub(super) struct Clerk {
+    desk: Arc<Desk>,
+    /// The order of the work at both ends of each connection.
+    orders: BTreeMap<Peer, Orders>,
+}
+
+impl Clerk {
+    pub(super) fn new(desk: Arc<Desk>) -> Self {
+        Self { desk, orders: BTreeMap::new() }
+    }
+
+    /// Returns a content as a connection is told it, and its descriptors.
+    fn told(&mut self, peer: Peer, kept: &Kept) -> Result<(Content, Vec<Arc<OwnedFd>>)> {
+        let (mut content, mut files) = (kept.content.clone(), kept.files.clone());
+        if let Some(orders) = self.orders.get_mut(&peer).filter(|_| !kept.streams.is_empty()) {
+            content.points = match kept.is_finished {
+                true => orders.points_that_are_reached(&kept.streams)?,
+                false => orders.points_after(&kept.streams)?,
+            };
+            files.extend(orders.page().cloned());
+        }
+        Ok((content, files))
+    }
+}
+
+impl Service for Clerk {
     type Request = Request;
 
-    fn join(&mut self) -> Peer {
-        self.book().join()
+    fn join(&mut self, process: Option<&Arc<OwnedFd>>) -> Peer {
+        let peer = self.desk.book().join();
+        self.orders.insert(peer, Orders::new(Role::Lends, process.cloned()));
+        peer
     }
 
     fn is_question(request: &Request) -> bool {
@@ -20,32 +51,30 @@ impl Service for Arc<Desk> {
     }
 
     fn keeps(&self, peer: Peer) -> bool {
-        self.book().holds(peer, |_| true)
+        self.desk.book().holds(peer, |_| true)
     }
 
     fn answer(&mut self, peer: Peer, number: u64, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
         match request {
             Request::Open { share, token } => {
-                let opened = self.book().open(peer, share, &token, now());
-                let (answer, enclosed) = match opened {
-                    Ok((lease, kept)) => match device::points_after(kept.awaited(), Role::Lends) {
-                        Ok(points) => {
-                            let content = Content { points, ..kept.content.clone() };
-                            (Answer::Opened { lease, content }, Some(kept as Arc<dyn Enclosed>))
-                        }
+                let opened = self.desk.book().open(peer, share, &token, now());
+                let (answer, files) = match opened {
+                    Ok((lease, kept)) => match self.told(peer, &kept) {
+                        Ok((content, files)) => (Answer::Opened { lease, content }, files),
                         Err(_) => {
-                            drop(self.book().give_back(peer, lease)?);
-                            (Answer::Refused { why: Why::Failed }, None)
+                            drop(self.desk.book().give_back(peer, lease)?);
+                            (Answer::Refused { why: Why::Failed }, Vec::new())
                         }
                     },
-                    Err(why) => (Answer::Refused { why }, None),
+                    Err(why) => (Answer::Refused { why }, Vec::new()),
                 };
-                out.push(Letter { enclosed, ..Letter::answer(peer, number, &answer) });
+                out.push(Letter { files, ..Letter::answer(peer, number, &answer) });
             }
             Request::Return { lease, points } => {
                 // Without the wait the memory could be reused too early: the lease is kept until that process ends.
-                device::wait_for(&points, Role::Lends).map_err(|_| Why::Protocol)?;
-                let free = self.book().give_back(peer, lease)?;
+                let orders = self.orders.get_mut(&peer).ok_or(Why::Protocol)?;
+                orders.wait_for(&points, None).map_err(|_| Why::Protocol)?;
+                let free = self.desk.book().give_back(peer, lease)?;
                 drop(free);
             }
         }
@@ -54,25 +83,26 @@ impl Service for Arc<Desk> {
 
     /// Work on a device goes on when a connection is closed; memory of the host is a file, which each side keeps.
     fn holds(&self, peer: Peer) -> bool {
-        self.book().holds(peer, |kept| !kept.streams.is_empty())
+        self.desk.book().holds(peer, |kept| !kept.streams.is_empty())
     }
 
     fn leave(&mut self, peer: Peer, _: &mut Vec<Letter>) {
-        let free = self.book().leave(peer);
+        self.orders.remove(&peer);
+        let free = self.desk.book().leave(peer);
         drop(free);
     }
 
     /// Ends shares that have expired, and notifies the processes that have a revoked one open.
     fn turn(&mut self, out: &mut Vec<Letter>) {
-        let free = self.book().expire(now());
+        let free = self.desk.book().expire(now());
         drop(free);
-        let notices = std::mem::take(&mut *locked(&self.notices));
+        let notices = std::mem::take(&mut *locked(&self.desk.notices));
         let letter = |(to, share)| Letter::notice(to, &Answer::Revoked { share });
         out.extend(notices.into_iter().map(letter));
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.book().next_expiry()
+        self.desk.book().next_expiry()
     }
 
     fn refusal(why: Why) -> Vec<u8> {

@@ -1,11 +1,12 @@
 //! Connections to processes that share, one for each.
 
+use crate::device::{Orders, Role};
 use crate::line::{Line, PATIENCE, Reply, broken, gone};
 use crate::own::Own;
 use crate::sync::{Mutex, MutexGuard, locked, now};
 use crate::ticket::Token;
 use crate::wire::{Answer, Content, Point, Request, Why};
-use bridge_core::Result;
+use bridge_core::{Device, Result};
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,9 +30,7 @@ impl Reply for Answer {
 
     fn files(&self) -> usize {
         match self {
-            Self::Opened { content, .. } => {
-                content.segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.files()))
-            }
+            Self::Opened { content, .. } => content.files(),
             _ => 0,
         }
     }
@@ -42,6 +41,8 @@ pub(super) struct Connection {
     line: Arc<Line<Answer>>,
     /// The shares that are open here or about to be, and whether each was revoked.
     shares: Mutex<BTreeMap<u64, Weak<AtomicBool>>>,
+    /// A point is made and sent in one step: values count up in the order of the work.
+    orders: Mutex<Orders>,
 }
 
 /// A share of another process, in use here.
@@ -60,7 +61,9 @@ impl Connection {
             return Ok(connection);
         }
         // No lock is held during the wait for the other process. Two threads may connect at once, which does no harm.
-        let connection = Arc::new(Self { line: Arc::new(Line::connect(path)?), shares: Mutex::default() });
+        let line = Arc::new(Line::connect(path)?);
+        let orders = Mutex::new(Orders::new(Role::Opens, line.process().cloned()));
+        let connection = Arc::new(Self { line, shares: Mutex::default(), orders });
         let mut connections = CONNECTIONS.lock();
         connections.retain(|_, connection| connection.strong_count() > 0);
         connections.insert(path.into(), Arc::downgrade(&connection));
@@ -119,8 +122,20 @@ impl Share {
         }
     }
 
-    /// Returns a lease after these points, without waiting.
-    pub(super) fn give_back(&self, lease: u64, points: Vec<Point>) {
+    /// Orders what this process does with a content after its points. `page` came with them.
+    pub(super) fn wait_for(&self, points: &[Point], page: Option<&OwnedFd>) -> Result<()> {
+        locked(&self.connection.orders).wait_for(points, page)
+    }
+
+    /// Returns a lease after the work that is now in the streams for these devices, without waiting.
+    pub(super) fn give_back(&self, lease: u64, devices: &[Device]) {
+        // In a forked process the lock may be held for ever, and nothing is said.
+        if self.connection.line.is_elsewhere() {
+            return;
+        }
+        let mut orders = locked(&self.connection.orders);
+        // A driver that fails has lost the work of this process anyway.
+        let points = devices.iter().filter_map(|device| orders.point(*device).ok()).collect();
         self.connection.line.say(&Request::Return { lease, points });
     }
 }

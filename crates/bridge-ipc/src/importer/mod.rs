@@ -132,10 +132,8 @@ impl Drop for Import {
         devices.dedup();
         // Once the other process has the lease back, it may write to the memory again, and free it.
         self.segments.clear();
-        // After the readers here, and where memory of a pool was closed. A driver that fails has lost the work of this
-        // process anyway.
-        let points = devices.into_iter().filter_map(|device| device::point(device, Role::Opens).ok()).collect();
-        self.share.give_back(self.lease, points);
+        // After the readers here, and where memory of a pool was closed.
+        self.share.give_back(self.lease, &devices);
     }
 }
 
@@ -207,7 +205,7 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
     for segment in segments {
         import.segments.push(Open::new(segment, &mut files)?);
     }
-    device::wait_for(&points, Role::Opens)?;
+    import.share.wait_for(&points, files.next().as_ref())?;
     let import = Arc::new(import);
     let tensors = tensors.iter().map(|described| tensor(described, &import)).collect::<Result<Vec<_>>>()?;
     let on_devices = tensors.iter().filter(|tensor| device::in_streams(tensor.device()));

@@ -5,7 +5,9 @@ use crate::server::{Letter, Peer, Service};
 use crate::settings::Limits;
 use crate::ticket::Ticket;
 use crate::wire::{MAX_ANSWER, UNASKED, Why, frame};
+use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The most bytes that the list of all names may have.
@@ -112,7 +114,7 @@ impl Board {
 impl Service for Board {
     type Request = Request;
 
-    fn join(&mut self) -> Peer {
+    fn join(&mut self, _: Option<&Arc<OwnedFd>>) -> Peer {
         self.last += 1;
         self.peers.insert(self.last, 0);
         self.last
@@ -192,7 +194,7 @@ mod tests {
 
     fn ticket(number: u64) -> Ticket {
         let text = format!(
-            r#"{{"truebridge":2,"socket":"/s","share":{number},"token":"{}","expires":9,"about":"{number}"}}"#,
+            r#"{{"truebridge":3,"socket":"/s","share":{number},"token":"{}","expires":9,"about":"{number}"}}"#,
             "0".repeat(32)
         );
         text.parse().unwrap()
@@ -243,7 +245,7 @@ mod tests {
                 let mut out = Vec::new();
                 let peer = match &step {
                     Step::Join => {
-                        peers.push(board.join());
+                        peers.push(board.join(None));
                         continue;
                     }
                     Step::Leave { peer } | Step::Put { peer, .. } | Step::Get { peer, .. } | Step::Wait { peer, .. }
@@ -342,7 +344,7 @@ mod tests {
     #[test]
     fn a_name_is_short_and_plain() {
         let mut board = Board::new(Limits::default());
-        let peer = board.join();
+        let peer = board.join(None);
         asked(&mut board, peer, Request::Put { name: "good".into(), ticket: ticket(1), keep: 1 });
         for name in ["", "a\nb", &"n".repeat(129)] {
             for request in [
@@ -361,7 +363,7 @@ mod tests {
     #[test]
     fn a_list_of_all_names_is_always_an_answer() {
         let mut board = Board::new(Limits { shares: usize::MAX, ..Limits::default() });
-        let peer = board.join();
+        let peer = board.join(None);
         let mut count = 0;
         let refused = loop {
             let name = format!("{count:06}{}", "\"".repeat(122));

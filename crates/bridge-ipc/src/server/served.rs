@@ -9,6 +9,7 @@ use rustix::process::{Pid, geteuid};
 use std::collections::VecDeque;
 use std::io::{ErrorKind as Io, Read};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A process at the other end of a connection.
@@ -16,7 +17,7 @@ pub(super) struct Served<R> {
     pub(super) socket: UnixStream,
     pub(super) caller: Caller,
     /// Becomes readable when the process ends, whose forks may keep the socket open.
-    pub(super) process: Option<OwnedFd>,
+    pub(super) process: Option<Arc<OwnedFd>>,
     pub(super) frames: Frames,
     /// A question, with its number, that is answered once the process has read what waits for it. Until then no more is
     /// read from it.
@@ -48,7 +49,7 @@ struct Out {
 }
 
 impl<R> Served<R> {
-    pub(super) fn new(socket: UnixStream, caller: Caller, process: Option<OwnedFd>) -> Self {
+    pub(super) fn new(socket: UnixStream, caller: Caller, process: Option<Arc<OwnedFd>>) -> Self {
         let (frames, out, heard) = (Frames::new(MAX_REQUEST), VecDeque::new(), now());
         Self { socket, caller, process, frames, question: None, out, heard }
     }
@@ -86,10 +87,7 @@ impl<R> Served<R> {
     /// Sends what the socket accepts now. `None`: the system cannot send it.
     pub(super) fn flush(&mut self) -> Option<()> {
         while let Some(Out { letter, sent }) = self.out.front_mut() {
-            let files: Vec<_> = match &letter.enclosed {
-                Some(enclosed) if *sent == 0 => enclosed.files().iter().map(|file| file.as_fd()).collect(),
-                _ => Vec::new(),
-            };
+            let files: Vec<_> = letter.files.iter().filter(|_| *sent == 0).map(|file| file.as_fd()).collect();
             match socket::send(&self.socket, &letter.bytes[*sent..], &files) {
                 Ok(more) => *sent += more,
                 Err(error) if error.kind() == Io::WouldBlock => break,

@@ -22,7 +22,7 @@ pub fn frame(body: &str) -> Vec<u8> {
 
 /// Returns a question of this number, or its answer; with 0, what has none.
 pub fn numbered(number: u64, body: &[u8]) -> Vec<u8> {
-    [b"TB\x02\x00", &(body.len() as u32).to_le_bytes()[..], &number.to_le_bytes(), body].concat()
+    [b"TB\x03\x00", &(body.len() as u32).to_le_bytes()[..], &number.to_le_bytes(), body].concat()
 }
 
 /// Bytes of a frame in front of its body.
@@ -49,7 +49,7 @@ fn what_is_no_request_is_refused() {
     let cases: [(Vec<u8>, &str); 9] = [
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), protocol),
         (b"TB\x01\x00\x00\x00\x00\x00".to_vec(), r#"{"is":"refused","why":"version"}"#),
-        (b"TB\x02\x00\xff\xff\xff\xff".to_vec(), protocol),
+        (b"TB\x03\x00\xff\xff\xff\xff".to_vec(), protocol),
         (frame("{}"), protocol),
         (frame(r#"{"do":"open","share":1,"token":"00"}"#), protocol),
         (frame(&"[".repeat(1000)), protocol),
@@ -62,6 +62,32 @@ fn what_is_no_request_is_refused() {
     }
     wait_for(&exporter, |held| held.connections == 0);
     open(&ticket).unwrap();
+}
+
+/// The lease stays until the connection ends: an exporter that has given no point waits for none.
+#[test]
+fn points_that_the_exporter_cannot_wait_for_are_refused() {
+    let folder = Folder::new();
+    let exporter = folder.exporter(Limits::default());
+    let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
+    let token = ticket.text().split("\"token\":\"").nth(1).unwrap()[..32].to_string();
+    let opens = frame(&format!(r#"{{"do":"open","share":1,"token":"{token}"}}"#));
+    let device = format!(r#""device":"{}""#, "01".repeat(16));
+    let event = format!(r#""event":"{}""#, "2f".repeat(64));
+    let points = [
+        format!(r#"{{{device},"word":1,"value":1}}"#),
+        format!("{{{device},{event}}}"),
+        format!(r#"{{{device},"word":1,"value":1,{event}}}"#),
+        format!(r#"{{{device},"word":1}}"#),
+        format!(r#"{{{device},"word":-1,"value":1}}"#),
+    ];
+    // Shares, connections and leases are counted together.
+    for (lease, point) in (3..).step_by(2).zip(points) {
+        let returns = numbered(0, format!(r#"{{"do":"return","lease":{lease},"points":[{point}]}}"#).as_bytes());
+        let answers = answer_to(&ticket, &[opens.clone(), returns].concat());
+        assert!(answers.ends_with(r#"{"is":"refused","why":"protocol"}"#), "{point}: {answers}");
+        wait_for(&exporter, |held| (held.leases, held.connections) == (0, 0));
+    }
 }
 
 #[test]
@@ -135,7 +161,7 @@ pub fn ticket_of(path: &std::path::Path) -> Ticket {
 /// Returns a ticket for one of its shares.
 pub fn ticket_for(path: &std::path::Path, share: u64) -> Ticket {
     let text = format!(
-        r#"{{"truebridge":2,"socket":"{}","share":{share},"token":"{}","expires":{},"about":""}}"#,
+        r#"{{"truebridge":3,"socket":"{}","share":{share},"token":"{}","expires":{},"about":""}}"#,
         path.display(),
         "0".repeat(32),
         u64::MAX
@@ -231,10 +257,28 @@ fn hostile_answers_are_errors() {
     for (files, what) in kinds {
         assert_eq!(opened(Answer { bytes: frame(&good), files }), ErrorKind::Protocol, "{what}");
     }
+    let with = |point: &str| {
+        good.replace("}]}}", &format!(r#"}}],"points":[{{"device":"{}",{point}}}]}}}}"#, "01".repeat(16)))
+    };
+    let (word, event) = (with(r#""word":0,"value":1"#), with(&format!(r#""event":"{}""#, "2f".repeat(64))));
+    let page = || memory(4096, LENGTH);
+    let kinds = [
+        (&word, vec![memory(64, ALL)], "no page"),
+        (&word, vec![memory(64, ALL), page(), page()], "two pages"),
+        (&event, vec![memory(64, ALL), page()], "a page for an event"),
+        (&with(r#""word":0"#), vec![memory(64, ALL), page()], "no value"),
+        (&with(r#""word":0,"value":1,"more":1"#), vec![memory(64, ALL), page()], "another field"),
+    ];
+    for (body, files, what) in kinds {
+        assert_eq!(opened(Answer { bytes: frame(body), files }), ErrorKind::Protocol, "{what}");
+    }
+    // This process has no such device, if any.
+    let elsewhere = opened(Answer { bytes: frame(&word), files: vec![memory(64, ALL), page()] });
+    assert!(matches!(elsewhere, ErrorKind::Missing | ErrorKind::Device | ErrorKind::Driver), "{elsewhere:?}");
     let half = frame(&good)[..40].to_vec();
     assert_eq!(opened(Answer { bytes: half, files: vec![] }), ErrorKind::Gone, "the rest never comes");
     assert_eq!(opened(Answer { bytes: b"TB\x09\x00".repeat(2), files: vec![] }), ErrorKind::Version);
-    assert_eq!(opened(Answer { bytes: b"TB\x02\x00\xff\xff\xff\xff".to_vec(), files: vec![] }), ErrorKind::Protocol);
+    assert_eq!(opened(Answer { bytes: b"TB\x03\x00\xff\xff\xff\xff".to_vec(), files: vec![] }), ErrorKind::Protocol);
 }
 
 #[test]

@@ -12,6 +12,10 @@ use std::net::Shutdown;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
+/// Returns a lease after a point on a device that the connection does not use.
+const RETURN: &str =
+    r#"{"do":"return","lease":1,"points":[{"device":"01010101010101010101010101010101","word":1,"value":1}]}"#;
+
 /// What a question is answered.
 struct Asked {
     number: u64,
@@ -54,7 +58,8 @@ fn calls(mut channel: Channel, random: &mut Random, beside: &Beside) {
         if random.below(200) == 0 {
             // It does so without a channel's mischief.
             channel.is_honest = false;
-            match random.below(3) {
+            match random.below(4) {
+                3 => channel.say(0, RETURN, Vec::new()),
                 0 => channel
                     .waiting
                     .push_back(Answer { bytes: numbered(0, br#"{"do":"return","lease":1}"#), files: vec![] }),

@@ -1,7 +1,7 @@
 //! A hostile exporter: the program that opens what it shares is real.
 
 use super::super::line::interrupted_at;
-use super::super::wire::{ALL, ticket_for};
+use super::super::wire::{ALL, LENGTH, ticket_for};
 use super::channel::Channel;
 use super::{BYTES, Beside, ErrorKind, Folder, IpcTensor, PATIENCE, Random, SHARES, assert_is_of, fork, one};
 use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
@@ -18,6 +18,9 @@ const THREADS: usize = 2;
 
 const CONTENT: &str = r#"{"segments":[{"road":"file","nbytes":64,"writing":"never"}],"tensors":[{"segment":0,"offset":0,"dtype":"uint8","shape":[64],"strides":[1]}]}"#;
 
+/// The end of a content with a point.
+const POINTS: &str = r#"}],"points":[{"device":"01010101010101010101010101010101","word":0,"value":1}]}"#;
+
 /// Why a lease is refused.
 const WHYS: [&str; 4] = ["unknown", "denied", "busy", "failed"];
 
@@ -28,6 +31,11 @@ fn memory(share: u64) -> OwnedFd {
     file.write_all(&[share as u8; BYTES]).unwrap();
     fcntl_add_seals(&file, ALL).unwrap();
     file.into()
+}
+
+/// Returns the page of a connection.
+fn page() -> OwnedFd {
+    super::super::wire::memory(4096, LENGTH)
 }
 
 /// Serves each connection on a thread until it ends.
@@ -155,8 +163,14 @@ fn serve(mut channel: Channel, random: &mut Random, books: &Mutex<Books>) {
                 last += 1;
                 own.insert(last);
                 books.lock().unwrap().leases.insert(last);
-                let body = format!(r#"{{"is":"opened","lease":{last},"content":{CONTENT}}}"#);
-                channel.say(number, &body, vec![memory(share)]);
+                let (mut content, mut files) = (CONTENT.to_owned(), vec![memory(share)]);
+                // The program has no such device: it gives the lease back.
+                if random.below(20) == 0 {
+                    content = content.replace("}]}", POINTS);
+                    files.push(page());
+                }
+                let body = format!(r#"{{"is":"opened","lease":{last},"content":{content}}}"#);
+                channel.say(number, &body, files);
             }
         }
         let notices = if channel.waiting.is_empty() { [0, 0, 0, 0, 0, 0, 0, 0, 1, 40][random.below(10)] } else { 0 };

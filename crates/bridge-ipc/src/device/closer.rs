@@ -1,0 +1,33 @@
+//! A thread for what the driver does only after all work of a device.
+
+use super::locked;
+use std::sync::{Mutex, OnceLock, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What is done, and when.
+type Due = (Instant, Box<dyn FnOnce() + Send>);
+
+/// Does something after this time, in turn, on the thread; at once where there is no thread.
+pub(super) fn later(time: Duration, what: impl FnOnce() + Send + 'static) {
+    static CLOSER: OnceLock<Option<Mutex<mpsc::Sender<Due>>>> = OnceLock::new();
+    let thread = CLOSER.get_or_init(|| {
+        let (sender, receiver) = mpsc::channel::<Due>();
+        let work = move || {
+            for (due, what) in receiver {
+                thread::sleep(due.saturating_duration_since(Instant::now()));
+                what();
+            }
+        };
+        thread::Builder::new().name("truebridge-ipc".into()).spawn(work).ok().map(|_| Mutex::new(sender))
+    });
+    let due: Due = (Instant::now() + time, Box::new(what));
+    match thread {
+        Some(thread) => {
+            if let Err(mpsc::SendError((_, what))) = locked(thread).send(due) {
+                what();
+            }
+        }
+        None => due.1(),
+    }
+}

@@ -1,0 +1,541 @@
+//! Order across two processes: words in a page of host memory that both map.
+//!
+//! The stream of one process writes a word, and that of the other waits for the value. Each counts its own words up, so
+//! a word that has moved on covers more work, never less. If a process ends before its work has run, the other one
+//! writes its words itself ([`watch`]): an event of a killed process would never fire.
+
+use super::closer::later;
+use super::watch::{forget, watch};
+use super::{Retired, Role, Then};
+use crate::line::broken;
+use crate::memory::{self, Mapping, Writing};
+use crate::wire::{Point, Uuid};
+use bridge_core::{Device, Error, ErrorKind, Ordering, Result, Stream};
+use bridge_cuda::Words;
+use rustix::fd::OwnedFd;
+use std::collections::BTreeMap;
+use std::ptr::with_exposed_provenance;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Release};
+use std::time::Duration;
+
+/// The value that every wait has reached: no count is as high, and none is so low that the driver takes it for a higher
+/// one.
+const RELEASED: u64 = 1 << 62;
+
+/// Bytes of a page.
+const PAGE: usize = 4096;
+
+/// Words of a page: two for each device, the first of them the exporter's.
+const WORDS: usize = PAGE / size_of::<AtomicU64>();
+
+impl Role {
+    /// Returns the word of this role among the two of a device.
+    fn word(self) -> usize {
+        match self {
+            Self::Lends => 0,
+            Self::Opens => 1,
+        }
+    }
+
+    /// Returns the role at the other end.
+    fn other(self) -> Self {
+        match self {
+            Self::Lends => Self::Opens,
+            Self::Opens => Self::Lends,
+        }
+    }
+}
+
+/// What pages are registered and ordered with.
+#[derive(Clone)]
+pub(super) struct Tools {
+    pub(super) words: &'static dyn Words,
+    pub(super) ordering: Arc<dyn Ordering>,
+}
+
+/// A stream, with what names its device in every process.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct At {
+    pub(super) uuid: Uuid,
+    pub(super) device: Device,
+    pub(super) stream: Stream,
+}
+
+/// A page that is mapped here and registered with the driver.
+pub(super) struct Page {
+    mapping: Arc<Mapping>,
+    device: Device,
+    words: &'static dyn Words,
+}
+
+impl Page {
+    fn new(mapping: Arc<Mapping>, device: Device, words: &'static dyn Words) -> Result<Arc<Self>> {
+        // SAFETY: the page keeps the mapping, and `drop` ends the registration first.
+        unsafe { words.register(device, &mapping.bytes()) }?;
+        Ok(Arc::new(Self { mapping, device, words }))
+    }
+
+    /// Returns the address of a word.
+    fn address(&self, word: usize) -> usize {
+        assert!(word < WORDS, "words are checked when they come in");
+        self.mapping.bytes().start + word * size_of::<AtomicU64>()
+    }
+
+    fn word(&self, word: usize) -> &AtomicU64 {
+        // SAFETY: the word lies in the mapping, which `self` keeps, whose file cannot be shortened, and which begins at
+        // a page of the system. Each side uses the words atomically: this one here, and on the device.
+        unsafe { &*with_exposed_provenance::<AtomicU64>(self.address(word)) }
+    }
+
+    /// Lets all go on that wait, or will wait, for words of this role.
+    pub(super) fn release(&self, role: Role) {
+        (role.word()..WORDS).step_by(2).for_each(|word| self.word(word).store(RELEASED, Release));
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        let (mapping, device, words) = (Arc::clone(&self.mapping), self.device, self.words);
+        later(Duration::ZERO, move || {
+            // SAFETY: `new` has registered it for this device. Its work has run: `Fences::drop` keeps the page until
+            // then.
+            unsafe { words.unregister(device, mapping.bytes().start) };
+            drop(mapping);
+        });
+        forget();
+    }
+}
+
+/// One end of the page of a connection.
+pub(super) struct Fences {
+    page: Arc<Page>,
+    role: Role,
+    tools: Tools,
+    /// The devices of the page by their numbers, each with the last value of its word at this end.
+    devices: BTreeMap<usize, (At, u64)>,
+}
+
+impl Fences {
+    /// Makes a page, for a connection from this process. Returns its file as well.
+    ///
+    /// # Errors
+    ///
+    /// Those of the system, and of a driver that cannot use words on this device.
+    pub(super) fn make(tools: Tools, at: &At, process: Option<&Arc<OwnedFd>>) -> Result<(Self, OwnedFd)> {
+        let (file, mapping) = memory::create(PAGE)?;
+        let file = memory::seal(file, Writing::Shared)?;
+        let mut made = Self::of(Arc::new(mapping), Role::Lends, tools, at, process)?;
+        made.devices.insert(0, (*at, 0));
+        // SAFETY: see `point`. The value is that of the word already: the driver shows whether it can write one.
+        unsafe { made.tools.words.write(at.device, at.stream, made.page.address(0), 0) }?;
+        Ok((made, file))
+    }
+
+    /// Opens the page that came from the process at the other end.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Protocol`] for a page that is too short or may be shortened, and those of [`make`](Self::make).
+    pub(super) fn open(tools: Tools, file: &OwnedFd, at: &At, process: Option<&Arc<OwnedFd>>) -> Result<Self> {
+        Self::of(memory::open(file, PAGE, Writing::Shared)?, Role::Opens, tools, at, process)
+    }
+
+    fn of(mapping: Arc<Mapping>, role: Role, tools: Tools, at: &At, process: Option<&Arc<OwnedFd>>) -> Result<Self> {
+        let page = Page::new(mapping, at.device, tools.words)?;
+        process.map_or(Ok(()), |process| watch(process, &page, role.other()))?;
+        Ok(Self { page, role, tools, devices: BTreeMap::new() })
+    }
+
+    /// Returns a point after all work that is now in a stream of this end. An importer has points on the devices for
+    /// which it has waited.
+    pub(super) fn point(&mut self, at: &At) -> Result<Point> {
+        let number = self.number(at)?;
+        let (_, value) = self.devices.entry(number).or_insert((*at, 0));
+        *value += 1;
+        let (word, value) = (2 * number + self.role.word(), *value);
+        // SAFETY: the page is registered, and `drop` keeps it until the work now in the stream has run. The host uses
+        // its words atomically.
+        unsafe { self.tools.words.write(at.device, at.stream, self.page.address(word), value) }?;
+        Ok(Point::Word { device: at.uuid, word, value })
+    }
+
+    /// Returns the point of an exporter for which nothing waits. It tells the importer which words are the device's.
+    pub(super) fn reached(&mut self, at: &At) -> Result<Point> {
+        let number = self.number(at)?;
+        self.devices.entry(number).or_insert((*at, 0));
+        Ok(Point::Word { device: at.uuid, word: 2 * number + self.role.word(), value: 0 })
+    }
+
+    /// Returns the number of a device on the page, which an exporter gives it.
+    fn number(&self, at: &At) -> Result<usize> {
+        let known = self.devices.iter().find(|(_, (known, _))| known.uuid == at.uuid);
+        match (known, self.role) {
+            (Some((number, _)), _) => Ok(*number),
+            (None, Role::Lends) if self.devices.len() < WORDS / 2 => Ok(self.devices.len()),
+            (None, Role::Lends) => Err(Error::new(ErrorKind::Device, "a page of words has no room for a device")),
+            (None, Role::Opens) => Err(broken("it has shared memory of a device without a point")),
+        }
+    }
+
+    /// Makes a stream of this end wait for a point of the other one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Protocol`] for a word that is not the other end's or not that of the device, and for a value that
+    /// no count reaches. An exporter numbers the devices, so its words alone may be new, and one with the value 0 is
+    /// reached.
+    pub(super) fn wait(&mut self, at: &At, word: usize, value: u64) -> Result<()> {
+        let number = word / 2;
+        let is_reached = self.role == Role::Opens && value == 0;
+        let counted = is_reached || (1..RELEASED).contains(&value);
+        let theirs = word < WORDS && word % 2 == self.role.other().word() && counted;
+        let is_it = |(of, (known, _)): (&usize, &(At, u64))| *of == number && known.uuid == at.uuid;
+        let is_other = |(of, (known, _)): (&usize, &(At, u64))| *of == number || known.uuid == at.uuid;
+        let known = self.devices.iter().any(is_it);
+        let is_new = self.role == Role::Opens && !self.devices.iter().any(is_other);
+        if !theirs || !(known || is_new) {
+            return Err(broken("a point has a word or a value that its process may not write"));
+        }
+        self.devices.entry(number).or_insert((*at, 0));
+        if is_reached {
+            return Ok(());
+        }
+        // SAFETY: see `point`.
+        unsafe { self.tools.words.wait(at.device, at.stream, self.page.address(word), value) }
+    }
+}
+
+impl Drop for Fences {
+    fn drop(&mut self) {
+        for (At { device, stream, .. }, _) in self.devices.values() {
+            let keeps = Retired { device: *device, then: Then::Drop(Arc::clone(&self.page) as _) };
+            self.tools.ordering.retire(*device, *stream, Box::new(keeps));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::watch::watched;
+    use super::*;
+    use crate::wire::Hex;
+    use bridge_core::DeviceBuffer;
+    use proptest::prelude::*;
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    use std::ops::Range;
+    use std::process::{Child, Command, Stdio};
+    use std::sync::atomic::Ordering::{Acquire, Relaxed};
+    use std::sync::{Mutex, MutexGuard};
+    use std::time::Instant;
+
+    /// What was asked of the driver: whether to wait, the stream, the address, and the value.
+    type Asked = (bool, Stream, usize, u64);
+
+    /// A driver without a device, which may refuse a call. What is written stays undone until [`Fake::run`].
+    #[derive(Default)]
+    struct Fake {
+        registered: Mutex<Vec<Range<usize>>>,
+        asked: Mutex<Vec<Asked>>,
+        retired: Mutex<Vec<(Stream, Box<dyn DeviceBuffer>)>>,
+        refused: &'static str,
+    }
+
+    fn got<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap()
+    }
+
+    impl Fake {
+        fn outcome(&self, call: &str) -> Result<()> {
+            let failed = || Error::new(ErrorKind::Driver, format!("{call} failed"));
+            if self.refused == call { Err(failed()) } else { Ok(()) }
+        }
+
+        fn ask(&self, call: &str, asked: Asked) -> Result<()> {
+            let is_registered = got(&self.registered).iter().any(|bytes| bytes.contains(&asked.2));
+            assert!(is_registered, "a word is used that is not registered");
+            self.outcome(call)?;
+            got(&self.asked).push(asked);
+            Ok(())
+        }
+
+        /// Returns what was asked since the last time.
+        fn taken(&self) -> Vec<Asked> {
+            std::mem::take(&mut *got(&self.asked))
+        }
+    }
+
+    impl Words for Fake {
+        unsafe fn register(&self, _: Device, bytes: &Range<usize>) -> Result<()> {
+            self.outcome("register")?;
+            got(&self.registered).push(bytes.clone());
+            Ok(())
+        }
+
+        unsafe fn unregister(&self, _: Device, start: usize) {
+            got(&self.registered).retain(|bytes| bytes.start != start);
+        }
+
+        unsafe fn write(&self, _: Device, stream: Stream, word: usize, value: u64) -> Result<()> {
+            self.ask("write", (false, stream, word, value))
+        }
+
+        unsafe fn wait(&self, _: Device, stream: Stream, word: usize, value: u64) -> Result<()> {
+            self.ask("wait", (true, stream, word, value))
+        }
+    }
+
+    struct Retires(&'static Fake);
+
+    // SAFETY: it orders nothing, and no stream has work.
+    unsafe impl Ordering for Retires {
+        fn order(&self, _: Device, _: Stream, _: Stream) -> Result<()> {
+            Ok(())
+        }
+
+        fn retire(&self, _: Device, stream: Stream, buffer: Box<dyn DeviceBuffer>) {
+            got(&self.0.retired).push((stream, buffer));
+        }
+    }
+
+    fn fake(refused: &'static str) -> &'static Fake {
+        Box::leak(Box::new(Fake { refused, ..Fake::default() }))
+    }
+
+    fn tools(fake: &'static Fake) -> Tools {
+        Tools { words: fake, ordering: Arc::new(Retires(fake)) }
+    }
+
+    fn at(device: u8) -> At {
+        // SAFETY: no driver sees this stream.
+        let stream = unsafe { Stream::from_handle(0xa0 + u64::from(device)) };
+        At { uuid: Hex([device; 16]), device: Device::cuda(device.into()), stream }
+    }
+
+    /// A process that waits to be killed, and what becomes readable when it ends.
+    fn process() -> (Child, Arc<OwnedFd>) {
+        let child = Command::new("sleep").arg("100").stdin(Stdio::null()).spawn().unwrap();
+        let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+        (child, Arc::new(process))
+    }
+
+    /// Both ends of a page, with drivers of their own, and the process that is at the other end of each.
+    fn ends(process: Option<&Arc<OwnedFd>>) -> [(Fences, &'static Fake); 2] {
+        let (exports, imports) = (fake(""), fake(""));
+        let (exporter, file) = Fences::make(tools(exports), &at(1), process).unwrap();
+        let importer = Fences::open(tools(imports), &file, &at(1), process).unwrap();
+        exports.taken();
+        [(exporter, exports), (importer, imports)]
+    }
+
+    fn word_and_value(point: Point) -> (usize, u64) {
+        let Point::Word { word, value, .. } = point else { panic!("{point:?}") };
+        (word, value)
+    }
+
+    fn eventually(what: &str, condition: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !condition() {
+            assert!(start.elapsed() < Duration::from_secs(20), "still not true after 20 s: {what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn kind(result: Result<()>) -> Option<ErrorKind> {
+        result.err().map(|error| error.kind())
+    }
+
+    #[test]
+    fn each_side_counts_its_own_words() {
+        let [(mut exporter, exports), (mut importer, imports)] = ends(None);
+        let given = [1, 1, 2].map(|device| word_and_value(exporter.point(&at(device)).unwrap()));
+        assert_eq!(given, [(0, 1), (0, 2), (2, 1)]);
+        let start = exporter.page.address(0);
+        let written = [(false, at(1).stream, start, 1), (false, at(1).stream, start, 2)];
+        assert_eq!(exports.taken()[..2], written);
+        for ((word, value), device) in given.into_iter().zip([1, 1, 2]) {
+            importer.wait(&at(device), word, value).unwrap();
+        }
+        let start = importer.page.address(0);
+        assert_eq!(imports.taken()[2], (true, at(2).stream, start + 16, 1));
+        let back = [2, 1, 1].map(|device| word_and_value(importer.point(&at(device)).unwrap()));
+        assert_eq!(back, [(3, 1), (1, 1), (1, 2)]);
+        exporter.wait(&at(2), 3, 1).unwrap();
+        assert_eq!(importer.point(&at(3)).unwrap_err().kind(), ErrorKind::Protocol, "it has waited for no point there");
+        // What one side writes, the other side sees.
+        exporter.page.word(2).store(7, Relaxed);
+        assert_eq!(importer.page.word(2).load(Relaxed), 7);
+    }
+
+    /// The importer knows its word from a point that is reached, and nothing waits.
+    #[test]
+    fn a_point_that_is_reached_tells_the_word_alone() {
+        let [(mut exporter, exports), (mut importer, imports)] = ends(None);
+        let given = [1, 2].map(|device| word_and_value(exporter.reached(&at(device)).unwrap()));
+        assert_eq!(given, [(0, 0), (2, 0)]);
+        for ((word, value), device) in given.into_iter().zip([1, 2]) {
+            importer.wait(&at(device), word, value).unwrap();
+        }
+        assert_eq!((exports.taken().len(), imports.taken().len()), (0, 0));
+        assert_eq!(word_and_value(importer.point(&at(2)).unwrap()), (3, 1));
+        assert_eq!(word_and_value(exporter.point(&at(2)).unwrap()), (2, 1));
+    }
+
+    #[test]
+    fn only_the_words_and_values_of_the_other_side_are_waited_for() {
+        let [(mut exporter, exports), (mut importer, imports)] = ends(None);
+        importer.wait(&at(1), 0, 1).unwrap();
+        exports.taken();
+        imports.taken();
+        let highest = RELEASED - 1;
+        for (device, word, value) in [
+            (1, 0, 1),
+            (1, 3, 1),
+            (2, 1, 1),
+            (2, 3, 1),
+            (1, WORDS + 1, 1),
+            (1, usize::MAX, 1),
+            (1, 1, 0),
+            (1, 1, RELEASED),
+            (1, 1, u64::MAX),
+        ] {
+            let refused = kind(exporter.wait(&at(device), word, value));
+            assert_eq!(refused, Some(ErrorKind::Protocol), "{device} {word} {value}");
+        }
+        for (device, word, value) in
+            [(1, 1, 1), (1, 2, 1), (2, 0, 1), (2, 3, 1), (2, WORDS, 1), (1, 1, 0), (1, 0, RELEASED)]
+        {
+            let refused = kind(importer.wait(&at(device), word, value));
+            assert_eq!(refused, Some(ErrorKind::Protocol), "{device} {word} {value}");
+        }
+        assert_eq!((exports.taken().len(), imports.taken().len()), (0, 0));
+        exporter.wait(&at(1), 1, highest).unwrap();
+        importer.wait(&at(1), 0, highest).unwrap();
+        importer.wait(&at(2), WORDS - 2, 1).unwrap();
+    }
+
+    proptest! {
+        /// Whatever points come: no wait is for a word of this side, outside of the page, or for a value that is not
+        /// released in the end, and a device keeps its word.
+        #[test]
+        fn hostile_points_are_refused(
+            lends in any::<bool>(),
+            points in prop::collection::vec((0u8..4, prop_oneof![0usize..8, any::<usize>()], any::<u64>()), 1..20),
+        ) {
+            let [exporter, importer] = ends(None);
+            let ((mut end, fake), own) = if lends { (exporter, 0) } else { (importer, 1) };
+            let (mut words, start) = (BTreeMap::new(), end.page.address(0));
+            for (device, word, value) in points {
+                if end.wait(&at(device), word, value).is_ok() && (lends || value > 0) {
+                    let Some((true, _, address, asked)) = fake.taken().pop() else { panic!("nothing was asked") };
+                    prop_assert_eq!(((address - start) / 8, asked), (word, value));
+                    prop_assert!(word < WORDS && word % 2 != own && (1..RELEASED).contains(&value));
+                    prop_assert_eq!(*words.entry(device).or_insert(word), word);
+                }
+            }
+            let mut numbers: Vec<_> = words.values().collect();
+            numbers.sort_unstable();
+            numbers.dedup();
+            prop_assert_eq!(numbers.len(), words.len(), "two devices have one word");
+        }
+    }
+
+    #[test]
+    fn a_page_that_could_vanish_is_refused() {
+        let file = |nbytes, seals| {
+            let file = memfd_create(c"hostile", MemfdFlags::ALLOW_SEALING).unwrap();
+            ftruncate(&file, nbytes).unwrap();
+            fcntl_add_seals(&file, seals).unwrap();
+            file
+        };
+        let page = PAGE as u64;
+        for (file, expected) in [
+            (file(page, SealFlags::empty()), Some(ErrorKind::Protocol)),
+            (file(page - 1, SealFlags::SHRINK), Some(ErrorKind::Protocol)),
+            (std::fs::File::open("/dev/zero").unwrap().into(), Some(ErrorKind::Protocol)),
+            (file(page, SealFlags::SHRINK | SealFlags::WRITE), Some(ErrorKind::Denied)),
+            (file(page, SealFlags::SHRINK), None),
+        ] {
+            let fake = fake("");
+            assert_eq!(kind(Fences::open(tools(fake), &file, &at(1), None).map(drop)), expected);
+            assert_eq!(got(&fake.registered).is_empty(), expected.is_some());
+        }
+    }
+
+    #[test]
+    fn a_driver_without_words_is_found_when_the_page_is_made() {
+        for refused in ["register", "write"] {
+            let fake = fake(refused);
+            assert_eq!(kind(Fences::make(tools(fake), &at(1), None).map(drop)), Some(ErrorKind::Driver), "{refused}");
+            got(&fake.retired).clear();
+            eventually("nothing is registered", || got(&fake.registered).is_empty());
+        }
+    }
+
+    /// Each side waits for a process that is killed before its work has run.
+    #[test]
+    fn the_words_of_a_process_are_released_when_it_has_ended() {
+        let (mut child, process) = process();
+        let ends = ends(Some(&process));
+        for (end, own, other) in [(&ends[0].0, 0, 1), (&ends[1].0, 1, 0)] {
+            end.page.word(own).store(5, Relaxed);
+            end.page.word(other).store(5, Relaxed);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        let words = |end: &Fences| [0, 1, 2, WORDS - 2, WORDS - 1].map(|word| end.page.word(word).load(Acquire));
+        assert_eq!(words(&ends[0].0), [5, 5, 0, 0, 0], "it lives");
+        child.kill().unwrap();
+        // At the other end of each is the process.
+        eventually("all are released", || words(&ends[1].0) == [RELEASED; 5]);
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_page_that_is_gone_is_watched_no_more() {
+        let (mut child, process) = process();
+        let ends = ends(Some(&process));
+        assert_eq!(watched(&process), 2);
+        for (end, fake) in ends {
+            drop(end);
+            got(&fake.retired).clear();
+        }
+        eventually("it is forgotten", || watched(&process) == 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn only_the_words_of_the_other_side_are_released() {
+        for lends in [true, false] {
+            let [(exporter, _), (importer, _)] = ends(None);
+            let (end, own) = if lends { (exporter, 0) } else { (importer, 1) };
+            end.page.release(end.role.other());
+            let released = (0..WORDS).filter(|word| end.page.word(*word).load(Relaxed) == RELEASED);
+            assert!(released.eq((1 - own..WORDS).step_by(2)), "{lends}");
+        }
+    }
+
+    /// Also where its connection has ended before: work of its process may still be under way, and then the process is
+    /// killed.
+    #[test]
+    fn a_page_is_kept_until_the_work_in_its_streams_has_run() {
+        let (mut child, process) = process();
+        let [(mut exporter, exports), (importer, _)] = ends(Some(&process));
+        exporter.point(&at(2)).unwrap();
+        exporter.wait(&at(1), 1, 1).unwrap();
+        drop(exporter);
+        let streams: Vec<_> = got(&exports.retired).iter().map(|(stream, _)| *stream).collect();
+        assert_eq!(streams, [at(1).stream, at(2).stream]);
+        assert_eq!(got(&exports.registered).len(), 1);
+        assert_eq!(importer.page.word(1).load(Acquire), 0, "the process lives");
+        child.kill().unwrap();
+        eventually("the word is released", || importer.page.word(1).load(Acquire) == RELEASED);
+        got(&exports.retired).pop();
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(got(&exports.registered).len(), 1, "the other stream has work");
+        got(&exports.retired).clear();
+        eventually("it is registered no more", || got(&exports.registered).is_empty());
+        child.wait().unwrap();
+    }
+}
