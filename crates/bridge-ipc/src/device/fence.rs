@@ -320,11 +320,11 @@ mod tests {
         (child, Arc::new(process))
     }
 
-    /// Both ends of a page, with drivers of their own, and the process that is at the other end of each.
-    fn ends(process: Option<&Arc<OwnedFd>>) -> [(Fences, &'static Fake); 2] {
+    /// The exporter's end of a page and the importer's, with drivers of their own, and the processes at the other ends.
+    fn ends(processes: [Option<&Arc<OwnedFd>>; 2]) -> [(Fences, &'static Fake); 2] {
         let (exports, imports) = (fake(""), fake(""));
-        let (exporter, file) = Fences::make(tools(exports), &at(1), process).unwrap();
-        let importer = Fences::open(tools(imports), &file, &at(1), process).unwrap();
+        let (exporter, file) = Fences::make(tools(exports), &at(1), processes[0]).unwrap();
+        let importer = Fences::open(tools(imports), &file, &at(1), processes[1]).unwrap();
         exports.taken();
         [(exporter, exports), (importer, imports)]
     }
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn each_side_counts_its_own_words() {
-        let [(mut exporter, exports), (mut importer, imports)] = ends(None);
+        let [(mut exporter, exports), (mut importer, imports)] = ends([None; 2]);
         let given = [1, 1, 2].map(|device| word_and_value(exporter.point(&at(device)).unwrap()));
         assert_eq!(given, [(0, 1), (0, 2), (2, 1)]);
         let start = exporter.page.address(0);
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn only_the_words_and_values_of_the_other_side_are_waited_for() {
-        let [(mut exporter, exports), (mut importer, imports)] = ends(None);
+        let [(mut exporter, exports), (mut importer, imports)] = ends([None; 2]);
         importer.wait(&at(1), 0, 1).unwrap();
         exports.taken();
         imports.taken();
@@ -423,7 +423,7 @@ mod tests {
             lends in any::<bool>(),
             points in prop::collection::vec((0u8..4, prop_oneof![0usize..8, any::<usize>()], any::<u64>()), 1..20),
         ) {
-            let [exporter, importer] = ends(None);
+            let [exporter, importer] = ends([None; 2]);
             let ((mut end, fake), own) = if lends { (exporter, 0) } else { (importer, 1) };
             let (mut words, start) = (BTreeMap::new(), end.page.address(0));
             for (device, word, value) in points {
@@ -458,8 +458,9 @@ mod tests {
             (file(page, SealFlags::SHRINK), None),
         ] {
             let fake = fake("");
-            assert_eq!(kind(Fences::open(tools(fake), &file, &at(1), None).map(drop)), expected);
+            let opened = Fences::open(tools(fake), &file, &at(1), None);
             assert_eq!(got(&fake.registered).is_empty(), expected.is_some());
+            assert_eq!(kind(opened.map(drop)), expected);
         }
     }
 
@@ -477,24 +478,26 @@ mod tests {
     #[test]
     fn the_words_of_a_process_are_released_when_it_has_ended() {
         let (mut child, process) = process();
-        let ends = ends(Some(&process));
-        for (end, own, other) in [(&ends[0].0, 0, 1), (&ends[1].0, 1, 0)] {
-            end.page.word(own).store(5, Relaxed);
-            end.page.word(other).store(5, Relaxed);
+        // The process at the other end of each page, one that shares and one that opens.
+        let [(exporter, _), _] = ends([Some(&process), None]);
+        let [_, (importer, _)] = ends([None, Some(&process)]);
+        let words = |end: &Fences| [0, 1, 2, WORDS - 2, WORDS - 1].map(|word| end.page.word(word).load(Acquire));
+        for end in [&exporter, &importer] {
+            end.page.word(0).store(5, Relaxed);
+            end.page.word(1).store(6, Relaxed);
         }
         std::thread::sleep(Duration::from_millis(50));
-        let words = |end: &Fences| [0, 1, 2, WORDS - 2, WORDS - 1].map(|word| end.page.word(word).load(Acquire));
-        assert_eq!(words(&ends[0].0), [5, 5, 0, 0, 0], "it lives");
+        assert_eq!([words(&exporter), words(&importer)], [[5, 6, 0, 0, 0]; 2], "it lives");
         child.kill().unwrap();
-        // At the other end of each is the process.
-        eventually("all are released", || words(&ends[1].0) == [RELEASED; 5]);
+        eventually("its words are released", || words(&exporter) == [5, RELEASED, 0, 0, RELEASED]);
+        eventually("its words are released", || words(&importer) == [RELEASED, 6, RELEASED, RELEASED, 0]);
         child.wait().unwrap();
     }
 
     #[test]
     fn a_page_that_is_gone_is_watched_no_more() {
         let (mut child, process) = process();
-        let ends = ends(Some(&process));
+        let ends = ends([Some(&process); 2]);
         assert_eq!(watched(&process), 2);
         for (end, fake) in ends {
             drop(end);
@@ -508,7 +511,7 @@ mod tests {
     #[test]
     fn only_the_words_of_the_other_side_are_released() {
         for lends in [true, false] {
-            let [(exporter, _), (importer, _)] = ends(None);
+            let [(exporter, _), (importer, _)] = ends([None; 2]);
             let (end, own) = if lends { (exporter, 0) } else { (importer, 1) };
             end.page.release(end.role.other());
             let released = (0..WORDS).filter(|word| end.page.word(*word).load(Relaxed) == RELEASED);
@@ -521,7 +524,7 @@ mod tests {
     #[test]
     fn a_page_is_kept_until_the_work_in_its_streams_has_run() {
         let (mut child, process) = process();
-        let [(mut exporter, exports), (importer, _)] = ends(Some(&process));
+        let [(mut exporter, exports), (importer, _)] = ends([Some(&process); 2]);
         exporter.point(&at(2)).unwrap();
         exporter.wait(&at(1), 1, 1).unwrap();
         drop(exporter);
