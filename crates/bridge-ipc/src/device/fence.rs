@@ -371,7 +371,7 @@ mod tests {
     /// The importer knows its word from a point that is reached, and nothing waits.
     #[test]
     fn a_point_that_is_reached_tells_the_word_alone() {
-        let [(mut exporter, exports), (mut importer, imports)] = ends(None);
+        let [(mut exporter, exports), (mut importer, imports)] = ends([None; 2]);
         let given = [1, 2].map(|device| word_and_value(exporter.reached(&at(device)).unwrap()));
         assert_eq!(given, [(0, 0), (2, 0)]);
         for ((word, value), device) in given.into_iter().zip([1, 2]) {
