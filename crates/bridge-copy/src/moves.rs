@@ -22,8 +22,6 @@ pub use cut::{Cut, Cuts};
 use pieces::{Bytes, CUTS};
 use smallvec::SmallVec;
 use staging::Pool;
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 pub use tick::{Tick, ticking};
 
 static POOL: Pool = Pool::new(&CUTS);
@@ -138,27 +136,15 @@ pub(crate) fn kept(device: Device, bytes: &[u8], stream: Stream) -> Result<Box<d
         let text = format!("{stream} is being captured into a CUDA graph: prepare the copies before the capture");
         return Err(Error::new(ErrorKind::Captured, text));
     }
-    // Not in a stream of the program, whose work the host would wait for.
-    let stream = uploads(device)?;
-    let memory = allocate(device, bytes.len(), stream, None)?;
+    // Freed in the legacy stream, which always exists.
+    let memory = allocate(device, bytes.len(), Stream::LEGACY, None)?;
     let (host, address) = (bytes.as_ptr().expose_provenance(), memory.address());
-    let bytes = Bytes { link, pool: &POOL, cuts: &CUTS, device, stream, address, host, nbytes: bytes.len() };
+    let bytes =
+        Bytes { link, pool: &POOL, cuts: &CUTS, device, stream: Stream::LEGACY, address, host, nbytes: bytes.len() };
     // SAFETY: the memory is fresh, as long as the bytes, and known here only. The bytes are alive during the call.
     unsafe { bytes.up() }?;
     bytes.wait_for_stream()?;
     Ok(memory)
-}
-
-/// Returns the stream of this crate's own uploads to a device. It lives as long as the process.
-fn uploads(device: Device) -> Result<Stream> {
-    static STREAMS: Mutex<BTreeMap<i32, Stream>> = Mutex::new(BTreeMap::new());
-    let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(stream) = streams.get(&device.index) {
-        return Ok(*stream);
-    }
-    let stream = bridge_cuda::sharing()?.stream(device)?.on_any_thread();
-    streams.insert(device.index, stream);
-    Ok(stream)
 }
 
 /// Memory of the driver's pool.

@@ -1,17 +1,14 @@
 //! Versions of tensors under a name: publications, and copies of their newest version.
 
-use crate::debug::Owned;
 use crate::errors::{argument, into_python, text};
 use crate::frameworks::{AnyAdapter, not_a_capsule, source};
-use crate::ordering::ordering;
 use crate::processes::{Client, number, seconds};
 use crate::{cross, trace};
-use bridge_core::{Adapter, Device, DeviceKind, Error, ErrorKind, Misfit, Pair, Prepared, Result, Stream};
+use bridge_core::{Adapter, Device, DeviceKind, Error, ErrorKind, Misfit, Pair, Result, Stream};
 use bridge_ipc::{Draft, Ipc, IpcTensor, Opened, Spec, process};
 use bridge_pyo3::PyTensor;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The adapter for both ends of a version.
@@ -55,45 +52,11 @@ fn published_on(device: Device) -> Device {
     }
 }
 
-/// Copies that were planned, by the addresses on the side of the versions: one for each slot. `None` for copies without
-/// a plan: moves, and those of the host.
-#[derive(Default)]
-struct Plans(Vec<(Vec<usize>, Option<Prepared>)>);
-
-impl Plans {
-    /// The most slots whose plans are kept.
-    const MOST: usize = 8;
-
-    /// Copies pairs, by their plan where they have one. `versions` are the addresses of the tensors in the slot.
-    fn copy<F: Owned, T: Owned>(
-        &mut self,
-        call: Option<&trace::Call>,
-        pairs: &[Pair<'_, F, T>],
-        versions: impl Iterator<Item = usize> + Clone,
-    ) -> Result<(), Misfit> {
-        let known = self.0.iter().position(|(known, _)| known.iter().copied().eq(versions.clone()));
-        if let Some(known) = known {
-            match cross::copy_all(call, pairs, self.0[known].1.as_ref()) {
-                // Nothing was written: a tensor on the other side has other memory now.
-                Err(failed) if failed.error.kind() == ErrorKind::Layout => drop(self.0.swap_remove(known)),
-                done => return done,
-            }
-        }
-        cross::copy_all(call, pairs, None)?;
-        // A plan that keeps the memory would keep the version.
-        let prepared = Prepared::new(pairs, ordering()).ok().filter(|prepared| prepared.held(0).is_none());
-        self.0.truncate(Self::MOST - 1);
-        self.0.insert(0, (versions.collect(), prepared));
-        Ok(())
-    }
-}
-
 /// Versions of the same tensors under a name.
 #[pyclass(frozen, module = "truebridge")]
 pub(crate) struct Publication {
     publication: bridge_ipc::Publication,
     paths: Vec<String>,
-    plans: Mutex<Plans>,
 }
 
 #[pymethods]
@@ -117,24 +80,23 @@ impl Publication {
             py.detach(|| bridge_ipc::Publication::new(client, process::exporter()?, &name, &specs, slots))
         };
         let publication = publish().map_err(|error| into_python(py, error))?;
-        Ok(Self { publication, paths, plans: Mutex::default() })
+        Ok(Self { publication, paths })
     }
 
     /// Copies tensors into memory that no process reads, and announces them when the device has finished, as the tree that
-    /// `tree` describes. `again` says that later calls will pass the same tensors.
+    /// `tree` describes.
     fn update<'py>(
         &self,
         py: Python<'py>,
         tensors: Vec<PyTensor<'py>>,
         tree: Option<String>,
-        again: bool,
         time: &Bound<'py, PyAny>,
     ) -> PyResult<Option<u64>> {
         let update = |call: Option<&trace::Call>| {
             let time = seconds(time)?;
             let adapters = adapters(&tensors, &self.paths)?;
             let draft = py.detach(|| self.publication.draft(time))?;
-            self.fill(call, &adapters, &tensors, (again, &draft))?;
+            self.fill(call, &adapters, &tensors, &draft)?;
             py.detach(|| self.publication.announce(draft, tree))
         };
         trace::call("copy", "ipc", update).map_err(|error| into_python(py, error))
@@ -159,27 +121,14 @@ impl Publication {
         call: Option<&trace::Call>,
         adapters: &[AnyAdapter<'py>],
         tensors: &[PyTensor<'py>],
-        (again, draft): (bool, &Draft),
+        draft: &Draft,
     ) -> Result<()> {
         let ipc = shared();
         let to: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let sides = adapters.iter().zip(tensors).zip(draft.tensors());
         let pairs: Vec<_> = sides.map(|((from, tensor), out)| Pair { from: &**from as _, tensor, to, out }).collect();
-        let copied = match again {
-            true => planned(&self.plans, |plans| plans.copy(call, &pairs, draft.tensors().iter().map(IpcTensor::data))),
-            false => cross::copy_all(call, &pairs, None),
-        };
-        copied.map_err(|failed| misfit(failed, &self.paths))
+        cross::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths))
     }
-}
-
-/// Lends the plans to one call at a time. Another one meanwhile copies without: it would wait for the lock with the GIL,
-/// which the first may need.
-fn planned<R>(plans: &Mutex<Plans>, copy: impl FnOnce(&mut Plans) -> R) -> R {
-    let mut taken = mem::take(&mut *locked(plans));
-    let copied = copy(&mut taken);
-    *locked(plans) = taken;
-    copied
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -199,7 +148,6 @@ pub(crate) struct Subscription {
     /// Returns, for the text about another tree, the tensor of that tree for each of `out`.
     matched: Py<PyAny>,
     state: Mutex<State>,
-    plans: Mutex<Plans>,
 }
 
 #[derive(Default)]
@@ -238,7 +186,7 @@ impl Subscription {
         };
         let (client, name, streams) = subscribe().map_err(|error| into_python(py, error))?;
         let out = out.into_iter().map(Bound::unbind).collect();
-        Ok(Self { client, name, out, tree, paths, streams, matched, state: Mutex::default(), plans: Mutex::default() })
+        Ok(Self { client, name, out, tree, paths, streams, matched, state: Mutex::default() })
     }
 
     /// Copies the newest version into the tensors. Returns its number; `None` where there is none that is newer.
@@ -297,9 +245,7 @@ impl Subscription {
         let from: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let sides = sources.into_iter().zip(adapters.iter().zip(&out));
         let pairs: Vec<_> = sides.map(|(tensor, (to, out))| Pair { from, tensor, to: &**to as _, out }).collect();
-        let versions = pairs.iter().map(|pair| pair.tensor.data());
-        let copied = planned(&self.plans, |plans| plans.copy(call, &pairs, versions));
-        let copied = copied.map_err(|failed| misfit(failed, &self.paths));
+        let copied = cross::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths));
         // Also after an error: some copies may run.
         let streams: Result<Vec<(Device, Option<Stream>)>> = self
             .streams

@@ -90,7 +90,7 @@ class Publication:
         self._publication: _core.Publication | None = _core.Publication(
             client._client, name, tensors, self._paths, slots
         )
-        self._publication.update(tensors, text, True, 0.0)
+        self._publication.update(tensors, text, 0.0)
 
     def update(self, tree: Any = None, *, timeout: float = 10.0) -> None:
         """Publish a version: copy the tensors as they are in their streams now, and announce them once that is done.
@@ -121,7 +121,7 @@ class Publication:
             if len(tensors) != len(self._paths or [None]) or paths(text) != self._paths:
                 raise of_kind("argument", "the tree has another structure than the published one: publish it anew")
             self._seen = key, text
-        publication.update(tensors, self._seen[1], tree is None, timeout)
+        publication.update(tensors, self._seen[1], timeout)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until every version is announced, and return the newest.
