@@ -73,6 +73,7 @@ mod adapter;
 mod advice;
 mod batch;
 mod buffer;
+mod cast;
 mod clash;
 mod consumer;
 mod conversion;
@@ -121,6 +122,7 @@ pub use advice::Advice;
 #[doc(hidden)]
 pub use advice::python;
 pub use buffer::{Access, Allocation, DeviceBuffer, Lent, Memory, Reuse};
+pub use cast::Cast;
 pub use consumer::Consumer;
 pub use copied::{CopiedBy, copied_by};
 pub use copies::{Copies, Piece, Planned, Strided};
