@@ -37,11 +37,12 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Enters all that suit a table. Returns the indices of the others.
-    pub fn of(pieces: &[bridge_core::Piece<'_>]) -> (Self, Vec<usize>) {
-        let (entered, owners) = (Vec::with_capacity(pieces.len()), Vec::with_capacity(pieces.len()));
+    /// Enters all that suit a table, of the pieces with these indices. Returns the indices of the others.
+    pub fn of(pieces: &[bridge_core::Piece<'_>], indices: &[usize]) -> (Self, Vec<usize>) {
+        let (entered, owners) = (Vec::with_capacity(indices.len()), Vec::with_capacity(indices.len()));
         let (mut table, mut others) = (Self { pieces: entered, owners, bits: 0 }, Vec::new());
-        for (index, piece) in pieces.iter().enumerate() {
+        for &index in indices {
+            let piece = &pieces[index];
             let Some(walk) = Walk::new(piece.from.layout, piece.to.layout) else { continue };
             if piece.flips != 0 || !table.enter(&walk.widen(), piece.from.data, piece.to.data) {
                 others.push(index);
