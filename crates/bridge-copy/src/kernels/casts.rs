@@ -88,7 +88,7 @@ impl Planned<'_> {
         let Some((row, outer)) = walk.dims.split_last() else { return all.push(self.elements(&walk)) };
         let aligned = |size: usize, start: usize, stride: fn(&Step) -> i64| {
             let bits = outer.iter().fold(start as i64, |bits, dim| bits | stride(dim));
-            bits as usize % ALIGNMENT.min(EIGHT * size) == 0
+            (bits as usize).is_multiple_of(ALIGNMENT.min(EIGHT * size))
         };
         let (from, to) = self.start(&walk);
         let is_dense = (row.from, row.to) == (read as i64, written as i64) && row.length >= 2 * EIGHT;

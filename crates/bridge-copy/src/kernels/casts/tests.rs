@@ -4,9 +4,11 @@ use super::*;
 use bridge_core::{Cast as Named, DType, Device, Layout, Strided};
 use proptest::prelude::*;
 
-/// What the kernel does: the addresses of each element that it casts, in the source and in the target, and with which
-/// dtypes and bits to flip.
-fn carried_out(table: &Table) -> Vec<((usize, usize), (u8, u8), u64)> {
+/// A cast of an element: its addresses in the source and in the target, the numbers of its dtypes, and the bits to flip.
+type Made = ((usize, usize), (u8, u8), u64);
+
+/// What the kernel does.
+fn carried_out(table: &Table) -> Vec<Made> {
     let (bytes, at) = (table.bytes(), table.owners_at());
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
