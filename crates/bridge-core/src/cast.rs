@@ -37,7 +37,7 @@ impl Cast {
             false => {
                 let text = format!(
                     "elements of dtype {from} are not cast to {to}: cast the source first, with its own framework (casts are between {})",
-                    Self::names()
+                    Self::DTYPES.map(|dtype| dtype.to_string()).join(", ")
                 );
                 Err(Error::new(ErrorKind::Dtype, text))
             }
@@ -52,12 +52,6 @@ impl Cast {
     /// Returns the dtype of the target.
     pub fn to(self) -> DType {
         self.to
-    }
-
-    /// Returns the names of the dtypes that casts are between, for messages.
-    #[doc(hidden)]
-    pub fn names() -> String {
-        Self::DTYPES.map(|dtype| dtype.to_string()).join(", ")
     }
 
     /// Returns how the elements of a source get into a target, whose caller asks for casts to `dtype` or for none: by this
