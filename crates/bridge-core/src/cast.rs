@@ -78,6 +78,9 @@ impl Cast {
     }
 }
 
+/// What happens to each element on its way: the bits that are flipped, and the cast after that.
+pub(crate) type Change = (u128, Option<Cast>);
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,7 @@
 //! Which of many copies write to bytes that another one reads or writes.
 
 use crate::Layout;
-use crate::copy_all::Change;
+use crate::cast::Change;
 use crate::overlap::overlap;
 
 /// A view, by the address of its first element.

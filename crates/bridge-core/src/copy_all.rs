@@ -1,6 +1,7 @@
 //! Copies of many tensors into tensors that exist: checked together, ordered once, and launched together.
 
 use crate::batch::Batch;
+use crate::cast::Change;
 use crate::clash::{Clash, repeated};
 use crate::conversion::{Streams, used};
 use crate::copy_into::{Sides, release, uncopied};
@@ -8,34 +9,10 @@ use crate::fill::{flips, order_after};
 use crate::host_copy::copy_by_loop;
 use crate::moved::{move_into, unmovable};
 use crate::{
-    Adapter, Cast, Consumer, DType, Device, DeviceKind, Error, ErrorKind, Failed, Layout, Lease, Lent, Ordering, Piece,
-    Planned, Result, Stream, Strided,
+    Consumer, Device, DeviceKind, Error, ErrorKind, Failed, Layout, Lease, Lent, Ordering, Pair, Piece, Planned,
+    Result, Stream, Strided,
 };
 use std::sync::Arc;
-
-/// A tensor and the one that it is copied into, each with its adapter.
-pub struct Pair<'a, F, T> {
-    /// The adapter of the source.
-    pub from: &'a dyn Adapter<Tensor = F>,
-    /// The source.
-    pub tensor: &'a F,
-    /// The adapter of the target.
-    pub to: &'a dyn Adapter<Tensor = T>,
-    /// The target.
-    pub out: &'a T,
-    /// The dtype to which a source of another one is cast: that of the target. `None` refuses dtypes that differ.
-    pub dtype: Option<DType>,
-}
-
-crate::debug_fields!(impl['a, F, T] Pair<'a, F, T>);
-
-impl<F, T> Clone for Pair<'_, F, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<F, T> Copy for Pair<'_, F, T> {}
 
 /// A pair that could not be copied.
 #[derive(Debug)]
@@ -62,7 +39,7 @@ impl From<Failed> for Misfit {
 /// differ.
 ///
 /// Where the two dtypes of a pair differ and that of the target is [`Pair::dtype`], the elements are cast on the way, as
-/// [`Cast`] says, by the same call. A pair of one dtype is copied as it is, whatever `Pair::dtype` is.
+/// [`Cast`](crate::Cast) says, by the same call. A pair of one dtype is copied as it is, whatever `Pair::dtype` is.
 ///
 /// A pair of the same source and the same target as an earlier one, view for view, with the same deferred operations and
 /// the same cast, is copied once.
@@ -70,9 +47,10 @@ impl From<Failed> for Misfit {
 /// # Errors
 ///
 /// Before anything is written, with the index of the pair: those of [`copy_into`](crate::copy_into);
-/// [`ErrorKind::Layout`] where a target shares bytes with a side of another pair; for a cast those of [`Cast::new`] and of
-/// [`Copies::casts`](crate::Copies::casts), and [`ErrorKind::Device`] where the two are in different memories. After that those of
-/// [`Copies::copy_all`](crate::Copies::copy_all), whose text says that the targets are undefined.
+/// [`ErrorKind::Layout`] where a target shares bytes with a side of another pair; for a cast those of
+/// [`Cast::new`](crate::Cast::new) and of [`Copies::casts`](crate::Copies::casts), and [`ErrorKind::Device`] where the two
+/// are in different memories. After that those of [`Copies::copy_all`](crate::Copies::copy_all), whose text says that the
+/// targets are undefined.
 pub fn copy_all<F, T>(
     pairs: &[Pair<'_, F, T>],
     ordering: &Arc<dyn Ordering>,
@@ -165,9 +143,6 @@ fn misfit(Clash { piece, other, targets }: Clash) -> Misfit {
     };
     Misfit { index: piece, beside: (piece != other).then_some(other), error: Error::new(ErrorKind::Layout, text) }
 }
-
-/// What happens to each element on its way: the bits that are flipped, and the cast after that.
-pub(crate) type Change = (u128, Option<Cast>);
 
 /// A copy that is checked.
 pub(crate) struct Job {

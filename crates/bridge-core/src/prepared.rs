@@ -1,7 +1,8 @@
 //! Copies of many tensors that are made again and again: checked and planned once.
 
+use crate::cast::Change;
 use crate::conversion::Streams;
-use crate::copy_all::{Change, Job, Plan, export, grouped, repeats, run};
+use crate::copy_all::{Job, Plan, export, grouped, repeats, run};
 use crate::held::{Held, are_steady};
 use crate::{Device, Error, ErrorKind, Failed, Layout, Lent, Misfit, Ordering, Pair};
 use std::sync::Arc;
