@@ -1,10 +1,6 @@
-//! The arithmetic against exact values, and the kernels' against it.
+//! The arithmetic against exact values.
 
 use super::*;
-use std::io::Write;
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::{env, fs};
 
 /// The nearest number of another dtype by exact arithmetic: the values of all numbers are listed, and compared.
 pub(crate) mod exact {
@@ -251,42 +247,4 @@ fn known_casts() {
         cast(DType::FLOAT64, DType::FLOAT16, (1.0 + f64::powi(2.0, -11) + f64::powi(2.0, -40)).to_bits()),
         0x3c00
     );
-}
-
-/// The header of the kernels, compiled for the host, finds the same numbers.
-#[test]
-fn the_kernels_have_the_same_arithmetic() {
-    let folder = env::temp_dir().join(format!("truebridge-floats-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    let source = folder.join("floats.cpp");
-    fs::write(&source, include_str!("floats.cpp")).unwrap();
-    let program = folder.join("floats");
-    let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
-    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-    let compiled = Command::new(&compiler)
-        .args(["-std=c++17", "-O1", "-I"])
-        .arg(kernels)
-        .arg(&source)
-        .arg("-o")
-        .arg(&program)
-        .status();
-    assert!(compiled.unwrap().success(), "{compiler} compiles the header");
-    for (from, to, tried) in casts() {
-        // Of the many every seventh: borders are in threes.
-        let step = if tried.len() > 1 << 16 { 7 } else { 1 };
-        let tried: Vec<u64> = tried.iter().copied().step_by(step).collect();
-        let numbers = [from, to].map(|dtype| number(dtype).to_string());
-        let mut run =
-            Command::new(&program).args(numbers).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let bytes: Vec<u8> = tried.iter().flat_map(|bits| bits.to_le_bytes()).collect();
-        let mut input = run.stdin.take().unwrap();
-        let fed = std::thread::spawn(move || input.write_all(&bytes).unwrap());
-        let output = run.wait_with_output().unwrap();
-        fed.join().unwrap();
-        assert_eq!(output.stdout.len(), 8 * tried.len());
-        for (bits, found) in tried.iter().zip(output.stdout.chunks_exact(8)) {
-            check(from, to, *bits, u64::from_le_bytes(found.try_into().unwrap()));
-        }
-    }
-    fs::remove_dir_all(folder).unwrap();
 }

@@ -219,3 +219,41 @@ impl Drop for Kept {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bridge_core::DType;
+
+    #[test]
+    fn copies_and_casts_are_a_table_each_where_there_are_enough() {
+        let row = |dtype, strides: Option<&[i64]>| Layout::new(dtype, &[64, 64], strides, 0).unwrap();
+        let (float, half) = (row(DType::FLOAT32, None), row(DType::BFLOAT16, None));
+        let turned = row(DType::FLOAT32, Some(&[1, 64]));
+        let piece = |number: usize, from, to, cast| {
+            let side = |address, layout| Strided { device: Device::cuda(0), data: address + (number << 20), layout };
+            Piece { from: side(1 << 40, from), to: side(1 << 41, to), flips: 0, cast }
+        };
+        let cast = Cast::new(DType::FLOAT32, DType::BFLOAT16).ok();
+        // Two of three are cast, one is transposed.
+        let pieces: Vec<_> = (0..24)
+            .map(|number| match number {
+                5 => piece(number, &turned, &float, None),
+                _ if number % 3 == 2 => piece(number, &float, &float, None),
+                _ => piece(number, if number % 2 == 0 { &float } else { &turned }, &half, cast),
+            })
+            .collect();
+        let made = |pieces: &[Piece<'_>], fewest| {
+            let (tables, others) = tables(pieces, fewest);
+            let tables: Vec<_> = tables.iter().map(|table| (table.kernel, table.index, table.blocks)).collect();
+            (tables, others)
+        };
+        let (copies, casts) = ((Kernel::Pieces8, 2, 7), (Kernel::Cast, 0, 16));
+        assert_eq!(made(&pieces, FEWEST), (vec![copies, casts], vec![5]));
+        assert_eq!(made(&pieces, 0), (vec![copies, casts], vec![5]));
+        assert_eq!(made(&pieces, 9), (vec![casts], vec![2, 5, 8, 11, 14, 17, 20, 23]), "eight copies");
+        assert_eq!(made(&pieces, usize::MAX).1.len(), 24, "each by itself");
+        assert_eq!(made(&pieces[..2], 0), (vec![(Kernel::Cast, 0, 2)], vec![]), "no empty table");
+        assert_eq!(made(&[], 0), (vec![], vec![]));
+    }
+}

@@ -1,8 +1,14 @@
-//! A model of the kernel, which knows only the bytes of the table, against an independent walk over the elements.
+//! A model of the kernel, which knows only the bytes of the table, and the kernel itself, compiled for the host, against an
+//! independent walk over the elements.
 
 use super::*;
+use crate::floats::tests::exact;
 use bridge_core::{Cast as Named, DType, Device, Layout, Strided};
 use proptest::prelude::*;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::{env, fs, thread};
 
 /// A cast of an element: its addresses in the source and in the target, the numbers of its dtypes, and the bits to flip.
 type Made = ((usize, usize), (u8, u8), u64);
@@ -176,4 +182,101 @@ fn giants_are_cut() {
     let all = walked(&piece((1 << 40, &read), (1 << 41, &written), 0), cast);
     assert!(all.iter().all(|walked| walked.cast.mode == 2), "parts are aligned as the whole");
     assert_eq!(all.iter().map(|walked| u64::from(walked.cast.items) * 8).sum::<u64>(), 1 << 33);
+}
+
+/// Memory of casts that the kernel makes on the host, by offsets.
+#[derive(Default)]
+struct Scene {
+    source: Vec<u8>,
+    target: Vec<u8>,
+    table: Table,
+    /// Where each element is in the target, its bits before and its dtypes.
+    expected: Vec<(usize, u64, (DType, DType))>,
+}
+
+impl Scene {
+    /// Enters a cast of so many numbers to try, in a view with these lengths and strides. Both sides begin so many bytes
+    /// beyond an aligned address.
+    fn enter(&mut self, dtypes: (DType, DType), dims: &[(i64, i64, i64)], shifts: (usize, usize), flips: u64) {
+        let side = |dtype, stride: fn(&(i64, i64, i64)) -> i64| {
+            layout(dtype, &dims.iter().map(|dim| (dim.0, stride(dim))).collect::<Vec<_>>())
+        };
+        let (read, written) = (side(dtypes.0, |dim| dim.1), side(dtypes.1, |dim| dim.2));
+        let (size, tried) = (read.itemsize(), exact::tried(dtypes.0));
+        let lowest = self.source.len().next_multiple_of(64) + shifts.0;
+        self.source.resize(lowest + read.reach().0 + read.reach().1, 0);
+        // Of the many every seventh: borders are in threes.
+        let step = if tried.len() > 1 << 16 { 7 } else { 1 };
+        for (index, place) in self.source[lowest..].chunks_exact_mut(size).enumerate() {
+            place.copy_from_slice(&tried[index * step % tried.len()].to_le_bytes()[..size]);
+        }
+        let into = self.target.len().next_multiple_of(64) + shifts.1 + written.reach().0;
+        self.target.resize(into + written.reach().1, 0xa5);
+        let (from, to) = ((lowest + read.reach().0, &read), (into, &written));
+        assert!(self.table.enter(walked(&piece(from, to, flips.into()), Named::new(dtypes.0, dtypes.1).unwrap())));
+        for (from, to) in elements(from, to) {
+            let mut bits = [0; 8];
+            bits[..size].copy_from_slice(&self.source[from..from + size]);
+            self.expected.push((to, u64::from_le_bytes(bits) ^ flips, dtypes));
+        }
+    }
+
+    /// Compares every element, and every byte between them.
+    fn check(&self, program: &Path) {
+        let lengths = [self.source.len(), self.target.len(), self.table.casts.len(), self.table.owners.len()];
+        let mut input: Vec<u8> = lengths.iter().flat_map(|length| (*length as u64).to_le_bytes()).collect();
+        [&self.source, &self.target, &self.table.bytes()].into_iter().for_each(|bytes| input.extend_from_slice(bytes));
+        let mut run = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut stdin = run.stdin.take().unwrap();
+        let fed = thread::spawn(move || stdin.write_all(&input).unwrap());
+        let output = run.wait_with_output().unwrap();
+        fed.join().unwrap();
+        assert!(output.status.success() && output.stdout.len() == self.target.len(), "{:?}", output.status);
+        let mut between = self.target.clone();
+        for &(at, bits, (from, to)) in &self.expected {
+            let size = to.itemsize().unwrap();
+            let mut found = [0; 8];
+            found[..size].copy_from_slice(&output.stdout[at..at + size]);
+            let found = u64::from_le_bytes(found);
+            match exact::cast(from, to, bits) {
+                Some(expected) => assert_eq!(found, expected, "{from} {bits:#x} to {to} at {at}: {found:#x}"),
+                None => assert!(exact::is_nan(to, found), "{from} {bits:#x} to {to} at {at}: {found:#x}, not NaN"),
+            }
+            between[at..at + size].copy_from_slice(&output.stdout[at..at + size]);
+        }
+        assert!(between == output.stdout, "bytes between elements");
+    }
+}
+
+/// The kernel itself, compiled for the host: every number of the small dtypes and many of the others, in vectors, one by
+/// one and at any address, and views of all kinds.
+#[test]
+fn the_kernel_casts_to_the_nearest_number() {
+    let folder = env::temp_dir().join(format!("truebridge-casts-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let (source, program) = (folder.join("kernel.cpp"), folder.join("kernel"));
+    fs::write(&source, include_str!("kernel.cpp")).unwrap();
+    let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+    let mut compile = Command::new(&compiler);
+    compile.args(["-std=c++17", "-O1", "-fno-strict-aliasing", "-I"]).arg(kernels).arg(&source).arg("-o").arg(&program);
+    let compiled = compile.stderr(Stdio::null()).status();
+    assert!(compiled.is_ok_and(|status| status.success()), "{compiler} compiles the kernel");
+    let mut scene = Scene::default();
+    for from in Named::DTYPES {
+        let count = exact::tried(from).len().min(120_000) as i64;
+        let sign = 1u64 << (from.bits - 1);
+        for to in Named::DTYPES.into_iter().filter(|to| *to != from) {
+            let (size, out) = (from.itemsize().unwrap(), to.itemsize().unwrap());
+            scene.enter((from, to), &[(count, 1, 1)], (0, 0), 0);
+            scene.enter((from, to), &[(999, 1, 1)], (size, 0), sign);
+            scene.enter((from, to), &[(999, 1, 1)], (1, out + 1), sign);
+            scene.enter((from, to), &[(3, 100, 64), (5, 20, 320), (19, 1, 1)], (0, 0), 0);
+            scene.enter((from, to), &[(3, -100, 50), (7, 0, 7), (5, 1, 1)], (0, 0), 0);
+            scene.enter((from, to), &[(33, 1, 17), (17, 33, 1)], (0, out), sign);
+            scene.enter((from, to), &[], (0, 0), 0);
+        }
+    }
+    scene.check(&program);
+    fs::remove_dir_all(folder).unwrap();
 }
