@@ -2,6 +2,8 @@
 //! the addresses.
 
 use super::parameters::{Cast, Dim};
+use super::pieces::Laid;
+use super::table::Kernel;
 use crate::floats;
 use crate::plan::{Dim as Step, Walk};
 use bridge_core::Piece;
@@ -152,8 +154,18 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    /// Lays a table of the casts with these indices. Returns the indices of those for which it has no room, too.
+    pub fn lay(pieces: &[Piece<'_>], indices: &[usize]) -> (Laid, Vec<usize>) {
+        let mut table = Self::default();
+        let mut enters = |index: usize| pieces[index].cast.is_none_or(|cast| table.enter(walked(&pieces[index], cast)));
+        let others = indices.iter().copied().filter(|index| !enters(*index)).collect();
+        let (blocks, bytes, owners_at) = (table.owners.len() as u32, table.bytes(), table.owners_at());
+        let index = indices.first().copied().unwrap_or(0);
+        (Laid { index, kernel: Kernel::Cast, blocks, bytes, owners_at }, others)
+    }
+
     /// Enters a cast. Returns `false` where the table is full; then nothing is entered.
-    pub fn enter(&mut self, walks: Vec<Walked>) -> bool {
+    fn enter(&mut self, walks: Vec<Walked>) -> bool {
         let blocks =
             walks.iter().fold(self.owners.len(), |blocks, walked| blocks.saturating_add(walked.blocks as usize));
         if blocks > MOST {
@@ -169,18 +181,14 @@ impl Table {
         true
     }
 
-    pub fn blocks(&self) -> u32 {
-        self.owners.len() as u32
-    }
-
     /// Returns the table as the kernel has it: the casts, and then the owners.
-    pub fn bytes(&self) -> Vec<u8> {
+    fn bytes(&self) -> Vec<u8> {
         let owners = self.owners.iter().flat_map(|owner| owner.to_le_bytes());
         self.casts.iter().copied().chain(owners).collect()
     }
 
     /// Returns where the owners begin in these bytes.
-    pub fn owners_at(&self) -> usize {
+    fn owners_at(&self) -> usize {
         self.casts.len()
     }
 }

@@ -1,9 +1,8 @@
 //! Many copies on one device: a launch over a table, which is made for one call or kept for many.
 
-use super::casts::{self, walked};
-use super::pieces::Table;
+use super::pieces::{Laid, Table};
 use super::table::Kernel;
-use super::{askew, launch, one, parameters, planned};
+use super::{askew, casts, launch, one, parameters, planned};
 use crate::moves;
 use bridge_core::{Cast, Device, DeviceBuffer, Failed, Layout, Piece, Planned, Result, Stream, Strided};
 use smallvec::SmallVec;
@@ -52,39 +51,18 @@ pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], stream: Stream) -> Result<()
 /// Returns a table of copies and one of casts, of those of which there are so many at least, and the indices of the pieces
 /// that are launched by themselves.
 fn tables(pieces: &[Piece<'_>], fewest: usize) -> (SmallVec<[Laid; 2]>, Vec<usize>) {
+    type Lay = fn(&[Piece<'_>], &[usize]) -> (Laid, Vec<usize>);
     let (casts, copies): (Vec<usize>, Vec<usize>) = (0..pieces.len()).partition(|index| pieces[*index].cast.is_some());
     let (mut tables, mut others) = (SmallVec::new(), Vec::new());
-    if copies.len() < fewest {
-        others.extend(&copies);
-    } else {
-        let (table, rest) = Table::of(pieces, &copies);
+    for (indices, lay) in [(copies, Table::lay as Lay), (casts, casts::Table::lay)] {
+        if indices.len() < fewest {
+            others.extend(indices);
+            continue;
+        }
+        let (laid, rest) = lay(pieces, &indices);
+        tables.extend(Some(laid).filter(|laid| laid.blocks > 0));
         others.extend(rest);
-        let (kernel, blocks) = (table.kernel(), table.owners.len() as u32);
-        tables.push(Laid {
-            index: copies.first().copied().unwrap_or(0),
-            kernel,
-            blocks,
-            bytes: table.bytes(),
-            owners_at: table.owners_at(),
-        });
     }
-    if casts.len() < fewest {
-        others.extend(&casts);
-    } else {
-        let mut table = casts::Table::default();
-        let mut enters =
-            |index: &usize| pieces[*index].cast.is_none_or(|cast| table.enter(walked(&pieces[*index], cast)));
-        others.extend(casts.iter().copied().filter(|index| !enters(index)));
-        let blocks = table.blocks();
-        tables.push(Laid {
-            index: casts.first().copied().unwrap_or(0),
-            kernel: Kernel::Cast,
-            blocks,
-            bytes: table.bytes(),
-            owners_at: table.owners_at(),
-        });
-    }
-    tables.retain(|table: &mut Laid| table.blocks > 0);
     (tables, others)
 }
 
@@ -97,17 +75,6 @@ fn refuse_askew(pieces: &[Piece<'_>]) -> Result<(), Failed> {
         Some(index) => Err(Failed { index, error: askew() }),
         None => Ok(()),
     }
-}
-
-/// A table as it is uploaded.
-struct Laid {
-    /// The index of its first piece.
-    index: usize,
-    kernel: Kernel,
-    blocks: u32,
-    bytes: Vec<u8>,
-    /// Where the owners begin in these.
-    owners_at: usize,
 }
 
 impl Laid {
