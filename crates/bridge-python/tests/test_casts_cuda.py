@@ -89,7 +89,7 @@ def test_a_tree_of_casts_is_one_kernel_whatever_its_dtypes_and_strides() -> None
         tb.copy(sources, out=targets, dtype="bfloat16")
         torch.cuda.synchronize()
     work = [event.name for event in profiled.events() if event.device_type.name == "CUDA"]
-    assert work.count("cast") == 1 and len(work) == 2, work
+    assert len([name for name in work if "cast" in name]) == 1 and len(work) == 2, work
     for source, target in zip(sources, targets, strict=True):
         same(target, source.to(torch.bfloat16))
 
