@@ -1,5 +1,5 @@
-// Casts: elements anywhere on both sides, or eight neighbours in rows. One kernel serves all dtypes: a block reads its items
-// as float, by the dtype of the source, and writes them by that of the target.
+// Casts: elements anywhere on both sides, or eight neighbours in rows. One kernel serves all dtypes: a block reads its
+// items as float, by the dtype of the source, and writes them by that of the target.
 #pragma once
 #include "common.cuh"
 #include "floats.cuh"
@@ -7,8 +7,8 @@
 // The elements that a block casts: src/kernels/casts.rs has the same number.
 constexpr u32 CAST_SHARE = 16384;
 
-// What an item is: an element at any address, an element at a multiple of its size, or a vector of eight. The numbers are
-// those of Cast::mode.
+// What an item is: an element at any address, an element at a multiple of its size, or a vector of eight. The numbers
+// are those of Cast::mode.
 enum Mode { BYTES, ELEMENTS, VECTORS };
 
 // What `SIZE` bytes are loaded in.
@@ -91,7 +91,8 @@ template <int MODE, int EACH, int PER> __device__ __forceinline__ void cast_item
 }
 
 __device__ __forceinline__ void casts(const Casts &p) {
-    const Cast *at = p.table.pieces ? (const Cast *)((const char *)p.table.pieces + 16 * (u64)p.table.owners[blockIdx.x]) : &p.only;
+    const Cast *at = &p.only;
+    if (p.table.pieces) at = (const Cast *)((const char *)p.table.pieces + 16 * (u64)p.table.owners[blockIdx.x]);
     const Dim *dims = (const Dim *)(at + 1);
     const Cast piece = *at;
     switch (piece.mode) {

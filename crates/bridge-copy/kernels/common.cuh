@@ -54,8 +54,8 @@ struct Tile {
     Dim rest[48];
 };
 
-// Rows of `nbytes` bytes, one of many copies that one launch makes. `rows` counts the vectors of 16 bytes that a row of the
-// target touches, and has the bytes from row to row. `items` are all vectors; the piece's first block is `first`.
+// Rows of `nbytes` bytes, one of many copies that one launch makes. `rows` counts the vectors of 16 bytes that a row of
+// the target touches, and has the bytes from row to row. `items` are all vectors; the piece's first block is `first`.
 struct Piece {
     const char *from;
     char *to;
@@ -64,8 +64,8 @@ struct Piece {
     Dim rows;
 };
 
-// A cast, which walks the target in its own order. `mode` says what an item is, `from_float` and `to_float` are numbers for
-// WITH_FLOAT. Its `ndim` dimensions, the fastest first, are next to it in memory.
+// A cast, which walks the target in its own order. `mode` says what an item is, `from_float` and `to_float` are numbers
+// for WITH_FLOAT. Its `ndim` dimensions, the fastest first, are next to it in memory.
 struct Cast {
     const char *from;
     char *to;
@@ -75,7 +75,8 @@ struct Cast {
     u64 unused_too;
 };
 
-// For pieces.cuh and cast.cuh: the pieces, and for each block the piece that it works on, of casts in units of 16 bytes.
+// For pieces.cuh and cast.cuh: the pieces, and for each block the piece that it works on, of casts in units of 16
+// bytes.
 struct Pieces {
     const void *pieces;
     const u32 *owners;

@@ -26,21 +26,24 @@ struct Float64 {
     }
 };
 
-// A sign, `E` bits of exponent and `M` of mantissa. Where it is not `FINITE`, the largest exponent has infinity and NaN;
-// else the largest number is the only NaN.
+// A sign, `E` bits of exponent and `M` of mantissa. Where it is not `FINITE`, the largest exponent has infinity and
+// NaN; else the largest number is the only NaN.
 template <typename Unsigned, int E, int M, bool FINITE> struct Small {
     typedef Unsigned Bits;
-    // What the exponents of float have more, at their place; bits that this mantissa lacks; the largest number, infinity
-    // or NaN; whether small numbers have a smaller exponent here; a float whose last bit is that of subnormal numbers.
+    // What the exponents of float have more, at their place; bits that this mantissa lacks; the largest number,
+    // infinity or NaN; whether small numbers have a smaller exponent here; a float whose last bit is that of subnormal
+    // numbers.
     static constexpr unsigned MORE = (128u - (1u << (E - 1))) << 23, LESS = 23 - M;
-    static constexpr unsigned TOP = FINITE ? (1u << (E + M)) - 1 : ((1u << E) - 1) << M, NOT = FINITE ? TOP : TOP | 1u << (M - 1);
+    static constexpr unsigned TOP = FINITE ? (1u << (E + M)) - 1 : ((1u << E) - 1) << M;
+    static constexpr unsigned NOT = FINITE ? TOP : TOP | 1u << (M - 1);
     static constexpr bool RISES = MORE > 0;
     static constexpr unsigned LEVEL = MORE + ((LESS + 1) << 23), ONE = MORE + (1u << 23);
 
     static __device__ __forceinline__ float widen(Bits bits) {
         const unsigned sign = (unsigned)bits >> (E + M) << 31, number = bits & ((1u << (E + M)) - 1);
         unsigned wide = (number << LESS) + MORE;
-        if (RISES && number < 1u << M) wide = Float32::narrow(Float32::widen((number << LESS) + ONE) - Float32::widen(ONE));
+        if (RISES && number < 1u << M)
+            wide = Float32::narrow(Float32::widen((number << LESS) + ONE) - Float32::widen(ONE));
         if (number >= TOP) wide = FINITE ? 0x7fc00000u : wide + MORE;
         return Float32::widen(sign | wide);
     }

@@ -60,8 +60,8 @@ large! {
     Float64 u64, f64;
 }
 
-/// A dtype with fewer bits than float32: a sign, `E` bits of exponent and `M` of mantissa. Where it is not `FINITE`, the
-/// largest exponent has infinity and NaN; else the largest number is the only NaN.
+/// A dtype with fewer bits than float32: a sign, `E` bits of exponent and `M` of mantissa. Where it is not `FINITE`,
+/// the largest exponent has infinity and NaN; else the largest number is the only NaN.
 struct Small<const E: u32, const M: u32, const FINITE: bool>;
 
 impl<const E: u32, const M: u32, const FINITE: bool> Small<E, M, FINITE> {

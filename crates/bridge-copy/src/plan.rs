@@ -30,9 +30,9 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    /// Plans the copy of a view with layout `from` into a view of the same shape with layout `to`. The unit is one element,
-    /// in bytes of the target: the source has another itemsize where elements are cast. Returns `None` for views without
-    /// elements.
+    /// Plans the copy of a view with layout `from` into a view of the same shape with layout `to`. The unit is one
+    /// element, in bytes of the target: the source has another itemsize where elements are cast. Returns `None` for
+    /// views without elements.
     ///
     /// No sum of offsets overflows: `Layout::new` has checked the extent of both sides.
     pub fn new(from: &Layout, to: &Layout) -> Option<Self> {

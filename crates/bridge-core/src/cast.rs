@@ -54,8 +54,8 @@ impl Cast {
         self.to
     }
 
-    /// Returns how the elements of a source get into a target, whose caller asks for casts to `dtype` or for none: by this
-    /// cast, or as they are.
+    /// Returns how the elements of a source get into a target, whose caller asks for casts to `dtype` or for none: by
+    /// this cast, or as they are.
     pub(crate) fn between(source: DType, target: DType, dtype: Option<DType>) -> Result<Option<Self>> {
         match dtype {
             _ if source == target => Ok(None),

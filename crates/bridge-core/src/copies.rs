@@ -35,8 +35,8 @@ pub struct Piece<'a> {
 /// written, and nothing else. What [`allocate`](Self::allocate) returns is ready in the stream.
 pub unsafe trait Copies: Send + Sync {
     /// Fills `to` with the elements of `from`, and flips the bits of `flips` in each (an element as a little-endian
-    /// number; 0 flips none: see [`Pending::flips`](crate::Pending::flips)). Both have the same shape and itemsize, any strides, and do not
-    /// overlap; `to` has no two elements at one address.
+    /// number; 0 flips none: see [`Pending::flips`](crate::Pending::flips)). Both have the same shape and itemsize, any
+    /// strides, and do not overlap; `to` has no two elements at one address.
     ///
     /// | from | to | `stream` | when it returns |
     /// |---|---|---|---|
@@ -83,8 +83,8 @@ pub unsafe trait Copies: Send + Sync {
         Ok(())
     }
 
-    /// Plans many copies within one memory, which are made again and again. Nothing is copied. `stream` is one of those in
-    /// which they will be made. Returns `None` where a plan gains nothing, which is the default.
+    /// Plans many copies within one memory, which are made again and again. Nothing is copied. `stream` is one of those
+    /// in which they will be made. Returns `None` where a plan gains nothing, which is the default.
     ///
     /// # Errors
     ///
@@ -99,8 +99,8 @@ pub unsafe trait Copies: Send + Sync {
         Ok(None)
     }
 
-    /// Checks that [`copy_all`](Self::copy_all) and [`plan`](Self::plan) make this cast, before anything is copied. Both
-    /// sides of a piece then have the itemsizes of its dtypes.
+    /// Checks that [`copy_all`](Self::copy_all) and [`plan`](Self::plan) make this cast, before anything is copied.
+    /// Both sides of a piece then have the itemsizes of its dtypes.
     ///
     /// # Errors
     ///

@@ -38,19 +38,19 @@ impl From<Failed> for Misfit {
 /// for which the host waits last. Returns, for each pair, the owner's stream and the one that waits for it, where they
 /// differ.
 ///
-/// Where the two dtypes of a pair differ and that of the target is [`Pair::dtype`], the elements are cast on the way, as
-/// [`Cast`](crate::Cast) says, by the same call. A pair of one dtype is copied as it is, whatever `Pair::dtype` is.
+/// Where the two dtypes of a pair differ and that of the target is [`Pair::dtype`], the elements are cast on the way,
+/// as [`Cast`](crate::Cast) says, by the same call. A pair of one dtype is copied as it is, whatever `Pair::dtype` is.
 ///
-/// A pair of the same source and the same target as an earlier one, view for view, with the same deferred operations and
-/// the same cast, is copied once.
+/// A pair of the same source and the same target as an earlier one, view for view, with the same deferred operations
+/// and the same cast, is copied once.
 ///
 /// # Errors
 ///
 /// Before anything is written, with the index of the pair: those of [`copy_into`](crate::copy_into);
 /// [`ErrorKind::Layout`] where a target shares bytes with a side of another pair; for a cast those of
-/// [`Cast::new`](crate::Cast::new) and of [`Copies::casts`](crate::Copies::casts), and [`ErrorKind::Device`] where the two
-/// are in different memories. After that those of [`Copies::copy_all`](crate::Copies::copy_all), whose text says that the
-/// targets are undefined.
+/// [`Cast::new`](crate::Cast::new) and of [`Copies::casts`](crate::Copies::casts), and [`ErrorKind::Device`] where the
+/// two are in different memories. After that those of [`Copies::copy_all`](crate::Copies::copy_all), whose text says
+/// that the targets are undefined.
 pub fn copy_all<F, T>(
     pairs: &[Pair<'_, F, T>],
     ordering: &Arc<dyn Ordering>,

@@ -117,8 +117,8 @@ pub(crate) mod exact {
         }
     }
 
-    /// Values between which another number becomes the nearest: all numbers of the small dtypes, the middles between two,
-    /// and the values of float32 beside both.
+    /// Values between which another number becomes the nearest: all numbers of the small dtypes, the middles between
+    /// two, and the values of float32 beside both.
     fn borders() -> Vec<f32> {
         let mut all = Vec::new();
         for dtype in [DType::FLOAT16, DType::BFLOAT16, DType::FLOAT8_E4M3FN, DType::FLOAT8_E5M2] {
@@ -131,8 +131,8 @@ pub(crate) mod exact {
         all
     }
 
-    /// Returns bits of a dtype to try: all of a small one; of the others the borders with both signs, NaN, infinity, the
-    /// smallest and the largest numbers, and some thousand that look random.
+    /// Returns bits of a dtype to try: all of a small one; of the others the borders with both signs, NaN, infinity,
+    /// the smallest and the largest numbers, and some thousand that look random.
     pub(crate) fn tried(dtype: DType) -> &'static [u64] {
         static TRIED: [OnceLock<Vec<u64>>; 6] = [const { OnceLock::new() }; 6];
         TRIED[super::number(dtype)].get_or_init(|| listed(dtype))

@@ -1,5 +1,5 @@
-//! Casts on a device: a walk over elements, or over vectors of eight where rows have them. A pure function of the walk and
-//! the addresses.
+//! Casts on a device: a walk over elements, or over vectors of eight where rows have them. A pure function of the walk
+//! and the addresses.
 
 use super::parameters::{Cast, Dim};
 use super::pieces::Laid;
@@ -38,8 +38,8 @@ pub(crate) struct Walked {
     pub blocks: u32,
 }
 
-/// Returns what the kernel walks in order to make a cast, which is one piece in most cases. The ends of rows that are no
-/// whole vectors are another.
+/// Returns what the kernel walks in order to make a cast, which is one piece in most cases. The ends of rows that are
+/// no whole vectors are another.
 pub(crate) fn walked(piece: &Piece<'_>, cast: bridge_core::Cast) -> Vec<Walked> {
     let mut all = Vec::new();
     if let Some(walk) = Walk::new(piece.from.layout, piece.to.layout) {

@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering::Relaxed;
 /// With fewer pieces the upload of a table takes longer than their launches.
 const FEWEST: usize = 8;
 
-/// Makes many copies on one device: those that suit a table in one launch, casts in another one, the others in launches of
-/// their own.
+/// Makes many copies on one device: those that suit a table in one launch, casts in another one, the others in launches
+/// of their own.
 ///
 /// # Errors
 ///
@@ -48,8 +48,8 @@ pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], stream: Stream) -> Result<()
     Ok(())
 }
 
-/// Returns a table of copies and one of casts, of those of which there are so many at least, and the indices of the pieces
-/// that are launched by themselves.
+/// Returns a table of copies and one of casts, of those of which there are so many at least, and the indices of the
+/// pieces that are launched by themselves.
 fn tables(pieces: &[Piece<'_>], fewest: usize) -> (SmallVec<[Laid; 2]>, Vec<usize>) {
     type Lay = fn(&[Piece<'_>], &[usize]) -> (Laid, Vec<usize>);
     let (casts, copies): (Vec<usize>, Vec<usize>) = (0..pieces.len()).partition(|index| pieces[*index].cast.is_some());

@@ -1,5 +1,5 @@
-// Runs the kernel for casts on the host, a thread after another, over a table and memory that are read: four lengths of 64
-// bits, the source, the target, the casts with offsets in the place of addresses, and the owners. Writes the target.
+// Runs the kernel for casts on the host, a thread after another, over a table and memory that are read: four lengths of
+// 64 bits, the source, the target, the casts with offsets in the place of addresses, and the owners. Writes the target.
 #include <cstdio>
 #include <cstdlib>
 #include <set>

@@ -1,5 +1,5 @@
-//! A model of the kernel, which knows only the bytes of the table, and the kernel itself, compiled for the host, against an
-//! independent walk over the elements.
+//! A model of the kernel, which knows only the bytes of the table, and the kernel itself, compiled for the host,
+//! against an independent walk over the elements.
 
 use super::*;
 use crate::floats::tests::exact;
@@ -10,7 +10,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::{env, fs, thread};
 
-/// A cast of an element: its addresses in the source and in the target, the numbers of its dtypes, and the bits to flip.
+/// A cast of an element: its addresses in the source and in the target, the numbers of its dtypes, and the bits to
+/// flip.
 type Made = ((usize, usize), (u8, u8), u64);
 
 /// What the kernel does.
@@ -74,13 +75,16 @@ fn piece<'a>(from: (usize, &'a Layout), to: (usize, &'a Layout), flips: u128) ->
     Piece { from: side(from), to: side(to), flips, cast: None }
 }
 
+/// Lengths with and without whole vectors.
+const LENGTHS: &[i64] = &[0, 1, 2, 3, 8, 15, 16, 17, 64, 700];
+
 proptest! {
     /// Many casts in one table: each element is cast once, to its place, with its dtypes.
     #[test]
     fn every_element_is_cast_once_to_its_place(
         pieces in prop::collection::vec(
             (
-                prop::collection::vec((prop::sample::select(vec![0i64, 1, 2, 3, 8, 15, 16, 17, 64, 700]), 0i64..3, 0i64..9), 0..4),
+                prop::collection::vec((prop::sample::select(LENGTHS), 0i64..3, 0i64..9), 0..4),
                 (0usize..6, 1usize..6),
                 (0usize..33, 0usize..33),
                 any::<bool>(),
@@ -135,7 +139,8 @@ proptest! {
         let visited = |walk: &Walk| {
             let mut at = vec![(walk.from, walk.to)];
             for dim in &walk.dims {
-                let steps = |&(a, b): &(i64, i64)| (0..dim.length as i64).map(move |i| (a + i * dim.from, b + i * dim.to));
+                let steps =
+                    |&(a, b): &(i64, i64)| (0..dim.length as i64).map(move |i| (a + i * dim.from, b + i * dim.to));
                 at = at.iter().flat_map(steps).collect();
             }
             at
@@ -195,8 +200,8 @@ struct Scene {
 }
 
 impl Scene {
-    /// Enters a cast of so many numbers to try, in a view with these lengths and strides. Both sides begin so many bytes
-    /// beyond an aligned address.
+    /// Enters a cast of so many numbers to try, in a view with these lengths and strides. Both sides begin so many
+    /// bytes beyond an aligned address.
     fn enter(&mut self, dtypes: (DType, DType), dims: &[(i64, i64, i64)], shifts: (usize, usize), flips: u64) {
         let side = |dtype, stride: fn(&(i64, i64, i64)) -> i64| {
             layout(dtype, &dims.iter().map(|dim| (dim.0, stride(dim))).collect::<Vec<_>>())
@@ -248,8 +253,8 @@ impl Scene {
     }
 }
 
-/// The kernel itself, compiled for the host: every number of the small dtypes and many of the others, in vectors, one by
-/// one and at any address, and views of all kinds.
+/// The kernel itself, compiled for the host: every number of the small dtypes and many of the others, in vectors, one
+/// by one and at any address, and views of all kinds.
 #[test]
 fn the_kernel_casts_to_the_nearest_number() {
     let folder = env::temp_dir().join(format!("truebridge-casts-{}", std::process::id()));
