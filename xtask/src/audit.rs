@@ -27,7 +27,7 @@ const MUTANTS: [Mutants; 7] = [
         step: "mutants of core",
         package: "truebridge-core",
         files: &[
-            "crates/bridge-core/src/{layout,dtype,plan,lease,views}.rs",
+            "crates/bridge-core/src/{cast,layout,dtype,plan,lease,views}.rs",
             "crates/bridge-core/src/{prepared,held,copied,copy_all,copy_into}.rs",
         ],
         features: "dlpack",
@@ -51,10 +51,10 @@ const MUTANTS: [Mutants; 7] = [
         step: "mutants of copies",
         package: "truebridge-copy",
         files: &[
-            "crates/bridge-copy/src/{plan,host,moves}.rs",
+            "crates/bridge-copy/src/{floats,plan,host,moves}.rs",
             "crates/bridge-copy/src/host/*.rs",
             "crates/bridge-copy/src/moves/*.rs",
-            "crates/bridge-copy/src/kernels/{choose,many,pieces,parameters}.rs",
+            "crates/bridge-copy/src/kernels/{casts,choose,many,pieces,parameters}.rs",
         ],
         features: "",
         tests: &["--lib"],

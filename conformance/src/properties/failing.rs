@@ -1,8 +1,8 @@
 //! Adapters and orderings of which one call fails.
 
 use bridge_core::{
-    Adapter, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, Error, ErrorKind, Failed, Flush, Keep, Lent,
-    Offer, Order, Ordering, Piece, Planned, Profile, Result, Stream, Strided,
+    Adapter, Cast, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, Error, ErrorKind, Failed, Flush, Keep,
+    Lent, Offer, Order, Ordering, Piece, Planned, Profile, Result, Stream, Strided,
 };
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -171,6 +171,10 @@ unsafe impl Copies for FailingOrdering {
     ) -> Result<Option<Box<dyn Planned>>, Failed> {
         let inside = self.inside().map_err(|error| Failed { index: 0, error })?;
         inside.plan(device, pieces, stream)
+    }
+
+    fn casts(&self, cast: Cast) -> Result<()> {
+        self.inside()?.casts(cast)
     }
 
     fn reaches(&self, device: Device) -> Result<()> {

@@ -102,6 +102,8 @@ bridge_core::words! {
         Detach => "detach it first",
         DetachFirst => "detach the source first",
         DetachTarget => "pass the detached tensor, which shares its memory",
+        Cast => "cast the source first",
+        CastFirst => "cast the source first",
         ReverseDimensions => "reverse the dimensions with the axes of tb_options",
         Copies => "copy it with its owner's functions first",
     }

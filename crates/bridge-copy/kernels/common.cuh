@@ -54,8 +54,8 @@ struct Tile {
     Dim rest[48];
 };
 
-// Rows of `nbytes` bytes, one of many copies that one launch makes. `rows` counts the vectors of 16 bytes that a row of the
-// target touches, and has the bytes from row to row. `items` are all vectors; the piece's first block is `first`.
+// Rows of `nbytes` bytes, one of many copies that one launch makes. `rows` counts the vectors of 16 bytes that a row of
+// the target touches, and has the bytes from row to row. `items` are all vectors; the piece's first block is `first`.
 struct Piece {
     const char *from;
     char *to;
@@ -64,10 +64,29 @@ struct Piece {
     Dim rows;
 };
 
-// For pieces.cuh: the pieces, and for each block the piece that it works on.
+// A cast, which walks the target in its own order. `mode` says what an item is, `from_float` and `to_float` are numbers
+// for WITH_FLOAT. Its `ndim` dimensions, the fastest first, are next to it in memory.
+struct Cast {
+    const char *from;
+    char *to;
+    u64 flips;
+    u32 items, first, ndim;
+    u8 mode, from_float, to_float, unused;
+    u64 unused_too;
+};
+
+// For pieces.cuh and cast.cuh: the pieces, and for each block the piece that it works on, of casts in units of 16
+// bytes.
 struct Pieces {
-    const Piece *pieces;
+    const void *pieces;
     const u32 *owners;
+};
+
+// For cast.cuh: a table, or without one the only cast.
+struct Casts {
+    Pieces table;
+    Cast only;
+    Dim dims[64];
 };
 
 __device__ __forceinline__ u32 divide(u32 n, const Dim &dim) { return (__umulhi(n, dim.magic) + n) >> dim.shift; }

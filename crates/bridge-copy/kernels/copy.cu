@@ -1,4 +1,5 @@
 // The kernels by name: src/kernels/table.rs lists them in the same order.
+#include "cast.cuh"
 #include "flat.cuh"
 #include "pieces.cuh"
 #include "split.cuh"
@@ -53,3 +54,4 @@ KERNEL(pieces1, Pieces, pieces<u8>)
 KERNEL(pieces2, Pieces, pieces<u16>)
 KERNEL(pieces4, Pieces, pieces<u32>)
 KERNEL(pieces8, Pieces, pieces<u64>)
+KERNEL(cast, Casts, casts)

@@ -9,7 +9,7 @@ constexpr u32 SHARE = 4096;
 
 template <typename Unit> __device__ __forceinline__ void pieces(const Pieces &p) {
     constexpr int EACH = 2;
-    const Piece piece = p.pieces[p.owners[blockIdx.x]];
+    const Piece piece = ((const Piece *)p.pieces)[p.owners[blockIdx.x]];
     const u32 begin = (blockIdx.x - piece.first) * SHARE, end = min(begin + SHARE, piece.items);
 #pragma unroll 1
     for (u32 first = begin + threadIdx.x; first < end; first += THREADS * EACH) {

@@ -4,6 +4,7 @@
 //! the fastest of the target and the fastest of the source, and a kernel copies these; a plain loop runs over the
 //! others.
 
+mod cast;
 mod channels;
 mod choose;
 mod lines;
@@ -14,8 +15,9 @@ mod unit;
 
 pub(crate) use threads::at_most;
 
-use crate::plan::Walk;
+use crate::plan::{Dim, Walk};
 use bridge_core::{Error, ErrorKind, Failed, Piece, Result, Strided};
+use cast::Rows;
 use plane::Plane;
 use std::{ptr, slice};
 
@@ -34,7 +36,7 @@ type Flips = [u8; 16];
 ///
 /// Those of [`Copies::copy`](bridge_core::Copies::copy). Both layouts have the same shape and itemsize.
 pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128) -> Result<()> {
-    let Some(part) = part(from, to, flips)? else { return Ok(()) };
+    let Some(part) = part(Piece { from, to, flips, cast: None })? else { return Ok(()) };
     // SAFETY: the caller's promises; the walk stays inside both views, and visits no byte of the target twice.
     unsafe { threads::run(slice::from_ref(&part), threads::count(to.layout.nbytes())) };
     Ok(())
@@ -48,20 +50,22 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128) -> Re
 ///
 /// # Safety
 ///
-/// Those of [`Copies::copy_all`](bridge_core::Copies::copy_all). Both layouts of a piece have the same shape and itemsize.
+/// Those of [`Copies::copy_all`](bridge_core::Copies::copy_all). Both layouts of a piece have the same shape, and the
+/// same itemsize or those of its cast.
 pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>]) -> Result<(), Failed> {
     let mut parts = Vec::with_capacity(pieces.len());
-    for (index, Piece { from, to, flips }) in pieces.iter().copied().enumerate() {
-        parts.extend(part(from, to, flips).map_err(|error| Failed { index, error })?);
+    for (index, piece) in pieces.iter().copied().enumerate() {
+        parts.extend(part(piece).map_err(|error| Failed { index, error })?);
     }
-    let nbytes = pieces.iter().map(|piece| piece.to.layout.nbytes()).fold(0, usize::saturating_add);
+    let nbytes = |piece: &Piece<'_>| piece.from.layout.nbytes().max(piece.to.layout.nbytes());
+    let nbytes = pieces.iter().map(nbytes).fold(0, usize::saturating_add);
     // SAFETY: the caller's promises; the walks stay inside their views, and no byte of a target is visited twice.
     unsafe { threads::run(&parts, threads::count(nbytes)) };
     Ok(())
 }
 
 /// Plans the copy of a piece; `None` where there is nothing to copy.
-fn part(from: Strided<'_>, to: Strided<'_>, flips: u128) -> Result<Option<Part>> {
+fn part(Piece { from, to, flips, cast }: Piece<'_>) -> Result<Option<Part>> {
     let Some(walk) = Walk::new(from.layout, to.layout) else { return Ok(None) };
     from.layout.hull(from.data, None)?;
     to.layout.hull(to.data, None)?;
@@ -69,17 +73,27 @@ fn part(from: Strided<'_>, to: Strided<'_>, flips: u128) -> Result<Option<Part>>
         let text = format!("the target repeats elements ({}): pass one without strides of 0", to.layout);
         return Err(Error::new(ErrorKind::Layout, text));
     }
-    let flips = pattern(flips, walk.unit)?;
+    let how = match cast {
+        None => How::Copied(pattern(flips, walk.unit)?),
+        Some(cast) => How::Cast(Rows::new(cast, flips)),
+    };
     let (source, target) = (ptr::with_exposed_provenance(from.data), ptr::with_exposed_provenance_mut(to.data));
-    Ok(Some(Part { walk, ends: Ends { source, target }, flips }))
+    Ok(Some(Part { walk, ends: Ends { source, target }, how }))
 }
 
-/// A walk, where it begins, and the bits to flip.
+/// A walk, where it begins, and what is done at each index.
 #[derive(Clone)]
 struct Part {
     walk: Walk,
     ends: Ends,
-    flips: Flips,
+    how: How,
+}
+
+/// How an element gets from one side to the other.
+#[derive(Clone, Copy)]
+enum How {
+    Copied(Flips),
+    Cast(Rows),
 }
 
 /// Returns the bits to flip in 16 bytes of elements of `itemsize` bytes.
@@ -117,21 +131,36 @@ unsafe impl Send for Ends {}
 // SAFETY: as above.
 unsafe impl Sync for Ends {}
 
-/// Copies all units of the walk on this thread.
+/// Makes a part on this thread.
 ///
 /// # Safety
 ///
 /// The units of the walk from `ends` on are readable in the source and writable in the target, and the two do not
 /// overlap.
-unsafe fn fill(walk: Walk, ends: Ends, flips: Flips) {
-    let ends = ends.step(walk.from, walk.to);
-    let (plane, outer) = Plane::new(walk.widen());
-    let kernel = choose::kernel(&plane);
+unsafe fn fill(Part { walk, ends, how }: Part) {
+    let at = ends.step(walk.from, walk.to);
+    match how {
+        How::Copied(flips) => {
+            let (plane, outer) = Plane::new(walk.widen());
+            let kernel = choose::kernel(&plane);
+            // SAFETY: the plane at each index is part of the walk.
+            visit(&outer, at, |at| unsafe { kernel(&plane, at, flips) });
+        }
+        How::Cast(rows) => {
+            let mut outer = walk.dims;
+            let row = outer.pop().unwrap_or(Dim { length: 1, from: 0, to: 0 });
+            let mut values = [0.0; cast::MOST];
+            // SAFETY: the row at each index is part of the walk.
+            visit(&outer, at, |at| unsafe { rows.cast(row, at, &mut values) });
+        }
+    }
+}
+
+/// Calls `each` at every index of the dimensions.
+fn visit(outer: &[Dim], mut at: Ends, mut each: impl FnMut(Ends)) {
     let mut index = [0usize; bridge_core::MAX_NDIM];
-    let mut at = ends;
     loop {
-        // SAFETY: the plane at these indices is part of the walk.
-        unsafe { kernel(&plane, at, flips) };
+        each(at);
         let Some(d) = (0..outer.len()).rev().find(|d| index[*d] + 1 < outer[*d].length) else { return };
         index[d] += 1;
         at = at.step(outer[d].from, outer[d].to);

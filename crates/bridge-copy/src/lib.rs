@@ -7,6 +7,7 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+mod floats;
 mod host;
 mod kernels;
 mod moves;
@@ -18,8 +19,8 @@ pub use moves::{Cut, Cuts, Tick, Trial, ticking};
 pub use ordering::{ordering, ordering_with};
 
 use bridge_core::{
-    Copies, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Failed, Keep, Piece, Planned, Result, Stream, Strided,
-    overlap, repeats,
+    Cast, Copies, DType, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Failed, Keep, Piece, Planned, Result,
+    Stream, Strided, overlap, repeats,
 };
 
 /// Copies with the kernels of this crate.
@@ -38,7 +39,7 @@ pub struct Copier;
 // SAFETY: a copy that returns no error writes every element.
 unsafe impl Copies for Copier {
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()> {
-        check(&from, &to, stream)?;
+        check(&from, &to, None, stream)?;
         match stream {
             // SAFETY: the caller's promises.
             None => unsafe { host::copy(from, to, flips) },
@@ -50,8 +51,8 @@ unsafe impl Copies for Copier {
     }
 
     unsafe fn copy_all(&self, pieces: &[Piece<'_>], stream: Option<Stream>) -> Result<(), Failed> {
-        for (index, Piece { from, to, .. }) in pieces.iter().enumerate() {
-            check(from, to, stream).map_err(|error| Failed { index, error })?;
+        for (index, Piece { from, to, cast, .. }) in pieces.iter().enumerate() {
+            check(from, to, *cast, stream).map_err(|error| Failed { index, error })?;
         }
         match stream {
             // SAFETY: the caller's promises.
@@ -67,11 +68,15 @@ unsafe impl Copies for Copier {
         pieces: &[Piece<'_>],
         stream: Option<Stream>,
     ) -> Result<Option<Box<dyn Planned>>, Failed> {
-        for (index, Piece { from, to, .. }) in pieces.iter().enumerate() {
-            check(from, to, stream).map_err(|error| Failed { index, error })?;
+        for (index, Piece { from, to, cast, .. }) in pieces.iter().enumerate() {
+            check(from, to, *cast, stream).map_err(|error| Failed { index, error })?;
         }
         // On the host nothing is kept that is not found again at once.
         stream.map(|stream| kernels::plan(device, pieces, stream)).transpose()
+    }
+
+    fn casts(&self, _: Cast) -> Result<()> {
+        Ok(())
     }
 
     fn reaches(&self, device: Device) -> Result<()> {
@@ -95,7 +100,7 @@ const ON_HOST: [DeviceKind; 3] = [DeviceKind::CPU, DeviceKind::CUDA_HOST, Device
 /// Refuses two sides that do not fit together, and memory that cannot be what the caller says.
 ///
 /// A target is refused that *may* have two elements at one address: see [`repeats`].
-fn check(from: &Strided<'_>, to: &Strided<'_>, stream: Option<Stream>) -> Result<()> {
+fn check(from: &Strided<'_>, to: &Strided<'_>, cast: Option<Cast>, stream: Option<Stream>) -> Result<()> {
     let (source, target) = (from.layout, to.layout);
     let refused = |text: String| Err(Error::new(ErrorKind::Layout, text));
     if source.shape() != target.shape() {
@@ -105,7 +110,13 @@ fn check(from: &Strided<'_>, to: &Strided<'_>, stream: Option<Stream>) -> Result
             target.shape()
         ));
     }
-    if source.itemsize() != target.itemsize() {
+    let fits = match cast {
+        None => source.itemsize() == target.itemsize(),
+        Some(cast) => {
+            [cast.from(), cast.to()].map(DType::itemsize) == [source, target].map(|side| Some(side.itemsize()))
+        }
+    };
+    if !fits {
         return refused(format!(
             "elements of {} bytes do not fit into elements of {} bytes: cast one side first",
             source.itemsize(),
@@ -137,7 +148,7 @@ fn check(from: &Strided<'_>, to: &Strided<'_>, stream: Option<Stream>) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bridge_core::{DType, Layout};
+    use bridge_core::Layout;
 
     fn layout(dtype: DType, dims: &[(i64, i64)]) -> Layout {
         let (shape, strides): (Vec<_>, Vec<_>) = dims.iter().copied().unzip();

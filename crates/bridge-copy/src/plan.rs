@@ -30,16 +30,17 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    /// Plans the copy of a view with layout `from` into a view of the same shape and itemsize with layout `to`. The
-    /// unit is one element. Returns `None` for views without elements.
+    /// Plans the copy of a view with layout `from` into a view of the same shape with layout `to`. The unit is one
+    /// element, in bytes of the target: the source has another itemsize where elements are cast. Returns `None` for
+    /// views without elements.
     ///
     /// No sum of offsets overflows: `Layout::new` has checked the extent of both sides.
     pub fn new(from: &Layout, to: &Layout) -> Option<Self> {
-        debug_assert_eq!((from.shape(), from.itemsize()), (to.shape(), to.itemsize()));
+        debug_assert_eq!(from.shape(), to.shape());
         if from.numel() == 0 {
             return None;
         }
-        let unit = from.itemsize();
+        let (read, unit) = (from.itemsize(), to.itemsize());
         let strides = from.strides().iter().zip(to.strides());
         let mut dims: SmallVec<[Dim; 6]> = from
             .shape()
@@ -48,7 +49,7 @@ impl Walk {
             .filter(|(length, _)| **length > 1)
             .map(|(&length, (from, to))| Dim {
                 length: length as usize,
-                from: from * unit as i64,
+                from: from * read as i64,
                 to: to * unit as i64,
             })
             .collect();

@@ -35,6 +35,10 @@ pub enum Advice {
     ReverseDimensions,
     /// Pass an ordering that has copies.
     Copies,
+    /// Ask for a cast to the dtype of the target.
+    Cast,
+    /// Cast the source of a copy first.
+    CastFirst,
 }
 
 /// Makes the words of a front end: a function from each [`Advice`] to the half sentence that says it.
@@ -70,6 +74,8 @@ words! {
         DetachTarget => "pass the detached tensor, which shares its memory",
         ReverseDimensions => "reverse the dimensions with Options::permute",
         Copies => "pass an ordering with copies: that of bridge-copy, or of the facade with the feature `cuda`",
+        Cast => "cast the source first, or name the target's dtype in Pair::dtype of copy_all to cast on the way",
+        CastFirst => "cast the source first",
     }
 }
 
@@ -93,6 +99,8 @@ pub mod python {
             DetachTarget => "pass its .detach(), which shares its memory",
             ReverseDimensions => "pass permute= to reverse the dimensions",
             Copies => "copy it with the framework that owns it first",
+            Cast => "pass the target's dtype as dtype= to cast on the way, or cast the source first",
+            CastFirst => "cast the source first",
         }
     }
 }

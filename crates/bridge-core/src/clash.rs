@@ -1,6 +1,7 @@
 //! Which of many copies write to bytes that another one reads or writes.
 
 use crate::Layout;
+use crate::cast::Change;
 use crate::overlap::overlap;
 
 /// A view, by the address of its first element.
@@ -25,8 +26,8 @@ struct Interval {
     is_target: bool,
 }
 
-/// A copy, from the first view to the second, and the bits that it flips in each element.
-type Copied<'a> = (View<'a>, View<'a>, u128);
+/// A copy, from the first view to the second, and what happens to each element.
+type Copied<'a> = (View<'a>, View<'a>, Change);
 
 /// Finds copies of which one writes to bytes of another one, or of its own source.
 /// Returns which of them repeat an earlier copy, source and target alike, as those of weights that a model holds twice:
@@ -93,8 +94,10 @@ pub(crate) fn repeated(pieces: &[Copied<'_>]) -> Result<Vec<bool>, Clash> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
+    use crate::{Cast, DType};
     use proptest::prelude::*;
+
+    const AS_IT_IS: Change = (0, None);
 
     fn layout(length: i64, stride: i64) -> Layout {
         Layout::new(DType::UINT8, &[length], Some(&[stride]), 0).unwrap()
@@ -115,7 +118,7 @@ mod tests {
                 .map(|(source, target)| ((1000 + source.0, layout(source.1, source.2)), (1000 + target.0, layout(target.1, target.2))))
                 .collect();
             let pieces: Vec<_> =
-                views.iter().map(|(source, target)| ((source.0, &source.1), (target.0, &target.1), 0)).collect();
+                views.iter().map(|(source, target)| ((source.0, &source.1), (target.0, &target.1), AS_IT_IS)).collect();
             let share = |one: View<'_>, other: View<'_>| bytes(one).iter().any(|byte| bytes(other).contains(byte));
             let clashes = |piece: usize, other: usize| {
                 let (one, two) = (pieces[piece], pieces[other]);
@@ -144,15 +147,19 @@ mod tests {
     fn columns_of_one_matrix_are_apart() {
         let column = Layout::new(DType::FLOAT32, &[100], Some(&[8]), 0).unwrap();
         let compact = Layout::new(DType::FLOAT32, &[100], None, 0).unwrap();
-        let pieces: Vec<_> = (0..8).map(|i| ((100_000 + i * 400, &compact), (4 * i, &column), 0)).collect();
+        let pieces: Vec<_> = (0..8).map(|i| ((100_000 + i * 400, &compact), (4 * i, &column), AS_IT_IS)).collect();
         assert_eq!(repeated(&pieces), Ok(vec![false; 8]));
         let twice = [pieces[3], pieces[1], pieces[3]];
         assert_eq!(repeated(&twice), Ok(vec![false, false, true]));
-        let other = [pieces[3], (pieces[1].0, pieces[3].1, 0)];
+        let other = [pieces[3], (pieces[1].0, pieces[3].1, AS_IT_IS)];
         assert_eq!(repeated(&other), Err(Clash { piece: 1, other: 0, targets: true }));
-        let flipped = [pieces[3], (pieces[3].0, pieces[3].1, 1 << 31)];
+        let flipped = [pieces[3], (pieces[3].0, pieces[3].1, (1 << 31, None))];
         assert_eq!(repeated(&flipped), Err(Clash { piece: 1, other: 0, targets: true }), "other bits");
-        let own = [pieces[0], ((200, &compact), (300, &compact), 0)];
+        let casts = [DType::FLOAT16, DType::BFLOAT16].map(|from| Cast::new(from, DType::FLOAT32).ok());
+        let cast = casts.map(|cast| (pieces[3].0, pieces[3].1, (0, cast)));
+        assert_eq!(repeated(&[cast[0], cast[0]]), Ok(vec![false, true]));
+        assert_eq!(repeated(&cast), Err(Clash { piece: 1, other: 0, targets: true }), "another cast");
+        let own = [pieces[0], ((200, &compact), (300, &compact), AS_IT_IS)];
         assert_eq!(repeated(&own), Err(Clash { piece: 1, other: 0, targets: false }));
     }
 }

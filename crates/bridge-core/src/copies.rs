@@ -1,6 +1,6 @@
 //! Copies of strided tensors, as a trait. `bridge-copy` implements it.
 
-use crate::{Device, DeviceBuffer, Error, ErrorKind, Failed, Keep, Layout, Result, Stream};
+use crate::{Cast, Device, DeviceBuffer, Error, ErrorKind, Failed, Keep, Layout, Result, Stream};
 
 /// One side of a copy: the elements of a view, by the address of the first.
 #[derive(Debug, Clone, Copy)]
@@ -20,8 +20,11 @@ pub struct Piece<'a> {
     pub from: Strided<'a>,
     /// Where it is copied to.
     pub to: Strided<'a>,
-    /// The bits to flip in each element.
+    /// The bits to flip in each element of the source.
     pub flips: u128,
+    /// How each element is cast after that. `None` copies the bytes. An implementation meets only casts to which
+    /// [`Copies::casts`] has agreed.
+    pub cast: Option<Cast>,
 }
 
 /// Copies strided tensors into strided tensors, on a device, on the host and between the two.
@@ -32,8 +35,8 @@ pub struct Piece<'a> {
 /// written, and nothing else. What [`allocate`](Self::allocate) returns is ready in the stream.
 pub unsafe trait Copies: Send + Sync {
     /// Fills `to` with the elements of `from`, and flips the bits of `flips` in each (an element as a little-endian
-    /// number; 0 flips none: see [`Pending::flips`](crate::Pending::flips)). Both have the same shape and itemsize, any strides, and do not
-    /// overlap; `to` has no two elements at one address.
+    /// number; 0 flips none: see [`Pending::flips`](crate::Pending::flips)). Both have the same shape and itemsize, any
+    /// strides, and do not overlap; `to` has no two elements at one address.
     ///
     /// | from | to | `stream` | when it returns |
     /// |---|---|---|---|
@@ -59,17 +62,20 @@ pub unsafe trait Copies: Send + Sync {
     unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, flips: u128, stream: Option<Stream>) -> Result<()>;
 
     /// Makes many copies within one memory: both sides of each piece are on the same device, or all are on the host and
-    /// `stream` is `None`. The default makes one after another.
+    /// `stream` is `None`. The default makes one after another, and refuses to cast.
     ///
     /// # Errors
     ///
-    /// Those of [`copy`](Self::copy), with the index of the piece. After any error the elements of all targets are
-    /// undefined.
+    /// Those of [`copy`](Self::copy) and of [`casts`](Self::casts), with the index of the piece. After any error the
+    /// elements of all targets are undefined.
     ///
     /// # Safety
     ///
     /// Those of [`copy`](Self::copy), for each piece. No target shares bytes with a side of another piece.
     unsafe fn copy_all(&self, pieces: &[Piece<'_>], stream: Option<Stream>) -> Result<(), Failed> {
+        for (index, Piece { cast, .. }) in pieces.iter().enumerate() {
+            cast.map_or(Ok(()), no_cast).map_err(|error| Failed { index, error })?;
+        }
         for (index, piece) in pieces.iter().enumerate() {
             // SAFETY: the caller's promises.
             unsafe { self.copy(piece.from, piece.to, piece.flips, stream) }.map_err(|error| Failed { index, error })?;
@@ -77,8 +83,8 @@ pub unsafe trait Copies: Send + Sync {
         Ok(())
     }
 
-    /// Plans many copies within one memory, which are made again and again. Nothing is copied. `stream` is one of those in
-    /// which they will be made. Returns `None` where a plan gains nothing, which is the default.
+    /// Plans many copies within one memory, which are made again and again. Nothing is copied. `stream` is one of those
+    /// in which they will be made. Returns `None` where a plan gains nothing, which is the default.
     ///
     /// # Errors
     ///
@@ -91,6 +97,16 @@ pub unsafe trait Copies: Send + Sync {
     ) -> Result<Option<Box<dyn Planned>>, Failed> {
         let _ = (device, pieces, stream);
         Ok(None)
+    }
+
+    /// Checks that [`copy_all`](Self::copy_all) and [`plan`](Self::plan) make this cast, before anything is copied.
+    /// Both sides of a piece then have the itemsizes of its dtypes.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::CopyNeeded`](crate::ErrorKind::CopyNeeded) where they do not, which is the default.
+    fn casts(&self, cast: Cast) -> Result<()> {
+        no_cast(cast)
     }
 
     /// Checks that tensors can be moved to `device` and from it, before memory is allocated for a move.
@@ -125,6 +141,13 @@ pub unsafe trait Copies: Send + Sync {
         let text = format!("no memory of {nbytes} bytes on {device}: copy the tensor there with its own framework");
         Err(Error::new(ErrorKind::CopyNeeded, text))
     }
+}
+
+/// Refuses a cast that nothing makes.
+pub(crate) fn no_cast(cast: Cast) -> Result<()> {
+    let text =
+        format!("nothing casts {} to {} here: cast the source first, with its own framework", cast.from(), cast.to());
+    Err(Error::new(ErrorKind::CopyNeeded, text))
 }
 
 /// Copies that are planned. Dropping it while they run is allowed.

@@ -1,6 +1,7 @@
 //! Copies of many tensors into tensors that exist: checked together, ordered once, and launched together.
 
 use crate::batch::Batch;
+use crate::cast::Change;
 use crate::clash::{Clash, repeated};
 use crate::conversion::{Streams, used};
 use crate::copy_into::{Sides, release, uncopied};
@@ -8,32 +9,10 @@ use crate::fill::{flips, order_after};
 use crate::host_copy::copy_by_loop;
 use crate::moved::{move_into, unmovable};
 use crate::{
-    Adapter, Consumer, Device, DeviceKind, Error, ErrorKind, Failed, Layout, Lease, Lent, Ordering, Piece, Planned,
+    Consumer, Device, DeviceKind, Error, ErrorKind, Failed, Layout, Lease, Lent, Ordering, Pair, Piece, Planned,
     Result, Stream, Strided,
 };
 use std::sync::Arc;
-
-/// A tensor and the one that it is copied into, each with its adapter.
-pub struct Pair<'a, F, T> {
-    /// The adapter of the source.
-    pub from: &'a dyn Adapter<Tensor = F>,
-    /// The source.
-    pub tensor: &'a F,
-    /// The adapter of the target.
-    pub to: &'a dyn Adapter<Tensor = T>,
-    /// The target.
-    pub out: &'a T,
-}
-
-crate::debug_fields!(impl['a, F, T] Pair<'a, F, T>);
-
-impl<F, T> Clone for Pair<'_, F, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<F, T> Copy for Pair<'_, F, T> {}
 
 /// A pair that could not be copied.
 #[derive(Debug)]
@@ -59,14 +38,19 @@ impl From<Failed> for Misfit {
 /// for which the host waits last. Returns, for each pair, the owner's stream and the one that waits for it, where they
 /// differ.
 ///
-/// A pair of the same source and the same target as an earlier one, view for view, with the same deferred operations, is
-/// copied once.
+/// Where the two dtypes of a pair differ and that of the target is [`Pair::dtype`], the elements are cast on the way,
+/// as [`Cast`](crate::Cast) says, by the same call. A pair of one dtype is copied as it is, whatever `Pair::dtype` is.
+///
+/// A pair of the same source and the same target as an earlier one, view for view, with the same deferred operations
+/// and the same cast, is copied once.
 ///
 /// # Errors
 ///
-/// Before anything is written, with the index of the pair: those of [`copy_into`](crate::copy_into), and
-/// [`ErrorKind::Layout`] where a target shares bytes with a side of another pair. After that those of
-/// [`Copies::copy_all`](crate::Copies::copy_all), whose text says that the targets are undefined.
+/// Before anything is written, with the index of the pair: those of [`copy_into`](crate::copy_into);
+/// [`ErrorKind::Layout`] where a target shares bytes with a side of another pair; for a cast those of
+/// [`Cast::new`](crate::Cast::new) and of [`Copies::casts`](crate::Copies::casts), and [`ErrorKind::Device`] where the
+/// two are in different memories. After that those of [`Copies::copy_all`](crate::Copies::copy_all), whose text says
+/// that the targets are undefined.
 pub fn copy_all<F, T>(
     pairs: &[Pair<'_, F, T>],
     ordering: &Arc<dyn Ordering>,
@@ -169,17 +153,16 @@ pub(crate) struct Job {
     pub(crate) device: Option<Device>,
     /// Whether the source is a compact copy of the tensor, which was made for this.
     pub(crate) is_packed: bool,
-    flips: u128,
+    change: Change,
     /// That of the target.
     pub(crate) consumer: Arc<dyn Consumer>,
 }
 
 impl Job {
     pub(crate) fn new<F, T>(index: usize, pair: &Pair<'_, F, T>, ordering: &Arc<dyn Ordering>) -> Result<Self> {
-        let Pair { from, tensor, to, out } = pair;
-        let Sides { source, target, device, is_packed } = Sides::export(*from, *to, tensor, out, ordering)?;
+        let Sides { source, target, device, is_packed, cast } = Sides::export(pair, ordering)?;
         // Before anything is launched: a panic would return the memory under the copy.
-        let consumer = to.consumer();
+        let consumer = pair.to.consumer();
         let (itemsize, stream) = (source.layout().itemsize(), target.buffer().stream());
         let flips = match (device, flips(&source, &target)) {
             (Some(device), None) => return Err(uncopied(itemsize, device, ordering)),
@@ -191,12 +174,12 @@ impl Job {
             (None, None) => return Err(unmovable()),
             (_, Some(flips)) => flips,
         };
-        Ok(Self { index, source, target, device, is_packed, flips, consumer })
+        Ok(Self { index, source, target, device, is_packed, change: (flips, cast), consumer })
     }
 
-    /// Returns both views, and the bits that are flipped.
-    pub(crate) fn views(&self) -> ((usize, &Layout), (usize, &Layout), u128) {
-        ((self.source.data(), self.source.layout()), (self.target.data(), self.target.layout()), self.flips)
+    /// Returns both views, and what happens to each element.
+    pub(crate) fn views(&self) -> ((usize, &Layout), (usize, &Layout), Change) {
+        ((self.source.data(), self.source.layout()), (self.target.data(), self.target.layout()), self.change)
     }
 
     pub(crate) fn piece(&self) -> Piece<'_> {
@@ -205,7 +188,8 @@ impl Job {
         Piece {
             from: Strided { device: from, data: source, layout: self.source.layout() },
             to: Strided { device: to, data: target, layout: self.target.layout() },
-            flips: self.flips,
+            flips: self.change.0,
+            cast: self.change.1,
         }
     }
 }
@@ -274,9 +258,11 @@ impl Launch<'_> {
             (None, None) => Err(Failed { index: 0, error: uncopied(1, device, ordering) }),
         };
         let on_host = device.kind == DeviceKind::CPU && stream.is_none();
+        // The loop copies bytes.
+        let casts = || jobs().any(|job| job.change.1.is_some());
         match copied {
-            Err(Failed { error, .. }) if error.kind() == ErrorKind::CopyNeeded && on_host => {
-                jobs().for_each(|job| copy_by_loop(&job.source, &job.target, job.flips));
+            Err(Failed { error, .. }) if error.kind() == ErrorKind::CopyNeeded && on_host && !casts() => {
+                jobs().for_each(|job| copy_by_loop(&job.source, &job.target, job.change.0));
                 Ok(())
             }
             copied => copied,

@@ -1,13 +1,14 @@
 //! Copies of a tensor of one framework into a tensor of another that exists.
 
 use crate::conversion::used;
+use crate::copies::no_cast;
 use crate::host_copy::fill_or_copy_by_loop;
 use crate::moved::{move_into, no_moves};
 use crate::overlap::{repeats, share_bytes};
 use crate::plan::{moved_between, usable};
 use crate::{
-    Access, Adapter, Advice, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering, Pending,
-    Result, Stream,
+    Access, Adapter, Advice, Cast, Consumer, CopiedBy, Device, DeviceKind, Error, ErrorKind, Lease, Lent, Ordering,
+    Pair, Pending, Result, Stream,
 };
 use std::sync::Arc;
 
@@ -41,7 +42,8 @@ pub fn copy_into<F, T>(
     out: &T,
     ordering: &Arc<dyn Ordering>,
 ) -> Result<Option<(Stream, Stream)>> {
-    let Sides { source, target, device, .. } = Sides::export(from, to, tensor, out, ordering)?;
+    let pair = Pair { from, tensor, to, out, dtype: None };
+    let Sides { source, target, device, .. } = Sides::export(&pair, ordering)?;
     // Before anything is launched: a panic would return the memory under the copy.
     let consumer = to.consumer();
     let Some(device) = device else {
@@ -73,25 +75,19 @@ pub(crate) struct Sides {
     pub(crate) device: Option<Device>,
     /// Whether the source is a compact copy of the tensor, which was made for this.
     pub(crate) is_packed: bool,
+    /// How the elements are cast, if they are.
+    pub(crate) cast: Option<Cast>,
 }
 
 impl Sides {
     /// Exports both sides and checks everything about the pair but whether the two share bytes.
-    pub(crate) fn export<F, T>(
-        from: &dyn Adapter<Tensor = F>,
-        to: &dyn Adapter<Tensor = T>,
-        tensor: &F,
-        out: &T,
-        ordering: &Arc<dyn Ordering>,
-    ) -> Result<Self> {
+    pub(crate) fn export<F, T>(pair: &Pair<'_, F, T>, ordering: &Arc<dyn Ordering>) -> Result<Self> {
+        let Pair { from, tensor, to, out, dtype } = *pair;
         let target = to.export(out).map_err(Error::of_target)?;
         let source = from.export(tensor).map_err(|error| error.instead(Advice::Detach, Advice::DetachFirst))?;
-        if source.dtype() != target.dtype() {
-            let (one, other) = (source.dtype(), target.dtype());
-            let text = format!(
-                "elements of dtype {one} cannot be copied into a tensor of dtype {other}: cast the source first"
-            );
-            return Err(Error::new(ErrorKind::Dtype, text));
+        let cast = Cast::between(source.dtype(), target.dtype(), dtype)?;
+        if let Some(cast) = cast {
+            ordering.copies().map_or_else(|| no_cast(cast), |copies| copies.casts(cast))?;
         }
         let is_packed = source.pending() == Some(Pending::Packing);
         let source = if is_packed { packed(from, tensor, &source)? } else { source };
@@ -99,7 +95,10 @@ impl Sides {
         let Some(device) = shared(source.device(), target.device()) else {
             movable(source.device(), target.device(), ordering)?;
             writable(&target)?;
-            return Ok(Self { source, target, device: None, is_packed });
+            if let Some(cast) = cast {
+                return Err(no_cast_between(cast, source.device(), target.device()));
+            }
+            return Ok(Self { source, target, device: None, is_packed, cast });
         };
         let (source, target) = (source.seen_on(device), target.seen_on(device));
         if target.buffer().access() == Access::Immutable {
@@ -107,7 +106,7 @@ impl Sides {
             to.overwritten(out)?;
         }
         writable(&target)?;
-        Ok(Self { source, target, device: Some(device), is_packed })
+        Ok(Self { source, target, device: Some(device), is_packed, cast })
     }
 }
 
@@ -115,6 +114,15 @@ impl Sides {
 fn packed<F>(from: &dyn Adapter<Tensor = F>, tensor: &F, lent: &Lent) -> Result<Lent> {
     used(from, lent);
     from.export(&from.compact(tensor)?)
+}
+
+/// Returns the error for elements that would be moved and cast at once.
+fn no_cast_between(cast: Cast, source: Device, target: Device) -> Error {
+    let text = format!(
+        "the tensor is on {source} and the target on {target}, and elements are cast within one memory: cast to {} on {source} first, and copy that",
+        cast.to()
+    );
+    Error::new(ErrorKind::Device, text)
 }
 
 /// Returns the error for elements that nothing copies on a device.

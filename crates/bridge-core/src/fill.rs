@@ -83,9 +83,12 @@ pub(crate) fn fill(
 
 /// Returns the bits to flip in each element on its way, for the deferred operations of both sides, if flipping bits
 /// does them. An operation that is deferred for the target is its own inverse, so the elements to store have it
-/// applied.
+/// applied. Where they are cast it is applied to the source: casts round both signs alike.
 pub(crate) fn flips(source: &Lent, target: &Lent) -> Option<u128> {
-    Some(pending(source)? ^ pending(target)?)
+    let of_target = target
+        .pending()
+        .map_or(Some(0), |pending| pending.flips(target.dtype()).and_then(|_| pending.flips(source.dtype())));
+    Some(pending(source)? ^ of_target?)
 }
 
 /// Returns the bits to flip in each element for the deferred operation, if flipping bits does it.

@@ -1,5 +1,6 @@
 //! Copies of many tensors that are made again and again: checked and planned once.
 
+use crate::cast::Change;
 use crate::conversion::Streams;
 use crate::copy_all::{Job, Plan, export, grouped, repeats, run};
 use crate::held::{Held, are_steady};
@@ -24,9 +25,9 @@ pub struct Prepared {
 
 enum Copies {
     Held(Held),
-    /// Both sides of each pair, the bits that are flipped, and the device.
+    /// Both sides of each pair, what happens to each element, and the device.
     Again {
-        views: Vec<(View, View, u128, Option<Device>)>,
+        views: Vec<(View, View, Change, Option<Device>)>,
         plans: Vec<Plan>,
     },
 }
@@ -128,8 +129,8 @@ impl Copies {
     fn again(jobs: &[Job], repeats: &[bool], ordering: &Arc<dyn Ordering>) -> Result<Self, Misfit> {
         let view = |(data, layout): (usize, &Layout)| (data, layout.clone());
         let views = |job: &Job| {
-            let (source, target, flips) = job.views();
-            (view(source), view(target), flips, job.device)
+            let (source, target, change) = job.views();
+            (view(source), view(target), change, job.device)
         };
         let mut plans = Vec::new();
         for (device, stream, pieces) in grouped(jobs, repeats).0 {
@@ -152,7 +153,7 @@ impl Copies {
             Self::Held(held) => held.jobs().get(job.index).map(|then| (then.views(), then.device)),
             Self::Again { views, .. } => views
                 .get(job.index)
-                .map(|(from, to, flips, device)| (((from.0, &from.1), (to.0, &to.1), *flips), *device)),
+                .map(|(from, to, change, device)| (((from.0, &from.1), (to.0, &to.1), *change), *device)),
         };
         let now = (job.views(), job.device);
         let changed = match (then, now) {
@@ -167,7 +168,7 @@ impl Copies {
             (Some(((from, ..), _)), ((now, ..), _)) if from != now => {
                 "the source has another address or layout than before".into()
             }
-            _ => "the source or the target has another device or deferred operation than before".into(),
+            _ => "the source or the target has another device, dtype or deferred operation than before".into(),
         };
         let error = Error::new(ErrorKind::Layout, format!("{changed}: prepare the copies anew"));
         Err(Failed { index: job.index, error }.into())

@@ -4,8 +4,8 @@ use crate::errors::into_python;
 use crate::frameworks::{AnyAdapter, Framework, not_a_capsule, seen};
 use crate::ordering::ordering;
 use crate::pairs::{self, Pairs};
-use crate::{cross, trace};
-use bridge_core::{Failed, Lent, Misfit, Pair, Prepared, Result};
+use crate::{cross, options, trace};
+use bridge_core::{DType, Failed, Lent, Misfit, Pair, Prepared, Result};
 use bridge_pyo3::{PyTensor, framework_error};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -29,6 +29,8 @@ pub(crate) struct Copier {
     out: Py<PyAny>,
     /// Every source with its target.
     leaves: Vec<(Py<PyAny>, Py<PyAny>)>,
+    /// The dtype to which sources of another one are cast.
+    dtype: Option<DType>,
     prepared: Prepared,
     /// The pairs that each call looks at.
     checked: Vec<usize>,
@@ -93,13 +95,14 @@ impl Copier {
     /// Exports a pair again.
     fn check(&self, index: usize, leaf: Leaf<'_, '_>) -> Result<(), Misfit> {
         let sides = sides(&[leaf]).map_err(|misfit| Failed { index, error: misfit.error })?;
-        pairs(&[leaf], &sides).into_iter().try_for_each(|pair| self.prepared.check(index, pair, ordering()))
+        pairs(&[leaf], &sides, self.dtype).into_iter().try_for_each(|pair| self.prepared.check(index, pair, ordering()))
     }
 
     /// Exports all tensors again, and copies.
     fn copy_again(&self, py: Python<'_>, call: Option<&trace::Call>) -> Result<(), Misfit> {
         let leaves: Vec<_> = self.leaves.iter().map(|(src, out)| (src.bind(py), out.bind(py))).collect();
-        sides(&leaves).and_then(|sides| cross::copy_all(call, &pairs(&leaves, &sides), Some(&self.prepared)))
+        sides(&leaves)
+            .and_then(|sides| cross::copy_all(call, &pairs(&leaves, &sides, self.dtype), Some(&self.prepared)))
     }
 }
 
@@ -164,9 +167,10 @@ fn sides<'py>(leaves: &[Leaf<'_, 'py>]) -> Result<Vec<(AnyAdapter<'py>, AnyAdapt
 fn pairs<'a, 'py>(
     leaves: &[Leaf<'a, 'py>],
     sides: &'a [(AnyAdapter<'py>, AnyAdapter<'py>)],
+    dtype: Option<DType>,
 ) -> Vec<Pair<'a, PyTensor<'py>, PyTensor<'py>>> {
     let each = leaves.iter().zip(sides);
-    each.map(|(&(tensor, out), (from, to))| Pair { from, tensor, to, out }).collect()
+    each.map(|(&(tensor, out), (from, to))| Pair { from, tensor, to, out, dtype }).collect()
 }
 
 /// Returns the error with the path to the pair that it is about.
@@ -185,6 +189,8 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 ///     As for ``copy``. No DLPack capsules, and no fields of NumPy's records that a copy must pack first.
 /// out : tensor or container of tensors
 ///     As for ``copy``, each in the same memory as its source: on the same device, or both on the host.
+/// dtype : str, optional
+///     As for ``copy``. Each call casts.
 /// check : bool, optional
 ///     Whether each call looks at every tensor. With ``False`` it looks at one of PyTorch's tensors for each storage, and
 ///     costs next to nothing for many views of few storages: then the other tensors must stay the views that they are,
@@ -223,10 +229,16 @@ fn place<'py>(src: &PyTensor<'py>, out: &PyTensor<'py>, misfit: Misfit) -> bridg
 /// >>> update()["bias"]
 /// tensor([1., 1.])
 #[pyfunction]
-#[pyo3(signature = (src, *, out, check = true))]
-pub(crate) fn copier(src: &PyTensor<'_>, out: &PyTensor<'_>, check: bool) -> PyResult<Copier> {
+#[pyo3(signature = (src, *, out, dtype = None, check = true))]
+pub(crate) fn copier(
+    src: &PyTensor<'_>,
+    out: &PyTensor<'_>,
+    dtype: Option<&PyTensor<'_>>,
+    check: bool,
+) -> PyResult<Copier> {
     let py = src.py();
     let prepare = || {
+        let dtype = dtype.map(options::dtype).transpose()?;
         let leaves = match Pairs::of(src, out)? {
             Some(pairs) => pairs.objects(),
             None => vec![(src.clone(), out.clone())],
@@ -234,11 +246,11 @@ pub(crate) fn copier(src: &PyTensor<'_>, out: &PyTensor<'_>, check: bool) -> PyR
         let leaves: Vec<Leaf<'_, '_>> = leaves.iter().map(|(src, out)| (src, out)).collect();
         let placed = |misfit| place(src, out, misfit);
         let sides = sides(&leaves).map_err(placed)?;
-        let prepared = Prepared::new(&pairs(&leaves, &sides), ordering()).map_err(placed)?;
+        let prepared = Prepared::new(&pairs(&leaves, &sides, dtype), ordering()).map_err(placed)?;
         let checked = if check { (0..leaves.len()).collect() } else { storages(&sides, &leaves)? };
         let counters = counters(py, check, &sides, &leaves)?;
         let leaves = leaves.into_iter().map(|(src, out)| (src.clone().unbind(), out.clone().unbind())).collect();
-        Ok(Copier { src: src.clone().unbind(), out: out.clone().unbind(), leaves, prepared, checked, counters })
+        Ok(Copier { src: src.clone().unbind(), out: out.clone().unbind(), leaves, dtype, prepared, checked, counters })
     };
     prepare().map_err(|error| into_python(py, error))
 }

@@ -2,7 +2,8 @@
 
 use crate::errors::into_python;
 use crate::pairs::{Pairs, sides};
-use crate::{cross, progress, trace};
+use crate::{cross, options, progress, trace};
+use bridge_core::Pair;
 use bridge_pyo3::PyTensor;
 use pyo3::prelude::*;
 
@@ -14,9 +15,13 @@ use pyo3::prelude::*;
 ///     A tensor of any framework that does not require grad. It is broadcast to the shape of ``out``, as in
 ///     ``numpy.copyto``. Or a container of tensors, as for ``to_torch``.
 /// out : tensor or container of tensors
-///     A tensor of PyTorch, CuPy or NumPy, or a slice of one, with any strides and the dtype of ``src``, on any device.
-///     Or a container of these with the structure of ``src``: the same keys, names and lengths. A list and a tuple go
-///     together; what is no tensor on both sides is left as it is.
+///     A tensor of PyTorch, CuPy or NumPy, or a slice of one, with any strides and the dtype of ``src``, or ``dtype``,
+///     on any device. Or a container of these with the structure of ``src``: the same keys, names and lengths. A list
+///     and a tuple go together; what is no tensor on both sides is left as it is.
+/// dtype : str, optional
+///     The dtype to which elements are cast on their way: ``"float16"``, ``"bfloat16"``, ``"float32"``, ``"float64"``,
+///     ``"float8_e4m3fn"`` or ``"float8_e5m2"``. A target of this dtype takes sources of all six. Where the two sides
+///     have one dtype, whichever it is, elements are copied as they are, such as integers among the weights of a model.
 /// progress : bool or function, optional
 ///     Whether to show how far a move between the host and a device is, as for ``to_torch``.
 ///
@@ -30,9 +35,9 @@ use pyo3::prelude::*;
 /// BridgeError
 ///     Before anything is written, if the two share memory, if ``src`` requires grad, if ``out`` is read-only, requires
 ///     grad, has two elements at one address, is a field of NumPy's records whose strides are not a whole number of
-///     elements, or is a tensor of TensorFlow, and if shapes or dtypes do not fit together. Of containers, also if they
-///     differ in structure, or if a target shares memory with another target or another source. The message names the
-///     path to the tensor.
+///     elements, or is a tensor of TensorFlow, if shapes or dtypes do not fit together, and if ``src`` is to be cast
+///     and is in another memory than ``out``. Of containers, also if they differ in structure, or if a target shares
+///     memory with another target or another source. The message names the path to the tensor.
 ///
 /// Notes
 /// -----
@@ -40,9 +45,13 @@ use pyo3::prelude::*;
 /// the owner of ``src`` waits for it before it reuses the memory. The host waits only for elements that it receives.
 /// PyTorch's autograd notices the write.
 ///
-/// Tensors of containers are copied together: each stream waits once, whatever the number of tensors, and on a device one
-/// kernel copies all that are rows of adjacent bytes on both sides. A pair of the same source and the same target as an
-/// earlier one, such as weights that a model holds twice, is copied once.
+/// Tensors of containers are copied together: each stream waits once, whatever the number of tensors, and on a device
+/// one kernel copies all that are rows of adjacent bytes on both sides. A pair of the same source and the same target
+/// as an earlier one, such as weights that a model holds twice, is copied once.
+///
+/// Casts round as ``Tensor.to`` of PyTorch: to nearest, ties to even, and a float64 to float32 first, where it becomes
+/// smaller than that. What is too large becomes infinite, and NaN in float8_e4m3fn. On a device one kernel makes all
+/// casts of a container. Both sides are on one device, or both on the host.
 ///
 /// Examples
 /// --------
@@ -58,23 +67,31 @@ use pyo3::prelude::*;
 /// >>> _ = tb.copy(rows, out={"first": batch[0], "second": batch[1]})
 /// >>> batch.sum()
 /// tensor(3.)
+/// >>> tb.copy(batch[0], out=torch.zeros(3, dtype=torch.bfloat16), dtype="bfloat16")
+/// tensor([1., 1., 1.], dtype=torch.bfloat16)
 #[pyfunction]
-#[pyo3(signature = (src, *, out, progress=None))]
+#[pyo3(signature = (src, *, out, dtype=None, progress=None))]
 pub(crate) fn copy<'py>(
     src: &PyTensor<'py>,
     out: &PyTensor<'py>,
+    dtype: Option<&PyTensor<'py>>,
     progress: Option<&PyTensor<'py>>,
 ) -> PyResult<PyTensor<'py>> {
     let py = src.py();
     let fill = |call: Option<&trace::Call>| {
+        let dtype = dtype.map(options::dtype).transpose()?;
         if let Some(pairs) = Pairs::of(src, out)? {
             pairs.check(cross::check)?;
             progress::expect(|| pairs.to_move());
-            return cross::copy_all(call, &pairs.each(), None).map_err(|misfit| pairs.error(misfit));
+            return cross::copy_all(call, &pairs.each(dtype), None).map_err(|misfit| pairs.error(misfit));
         }
         let (from, to) = sides(src, out)?;
         cross::check(&from, src)?;
-        cross::copy_into(call, &*from, &*to, src, out)
+        if dtype.is_none() {
+            return cross::copy_into(call, &*from, &*to, src, out);
+        }
+        let pair = Pair { from: &*from, tensor: src, to: &*to, out, dtype };
+        cross::copy_all(call, &[pair], None).map_err(|misfit| misfit.error)
     };
     progress::shown(py, progress, || {
         trace::call("copy", "", fill).map(|()| out.clone()).map_err(|error| into_python(py, error))

@@ -233,8 +233,8 @@ pub(crate) fn copy_all<F: Owned, T: Owned>(
     call.expect(pairs.len());
     let seen: Vec<_> = pairs.iter().map(|pair| (Seen::of(pair.from, None), Seen::of(pair.to, None))).collect();
     let mut through: Vec<Pair<'_, F, T>> = Vec::with_capacity(pairs.len());
-    for ((from, to), Pair { tensor, out, .. }) in seen.iter().zip(pairs) {
-        through.push(Pair { from, tensor, to, out });
+    for ((from, to), Pair { tensor, out, dtype, .. }) in seen.iter().zip(pairs) {
+        through.push(Pair { from, tensor, to, out, dtype: *dtype });
     }
     let done = copy(&through);
     match &done {

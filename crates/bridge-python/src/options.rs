@@ -2,7 +2,7 @@
 
 use crate::device;
 use crate::errors::{argument, into_python, text};
-use bridge_core::{MAX_NDIM, Options, Order, Permutation, Result};
+use bridge_core::{Cast, DType, MAX_NDIM, Options, Order, Permutation, Result};
 use bridge_pyo3::{PyTensor, brief, brief_str, framework_error, probe, type_name};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -70,6 +70,19 @@ impl<'py> Keywords<'_, 'py> {
             _ => Ok(true),
         }
     }
+}
+
+/// Reads the keyword `dtype`: one that elements are cast to.
+///
+/// # Errors
+///
+/// [`Argument`](bridge_core::ErrorKind::Argument) for another one, and for what is not the name of a dtype.
+pub(crate) fn dtype(value: &PyTensor<'_>) -> Result<DType> {
+    let name = text(value, "dtype")?;
+    name.parse().ok().filter(|dtype| Cast::DTYPES.contains(dtype)).ok_or_else(|| {
+        let names = Cast::DTYPES.map(|dtype| format!("\"{dtype}\"")).join(", ");
+        argument(format!("{:?} is not a dtype that elements are cast to: pass one of {names}", brief(&name)))
+    })
 }
 
 /// Reads the keyword `copy`.

@@ -3,7 +3,7 @@
 use crate::progress;
 use bridge_copy::Copier;
 use bridge_core::{
-    Copies, Device, DeviceBuffer, DeviceKind, Failed, Keep, Ordering, Piece, Planned, Result, Stream, Strided,
+    Cast, Copies, Device, DeviceBuffer, DeviceKind, Failed, Keep, Ordering, Piece, Planned, Result, Stream, Strided,
 };
 use pyo3::prelude::*;
 use std::sync::{Arc, LazyLock};
@@ -63,6 +63,10 @@ unsafe impl Copies for Releasing {
         stream: Option<Stream>,
     ) -> Result<Option<Box<dyn Planned>>, Failed> {
         Copier.plan(device, pieces, stream)
+    }
+
+    fn casts(&self, cast: Cast) -> Result<()> {
+        Copier.casts(cast)
     }
 
     fn reaches(&self, device: Device) -> Result<()> {

@@ -5,7 +5,7 @@ use crate::errors::argument;
 use crate::frameworks::{AnyAdapter, adapter_of, not_a_capsule, seen, source};
 use crate::progress;
 use crate::trees::{DEEPEST, Tree, is_plain, raised};
-use bridge_core::{Error, ErrorKind, Misfit, Pair, Result};
+use bridge_core::{DType, Error, ErrorKind, Misfit, Pair, Result};
 use bridge_pyo3::{PyTensor, type_name};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -93,10 +93,10 @@ impl<'py> Pairs<'py> {
         Ok((!pairs.leaves.is_empty() || !pairs.others).then_some(pairs))
     }
 
-    /// Returns every pair, with its adapters.
-    pub(crate) fn each(&self) -> Vec<Pair<'_, PyTensor<'py>, PyTensor<'py>>> {
+    /// Returns every pair, with its adapters. Sources of other dtypes are cast to this one.
+    pub(crate) fn each(&self, dtype: Option<DType>) -> Vec<Pair<'_, PyTensor<'py>, PyTensor<'py>>> {
         let leaves = self.leaves.iter();
-        leaves.map(|Leaf { from, tensor, to, out, .. }| Pair { from, tensor, to, out }).collect()
+        leaves.map(|Leaf { from, tensor, to, out, .. }| Pair { from, tensor, to, out, dtype }).collect()
     }
 
     /// Returns the bytes that go to another device.

@@ -182,7 +182,12 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
         "save it as .safetensors",
     ),
     "a copy of another shape": (lambda: copied(shape=(3, 2)), "layout", "reshape or slice one side first"),
-    "a copy of another dtype": (lambda: copied("float64"), "dtype", "cast the source first"),
+    "a copy of another dtype": (lambda: copied("float64"), "dtype", "pass the target's dtype as dtype="),
+    "a cast to integers": (
+        lambda: tb.copy(ONES, out=np.zeros((2, 3), "int32"), dtype="int32"),
+        "argument",
+        'pass one of "float16"',
+    ),
     "a copy into a parameter": (lambda: tb.copy(ONES, out=parameter()), "requires_grad", "pass its .detach()"),
     "a copy over itself": (lambda: tb.copy(ONES[::-1], out=ONES), "layout", "copy the tensor first"),
     "a copy of another tree": (
@@ -240,6 +245,8 @@ if torch.cuda.is_available():
 
 #: Rows of the page that this machine cannot check.
 UNCHECKED = {
+    # It needs a GPU.
+    "the tensor is on … and elements are cast within one memory",
     # Another test of the process may have opened one.
     "no TensorFlow 1.x is open",
     "a symbolic tensor has no memory until its graph runs",

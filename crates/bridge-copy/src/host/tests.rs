@@ -81,7 +81,7 @@ impl Case {
                 let flips = pattern(self.flips, self.itemsize).unwrap();
                 if let Some(walk) = Walk::new(&from, &to) {
                     // SAFETY: as above.
-                    unsafe { threads::run(&[Part { walk, ends, flips }], threads) };
+                    unsafe { threads::run(&[Part { walk, ends, how: How::Copied(flips) }], threads) };
                 }
             }
         }

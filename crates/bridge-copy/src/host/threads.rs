@@ -48,7 +48,7 @@ pub(crate) fn at_most() -> usize {
 /// As for [`fill`], and no two units of the targets share a byte.
 pub(super) unsafe fn run(whole: &[Part], threads: usize) {
     // SAFETY: the caller's promises.
-    let fill = |part: &Part| unsafe { fill(part.walk.clone(), part.ends, part.flips) };
+    let fill = |part: &Part| unsafe { fill(part.clone()) };
     if threads < 2 {
         return whole.iter().for_each(fill);
     }

@@ -1,21 +1,23 @@
 //! Many copies on one device: a launch over a table, which is made for one call or kept for many.
 
-use super::pieces::Table;
+use super::pieces::{Laid, Table};
 use super::table::Kernel;
-use super::{KERNELS, askew, copy, parameters, planned};
+use super::{askew, casts, launch, one, parameters, planned};
 use crate::moves;
-use bridge_core::{Device, DeviceBuffer, Failed, Layout, Piece, Planned, Result, Stream, Strided};
+use bridge_core::{Cast, Device, DeviceBuffer, Failed, Layout, Piece, Planned, Result, Stream, Strided};
+use smallvec::SmallVec;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// With fewer pieces the upload of a table takes longer than their launches.
 const FEWEST: usize = 8;
 
-/// Makes many copies on one device: those that suit a table in one launch, the others in launches of their own.
+/// Makes many copies on one device: those that suit a table in one launch, casts in another one, the others in launches
+/// of their own.
 ///
 /// # Errors
 ///
-/// Those of [`copy`], with the index of the piece. Nothing is launched after an error of kind
+/// Those of [`copy`](super::copy), with the index of the piece. Nothing is launched after an error of kind
 /// [`ErrorKind::CopyNeeded`].
 ///
 /// # Safety
@@ -28,28 +30,58 @@ pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], stream: Stream) -> Result<()
     // A graph would launch again with a table that is released by then.
     let tabled =
         pieces.len() >= FEWEST && !moves::is_captured(device, stream).map_err(|error| Failed { index: 0, error })?;
-    let (table, others) = if tabled { Table::of(pieces) } else { (Table::default(), (0..pieces.len()).collect()) };
+    let (tables, others) = tables(pieces, if tabled { FEWEST } else { usize::MAX });
     for index in others {
-        let Piece { from, to, flips } = pieces[index];
         // SAFETY: the caller's promises.
-        unsafe { copy(from, to, flips, stream) }.map_err(|error| Failed { index, error })?;
+        unsafe { one(&pieces[index], stream) }.map_err(|error| Failed { index, error })?;
     }
-    // The table is as good as its first piece.
-    let launched = || {
-        let bytes = table.bytes();
-        let uploaded = moves::upload(device, &bytes, stream)?;
-        // SAFETY: the table is in memory that is freed in the stream, after the kernel. The rest is the caller's promise.
-        unsafe { launch(device, &Uploaded::new(&table, uploaded.address()), stream) }
-    };
-    if table.pieces.is_empty() { Ok(()) } else { launched().map_err(|error| Failed { index: 0, error }) }
+    for table in tables {
+        let launched = || {
+            let uploaded = moves::upload(device, &table.bytes, stream)?;
+            // SAFETY: the table is in memory that is freed in the stream, after the kernel. The rest is the caller's
+            // promise.
+            unsafe { table.at(uploaded.address()).launch(device, stream) }
+        };
+        // The table is as good as its first piece.
+        launched().map_err(|error| Failed { index: table.index, error })?;
+    }
+    Ok(())
+}
+
+/// Returns a table of copies and one of casts, of those of which there are so many at least, and the indices of the
+/// pieces that are launched by themselves.
+fn tables(pieces: &[Piece<'_>], fewest: usize) -> (SmallVec<[Laid; 2]>, Vec<usize>) {
+    type Lay = fn(&[Piece<'_>], &[usize]) -> (Laid, Vec<usize>);
+    let (casts, copies): (Vec<usize>, Vec<usize>) = (0..pieces.len()).partition(|index| pieces[*index].cast.is_some());
+    let (mut tables, mut others) = (SmallVec::new(), Vec::new());
+    for (indices, lay) in [(copies, Table::lay as Lay), (casts, casts::Table::lay)] {
+        if indices.len() < fewest {
+            others.extend(indices);
+            continue;
+        }
+        let (laid, rest) = lay(pieces, &indices);
+        tables.extend(Some(laid).filter(|laid| laid.blocks > 0));
+        others.extend(rest);
+    }
+    (tables, others)
 }
 
 /// Refuses bits to flip in elements that are not aligned, before anything is launched.
 fn refuse_askew(pieces: &[Piece<'_>]) -> Result<(), Failed> {
-    let is_askew = |Piece { from, to, flips }: &Piece<'_>| *flips != 0 && planned(from, to, *flips).is_none();
+    let is_askew = |Piece { from, to, flips, cast }: &Piece<'_>| {
+        *flips != 0 && cast.is_none() && planned(from, to, *flips).is_none()
+    };
     match pieces.iter().position(is_askew) {
         Some(index) => Err(Failed { index, error: askew() }),
         None => Ok(()),
+    }
+}
+
+impl Laid {
+    /// Returns the table that was uploaded to this address.
+    fn at(&self, address: usize) -> Uploaded {
+        let (pieces, owners) = (address as u64, (address + self.owners_at) as u64);
+        Uploaded { kernel: self.kernel, blocks: self.blocks, table: parameters::Pieces { pieces, owners } }
     }
 }
 
@@ -57,28 +89,25 @@ fn refuse_askew(pieces: &[Piece<'_>]) -> Result<(), Failed> {
 struct Uploaded {
     kernel: Kernel,
     blocks: u32,
-    parameters: parameters::Pieces,
+    table: parameters::Pieces,
 }
 
 impl Uploaded {
-    fn new(table: &Table, address: usize) -> Self {
-        let (pieces, owners) = (address as u64, (address + table.owners_at()) as u64);
-        let parameters = parameters::Pieces { pieces, owners };
-        Self { kernel: table.kernel(), blocks: table.owners.len() as u32, parameters }
+    /// Makes the copies of the table.
+    ///
+    /// # Safety
+    ///
+    /// That of [`copy_all`]. The table stays in its memory until the kernel has run.
+    unsafe fn launch(&self, device: Device, stream: Stream) -> Result<()> {
+        let Self { kernel, blocks, table } = *self;
+        // SAFETY: the parameters are those of the kernel; the rest is the caller's promise.
+        unsafe {
+            match kernel {
+                Kernel::Cast => launch(device, kernel, blocks, &parameters::Casts::of(table), stream),
+                _ => launch(device, kernel, blocks, &table, stream),
+            }
+        }
     }
-}
-
-/// Makes the copies of a table.
-///
-/// # Safety
-///
-/// That of [`copy_all`]. The table stays in its memory until the kernel has run.
-unsafe fn launch(device: Device, table: &Uploaded, stream: Stream) -> Result<()> {
-    let Uploaded { kernel, blocks, parameters } = table;
-    let launch =
-        bridge_cuda::Launch { kernel: *kernel as usize, blocks: *blocks, threads: kernel.threads(), shared: 0 };
-    // SAFETY: the parameters are those of the kernel; the rest is the caller's promise.
-    unsafe { KERNELS.launch(device, stream, launch, parameters) }
 }
 
 /// Plans many copies on one device, to be made again and again. The host waits until the table is there.
@@ -88,29 +117,25 @@ unsafe fn launch(device: Device, table: &Uploaded, stream: Stream) -> Result<()>
 /// Those of [`copy_all`] before anything is launched, and [`ErrorKind::Captured`] in a captured stream.
 pub(crate) fn plan(device: Device, pieces: &[Piece<'_>], stream: Stream) -> Result<Box<dyn Planned>, Failed> {
     refuse_askew(pieces)?;
-    let (table, others) = Table::of(pieces);
+    let (laid, others) = tables(pieces, 0);
     let owned = |index: usize| {
-        let Piece { from, to, flips } = pieces[index];
-        Owned { index, from: (from.data, from.layout.clone()), to: (to.data, to.layout.clone()), flips }
+        let Piece { from, to, flips, cast } = pieces[index];
+        Owned { index, from: (from.data, from.layout.clone()), to: (to.data, to.layout.clone()), flips, cast }
     };
     let others = others.into_iter().map(owned).collect();
-    let kept = || {
-        if table.pieces.is_empty() {
-            return Ok(None);
-        }
-        let memory = moves::kept(device, &table.bytes(), stream)?;
-        let uploaded = Uploaded::new(&table, memory.address());
-        Ok(Some((uploaded, memory)))
-    };
-    let table = kept().map_err(|error| Failed { index: 0, error })?;
-    Ok(Box::new(Kept { device, table, others, is_in_a_graph: AtomicBool::new(false) }))
+    let mut tables = SmallVec::new();
+    for table in laid {
+        let memory = moves::kept(device, &table.bytes, stream).map_err(|error| Failed { index: table.index, error })?;
+        tables.push((table.at(memory.address()), memory));
+    }
+    Ok(Box::new(Kept { device, tables, others, is_in_a_graph: AtomicBool::new(false) }))
 }
 
 /// Copies that are planned.
 struct Kept {
     device: Device,
-    /// The table, and the memory that it is in.
-    table: Option<(Uploaded, Box<dyn DeviceBuffer>)>,
+    /// The tables, and the memory that they are in.
+    tables: SmallVec<[(Uploaded, Box<dyn DeviceBuffer>); 2]>,
     others: Vec<Owned>,
     /// Whether a graph may launch with the table at any time.
     is_in_a_graph: AtomicBool,
@@ -122,9 +147,10 @@ struct Owned {
     from: (usize, Layout),
     to: (usize, Layout),
     flips: u128,
+    cast: Option<Cast>,
 }
 
-// SAFETY: a copy that returns no error writes every element, and the table lives as long as a launch may read it.
+// SAFETY: a copy that returns no error writes every element, and the tables live as long as a launch may read them.
 unsafe impl Planned for Kept {
     unsafe fn copy(&self, stream: Option<Stream>) -> Result<(), Failed> {
         let stream = stream.unwrap_or(Stream::LEGACY);
@@ -132,29 +158,69 @@ unsafe impl Planned for Kept {
         if moves::is_captured(self.device, stream).map_err(first)? {
             self.is_in_a_graph.store(true, Relaxed);
         }
-        for Owned { index, from, to, flips } in &self.others {
+        for Owned { index, from, to, flips, cast } in &self.others {
             let side = |(data, layout): &'_ (usize, Layout)| (*data, layout.clone());
             let ((source, read), (target, written)) = (side(from), side(to));
             let from = Strided { device: self.device, data: source, layout: &read };
             let to = Strided { device: self.device, data: target, layout: &written };
+            let piece = Piece { from, to, flips: *flips, cast: *cast };
             // SAFETY: the caller's promises.
-            unsafe { copy(from, to, *flips, stream) }.map_err(|error| Failed { index: *index, error })?;
+            unsafe { one(&piece, stream) }.map_err(|error| Failed { index: *index, error })?;
         }
-        match &self.table {
+        for (table, _) in &self.tables {
             // SAFETY: the drop keeps the table until the kernel has run; the rest is the caller's promise.
-            Some((table, _)) => unsafe { launch(self.device, table, stream) }.map_err(first),
-            None => Ok(()),
+            unsafe { table.launch(self.device, stream) }.map_err(first)?;
         }
+        Ok(())
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let Some((_, memory)) = self.table.take() else { return };
-        match self.is_in_a_graph.load(Relaxed) {
-            true => std::mem::forget(memory),
-            // Any stream may have launched with it.
-            false => bridge_cuda::ordering().retire_after_all(self.device, Stream::LEGACY, memory),
+        for (_, memory) in self.tables.drain(..) {
+            match self.is_in_a_graph.load(Relaxed) {
+                true => std::mem::forget(memory),
+                // Any stream may have launched with it.
+                false => bridge_cuda::ordering().retire_after_all(self.device, Stream::LEGACY, memory),
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bridge_core::DType;
+
+    #[test]
+    fn copies_and_casts_are_a_table_each_where_there_are_enough() {
+        let row = |dtype, strides: Option<&[i64]>| Layout::new(dtype, &[64, 64], strides, 0).unwrap();
+        let (float, half) = (row(DType::FLOAT32, None), row(DType::BFLOAT16, None));
+        let turned = row(DType::FLOAT32, Some(&[1, 64]));
+        let piece = |number: usize, from, to, cast| {
+            let side = |address, layout| Strided { device: Device::cuda(0), data: address + (number << 20), layout };
+            Piece { from: side(1 << 40, from), to: side(1 << 41, to), flips: 0, cast }
+        };
+        let cast = Cast::new(DType::FLOAT32, DType::BFLOAT16).ok();
+        // Two of three are cast, one is transposed.
+        let pieces: Vec<_> = (0..24)
+            .map(|number| match number {
+                5 => piece(number, &turned, &float, None),
+                _ if number % 3 == 2 => piece(number, &float, &float, None),
+                _ => piece(number, if number % 2 == 0 { &float } else { &turned }, &half, cast),
+            })
+            .collect();
+        let made = |pieces: &[Piece<'_>], fewest| {
+            let (tables, others) = tables(pieces, fewest);
+            let tables: Vec<_> = tables.iter().map(|table| (table.kernel, table.index, table.blocks)).collect();
+            (tables, others)
+        };
+        let (copies, casts) = ((Kernel::Pieces8, 2, 7), (Kernel::Cast, 0, 16));
+        assert_eq!(made(&pieces, FEWEST), (vec![copies, casts], vec![5]));
+        assert_eq!(made(&pieces, 0), (vec![copies, casts], vec![5]));
+        assert_eq!(made(&pieces, 9), (vec![casts], vec![2, 5, 8, 11, 14, 17, 20, 23]), "eight copies");
+        assert_eq!(made(&pieces, usize::MAX).1.len(), 24, "each by itself");
+        assert_eq!(made(&pieces[..2], 0), (vec![(Kernel::Cast, 0, 2)], vec![]), "no empty table");
+        assert_eq!(made(&[], 0), (vec![], vec![]));
     }
 }

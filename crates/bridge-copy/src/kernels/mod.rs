@@ -1,5 +1,6 @@
 //! Copies on a CUDA device, by the kernels of this crate.
 
+mod casts;
 mod choose;
 mod many;
 mod parameters;
@@ -9,8 +10,9 @@ mod table;
 mod tests;
 
 use crate::plan::Walk;
-use bridge_core::{Error, ErrorKind, Layout, Result, Stream, Strided};
+use bridge_core::{Device, Error, ErrorKind, Layout, Piece, Result, Stream, Strided};
 use bridge_cuda::Kernels;
+use casts::Walked;
 use choose::{Launch, Parameters, choose};
 pub(crate) use many::{copy_all, plan};
 use parameters::Sides;
@@ -18,6 +20,7 @@ use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
+use table::Kernel;
 
 static KERNELS: Kernels = Kernels::new(table::IMAGES, table::PTX, table::KERNELS);
 
@@ -67,13 +70,53 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, strea
                 }
             }
         };
-        launched.map_err(|error| match done {
-            0 => error,
-            _ => Error::new(error.kind(), format!("{error}: the elements of the target are undefined now"))
-                .caused_by(error),
-        })?;
+        launched.map_err(|error| halfway(done, error))?;
     }
     Ok(())
+}
+
+/// Makes a copy of any kind: see [`copy`].
+///
+/// # Errors
+///
+/// Those of [`copy`].
+///
+/// # Safety
+///
+/// That of [`bridge_core::Copies::copy_all`].
+unsafe fn one(piece: &Piece<'_>, stream: Stream) -> Result<()> {
+    let Some(cast) = piece.cast else {
+        // SAFETY: the caller's promises.
+        return unsafe { copy(piece.from, piece.to, piece.flips, stream) };
+    };
+    for (done, Walked { cast, dims, blocks }) in casts::walked(piece, cast).into_iter().enumerate() {
+        let casts = parameters::Casts::only(cast, &dims);
+        // SAFETY: the parameters are those of the kernel; the rest is the caller's promise.
+        unsafe { launch(piece.from.device, Kernel::Cast, blocks, &casts, stream) }
+            .map_err(|error| halfway(done, error))?;
+    }
+    Ok(())
+}
+
+/// Launches a kernel without shared memory of its own.
+///
+/// # Safety
+///
+/// The parameters are those of the kernel, and it touches only memory as [`bridge_core::Copies::copy_all`] says.
+unsafe fn launch<P: Copy>(device: Device, kernel: Kernel, blocks: u32, parameters: &P, stream: Stream) -> Result<()> {
+    let launch = bridge_cuda::Launch { kernel: kernel as usize, blocks, threads: kernel.threads(), shared: 0 };
+    // SAFETY: the caller's promises.
+    unsafe { KERNELS.launch(device, stream, launch, parameters) }
+}
+
+/// Returns the error of a launch after others.
+fn halfway(done: usize, error: Error) -> Error {
+    match done {
+        0 => error,
+        _ => {
+            Error::new(error.kind(), format!("{error}: the elements of the target are undefined now")).caused_by(error)
+        }
+    }
 }
 
 /// Returns the error for bits that are to be flipped in elements that are not aligned.

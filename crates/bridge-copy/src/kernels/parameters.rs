@@ -22,6 +22,16 @@ impl Dim {
         let magic = ((1u64 << 32) * ((1u64 << shift) - u64::from(length))) / u64::from(length) + 1;
         Self { from, to, length, magic: magic as u32, shift, unused: 0 }
     }
+
+    /// Returns the bytes of the structure.
+    pub fn bytes(&self) -> [u8; size_of::<Self>()] {
+        bytes(self.words())
+    }
+
+    fn words(&self) -> [u64; 4] {
+        let Self { from, to, length, magic, shift, unused } = *self;
+        [from as u64, to as u64, pair(length, magic), pair(shift, unused)]
+    }
 }
 
 /// Lengths are below 2^31: `cut` has seen to it.
@@ -112,13 +122,69 @@ impl Piece {
     /// Returns the bytes of the structure.
     pub fn bytes(&self) -> [u8; size_of::<Self>()] {
         let Self { from, to, nbytes, items, first, rows } = self;
-        let Dim { from: by_from, to: by_to, length, magic, shift, unused } = rows;
-        let words = [*from, *to, *nbytes as u64, pair(*items, *first), *by_from as u64, *by_to as u64];
-        let words = words.into_iter().chain([pair(*length, *magic), pair(*shift, *unused)]);
-        let mut bytes = [0; size_of::<Self>()];
-        bytes.chunks_exact_mut(8).zip(words).for_each(|(place, word)| place.copy_from_slice(&word.to_le_bytes()));
-        bytes
+        let words = [*from, *to, *nbytes as u64, pair(*items, *first)];
+        bytes(words.into_iter().chain(rows.words()))
     }
+}
+
+/// A cast, without its dimensions, which are next to it in memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Cast {
+    pub from: u64,
+    pub to: u64,
+    pub flips: u64,
+    pub items: u32,
+    /// Its first block.
+    pub first: u32,
+    pub ndim: u32,
+    pub mode: u8,
+    pub from_float: u8,
+    pub to_float: u8,
+    pub unused: u8,
+    pub unused_too: u64,
+}
+
+impl Cast {
+    /// Returns the bytes of the structure.
+    pub fn bytes(&self) -> [u8; size_of::<Self>()] {
+        let Self { from, to, flips, items, first, ndim, mode, from_float, to_float, unused, unused_too } = self;
+        let last = u32::from_le_bytes([*mode, *from_float, *to_float, *unused]);
+        bytes([*from, *to, *flips, pair(*items, *first), pair(*ndim, last), *unused_too])
+    }
+}
+
+/// Parameters of the kernel for casts: a table, or without one the only cast with its dimensions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Casts {
+    pub table: Pieces,
+    pub only: Cast,
+    pub dims: [Dim; Self::MOST],
+}
+
+impl Casts {
+    /// The most dimensions: each has two elements at least, and there are fewer than 2^63 bytes.
+    pub const MOST: usize = 64;
+
+    /// Returns the parameters for a table.
+    pub fn of(table: Pieces) -> Self {
+        Self { table, only: Cast::default(), dims: [Dim::default(); Self::MOST] }
+    }
+
+    /// Returns the parameters for a cast by itself.
+    pub fn only(cast: Cast, steps: &[Dim]) -> Self {
+        let mut dims = [Dim::default(); Self::MOST];
+        dims[..steps.len()].copy_from_slice(steps);
+        Self { table: Pieces::default(), only: cast, dims }
+    }
+}
+
+/// Returns words as bytes.
+fn bytes<const N: usize>(words: impl IntoIterator<Item = u64>) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.chunks_exact_mut(8).zip(words).for_each(|(place, word)| place.copy_from_slice(&word.to_le_bytes()));
+    bytes
 }
 
 /// Returns two fields that are next to each other, as one.
@@ -127,7 +193,7 @@ fn pair(first: u32, second: u32) -> u64 {
 }
 
 /// Parameters of the kernels for many copies: addresses in device memory of the pieces, and of the piece of each block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Pieces {
     pub pieces: u64,
@@ -159,6 +225,7 @@ mod tests {
         assert_eq!((size_of::<Dim>(), size_of::<Sides>(), size_of::<Group>()), (32, 32, 136));
         assert_eq!(size_of::<Flat>(), 32 + 16 + 64 * 32);
         assert_eq!((size_of::<Piece>(), size_of::<Pieces>()), (3 * 8 + 2 * 4 + 32, 16));
+        assert_eq!((size_of::<Cast>(), size_of::<Casts>()), (48, 16 + 48 + 64 * 32));
         assert_eq!(size_of::<Tile>(), 32 + 32 + 3 * 32 + 2 * 136 + 48 * 32);
     }
 

@@ -26,6 +26,17 @@ const SMALL: usize = 64 << 10;
 /// Two dimensions of a walk with more are at least so many bytes.
 const LARGE: usize = 16 << 10;
 
+/// A table as it is uploaded.
+pub(super) struct Laid {
+    /// The index of its first piece.
+    pub index: usize,
+    pub kernel: Kernel,
+    pub blocks: u32,
+    pub bytes: Vec<u8>,
+    /// Where the owners begin in these.
+    pub owners_at: usize,
+}
+
 /// What one launch copies.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
@@ -37,17 +48,20 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Enters all that suit a table. Returns the indices of the others.
-    pub fn of(pieces: &[bridge_core::Piece<'_>]) -> (Self, Vec<usize>) {
-        let (entered, owners) = (Vec::with_capacity(pieces.len()), Vec::with_capacity(pieces.len()));
+    /// Lays a table of all that suit one, of the pieces with these indices. Returns the indices of the others, too.
+    pub fn lay(pieces: &[bridge_core::Piece<'_>], indices: &[usize]) -> (Laid, Vec<usize>) {
+        let (entered, owners) = (Vec::with_capacity(indices.len()), Vec::with_capacity(indices.len()));
         let (mut table, mut others) = (Self { pieces: entered, owners, bits: 0 }, Vec::new());
-        for (index, piece) in pieces.iter().enumerate() {
+        for &index in indices {
+            let piece = &pieces[index];
             let Some(walk) = Walk::new(piece.from.layout, piece.to.layout) else { continue };
             if piece.flips != 0 || !table.enter(&walk.widen(), piece.from.data, piece.to.data) {
                 others.push(index);
             }
         }
-        (table, others)
+        let (kernel, bytes, owners_at) = (table.kernel(), table.bytes(), table.owners_at());
+        let index = indices.first().copied().unwrap_or(0);
+        (Laid { index, kernel, blocks: table.owners.len() as u32, bytes, owners_at }, others)
     }
 
     /// Returns the kernel for the units that divide everything.

@@ -1,9 +1,9 @@
 //! A framework of plain values, and an ordering that records its calls.
 
 use bridge_core::{
-    Access, Adapter, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Failed,
-    Flush, Keep, Layout, Lease, Lent, Offer, Order, Ordering, Pending, Piece, Planned, Profile, Result, Reuse, Stream,
-    Strided, Strides, Views,
+    Access, Adapter, Cast, Consumer, Copies, DType, Deferred, Device, DeviceBuffer, DeviceKind, Error, ErrorKind,
+    Failed, Flush, Keep, Layout, Lease, Lent, Offer, Order, Ordering, Pending, Piece, Planned, Profile, Result, Reuse,
+    Stream, Strided, Strides, Views,
 };
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
@@ -29,6 +29,7 @@ pub enum Event {
     OrderedAcross((Device, Stream), (Device, Stream)),
     Copied { from: usize, to: usize, flips: u128, stream: Option<Stream> },
     Moved { from: Device, to: Device, flips: u128, stream: Option<Stream> },
+    Cast { cast: Cast, flips: u128, stream: Option<Stream> },
     Dropped,
 }
 
@@ -54,6 +55,8 @@ pub struct Recorder {
     pub copies: Option<Copied>,
     /// Whether its copies can be planned.
     pub plans: bool,
+    /// Whether its copies cast.
+    pub casts: bool,
 }
 
 /// The flips of a copy that was planned, which has none.
@@ -96,6 +99,24 @@ unsafe impl Copies for Recorder {
             _ => (),
         }
         Ok(())
+    }
+
+    unsafe fn copy_all(&self, pieces: &[Piece<'_>], stream: Option<Stream>) -> std::result::Result<(), Failed> {
+        for (index, Piece { from, to, flips, cast }) in pieces.iter().copied().enumerate() {
+            match cast {
+                Some(cast) => self.log.lock().unwrap().push(Event::Cast { cast, flips, stream }),
+                // SAFETY: nothing is copied.
+                None => unsafe { self.copy(from, to, flips, stream) }.map_err(|error| Failed { index, error })?,
+            }
+        }
+        Ok(())
+    }
+
+    fn casts(&self, _: Cast) -> Result<()> {
+        match self.casts {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::CopyNeeded, "planned")),
+        }
     }
 
     fn plan(

@@ -30,7 +30,7 @@ fn items(count: usize, log: &Log) -> Vec<(Item, Item)> {
 }
 
 fn pairs<'a>(from: &'a Office, to: &'a Office, items: &'a [(Item, Item)]) -> Vec<Pair<'a, Item, Item>> {
-    items.iter().map(|(tensor, out)| Pair { from, tensor, to, out }).collect()
+    items.iter().map(|(tensor, out)| Pair { from, tensor, to, out, dtype: None }).collect()
 }
 
 #[test]
@@ -239,12 +239,12 @@ fn a_pair_that_has_changed_is_told() {
             (None, Some(target(Paper::new(&log))), "the target has another address or layout than before"),
             (Some(Item::Own(long())), Some(target(long())), "the shape of the target was [2, 3] and is now [2, 4]"),
             (Some(Item::Own(long())), None, "changed since the copies were prepared: a tensor of shape [2, 4]"),
-            (Some(negated), None, "another device or deferred operation"),
+            (Some(negated), None, "another device, dtype or deferred operation"),
             (Some(other()), None, "the source has another address or layout than before: prepare the copies anew"),
         ] {
             let pair = &items[3];
             let now = (source.as_ref().unwrap_or(&pair.0), out.as_ref().unwrap_or(&pair.1));
-            let pair = Pair { from: &from, tensor: now.0, to: &to, out: now.1 };
+            let pair = Pair { from: &from, tensor: now.0, to: &to, out: now.1, dtype: None };
             let misfit = prepared.check(3, pair, &ordering).unwrap_err();
             assert_eq!((misfit.index, misfit.error.kind()), (3, ErrorKind::Layout));
             assert!(misfit.error.to_string().contains(text), "{}", misfit.error);

@@ -245,7 +245,7 @@ fn copy_all(papers: Vec<(Paper, Paper)>, copies: Option<Copied>, log: &Log) -> (
     let items: Vec<_> = papers.into_iter().map(|(source, target)| (Item::Own(source), Item::Own(target))).collect();
     let mut pairs: Vec<Pair<'_, Item, Item>> = Vec::new();
     for (tensor, out) in &items {
-        pairs.push(Pair { from: &from, tensor, to: &to, out });
+        pairs.push(Pair { from: &from, tensor, to: &to, out, dtype: None });
     }
     let copied = bridge_core::copy_all(&pairs, &ordering).map(drop);
     assert!(from.side.views.is_empty() && to.side.views.is_empty());

@@ -1,5 +1,6 @@
 //! The contract without a framework: planning, transfers in time, the DLPack codec.
 
+mod cast;
 mod clocks;
 mod common;
 mod copies;

@@ -12,6 +12,7 @@ tb.convert(x, "mxnet")  # refused
 tb.convert(x)  # refused
 tb.plan(x, 3)  # refused
 tb.copy(x)  # refused
+tb.copy(x, out=x, dtype="int32")  # refused
 tb.to_torch(x).no_such_method()  # refused
 tb.convert_tf_to_pytorch(x)  # refused
 tb.convert_numpy_to_pytorch(x, to="cuda")  # refused

@@ -29,6 +29,7 @@ def the_target_names_the_type(x: torch.Tensor) -> None:
     assert_type(tb.convert(x, "tensorflow1"), tb.tensorflow1.Tensor)
     assert_type(tb.plan(x, "torch"), tb.Plan)
     assert_type(tb.copy(x, out=x), torch.Tensor)
+    assert_type(tb.copy(x, out=x, dtype="bfloat16"), torch.Tensor)
 
 
 def a_tree_keeps_its_type(weights: dict[str, torch.Tensor], pair: tuple[torch.Tensor, int]) -> None:
