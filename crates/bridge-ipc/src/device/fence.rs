@@ -71,7 +71,10 @@ pub(super) struct Page {
 impl Page {
     fn new(mapping: Arc<Mapping>, device: Device, words: &'static dyn Words) -> Result<Arc<Self>> {
         // SAFETY: the page keeps the mapping, and `drop` ends the registration first.
-        unsafe { words.register(device, &mapping.bytes()) }?;
+        unsafe { words.register(device, &mapping.bytes()) }.map_err(|error| {
+            let text = "the driver does not order work here by words of host memory: share a copy on the host";
+            Error::new(ErrorKind::Driver, text).caused_by(error)
+        })?;
         Ok(Arc::new(Self { mapping, device, words }))
     }
 
