@@ -1,12 +1,12 @@
 //! Memory of devices, and the order of the work on it across processes.
 //!
 //! A process has two streams of its own on each device: one for what it shares with others, one for what it has opened.
-//! Each writes words that other processes wait for, or has an event where the driver cannot do that. Shared memory is
-//! read in the first stream, so that core's release makes the owner wait for what that stream waits for. Opened memory is
-//! owned by the second.
+//! Shared memory is read in the first stream, so that core's release makes the owner wait for what that stream waits for.
+//! Opened memory is owned by the second.
 
 mod closer;
 mod fence;
+mod orders;
 mod slot;
 mod watch;
 
@@ -14,10 +14,11 @@ use crate::line::broken;
 use crate::memory::Writing;
 use crate::own::Own;
 use crate::ticket::random;
-use crate::wire::{Hex, Point, Segment, Uuid};
+use crate::wire::{Hex, Segment, Uuid};
 use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Result, Reuse, Stream};
-use bridge_cuda::{Handle, Opened, Outlet, Signal, Way, ordering, sharing, words};
-use fence::{At, Fences, Tools};
+use bridge_cuda::{Opened, Outlet, Way, ordering, sharing};
+use orders::lane;
+pub(crate) use orders::{Orders, Role, stream};
 use rustix::fd::OwnedFd;
 use slot::{OPENED, Slot, close_later};
 use std::any::Any;
@@ -25,184 +26,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// What a stream is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Role {
-    /// It waits for the owners of what is shared, and for the processes that give it back.
-    Lends,
-    /// It waits for the processes that share, and for the readers here.
-    Opens,
-}
-
-/// A stream of this process, and the event by which other processes wait for it where words are not used.
-#[derive(Debug, Clone, Copy)]
-struct Lane {
-    at: At,
-    /// The number of its event.
-    event: usize,
-    handle: Handle,
-}
-
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Returns the stream of a device for a role. It lives as long as the process.
-fn lane(device: Device, role: Role) -> Result<Lane> {
-    static LANES: Own<BTreeMap<(i32, Role), Lane>> = Own::new();
-    let mut lanes = LANES.lock();
-    if let Some(lane) = lanes.get(&(device.index, role)) {
-        return Ok(*lane);
-    }
-    let driver = sharing()?;
-    let (signal, handle) = driver.event(device)?;
-    let (stream, uuid) = (driver.stream(device)?, Hex(driver.uuid(device)?));
-    let lane = Lane { at: At { uuid, device, stream }, event: signal.number(), handle };
-    lanes.insert((device.index, role), lane);
-    Ok(lane)
-}
-
-/// Returns the stream of a device for a role.
-pub(crate) fn stream(device: Device, role: Role) -> Result<Stream> {
-    Ok(lane(device, role)?.at.stream)
 }
 
 /// Returns whether work in streams touches memory of this device.
 pub(crate) fn in_streams(device: Device) -> bool {
     device.kind == DeviceKind::CUDA
-}
-
-/// How the two ends of a connection order their work. The exporter chooses it at the first ticket that it opens for
-/// memory of a device.
-#[derive(Default)]
-enum Means {
-    #[default]
-    Unknown,
-    Words(Fences),
-    /// The driver of the exporter cannot use words in streams. An event of a process that is killed with work under way
-    /// never fires.
-    Events,
-}
-
-/// The order of the work at the two ends of a connection: the points of one end, and the waits for those of the other.
-pub(crate) struct Orders {
-    role: Role,
-    /// The process at the other end, if this one can see it.
-    process: Option<Arc<OwnedFd>>,
-    means: Means,
-    /// The page that goes with the points.
-    page: Option<Arc<OwnedFd>>,
-}
-
-impl Orders {
-    pub(crate) fn new(role: Role, process: Option<Arc<OwnedFd>>) -> Self {
-        Self { role, process, means: Means::Unknown, page: None }
-    }
-
-    /// Returns the descriptor that goes with the exporter's points, after those of the segments.
-    pub(crate) fn page(&self) -> Option<&Arc<OwnedFd>> {
-        self.page.as_ref()
-    }
-
-    /// Returns points after all work that is now in these streams, one for each device.
-    pub(crate) fn points_after(&mut self, streams: &[(Device, Stream)]) -> Result<Vec<Point>> {
-        let mut devices: Vec<Device> = streams.iter().map(|(device, _)| *device).collect();
-        devices.sort_unstable_by_key(|device| device.index);
-        devices.dedup();
-        for (device, stream) in streams {
-            ordering().order(*device, *stream, lane(*device, self.role)?.at.stream)?;
-        }
-        devices.into_iter().map(|device| self.point(device)).collect()
-    }
-
-    /// Returns points for which nothing has to wait, one for each device. They tell an importer its own words. Where
-    /// words are not used, they are as those after all work.
-    pub(crate) fn points_that_are_reached(&mut self, streams: &[(Device, Stream)]) -> Result<Vec<Point>> {
-        let reached = |(device, _): &(Device, Stream)| {
-            let lane = lane(*device, self.role)?;
-            match self.means(&lane.at)? {
-                Means::Words(fences) => fences.reached(&lane.at),
-                _ => self.point(*device),
-            }
-        };
-        streams.iter().map(reached).collect()
-    }
-
-    /// Returns a point after all work that is now in the stream of this end.
-    pub(crate) fn point(&mut self, device: Device) -> Result<Point> {
-        let lane = lane(device, self.role)?;
-        match self.means(&lane.at)? {
-            Means::Words(fences) => fences.point(&lane.at),
-            Means::Events => {
-                sharing()?.record(device, &Signal::new(lane.event), lane.at.stream)?;
-                Ok(Point::Event { device: lane.at.uuid, event: Hex(lane.handle) })
-            }
-            Means::Unknown => Err(broken("it has shared memory of a device without a point")),
-        }
-    }
-
-    /// Returns how the two ends order their work, which the exporter chooses now if it was not.
-    fn means(&mut self, at: &At) -> Result<&mut Means> {
-        if let (Means::Unknown, Role::Lends) = (&self.means, self.role) {
-            self.means = match Fences::make(tools()?, at, self.process.as_ref()) {
-                Ok((fences, page)) => {
-                    self.page = Some(Arc::new(page));
-                    Means::Words(fences)
-                }
-                Err(_) => Means::Events,
-            };
-        }
-        Ok(&mut self.means)
-    }
-
-    /// Makes the stream of this end wait for points of the other one, with the page that came with them.
-    pub(crate) fn wait_for(&mut self, points: &[Point], page: Option<&OwnedFd>) -> Result<()> {
-        for point in points {
-            let (Point::Word { device, .. } | Point::Event { device, .. }) = point;
-            let lane = lane(device_of(device)?, self.role)?;
-            if let (Means::Unknown, Role::Opens) = (&self.means, self.role) {
-                self.means = match page {
-                    Some(page) => Means::Words(Fences::open(tools()?, page, &lane.at, self.process.as_ref())?),
-                    None => Means::Events,
-                };
-            }
-            match (&mut self.means, point) {
-                (Means::Words(fences), Point::Word { word, value, .. }) => fences.wait(&lane.at, *word, *value)?,
-                (Means::Events, Point::Event { event, .. }) => wait_for_event(event, &lane.at)?,
-                _ => return Err(broken("a point is of another kind than those before it")),
-            }
-        }
-        Ok(())
-    }
-}
-
-fn tools() -> Result<Tools> {
-    Ok(Tools { words: words()?, ordering: Arc::clone(ordering()) })
-}
-
-/// Makes a stream wait for an event of another process, or of this one.
-fn wait_for_event(handle: &Hex<64>, at: &At) -> Result<()> {
-    /// The events of other processes, by their handles. They are few: two for each process and device.
-    static EVENTS: Own<BTreeMap<Hex<64>, usize>> = Own::new();
-    let driver = sharing()?;
-    // The events of this process need not be opened, and cannot be.
-    let own = [Role::Lends, Role::Opens].into_iter().filter_map(|role| lane(at.device, role).ok());
-    let own = own.into_iter().find(|lane| lane.handle == handle.0).map(|lane| lane.event);
-    let event = match own {
-        Some(event) => event,
-        None => {
-            let mut events = EVENTS.lock();
-            match events.get(handle) {
-                Some(event) => *event,
-                None => {
-                    let event = driver.open_event(at.device, &handle.0)?.number();
-                    events.insert(*handle, event);
-                    event
-                }
-            }
-        }
-    };
-    driver.wait(at.device, at.stream, &Signal::new(event))
 }
 
 /// Returns the device of this process with this name.
@@ -285,7 +115,7 @@ pub(crate) fn lending(device: Device, hull: &Range<usize>) -> Result<Option<Lend
     if !in_streams(device) || hull.is_empty() {
         return Ok(None);
     }
-    let (driver, uuid) = (sharing()?, lane(device, Role::Lends)?.at.uuid);
+    let (driver, uuid) = (sharing()?, lane(device, Role::Lends)?.uuid);
     let Some(Outlet { way, range, numbers }) = driver.outlet(device, hull)? else { return Ok(None) };
     let (nbytes, writing, mut files) = (range.len(), Writing::Shared, Vec::new());
     // Without numbers each share has its own name.
@@ -345,7 +175,7 @@ impl Drop for DeviceMapping {
             return;
         }
         let leaving = Retired { device: self.device, then: Then::Leave(slot) };
-        ordering().retire(self.device, lane.at.stream, Box::new(leaving));
+        ordering().retire(self.device, lane.stream, Box::new(leaving));
     }
 }
 
@@ -425,7 +255,7 @@ fn close(device: Device, opened: Opened) {
     let (Ok(driver), Ok(lane)) = (sharing(), lane(device, Role::Opens)) else { return };
     // SAFETY: a slot gives out what it opened once, and only when it has no use. `DeviceMapping::drop` ends a use when
     // the work on the memory has run, or for memory of a pool when it is in this stream.
-    unsafe { driver.close(device, opened, lane.at.stream) };
+    unsafe { driver.close(device, opened, lane.stream) };
 }
 
 /// Opens a segment on a device, with its descriptors. What is open already is not mapped again.
@@ -492,6 +322,6 @@ impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let Ok(lane) = lane(self.device, Role::Lends) else { return };
         let freeing = Retired { device: self.device, then: Then::Free(self.address) };
-        ordering().retire(self.device, lane.at.stream, Box::new(freeing));
+        ordering().retire(self.device, lane.stream, Box::new(freeing));
     }
 }

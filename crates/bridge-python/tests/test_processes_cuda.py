@@ -456,7 +456,7 @@ def test_a_process_that_is_killed_at_any_time_leaves_nothing(role: str) -> None:
     tb.revoke(ticket)
 
 
-#: A process whose last work is under way for half a minute, unless it is killed. What it is told last, it reads.
+#: A process whose last work is under way for half a minute, unless it is killed: it shares, or reads and gives back.
 PENDING = """
 import sys
 import torch, truebridge as tb
@@ -501,13 +501,15 @@ for peer in peers:
         assert opened < 2, f"an open waited for the device: {opened:.2f} s"
         z = y.clone()
         assert not torch.cuda.current_stream().query(), "the reader does not wait for the writer"
+    else:
+        while tb.processes.held()["leases"]:
+            time.sleep(0.001)
     tb.revoke(ticket)
     del x
     waits = threading.Thread(target=torch.cuda.synchronize, daemon=True)
     waits.start()
     time.sleep(draws.uniform(0, 0.3))
-    if role == "sharer":
-        assert waits.is_alive()
+    assert waits.is_alive(), "the device waits for nothing"
     peer.kill()
     peer.wait()
     start = time.monotonic()

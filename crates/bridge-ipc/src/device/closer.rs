@@ -1,4 +1,5 @@
-//! A thread for what the driver does only after all work of a device.
+//! A thread for what the driver does only after all work of a device: to close a handle, and perhaps to end the
+//! registration of memory.
 
 use super::locked;
 use std::sync::{Mutex, OnceLock, mpsc};
@@ -8,8 +9,11 @@ use std::time::{Duration, Instant};
 /// What is done, and when.
 type Due = (Instant, Box<dyn FnOnce() + Send>);
 
-/// Does something after this time, in turn, on the thread; at once where there is no thread.
-pub(super) fn later(time: Duration, what: impl FnOnce() + Send + 'static) {
+/// Time until it is done. What is closed at about the same time makes the device wait once.
+const LINGER: Duration = Duration::from_millis(200);
+
+/// Does something a little later, in turn, on the thread; at once where there is no thread.
+pub(super) fn later(what: impl FnOnce() + Send + 'static) {
     static CLOSER: OnceLock<Option<Mutex<mpsc::Sender<Due>>>> = OnceLock::new();
     let thread = CLOSER.get_or_init(|| {
         let (sender, receiver) = mpsc::channel::<Due>();
@@ -21,7 +25,7 @@ pub(super) fn later(time: Duration, what: impl FnOnce() + Send + 'static) {
         };
         thread::Builder::new().name("truebridge-ipc".into()).spawn(work).ok().map(|_| Mutex::new(sender))
     });
-    let due: Due = (Instant::now() + time, Box::new(what));
+    let due: Due = (Instant::now() + LINGER, Box::new(what));
     match thread {
         Some(thread) => {
             if let Err(mpsc::SendError((_, what))) = locked(thread).send(due) {

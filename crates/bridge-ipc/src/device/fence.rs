@@ -17,7 +17,6 @@ use std::collections::BTreeMap;
 use std::ptr::with_exposed_provenance;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Release};
-use std::time::Duration;
 
 /// The value that every wait has reached: no count is as high, and none is so low that the driver takes it for a higher
 /// one.
@@ -72,7 +71,10 @@ pub(super) struct Page {
 impl Page {
     fn new(mapping: Arc<Mapping>, device: Device, words: &'static dyn Words) -> Result<Arc<Self>> {
         // SAFETY: the page keeps the mapping, and `drop` ends the registration first.
-        unsafe { words.register(device, &mapping.bytes()) }?;
+        unsafe { words.register(device, &mapping.bytes()) }.map_err(|error| {
+            let text = "the driver does not order work here by words of host memory: share a copy on the host";
+            Error::new(ErrorKind::Driver, text).caused_by(error)
+        })?;
         Ok(Arc::new(Self { mapping, device, words }))
     }
 
@@ -97,7 +99,7 @@ impl Page {
 impl Drop for Page {
     fn drop(&mut self) {
         let (mapping, device, words) = (Arc::clone(&self.mapping), self.device, self.words);
-        later(Duration::ZERO, move || {
+        later(move || {
             // SAFETY: `new` has registered it for this device. Its work has run: `Fences::drop` keeps the page until
             // then.
             unsafe { words.unregister(device, mapping.bytes().start) };
@@ -228,7 +230,7 @@ mod tests {
     use std::process::{Child, Command, Stdio};
     use std::sync::atomic::Ordering::{Acquire, Relaxed};
     use std::sync::{Mutex, MutexGuard};
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     /// What was asked of the driver: whether to wait, the stream, the address, and the value.
     type Asked = (bool, Stream, usize, u64);
@@ -499,6 +501,8 @@ mod tests {
         let (mut child, process) = process();
         let ends = ends([Some(&process); 2]);
         assert_eq!(watched(&process), 2);
+        // The thread has heard of them.
+        std::thread::sleep(Duration::from_millis(50));
         for (end, fake) in ends {
             drop(end);
             got(&fake.retired).clear();
@@ -535,7 +539,7 @@ mod tests {
         child.kill().unwrap();
         eventually("the word is released", || importer.page.word(1).load(Acquire) == RELEASED);
         got(&exports.retired).pop();
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(400));
         assert_eq!(got(&exports.registered).len(), 1, "the other stream has work");
         got(&exports.retired).clear();
         eventually("it is registered no more", || got(&exports.registered).is_empty());
