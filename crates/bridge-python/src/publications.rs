@@ -3,8 +3,8 @@
 use crate::errors::{argument, into_python, text};
 use crate::frameworks::{AnyAdapter, not_a_capsule, source};
 use crate::processes::{Client, number, seconds};
-use crate::{cross, trace};
-use bridge_core::{Adapter, Device, DeviceKind, Error, ErrorKind, Misfit, Pair, Result, Stream};
+use crate::{cross, options, trace};
+use bridge_core::{Adapter, DType, Device, DeviceKind, Error, ErrorKind, Misfit, Pair, Result, Stream};
 use bridge_ipc::{Draft, Ipc, IpcTensor, Opened, Spec, process};
 use bridge_pyo3::PyTensor;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -126,7 +126,8 @@ impl Publication {
         let ipc = shared();
         let to: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let sides = adapters.iter().zip(tensors).zip(draft.tensors());
-        let pairs: Vec<_> = sides.map(|((from, tensor), out)| Pair { from: &**from as _, tensor, to, out }).collect();
+        let pairs: Vec<_> =
+            sides.map(|((from, tensor), out)| Pair { from: &**from as _, tensor, to, out, dtype: None }).collect();
         cross::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths))
     }
 }
@@ -147,6 +148,8 @@ pub(crate) struct Subscription {
     streams: Vec<usize>,
     /// Returns, for the text about another tree, the tensor of that tree for each of `out`.
     matched: Py<PyAny>,
+    /// The dtype that elements are cast to.
+    dtype: Option<DType>,
     state: Mutex<State>,
 }
 
@@ -161,6 +164,7 @@ struct State {
 #[pymethods]
 impl Subscription {
     #[new]
+    #[expect(clippy::too_many_arguments, reason = "what describes the tree, and the keywords")]
     fn new<'py>(
         py: Python<'py>,
         client: &Client,
@@ -169,9 +173,11 @@ impl Subscription {
         tree: Option<String>,
         paths: Vec<String>,
         matched: Py<PyAny>,
+        dtype: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Self> {
         let subscribe = || {
             let (client, name) = (client.client()?, text(name, "a name")?);
+            let dtype = dtype.map(options::dtype).transpose()?;
             bridge_ipc::check_name(&name)?;
             let (mut met, mut streams) = (Vec::new(), Vec::new());
             for (index, (adapter, out)) in adapters(&out, &paths)?.iter().zip(&out).enumerate() {
@@ -182,11 +188,11 @@ impl Subscription {
                     streams.push(index);
                 }
             }
-            Ok((client, name, streams))
+            Ok((client, name, dtype, streams))
         };
-        let (client, name, streams) = subscribe().map_err(|error| into_python(py, error))?;
+        let (client, name, dtype, streams) = subscribe().map_err(|error| into_python(py, error))?;
         let out = out.into_iter().map(Bound::unbind).collect();
-        Ok(Self { client, name, out, tree, paths, streams, matched, state: Mutex::default() })
+        Ok(Self { client, name, out, tree, paths, streams, matched, dtype, state: Mutex::default() })
     }
 
     /// Copies the newest version into the tensors. Returns its number; `None` where there is none that is newer.
@@ -244,7 +250,8 @@ impl Subscription {
         let ipc = shared();
         let from: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let sides = sources.into_iter().zip(adapters.iter().zip(&out));
-        let pairs: Vec<_> = sides.map(|(tensor, (to, out))| Pair { from, tensor, to: &**to as _, out }).collect();
+        let pairs: Vec<_> =
+            sides.map(|(tensor, (to, out))| Pair { from, tensor, to: &**to as _, out, dtype: self.dtype }).collect();
         let copied = cross::copy_all(call, &pairs, None).map_err(|failed| misfit(failed, &self.paths));
         // Also after an error: some copies may run.
         let streams: Result<Vec<(Device, Option<Stream>)>> = self

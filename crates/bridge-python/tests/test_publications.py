@@ -180,6 +180,18 @@ def test_what_stands_beside_the_tensors_may_change(path: str) -> None:
             assert subscription.refresh() == publication.wait()
 
 
+def test_elements_are_cast_on_their_way(path: str) -> None:
+    with tb.serve(path) as names:
+        x = np.linspace(-3, 3, 100, dtype=np.float32)
+        names.publish("weights", {"w": x, "count": np.arange(3)})
+        out = {"w": torch.zeros(100, dtype=torch.bfloat16), "count": torch.zeros(3, dtype=torch.int64)}
+        assert names.subscribe("weights", out=out, dtype="bfloat16").refresh() is not None
+        assert torch.equal(out["w"], torch.from_numpy(x).to(torch.bfloat16))
+        assert out["count"].tolist() == [0, 1, 2]
+        with pytest.raises(tb.BridgeValueError, match="float13"):
+            names.subscribe("weights", out=out, dtype="float13")  # type: ignore[arg-type]
+
+
 def test_what_was_put_can_be_received(path: str) -> None:
     with tb.serve(path) as names:
         out = weights(0, "torch")

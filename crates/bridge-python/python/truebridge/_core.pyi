@@ -313,6 +313,7 @@ class Subscription:
         tree: str | None,
         paths: list[str],
         matched: Callable[[str | None], list[int]],
+        dtype: CastTo | None,
     ) -> Subscription: ...
     def refresh(self) -> int | None: ...
     @property

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import TypeVar
 
-    from ._core import Target
+    from ._core import CastTo, Target
     from .processes import Writing
     from .publications import Publication, Subscription
 
@@ -192,7 +192,7 @@ class Client:
 
         return Publication(self, name, tree, slots)
 
-    def subscribe(self, name: str, *, out: Any) -> Subscription:
+    def subscribe(self, name: str, *, out: Any, dtype: CastTo | None = None) -> Subscription:
         """Receive the newest version of a name in tensors that exist, such as the weights of a model that serves.
 
         Parameters
@@ -201,6 +201,9 @@ class Client:
             The name, which need not exist yet. A process publishes it, or puts tensors under it.
         out : tensor or tree
             Tensors as ``copy`` takes them for its ``out``, in a tree with the structure of what is published.
+        dtype : str, optional
+            As for ``copy``: the dtype to which elements are cast on their way, such as ``"bfloat16"`` for an engine whose
+            trainer has float32.
 
         Returns
         -------
@@ -216,7 +219,7 @@ class Client:
         """
         from .publications import Subscription
 
-        return Subscription(self, name, out)
+        return Subscription(self, name, out, dtype)
 
     def list(self) -> dict[str, tuple[int, str]]:
         """Return all names.

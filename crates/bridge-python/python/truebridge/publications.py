@@ -28,6 +28,7 @@ from .errors import of_kind
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from ._core import CastTo
     from .names import Client
 
 __all__ = ["Publication", "Subscription"]
@@ -188,6 +189,8 @@ class Subscription:
         The name.
     out : tensor or tree
         As for ``Client.subscribe``.
+    dtype : str, optional
+        As for ``Client.subscribe``.
 
     Raises
     ------
@@ -209,7 +212,7 @@ class Subscription:
     tensor([1., 1., 1.])
     """
 
-    def __init__(self, client: Client, name: str, out: Any) -> None:
+    def __init__(self, client: Client, name: str, out: Any, dtype: CastTo | None = None) -> None:
         """Keep the tensors that receive versions. Nothing is copied yet."""
         tensors, tree = shareable(out)
         mine = paths(tree)
@@ -223,7 +226,7 @@ class Subscription:
             return [theirs[path] for path in mine]
 
         self._client, self._name = client, name
-        self._subscription = _core.Subscription(client._client, name, tensors, tree, mine, matched)
+        self._subscription = _core.Subscription(client._client, name, tensors, tree, mine, matched, dtype)
 
     def refresh(self) -> int | None:
         """Copy the newest version into the tensors, if there is one that was not copied yet.
