@@ -17,6 +17,7 @@ use crate::ticket::random;
 use crate::wire::{Hex, Segment, Uuid};
 use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Result, Reuse, Stream};
 use bridge_cuda::{Opened, Outlet, Way, ordering, sharing};
+pub(crate) use closer::later;
 use orders::lane;
 pub(crate) use orders::{Orders, Role, stream};
 use rustix::fd::OwnedFd;

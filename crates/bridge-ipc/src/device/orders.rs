@@ -70,6 +70,11 @@ impl Orders {
         self.page.as_ref()
     }
 
+    /// Returns whether the two ends use words of a page.
+    pub(crate) fn has_page(&self) -> bool {
+        matches!(self.means, Means::Words(_))
+    }
+
     /// Returns points after all work that is now in these streams, one for each device.
     pub(crate) fn points_after(&mut self, streams: &[(Device, Stream)]) -> Result<Vec<Point>> {
         let mut devices: Vec<Device> = streams.iter().map(|(device, _)| *device).collect();

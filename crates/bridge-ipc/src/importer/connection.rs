@@ -1,6 +1,6 @@
 //! Connections to processes that share, one for each.
 
-use crate::device::{Orders, Role};
+use crate::device::{self, Orders, Role};
 use crate::line::{Line, PATIENCE, Reply, broken, gone};
 use crate::own::Own;
 use crate::sync::{Mutex, MutexGuard, locked, now};
@@ -43,6 +43,8 @@ pub(super) struct Connection {
     shares: Mutex<BTreeMap<u64, Weak<AtomicBool>>>,
     /// A point is made and sent in one step: values count up in the order of the work.
     orders: Mutex<Orders>,
+    /// Whether it is kept for a moment although nothing is open.
+    lingers: AtomicBool,
 }
 
 /// A share of another process, in use here.
@@ -63,7 +65,7 @@ impl Connection {
         // No lock is held during the wait for the other process. Two threads may connect at once, which does no harm.
         let line = Arc::new(Line::connect(path)?);
         let orders = Mutex::new(Orders::new(Role::Opens, line.process().cloned()));
-        let connection = Arc::new(Self { line, shares: Mutex::default(), orders });
+        let connection = Arc::new(Self { line, shares: Mutex::default(), orders, lingers: AtomicBool::new(false) });
         let mut connections = CONNECTIONS.lock();
         connections.retain(|_, connection| connection.strong_count() > 0);
         connections.insert(path.into(), Arc::downgrade(&connection));
@@ -150,6 +152,21 @@ impl Drop for Share {
         // Other uses of the share refer to the same object.
         if Arc::strong_count(&self.is_revoked) == 1 {
             shares.remove(&self.number);
+        }
+        drop(shares);
+        self.linger();
+    }
+}
+
+impl Share {
+    /// Keeps a connection with a page, of which this is the last share, as long as memory stays mapped: the next ticket
+    /// needs both again, and a page costs more than a ticket.
+    fn linger(&self) {
+        let connection = &self.connection;
+        let is_last = Arc::strong_count(connection) == 1 && locked(&connection.orders).has_page();
+        if is_last && !connection.lingers.swap(true, Relaxed) {
+            let kept = Arc::clone(connection);
+            device::later(move || kept.lingers.store(false, Relaxed));
         }
     }
 }
