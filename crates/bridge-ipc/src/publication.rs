@@ -40,6 +40,8 @@ bridge_core::debug_fields!(impl[] Publication: desk);
 struct Desk {
     state: Mutex<State>,
     changed: Condvar,
+    /// Locked by the thread that announces: the newest version is announced last.
+    turn: Mutex<()>,
     client: Arc<Client>,
     exporter: Arc<Exporter>,
     name: String,
@@ -135,18 +137,27 @@ impl Desk {
         self.client.put_share(&self.exporter, &self.name, &ticket, 1)
     }
 
-    /// Announces the version with this number, unless a newer one was.
-    fn announce(&self, number: u64, draft: Draft) -> Result<u64> {
+    /// Announces the version with this number, unless a newer one was. Returns the newest. `is_later` keeps an error for
+    /// the next call.
+    fn announce(&self, number: u64, draft: Draft, is_later: bool) -> Result<u64> {
+        let _turn = locked(&self.turn);
         let put = if self.lock().settled < number { self.put(draft).map(Some) } else { Ok(None) };
         let mut state = self.lock();
         state.settled = state.settled.max(number);
-        if let Ok(Some(version)) = put {
-            state.version = version;
-        }
-        let version = state.version;
+        let announced = match put {
+            Ok(version) => {
+                state.version = version.unwrap_or(state.version);
+                Ok(state.version)
+            }
+            Err(error) if is_later => {
+                state.failed = Some(error);
+                Ok(state.version)
+            }
+            Err(error) => Err(error),
+        };
         drop(state);
         self.changed.notify_all();
-        put.map(|_| version)
+        announced
     }
 
     /// Announces what devices have finished, until the publication is dropped.
@@ -158,9 +169,8 @@ impl Desk {
                 continue;
             };
             drop(state);
-            let announced = self.announce(number, draft);
+            let _ = self.announce(number, draft, true);
             state = self.lock();
-            state.failed = announced.err().or(state.failed.take());
         }
     }
 
@@ -298,7 +308,7 @@ impl Publication {
         let free = (0..slots).map(|_| Slot::new(specs).map(Arc::new)).collect::<Result<Vec<_>>>()?;
         let state = State { free, handed: 0, finished: None, settled: 0, version: 0, failed: None, is_closed: false };
         let (state, changed, process) = (Mutex::new(state), Condvar::new(), sync::process());
-        let desk = Arc::new(Desk { state, changed, client, exporter, name, process });
+        let desk = Arc::new(Desk { state, changed, turn: Mutex::new(()), client, exporter, name, process });
         let attending = Arc::clone(&desk);
         let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(move || attending.attend());
         thread.map_err(|error| {
@@ -338,7 +348,7 @@ impl Publication {
         let number = state.handed;
         drop(state);
         if streams.is_empty() {
-            return self.desk.announce(number, draft).map(Some);
+            return self.desk.announce(number, draft, false).map(Some);
         }
         device::drop_after(&streams, Arc::new(Finishing(Some((number, draft)))));
         Ok(None)
@@ -376,5 +386,126 @@ impl Drop for Publication {
         drop(state);
         self.desk.changed.notify_all();
         drop(finished);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::Names;
+    use crate::settings::Settings;
+    use bridge_core::DeviceKind;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    /// A folder for sockets, which is removed in the end.
+    #[derive(Debug)]
+    struct Folder(PathBuf);
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn published(slots: usize) -> Result<(Folder, Names, Arc<Client>, Publication)> {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("truebridge-published-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let folder = Folder(std::env::temp_dir().join(name));
+        std::fs::create_dir(&folder.0).unwrap();
+        std::fs::set_permissions(&folder.0, std::fs::Permissions::from_mode(0o700)).unwrap();
+        let settings = Settings { folder: Some(folder.0.clone()), ..Settings::default() };
+        let exporter = Arc::new(Exporter::new(settings)?);
+        let names = Names::serve(&folder.0.join("names"), Settings::default())?;
+        let client = Arc::new(Client::connect(&folder.0.join("names"))?);
+        let specs = [(DType::FLOAT32, vec![4], Device::CPU), (DType::UINT8, vec![], Device::CPU)];
+        let publication = Publication::new(Arc::clone(&client), exporter, "weights", &specs, slots)?;
+        Ok((folder, names, client, publication))
+    }
+
+    /// Hands a draft over as one that a device has yet to finish.
+    fn under_way(publication: &Publication) -> Finishing {
+        let draft = publication.draft(Duration::ZERO).unwrap();
+        let mut state = publication.desk.lock();
+        state.handed += 1;
+        Finishing(Some((state.handed, draft)))
+    }
+
+    fn eventually_free(publication: &Publication, slots: usize) {
+        let free = publication.desk.wait(SOON, |state| (state.free.len() == slots).then_some(())).unwrap();
+        assert_eq!(free, Some(()), "{} slots are free", publication.desk.lock().free.len());
+    }
+
+    #[test]
+    fn a_version_that_is_overtaken_is_left_out() {
+        let (_folder, _names, client, publication) = published(3).unwrap();
+        let [older, newer] = [(); 2].map(|()| under_way(&publication));
+        assert_eq!(publication.settled(Duration::ZERO).unwrap(), None);
+        drop(newer);
+        let version = publication.settled(SOON).unwrap().expect("it is announced");
+        assert_eq!(version, publication.version());
+        drop(older);
+        eventually_free(&publication, 2);
+        assert_eq!(client.newest("weights").unwrap().map(|(newest, _)| newest), Some(version), "only one was put");
+    }
+
+    #[test]
+    fn a_displaced_version_frees_its_slot_and_a_draft_that_is_dropped_too() {
+        let (_folder, _names, client, publication) = published(2).unwrap();
+        let mut last = 0;
+        for _ in 1..5 {
+            let draft = publication.draft(Duration::ZERO).unwrap();
+            assert_eq!(draft.tensors().iter().map(|tensor| tensor.layout().numel()).sum::<usize>(), 5);
+            let version = publication.announce(draft, None).unwrap().expect("the host is done at once");
+            assert!(version > last);
+            last = version;
+            eventually_free(&publication, 1);
+            drop(publication.draft(Duration::ZERO).unwrap());
+            eventually_free(&publication, 1);
+        }
+        let draft = publication.draft(Duration::ZERO).unwrap();
+        assert_eq!(publication.draft(Duration::ZERO).unwrap_err().kind(), ErrorKind::Busy);
+        drop(draft);
+        client.remove("weights").unwrap();
+        eventually_free(&publication, 2);
+    }
+
+    #[test]
+    fn a_version_that_cannot_be_announced_is_an_error_of_the_next_call() {
+        let (_folder, names, _client, publication) = published(2).unwrap();
+        let draft = under_way(&publication);
+        drop(names);
+        drop(draft);
+        assert_eq!(publication.settled(SOON).unwrap_err().kind(), ErrorKind::Gone);
+        assert_eq!(publication.settled(Duration::ZERO).unwrap(), Some(0), "it is told once");
+        eventually_free(&publication, 2);
+    }
+
+    #[test]
+    fn nothing_is_announced_after_the_end() {
+        let (_folder, _names, client, publication) = published(2).unwrap();
+        let draft = under_way(&publication);
+        let desk = Arc::clone(&publication.desk);
+        drop(publication);
+        drop(draft);
+        assert_eq!(desk.lock().free.len(), 2);
+        assert_eq!(client.newest("weights").unwrap(), None);
+    }
+
+    #[test]
+    fn what_cannot_be_published_is_refused() {
+        assert_eq!(published(1).unwrap_err().kind(), ErrorKind::Argument);
+        let (_folder, _names, client, publication) = published(2).unwrap();
+        let exporter = || Arc::clone(&publication.desk.exporter);
+        for (name, device, kind) in
+            [("", Device::CPU, ErrorKind::Argument), ("x", Device { kind: DeviceKind(8), index: 0 }, ErrorKind::Device)]
+        {
+            let specs = [(DType::FLOAT32, vec![4], device)];
+            let refused = Publication::new(Arc::clone(&client), exporter(), name, &specs, 2);
+            assert_eq!(refused.unwrap_err().kind(), kind);
+        }
     }
 }
