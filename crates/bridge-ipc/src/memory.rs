@@ -119,6 +119,16 @@ pub(crate) fn seal(file: OwnedFd, writing: Writing) -> Result<OwnedFd> {
     sealed.map_err(failed("shared memory is not sealed"))
 }
 
+/// Fixes the length of memory, and forbids writes by all but the mappings that it has now: those of this process.
+///
+/// # Errors
+///
+/// Those of the system: before Linux 5.1 it has no such seal.
+pub(crate) fn seal_for_others(file: &OwnedFd) -> Result<()> {
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+    fcntl_add_seals(file, seals).map_err(failed("shared memory is not sealed"))
+}
+
 /// Returns a copy that was never mapped.
 fn copied(file: &OwnedFd) -> Result<OwnedFd> {
     let nbytes = fstat(file).map_err(failed("shared memory cannot be read"))?.st_size as u64;
@@ -140,8 +150,14 @@ fn copied(file: &OwnedFd) -> Result<OwnedFd> {
 /// [`ErrorKind::Protocol`] for a file that is shorter than `nbytes` or may become so, because the system kills a
 /// process that reads past its end, and for one that may change although its writes are not shared.
 pub(crate) fn open(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<Arc<Mapping>> {
-    let fixed = if writing == Writing::Shared { SealFlags::SHRINK } else { SealFlags::SHRINK | SealFlags::WRITE };
-    let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(fixed));
+    let written = match writing {
+        Writing::Shared => SealFlags::empty(),
+        // The version of a publication, whose process writes to it when nobody has it open.
+        Writing::Private => SealFlags::WRITE | SealFlags::FUTURE_WRITE,
+        Writing::Never => SealFlags::WRITE,
+    };
+    let sealed = fcntl_get_seals(file)
+        .is_ok_and(|seals| seals.contains(SealFlags::SHRINK) && (written.is_empty() || seals.intersects(written)));
     let long = fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size >= nbytes.max(1) as u64));
     if !sealed || !long {
         let text = "the other process sent memory that is too short or not sealed: it does not speak this protocol";

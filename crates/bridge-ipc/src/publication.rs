@@ -12,8 +12,7 @@ use crate::wire::{Content, Segment};
 use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Layout, Order, Result, Stream};
 use rustix::fd::OwnedFd;
 use std::any::Any;
-use std::mem;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 /// What a tensor of a publication is: its dtype, its shape, and the device that it is on.
@@ -28,7 +27,7 @@ const LISTED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 ///
 /// Nothing here waits for the device. [`draft`](Self::draft) waits where no slot is free.
 ///
-/// The drop stops announcing. The newest version stays until the connection to the names is closed, or until the name is
+/// The drop closes it. The newest version stays until the connection to the names is closed, or until the name is
 /// removed.
 pub struct Publication {
     desk: Arc<Desk>,
@@ -42,8 +41,10 @@ struct Desk {
     changed: Condvar,
     /// Locked by the thread that announces: the newest version is announced last.
     turn: Mutex<()>,
-    client: Arc<Client>,
-    exporter: Arc<Exporter>,
+    /// The connection may be closed meanwhile, which ends what was put.
+    client: Weak<Client>,
+    /// It keeps the shares, and these the desk.
+    exporter: Weak<Exporter>,
     name: String,
     process: u32,
 }
@@ -129,19 +130,30 @@ impl Desk {
 
     /// Puts a version under the name. The share keeps the draft, which frees the slot at its end.
     fn put(&self, draft: Draft) -> Result<u64> {
-        let slot = draft.slot.as_ref().map(Arc::clone).ok_or_else(|| crate::line::broken("a draft has no slot"))?;
+        let (Some(slot), Some(client), Some(exporter)) =
+            (draft.slot.clone(), self.client.upgrade(), self.exporter.upgrade())
+        else {
+            return Err(Error::new(ErrorKind::Gone, "the connection to the names is closed: connect and publish anew"));
+        };
         let content = Content { tree: draft.tree.clone(), ..slot.content.clone() };
         let (files, streams) = (slot.files.clone(), slot.streams()?);
         let kept = Kept { content, files, streams, is_finished: true, _owners: vec![Box::new(draft)] };
-        let ticket = self.exporter.share(kept, slot.on_host, &slot.about, LISTED)?;
-        self.client.put_share(&self.exporter, &self.name, &ticket, 1)
+        let ticket = exporter.share(kept, slot.on_host, &slot.about, LISTED)?;
+        client.put_share(&exporter, &self.name, &ticket, 1)
     }
 
     /// Announces the version with this number, unless a newer one was. Returns the newest. `is_later` keeps an error for
     /// the next call.
     fn announce(&self, number: u64, draft: Draft, is_later: bool) -> Result<u64> {
         let _turn = locked(&self.turn);
-        let put = if self.lock().settled < number { self.put(draft).map(Some) } else { Ok(None) };
+        let state = self.lock();
+        let (is_closed, is_newest) = (state.is_closed, state.settled < number);
+        drop(state);
+        let put = match (is_closed, is_newest) {
+            (true, _) => Err(closed()),
+            (false, true) => self.put(draft).map(Some),
+            (false, false) => Ok(None),
+        };
         let mut state = self.lock();
         state.settled = state.settled.max(number);
         let announced = match put {
@@ -180,6 +192,9 @@ impl Desk {
         let until = now().checked_add(time);
         let mut state = self.lock();
         loop {
+            if state.is_closed {
+                return Err(closed());
+            }
             if let Some(error) = state.failed.take() {
                 return Err(error.at("an earlier version was not announced"));
             }
@@ -200,6 +215,10 @@ impl Desk {
             }
         }
     }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Gone, "the publication is closed: publish anew")
 }
 
 /// A version that devices have yet to finish. The drop, when the last of them has, hands it to the thread that announces.
@@ -224,7 +243,7 @@ impl Drop for Finishing {
 
 impl Slot {
     /// Allocates memory for compact tensors, one piece for each device.
-    fn new(specs: &[Spec]) -> Result<Self> {
+    fn new(specs: &[Spec], places: &[usize]) -> Result<Self> {
         let mut devices: Vec<Device> = specs.iter().map(|(_, _, device)| *device).collect();
         devices.sort_unstable_by_key(|device| (device.kind.0, device.index));
         devices.dedup();
@@ -250,9 +269,10 @@ impl Slot {
             }
         }
         placed.sort_by_key(|(index, ..)| *index);
-        slot.content.tensors = placed.iter().map(|(_, described, _)| described.clone()).collect();
-        slot.tensors = placed.into_iter().map(|(_, _, tensor)| tensor).collect();
-        slot.about = format!("{} tensors, {nbytes} bytes", specs.len());
+        let each = || places.iter().filter_map(|place| placed.get(*place));
+        slot.content.tensors = each().map(|(_, described, _)| described.clone()).collect();
+        slot.tensors = each().map(|(_, _, tensor)| tensor.clone()).collect();
+        slot.about = format!("{} tensors, {nbytes} bytes", places.len());
         Ok(slot)
     }
 
@@ -266,8 +286,9 @@ impl Slot {
                     let text = "too many files are open: raise the limit (ulimit -n)";
                     Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
                 })?;
-                self.files.push(Arc::new(memory::seal(file, Writing::Shared)?));
-                (Segment::File { nbytes, writing: Writing::Shared }, arena.bytes().start)
+                memory::seal_for_others(&file)?;
+                self.files.push(Arc::new(file));
+                (Segment::File { nbytes, writing: Writing::Private }, arena.bytes().start)
             }
             None => {
                 let lending = lending_of(arena)?;
@@ -288,13 +309,19 @@ impl Slot {
 
 impl Publication {
     /// Allocates `slots` times memory for tensors of these dtypes and shapes on these devices: those of CUDA, or the
-    /// host.
+    /// host. `places` has the index of each tensor's among them: a tensor that stands at several places is kept once.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Argument`] for a wrong name, for fewer than two slots and for no tensor,
     /// [`ErrorKind::OutOfMemory`], and [`ErrorKind::Device`] for a device of another kind.
-    pub fn new(client: Arc<Client>, exporter: Arc<Exporter>, name: &str, specs: &[Spec], slots: usize) -> Result<Self> {
+    pub fn new(
+        client: &Arc<Client>,
+        exporter: &Arc<Exporter>,
+        name: &str,
+        (specs, places): (&[Spec], &[usize]),
+        slots: usize,
+    ) -> Result<Self> {
         let name = checked(name)?;
         if slots < 2 {
             let text = "a version is written while another one is read: publish with 2 slots or more";
@@ -305,9 +332,10 @@ impl Publication {
                 format!("tensors on {device} are not published: publish them from the host or from a CUDA device");
             return Err(Error::new(ErrorKind::Device, text));
         }
-        let free = (0..slots).map(|_| Slot::new(specs).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        let free = (0..slots).map(|_| Slot::new(specs, places).map(Arc::new)).collect::<Result<Vec<_>>>()?;
         let state = State { free, handed: 0, finished: None, settled: 0, version: 0, failed: None, is_closed: false };
         let (state, changed, process) = (Mutex::new(state), Condvar::new(), sync::process());
+        let (client, exporter) = (Arc::downgrade(client), Arc::downgrade(exporter));
         let desk = Arc::new(Desk { state, changed, turn: Mutex::new(()), client, exporter, name, process });
         let attending = Arc::clone(&desk);
         let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(move || attending.attend());
@@ -374,18 +402,33 @@ impl Publication {
     }
 }
 
-impl Drop for Publication {
-    fn drop(&mut self) {
-        if self.desk.check().is_err() {
-            return;
+impl Publication {
+    /// Stops announcing. A call that waits ends with [`ErrorKind::Gone`].
+    pub fn close(&self) {
+        if self.desk.check().is_ok() {
+            self.end();
+            // What is being announced is, when this returns.
+            drop(locked(&self.desk.turn));
         }
+    }
+
+    fn end(&self) {
         let mut state = self.desk.lock();
         state.is_closed = true;
         // A draft is dropped without the lock.
-        let finished = mem::take(&mut state.finished);
+        let finished = state.finished.take();
         drop(state);
         self.desk.changed.notify_all();
         drop(finished);
+    }
+}
+
+impl Drop for Publication {
+    fn drop(&mut self) {
+        // Without waiting: the thread that announces may wait for a lock of the program.
+        if self.desk.check().is_ok() {
+            self.end();
+        }
     }
 }
 
@@ -411,7 +454,7 @@ mod tests {
         }
     }
 
-    fn published(slots: usize) -> Result<(Folder, Names, Arc<Client>, Publication)> {
+    fn published(slots: usize) -> Result<(Folder, Names, (Arc<Client>, Arc<Exporter>), Publication)> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let name = format!("truebridge-published-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let folder = Folder(std::env::temp_dir().join(name));
@@ -422,8 +465,8 @@ mod tests {
         let names = Names::serve(&folder.0.join("names"), Settings::default())?;
         let client = Arc::new(Client::connect(&folder.0.join("names"))?);
         let specs = [(DType::FLOAT32, vec![4], Device::CPU), (DType::UINT8, vec![], Device::CPU)];
-        let publication = Publication::new(Arc::clone(&client), exporter, "weights", &specs, slots)?;
-        Ok((folder, names, client, publication))
+        let publication = Publication::new(&client, &exporter, "weights", (&specs, &[0, 1]), slots)?;
+        Ok((folder, names, (client, exporter), publication))
     }
 
     /// Hands a draft over as one that a device has yet to finish.
@@ -441,7 +484,7 @@ mod tests {
 
     #[test]
     fn a_version_that_is_overtaken_is_left_out() {
-        let (_folder, _names, client, publication) = published(3).unwrap();
+        let (_folder, _names, (client, _exporter), publication) = published(3).unwrap();
         let [older, newer] = [(); 2].map(|()| under_way(&publication));
         assert_eq!(publication.settled(Duration::ZERO).unwrap(), None);
         drop(newer);
@@ -454,7 +497,7 @@ mod tests {
 
     #[test]
     fn a_displaced_version_frees_its_slot_and_a_draft_that_is_dropped_too() {
-        let (_folder, _names, client, publication) = published(2).unwrap();
+        let (_folder, _names, (client, _exporter), publication) = published(2).unwrap();
         let mut last = 0;
         for _ in 1..5 {
             let draft = publication.draft(Duration::ZERO).unwrap();
@@ -475,7 +518,7 @@ mod tests {
 
     #[test]
     fn a_version_that_cannot_be_announced_is_an_error_of_the_next_call() {
-        let (_folder, names, _client, publication) = published(2).unwrap();
+        let (_folder, names, _client_and_exporter, publication) = published(2).unwrap();
         let draft = under_way(&publication);
         drop(names);
         drop(draft);
@@ -486,7 +529,7 @@ mod tests {
 
     #[test]
     fn nothing_is_announced_after_the_end() {
-        let (_folder, _names, client, publication) = published(2).unwrap();
+        let (_folder, _names, (client, _exporter), publication) = published(2).unwrap();
         let draft = under_way(&publication);
         let desk = Arc::clone(&publication.desk);
         drop(publication);
@@ -496,15 +539,42 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_the_connection_ends_what_was_published() {
+        let (_folder, names, (client, exporter), publication) = published(2).unwrap();
+        publication.announce(publication.draft(SOON).unwrap(), None).unwrap();
+        assert_eq!(exporter.held().shares, 1);
+        drop(client);
+        assert_eq!(exporter.held().shares, 0);
+        let draft = publication.draft(SOON).unwrap();
+        assert_eq!(publication.announce(draft, None).unwrap_err().kind(), ErrorKind::Gone);
+        eventually_free(&publication, 2);
+        drop((names, exporter));
+    }
+
+    /// A thread waits for a slot meanwhile.
+    #[test]
+    fn the_end_of_a_publication_ends_its_waits() {
+        let (_folder, _names, _ends, publication) = published(2).unwrap();
+        let drafts = [(); 2].map(|()| publication.draft(Duration::ZERO).unwrap());
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| publication.draft(SOON).map(drop).map_err(|error| error.kind()));
+            std::thread::sleep(Duration::from_millis(20));
+            publication.close();
+            assert_eq!(waiting.join().unwrap(), Err(ErrorKind::Gone));
+        });
+        let [one, _] = drafts;
+        assert_eq!(publication.announce(one, None).unwrap_err().kind(), ErrorKind::Gone);
+    }
+
+    #[test]
     fn what_cannot_be_published_is_refused() {
         assert_eq!(published(1).unwrap_err().kind(), ErrorKind::Argument);
-        let (_folder, _names, client, publication) = published(2).unwrap();
-        let exporter = || Arc::clone(&publication.desk.exporter);
+        let (_folder, _names, (client, exporter), _publication) = published(2).unwrap();
         for (name, device, kind) in
             [("", Device::CPU, ErrorKind::Argument), ("x", Device { kind: DeviceKind(8), index: 0 }, ErrorKind::Device)]
         {
             let specs = [(DType::FLOAT32, vec![4], device)];
-            let refused = Publication::new(Arc::clone(&client), exporter(), name, &specs, 2);
+            let refused = Publication::new(&client, &exporter, name, (&specs, &[0]), 2);
             assert_eq!(refused.unwrap_err().kind(), kind);
         }
     }

@@ -4,11 +4,12 @@ use crate::errors::{argument, into_python, text};
 use crate::frameworks::{AnyAdapter, not_a_capsule, source};
 use crate::processes::{Client, number, seconds};
 use crate::{cross, options, trace};
-use bridge_core::{Adapter, DType, Device, DeviceKind, Error, ErrorKind, Misfit, Pair, Result, Stream};
+use bridge_core::{Adapter, DType, Device, DeviceKind, Error, ErrorKind, Layout, Misfit, Pair, Result, Stream};
 use bridge_ipc::{Draft, Ipc, IpcTensor, Opened, Spec, process};
 use bridge_pyo3::PyTensor;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The adapter for both ends of a version.
@@ -72,12 +73,23 @@ impl Publication {
     ) -> PyResult<Self> {
         let publish = || {
             let (client, name, slots) = (client.client()?, text(name, "a name")?, number(slots, "slots", 2usize)?);
-            let mut specs: Vec<Spec> = Vec::with_capacity(tensors.len());
+            let (mut specs, mut places): (Vec<Spec>, Vec<usize>) = Default::default();
+            let mut met = HashMap::new();
             for (index, (adapter, tensor)) in adapters(&tensors, &paths)?.iter().zip(&tensors).enumerate() {
                 let lent = adapter.export(tensor).map_err(|error| at(error, &paths, index))?;
-                specs.push((lent.dtype(), lent.layout().shape().to_vec(), published_on(lent.device())));
+                let spec = (lent.dtype(), lent.layout().shape().to_vec(), published_on(lent.device()));
+                let strides = lent.layout().strides().to_vec();
+                // Tied weights are one tensor at two places.
+                let place = *met.entry((lent.data(), spec.clone(), strides)).or_insert(specs.len());
+                if place == specs.len() {
+                    specs.push(spec);
+                }
+                places.push(place);
             }
-            py.detach(|| bridge_ipc::Publication::new(client, process::exporter()?, &name, &specs, slots))
+            py.detach(|| {
+                let exporter = process::exporter()?;
+                bridge_ipc::Publication::new(&client, &exporter, &name, (&specs, &places), slots)
+            })
         };
         let publication = publish().map_err(|error| into_python(py, error))?;
         Ok(Self { publication, paths })
@@ -113,6 +125,11 @@ impl Publication {
     fn version(&self) -> u64 {
         self.publication.version()
     }
+
+    /// Ends it. A call that waits for it ends with an error.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.publication.close());
+    }
 }
 
 impl Publication {
@@ -125,6 +142,10 @@ impl Publication {
     ) -> Result<()> {
         let ipc = shared();
         let to: &dyn Adapter<Tensor = IpcTensor> = &ipc;
+        for (index, ((from, tensor), out)) in adapters.iter().zip(tensors).zip(draft.tensors()).enumerate() {
+            let lent = from.export(tensor).map_err(|error| at(error, &self.paths, index))?;
+            same_shape(lent.layout(), out.layout()).map_err(|error| at(error, &self.paths, index))?;
+        }
         let sides = adapters.iter().zip(tensors).zip(draft.tensors());
         let pairs: Vec<_> =
             sides.map(|((from, tensor), out)| Pair { from: &**from as _, tensor, to, out, dtype: None }).collect();
@@ -247,6 +268,10 @@ impl Subscription {
         let Some(sources) = sources.filter(|sources| sources.len() == opened.tensors.len()) else {
             return Err(differ(opened.tensors.len(), out.len()));
         };
+        for (index, (source, (to, out))) in sources.iter().zip(adapters.iter().zip(&out)).enumerate() {
+            let lent = to.export(out).map_err(|error| at(error, &self.paths, index))?;
+            same_shape(source.layout(), lent.layout()).map_err(|error| at(error, &self.paths, index))?;
+        }
         let ipc = shared();
         let from: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         let sides = sources.into_iter().zip(adapters.iter().zip(&out));
@@ -283,6 +308,17 @@ impl Subscription {
             self.matched.call1(py, (tree,)).and_then(|order| order.extract::<Vec<usize>>(py)).map_err(raised)?;
         locked(&self.state).seen = Some((tree.map(Into::into), order.clone()));
         Ok(Some(order))
+    }
+}
+
+/// Refuses to broadcast: a version is what was published, element by element.
+fn same_shape(source: &Layout, target: &Layout) -> Result<()> {
+    match (source.shape(), target.shape()) {
+        (source, target) if source == target => Ok(()),
+        (source, target) => {
+            let text = format!("the source has shape {source:?} and the target {target:?}: pass tensors of one shape");
+            Err(Error::new(ErrorKind::Layout, text))
+        }
     }
 }
 

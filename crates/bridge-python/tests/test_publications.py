@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,11 +121,14 @@ def test_memory_is_used_again(path: str) -> None:
 @pytest.mark.parametrize(
     ("tree", "match"),
     [
-        ({"w": np.zeros((3, 5), np.float32)}, "structure"),
+        ({"w": np.zeros((3, 5), np.float32)}, r"tree\['layers'\]\[0\] is not in the tree"),
+        ({**weights(0), "more": np.zeros(1)}, r"tree\['more'\] is not published"),
+        ({**weights(0), "w": np.zeros((1, 5), np.float32)}, r"tree\['w'\].*shape"),
         ({**weights(0), "w": np.zeros((3, 4), np.float32)}, r"tree\['w'\].*shape"),
         ({**weights(0), "layers": [np.zeros(7), np.zeros((), np.float64)]}, r"tree\['layers'\]\[1\].*float64"),
         ({**weights(0), "w": torch.zeros(3, 5, requires_grad=True)}, r"tree\['w'\].*detach"),
-        (3, "structure"),
+        (3, "is not in the tree"),
+        (np.zeros(3), "is not in the tree"),
     ],
 )
 def test_what_does_not_fit_is_not_published(path: str, tree: Any, match: str) -> None:
@@ -145,6 +149,8 @@ def test_what_does_not_fit_is_not_published(path: str, tree: Any, match: str) ->
         ({"w": np.zeros((3, 5), np.float32)}, r"tree\['layers'\]\[0\] is not to be received"),
         ({**weights(0), "more": np.zeros(1)}, r"tree\['more'\] is not published"),
         ({**weights(0), "w": np.zeros((3, 4), np.float32)}, r"tree\['w'\].*shape"),
+        ({**weights(0), "w": np.zeros((2, 3, 5), np.float32)}, r"tree\['w'\].*shape"),
+        (np.zeros(3), "not to be received"),
         ({**weights(0), "w": np.zeros((3, 5), np.float16)}, r"tree\['w'\].*float16"),
     ],
 )
@@ -155,7 +161,7 @@ def test_what_does_not_fit_is_not_received(path: str, out: Any, match: str) -> N
         with pytest.raises(tb.BridgeError, match=match):
             subscription.refresh()
         assert subscription.version == 0
-        assert not np.any(out["w"])
+        assert not np.any(out["w"] if isinstance(out, dict) else out)
 
 
 def test_the_order_of_keys_does_not_matter(path: str) -> None:
@@ -190,6 +196,104 @@ def test_elements_are_cast_on_their_way(path: str) -> None:
         assert out["count"].tolist() == [0, 1, 2]
         with pytest.raises(tb.BridgeValueError, match="float13"):
             names.subscribe("weights", out=out, dtype="float13")  # type: ignore[arg-type]
+
+
+def test_a_tree_in_another_order_is_the_same_tree(path: str) -> None:
+    """``jax.tree.map`` sorts keys."""
+    with tb.serve(path) as names:
+        publication = names.publish("weights", {"w": np.full(2, 1.0), "b": (np.full(2, 2.0), np.full(2, 3.0)), "s": 1})
+        publication.update({"b": (np.full(2, 20.0), np.full(2, 30.0)), "s": 2, "w": np.full(2, 10.0)})
+        found = names.get("weights", "numpy")
+        assert (found["w"][0], found["b"][0][0], found["b"][1][0], found["s"]) == (10.0, 20.0, 30.0, 2)
+        assert list(found) == ["b", "s", "w"]
+        out = {"s": 0, "w": np.zeros(2), "b": [np.zeros(2), np.zeros(2)]}
+        assert names.subscribe("weights", out=out).refresh() == publication.version
+        assert (out["w"][0], out["b"][0][0], out["b"][1][0]) == (10.0, 20.0, 30.0)
+
+
+def test_tied_weights_are_kept_once(path: str) -> None:
+    def model() -> Any:
+        made = torch.nn.ModuleDict({"in": torch.nn.Embedding(5, 3), "out": torch.nn.Linear(3, 5, bias=False)})
+        made["out"].weight = made["in"].weight
+        return made
+
+    trained, served = model(), model()
+    with tb.serve(path) as names:
+        publication = names.publish("weights", trained.state_dict())
+        assert names.list()["weights"][1] == "2 tensors, 60 bytes"
+        assert names.subscribe("weights", out=served.state_dict()).refresh() == publication.version
+        assert torch.equal(served["out"].weight, trained["in"].weight)
+
+
+def test_readers_of_the_host_see_their_own_writes_alone(path: str) -> None:
+    with tb.serve(path) as names:
+        publication = names.publish("weights", np.zeros(4))
+        mine, other, jax = names.get("weights", "torch"), names.get("weights", "numpy"), np.zeros(4)
+        mine += 100
+        assert other.tolist() == [0, 0, 0, 0]
+        assert names.subscribe("weights", out=jax).refresh() is not None
+        assert jax.tolist() == [0, 0, 0, 0]
+        del mine, other
+        gc.collect()
+        for value in range(1, 4):
+            publication.update(np.full(4, float(value)))
+            assert names.get("weights", "numpy").tolist() == [value] * 4
+
+
+def test_what_a_client_published_ends_with_it(path: str) -> None:
+    with tb.serve(path) as names:
+        files, threads = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        for index in range(20):
+            with tb.connect(path) as client:
+                publication = client.publish(f"n{index}", np.zeros(1000))
+                publication.update()
+            with pytest.raises(tb.BridgeConnectionError, match="closed"):
+                publication.update()
+            del publication
+        wait_until(lambda: not names.list() and processes.held()["shares"] == 0)
+        wait_until(lambda: len(os.listdir("/proc/self/fd")) <= files + 2)
+        wait_until(lambda: len(os.listdir("/proc/self/task")) <= threads + 2)
+
+
+def test_a_process_ends_quietly_whatever_is_open(tmp_path: Path) -> None:
+    program = """
+import sys, numpy as np, truebridge as tb
+names = tb.serve(sys.argv[1])
+publication = names.publish("w", np.zeros(4))
+held = names.get("w", "numpy")
+for close in sys.argv[2:]:
+    {"names": names, "publication": publication}[close].close()
+"""
+    for close in ([], ["names"], ["publication"], ["publication", "names"]):
+        command = [sys.executable, "-c", program, str(tmp_path / "names"), *close]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), close
+
+
+def test_the_end_of_a_publication_ends_an_update_that_waits(path: str) -> None:
+    with tb.serve(path) as names:
+        publication = names.publish("weights", weights(0))
+        held = [names.get("weights", "numpy")]
+        publication.update()
+        held.append(names.get("weights", "numpy"))
+        kinds: list[Any] = []
+
+        def update() -> None:
+            try:
+                publication.update(timeout=60)
+            except tb.BridgeError as error:
+                kinds.append(error.kind)
+
+        thread = threading.Thread(target=update)
+        thread.start()
+        time.sleep(0.2)
+        version = publication.version
+        publication.close()
+        thread.join(10)
+        assert kinds == ["gone"]
+        del held
+        gc.collect()
+        assert names.get_versioned("weights", "numpy")[0] == version
 
 
 def test_what_was_put_can_be_received(path: str) -> None:

@@ -6,7 +6,7 @@ docs/design/ipc.md specifies the text.
 
 import json
 import math
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from .errors import of_kind
 
@@ -66,20 +66,20 @@ def tree_of(text: Optional[str], tensors: List[Any]) -> Any:
 
 
 def paths(text: Optional[str]) -> List[str]:
-    """Return the path to each tensor of the tree that a text describes, in their order; none for a tensor by itself."""
-    found = []  # type: List[str]
+    """Return the path to each tensor of the tree that a text describes, by its number; none for a tensor by itself."""
+    found = {}  # type: Dict[int, str]
     try:
         if text is not None:
             _walk(json.loads(text), "tree", found)
-    except (ValueError, TypeError, RecursionError) as error:
+        return [found[number] for number in range(len(found))]
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise of_kind("protocol", _UNKNOWN) from error
-    return found
 
 
-def _walk(tree: Any, path: str, found: List[str]) -> None:
+def _walk(tree: Any, path: str, found: Dict[int, str]) -> None:
     kind, value = tree
     if kind == "x":
-        found.append(path)
+        found[value] = path
     elif kind in ("l", "t"):
         for index, item in enumerate(value):
             _walk(item, "{}[{}]".format(path, index), found)

@@ -13,7 +13,7 @@ A trainer publishes its weights, and an inference server subscribes to them::
     subscription.refresh()  # between two batches: copies the newest version, if there is one
 
 Each version is written into memory that nobody reads, and announced when the device has finished it. So a reader gets a
-whole version, also if the trainer is killed in the middle of the next one. No process waits for work of another.
+whole version, also if the trainer is killed in the middle of the next one. No device waits for another process.
 """
 
 from __future__ import annotations
@@ -44,6 +44,38 @@ def _key(description: Any) -> bytes | None:
         return marshal.dumps(description, 2)
     except ValueError:
         return None
+
+
+def _matched(mine: list[str], theirs: list[str], sides: tuple[str, str]) -> list[int]:
+    """Return where each of my paths is among theirs. ``sides`` say what paths are not that one side lacks."""
+    # A tensor by itself has no path.
+    if not mine and not theirs:
+        return [0]
+    found = {path: index for index, path in enumerate(theirs)}
+    for one, other, side in ((mine, found, sides[0]), (theirs, set(mine), sides[1])):
+        for path in one:
+            if path not in other:
+                raise of_kind("argument", f"{path} is not {side}: pass trees of the same structure")
+    if not (mine and theirs):
+        raise of_kind("argument", "one of the two is a tensor by itself: pass trees of the same structure")
+    return [found[path] for path in mine]
+
+
+def _numbered(description: Any, order: list[int]) -> Any:
+    """Return the description of a tree whose tensors are put into another order."""
+    numbers = {index: number for number, index in enumerate(order)}
+
+    def renumbered(tree: Any) -> Any:
+        kind, value = tree
+        if kind == "x":
+            return [kind, numbers[value]]
+        if kind in ("l", "t"):
+            return [kind, [renumbered(item) for item in value]]
+        if kind == "d":
+            return [kind, [[key, renumbered(item)] for key, item in value]]
+        return tree
+
+    return renumbered(description)
 
 
 class Publication:
@@ -85,9 +117,10 @@ class Publication:
     def __init__(self, client: Client, name: str, tree: Any, slots: int) -> None:
         """Allocate memory for the versions, and publish the first."""
         tensors, text = shareable(tree)
-        self._tree, self._paths = tree, paths(text)
-        #: What tells the last tree from others, and its text.
-        self._seen: tuple[bytes | None, str | None] = None, text
+        # It ends with its connection.
+        self._client, self._tree, self._paths = client, tree, paths(text)
+        #: What tells the last tree from others, its text, and its tensors in the order of the first tree.
+        self._seen: tuple[bytes | None, str | None, list[int]] = None, text, []
         self._publication: _core.Publication | None = _core.Publication(
             client._client, name, tensors, self._paths, slots
         )
@@ -117,12 +150,13 @@ class Publication:
         publication = self._open()
         tensors, description = described(self._tree if tree is None else tree)
         key = _key(description)
-        if key is None or key != self._seen[0]:
-            text = text_of(description)
-            if len(tensors) != len(self._paths or [None]) or paths(text) != self._paths:
-                raise of_kind("argument", "the tree has another structure than the published one: publish it anew")
-            self._seen = key, text
-        publication.update(tensors, self._seen[1], timeout)
+        # One look: another thread may replace it.
+        seen, text, order = self._seen
+        if key is None or key != seen:
+            order = _matched(self._paths, paths(text_of(description)), ("in the tree", "published"))
+            text = text_of(_numbered(description, order))
+            self._seen = key, text, order
+        publication.update([tensors[index] for index in order], text, timeout)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until every version is announced, and return the newest.
@@ -159,6 +193,8 @@ class Publication:
 
     def close(self) -> None:
         """End the publication. What the device has yet to finish is not announced."""
+        if self._publication is not None:
+            self._publication.close()
         self._publication = None
         self._tree = None
 
@@ -218,12 +254,7 @@ class Subscription:
         mine = paths(tree)
 
         def matched(text: str | None) -> list[int]:
-            theirs = {path: index for index, path in enumerate(paths(text))}
-            for one, other, side in ((mine, theirs, "published"), (theirs, set(mine), "to be received")):
-                for path in one:
-                    if path not in other:
-                        raise of_kind("argument", f"{path} is not {side}: pass trees of the same structure")
-            return [theirs[path] for path in mine]
+            return _matched(mine, paths(text), ("published", "to be received"))
 
         self._client, self._name = client, name
         self._subscription = _core.Subscription(client._client, name, tensors, tree, mine, matched, dtype)
