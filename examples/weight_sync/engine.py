@@ -10,6 +10,7 @@ import argparse
 import os
 
 import torch
+
 import truebridge as tb
 
 

@@ -37,9 +37,7 @@ class Program:
         command = [sys.executable, HERE / f"{self.name}.py", *map(str, self.arguments), *more]
         environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true", **os.environ}
         environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         threading.Thread(target=self._read, args=[process], daemon=True).start()
         return process
 

@@ -454,7 +454,10 @@ mod tests {
         }
     }
 
-    fn published(slots: usize) -> Result<(Folder, Names, (Arc<Client>, Arc<Exporter>), Publication)> {
+    /// A connection to the names, and the part of the process that shares.
+    type Ends = (Arc<Client>, Arc<Exporter>);
+
+    fn published(slots: usize) -> Result<(Folder, Names, Ends, Publication)> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let name = format!("truebridge-published-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let folder = Folder(std::env::temp_dir().join(name));

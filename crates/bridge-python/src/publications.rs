@@ -4,9 +4,9 @@ use crate::errors::{argument, into_python, text};
 use crate::frameworks::{AnyAdapter, not_a_capsule, source};
 use crate::processes::{Client, number, seconds};
 use crate::{cross, options, trace};
-use bridge_core::{Adapter, DType, Device, DeviceKind, Error, ErrorKind, Layout, Misfit, Pair, Result, Stream};
+use bridge_core::{Adapter, DType, Device, DeviceKind, Error, ErrorKind, Misfit, Pair, Result, Stream};
 use bridge_ipc::{Draft, Ipc, IpcTensor, Opened, Spec, process};
-use bridge_pyo3::PyTensor;
+use bridge_pyo3::{PyAdapter, PyTensor};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use std::collections::HashMap;
@@ -143,8 +143,7 @@ impl Publication {
         let ipc = shared();
         let to: &dyn Adapter<Tensor = IpcTensor> = &ipc;
         for (index, ((from, tensor), out)) in adapters.iter().zip(tensors).zip(draft.tensors()).enumerate() {
-            let lent = from.export(tensor).map_err(|error| at(error, &self.paths, index))?;
-            same_shape(lent.layout(), out.layout()).map_err(|error| at(error, &self.paths, index))?;
+            same_shape(from, tensor, out).map_err(|error| at(error, &self.paths, index))?;
         }
         let sides = adapters.iter().zip(tensors).zip(draft.tensors());
         let pairs: Vec<_> =
@@ -269,8 +268,7 @@ impl Subscription {
             return Err(differ(opened.tensors.len(), out.len()));
         };
         for (index, (source, (to, out))) in sources.iter().zip(adapters.iter().zip(&out)).enumerate() {
-            let lent = to.export(out).map_err(|error| at(error, &self.paths, index))?;
-            same_shape(source.layout(), lent.layout()).map_err(|error| at(error, &self.paths, index))?;
+            same_shape(to, out, source).map_err(|error| at(error, &self.paths, index))?;
         }
         let ipc = shared();
         let from: &dyn Adapter<Tensor = IpcTensor> = &ipc;
@@ -312,11 +310,13 @@ impl Subscription {
 }
 
 /// Refuses to broadcast: a version is what was published, element by element.
-fn same_shape(source: &Layout, target: &Layout) -> Result<()> {
-    match (source.shape(), target.shape()) {
-        (source, target) if source == target => Ok(()),
-        (source, target) => {
-            let text = format!("the source has shape {source:?} and the target {target:?}: pass tensors of one shape");
+fn same_shape<'py>(adapter: &AnyAdapter<'py>, tensor: &PyTensor<'py>, version: &IpcTensor) -> Result<()> {
+    // A borrow costs less than an export, which says what is wrong where there is none.
+    let Ok(borrowed) = adapter.borrow(tensor) else { return adapter.export(tensor).map(drop) };
+    match (borrowed.layout().shape(), version.layout().shape()) {
+        (shape, other) if shape == other => Ok(()),
+        (shape, other) => {
+            let text = format!("the tensor has shape {shape:?} and the version {other:?}: pass tensors of one shape");
             Err(Error::new(ErrorKind::Layout, text))
         }
     }

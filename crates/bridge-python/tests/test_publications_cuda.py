@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
+
 import truebridge as tb
 from truebridge import processes
 from truebridge_conformance.others import Other, wait_until
@@ -115,9 +116,7 @@ def test_a_graph_reads_whole_versions(path: str) -> None:
             with torch.cuda.graph(graph):
                 low.copy_(torch.stack([x.amin() for x in out]))
                 high.copy_(torch.stack([x.amax() for x in out]))
-            trainer.begin(
-                "for step in range(200): [x.fill_(step) for x in tree]; publication.update()\n"
-            )
+            trainer.begin("for step in range(200): [x.fill_(step) for x in tree]; publication.update()\n")
             seen, until = set(), time.monotonic() + 60
             while 199.0 not in seen and time.monotonic() < until:
                 subscription.refresh()

@@ -82,10 +82,10 @@ def _walk(tree: Any, path: str, found: Dict[int, str]) -> None:
         found[value] = path
     elif kind in ("l", "t"):
         for index, item in enumerate(value):
-            _walk(item, "{}[{}]".format(path, index), found)
+            _walk(item, f"{path}[{index}]", found)
     elif kind == "d":
         for key, item in value:
-            _walk(item, "{}[{!r}]".format(path, key), found)
+            _walk(item, f"{path}[{key!r}]", found)
 
 
 def _described(x: Any, leaves: List[Any], depth: int) -> Any:

@@ -173,8 +173,8 @@ class Client:
         tree : tensor or tree
             As ``share`` takes it. It is the first version, and what each ``update`` copies.
         slots : int, optional
-            How many versions there is memory for, each as large as the tensors: one that others read, and those that are
-            being written. With 2 an ``update`` waits while the device has yet to finish the one before.
+            How many versions there is memory for, each as large as the tensors: one that others read, and those that
+            are being written. With 2 an ``update`` waits while the device has yet to finish the one before.
 
         Returns
         -------
@@ -202,8 +202,8 @@ class Client:
         out : tensor or tree
             Tensors as ``copy`` takes them for its ``out``, in a tree with the structure of what is published.
         dtype : str, optional
-            As for ``copy``: the dtype to which elements are cast on their way, such as ``"bfloat16"`` for an engine whose
-            trainer has float32.
+            As for ``copy``: the dtype to which elements are cast on their way, such as ``"bfloat16"`` for an engine
+            whose trainer has float32.
 
         Returns
         -------

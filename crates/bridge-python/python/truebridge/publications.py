@@ -38,7 +38,7 @@ _SLICE = 0.2
 
 
 def _key(description: Any) -> bytes | None:
-    """Return what tells the description of a tree from others, as its text does, but faster; ``None`` if nothing does."""
+    """Return what tells the description of a tree from others, faster than its text; ``None`` if nothing does."""
     try:
         # Version 2 has no references to earlier objects, which would depend on more than the values.
         return marshal.dumps(description, 2)
@@ -81,8 +81,8 @@ def _numbered(description: Any, order: list[int]) -> Any:
 class Publication:
     """Versions of tensors under a name, as ``Client.publish`` returns it.
 
-    ``close``, or the end of a ``with`` block, ends it. Its newest version stays until the client is closed, or until the
-    name is removed.
+    ``close``, or the end of a ``with`` block, ends it. Its newest version stays until the client is closed, or until
+    the name is removed.
 
     Parameters
     ----------
@@ -135,8 +135,8 @@ class Publication:
         Parameters
         ----------
         tree : tensor or tree, optional
-            What to copy: a tree with the structure, the shapes and the dtypes of the first one. Numbers and texts beside
-            the tensors may be others. The default is the first one itself, whose tensors have changed in place.
+            What to copy: a tree with the structure, the shapes and the dtypes of the first one. Numbers and texts
+            beside the tensors may be others. The default is the first one itself, whose tensors have changed in place.
         timeout : float, optional
             Seconds to wait for memory that nobody reads.
 
@@ -144,8 +144,8 @@ class Publication:
         ------
         BridgeError
             ``busy`` if no memory became free in that time: other processes have old versions open, or the device has
-            yet to finish earlier ones. As for ``copy``, with the path to the tensor. ``gone`` if the process that serves
-            names has ended, which may have been noticed after an earlier call.
+            yet to finish earlier ones. As for ``copy``, with the path to the tensor. ``gone`` if the process that
+            serves names has ended, which may have been noticed after an earlier call.
         """
         publication = self._open()
         tensors, description = described(self._tree if tree is None else tree)
