@@ -29,6 +29,7 @@ MODULES = [
     "jax",
     "names",
     "processes",
+    "publications",
     "ray",
     "tensorflow",
     "tensorflow1",

@@ -190,7 +190,7 @@ class Client:
         """
         from .publications import Publication
 
-        return Publication(self, name, tree, slots)
+        return Publication(self._client, name, tree, slots)
 
     def subscribe(self, name: str, *, out: Any, dtype: CastTo | None = None) -> Subscription:
         """Receive the newest version of a name in tensors that exist, such as the weights of a model that serves.
@@ -219,7 +219,7 @@ class Client:
         """
         from .publications import Subscription
 
-        return Subscription(self, name, out, dtype)
+        return Subscription(self._client, self.watch, name, out, dtype)
 
     def list(self) -> dict[str, tuple[int, str]]:
         """Return all names.
@@ -310,6 +310,26 @@ class Client:
         A cancelled call ends only when it is done, so that it cannot follow a later one: its version may be stored.
         """
         return await _in_thread(self.put, name, x, keep=keep, writing=writing, whole=True)
+
+    async def publish_async(self, name: str, tree: Any, *, slots: int = 2) -> Publication:
+        """Publish tensors that change, without blocking the event loop.
+
+        Parameters
+        ----------
+        name, tree, slots
+            As for ``publish``.
+
+        Returns
+        -------
+        Publication
+            As of ``publish``.
+
+        Raises
+        ------
+        BridgeError
+            As for ``publish``.
+        """
+        return await _in_thread(self.publish, name, tree, slots=slots, whole=True)
 
     async def get_async(
         self, name: str, target: Target, *, version: int | None = None, copy: bool | None = None

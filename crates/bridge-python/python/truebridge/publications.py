@@ -26,10 +26,10 @@ from ._trees import described, paths, shareable, text_of
 from .errors import of_kind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from ._core import CastTo
-    from .names import Client
 
 __all__ = ["Publication", "Subscription"]
 
@@ -86,8 +86,8 @@ class Publication:
 
     Parameters
     ----------
-    client : Client
-        The connection to the names.
+    client : object
+        The connection to the names, as ``Client`` has it.
     name : str
         The name.
     tree : tensor or tree
@@ -114,23 +114,21 @@ class Publication:
     array([1., 1., 1.])
     """
 
-    def __init__(self, client: Client, name: str, tree: Any, slots: int) -> None:
+    def __init__(self, client: _core.Client, name: str, tree: Any, slots: int) -> None:
         """Allocate memory for the versions, and publish the first."""
         tensors, text = shareable(tree)
         # It ends with its connection.
         self._client, self._tree, self._paths = client, tree, paths(text)
         #: What tells the last tree from others, its text, and its tensors in the order of the first tree.
         self._seen: tuple[bytes | None, str | None, list[int]] = None, text, []
-        self._publication: _core.Publication | None = _core.Publication(
-            client._client, name, tensors, self._paths, slots
-        )
+        self._publication: _core.Publication | None = _core.Publication(client, name, tensors, self._paths, slots)
         self._publication.update(tensors, text, 0.0)
 
     def update(self, tree: Any = None, *, timeout: float = 10.0) -> None:
         """Publish a version: copy the tensors as they are in their streams now, and announce them once that is done.
 
-        Returns before the device has copied. Work that is enqueued later may change the tensors at once: their streams
-        wait for the copy.
+        The host does not wait for the copy. Work that is enqueued later may change the tensors at once: their streams
+        wait for it.
 
         Parameters
         ----------
@@ -219,13 +217,15 @@ class Subscription:
 
     Parameters
     ----------
-    client : Client
-        The connection to the names.
+    client : object
+        The connection to the names, as ``Client`` has it.
+    watch : function
+        ``Client.watch``.
     name : str
         The name.
     out : tensor or tree
         As for ``Client.subscribe``.
-    dtype : str, optional
+    dtype : str or None
         As for ``Client.subscribe``.
 
     Raises
@@ -248,7 +248,9 @@ class Subscription:
     tensor([1., 1., 1.])
     """
 
-    def __init__(self, client: Client, name: str, out: Any, dtype: CastTo | None = None) -> None:
+    def __init__(
+        self, client: _core.Client, watch: Callable[..., Iterator[int]], name: str, out: Any, dtype: CastTo | None
+    ) -> None:
         """Keep the tensors that receive versions. Nothing is copied yet."""
         tensors, tree = shareable(out)
         mine = paths(tree)
@@ -256,8 +258,8 @@ class Subscription:
         def matched(text: str | None) -> list[int]:
             return _matched(mine, paths(text), ("published", "to be received"))
 
-        self._client, self._name = client, name
-        self._subscription = _core.Subscription(client._client, name, tensors, tree, mine, matched, dtype)
+        self._watch, self._name = watch, name
+        self._subscription = _core.Subscription(client, name, tensors, tree, mine, matched, dtype)
 
     def refresh(self) -> int | None:
         """Copy the newest version into the tensors, if there is one that was not copied yet.
@@ -297,7 +299,7 @@ class Subscription:
         BridgeError
             As for ``refresh``.
         """
-        for _ in self._client.watch(self._name, after=self.version, timeout=timeout):
+        for _ in self._watch(self._name, after=self.version, timeout=timeout):
             if (version := self.refresh()) is not None:
                 return version
         return None
