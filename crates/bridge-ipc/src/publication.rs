@@ -400,9 +400,7 @@ impl Publication {
     pub fn name(&self) -> &str {
         &self.desk.name
     }
-}
 
-impl Publication {
     /// Stops announcing. A call that waits ends with [`ErrorKind::Gone`].
     pub fn close(&self) {
         if self.desk.check().is_ok() {

@@ -11,20 +11,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
+import killed
 import truebridge as tb
 from truebridge import processes
 from truebridge_conformance.others import Other, wait_until
 
 torch: Any = pytest.importorskip("torch")
-
-#: Processes that are killed in a test, and the seed of the times.
-KILLS, SEED = (int(os.environ.get(f"TRUEBRIDGE_{name}", usual)) for name, usual in (("KILLS", 6), ("SEED", 7)))
 
 
 @pytest.fixture(autouse=True)
@@ -395,40 +392,10 @@ while True:
 """
 
 
-def started(program: str, path: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
-    return process
-
-
 def test_either_side_may_be_killed_at_any_time(path: str) -> None:
-    random = Random(SEED)
     out = [np.full(1 << 18, -1, np.float32) for _ in range(4)]
-    with tb.serve(path) as names:
-        subscription = names.subscribe("weights", out=out)
-        sides = {"trainer": started(TRAINER, path), "engine": started(ENGINE, path)}
-        try:
-            for _ in range(KILLS):
-                until, versions = time.monotonic() + random.uniform(0.05, 0.3), 0
-                while time.monotonic() < until or versions == 0:
-                    assert time.monotonic() < until + 60, "no version arrives"
-                    if subscription.refresh() is not None:
-                        versions += 1
-                        assert all((x == out[0][0]).all() for x in out), "torn"
-                victim = random.choice(["trainer", "engine"])
-                for name, process in sides.items():
-                    assert process.poll() is None, f"the {name} has stopped"
-                sides[victim].kill()
-                sides[victim].wait()
-                subscription.refresh()
-                sides[victim] = started(TRAINER if victim == "trainer" else ENGINE, path)
-        finally:
-            for process in sides.values():
-                process.kill()
-                process.wait()
-        wait_until(lambda: not names.list())
-        assert subscription.refresh() is None
+    programs = {"trainer": TRAINER, "engine": ENGINE}
+    killed.at_random(path, programs, out, lambda: all((x == out[0][0]).all() for x in out))
 
 
 def test_another_process_receives(path: str) -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 
+import killed
 import truebridge as tb
 from truebridge import processes
-from truebridge_conformance.others import Other, wait_until
+from truebridge_conformance.others import Other
 
 torch: Any = pytest.importorskip("torch")
 
@@ -25,8 +22,6 @@ if not torch.cuda.is_available():
 
 #: Cycles of the device's clock: some hundred milliseconds.
 DELAY = 200_000_000
-
-KILLS, SEED = (int(os.environ.get(f"TRUEBRIDGE_{name}", usual)) for name, usual in (("KILLS", 6), ("SEED", 7)))
 
 
 @pytest.fixture(autouse=True)
@@ -176,39 +171,11 @@ while True:
 """
 
 
-def started(program: str, path: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
-    return process
-
-
 def test_either_side_may_be_killed_at_any_time(path: str) -> None:
-    random = Random(SEED)
     out = [torch.full((8 << 20,), -1.0, device="cuda") for _ in range(4)]
-    with tb.serve(path) as names:
-        subscription = names.subscribe("weights", out=out)
-        sides = {"trainer": started(TRAINER, path), "engine": started(ENGINE, path)}
-        try:
-            for _ in range(KILLS):
-                until, versions = time.monotonic() + random.uniform(0.05, 0.3), 0
-                while time.monotonic() < until or versions == 0:
-                    assert time.monotonic() < until + 60, "no version arrives"
-                    if subscription.refresh() is not None:
-                        versions += 1
-                        ends = torch.stack([x.amin() for x in out] + [x.amax() for x in out])
-                        assert ends.unique().numel() == 1, f"torn: {ends.tolist()}"
-                victim = random.choice(["trainer", "engine"])
-                for name, process in sides.items():
-                    assert process.poll() is None, f"the {name} has stopped"
-                sides[victim].kill()
-                sides[victim].wait()
-                subscription.refresh()
-                sides[victim] = started(TRAINER if victim == "trainer" else ENGINE, path)
-        finally:
-            for process in sides.values():
-                process.kill()
-                process.wait()
-        wait_until(lambda: not names.list())
-        assert subscription.refresh() is None
-        torch.cuda.synchronize()
+
+    def is_whole() -> bool:
+        return bool(torch.stack([x.amin() for x in out] + [x.amax() for x in out]).unique().numel() == 1)
+
+    killed.at_random(path, {"trainer": TRAINER, "engine": ENGINE}, out, is_whole)
+    torch.cuda.synchronize()
