@@ -10,7 +10,7 @@ use bridge_pyo3::{PyAdapter, PyTensor};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The adapter for both ends of a version.
 fn shared() -> Ipc {
@@ -159,7 +159,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Tensors that receive the newest version of a name.
 #[pyclass(frozen, module = "truebridge")]
 pub(crate) struct Subscription {
-    client: Arc<bridge_ipc::Client>,
+    /// Closing the connection ends what was put by it, whoever receives by it.
+    client: Weak<bridge_ipc::Client>,
     name: String,
     out: Vec<Py<PyAny>>,
     tree: Option<String>,
@@ -211,7 +212,7 @@ impl Subscription {
             Ok((client, name, dtype, streams))
         };
         let (client, name, dtype, streams) = subscribe().map_err(|error| into_python(py, error))?;
-        let out = out.into_iter().map(Bound::unbind).collect();
+        let (client, out) = (Arc::downgrade(&client), out.into_iter().map(Bound::unbind).collect());
         Ok(Self { client, name, out, tree, paths, streams, matched, dtype, state: Mutex::default() })
     }
 
@@ -242,9 +243,11 @@ impl Subscription {
 impl Subscription {
     /// Opens the newest version, if there is one that was not copied yet and whose process still lives.
     fn newest(&self) -> Result<Option<(u64, Opened)>> {
+        let closed = || Error::new(ErrorKind::Gone, "the connection is closed: connect and subscribe again");
+        let client = self.client.upgrade().ok_or_else(closed)?;
         let mut missed = None;
         loop {
-            let Some((version, ticket)) = self.client.newest(&self.name)? else { return Ok(None) };
+            let Some((version, ticket)) = client.newest(&self.name)? else { return Ok(None) };
             if version == locked(&self.state).version || missed == Some(version) {
                 return Ok(None);
             }

@@ -263,6 +263,25 @@ def test_what_a_client_published_ends_with_it(path: str) -> None:
         wait_until(lambda: open_files()[0] <= files + 8 and open_files()[1] <= threads + 1)
 
 
+def test_a_subscription_keeps_no_connection(path: str) -> None:
+    with tb.serve(path) as names:
+        client = tb.connect(path)
+        client.put("mine", np.zeros(3))
+        subscription = client.subscribe("mine", out=np.zeros(3))
+        assert subscription.refresh() is not None
+        client.close()
+        wait_until(lambda: not names.list())
+        with pytest.raises(tb.BridgeConnectionError, match="closed"):
+            subscription.refresh()
+        # The connection lives as long as the subscription where nobody closes it.
+        names.put("theirs", np.ones(3))
+        out = np.zeros(3)
+        subscription = tb.connect(path).subscribe("theirs", out=out)
+        gc.collect()
+        assert subscription.refresh() is not None
+        assert out.tolist() == [1, 1, 1]
+
+
 def test_a_process_ends_quietly_whatever_is_open(tmp_path: Path) -> None:
     program = """
 import sys, numpy as np, truebridge as tb
