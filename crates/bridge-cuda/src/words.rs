@@ -32,7 +32,7 @@ pub trait Words: Send + Sync {
     /// [`register`](Self::register) has registered it for this device, and no work uses it any more.
     unsafe fn unregister(&self, device: Device, start: usize);
 
-    /// Writes a value to a word after all work now in the stream, whose writes are seen by whoever sees the value.
+    /// Writes a value to a word after all work now in the stream. A reader of the value sees what that work wrote.
     ///
     /// # Safety
     ///

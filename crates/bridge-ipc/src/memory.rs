@@ -152,7 +152,7 @@ fn copied(file: &OwnedFd) -> Result<OwnedFd> {
 pub(crate) fn open(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<Arc<Mapping>> {
     let written = match writing {
         Writing::Shared => SealFlags::empty(),
-        // The version of a publication, whose process writes to it when nobody has it open.
+        // The version of a publication, whose process writes to it when no process has it open.
         Writing::Private => SealFlags::WRITE | SealFlags::FUTURE_WRITE,
         Writing::Never => SealFlags::WRITE,
     };

@@ -21,9 +21,10 @@ pub type Spec = (DType, Vec<i64>, Device);
 /// How long the ticket of a version can be opened: the name ends its share before.
 const LISTED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// Versions of the same tensors under a name. Each is written into memory that no process reads, a *slot*, and announced
-/// when the device has finished it: whoever opens the name sees a whole version, also if this process is killed at any
-/// time. A version that a newer one has displaced keeps its slot until all who have it open have dropped it.
+/// Versions of the same tensors under a name. Each is written into memory that no process reads, a *slot*, and
+/// announced when the device has finished it: a process that opens the name sees a whole version, also if this process
+/// is killed at any time. A version that a newer one has displaced keeps its slot until every process that has it open
+/// has dropped it.
 ///
 /// Nothing here waits for the device. [`draft`](Self::draft) waits where no slot is free.
 ///
@@ -41,9 +42,9 @@ struct Desk {
     changed: Condvar,
     /// Locked by the thread that announces: the newest version is announced last.
     turn: Mutex<()>,
-    /// The connection may be closed meanwhile, which ends what was put.
+    /// Weak: the program closes the connection, which ends what was put.
     client: Weak<Client>,
-    /// It keeps the shares, and these the desk.
+    /// Weak: the exporter keeps the shares, and these keep the desk.
     exporter: Weak<Exporter>,
     name: String,
     process: u32,
@@ -79,7 +80,7 @@ struct Slot {
 }
 
 /// A version that is being written. If it is dropped before it is announced, it was never there.
-#[must_use = "announce it, or nobody sees it"]
+#[must_use = "no process sees it before it is announced"]
 pub struct Draft {
     /// `None` in the drop, which makes the slot free.
     slot: Option<Arc<Slot>>,
@@ -94,11 +95,6 @@ impl Draft {
     /// Returns the tensors to fill, as many and of the shapes as the publication was made for. Fill all of them.
     pub fn tensors(&self) -> &[IpcTensor] {
         self.slot.as_ref().map_or(&[], |slot| &slot.tensors)
-    }
-
-    fn with(mut self, tree: Option<String>) -> Self {
-        self.tree = tree;
-        self
     }
 }
 
@@ -142,8 +138,8 @@ impl Desk {
         client.put_share(&exporter, &self.name, &ticket, 1)
     }
 
-    /// Announces the version with this number, unless a newer one was. Returns the newest. `is_later` keeps an error for
-    /// the next call.
+    /// Announces the version with this number, unless a newer one was announced. Returns the newest. `is_later` keeps
+    /// an error for the next call.
     fn announce(&self, number: u64, draft: Draft, is_later: bool) -> Result<u64> {
         let _turn = locked(&self.turn);
         let state = self.lock();
@@ -221,7 +217,7 @@ fn closed() -> Error {
     Error::new(ErrorKind::Gone, "the publication is closed: publish anew")
 }
 
-/// A version that devices have yet to finish. The drop, when the last of them has, hands it to the thread that announces.
+/// A version that devices have yet to finish. When the last of them has, the drop hands it to the thread that announces.
 struct Finishing(Option<(u64, Draft)>);
 
 impl Drop for Finishing {
@@ -367,9 +363,9 @@ impl Publication {
     /// # Errors
     ///
     /// Those of [`Client::put_share`] for memory of the host. For a device, the next call returns them.
-    pub fn announce(&self, draft: Draft, tree: Option<String>) -> Result<Option<u64>> {
+    pub fn announce(&self, mut draft: Draft, tree: Option<String>) -> Result<Option<u64>> {
         self.desk.check()?;
-        let draft = draft.with(tree);
+        draft.tree = tree;
         let streams = draft.slot.as_ref().map_or(Ok(Vec::new()), |slot| slot.streams())?;
         let mut state = self.desk.lock();
         state.handed += 1;
@@ -394,11 +390,6 @@ impl Publication {
     /// Returns the newest version that was announced; 0 before the first, and in a forked process.
     pub fn version(&self) -> u64 {
         if self.desk.check().is_ok() { self.desk.lock().version } else { 0 }
-    }
-
-    /// Returns the name.
-    pub fn name(&self) -> &str {
-        &self.desk.name
     }
 
     /// Stops announcing. A call that waits ends with [`ErrorKind::Gone`].

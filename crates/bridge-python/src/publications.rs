@@ -95,21 +95,21 @@ impl Publication {
         Ok(Self { publication, paths })
     }
 
-    /// Copies tensors into memory that no process reads, and announces them when the device has finished, as the tree that
-    /// `tree` describes.
+    /// Copies tensors into memory that no process reads, and announces them when the device has finished. `tree` is the
+    /// text that describes them.
     fn update<'py>(
         &self,
         py: Python<'py>,
         tensors: Vec<PyTensor<'py>>,
         tree: Option<String>,
         time: &Bound<'py, PyAny>,
-    ) -> PyResult<Option<u64>> {
+    ) -> PyResult<()> {
         let update = |call: Option<&trace::Call>| {
             let time = seconds(time)?;
             let adapters = adapters(&tensors, &self.paths)?;
             let draft = py.detach(|| self.publication.draft(time))?;
             self.fill(call, &adapters, &tensors, &draft)?;
-            py.detach(|| self.publication.announce(draft, tree))
+            py.detach(|| self.publication.announce(draft, tree)).map(drop)
         };
         trace::call("copy", "ipc", update).map_err(|error| into_python(py, error))
     }
@@ -159,7 +159,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Tensors that receive the newest version of a name.
 #[pyclass(frozen, module = "truebridge")]
 pub(crate) struct Subscription {
-    /// Closing the connection ends what was put by it, whoever receives by it.
+    /// Weak: the program closes the connection, which ends what was put by it.
     client: Weak<bridge_ipc::Client>,
     name: String,
     out: Vec<Py<PyAny>>,

@@ -528,7 +528,7 @@ while tb.processes.held()["leases"]:
 
 
 @pytest.mark.parametrize("role", ["sharer", "reader"])
-def test_a_process_that_is_killed_with_work_under_way_holds_nobody_up(role: str) -> None:
+def test_a_process_that_is_killed_with_work_under_way_does_not_hold_up_the_other(role: str) -> None:
     command = [sys.executable, "-c", SURVIVOR, PENDING, role, str(2 * KILLS), str(SEED)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120 + 20 * KILLS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

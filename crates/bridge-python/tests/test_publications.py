@@ -273,7 +273,7 @@ def test_a_subscription_keeps_no_connection(path: str) -> None:
         wait_until(lambda: not names.list())
         with pytest.raises(tb.BridgeConnectionError, match="closed"):
             subscription.refresh()
-        # The connection lives as long as the subscription where nobody closes it.
+        # A connection that is not closed lives as long as its subscription.
         names.put("theirs", np.ones(3))
         out = np.zeros(3)
         subscription = tb.connect(path).subscribe("theirs", out=out)

@@ -168,9 +168,8 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Keeps the tensors until the work that is now in these streams has run, and drops them then, on any thread. The
-    /// process that shares them gets them back when nobody here reads them, so that none of its work waits for this
-    /// process.
+    /// Keeps the tensors until the work that is now in these streams has run, and drops them then, on any thread. So the
+    /// process that shares them gets them back when this one has read them, and its device waits for no work of this one.
     pub fn keep_for(self, streams: &[(Device, Stream)]) {
         device::drop_after(streams, Arc::new(self.tensors));
     }

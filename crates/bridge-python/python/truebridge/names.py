@@ -163,8 +163,8 @@ class Client:
     def publish(self, name: str, tree: Any, *, slots: int = 2) -> Publication:
         """Publish tensors that change, such as the weights of a model in training.
 
-        Each version is a copy in memory of its own, which is used again when nobody has the version open any more. Any
-        process can ``get`` a version or ``subscribe`` to the newest.
+        Each version is a copy in memory of its own, which is used again when no process has the version open any more.
+        Any process can ``get`` a version or ``subscribe`` to the newest.
 
         Parameters
         ----------
@@ -173,8 +173,8 @@ class Client:
         tree : tensor or tree
             As ``share`` takes it. It is the first version, and what each ``update`` copies.
         slots : int, optional
-            How many versions there is memory for, each as large as the tensors: one that others read, and those that
-            are being written. With 2 an ``update`` waits while the device has yet to finish the one before.
+            How many versions there is memory for, each as large as the tensors: one to read, the others to write. With
+            2 an ``update`` waits while the device has yet to finish the one before.
 
         Returns
         -------

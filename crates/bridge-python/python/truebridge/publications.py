@@ -12,8 +12,8 @@ A trainer publishes its weights, and an inference server subscribes to them::
     ...
     subscription.refresh()  # between two batches: copies the newest version, if there is one
 
-Each version is written into memory that nobody reads, and announced when the device has finished it. So a reader gets a
-whole version, also if the trainer is killed in the middle of the next one. No device waits for another process.
+Each version is written into memory that no process reads, and announced when the device has finished it. So a reader
+gets a whole version, also if the trainer is killed in the middle of the next one. No device waits for another process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _key(description: Any) -> bytes | None:
 
 
 def _matched(mine: list[str], theirs: list[str], sides: tuple[str, str]) -> list[int]:
-    """Return where each of my paths is among theirs. ``sides`` say what paths are not that one side lacks."""
+    """Return where each of my paths is among theirs. ``sides`` complete the errors for a path that one side lacks."""
     # A tensor by itself has no path.
     if not mine and not theirs:
         return [0]
@@ -136,7 +136,7 @@ class Publication:
             What to copy: a tree with the structure, the shapes and the dtypes of the first one. Numbers and texts
             beside the tensors may be others. The default is the first one itself, whose tensors have changed in place.
         timeout : float, optional
-            Seconds to wait for memory that nobody reads.
+            Seconds to wait for memory that no process reads.
 
         Raises
         ------
