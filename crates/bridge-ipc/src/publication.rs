@@ -487,6 +487,21 @@ mod tests {
         assert_eq!(client.newest("weights").unwrap().map(|(newest, _)| newest), Some(version), "only one was put");
     }
 
+    /// As above, while the thread announces another one.
+    #[test]
+    fn a_version_that_waits_to_be_announced_is_not_replaced_by_an_older_one() {
+        let (_folder, _names, _ends, publication) = published(4).unwrap();
+        let [first, older, newer] = [(); 3].map(|()| under_way(&publication));
+        let turn = locked(&publication.desk.turn);
+        drop(first);
+        publication.desk.wait(SOON, |state| state.finished.is_none().then_some(())).unwrap();
+        drop(newer);
+        drop(older);
+        drop(turn);
+        assert!(publication.settled(SOON).unwrap().is_some(), "the newest is announced");
+        eventually_free(&publication, 3);
+    }
+
     #[test]
     fn a_displaced_version_frees_its_slot_and_a_draft_that_is_dropped_too() {
         let (_folder, _names, (client, _exporter), publication) = published(2).unwrap();
