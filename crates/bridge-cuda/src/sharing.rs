@@ -136,8 +136,12 @@ pub trait Sharing: Send + Sync {
     /// Makes a stream that the default streams do not wait for. It lives as long as the process.
     fn stream(&self, device: Device) -> Result<Stream>;
 
-    /// Allocates memory that leaves the process by a handle.
+    /// Allocates memory that leaves the process by a handle, and ends with it.
     fn allocate_sharable(&self, device: Device, nbytes: usize) -> Result<usize>;
+
+    /// Allocates memory that leaves the process by descriptors, and lives as long as one of them or a mapping, in any
+    /// process. [`close`](Self::close) ends the mapping of this one.
+    fn allocate_outliving(&self, device: Device, nbytes: usize) -> Result<Opened>;
 
     /// Frees it.
     ///
@@ -286,6 +290,12 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
     fn allocate_sharable(&self, device: Device, nbytes: usize) -> Result<usize> {
         let _entered = self.enter(device)?;
         self.relaxed(|| self.driver().allocate_plain(nbytes))
+    }
+
+    fn allocate_outliving(&self, device: Device, nbytes: usize) -> Result<Opened> {
+        let _entered = self.enter(device)?;
+        let file = self.relaxed(|| self.driver().create_file(device.index, nbytes))?;
+        self.open(device, &Way::Files(vec![file]))
     }
 
     unsafe fn free_sharable(&self, device: Device, address: usize) {

@@ -190,13 +190,14 @@ struct Retired {
 enum Then {
     Leave(Arc<Slot>),
     Free(usize),
+    Unmap(Option<Opened>),
     /// What needed it is dropped.
     Drop(#[expect(dead_code, reason = "kept until it is dropped")] Arc<dyn Any + Send + Sync>),
 }
 
 impl Drop for Retired {
     fn drop(&mut self) {
-        match &self.then {
+        match &mut self.then {
             Then::Leave(slot) => {
                 if slot.leave() {
                     close_later(Arc::clone(slot));
@@ -207,6 +208,10 @@ impl Drop for Retired {
                 // SAFETY: `allocate_sharable` has returned it. The work on it has run: the ordering drops this after
                 // that work.
                 unsafe { driver.free_sharable(self.device, *address) };
+            }
+            Then::Unmap(mapped) => {
+                let (device, mapped) = (self.device, mapped.take());
+                later(move || mapped.into_iter().for_each(|mapped| close(device, mapped)));
             }
             Then::Drop(_) => (),
         }
@@ -251,16 +256,17 @@ fn called(segment: &Segment, name: &Name) -> Vec<u8> {
     }
 }
 
-/// Closes memory of a device that a [`Slot`] gives out.
+/// Closes memory of a device that a [`Slot`] or [`DeviceMemory`] gives out.
 fn close(device: Device, opened: Opened) {
     let (Ok(driver), Ok(lane)) = (sharing(), lane(device, Role::Opens)) else { return };
     // SAFETY: a slot gives out what it opened once, and only when it has no use. `DeviceMapping::drop` ends a use when
-    // the work on the memory has run, or for memory of a pool when it is in this stream.
+    // the work on the memory has run, or for memory of a pool when it is in this stream; `DeviceMemory::drop` likewise.
     unsafe { driver.close(device, opened, lane.stream) };
 }
 
-/// Opens a segment on a device, with its descriptors. What is open already is not mapped again.
-pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>]) -> Result<DeviceMapping> {
+/// Opens a segment on a device, with its descriptors. What is open already is not mapped again, nor is what this process
+/// shares, unless it is `kept`: then it may outlive the share.
+pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>], kept: bool) -> Result<DeviceMapping> {
     let (name, nbytes) = (name_of(segment)?, segment.nbytes().ok_or_else(|| broken("lengths are no memory"))?);
     let (way, uuid) = match segment {
         Segment::Handle { device, handle, .. } => (Way::Handle(handle.0), device),
@@ -275,7 +281,7 @@ pub(crate) fn open(segment: &Segment, files: &[Arc<OwnedFd>]) -> Result<DeviceMa
         Segment::File { .. } => return Err(broken("a file in memory is no memory of a device")),
     };
     let (device, own) = (device_of(uuid)?, OWN.lock().get(&name).map(|(range, _)| range.clone()));
-    let mapping = match own {
+    let mapping = match own.filter(|_| !kept) {
         Some(bytes) => DeviceMapping { device, bytes, slot: None },
         None => mapping(device, called(segment, &name), &name, &way)?,
     };
@@ -297,17 +303,25 @@ fn copies(files: &[Arc<OwnedFd>]) -> Result<Vec<OwnedFd>> {
     })
 }
 
-/// Memory of a device that this process has allocated to share copies. It is freed after the work in the stream for
-/// what is shared.
+/// Memory of a device that this process has allocated to share. It is freed after the work in the stream for what is
+/// shared.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
     device: Device,
     address: usize,
+    /// The mapping of memory that may outlive this process.
+    mapped: Option<Opened>,
 }
 
 impl DeviceMemory {
-    pub(crate) fn new(device: Device, nbytes: usize) -> Result<Self> {
-        Ok(Self { device, address: sharing()?.allocate_sharable(device, nbytes)? })
+    /// Allocates memory, which a descriptor of it keeps beyond the end of this process if it `outlives`.
+    pub(crate) fn new(device: Device, nbytes: usize, outlives: bool) -> Result<Self> {
+        let driver = sharing()?;
+        if outlives {
+            let mapped = driver.allocate_outliving(device, nbytes)?;
+            return Ok(Self { device, address: mapped.range.start, mapped: Some(mapped) });
+        }
+        Ok(Self { device, address: driver.allocate_sharable(device, nbytes)?, mapped: None })
     }
 
     pub(crate) fn address(&self) -> usize {
@@ -322,7 +336,8 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let Ok(lane) = lane(self.device, Role::Lends) else { return };
-        let freeing = Retired { device: self.device, then: Then::Free(self.address) };
+        let then = self.mapped.take().map_or(Then::Free(self.address), |mapped| Then::Unmap(Some(mapped)));
+        let freeing = Retired { device: self.device, then };
         ordering().retire(self.device, lane.stream, Box::new(freeing));
     }
 }

@@ -82,7 +82,7 @@ pub use exporter::{Exporter, Held};
 pub use importer::{Opened, check, is_leasing, open};
 pub use line::while_waiting;
 pub use memory::Writing;
-pub use names::{Client, Listed, Names, Watch, check_name};
+pub use names::{About, Client, LISTED, Listed, Names, Watch, check_name};
 pub use parcel::{Parcel, Road, road};
 pub use publication::{Draft, Publication, Spec};
 pub use settings::{Limits, Settings};

@@ -150,6 +150,16 @@ fn copied(file: &OwnedFd) -> Result<OwnedFd> {
 /// [`ErrorKind::Protocol`] for a file that is shorter than `nbytes` or may become so, because the system kills a
 /// process that reads past its end, and for one that may change although its writes are not shared.
 pub(crate) fn open(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<Arc<Mapping>> {
+    check(file, nbytes, writing)?;
+    match writing {
+        Writing::Private => map(file, nbytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE).map(Arc::new),
+        Writing::Never => map(file, nbytes, ProtFlags::READ, MapFlags::SHARED).map(Arc::new),
+        Writing::Shared => shared(file, nbytes),
+    }
+}
+
+/// Refuses memory as [`open`] does, without mapping it.
+pub(crate) fn check(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<()> {
     let written = match writing {
         Writing::Shared => SealFlags::empty(),
         // The version of a publication, whose process writes to it when no process has it open.
@@ -163,11 +173,7 @@ pub(crate) fn open(file: &OwnedFd, nbytes: usize, writing: Writing) -> Result<Ar
         let text = "the other process sent memory that is too short or not sealed: it does not speak this protocol";
         return Err(Error::new(ErrorKind::Protocol, text));
     }
-    match writing {
-        Writing::Private => map(file, nbytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE).map(Arc::new),
-        Writing::Never => map(file, nbytes, ProtFlags::READ, MapFlags::SHARED).map(Arc::new),
-        Writing::Shared => shared(file, nbytes),
-    }
+    Ok(())
 }
 
 /// Returns the mapping of memory that all may write to, which is made if there is none.

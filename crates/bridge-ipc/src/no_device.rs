@@ -95,14 +95,14 @@ impl DeviceMapping {
     }
 }
 
-pub(crate) fn open(_: &Segment, _: &[Arc<OwnedFd>]) -> Result<DeviceMapping> {
+pub(crate) fn open(_: &Segment, _: &[Arc<OwnedFd>], _: bool) -> Result<DeviceMapping> {
     missing()
 }
 
 pub(crate) struct DeviceMemory(Infallible);
 
 impl DeviceMemory {
-    pub(crate) fn new(_: Device, _: usize) -> Result<Self> {
+    pub(crate) fn new(_: Device, _: usize, _: bool) -> Result<Self> {
         missing()
     }
 

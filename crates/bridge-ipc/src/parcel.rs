@@ -3,6 +3,7 @@
 use crate::device::{self, Lending};
 use crate::exporter::{Exporter, Kept};
 use crate::importer::{self, Import};
+use crate::line::{SLICE, goes_on};
 use crate::memory::{self, Writing};
 use crate::tensor::{Arena, Ipc, IpcTensor};
 use crate::ticket::Ticket;
@@ -14,8 +15,10 @@ use bridge_core::{
 use rustix::fd::OwnedFd;
 use serde::Serialize;
 use std::any::Any;
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 /// The most bytes of the description of a tree.
@@ -31,6 +34,8 @@ const MAX_TENSORS: usize = 1 << 16;
 #[must_use = "nothing is shared before share is called"]
 pub struct Parcel {
     writing: Option<Writing>,
+    /// Whether a keeper is to keep the memory beyond the end of this process.
+    outlives: bool,
     segments: Vec<Part>,
     tensors: Vec<Described>,
     transfers: Vec<Transfer>,
@@ -122,12 +127,37 @@ impl Parcel {
         ordering: &Arc<dyn Ordering>,
         options: &Options,
     ) -> Result<Self> {
+        Self::packed(tensors, (writing, false), ordering, options)
+    }
+
+    /// Packs tensors for a keeper ([`Names::keep`](crate::Names::keep)), which keeps them beyond the end of this
+    /// process: by copies, but for tensors in memory of a keeper.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`of`](Self::of).
+    pub fn outliving<F>(
+        tensors: &[(&dyn Adapter<Tensor = F>, &F)],
+        writing: Option<Writing>,
+        ordering: &Arc<dyn Ordering>,
+        options: &Options,
+    ) -> Result<Self> {
+        Self::packed(tensors, (writing, true), ordering, options)
+    }
+
+    fn packed<F>(
+        tensors: &[(&dyn Adapter<Tensor = F>, &F)],
+        (writing, outlives): (Option<Writing>, bool),
+        ordering: &Arc<dyn Ordering>,
+        options: &Options,
+    ) -> Result<Self> {
         if tensors.len() > MAX_TENSORS {
             let text = format!("a ticket has at most {MAX_TENSORS} tensors: share them in parts");
             return Err(Error::new(ErrorKind::Argument, text));
         }
         let mut parcel = Self {
             writing,
+            outlives,
             segments: Vec::new(),
             tensors: Vec::new(),
             transfers: Vec::new(),
@@ -185,6 +215,7 @@ impl Parcel {
             let there = match in_place {
                 true => match self.foreign(&lent) {
                     Some(found) => Some(found),
+                    None if self.outlives => None,
                     None => self.lendable(&lent, &lent.layout().hull(lent.data(), None)?)?,
                 },
                 false => None,
@@ -250,7 +281,7 @@ impl Parcel {
     /// Returns the segment of another process that the tensor lies in, and where it begins, if it can be taken in
     /// place.
     fn foreign(&mut self, lent: &Lent) -> Option<(usize, usize)> {
-        let (import, number) = importer::containing(lent)?;
+        let (import, number) = importer::containing(lent).filter(|(import, _)| import.is_kept() || !self.outlives)?;
         let open = import.segment(number);
         // Only this process sees what it has written to a private mapping.
         let as_is = match (open.segment.writing(), self.asked_of(open.device())) {
@@ -289,7 +320,7 @@ impl Parcel {
         if in_streams {
             self.check_writing()?;
         }
-        let arena = Arc::new(Arena::new(device, room)?);
+        let arena = Arc::new(Arena::new(device, room, self.outlives)?);
         let (part, start) = match in_streams {
             true => {
                 let lending = lending_of(&arena)?;
@@ -349,9 +380,34 @@ impl Parcel {
             segments.push(segment);
             files.extend(own);
         }
-        let content = Content { segments, tensors: self.tensors.into(), points: Vec::new(), tree };
-        let kept = Kept { content, files, streams: self.streams, is_finished: false, _owners: self.owners };
+        let content = Content { segments, tensors: self.tensors.into(), points: Vec::new(), tree, kept: false };
+        let kept = match self.outlives {
+            true => Kept::finished(content, files, Box::new(self.owners)),
+            false => Kept {
+                content,
+                files,
+                streams: self.streams,
+                is_finished: false,
+                outside: Arc::default(),
+                _owners: self.owners,
+            },
+        };
         exporter.share(kept, self.bytes, &about, time)
+    }
+
+    /// Waits until the work on the tensors has run. A parcel for a keeper is shared after that: a keeper waits for no
+    /// device.
+    ///
+    /// # Errors
+    ///
+    /// Those of the program ([`while_waiting`](crate::while_waiting)).
+    pub fn wait(&self) -> Result<()> {
+        let (running, finished) = mpsc::channel::<Infallible>();
+        device::drop_after(&self.streams, Arc::new(running));
+        while finished.recv_timeout(SLICE) == Err(RecvTimeoutError::Timeout) {
+            goes_on()?;
+        }
+        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use crate::device::{self, Role};
 use crate::exporter::{Exporter, Kept};
 use crate::line::{SLICE, goes_on};
 use crate::memory::{self, Writing};
-use crate::names::{Client, checked};
+use crate::names::{Client, LISTED, checked};
 use crate::parcel::{described, lending_of};
 use crate::sync::{self, Condvar, Mutex, MutexGuard, locked, now, thread};
 use crate::tensor::{Arena, Ipc, IpcTensor};
@@ -12,14 +12,12 @@ use crate::wire::{Content, Segment};
 use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Layout, Order, Result, Stream};
 use rustix::fd::OwnedFd;
 use std::any::Any;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 /// What a tensor of a publication is: its dtype, its shape, and the device that it is on.
 pub type Spec = (DType, Vec<i64>, Device);
-
-/// How long the ticket of a version can be opened: the name ends its share before.
-const LISTED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// Versions of the same tensors under a name. Each is written into memory that no process reads, a *slot*, and
 /// announced when the device has finished it: a process that opens the name sees a whole version, also if this process
@@ -47,7 +45,16 @@ struct Desk {
     /// Weak: the exporter keeps the shares, and these keep the desk.
     exporter: Weak<Exporter>,
     name: String,
+    what: What,
     process: u32,
+}
+
+/// What is published.
+struct What {
+    specs: Vec<Spec>,
+    places: Vec<usize>,
+    /// Whether a keeper passes the versions on.
+    outlives: bool,
 }
 
 bridge_core::debug_fields!(impl[] Desk: name);
@@ -55,6 +62,8 @@ bridge_core::debug_fields!(impl[] Desk: name);
 struct State {
     /// The slots that no version needs.
     free: Vec<Arc<Slot>>,
+    /// How many slots were given up: a keeper has ended that had passed them on, so other processes may still read them.
+    lost: usize,
     /// Counts the versions that were to be announced.
     handed: u64,
     /// The newest of them that the devices have finished, and that is to be announced.
@@ -86,6 +95,8 @@ pub struct Draft {
     slot: Option<Arc<Slot>>,
     /// Text for the processes that open the version, which describes its tree.
     tree: Option<String>,
+    /// How many keepers have it.
+    outside: Arc<AtomicUsize>,
     desk: Arc<Desk>,
 }
 
@@ -102,7 +113,21 @@ impl Drop for Draft {
     fn drop(&mut self) {
         // The lock of a forked process may be held for ever.
         if self.desk.check().is_ok() {
-            self.desk.lock().free.extend(self.slot.take());
+            let slot = self.slot.take();
+            let mut state = self.desk.lock();
+            // Memory is freed without the lock.
+            let given_up = match self.outside.load(Relaxed) {
+                0 => {
+                    state.free.extend(slot);
+                    None
+                }
+                _ => {
+                    state.lost += 1;
+                    slot
+                }
+            };
+            drop(state);
+            drop(given_up);
             self.desk.changed.notify_all();
         }
     }
@@ -132,8 +157,9 @@ impl Desk {
             return Err(Error::new(ErrorKind::Gone, "the connection to the names is closed: connect and publish anew"));
         };
         let content = Content { tree: draft.tree.clone(), ..slot.content.clone() };
-        let (files, streams) = (slot.files.clone(), slot.streams()?);
-        let kept = Kept { content, files, streams, is_finished: true, _owners: vec![Box::new(draft)] };
+        let (files, outside) = (slot.files.clone(), Arc::clone(&draft.outside));
+        let streams = if self.what.outlives { Vec::new() } else { slot.streams()? };
+        let kept = Kept { content, files, streams, is_finished: true, outside, _owners: vec![Box::new(draft)] };
         let ticket = exporter.share(kept, slot.on_host, &slot.about, LISTED)?;
         client.put_share(&exporter, &self.name, &ticket, 1)
     }
@@ -239,11 +265,11 @@ impl Drop for Finishing {
 
 impl Slot {
     /// Allocates memory for compact tensors, one piece for each device.
-    fn new(specs: &[Spec], places: &[usize]) -> Result<Self> {
+    fn new(What { specs, places, outlives }: &What) -> Result<Self> {
         let mut devices: Vec<Device> = specs.iter().map(|(_, _, device)| *device).collect();
         devices.sort_unstable_by_key(|device| (device.kind.0, device.index));
         devices.dedup();
-        let content = Content { segments: Vec::new(), tensors: [].into(), points: Vec::new(), tree: None };
+        let content = Content { segments: Vec::new(), tensors: [].into(), points: Vec::new(), tree: None, kept: false };
         let in_streams = devices.iter().copied().filter(|device| device::in_streams(*device)).collect();
         let (tensors, files, owners) = (Vec::new(), Vec::new(), Vec::new());
         let mut slot = Self { tensors, content, files, on_host: 0, devices: in_streams, about: String::new(), owners };
@@ -256,7 +282,7 @@ impl Slot {
                 room = room.saturating_add(Arena::room_for(device, bytes));
                 nbytes = nbytes.saturating_add(bytes);
             }
-            let arena = Arc::new(Arena::new(device, room)?);
+            let arena = Arc::new(Arena::new(device, room, *outlives)?);
             let (segment, start) = slot.segment(&arena)?;
             let adapter = Ipc::into(arena);
             for (index, (dtype, shape, _)) in of_device() {
@@ -328,11 +354,13 @@ impl Publication {
                 format!("tensors on {device} are not published: publish them from the host or from a CUDA device");
             return Err(Error::new(ErrorKind::Device, text));
         }
-        let free = (0..slots).map(|_| Slot::new(specs, places).map(Arc::new)).collect::<Result<Vec<_>>>()?;
-        let state = State { free, handed: 0, finished: None, settled: 0, version: 0, failed: None, is_closed: false };
+        let what = What { specs: specs.into(), places: places.into(), outlives: client.keeps()? };
+        let free = (0..slots).map(|_| Slot::new(&what).map(Arc::new)).collect::<Result<Vec<_>>>()?;
+        let (lost, handed, settled) = (0, 0, 0);
+        let state = State { free, lost, handed, finished: None, settled, version: 0, failed: None, is_closed: false };
         let (state, changed, process) = (Mutex::new(state), Condvar::new(), sync::process());
         let (client, exporter) = (Arc::downgrade(client), Arc::downgrade(exporter));
-        let desk = Arc::new(Desk { state, changed, turn: Mutex::new(()), client, exporter, name, process });
+        let desk = Arc::new(Desk { state, changed, turn: Mutex::new(()), client, exporter, name, what, process });
         let attending = Arc::clone(&desk);
         let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(move || attending.attend());
         thread.map_err(|error| {
@@ -350,11 +378,24 @@ impl Publication {
     /// has yet to finish earlier ones. [`ErrorKind::Gone`] in a forked process. The error with which an earlier version
     /// was not announced.
     pub fn draft(&self, time: Duration) -> Result<Draft> {
-        let slot = self.desk.wait(time, |state| state.free.pop())?.ok_or_else(|| {
+        let found = |state: &mut State| match (state.free.pop(), state.lost.checked_sub(1)) {
+            (None, Some(lost)) => {
+                state.lost = lost;
+                Some(None)
+            }
+            (slot, _) => slot.map(Some),
+        };
+        let found = self.desk.wait(time, found)?.ok_or_else(|| {
             let text = "other processes have old versions open, or the device has yet to finish earlier ones: drop old versions, or publish with more slots";
             Error::new(ErrorKind::Busy, text)
         })?;
-        Ok(Draft { slot: Some(slot), tree: None, desk: Arc::clone(&self.desk) })
+        // Without memory, the slot stays lost: the next draft tries again.
+        let again = |error| {
+            self.desk.lock().lost += 1;
+            error
+        };
+        let slot = found.map_or_else(|| Slot::new(&self.desk.what).map(Arc::new).map_err(again), Ok)?;
+        Ok(Draft { slot: Some(slot), tree: None, outside: Arc::default(), desk: Arc::clone(&self.desk) })
     }
 
     /// Announces a version when the devices have finished it; in memory of the host at once, and then its number is

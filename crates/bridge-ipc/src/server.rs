@@ -452,7 +452,7 @@ mod tests {
     }
 
     fn question() -> Vec<u8> {
-        frame(1, &Request::Open { share: 1, token: Token::random().unwrap() })
+        frame(1, &Request::Open { share: 1, token: Token::random().unwrap(), keeps: false })
     }
 
     #[test]

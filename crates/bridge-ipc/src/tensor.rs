@@ -215,7 +215,7 @@ impl Adapter for Ipc {
             // A copy of an opened tensor, if the consumer allocates no memory.
             None if device::in_streams(device) => {
                 // A driver does not allocate 0 bytes.
-                let memory = DeviceMemory::new(device, layout.nbytes().max(1))?;
+                let memory = DeviceMemory::new(device, layout.nbytes().max(1), false)?;
                 (memory.address(), Arc::new(memory))
             }
             _ => return Err(Error::new(ErrorKind::CopyNeeded, "memory to share is taken by a parcel")),
@@ -238,10 +238,11 @@ enum Bytes {
 }
 
 impl Arena {
-    /// Allocates memory on a device for tensors of these sizes in bytes, each rounded up by [`Arena::room_for`].
-    pub(crate) fn new(device: Device, nbytes: usize) -> Result<Self> {
+    /// Allocates memory on a device for tensors of these sizes in bytes, each rounded up by [`Arena::room_for`]. If it
+    /// `outlives` this process, a keeper can take it over; memory of the host always can be.
+    pub(crate) fn new(device: Device, nbytes: usize, outlives: bool) -> Result<Self> {
         let bytes = match device::in_streams(device) {
-            true => Bytes::Device(DeviceMemory::new(device, nbytes)?, nbytes),
+            true => Bytes::Device(DeviceMemory::new(device, nbytes, outlives)?, nbytes),
             false => memory::create(nbytes).map(|(file, mapping)| Bytes::Host(file, mapping))?,
         };
         Ok(Self { bytes, used: Mutex::new(0) })

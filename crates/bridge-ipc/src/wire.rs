@@ -34,8 +34,13 @@ pub(crate) const MAX_FILES: usize = 253;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
-    /// Asks for a lease on a share.
-    Open { share: u64, token: Token },
+    /// Asks for a lease on a share. A keeper passes the memory on to other processes, which may use it after its end.
+    Open {
+        share: u64,
+        token: Token,
+        #[serde(default, skip_serializing_if = "is_not")]
+        keeps: bool,
+    },
     /// Returns a lease, after these points. There is no answer.
     Return {
         lease: u64,
@@ -110,6 +115,14 @@ pub(crate) enum Why {
     Version,
     /// The driver failed there.
     Failed,
+    /// A keeper has no room for more bytes.
+    Full,
+    /// The memory ends with its process, so that a keeper cannot keep it.
+    Unkept,
+}
+
+pub(crate) fn is_not(flag: &bool) -> bool {
+    !flag
 }
 
 /// What a share holds.
@@ -124,6 +137,9 @@ pub(crate) struct Content {
     /// The tree of the tensors, as the process that made the share describes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tree: Option<String>,
+    /// Whether a keeper shares it: descriptors keep its memory, also after the end of that process.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub(crate) kept: bool,
 }
 
 impl Content {
@@ -210,7 +226,6 @@ impl Segment {
     }
 
     /// Returns its length in bytes; `None` for lengths that no memory has.
-    #[cfg(feature = "cuda")]
     pub(crate) fn nbytes(&self) -> Option<usize> {
         match self {
             Self::File { nbytes, .. } | Self::Handle { nbytes, .. } | Self::Pool { nbytes, .. } => Some(*nbytes),
@@ -218,6 +233,11 @@ impl Segment {
                 parts.iter().try_fold(0usize, |sum, (nbytes, _)| sum.checked_add(*nbytes)).filter(|sum| *sum > 0)
             }
         }
+    }
+
+    /// Returns whether descriptors keep its memory: it needs no process.
+    pub(crate) fn outlives(&self) -> bool {
+        matches!(self, Self::File { .. } | Self::Files { .. })
     }
 
     /// Returns how many descriptors come with it.
@@ -326,7 +346,13 @@ mod tests {
         let segments = vec![Segment::File { nbytes: 128, writing: Writing::Private }];
         Answer::Opened {
             lease: 1,
-            content: Content { segments, tensors: tensors.into(), points: Vec::new(), tree: Some("[0,1]".into()) },
+            content: Content {
+                segments,
+                tensors: tensors.into(),
+                points: Vec::new(),
+                tree: Some("[0,1]".into()),
+                kept: false,
+            },
         }
     }
 
@@ -336,7 +362,8 @@ mod tests {
         let event = vec![Point::Event { device: Hex([1; 16]), event: Hex([0x2f; 64]) }];
         let points = |word| vec![Point::Word { device: Hex([1; 16]), word, value: 12 }];
         let requests = [
-            Request::Open { share: 7, token: token() },
+            Request::Open { share: 7, token: token(), keeps: false },
+            Request::Open { share: 7, token: token(), keeps: true },
             returned(1),
             Request::Return { lease: 1, points: points(3) },
             Request::Return { lease: 1, points: event.clone() },
@@ -364,12 +391,14 @@ mod tests {
                 writing: Writing::Shared,
             },
         ];
-        let on_a_device = Content { segments, tensors: Arc::default(), points: points(2), tree: None };
+        let on_a_device = Content { segments, tensors: Arc::default(), points: points(2), tree: None, kept: false };
         let by_events = Content { segments: Vec::new(), points: event, ..on_a_device.clone() };
+        let kept = Content { points: Vec::new(), kept: true, ..by_events.clone() };
         let answers = [
             opened(),
             Answer::Opened { lease: 2, content: on_a_device },
             Answer::Opened { lease: 3, content: by_events },
+            Answer::Opened { lease: 4, content: kept },
             Answer::Refused { why: Why::Unknown },
             Answer::Refused { why: Why::Denied },
             Answer::Revoked { share: 7 },

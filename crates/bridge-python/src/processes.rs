@@ -318,9 +318,6 @@ pub(crate) fn ipc_check_name(name: &Bound<'_, PyAny>, keep: &Bound<'_, PyAny>) -
     check().map_err(|error| into_python(name.py(), error))
 }
 
-/// How long tickets under names can be opened: the connection ends their shares before.
-const LISTED: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-
 /// A connection to the process that serves names.
 #[pyclass(frozen, module = "truebridge")]
 pub(crate) struct Client(Mutex<Option<Arc<bridge_ipc::Client>>>);

@@ -77,6 +77,11 @@ impl SharingDriver for Fake {
         file.map(OwnedFd::from).map_err(|_| Failure { call: "cuMemExportToShareableHandle", code: 1 })
     }
 
+    fn create_file(&self, _: i32, nbytes: usize) -> Outcome<(OwnedFd, usize)> {
+        self.state().outcome("cuMemCreate")?;
+        self.file_of(0).map(|file| (file, nbytes.next_multiple_of(0x1000)))
+    }
+
     fn map_files(&self, _: i32, files: &[(OwnedFd, usize)]) -> Outcome<usize> {
         let mut state = self.state();
         state.outcome("cuMemMap")?;

@@ -28,7 +28,21 @@ struct AccessOf {
     access: c_uint,
 }
 
-const _: () = assert!(size_of::<AccessOf>() == 12 && size_of::<RawHandle>() == HANDLE);
+/// `CUmemAllocationProp`: what kind of memory is allocated, where, and how it leaves the process.
+#[repr(C)]
+#[derive(Default)]
+struct Property {
+    /// `CU_MEM_ALLOCATION_TYPE_PINNED`
+    kind: c_uint,
+    handle_types: c_uint,
+    /// `CU_MEM_LOCATION_TYPE_DEVICE`
+    location: c_uint,
+    ordinal: c_int,
+    /// Metadata of Windows, and flags.
+    unused: [u64; 2],
+}
+
+const _: () = assert!(size_of::<AccessOf>() == 12 && size_of::<RawHandle>() == HANDLE && size_of::<Property>() == 32);
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
 const FILE_DESCRIPTOR: c_uint = 1;
@@ -67,6 +81,8 @@ functions! {
     cuMemExportToShareableHandle(*mut c_void, CUmemGenericAllocationHandle, c_uint, c_ulonglong);
     cuMemImportFromShareableHandle(*mut CUmemGenericAllocationHandle, *mut c_void, c_uint);
     cuMemRelease(CUmemGenericAllocationHandle);
+    cuMemGetAllocationGranularity(*mut usize, *const Property, c_uint);
+    cuMemCreate(*mut CUmemGenericAllocationHandle, usize, *const Property, c_ulonglong);
     cuMemAddressReserve(*mut CUdeviceptr, usize, usize, CUdeviceptr, c_ulonglong);
     cuMemAddressFree(CUdeviceptr, usize);
     cuMemMap(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, c_ulonglong);
@@ -98,6 +114,23 @@ impl Cuda {
         let code =
             unsafe { (functions.cuPointerGetAttribute)((&raw mut value).cast(), number, address as CUdeviceptr) };
         (code == 0).then_some(value)
+    }
+
+    /// Returns a descriptor of an allocation, and drops its handle.
+    ///
+    /// # Safety
+    ///
+    /// The handle is the caller's, who does not use it any more.
+    unsafe fn into_file(&self, allocation: CUmemGenericAllocationHandle) -> Outcome<OwnedFd> {
+        let (functions, mut descriptor): (_, c_int) = (self.sharing("cuMemExportToShareableHandle")?, -1);
+        // SAFETY: the output is of the type of a descriptor, which is the caller's once it was exported. The handle is
+        // valid, by the caller's promise.
+        unsafe {
+            let output = (&raw mut descriptor).cast();
+            let exported = call!(in functions, cuMemExportToShareableHandle(output, allocation, FILE_DESCRIPTOR, 0));
+            let released = call!(in functions, cuMemRelease(allocation));
+            exported.map(|()| OwnedFd::from_raw_fd(descriptor)).and_then(|file| released.map(|()| file))
+        }
     }
 
     /// Maps one part at an address that was reserved, and drops the handle of its allocation: the mapping keeps it.
@@ -171,16 +204,24 @@ impl SharingDriver for Cuda {
     }
 
     fn file_of(&self, address: usize) -> Outcome<OwnedFd> {
-        let functions = self.sharing("cuMemRetainAllocationHandle")?;
-        let (mut allocation, mut descriptor): (_, c_int) = (0, -1);
-        // SAFETY: the outputs are writable, the second of the type of a descriptor; an address without an allocation is
-        // an error. A descriptor that was exported is the caller's.
+        let (functions, mut allocation) = (self.sharing("cuMemRetainAllocationHandle")?, 0);
+        // SAFETY: the output is writable; an address without an allocation is an error. The handle is given up once.
         unsafe {
             call!(in functions, cuMemRetainAllocationHandle(&mut allocation, with_exposed_provenance_mut(address)))?;
-            let output = (&raw mut descriptor).cast();
-            let exported = call!(in functions, cuMemExportToShareableHandle(output, allocation, FILE_DESCRIPTOR, 0));
-            let released = call!(in functions, cuMemRelease(allocation));
-            exported.map(|()| OwnedFd::from_raw_fd(descriptor)).and_then(|file| released.map(|()| file))
+            self.into_file(allocation)
+        }
+    }
+
+    fn create_file(&self, ordinal: i32, nbytes: usize) -> Outcome<(OwnedFd, usize)> {
+        let functions = self.sharing("cuMemCreate")?;
+        let property = Property { kind: 1, handle_types: FILE_DESCRIPTOR, location: 1, ordinal, ..Property::default() };
+        let (mut allocation, mut unit) = (0, 0);
+        // SAFETY: the outputs are writable, and the property describes memory of a device. The handle is given up once.
+        unsafe {
+            call!(in functions, cuMemGetAllocationGranularity(&mut unit, &property, 0))?;
+            let nbytes = nbytes.max(1).checked_next_multiple_of(unit.max(1)).unwrap_or(usize::MAX);
+            call!(in functions, cuMemCreate(&mut allocation, nbytes, &property, 0))?;
+            self.into_file(allocation).map(|file| (file, nbytes))
         }
     }
 

@@ -18,6 +18,7 @@ use serve::Clerk;
 use std::any::Any;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 /// The most bytes of an answer around a content.
@@ -32,7 +33,18 @@ pub(crate) struct Kept {
     pub(crate) streams: Vec<(Device, Stream)>,
     /// Whether the work on the elements has run: a process that opens them does not wait for those streams.
     pub(crate) is_finished: bool,
+    /// The leases of keepers that were not returned. A keeper that has ended returns none, and other processes may still
+    /// use the memory.
+    pub(crate) outside: Arc<AtomicUsize>,
     pub(crate) _owners: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+impl Kept {
+    /// Returns a content that no work of this process on a device has to be waited for.
+    pub(crate) fn finished(content: Content, files: Vec<Arc<OwnedFd>>, owner: Box<dyn Any + Send + Sync>) -> Self {
+        let (streams, outside) = (Vec::new(), Arc::default());
+        Self { content, files, streams, is_finished: true, outside, _owners: vec![owner] }
+    }
 }
 
 /// The part of a process that shares tensors with other processes: a socket, and a thread that answers.

@@ -4,11 +4,12 @@ use super::{Desk, Kept};
 use crate::device::{Orders, Role};
 use crate::server::{Letter, Peer, Service};
 use crate::sync::{locked, now};
-use crate::wire::{Answer, Content, Request, UNASKED, Why, frame};
+use crate::wire::{Answer, Content, Request, Segment, UNASKED, Why, frame};
 use bridge_core::Result;
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 /// What answers on the thread.
@@ -16,11 +17,13 @@ pub(super) struct Clerk {
     desk: Arc<Desk>,
     /// The order of the work at both ends of each connection.
     orders: BTreeMap<Peer, Orders>,
+    /// The leases of keepers, and the counters of what they hold.
+    keepers: BTreeMap<(Peer, u64), Arc<AtomicUsize>>,
 }
 
 impl Clerk {
     pub(super) fn new(desk: Arc<Desk>) -> Self {
-        Self { desk, orders: BTreeMap::new() }
+        Self { desk, orders: BTreeMap::new(), keepers: BTreeMap::new() }
     }
 
     /// Returns a content as a connection is told it, and its descriptors.
@@ -56,11 +59,17 @@ impl Service for Clerk {
 
     fn answer(&mut self, peer: Peer, number: u64, request: Request, out: &mut Vec<Letter>) -> Result<(), Why> {
         match request {
-            Request::Open { share, token } => {
+            Request::Open { share, token, keeps } => {
                 let opened = self.desk.book().open(peer, share, &token, now());
                 let (answer, files) = match opened {
                     Ok((lease, kept)) => match self.told(peer, &kept) {
-                        Ok((content, files)) => (Answer::Opened { lease, content }, files),
+                        Ok((content, files)) => {
+                            if keeps {
+                                kept.outside.fetch_add(1, Relaxed);
+                                self.keepers.insert((peer, lease), Arc::clone(&kept.outside));
+                            }
+                            (Answer::Opened { lease, content }, files)
+                        }
                         Err(_) => {
                             drop(self.desk.book().give_back(peer, lease)?);
                             (Answer::Refused { why: Why::Failed }, Vec::new())
@@ -75,6 +84,9 @@ impl Service for Clerk {
                 let orders = self.orders.get_mut(&peer).ok_or(Why::Protocol)?;
                 orders.wait_for(&points, None).map_err(|_| Why::Protocol)?;
                 let free = self.desk.book().give_back(peer, lease)?;
+                if let Some(outside) = self.keepers.remove(&(peer, lease)) {
+                    outside.fetch_sub(1, Relaxed);
+                }
                 drop(free);
             }
         }
@@ -83,11 +95,13 @@ impl Service for Clerk {
 
     /// Work on a device goes on when a connection is closed; memory of the host is a file, which each side keeps.
     fn holds(&self, peer: Peer) -> bool {
-        self.desk.book().holds(peer, |kept| !kept.streams.is_empty())
+        let on_a_device = |segment: &Segment| !matches!(segment, Segment::File { .. });
+        self.desk.book().holds(peer, |kept| kept.content.segments.iter().any(on_a_device))
     }
 
     fn leave(&mut self, peer: Peer, _: &mut Vec<Letter>) {
         self.orders.remove(&peer);
+        self.keepers.retain(|(keeper, _), _| *keeper != peer);
         let free = self.desk.book().leave(peer);
         drop(free);
     }

@@ -99,9 +99,10 @@ impl Share {
         Self { connection, number, is_revoked }
     }
 
-    /// Asks for a lease. Returns its number, the content, and the descriptors of the segments.
-    pub(super) fn open(&self, token: Token) -> Result<(u64, Content, Vec<OwnedFd>)> {
-        let (connection, request) = (&self.connection, Request::Open { share: self.number, token });
+    /// Asks for a lease, as a keeper if this process `keeps`. Returns its number, the content, and the descriptors of the
+    /// segments.
+    pub(super) fn open(&self, token: Token, keeps: bool) -> Result<(u64, Content, Vec<OwnedFd>)> {
+        let (connection, request) = (&self.connection, Request::Open { share: self.number, token, keeps });
         let line = Arc::downgrade(&connection.line);
         let give_back = move |answer: &Answer, is_taken| {
             // The memory was not touched: there is nothing to wait for.
@@ -113,6 +114,12 @@ impl Share {
             (Answer::Opened { lease, content }, files) => Ok((lease, content, files)),
             _ => Err(broken("it answers another question")),
         }
+    }
+
+    /// Returns whether the process has revoked the share, as far as it could say so before its end.
+    pub(super) fn is_revoked(&self) -> bool {
+        let _ = self.connection.listen();
+        self.is_revoked.load(Relaxed)
     }
 
     /// Returns an error if the process has ended or has revoked the share.

@@ -3,13 +3,13 @@
 mod connection;
 
 use crate::device::{self, DeviceMapping, Role};
-use crate::line::broken;
+use crate::line::{broken, refused};
 use crate::memory::{self, Mapping, Writing};
 use crate::own::Own;
 use crate::sync::MutexGuard;
 use crate::tensor::{IpcTensor, Keeps};
 use crate::ticket::Ticket;
-use crate::wire::{Content, Described, Segment};
+use crate::wire::{Content, Described, Segment, Why};
 use bridge_core::{Access, Device, Error, ErrorKind, Layout, Lent, Result, Stream};
 use connection::{Connection, Share};
 use rustix::fd::OwnedFd;
@@ -19,10 +19,25 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::vec;
 
-/// A lease on the share of another process, with its memory as this process sees it. The drop returns it.
-pub(crate) struct Import {
+/// A lease on the share of another process. The drop returns it, after the work on these devices.
+pub(crate) struct Lease {
     share: Share,
-    lease: u64,
+    number: u64,
+    devices: Vec<Device>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.share.give_back(self.number, &self.devices);
+    }
+}
+
+/// A lease, with its memory as this process sees it.
+pub(crate) struct Import {
+    /// `None` in the drop.
+    lease: Option<Lease>,
+    /// What a keeper shares, and the ticket for it: this process can hand it to the keeper's successor.
+    kept: Option<(Ticket, Content)>,
     segments: Vec<Open>,
     /// The addresses of its tensors on devices, whose segments also hold other tensors.
     tensors: OnceLock<Vec<Range<usize>>>,
@@ -43,12 +58,12 @@ enum Mapped {
 
 impl Open {
     /// Opens a segment, and takes its descriptors from `files`.
-    fn new(segment: Segment, files: &mut vec::IntoIter<OwnedFd>) -> Result<Self> {
+    fn new(segment: Segment, files: &mut vec::IntoIter<OwnedFd>, kept: bool) -> Result<Self> {
         let files: Vec<_> = files.take(segment.files()).map(Arc::new).collect();
         let memory = match (&segment, &files[..]) {
             (Segment::File { nbytes, writing }, [file]) => Mapped::Host(memory::open(file, *nbytes, *writing)?),
             (Segment::File { .. }, _) => return Err(broken("a descriptor is missing")),
-            (segment, files) => Mapped::Device(device::open(segment, files)?),
+            (segment, files) => Mapped::Device(device::open(segment, files, kept)?),
         };
         Ok(Self { memory, segment, files })
     }
@@ -132,21 +147,37 @@ impl Drop for Import {
         devices.dedup();
         // Once the other process has the lease back, it may write to the memory again, and free it.
         self.segments.clear();
-        // After the readers here, and where memory of a pool was closed.
-        self.share.give_back(self.lease, &devices);
+        let Some(mut lease) = self.lease.take() else { return };
+        match self.kept {
+            // A keeper waits for no work: the lease is returned when that has run.
+            Some(_) => {
+                let streams = devices.iter().filter_map(|on| Some((*on, device::stream(*on, Role::Opens).ok()?)));
+                device::drop_after(&streams.collect::<Vec<_>>(), Arc::new(lease));
+            }
+            // After the readers here, and where memory of a pool was closed.
+            None => lease.devices = devices,
+        }
     }
 }
 
 impl Keeps for Import {
-    /// Returns an error also where the other process has ended.
+    /// Returns an error also where the other process has ended, unless it is a keeper: its memory needs no process.
     fn check(&self) -> Result<()> {
-        self.share.check()
+        match (&self.kept, &self.lease) {
+            (None, Some(lease)) => lease.share.check(),
+            _ => Ok(()),
+        }
     }
 }
 
 impl Import {
     pub(crate) fn segment(&self, number: usize) -> &Open {
         &self.segments[number]
+    }
+
+    /// Returns whether its memory needs no process.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.is_some()
     }
 
     /// Returns whether these addresses are of its tensors in a segment.
@@ -190,21 +221,21 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
     if ticket.remaining().is_none() {
         return Err(expired());
     }
-    let (share, token) = ticket.share();
-    let share = Share::new(Connection::to(ticket.socket())?, share);
-    let (lease, content, files) = share.open(token).map_err(|error| match (error.kind(), ticket.remaining()) {
+    let (lease, content, files) = leased(ticket, false).map_err(|error| match (error.kind(), ticket.remaining()) {
         // A ticket has whole seconds, and its share ends within the last one.
         (ErrorKind::Gone, None | Some(0 | 1)) => expired().caused_by(error),
         _ => error,
     })?;
+    let kept = content.kept.then(|| (ticket.clone(), content.clone()));
     // From here on the drop returns the lease.
-    let mut import = Import { share, lease, segments: Vec::new(), tensors: OnceLock::new() };
-    let Content { segments, tensors, points, tree } = content;
+    let mut import = Import { lease: Some(lease), kept, segments: Vec::new(), tensors: OnceLock::new() };
+    let Content { segments, tensors, points, tree, kept } = content;
     let mut files = files.into_iter();
     for segment in segments {
-        import.segments.push(Open::new(segment, &mut files)?);
+        import.segments.push(Open::new(segment, &mut files, kept)?);
     }
-    import.share.wait_for(&points, files.next().as_ref())?;
+    let page = files.next();
+    import.lease.as_ref().map_or(Ok(()), |lease| lease.share.wait_for(&points, page.as_ref()))?;
     let import = Arc::new(import);
     let tensors = tensors.iter().map(|described| tensor(described, &import)).collect::<Result<Vec<_>>>()?;
     let on_devices = tensors.iter().filter(|tensor| device::in_streams(tensor.device()));
@@ -217,6 +248,49 @@ pub fn open(ticket: &Ticket) -> Result<Opened> {
     }
     drop(open);
     Ok(Opened { tensors, tree })
+}
+
+/// Asks the process of a ticket for a lease, as a keeper if this process `keeps`. Returns it with the content and its
+/// descriptors.
+fn leased(ticket: &Ticket, keeps: bool) -> Result<(Lease, Content, Vec<OwnedFd>)> {
+    let (number, token) = ticket.share();
+    let share = Share::new(Connection::to(ticket.socket())?, number);
+    let (number, content, files) = share.open(token, keeps)?;
+    Ok((Lease { share, number, devices: Vec::new() }, content, files))
+}
+
+/// Takes over the memory of a ticket for other processes, without opening it. Returns the content and its descriptors,
+/// and the lease, which lasts until it is dropped.
+///
+/// # Errors
+///
+/// Those of [`open`], and [`ErrorKind::Argument`] for memory that ends with its process.
+pub(crate) fn adopt(ticket: &Ticket) -> Result<(Content, Vec<Arc<OwnedFd>>, Lease)> {
+    let (lease, content, files) = leased(ticket, true)?;
+    if !content.segments.iter().all(Segment::outlives) {
+        return Err(refused(Why::Unkept));
+    }
+    if !content.points.is_empty() {
+        return Err(broken("its memory is still written"));
+    }
+    let mut left = files.iter();
+    for segment in &content.segments {
+        let files = left.by_ref().take(segment.files()).collect::<Vec<_>>();
+        if let (Segment::File { nbytes, writing }, [file]) = (segment, &files[..]) {
+            memory::check(file, *nbytes, *writing)?;
+        }
+    }
+    Ok((content, files.into_iter().map(Arc::new).collect(), lease))
+}
+
+/// Returns what a keeper shares for a ticket, with its descriptors, if this process has it open and the keeper has not
+/// revoked it.
+pub(crate) fn kept(ticket: &Ticket) -> Option<(Content, Vec<Arc<OwnedFd>>)> {
+    let open: Vec<_> = registry().values().flatten().filter_map(|(import, _)| import.upgrade()).collect();
+    let import = open.into_iter().find(|import| import.kept.as_ref().is_some_and(|(own, _)| own == ticket))?;
+    let is_revoked = import.lease.as_ref().is_none_or(|lease| lease.share.is_revoked());
+    let (_, content) = import.kept.as_ref().filter(|_| !is_revoked)?;
+    Some((content.clone(), import.segments.iter().flat_map(|open| open.files.iter().cloned()).collect()))
 }
 
 fn expired() -> Error {

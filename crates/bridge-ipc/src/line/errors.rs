@@ -52,6 +52,14 @@ pub(crate) fn refused(why: Why) -> Error {
             "the process that shares speaks another version: use one version of truebridge in both",
         ),
         Why::Failed => (ErrorKind::Driver, "the driver failed in the process that shares: look at its errors"),
+        Why::Full => (
+            ErrorKind::OutOfMemory,
+            "the keeper has no room: remove names, or start it with a larger --max-bytes, or more open files (ulimit -n)",
+        ),
+        Why::Unkept => (
+            ErrorKind::Argument,
+            "the memory ends with the process that shares it, so a keeper cannot keep it: put a parcel of Parcel::outliving",
+        ),
         Why::Protocol => return broken("it did not understand the request"),
     };
     Error::new(kind, text)

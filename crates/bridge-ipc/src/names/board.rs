@@ -1,6 +1,7 @@
 //! Which ticket a name stands for, without sockets: the state machine of the names.
 
-use super::wire::{Answer, Listed, Request, is_name};
+use super::keeper::Keeping;
+use super::wire::{About, Answer, Listed, Request, is_name};
 use crate::server::{Letter, Peer, Service};
 use crate::settings::Limits;
 use crate::ticket::Ticket;
@@ -8,7 +9,7 @@ use crate::wire::{MAX_ANSWER, UNASKED, Why, frame};
 use rustix::fd::OwnedFd;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// The most bytes that the list of all names may have.
 const MOST_BYTES: usize = MAX_ANSWER - 1024;
@@ -16,33 +17,62 @@ const MOST_BYTES: usize = MAX_ANSWER - 1024;
 /// Bytes around a name and its ticket in a list, or more.
 const AROUND: usize = 64;
 
+/// The most questions of a connection that wait until the keeper has taken memory over: those that were given up.
+const MOST_WAITING: usize = 64;
+
+/// What is put: a ticket, under this name, of which `keep` versions stay; the version that it was before.
+struct Put {
+    name: String,
+    ticket: Ticket,
+    keep: u64,
+    version: Option<u64>,
+}
+
 /// A ticket under a name.
 #[derive(Debug)]
-struct Put {
-    by: Peer,
+struct Standing {
     ticket: Ticket,
+    /// The connections that have put it, or the same version, and their tickets.
+    by: Vec<(Peer, Ticket)>,
     bytes: usize,
 }
 
-/// Names, with the tickets that they stand for, by version. A ticket is removed with the connection that put it.
-#[derive(Debug)]
-pub(crate) struct Board {
+/// A `put` that waits until the keeper has taken its memory over, and the questions after it.
+struct Adopting {
+    number: u64,
+    put: Put,
+    after: Vec<(u64, Request)>,
+}
+
+/// Names, with the tickets that they stand for, by version. A ticket is removed with the connection that put it, unless
+/// this is a keeper: then it is a ticket of the keeper's own.
+pub(super) struct Board {
     limits: Limits,
-    names: BTreeMap<String, BTreeMap<u64, Put>>,
+    keeper: Option<Box<dyn Keeping>>,
+    names: BTreeMap<String, BTreeMap<u64, Standing>>,
     /// The number of tickets, and their bytes.
     total: (usize, usize),
     /// The connections that wait for a version of a name, after which one, and the numbers of their questions.
     waiting: BTreeMap<Peer, (String, u64, u64)>,
+    adopting: BTreeMap<Peer, Adopting>,
     /// The connections, and how many tickets each has put.
     peers: BTreeMap<Peer, usize>,
     /// Counts connections and versions: no number is used twice, not even after a name was removed.
     last: u64,
 }
 
+/// Returns the microseconds since 1970. Versions of a keeper count up from there, so that its successor, which begins
+/// later, never uses one of them again.
+fn microseconds() -> u64 {
+    let passed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(passed.as_micros()).unwrap_or(u64::MAX >> 1)
+}
+
 impl Board {
-    pub(crate) fn new(limits: Limits) -> Self {
-        let (names, waiting, peers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { limits, names, total: (0, 0), waiting, peers, last: 0 }
+    pub(super) fn new(limits: Limits, keeper: Option<Box<dyn Keeping>>) -> Self {
+        let last = if keeper.is_some() { microseconds() } else { 0 };
+        let (names, waiting, adopting, peers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { limits, keeper, names, total: (0, 0), waiting, adopting, peers, last }
     }
 
     /// Returns the newest version of a name after `after`, or this one.
@@ -50,13 +80,42 @@ impl Board {
         let versions = self.names.get(name).into_iter().flatten();
         let mut fitting = versions.filter(|(number, _)| **number > after && version.is_none_or(|one| one == **number));
         match fitting.next_back() {
-            Some((version, put)) => Answer::Found { version: *version, ticket: put.ticket.clone() },
+            Some((version, standing)) => {
+                let (ticket, kept) = (standing.ticket.clone(), self.keeper.is_some());
+                Answer::Found { version: *version, ticket, kept }
+            }
             None => Answer::Missing,
         }
     }
 
-    /// Puts a ticket, and removes those that are too old then.
-    fn put(&mut self, by: Peer, name: String, ticket: Ticket, keep: u64, out: &mut Vec<Letter>) -> Answer {
+    /// Puts a ticket; into a keeper, once that has taken its memory over. Returns the answer, if there is one now.
+    fn begin(&mut self, by: Peer, number: u64, put: Put, out: &mut Vec<Letter>) -> Option<Answer> {
+        match (&mut self.keeper, put.version) {
+            (Some(_), Some(version)) if version > microseconds() => Some(Answer::Refused { why: Why::Protocol }),
+            (None, Some(_)) => Some(Answer::Refused { why: Why::Protocol }),
+            (Some(keeper), _) => {
+                keeper.adopt(by, &put.ticket);
+                self.adopting.insert(by, Adopting { number, put, after: Vec::new() });
+                None
+            }
+            (None, None) => {
+                let ticket = put.ticket.clone();
+                Some(self.put(by, put, ticket, out))
+            }
+        }
+    }
+
+    /// Puts a ticket, as `ticket`, and removes those that are too old then.
+    fn put(&mut self, by: Peer, put: Put, ticket: Ticket, out: &mut Vec<Letter>) -> Answer {
+        let Put { name, ticket: own, keep, version } = put;
+        // Another process may have handed over the same version, after the keeper was started again.
+        let same = version.and_then(|version| self.names.get_mut(&name)?.get_mut(&version).map(|same| (version, same)));
+        if let Some((version, same)) = same {
+            same.by.push((by, own));
+            *self.peers.entry(by).or_default() += 1;
+            self.end(&ticket);
+            return Answer::Stored { version, kept: true };
+        }
         // In JSON a letter of a name takes up to two bytes.
         let bytes = 2 * name.len() + ticket.text().len() + AROUND;
         let versions = self.names.get(&name);
@@ -65,38 +124,53 @@ impl Board {
         let room: usize =
             versions.into_iter().flat_map(|versions| versions.values().take(old)).map(|put| put.bytes).sum();
         if self.total.0 - old >= self.limits.shares || self.total.1 - room + bytes > MOST_BYTES {
+            self.end(&ticket);
             return Answer::Refused { why: Why::Busy };
         }
-        self.last += 1;
+        let version = version.unwrap_or(self.last + 1);
+        self.last = self.last.max(version);
         self.total = (self.total.0 + 1, self.total.1 + bytes);
         *self.peers.entry(by).or_default() += 1;
         let versions = self.names.entry(name).or_default();
-        versions.insert(self.last, Put { by, ticket, bytes });
+        versions.insert(version, Standing { ticket, by: vec![(by, own)], bytes });
         let old: Vec<_> = (0..old).filter_map(|_| versions.pop_first()).collect();
-        old.into_iter().for_each(|(_, put)| self.displaced(put, out));
-        Answer::Stored { version: self.last }
+        old.into_iter().for_each(|(_, standing)| self.displaced(standing, out));
+        Answer::Stored { version, kept: self.keeper.is_some() }
+    }
+
+    /// Ends the keeper's own share of a ticket.
+    fn end(&mut self, ticket: &Ticket) {
+        self.keeper.iter_mut().for_each(|keeper| keeper.end(ticket));
     }
 
     /// Forgets a name.
     fn remove(&mut self, name: &str, out: &mut Vec<Letter>) -> Answer {
         let Some(versions) = self.names.remove(name) else { return Answer::Missing };
-        versions.into_values().for_each(|put| self.displaced(put, out));
+        versions.into_values().for_each(|standing| self.displaced(standing, out));
         Answer::Removed
     }
 
-    /// Tells the connection that has put a ticket that no name stands for it any more.
-    fn displaced(&mut self, put: Put, out: &mut Vec<Letter>) {
-        self.total = (self.total.0 - 1, self.total.1 - put.bytes);
-        self.peers.entry(put.by).and_modify(|puts| *puts -= 1);
-        out.push(Letter::notice(put.by, &Answer::Displaced { ticket: put.ticket }));
+    /// Tells the connections that have put a ticket that no name stands for it any more.
+    fn displaced(&mut self, standing: Standing, out: &mut Vec<Letter>) {
+        self.total = (self.total.0 - 1, self.total.1 - standing.bytes);
+        self.end(&standing.ticket);
+        for (peer, ticket) in standing.by {
+            self.peers.entry(peer).and_modify(|puts| *puts -= 1);
+            out.push(Letter::notice(peer, &Answer::Displaced { ticket }));
+        }
     }
 
     fn list(&self) -> Answer {
-        let newest = |(name, versions): (&String, &BTreeMap<u64, Put>)| {
-            let (version, put) = versions.last_key_value()?;
-            Some(Listed { name: name.clone(), version: *version, about: put.ticket.about().into() })
+        let newest = |(name, versions): (&String, &BTreeMap<u64, Standing>)| {
+            let (version, standing) = versions.last_key_value()?;
+            Some(Listed { name: name.clone(), version: *version, about: standing.ticket.about().into() })
         };
         Answer::Listed { names: self.names.iter().filter_map(newest).collect() }
+    }
+
+    fn about(&self) -> Answer {
+        let (nbytes, limit) = self.keeper.as_ref().map_or((0, 0), |keeper| keeper.held());
+        Answer::About(About { keeps: self.keeper.is_some(), nbytes, limit })
     }
 
     /// Answers the connections that wait for a version that is there now.
@@ -107,6 +181,26 @@ impl Board {
         for ((to, number), answer) in found {
             self.waiting.remove(&to);
             out.push(Letter::answer(to, number, &answer));
+        }
+    }
+
+    /// Answers a `put` whose memory the keeper has taken over, or could not.
+    fn adopted(&mut self, peer: Peer, kept: Result<Ticket, Why>, out: &mut Vec<Letter>) {
+        let (adopting, kept) = match (self.adopting.remove(&peer), kept) {
+            (Some(adopting), kept) => (adopting, kept),
+            // The connection has ended meanwhile, and nothing has said that the version is there.
+            (None, kept) => return kept.iter().for_each(|ticket| self.end(ticket)),
+        };
+        let answer = match kept {
+            Ok(ticket) => self.put(peer, adopting.put, ticket, out),
+            Err(why) => Answer::Refused { why },
+        };
+        out.push(Letter::answer(peer, adopting.number, &answer));
+        self.tell(out);
+        for (number, request) in adopting.after {
+            if let Err(why) = self.answer(peer, number, request, out) {
+                out.push(Letter::notice(peer, &Answer::Refused { why }));
+            }
         }
     }
 }
@@ -129,6 +223,10 @@ impl Service for Board {
         if self.waiting.contains_key(&peer) {
             return Err(Why::Protocol);
         }
+        if let Some(adopting) = self.adopting.get_mut(&peer) {
+            adopting.after.push((number, request));
+            return if adopting.after.len() > MOST_WAITING { Err(Why::Protocol) } else { Ok(()) };
+        }
         let answer = match request {
             Request::Put { ref name, .. }
             | Request::Get { ref name, .. }
@@ -138,10 +236,16 @@ impl Service for Board {
             {
                 Answer::Refused { why: Why::Protocol }
             }
-            Request::Put { name, ticket, keep } => self.put(peer, name, ticket, keep, out),
+            Request::Put { name, ticket, keep, version } => {
+                match self.begin(peer, number, Put { name, ticket, keep, version }, out) {
+                    Some(answer) => answer,
+                    None => return Ok(()),
+                }
+            }
             Request::Get { name, version } => self.found(&name, 0, version),
             Request::Remove { name } => self.remove(&name, out),
             Request::List => self.list(),
+            Request::About => self.about(),
             Request::Wait { name, after } => {
                 self.waiting.insert(peer, (name, after, number));
                 self.tell(out);
@@ -157,7 +261,8 @@ impl Service for Board {
     }
 
     fn keeps(&self, peer: Peer) -> bool {
-        self.waiting.contains_key(&peer) || self.peers.get(&peer).is_some_and(|puts| *puts > 0)
+        let is_awaited = self.waiting.contains_key(&peer) || self.adopting.contains_key(&peer);
+        is_awaited || self.peers.get(&peer).is_some_and(|puts| *puts > 0)
     }
 
     fn holds(&self, _: Peer) -> bool {
@@ -167,13 +272,22 @@ impl Service for Board {
     fn leave(&mut self, peer: Peer, _: &mut Vec<Letter>) {
         self.peers.remove(&peer);
         self.waiting.remove(&peer);
-        self.names.values_mut().for_each(|versions| versions.retain(|_, put| put.by != peer));
+        self.adopting.remove(&peer);
+        let keeps = self.keeper.is_some();
+        let stays = |standing: &mut Standing| {
+            standing.by.retain(|(by, _)| *by != peer);
+            keeps || !standing.by.is_empty()
+        };
+        self.names.values_mut().for_each(|versions| versions.retain(|_, standing| stays(standing)));
         self.names.retain(|_, versions| !versions.is_empty());
-        let bytes = |versions: &BTreeMap<u64, Put>| versions.values().map(|put| put.bytes).sum::<usize>();
+        let bytes = |versions: &BTreeMap<u64, Standing>| versions.values().map(|put| put.bytes).sum::<usize>();
         self.total = (self.names.values().map(BTreeMap::len).sum(), self.names.values().map(bytes).sum());
     }
 
-    fn turn(&mut self, _: &mut Vec<Letter>) {}
+    fn turn(&mut self, out: &mut Vec<Letter>) {
+        let adopted = self.keeper.as_mut().map_or_else(Vec::new, |keeper| keeper.adopted());
+        adopted.into_iter().for_each(|(peer, kept)| self.adopted(peer, kept, out));
+    }
 
     fn deadline(&self) -> Option<Instant> {
         None
@@ -236,7 +350,7 @@ mod tests {
         /// only of a newer version. What a process has put is removed when it ends.
         #[test]
         fn names_stand_for_what_was_put_last(steps in prop::collection::vec(step(), 1..80)) {
-            let mut board = Board::new(Limits::default());
+            let mut board = Board::new(Limits::default(), None);
             let (mut peers, mut waiting): (Vec<Peer>, BTreeMap<Peer, (usize, u64)>) = Default::default();
             // By name: version, who, and the number of the ticket.
             let mut known: Vec<Vec<(u64, Peer, u64)>> = vec![Vec::new(); 3];
@@ -265,7 +379,7 @@ mod tests {
                 let (newest, ask) = match &step {
                     Step::Put { name, keep, .. } => {
                         count += 1;
-                        (None, Request::Put { name: text(name), ticket: ticket(count), keep: *keep })
+                        (None, Request::Put { name: text(name), ticket: ticket(count), keep: *keep, version: None })
                     }
                     Step::Get { name, .. } => (known[*name].last(), Request::Get { name: text(name), version: None }),
                     Step::Wait { name, newer, .. } => {
@@ -290,10 +404,10 @@ mod tests {
                 let ended = |puts: &[(u64, Peer, u64)]| -> Vec<_> {
                     puts.iter().map(|(_, by, number)| (*by, Answer::Displaced { ticket: ticket(*number) })).collect()
                 };
-                let found = newest.clone().map(|(version, ticket)| Answer::Found { version, ticket });
+                let found = newest.clone().map(|(version, ticket)| Answer::Found { version, ticket, kept: false });
                 match step {
                     Step::Put { name, keep, .. } => {
-                        let Some(Answer::Stored { version }) = own else { panic!("{own:?}") };
+                        let Some(Answer::Stored { version, .. }) = own else { panic!("{own:?}") };
                         known[name].push((version, peer, count));
                         let old = known[name].len().saturating_sub(keep.max(1) as usize);
                         let old: Vec<_> = known[name].drain(..old).collect();
@@ -303,7 +417,7 @@ mod tests {
                         prop_assert_eq!(&told, &due.map(|(peer, _)| *peer).collect::<BTreeSet<_>>());
                         prop_assert_eq!(told.len(), out.len());
                         for letter in &out {
-                            prop_assert_eq!(read(letter), Answer::Found { version, ticket: ticket(count) });
+                            prop_assert_eq!(read(letter), Answer::Found { version, ticket: ticket(count), kept: false });
                             waiting.remove(&letter.to);
                         }
                         continue;
@@ -343,13 +457,13 @@ mod tests {
 
     #[test]
     fn a_name_is_short_and_plain() {
-        let mut board = Board::new(Limits::default());
+        let mut board = Board::new(Limits::default(), None);
         let peer = board.join(None);
-        asked(&mut board, peer, Request::Put { name: "good".into(), ticket: ticket(1), keep: 1 });
+        asked(&mut board, peer, Request::Put { name: "good".into(), ticket: ticket(1), keep: 1, version: None });
         for name in ["", "a\nb", &"n".repeat(129)] {
             for request in [
                 Request::Get { name: name.into(), version: None },
-                Request::Put { name: name.into(), ticket: ticket(1), keep: 1 },
+                Request::Put { name: name.into(), ticket: ticket(1), keep: 1, version: None },
                 Request::Wait { name: name.into(), after: 0 },
                 Request::Remove { name: name.into() },
             ] {
@@ -362,19 +476,20 @@ mod tests {
     /// The names that take most room in a list, until no more are accepted.
     #[test]
     fn a_list_of_all_names_is_always_an_answer() {
-        let mut board = Board::new(Limits { shares: usize::MAX, ..Limits::default() });
+        let mut board = Board::new(Limits { shares: usize::MAX, ..Limits::default() }, None);
         let peer = board.join(None);
         let mut count = 0;
         let refused = loop {
             let name = format!("{count:06}{}", "\"".repeat(122));
-            match asked(&mut board, peer, Request::Put { name, ticket: ticket(count), keep: 1 }) {
+            match asked(&mut board, peer, Request::Put { name, ticket: ticket(count), keep: 1, version: None }) {
                 Answer::Stored { .. } => count += 1,
                 answer => break answer,
             }
         };
         assert_eq!(refused, Answer::Refused { why: Why::Busy });
         assert!(count > 10_000, "{count}");
-        let again = Request::Put { name: format!("{:06}{}", 0, "\"".repeat(122)), ticket: ticket(0), keep: 1 };
+        let again =
+            Request::Put { name: format!("{:06}{}", 0, "\"".repeat(122)), ticket: ticket(0), keep: 1, version: None };
         assert!(matches!(asked(&mut board, peer, again), Answer::Stored { .. }), "one takes the place of another");
         let mut out = Vec::new();
         board.answer(peer, 2, Request::List, &mut out).unwrap();

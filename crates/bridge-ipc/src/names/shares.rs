@@ -9,8 +9,24 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
-/// A ticket that was put, with its exporter.
-type Share = (Ticket, Weak<Exporter>);
+/// A ticket that was put, with its exporter, and where it stands.
+#[derive(Clone)]
+struct Share {
+    ticket: Ticket,
+    exporter: Weak<Exporter>,
+    name: String,
+    keep: u64,
+    /// `None` before the answer.
+    version: Option<u64>,
+}
+
+/// A ticket, and where it stands.
+pub(super) struct Placed {
+    pub(super) name: String,
+    pub(super) version: u64,
+    pub(super) keep: u64,
+    pub(super) ticket: Ticket,
+}
 
 /// The shares of a connection.
 pub(super) struct Shares {
@@ -31,7 +47,7 @@ struct State {
 
 impl State {
     fn fall(&mut self, such: impl Fn(&Ticket) -> bool) {
-        for share in self.standing.extract_if(.., |(ticket, _)| such(ticket)) {
+        for share in self.standing.extract_if(.., |share| such(&share.ticket)) {
             self.last += 1;
             self.fallen.insert(self.last, share);
         }
@@ -56,12 +72,24 @@ impl Shares {
     /// does not do it.
     pub(super) fn release(&self) {
         let fallen = locked(&self.state).fallen.clone();
-        for (ticket, exporter) in fallen.values() {
+        for share in fallen.values() {
             // An exporter that was dropped shares nothing any more.
-            exporter.upgrade().into_iter().for_each(|exporter| drop(exporter.end(ticket)));
+            share.exporter.upgrade().into_iter().for_each(|exporter| drop(exporter.end(&share.ticket)));
         }
         // Only now: another thread that releases has to find them, so that they have ended when it returns.
         locked(&self.state).fallen.retain(|number, _| !fallen.contains_key(number));
+    }
+
+    /// Returns what stands under a name, from the oldest version on.
+    pub(super) fn placed(&self) -> Vec<Placed> {
+        let state = locked(&self.state);
+        let placed = state.standing.iter().filter_map(|Share { ticket, name, keep, version, .. }| {
+            let (name, ticket) = (name.clone(), ticket.clone());
+            Some(Placed { name, version: (*version)?, keep: *keep, ticket })
+        });
+        let mut placed: Vec<_> = placed.collect();
+        placed.sort_by_key(|placed| placed.version);
+        placed
     }
 
     /// Ends all shares.
@@ -80,13 +108,24 @@ pub(super) struct Put {
 }
 
 impl Put {
-    pub(super) fn new(shares: &Arc<Shares>, ticket: &Ticket, exporter: &Arc<Exporter>) -> Self {
-        locked(&shares.state).standing.push((ticket.clone(), Arc::downgrade(exporter)));
+    /// Begins to put a ticket under a name, which keeps so many versions.
+    pub(super) fn new(
+        shares: &Arc<Shares>,
+        ticket: &Ticket,
+        exporter: &Arc<Exporter>,
+        (name, keep): (&str, u64),
+    ) -> Self {
+        let exporter = Arc::downgrade(exporter);
+        let share = Share { ticket: ticket.clone(), exporter, name: name.into(), keep, version: None };
+        locked(&shares.state).standing.push(share);
         Self { shares: Arc::clone(shares), ticket: ticket.clone(), is_stored: false }
     }
 
     pub(super) fn answered(mut self, answer: &Answer) {
-        self.is_stored = matches!(answer, Answer::Stored { .. });
+        let Answer::Stored { version, .. } = answer else { return };
+        self.is_stored = true;
+        let mut state = locked(&self.shares.state);
+        state.standing.iter_mut().filter(|own| own.ticket == self.ticket).for_each(|own| own.version = Some(*version));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::line::Reply;
 use crate::ticket::Ticket;
-use crate::wire::Why;
+use crate::wire::{Why, is_not};
 use serde::{Deserialize, Serialize};
 
 /// The most bytes of a name.
@@ -17,8 +17,15 @@ pub(super) fn is_name(name: &str) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
-    /// Puts a ticket under a name, which keeps its `keep` newest tickets.
-    Put { name: String, ticket: Ticket, keep: u64 },
+    /// Puts a ticket under a name, which keeps its `keep` newest tickets; into a keeper that was started again, as the
+    /// version that it was before.
+    Put {
+        name: String,
+        ticket: Ticket,
+        keep: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        version: Option<u64>,
+    },
     /// Asks for the newest ticket of a name, or for one version.
     Get { name: String, version: Option<u64> },
     /// Asks for the newest ticket of a name as soon as there is one after this version.
@@ -27,18 +34,26 @@ pub(crate) enum Request {
     Remove { name: String },
     /// Asks for all names.
     List,
+    /// Asks whether this is a keeper, and for its bytes.
+    About,
 }
 
 /// Its answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Answer {
+    /// The version; a keeper has taken the memory over, if it is `kept`.
     Stored {
         version: u64,
+        #[serde(default, skip_serializing_if = "is_not")]
+        kept: bool,
     },
+    /// A ticket; one of a keeper's own, if it is `kept`.
     Found {
         version: u64,
         ticket: Ticket,
+        #[serde(default, skip_serializing_if = "is_not")]
+        kept: bool,
     },
     /// There is no such name, or no such version.
     Missing,
@@ -46,6 +61,7 @@ pub(crate) enum Answer {
     Listed {
         names: Vec<Listed>,
     },
+    About(About),
     Refused {
         why: Why,
     },
@@ -53,6 +69,18 @@ pub(crate) enum Answer {
     Displaced {
         ticket: Ticket,
     },
+}
+
+/// What a process that serves names says about itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct About {
+    /// Whether it is a keeper: what is put there belongs to it.
+    pub keeps: bool,
+    /// The bytes that it keeps.
+    pub nbytes: usize,
+    /// The most bytes that it keeps.
+    pub limit: usize,
 }
 
 /// A name, and its newest ticket.
@@ -89,19 +117,24 @@ mod tests {
     fn messages_are_golden_ones() {
         let ticket: Ticket = include_str!("../../../../fixtures/ipc/ticket.json").parse().unwrap();
         let requests = [
-            Request::Put { name: "weights".into(), ticket: ticket.clone(), keep: 2 },
+            Request::Put { name: "weights".into(), ticket: ticket.clone(), keep: 2, version: None },
+            Request::Put { name: "weights".into(), ticket: ticket.clone(), keep: 2, version: Some(4) },
             Request::Get { name: "weights".into(), version: None },
             Request::Get { name: "weights".into(), version: Some(3) },
             Request::Wait { name: "weights".into(), after: 3 },
             Request::Remove { name: "weights".into() },
             Request::List,
+            Request::About,
         ];
         let answers = [
-            Answer::Stored { version: 4 },
-            Answer::Found { version: 4, ticket: ticket.clone() },
+            Answer::Stored { version: 4, kept: false },
+            Answer::Stored { version: 4, kept: true },
+            Answer::Found { version: 4, ticket: ticket.clone(), kept: false },
+            Answer::Found { version: 4, ticket: ticket.clone(), kept: true },
             Answer::Missing,
             Answer::Removed,
             Answer::Listed { names: vec![Listed { name: "weights".into(), version: 4, about: "1 tensor".into() }] },
+            Answer::About(About { keeps: true, nbytes: 128, limit: 1 << 30 }),
             Answer::Refused { why: Why::Busy },
             Answer::Displaced { ticket },
         ];

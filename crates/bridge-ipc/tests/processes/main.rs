@@ -4,6 +4,7 @@ mod child;
 mod death;
 pub(crate) mod fuzz;
 mod history;
+mod keeper;
 mod line;
 mod names;
 mod programs;

@@ -1,0 +1,435 @@
+//! The process that puts tickets under names, and finds them.
+
+use super::shares::{Placed, Put, Shares};
+use super::wire::{About, Answer, Listed, Request};
+use super::{LISTED, checked};
+use crate::exporter::{Exporter, Kept};
+use crate::importer;
+use crate::line::{Line, PATIENCE, broken, goes_on};
+use crate::process;
+use crate::sync::{self, Mutex, locked, now, thread};
+use crate::ticket::Ticket;
+use crate::wire::Content;
+use bridge_core::{Error, ErrorKind, Result};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// Time between two attempts to reach the successor of a keeper, at first and at last.
+const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
+
+/// How much that was found at a keeper is remembered before what is not open is forgotten.
+const MOST_FOUND: usize = 64;
+
+/// A connection to a process that serves names. What was put through it is removed with it, unless that process is a
+/// keeper.
+///
+/// If a keeper ends, the connection waits for its successor on a thread, and hands it what this process has put, and
+/// what it has found and still has open.
+#[must_use = "the drop removes what it has put: keep it"]
+pub struct Client {
+    end: Arc<End>,
+}
+
+bridge_core::debug_fields!(impl[] Client: end);
+
+/// What the thread shares with the callers.
+struct End {
+    path: PathBuf,
+    line: Mutex<Arc<Line<Answer>>>,
+    keeps: OnceLock<bool>,
+    shares: Arc<Shares>,
+    /// What was found at a keeper.
+    found: Mutex<Vec<Found>>,
+    is_closed: AtomicBool,
+    process: u32,
+}
+
+bridge_core::debug_fields!(impl[] End: path);
+
+/// A version that was found at a keeper.
+struct Found {
+    name: String,
+    version: u64,
+    ticket: Ticket,
+    /// The ticket with which it was handed to the keeper's successor.
+    own: Option<Ticket>,
+}
+
+fn missing(name: &str) -> Error {
+    Error::new(ErrorKind::Gone, format!("no ticket has the name {name:?}: put one first"))
+}
+
+impl End {
+    /// Refuses to speak for the process that this one was forked from.
+    fn check(&self) -> Result<()> {
+        match self.process == sync::process() {
+            true => Ok(()),
+            false => {
+                let text = "this process was forked from the one that connected: connect again";
+                Err(Error::new(ErrorKind::Gone, text))
+            }
+        }
+    }
+
+    fn is_of_keeper(&self) -> bool {
+        self.keeps.get() == Some(&true)
+    }
+
+    fn hear(&self, notice: Answer) {
+        if let Answer::Displaced { ticket } = &notice {
+            locked(&self.found).retain(|found| found.own.as_ref() != Some(ticket));
+        }
+        self.shares.hear(notice);
+    }
+
+    /// Returns the connection; one to the successor of a keeper that has ended.
+    fn line(&self) -> Result<Arc<Line<Answer>>> {
+        self.check()?;
+        let line = Arc::clone(&locked(&self.line));
+        let is_over = || line.notices(|notice| self.hear(notice)).is_err();
+        if self.is_of_keeper() && is_over() { self.again(&line) } else { Ok(line) }
+    }
+
+    /// Connects to the successor of a keeper, and hands it what this process has.
+    fn again(&self, old: &Arc<Line<Answer>>) -> Result<Arc<Line<Answer>>> {
+        let mut line = locked(&self.line);
+        // Another thread may have done so.
+        if Arc::ptr_eq(&line, old) && !self.is_closed.load(Relaxed) {
+            let new = Arc::new(Line::connect(&self.path)?);
+            self.hand_over(&new)?;
+            *line = new;
+        }
+        Ok(Arc::clone(&line))
+    }
+
+    /// Hands a keeper what its predecessor kept. It has no room for some, and some it has already.
+    fn hand_over(&self, line: &Line<Answer>) -> Result<()> {
+        let put = |name, version, keep, ticket| {
+            let request = Request::Put { name, ticket, keep, version: Some(version) };
+            match line.ask(&request, now() + PATIENCE, |notice| self.hear(notice), |_, _| ()) {
+                Err(error) if error.kind() == ErrorKind::Gone => Err(error),
+                _ => Ok(()),
+            }
+        };
+        for Placed { name, version, keep, ticket } in self.shares.placed() {
+            put(name, version, keep, ticket)?;
+        }
+        let known: Vec<_> = locked(&self.found).iter().map(|found| found.ticket.clone()).collect();
+        for ticket in known {
+            let Some((content, files)) = importer::kept(&ticket) else { continue };
+            let exporter = process::exporter()?;
+            let kept = Kept::finished(Content { kept: false, ..content }, files, Box::new(()));
+            let own = exporter.share(kept, 0, ticket.about(), LISTED)?;
+            let place = locked(&self.found).iter_mut().find(|found| found.ticket == ticket).map(|found| {
+                found.own = Some(own.clone());
+                (found.name.clone(), found.version)
+            });
+            let put = place.map_or(Ok(()), |(name, version)| put(name, version, u64::MAX, own.clone()));
+            exporter.end(&own)?;
+            put?;
+        }
+        Ok(())
+    }
+
+    /// Receives the notices about what this process has put or found, until the connection ends; that to a keeper, until
+    /// the program closes it.
+    fn attend(&self) {
+        let [mut pause, most] = PAUSES;
+        let mut line = Arc::clone(&locked(&self.line));
+        loop {
+            while line.attend(|notice| self.hear(notice)).is_ok() {
+                self.shares.release();
+                pause = PAUSES[0];
+            }
+            self.shares.release();
+            if self.is_closed.load(Relaxed) || !self.is_of_keeper() {
+                break;
+            }
+            match self.again(&line) {
+                Ok(new) => line = new,
+                Err(_) => {
+                    thread::sleep(pause);
+                    pause = most.min(2 * pause);
+                }
+            }
+        }
+        self.shares.end();
+    }
+}
+
+impl Client {
+    /// Connects to the process that serves names at `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Denied`] for one of a user whom this process does not
+    /// accept.
+    pub fn connect(path: &Path) -> Result<Self> {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        let end = End {
+            line: Mutex::new(Arc::new(Line::connect(&path)?)),
+            path,
+            keeps: OnceLock::new(),
+            shares: Arc::default(),
+            found: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+            process: sync::process(),
+        };
+        Ok(Self { end: Arc::new(end) })
+    }
+
+    /// Returns what the process that serves names says about itself.
+    ///
+    /// # Errors
+    ///
+    /// Those of the connection.
+    pub fn about(&self) -> Result<About> {
+        match self.ask(&Request::About)? {
+            Answer::About(about) => Ok(about),
+            _ => Err(broken("it answers another question")),
+        }
+    }
+
+    /// Returns whether that process is a keeper: what is put there belongs to it ([`Names::keep`](super::Names::keep)).
+    ///
+    /// # Errors
+    ///
+    /// Those of the connection.
+    pub fn keeps(&self) -> Result<bool> {
+        match self.end.keeps.get() {
+            Some(keeps) => Ok(*keeps),
+            None => self.about().map(|about| *self.end.keeps.get_or_init(|| about.keeps)),
+        }
+    }
+
+    fn ask(&self, request: &Request) -> Result<Answer> {
+        self.ask_and_hear(request, |_, _| ())
+    }
+
+    /// Sends a question. `hears` is called with the answer whenever that comes.
+    fn ask_and_hear(&self, request: &Request, hears: impl FnOnce(&Answer, bool) + Send + 'static) -> Result<Answer> {
+        let line = self.end.line()?;
+        let answered = line.ask(request, now() + PATIENCE, |notice| self.end.hear(notice), hears);
+        self.end.shares.release();
+        Ok(answered?.0)
+    }
+
+    /// Puts a ticket under a name, which keeps its `keep` newest tickets. Returns the version.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] for a name that is empty, has control characters or more than 128 bytes, and for a
+    /// `keep` of 0. [`ErrorKind::Busy`] where there are as many as allowed, and those of the connection.
+    pub fn put(&self, name: &str, ticket: &Ticket, keep: u64) -> Result<u64> {
+        self.put_and_hear(name, ticket, keep, |_, _| ())
+    }
+
+    fn put_and_hear(
+        &self,
+        name: &str,
+        ticket: &Ticket,
+        keep: u64,
+        hears: impl FnOnce(&Answer, bool) + Send + 'static,
+    ) -> Result<u64> {
+        let name = checked(name)?;
+        if keep == 0 {
+            return Err(Error::new(ErrorKind::Argument, "keep counts the versions that can be opened: pass 1 or more"));
+        }
+        match self.ask_and_hear(&Request::Put { name, ticket: ticket.clone(), keep, version: None }, hears)? {
+            Answer::Stored { version, .. } => Ok(version),
+            _ => Err(broken("it answers another question")),
+        }
+    }
+
+    /// Puts a ticket of this exporter under a name, and ends its share once the name does not stand for it any more:
+    /// newer versions have replaced it, the name was removed, or the connection has ended. Returns the version.
+    ///
+    /// From the first call on, a thread waits for that until the connection ends.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`put`](Self::put). The share has ended then, or it ends when the process that serves names refuses it
+    /// later: after an error of the program, and after a [`ErrorKind::Busy`] that says that there was no answer in
+    /// time, that process may still list the ticket.
+    pub fn put_share(&self, exporter: &Arc<Exporter>, name: &str, ticket: &Ticket, keep: u64) -> Result<u64> {
+        self.end.check()?;
+        let put = Put::new(&self.end.shares, ticket, exporter, (name, keep));
+        let end = Arc::clone(&self.end);
+        let hears = move |answer: &Answer, _| {
+            if let Answer::Stored { kept: true, .. } = answer {
+                end.keeps.get_or_init(|| true);
+            }
+            put.answered(answer);
+        };
+        let stored = self.attend().and_then(|()| self.put_and_hear(name, ticket, keep, hears));
+        self.end.shares.release();
+        stored
+    }
+
+    /// Starts the thread that receives the notices about tickets of this connection for which no name stands any more.
+    fn attend(&self) -> Result<()> {
+        if self.end.shares.is_attended.swap(true, Relaxed) {
+            return Ok(());
+        }
+        let end = Arc::clone(&self.end);
+        let thread = thread::Builder::new().name("truebridge-ipc".into()).spawn(move || end.attend());
+        thread.map(drop).map_err(|error| {
+            self.end.shares.is_attended.store(false, Relaxed);
+            let text = "no thread for the connection: raise the limit of processes (ulimit -u)";
+            Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
+        })
+    }
+
+    /// Remembers what was found at a keeper, for its successor.
+    fn remember(&self, name: &str, (version, ticket): &(u64, Ticket)) -> Result<()> {
+        self.end.keeps.get_or_init(|| true);
+        self.attend()?;
+        let mut found = locked(&self.end.found);
+        if !found.iter().any(|known| known.ticket == *ticket) {
+            // What was found just now may be about to be opened.
+            if found.len() >= MOST_FOUND {
+                found.retain(|known| importer::kept(&known.ticket).is_some());
+            }
+            found.push(Found { name: name.into(), version: *version, ticket: ticket.clone(), own: None });
+        }
+        Ok(())
+    }
+
+    /// Returns the newest ticket of a name, or that of one version, with the version.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Argument`] for what is not a name, and those of the
+    /// connection.
+    pub fn get(&self, name: &str, version: Option<u64>) -> Result<(u64, Ticket)> {
+        self.found(name, version)?.ok_or_else(|| match version {
+            Some(version) => {
+                let text =
+                    format!("version {version} of the name {name:?} is not kept: take the newest, without a version");
+                Error::new(ErrorKind::Gone, text)
+            }
+            None => missing(name),
+        })
+    }
+
+    fn found(&self, name: &str, version: Option<u64>) -> Result<Option<(u64, Ticket)>> {
+        let answer = self.ask(&Request::Get { name: checked(name)?, version })?;
+        let is_kept = matches!(answer, Answer::Found { kept: true, .. });
+        let found = found(answer);
+        found.iter().filter(|_| is_kept).try_for_each(|found| self.remember(name, found))?;
+        Ok(found)
+    }
+
+    /// Returns the newest ticket of a name and its version, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] for what is not a name, and those of the connection.
+    pub fn newest(&self, name: &str) -> Result<Option<(u64, Ticket)>> {
+        self.found(name, None)
+    }
+
+    /// Removes a name.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Gone`] where there is none, [`ErrorKind::Argument`] for what is not a name, and those of the
+    /// connection.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        match self.ask(&Request::Remove { name: checked(name)? })? {
+            Answer::Removed => Ok(()),
+            _ => Err(missing(name)),
+        }
+    }
+
+    /// Returns all names, in their order.
+    ///
+    /// # Errors
+    ///
+    /// Those of the connection.
+    pub fn list(&self) -> Result<Vec<Listed>> {
+        match self.ask(&Request::List)? {
+            Answer::Listed { names } => Ok(names),
+            _ => Err(broken("it answers another question")),
+        }
+    }
+
+    /// Waits for a version of a name after this one, over a connection of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Argument`] for what is not a name, and those of the connection.
+    pub fn watch(&self, name: &str, after: u64) -> Result<Watch> {
+        let (name, keeps) = (checked(name)?, self.keeps()?);
+        let mut watch = Watch { path: self.end.path.clone(), name, after, keeps, line: Mutex::new(None) };
+        watch.line = Mutex::new(Some(watch.start()?));
+        Ok(watch)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // The connection of a forked process is its parent's.
+        if self.end.check().is_ok() {
+            self.end.is_closed.store(true, Relaxed);
+            locked(&self.end.line).close();
+            self.end.shares.end();
+        }
+    }
+}
+
+/// A version of a name that is waited for.
+#[must_use = "call wait"]
+pub struct Watch {
+    path: PathBuf,
+    name: String,
+    after: u64,
+    keeps: bool,
+    /// `None` after the end of a keeper, until its successor is there.
+    line: Mutex<Option<Line<Answer>>>,
+}
+
+bridge_core::debug_fields!(impl[] Watch);
+
+impl Watch {
+    fn start(&self) -> Result<Line<Answer>> {
+        let line = Line::connect(&self.path)?;
+        line.start(&Request::Wait { name: self.name.clone(), after: self.after })?;
+        Ok(line)
+    }
+
+    /// Returns the newest version and its ticket, if there is one within `time`. Call it again to wait on. If a keeper
+    /// ends, it waits for its successor.
+    ///
+    /// # Errors
+    ///
+    /// Those of the connection.
+    pub fn wait(&self, time: Duration) -> Result<Option<(u64, Ticket)>> {
+        let until = now() + time;
+        let mut line = locked(&self.line);
+        loop {
+            let answered = match &*line {
+                Some(line) => line.answered(until),
+                None => self.start().map(|started| line.insert(started)).and_then(|line| line.answered(until)),
+            };
+            match answered {
+                Err(error) if self.keeps && error.kind() == ErrorKind::Gone => *line = None,
+                answered => return Ok(answered?.and_then(found)),
+            }
+            if now() >= until {
+                return Ok(None);
+            }
+            goes_on()?;
+            thread::sleep(PAUSES[0].min(until.saturating_duration_since(now())));
+        }
+    }
+}
+
+fn found(answer: Answer) -> Option<(u64, Ticket)> {
+    match answer {
+        Answer::Found { version, ticket, .. } => Some((version, ticket)),
+        _ => None,
+    }
+}

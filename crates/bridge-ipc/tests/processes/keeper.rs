@@ -1,0 +1,189 @@
+//! A keeper: what is put there outlives the process that has put it, and the keeper itself.
+
+use super::child::read;
+use super::{Folder, LONG, PATIENCE, share};
+use bridge_core::ErrorKind;
+use bridge_ipc::{Client, Exporter, Limits, Names, Settings, Writing, open};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A keeper, and what its successor needs.
+struct Keeper {
+    folder: Folder,
+    names: Option<Names>,
+    limits: Limits,
+}
+
+impl Keeper {
+    fn new(bytes: usize) -> Self {
+        let folder = Folder::new();
+        std::fs::create_dir(folder.path()).unwrap();
+        let mut keeper = Self { folder, names: None, limits: Limits { bytes, ..Limits::default() } };
+        keeper.start();
+        keeper
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("names")
+    }
+
+    /// Ends the keeper, if there is one, and starts another at its path.
+    fn start(&mut self) {
+        self.names = None;
+        let settings = Settings { limits: self.limits, ..Settings::default() };
+        self.names = Some(Names::keep(&self.path(), settings).unwrap());
+    }
+
+    fn connect(&self) -> Client {
+        Client::connect(&self.path()).unwrap()
+    }
+}
+
+fn put(client: &Client, exporter: &Arc<Exporter>, bytes: Vec<u8>, keep: u64) -> bridge_core::Result<u64> {
+    let ticket = share(exporter, bytes, Writing::Private, LONG).unwrap();
+    client.put_share(exporter, "weights", &ticket, keep)
+}
+
+fn digits(client: &Client, version: Option<u64>) -> String {
+    read(&open(&client.get("weights", version).unwrap().1).unwrap().tensors[0]).unwrap()
+}
+
+/// Waits until something is so.
+fn until(what: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !what() {
+        assert!(Instant::now() < end, "it takes too long");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn what_is_put_outlives_its_connection_and_its_exporter() {
+    let keeper = Keeper::new(1 << 20);
+    let reader = keeper.connect();
+    let (sharing, writer) = (Folder::new(), keeper.connect());
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    let version = put(&writer, &exporter, vec![1, 2, 3], 1).unwrap();
+    assert_eq!(exporter.held().leases, 1, "the keeper has it");
+    drop((writer, exporter));
+    assert_eq!(reader.get("weights", None).unwrap().0, version);
+    let opened = open(&reader.get("weights", None).unwrap().1).unwrap();
+    assert_eq!(read(&opened.tensors[0]).unwrap(), "123");
+    assert_eq!((reader.about().unwrap().keeps, reader.about().unwrap().nbytes), (true, 64));
+    reader.remove("weights").unwrap();
+    opened.tensors[0].check().unwrap();
+    assert_eq!(read(&opened.tensors[0]).unwrap(), "123", "what is open stays");
+    drop(opened);
+    until(|| reader.about().unwrap().nbytes == 0);
+}
+
+#[test]
+fn a_newer_version_displaces_an_older_one_and_its_share() {
+    let keeper = Keeper::new(1 << 20);
+    let (sharing, writer) = (Folder::new(), keeper.connect());
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    let versions: Vec<u64> = (1..=4).map(|digit| put(&writer, &exporter, vec![digit], 2).unwrap()).collect();
+    assert!(versions.is_sorted());
+    assert_eq!((digits(&writer, None), digits(&writer, Some(versions[2]))), ("4".into(), "3".into()));
+    assert_eq!(writer.get("weights", Some(versions[1])).unwrap_err().kind(), ErrorKind::Gone);
+    until(|| exporter.held().shares == 2 && exporter.held().leases == 2 && writer.about().unwrap().nbytes == 128);
+}
+
+#[test]
+fn the_next_keeper_is_handed_what_the_writer_has_put() {
+    let mut keeper = Keeper::new(1 << 20);
+    let (sharing, writer, reader) = (Folder::new(), keeper.connect(), keeper.connect());
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    let versions: Vec<u64> = (1..=2).map(|digit| put(&writer, &exporter, vec![digit], 2).unwrap()).collect();
+    assert!(reader.keeps().unwrap());
+    for _ in 0..3 {
+        keeper.start();
+        until(|| reader.get("weights", Some(versions[0])).is_ok() && reader.get("weights", Some(versions[1])).is_ok());
+        assert_eq!((digits(&reader, None), digits(&reader, Some(versions[0]))), ("2".into(), "1".into()));
+    }
+    assert!(put(&writer, &exporter, vec![3], 1).unwrap() > versions[1]);
+    assert_eq!(digits(&reader, None), "3");
+    until(|| exporter.held().shares == 1 && writer.about().unwrap().nbytes == 64);
+}
+
+#[test]
+fn the_next_keeper_is_handed_what_a_reader_has_open() {
+    let mut keeper = Keeper::new(1 << 20);
+    let (sharing, writer, readers) = (Folder::new(), keeper.connect(), [keeper.connect(), keeper.connect()]);
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    let version = put(&writer, &exporter, vec![1, 2, 3], 1).unwrap();
+    let opened = readers.each_ref().map(|reader| open(&reader.get("weights", None).unwrap().1).unwrap());
+    drop((writer, exporter));
+    for _ in 0..3 {
+        keeper.start();
+        opened.iter().for_each(|opened| opened.tensors[0].check().unwrap());
+        let late = keeper.connect();
+        until(|| late.get("weights", None).is_ok());
+        assert_eq!((late.get("weights", None).unwrap().0, digits(&late, None)), (version, "123".into()));
+        until(|| late.about().unwrap().nbytes == 64);
+    }
+}
+
+#[test]
+fn what_was_removed_or_displaced_is_not_handed_over() {
+    let mut keeper = Keeper::new(1 << 20);
+    let (sharing, writer, reader) = (Folder::new(), keeper.connect(), keeper.connect());
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    put(&writer, &exporter, vec![1], 1).unwrap();
+    let _old = open(&reader.get("weights", None).unwrap().1).unwrap();
+    let version = put(&writer, &exporter, vec![2], 1).unwrap();
+    let _new = open(&reader.get("weights", None).unwrap().1).unwrap();
+    keeper.start();
+    until(|| reader.get("weights", Some(version)).is_ok());
+    keeper.start();
+    until(|| reader.get("weights", Some(version)).is_ok());
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(reader.about().unwrap().nbytes, 64, "the displaced one is not kept again");
+    reader.remove("weights").unwrap();
+    keeper.start();
+    until(|| reader.list().is_ok());
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(reader.list().unwrap(), []);
+    assert_eq!((writer.about().unwrap().nbytes, exporter.held().shares), (0, 0));
+}
+
+#[test]
+fn a_watch_goes_on_with_the_next_keeper() {
+    let mut keeper = Keeper::new(1 << 20);
+    let (sharing, writer, reader) = (Folder::new(), keeper.connect(), keeper.connect());
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    let first = put(&writer, &exporter, vec![1], 1).unwrap();
+    let watch = reader.watch("weights", first).unwrap();
+    keeper.names = None;
+    assert_eq!(watch.wait(Duration::from_millis(50)).unwrap(), None);
+    assert_eq!(reader.list().unwrap_err().kind(), ErrorKind::Gone);
+    keeper.start();
+    let second = put(&writer, &exporter, vec![2], 1).unwrap();
+    assert_eq!(watch.wait(PATIENCE).unwrap().map(|(version, _)| version), Some(second));
+}
+
+#[test]
+fn a_keeper_has_no_more_than_its_bytes() {
+    let keeper = Keeper::new(128);
+    let (sharing, writer) = (Folder::new(), keeper.connect());
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    put(&writer, &exporter, vec![1; 64], 1).unwrap();
+    assert_eq!(put(&writer, &exporter, vec![1; 65], 1).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    until(|| exporter.held().shares == 1);
+    assert_eq!((digits(&writer, None).len(), writer.about().unwrap().limit), (64, 128));
+    put(&writer, &exporter, vec![2; 64], 1).unwrap();
+}
+
+#[test]
+fn a_keeper_refuses_a_ticket_that_opens_nothing() {
+    let keeper = Keeper::new(1 << 20);
+    let (sharing, writer) = (Folder::new(), keeper.connect());
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    let ticket = share(&exporter, vec![1], Writing::Private, LONG).unwrap();
+    exporter.revoke(&ticket).unwrap();
+    assert_eq!(writer.put("weights", &ticket, 1).unwrap_err().kind(), ErrorKind::Gone);
+    drop(exporter);
+    assert_eq!(writer.put("weights", &ticket, 1).unwrap_err().kind(), ErrorKind::Gone);
+    assert_eq!(writer.list().unwrap(), []);
+}
