@@ -5,6 +5,7 @@ use crate::exporter::{Exporter, Kept};
 use crate::importer::{self, Import};
 use crate::line::{SLICE, goes_on};
 use crate::memory::{self, Writing};
+use crate::rooms;
 use crate::tensor::{Arena, Ipc, IpcTensor};
 use crate::ticket::Ticket;
 use crate::wire::{Content, Described, MAX_FILES, Segment};
@@ -98,6 +99,8 @@ enum Part {
     Fresh(Arc<Arena>),
     /// Fresh memory of a device.
     Filled(Lending, Arc<Arena>),
+    /// Memory of this process that a keeper can take over, and that is to be shared in place.
+    Given(Arc<Arena>),
     /// One of another process, by its lease and its number in that process.
     Foreign(Arc<Import>, usize),
     /// Memory of a device.
@@ -215,7 +218,7 @@ impl Parcel {
             let there = match in_place {
                 true => match self.foreign(&lent) {
                     Some(found) => Some(found),
-                    None if self.outlives => None,
+                    None if self.outlives => self.given(&lent)?,
                     None => self.lendable(&lent, &lent.layout().hull(lent.data(), None)?)?,
                 },
                 false => None,
@@ -299,6 +302,21 @@ impl Parcel {
             self.segments.len() - 1
         });
         Some((at, start))
+    }
+
+    /// Returns the segment that a keeper can take over in place and that the tensor lies in, and where it begins.
+    fn given(&mut self, lent: &Lent) -> Result<Option<(usize, usize)>> {
+        let Some(arena) = rooms::given(lent, self.asked_of(lent.device())) else { return Ok(None) };
+        let start = arena.bytes().start;
+        let same = |part: &Part| matches!(part, Part::Given(known) if Arc::ptr_eq(known, &arena));
+        if let Some(at) = self.segments.iter().position(same) {
+            return Ok(Some((at, start)));
+        }
+        if device::in_streams(arena.device()) {
+            self.check_writing()?;
+        }
+        self.segments.push(Part::Given(arena));
+        Ok(Some((self.segments.len() - 1, start)))
     }
 
     /// Returns the number of a fresh segment on a device with room for this many bytes, and where it begins.
@@ -439,6 +457,13 @@ fn finished(part: Part, writing: Option<Writing>) -> Result<(Segment, Vec<Arc<Ow
         Part::Lending(Lending { segment, files, .. }) | Part::Filled(Lending { segment, files, .. }, _) => {
             Ok((segment.with_writing(writing.unwrap_or(Writing::Shared)), files))
         }
+        Part::Given(arena) => match arena.another_file()? {
+            Some(file) => {
+                let segment = Segment::File { nbytes: arena.bytes().len(), writing: Writing::Private };
+                Ok((segment, vec![file]))
+            }
+            None => finished(Part::Lending(lending_of(&arena)?), writing),
+        },
         Part::Fresh(arena) => {
             let (nbytes, writing) = (arena.bytes().len(), writing.unwrap_or_default());
             let arena = Arc::into_inner(arena).ok_or_else(|| {

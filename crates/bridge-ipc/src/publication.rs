@@ -6,18 +6,16 @@ use crate::line::{SLICE, goes_on};
 use crate::memory::{self, Writing};
 use crate::names::{Client, LISTED, checked};
 use crate::parcel::{described, lending_of};
+use crate::rooms::{Spec, rooms};
 use crate::sync::{self, Condvar, Mutex, MutexGuard, locked, now, thread};
-use crate::tensor::{Arena, Ipc, IpcTensor};
+use crate::tensor::{Arena, IpcTensor};
 use crate::wire::{Content, Segment};
-use bridge_core::{Adapter, DType, Device, Error, ErrorKind, Layout, Order, Result, Stream};
+use bridge_core::{Device, Error, ErrorKind, Result, Stream};
 use rustix::fd::OwnedFd;
 use std::any::Any;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
-
-/// What a tensor of a publication is: its dtype, its shape, and the device that it is on.
-pub type Spec = (DType, Vec<i64>, Device);
 
 /// Versions of the same tensors under a name. Each is written into memory that no process reads, a *slot*, and
 /// announced when the device has finished it: a process that opens the name sees a whole version, also if this process
@@ -266,27 +264,15 @@ impl Drop for Finishing {
 impl Slot {
     /// Allocates memory for compact tensors, one piece for each device.
     fn new(What { specs, places, outlives }: &What) -> Result<Self> {
-        let mut devices: Vec<Device> = specs.iter().map(|(_, _, device)| *device).collect();
-        devices.sort_unstable_by_key(|device| (device.kind.0, device.index));
-        devices.dedup();
         let content = Content { segments: Vec::new(), tensors: [].into(), points: Vec::new(), tree: None, kept: false };
-        let in_streams = devices.iter().copied().filter(|device| device::in_streams(*device)).collect();
-        let (tensors, files, owners) = (Vec::new(), Vec::new(), Vec::new());
-        let mut slot = Self { tensors, content, files, on_host: 0, devices: in_streams, about: String::new(), owners };
+        let (tensors, files, devices, owners) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut slot = Self { tensors, content, files, on_host: 0, devices, about: String::new(), owners };
         let (mut nbytes, mut placed) = (0usize, Vec::with_capacity(specs.len()));
-        for device in devices {
-            let of_device = || specs.iter().enumerate().filter(|(_, spec)| spec.2 == device);
-            let mut room = 0usize;
-            for (_, (dtype, shape, _)) in of_device() {
-                let bytes = Layout::new(*dtype, shape, None, 0)?.nbytes();
-                room = room.saturating_add(Arena::room_for(device, bytes));
-                nbytes = nbytes.saturating_add(bytes);
-            }
-            let arena = Arc::new(Arena::new(device, room, *outlives)?);
+        for (arena, tensors) in rooms(specs, *outlives)? {
+            slot.devices.extend(Some(arena.device()).filter(|device| device::in_streams(*device)));
             let (segment, start) = slot.segment(&arena)?;
-            let adapter = Ipc::into(arena);
-            for (index, (dtype, shape, _)) in of_device() {
-                let tensor = adapter.empty(device, *dtype, shape, Order::RowMajor)?;
+            for (index, tensor) in tensors {
+                nbytes = nbytes.saturating_add(tensor.layout().nbytes());
                 placed.push((index, described(&tensor, segment, start), tensor));
             }
         }
@@ -300,16 +286,12 @@ impl Slot {
 
     /// Makes memory one that can be shared. Returns its number, and where it begins.
     fn segment(&mut self, arena: &Arena) -> Result<(usize, usize)> {
-        let (segment, start) = match arena.file() {
+        let (segment, start) = match arena.another_file()? {
             Some(file) => {
                 let nbytes = arena.bytes().len();
                 self.on_host = self.on_host.saturating_add(nbytes);
-                let file = file.try_clone().map_err(|error| {
-                    let text = "too many files are open: raise the limit (ulimit -n)";
-                    Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
-                })?;
                 memory::seal_for_others(&file)?;
-                self.files.push(Arc::new(file));
+                self.files.push(file);
                 (Segment::File { nbytes, writing: Writing::Private }, arena.bytes().start)
             }
             None => {

@@ -295,6 +295,15 @@ impl Arena {
         }
     }
 
+    /// Returns another descriptor of its file; `None` on a device.
+    pub(crate) fn another_file(&self) -> Result<Option<Arc<OwnedFd>>> {
+        let file = self.file().map(OwnedFd::try_clone).transpose();
+        file.map(|file| file.map(Arc::new)).map_err(|error| {
+            let text = "too many files are open: raise the limit (ulimit -n)";
+            Error::new(ErrorKind::OutOfMemory, text).caused_by(error)
+        })
+    }
+
     /// Unmaps the memory, and returns its file; `None` on a device.
     pub(crate) fn into_file(self) -> Option<OwnedFd> {
         match self.bytes {

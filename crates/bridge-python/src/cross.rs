@@ -170,14 +170,15 @@ pub(crate) fn transfer_all<F: Owned, T>(
     }
 }
 
-/// As [`Parcel::of`], by the ordering of the process.
+/// As [`Parcel::of`], or as [`Parcel::outliving`], by the ordering of the process.
 pub(crate) fn pack<F: Owned>(
     call: Option<&Call>,
     tensors: &[(&dyn Adapter<Tensor = F>, &F)],
-    writing: Option<Writing>,
+    (writing, outlives): (Option<Writing>, bool),
     options: &Options,
 ) -> Result<Parcel> {
-    let pack = |tensors: &[_]| Parcel::of(tensors, writing, ordering(), options);
+    let packed = if outlives { Parcel::outliving } else { Parcel::of };
+    let pack = |tensors: &[_]| packed(tensors, writing, ordering(), options);
     let Some(call) = call else { return pack(tensors) };
     let seen = see(call, tensors, None);
     let packed = pack(&through(&seen, tensors));

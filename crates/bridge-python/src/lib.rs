@@ -13,6 +13,7 @@ mod frameworks;
 mod html;
 mod jax;
 mod lend;
+mod names;
 mod nvtx;
 mod options;
 mod ordering;
@@ -61,6 +62,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<bridge_tensorflow::PyExternal>()?;
     module.add_function(wrap_pyfunction!(tensorflow1::tensorflow1_open, module)?)?;
     processes::enter(module)?;
+    names::enter(module)?;
     publications::enter(module)?;
     trace::enter(module)?;
     debug::enter(module)?;

@@ -5,14 +5,14 @@ use crate::frameworks::{self, not_a_capsule, source};
 use crate::html::as_html;
 use crate::options::Keywords;
 use crate::{cross, options, trace};
-use bridge_core::{Adapter, Error, ErrorKind, Options, Result};
-use bridge_ipc::{Exporter, Ipc, IpcTensor, Limits, Opened, Road, Settings, Writing, process};
+use bridge_core::{Adapter, DType, Error, Options, Result};
+use bridge_ipc::{Exporter, Ipc, IpcTensor, Limits, Opened, Road, Settings, Spec, Writing, process};
 use bridge_pyo3::{PyTensor, brief_str, framework_error, with_gil};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use std::fmt::Display;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Leave to open what a process shares. ``share`` returns it.
@@ -47,7 +47,7 @@ use std::time::Duration;
 /// >>> tb.revoke(ticket)
 #[pyclass(frozen, eq, module = "truebridge")]
 #[derive(PartialEq, Clone)]
-pub(crate) struct Ticket(bridge_ipc::Ticket);
+pub(crate) struct Ticket(pub(crate) bridge_ipc::Ticket);
 
 #[pymethods]
 impl Ticket {
@@ -133,16 +133,17 @@ where
     found.ok_or_else(wrong)
 }
 
-fn path(object: &Bound<'_, PyAny>) -> Result<PathBuf> {
+pub(crate) fn path(object: &Bound<'_, PyAny>) -> Result<PathBuf> {
     object.extract().map_err(|_| argument(format!("a path is a str or an os.PathLike, not {}", brief_str(object))))
 }
 
-/// Shares tensors for a ticket, which ``then`` takes over.
-fn shared<'py, T>(
+/// Shares tensors for a ticket, which ``then`` takes over. If they are to outlive this process, it waits until the work on
+/// them has run.
+pub(crate) fn shared<'py, T>(
     py: Python<'py>,
     (tensors, tree): (Vec<PyTensor<'py>>, Option<String>),
     (time, copy): (Duration, Option<bool>),
-    writing: Option<&Bound<'py, PyAny>>,
+    (writing, outlives): (Option<&Bound<'py, PyAny>>, bool),
     then: impl FnOnce(&Arc<Exporter>, bridge_ipc::Ticket) -> Result<T> + Send,
 ) -> Result<T>
 where
@@ -158,9 +159,12 @@ where
         let sources = sources.collect::<Result<Vec<_>>>()?;
         let leaves: Vec<(&dyn Adapter<Tensor = PyTensor<'py>>, &PyTensor<'py>)> =
             sources.iter().zip(&tensors).map(|(from, tensor)| (&**from as _, tensor)).collect();
-        let parcel = cross::pack(call, &leaves, writing, &options)?;
+        let parcel = cross::pack(call, &leaves, (writing, outlives), &options)?;
         py.detach(|| {
             let exporter = process::exporter()?;
+            if outlives {
+                parcel.wait()?;
+            }
             then(&exporter, parcel.share(&exporter, time, tree)?)
         })
     };
@@ -177,8 +181,8 @@ pub(crate) fn ipc_share<'py>(
     writing: Option<&Bound<'py, PyAny>>,
     #[pyo3(from_py_with = options::copy)] copy: Option<bool>,
 ) -> PyResult<Ticket> {
-    let ticket =
-        seconds(expires).and_then(|time| shared(py, (tensors, tree), (time, copy), writing, |_, ticket| Ok(ticket)));
+    let ticket = seconds(expires)
+        .and_then(|time| shared(py, (tensors, tree), (time, copy), (writing, false), |_, ticket| Ok(ticket)));
     ticket.map(Ticket).map_err(|error| into_python(py, error))
 }
 
@@ -228,6 +232,33 @@ pub(crate) fn ipc_open<'py>(
     };
     let (tensors, tree) = trace::call("open", "", open).map_err(|error| into_python(py, error))?;
     Ok((PyList::new(py, tensors)?, tree))
+}
+
+/// Makes tensors for the framework named ``target``, of these dtypes and shapes, in memory that a keeper can take over.
+#[pyfunction]
+pub(crate) fn ipc_empty<'py>(
+    py: Python<'py>,
+    specs: Vec<(String, Vec<i64>)>,
+    target: &PyTensor<'py>,
+    device: &PyTensor<'py>,
+) -> PyResult<Bound<'py, PyList>> {
+    let empty = |call: Option<&trace::Call>| {
+        let (device, to) = (crate::device::device(device)?, frameworks::named(target)?.open(py)?);
+        let spec = |(name, shape): (String, Vec<i64>)| {
+            let dtype = name.parse::<DType>().map_err(|_| argument(format!("{name:?} is not the name of a dtype")))?;
+            Ok((dtype, shape, device))
+        };
+        let specs: Vec<Spec> = specs.into_iter().map(spec).collect::<Result<_>>()?;
+        let tensors = py.detach(|| bridge_ipc::empty(&specs))?;
+        // SAFETY: Python has no references to elements: programs order the uses of memory that they share.
+        let ipc = unsafe { Ipc::of_opened() };
+        let adapter: &dyn Adapter<Tensor = IpcTensor> = &ipc;
+        let leaves: Vec<_> = tensors.iter().map(|tensor| (adapter, tensor)).collect();
+        let options = Options::default().with_copy(Some(false));
+        cross::transfer_all(call, &leaves, &*to, &options).map_err(|failed| failed.error)
+    };
+    let tensors = trace::call("empty", "ipc", empty).map_err(|error| into_python(py, error))?;
+    PyList::new(py, tensors)
 }
 
 /// Ends the share of a ticket of this process. Where ``told`` is false, the processes that have it open keep it.
@@ -286,25 +317,6 @@ pub(crate) fn ipc_held() -> (usize, usize, usize, usize) {
     (held.shares, held.leases, held.connections, held.bytes)
 }
 
-/// The process that serves names at a path.
-#[pyclass(frozen, module = "truebridge")]
-pub(crate) struct Names(Mutex<Option<bridge_ipc::Names>>);
-
-#[pymethods]
-impl Names {
-    #[new]
-    fn new(path: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let settings = Settings { users: process::users(), ..Settings::default() };
-        let names = self::path(path).and_then(|path| bridge_ipc::Names::serve(&path, settings));
-        Ok(Self(Mutex::new(Some(names.map_err(|error| into_python(path.py(), error))?))))
-    }
-
-    fn close(&self, py: Python<'_>) {
-        let names = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(names));
-    }
-}
-
 /// Reads a number of seconds.
 #[pyfunction]
 pub(crate) fn ipc_seconds(time: &Bound<'_, PyAny>) -> PyResult<f64> {
@@ -318,103 +330,6 @@ pub(crate) fn ipc_check_name(name: &Bound<'_, PyAny>, keep: &Bound<'_, PyAny>) -
     check().map_err(|error| into_python(name.py(), error))
 }
 
-/// A connection to the process that serves names.
-#[pyclass(frozen, module = "truebridge")]
-pub(crate) struct Client(Mutex<Option<Arc<bridge_ipc::Client>>>);
-
-impl Client {
-    pub(crate) fn client(&self) -> Result<Arc<bridge_ipc::Client>> {
-        let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Arc::clone);
-        client.ok_or_else(|| Error::new(ErrorKind::Gone, "the connection is closed: connect again"))
-    }
-
-    /// Asks about a name, without the interpreter.
-    fn ask<T: Send>(
-        &self,
-        name: &Bound<'_, PyAny>,
-        ask: impl FnOnce(&bridge_ipc::Client, &str) -> Result<T> + Send,
-    ) -> Result<T> {
-        let (client, text) = (self.client()?, text(name, "a name")?);
-        name.py().detach(|| ask(&client, &text))
-    }
-}
-
-#[pymethods]
-impl Client {
-    #[new]
-    fn new(path: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let py = path.py();
-        let client = self::path(path).and_then(|path| py.detach(|| bridge_ipc::Client::connect(&path)));
-        Ok(Self(Mutex::new(Some(Arc::new(client.map_err(|error| into_python(py, error))?)))))
-    }
-
-    /// Shares tensors under a name. The connection owns the share: a caller that is interrupted, wherever that is,
-    /// loses no ticket.
-    fn put<'py>(
-        &self,
-        name: &Bound<'py, PyAny>,
-        tensors: Vec<PyTensor<'py>>,
-        tree: Option<String>,
-        keep: &Bound<'py, PyAny>,
-        writing: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<u64> {
-        let put = || {
-            let (client, text, keep) = (self.client()?, text(name, "a name")?, number(keep, "keep", 1u64)?);
-            let put = |exporter: &Arc<Exporter>, ticket| client.put_share(exporter, &text, &ticket, keep);
-            shared(name.py(), (tensors, tree), (LISTED, None), writing, put)
-        };
-        put().map_err(|error| into_python(name.py(), error))
-    }
-
-    fn get(&self, name: &Bound<'_, PyAny>, version: Option<&Bound<'_, PyAny>>) -> PyResult<(u64, Ticket)> {
-        let get = || {
-            let version = version.map(|version| number(version, "a version", 0)).transpose()?;
-            self.ask(name, |client, name| client.get(name, version))
-        };
-        let found = get().map_err(|error| into_python(name.py(), error));
-        found.map(|(version, ticket)| (version, Ticket(ticket)))
-    }
-
-    fn remove(&self, name: &Bound<'_, PyAny>) -> PyResult<()> {
-        let removed = self.ask(name, bridge_ipc::Client::remove);
-        removed.map_err(|error| into_python(name.py(), error))
-    }
-
-    fn list(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, String)>> {
-        let listed = self.client().and_then(|client| py.detach(|| client.list()));
-        let listed = listed.map_err(|error| into_python(py, error))?;
-        Ok(listed.into_iter().map(|listed| (listed.name, listed.version, listed.about)).collect())
-    }
-
-    fn watch(&self, name: &Bound<'_, PyAny>, after: &Bound<'_, PyAny>) -> PyResult<Watch> {
-        let watch = || {
-            let after = number(after, "a version", 0)?;
-            self.ask(name, |client, name| client.watch(name, after))
-        };
-        watch().map(Watch).map_err(|error| into_python(name.py(), error))
-    }
-
-    fn close(&self, py: Python<'_>) {
-        let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(client));
-    }
-}
-
-/// A version that is waited for.
-#[pyclass(frozen, module = "truebridge")]
-pub(crate) struct Watch(bridge_ipc::Watch);
-
-#[pymethods]
-impl Watch {
-    /// Return the version and its ticket, or ``None`` if there is none within ``time`` seconds.
-    fn wait(&self, time: &Bound<'_, PyAny>) -> PyResult<Option<(u64, Ticket)>> {
-        let py = time.py();
-        let found = seconds(time).and_then(|time| py.detach(|| self.0.wait(time)));
-        let found = found.map_err(|error| into_python(py, error))?;
-        Ok(found.map(|(version, ticket)| (version, Ticket(ticket))))
-    }
-}
-
 /// Runs the handlers of signals that have arrived. An exception of one, such as `KeyboardInterrupt`, ends the wait.
 fn handle_signals() -> Result<()> {
     let handled = with_gil(|py| py.check_signals().map_err(|error| framework_error(py, "Python", error)));
@@ -425,12 +340,10 @@ fn handle_signals() -> Result<()> {
 pub(crate) fn enter(module: &Bound<'_, PyModule>) -> PyResult<()> {
     bridge_ipc::while_waiting(handle_signals);
     module.add_class::<Ticket>()?;
-    module.add_class::<Names>()?;
-    module.add_class::<Client>()?;
-    module.add_class::<Watch>()?;
     module.add_function(wrap_pyfunction!(ipc_share, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_road, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_open, module)?)?;
+    module.add_function(wrap_pyfunction!(ipc_empty, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_revoke, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_configure, module)?)?;
     module.add_function(wrap_pyfunction!(ipc_seconds, module)?)?;

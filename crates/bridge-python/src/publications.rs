@@ -2,7 +2,8 @@
 
 use crate::errors::{argument, into_python, text};
 use crate::frameworks::{AnyAdapter, not_a_capsule, source};
-use crate::processes::{Client, number, seconds};
+use crate::names::Client;
+use crate::processes::{number, seconds};
 use crate::{cross, options, trace};
 use bridge_core::{Adapter, DType, Device, DeviceKind, Error, ErrorKind, Misfit, Pair, Result, Stream};
 use bridge_ipc::{Draft, Ipc, IpcTensor, Opened, Spec, process};

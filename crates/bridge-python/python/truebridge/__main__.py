@@ -9,10 +9,16 @@ from collections.abc import Callable
 from . import _core
 from ._bench import Bench, bench
 from ._doctor import doctor, matrix
+from ._keep import keep, number_of_bytes
 from ._report import Matrix, Report
 from .errors import BridgeError
 
-_COMMANDS: dict[str, Callable[..., Report | Matrix | Bench]] = {"doctor": doctor, "matrix": matrix, "bench": bench}
+_COMMANDS: dict[str, Callable[..., Report | Matrix | Bench | str]] = {
+    "doctor": doctor,
+    "matrix": matrix,
+    "bench": bench,
+    "keep": keep,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,14 +37,22 @@ def main(arguments: list[str] | None = None) -> int:
         "bench", parents=[common], help="what a conversion costs, beside the frameworks' own functions"
     )
     measures.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to measure (%(default)g)")
+    keeper = commands.add_parser("keep", help="keep tensors that processes put under names, beyond their end")
+    keeper.add_argument("path", help="where to serve names")
+    keeper.add_argument(
+        "--max-bytes", type=number_of_bytes, metavar="N", help="the most bytes, such as 60G, of the host and of devices"
+    )
+    keeper.add_argument(
+        "--user", type=int, action="append", default=[], dest="users", metavar="N", help="another user who may connect"
+    )
     chosen = vars(parser.parse_args(arguments))
-    command, as_json = _COMMANDS[chosen.pop("command")], chosen.pop("json")
+    command, as_json = _COMMANDS[chosen.pop("command")], chosen.pop("json", False)
     try:
         result = command(**chosen)
     except BridgeError as error:
         print(f"{error.kind}: {error}", file=sys.stderr)
         return 2
-    print(result.as_json() if as_json else result)
+    print(result.as_json() if as_json and not isinstance(result, str) else result)
     return int(isinstance(result, Report) and bool(result.findings))
 
 

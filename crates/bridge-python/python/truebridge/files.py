@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ._core import Device, Target
+    from .names import Client
 
 __all__ = ["load", "save"]
 
@@ -86,6 +87,7 @@ def load(
     copy: bool | None = None,
     max_nbytes: int | None = None,
     progress: Progress = None,
+    into: Client | None = None,
 ) -> Any:
     """Load the tensors of a file as tensors of a framework.
 
@@ -111,6 +113,9 @@ def load(
     progress : bool or function, optional
         As for ``save``, with the bytes that are converted. Those of a compressed tensor count twice, because they are
         decompressed first.
+    into : Client, optional
+        A connection to a keeper: the tensors are made by its ``empty``, so its ``put`` hands them over without a copy.
+        Without it the tensors need no keeper.
 
     Returns
     -------
@@ -146,7 +151,10 @@ def load(
                 text, names = described["tree"], list(described["names"])
                 if arrays.keys() != set(names):
                     raise LookupError(names)
-        loaded = _converted(arrays, target, device, copy, meter)
+        if into is None:
+            loaded = _converted(arrays, target, device, copy, meter)
+        else:
+            loaded = _filled(arrays, into.empty(arrays, target, device="cpu" if device is None else device), meter)
     if described is None:
         return loaded
     with _fits(path):
@@ -169,6 +177,18 @@ def _converted(arrays: Any, target: Target, device: Device | None, copy: bool | 
         loaded |= _core.convert(group, target, device=device, copy=copy, progress=False)
         meter.step(sum(array.nbytes for array in group.values()))
     return loaded
+
+
+def _filled(arrays: Any, out: Any, meter: Meter) -> Any:
+    """Copy an array, or a dict of arrays in steps, into tensors."""
+    if not isinstance(arrays, dict):
+        _core.copy(arrays, out=out, progress=False)
+        meter.step(arrays.nbytes)
+        return out
+    for group in _groups(arrays):
+        _core.copy(group, out={name: out[name] for name in group}, progress=False)
+        meter.step(sum(array.nbytes for array in group.values()))
+    return out
 
 
 def _groups(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,8 @@ One process serves names, any process puts tensors under them, and any process f
         weights = client.get("weights", "tensorflow")
 
 The server passes on tickets, not memory: a tensor belongs to the process that has put it, and ends with that process.
+A *keeper* is a server that takes the memory over: ``python -m truebridge keep PATH``. What is put there outlives the
+process that has put it, and the keeper as well: the processes that have it hand it to the next keeper at that path.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._trees import shareable
+from ._trees import shareable, tree_of
+from .errors import of_kind
 from .processes import open
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import TypeVar
 
-    from ._core import CastTo, Target
+    from ._core import CastTo, Device, Target
     from .processes import Writing
     from .publications import Publication, Subscription
 
@@ -42,7 +45,8 @@ _SLICE = 0.2
 class Client:
     """A connection to the process that serves names, as ``connect`` returns it.
 
-    Tensors that it has put are removed when it is closed, which the end of a ``with`` block does.
+    Tensors that it has put are removed when it is closed, which the end of a ``with`` block does, unless that process is
+    a keeper.
 
     Parameters
     ----------
@@ -72,6 +76,9 @@ class Client:
 
     def put(self, name: str, x: Any, *, keep: int = 1, writing: Writing | None = None) -> int:
         """Share a tensor or a tree under a name.
+
+        A keeper gets a copy, and the call returns when the device has finished it. Tensors in memory of a keeper, or of
+        ``empty``, are handed over as they are.
 
         Parameters
         ----------
@@ -154,17 +161,60 @@ class Client:
             try:
                 return found, open(ticket, target, copy=copy)
             except ConnectionError:
-                # A newer version may have taken its place meanwhile.
-                newer, ticket = self._client.get(name, version)
-                if newer == found:
+                # A newer version, or the next keeper, may have taken its place meanwhile.
+                missed = found, ticket
+                found, ticket = self._client.get(name, version)
+                if (found, ticket) == missed:
                     raise
-                found = newer
+
+    def empty(self, like: Any, target: Target, *, device: Device = "cpu") -> Any:
+        """Make tensors in memory that ``put`` hands to a keeper as it is, without a copy.
+
+        A model that is built in such tensors, or read into them, needs its memory once.
+
+        Parameters
+        ----------
+        like : tensor or tree
+            Anything with ``shape`` and ``dtype`` at the places of the tensors, such as PyTorch's tensors on ``"meta"``,
+            JAX's ``ShapeDtypeStruct``, or tensors. Their elements are not read.
+        target : Target
+            The name of a framework.
+        device : str or device, optional
+            Where the tensors lie: the host, or a CUDA device.
+
+        Returns
+        -------
+        tensor or tree
+            Compact tensors. Their elements are zeros on the host, and anything on a device.
+
+        Raises
+        ------
+        BridgeError
+            ``out_of_memory``, ``dtype``, and what ``open`` raises.
+
+        Notes
+        -----
+        After ``put``, other processes see what this one writes to them. Write before.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import truebridge as tb
+        >>> with tb.serve("names", keep=True) as names:
+        ...     weights = names.empty({"bias": np.ones(3)}, "numpy")
+        ...     weights["bias"][:] = 7
+        ...     version = names.put("weights", weights)
+        ...     names.get("weights", "numpy")
+        {'bias': array([7., 7., 7.])}
+        """
+        tensors, tree = shareable(like)
+        return tree_of(tree, _core.ipc_empty([_spec(tensor) for tensor in tensors], target, device))
 
     def publish(self, name: str, tree: Any, *, slots: int = 2) -> Publication:
         """Publish tensors that change, such as the weights of a model in training.
 
         Each version is a copy in memory of its own, which is used again when no process has the version open any more.
-        Any process can ``get`` a version or ``subscribe`` to the newest.
+        Any process can ``get`` a version or ``subscribe`` to the newest. With a keeper, the newest outlives this process.
 
         Parameters
         ----------
@@ -230,6 +280,23 @@ class Client:
             The newest version of each name, and what that is, in words.
         """
         return {name: (version, about) for name, version, about in self._client.list()}
+
+    def kept(self) -> tuple[int, int] | None:
+        """Return how many bytes a keeper keeps.
+
+        Returns
+        -------
+        tuple of int and int, or None
+            The bytes of all versions, on the host and on devices, and the most that it keeps; ``None`` if the process
+            that serves names is not a keeper. A version that was removed counts until no process has it open.
+
+        Raises
+        ------
+        BridgeConnectionError
+            If the process that serves names has ended.
+        """
+        keeps, nbytes, limit = self._client.about()
+        return (nbytes, limit) if keeps else None
 
     def remove(self, name: str) -> None:
         """Remove a name. The processes that have put tensors under it stop sharing them.
@@ -311,6 +378,26 @@ class Client:
         """
         return await _in_thread(self.put, name, x, keep=keep, writing=writing, whole=True)
 
+    async def empty_async(self, like: Any, target: Target, *, device: Device = "cpu") -> Any:
+        """Make tensors in memory that ``put`` hands to a keeper as it is, without blocking the event loop.
+
+        Parameters
+        ----------
+        like, target, device
+            As for ``empty``.
+
+        Returns
+        -------
+        tensor or tree
+            As of ``empty``.
+
+        Raises
+        ------
+        BridgeError
+            As for ``empty``.
+        """
+        return await _in_thread(self.empty, like, target, device=device)
+
     async def publish_async(self, name: str, tree: Any, *, slots: int = 2) -> Publication:
         """Publish tensors that change, without blocking the event loop.
 
@@ -385,6 +472,21 @@ class Client:
         """
         return await _in_thread(self.list)
 
+    async def kept_async(self) -> tuple[int, int] | None:
+        """Return how many bytes a keeper keeps, without blocking the event loop.
+
+        Returns
+        -------
+        tuple of int and int, or None
+            As of ``kept``.
+
+        Raises
+        ------
+        BridgeConnectionError
+            As for ``kept``.
+        """
+        return await _in_thread(self.kept)
+
     async def remove_async(self, name: str) -> None:
         """Remove a name, without blocking the event loop.
 
@@ -447,6 +549,10 @@ class Names(Client):
     ----------
     path : str or path
         Where to serve them.
+    keep : bool
+        As for ``serve``.
+    max_bytes : int or None
+        As for ``serve``.
 
     Raises
     ------
@@ -461,9 +567,9 @@ class Names(Client):
     {}
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], keep: bool = False, max_bytes: int | None = None) -> None:
         """Serve names at ``path``."""
-        self._names = _core.Names(path)
+        self._names = _core.Names(path, keep, max_bytes)
         super().__init__(path)
 
     def close(self) -> None:
@@ -494,13 +600,28 @@ async def _in_thread(function: Callable[..., _Result], *args: Any, whole: bool =
         raise
 
 
-def serve(path: str | os.PathLike[str]) -> Names:
+def _spec(x: Any) -> tuple[str, list[int]]:
+    """Return the name of the dtype, and the shape."""
+    try:
+        dtype, shape = x.dtype, [int(length) for length in x.shape]
+    except (AttributeError, TypeError, ValueError) as error:
+        text = f"{type(x).__name__} has no shape and dtype: pass tensors, or what describes some"
+        raise of_kind("not_a_tensor", text) from error
+    return str(getattr(dtype, "name", dtype)).removeprefix("torch."), shape
+
+
+def serve(path: str | os.PathLike[str], *, keep: bool = False, max_bytes: int | None = None) -> Names:
     """Serve names at a path, for processes of this user and of those that ``processes.configure`` accepts.
 
     Parameters
     ----------
     path : str or path
         Where to make the socket.
+    keep : bool, optional
+        Whether the memory of what is put belongs to this process: a keeper. ``python -m truebridge keep`` is one in a
+        process of its own, which outlives those that put.
+    max_bytes : int, optional
+        The most bytes that a keeper keeps, on the host and on devices together. The default is no limit.
 
     Returns
     -------
@@ -528,7 +649,7 @@ def serve(path: str | os.PathLike[str]) -> Names:
     True
     >>> names.close()
     """
-    return Names(path)
+    return Names(path, keep, max_bytes)
 
 
 def connect(path: str | os.PathLike[str]) -> Client:

@@ -1,0 +1,71 @@
+//! Fresh memory for tensors that are shared as they are: the slots of a publication, and what a keeper takes over.
+
+use crate::memory::{self, Writing};
+use crate::own::Own;
+use crate::tensor::{Arena, Ipc, IpcTensor};
+use bridge_core::{Adapter, DType, Device, Layout, Lent, Order, Result};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+/// What a tensor is: its dtype, its shape, and the device that it is on.
+pub type Spec = (DType, Vec<i64>, Device);
+
+/// Memory on one device, with the tensors in it, by their index among the specifications.
+pub(crate) type Room = (Arc<Arena>, Vec<(usize, IpcTensor)>);
+
+/// Allocates memory for compact tensors, one piece for each device, which can be kept beyond the end of this process if
+/// it `outlives`.
+pub(crate) fn rooms(specs: &[Spec], outlives: bool) -> Result<Vec<Room>> {
+    let mut devices: Vec<Device> = specs.iter().map(|(_, _, device)| *device).collect();
+    devices.sort_unstable_by_key(|device| (device.kind.0, device.index));
+    devices.dedup();
+    let room = |device: Device| {
+        let of_device = || specs.iter().enumerate().filter(move |(_, spec)| spec.2 == device);
+        let mut nbytes = 0usize;
+        for (_, (dtype, shape, _)) in of_device() {
+            let bytes = Layout::new(*dtype, shape, None, 0)?.nbytes();
+            nbytes = nbytes.saturating_add(Arena::room_for(device, bytes));
+        }
+        let arena = Arc::new(Arena::new(device, nbytes, outlives)?);
+        let adapter = Ipc::into(Arc::clone(&arena));
+        let tensors = of_device().map(|(index, (dtype, shape, _))| {
+            adapter.empty(device, *dtype, shape, Order::RowMajor).map(|tensor| (index, tensor))
+        });
+        let tensors = tensors.collect::<Result<_>>()?;
+        Ok((arena, tensors))
+    };
+    devices.into_iter().map(room).collect()
+}
+
+/// The memory of [`empty`], by its first address.
+static GIVEN: Own<BTreeMap<usize, Weak<Arena>>> = Own::new();
+
+/// Makes tensors in memory that a keeper takes over in place ([`Names::keep`](crate::Names::keep)): one piece of it for
+/// each device. Their elements are what the system left there, on the host zeros.
+///
+/// What this process writes to them after it has put them is seen by the processes that open them.
+///
+/// # Errors
+///
+/// [`ErrorKind::OutOfMemory`](bridge_core::ErrorKind::OutOfMemory), and those of the driver.
+pub fn empty(specs: &[Spec]) -> Result<Vec<IpcTensor>> {
+    let mut tensors = Vec::with_capacity(specs.len());
+    for (arena, placed) in rooms(specs, true)? {
+        arena.file().map_or(Ok(()), memory::seal_for_others)?;
+        let mut given = GIVEN.lock();
+        given.retain(|_, arena| arena.strong_count() > 0);
+        given.insert(arena.bytes().start, Arc::downgrade(&arena));
+        drop(given);
+        tensors.extend(placed);
+    }
+    tensors.sort_by_key(|(index, _)| *index);
+    Ok(tensors.into_iter().map(|(_, tensor)| tensor).collect())
+}
+
+/// Returns the memory of [`empty`] that a tensor lies in, if other processes can have it as `asked`.
+pub(crate) fn given(lent: &Lent, asked: Writing) -> Option<Arc<Arena>> {
+    let hull = lent.layout().hull(lent.data(), None).ok().filter(|hull| !hull.is_empty())?;
+    let arena = if GIVEN.is_untouched() { None } else { GIVEN.lock().range(..=hull.start).next_back()?.1.upgrade() }?;
+    let is_as_asked = arena.file().is_none() || asked == Writing::Private;
+    (hull.end <= arena.bytes().end && is_as_asked).then_some(arena)
+}
