@@ -19,7 +19,7 @@ use bridge_core::{Access, Device, DeviceBuffer, DeviceKind, Error, ErrorKind, Re
 use bridge_cuda::{Opened, Outlet, Way, ordering, sharing};
 pub(crate) use closer::later;
 use orders::lane;
-pub(crate) use orders::{Orders, Role, stream};
+pub(crate) use orders::{Orders, Role, lend_after, stream};
 use rustix::fd::OwnedFd;
 use slot::{OPENED, Slot, close_later};
 use std::any::Any;

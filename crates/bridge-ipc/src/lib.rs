@@ -86,7 +86,7 @@ pub use memory::Writing;
 pub use names::{About, Client, LISTED, Listed, Names, Watch, check_name};
 pub use parcel::{Parcel, Road, road};
 pub use publication::{Draft, Publication};
-pub use rooms::{Spec, empty};
+pub use rooms::{Spec, allocate, empty, free};
 pub use settings::{Limits, Settings};
 pub use tensor::{Ipc, IpcTensor};
 pub use ticket::{MAX_TICKET, Ticket, Token};

@@ -46,6 +46,8 @@ pub struct Parcel {
     streams: Vec<(Device, Stream)>,
     bytes: usize,
     about: String,
+    /// Whether an allocator may use some of the memory again when its tensor is dropped.
+    is_reused: bool,
 }
 
 bridge_core::debug_fields!(impl[] Parcel: writing, bytes);
@@ -168,6 +170,7 @@ impl Parcel {
             streams: Vec::new(),
             bytes: 0,
             about: String::new(),
+            is_reused: false,
         };
         let ipc = Ipc::passing();
         let places = parcel.places(tensors, &ipc, options)?;
@@ -315,6 +318,7 @@ impl Parcel {
         if device::in_streams(arena.device()) {
             self.check_writing()?;
         }
+        self.is_reused |= rooms::is_reused(&arena);
         self.segments.push(Part::Given(arena));
         Ok(Some((self.segments.len() - 1, start)))
     }
@@ -399,17 +403,9 @@ impl Parcel {
             files.extend(own);
         }
         let content = Content { segments, tensors: self.tensors.into(), points: Vec::new(), tree, kept: false };
-        let kept = match self.outlives {
-            true => Kept::finished(content, files, Box::new(self.owners)),
-            false => Kept {
-                content,
-                files,
-                streams: self.streams,
-                is_finished: false,
-                outside: Arc::default(),
-                _owners: self.owners,
-            },
-        };
+        let (streams, is_finished) = if self.outlives { (Vec::new(), true) } else { (self.streams, false) };
+        let (outside, is_reused, owners) = (Arc::default(), self.is_reused, self.owners);
+        let kept = Kept { content, files, streams, is_finished, outside, is_reused, owners };
         exporter.share(kept, self.bytes, &about, time)
     }
 

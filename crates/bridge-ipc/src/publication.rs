@@ -157,7 +157,8 @@ impl Desk {
         let content = Content { tree: draft.tree.clone(), ..slot.content.clone() };
         let (files, outside) = (slot.files.clone(), Arc::clone(&draft.outside));
         let streams = if self.what.outlives { Vec::new() } else { slot.streams()? };
-        let kept = Kept { content, files, streams, is_finished: true, outside, _owners: vec![Box::new(draft)] };
+        let mut kept = Kept::finished(content, files, vec![Box::new(draft)]);
+        (kept.outside, kept.streams) = (outside, streams);
         let ticket = exporter.share(kept, slot.on_host, &slot.about, LISTED)?;
         client.put_share(&exporter, &self.name, &ticket, 1)
     }

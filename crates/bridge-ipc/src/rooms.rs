@@ -1,9 +1,10 @@
 //! Fresh memory for tensors that are shared as they are: the slots of a publication, and what a keeper takes over.
 
+use crate::device;
 use crate::memory::{self, Writing};
 use crate::own::Own;
 use crate::tensor::{Arena, Ipc, IpcTensor};
-use bridge_core::{Adapter, DType, Device, Layout, Lent, Order, Result};
+use bridge_core::{Adapter, DType, Device, Layout, Lent, Order, Result, Stream};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
@@ -37,7 +38,7 @@ pub(crate) fn rooms(specs: &[Spec], outlives: bool) -> Result<Vec<Room>> {
     devices.into_iter().map(room).collect()
 }
 
-/// The memory of [`empty`], by its first address.
+/// The memory of [`empty`] and [`allocate`], by its first address.
 static GIVEN: Own<BTreeMap<usize, Weak<Arena>>> = Own::new();
 
 /// Makes tensors in memory that a keeper takes over in place ([`Names::keep`](crate::Names::keep)): one piece of it for
@@ -52,17 +53,52 @@ pub fn empty(specs: &[Spec]) -> Result<Vec<IpcTensor>> {
     let mut tensors = Vec::with_capacity(specs.len());
     for (arena, placed) in rooms(specs, true)? {
         arena.file().map_or(Ok(()), memory::seal_for_others)?;
-        let mut given = GIVEN.lock();
-        given.retain(|_, arena| arena.strong_count() > 0);
-        given.insert(arena.bytes().start, Arc::downgrade(&arena));
-        drop(given);
+        give(&arena);
         tensors.extend(placed);
     }
     tensors.sort_by_key(|(index, _)| *index);
     Ok(tensors.into_iter().map(|(_, tensor)| tensor).collect())
 }
 
-/// Returns the memory of [`empty`] that a tensor lies in, if other processes can have it as `asked`.
+fn give(arena: &Arc<Arena>) {
+    let mut given = GIVEN.lock();
+    given.retain(|_, arena| arena.strong_count() > 0);
+    given.insert(arena.bytes().start, Arc::downgrade(arena));
+}
+
+/// The memory that an allocator of a framework has, by its first address.
+static POOL: Own<BTreeMap<usize, Arc<Arena>>> = Own::new();
+
+/// Allocates memory of a device for the allocator of a framework, which a keeper takes over in place as that of
+/// [`empty`]. Returns its address.
+///
+/// # Errors
+///
+/// [`ErrorKind::OutOfMemory`](bridge_core::ErrorKind::OutOfMemory), and those of the driver.
+pub fn allocate(device: Device, nbytes: usize) -> Result<usize> {
+    let arena = Arc::new(Arena::new(device, nbytes, true)?);
+    give(&arena);
+    let start = arena.bytes().start;
+    POOL.lock().insert(start, arena);
+    Ok(start)
+}
+
+/// Frees memory of [`allocate`], after the work that is now in the stream. A keeper that has taken it over keeps it.
+pub fn free(address: usize, device: Device, stream: Stream) {
+    let Some(arena) = POOL.lock().remove(&address) else { return };
+    // Without the order it is never freed here.
+    match device::lend_after(device, stream) {
+        Ok(()) => drop(arena),
+        Err(_) => std::mem::forget(arena),
+    }
+}
+
+/// Returns whether an allocator may use the memory again as soon as a tensor is dropped.
+pub(crate) fn is_reused(arena: &Arena) -> bool {
+    !POOL.is_untouched() && POOL.lock().contains_key(&arena.bytes().start)
+}
+
+/// Returns the memory of [`empty`] or [`allocate`] that a tensor lies in, if other processes can have it as `asked`.
 pub(crate) fn given(lent: &Lent, asked: Writing) -> Option<Arc<Arena>> {
     let hull = lent.layout().hull(lent.data(), None).ok().filter(|hull| !hull.is_empty())?;
     let arena = if GIVEN.is_untouched() { None } else { GIVEN.lock().range(..=hull.start).next_back()?.1.upgrade() }?;

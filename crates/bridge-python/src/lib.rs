@@ -19,6 +19,7 @@ mod options;
 mod ordering;
 mod pairs;
 mod plan;
+mod pool;
 mod processes;
 mod progress;
 mod publications;

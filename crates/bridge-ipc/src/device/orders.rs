@@ -38,6 +38,11 @@ pub(crate) fn stream(device: Device, role: Role) -> Result<Stream> {
     Ok(lane(device, role)?.stream)
 }
 
+/// Makes the stream for what is shared wait for the work that is now in another one.
+pub(crate) fn lend_after(device: Device, stream: Stream) -> Result<()> {
+    ordering().order(device, stream, lane(device, Role::Lends)?.stream)
+}
+
 /// How the two ends of a connection order their work. The exporter chooses it at the first ticket that it opens for
 /// memory of a device.
 #[derive(Default)]

@@ -18,7 +18,7 @@ use serve::Clerk;
 use std::any::Any;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 /// The most bytes of an answer around a content.
@@ -36,14 +36,29 @@ pub(crate) struct Kept {
     /// The leases of keepers that were not returned. A keeper that has ended returns none, and other processes may still
     /// use the memory.
     pub(crate) outside: Arc<AtomicUsize>,
-    pub(crate) _owners: Vec<Box<dyn Any + Send + Sync>>,
+    /// Whether the memory may be used again when its owners are dropped.
+    pub(crate) is_reused: bool,
+    pub(crate) owners: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 impl Kept {
     /// Returns a content that no work of this process on a device has to be waited for.
-    pub(crate) fn finished(content: Content, files: Vec<Arc<OwnedFd>>, owner: Box<dyn Any + Send + Sync>) -> Self {
+    pub(crate) fn finished(
+        content: Content,
+        files: Vec<Arc<OwnedFd>>,
+        owners: Vec<Box<dyn Any + Send + Sync>>,
+    ) -> Self {
         let (streams, outside) = (Vec::new(), Arc::default());
-        Self { content, files, streams, is_finished: true, outside, _owners: vec![owner] }
+        Self { content, files, streams, is_finished: true, outside, is_reused: false, owners }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // Nothing says when the last process has dropped what a killed keeper had passed on.
+        if self.is_reused && self.outside.load(Relaxed) > 0 {
+            std::mem::forget(std::mem::take(&mut self.owners));
+        }
     }
 }
 

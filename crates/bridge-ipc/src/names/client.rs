@@ -120,7 +120,7 @@ impl End {
         for ticket in known {
             let Some((content, files)) = importer::kept(&ticket) else { continue };
             let exporter = process::exporter()?;
-            let kept = Kept::finished(Content { kept: false, ..content }, files, Box::new(()));
+            let kept = Kept::finished(Content { kept: false, ..content }, files, Vec::new());
             let own = exporter.share(kept, 0, ticket.about(), LISTED)?;
             let place = locked(&self.found).iter_mut().find(|found| found.ticket == ticket).map(|found| {
                 found.own = Some(own.clone());

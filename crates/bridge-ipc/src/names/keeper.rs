@@ -78,7 +78,7 @@ impl Keeping for Keeper {
 fn adopted_by(exporter: &Exporter, ticket: &Ticket) -> Result<Ticket, Why> {
     let (content, files, lease) = importer::adopt(ticket).map_err(|error| why(&error))?;
     let nbytes = content.segments.iter().try_fold(0usize, |sum, segment| sum.checked_add(segment.nbytes()?));
-    let kept = Kept::finished(Content { kept: true, ..content }, files, Box::new(lease));
+    let kept = Kept::finished(Content { kept: true, ..content }, files, vec![Box::new(lease)]);
     exporter.share(kept, nbytes.ok_or(Why::Protocol)?, ticket.about(), LISTED).map_err(|_| Why::Full)
 }
 

@@ -4,6 +4,7 @@ use super::child::read;
 use super::{Folder, LONG, PATIENCE, share};
 use bridge_core::ErrorKind;
 use bridge_ipc::{Client, Exporter, Limits, Names, Settings, Writing, open};
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -186,4 +187,27 @@ fn a_keeper_refuses_a_ticket_that_opens_nothing() {
     drop(exporter);
     assert_eq!(writer.put("weights", &ticket, 1).unwrap_err().kind(), ErrorKind::Gone);
     assert_eq!(writer.list().unwrap(), []);
+}
+
+/// A process that shares and does not answer holds up its own connection alone.
+#[test]
+fn a_slow_process_does_not_hold_up_others() {
+    let keeper = Keeper::new(1 << 20);
+    let (sharing, slow, quick) = (Folder::new(), keeper.connect(), keeper.connect());
+    let exporter = Arc::new(sharing.exporter(Limits::default()));
+    let silent = sharing.path().join("silent");
+    let _listener = UnixListener::bind(&silent).unwrap();
+    let text = share(&exporter, vec![1], Writing::Private, LONG).unwrap().text();
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let ticket = text.replace(value["socket"].as_str().unwrap(), silent.to_str().unwrap()).parse().unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| slow.put("silent", &ticket, 1).unwrap_err().kind());
+        let start = Instant::now();
+        for digit in 1..=20 {
+            put(&quick, &exporter, vec![digit], 1).unwrap();
+        }
+        assert!(start.elapsed() < PATIENCE / 2 && !waits.is_finished(), "{:?}", start.elapsed());
+        assert_eq!(waits.join().unwrap(), ErrorKind::Busy);
+    });
+    assert_eq!(slow.list().unwrap().len(), 1, "the connection goes on");
 }

@@ -17,6 +17,7 @@ process that has put it, and the keeper as well: the processes that have it hand
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from types import TracebackType
     from typing import TypeVar
+
+    import torch
 
     from ._core import CastTo, Device, Target
     from .processes import Writing
@@ -209,6 +212,32 @@ class Client:
         """
         tensors, tree = shareable(like)
         return tree_of(tree, _core.ipc_empty([_spec(tensor) for tensor in tensors], target, device))
+
+    def pool(self) -> torch.cuda.MemPool:
+        """Return a pool of PyTorch for memory that ``put`` hands to a keeper as it is, without a copy.
+
+        A model that is built with the pool needs its memory once. Use it as PyTorch's other pools, with
+        ``torch.cuda.use_mem_pool``.
+
+        Returns
+        -------
+        torch.cuda.MemPool
+            The pool. It lives as long as this process.
+
+        Raises
+        ------
+        BridgeError
+            ``missing`` if PyTorch has no such pools.
+
+        Notes
+        -----
+        After ``put``, other processes see what this one writes to the tensors. The memory of a tensor is used again when
+        the tensor is dropped here, its version is displaced or removed, and no process has it open any more; it is not
+        used again after a keeper was killed that had it.
+
+        Each block of the pool takes a descriptor, and a ``put`` has at most 253. ``empty`` takes one for all tensors.
+        """
+        return _pool()
 
     def publish(self, name: str, tree: Any, *, slots: int = 2) -> Publication:
         """Publish tensors that change, such as the weights of a model in training.
@@ -397,6 +426,21 @@ class Client:
             As for ``empty``.
         """
         return await _in_thread(self.empty, like, target, device=device)
+
+    async def pool_async(self) -> torch.cuda.MemPool:
+        """Return a pool of PyTorch for memory that ``put`` hands to a keeper, without blocking the event loop.
+
+        Returns
+        -------
+        torch.cuda.MemPool
+            As of ``pool``.
+
+        Raises
+        ------
+        BridgeError
+            As for ``pool``.
+        """
+        return await _in_thread(self.pool)
 
     async def publish_async(self, name: str, tree: Any, *, slots: int = 2) -> Publication:
         """Publish tensors that change, without blocking the event loop.
@@ -598,6 +642,17 @@ async def _in_thread(function: Callable[..., _Result], *args: Any, whole: bool =
         # An error of the call goes with it.
         call.exception()
         raise
+
+
+@functools.cache
+def _pool() -> torch.cuda.MemPool:
+    try:
+        from torch.cuda import MemPool
+        from torch.cuda.memory import CUDAPluggableAllocator
+    except ImportError as error:
+        raise of_kind("missing", "the pool is one of PyTorch, from 2.6 on: install it, or use empty") from error
+    allocator = CUDAPluggableAllocator(_core.__file__, "truebridge_pool_allocate", "truebridge_pool_free")
+    return MemPool(allocator.allocator())
 
 
 def _spec(x: Any) -> tuple[str, list[int]]:

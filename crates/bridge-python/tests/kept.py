@@ -1,0 +1,130 @@
+"""A keeper in a process of its own, and processes that put into it and read, which are killed at random."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from random import Random
+from typing import Any
+
+import truebridge as tb
+
+#: Processes that are killed in a test, and the seed of the times.
+KILLS, SEED = (int(os.environ.get(f"TRUEBRIDGE_{name}", usual)) for name, usual in (("KILLS", 6), ("SEED", 7)))
+
+#: Puts a tree of equal numbers under one of three names, hands over memory in place, or publishes. What is put twice
+#: under one version would differ: the number is the time.
+WRITER = """
+import itertools, sys, time
+import numpy as np
+import truebridge as tb
+{imports}
+random = __import__("random").Random(float(sys.argv[2]))
+client = None
+print("up", flush=True)
+for step in itertools.count():
+    value = float(time.monotonic_ns() // 1000 % (1 << 24))
+    try:
+        client = client or tb.connect(sys.argv[1])
+        name = random.choice("abc")
+        tree = [{full} for shape in ((4096,), (33, 7), ())]
+        if random.random() < 0.3:
+            made = client.empty(tree, {target!r}, device={device!r})
+            tb.copy(tree, out=made)
+            tree = made
+        client.put(name, tree, keep=random.choice((1, 2)))
+        if random.random() < 0.1:
+            client.remove(name)
+    except (ConnectionError, tb.BridgeError) as error:
+        if getattr(error, "kind", "") not in ("gone", "busy", "denied"):
+            raise
+        time.sleep(0.005)
+"""
+
+#: Reads what stands under the names, keeps some of it open, and checks all of that again and again.
+READER = """
+import sys, time
+import numpy as np
+import truebridge as tb
+{imports}
+random = __import__("random").Random(float(sys.argv[2]))
+client, held = None, []
+
+def number(tree):
+    values = np.concatenate([{read}.ravel() for x in tree])
+    assert (values == values[0]).all(), values
+    return values[0]
+
+print("up", flush=True)
+while True:
+    try:
+        client = client or tb.connect(sys.argv[1])
+        tree = client.get(random.choice("abc"), {target!r})
+        held.append((number(tree), tree))
+    except (ConnectionError, tb.BridgeError) as error:
+        if getattr(error, "kind", "") not in ("gone", "busy", "denied"):
+            raise
+        time.sleep(0.002)
+    for first, tree in held:
+        assert number(tree) == first, (first, number(tree))
+    while len(held) > 8:
+        held.pop(random.randrange(len(held)))
+"""
+
+
+def started(path: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a keeper, and return it when it serves names."""
+    command = [sys.executable, "-m", "truebridge", "keep", path, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("keeps names at"), process.wait()
+    return process
+
+
+def ended(process: subprocess.Popen[Any]) -> None:
+    """Kill a process that this one has started."""
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def program(code: str, path: str, seed: int) -> subprocess.Popen[str]:
+    """Start a program, and return it when it says that it is up."""
+    process = subprocess.Popen([sys.executable, "-c", code, path, str(seed)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+def at_random(path: str, words: dict[str, str]) -> None:
+    """Kill a keeper, writers and readers one after the other, and start each again. At the end, nothing is left."""
+    random, codes = Random(SEED), {"writer": WRITER.format(**words), "reader": READER.format(**words)}
+    sides: dict[str, subprocess.Popen[Any]] = {"keeper": started(path)}
+    try:
+        for number, name in enumerate(("writer", "writer", "reader", "reader")):
+            sides[f"{name} {number}"] = program(codes[name], path, number)
+        for kill in range(KILLS):
+            time.sleep(random.uniform(0.02, 0.3))
+            for name, process in sides.items():
+                assert process.poll() is None, f"the {name} has stopped"
+            victim = random.choice(list(sides))
+            ended(sides[victim])
+            sides[victim] = started(path) if victim == "keeper" else program(codes[victim.split()[0]], path, 10 + kill)
+        time.sleep(0.3)
+        for name, process in sides.items():
+            assert process.poll() is None, f"the {name} has stopped"
+            if name != "keeper":
+                ended(process)
+        with tb.connect(path) as client:
+            for name in client.list():
+                client.remove(name)
+            until = time.monotonic() + 20
+            while (kept := client.kept()) != (0, kept and kept[1]):
+                assert time.monotonic() < until, kept
+                time.sleep(0.01)
+    finally:
+        for process in sides.values():
+            ended(process)

@@ -1,0 +1,259 @@
+"""A keeper: tensors that outlive the process that has put them, and the keeper itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kept
+import truebridge as tb
+from truebridge import processes
+from truebridge_conformance.others import wait_until
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path) -> Iterator[str]:
+    tmp_path.chmod(0o700)
+    processes._core.ipc_close()
+    processes.configure(folder=tmp_path)
+    yield str(tmp_path / "names")
+    processes._core.ipc_close()
+
+
+@contextlib.contextmanager
+def keeper(path: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = kept.started(path, *arguments)
+    try:
+        yield process
+    finally:
+        kept.ended(process)
+
+
+def ran(code: str, path: str) -> None:
+    subprocess.run([sys.executable, "-c", code, path], check=True)
+
+
+PUT = """
+import sys
+import numpy as np
+import truebridge as tb
+tb.connect(sys.argv[1]).put("weights", {"w": np.arange(6.0).reshape(2, 3), "layers": [np.ones(3, np.float32)], "step": 7})
+"""
+
+
+def test_what_is_put_outlives_its_process(path: str) -> None:
+    with keeper(path), tb.connect(path) as client:
+        ran(PUT, path)
+        tree = client.get("weights", "numpy")
+        assert tree["step"] == 7
+        np.testing.assert_array_equal(tree["w"], np.arange(6.0).reshape(2, 3))
+        np.testing.assert_array_equal(tree["layers"][0], np.ones(3, np.float32))
+        assert client.kept() == (128, sys.maxsize * 2 + 1)
+        client.remove("weights")
+        np.testing.assert_array_equal(tree["layers"][0], np.ones(3, np.float32))
+        del tree
+        wait_until(lambda: client.kept() == (0, sys.maxsize * 2 + 1))
+
+
+def test_what_is_put_is_a_copy(path: str) -> None:
+    weights = np.zeros(3)
+    with keeper(path), tb.connect(path) as client:
+        version = client.put("weights", weights)
+        weights[:] = 7
+        np.testing.assert_array_equal(client.get("weights", "numpy", version=version), np.zeros(3))
+
+
+def test_what_is_open_outlives_a_killed_keeper(path: str) -> None:
+    with keeper(path), tb.connect(path) as client:
+        ran(PUT, path)
+        version, tree = client.get_versioned("weights", "numpy")
+    # The keeper was killed.
+    np.testing.assert_array_equal(tree["w"], np.arange(6.0).reshape(2, 3))
+    again = tb.convert(tree["w"], "numpy")
+    assert np.shares_memory(again, tree["w"])
+    with keeper(path), tb.connect(path) as late:
+        # The connection was closed before, and hands nothing over.
+        assert late.list() == {} and version > 0
+
+
+def test_the_next_keeper_is_handed_everything(path: str) -> None:
+    process = kept.started(path)
+    try:
+        with tb.connect(path) as writer, tb.connect(path) as reader:
+            ran(PUT, path)
+            version, tree = reader.get_versioned("weights", "numpy")
+            own = writer.put("own", np.full(5, 3.0))
+            for _ in range(3):
+                kept.ended(process)
+                np.testing.assert_array_equal(tb.convert(tree["w"], "numpy"), np.arange(6.0).reshape(2, 3))
+                with pytest.raises(tb.BridgeConnectionError):
+                    reader.list()
+                process = kept.started(path)
+                with tb.connect(path) as late:
+                    wait_until(lambda late=late: set(late.list()) == {"weights", "own"})  # type: ignore[misc]
+                    assert {name: found[0] for name, found in late.list().items()} == {"weights": version, "own": own}
+                    np.testing.assert_array_equal(late.get("own", "numpy"), np.full(5, 3.0))
+                    np.testing.assert_array_equal(late.get("weights", "numpy")["w"], tree["w"])
+            assert writer.put("own", np.zeros(1)) > max(own, version)
+    finally:
+        kept.ended(process)
+
+
+def test_publications_go_on_and_their_newest_version_stays(path: str) -> None:
+    process = kept.started(path)
+    try:
+        out = np.full(1000, -1.0)
+        with tb.connect(path) as client:
+            subscription = client.subscribe("weights", out=out)
+            with tb.connect(path) as trainer:
+                publication = trainer.publish("weights", np.full(1000, 0.0))
+                for value in range(1, 40):
+                    if value % 10 == 5:
+                        kept.ended(process)
+                        process = kept.started(path)
+                    publication.update(np.full(1000, float(value)))
+                    publication.wait()
+                    assert subscription.wait(10) == publication.version
+                    assert (out == value).all()
+            fresh = np.empty(1000)
+            with tb.connect(path) as late:
+                late.subscribe("weights", out=fresh).refresh()
+            assert (fresh == 39).all()
+    finally:
+        kept.ended(process)
+
+
+def test_a_version_that_a_killed_keeper_had_passed_on_is_not_written_again(path: str) -> None:
+    process = kept.started(path)
+    try:
+        with tb.connect(path) as trainer, tb.connect(path) as reader:
+            publication = trainer.publish("weights", np.full(100_000, 0.0))
+            held = reader.get("weights", "numpy")
+            kept.ended(process)
+            process = kept.started(path)
+            for value in range(1, 8):
+                publication.update(np.full(100_000, float(value)))
+                publication.wait()
+                assert (held == 0).all()
+    finally:
+        kept.ended(process)
+
+
+def test_memory_of_empty_is_handed_over_in_place(path: str) -> None:
+    torch: Any = pytest.importorskip("torch")
+    with keeper(path), tb.connect(path) as client:
+        like = {"w": torch.empty(1000, 3, device="meta", dtype=torch.bfloat16), "b": np.empty((), np.int64)}
+        made = client.empty(like, "torch")
+        assert (made["w"].dtype, tuple(made["w"].shape), made["b"].dtype) == (torch.bfloat16, (1000, 3), torch.int64)
+        assert not made["w"].any()
+        made["w"].fill_(3)
+        client.put("weights", made)
+        made["b"].fill_(9)
+        seen = client.get("weights", "numpy")
+        assert (seen["b"], int(seen["w"].astype(np.float32).sum())) == (9, 9000), "one memory"
+        found = client.kept()
+        assert found is not None and 6000 < found[0] < 8000
+        client.put("again", {"row": made["w"][2]})
+        both = client.kept()
+        assert both is not None and both[0] == 2 * found[0], "a version counts what its segments have"
+        del made
+        assert client.get("weights", "numpy")["b"] == 9
+        seen["w"][:] = 0
+        assert int(client.get("weights", "numpy")["w"].astype(np.float32).sum()) == 9000, "writes are private"
+
+
+def test_files_are_read_into_memory_that_is_handed_over(path: str, tmp_path: Path) -> None:
+    weights = {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.ones(3)}
+    for name in ("w.safetensors", "w.npz"):
+        tb.save(tmp_path / name, weights)
+    tb.save(tmp_path / "one.npy", weights["w"])
+    with keeper(path), tb.connect(path) as client:
+        for name in ("w.safetensors", "w.npz"):
+            loaded = tb.load(tmp_path / name, "numpy", into=client)
+            before = client.kept()
+            client.put(name, loaded)
+            for key, value in weights.items():
+                np.testing.assert_array_equal(client.get(name, "numpy")[key], value)
+            loaded["b"][0] = 5
+            assert client.get(name, "numpy")["b"][0] == 5, "one memory"
+            assert before is not None
+        one = tb.load(tmp_path / "one.npy", "numpy", into=client)
+        client.put("one", one)
+        np.testing.assert_array_equal(client.get("one", "numpy"), weights["w"])
+
+
+def test_bytes_are_counted_and_bounded(path: str) -> None:
+    with keeper(path, "--max-bytes", "1K"), tb.connect(path) as client:
+        client.put("a", np.zeros(64))
+        assert client.kept() == (512, 1024)
+        with pytest.raises(tb.BridgeMemoryError, match="--max-bytes"):
+            client.put("b", np.zeros(65))
+        assert set(client.list()) == {"a"}
+        client.put("b", np.zeros(64))
+        with pytest.raises(tb.BridgeMemoryError):
+            client.put("a", np.zeros(1))
+        np.testing.assert_array_equal(client.get("a", "numpy"), np.zeros(64))
+
+
+def test_a_server_of_names_is_no_keeper_unless_it_says_so(path: str) -> None:
+    with tb.serve(path) as names:
+        assert names.kept() is None
+    with tb.serve(path, keep=True, max_bytes=100) as names:
+        assert names.kept() == (0, 100)
+        names.put("a", np.zeros(3))
+        assert asyncio.run(names.kept_async()) == (64, 100)
+        assert asyncio.run(names.empty_async(np.zeros(3), "numpy")).shape == (3,)
+    with pytest.raises(tb.BridgeValueError, match="max_bytes"):
+        tb.serve(path, keep=True, max_bytes=-1)
+
+
+@pytest.mark.parametrize(
+    ("like", "kind"), [(object(), "not_a_tensor"), ({}, "not_a_tensor"), (np.array(["text"]), "argument")]
+)
+def test_what_describes_no_tensor_is_refused(path: str, like: Any, kind: str) -> None:
+    with tb.serve(path, keep=True) as names, pytest.raises(tb.BridgeError) as raised:
+        names.empty(like, "numpy")
+    assert raised.value.kind == kind
+
+
+def test_the_command_ends_by_a_signal_and_says_what_is_wrong(path: str) -> None:
+    process = kept.started(path, "--max-bytes", "1.5GiB")
+    second = subprocess.run(
+        [sys.executable, "-m", "truebridge", "keep", path], capture_output=True, text=True, check=False
+    )
+    assert second.returncode == 2 and "gone" not in second.stderr and path in second.stderr
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert process.stdout is not None and "next keeper" in process.stdout.read()
+    process.stdout.close()
+    assert not os.path.exists(path)
+    wrong = [sys.executable, "-m", "truebridge", "keep", path, "--max-bytes", "many"]
+    assert "60G" in subprocess.run(wrong, capture_output=True, text=True, check=False).stderr
+
+
+def test_a_keeper_imports_no_framework_and_starts_no_driver(path: str) -> None:
+    with keeper(path) as process, tb.connect(path) as client:
+        client.put("a", np.zeros(3))
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        assert not any(name in maps for name in ("numpy", "torch", "libcuda"))
+
+
+def test_processes_that_are_killed_at_random_lose_nothing_and_leave_nothing(path: str) -> None:
+    words = {
+        "imports": "",
+        "full": "np.full(shape, value)",
+        "target": "numpy",
+        "device": "cpu",
+        "read": "np.asarray(x)",
+    }
+    kept.at_random(path, words)
