@@ -294,8 +294,8 @@ impl<D: Driver + SharingDriver> Sharing for Devices<D> {
 
     fn allocate_outliving(&self, device: Device, nbytes: usize) -> Result<Opened> {
         let _entered = self.enter(device)?;
-        let file = self.relaxed(|| self.driver().create_file(device.index, nbytes))?;
-        self.open(device, &Way::Files(vec![file]))
+        let (start, nbytes) = self.relaxed(|| self.driver().create_mapped(device.index, nbytes))?;
+        Ok(Opened { range: start..start + nbytes, kind: Kind::Files(vec![nbytes]) })
     }
 
     unsafe fn free_sharable(&self, device: Device, address: usize) {
@@ -372,6 +372,13 @@ mod tests {
             }
         }
         assert_eq!(devices.driver().opened(), 0);
+        let own = devices.allocate_outliving(GPU, 5).unwrap();
+        assert_eq!((own.range.len(), devices.driver().opened()), (0x1000, 1));
+        // SAFETY: as above.
+        unsafe { devices.close(GPU, own, Stream::from_handle(0xa0)) };
+        assert_eq!(devices.driver().opened(), 0);
+        devices.driver().fail("cuMemCreate", 2);
+        assert_eq!(devices.allocate_outliving(GPU, 5).unwrap_err().kind(), ErrorKind::OutOfMemory);
         let nothing = devices.open(GPU, &Way::Files(Vec::new())).unwrap_err();
         assert_eq!(nothing.kind(), ErrorKind::Protocol);
         devices.driver().fail("cuIpcOpenMemHandle_v2", 208);

@@ -77,9 +77,9 @@ impl SharingDriver for Fake {
         file.map(OwnedFd::from).map_err(|_| Failure { call: "cuMemExportToShareableHandle", code: 1 })
     }
 
-    fn create_file(&self, _: i32, nbytes: usize) -> Outcome<(OwnedFd, usize)> {
+    fn create_mapped(&self, ordinal: i32, nbytes: usize) -> Outcome<(usize, usize)> {
         self.state().outcome("cuMemCreate")?;
-        self.file_of(0).map(|file| (file, nbytes.next_multiple_of(0x1000)))
+        self.map_files(ordinal, &[]).map(|start| (start, nbytes.next_multiple_of(0x1000)))
     }
 
     fn map_files(&self, _: i32, files: &[(OwnedFd, usize)]) -> Outcome<usize> {

@@ -116,21 +116,42 @@ impl Cuda {
         (code == 0).then_some(value)
     }
 
-    /// Returns a descriptor of an allocation, and drops its handle.
-    ///
-    /// # Safety
-    ///
-    /// The handle is the caller's, who does not use it any more.
-    unsafe fn into_file(&self, allocation: CUmemGenericAllocationHandle) -> Outcome<OwnedFd> {
-        let (functions, mut descriptor): (_, c_int) = (self.sharing("cuMemExportToShareableHandle")?, -1);
-        // SAFETY: the output is of the type of a descriptor, which is the caller's once it was exported. The handle is
-        // valid, by the caller's promise.
-        unsafe {
-            let output = (&raw mut descriptor).cast();
-            let exported = call!(in functions, cuMemExportToShareableHandle(output, allocation, FILE_DESCRIPTOR, 0));
-            let released = call!(in functions, cuMemRelease(allocation));
-            exported.map(|()| OwnedFd::from_raw_fd(descriptor)).and_then(|file| released.map(|()| file))
+    /// Reserves addresses for parts of these lengths, and maps them side by side with `map`, which gets the number of a
+    /// part and its address. Returns the first address.
+    fn map_parts(
+        &self,
+        ordinal: i32,
+        parts: &[usize],
+        map: impl Fn(usize, CUdeviceptr) -> Outcome<()>,
+    ) -> Outcome<usize> {
+        let functions = self.sharing("cuMemAddressReserve")?;
+        let (mut start, mut done, total) = (0, 0, parts.iter().sum());
+        // SAFETY: the output is writable; the driver chooses the addresses.
+        unsafe { call!(in functions, cuMemAddressReserve(&mut start, total, 0, 0, 0)) }?;
+        let mut address = start;
+        let mut map_all = || {
+            for (number, nbytes) in parts.iter().enumerate() {
+                map(number, address)?;
+                done += 1;
+                address += *nbytes as CUdeviceptr;
+            }
+            let access = AccessOf { kind: 1, ordinal, access: 3 };
+            // SAFETY: the whole range is mapped, and there is one description.
+            unsafe { call!(in functions, cuMemSetAccess(start, total, &access, 1)) }
+        };
+        let mapped = map_all();
+        if mapped.is_err() {
+            let mut address = start;
+            // SAFETY: these parts were mapped, and no work has used them. The range was reserved above.
+            unsafe {
+                for nbytes in &parts[..done] {
+                    let _ = call!(in functions, cuMemUnmap(address, *nbytes));
+                    address += *nbytes as CUdeviceptr;
+                }
+                let _ = call!(in functions, cuMemAddressFree(start, total));
+            }
         }
+        mapped.map(|()| start as usize)
     }
 
     /// Maps one part at an address that was reserved, and drops the handle of its allocation: the mapping keeps it.
@@ -204,59 +225,39 @@ impl SharingDriver for Cuda {
     }
 
     fn file_of(&self, address: usize) -> Outcome<OwnedFd> {
-        let (functions, mut allocation) = (self.sharing("cuMemRetainAllocationHandle")?, 0);
-        // SAFETY: the output is writable; an address without an allocation is an error. The handle is given up once.
+        let functions = self.sharing("cuMemRetainAllocationHandle")?;
+        let (mut allocation, mut descriptor): (_, c_int) = (0, -1);
+        // SAFETY: the outputs are writable, the second of the type of a descriptor; an address without an allocation is
+        // an error. A descriptor that was exported is the caller's.
         unsafe {
             call!(in functions, cuMemRetainAllocationHandle(&mut allocation, with_exposed_provenance_mut(address)))?;
-            self.into_file(allocation)
+            let output = (&raw mut descriptor).cast();
+            let exported = call!(in functions, cuMemExportToShareableHandle(output, allocation, FILE_DESCRIPTOR, 0));
+            let released = call!(in functions, cuMemRelease(allocation));
+            exported.map(|()| OwnedFd::from_raw_fd(descriptor)).and_then(|file| released.map(|()| file))
         }
     }
 
-    fn create_file(&self, ordinal: i32, nbytes: usize) -> Outcome<(OwnedFd, usize)> {
+    fn create_mapped(&self, ordinal: i32, nbytes: usize) -> Outcome<(usize, usize)> {
         let functions = self.sharing("cuMemCreate")?;
         let property = Property { kind: 1, handle_types: FILE_DESCRIPTOR, location: 1, ordinal, ..Property::default() };
         let (mut allocation, mut unit) = (0, 0);
-        // SAFETY: the outputs are writable, and the property describes memory of a device. The handle is given up once.
+        // SAFETY: the outputs are writable, and the property describes memory of a device. The range is reserved when it
+        // is mapped. The mapping keeps the allocation, whose handle is released once.
         unsafe {
             call!(in functions, cuMemGetAllocationGranularity(&mut unit, &property, 0))?;
             let nbytes = nbytes.max(1).checked_next_multiple_of(unit.max(1)).unwrap_or(usize::MAX);
             call!(in functions, cuMemCreate(&mut allocation, nbytes, &property, 0))?;
-            self.into_file(allocation).map(|file| (file, nbytes))
+            let map = |_, address| call!(in functions, cuMemMap(address, nbytes, 0, allocation, 0));
+            let mapped = self.map_parts(ordinal, &[nbytes], map);
+            let released = call!(in functions, cuMemRelease(allocation));
+            mapped.and_then(|start| released.map(|()| (start, nbytes)))
         }
     }
 
     fn map_files(&self, ordinal: i32, files: &[(OwnedFd, usize)]) -> Outcome<usize> {
-        let functions = self.sharing("cuMemAddressReserve")?;
-        let total = files.iter().map(|(_, nbytes)| nbytes).sum();
-        let (mut start, mut done) = (0, Vec::new());
-        // SAFETY: the output is writable; the driver chooses the addresses.
-        unsafe { call!(in functions, cuMemAddressReserve(&mut start, total, 0, 0, 0)) }?;
-        let mut map = || {
-            let mut address = start;
-            for (file, nbytes) in files {
-                self.map_file(address, file, *nbytes)?;
-                done.push(*nbytes);
-                address += *nbytes as CUdeviceptr;
-            }
-            let access = AccessOf { kind: 1, ordinal, access: 3 };
-            // SAFETY: the whole range is mapped, and there is one description.
-            unsafe { call!(in functions, cuMemSetAccess(start, total, &access, 1)) }
-        };
-        match map() {
-            Ok(()) => Ok(start as usize),
-            Err(failure) => {
-                // SAFETY: these parts were mapped, and no work has used them. The range was reserved above.
-                unsafe {
-                    let mut address = start;
-                    for nbytes in done {
-                        let _ = call!(in functions, cuMemUnmap(address, nbytes));
-                        address += nbytes as CUdeviceptr;
-                    }
-                    let _ = call!(in functions, cuMemAddressFree(start, total));
-                }
-                Err(failure)
-            }
-        }
+        let parts: Vec<usize> = files.iter().map(|(_, nbytes)| *nbytes).collect();
+        self.map_parts(ordinal, &parts, |part, address| self.map_file(address, &files[part].0, parts[part]))
     }
 
     unsafe fn unmap(&self, address: usize, parts: &[usize]) -> Outcome<()> {
