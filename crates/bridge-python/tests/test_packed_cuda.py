@@ -250,7 +250,8 @@ def test_the_memory_of_a_copier_is_returned() -> None:
 
 def test_the_sources_on_the_host_may_be_overwritten_at_once() -> None:
     stream = torch.cuda.Stream()
-    sources = [np.zeros(5000 + index, np.float32) for index in range(300)]
+    # They fit into the first two staging buffers: for a third the host would wait.
+    sources = [np.zeros(1000 + index, np.float32) for index in range(200)]
     late = 0
     with torch.cuda.stream(stream):
         results = []
