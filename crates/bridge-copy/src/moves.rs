@@ -48,7 +48,7 @@ pub(crate) unsafe fn copy(from: Strided<'_>, to: Strided<'_>, flips: u128, strea
 /// As of [`bridge_core::Copies::copy_all`].
 pub(crate) unsafe fn copy_all(pieces: &[Piece<'_>], stream: Stream) -> Result<(), Failed> {
     let link = bridge_cuda::link().map_err(|error| Failed { index: 0, error })?;
-    let moves = Moves { link, pool: &POOL, cuts: &CUTS, on_device: kernels::copy_all, on_host: host::copy_all };
+    let moves = Moves { link, pool: &POOL, cuts: &CUTS, on_device: kernels::copy_all, on_host: host::copy_all, order };
     // SAFETY: the caller's promises.
     unsafe { moves.copy_all(pieces, stream) }
 }
@@ -83,7 +83,7 @@ impl<'a> Trial<'a> {
     /// As of [`bridge_core::Copies::copy`].
     pub unsafe fn copy(&self, from: Strided<'_>, to: Strided<'_>, stream: Stream) -> Result<()> {
         let Self { link, pool, cuts } = self;
-        let moves = Moves { link: *link, pool, cuts, on_device: kernels::copy_all, on_host: host::copy_all };
+        let moves = Moves { link: *link, pool, cuts, on_device: kernels::copy_all, on_host: host::copy_all, order };
         let piece = Piece { from, to, flips: 0, cast: None };
         // SAFETY: the caller's promises.
         unsafe { moves.copy_all(&[piece], stream) }.map_err(|failed| failed.error)
@@ -159,7 +159,7 @@ pub(crate) fn kept(device: Device, bytes: &[u8], stream: Stream) -> Result<Box<d
         Bytes { link, pool: &POOL, cuts: &CUTS, device, stream: Stream::LEGACY, address, host, nbytes: bytes.len() };
     // SAFETY: the memory is fresh, as long as the bytes, and known here only. The bytes are alive during the call.
     unsafe { bytes.up() }?;
-    bytes.wait_for_stream()?;
+    wait(link, (device, Stream::LEGACY))?;
     Ok(memory)
 }
 
@@ -210,6 +210,14 @@ struct Moves<'a> {
     cuts: &'a Cuts,
     on_device: unsafe fn(&[Piece<'_>], Stream) -> Result<(), Failed>,
     on_host: OnHost,
+    order: Order,
+}
+
+/// Makes a stream of a device wait for the work that is now in a stream of another one.
+type Order = fn((Device, Stream), (Device, Stream)) -> Result<()>;
+
+fn order(earlier: (Device, Stream), later: (Device, Stream)) -> Result<()> {
+    bridge_cuda::ordering().order_across(earlier, later)
 }
 
 impl Moves<'_> {
@@ -278,8 +286,40 @@ impl Moves<'_> {
             return on_device();
         }
         on_device()?;
+        if is_host(to.device) {
+            // SAFETY: as above.
+            return unsafe { bytes.down() }.map_err(|error| of_all(undefined(error)));
+        }
         // SAFETY: as above.
-        unsafe { bytes.down() }.map_err(|error| of_all(undefined(error)))
+        unsafe { self.packed_across(packed, block.address, stream) }
+    }
+
+    /// Moves packed pieces to a block of another device, and to the targets there. That is in the legacy stream, which
+    /// always exists: it waits for `stream`, and `stream` for it.
+    unsafe fn packed_across(&self, packed: &Packed<'_>, source: usize, stream: Stream) -> Result<(), Failed> {
+        let (Piece { from, to, .. }, nbytes) = (packed.pieces[0].piece, packed.nbytes());
+        let of_all = |error| Failed { index: packed.pieces[0].index, error };
+        let (mine, theirs) = ((from.device, stream), (to.device, Stream::LEGACY));
+        let block = Block::new(self.link, to.device, nbytes, theirs.1).map_err(of_all)?;
+        let arrive = || {
+            (self.order)(theirs, mine)?;
+            // SAFETY: the caller's promises; the block is fresh and has room for the bytes.
+            unsafe { self.link.copy((from.device, source), (to.device, block.address), nbytes, stream) }?;
+            (self.order)(mine, theirs)
+        };
+        if let Err(error) = arrive() {
+            // The block is freed in the other stream.
+            if wait(self.link, mine).is_err() {
+                std::mem::forget(block);
+            }
+            return Err(of_all(error));
+        }
+        // SAFETY: as above. The block is freed in the stream of the kernel.
+        let spread = unsafe { (self.on_device)(&packed.on_other(block.address), theirs.1) };
+        // Also where that has failed: part of it may be launched.
+        let ordered = (self.order)(theirs, mine).or_else(|_| wait(self.link, theirs));
+        spread.map_err(|failed| Failed { index: packed.pieces[failed.index].index, ..failed })?;
+        ordered.map_err(|error| of_all(undefined(error)))
     }
 
     unsafe fn down(&self, wired: &Wired<'_>, stream: Stream) -> Result<()> {
@@ -291,7 +331,7 @@ impl Moves<'_> {
             let target = fresh.as_ref().map_or(to.data, |fresh| fresh.address);
             self.bytes(from.device, source, Host::At(target), wire.nbytes(), stream).down().map_err(undefined)?;
             match fresh {
-                Some(_) => self.on_host(&wired.on_host(target)),
+                Some(_) => self.on_host(&wired.on_other(target)),
                 None => Ok(()),
             }
         }
@@ -305,7 +345,7 @@ impl Moves<'_> {
         unsafe {
             let source = packed.as_ref().map_or(from.data, |packed| packed.address);
             if packed.is_some() {
-                self.on_host(&wired.on_host(source))?;
+                self.on_host(&wired.on_other(source))?;
             }
             let source = Host::At(source);
             if same(to.layout, wire) && !wired.changes() {
@@ -353,6 +393,18 @@ impl Moves<'_> {
     fn bytes<'b>(&'b self, device: Device, address: usize, host: Host<'b>, nbytes: usize, stream: Stream) -> Bytes<'b> {
         Bytes { link: self.link, pool: self.pool, cuts: self.cuts, device, stream, address, host, nbytes }
     }
+}
+
+/// Blocks the host until all work of a stream has run.
+///
+/// # Errors
+///
+/// Those of the driver.
+fn wait(link: &dyn Link, (device, stream): (Device, Stream)) -> Result<()> {
+    let mark = link.mark(device, stream)?;
+    let waited = link.wait(device, &mark);
+    link.release(device, mark);
+    waited
 }
 
 /// Host memory for the length of a move.

@@ -47,12 +47,13 @@ use pyo3::prelude::*;
 ///
 /// Tensors of containers are copied together: each stream waits once, whatever the number of tensors, and on a device
 /// one kernel copies all that are rows of adjacent bytes on both sides. A pair of the same source and the same target
-/// as an earlier one, such as weights that a model holds twice, is copied once. Between the host and a device, small
-/// tensors of a container move together: they are packed into large blocks, and one kernel copies all of a block.
+/// as an earlier one, such as weights that a model holds twice, is copied once. Small tensors of a container that
+/// change memory move together: they are packed into large blocks, and one kernel copies all of a block.
 ///
 /// Casts round as ``Tensor.to`` of PyTorch: to nearest, ties to even, and a float64 to float32 first, where it becomes
 /// smaller than that. What is too large becomes infinite, and NaN in float8_e4m3fn. On a device one kernel makes all
-/// casts of a container. Between the host and a device, the device casts.
+/// casts of a container. Between two memories a device casts, between two
+/// devices that of the source.
 ///
 /// Examples
 /// --------

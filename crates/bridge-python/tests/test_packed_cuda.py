@@ -1,4 +1,4 @@
-"""``tb.copy`` and ``tb.copier`` of trees between the host and a CUDA device: small tensors are packed on their way.
+"""``tb.copy`` and ``tb.copier`` of trees that change memory: small tensors are packed on their way.
 
 PyTorch judges the values: it brings both sides to the host, and copies or casts there.
 """
@@ -26,6 +26,8 @@ LATE = 10_000_000
 ROUNDS = 20
 UP, DOWN = ("cpu", "cuda"), ("cuda", "cpu")
 WAYS = [UP, DOWN]
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+ACROSS = ("cuda:0", "cuda:1")
 KINDS = [torch.uint8, torch.int16, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128]
 
 
@@ -352,6 +354,59 @@ def test_threads_move_trees_at_once() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+# --- between two devices
+
+
+@two_gpus
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 400])
+@pytest.mark.parametrize("seed", range(8))
+def test_any_tree_is_copied_between_two_devices(seed: int, count: int) -> None:
+    random = np.random.default_rng([seed, count])
+    checked([piece(random, ACROSS) for _ in range(count)], again=2)
+
+
+@two_gpus
+@pytest.mark.parametrize("count", [1, 200])
+@pytest.mark.parametrize("to", DTYPES)
+def test_any_trees_are_cast_between_two_devices(to: str, count: int) -> None:
+    random = np.random.default_rng(count)
+    pairs = []
+    for _ in range(count):
+        source, target = pair(random, to, ACROSS[0])
+        pairs.append((source, view(random, list(target.shape), to, ACROSS[1])))
+    tb.copy([source for source, _ in pairs], out=[target for _, target in pairs], dtype=to)
+    for source, target in pairs:
+        same(target.cpu(), cast(source.cpu(), target.cpu()))
+
+
+@two_gpus
+@pytest.mark.parametrize("prepared", [False, True])
+def test_the_streams_of_two_devices_wait_for_each_other(prepared: bool) -> None:
+    first, second = torch.cuda.Stream("cuda:0"), torch.cuda.Stream("cuda:1")
+    sources = [torch.zeros(5000 + index, device="cuda:0") for index in range(300)]
+    targets = [torch.zeros(5000 + index, device="cuda:1") for index in range(300)]
+    update = tb.copier(sources, out=targets)
+    for device in (0, 1):
+        torch.cuda.synchronize(device)
+    for value in range(1, 1 + ROUNDS):
+        with torch.cuda.stream(first):
+            torch.cuda._sleep(LATE)
+            torch._foreach_zero_(sources)
+            torch._foreach_add_(sources, value)
+        with torch.cuda.stream(second):
+            torch.cuda._sleep(LATE)
+            torch._foreach_zero_(targets)
+        with torch.cuda.stream(first), torch.cuda.stream(second):
+            # Both are current, each on its device.
+            update() if prepared else tb.copy(sources, out=targets)
+        with torch.cuda.stream(first):
+            torch._foreach_zero_(sources)
+        with torch.cuda.stream(second):
+            seen = [target.clone() for target in targets]
+        second.synchronize()
+        assert all(bool((copy == value).all()) for copy in seen), value
 
 
 # --- errors, progress, memory

@@ -30,7 +30,7 @@ pub(super) struct Wired<'a> {
 
 impl Wired<'_> {
     /// Returns the copy that the device makes, between its side and the bytes that move, at this address of its own. It
-    /// also changes the elements.
+    /// also changes the elements. Of two devices it is that of the source.
     pub fn on_device(&self, address: usize) -> Piece<'_> {
         let Piece { from, to, .. } = self.piece;
         match is_host(from.device) {
@@ -39,8 +39,8 @@ impl Wired<'_> {
         }
     }
 
-    /// Returns the copy that the host makes, between its side and the bytes that move, at this address of its own.
-    pub fn on_host(&self, address: usize) -> Piece<'_> {
+    /// Returns the copy of the other side, of the host or of a target on another device, at this address of its own.
+    pub fn on_other(&self, address: usize) -> Piece<'_> {
         let Piece { from, to, .. } = self.piece;
         let (from, to) = match is_host(from.device) {
             true => (from, self.moving(from.device, address)),
@@ -96,6 +96,11 @@ impl<'a> Packed<'a> {
         self.placed(0..self.pieces.len()).map(|(start, wired)| wired.on_device(block + start)).collect()
     }
 
+    /// Returns the copies on another device of the targets, whose block of packed bytes is at this address.
+    pub fn on_other(&self, block: usize) -> Vec<Piece<'_>> {
+        self.placed(0..self.pieces.len()).map(|(start, wired)| wired.on_other(block + start)).collect()
+    }
+
     /// Copies between the pieces of the host that are these bytes, whole ones, and staging at this address, on this
     /// thread.
     ///
@@ -105,14 +110,15 @@ impl<'a> Packed<'a> {
     pub unsafe fn on_host(&self, bytes: Range<usize>, staging: usize) -> Result<()> {
         let number = |end: usize| self.ends.partition_point(|other| *other <= end);
         let pieces = self.placed(number(bytes.start)..number(bytes.end));
-        let copies: Vec<_> = pieces.map(|(start, wired)| wired.on_host(staging + start - bytes.start)).collect();
+        let copies: Vec<_> = pieces.map(|(start, wired)| wired.on_other(staging + start - bytes.start)).collect();
         // SAFETY: the caller's promises.
         unsafe { (self.on_host)(&copies, 1) }.map_err(|failed| failed.error)
     }
 }
 
 /// Divides pieces between the same two devices: those of at most `small` bytes into blocks of at most `block` bytes,
-/// where there are enough of them. Pieces without elements are left out.
+/// where there are enough of them. What another device has to spread is always in a block. Pieces without elements are
+/// left out.
 ///
 /// # Errors
 ///
@@ -120,17 +126,16 @@ impl<'a> Packed<'a> {
 pub(super) fn loads<'a>(
     pieces: &[Piece<'a>],
     (small, block): (usize, usize),
-    on_host: OnHost,
+    host: OnHost,
 ) -> Result<Vec<Load<'a>>, Failed> {
     let moved = |piece: &Piece<'_>| piece.from.layout.numel() > 0;
-    let is_small = |piece: &Piece<'_>| {
-        let one_is_host = is_host(piece.from.device) || is_host(piece.to.device);
-        one_is_host && piece.to.layout.numel().saturating_mul(itemsize(piece)) <= small
-    };
+    let is_small = |piece: &Piece<'_>| piece.to.layout.numel().saturating_mul(itemsize(piece)) <= small;
+    let on_host = |piece: &Piece<'_>| is_host(piece.from.device) || is_host(piece.to.device);
+    let is_spread = |piece: &Piece<'_>| !on_host(piece) && !is_dense(piece.to.layout);
     let together = pieces.iter().filter(|piece| moved(piece) && is_small(piece)).count() >= FEWEST;
     let (mut loads, mut blocks) = (Vec::new(), Vec::new());
     for (index, piece) in pieces.iter().enumerate().filter(|(_, piece)| moved(piece)) {
-        let is_packed = together && is_small(piece);
+        let is_packed = (together && is_small(piece)) || is_spread(piece);
         let wire = if is_packed { wire_of_device(piece) } else { wire(piece) };
         let wired = Wired { index, piece: *piece, wire: wire.map_err(|error| Failed { index, error })? };
         if !is_packed {
@@ -139,7 +144,7 @@ pub(super) fn loads<'a>(
         }
         let is_full = |packed: &Packed<'_>| packed.nbytes() + wired.wire.nbytes() > block;
         if blocks.last().is_none_or(is_full) {
-            blocks.push(Packed::new(on_host));
+            blocks.push(Packed::new(host));
         }
         blocks.last_mut().expect("there is one").push(wired);
     }
@@ -155,19 +160,11 @@ fn itemsize(piece: &Piece<'_>) -> usize {
 /// Returns the layout in which the bytes of a piece move that is not packed: in the order of the target, else in that
 /// of the source, else row by row.
 fn wire(piece: &Piece<'_>) -> Result<Layout> {
-    let (from, to) = (piece.from, piece.to);
-    if !is_host(from.device) && !is_host(to.device) && !is_dense(to.layout) {
-        let text = format!(
-            "a tensor of {} cannot be moved into a view with gaps on {}: move it to {} first, and copy it there",
-            from.device, to.device, to.device
-        );
-        return Err(Error::new(ErrorKind::CopyNeeded, text));
-    }
-    let itemsize = itemsize(piece);
-    match [to.layout, from.layout].into_iter().find(|layout| is_dense(layout)) {
+    let (from, to, itemsize) = (piece.from.layout, piece.to.layout, itemsize(piece));
+    match [to, from].into_iter().find(|layout| is_dense(layout)) {
         Some(dense) if dense.itemsize() == itemsize => Ok(dense.clone()),
         Some(dense) => ordered(dense, itemsize),
-        None => Layout::new(bits(itemsize)?, to.layout.shape(), None, 0),
+        None => Layout::new(bits(itemsize)?, to.shape(), None, 0),
     }
 }
 

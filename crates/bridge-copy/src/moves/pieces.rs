@@ -5,6 +5,7 @@ use super::packed::Packed;
 use super::staging::{Pool, Staging};
 use super::stores::{copy_streaming, prefer_huge_pages};
 use super::tick::tick;
+use super::wait;
 use crate::host::at_most;
 use bridge_core::{Device, Result, Stream};
 use bridge_cuda::Link;
@@ -115,7 +116,7 @@ impl Bytes<'_> {
         }
         if pieces.threads > 1 {
             // Threads that wait for their first piece keep their cores busy. So one waits alone for earlier work.
-            self.wait_for_stream()?;
+            wait(self.link, (self.device, self.stream))?;
         }
         let coming = Coming::default();
         // SAFETY: the caller's promises.
@@ -145,7 +146,7 @@ impl Bytes<'_> {
         // SAFETY: the caller's promises.
         let moved = in_threads(&pieces, |_| Ok(()), || unsafe { self.write(&pieces) });
         // The caller drops the target of a move that was ended, also where its memory is reused on another stream.
-        moved.inspect_err(|_| drop(self.wait_for_stream()))
+        moved.inspect_err(|_| drop(wait(self.link, (self.device, self.stream))))
     }
 
     /// Returns the address on the host, where all bytes are in pinned memory.
@@ -160,19 +161,7 @@ impl Bytes<'_> {
     unsafe fn direct(&self, from: (Device, usize), to: (Device, usize)) -> Result<()> {
         // SAFETY: the caller's promises.
         unsafe { self.link.copy(from, to, self.nbytes, self.stream) }?;
-        self.wait_for_stream()
-    }
-
-    /// Blocks the host until all work of the stream has run.
-    ///
-    /// # Errors
-    ///
-    /// Those of the driver.
-    pub fn wait_for_stream(&self) -> Result<()> {
-        let mark = self.link.mark(self.device, self.stream)?;
-        let waited = self.link.wait(self.device, &mark);
-        self.link.release(self.device, mark);
-        waited
+        wait(self.link, (self.device, self.stream))
     }
 
     /// Starts the copies of `count` more pieces to the host.
